@@ -1,0 +1,6 @@
+//! Moves bytes between storage, memory and GPUs, and measures what that took.
+
+pub mod doctor;
+pub mod meter;
+
+pub use forebay_model::{Error, Kind};

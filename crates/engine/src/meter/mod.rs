@@ -1,0 +1,1 @@
+//! What a run costs: CPU, power, device traffic, and how noisy the machine was.

@@ -1,0 +1,108 @@
+//! Latency from 1 ns to 24 h at three significant digits, mergeable across
+//! workers, hosts and runs. Kept raw in records so that percentiles can be
+//! computed again after any merge.
+
+use crate::record::LatencySummary;
+use crate::Error;
+use base64::prelude::{Engine as _, BASE64_STANDARD};
+use hdrhistogram::serialization::{Deserializer, Serializer, V2Serializer};
+use hdrhistogram::Histogram;
+
+/// 24 h in nanoseconds; anything slower is counted as this.
+const HIGHEST_NS: u64 = 24 * 3600 * 1_000_000_000;
+
+/// A histogram of nanoseconds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Latency(Histogram<u64>);
+
+impl Default for Latency {
+    fn default() -> Self {
+        Latency(Histogram::new_with_bounds(1, HIGHEST_NS, 3).expect("the bounds are constants"))
+    }
+}
+
+impl Latency {
+    #[inline]
+    pub fn record(&mut self, ns: u64) {
+        self.0.saturating_record(ns);
+    }
+
+    #[inline]
+    pub fn record_n(&mut self, ns: u64, count: u64) {
+        self.0.saturating_record_n(ns, count);
+    }
+
+    pub fn merge(&mut self, other: &Latency) {
+        self.0.add(&other.0).expect("all histograms share one shape");
+    }
+
+    pub fn clear(&mut self) {
+        self.0.reset();
+    }
+
+    pub fn count(&self) -> u64 {
+        self.0.len()
+    }
+
+    /// The value at a percentile (0 to 100), in nanoseconds.
+    pub fn percentile_ns(&self, percentile: f64) -> u64 {
+        self.0.value_at_percentile(percentile)
+    }
+
+    pub fn mean_ns(&self) -> f64 {
+        self.0.mean()
+    }
+
+    pub fn summary(&self) -> LatencySummary {
+        if self.0.is_empty() {
+            return LatencySummary::default();
+        }
+        let us = |p: f64| self.0.value_at_percentile(p) as f64 / 1e3;
+        LatencySummary {
+            min: self.0.min() as f64 / 1e3,
+            mean: self.0.mean() / 1e3,
+            p50: us(50.0),
+            p90: us(90.0),
+            p99: us(99.0),
+            p999: us(99.9),
+            max: self.0.max() as f64 / 1e3,
+        }
+    }
+
+    /// HdrHistogram's V2 encoding, base64.
+    pub fn encode(&self) -> String {
+        let mut bytes = Vec::new();
+        V2Serializer::new().serialize(&self.0, &mut bytes).expect("writing to memory");
+        BASE64_STANDARD.encode(bytes)
+    }
+
+    /// Reads what `encode` wrote. Bounded: a histogram of another shape is refused.
+    pub fn decode(text: &str) -> Result<Latency, Error> {
+        let bad = |found: String| Error::request("the histogram", found, "a record that forebay wrote");
+        // The widest histogram of our shape encodes to well under 2 MiB.
+        if text.len() > 4 << 20 {
+            return Err(bad(format!("has {} bytes, too many for one histogram", text.len())));
+        }
+        let bytes = BASE64_STANDARD.decode(text).map_err(|e| bad(e.to_string()))?;
+        // Cookie, payload length, normalising index, digits, lowest, highest: check the shape
+        // before a decoder allocates for it.
+        let shape_ok = bytes.len() >= 40
+            && bytes[12..16] == 3u32.to_be_bytes()
+            && bytes[16..24] == 1u64.to_be_bytes()
+            && bytes[24..32] == HIGHEST_NS.to_be_bytes();
+        if !shape_ok {
+            return Err(bad("is not of Forebay's shape (1 ns to 24 h, 3 digits)".into()));
+        }
+        let histogram: Histogram<u64> = Deserializer::new()
+            .deserialize(&mut bytes.as_slice())
+            .map_err(|e| bad(format!("{e:?}")))?;
+        let mut latency = Latency::default();
+        latency.0.add(&histogram).map_err(|e| bad(format!("{e:?}")))?;
+        Ok(latency)
+    }
+
+    /// (value in ns, count) of every occupied bucket, ascending.
+    pub fn buckets(&self) -> Vec<(u64, u64)> {
+        self.0.iter_recorded().map(|v| (v.value_iterated_to(), v.count_at_value())).collect()
+    }
+}

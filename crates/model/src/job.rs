@@ -1,0 +1,392 @@
+//! One job: what to move, how, and for how long. The same fields stand on the
+//! command line, in a sweep's TOML, in `compare --a`, and in every record.
+
+use crate::units::format_bytes;
+use crate::Error;
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PathKind {
+    Host,
+    Bounce,
+    Mapped,
+    Gds,
+    Auto,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Op {
+    Read,
+    Write,
+    RandRead,
+    RandWrite,
+}
+
+impl Op {
+    pub fn is_random(self) -> bool {
+        matches!(self, Op::RandRead | Op::RandWrite)
+    }
+
+    pub fn is_write(self) -> bool {
+        matches!(self, Op::Write | Op::RandWrite)
+    }
+}
+
+/// How a `file:` source talks to the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Engine {
+    /// Chosen per file: io_uring, else a pread pool; data in memory is read inline.
+    Auto,
+    /// io_uring with registered files and buffers.
+    Uring,
+    /// Threads that call pread and pwrite.
+    Pread,
+    /// preadv2/pwrite on the worker's own thread.
+    Inline,
+    /// Copies out of a mapping of the file.
+    Map,
+}
+
+/// What the page cache may do for this job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Cache {
+    /// O_DIRECT.
+    Bypass,
+    /// Buffered I/O; the files' pages are dropped before each repeat.
+    Drop,
+    /// Buffered I/O over whatever is cached.
+    Allow,
+    /// Buffered I/O; the files are read into the cache first.
+    Warm,
+}
+
+/// Which pages the slots should lie in. A record says which they got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Pages {
+    /// hugetlb, else transparent huge pages, else small.
+    Auto,
+    Hugetlb,
+    Thp,
+    Small,
+}
+
+/// Durability of writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Sync {
+    None,
+    /// One fdatasync per file when the measured time ends, inside it.
+    End,
+    /// Every write is durable when it completes (RWF_DSYNC).
+    Each,
+}
+
+/// A job as asked for. Sizes in bytes, times in seconds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct JobSpec {
+    /// Source URIs: a path, `file:`, `stripe:?chunk=512k&m=A&m=B`, `nil:`, `model:NAME`.
+    pub sources: Vec<String>,
+    pub path: PathKind,
+    pub op: Op,
+    /// Share of reads in a mixed job, in per cent. None: `op` alone.
+    pub read_pct: Option<u8>,
+    /// Bytes per I/O. With `io_bytes_max`, the least.
+    pub io_bytes: u64,
+    /// Sizes are drawn uniformly from io_bytes, io_bytes + io_bytes_step, … io_bytes_max.
+    pub io_bytes_max: Option<u64>,
+    pub io_bytes_step: Option<u64>,
+    /// Size of each file. None: as found (a file), 1 GiB (files that the job makes).
+    pub file_bytes: Option<u64>,
+    /// Files in a directory. None: one per worker.
+    pub files: Option<u32>,
+    /// Name of file number N in a directory; `%d` stands for N.
+    pub file_name: String,
+    /// First byte of the sources that is used.
+    pub start_bytes: u64,
+    /// Random offsets need not be multiples of the I/O size, only of this. None: the I/O size.
+    pub align_bytes: Option<u64>,
+    /// Threads. Each owns its queues and `depth` slots.
+    pub workers: u32,
+    /// I/Os in flight per worker.
+    pub depth: u32,
+    /// Measured seconds. None with `passes` None: 10 s.
+    pub duration_s: Option<f64>,
+    /// Stop after the data was covered this many times.
+    pub passes: Option<u32>,
+    /// Seconds before measuring. None: a tenth of the duration, 2 s at most; 0 with `passes`.
+    pub warmup_s: Option<f64>,
+    /// `uniform` or `zipf:THETA` with 0 < THETA < 3.
+    pub distribution: String,
+    /// Random offsets are a permutation: no block twice in a pass.
+    pub no_repeat: bool,
+    pub seed: u64,
+    /// Runs of the same job; the record holds each and their summary.
+    pub repeat: u32,
+    /// Repeat until the 95 % interval of the mean throughput is within this per cent.
+    pub until_ci_pct: Option<f64>,
+    /// Bound on the repeats of `until_ci_pct`.
+    pub repeat_max: u32,
+    /// End each run once throughput is steady (or at `duration_s`).
+    pub until_steady: bool,
+    /// Open loop: I/Os start on schedule at this rate and latency counts from the schedule.
+    pub rate_gib_s: Option<f64>,
+    pub rate_iops: Option<f64>,
+    /// CPUs to pin workers to, in turn: `0-3,8`.
+    pub cpus: Option<String>,
+    /// NUMA node for threads and memory.
+    pub numa: Option<u32>,
+    pub cache: Cache,
+    pub engine: Engine,
+    pub pages: Pages,
+    pub sqpoll: bool,
+    pub iopoll: bool,
+    pub sync: Sync,
+    /// Check every byte read against seeded content (and write that content).
+    pub verify: bool,
+    /// Fill write buffers anew, from the seed, for each write.
+    pub refill: bool,
+    /// An I/O unfinished after this many seconds fails the run.
+    pub timeout_s: f64,
+    /// Files that may be overwritten though Forebay didn't make them.
+    pub overwrite: Vec<String>,
+    /// Block devices that may be overwritten.
+    pub overwrite_devices: Vec<String>,
+    /// GPUs to feed; empty: GPU 0 if the path needs one and there is one.
+    pub gpus: Vec<u32>,
+    /// Anything but direct DMA is an error.
+    pub require_direct: bool,
+    /// cuFile's compatibility mode is acceptable.
+    pub allow_compat: bool,
+    /// Power meters: `rapl`, `nvml`, `ipmi`, `redfish:HOST`. Empty: whatever answers locally.
+    pub power: Vec<String>,
+    /// Milliseconds between points of the time series.
+    pub interval_ms: u32,
+    /// Faults to inject (tests): `seed=1,error=0.01,short=0.01,delay_us=100,reorder=1`.
+    pub faults: Option<String>,
+    /// Free text kept in the record.
+    pub label: Option<String>,
+}
+
+impl Default for JobSpec {
+    fn default() -> Self {
+        JobSpec {
+            sources: Vec::new(),
+            path: PathKind::Host,
+            op: Op::Read,
+            read_pct: None,
+            io_bytes: 1 << 20,
+            io_bytes_max: None,
+            io_bytes_step: None,
+            file_bytes: None,
+            files: None,
+            file_name: "forebay.%d".into(),
+            start_bytes: 0,
+            align_bytes: None,
+            workers: 1,
+            depth: 8,
+            duration_s: None,
+            passes: None,
+            warmup_s: None,
+            distribution: "uniform".into(),
+            no_repeat: false,
+            seed: 7,
+            repeat: 1,
+            until_ci_pct: None,
+            repeat_max: 20,
+            until_steady: false,
+            rate_gib_s: None,
+            rate_iops: None,
+            cpus: None,
+            numa: None,
+            cache: Cache::Bypass,
+            engine: Engine::Auto,
+            pages: Pages::Auto,
+            sqpoll: false,
+            iopoll: false,
+            sync: Sync::None,
+            verify: false,
+            refill: false,
+            timeout_s: 30.0,
+            overwrite: Vec::new(),
+            overwrite_devices: Vec::new(),
+            gpus: Vec::new(),
+            require_direct: false,
+            allow_compat: false,
+            power: Vec::new(),
+            interval_ms: 500,
+            faults: None,
+            label: None,
+        }
+    }
+}
+
+pub const WORKERS_MAX: u32 = 4096;
+pub const DEPTH_MAX: u32 = 4096;
+pub const IO_BYTES_MAX: u64 = 1 << 30;
+/// Slots of all workers together.
+pub const ARENA_BYTES_MAX: u64 = 1 << 40;
+
+impl JobSpec {
+    /// Reads a job, naming the key that isn't known or doesn't fit.
+    pub fn from_json(text: &str) -> Result<JobSpec, Error> {
+        let job: JobSpec = serde_json::from_str(text)
+            .map_err(|e| Error::request("the job", e.to_string(), "forebay bench --help"))?;
+        job.check()?;
+        Ok(job)
+    }
+
+    pub fn io_bytes_largest(&self) -> u64 {
+        self.io_bytes_max.unwrap_or(self.io_bytes)
+    }
+
+    pub fn is_mixed(&self) -> bool {
+        matches!(self.read_pct, Some(p) if p != 0 && p != 100)
+    }
+
+    /// Per cent of I/Os that read.
+    pub fn reads_pct(&self) -> u8 {
+        self.read_pct.unwrap_or(if self.op.is_write() { 0 } else { 100 })
+    }
+
+    pub fn writes(&self) -> bool {
+        self.reads_pct() < 100
+    }
+
+    pub fn reads(&self) -> bool {
+        self.reads_pct() > 0
+    }
+
+    /// Everything that is wrong on any machine. What depends on the machine is found when the job opens.
+    pub fn check(&self) -> Result<(), Error> {
+        let bound = |flag: &str, value: String, why: &str, next: &str| {
+            Err(Error::request(format!("{flag} {value}"), why, next))
+        };
+        if self.sources.is_empty() {
+            return bound("SOURCE", String::new(), "no source was given", "forebay bench FILE, a directory, stripe:?m=A&m=B, nil: or model:NAME");
+        }
+        if self.workers == 0 || self.workers > WORKERS_MAX {
+            return bound("--workers", self.workers.to_string(), "must be 1 to 4096", "--workers 4");
+        }
+        if self.depth == 0 || self.depth > DEPTH_MAX {
+            return bound("--depth", self.depth.to_string(), "must be 1 to 4096 (I/Os in flight per worker)", "--depth 32");
+        }
+        if self.io_bytes == 0 || self.io_bytes_largest() > IO_BYTES_MAX {
+            return bound("--io-size", format_bytes(self.io_bytes_largest()), "must be 1 byte to 1 GiB", "--io-size 1m");
+        }
+        if self.io_bytes_largest() < self.io_bytes {
+            return bound("--io-size", format!("{}:{}", self.io_bytes, self.io_bytes_largest()), "the greatest is below the least", "--io-size 4k:1m:4k");
+        }
+        if self.io_bytes_max.is_some() && self.io_bytes_step.unwrap_or(self.io_bytes) == 0 {
+            return bound("--io-size", "step 0".into(), "the step must be at least 1 byte", "--io-size 4k:1m:4k");
+        }
+        let arena = self.io_bytes_largest().saturating_mul(u64::from(self.depth)).saturating_mul(u64::from(self.workers));
+        if arena > ARENA_BYTES_MAX {
+            return bound("--workers × --depth × --io-size", format_bytes(arena), "more than 1 TiB of buffers", "a smaller --depth");
+        }
+        if self.file_bytes == Some(0) {
+            return bound("--file-size", "0".into(), "an empty file can't be read or written", "--file-size 1g");
+        }
+        if self.files == Some(0) || self.files.is_some_and(|f| f > 10_000_000) {
+            return bound("--files", format!("{:?}", self.files), "must be 1 to 10,000,000", "--files 4");
+        }
+        if self.file_bytes.unwrap_or(0).checked_mul(u64::from(self.files.unwrap_or(self.workers))).is_none_or(|b| b > i64::MAX as u64) {
+            return bound("--file-size × files", format_bytes(self.file_bytes.unwrap_or(0)), "overflows (more than 8 EiB)", "a smaller --file-size");
+        }
+        if self.start_bytes > i64::MAX as u64 {
+            return bound("--start", self.start_bytes.to_string(), "overflows (more than 8 EiB)", "--start 0");
+        }
+        if self.align_bytes == Some(0) {
+            return bound("--align", "0".into(), "must be at least 1 byte", "--align 4k");
+        }
+        for (flag, seconds, least) in [("--duration", self.duration_s, 1e-3), ("--warmup", self.warmup_s, 0.0), ("--timeout", Some(self.timeout_s), 1e-3)] {
+            if seconds.is_some_and(|s| !s.is_finite() || s < least || s > 3.2e7) {
+                return bound(flag, format!("{}", seconds.unwrap_or(0.0)), "must be a number of seconds from 0.001 to a year", &format!("{flag} 10"));
+            }
+        }
+        if self.passes == Some(0) {
+            return bound("--passes", "0".into(), "must be at least 1", "--passes 1");
+        }
+        if self.repeat == 0 || self.repeat > 10_000 || self.repeat_max == 0 {
+            return bound("--repeat", self.repeat.to_string(), "must be 1 to 10,000", "--repeat 5");
+        }
+        if self.until_ci_pct.is_some_and(|p| !(p > 0.0 && p < 100.0)) {
+            return bound("--until-ci", format!("{:?}", self.until_ci_pct), "must be between 0 and 100 per cent", "--until-ci 2%");
+        }
+        if self.read_pct.is_some_and(|p| p > 100) {
+            return bound("--read-pct", format!("{:?}", self.read_pct), "must be 0 to 100", "--read-pct 70");
+        }
+        for (flag, rate) in [("--rate", self.rate_gib_s), ("--rate-iops", self.rate_iops)] {
+            if rate.is_some_and(|r| !(r.is_finite() && r > 0.0)) {
+                return bound(flag, format!("{rate:?}"), "must be above 0", &format!("{flag} 1.5"));
+            }
+        }
+        if self.rate_gib_s.is_some() && self.rate_iops.is_some() {
+            return bound("--rate with --rate-iops", String::new(), "only one of them can hold", "--rate 1.5");
+        }
+        if self.interval_ms < 10 {
+            return bound("--interval", self.interval_ms.to_string(), "must be at least 10 ms", "--interval 500");
+        }
+        if self.file_name.matches("%d").count() != 1 || self.file_name.contains('/') {
+            return bound("--file-name", self.file_name.clone(), "must hold %d once and no slash", "--file-name forebay.%d");
+        }
+        self.zipf_theta().map(|_| ())
+    }
+
+    /// None for `uniform`.
+    pub fn zipf_theta(&self) -> Result<Option<f64>, Error> {
+        if self.distribution == "uniform" {
+            return Ok(None);
+        }
+        self.distribution
+            .strip_prefix("zipf:")
+            .and_then(|t| t.parse::<f64>().ok())
+            .filter(|t| *t > 0.0 && *t < 3.0)
+            .map(Some)
+            .ok_or_else(|| Error::request(format!("--distribution {}", self.distribution), "is neither uniform nor zipf:THETA with THETA between 0 and 3", "--distribution zipf:1.1"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job() -> JobSpec {
+        JobSpec { sources: vec!["nil:".into()], ..JobSpec::default() }
+    }
+
+    #[test]
+    fn an_unknown_key_is_named() {
+        let error = JobSpec::from_json(r#"{"sources":["nil:"],"dept":3}"#).unwrap_err();
+        assert!(error.found.contains("dept"), "{error}");
+    }
+
+    #[test]
+    fn json_round_trips() {
+        let text = serde_json::to_string(&job()).unwrap();
+        assert_eq!(JobSpec::from_json(&text).unwrap(), job());
+    }
+
+    #[test]
+    fn each_bound_is_refused_with_the_flag_and_the_value() {
+        let cases: Vec<(&str, JobSpec)> = vec![
+            ("--workers 0", JobSpec { workers: 0, ..job() }),
+            ("--depth 5000", JobSpec { depth: 5000, ..job() }),
+            ("--io-size", JobSpec { io_bytes: 0, ..job() }),
+            ("--file-size", JobSpec { file_bytes: Some(u64::MAX), ..job() }),
+            ("--duration", JobSpec { duration_s: Some(f64::NAN), ..job() }),
+            ("--distribution", JobSpec { distribution: "zipf:9".into(), ..job() }),
+            ("--read-pct", JobSpec { read_pct: Some(101), ..job() }),
+        ];
+        for (flag, job) in cases {
+            let error = job.check().unwrap_err();
+            assert!(error.asked.starts_with(flag), "{flag}: {error}");
+            assert_eq!(error.kind, crate::Kind::Request);
+        }
+    }
+}

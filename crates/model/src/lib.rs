@@ -1,0 +1,17 @@
+//! What Forebay says about a run, and nothing that touches the world: the job
+//! that was asked for, the record of what happened, latency histograms, and
+//! models of drives. No clock, no thread, no file, no socket: time and bytes
+//! come in as arguments, so that every line here can be tested by arithmetic.
+
+#![forbid(unsafe_code)]
+
+mod error;
+pub mod histogram;
+pub mod job;
+pub mod record;
+pub mod units;
+
+pub use error::{Error, Kind};
+pub use histogram::Latency;
+pub use job::JobSpec;
+pub use record::RunRecord;

@@ -1,0 +1,355 @@
+//! What one run was and what it showed: schema `forebay.run/1`.
+//!
+//! A field that couldn't be measured is null, and `missing` says why: never 0.
+//! Reports, plans and comparisons are pure functions of these records.
+
+use crate::job::JobSpec;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+
+pub const SCHEMA: &str = "forebay.run/1";
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunRecord {
+    pub schema: String,
+    /// 16 hexadecimal digits.
+    pub id: String,
+    /// RFC 3339, UTC.
+    pub started: String,
+    /// The command line as typed.
+    pub command: Vec<String>,
+    /// `measured`, `simulated` or `predicted`.
+    pub origin: String,
+    pub forebay: Build,
+    pub environment: Environment,
+    pub job: Job,
+    pub path: PathRan,
+    pub cache: CacheState,
+    pub result: RunResult,
+    /// Full path of a null field → why it is null.
+    pub missing: BTreeMap<String, String>,
+    pub warnings: Vec<Warning>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Build {
+    pub version: String,
+    pub commit: Option<String>,
+    /// Built-in features, as `uring`.
+    pub features: Vec<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Environment {
+    pub host: String,
+    pub os: String,
+    pub kernel: String,
+    pub cpu: String,
+    /// Logical processors online.
+    pub cores: u32,
+    pub numa_nodes: u32,
+    pub memory_bytes: u64,
+    pub virtualization: Option<String>,
+    pub gpus: Vec<Gpu>,
+    pub drives: Vec<Drive>,
+    pub filesystem: Option<Filesystem>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Gpu {
+    pub index: u32,
+    pub name: String,
+    pub memory_bytes: Option<u64>,
+    pub pci: Option<String>,
+    pub driver: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Drive {
+    /// Kernel name, as `nvme0n1`.
+    pub name: String,
+    pub model: Option<String>,
+    pub serial: Option<String>,
+    pub firmware: Option<String>,
+    pub size_bytes: Option<u64>,
+    /// `nvme`, `virtio`, `sata`, `md`, `dm`, `loop` …
+    pub kind: String,
+    pub rotational: Option<bool>,
+    pub pci: Option<String>,
+    /// PCIe generation now, and the most the drive can do.
+    pub pcie_gen: Option<u32>,
+    pub pcie_gen_max: Option<u32>,
+    pub pcie_width: Option<u32>,
+    pub pcie_width_max: Option<u32>,
+    pub numa_node: Option<i32>,
+    pub scheduler: Option<String>,
+    pub max_transfer_bytes: Option<u64>,
+    pub queue_requests: Option<u32>,
+    pub temperature_c: Option<f64>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Filesystem {
+    pub kind: String,
+    pub mount_point: String,
+    pub device: String,
+    pub options: Vec<String>,
+    pub block_bytes: Option<u64>,
+    /// From statx(STATX_DIOALIGN); null where the kernel or file system doesn't say.
+    pub direct_memory_align: Option<u32>,
+    pub direct_offset_align: Option<u32>,
+    pub free_bytes: Option<u64>,
+}
+
+/// The job with what was derived from it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Job {
+    /// The sources joined by a space.
+    pub source: String,
+    /// `sequential` or `random`.
+    pub pattern: String,
+    /// O_DIRECT was used.
+    pub direct: bool,
+    /// Bytes of all targets together.
+    pub data_bytes: u64,
+    /// Queues of all workers together.
+    pub queues: u32,
+    #[serde(flatten)]
+    pub spec: JobSpec,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PathRan {
+    pub requested: String,
+    pub ran: String,
+    /// Why it ran so, where that isn't what was asked for or needs saying.
+    pub reason: Option<String>,
+    /// `uring`, `pread`, `inline`, `map`, `nil`, `model`; several joined by `+`.
+    pub engine: String,
+    /// Kernel features that were in force: `fixed_files`, `fixed_buffers`, `defer_taskrun` …
+    pub engine_features: Vec<String>,
+    /// Payload that went from storage to its destination without the host's memory.
+    pub direct_bytes: u64,
+    /// Payload that was copied by a CPU, or lay in a bounce slot, on its way.
+    pub staged_bytes: u64,
+    /// Payload that was read out of a mapping.
+    pub mapped_bytes: u64,
+    /// `host` or `gpu:N`.
+    pub destination: String,
+    /// `hugetlb`, `thp`, `thp-partial` or `small`.
+    pub slot_pages: String,
+    pub slot_bytes: u64,
+    /// Slots are pinned for the GPU.
+    pub slots_pinned: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CacheState {
+    /// `bypass`, `drop`, `allow`, `warm`, `memory` (a file system that lives in memory) or `none`.
+    pub policy: String,
+    /// Share of the data's pages in the page cache, 0 to 1.
+    pub resident_before: Option<f64>,
+    pub resident_after: Option<f64>,
+    /// What the block devices delivered (or took) meanwhile.
+    pub device_bytes: Option<u64>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RunResult {
+    /// Measured seconds, warm-up excluded; of all repeats together.
+    pub seconds: f64,
+    pub bytes: u64,
+    pub ios: u64,
+    pub read_bytes: u64,
+    pub write_bytes: u64,
+    pub throughput_gib_s: f64,
+    pub iops: f64,
+    pub latency_us: LatencySummary,
+    /// HdrHistogram V2 deflate-free (V2) encoding, base64; nanoseconds.
+    pub histogram: String,
+    /// Time in the second stage (the copy) of `bounce`; null elsewhere.
+    pub copy_latency_us: Option<LatencySummary>,
+    pub cpu: Cpu,
+    pub power: Vec<Power>,
+    pub errors: Errors,
+    pub noise: Noise,
+    pub verified_bytes: u64,
+    pub repeats: Vec<Repeat>,
+    pub summary: Summary,
+    pub series: Vec<Point>,
+    /// One entry per worker.
+    pub workers: Vec<WorkerResult>,
+    /// One entry per target (file, stripe, device), in order.
+    pub targets: Vec<TargetResult>,
+    /// One entry per host of an MPI run.
+    pub hosts: Vec<Value>,
+    /// The run was stopped by a signal; what was measured until then stands.
+    pub interrupted: bool,
+    /// Seconds from start at which `until_steady` found the run steady.
+    pub steady_after_s: Option<f64>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LatencySummary {
+    pub min: f64,
+    pub mean: f64,
+    pub p50: f64,
+    pub p90: f64,
+    pub p99: f64,
+    pub p999: f64,
+    pub max: f64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Cpu {
+    pub user_s: f64,
+    pub system_s: f64,
+    /// (user + system) / seconds, of this process and its threads.
+    pub cores_busy: f64,
+    /// Per cent of all cores of the machine, this process.
+    pub user_pct: f64,
+    pub system_pct: f64,
+    pub cpu_s_per_gib: Option<f64>,
+    pub ns_per_io: Option<f64>,
+    /// The whole machine over the same seconds, in cores (irq and softirq included).
+    pub machine_cores_busy: Option<f64>,
+    /// The machine's busy cores that aren't ours: other processes and kernel threads.
+    pub others_cores_busy: Option<f64>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Power {
+    /// `rapl`, `nvml`, `ipmi` or `redfish`.
+    pub source: String,
+    /// What it covers: `package-0`, `gpu:0`, `server`.
+    pub scope: String,
+    pub watts_mean: f64,
+    pub joules_per_gib: Option<f64>,
+    pub samples: u32,
+}
+
+/// Counted, not absorbed.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Errors {
+    pub short: u64,
+    pub retried: u64,
+    pub failed: u64,
+    pub timed_out: u64,
+    pub misaligned: u64,
+    pub verify_failed: u64,
+    /// The first few, in words.
+    pub examples: Vec<String>,
+}
+
+/// Why a number may be worth less than it looks.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Noise {
+    /// Per cent of CPU time that the hypervisor took.
+    pub steal_pct: Option<f64>,
+    pub others_cores_busy: Option<f64>,
+    /// Throttle events counted by the processor meanwhile.
+    pub throttled: Option<u64>,
+    /// Coefficient of variation of the series, in per cent.
+    pub series_cv_pct: Option<f64>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Repeat {
+    pub seconds: f64,
+    pub bytes: u64,
+    pub ios: u64,
+    pub throughput_gib_s: f64,
+    pub iops: f64,
+    pub latency_us: LatencySummary,
+    pub cpu: Cpu,
+    pub power: Vec<Power>,
+    pub noise: Noise,
+}
+
+/// Over the repeats. Intervals are 95 %, by Student's t, and null under two repeats.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    pub throughput_gib_s_median: f64,
+    pub throughput_gib_s_min: f64,
+    pub throughput_gib_s_max: f64,
+    pub throughput_gib_s_sd: Option<f64>,
+    pub throughput_gib_s_ci95: Option<[f64; 2]>,
+    pub cpu_s_per_gib_median: Option<f64>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Point {
+    /// Seconds since the first I/O; the end of the interval.
+    pub t_s: f64,
+    pub gib_s: f64,
+    pub iops: f64,
+    pub latency_us_mean: Option<f64>,
+    pub latency_us_p99: Option<f64>,
+    pub cores_busy: Option<f64>,
+    /// Before the measured time.
+    pub warmup: bool,
+    pub repeat: u32,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct WorkerResult {
+    pub worker: u32,
+    pub cpu: Option<u32>,
+    pub bytes: u64,
+    pub ios: u64,
+    pub latency_us_p50: f64,
+    pub latency_us_p99: f64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TargetResult {
+    pub target: String,
+    pub bytes: u64,
+    pub ios: u64,
+}
+
+/// Something the reader should know before relying on the numbers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Warning {
+    /// `too_short`, `noisy`, `cached`, `throttled`, `scaled`, `simulated`, `interrupted` …
+    pub id: String,
+    pub text: String,
+    /// What to do about it.
+    pub next: String,
+}
+
+/// Reads a record of this or an older schema. An older one is brought up to date; a newer one is refused.
+pub fn read(text: &str) -> Result<RunRecord, crate::Error> {
+    let bad = |found: String| crate::Error::request("the record", found, "a file that forebay wrote");
+    let mut value: Value = serde_json::from_str(text).map_err(|e| bad(e.to_string()))?;
+    migrate(&mut value).map_err(bad)?;
+    serde_json::from_value(value).map_err(|e| bad(e.to_string()))
+}
+
+/// Brings a record up to `SCHEMA` in place. Version 0 was what pre-release builds
+/// wrote: rates in `gib_per_s`, no `warnings`, no `missing`.
+pub fn migrate(value: &mut Value) -> Result<(), String> {
+    let object = value.as_object_mut().ok_or("not a JSON object")?;
+    let schema = object.get("schema").and_then(Value::as_str).unwrap_or("").to_string();
+    match schema.as_str() {
+        SCHEMA => Ok(()),
+        "forebay.run/0" => {
+            from_0(object);
+            Ok(())
+        }
+        "" => Err("has no schema".into()),
+        other => Err(format!("has schema '{other}'; this version reads up to '{SCHEMA}'")),
+    }
+}
+
+fn from_0(object: &mut Map<String, Value>) {
+    object.insert("schema".into(), SCHEMA.into());
+    object.entry("missing").or_insert_with(|| Value::Object(Map::new()));
+    object.entry("warnings").or_insert_with(|| Value::Array(Vec::new()));
+    if let Some(result) = object.get_mut("result").and_then(Value::as_object_mut) {
+        if let Some(rate) = result.remove("gib_per_s") {
+            result.insert("throughput_gib_s".into(), rate);
+        }
+    }
+}

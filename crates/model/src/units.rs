@@ -1,0 +1,77 @@
+//! Sizes and rates as people type them. Sizes are binary: `64k` is 65,536 bytes.
+
+use crate::Error;
+
+pub const KIB: u64 = 1 << 10;
+pub const MIB: u64 = 1 << 20;
+pub const GIB: u64 = 1 << 30;
+
+/// `4096`, `64k`, `64K`, `1MiB`, `2g`, `1.5m`: bytes. Refuses what doesn't fit in 63 bits.
+pub fn parse_bytes(text: &str) -> Result<u64, Error> {
+    let bad = |found: &str| {
+        Error::request(format!("size '{text}'"), found, "a number with k, m, g or t, as 128k or 1GiB (binary units)")
+    };
+    let trimmed = text.trim();
+    let split = trimmed
+        .find(|c: char| !(c.is_ascii_digit() || c == '.'))
+        .unwrap_or(trimmed.len());
+    let (number, unit) = trimmed.split_at(split);
+    let unit = unit.trim().to_ascii_lowercase();
+    let shift = match unit.trim_end_matches("ib").trim_end_matches('b') {
+        "" => 0,
+        "k" => 10,
+        "m" => 20,
+        "g" => 30,
+        "t" => 40,
+        "p" => 50,
+        _ => return Err(bad("has no such unit")),
+    };
+    if let Ok(whole) = number.parse::<u64>() {
+        return whole
+            .checked_mul(1u64 << shift)
+            .filter(|v| *v <= i64::MAX as u64)
+            .ok_or_else(|| bad("overflows (more than 8 EiB)"));
+    }
+    let value = number.parse::<f64>().map_err(|_| bad("is not a number"))? * (1u64 << shift) as f64;
+    if !(0.0..9.0e18).contains(&value) {
+        return Err(bad("overflows (more than 8 EiB)"));
+    }
+    Ok(value as u64)
+}
+
+/// The shortest exact binary form: `65536` → `64k`.
+pub fn format_bytes(bytes: u64) -> String {
+    for (shift, unit) in [(40, "t"), (30, "g"), (20, "m"), (10, "k")] {
+        if bytes != 0 && bytes % (1u64 << shift) == 0 {
+            return format!("{}{unit}", bytes >> shift);
+        }
+    }
+    bytes.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_binary_in_every_spelling() {
+        for (text, bytes) in [("0", 0), ("512", 512), ("64k", 65536), ("64KiB", 65536), ("64KB", 65536), ("1M", MIB), ("1.5g", 3 * GIB / 2), ("2GiB", 2 * GIB)] {
+            assert_eq!(parse_bytes(text).unwrap(), bytes, "{text}");
+        }
+    }
+
+    #[test]
+    fn nonsense_is_refused_with_the_text_that_was_typed() {
+        for text in ["", "k", "12x", "1.2.3k", "-4k", "99999999999999999999g", "9223372036854775808"] {
+            let error = parse_bytes(text).unwrap_err();
+            assert!(error.asked.contains(text) && error.kind == crate::Kind::Request);
+        }
+    }
+
+    #[test]
+    fn formatting_is_exact() {
+        for bytes in [0, 1, 512, 65536, MIB, 3 * MIB / 2, GIB, 5 * GIB] {
+            assert_eq!(parse_bytes(&format_bytes(bytes)).unwrap(), bytes);
+        }
+    }
+}

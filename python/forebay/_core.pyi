@@ -1,0 +1,39 @@
+"""The engine. JSON text in, JSON text out; see crates/model for the types."""
+
+from collections.abc import Callable
+
+def run(job: str, command: list[str], observer: Callable[[str], None] | None = None) -> str:
+    """Runs a JobSpec; returns its RunRecord. Raises forebay.errors.*. The GIL is released while it runs;
+    `observer` gets a JSON Progress about four times a second, on the calling thread. An exception from the
+    observer (KeyboardInterrupt too) stops the run; the record of what was measured is returned with
+    result.interrupted true."""
+
+def stop() -> None:
+    """Asks the run in progress to end; safe in a signal handler."""
+
+def plan(job: str) -> str:
+    """What `run` would do: resolved targets, engine, path, files to be made. Touches nothing."""
+
+def check(job: str) -> str:
+    """The job with its defaults, or RequestError."""
+
+def doctor(source: str | None, cufile_json: str | None = None) -> str:
+    """The doctor's findings."""
+
+def environment(paths: list[str]) -> str:
+    """The environment part of a record."""
+
+def merge(records: list[str]) -> str:
+    """One record out of those of several hosts that ran together."""
+
+def read_record(text: str) -> str:
+    """A record of this or an older schema, brought up to date."""
+
+def buckets(histogram: str) -> list[tuple[int, int]]:
+    """(ns, count) of each occupied bucket of a record's histogram."""
+
+def schema() -> str:
+    """The schema that this build writes."""
+
+def features() -> str:
+    """Version, commit, build features as JSON."""

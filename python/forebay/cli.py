@@ -1,0 +1,91 @@
+"""The command line: a table of verbs, each loaded when it is used."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+from typing import Any
+
+import click
+
+from forebay.errors import BAD_REQUEST, INTERRUPTED, ForebayError
+
+# verb → (module:command, the question it answers)
+VERBS = {
+    "demo": ("forebay.demo:command", "Show me all of it in a minute, on whatever I have."),
+    "doctor": ("forebay.doctor:command", "What can this machine do, what is in the way, what do I type to fix it?"),
+    "bench": ("forebay.bench:command", "How fast, and at what CPU cost, does a path move data?"),
+    "sweep": ("forebay.sweep:command", "The same over any matrix of settings, or as a paper did it."),
+    "compare": ("forebay.compare:command", "Is A faster than B, and how sure is that?"),
+    "tune": ("forebay.tune:command", "Which depth, workers and size reach the peak at the least CPU?"),
+    "gdsio": ("forebay.gdsio:command", "gdsio's own flags and output line."),
+    "files": ("forebay.files:command", "How fast are create, stat, read and delete of many files?"),
+    "report": ("forebay.report:command", "One page that I can send on."),
+    "completion": ("forebay.shell:completion", "Tab completion for bash, zsh or fish."),
+    "man": ("forebay.shell:man", "The manual pages."),
+}
+
+
+class Verbs(click.Group):
+    """Answers --help from the table alone, and imports a verb only when it runs."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in VERBS:
+            return None
+        module, attribute = VERBS[name][0].split(":")
+        return getattr(importlib.import_module(module), attribute)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl([(name, question) for name, (_, question) in VERBS.items()])
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=lambda c, p, v: v and show_version(c))
+def forebay() -> None:
+    """Feeds GPUs from storage, proves how well it does, and says what to change when it doesn't."""
+
+
+def show_version(ctx: click.Context) -> None:
+    import json
+
+    from forebay import _core
+
+    build = json.loads(_core.features())
+    click.echo(f"forebay {build['version']}" + (f" ({build['commit']})" if build.get("commit") else ""))
+    click.echo("features: " + " ".join(build["features"]))
+    ctx.exit()
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Runs the command line and exits with the code that scripts rely on."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        code = forebay.main(args=arguments, prog_name="forebay", standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except ForebayError as error:
+        click.echo(f"forebay: {error}", err=True)
+        sys.exit(error.exit_code)
+    except click.exceptions.Exit as done:
+        sys.exit(done.exit_code)
+    except click.UsageError as error:
+        error.show()
+        sys.exit(BAD_REQUEST)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("forebay: interrupted", err=True)
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(INTERRUPTED)
+
+
+def _terminate(signum: int, frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""The job's fields as flags, settings and TOML keys: one table serves every verb.
+
+A field is spelled the same everywhere: `--io-size 128k` on the command line, `io-size=128k` in
+`compare --a`, `io-size = ["64k", "128k"]` in a sweep. The engine's own name (`io_bytes`) is understood too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from forebay.errors import RequestError
+from forebay.units import parse_bytes, parse_percent, parse_seconds
+
+
+def _integer(text: Any, what: str) -> int:
+    try:
+        return int(str(text), 0)
+    except ValueError:
+        raise RequestError(f"{what} {text}", "is not a whole number", f"{what} 4") from None
+
+
+def _number(text: Any, what: str) -> float:
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        raise RequestError(f"{what} {text}", "is not a number", f"{what} 1.5") from None
+
+
+def _flag(text: Any, what: str) -> bool:
+    if isinstance(text, bool):
+        return text
+    if str(text).lower() in ("1", "yes", "true", "on"):
+        return True
+    if str(text).lower() in ("0", "no", "false", "off"):
+        return False
+    raise RequestError(f"{what} {text}", "is neither yes nor no", f"{what} yes")
+
+
+def _choice(*allowed: str) -> Callable[[Any, str], str]:
+    def parse(text: Any, what: str) -> str:
+        if str(text) not in allowed:
+            raise RequestError(f"{what} {text}", f"is none of {', '.join(allowed)}", f"{what} {allowed[0]}")
+        return str(text)
+
+    return parse
+
+
+def _text(text: Any, what: str) -> str:
+    return str(text)
+
+
+def _list(text: Any, what: str) -> list[str]:
+    return [str(t) for t in text] if isinstance(text, (list, tuple)) else [t for t in str(text).split(",") if t]
+
+
+def _integers(text: Any, what: str) -> list[int]:
+    return [_integer(t, what) for t in _list(text, what)]
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of the job: flag name, JobSpec key, parser, help."""
+
+    flag: str
+    key: str
+    parse: Callable[[Any, str], Any]
+    help: str
+    metavar: str | None = None
+    is_flag: bool = False
+    multiple: bool = False
+
+
+PATHS = ("host", "bounce", "mapped", "gds", "auto")
+FIELDS: tuple[Field, ...] = (
+    Field("path", "path", _choice(*PATHS), "How bytes reach the destination: host, bounce, mapped, gds or auto.", "PATH"),
+    Field("op", "op", _choice("read", "write", "randread", "randwrite"), "read, write, randread or randwrite.", "OP"),
+    Field("read-pct", "read_pct", lambda t, w: int(parse_percent(t, w)), "Per cent of I/Os that read, for a mixed job.", "PCT"),
+    Field("io-size", "io_bytes", _text, "Bytes per I/O, as 128k; or MIN:MAX[:STEP].", "SIZE"),
+    Field("file-size", "file_bytes", parse_bytes, "Size of each file; made where missing. Default: as found, else 1g.", "SIZE"),
+    Field("files", "files", _integer, "Files in a directory. Default: one per worker.", "N"),
+    Field("file-name", "file_name", _text, "Name of file N in a directory; %d stands for N.", "NAME"),
+    Field("start", "start_bytes", parse_bytes, "First byte that is used.", "SIZE"),
+    Field("align", "align_bytes", parse_bytes, "Alignment of random offsets. Default: the I/O size.", "SIZE"),
+    Field("workers", "workers", _integer, "Threads, each with its own queue.", "N"),
+    Field("depth", "depth", _integer, "I/Os in flight per worker.", "N"),
+    Field("duration", "duration_s", parse_seconds, "Measured seconds. Default: 10, or as long as --passes takes.", "SECONDS"),
+    Field("passes", "passes", _integer, "Stop once the data was covered N times.", "N"),
+    Field("warmup", "warmup_s", parse_seconds, "Seconds before measuring. Default: a tenth of the duration, 2 at most.", "SECONDS"),
+    Field("distribution", "distribution", _text, "Random offsets: uniform or zipf:THETA.", "NAME"),
+    Field("no-repeat", "no_repeat", _flag, "Random offsets without any block twice in a pass.", is_flag=True),
+    Field("seed", "seed", _integer, "Seed of offsets and content.", "N"),
+    Field("repeat", "repeat", _integer, "Run N times; the record holds each and their spread.", "N"),
+    Field("until-ci", "until_ci_pct", parse_percent, "Repeat until the 95 % interval is within PCT of the mean.", "PCT"),
+    Field("repeat-max", "repeat_max", _integer, "Bound on the repeats of --until-ci.", "N"),
+    Field("until-steady", "until_steady", _flag, "End each run once throughput is steady.", is_flag=True),
+    Field("rate", "rate_gib_s", _number, "Open loop at this many GiB/s; latency counts from the schedule.", "GIB_S"),
+    Field("rate-iops", "rate_iops", _number, "Open loop at this many I/Os per second.", "IOPS"),
+    Field("cpus", "cpus", _text, "CPUs to pin workers to, in turn, as 0-3,8.", "LIST"),
+    Field("numa", "numa", _integer, "NUMA node for threads and memory.", "NODE"),
+    Field("cache", "cache", _choice("bypass", "drop", "allow", "warm"), "Page cache: bypass (O_DIRECT), drop, allow or warm.", "POLICY"),
+    Field("engine", "engine", _choice("auto", "uring", "pread", "inline", "map"), "How files are read: auto, uring, pread, inline or map.", "NAME"),
+    Field("pages", "pages", _choice("auto", "hugetlb", "thp", "small"), "Pages of the buffers: auto, hugetlb, thp or small.", "KIND"),
+    Field("sqpoll", "sqpoll", _flag, "io_uring with a kernel thread that polls for submissions.", is_flag=True),
+    Field("iopoll", "iopoll", _flag, "io_uring that polls the device for completions.", is_flag=True),
+    Field("sync", "sync", _choice("none", "end", "each"), "Durability of writes: none, end (fdatasync) or each (DSYNC).", "WHEN"),
+    Field("verify", "verify", _flag, "Check every byte against seeded content.", is_flag=True),
+    Field("refill", "refill", _flag, "New content for each write.", is_flag=True),
+    Field("timeout", "timeout_s", parse_seconds, "An I/O unfinished after this long fails the run.", "SECONDS"),
+    Field("overwrite", "overwrite", _list, "A file that may be overwritten though Forebay didn't make it.", "FILE", multiple=True),
+    Field("overwrite-device", "overwrite_devices", _list, "A block device that may be overwritten.", "DEVICE", multiple=True),
+    Field("gpu", "gpus", _integers, "GPUs to feed, as 0,1.", "LIST"),
+    Field("require-direct", "require_direct", _flag, "Anything but direct DMA is an error.", is_flag=True),
+    Field("allow-compat", "allow_compat", _flag, "Let cuFile run in its compatibility mode.", is_flag=True),
+    Field("power", "power", _list, "Power meter: rapl, nvml, ipmi or redfish:HOST.", "METER", multiple=True),
+    Field("interval", "interval_ms", _integer, "Milliseconds between points of the time series.", "MS"),
+    Field("faults", "faults", _text, "Inject faults, as seed=1,error=0.01,short=0.01,delay_us=100.", "SPEC"),
+    Field("label", "label", _text, "Free text kept in the record.", "TEXT"),
+)
+BY_NAME = {name: f for f in FIELDS for name in {f.flag, f.flag.replace("-", "_"), f.key}}
+
+
+def settle(job: dict[str, Any], name: str, value: Any) -> None:
+    """Sets one field of `job` from its flag, setting or TOML spelling. Raises RequestError naming it."""
+    if name in ("source", "sources"):
+        job["sources"] = list(value) if isinstance(value, (list, tuple)) else [str(value)]
+        return
+    field = BY_NAME.get(name)
+    if field is None:
+        raise RequestError(f"field '{name}'", "is not a field of a job", f"one of {', '.join(f.flag for f in FIELDS)}")
+    parsed = field.parse(value, f"--{field.flag}")
+    if field.key != "io_bytes":
+        job[field.key] = parsed
+        return
+    parts = [parse_bytes(p, "--io-size") for p in parsed.split(":")]
+    if len(parts) > 3:
+        raise RequestError(f"--io-size {parsed}", "has more than three parts", "--io-size MIN:MAX:STEP")
+    for key, part in zip(("io_bytes", "io_bytes_max", "io_bytes_step"), parts, strict=False):
+        job[key] = part
+
+
+def parse_settings(text: str) -> dict[str, Any]:
+    """`path=bounce depth=8` → job fields."""
+    job: dict[str, Any] = {}
+    for word in text.split():
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise RequestError(f"setting '{word}'", "has no value", "name=value, as path=bounce depth=8")
+        settle(job, name.lstrip("-"), value)
+    return job
+
+
+def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds every field of the job to a click command; its values arrive as `flags`-ready keyword arguments."""
+    for f in reversed(FIELDS):
+        name = f.flag.replace("-", "_")
+        if f.is_flag:
+            option = click.option(f"--{f.flag}", name, is_flag=True, default=None, help=f.help)
+        else:
+            option = click.option(f"--{f.flag}", name, default=None, multiple=f.multiple, metavar=f.metavar, help=f.help)
+        command = option(command)
+    command = click.option("--direct/--buffered", "direct", default=None, help="--cache bypass, or --cache allow.")(command)
+    return command
+
+
+def job_from_flags(sources: tuple[str, ...] | list[str], values: dict[str, Any]) -> dict[str, Any]:
+    """The job out of what click parsed; absent flags stay absent. Pops what it uses from `values`."""
+    job: dict[str, Any] = {"sources": list(sources)}
+    direct = values.pop("direct", None)
+    if direct is not None:
+        job["cache"] = "bypass" if direct else "allow"
+    for f in FIELDS:
+        value = values.pop(f.flag.replace("-", "_"), None)
+        if value is not None and value != ():
+            settle(job, f.flag, value)
+    return job

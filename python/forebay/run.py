@@ -1,0 +1,39 @@
+"""One job through the engine: the seam that every verb uses, and that tests replace."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+Job = dict[str, Any]
+Record = dict[str, Any]
+Progress = dict[str, Any]
+
+
+def run(job: Job, *, observer: Callable[[Progress], None] | None = None, command: list[str] | None = None) -> Record:
+    """Runs `job` (JobSpec's fields; absent ones take their defaults) and returns its RunRecord.
+
+    Raises RequestError, MachineError or RunError. When interrupted it returns what was measured, with
+    record["result"]["interrupted"] true. `observer` gets Progress dicts about four times a second.
+    """
+    from forebay import _core
+
+    def relay(text: str) -> None:
+        if observer is not None:
+            observer(json.loads(text))
+
+    return json.loads(_core.run(json.dumps(job), command if command is not None else typed(), relay))
+
+
+def plan(job: Job) -> dict[str, Any]:
+    """What `run` would do, without touching anything."""
+    from forebay import _core
+
+    return json.loads(_core.plan(json.dumps(job)))
+
+
+def typed() -> list[str]:
+    """The command line as the user typed it."""
+    return ["forebay", *sys.argv[1:]]

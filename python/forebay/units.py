@@ -1,0 +1,47 @@
+"""Sizes, rates and times as people type and read them. Sizes are binary: 64k is 65,536 bytes."""
+
+from __future__ import annotations
+
+import re
+
+from forebay.errors import RequestError
+
+_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?|\.\d+)\s*([kmgtp]?)(?:i?b)?\s*$", re.IGNORECASE)
+_SHIFT = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
+
+
+def parse_bytes(text: str | int, what: str = "size") -> int:
+    """`4096`, `64k`, `1MiB`, `1.5g` → bytes. Raises RequestError naming `what`."""
+    match = _SIZE.match(str(text))
+    if not match:
+        raise RequestError(f"{what} {text}", "is not a size", "a number with k, m, g or t, as 128k or 1GiB (binary units)")
+    number, unit = match.groups()
+    factor = 1 << _SHIFT[unit.lower()]
+    value = int(number) * factor if number.isdigit() else int(float(number) * factor)
+    if value >= 1 << 63:
+        raise RequestError(f"{what} {text}", "overflows (more than 8 EiB)", "a smaller size")
+    return value
+
+
+def format_bytes(value: int) -> str:
+    """The shortest exact binary form: 65536 → `64k`."""
+    for unit, shift in (("t", 40), ("g", 30), ("m", 20), ("k", 10)):
+        if value and value % (1 << shift) == 0:
+            return f"{value >> shift}{unit}"
+    return str(value)
+
+
+def parse_seconds(text: str | float, what: str = "duration") -> float:
+    """`10`, `10s`, `2m`, `1h`, `500ms` → seconds."""
+    match = re.match(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h)?\s*$", str(text))
+    if not match:
+        raise RequestError(f"{what} {text}", "is not a time", "seconds, or a number with ms, s, m or h")
+    return float(match[1]) * {"ms": 1e-3, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}[match[2]]
+
+
+def parse_percent(text: str | float, what: str = "percentage") -> float:
+    """`2%` or `2` → 2.0."""
+    try:
+        return float(str(text).strip().removesuffix("%"))
+    except ValueError:
+        raise RequestError(f"{what} {text}", "is not a percentage", "a number, as 2%") from None
