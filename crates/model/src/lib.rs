@@ -8,6 +8,8 @@
 mod error;
 pub mod histogram;
 pub mod job;
+pub mod pattern;
+pub mod random;
 pub mod record;
 pub mod units;
 

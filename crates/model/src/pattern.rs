@@ -1,0 +1,363 @@
+//! Which byte range each I/O touches: an endless sequence, the same for the same
+//! seed on every machine, in constant memory and a few nanoseconds per I/O.
+//!
+//! Sequential patterns walk the spans in order. Random ones draw aligned
+//! positions: uniform, Zipf, or as a permutation in which no block comes twice
+//! in a pass.
+
+mod permutation;
+mod places;
+mod zipf;
+
+use crate::job::IO_BYTES_MAX;
+use crate::random::{derive, Below, Xoshiro256};
+use crate::Error;
+use permutation::Permutation;
+use places::Places;
+use zipf::Zipf;
+
+/// Bytes of one target (a file, a device, a stripe) that a pattern may touch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    pub target: u32,
+    /// Offset of the first byte in the target.
+    pub start: u64,
+    pub bytes: u64,
+}
+
+/// What a pattern should be.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PatternSpec {
+    /// Empty ones are passed over; together at most 2^63 bytes.
+    pub spans: Vec<Span>,
+    pub random: bool,
+    /// Random positions by Zipf's law with this exponent (0 to 3, both excluded) in place of uniform.
+    pub zipf_theta: Option<f64>,
+    /// Random positions are a permutation, new in each pass.
+    pub no_repeat: bool,
+    /// Bytes per I/O; with `io_bytes_max`, the least.
+    pub io_bytes: u64,
+    /// Sizes are drawn uniformly from io_bytes, io_bytes + step, … up to this.
+    pub io_bytes_max: Option<u64>,
+    /// None: io_bytes.
+    pub io_bytes_step: Option<u64>,
+    /// Random offsets, counted from their span's start, are multiples of this. Sequential ones follow on each other.
+    pub align: u64,
+    /// Share of reads, in per cent.
+    pub read_pct: u8,
+    pub seed: u64,
+}
+
+/// One I/O.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Next {
+    pub target: u32,
+    /// From the start of the target.
+    pub offset: u64,
+    pub len: u32,
+    pub is_read: bool,
+    /// How often the data had been covered when this I/O began. Where positions are
+    /// drawn with repetition: how often that many bytes had been moved.
+    pub pass: u32,
+}
+
+/// An endless sequence of I/Os. See the module's description.
+#[derive(Clone, Debug)]
+pub struct Pattern {
+    spans: Vec<Span>,
+    data_bytes: u64,
+    align: u64,
+    order: Order,
+    sizes: Sizes,
+    /// An I/O reads if 32 random bits are below this.
+    read_below: u64,
+    random: Xoshiro256,
+    pass: u32,
+    /// Bytes until the pass ends, where positions may repeat.
+    pass_left: u64,
+}
+
+#[derive(Clone, Debug)]
+enum Order {
+    /// The span being walked and its unwalked rest.
+    Sequential {
+        index: usize,
+        rest: Span,
+    },
+    Uniform {
+        places: Places,
+        below: Below,
+    },
+    Zipf {
+        places: Places,
+        zipf: Zipf,
+        scatter: Permutation,
+    },
+    Permuted {
+        places: Places,
+        index: u64,
+        permutation: Permutation,
+        seed: u64,
+    },
+}
+
+/// Hot blocks lie at the same places for every seed, so that workers with seeds
+/// of their own share one hot set.
+const SCATTER_KEY: u64 = 0x666F_7265_6261_7931;
+
+impl Pattern {
+    /// Refuses what has no data, overflows or contradicts itself.
+    pub fn new(spec: PatternSpec) -> Result<Pattern, Error> {
+        spec.check()?;
+        let spans: Vec<Span> = spec.spans.iter().copied().filter(|s| s.bytes > 0).collect();
+        let data_bytes = spans.iter().map(|s| s.bytes).sum();
+        Ok(Pattern {
+            order: spec.order(&spans),
+            sizes: spec.sizes(),
+            read_below: (u64::from(spec.read_pct) << 32) / 100,
+            random: Xoshiro256::new(spec.seed),
+            align: spec.align,
+            pass: 0,
+            pass_left: data_bytes,
+            data_bytes,
+            spans,
+        })
+    }
+
+    /// Bytes of all spans together.
+    pub fn data_bytes(&self) -> u64 {
+        self.data_bytes
+    }
+
+    /// The next I/O. It never crosses the end of its span: the last one in a span may be shorter.
+    #[inline]
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "endless: an Option would have to be unwrapped everywhere"
+    )]
+    pub fn next(&mut self) -> Next {
+        let len = self.sizes.draw(&mut self.random);
+        let is_read = self.read_below >> 32 != 0
+            || (self.read_below != 0 && self.random.next_u64() >> 32 < self.read_below);
+        let (index, inside) = match &mut self.order {
+            Order::Sequential { index, rest } => {
+                let len = len.min(rest.bytes);
+                let io = Next {
+                    target: rest.target,
+                    offset: rest.start,
+                    len: len as u32,
+                    is_read,
+                    pass: self.pass,
+                };
+                rest.start += len;
+                rest.bytes -= len;
+                if rest.bytes == 0 {
+                    *index = (*index + 1) % self.spans.len();
+                    *rest = self.spans[*index];
+                    self.pass = self.pass.saturating_add(u32::from(*index == 0));
+                }
+                return io;
+            }
+            Order::Uniform { places, below } => {
+                let at = places.at(below.draw(&mut self.random));
+                self.fit_anew(at, len)
+            }
+            Order::Zipf { places, zipf, scatter } => {
+                let at = places.at(scatter.at(zipf.draw(&mut self.random)));
+                self.fit_back(at, len)
+            }
+            Order::Permuted { places, index, permutation, .. } => {
+                let at = places.at(permutation.at(*index));
+                *index += 1;
+                let pass = self.pass;
+                if *index == places.total() {
+                    self.next_permutation();
+                }
+                return self.io(at, len, is_read, pass);
+            }
+        };
+        let io = self.io((index, inside), len, is_read, self.pass);
+        self.count(u64::from(io.len));
+        io
+    }
+
+    #[inline]
+    fn io(&self, (index, inside): (usize, u64), len: u64, is_read: bool, pass: u32) -> Next {
+        let span = &self.spans[index];
+        let len = len.min(span.bytes - inside) as u32;
+        Next { target: span.target, offset: span.start + inside, len, is_read, pass }
+    }
+
+    /// An I/O too long for its place is given another in the same span: each place
+    /// where it fits stays equally likely.
+    #[inline]
+    fn fit_anew(&mut self, (index, inside): (usize, u64), len: u64) -> (usize, u64) {
+        let bytes = self.spans[index].bytes;
+        if bytes - inside >= len {
+            return (index, inside);
+        }
+        let Some(room) = bytes.checked_sub(len) else {
+            return (index, 0);
+        };
+        (index, Below::new(room / self.align + 1).draw(&mut self.random) * self.align)
+    }
+
+    /// An I/O too long for its place moves back to the last place where it fits.
+    #[inline]
+    fn fit_back(&self, (index, inside): (usize, u64), len: u64) -> (usize, u64) {
+        let room = self.spans[index].bytes.saturating_sub(len);
+        (index, if inside <= room { inside } else { room / self.align * self.align })
+    }
+
+    #[inline]
+    fn count(&mut self, bytes: u64) {
+        if bytes < self.pass_left {
+            self.pass_left -= bytes;
+        } else {
+            self.pass_left += self.data_bytes - bytes;
+            self.pass = self.pass.saturating_add(1);
+        }
+    }
+
+    #[cold]
+    fn next_permutation(&mut self) {
+        self.pass = self.pass.saturating_add(1);
+        if let Order::Permuted { places, index, permutation, seed } = &mut self.order {
+            *index = 0;
+            *permutation = Permutation::new(places.total(), derive(*seed, u64::from(self.pass)));
+        }
+    }
+}
+
+/// io_bytes + k × step for k below a count.
+#[derive(Clone, Debug)]
+struct Sizes {
+    least: u64,
+    step: u64,
+    /// None: only one size.
+    steps: Option<Below>,
+}
+
+impl Sizes {
+    #[inline]
+    fn draw(&self, random: &mut Xoshiro256) -> u64 {
+        match self.steps {
+            None => self.least,
+            Some(steps) => self.least + steps.draw(random) * self.step,
+        }
+    }
+}
+
+impl PatternSpec {
+    fn check(&self) -> Result<(), Error> {
+        let refuse = |asked: String, found: &str, next: &str| Err(Error::request(asked, found, next));
+        let largest = self.io_bytes_max.unwrap_or(self.io_bytes);
+        if self.io_bytes == 0 || largest > IO_BYTES_MAX || largest < self.io_bytes {
+            return refuse(
+                format!("--io-size {}:{largest}", self.io_bytes),
+                "must be 1 byte to 1 GiB, the least first",
+                "--io-size 1m",
+            );
+        }
+        if self.io_bytes_step == Some(0) {
+            return refuse(
+                "--io-size step 0".into(),
+                "the step must be at least 1 byte",
+                "--io-size 4k:1m:4k",
+            );
+        }
+        if self.align == 0 {
+            return refuse("--align 0".into(), "must be at least 1 byte", "--align 4k");
+        }
+        if self.read_pct > 100 {
+            return refuse(format!("--read-pct {}", self.read_pct), "must be 0 to 100", "--read-pct 70");
+        }
+        self.check_spans()?;
+        self.check_order()
+    }
+
+    /// Ends, sums and position numbers then fit 64 bits.
+    fn check_spans(&self) -> Result<(), Error> {
+        const MOST: u64 = 1 << 63;
+        let mut total = 0u64;
+        for span in &self.spans {
+            let end = span.start.checked_add(span.bytes).filter(|e| *e <= MOST);
+            total = match (end, total.checked_add(span.bytes)) {
+                (Some(_), Some(sum)) if sum <= MOST => sum,
+                _ => {
+                    return Err(Error::request(
+                        format!("{} bytes from {} of target {}", span.bytes, span.start, span.target),
+                        "overflows (more than 8 EiB in all)",
+                        "a smaller --file-size",
+                    ))
+                }
+            };
+        }
+        if total == 0 {
+            return Err(Error::request(
+                "the data",
+                "has no bytes to read or write",
+                "a larger --file-size or a smaller --start",
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_order(&self) -> Result<(), Error> {
+        let refuse = |asked: String, found: &str, next: &str| Err(Error::request(asked, found, next));
+        if let Some(theta) = self.zipf_theta {
+            let asked = format!("--distribution zipf:{theta}");
+            if !(theta > 0.0 && theta < 3.0) {
+                return refuse(asked, "the exponent must lie between 0 and 3", "--distribution zipf:1.1");
+            }
+            if !self.random {
+                return refuse(asked, "needs random offsets", "--op randread");
+            }
+            if self.no_repeat {
+                return refuse(
+                    format!("{asked} --no-repeat"),
+                    "some blocks can't be more popular when each comes once",
+                    "either alone",
+                );
+            }
+        }
+        if self.random && self.no_repeat && self.io_bytes_max.is_some_and(|m| m != self.io_bytes) {
+            return refuse(
+                "--no-repeat with a range of sizes".into(),
+                "blocks of one size are needed to visit each once",
+                "--io-size 128k",
+            );
+        }
+        Ok(())
+    }
+
+    fn sizes(&self) -> Sizes {
+        let step = self.io_bytes_step.unwrap_or(self.io_bytes);
+        let steps = (self.io_bytes_max.unwrap_or(self.io_bytes) - self.io_bytes) / step;
+        Sizes { least: self.io_bytes, step, steps: (steps > 0).then(|| Below::new(steps + 1)) }
+    }
+
+    fn order(&self, spans: &[Span]) -> Order {
+        if !self.random {
+            return Order::Sequential { index: 0, rest: spans[0] };
+        }
+        if self.no_repeat {
+            // Blocks side by side, each aligned; the last of a span may be short.
+            let stride = self.io_bytes.div_ceil(self.align) * self.align;
+            let places = Places::new(spans, stride, |s| s.bytes.div_ceil(stride));
+            let permutation = Permutation::new(places.total(), derive(self.seed, 0));
+            return Order::Permuted { places, index: 0, permutation, seed: self.seed };
+        }
+        // Every position at which the least I/O fits; one where even that doesn't.
+        let places =
+            Places::new(spans, self.align, |s| s.bytes.saturating_sub(self.io_bytes) / self.align + 1);
+        match self.zipf_theta {
+            None => Order::Uniform { below: Below::new(places.total()), places },
+            Some(theta) => Order::Zipf {
+                zipf: Zipf::new(places.total(), theta),
+                scatter: Permutation::new(places.total(), SCATTER_KEY),
+                places,
+            },
+        }
+    }
+}
