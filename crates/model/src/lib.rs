@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod content;
 mod error;
 pub mod histogram;
 pub mod job;
