@@ -12,6 +12,7 @@ pub mod job;
 pub mod pattern;
 pub mod random;
 pub mod record;
+pub mod stats;
 pub mod units;
 
 pub use error::{Error, Kind};
