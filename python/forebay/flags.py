@@ -6,6 +6,7 @@ A field is spelled the same everywhere: `--io-size 128k` on the command line, `i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -25,9 +26,12 @@ def _integer(text: Any, what: str) -> int:
 
 def _number(text: Any, what: str) -> float:
     try:
-        return float(text)
-    except (TypeError, ValueError):
-        raise RequestError(f"{what} {text}", "is not a number", f"{what} 1.5") from None
+        value = float(text)
+    except (TypeError, ValueError, OverflowError):
+        value = math.nan
+    if not math.isfinite(value):
+        raise RequestError(f"{what} {text}", "is not a number", f"{what} 1.5")
+    return value
 
 
 def _flag(text: Any, what: str) -> bool:

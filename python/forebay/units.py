@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from forebay.errors import RequestError
 
-_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?|\.\d+)\s*([kmgtp]?)(?:i?b)?\s*$", re.IGNORECASE)
+# Thirty digits hold any size; Python refuses to convert thousands of them.
+_SIZE = re.compile(r"^\s*([0-9]{1,30}(?:\.[0-9]{1,30})?|\.[0-9]{1,30})\s*([kmgtp]?)(?:i?b)?\s*$", re.IGNORECASE)
 _SHIFT = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
 
 
@@ -33,7 +35,7 @@ def format_bytes(value: int) -> str:
 
 def parse_seconds(text: str | float, what: str = "duration") -> float:
     """`10`, `10s`, `2m`, `1h`, `500ms` → seconds."""
-    match = re.match(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h)?\s*$", str(text))
+    match = re.match(r"^\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*(ms|s|m|h)?\s*$", str(text))
     if not match:
         raise RequestError(f"{what} {text}", "is not a time", "seconds, or a number with ms, s, m or h")
     return float(match[1]) * {"ms": 1e-3, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}[match[2]]
@@ -42,6 +44,9 @@ def parse_seconds(text: str | float, what: str = "duration") -> float:
 def parse_percent(text: str | float, what: str = "percentage") -> float:
     """`2%` or `2` → 2.0."""
     try:
-        return float(str(text).strip().removesuffix("%"))
+        value = float(str(text).strip().removesuffix("%"))
     except ValueError:
-        raise RequestError(f"{what} {text}", "is not a percentage", "a number, as 2%") from None
+        value = math.nan
+    if not math.isfinite(value):
+        raise RequestError(f"{what} {text}", "is not a percentage", "a number, as 2%")
+    return value

@@ -1,0 +1,81 @@
+"""Whatever is typed is understood or refused: an error that names it, never a traceback."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from forebay.errors import RequestError
+from forebay.flags import FIELDS, parse_settings, settle
+from forebay.units import format_bytes, parse_bytes, parse_percent, parse_seconds
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+NUMBERS = st.one_of(st.text("0123456789.eE+-kKmMgGtTpPiIbB% naxif_٣½²", max_size=24), st.text(max_size=12))
+VALUES = st.one_of(
+    NUMBERS, st.integers(), st.floats(), st.booleans(), st.none(), st.lists(NUMBERS, max_size=3)
+)
+
+
+@given(NUMBERS)
+@example("9" * 5000)
+@example("9" * 400 + ".5k")
+@example("²k")
+@example("8p")
+@example("8192p")
+def test_a_size_is_read_or_refused(text: str) -> None:
+    try:
+        value = parse_bytes(text, "--io-size")
+    except RequestError as error:
+        assert error.exit_code == 2 and error.next
+    else:
+        assert 0 <= value < 1 << 63
+
+
+@given(st.integers(0, (1 << 63) - 1))
+def test_sizes_round_trip(value: int) -> None:
+    assert parse_bytes(format_bytes(value)) == value
+
+
+@given(NUMBERS)
+@example("nan")
+@example("inf%")
+def test_a_time_or_percentage_is_a_number_or_refused(text: str) -> None:
+    for parse in (parse_seconds, parse_percent):
+        try:
+            assert math.isfinite(parse(text))
+        except RequestError as error:
+            assert error.next
+
+
+@given(st.sampled_from([f.flag for f in FIELDS] + [f.key for f in FIELDS]), VALUES)
+@example("read-pct", "nan")
+@example("read-pct", "1e999")
+@example("workers", "9" * 5000)
+@example("io-size", "4k:8k:1k:2k")
+@example("gpu", "0,x")
+@example("rate", "nan")
+def test_any_setting_is_settled_or_refused(field: str, value: object) -> None:
+    job: dict[str, object] = {}
+    try:
+        settle(job, field, value)
+    except RequestError as error:
+        assert str(error) and not job
+    else:
+        assert job and not any(isinstance(v, float) and not math.isfinite(v) for v in job.values())
+
+
+@given(st.text("abdehpt=- 0123kmxyz-_", max_size=60))
+def test_settings_text_is_read_or_refused(text: str) -> None:
+    try:
+        job = parse_settings(text)
+    except RequestError as error:
+        assert str(error)
+    else:
+        assert set(job) <= {f.key for f in FIELDS} | {"sources", "io_bytes_max", "io_bytes_step"}
+
+
+def test_a_field_that_is_not_one_names_those_that_are() -> None:
+    with pytest.raises(RequestError) as caught:
+        settle({}, "dept", "3")
+    assert "dept" in str(caught.value) and "depth" in str(caught.value)
