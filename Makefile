@@ -1,0 +1,148 @@
+# Every target is one command that a newcomer, a developer and CI run alike. `make help` lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11 python3.10,$(shell \
+	$(p) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $(p))))
+VENV := .venv
+BIN := $(VENV)/bin
+MADE := target/make
+# Data of the measurements; a file system in memory would measure something else.
+BENCH_DIR ?= target/bench
+ROUNDS ?= 5
+FUZZ_S ?= 30
+PYTEST := $(BIN)/python -m pytest
+
+# One interpreter for every build, or PyO3 is compiled anew at each change between them.
+export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+RUST := $(shell find crates -type f \( -name '*.rs' -o -name Cargo.toml -o -name '*.json' -o -name '*.csv' -o -name '*.toml' \)) Cargo.toml Cargo.lock
+PACKAGE := $(shell find python -type f -not -name '*.pyc' -not -name '*.so') pyproject.toml $(wildcard README.md)
+# The commit is part of the build.
+COMMIT := $(wildcard $(shell git rev-parse --git-path logs/HEAD 2>/dev/null))
+
+.PHONY: help demo test test-vm test-root test-gpu check format bench wheel fuzz docs clean
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: | $(MADE)/ready ## Build, install into .venv, and see all of it in a minute (ARGS='--help' lists its flags)
+	@$(MAKE) --no-print-directory $(MADE)/installed
+	$(BIN)/forebay demo $(ARGS)
+
+test: ## Everything: installs what it needs, then formats, lints, types, stubs and tests
+	@PYTHON=$(PYTHON) .ci/prepare test
+	@$(MAKE) --no-print-directory format-check clippy
+	cargo test --workspace --exclude forebay-python --quiet
+	cargo test --manifest-path fuzz/Cargo.toml --target-dir target --quiet
+	@$(MAKE) --no-print-directory $(MADE)/tested-with types
+	$(PYTEST) -m 'not vm and not wheel' $(ARGS)
+
+test-vm: | $(MADE)/ready ## The tests that start a guest of their own
+	@$(MAKE) --no-print-directory $(MADE)/tested-with
+	@$(call pytest_marked,vm,no test needs a guest yet)
+
+test-root: | $(MADE)/ready ## The tests that need root: loop devices, network namespaces (sudo make test-root)
+	@[ "$$(id -u)" = 0 ] || { echo 'make test-root: needs root; try: sudo make test-root' >&2; exit 3; }
+	@$(MAKE) --no-print-directory $(MADE)/tested-with
+	@$(call pytest_marked,root,no test needs root yet)
+
+test-gpu: | $(MADE)/ready ## The tests that need an NVIDIA GPU
+	@[ -e /dev/nvidiactl ] || { echo 'make test-gpu: no NVIDIA GPU here (/dev/nvidiactl is absent)' >&2; exit 3; }
+	@$(MAKE) --no-print-directory $(MADE)/tested-with
+	@$(call pytest_marked,gpu,no test needs a GPU yet)
+
+check: | $(MADE)/ready ## The fast part of `make test`: format, lint, unit tests, house rules
+	@$(MAKE) --no-print-directory format-check clippy
+	cargo test --workspace --exclude forebay-python --lib --quiet
+	@$(MAKE) --no-print-directory $(MADE)/tested-with types
+	$(PYTEST) -q tests/test_house.py $(ARGS)
+
+format: | $(MADE)/ready ## Format Rust and Python in place
+	@$(MAKE) --no-print-directory $(MADE)/tools
+	cargo fmt --all
+	$(BIN)/ruff check --fix python tests bench
+
+bench: | $(MADE)/ready ## Side by side with peers, each command of bench/ in turn (ROUNDS=5 BENCH_DIR=… ARGS=--write)
+	@$(MAKE) --no-print-directory $(MADE)/installed
+	mkdir -p $(BENCH_DIR) target/bench-results
+	for command in direct_read cached_read overlap loop stripe histogram_merge; do \
+		$(BIN)/python bench/$$command.py --dir $(BENCH_DIR) --rounds $(ROUNDS) \
+			--json target/bench-results/$$command.json $(ARGS); \
+	done
+
+wheel: | $(MADE)/ready ## dist/*.whl for any Linux with glibc 2.28, tried on every Python 3.10 to 3.13 found here
+	@$(MAKE) --no-print-directory $(MADE)/tested-with
+	rm -f dist/*.whl
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/maturin build --release --locked --zig --compatibility manylinux_2_28 --out dist
+	$(PYTEST) -m wheel tests/test_wheel.py --wheel dist/*.whl
+
+fuzz: | $(MADE)/ready ## Each fuzz target for FUZZ_S seconds (30)
+	@PYTHON=$(PYTHON) .ci/prepare test >/dev/null
+	@$(MAKE) --no-print-directory $(MADE)/cargo-fuzz
+	FUZZ_S=$(FUZZ_S) PATH="$(CURDIR)/target/tools/bin:$$PATH" fuzz/run $(ARGS)
+
+docs: | $(MADE)/ready ## API pages under target/doc, every link in the Markdown checked
+	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --document-private-items
+	@$(MAKE) --no-print-directory $(MADE)/tested-with
+	$(PYTEST) -q tests/test_house.py -k 'link or promise or help'
+
+clean: ## Remove what was built (.venv, target, dist)
+	rm -rf $(VENV) target dist
+
+# What the targets above are made of ---------------------------------------------------------------
+
+.PHONY: format-check clippy types
+format-check:
+	@if cargo fmt --version >/dev/null 2>&1; then cargo fmt --all --check; else echo 'skipped: cargo fmt (no rustfmt)'; fi
+
+clippy:
+	@if cargo clippy --version >/dev/null 2>&1; then cargo clippy --workspace --all-targets --quiet -- -D warnings; \
+	else echo 'skipped: cargo clippy (not installed)'; fi
+
+types:
+	$(BIN)/ruff check python tests bench
+	$(BIN)/mypy
+	$(BIN)/stubtest forebay._core --mypy-config-file pyproject.toml
+
+# Runs the tests of a marker. pytest's exit code 5 means that there are none, which is no failure.
+define pytest_marked
+status=0; $(PYTEST) -m $(1) $(ARGS) || status=$$?; \
+if [ $$status = 5 ]; then echo 'make $@: $(2); nothing ran'; else exit $$status; fi
+endef
+
+$(MADE)/ready: .ci/prepare
+	@[ -n "$(PYTHON)" ] || { echo 'python3: not found, or older than 3.10; try: apt install python3 python3-venv' >&2; exit 3; }
+	@PYTHON=$(PYTHON) .ci/prepare build
+	@mkdir -p $(@D) && touch $@
+
+$(BIN)/python:
+	@[ -n "$(PYTHON)" ] || { echo 'python3: not found, or older than 3.10; try: apt install python3 python3-venv' >&2; exit 3; }
+	$(PYTHON) -m venv $(VENV)
+
+$(MADE)/tools: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet 'maturin>=1.9,<2' 'ruff>=0.6,<0.18'
+	@mkdir -p $(@D) && touch $@
+
+$(MADE)/wheel: $(RUST) $(PACKAGE) $(COMMIT) $(MADE)/tools
+	rm -rf $(MADE)/wheels
+	$(BIN)/maturin build --release --locked --out $(MADE)/wheels
+	@touch $@
+
+$(MADE)/installed: $(MADE)/wheel
+	$(BIN)/python -m pip install --quiet --force-reinstall --no-deps $(MADE)/wheels/*.whl
+	$(BIN)/python -m pip install --quiet "$$(echo $(MADE)/wheels/*.whl)[report]"
+	@touch $@
+
+$(MADE)/tested-with: $(MADE)/installed
+	$(BIN)/python -m pip install --quiet "$$(echo $(MADE)/wheels/*.whl)[report,test]"
+	@$(BIN)/python -m pip install --quiet "$$(echo $(MADE)/wheels/*.whl)[mpi]" \
+		|| echo "skipped: the tests of several hosts (mpi4py doesn't install here)"
+	@touch $@
+
+$(MADE)/cargo-fuzz:
+	PATH="$(CURDIR)/target/tools/bin:$$PATH" cargo fuzz --version >/dev/null 2>&1 \
+		|| cargo install --quiet --locked --root target/tools cargo-fuzz
+	@mkdir -p $(@D) && touch $@
