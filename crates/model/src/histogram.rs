@@ -85,8 +85,9 @@ impl Latency {
         }
         let bytes = BASE64_STANDARD.decode(text).map_err(|e| bad(e.to_string()))?;
         // Cookie, payload length, normalising index, digits, lowest, highest: check the shape
-        // before a decoder allocates for it.
+        // and the length, since the decoder allocates whatever they say.
         let shape_ok = bytes.len() >= 40
+            && bytes[4..8] == u32::to_be_bytes((bytes.len() - 40) as u32)
             && bytes[12..16] == 3u32.to_be_bytes()
             && bytes[16..24] == 1u64.to_be_bytes()
             && bytes[24..32] == HIGHEST_NS.to_be_bytes();
