@@ -36,7 +36,7 @@ test: ## Everything: installs what it needs, then formats, lints, types, stubs a
 	@PYTHON=$(PYTHON) .ci/prepare test
 	@$(MAKE) --no-print-directory format-check clippy
 	cargo test --workspace --exclude forebay-python --quiet
-	cargo test --manifest-path fuzz/Cargo.toml --target-dir target --quiet
+	cargo test --manifest-path fuzz/Cargo.toml --no-default-features --target-dir target --locked --quiet
 	@$(MAKE) --no-print-directory $(MADE)/tested-with types
 	$(PYTEST) -m 'not vm and not wheel' $(ARGS)
 

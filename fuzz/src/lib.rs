@@ -1,0 +1,37 @@
+//! What reads bytes from outside, one function each: any input is understood or refused, never a panic,
+//! and what was understood survives a round trip.
+
+use forebay_model::{record, units, JobSpec, Latency};
+
+/// The histogram of a record: HdrHistogram V2, base64.
+pub fn histogram(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let Ok(latency) = Latency::decode(text) else { return };
+    let again = Latency::decode(&latency.encode()).expect("what we encode, we decode");
+    assert_eq!(again.buckets(), latency.buckets());
+    assert!(latency.percentile_ns(50.0) <= latency.percentile_ns(100.0));
+}
+
+/// A job as JSON, as it comes from the command line's front and from records.
+pub fn job(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let Ok(job) = JobSpec::from_json(text) else { return };
+    let written = serde_json::to_string(&job).expect("a checked job holds no NaN");
+    assert_eq!(JobSpec::from_json(&written).expect("what was accepted stays acceptable"), job);
+}
+
+/// A record of this or an older schema.
+pub fn record(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let Ok(run) = record::read(text) else { return };
+    assert_eq!(run.schema, record::SCHEMA);
+    let written = serde_json::to_string(&run).expect("a record is JSON");
+    record::read(&written).expect("what was read can be read again");
+}
+
+/// A size as people type it.
+pub fn units(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let Ok(bytes) = units::parse_bytes(text) else { return };
+    assert_eq!(units::parse_bytes(&units::format_bytes(bytes)).expect("what we print, we read"), bytes);
+}
