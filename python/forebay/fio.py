@@ -1,0 +1,545 @@
+"""fio's job files: which of Forebay's jobs each section asks for, and which keys have no counterpart.
+
+Only the file format and the meaning of the keys are shared with fio, out of its documentation. Sizes follow
+fio's default (`kb_base=1024`): k and kb are 1024, kib is 1000.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+from forebay.errors import RequestError
+
+FILE_BYTES_MAX = 1 << 20
+SECTIONS_MAX = 1000
+VALUE_MAX = (1 << 63) - 1
+
+
+@dataclass(frozen=True)
+class Section:
+    """One `[name]` with its settings in order; a key without `=` has the value "1"."""
+
+    name: str
+    settings: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """A setting that this run does without, and why."""
+
+    key: str
+    value: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.key}={self.value}: {self.why}"
+
+
+@dataclass(frozen=True)
+class FioJob:
+    """One section as a job of Forebay's (JobSpec fields).
+
+    `unsupported`: settings that the run does without. `notes`: where the run differs from fio's though each
+    setting is honoured. `waits`: starts after the jobs before it (`stonewall`); fio starts others together.
+    """
+
+    name: str
+    job: dict[str, Any]
+    unsupported: tuple[Unsupported, ...] = ()
+    notes: tuple[str, ...] = ()
+    waits: bool = False
+
+    def messages(self) -> list[str]:
+        """What to print on stderr before the run, one line each."""
+        return [f"[{self.name}] not supported: {u}" for u in self.unsupported] + [
+            f"[{self.name}] {n}" for n in self.notes
+        ]
+
+
+def jobs(path: str) -> list[FioJob]:
+    """The jobs of the fio job file at `path`, in order, each with the `[global]` settings above it.
+
+    Raises RequestError naming the section and the key where a value is malformed or where leaving it out
+    would measure something else (an unknown ioengine, rw=trim …).
+    """
+    shared: dict[str, str] = {}
+    found: list[FioJob] = []
+    for section in sections(path):
+        settings = {
+            ALIASES.get(key, key): _expanded(section.name, key, value) for key, value in section.settings
+        }
+        if section.name == "global":
+            shared.update(settings)
+        else:
+            job = _Reader(section.name, {**shared, **settings}).job()
+            found.append(job if job.waits or not found else _after(job, found[-1]))
+    if not found:
+        raise RequestError(
+            path, "has no job section", "a fio job file with a section such as [read] below [global]"
+        )
+    return found
+
+
+def _after(job: FioJob, before: FioJob) -> FioJob:
+    return replace(job, notes=(*job.notes, f"runs after [{before.name}]; fio would start both together"))
+
+
+def sections(path: str) -> list[Section]:
+    """The sections of the job file at `path`. Raises RequestError; reads at most 1 MiB."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+    except (OSError, ValueError) as error:
+        raise RequestError(
+            str(path), getattr(error, "strerror", None) or str(error), "the path of a job file"
+        ) from None
+    if len(data) > FILE_BYTES_MAX:
+        raise RequestError(str(path), "is larger than 1 MiB, so not a job file", "the path of a job file")
+    try:
+        return parse(data.decode("utf-8"), str(path))
+    except UnicodeDecodeError as error:
+        raise RequestError(str(path), f"is not text (byte {error.start})", "the path of a job file") from None
+
+
+def parse(text: str, path: str) -> list[Section]:
+    """Splits a job file's text. `;` and `#` begin comments, anywhere in a line, as in fio."""
+    names: list[str] = []
+    bodies: list[list[tuple[str, str]]] = []
+    for number, raw in enumerate(text.split("\n"), 1):
+        line = re.split("[;#]", raw, maxsplit=1)[0].strip()
+        if not line:
+            continue
+        where = f"{path}:{number}"
+        if line.startswith("["):
+            if not line.endswith("]") or not line[1:-1].strip():
+                raise RequestError(f"{where} {line[:80]}", "is not a section", "[name]")
+            names.append(line[1:-1].strip())
+            bodies.append([])
+        elif not names:
+            raise RequestError(f"{where} {line[:80]}", "stands before the first section", "[global] above it")
+        else:
+            bodies[-1].append(_setting(line, where))
+        if len(names) > SECTIONS_MAX:
+            raise RequestError(where, f"has more than {SECTIONS_MAX} sections", "several job files")
+    return [Section(name, tuple(body)) for name, body in zip(names, bodies, strict=True)]
+
+
+def _setting(line: str, where: str) -> tuple[str, str]:
+    key, equals, value = (part.strip() for part in line.partition("="))
+    if key.split(" ")[0] == "include":
+        raise RequestError(
+            f"{where} {line[:80]}", "other files are not read in", "one file with all sections"
+        )
+    if not re.fullmatch(r"[A-Za-z0-9_]+", key):
+        raise RequestError(f"{where} {line[:80]}", "is not a setting", "key=value")
+    if "\0" in value:
+        raise RequestError(where, "holds a NUL byte", "key=value")
+    return key, value if equals else "1"
+
+
+def _expanded(section: str, key: str, value: str) -> str:
+    """`${NAME}` from the environment, as fio does."""
+
+    def replace(match: re.Match[str]) -> str:
+        known = os.environ.get(match[1])
+        if known is None:
+            raise RequestError(
+                f"[{section}] {key}={value}",
+                f"{match[1]} is not set in the environment",
+                f"{match[1]}=VALUE before the command",
+            )
+        return known
+
+    expanded = re.sub(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}", replace, value)
+    if re.search(r"\$(pagesize|mb_memory|ncpus)", expanded):
+        raise RequestError(
+            f"[{section}] {key}={value}", "fio's own keywords are not computed here", "the number itself"
+        )
+    return expanded
+
+
+# Spellings that fio treats as one key.
+ALIASES = {
+    "readwrite": "rw",
+    "blocksize": "bs",
+    "blocksize_range": "bsrange",
+    "iomem": "mem",
+    "mem_type": "mem",
+    "fileoffset": "offset",
+    "blockalign": "ba",
+    "wait_for_previous": "stonewall",
+}
+OPS = {
+    "read": ("read", False),
+    "write": ("write", False),
+    "randread": ("randread", False),
+    "randwrite": ("randwrite", False),
+    "rw": ("read", True),
+    "readwrite": ("read", True),
+    "randrw": ("randread", True),
+}
+SYNC_ENGINES = {
+    "psync": "inline",
+    "sync": "inline",
+    "pvsync": "inline",
+    "pvsync2": "inline",
+    "vsync": "inline",
+    "mmap": "map",
+}
+ASYNC_ENGINES = {"io_uring": "uring", "libaio": "uring", "posixaio": "pread"}
+MEMORY = {"malloc": "small", "shm": "small", "mmap": "small", "shmhuge": "hugetlb", "mmaphuge": "hugetlb"}
+# Settings that say nothing about the load, or that always hold here.
+WITHOUT_EFFECT = frozenset(
+    "description group_reporting thread randrepeat allrandrepeat registerfiles fixedbufs nonvectored "
+    "kb_base unit_base "
+    "gtod_reduce disable_lat disable_clat disable_slat disable_bw clat_percentiles lat_percentiles "
+    "percentile_list eta create_serialize disk_util".split()
+)
+WHY = {
+    "verify": "fio's checksums aren't read or written; --verify checks Forebay's own content",
+    "do_verify": "see verify",
+    "verify_fatal": "see verify",
+    "verify_pattern": "see verify",
+    "thinktime": "workers don't pause; --rate-iops paces them",
+    "bssplit": "sizes are drawn evenly; bsrange is known",
+    "startdelay": "a job starts at once",
+    "io_size": "runtime or loops end a job",
+    "number_ios": "runtime or loops end a job",
+    "write_bw_log": "the record holds the time series",
+    "write_lat_log": "the record holds the time series",
+    "write_iops_log": "the record holds the time series",
+    "log_avg_msec": "--interval sets the points of the series",
+    "fallocate": "files are laid out by Forebay",
+    "cpus_allowed_policy": "workers take the CPUs in turn",
+    "percentage_random": "offsets are all sequential or all random",
+    "latency_target": "forebay tune finds the depth",
+    "steadystate": "--until-steady",
+    "ss": "--until-steady",
+}
+
+
+class _Reader:
+    """Takes one section's settings apart; what nobody takes is unsupported."""
+
+    def __init__(self, name: str, settings: dict[str, str]) -> None:
+        self.name, self.left = name, dict(settings)
+        self.fields: dict[str, Any] = {}
+        self.unsupported: list[Unsupported] = []
+        self.notes: list[str] = []
+        self.kb_base = self.number("kb_base", 1024)
+        if self.kb_base not in (1000, 1024):
+            raise self.wrong("kb_base", str(self.kb_base), "is neither 1000 nor 1024", "kb_base=1024")
+
+    def job(self) -> FioJob:
+        engine, threads = self.left.pop("ioengine", "psync"), self.number("numjobs", 1)
+        self.fields.update(workers=threads)
+        self.pattern()
+        self.engine(engine)
+        self.data(engine, threads)
+        self.time()
+        self.pace(threads)
+        self.cache()
+        self.placement()
+        waits = self.flag("stonewall", False)
+        for key, value in self.left.items():
+            if key not in WITHOUT_EFFECT:
+                self.unsupported.append(
+                    Unsupported(key, value, WHY.get(key, "is not a key that Forebay knows"))
+                )
+        return FioJob(self.name, self.fields, tuple(self.unsupported), tuple(self.notes), waits)
+
+    # What a value may look like.
+
+    def wrong(self, key: str, value: str, found: str, next: str) -> RequestError:
+        return RequestError(f"[{self.name}] {key}={value}", found, next)
+
+    def number(self, key: str, default: int) -> int:
+        text = self.left.pop(key, None)
+        if text is None:
+            return default
+        if not re.fullmatch(r"[0-9]{1,19}", text) or int(text) > VALUE_MAX:
+            raise self.wrong(key, text, "is not a whole number", f"{key}={default or 1}")
+        return int(text)
+
+    def flag(self, key: str, default: bool) -> bool:
+        text = self.left.pop(key, None)
+        if text is None:
+            return default
+        if text.lower() not in ("0", "1", "true", "false"):
+            raise self.wrong(key, text, "is neither 0 nor 1", f"{key}=1")
+        return text.lower() in ("1", "true")
+
+    def size(self, key: str, text: str) -> int:
+        match = re.fullmatch(r"([0-9]{1,19})([kmgtp]?)(i?)b?", text.lower())
+        if not match or (match[3] and not match[2]):
+            raise self.wrong(key, text, "is not a size", f"{key}=128k")
+        other = 1000 if self.kb_base == 1024 else 1024
+        base = other if match[3] else self.kb_base
+        value: int = int(match[1]) * base ** " kmgtp".index(match[2] or " ")
+        if value > VALUE_MAX:
+            raise self.wrong(key, text, "overflows (more than 8 EiB)", f"{key}=1g")
+        return value
+
+    def seconds(self, key: str) -> float | None:
+        text = self.left.pop(key, None)
+        if text is None:
+            return None
+        match = re.fullmatch(r"([0-9]{1,12})(d|h|m|s|ms|us)?", text.lower())
+        if not match:
+            raise self.wrong(key, text, "is not a time", f"{key}=30s")
+        return (
+            int(match[1])
+            * {"d": 86400.0, "h": 3600.0, "m": 60.0, None: 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}[match[2]]
+        )
+
+    # What moves.
+
+    def pattern(self) -> None:
+        text = self.left.pop("rw", "read")
+        word, colon, modifier = text.partition(":")
+        if word not in OPS:
+            raise self.wrong("rw", text, f"is none of {', '.join(OPS)}", "rw=randread")
+        if colon:
+            self.unsupported.append(Unsupported("rw", text, f"the modifier ':{modifier}' is left out"))
+        op, mixed = OPS[word]
+        self.fields["op"] = op
+        reads = self.number("rwmixread", 50)
+        writes = self.number("rwmixwrite", 100 - min(reads, 100))
+        if max(reads, writes) > 100:
+            raise self.wrong("rwmixread", str(max(reads, writes)), "is above 100", "rwmixread=70")
+        if mixed:
+            self.fields["read_pct"] = 100 - writes
+        self.block_sizes(mixed)
+        self.random(op.startswith("rand"))
+
+    def block_sizes(self, mixed: bool) -> None:
+        """`bs=8k`, `bs=4k,64k` (reads, writes), `bsrange=4k-64k`."""
+        key = "bsrange" if "bsrange" in self.left else "bs"
+        text = self.left.pop(key, "4k")
+        self.left.pop("bs", None)
+        parts = [p.strip() for p in text.split(",")]
+        if len(parts) > 3:
+            raise self.wrong(key, text, "has more than three parts", f"{key}=128k")
+        reads, writes = parts[0], (parts[1] if len(parts) > 1 and parts[1] else parts[0])
+        if mixed and reads != writes:
+            raise self.wrong(
+                key,
+                text,
+                "gives reads and writes different sizes, which one job can't have",
+                f"{key}={reads}",
+            )
+        chosen = writes if self.fields["op"].endswith("write") else reads
+        least, dash, most = chosen.partition("-")
+        self.fields["io_bytes"] = self.size(key, least)
+        if dash:
+            self.fields.update(io_bytes_max=self.size(key, most), io_bytes_step=self.fields["io_bytes"])
+        if "ba" in self.left:
+            self.fields["align_bytes"] = self.size("ba", self.left.pop("ba"))
+
+    def random(self, is_random: bool) -> None:
+        norandommap = self.flag("norandommap", False)
+        text = self.left.pop("random_distribution", "random")
+        if "randseed" in self.left:
+            self.fields["seed"] = self.number("randseed", 1)
+        if not is_random:
+            return
+        kind, _, theta = text.partition(":")
+        if kind == "random" and not theta:
+            self.fields["no_repeat"] = not norandommap
+        elif kind == "zipf" and re.fullmatch(r"[0-9]{0,3}(\.[0-9]{1,9})?", theta or "1.1"):
+            self.fields["distribution"] = f"zipf:{theta or '1.1'}"
+        else:
+            raise self.wrong(
+                "random_distribution",
+                text,
+                "is neither random nor zipf:THETA",
+                "random_distribution=zipf:1.2",
+            )
+
+    def engine(self, engine: str) -> None:
+        depth = self.number("iodepth", 1)
+        if engine in ASYNC_ENGINES:
+            self.fields.update(engine=ASYNC_ENGINES[engine], depth=depth)
+            if engine == "libaio":
+                self.notes.append("ioengine=libaio runs through io_uring")
+            elif engine == "posixaio":
+                self.notes.append(
+                    "ioengine=posixaio runs through a pool of threads that call pread and pwrite"
+                )
+            return
+        if engine == "null":
+            self.fields["depth"] = depth
+            return
+        self.fields["depth"] = 1
+        if depth > 1:
+            self.notes.append(
+                f"iodepth={depth} has no effect with ioengine={engine}: one I/O per job at a time, as in fio"
+            )
+        if engine in SYNC_ENGINES:
+            self.fields["engine"] = SYNC_ENGINES[engine]
+        elif engine == "libcufile":
+            self.cufile()
+        else:
+            known = ", ".join((*ASYNC_ENGINES, *SYNC_ENGINES, "null", "libcufile"))
+            raise self.wrong("ioengine", engine, f"is none of {known}", "ioengine=io_uring")
+
+    def cufile(self) -> None:
+        mode = self.left.pop("cuda_io", "cufile")
+        if mode not in ("cufile", "posix"):
+            raise self.wrong("cuda_io", mode, "is neither cufile nor posix", "cuda_io=cufile")
+        self.fields["path"] = "gds" if mode == "cufile" else "bounce"
+        gpus = self.left.pop("gpu_dev_ids", "")
+        if gpus and not re.fullmatch(r"[0-9]{1,4}(:[0-9]{1,4})*", gpus):
+            raise self.wrong("gpu_dev_ids", gpus, "is not a list of GPUs", "gpu_dev_ids=0:1")
+        if gpus:
+            self.fields["gpus"] = [int(g) for g in gpus.split(":")]
+
+    def data(self, engine: str, threads: int) -> None:
+        size = self.file_size("size")
+        each = self.file_size("filesize")
+        count = self.number("nrfiles", 1)
+        directory, filename = self.left.pop("directory", ""), self.left.pop("filename", "")
+        name = re.sub(r"[/%]", "_", self.left.pop("name", self.name))
+        if "offset" in self.left:
+            self.fields["start_bytes"] = self.offset(self.left.pop("offset"))
+        if threads < 1 or count < 1:
+            raise self.wrong("numjobs" if threads < 1 else "nrfiles", "0", "must be at least 1", "numjobs=1")
+        if engine == "null":
+            self.fields["sources"] = ["nil:"]
+        elif filename:
+            count = self.files(filename, directory, threads)
+        else:
+            count = self.directory(directory or ".", name, threads, count)
+        file_bytes = each if each is not None else size and max(size // count, 1)
+        if file_bytes is not None:
+            self.fields["file_bytes"] = file_bytes
+        elif self.fields["op"].endswith("write") and not filename and engine != "null":
+            raise RequestError(f"[{self.name}]", "has no size", "size=1g")
+
+    def file_size(self, key: str) -> int | None:
+        """Bytes; None where absent or 100 %: as found."""
+        text = self.left.pop(key, None)
+        if text is None or text == "100%":
+            return None
+        value = self.size(key, text)
+        if value == 0:
+            raise self.wrong(key, text, "an empty file can't be read or written", f"{key}=1g")
+        return value
+
+    def offset(self, text: str) -> int:
+        if text.endswith("%"):
+            raise self.wrong("offset", text, "a share of the file is not known here", "offset=1g")
+        return self.size("offset", text)
+
+    def files(self, filename: str, directory: str, threads: int) -> int:
+        """Named files, which all of the section's jobs share. Returns how many."""
+        names = [re.sub(r"\\(.)", r"\1", part) for part in re.split(r"(?<!\\):", filename) if part]
+        if not names:
+            raise self.wrong("filename", filename, "names no file", "filename=FILE")
+        paths = [os.path.join(directory, name) for name in names]
+        self.fields["sources"] = [f"file:{path}" if ":" in path else path for path in paths]
+        if threads > 1:
+            self.notes.append(
+                f"the {threads} jobs share the file and cover it together; in fio each covers all of it"
+            )
+        return len(names)
+
+    def directory(self, directory: str, name: str, threads: int, count: int) -> int:
+        """Files called as fio calls them, NAME.JOB.FILE. Returns how many each job has."""
+        self.fields["sources"] = [d for d in directory.split(":") if d] or ["."]
+        if count > 1 and threads > 1:
+            self.unsupported.append(
+                Unsupported("nrfiles", str(count), "with numjobs above 1 each job has one file")
+            )
+            count = 1
+        self.fields.update(
+            file_name=f"{name}.0.%d" if count > 1 else f"{name}.%d.0", files=count if count > 1 else threads
+        )
+        return count
+
+    # For how long, how fast.
+
+    def time(self) -> None:
+        runtime, time_based = self.seconds("runtime"), self.flag("time_based", False)
+        loops = self.number("loops", 1)
+        if time_based and not runtime:
+            raise RequestError(f"[{self.name}] time_based", "there is no runtime", "runtime=30s")
+        if runtime:
+            self.fields["duration_s"] = runtime
+        if not time_based:
+            self.fields["passes"] = max(loops, 1)
+        self.fields["warmup_s"] = self.seconds("ramp_time") or 0.0
+
+    def pace(self, threads: int) -> None:
+        """fio's rates are per job; Forebay's are of all workers together."""
+        rate, iops = self.left.pop("rate", None), self.left.pop("rate_iops", None)
+        for key, text in (("rate", rate), ("rate_iops", iops)):
+            if text is not None and "," in text:
+                raise self.wrong(
+                    key,
+                    text,
+                    "gives reads and writes different rates, which one job can't have",
+                    f"{key}=100",
+                )
+        if rate is not None and (value := self.size("rate", rate)):
+            self.fields["rate_gib_s"] = value * threads / (1 << 30)
+        if iops is not None and (value := self.size("rate_iops", iops)):
+            self.fields["rate_iops"] = float(value * threads)
+        if {"rate_gib_s", "rate_iops"} & self.fields.keys():
+            self.notes.append(
+                "the rate is an open loop: I/Os start on schedule and latency counts from the schedule"
+            )
+
+    def cache(self) -> None:
+        direct = self.flag("direct", False)
+        if "buffered" in self.left:
+            direct = not self.flag("buffered", True)
+        invalidate = self.flag("invalidate", True)
+        self.fields["cache"] = "bypass" if direct else "drop" if invalidate else "allow"
+        if self.fields.get("engine") == "map" and direct:
+            self.fields["cache"] = "drop" if invalidate else "allow"
+            self.notes.append("direct=1 has no effect with ioengine=mmap")
+        each, end = self.left.pop("sync", "0"), False
+        if each not in ("0", "none", "1", "sync", "dsync"):
+            raise self.wrong("sync", each, "is none of none, sync, dsync", "sync=dsync")
+        durable = each not in ("0", "none")
+        for key in ("fsync", "fdatasync"):
+            every = self.number(key, 0)
+            durable |= every == 1
+            if every > 1:
+                self.unsupported.append(
+                    Unsupported(key, str(every), "writes are made durable each, at the end, or never")
+                )
+        for key in ("end_fsync", "fsync_on_close"):
+            end |= self.flag(key, False)
+        if durable or end:
+            self.fields["sync"] = "each" if durable else "end"
+
+    def placement(self) -> None:
+        if "cpus_allowed" in self.left:
+            cpus = self.left.pop("cpus_allowed")
+            if not re.fullmatch(r"[0-9]{1,6}([-,:][0-9]{1,6})*", cpus):
+                raise self.wrong("cpus_allowed", cpus, "is not a list of CPUs", "cpus_allowed=0-3,8")
+            self.fields["cpus"] = cpus.replace(":", ",")
+        if "numa_cpu_nodes" in self.left:
+            nodes = self.left.pop("numa_cpu_nodes")
+            if not re.fullmatch(r"[0-9]{1,4}", nodes):
+                raise self.wrong("numa_cpu_nodes", nodes, "is not one node", "numa_cpu_nodes=0")
+            self.fields["numa"] = int(nodes)
+        if "mem" in self.left:
+            kind = self.left.pop("mem").split(":")[0]
+            if kind not in MEMORY:
+                raise self.wrong("mem", kind, f"is none of {', '.join(MEMORY)}", "mem=mmaphuge")
+            self.fields["pages"] = MEMORY[kind]
+        self.option("sqthread_poll", "sqpoll")
+        self.option("hipri", "iopoll")
+        self.option("refill_buffers", "refill")
+        if self.left.get("verify") in ("0", "none"):
+            del self.left["verify"]
+
+    def option(self, key: str, name: str) -> None:
+        if self.flag(key, False):
+            self.fields[name] = True
