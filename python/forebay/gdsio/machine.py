@@ -1,0 +1,54 @@
+"""What a transfer type needs of the machine, looked at before a long run starts."""
+
+from __future__ import annotations
+
+from forebay.errors import MachineError
+from forebay.gdsio import cufile
+from forebay.gdsio.request import Request
+
+HOST_NEXT = "-x 1 (storage to host memory)"
+
+
+def check(request: Request, *, allow_host_destination: bool) -> None:
+    """Raises MachineError where libcufile or a GPU is missing; both messages name `-x 1`."""
+    xfer = request.xfer
+    asked = f"-x {xfer.number} ({xfer.name})"
+    if xfer.needs_cufile and cufile.library() is None:
+        raise MachineError(
+            asked,
+            "libcufile was not found",
+            f"{HOST_NEXT}, or install it: pip install nvidia-cufile, or CUDA with nvidia-gds",
+        )
+    if xfer.needs_cufile or (xfer.needs_gpu and not allow_host_destination):
+        count, reason = gpus()
+        if count == 0:
+            raise MachineError(asked, f"needs a GPU, and {reason}", no_gpu_next(request))
+        for gpu in (g.gpu for g in request.groups if g.gpu is not None and g.gpu >= count):
+            raise MachineError(
+                f"-d {gpu}", f"there {'is one GPU' if count == 1 else f'are {count} GPUs'}", "-d 0"
+            )
+
+
+def no_gpu_next(request: Request) -> str:
+    """What to type where there is no GPU."""
+    if request.xfer.needs_cufile:
+        return HOST_NEXT
+    return (
+        f"{HOST_NEXT}, or --allow-host-destination to copy to host memory, labelled {request.xfer.host_label}"
+    )
+
+
+def gpus() -> tuple[int, str]:
+    """How many GPUs the NVIDIA driver shows this process; with 0, why."""
+    import ctypes
+
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0, "libcuda.so.1 was not found (the NVIDIA driver is not installed)"
+    if (code := driver.cuInit(0)) != 0:
+        return 0, f"the NVIDIA driver does not start (cuInit returned {code})"
+    count = ctypes.c_int(0)
+    if driver.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value < 1:
+        return 0, "the NVIDIA driver shows none"
+    return count.value, ""

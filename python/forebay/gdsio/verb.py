@@ -1,0 +1,159 @@
+"""`forebay gdsio`: parse as gdsio does, run, print its line.
+
+Everything but the line goes to stderr, and before it: scripts that read `2>&1 | tail -n 1` still work.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from forebay import run as engine
+from forebay.errors import CHECK_FAILED, DONE, INTERRUPTED, MachineError, RequestError
+from forebay.gdsio import cufile, flags, job_file, jobs, machine, output
+from forebay.gdsio.request import Request
+
+Record = dict[str, Any]
+
+
+@click.command(name="gdsio")
+@click.argument("job_file_path", metavar="[FILE.gdsio]", required=False)
+@flags.options
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print the RunRecord in place of the line; of a write with -V, an array of both.",
+)
+@click.option("--record", metavar="FILE", help="Append each RunRecord to FILE, one line of JSON per run.")
+@click.option(
+    "--overwrite",
+    multiple=True,
+    metavar="FILE",
+    help="A file for -f that may be overwritten though Forebay didn't make it.",
+)
+@click.option(
+    "--overwrite-device", multiple=True, metavar="DEVICE", help="A block device that may be overwritten."
+)
+@click.option(
+    "--require-direct", is_flag=True, help="Fail where cuFile would fall back, whatever cufile.json allows."
+)
+@click.option(
+    "--allow-host-destination",
+    is_flag=True,
+    help="Let -x 2, 3 and 4 copy to host memory where there is no GPU; the label says so.",
+)
+@click.option("--dry-run", is_flag=True, help="Print the same job as a `forebay bench` command, and stop.")
+def command(job_file_path: str | None, **values: Any) -> int:
+    """gdsio's own flags and output line.
+
+    FILE.gdsio is a job file, in place of flags. The line says what ran: XferType is GPUD only where the bytes
+    went to the GPU by DMA, and GPUD_COMPAT where cuFile fell back.
+    """
+    request = _request(job_file_path, flags.take(values))
+    fields = _job(request, values)
+    if values["dry_run"]:
+        click.echo(jobs.as_bench(fields))
+        return DONE
+    if values["record"]:
+        _append(values["record"], "")
+    machine.check(request, allow_host_destination=values["allow_host_destination"])
+    jobs.check_targets(request)
+    jobs.check_files(request)
+    for note in jobs.without_effect(request):
+        _say(note)
+    return _phases(request, fields, values)
+
+
+def _request(path: str | None, given: dict[str, Any]) -> Request:
+    if path is None:
+        return flags.request(given)
+    if given:
+        letter = flags.BY_FIELD[next(iter(given))].letter
+        raise RequestError(
+            f"{path} with -{letter}",
+            "a job file and gdsio's flags can't be mixed",
+            "the file alone, or flags alone",
+        )
+    return job_file.read(path)
+
+
+def _job(request: Request, values: dict[str, Any]) -> dict[str, Any]:
+    compat = not values["require_direct"] and (not request.xfer.needs_cufile or cufile.allows_compat())
+    fields = jobs.job(request, allow_compat=compat)
+    overwrite = [*values["overwrite"], *jobs.ours(request)]
+    if overwrite:
+        fields["overwrite"] = overwrite
+    if values["overwrite_device"]:
+        fields["overwrite_devices"] = list(values["overwrite_device"])
+    return fields
+
+
+def _phases(request: Request, fields: dict[str, Any], values: dict[str, Any]) -> int:
+    """One run; after a write with -V a second that reads and checks, as gdsio does."""
+    code, record = _run(request, fields, values)
+    records = [record]
+    if request.writes and request.verify and code == DONE:
+        if not values["as_json"]:
+            click.echo("Verifying data ")
+        request = replace(request, op=request.op.replace("write", "read"))
+        code, record = _run(request, {**fields, "op": request.op}, values)
+        records.append(record)
+    if values["as_json"]:
+        click.echo(json.dumps(records[0] if len(records) == 1 else records))
+    return code
+
+
+def _run(request: Request, fields: dict[str, Any], values: dict[str, Any]) -> tuple[int, Record]:
+    try:
+        record = engine.run(fields)
+    except MachineError as error:
+        if not request.xfer.needs_gpu or "-x 1" in error.next:
+            raise
+        raise MachineError(
+            error.asked, error.found, f"{error.next}; or {machine.HOST_NEXT}".lstrip("; ")
+        ) from error
+    if values["record"]:
+        _append(values["record"], json.dumps(record) + "\n")
+    _refuse_host_copy(request, record, values["allow_host_destination"])
+    for note in [*output.notes(record), *(output.per_job(record) if request.per_job else [])]:
+        _say(note)
+    failed = record["result"]["errors"]["verify_failed"]
+    if failed:
+        _say(f"{failed} blocks don't hold what `forebay gdsio -V` with this -k, -o and -s writes there")
+    if not values["as_json"]:
+        click.echo(output.line(request, record, jobs.data_bytes(request)))
+    interrupted = record["result"].get("interrupted")
+    return (INTERRUPTED if interrupted else CHECK_FAILED if failed else DONE), record
+
+
+def _refuse_host_copy(request: Request, record: Record, allowed: bool) -> None:
+    """A copy that ended in host memory is not what -x 2, 3 or 4 asked for, unless that was allowed."""
+    path = record["path"]
+    if path["ran"] == "bounce" and path["destination"] == "host" and not allowed:
+        found = (
+            f"the copy went to host memory ({path['reason']})"
+            if path.get("reason")
+            else "the copy went to host memory"
+        )
+        raise MachineError(
+            f"-x {request.xfer_number} ({request.xfer.name})", found, machine.no_gpu_next(request)
+        )
+
+
+def _append(path: str, text: str) -> None:
+    """Called with nothing before the run, so that a file that can't be written costs no measurement."""
+    try:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise RequestError(
+            f"--record {path}", error.strerror or str(error), "a file that can be written"
+        ) from None
+
+
+def _say(text: str) -> None:
+    click.echo(f"forebay: {text}", err=True)
