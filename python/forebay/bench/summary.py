@@ -1,0 +1,346 @@
+"""A record as a page of text for a terminal. Pure: a record in, a string out."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from forebay import environment
+from forebay.units import format_bytes
+
+BARS = "▁▂▃▄▅▆▇█"
+LABEL = 10
+GIB = 1 << 30
+
+
+def text(record: dict[str, Any], width: int = 100) -> str:
+    """The summary: what it ran on, the path that ran, rate, latency, CPU, power, cache, ramp, warnings."""
+    lines: list[str] = []
+    for label, line in _lines(record):
+        lines += textwrap.wrap(
+            line,
+            max(width, 40),
+            initial_indent=label.ljust(LABEL),
+            subsequent_indent=" " * LABEL,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return "\n".join(lines)
+
+
+def _lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    yield from environment.card(record["environment"])
+    yield "job", job(record["job"])
+    yield "path", path(record)
+    if record.get("origin") != "measured":
+        yield "origin", f"{record.get('origin')}: no device was measured"
+    yield "moved", moved(record["result"])
+    yield "rate", rate(record["result"])
+    yield "latency", latency(record)
+    yield "cpu", cpu(record)
+    yield "power", power(record)
+    yield "cache", cache(record)
+    yield "errors", errors(record["result"]["errors"])
+    for line in ramp(record["result"].get("series") or []):
+        yield "ramp", line
+    for found in record["result"].get("hosts") or []:
+        yield "host", host(found)
+    yield from warnings(record.get("warnings") or [])
+
+
+def job(spec: dict[str, Any]) -> str:
+    """`randread of 4k from /data/t, 4 workers × depth 32, seed 7`."""
+    size = format_bytes(spec["io_bytes"])
+    if spec.get("io_bytes_max"):
+        size += f" to {format_bytes(spec['io_bytes_max'])}"
+    what = str(spec["op"])
+    if spec.get("read_pct") is not None:
+        what += f", {spec['read_pct']} % reads,"
+    preposition = "to" if "write" in spec["op"] else "from"
+    parts = [f"{what} of {size} {preposition} {spec['source']}"]
+    if spec.get("data_bytes"):
+        parts[0] += f" ({bytes_(spec['data_bytes'])})"
+    parts.append(f"{count(spec['workers'], 'worker')} × depth {spec['depth']}")
+    if spec.get("rate_gib_s"):
+        parts.append(f"paced at {significant(spec['rate_gib_s'])} GiB/s")
+    if spec.get("rate_iops"):
+        parts.append(f"paced at {spec['rate_iops']:,.0f} IOPS")
+    if spec.get("pattern") == "random" or spec.get("verify"):
+        parts.append(f"seed {spec['seed']}")
+    return " · ".join(parts)
+
+
+def path(record: dict[str, Any]) -> str:
+    """The path that ran and why; the engine; where the bytes ended; what the slots lie in."""
+    ran = record["path"]
+    head = f"{ran['ran']} ran" + (
+        "" if ran["ran"] == ran["requested"] else f" ({ran['requested']} was asked)"
+    )
+    if ran.get("reason"):
+        head += f": {ran['reason']}"
+    engine = f"engine {ran['engine']}"
+    if ran.get("engine_features"):
+        engine += f" ({', '.join(ran['engine_features'])})"
+    parts = [head, engine, f"into {'host memory' if ran['destination'] == 'host' else ran['destination']}"]
+    routes = (("direct_bytes", "direct"), ("staged_bytes", "staged"), ("mapped_bytes", "mapped"))
+    moved_ways = [f"{bytes_(ran[key])} {word}" for key, word in routes if ran.get(key)]
+    if moved_ways:
+        parts.append(", ".join(moved_ways))
+    if ran.get("slot_bytes"):
+        pinned = ", pinned" if ran.get("slots_pinned") else ""
+        parts.append(f"slots {bytes_(ran['slot_bytes'])} in {ran['slot_pages']} pages{pinned}")
+    return " · ".join(parts)
+
+
+def moved(result: dict[str, Any]) -> str:
+    line = f"{bytes_(result['bytes'])} in {result['ios']:,} I/Os over {seconds(result['seconds'])}"
+    if result.get("read_bytes") and result.get("write_bytes"):
+        line += f" ({bytes_(result['read_bytes'])} read, {bytes_(result['write_bytes'])} written)"
+    if result.get("verified_bytes"):
+        line += f" · {bytes_(result['verified_bytes'])} verified"
+    if result.get("steady_after_s") is not None:
+        line += f" · steady after {seconds(result['steady_after_s'])}"
+    if result.get("interrupted"):
+        line += " · interrupted: this is what was measured until then"
+    return line
+
+
+def rate(result: dict[str, Any]) -> str:
+    """Throughput and IOPS; over repeats the median, range and 95 % interval."""
+    line = f"{significant(result['throughput_gib_s'])} GiB/s · {result['iops']:,.0f} IOPS"
+    repeats = result.get("repeats") or []
+    if len(repeats) < 2:
+        return line
+    spread = result["summary"]
+    low, high = spread["throughput_gib_s_min"], spread["throughput_gib_s_max"]
+    line += (
+        f" · over {len(repeats)} repeats: median {significant(spread['throughput_gib_s_median'])},"
+        f" range {significant(low)}–{significant(high)}"
+    )
+    interval = spread.get("throughput_gib_s_ci95")
+    if interval:
+        line += f", 95 % interval of the mean {significant(interval[0])}–{significant(interval[1])}"
+    return line
+
+
+def latency(record: dict[str, Any]) -> str:
+    result = record["result"]
+    found = result.get("latency_us")
+    if not result.get("ios") or not found:
+        return not_measured(record, "result.latency_us", "no I/O finished")
+    marks = (
+        ("p50", "p50"),
+        ("p90", "p90"),
+        ("p99", "p99"),
+        ("p999", "p99.9"),
+        ("max", "max"),
+        ("mean", "mean"),
+    )
+    line = " · ".join(f"{word} {micros(found[key])}" for key, word in marks)
+    copy = result.get("copy_latency_us")
+    if copy:
+        line += f" · copy stage p50 {micros(copy['p50'])}, p99 {micros(copy['p99'])}"
+    return line
+
+
+def cpu(record: dict[str, Any]) -> str:
+    """Cores (user and system), core-seconds per GiB, time per I/O, and what the rest of the machine did."""
+    result = record["result"]
+    used = result["cpu"]
+    elapsed = result["seconds"]
+    line = f"{significant(used['cores_busy'])} cores"
+    if elapsed:
+        user, system = used["user_s"] / elapsed, used["system_s"] / elapsed
+        line += f" (user {significant(user)}, system {significant(system)})"
+    if used.get("cpu_s_per_gib") is not None:
+        line += f" · {significant(used['cpu_s_per_gib'])} core-s/GiB"
+        gib = result["bytes"] / GIB
+        if gib:
+            shares = (significant(used["user_s"] / gib), significant(used["system_s"] / gib))
+            line += f" (user {shares[0]}, system {shares[1]})"
+    if used.get("ns_per_io") is not None:
+        line += f" · {micros(used['ns_per_io'] / 1e3)} per I/O"
+    if used.get("others_cores_busy") is not None:
+        line += f" · others on this machine {significant(used['others_cores_busy'])} cores"
+    return line
+
+
+def power(record: dict[str, Any]) -> str:
+    found = record["result"].get("power") or []
+    if not found:
+        return not_measured(record, "result.power", "no meter answered")
+    parts = []
+    for meter in found:
+        part = f"{meter['scope']} {significant(meter['watts_mean'])} W"
+        if meter.get("joules_per_gib") is not None:
+            part += f", {significant(meter['joules_per_gib'])} J/GiB"
+        parts.append(f"{part} ({meter['source']})")
+    return " · ".join(parts)
+
+
+def cache(record: dict[str, Any]) -> str:
+    """Policy, residency before and after, and what the devices delivered beside what was asked for."""
+    state = record["cache"]
+    names = {
+        "bypass": "bypassed (O_DIRECT)",
+        "drop": "dropped before each run",
+        "allow": "allowed",
+        "warm": "warmed first",
+        "memory": "the file system lives in memory",
+        "none": "none to speak of",
+    }
+    parts = [names.get(state["policy"], state["policy"])]
+    before, after = state.get("resident_before"), state.get("resident_after")
+    if before is not None and after is not None:
+        parts.append(f"data in page cache {100 * before:.0f} % before, {100 * after:.0f} % after")
+    elif state["policy"] not in ("none", "memory"):
+        key = "cache.resident_before" if before is None else "cache.resident_after"
+        parts.append("residency " + not_measured(record, key, "nothing answered"))
+    if state.get("device_bytes") is not None:
+        parts.append(_device_share(state["device_bytes"], record["result"]["bytes"]))
+    elif state["policy"] != "none":
+        parts.append("device bytes " + not_measured(record, "cache.device_bytes", "no device counter"))
+    return " · ".join(parts)
+
+
+def _device_share(device: int, asked: int) -> str:
+    line = f"devices moved {bytes_(device)} for {bytes_(asked)} asked"
+    return f"{line} ({100 * device / asked:.0f} %)" if asked else line
+
+
+def errors(found: dict[str, Any]) -> str:
+    named = {
+        "failed": "failed",
+        "timed_out": "timed out",
+        "verify_failed": "failed verification",
+        "short": "short",
+        "retried": "retried",
+        "misaligned": "misaligned",
+    }
+    counted = [f"{found[key]:,} {word}" for key, word in named.items() if found.get(key)]
+    if not counted:
+        return "none"
+    examples = "; ".join(found.get("examples") or [])
+    return ", ".join(counted) + (f": {examples}" if examples else "")
+
+
+def ramp(series: Sequence[dict[str, Any]], cells: int = 60) -> list[str]:
+    """A sparkline of throughput, warm-up before the bar `|`; one line per repeat, four at most."""
+    lines = []
+    repeats = sorted({p.get("repeat", 0) for p in series})
+    top = max((p["gib_s"] for p in series), default=0.0)
+    for number in repeats[:4]:
+        points = [p for p in series if p.get("repeat", 0) == number]
+        warm = [p["gib_s"] for p in points if p.get("warmup")]
+        kept = [p["gib_s"] for p in points if not p.get("warmup")]
+        if len(kept) < 2:
+            continue
+        share = cells * len(warm) // len(points)
+        line = f"{sparkline(warm, share, top)}|" if warm else ""
+        line += sparkline(kept, cells - share, top)
+        line += f" {significant(min(kept))}–{significant(max(kept))} GiB/s"
+        if warm:
+            line += f"; warm-up of {seconds(_warmup_end(points))} left out"
+        lines.append(line)
+    if len(repeats) > 4:
+        lines.append(f"and {len(repeats) - 4} more repeats")
+    return lines
+
+
+def _warmup_end(points: Sequence[dict[str, Any]]) -> float:
+    return max(p["t_s"] for p in points if p.get("warmup"))
+
+
+def sparkline(values: Sequence[float], cells: int, top: float | None = None) -> str:
+    """`values` as bars from zero to `top`, averaged into at most `cells` characters."""
+    if not values or cells < 1:
+        return ""
+    top = max(values) if top is None else top
+    cells = min(cells, len(values))
+    bars = []
+    for cell in range(cells):
+        first, last = cell * len(values) // cells, (cell + 1) * len(values) // cells
+        mean = sum(values[first:last]) / (last - first)
+        bars.append(BARS[min(len(BARS) - 1, int(mean / top * len(BARS)))] if top > 0 else BARS[0])
+    return "".join(bars)
+
+
+def host(found: dict[str, Any]) -> str:
+    """One host of an MPI run."""
+    parts = [str(found.get("host", "?"))]
+    if found.get("rank") is not None:
+        parts[0] += f" (rank {found['rank']})"
+    if found.get("throughput_gib_s") is not None:
+        parts.append(f"{significant(found['throughput_gib_s'])} GiB/s")
+    if found.get("iops") is not None:
+        parts.append(f"{found['iops']:,.0f} IOPS")
+    spread = found.get("latency_us")
+    if spread:
+        parts.append(f"p50 {micros(spread['p50'])}, p99 {micros(spread['p99'])}")
+    if found.get("cpu"):
+        parts.append(f"{significant(found['cpu']['cores_busy'])} cores")
+    if found.get("started_after_s") is not None:
+        parts.append(f"began {seconds(found['started_after_s'])} after the first")
+    if found.get("failure"):
+        parts.append(f"failed: {found['failure']}")
+    return " · ".join(parts)
+
+
+def warnings(found: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    for warning in found:
+        following = f" → {warning['next']}" if warning.get("next") else ""
+        yield "warning", f"{warning['text']}{following}"
+
+
+def not_measured(record: dict[str, Any], field: str, otherwise: str) -> str:
+    """`not measured: REASON`, from `missing`: of the field, else of its parts, else of what it is part of."""
+    missing = record.get("missing") or {}
+    reasons = [reason for key, reason in missing.items() if key == field]
+    reasons = reasons or [reason for key, reason in missing.items() if key.startswith(f"{field}.")]
+    reasons = reasons or [reason for key, reason in missing.items() if field.startswith(f"{key}.")]
+    return f"not measured: {'; '.join(dict.fromkeys(reasons)) or otherwise}"
+
+
+def significant(value: float) -> str:
+    """Three significant digits, without an exponent between 0.0001 and a million."""
+    if value == 0:
+        return "0"
+    size = abs(value)
+    if size >= 1000:
+        return f"{value:,.0f}"
+    for bound, digits in ((100, 0), (10, 1), (1, 2), (0.1, 3), (0.01, 4), (0.001, 5), (0.0001, 6)):
+        if size >= bound:
+            return f"{value:.{digits}f}"
+    return f"{value:.2g}"
+
+
+def micros(value: float) -> str:
+    """Microseconds in the unit that reads best."""
+    for bound, factor, unit in ((1.0, 1e3, "ns"), (1e3, 1.0, "µs"), (1e6, 1e-3, "ms")):
+        if value < bound:
+            return f"{significant(value * factor)} {unit}"
+    return f"{significant(value / 1e6)} s"
+
+
+def seconds(value: float) -> str:
+    if value < 0.9995:
+        return micros(value * 1e6)
+    if value < 100:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def bytes_(value: int) -> str:
+    """A size to three digits: `31.2 GiB`; exact where it is short (`64 KiB`)."""
+    for shift, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if value >= 1 << shift:
+            scaled = value / (1 << shift)
+            return f"{scaled:.0f} {unit}" if scaled == int(scaled) else f"{significant(scaled)} {unit}"
+    return f"{value} B"
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,231 @@
+"""The verb: jobs from flags or a fio file, each run, summarised, saved."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+
+from forebay.bench.interrupt import Interrupt
+from forebay.errors import BROKE, CHECK_FAILED, DONE, INTERRUPTED, ForebayError, RequestError
+from forebay.flags import job_from_flags, job_options
+
+EXAMPLES = """\b
+Examples:
+  forebay bench /data/big.bin --path host --io-size 1m --depth 32
+  forebay bench /data --op randread --io-size 4k --file-size 1g --workers 4 --depth 64
+  forebay bench 'stripe:?chunk=512k&m=/nvme0/a&m=/nvme1/a' --path bounce --repeat 5
+  forebay bench nil: --io-size 4k             (the cost of our own loop)
+  mpirun -n 2 forebay bench '/data/{host}' --duration 30"""
+
+
+@dataclass
+class Task:
+    """One job of this command: its fields, its name if any, the keys of its file that aren't understood."""
+
+    job: dict[str, Any]
+    name: str = ""
+    unsupported: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Outcome:
+    """What a task came to: a record, an error, or both (the part measured before the error)."""
+
+    record: dict[str, Any] | None
+    error: ForebayError | None = None
+    interrupted: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        if self.interrupted:
+            return INTERRUPTED
+        if self.error is not None:
+            return self.error.exit_code
+        if self.record and self.record["result"].get("interrupted"):
+            return INTERRUPTED
+        found = self.record["result"]["errors"] if self.record else {}
+        if found.get("failed") or found.get("timed_out"):
+            return BROKE
+        return CHECK_FAILED if found.get("verify_failed") else DONE
+
+
+@click.command("bench", epilog=EXAMPLES, context_settings={"max_content_width": 110})
+@click.argument("sources", nargs=-1, metavar="SOURCE...")
+@job_options
+@click.option("--json", "as_json", is_flag=True, help="The record as one JSON document on stdout.")
+@click.option(
+    "-o", "--out", metavar="FILE", help="Save the record here. A file that isn't a record isn't overwritten."
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and touch nothing.")
+@click.option("--live", is_flag=True, help="A full-screen view while it runs.")
+@click.option("--fio", metavar="FILE", help="Run the jobs of a fio job file, in turn.")
+@click.option("--quiet", "-q", is_flag=True, help="No progress and no summary.")
+@click.option(
+    "--mpi",
+    is_flag=True,
+    help="One run over all ranks of mpirun or srun (detected where mpi4py is installed).",
+)
+@click.option(
+    "--host-source", multiple=True, metavar="HOST=SOURCE", help="In an MPI run, this host's SOURCE."
+)
+def command(sources: tuple[str, ...], **options: Any) -> int:
+    """How fast, and at what CPU cost and power, does a path move data between SOURCE and memory?
+
+    SOURCE is a file, a directory, a block device, stripe:?chunk=512k&m=A&m=B, nil: or model:NAME. One job
+    makes one record; the summary on the terminal says what ran, on what, and what to doubt.
+    """
+    own = {
+        k: options.pop(k) for k in ("as_json", "out", "dry_run", "live", "fio", "quiet", "mpi", "host_source")
+    }
+    tasks = tasks_of(sources, options, own["fio"])
+    if own["out"]:
+        from forebay.bench import save
+
+        save.check_target(own["out"])
+    from forebay import mpi
+
+    world = mpi.world(explicit=own["mpi"], host_sources=own["host_source"])
+    if own["dry_run"]:
+        return dry_run(tasks, own["as_json"]) if world is None or world.leads else DONE
+    return run_all(tasks, own, world)
+
+
+def tasks_of(sources: tuple[str, ...], options: dict[str, Any], fio: str | None) -> list[Task]:
+    """The flags as one task, or a fio file's jobs with the flags laid over each."""
+    if fio is None:
+        if not sources:
+            raise RequestError(
+                "SOURCE",
+                "no source was given",
+                "forebay bench FILE, a directory, stripe:…, nil: or model:NAME",
+            )
+        return [Task(job_from_flags(sources, options))]
+    from forebay.fio import jobs
+
+    over = {k: v for k, v in job_from_flags(sources, options).items() if k != "sources" or v}
+    tasks = [Task({**found.job, **over}, found.name, list(found.unsupported)) for found in jobs(fio)]
+    if not tasks:
+        raise RequestError(f"--fio {fio}", "holds no job", "a section as [job1] with its keys")
+    for task in tasks:
+        if task.unsupported:
+            click.echo(
+                f"forebay: {fio} [{task.name}]: not supported and left out: {', '.join(task.unsupported)}",
+                err=True,
+            )
+    return tasks
+
+
+def run_all(tasks: list[Task], own: dict[str, Any], world: Any) -> int:
+    """Runs each task, shows and saves as it goes; the exit code is that of the first that didn't go well."""
+    code, records = DONE, []
+    with Interrupt() as interrupt:
+        for task in tasks:
+            outcome = measure(task, own, interrupt, world)
+            if outcome.record is not None:
+                records.append(outcome.record)
+            if world is None or world.leads:
+                conclude(task, outcome, records, own, several=len(tasks) > 1)
+            code = code or outcome.exit_code
+            stopped = interrupt.requested if world is None else world.anywhere(interrupt.requested)
+            if stopped:
+                code = INTERRUPTED
+                break
+    leads = world is None or world.leads
+    if own["as_json"] and records and leads:
+        click.echo(json.dumps(records if own["fio"] else records[0], indent=1))
+    return world.agree(code) if world is not None else code
+
+
+def measure(task: Task, own: dict[str, Any], interrupt: Interrupt, world: Any = None) -> Outcome:
+    """Runs one task under the observer that fits the terminal. Errors become part of the outcome."""
+    from forebay import run as engine
+
+    watch = observer(task, own, world)
+
+    def observe(progress: dict[str, Any]) -> None:
+        interrupt.raise_if_requested()
+        if world is not None:
+            world.watch(progress)
+        watch(progress)
+
+    def go(job: dict[str, Any], relay: Callable[[dict[str, Any]], None] | None = observe) -> dict[str, Any]:
+        return engine.run(job, observer=relay)
+
+    try:
+        record = go(task.job) if world is None else world.run(task.job, go, observe, interrupt)
+        return Outcome(record, interrupted=interrupt.requested)
+    except ForebayError as error:
+        record = getattr(error, "record", None)
+        record = json.loads(record) if isinstance(record, str) else record
+        return Outcome(record, error, interrupt.requested)
+    except KeyboardInterrupt:
+        interrupt.requested = True
+        return Outcome(None, interrupted=True)
+    finally:
+        watch.close()
+
+
+def observer(task: Task, own: dict[str, Any], world: Any) -> Any:
+    """The full-screen view, the one-line progress, or nothing."""
+    from forebay.bench import progress
+
+    if world is not None and not world.leads:
+        return progress.Silent()
+    if own["live"] and not own["quiet"]:
+        from forebay.bench import live
+
+        why_not = live.unavailable(sys.stderr)
+        if why_not is None:
+            return live.View(task.job, title=task.name)
+        click.echo(f"forebay: --live: {why_not}; the summary follows when the run is done", err=True)
+    return progress.line(own["quiet"], task.name)
+
+
+def conclude(
+    task: Task, outcome: Outcome, records: list[dict[str, Any]], own: dict[str, Any], several: bool
+) -> None:
+    """Says how a task went (stderr with --json, else stdout) and saves its record where that is due."""
+    from forebay.bench import save, summary
+
+    record = outcome.record
+    if record is not None and not own["quiet"]:
+        heading = f"[{task.name}]\n" if several and task.name else ""
+        click.echo(heading + summary.text(record, _width()), err=own["as_json"])
+    if record is not None and own["out"]:
+        save.write(own["out"], records)
+        if not own["quiet"]:
+            click.echo(f"record    {own['out']}", err=own["as_json"])
+    elif record is not None and outcome.exit_code in (BROKE, INTERRUPTED):
+        rescued = save.rescue(record)
+        told = f"what was measured is in {rescued}" if rescued else "what was measured could not be saved"
+        click.echo(f"forebay: {told}", err=True)
+    if outcome.error is not None:
+        click.echo(f"forebay: {outcome.error}", err=True)
+    elif record is None:
+        click.echo("forebay: interrupted before anything was measured", err=True)
+
+
+def dry_run(tasks: list[Task], as_json: bool) -> int:
+    """Prints the engine's plan of each task."""
+    from forebay import run as engine
+
+    plans = [engine.plan(task.job) for task in tasks]
+    if as_json:
+        click.echo(json.dumps(plans if len(plans) > 1 else plans[0], indent=1))
+        return DONE
+    from forebay.bench import plan
+
+    for task, found in zip(tasks, plans, strict=True):
+        click.echo((f"[{task.name}]\n" if task.name else "") + plan.text(found))
+    return DONE
+
+
+def _width() -> int:
+    import shutil
+
+    return min(shutil.get_terminal_size((100, 24)).columns, 120)

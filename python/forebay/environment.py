@@ -1,0 +1,86 @@
+"""The environment card: what a number was measured on, in two or three lines of text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forebay.units import format_bytes
+
+
+def card(environment: dict[str, Any]) -> list[tuple[str, str]]:
+    """(heading, line) pairs out of a record's `environment`: machine, storage where known, GPUs."""
+    lines = [("machine", machine(environment))]
+    drives = storage(environment)
+    if drives:
+        lines.append(("storage", drives))
+    lines.append(("gpu", gpus(environment)))
+    return lines
+
+
+def machine(environment: dict[str, Any]) -> str:
+    """`host7 · AMD EPYC 9124, 16 cores · 125 GiB · Ubuntu 24.04, Linux 6.18`."""
+    cores = environment.get("cores")
+    nodes = environment.get("numa_nodes") or 1
+    processor = environment.get("cpu") or "unknown processor"
+    if cores:
+        processor += f", {cores} core{'' if cores == 1 else 's'}"
+    if nodes > 1:
+        processor += f" on {nodes} NUMA nodes"
+    parts = [environment.get("host") or "unnamed host", processor]
+    if environment.get("memory_bytes"):
+        parts.append(f"{environment['memory_bytes'] / 2**30:.0f} GiB")
+    kernel = environment.get("kernel")
+    if kernel and kernel[0].isdigit():
+        kernel = f"Linux {kernel}"
+    system = ", ".join(s for s in (environment.get("os"), kernel) if s)
+    if system:
+        parts.append(system)
+    if environment.get("virtualization"):
+        parts.append(f"in {environment['virtualization']}")
+    return " · ".join(parts)
+
+
+def storage(environment: dict[str, Any]) -> str | None:
+    """`ext4 at /data on nvme0n1 · KIOXIA CD8, nvme, PCIe 4.0 x4`; None where nothing is known."""
+    parts = []
+    filesystem = environment.get("filesystem")
+    if filesystem:
+        where = f"{filesystem['kind']} at {filesystem['mount_point']}"
+        if filesystem.get("device"):
+            where += f" on {filesystem['device']}"
+        parts.append(where)
+    parts += [drive(d) for d in environment.get("drives") or []]
+    return " · ".join(parts) or None
+
+
+def drive(found: dict[str, Any]) -> str:
+    """One drive: name, model, kind, and its PCIe link, also where that runs below what the drive can do."""
+    words = [found.get("name") or "drive"]
+    for value in (found.get("model"), found.get("kind")):
+        if value:
+            words.append(str(value))
+    if found.get("pcie_gen") and found.get("pcie_width"):
+        link = f"PCIe {found['pcie_gen']}.0 x{found['pcie_width']}"
+        most = (found.get("pcie_gen_max") or 0, found.get("pcie_width_max") or 0)
+        if most > (found["pcie_gen"], found["pcie_width"]):
+            link += f" (can do {most[0]}.0 x{most[1]})"
+        words.append(link)
+    if found.get("size_bytes"):
+        words.append(_capacity(found["size_bytes"]))
+    return words[0] if len(words) == 1 else f"{words[0]} ({', '.join(words[1:])})"
+
+
+def gpus(environment: dict[str, Any]) -> str:
+    """The GPUs, equal ones counted; `none`."""
+    names: dict[str, int] = {}
+    for gpu in environment.get("gpus") or []:
+        name = gpu.get("name") or "GPU"
+        if gpu.get("driver"):
+            name += f" (driver {gpu['driver']})"
+        names[name] = names.get(name, 0) + 1
+    return ", ".join(n if count == 1 else f"{count} × {n}" for n, count in names.items()) or "none"
+
+
+def _capacity(size: int) -> str:
+    exact = format_bytes(size)
+    return f"{exact}B" if len(exact) <= 5 and not exact.isdigit() else f"{size / 2**30:.1f} GiB"

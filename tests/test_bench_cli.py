@@ -1,0 +1,332 @@
+"""`forebay bench` as its users meet it: what it prints, saves and exits with."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import fake_engine
+import forebay.run
+import pytest
+from forebay import cli
+from forebay.bench import plan, progress, save, summary
+from forebay.errors import MachineError, RunError
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def bench(monkeypatch, tmp_path, capfd):
+    """Runs `forebay bench …` in tmp_path against a given engine: code, out, err, and the jobs that ran."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str, run=lambda job, **_: fake_engine.record()):
+        jobs = []
+
+        def remember(job, **kept):
+            jobs.append(job)
+            return run(job, **kept)
+
+        monkeypatch.setattr(forebay.run, "run", remember)
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["bench", *arguments])
+        out, err = capfd.readouterr()
+        return SimpleNamespace(code=ended.value.code, out=out, err=err, jobs=jobs)
+
+    return call
+
+
+def test_the_summary_says_what_ran_how_fast_at_what_cost(bench, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    done = bench("/data/t", "--io-size", "1m", "--depth", "32")
+    assert done.code == 0
+    assert done.jobs == [{"sources": ["/data/t"], "io_bytes": 1 << 20, "depth": 32}]
+    for expected in (
+        "testhost · Test CPU, 2 cores · 24 GiB · Debian 12, Linux 6.18.1 · in kvm",
+        "host ran · engine uring (fixed_files, fixed_buffers) · into host memory",
+        "2.00 GiB/s · 2,048 IOPS",
+        "p50 480 µs",
+        "p99.9 2.50 ms",
+        "0.400 cores (user 0.100, system 0.300) · 0.200 core-s/GiB",
+        "not measured: no RAPL in /sys/class/powercap, no NVML",
+        "devices moved 4 GiB for 4 GiB asked (100 %)",
+        "measured for 2 s only → --duration 10",
+    ):
+        assert expected in done.out
+
+
+def test_json_is_the_record_alone_on_stdout(bench):
+    done = bench("nil:", "--json")
+    assert json.loads(done.out) == fake_engine.RECORD
+    assert "GiB/s" in done.err
+
+
+def test_quiet_json_says_nothing_else(bench):
+    assert bench("nil:", "--json", "--quiet").err == ""
+
+
+def test_no_source_is_a_bad_request(bench):
+    done = bench()
+    assert done.code == 2
+    assert "no source was given" in done.err and "Traceback" not in done.err
+
+
+def test_out_saves_the_record(bench, tmp_path):
+    assert bench("nil:", "-o", "run.json").code == 0
+    assert json.loads((tmp_path / "run.json").read_text()) == fake_engine.RECORD
+    assert bench("nil:", "-o", "run.json").code == 0, "a record of ours may be replaced"
+
+
+def test_a_file_that_is_not_a_record_survives(bench, tmp_path):
+    precious = tmp_path / "thesis.json"
+    precious.write_text('{"chapter": 1}')
+    done = bench("nil:", "-o", "thesis.json")
+    assert done.code == 2 and not done.jobs, "refused before anything ran"
+    assert "isn't overwritten" in done.err
+    assert precious.read_text() == '{"chapter": 1}'
+
+
+@pytest.mark.parametrize("out", ["nowhere/run.json", "."])
+def test_an_impossible_output_is_refused_before_the_run(bench, out):
+    done = bench("nil:", "-o", out)
+    assert done.code == 2 and not done.jobs
+
+
+def test_nothing_is_saved_unless_asked(bench, tmp_path):
+    bench("nil:")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("errors", "code"),
+    [
+        ({"verify_failed": 3}, 1),
+        ({"failed": 1}, 4),
+        ({"timed_out": 1}, 4),
+        ({"short": 5}, 0),
+        ({"retried": 5}, 0),
+    ],
+)
+def test_exit_codes_follow_what_went_wrong(bench, errors, code):
+    made = fake_engine.record()
+    made["result"]["errors"] = {**made["result"]["errors"], **errors}
+    done = bench("nil:", run=lambda job, **_: made)
+    assert done.code == code
+    assert f"{next(iter(errors.values()))} " in done.out.split("errors")[1]
+
+
+def broken(job, **_):
+    error = RunError("reading /data/t", "I/O error at 1 MiB", "dmesg | tail")
+    error.record = fake_engine.record()
+    raise error
+
+
+def test_a_broken_run_saves_what_was_measured_and_names_the_file(bench, tmp_path):
+    done = bench("/data/t", run=broken)
+    assert done.code == 4
+    assert "forebay-00112233aabbccdd.json" in done.err and "I/O error at 1 MiB" in done.err
+    assert json.loads((tmp_path / "forebay-00112233aabbccdd.json").read_text())["result"]["ios"] == 4096
+
+
+def test_the_record_of_an_error_may_be_text(bench, tmp_path):
+    def as_text(job, **_):
+        error = RunError("a", "b")
+        error.record = json.dumps(fake_engine.record())
+        raise error
+
+    assert bench("/data/t", run=as_text).code == 4
+    assert len(list(tmp_path.glob("forebay-*.json"))) == 1
+
+
+def test_a_machine_that_cannot_exits_3(bench):
+    def cannot(job, **_):
+        raise MachineError("--path gds", "libcufile isn't installed", "--path bounce")
+
+    done = bench("nil:", "--path", "gds", run=cannot)
+    assert done.code == 3 and "--path bounce" in done.err and done.out == ""
+
+
+def test_an_interrupted_record_is_saved(bench, tmp_path):
+    done = bench("nil:", run=lambda job, **_: fake_engine.record(interrupted=True))
+    assert done.code == 130
+    assert (tmp_path / "forebay-00112233aabbccdd.json").exists()
+    assert "interrupted" in done.out
+
+
+def test_a_foreign_file_in_the_rescue_place_is_left_alone(bench, tmp_path):
+    taken = tmp_path / "forebay-00112233aabbccdd.json"
+    taken.write_text("mine")
+    done = bench("nil:", run=lambda job, **_: fake_engine.record(interrupted=True))
+    assert taken.read_text() == "mine"
+    named = Path(done.err.split("what was measured is in ")[1].split("\n")[0])
+    assert named.parent != Path(".") and named.exists()
+    named.unlink()
+
+
+def interrupted(tmp_path, *signals_after: tuple[float, int], engine: str = "fake_engine.slow_run(30)"):
+    """Runs the verb in a process of its own and signals it: (exit code, stdout, stderr)."""
+    script = tmp_path / "driver.py"
+    script.write_text(
+        f"import sys, time; sys.path.insert(0, {str(HERE)!r})\n"
+        "import fake_engine, forebay.run, forebay.cli\n"
+        f"forebay.run.run = {engine}\n"
+        "print('ready', flush=True)\n"
+        "forebay.cli.main(['bench', 'nil:'])\n"
+    )
+    started = subprocess.Popen(
+        [sys.executable, str(script)], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert started.stdout.readline() == "ready\n"
+    for after, number in signals_after:
+        time.sleep(after)
+        started.send_signal(number)
+    out, err = started.communicate(timeout=20)
+    return started.returncode, out, err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_signal_stops_and_keeps_what_was_measured(tmp_path, number):
+    code, out, err = interrupted(tmp_path, (1.0, number))
+    assert code == 130, err
+    assert "once more to abort" in err and "Traceback" not in err
+    saved = json.loads(next(tmp_path.glob("forebay-*.json")).read_text())
+    assert saved["result"]["interrupted"] is True
+
+
+def test_a_second_signal_aborts_even_a_run_that_does_not_answer(tmp_path):
+    stuck = "lambda job, **_: time.sleep(60)"
+    code, _, err = interrupted(tmp_path, (1.0, signal.SIGINT), (0.5, signal.SIGINT), engine=stuck)
+    assert code == -signal.SIGINT, err
+
+
+def test_dry_run_prints_the_plan_and_runs_nothing(bench, monkeypatch):
+    found = {
+        "path": "host",
+        "targets": [{"target": "/data/forebay.0", "file_bytes": 1 << 30, "made": True}],
+        "memory_bytes": 8 << 20,
+    }
+    monkeypatch.setattr(forebay.run, "plan", lambda job: found)
+    done = bench("/data", "--dry-run")
+    assert done.code == 0 and done.jobs == []
+    assert "/data/forebay.0, file 1 GiB" in done.out and "8 MiB" in done.out and plan.NOTHING in done.out
+    assert json.loads(bench("/data", "--dry-run", "--json").out) == found
+
+
+@pytest.fixture
+def fio_jobs(monkeypatch):
+    def install(*jobs):
+        found = [SimpleNamespace(name=n, job=j, unsupported=u) for n, j, u in jobs]
+        monkeypatch.setitem(sys.modules, "forebay.fio", SimpleNamespace(jobs=lambda path: found))
+
+    return install
+
+
+def test_fio_jobs_run_in_turn_and_unsupported_keys_are_named(bench, fio_jobs, tmp_path):
+    fio_jobs(
+        ("seq", {"sources": ["/a"], "op": "read"}, []),
+        ("rand", {"sources": ["/a"], "op": "randread"}, ["zonemode"]),
+    )
+    done = bench("--fio", "x.fio", "--json", "--depth", "4", "-o", "runs.jsonl")
+    assert [j["op"] for j in done.jobs] == ["read", "randread"]
+    assert all(j["depth"] == 4 and j["sources"] == ["/a"] for j in done.jobs)
+    assert "[rand]: not supported and left out: zonemode" in done.err
+    assert len(json.loads(done.out)) == 2
+    assert len((tmp_path / "runs.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_failing_fio_job_does_not_stop_the_next(bench, fio_jobs):
+    fio_jobs(("one", {"sources": ["/gone"]}, []), ("two", {"sources": ["/a"]}, []))
+
+    def run(job, **_):
+        if job["sources"] == ["/gone"]:
+            raise MachineError("/gone", "isn't there")
+        return fake_engine.record()
+
+    done = bench("--fio", "x.fio", run=run)
+    assert done.code == 3 and len(done.jobs) == 2 and "[two]" in done.out
+
+
+def test_every_null_of_the_summary_has_its_reason():
+    made = fake_engine.record()
+    made["cache"].update(resident_before=None, device_bytes=None)
+    made["missing"] = {
+        "cache.resident_before": "mincore is forbidden",
+        "cache.device_bytes": "overlayfs hides it",
+    }
+    text = summary.text(made, 200)
+    assert "residency not measured: mincore is forbidden" in text
+    assert "device bytes not measured: overlayfs hides it" in text
+    assert "power     not measured: no meter answered" in text
+
+
+def test_repeats_show_their_spread():
+    made = fake_engine.record(repeats=[{}, {}, {}])
+    spread = {"throughput_gib_s_min": 1.9, "throughput_gib_s_max": 2.1, "throughput_gib_s_ci95": [1.85, 2.15]}
+    made["result"]["summary"].update(spread)
+    line = summary.rate(made["result"])
+    assert "over 3 repeats: median 2.00, range 1.90–2.10, 95 % interval of the mean 1.85–2.15" in line
+
+
+def test_the_ramp_leaves_warm_up_left_of_the_bar():
+    (line,) = summary.ramp(fake_engine.RECORD["result"]["series"])
+    bars, figures = line.split(" ", 1)
+    warm, kept = bars.split("|")
+    assert len(kept) > len(warm) > 0 and kept[-1] == "█"
+    assert figures == "1.50–4.00 GiB/s; warm-up of 1.0 s left out"
+
+
+def test_a_run_without_a_single_io_still_has_a_summary():
+    made = fake_engine.record(bytes=0, ios=0, seconds=0.0, series=[], iops=0.0, throughput_gib_s=0.0)
+    made["result"]["cpu"] = {
+        **fake_engine.CPU,
+        "cpu_s_per_gib": None,
+        "ns_per_io": None,
+        "others_cores_busy": None,
+    }
+    assert "not measured: no I/O finished" in summary.text(made)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.5, "500 ns"), (12.34, "12.3 µs"), (4100, "4.10 ms"), (2.5e6, "2.50 s"), (0.0, "0 ns")],
+)
+def test_latency_reads_in_the_unit_that_fits(value, text):
+    assert summary.micros(value) == text
+
+
+def test_lines_fit_the_terminal():
+    text = summary.text(fake_engine.record(), 60)
+    assert max(len(line) for line in text.splitlines()) <= 70  # the sparkline is never broken
+
+
+def test_time_left_counts_the_repeats_to_come():
+    assert progress.time_left(fake_engine.progress(t_s=4.0, duration_s=10.0, repeat=1, repeats=3)) == 16.0
+    assert progress.time_left(fake_engine.progress(duration_s=None)) is None
+
+
+def test_a_progress_line_fits_one_row(monkeypatch):
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda *a: os.terminal_size((40, 24)))
+    stream = io.StringIO()
+    line = progress.Line(stream)
+    line(fake_engine.progress())
+    assert len(stream.getvalue().removeprefix("\r\x1b[K")) <= 39
+    line.close()
+    assert stream.getvalue().endswith("\r\x1b[K")
+
+
+OURS = ['{"schema": "forebay.run/1"', '[\n {\n "schema":"forebay.run/0"', "", '{"schema":"forebay.sweep/1"']
+FOREIGN = ["hello", '{"name": "schema forebay."}', '{"schema": "other/1"}', "\x00\x01"]
+
+
+@pytest.mark.parametrize(("head", "ours"), [*((h, True) for h in OURS), *((h, False) for h in FOREIGN)])
+def test_files_of_ours_are_told_from_others(tmp_path, head, ours):
+    (tmp_path / "f").write_text(head)
+    assert save.is_ours(tmp_path / "f") is ours
