@@ -1,0 +1,404 @@
+"""One run over several hosts, launched by mpirun or srun: start together, merge at rank 0, stop together.
+
+MPI carries the coordination (mpi4py, the extra `[mpi]`); no byte of the measured data goes through it. Every
+rank runs the same job on its own sources. The rank that fails stops the others, and what all of them measured
+until then is merged and kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from forebay.errors import ForebayError, MachineError, RequestError, RunError
+
+Job = dict[str, Any]
+Record = dict[str, Any]
+
+INSTALL = "pip install 'forebay[mpi]'"
+# Long enough for every rank to reach its clock after the lead named the time, short against any run.
+START_LEAD_S = 0.1
+# After a stop, how much longer than an I/O's own time-out a rank may take to hand in what it measured.
+GRACE_S = 15.0
+TAG_STOP, TAG_RESULT, TAG_CLOCK = 71, 72, 73
+LAUNCHERS = (
+    ("OMPI_COMM_WORLD_SIZE", "mpirun (Open MPI)"),
+    ("PMI_SIZE", "mpirun (MPICH, Intel MPI)"),
+    ("MV2_COMM_WORLD_SIZE", "mpirun (MVAPICH)"),
+    ("SLURM_STEP_NUM_TASKS", "srun"),
+)
+
+
+def launched(environment: Mapping[str, str] = os.environ) -> tuple[str, int] | None:
+    """(launcher, ranks) where a launcher started more than one of us; None for a plain command.
+
+    SLURM_NTASKS isn't asked: a batch script has it too, for a single process.
+    """
+    for variable, launcher in LAUNCHERS:
+        size = environment.get(variable, "")
+        if size.isdigit() and int(size) > 1:
+            return launcher, int(size)
+    return None
+
+
+def world(explicit: bool = False, host_sources: Sequence[str] = ()) -> World | None:
+    """The ranks of this run; None where there is one process only and --mpi wasn't given.
+
+    Raises MachineError where a launcher started several and mpi4py is missing: each would otherwise run alone
+    and call its number the whole.
+    """
+    found = launched()
+    if found is None and not explicit:
+        if host_sources:
+            raise RequestError(
+                "--host-source", "means something under mpirun or srun only", "mpirun -n 2 forebay bench …"
+            )
+        return None
+    asked = f"{found[1]} processes of {found[0]}" if found else "--mpi"
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        raise MachineError(asked, f"mpi4py can't be imported ({error})", INSTALL) from None
+    except RuntimeError as error:  # mpi4py is there and finds no MPI library
+        raise MachineError(asked, str(error).splitlines()[0], "install Open MPI or MPICH") from None
+    communicator = MPI.COMM_WORLD
+    if found is not None and communicator.size == 1:
+        raise MachineError(
+            asked,
+            "mpi4py sees one rank: it was built for another MPI than the launcher's",
+            "pip install --no-binary=mpi4py --force-reinstall mpi4py",
+        )
+    return World(communicator, parse_host_sources(host_sources))
+
+
+def parse_host_sources(settings: Sequence[str]) -> dict[str, list[str]]:
+    """`HOST=SOURCE` settings as sources by host; a host may be named several times."""
+    sources: dict[str, list[str]] = {}
+    for setting in settings:
+        host, equals, source = setting.partition("=")
+        if not equals or not host or not source:
+            raise RequestError(
+                f"--host-source {setting}", "is not HOST=SOURCE", "--host-source node1=/mnt/nvme0"
+            )
+        sources.setdefault(host, []).append(source)
+    return sources
+
+
+def job_of_rank(
+    job: Job, rank: int, local: int, size: int, host: str, host_sources: Mapping[str, list[str]] | None = None
+) -> Job:
+    """`job` as one rank runs it: its own sources, file names and random offsets.
+
+    `{rank}`, `{local}` (its number on its host) and `{host}` are replaced in sources; a host that has its own
+    `host_sources` uses those. Files in a directory are named by rank unless the job names them. The seed is
+    offset by rank, except with `verify`: there it determines the content, which any rank may read.
+    """
+    mine = dict(job)
+    sources = (host_sources or {}).get(host) or (host_sources or {}).get(host.split(".")[0]) or job["sources"]
+    names = {"{rank}": str(rank), "{local}": str(local), "{host}": host}
+    mine["sources"] = [_replace(source, names) for source in sources]
+    if size > 1 and "file_name" not in job:
+        mine["file_name"] = f"forebay.r{rank}.%d"
+    if not job.get("verify"):
+        mine["seed"] = int(job.get("seed", 7)) + rank
+    return mine
+
+
+def _replace(text: str, names: Mapping[str, str]) -> str:
+    for name, value in names.items():
+        text = text.replace(name, value)
+    return text
+
+
+def check_targets(jobs: Sequence[tuple[str, Job]]) -> None:
+    """Refuses two ranks of one host that would write the same file or device. `jobs`: (host, job) by rank."""
+    writers: dict[tuple[str, str], int] = {}
+    for rank, (host, job) in enumerate(jobs):
+        if not writes(job):
+            continue
+        for source in job["sources"]:
+            if source.startswith(("nil:", "model:")) or os.path.isdir(source.removeprefix("file:")):
+                continue
+            other = writers.setdefault((host, source), rank)
+            if other != rank:
+                raise RequestError(
+                    f"writing {source} from ranks {other} and {rank} of {host}",
+                    "they would overwrite each other",
+                    "{rank} or {local} in SOURCE, as '/data/t.{rank}'",
+                )
+
+
+def writes(job: Job) -> bool:
+    percent = job.get("read_pct")
+    return job.get("op", "read") in ("write", "randwrite") if percent is None else percent < 100
+
+
+class World:
+    """All ranks of one run. Every method is called by all ranks, in the same order."""
+
+    def __init__(self, communicator: Any, host_sources: Mapping[str, list[str]] | None = None) -> None:
+        self.comm = communicator
+        self.rank, self.size = communicator.rank, communicator.size
+        self.leads = self.rank == 0
+        self.host = socket.gethostname()
+        self.host_sources = host_sources or {}
+        self.stopped_by: str | None = None
+        self.lost: list[int] = []
+        self._part: Path | None = None
+        self._merged = False
+        self._sends: list[Any] = []
+        self._plan: Any = None
+        self._started: float | None = None
+        self._clock_ahead_s = 0.0
+
+    def run(self, job: Job, go: Callable[..., Record], observe: Any, interrupt: Any) -> Record:
+        """Runs `job` on every rank and returns the merged record at rank 0, its own at the others.
+
+        Raises on every rank: what any rank's plan refuses (RequestError, MachineError), before anything runs;
+        RunError naming the rank that broke, its `.record` being what was measured.
+        """
+        self.stopped_by, self._started = None, None
+        mine = self._agree_on_jobs(job)
+        self._make_files(mine, go)
+        self._start_together()
+        outcome = self._measure(mine, go, interrupt)
+        gathered = self._gather(outcome, float(job.get("timeout_s") or 30.0))
+        if not self.lost:
+            self._rest()
+        return self._merge(gathered) if self.leads else self._result_of(outcome)
+
+    def watch(self, progress: dict[str, Any]) -> None:
+        """For the observer: notes when measuring began, and ends the run when another rank has."""
+        if self._started is None and progress.get("phase") == "measure":
+            self._started = time.time() - (progress.get("t_s") or 0.0)
+        if self.comm.iprobe(tag=TAG_STOP):
+            self.stopped_by = self.comm.recv(tag=TAG_STOP)
+            raise KeyboardInterrupt
+
+    def agree(self, code: int) -> int:
+        """The lead's exit code, on every rank: a launcher reports whichever it meets first."""
+        if self.lost:
+            self.comm.Abort(code)
+        self._drop_late_stops()
+        code, merged = self.comm.bcast((code, self._merged), root=0)
+        if merged and self._part is not None:  # the merged record is saved, and holds this rank's part
+            self._part.unlink(missing_ok=True)
+        return code
+
+    def anywhere(self, mine: bool) -> bool:
+        """Whether it holds on any rank."""
+        return any(self.comm.allgather(mine))
+
+    def _rest(self) -> None:
+        """A barrier that sleeps: MPI's own spins, and would take cores from ranks that still measure."""
+        request = self.comm.Ibarrier()
+        while not request.Test():
+            time.sleep(0.01)
+
+    def _agree_on_jobs(self, job: Job) -> Job:
+        """This rank's job, once every rank's plan has been found good."""
+        from forebay import run as engine
+
+        hosts = self.comm.allgather(self.host)
+        local = hosts[: self.rank].count(self.host)
+        mine = job_of_rank(job, self.rank, local, self.size, self.host, self.host_sources)
+        refusal = None
+        try:
+            self._plan = engine.plan(mine)
+        except ForebayError as error:
+            refusal = (type(error), error.asked, error.found, error.next)
+        refusals = self.comm.allgather(refusal)
+        for rank, found in enumerate(refusals):
+            if found is not None:
+                kind, asked, why, following = found
+                raise kind(f"{asked} (rank {rank} on {hosts[rank]})", why, following)
+        check_targets(self.comm.allgather((self.host, mine)))
+        return mine
+
+    def _make_files(self, job: Job, go: Callable[..., Record]) -> None:
+        """Makes missing files before the common start, by a read of the least length."""
+        failure = None
+        if not writes(job) and makes_files(self._plan):
+            brief = {
+                k: v for k, v in job.items() if k not in ("passes", "until_ci_pct", "until_steady", "cache")
+            }
+            brief.update(duration_s=0.001, warmup_s=0.0, repeat=1)
+            try:
+                go(brief, None)
+            except ForebayError as error:
+                failure = (type(error), error.asked, error.found, error.next)
+        for rank, found in enumerate(self.comm.allgather(failure)):
+            if found is not None:
+                raise found[0](f"{found[1]} (rank {rank})", *found[2:])
+
+    def _start_together(self) -> None:
+        """A barrier, then a time on the lead's clock that every rank waits for on its own."""
+        self._clock_ahead_s = self._measure_clock()
+        self.comm.barrier()
+        start = self.comm.bcast(time.time() + START_LEAD_S if self.leads else None, root=0)
+        delay = start + self._clock_ahead_s - time.time()
+        time.sleep(min(max(0.0, delay), 10 * START_LEAD_S))
+
+    def _measure_clock(self, rounds: int = 8) -> float:
+        """Seconds that this rank's clock is ahead of the lead's, by the exchange that took least."""
+        ahead = 0.0
+        for rank in range(1, self.size):
+            if self.leads:
+                for _ in range(rounds):
+                    self.comm.recv(source=rank, tag=TAG_CLOCK)
+                    self.comm.send(time.time(), dest=rank, tag=TAG_CLOCK)
+            elif rank == self.rank:
+                ahead = min((self._exchange() for _ in range(rounds)), key=lambda e: e[0])[1]
+            self.comm.barrier()
+        return ahead
+
+    def _exchange(self) -> tuple[float, float]:
+        sent = time.time()
+        self.comm.send(None, dest=0, tag=TAG_CLOCK)
+        theirs = self.comm.recv(source=0, tag=TAG_CLOCK)
+        received = time.time()
+        return received - sent, (sent + received) / 2 - theirs
+
+    def _measure(self, job: Job, go: Callable[..., Record], interrupt: Any) -> dict[str, Any]:
+        """This rank's part as {host, rank, record, failure, interrupted, began}."""
+        record, failure = None, None
+        try:
+            record = go(job)
+        except ForebayError as error:
+            record = getattr(error, "record", None)
+            record = json.loads(record) if isinstance(record, str) else record
+            failure = str(error)
+        except KeyboardInterrupt:
+            failure = "interrupted before anything was measured"
+        broke = failure is not None or bool(interrupt.requested)
+        if broke and self.stopped_by is None:
+            self._stop_others(failure or "interrupted")
+            if record is not None and interrupt.requested:
+                self._keep_part(record)
+        began = None if self._started is None else self._started - self._clock_ahead_s
+        return {
+            "host": self.host,
+            "rank": self.rank,
+            "record": record,
+            "failure": failure if self.stopped_by is None else None,
+            "interrupted": bool(interrupt.requested),
+            "began": began,
+        }
+
+    def _stop_others(self, why: str) -> None:
+        for rank in range(self.size):
+            if rank != self.rank:
+                told = f"rank {self.rank} on {self.host}: {why}"
+                self._sends.append(self.comm.isend(told, dest=rank, tag=TAG_STOP))
+
+    def _keep_part(self, record: Record) -> None:
+        """A launcher that is ended kills its ranks soon: keep this one's part before trying to merge."""
+        from forebay.bench import save
+
+        self._part = save.rescue(record, suffix=f"-rank{self.rank}")
+
+    def _gather(self, outcome: dict[str, Any], timeout_s: float) -> list[dict[str, Any]]:
+        """Every rank's outcome at rank 0, waiting without end only while no rank has stopped."""
+        if not self.leads:
+            self._hand_in(outcome, timeout_s)
+            return []
+        gathered = [outcome]
+        waiting = set(range(1, self.size))
+        stopped = outcome["failure"] or outcome["interrupted"] or self.stopped_by
+        deadline = time.monotonic() + timeout_s + GRACE_S if stopped else None
+        while waiting and (deadline is None or time.monotonic() < deadline):
+            if not self.comm.iprobe(tag=TAG_RESULT):
+                time.sleep(0.01)
+                continue
+            found = json.loads(self.comm.recv(tag=TAG_RESULT))
+            gathered.append(found)
+            waiting.discard(found["rank"])
+            if deadline is None and (found["failure"] or found["interrupted"]):
+                deadline = time.monotonic() + timeout_s + GRACE_S
+        self.lost = sorted(waiting)
+        for rank in self.lost:
+            lost = {"host": "?", "record": None, "interrupted": False, "began": None}
+            gathered.append({**lost, "rank": rank, "failure": "did not answer after the run was stopped"})
+        return sorted(gathered, key=lambda g: g["rank"])
+
+    def _hand_in(self, outcome: dict[str, Any], timeout_s: float) -> None:
+        request = self.comm.isend(json.dumps(outcome), dest=0, tag=TAG_RESULT)
+        deadline = time.monotonic() + timeout_s + GRACE_S
+        while not request.test()[0]:
+            if outcome["interrupted"] and time.monotonic() > deadline:
+                return
+            time.sleep(0.01)
+
+    def _merge(self, gathered: list[dict[str, Any]]) -> Record:
+        """One record out of the ranks', with each one's own figures; RunError where a rank failed."""
+        from forebay import _core
+
+        records = [g["record"] for g in gathered if g["record"] is not None]
+        failures = [f"rank {g['rank']} on {g['host']}: {g['failure']}" for g in gathered if g["failure"]]
+        merged = json.loads(_core.merge([json.dumps(r) for r in records])) if records else None
+        if merged is not None:
+            merged["result"]["hosts"] = host_results(gathered)
+            merged["warnings"] += warn(gathered)
+            self._merged = True
+        if failures:
+            following = "the same job on the failing host alone, to see its cause"
+            error = RunError(f"a run on {self.size} ranks", "; ".join(failures), following)
+            error.record = merged  # type: ignore[attr-defined]
+            raise error
+        if merged is None:
+            raise KeyboardInterrupt
+        return merged
+
+    def _result_of(self, outcome: dict[str, Any]) -> Record:
+        if outcome["record"] is None:
+            raise RunError("this rank", outcome["failure"] or "measured nothing")
+        return outcome["record"]
+
+    def _drop_late_stops(self) -> None:
+        while self.comm.iprobe(tag=TAG_STOP):
+            self.comm.recv(tag=TAG_STOP)
+
+
+def makes_files(plan: Any) -> bool:
+    """Whether a plan names a file that would be made, at any depth of it (stripes hold members)."""
+    if isinstance(plan, dict):
+        return plan.get("action") == "make" or any(makes_files(v) for v in plan.values())
+    return isinstance(plan, list) and any(makes_files(v) for v in plan)
+
+
+def host_results(gathered: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """An entry for each rank: host, figures, when it began measuring (seconds after the first), failure."""
+    first = min((g["began"] for g in gathered if g["began"] is not None), default=None)
+    entries = []
+    for found in gathered:
+        entry: dict[str, Any] = {"host": found["host"], "rank": found["rank"]}
+        if found["record"] is not None:
+            keys = ("seconds", "bytes", "ios", "throughput_gib_s", "iops", "latency_us", "cpu", "errors")
+            entry["id"] = found["record"].get("id")
+            entry["source"] = found["record"]["job"].get("source")
+            entry.update({k: found["record"]["result"].get(k) for k in keys})
+        began = found["began"]
+        entry["started_after_s"] = None if began is None or first is None else began - first
+        entry["failure"] = found["failure"]
+        entries.append(entry)
+    return entries
+
+
+def warn(gathered: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+    """Ranks that didn't measure over the same seconds don't add up to a total."""
+    began = [g["began"] for g in gathered if g["began"] is not None]
+    spans = [g["record"]["result"]["seconds"] for g in gathered if g["record"] is not None]
+    warnings = []
+    apart = max(began) - min(began) if len(began) > 1 else 0.0
+    if spans and apart > 0.05 * min(spans) and apart > 0.25:
+        text = f"ranks began measuring up to {apart:.2f} s apart, so their rates overlap only in part"
+        warnings.append({"id": "apart", "text": text, "next": "a longer --duration, or --warmup 5"})
+    if len(spans) > 1 and min(spans) < 0.9 * max(spans):
+        text = f"the fastest rank measured for {min(spans):.2f} s, the slowest for {max(spans):.2f} s"
+        warnings.append({"id": "uneven", "text": text, "next": "--duration in place of --passes"})
+    return warnings

@@ -1,0 +1,247 @@
+"""Several hosts: what each rank is given, and real runs under mpirun with made-up engines and real processes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from forebay import mpi
+from forebay.errors import MachineError, RequestError
+
+HERE = Path(__file__).parent
+MPIRUN = shutil.which("mpirun")
+needs_mpi = pytest.mark.skipif(
+    MPIRUN is None or importlib.util.find_spec("mpi4py") is None, reason="mpirun or mpi4py isn't installed"
+)
+
+# `forebay` with an engine whose speed and faults depend on its rank; merging adds up what a record's reader needs.
+DRIVER = f"""
+import json, os, sys, time
+sys.path.insert(0, {str(HERE)!r})
+import fake_engine, forebay.run, forebay._core, forebay.cli
+from forebay.errors import MachineError, RunError
+rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))
+how = os.environ.get("HOW", "")
+
+def run(job, *, observer=None, command=None):
+    if how == "breaks" and rank == 1:
+        observer(fake_engine.progress(t_s=0.0))
+        time.sleep(0.5)
+        error = RunError("reading", "I/O error")
+        error.record = fake_engine.record(bytes=111, ios=1)
+        raise error
+    record = fake_engine.slow_run(float(os.environ.get("SECONDS_LONG", 1)))(job, observer=observer)
+    record["id"] = f"{{rank:016x}}"
+    record["began"] = time.time()
+    return record
+
+def plan(job):
+    if how == "refuses" and rank == 1:
+        raise MachineError("/data", "there is no such directory", "mkdir /data")
+    return {{"targets": []}}
+
+def merge(records):
+    records = [json.loads(r) for r in records]
+    whole = records[0]
+    whole["id"] = "feedfeedfeedfeed"
+    whole["result"]["throughput_gib_s"] = sum(r["result"]["throughput_gib_s"] for r in records)
+    whole["result"]["bytes"] = sum(r["result"]["bytes"] for r in records)
+    whole["result"]["interrupted"] = any(r["result"]["interrupted"] for r in records)
+    return json.dumps(whole)
+
+forebay.run.run, forebay.run.plan, forebay._core.merge = run, plan, merge
+forebay.cli.main(sys.argv[1:])
+"""
+
+
+def mpirun(tmp_path, *arguments, ranks=2, how="", seconds=1.0, wait=True, prefix=()):
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER)
+    environment = {
+        **os.environ,
+        "HOW": how,
+        "SECONDS_LONG": str(seconds),
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }
+    started = subprocess.Popen(
+        [MPIRUN, "--oversubscribe", "-n", str(ranks), *prefix, sys.executable, str(script), *arguments],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    if not wait:
+        return started
+    try:
+        out, err = started.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        started.kill()
+        raise
+    return started.returncode, out, err
+
+
+@needs_mpi
+def test_two_ranks_make_one_record_with_both_in_it(tmp_path):
+    code, out, err = mpirun(tmp_path, "bench", "/data/{rank}", "--json", "-o", "both.json")
+    assert code == 0, err
+    record = json.loads(out)
+    assert record["result"]["throughput_gib_s"] == 4.0
+    hosts = record["result"]["hosts"]
+    assert [h["rank"] for h in hosts] == [0, 1] and all(h["throughput_gib_s"] == 2.0 for h in hosts)
+    assert all(h["failure"] is None for h in hosts)
+    assert json.loads((tmp_path / "both.json").read_text())["id"] == "feedfeedfeedfeed"
+    assert err.count("GiB/s · 2,048 IOPS") >= 1 and err.count("machine   ") == 1, "one summary, not one a rank"
+
+
+@needs_mpi
+def test_ranks_begin_together(tmp_path):
+    code, out, err = mpirun(tmp_path, "bench", "nil:", "--json", ranks=3)
+    assert code == 0, err
+    began = [h["started_after_s"] for h in json.loads(out)["result"]["hosts"]]
+    assert min(began) == 0.0 and max(began) < 0.25
+
+
+@needs_mpi
+def test_a_rank_that_breaks_ends_the_run_and_what_was_measured_is_kept(tmp_path):
+    begun = time.monotonic()
+    code, out, err = mpirun(tmp_path, "bench", "nil:", how="breaks", seconds=40)
+    assert time.monotonic() - begun < 30, "the other rank did not run to its end"
+    assert code == 4
+    assert "rank 1 on " in err and "I/O error" in err and "Traceback" not in err
+    saved = json.loads((tmp_path / "forebay-feedfeedfeedfeed.json").read_text())
+    assert saved["result"]["bytes"] > 111, "both parts are in it"
+    assert [h["failure"] is None for h in saved["result"]["hosts"]] == [True, False]
+
+
+@needs_mpi
+def test_a_plan_that_one_rank_refuses_runs_nowhere(tmp_path):
+    code, out, err = mpirun(tmp_path, "bench", "/data", how="refuses", seconds=40)
+    assert code == 3
+    assert err.count("there is no such directory") == 1 and "(rank 1 on " in err and out == ""
+
+
+@needs_mpi
+def test_ctrl_c_at_mpirun_keeps_what_was_measured(tmp_path):
+    started = mpirun(tmp_path, "bench", "nil:", seconds=40, wait=False)
+    time.sleep(4)
+    started.send_signal(signal.SIGINT)
+    try:
+        started.communicate(timeout=40)
+    except subprocess.TimeoutExpired:
+        started.kill()
+        raise
+    kept = [json.loads(p.read_text()) for p in tmp_path.glob("forebay-*.json")]
+    assert kept and all(k["result"]["interrupted"] and k["result"]["ios"] for k in kept)
+
+
+@needs_mpi
+def test_a_dry_run_is_printed_once(tmp_path):
+    code, out, err = mpirun(tmp_path, "bench", "/data", "--dry-run")
+    assert code == 0 and out.count("nothing was touched") == 1, err
+
+
+def without_mpi4py(tmp_path):
+    """A directory that hides mpi4py from an interpreter that has it."""
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "mpi4py.py").write_text("raise ImportError('no mpi4py here')\n")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(hidden), os.environ.get("PYTHONPATH", "")])}
+
+
+@pytest.mark.parametrize(("variable", "flag"), [("OMPI_COMM_WORLD_SIZE", ()), ("PMI_SIZE", ()), (None, ("--mpi",))])
+def test_a_launcher_without_mpi4py_is_refused_with_what_to_install(tmp_path, variable, flag):
+    environment = without_mpi4py(tmp_path) | ({variable: "2"} if variable else {})
+    done = subprocess.run(
+        [sys.executable, "-m", "forebay.cli", "bench", "nil:", *flag],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 3
+    assert "pip install 'forebay[mpi]'" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("environment", "found"),
+    [
+        ({}, None),
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, None),
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, ("mpirun (Open MPI)", 4)),
+        ({"SLURM_NTASKS": "8"}, None),
+        ({"SLURM_STEP_NUM_TASKS": "8"}, ("srun", 8)),
+        ({"PMI_SIZE": "many"}, None),
+    ],
+)
+def test_launchers_are_told_from_plain_commands(environment, found):
+    assert mpi.launched(environment) == found
+
+
+def test_each_rank_gets_its_own_sources_seed_and_file_names():
+    job = {"sources": ["/nvme{local}/{host}.{rank}"], "seed": 100}
+    mine = mpi.job_of_rank(job, rank=5, local=1, size=8, host="node2")
+    assert mine["sources"] == ["/nvme1/node2.5"] and mine["seed"] == 105 and mine["file_name"] == "forebay.r5.%d"
+    assert job["sources"] == ["/nvme{local}/{host}.{rank}"], "the job itself is left as it was"
+
+
+def test_verified_content_keeps_one_seed():
+    assert "seed" not in mpi.job_of_rank({"sources": ["/a"], "verify": True}, 3, 0, 4, "h")
+
+
+def test_a_host_may_have_sources_of_its_own():
+    given = mpi.parse_host_sources(["node1=/mnt/a", "node1=/mnt/b", "node2=nvme+tcp://h:4420/nqn?nsid=1"])
+    assert mpi.job_of_rank({"sources": ["/x"]}, 0, 0, 2, "node1.cluster", given)["sources"] == ["/mnt/a", "/mnt/b"]
+    assert mpi.job_of_rank({"sources": ["/x"]}, 0, 0, 2, "node9", given)["sources"] == ["/x"]
+    with pytest.raises(RequestError, match="is not HOST=SOURCE"):
+        mpi.parse_host_sources(["node1"])
+
+
+def test_two_ranks_of_a_host_may_not_write_one_file(tmp_path):
+    job = {"sources": ["/data/t"], "op": "write"}
+    with pytest.raises(RequestError, match="overwrite each other"):
+        mpi.check_targets([("h", job), ("h", job)])
+    mpi.check_targets([("h1", job), ("h2", job)])
+    mpi.check_targets([("h", {**job, "op": "read"})] * 2)
+    mpi.check_targets([("h", {**job, "sources": [str(tmp_path)]})] * 2)
+
+
+def test_files_to_be_made_are_found_inside_stripes():
+    assert mpi.makes_files({"targets": [{"kind": "stripe", "members": [{"action": "use"}, {"action": "make"}]}]})
+    assert not mpi.makes_files({"targets": [{"action": "use"}]})
+
+
+def test_ranks_that_did_not_overlap_are_warned_about():
+    part = {"record": {"result": {"seconds": 2.0}}}
+    far = mpi.warn([{**part, "began": 10.0}, {**part, "began": 11.0}])
+    assert [w["id"] for w in far] == ["apart"] and "1.00 s" in far[0]["text"]
+    assert mpi.warn([{**part, "began": 10.0}, {**part, "began": 10.05}]) == []
+    short = {"record": {"result": {"seconds": 1.0}}, "began": 10.0}
+    assert [w["id"] for w in mpi.warn([{**part, "began": 10.0}, short])] == ["uneven"]
+
+
+def test_host_sources_without_a_launcher_are_refused(monkeypatch):
+    for variable, _ in mpi.LAUNCHERS:
+        monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(RequestError, match="under mpirun or srun only"):
+        mpi.world(host_sources=["a=/b"])
+
+
+def test_a_launcher_of_another_mpi_is_noticed(monkeypatch):
+    class Module:
+        COMM_WORLD = type("C", (), {"size": 1, "rank": 0})()
+
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setitem(sys.modules, "mpi4py", type("M", (), {"MPI": Module}))
+    with pytest.raises(MachineError, match="built for another MPI"):
+        mpi.world()
