@@ -11,6 +11,13 @@ use hdrhistogram::Histogram;
 /// 24 h in nanoseconds; anything slower is counted as this.
 const HIGHEST_NS: u64 = 24 * 3600 * 1_000_000_000;
 
+/// HdrHistogram's V2 encoding, uncompressed, and the bytes before its payload.
+const V2_COOKIE: u32 = 0x1C84_9313;
+const HEADER_BYTES: usize = 40;
+
+/// A billion samples a second for a year, and room to merge a few hundred such histograms.
+const COUNT_MAX: u64 = 1 << 55;
+
 /// A histogram of nanoseconds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Latency(Histogram<u64>);
@@ -85,18 +92,24 @@ impl Latency {
         }
         let bytes = BASE64_STANDARD.decode(text).map_err(|e| bad(e.to_string()))?;
         // Cookie, payload length, normalising index, digits, lowest, highest: check the shape
-        // and the length, since the decoder allocates whatever they say.
-        let shape_ok = bytes.len() >= 40
-            && bytes[4..8] == u32::to_be_bytes((bytes.len() - 40) as u32)
+        // before a decoder allocates for it. The decoder would also inflate a compressed
+        // histogram, and believe its length.
+        let shape_ok = bytes.len() >= HEADER_BYTES
+            && bytes[0..4] == V2_COOKIE.to_be_bytes()
+            && bytes[4..8] == ((bytes.len() - HEADER_BYTES) as u32).to_be_bytes()
             && bytes[12..16] == 3u32.to_be_bytes()
             && bytes[16..24] == 1u64.to_be_bytes()
             && bytes[24..32] == HIGHEST_NS.to_be_bytes();
         if !shape_ok {
             return Err(bad("is not of Forebay's shape (1 ns to 24 h, 3 digits)".into()));
         }
-        let histogram: Histogram<u64> = Deserializer::new()
-            .deserialize(&mut bytes.as_slice())
-            .map_err(|e| bad(format!("{e:?}")))?;
+        let histogram: Histogram<u64> =
+            Deserializer::new().deserialize(&mut bytes.as_slice()).map_err(|e| bad(format!("{e:?}")))?;
+        // Sums over buckets, here and after merges, must not overflow.
+        let total = histogram.iter_recorded().try_fold(0u64, |sum, v| sum.checked_add(v.count_at_value()));
+        if total.is_none_or(|sum| sum > COUNT_MAX) {
+            return Err(bad("counts more samples than could ever be taken".into()));
+        }
         let mut latency = Latency::default();
         latency.0.add(&histogram).map_err(|e| bad(format!("{e:?}")))?;
         Ok(latency)
