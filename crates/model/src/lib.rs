@@ -6,12 +6,15 @@
 #![forbid(unsafe_code)]
 
 pub mod content;
+pub mod device;
 mod error;
 pub mod histogram;
 pub mod job;
 pub mod pattern;
 pub mod random;
 pub mod record;
+pub mod simulate;
+mod soonest;
 pub mod stats;
 pub mod units;
 
