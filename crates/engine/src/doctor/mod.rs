@@ -1,1 +1,196 @@
 //! What this machine can do, what is in the way, and what to type to fix it.
+//!
+//! Facts are read first, all through `Roots`, so that tests can hand in a machine
+//! made of files; checks are pure functions of facts. What can be tried is tried
+//! (rings, direct reads) rather than concluded from a version.
+
+mod cache;
+mod cufile;
+mod drives;
+mod fabric;
+mod filesystem;
+mod gds;
+mod gpu;
+mod host;
+mod memory;
+mod nvml;
+mod paths;
+mod pci;
+mod power;
+mod probe;
+mod raid;
+mod report;
+mod roots;
+mod source;
+mod syscalls;
+#[cfg(test)]
+mod tests;
+mod topology;
+mod uring;
+
+pub use report::{Area, Check, Report, State, SCHEMA};
+pub use roots::Roots;
+
+use cufile::Surroundings;
+use drives::DriveFacts;
+use filesystem::{Examined, Trial};
+use forebay_model::record::Environment;
+use forebay_model::Error;
+use std::path::{Path, PathBuf};
+
+/// Examines this machine, and what `source` names. Fails only where the source can't be one
+/// or isn't there; whatever can't be found out is a check whose state is `unknown`.
+pub fn examine(source: Option<&str>, cufile_json: Option<&Path>) -> Result<Report, Error> {
+    if let Some(path) = cufile_json.filter(|p| !p.is_file()) {
+        return Err(Error::request(
+            "--cufile-json",
+            format!("{} isn't a file", path.display()),
+            "/etc/cufile.json",
+        ));
+    }
+    let asked = source::parse(source)?;
+    Ok(examine_with(&Roots::host(), asked, &Surroundings::of_process(cufile_json)))
+}
+
+/// The environment part of a record, for what lies at `paths`. Loads no library and never
+/// fails: what isn't known stays null or empty.
+pub fn environment(paths: &[PathBuf]) -> Environment {
+    environment_with(&Roots::host(), paths)
+}
+
+fn environment_with(roots: &Roots, paths: &[PathBuf]) -> Environment {
+    let names = behind(roots, paths.iter().filter_map(|path| device_number(path)));
+    let drives: Vec<DriveFacts> = names.iter().map(|n| drives::describe(roots, n)).collect();
+    let filesystem = paths.iter().find_map(|path| filesystem::facts(roots, path));
+    card(roots, &host::facts(roots), &gpu::from_proc(roots), &drives, filesystem)
+}
+
+fn card(
+    roots: &Roots,
+    host: &host::Host,
+    gpu: &gpu::GpuFacts,
+    drives: &[DriveFacts],
+    filesystem: Option<forebay_model::record::Filesystem>,
+) -> Environment {
+    let meminfo = roots::text(&roots.proc("meminfo")).unwrap_or_default();
+    Environment {
+        host: host.name.clone(),
+        os: host.os.clone(),
+        kernel: host.kernel.clone(),
+        cpu: host.cpu.clone(),
+        cores: host.cores,
+        numa_nodes: host.numa.len() as u32,
+        memory_bytes: roots::kib_field(&meminfo, "MemTotal").unwrap_or(0),
+        virtualization: host.virtualization.clone(),
+        gpus: gpu::card(gpu),
+        drives: drives.iter().map(|d| d.drive.clone()).collect(),
+        filesystem,
+    }
+}
+
+/// Major and minor of the device that a path is on, or that it is.
+fn device_number(path: &Path) -> Option<(u32, u32)> {
+    use std::os::unix::fs::{FileTypeExt, MetadataExt};
+    let stat = std::fs::metadata(path).ok()?;
+    let block = stat.file_type().is_block_device();
+    let number = if block { stat.rdev() } else { stat.dev() };
+    Some((rustix::fs::major(number), rustix::fs::minor(number)))
+}
+
+/// Names of the drives behind device numbers, with what they are made of, each once.
+fn behind(roots: &Roots, numbers: impl Iterator<Item = (u32, u32)>) -> Vec<String> {
+    let mut found: Vec<String> = Vec::new();
+    for name in numbers.filter_map(|n| drives::named(roots, n)) {
+        for part in drives::with_members(roots, &name) {
+            if !found.contains(&part) {
+                found.push(part);
+            }
+        }
+    }
+    found
+}
+
+fn examine_with(roots: &Roots, asked: source::Asked, around: &Surroundings) -> Report {
+    let whole = asked.kind == "machine";
+    let examined = examined(roots, &asked);
+    let names = match whole {
+        true => drives::all(roots),
+        false => behind(roots, examined.iter().map(|e| e.device)),
+    };
+    let drives: Vec<DriveFacts> = names.iter().map(|n| drives::describe(roots, n)).collect();
+    let mut raids = raid::facts(roots, &drives);
+    raids.extend(raid::stripe(&asked));
+    let scratch = examined.iter().find(|e| e.kind == "directory").map(|e| e.path.clone());
+    let scratch = scratch.filter(|path| !whole && filesystem::writable(path));
+    let gpu = gpu::facts(roots);
+    let host = host::facts(roots);
+    let fabric = fabric::facts(roots);
+    let search: Vec<PathBuf> = std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()).collect();
+    let filesystem = examined.iter().find_map(|e| e.filesystem.clone());
+    let mut report = Report {
+        schema: SCHEMA,
+        environment: card(roots, &host, &gpu, &drives, filesystem),
+        verdict: String::new(),
+        checks: Vec::new(),
+        memory: memory::facts(roots),
+        uring: uring::facts(roots),
+        cache: cache::facts(roots, probe::page_cache(scratch.as_deref())),
+        cufile: cufile::facts(roots, around),
+        gds: gds::facts(roots, &examined),
+        power: power::facts(roots, &gpu.nvml, &search),
+        topology: topology::facts(roots, &gpu, &drives, &fabric),
+        source: asked,
+        filesystems: examined,
+        host,
+        drives,
+        raids,
+        gpu,
+        fabric,
+    };
+    report.checks = checks(roots, &report);
+    report.verdict = paths::verdict(&report.checks, &report.filesystems);
+    report
+}
+
+/// With no source named, the working directory's file system is looked at and nothing is tried on it.
+fn examined(roots: &Roots, asked: &source::Asked) -> Vec<Examined> {
+    if asked.kind == "machine" {
+        let here = std::env::current_dir().ok();
+        return here.iter().filter_map(|path| filesystem::examine(roots, path, Trial::Nothing)).collect();
+    }
+    let trial = |path: &Path| if filesystem::writable(path) { Trial::Write } else { Trial::Read };
+    asked.paths.iter().filter_map(|path| filesystem::examine(roots, path, trial(path))).collect()
+}
+
+/// All checks, in the order in which areas are shown.
+fn checks(roots: &Roots, report: &Report) -> Vec<Check> {
+    let gpu = gpu::present(&report.gpu);
+    let arch = std::env::consts::ARCH;
+    let for_gpu = gpu || !report.cufile.libraries.is_empty();
+    let mut checks = source::checks(&report.source);
+    checks.extend(host::checks(&report.host));
+    checks.extend(memory::checks(&report.memory));
+    checks.extend(uring::checks(&report.uring));
+    checks.extend(report.filesystems.iter().flat_map(|e| filesystem::checks(e, for_gpu)));
+    checks.extend(drives::checks(&report.drives));
+    checks.extend(raid::checks(roots, &report.raids, gpu));
+    checks.extend(cache::checks(&report.cache));
+    checks.extend(gpu::checks(&report.gpu));
+    checks.extend(cufile::checks(&report.cufile, gpu));
+    checks.extend(gds::checks(&report.gds, &report.gpu, &report.cufile.config, arch));
+    checks.extend(fabric::checks(&report.fabric, gpu));
+    checks.extend(power::checks(&report.power, gpu, &report.gpu.nvml, report.host.virtualization.is_some()));
+    checks.extend(topology::checks(&report.topology, gpu));
+    checks.extend(paths::checks(&paths::Ground {
+        asked: &report.source,
+        gpu: &report.gpu,
+        cufile: &report.cufile,
+        gds: &report.gds,
+        kinds: report.drives.iter().map(|d| d.drive.kind.clone()).collect(),
+        arch,
+    }));
+    // Members of a stripe may share a file system: what is said of it is said once.
+    let mut said = std::collections::HashSet::new();
+    checks.retain(|check| said.insert(check.id.clone()));
+    checks
+}

@@ -1,0 +1,422 @@
+//! The file system that a path lies in: kind, mount options, alignment for O_DIRECT.
+
+use super::probe::{self, DirectProbe};
+use super::report::{size, Area, Check, State};
+use super::roots::{text, Roots};
+use forebay_model::record::Filesystem;
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, CWD};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+/// A path, its file system, and what direct I/O on it showed.
+#[derive(Clone, Debug, Serialize)]
+pub struct Examined {
+    pub path: PathBuf,
+    /// `file`, `directory`, `block device`.
+    pub kind: &'static str,
+    /// Major and minor number of the block device that the file system, or the device itself, is on.
+    pub device: (u32, u32),
+    #[serde(flatten)]
+    pub filesystem: Option<Filesystem>,
+    /// The kernel's own word for ext4's journal mode, from /proc/fs/ext4; null elsewhere.
+    pub journal_mode: Option<String>,
+    pub direct: Option<DirectProbe>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Mount {
+    pub major: u32,
+    pub minor: u32,
+    pub mount_point: PathBuf,
+    pub options: Vec<String>,
+    pub kind: String,
+    pub device: String,
+}
+
+/// The lines of `/proc/self/mountinfo` (proc_pid_mountinfo(5)) that make sense.
+pub fn mounts(mountinfo: &str) -> Vec<Mount> {
+    mountinfo.lines().filter_map(mount).collect()
+}
+
+fn mount(line: &str) -> Option<Mount> {
+    let (left, right) = line.split_once(" - ")?;
+    let mut left = left.split(' ');
+    let (major, minor) = left.nth(2)?.split_once(':')?;
+    let mount_point = PathBuf::from(unescape(left.nth(1)?));
+    let mut options: Vec<String> = left.next()?.split(',').map(str::to_string).collect();
+    let mut right = right.split(' ');
+    let kind = right.next()?.to_string();
+    let device = unescape(right.next()?);
+    for option in right.next().unwrap_or("").split(',').filter(|o| !o.is_empty()) {
+        // The mount's own ro or rw stands; the superblock's would contradict it.
+        if !options.iter().any(|o| o == option) && !matches!(option, "rw" | "ro") {
+            options.push(option.to_string());
+        }
+    }
+    let (major, minor) = (major.parse().ok()?, minor.parse().ok()?);
+    Some(Mount { major, minor, mount_point, options, kind, device })
+}
+
+/// Blank, tab, newline and backslash come as `\040` and so on.
+fn unescape(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let digits = bytes.get(at + 1..at + 4).filter(|_| bytes[at] == b'\\');
+        let octal =
+            digits.and_then(|d| std::str::from_utf8(d).ok()).and_then(|d| u8::from_str_radix(d, 8).ok());
+        out.push(octal.unwrap_or(bytes[at]));
+        at += if octal.is_some() { 4 } else { 1 };
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+/// The mount that `path` (absolute, no links in it) is seen through: the longest
+/// mount point, and of several on one point the last.
+pub fn mount_of<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
+    let depth = |m: &&Mount| m.mount_point.components().count();
+    mounts.iter().filter(|m| path.starts_with(&m.mount_point)).max_by_key(depth)
+}
+
+/// Facts about the file system of `path` without touching it. None where the path can't be looked at.
+pub fn facts(roots: &Roots, path: &Path) -> Option<Filesystem> {
+    let absolute = path.canonicalize().ok()?;
+    let mountinfo = text(&roots.proc("self/mountinfo")).unwrap_or_default();
+    let mounts = mounts(&mountinfo);
+    let mount = mount_of(&mounts, &absolute)?;
+    let space = rustix::fs::statvfs(&absolute).ok();
+    let alignment = alignment(&absolute);
+    Some(Filesystem {
+        kind: mount.kind.clone(),
+        mount_point: mount.mount_point.display().to_string(),
+        device: mount.device.clone(),
+        options: mount.options.clone(),
+        block_bytes: space.as_ref().map(|s| s.f_bsize),
+        direct_memory_align: alignment.map(|a| a.0),
+        direct_offset_align: alignment.map(|a| a.1),
+        free_bytes: space.map(|s| s.f_bavail.saturating_mul(s.f_frsize)),
+    })
+}
+
+/// (memory, offset) alignment by STATX_DIOALIGN of a file, or of the first file in
+/// a directory; None where the kernel doesn't say (before Linux 6.1; tmpfs, overlay).
+pub fn alignment(path: &Path) -> Option<(u32, u32)> {
+    let file = if path.is_dir() { first_file(path)? } else { path.to_path_buf() };
+    let stat = rustix::fs::statx(CWD, &file, AtFlags::empty(), StatxFlags::DIOALIGN).ok()?;
+    let told = stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
+    (told && stat.stx_dio_offset_align > 0).then_some((stat.stx_dio_mem_align, stat.stx_dio_offset_align))
+}
+
+fn first_file(directory: &Path) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(directory).ok()?.take(64).flatten();
+    let mut files = entries.filter(|e| e.file_type().is_ok_and(|t| t.is_file()));
+    files.next().map(|e| e.path())
+}
+
+/// How far the examination of a path may go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trial {
+    /// Look at it only.
+    Nothing,
+    /// Read a block with O_DIRECT.
+    Read,
+    /// The same; in a directory, on a nameless temporary file.
+    Write,
+}
+
+/// Everything about one path, with as much trying as `trial` allows.
+pub fn examine(roots: &Roots, path: &Path, trial: Trial) -> Option<Examined> {
+    use std::os::unix::fs::{FileTypeExt, MetadataExt};
+    let stat = std::fs::metadata(path).ok()?;
+    let kind = match stat.file_type() {
+        t if t.is_dir() => "directory",
+        t if t.is_block_device() => "block device",
+        _ => "file",
+    };
+    let block = kind == "block device";
+    let number = if block { stat.rdev() } else { stat.dev() };
+    let device = (rustix::fs::major(number), rustix::fs::minor(number));
+    let mut filesystem = if block { None } else { facts(roots, path) };
+    let direct = match trial {
+        Trial::Nothing => None,
+        Trial::Read | Trial::Write => probe::direct(path, trial == Trial::Write),
+    };
+    // A directory without files: the temporary file knows.
+    if let (Some(fs), Some(told)) = (&mut filesystem, direct.as_ref().and_then(|d| d.told)) {
+        fs.direct_memory_align.get_or_insert(told.0);
+        fs.direct_offset_align.get_or_insert(told.1);
+    }
+    let device = filesystem.as_ref().and_then(|f| device_of(f, device)).unwrap_or(device);
+    let journal_mode = filesystem.as_ref().and_then(|f| journal_mode(roots, f));
+    Some(Examined { path: path.to_path_buf(), kind, device, filesystem, journal_mode, direct })
+}
+
+/// btrfs and overlay give files an anonymous device number; the mounted device is the real one.
+fn device_of(filesystem: &Filesystem, number: (u32, u32)) -> Option<(u32, u32)> {
+    use std::os::unix::fs::MetadataExt;
+    if number.0 != 0 || !filesystem.device.starts_with("/dev/") {
+        return None;
+    }
+    let real = std::fs::metadata(&filesystem.device).ok()?.rdev();
+    Some((rustix::fs::major(real), rustix::fs::minor(real)))
+}
+
+fn journal_mode(roots: &Roots, filesystem: &Filesystem) -> Option<String> {
+    if filesystem.kind != "ext4" {
+        return None;
+    }
+    let name = filesystem.device.rsplit('/').next()?;
+    let options = text(&roots.proc("fs/ext4").join(name).join("options"))?;
+    options.lines().find_map(|l| l.strip_prefix("data=").map(str::to_string))
+}
+
+/// Whether a directory lets us make files in it.
+pub fn writable(path: &Path) -> bool {
+    rustix::fs::access(path, rustix::fs::Access::WRITE_OK).is_ok()
+}
+
+pub fn open_direct(path: &Path) -> rustix::io::Result<rustix::fd::OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    rustix::fs::open(path, flags, Mode::empty())
+}
+
+/// `gpu`: there is a GPU (or libcufile), so that what direct DMA asks of a file system matters.
+pub fn checks(examined: &Examined, gpu: bool) -> Vec<Check> {
+    let mut checks = Vec::new();
+    if let Some(fs) = &examined.filesystem {
+        checks.push(kind_check(fs));
+        checks.extend(option_checks(fs));
+        if gpu && fs.kind == "ext4" {
+            checks.push(ordered(examined, fs));
+        }
+    }
+    checks.push(direct_check(examined));
+    checks
+}
+
+fn kind_check(fs: &Filesystem) -> Check {
+    let mut found = format!("{} on {} at {} ({})", fs.kind, fs.device, fs.mount_point, fs.options.join(","));
+    if let Some(free) = fs.free_bytes {
+        found += &format!(", {} free", size(free));
+    }
+    let id = format!("filesystem {}", fs.mount_point);
+    let check = |state| Check::new(Area::Filesystem, id, "file system", state, found);
+    match fs.kind.as_str() {
+        "tmpfs" | "ramfs" => check(State::Limited)
+            .why("it lives in memory: a run here measures memory, not storage")
+            .next("name a directory on the drive that you mean"),
+        "overlay" => check(State::Limited)
+            .why("it is a container's layered root: the drive is hidden behind it")
+            .next("mount a volume into the container: -v /data:/data"),
+        "btrfs" => check(State::Limited)
+            .why("with checksums on, direct I/O may fall back to the page cache")
+            .next("chattr +C DIRECTORY   # before its files are made"),
+        "nfs" | "nfs4" | "cifs" | "fuse" | "9p" | "virtiofs" => check(State::Limited)
+            .why("the storage is behind another machine or process: drive facts don't show here")
+            .next("run forebay doctor there as well"),
+        _ => check(State::Works),
+    }
+}
+
+fn option_checks(fs: &Filesystem) -> Vec<Check> {
+    let has = |name: &str| fs.options.iter().any(|o| o == name);
+    let mount_point = &fs.mount_point;
+    let check = |id: &str, found: &str, why: &str, next: String| {
+        Check::new(
+            Area::Filesystem,
+            format!("mount.{id} {mount_point}"),
+            format!("mount option {id}"),
+            State::Limited,
+            found,
+        )
+        .why(why)
+        .next(next)
+    };
+    let remount = |option: &str| format!("sudo mount -o remount,{option} {mount_point}");
+    let mut checks = Vec::new();
+    if has("ro") {
+        checks.push(check("ro", "read-only", "writes fail here", remount("rw")));
+    }
+    if has("strictatime") || (!has("noatime") && !has("relatime") && !has("ro") && on_disk(fs)) {
+        checks.push(check(
+            "noatime",
+            "every read notes its time",
+            "reading writes to the drive as well",
+            remount("noatime"),
+        ));
+    }
+    if has("discard") {
+        checks.push(check(
+            "discard",
+            "discards as files are deleted",
+            "deleting large files sends bursts of discards, which disturb a run beside it",
+            remount("nodiscard") + " && sudo systemctl enable --now fstrim.timer",
+        ));
+    }
+    if has("sync") || has("dirsync") {
+        checks.push(check(
+            "sync",
+            "every write waits for the drive",
+            "writes are as slow as the drive's flush",
+            remount("async"),
+        ));
+    }
+    checks
+}
+
+fn on_disk(fs: &Filesystem) -> bool {
+    fs.device.starts_with("/dev/")
+}
+
+/// cuFile takes ext4 only with ordered data, and looks for the words among the mount options.
+fn ordered(examined: &Examined, fs: &Filesystem) -> Check {
+    let spelled = fs.options.iter().find_map(|o| o.strip_prefix("data="));
+    let mode = spelled.or(examined.journal_mode.as_deref());
+    let check = |state, found: String| {
+        let id = format!("mount.data {}", fs.mount_point);
+        Check::new(Area::Filesystem, id, "mount option data=ordered", state, found)
+    };
+    let again = format!(
+        "sudo umount {0} && sudo mount -o data=ordered {1} {0}   # and in /etc/fstab; a root file system: rootflags=data=ordered",
+        fs.mount_point, fs.device
+    );
+    match (spelled, mode) {
+        (Some("ordered"), _) => check(State::Works, "spelled out".into()),
+        (None, Some("ordered")) => check(State::Limited, "in force, as the default".into())
+            .why("cuFile looks for the words data=ordered among the mount options, where a default isn't shown")
+            .next(again),
+        (_, Some(other)) => check(State::Missing, format!("data={other}"))
+            .why("cuFile takes ext4 only with data=ordered; it falls back to its compatibility mode")
+            .next(again),
+        (_, None) => check(State::Limited, "not told".into())
+            .why("cuFile takes ext4 only with data=ordered among its mount options")
+            .next(again),
+    }
+}
+
+fn direct_check(examined: &Examined) -> Check {
+    let id = format!("direct {}", examined.path.display());
+    let check = |state, found: String| Check::new(Area::Filesystem, id, "O_DIRECT", state, found);
+    let fs = examined.filesystem.as_ref();
+    let told = fs.and_then(|f| Some((f.direct_memory_align?, f.direct_offset_align?)));
+    let says = told.map(|(memory, offset)| {
+        format!("memory aligned to {memory} B, offsets and lengths to {offset} B (statx)")
+    });
+    let Some(direct) = &examined.direct else {
+        if let Some(says) = says {
+            return check(State::Works, format!("{says}; not tried"));
+        }
+        return check(State::Unknown, "not tried".into())
+            .why("nothing was named to try it on")
+            .next("forebay doctor DIRECTORY");
+    };
+    match &direct.refused {
+        Some(refused) if direct.timed_out => {
+            check(State::Unknown, refused.clone()).why("the storage doesn't answer").next("dmesg | tail")
+        }
+        Some(refused) if direct.inconclusive => {
+            check(State::Unknown, says.unwrap_or_else(|| refused.clone())).why(refused.clone()).next(
+                "forebay doctor on a file there that you may read, or a directory that you may write to",
+            )
+        }
+        Some(refused) => check(State::Missing, refused.clone())
+            .why("this file system has no direct I/O: --cache bypass fails here")
+            .next("--cache drop, which reads through the page cache after dropping the files' pages"),
+        None => {
+            let tried = format!("tried with {}", direct.tried);
+            let least = direct.offset_align.map(|n| format!("{n} B steps work"));
+            let parts: Vec<String> = [says, least, Some(tried)].into_iter().flatten().collect();
+            check(State::Works, parts.join("; "))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const TABLE: &str = "\
+27 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard,data=ordered
+40 27 259:3 / /mnt/my\\040data rw,noatime shared:1 master:2 - xfs /dev/nvme0n1p1 rw,attr2
+41 27 0:30 / /mnt/my\\040data rw - tmpfs none rw,size=4k
+garbage
+42 27 x:y / / rw - ext4 /dev/vdb rw";
+
+    #[test]
+    fn mountinfo_is_read_with_its_escapes_and_optional_fields() {
+        let mounts = mounts(TABLE);
+        assert_eq!(mounts.len(), 3);
+        assert_eq!(mounts[1].mount_point, Path::new("/mnt/my data"));
+        assert_eq!(mounts[1].options, ["rw", "noatime", "attr2"]);
+        assert_eq!((mounts[1].major, mounts[1].minor), (259, 3));
+    }
+
+    #[test]
+    fn the_last_of_the_deepest_mounts_is_what_a_path_is_seen_through() {
+        let mounts = mounts(TABLE);
+        let kind = |path: &str| mount_of(&mounts, Path::new(path)).unwrap().kind.clone();
+        assert_eq!(kind("/mnt/my data/file"), "tmpfs");
+        assert_eq!(kind("/mnt/my database"), "ext4");
+    }
+
+    fn examined(kind: &str, options: &str, journal: Option<&str>) -> Examined {
+        let filesystem = Some(Filesystem {
+            kind: kind.into(),
+            mount_point: "/mnt/d".into(),
+            device: "/dev/nvme0n1".into(),
+            options: options.split(',').map(str::to_string).collect(),
+            ..Filesystem::default()
+        });
+        let journal_mode = journal.map(str::to_string);
+        Examined {
+            path: "/mnt/d".into(),
+            kind: "directory",
+            device: (259, 0),
+            filesystem,
+            journal_mode,
+            direct: None,
+        }
+    }
+
+    fn find(checks: &[Check], id: &str) -> Option<Check> {
+        checks.iter().find(|c| c.id == format!("{id} /mnt/d")).cloned()
+    }
+
+    #[test]
+    fn ext4_for_gpus_must_spell_out_ordered_data() {
+        let state = |options: &str, journal| {
+            find(&checks(&examined("ext4", options, journal), true), "mount.data").map(|c| c.state)
+        };
+        assert_eq!(state("rw,noatime,data=ordered", None), Some(State::Works));
+        assert_eq!(state("rw,noatime", Some("ordered")), Some(State::Limited));
+        assert_eq!(state("rw,noatime,data=journal", None), Some(State::Missing));
+        assert_eq!(find(&checks(&examined("xfs", "rw", None), true), "mount.data"), None);
+        assert_eq!(find(&checks(&examined("ext4", "rw", None), false), "mount.data"), None);
+    }
+
+    #[test]
+    fn mount_options_that_cost_name_the_remount() {
+        let all = checks(&examined("xfs", "ro,strictatime,discard,sync", None), false);
+        for (id, command) in [
+            ("mount.ro", "remount,rw /mnt/d"),
+            ("mount.noatime", "remount,noatime /mnt/d"),
+            ("mount.discard", "remount,nodiscard /mnt/d"),
+            ("mount.sync", "remount,async /mnt/d"),
+        ] {
+            assert!(find(&all, id).unwrap().next.unwrap().contains(command), "{id}");
+        }
+        let quiet = checks(&examined("xfs", "rw,relatime", None), false);
+        assert!(!quiet.iter().any(|c| c.id.starts_with("mount.")));
+    }
+
+    proptest! {
+        #[test]
+        fn any_mountinfo_is_survived(text in "[-a-z0-9:/ ,\\\\\n]{0,300}") {
+            for mount in mounts(&text) {
+                prop_assert!(mount.kind.len() <= text.len());
+            }
+        }
+    }
+}

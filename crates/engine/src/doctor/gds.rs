@@ -1,0 +1,421 @@
+//! What direct DMA from storage into a GPU stands on: nvidia-fs, or PCI P2PDMA in
+//! the kernel; an IOMMU and switches that let peers talk; udev's word on the file system.
+
+use super::cufile::Config;
+use super::filesystem::Examined;
+use super::gpu::GpuFacts;
+use super::pci;
+use super::report::{count, Area, Check, State};
+use super::roots::{bytes, field, line, names, text, Roots};
+use flate2::read::GzDecoder;
+use serde::Serialize;
+use std::io::Read;
+
+const CONFIG_BYTES_MAX: u64 = 4 << 20;
+const BRIDGES_MAX: usize = 512;
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Gds {
+    pub nvidia_fs: NvidiaFs,
+    pub p2pdma: P2pdma,
+    pub iommu: Iommu,
+    pub acs: Acs,
+    pub udev: Vec<Udev>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct NvidiaFs {
+    pub loaded: bool,
+    pub version: Option<String>,
+    /// Drivers that have signed up with it, as `nvme`.
+    pub drivers: Vec<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct P2pdma {
+    /// CONFIG_PCI_P2PDMA; null where no configuration could be read.
+    pub in_kernel: Option<bool>,
+    /// The driver's registry: `RMForceStaticBar1=1`; null without a driver.
+    pub static_bar1: Option<bool>,
+    /// `RmForceDisableIomapWC=1`.
+    pub write_combining_off: Option<bool>,
+    pub nvme_multipath: Option<bool>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Iommu {
+    /// `off`, `passthrough` or `translating`.
+    pub mode: &'static str,
+    pub groups: u32,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Acs {
+    /// Bridges that send traffic between devices below them up to the root complex.
+    pub redirecting: Vec<String>,
+    /// Bridges whose setting needs root to read.
+    pub unreadable: u32,
+}
+
+/// What libcufile learns from libudev about a file system's device.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Udev {
+    pub device: String,
+    pub filesystem: String,
+    /// `/run/udev/control` exists.
+    pub control: bool,
+    /// `/run/udev/data/bMAJOR:MINOR` has ID_FS_TYPE.
+    pub filesystem_type: Option<String>,
+}
+
+impl Udev {
+    pub fn is_complete(&self) -> bool {
+        self.control && self.filesystem_type.is_some()
+    }
+}
+
+pub fn facts(roots: &Roots, examined: &[Examined]) -> Gds {
+    Gds {
+        nvidia_fs: nvidia_fs(roots),
+        p2pdma: p2pdma(roots),
+        iommu: iommu(roots),
+        acs: acs(roots),
+        udev: udev(roots, examined),
+    }
+}
+
+fn nvidia_fs(roots: &Roots) -> NvidiaFs {
+    let tree = roots.proc("driver/nvidia-fs");
+    let module = roots.sys("module/nvidia_fs");
+    let stats = text(&tree.join("stats")).unwrap_or_default();
+    let stated = text(&tree.join("version")).unwrap_or_default();
+    let version = line(&module.join("version"))
+        .or_else(|| field(&stated, "version").map(str::to_string))
+        .or_else(|| field(&stats, "GDS Version").map(str::to_string));
+    NvidiaFs {
+        loaded: module.exists() || tree.exists(),
+        version,
+        drivers: text(&tree.join("modules")).map(|content| drivers(&content)).unwrap_or_default(),
+    }
+}
+
+/// The first word of each line of `/proc/driver/nvidia-fs/modules`.
+pub fn drivers(content: &str) -> Vec<String> {
+    let words = content.lines().take(64).filter_map(|l| l.split([' ', ':', '\t']).next());
+    words.filter(|w| !w.is_empty()).map(str::to_string).collect()
+}
+
+fn p2pdma(roots: &Roots) -> P2pdma {
+    let params = text(&roots.proc("driver/nvidia/params"));
+    let registry = params.as_deref().map(|p| field(p, "RegistryDwords").unwrap_or("").to_string());
+    let has = |key: &str| registry.as_deref().map(|r| dword(r, key) == Some(1));
+    P2pdma {
+        in_kernel: kernel_config(roots).map(|config| has_option(&config, "CONFIG_PCI_P2PDMA")),
+        static_bar1: has("RMForceStaticBar1"),
+        write_combining_off: has("RmForceDisableIomapWC"),
+        nvme_multipath: line(&roots.sys("module/nvme_core/parameters/multipath")).map(|l| l == "Y"),
+    }
+}
+
+/// A key of `"RMForceStaticBar1=1;ForceP2P=0;"`.
+pub fn dword(registry: &str, key: &str) -> Option<u32> {
+    registry.trim_matches('"').split(';').find_map(|pair| {
+        let (name, value) = pair.split_once('=')?;
+        if !name.trim().eq_ignore_ascii_case(key) {
+            return None;
+        }
+        let value = value.trim();
+        match value.strip_prefix("0x") {
+            Some(hex) => u32::from_str_radix(hex, 16).ok(),
+            None => value.parse().ok(),
+        }
+    })
+}
+
+/// The kernel's configuration: its own copy, else the one that was installed with it.
+fn kernel_config(roots: &Roots) -> Option<String> {
+    if let Some(packed) = bytes(&roots.proc("config.gz")) {
+        let mut config = Vec::new();
+        GzDecoder::new(packed.as_slice()).take(CONFIG_BYTES_MAX).read_to_end(&mut config).ok()?;
+        return Some(String::from_utf8_lossy(&config).into_owned());
+    }
+    let release = line(&roots.proc("sys/kernel/osrelease"))?;
+    text(&roots.root.join("boot").join(format!("config-{release}")))
+        .or_else(|| text(&roots.root.join("lib/modules").join(release).join("config")))
+}
+
+fn has_option(config: &str, name: &str) -> bool {
+    config
+        .lines()
+        .any(|l| l.split_once('=').is_some_and(|(key, value)| key == name && (value == "y" || value == "m")))
+}
+
+fn iommu(roots: &Roots) -> Iommu {
+    let base = roots.sys("kernel/iommu_groups");
+    let groups = names(&base);
+    let translating = groups.iter().any(|g| {
+        let kind = line(&base.join(g).join("type")).unwrap_or_default();
+        kind != "identity"
+    });
+    let mode = match (groups.is_empty(), translating) {
+        (true, _) => "off",
+        (false, false) => "passthrough",
+        (false, true) => "translating",
+    };
+    Iommu { mode, groups: groups.len() as u32 }
+}
+
+fn acs(roots: &Roots) -> Acs {
+    let bridge = |a: &String| pci::class(roots, a).is_some_and(pci::is_bridge);
+    let bridges = names(&roots.sys("bus/pci/devices")).into_iter().filter(bridge).take(BRIDGES_MAX);
+    let mut acs = Acs::default();
+    for address in bridges {
+        match pci::redirects_peers(roots, &address) {
+            Some(true) => acs.redirecting.push(address),
+            Some(false) => {}
+            None => acs.unreadable += 1,
+        }
+    }
+    acs
+}
+
+/// Of file systems on block devices: only there does libcufile ask libudev.
+fn udev(roots: &Roots, examined: &[Examined]) -> Vec<Udev> {
+    let mut found: Vec<Udev> = Vec::new();
+    for one in examined {
+        let Some(fs) = one.filesystem.as_ref().filter(|f| f.device.starts_with("/dev/")) else { continue };
+        let device = format!("{}:{}", one.device.0, one.device.1);
+        if found.iter().any(|u| u.device == device) {
+            continue;
+        }
+        let database = text(&roots.run.join("udev/data").join(format!("b{device}"))).unwrap_or_default();
+        found.push(Udev {
+            device,
+            filesystem: fs.kind.clone(),
+            control: roots.run.join("udev/control").exists(),
+            filesystem_type: database
+                .lines()
+                .find_map(|l| l.strip_prefix("E:ID_FS_TYPE="))
+                .map(str::to_string),
+        });
+    }
+    found
+}
+
+pub fn checks(gds: &Gds, gpu: &GpuFacts, config: &Config, arch: &str) -> Vec<Check> {
+    let here = super::gpu::present(gpu);
+    let mut checks =
+        vec![nvidia_fs_check(&gds.nvidia_fs, here), p2pdma_check(&gds.p2pdma, gpu, config, arch)];
+    checks.push(iommu_check(&gds.iommu, here));
+    checks.push(acs_check(&gds.acs, here));
+    checks.extend(gds.udev.iter().map(|udev| udev_check(udev, here)));
+    checks
+}
+
+/// A fault where there is a GPU; without one nothing that matters.
+fn fault(here: bool) -> State {
+    if here {
+        State::Missing
+    } else {
+        State::NotApplicable
+    }
+}
+
+fn nvidia_fs_check(facts: &NvidiaFs, here: bool) -> Check {
+    let check = |state, found: String| Check::new(Area::Gds, "gds.nvidia_fs", "nvidia-fs", state, found);
+    if !facts.loaded {
+        let check = check(fault(here), "not loaded".into());
+        return match here {
+            true => check
+                .why("without it, and without PCI P2PDMA, cuFile runs in its compatibility mode: through host memory")
+                .next("sudo apt install nvidia-fs && sudo modprobe nvidia_fs   # not needed where P2PDMA works"),
+            false => check,
+        };
+    }
+    let version = facts.version.as_deref().unwrap_or("version not told");
+    if facts.drivers.is_empty() {
+        return check(State::Limited, format!("{version}, loaded"))
+            .why("no storage driver has signed up with it: the NVMe driver in use lacks NVIDIA's patch")
+            .next("install MLNX_OFED or DOCA-OFED with its NVMe driver (--with-nvmf), or use P2PDMA; then: cat /proc/driver/nvidia-fs/modules");
+    }
+    check(State::Works, format!("{version}, serving {}", facts.drivers.join(" ")))
+}
+
+fn p2pdma_check(facts: &P2pdma, gpu: &GpuFacts, config: &Config, arch: &str) -> Check {
+    let here = super::gpu::present(gpu);
+    let check = |state, found: &str| Check::new(Area::Gds, "gds.p2pdma", "PCI P2PDMA", state, found);
+    match facts.in_kernel {
+        Some(false) => return check(fault(here), "off in the kernel (CONFIG_PCI_P2PDMA)")
+            .why("the kernel can't let a drive write into a GPU")
+            .next(
+                "boot a kernel with CONFIG_PCI_P2PDMA=y (Ubuntu's 6.2 and later have it), or use nvidia-fs",
+            ),
+        None => {
+            return check(State::Unknown, "not told")
+                .why("no kernel configuration can be read")
+                .next("grep p2pdma_pgmap_ops /proc/kallsyms   # a line means that the kernel has it")
+        }
+        Some(true) if !here => return check(State::NotApplicable, "in the kernel; no GPU for it"),
+        Some(true) => {}
+    }
+    let lacking = p2pdma_lacks(facts, gpu, config, arch);
+    match lacking.first() {
+        None => check(State::Works, "in the kernel, the driver and cufile.json"),
+        Some((why, _)) => {
+            let more =
+                if lacking.len() > 1 { format!(" (and {} more)", lacking.len() - 1) } else { String::new() };
+            let all: Vec<&str> = lacking.iter().map(|l| l.1.as_str()).collect();
+            check(State::Missing, "in the kernel, not set up")
+                .why(format!("{why}{more}"))
+                .next(all.join(" && "))
+        }
+    }
+}
+
+/// (why not, what to type), in the order in which one would set it up.
+fn p2pdma_lacks(facts: &P2pdma, gpu: &GpuFacts, config: &Config, arch: &str) -> Vec<(String, String)> {
+    let mut lacking = Vec::new();
+    let mut add = |why: &str, next: String| lacking.push((why.to_string(), next));
+    if gpu.open_modules == Some(false) {
+        add("it needs the driver's open kernel modules", "sudo apt install nvidia-open".into());
+    }
+    let unset = |value: Option<bool>| value != Some(true);
+    if arch == "x86_64" && (unset(facts.static_bar1) || unset(facts.write_combining_off)) {
+        add(
+            "the driver doesn't keep the GPU's memory mapped in BAR1",
+            r#"echo 'options nvidia NVreg_RegistryDwords="RMForceStaticBar1=1;RmForceDisableIomapWC=1;"' | sudo tee /etc/modprobe.d/nvidia-p2pdma.conf && sudo update-initramfs -u"#.into(),
+        );
+    }
+    if facts.nvme_multipath == Some(true) {
+        add(
+            "NVMe multipath is on, and P2PDMA doesn't pass through it",
+            "echo 'options nvme_core multipath=N' | sudo tee /etc/modprobe.d/nvme.conf && sudo update-initramfs -u".into(),
+        );
+    }
+    if !config.use_pci_p2pdma {
+        add(
+            "cufile.json doesn't ask for it",
+            format!("set \"use_pci_p2pdma\": true under \"properties\" in {}", config.path.display()),
+        );
+    }
+    lacking
+}
+
+/// P2PDMA is ready but for the drive.
+pub fn p2pdma_ready(gds: &Gds, gpu: &GpuFacts, config: &Config, arch: &str) -> bool {
+    gds.p2pdma.in_kernel == Some(true)
+        && super::gpu::present(gpu)
+        && p2pdma_lacks(&gds.p2pdma, gpu, config, arch).is_empty()
+}
+
+fn iommu_check(iommu: &Iommu, here: bool) -> Check {
+    let found = match iommu.mode {
+        "off" => "off".to_string(),
+        mode => format!("{mode}, {}", count(iommu.groups as usize, "group")),
+    };
+    let check = |state| Check::new(Area::Gds, "gds.iommu", "IOMMU", state, found.clone());
+    match (iommu.mode, here) {
+        ("translating", true) => check(State::Limited)
+            .why("traffic between a drive and a GPU is sent through the root complex to be translated, or refused")
+            .next(r#"sudo sed -i 's/^GRUB_CMDLINE_LINUX="/&iommu=pt /' /etc/default/grub && sudo update-grub && sudo reboot"#),
+        (_, false) => check(State::NotApplicable),
+        _ => check(State::Works),
+    }
+}
+
+fn acs_check(acs: &Acs, here: bool) -> Check {
+    let check =
+        |state, found: String| Check::new(Area::Gds, "gds.acs", "PCIe access control (ACS)", state, found);
+    if !here {
+        return check(
+            State::NotApplicable,
+            format!("{} redirect peer traffic", count(acs.redirecting.len(), "bridge")),
+        );
+    }
+    if let Some(first) = acs.redirecting.first() {
+        let command = |a: &String| format!("sudo setpci -s {a} ECAP_ACS+6.w=0000");
+        let commands: Vec<String> = acs.redirecting.iter().take(8).map(command).collect();
+        let more = if acs.redirecting.len() > 8 { "; and so on for the others" } else { "" };
+        return check(
+            State::Limited,
+            format!("{} redirect peer traffic, the first at {first}", count(acs.redirecting.len(), "bridge")),
+        )
+        .why("traffic between devices below them takes the way through the root complex")
+        .next(format!(
+            "{}{more}   # until the next boot; it weakens isolation between virtual machines",
+            commands.join(" && ")
+        ));
+    }
+    if acs.unreadable > 0 {
+        return check(State::Unknown, format!("{} not readable", count(acs.unreadable as usize, "bridge")))
+            .why("the extended configuration space takes root to read")
+            .next("sudo forebay doctor");
+    }
+    check(State::Works, "no bridge redirects peer traffic".into())
+}
+
+fn udev_check(udev: &Udev, here: bool) -> Check {
+    let id = format!("gds.udev.{}", udev.device);
+    let check = |state, found: String| Check::new(Area::Gds, id, "udev, for libcufile", state, found);
+    if udev.is_complete() {
+        let kind = udev.filesystem_type.as_deref().unwrap_or_default();
+        return check(State::Works, format!("knows {} as {kind}", udev.device));
+    }
+    let database = format!("/run/udev/data/b{}", udev.device);
+    let lacking = match (udev.control, udev.filesystem_type.is_some()) {
+        (false, false) => format!("no /run/udev/control, and no ID_FS_TYPE in {database}"),
+        (false, true) => "no /run/udev/control".into(),
+        _ => format!("no ID_FS_TYPE in {database}"),
+    };
+    check(fault(here), lacking)
+        .why("libcufile asks libudev for the file system's type, and refuses to register a file with error 5027 without it (containers and virtual machines without udev)")
+        .next(udev_commands(udev))
+}
+
+/// What makes libudev answer where no udevd runs.
+pub fn udev_commands(udev: &Udev) -> String {
+    format!(
+        "sudo mkdir -p /run/udev/data && sudo touch /run/udev/control && printf 'E:ID_FS_TYPE={}\\nE:ID_FS_USAGE=filesystem\\nG:systemd\\nV:1\\n' | sudo tee /run/udev/data/b{}   # or start the container with -v /run/udev:/run/udev:ro",
+        udev.filesystem, udev.device
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_drivers_registry_is_read_with_its_quotes() {
+        let registry = "\"RMForceStaticBar1=1;ForceP2P=0x11;RmForceDisableIomapWC=1;\"";
+        assert_eq!(dword(registry, "RMForceStaticBar1"), Some(1));
+        assert_eq!(dword(registry, "forcep2p"), Some(0x11));
+        assert_eq!(dword("\"\"", "RMForceStaticBar1"), None);
+    }
+
+    #[test]
+    fn a_container_without_udev_is_told_exactly_what_to_type() {
+        let udev =
+            Udev { device: "254:0".into(), filesystem: "ext4".into(), control: false, filesystem_type: None };
+        let check = udev_check(&udev, true);
+        assert_eq!(check.state, State::Missing);
+        assert!(check.why.unwrap().contains("5027"));
+        let next = check.next.unwrap();
+        assert!(next.contains("touch /run/udev/control"));
+        assert!(next.contains(r"printf 'E:ID_FS_TYPE=ext4\nE:ID_FS_USAGE=filesystem\nG:systemd\nV:1\n' | sudo tee /run/udev/data/b254:0"));
+    }
+
+    #[test]
+    fn options_are_whole_names_that_are_set() {
+        let config = "# CONFIG_PCI_P2PDMA is not set\nCONFIG_PCI_P2PDMA_X=y\nCONFIG_PCI=y";
+        assert!(!has_option(config, "CONFIG_PCI_P2PDMA"));
+        assert!(has_option(config, "CONFIG_PCI"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_registry_or_module_list_is_survived(text in "[A-Za-z=;0x\": \n]{0,120}") {
+            let _ = (dword(&text, "RMForceStaticBar1"), drivers(&text), has_option(&text, "CONFIG_X"));
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! NVIDIA GPUs and their driver, found without CUDA.
+
+use super::nvml::{self, Nvml};
+use super::pci::{self, Link};
+use super::report::{count, size, Area, Check, State};
+use super::roots::{field, names, text, Roots};
+use forebay_model::record::Gpu;
+use serde::Serialize;
+
+const NVIDIA: u32 = 0x10de;
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct GpuFacts {
+    pub driver: Option<String>,
+    /// The open kernel modules, which PCI P2PDMA needs.
+    pub open_modules: Option<bool>,
+    pub gpus: Vec<GpuDevice>,
+    /// NVIDIA GPUs on the bus that no driver serves.
+    pub without_driver: Vec<String>,
+    /// Why libcuda can't be loaded; null where it can.
+    pub libcuda_refused: Option<String>,
+    pub nvml: Nvml,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct GpuDevice {
+    #[serde(flatten)]
+    pub gpu: Gpu,
+    pub numa_node: Option<i32>,
+    pub link: Link,
+    /// The window through which other devices reach the GPU's memory.
+    pub bar1_bytes: Option<u64>,
+    pub uuid: Option<String>,
+    pub watts: Option<f64>,
+}
+
+/// From /proc and sysfs alone: no library is loaded, so it takes well under a millisecond.
+pub fn from_proc(roots: &Roots) -> GpuFacts {
+    let version = text(&roots.proc("driver/nvidia/version")).unwrap_or_default();
+    let driver = driver_version(&version);
+    let mut gpus: Vec<GpuDevice> = names(&roots.proc("driver/nvidia/gpus"))
+        .iter()
+        .filter_map(|address| device(roots, address, driver.clone()))
+        .collect();
+    for (index, device) in gpus.iter_mut().enumerate() {
+        device.gpu.index = index as u32;
+    }
+    let served: Vec<String> = gpus.iter().filter_map(|g| g.gpu.pci.clone()).collect();
+    GpuFacts {
+        open_modules: driver.as_ref().map(|_| version.contains("Open Kernel Module")),
+        driver,
+        gpus,
+        without_driver: on_bus(roots).into_iter().filter(|a| !served.contains(a)).collect(),
+        libcuda_refused: None,
+        nvml: Nvml::default(),
+    }
+}
+
+/// The same, with what NVML adds: memory and power.
+pub fn facts(roots: &Roots) -> GpuFacts {
+    let mut facts = from_proc(roots);
+    if facts.gpus.is_empty() && facts.driver.is_none() && !roots.dev.join("nvidiactl").exists() {
+        facts.libcuda_refused = Some("no NVIDIA driver is loaded".into());
+        facts.nvml.refused = Some("no NVIDIA driver is loaded".into());
+        return facts;
+    }
+    facts.libcuda_refused = nvml::loads(&["libcuda.so.1", "libcuda.so"]).err();
+    facts.nvml = nvml::read();
+    merge(roots, &mut facts);
+    facts
+}
+
+/// NVML may know GPUs that /proc doesn't show (a container that mounts only devices).
+fn merge(roots: &Roots, facts: &mut GpuFacts) {
+    for seen in facts.nvml.devices.clone() {
+        let same = |g: &&mut GpuDevice| g.gpu.pci.as_deref() == Some(seen.pci.as_str());
+        let index = match facts.gpus.iter_mut().find(same) {
+            Some(device) => device.gpu.index as usize,
+            None => {
+                let gpu = Gpu {
+                    index: seen.index,
+                    pci: Some(seen.pci.clone()),
+                    driver: facts.driver.clone(),
+                    ..Gpu::default()
+                };
+                facts.gpus.push(GpuDevice { gpu, ..located(roots, &seen.pci) });
+                facts.gpus.len() - 1
+            }
+        };
+        let Some(device) = facts.gpus.get_mut(index) else { continue };
+        device.gpu.name = seen.name;
+        device.gpu.index = seen.index;
+        device.gpu.memory_bytes = seen.memory_bytes;
+        device.watts = seen.watts;
+        device.bar1_bytes = seen.bar1_bytes.or(device.bar1_bytes);
+    }
+    facts.gpus.sort_by_key(|g| g.gpu.index);
+    facts.driver = facts.driver.take().or(facts.nvml.driver.clone());
+    facts.without_driver.retain(|a| !facts.gpus.iter().any(|g| g.gpu.pci.as_ref() == Some(a)));
+}
+
+/// The first word that looks like `580.159.03` in the NVRM line.
+pub fn driver_version(version: &str) -> Option<String> {
+    let line = version.lines().find(|l| l.contains("NVRM version"))?;
+    let numeric = |w: &&str| {
+        w.contains('.') && w.split('.').all(|p| !p.is_empty() && p.bytes().all(|b| b.is_ascii_digit()))
+    };
+    line.split_whitespace().find(numeric).map(str::to_string)
+}
+
+fn device(roots: &Roots, address: &str, driver: Option<String>) -> Option<GpuDevice> {
+    let content = text(&roots.proc("driver/nvidia/gpus").join(address).join("information"))?;
+    let pci = field(&content, "Bus Location").unwrap_or(address).to_lowercase();
+    let name = field(&content, "Model").unwrap_or("NVIDIA GPU").to_string();
+    let gpu = Gpu { index: 0, name, memory_bytes: None, pci: Some(pci.clone()), driver };
+    let uuid = field(&content, "GPU UUID").map(str::to_string);
+    Some(GpuDevice { gpu, uuid, ..located(roots, &pci) })
+}
+
+fn located(roots: &Roots, address: &str) -> GpuDevice {
+    GpuDevice {
+        numa_node: pci::numa_node(roots, address),
+        link: pci::link(roots, address),
+        bar1_bytes: pci::region_bytes(roots, address, 1),
+        ..GpuDevice::default()
+    }
+}
+
+/// Display controllers of NVIDIA's on the PCI bus.
+fn on_bus(roots: &Roots) -> Vec<String> {
+    let display = |a: &String| pci::class(roots, a).is_some_and(|c| c >> 16 == 0x03);
+    let mut found = names(&roots.sys("bus/pci/devices"));
+    found.retain(|a| pci::vendor(roots, a) == Some(NVIDIA) && display(a));
+    found
+}
+
+pub fn present(facts: &GpuFacts) -> bool {
+    !facts.gpus.is_empty()
+}
+
+pub fn checks(facts: &GpuFacts) -> Vec<Check> {
+    let mut checks = vec![driver(facts)];
+    if present(facts) {
+        checks.push(libcuda(facts));
+        checks.extend(facts.gpus.iter().flat_map(device_checks));
+    }
+    checks
+}
+
+fn driver(facts: &GpuFacts) -> Check {
+    let check = |state, found: String| Check::new(Area::Gpu, "gpu.driver", "GPU driver", state, found);
+    if let Some(address) = facts.without_driver.first() {
+        return check(
+            State::Missing,
+            format!("{} at {address} without a driver", count(facts.without_driver.len(), "NVIDIA GPU")),
+        )
+        .why("the kernel module nvidia isn't loaded, or this container wasn't given the GPU")
+        .next("sudo modprobe nvidia   # in a container: start it with --gpus all");
+    }
+    match (&facts.driver, facts.gpus.is_empty()) {
+        (Some(version), false) => {
+            let open = if facts.open_modules == Some(true) { ", open kernel modules" } else { "" };
+            check(State::Works, format!("{version}{open}"))
+        }
+        (Some(version), true) => check(State::Missing, format!("{version}, but no GPU"))
+            .why("the driver found no GPU that it may use")
+            .next("nvidia-smi -L; dmesg | grep -i nvrm"),
+        (None, false) => check(State::Works, "version not told".into()),
+        (None, true) => check(State::NotApplicable, "no NVIDIA GPU here".into())
+            .why("the destination of every path is host memory, and records say so"),
+    }
+}
+
+fn libcuda(facts: &GpuFacts) -> Check {
+    let check = |state, found: &str| Check::new(Area::Gpu, "gpu.libcuda", "libcuda", state, found);
+    match &facts.libcuda_refused {
+        None => check(State::Works, "loads"),
+        Some(refused) => check(State::Missing, refused)
+            .why("the driver's user-space part isn't where the loader looks")
+            .next("sudo ldconfig   # in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility"),
+    }
+}
+
+fn device_checks(device: &GpuDevice) -> Vec<Check> {
+    let gpu = &device.gpu;
+    let mut parts = vec![gpu.name.clone()];
+    parts.extend(gpu.memory_bytes.map(size));
+    parts.extend(gpu.pci.as_ref().map(|p| format!("at {p}")));
+    parts.extend(device.link.words());
+    parts.extend(device.numa_node.map(|n| format!("NUMA node {n}")));
+    parts.extend(device.watts.map(|w| format!("{w:.0} W now")));
+    let title = format!("GPU {}", gpu.index);
+    let mut checks = vec![Check::new(
+        Area::Gpu,
+        format!("gpu.{}", gpu.index),
+        title.clone(),
+        State::Works,
+        parts.join(", "),
+    )];
+    // Idle GPUs lower their generation to save power; a lost lane stays lost.
+    if matches!((device.link.width, device.link.width_max), (Some(now), Some(most)) if now < most) {
+        let address = gpu.pci.as_deref().unwrap_or("?");
+        checks[0].state = State::Limited;
+        checks[0].why = Some("the link has fewer lanes than the GPU can use".into());
+        checks[0].next = Some(format!("sudo lspci -vv -s {address} | grep -E 'LnkCap|LnkSta'   # then reseat it, or move it to a wider slot"));
+    }
+    checks.extend(window(device, &title));
+    checks
+}
+
+/// Direct DMA needs the GPU's memory to be visible through its BAR1.
+fn window(device: &GpuDevice, title: &str) -> Option<Check> {
+    let bytes = device.bar1_bytes?;
+    let id = format!("gpu.{}.bar1", device.gpu.index);
+    let check = |state| Check::new(Area::Gpu, id, format!("{title} BAR1 window"), state, size(bytes));
+    match device.gpu.memory_bytes {
+        Some(memory) if bytes < memory => Some(
+            check(State::Limited)
+                .why(format!(
+                    "smaller than the GPU's {}: only that much can be a target of direct DMA at a time",
+                    size(memory)
+                ))
+                .next("turn on Resizable BAR and 'Above 4G decoding' in the firmware set-up"),
+        ),
+        _ => Some(check(State::Works)),
+    }
+}
+
+/// For the environment card.
+pub fn card(facts: &GpuFacts) -> Vec<Gpu> {
+    facts.gpus.iter().map(|g| g.gpu.clone()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_driver_version_is_found_in_both_spellings() {
+        let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.03  Release Build  (dvs)\nGCC version: 13.3.0";
+        let closed =
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023";
+        assert_eq!(driver_version(open).unwrap(), "580.159.03");
+        assert_eq!(driver_version(closed).unwrap(), "535.104.05");
+        assert_eq!(driver_version("GCC version: 13.3.0"), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_version_file_is_survived(text in "(NVRM version)?[ .0-9a-z\n]{0,100}") {
+            let _ = driver_version(&text);
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Memory, the locked-memory limit, and huge pages.
+
+use super::host::cgroup_dirs;
+use super::report::{size, Area, Check, State};
+use super::roots::{field, kib_field, line, names, number, text, Roots};
+use serde::Serialize;
+
+/// CAP_IPC_LOCK, from linux/capability.h: no locked-memory limit applies.
+const CAP_IPC_LOCK: u32 = 14;
+/// What four workers with 32 slots of 1 MiB register.
+const LOCKED_BYTES_WANTED: u64 = 128 << 20;
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Memory {
+    pub total_bytes: Option<u64>,
+    pub available_bytes: Option<u64>,
+    pub swap_bytes: Option<u64>,
+    /// The least limit of the cgroups around this process; null without one.
+    pub cgroup_limit_bytes: Option<u64>,
+    pub locked: Locked,
+    pub hugetlb: Vec<HugetlbPool>,
+    /// `always`, `madvise` or `never`.
+    pub thp: Option<String>,
+    pub thp_defrag: Option<String>,
+    pub thp_shmem: Option<String>,
+}
+
+/// How much memory this process may pin.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Locked {
+    /// Null: unlimited.
+    pub soft_bytes: Option<u64>,
+    pub hard_bytes: Option<u64>,
+    /// CAP_IPC_LOCK lifts the limit.
+    pub exempt: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct HugetlbPool {
+    pub page_bytes: u64,
+    pub pages: u64,
+    pub free: u64,
+}
+
+pub fn facts(roots: &Roots) -> Memory {
+    let meminfo = text(&roots.proc("meminfo")).unwrap_or_default();
+    let thp = roots.sys("kernel/mm/transparent_hugepage");
+    Memory {
+        total_bytes: kib_field(&meminfo, "MemTotal"),
+        available_bytes: kib_field(&meminfo, "MemAvailable"),
+        swap_bytes: kib_field(&meminfo, "SwapTotal"),
+        cgroup_limit_bytes: cgroup_limit(roots),
+        locked: locked(roots),
+        hugetlb: pools(roots),
+        thp: line(&thp.join("enabled")).and_then(|l| chosen(&l)),
+        thp_defrag: line(&thp.join("defrag")).and_then(|l| chosen(&l)),
+        thp_shmem: line(&thp.join("shmem_enabled")).and_then(|l| chosen(&l)),
+    }
+}
+
+/// The bracketed word of `always [madvise] never`.
+pub fn chosen(choices: &str) -> Option<String> {
+    let start = choices.find('[')? + 1;
+    let end = start + choices[start..].find(']')?;
+    Some(choices[start..end].to_string())
+}
+
+fn cgroup_limit(roots: &Roots) -> Option<u64> {
+    let limits = cgroup_dirs(roots, "memory").into_iter().filter_map(|dir| {
+        number(&dir.join("memory.max")).or_else(|| number(&dir.join("memory.limit_in_bytes")))
+    });
+    // Version 1 writes "no limit" as a number near 2^63.
+    limits.filter(|bytes| *bytes < 1 << 62).min()
+}
+
+/// From `/proc/self/limits` and the effective capabilities.
+fn locked(roots: &Roots) -> Locked {
+    let limits = text(&roots.proc("self/limits")).unwrap_or_default();
+    let status = text(&roots.proc("self/status")).unwrap_or_default();
+    let (soft_bytes, hard_bytes) = locked_limits(&limits).unwrap_or((None, None));
+    let capabilities = field(&status, "CapEff").and_then(|v| u64::from_str_radix(v, 16).ok());
+    let exempt = capabilities.is_some_and(|bits| bits >> CAP_IPC_LOCK & 1 == 1);
+    Locked { soft_bytes, hard_bytes, exempt }
+}
+
+/// `Max locked memory   8388608   8388608   bytes` → (soft, hard); None within: unlimited.
+pub fn locked_limits(limits: &str) -> Option<(Option<u64>, Option<u64>)> {
+    let values = limits.lines().find_map(|l| l.strip_prefix("Max locked memory"))?;
+    let mut values = values.split_whitespace().map(|v| v.parse::<u64>().ok());
+    Some((values.next()?, values.next()?))
+}
+
+fn pools(roots: &Roots) -> Vec<HugetlbPool> {
+    let base = roots.sys("kernel/mm/hugepages");
+    names(&base)
+        .iter()
+        .filter_map(|name| {
+            let kib: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
+            Some(HugetlbPool {
+                page_bytes: kib.checked_mul(1024)?,
+                pages: number(&base.join(name).join("nr_hugepages"))?,
+                free: number(&base.join(name).join("free_hugepages"))?,
+            })
+        })
+        .collect()
+}
+
+pub fn checks(memory: &Memory) -> Vec<Check> {
+    vec![total(memory), locked_check(&memory.locked), hugetlb(memory), thp(memory)]
+}
+
+fn total(memory: &Memory) -> Check {
+    let check = |state, found| Check::new(Area::Memory, "memory", "memory", state, found);
+    let Some(total) = memory.total_bytes else {
+        return check(State::Unknown, "not told".into()).why("/proc/meminfo can't be read");
+    };
+    let mut found = size(total);
+    if let Some(available) = memory.available_bytes {
+        found += &format!(", {} available", size(available));
+    }
+    match memory.cgroup_limit_bytes.filter(|limit| *limit < total) {
+        Some(limit) => check(State::Limited, format!("{found}; the cgroup allows {}", size(limit)))
+            .why("page cache counts against a container's memory limit too")
+            .next("start the container with a higher --memory"),
+        None => check(State::Works, found),
+    }
+}
+
+fn locked_check(locked: &Locked) -> Check {
+    let check = |state, found| Check::new(Area::Memory, "memlock", "locked memory (ulimit -l)", state, found);
+    let Some(soft) = locked.soft_bytes else {
+        return check(State::Works, "unlimited".into());
+    };
+    if locked.exempt {
+        return check(State::Works, format!("{}, lifted by CAP_IPC_LOCK", size(soft)));
+    }
+    if soft >= LOCKED_BYTES_WANTED {
+        return check(State::Works, size(soft));
+    }
+    let raise = match locked.hard_bytes {
+        Some(hard) if hard < LOCKED_BYTES_WANTED => {
+            "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/90-memlock.conf   # then log in again; containers: --ulimit memlock=-1; systemd: LimitMEMLOCK=infinity"
+        }
+        _ => "ulimit -l unlimited",
+    };
+    check(State::Limited, size(soft))
+        .why(format!(
+            "registered io_uring buffers and slots pinned for a GPU count against it: 4 workers × depth 32 × 1 MiB want {}",
+            size(LOCKED_BYTES_WANTED)
+        ))
+        .next(raise)
+}
+
+fn hugetlb(memory: &Memory) -> Check {
+    let check = |state, found| Check::new(Area::Memory, "hugetlb", "huge page pool", state, found);
+    let mib2 = |p: &&HugetlbPool| p.page_bytes == 2 << 20;
+    let Some(pool) = memory.hugetlb.iter().find(mib2).or(memory.hugetlb.first()) else {
+        return check(State::Missing, "none".into()).why("the kernel has no hugetlb support");
+    };
+    let pages: Vec<String> = memory
+        .hugetlb
+        .iter()
+        .map(|p| format!("{} free of {} × {}", p.free, p.pages, size(p.page_bytes)))
+        .collect();
+    let found = pages.join("; ");
+    let wanted = LOCKED_BYTES_WANTED / pool.page_bytes.max(1);
+    if memory.hugetlb.iter().any(|p| p.free.saturating_mul(p.page_bytes) >= LOCKED_BYTES_WANTED) {
+        return check(State::Works, found);
+    }
+    let why = if memory.thp.as_deref() == Some("never") {
+        "slots in small pages make scattered requests, which cost throughput and CPU"
+    } else {
+        "slots fall back to transparent huge pages, which the kernel grants only while memory is unfragmented"
+    };
+    let pages = (pool.pages - pool.free.min(pool.pages)).saturating_add(wanted);
+    check(State::Limited, found).why(why).next(format!("sudo sysctl vm.nr_hugepages={pages}"))
+}
+
+fn thp(memory: &Memory) -> Check {
+    let check =
+        |state, found: String| Check::new(Area::Memory, "thp", "transparent huge pages", state, found);
+    let Some(mode) = memory.thp.as_deref() else {
+        return check(State::Missing, "none".into()).why("the kernel was built without them");
+    };
+    let mut found = mode.to_string();
+    if let Some(defrag) = &memory.thp_defrag {
+        found += &format!("; defrag {defrag}");
+    }
+    if mode == "never" {
+        return check(State::Limited, found)
+            .why("slots outside the hugetlb pool get 4 KiB pages")
+            .next("echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled");
+    }
+    check(State::Works, found)
+}

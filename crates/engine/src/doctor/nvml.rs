@@ -1,0 +1,199 @@
+//! NVML by dlopen: a GPU's name, memory, window and power. Absent, it says so.
+
+use libloading::{Library, Symbol};
+use serde::Serialize;
+use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Nvml {
+    /// Why it can't be used; null where it can.
+    pub refused: Option<String>,
+    pub driver: Option<String>,
+    #[serde(skip)]
+    pub devices: Vec<Device>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Device {
+    pub index: u32,
+    pub name: String,
+    pub pci: String,
+    pub memory_bytes: Option<u64>,
+    pub bar1_bytes: Option<u64>,
+    pub watts: Option<f64>,
+}
+
+const DEVICES_MAX: c_uint = 64;
+type Handle = *mut c_void;
+type Code = c_int;
+
+/// nvmlMemory_t: total, free, used. nvmlBAR1Memory_t: total, free, used.
+type Three = [u64; 3];
+
+/// nvmlPciInfo_t (nvml.h, version 3 of the call).
+#[repr(C)]
+struct PciInfo {
+    bus_id_legacy: [c_char; 16],
+    numbers: [c_uint; 5],
+    bus_id: [c_char; 32],
+}
+
+/// Whether one of `names` can be loaded; Err with the loader's word about the last.
+pub fn loads(names: &[&str]) -> Result<(), String> {
+    load(names).map(drop)
+}
+
+fn load(names: &[&str]) -> Result<Library, String> {
+    let mut refused = String::new();
+    for name in names {
+        // SAFETY: NVIDIA's driver libraries run no initialiser that depends on our state.
+        match unsafe { Library::new(name) } {
+            Ok(library) => return Ok(library),
+            Err(error) => refused = error.to_string(),
+        }
+    }
+    Err(refused)
+}
+
+pub fn read() -> Nvml {
+    let library = match load(&["libnvidia-ml.so.1", "libnvidia-ml.so"]) {
+        Ok(library) => library,
+        Err(refused) => return Nvml { refused: Some(refused), ..Nvml::default() },
+    };
+    read_with(&library).unwrap_or_else(|refused| Nvml { refused: Some(refused), ..Nvml::default() })
+}
+
+/// Between nvmlInit and nvmlShutdown.
+fn read_with(library: &Library) -> Result<Nvml, String> {
+    type Plain = unsafe extern "C" fn() -> Code;
+    let init: Symbol<Plain> = symbol(library, b"nvmlInit_v2\0")?;
+    let shutdown: Symbol<Plain> = symbol(library, b"nvmlShutdown\0")?;
+    // SAFETY: declared as in nvml.h; may be called at any time.
+    let code = unsafe { init() };
+    if code != 0 {
+        return Err(format!("nvmlInit answers {code}{}", init_words(code)));
+    }
+    let read = Nvml { refused: None, driver: driver(library), devices: devices(library)? };
+    // SAFETY: matches the init above; no handle is used after it.
+    unsafe { shutdown() };
+    Ok(read)
+}
+
+/// nvmlReturn_t.
+fn init_words(code: Code) -> &'static str {
+    match code {
+        4 => " (no permission)",
+        9 => " (driver not loaded)",
+        12 => " (library not found)",
+        18 => " (library and driver versions differ: restart, or update the container's driver libraries)",
+        _ => "",
+    }
+}
+
+fn symbol<'a, T>(library: &'a Library, name: &[u8]) -> Result<Symbol<'a, T>, String> {
+    // SAFETY: each caller gives the type that nvml.h declares for `name`.
+    unsafe { library.get(name) }.map_err(|e| e.to_string())
+}
+
+fn driver(library: &Library) -> Option<String> {
+    let version: Symbol<unsafe extern "C" fn(*mut c_char, c_uint) -> Code> =
+        symbol(library, b"nvmlSystemGetDriverVersion\0").ok()?;
+    let mut text = [0 as c_char; 96];
+    // SAFETY: the buffer has the length that is passed.
+    (unsafe { version(text.as_mut_ptr(), text.len() as c_uint) } == 0).then(|| words(&text)).flatten()
+}
+
+fn devices(library: &Library) -> Result<Vec<Device>, String> {
+    let count: Symbol<unsafe extern "C" fn(*mut c_uint) -> Code> =
+        symbol(library, b"nvmlDeviceGetCount_v2\0")?;
+    let handle: Symbol<unsafe extern "C" fn(c_uint, *mut Handle) -> Code> =
+        symbol(library, b"nvmlDeviceGetHandleByIndex_v2\0")?;
+    let mut number = 0;
+    // SAFETY: writes one unsigned integer.
+    if unsafe { count(&mut number) } != 0 {
+        return Ok(Vec::new());
+    }
+    let mut found = Vec::new();
+    for index in 0..number.min(DEVICES_MAX) {
+        let mut device: Handle = std::ptr::null_mut();
+        // SAFETY: writes one handle, valid until nvmlShutdown.
+        if unsafe { handle(index, &mut device) } == 0 {
+            found.extend(describe(library, index, device));
+        }
+    }
+    Ok(found)
+}
+
+fn describe(library: &Library, index: u32, device: Handle) -> Option<Device> {
+    let name: Symbol<unsafe extern "C" fn(Handle, *mut c_char, c_uint) -> Code> =
+        symbol(library, b"nvmlDeviceGetName\0").ok()?;
+    let pci: Symbol<unsafe extern "C" fn(Handle, *mut PciInfo) -> Code> =
+        symbol(library, b"nvmlDeviceGetPciInfo_v3\0").ok()?;
+    let mut text = [0 as c_char; 96];
+    let mut info = PciInfo { bus_id_legacy: [0; 16], numbers: [0; 5], bus_id: [0; 32] };
+    // SAFETY: the buffer has the length that is passed; PciInfo is laid out as in nvml.h.
+    let codes = unsafe { (name(device, text.as_mut_ptr(), text.len() as c_uint), pci(device, &mut info)) };
+    if codes != (0, 0) {
+        return None;
+    }
+    Some(Device {
+        index,
+        name: words(&text)?,
+        pci: short_address(&words(&info.bus_id)?),
+        memory_bytes: three(library, b"nvmlDeviceGetMemoryInfo\0", device),
+        bar1_bytes: three(library, b"nvmlDeviceGetBAR1MemoryInfo\0", device),
+        watts: watts(library, device),
+    })
+}
+
+/// The total of one of the calls that fill three 64-bit numbers.
+fn three(library: &Library, name: &[u8], device: Handle) -> Option<u64> {
+    let call: Symbol<unsafe extern "C" fn(Handle, *mut Three) -> Code> = symbol(library, name).ok()?;
+    let mut memory: Three = [0; 3];
+    // SAFETY: both structures are three unsigned 64-bit numbers.
+    (unsafe { call(device, &mut memory) } == 0).then_some(memory[0])
+}
+
+fn watts(library: &Library, device: Handle) -> Option<f64> {
+    let call: Symbol<unsafe extern "C" fn(Handle, *mut c_uint) -> Code> =
+        symbol(library, b"nvmlDeviceGetPowerUsage\0").ok()?;
+    let mut milliwatts = 0;
+    // SAFETY: writes one unsigned integer.
+    (unsafe { call(device, &mut milliwatts) } == 0).then(|| f64::from(milliwatts) / 1000.0)
+}
+
+fn words(text: &[c_char]) -> Option<String> {
+    let bytes: Vec<u8> = text.iter().map(|c| *c as u8).collect();
+    let text = CStr::from_bytes_until_nul(&bytes).ok()?.to_str().ok()?.trim();
+    (!text.is_empty()).then(|| text.to_string())
+}
+
+/// NVML writes the domain with eight digits, `00000000:3B:00.0`; sysfs with four.
+pub fn short_address(bus_id: &str) -> String {
+    let lower = bus_id.to_lowercase();
+    match lower.split_once(':') {
+        Some((domain, rest)) if domain.len() == 8 && domain.starts_with("0000") => {
+            format!("{}:{rest}", &domain[4..])
+        }
+        _ => lower,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_come_as_sysfs_writes_them() {
+        assert_eq!(short_address("00000000:3B:00.0"), "0000:3b:00.0");
+        assert_eq!(short_address("00010000:3B:00.0"), "00010000:3b:00.0");
+        assert_eq!(short_address("é"), "é");
+    }
+
+    #[test]
+    fn a_machine_without_the_library_is_told_so() {
+        assert!(loads(&["libforebay-no-such-library.so"])
+            .unwrap_err()
+            .contains("libforebay-no-such-library"));
+    }
+}

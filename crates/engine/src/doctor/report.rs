@@ -1,0 +1,142 @@
+//! What the examination says: facts, and a list of checks that each end in
+//! "works", or why not and what to type.
+
+use super::{cache, cufile, drives, fabric, filesystem, gds, gpu, host, memory, power, raid, source};
+use super::{topology, uring};
+use forebay_model::record::Environment;
+use serde::Serialize;
+
+pub const SCHEMA: &str = "forebay.doctor/1";
+
+/// Schema `forebay.doctor/1`.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    pub schema: &'static str,
+    /// What was asked about; null kind `machine` when nothing was named.
+    pub source: source::Asked,
+    pub environment: Environment,
+    /// One sentence: which paths run here, and how much there is to fix.
+    pub verdict: String,
+    pub checks: Vec<Check>,
+    pub host: host::Host,
+    pub memory: memory::Memory,
+    pub uring: uring::Uring,
+    pub filesystems: Vec<filesystem::Examined>,
+    pub drives: Vec<drives::DriveFacts>,
+    pub raids: Vec<raid::Raid>,
+    pub cache: cache::Cache,
+    pub gpu: gpu::GpuFacts,
+    pub cufile: cufile::Cufile,
+    pub gds: gds::Gds,
+    pub fabric: fabric::Fabric,
+    pub power: power::Power,
+    pub topology: Vec<topology::Distance>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    Works,
+    /// Works, but not as well as it could, or not for every use.
+    Limited,
+    Missing,
+    /// Couldn't be found out; `why` says what stood in the way.
+    Unknown,
+    /// Nothing here that it could apply to.
+    NotApplicable,
+}
+
+/// The groups that checks are shown in, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Area {
+    Source,
+    Machine,
+    Memory,
+    IoUring,
+    Filesystem,
+    Drives,
+    Raid,
+    PageCache,
+    Gpu,
+    Gds,
+    Fabric,
+    Power,
+    Topology,
+    Paths,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Check {
+    /// Stable name, as `uring.sqpoll` or `drive.nvme0n1.link`.
+    pub id: String,
+    pub area: Area,
+    pub title: String,
+    pub state: State,
+    /// What is here, in words.
+    pub found: String,
+    /// Why it isn't better; null where it works.
+    pub why: Option<String>,
+    /// The command to type; null where there is nothing to do.
+    pub next: Option<String>,
+}
+
+impl Check {
+    pub fn new(
+        area: Area,
+        id: impl Into<String>,
+        title: impl Into<String>,
+        state: State,
+        found: impl Into<String>,
+    ) -> Check {
+        let (id, title, found) = (id.into(), title.into(), found.into());
+        Check { id, area, title, state, found, why: None, next: None }
+    }
+
+    pub fn why(mut self, why: impl Into<String>) -> Check {
+        self.why = Some(why.into());
+        self
+    }
+
+    pub fn next(mut self, next: impl Into<String>) -> Check {
+        self.next = Some(next.into());
+        self
+    }
+
+    /// Somebody could improve this.
+    pub fn wants_action(&self) -> bool {
+        matches!(self.state, State::Missing | State::Limited) && self.next.is_some()
+    }
+}
+
+/// `5 drives`, `1 drive`.
+pub fn count(n: usize, noun: &str) -> String {
+    format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
+}
+
+/// Bytes for reading: `23.5 GiB`, `512 KiB`, `640 B`.
+pub fn size(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if value.fract() == 0.0 {
+        return format!("{value:.0} {}", UNITS[unit]);
+    }
+    format!("{value:.1} {}", UNITS[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_read_as_people_say_them() {
+        let shown: Vec<String> =
+            [0, 640, 4096, 1 << 19, 3 << 29, u64::MAX].iter().map(|b| size(*b)).collect();
+        assert_eq!(shown, ["0 B", "640 B", "4 KiB", "512 KiB", "1.5 GiB", "16384 PiB"]);
+    }
+}
