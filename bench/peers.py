@@ -1,0 +1,257 @@
+"""The tools that Forebay is set beside, run as their users run them, and Forebay as its users do."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from side_by_side import Contender, Figure, say
+
+WARMUP_S = 0.5
+HUGE_PAGE = 2 << 20
+NR_HUGEPAGES = Path("/proc/sys/vm/nr_hugepages")
+
+
+class Unavailable(Exception):
+    """A peer can't run here; the message says why and what would help."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A finished child: its output, the CPU of it and of its children, and what was seen meanwhile."""
+
+    stdout: str
+    cpu_s: float
+    wall_s: float
+    most: float
+
+
+def run(command: Sequence[str], timeout_s: float, watch: Callable[[], float] | None = None) -> Ran:
+    """Runs a command and waits for it with wait4. `watch` is asked every 50 ms; its greatest answer is kept."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        begin = time.monotonic()
+        child = subprocess.Popen(
+            command, stdout=out, stderr=err, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        most = 0.0
+        while True:
+            pid, status, usage = os.wait4(child.pid, os.WNOHANG)
+            if pid:
+                break
+            if time.monotonic() - begin > timeout_s:
+                os.killpg(child.pid, signal.SIGKILL)
+            most = max(most, watch() if watch else 0.0)
+            time.sleep(0.05)
+        wall_s = time.monotonic() - begin
+        child.returncode = os.waitstatus_to_exitcode(status)
+        out.seek(0), err.seek(0)
+        stdout, stderr = out.read(), err.read()
+    if child.returncode:
+        tail = (stderr or stdout).strip()[-600:]
+        raise Unavailable(f"{command[0]} ended with {child.returncode}: {tail}")
+    return Ran(stdout, usage.ru_utime + usage.ru_stime, wall_s, most)
+
+
+# Forebay -------------------------------------------------------------------------------------------
+
+
+def forebay(source: str, *flags: str, name: str = "forebay", warmup_s: float = WARMUP_S) -> Contender:
+    """`forebay bench SOURCE …` as typed. The command beside this interpreter, else the one on PATH."""
+    beside = Path(sys.executable).with_name("forebay")
+    program = str(beside) if beside.exists() else shutil.which("forebay")
+    if program is None:
+        raise Unavailable(
+            "forebay isn't installed for this Python; try: make demo, then .venv/bin/python bench/…"
+        )
+    base = [program, "bench", source, *flags, "--warmup", str(warmup_s)]
+
+    def measure(seconds: float) -> Figure:
+        ran = run([*base, "--duration", str(seconds), "--json"], 60 + 3 * seconds)
+        record = json.loads(ran.stdout)
+        result, path = record["result"], record["path"]
+        cpu = result["cpu"]
+        keys = ("ran", "engine", "engine_features", "slot_pages", "staged_bytes", "mapped_bytes")
+        proof = {k: path.get(k) for k in keys} | {"cache": record["cache"]}
+        proof |= {k: result.get(k) for k in ("latency_us", "copy_latency_us")}
+        cpu_s = cpu["user_s"] + cpu["system_s"]
+        return Figure(result["seconds"], result["bytes"], result["ios"], cpu_s, ran.cpu_s, proof)
+
+    return Contender(name, measure, ["forebay", *base[1:], "--duration", "SECONDS", "--json"])
+
+
+# fio -----------------------------------------------------------------------------------------------
+
+
+def fio(name: str, *flags: str, huge_pages: int = 0, warmup_s: float = WARMUP_S) -> Contender:
+    """One fio job. With `huge_pages` that many are reserved for the run and given back after it.
+
+    CPU of the measured time is fio's own usr_cpu + sys_cpu, which start anew when its ramp ends, times the
+    runtime of its jobs.
+    """
+    if not shutil.which("fio"):
+        raise Unavailable("fio isn't installed; try: apt install fio")
+    always = f"--name=peer --time_based --ramp_time={warmup_s} --thread --group_reporting"
+    base = ["fio", *always.split(), "--norandommap", "--randrepeat=0", "--output-format=json", *flags]
+
+    def measure(seconds: float) -> Figure:
+        with reserved(huge_pages):
+            free = huge_pages_free()
+            watch = (lambda: free - huge_pages_free()) if huge_pages else None
+            ran = run([*base, f"--runtime={seconds}"], 60 + 3 * seconds, watch)
+        told = json.loads(ran.stdout[ran.stdout.index("{") :])
+        job = told["jobs"][0]
+        if job["error"]:
+            raise Unavailable(f"{name}: fio reports error {job['error']}")
+        if huge_pages and not ran.most:
+            raise Unavailable(f"{name}: fio used none of the huge pages")
+        read = job["read"]
+        cpu_s = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1e3
+        proof = {"version": told["fio version"], "huge_pages_used": ran.most or None}
+        return Figure(read["runtime"] / 1e3, read["io_bytes"], read["total_ios"], cpu_s, ran.cpu_s, proof)
+
+    return Contender(name, measure, [*base, "--runtime=SECONDS"])
+
+
+def fio_uring(name: str, file: Path, rw: str, block: int, depth: int, huge: bool = False) -> Contender:
+    """fio at its best for O_DIRECT: io_uring with registered buffers and files, optionally in huge pages."""
+    flags = [f"--filename={file}", f"--rw={rw}", f"--bs={block}", f"--iodepth={depth}", "--direct=1"]
+    flags += ["--ioengine=io_uring", "--fixedbufs=1", "--registerfiles=1"]
+    if not huge:
+        return fio(name, *flags)
+    return fio(name, *flags, "--mem=shmhuge", huge_pages=depth * block // HUGE_PAGE + 4)
+
+
+def huge_pages_free() -> float:
+    """Free and unpromised huge pages."""
+    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(lines["HugePages_Free"]) - int(lines["HugePages_Rsvd"])
+
+
+@contextlib.contextmanager
+def reserved(pages: int) -> Iterator[None]:
+    """Reserves huge pages for the time of one run, so that no other contender finds them, and restores the setting."""
+    if not pages:
+        yield
+        return
+    before = NR_HUGEPAGES.read_text()
+    missing = pages - int(huge_pages_free())
+    try:
+        if missing > 0:
+            try:
+                NR_HUGEPAGES.write_text(str(int(before) + missing))
+            except OSError as error:
+                raise Unavailable(f"huge pages can't be reserved ({error.strerror}); try as root") from error
+            if huge_pages_free() < pages:
+                raise Unavailable(
+                    f"the kernel found no {pages} free huge pages; try: echo 1 > /proc/sys/vm/compact_memory"
+                )
+        yield
+    finally:
+        if missing > 0:
+            NR_HUGEPAGES.write_text(before)
+
+
+def registered(contender: Contender) -> dict[str, Any]:
+    """What fio asks of the kernel, read from a short run under strace: proof that buffers and files are registered."""
+    if not shutil.which("strace"):
+        return {"registered": None, "why": "strace isn't installed"}
+    command = ["--runtime=0.2" if c.startswith("--runtime=") else c for c in contender.command]
+    pages = 64 if "--mem=shmhuge" in command else 0
+    with reserved(pages), tempfile.NamedTemporaryFile("r") as trace:
+        run(["strace", "-f", "-o", trace.name, "-e", "trace=io_uring_register,shmget", *command], 60)
+        seen = trace.read()
+    return {
+        "registered_buffers": "IORING_REGISTER_BUFFERS" in seen,
+        "registered_files": "IORING_REGISTER_FILES" in seen,
+        "huge_pages": "SHM_HUGETLB" in seen,
+    }
+
+
+# elbencho, memcpy ----------------------------------------------------------------------------------
+
+
+def elbencho(name: str, file: Path, block: int, depth: int, random: bool = False) -> Contender:
+    """elbencho with libaio and O_DIRECT. It has no warm-up and counts the whole machine's CPU, so only the process's is known."""
+    program = shutil.which(os.environ.get("ELBENCHO", "elbencho"))
+    if program is None:
+        raise Unavailable("elbencho isn't installed (ELBENCHO names it where it isn't on PATH)")
+    flags = f"-r -t 1 --iodepth {depth} -b {block} --direct --infloop --nolive{' --rand' if random else ''}".split()
+
+    def measure(seconds: float) -> Figure:
+        # Whole seconds are all it takes.
+        with tempfile.TemporaryDirectory() as folder:
+            out = f"{folder}/result.json"
+            limit = ["--timelimit", str(max(1, round(seconds)))]
+            ran = run([program, *flags, *limit, "--jsonfile", out, str(file)], 60 + 3 * seconds)
+            told = json.loads(Path(out).read_text().splitlines()[-1])
+        done = told["last_done"]
+        total, elapsed_s = int(done["bytes"]), int(done["elapsed_time_ms"]) / 1e3
+        return Figure(
+            elapsed_s, total, total // block, None, ran.cpu_s, {"version": told["config"]["version"]}
+        )
+
+    return Contender(name, measure, ["elbencho", *flags, "--timelimit", "SECONDS", str(file)])
+
+
+def memcpy(name: str, source: int, block: int, slots: int, threads: int) -> Contender:
+    """memcpy in this run: into `slots` blocks that are used again, or with 0 into as much memory again."""
+    program = built_memcpy()
+    base = [str(program), str(source), str(block), str(slots), str(threads)]
+
+    def measure(seconds: float) -> Figure:
+        ran = run([*base, str(seconds)], 60 + 3 * seconds)
+        told = json.loads(ran.stdout)
+        return Figure(told["seconds"], told["bytes"], told["ios"], told["cpu_s"], ran.cpu_s)
+
+    return Contender(name, measure, ["memcpy_floor", *base[1:], "SECONDS"])
+
+
+def built_memcpy() -> Path:
+    source = Path(__file__).with_name("memcpy_floor.c")
+    program = Path(__file__).resolve().parent.parent / "target/bench-tools/memcpy_floor"
+    if not program.exists() or program.stat().st_mtime < source.stat().st_mtime:
+        program.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["gcc", "-O2", "-pthread", "-o", program, source], check=True)
+    return program
+
+
+# Files, and what is left out ------------------------------------------------------------------------
+
+
+def made(file: Path, size: int) -> Path:
+    """A file of random bytes, written once, on the disk before it is read, and out of the page cache."""
+    if not file.exists() or file.stat().st_size != size:
+        say(f"writing {file} ({size >> 20} MiB)")
+        with open(file, "wb") as handle:
+            for _ in range(size >> 20):
+                handle.write(os.urandom(1 << 20))
+            handle.flush()
+            os.fsync(handle.fileno())
+    handle_fd = os.open(file, os.O_RDONLY)
+    try:
+        os.posix_fadvise(handle_fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(handle_fd)
+    return file
+
+
+def available(*makers: Callable[[], Any]) -> list[Any]:
+    """What each maker makes; one that can't run here is left out, and why is said."""
+    found = []
+    for make in makers:
+        try:
+            found.append(make())
+        except Unavailable as reason:
+            say(f"left out: {reason}")
+    return found

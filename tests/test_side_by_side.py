@@ -1,0 +1,101 @@
+"""How the peers' commands compare: the order of runs, the ratios, the verdicts, and what they write."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "bench"))
+
+import side_by_side  # noqa: E402
+from side_by_side import GIB, Bound, Cell, Contender, Figure, find_depth, interleave, settle, table  # noqa: E402
+
+
+def figure(gib_s: float, cpu_ms_per_gib: float | None = 10.0) -> Figure:
+    cpu_s = None if cpu_ms_per_gib is None else cpu_ms_per_gib * gib_s / 1e3
+    return Figure(1.0, int(gib_s * GIB), 1000, cpu_s, 0.1)
+
+
+def contender(name: str, *runs: Figure, order: list[str] | None = None) -> Contender:
+    left = list(runs)
+
+    def measure(seconds: float) -> Figure:
+        if order is not None:
+            order.append(name)
+        return left.pop(0)
+
+    return Contender(name, measure, [name])
+
+
+def test_rounds_go_forwards_then_backwards() -> None:
+    order: list[str] = []
+    both = [contender(n, *[figure(1)] * 4, order=order) for n in "AB"]
+    figures, noise = interleave(Cell("x", both, []), 4, 1.0, lambda text: None)
+    assert "".join(order) == "ABBAABBA" and len(figures["A"]) == len(noise) == 4
+
+
+def test_only_figures_of_one_round_are_compared() -> None:
+    """The machine halves its speed between the rounds; the ratio doesn't notice."""
+    figures = {"forebay": [figure(2), figure(1), figure(4)], "peer": [figure(1), figure(0.5), figure(2)]}
+    told = settle(Bound("rate", ("peer",), at_least=1.9), Cell("x", [], []), figures)
+    assert told["ratios"] == pytest.approx([2, 2, 2], rel=1e-6) and told["holds"]
+
+
+def test_the_fastest_peer_is_the_one_to_beat() -> None:
+    figures = {"forebay": [figure(2)], "slow": [figure(1)], "fast": [figure(3)]}
+    told = settle(Bound("rate", ("slow", "fast"), at_least=1.0, pick="fastest"), Cell("x", [], []), figures)
+    assert told["against"] == ["fast"] and not told["holds"]
+
+
+def test_the_slower_stage_is_found_in_each_round() -> None:
+    figures = {
+        "forebay": [figure(1), figure(1)],
+        "read": [figure(1), figure(4)],
+        "copy": [figure(4), figure(2)],
+    }
+    told = settle(Bound("rate", ("read", "copy"), at_least=0.95), Cell("x", [], []), figures)
+    assert told["ratios"] == pytest.approx([1.0, 0.5], rel=1e-6)
+
+
+def test_cpu_is_compared_like_with_like() -> None:
+    """A peer that doesn't tell its CPU of the measured time is compared by the whole process on both sides."""
+    figures = {"forebay": [figure(2, 1.0)], "peer": [figure(1, None)]}
+    told = settle(Bound("cost", ("peer",), at_most=1.0), Cell("x", [], []), figures)
+    assert told["ratios"] == pytest.approx([0.5], rel=1e-6)
+
+
+def test_a_peer_that_did_not_run_leaves_its_bound_open() -> None:
+    cell = Cell("x", [], [])
+    told = settle(Bound("rate", ("absent",), at_least=1.0), cell, {"forebay": [figure(1)]})
+    assert told["holds"] is None and "absent" in side_by_side.verdict(cell, told)
+
+
+def test_the_depth_chosen_is_the_cheapest_of_the_fastest() -> None:
+    speeds = {1: figure(1.0, 5), 8: figure(1.98, 6), 32: figure(2.0, 9)}
+    chosen, how = find_depth(lambda d: contender(str(d), speeds[d]), [1, 8, 32], 1.0, lambda text: None)
+    assert chosen.name == "8" and how["depth"] == 8
+
+
+def test_a_section_is_replaced_and_the_rest_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "benchmarks.md"
+    page.write_text("# Measured\n\n## Loop\n\nold\n\n## Other\n\nkept\n")
+    monkeypatch.setattr(side_by_side, "RESULTS", page)
+    options = argparse.Namespace(dir=tmp_path, rounds=5, seconds=1.0, write=True)
+    side_by_side.publish("Loop", options, "new\n")
+    side_by_side.publish("Fresh", options, "first\n")
+    text = page.read_text()
+    assert "old" not in text and text.index("new") < text.index("## Other") < text.index("kept") < text.index(
+        "first"
+    )
+
+
+def test_the_table_has_a_row_for_each_contender() -> None:
+    figures = {"forebay": [figure(2)], "peer": [figure(1, None)]}
+    cell = Cell("1m", [], [], chosen={"peer": {"depth": 8}})
+    text = table([(cell, figures, [settle(Bound("rate", ("peer",), at_least=1.6), cell, figures)])])
+    assert "| 1m | peer, depth 8 | 1.00 (1.00–1.00) | – | 100.0 (100.0–100.0) | 2.00 (2.00–2.00) |" in text
+    assert "≥ 1.6 × peer: 2.00 (2.00–2.00), holds" in text
