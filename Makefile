@@ -17,6 +17,8 @@ PYTEST := $(BIN)/python -m pytest
 
 # One interpreter for every build, or PyO3 is compiled anew at each change between them.
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
+# Paths of the building machine, cut from the wheel's library.
+CUT_PATHS = --remap-path-prefix=$(CURDIR)=forebay --remap-path-prefix=$${CARGO_HOME:-$$HOME/.cargo}=cargo
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 RUST := $(shell find crates -type f \( -name '*.rs' -o -name Cargo.toml -o -name '*.json' -o -name '*.csv' -o -name '*.toml' \)) Cargo.toml Cargo.lock
@@ -75,8 +77,9 @@ bench: | $(MADE)/ready ## Side by side with peers, each command of bench/ in tur
 
 wheel: | $(MADE)/ready ## dist/*.whl for any Linux with glibc 2.28, tried on every Python 3.10 to 3.13 found here
 	@$(MAKE) --no-print-directory $(MADE)/tested-with
+	$(BIN)/python -m pip install --quiet 'ziglang>=0.13'
 	rm -f dist/*.whl
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/maturin build --release --locked --zig --compatibility manylinux_2_28 --out dist
+	RUSTFLAGS="$(CUT_PATHS)" PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/maturin build --release --locked --zig --compatibility manylinux_2_28 --out dist
 	$(PYTEST) -m wheel tests/test_wheel.py --wheel dist/*.whl
 
 fuzz: | $(MADE)/ready ## Each fuzz target for FUZZ_S seconds (30)

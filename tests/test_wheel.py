@@ -53,6 +53,13 @@ def test_wheel_needs_no_newer_glibc(wheel: Path) -> None:
     assert versions and max(versions) <= (2, 28), max(versions)
 
 
+def test_wheel_names_no_folder_of_the_building_machine(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    for home in (Path(__file__).resolve().parent.parent, Path.home()):
+        named = [n for n in archive.namelist() if f"{home}/".encode() in archive.read(n)]
+        assert not named, f"{named} name {home}"
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_wheel_runs(wheel: Path, version: str, tmp_path: Path) -> None:
     found = interpreters()
