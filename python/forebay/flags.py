@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from forebay.errors import RequestError
-from forebay.units import parse_bytes, parse_percent, parse_seconds
+from forebay.units import format_bytes, parse_bytes, parse_percent, parse_seconds
 
 
 def _integer(text: Any, what: str) -> int:
@@ -181,3 +181,32 @@ def job_from_flags(sources: tuple[str, ...] | list[str], values: dict[str, Any])
         if value is not None and value != ():
             settle(job, f.flag, value)
     return job
+
+
+def spell(job: dict[str, Any]) -> list[str]:
+    """The arguments that give `job` back: its sources, then a flag for each field that is set."""
+    words = [str(s) for s in job.get("sources", ())]
+    for f in FIELDS:
+        value = job.get(f.key)
+        if value is None or value is False or value == []:
+            continue
+        if f.is_flag:
+            words.append(f"--{f.flag}")
+        elif f.multiple:
+            words += [word for v in value for word in (f"--{f.flag}", str(v))]
+        else:
+            words += [f"--{f.flag}", spelled(f, job)]
+    return words
+
+
+def spelled(field: Field, job: dict[str, Any]) -> str:
+    """The value of one field of `job` as a user writes it: 65536 → `64k`."""
+    value = job[field.key]
+    if field.key == "io_bytes":
+        sizes = [job.get(k) for k in ("io_bytes", "io_bytes_max", "io_bytes_step")]
+        return ":".join(format_bytes(s) for s in sizes if s is not None)
+    if field.key.endswith("_bytes"):
+        return format_bytes(value)
+    if isinstance(value, (list, tuple)):
+        return ",".join(str(v) for v in value)
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
