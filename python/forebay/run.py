@@ -34,6 +34,13 @@ def plan(job: Job) -> dict[str, Any]:
     return json.loads(_core.plan(json.dumps(job)))
 
 
+def check(job: Job) -> Job:
+    """`job` with its defaults. Raises RequestError for what can't be right on any machine."""
+    from forebay import _core
+
+    return json.loads(_core.check(json.dumps(job)))
+
+
 def typed() -> list[str]:
     """The command line as the user typed it."""
     return ["forebay", *sys.argv[1:]]
