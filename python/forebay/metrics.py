@@ -1,0 +1,132 @@
+"""The figures of a record that two runs can be judged by: name, unit, direction, and how to say it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One figure. `of` reads it from a record's `result`, or from one of its `repeats`."""
+
+    name: str
+    title: str
+    unit: str
+    higher_is_better: bool
+    # x, y: the two names; r: the ratio as text
+    sentence: str
+    field: str
+    of: Callable[[dict[str, Any]], float | None]
+
+    def value(self, result: dict[str, Any]) -> float | None:
+        """The figure, or None where it wasn't measured. Zero counts as not measured: it has no ratio."""
+        found = self.of(result)
+        return float(found) if found is not None and math.isfinite(found) and found > 0 else None
+
+    def why_missing(self, record: dict[str, Any]) -> str:
+        """The record's own reason for the null."""
+        for field, reason in record.get("missing", {}).items():
+            if field.startswith(self.field) or self.field.startswith(field + "."):
+                return str(reason)
+        return "the run did not report it"
+
+
+def _power(result: dict[str, Any], key: str) -> float | None:
+    """Of the whole server where a meter sees it, else the sum over the parts that were metered."""
+    meters = [m for m in result.get("power") or [] if m.get(key) is not None]
+    whole = [m[key] for m in meters if m.get("scope") == "server"]
+    if whole:
+        return whole[0]
+    return sum(m[key] for m in meters) if meters else None
+
+
+def _latency(name: str) -> Callable[[dict[str, Any]], float | None]:
+    return lambda result: (result.get("latency_us") or {}).get(name)
+
+
+def _cpu(name: str) -> Callable[[dict[str, Any]], float | None]:
+    return lambda result: (result.get("cpu") or {}).get(name)
+
+
+METRICS: dict[str, Metric] = {
+    m.name: m
+    for m in (
+        Metric(
+            "throughput",
+            "throughput",
+            "GiB/s",
+            True,
+            "{x} is {r} × {y}",
+            "result.throughput_gib_s",
+            lambda result: result.get("throughput_gib_s"),
+        ),
+        Metric(
+            "iops",
+            "I/O rate",
+            "IOPS",
+            True,
+            "{x} does {r} × {y}'s I/Os per second",
+            "result.iops",
+            lambda result: result.get("iops"),
+        ),
+        Metric(
+            "latency_mean",
+            "mean latency",
+            "µs",
+            False,
+            "{x}'s mean latency is {r} × {y}'s",
+            "result.latency_us.mean",
+            _latency("mean"),
+        ),
+        Metric(
+            "latency_p99",
+            "p99 latency",
+            "µs",
+            False,
+            "{x}'s 99th-percentile latency is {r} × {y}'s",
+            "result.latency_us.p99",
+            _latency("p99"),
+        ),
+        Metric(
+            "cpu",
+            "CPU",
+            "core-s/GiB",
+            False,
+            "{x} takes {r} × {y}'s CPU per GiB",
+            "result.cpu.cpu_s_per_gib",
+            _cpu("cpu_s_per_gib"),
+        ),
+        Metric(
+            "energy",
+            "energy",
+            "J/GiB",
+            False,
+            "{x} takes {r} × {y}'s energy per GiB",
+            "result.power",
+            lambda result: _power(result, "joules_per_gib"),
+        ),
+        Metric(
+            "power",
+            "power",
+            "W",
+            False,
+            "{x} draws {r} × {y}'s power",
+            "result.power",
+            lambda result: _power(result, "watts_mean"),
+        ),
+    )
+}
+
+
+def format_figure(value: float | None) -> str:
+    """Three to four significant digits, as a table shows them; a dash for what wasn't measured."""
+    if value is None:
+        return "–"
+    if value >= 100_000:
+        return f"{value:,.0f}"
+    if value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.4g}" if value >= 0.001 else f"{value:.2e}"

@@ -1,0 +1,73 @@
+"""Progress of a command that makes many runs: a bar on a terminal, else plain lines. On stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, TextIO
+
+
+def format_duration(seconds: float) -> str:
+    """`45 s`, `2 min 05 s`, `3 h 10 min`."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+class Stages:
+    """A context manager around the runs. `observe` is the observer to hand to `run`.
+
+    A live display is drawn only on a terminal; it is taken down before the block's result is printed,
+    whatever ends the block.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self.stream = stream if stream is not None else sys.stderr
+        self._bar: Any = None
+        self._task: Any = None
+        self._title = ""
+        self._began = time.monotonic()
+
+    def __enter__(self) -> Stages:
+        if self.stream.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn
+
+            columns = (TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.fields[rate]}"))
+            self._bar = Progress(*columns, console=Console(file=self.stream), transient=True)
+            self._task = self._bar.add_task("", total=1.0, rate="")
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def begin(self, title: str) -> None:
+        """Names the run that starts now."""
+        self._title = title
+        if self._bar is not None:
+            self._bar.update(self._task, description=title, completed=0.0, rate="")
+
+    def observe(self, progress: dict[str, Any]) -> None:
+        """Shows one Progress of the run."""
+        if self._bar is None:
+            return
+        if progress.get("phase") == "measure":
+            duration = progress.get("duration_s")
+            share = progress["t_s"] / duration if duration else 0.0
+            rate = f"{progress.get('gib_s') or 0.0:.2f} GiB/s  {progress.get('iops') or 0.0:,.0f} I/Os per s"
+            self._bar.update(self._task, completed=min(1.0, share), rate=rate)
+        else:
+            self._bar.update(self._task, rate=str(progress.get("message") or progress.get("phase") or ""))
+
+    def say(self, text: str) -> None:
+        """One line that stays."""
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, file=self.stream, flush=True)
