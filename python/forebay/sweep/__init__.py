@@ -1,0 +1,200 @@
+"""`forebay sweep`: any matrix over the job's fields, resumable, one line per finished point."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from forebay import run as engine
+from forebay.errors import RequestError
+from forebay.stages import format_duration
+from forebay.sweep import plan as planning
+from forebay.sweep.file import ROUNDS_MAX, load, parse, presets
+from forebay.sweep.points import parse_overrides
+from forebay.sweep.results import HEADER, Results
+from forebay.sweep.runner import is_finished, run_points
+from forebay.sweep.scale import parse_scale
+from forebay.sweep.show import dry_run, heading, show, summary
+from forebay.units import parse_seconds
+
+
+@click.command(name="sweep")
+@click.argument("sweep", required=False)
+@click.argument("source", nargs=-1)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False),
+    help="The file of results; an unfinished one is continued.",
+)
+@click.option(
+    "--scale",
+    metavar="F|auto",
+    help="Factor of file sizes and durations. Default: auto for presets, 1 for files.",
+)
+@click.option("--max-time", metavar="TIME", help="Shorten the durations until the sweep fits.")
+@click.option(
+    "--rounds",
+    type=click.IntRange(1, ROUNDS_MAX),
+    help="How often each point runs, in place of the file's rounds.",
+)
+@click.option(
+    "--set", "settings", multiple=True, metavar="FIELD=VALUE", help="Override a field of every point."
+)
+@click.option("--restart", is_flag=True, help="Begin anew; the old results are moved to FILE.1.")
+@click.option(
+    "--extend",
+    is_flag=True,
+    help="Go on although the sweep has changed; points that are still in it are kept.",
+)
+@click.option("--dry-run", "only_show", is_flag=True, help="List the runs and their time.")
+@click.option(
+    "--list", "list_presets", is_flag=True, help="List the presets and where their methods come from."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+def command(sweep: str | None, source: tuple[str, ...], **values: Any) -> int:
+    """The same over any matrix of settings, or as a paper did it.
+
+    forebay sweep FILE.toml|PRESET [SOURCE…]
+
+    Each finished point is a line of the file of results. After Ctrl-C or a crash, the same command with
+    the same -o goes on where it stopped.
+    """
+    if values["list_presets"]:
+        return _list(values["as_json"])
+    if sweep is None:
+        raise RequestError("sweep", "names no sweep", f"a TOML file, or one of {', '.join(presets())}")
+    asked = load(sweep)
+    scale = values["scale"] or ("auto" if asked.origin.startswith("preset ") else "1")
+    asks = planning.Asks(
+        sources=source,
+        settings=parse_overrides(values["settings"]),
+        scale=parse_scale(scale),
+        seconds_max=parse_seconds(values["max_time"], "--max-time") if values["max_time"] else None,
+        rounds=values["rounds"],
+    )
+    if values["restart"] and values["extend"]:
+        raise RequestError(
+            "--restart with --extend", "only one of them can hold", "--extend keeps what is finished"
+        )
+    if values["only_show"]:
+        plan = planning.make(asked, asks)
+        click.echo(json.dumps(_listing(plan)) if values["as_json"] else dry_run(plan))
+        return 0
+    output = Path(values["output"] or time.strftime(f"{asked.name}-%Y%m%d-%H%M%S.jsonl"))
+    # A request that can't be right fails before anything is written.
+    planning.define(asked, asks)
+    with Results(output) as results:
+        plan = _continue(asked, asks, results, values["restart"], values["extend"])
+        return _run(plan, results, values["as_json"])
+
+
+def _run(plan: planning.Plan, results: Results, as_json: bool) -> int:
+    for line in heading(plan):
+        click.echo(line, err=True)
+    finished = results.contents.finished()
+    before = sum(is_finished(p, finished) for p in plan.points)
+    already = f", {before} of them finished before" if before else ""
+    click.echo(
+        f"{len(plan.points)} runs{already}, {format_duration(plan.seconds)} in all, into {results.path}",
+        err=True,
+    )
+    outcome = run_points(plan, results)
+    document = summary(plan, results.contents.finished(), outcome, str(results.path))
+    click.echo(json.dumps(document) if as_json else show(document, plan))
+    if outcome.interrupted:
+        click.echo(f"forebay: interrupted; the same command with -o {results.path} goes on", err=True)
+    return outcome.exit_code
+
+
+def _continue(
+    sweep: Any, asks: planning.Asks, results: Results, restart: bool, extend: bool
+) -> planning.Plan:
+    """The plan, with the file made ready for it: damage put aside, a changed sweep refused or let in."""
+    contents = results.contents
+    if restart and (contents.headers or contents.lines or contents.damaged):
+        click.echo(f"the old results are in {results.restart()}", err=True)
+        contents = results.contents
+    if contents.damaged and not contents.ours:
+        raise RequestError(f"-o {results.path}", "is not a file of sweep results", "-o another file")
+    old = contents.headers[-1] if contents.headers else None
+    changes = planning.differences(old["definition"], planning.define(sweep, asks)) if old else []
+    if changes and not extend:
+        found = "holds a sweep that differs: " + "; ".join(changes)
+        raise RequestError(
+            f"-o {results.path}",
+            found,
+            "--extend to keep the points that match, --restart to begin anew, or -o another file",
+        )
+    same_scale = old is not None and not any(
+        c.startswith(("scale:", "max_time_s:", "fallback:")) for c in changes
+    )
+    plan = planning.make(sweep, asks, old["frozen"] if old is not None and same_scale else None)
+    _put_damage_aside(results)
+    results.mend_end()
+    if old is None or changes:
+        results.append(_header(plan, asks))
+    return plan
+
+
+def _put_damage_aside(results: Results) -> None:
+    aside = results.put_damage_aside()
+    for number, found in results.contents.damaged:
+        click.echo(
+            f"forebay: {results.path}:{number} {found}; kept in {aside}, and its point runs again", err=True
+        )
+
+
+def _header(plan: planning.Plan, asks: planning.Asks) -> dict[str, Any]:
+    return {
+        "schema": HEADER,
+        "preset": plan.sweep.name,
+        "origin": plan.sweep.origin,
+        "title": plan.sweep.title,
+        "method": plan.sweep.method,
+        "cites": plan.sweep.cites,
+        "sweep": plan.hash,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "command": engine.typed(),
+        "sources": list(asks.sources),
+        "definition": plan.definition,
+        "frozen": plan.frozen,
+        "changes": plan.changes,
+        "dropped": plan.dropped,
+    }
+
+
+def _listing(plan: planning.Plan) -> dict[str, Any]:
+    return {
+        "schema": "forebay.sweep-plan/1",
+        "preset": plan.sweep.name,
+        "sweep": plan.hash,
+        "seconds": plan.seconds,
+        "changes": plan.changes,
+        "dropped": plan.dropped,
+        "points": [
+            {"key": p.key, "round": p.round, "name": p.name, "point": p.job, "changes": p.changes}
+            for p in plan.points
+        ],
+    }
+
+
+def _list(as_json: bool) -> int:
+    sweeps = [parse(text, name, f"preset {name}") for name, text in presets().items()]
+    if as_json:
+        rows = [
+            {"name": s.name, "title": s.title, "method": s.method.strip(), "cites": s.cites} for s in sweeps
+        ]
+        click.echo(json.dumps({"schema": "forebay.presets/1", "presets": rows}))
+        return 0
+    for s in sweeps:
+        click.echo(f"{s.name}: {s.title}")
+        for line in s.method.strip().splitlines():
+            click.echo(f"    {line.strip()}")
+        for cite in s.cites:
+            click.echo(f"    source: {cite}")
+    return 0

@@ -1,0 +1,140 @@
+"""Runs the points that aren't finished, and saves each as it finishes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+from forebay import run as engine
+from forebay.errors import BROKE, DONE, INTERRUPTED, ForebayError
+from forebay.metrics import METRICS, format_figure
+from forebay.stages import Stages, format_duration
+from forebay.sweep.plan import Plan
+from forebay.sweep.points import Point
+from forebay.sweep.results import POINT, Results
+from forebay.sweep.scale import seconds_of
+
+
+@dataclass
+class Outcome:
+    """Counts of this session; `skipped` were finished before it."""
+
+    skipped: int = 0
+    finished: int = 0
+    failures: list[ForebayError] = field(default_factory=list)
+    interrupted: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """That of the failures where every point failed alike; 4 where some did."""
+        if self.interrupted:
+            return INTERRUPTED
+        if not self.failures:
+            return DONE
+        codes = {e.exit_code for e in self.failures}
+        return codes.pop() if len(codes) == 1 and not self.finished and not self.skipped else BROKE
+
+
+def run_points(plan: Plan, results: Results) -> Outcome:
+    """Ctrl-C ends it after saving what the point in progress had measured, as a partial one."""
+    outcome = Outcome()
+    finished = results.contents.finished()
+    left = [p for p in plan.points if not is_finished(p, finished)]
+    outcome.skipped = len(plan.points) - len(left)
+    clock = _Clock(left)
+    with Stages() as stages:
+        try:
+            for number, point in enumerate(left, outcome.skipped + 1):
+                title = f"[{number}/{len(plan.points)}] {point.name}" + (
+                    f" round {point.round + 1}" if plan.definition["rounds"] > 1 else ""
+                )
+                stages.begin(f"{title}  ({clock.left()} left)")
+                line = _run(point, plan, stages)
+                clock.tick()
+                results.append(line)
+                if line.get("partial"):
+                    outcome.interrupted = True
+                    break
+                _count(line, outcome)
+                stages.say(f"{title}  {_told(line)}  {clock.left()} left")
+        except KeyboardInterrupt:
+            outcome.interrupted = True
+    return outcome
+
+
+def is_finished(point: Point, finished: dict[tuple[str, int], dict[str, Any]]) -> bool:
+    """A line of the same work on the same sources: the key alone leaves the sources' names out."""
+    line = finished.get((point.key, point.round))
+    return line is not None and line["point"].get("sources") == point.job.get("sources")
+
+
+def _run(point: Point, plan: Plan, stages: Stages) -> dict[str, Any]:
+    """The line of the point: its record, or its error."""
+    line: dict[str, Any] = {
+        "schema": POINT,
+        "preset": plan.sweep.name,
+        "key": point.key,
+        "round": point.round,
+        "name": point.name,
+        "point": point.job,
+        "changes": list(point.changes),
+    }
+    label = point.job.get("label") or " ".join(
+        [plan.sweep.name, *(["(scaled: " + "; ".join(point.changes) + ")"] if point.changes else [])]
+    )
+    try:
+        record = engine.run({**point.job, "label": label}, observer=stages.observe)
+    except ForebayError as error:
+        found = {"exit_code": error.exit_code, "asked": error.asked, "found": error.found, "next": error.next}
+        return {**line, "finished": _now(), "error": found}
+    if point.changes:
+        text = f"not as {plan.sweep.name} asks: {'; '.join(point.changes)}"
+        warning = {"id": "scaled", "text": text, "next": "--scale 1 on a machine that carries it"}
+        record.setdefault("warnings", []).append(warning)
+    partial = {"partial": True} if record["result"].get("interrupted") else {}
+    return {**line, "finished": _now(), **partial, "record": record}
+
+
+def _count(line: dict[str, Any], outcome: Outcome) -> None:
+    if "error" not in line:
+        outcome.finished += 1
+        return
+    outcome.failures.append(failure_of(line["error"]))
+
+
+def failure_of(error: dict[str, Any]) -> ForebayError:
+    """The error of a line, as an exception with its exit code."""
+    failure = ForebayError(str(error.get("asked")), str(error.get("found")), str(error.get("next", "")))
+    failure.exit_code = int(error.get("exit_code", BROKE))
+    return failure
+
+
+def _told(line: dict[str, Any]) -> str:
+    if "error" in line:
+        return f"failed: {line['error']['asked']}: {line['error']['found']}"
+    result = line["record"]["result"]
+    shown = [METRICS["throughput"], METRICS["iops"], METRICS["cpu"]]
+    return "  ".join(f"{format_figure(m.value(result))} {m.unit}" for m in shown)
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class _Clock:
+    """Time left: what the jobs ask for, corrected by how long the runs so far really took."""
+
+    def __init__(self, left: list[Point]) -> None:
+        self._planned = [seconds_of(p.job) for p in left]
+        self._done = 0
+        self._began = time.monotonic()
+
+    def tick(self) -> None:
+        self._done += 1
+
+    def left(self) -> str:
+        planned_done, planned_left = sum(self._planned[: self._done]), sum(self._planned[self._done :])
+        elapsed = time.monotonic() - self._began
+        return format_duration(planned_left * (elapsed / planned_done if planned_done else 1.0))

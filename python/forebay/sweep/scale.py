@@ -1,0 +1,189 @@
+"""A sweep made to fit this machine: what is changed, in words that go into each record."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from forebay import run as engine
+from forebay.errors import ForebayError, MachineError, RequestError
+from forebay.sweep.file import Sweep
+from forebay.sweep.points import canonical
+from forebay.units import format_bytes
+
+WORKERS_PER_CORE_MAX = 8
+# Of the space that is free, what a sweep may fill.
+FILL = 0.5
+DURATION_S_MIN = 0.2
+FILE_BYTES_STEP = 1 << 20
+DURATION_S_DEFAULT = 10.0
+# Opening files, allocating slots, reading meters: a guess until runs have been timed.
+OVERHEAD_S = 0.5
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Factors of file sizes and durations, and the most workers. The default changes nothing."""
+
+    files: float = 1.0
+    duration: float = 1.0
+    workers_max: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def parse_scale(text: str) -> float | None:
+    """`auto` → None; `0.01` or `1%` → the factor."""
+    if text == "auto":
+        return None
+    try:
+        factor = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        raise RequestError(
+            f"--scale {text}", "is neither a number nor auto", "--scale 0.01, or --scale auto"
+        ) from None
+    if not 0 < factor <= 1:
+        raise RequestError(f"--scale {text}", "must be above 0 and at most 1", "--scale 0.01")
+    return factor
+
+
+def choose(jobs: list[dict[str, Any]], asked: float | None, seconds_max: float | None, rounds: int) -> Scale:
+    """The scale for these jobs here. `asked` None is auto: what this machine carries, in full time.
+
+    1 leaves files and workers alone; a lesser factor applies to file sizes and durations, and
+    workers are bounded as by auto. `seconds_max` shortens all durations alike until the sweep fits.
+    """
+    files, duration = (_fitting(jobs), 1.0) if asked is None else (asked, asked)
+    workers_max = None if asked == 1.0 else WORKERS_PER_CORE_MAX * len(os.sched_getaffinity(0))
+    if seconds_max is not None:
+        fixed = rounds * sum(seconds_of({**j, "duration_s": 0.0, "warmup_s": 0.0}) for j in jobs)
+        moving = rounds * sum(seconds_of({k: v for k, v in j.items()}, duration) for j in jobs) - fixed
+        if seconds_max <= fixed:
+            raise RequestError(
+                f"--max-time {seconds_max:g}",
+                f"{rounds * len(jobs)} runs take {fixed:.0f} s to start alone",
+                f"--max-time {fixed * 3:.0f}s",
+            )
+        if moving > 0:
+            duration *= min(1.0, (seconds_max - fixed) / moving)
+    return Scale(files, duration, workers_max)
+
+
+def seconds_of(job: dict[str, Any], factor: float = 1.0) -> float:
+    """How long a run takes, but for files it has to make."""
+    if job.get("passes") and not job.get("duration_s"):
+        return OVERHEAD_S
+    duration = factor * (job["duration_s"] if job.get("duration_s") is not None else DURATION_S_DEFAULT)
+    warmup = job["warmup_s"] if job.get("warmup_s") is not None else min(2.0, duration / 10)
+    return (duration + warmup) * job.get("repeat", 1) + OVERHEAD_S
+
+
+def apply(job: dict[str, Any], scale: Scale) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The job to run, and what was changed: ('workers 96 → 16', 'file-size 2g → 64m')."""
+    job, changes = dict(job), []
+    workers = job.get("workers", 1)
+    if scale.workers_max is not None and workers > scale.workers_max:
+        job["workers"] = scale.workers_max
+        changes.append(f"workers {workers} → {scale.workers_max}")
+    size = job.get("file_bytes")
+    if scale.files < 1 and size is not None:
+        unit = max(FILE_BYTES_STEP, job.get("io_bytes_max") or job.get("io_bytes", 1 << 20))
+        job["file_bytes"] = min(size, max(4 * unit, int(size * scale.files) // unit * unit))
+        if job["file_bytes"] != size:
+            changes.append(f"file-size {format_bytes(size)} → {format_bytes(job['file_bytes'])}")
+    if scale.duration < 1 and not (job.get("passes") and job.get("duration_s") is None):
+        duration = job["duration_s"] if job.get("duration_s") is not None else DURATION_S_DEFAULT
+        job["duration_s"] = round(min(duration, max(DURATION_S_MIN, duration * scale.duration)), 3)
+        if job["duration_s"] != duration:
+            changes.append(f"duration {duration:g} s → {job['duration_s']:g} s")
+    return job, tuple(changes)
+
+
+def _fitting(jobs: list[dict[str, Any]]) -> float:
+    """The factor of file sizes with which the largest point's files fill half of the free space at most."""
+    factor = 1.0
+    workers_max = WORKERS_PER_CORE_MAX * len(os.sched_getaffinity(0))
+    for job in jobs:
+        folders = [f for f in map(folder_of, job["sources"]) if f is not None]
+        size = job.get("file_bytes")
+        if not folders or size is None:
+            continue
+        files = job.get("files") or min(job.get("workers", 1), workers_max)
+        for folder, targets in {f: folders.count(f) for f in folders}.items():
+            room = FILL * room_in(folder, job.get("file_name", "forebay.%d"))
+            factor = min(factor, room / (size * files * targets))
+    return factor
+
+
+def folder_of(source: str) -> Path | None:
+    """The folder that files of this source would be made in; None for what makes no files."""
+    if re.match(r"^(nil|model|nvme\+tcp|vfio-user):", source):
+        return None
+    if source.startswith("stripe:"):
+        members = [unquote(m) for m in re.findall(r"[?&]m=([^&]*)", source)]
+        folders = [f for f in map(folder_of, members) if f is not None]
+        return folders[0] if folders else None
+    path = Path(source.removeprefix("file:").split("?")[0])
+    return path if path.is_dir() else None
+
+
+def room_in(folder: Path, file_name: str) -> int:
+    """Free bytes, and those that an earlier run's files of this name hold."""
+    try:
+        held = sum(f.stat().st_size for f in folder.glob(file_name.replace("%d", "[0-9]*")))
+        return shutil.disk_usage(folder).free + held
+    except OSError as error:
+        raise MachineError(
+            str(folder), f"can't be looked into: {error.strerror}", "another folder"
+        ) from error
+
+
+def find_fallbacks(jobs: list[dict[str, Any]], sweep: Sweep) -> dict[str, str]:
+    """Path → why it can't run here, for paths of the sweep that have a fallback that can."""
+    reasons: dict[str, str] = {}
+    for path, instead in sweep.fallback.items():
+        first = next((j for j in jobs if j.get("path") == path), None)
+        if first is None:
+            continue
+        reason = _refusal(first)
+        if reason is not None and any(_refusal({**first, "path": p}) is None for p in instead):
+            reasons[path] = reason
+    return reasons
+
+
+def _refusal(job: dict[str, Any]) -> str | None:
+    """Why this machine can't run the job's path; None where it can, or where the path isn't what is wrong."""
+    try:
+        engine.plan(job)
+    except MachineError as error:
+        return f"{error.asked}: {error.found}"
+    except ForebayError:
+        return None
+    return None
+
+
+def fall_back(
+    jobs: list[tuple[dict[str, Any], tuple[str, ...]]], sweep: Sweep, reasons: dict[str, str]
+) -> tuple[list[tuple[dict[str, Any], tuple[str, ...]]], list[str]]:
+    """The jobs with paths that can run here, and what was dropped since another point does the same."""
+    taken = {canonical(job) for job, _ in jobs}
+    kept, dropped = [], []
+    for job, changes in jobs:
+        path = job.get("path", "")
+        if path not in reasons:
+            kept.append((job, changes))
+            continue
+        options = [{**job, "path": p} for p in sweep.fallback[path] if p not in reasons]
+        free = next((o for o in options if canonical(o) not in taken), None)
+        if free is None:
+            dropped.append(f"path={path} io-size={format_bytes(job.get('io_bytes', 1 << 20))}")
+            continue
+        taken.add(canonical(free))
+        kept.append((free, (*changes, f"path {path} → {free['path']} ({reasons[path]})")))
+    return kept, dropped

@@ -1,0 +1,168 @@
+"""What a sweep found, as text and as one JSON document."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+from forebay.metrics import METRICS, Metric, format_figure
+from forebay.stages import format_duration
+from forebay.stats import Interval, mean_interval
+from forebay.sweep.plan import Plan
+from forebay.sweep.points import Point, canonical
+from forebay.sweep.runner import Outcome, is_finished
+from forebay.table import table
+from forebay.units import format_bytes
+
+SHOWN = ("throughput", "iops", "latency_p99", "cpu", "power")
+
+
+def dry_run(plan: Plan) -> str:
+    """Every run, in order, and how long they take."""
+    lines = heading(plan)
+    rounds = plan.definition["rounds"]
+    for number, point in enumerate(plan.points, 1):
+        lines.append(
+            f"{number:4}  {point.name}"
+            + (f"  round {point.round + 1}" if rounds > 1 else "")
+            + f"  [{point.key}]"
+        )
+    lines.append(
+        f"{len(plan.points)} runs, about {format_duration(plan.seconds)}, without the time to make files"
+    )
+    sizes = [
+        p.job["file_bytes"] * (p.job.get("files") or p.job.get("workers", 1))
+        for p in plan.points
+        if p.job.get("file_bytes")
+    ]
+    if sizes:
+        lines.append(f"in a folder, the files take up to {format_bytes(max(sizes))}")
+    return "\n".join(lines)
+
+
+def heading(plan: Plan) -> list[str]:
+    """What will run, and everything in which it isn't what the file asks."""
+    lines = [f"{plan.sweep.name}: {plan.sweep.title}" if plan.sweep.title else plan.sweep.name]
+    lines += [f"  {line.strip()}" for line in plan.sweep.method.strip().splitlines() if line.strip()]
+    lines += [f"  path {path} can't run here: {reason}" for path, reason in plan.frozen["fallbacks"].items()]
+    lines += [f"  changed: {c}" for c in plan.changes]
+    if plan.dropped:
+        lines.append(
+            f"  dropped: {len(plan.dropped)} points that another point equals here, as {plan.dropped[0]}"
+        )
+    return lines
+
+
+def summary(
+    plan: Plan, lines: dict[tuple[str, int], dict[str, Any]], outcome: Outcome, output: str
+) -> dict[str, Any]:
+    """The document of `--json`. Figures are medians over the rounds."""
+    return {
+        "schema": "forebay.sweep-summary/1",
+        "preset": plan.sweep.name,
+        "sweep": plan.hash,
+        "output": output,
+        "runs": len(plan.points),
+        "finished": outcome.finished + outcome.skipped,
+        "finished_before": outcome.skipped,
+        "failed": [{"asked": e.asked, "found": e.found, "next": e.next} for e in outcome.failures],
+        "interrupted": outcome.interrupted,
+        "changes": plan.changes,
+        "dropped": plan.dropped,
+        "points": [_row(p, lines) for p in {p.key: p for p in plan.points}.values()],
+        "alternate": _alternations(plan, lines),
+    }
+
+
+def _row(point: Point, lines: dict[tuple[str, int], dict[str, Any]]) -> dict[str, Any]:
+    own = [
+        line
+        for (key, _), line in lines.items()
+        if key == point.key and is_finished(point, {(key, point.round): line})
+    ]
+    figures: dict[str, float | None] = {}
+    for name, metric in METRICS.items():
+        values = _values(metric, own)
+        figures[name] = statistics.median(values) if values else None
+    ran = sorted({str((line["record"].get("path") or {}).get("ran")) for line in own})
+    return {
+        "key": point.key,
+        "name": point.name,
+        "rounds": len(own),
+        "ran": ran,
+        "changes": list(point.changes),
+        **figures,
+    }
+
+
+def _values(metric: Metric, lines: list[dict[str, Any]]) -> list[float]:
+    found = (metric.value(line["record"]["result"]) for line in lines)
+    return [v for v in found if v is not None]
+
+
+def _alternations(plan: Plan, lines: dict[tuple[str, int], dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of a sweep that alternates two values: the ratio of first to second, per setting of the rest."""
+    key = plan.sweep.alternate
+    if key is None:
+        return []
+    turns: dict[str, dict[str, Point]] = {}
+    for p in plan.points:
+        turns.setdefault(canonical({k: v for k, v in p.job.items() if k != key}), {})[p.key] = p
+    found = []
+    for points in turns.values():
+        if len(points) == 2:
+            first, second = points.values()
+            ratios = {n: _rounds_ratio(m, first, second, lines) for n, m in METRICS.items()}
+            found.append({"first": first.name, "second": second.name, "ratios": ratios})
+    return found
+
+
+def _rounds_ratio(
+    metric: Metric, first: Point, second: Point, lines: dict[tuple[str, int], dict[str, Any]]
+) -> dict[str, Any] | None:
+    logs = []
+    for (key, turn), line in lines.items():
+        other = lines.get((second.key, turn))
+        if key == first.key and other is not None:
+            values = [metric.value(x["record"]["result"]) for x in (line, other)]
+            if None not in values:
+                logs.append(math.log(values[0] / values[1]))  # type: ignore[operator]
+    if not logs:
+        return None
+    ratio: Interval = mean_interval(logs)
+    interval = (
+        None if ratio.low is None or ratio.high is None else [math.exp(ratio.low), math.exp(ratio.high)]
+    )
+    return {"estimate": math.exp(ratio.estimate), "ci95": interval, "rounds": ratio.n}
+
+
+def show(document: dict[str, Any], plan: Plan) -> str:
+    """A table of the points, then the alternations, then what is left to do."""
+    lines = [*heading(plan), ""]
+    metrics = [METRICS[n] for n in SHOWN if any(row[n] is not None for row in document["points"])]
+    rows = [("", "ran", *(f"{m.title}, {m.unit}" for m in metrics))]
+    rows += [
+        (row["name"], "+".join(row["ran"]) or "–", *(format_figure(row[m.name]) for m in metrics))
+        for row in document["points"]
+    ]
+    lines += table(rows)
+    for turn in document["alternate"]:
+        lines += ["", f"{turn['first']} ÷ {turn['second']}, over the rounds, with the 95 % interval"]
+        lines += [_ratio_line(n, r) for n, r in turn["ratios"].items() if r is not None]
+    lines += [f"failed: {e['asked']}: {e['found']}" for e in document["failed"][:20]]
+    left = document["runs"] - document["finished"]
+    lines += ["", f"{document['finished']} of {document['runs']} runs in {document['output']}"]
+    if left:
+        lines.append(f"  {left} are left: the same command with -o {document['output']} goes on from here")
+    return "\n".join(lines)
+
+
+def _ratio_line(name: str, ratio: dict[str, Any]) -> str:
+    interval = ratio["ci95"]
+    text = f"  {METRICS[name].title}: {ratio['estimate']:.3f}"
+    return (
+        text
+        + (f" ({interval[0]:.3f}–{interval[1]:.3f})" if interval else "")
+        + f" over {ratio['rounds']} rounds"
+    )
