@@ -1,0 +1,152 @@
+"""`forebay compare`: is A faster than B, and how sure is that?"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from forebay.bench import save
+from forebay.compare.files import compare_files
+from forebay.compare.jobs import Limits, compare_jobs
+from forebay.compare.show import show_files, show_jobs
+from forebay.compare.subject import Subject
+from forebay.errors import CHECK_FAILED, INTERRUPTED, RequestError
+from forebay.flags import job_from_flags, job_options, parse_settings
+from forebay.metrics import METRICS
+from forebay.units import parse_percent, parse_seconds
+
+# Many short pairs beat few long ones against a machine that drifts.
+DURATION_S = 2.0
+
+
+@click.command(name="compare")
+@click.argument("source", nargs=-1)
+@click.option("--a", "a_text", metavar="SETTINGS", help="What A does, as 'path=bounce depth=8'.")
+@click.option("--b", "b_text", metavar="SETTINGS", help="What B does, as 'path=mapped'.")
+@click.option("--a-python", metavar="PYTHON", help="Run A with the forebay of this interpreter.")
+@click.option("--b-python", metavar="PYTHON", help="Run B with the forebay of this interpreter.")
+@click.option("--metric", default="throughput", metavar="NAME", help=f"What is judged: {', '.join(METRICS)}.")
+@click.option(
+    "--pairs-min", default=6, show_default=True, type=click.IntRange(3, 10_000), help="Least pairs."
+)
+@click.option(
+    "--pairs-max", default=30, show_default=True, type=click.IntRange(3, 10_000), help="Most pairs."
+)
+@click.option("--max-time", metavar="TIME", help="Begin no pair after this long.")
+@click.option("--tolerance", metavar="PCT", help="Two files: how much worse B may be. Default: 2%.")
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False), help="Save the comparison here, after each pair."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@job_options
+def command(source: tuple[str, ...], **values: Any) -> int:
+    """Is A faster than B, and how sure is that?
+
+    Two jobs:   forebay compare --a 'path=bounce depth=8' --b 'path=mapped' SOURCE [bench's flags]
+
+    Two files:  forebay compare RUNS_A RUNS_B
+
+    Two jobs run interleaved, A B B A …, until the 95 % interval of their ratio is within --until-ci (2%)
+    of it. Two files of records are a gate: the exit code is 1 when B is worse than A by more than
+    --tolerance, with confidence.
+    """
+    metric = METRICS.get(values.pop("metric"))
+    if metric is None:
+        raise RequestError("--metric", f"is none of {', '.join(METRICS)}", "--metric throughput")
+    as_json, output = values.pop("as_json"), values.pop("output")
+    texts = [values.pop("a_text"), values.pop("b_text")]
+    pythons = [values.pop("a_python"), values.pop("b_python")]
+    tolerance = values.pop("tolerance")
+    if texts == [None, None] and pythons == [None, None]:
+        return _files(source, metric, tolerance, output, as_json)
+    if tolerance is not None:
+        raise RequestError("--tolerance", "belongs to the comparison of two files", "--until-ci 2%")
+    limits = _limits(values)
+    subjects = [
+        _subject(name, text or "", python, source, dict(values))
+        for name, text, python in zip("AB", texts, pythons, strict=True)
+    ]
+    if subjects[0].same_as(subjects[1]):
+        click.echo(
+            "forebay: A and B are the same job; the verdict shows the noise of this machine.", err=True
+        )
+    document = compare_jobs(subjects[0], subjects[1], metric, limits, _saver(output))
+    _print(document, show_jobs, as_json, output)
+    if document["error"]:
+        return int(document["error"]["exit_code"])
+    if document["interrupted"]:
+        return INTERRUPTED
+    return CHECK_FAILED if document["verdict"]["kind"] == "too_noisy" else 0
+
+
+def _limits(values: dict[str, Any]) -> Limits:
+    for flag in ("repeat", "repeat_max"):
+        if values.pop(flag, None) is not None:
+            raise RequestError(
+                f"--{flag.replace('_', '-')}", "compare repeats by itself", "--pairs-min and --pairs-max"
+            )
+    until, longest = values.pop("until_ci", None), values.pop("max_time")
+    limits = Limits(
+        until_pct=parse_percent(until, "--until-ci") if until is not None else 2.0,
+        pairs_min=values.pop("pairs_min"),
+        pairs_max=values.pop("pairs_max"),
+        seconds_max=parse_seconds(longest, "--max-time") if longest else None,
+    )
+    if not 0 < limits.until_pct < 100:
+        raise RequestError(f"--until-ci {until}", "must be between 0 and 100 per cent", "--until-ci 2%")
+    if limits.pairs_max < limits.pairs_min:
+        raise RequestError(
+            f"--pairs-max {limits.pairs_max}",
+            f"is below --pairs-min {limits.pairs_min}",
+            "--pairs-min 4 --pairs-max 30",
+        )
+    return limits
+
+
+def _subject(
+    name: str, text: str, python: str | None, source: tuple[str, ...], values: dict[str, Any]
+) -> Subject:
+    job = {**job_from_flags(source, values), **parse_settings(text)}
+    if not job["sources"]:
+        raise RequestError(
+            "SOURCE", f"{name} has none", "forebay compare --a … --b … FILE, or source=FILE in both"
+        )
+    if "duration_s" not in job and "passes" not in job:
+        job["duration_s"] = DURATION_S
+    return Subject(name, text.strip(), job, python)
+
+
+def _files(
+    source: tuple[str, ...], metric: Any, tolerance: str | None, output: str | None, as_json: bool
+) -> int:
+    if len(source) != 2:
+        raise RequestError(
+            f"compare {' '.join(source)}".strip(),
+            "needs two jobs, or two files of records",
+            "forebay compare --a 'depth=8' --b 'depth=32' SOURCE, or forebay compare A.jsonl B.jsonl",
+        )
+    pct = parse_percent(tolerance, "--tolerance") if tolerance is not None else 2.0
+    if not 0 <= pct < 100:
+        raise RequestError(f"--tolerance {tolerance}", "must be from 0 up to 100 per cent", "--tolerance 2%")
+    document = compare_files(source[0], source[1], metric, pct)
+    saver = _saver(output)
+    if saver:
+        saver(document)
+    _print(document, show_files, as_json, output)
+    return CHECK_FAILED if document["verdict"]["kind"] == "worse" else 0
+
+
+def _saver(output: str | None) -> Any:
+    """None without `-o`. Refuses, before anything runs, a file that isn't ours."""
+    if output is None:
+        return None
+    save.check_target(output)
+    return lambda document: save.write(output, [document])
+
+
+def _print(document: dict[str, Any], show: Any, as_json: bool, output: str | None) -> None:
+    click.echo(json.dumps(document) if as_json else show(document))
+    if output is not None:
+        click.echo(f"saved: {output}", err=True)

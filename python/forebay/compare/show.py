@@ -1,0 +1,73 @@
+"""A comparison as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forebay.metrics import METRICS, format_figure
+from forebay.table import table
+
+
+def show_jobs(document: dict[str, Any]) -> str:
+    """The two sides, a table of every figure with its ratio, and the verdict last."""
+    lines = [_side(name, document[name.lower()]) for name in "AB"]
+    pairs = len(document["pairs"])
+    lines += ["", f"{pairs} pairs in the order A B B A …, medians, and A ÷ B with its 95 % interval"]
+    rows = [("", "A", "B", "A ÷ B", "")]
+    for name, metric in METRICS.items():
+        a, b, ratio = document["a"]["medians"][name], document["b"]["medians"][name], document["ratios"][name]
+        if a is None and b is None:
+            continue
+        rows.append((f"{metric.title}, {metric.unit}", format_figure(a), format_figure(b), *_ratio(ratio)))
+    lines += table(rows)
+    for name in ("cpu", "power"):
+        reason = document["a"]["missing"].get(name) or document["b"]["missing"].get(name)
+        if reason:
+            lines.append(f"{METRICS[name].title} not measured: {reason}")
+    return "\n".join([*lines, "", *_verdict(document)])
+
+
+def _side(name: str, side: dict[str, Any]) -> str:
+    title = side["settings"] or "the job as given"
+    if side["python"]:
+        title += f", by {side['python']}"
+    return f"{name}  {title}  ({'; '.join(side['ran']) or 'did not run'})"
+
+
+def _ratio(ratio: dict[str, Any] | None) -> tuple[str, str]:
+    if ratio is None:
+        return "–", ""
+    interval = ratio["ci95"]
+    return f"{ratio['estimate']:.3f}", "" if interval is None else f"({interval[0]:.3f}–{interval[1]:.3f})"
+
+
+def _verdict(document: dict[str, Any]) -> list[str]:
+    verdict = document["verdict"]
+    lines = [verdict["text"]]
+    if verdict["next"]:
+        lines.append(f"  try: {verdict['next']}")
+    if document.get("interrupted"):
+        lines.append("interrupted: the verdict is on the pairs that finished")
+    if document.get("error"):
+        lines.append("ended by an error: the verdict is on the pairs that finished")
+    return lines
+
+
+def show_files(document: dict[str, Any]) -> str:
+    """Matched points with their ratio and what it means for the gate, then what didn't match."""
+    metric = METRICS[document["metric"]]
+    lines = [
+        f"A  {document['a']['file']}  ({document['a']['records']} records)",
+        f"B  {document['b']['file']}  ({document['b']['records']} records)",
+        "",
+        f"{metric.title}, {metric.unit}; B ÷ A with its interval (95 % for all points together)",
+    ]
+    rows = [("point", "A", "B", "B ÷ A", "", "runs", "")]
+    for point in document["points"]:
+        runs = f"{point['runs'][0]}/{point['runs'][1]}"
+        figures = (format_figure(point["a"]), format_figure(point["b"]))
+        rows.append((point["name"], *figures, *_ratio(point["ratio"]), runs, point["verdict"]))
+    lines += table(rows)
+    lines += [f"only in {side}: {name}" for side in "AB" for name in document["unmatched"][side.lower()]]
+    lines += [f"skipped: {text}" for text in document["skipped"]]
+    return "\n".join([*lines, "", *_verdict(document)])

@@ -1,0 +1,102 @@
+"""One side of a comparison: a job, and the build of Forebay that runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from forebay import run as engine
+from forebay.errors import BAD_REQUEST, MACHINE, ForebayError, MachineError, RequestError, RunError
+from forebay.flags import spell
+
+RECORD_BYTES_MAX = 256 << 20
+
+
+@dataclass(frozen=True)
+class Subject:
+    """`settings` is what the user typed for this side. `python` None: this process runs the job."""
+
+    name: str
+    settings: str
+    job: dict[str, Any]
+    python: str | None = None
+
+    def same_as(self, other: Subject) -> bool:
+        return self.job == other.job and self.python == other.python
+
+    @property
+    def title(self) -> str:
+        words = [w for w in (self.settings, f"by {self.python}" if self.python else "") if w]
+        return ", ".join(words) or "(the job as given)"
+
+    def run(self, observe: Callable[[dict[str, Any]], None], **changes: Any) -> dict[str, Any]:
+        """One RunRecord of the job, with `changes` to its fields. Errors name the side."""
+        job = {**self.job, **changes}
+        try:
+            return (
+                engine.run(job, observer=observe) if self.python is None else run_elsewhere(self.python, job)
+            )
+        except ForebayError as error:
+            raise type(error)(
+                f"{self.name} ({self.title}): {error.asked}", error.found, error.next
+            ) from error
+
+
+def run_elsewhere(python: str, job: dict[str, Any]) -> dict[str, Any]:
+    """Runs `job` as `forebay bench … --json` of another interpreter, and returns its record.
+
+    The child leads its own process group, so that Ctrl-C reaches it once, from here, and its record is
+    read even then. Our own PYTHONPATH is kept from it: it would load this build again.
+    """
+    words = [python, "-m", "forebay.cli", "bench", *spell(job), "--json"]
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+    try:
+        child = subprocess.Popen(
+            words,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise RequestError(
+            python, f"can't be run: {error.strerror}", "--a-python /path/to/venv/bin/python"
+        ) from error
+    try:
+        out, err = child.communicate()
+    except KeyboardInterrupt:
+        child.terminate()
+        try:
+            out, err = child.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.communicate()
+            raise KeyboardInterrupt from None
+    return _record_of(python, child.returncode, out, err)
+
+
+def _record_of(python: str, code: int, out: bytes, err: bytes) -> dict[str, Any]:
+    said = err.decode("utf-8", "replace").strip()[-2000:]
+    if code not in (0, 1, 130):
+        kind = {BAD_REQUEST: RequestError, MACHINE: MachineError}.get(code, RunError)
+        raise kind(
+            python, f"its forebay ended with code {code}: {said}", f"{python} -m forebay.cli bench --help"
+        )
+    if code == 130 and not out.strip():
+        raise KeyboardInterrupt
+    try:
+        if len(out) > RECORD_BYTES_MAX:
+            raise ValueError("longer than 256 MiB")
+        record = json.loads(out)
+        if not isinstance(record["result"], dict):
+            raise ValueError("has no result")
+        return record
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            python, f"its forebay printed no record ({error}): {said}", "the same Forebay, or a later one"
+        ) from None

@@ -1,0 +1,98 @@
+"""What an interval of a ratio says, in one sentence, and what to do where it says nothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from forebay.metrics import Metric
+from forebay.stats import Interval
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`kind`: differs, same, too_noisy or none (too few pairs for an interval)."""
+
+    kind: str
+    text: str
+    next: str = ""
+
+    def as_dict(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def judge(ratio: Interval, metric: Metric, asked_pct: float, noise: dict[str, Any] | None = None) -> Verdict:
+    """The verdict on A ÷ B. `asked_pct`: the half-width that was asked for, in per cent."""
+    if ratio.low is None or ratio.high is None:
+        return Verdict(
+            "none",
+            f"no verdict: {ratio.n} pair{'s' * (ratio.n != 1)} give no interval",
+            "let at least 3 pairs finish",
+        )
+    wide = (ratio.half_width_pct or 0.0) > asked_pct
+    if ratio.low > 1 or ratio.high < 1:
+        text = _difference(ratio, metric)
+        bound = max(abs(ratio.low - 1), abs(ratio.high - 1)) * 100
+        if bound < asked_pct:
+            text += f" (a real difference, but below {asked_pct:g} %)"
+        if wide:
+            return Verdict(
+                "differs",
+                f"{text}; the interval is wider than the {asked_pct:g} % asked",
+                quieter(ratio, asked_pct, noise),
+            )
+        return Verdict("differs", text)
+    bound = max(1 - ratio.low, ratio.high - 1) * 100
+    if not wide:
+        return Verdict("same", f"no difference above {_at_least(bound)} %")
+    text = f"too noisy: A is {span(ratio.low, ratio.high)} × B in {metric.title}, which is no verdict"
+    return Verdict("too_noisy", text, quieter(ratio, asked_pct, noise))
+
+
+def _difference(ratio: Interval, metric: Metric) -> str:
+    """Told so that the number is above 1: '1.07–1.11 ×' reads better than '0.90–0.93 ×'."""
+    x, y = "A", "B"
+    if ratio.high is not None and ratio.high < 1:
+        x, y, ratio = "B", "A", ratio.inverse()
+    assert ratio.low is not None and ratio.high is not None
+    return metric.sentence.format(x=x, y=y, r=span(ratio.low, ratio.high))
+
+
+def span(low: float, high: float) -> str:
+    """`1.07–1.11`: as many decimals as keep the ends apart and the lower end on its side of 1."""
+    for decimals in (2, 3, 4):
+        ends = [f"{v:.{decimals}f}" for v in (low, high)]
+        if ends[0] != ends[1] and not (low > 1 and float(ends[0]) <= 1):
+            return "–".join(ends)
+    return f"{(low + high) / 2:.4g}"
+
+
+def _at_least(pct: float) -> str:
+    """Rounded up: the sentence must stay true."""
+    digits = 1 if pct < 10 else 0
+    return f"{max(0.1, math.ceil(pct * 10**digits - 1e-9) / 10**digits):.{digits}f}".removesuffix(".0")
+
+
+def quieter(ratio: Interval, asked_pct: float, noise: dict[str, Any] | None) -> str:
+    """What narrows the interval, the most likely cause first."""
+    hints = []
+    noise = noise or {}
+    if (noise.get("steal_pct") or 0) > 1:
+        hints.append(f"the hypervisor took {noise['steal_pct']:.0f} % of the CPU: use a machine of your own")
+    if (noise.get("others_cores_busy") or 0) > 0.3:
+        hints.append(
+            f"other processes used {noise['others_cores_busy']:.1f} cores: stop them, or pin with --cpus"
+        )
+    if noise.get("throttled"):
+        hints.append("the processor throttled: let it cool")
+    half = ratio.half_width_pct
+    if half and ratio.n:
+        # The half-width shrinks with the root of the number of pairs.
+        pairs = math.ceil(ratio.n * (half / asked_pct) ** 2)
+        if pairs <= 200:
+            hints.append(
+                f"about {max(pairs, ratio.n + 1)} pairs would do: --pairs-max {max(pairs, ratio.n + 1)}"
+            )
+        hints.append(f"longer runs (--duration), or a wider interval (--until-ci {math.ceil(half)}%)")
+    return "; ".join(hints)
