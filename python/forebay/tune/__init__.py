@@ -1,0 +1,199 @@
+"""`forebay tune`: the depth, workers and I/O size that reach the peak at the least CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import time
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from forebay import run as engine
+from forebay.bench import save
+from forebay.errors import BROKE, DONE, INTERRUPTED, ForebayError, MachineError, RequestError
+from forebay.flags import job_from_flags, job_options, parse_settings, spell
+from forebay.metrics import METRICS
+from forebay.stages import Stages, format_duration
+from forebay.sweep.scale import FILL, folder_of, room_in
+from forebay.tune.search import Axes, Probe, Search, Setting
+from forebay.tune.show import document_of, show
+from forebay.units import format_bytes, parse_percent, parse_seconds
+
+AXES = ("io_bytes", "workers", "depth")
+# Buffers of all workers together; more says nothing about the storage.
+SLOT_BYTES_MAX = 1 << 30
+FILES, FILE_BYTES, FILE_BYTES_MIN = 4, 1 << 30, 64 << 20
+FAILURES_MAX = 8
+
+
+@click.command(name="tune")
+@click.argument("source", nargs=-1)
+@click.option("--fix", multiple=True, metavar="FIELD=VALUE", help="Hold a field, as io-size=4k.")
+@click.option(
+    "--share", default="98%", show_default=True, metavar="PCT", help="Of the peak, what must be reached."
+)
+@click.option(
+    "--max-time", default="60s", show_default=True, metavar="TIME", help="How long the search may take."
+)
+@click.option("-o", "--output", type=click.Path(dir_okay=False), help="Save the document here.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@job_options
+def command(source: tuple[str, ...], **values: Any) -> int:
+    """Which depth, workers and size reach the peak at the least CPU?
+
+    forebay tune SOURCE [bench's flags]
+
+    Any flag of bench holds its field. For random I/O, hold the size that your program uses: --io-size 4k.
+    """
+    as_json, output = values.pop("as_json"), values.pop("output")
+    seconds = parse_seconds(values.pop("max_time"), "--max-time")
+    share = parse_percent(values.pop("share"), "--share") / 100
+    if not 0 < share <= 1:
+        raise RequestError(f"--share {share:.0%}", "must be above 0 and at most 100 per cent", "--share 98%")
+    if output:
+        save.check_target(output)
+    fixed = parse_settings(" ".join(values.pop("fix")))
+    job = _prepared({**job_from_flags(source, values), **fixed})
+    axes = _axes(job)
+    if job.get("op", "read").startswith("rand") and "io_bytes" not in job:
+        click.echo("forebay: random I/O favours large sizes; hold your program's with --io-size 4k", err=True)
+    with Stages() as stages:
+        runner = _Runner(job, stages, seconds)
+        search = Search(axes, runner.measure, runner.elapsed, seconds, _allowed, share)
+        code = _search(search, runner)
+    document = document_of(search, job, runner.failures, _command_for(job))
+    if output:
+        save.write(output, [document])
+    click.echo(json.dumps(document) if as_json else show(document))
+    return code
+
+
+def _search(search: Search, runner: _Runner) -> int:
+    """The exit code. What ends it before anything was measured is raised."""
+    try:
+        start = _start(search.axes)
+        runner.settle(start)
+        search.run(start)
+        if not any(search.probes.values()):
+            failure = runner.failures[0]
+            raise MachineError(str(failure["asked"]), str(failure["found"]), "forebay doctor")
+        return DONE
+    except KeyboardInterrupt:
+        if not any(search.probes.values()):
+            raise
+        search.stopped = "interrupted"
+        return INTERRUPTED
+    except ForebayError:
+        if not any(search.probes.values()):
+            raise
+        search.stopped = "failed"
+        return BROKE
+
+
+def _prepared(job: dict[str, Any]) -> dict[str, Any]:
+    """The job with what must not vary while it is tuned: its files."""
+    if not job.get("sources"):
+        raise RequestError("SOURCE", "no source was given", "forebay tune FILE, a folder, nil: or model:NAME")
+    for key, flag in (("repeat", "--repeat"), ("until_ci_pct", "--until-ci"), ("passes", "--passes")):
+        if key in job:
+            raise RequestError(flag, "tune decides itself how often and how long it runs", "--max-time 2m")
+    folders = [f for f in map(folder_of, job["sources"]) if f is not None]
+    if folders and "files" not in job:
+        job["files"] = FILES
+    if folders and "file_bytes" not in job:
+        room = FILL * min(room_in(f, job.get("file_name", "forebay.%d")) for f in folders) / len(folders)
+        unit = FILE_BYTES_MIN
+        job["file_bytes"] = max(unit, int(min(FILE_BYTES, room / job["files"])) // unit * unit)
+    return job
+
+
+def _axes(job: dict[str, Any]) -> Axes:
+    """The values to search; a field that the job sets is held."""
+    cores = len(os.sched_getaffinity(0))
+    smallest = 4 << 10 if job.get("op", "read").startswith("rand") else 64 << 10
+    axes = {
+        "io_bytes": _doublings(smallest, 8 << 20),
+        "workers": sorted({*_doublings(1, min(64, 4 * cores)), cores}),
+        "depth": _doublings(1, 256),
+    }
+    return {name: [job[name]] if name in job else values for name, values in axes.items()}
+
+
+def _doublings(least: int, most: int) -> list[int]:
+    values = [least]
+    while values[-1] * 2 <= most:
+        values.append(values[-1] * 2)
+    return values
+
+
+def _start(axes: Axes) -> Setting:
+    """Where most storage is near its peak already; the nearest that the axes have."""
+    wanted = {"io_bytes": 1 << 20, "workers": 1, "depth": 8}
+    return Setting(**{name: min(axes[name], key=lambda v: abs(v - wanted[name])) for name in AXES})
+
+
+def _allowed(setting: Setting) -> bool:
+    slots = setting.workers * setting.depth
+    # One slot per worker always is: the user may have fixed a size above the bound.
+    return slots * setting.io_bytes <= SLOT_BYTES_MAX or setting.depth == 1
+
+
+def _command_for(job: dict[str, Any]) -> Callable[[Setting], str]:
+    def spelled(setting: Setting) -> str:
+        return shlex.join(["forebay", "bench", *spell({**job, **setting._asdict()})])
+
+    return spelled
+
+
+class _Runner:
+    """Runs probes and keeps the time and the settings that couldn't run."""
+
+    def __init__(self, job: dict[str, Any], stages: Stages, seconds: float) -> None:
+        self.job, self.stages, self.seconds = job, stages, seconds
+        self.failures: list[dict[str, Any]] = []
+        self._began = time.monotonic()
+        self._probe_s = job.get("duration_s") or min(2.0, max(0.2, seconds / 100))
+        self._count = 0
+
+    def elapsed(self) -> float:
+        return time.monotonic() - self._began
+
+    def settle(self, start: Setting) -> None:
+        """Makes the files, outside the time of the search. Errors here are the request's own."""
+        self.stages.begin("files are made")
+        self._run(start, 0.2)
+        self._began = time.monotonic()
+
+    def measure(self, setting: Setting, long: bool) -> Probe | None:
+        """One run; None, noted, where the setting can't run here. Raises once many can't."""
+        self._count += 1
+        name = f"io-size {format_bytes(setting.io_bytes)} workers {setting.workers} depth {setting.depth}"
+        self.stages.begin(f"{'confirm' if long else 'probe'} {name}")
+        try:
+            result = self._run(setting, self._probe_s * (2 if long else 1))["result"]
+        except ForebayError as error:
+            self.failures.append({**setting._asdict(), "asked": error.asked, "found": error.found})
+            self.stages.say(f"{name}  can't run: {error.asked}: {error.found}")
+            if len(self.failures) >= FAILURES_MAX:
+                raise
+            return None
+        rate = METRICS["throughput"].value(result)
+        if rate is None:
+            self.failures.append({**setting._asdict(), "asked": name, "found": "moved no bytes"})
+            return None
+        left = format_duration(max(0.0, self.seconds - self.elapsed()))
+        cost = METRICS["cpu"].value(result)
+        told = f"  {cost:.4g} core-s/GiB" if cost is not None else ""
+        self.stages.say(f"{'confirm' if long else 'probe  '} {name}  {rate:.3f} GiB/s{told}  {left} left")
+        return Probe(rate, cost, METRICS["power"].value(result))
+
+    def _run(self, setting: Setting, seconds: float) -> dict[str, Any]:
+        probe = {**self.job, **setting._asdict(), "duration_s": seconds}
+        probe.setdefault("warmup_s", min(0.2, seconds / 5))
+        record = engine.run(probe, observer=self.stages.observe)
+        if record["result"].get("interrupted"):
+            raise KeyboardInterrupt
+        return record

@@ -1,0 +1,205 @@
+"""`forebay tune`: that it finds the cheapest setting near the peak of a machine whose truth is known."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_machine import FakeMachine, typed
+from forebay.errors import MachineError, RequestError
+from forebay.tune.search import Probe, Search, Setting
+
+AXES = {
+    "io_bytes": [1 << n for n in range(16, 24)],
+    "workers": [1, 2, 4, 8],
+    "depth": [1 << n for n in range(9)],
+}
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> FakeMachine:
+    return FakeMachine(noise=0.004, drift=0.0005).install(monkeypatch)
+
+
+def tune(capsys: Any, *arguments: Any) -> tuple[int, dict[str, Any]]:
+    code, out, _ = typed(capsys, "tune", *arguments, "--json")
+    return code, json.loads(out)
+
+
+def cheapest(machine: FakeMachine, axes: dict[str, list[int]], share: float = 0.98) -> float:
+    """The least true cost of all settings that truly reach the share: by trying every one."""
+    settings = [
+        Setting(*v)._asdict() for v in itertools.product(axes["io_bytes"], axes["workers"], axes["depth"])
+    ]
+    peak = max(machine.true_gib_s(s) for s in settings)
+    return min(machine.true_cpu_s_per_gib(s) for s in settings if machine.true_gib_s(s) >= share * peak)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_pick_is_as_good_as_the_best_of_all_settings(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = FakeMachine(seed=seed, noise=0.01, drift=0.001)
+    clock = [0.0]
+
+    def measure(setting: Setting, long: bool) -> Probe:
+        clock[0] += 2.0 if long else 1.0
+        result = machine.run(setting._asdict())["result"]
+        return Probe(result["throughput_gib_s"], result["cpu"]["cpu_s_per_gib"])
+
+    search = Search(AXES, measure, lambda: clock[0], 300.0)
+    search.run(Setting(1 << 20, 1, 8))
+    choice = search.choose()
+    assert machine.true_gib_s(choice.pick._asdict()) >= 0.965 * machine.peak_gib_s
+    assert machine.true_cpu_s_per_gib(choice.pick._asdict()) <= 1.06 * cheapest(machine, AXES)
+    assert choice.confirmed and clock[0] <= 300 + 2
+
+
+def test_a_plateau_is_left_for_fewer_workers_and_less_depth(machine: FakeMachine, capsys: Any) -> None:
+    """With the size held, CPU grows with workers, and depth beyond the knee buys nothing."""
+    machine.noise = machine.drift = 0.0
+    code, found = tune(capsys, "/data/x", "--fix", "io-size=1m")
+    assert code == 0 and found["pick"]["workers"] == 1 and found["pick"]["depth"] in (8, 16)
+    assert found["pick"]["share_of_peak"] >= 0.98 and found["pick"]["confirmed"]
+
+
+def test_what_is_fixed_is_held(machine: FakeMachine, capsys: Any) -> None:
+    _, found = tune(capsys, "/data/x", "--io-size", "4k", "--fix", "workers=2", "--op", "randread")
+    assert {(p["io_bytes"], p["workers"]) for p in found["probes"]} == {(4096, 2)}
+    assert len({p["depth"] for p in found["probes"]}) > 4 and set(found["curve"]) == {
+        "io-size",
+        "workers",
+        "depth",
+    }
+
+
+def test_the_curve_passes_through_the_pick_on_every_axis(machine: FakeMachine, capsys: Any) -> None:
+    _, found = tune(capsys, "/data/x")
+    pick = {k: found["pick"][k] for k in ("io_bytes", "workers", "depth")}
+    for name, axis in (("io-size", "io_bytes"), ("workers", "workers"), ("depth", "depth")):
+        rows = found["curve"][name]
+        assert len(rows) >= 3 and any(row[axis] == pick[axis] for row in rows)
+        assert all(row[other] == pick[other] for row in rows for other in pick if other != axis)
+        assert [row[axis] for row in rows] == sorted(row[axis] for row in rows)
+
+
+def test_the_command_that_is_printed_gives_the_pick_back(machine: FakeMachine, capsys: Any) -> None:
+    _, found = tune(capsys, "/data/a b", "--cache", "allow", "--seed", 3)
+    words = shlex.split(found["bench"])
+    assert words[:3] == ["forebay", "bench", "/data/a b"]
+    flags = dict(zip(words[3::2], words[4::2], strict=True))
+    assert flags["--cache"] == "allow" and flags["--seed"] == "3"
+    assert flags["--depth"] == str(found["pick"]["depth"]) and flags["--workers"] == str(
+        found["pick"]["workers"]
+    )
+
+
+def test_the_text_shows_the_curve_and_ends_with_the_command(machine: FakeMachine, capsys: Any) -> None:
+    code, out, err = typed(capsys, "tune", "/data/x")
+    assert code == 0 and "core-s/GiB" in out and "█" in out and "of the peak" in out
+    assert out.strip().splitlines()[-1].startswith("forebay bench /data/x --io-size")
+    assert "confirm" in err and "probe" in err
+
+
+def test_confirmation_is_interleaved_there_and_back(machine: FakeMachine, capsys: Any) -> None:
+    typed(capsys, "tune", "/data/x")
+    longest = max(j["duration_s"] for j in machine.jobs)
+    confirming = [
+        (j["io_bytes"], j["workers"], j["depth"]) for j in machine.jobs if j["duration_s"] == longest
+    ]
+    n = len(set(confirming))
+    assert n >= 2 and confirming[:n] == confirming[n : 2 * n][::-1]
+
+
+def test_ctrl_c_keeps_what_it_has(machine: FakeMachine, capsys: Any, tmp_path: Path) -> None:
+    machine.interrupt_at = 9
+    code, found = tune(capsys, "/data/x", "-o", tmp_path / "t.json")
+    assert code == 130 and found["interrupted"] and not found["confirmed"] and len(found["probes"]) == 8
+    assert json.loads((tmp_path / "t.json").read_text())["pick"] == found["pick"]
+
+
+def test_ctrl_c_before_anything_was_measured_chooses_nothing(machine: FakeMachine, capsys: Any) -> None:
+    machine.interrupt_at = 0
+    code, out, _ = typed(capsys, "tune", "/data/x", "--json")
+    assert code == 130 and not out
+
+
+def test_the_time_limit_holds(machine: FakeMachine, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("forebay.tune.time.monotonic", lambda: clock[0])
+    run = machine.run
+
+    def slow(job: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        clock[0] += job["duration_s"] + 0.3
+        return run(job, **kwargs)
+
+    monkeypatch.setattr("forebay.run.run", slow)
+    code, found = tune(capsys, "/data/x", "--max-time", "20s")
+    assert code == 0 and found["seconds"] < 21.5 and found["confirmed"]
+    clock[0] = 0.0
+    code, found = tune(capsys, "/data/x", "--max-time", "1s")
+    assert code == 0 and found["probes"] and not found["confirmed"] and found["stopped"] == "time"
+
+
+def test_settings_that_cannot_run_are_left_out_and_told(
+    machine: FakeMachine, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def limited(job: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        if job["depth"] > 16:
+            raise MachineError(
+                f"--depth {job['depth']}", "locked memory is limited to 8 MiB", "ulimit -l unlimited"
+            )
+        return machine.run(job, **kwargs)
+
+    monkeypatch.setattr("forebay.run.run", limited)
+    code, found = tune(capsys, "/data/x", "--fix", "io-size=256k")
+    assert code == 0 and found["pick"]["depth"] <= 16
+    assert found["failed"] and "locked memory" in found["failed"][0]["found"]
+
+
+def test_an_error_of_the_request_itself_is_raised_at_once(
+    machine: FakeMachine, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(job: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        raise RequestError("/data/x", "does not exist", "a file")
+
+    monkeypatch.setattr("forebay.run.run", missing)
+    code, _, err = typed(capsys, "tune", "/data/x")
+    assert code == 2 and "does not exist" in err
+
+
+def test_without_cpu_figures_the_fewest_in_flight_win_and_it_says_so(
+    machine: FakeMachine, capsys: Any
+) -> None:
+    machine.cpu = False
+    code, found = tune(capsys, "/data/x", "--fix", "io-size=1m")
+    assert code == 0 and found["pick"]["cpu_s_per_gib"] is None
+    assert (
+        "pick.cpu_s_per_gib" in found["missing"] and found["pick"]["workers"] * found["pick"]["depth"] <= 16
+    )
+
+
+def test_files_stay_the_same_while_workers_vary(machine: FakeMachine, capsys: Any, tmp_path: Path) -> None:
+    _, found = tune(capsys, tmp_path)
+    assert {(j["files"], j["file_bytes"]) for j in machine.jobs} == {(4, found["job"]["file_bytes"])}
+    assert "--files 4" in found["bench"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ([], "SOURCE"),
+        (["/x", "--fix", "dept=3"], "dept"),
+        (["/x", "--repeat", "3"], "--repeat"),
+        (["/x", "--passes", "1"], "--passes"),
+        (["/x", "--share", "0"], "--share"),
+        (["/x", "--max-time", "soon"], "--max-time"),
+    ],
+)
+def test_a_wrong_request_is_named(
+    machine: FakeMachine, capsys: Any, arguments: list[str], named: str
+) -> None:
+    code, _, err = typed(capsys, "tune", *arguments)
+    assert code == 2 and named in err and not machine.jobs
