@@ -14,11 +14,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import fake_engine
+import forebay.fio
 import forebay.run
 import pytest
 from forebay import cli
 from forebay.bench import plan, progress, save, summary
 from forebay.errors import MachineError, RunError
+from forebay.fio import FioJob
 
 HERE = Path(__file__).parent
 
@@ -223,8 +225,8 @@ def test_dry_run_prints_the_plan_and_runs_nothing(bench, monkeypatch):
 @pytest.fixture
 def fio_jobs(monkeypatch):
     def install(*jobs):
-        found = [SimpleNamespace(name=n, job=j, unsupported=u) for n, j, u in jobs]
-        monkeypatch.setitem(sys.modules, "forebay.fio", SimpleNamespace(jobs=lambda path: found))
+        found = [FioJob(n, j, tuple(u)) for n, j, u in jobs]
+        monkeypatch.setattr(forebay.fio, "jobs", lambda path: found)
 
     return install
 
@@ -237,7 +239,7 @@ def test_fio_jobs_run_in_turn_and_unsupported_keys_are_named(bench, fio_jobs, tm
     done = bench("--fio", "x.fio", "--json", "--depth", "4", "-o", "runs.jsonl")
     assert [j["op"] for j in done.jobs] == ["read", "randread"]
     assert all(j["depth"] == 4 and j["sources"] == ["/a"] for j in done.jobs)
-    assert "[rand]: not supported and left out: zonemode" in done.err
+    assert "[rand] not supported and left out: zonemode" in done.err
     assert len(json.loads(done.out)) == 2
     assert len((tmp_path / "runs.jsonl").read_text().splitlines()) == 2
 

@@ -27,34 +27,22 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Unsupported:
-    """A setting that this run does without, and why."""
-
-    key: str
-    value: str
-    why: str
-
-    def __str__(self) -> str:
-        return f"{self.key}={self.value}: {self.why}"
-
-
-@dataclass(frozen=True)
 class FioJob:
     """One section as a job of Forebay's (JobSpec fields).
 
-    `unsupported`: settings that the run does without. `notes`: where the run differs from fio's though each
+    `unsupported`: settings that the run does without, each with the reason. `notes`: where the run differs from fio's though each
     setting is honoured. `waits`: starts after the jobs before it (`stonewall`); fio starts others together.
     """
 
     name: str
     job: dict[str, Any]
-    unsupported: tuple[Unsupported, ...] = ()
+    unsupported: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     waits: bool = False
 
     def messages(self) -> list[str]:
         """What to print on stderr before the run, one line each."""
-        return [f"[{self.name}] not supported: {u}" for u in self.unsupported] + [
+        return [f"[{self.name}] not supported and left out: {u}" for u in self.unsupported] + [
             f"[{self.name}] {n}" for n in self.notes
         ]
 
@@ -227,7 +215,7 @@ class _Reader:
     def __init__(self, name: str, settings: dict[str, str]) -> None:
         self.name, self.left = name, dict(settings)
         self.fields: dict[str, Any] = {}
-        self.unsupported: list[Unsupported] = []
+        self.unsupported: list[str] = []
         self.notes: list[str] = []
         self.kb_base = self.number("kb_base", 1024)
         if self.kb_base not in (1000, 1024):
@@ -246,10 +234,11 @@ class _Reader:
         waits = self.flag("stonewall", False)
         for key, value in self.left.items():
             if key not in WITHOUT_EFFECT:
-                self.unsupported.append(
-                    Unsupported(key, value, WHY.get(key, "is not a key that Forebay knows"))
-                )
+                self.leave_out(key, value, WHY.get(key, "is not a key that Forebay knows"))
         return FioJob(self.name, self.fields, tuple(self.unsupported), tuple(self.notes), waits)
+
+    def leave_out(self, key: str, value: str, why: str) -> None:
+        self.unsupported.append(f"{key}={value}: {why}")
 
     # What a value may look like.
 
@@ -303,7 +292,7 @@ class _Reader:
         if word not in OPS:
             raise self.wrong("rw", text, f"is none of {', '.join(OPS)}", "rw=randread")
         if colon:
-            self.unsupported.append(Unsupported("rw", text, f"the modifier ':{modifier}' is left out"))
+            self.leave_out("rw", text, f"the modifier ':{modifier}' is left out")
         op, mixed = OPS[word]
         self.fields["op"] = op
         reads = self.number("rwmixread", 50)
@@ -451,9 +440,7 @@ class _Reader:
         """Files called as fio calls them, NAME.JOB.FILE. Returns how many each job has."""
         self.fields["sources"] = [d for d in directory.split(":") if d] or ["."]
         if count > 1 and threads > 1:
-            self.unsupported.append(
-                Unsupported("nrfiles", str(count), "with numjobs above 1 each job has one file")
-            )
+            self.leave_out("nrfiles", str(count), "with numjobs above 1 each job has one file")
             count = 1
         self.fields.update(
             file_name=f"{name}.0.%d" if count > 1 else f"{name}.%d.0", files=count if count > 1 else threads
@@ -510,9 +497,7 @@ class _Reader:
             every = self.number(key, 0)
             durable |= every == 1
             if every > 1:
-                self.unsupported.append(
-                    Unsupported(key, str(every), "writes are made durable each, at the end, or never")
-                )
+                self.leave_out(key, str(every), "writes are made durable each, at the end, or never")
         for key in ("end_fsync", "fsync_on_close"):
             end |= self.flag(key, False)
         if durable or end:

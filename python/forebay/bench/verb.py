@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -25,11 +25,10 @@ Examples:
 
 @dataclass
 class Task:
-    """One job of this command: its fields, its name if any, the keys of its file that aren't understood."""
+    """One job of this command: its fields, and its name if any."""
 
     job: dict[str, Any]
     name: str = ""
-    unsupported: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -108,16 +107,10 @@ def tasks_of(sources: tuple[str, ...], options: dict[str, Any], fio: str | None)
     from forebay.fio import jobs
 
     over = {k: v for k, v in job_from_flags(sources, options).items() if k != "sources" or v}
-    tasks = [Task({**found.job, **over}, found.name, list(found.unsupported)) for found in jobs(fio)]
-    if not tasks:
-        raise RequestError(f"--fio {fio}", "holds no job", "a section as [job1] with its keys")
-    for task in tasks:
-        if task.unsupported:
-            click.echo(
-                f"forebay: {fio} [{task.name}]: not supported and left out: {', '.join(task.unsupported)}",
-                err=True,
-            )
-    return tasks
+    found = jobs(fio)
+    for message in (message for job in found for message in job.messages()):
+        click.echo(f"forebay: {fio} {message}", err=True)
+    return [Task({**job.job, **over}, job.name) for job in found]
 
 
 def run_all(tasks: list[Task], own: dict[str, Any], world: Any) -> int:
