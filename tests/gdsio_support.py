@@ -18,6 +18,7 @@ Capture = pytest.CaptureFixture[str]
 def record(**changes: Any) -> dict[str, Any]:
     """The parts of a RunRecord that gdsio's front reads: the numbers of a published line."""
     made: dict[str, Any] = {
+        "schema": "forebay.run/1",
         "job": {"workers": 8},
         "path": {
             "ran": "host",

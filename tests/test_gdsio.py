@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forebay.errors import MachineError
+from forebay.errors import MachineError, RunError
 from forebay.gdsio import flags, jobs
 from forebay.gdsio.request import Group
 from forebay.gdsio.xfer import XFERS
@@ -314,6 +314,26 @@ def test_json_gives_the_record_and_record_appends_it(fake: Engine, tmp_path: Pat
     ]
 
 
+def test_a_record_file_that_holds_something_else_is_left_alone(
+    fake: Engine, tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "notes").write_text("mine\n")
+    words = ["-D", written(tmp_path / "d", 1, 1 << 20), "-s", "1M", "-x", "1", "--record", tmp_path / "notes"]
+    code, _, err = gdsio(capsys, *words)
+    assert (code, fake.jobs, (tmp_path / "notes").read_text()) == (2, [], "mine\n")
+    assert "--record" in err
+
+
+def test_a_run_that_breaks_keeps_what_was_measured(fake: Engine, tmp_path: Path, capsys: Capture) -> None:
+    fake.answer = RunError("read gdsio.0", "the device stalled", "dmesg")
+    fake.answer.record = json.dumps(record())  # type: ignore[attr-defined]
+    words = ["-D", written(tmp_path / "d", 1, 1 << 20), "-s", "1M", "-x", "1"]
+    code, out, err = gdsio(capsys, *words, "--record", tmp_path / "runs.jsonl")
+    assert (code, out) == (4, "")
+    assert "the device stalled" in err and "runs.jsonl" in err
+    assert json.loads((tmp_path / "runs.jsonl").read_text())["schema"] == "forebay.run/1"
+
+
 def test_a_verified_write_is_followed_by_a_read_that_checks(
     fake: Engine, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -337,16 +357,27 @@ def test_a_verification_that_fails_is_exit_1(fake: Engine, tmp_path: Path, capsy
     fake.answer = record(result={"errors": {"verify_failed": 3}})
     code, out, err = gdsio(capsys, "-D", written(tmp_path / "d", 1, 1 << 20), *"-s 1M -x 1 -V".split())
     assert code == 1
-    assert out.startswith("IoType: READ") and "3 blocks" in err
+    assert out.startswith("IoType: READ") and "3 reads did not bring back" in err
+
+
+def test_failed_ios_are_exit_4_and_shown(fake: Engine, tmp_path: Path, capsys: Capture) -> None:
+    fake.answer = record(
+        result={"errors": {"failed": 2, "verify_failed": 0, "examples": ["gdsio.0 at 4096: EIO"]}}
+    )
+    code, out, err = gdsio(capsys, "-D", written(tmp_path / "d", 1, 1 << 20), *"-s 1M -x 1".split())
+    assert code == 4
+    assert out.startswith("IoType: READ") and "gdsio.0 at 4096: EIO" in err
 
 
 def test_an_interrupted_run_prints_what_was_measured_and_exits_130(
-    fake: Engine, tmp_path: Path, capsys: Capture
+    fake: Engine, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     fake.answer = record(result={"interrupted": True})
     code, out, err = gdsio(capsys, "-D", tmp_path, *"-w 1 -s 8M -x 1 -I 1 -V".split())
     assert code == 130
     assert len(out.splitlines()) == 1 and "interrupted" in err
+    assert (tmp_path / "forebay-run.json").exists()
     assert len(fake.jobs) == 1
 
 

@@ -51,7 +51,13 @@ def notes(record: dict[str, Any]) -> list[str]:
     if path["direct_bytes"] and path["staged_bytes"]:
         share = 100 * path["staged_bytes"] / (path["direct_bytes"] + path["staged_bytes"])
         written.append(f"{share:.1f} % of the bytes were copied by a CPU on their way")
-    if result.get("interrupted"):
+    errors = result["errors"]
+    if errors["verify_failed"]:
+        written.append(
+            f"{errors['verify_failed']} reads did not bring back what -V with this -k writes there"
+        )
+    written += errors.get("examples", [])
+    if result["interrupted"]:
         written.append("interrupted: the line below covers what was measured until then")
     return written + [f"{w['text']}; {w['next']}" if w.get("next") else w["text"] for w in warnings]
 

@@ -6,13 +6,16 @@ Everything but the line goes to stderr, and before it: scripts that read `2>&1 |
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from typing import Any
 
 import click
 
 from forebay import run as engine
-from forebay.errors import CHECK_FAILED, DONE, INTERRUPTED, MachineError, RequestError
+from forebay.bench import save
+from forebay.bench.interrupt import Interrupt
+from forebay.errors import BROKE, CHECK_FAILED, DONE, INTERRUPTED, MachineError, RequestError, RunError
 from forebay.gdsio import cufile, flags, job_file, jobs, machine, output
 from forebay.gdsio.request import Request
 
@@ -59,7 +62,7 @@ def command(job_file_path: str | None, **values: Any) -> int:
         click.echo(jobs.as_bench(fields))
         return DONE
     if values["record"]:
-        _append(values["record"], "")
+        _check_record_file(values["record"])
     machine.check(request, allow_host_destination=values["allow_host_destination"])
     jobs.check_targets(request)
     jobs.check_files(request)
@@ -108,26 +111,41 @@ def _phases(request: Request, fields: dict[str, Any], values: dict[str, Any]) ->
 
 
 def _run(request: Request, fields: dict[str, Any], values: dict[str, Any]) -> tuple[int, Record]:
-    try:
-        record = engine.run(fields)
-    except MachineError as error:
-        if not request.xfer.needs_gpu or "-x 1" in error.next:
-            raise
-        raise MachineError(
-            error.asked, error.found, f"{error.next}; or {machine.HOST_NEXT}".lstrip("; ")
-        ) from error
+    """One run: measured, saved where that is due, reported. Returns the exit code and the record."""
+    record = _measure(request, fields, values["record"])
     if values["record"]:
         _append(values["record"], json.dumps(record) + "\n")
+    elif record["result"]["interrupted"] and not values["as_json"]:
+        _rescue(record, None)
     _refuse_host_copy(request, record, values["allow_host_destination"])
     for note in [*output.notes(record), *(output.per_job(record) if request.per_job else [])]:
         _say(note)
-    failed = record["result"]["errors"]["verify_failed"]
-    if failed:
-        _say(f"{failed} blocks don't hold what `forebay gdsio -V` with this -k, -o and -s writes there")
     if not values["as_json"]:
         click.echo(output.line(request, record, jobs.data_bytes(request)))
-    interrupted = record["result"].get("interrupted")
-    return (INTERRUPTED if interrupted else CHECK_FAILED if failed else DONE), record
+    return _exit_code(record), record
+
+
+def _measure(request: Request, fields: dict[str, Any], record_path: str | None) -> Record:
+    try:
+        with Interrupt() as interrupt:
+            return engine.run(fields, observer=lambda _: interrupt.raise_if_requested())
+    except RunError as error:
+        _rescue(getattr(error, "record", None), record_path)
+        raise
+    except MachineError as error:
+        if not request.xfer.needs_gpu or "-x 1" in error.next:
+            raise
+        next_ = f"{error.next}; or {machine.HOST_NEXT}".lstrip("; ")
+        raise MachineError(error.asked, error.found, next_) from error
+
+
+def _exit_code(record: Record) -> int:
+    errors = record["result"]["errors"]
+    if record["result"]["interrupted"]:
+        return INTERRUPTED
+    if errors.get("failed") or errors.get("timed_out"):
+        return BROKE
+    return CHECK_FAILED if errors["verify_failed"] else DONE
 
 
 def _refuse_host_copy(request: Request, record: Record, allowed: bool) -> None:
@@ -144,8 +162,29 @@ def _refuse_host_copy(request: Request, record: Record, allowed: bool) -> None:
         )
 
 
+def _rescue(record: Record | str | None, path: str | None) -> None:
+    """What was measured before a run broke: into --record, else into a file of its own."""
+    if not record:
+        return
+    known: Record = json.loads(record) if isinstance(record, str) else record
+    where = path or save.rescue(known)
+    if path:
+        _append(path, json.dumps(known) + "\n")
+    _say(f"what was measured is in {where}" if where else "what was measured could not be saved")
+
+
+def _check_record_file(path: str) -> None:
+    """Before the run, so that a file that can't be written, or holds something else, costs no measurement."""
+    _append(path, "")
+    if not os.path.isfile(path):
+        return
+    with open(path, "rb") as file:
+        head = file.read(64).lstrip()
+    if head and not head.startswith(b'{"schema": "forebay.'):
+        raise RequestError(f"--record {path}", "exists and holds no records, one a line", "another file name")
+
+
 def _append(path: str, text: str) -> None:
-    """Called with nothing before the run, so that a file that can't be written costs no measurement."""
     try:
         with open(path, "a", encoding="utf-8") as file:
             file.write(text)
