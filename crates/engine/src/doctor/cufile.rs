@@ -16,6 +16,11 @@ pub struct Surroundings {
     pub named_json: Option<PathBuf>,
     /// CUFILE_ENV_PATH_JSON.
     pub env_json: Option<PathBuf>,
+    /// FOREBAY_LIBCUFILE: the library itself; where set, no other is looked for.
+    pub library: Option<PathBuf>,
+    /// CUFILE_ALLOW_COMPAT_MODE, which comes before the file; CUFILE_FORCE_COMPAT_MODE.
+    pub allow_compat: Option<bool>,
+    pub force_compat: Option<bool>,
     /// LD_LIBRARY_PATH.
     pub library_path: Vec<PathBuf>,
     /// VIRTUAL_ENV or CONDA_PREFIX.
@@ -25,10 +30,18 @@ pub struct Surroundings {
 impl Surroundings {
     pub fn of_process(named_json: Option<&Path>) -> Surroundings {
         let path = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+        let switch = |name: &str| match std::env::var(name).ok()?.to_lowercase().as_str() {
+            "true" | "1" | "yes" | "on" => Some(true),
+            "false" | "0" | "no" | "off" => Some(false),
+            _ => None,
+        };
         let listed = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
         Surroundings {
             named_json: named_json.map(Path::to_path_buf),
             env_json: path("CUFILE_ENV_PATH_JSON"),
+            library: path("FOREBAY_LIBCUFILE"),
+            allow_compat: switch("CUFILE_ALLOW_COMPAT_MODE"),
+            force_compat: switch("CUFILE_FORCE_COMPAT_MODE"),
             library_path: std::env::split_paths(&listed).filter(|p| p.is_absolute()).collect(),
             prefixes: [path("VIRTUAL_ENV"), path("CONDA_PREFIX")].into_iter().flatten().collect(),
         }
@@ -49,7 +62,7 @@ pub struct Cufile {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Found {
     pub path: PathBuf,
-    /// `LD_LIBRARY_PATH`, `loader cache`, `CUDA toolkit` or `Python package`.
+    /// `FOREBAY_LIBCUFILE`, `LD_LIBRARY_PATH`, `loader cache`, `CUDA toolkit` or `Python package`.
     pub place: &'static str,
     pub version: Option<String>,
 }
@@ -63,6 +76,8 @@ pub struct Config {
     /// What the file sets, or cuFile's default.
     pub allow_compat_mode: bool,
     pub use_pci_p2pdma: bool,
+    /// The environment makes cuFile use its compatibility mode always.
+    pub force_compat_mode: bool,
     /// Every key of the file with its value, as `properties.allow_compat_mode`.
     pub settings: Map<String, Value>,
 }
@@ -88,6 +103,10 @@ fn libraries(roots: &Roots, around: &Surroundings) -> Vec<Found> {
         }
     };
     let both = |directory: PathBuf| NAMES.map(|name| directory.join(name));
+    if let Some(path) = &around.library {
+        add(path.clone(), "FOREBAY_LIBCUFILE");
+        return found;
+    }
     for directory in &around.library_path {
         both(directory.clone()).into_iter().for_each(|p| add(p, "LD_LIBRARY_PATH"));
     }
@@ -195,6 +214,7 @@ fn version_by_call(path: &Path) -> Result<Option<String>, String> {
         code: i32,
         cuda: i32,
     }
+    /// SAFETY: the number is writable.
     type GetVersion = unsafe extern "C" fn(*mut i32) -> CufileError;
     // SAFETY: libcufile's initialisers only read its configuration; the engine loads it likewise.
     let library = unsafe { libloading::Library::new(path) }.map_err(|e| e.to_string())?;
@@ -224,7 +244,9 @@ fn config(roots: &Roots, around: &Surroundings) -> Config {
         exists: content.is_some(),
         refused: parsed.and_then(Result::err),
         // cuFile's defaults: compatibility mode allowed, P2PDMA not used.
-        allow_compat_mode: flag("properties.allow_compat_mode", true),
+        allow_compat_mode: around.force_compat == Some(true)
+            || around.allow_compat.unwrap_or(flag("properties.allow_compat_mode", true)),
+        force_compat_mode: around.force_compat.unwrap_or(false),
         use_pci_p2pdma: flag("properties.use_pci_p2pdma", false),
         settings,
         path,
@@ -343,6 +365,11 @@ fn config_check(config: &Config) -> Check {
     }
     let values =
         format!("allow_compat_mode {}, use_pci_p2pdma {}", config.allow_compat_mode, config.use_pci_p2pdma);
+    if config.force_compat_mode {
+        return check(State::Limited, values)
+            .why("CUFILE_FORCE_COMPAT_MODE makes every byte go through host memory")
+            .next("unset CUFILE_FORCE_COMPAT_MODE");
+    }
     match (config.exists, config.allow_compat_mode) {
         (false, _) => check(State::Works, format!("none at {shown}; cuFile's defaults: {values}")),
         (true, false) => check(State::Works, format!("{shown}: {values}")),
@@ -435,6 +462,21 @@ mod tests {
         let found = libraries(&Roots::under(root.path()), &Surroundings::default());
         let short: Vec<_> = found.iter().map(|f| (f.place, f.version.as_deref().unwrap())).collect();
         assert_eq!(short, [("loader cache", "1.15.1"), ("Python package", "1.13.1.3")]);
+    }
+
+    #[test]
+    fn the_environment_comes_before_the_file() {
+        let root = tempfile::tempdir().unwrap();
+        let json = root.path().join("mine.json");
+        std::fs::write(&json, JSON).unwrap();
+        let mut around = Surroundings { env_json: Some(json), ..Surroundings::default() };
+        let roots = Roots::under(root.path());
+        assert!(!config(&roots, &around).allow_compat_mode && config(&roots, &around).use_pci_p2pdma);
+        around.allow_compat = Some(true);
+        around.force_compat = Some(true);
+        let config = config(&roots, &around);
+        assert!(config.allow_compat_mode);
+        assert!(config_check(&config).next.unwrap().contains("unset CUFILE_FORCE_COMPAT_MODE"));
     }
 
     #[test]

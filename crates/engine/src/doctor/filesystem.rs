@@ -277,10 +277,14 @@ fn ordered(examined: &Examined, fs: &Filesystem) -> Check {
         let id = format!("mount.data {}", fs.mount_point);
         Check::new(Area::Filesystem, id, "mount option data=ordered", state, found)
     };
-    let again = format!(
-        "sudo umount {0} && sudo mount -o data=ordered {1} {0}   # and in /etc/fstab; a root file system: rootflags=data=ordered",
-        fs.mount_point, fs.device
-    );
+    let again = if fs.mount_point == "/" {
+        r#"sudo sed -i 's/^GRUB_CMDLINE_LINUX="/&rootflags=data=ordered /' /etc/default/grub && sudo update-grub && sudo reboot"#.to_string()
+    } else {
+        format!(
+            "sudo umount {0} && sudo mount -o data=ordered {1} {0}   # and in /etc/fstab",
+            fs.mount_point, fs.device
+        )
+    };
     match (spelled, mode) {
         (Some("ordered"), _) => check(State::Works, "spelled out".into()),
         (None, Some("ordered")) => check(State::Limited, "in force, as the default".into())

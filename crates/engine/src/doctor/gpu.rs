@@ -6,6 +6,7 @@ use super::report::{count, size, Area, Check, State};
 use super::roots::{field, names, text, Roots};
 use forebay_model::record::Gpu;
 use serde::Serialize;
+use std::time::Duration;
 
 const NVIDIA: u32 = 0x10de;
 
@@ -56,10 +57,24 @@ pub fn from_proc(roots: &Roots) -> GpuFacts {
     }
 }
 
+/// The same, with what NVML adds if it answers in time.
+pub fn within(roots: &Roots, limit: Duration) -> GpuFacts {
+    let mut facts = from_proc(roots);
+    if has_driver(roots, &facts) {
+        facts.nvml = super::probe::within(limit, nvml::read).unwrap_or_default();
+        merge(roots, &mut facts);
+    }
+    facts
+}
+
+fn has_driver(roots: &Roots, facts: &GpuFacts) -> bool {
+    facts.driver.is_some() || roots.dev.join("nvidiactl").exists()
+}
+
 /// The same, with what NVML adds: memory and power.
 pub fn facts(roots: &Roots) -> GpuFacts {
     let mut facts = from_proc(roots);
-    if facts.gpus.is_empty() && facts.driver.is_none() && !roots.dev.join("nvidiactl").exists() {
+    if !has_driver(roots, &facts) {
         facts.libcuda_refused = Some("no NVIDIA driver is loaded".into());
         facts.nvml.refused = Some("no NVIDIA driver is loaded".into());
         return facts;

@@ -27,6 +27,25 @@ const DEVICES_MAX: c_uint = 64;
 type Handle = *mut c_void;
 type Code = c_int;
 
+// The calls, as nvml.h declares them, and what each asks of its caller.
+
+/// SAFETY: nvmlShutdown only after an nvmlInit that succeeded.
+type Plain = unsafe extern "C" fn() -> Code;
+/// SAFETY: the buffer has the length that is passed.
+type SystemText = unsafe extern "C" fn(*mut c_char, c_uint) -> Code;
+/// SAFETY: the number is writable.
+type Count = unsafe extern "C" fn(*mut c_uint) -> Code;
+/// SAFETY: the handle is writable; what it gets ends with nvmlShutdown.
+type ByIndex = unsafe extern "C" fn(c_uint, *mut Handle) -> Code;
+/// SAFETY: a live handle; the buffer has the length that is passed.
+type DeviceText = unsafe extern "C" fn(Handle, *mut c_char, c_uint) -> Code;
+/// SAFETY: a live handle; the structure is laid out as in nvml.h.
+type DevicePci = unsafe extern "C" fn(Handle, *mut PciInfo) -> Code;
+/// SAFETY: a live handle; the call fills a structure of three 64-bit numbers.
+type DeviceThree = unsafe extern "C" fn(Handle, *mut Three) -> Code;
+/// SAFETY: a live handle; the number is writable.
+type DeviceNumber = unsafe extern "C" fn(Handle, *mut c_uint) -> Code;
+
 /// nvmlMemory_t: total, free, used. nvmlBAR1Memory_t: total, free, used.
 type Three = [u64; 3];
 
@@ -65,7 +84,6 @@ pub fn read() -> Nvml {
 
 /// Between nvmlInit and nvmlShutdown.
 fn read_with(library: &Library) -> Result<Nvml, String> {
-    type Plain = unsafe extern "C" fn() -> Code;
     let init: Symbol<Plain> = symbol(library, b"nvmlInit_v2\0")?;
     let shutdown: Symbol<Plain> = symbol(library, b"nvmlShutdown\0")?;
     // SAFETY: declared as in nvml.h; may be called at any time.
@@ -96,18 +114,15 @@ fn symbol<'a, T>(library: &'a Library, name: &[u8]) -> Result<Symbol<'a, T>, Str
 }
 
 fn driver(library: &Library) -> Option<String> {
-    let version: Symbol<unsafe extern "C" fn(*mut c_char, c_uint) -> Code> =
-        symbol(library, b"nvmlSystemGetDriverVersion\0").ok()?;
+    let version: Symbol<SystemText> = symbol(library, b"nvmlSystemGetDriverVersion\0").ok()?;
     let mut text = [0 as c_char; 96];
     // SAFETY: the buffer has the length that is passed.
     (unsafe { version(text.as_mut_ptr(), text.len() as c_uint) } == 0).then(|| words(&text)).flatten()
 }
 
 fn devices(library: &Library) -> Result<Vec<Device>, String> {
-    let count: Symbol<unsafe extern "C" fn(*mut c_uint) -> Code> =
-        symbol(library, b"nvmlDeviceGetCount_v2\0")?;
-    let handle: Symbol<unsafe extern "C" fn(c_uint, *mut Handle) -> Code> =
-        symbol(library, b"nvmlDeviceGetHandleByIndex_v2\0")?;
+    let count: Symbol<Count> = symbol(library, b"nvmlDeviceGetCount_v2\0")?;
+    let handle: Symbol<ByIndex> = symbol(library, b"nvmlDeviceGetHandleByIndex_v2\0")?;
     let mut number = 0;
     // SAFETY: writes one unsigned integer.
     if unsafe { count(&mut number) } != 0 {
@@ -125,10 +140,8 @@ fn devices(library: &Library) -> Result<Vec<Device>, String> {
 }
 
 fn describe(library: &Library, index: u32, device: Handle) -> Option<Device> {
-    let name: Symbol<unsafe extern "C" fn(Handle, *mut c_char, c_uint) -> Code> =
-        symbol(library, b"nvmlDeviceGetName\0").ok()?;
-    let pci: Symbol<unsafe extern "C" fn(Handle, *mut PciInfo) -> Code> =
-        symbol(library, b"nvmlDeviceGetPciInfo_v3\0").ok()?;
+    let name: Symbol<DeviceText> = symbol(library, b"nvmlDeviceGetName\0").ok()?;
+    let pci: Symbol<DevicePci> = symbol(library, b"nvmlDeviceGetPciInfo_v3\0").ok()?;
     let mut text = [0 as c_char; 96];
     let mut info = PciInfo { bus_id_legacy: [0; 16], numbers: [0; 5], bus_id: [0; 32] };
     // SAFETY: the buffer has the length that is passed; PciInfo is laid out as in nvml.h.
@@ -148,15 +161,14 @@ fn describe(library: &Library, index: u32, device: Handle) -> Option<Device> {
 
 /// The total of one of the calls that fill three 64-bit numbers.
 fn three(library: &Library, name: &[u8], device: Handle) -> Option<u64> {
-    let call: Symbol<unsafe extern "C" fn(Handle, *mut Three) -> Code> = symbol(library, name).ok()?;
+    let call: Symbol<DeviceThree> = symbol(library, name).ok()?;
     let mut memory: Three = [0; 3];
     // SAFETY: both structures are three unsigned 64-bit numbers.
     (unsafe { call(device, &mut memory) } == 0).then_some(memory[0])
 }
 
 fn watts(library: &Library, device: Handle) -> Option<f64> {
-    let call: Symbol<unsafe extern "C" fn(Handle, *mut c_uint) -> Code> =
-        symbol(library, b"nvmlDeviceGetPowerUsage\0").ok()?;
+    let call: Symbol<DeviceNumber> = symbol(library, b"nvmlDeviceGetPowerUsage\0").ok()?;
     let mut milliwatts = 0;
     // SAFETY: writes one unsigned integer.
     (unsafe { call(device, &mut milliwatts) } == 0).then(|| f64::from(milliwatts) / 1000.0)

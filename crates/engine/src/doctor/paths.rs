@@ -78,7 +78,7 @@ fn gds(ground: &Ground) -> Check {
     let p2p = p2pdma_ready(ground.gds, ground.gpu, &cufile.config, ground.arch);
     let nvme = ground.kinds.iter().any(|k| k == "nvme");
     let layered = ground.kinds.iter().any(|k| k == "md" || k == "dm");
-    match (nvfs || (p2p && !layered), nvme) {
+    match (!cufile.config.force_compat_mode && (nvfs || (p2p && !layered)), nvme) {
         (true, true) => check(
             "gds",
             State::Works,
@@ -95,7 +95,8 @@ fn gds(ground: &Ground) -> Check {
 fn compatibility(ground: &Ground, direct: bool) -> Check {
     let why = match direct {
         true => "no NVMe drive is behind this".to_string(),
-        false => "neither nvidia-fs nor PCI P2PDMA is ready (see above)".into(),
+        false if ground.cufile.config.force_compat_mode => "CUFILE_FORCE_COMPAT_MODE is set".into(),
+        false => "neither nvidia-fs nor PCI P2PDMA is ready".into(),
     };
     if !ground.cufile.config.allow_compat_mode {
         return check("gds", State::Missing, "no direct DMA, and cufile.json forbids the compatibility mode")
@@ -104,7 +105,7 @@ fn compatibility(ground: &Ground, direct: bool) -> Check {
     }
     if ground.gds.udev.iter().any(|u| !u.is_complete()) {
         return check("gds", State::Missing, "cuFile would refuse the file (error 5027)")
-            .why("udev's database lacks the file system's type (see above)")
+            .why("udev's database lacks the file system's type")
             .next(super::gds::udev_commands(
                 ground.gds.udev.iter().find(|u| !u.is_complete()).expect("found just above"),
             ));

@@ -105,7 +105,9 @@ impl Check {
 
     /// Somebody could improve this.
     pub fn wants_action(&self) -> bool {
-        matches!(self.state, State::Missing | State::Limited) && self.next.is_some()
+        let amiss = matches!(self.state, State::Missing | State::Limited);
+        // What a path lacks is said where it is lacking.
+        amiss && self.next.is_some() && self.area != Area::Paths
     }
 }
 

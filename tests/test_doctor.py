@@ -1,0 +1,218 @@
+"""`forebay doctor` as a user runs it, and the shapes in which it answers."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import time
+from typing import Any
+
+import pytest
+from forebay import doctor, gdscheck
+
+STATES = {"works", "limited", "missing", "unknown", "not_applicable"}
+
+
+@pytest.fixture(scope="module")
+def engine() -> None:
+    pytest.importorskip("forebay._core", reason="needs the built engine; try: make test")
+
+
+@pytest.fixture()
+def report(engine: None) -> dict[str, Any]:
+    return doctor.examine(None)
+
+
+def test_json_is_one_document_of_the_schema(engine, forebay, tmp_path):
+    done = forebay("doctor", tmp_path, "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["schema"] == "forebay.doctor/1"
+    assert report["environment"]["cores"] == os.cpu_count()
+    assert report["filesystems"][0]["path"] == str(tmp_path)
+    for check in report["checks"]:
+        assert check["state"] in STATES and check["area"] in doctor.AREAS and check["found"]
+        if check["state"] in ("limited", "missing", "unknown"):
+            assert check["why"], check
+
+
+def test_the_examination_is_over_within_a_second(engine, tmp_path):
+    best = min(_timed(str(tmp_path)) for _ in range(3))
+    assert best < 1.0
+
+
+def _timed(source: str) -> float:
+    started = time.perf_counter()
+    doctor.examine(source)
+    return time.perf_counter() - started
+
+
+def test_text_groups_the_checks_and_ends_with_the_verdict(engine, forebay, tmp_path):
+    done = forebay("doctor", tmp_path)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and not done.stderr
+    assert lines[-1].startswith("Runs: host")
+    assert {"SOURCE", "MACHINE", "IO_URING", "FILE SYSTEM", "PATHS"} <= set(lines)
+    assert "\x1b" not in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "source", ["/no/such/path", "file:/no/such/path", "stripe:?m=/no/such/path", "stripe:", "nvme+tcp:x"]
+)
+def test_a_source_that_cannot_be_ends_with_2_and_no_traceback(engine, forebay, source):
+    done = forebay("doctor", source)
+    assert done.returncode == 2
+    assert done.stdout == "" and "Traceback" not in done.stderr
+    assert "try:" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("nil:", "our own loop"),
+        ("model:d7-ps1010", "simulated"),
+        ("vfio-user:/no/such.sock", "isn't running"),
+    ],
+)
+def test_what_is_not_a_file_says_what_applies(engine, forebay, source, said):
+    done = forebay("doctor", source)
+    assert done.returncode == 0 and said in done.stdout
+
+
+def test_a_stripe_shows_its_members_and_chunk(engine, forebay, tmp_path):
+    members = [tmp_path / "a", tmp_path / "b"]
+    for member in members:
+        member.write_bytes(bytes(8192))
+    done = forebay("doctor", f"stripe:?chunk=64k&m={members[0]}&m={members[1]}", "--json")
+    report = json.loads(done.stdout)
+    raid = report["raids"][-1]
+    assert (raid["kind"], raid["chunk_bytes"], raid["members"]) == (
+        "stripe",
+        65536,
+        [str(m) for m in members],
+    )
+    identities = [check["id"] for check in report["checks"]]
+    assert len(identities) == len(set(identities))
+
+
+def test_a_refused_port_names_the_command_for_the_other_side(engine, forebay):
+    done = forebay("doctor", "nvme+tcp://127.0.0.1:1/nqn.2026-01.io.example:a?nsid=1")
+    assert done.returncode == 0
+    assert "forebay serve SOURCE --nqn nqn.2026-01.io.example:a --listen 0.0.0.0:1" in done.stdout
+
+
+def test_a_configuration_with_comments_is_read_and_shown(engine, forebay, tmp_path):
+    config = tmp_path / "cufile.json"
+    config.write_text(
+        '{ // mine\n "properties": { "allow_compat_mode": false, /* on */ "use_pci_p2pdma": true } }'
+    )
+    done = forebay("doctor", "--gdscheck", "--cufile-json", config)
+    assert done.returncode == 0
+    assert " properties.allow_compat_mode : false" in done.stdout
+    assert " properties.use_pci_p2pdma : true\n" in done.stdout
+    missing = forebay("doctor", "--cufile-json", tmp_path / "nope.json")
+    assert missing.returncode == 2 and "nope.json" in missing.stderr
+
+
+def test_a_broken_configuration_is_told_with_its_line(engine, forebay, tmp_path):
+    config = tmp_path / "cufile.json"
+    config.write_text('{\n "properties": {,}\n}')
+    done = forebay("doctor", "--cufile-json", config)
+    assert done.returncode == 0 and "line 2" in done.stdout
+
+
+def test_two_shapes_at_once_are_refused(forebay):
+    assert forebay("doctor", "--json", "--gdscheck").returncode == 2
+
+
+def check(area: str, title: str, state: str, found: str, why: str, next: str) -> dict[str, Any]:
+    return {
+        "id": title,
+        "area": area,
+        "title": title,
+        "state": state,
+        "found": found,
+        "why": why,
+        "next": next,
+    }
+
+
+def test_on_a_terminal_commands_stay_in_one_line(report, monkeypatch, capsys):
+    command = "sudo " + "x" * 300
+    report["checks"] = [
+        check("memory", "thing", "limited", "found " * 40, "why " * 60, command),
+        check("gpu", "none", "not_applicable", "nothing", "w", "n"),
+    ]
+    monkeypatch.setenv("COLUMNS", "80")
+    doctor.show_on_terminal(report)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.endswith(command)]
+    assert all(len(line) <= 80 for line in lines if command not in line)
+    assert not any("type: n" in line for line in lines)
+
+
+# --gdscheck
+
+
+def ready(report: dict[str, Any], driver: str | None) -> dict[str, Any]:
+    """The report of a machine that has all that direct DMA takes, through nvidia-fs or P2PDMA."""
+    report = copy.deepcopy(report)
+    report["gpu"].update(
+        driver="580.159.03", gpus=[{"index": 0, "name": "NVIDIA L40S", "bar1_bytes": 64 << 30}]
+    )
+    library = {"path": "/x/libcufile.so.0", "place": "CUDA toolkit", "version": "1.15.1"}
+    report["cufile"].update(libraries=[library], refused=None, api_version="1.15")
+    report["gds"]["nvidia_fs"] = {
+        "loaded": driver is not None,
+        "version": "2.27.3",
+        "drivers": [driver] if driver else [],
+    }
+    for check in report["checks"]:
+        if check["id"] in ("gds.p2pdma", "path.gds"):
+            check["state"] = "works"
+    return report
+
+
+def gdscheck_values(report: dict[str, Any]) -> dict[str, str]:
+    pairs = (line.split(":", 1) for line in gdscheck.render(report).splitlines() if ":" in line)
+    return {name.strip(): value.strip() for name, value in pairs}
+
+
+def test_gdscheck_has_the_headings_that_scripts_look_for(report):
+    text = gdscheck.render(report)
+    headings = ["DRIVER CONFIGURATION:", "CUFILE CONFIGURATION:", "GPU INFO:", "PLATFORM INFO:"]
+    assert [line.strip() for line in text.splitlines() if line.strip() in headings] == headings
+    assert text.startswith(" GDS release version: ")
+
+
+def test_gdscheck_says_supported_only_where_a_direct_path_is_ready(report):
+    bare = copy.deepcopy(report)
+    bare["gpu"]["gpus"] = []
+    bare["gds"]["nvidia_fs"]["drivers"] = ["nvme"]
+    assert gdscheck_values(bare)["NVMe"] == "Unsupported"
+    served = gdscheck_values(ready(report, "nvme"))
+    assert (served["NVMe"], served["NVMeOF"], served["nvidia_fs version"][:6]) == (
+        "Supported",
+        "Unsupported",
+        "2.27.3",
+    )
+    peer = gdscheck_values(ready(report, None))
+    assert (peer["NVMe P2PDMA"], peer["NVMe"]) == ("Supported", "Unsupported")
+
+
+def test_gdscheck_verifies_the_platform_only_when_gds_would_run(report):
+    assert "Platform verification succeeded" in gdscheck.render(ready(report, "nvme"))
+    failed = ready(report, "nvme")
+    for check in failed["checks"]:
+        if check["id"] == "path.gds":
+            check.update(state="limited", found="compatibility mode only", why="because", next="do this")
+    text = gdscheck.render(failed)
+    assert "Platform verification failed: compatibility mode only; because" in text and "Try: do this" in text
+
+
+def test_gdscheck_shows_the_gpus_window(report):
+    assert "GPU index 0 NVIDIA L40S bar:1 bar size (MiB):65536 ready for direct DMA" in gdscheck.render(
+        ready(report, "nvme")
+    )
