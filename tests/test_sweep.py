@@ -422,6 +422,27 @@ def test_whatever_ends_the_process_finished_points_are_kept(sweep: Path, kill: s
     assert points_of(Path("o"))[:3] == kept and len(points_of(Path("o"))) == 6
 
 
+def test_a_full_disk_keeps_every_whole_line(
+    machine: FakeMachine, sweep: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync, calls = os.fsync, [0]
+
+    def full(descriptor: int) -> None:
+        calls[0] += 1
+        if calls[0] == 4:
+            raise OSError(28, "No space left on device")
+        fsync(descriptor)
+
+    monkeypatch.setattr(results_file.os, "fsync", full)
+    code, _, err = typed(capsys, "sweep", sweep, "/x", "-o", "o")
+    assert code == 4 and "No space left on device" in err
+    assert len(points_of(Path("o"))) == 2, "the header and two points; the third line left nothing behind"
+    monkeypatch.undo()
+    machine.install(monkeypatch)
+    monkeypatch.chdir(sweep.parent)
+    assert typed(capsys, "sweep", sweep, "/x", "-o", "o")[0] == 0 and len(points_of(Path("o"))) == 6
+
+
 # Failing points ----------------------------------------------------------------------------------------
 
 

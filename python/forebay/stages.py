@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from typing import Any, TextIO
 
 
@@ -28,15 +27,14 @@ class Stages:
         self.stream = stream if stream is not None else sys.stderr
         self._bar: Any = None
         self._task: Any = None
-        self._title = ""
-        self._began = time.monotonic()
 
     def __enter__(self) -> Stages:
         if self.stream.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn
 
-            columns = (TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.fields[rate]}"))
+            title = TextColumn("{task.description}", markup=False)
+            columns = (title, BarColumn(24), TextColumn("{task.fields[rate]}", markup=False))
             self._bar = Progress(*columns, console=Console(file=self.stream), transient=True)
             self._task = self._bar.add_task("", total=1.0, rate="")
             self._bar.start()
@@ -49,7 +47,6 @@ class Stages:
 
     def begin(self, title: str) -> None:
         """Names the run that starts now."""
-        self._title = title
         if self._bar is not None:
             self._bar.update(self._task, description=title, completed=0.0, rate="")
 

@@ -78,7 +78,7 @@ def command(source: tuple[str, ...], **values: Any) -> int:
         return int(document["error"]["exit_code"])
     if document["interrupted"]:
         return INTERRUPTED
-    return CHECK_FAILED if document["verdict"]["kind"] == "too_noisy" else 0
+    return CHECK_FAILED if document["verdict"]["kind"] in ("too_noisy", "none") else 0
 
 
 def _limits(values: dict[str, Any]) -> Limits:

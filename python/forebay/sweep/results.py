@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forebay.errors import RequestError
+from forebay.errors import RequestError, RunError
 
 HEADER = "forebay.sweep/1"
 POINT = "forebay.point/1"
@@ -120,7 +120,7 @@ class Results:
         """Opens and locks; again where the file was replaced between the two."""
         while True:
             try:
-                file = open(self.path, "ab")  # noqa: SIM115 - lives as long as the sweep
+                file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - lives as long as the sweep
             except OSError as error:
                 raise RequestError(
                     f"-o {self.path}", f"can't be written: {error.strerror}", "-o in a folder of yours"
@@ -141,21 +141,24 @@ class Results:
 
     def append(self, line: dict[str, Any]) -> None:
         """Adds one line, and returns once it is on disk."""
-        raw = json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
-        try:
-            self._file.write(raw)
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            raise RequestError(
-                f"-o {self.path}",
-                f"can't be written: {error.strerror}",
-                "room on that disk, then the same command",
-            ) from error
+        self._write(json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
         if line["schema"] == HEADER:
             self.contents.headers.append(line)
         else:
             self.contents.lines.append(line)
+
+    def _write(self, raw: bytes) -> None:
+        """All of it, on disk; or none of it, where the disk takes no more."""
+        before = os.fstat(self._file.fileno()).st_size
+        try:
+            rest = memoryview(raw)
+            while rest:
+                rest = rest[self._file.write(rest) :]
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            os.ftruncate(self._file.fileno(), before)
+            found = f"can't be written: {error.strerror}; the points before this one are there"
+            raise RunError(f"-o {self.path}", found, "make room, then the same command") from error
 
     def put_damage_aside(self) -> Path | None:
         """Copies damaged lines to FILE.damaged, then replaces the file by its good lines. None: no damage."""
@@ -181,8 +184,7 @@ class Results:
             with self.path.open("rb") as file:
                 file.seek(size - 1)
                 if file.read(1) != b"\n":
-                    self._file.write(b"\n")
-                    self._file.flush()
+                    self._write(b"\n")
 
     def restart(self) -> Path:
         """Moves what is there aside, and begins anew. Returns where the old lines are now."""
@@ -202,7 +204,7 @@ class Results:
 
     def _replace(self, temporary: str) -> None:
         """Puts another file in our place; it is locked before it can be seen."""
-        file = open(temporary, "ab")  # noqa: SIM115 - lives as long as the sweep
+        file = open(temporary, "ab", buffering=0)  # noqa: SIM115 - lives as long as the sweep
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.replace(temporary, self.path)
         folder = os.open(self.path.parent, os.O_RDONLY)
