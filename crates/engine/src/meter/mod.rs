@@ -10,6 +10,7 @@ pub mod cache;
 pub mod cpu;
 pub mod disk;
 pub mod noise;
+pub mod power;
 
 /// Why a value can't be had, in words for the record's `missing`.
 pub type Reason = String;
