@@ -41,7 +41,7 @@ pub trait Meter: Send {
     fn scope(&self) -> &str;
 
     /// Reads it. An error is of this reading; the next may succeed. Gives up within
-    /// seconds, and within a millisecond or so where `pace` is `Quick`.
+    /// seconds, and within tens of milliseconds where `pace` is `Quick`.
     fn sample(&mut self) -> Result<Sample, Reason>;
 
     fn pace(&self) -> Pace;

@@ -18,7 +18,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use ureq::http::Uri;
-use ureq::tls::{RootCerts, TlsConfig, TlsProvider};
+use ureq::tls::{Certificate, RootCerts, TlsConfig, TlsProvider};
 use ureq::Agent;
 
 pub const USER_ENV: &str = "FOREBAY_REDFISH_USER";
@@ -177,7 +177,7 @@ impl Controller {
     fn new(address: &Address, login: &Login) -> Controller {
         let tls = TlsConfig::builder()
             .provider(TlsProvider::Rustls)
-            .root_certs(RootCerts::PlatformVerifier)
+            .root_certs(system_roots(address))
             .disable_verification(address.insecure)
             .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
             .build();
@@ -228,6 +228,14 @@ impl Controller {
         }
         Err(reason)
     }
+}
+
+/// What the system trusts: a site signs its controllers' certificates with a root of its
+/// own, which no list that comes with a program has. SSL_CERT_FILE and SSL_CERT_DIR apply.
+fn system_roots(address: &Address) -> RootCerts {
+    let needed = address.base.starts_with("https:") && !address.insecure;
+    let loaded = if needed { rustls_native_certs::load_native_certs().certs } else { Vec::new() };
+    RootCerts::from(loaded.iter().map(|der| Certificate::from_der(der).to_owned()).collect::<Vec<_>>())
 }
 
 fn unreachable_because(url: &str, error: &ureq::Error) -> Reason {
