@@ -34,6 +34,8 @@ pub struct DriveFacts {
     pub write_cache: Option<String>,
     /// `pcie`, `tcp`, `rdma`, `fc` of an NVMe drive.
     pub transport: Option<String>,
+    /// What a loop device shows.
+    pub backing_file: Option<String>,
     /// Drives below, of md and dm.
     pub members: Vec<String>,
 }
@@ -132,6 +134,7 @@ pub fn describe(roots: &Roots, name: &str) -> DriveFacts {
         polled: number::<u8>(&queue.join("io_poll")).map(|v| v != 0),
         write_cache: line(&queue.join("write_cache")),
         transport: told("transport"),
+        backing_file: line(&directory.join("loop/backing_file")),
         members: members(roots, name),
     }
 }
@@ -241,17 +244,23 @@ fn identity(facts: &DriveFacts) -> Check {
     parts.extend(facts.transport.as_ref().filter(|t| *t != "pcie").map(|t| format!("over {t}")));
     parts.extend(drive.numa_node.map(|n| format!("NUMA node {n}")));
     parts.extend(facts.queues.map(|q| count(q as usize, "queue")));
+    parts.extend(facts.backing_file.as_ref().map(|f| format!("backed by {f}")));
     if !facts.members.is_empty() {
         parts.push(format!("on {}", facts.members.join(" ")));
     }
     let check = |state, found| check(facts, "identity", "", state, found);
-    let mut done = match drive.rotational {
-        Some(true) if drive.kind != "virtio" => check(State::Limited, parts.join(", "))
+    let mut done = match spins(drive) {
+        true => check(State::Limited, parts.join(", "))
             .why("a spinning disk: seconds per GiB, and random reads in the hundreds per second"),
-        _ => check(State::Works, parts.join(", ")),
+        false => check(State::Works, parts.join(", ")),
     };
     done.title = drive.name.clone();
     done
+}
+
+/// Loop and virtio devices say that they rotate whatever is behind them.
+fn spins(drive: &Drive) -> bool {
+    drive.rotational == Some(true) && matches!(drive.kind.as_str(), "sata" | "scsi" | "md" | "dm")
 }
 
 fn link_check(facts: &DriveFacts) -> Option<Check> {
@@ -308,7 +317,7 @@ fn scheduler(facts: &DriveFacts) -> Option<Check> {
     if let Some(requests) = drive.queue_requests {
         found += &format!(", {requests} requests");
     }
-    if name == "none" || drive.rotational == Some(true) && drive.kind != "virtio" {
+    if name == "none" || spins(drive) {
         return Some(check(facts, "scheduler", "scheduler", State::Works, found));
     }
     Some(

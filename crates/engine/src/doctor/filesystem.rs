@@ -312,8 +312,8 @@ fn direct_check(examined: &Examined) -> Check {
             return check(State::Works, format!("{says}; not tried"));
         }
         return check(State::Unknown, "not tried".into())
-            .why("nothing was named to try it on")
-            .next("forebay doctor DIRECTORY");
+            .why("there is no file here to read, and none may be made")
+            .next("forebay doctor on a file, or on a directory that you may write to");
     };
     match &direct.refused {
         Some(refused) if direct.timed_out => {

@@ -14,6 +14,8 @@ const URI_BYTES_MAX: usize = 64 << 10;
 const MEMBERS_MAX: usize = 64;
 const NESTING_MAX: u32 = 4;
 const CHUNK_DEFAULT: u64 = 512 << 10;
+/// How long a path may take to be looked at.
+const ANSWER: Duration = Duration::from_secs(3);
 /// How long a host may take to accept a connection.
 const CONNECT: Duration = Duration::from_millis(500);
 /// How long its name may take to resolve; a resolver's own time-outs are longer.
@@ -63,8 +65,17 @@ pub fn parse(text: Option<&str>) -> Result<Asked, Error> {
 }
 
 fn present(text: &str, path: &std::path::Path) -> Result<(), Error> {
-    let Err(error) = std::fs::metadata(path) else { return Ok(()) };
     let shown = path.display();
+    let asked = path.to_path_buf();
+    let Some(looked) = probe::within(ANSWER, move || std::fs::metadata(asked).map(drop)) else {
+        let found = format!("{shown}: no answer in {} s", ANSWER.as_secs());
+        return Err(Error::machine(
+            format!("source '{text}'"),
+            found,
+            "dmesg | tail   # a lost file server, or a dead drive",
+        ));
+    };
+    let Err(error) = looked else { return Ok(()) };
     let (found, next) = match error.kind() {
         std::io::ErrorKind::NotFound => {
             (format!("{shown} isn't there"), "a file, directory or block device that exists".to_string())

@@ -18,7 +18,9 @@ struct Machine {
 
 impl Machine {
     fn new() -> Machine {
-        let machine = Machine { root: tempfile::tempdir().unwrap() };
+        // In memory where that can be had: a disk's file system may write out each file that is replaced.
+        let root = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
+        let machine = Machine { root: root.unwrap() };
         machine.host();
         machine.pci();
         machine.drives();
@@ -303,6 +305,30 @@ fn raid_is_followed_down_to_its_drives() {
     assert!(
         check.why.as_ref().unwrap().contains("P2PDMA") && check.next.as_ref().unwrap().contains("stripe:")
     );
+}
+
+#[test]
+fn a_disk_that_spins_is_told_from_a_device_that_only_says_so() {
+    let machine = Machine::new();
+    machine.link("sys/block/sda", "sys/devices/pci0000:00/0000:00:1f.2/ata1/block/sda");
+    machine.link(
+        "sys/devices/pci0000:00/0000:00:1f.2/ata1/block/sda/device",
+        "sys/devices/pci0000:00/0000:00:1f.2/ata1",
+    );
+    machine.fill(
+        "sys/devices/pci0000:00/0000:00:1f.2/ata1/block/sda",
+        &[("size", "9"), ("queue/rotational", "1"), ("device/vpd_pg80", "\0\u{1}\0\u{8} WD-1234")],
+    );
+    machine.fill(
+        "sys/block/loop0",
+        &[("size", "9"), ("queue/rotational", "1"), ("loop/backing_file", "/data/image")],
+    );
+    let described = |name| drives::describe(&machine.roots(), name);
+    let first = |name| drives::checks(&[described(name)])[0].clone();
+    assert_eq!((first("sda").state, described("sda").drive.kind.as_str()), (State::Limited, "sata"));
+    assert_eq!(described("sda").drive.serial.as_deref(), Some("WD-1234"));
+    assert_eq!(first("loop0").state, State::Works);
+    assert!(first("loop0").found.contains("backed by /data/image"));
 }
 
 #[test]
