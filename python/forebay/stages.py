@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any, TextIO
 
+from forebay.bench.progress import describe
+
 
 def format_duration(seconds: float) -> str:
     """`45 s`, `2 min 05 s`, `3 h 10 min`."""
@@ -54,13 +56,9 @@ class Stages:
         """Shows one Progress of the run."""
         if self._bar is None:
             return
-        if progress.get("phase") == "measure":
-            duration = progress.get("duration_s")
-            share = progress["t_s"] / duration if duration else 0.0
-            rate = f"{progress.get('gib_s') or 0.0:.2f} GiB/s  {progress.get('iops') or 0.0:,.0f} I/Os per s"
-            self._bar.update(self._task, completed=min(1.0, share), rate=rate)
-        else:
-            self._bar.update(self._task, rate=str(progress.get("message") or progress.get("phase") or ""))
+        duration = progress.get("duration_s") if progress.get("phase") == "measure" else None
+        share = min(1.0, progress["t_s"] / duration) if duration else 0.0
+        self._bar.update(self._task, completed=share, rate=describe(progress))
 
     def say(self, text: str) -> None:
         """One line that stays."""

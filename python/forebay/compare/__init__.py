@@ -21,7 +21,15 @@ from forebay.units import parse_percent, parse_seconds
 DURATION_S = 2.0
 
 
-@click.command(name="compare")
+EXAMPLES = """\b
+Examples:
+  forebay compare --a 'path=bounce depth=8' --b 'path=mapped' /data/big.bin
+  forebay compare --a engine=uring --b engine=pread /data/big.bin --io-size 128k --metric cpu
+  forebay compare --a '' --b '' --b-python ~/old/bin/python /data/big.bin      (two builds)
+  forebay compare before.jsonl after.jsonl --tolerance 3%                      (two results)"""
+
+
+@click.command(name="compare", epilog=EXAMPLES, context_settings={"max_content_width": 110})
 @click.argument("source", nargs=-1)
 @click.option("--a", "a_text", metavar="SETTINGS", help="What A does, as 'path=bounce depth=8'.")
 @click.option("--b", "b_text", metavar="SETTINGS", help="What B does, as 'path=mapped'.")
@@ -43,10 +51,6 @@ DURATION_S = 2.0
 @job_options
 def command(source: tuple[str, ...], **values: Any) -> int:
     """Is A faster than B, and how sure is that?
-
-    Two jobs:   forebay compare --a 'path=bounce depth=8' --b 'path=mapped' SOURCE [bench's flags]
-
-    Two files:  forebay compare RUNS_A RUNS_B
 
     Two jobs run interleaved, A B B A …, until the 95 % interval of their ratio is within --until-ci (2%)
     of it. Two files of records are a gate: the exit code is 1 when B is worse than A by more than

@@ -21,8 +21,15 @@ from forebay.sweep.scale import parse_scale
 from forebay.sweep.show import dry_run, heading, show, summary
 from forebay.units import parse_seconds
 
+EXAMPLES = """\b
+Examples:
+  forebay sweep --list
+  forebay sweep solidigm-gds /data --dry-run
+  forebay sweep micron-4k /data --scale 0.1 -o micron.jsonl
+  forebay sweep mine.toml /data --rounds 5 --set duration=2"""
 
-@click.command(name="sweep")
+
+@click.command(name="sweep", epilog=EXAMPLES, context_settings={"max_content_width": 110})
 @click.argument("sweep", required=False)
 @click.argument("source", nargs=-1)
 @click.option(
@@ -59,10 +66,8 @@ from forebay.units import parse_seconds
 def command(sweep: str | None, source: tuple[str, ...], **values: Any) -> int:
     """The same over any matrix of settings, or as a paper did it.
 
-    forebay sweep FILE.toml|PRESET [SOURCE…]
-
-    Each finished point is a line of the file of results. After Ctrl-C or a crash, the same command with
-    the same -o goes on where it stopped.
+    SWEEP is a TOML file, or the name of a preset. Each finished point is a line of the file of results.
+    After Ctrl-C or a crash, the same command with the same -o goes on where it stopped.
     """
     if values["list_presets"]:
         return _list(values["as_json"])

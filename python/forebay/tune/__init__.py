@@ -29,7 +29,14 @@ FILES, FILE_BYTES, FILE_BYTES_MIN = 4, 1 << 30, 64 << 20
 FAILURES_MAX = 8
 
 
-@click.command(name="tune")
+EXAMPLES = """\b
+Examples:
+  forebay tune /data/big.bin
+  forebay tune /data/big.bin --op randread --io-size 4k --max-time 2m
+  forebay tune /data --path bounce --fix workers=4"""
+
+
+@click.command(name="tune", epilog=EXAMPLES, context_settings={"max_content_width": 110})
 @click.argument("source", nargs=-1)
 @click.option("--fix", multiple=True, metavar="FIELD=VALUE", help="Hold a field, as io-size=4k.")
 @click.option(
@@ -43,8 +50,6 @@ FAILURES_MAX = 8
 @job_options
 def command(source: tuple[str, ...], **values: Any) -> int:
     """Which depth, workers and size reach the peak at the least CPU?
-
-    forebay tune SOURCE [bench's flags]
 
     Any flag of bench holds its field. For random I/O, hold the size that your program uses: --io-size 4k.
     """
