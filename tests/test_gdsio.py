@@ -348,6 +348,19 @@ def test_a_verified_write_is_followed_by_a_read_that_checks(
     assert [(j["op"], j["verify"]) for j in fake.jobs] == [("write", True), ("read", True)]
 
 
+def test_a_timed_verified_write_first_writes_every_block(
+    fake: Engine, tmp_path: Path, capsys: Capture
+) -> None:
+    code, out, err = gdsio(capsys, "-D", tmp_path, *"-w 1 -s 8M -x 1 -I 3 -V -T 5 -U".split())
+    assert (code, len(out.splitlines())) == (0, 3)
+    assert [(j["op"], j.get("duration_s"), j.get("passes")) for j in fake.jobs] == [
+        ("write", None, 1),
+        ("randwrite", 5.0, None),
+        ("randread", 5.0, None),
+    ]
+    assert "every block once" in err
+
+
 def test_the_json_of_a_verified_write_is_one_document(fake: Engine, tmp_path: Path, capsys: Capture) -> None:
     _, out, _ = gdsio(capsys, "-D", tmp_path, *"-w 1 -s 8M -x 1 -I 3 -V --json".split())
     assert [r["job"]["op"] for r in json.loads(out)] == ["randwrite", "randread"]

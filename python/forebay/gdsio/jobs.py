@@ -56,6 +56,14 @@ def job(request: Request, *, allow_compat: bool = True) -> dict[str, Any]:
     return fields
 
 
+def laid_out(fields: dict[str, Any]) -> dict[str, Any]:
+    """The job that writes all of the data once, in order, before a timed write that -V will read back."""
+    kept = {
+        k: v for k, v in fields.items() if k not in ("duration_s", "no_repeat", "align_bytes", "read_pct")
+    }
+    return {**kept, "op": "write", "passes": 1}
+
+
 def refuse(request: Request) -> None:
     """Raises where this build can't do as asked, instead of doing something else."""
     xfer, groups = request.xfer, request.groups

@@ -97,6 +97,10 @@ def _job(request: Request, values: dict[str, Any]) -> dict[str, Any]:
 
 def _phases(request: Request, fields: dict[str, Any], values: dict[str, Any]) -> int:
     """One run; after a write with -V a second that reads and checks, as gdsio does."""
+    if request.writes and request.verify and request.duration_s:
+        _say("writing every block once before the timed run: -T may leave some out, and -V reads them all")
+        if _measure(request, jobs.laid_out(fields), values["record"])["result"]["interrupted"]:
+            return INTERRUPTED
     code, record = _run(request, fields, values)
     records = [record]
     if request.writes and request.verify and code == DONE:
