@@ -3,6 +3,10 @@
 use super::nvml::Nvml;
 use super::report::{count, Area, Check, State};
 use super::roots::{line, names, Roots};
+use crate::meter::power::{
+    ipmi,
+    redfish::{PASSWORD_ENV, USER_ENV},
+};
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -14,6 +18,8 @@ pub struct Power {
     pub ipmi_device: Option<PathBuf>,
     pub ipmi_readable: bool,
     pub ipmitool: Option<PathBuf>,
+    /// FOREBAY_REDFISH_USER and FOREBAY_REDFISH_PASSWORD are set.
+    pub redfish_login: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -33,7 +39,8 @@ pub fn facts(roots: &Roots, nvml: &Nvml, search: &[PathBuf]) -> Power {
         nvml: nvml.devices.iter().any(|d| d.watts.is_some()),
         ipmi_readable: ipmi_device.as_ref().is_some_and(readable),
         ipmi_device,
-        ipmitool: search.iter().map(|d| d.join("ipmitool")).find(|p| p.is_file()),
+        redfish_login: [USER_ENV, PASSWORD_ENV].iter().all(|name| std::env::var_os(name).is_some()),
+        ipmitool: search.iter().map(|d| d.join(ipmi::program())).find(|p| p.is_file()),
     }
 }
 
@@ -56,7 +63,7 @@ fn zones(roots: &Roots) -> Vec<Zone> {
 /// `gpu`: there is a GPU whose power NVML could tell. `guest`: of a hypervisor, which keeps
 /// the server's meters to itself.
 pub fn checks(power: &Power, gpu: bool, nvml: &Nvml, guest: bool) -> Vec<Check> {
-    vec![rapl(power, guest), nvml_check(power, gpu, nvml), ipmi(power, guest), redfish()]
+    vec![rapl(power, guest), nvml_check(power, gpu, nvml), ipmi(power, guest), redfish(power)]
 }
 
 fn rapl(power: &Power, guest: bool) -> Check {
@@ -110,13 +117,15 @@ fn ipmi(power: &Power, guest: bool) -> Check {
     }
 }
 
-fn redfish() -> Check {
-    Check::new(
-        Area::Power,
-        "power.redfish",
-        "Redfish (whole server)",
-        State::NotApplicable,
-        "asked only where it is named",
-    )
-    .next("forebay bench … --power redfish:HOST")
+/// Named, never guessed: a login isn't sent to a host that nobody pointed at.
+fn redfish(power: &Power) -> Check {
+    let check = |found: &str| {
+        Check::new(Area::Power, "power.redfish", "Redfish (whole server)", State::NotApplicable, found)
+    };
+    if power.redfish_login {
+        return check("a login is set; its host is named with --power redfish:HOST")
+            .next("forebay bench … --power redfish:HOST");
+    }
+    check("asked only where it is named, and no login is set")
+        .next(format!("export {USER_ENV}=… {PASSWORD_ENV}=…"))
 }
