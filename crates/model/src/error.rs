@@ -42,27 +42,15 @@ impl Error {
         Error { kind, asked: asked.into(), found: found.into(), next: next.into() }
     }
 
-    pub fn request(
-        asked: impl Into<String>,
-        found: impl Into<String>,
-        next: impl Into<String>,
-    ) -> Self {
+    pub fn request(asked: impl Into<String>, found: impl Into<String>, next: impl Into<String>) -> Self {
         Error::new(Kind::Request, asked, found, next)
     }
 
-    pub fn machine(
-        asked: impl Into<String>,
-        found: impl Into<String>,
-        next: impl Into<String>,
-    ) -> Self {
+    pub fn machine(asked: impl Into<String>, found: impl Into<String>, next: impl Into<String>) -> Self {
         Error::new(Kind::Machine, asked, found, next)
     }
 
-    pub fn run(
-        asked: impl Into<String>,
-        found: impl Into<String>,
-        next: impl Into<String>,
-    ) -> Self {
+    pub fn run(asked: impl Into<String>, found: impl Into<String>, next: impl Into<String>) -> Self {
         Error::new(Kind::Run, asked, found, next)
     }
 }

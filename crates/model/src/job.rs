@@ -268,45 +268,107 @@ impl JobSpec {
             Err(Error::request(format!("{flag} {value}"), why, next))
         };
         if self.sources.is_empty() {
-            return bound("SOURCE", String::new(), "no source was given", "forebay bench FILE, a directory, stripe:?m=A&m=B, nil: or model:NAME");
+            return bound(
+                "SOURCE",
+                String::new(),
+                "no source was given",
+                "forebay bench FILE, a directory, stripe:?m=A&m=B, nil: or model:NAME",
+            );
         }
         if self.workers == 0 || self.workers > WORKERS_MAX {
             return bound("--workers", self.workers.to_string(), "must be 1 to 4096", "--workers 4");
         }
         if self.depth == 0 || self.depth > DEPTH_MAX {
-            return bound("--depth", self.depth.to_string(), "must be 1 to 4096 (I/Os in flight per worker)", "--depth 32");
+            return bound(
+                "--depth",
+                self.depth.to_string(),
+                "must be 1 to 4096 (I/Os in flight per worker)",
+                "--depth 32",
+            );
         }
         if self.io_bytes == 0 || self.io_bytes_largest() > IO_BYTES_MAX {
-            return bound("--io-size", format_bytes(self.io_bytes_largest()), "must be 1 byte to 1 GiB", "--io-size 1m");
+            return bound(
+                "--io-size",
+                format_bytes(self.io_bytes_largest()),
+                "must be 1 byte to 1 GiB",
+                "--io-size 1m",
+            );
         }
         if self.io_bytes_largest() < self.io_bytes {
-            return bound("--io-size", format!("{}:{}", self.io_bytes, self.io_bytes_largest()), "the greatest is below the least", "--io-size 4k:1m:4k");
+            return bound(
+                "--io-size",
+                format!("{}:{}", self.io_bytes, self.io_bytes_largest()),
+                "the greatest is below the least",
+                "--io-size 4k:1m:4k",
+            );
         }
         if self.io_bytes_max.is_some() && self.io_bytes_step.unwrap_or(self.io_bytes) == 0 {
-            return bound("--io-size", "step 0".into(), "the step must be at least 1 byte", "--io-size 4k:1m:4k");
+            return bound(
+                "--io-size",
+                "step 0".into(),
+                "the step must be at least 1 byte",
+                "--io-size 4k:1m:4k",
+            );
         }
-        let arena = self.io_bytes_largest().saturating_mul(u64::from(self.depth)).saturating_mul(u64::from(self.workers));
+        let arena = self
+            .io_bytes_largest()
+            .saturating_mul(u64::from(self.depth))
+            .saturating_mul(u64::from(self.workers));
         if arena > ARENA_BYTES_MAX {
-            return bound("--workers × --depth × --io-size", format_bytes(arena), "more than 1 TiB of buffers", "a smaller --depth");
+            return bound(
+                "--workers × --depth × --io-size",
+                format_bytes(arena),
+                "more than 1 TiB of buffers",
+                "a smaller --depth",
+            );
         }
         if self.file_bytes == Some(0) {
-            return bound("--file-size", "0".into(), "an empty file can't be read or written", "--file-size 1g");
+            return bound(
+                "--file-size",
+                "0".into(),
+                "an empty file can't be read or written",
+                "--file-size 1g",
+            );
         }
         if self.files == Some(0) || self.files.is_some_and(|f| f > 10_000_000) {
             return bound("--files", format!("{:?}", self.files), "must be 1 to 10,000,000", "--files 4");
         }
-        if self.file_bytes.unwrap_or(0).checked_mul(u64::from(self.files.unwrap_or(self.workers))).is_none_or(|b| b > i64::MAX as u64) {
-            return bound("--file-size × files", format_bytes(self.file_bytes.unwrap_or(0)), "overflows (more than 8 EiB)", "a smaller --file-size");
+        if self
+            .file_bytes
+            .unwrap_or(0)
+            .checked_mul(u64::from(self.files.unwrap_or(self.workers)))
+            .is_none_or(|b| b > i64::MAX as u64)
+        {
+            return bound(
+                "--file-size × files",
+                format_bytes(self.file_bytes.unwrap_or(0)),
+                "overflows (more than 8 EiB)",
+                "a smaller --file-size",
+            );
         }
         if self.start_bytes > i64::MAX as u64 {
-            return bound("--start", self.start_bytes.to_string(), "overflows (more than 8 EiB)", "--start 0");
+            return bound(
+                "--start",
+                self.start_bytes.to_string(),
+                "overflows (more than 8 EiB)",
+                "--start 0",
+            );
         }
         if self.align_bytes == Some(0) {
             return bound("--align", "0".into(), "must be at least 1 byte", "--align 4k");
         }
-        for (flag, seconds, least) in [("--duration", self.duration_s, 1e-3), ("--warmup", self.warmup_s, 0.0), ("--timeout", Some(self.timeout_s), 1e-3)] {
+        for (flag, seconds, least) in [
+            ("--duration", self.duration_s, 1e-3),
+            ("--warmup", self.warmup_s, 0.0),
+            ("--timeout", Some(self.timeout_s), 1e-3),
+        ] {
             if seconds.is_some_and(|s| !s.is_finite() || s < least || s > 3.2e7) {
-                return bound(flag, format!("{}", seconds.unwrap_or(0.0)), "must be a number of seconds from 0.001 to a year", &format!("{flag} 10"));
+                return bound(
+                    flag,
+                    format!("{}", seconds.unwrap_or(0.0)),
+                    "must be a number of seconds from 0.001 to a year",
+                    &format!("{flag} 10"),
+                );
             }
         }
         if self.passes == Some(0) {
@@ -316,7 +378,12 @@ impl JobSpec {
             return bound("--repeat", self.repeat.to_string(), "must be 1 to 10,000", "--repeat 5");
         }
         if self.until_ci_pct.is_some_and(|p| !(p > 0.0 && p < 100.0)) {
-            return bound("--until-ci", format!("{:?}", self.until_ci_pct), "must be between 0 and 100 per cent", "--until-ci 2%");
+            return bound(
+                "--until-ci",
+                format!("{:?}", self.until_ci_pct),
+                "must be between 0 and 100 per cent",
+                "--until-ci 2%",
+            );
         }
         if self.read_pct.is_some_and(|p| p > 100) {
             return bound("--read-pct", format!("{:?}", self.read_pct), "must be 0 to 100", "--read-pct 70");
@@ -327,13 +394,28 @@ impl JobSpec {
             }
         }
         if self.rate_gib_s.is_some() && self.rate_iops.is_some() {
-            return bound("--rate with --rate-iops", String::new(), "only one of them can hold", "--rate 1.5");
+            return bound(
+                "--rate with --rate-iops",
+                String::new(),
+                "only one of them can hold",
+                "--rate 1.5",
+            );
         }
         if self.interval_ms < 10 {
-            return bound("--interval", self.interval_ms.to_string(), "must be at least 10 ms", "--interval 500");
+            return bound(
+                "--interval",
+                self.interval_ms.to_string(),
+                "must be at least 10 ms",
+                "--interval 500",
+            );
         }
         if self.file_name.matches("%d").count() != 1 || self.file_name.contains('/') {
-            return bound("--file-name", self.file_name.clone(), "must hold %d once and no slash", "--file-name forebay.%d");
+            return bound(
+                "--file-name",
+                self.file_name.clone(),
+                "must hold %d once and no slash",
+                "--file-name forebay.%d",
+            );
         }
         self.zipf_theta().map(|_| ())
     }
@@ -348,7 +430,13 @@ impl JobSpec {
             .and_then(|t| t.parse::<f64>().ok())
             .filter(|t| *t > 0.0 && *t < 3.0)
             .map(Some)
-            .ok_or_else(|| Error::request(format!("--distribution {}", self.distribution), "is neither uniform nor zipf:THETA with THETA between 0 and 3", "--distribution zipf:1.1"))
+            .ok_or_else(|| {
+                Error::request(
+                    format!("--distribution {}", self.distribution),
+                    "is neither uniform nor zipf:THETA with THETA between 0 and 3",
+                    "--distribution zipf:1.1",
+                )
+            })
     }
 }
 

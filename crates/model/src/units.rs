@@ -9,12 +9,14 @@ pub const GIB: u64 = 1 << 30;
 /// `4096`, `64k`, `64K`, `1MiB`, `2g`, `1.5m`: bytes. Refuses what doesn't fit in 63 bits.
 pub fn parse_bytes(text: &str) -> Result<u64, Error> {
     let bad = |found: &str| {
-        Error::request(format!("size '{text}'"), found, "a number with k, m, g or t, as 128k or 1GiB (binary units)")
+        Error::request(
+            format!("size '{text}'"),
+            found,
+            "a number with k, m, g or t, as 128k or 1GiB (binary units)",
+        )
     };
     let trimmed = text.trim();
-    let split = trimmed
-        .find(|c: char| !(c.is_ascii_digit() || c == '.'))
-        .unwrap_or(trimmed.len());
+    let split = trimmed.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(trimmed.len());
     let (number, unit) = trimmed.split_at(split);
     let unit = unit.trim().to_ascii_lowercase();
     let shift = match unit.trim_end_matches("ib").trim_end_matches('b') {
@@ -55,7 +57,16 @@ mod tests {
 
     #[test]
     fn sizes_are_binary_in_every_spelling() {
-        for (text, bytes) in [("0", 0), ("512", 512), ("64k", 65536), ("64KiB", 65536), ("64KB", 65536), ("1M", MIB), ("1.5g", 3 * GIB / 2), ("2GiB", 2 * GIB)] {
+        for (text, bytes) in [
+            ("0", 0),
+            ("512", 512),
+            ("64k", 65536),
+            ("64KiB", 65536),
+            ("64KB", 65536),
+            ("1M", MIB),
+            ("1.5g", 3 * GIB / 2),
+            ("2GiB", 2 * GIB),
+        ] {
             assert_eq!(parse_bytes(text).unwrap(), bytes, "{text}");
         }
     }
