@@ -38,7 +38,6 @@ test: ## Everything: installs what it needs, then formats, lints, types, stubs a
 	@PYTHON=$(PYTHON) .ci/prepare test
 	@$(MAKE) --no-print-directory format-check clippy
 	cargo test --workspace --exclude forebay-python --quiet
-	cargo test --manifest-path fuzz/Cargo.toml --no-default-features --target-dir target --locked --quiet
 	@$(MAKE) --no-print-directory $(MADE)/tested-with types
 	$(PYTEST) -m 'not vm and not wheel' $(ARGS)
 
@@ -88,6 +87,7 @@ fuzz: | $(MADE)/ready ## Each fuzz target for FUZZ_S seconds (30)
 	FUZZ_S=$(FUZZ_S) PATH="$(CURDIR)/target/tools/bin:$$PATH" fuzz/run $(ARGS)
 
 docs: | $(MADE)/ready ## API pages under target/doc, every link in the Markdown checked
+	@$(MAKE) --no-print-directory $(BIN)/python
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --document-private-items
 	@$(MAKE) --no-print-directory $(MADE)/tested-with
 	$(PYTEST) -q tests/test_house.py -k 'link or promise or help'
@@ -101,7 +101,7 @@ clean: ## Remove what was built (.venv, target, dist)
 format-check:
 	@if cargo fmt --version >/dev/null 2>&1; then cargo fmt --all --check; else echo 'skipped: cargo fmt (no rustfmt)'; fi
 
-clippy:
+clippy: | $(BIN)/python
 	@if cargo clippy --version >/dev/null 2>&1; then cargo clippy --workspace --all-targets --quiet -- -D warnings; \
 	else echo 'skipped: cargo clippy (not installed)'; fi
 
