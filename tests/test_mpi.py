@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from forebay import mpi
 from forebay.errors import MachineError, RequestError
 
