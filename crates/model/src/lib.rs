@@ -8,6 +8,7 @@
 pub mod content;
 pub mod device;
 mod error;
+pub mod files;
 pub mod histogram;
 pub mod job;
 pub mod pattern;

@@ -1,0 +1,362 @@
+//! Creates, stats, reads and deletes many files on threads, and times each call.
+//!
+//! Everything happens in one directory that the run makes and removes, so that nothing
+//! of the user's is ever in reach. Plain system calls on purpose: this measures the file
+//! system as programs meet it, a path at a time.
+
+mod site;
+
+use crate::meter::{cpu, disk};
+use forebay_model::files::{Cache, FilesRecord, FilesSpec, Phase, PhaseResult, SCHEMA};
+use forebay_model::record::Warning;
+use forebay_model::{Error, Latency};
+use serde::Serialize;
+use site::{Buffer, Site};
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Barrier, Mutex};
+use std::time::{Duration, Instant};
+
+const TICK: Duration = Duration::from_millis(100);
+const GIB: f64 = (1u64 << 30) as f64;
+/// Above this share of cached pages a read phase says more about memory than about storage.
+const CACHED_SHARE: f64 = 0.05;
+
+/// How a run is going; given to the observer about ten times a second.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Progress {
+    /// A phase's name, `prepare` or `cleanup`.
+    pub phase: &'static str,
+    pub done: u64,
+    pub files: u64,
+    pub bytes: u64,
+    pub t_s: f64,
+    pub ops_s: f64,
+}
+
+/// Runs the phases. `observe` answers whether to go on: a first no ends the run and cleans
+/// up, a second one ends the cleaning too. An error is returned only while nothing was
+/// made; later ones are in the record.
+pub fn run(
+    spec: &FilesSpec,
+    id: &str,
+    observe: &mut dyn FnMut(&Progress) -> bool,
+) -> Result<FilesRecord, Error> {
+    spec.check()?;
+    let site = Site::make(spec, id)?;
+    let mut record = FilesRecord {
+        schema: SCHEMA.into(),
+        id: id.into(),
+        job: spec.clone(),
+        directory: site.root.display().to_string(),
+        phases: Vec::new(),
+        interrupted: false,
+        failure: None,
+        left: None,
+        missing: BTreeMap::new(),
+        warnings: Vec::new(),
+    };
+    for &phase in &spec.phases {
+        let resident = (phase == Phase::Read).then(|| before_reading(&site, spec, &mut record, observe));
+        if record.failure.is_some() || record.interrupted {
+            break;
+        }
+        measure(&site, phase, resident.flatten(), &mut record, observe);
+        if record.failure.is_some() || record.interrupted {
+            break;
+        }
+    }
+    record.left = clean_up(&site, observe);
+    warn(&mut record);
+    Ok(record)
+}
+
+/// Drops the files' pages where that was asked, then says what share of a sample is cached.
+fn before_reading(
+    site: &Site,
+    spec: &FilesSpec,
+    record: &mut FilesRecord,
+    observe: &mut dyn FnMut(&Progress) -> bool,
+) -> Option<f64> {
+    if spec.cache == Cache::Drop {
+        // One flush of the file system is far cheaper than one per file.
+        site.flush();
+        let work = Work { site, name: "prepare", call: Call::DropPages };
+        let outcome = work.on_threads(observe);
+        record.interrupted |= outcome.interrupted;
+        record.failure = record.failure.take().or(outcome.failure);
+    }
+    match site.resident_share() {
+        Ok(share) => Some(share),
+        Err(reason) => {
+            record.missing.insert(format!("phases.{}.resident_before", record.phases.len()), reason);
+            None
+        }
+    }
+}
+
+fn measure(
+    site: &Site,
+    phase: Phase,
+    resident: Option<f64>,
+    record: &mut FilesRecord,
+    observe: &mut dyn FnMut(&Progress) -> bool,
+) {
+    let place = format!("phases.{}", record.phases.len());
+    let devices = disk::devices_behind(&site.root).map(|behind| behind.numbers());
+    let before = devices.and_then(|numbers| Ok((disk::Counters::read(&numbers)?, numbers)));
+    let clock = cpu::Clock::start();
+    let outcome = Work { site, name: phase.name(), call: Call::Timed(phase) }.on_threads(observe);
+    let reading = clock.stop();
+    let traffic = before.and_then(|(before, numbers)| disk::Counters::read(&numbers)?.since(&before));
+
+    let seconds = outcome.seconds;
+    let moves = matches!(phase, Phase::Create | Phase::Read) && seconds > 0.0;
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
+    for (field, reason) in cpu::missing(&reading, seconds, outcome.bytes, outcome.files) {
+        record.missing.insert(format!("{place}.cpu.{field}"), reason);
+    }
+    if !moves {
+        let reason = format!("{} moves no content", phase.name());
+        record.missing.insert(format!("{place}.throughput_gib_s"), reason);
+    }
+    if phase != Phase::Read {
+        record.missing.insert(format!("{place}.resident_before"), "asked of the read phase only".into());
+    }
+    if let Err(reason) = &traffic {
+        for field in ["device_read_bytes", "device_written_bytes"] {
+            record.missing.insert(format!("{place}.{field}"), reason.clone());
+        }
+    }
+    let traffic = traffic.ok();
+    record.phases.push(PhaseResult {
+        phase,
+        seconds,
+        files: outcome.files,
+        bytes: outcome.bytes,
+        ops_s: if seconds > 0.0 { outcome.files as f64 / seconds } else { 0.0 },
+        throughput_gib_s: moves.then(|| outcome.bytes as f64 / GIB / seconds),
+        latency_us: outcome.latency.summary(),
+        histogram: outcome.latency.encode(),
+        cpu: cpu::fill(&reading, seconds, outcome.bytes, outcome.files, cores),
+        resident_before: resident,
+        device_read_bytes: traffic.map(|t| t.read_bytes),
+        device_written_bytes: traffic.map(|t| t.written_bytes),
+        complete: outcome.files == site.files,
+    });
+    record.interrupted |= outcome.interrupted;
+    record.failure = outcome.failure;
+}
+
+/// Removes what is left of the files, then the directories. Some(what and why) where that failed.
+fn clean_up(site: &Site, observe: &mut dyn FnMut(&Progress) -> bool) -> Option<String> {
+    let outcome = Work { site, name: "cleanup", call: Call::Remove }.on_threads(observe);
+    let shown = site.root.display();
+    if outcome.interrupted {
+        return Some(format!("{shown}: cleaning up was interrupted"));
+    }
+    if let Some(error) = outcome.failure {
+        return Some(format!("{shown}: {}", error.found));
+    }
+    site.remove_directories().err().map(|e| format!("{shown}: {e}"))
+}
+
+fn warn(record: &mut FilesRecord) {
+    let mut add = |id: &str, text: String, next: &str| {
+        record.warnings.push(Warning { id: id.into(), text, next: next.into() });
+    };
+    if record.phases.iter().any(|p| matches!(p.phase, Phase::Stat | Phase::Read)) {
+        let text = "stat and open found metadata that this kernel had just written and still held".into();
+        add(
+            "metadata_cached",
+            text,
+            "read them as the cost of the calls; a second client shows the server's",
+        );
+    }
+    if let Some(share) = record.phases.iter().find_map(|p| p.resident_before.filter(|s| *s > CACHED_SHARE)) {
+        let text = format!("{:.0} % of the content was in the page cache when reading began", 100.0 * share);
+        add("cached", text, "--cache drop, and a file system that doesn't live in memory");
+    }
+    if record.phases.iter().any(|p| p.complete && p.seconds < 0.5) {
+        add("too_short", "a phase took less than half a second".into(), "more --files");
+    }
+    if record.interrupted {
+        add("interrupted", "the run was stopped before it was done".into(), "");
+    }
+}
+
+/// What each thread does with each of its files.
+#[derive(Clone, Copy)]
+enum Call {
+    Timed(Phase),
+    DropPages,
+    /// As delete, and a file that isn't there is fine.
+    Remove,
+}
+
+struct Work<'a> {
+    site: &'a Site,
+    name: &'static str,
+    call: Call,
+}
+
+/// What the threads share while they run.
+struct Shared {
+    stop: AtomicBool,
+    files: AtomicU64,
+    bytes: AtomicU64,
+    running: AtomicU64,
+    failure: Mutex<Option<Error>>,
+    start: Barrier,
+}
+
+struct Outcome {
+    seconds: f64,
+    files: u64,
+    bytes: u64,
+    latency: Latency,
+    interrupted: bool,
+    failure: Option<Error>,
+}
+
+impl Work<'_> {
+    /// Runs the call over all files; the calling thread watches and lets `observe` end it.
+    fn on_threads(&self, observe: &mut dyn FnMut(&Progress) -> bool) -> Outcome {
+        let workers = self.site.workers.min(self.site.files.try_into().unwrap_or(u32::MAX));
+        let shared = Shared {
+            stop: AtomicBool::new(false),
+            files: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            running: AtomicU64::new(u64::from(workers)),
+            failure: Mutex::new(None),
+            start: Barrier::new(workers as usize + 1),
+        };
+        let mut latency = Latency::default();
+        let (interrupted, seconds) = std::thread::scope(|scope| {
+            let shared = &shared;
+            let threads: Vec<_> = (0..workers)
+                .map(|worker| scope.spawn(move || self.one_thread(worker, workers, shared)))
+                .collect();
+            shared.start.wait();
+            let begun = Instant::now();
+            let interrupted = self.watch(shared, begun, observe);
+            // From the first thread's start: this thread may have been woken later than they were.
+            let (mut first, mut last) = (begun, begun);
+            for thread in threads {
+                match thread.join() {
+                    Ok((part, started, ended)) => {
+                        latency.merge(&part);
+                        first = first.min(started);
+                        last = last.max(ended);
+                    }
+                    Err(panic) => std::panic::resume_unwind(panic),
+                }
+            }
+            (interrupted, (last - first).as_secs_f64())
+        });
+        Outcome {
+            seconds,
+            files: shared.files.load(Relaxed),
+            bytes: shared.bytes.load(Relaxed),
+            latency,
+            interrupted,
+            failure: shared.failure.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()),
+        }
+    }
+
+    fn watch(&self, shared: &Shared, begun: Instant, observe: &mut dyn FnMut(&Progress) -> bool) -> bool {
+        let mut interrupted = false;
+        // None at first: an observer that says no from the start must be heard before much is done.
+        let mut observed: Option<Instant> = None;
+        while shared.running.load(Relaxed) > 0 {
+            if observed.is_some_and(|at| at.elapsed() < TICK) {
+                // Short naps at first: a phase over few files is done in milliseconds.
+                std::thread::sleep(begun.elapsed().min(TICK).max(Duration::from_micros(200)) / 4);
+                continue;
+            }
+            observed = Some(Instant::now());
+            let (done, t_s) = (shared.files.load(Relaxed), begun.elapsed().as_secs_f64());
+            let progress = Progress {
+                phase: self.name,
+                done,
+                files: self.site.files,
+                bytes: shared.bytes.load(Relaxed),
+                t_s,
+                ops_s: done as f64 / t_s,
+            };
+            if !interrupted && !observe(&progress) {
+                interrupted = true;
+                shared.stop.store(true, Relaxed);
+            }
+        }
+        interrupted
+    }
+
+    fn one_thread(&self, worker: u32, workers: u32, shared: &Shared) -> (Latency, Instant, Instant) {
+        let mut latency = Latency::default();
+        let mut buffer = Buffer::new(self.site, self.call.needs_content(), worker);
+        shared.start.wait();
+        let started = Instant::now();
+        let mine = (u64::from(worker)..self.site.files).step_by(workers as usize);
+        let most = if self.creates() { usize::MAX } else { self.site.begun(worker) };
+        for file in mine.take(most) {
+            if shared.stop.load(Relaxed) {
+                break;
+            }
+            if self.creates() {
+                self.site.begin(worker);
+            }
+            let path = self.site.path(file);
+            let begun = Instant::now();
+            match self.one_file(&path, file, &mut buffer) {
+                Ok(bytes) => {
+                    latency.record(begun.elapsed().as_nanos() as u64);
+                    shared.files.fetch_add(1, Relaxed);
+                    shared.bytes.fetch_add(bytes, Relaxed);
+                }
+                Err(error) => {
+                    self.fail(shared, &path, &error);
+                    break;
+                }
+            }
+        }
+        let ended = Instant::now();
+        shared.running.fetch_sub(1, Relaxed);
+        (latency, started, ended)
+    }
+
+    fn creates(&self) -> bool {
+        matches!(self.call, Call::Timed(Phase::Create))
+    }
+
+    fn one_file(&self, path: &Path, file: u64, buffer: &mut Buffer) -> io::Result<u64> {
+        match self.call {
+            Call::Timed(Phase::Create) => self.site.create(path, buffer.content(file)),
+            Call::Timed(Phase::Stat) => std::fs::symlink_metadata(path).map(|_| 0),
+            Call::Timed(Phase::Read) => self.site.read(path, buffer.space()),
+            Call::Timed(Phase::Delete) => std::fs::remove_file(path).map(|()| 0),
+            Call::DropPages => self.site.drop_pages(path).map(|()| 0),
+            Call::Remove => match std::fs::remove_file(path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
+                other => other.map(|()| 0),
+            },
+        }
+    }
+
+    /// Keeps the first failure and stops every thread.
+    fn fail(&self, shared: &Shared, path: &Path, error: &io::Error) {
+        shared.stop.store(true, Relaxed);
+        let mut failure = shared.failure.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if failure.is_none() {
+            *failure = Some(self.site.explain(self.name, path, error));
+        }
+    }
+}
+
+impl Call {
+    fn needs_content(self) -> bool {
+        matches!(self, Call::Timed(Phase::Create | Phase::Read))
+    }
+}

@@ -1,0 +1,233 @@
+//! The directory of a run: its layout, the calls on one file, and what errors there mean.
+
+use crate::meter::cache;
+use forebay_model::files::FilesSpec;
+use forebay_model::random::Xoshiro256;
+use forebay_model::units::format_bytes;
+use forebay_model::{Error, Kind};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Content is written and read in pieces of this size.
+const PIECE_BYTES: usize = 1 << 20;
+/// Files whose residency stands for all of them.
+const SAMPLE: u64 = 64;
+
+pub struct Site {
+    /// Made by this run and by nothing else.
+    pub root: PathBuf,
+    pub files: u64,
+    pub workers: u32,
+    file_bytes: u64,
+    directories: u64,
+    sync: bool,
+    seed: u64,
+    /// Files that each worker has begun to create; cleaning up looks no further.
+    begun: Vec<AtomicU64>,
+}
+
+impl Site {
+    /// Makes `DIR/forebay-files-ID` and the directories in it.
+    pub fn make(spec: &FilesSpec, id: &str) -> Result<Site, Error> {
+        let parent = Path::new(&spec.directory);
+        let asked = format!("files in {}", parent.display());
+        if !parent.is_dir() {
+            let found = if parent.exists() { "is not a directory" } else { "there is no such directory" };
+            return Err(Error::request(asked, found, format!("mkdir -p {}", parent.display())));
+        }
+        room(parent, spec, &asked)?;
+        let site = Site {
+            root: parent.join(format!("forebay-files-{id}")),
+            files: spec.files,
+            workers: spec.workers,
+            file_bytes: spec.file_bytes,
+            directories: u64::from(spec.directories()).min(spec.files),
+            sync: spec.sync,
+            seed: spec.seed,
+            begun: (0..spec.workers).map(|_| AtomicU64::new(0)).collect(),
+        };
+        fs::create_dir(&site.root).map_err(|e| site.explain_directory(&e))?;
+        for number in 0..site.directories {
+            if let Err(error) = fs::create_dir(site.directory(number)) {
+                let _ = site.remove_directories();
+                return Err(site.explain_directory(&error));
+            }
+        }
+        Ok(site)
+    }
+
+    fn directory(&self, number: u64) -> PathBuf {
+        self.root.join(format!("d{number:04}"))
+    }
+
+    pub fn path(&self, file: u64) -> PathBuf {
+        self.directory(file % self.directories).join(format!("f{file:08}"))
+    }
+
+    /// Notes that a worker is about to create its next file.
+    pub fn begin(&self, worker: u32) {
+        self.begun[worker as usize].fetch_add(1, Relaxed);
+    }
+
+    /// Files of a worker that may exist.
+    pub fn begun(&self, worker: u32) -> usize {
+        self.begun[worker as usize].load(Relaxed) as usize
+    }
+
+    pub fn create(&self, path: &Path, content: &[u8]) -> io::Result<u64> {
+        let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
+        let mut left = self.file_bytes as usize;
+        while left > 0 {
+            let piece = left.min(content.len());
+            file.write_all(&content[..piece])?;
+            left -= piece;
+        }
+        if self.sync {
+            file.sync_all()?;
+        }
+        Ok(self.file_bytes)
+    }
+
+    pub fn read(&self, path: &Path, space: &mut [u8]) -> io::Result<u64> {
+        let mut file = File::open(path)?;
+        let mut bytes = 0;
+        while bytes < self.file_bytes {
+            match file.read(space) {
+                Ok(0) => {
+                    let found = format!("ends after {bytes} of {} bytes", self.file_bytes);
+                    return Err(io::Error::new(io::ErrorKind::UnexpectedEof, found));
+                }
+                Ok(read) => bytes += read as u64,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Writes all of this file system's dirty pages back. An error shows when the pages are dropped.
+    pub fn flush(&self) {
+        if let Ok(root) = File::open(&self.root) {
+            let _ = rustix::fs::syncfs(&root);
+        }
+    }
+
+    pub fn drop_pages(&self, path: &Path) -> io::Result<()> {
+        if self.file_bytes == 0 {
+            return Ok(());
+        }
+        cache::drop(&File::open(path)?, 0, 0).map(|_| ()).map_err(io::Error::other)
+    }
+
+    /// Share of the files' pages in the page cache, over a sample spread evenly.
+    pub fn resident_share(&self) -> Result<f64, String> {
+        let mut pages = 0;
+        let mut of = 0;
+        let sample = self.files.min(SAMPLE);
+        for number in 0..sample {
+            let path = self.path(number * self.files / sample);
+            let file = File::open(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+            let found = cache::resident(&file, 0, 0)?;
+            pages += found.pages;
+            of += found.of;
+        }
+        if of == 0 {
+            return Err("the files are empty".into());
+        }
+        Ok(pages as f64 / of as f64)
+    }
+
+    /// Removes the run's directories, which must be empty: anything that someone else put there stays.
+    pub fn remove_directories(&self) -> io::Result<()> {
+        for number in 0..self.directories {
+            match fs::remove_dir(self.directory(number)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        fs::remove_dir(&self.root)
+    }
+
+    /// An error on one file as the user meets it.
+    pub fn explain(&self, phase: &str, path: &Path, error: &io::Error) -> Error {
+        let asked = format!("{phase} of {}", path.display());
+        let parent = self.root.parent().unwrap_or(&self.root).display();
+        match error.raw_os_error() {
+            Some(libc::ENOSPC) => {
+                let inodes = rustix::fs::statvfs(&self.root).is_ok_and(|s| s.f_files > 0 && s.f_favail == 0);
+                let found =
+                    if inodes { "the file system has no inodes left" } else { "the file system is full" };
+                Error::run(asked, found, format!("df -h {parent}; df -i {parent}; fewer --files"))
+            }
+            Some(libc::EDQUOT) => Error::run(asked, "the quota is used up", "quota; fewer --files"),
+            Some(libc::EMFILE) => {
+                Error::run(asked, "too many open files", format!("ulimit -n; --workers {}", self.workers / 2))
+            }
+            Some(libc::EIO) => Error::run(asked, "I/O error", "dmesg | tail"),
+            _ => Error::run(asked, error.to_string(), format!("ls -ld {parent}")),
+        }
+    }
+
+    fn explain_directory(&self, error: &io::Error) -> Error {
+        let asked = format!("make {}", self.root.display());
+        let parent = self.root.parent().unwrap_or(&self.root).display();
+        match error.kind() {
+            io::ErrorKind::AlreadyExists => Error::request(asked, "it exists already", "another --id"),
+            io::ErrorKind::PermissionDenied => {
+                Error::machine(asked, "no permission", format!("chmod u+w {parent}"))
+            }
+            io::ErrorKind::ReadOnlyFilesystem => {
+                Error::machine(asked, "the file system is read-only", format!("findmnt -T {parent}"))
+            }
+            _ => {
+                Error::new(Kind::Machine, asked, error.to_string(), format!("df -h {parent}; df -i {parent}"))
+            }
+        }
+    }
+}
+
+/// Refuses what can't fit: a run that fills a disk disturbs everyone on it.
+fn room(parent: &Path, spec: &FilesSpec, asked: &str) -> Result<(), Error> {
+    let needed = spec.file_bytes.saturating_mul(spec.files);
+    let Ok(found) = rustix::fs::statvfs(parent) else { return Ok(()) };
+    let free = found.f_bavail.saturating_mul(found.f_frsize);
+    if needed > free {
+        let found = format!("{needed} bytes are needed and {free} are free");
+        let files = free / 2 / spec.file_bytes.max(1);
+        let next =
+            format!("--files {}, or a smaller --file-size than {}", files, format_bytes(spec.file_bytes));
+        return Err(Error::machine(asked, found, next));
+    }
+    Ok(())
+}
+
+/// A thread's bytes: random, so that neither compression nor deduplication flatters the storage.
+pub struct Buffer(Vec<u8>);
+
+impl Buffer {
+    pub fn new(site: &Site, needed: bool, worker: u32) -> Buffer {
+        if !needed || site.file_bytes == 0 {
+            return Buffer(Vec::new());
+        }
+        let piece = PIECE_BYTES.min(site.file_bytes as usize);
+        let mut random = Xoshiro256::new(site.seed ^ (u64::from(worker) << 32));
+        let mut bytes = vec![0; (2 * piece).next_multiple_of(8)];
+        for word in bytes.chunks_exact_mut(8) {
+            word.copy_from_slice(&random.next_u64().to_le_bytes());
+        }
+        Buffer(bytes)
+    }
+
+    /// A piece of content that differs from file to file.
+    pub fn content(&self, file: u64) -> &[u8] {
+        let piece = self.0.len() / 2;
+        let at = (file.wrapping_mul(4093) % (piece.max(1) as u64)) as usize;
+        &self.0[at..at + piece]
+    }
+
+    pub fn space(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+}

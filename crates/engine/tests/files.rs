@@ -1,0 +1,175 @@
+//! The metadata phases on a real file system.
+
+use forebay_engine::files::{run, Progress};
+use forebay_model::files::{Cache, FilesRecord, FilesSpec, Phase};
+use forebay_model::{Kind, Latency};
+use std::fs;
+use std::path::Path;
+
+fn spec(directory: &Path) -> FilesSpec {
+    FilesSpec {
+        directory: directory.display().to_string(),
+        files: 101,
+        file_bytes: 5000,
+        workers: 4,
+        ..FilesSpec::default()
+    }
+}
+
+fn quietly(spec: &FilesSpec) -> FilesRecord {
+    run(spec, "0123456789abcdef", &mut |_| true).unwrap()
+}
+
+#[test]
+fn each_phase_touches_every_file_once_and_nothing_is_left() {
+    let home = tempfile::tempdir().unwrap();
+    fs::write(home.path().join("precious"), "mine").unwrap();
+    let record = quietly(&spec(home.path()));
+    assert_eq!(record.failure, None);
+    assert_eq!(record.left, None);
+    let phases: Vec<_> = record.phases.iter().map(|p| (p.phase, p.files, p.bytes, p.complete)).collect();
+    let moved = 101 * 5000;
+    let wanted = [
+        (Phase::Create, 101, moved, true),
+        (Phase::Stat, 101, 0, true),
+        (Phase::Read, 101, moved, true),
+        (Phase::Delete, 101, 0, true),
+    ];
+    assert_eq!(phases, wanted);
+    for phase in &record.phases {
+        assert_eq!(Latency::decode(&phase.histogram).unwrap().count(), 101);
+        assert!(phase.ops_s > 0.0 && phase.latency_us.p50 > 0.0 && phase.seconds > 0.0);
+        assert!(phase.latency_us.max / 1e6 <= phase.seconds);
+    }
+    assert_eq!(fs::read_to_string(home.path().join("precious")).unwrap(), "mine");
+    assert_eq!(fs::read_dir(home.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn without_a_delete_phase_the_files_go_all_the_same() {
+    let home = tempfile::tempdir().unwrap();
+    let record = quietly(&FilesSpec { phases: vec![Phase::Create, Phase::Stat], ..spec(home.path()) });
+    assert_eq!(record.phases.len(), 2);
+    assert_eq!(fs::read_dir(home.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn files_have_the_size_and_spread_asked_for() {
+    let home = tempfile::tempdir().unwrap();
+    let mut seen = Vec::new();
+    let job =
+        FilesSpec { directories: Some(3), files: 600, sync: true, file_bytes: 3000, ..spec(home.path()) };
+    // The observer is called while the phases run: it looks at what lies there then.
+    run(&job, "seen", &mut |p: &Progress| {
+        if p.phase == "create" && p.done > 50 {
+            let root = home.path().join("forebay-files-seen");
+            let files = fs::read_dir(&root)
+                .unwrap()
+                .flat_map(|d| fs::read_dir(d.unwrap().path()).unwrap())
+                .filter_map(|f| fs::metadata(f.unwrap().path()).ok())
+                .filter(|m| m.len() == 3000)
+                .count();
+            seen.push((fs::read_dir(&root).unwrap().count(), files));
+        }
+        true
+    })
+    .unwrap();
+    // Syncing 600 files takes longer than a tick on any disk but one in memory.
+    for (directories, files) in seen {
+        assert_eq!(directories, 3);
+        assert!(files > 0);
+    }
+}
+
+#[test]
+fn a_directory_that_exists_is_refused_and_kept() {
+    let home = tempfile::tempdir().unwrap();
+    let taken = home.path().join("forebay-files-taken");
+    fs::create_dir(&taken).unwrap();
+    fs::write(taken.join("precious"), "mine").unwrap();
+    let error = run(&spec(home.path()), "taken", &mut |_| true).unwrap_err();
+    assert_eq!(error.kind, Kind::Request);
+    assert!(taken.join("precious").exists());
+}
+
+#[test]
+fn a_missing_directory_is_named_with_what_to_type() {
+    let error = run(&spec(Path::new("/nowhere/at/all")), "x", &mut |_| true).unwrap_err();
+    assert_eq!((error.kind, error.next.as_str()), (Kind::Request, "mkdir -p /nowhere/at/all"));
+}
+
+#[test]
+fn more_than_the_disk_holds_is_refused_before_anything_is_made() {
+    let home = tempfile::tempdir().unwrap();
+    let job = FilesSpec { files: 1_000_000, file_bytes: 1 << 40, ..spec(home.path()) };
+    let error = run(&job, "x", &mut |_| true).unwrap_err();
+    assert_eq!(error.kind, Kind::Machine);
+    assert_eq!(fs::read_dir(home.path()).unwrap().count(), 0);
+}
+
+/// Enough to outlast several ticks of the observer.
+fn long(directory: &Path) -> FilesSpec {
+    FilesSpec { files: 50_000_000, file_bytes: 0, workers: 2, ..spec(directory) }
+}
+
+#[test]
+fn stopping_keeps_the_measured_part_and_cleans_up() {
+    let home = tempfile::tempdir().unwrap();
+    let mut calls = 0;
+    let record = run(&long(home.path()), "x", &mut |p| {
+        calls += 1;
+        p.phase == "cleanup" || calls < 3
+    })
+    .unwrap();
+    assert!(record.interrupted);
+    assert_eq!(record.phases.len(), 1);
+    assert!(record.phases[0].files > 0 && !record.phases[0].complete);
+    assert_eq!(record.left, None);
+    assert_eq!(fs::read_dir(home.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn stopping_the_cleaning_too_names_what_is_left() {
+    let home = tempfile::tempdir().unwrap();
+    let mut calls = 0;
+    let record = run(&long(home.path()), "x", &mut |p| {
+        calls += 1;
+        p.phase != "cleanup" && calls < 3
+    })
+    .unwrap();
+    let left = record.left.expect("something is left");
+    assert!(left.contains("forebay-files-x") && left.contains("interrupted"), "{left}");
+}
+
+#[test]
+fn what_others_put_there_is_never_removed() {
+    let home = tempfile::tempdir().unwrap();
+    let root = home.path().join("forebay-files-x");
+    let record = run(&long(home.path()), "x", &mut |p| {
+        fs::write(root.join("d0000/precious"), "mine").unwrap();
+        p.phase == "cleanup"
+    })
+    .unwrap();
+    assert_eq!(fs::read_to_string(root.join("d0000/precious")).unwrap(), "mine");
+    assert!(record.left.unwrap().contains("not empty"));
+}
+
+#[test]
+fn a_file_that_vanishes_ends_the_run_with_its_name() {
+    let home = tempfile::tempdir().unwrap();
+    let root = home.path().join("forebay-files-x");
+    let mut cut = false;
+    let job = FilesSpec { file_bytes: 1, files: 40_000, cache: Cache::Allow, ..spec(home.path()) };
+    let record = run(&job, "x", &mut |p| {
+        if p.phase == "create" && !cut {
+            cut = p.done > 100 && fs::remove_file(root.join("d0000/f00000000")).is_ok();
+        }
+        true
+    })
+    .unwrap();
+    assert!(cut, "the create phase was too quick for this test");
+    let failure = record.failure.expect("the stat phase misses the file");
+    assert_eq!(failure.kind, Kind::Run);
+    assert!(failure.asked.contains("stat") && failure.asked.contains("f00000000"), "{failure}");
+    assert_eq!(record.left, None);
+}

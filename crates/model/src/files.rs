@@ -1,0 +1,233 @@
+//! Many-file metadata phases: what is asked for and what it showed. Schema `forebay.files/1`.
+
+use crate::record::{Cpu, LatencySummary, Warning};
+use crate::units::format_bytes;
+use crate::Error;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+pub const SCHEMA: &str = "forebay.files/1";
+pub const FILES_MAX: u64 = 100_000_000;
+pub const WORKERS_MAX: u32 = 1024;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// Open anew, write the content, fsync where asked, close.
+    Create,
+    /// One stat by path.
+    Stat,
+    /// Open, read all of it, close.
+    Read,
+    /// Unlink.
+    Delete,
+}
+
+impl Phase {
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::Create => "create",
+            Phase::Stat => "stat",
+            Phase::Read => "read",
+            Phase::Delete => "delete",
+        }
+    }
+}
+
+/// What the page cache may hold when the read phase begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Cache {
+    /// The files' pages are written back and dropped first.
+    Drop,
+    /// Whatever the create phase left there.
+    Allow,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FilesSpec {
+    /// Where the run makes its own directory.
+    pub directory: String,
+    /// Files of all workers together.
+    pub files: u64,
+    /// Bytes in each file; 0 makes empty ones.
+    pub file_bytes: u64,
+    /// Threads; file number i belongs to worker i mod `workers`.
+    pub workers: u32,
+    /// In the order given; the first is `create`. What no `delete` removed is removed at the end, untimed.
+    pub phases: Vec<Phase>,
+    /// Directories that the files are spread over. None: one per worker.
+    pub directories: Option<u32>,
+    /// fsync each file before it is closed.
+    pub sync: bool,
+    pub cache: Cache,
+    pub seed: u64,
+}
+
+impl Default for FilesSpec {
+    fn default() -> Self {
+        FilesSpec {
+            directory: String::new(),
+            files: 10_000,
+            file_bytes: 64 << 10,
+            workers: 8,
+            phases: vec![Phase::Create, Phase::Stat, Phase::Read, Phase::Delete],
+            directories: None,
+            sync: false,
+            cache: Cache::Drop,
+            seed: 7,
+        }
+    }
+}
+
+impl FilesSpec {
+    pub fn from_json(text: &str) -> Result<FilesSpec, Error> {
+        let spec: FilesSpec = serde_json::from_str(text)
+            .map_err(|e| Error::request("the job of many files", e.to_string(), "forebay files --help"))?;
+        spec.check()?;
+        Ok(spec)
+    }
+
+    pub fn directories(&self) -> u32 {
+        self.directories.unwrap_or(self.workers)
+    }
+
+    /// Everything that is wrong on any machine.
+    pub fn check(&self) -> Result<(), Error> {
+        let refuse =
+            |asked: String, found: &str, next: &str| Err(Error::request(asked, found.to_string(), next));
+        if self.directory.is_empty() {
+            return refuse("DIR".into(), "no directory was given", "forebay files DIR");
+        }
+        if self.files == 0 || self.files > FILES_MAX {
+            return refuse(format!("--files {}", self.files), "must be 1 to 100,000,000", "--files 10000");
+        }
+        if self.workers == 0 || self.workers > WORKERS_MAX {
+            return refuse(format!("--workers {}", self.workers), "must be 1 to 1024", "--workers 8");
+        }
+        if self.directories.is_some_and(|d| d == 0 || d > 1_000_000) {
+            return refuse(
+                format!("--directories {}", self.directories()),
+                "must be 1 to 1,000,000",
+                "--directories 8",
+            );
+        }
+        if self.file_bytes.checked_mul(self.files).is_none_or(|all| all > i64::MAX as u64) {
+            let asked = format!("--file-size {} × --files {}", format_bytes(self.file_bytes), self.files);
+            return refuse(asked, "overflows (more than 8 EiB)", "--file-size 64k");
+        }
+        self.check_phases()
+    }
+
+    fn check_phases(&self) -> Result<(), Error> {
+        let asked =
+            format!("--phases {}", self.phases.iter().map(|p| p.name()).collect::<Vec<_>>().join(","));
+        let next = "--phases create,stat,read,delete";
+        if self.phases.first() != Some(&Phase::Create) {
+            let found = "doesn't begin with create, and only files that this run made are touched";
+            return Err(Error::request(asked, found, next));
+        }
+        if self.phases.iter().filter(|p| **p == Phase::Create).count() > 1 {
+            return Err(Error::request(asked, "creates twice", next));
+        }
+        match self.phases.iter().position(|p| *p == Phase::Delete) {
+            Some(at) if at + 1 < self.phases.len() => {
+                Err(Error::request(asked, "has a phase after delete, when no file is left", next))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FilesRecord {
+    pub schema: String,
+    pub id: String,
+    pub job: FilesSpec,
+    /// The directory that was made for the run.
+    pub directory: String,
+    /// Those that ran, the last one perhaps in part.
+    pub phases: Vec<PhaseResult>,
+    pub interrupted: bool,
+    /// Why the run ended early.
+    pub failure: Option<Error>,
+    /// What could not be removed, and why.
+    pub left: Option<String>,
+    /// Full path of a null field → why it is null.
+    pub missing: BTreeMap<String, String>,
+    pub warnings: Vec<Warning>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PhaseResult {
+    pub phase: Phase,
+    /// From the common start until the last worker was done.
+    pub seconds: f64,
+    /// Files that were done.
+    pub files: u64,
+    pub bytes: u64,
+    pub ops_s: f64,
+    /// Null where the phase moves no content.
+    pub throughput_gib_s: Option<f64>,
+    pub latency_us: LatencySummary,
+    /// Nanoseconds; HdrHistogram V2, base64.
+    pub histogram: String,
+    /// `ns_per_io` is the processor time per file.
+    pub cpu: Cpu,
+    /// Share of the files' pages in the page cache when reading began, over a sample.
+    pub resident_before: Option<f64>,
+    /// What the block devices behind the directory read and wrote meanwhile.
+    pub device_read_bytes: Option<u64>,
+    pub device_written_bytes: Option<u64>,
+    /// All files were done.
+    pub complete: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec() -> FilesSpec {
+        FilesSpec { directory: "/data".into(), ..FilesSpec::default() }
+    }
+
+    #[test]
+    fn the_default_is_good_and_survives_json() {
+        let text = serde_json::to_string(&spec()).unwrap();
+        assert_eq!(FilesSpec::from_json(&text).unwrap(), spec());
+    }
+
+    #[test]
+    fn each_bound_is_refused_by_its_flag() {
+        let cases = [
+            ("DIR", FilesSpec::default()),
+            ("--files 0", FilesSpec { files: 0, ..spec() }),
+            ("--workers 0", FilesSpec { workers: 0, ..spec() }),
+            ("--directories 0", FilesSpec { directories: Some(0), ..spec() }),
+            ("--file-size", FilesSpec { file_bytes: 1 << 62, ..spec() }),
+        ];
+        for (flag, spec) in cases {
+            let error = spec.check().unwrap_err();
+            assert!(error.asked.starts_with(flag), "{flag}: {error}");
+        }
+    }
+
+    #[test]
+    fn phases_that_could_not_run_are_refused() {
+        use Phase::*;
+        for phases in
+            [vec![], vec![Read], vec![Stat, Create], vec![Create, Create], vec![Create, Delete, Stat]]
+        {
+            let error = FilesSpec { phases: phases.clone(), ..spec() }.check().unwrap_err();
+            assert!(error.asked.starts_with("--phases"), "{phases:?}: {error}");
+        }
+        FilesSpec { phases: vec![Create, Read, Read], ..spec() }.check().unwrap();
+    }
+
+    #[test]
+    fn an_unknown_key_is_named() {
+        let error = FilesSpec::from_json(r#"{"directory":"/a","fils":3}"#).unwrap_err();
+        assert!(error.found.contains("fils"), "{error}");
+    }
+}
