@@ -23,6 +23,10 @@ def doctor(source: str | None, cufile_json: str | None = None) -> str:
 def environment(paths: list[str]) -> str:
     """The environment part of a record."""
 
+def files(spec: str, id: str, observer: Callable[[str], None] | None = None) -> str:
+    """Runs a FilesSpec (many-file metadata phases) in DIR/forebay-files-ID; returns its FilesRecord. A
+    KeyboardInterrupt ends the run and cleans up, a second one ends the cleaning too."""
+
 def merge(records: list[str]) -> str:
     """One record out of those of several hosts that ran together."""
 

@@ -1,5 +1,7 @@
 //! Glue between Python and the engine: JSON in, JSON out, errors as exceptions.
 
+mod files;
+
 use forebay_engine::{doctor, Error, Kind};
 use pyo3::prelude::*;
 use std::path::PathBuf;
@@ -8,6 +10,7 @@ use std::path::PathBuf;
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(examine, module)?)?;
     module.add_function(wrap_pyfunction!(environment, module)?)?;
+    module.add_function(wrap_pyfunction!(files::run, module)?)?;
     Ok(())
 }
 

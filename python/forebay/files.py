@@ -1,0 +1,204 @@
+"""`forebay files`: how fast a file system creates, stats, reads and deletes many files."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+from datetime import datetime, timezone
+from typing import Any
+
+import click
+
+from forebay.errors import BROKE, DONE, INTERRUPTED, MACHINE, RequestError
+from forebay.flags import _integer
+from forebay.units import parse_bytes
+
+PHASES = ("create", "stat", "read", "delete")
+EXAMPLES = """\b
+Examples:
+  forebay files /data --files 10000 --file-size 64k --workers 8
+  forebay files /data --file-size 0 --phases create,delete --json"""
+
+
+@click.command("files", epilog=EXAMPLES, context_settings={"max_content_width": 110})
+@click.argument("directory", metavar="DIR")
+@click.option("--files", "files", default="10000", metavar="N", help="Files of all workers together.")
+@click.option("--file-size", default="64k", metavar="SIZE", help="Bytes in each file; 0 makes empty ones.")
+@click.option("--workers", default="8", metavar="N", help="Threads.")
+@click.option(
+    "--phases", default=",".join(PHASES), metavar="LIST", help="Phases in order; create comes first."
+)
+@click.option(
+    "--directories", metavar="N", help="Directories to spread the files over. Default: one per worker."
+)
+@click.option("--sync", is_flag=True, help="fsync each file before it is closed.")
+@click.option(
+    "--cache", default="drop", metavar="POLICY", help="Before reading: drop the files' pages, or allow them."
+)
+@click.option("--seed", default="7", metavar="N", help="Seed of the content.")
+@click.option("--json", "as_json", is_flag=True, help="The record as one JSON document on stdout.")
+@click.option("-o", "--out", metavar="FILE", help="Save the record here.")
+@click.option("--quiet", "-q", is_flag=True, help="No progress and no summary.")
+def command(directory: str, as_json: bool, out: str | None, quiet: bool, **flags: Any) -> int:
+    """How fast are create, stat, read and delete of many files in DIR?
+
+    The run makes its own directory in DIR, touches nothing else, and removes it when it is done or stopped.
+    """
+    from forebay.bench import save
+
+    spec = spec_of(directory, flags)
+    if out:
+        save.check_target(out)
+    record = run(spec, quiet)
+    if not quiet:
+        click.echo(text(record), err=as_json)
+    code = exit_code(record)
+    if out:
+        save.write(out, [record])
+    elif code != DONE:
+        rescued = save.rescue(record)
+        told = f"what was measured is in {rescued}" if rescued else "what was measured could not be saved"
+        click.echo(f"forebay: {told}", err=True)
+    complain(record)
+    if as_json:
+        click.echo(json.dumps(record, indent=1))
+    return code
+
+
+def spec_of(directory: str, flags: dict[str, Any]) -> dict[str, Any]:
+    """The flags as FilesSpec's fields; RequestError names a flag that doesn't fit."""
+    phases = [p.strip() for p in flags["phases"].split(",") if p.strip()]
+    for phase in phases:
+        if phase not in PHASES:
+            raise RequestError(
+                f"--phases {flags['phases']}", f"'{phase}' is none of {', '.join(PHASES)}", ",".join(PHASES)
+            )
+    if flags["cache"] not in ("drop", "allow"):
+        raise RequestError(f"--cache {flags['cache']}", "is neither drop nor allow", "--cache drop")
+    spec = {
+        "directory": directory,
+        "files": _natural(flags["files"], "--files"),
+        "file_bytes": parse_bytes(flags["file_size"], "--file-size"),
+        "workers": _natural(flags["workers"], "--workers"),
+        "phases": phases,
+        "sync": flags["sync"],
+        "cache": flags["cache"],
+        "seed": _natural(flags["seed"], "--seed"),
+    }
+    if flags["directories"] is not None:
+        spec["directories"] = _natural(flags["directories"], "--directories")
+    return spec
+
+
+def _natural(value: str, flag: str) -> int:
+    number = _integer(value, flag)
+    if not 0 <= number < 1 << 32:
+        raise RequestError(f"{flag} {value}", "is not between 0 and 4,294,967,295", f"{flag} 8")
+    return number
+
+
+def run(spec: dict[str, Any], quiet: bool = True) -> dict[str, Any]:
+    """Runs the phases and returns the record `forebay.files/1`: FilesRecord with what it ran on."""
+    from forebay import _core
+    from forebay.run import typed
+
+    shows = not quiet and sys.stderr.isatty()
+
+    def observe(progress: str) -> None:
+        if shows:
+            sys.stderr.write(f"\r\x1b[K{describe(json.loads(progress))[:78]}")
+            sys.stderr.flush()
+
+    started = datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
+    try:
+        measured = json.loads(_core.files(json.dumps(spec), secrets.token_hex(8), observe))
+    finally:
+        if shows:
+            sys.stderr.write("\r\x1b[K")
+    head = {k: measured.pop(k) for k in ("schema", "id")}
+    environment = json.loads(_core.environment([spec["directory"]]))
+    return {**head, "started": started, "command": typed(), "environment": environment, **measured}
+
+
+def describe(progress: dict[str, Any]) -> str:
+    """`create 4,200 of 10,000 · 8,400/s · 0.7 s left`."""
+    done, files, rate = progress["done"], progress["files"], progress["ops_s"]
+    line = f"{progress['phase']} {done:,} of {files:,} · {rate:,.0f}/s"
+    return line + (f" · {(files - done) / rate:.1f} s left" if rate else "")
+
+
+def exit_code(record: dict[str, Any]) -> int:
+    if record["interrupted"]:
+        return INTERRUPTED
+    failure = record["failure"]
+    if failure is not None:
+        return MACHINE if failure["kind"] == "machine" else BROKE
+    return BROKE if record["left"] else DONE
+
+
+def complain(record: dict[str, Any]) -> None:
+    """Failures and leftovers, on stderr."""
+    failure = record["failure"]
+    if failure is not None:
+        following = f"\n  try: {failure['next']}" if failure["next"] else ""
+        click.echo(f"forebay: {failure['asked']}: {failure['found']}{following}", err=True)
+    if record["left"]:
+        click.echo(f"forebay: not removed: {record['left']}\n  try: rm -r {record['directory']}", err=True)
+
+
+def text(record: dict[str, Any]) -> str:
+    """The record as a table: a line for each phase."""
+    from forebay import environment
+    from forebay.bench import summary
+
+    job = record["job"]
+    lines = [f"{label:<10}{line}" for label, line in environment.card(record["environment"])]
+    where = summary.count(job.get("directories") or job["workers"], "directory").replace(
+        "directorys", "directories"
+    )
+    size, workers = summary.bytes_(job["file_bytes"]), summary.count(job["workers"], "worker")
+    lines.append(f"{'job':<10}{summary.count(job['files'], 'file')} of {size} in {where}, {workers}")
+    lines.append("")
+    heads = ("phase", "files", "files/s", "GiB/s", "p50", "p99", "max", "CPU/file", "cores")
+    lines.append(f"{heads[0]:<8}" + "".join(f"{h:>11}" for h in heads[1:]))
+    for phase in record["phases"]:
+        lines.append(_row(phase))
+    lines.append("")
+    for number, phase in enumerate(record["phases"]):
+        lines += _storage(record, number, phase)
+    lines += [f"{label:<10}{line}" for label, line in summary.warnings(record["warnings"])]
+    return "\n".join(lines)
+
+
+def _row(phase: dict[str, Any]) -> str:
+    from forebay.bench.summary import micros, significant
+
+    spread, cpu, rate = phase["latency_us"], phase["cpu"], phase["throughput_gib_s"]
+    cells = (
+        f"{phase['files']:,}",
+        f"{phase['ops_s']:,.0f}",
+        "–" if rate is None else significant(rate),
+        micros(spread["p50"]),
+        micros(spread["p99"]),
+        micros(spread["max"]),
+        "–" if cpu["ns_per_io"] is None else micros(cpu["ns_per_io"] / 1e3),
+        significant(cpu["cores_busy"]),
+    )
+    ended = "" if phase["complete"] else "  (not all)"
+    return f"{phase['phase']:<8}" + "".join(f"{c:>11}" for c in cells) + ended
+
+
+def _storage(record: dict[str, Any], number: int, phase: dict[str, Any]) -> list[str]:
+    """What the devices did beside what was asked, for the phases that move content."""
+    from forebay.bench.summary import bytes_, not_measured
+
+    key = {"create": "device_written_bytes", "read": "device_read_bytes"}.get(phase["phase"])
+    if key is None or not phase["bytes"]:
+        return []
+    moved = phase[key]
+    told = not_measured(record, f"phases.{number}.{key}", "no counter") if moved is None else bytes_(moved)
+    line = f"{phase['phase']}: devices moved {told} for {bytes_(phase['bytes'])} asked"
+    if phase["resident_before"] is not None:
+        line += f"; {100 * phase['resident_before']:.0f} % was cached before"
+    return [f"{'storage':<10}{line}"]

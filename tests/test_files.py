@@ -1,0 +1,146 @@
+"""`forebay files` as its users meet it, on a real file system."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from forebay import files
+
+FAST = ("--files", "200", "--file-size", "4k", "--workers", "2")
+
+
+def forebay(*arguments, cwd=None):
+    return subprocess.run(
+        [sys.executable, "-m", "forebay.cli", "files", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=cwd,
+    )
+
+
+def test_a_table_of_all_phases_and_nothing_left(tmp_path):
+    (tmp_path / "precious").write_text("mine")
+    done = forebay(tmp_path, *FAST)
+    assert done.returncode == 0, done.stderr
+    rows = {
+        line.split()[0]: line.split() for line in done.stdout.splitlines() if line.startswith(files.PHASES)
+    }
+    assert list(rows) == list(files.PHASES)
+    assert all(cells[1] == "200" for cells in rows.values())
+    assert [p.name for p in tmp_path.iterdir()] == ["precious"]
+
+
+def test_json_is_one_document_with_every_null_explained(tmp_path):
+    done = forebay(tmp_path, *FAST, "--json")
+    record = json.loads(done.stdout)
+    assert record["schema"] == "forebay.files/1" and record["environment"]["host"]
+    assert [p["phase"] for p in record["phases"]] == list(files.PHASES)
+    for number, phase in enumerate(record["phases"]):
+        assert phase["files"] == 200 and phase["complete"] and phase["ops_s"] > 0
+        for key, value in {**phase, **{f"cpu.{k}": v for k, v in phase["cpu"].items()}}.items():
+            if value is None:
+                assert record["missing"][f"phases.{number}.{key}"]
+
+
+def test_out_saves_the_record_and_spares_other_files(tmp_path):
+    out = tmp_path / "files.json"
+    assert forebay(tmp_path, *FAST, "-o", out, "-q").returncode == 0
+    assert json.loads(out.read_text())["job"]["files"] == 200
+    out.write_text("thesis")
+    assert forebay(tmp_path, *FAST, "-o", out).returncode == 2
+    assert out.read_text() == "thesis"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--files", "0"), "--files 0"),
+        (("--files", "many"), "--files many"),
+        (("--workers", "0"), "--workers 0"),
+        (("--file-size", "big"), "--file-size big"),
+        (("--phases", "stat"), "--phases stat"),
+        (("--phases", "create,move"), "'move'"),
+        (("--cache", "warm"), "--cache warm"),
+        (("--directories", "-1"), "--directories -1"),
+    ],
+)
+def test_bad_requests_name_the_flag(tmp_path, arguments, named):
+    done = forebay(tmp_path, *arguments)
+    assert done.returncode == 2 and named in done.stderr and "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_directory_is_a_bad_request():
+    done = forebay("/nowhere/at/all")
+    assert done.returncode == 2 and "mkdir -p /nowhere/at/all" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_keeps_what_was_measured_and_cleans_up(tmp_path, number):
+    data, home = tmp_path / "data", tmp_path / "home"
+    data.mkdir(), home.mkdir()
+    arguments = ["files", str(data), "--files", "4000000", "--file-size", "0", "--workers", "2"]
+    started = subprocess.Popen(
+        [sys.executable, "-m", "forebay.cli", *arguments], cwd=home, stderr=subprocess.PIPE, text=True
+    )
+    end = time.monotonic() + 20
+    while not list(data.glob("*/*/*")) and time.monotonic() < end:
+        time.sleep(0.05)
+    time.sleep(0.3)
+    started.send_signal(number)
+    _, err = started.communicate(timeout=60)
+    assert started.returncode == 130, err
+    assert list(data.iterdir()) == [] and "Traceback" not in err
+    saved = json.loads(next(home.glob("forebay-*.json")).read_text())
+    assert saved["interrupted"] and saved["phases"][0]["files"] > 0
+
+
+@pytest.fixture
+def tiny_disk(tmp_path):
+    """A file system with 150 inodes."""
+    where = tmp_path / "tiny"
+    where.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16m,nr_inodes=150", "none", str(where)],
+        capture_output=True,
+        text=True,
+    )
+    if mounted.returncode:
+        pytest.skip(f"can't mount a tmpfs: {mounted.stderr.strip()}")
+    yield where
+    subprocess.run(["umount", str(where)], check=True)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_a_full_disk_stops_the_run_says_so_and_cleans_up(tiny_disk, tmp_path):
+    done = forebay(tiny_disk, *FAST, cwd=tmp_path)
+    assert done.returncode == 4, done.stderr
+    assert "no inodes left" in done.stderr and "df -i" in done.stderr
+    assert list(tiny_disk.iterdir()) == []
+    saved = json.loads(next(tmp_path.glob("forebay-*.json")).read_text())
+    assert 0 < saved["phases"][0]["files"] < 200
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_what_cannot_fit_is_refused_before_anything_is_made(tiny_disk):
+    done = forebay(tiny_disk, "--files", "100", "--file-size", "1m")
+    assert done.returncode == 3 and "are free" in done.stderr
+    assert list(tiny_disk.iterdir()) == []
+
+
+def test_files_on_a_memory_file_system_are_called_cached():
+    shm = Path("/dev/shm")
+    if not os.access(shm, os.W_OK):
+        pytest.skip("/dev/shm can't be written")
+    record = json.loads(forebay(shm, *FAST, "--json").stdout)
+    assert "cached" in [w["id"] for w in record["warnings"]]
