@@ -1,7 +1,16 @@
 //! Moves bytes between storage, memory and GPUs, and measures what that took.
 
+pub mod arena;
+pub mod clock;
+pub mod copy;
 pub mod doctor;
+pub mod driver;
 pub mod files;
+pub mod gpu;
 pub mod meter;
+pub mod path;
+pub mod queue;
+pub mod reactor;
+pub mod source;
 
 pub use forebay_model::{Error, Kind};

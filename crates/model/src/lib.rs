@@ -11,6 +11,7 @@ mod error;
 pub mod files;
 pub mod histogram;
 pub mod job;
+pub mod merge;
 pub mod pattern;
 pub mod random;
 pub mod record;

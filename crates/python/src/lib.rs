@@ -1,17 +1,105 @@
 //! Glue between Python and the engine: JSON in, JSON out, errors as exceptions.
 
 mod files;
+mod observe;
 
-use forebay_engine::{doctor, Error, Kind};
+use forebay_engine::{doctor, driver, Error, Kind};
+use forebay_model::{job::JobSpec, merge, record, Latency};
+use observe::{stop_requested, Watcher};
 use pyo3::prelude::*;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    driver::built_from(option_env!("FOREBAY_COMMIT"));
+    module.add_function(wrap_pyfunction!(run, module)?)?;
+    module.add_function(wrap_pyfunction!(stop, module)?)?;
+    module.add_function(wrap_pyfunction!(plan, module)?)?;
+    module.add_function(wrap_pyfunction!(check, module)?)?;
+    module.add_function(wrap_pyfunction!(merge_records, module)?)?;
+    module.add_function(wrap_pyfunction!(read_record, module)?)?;
+    module.add_function(wrap_pyfunction!(buckets, module)?)?;
+    module.add_function(wrap_pyfunction!(schema, module)?)?;
+    module.add_function(wrap_pyfunction!(features, module)?)?;
     module.add_function(wrap_pyfunction!(examine, module)?)?;
     module.add_function(wrap_pyfunction!(environment, module)?)?;
     module.add_function(wrap_pyfunction!(files::run, module)?)?;
     Ok(())
+}
+
+/// Runs a JobSpec and returns its RunRecord. What broke midway is raised as RunError with the record, as JSON
+/// text, in its attribute `record`.
+#[pyfunction]
+#[pyo3(signature = (job, command, observer=None))]
+fn run(py: Python<'_>, job: &str, command: Vec<String>, observer: Option<Py<PyAny>>) -> PyResult<String> {
+    let job = JobSpec::from_json(job).map_err(|error| raise(py, error))?;
+    stop_requested().store(false, Ordering::Relaxed);
+    let mut watcher = Watcher::new(observer);
+    let outcome = py.detach(|| driver::run(&job, command, &mut watcher));
+    let outcome = outcome.map_err(|error| watcher.interruption().unwrap_or_else(|| raise(py, error)))?;
+    let text = json(py, &outcome.record)?;
+    match outcome.failure {
+        None => Ok(text),
+        Some(failure) => {
+            let raised = raise(py, failure);
+            raised.value(py).setattr("record", text)?;
+            Err(raised)
+        }
+    }
+}
+
+/// Asks the run in progress to end; safe in a signal handler.
+#[pyfunction]
+fn stop() {
+    stop_requested().store(true, Ordering::Relaxed);
+}
+
+/// What `run` would do. Touches nothing.
+#[pyfunction]
+fn plan(py: Python<'_>, job: &str) -> PyResult<String> {
+    let planned = JobSpec::from_json(job).and_then(|job| py.detach(|| driver::plan(&job)));
+    json(py, &planned.map_err(|error| raise(py, error))?)
+}
+
+/// The job with its defaults.
+#[pyfunction]
+fn check(py: Python<'_>, job: &str) -> PyResult<String> {
+    let job = JobSpec::from_json(job).and_then(|job| driver::check(&job).map(|()| job));
+    json(py, &job.map_err(|error| raise(py, error))?)
+}
+
+/// One record out of those of several hosts that ran together.
+#[pyfunction]
+#[pyo3(name = "merge")]
+fn merge_records(py: Python<'_>, records: Vec<String>) -> PyResult<String> {
+    let read: Result<Vec<_>, _> = records.iter().map(|text| record::read(text)).collect();
+    let merged = read.and_then(merge::merge);
+    json(py, &merged.map_err(|error| raise(py, error))?)
+}
+
+/// A record of this or an older schema, brought up to date.
+#[pyfunction]
+fn read_record(py: Python<'_>, text: &str) -> PyResult<String> {
+    json(py, &record::read(text).map_err(|error| raise(py, error))?)
+}
+
+/// (ns, count) of each occupied bucket of a record's histogram.
+#[pyfunction]
+fn buckets(py: Python<'_>, histogram: &str) -> PyResult<Vec<(u64, u64)>> {
+    Latency::decode(histogram).map(|latency| latency.buckets()).map_err(|error| raise(py, error))
+}
+
+/// The schema that this build writes.
+#[pyfunction]
+fn schema() -> &'static str {
+    record::SCHEMA
+}
+
+/// Version, commit and build features.
+#[pyfunction]
+fn features(py: Python<'_>) -> PyResult<String> {
+    json(py, &driver::build())
 }
 
 /// The doctor's findings.

@@ -187,7 +187,7 @@ fn advanced(spent: Machine) -> Result<Machine, Reason> {
     }
 }
 
-fn process() -> Times {
+pub fn process() -> Times {
     usage(libc::RUSAGE_SELF)
 }
 

@@ -1,0 +1,281 @@
+//! Slots: the memory that I/Os read into and write from, allocated once per worker.
+//!
+//! The physical layout matters more than the engine above it: a device's transfer
+//! is one descriptor per contiguous piece, so slots lie in huge pages where they
+//! can be had, and the arena says which pages it got.
+
+use forebay_model::job::Pages;
+use forebay_model::Error;
+use std::ptr::NonNull;
+
+const HUGE: usize = 2 << 20;
+const SMALL: usize = 4096;
+/// The kernel refuses to register a longer piece.
+const PIECE_BYTES_MAX: usize = 1 << 30;
+/// `piece` of memory that isn't registered with a ring.
+pub const UNREGISTERED: u16 = u16::MAX;
+
+/// A place in memory that a queue may write to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mem {
+    /// Host memory; `piece` is the ring's registered buffer that it lies in.
+    Host { at: NonNull<u8>, piece: u16 },
+    /// Memory of a GPU: a device address.
+    Device { gpu: u32, at: u64 },
+    /// No memory: for I/Os without payload, and for `nil:`.
+    None,
+}
+
+// SAFETY: Mem is an address; whoever reads or writes through it upholds the arena's rules.
+unsafe impl Send for Mem {}
+
+impl Mem {
+    /// The place `bytes` further on.
+    pub fn after(self, bytes: usize) -> Mem {
+        match self {
+            Mem::Host { at, piece } => Mem::Host {
+                // SAFETY: callers stay within the slot that this Mem was made for.
+                at: unsafe { at.add(bytes) },
+                piece,
+            },
+            Mem::Device { gpu, at } => Mem::Device { gpu, at: at + bytes as u64 },
+            Mem::None => Mem::None,
+        }
+    }
+
+    /// The host address, or null.
+    pub fn host_ptr(self) -> *mut u8 {
+        match self {
+            Mem::Host { at, .. } => at.as_ptr(),
+            _ => std::ptr::null_mut(),
+        }
+    }
+}
+
+/// Which pages an arena got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Got {
+    Hugetlb,
+    Thp,
+    ThpPartial,
+    Small,
+}
+
+impl Got {
+    pub fn name(self) -> &'static str {
+        match self {
+            Got::Hugetlb => "hugetlb",
+            Got::Thp => "thp",
+            Got::ThpPartial => "thp-partial",
+            Got::Small => "small",
+        }
+    }
+}
+
+/// `count` slots of `slot_bytes` each, in one mapping, zeroed and touched.
+pub struct Arena {
+    base: NonNull<u8>,
+    mapped_bytes: usize,
+    slot_bytes: usize,
+    count: usize,
+    slots_per_piece: usize,
+    got: Got,
+    registered: bool,
+}
+
+// SAFETY: the mapping is owned by the arena, which moves between threads as a whole.
+unsafe impl Send for Arena {}
+
+impl Arena {
+    /// Slots are aligned to 4 KiB, and never straddle a registered piece.
+    pub fn new(count: usize, bytes_each: usize, pages: Pages) -> Result<Arena, Error> {
+        let slot_bytes = bytes_each.max(1).next_multiple_of(SMALL);
+        let slots_per_piece = (PIECE_BYTES_MAX / slot_bytes).max(1).min(count.max(1));
+        let mapped_bytes =
+            slot_bytes.checked_mul(count.max(1)).and_then(|b| b.checked_next_multiple_of(HUGE)).ok_or_else(
+                || Error::request("the buffers", "their size overflows", "a smaller --depth or --io-size"),
+            )?;
+        let (base, got) = memory(mapped_bytes, pages).map_err(|e| match pages {
+            Pages::Hugetlb => Error::machine(
+                "--pages hugetlb",
+                format!("no huge pages to be had: {e}"),
+                format!("sysctl vm.nr_hugepages={} or --pages thp", mapped_bytes / HUGE),
+            ),
+            _ => Error::machine(
+                format!("{count} buffers of {slot_bytes} bytes"),
+                format!("the system gave no memory for them: {e}"),
+                "a smaller --depth, --workers or --io-size",
+            ),
+        })?;
+        Ok(Arena { base, mapped_bytes, slot_bytes, count, slots_per_piece, got, registered: false })
+    }
+
+    pub fn slot(&self, index: usize) -> Mem {
+        assert!(index < self.count, "slot {index} of {}", self.count);
+        Mem::Host {
+            // SAFETY: index < count, so the slot lies inside the mapping.
+            at: unsafe { self.base.add(index * self.slot_bytes) },
+            piece: if self.registered { (index / self.slots_per_piece) as u16 } else { UNREGISTERED },
+        }
+    }
+
+    pub fn slot_bytes(&self) -> usize {
+        self.slot_bytes
+    }
+
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    pub fn got(&self) -> Got {
+        self.got
+    }
+
+    /// From now on slots say which registered piece they lie in.
+    pub(crate) fn mark_registered(&mut self) {
+        self.registered = true;
+    }
+
+    /// The whole mapping.
+    pub fn whole(&self) -> (NonNull<u8>, usize) {
+        (self.base, self.mapped_bytes)
+    }
+
+    /// What to register with the kernel, by piece.
+    pub fn pieces(&self) -> Vec<libc::iovec> {
+        let piece_bytes = self.slots_per_piece * self.slot_bytes;
+        let used = self.count * self.slot_bytes;
+        (0..used.div_ceil(piece_bytes))
+            .map(|i| libc::iovec {
+                // SAFETY: i × piece_bytes < used ≤ mapped_bytes.
+                iov_base: unsafe { self.base.add(i * piece_bytes) }.as_ptr().cast(),
+                iov_len: piece_bytes.min(used - i * piece_bytes),
+            })
+            .collect()
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and the worker dropped its queues (or forgot the arena) first.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.mapped_bytes) };
+    }
+}
+
+/// `bytes` (a multiple of the huge page) of the best pages that can be had.
+fn memory(bytes: usize, pages: Pages) -> std::io::Result<(NonNull<u8>, Got)> {
+    if matches!(pages, Pages::Auto | Pages::Hugetlb) {
+        match map(bytes, libc::MAP_HUGETLB | libc::MAP_POPULATE) {
+            Ok(base) => return Ok((base, Got::Hugetlb)),
+            Err(e) if pages == Pages::Hugetlb => return Err(e),
+            Err(_) => {}
+        }
+    }
+    let small = pages == Pages::Small;
+    let base = if small { map(bytes, 0)? } else { map_aligned(bytes)? };
+    let advice = if small { libc::MADV_NOHUGEPAGE } else { libc::MADV_HUGEPAGE };
+    // SAFETY: the range is one mapping of ours. Refusal only means smaller pages, which `huge_share` sees.
+    unsafe { libc::madvise(base.as_ptr().cast(), bytes, advice) };
+    touch(base, bytes);
+    Ok((base, if small { Got::Small } else { huge_share(base, bytes) }))
+}
+
+fn map(bytes: usize, flags: i32) -> std::io::Result<NonNull<u8>> {
+    let (protection, flags) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags);
+    // SAFETY: a fresh anonymous mapping; no existing memory is touched.
+    let at = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, -1, 0) };
+    if at == libc::MAP_FAILED {
+        return Err(std::io::Error::last_os_error());
+    }
+    Ok(NonNull::new(at.cast()).expect("mmap gave an address"))
+}
+
+/// A mapping that begins on a huge-page boundary; what sticks out is given back.
+fn map_aligned(bytes: usize) -> std::io::Result<NonNull<u8>> {
+    let base = map(bytes + HUGE, 0)?;
+    let lead = base.as_ptr().align_offset(HUGE);
+    // SAFETY: both ends lie inside the mapping just made and nothing refers to them.
+    unsafe {
+        if lead > 0 {
+            libc::munmap(base.as_ptr().cast(), lead);
+        }
+        libc::munmap(base.as_ptr().add(lead + bytes).cast(), HUGE - lead);
+        Ok(base.add(lead))
+    }
+}
+
+fn touch(base: NonNull<u8>, bytes: usize) {
+    for at in (0..bytes).step_by(SMALL) {
+        // SAFETY: at < bytes, inside our mapping.
+        unsafe { base.add(at).as_ptr().write_volatile(0) };
+    }
+}
+
+/// How much of the mapping lies in transparent huge pages, asked of the kernel.
+fn huge_share(base: NonNull<u8>, bytes: usize) -> Got {
+    let Ok(smaps) = std::fs::read_to_string("/proc/self/smaps") else {
+        return Got::Small;
+    };
+    let (from, to) = (base.as_ptr() as usize, base.as_ptr() as usize + bytes);
+    let mut inside = false;
+    let mut huge_kib = 0usize;
+    for line in smaps.lines() {
+        if let Some((start, end)) = range_of(line) {
+            inside = start < to && end > from;
+        } else if inside && line.starts_with("AnonHugePages:") {
+            huge_kib += line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).unwrap_or(0);
+        }
+    }
+    match huge_kib * 1024 {
+        0 => Got::Small,
+        n if n >= bytes => Got::Thp,
+        _ => Got::ThpPartial,
+    }
+}
+
+/// `7f00-7f10 rw-p …` → its addresses; None for a line that isn't the head of a mapping.
+fn range_of(line: &str) -> Option<(usize, usize)> {
+    let (start, end) = line.split_whitespace().next()?.split_once('-')?;
+    Some((usize::from_str_radix(start, 16).ok()?, usize::from_str_radix(end, 16).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::mem::ManuallyDrop;
+
+    #[test]
+    fn slots_are_aligned_apart_and_inside_one_piece() {
+        let arena = Arena::new(7, 100_000, Pages::Auto).unwrap();
+        let pieces = arena.pieces();
+        for i in 0..7 {
+            let at = arena.slot(i).host_ptr() as usize;
+            assert_eq!(at % SMALL, 0);
+            let p = pieces[i / arena.slots_per_piece];
+            assert!(at >= p.iov_base as usize);
+            assert!(at + arena.slot_bytes() <= p.iov_base as usize + p.iov_len);
+        }
+    }
+
+    #[test]
+    fn no_piece_is_longer_than_the_kernel_registers() {
+        let slot_bytes = 300 << 20;
+        let arena = ManuallyDrop::new(Arena {
+            base: NonNull::dangling(),
+            mapped_bytes: 0,
+            slot_bytes,
+            count: 7,
+            slots_per_piece: PIECE_BYTES_MAX / slot_bytes,
+            got: Got::Small,
+            registered: false,
+        });
+        assert!(arena.pieces().iter().all(|p| p.iov_len <= PIECE_BYTES_MAX));
+        assert_eq!(arena.pieces().iter().map(|p| p.iov_len).sum::<usize>(), 7 * slot_bytes);
+    }
+
+    #[test]
+    fn small_pages_are_small() {
+        assert_eq!(Arena::new(4, 1 << 20, Pages::Small).unwrap().got(), Got::Small);
+    }
+}

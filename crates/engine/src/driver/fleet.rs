@@ -1,0 +1,379 @@
+//! One run of one job: starts the workers together, watches the clock, gathers
+//! what they report, and stops them together.
+
+use super::measure::{Meters, Readings};
+use super::series::{Detail, Series};
+use super::share;
+use super::tally::Tally;
+use super::worker::{work, Kit, Report, Shared, WorkerSpec};
+use super::{Observer, Phase, Progress};
+use crate::clock;
+use crate::gpu::cuda::Device;
+use crate::source::fault::FaultPlan;
+use crate::source::Target;
+use forebay_model::job::{JobSpec, Sync};
+use forebay_model::record::{Errors, Point};
+use forebay_model::stats::{Steady, SteadySpec};
+use forebay_model::Error;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{channel, Receiver, RecvTimeoutError};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+const DURATION_DEFAULT: f64 = 10.0;
+const WARMUP_MAX: f64 = 2.0;
+/// How often the caller is asked whether to go on.
+const POLL: Duration = Duration::from_millis(50);
+/// Above this many workers the series goes without percentiles: their histograms would cost more than they tell.
+const WORKERS_WITH_HISTOGRAMS: u32 = 128;
+const EXAMPLES_MAX: usize = 5;
+
+/// What one run came to.
+pub struct Ran {
+    pub seconds: f64,
+    pub tallies: Vec<Tally>,
+    pub points: Vec<Point>,
+    pub readings: Readings,
+    pub interrupted: bool,
+    pub steady_after_s: Option<f64>,
+    /// Of all workers: the least pages, all slots, all queues.
+    pub kit: Kit,
+}
+
+impl Ran {
+    pub fn bytes(&self) -> u64 {
+        self.tallies.iter().map(|t| t.read_bytes + t.write_bytes).sum()
+    }
+
+    pub fn ios(&self) -> u64 {
+        self.tallies.iter().map(|t| t.ios).sum()
+    }
+
+    pub fn errors(&self) -> Errors {
+        add_errors(self.tallies.iter().map(|t| &t.errors))
+    }
+}
+
+pub fn add_errors<'a>(parts: impl Iterator<Item = &'a Errors>) -> Errors {
+    parts.fold(Errors::default(), |mut all, e| {
+        all.short += e.short;
+        all.retried += e.retried;
+        all.failed += e.failed;
+        all.timed_out += e.timed_out;
+        all.misaligned += e.misaligned;
+        all.verify_failed += e.verify_failed;
+        all.examples.extend(e.examples.iter().cloned());
+        all.examples.truncate(EXAMPLES_MAX);
+        all
+    })
+}
+
+/// Runs the job once over open targets.
+pub fn run_once(
+    job: &JobSpec,
+    targets: &[Target],
+    content_seeds: &[u64],
+    device: Option<Arc<Device>>,
+    observer: &mut dyn Observer,
+) -> Result<Ran, Error> {
+    let times = Times::of(job);
+    let shared = Arc::new(Shared {
+        job: job.clone(),
+        targets: targets.to_vec(),
+        content_seeds: content_seeds.to_vec(),
+        device,
+        faults: job.faults.as_deref().map(FaultPlan::parse).transpose()?,
+        stop: AtomicBool::new(false),
+        from_ns: AtomicU64::new(times.warmup.as_nanos() as u64),
+        until_ns: AtomicU64::new(
+            times.measured.map_or(u64::MAX / 2, |d| (times.warmup + d).as_nanos() as u64),
+        ),
+        interval: Duration::from_millis(u64::from(job.interval_ms)),
+        with_histograms: job.workers <= WORKERS_WITH_HISTOGRAMS,
+    });
+    let mut fleet = Fleet::launch(share::out(job, targets)?, &shared)?;
+    fleet.await_ready(observer)?;
+    let ran = fleet.run(times, Meters::new(job, targets), observer);
+    fleet.join();
+    Ok(ran)
+}
+
+#[derive(Clone, Copy)]
+struct Times {
+    warmup: Duration,
+    /// None where passes end the run.
+    measured: Option<Duration>,
+}
+
+impl Times {
+    fn of(job: &JobSpec) -> Times {
+        let measured = job.duration_s.or(if job.passes.is_some() { None } else { Some(DURATION_DEFAULT) });
+        let warmup = job.warmup_s.unwrap_or(match (job.passes, measured) {
+            (None, Some(s)) => (s / 10.0).min(WARMUP_MAX),
+            _ => 0.0,
+        });
+        Times { warmup: Duration::from_secs_f64(warmup), measured: measured.map(Duration::from_secs_f64) }
+    }
+}
+
+/// Holds the workers back until all are ready: None while waiting, then the start, or no start at all.
+type Gate = Arc<(Mutex<Option<Option<Instant>>>, Condvar)>;
+
+struct Fleet {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    reports: Receiver<Report>,
+    gate: Gate,
+    kit: Kit,
+}
+
+impl Fleet {
+    fn launch(specs: Vec<WorkerSpec>, shared: &Arc<Shared>) -> Result<Fleet, Error> {
+        let (sender, reports) = channel();
+        let kit = Kit { pages: "none", ..Kit::default() };
+        let mut fleet =
+            Fleet { shared: shared.clone(), threads: Vec::new(), reports, gate: Gate::default(), kit };
+        for spec in specs {
+            let (shared, gate, sender) = (shared.clone(), fleet.gate.clone(), sender.clone());
+            let name = format!("worker-{}", spec.index);
+            let body = move || work(spec, shared, &|| pass(&gate), &sender);
+            match std::thread::Builder::new().name(name).stack_size(1 << 20).spawn(body) {
+                Ok(thread) => fleet.threads.push(thread),
+                Err(e) => {
+                    fleet.call_off();
+                    let found = format!("the system refuses more threads: {e}");
+                    return Err(Error::machine(
+                        format!("--workers {}", fleet.shared.job.workers),
+                        found,
+                        "fewer --workers; ulimit -u",
+                    ));
+                }
+            }
+        }
+        Ok(fleet)
+    }
+
+    fn open_gate(&self, begin: Option<Instant>) {
+        *self.gate.0.lock().expect("no thread panics while it holds the gate") = Some(begin);
+        self.gate.1.notify_all();
+    }
+
+    fn call_off(&mut self) {
+        self.open_gate(None);
+        self.join();
+    }
+
+    fn join(&mut self) {
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+
+    /// Returns when every worker has its slots and queues, or with the first reason why one hasn't.
+    fn await_ready(&mut self, observer: &mut dyn Observer) -> Result<(), Error> {
+        let mut ready = 0;
+        while ready < self.threads.len() {
+            let failure = match self.reports.recv_timeout(POLL) {
+                Ok(Report::Ready(kit)) => {
+                    ready += 1;
+                    self.kit.add(kit);
+                    None
+                }
+                Ok(Report::Failed(e)) => Some(e),
+                Err(RecvTimeoutError::Timeout) if observer.stop() => {
+                    Some(Error::run("the run", "interrupted before it began", "the same command again"))
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    Some(Error::run("the run", "a worker ended before it began", "forebay doctor"))
+                }
+                _ => None,
+            };
+            if let Some(e) = failure {
+                self.call_off();
+                return Err(e);
+            }
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, times: Times, meters: Meters, observer: &mut dyn Observer) -> Ran {
+        let mut watch = Watch::new(&self.shared, times, meters);
+        self.open_gate(Some(watch.begin));
+        while watch.tallies.len() < self.threads.len() {
+            watch.keep_time();
+            match self.reports.recv_timeout(watch.patience()) {
+                Ok(Report::Snapshot(s)) => watch.series.add(*s),
+                Ok(Report::Finished(t)) => watch.finished(*t),
+                Ok(_) | Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            watch.look(observer);
+        }
+        watch.close(self.kit.clone())
+    }
+}
+
+impl Kit {
+    /// Workers may get different pages; together they have the worst of them.
+    fn add(&mut self, other: Kit) {
+        let rank = |p: &str| ["none", "hugetlb", "thp", "thp-partial", "small"].iter().position(|k| *k == p);
+        if rank(other.pages) > rank(self.pages) {
+            self.pages = other.pages;
+        }
+        self.features = other.features;
+        self.slot_bytes += other.slot_bytes;
+        self.queues += other.queues;
+        self.warning = self.warning.take().or(other.warning);
+    }
+}
+
+/// The driver's side of the clock while workers run.
+struct Watch {
+    shared: Arc<Shared>,
+    begin: Instant,
+    times: Times,
+    meters: Meters,
+    metering: bool,
+    readings: Option<Readings>,
+    series: Series,
+    tallies: Vec<Tally>,
+    steady: Option<Steady>,
+    steady_after_s: Option<f64>,
+    interrupted: bool,
+    asked_at: Instant,
+}
+
+impl Watch {
+    fn new(shared: &Arc<Shared>, times: Times, meters: Meters) -> Watch {
+        let begin = clock::now();
+        let labels = shared.targets.iter().map(|t| t.label.clone()).collect();
+        Watch {
+            shared: shared.clone(),
+            begin,
+            times,
+            meters,
+            metering: false,
+            readings: None,
+            series: Series::new(shared.job.workers, labels, shared.interval),
+            tallies: Vec::new(),
+            steady: shared.job.until_steady.then(|| Steady::new(SteadySpec::default())),
+            steady_after_s: None,
+            interrupted: false,
+            asked_at: begin,
+        }
+    }
+
+    fn until(&self) -> Duration {
+        Duration::from_nanos(self.shared.until_ns.load(Ordering::Relaxed))
+    }
+
+    fn ends_with_flush(&self) -> bool {
+        self.shared.job.sync == Sync::End && self.shared.job.writes()
+    }
+
+    /// Starts and stops the meters on the edges of the measured time.
+    fn keep_time(&mut self) {
+        let elapsed = self.begin.elapsed();
+        if !self.metering && elapsed >= self.times.warmup {
+            self.metering = true;
+            self.meters.start();
+        }
+        if self.metering && self.readings.is_none() && elapsed >= self.until() && !self.ends_with_flush() {
+            self.readings = Some(self.meters.stop());
+        }
+    }
+
+    fn patience(&self) -> Duration {
+        let elapsed = self.begin.elapsed();
+        let edge = if elapsed < self.times.warmup { self.times.warmup } else { self.until() };
+        let left = edge.saturating_sub(elapsed);
+        if left.is_zero() {
+            POLL
+        } else {
+            left.min(POLL)
+        }
+    }
+
+    fn finished(&mut self, tally: Tally) {
+        self.tallies.push(tally);
+        if self.tallies.len() == self.shared.job.workers as usize && self.metering && self.readings.is_none()
+        {
+            self.readings = Some(self.meters.stop());
+        }
+    }
+
+    fn look(&mut self, observer: &mut dyn Observer) {
+        for (point, detail) in self.series.ripe() {
+            if let Some(steady) = self.steady.as_mut().filter(|_| !point.warmup) {
+                if steady.push(point.t_s, point.gib_s) && self.steady_after_s.is_none() {
+                    self.steady_after_s = Some(point.t_s);
+                    self.end_now();
+                }
+            }
+            observer.progress(&progress_of(&point, detail, self.times));
+            self.series.keep(point);
+        }
+        if self.asked_at.elapsed() >= POLL && !self.interrupted {
+            self.asked_at = clock::now();
+            if observer.stop() {
+                self.interrupted = true;
+                self.end_now();
+            }
+        }
+    }
+
+    fn end_now(&self) {
+        self.shared.until_ns.fetch_min(self.begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    fn close(mut self, kit: Kit) -> Ran {
+        if !self.metering {
+            self.meters.start();
+        }
+        let readings = self.readings.take().unwrap_or_else(|| self.meters.stop());
+        let ended = self.tallies.iter().map(|t| t.ended).max().unwrap_or(self.begin.elapsed());
+        let end = if self.ends_with_flush() { ended } else { ended.min(self.until()) };
+        self.tallies.sort_by_key(|t| t.worker);
+        Ran {
+            seconds: end.saturating_sub(self.times.warmup).as_secs_f64(),
+            points: self.series.finish(),
+            tallies: self.tallies,
+            readings,
+            interrupted: self.interrupted,
+            steady_after_s: self.steady_after_s,
+            kit,
+        }
+    }
+}
+
+fn pass(gate: &Gate) -> Option<Instant> {
+    let mut state = gate.0.lock().expect("no thread panics while it holds the gate");
+    loop {
+        if let Some(begin) = *state {
+            return begin;
+        }
+        state = gate.1.wait(state).expect("no thread panics while it holds the gate");
+    }
+}
+
+fn progress_of(point: &Point, detail: Detail, times: Times) -> Progress {
+    Progress {
+        phase: if point.warmup { Phase::Warmup } else { Phase::Measure },
+        repeat: 0,
+        repeats: 1,
+        t_s: point.t_s,
+        duration_s: times.measured.map(|d| (times.warmup + d).as_secs_f64()),
+        gib_s: point.gib_s,
+        iops: point.iops,
+        bytes: detail.bytes_so_far,
+        ios: detail.ios_so_far,
+        interval_bytes: detail.bytes,
+        latency_us_mean: point.latency_us_mean,
+        latency_us_p99: point.latency_us_p99,
+        cores_busy: point.cores_busy,
+        workers: detail.workers,
+        targets: detail.targets,
+        message: None,
+    }
+}

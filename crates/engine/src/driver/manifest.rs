@@ -1,0 +1,166 @@
+//! `.forebay.json`: which files of a directory Forebay made, and what they hold.
+//! What isn't in it is somebody else's, and isn't written to unless named.
+//!
+//! The same file carries the lock that keeps two writing runs apart.
+
+use forebay_model::Error;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+const NAME: &str = ".forebay.json";
+const SCHEMA: &str = "forebay.files/1";
+const BYTES_MAX: u64 = 64 << 20;
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    schema: String,
+    files: BTreeMap<String, Entry>,
+}
+
+/// One file of ours. The inode tells it from another that took its name.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Entry {
+    pub inode: u64,
+    pub bytes: u64,
+    /// Seed of its content; null where it holds no seeded content.
+    pub seed: Option<u64>,
+    /// Name that the content carries.
+    pub content: String,
+}
+
+/// A directory whose manifest is held: shared by readers, alone by a writer.
+pub struct Held {
+    file: Option<File>,
+    manifest: Manifest,
+    path: PathBuf,
+}
+
+impl Held {
+    /// For reading. A directory without a manifest has none of our files; it isn't touched.
+    pub fn shared(dir: &Path) -> Result<Held, Error> {
+        let path = dir.join(NAME);
+        let Ok(mut file) = File::open(&path) else {
+            return Ok(Held { file: None, manifest: Manifest::default(), path });
+        };
+        lock(&file, libc::LOCK_SH, dir)?;
+        let manifest = read(&mut file, &path)?;
+        Ok(Held { file: Some(file), manifest, path })
+    }
+
+    /// For making and writing files.
+    pub fn alone(dir: &Path) -> Result<Held, Error> {
+        let path = dir.join(NAME);
+        let opened =
+            std::fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+        let mut file = opened.map_err(|e| cannot_write(dir, &e))?;
+        lock(&file, libc::LOCK_EX, dir)?;
+        let manifest = read(&mut file, &path)?;
+        Ok(Held { file: Some(file), manifest, path })
+    }
+
+    /// What we know of a file: None if it isn't ours, or isn't the file that we made.
+    pub fn entry(&self, file: &Path) -> Option<&Entry> {
+        let entry = self.manifest.files.get(name_of(file)?)?;
+        let inode = std::fs::symlink_metadata(file).ok()?.ino();
+        (entry.inode == inode).then_some(entry)
+    }
+
+    pub fn insert(&mut self, file: &Path, bytes: u64, seed: Option<u64>, content: &str) {
+        let (Some(name), Ok(meta)) = (name_of(file), std::fs::symlink_metadata(file)) else { return };
+        self.manifest
+            .files
+            .insert(name.to_string(), Entry { inode: meta.ino(), bytes, seed, content: content.to_string() });
+    }
+
+    pub fn remove(&mut self, file: &Path) {
+        if let Some(name) = name_of(file) {
+            self.manifest.files.remove(name);
+        }
+    }
+
+    /// Writes it back in place: the lock is on this very file.
+    pub fn save(&mut self) -> Result<(), Error> {
+        let Some(file) = &mut self.file else { return Ok(()) };
+        self.manifest.schema = SCHEMA.into();
+        let text = serde_json::to_string_pretty(&self.manifest).expect("a manifest is plain data");
+        let mut write = || -> std::io::Result<()> {
+            file.seek(SeekFrom::Start(0))?;
+            file.write_all(text.as_bytes())?;
+            file.set_len(text.len() as u64)
+        };
+        write().map_err(|e| Error::run(format!("write {}", self.path.display()), e.to_string(), "df -h"))
+    }
+
+    /// Removes the manifest of a directory that holds nothing of ours any more.
+    pub fn remove_if_empty(self) {
+        if self.file.is_some() && self.manifest.files.is_empty() {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn name_of(file: &Path) -> Option<&str> {
+    file.file_name()?.to_str()
+}
+
+fn cannot_write(dir: &Path, e: &std::io::Error) -> Error {
+    let asked = format!("write in {}", dir.display());
+    match e.raw_os_error() {
+        Some(libc::EROFS) => Error::request(
+            asked,
+            "the file system is mounted read-only",
+            "a directory on a writable file system",
+        ),
+        Some(libc::EACCES | libc::EPERM) => Error::request(
+            asked,
+            "permission denied",
+            format!("ls -ld {}; a directory of yours", dir.display()),
+        ),
+        Some(libc::ENOENT | libc::ENOTDIR) => {
+            Error::request(asked, "there is no such directory", format!("mkdir -p {}", dir.display()))
+        }
+        Some(libc::ENOSPC | libc::EDQUOT) => {
+            Error::machine(asked, "the file system is full", format!("df -h {}", dir.display()))
+        }
+        _ => Error::run(asked, e.to_string(), "forebay doctor"),
+    }
+}
+
+fn lock(file: &File, how: i32, dir: &Path) -> Result<(), Error> {
+    // SAFETY: flock on a descriptor that we hold.
+    if unsafe { libc::flock(file.as_raw_fd(), how | libc::LOCK_NB) } == 0 {
+        return Ok(());
+    }
+    let found = if how == libc::LOCK_EX {
+        "another Forebay run is using them"
+    } else {
+        "another Forebay run is writing them"
+    };
+    Err(Error::machine(
+        format!("use the files in {}", dir.display()),
+        found,
+        "another directory, or wait for that run to end",
+    ))
+}
+
+fn read(file: &mut File, path: &Path) -> Result<Manifest, Error> {
+    let damaged = |why: String| {
+        let found = format!("isn't a list of files that Forebay wrote: {why}");
+        Error::request(path.display().to_string(), found, format!("mv {0} {0}.bad", path.display()))
+    };
+    let mut text = String::new();
+    Read::by_ref(file).take(BYTES_MAX).read_to_string(&mut text).map_err(|e| damaged(e.to_string()))?;
+    if text.is_empty() {
+        return Ok(Manifest { schema: SCHEMA.into(), files: BTreeMap::new() });
+    }
+    let manifest: Manifest = serde_json::from_str(&text).map_err(|e| damaged(e.to_string()))?;
+    if manifest.schema != SCHEMA {
+        return Err(damaged(format!("its schema is '{}'", manifest.schema)));
+    }
+    Ok(manifest)
+}

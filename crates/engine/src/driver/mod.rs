@@ -1,0 +1,321 @@
+//! From a job to its record: plan, prepare, run as often as asked, and say what
+//! happened.
+
+mod fleet;
+mod manifest;
+mod measure;
+mod mounts;
+mod outfit;
+mod plan;
+mod prepare;
+mod record;
+mod series;
+mod share;
+mod tally;
+mod threads;
+mod virtual_time;
+mod warnings;
+mod worker;
+
+pub use record::{build, built_from};
+
+use crate::clock;
+use crate::gpu::cuda::{self, Device};
+use crate::meter::{cache, power};
+use crate::path;
+use crate::source::fault::FaultPlan;
+use crate::source::{Target, Uri};
+use fleet::Ran;
+use forebay_model::job::{Cache, JobSpec, PathKind};
+use forebay_model::record::RunRecord;
+use forebay_model::{stats, Error};
+use plan::{draft, Action, Draft, FilePlan, Manifests};
+use serde::Serialize;
+use std::sync::Arc;
+
+/// Who watches a run, and may end it.
+pub trait Observer {
+    fn progress(&mut self, progress: &Progress);
+
+    /// Asked some twenty times a second; true ends the run, and what was measured is kept.
+    fn stop(&mut self) -> bool;
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    Prepare,
+    Warmup,
+    Measure,
+}
+
+/// How a run is doing, once per interval. Rates are over the last interval.
+#[derive(Clone, Debug, Serialize)]
+pub struct Progress {
+    pub phase: Phase,
+    pub repeat: u32,
+    pub repeats: u32,
+    pub t_s: f64,
+    /// Warm-up and measured time together; null where passes end the run.
+    pub duration_s: Option<f64>,
+    pub gib_s: f64,
+    pub iops: f64,
+    pub bytes: u64,
+    pub ios: u64,
+    #[serde(skip)]
+    pub interval_bytes: u64,
+    pub latency_us_mean: Option<f64>,
+    pub latency_us_p99: Option<f64>,
+    pub cores_busy: Option<f64>,
+    pub workers: Vec<WorkerRate>,
+    pub targets: Vec<TargetRate>,
+    pub message: Option<String>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct WorkerRate {
+    pub gib_s: f64,
+    pub iops: f64,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct TargetRate {
+    pub target: String,
+    pub gib_s: f64,
+}
+
+/// A record, and what is wrong with the run that it tells of.
+#[derive(Debug)]
+pub struct Outcome {
+    pub record: RunRecord,
+    pub failure: Option<Error>,
+}
+
+/// What `run` would do.
+#[derive(Debug, Serialize)]
+pub struct Plan {
+    pub job: JobSpec,
+    pub path: &'static str,
+    pub targets: Vec<PlannedTarget>,
+    pub data_bytes: u64,
+    pub buffer_bytes: u64,
+    pub files_to_make: Vec<String>,
+    pub files_to_overwrite: Vec<String>,
+    pub virtual_time: bool,
+}
+
+#[derive(Debug, Serialize)]
+pub struct PlannedTarget {
+    pub label: String,
+    pub bytes: u64,
+    #[serde(flatten)]
+    draft: Draft,
+}
+
+/// Everything that can be found wrong without touching anything, and what the job comes to.
+pub fn plan(job: &JobSpec) -> Result<Plan, Error> {
+    check(job)?;
+    let mut manifests = Manifests::default();
+    let drafts = draft(job, &mut manifests)?;
+    let path = legal(job, &drafts)?;
+    let names = |keep: fn(&FilePlan) -> bool| -> Vec<String> {
+        let files = drafts.iter().flat_map(Draft::files).filter(|f| keep(f));
+        files.map(|f| f.path.display().to_string()).collect()
+    };
+    Ok(Plan {
+        path,
+        data_bytes: drafts.iter().map(Draft::bytes).fold(0, u64::saturating_add),
+        buffer_bytes: job.io_bytes_largest() * u64::from(job.depth) * u64::from(job.workers),
+        files_to_make: names(|f| f.action == Action::Make),
+        files_to_overwrite: if job.writes() { names(|f| f.action == Action::Use) } else { Vec::new() },
+        virtual_time: drafts.iter().all(Draft::is_virtual),
+        targets: drafts
+            .into_iter()
+            .map(|draft| PlannedTarget { label: draft.label(), bytes: draft.bytes(), draft })
+            .collect(),
+        job: job.clone(),
+    })
+}
+
+/// What is wrong with the job on any machine, the engine's own vocabulary included.
+pub fn check(job: &JobSpec) -> Result<(), Error> {
+    job.check()?;
+    job.power.iter().try_for_each(|name| power::Name::parse(name).map(|_| ()))?;
+    job.faults.as_deref().map(FaultPlan::parse).transpose()?;
+    job.sources.iter().try_for_each(|source| Uri::parse(source).map(|_| ()))
+}
+
+fn legal(job: &JobSpec, drafts: &[Draft]) -> Result<&'static str, Error> {
+    let rows = drafts.iter().map(|d| path::legal(job.path, d.scheme())).collect::<Result<Vec<_>, _>>()?;
+    Ok(rows.first().map_or("host", |row| row.name))
+}
+
+/// Runs the job. An error means that nothing was measured; what broke midway stands in the outcome.
+pub fn run(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> Result<Outcome, Error> {
+    check(job)?;
+    let started = clock::wall_seconds();
+    let mut manifests = Manifests::default();
+    let drafts = draft(job, &mut manifests)?;
+    legal(job, &drafts)?;
+    if drafts.iter().all(Draft::is_virtual) {
+        return virtual_time::run(job, &drafts, command, started);
+    }
+    let (job, path_reason) = settle_path(job);
+    let device = device_for(&job)?;
+    if device.is_some() && job.verify && job.writes() {
+        return Err(Error::request(
+            "--verify of writes from GPU memory",
+            "their content is made on the host",
+            "--path host to write, then --path bounce --verify to read",
+        ));
+    }
+    let prepared = prepare::prepare(&job, &drafts, manifests, observer)?;
+    let resident_before = residency(&prepared.targets);
+    let mut runs = Vec::new();
+    let failed = repeat(&job, &prepared, device.clone(), observer, &mut runs);
+    let resident_after = residency(&prepared.targets);
+    if let (true, Err(e)) = (runs.is_empty(), &failed) {
+        return Err(e.clone());
+    }
+    let context = record::Context {
+        job: &job,
+        command,
+        started,
+        targets: &prepared.targets,
+        device: device.as_deref(),
+        path_reason,
+        resident_before,
+        resident_after,
+    };
+    let record = record::of(context, &runs);
+    let failure = failed.err().or_else(|| failure_of(&record));
+    prepared.close(&job)?;
+    Ok(Outcome { record, failure })
+}
+
+/// `auto` in this version: host memory, or bounce where there is a GPU.
+fn settle_path(job: &JobSpec) -> (JobSpec, Option<String>) {
+    if job.path != PathKind::Auto {
+        return (job.clone(), None);
+    }
+    let (path, reason) = match cuda::devices() {
+        (0, why) => (PathKind::Host, format!("auto chose host: {}", why.unwrap_or_else(|| "no GPU".into()))),
+        _ => (
+            PathKind::Bounce,
+            "auto chose bounce: there is a GPU, and this version reaches it through host buffers".into(),
+        ),
+    };
+    (JobSpec { path, ..job.clone() }, Some(reason))
+}
+
+/// The GPU that a bounce feeds: the one asked for, else the first; none means host memory.
+fn device_for(job: &JobSpec) -> Result<Option<Arc<Device>>, Error> {
+    if job.path != PathKind::Bounce {
+        return Ok(None);
+    }
+    match job.gpus.as_slice() {
+        [] if cuda::devices().0 == 0 => Ok(None),
+        [] => Device::open(0).map(Some),
+        [one] => Device::open(*one).map(Some),
+        many => {
+            Err(Error::machine(format!("--gpu {many:?}"), "this version feeds one GPU per job", "--gpu 0"))
+        }
+    }
+}
+
+/// Share of the files' pages in the page cache, or why that can't be told.
+fn residency(targets: &[Target]) -> Result<f64, String> {
+    let files: Vec<_> =
+        targets.iter().flat_map(Target::files).map(|(f, _)| f).filter(|f| !f.is_device).collect();
+    let total: f64 = files.iter().map(|f| f.bytes as f64).sum();
+    if total == 0.0 {
+        return Err("no file is below this source".into());
+    }
+    let mut resident = 0.0;
+    for file in files {
+        resident += cache::residency(&file.file, 0, file.bytes)? * file.bytes as f64;
+    }
+    Ok(resident / total)
+}
+
+fn repeat(
+    job: &JobSpec,
+    prepared: &prepare::Prepared,
+    device: Option<Arc<Device>>,
+    observer: &mut dyn Observer,
+    runs: &mut Vec<Ran>,
+) -> Result<(), Error> {
+    let most = if job.until_ci_pct.is_some() { job.repeat_max.max(job.repeat) } else { job.repeat };
+    for n in 0..most {
+        set_cache(job, &prepared.targets, observer)?;
+        let mut numbered = Numbered { observer, repeat: n, repeats: most };
+        let ran =
+            fleet::run_once(job, &prepared.targets, &prepared.content_seeds, device.clone(), &mut numbered)?;
+        let errors = ran.errors();
+        let over = ran.interrupted || errors.failed + errors.timed_out > 0;
+        runs.push(ran);
+        if over || narrow_enough(job, runs) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn narrow_enough(job: &JobSpec, runs: &[Ran]) -> bool {
+    let Some(pct) = job.until_ci_pct.filter(|_| runs.len() >= job.repeat.max(3) as usize) else {
+        return false;
+    };
+    let rates: Vec<f64> = runs.iter().map(record::throughput).collect();
+    stats::ci95_half_pct(&rates).is_some_and(|half| half <= pct)
+}
+
+fn set_cache(job: &JobSpec, targets: &[Target], observer: &mut dyn Observer) -> Result<(), Error> {
+    for (file, _) in targets.iter().flat_map(Target::files).filter(|(f, _)| !f.in_memory) {
+        let done = match job.cache {
+            Cache::Drop => cache::drop(&file.file, 0, file.bytes).map(|_| ()),
+            Cache::Warm => cache::warm_while(&file.file, |_| !observer.stop()).map(|_| ()),
+            Cache::Bypass | Cache::Allow => Ok(()),
+        };
+        done.map_err(|why| {
+            Error::machine(format!("--cache on {}", file.path.display()), why, "--cache bypass")
+        })?;
+    }
+    Ok(())
+}
+
+struct Numbered<'a> {
+    observer: &'a mut dyn Observer,
+    repeat: u32,
+    repeats: u32,
+}
+
+impl Observer for Numbered<'_> {
+    fn progress(&mut self, p: &Progress) {
+        self.observer.progress(&Progress { repeat: self.repeat, repeats: self.repeats, ..p.clone() });
+    }
+
+    fn stop(&mut self) -> bool {
+        self.observer.stop()
+    }
+}
+
+/// What in a record means that the run broke.
+fn failure_of(record: &RunRecord) -> Option<Error> {
+    let errors = &record.result.errors;
+    let asked = format!("{} by {}", record.job.source, record.path.ran);
+    let examples = errors.examples.join("; ");
+    if errors.timed_out > 0 {
+        return Some(Error::run(
+            asked,
+            format!("{} I/Os timed out; {examples}", errors.timed_out),
+            "dmesg | tail; a longer --timeout",
+        ));
+    }
+    (errors.failed > 0).then(|| {
+        Error::run(
+            asked,
+            format!("{} I/Os failed; {examples}", errors.failed),
+            "dmesg | tail; forebay doctor",
+        )
+    })
+}

@@ -1,0 +1,384 @@
+//! From source URIs to what exactly would be opened, made or overwritten.
+//! Looks, and touches nothing: `--dry-run` prints this.
+
+use super::manifest::Held;
+use super::mounts;
+use crate::source::{stripe, Uri};
+use forebay_model::device::DriveModel;
+use forebay_model::job::JobSpec;
+use forebay_model::units::{format_bytes, GIB};
+use forebay_model::Error;
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+/// Size of files that a job makes where nobody said.
+const FILE_BYTES_DEFAULT: u64 = GIB;
+/// Address space of a modelled drive without content.
+const MODEL_BYTES: u64 = 1 << 40;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Action {
+    /// As it stands.
+    Use,
+    /// It doesn't exist, or is ours and too small: made at the size wanted.
+    Make,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct FilePlan {
+    pub path: PathBuf,
+    pub action: Action,
+    /// Bytes that the job uses.
+    pub bytes: u64,
+    pub is_device: bool,
+    /// Seed of its content where we know it.
+    pub seed: Option<u64>,
+    /// Forebay made it, or is about to.
+    pub ours: bool,
+}
+
+/// A target to be.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Draft {
+    File(FilePlan),
+    Stripe { chunk: u64, members: Vec<Draft> },
+    Nil { bytes: u64 },
+    Model { spec: String, over: Option<Box<Draft>>, bytes: u64, real_time: bool },
+}
+
+impl Draft {
+    pub fn files(&self) -> Vec<&FilePlan> {
+        match self {
+            Draft::File(f) => vec![f],
+            Draft::Stripe { members, .. } => members.iter().flat_map(Draft::files).collect(),
+            Draft::Model { over: Some(d), .. } => d.files(),
+            _ => Vec::new(),
+        }
+    }
+
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Draft::File(f) => f.bytes,
+            Draft::Stripe { chunk, members } => {
+                stripe::stripe_bytes(&members.iter().map(Draft::bytes).collect::<Vec<_>>(), *chunk)
+            }
+            Draft::Nil { bytes } | Draft::Model { bytes, .. } => *bytes,
+        }
+    }
+
+    pub fn scheme(&self) -> &'static str {
+        match self {
+            Draft::File(_) => "file",
+            Draft::Stripe { .. } => "stripe",
+            Draft::Nil { .. } => "nil",
+            Draft::Model { .. } => "model",
+        }
+    }
+
+    pub fn label(&self) -> String {
+        match self {
+            Draft::File(f) => f.path.display().to_string(),
+            Draft::Nil { .. } => "nil:".into(),
+            Draft::Model { spec, .. } => format!("model:{spec}"),
+            Draft::Stripe { chunk, members } => {
+                let names: Vec<_> = members.iter().map(Draft::label).collect();
+                format!("stripe:?chunk={}&m={}", format_bytes(*chunk), names.join("&m="))
+            }
+        }
+    }
+
+    /// The name that the content carries: without directories, so that data can move.
+    pub fn content_name(&self) -> String {
+        match self {
+            Draft::File(f) => {
+                f.path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned())
+            }
+            Draft::Nil { .. } | Draft::Model { over: None, .. } => String::new(),
+            Draft::Model { over: Some(d), .. } => d.content_name(),
+            Draft::Stripe { chunk, members } => {
+                let names: Vec<_> = members.iter().map(Draft::content_name).collect();
+                format!("stripe {chunk} {}", names.join(" "))
+            }
+        }
+    }
+
+    /// A device that exists only on paper, played in virtual time.
+    pub fn is_virtual(&self) -> bool {
+        matches!(self, Draft::Model { real_time: false, .. })
+    }
+}
+
+/// Directories whose manifests a plan looked into.
+#[derive(Default)]
+pub struct Manifests(pub BTreeMap<PathBuf, Held>);
+
+impl Manifests {
+    fn of(&mut self, file: &Path) -> Result<&Held, Error> {
+        let dir = parent_of(file);
+        if !self.0.contains_key(&dir) {
+            self.0.insert(dir.clone(), Held::shared(&dir)?);
+        }
+        Ok(&self.0[&dir])
+    }
+}
+
+pub fn parent_of(file: &Path) -> PathBuf {
+    match file.parent() {
+        Some(p) if !p.as_os_str().is_empty() => p.to_path_buf(),
+        _ => PathBuf::from("."),
+    }
+}
+
+/// Everything that the job's sources stand for.
+pub fn draft(job: &JobSpec, manifests: &mut Manifests) -> Result<Vec<Draft>, Error> {
+    let mut planner = Planner { job, manifests };
+    let mut drafts = Vec::new();
+    for source in &job.sources {
+        match Uri::parse(source)? {
+            Uri::File(dir) if dir.is_dir() => {
+                for file in files_in(&dir, job)? {
+                    drafts.push(Draft::File(planner.file(&file, job.file_bytes, true)?));
+                }
+            }
+            uri => drafts.push(planner.one(&uri, job.file_bytes)?),
+        }
+    }
+    distinct(&drafts)?;
+    if drafts.iter().any(Draft::is_virtual) && !drafts.iter().all(Draft::is_virtual) {
+        return Err(Error::request(
+            job.sources.join(" "),
+            "a model in virtual time can't run beside sources in real time",
+            "model:NAME?time=real",
+        ));
+    }
+    let used = drafts.iter().map(|d| d.bytes().saturating_sub(job.start_bytes)).fold(0, u64::saturating_add);
+    if used == 0 {
+        return Err(Error::request(
+            job.sources.join(" "),
+            "there is no data in it (from --start on)",
+            "--file-size 1g, or a smaller --start",
+        ));
+    }
+    Ok(drafts)
+}
+
+/// One file under two names would write over itself.
+fn distinct(drafts: &[Draft]) -> Result<(), Error> {
+    let mut seen = BTreeSet::new();
+    for file in drafts.iter().flat_map(Draft::files) {
+        let path = std::fs::canonicalize(&file.path).unwrap_or_else(|_| file.path.clone());
+        if !seen.insert(path) {
+            return Err(Error::request(
+                file.path.display().to_string(),
+                "is named twice in this job",
+                "a different file for each source and each m=",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Which files of a directory: those named by --file-name, else whatever is there to read.
+fn files_in(dir: &Path, job: &JobSpec) -> Result<Vec<PathBuf>, Error> {
+    let named = |n: u32| dir.join(job.file_name.replace("%d", &n.to_string()));
+    if job.writes() || job.file_bytes.is_some() || job.files.is_some() {
+        return Ok((0..job.files.unwrap_or(job.workers)).map(named).collect());
+    }
+    let found: Vec<PathBuf> = (0..).map(named).take_while(|p| p.is_file()).collect();
+    if !found.is_empty() {
+        return Ok(found);
+    }
+    let entries = std::fs::read_dir(dir).map_err(|e| {
+        Error::request(format!("read {}", dir.display()), e.to_string(), format!("ls -ld {}", dir.display()))
+    })?;
+    let visible = entries.flatten().filter(|e| !e.file_name().as_encoded_bytes().starts_with(b"."));
+    let mut all: Vec<PathBuf> = visible
+        .filter(|e| e.metadata().is_ok_and(|m| m.is_file() && m.len() > 0))
+        .map(|e| e.path())
+        .collect();
+    all.sort();
+    Ok(if all.is_empty() { (0..job.workers).map(named).collect() } else { all })
+}
+
+struct Planner<'a> {
+    job: &'a JobSpec,
+    manifests: &'a mut Manifests,
+}
+
+impl Planner<'_> {
+    fn one(&mut self, uri: &Uri, wanted: Option<u64>) -> Result<Draft, Error> {
+        Ok(match uri {
+            Uri::Nil { bytes } => Draft::Nil { bytes: wanted.map_or(*bytes, |w| w.min(*bytes)) },
+            Uri::File(dir) if dir.is_dir() => {
+                let file = dir.join(self.job.file_name.replace("%d", "0"));
+                Draft::File(self.file(&file, wanted, true)?)
+            }
+            Uri::File(path) => Draft::File(self.file(path, wanted, false)?),
+            Uri::Stripe { chunk, members } => {
+                let share = wanted.map(|w| w.div_ceil(members.len() as u64).next_multiple_of(*chunk));
+                let members = members.iter().map(|m| self.one(m, share)).collect::<Result<Vec<_>, _>>()?;
+                Draft::Stripe { chunk: *chunk, members }
+            }
+            Uri::Model { spec, over, real_time } => self.model(spec, over.as_deref(), *real_time, wanted)?,
+        })
+    }
+
+    fn model(
+        &mut self,
+        spec: &str,
+        over: Option<&Uri>,
+        real_time: bool,
+        wanted: Option<u64>,
+    ) -> Result<Draft, Error> {
+        DriveModel::parse(spec)?.check(self.job.op)?;
+        let over = over.map(|uri| self.one(uri, wanted)).transpose()?;
+        if over.as_ref().is_some_and(Draft::is_virtual) {
+            return Err(Error::request(
+                format!("model:{spec}"),
+                "its content is itself a model",
+                "over=FILE",
+            ));
+        }
+        let bytes = over.as_ref().map_or(wanted.unwrap_or(MODEL_BYTES), Draft::bytes);
+        Ok(Draft::Model { spec: spec.into(), over: over.map(Box::new), bytes, real_time })
+    }
+
+    /// `may_make`: it is one of a directory's files, and those are made where they are missing.
+    fn file(&mut self, path: &Path, wanted: Option<u64>, may_make: bool) -> Result<FilePlan, Error> {
+        match std::fs::metadata(path) {
+            Ok(meta) if meta.file_type().is_block_device() => self.device(path, wanted),
+            Ok(meta) if meta.is_file() => self.existing(path, meta.len(), wanted),
+            Ok(_) => Err(Error::request(
+                path.display().to_string(),
+                "is neither a file, a directory nor a block device",
+                "a path to one of these",
+            )),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => self.new_file(path, wanted, may_make),
+            Err(e) => Err(Error::request(
+                format!("look at {}", path.display()),
+                e.to_string(),
+                format!("ls -ld {}", path.display()),
+            )),
+        }
+    }
+
+    fn existing(&mut self, path: &Path, have: u64, wanted: Option<u64>) -> Result<FilePlan, Error> {
+        let entry = self.manifests.of(path)?.entry(path).cloned();
+        let ours = entry.is_some();
+        let shown = path.display();
+        if self.job.writes() && !ours && !named_in(path, &self.job.overwrite) {
+            return Err(Error::request(
+                format!("write to {shown}"),
+                format!("it exists ({}), and Forebay didn't make it", format_bytes(have)),
+                format!("--overwrite {shown} to let it be overwritten, or another name"),
+            ));
+        }
+        let bytes = wanted.unwrap_or(have);
+        let action = if bytes <= have { Action::Use } else { Action::Make };
+        if action == Action::Make && !ours && !self.job.writes() {
+            let found = format!("it has {have} bytes, and Forebay didn't make it");
+            return Err(Error::request(
+                format!("--file-size {} of {shown}", format_bytes(bytes)),
+                found,
+                format!("--file-size {have}, or none"),
+            ));
+        }
+        if bytes == 0 {
+            return Err(Error::request(
+                shown.to_string(),
+                "is empty",
+                "a file with data, or --file-size 1g on a new name",
+            ));
+        }
+        Ok(FilePlan {
+            path: path.into(),
+            action,
+            bytes,
+            is_device: false,
+            seed: entry.and_then(|e| e.seed),
+            ours,
+        })
+    }
+
+    fn new_file(&self, path: &Path, wanted: Option<u64>, may_make: bool) -> Result<FilePlan, Error> {
+        let shown = path.display();
+        if path.starts_with("/dev") && !path.starts_with("/dev/shm") {
+            return Err(Error::request(format!("use {shown}"), "there is no such device", "lsblk"));
+        }
+        if wanted.is_none() && !may_make && !self.job.writes() {
+            return Err(Error::request(
+                format!("read {shown}"),
+                "there is no such file",
+                "a path that exists, or --file-size 1g to have it made",
+            ));
+        }
+        let dir = parent_of(path);
+        if !dir.is_dir() {
+            return Err(Error::request(
+                format!("make {shown}"),
+                format!("there is no directory {}", dir.display()),
+                format!("mkdir -p {}", dir.display()),
+            ));
+        }
+        Ok(FilePlan {
+            path: path.into(),
+            action: Action::Make,
+            bytes: wanted.unwrap_or(FILE_BYTES_DEFAULT),
+            is_device: false,
+            seed: None,
+            ours: true,
+        })
+    }
+
+    fn device(&self, path: &Path, wanted: Option<u64>) -> Result<FilePlan, Error> {
+        let shown = path.display();
+        if self.job.writes() {
+            if let Some(why) = mounts::in_use(path) {
+                return Err(Error::request(
+                    format!("write to {shown}"),
+                    why,
+                    "a device that nothing uses, or a file on it",
+                ));
+            }
+            if !named_in(path, &self.job.overwrite_devices) {
+                let found = "it is a block device, and what it holds would be lost";
+                return Err(Error::request(
+                    format!("write to {shown}"),
+                    found,
+                    format!("--overwrite-device {shown} if that is what you want"),
+                ));
+            }
+        }
+        let have = mounts::device_bytes(path)?;
+        let bytes = wanted.unwrap_or(have);
+        if bytes > have {
+            return Err(Error::request(
+                format!("--file-size {} of {shown}", format_bytes(bytes)),
+                format!("the device has {have} bytes"),
+                format!("--file-size {have}, or none"),
+            ));
+        }
+        Ok(FilePlan {
+            path: path.into(),
+            action: Action::Use,
+            bytes,
+            is_device: true,
+            seed: None,
+            ours: false,
+        })
+    }
+}
+
+/// Whether the user named this very file: by the same path, or another path to it.
+fn named_in(path: &Path, names: &[String]) -> bool {
+    let same = |name: &String| {
+        let named = Path::new(name);
+        named == path
+            || matches!((std::fs::canonicalize(named), std::fs::canonicalize(path)), (Ok(a), Ok(b)) if a == b)
+    };
+    names.iter().any(same)
+}

@@ -1,0 +1,374 @@
+//! Makes what a plan says is missing, opens what it names, and refuses what
+//! can't work, before a single byte is measured.
+
+use super::fleet;
+use super::manifest::Held;
+use super::plan::{parent_of, Action, Draft, FilePlan, Manifests};
+use super::{Observer, Phase, Progress};
+use crate::meter::cache;
+use crate::reactor::{Reactor, RingOptions};
+use crate::source::file::{misaligned, FileAccess, FileTarget};
+use crate::source::{Backing, SharedDrive, Target};
+use forebay_model::content;
+use forebay_model::device::DriveModel;
+use forebay_model::job::{Cache, Engine, JobSpec, Op, PathKind, Sync};
+use forebay_model::units::format_bytes;
+use forebay_model::Error;
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// What is left free on a file system, so that making files never fills it to the brim.
+const KEEP_FREE: u64 = 64 << 20;
+const FILL_WORKERS: u32 = 4;
+const FILL_IO_BYTES: u64 = 1 << 20;
+
+type Locked = BTreeMap<PathBuf, Held>;
+
+/// Open targets, and the locks on their directories for as long as they are used.
+pub struct Prepared {
+    pub targets: Vec<Target>,
+    pub content_seeds: Vec<u64>,
+    held: Locked,
+    /// Files of ours that the job writes, with the name that their content carries.
+    written: Vec<(PathBuf, String)>,
+}
+
+pub fn prepare(
+    job: &JobSpec,
+    drafts: &[Draft],
+    manifests: Manifests,
+    observer: &mut dyn Observer,
+) -> Result<Prepared, Error> {
+    let mut held = lock_what_changes(job, drafts, manifests)?;
+    let missing: Vec<&FilePlan> =
+        drafts.iter().flat_map(Draft::files).filter(|f| f.action == Action::Make).collect();
+    check_room(&missing)?;
+    let mut undo = Undo::default();
+    if let Err(e) = make_all(job, drafts, &missing, &mut held, observer, &mut undo) {
+        undo.run(held);
+        return Err(e);
+    }
+    let opener = Opener { job, write: job.writes(), ring: has_ring(job)? };
+    let targets = drafts.iter().map(|d| opener.target(d)).collect::<Result<Vec<_>, _>>()?;
+    targets.iter().try_for_each(|t| check_alignment(job, t))?;
+    let written = note_written(job, drafts, &mut held)?;
+    let known_seed = |d: &Draft| d.files().first().and_then(|f| f.seed).unwrap_or(job.seed);
+    let content_seeds = drafts.iter().map(|d| if job.writes() { job.seed } else { known_seed(d) }).collect();
+    Ok(Prepared { targets, content_seeds, held, written })
+}
+
+impl Prepared {
+    /// After the last I/O: says what the files hold now.
+    pub fn close(mut self, job: &JobSpec) -> Result<(), Error> {
+        let seed = (job.verify || job.refill).then_some(job.seed);
+        for (path, content) in &self.written {
+            let Some(held) = self.held.get_mut(&parent_of(path)) else { continue };
+            held.insert(path, std::fs::metadata(path).map_or(0, |m| m.len()), seed, content);
+        }
+        if self.written.is_empty() {
+            return Ok(());
+        }
+        self.held.values_mut().try_for_each(Held::save)
+    }
+}
+
+/// Writers hold their directories alone; readers keep the shared lock of the plan.
+fn lock_what_changes(job: &JobSpec, drafts: &[Draft], manifests: Manifests) -> Result<Locked, Error> {
+    let mut held = manifests.0;
+    let changes = |f: &&FilePlan| !f.is_device && (job.writes() || f.action == Action::Make);
+    let dirs: BTreeSet<PathBuf> =
+        drafts.iter().flat_map(Draft::files).filter(changes).map(|f| parent_of(&f.path)).collect();
+    for dir in dirs {
+        held.remove(&dir);
+        held.insert(dir.clone(), Held::alone(&dir)?);
+    }
+    Ok(held)
+}
+
+fn check_room(missing: &[&FilePlan]) -> Result<(), Error> {
+    let mut wanted: BTreeMap<u64, (u64, PathBuf)> = BTreeMap::new();
+    for file in missing {
+        let dir = parent_of(&file.path);
+        let have = std::fs::metadata(&file.path).map_or(0, |m| m.len());
+        let device = std::fs::metadata(&dir).map_or(0, |m| m.dev());
+        let entry = wanted.entry(device).or_insert((0, dir));
+        entry.0 = entry.0.saturating_add(file.bytes.saturating_sub(have));
+    }
+    for (bytes, dir) in wanted.values() {
+        let free = rustix::fs::statvfs(dir).map_or(u64::MAX, |s| s.f_bavail.saturating_mul(s.f_frsize));
+        if bytes.saturating_add(KEEP_FREE) > free {
+            return Err(Error::machine(
+                format!("make {} of files in {}", format_bytes(*bytes), dir.display()),
+                format!("{} MiB are free there", free >> 20),
+                "a smaller --file-size, fewer --files, or another directory",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Files to take away again if making them doesn't end well.
+#[derive(Default)]
+struct Undo(Vec<PathBuf>);
+
+impl Undo {
+    fn run(self, mut held: Locked) {
+        for path in self.0 {
+            let _ = std::fs::remove_file(&path);
+            if let Some(h) = held.get_mut(&parent_of(&path)) {
+                h.remove(&path);
+                let _ = h.save();
+            }
+        }
+        held.into_values().for_each(Held::remove_if_empty);
+    }
+}
+
+fn make_all(
+    job: &JobSpec,
+    drafts: &[Draft],
+    missing: &[&FilePlan],
+    held: &mut Locked,
+    observer: &mut dyn Observer,
+    undo: &mut Undo,
+) -> Result<(), Error> {
+    for file in missing {
+        let dir = held.get_mut(&parent_of(&file.path)).expect("its directory was locked");
+        let is_new = !file.path.exists();
+        allocate(file, is_new, undo)?;
+        if file.ours {
+            dir.insert(&file.path, file.bytes, None, "");
+        }
+    }
+    if missing.is_empty() {
+        return Ok(());
+    }
+    held.values_mut().try_for_each(Held::save)?;
+    let to_fill: Vec<&Draft> = drafts
+        .iter()
+        .filter(|d| job.reads() && d.files().iter().any(|f| f.action == Action::Make && f.ours))
+        .collect();
+    if to_fill.is_empty() {
+        return Ok(());
+    }
+    fill(job, &to_fill, observer)?;
+    for draft in to_fill {
+        for file in draft.files().into_iter().filter(|f| f.ours) {
+            let dir = held.get_mut(&parent_of(&file.path)).expect("its directory was locked");
+            dir.insert(&file.path, file.bytes, Some(job.seed), &draft.content_name());
+        }
+    }
+    held.values_mut().try_for_each(Held::save)
+}
+
+/// Creates the file (never opening what somebody else just made) and reserves its blocks.
+fn allocate(file: &FilePlan, is_new: bool, undo: &mut Undo) -> Result<(), Error> {
+    let asked = format!("make {} of {} bytes", file.path.display(), file.bytes);
+    let opened = std::fs::OpenOptions::new().write(true).create_new(is_new).open(&file.path);
+    let handle = opened.map_err(|e| match e.raw_os_error() {
+        Some(libc::EROFS) => Error::request(
+            &asked,
+            "the file system is mounted read-only",
+            "a directory on a writable file system",
+        ),
+        Some(libc::EACCES | libc::EPERM) => {
+            Error::request(&asked, "permission denied", "a directory of yours")
+        }
+        _ => Error::run(&asked, e.to_string(), "df -h; df -i"),
+    })?;
+    if is_new {
+        undo.0.push(file.path.clone());
+    }
+    // SAFETY: fallocate on a descriptor that is open for writing.
+    if unsafe { libc::fallocate(handle.as_raw_fd(), 0, 0, file.bytes as i64) } == 0 {
+        return Ok(());
+    }
+    let e = std::io::Error::last_os_error();
+    match e.raw_os_error() {
+        Some(libc::EOPNOTSUPP) => {
+            handle.set_len(file.bytes).map_err(|e| Error::run(asked, e.to_string(), "df -h"))
+        }
+        Some(libc::ENOSPC | libc::EDQUOT) => Err(Error::machine(
+            asked,
+            "the file system is full",
+            "a smaller --file-size, or another directory",
+        )),
+        Some(libc::EFBIG) => Err(Error::request(
+            asked,
+            "the file system has no room for a file this large",
+            "a smaller --file-size",
+        )),
+        _ => Err(Error::run(asked, e.to_string(), "df -h")),
+    }
+}
+
+/// Writes seeded content through the same queues that the job will read with.
+fn fill(job: &JobSpec, drafts: &[&Draft], observer: &mut dyn Observer) -> Result<(), Error> {
+    let write = JobSpec {
+        sources: vec!["(files to make)".into()],
+        path: PathKind::Host,
+        op: Op::Write,
+        io_bytes: FILL_IO_BYTES,
+        workers: FILL_WORKERS.min(drafts.len() as u32),
+        depth: 8,
+        passes: Some(1),
+        seed: job.seed,
+        verify: true,
+        sync: Sync::End,
+        timeout_s: job.timeout_s.max(30.0),
+        interval_ms: 250,
+        ..JobSpec::default()
+    };
+    let ring = has_ring(&write)?;
+    let targets = drafts.iter().map(|d| open_for_fill(d, &write, ring)).collect::<Result<Vec<_>, _>>()?;
+    let total = targets.iter().map(|t| t.bytes).sum();
+    let mut filling = Filling { observer, total, done: 0 };
+    let ran = fleet::run_once(&write, &targets, &vec![job.seed; targets.len()], None, &mut filling)?;
+    let errors = ran.errors();
+    if ran.interrupted {
+        return Err(Error::run(
+            "making the files",
+            "interrupted; they were taken away again",
+            "the same command again",
+        ));
+    }
+    if errors.failed + errors.timed_out > 0 {
+        return Err(Error::run("making the files", errors.examples.join("; "), "df -h; dmesg | tail"));
+    }
+    Ok(())
+}
+
+/// O_DIRECT where it can be had; a tail that isn't a whole block goes through the page cache.
+fn open_for_fill(draft: &Draft, job: &JobSpec, ring: bool) -> Result<Target, Error> {
+    let opener = Opener { job, write: true, ring };
+    match opener.target(draft) {
+        Ok(target) if target.bytes % u64::from(target.align()) == 0 => Ok(target),
+        _ => Opener { job: &JobSpec { cache: Cache::Allow, ..job.clone() }, ..opener }.target(draft),
+    }
+}
+
+struct Filling<'a> {
+    observer: &'a mut dyn Observer,
+    total: u64,
+    done: u64,
+}
+
+impl Observer for Filling<'_> {
+    fn progress(&mut self, p: &Progress) {
+        self.done += p.interval_bytes;
+        let share = 100.0 * self.done as f64 / self.total.max(1) as f64;
+        let message = format!("making files: {share:.0} % of {} MiB", self.total >> 20);
+        self.observer.progress(&Progress { phase: Phase::Prepare, message: Some(message), ..p.clone() });
+    }
+
+    fn stop(&mut self) -> bool {
+        self.observer.stop()
+    }
+}
+
+/// Files of ours that are about to hold something else: until the run has ended well nobody knows what.
+fn note_written(job: &JobSpec, drafts: &[Draft], held: &mut Locked) -> Result<Vec<(PathBuf, String)>, Error> {
+    let mut written = Vec::new();
+    if !job.writes() {
+        return Ok(written);
+    }
+    for draft in drafts {
+        for file in draft.files().into_iter().filter(|f| !f.is_device && f.ours) {
+            let dir = held.get_mut(&parent_of(&file.path)).expect("its directory was locked");
+            dir.insert(&file.path, file.bytes, None, &draft.content_name());
+            written.push((file.path.clone(), draft.content_name()));
+        }
+    }
+    if !written.is_empty() {
+        held.values_mut().try_for_each(Held::save)?;
+    }
+    Ok(written)
+}
+
+fn has_ring(job: &JobSpec) -> Result<bool, Error> {
+    let insists = job.sqpoll || job.iopoll || job.engine == Engine::Uring;
+    match Reactor::with_ring(RingOptions { depth: 8, sqpoll: job.sqpoll, iopoll: job.iopoll }) {
+        Ok(_) => Ok(true),
+        Err(e) if insists => Err(Error::machine(
+            "io_uring",
+            format!("the kernel refuses the ring: {e}"),
+            "forebay doctor for the reason, or --engine pread",
+        )),
+        Err(_) => Ok(false),
+    }
+}
+
+struct Opener<'a> {
+    job: &'a JobSpec,
+    write: bool,
+    ring: bool,
+}
+
+impl Opener<'_> {
+    fn target(&self, draft: &Draft) -> Result<Target, Error> {
+        let backing = match draft {
+            Draft::Nil { .. } => Backing::Nil,
+            Draft::File(file) => self.file(file)?,
+            Draft::Stripe { chunk, members } => {
+                let members = members.iter().map(|m| self.target(m)).collect::<Result<Vec<_>, _>>()?;
+                Backing::Stripe { chunk: *chunk, members }
+            }
+            Draft::Model { spec, over, .. } => {
+                let drive =
+                    SharedDrive::new(&DriveModel::parse(spec)?, self.job.seed, self.job.op.is_random());
+                let over = over.as_ref().map(|d| self.target(d).map(Box::new)).transpose()?;
+                Backing::Model { drive, over }
+            }
+        };
+        Ok(Target {
+            label: draft.label(),
+            content_id: content::file_id(&draft.content_name()),
+            bytes: draft.bytes(),
+            backing,
+        })
+    }
+
+    fn file(&self, file: &FilePlan) -> Result<Backing, Error> {
+        let job = self.job;
+        let direct = job.cache == Cache::Bypass && job.engine != Engine::Map;
+        let target = FileTarget::open(&file.path, FileAccess { write: self.write, direct })?;
+        if target.bytes < file.bytes {
+            let found = format!("it has {} bytes; {} were there a moment ago", target.bytes, file.bytes);
+            return Err(Error::run(
+                format!("open {}", file.path.display()),
+                found,
+                "the same command again, with nothing else writing there",
+            ));
+        }
+        let resident = match job.cache {
+            Cache::Warm => true,
+            Cache::Allow => cache::residency(&target.file, 0, file.bytes).is_ok_and(|share| share > 0.99),
+            Cache::Bypass | Cache::Drop => false,
+        };
+        let engine = target.choose(job.engine, !self.write, resident, self.ring);
+        if engine == Engine::Map && self.write {
+            return Err(Error::request("--engine map", "it only reads", "--engine inline"));
+        }
+        Ok(Backing::File { target, engine })
+    }
+}
+
+fn check_alignment(job: &JobSpec, target: &Target) -> Result<(), Error> {
+    let align = target.align();
+    let step = job.io_bytes_max.map(|_| job.io_bytes_step.unwrap_or(job.io_bytes));
+    let checks = [
+        ("--io-size", Some(job.io_bytes)),
+        ("--io-size up to", job.io_bytes_max),
+        ("--io-size in steps of", step),
+        ("--start", Some(job.start_bytes)),
+        ("--align", job.align_bytes),
+        ("--file-size", job.writes().then_some(target.bytes)),
+    ];
+    let off = |value: &u64| value % u64::from(align) != 0;
+    match checks.iter().find_map(|(what, value)| value.filter(off).map(|v| (what, v))) {
+        Some((what, value)) => Err(misaligned(Path::new(&target.label), what, value, align)),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,386 @@
+//! What happened, as a `RunRecord`.
+
+use super::fleet::{add_errors, Ran};
+use super::outfit::effective_depth;
+use super::tally::Tally;
+use super::threads;
+use super::warnings;
+use crate::clock;
+use crate::doctor;
+use crate::gpu::cuda::{self, Device};
+use crate::meter::{cpu, noise};
+use crate::source::{Backing, Target};
+use forebay_model::job::{Cache, Engine, JobSpec, PathKind};
+use forebay_model::record::*;
+use forebay_model::{stats, Latency};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::OnceLock;
+
+pub const GIB: f64 = (1u64 << 30) as f64;
+
+pub struct Context<'a> {
+    pub job: &'a JobSpec,
+    pub command: Vec<String>,
+    pub started: u64,
+    pub targets: &'a [Target],
+    pub device: Option<&'a Device>,
+    pub path_reason: Option<String>,
+    pub resident_before: Result<f64, String>,
+    pub resident_after: Result<f64, String>,
+}
+
+pub fn throughput(ran: &Ran) -> f64 {
+    per(ran.bytes() as f64 / GIB, ran.seconds)
+}
+
+fn per(value: f64, seconds: f64) -> f64 {
+    if seconds > 0.0 {
+        value / seconds
+    } else {
+        0.0
+    }
+}
+
+static COMMIT: OnceLock<Option<String>> = OnceLock::new();
+
+/// The commit that the program was built from, told once by whoever links the engine.
+pub fn built_from(commit: Option<&str>) {
+    let _ = COMMIT.set(commit.filter(|c| !c.is_empty()).map(String::from));
+}
+
+/// What this build is and can do.
+pub fn build() -> Build {
+    let map = crate::copy::GUARDED.then_some("map");
+    let features = ["uring", "pread", "cuda-dlopen"].into_iter().chain(map).map(String::from).collect();
+    Build { version: env!("CARGO_PKG_VERSION").into(), commit: COMMIT.get().cloned().flatten(), features }
+}
+
+/// 16 hexadecimal digits that no other run has.
+pub fn new_id() -> String {
+    let mut bytes = [0u8; 8];
+    // SAFETY: getrandom fills eight bytes of a local; a short answer leaves zeroes, which the time below mixes.
+    unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), 8, 0) };
+    format!("{:016x}", u64::from_ne_bytes(bytes) ^ clock::wall_seconds())
+}
+
+pub fn pattern_of(job: &JobSpec) -> String {
+    if job.op.is_random() { "random" } else { "sequential" }.into()
+}
+
+pub fn name_of(path: PathKind) -> String {
+    serde_json::to_value(path).ok().and_then(|v| v.as_str().map(String::from)).unwrap_or_default()
+}
+
+pub fn of(context: Context, runs: &[Ran]) -> RunRecord {
+    let mut missing = BTreeMap::new();
+    let cache = cache_state(&context, runs, &mut missing);
+    let result = result_of(&context, runs);
+    note_missing(&context, runs, &result, &mut missing);
+    let warnings = warnings::of(&context, &result, &cache, runs);
+    let paths: Vec<_> = context.targets.iter().flat_map(Target::files).map(|(f, _)| f.path.clone()).collect();
+    let simulated = context.targets.iter().any(Target::is_simulated);
+    RunRecord {
+        schema: SCHEMA.into(),
+        id: new_id(),
+        started: clock::rfc3339(context.started),
+        origin: if simulated { "simulated" } else { "measured" }.into(),
+        forebay: build(),
+        environment: doctor::environment(&paths),
+        job: job_of(&context, runs[0].kit.queues),
+        path: path_of(&context, runs),
+        command: context.command,
+        cache,
+        result,
+        missing,
+        warnings,
+    }
+}
+
+fn result_of(context: &Context, runs: &[Ran]) -> RunResult {
+    let cores = threads::online();
+    let repeats: Vec<Repeat> = runs.iter().map(|r| repeat_of(r, cores)).collect();
+    let tallies: Vec<&Tally> = runs.iter().flat_map(|r| &r.tallies).collect();
+    let sum = |f: fn(&Tally) -> u64| tallies.iter().map(|t| f(t)).sum::<u64>();
+    let seconds: f64 = runs.iter().map(|r| r.seconds).sum();
+    let (read_bytes, write_bytes, ios) = (sum(|t| t.read_bytes), sum(|t| t.write_bytes), sum(|t| t.ios));
+    let bytes = read_bytes + write_bytes;
+    let latency = merged(tallies.iter().map(|t| &t.latency));
+    let has_copy = tallies.iter().any(|t| t.copy.is_some());
+    let numbered = |(n, r): (usize, &Ran)| {
+        r.points.iter().map(move |p| Point { repeat: n as u32, ..p.clone() }).collect::<Vec<_>>()
+    };
+    let series: Vec<Point> = runs.iter().enumerate().flat_map(numbered).collect();
+    RunResult {
+        seconds,
+        bytes,
+        ios,
+        read_bytes,
+        write_bytes,
+        throughput_gib_s: per(bytes as f64 / GIB, seconds),
+        iops: per(ios as f64, seconds),
+        latency_us: latency.summary(),
+        histogram: latency.encode(),
+        copy_latency_us: has_copy.then(|| merged(tallies.iter().filter_map(|t| t.copy.as_deref())).summary()),
+        cpu: add_cpu(&repeats, cores),
+        power: mean_power(&repeats),
+        errors: add_errors(runs.iter().map(Ran::errors).collect::<Vec<_>>().iter()),
+        noise: mean_noise(&repeats, &series),
+        verified_bytes: sum(|t| t.verified_bytes),
+        summary: stats::summarize(&repeats),
+        workers: workers_of(&tallies, context.job.workers),
+        targets: targets_of(&tallies, context.targets),
+        hosts: Vec::new(),
+        interrupted: runs.iter().any(|r| r.interrupted),
+        steady_after_s: runs.iter().find_map(|r| r.steady_after_s),
+        repeats,
+        series,
+    }
+}
+
+fn merged<'a>(parts: impl Iterator<Item = &'a Latency>) -> Latency {
+    parts.fold(Latency::default(), |mut all, l| {
+        all.merge(l);
+        all
+    })
+}
+
+fn repeat_of(ran: &Ran, cores: u32) -> Repeat {
+    let (bytes, ios) = (ran.bytes(), ran.ios());
+    let cpu = ran.readings.cpu.as_ref().map(|reading| cpu::fill(reading, reading.wall_s, bytes, ios, cores));
+    Repeat {
+        seconds: ran.seconds,
+        bytes,
+        ios,
+        throughput_gib_s: throughput(ran),
+        iops: per(ios as f64, ran.seconds),
+        latency_us: merged(ran.tallies.iter().map(|t| &t.latency)).summary(),
+        cpu: cpu.unwrap_or_default(),
+        power: with_joules(&ran.readings.power, bytes, ran.seconds),
+        noise: Noise { series_cv_pct: variation(&ran.points), ..ran.readings.noise.clone() },
+    }
+}
+
+fn variation(points: &[Point]) -> Option<f64> {
+    let rates: Vec<f64> = points.iter().filter(|p| !p.warmup).map(|p| p.gib_s).collect();
+    noise::cv_pct(&rates)
+}
+
+fn with_joules(power: &[Power], bytes: u64, seconds: f64) -> Vec<Power> {
+    let joules = |p: &Power| (bytes > 0).then(|| p.watts_mean * seconds / (bytes as f64 / GIB));
+    power.iter().map(|p| Power { joules_per_gib: joules(p), ..p.clone() }).collect()
+}
+
+fn add_cpu(repeats: &[Repeat], cores: u32) -> Cpu {
+    let (seconds, bytes, ios) =
+        repeats.iter().fold((0.0, 0, 0), |(s, b, n), r| (s + r.seconds, b + r.bytes, n + r.ios));
+    let sum = |f: fn(&Cpu) -> f64| repeats.iter().map(|r| f(&r.cpu)).sum::<f64>();
+    let (user_s, system_s) = (sum(|c| c.user_s), sum(|c| c.system_s));
+    let mean = |f: fn(&Cpu) -> Option<f64>| {
+        repeats.iter().map(|r| f(&r.cpu)).collect::<Option<Vec<_>>>().map(|v| stats::mean(&v))
+    };
+    Cpu {
+        user_s,
+        system_s,
+        cores_busy: per(user_s + system_s, seconds),
+        user_pct: per(100.0 * user_s, seconds * f64::from(cores)),
+        system_pct: per(100.0 * system_s, seconds * f64::from(cores)),
+        cpu_s_per_gib: (bytes > 0).then(|| (user_s + system_s) / (bytes as f64 / GIB)),
+        ns_per_io: (ios > 0).then(|| (user_s + system_s) * 1e9 / ios as f64),
+        machine_cores_busy: mean(|c| c.machine_cores_busy),
+        others_cores_busy: mean(|c| c.others_cores_busy),
+    }
+}
+
+fn mean_power(repeats: &[Repeat]) -> Vec<Power> {
+    let (seconds, bytes) = repeats.iter().fold((0.0, 0), |(s, b), r| (s + r.seconds, b + r.bytes));
+    let mut by_scope: BTreeMap<(&str, &str), (f64, u32)> = BTreeMap::new();
+    for (r, p) in repeats.iter().flat_map(|r| r.power.iter().map(move |p| (r, p))) {
+        let entry = by_scope.entry((&p.source, &p.scope)).or_default();
+        entry.0 += p.watts_mean * r.seconds;
+        entry.1 += p.samples;
+    }
+    let power = |((source, scope), (joules, samples)): ((&str, &str), (f64, u32))| Power {
+        source: source.into(),
+        scope: scope.into(),
+        watts_mean: per(joules, seconds),
+        joules_per_gib: None,
+        samples,
+    };
+    with_joules(&by_scope.into_iter().map(power).collect::<Vec<_>>(), bytes, seconds)
+}
+
+fn mean_noise(repeats: &[Repeat], series: &[Point]) -> Noise {
+    let mean = |f: fn(&Noise) -> Option<f64>| {
+        let values: Vec<f64> = repeats.iter().filter_map(|r| f(&r.noise)).collect();
+        (!values.is_empty()).then(|| stats::mean(&values))
+    };
+    Noise {
+        steal_pct: mean(|n| n.steal_pct),
+        others_cores_busy: mean(|n| n.others_cores_busy),
+        throttled: repeats.iter().filter_map(|r| r.noise.throttled).reduce(|a, b| a + b),
+        series_cv_pct: variation(series),
+    }
+}
+
+fn workers_of(tallies: &[&Tally], workers: u32) -> Vec<WorkerResult> {
+    let of = |w: u32| {
+        let own: Vec<_> = tallies.iter().filter(|t| t.worker == w).collect();
+        let latency = merged(own.iter().map(|t| &t.latency)).summary();
+        WorkerResult {
+            worker: w,
+            cpu: own.first().and_then(|t| t.cpu),
+            bytes: own.iter().map(|t| t.read_bytes + t.write_bytes).sum(),
+            ios: own.iter().map(|t| t.ios).sum(),
+            latency_us_p50: latency.p50,
+            latency_us_p99: latency.p99,
+        }
+    };
+    (0..workers).map(of).collect()
+}
+
+fn targets_of(tallies: &[&Tally], targets: &[Target]) -> Vec<TargetResult> {
+    let total =
+        |i: usize, f: fn(&(u64, u64)) -> u64| tallies.iter().filter_map(|t| t.targets.get(i)).map(f).sum();
+    let result = |(i, t): (usize, &Target)| TargetResult {
+        target: t.label.clone(),
+        bytes: total(i, |c| c.0),
+        ios: total(i, |c| c.1),
+    };
+    targets.iter().enumerate().map(result).collect()
+}
+
+fn job_of(context: &Context, queues: u32) -> Job {
+    let job = context.job;
+    Job {
+        source: job.sources.join(" "),
+        pattern: pattern_of(job),
+        direct: context.targets.iter().flat_map(Target::files).any(|(f, _)| f.direct),
+        data_bytes: context
+            .targets
+            .iter()
+            .map(|t| t.bytes.saturating_sub(job.start_bytes))
+            .fold(0, u64::saturating_add),
+        queues,
+        spec: job.clone(),
+    }
+}
+
+fn path_of(context: &Context, runs: &[Ran]) -> PathRan {
+    let sum = |f: fn(&Tally) -> u64| runs.iter().flat_map(|r| &r.tallies).map(f).sum::<u64>();
+    let kit = &runs[0].kit;
+    let ran = name_of(context.job.path);
+    PathRan {
+        requested: if context.path_reason.is_some() { "auto".into() } else { ran.clone() },
+        ran,
+        reason: reason(context),
+        engine: engines(context.targets),
+        engine_features: kit.features.iter().map(|f| (*f).to_string()).collect(),
+        direct_bytes: sum(|t| t.direct_bytes),
+        staged_bytes: sum(|t| t.staged_bytes),
+        mapped_bytes: sum(|t| t.mapped_bytes),
+        destination: context.device.map_or_else(|| "host".into(), |d| format!("gpu:{}", d.index())),
+        slot_pages: kit.pages.into(),
+        slot_bytes: kit.slot_bytes,
+        slots_pinned: context.device.is_some(),
+    }
+}
+
+fn reason(context: &Context) -> Option<String> {
+    let mut reasons: Vec<String> = context.path_reason.iter().cloned().collect();
+    if context.job.path == PathKind::Bounce && context.device.is_none() {
+        let why = cuda::devices().1.unwrap_or_else(|| "no GPU".into());
+        reasons.push(format!("the destination is host memory: {why}"));
+    }
+    if context.job.depth > 1 && effective_depth(context.job, context.targets.iter()) == 1 {
+        reasons.push("the data is in memory and read inline: one I/O in flight per worker".into());
+    }
+    (!reasons.is_empty()).then(|| reasons.join("; "))
+}
+
+fn engines(targets: &[Target]) -> String {
+    let name = |t: &Target| match &t.backing {
+        Backing::Nil => Some("nil"),
+        Backing::Model { .. } => Some("model"),
+        Backing::Stripe { .. } => None,
+        Backing::File { engine, .. } => Some(match engine {
+            Engine::Uring | Engine::Auto => "uring",
+            Engine::Pread => "pread",
+            Engine::Inline => "inline",
+            Engine::Map => "map",
+        }),
+    };
+    let names: BTreeSet<&str> = targets.iter().flat_map(Target::walk).filter_map(name).collect();
+    names.into_iter().collect::<Vec<_>>().join("+")
+}
+
+fn cache_state(context: &Context, runs: &[Ran], missing: &mut BTreeMap<String, String>) -> CacheState {
+    let files: Vec<_> = context.targets.iter().flat_map(Target::files).map(|(f, _)| f).collect();
+    let policy = match context.job.cache {
+        _ if files.is_empty() => "none",
+        _ if files.iter().all(|f| f.in_memory) => "memory",
+        Cache::Bypass if files.iter().any(|f| f.direct) => "bypass",
+        Cache::Bypass | Cache::Allow => "allow",
+        Cache::Drop => "drop",
+        Cache::Warm => "warm",
+    };
+    let mut told = |field: &str, value: &Result<f64, String>| {
+        value.as_ref().map_err(|why| missing.insert(format!("cache.{field}"), why.clone())).ok().copied()
+    };
+    CacheState {
+        policy: policy.into(),
+        resident_before: told("resident_before", &context.resident_before),
+        resident_after: told("resident_after", &context.resident_after),
+        device_bytes: runs.iter().map(|r| r.readings.device_bytes).sum::<Option<u64>>(),
+    }
+}
+
+fn note_missing(context: &Context, runs: &[Ran], result: &RunResult, missing: &mut BTreeMap<String, String>) {
+    for run in runs {
+        missing.extend(run.readings.missing.iter().map(|(k, v)| (k.clone(), v.clone())));
+    }
+    let mut note = |field: &str, absent: bool, why: &str| {
+        if absent {
+            missing.entry(field.into()).or_insert_with(|| why.into());
+        }
+    };
+    let steady = if context.job.until_steady {
+        "the run never became steady"
+    } else {
+        "--until-steady wasn't asked for"
+    };
+    note(
+        "cache.device_bytes",
+        runs.iter().any(|r| r.readings.device_bytes.is_none()),
+        "no block device is below this source",
+    );
+    note("result.copy_latency_us", result.copy_latency_us.is_none(), "the path has no second stage");
+    note("result.power", result.power.is_empty(), "no power meter answered");
+    note(
+        "result.noise.series_cv_pct",
+        result.noise.series_cv_pct.is_none(),
+        "the run was shorter than two intervals",
+    );
+    note("result.cpu.cpu_s_per_gib", result.cpu.cpu_s_per_gib.is_none(), "no bytes were moved");
+    note("result.cpu.ns_per_io", result.cpu.ns_per_io.is_none(), "no I/O was done");
+    note(
+        "result.cpu.machine_cores_busy",
+        result.cpu.machine_cores_busy.is_none(),
+        "/proc/stat doesn't say, or the run was too short for its ticks",
+    );
+    note(
+        "result.cpu.others_cores_busy",
+        result.cpu.others_cores_busy.is_none(),
+        "/proc/stat doesn't say, or the run was too short for its ticks",
+    );
+    note(
+        "result.summary.throughput_gib_s_sd",
+        result.summary.throughput_gib_s_sd.is_none(),
+        "one repeat has no spread; --repeat 5",
+    );
+    note(
+        "result.summary.throughput_gib_s_ci95",
+        result.summary.throughput_gib_s_ci95.is_none(),
+        "one repeat has no spread; --repeat 5",
+    );
+    note("result.steady_after_s", result.steady_after_s.is_none(), steady);
+}

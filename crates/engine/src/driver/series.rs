@@ -1,0 +1,152 @@
+//! The time series: workers' intervals put together, in the order of time.
+
+use super::tally::Snapshot;
+use super::{TargetRate, WorkerRate};
+use crate::meter::cpu;
+use forebay_model::record::Point;
+use forebay_model::Latency;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+const GIB: f64 = (1u64 << 30) as f64;
+/// A longer run keeps its first points: six days at the default interval.
+const POINTS_MAX: usize = 1_000_000;
+
+/// What a live view shows beside a point.
+#[derive(Clone, Debug, Default)]
+pub struct Detail {
+    pub bytes: u64,
+    pub bytes_so_far: u64,
+    pub ios_so_far: u64,
+    pub workers: Vec<WorkerRate>,
+    pub targets: Vec<TargetRate>,
+}
+
+#[derive(Default)]
+struct Bin {
+    reports: u32,
+    end: Duration,
+    bytes: u64,
+    ios: u64,
+    mean_weighted: f64,
+    latency: Option<Latency>,
+    measured: bool,
+    /// (worker, bytes, ios).
+    workers: Vec<(u32, u64, u64)>,
+    targets: Vec<u64>,
+}
+
+pub struct Series {
+    workers: u32,
+    labels: Vec<String>,
+    interval: Duration,
+    bins: BTreeMap<u64, Bin>,
+    last_end: Duration,
+    last_cpu_s: f64,
+    bytes: u64,
+    ios: u64,
+    points: Vec<Point>,
+}
+
+impl Series {
+    pub fn new(workers: u32, labels: Vec<String>, interval: Duration) -> Series {
+        Series {
+            workers,
+            labels,
+            interval,
+            bins: BTreeMap::new(),
+            last_end: Duration::ZERO,
+            last_cpu_s: cpu::process().total_s(),
+            bytes: 0,
+            ios: 0,
+            points: Vec::new(),
+        }
+    }
+
+    pub fn add(&mut self, s: Snapshot) {
+        let index = (s.at.as_nanos() / self.interval.as_nanos().max(1)) as u64;
+        let bin = self.bins.entry(index).or_default();
+        bin.targets.resize(self.labels.len(), 0);
+        bin.reports += 1;
+        bin.end = bin.end.max(s.at);
+        bin.bytes += s.bytes;
+        bin.ios += s.ios;
+        bin.mean_weighted += s.mean_ns * s.ios as f64;
+        bin.measured |= s.measured;
+        bin.workers.push((s.worker, s.bytes, s.ios));
+        bin.targets.iter_mut().zip(&s.targets).for_each(|(sum, t)| *sum += t);
+        if let Some(latency) = s.latency {
+            match &mut bin.latency {
+                Some(sum) => sum.merge(&latency),
+                none => *none = Some(latency),
+            }
+        }
+    }
+
+    /// Points that every worker has reported, or that newer ones have overtaken.
+    pub fn ripe(&mut self) -> Vec<(Point, Detail)> {
+        let newest = self.bins.keys().next_back().copied().unwrap_or(0);
+        let is_ripe = |(k, b): &(&u64, &Bin)| b.reports >= self.workers || **k + 2 <= newest;
+        let ready: Vec<u64> = self.bins.iter().filter(is_ripe).map(|(k, _)| *k).collect();
+        let bins: Vec<Bin> = ready.iter().filter_map(|k| self.bins.remove(k)).collect();
+        bins.into_iter().filter_map(|b| self.point(b)).collect()
+    }
+
+    pub fn keep(&mut self, point: Point) {
+        if self.points.len() < POINTS_MAX {
+            self.points.push(point);
+        }
+    }
+
+    /// The last interval is usually a part of one.
+    pub fn finish(mut self) -> Vec<Point> {
+        for bin in std::mem::take(&mut self.bins).into_values() {
+            if let Some((point, _)) = self.point(bin) {
+                self.keep(point);
+            }
+        }
+        self.points
+    }
+
+    fn point(&mut self, bin: Bin) -> Option<(Point, Detail)> {
+        let seconds = bin.end.saturating_sub(self.last_end).as_secs_f64();
+        // What trails the end of the run by less than a tenth of an interval says nothing about a rate.
+        if seconds < self.interval.as_secs_f64() / 10.0 {
+            return None;
+        }
+        let cpu_s = cpu::process().total_s();
+        self.bytes += bin.bytes;
+        self.ios += bin.ios;
+        let rate = |bytes: u64| bytes as f64 / GIB / seconds;
+        let point = Point {
+            t_s: bin.end.as_secs_f64(),
+            gib_s: rate(bin.bytes),
+            iops: bin.ios as f64 / seconds,
+            latency_us_mean: (bin.ios > 0).then(|| bin.mean_weighted / bin.ios as f64 / 1e3),
+            latency_us_p99: bin.latency.filter(|l| l.count() > 0).map(|l| l.percentile_ns(99.0) as f64 / 1e3),
+            cores_busy: Some((cpu_s - self.last_cpu_s) / seconds),
+            warmup: !bin.measured,
+            repeat: 0,
+        };
+        let mut workers = bin.workers;
+        workers.sort_unstable();
+        let detail = Detail {
+            bytes: bin.bytes,
+            bytes_so_far: self.bytes,
+            ios_so_far: self.ios,
+            workers: workers
+                .iter()
+                .map(|(_, b, n)| WorkerRate { gib_s: rate(*b), iops: *n as f64 / seconds })
+                .collect(),
+            targets: self
+                .labels
+                .iter()
+                .zip(&bin.targets)
+                .map(|(l, b)| TargetRate { target: l.clone(), gib_s: rate(*b) })
+                .collect(),
+        };
+        self.last_end = bin.end;
+        self.last_cpu_s = cpu_s;
+        Some((point, detail))
+    }
+}

@@ -1,0 +1,131 @@
+//! What a worker counts.
+
+use crate::queue::Via;
+use forebay_model::pattern::Next;
+use forebay_model::record::Errors;
+use forebay_model::Latency;
+use std::time::Duration;
+
+const EXAMPLES_MAX: usize = 5;
+
+/// Everything one worker has to say at the end.
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    pub worker: u32,
+    pub cpu: Option<u32>,
+    pub latency: Latency,
+    /// The copy of `bounce`.
+    pub copy: Option<Box<Latency>>,
+    pub ios: u64,
+    pub read_bytes: u64,
+    pub write_bytes: u64,
+    pub direct_bytes: u64,
+    pub staged_bytes: u64,
+    pub mapped_bytes: u64,
+    pub verified_bytes: u64,
+    /// (bytes, ios) by target.
+    pub targets: Vec<(u64, u64)>,
+    pub errors: Errors,
+    /// Slots that the device never gave back.
+    pub lost: u32,
+    /// When its last I/O was booked, since the run began.
+    pub ended: Duration,
+    interval: Interval,
+}
+
+/// Since the last snapshot.
+#[derive(Clone, Debug, Default)]
+struct Interval {
+    latency: Latency,
+    bytes: u64,
+    ios: u64,
+    targets: Vec<u64>,
+    measured: bool,
+}
+
+/// One interval of one worker.
+#[derive(Debug)]
+pub struct Snapshot {
+    pub worker: u32,
+    /// End of the interval since the run began.
+    pub at: Duration,
+    pub bytes: u64,
+    pub ios: u64,
+    pub mean_ns: f64,
+    pub measured: bool,
+    pub latency: Option<Latency>,
+    pub targets: Vec<u64>,
+}
+
+impl Tally {
+    pub fn new(worker: u32, cpu: Option<u32>, targets: usize) -> Tally {
+        let interval = Interval { targets: vec![0; targets], ..Interval::default() };
+        Tally { worker, cpu, targets: vec![(0, 0); targets], interval, ..Tally::default() }
+    }
+
+    /// Whether the interval that begins now is part of the measured time.
+    pub fn measures(&mut self, measured: bool) {
+        self.interval.measured = measured;
+    }
+
+    /// Books an I/O: in the warm-up only into the series.
+    #[inline]
+    pub fn complete(&mut self, io: &Next, took: Duration, via: Via, copy_ns: u32) {
+        let bytes = u64::from(io.len);
+        self.interval.latency.record(took.as_nanos() as u64);
+        self.interval.bytes += bytes;
+        self.interval.ios += 1;
+        self.interval.targets[io.target as usize] += bytes;
+        if !self.interval.measured {
+            return;
+        }
+        self.ios += 1;
+        if io.is_read {
+            self.read_bytes += bytes;
+        } else {
+            self.write_bytes += bytes;
+        }
+        match via {
+            Via::Direct => self.direct_bytes += bytes,
+            Via::Staged => self.staged_bytes += bytes,
+            Via::Mapped => self.mapped_bytes += bytes,
+            Via::Nothing => {}
+        }
+        let target = &mut self.targets[io.target as usize];
+        target.0 += bytes;
+        target.1 += 1;
+        if copy_ns > 0 {
+            self.copy.get_or_insert_default().record(u64::from(copy_ns));
+        }
+    }
+
+    pub fn example(&mut self, text: String) {
+        if self.errors.examples.len() < EXAMPLES_MAX {
+            self.errors.examples.push(text);
+        }
+    }
+
+    /// Closes the interval that ends at `at`. Its latencies join the total if it was measured.
+    pub fn snapshot(&mut self, at: Duration, measures_next: bool, with_histogram: bool) -> Snapshot {
+        let interval = &mut self.interval;
+        if interval.measured {
+            self.latency.merge(&interval.latency);
+        }
+        let snapshot = Snapshot {
+            worker: self.worker,
+            at,
+            bytes: interval.bytes,
+            ios: interval.ios,
+            mean_ns: interval.latency.mean_ns(),
+            measured: interval.measured,
+            latency: with_histogram.then(|| interval.latency.clone()),
+            targets: interval.targets.clone(),
+        };
+        interval.latency.clear();
+        interval.bytes = 0;
+        interval.ios = 0;
+        interval.measured = measures_next;
+        interval.targets.fill(0);
+        snapshot
+    }
+}

@@ -1,0 +1,99 @@
+//! Where a worker's thread runs, and how precisely it sleeps.
+
+/// Pins the calling thread and its memory. The driver has checked that both exist.
+pub fn settle_in(cpu: Option<u32>, numa: Option<u32>) {
+    // SAFETY: prctl with integers; 1 ns of slack makes timed waits as sharp as the hardware allows.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1u64, 0u64, 0u64, 0u64) };
+    match (cpu, numa) {
+        (Some(cpu), _) => pin(&[cpu]),
+        (None, Some(node)) => pin(&cpus_of_node(node)),
+        (None, None) => {}
+    }
+    if let Some(node) = numa {
+        bind_memory(node);
+    }
+}
+
+fn pin(cpus: &[u32]) {
+    // SAFETY: a zeroed cpu_set_t on the stack; CPU_SET checks its index.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        for cpu in cpus {
+            libc::CPU_SET(*cpu as usize, &mut set);
+        }
+        libc::sched_setaffinity(0, std::mem::size_of::<libc::cpu_set_t>(), &set);
+    }
+}
+
+fn bind_memory(node: u32) {
+    const MPOL_BIND: i32 = 2;
+    if node >= 1024 {
+        return;
+    }
+    let mut mask = [0u64; 16];
+    mask[(node / 64) as usize] = 1 << (node % 64);
+    // SAFETY: the mask lives on this stack frame and its length in bits is given.
+    unsafe { libc::syscall(libc::SYS_set_mempolicy, MPOL_BIND, mask.as_ptr(), 1025u64) };
+}
+
+/// CPUs of a NUMA node; empty where the node isn't there.
+pub fn cpus_of_node(node: u32) -> Vec<u32> {
+    let path = format!("/sys/devices/system/node/node{node}/cpulist");
+    std::fs::read_to_string(path).ok().and_then(|t| parse_cpus(&t).ok()).unwrap_or_default()
+}
+
+/// Logical processors of the machine that are online.
+pub fn online() -> u32 {
+    // SAFETY: sysconf with a name it knows.
+    unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }.max(1) as u32
+}
+
+/// CPUs that this process may use.
+pub fn allowed() -> Vec<u32> {
+    // SAFETY: sched_getaffinity fills a zeroed set on the stack.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        if libc::sched_getaffinity(0, std::mem::size_of::<libc::cpu_set_t>(), &mut set) != 0 {
+            return Vec::new();
+        }
+        (0..libc::CPU_SETSIZE as u32).filter(|c| libc::CPU_ISSET(*c as usize, &set)).collect()
+    }
+}
+
+/// `0-3,8` → 0 1 2 3 8.
+pub fn parse_cpus(text: &str) -> Result<Vec<u32>, String> {
+    const CPUS_MAX: u32 = 1024;
+    let mut cpus = Vec::new();
+    for part in text.trim().split(',').filter(|p| !p.is_empty()) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let number = |t: &str| {
+            t.trim()
+                .parse::<u32>()
+                .ok()
+                .filter(|n| *n < CPUS_MAX)
+                .ok_or(format!("'{part}' is no range of CPUs"))
+        };
+        let (first, last) = (number(first)?, number(last)?);
+        if last < first {
+            return Err(format!("'{part}' runs backwards"));
+        }
+        cpus.extend(first..=last);
+    }
+    if cpus.is_empty() {
+        return Err("it names no CPU".into());
+    }
+    Ok(cpus)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_cpus;
+
+    #[test]
+    fn lists_of_cpus_parse() {
+        assert_eq!(parse_cpus("0-3,8").unwrap(), [0, 1, 2, 3, 8]);
+        for bad in ["3-1", "a", "0-99999", "", ","] {
+            assert!(parse_cpus(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! A modelled drive without content: the job is played in virtual time, as fast
+//! as the arithmetic goes, with no limit from this machine.
+
+use super::plan::Draft;
+use super::record::{build, name_of, new_id, pattern_of, GIB};
+use super::Outcome;
+use crate::{clock, doctor};
+use forebay_model::device::DriveModel;
+use forebay_model::job::{JobSpec, PathKind};
+use forebay_model::record::*;
+use forebay_model::simulate::{self, closed_loop, Load};
+use forebay_model::{stats, Error, Latency};
+use std::collections::BTreeMap;
+
+const DURATION_DEFAULT: f64 = 10.0;
+const NO_MACHINE: &str = "virtual time: no machine took part";
+const NULL_FIELDS: &[&str] = &[
+    "cache.resident_before",
+    "cache.resident_after",
+    "cache.device_bytes",
+    "result.copy_latency_us",
+    "result.cpu",
+    "result.cpu.cpu_s_per_gib",
+    "result.cpu.ns_per_io",
+    "result.cpu.machine_cores_busy",
+    "result.cpu.others_cores_busy",
+    "result.power",
+    "result.noise.steal_pct",
+    "result.noise.others_cores_busy",
+    "result.noise.throttled",
+    "result.noise.series_cv_pct",
+    "result.steady_after_s",
+    "result.summary.cpu_s_per_gib_median",
+];
+
+pub fn run(job: &JobSpec, drafts: &[Draft], command: Vec<String>, started: u64) -> Result<Outcome, Error> {
+    let model = one_model(drafts)?;
+    refuse_what_time_cannot_show(job)?;
+    let data_bytes = drafts[0].bytes().saturating_sub(job.start_bytes);
+    let load = |n: u32| Load {
+        workers: job.workers,
+        depth: job.depth,
+        op: job.op,
+        read_pct: job.read_pct,
+        io_bytes: job.io_bytes,
+        data_bytes,
+        duration_s: job.duration_s.unwrap_or(DURATION_DEFAULT),
+        seed: job.seed.wrapping_add(u64::from(n)),
+        interval_s: f64::from(job.interval_ms) / 1e3,
+    };
+    let outcomes = (0..job.repeat).map(|n| closed_loop(&model, &load(n))).collect::<Result<Vec<_>, _>>()?;
+    let job_ran = Job {
+        source: job.sources.join(" "),
+        pattern: pattern_of(job),
+        direct: false,
+        data_bytes,
+        queues: job.workers,
+        spec: job.clone(),
+    };
+    let source = format!("{} played in virtual time: {}", model.name, model.source);
+    let record = RunRecord {
+        schema: SCHEMA.into(),
+        id: new_id(),
+        started: clock::rfc3339(started),
+        command,
+        origin: "simulated".into(),
+        forebay: build(),
+        environment: doctor::environment(&[]),
+        job: job_ran,
+        path: path_of(job, &model),
+        cache: CacheState { policy: "none".into(), ..CacheState::default() },
+        result: result_of(&outcomes, &drafts[0].label()),
+        missing: missing(job),
+        warnings: vec![Warning { id: "simulated".into(), text: source, next: "a real source".into() }],
+    };
+    Ok(Outcome { record, failure: None })
+}
+
+fn result_of(outcomes: &[simulate::Outcome], label: &str) -> RunResult {
+    let mut latency = Latency::default();
+    outcomes.iter().for_each(|o| latency.merge(&o.latency));
+    let repeat = |o: &simulate::Outcome| Repeat {
+        seconds: o.seconds,
+        bytes: o.bytes,
+        ios: o.ios,
+        throughput_gib_s: o.throughput_gib_s(),
+        iops: o.iops(),
+        latency_us: o.latency.summary(),
+        ..Repeat::default()
+    };
+    let repeats: Vec<Repeat> = outcomes.iter().map(repeat).collect();
+    let (seconds, bytes, ios) =
+        repeats.iter().fold((0.0, 0, 0), |(s, b, n), r| (s + r.seconds, b + r.bytes, n + r.ios));
+    let read_bytes = outcomes.iter().map(|o| o.read_bytes).sum();
+    let numbered = |(n, o): (usize, &simulate::Outcome)| {
+        o.series.iter().map(move |p| Point { repeat: n as u32, ..p.clone() }).collect::<Vec<_>>()
+    };
+    RunResult {
+        seconds,
+        bytes,
+        ios,
+        read_bytes,
+        write_bytes: bytes - read_bytes,
+        throughput_gib_s: bytes as f64 / GIB / seconds,
+        iops: ios as f64 / seconds,
+        latency_us: latency.summary(),
+        histogram: latency.encode(),
+        summary: stats::summarize(&repeats),
+        series: outcomes.iter().enumerate().flat_map(numbered).collect(),
+        targets: vec![TargetResult { target: label.into(), bytes, ios }],
+        repeats,
+        ..RunResult::default()
+    }
+}
+
+fn one_model(drafts: &[Draft]) -> Result<DriveModel, Error> {
+    match drafts {
+        [Draft::Model { spec, .. }] => DriveModel::parse(spec),
+        _ => Err(Error::request(
+            "several models at once",
+            "virtual time plays one",
+            "model:NAME?drives=N for several drives; time=real to combine sources",
+        )),
+    }
+}
+
+/// Options that only mean something on a machine are refused, not ignored.
+fn refuse_what_time_cannot_show(job: &JobSpec) -> Result<(), Error> {
+    let unknown = [
+        ("--verify", job.verify),
+        ("--rate", job.rate_gib_s.is_some() || job.rate_iops.is_some()),
+        ("--passes", job.passes.is_some()),
+        ("--io-size with a range", job.io_bytes_max.is_some()),
+        ("--until-steady", job.until_steady),
+        ("--until-ci", job.until_ci_pct.is_some()),
+        ("--faults", job.faults.is_some()),
+        ("--distribution other than uniform", job.distribution != "uniform"),
+    ];
+    match unknown.iter().find(|(_, asked)| *asked) {
+        Some((flag, _)) => Err(Error::request(
+            format!("{flag} on a model in virtual time"),
+            "it has no meaning there",
+            "model:NAME?time=real",
+        )),
+        None => Ok(()),
+    }
+}
+
+fn path_of(job: &JobSpec, model: &DriveModel) -> PathRan {
+    let requested = name_of(job.path);
+    PathRan {
+        ran: if job.path == PathKind::Auto { "host".into() } else { requested.clone() },
+        requested,
+        reason: Some(format!(
+            "simulated: {} in virtual time; the path itself costs nothing there",
+            model.name
+        )),
+        engine: "model".into(),
+        destination: "none".into(),
+        slot_pages: "none".into(),
+        ..PathRan::default()
+    }
+}
+
+fn missing(job: &JobSpec) -> BTreeMap<String, String> {
+    let mut missing: BTreeMap<String, String> =
+        NULL_FIELDS.iter().map(|f| ((*f).to_string(), NO_MACHINE.to_string())).collect();
+    if job.repeat < 2 {
+        for field in ["result.summary.throughput_gib_s_sd", "result.summary.throughput_gib_s_ci95"] {
+            missing.insert(field.into(), "one repeat has no spread; --repeat 5".into());
+        }
+    }
+    missing
+}

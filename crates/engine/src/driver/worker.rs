@@ -1,0 +1,564 @@
+//! One worker: a thread with its own reactor, slots and queues, that keeps its
+//! I/Os in flight and books what becomes of them.
+
+use super::outfit::{self, Memory};
+use super::tally::{Snapshot, Tally};
+use super::threads;
+use crate::arena::Mem;
+use crate::clock;
+use crate::gpu::cuda::Device;
+use crate::queue::{Done, Fault, Full, Io, Op, Queue};
+use crate::reactor::Reactor;
+use crate::source::fault::FaultPlan;
+use crate::source::Target;
+use forebay_model::content;
+use forebay_model::job::{JobSpec, Sync};
+use forebay_model::pattern::{Next, Pattern, PatternSpec};
+use forebay_model::Error;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Failed I/Os after which a worker gives up: the medium is gone, not bumpy.
+const FAILURES_MAX: u64 = 1000;
+/// How long an abandoned I/O may take to come back before its memory is left to the kernel.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// What all workers of a run share.
+pub struct Shared {
+    pub job: JobSpec,
+    pub targets: Vec<Target>,
+    /// Seed of each target's content.
+    pub content_seeds: Vec<u64>,
+    pub device: Option<Arc<Device>>,
+    pub faults: Option<FaultPlan>,
+    /// A failure somewhere: finish now.
+    pub stop: AtomicBool,
+    /// Ends of warm-up and of the measured time, in ns since the run began.
+    pub from_ns: AtomicU64,
+    pub until_ns: AtomicU64,
+    pub interval: Duration,
+    /// Snapshots carry their histogram.
+    pub with_histograms: bool,
+}
+
+/// What one worker does.
+#[derive(Clone, Debug)]
+pub struct WorkerSpec {
+    pub index: u32,
+    pub cpu: Option<u32>,
+    pub pattern: PatternSpec,
+}
+
+/// What a worker got to work with.
+#[derive(Clone, Debug, Default)]
+pub struct Kit {
+    pub features: Vec<&'static str>,
+    pub pages: &'static str,
+    pub slot_bytes: u64,
+    pub queues: u32,
+    pub warning: Option<String>,
+}
+
+/// What a worker tells the driver, in this order: Ready, any Snapshots, Finished. Or Failed.
+pub enum Report {
+    Ready(Kit),
+    Snapshot(Box<Snapshot>),
+    Finished(Box<Tally>),
+    Failed(Error),
+}
+
+/// Opens everything, waits for the start, runs, and reports.
+pub fn work(
+    spec: WorkerSpec,
+    shared: Arc<Shared>,
+    start: &dyn Fn() -> Option<Instant>,
+    reports: &Sender<Report>,
+) {
+    threads::settle_in(spec.cpu, shared.job.numa);
+    let mut worker = match Worker::open(spec, shared, reports.clone()) {
+        Ok((worker, kit)) => {
+            let _ = reports.send(Report::Ready(kit));
+            worker
+        }
+        Err(e) => {
+            let _ = reports.send(Report::Failed(e));
+            return;
+        }
+    };
+    if let Some(begin) = start() {
+        worker.run(begin);
+    }
+    worker.close();
+}
+
+/// One I/O in flight, whole or what a short transfer left of it.
+#[derive(Clone, Copy)]
+struct Slot {
+    mem: Mem,
+    started: Instant,
+    at: Next,
+    queue: u32,
+    moved: u32,
+    busy: bool,
+    abandoned: bool,
+    flush: bool,
+}
+
+/// An open loop's schedule.
+struct Pace {
+    next: Instant,
+    every: Duration,
+}
+
+struct Worker {
+    index: u32,
+    shared: Arc<Shared>,
+    reports: Sender<Report>,
+    begin: Instant,
+    pattern: Pattern,
+    upcoming: Option<Next>,
+    pace: Option<Pace>,
+    // Field order is drop order: queues, then the ring, then the memory that both point to.
+    queues: Vec<Box<dyn Queue>>,
+    reactor: Reactor,
+    memory: Memory,
+    /// Which queue serves a target.
+    queue_of: Vec<u32>,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    /// I/Os that a full queue handed back, and rests of short ones.
+    again: Vec<u32>,
+    in_flight: u32,
+    tally: Tally,
+    next_tick: Instant,
+    closing: bool,
+    flushed: bool,
+    done: Vec<Done>,
+    scratch: Vec<u8>,
+}
+
+impl Worker {
+    fn open(spec: WorkerSpec, shared: Arc<Shared>, reports: Sender<Report>) -> Result<(Worker, Kit), Error> {
+        let outfit = outfit::of(&spec, &shared)?;
+        let now = clock::now();
+        let idle = Next { target: 0, offset: 0, len: 0, is_read: true, pass: 0 };
+        let slot = |i| Slot {
+            mem: outfit.memory.slot(i),
+            started: now,
+            at: idle,
+            queue: 0,
+            moved: 0,
+            busy: false,
+            abandoned: false,
+            flush: false,
+        };
+        let slots: Vec<Slot> = (0..outfit.depth as usize).map(slot).collect();
+        let worker = Worker {
+            index: spec.index,
+            tally: Tally::new(spec.index, spec.cpu, shared.targets.len()),
+            begin: now,
+            pattern: Pattern::new(spec.pattern)?,
+            upcoming: None,
+            pace: pace_of(&shared.job),
+            queues: outfit.queues,
+            reactor: outfit.reactor,
+            memory: outfit.memory,
+            queue_of: outfit.queue_of,
+            free: (0..outfit.depth).rev().collect(),
+            slots,
+            again: Vec::new(),
+            in_flight: 0,
+            next_tick: now,
+            closing: false,
+            flushed: false,
+            done: Vec::with_capacity(outfit.depth as usize),
+            scratch: Vec::new(),
+            shared,
+            reports,
+        };
+        worker.memory.fill_for_writes(&worker.shared.job, worker.index);
+        Ok((worker, outfit.kit))
+    }
+
+    fn run(&mut self, begin: Instant) {
+        self.begin = begin;
+        if let Some(pace) = &mut self.pace {
+            pace.next =
+                begin + pace.every.mul_f64(f64::from(self.index) / f64::from(self.shared.job.workers));
+        }
+        self.next_tick = begin + self.first_tick();
+        self.tally.measures(self.shared.from_ns.load(Ordering::Relaxed) == 0);
+        loop {
+            let now = clock::now();
+            self.closing |= self.shared.stop.load(Ordering::Relaxed) || now >= self.until();
+            if now >= self.next_tick {
+                self.tick(now);
+            }
+            self.start_ios(now);
+            self.collect();
+            if self.done.is_empty() {
+                if self.in_flight == 0 && self.finished() {
+                    break;
+                }
+                self.wait(now);
+                self.collect();
+            }
+            self.settle();
+        }
+        let now = clock::now();
+        self.tally.ended = now.duration_since(self.begin);
+        self.snapshot(now);
+    }
+
+    fn until(&self) -> Instant {
+        self.begin + Duration::from_nanos(self.shared.until_ns.load(Ordering::Relaxed))
+    }
+
+    fn from(&self) -> Instant {
+        self.begin + Duration::from_nanos(self.shared.from_ns.load(Ordering::Relaxed))
+    }
+
+    /// Ticks fall on the end of the warm-up, so that no interval belongs to both sides.
+    fn first_tick(&self) -> Duration {
+        let interval = self.shared.interval.as_nanos() as u64;
+        let rest = self.shared.from_ns.load(Ordering::Relaxed) % interval;
+        Duration::from_nanos(if rest == 0 { interval } else { rest })
+    }
+
+    /// Nothing is in flight: is there nothing left to start?
+    fn finished(&mut self) -> bool {
+        if !self.closing || !(self.again.is_empty() || self.given_up()) {
+            return false;
+        }
+        let job = &self.shared.job;
+        if job.sync == Sync::End && job.writes() && !self.flushed {
+            self.flushed = true;
+            self.flush_all();
+            return self.in_flight == 0;
+        }
+        true
+    }
+
+    fn given_up(&self) -> bool {
+        self.tally.errors.failed > FAILURES_MAX || self.shared.stop.load(Ordering::Relaxed)
+    }
+
+    fn flush_all(&mut self) {
+        for queue in 0..self.queues.len() as u32 {
+            let Some(tag) = self.free.pop() else { return };
+            let slot = &mut self.slots[tag as usize];
+            *slot = Slot {
+                started: clock::now(),
+                queue,
+                moved: 0,
+                busy: true,
+                abandoned: false,
+                flush: true,
+                at: Next { len: 0, ..slot.at },
+                ..*slot
+            };
+            self.push(tag);
+            self.queues[queue as usize].submit(&mut self.reactor);
+        }
+    }
+
+    fn start_ios(&mut self, now: Instant) {
+        for tag in std::mem::take(&mut self.again) {
+            self.push(tag);
+        }
+        while !self.closing && self.again.is_empty() && self.start_one(now) {}
+        for queue in &mut self.queues {
+            queue.submit(&mut self.reactor);
+        }
+    }
+
+    /// False when there is no slot, when the next I/O isn't due yet, or after the last pass.
+    #[inline]
+    fn start_one(&mut self, now: Instant) -> bool {
+        let Some(tag) = self.free.last().copied() else { return false };
+        let started = match &self.pace {
+            Some(pace) if pace.next > now => return false,
+            Some(pace) => pace.next,
+            None => now,
+        };
+        let next = self.upcoming.take().unwrap_or_else(|| self.pattern.next());
+        if self.shared.job.passes.is_some_and(|p| next.pass >= p) {
+            self.upcoming = Some(next);
+            self.closing = true;
+            return false;
+        }
+        if let Some(pace) = &mut self.pace {
+            pace.next += pace.every;
+        }
+        self.free.pop();
+        let queue = self.queue_of[next.target as usize];
+        let slot = &mut self.slots[tag as usize];
+        *slot = Slot {
+            mem: slot.mem,
+            at: next,
+            queue,
+            started,
+            moved: 0,
+            busy: true,
+            abandoned: false,
+            flush: false,
+        };
+        if !next.is_read {
+            self.prepare_content(tag);
+        }
+        self.push(tag);
+        true
+    }
+
+    fn prepare_content(&mut self, tag: u32) {
+        let job = &self.shared.job;
+        if !(job.verify || job.refill) {
+            return;
+        }
+        let Slot { mem: Mem::Host { at, .. }, at: next, .. } = self.slots[tag as usize] else { return };
+        let target = &self.shared.targets[next.target as usize];
+        // SAFETY: the slot is free, ours, and holds the longest I/O.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), next.len as usize) };
+        content::fill(bytes, self.shared.content_seeds[next.target as usize], target.content_id, next.offset);
+    }
+
+    /// Hands the slot's I/O, or the rest of it, to its queue.
+    #[inline]
+    fn push(&mut self, tag: u32) {
+        let slot = &self.slots[tag as usize];
+        let op = match (slot.flush, slot.at.is_read) {
+            (true, _) => Op::Flush,
+            (false, true) => Op::Read,
+            (false, false) => Op::Write { durable: self.shared.job.sync == Sync::Each },
+        };
+        let moved = slot.moved;
+        let io = Io {
+            tag,
+            op,
+            offset: slot.at.offset + u64::from(moved),
+            len: slot.at.len - moved,
+            mem: slot.mem.after(moved as usize),
+        };
+        match self.queues[slot.queue as usize].push(io, &mut self.reactor) {
+            Ok(()) => self.in_flight += 1,
+            Err(Full(_)) => self.again.push(tag),
+        }
+    }
+
+    fn collect(&mut self) {
+        for queue in &mut self.queues {
+            queue.reap(&mut self.reactor, &mut self.done);
+        }
+    }
+
+    fn wait(&mut self, now: Instant) {
+        let mut until = self.next_tick;
+        if !self.closing {
+            until = until.min(self.until());
+            if let Some(pace) = self.pace.as_ref().filter(|_| !self.free.is_empty()) {
+                until = until.min(pace.next);
+            }
+        }
+        for due in self.queues.iter().filter_map(|q| q.next_due()) {
+            until = until.min(due);
+        }
+        if until > now {
+            let (at_least, patience) = self.batch();
+            self.reactor.wait(at_least, until, patience);
+        } else {
+            self.reactor.flush();
+        }
+    }
+
+    /// How many completions to wait for, and how long the first may wait for the others.
+    fn batch(&self) -> (u32, Duration) {
+        (1, Duration::ZERO)
+    }
+
+    fn settle(&mut self) {
+        if self.done.is_empty() {
+            return;
+        }
+        let now = clock::now();
+        // Ticks come before bookings, so that an interval lies on one side of the warm-up's end.
+        if now >= self.next_tick {
+            self.tick(now);
+        }
+        let counted = now <= self.until();
+        let mut done = std::mem::take(&mut self.done);
+        for d in done.drain(..) {
+            self.in_flight -= 1;
+            self.settle_one(d, now, counted);
+        }
+        self.done = done;
+    }
+
+    #[inline]
+    fn settle_one(&mut self, d: Done, now: Instant, counted: bool) {
+        let tag = d.tag;
+        let slot = &mut self.slots[tag as usize];
+        let left = slot.at.len - slot.moved;
+        match d.result {
+            Ok(_) if slot.flush => self.release(tag),
+            Ok(moved) if moved == left => {
+                let slot = *slot;
+                if counted {
+                    self.tally.complete(&slot.at, now.duration_since(slot.started), d.via, d.copy_ns);
+                }
+                if slot.at.is_read && self.shared.job.verify {
+                    self.verify(&slot);
+                }
+                self.release(tag);
+            }
+            Ok(0) => self.failed(
+                tag,
+                &Fault::note(
+                    libc::EIO,
+                    "the data ended early: the file is shorter than it was when the run began",
+                ),
+            ),
+            Ok(moved) => {
+                slot.moved += moved;
+                self.tally.errors.short += 1;
+                self.again.push(tag);
+            }
+            Err(_) if slot.abandoned => self.release(tag),
+            Err(fault) if matches!(fault.errno, libc::EAGAIN | libc::EINTR) => {
+                self.tally.errors.retried += 1;
+                self.again.push(tag);
+            }
+            Err(fault) => self.failed(tag, &fault),
+        }
+    }
+
+    fn release(&mut self, tag: u32) {
+        self.slots[tag as usize].busy = false;
+        self.free.push(tag);
+    }
+
+    /// Which I/O it was, for people.
+    fn name(&self, slot: &Slot) -> String {
+        let what = match (slot.flush, slot.at.is_read) {
+            (true, _) => "flush",
+            (false, true) => "read",
+            (false, false) => "write",
+        };
+        let label = &self.shared.targets[slot.at.target as usize].label;
+        format!(
+            "{what} of {} bytes at {} of {label}",
+            slot.at.len - slot.moved,
+            slot.at.offset + u64::from(slot.moved)
+        )
+    }
+
+    fn failed(&mut self, tag: u32, fault: &Fault) {
+        let slot = self.slots[tag as usize];
+        self.tally.errors.failed += 1;
+        if fault.errno == libc::EINVAL {
+            self.tally.errors.misaligned += 1;
+        }
+        self.tally.example(format!("{}: {fault}", self.name(&slot)));
+        self.release(tag);
+        let hopeless =
+            matches!(fault.errno, libc::ENOSPC | libc::EROFS | libc::EDQUOT | libc::ENODEV | libc::ENXIO);
+        if hopeless || self.tally.errors.failed > FAILURES_MAX {
+            self.shared.stop.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn verify(&mut self, slot: &Slot) {
+        let target = &self.shared.targets[slot.at.target as usize];
+        let seed = self.shared.content_seeds[slot.at.target as usize];
+        let len = slot.at.len as usize;
+        let bytes: &[u8] = match (slot.mem, &self.shared.device) {
+            // SAFETY: the I/O has been reaped, so the slot is ours again; it holds at least len bytes.
+            (Mem::Host { at, .. }, _) => unsafe { std::slice::from_raw_parts(at.as_ptr(), len) },
+            (Mem::Device { at, .. }, Some(device)) => {
+                self.scratch.resize(len, 0);
+                if let Err(why) = device.read_back(at, &mut self.scratch) {
+                    self.tally.errors.verify_failed += 1;
+                    self.tally.example(format!("reading back GPU memory to verify it: {why}"));
+                    return;
+                }
+                &self.scratch
+            }
+            _ => return,
+        };
+        match content::check(bytes, seed, target.content_id, slot.at.offset) {
+            Ok(()) => self.tally.verified_bytes += len as u64,
+            Err(mismatch) => {
+                self.tally.errors.verify_failed += 1;
+                let name_of =
+                    |id| self.shared.targets.iter().find(|t| t.content_id == id).map(|t| t.label.clone());
+                self.tally.example(mismatch.describe(name_of));
+            }
+        }
+    }
+
+    fn tick(&mut self, now: Instant) {
+        self.snapshot(now);
+        while self.next_tick <= now {
+            self.next_tick += self.shared.interval;
+        }
+        self.abandon_overdue(now);
+    }
+
+    fn snapshot(&mut self, now: Instant) {
+        let measures_next = now >= self.from();
+        let snapshot =
+            self.tally.snapshot(now.duration_since(self.begin), measures_next, self.shared.with_histograms);
+        let _ = self.reports.send(Report::Snapshot(Box::new(snapshot)));
+    }
+
+    /// Names I/Os that took longer than the time-out and asks for their slots back; one that isn't given
+    /// back either is left to the kernel, memory and all.
+    fn abandon_overdue(&mut self, now: Instant) {
+        let timeout = Duration::from_secs_f64(self.shared.job.timeout_s);
+        for tag in 0..self.slots.len() as u32 {
+            let slot = self.slots[tag as usize];
+            let age = now.saturating_duration_since(slot.started);
+            if !slot.busy || age <= timeout {
+                continue;
+            }
+            if !slot.abandoned {
+                self.slots[tag as usize].abandoned = true;
+                self.tally.errors.timed_out += 1;
+                self.tally.example(format!(
+                    "{}: unfinished after --timeout {} s",
+                    self.name(&slot),
+                    self.shared.job.timeout_s
+                ));
+                self.queues[slot.queue as usize].abandon(tag, &mut self.reactor);
+                self.shared.stop.store(true, Ordering::Relaxed);
+            } else if age > timeout + GRACE {
+                self.tally.lost += 1;
+                self.in_flight -= 1;
+                self.slots[tag as usize].busy = false;
+            }
+        }
+    }
+
+    /// Lets go of everything, but for memory that the kernel may still write to.
+    fn close(mut self) {
+        let tally = std::mem::take(&mut self.tally);
+        let lost = tally.lost > 0;
+        let reports = self.reports.clone();
+        if lost {
+            std::mem::forget(self);
+        } else {
+            drop(self);
+        }
+        let _ = reports.send(Report::Finished(Box::new(tally)));
+    }
+}
+
+fn pace_of(job: &JobSpec) -> Option<Pace> {
+    let by_bytes = job.rate_gib_s.map(|r| r * (1u64 << 30) as f64 / job.io_bytes as f64);
+    let iops = job.rate_iops.or(by_bytes)?;
+    Some(Pace {
+        next: clock::now(),
+        every: Duration::from_secs_f64((f64::from(job.workers) / iops).min(1e6)),
+    })
+}

@@ -1,0 +1,79 @@
+//! How bytes reach their destination. A path owns the destination; a source
+//! offers what it can. Which pairs are legal is one table.
+
+mod bounce;
+
+pub use bounce::{BounceQueue, Copier, HostCopier};
+
+use forebay_model::job::PathKind;
+use forebay_model::Error;
+
+pub struct PathRow {
+    pub kind: PathKind,
+    pub name: &'static str,
+    pub what: &'static str,
+    pub needs: &'static str,
+    /// Schemes that it can serve.
+    pub sources: &'static [&'static str],
+    /// Whether this version has it.
+    pub available: Result<(), &'static str>,
+}
+
+const LATER: Result<(), &str> = Err("this version doesn't have it yet");
+const ALL: &[&str] = &["file", "stripe", "nil", "model"];
+
+pub const PATHS: &[PathRow] = &[
+    PathRow {
+        kind: PathKind::Host,
+        name: "host",
+        what: "storage to host memory, and no further",
+        needs: "nothing",
+        sources: ALL,
+        available: Ok(()),
+    },
+    PathRow {
+        kind: PathKind::Bounce,
+        name: "bounce",
+        what: "storage to reused pinned host buffers to the GPU, reads and copies overlapped",
+        needs: "libcuda; with no GPU the destination is host memory, and the record says so",
+        sources: ALL,
+        available: Ok(()),
+    },
+    PathRow {
+        kind: PathKind::Mapped,
+        name: "mapped",
+        what: "page cache to GPU with no CPU copy",
+        needs: "libcuda; data already cached",
+        sources: &["file"],
+        available: LATER,
+    },
+    PathRow {
+        kind: PathKind::Gds,
+        name: "gds",
+        what: "storage DMAs into GPU memory, through cuFile",
+        needs: "libcufile and nvidia-fs or PCI P2PDMA",
+        sources: &["file", "stripe"],
+        available: LATER,
+    },
+];
+
+/// The row of the path, or why it can't serve the source. `auto` is never worse than `host`.
+pub fn legal(kind: PathKind, scheme: &str) -> Result<&'static PathRow, Error> {
+    let kind = if kind == PathKind::Auto { PathKind::Host } else { kind };
+    let row = PATHS.iter().find(|row| row.kind == kind).expect("every path has a row");
+    if let Err(why) = row.available {
+        return Err(Error::machine(
+            format!("--path {}", row.name),
+            format!("{why}; it needs {}", row.needs),
+            "--path bounce or --path host",
+        ));
+    }
+    if !row.sources.contains(&scheme) {
+        return Err(Error::request(
+            format!("--path {} from {scheme}:", row.name),
+            format!("it can only serve {}", row.sources.join(", ")),
+            "--path host",
+        ));
+    }
+    Ok(row)
+}

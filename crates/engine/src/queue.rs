@@ -1,0 +1,133 @@
+//! The one seam that everything that moves bytes stands behind: a `Queue` takes
+//! I/Os, starts them, and gives them back done. It never blocks; only the
+//! worker's `Reactor` waits. A composite queue (a stripe, a bounce, a fault
+//! injector) takes all of an I/O or none of it.
+
+use crate::arena::Mem;
+use crate::reactor::Reactor;
+use std::time::Instant;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    Read,
+    /// `durable`: the data and what is needed to read it back survive a power cut once it completes (FUA).
+    Write {
+        durable: bool,
+    },
+    /// Everything that completed before is durable.
+    Flush,
+    WriteZeroes,
+    Deallocate,
+}
+
+/// One request. `offset` and `len` count bytes of the queue's address space.
+#[derive(Clone, Copy, Debug)]
+pub struct Io {
+    /// The caller's name for it; unique among those in flight, below the queue's depth.
+    pub tag: u32,
+    pub op: Op,
+    pub offset: u64,
+    pub len: u32,
+    /// Where the payload goes to or comes from; at least `len` bytes, and for a read that ends with the data,
+    /// `len` rounded up to the alignment. Unused by Flush, WriteZeroes, Deallocate.
+    pub mem: Mem,
+}
+
+/// The queue had no room for all of the I/O: here it is again, untouched.
+#[derive(Debug)]
+pub struct Full(pub Io);
+
+/// How the payload of one I/O travelled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Via {
+    /// DMA straight into its destination.
+    Direct,
+    /// Through memory that a CPU copied from (page cache, bounce slot).
+    Staged,
+    /// Copied once, out of a mapping of the page cache.
+    Mapped,
+    /// No payload moved.
+    Nothing,
+}
+
+/// Why an I/O failed: an errno, and words where a number says too little.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    pub errno: i32,
+    pub note: Option<Box<str>>,
+}
+
+impl Fault {
+    pub fn errno(errno: i32) -> Fault {
+        Fault { errno, note: None }
+    }
+
+    pub fn note(errno: i32, note: impl Into<Box<str>>) -> Fault {
+        Fault { errno, note: Some(note.into()) }
+    }
+}
+
+impl std::fmt::Display for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.note {
+            Some(note) => f.write_str(note),
+            None => std::io::Error::from_raw_os_error(self.errno).fmt(f),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Done {
+    pub tag: u32,
+    /// Bytes moved; fewer than asked for is a short transfer, 0 for a read is the end of the data.
+    pub result: Result<u32, Fault>,
+    pub via: Via,
+    /// Nanoseconds in the second stage (the copy of `bounce`); 0 elsewhere.
+    pub copy_ns: u32,
+}
+
+/// What a queue accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Bytes that can be addressed.
+    pub bytes: u64,
+    /// Offsets and lengths are multiples of this.
+    pub align: u32,
+    /// Memory addresses are multiples of this.
+    pub mem_align: u32,
+    /// Longest single I/O in bytes.
+    pub io_bytes_max: u32,
+    /// I/Os in flight.
+    pub depth: u32,
+}
+
+/// A submission queue over an address space, owned by one worker.
+///
+/// The contract, which `tests/contract.rs` holds every implementation to:
+/// - `push` either takes the whole I/O or returns it in `Full`. It starts nothing that the caller could see.
+/// - `submit` starts what was pushed. It may finish I/Os that need no waiting.
+/// - Every I/O taken is reaped exactly once, in any order, whatever happens to the device.
+/// - Until it is reaped its memory belongs to the queue.
+/// - None of the calls blocks on the device.
+pub trait Queue {
+    fn geometry(&self) -> Geometry;
+
+    /// I/Os that were pushed and not yet reaped.
+    fn in_flight(&self) -> u32;
+
+    fn push(&mut self, io: Io, reactor: &mut Reactor) -> Result<(), Full>;
+
+    fn submit(&mut self, reactor: &mut Reactor);
+
+    /// Appends what is done. Call after `Reactor::wait`, or at any time for what finished inline.
+    fn reap(&mut self, reactor: &mut Reactor, done: &mut Vec<Done>);
+
+    /// Asks the device to give up on an I/O. It is still reaped, as done or with ECANCELED, when the
+    /// device has let go of its memory.
+    fn abandon(&mut self, tag: u32, reactor: &mut Reactor);
+
+    /// When the queue next has something to reap though nothing external will wake the reactor.
+    fn next_due(&self) -> Option<Instant> {
+        None
+    }
+}

@@ -1,0 +1,220 @@
+//! `file:` — a regular file or a block device, through whichever engine suits it:
+//! io_uring for a device, a pool of threads where io_uring is forbidden, a copy
+//! out of a mapping (or an inline pread) where the data is already in memory.
+
+mod inline;
+mod map;
+mod pool;
+mod sync;
+mod uring;
+
+pub use inline::InlineQueue;
+pub use map::MapQueue;
+pub use pool::PoolQueue;
+pub use uring::UringQueue;
+
+use crate::queue::{Geometry, Queue};
+use crate::reactor::Reactor;
+use forebay_model::job::Engine;
+use forebay_model::units::format_bytes;
+use forebay_model::Error;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+const RAMFS_MAGIC: i64 = 0x8584_58f6;
+/// One kernel read or write moves at most this much (MAX_RW_COUNT, rounded down).
+const IO_BYTES_MAX: u32 = 1 << 30;
+
+/// How a file is to be opened.
+#[derive(Clone, Copy, Debug)]
+pub struct FileAccess {
+    pub write: bool,
+    /// O_DIRECT where the file system has a device below it.
+    pub direct: bool,
+}
+
+/// A file, open and known: what all workers share.
+#[derive(Clone, Debug)]
+pub struct FileTarget {
+    pub path: PathBuf,
+    pub file: Arc<File>,
+    pub bytes: u64,
+    pub direct: bool,
+    /// The file system lives in memory: nothing is below the page cache.
+    pub in_memory: bool,
+    pub is_device: bool,
+    /// Alignment of offsets and lengths, and of memory; 1 where anything goes.
+    pub align: u32,
+    pub mem_align: u32,
+}
+
+impl FileTarget {
+    pub fn open(path: &Path, access: FileAccess) -> Result<FileTarget, Error> {
+        let refused = |e: std::io::Error| cannot_open(path, access, &e);
+        let probe = open_with(path, access.write, 0).map_err(refused)?;
+        let kind = probe.metadata().map_err(refused)?;
+        let is_device = kind.file_type().is_block_device();
+        if !is_device && !kind.file_type().is_file() {
+            return Err(Error::request(
+                path.display().to_string(),
+                "is neither a file, a directory nor a block device",
+                "a path to one of these",
+            ));
+        }
+        let in_memory = lives_in_memory(&probe);
+        let direct = access.direct && !in_memory;
+        let file = if direct {
+            open_with(path, access.write, libc::O_DIRECT).map_err(|e| no_direct(path, access, &e))?
+        } else {
+            probe
+        };
+        let bytes = if is_device { device_bytes(&file)? } else { kind.len() };
+        let (align, mem_align) = if direct { direct_alignment(&file, is_device) } else { (1, 1) };
+        Ok(FileTarget {
+            path: path.to_path_buf(),
+            file: Arc::new(file),
+            bytes,
+            direct,
+            in_memory,
+            is_device,
+            align,
+            mem_align,
+        })
+    }
+
+    pub fn geometry(&self, depth: u32) -> Geometry {
+        Geometry {
+            bytes: self.bytes,
+            align: self.align,
+            mem_align: self.mem_align,
+            io_bytes_max: IO_BYTES_MAX,
+            depth,
+        }
+    }
+
+    /// (major, minor) of the device that holds the data.
+    pub fn device(&self) -> Option<(u32, u32)> {
+        let meta = self.file.metadata().ok()?;
+        let dev = if self.is_device { meta.rdev() } else { meta.dev() };
+        Some((libc::major(dev), libc::minor(dev)))
+    }
+
+    /// The engine that `auto` stands for: what is in memory is read where it lies, the rest asynchronously.
+    pub fn choose(&self, asked: Engine, reads_only: bool, resident: bool, has_ring: bool) -> Engine {
+        match asked {
+            Engine::Auto if self.in_memory || (!self.direct && resident) => {
+                if reads_only && map::SUPPORTED {
+                    Engine::Map
+                } else {
+                    Engine::Inline
+                }
+            }
+            Engine::Auto if has_ring => Engine::Uring,
+            Engine::Auto => Engine::Pread,
+            other => other,
+        }
+    }
+
+    pub fn queue(&self, engine: Engine, depth: u32, reactor: &mut Reactor) -> Result<Box<dyn Queue>, Error> {
+        Ok(match engine {
+            Engine::Uring | Engine::Auto => Box::new(UringQueue::new(self.clone(), depth, reactor)?),
+            Engine::Pread => Box::new(PoolQueue::new(self.clone(), depth, reactor)),
+            Engine::Inline => Box::new(InlineQueue::new(self.clone(), depth)),
+            Engine::Map => Box::new(MapQueue::new(self.clone(), depth)?),
+        })
+    }
+}
+
+fn open_with(path: &Path, write: bool, flags: i32) -> std::io::Result<File> {
+    std::fs::OpenOptions::new()
+        .read(true)
+        .write(write)
+        .custom_flags(flags | libc::O_CLOEXEC | libc::O_NONBLOCK)
+        .open(path)
+}
+
+fn no_direct(path: &Path, access: FileAccess, e: &std::io::Error) -> Error {
+    if e.raw_os_error() != Some(libc::EINVAL) {
+        return cannot_open(path, access, e);
+    }
+    Error::machine(
+        format!("O_DIRECT on {}", path.display()),
+        "the file system doesn't offer it",
+        "--buffered (the page cache then takes part, and the record says so)",
+    )
+}
+
+fn cannot_open(path: &Path, access: FileAccess, e: &std::io::Error) -> Error {
+    let asked = format!("open {} to {}", path.display(), if access.write { "write" } else { "read" });
+    match e.raw_os_error() {
+        Some(libc::ENOENT) => Error::request(
+            asked,
+            "there is no such file",
+            "a path that exists, or a directory with --file-size 1g to have files made",
+        ),
+        Some(libc::EACCES | libc::EPERM) => Error::request(
+            asked,
+            "permission denied",
+            format!("ls -ld {}; sudo, or a directory of yours", path.display()),
+        ),
+        Some(libc::EROFS) => Error::request(
+            asked,
+            "the file system is mounted read-only",
+            "a directory on a writable file system",
+        ),
+        Some(libc::EMFILE | libc::ENFILE) => {
+            Error::machine(asked, "too many open files", "ulimit -n 1048576, or fewer --files")
+        }
+        _ => Error::run(asked, e.to_string(), "forebay doctor"),
+    }
+}
+
+fn lives_in_memory(file: &File) -> bool {
+    // SAFETY: fstatfs fills a zeroed struct on the stack for a descriptor that is open.
+    let kind = unsafe {
+        let mut stat: libc::statfs = std::mem::zeroed();
+        if libc::fstatfs(file.as_raw_fd(), &mut stat) != 0 {
+            return false;
+        }
+        stat.f_type as i64
+    };
+    matches!(kind, TMPFS_MAGIC | RAMFS_MAGIC)
+}
+
+fn device_bytes(file: &File) -> Result<u64, Error> {
+    use std::io::{Seek, SeekFrom};
+    let mut handle: &File = file;
+    handle.seek(SeekFrom::End(0)).map_err(|e| Error::run("the device's size", e.to_string(), "lsblk -b"))
+}
+
+/// (offset, memory) alignment for O_DIRECT: statx says, or else the usual block.
+fn direct_alignment(file: &File, is_device: bool) -> (u32, u32) {
+    const STATX_DIOALIGN: u32 = 0x2000;
+    // SAFETY: statx fills a zeroed struct for an open descriptor; an empty path with AT_EMPTY_PATH means it.
+    let stat = unsafe {
+        let mut stat: libc::statx = std::mem::zeroed();
+        let ok =
+            libc::statx(file.as_raw_fd(), c"".as_ptr(), libc::AT_EMPTY_PATH, STATX_DIOALIGN, &mut stat) == 0;
+        ok.then_some(stat)
+    };
+    match stat {
+        Some(s) if s.stx_mask & STATX_DIOALIGN != 0 && s.stx_dio_offset_align > 0 => {
+            (s.stx_dio_offset_align, s.stx_dio_mem_align.max(1))
+        }
+        _ if is_device => (512, 512),
+        _ => (4096, 4096),
+    }
+}
+
+/// The error for an I/O whose offset or length O_DIRECT can't take.
+pub fn misaligned(path: &Path, what: &str, value: u64, align: u32) -> Error {
+    Error::request(
+        format!("{what} {} on {}", format_bytes(value), path.display()),
+        format!("O_DIRECT needs a multiple of {align} bytes here"),
+        format!("a multiple of {}, or --buffered", format_bytes(u64::from(align))),
+    )
+}

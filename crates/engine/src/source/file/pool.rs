@@ -1,0 +1,155 @@
+//! A file through threads that call pread and pwrite: where io_uring is forbidden.
+
+use super::{sync, FileTarget};
+use crate::queue::{Done, Fault, Full, Geometry, Io, Queue, Via};
+use crate::reactor::{Reactor, Waker};
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+
+/// More threads than this only queue up in the kernel.
+const THREADS_MAX: u32 = 64;
+
+struct Shared {
+    work: Mutex<Work>,
+    more: Condvar,
+    finished: Mutex<Vec<Done>>,
+    waker: Arc<Waker>,
+}
+
+#[derive(Default)]
+struct Work {
+    waiting: VecDeque<Io>,
+    closing: bool,
+}
+
+impl Shared {
+    fn work(&self) -> MutexGuard<'_, Work> {
+        self.work.lock().expect("no thread panics while it holds the work")
+    }
+
+    fn finished(&self) -> MutexGuard<'_, Vec<Done>> {
+        self.finished.lock().expect("no thread panics while it holds what is finished")
+    }
+
+    /// The next I/O, or None when the queue closes.
+    fn next(&self) -> Option<Io> {
+        let mut work = self.work();
+        loop {
+            if let Some(io) = work.waiting.pop_front() {
+                return Some(io);
+            }
+            if work.closing {
+                return None;
+            }
+            work = self.more.wait(work).expect("no thread panics while it holds the work");
+        }
+    }
+
+    fn finish(&self, done: Done) {
+        let first = {
+            let mut finished = self.finished();
+            finished.push(done);
+            finished.len() == 1
+        };
+        if first {
+            self.waker.wake();
+        }
+    }
+}
+
+pub struct PoolQueue {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    geometry: Geometry,
+    pushed: Vec<Io>,
+    in_flight: u32,
+}
+
+impl PoolQueue {
+    pub fn new(target: FileTarget, depth: u32, reactor: &mut Reactor) -> Self {
+        let shared = Arc::new(Shared {
+            work: Mutex::default(),
+            more: Condvar::new(),
+            finished: Mutex::new(Vec::with_capacity(depth as usize)),
+            waker: reactor.waker(),
+        });
+        let geometry = target.geometry(depth);
+        let serve = || {
+            let (shared, target) = (shared.clone(), target.clone());
+            std::thread::spawn(move || {
+                while let Some(io) = shared.next() {
+                    shared.finish(sync::perform(&target, &io));
+                }
+            })
+        };
+        let threads = (0..depth.min(THREADS_MAX)).map(|_| serve()).collect();
+        PoolQueue { shared, threads, geometry, pushed: Vec::with_capacity(depth as usize), in_flight: 0 }
+    }
+}
+
+impl Queue for PoolQueue {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+
+    fn push(&mut self, io: Io, _reactor: &mut Reactor) -> Result<(), Full> {
+        if self.in_flight == self.geometry.depth {
+            return Err(Full(io));
+        }
+        self.in_flight += 1;
+        self.pushed.push(io);
+        Ok(())
+    }
+
+    fn submit(&mut self, _reactor: &mut Reactor) {
+        let count = self.pushed.len();
+        self.shared.work().waiting.extend(self.pushed.drain(..));
+        match count {
+            0 => {}
+            1 => self.shared.more.notify_one(),
+            _ => self.shared.more.notify_all(),
+        }
+    }
+
+    fn reap(&mut self, _reactor: &mut Reactor, done: &mut Vec<Done>) {
+        let mut finished = self.shared.finished();
+        self.in_flight -= finished.len() as u32;
+        done.append(&mut finished);
+    }
+
+    /// A system call in progress can't be taken back; an I/O that still waits for its thread can.
+    fn abandon(&mut self, tag: u32, _reactor: &mut Reactor) {
+        let mut work = self.shared.work();
+        let before = work.waiting.len();
+        work.waiting.retain(|io| io.tag != tag);
+        let taken_back = work.waiting.len() < before;
+        drop(work);
+        if taken_back {
+            self.shared.finish(Done {
+                tag,
+                result: Err(Fault::errno(libc::ECANCELED)),
+                via: Via::Nothing,
+                copy_ns: 0,
+            });
+        }
+    }
+}
+
+impl Drop for PoolQueue {
+    fn drop(&mut self) {
+        self.shared.work().closing = true;
+        self.shared.more.notify_all();
+        // A thread that is stuck in the kernel must not hang the run: it keeps its share of `Shared` alive
+        // and ends when the device lets go. The worker forgets its arena in that case.
+        if self.in_flight == 0 {
+            for thread in self.threads.drain(..) {
+                let _ = thread.join();
+            }
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! A file through the worker's ring: registered file, registered slots, no copy.
+
+use super::FileTarget;
+use crate::arena::{Mem, UNREGISTERED};
+use crate::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
+use crate::reactor::{Completion, Reactor};
+use forebay_model::Error;
+use io_uring::{opcode, squeue, types};
+use std::os::fd::AsRawFd;
+
+pub struct UringQueue {
+    target: FileTarget,
+    geometry: Geometry,
+    token: u32,
+    fixed: Option<u32>,
+    /// Length and operation asked for, by tag.
+    asked: Vec<(u32, Op)>,
+    in_flight: u32,
+    completions: Vec<Completion>,
+    /// Finished without the ring.
+    ready: Vec<Done>,
+}
+
+/// One submission; `$fd` is a registered place or a descriptor, which are different types.
+macro_rules! build {
+    ($fd:expr, $io:expr, $len:expr) => {{
+        let (at, piece) = match $io.mem {
+            Mem::Host { at, piece } => (at.as_ptr(), piece),
+            _ => (std::ptr::null_mut(), UNREGISTERED),
+        };
+        let durable = if let Op::Write { durable: true } = $io.op { libc::RWF_DSYNC } else { 0 };
+        let fallocate =
+            |mode| opcode::Fallocate::new($fd, u64::from($io.len)).offset($io.offset).mode(mode).build();
+        match ($io.op, piece) {
+            (Op::Read, UNREGISTERED) => opcode::Read::new($fd, at, $len).offset($io.offset).build(),
+            (Op::Read, piece) => opcode::ReadFixed::new($fd, at, $len, piece).offset($io.offset).build(),
+            (Op::Write { .. }, UNREGISTERED) => {
+                opcode::Write::new($fd, at, $len).offset($io.offset).rw_flags(durable).build()
+            }
+            (Op::Write { .. }, piece) => {
+                opcode::WriteFixed::new($fd, at, $len, piece).offset($io.offset).rw_flags(durable).build()
+            }
+            (Op::Flush, _) => opcode::Fsync::new($fd).flags(types::FsyncFlags::DATASYNC).build(),
+            (Op::WriteZeroes, _) => fallocate(libc::FALLOC_FL_ZERO_RANGE),
+            (Op::Deallocate, _) => fallocate(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE),
+        }
+    }};
+}
+
+impl UringQueue {
+    pub fn new(target: FileTarget, depth: u32, reactor: &mut Reactor) -> Result<Self, Error> {
+        if !reactor.has_ring() {
+            return Err(Error::machine(
+                "--engine uring",
+                "io_uring is forbidden or missing here",
+                "--engine pread, or forebay doctor for the reason",
+            ));
+        }
+        let fixed = reactor.register_file(target.file.as_raw_fd());
+        Ok(UringQueue {
+            geometry: target.geometry(depth),
+            token: reactor.token(),
+            fixed,
+            asked: vec![(0, Op::Read); depth as usize],
+            in_flight: 0,
+            completions: Vec::with_capacity(depth as usize),
+            ready: Vec::new(),
+            target,
+        })
+    }
+
+    fn entry(&self, io: &Io) -> squeue::Entry {
+        let len = self.padded(io);
+        match self.fixed {
+            Some(at) => build!(types::Fixed(at), io, len),
+            None => build!(types::Fd(self.target.file.as_raw_fd()), io, len),
+        }
+    }
+
+    /// O_DIRECT wants whole blocks even where the file ends inside one: the slot has room for them.
+    fn padded(&self, io: &Io) -> u32 {
+        let at_end = io.offset + u64::from(io.len) == self.geometry.bytes;
+        if io.op == Op::Read && at_end {
+            io.len.next_multiple_of(self.geometry.align)
+        } else {
+            io.len
+        }
+    }
+
+    /// Bytes moved: fallocate and fsync report 0, a padded read more than was asked for.
+    fn moved(&self, c: Completion) -> u32 {
+        let (asked, op) = self.asked[c.tag as usize];
+        match op {
+            Op::Read | Op::Write { .. } => (c.result as u32).min(asked),
+            _ => asked,
+        }
+    }
+
+    /// What is in the page cache already costs one call and no worker thread of the kernel's.
+    fn read_cached(&mut self, io: &Io) -> bool {
+        if self.target.direct || io.op != Op::Read {
+            return false;
+        }
+        let vec = libc::iovec { iov_base: io.mem.host_ptr().cast(), iov_len: io.len as usize };
+        // SAFETY: the slot is io.len bytes long and ours until the I/O is reaped.
+        let got = unsafe {
+            libc::preadv2(self.target.file.as_raw_fd(), &vec, 1, io.offset as i64, libc::RWF_NOWAIT)
+        };
+        if got != io.len as isize {
+            return false;
+        }
+        self.ready.push(Done { tag: io.tag, result: Ok(io.len), via: Via::Staged, copy_ns: 0 });
+        true
+    }
+}
+
+impl Queue for UringQueue {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+
+    fn push(&mut self, io: Io, reactor: &mut Reactor) -> Result<(), Full> {
+        if self.in_flight == self.geometry.depth {
+            return Err(Full(io));
+        }
+        self.in_flight += 1;
+        self.asked[io.tag as usize] = (io.len, io.op);
+        if !self.read_cached(&io) {
+            // SAFETY: the slot belongs to this queue until the I/O is reaped, and the file is held open.
+            unsafe { reactor.push(self.token, io.tag, self.entry(&io)) };
+        }
+        Ok(())
+    }
+
+    fn submit(&mut self, _reactor: &mut Reactor) {}
+
+    fn reap(&mut self, reactor: &mut Reactor, done: &mut Vec<Done>) {
+        self.in_flight -= self.ready.len() as u32;
+        done.append(&mut self.ready);
+        let mut completions = std::mem::take(&mut self.completions);
+        reactor.take(self.token, &mut completions);
+        let via = if self.target.direct { Via::Direct } else { Via::Staged };
+        for c in completions.drain(..) {
+            self.in_flight -= 1;
+            let result = if c.result < 0 { Err(Fault::errno(-c.result)) } else { Ok(self.moved(c)) };
+            done.push(Done { tag: c.tag, result, via, copy_ns: 0 });
+        }
+        self.completions = completions;
+    }
+
+    fn abandon(&mut self, tag: u32, reactor: &mut Reactor) {
+        reactor.cancel(self.token, tag);
+    }
+}

@@ -1,0 +1,296 @@
+//! `stripe:` — RAID0 over any sources: chunk i of the stripe is chunk i / n of
+//! member i mod n. Members are queues of the same worker, so they run in parallel
+//! and nothing here waits.
+
+use crate::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
+use crate::reactor::Reactor;
+use std::time::Instant;
+
+pub const MEMBERS_MAX: usize = 64;
+
+/// Bytes that a stripe over members of these sizes can address: all use as much as the smallest, in whole chunks.
+pub fn stripe_bytes(members: &[u64], chunk: u64) -> u64 {
+    members.iter().min().map_or(0, |least| (least / chunk * chunk).saturating_mul(members.len() as u64))
+}
+
+/// Part of a range that lies on one member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    pub member: usize,
+    /// Offset on the member.
+    pub offset: u64,
+    /// Offset in the range.
+    pub at: u64,
+    pub len: u64,
+}
+
+/// The pieces of a range, in order.
+pub fn pieces(members: u64, chunk: u64, offset: u64, len: u64) -> impl Iterator<Item = Piece> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        if at >= len {
+            return None;
+        }
+        let here = offset + at;
+        let (index, within) = (here / chunk, here % chunk);
+        let length = (chunk - within).min(len - at);
+        let piece = Piece {
+            member: (index % members) as usize,
+            offset: index / members * chunk + within,
+            at,
+            len: length,
+        };
+        at += length;
+        Some(piece)
+    })
+}
+
+/// An I/O of the stripe while its pieces are out.
+#[derive(Clone, Debug, Default)]
+struct Whole {
+    pieces_left: u32,
+    /// (bytes asked for, bytes moved) of each piece, in order of offset.
+    parts: Vec<(u32, u32)>,
+    fault: Option<Fault>,
+    via: Option<Via>,
+    copy_ns: u32,
+}
+
+struct Member {
+    queue: Box<dyn Queue>,
+    free: Vec<u32>,
+    /// Which I/O and part a member's tag stands for; None while it is free.
+    owner: Vec<Option<(u32, u32)>>,
+}
+
+pub struct StripeQueue {
+    members: Vec<Member>,
+    chunk: u64,
+    geometry: Geometry,
+    whole: Vec<Whole>,
+    in_flight: u32,
+    scratch: Vec<Done>,
+}
+
+impl StripeQueue {
+    /// The depth that each member needs so that `depth` I/Os of at most `io_bytes` fit.
+    pub fn member_depth(depth: u32, io_bytes: u64, chunk: u64, members: usize) -> u32 {
+        let pieces = io_bytes.div_ceil(chunk) + 1;
+        let most = pieces.div_ceil(members as u64);
+        u64::from(depth).saturating_mul(most).clamp(most, 16384) as u32
+    }
+
+    pub fn new(queues: Vec<Box<dyn Queue>>, chunk: u64, depth: u32) -> Self {
+        let sizes: Vec<u64> = queues.iter().map(|q| q.geometry().bytes).collect();
+        let most = |f: fn(&Geometry) -> u32| queues.iter().map(|q| f(&q.geometry())).max().unwrap_or(1);
+        let geometry = Geometry {
+            bytes: stripe_bytes(&sizes, chunk),
+            align: most(|g| g.align),
+            mem_align: most(|g| g.mem_align),
+            io_bytes_max: 1 << 30,
+            depth,
+        };
+        let members = queues
+            .into_iter()
+            .map(|queue| {
+                let depth = queue.geometry().depth;
+                Member { queue, free: (0..depth).rev().collect(), owner: vec![None; depth as usize] }
+            })
+            .collect();
+        StripeQueue {
+            members,
+            chunk,
+            geometry,
+            whole: vec![Whole::default(); depth as usize],
+            in_flight: 0,
+            scratch: Vec::new(),
+        }
+    }
+
+    fn split(&self, io: &Io) -> impl Iterator<Item = Piece> {
+        pieces(self.members.len() as u64, self.chunk, io.offset, u64::from(io.len))
+    }
+
+    fn fits(&self, io: &Io) -> bool {
+        let mut wanted = [u32::from(io.op == Op::Flush); MEMBERS_MAX];
+        if io.op != Op::Flush {
+            self.split(io).for_each(|p| wanted[p.member] += 1);
+        }
+        self.members.iter().zip(wanted).all(|(m, w)| m.free.len() as u32 >= w)
+    }
+
+    fn push_piece(&mut self, io: &Io, piece: Piece, reactor: &mut Reactor) {
+        let whole = &mut self.whole[io.tag as usize];
+        let part = whole.parts.len() as u32;
+        whole.parts.push((piece.len as u32, 0));
+        whole.pieces_left += 1;
+        let member = &mut self.members[piece.member];
+        let tag = member.free.pop().expect("room was counted before the first piece");
+        member.owner[tag as usize] = Some((io.tag, part));
+        let io = Io {
+            tag,
+            op: io.op,
+            offset: piece.offset,
+            len: piece.len as u32,
+            mem: io.mem.after(piece.at as usize),
+        };
+        if member.queue.push(io, reactor).is_err() {
+            unreachable!("a member has as many tags as its queue is deep");
+        }
+    }
+
+    /// Books what a member finished; I/Os whose last piece came in are done.
+    fn settle(&mut self, m: usize, finished: &mut Vec<Done>, done: &mut Vec<Done>) {
+        for piece in finished.drain(..) {
+            let member = &mut self.members[m];
+            let (tag, part) =
+                member.owner[piece.tag as usize].take().expect("a queue only finishes what it was given");
+            member.free.push(piece.tag);
+            let whole = &mut self.whole[tag as usize];
+            match piece.result {
+                Ok(moved) => whole.parts[part as usize].1 = moved,
+                Err(fault) => {
+                    whole.fault.get_or_insert(fault);
+                }
+            }
+            whole.via = Some(worse(whole.via, piece.via));
+            whole.copy_ns = whole.copy_ns.saturating_add(piece.copy_ns);
+            whole.pieces_left -= 1;
+            if whole.pieces_left == 0 {
+                self.in_flight -= 1;
+                done.push(whole.finish(tag));
+            }
+        }
+    }
+}
+
+impl Whole {
+    /// A short piece ends the transfer there: what lies behind it doesn't count as moved.
+    fn finish(&mut self, tag: u32) -> Done {
+        let mut moved = 0;
+        for (asked, got) in self.parts.drain(..) {
+            moved += got;
+            if got < asked {
+                break;
+            }
+        }
+        let result = match self.fault.take() {
+            Some(fault) => Err(fault),
+            None => Ok(moved),
+        };
+        Done {
+            tag,
+            result,
+            via: self.via.take().unwrap_or(Via::Nothing),
+            copy_ns: std::mem::take(&mut self.copy_ns),
+        }
+    }
+}
+
+/// An I/O is as direct as its least direct piece.
+fn worse(so_far: Option<Via>, piece: Via) -> Via {
+    let rank = |v: Via| match v {
+        Via::Nothing => 0,
+        Via::Direct => 1,
+        Via::Mapped => 2,
+        Via::Staged => 3,
+    };
+    so_far.map_or(piece, |v| if rank(v) >= rank(piece) { v } else { piece })
+}
+
+impl Queue for StripeQueue {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+
+    fn push(&mut self, io: Io, reactor: &mut Reactor) -> Result<(), Full> {
+        if self.in_flight == self.geometry.depth || !self.fits(&io) {
+            return Err(Full(io));
+        }
+        self.in_flight += 1;
+        if io.op == Op::Flush {
+            for member in 0..self.members.len() {
+                self.push_piece(&io, Piece { member, offset: 0, at: 0, len: 0 }, reactor);
+            }
+        } else {
+            for piece in self.split(&io) {
+                self.push_piece(&io, piece, reactor);
+            }
+        }
+        Ok(())
+    }
+
+    fn submit(&mut self, reactor: &mut Reactor) {
+        self.members.iter_mut().for_each(|m| m.queue.submit(reactor));
+    }
+
+    fn reap(&mut self, reactor: &mut Reactor, done: &mut Vec<Done>) {
+        let mut finished = std::mem::take(&mut self.scratch);
+        for m in 0..self.members.len() {
+            self.members[m].queue.reap(reactor, &mut finished);
+            self.settle(m, &mut finished, done);
+        }
+        self.scratch = finished;
+    }
+
+    fn abandon(&mut self, tag: u32, reactor: &mut Reactor) {
+        for member in &mut self.members {
+            for (piece, owner) in member.owner.iter().enumerate() {
+                if owner.is_some_and(|(whole, _)| whole == tag) {
+                    member.queue.abandon(piece as u32, reactor);
+                }
+            }
+        }
+    }
+
+    fn next_due(&self) -> Option<Instant> {
+        self.members.iter().filter_map(|m| m.queue.next_due()).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// The pieces cover the range once, in order, and each byte lies where RAID0 puts it.
+        #[test]
+        fn pieces_cover_the_range(members in 1u64..9, chunk in 1u64..5000, offset in 0u64..1_000_000, len in 1u64..100_000) {
+            let mut at = 0;
+            for p in pieces(members, chunk, offset, len) {
+                prop_assert_eq!(p.at, at);
+                prop_assert!(p.len > 0 && p.len <= chunk);
+                for probe in [0, p.len - 1] {
+                    let byte = offset + at + probe;
+                    prop_assert_eq!(p.member as u64, byte / chunk % members);
+                    prop_assert_eq!(p.offset + probe, byte / chunk / members * chunk + byte % chunk);
+                }
+                at += p.len;
+            }
+            prop_assert_eq!(at, len);
+        }
+
+        /// Every piece of an I/O inside the stripe lies inside its member.
+        #[test]
+        fn pieces_stay_inside_members(sizes in prop::collection::vec(1u64..1_000_000, 1..8), chunk in 1u64..5000) {
+            let bytes = stripe_bytes(&sizes, chunk);
+            for p in pieces(sizes.len() as u64, chunk, 0, bytes) {
+                prop_assert!(p.offset + p.len <= sizes[p.member]);
+            }
+        }
+
+        /// The depth that is asked of members holds any mix of I/Os up to the stripe's own depth.
+        #[test]
+        fn members_are_deep_enough(depth in 1u32..64, io in 1u64..10_000, chunk in 1u64..5000, members in 1usize..9, offset in 0u64..100_000) {
+            let member_depth = StripeQueue::member_depth(depth, io, chunk, members);
+            let mut most = vec![0u32; members];
+            pieces(members as u64, chunk, offset, io).for_each(|p| most[p.member] += 1);
+            prop_assert!(most.iter().all(|m| u64::from(*m) * u64::from(depth) <= u64::from(member_depth) || member_depth == 16384));
+        }
+    }
+}
