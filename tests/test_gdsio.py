@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forebay.errors import MachineError, RunError
-from forebay.gdsio import flags, jobs
+from forebay.errors import MachineError, RequestError, RunError
+from forebay.gdsio import flags, jobs, wording
 from forebay.gdsio.request import Group
 from forebay.gdsio.xfer import XFERS
 from gdsio_support import (  # noqa: F401
@@ -291,6 +291,31 @@ def test_warnings_reach_stderr_with_what_to_do(fake: Engine, tmp_path: Path, cap
     fake.answer = {**record(), "warnings": [{"id": "too_short", "text": "ran 0.1 s", "next": "-T 10"}]}
     _, _, err = gdsio(capsys, "-D", written(tmp_path / "d", 1, 1 << 20), "-s", "1M", "-x", "1")
     assert "ran 0.1 s; -T 10" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "spoken"),
+    [
+        ("--duration 30", "-T 30"),
+        ("--io-size 1000 on f", "-i 1000 on f"),
+        ("a multiple of 512, or --buffered", "a multiple of 512, or -O 1"),
+        ("--cache allow", "-O 1"),
+        ("--overwrite F to let it be", "--overwrite F to let it be"),
+        ("--until-steady", "--until-steady (with forebay bench: --dry-run prints its command)"),
+        ("a-b--c, 3 -- 4", "a-b--c, 3 -- 4"),
+    ],
+)
+def test_the_engines_hints_name_gdsios_flags(text: str, spoken: str) -> None:
+    assert wording.said(text) == spoken
+
+
+def test_an_error_names_gdsios_flags_and_keeps_its_kind(
+    fake: Engine, tmp_path: Path, capsys: Capture
+) -> None:
+    fake.answer = RequestError("--io-size 1000", "O_DIRECT needs a multiple of 512", "--buffered")
+    code, _, err = gdsio(capsys, "-D", written(tmp_path / "d", 1, 1 << 20), "-s", "1M", "-x", "1")
+    assert code == 2
+    assert "-i 1000: O_DIRECT" in err and "-O 1" in err and "--" not in err
 
 
 def test_json_gives_the_record_and_record_appends_it(fake: Engine, tmp_path: Path, capsys: Capture) -> None:

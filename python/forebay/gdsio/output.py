@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from forebay.gdsio.request import Request
+from forebay.gdsio.wording import said
 from forebay.gdsio.xfer import label
 
 KIB = 1024
@@ -59,7 +60,7 @@ def notes(record: dict[str, Any]) -> list[str]:
     written += errors.get("examples", [])
     if result["interrupted"]:
         written.append("interrupted: the line below covers what was measured until then")
-    return written + [f"{w['text']}; {w['next']}" if w.get("next") else w["text"] for w in warnings]
+    return written + [said(f"{w['text']}; {w['next']}" if w.get("next") else w["text"]) for w in warnings]
 
 
 def per_job(record: dict[str, Any]) -> list[str]:

@@ -15,9 +15,10 @@ import click
 from forebay import run as engine
 from forebay.bench import save
 from forebay.bench.interrupt import Interrupt
-from forebay.errors import BROKE, CHECK_FAILED, DONE, INTERRUPTED, MachineError, RequestError, RunError
+from forebay.errors import BROKE, CHECK_FAILED, DONE, INTERRUPTED, ForebayError, MachineError, RequestError
 from forebay.gdsio import cufile, flags, job_file, jobs, machine, output
 from forebay.gdsio.request import Request
+from forebay.gdsio.wording import in_gdsios_words
 
 Record = dict[str, Any]
 
@@ -133,14 +134,12 @@ def _measure(request: Request, fields: dict[str, Any], record_path: str | None) 
     try:
         with Interrupt() as interrupt:
             return engine.run(fields, observer=lambda _: interrupt.raise_if_requested())
-    except RunError as error:
+    except ForebayError as error:
         _rescue(getattr(error, "record", None), record_path)
-        raise
-    except MachineError as error:
-        if not request.xfer.needs_gpu or "-x 1" in error.next:
-            raise
-        next_ = f"{error.next}; or {machine.HOST_NEXT}".lstrip("; ")
-        raise MachineError(error.asked, error.found, next_) from error
+        spoken = in_gdsios_words(error)
+        if isinstance(error, MachineError) and request.xfer.needs_gpu and "-x 1" not in spoken.next:
+            spoken.next = f"{spoken.next}; or {machine.HOST_NEXT}".lstrip("; ")
+        raise spoken from error
 
 
 def _exit_code(record: Record) -> int:
