@@ -175,7 +175,7 @@ def test_an_interrupted_run_prints_what_was_measured(data: Path, number: signal.
     words = ["-D", str(data), *"-w 2 -s 4M -i 64k -x 1 -I 2 -T 60".split()]
     started = time.monotonic()
     with subprocess.Popen(
-        [*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=data
     ) as running:
         time.sleep(2.5)
         running.send_signal(number)
