@@ -267,6 +267,7 @@ def test_a_span_never_rounds_a_difference_away() -> None:
     assert span(1.0004, 1.0009) == "1.0004–1.0009"
     assert span(1.004, 1.05) == "1.004–1.050"
     assert span(3.0, 3.0) == "3"
+    assert span(311.77, 341.24) == "312–341" and span(12.31, 12.74) == "12.3–12.7"
 
 
 def test_noise_is_blamed_where_the_guard_saw_it() -> None:

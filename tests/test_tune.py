@@ -113,6 +113,29 @@ def test_confirmation_is_interleaved_there_and_back(machine: FakeMachine, capsys
     assert n >= 2 and confirming[:n] == confirming[n : 2 * n][::-1]
 
 
+def test_a_neighbour_that_is_higher_is_chosen_from_or_else_told() -> None:
+    """A machine with a second peak, one step beyond a dip: it is found for the curve, and not passed over in silence."""
+    axes = {"io_bytes": [1 << 20], "workers": [1], "depth": [1, 2, 4, 8, 16, 32, 64]}
+    rates = {1: 1.0, 2: 2.0, 4: 3.0, 8: 4.0, 16: 3.9, 32: 3.9, 64: 6.0}
+    clock = [0.0]
+
+    def measure(setting: Setting, long: bool) -> Probe:
+        clock[0] += 1.0
+        return Probe(rates[setting.depth], 0.1)
+
+    search = Search(axes, measure, lambda: clock[0], 200.0)
+    search.run(Setting(1 << 20, 1, 8))
+    assert search.choose().pick.depth == 64 and search.unconfirmed_higher(search.choose().peak) is None
+    late = Search(axes, measure, lambda: clock[0], 200.0)
+    late.probes = {Setting(1 << 20, 1, d): [Probe(rates[d], 0.1)] for d in (4, 8)}
+    late.confirmed = {s: {1: late.probes[s][0], 2: late.probes[s][0]} for s in late.probes}
+    late.considered = frozenset(late.probes)
+    late.probes[Setting(1 << 20, 1, 64)] = [Probe(6.0, 0.1)]
+    assert late.choose().peak.depth == 8 and late.unconfirmed_higher(late.choose().peak) == Setting(
+        1 << 20, 1, 64
+    )
+
+
 def test_ctrl_c_keeps_what_it_has(machine: FakeMachine, capsys: Any, tmp_path: Path) -> None:
     machine.interrupt_at = 9
     code, found = tune(capsys, "/data/x", "-o", tmp_path / "t.json")

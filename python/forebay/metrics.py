@@ -125,7 +125,7 @@ def format_figure(value: float | None) -> str:
     """Three to four significant digits, as a table shows them; a dash for what wasn't measured."""
     if value is None:
         return "–"
-    if value >= 100_000:
+    if value >= 10_000:
         return f"{value:,.0f}"
     if value >= 100:
         return f"{value:.0f}"

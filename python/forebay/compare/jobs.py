@@ -228,9 +228,8 @@ def how_it_ran(record: dict[str, Any]) -> str:
     """`bounce, uring, O_DIRECT, to host`, as the record says."""
     path, job = record.get("path") or {}, record.get("job") or {}
     words = [str(path.get("ran", "?")), str(path.get("engine", ""))]
-    words.append(
-        "O_DIRECT" if job.get("direct") else f"cache {(record.get('cache') or {}).get('policy', '?')}"
-    )
+    policy = (record.get("cache") or {}).get("policy", "none")
+    words.append("O_DIRECT" if job.get("direct") else f"cache {policy}" if policy != "none" else "")
     words.append(f"to {path['destination']}" if path.get("destination") else "")
     return ", ".join(w for w in words if w)
 

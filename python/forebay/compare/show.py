@@ -38,7 +38,14 @@ def _ratio(ratio: dict[str, Any] | None) -> tuple[str, str]:
     if ratio is None:
         return "–", ""
     interval = ratio["ci95"]
-    return f"{ratio['estimate']:.3f}", "" if interval is None else f"({interval[0]:.3f}–{interval[1]:.3f})"
+    return _plain(
+        ratio["estimate"]
+    ), "" if interval is None else f"({_plain(interval[0])}–{_plain(interval[1])})"
+
+
+def _plain(ratio: float) -> str:
+    """Three decimals about 1, three digits far from it."""
+    return f"{ratio:.3f}" if 0.1 <= ratio < 10 else f"{ratio:.3g}" if ratio < 1000 else f"{ratio:,.0f}"
 
 
 def _verdict(document: dict[str, Any]) -> list[str]:

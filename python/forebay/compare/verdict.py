@@ -61,7 +61,8 @@ def _difference(ratio: Interval, metric: Metric) -> str:
 
 def span(low: float, high: float) -> str:
     """`1.07–1.11`: as many decimals as keep the ends apart and the lower end on its side of 1."""
-    for decimals in (2, 3, 4):
+    least = 2 if high < 10 else 1 if high < 100 else 0
+    for decimals in range(least, 5):
         ends = [f"{v:.{decimals}f}" for v in (low, high)]
         if ends[0] != ends[1] and not (low > 1 and float(ends[0]) <= 1):
             return "–".join(ends)

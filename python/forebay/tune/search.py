@@ -73,14 +73,18 @@ class Search:
     # By round, so that a share is taken between runs of the same round.
     confirmed: dict[Setting, dict[int, Probe]] = field(default_factory=dict)
     rounds: int = 0
+    # What had been probed when the candidates were drawn.
+    considered: frozenset[Setting] = frozenset()
     stopped: str = "done"
 
     def run(self, start: Setting) -> None:
         """Every part within its share of the time. Ctrl-C passes through; what was measured stays."""
         parts = (
-            (0.45, lambda: self._climb(start)),
-            (0.62, self._descend),
-            (0.90, self._confirm),
+            (0.40, lambda: self._climb(start)),
+            (0.55, self._descend),
+            # Before the choice, so that a neighbour that turns out higher is among those it is made from.
+            (0.65, self._complete),
+            (0.95, self._confirm),
             (1.0, self._complete),
         )
         for until, part in parts:
@@ -176,6 +180,7 @@ class Search:
         """Longer runs in turn, there and back; after two rounds the worse half leaves. The peak stays."""
         field = self._candidates()
         peak = self._best()
+        self.considered = frozenset(self.probes)
         while True:
             for turn in (field, field[::-1]):
                 self._round(turn)
@@ -247,6 +252,13 @@ class Search:
         alike = [s for s in reached if self._cost(s, pool[s])[0] <= least * SAME_COST]
         pick = min(alike, key=lambda s: (s.workers * s.depth, s.workers, self._cost(s, pool[s])))
         return Choice(pick, peak, shares[pick], bool(self.confirmed))
+
+    def unconfirmed_higher(self, peak: Setting) -> Setting | None:
+        """The best setting that was probed too late to be confirmed, where it was clearly above the peak."""
+        others = [s for s in self.probes if s not in self.considered and self.runs(s)]
+        best = max(others, key=self._probe, default=None)
+        found = self.figures(peak)
+        return best if best is not None and found and self._probe(best) > 1.03 * found.gib_s else None
 
     def runs(self, setting: Setting) -> list[Probe]:
         """The confirming runs of a setting where there are any, else its probes."""

@@ -28,6 +28,7 @@ def document_of(
     pick, peak = _row(search, choice.pick, choice.peak), _row(search, choice.peak, choice.pick)
     pick["share_of_peak"] = share.estimate
     pick["share_of_peak_ci95"] = None if share.low is None else [share.low, share.high]
+    higher = search.unconfirmed_higher(choice.peak)
     missing = {}
     if pick["cpu_s_per_gib"] is None:
         missing["pick.cpu_s_per_gib"] = (
@@ -43,6 +44,7 @@ def document_of(
         "pick": pick,
         "peak": peak,
         "confirmed": choice.confirmed,
+        "unconfirmed_higher": _row(search, higher) if choice.confirmed and higher else None,
         "bench": spelled(choice.pick),
         "curve": curve,
         "probes": [_row(search, s) for s in sorted(measured) if search.figures(s) is not None],
@@ -87,6 +89,12 @@ def show(document: dict[str, Any]) -> str:
     )
     if not document["confirmed"]:
         lines.append("  not confirmed by repeats, since the search ended early: try a longer --max-time")
+    if document["unconfirmed_higher"]:
+        higher = document["unconfirmed_higher"]
+        lines.append(
+            f"  a single probe went higher ({_name(higher)}: {higher['throughput_gib_s']:.3f} GiB/s):"
+            " noise, or a longer --max-time finds more"
+        )
     lines += [f"  {reason}" for field, reason in document["missing"].items() if "cpu" in field]
     if document["failed"]:
         first = document["failed"][0]
