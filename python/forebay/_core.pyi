@@ -2,6 +2,21 @@
 
 from collections.abc import Callable
 
+__all__ = [
+    "buckets",
+    "check",
+    "doctor",
+    "environment",
+    "features",
+    "files",
+    "merge",
+    "plan",
+    "read_record",
+    "run",
+    "schema",
+    "stop",
+]
+
 def run(job: str, command: list[str], observer: Callable[[str], None] | None = None) -> str:
     """Runs a JobSpec; returns its RunRecord. Raises forebay.errors.*. The GIL is released while it runs;
     `observer` gets a JSON Progress about four times a second, on the calling thread. An exception from the

@@ -254,6 +254,9 @@ struct Letter {
 }
 
 /// Called by the driver's own thread when the copies queued before it have ended. Calls no CUDA.
+///
+/// # Safety
+/// `letter` is the box that `queue` gave away for this one call.
 unsafe extern "C" fn deliver(letter: *mut c_void) {
     // SAFETY: `queue` boxed the letter for exactly this call.
     let letter = unsafe { Box::from_raw(letter.cast::<Letter>()) };
