@@ -1,0 +1,133 @@
+"""The page's first sentence: the main finding, in numbers, with what it was compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from forebay.report import numbers
+from forebay.report.runs import Point, Stat, Study
+from forebay.report.tables import CPU_COST, THROUGHPUT
+
+SMALL_BYTES = 16 << 10
+
+
+@dataclass
+class Figure:
+    """One key figure: what, how much, where."""
+
+    title: str
+    value: str
+    unit: str
+    where: str
+
+
+def sentence(studies: list[Study], comparisons: list[dict[str, Any]], tunings: list[dict[str, Any]]) -> tuple[str, str]:
+    """The main finding, and a second, smaller sentence that says what it cost and how sure it is."""
+    if studies:
+        return _of_study(_main(studies))
+    for document in comparisons:
+        verdict = document.get("verdict")
+        if isinstance(verdict, dict) and isinstance(verdict.get("text"), str):
+            return _sentence(verdict["text"]), ""
+        if isinstance(verdict, str):
+            return _sentence(verdict), ""
+    return ("A tuning of depth, workers and block size." if tunings else "Nothing to report."), ""
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:].rstrip(".") + "."
+
+
+def _main(studies: list[Study]) -> Study:
+    """Measured before computed; then the one that compares most paths, then the largest."""
+    return max(studies, key=lambda s: (s.origin == "measured", len({s.path_of(n) for n in s.series}) > 1, len(s.points)))
+
+
+def _of_study(study: Study) -> tuple[str, str]:
+    point = _telling_point(study)
+    where = f" at {study.axis.label(point.x)}" if study.axis.key else ""
+    text = f"{point.series} reached {_speed(point)}{where}"
+    if not study.axis.key:
+        io_bytes = point.runs[0].number("job.io_bytes") or 0
+        text += f" with {numbers.size(io_bytes)} {'writes' if 'write' in study.op else 'reads'}"
+    base_name = study.baseline(point.series)
+    base = study.point(point.x, base_name) if base_name else None
+    share, rest = _against(point, base, base_name or "") if base else ("", _cost(point))
+    return _sentence(_computed(study) + text + share), rest
+
+
+def _computed(study: Study) -> str:
+    return "" if study.origin == "measured" else f"{study.origin[:1].upper()}{study.origin[1:]}, not measured: "
+
+
+def _telling_point(study: Study) -> Point:
+    """The fastest point of a path other than host where host is there to compare with; else the fastest."""
+    compared = [p for p in study.points if (b := study.baseline(p.series)) and study.point(p.x, b)]
+    return max(compared or study.points, key=_rate)
+
+
+def _rate(point: Point) -> float:
+    stat = point.stat(THROUGHPUT)
+    return stat.value if stat else 0.0
+
+
+def _speed(point: Point) -> str:
+    iops = point.stat("result.iops")
+    if (point.runs[0].number("job.io_bytes") or 0) <= SMALL_BYTES and iops:
+        return f"{numbers.count(iops.value)} IOPS ({numbers.rate(_rate(point))} GiB/s)"
+    return f"{numbers.rate(_rate(point))} GiB/s"
+
+
+def _against(point: Point, base: Point, name: str) -> tuple[str, str]:
+    mine, its = point.stat(THROUGHPUT), base.stat(THROUGHPUT)
+    quotient = mine.over(its) if mine and its else None
+    if quotient is None:
+        return "", ""
+    rest = []
+    if quotient.low is None or quotient.high is None:
+        rest.append("One run of each: how sure that is, nobody knows.")
+    elif quotient.low <= 1 <= quotient.high:
+        rest.append("Their intervals overlap: this is no proof of a difference.")
+    mine_cpu, its_cpu = point.stat(CPU_COST), base.stat(CPU_COST)
+    cost = mine_cpu.over(its_cpu) if mine_cpu and its_cpu else None
+    if cost:
+        rest.append(f"It took {numbers.ratio(cost.value)} times as much processor time per GiB as {name}.")
+    return f", {numbers.ratio(quotient.value)} of {name}", " ".join(rest)
+
+
+def _cost(point: Point) -> str:
+    cores = point.stat("result.cpu.cores_busy")
+    latency = point.stat("result.latency_us.p99")
+    parts = [f"{numbers.significant(cores.value)} cores were busy" if cores else "", f"99 % of the I/Os took at most {numbers.micros(latency.value)}" if latency and latency.value else ""]
+    return "; ".join(p for p in parts if p) + "." if any(parts) else ""
+
+
+def figures(studies: list[Study]) -> list[Figure]:
+    """The extremes of the measured runs; of the computed ones where nothing was measured."""
+    measured = [s for s in studies if s.origin == "measured"] or studies
+    found = [
+        _extreme(measured, "Highest throughput", THROUGHPUT, max, numbers.rate, "GiB/s"),
+        _extreme(measured, "Least CPU", CPU_COST, min, numbers.significant, "core-s/GiB"),
+        _extreme(measured, "Most I/Os", "result.iops", max, numbers.count, "per second"),
+        _extreme(measured, "Lowest p99", "result.latency_us.p99", min, numbers.micros, ""),
+    ]
+    return [f for f in found if f]
+
+
+def _extreme(studies: list[Study], title: str, path: str, better: Any, show: Any, unit: str) -> Figure | None:
+    found: list[tuple[Stat, Study, Point]] = []
+    for study in studies:
+        for point in study.points:
+            stat = point.stat(path)
+            if stat is not None and stat.value > 0:
+                found.append((stat, study, point))
+    if not found:
+        return None
+    stat, study, point = better(found, key=lambda f: f[0].value)
+    where = f"{point.series}, {study.axis.label(point.x)}" if study.axis.key else point.series
+    if len(studies) > 1:
+        where += f", {study.op}"
+    text = show(stat.value)
+    value, _, tail = text.partition(" ")
+    return Figure(title, value, f"{tail} {unit}".strip(), where)

@@ -1,0 +1,65 @@
+"""Numbers as a reader wants them: few digits, one unit, '—' where there is none."""
+
+from __future__ import annotations
+
+from forebay.units import format_bytes
+
+DASH = "—"
+GIB = 1 << 30
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """3.1416 → 3.14, 0.01234 → 0.0123, 12345 → 12,345."""
+    if value == 0:
+        return "0"
+    magnitude = abs(value)
+    if magnitude >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    for power in range(digits - 1, -12, -1):
+        if magnitude >= 10.0 ** (power - 1):
+            return f"{value:.{min(digits - power, 9)}f}"
+    return f"{value:.2g}"
+
+
+def rate(value: float) -> str:
+    """GiB/s: two decimals from 1 on, as the papers print it."""
+    return f"{value:.2f}" if 1 <= abs(value) < 1000 else significant(value)
+
+
+def count(value: float) -> str:
+    """412345 → 412 k."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= size * 10 or (unit != "k" and abs(value) >= size):
+            return f"{significant(value / size)} {unit}"
+    return f"{value:,.0f}" if value >= 100 else significant(value)
+
+
+def micros(value: float) -> str:
+    """Microseconds with the unit that keeps the number short."""
+    for unit, size in (("s", 1e6), ("ms", 1e3)):
+        if value >= size:
+            return f"{significant(value / size)} {unit}"
+    return f"{significant(value)} µs"
+
+
+def size(value: float) -> str:
+    """65536 → 64 KiB."""
+    text = format_bytes(int(value))
+    return f"{text[:-1]} {text[-1].upper()}iB" if text[-1].isalpha() else f"{text} B"
+
+
+def about_bytes(value: float) -> str:
+    """The nearest unit, three digits: 3221225472 → 3 GiB."""
+    for unit, shift in (("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if value >= 1 << shift:
+            return f"{significant(value / (1 << shift)).removesuffix('.00')} {unit}"
+    return f"{value:.0f} B"
+
+
+def percent(share: float) -> str:
+    """0.5 → 50 %."""
+    return f"{share * 100:.0f} %" if share >= 0.1 or share == 0 else f"{significant(share * 100, 2)} %"
+
+
+def ratio(value: float) -> str:
+    return f"{value:.2f}" if 0.1 <= value < 100 else significant(value)

@@ -1,0 +1,334 @@
+"""Runs put in order: each study is a set of runs that can be read against one another.
+
+A study holds the runs of one sweep (or of all the single records given) with one operation and one origin.
+Within it, runs lie along one axis (block size, else workers, else depth) and belong to series named by
+whatever else differs at the same place on that axis. So a preset that uses more workers for small blocks
+has one series per path, while a true matrix over workers has one per path and number of workers.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from forebay.report import numbers
+from forebay.report.load import Entry
+
+PATH_ORDER = ("host", "bounce", "mapped", "gds", "gds-compat")
+OP_NAMES = {
+    "read": "sequential read",
+    "write": "sequential write",
+    "randread": "random read",
+    "randwrite": "random write",
+}
+
+
+@dataclass(frozen=True)
+class Stat:
+    """A value, and the interval that its error bar shows. `kind` says what the interval is."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    kind: str | None = None
+
+    def over(self, other: Stat) -> Stat | None:
+        """The quotient; its interval is the widest that the two intervals allow."""
+        if other.value <= 0:
+            return None
+        known = all(v is not None for v in (self.low, self.high, other.low, other.high)) and (other.low or 0) > 0
+        if not known:
+            return Stat(self.value / other.value)
+        return Stat(self.value / other.value, self.low / other.high, self.high / other.low, "both intervals")  # type: ignore[operator]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One record with safe access to its fields."""
+
+    entry: Entry
+    name: str = ""
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return self.entry.record
+
+    def at(self, path: str) -> Any:
+        """The value at a dotted path, or None."""
+        value: Any = self.record
+        for key in path.split("."):
+            if not isinstance(value, dict):
+                return None
+            value = value.get(key)
+        return value
+
+    def number(self, path: str) -> float | None:
+        return finite(self.at(path))
+
+    def text(self, path: str, default: str = "") -> str:
+        value = self.at(path)
+        return value if isinstance(value, str) else default
+
+    def items(self, path: str) -> list[dict[str, Any]]:
+        value = self.at(path)
+        return [v for v in value if isinstance(v, dict)] if isinstance(value, list) else []
+
+    def reason(self, path: str) -> str:
+        """Why `path` is null: the record's own word for it or for what it belongs to."""
+        missing = self.at("missing")
+        missing = missing if isinstance(missing, dict) else {}
+        while path:
+            if isinstance(missing.get(path), str):
+                return missing[path]
+            path = path.rpartition(".")[0]
+        return "the record gives no reason"
+
+    @property
+    def repeats(self) -> int:
+        return max(1, len(self.items("result.repeats")))
+
+    def stat(self, path: str) -> Stat | None:
+        """A field of `result` and its spread over the repeats."""
+        if path == "result.throughput_gib_s":
+            return self._throughput()
+        value = self.number(path)
+        if value is None:
+            return None
+        inner = path.removeprefix("result.").split(".")
+        spread = [v for v in (finite(_dig(r, inner)) for r in self.items("result.repeats")) if v is not None]
+        if len(spread) < 2:
+            return Stat(value)
+        low, high = min(spread), max(spread)
+        return Stat(value, min(low, value), max(high, value), f"range of {len(spread)} repeats")
+
+    def _throughput(self) -> Stat:
+        value = self.number("result.throughput_gib_s") or 0.0
+        if self.repeats < 2:
+            return Stat(value)
+        value = self.number("result.summary.throughput_gib_s_median") or value
+        interval = self.at("result.summary.throughput_gib_s_ci95")
+        ends = [finite(v) for v in interval] if isinstance(interval, list) else []
+        kind = "95 % interval"
+        if len(ends) != 2 or None in ends:
+            ends = [self.number(f"result.summary.throughput_gib_s_{end}") for end in ("min", "max")]
+            kind = f"range of {self.repeats} repeats"
+        low, high = ends
+        if low is None or high is None:
+            return Stat(value)
+        return Stat(value, max(0.0, min(low, value)), max(high, value), kind)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What the runs of a study lie along. `key` is None where nothing but the series differs."""
+
+    key: str | None
+    title: str
+    label: Callable[[float], str]
+
+
+AXES = (
+    Axis("io_bytes", "Block size", numbers.size),
+    Axis("workers", "Workers", lambda v: f"{v:,.0f}"),
+    Axis("depth", "I/Os in flight per worker", lambda v: f"{v:,.0f}"),
+    Axis("read_pct", "Reads, % of I/Os", lambda v: f"{v:.0f} %"),
+)
+NO_AXIS = Axis(None, "", lambda v: "")
+
+
+@dataclass
+class Point:
+    """The runs of one series at one place on the axis; more than one where a job was run again."""
+
+    x: float
+    series: str
+    runs: list[Run]
+
+    def stat(self, path: str) -> Stat | None:
+        stats = [s for s in (run.stat(path) for run in self.runs) if s is not None]
+        if len(stats) <= 1:
+            return stats[0] if stats else None
+        values = [s.value for s in stats]
+        return Stat(statistics.median(values), min(values), max(values), f"range of {len(values)} runs")
+
+    def reason(self, path: str) -> str:
+        return self.runs[0].reason(path)
+
+
+@dataclass
+class Study:
+    """Runs that can be read against one another."""
+
+    id: str
+    title: str
+    preset: str | None
+    op: str
+    origin: str
+    axis: Axis
+    series: list[str]
+    points: list[Point]
+    runs: list[Run] = field(default_factory=list)
+
+    @property
+    def xs(self) -> list[float]:
+        return sorted({p.x for p in self.points})
+
+    def point(self, x: float, series: str) -> Point | None:
+        return next((p for p in self.points if p.x == x and p.series == series), None)
+
+    def path_of(self, series: str) -> str:
+        return next(p.runs[0].text("path.ran") for p in self.points if p.series == series)
+
+    def baseline(self, series: str) -> str | None:
+        """The `host` series that differs from this one in nothing but the path."""
+        path = self.path_of(series)
+        if path == "host":
+            return None
+        rest = series.split(" · ")[1:]
+        return next((s for s in self.series if self.path_of(s) == "host" and s.split(" · ")[1:] == rest), None)
+
+
+def finite(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def _dig(value: Any, keys: list[str]) -> Any:
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def op_name(run: Run) -> str:
+    op, pct = run.text("job.op", "read"), run.number("job.read_pct")
+    name = OP_NAMES.get(op, op)
+    if pct is None or pct == (0 if "write" in op else 100):
+        return name
+    return f"{'random' if op.startswith('rand') else 'sequential'}, {pct:.0f} % reads"
+
+
+def short_source(run: Run) -> str:
+    """A source in a few characters: the file's name, `stripe of 4`, `model:NAME`."""
+    sources = run.at("job.sources")
+    sources = [s for s in sources if isinstance(s, str)] if isinstance(sources, list) else []
+    if not sources:
+        return run.text("job.source", "?")
+    first = sources[0]
+    if first.startswith("stripe:"):
+        name = f"stripe of {first.count('m=')}"
+    elif first.startswith(("nil:", "model:", "nvme+tcp:", "vfio-user:")):
+        name = first
+    else:
+        name = first.removeprefix("file:").rstrip("/").rsplit("/", 1)[-1] or first
+    return name if len(sources) == 1 else f"{name} + {len(sources) - 1} more"
+
+
+# What may tell two series apart, besides the path: how a run's value is read and how it is said.
+DIFFERENCES: tuple[tuple[str, Callable[[Run], Any], str], ...] = (
+    ("source", lambda r: r.text("job.source"), "{}"),
+    ("label", lambda r: r.text("job.label"), "{}"),
+    ("io_bytes", lambda r: r.number("job.io_bytes"), "{}"),
+    ("workers", lambda r: r.number("job.workers"), "{:.0f} workers"),
+    ("depth", lambda r: r.number("job.depth"), "depth {:.0f}"),
+    ("engine", lambda r: r.text("path.engine"), "{}"),
+    ("cache", lambda r: r.text("cache.policy"), "cache {}"),
+    ("pages", lambda r: r.text("path.slot_pages"), "{} pages"),
+    ("distribution", lambda r: r.text("job.distribution"), "{}"),
+    ("rate", lambda r: r.number("job.rate_gib_s"), "{:g} GiB/s asked"),
+    ("rate_iops", lambda r: r.number("job.rate_iops"), "{:g} IOPS asked"),
+    ("files", lambda r: r.number("job.files"), "{:.0f} files"),
+    ("file_bytes", lambda r: r.number("job.file_bytes"), "{} files"),
+    ("sqpoll", lambda r: r.at("job.sqpoll") is True, "sqpoll {}"),
+    ("iopoll", lambda r: r.at("job.iopoll") is True, "iopoll {}"),
+    ("cpus", lambda r: r.text("job.cpus"), "CPUs {}"),
+    ("destination", lambda r: r.text("path.destination"), "to {}"),
+    ("host", lambda r: r.text("environment.host"), "on {}"),
+    ("build", lambda r: f"{r.text('forebay.version')} {r.text('forebay.commit')}".strip(), "forebay {}"),
+)
+
+
+def studies(entries: Iterable[Entry]) -> list[Study]:
+    """All runs, each in one study; measured ones first."""
+    groups: dict[tuple[str, str, str], list[Run]] = {}
+    for entry in entries:
+        run = Run(entry)
+        home = entry.preset or (entry.file if entry.line is not None or entry.point else "")
+        groups.setdefault((home, op_name(run), run.text("origin", "measured")), []).append(run)
+    order = sorted(groups.items(), key=lambda item: item[0][2] != "measured")
+    return [_study(f"s{number}", key, runs) for number, (key, runs) in enumerate(order, start=1)]
+
+
+def _study(ident: str, key: tuple[str, str, str], runs: list[Run]) -> Study:
+    _, op, origin = key
+    axis = _axis(runs)
+    by_x: dict[float, list[Run]] = {}
+    for run in runs:
+        by_x.setdefault(_x(axis, run), []).append(run)
+    names = _series_names(runs, by_x, axis)
+    points: dict[tuple[float, str], Point] = {}
+    for x, members in by_x.items():
+        for run in members:
+            series = names[id(run)]
+            alone = len(names) == 1 and not axis.key
+            named = Run(run.entry, f"{series}, {axis.label(x)}" if axis.key else f"{series} from {short_source(run)}" if alone else series)
+            points.setdefault((x, series), Point(x, series, [])).runs.append(named)
+    ordered = sorted(points.values(), key=lambda p: p.x)
+    series = sorted({p.series for p in ordered}, key=lambda s: (_path_rank(s), s))
+    preset = runs[0].entry.preset
+    title = f"{preset}: {op}" if preset else op[0].upper() + op[1:]
+    return Study(ident, title, preset, op, origin, axis, series, ordered, [r for p in ordered for r in p.runs])
+
+
+def _axis(runs: list[Run]) -> Axis:
+    for axis in AXES:
+        if len({run.number(f"job.{axis.key}") for run in runs}) > 1:
+            return axis
+    return NO_AXIS
+
+
+def _x(axis: Axis, run: Run) -> float:
+    return (run.number(f"job.{axis.key}") or 0.0) if axis.key else 0.0
+
+
+def _path_rank(series: str) -> int:
+    path = series.split(" · ")[0]
+    return PATH_ORDER.index(path) if path in PATH_ORDER else len(PATH_ORDER)
+
+
+def _series_names(runs: list[Run], by_x: dict[float, list[Run]], axis: Axis) -> dict[int, str]:
+    """Every run's series: its path, then what differs among runs of the same path at the same place.
+
+    A difference that comes with the path (the engine of `mapped`, say) names nothing new.
+    """
+    cells: dict[tuple[float, str], list[Run]] = {}
+    for x, members in by_x.items():
+        for run in members:
+            cells.setdefault((x, run.text("path.ran")), []).append(run)
+    telling = [
+        (name, read, form)
+        for name, read, form in DIFFERENCES
+        if name != axis.key and any(len({read(r) for r in members}) > 1 for members in cells.values())
+    ]
+    short = {run.text("job.source"): short_source(run) for run in runs}
+    if len(set(short.values())) < len(short):
+        short = {source: source for source in short}
+    names = {}
+    for run in runs:
+        parts = [run.text("path.ran")]
+        for name, read, form in telling:
+            value = short[read(run)] if name == "source" else read(run)
+            if name in ("io_bytes", "file_bytes") and value is not None:
+                value = numbers.size(value)
+            if isinstance(value, bool):
+                value = "on" if value else "off"
+            if value not in (None, ""):
+                parts.append(form.format(value))
+        names[id(run)] = " · ".join(parts)
+    return names
