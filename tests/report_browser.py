@@ -50,13 +50,20 @@ class Browser:
 
         command = [executable() or "chromium", *FLAGS, f"--user-data-dir={self._profile.name}", "about:blank"]
         self._process = subprocess.Popen(
-            command, preexec_fn=place, close_fds=False, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            command,
+            preexec_fn=place,
+            close_fds=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         os.close(theirs_in)
         os.close(theirs_out)
         targets = self._send("Target.getTargets")["targetInfos"]
         page = next(t for t in targets if t["type"] == "page")
-        self._session = self._send("Target.attachToTarget", targetId=page["targetId"], flatten=True)["sessionId"]
+        self._session = self._send("Target.attachToTarget", targetId=page["targetId"], flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Network", "Runtime", "Log"):
             self.call(f"{domain}.enable")
         return self
@@ -75,9 +82,17 @@ class Browser:
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         return self._send(method, self._session, **parameters)
 
-    def open(self, path: Path, width: int = 1280, height: int = 900, *, dark: bool = False, media: str = "screen") -> None:
+    def open(
+        self, path: Path, width: int = 1280, height: int = 900, *, dark: bool = False, media: str = "screen"
+    ) -> None:
         """Shows a local file at a size, and waits until it is loaded."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
+        )
         features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", media=media, features=features)
         self.call("Page.navigate", url=path.resolve().as_uri())
@@ -107,12 +122,20 @@ class Browser:
     def pdf(self, path: Path) -> None:
         """A4, as the print dialogue would make it."""
         self.call("Emulation.setEmulatedMedia", media="print", features=[])
-        answer = self.call("Page.printToPDF", paperWidth=8.27, paperHeight=11.69, printBackground=True, preferCSSPageSize=True)
+        answer = self.call(
+            "Page.printToPDF",
+            paperWidth=8.27,
+            paperHeight=11.69,
+            printBackground=True,
+            preferCSSPageSize=True,
+        )
         path.write_bytes(base64.b64decode(answer["data"]))
 
     def _send(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
         self._number += 1
-        message = {"id": self._number, "method": method, "params": parameters} | ({"sessionId": session} if session else {})
+        message = {"id": self._number, "method": method, "params": parameters} | (
+            {"sessionId": session} if session else {}
+        )
         os.write(self._out, json.dumps(message).encode() + b"\0")
         end = time.monotonic() + self.timeout_s
         while time.monotonic() < end:

@@ -15,12 +15,16 @@ __all__ = ["command", "write_report"]
 
 @click.command("report")
 @click.argument("runs", nargs=-1, required=True, metavar="RUNS...")
-@click.option("-o", "--output", default="report.html", show_default=True, metavar="FILE", help="The page to write.")
+@click.option(
+    "-o", "--output", default="report.html", show_default=True, metavar="FILE", help="The page to write."
+)
 @click.option("--csv", "csv_folder", metavar="DIR", help="Also write the data of every chart, one CSV each.")
 @click.option("--no-charts", is_flag=True, help="Tables only; needs no drawing library.")
 @click.option("--force", is_flag=True, help="Write over files that aren't reports of ours.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout about what was written.")
-def command(runs: tuple[str, ...], output: str, csv_folder: str | None, no_charts: bool, force: bool, as_json: bool) -> int:
+def command(
+    runs: tuple[str, ...], output: str, csv_folder: str | None, no_charts: bool, force: bool, as_json: bool
+) -> int:
     """One self-contained page of RUNS: records, sweeps (.jsonl or their folder), comparisons, tunings.
 
     \b
@@ -55,7 +59,9 @@ def write_report(
     loaded = load.load(paths)
     page.refuse_strangers(output, paths, force)
     made = page.build(loaded, charts)
-    written = export.write(made.charts, csv_folder, force) if csv_folder is not None else [None] * len(made.charts)
+    written = (
+        export.write(made.charts, csv_folder, force) if csv_folder is not None else [None] * len(made.charts)
+    )
     page.save(made.html, output)
     return {
         "schema": "forebay.report/1",
@@ -64,7 +70,10 @@ def write_report(
         "records": made.records,
         "comparisons": len(loaded.comparisons),
         "tunings": len(loaded.tunings),
-        "warnings": [{"id": a.id, "title": a.title, "runs": a.runs, "texts": list(a.texts), "next": a.next} for a in made.advice],
+        "warnings": [
+            {"id": a.id, "title": a.title, "runs": a.runs, "texts": list(a.texts), "next": a.next}
+            for a in made.advice
+        ],
         "charts": [
             {"id": c.id, "title": c.title, "rows": len(c.rows), "drawn": bool(c.svg), "csv": file}
             for c, file in zip(made.charts, written, strict=True)

@@ -19,6 +19,7 @@ TITLES = {
     "noisy": "Noisy",
     "too_short": "Too short",
     "single": "One run only",
+    "dropped": "Not run",
     "slow_link": "Slow PCIe link",
     "mixed": "Not one machine or build",
     "scaled": "Scaled down",
@@ -47,11 +48,13 @@ class Advice:
         return len({name for names in self.texts.values() for name in names})
 
 
-def gather(studies: list[Study], problems: list[str]) -> list[Advice]:
+def gather(studies: list[Study], problems: list[str], left_out: list[str]) -> list[Advice]:
     """Every warning once, the gravest first."""
     found: dict[str, Advice] = {}
     for problem in problems:
         _add(found, "damaged", problem, "", "Run it again, or take the file out of the list.", page=True)
+    for text in left_out:
+        _add(found, "dropped", text, "", "forebay doctor says what this machine lacks.", page=True)
     for study in studies:
         for point in study.points:
             alone = len(point.runs) == 1
@@ -93,7 +96,11 @@ def _derived(run: Run, alone: bool) -> Iterator[Finding]:
     seconds = (run.number("result.seconds") or 0.0) / run.repeats
     origin = run.text("origin", "measured")
     if origin != "measured":
-        yield "simulated", f"Computed from a model ({origin}), not measured on a drive.", "Read it as what a model says."
+        yield (
+            "simulated",
+            f"Computed from a model ({origin}), not measured on a drive.",
+            "Read it as what a model says.",
+        )
         return
     if seconds < SHORT_S:
         yield "too_short", f"Measured for less than {SHORT_S:.0f} s a time.", "--duration 10"
@@ -102,55 +109,111 @@ def _derived(run: Run, alone: bool) -> Iterator[Finding]:
     for drive in run.items("environment.drives"):
         now, best = (drive.get(key) for key in ("pcie_gen", "pcie_gen_max"))
         if isinstance(now, int) and isinstance(best, int) and now < best:
-            yield "slow_link", f"{drive.get('name', 'a drive')} runs at PCIe generation {now}; it can do {best}.", "forebay doctor"
+            yield (
+                "slow_link",
+                f"{drive.get('name', 'a drive')} runs at PCIe generation {now}; it can do {best}.",
+                "forebay doctor",
+            )
 
 
 def _broken(run: Run) -> Iterator[Finding]:
     requested, ran = run.text("path.requested"), run.text("path.ran")
     if requested not in ("", "auto", ran):
-        yield "path", f"{requested} was asked for, {ran} ran: {run.text('path.reason') or run.reason('path.reason')}.", "forebay doctor"
+        yield (
+            "path",
+            f"{requested} was asked for, {ran} ran: {run.text('path.reason') or run.reason('path.reason')}.",
+            "forebay doctor",
+        )
     if run.at("result.interrupted") is True:
         yield "interrupted", "Stopped by a signal; what was measured until then stands.", "Run it to its end."
-    counts = {name: run.number(f"result.errors.{name}") or 0 for name in ("failed", "timed_out", "short", "retried", "misaligned")}
+    counts = {
+        name: run.number(f"result.errors.{name}") or 0
+        for name in ("failed", "timed_out", "short", "retried", "misaligned")
+    }
     told = ", ".join(f"{value:,.0f} {name.replace('_', ' ')}" for name, value in counts.items() if value)
     if told:
         examples = run.at("result.errors.examples")
-        first = f" First: {examples[0]}." if isinstance(examples, list) and examples and isinstance(examples[0], str) else ""
-        yield "failed_io", f"Of the I/Os: {told}.{first}", "Look at the kernel log (dmesg) and the drive's health."
+        first = (
+            f" First: {examples[0]}."
+            if isinstance(examples, list) and examples and isinstance(examples[0], str)
+            else ""
+        )
+        yield (
+            "failed_io",
+            f"Of the I/Os: {told}.{first}",
+            "Look at the kernel log (dmesg) and the drive's health.",
+        )
     wrong = run.number("result.errors.verify_failed")
     if wrong:
-        yield "verify", f"{wrong:,.0f} blocks didn't hold what they should.", "Don't trust this storage with data until it is explained."
+        yield (
+            "verify",
+            f"{wrong:,.0f} blocks didn't hold what they should.",
+            "Don't trust this storage with data until it is explained.",
+        )
 
 
 def _noise(run: Run) -> Iterator[Finding]:
     cv, steal, others, throttled = (
-        run.number(f"result.noise.{key}") for key in ("series_cv_pct", "steal_pct", "others_cores_busy", "throttled")
+        run.number(f"result.noise.{key}")
+        for key in ("series_cv_pct", "steal_pct", "others_cores_busy", "throttled")
     )
     if cv is not None and cv > CV_PCT:
-        yield "noisy", f"Throughput wandered by more than {CV_PCT:.0f} % (coefficient of variation of the series).", "--repeat 5, on a quiet machine"
+        yield (
+            "noisy",
+            f"Throughput wandered by more than {CV_PCT:.0f} % (coefficient of variation of the series).",
+            "--repeat 5, on a quiet machine",
+        )
     if steal is not None and steal > STEAL_PCT:
-        yield "noisy", f"The hypervisor took more than {STEAL_PCT:.0f} % of the CPU time.", "--repeat 5, on a quiet machine"
+        yield (
+            "noisy",
+            f"The hypervisor took more than {STEAL_PCT:.0f} % of the CPU time.",
+            "--repeat 5, on a quiet machine",
+        )
     cores = run.number("environment.cores") or 1
     if others is not None and others > max(0.25, OTHERS_SHARE * cores):
         yield "noisy", "Other processes kept the machine busy meanwhile.", "--repeat 5, on a quiet machine"
     if throttled:
-        yield "throttled", f"The processor throttled {throttled:,.0f} times.", "Check cooling and power limits."
+        yield (
+            "throttled",
+            f"The processor throttled {throttled:,.0f} times.",
+            "Check cooling and power limits.",
+        )
 
 
 def _cached(run: Run) -> Iterator[Finding]:
     if run.text("cache.policy") not in ("bypass", "drop") or "write" in run.text("job.op"):
         return
-    resident, device, asked = run.number("cache.resident_before"), run.number("cache.device_bytes"), run.number("result.bytes")
+    resident, device, asked = (
+        run.number("cache.resident_before"),
+        run.number("cache.device_bytes"),
+        run.number("result.bytes"),
+    )
     if run.text("cache.policy") == "drop" and resident is not None and resident > RESIDENT:
-        yield "cached", f"{numbers.percent(resident)} of the data was in the page cache before.", "--cache bypass"
+        yield (
+            "cached",
+            f"{numbers.percent(resident)} of the data was in the page cache before.",
+            "--cache bypass",
+        )
     if device is not None and asked and device < DEVICE_SHARE * asked:
-        yield "cached", f"The drives delivered less than {numbers.percent(DEVICE_SHARE)} of the bytes that the job asked for.", "--cache bypass, or a larger --file-size"
+        yield (
+            "cached",
+            f"The drives delivered less than {numbers.percent(DEVICE_SHARE)} of the bytes that the job asked for.",
+            "--cache bypass, or a larger --file-size",
+        )
 
 
 def _mixed(runs: list[Run]) -> Iterator[tuple[str, str]]:
     hosts = sorted({run.text("environment.host") for run in runs} - {""})
     if len(hosts) > 1:
-        yield f"Runs of {len(hosts)} machines stand in one report: {', '.join(hosts[:8])}.", "Compare within a machine only."
-    builds = sorted({f"{run.text('forebay.version')} {run.text('forebay.commit')}".strip() for run in runs} - {""})
+        yield (
+            f"Runs of {len(hosts)} machines stand in one report: {', '.join(hosts[:8])}.",
+            "Compare within a machine only.",
+        )
+    builds = sorted(
+        {f"{run.text('forebay.version')} {run.text('forebay.commit')}".strip() for run in runs} - {""}
+    )
     if len(builds) > 1:
-        yield f"Runs of {len(builds)} builds of Forebay: {', '.join(builds[:8])}.", "Compare within a build only."
+        yield (
+            f"Runs of {len(builds)} builds of Forebay: {', '.join(builds[:8])}.",
+            "Compare within a build only.",
+        )

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from forebay.report import numbers
+from forebay.report import marks, numbers
+from forebay.report.marks import Chart, Row
 from forebay.report.runs import finite
 from forebay.report.tables import Cell, Notes, Table, text
 
 ROWS_MAX = 200
-METRICS = {
+METRICS: dict[str, tuple[str, str, Callable[[float], str]]] = {
     "throughput": ("Throughput", "GiB/s", numbers.rate),
     "iops": ("I/Os per second", "1/s", numbers.count),
     "latency_mean": ("Mean latency", "", numbers.micros),
@@ -34,6 +36,7 @@ class Section:
     tables: list[Table]
     facts: list[tuple[str, str]] = field(default_factory=list)
     command: str = ""
+    charts: list[Chart] = field(default_factory=list)
 
 
 def comparison(document: dict[str, Any], number: int, notes: Notes) -> Section:
@@ -52,8 +55,10 @@ def comparison(document: dict[str, Any], number: int, notes: Notes) -> Section:
     error = document.get("error")
     if isinstance(error, dict):
         facts.append(("Note", f"ended by an error: {error.get('asked')}: {error.get('found')}"))
-    tables = [t for t in (_ratios(document, ident, notes), _checks(document, ident, notes)) if t]
-    return Section(ident, f"Comparison {number}", finding, next, tables, facts, command_line(document.get("command")))
+    tables = [t for t in (_ratios(document, ident, notes), _points(document, ident, notes)) if t]
+    return Section(
+        ident, f"Comparison {number}", finding, next, tables, facts, command_line(document.get("command"))
+    )
 
 
 def _verdict(document: dict[str, Any]) -> tuple[str, str]:
@@ -71,8 +76,15 @@ def _side(side: Any) -> str:
         return numbers.DASH
     ran = side.get("ran")
     settings = side.get("settings")
-    settings = settings if isinstance(settings, str) else " ".join(f"{k}={v}" for k, v in settings.items()) if isinstance(settings, dict) else ""
-    settings = settings or (side.get("file") if isinstance(side.get("file"), str) else "") or ""
+    settings = (
+        settings
+        if isinstance(settings, str)
+        else " ".join(f"{k}={v}" for k, v in settings.items())
+        if isinstance(settings, dict)
+        else ""
+    )
+    file = side.get("file")
+    settings = settings or (file if isinstance(file, str) else "")
     how = "; ".join(r for r in ran if isinstance(r, str)) if isinstance(ran, list) else ""
     return f"{settings} (ran: {how})" if how and settings else settings or how or numbers.DASH
 
@@ -89,7 +101,14 @@ def _ratios(document: dict[str, Any], ident: str, notes: Notes) -> Table | None:
         pairs = finite(ratio.get("pairs")) if isinstance(ratio, dict) else None
         rows.append([*cells, Cell(f"{pairs:.0f}" if pairs is not None else numbers.DASH)])
     foot = "A and B ran in turn, so that a drift of the machine cancels. Under each ratio: its 95 % interval."
-    return Table(f"{ident}-ratios", "A against B", [], ["Figure", "A, median", "B, median", "A ÷ B", "Pairs"], rows, foot)
+    return Table(
+        f"{ident}-ratios",
+        "A against B",
+        [],
+        ["Figure", "A, median", "B, median", "A ÷ B", "Pairs"],
+        rows,
+        foot,
+    )
 
 
 def _median(side: Any, name: str, show: Any, notes: Notes) -> Cell:
@@ -109,63 +128,198 @@ def _ratio(ratio: Any, notes: Notes) -> Cell:
     return Cell(f"{estimate:.3f}", f"{ends[0]:.3f}–{ends[1]:.3f}" if known else "no interval")
 
 
-def _checks(document: dict[str, Any], ident: str, notes: Notes) -> Table | None:
-    """Two result files set against each other, job by job."""
-    listed = next((document[key] for key in ("jobs", "rows", "points") if isinstance(document.get(key), list)), None)
-    return _flat(listed, f"{ident}-jobs", "Job by job", notes) if listed else None
+def _points(document: dict[str, Any], ident: str, notes: Notes) -> Table | None:
+    """Two result files set against each other, point by point."""
+    points = document.get("points")
+    points = [p for p in points if isinstance(p, dict)] if isinstance(points, list) else []
+    if not points:
+        return None
+    title, unit, show = METRICS.get(
+        str(document.get("metric")), (str(document.get("metric")), "", numbers.significant)
+    )
+    rows = []
+    for point in points[:ROWS_MAX]:
+        runs = point.get("runs")
+        counted = " + ".join(str(r) for r in runs) if isinstance(runs, list) else numbers.DASH
+        verdict = str(point.get("verdict") or numbers.DASH)
+        cells = [notes.value(finite(point.get(side)), show, verdict) for side in ("a", "b")]
+        rows.append(
+            [
+                text(str(point.get("name") or point.get("key") or "all")),
+                *cells,
+                _ratio(point.get("ratio"), notes),
+                Cell(counted),
+                text(verdict),
+            ]
+        )
+    overall = document.get("overall")
+    if isinstance(overall, dict):
+        rows.append(
+            [
+                text("all points together"),
+                Cell(""),
+                Cell(""),
+                _ratio(overall, notes),
+                Cell(""),
+                text(str(overall.get("verdict") or "")),
+            ]
+        )
+    foot = "Under each ratio: its interval." + (
+        f" The first {ROWS_MAX} of {len(points)} points are shown." if len(points) > ROWS_MAX else ""
+    )
+    columns = ["Point", "A, median", "B, median", "B ÷ A", "Runs", "Verdict"]
+    return Table(
+        f"{ident}-points", f"{title}{', ' + unit if unit else ''}, point by point", [], columns, rows, foot
+    )
+
+
+AXES = {
+    "io_bytes": ("io-size", "Block size", numbers.size),
+    "workers": ("workers", "Workers", numbers.whole),
+    "depth": ("depth", "Depth", numbers.whole),
+}
 
 
 def tuning(document: dict[str, Any], number: int, notes: Notes) -> Section:
     ident = f"tune-{number}"
-    finding, next = _verdict(document)
-    best = next_dict(document, ("best", "chosen", "recommended", "pick"))
-    if finding == "No verdict.":
-        finding = _settings(best) or "No setting stood out."
-    curve = next((document[key] for key in ("curve", "points", "steps") if isinstance(document.get(key), list)), [])
-    table = _flat(curve, f"{ident}-curve", "Every setting that was tried", notes)
-    return Section(ident, f"Tuning {number}", finding, next, [table] if table else [], [], command_line(document.get("command")))
+    pick, peak = (part if isinstance(part := document.get(key), dict) else {} for key in ("pick", "peak"))
+    facts = [("Picked", _setting(pick)), ("The peak", _setting(peak))]
+    asked = finite(document.get("share_asked"))
+    if asked is not None:
+        facts.append(("Asked for", f"{numbers.percent(asked)} of the peak at the least CPU"))
+    failed = document.get("failed")
+    if isinstance(failed, list) and failed:
+        facts.append(("Couldn't run", f"{len(failed)} settings"))
+    if document.get("confirmed") is False:
+        facts.append(("Note", "not confirmed by repeats, since the search ended early"))
+    missing = document.get("missing")
+    facts += [("Note", str(why)) for why in missing.values()] if isinstance(missing, dict) else []
+    bench = document.get("bench")
+    command = bench if isinstance(bench, str) else command_line(bench)
+    charts = [c for axis in AXES for c in _curve(document, ident, axis, pick)]
+    return Section(
+        ident,
+        f"Tuning {number}",
+        _picked(pick),
+        "",
+        [_probes(document, ident, notes)],
+        facts,
+        command,
+        charts,
+    )
 
 
-def next_dict(document: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
-    return next((document[key] for key in keys if isinstance(document.get(key), dict)), {})
+def _picked(pick: dict[str, Any]) -> str:
+    rate, share = finite(pick.get("throughput_gib_s")), finite(pick.get("share_of_peak"))
+    if rate is None:
+        return "No setting stood out."
+    text = f"{_where(pick)}: {numbers.rate(rate)} GiB/s"
+    return text + (f", {share * 100:.1f} % of the peak" if share is not None else "")
 
 
-def _settings(best: dict[str, Any]) -> str:
-    return " ".join(f"{key}={value}" for key, value in best.items() if isinstance(value, (str, int, float)))
+def _where(row: dict[str, Any]) -> str:
+    words = {
+        "io_bytes": lambda v: f"{numbers.size(v)} blocks",
+        "workers": lambda v: f"{v:.0f} workers",
+        "depth": lambda v: f"depth {v:.0f}",
+    }
+    return ", ".join(say(value) for key, say in words.items() if (value := finite(row.get(key))) is not None)
 
 
-def _flat(rows: list[Any], ident: str, caption: str, notes: Notes) -> Table | None:
-    """A list of flat objects as a table: the columns are the keys that hold numbers or words."""
-    objects = [_flattened(r) for r in rows if isinstance(r, dict)]
-    columns = list(dict.fromkeys(key for row in objects for key in row))[:14]
-    if not objects or not columns:
-        return None
-    body = []
-    for row in objects[:ROWS_MAX]:
-        body.append([_plain(row.get(column), notes) for column in columns])
-    foot = f"The first {ROWS_MAX} of {len(objects)} rows are shown." if len(objects) > ROWS_MAX else ""
-    return Table(ident, caption, [], [c.replace("_", " ") for c in columns], body, foot)
+def _setting(row: dict[str, Any]) -> str:
+    rate, cost, watts = (finite(row.get(key)) for key in ("throughput_gib_s", "cpu_s_per_gib", "watts"))
+    parts = [_where(row)]
+    parts += [f"{numbers.rate(rate)} GiB/s"] if rate is not None else []
+    parts += [f"{numbers.significant(cost)} core-s/GiB"] if cost is not None else []
+    parts += [f"{numbers.significant(watts)} W"] if watts is not None else []
+    return "; ".join(p for p in parts if p) or numbers.DASH
 
 
-def _flattened(row: dict[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in row.items():
-        if key in ("record", "runs", "histogram", "environment"):
-            continue
-        if isinstance(value, dict):
-            flat.update({k: v for k, v in value.items() if not isinstance(v, (dict, list))})
-        elif not isinstance(value, list):
-            flat[key] = value
-    return flat
+def _probes(document: dict[str, Any], ident: str, notes: Notes) -> Table:
+    probes = document.get("probes")
+    probes = [p for p in probes if isinstance(p, dict)] if isinstance(probes, list) else []
+    rows = []
+    for probe in probes[:ROWS_MAX]:
+        values = [
+            finite(probe.get(key))
+            for key in ("io_bytes", "workers", "depth", "throughput_gib_s", "cpu_s_per_gib", "watts", "runs")
+        ]
+        shows = (
+            numbers.size,
+            numbers.whole,
+            numbers.whole,
+            numbers.rate,
+            numbers.significant,
+            numbers.significant,
+            numbers.whole,
+        )
+        rows.append(
+            [notes.value(value, show, NOT_MEASURED) for value, show in zip(values, shows, strict=True)]
+        )
+    columns = ["Block size", "Workers", "Depth", "GiB/s", "core-s/GiB", "Watts", "Runs"]
+    foot = f"The first {ROWS_MAX} of {len(probes)} settings are shown." if len(probes) > ROWS_MAX else ""
+    return Table(f"{ident}-probes", "Every setting that was tried", [], columns, rows, foot)
 
 
-def _plain(value: Any, notes: Notes) -> Cell:
-    if value is None:
-        return notes.missing(NOT_MEASURED)
-    if isinstance(value, bool):
-        return text("yes" if value else "no")
-    number = finite(value)
-    return Cell(numbers.significant(number, 4)) if number is not None else text(str(value)[:200])
+def _curve(document: dict[str, Any], ident: str, axis: str, pick: dict[str, Any]) -> list[Chart]:
+    """Throughput and CPU along one field, all others as picked; the pick is ringed."""
+    name, title, show = AXES[axis]
+    curve = document.get("curve")
+    found = curve.get(name) if isinstance(curve, dict) else None
+    rows = (
+        [r for r in found if isinstance(r, dict) and finite(r.get(axis)) is not None]
+        if isinstance(found, list)
+        else []
+    )
+    made = []
+    for key, what, unit in (
+        ("throughput_gib_s", "Throughput", "GiB/s"),
+        ("cpu_s_per_gib", "CPU per GiB", "core-s/GiB"),
+    ):
+        kept = [
+            {
+                axis: r[axis],
+                "place": show(float(r[axis])),
+                "value": r[key],
+                "unit": unit,
+                "picked": r[axis] == pick.get(axis),
+            }
+            for r in rows
+            if finite(r.get(key)) is not None
+        ]
+        if len(kept) > 1:
+            desc = f"{what} in {unit} of {len(kept)} settings of {name}, the others as picked."
+            chart = Chart(
+                f"{ident}-{name}-{key.partition('_')[0]}",
+                f"{what} by {title.lower()}, {unit}",
+                desc,
+                kept,
+                _curve_drawer(kept, title),
+            )
+            chart.note = "Ringed: the pick."
+            made.append(chart)
+    return made
+
+
+def _curve_drawer(rows: list[Row], title: str) -> Callable[[], Any]:
+    def draw() -> Any:
+        import altair as alt
+
+        base = alt.Chart(alt.Data(values=rows))
+        labels = alt.Axis(labelAngle=0 if len(rows) <= 7 else -45, ticks=False)
+        x = alt.X("place:N", sort=[r["place"] for r in rows], title=title, axis=labels)
+        y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=True), axis=alt.Axis(tickCount=5))
+        ink = marks.PALETTE[0]
+        line = base.mark_line(strokeWidth=2, color=ink).encode(x=x, y=y)
+        dots = base.mark_point(filled=True, size=58, opacity=1, color=ink).encode(x=x, y=y)
+        ring = (
+            base.transform_filter("datum.picked")
+            .mark_point(size=300, strokeWidth=2, opacity=1, color=marks.INK)
+            .encode(x=x, y=y)
+        )
+        return (line + dots + ring).properties(width=marks.WIDTH, height=marks.HEIGHT)
+
+    return draw
 
 
 def command_line(command: Any) -> str:

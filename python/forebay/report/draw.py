@@ -7,12 +7,29 @@ from typing import Any
 from xml.etree import ElementTree
 
 from forebay.errors import MachineError
-from forebay.report.charts import GRID, INK, MUTED, PALETTE, SHADE, Chart
+from forebay.report.marks import GRID, INK, MUTED, PALETTE, SHADE, Chart
 
 SVG = "http://www.w3.org/2000/svg"
 # What Altair draws with → the custom property of page.css that stands for it in light, dark and print.
-VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", SHADE: "shade"} | {colour: f"s{i}" for i, colour in enumerate(PALETTE, start=1)}
-_ALLOWED = {"svg", "g", "path", "rect", "line", "text", "tspan", "defs", "clipPath", "title", "desc", "circle"}
+VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", SHADE: "shade"} | {
+    colour: f"s{i}" for i, colour in enumerate(PALETTE, start=1)
+}
+# Labels are a little wider in some readers' fonts than where they were laid out.
+PADDING = {"left": 12, "right": 10, "top": 4, "bottom": 4}
+_ALLOWED = {
+    "svg",
+    "g",
+    "path",
+    "rect",
+    "line",
+    "text",
+    "tspan",
+    "defs",
+    "clipPath",
+    "title",
+    "desc",
+    "circle",
+}
 
 
 def check() -> None:
@@ -21,7 +38,9 @@ def check() -> None:
         import altair  # noqa: F401
         import vl_convert  # noqa: F401
     except ImportError as error:
-        raise MachineError("charts", f"{error.name} isn't installed", "pip install 'forebay[report]', or --no-charts") from error
+        raise MachineError(
+            "charts", f"{error.name} isn't installed", "pip install 'forebay[report]', or --no-charts"
+        ) from error
 
 
 def draw(chart: Chart) -> str:
@@ -37,7 +56,7 @@ def draw(chart: Chart) -> str:
 def _styled(chart: Any) -> Any:
     font = {"labelFont": "sans-serif", "titleFont": "sans-serif"}
     return (
-        chart.configure(background="transparent", font="sans-serif", padding={"left": 12, "right": 10, "top": 4, "bottom": 4}, aria=False)
+        chart.configure(background="transparent", font="sans-serif", padding=PADDING, aria=False)
         .configure_view(stroke=None)
         .configure_axis(
             domainColor=MUTED, gridColor=GRID, tickColor=MUTED, labelColor=MUTED, titleColor=MUTED,
@@ -45,7 +64,9 @@ def _styled(chart: Any) -> Any:
         )
         .configure_axisY(domain=False, ticks=False, labelPadding=6)
         .configure_axisX(grid=False, labelPadding=6)
-        .configure_legend(labelColor=INK, labelFontSize=12, titleColor=INK, padding=0, offset=8, columnPadding=14, rowPadding=4, **font)
+        .configure_legend(labelColor=INK, labelFontSize=12, titleColor=INK, padding=0, offset=8, columnPadding=14,
+            rowPadding=4, **font,
+        )
     )  # fmt: skip
 
 
@@ -79,7 +100,15 @@ def _reduce(element: ElementTree.Element) -> None:
         _reduce(child)
     for name in list(element.attrib):
         local = name.rpartition("}")[2].lower()
-        if local.startswith("on") or local in ("href", "class", "aria-label", "aria-roledescription", "aria-hidden", "role", "pointer-events"):
+        if local.startswith("on") or local in (
+            "href",
+            "class",
+            "aria-label",
+            "aria-roledescription",
+            "aria-hidden",
+            "role",
+            "pointer-events",
+        ):
             del element.attrib[name]
 
 

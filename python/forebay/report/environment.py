@@ -24,7 +24,9 @@ def cards(runs: list[Run]) -> list[Card]:
     """One per distinct environment, in order of appearance."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        groups.setdefault(json.dumps([_lasting(run.at("environment")), run.at("forebay")], sort_keys=True), []).append(run)
+        groups.setdefault(
+            json.dumps([_lasting(run.at("environment")), run.at("forebay")], sort_keys=True), []
+        ).append(run)
     return [_card(members) for members in groups.values()]
 
 
@@ -37,22 +39,50 @@ def _lasting(value: Any) -> Any:
 def _card(runs: list[Run]) -> Card:
     run = runs[0]
     facts = [
-        ("Processor", _joined(run.text("environment.cpu"), _counted(run, "cores", "logical core"), _counted(run, "numa_nodes", "NUMA node"))),
+        (
+            "Processor",
+            _joined(
+                run.text("environment.cpu"),
+                _counted(run, "cores", "logical core"),
+                _counted(run, "numa_nodes", "NUMA node"),
+            ),
+        ),
         ("Memory", _size(run, "environment.memory_bytes")),
         ("System", _joined(run.text("environment.os"), run.text("environment.kernel"))),
-        ("Virtualization", run.text("environment.virtualization") or _why(run, "environment.virtualization", "none seen")),
+        (
+            "Virtualization",
+            run.text("environment.virtualization") or _why(run, "environment.virtualization", "none seen"),
+        ),
     ]
     gpus = run.items("environment.gpus")
     facts += [("GPU", _gpu(gpu)) for gpu in gpus] or [("GPU", _why(run, "environment.gpus", "none"))]
     drives = run.items("environment.drives")
-    facts += [("Drive", _drive(drive)) for drive in drives] or [("Drive", _why(run, "environment.drives", "none seen behind the sources"))]
-    facts.append(("File system", _filesystem(run.at("environment.filesystem")) or _why(run, "environment.filesystem", "none")))
+    facts += [("Drive", _drive(drive)) for drive in drives] or [
+        ("Drive", _why(run, "environment.drives", "none seen behind the sources"))
+    ]
+    facts.append(
+        (
+            "File system",
+            _filesystem(run.at("environment.filesystem")) or _why(run, "environment.filesystem", "none"),
+        )
+    )
     features = run.at("forebay.features")
     features = [f for f in features if isinstance(f, str)] if isinstance(features, list) else []
     commit = run.text("forebay.commit")
-    facts.append(("Forebay", _joined(run.text("forebay.version"), f"commit {commit[:12]}" if commit else "", " ".join(features))))
+    facts.append(
+        (
+            "Forebay",
+            _joined(
+                run.text("forebay.version"), f"commit {commit[:12]}" if commit else "", " ".join(features)
+            ),
+        )
+    )
     facts.append(("Runs", _span(runs)))
-    return Card(run.text("environment.host") or "unnamed host", [(name, value or numbers.DASH) for name, value in facts], len(runs))
+    return Card(
+        run.text("environment.host") or "unnamed host",
+        [(name, value or numbers.DASH) for name, value in facts],
+        len(runs),
+    )
 
 
 def _why(run: Run, path: str, otherwise: str) -> str:
@@ -86,7 +116,12 @@ def _bytes(part: dict[str, Any], key: str, form: str = "{}") -> str:
 
 def _gpu(gpu: dict[str, Any]) -> str:
     driver = _word(gpu, "driver")
-    return _joined(_word(gpu, "name"), _bytes(gpu, "memory_bytes"), _word(gpu, "pci"), f"driver {driver}" if driver else "")
+    return _joined(
+        _word(gpu, "name"),
+        _bytes(gpu, "memory_bytes"),
+        _word(gpu, "pci"),
+        f"driver {driver}" if driver else "",
+    )
 
 
 def _drive(drive: dict[str, Any]) -> str:
@@ -112,7 +147,9 @@ def _filesystem(found: Any) -> str:
     options = ",".join(o for o in options if isinstance(o, str)) if isinstance(options, list) else ""
     align = finite(found.get("direct_offset_align"))
     where = f"{_word(found, 'device')} on {_word(found, 'mount_point')}"
-    return _joined(_word(found, "kind"), where, options, f"O_DIRECT alignment {numbers.size(align)}" if align else "")
+    return _joined(
+        _word(found, "kind"), where, options, f"O_DIRECT alignment {numbers.size(align)}" if align else ""
+    )
 
 
 def _span(runs: list[Run]) -> str:

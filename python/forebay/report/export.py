@@ -8,7 +8,7 @@ import io
 from pathlib import Path
 
 from forebay.errors import RequestError
-from forebay.report.charts import Chart, Row
+from forebay.report.marks import Chart, Row
 
 
 def as_csv(rows: list[Row]) -> str:
@@ -47,7 +47,9 @@ def write(charts: list[Chart], folder: str, force: bool) -> list[str]:
         for chart in charts:
             (where / file_name(chart)).write_text(chart.csv, encoding="utf-8", newline="")
     except OSError as error:
-        raise RequestError(f"--csv {folder}", error.strerror or str(error), "a folder that you may write to") from error
+        raise RequestError(
+            f"--csv {folder}", error.strerror or str(error), "a folder that you may write to"
+        ) from error
     return [str(where / file_name(chart)) for chart in charts]
 
 
@@ -57,4 +59,8 @@ def _keep_strangers(path: Path, chart: Chart, force: bool) -> None:
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         found = file.readline(4096).strip()
     if found != chart.csv.split("\r\n", 1)[0]:
-        raise RequestError(f"--csv {path.parent}", f"{path.name} is there and isn't an export of ours", "another folder, or --force")
+        raise RequestError(
+            f"--csv {path.parent}",
+            f"{path.name} is there and isn't an export of ours",
+            "another folder, or --force",
+        )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.report import numbers
+from forebay.report.documents import Section
 from forebay.report.runs import Point, Stat, Study
 from forebay.report.tables import CPU_COST, THROUGHPUT
 
@@ -22,17 +23,12 @@ class Figure:
     where: str
 
 
-def sentence(studies: list[Study], comparisons: list[dict[str, Any]], tunings: list[dict[str, Any]]) -> tuple[str, str]:
+def sentence(studies: list[Study], comparisons: list[Section], tunings: list[Section]) -> tuple[str, str]:
     """The main finding, and a second, smaller sentence that says what it cost and how sure it is."""
     if studies:
         return _of_study(_main(studies))
-    for document in comparisons:
-        verdict = document.get("verdict")
-        if isinstance(verdict, dict) and isinstance(verdict.get("text"), str):
-            return _sentence(verdict["text"]), ""
-        if isinstance(verdict, str):
-            return _sentence(verdict), ""
-    return ("A tuning of depth, workers and block size." if tunings else "Nothing to report."), ""
+    first = next(iter([*comparisons, *tunings]), None)
+    return (_sentence(first.finding), "") if first else ("Nothing to report.", "")
 
 
 def _sentence(text: str) -> str:
@@ -41,7 +37,10 @@ def _sentence(text: str) -> str:
 
 def _main(studies: list[Study]) -> Study:
     """Measured before computed; then the one that compares most paths, then the largest."""
-    return max(studies, key=lambda s: (s.origin == "measured", len({s.path_of(n) for n in s.series}) > 1, len(s.points)))
+    return max(
+        studies,
+        key=lambda s: (s.origin == "measured", len({s.path_of(n) for n in s.series}) > 1, len(s.points)),
+    )
 
 
 def _of_study(study: Study) -> tuple[str, str]:
@@ -58,7 +57,9 @@ def _of_study(study: Study) -> tuple[str, str]:
 
 
 def _computed(study: Study) -> str:
-    return "" if study.origin == "measured" else f"{study.origin[:1].upper()}{study.origin[1:]}, not measured: "
+    return (
+        "" if study.origin == "measured" else f"{study.origin[:1].upper()}{study.origin[1:]}, not measured: "
+    )
 
 
 def _telling_point(study: Study) -> Point:
@@ -99,7 +100,10 @@ def _against(point: Point, base: Point, name: str) -> tuple[str, str]:
 def _cost(point: Point) -> str:
     cores = point.stat("result.cpu.cores_busy")
     latency = point.stat("result.latency_us.p99")
-    parts = [f"{numbers.significant(cores.value)} cores were busy" if cores else "", f"99 % of the I/Os took at most {numbers.micros(latency.value)}" if latency and latency.value else ""]
+    parts = [
+        f"{numbers.significant(cores.value)} cores were busy" if cores else "",
+        f"99 % of the I/Os took at most {numbers.micros(latency.value)}" if latency and latency.value else "",
+    ]
     return "; ".join(p for p in parts if p) + "." if any(parts) else ""
 
 

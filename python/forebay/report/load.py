@@ -21,6 +21,7 @@ FILES_MAX = 10_000
 RUN_SCHEMA = "forebay.run/1"
 OLD_RUN_SCHEMAS = ("forebay.run/0",)
 POINT_SCHEMA = "forebay.point/1"
+SWEEP_SCHEMA = "forebay.sweep/1"
 COMPARE_SCHEMA = "forebay.compare/1"
 TUNE_SCHEMA = "forebay.tune/1"
 
@@ -44,6 +45,8 @@ class Loaded:
     comparisons: list[dict[str, Any]] = field(default_factory=list)
     tunings: list[dict[str, Any]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    # what a sweep said it left out or changed: (file, text)
+    notes: list[str] = field(default_factory=list)
     duplicates: int = 0
 
 
@@ -60,19 +63,25 @@ def load(paths: list[str]) -> Loaded:
             _load_file(file, loaded, seen)
     if not (loaded.entries or loaded.comparisons or loaded.tunings):
         why = "; ".join(loaded.problems[:3]) or "hold no record"
-        raise RequestError(" ".join(paths), why, "forebay bench SOURCE --json > run.json, then forebay report run.json")
+        raise RequestError(
+            " ".join(paths), why, "forebay bench SOURCE --json > run.json, then forebay report run.json"
+        )
     return loaded
 
 
 def _files(path: str) -> Iterator[str]:
     if not os.path.exists(path):
-        raise RequestError(path, "there is no such file or folder", "a record, a sweep's .jsonl or its folder")
+        raise RequestError(
+            path, "there is no such file or folder", "a record, a sweep's .jsonl or its folder"
+        )
     if not os.path.isdir(path):
         yield path
         return
     found = sorted(str(p) for pattern in ("*.json", "*.jsonl") for p in Path(path).rglob(pattern))
     if len(found) > FILES_MAX:
-        raise RequestError(path, f"holds {len(found)} files, more than {FILES_MAX}", "a smaller folder, or the files by name")
+        raise RequestError(
+            path, f"holds {len(found)} files, more than {FILES_MAX}", "a smaller folder, or the files by name"
+        )
     if not found:
         raise RequestError(path, "has no .json or .jsonl file", "the folder that forebay sweep wrote")
     yield from found
@@ -97,15 +106,41 @@ def _load_lines(path: str, text: str, loaded: Loaded, seen: set[str]) -> None:
     if not _looks_like_lines(lines):
         loaded.problems.append(f"{path}:1: not JSON, and not one JSON document per line; left out")
         return
+    documents: list[tuple[int, Any]] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            document = _parse(line)
+            documents.append((number, _parse(line)))
         except Damaged as damage:
             loaded.problems.append(f"{path}:{number}: {damage}; left out")
+    done = {_turn(document) for _, document in documents if _finished(document)}
+    for number, document in documents:
+        # a point that failed or was cut short, and then ran again to its end, has nothing more to say
+        if _is_point(document) and not _finished(document) and _turn(document) in done:
             continue
         _place(document, path, number, loaded, seen)
+
+
+def _is_point(document: Any) -> bool:
+    return isinstance(document, dict) and document.get("schema") == POINT_SCHEMA
+
+
+def _finished(document: Any) -> bool:
+    return (
+        _is_point(document)
+        and isinstance(document.get("record"), dict)
+        and document.get("partial") is not True
+    )
+
+
+def _turn(document: Any) -> str:
+    """Which point of the sweep, in which round: what a second try has in common with the first."""
+    return (
+        json.dumps([document.get("key"), document.get("round")])
+        if document.get("key") is not None
+        else f"line {id(document)}"
+    )
 
 
 def _looks_like_lines(lines: list[str]) -> bool:
@@ -144,6 +179,8 @@ def _place(document: Any, path: str, line: int | None, loaded: Loaded, seen: set
             loaded.comparisons.append(document)
         elif schema == TUNE_SCHEMA:
             loaded.tunings.append(document)
+        elif schema == SWEEP_SCHEMA:
+            loaded.notes += _left_out(path, document)
         else:
             _keep(_entry(document, schema, path, line), loaded, seen)
     except Damaged as damage:
@@ -161,12 +198,24 @@ def _keep(entry: Entry, loaded: Loaded, seen: set[str]) -> None:
     loaded.entries.append(entry)
 
 
+def _left_out(path: str, header: dict[str, Any]) -> list[str]:
+    dropped = header.get("dropped")
+    names = (
+        [d if isinstance(d, str) else json.dumps(d, ensure_ascii=False) for d in dropped]
+        if isinstance(dropped, list)
+        else []
+    )
+    return [f"{path}: not run: {name[:300]}" for name in names[:50]]
+
+
 def _entry(document: Any, schema: Any, path: str, line: int | None) -> Entry:
     if not isinstance(document, dict):
         raise Damaged("not a record (not a JSON object)")
     if schema == POINT_SCHEMA:
         if document.get("record") is None:
-            raise Damaged(f"a point without a record ({document.get('error') or 'no reason is given'})")
+            raise Damaged(
+                f"{document.get('name') or 'a point'} has no record ({_why(document.get('error'))})"
+            )
         preset, point = document.get("preset"), document.get("point")
         return Entry(
             _record(document["record"]),
@@ -178,6 +227,14 @@ def _entry(document: Any, schema: Any, path: str, line: int | None) -> Entry:
     return Entry(_record(document), path, line)
 
 
+def _why(error: Any) -> str:
+    if isinstance(error, dict):
+        return (
+            ": ".join(str(error[key]) for key in ("asked", "found") if error.get(key)) or "no reason is given"
+        )
+    return error if isinstance(error, str) and error else "no reason is given"
+
+
 def _record(document: Any) -> dict[str, Any]:
     """The record, brought up to date and with the fields that every table needs."""
     if not isinstance(document, dict):
@@ -186,7 +243,11 @@ def _record(document: Any) -> dict[str, Any]:
     if schema in OLD_RUN_SCHEMAS:
         document = _migrated(document)
     elif schema != RUN_SCHEMA:
-        raise Damaged("not a record (no schema)" if not schema else f"schema '{schema}'; this version reads up to '{RUN_SCHEMA}'")
+        raise Damaged(
+            "not a record (no schema)"
+            if not schema
+            else f"schema '{schema}'; this version reads up to '{RUN_SCHEMA}'"
+        )
     for part in ("environment", "job", "path", "cache", "result"):
         if not isinstance(document.get(part), dict):
             raise Damaged(f"a record without '{part}'")
@@ -203,7 +264,9 @@ def _migrated(document: dict[str, Any]) -> dict[str, Any]:
     try:
         from forebay import _core
     except ImportError:
-        raise Damaged(f"schema '{document['schema']}' is older than '{RUN_SCHEMA}' and the engine that reads it isn't here") from None
+        raise Damaged(
+            f"schema '{document['schema']}' is older than '{RUN_SCHEMA}' and the engine that reads it isn't here"
+        ) from None
     try:
         return json.loads(_core.read_record(json.dumps(document)))
     except Exception as error:  # whatever the engine says of a damaged record is the reason

@@ -34,6 +34,11 @@ def count(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else significant(value)
 
 
+def whole(value: float) -> str:
+    """Counts that are looked up rather than compared: 1,024."""
+    return f"{value:,.0f}"
+
+
 def micros(value: float) -> str:
     """Microseconds with the unit that keeps the number short."""
     for unit, size in (("s", 1e6), ("ms", 1e3)):
@@ -52,7 +57,8 @@ def about_bytes(value: float) -> str:
     """The nearest unit, three digits: 3221225472 → 3 GiB."""
     for unit, shift in (("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if value >= 1 << shift:
-            return f"{significant(value / (1 << shift)).removesuffix('.00')} {unit}"
+            text = significant(value / (1 << shift))
+            return f"{text.rstrip('0').rstrip('.') if '.' in text else text} {unit}"
     return f"{value:.0f} B"
 
 

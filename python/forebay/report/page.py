@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import RequestError
-from forebay.report import advice, documents, draw, environment, export, headline, published
-from forebay.report.charts import TIME_CHARTS_MAX, Chart, study_charts
+from forebay.report import advice, documents, draw, environment, export, headline, published, timeline
+from forebay.report.charts import study_charts
 from forebay.report.load import Loaded
+from forebay.report.marks import Chart
 from forebay.report.runs import Study, studies
 from forebay.report.tables import Notes, Table, study_tables, what_ran
 
@@ -59,8 +60,14 @@ def build(loaded: Loaded, with_charts: bool = True) -> Page:
     found = studies(loaded.entries)
     views = [_view(study, notes, with_charts) for study in found]
     runs = [run for study in found for run in study.runs]
-    warnings = advice.gather(found, loaded.problems)
-    sentence, deck = headline.sentence(found, loaded.comparisons, loaded.tunings)
+    warnings = advice.gather(found, loaded.problems, loaded.notes)
+    comparisons = [documents.comparison(d, i, notes) for i, d in enumerate(loaded.comparisons, 1)]
+    tunings = [documents.tuning(d, i, notes) for i, d in enumerate(loaded.tunings, 1)]
+    for section in tunings:
+        section.charts = section.charts if with_charts else []
+        for chart in section.charts:
+            _finish(chart, drawn=True)
+    sentence, deck = headline.sentence(found, comparisons, tunings)
     html = _template().render(
         generator=GENERATOR,
         headline=sentence,
@@ -70,8 +77,8 @@ def build(loaded: Loaded, with_charts: bool = True) -> Page:
         origins=sorted({s.origin for s in found} - {"measured"}),
         views=views,
         warnings=warnings,
-        comparisons=[documents.comparison(d, i, notes) for i, d in enumerate(loaded.comparisons, 1)],
-        tunings=[documents.tuning(d, i, notes) for i, d in enumerate(loaded.tunings, 1)],
+        comparisons=comparisons,
+        tunings=tunings,
         cards=environment.cards(runs),
         commands=_commands(found),
         notes=notes.reasons,
@@ -81,7 +88,7 @@ def build(loaded: Loaded, with_charts: bool = True) -> Page:
         csv_link=export.data_link,
         css=resources.files("forebay.report").joinpath("page.css").read_text(encoding="utf-8"),
     )
-    charts = [chart for view in views for chart in view.charts]
+    charts = [c for section in tunings for c in section.charts] + [c for view in views for c in view.charts]
     return Page(html, sentence, charts, warnings, len(runs), loaded.problems)
 
 
@@ -89,10 +96,8 @@ def _view(study: Study, notes: Notes, with_charts: bool) -> StudyView:
     charts = study_charts(study) if with_charts else []
     timed = 0
     for chart in charts:
-        chart.csv = export.as_csv(chart.rows)
         timed += chart.group == "time"
-        if chart.group != "time" or timed <= TIME_CHARTS_MAX:
-            chart.svg = draw.draw(chart)
+        _finish(chart, chart.group != "time" or timed <= timeline.TIME_CHARTS_MAX)
     beside = published.table(study, notes)
     return StudyView(
         study,
@@ -102,15 +107,22 @@ def _view(study: Study, notes: Notes, with_charts: bool) -> StudyView:
         beside[1] if beside else (),
         charts,
         what_ran(study, notes),
-        max(0, timed - TIME_CHARTS_MAX),
+        max(0, timed - timeline.TIME_CHARTS_MAX),
     )
+
+
+def _finish(chart: Chart, drawn: bool) -> None:
+    chart.csv = export.as_csv(chart.rows)
+    chart.svg = draw.draw(chart) if drawn else ""
 
 
 def _template() -> Any:
     import jinja2
 
     text = resources.files("forebay.report").joinpath("page.html.j2").read_text(encoding="utf-8")
-    made = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    made = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
     return made.from_string(text)
 
 
@@ -142,7 +154,9 @@ def _lead(study: Study) -> str:
     if study.axis.key != "io_bytes":
         parts += _common(study, "job.io_bytes", lambda v: f"{environment.numbers.size(v)} blocks")
     for key, many, one in HELD:
-        parts += _common(study, f"job.{key}", lambda v, many=many, one=one: (one if v == 1 else many).format(v))
+        parts += _common(
+            study, f"job.{key}", lambda v, many=many, one=one: (one if v == 1 else many).format(v)
+        )
     sources = {run.text("job.source") for run in study.runs} - {""}
     if len(sources) == 1:
         parts.append(f"from {sources.pop()}")
@@ -180,7 +194,9 @@ def refuse_strangers(output: str, inputs: list[str], force: bool) -> None:
     if any(path.exists() and Path(p).exists() and path.samefile(p) for p in inputs):
         raise RequestError(f"-o {output}", "is one of the files to report on", "-o report.html")
     if path.exists() and not force and not _ours(path):
-        raise RequestError(f"-o {output}", "is there and isn't a report of Forebay's", "another name, or --force")
+        raise RequestError(
+            f"-o {output}", "is there and isn't a report of Forebay's", "another name, or --force"
+        )
 
 
 def save(html: str, output: str) -> None:

@@ -23,7 +23,7 @@ SOLIDIGM_CAVEATS = (
     "it doesn't show by itself that GPUDirect Storage saves CPU. Ours beside it is user time too; the table above has both.",
     "“Queue depth 24/32” in the paper is worker threads, each with one request in flight. Sizes up to 128 KiB ran with "
     "32 workers on 512 MiB files, larger ones with 24 workers on 2 GiB files: size and concurrency can't be told apart.",
-    "Its “CPU-GPU” path goes drive → host memory → GPU, which is bounce here.",
+    "Its “CPU-GPU” path is described as drive → host memory → GPU, which is bounce here; host ends in host memory.",
 )
 MICRON_CAVEATS = (
     "An early release of GPUDirect Storage (July 2020), eight pairs of one GPU and one drive.",
@@ -38,7 +38,13 @@ PRESETS = {
 
 def rows(name: str) -> list[dict[str, str]]:
     """One of the package's tables; every row names its `source`."""
-    data = resources.files("forebay").joinpath("data", "published", name).read_text(encoding="utf-8")
+    data = (
+        resources.files("forebay")
+        .joinpath("data")
+        .joinpath("published")
+        .joinpath(name)
+        .read_text(encoding="utf-8")
+    )
     return list(csv.DictReader(io.StringIO(data)))
 
 
@@ -64,11 +70,13 @@ def _sources(data: list[dict[str, str]]) -> str:
 
 def _solidigm(study: Study, data: list[dict[str, str]], notes: Notes) -> Table:
     drives = list(dict.fromkeys(row["drive"] for row in data))
-    ours = [s for s in study.series if study.path_of(s) in ("gds", "gds-compat", "bounce")] or study.series
+    ours = study.series
     groups = [Cell("", number=False), Cell("here", number=False, span=2 * len(ours))]
     groups += [Cell(f"published: {drive}", number=False, span=5) for drive in drives]
     columns = ["Block size", *[f"{s} {unit}" for s in ours for unit in ("GiB/s", "CPU user %")]]
-    columns += ["GDS GiB/s", "CPU-GPU GiB/s", "GDS ÷ CPU-GPU", "GDS CPU user %", "CPU-GPU CPU user %"] * len(drives)
+    columns += ["GDS GiB/s", "CPU-GPU GiB/s", "GDS ÷ CPU-GPU", "GDS CPU user %", "CPU-GPU CPU user %"] * len(
+        drives
+    )
     body = []
     for kib in dict.fromkeys(int(row["io_size_kib"]) for row in data):
         row = [text(numbers.size(kib << 10))]
@@ -77,7 +85,9 @@ def _solidigm(study: Study, data: list[dict[str, str]], notes: Notes) -> Table:
         for drive in drives:
             row += _theirs([r for r in data if r["drive"] == drive and int(r["io_size_kib"]) == kib], notes)
         body.append(row)
-    return Table(f"{study.id}-published", "Published cells beside ours", groups, columns, body, _sources(data))
+    return Table(
+        f"{study.id}-published", "Published cells beside ours", groups, columns, body, _sources(data)
+    )
 
 
 def _ours(study: Study, io_bytes: int, series: str, notes: Notes) -> list[Cell]:
@@ -122,7 +132,16 @@ MICRON_METRICS = {
 
 
 def _micron(study: Study, data: list[dict[str, str]], notes: Notes) -> Table:
-    columns = ["Published cell", "Path", "Block size", "Workers per pair", "Published", "Here, host", "Here, bounce", "Here, gds"]
+    columns = [
+        "Published cell",
+        "Path",
+        "Block size",
+        "Workers per pair",
+        "Published",
+        "Here, host",
+        "Here, bounce",
+        "Here, gds",
+    ]
     body = []
     for row in data:
         title, unit, path, show, our_unit = MICRON_METRICS[row["metric"]]
@@ -135,7 +154,9 @@ def _micron(study: Study, data: list[dict[str, str]], notes: Notes) -> Table:
     return Table(f"{study.id}-published", "Published cells beside ours", [], columns, body, _sources(data))
 
 
-def _micron_ours(study: Study, ran: str, io_bytes: int, workers: int, path: str, show: Any, unit: str, notes: Notes) -> Cell:
+def _micron_ours(
+    study: Study, ran: str, io_bytes: int, workers: int, path: str, show: Any, unit: str, notes: Notes
+) -> Cell:
     """Our run at the same block size and workers, whichever of the two is the axis."""
     for point in study.points:
         run = point.runs[0]

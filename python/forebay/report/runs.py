@@ -39,7 +39,9 @@ class Stat:
         """The quotient; its interval is the widest that the two intervals allow."""
         if other.value <= 0:
             return None
-        known = all(v is not None for v in (self.low, self.high, other.low, other.high)) and (other.low or 0) > 0
+        known = (
+            all(v is not None for v in (self.low, self.high, other.low, other.high)) and (other.low or 0) > 0
+        )
         if not known:
             return Stat(self.value / other.value)
         return Stat(self.value / other.value, self.low / other.high, self.high / other.low, "both intervals")  # type: ignore[operator]
@@ -188,7 +190,9 @@ class Study:
         if path == "host":
             return None
         rest = series.split(" · ")[1:]
-        return next((s for s in self.series if self.path_of(s) == "host" and s.split(" · ")[1:] == rest), None)
+        return next(
+            (s for s in self.series if self.path_of(s) == "host" and s.split(" · ")[1:] == rest), None
+        )
 
 
 def finite(value: Any) -> float | None:
@@ -277,13 +281,22 @@ def _study(ident: str, key: tuple[str, str, str], runs: list[Run]) -> Study:
         for run in members:
             series = names[id(run)]
             alone = len(names) == 1 and not axis.key
-            named = Run(run.entry, f"{series}, {axis.label(x)}" if axis.key else f"{series} from {short_source(run)}" if alone else series)
+            named = Run(
+                run.entry,
+                f"{series}, {axis.label(x)}"
+                if axis.key
+                else f"{series} from {short_source(run)}"
+                if alone
+                else series,
+            )
             points.setdefault((x, series), Point(x, series, [])).runs.append(named)
     ordered = sorted(points.values(), key=lambda p: p.x)
-    series = sorted({p.series for p in ordered}, key=lambda s: (_path_rank(s), s))
+    all_series = sorted({p.series for p in ordered}, key=lambda s: (_path_rank(s), s))
     preset = runs[0].entry.preset
     title = f"{preset}: {op}" if preset else op[0].upper() + op[1:]
-    return Study(ident, title, preset, op, origin, axis, series, ordered, [r for p in ordered for r in p.runs])
+    return Study(
+        ident, title, preset, op, origin, axis, all_series, ordered, [r for p in ordered for r in p.runs]
+    )
 
 
 def _axis(runs: list[Run]) -> Axis:
@@ -323,7 +336,7 @@ def _series_names(runs: list[Run], by_x: dict[float, list[Run]], axis: Axis) -> 
     for run in runs:
         parts = [run.text("path.ran")]
         for name, read, form in telling:
-            value = short[read(run)] if name == "source" else read(run)
+            value: Any = short[read(run)] if name == "source" else read(run)
             if name in ("io_bytes", "file_bytes") and value is not None:
                 value = numbers.size(value)
             if isinstance(value, bool):

@@ -82,7 +82,8 @@ NO_BASE = "the host run's own value is missing"
 def _head(study: Study, x: float) -> Cell:
     """The row's place on the axis, with the concurrency it ran at."""
     workers, depths = (
-        sorted({int(p.runs[0].number(f"job.{key}") or 0) for p in study.points if p.x == x}) for key in ("workers", "depth")
+        sorted({int(p.runs[0].number(f"job.{key}") or 0) for p in study.points if p.x == x})
+        for key in ("workers", "depth")
     )
     sub = ""
     if study.axis.key == "io_bytes" and len(workers) == 1 and len(depths) == 1:
@@ -110,7 +111,9 @@ def _cpu_cell(point: Point, notes: Notes) -> Cell:
     if stat is None:
         return notes.missing(point.reason(CPU_COST))
     busy = point.stat("result.cpu.cores_busy")
-    return notes.cell(stat, numbers.significant, "", sub=f"{numbers.significant(busy.value)} cores" if busy else "")
+    return notes.cell(
+        stat, numbers.significant, "", sub=f"{numbers.significant(busy.value)} cores" if busy else ""
+    )
 
 
 def _wide(study: Study, notes: Notes) -> Table:
@@ -126,7 +129,9 @@ def _wide(study: Study, notes: Notes) -> Table:
         row = [_head(study, x)]
         for series in study.series:
             point = study.point(x, series)
-            row += [_rate_cell(point, notes), _cpu_cell(point, notes)] if point else [notes.missing(NOT_RUN)] * 2
+            row += (
+                [_rate_cell(point, notes), _cpu_cell(point, notes)] if point else [notes.missing(NOT_RUN)] * 2
+            )
         for series in compared:
             row += [_ratio(study, x, series, path, notes) for path in (THROUGHPUT, CPU_COST)]
         rows.append(row)
@@ -159,7 +164,11 @@ def _rate_cell(point: Point, notes: Notes) -> Cell:
 
 def _main_foot(study: Study) -> str:
     kinds = sorted({s.kind for p in study.points if (s := p.stat(THROUGHPUT)) and s.kind})
-    parts = ["Under each size: workers × I/Os in flight per worker."] if any(_head(study, x).sub for x in study.xs) else []
+    parts = (
+        ["Under each size: workers × I/Os in flight per worker."]
+        if any(_head(study, x).sub for x in study.xs)
+        else []
+    )
     parts.append(f"Under each rate: {', '.join(kinds)}." if kinds else "One run each: no interval is known.")
     parts.append("CPU is user and system time of this process and its threads.")
     if any(study.baseline(s) for s in study.series):
@@ -167,7 +176,14 @@ def _main_foot(study: Study) -> str:
     return " ".join(parts)
 
 
-LATENCY = (("Mean", "mean"), ("p50", "p50"), ("p90", "p90"), ("p99", "p99"), ("p99.9", "p999"), ("Max", "max"))
+LATENCY = (
+    ("Mean", "mean"),
+    ("p50", "p50"),
+    ("p90", "p90"),
+    ("p99", "p99"),
+    ("p99.9", "p999"),
+    ("Max", "max"),
+)
 
 
 def _places(study: Study, point: Point) -> list[Cell]:
@@ -181,11 +197,18 @@ def _place_columns(study: Study) -> list[str]:
 def _latency(study: Study, notes: Notes) -> Table:
     rows = []
     for point in study.points:
-        row = [*_places(study, point), notes.cell(point.stat("result.iops"), numbers.count, point.reason("result.iops"))]
+        row = [
+            *_places(study, point),
+            notes.cell(point.stat("result.iops"), numbers.count, point.reason("result.iops")),
+        ]
         for _, key in LATENCY:
             path = f"result.latency_us.{key}"
             stat = point.stat(path) if (point.runs[0].number("result.ios") or 0) > 0 else None
-            reason = point.reason(path) if stat is None and point.runs[0].number("result.ios") else "no I/O finished"
+            reason = (
+                point.reason(path)
+                if stat is None and point.runs[0].number("result.ios")
+                else "no I/O finished"
+            )
             row.append(notes.value(stat.value if stat else None, numbers.micros, reason))
         rows.append(row)
     columns = [*_place_columns(study), "IOPS", *[title for title, _ in LATENCY]]
@@ -193,7 +216,7 @@ def _latency(study: Study, notes: Notes) -> Table:
     foot = "From submission to completion of each I/O."
     if paced:
         foot = "Paced runs: from the moment each I/O was due, so waiting in line counts."
-    return Table(f"{study.id}-latency", "I/O rate and latency", [], columns, rows, foot)
+    return Table(f"{study.id}-io", "I/O rate and latency", [], columns, rows, foot)
 
 
 CPU_COLUMNS = (
@@ -218,7 +241,7 @@ def _cpu(study: Study, notes: Notes) -> Table:
         rows.append(row)
     columns = [*_place_columns(study), *[title for title, _, _ in CPU_COLUMNS]]
     foot = "Others: busy cores of the machine that aren't this process, kernel threads included."
-    return Table(f"{study.id}-cpu", "Processor time", [], columns, rows, foot)
+    return Table(f"{study.id}-processor", "Processor time", [], columns, rows, foot)
 
 
 def _power(study: Study) -> Table | None:
@@ -245,7 +268,7 @@ def _power(study: Study) -> Table | None:
     foot = "Power is of everything in the meter's scope, not of this job alone."
     if len(notes_free) > len(shown):
         foot += f" The first {len(shown)} of {len(notes_free)} readings are shown."
-    return Table(f"{study.id}-power", "Power", [], columns, shown, foot)
+    return Table(f"{study.id}-meters", "Power", [], columns, shown, foot)
 
 
 def _number(value: object) -> float | None:
@@ -257,7 +280,17 @@ def _number(value: object) -> float | None:
 def what_ran(study: Study, notes: Notes) -> Table:
     """One row per run: what was asked for, and what really happened."""
     rows = [_ran_row(run, notes) for run in study.runs[:RUN_ROWS_MAX]]
-    columns = ["Run", "Path asked → ran", "Engine", "Slots", "Cache", "Resident before → after", "Device ÷ asked", "Way of the bytes", "Verified"]
+    columns = [
+        "Run",
+        "Path asked → ran",
+        "Engine",
+        "Slots",
+        "Cache",
+        "Resident before → after",
+        "Device ÷ asked",
+        "Way of the bytes",
+        "Verified",
+    ]
     foot = "Device ÷ asked: bytes that block devices delivered or took, per byte that the job asked for."
     if len(study.runs) > RUN_ROWS_MAX:
         foot += f" The first {RUN_ROWS_MAX} of {len(study.runs)} runs are shown."
@@ -274,10 +307,14 @@ def _ran_row(run: Run, notes: Notes) -> list[Cell]:
         text(run.name),
         text(f"{requested} → {ran}" if requested not in ("", ran) else ran, run.text("path.reason")),
         text(run.text("path.engine", numbers.DASH), ", ".join(features)),
-        text(run.text("path.slot_pages", numbers.DASH), "pinned" if run.at("path.slots_pinned") is True else ""),
+        text(
+            run.text("path.slot_pages", numbers.DASH), "pinned" if run.at("path.slots_pinned") is True else ""
+        ),
         text(run.text("cache.policy", numbers.DASH)),
         _resident(run, notes),
-        notes.missing(run.reason("cache.device_bytes")) if device is None or not asked else Cell(numbers.ratio(device / asked), numbers.about_bytes(device)),
+        notes.missing(run.reason("cache.device_bytes"))
+        if device is None or not asked
+        else Cell(numbers.ratio(device / asked), numbers.about_bytes(device)),
         text(_way(run), run.text("path.destination") and f"to {run.text('path.destination')}"),
         text(numbers.about_bytes(verified) if verified else "not asked"),
     ]
@@ -287,7 +324,9 @@ def _resident(run: Run, notes: Notes) -> Cell:
     before, after = run.number("cache.resident_before"), run.number("cache.resident_after")
     if before is None:
         return notes.missing(run.reason("cache.resident_before"))
-    return Cell(f"{numbers.percent(before)} → {numbers.percent(after) if after is not None else numbers.DASH}")
+    return Cell(
+        f"{numbers.percent(before)} → {numbers.percent(after) if after is not None else numbers.DASH}"
+    )
 
 
 def _way(run: Run) -> str:
@@ -297,4 +336,8 @@ def _way(run: Run) -> str:
     if whole <= 0:
         return numbers.DASH
     used = {name: value for name, value in parts.items() if value}
-    return next(iter(used)) if len(used) == 1 else ", ".join(f"{numbers.percent(v / whole)} {n}" for n, v in used.items())
+    return (
+        next(iter(used))
+        if len(used) == 1
+        else ", ".join(f"{numbers.percent(v / whole)} {n}" for n, v in used.items())
+    )
