@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import json
-import resource
 import statistics
 import struct
 import subprocess
@@ -92,13 +91,23 @@ def merged(file: str) -> None:
     """The child: reads records, one a line, merges them, tells what that took."""
     from forebay import _core
 
-    texts = Path(file).read_text().splitlines()
+    before_mib = most_memory_mib()
+    with open(file) as lines:
+        texts = list(lines)
+    text_mib = most_memory_mib() - before_mib
     begin = time.perf_counter()
     record = json.loads(_core.merge(texts))
     seconds = time.perf_counter() - begin
-    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    told = {"seconds": seconds, "peak_mib": peak_mib, "latency_us": record["result"]["latency_us"]}
+    peak_mib = most_memory_mib()
+    memory = {"before_mib": before_mib, "text_mib": text_mib, "peak_mib": peak_mib}
+    told = {"seconds": seconds, **memory, "latency_us": record["result"]["latency_us"]}
     print(json.dumps(told | {"ios": record["result"]["ios"]}))
+
+
+def most_memory_mib() -> float:
+    """The most that this process ever held. (ru_maxrss would count what its parent held when it was started.)"""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status["VmHWM"].split()[0]) / 1024
 
 
 def records(values: Any, counts: Any) -> list[str]:

@@ -145,21 +145,29 @@ def reserved(pages: int) -> Iterator[None]:
         yield
         return
     before = NR_HUGEPAGES.read_text()
-    missing = pages - int(huge_pages_free())
     try:
-        if missing > 0:
-            try:
-                NR_HUGEPAGES.write_text(str(int(before) + missing))
-            except OSError as error:
-                raise Unavailable(f"huge pages can't be reserved ({error.strerror}); try as root") from error
-            if huge_pages_free() < pages:
-                raise Unavailable(
-                    f"the kernel found no {pages} free huge pages; try: echo 1 > /proc/sys/vm/compact_memory"
-                )
+        reserve(pages)
         yield
     finally:
-        if missing > 0:
+        # Not an error of its own where reserving was refused.
+        with contextlib.suppress(OSError):
             NR_HUGEPAGES.write_text(before)
+
+
+def reserve(pages: int) -> None:
+    """Asks until that many are free: pages of the run before may still be on their way back, or memory be scattered."""
+    for attempt in range(20):
+        missing = pages - int(huge_pages_free())
+        if missing <= 0:
+            return
+        try:
+            if attempt == 10:
+                NR_HUGEPAGES.with_name("compact_memory").write_text("1")
+            NR_HUGEPAGES.write_text(str(int(NR_HUGEPAGES.read_text()) + missing))
+        except OSError as error:
+            raise Unavailable(f"huge pages can't be reserved ({error.strerror}); try as root") from error
+        time.sleep(0 if huge_pages_free() >= pages else 0.1)
+    raise Unavailable(f"the kernel found no {pages} free huge pages in two seconds; try after a restart")
 
 
 def registered(contender: Contender) -> dict[str, Any]:

@@ -74,7 +74,6 @@ class Bound:
     at_least: float | None = None
     at_most: float | None = None
     pick: str = "slowest"  # among `against`: "slowest" in each round, or "fastest" by its median
-    of: str = "forebay"
 
 
 @dataclass(frozen=True)
@@ -85,6 +84,7 @@ class Cell:
     contenders: list[Contender]
     bounds: list[Bound]
     per: str = "GiB"  # what CPU is divided by: "GiB" or "I/O"
+    ours: str = "forebay"  # the contender that the others are compared with
     chosen: dict[str, Any] = field(default_factory=dict)  # how each contender's depth was found
 
 
@@ -146,12 +146,12 @@ def settle(bound: Bound, cell: Cell, figures: Rounds) -> dict[str, Any]:
     """The ratio of each round, their median, and whether it holds."""
     against = [a for a in bound.against if a in figures]
     missing = {"bound": asdict(bound), "median": None, "holds": None}
-    if not against or bound.of not in figures:
-        return {**missing, "why": f"{' and '.join(bound.against) if not against else bound.of} didn't run"}
+    if not against or cell.ours not in figures:
+        return {**missing, "why": f"{' and '.join(bound.against) if not against else cell.ours} didn't run"}
     if bound.pick == "fastest":
         against = [max(against, key=lambda name: statistics.median(f.gib_s for f in figures[name]))]
     ratios = []
-    for number, ours in enumerate(figures[bound.of]):
+    for number, ours in enumerate(figures[cell.ours]):
         peers = [figures[name][number] for name in against]
         if bound.what == "rate":
             ratios.append(rate(ours, cell) / min(rate(p, cell) for p in peers))
@@ -186,20 +186,20 @@ def table(cells: list[tuple[Cell, Rounds, list[dict[str, Any]]]]) -> str:
     per = cells[0][0].per
     unit, cost = ("GiB/s", "ms/GiB") if per == "GiB" else ("million I/Os per s", "ns per I/O")
     lines = [
-        f"| work | tool | {unit} | CPU, measured time, {cost} | CPU, whole process, {cost} | forebay ÷ it |",
+        f"| work | tool | {unit} | CPU, measured time, {cost} | CPU, whole process, {cost} | {cells[0][0].ours} ÷ it |",
         "|---|---|---|---|---|---|",
     ]
     for cell, figures, _ in cells:
         for name, runs in figures.items():
             rates = [rate(f, cell) / (1 if per == "GiB" else 1e6) for f in runs]
             ratios = [
-                rate(f, cell) / rate(r, cell) for f, r in zip(figures.get("forebay", []), runs, strict=False)
+                rate(f, cell) / rate(r, cell) for f, r in zip(figures.get(cell.ours, []), runs, strict=False)
             ]
             depth = cell.chosen.get(name, {}).get("depth")
             lines.append(
                 f"| {cell.name} | {name}{f', depth {depth}' if depth else ''} | {middle(rates, 2)} "
                 f"| {middle([f.cost(per, False) for f in runs], 1)} | {middle([f.cost(per, True) for f in runs], 1)} "
-                f"| {middle(ratios, 2) if name != 'forebay' else ''} |"
+                f"| {middle(ratios, 2) if name != cell.ours else ''} |"
             )
     lines.append("")
     for cell, _, settled in cells:
@@ -212,7 +212,7 @@ def verdict(cell: Cell, settled: dict[str, Any]) -> str:
     limit = f"≥ {bound['at_least']}" if bound["at_least"] is not None else f"≤ {bound['at_most']}"
     what = {"rate": "rate", "cost": "CPU"}[bound["what"]]
     names = " or ".join(settled.get("against") or bound["against"])
-    asked = f"{cell.name}: {what} of {bound['of']} {limit} × {names}"
+    asked = f"{cell.name}: {what} of {cell.ours} {limit} × {names}"
     if settled["median"] is None:
         return f"{asked}: not measured ({settled['why']})"
     spread = f"{settled['median']:.2f} ({min(settled['ratios']):.2f}–{max(settled['ratios']):.2f})"

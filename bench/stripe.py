@@ -10,7 +10,7 @@ from peers import available, forebay, made
 from side_by_side import Bound, Cell, arguments, compare
 
 MEMBERS, CHUNK = 4, "512k"
-ONE = "forebay, one file"
+STRIPE, ONE = "stripe", "one file"
 
 
 def cell(name: str, folder: Path, size: int, block: int, depth: int) -> Cell:
@@ -18,8 +18,10 @@ def cell(name: str, folder: Path, size: int, block: int, depth: int) -> Cell:
     members = [made(folder / f"member.{n}", size // MEMBERS) for n in range(MEMBERS)]
     stripe = f"stripe:?chunk={CHUNK}&" + "&".join(f"m={m.resolve()}" for m in members)
     flags = f"--path host --op read --io-size {block} --workers 1 --depth {depth}".split()
-    contenders = available(lambda: forebay(stripe, *flags), lambda: forebay(str(one), *flags, name=ONE))
-    return Cell(name, contenders, [Bound("rate", (ONE,), at_least=0.95)])
+    contenders = available(
+        lambda: forebay(stripe, *flags, name=STRIPE), lambda: forebay(str(one), *flags, name=ONE)
+    )
+    return Cell(name, contenders, [Bound("rate", (ONE,), at_least=0.95)], ours=STRIPE)
 
 
 def main() -> int:
