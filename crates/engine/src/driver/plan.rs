@@ -31,6 +31,8 @@ pub enum Action {
 pub struct FilePlan {
     pub path: PathBuf,
     pub action: Action,
+    /// It wasn't there when the plan was made, so whatever lies there later is somebody else's.
+    pub is_new: bool,
     /// Bytes that the job uses.
     pub bytes: u64,
     pub is_device: bool,
@@ -148,6 +150,7 @@ pub fn draft(job: &JobSpec, manifests: &mut Manifests) -> Result<Vec<Draft>, Err
         }
     }
     distinct(&drafts)?;
+    drafts.iter().try_for_each(|d| spare_members(job, d))?;
     if drafts.iter().any(Draft::is_virtual) && !drafts.iter().all(Draft::is_virtual) {
         return Err(Error::request(
             job.sources.join(" "),
@@ -164,6 +167,24 @@ pub fn draft(job: &JobSpec, manifests: &mut Manifests) -> Result<Vec<Draft>, Err
         ));
     }
     Ok(drafts)
+}
+
+/// Content is made for a target as a whole: what it would write over must be ours, or named by the user.
+fn spare_members(job: &JobSpec, draft: &Draft) -> Result<(), Error> {
+    let files = draft.files();
+    if !job.reads() || !files.iter().any(|f| f.action == Action::Make && f.ours) {
+        return Ok(());
+    }
+    let named =
+        |f: &FilePlan| named_in(&f.path, if f.is_device { &job.overwrite_devices } else { &job.overwrite });
+    match files.iter().find(|f| !f.ours && !named(f)) {
+        Some(file) => Err(Error::request(
+            format!("make what {} lacks", draft.label()),
+            format!("that would write over {}, which Forebay didn't make", file.path.display()),
+            "members that all exist, or new names for all of them",
+        )),
+        None => Ok(()),
+    }
 }
 
 /// One file under two names would write over itself.
@@ -297,6 +318,7 @@ impl Planner<'_> {
         Ok(FilePlan {
             path: path.into(),
             action,
+            is_new: false,
             bytes,
             is_device: false,
             seed: entry.and_then(|e| e.seed),
@@ -327,6 +349,7 @@ impl Planner<'_> {
         Ok(FilePlan {
             path: path.into(),
             action: Action::Make,
+            is_new: true,
             bytes: wanted.unwrap_or(FILE_BYTES_DEFAULT),
             is_device: false,
             seed: None,
@@ -365,6 +388,7 @@ impl Planner<'_> {
         Ok(FilePlan {
             path: path.into(),
             action: Action::Use,
+            is_new: false,
             bytes,
             is_device: true,
             seed: None,
