@@ -6,15 +6,16 @@
 use forebay_model::Error;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 const NAME: &str = ".forebay.json";
 const SCHEMA: &str = "forebay.files/1";
-const BYTES_MAX: u64 = 64 << 20;
+/// Two million files.
+const BYTES_MAX: u64 = 256 << 20;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
@@ -22,10 +23,14 @@ pub struct Manifest {
     files: BTreeMap<String, Entry>,
 }
 
-/// One file of ours. The inode tells it from another that took its name.
+/// One file of ours. Inode and time of birth tell it from another that took its name:
+/// file systems give an inode that fell free to the next file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
     pub inode: u64,
+    /// Nanoseconds since the epoch; null where the file system doesn't say.
+    #[serde(default)]
+    pub born_ns: Option<u64>,
     pub bytes: u64,
     /// Seed of its content; null where it holds no seeded content.
     pub seed: Option<u64>,
@@ -36,6 +41,8 @@ pub struct Entry {
 /// A directory whose manifest is held: shared by readers, alone by a writer.
 pub struct Held {
     file: Option<File>,
+    /// Ours to write.
+    alone: bool,
     manifest: Manifest,
     path: PathBuf,
 }
@@ -44,37 +51,48 @@ impl Held {
     /// For reading. A directory without a manifest has none of our files; it isn't touched.
     pub fn shared(dir: &Path) -> Result<Held, Error> {
         let path = dir.join(NAME);
-        let Ok(mut file) = File::open(&path) else {
-            return Ok(Held { file: None, manifest: Manifest::default(), path });
+        let Ok(mut file) = plain().open(&path) else {
+            return Ok(Held { file: None, alone: false, manifest: Manifest::default(), path });
         };
         lock(&file, libc::LOCK_SH, dir)?;
         let manifest = read(&mut file, &path)?;
-        Ok(Held { file: Some(file), manifest, path })
+        Ok(Held { file: Some(file), alone: false, manifest, path })
     }
 
     /// For making and writing files.
     pub fn alone(dir: &Path) -> Result<Held, Error> {
         let path = dir.join(NAME);
-        let opened =
-            std::fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
-        let mut file = opened.map_err(|e| cannot_write(dir, &e))?;
-        lock(&file, libc::LOCK_EX, dir)?;
+        let mut file = loop {
+            let opened = plain().write(true).create(true).truncate(false).open(&path);
+            let file = opened.map_err(|e| cannot_write(dir, &e))?;
+            lock(&file, libc::LOCK_EX, dir)?;
+            // A run that ended in between may have removed the very file that is locked now.
+            if is_still(&file, &path) {
+                break file;
+            }
+        };
         let manifest = read(&mut file, &path)?;
-        Ok(Held { file: Some(file), manifest, path })
+        Ok(Held { file: Some(file), alone: true, manifest, path })
     }
 
     /// What we know of a file: None if it isn't ours, or isn't the file that we made.
     pub fn entry(&self, file: &Path) -> Option<&Entry> {
         let entry = self.manifest.files.get(name_of(file)?)?;
-        let inode = std::fs::symlink_metadata(file).ok()?.ino();
-        (entry.inode == inode).then_some(entry)
+        let meta = std::fs::symlink_metadata(file).ok()?;
+        let same_birth = entry.born_ns.is_none_or(|born| born_ns(&meta) == Some(born));
+        (entry.inode == meta.ino() && same_birth).then_some(entry)
     }
 
     pub fn insert(&mut self, file: &Path, bytes: u64, seed: Option<u64>, content: &str) {
         let (Some(name), Ok(meta)) = (name_of(file), std::fs::symlink_metadata(file)) else { return };
-        self.manifest
-            .files
-            .insert(name.to_string(), Entry { inode: meta.ino(), bytes, seed, content: content.to_string() });
+        let entry = Entry {
+            inode: meta.ino(),
+            born_ns: born_ns(&meta),
+            bytes,
+            seed,
+            content: content.to_string(),
+        };
+        self.manifest.files.insert(name.to_string(), entry);
     }
 
     pub fn remove(&mut self, file: &Path) {
@@ -83,11 +101,15 @@ impl Held {
         }
     }
 
-    /// Writes it back in place: the lock is on this very file.
+    /// Writes it back in place: the lock is on this very file. What is only read stays as it is.
     pub fn save(&mut self) -> Result<(), Error> {
-        let Some(file) = &mut self.file else { return Ok(()) };
+        let Some(file) = self.file.as_mut().filter(|_| self.alone) else { return Ok(()) };
         self.manifest.schema = SCHEMA.into();
         let text = serde_json::to_string_pretty(&self.manifest).expect("a manifest is plain data");
+        if text.len() as u64 > BYTES_MAX {
+            let found = format!("{} files are more than a list holds", self.manifest.files.len());
+            return Err(Error::request(format!("write {}", self.path.display()), found, "fewer --files"));
+        }
         let mut write = || -> std::io::Result<()> {
             file.seek(SeekFrom::Start(0))?;
             file.write_all(text.as_bytes())?;
@@ -96,12 +118,29 @@ impl Held {
         write().map_err(|e| Error::run(format!("write {}", self.path.display()), e.to_string(), "df -h"))
     }
 
-    /// Removes the manifest of a directory that holds nothing of ours any more.
+    /// Removes the manifest of a directory that holds nothing of ours (any more).
     pub fn remove_if_empty(self) {
-        if self.file.is_some() && self.manifest.files.is_empty() {
+        if self.alone && self.manifest.files.is_empty() {
             let _ = std::fs::remove_file(&self.path);
         }
     }
+}
+
+/// A list of files is a plain file: a link isn't followed, and a pipe isn't waited for.
+fn plain() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC);
+    options
+}
+
+fn is_still(file: &File, path: &Path) -> bool {
+    let (held, there) = (file.metadata(), std::fs::symlink_metadata(path));
+    matches!((held, there), (Ok(a), Ok(b)) if (a.dev(), a.ino()) == (b.dev(), b.ino()))
+}
+
+fn born_ns(meta: &Metadata) -> Option<u64> {
+    let since = meta.created().ok()?.duration_since(std::time::UNIX_EPOCH).ok()?;
+    u64::try_from(since.as_nanos()).ok()
 }
 
 fn name_of(file: &Path) -> Option<&str> {
@@ -126,6 +165,10 @@ fn cannot_write(dir: &Path, e: &std::io::Error) -> Error {
         }
         Some(libc::ENOSPC | libc::EDQUOT) => {
             Error::machine(asked, "the file system is full", format!("df -h {}", dir.display()))
+        }
+        Some(libc::ELOOP) => {
+            let found = format!("its {NAME} is a link, and a list of files is not written through one");
+            Error::request(asked, found, format!("rm {}", dir.join(NAME).display()))
         }
         _ => Error::run(asked, e.to_string(), "forebay doctor"),
     }

@@ -67,10 +67,13 @@ impl Prepared {
             let Some(held) = self.held.get_mut(&parent_of(path)) else { continue };
             held.insert(path, std::fs::metadata(path).map_or(0, |m| m.len()), seed, content);
         }
-        if self.written.is_empty() {
-            return Ok(());
-        }
-        self.held.values_mut().try_for_each(Held::save)
+        let saved = if self.written.is_empty() {
+            Ok(())
+        } else {
+            self.held.values_mut().try_for_each(Held::save)
+        };
+        self.held.into_values().for_each(Held::remove_if_empty);
+        saved
     }
 }
 
@@ -136,8 +139,7 @@ fn make_all(
 ) -> Result<(), Error> {
     for file in missing {
         let dir = held.get_mut(&parent_of(&file.path)).expect("its directory was locked");
-        let is_new = !file.path.exists();
-        allocate(file, is_new, undo)?;
+        allocate(file, undo)?;
         if file.ours {
             dir.insert(&file.path, file.bytes, None, "");
         }
@@ -164,9 +166,9 @@ fn make_all(
 }
 
 /// Creates the file (never opening what somebody else just made) and reserves its blocks.
-fn allocate(file: &FilePlan, is_new: bool, undo: &mut Undo) -> Result<(), Error> {
+fn allocate(file: &FilePlan, undo: &mut Undo) -> Result<(), Error> {
     let asked = format!("make {} of {} bytes", file.path.display(), file.bytes);
-    let opened = std::fs::OpenOptions::new().write(true).create_new(is_new).open(&file.path);
+    let opened = std::fs::OpenOptions::new().write(true).create_new(file.is_new).open(&file.path);
     let handle = opened.map_err(|e| match e.raw_os_error() {
         Some(libc::EROFS) => Error::request(
             &asked,
@@ -176,9 +178,14 @@ fn allocate(file: &FilePlan, is_new: bool, undo: &mut Undo) -> Result<(), Error>
         Some(libc::EACCES | libc::EPERM) => {
             Error::request(&asked, "permission denied", "a directory of yours")
         }
+        Some(libc::EEXIST) => Error::run(
+            &asked,
+            "somebody else made it meanwhile, or it is a link that leads nowhere",
+            format!("ls -l {}; another name", file.path.display()),
+        ),
         _ => Error::run(&asked, e.to_string(), "df -h; df -i"),
     })?;
-    if is_new {
+    if file.is_new {
         undo.0.push(file.path.clone());
     }
     // SAFETY: fallocate on a descriptor that is open for writing.

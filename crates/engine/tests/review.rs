@@ -1,0 +1,109 @@
+//! What a hostile reading of the engine found, each as a run through the public face.
+
+use forebay_engine::driver::{run, Observer, Outcome, Progress};
+use forebay_engine::{Error, Kind};
+use forebay_model::job::{Cache, JobSpec, Op};
+use std::fs;
+use std::path::Path;
+
+struct Quiet;
+
+impl Observer for Quiet {
+    fn progress(&mut self, _: &Progress) {}
+
+    fn stop(&mut self) -> bool {
+        false
+    }
+}
+
+fn go(job: &JobSpec) -> Result<Outcome, Error> {
+    run(job, vec!["test".into()], &mut Quiet)
+}
+
+/// One pass over the source, through the page cache, so that any file system will do.
+fn job(source: impl AsRef<Path>) -> JobSpec {
+    JobSpec {
+        sources: vec![source.as_ref().display().to_string()],
+        io_bytes: 64 << 10,
+        depth: 2,
+        passes: Some(1),
+        cache: Cache::Allow,
+        ..JobSpec::default()
+    }
+}
+
+#[test]
+fn making_a_stripes_missing_member_never_writes_over_the_users_own() {
+    let home = tempfile::tempdir().unwrap();
+    let (mine, new) = (home.path().join("mine"), home.path().join("new"));
+    let precious = vec![7u8; 1 << 20];
+    fs::write(&mine, &precious).unwrap();
+    let stripe = format!("stripe:?chunk=64k&m={}&m={}", mine.display(), new.display());
+    let error = go(&JobSpec { file_bytes: Some(2 << 20), ..job(&stripe) }).unwrap_err();
+    assert_eq!(fs::read(&mine).unwrap(), precious);
+    assert_eq!(error.kind, Kind::Request);
+    assert!(error.found.contains("mine") && !error.next.is_empty(), "{error}");
+    assert!(!new.exists());
+}
+
+#[test]
+fn a_file_that_took_the_inode_of_ours_is_not_ours() {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("f");
+    go(&JobSpec { file_bytes: Some(1 << 20), op: Op::Write, ..job(&file) }).unwrap();
+    // File systems give a number that fell free to the next file. Should this one not, the list is made to say so.
+    use std::os::unix::fs::MetadataExt;
+    let list = home.path().join(".forebay.json");
+    let before = fs::metadata(&file).unwrap().ino();
+    fs::remove_file(&file).unwrap();
+    fs::write(&file, vec![7u8; 1 << 20]).unwrap();
+    let now = fs::metadata(&file).unwrap().ino();
+    let text = fs::read_to_string(&list).unwrap();
+    fs::write(&list, text.replace(&before.to_string(), &now.to_string())).unwrap();
+    let error = go(&JobSpec { op: Op::Write, ..job(&file) }).unwrap_err();
+    assert!(error.next.contains("--overwrite"), "{error}");
+    assert_eq!(fs::read(&file).unwrap(), vec![7u8; 1 << 20]);
+}
+
+#[test]
+fn the_list_of_files_is_not_written_through_a_link() {
+    let home = tempfile::tempdir().unwrap();
+    let elsewhere = home.path().join("elsewhere");
+    let dir = home.path().join("dir");
+    fs::create_dir(&dir).unwrap();
+    fs::write(&elsewhere, "").unwrap();
+    std::os::unix::fs::symlink(&elsewhere, dir.join(".forebay.json")).unwrap();
+    let error = go(&JobSpec { file_bytes: Some(1 << 20), op: Op::Write, ..job(dir.join("f")) }).unwrap_err();
+    assert!(!error.next.is_empty(), "{error}");
+    assert_eq!(fs::read_to_string(&elsewhere).unwrap(), "");
+}
+
+#[test]
+fn writing_to_a_named_file_leaves_nothing_beside_it() {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("mine");
+    fs::write(&file, vec![7u8; 1 << 20]).unwrap();
+    let overwrite = vec![file.display().to_string()];
+    go(&JobSpec { op: Op::Write, overwrite, ..job(&file) }).unwrap();
+    assert_eq!(fs::read_dir(home.path()).unwrap().count(), 1);
+}
+
+/// What the plan called new is made, never opened: a link to nowhere looks new and is there all the same.
+#[test]
+fn what_should_be_new_is_never_opened() {
+    let home = tempfile::tempdir().unwrap();
+    let target = home.path().join("dangling");
+    std::os::unix::fs::symlink(home.path().join("away/there"), &target).unwrap();
+    let error = go(&JobSpec { file_bytes: Some(1 << 20), ..job(&target) }).unwrap_err();
+    assert!(error.next.contains("ls -l"), "{error}");
+}
+
+#[test]
+fn files_are_made_beside_directories_that_are_only_read() {
+    let (home, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (old, new) = (home.path().join("old"), other.path().join("new"));
+    go(&JobSpec { file_bytes: Some(1 << 20), ..job(&old) }).unwrap();
+    let sources = vec![old.display().to_string(), new.display().to_string()];
+    let both = go(&JobSpec { sources, file_bytes: Some(1 << 20), verify: true, ..job(&old) }).unwrap();
+    assert_eq!(both.record.result.verified_bytes, 2 << 20);
+}
