@@ -85,13 +85,8 @@ impl Held {
 
     pub fn insert(&mut self, file: &Path, bytes: u64, seed: Option<u64>, content: &str) {
         let (Some(name), Ok(meta)) = (name_of(file), std::fs::symlink_metadata(file)) else { return };
-        let entry = Entry {
-            inode: meta.ino(),
-            born_ns: born_ns(&meta),
-            bytes,
-            seed,
-            content: content.to_string(),
-        };
+        let entry =
+            Entry { inode: meta.ino(), born_ns: born_ns(&meta), bytes, seed, content: content.to_string() };
         self.manifest.files.insert(name.to_string(), entry);
     }
 

@@ -3,7 +3,7 @@
 use forebay_model::Error;
 use std::collections::BTreeSet;
 use std::io::{Seek, SeekFrom};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 /// Why the device must not be written to; None if nothing is known to use it.
@@ -28,9 +28,23 @@ pub fn in_use(path: &Path) -> Option<String> {
             return Some("it is used as swap".into());
         }
     }
-    let holders = std::fs::read_dir(format!("/sys/dev/block/{major}:{minor}/holders")).ok()?;
-    let holder = holders.flatten().next()?;
-    Some(format!("{} is built on it", holder.file_name().to_string_lossy()))
+    if let Some(holder) = family.iter().find_map(|device| holder_of(device)) {
+        return Some(format!("{holder} is built on it"));
+    }
+    claimed(path).then(|| "the kernel keeps it for a mount, a volume or another program".into())
+}
+
+/// A volume, an array or a mapping over the device.
+fn holder_of(device: &str) -> Option<String> {
+    let holders = std::fs::read_dir(format!("/sys/dev/block/{device}/holders")).ok()?;
+    Some(holders.flatten().next()?.file_name().to_string_lossy().into_owned())
+}
+
+/// Whether somebody claimed the device or a part of it. What spans several devices (btrfs, ZFS) mounts under a
+/// number of its own, and shows nowhere else.
+fn claimed(path: &Path) -> bool {
+    let opened = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path);
+    opened.is_err_and(|e| e.raw_os_error() == Some(libc::EBUSY))
 }
 
 /// The device and its partitions: `major:minor` of each.
@@ -46,4 +60,27 @@ pub fn device_bytes(path: &Path) -> Result<u64, Error> {
     let mut file = std::fs::File::open(path)
         .map_err(|e| Error::request(asked(), e.to_string(), "sudo, or a device that you may read"))?;
     file.seek(SeekFrom::End(0)).map_err(|e| Error::run(asked(), e.to_string(), "lsblk -b"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    #[ignore = "needs root and a loop device"]
+    fn a_device_that_somebody_claimed_is_in_use() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let made = Command::new("losetup").args(["--find", "--show"]).arg(file.path()).output().unwrap();
+        let name = String::from_utf8(made.stdout).unwrap();
+        let device = Path::new(name.trim());
+        let before = in_use(device);
+        let claim = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(device);
+        let during = in_use(device);
+        drop(claim);
+        Command::new("losetup").arg("--detach").arg(device).status().unwrap();
+        assert_eq!(before, None);
+        assert!(during.is_some_and(|why| why.contains("kernel keeps it")));
+    }
 }

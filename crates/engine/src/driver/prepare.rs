@@ -67,11 +67,8 @@ impl Prepared {
             let Some(held) = self.held.get_mut(&parent_of(path)) else { continue };
             held.insert(path, std::fs::metadata(path).map_or(0, |m| m.len()), seed, content);
         }
-        let saved = if self.written.is_empty() {
-            Ok(())
-        } else {
-            self.held.values_mut().try_for_each(Held::save)
-        };
+        let saved =
+            if self.written.is_empty() { Ok(()) } else { self.held.values_mut().try_for_each(Held::save) };
         self.held.into_values().for_each(Held::remove_if_empty);
         saved
     }
