@@ -8,6 +8,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -109,13 +110,11 @@ class Browser:
             raise AssertionError(answer["exceptionDetails"])
         return answer["result"].get("value")
 
-    def screenshot(self, path: Path, *, full: bool = False) -> None:
-        answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=full)
-        path.write_bytes(base64.b64decode(answer["data"]))
-
-    def full_screenshot(self, path: Path) -> None:
+    def full_screenshot(self, path: Path, height_max: int | None = None) -> None:
+        """The whole page, or its first `height_max` pixels, as wide as the window."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+        height = min(size["height"], height_max or size["height"])
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": height, "scale": 1}
         answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
         path.write_bytes(base64.b64decode(answer["data"]))
 
@@ -168,3 +167,10 @@ def _raise(descriptor: int) -> int:
     import fcntl
 
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD, 10)
+
+
+if __name__ == "__main__":
+    # python tests/report_browser.py report.html docs/images/report.png: the README's picture
+    with Browser() as window:
+        window.open(Path(sys.argv[1]), 1120)
+        window.full_screenshot(Path(sys.argv[2]), height_max=1620)

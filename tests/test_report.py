@@ -72,6 +72,17 @@ def test_records_sweeps_lists_and_folders_are_read_alike(tmp_path: Path) -> None
     assert {e.preset for e in loaded.entries} == {None, "solidigm-gds"}
 
 
+def test_a_study_is_called_what_the_sweep_calls_itself(tmp_path: Path) -> None:
+    header = {
+        "schema": "forebay.sweep/1",
+        "title": "paths by size",
+        "dropped": ["path=gds io-size=64k: no libcufile"],
+    }
+    text = text_of(page_of(tmp_path, header, *sweep("own")))
+    assert "paths by size: sequential read" in text and "sweep own" in text
+    assert "Not run" in text and "path=gds io-size=64k: no libcufile" in text
+
+
 def test_the_same_record_given_twice_counts_once(tmp_path: Path) -> None:
     one = save(tmp_path / "one.json", record())
     loaded = load.load([one, str(tmp_path)])
@@ -147,7 +158,7 @@ def test_the_first_sentence_is_the_finding(tmp_path: Path) -> None:
         )
     )
     assert "Bounce reached 2.40 GiB/s with 1 MiB reads, 0.80 of host." in text
-    assert "It took 2.00 times as much processor time per GiB as host." in text
+    assert "Bounce took 2.00 times as much processor time per GiB as host." in text
 
 
 def test_overlapping_intervals_are_no_difference(tmp_path: Path) -> None:
@@ -229,7 +240,11 @@ def test_a_label_names_the_preset_too(tmp_path: Path) -> None:
 
 def test_what_really_ran_is_shown_with_why(tmp_path: Path) -> None:
     text = text_of(page_of(tmp_path, record("gds", ran="gds-compat")))
-    assert "gds → gds-compat made up for a test" in text and "Ran another path than asked" in text
+    assert (
+        "gds → gds-compat" in text
+        and "gds-compat: made up for a test." in text
+        and "Ran another path than asked" in text
+    )
 
 
 def test_computed_runs_are_marked_and_never_mixed_with_measured_ones(tmp_path: Path) -> None:
@@ -261,6 +276,15 @@ def test_warnings_recorded_and_derived_are_grouped(tmp_path: Path) -> None:
     for expected in ("steal 9 %", "throttled 3 times", "Too short", "One run only", "Partly from memory"):
         assert expected in text, expected
     assert text.count("hypervisor") == 0, "the record's own warning stands for the derived one"
+
+
+def test_warnings_that_differ_in_their_numbers_only_are_told_once_by_the_worst(tmp_path: Path) -> None:
+    runs = [
+        record("host", size, warnings=[{"id": "noisy", "text": f"varied by {pct} % each time", "next": ""}])
+        for size, pct in ((4096, 9), (8192, 31), (16384, 12))
+    ]
+    text = text_of(page_of(tmp_path, *runs))
+    assert text.count("% each time") == 1 and "varied by 31 % each time (at worst)" in text
 
 
 def test_the_environment_and_the_exact_command_are_there(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ TITLES = {
     "cached": "Partly from memory",
     "throttled": "Throttled",
     "noisy": "Noisy",
+    "traffic": "Other traffic on the drive",
     "too_short": "Too short",
     "single": "One run only",
     "dropped": "Not run",
@@ -26,8 +28,15 @@ TITLES = {
     "simulated": "Not measured",
     "predicted": "Not measured",
 }
-SHORT_S, CV_PCT, STEAL_PCT, RESIDENT, DEVICE_SHARE = 3.0, 10.0, 2.0, 0.01, 0.9
+SHORT_S, CV_PCT, STEAL_PCT, RESIDENT, DEVICE_SHARE, DEVICE_EXCESS = 3.0, 10.0, 2.0, 0.01, 0.9, 1.1
 OTHERS_SHARE = 0.05
+
+
+_NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(n.replace(",", "")) for n in _NUMBER.findall(text)]
 
 
 @dataclass
@@ -38,10 +47,30 @@ class Advice:
     texts: dict[str, list[str]] = field(default_factory=dict)
     next: str = ""
     page: bool = False
+    varying: set[str] = field(default_factory=set)
 
     @property
     def title(self) -> str:
         return TITLES.get(self.id, self.id.replace("_", " ").capitalize())
+
+    def worst(self, text: str) -> str:
+        """The text under which `text` is told: of those that differ in their numbers only, the one with the greatest."""
+        same = next((t for t in self.texts if _NUMBER.sub("#", t) == _NUMBER.sub("#", text)), None)
+        if same is None or same == text:
+            return text
+        self.varying.add(same)
+        if _numbers(text) <= _numbers(same):
+            return same
+        self.varying.add(text)
+        self.texts = {text if t == same else t: names for t, names in self.texts.items()}
+        return text
+
+    def told(self) -> list[tuple[str, list[str]]]:
+        """Each text with the runs that it holds for; where theirs differ in the numbers, it says so."""
+        return [
+            (f"{text} (at worst)" if text in self.varying else text, names)
+            for text, names in self.texts.items()
+        ]
 
     @property
     def runs(self) -> int:
@@ -74,6 +103,8 @@ def gather(studies: list[Study], problems: list[str], left_out: list[str]) -> li
 
 def _add(found: dict[str, Advice], ident: str, text: str, run: str, next: str, page: bool = False) -> None:
     advice = found.setdefault(ident, Advice(ident, next=next, page=page))
+    if not page:
+        text = advice.worst(text)
     names = advice.texts.setdefault(text, [])
     if run and run not in names:
         names.append(run)
@@ -172,6 +203,17 @@ def _noise(run: Run) -> Iterator[Finding]:
     cores = run.number("environment.cores") or 1
     if others is not None and others > max(0.25, OTHERS_SHARE * cores):
         yield "noisy", "Other processes kept the machine busy meanwhile.", "--repeat 5, on a quiet machine"
+    asked, device = run.number("result.bytes"), run.number("cache.device_bytes")
+    if (
+        device is not None
+        and asked
+        and device > DEVICE_EXCESS * asked
+        and run.text("cache.policy") == "bypass"
+    ):
+        text = (
+            f"The drives moved more than {DEVICE_EXCESS:.1f} times what the job asked for: others used them."
+        )
+        yield "traffic", text, "a drive that nothing else uses"
     if throttled:
         yield (
             "throttled",

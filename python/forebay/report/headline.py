@@ -93,7 +93,8 @@ def _against(point: Point, base: Point, name: str) -> tuple[str, str]:
     mine_cpu, its_cpu = point.stat(CPU_COST), base.stat(CPU_COST)
     cost = mine_cpu.over(its_cpu) if mine_cpu and its_cpu else None
     if cost:
-        rest.append(f"It took {numbers.ratio(cost.value)} times as much processor time per GiB as {name}.")
+        who = f"{point.series[:1].upper()}{point.series[1:]}"
+        rest.append(f"{who} took {numbers.ratio(cost.value)} times as much processor time per GiB as {name}.")
     return f", {numbers.ratio(quotient.value)} of {name}", " ".join(rest)
 
 

@@ -90,6 +90,7 @@ def curves(study: Study) -> list[Chart]:
     xs = study.xs
     fastest = max(study.points, key=lambda p: _rate(p)).x
     charts = []
+    note = " ".join(filter(None, ["Both scales logarithmic.", marks.left_out(study)]))
     for x in sorted({xs[0], fastest, xs[-1]}):
         rows: list[Row] = []
         for point in (p for p in study.points if p.x == x):
@@ -101,7 +102,7 @@ def curves(study: Study) -> list[Chart]:
             title = f"Latency distribution{where}"
             desc = f"Latency against percentile{where}, both scales logarithmic, of {len({r['series'] for r in rows})} series."
             name = f"{study.id}-distribution" + (f"-{int(x)}" if study.axis.key else "")
-            charts.append(Chart(name, title, desc, rows, _curve_drawer(study, rows), marks.left_out(study)))
+            charts.append(Chart(name, title, desc, rows, _curve_drawer(study, rows), note))
     return charts
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ class Entry:
     line: int | None = None
     preset: str | None = None
     point: dict[str, Any] = field(default_factory=dict)
+    # what the sweep calls itself
+    title: str | None = None
 
 
 @dataclass
@@ -47,6 +49,8 @@ class Loaded:
     problems: list[str] = field(default_factory=list)
     # what a sweep said it left out or changed: (file, text)
     notes: list[str] = field(default_factory=list)
+    # file → title, of the sweeps among them
+    titles: dict[str, str | None] = field(default_factory=dict)
     duplicates: int = 0
 
 
@@ -181,6 +185,7 @@ def _place(document: Any, path: str, line: int | None, loaded: Loaded, seen: set
             loaded.tunings.append(document)
         elif schema == SWEEP_SCHEMA:
             loaded.notes += _left_out(path, document)
+            loaded.titles[path] = _title(document)
         else:
             _keep(_entry(document, schema, path, line), loaded, seen)
     except Damaged as damage:
@@ -195,7 +200,12 @@ def _keep(entry: Entry, loaded: Loaded, seen: set[str]) -> None:
             loaded.duplicates += 1
             return
         seen.add(identity)
-    loaded.entries.append(entry)
+    loaded.entries.append(replace(entry, title=loaded.titles.get(entry.file)) if entry.preset else entry)
+
+
+def _title(header: dict[str, Any]) -> str | None:
+    title = header.get("title")
+    return title if isinstance(title, str) and title else None
 
 
 def _left_out(path: str, header: dict[str, Any]) -> list[str]:

@@ -117,8 +117,7 @@ def legend_of(names: list[str], lines: bool = False) -> Any:
         orient="top",
         columns=columns,
         title=None,
-        symbolStrokeWidth=2,
-        symbolDash=[1, 0],
+        symbolStrokeWidth=0,
         symbolSize=70,
         labelLimit=320,
     )

@@ -165,6 +165,7 @@ def _lead(study: Study) -> str:
         parts.append(f"page cache: {policies.pop()}")
     repeats = {run.repeats for run in study.runs}
     parts.append(f"{min(repeats)} repeats" if len(repeats) == 1 and min(repeats) > 1 else "")
+    parts.append(f"sweep {study.preset}" if study.preset and study.preset not in study.title else "")
     text = ", ".join(p for p in parts if p)
     return text[:1].upper() + text[1:] + "."
 

@@ -293,7 +293,8 @@ def _study(ident: str, key: tuple[str, str, str], runs: list[Run]) -> Study:
     ordered = sorted(points.values(), key=lambda p: p.x)
     all_series = sorted({p.series for p in ordered}, key=lambda s: (_path_rank(s), s))
     preset = runs[0].entry.preset
-    title = f"{preset}: {op}" if preset else op[0].upper() + op[1:]
+    called = runs[0].entry.title or preset
+    title = f"{called}: {op}" if called and op not in called.lower() else called or op[0].upper() + op[1:]
     return Study(
         ident, title, preset, op, origin, axis, all_series, ordered, [r for p in ordered for r in p.runs]
     )

@@ -292,6 +292,10 @@ def what_ran(study: Study, notes: Notes) -> Table:
         "Verified",
     ]
     foot = "Device ÷ asked: bytes that block devices delivered or took, per byte that the job asked for."
+    reasons = dict.fromkeys(
+        f"{r.text('path.ran')}: {r.text('path.reason')}" for r in study.runs if r.text("path.reason")
+    )
+    foot += "".join(f" {reason}{'' if reason.endswith('.') else '.'}" for reason in reasons)
     if len(study.runs) > RUN_ROWS_MAX:
         foot += f" The first {RUN_ROWS_MAX} of {len(study.runs)} runs are shown."
     return Table(f"{study.id}-ran", "What really ran", [], columns, rows, foot)
@@ -305,7 +309,7 @@ def _ran_row(run: Run, notes: Notes) -> list[Cell]:
     verified = run.number("result.verified_bytes")
     return [
         text(run.name),
-        text(f"{requested} → {ran}" if requested not in ("", ran) else ran, run.text("path.reason")),
+        text(f"{requested} → {ran}" if requested not in ("", ran) else ran),
         text(run.text("path.engine", numbers.DASH), ", ".join(features)),
         text(
             run.text("path.slot_pages", numbers.DASH), "pinned" if run.at("path.slots_pinned") is True else ""
