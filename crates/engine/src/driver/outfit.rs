@@ -37,7 +37,8 @@ pub struct Memory {
 pub fn of(spec: &WorkerSpec, shared: &Shared) -> Result<Outfit, Error> {
     let job = &shared.job;
     let used = used_targets(&spec.pattern);
-    let depth = effective_depth(job, used.iter().map(|t| &shared.targets[*t as usize]));
+    let targets = used.iter().map(|t| &shared.targets[*t as usize]);
+    let depth = effective_depth(job, targets, shared.device.is_some());
     let needs = QueueNeeds { depth, io_bytes_max: job.io_bytes_largest() };
     let mut reactor = reactor_for(shared, &used, needs)?;
     let mut memory = Memory::new(shared, depth as usize)?;
@@ -127,9 +128,14 @@ fn used_targets(pattern: &PatternSpec) -> Vec<u32> {
     used
 }
 
-/// A source that finishes each I/O in `submit` gains nothing from a second slot, and loses the cache.
-pub fn effective_depth<'a>(job: &JobSpec, mut targets: impl Iterator<Item = &'a Target>) -> u32 {
-    if targets.all(Target::is_inline) && job.faults.is_none() {
+/// A source that finishes each I/O in `submit` gains nothing from a second slot, and loses the cache;
+/// but for the copies to a GPU, which go on meanwhile.
+pub fn effective_depth<'a>(
+    job: &JobSpec,
+    mut targets: impl Iterator<Item = &'a Target>,
+    feeds_gpu: bool,
+) -> u32 {
+    if targets.all(Target::is_inline) && job.faults.is_none() && !feeds_gpu {
         1
     } else {
         job.depth

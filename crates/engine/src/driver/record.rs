@@ -291,7 +291,9 @@ fn reason(context: &Context) -> Option<String> {
         let why = cuda::devices().1.unwrap_or_else(|| "no GPU".into());
         reasons.push(format!("the destination is host memory: {why}"));
     }
-    if context.job.depth > 1 && effective_depth(context.job, context.targets.iter()) == 1 {
+    if context.job.depth > 1
+        && effective_depth(context.job, context.targets.iter(), context.device.is_some()) == 1
+    {
         reasons.push("the data is in memory and read inline: one I/O in flight per worker".into());
     }
     (!reasons.is_empty()).then(|| reasons.join("; "))
