@@ -1,0 +1,111 @@
+"""Completion scripts that shells accept and that answer, manual pages that man can read."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from forebay import shell
+from forebay.cli import VERBS
+
+
+def forebay(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "forebay.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.mark.parametrize("name", shell.SHELLS)
+def test_each_shell_gets_a_script_that_names_forebay(name):
+    done = forebay("completion", name)
+    assert done.returncode == 0
+    assert "_FOREBAY_COMPLETE" in done.stdout and f"{name}_complete" in done.stdout
+    assert shell.INSTALL[name] in done.stderr
+
+
+@pytest.mark.parametrize("name", shell.SHELLS)
+def test_the_script_parses(name, tmp_path):
+    if shutil.which(name) is None:
+        pytest.skip(f"{name} isn't installed")
+    script = tmp_path / "script"
+    script.write_text(forebay("completion", name).stdout)
+    checked = subprocess.run([name, "-n", str(script)], capture_output=True, text=True, timeout=20)
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_the_shell_is_found_out_where_none_is_named():
+    assert "bash_complete" in forebay("completion", SHELL="/bin/bash").stdout
+    done = forebay("completion", SHELL="/bin/tcsh")
+    assert done.returncode == 2 and "tcsh" in done.stderr
+
+
+def complete(words: str) -> list[str]:
+    count = str(len(words.split(" ")) - 1)
+    done = forebay(_FOREBAY_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=count)
+    return [line.split(",")[1] for line in done.stdout.splitlines()]
+
+
+def test_tab_completes_flags_of_a_verb():
+    assert {"--io-size", "--iopoll"} <= set(complete("forebay bench --io"))
+
+
+def test_every_page_is_made_and_names_its_flags(tmp_path):
+    available = [v for v in VERBS if importable(v)]
+    assert {"bench", "files", "completion", "man"} <= set(available)
+    for verb in available:
+        text = shell.page(verb)
+        assert f"forebay\\-{verb}" in text and ".SH SYNOPSIS" in text and ".SH EXIT STATUS" in text
+    assert "\\-\\-io\\-size" in shell.page("bench")
+    assert all(v in shell.page() for v in VERBS)
+
+
+def importable(verb: str) -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec(VERBS[verb][0].split(":")[0]) is not None
+
+
+@pytest.mark.parametrize("verb", [None, "bench", "files", "man", "completion"])
+def test_man_formats_a_page_without_complaint(verb, tmp_path):
+    groff = shutil.which("groff")
+    if groff is None:
+        pytest.skip("groff isn't installed")
+    page = tmp_path / "page.1"
+    page.write_text(shell.page(verb))
+    done = subprocess.run(
+        [groff, "-man", "-Tutf8", "-ww", str(page)], capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    plain = re.sub(r".\x08|\x1b\[[0-9;]*m", "", done.stdout)  # bold is overstruck or escaped
+    assert "SYNOPSIS" in plain and "EXIT STATUS" in plain
+
+
+def test_one_page_may_be_printed_and_an_unknown_verb_is_named():
+    assert forebay("man", "bench").stdout.startswith('.TH "FOREBAY-BENCH" "1"')
+    done = forebay("man", "banch")
+    assert done.returncode == 2 and "bench" in done.stderr
+
+
+def test_pages_are_written_to_a_folder(tmp_path):
+    done = forebay("man", "bench", "--out", str(tmp_path / "man1"))
+    assert done.returncode == 0 and (tmp_path / "man1" / "forebay-bench.1").exists()
+    taken = tmp_path / "file"
+    taken.write_text("")
+    done = forebay("man", "bench", "--out", str(taken))
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "escaped"),
+    [("a-b", "a\\-b"), (".dot", "\\&.dot"), ("'q", "\\&'q"), ("back\\slash", "back\\eslash")],
+)
+def test_what_roff_would_misread_is_escaped(text, escaped):
+    assert shell.roff(text) == escaped
