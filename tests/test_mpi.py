@@ -100,7 +100,9 @@ def test_two_ranks_make_one_record_with_both_in_it(tmp_path):
     assert [h["rank"] for h in hosts] == [0, 1] and all(h["throughput_gib_s"] == 2.0 for h in hosts)
     assert all(h["failure"] is None for h in hosts)
     assert json.loads((tmp_path / "both.json").read_text())["id"] == "feedfeedfeedfeed"
-    assert err.count("GiB/s · 2,048 IOPS") >= 1 and err.count("machine   ") == 1, "one summary, not one a rank"
+    assert err.count("GiB/s · 2,048 IOPS") >= 1 and err.count("machine   ") == 1, (
+        "one summary, not one a rank"
+    )
 
 
 @needs_mpi
@@ -150,6 +152,95 @@ def test_a_dry_run_is_printed_once(tmp_path):
     assert code == 0 and out.count("nothing was touched") == 1, err
 
 
+@pytest.fixture
+def two_hosts(tmp_path):
+    """Two hosts as network namespaces joined by a veth pair, each with a name and an address of its own."""
+    tag = f"fb{os.getpid() % 100000}"
+    names = [f"{tag}a", f"{tag}b"]
+
+    def ip(*arguments, check=True):
+        return subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=20, check=check)
+
+    made = ip("netns", "add", names[0], check=False)
+    if made.returncode:
+        pytest.skip(f"can't make a network namespace: {made.stderr.strip()}")
+    try:
+        ip("netns", "add", names[1])
+        ip(
+            "link",
+            "add",
+            "veth0",
+            "netns",
+            names[0],
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "veth0",
+            "netns",
+            names[1],
+        )
+        for number, name in enumerate(names, 1):
+            ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", "veth0")
+            for link in ("lo", "veth0"):
+                ip("-n", name, "link", "set", link, "up")
+        agent = tmp_path / "agent.sh"
+        # What ssh would do: run a command on the named host.
+        agent.write_text(
+            "#!/bin/sh\n"
+            f'host=$1; shift\n[ "$host" = 10.77.0.1 ] && ns={names[0]} || ns={names[1]}\n'
+            'exec ip netns exec $ns unshare --uts sh -c "hostname $ns.test; $*"\n'
+        )
+        agent.chmod(0o755)
+        yield names, agent
+    finally:
+        for name in names:
+            ip("netns", "del", name, check=False)
+
+
+@pytest.mark.root
+@pytest.mark.timeout(120)
+@needs_mpi
+def test_two_hosts_make_one_record(tmp_path, two_hosts):
+    names, agent = two_hosts
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER)
+    network = "10.77.0.0/24"
+    mca = {
+        "plm_rsh_agent": str(agent),
+        "oob_tcp_if_include": network,
+        "btl": "tcp,self",
+        "btl_tcp_if_include": network,
+        "pml": "ob1",
+    }
+    launcher = [str(agent), "10.77.0.1", MPIRUN, "--allow-run-as-root", "-n", "2", "--map-by", "node"]
+    for key, value in mca.items():
+        launcher += ["--mca", key, value]
+    launcher += ["--host", "10.77.0.1,10.77.0.2", "-x", "PYTHONPATH", "--wdir", str(tmp_path)]
+    done = subprocess.run(
+        [
+            *launcher,
+            sys.executable,
+            str(script),
+            "bench",
+            "/data/{host}",
+            "--json",
+            "-o",
+            str(tmp_path / "run.json"),
+        ],
+        env={**os.environ, "PYTHONPATH": os.environ.get("PYTHONPATH", "")},
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    hosts = record["result"]["hosts"]
+    assert [h["host"] for h in hosts] == [f"{n}.test" for n in names]
+    assert record["result"]["throughput_gib_s"] == 4.0
+    assert max(h["started_after_s"] for h in hosts) < 0.5
+
+
 def without_mpi4py(tmp_path):
     """A directory that hides mpi4py from an interpreter that has it."""
     hidden = tmp_path / "hidden"
@@ -158,7 +249,9 @@ def without_mpi4py(tmp_path):
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(hidden), os.environ.get("PYTHONPATH", "")])}
 
 
-@pytest.mark.parametrize(("variable", "flag"), [("OMPI_COMM_WORLD_SIZE", ()), ("PMI_SIZE", ()), (None, ("--mpi",))])
+@pytest.mark.parametrize(
+    ("variable", "flag"), [("OMPI_COMM_WORLD_SIZE", ()), ("PMI_SIZE", ()), (None, ("--mpi",))]
+)
 def test_a_launcher_without_mpi4py_is_refused_with_what_to_install(tmp_path, variable, flag):
     environment = without_mpi4py(tmp_path) | ({variable: "2"} if variable else {})
     done = subprocess.run(
@@ -190,7 +283,9 @@ def test_launchers_are_told_from_plain_commands(environment, found):
 def test_each_rank_gets_its_own_sources_seed_and_file_names():
     job = {"sources": ["/nvme{local}/{host}.{rank}"], "seed": 100}
     mine = mpi.job_of_rank(job, rank=5, local=1, size=8, host="node2")
-    assert mine["sources"] == ["/nvme1/node2.5"] and mine["seed"] == 105 and mine["file_name"] == "forebay.r5.%d"
+    assert (
+        mine["sources"] == ["/nvme1/node2.5"] and mine["seed"] == 105 and mine["file_name"] == "forebay.r5.%d"
+    )
     assert job["sources"] == ["/nvme{local}/{host}.{rank}"], "the job itself is left as it was"
 
 
@@ -200,7 +295,10 @@ def test_verified_content_keeps_one_seed():
 
 def test_a_host_may_have_sources_of_its_own():
     given = mpi.parse_host_sources(["node1=/mnt/a", "node1=/mnt/b", "node2=nvme+tcp://h:4420/nqn?nsid=1"])
-    assert mpi.job_of_rank({"sources": ["/x"]}, 0, 0, 2, "node1.cluster", given)["sources"] == ["/mnt/a", "/mnt/b"]
+    assert mpi.job_of_rank({"sources": ["/x"]}, 0, 0, 2, "node1.cluster", given)["sources"] == [
+        "/mnt/a",
+        "/mnt/b",
+    ]
     assert mpi.job_of_rank({"sources": ["/x"]}, 0, 0, 2, "node9", given)["sources"] == ["/x"]
     with pytest.raises(RequestError, match="is not HOST=SOURCE"):
         mpi.parse_host_sources(["node1"])
@@ -216,7 +314,9 @@ def test_two_ranks_of_a_host_may_not_write_one_file(tmp_path):
 
 
 def test_files_to_be_made_are_found_inside_stripes():
-    assert mpi.makes_files({"targets": [{"kind": "stripe", "members": [{"action": "use"}, {"action": "make"}]}]})
+    assert mpi.makes_files(
+        {"targets": [{"kind": "stripe", "members": [{"action": "use"}, {"action": "make"}]}]}
+    )
     assert not mpi.makes_files({"targets": [{"action": "use"}]})
 
 
