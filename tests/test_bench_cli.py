@@ -211,14 +211,33 @@ def test_a_second_signal_aborts_even_a_run_that_does_not_answer(tmp_path):
 
 def test_dry_run_prints_the_plan_and_runs_nothing(bench, monkeypatch):
     found = {
+        "job": {
+            **fake_engine.RECORD["job"],
+            "pages": "auto",
+            "engine": "auto",
+            "cache": "bypass",
+            "repeat": 3,
+        },
         "path": "host",
-        "targets": [{"target": "/data/forebay.0", "file_bytes": 1 << 30, "made": True}],
-        "memory_bytes": 8 << 20,
+        "targets": [
+            {"label": "/data/forebay.0", "bytes": 1 << 30, "kind": "file", "action": "make", "ours": True}
+        ],
+        "data_bytes": 1 << 30,
+        "buffer_bytes": 8 << 20,
+        "files_to_make": ["/data/forebay.0"],
+        "files_to_overwrite": [],
+        "virtual_time": False,
     }
     monkeypatch.setattr(forebay.run, "plan", lambda job: found)
     done = bench("/data", "--dry-run")
     assert done.code == 0 and done.jobs == []
-    assert "/data/forebay.0, file 1 GiB" in done.out and "8 MiB" in done.out and plan.NOTHING in done.out
+    for expected in (
+        "/data/forebay.0, 1 GiB, to be made",
+        "8 MiB of buffers",
+        "10.0 s, 3 times",
+        plan.NOTHING,
+    ):
+        assert expected in done.out
     assert json.loads(bench("/data", "--dry-run", "--json").out) == found
 
 

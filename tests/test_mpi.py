@@ -46,7 +46,9 @@ def run(job, *, observer=None, command=None):
 def plan(job):
     if how == "refuses" and rank == 1:
         raise MachineError("/data", "there is no such directory", "mkdir /data")
-    return {{"targets": []}}
+    job = {{**fake_engine.RECORD["job"], "pages": "auto", "engine": "auto", "cache": "bypass", "repeat": 1}}
+    sizes = {{"data_bytes": 0, "buffer_bytes": 0}}
+    return {{"job": job, "path": "host", "targets": [], "files_to_make": [], "files_to_overwrite": [], **sizes}}
 
 def merge(records):
     records = [json.loads(r) for r in records]
@@ -311,13 +313,6 @@ def test_two_ranks_of_a_host_may_not_write_one_file(tmp_path):
     mpi.check_targets([("h1", job), ("h2", job)])
     mpi.check_targets([("h", {**job, "op": "read"})] * 2)
     mpi.check_targets([("h", {**job, "sources": [str(tmp_path)]})] * 2)
-
-
-def test_files_to_be_made_are_found_inside_stripes():
-    assert mpi.makes_files(
-        {"targets": [{"kind": "stripe", "members": [{"action": "use"}, {"action": "make"}]}]}
-    )
-    assert not mpi.makes_files({"targets": [{"action": "use"}]})
 
 
 def test_ranks_that_did_not_overlap_are_warned_about():

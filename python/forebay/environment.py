@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from forebay.units import format_bytes
-
 
 def card(environment: dict[str, Any]) -> list[tuple[str, str]]:
     """(heading, line) pairs out of a record's `environment`: machine, storage where known, GPUs."""
@@ -82,5 +80,4 @@ def gpus(environment: dict[str, Any]) -> str:
 
 
 def _capacity(size: int) -> str:
-    exact = format_bytes(size)
-    return f"{exact}B" if len(exact) <= 5 and not exact.isdigit() else f"{size / 2**30:.1f} GiB"
+    return f"{size / 2**40:.1f} TiB" if size >= 10 << 40 else f"{size / 2**30:,.0f} GiB"

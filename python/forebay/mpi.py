@@ -223,10 +223,8 @@ class World:
     def _make_files(self, job: Job, go: Callable[..., Record]) -> None:
         """Makes missing files before the common start, by a read of the least length."""
         failure = None
-        if not writes(job) and makes_files(self._plan):
-            brief = {
-                k: v for k, v in job.items() if k not in ("passes", "until_ci_pct", "until_steady", "cache")
-            }
+        if not writes(job) and self._plan["files_to_make"]:
+            brief = {k: v for k, v in job.items() if k not in ("passes", "until_ci_pct", "until_steady")}
             brief.update(duration_s=0.001, warmup_s=0.0, repeat=1)
             try:
                 go(brief, None)
@@ -362,13 +360,6 @@ class World:
     def _drop_late_stops(self) -> None:
         while self.comm.iprobe(tag=TAG_STOP):
             self.comm.recv(tag=TAG_STOP)
-
-
-def makes_files(plan: Any) -> bool:
-    """Whether a plan names a file that would be made, at any depth of it (stripes hold members)."""
-    if isinstance(plan, dict):
-        return plan.get("action") == "make" or any(makes_files(v) for v in plan.values())
-    return isinstance(plan, list) and any(makes_files(v) for v in plan)
 
 
 def host_results(gathered: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

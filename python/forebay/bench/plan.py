@@ -1,67 +1,73 @@
-"""What `--dry-run` prints: the engine's plan, key by key, with sizes and lists made readable."""
+"""What `--dry-run` prints: the engine's plan as lines that a user can check before anything happens."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from forebay.bench.summary import bytes_
+from forebay.bench import summary
+from forebay.bench.summary import LABEL, bytes_
 
 NOTHING = "nothing was touched (--dry-run)"
+LISTED = 12
 
 
 def text(plan: dict[str, Any]) -> str:
-    """The plan as indented `key  value` lines; a key that ends in `_bytes` is shown as a size."""
-    return "\n".join([*_mapping(plan, 0), NOTHING])
+    """The plan: the job, its targets, the files that would be made or overwritten, the memory needed."""
+    return "\n".join([*(f"{label:<{LABEL}}{line}" for label, line in _lines(plan)), NOTHING])
 
 
-def _mapping(values: dict[str, Any], depth: int) -> list[str]:
-    lines: list[str] = []
-    indent = "  " * depth
-    width = max((len(_heading(k)) for k in values), default=0) + 2
-    for key, value in values.items():
-        if value is None or value == {}:
-            continue
-        heading = indent + _heading(key)
-        if isinstance(value, dict):
-            lines += [heading, *_mapping(value, depth + 1)]
-        elif isinstance(value, list):
-            lines += _list(heading, value, depth, width + len(indent))
-        else:
-            lines.append(f"{heading.ljust(width + len(indent))}{_value(key, value)}")
-    return lines
+def _lines(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    job = {**plan["job"], "data_bytes": plan["data_bytes"]}
+    yield "job", summary.job({**job, "source": " ".join(job["sources"]), "pattern": ""})
+    yield "path", plan["path"] + (" · in virtual time, on paper" if plan.get("virtual_time") else "")
+    yield "engine", _engine(job)
+    yield "length", length(job)
+    yield from _listed("target", [target(t) for t in plan["targets"]])
+    yield from _listed("make", plan["files_to_make"] or ["no file"])
+    yield from _listed("overwrite", plan["files_to_overwrite"] or ["no file"])
+    yield "memory", f"{bytes_(plan['buffer_bytes'])} of buffers, in {job['pages']} pages"
 
 
-def _list(heading: str, values: list[Any], depth: int, width: int) -> list[str]:
-    if not values:
-        return [f"{heading.ljust(width)}none"]
-    if not any(isinstance(v, (dict, list)) for v in values) and sum(len(str(v)) + 2 for v in values) < 80:
-        return [f"{heading.ljust(width)}{', '.join(str(v) for v in values)}"]
-    lines = [f"{heading} ({len(values)})"]
-    for value in values[:20]:
-        lines.append("  " * (depth + 1) + (_inline(value) if isinstance(value, dict) else str(value)))
-    if len(values) > 20:
-        lines.append("  " * (depth + 1) + f"… and {len(values) - 20} more")
-    return lines
+def _engine(job: dict[str, Any]) -> str:
+    polled = [name for name in ("sqpoll", "iopoll") if job.get(name)]
+    return ", ".join([f"{job['engine']}, page cache: {job['cache']}", *polled])
 
 
-def _inline(values: dict[str, Any]) -> str:
-    """One member of a list on one line: its first value, then `key value`."""
-    shown = [(k, _value(k, v)) for k, v in values.items() if v is not None and v is not False]
-    return ", ".join(v if i == 0 else f"{_heading(k)} {v}" for i, (k, v) in enumerate(shown))
+def length(job: dict[str, Any]) -> str:
+    """How long a run would measure, how often."""
+    if job.get("passes"):
+        measured = f"{summary.count(job['passes'], 'pass').replace('passs', 'passes')} over the data"
+        if job.get("duration_s"):
+            measured += f", {summary.seconds(job['duration_s'])} at most"
+    else:
+        measured = summary.seconds(job.get("duration_s") or 10.0)
+    if job.get("until_steady"):
+        measured += " or until steady"
+    if job.get("until_ci_pct"):
+        until = (
+            f"until the 95 % interval is within {job['until_ci_pct']:g} %, {job['repeat_max']} times at most"
+        )
+        return f"{measured}, {until}"
+    return measured if job["repeat"] == 1 else f"{measured}, {job['repeat']} times"
 
 
-def _heading(key: str) -> str:
-    for unit in ("_bytes", "_s", "_ms", "_pct"):
-        key = key.removesuffix(unit)
-    return key.replace("_", " ")
+def target(found: dict[str, Any]) -> str:
+    """`/data/forebay.0, 1 GiB, to be made`."""
+    words = [str(found.get("label") or found.get("path")), bytes_(found["bytes"])]
+    if found.get("action") == "make":
+        words.append("to be made")
+    elif found["kind"] == "file":
+        words.append(
+            "a block device"
+            if found.get("is_device")
+            else "exists" + (", made by Forebay" if found["ours"] else "")
+        )
+    return ", ".join(words)
 
 
-def _value(key: str, value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if key.endswith("_bytes") and isinstance(value, int):
-        return f"{bytes_(value)}"
-    for unit, word in (("_ms", "ms"), ("_s", "s"), ("_pct", "%")):
-        if key.endswith(unit) and isinstance(value, (int, float)):
-            return f"{value:g} {word}"
-    return str(value)
+def _listed(label: str, lines: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for line in lines[:LISTED]:
+        yield label, line
+    if len(lines) > LISTED:
+        yield label, f"and {len(lines) - LISTED} more"

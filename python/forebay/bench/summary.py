@@ -82,7 +82,8 @@ def path(record: dict[str, Any]) -> str:
     engine = f"engine {ran['engine']}"
     if ran.get("engine_features"):
         engine += f" ({', '.join(ran['engine_features'])})"
-    parts = [head, engine, f"into {'host memory' if ran['destination'] == 'host' else ran['destination']}"]
+    where = {"host": "into host memory", "none": "no bytes moved"}
+    parts = [head, engine, where.get(ran["destination"], f"into {ran['destination']}")]
     routes = (("direct_bytes", "direct"), ("staged_bytes", "staged"), ("mapped_bytes", "mapped"))
     moved_ways = [f"{bytes_(ran[key])} {word}" for key, word in routes if ran.get(key)]
     if moved_ways:
@@ -148,6 +149,8 @@ def cpu(record: dict[str, Any]) -> str:
     """Cores (user and system), core-seconds per GiB, time per I/O, and what the rest of the machine did."""
     result = record["result"]
     used = result["cpu"]
+    if "result.cpu" in (record.get("missing") or {}):
+        return not_measured(record, "result.cpu", "")
     elapsed = result["seconds"]
     line = f"{significant(used['cores_busy'])} cores"
     if elapsed:
@@ -169,7 +172,12 @@ def cpu(record: dict[str, Any]) -> str:
 def power(record: dict[str, Any]) -> str:
     found = record["result"].get("power") or []
     if not found:
-        return not_measured(record, "result.power", "no meter answered")
+        told = not_measured(record, "result.power", "no meter answered")
+        asked = {k.removeprefix("result.power."): v for k, v in (record.get("missing") or {}).items()}
+        meters = [
+            f"{meter}: {why}" for meter, why in asked.items() if not meter.startswith(("result", "cache"))
+        ]
+        return told + (f" ({'; '.join(meters)})" if meters else "")
     parts = []
     for meter in found:
         part = f"{meter['scope']} {significant(meter['watts_mean'])} W"
@@ -198,15 +206,21 @@ def cache(record: dict[str, Any]) -> str:
         key = "cache.resident_before" if before is None else "cache.resident_after"
         parts.append("residency " + not_measured(record, key, "nothing answered"))
     if state.get("device_bytes") is not None:
-        parts.append(_device_share(state["device_bytes"], record["result"]["bytes"]))
+        parts.append(_device_share(state["device_bytes"], record["result"]))
     elif state["policy"] != "none":
         parts.append("device bytes " + not_measured(record, "cache.device_bytes", "no device counter"))
     return " · ".join(parts)
 
 
-def _device_share(device: int, asked: int) -> str:
+def _device_share(device: int, result: dict[str, Any]) -> str:
+    asked = result["bytes"]
     line = f"devices moved {bytes_(device)} for {bytes_(asked)} asked"
-    return f"{line} ({100 * device / asked:.0f} %)" if asked else line
+    if not asked:
+        return line
+    line += f" ({100 * device / asked:.0f} %)"
+    # Reading makes no traffic of its own beyond a block at each end.
+    others = device > 1.2 * asked and not result.get("write_bytes")
+    return line + (": others used them meanwhile" if others else "")
 
 
 def errors(found: dict[str, Any]) -> str:
