@@ -154,6 +154,45 @@ def test_a_dry_run_is_printed_once(tmp_path):
     assert code == 0 and out.count("nothing was touched") == 1, err
 
 
+@needs_mpi
+def test_two_ranks_over_the_real_engine(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "forebay.cli",
+        "bench",
+        str(tmp_path),
+        "--file-size",
+        "4m",
+        "--duration",
+        "1",
+    ]
+    done = subprocess.run(
+        [
+            MPIRUN,
+            "--allow-run-as-root",
+            "--oversubscribe",
+            "-n",
+            "2",
+            *command,
+            "--cache",
+            "allow",
+            "--json",
+            "-q",
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)["result"]
+    assert sorted(p.name for p in tmp_path.glob("forebay.r*")) == ["forebay.r0.0", "forebay.r1.0"]
+    assert result["bytes"] == sum(h["bytes"] for h in result["hosts"]) > 0
+    assert result["ios"] == sum(h["ios"] for h in result["hosts"])
+    assert len(result["hosts"]) == 2 and result["histogram"]
+
+
 @pytest.fixture
 def two_hosts(tmp_path):
     """Two hosts as network namespaces joined by a veth pair, each with a name and an address of its own."""
@@ -306,13 +345,13 @@ def test_a_host_may_have_sources_of_its_own():
         mpi.parse_host_sources(["node1"])
 
 
-def test_two_ranks_of_a_host_may_not_write_one_file(tmp_path):
+def test_two_ranks_of_a_host_may_not_write_one_source():
     job = {"sources": ["/data/t"], "op": "write"}
     with pytest.raises(RequestError, match="overwrite each other"):
         mpi.check_targets([("h", job), ("h", job)])
     mpi.check_targets([("h1", job), ("h2", job)])
     mpi.check_targets([("h", {**job, "op": "read"})] * 2)
-    mpi.check_targets([("h", {**job, "sources": [str(tmp_path)]})] * 2)
+    mpi.check_targets([("h", {**job, "sources": ["nil:"]})] * 2)
 
 
 def test_ranks_that_did_not_overlap_are_warned_about():

@@ -116,20 +116,18 @@ def _replace(text: str, names: Mapping[str, str]) -> str:
 
 
 def check_targets(jobs: Sequence[tuple[str, Job]]) -> None:
-    """Refuses two ranks of one host that would write the same file or device. `jobs`: (host, job) by rank."""
+    """Refuses two ranks of one host that would write the same source. `jobs`: (host, job) by rank."""
     writers: dict[tuple[str, str], int] = {}
     for rank, (host, job) in enumerate(jobs):
-        if not writes(job):
-            continue
-        for source in job["sources"]:
-            if source.startswith(("nil:", "model:")) or os.path.isdir(source.removeprefix("file:")):
+        for source in job["sources"] if writes(job) else ():
+            if source.startswith(("nil:", "model:")):
                 continue
             other = writers.setdefault((host, source), rank)
             if other != rank:
                 raise RequestError(
                     f"writing {source} from ranks {other} and {rank} of {host}",
                     "they would overwrite each other",
-                    "{rank} or {local} in SOURCE, as '/data/t.{rank}'",
+                    "{rank} or {local} in SOURCE, as '/data/rank{rank}'",
                 )
 
 
@@ -221,17 +219,28 @@ class World:
         return mine
 
     def _make_files(self, job: Job, go: Callable[..., Record]) -> None:
-        """Makes missing files before the common start, by a read of the least length."""
-        failure = None
-        if not writes(job) and self._plan["files_to_make"]:
-            brief = {k: v for k, v in job.items() if k not in ("passes", "until_ci_pct", "until_steady")}
-            brief.update(duration_s=0.001, warmup_s=0.0, repeat=1)
-            try:
-                go(brief, None)
-            except ForebayError as error:
-                failure = (type(error), error.asked, error.found, error.next)
-        for rank, found in enumerate(self.comm.allgather(failure)):
-            if found is not None:
+        """Makes missing files before the common start, by a read of the least length.
+
+        In rounds: a directory takes one maker at a time, so on a shared one the ranks that found it taken try
+        again once the others are done. A round in which no rank got further ends it.
+        """
+        brief = {k: v for k, v in job.items() if k not in ("passes", "until_ci_pct", "until_steady")}
+        brief.update(duration_s=0.001, warmup_s=0.0, repeat=1)
+        due = not writes(job) and bool(self._plan["files_to_make"])
+        while True:
+            tried, failure = due, None
+            if due:
+                try:
+                    go(brief, None)
+                    due = False
+                except ForebayError as error:
+                    failure = (type(error), error.asked, error.found, error.next)
+            outcomes = self.comm.allgather((tried, failure))
+            failures = [(rank, found) for rank, (_, found) in enumerate(outcomes) if found is not None]
+            if not failures:
+                return
+            if len(failures) == sum(tried for tried, _ in outcomes):
+                rank, found = failures[0]
                 raise found[0](f"{found[1]} (rank {rank})", *found[2:])
 
     def _start_together(self) -> None:
