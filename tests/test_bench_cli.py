@@ -351,3 +351,72 @@ FOREIGN = ["hello", '{"name": "schema forebay."}', '{"schema": "other/1"}', "\x0
 def test_files_of_ours_are_told_from_others(tmp_path, head, ours):
     (tmp_path / "f").write_text(head)
     assert save.is_ours(tmp_path / "f") is ours
+
+
+# The installed command over the real engine -----------------------------------------------------------------
+
+
+def real(*arguments, cwd, **kept):
+    command = [sys.executable, "-m", "forebay.cli", "bench", *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, **kept)
+
+
+def test_for_real_a_file_is_made_read_and_summarised(tmp_path):
+    done = real(
+        tmp_path, "--file-size", "8m", "--passes", "2", "--io-size", "128k", "--cache", "allow", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    for line in (
+        "machine",
+        "path      host ran",
+        "moved     16 MiB in 128 I/Os",
+        "latency   p50",
+        "cpu",
+        "cache",
+    ):
+        assert line in done.stdout
+    assert (tmp_path / "forebay.0").stat().st_size == 8 << 20
+
+
+def test_for_real_a_dry_run_touches_nothing(tmp_path):
+    done = real(tmp_path, "--file-size", "8m", "--workers", "2", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "forebay.1, 8 MiB, to be made" in done.stdout and plan.NOTHING in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_for_real_content_that_is_not_what_was_written_exits_1(tmp_path):
+    job = (tmp_path / "t", "--passes", "1", "--verify", "--cache", "allow", "--io-size", "64k")
+    assert real(*job, "--op", "write", "--file-size", "1m", cwd=tmp_path).returncode == 0
+    with (tmp_path / "t").open("r+b") as file:
+        file.seek(300_000)
+        file.write(b"damage")
+    done = real(*job, cwd=tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "failed verification" in done.stdout
+
+
+def test_for_real_a_failed_io_exits_4_and_keeps_the_record(tmp_path):
+    done = real(
+        "nil:", "--duration", "0.3", "--faults", "seed=1,error=0.001", "--rate-iops", "20000", cwd=tmp_path
+    )
+    assert done.returncode == 4, done.stdout + done.stderr
+    saved = json.loads(next(tmp_path.glob("forebay-*.json")).read_text())
+    assert saved["result"]["errors"]["failed"] > 0 and saved["result"]["ios"] > 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_for_real_a_signal_keeps_what_was_measured(tmp_path, number):
+    started = subprocess.Popen(
+        [sys.executable, "-m", "forebay.cli", "bench", "nil:", "--duration", "30", "--warmup", "0.1"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(2.5)
+    started.send_signal(number)
+    out, err = started.communicate(timeout=20)
+    assert started.returncode == 130, err
+    saved = json.loads(next(tmp_path.glob("forebay-*.json")).read_text())
+    assert saved["result"]["interrupted"] and 0.5 < saved["result"]["seconds"] < 10
