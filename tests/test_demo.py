@@ -1,0 +1,103 @@
+"""`forebay demo` on small files: every step runs, the report is named, nothing is left but the results."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from forebay import demo
+from forebay.errors import MachineError, RequestError
+
+SMALL = ("--seconds", "0.1", "--file-size", "8m")
+
+
+def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "forebay.cli", "demo", *SMALL, *arguments],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.timeout(120)
+def test_every_step_runs_and_the_last_line_names_the_report(tmp_path):
+    running = start(tmp_path)
+    out, err = running.communicate(timeout=100)
+    assert running.returncode == 0, err
+    page = Path(out.splitlines()[-1])
+    assert page.is_absolute() and page.read_text().lstrip().lower().startswith("<!doctype html")
+    assert all(f"{n}. " in out for n in range(1, 6)) and "did not work" not in out
+    for size in demo.SIZES:
+        assert out.count(f" {size} ") >= 2, "in the sweep and in the table of the paper"
+    assert sorted(p.name for p in page.parent.iterdir()) == [
+        "model.jsonl",
+        "report.html",
+        "stripe.json",
+        "sweep.jsonl",
+        "sweep.toml",
+    ]
+    assert [p.name for p in (tmp_path / ".demo").iterdir()] == [page.parent.name], "the data files are gone"
+
+
+@pytest.mark.timeout(120)
+def test_json_is_one_document_about_the_steps(tmp_path):
+    running = start(tmp_path, "--json", "--out", "results")
+    out, err = running.communicate(timeout=100)
+    document = json.loads(out)
+    assert [s["step"] for s in document["steps"]] == ["doctor", "sweep", "stripe", "model", "report"]
+    assert all(s["error"] is None for s in document["steps"]), err
+    table = {row["io_size"]: row for row in document["steps"][3]["table"]}
+    assert table["4m"]["gds"] == 13.48 and "gds" not in table["1m"]
+    assert 12 < table["4m"]["simulated_gib_s"] < 13.6, "its data sheet says 14,500 MB/s"
+    commands = [
+        json.loads(line)["command"] for line in (tmp_path / "results/model.jsonl").read_text().splitlines()
+    ]
+    assert commands[0][:3] == ["forebay", "bench", demo.MODEL], "a command that the reader can repeat"
+
+
+@pytest.mark.timeout(120)
+def test_ctrl_c_ends_the_tour_and_removes_the_data(tmp_path):
+    running = start(tmp_path, "--seconds", "3")
+    end = time.monotonic() + 40
+    while not list(tmp_path.glob(".demo/*/sweep.jsonl")) and time.monotonic() < end:
+        time.sleep(0.1)
+    time.sleep(2)
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=60)
+    assert running.returncode == 130, out + err
+    assert "Traceback" not in err and "interrupted" in out + err
+    assert not list(tmp_path.glob(".demo/data-*"))
+    assert list(tmp_path.glob(".demo/*/sweep.jsonl"))
+
+
+def test_the_papers_table_keeps_blanks_blank():
+    table = demo.paper_table()
+    assert table[64] == {"gds": 12.38, "cpu": 12.70}
+    assert 128 not in table and 1024 not in table
+
+
+def test_a_full_disk_is_refused_before_anything_is_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(demo.shutil, "disk_usage", lambda path: type("U", (), {"free": 100 << 20}))
+    with pytest.raises(MachineError, match="are free"):
+        demo.room_for(tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_a_bad_request(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RequestError, match="--out"):
+        demo._make_folder(tmp_path / "file" / "below", "--out")
+
+
+def test_room_is_shared_out_among_the_files(monkeypatch, tmp_path):
+    free = 8 << 30
+    monkeypatch.setattr(demo.shutil, "disk_usage", lambda path: type("U", (), {"free": free}))
+    assert demo.room_for(tmp_path) * demo.FILES_IN_ALL <= free // 4
+    assert os.listdir(tmp_path) == []
