@@ -107,3 +107,14 @@ fn files_are_made_beside_directories_that_are_only_read() {
     let both = go(&JobSpec { sources, file_bytes: Some(1 << 20), verify: true, ..job(&old) }).unwrap();
     assert_eq!(both.record.result.verified_bytes, 2 << 20);
 }
+
+#[test]
+fn time_outs_do_not_wait_for_a_long_interval() {
+    let faults = Some("seed=1,stall=1".to_string());
+    let began = std::time::Instant::now();
+    let stalled = JobSpec { faults, timeout_s: 0.2, interval_ms: 30_000, ..job("nil:?size=1m") };
+    let outcome = go(&stalled).unwrap();
+    assert!(began.elapsed().as_secs() < 15);
+    assert_eq!(outcome.record.result.errors.timed_out, 2);
+    assert!(outcome.failure.is_some());
+}

@@ -37,6 +37,8 @@ pub struct Ran {
     pub readings: Readings,
     pub interrupted: bool,
     pub steady_after_s: Option<f64>,
+    /// Why a worker ended before its time.
+    pub broken: Option<Error>,
     /// Of all workers: the least pages, all slots, all queues.
     pub kit: Kit,
 }
@@ -95,7 +97,7 @@ pub fn run_once(
     let mut fleet = Fleet::launch(share::out(job, targets)?, &shared)?;
     fleet.await_ready(observer)?;
     let ran = fleet.run(times, Meters::new(job, targets), observer);
-    fleet.join();
+    fleet.join_all_but_lost(&ran.tallies);
     Ok(ran)
 }
 
@@ -136,7 +138,7 @@ impl Fleet {
             Fleet { shared: shared.clone(), threads: Vec::new(), reports, gate: Gate::default(), kit };
         for spec in specs {
             let (shared, gate, sender) = (shared.clone(), fleet.gate.clone(), sender.clone());
-            let name = format!("worker-{}", spec.index);
+            let name = thread_name(spec.index);
             let body = move || work(spec, shared, &|| pass(&gate), &sender);
             match std::thread::Builder::new().name(name).stack_size(1 << 20).spawn(body) {
                 Ok(thread) => fleet.threads.push(thread),
@@ -170,6 +172,15 @@ impl Fleet {
         }
     }
 
+    /// A thread with an I/O that the kernel won't give back can't end, and isn't waited for.
+    fn join_all_but_lost(&mut self, tallies: &[Tally]) {
+        for tally in tallies.iter().filter(|t| t.lost > 0) {
+            let name = thread_name(tally.worker);
+            self.threads.retain(|t| t.thread().name() != Some(name.as_str()));
+        }
+        self.join();
+    }
+
     /// Returns when every worker has its slots and queues, or with the first reason why one hasn't.
     fn await_ready(&mut self, observer: &mut dyn Observer) -> Result<(), Error> {
         let mut ready = 0;
@@ -200,18 +211,23 @@ impl Fleet {
     fn run(&mut self, times: Times, meters: Meters, observer: &mut dyn Observer) -> Ran {
         let mut watch = Watch::new(&self.shared, times, meters);
         self.open_gate(Some(watch.begin));
-        while watch.tallies.len() < self.threads.len() {
+        while watch.ended() < self.threads.len() {
             watch.keep_time();
             match self.reports.recv_timeout(watch.patience()) {
                 Ok(Report::Snapshot(s)) => watch.series.add(*s),
                 Ok(Report::Finished(t)) => watch.finished(*t),
-                Ok(_) | Err(RecvTimeoutError::Timeout) => {}
+                Ok(Report::Failed(e)) => watch.broken.push(e),
+                Ok(Report::Ready(_)) | Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
             }
             watch.look(observer);
         }
         watch.close(self.kit.clone())
     }
+}
+
+fn thread_name(worker: u32) -> String {
+    format!("worker-{worker}")
 }
 
 impl Kit {
@@ -238,6 +254,7 @@ struct Watch {
     readings: Option<Readings>,
     series: Series,
     tallies: Vec<Tally>,
+    broken: Vec<Error>,
     steady: Option<Steady>,
     steady_after_s: Option<f64>,
     interrupted: bool,
@@ -257,6 +274,7 @@ impl Watch {
             readings: None,
             series: Series::new(shared.job.workers, labels, shared.interval),
             tallies: Vec::new(),
+            broken: Vec::new(),
             steady: shared.job.until_steady.then(|| Steady::new(SteadySpec::default())),
             steady_after_s: None,
             interrupted: false,
@@ -266,6 +284,11 @@ impl Watch {
 
     fn until(&self) -> Duration {
         Duration::from_nanos(self.shared.until_ns.load(Ordering::Relaxed))
+    }
+
+    /// Workers that have nothing more to say.
+    fn ended(&self) -> usize {
+        self.tallies.len() + self.broken.len()
     }
 
     fn ends_with_flush(&self) -> bool {
@@ -342,6 +365,7 @@ impl Watch {
             readings,
             interrupted: self.interrupted,
             steady_after_s: self.steady_after_s,
+            broken: self.broken.into_iter().next(),
             kit,
         }
     }

@@ -252,8 +252,12 @@ fn repeat(
         let ran =
             fleet::run_once(job, &prepared.targets, &prepared.content_seeds, device.clone(), &mut numbered)?;
         let errors = ran.errors();
+        let broken = ran.broken.clone();
         let over = ran.interrupted || errors.failed + errors.timed_out > 0;
         runs.push(ran);
+        if let Some(e) = broken {
+            return Err(e);
+        }
         if over || narrow_enough(job, runs) {
             break;
         }

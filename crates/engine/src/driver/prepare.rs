@@ -231,6 +231,9 @@ fn fill(job: &JobSpec, drafts: &[&Draft], observer: &mut dyn Observer) -> Result
     let mut filling = Filling { observer, total, done: 0 };
     let ran = fleet::run_once(&write, &targets, &vec![job.seed; targets.len()], None, &mut filling)?;
     let errors = ran.errors();
+    if let Some(e) = ran.broken {
+        return Err(e);
+    }
     if ran.interrupted {
         return Err(Error::run(
             "making the files",

@@ -1,7 +1,7 @@
 //! What a reader should know before relying on a run's numbers.
 
 use super::fleet::Ran;
-use super::record::{Context, GIB};
+use super::record::Context;
 use crate::source::Target;
 use forebay_model::record::{CacheState, RunResult, Warning};
 
@@ -52,12 +52,13 @@ fn of_time(context: &Context, result: &RunResult, runs: &[Ran], list: &mut Vec<W
             "--duration 30",
         );
     }
-    let by_bytes = context.job.rate_gib_s.map(|r| r * GIB / context.job.io_bytes as f64);
-    if let Some(asked) = context.job.rate_iops.or(by_bytes).filter(|asked| result.iops < 0.98 * asked) {
-        let text = format!(
-            "{:.0} of {asked:.0} I/Os per second were reached; latency counts the waiting",
-            result.iops
-        );
+    let late = |unit: &str, got: f64, asked: f64| {
+        (got < 0.98 * asked)
+            .then(|| format!("{got:.3} of {asked:.3} {unit} were reached; latency counts the waiting"))
+    };
+    let by_ios = context.job.rate_iops.and_then(|r| late("I/Os per second", result.iops.round(), r));
+    let by_bytes = context.job.rate_gib_s.and_then(|r| late("GiB/s", result.throughput_gib_s, r));
+    if let Some(text) = by_ios.or(by_bytes) {
         warn(list, "behind_schedule", text, "a lower --rate, or more --depth");
     }
 }

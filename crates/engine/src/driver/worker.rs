@@ -15,6 +15,7 @@ use forebay_model::content;
 use forebay_model::job::{JobSpec, Sync};
 use forebay_model::pattern::{Next, Pattern, PatternSpec};
 use forebay_model::Error;
+use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::Arc;
@@ -24,6 +25,8 @@ use std::time::{Duration, Instant};
 const FAILURES_MAX: u64 = 1000;
 /// How long an abandoned I/O may take to come back before its memory is left to the kernel.
 const GRACE: Duration = Duration::from_secs(2);
+/// How often time-outs and a stop are looked for while nothing completes, however long the interval.
+const LOOK: Duration = Duration::from_millis(250);
 
 /// What all workers of a run share.
 pub struct Shared {
@@ -61,7 +64,7 @@ pub struct Kit {
     pub warning: Option<String>,
 }
 
-/// What a worker tells the driver, in this order: Ready, any Snapshots, Finished. Or Failed.
+/// What a worker tells the driver, in this order: Ready, any Snapshots, Finished. Failed, at any point, is the last.
 pub enum Report {
     Ready(Kit),
     Snapshot(Box<Snapshot>),
@@ -69,8 +72,29 @@ pub enum Report {
     Failed(Error),
 }
 
-/// Opens everything, waits for the start, runs, and reports.
+/// Runs a worker, and reports its end even if that is a panic: the others wait for it.
 pub fn work(
+    spec: WorkerSpec,
+    shared: Arc<Shared>,
+    start: &dyn Fn() -> Option<Instant>,
+    reports: &Sender<Report>,
+) {
+    let (index, all) = (spec.index, shared.clone());
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| work_on(spec, shared, start, reports))) {
+        all.stop.store(true, Ordering::Relaxed);
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+        let found = format!("a defect in Forebay ended it: {text}");
+        let _ = reports.send(Report::Failed(Error::run(
+            format!("worker {index}"),
+            found,
+            "report it, with the command that was typed",
+        )));
+    }
+}
+
+/// Opens everything, waits for the start, runs, and reports.
+fn work_on(
     spec: WorkerSpec,
     shared: Arc<Shared>,
     start: &dyn Fn() -> Option<Instant>,
@@ -97,7 +121,10 @@ pub fn work(
 #[derive(Clone, Copy)]
 struct Slot {
     mem: Mem,
+    /// Latency counts from here: in an open loop when the I/O was due.
     started: Instant,
+    /// The time-out counts from here.
+    issued: Instant,
     at: Next,
     queue: u32,
     moved: u32,
@@ -109,7 +136,33 @@ struct Slot {
 /// An open loop's schedule.
 struct Pace {
     next: Instant,
-    every: Duration,
+    /// To the next I/O: a constant, and a share of the bytes of this one.
+    ns_per_io: f64,
+    ns_per_byte: f64,
+    /// What the clock can't show of `next`, below 1 ns.
+    rest_ns: f64,
+}
+
+impl Pace {
+    const LONGEST_NS: f64 = 1e15;
+
+    fn ns_after(&self, bytes: u64) -> f64 {
+        (self.ns_per_io + self.ns_per_byte * bytes as f64).min(Self::LONGEST_NS)
+    }
+
+    fn advance(&mut self, bytes: u64) {
+        let ns = self.rest_ns + self.ns_after(bytes);
+        self.next += Duration::from_nanos(ns as u64);
+        self.rest_ns = ns.fract();
+    }
+}
+
+/// What a worker knows of one of its queues. Only those that have something in flight are looked at.
+#[derive(Clone, Copy, Default)]
+struct Lane {
+    in_flight: u32,
+    /// It stands in `Worker::busy`.
+    listed: bool,
 }
 
 struct Worker {
@@ -126,6 +179,9 @@ struct Worker {
     memory: Memory,
     /// Which queue serves a target.
     queue_of: Vec<u32>,
+    lanes: Vec<Lane>,
+    /// Queues with something in flight, and some that just ran dry.
+    busy: Vec<u32>,
     slots: Vec<Slot>,
     free: Vec<u32>,
     /// I/Os that a full queue handed back, and rests of short ones.
@@ -133,8 +189,10 @@ struct Worker {
     in_flight: u32,
     tally: Tally,
     next_tick: Instant,
+    next_look: Instant,
     closing: bool,
-    flushed: bool,
+    /// Queues that were told to flush, after the last I/O.
+    flushed: u32,
     done: Vec<Done>,
     scratch: Vec<u8>,
 }
@@ -147,6 +205,7 @@ impl Worker {
         let slot = |i| Slot {
             mem: outfit.memory.slot(i),
             started: now,
+            issued: now,
             at: idle,
             queue: 0,
             moved: 0,
@@ -162,6 +221,8 @@ impl Worker {
             pattern: Pattern::new(spec.pattern)?,
             upcoming: None,
             pace: pace_of(&shared.job),
+            lanes: vec![Lane::default(); outfit.queues.len()],
+            busy: Vec::new(),
             queues: outfit.queues,
             reactor: outfit.reactor,
             memory: outfit.memory,
@@ -171,8 +232,9 @@ impl Worker {
             again: Vec::new(),
             in_flight: 0,
             next_tick: now,
+            next_look: now,
             closing: false,
-            flushed: false,
+            flushed: 0,
             done: Vec::with_capacity(outfit.depth as usize),
             scratch: Vec::new(),
             shared,
@@ -185,8 +247,9 @@ impl Worker {
     fn run(&mut self, begin: Instant) {
         self.begin = begin;
         if let Some(pace) = &mut self.pace {
+            let share = f64::from(self.index) / f64::from(self.shared.job.workers);
             pace.next =
-                begin + pace.every.mul_f64(f64::from(self.index) / f64::from(self.shared.job.workers));
+                begin + Duration::from_nanos((share * pace.ns_after(self.shared.job.io_bytes)) as u64);
         }
         self.next_tick = begin + self.first_tick();
         self.tally.measures(self.shared.from_ns.load(Ordering::Relaxed) == 0);
@@ -195,6 +258,10 @@ impl Worker {
             self.closing |= self.shared.stop.load(Ordering::Relaxed) || now >= self.until();
             if now >= self.next_tick {
                 self.tick(now);
+            }
+            if now >= self.next_look {
+                self.next_look = now + LOOK.min(self.shared.interval);
+                self.abandon_overdue(now);
             }
             self.start_ios(now);
             self.collect();
@@ -232,25 +299,30 @@ impl Worker {
         if !self.closing || !(self.again.is_empty() || self.given_up()) {
             return false;
         }
-        let job = &self.shared.job;
-        if job.sync == Sync::End && job.writes() && !self.flushed {
-            self.flushed = true;
-            self.flush_all();
-            return self.in_flight == 0;
+        if self.ends_with_flush() {
+            self.flush_more();
         }
-        true
+        self.in_flight == 0 && (self.again.is_empty() || self.given_up())
+    }
+
+    fn ends_with_flush(&self) -> bool {
+        self.shared.job.sync == Sync::End && self.shared.job.writes()
     }
 
     fn given_up(&self) -> bool {
         self.tally.errors.failed > FAILURES_MAX || self.shared.stop.load(Ordering::Relaxed)
     }
 
-    fn flush_all(&mut self) {
-        for queue in 0..self.queues.len() as u32 {
+    /// Flushes the next queues, as many as there are free slots.
+    fn flush_more(&mut self) {
+        while (self.flushed as usize) < self.queues.len() {
             let Some(tag) = self.free.pop() else { return };
+            let (queue, now) = (self.flushed, clock::now());
+            self.flushed += 1;
             let slot = &mut self.slots[tag as usize];
             *slot = Slot {
-                started: clock::now(),
+                started: now,
+                issued: now,
                 queue,
                 moved: 0,
                 busy: true,
@@ -269,8 +341,8 @@ impl Worker {
             self.push(tag);
         }
         while !self.closing && self.again.is_empty() && self.start_one(now) {}
-        for queue in &mut self.queues {
-            queue.submit(&mut self.reactor);
+        for queue in &self.busy {
+            self.queues[*queue as usize].submit(&mut self.reactor);
         }
     }
 
@@ -290,7 +362,7 @@ impl Worker {
             return false;
         }
         if let Some(pace) = &mut self.pace {
-            pace.next += pace.every;
+            pace.advance(u64::from(next.len));
         }
         self.free.pop();
         let queue = self.queue_of[next.target as usize];
@@ -300,6 +372,7 @@ impl Worker {
             at: next,
             queue,
             started,
+            issued: now,
             moved: 0,
             busy: true,
             abandoned: false,
@@ -342,26 +415,43 @@ impl Worker {
             mem: slot.mem.after(moved as usize),
         };
         match self.queues[slot.queue as usize].push(io, &mut self.reactor) {
-            Ok(()) => self.in_flight += 1,
+            Ok(()) => {
+                self.in_flight += 1;
+                let lane = &mut self.lanes[slot.queue as usize];
+                lane.in_flight += 1;
+                if !lane.listed {
+                    lane.listed = true;
+                    self.busy.push(slot.queue);
+                }
+            }
             Err(Full(_)) => self.again.push(tag),
         }
     }
 
     fn collect(&mut self) {
-        for queue in &mut self.queues {
-            queue.reap(&mut self.reactor, &mut self.done);
+        let mut i = 0;
+        while i < self.busy.len() {
+            let queue = self.busy[i] as usize;
+            let lane = &mut self.lanes[queue];
+            if lane.in_flight == 0 {
+                lane.listed = false;
+                self.busy.swap_remove(i);
+            } else {
+                self.queues[queue].reap(&mut self.reactor, &mut self.done);
+                i += 1;
+            }
         }
     }
 
     fn wait(&mut self, now: Instant) {
-        let mut until = self.next_tick;
+        let mut until = self.next_tick.min(self.next_look);
         if !self.closing {
             until = until.min(self.until());
             if let Some(pace) = self.pace.as_ref().filter(|_| !self.free.is_empty()) {
                 until = until.min(pace.next);
             }
         }
-        for due in self.queues.iter().filter_map(|q| q.next_due()) {
+        for due in self.busy.iter().filter_map(|q| self.queues[*q as usize].next_due()) {
             until = until.min(due);
         }
         if until > now {
@@ -386,10 +476,10 @@ impl Worker {
         if now >= self.next_tick {
             self.tick(now);
         }
-        let counted = now <= self.until();
+        // Time that ends with a flush includes the last I/Os, so they count too.
+        let counted = now <= self.until() || self.ends_with_flush();
         let mut done = std::mem::take(&mut self.done);
         for d in done.drain(..) {
-            self.in_flight -= 1;
             self.settle_one(d, now, counted);
         }
         self.done = done;
@@ -399,6 +489,14 @@ impl Worker {
     fn settle_one(&mut self, d: Done, now: Instant, counted: bool) {
         let tag = d.tag;
         let slot = &mut self.slots[tag as usize];
+        self.lanes[slot.queue as usize].in_flight -= 1;
+        if !slot.busy {
+            // Given up on, and here after all: its memory is ours again.
+            self.tally.lost -= 1;
+            self.release(tag);
+            return;
+        }
+        self.in_flight -= 1;
         let left = slot.at.len - slot.moved;
         match d.result {
             Ok(_) if slot.flush => self.release(tag),
@@ -502,7 +600,6 @@ impl Worker {
         while self.next_tick <= now {
             self.next_tick += self.shared.interval;
         }
-        self.abandon_overdue(now);
     }
 
     fn snapshot(&mut self, now: Instant) {
@@ -518,7 +615,7 @@ impl Worker {
         let timeout = Duration::from_secs_f64(self.shared.job.timeout_s);
         for tag in 0..self.slots.len() as u32 {
             let slot = self.slots[tag as usize];
-            let age = now.saturating_duration_since(slot.started);
+            let age = now.saturating_duration_since(slot.issued);
             if !slot.busy || age <= timeout {
                 continue;
             }
@@ -532,6 +629,10 @@ impl Worker {
                 ));
                 self.queues[slot.queue as usize].abandon(tag, &mut self.reactor);
                 self.shared.stop.store(true, Ordering::Relaxed);
+            } else if let Some(at) = self.again.iter().position(|t| *t == tag) {
+                // No queue has it.
+                self.again.swap_remove(at);
+                self.release(tag);
             } else if age > timeout + GRACE {
                 self.tally.lost += 1;
                 self.in_flight -= 1;
@@ -554,11 +655,25 @@ impl Worker {
     }
 }
 
+impl Drop for Worker {
+    /// After a panic I/Os may be in flight: the kernel and the pool's threads still write to their slots.
+    fn drop(&mut self) {
+        if self.in_flight > 0 {
+            std::mem::forget(std::mem::take(&mut self.memory));
+        }
+    }
+}
+
 fn pace_of(job: &JobSpec) -> Option<Pace> {
-    let by_bytes = job.rate_gib_s.map(|r| r * (1u64 << 30) as f64 / job.io_bytes as f64);
-    let iops = job.rate_iops.or(by_bytes)?;
-    Some(Pace {
+    const GIB: f64 = (1u64 << 30) as f64;
+    let ns_for = |rate: Option<f64>| rate.map_or(0.0, |r| f64::from(job.workers) * 1e9 / r);
+    (job.rate_iops.is_some() || job.rate_gib_s.is_some()).then(|| Pace {
         next: clock::now(),
-        every: Duration::from_secs_f64((f64::from(job.workers) / iops).min(1e6)),
+        ns_per_io: ns_for(job.rate_iops),
+        ns_per_byte: ns_for(job.rate_gib_s.map(|r| r * GIB)),
+        rest_ns: 0.0,
     })
 }
+
+#[cfg(test)]
+mod tests;

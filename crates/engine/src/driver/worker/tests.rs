@@ -1,0 +1,178 @@
+//! A worker over queues that do what real ones do once in a while.
+
+use super::*;
+use crate::driver::share;
+use crate::queue::{Geometry, Via};
+use crate::source::Backing;
+use std::sync::mpsc::{channel, Receiver};
+
+/// Keeps what it is given until it is told to let go; counts flushes.
+#[derive(Default)]
+struct Holding {
+    keep: bool,
+    pushed: Vec<Io>,
+    flushes: Arc<AtomicU64>,
+}
+
+impl Queue for Holding {
+    fn geometry(&self) -> Geometry {
+        Geometry { bytes: 1 << 30, align: 1, mem_align: 1, io_bytes_max: 1 << 30, depth: 64 }
+    }
+
+    fn in_flight(&self) -> u32 {
+        self.pushed.len() as u32
+    }
+
+    fn push(&mut self, io: Io, _: &mut Reactor) -> Result<(), Full> {
+        self.flushes.fetch_add(u64::from(io.op == Op::Flush), Ordering::Relaxed);
+        self.pushed.push(io);
+        Ok(())
+    }
+
+    fn submit(&mut self, _: &mut Reactor) {}
+
+    fn reap(&mut self, _: &mut Reactor, done: &mut Vec<Done>) {
+        if !self.keep {
+            done.extend(self.pushed.drain(..).map(|io| done_well(&io)));
+        }
+    }
+
+    fn abandon(&mut self, _: u32, _: &mut Reactor) {}
+}
+
+fn done_well(io: &Io) -> Done {
+    Done { tag: io.tag, result: Ok(io.len), via: Via::Nothing, copy_ns: 0 }
+}
+
+fn worker_over(job: JobSpec, targets: usize, keep: bool) -> (Worker, Vec<Arc<AtomicU64>>, Receiver<Report>) {
+    let target =
+        |n: usize| Target { label: format!("nil {n}"), content_id: 0, bytes: 1 << 20, backing: Backing::Nil };
+    let targets: Vec<Target> = (0..targets).map(target).collect();
+    let spec = share::out(&job, &targets).unwrap().remove(0);
+    let shared = Arc::new(Shared {
+        content_seeds: vec![0; targets.len()],
+        device: None,
+        faults: None,
+        stop: AtomicBool::new(false),
+        from_ns: AtomicU64::new(0),
+        until_ns: AtomicU64::new(u64::MAX / 2),
+        interval: Duration::from_secs(3600),
+        with_histograms: true,
+        targets,
+        job,
+    });
+    let (sender, reports) = channel();
+    let (mut worker, _) = Worker::open(spec, shared, sender).unwrap();
+    let mut counts = Vec::new();
+    for queue in &mut worker.queues {
+        let holding = Holding { keep, ..Holding::default() };
+        counts.push(holding.flushes.clone());
+        *queue = Box::new(holding);
+    }
+    (worker, counts, reports)
+}
+
+fn job() -> JobSpec {
+    JobSpec { sources: vec!["nil:".into()], io_bytes: 4096, depth: 2, passes: Some(1), ..JobSpec::default() }
+}
+
+fn finished(reports: &Receiver<Report>) -> Tally {
+    let last = reports.try_iter().last();
+    match last {
+        Some(Report::Finished(tally)) => *tally,
+        _ => panic!("the worker's last word is its tally"),
+    }
+}
+
+#[test]
+fn an_io_that_comes_back_after_it_was_given_up_is_taken_back() {
+    let (mut worker, _, _reports) = worker_over(job(), 1, true);
+    let now = clock::now();
+    worker.start_ios(now);
+    assert_eq!(worker.in_flight, 2);
+    let timeout = Duration::from_secs_f64(worker.shared.job.timeout_s);
+    worker.abandon_overdue(now + timeout + Duration::from_secs(1));
+    worker.abandon_overdue(now + timeout + GRACE + Duration::from_secs(1));
+    assert_eq!((worker.in_flight, worker.tally.lost, worker.tally.errors.timed_out), (0, 2, 2));
+    worker.done.push(Done { tag: 1, result: Ok(4096), via: Via::Nothing, copy_ns: 0 });
+    worker.settle();
+    assert_eq!((worker.in_flight, worker.tally.lost, worker.tally.ios), (0, 1, 0));
+    assert_eq!(worker.free, [1]);
+}
+
+#[test]
+fn an_io_that_no_queue_has_is_not_lost() {
+    let (mut worker, _, _reports) = worker_over(job(), 1, true);
+    let now = clock::now();
+    worker.start_ios(now);
+    worker.done.push(Done { tag: 0, result: Err(Fault::errno(libc::EAGAIN)), via: Via::Nothing, copy_ns: 0 });
+    worker.settle();
+    assert_eq!(worker.again, [0]);
+    let late = now + Duration::from_secs(100);
+    worker.abandon_overdue(late);
+    worker.abandon_overdue(late);
+    assert_eq!((worker.in_flight, worker.tally.lost), (0, 1));
+    assert_eq!(worker.free, [0]);
+}
+
+#[test]
+fn an_io_that_started_late_has_not_timed_out() {
+    let (mut worker, _, _reports) = worker_over(JobSpec { rate_iops: Some(1e9), ..job() }, 1, true);
+    let now = clock::now();
+    worker.pace.as_mut().unwrap().next = now - Duration::from_secs(1000);
+    worker.start_ios(now);
+    worker.abandon_overdue(now + Duration::from_secs(1));
+    assert_eq!((worker.in_flight, worker.tally.errors.timed_out), (2, 0));
+}
+
+#[test]
+fn every_queue_is_flushed_even_with_one_slot() {
+    let job = JobSpec { op: forebay_model::job::Op::Write, sync: Sync::End, depth: 1, ..job() };
+    let (mut worker, flushes, reports) = worker_over(job, 5, false);
+    worker.run(clock::now());
+    assert_eq!(flushes.iter().map(|f| f.load(Ordering::Relaxed)).collect::<Vec<_>>(), [1; 5]);
+    worker.close();
+    assert_eq!(finished(&reports).write_bytes, 5 << 20);
+}
+
+#[test]
+fn what_ends_before_the_flush_counts_as_its_time_does() {
+    let job = JobSpec { op: forebay_model::job::Op::Write, sync: Sync::End, passes: None, ..job() };
+    let (mut worker, _, reports) = worker_over(job, 1, false);
+    let begin = clock::now();
+    worker.begin = begin;
+    worker.tally.measures(true);
+    worker.start_ios(begin);
+    worker.shared.until_ns.store(0, Ordering::Relaxed);
+    worker.run(begin);
+    worker.close();
+    assert_eq!(finished(&reports).ios, 2);
+}
+
+#[test]
+fn a_rate_in_bytes_holds_for_any_sizes() {
+    let job = JobSpec { rate_gib_s: Some(1.0), rate_iops: None, workers: 3, ..job() };
+    let mut pace = pace_of(&job).unwrap();
+    let from = pace.next;
+    for bytes in [1u64 << 20, 1 << 10, 3 << 28] {
+        pace.advance(bytes);
+    }
+    let wanted = 3.0 * ((1u64 << 20) + (1 << 10) + (3 << 28)) as f64 / (1u64 << 30) as f64;
+    assert!((pace.next.duration_since(from).as_secs_f64() - wanted).abs() < 1e-6);
+    let mut pace = pace_of(&JobSpec { rate_gib_s: None, rate_iops: Some(3e9), ..job }).unwrap();
+    let from = pace.next;
+    (0..1000).for_each(|_| pace.advance(4096));
+    assert_eq!(pace.next.duration_since(from), Duration::from_nanos(1000));
+}
+
+#[test]
+fn a_panic_is_the_last_report_and_stops_the_others() {
+    let (worker, _, _reports) = worker_over(job(), 1, false);
+    let (shared, pattern) =
+        (worker.shared.clone(), share::out(&worker.shared.job, &worker.shared.targets).unwrap());
+    let (sender, reports) = channel();
+    work(pattern.into_iter().next().unwrap(), shared.clone(), &|| panic!("on purpose"), &sender);
+    let Some(Report::Failed(error)) = reports.try_iter().last() else { panic!("no report") };
+    assert!(error.found.contains("on purpose") && !error.next.is_empty());
+    assert!(shared.stop.load(Ordering::Relaxed));
+}
