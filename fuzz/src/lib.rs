@@ -1,6 +1,9 @@
 //! What reads bytes from outside, one function each: any input is understood or refused, never a panic,
 //! and what was understood survives a round trip.
 
+use forebay_engine::source::fault::FaultPlan;
+use forebay_engine::source::Uri;
+use forebay_model::device::DriveModel;
 use forebay_model::{record, units, JobSpec, Latency};
 
 /// The histogram of a record: HdrHistogram V2, base64.
@@ -34,4 +37,28 @@ pub fn units(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let Ok(bytes) = units::parse_bytes(text) else { return };
     assert_eq!(units::parse_bytes(&units::format_bytes(bytes)).expect("what we print, we read"), bytes);
+}
+
+/// A source URI. A nested one is bounded in depth and length.
+pub fn source(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let Ok(uri) = Uri::parse(text) else { return };
+    assert_eq!(Uri::parse(text).expect("the same text reads the same"), uri);
+}
+
+/// What stands after `model:`. Figures stay finite, and times are never negative.
+pub fn drive(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let Ok(drive) = DriveModel::parse(text) else { return };
+    for seconds in [drive.read_latency_s, drive.write_latency_s, drive.command_overhead_s] {
+        assert!(seconds.is_finite() && seconds >= 0.0, "{text}: {seconds} s");
+    }
+    assert!(drive.read_bandwidth_bytes_s.is_finite() && drive.read_bandwidth_bytes_s > 0.0);
+}
+
+/// `--faults`. Shares stay between 0 and 1.
+pub fn faults(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let Ok(plan) = FaultPlan::parse(text) else { return };
+    assert!([plan.error, plan.short, plan.stall].iter().all(|share| (0.0..=1.0).contains(share)));
 }

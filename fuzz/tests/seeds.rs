@@ -33,3 +33,18 @@ fn record_seeds() {
 fn units_seeds() {
     replay("units", forebay_fuzz::units);
 }
+
+#[test]
+fn source_seeds() {
+    replay("source", forebay_fuzz::source);
+}
+
+#[test]
+fn drive_seeds() {
+    replay("drive", forebay_fuzz::drive);
+}
+
+#[test]
+fn faults_seeds() {
+    replay("faults", forebay_fuzz::faults);
+}
