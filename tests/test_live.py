@@ -72,6 +72,12 @@ def test_bars_are_as_long_as_their_rates():
     assert bars[0] == pytest.approx(3 * bars[1], abs=2) and bars[1] > 0
 
 
+def test_a_part_whose_ios_are_not_counted_claims_no_iops():
+    parts = {"workers": [], "targets": [{"target": t, "gib_s": 1.0, "iops": 0} for t in ("/a", "/b")]}
+    lines = live.frame(JOB, fake_engine.progress(**parts), [], 100, 30)
+    assert [line.endswith("1.00 GiB/s") for line in lines if line.startswith("/")] == [True, True]
+
+
 def test_what_does_not_fit_is_counted():
     many = [{"gib_s": 1.0, "iops": 10.0}] * 40
     text = "\n".join(live.frame(JOB, fake_engine.progress(workers=many, targets=[]), [], 80, 24))

@@ -134,7 +134,9 @@ def _history(history: Sequence[float], width: int) -> list[str]:
 
 def _bar_of(name: str, part: dict[str, Any]) -> tuple[str, float, str]:
     rate = part.get("gib_s") or 0.0
-    return name, rate, f"{significant(rate)} GiB/s {part.get('iops') or 0:,.0f} IOPS"
+    figures = f"{significant(rate)} GiB/s"
+    # Targets are metered in bytes; where no I/Os were counted, none are claimed.
+    return name, rate, f"{figures} {part['iops']:,.0f} IOPS" if part.get("iops") else figures
 
 
 def _bars(rows: list[tuple[str, float, str]], room: int, width: int, noun: str) -> list[str]:
