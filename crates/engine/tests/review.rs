@@ -118,3 +118,25 @@ fn time_outs_do_not_wait_for_a_long_interval() {
     assert_eq!(outcome.record.result.errors.timed_out, 2);
     assert!(outcome.failure.is_some());
 }
+
+#[test]
+fn an_io_of_more_pieces_than_members_are_deep_still_fits() {
+    let one = JobSpec { io_bytes: 16 << 20, file_bytes: Some(64 << 20), ..job("stripe:?chunk=512&m=nil:") };
+    assert_eq!(go(&one).unwrap().record.result.bytes, 64 << 20);
+    let nested = "stripe:?chunk=64k&m=stripe:%3Fchunk=512%26m=nil:&m=nil:";
+    let nested = JobSpec { depth: 64, io_bytes: 1 << 20, file_bytes: Some(64 << 20), ..job(nested) };
+    assert_eq!(go(&nested).unwrap().record.result.bytes, 64 << 20);
+}
+
+#[test]
+fn a_model_lets_go_of_what_is_abandoned() {
+    let slow = JobSpec {
+        io_bytes: 1 << 20,
+        timeout_s: 0.2,
+        ..job("model:d7-ps1010?time=real&read_mb_s=0.01&drives=1")
+    };
+    let began = std::time::Instant::now();
+    let outcome = go(&slow).unwrap();
+    assert_eq!(outcome.record.result.errors.timed_out, 2);
+    assert!(began.elapsed().as_secs_f64() < 1.9, "nothing is left to a kernel that has nothing of it");
+}

@@ -7,6 +7,8 @@ use crate::reactor::Reactor;
 use std::time::Instant;
 
 pub const MEMBERS_MAX: usize = 64;
+/// Deeper members than this make I/Os wait at the stripe instead.
+const MEMBER_DEPTH_MAX: u64 = 16384;
 
 /// Bytes that a stripe over members of these sizes can address: all use as much as the smallest, in whole chunks.
 pub fn stripe_bytes(members: &[u64], chunk: u64) -> u64 {
@@ -69,6 +71,8 @@ pub struct StripeQueue {
     geometry: Geometry,
     whole: Vec<Whole>,
     in_flight: u32,
+    /// Pieces that a member (itself a stripe) had no room for yet.
+    held: Vec<(usize, Io)>,
     scratch: Vec<Done>,
 }
 
@@ -77,7 +81,8 @@ impl StripeQueue {
     pub fn member_depth(depth: u32, io_bytes: u64, chunk: u64, members: usize) -> u32 {
         let pieces = io_bytes.div_ceil(chunk) + 1;
         let most = pieces.div_ceil(members as u64);
-        u64::from(depth).saturating_mul(most).clamp(most, 16384) as u32
+        // One I/O always fits, however many pieces it has.
+        u64::from(depth).saturating_mul(most).min(MEMBER_DEPTH_MAX).max(most) as u32
     }
 
     pub fn new(queues: Vec<Box<dyn Queue>>, chunk: u64, depth: u32) -> Self {
@@ -103,6 +108,7 @@ impl StripeQueue {
             geometry,
             whole: vec![Whole::default(); depth as usize],
             in_flight: 0,
+            held: Vec::new(),
             scratch: Vec::new(),
         }
     }
@@ -134,8 +140,16 @@ impl StripeQueue {
             len: piece.len as u32,
             mem: io.mem.after(piece.at as usize),
         };
-        if member.queue.push(io, reactor).is_err() {
-            unreachable!("a member has as many tags as its queue is deep");
+        if let Err(Full(io)) = member.queue.push(io, reactor) {
+            self.held.push((piece.member, io));
+        }
+    }
+
+    fn push_held(&mut self, reactor: &mut Reactor) {
+        for (member, io) in std::mem::take(&mut self.held) {
+            if let Err(Full(io)) = self.members[member].queue.push(io, reactor) {
+                self.held.push((member, io));
+            }
         }
     }
 
@@ -235,6 +249,10 @@ impl Queue for StripeQueue {
             self.settle(m, &mut finished, done);
         }
         self.scratch = finished;
+        if !self.held.is_empty() {
+            self.push_held(reactor);
+            self.submit(reactor);
+        }
     }
 
     fn abandon(&mut self, tag: u32, reactor: &mut Reactor) {
@@ -284,13 +302,20 @@ mod tests {
             }
         }
 
+        /// Whatever is asked, an I/O alone finds room.
+        #[test]
+        fn one_io_always_fits(depth in 1u32..5000, io in 1u64..1 << 30, chunk in 1u64..1 << 20, members in 1usize..65) {
+            let needed = (io.div_ceil(chunk) + 1).div_ceil(members as u64);
+            prop_assert!(u64::from(StripeQueue::member_depth(depth, io, chunk, members)) >= needed);
+        }
+
         /// The depth that is asked of members holds any mix of I/Os up to the stripe's own depth.
         #[test]
-        fn members_are_deep_enough(depth in 1u32..64, io in 1u64..10_000, chunk in 1u64..5000, members in 1usize..9, offset in 0u64..100_000) {
+        fn members_are_deep_enough(depth in 1u32..64, io in 1u64..10_000, chunk in 50u64..5000, members in 1usize..9, offset in 0u64..100_000) {
             let member_depth = StripeQueue::member_depth(depth, io, chunk, members);
             let mut most = vec![0u32; members];
             pieces(members as u64, chunk, offset, io).for_each(|p| most[p.member] += 1);
-            prop_assert!(most.iter().all(|m| u64::from(*m) * u64::from(depth) <= u64::from(member_depth) || member_depth == 16384));
+            prop_assert!(most.iter().all(|m| u64::from(*m) * u64::from(depth) <= u64::from(member_depth)));
         }
     }
 }
