@@ -3,7 +3,7 @@
 
 use super::nil::inside;
 use crate::clock;
-use crate::queue::{Done, Full, Geometry, Io, Op, Queue, Via};
+use crate::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
 use crate::reactor::Reactor;
 use forebay_model::device::{DriveModel, Timeline};
 use forebay_model::job;
@@ -129,7 +129,14 @@ impl Queue for ModelQueue {
     }
 
     fn abandon(&mut self, tag: u32, reactor: &mut Reactor) {
-        if let Some(inner) = &mut self.inner {
+        let at = tag as usize;
+        if let Some(done) = &mut self.waiting[at] {
+            // Only the clock still holds it.
+            done.result = Err(Fault::errno(libc::ECANCELED));
+            self.due.retain(|Reverse((_, other))| *other != tag);
+            self.due.push(Reverse((0, tag)));
+        } else if let Some(inner) = &mut self.inner {
+            self.due_of[at] = 0;
             inner.abandon(tag, reactor);
         }
     }
