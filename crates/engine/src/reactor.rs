@@ -7,6 +7,7 @@
 
 use crate::arena::Arena;
 use crate::clock;
+use forebay_model::Error;
 use io_uring::{squeue, types, IoUring};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -150,8 +151,13 @@ impl Reactor {
     /// What the entry points to must live until its completion was taken.
     pub unsafe fn push(&mut self, token: u32, tag: u32, entry: squeue::Entry) {
         let ring = self.ring.as_mut().expect("a queue that needs a ring opened on one");
+        let entry = entry.user_data(user_data(token, tag));
         // SAFETY: the caller's promise.
-        unsafe { ring.push(&entry.user_data(user_data(token, tag))) };
+        while unsafe { !ring.push(&entry) } {
+            // A ring whose completions overflow takes no more until they are collected.
+            ring.enter(0, Some(clock::now()), 0);
+            gather(ring, &mut self.inboxes, &mut self.gathered);
+        }
     }
 
     /// Asks the kernel to give up on one submission; its completion still comes.
@@ -159,7 +165,10 @@ impl Reactor {
         let Some(ring) = self.ring.as_mut() else { return };
         let entry = io_uring::opcode::AsyncCancel::new(user_data(token, tag)).build().user_data(CANCEL);
         // SAFETY: a cancellation points to nothing.
-        unsafe { ring.push(&entry) };
+        while unsafe { !ring.push(&entry) } {
+            ring.enter(0, Some(clock::now()), 0);
+            gather(ring, &mut self.inboxes, &mut self.gathered);
+        }
     }
 
     /// Starts what was pushed and collects what is done, without waiting.
@@ -171,18 +180,19 @@ impl Reactor {
     }
 
     /// A descriptor through which threads can end a `wait`.
-    pub fn waker(&mut self) -> Arc<Waker> {
-        let blocking = self.ring.is_some();
-        let waker = self.waker.get_or_insert_with(|| {
-            // SAFETY: a fresh descriptor of ours.
-            let fd = unsafe {
-                libc::eventfd(0, libc::EFD_CLOEXEC | if blocking { 0 } else { libc::EFD_NONBLOCK })
-            };
-            assert!(fd >= 0, "eventfd: {}", std::io::Error::last_os_error());
-            // SAFETY: fd was just made and belongs to nobody else.
-            Arc::new(Waker(unsafe { OwnedFd::from_raw_fd(fd) }))
-        });
-        waker.clone()
+    pub fn waker(&mut self) -> Result<Arc<Waker>, Error> {
+        if let Some(waker) = &self.waker {
+            return Ok(waker.clone());
+        }
+        let flags = libc::EFD_CLOEXEC | if self.ring.is_some() { 0 } else { libc::EFD_NONBLOCK };
+        // SAFETY: a fresh descriptor of ours.
+        let fd = unsafe { libc::eventfd(0, flags) };
+        if fd < 0 {
+            let found = std::io::Error::last_os_error().to_string();
+            return Err(Error::machine("a wake descriptor", found, "ulimit -n 1048576, or fewer --workers"));
+        }
+        // SAFETY: fd was just made and belongs to nobody else.
+        Ok(self.waker.insert(Arc::new(Waker(unsafe { OwnedFd::from_raw_fd(fd) }))).clone())
     }
 
     /// Starts what was pushed, and waits until `at_least` completions gathered, a waker called, or `until`.
@@ -214,17 +224,8 @@ impl Reactor {
     }
 
     fn gather(&mut self) {
-        let Some(ring) = self.ring.as_mut() else { return };
-        for cqe in ring.uring.completion() {
-            match cqe.user_data() {
-                WAKE => ring.wake_armed = false,
-                CANCEL => {}
-                data => {
-                    self.inboxes[(data >> 32) as usize]
-                        .push(Completion { tag: data as u32, result: cqe.result() });
-                    self.gathered += 1;
-                }
-            }
+        if let Some(ring) = self.ring.as_mut() {
+            gather(ring, &mut self.inboxes, &mut self.gathered);
         }
     }
 
@@ -237,9 +238,8 @@ impl Reactor {
         let read = io_uring::opcode::Read::new(types::Fd(waker.0.as_raw_fd()), buffer.cast(), 8)
             .build()
             .user_data(WAKE);
-        // SAFETY: the buffer is boxed in the ring and outlives it; one read of it is in flight at a time.
-        unsafe { ring.push(&read) };
-        ring.wake_armed = true;
+        // SAFETY: the buffer is boxed and left to the kernel if the ring goes first; one read is in flight at a time.
+        ring.wake_armed = unsafe { ring.push(&read) };
     }
 
     fn poll(&mut self, until: Instant) {
@@ -256,6 +256,19 @@ impl Reactor {
         unsafe {
             if libc::ppoll(&mut poll, 1, &timeout, std::ptr::null()) > 0 {
                 libc::read(poll.fd, std::ptr::addr_of_mut!(count).cast(), 8);
+            }
+        }
+    }
+}
+
+fn gather(ring: &mut Ring, inboxes: &mut [Vec<Completion>], gathered: &mut u32) {
+    for cqe in ring.uring.completion() {
+        match cqe.user_data() {
+            WAKE => ring.wake_armed = false,
+            CANCEL => {}
+            data => {
+                inboxes[(data >> 32) as usize].push(Completion { tag: data as u32, result: cqe.result() });
+                *gathered += 1;
             }
         }
     }
@@ -285,6 +298,10 @@ fn build(options: RingOptions) -> std::io::Result<(IoUring, Vec<&'static str>)> 
             builder.setup_iopoll();
         }
         match builder.build(entries) {
+            // Waiting with a deadline came with Linux 5.11.
+            Ok(uring) if !uring.params().is_feature_ext_arg() => {
+                return Err(std::io::Error::from_raw_os_error(libc::ENOSYS))
+            }
             Ok(uring) => {
                 let iopoll = options.iopoll.then_some("iopoll");
                 return Ok((uring, [Some(*mode), iopoll].into_iter().flatten().collect()));
@@ -296,14 +313,27 @@ fn build(options: RingOptions) -> std::io::Result<(IoUring, Vec<&'static str>)> 
     Err(refusal)
 }
 
+impl Drop for Ring {
+    /// A read that a wake has just satisfied may run after the ring is closed.
+    fn drop(&mut self) {
+        if self.wake_armed {
+            std::mem::forget(std::mem::take(&mut self.wake_buffer));
+        }
+    }
+}
+
 impl Ring {
+    /// False where the kernel has taken none of the submissions that fill the queue.
+    ///
     /// # Safety
     /// What the entry points to must live until its completion was taken.
-    unsafe fn push(&mut self, entry: &squeue::Entry) {
-        // SAFETY: the caller's promise.
-        while unsafe { self.uring.submission().push(entry) }.is_err() {
-            self.enter(0, None, 0);
+    unsafe fn push(&mut self, entry: &squeue::Entry) -> bool {
+        // SAFETY: the caller's promise, here and below.
+        if unsafe { self.uring.submission().push(entry) }.is_ok() {
+            return true;
         }
+        self.enter(0, None, 0);
+        unsafe { self.uring.submission().push(entry) }.is_ok()
     }
 
     /// One call of the kernel: submits what is queued; with a deadline also gathers, and waits for `wanted`.
