@@ -77,12 +77,12 @@ impl Memory {
             return Ok(memory);
         }
         if bounce {
-            let staging = Arena::new(depth, io_bytes, job.pages)?;
+            // Owned from the start: should allocating fail, the pin goes before what it pins.
+            let staging = memory.staging.insert(Arena::new(depth, io_bytes, job.pages)?);
             if let Some(device) = &shared.device {
-                memory._pin = Some(device.pin(&staging)?);
+                memory._pin = Some(device.pin(staging)?);
                 memory.device = Some(device.allocate(depth, staging.slot_bytes())?);
             }
-            memory.staging = Some(staging);
         }
         if memory.device.is_none() {
             memory.slots = Some(Arena::new(depth, io_bytes, job.pages)?);
@@ -162,7 +162,7 @@ fn reactor_for(shared: &Shared, used: &[u32], needs: QueueNeeds) -> Result<React
 
 fn copier_for(shared: &Shared, reactor: &mut Reactor) -> Result<Box<dyn Copier>, Error> {
     Ok(match &shared.device {
-        Some(device) => Box::new(CudaCopier::new(device.clone(), reactor.waker())?),
+        Some(device) => Box::new(CudaCopier::new(device.clone(), reactor.waker()?)?),
         None => Box::new(HostCopier::default()),
     })
 }

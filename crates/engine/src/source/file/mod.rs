@@ -96,6 +96,17 @@ impl FileTarget {
         }
     }
 
+    /// The length to read with: O_DIRECT wants whole blocks even where the file ends inside one, and a slot has
+    /// room for them if the I/O begins on a block. What a short read left over need not.
+    fn padded(&self, offset: u64, len: u32) -> u32 {
+        let at_end = offset + u64::from(len) == self.bytes;
+        if at_end && offset % u64::from(self.align) == 0 {
+            len.next_multiple_of(self.align)
+        } else {
+            len
+        }
+    }
+
     /// (major, minor) of the device that holds the data.
     pub fn device(&self) -> Option<(u32, u32)> {
         let meta = self.file.metadata().ok()?;
@@ -122,7 +133,7 @@ impl FileTarget {
     pub fn queue(&self, engine: Engine, depth: u32, reactor: &mut Reactor) -> Result<Box<dyn Queue>, Error> {
         Ok(match engine {
             Engine::Uring | Engine::Auto => Box::new(UringQueue::new(self.clone(), depth, reactor)?),
-            Engine::Pread => Box::new(PoolQueue::new(self.clone(), depth, reactor)),
+            Engine::Pread => Box::new(PoolQueue::new(self.clone(), depth, reactor)?),
             Engine::Inline => Box::new(InlineQueue::new(self.clone(), depth)),
             Engine::Map => Box::new(MapQueue::new(self.clone(), depth)?),
         })

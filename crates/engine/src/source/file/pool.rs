@@ -3,12 +3,14 @@
 use super::{sync, FileTarget};
 use crate::queue::{Done, Fault, Full, Geometry, Io, Queue, Via};
 use crate::reactor::{Reactor, Waker};
+use forebay_model::Error;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
 /// More threads than this only queue up in the kernel.
 const THREADS_MAX: u32 = 64;
+const STACK_BYTES: usize = 64 << 10;
 
 struct Shared {
     work: Mutex<Work>,
@@ -67,25 +69,39 @@ pub struct PoolQueue {
 }
 
 impl PoolQueue {
-    pub fn new(target: FileTarget, depth: u32, reactor: &mut Reactor) -> Self {
+    pub fn new(target: FileTarget, depth: u32, reactor: &mut Reactor) -> Result<Self, Error> {
         let shared = Arc::new(Shared {
             work: Mutex::default(),
             more: Condvar::new(),
             finished: Mutex::new(Vec::with_capacity(depth as usize)),
-            waker: reactor.waker(),
+            waker: reactor.waker()?,
         });
         let geometry = target.geometry(depth);
         let serve = || {
             let (shared, target) = (shared.clone(), target.clone());
-            std::thread::spawn(move || {
+            std::thread::Builder::new().name("pread".into()).stack_size(STACK_BYTES).spawn(move || {
                 while let Some(io) = shared.next() {
                     shared.finish(sync::perform(&target, &io));
                 }
             })
         };
-        let threads = (0..depth.min(THREADS_MAX)).map(|_| serve()).collect();
-        PoolQueue { shared, threads, geometry, pushed: Vec::with_capacity(depth as usize), in_flight: 0 }
+        let pushed = Vec::with_capacity(depth as usize);
+        let mut pool =
+            PoolQueue { shared: shared.clone(), threads: Vec::new(), geometry, pushed, in_flight: 0 };
+        for _ in 0..depth.min(THREADS_MAX) {
+            // Dropping the pool ends those that are there already.
+            pool.threads.push(serve().map_err(no_thread)?);
+        }
+        Ok(pool)
     }
+}
+
+fn no_thread(e: std::io::Error) -> Error {
+    Error::machine(
+        "--engine pread",
+        format!("the system refuses more threads (--depth of them per file and worker): {e}"),
+        "a smaller --depth, fewer files or --workers, or ulimit -u",
+    )
 }
 
 impl Queue for PoolQueue {

@@ -37,8 +37,7 @@ fn call(target: &FileTarget, io: &Io) -> i64 {
     unsafe {
         match io.op {
             Op::Read => {
-                let at_end = io.offset + u64::from(io.len) == target.bytes;
-                let len = if at_end { io.len.next_multiple_of(target.align) } else { io.len };
+                let len = target.padded(io.offset, io.len);
                 libc::pread(fd, at.cast(), len as usize, offset) as i64
             }
             Op::Write { durable } => {

@@ -79,9 +79,8 @@ impl UringQueue {
 
     /// O_DIRECT wants whole blocks even where the file ends inside one: the slot has room for them.
     fn padded(&self, io: &Io) -> u32 {
-        let at_end = io.offset + u64::from(io.len) == self.geometry.bytes;
-        if io.op == Op::Read && at_end {
-            io.len.next_multiple_of(self.geometry.align)
+        if io.op == Op::Read {
+            self.target.padded(io.offset, io.len)
         } else {
             io.len
         }
