@@ -348,12 +348,14 @@ impl Ring {
             let _ = unsafe { self.uring.submitter().enter::<libc::sigset_t>(queued, 0, flags, None) };
             return;
         };
+        // A kernel before 6.12 can't be told to be content with fewer after a while.
+        let wanted = if self.min_wait { wanted } else { wanted.min(1) };
         let left = until.saturating_duration_since(clock::now());
         let timeout = types::Timespec::new().sec(left.as_secs()).nsec(left.subsec_nanos());
         let arg = GetEventsArg {
             sigmask: 0,
             sigmask_bytes: 0,
-            min_wait_us: if self.min_wait && wanted > 1 { batch_us } else { 0 },
+            min_wait_us: if wanted > 1 { batch_us } else { 0 },
             timeout: std::ptr::addr_of!(timeout) as u64,
         };
         // SAFETY: the argument and its timespec live on this stack frame until the call returns. ETIME,

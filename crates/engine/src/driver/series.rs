@@ -64,8 +64,7 @@ impl Series {
     }
 
     pub fn add(&mut self, s: Snapshot) {
-        let index = (s.at.as_nanos() / self.interval.as_nanos().max(1)) as u64;
-        let bin = self.bins.entry(index).or_default();
+        let bin = self.bins.entry(s.index).or_default();
         bin.targets.resize(self.labels.len(), 0);
         bin.reports += 1;
         bin.end = bin.end.max(s.at);

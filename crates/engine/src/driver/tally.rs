@@ -47,6 +47,8 @@ struct Interval {
 #[derive(Debug)]
 pub struct Snapshot {
     pub worker: u32,
+    /// Which interval: the same number means the same time at every worker.
+    pub index: u64,
     /// End of the interval since the run began.
     pub at: Duration,
     pub bytes: u64,
@@ -113,6 +115,7 @@ impl Tally {
         }
         let snapshot = Snapshot {
             worker: self.worker,
+            index: 0,
             at,
             bytes: interval.bytes,
             ios: interval.ios,
