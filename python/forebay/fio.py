@@ -325,7 +325,8 @@ class _Reader:
         self.fields["io_bytes"] = self.size(key, least)
         if dash:
             self.fields.update(io_bytes_max=self.size(key, most), io_bytes_step=self.fields["io_bytes"])
-        if "ba" in self.left:
+        # Alignment of random offsets; sequential ones follow on each other.
+        if "ba" in self.left and self.fields["op"].startswith("rand"):
             self.fields["align_bytes"] = self.size("ba", self.left.pop("ba"))
 
     def random(self, is_random: bool) -> None:

@@ -140,3 +140,92 @@ fn a_model_lets_go_of_what_is_abandoned() {
     assert_eq!(outcome.record.result.errors.timed_out, 2);
     assert!(began.elapsed().as_secs_f64() < 1.9, "nothing is left to a kernel that has nothing of it");
 }
+
+#[test]
+fn options_that_can_not_hold_are_refused_before_anything_is_made() {
+    use forebay_model::job::{Engine, PathKind, Sync};
+    let home = tempfile::tempdir().unwrap();
+    let base = || JobSpec { file_bytes: Some(1 << 20), cache: Cache::Bypass, ..job(home.path().join("f")) };
+    let cases = [
+        ("--sqpoll", JobSpec { sqpoll: true, engine: Engine::Pread, ..base() }),
+        ("--iopoll", JobSpec { iopoll: true, cache: Cache::Allow, ..base() }),
+        ("--iopoll", JobSpec { iopoll: true, op: Op::Write, sync: Sync::End, ..base() }),
+        ("--require-direct", JobSpec { require_direct: true, path: PathKind::Bounce, ..base() }),
+        ("--require-direct", JobSpec { require_direct: true, cache: Cache::Warm, ..base() }),
+        ("--gpu", JobSpec { gpus: vec![0], ..base() }),
+        ("--align", JobSpec { align_bytes: Some(512), ..base() }),
+        ("--io-size", JobSpec { io_bytes_step: Some(512), ..base() }),
+        ("--distribution", JobSpec { distribution: "zipf:1.1".into(), ..base() }),
+    ];
+    for (flag, wrong) in cases {
+        let error = go(&wrong).unwrap_err();
+        assert!(error.asked.starts_with(flag) && !error.next.is_empty(), "{flag}: {error}");
+        assert_eq!(error.kind, Kind::Request);
+    }
+    assert_eq!(fs::read_dir(home.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn options_that_the_targets_can_not_honour_are_refused() {
+    for wrong in [
+        JobSpec { sqpoll: true, ..job("nil:") },
+        JobSpec { require_direct: true, cache: Cache::Bypass, ..job("nil:") },
+    ] {
+        assert_eq!(go(&wrong).unwrap_err().kind, Kind::Request);
+    }
+    let home = tempfile::tempdir_in("/dev/shm").unwrap();
+    let file = JobSpec { file_bytes: Some(1 << 20), cache: Cache::Bypass, ..job(home.path().join("f")) };
+    let error = go(&JobSpec { require_direct: true, ..file }).unwrap_err();
+    assert_eq!(error.kind, Kind::Machine);
+}
+
+#[test]
+fn a_mix_on_a_model_needs_both_its_rates() {
+    let mixed = JobSpec {
+        read_pct: Some(50),
+        op: Op::RandRead,
+        passes: None,
+        ..job("model:d7-p5520?read_iops=1000000")
+    };
+    assert!(go(&mixed).unwrap_err().next.contains("write_iops"));
+}
+
+#[test]
+fn a_list_of_files_claims_no_content_that_was_not_written() {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("f");
+    let list = || fs::read_to_string(home.path().join(".forebay.json")).unwrap();
+    let write = |more: JobSpec| {
+        go(&JobSpec { op: Op::Write, verify: true, file_bytes: Some(1 << 20), ..more }).unwrap();
+    };
+    write(JobSpec { start_bytes: 512 << 10, ..job(&file) });
+    assert!(list().contains("\"seed\": null"));
+    write(job(&file));
+    assert!(list().contains("\"seed\": 7"));
+    write(JobSpec { seed: 8, start_bytes: 512 << 10, ..job(&file) });
+    assert!(list().contains("\"seed\": null"));
+}
+
+#[test]
+fn a_run_that_ends_inside_its_warm_up_has_measured_nothing() {
+    let outcome = go(&JobSpec { warmup_s: Some(30.0), ..job("nil:?size=1m") }).unwrap();
+    let failure = outcome.failure.unwrap();
+    assert_eq!((failure.kind, outcome.record.result.ios), (Kind::Run, 0));
+    assert!(failure.next.contains("--warmup"));
+}
+
+#[test]
+fn pieces_that_direct_io_can_not_take_are_refused() {
+    let home = tempfile::tempdir().unwrap();
+    let (a, b) = (home.path().join("a"), home.path().join("b"));
+    go(&JobSpec { file_bytes: Some(1 << 20), ..job(&a) }).unwrap();
+    go(&JobSpec { file_bytes: Some(1 << 20), ..job(&b) }).unwrap();
+    let direct = |source: &str| JobSpec { cache: Cache::Bypass, ..job(source) };
+    // Where O_DIRECT isn't to be had there is nothing to align.
+    let Ok(outcome) = go(&direct(&a.display().to_string())) else { return };
+    if !outcome.record.job.direct {
+        return;
+    }
+    let part = JobSpec { file_bytes: Some(100_001), ..direct(&a.display().to_string()) };
+    assert!(go(&part).unwrap_err().asked.contains("--file-size"));
+}

@@ -354,6 +354,22 @@ impl JobSpec {
                 "--start 0",
             );
         }
+        if self.io_bytes_step.is_some() && self.io_bytes_max.is_none() {
+            return bound(
+                "--io-size",
+                format!("{} in steps", self.io_bytes),
+                "steps need a greatest size",
+                "--io-size 4k:1m:4k",
+            );
+        }
+        if self.align_bytes.is_some() && !self.op.is_random() {
+            return bound(
+                "--align",
+                format_bytes(self.align_bytes.unwrap_or(0)),
+                "it is the alignment of random offsets, and these are sequential",
+                "--op randread, or no --align",
+            );
+        }
         if self.align_bytes == Some(0) {
             return bound("--align", "0".into(), "must be at least 1 byte", "--align 4k");
         }

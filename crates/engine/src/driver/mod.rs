@@ -2,6 +2,7 @@
 //! happened.
 
 mod fleet;
+mod honour;
 mod manifest;
 mod measure;
 mod mounts;
@@ -140,6 +141,7 @@ pub fn plan(job: &JobSpec) -> Result<Plan, Error> {
 /// What is wrong with the job on any machine, the engine's own vocabulary included.
 pub fn check(job: &JobSpec) -> Result<(), Error> {
     job.check()?;
+    honour::of_job(job)?;
     job.power.iter().try_for_each(|name| power::Name::parse(name).map(|_| ()))?;
     job.faults.as_deref().map(FaultPlan::parse).transpose()?;
     job.sources.iter().try_for_each(|source| Uri::parse(source).map(|_| ()))
@@ -162,14 +164,15 @@ pub fn run(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> 
     }
     let (job, path_reason) = settle_path(job);
     let device = device_for(&job)?;
-    if device.is_some() && job.verify && job.writes() {
+    if device.is_some() && (job.verify || job.refill) && job.writes() {
         return Err(Error::request(
-            "--verify of writes from GPU memory",
+            "--verify or --refill of writes from GPU memory",
             "their content is made on the host",
             "--path host to write, then --path bounce --verify to read",
         ));
     }
     let prepared = prepare::prepare(&job, &drafts, manifests, observer)?;
+    honour::of_targets(&job, &prepared.targets)?;
     let resident_before = residency(&prepared.targets);
     let mut runs = Vec::new();
     let failed = repeat(&job, &prepared, device.clone(), observer, &mut runs);
@@ -188,8 +191,9 @@ pub fn run(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> 
         resident_after,
     };
     let record = record::of(context, &runs);
-    let failure = failed.err().or_else(|| failure_of(&record));
-    prepared.close(&job)?;
+    // What was measured is kept, whatever becomes of the list of files.
+    let closed = prepared.close(&job, failed.is_ok() && !record.result.interrupted);
+    let failure = failed.err().or_else(|| failure_of(&job, &record)).or(closed.err());
     Ok(Outcome { record, failure })
 }
 
@@ -199,6 +203,10 @@ fn settle_path(job: &JobSpec) -> (JobSpec, Option<String>) {
         return (job.clone(), None);
     }
     let (path, reason) = match cuda::devices() {
+        _ if !job.gpus.is_empty() => (PathKind::Bounce, "auto chose bounce: a GPU was asked for".into()),
+        (1.., _) if job.writes() && (job.verify || job.refill) => {
+            (PathKind::Host, "auto chose host: the content of its writes is made on the host".into())
+        }
         (0, why) => (PathKind::Host, format!("auto chose host: {}", why.unwrap_or_else(|| "no GPU".into()))),
         _ => (
             PathKind::Bounce,
@@ -304,7 +312,7 @@ impl Observer for Numbered<'_> {
 }
 
 /// What in a record means that the run broke.
-fn failure_of(record: &RunRecord) -> Option<Error> {
+fn failure_of(job: &JobSpec, record: &RunRecord) -> Option<Error> {
     let errors = &record.result.errors;
     let asked = format!("{} by {}", record.job.source, record.path.ran);
     let examples = errors.examples.join("; ");
@@ -315,11 +323,9 @@ fn failure_of(record: &RunRecord) -> Option<Error> {
             "dmesg | tail; a longer --timeout",
         ));
     }
-    (errors.failed > 0).then(|| {
-        Error::run(
-            asked,
-            format!("{} I/Os failed; {examples}", errors.failed),
-            "dmesg | tail; forebay doctor",
-        )
-    })
+    if errors.failed > 0 {
+        let found = format!("{} I/Os failed; {examples}", errors.failed);
+        return Some(Error::run(asked, found, "dmesg | tail; forebay doctor"));
+    }
+    honour::of_record(job, record)
 }

@@ -5,7 +5,7 @@ use super::manifest::Held;
 use super::mounts;
 use crate::source::{stripe, Uri};
 use forebay_model::device::DriveModel;
-use forebay_model::job::JobSpec;
+use forebay_model::job::{JobSpec, Op};
 use forebay_model::units::{format_bytes, GIB};
 use forebay_model::Error;
 use serde::Serialize;
@@ -255,7 +255,13 @@ impl Planner<'_> {
         real_time: bool,
         wanted: Option<u64>,
     ) -> Result<Draft, Error> {
-        DriveModel::parse(spec)?.check(self.job.op)?;
+        let (drive, random) = (DriveModel::parse(spec)?, self.job.op.is_random());
+        if self.job.reads() {
+            drive.check(if random { Op::RandRead } else { Op::Read })?;
+        }
+        if self.job.writes() {
+            drive.check(if random { Op::RandWrite } else { Op::Write })?;
+        }
         let over = over.map(|uri| self.one(uri, wanted)).transpose()?;
         if over.as_ref().is_some_and(Draft::is_virtual) {
             return Err(Error::request(

@@ -31,8 +31,17 @@ pub struct Prepared {
     pub targets: Vec<Target>,
     pub content_seeds: Vec<u64>,
     held: Locked,
-    /// Files of ours that the job writes, with the name that their content carries.
-    written: Vec<(PathBuf, String)>,
+    /// Files of ours that the job writes.
+    written: Vec<Written>,
+}
+
+struct Written {
+    path: PathBuf,
+    /// The name that its content carries.
+    content: String,
+    bytes: u64,
+    /// Seed of what it held before, where that was known.
+    seed: Option<u64>,
 }
 
 pub fn prepare(
@@ -60,12 +69,22 @@ pub fn prepare(
 }
 
 impl Prepared {
-    /// After the last I/O: says what the files hold now.
-    pub fn close(mut self, job: &JobSpec) -> Result<(), Error> {
-        let seed = (job.verify || job.refill).then_some(job.seed);
-        for (path, content) in &self.written {
-            let Some(held) = self.held.get_mut(&parent_of(path)) else { continue };
-            held.insert(path, std::fs::metadata(path).map_or(0, |m| m.len()), seed, content);
+    /// After the last I/O: says what the files hold now. They hold seeded content where they did before, or
+    /// where each of their blocks was written.
+    pub fn close(mut self, job: &JobSpec, is_whole: bool) -> Result<(), Error> {
+        let in_order = !job.op.is_random() || job.no_repeat;
+        let covered = is_whole
+            && in_order
+            && job.passes.is_some()
+            && !job.reads()
+            && job.start_bytes == 0
+            && job.duration_s.is_none();
+        for w in &self.written {
+            let Some(held) = self.held.get_mut(&parent_of(&w.path)) else { continue };
+            let len = std::fs::metadata(&w.path).map_or(0, |m| m.len());
+            let kept = (covered && len == w.bytes) || w.seed == Some(job.seed);
+            let seed = ((job.verify || job.refill) && kept).then_some(job.seed);
+            held.insert(&w.path, len, seed, &w.content);
         }
         let saved =
             if self.written.is_empty() { Ok(()) } else { self.held.values_mut().try_for_each(Held::save) };
@@ -276,7 +295,7 @@ impl Observer for Filling<'_> {
 }
 
 /// Files of ours that are about to hold something else: until the run has ended well nobody knows what.
-fn note_written(job: &JobSpec, drafts: &[Draft], held: &mut Locked) -> Result<Vec<(PathBuf, String)>, Error> {
+fn note_written(job: &JobSpec, drafts: &[Draft], held: &mut Locked) -> Result<Vec<Written>, Error> {
     let mut written = Vec::new();
     if !job.writes() {
         return Ok(written);
@@ -285,7 +304,8 @@ fn note_written(job: &JobSpec, drafts: &[Draft], held: &mut Locked) -> Result<Ve
         for file in draft.files().into_iter().filter(|f| !f.is_device && f.ours) {
             let dir = held.get_mut(&parent_of(&file.path)).expect("its directory was locked");
             dir.insert(&file.path, file.bytes, None, &draft.content_name());
-            written.push((file.path.clone(), draft.content_name()));
+            let (path, content) = (file.path.clone(), draft.content_name());
+            written.push(Written { path, content, bytes: file.bytes, seed: file.seed });
         }
     }
     if !written.is_empty() {
@@ -362,8 +382,22 @@ impl Opener<'_> {
     }
 }
 
+/// A stripe's chunks, and the end of a file that isn't used to its own.
+fn check_pieces(target: &Target, align: u32) -> Result<(), Error> {
+    let (what, value) = match &target.backing {
+        Backing::Stripe { chunk, .. } => ("a chunk of", *chunk),
+        Backing::File { target: file, .. } if target.bytes != file.bytes => ("--file-size", target.bytes),
+        _ => return Ok(()),
+    };
+    if value % u64::from(align) == 0 {
+        return Ok(());
+    }
+    Err(misaligned(Path::new(&target.label), what, value, align))
+}
+
 fn check_alignment(job: &JobSpec, target: &Target) -> Result<(), Error> {
     let align = target.align();
+    target.walk().into_iter().try_for_each(|part| check_pieces(part, align))?;
     let step = job.io_bytes_max.map(|_| job.io_bytes_step.unwrap_or(job.io_bytes));
     let checks = [
         ("--io-size", Some(job.io_bytes)),

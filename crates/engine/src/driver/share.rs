@@ -10,24 +10,30 @@ use forebay_model::Error;
 
 pub fn out(job: &JobSpec, targets: &[Target]) -> Result<Vec<WorkerSpec>, Error> {
     let cpus = cpus_of(job)?;
-    let zipf_theta = job.zipf_theta()?;
-    let spec = |(w, spans): (usize, Vec<Span>)| WorkerSpec {
-        index: w as u32,
-        cpu: (!cpus.is_empty()).then(|| cpus[w % cpus.len()]),
-        pattern: PatternSpec {
-            spans,
-            random: job.op.is_random(),
-            zipf_theta,
-            no_repeat: job.no_repeat,
-            io_bytes: job.io_bytes,
-            io_bytes_max: job.io_bytes_max,
-            io_bytes_step: job.io_bytes_step,
-            align: job.align_bytes.unwrap_or(job.io_bytes),
-            read_pct: job.reads_pct(),
-            seed: job.seed.wrapping_add(w as u64),
-        },
+    let spec = |(w, spans): (usize, Vec<Span>)| {
+        Ok(WorkerSpec {
+            index: w as u32,
+            cpu: (!cpus.is_empty()).then(|| cpus[w % cpus.len()]),
+            pattern: pattern(job, w as u64, spans)?,
+        })
     };
-    Ok(spans(job, targets).into_iter().enumerate().map(spec).collect())
+    spans(job, targets).into_iter().enumerate().map(spec).collect()
+}
+
+/// What worker `w` does to its spans.
+pub fn pattern(job: &JobSpec, w: u64, spans: Vec<Span>) -> Result<PatternSpec, Error> {
+    Ok(PatternSpec {
+        spans,
+        random: job.op.is_random(),
+        zipf_theta: job.zipf_theta()?,
+        no_repeat: job.no_repeat,
+        io_bytes: job.io_bytes,
+        io_bytes_max: job.io_bytes_max,
+        io_bytes_step: job.io_bytes_step,
+        align: job.align_bytes.unwrap_or(job.io_bytes),
+        read_pct: job.reads_pct(),
+        seed: job.seed.wrapping_add(w),
+    })
 }
 
 fn cpus_of(job: &JobSpec) -> Result<Vec<u32>, Error> {

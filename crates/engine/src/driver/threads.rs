@@ -1,39 +1,57 @@
 //! Where a worker's thread runs, and how precisely it sleeps.
 
+use forebay_model::Error;
+
 /// Pins the calling thread and its memory. The driver has checked that both exist.
-pub fn settle_in(cpu: Option<u32>, numa: Option<u32>) {
+///
+/// # Errors
+/// Containers may forbid either, and a process may be kept from a node's CPUs.
+pub fn settle_in(cpu: Option<u32>, numa: Option<u32>) -> Result<(), Error> {
     // SAFETY: prctl with integers; 1 ns of slack makes timed waits as sharp as the hardware allows.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1u64, 0u64, 0u64, 0u64) };
+    let refused = |asked: String, e: std::io::Error| {
+        Error::machine(
+            asked,
+            format!("the system refuses it: {e}"),
+            "taskset -p $$; a container may need --cap-add SYS_NICE",
+        )
+    };
     match (cpu, numa) {
-        (Some(cpu), _) => pin(&[cpu]),
-        (None, Some(node)) => pin(&cpus_of_node(node)),
+        (Some(cpu), _) => pin(&[cpu]).map_err(|e| refused(format!("--cpus {cpu}"), e))?,
+        (None, Some(node)) => pin(&cpus_of_node(node)).map_err(|e| refused(format!("--numa {node}"), e))?,
         (None, None) => {}
     }
-    if let Some(node) = numa {
-        bind_memory(node);
+    numa.map_or(Ok(()), |node| bind_memory(node).map_err(|e| refused(format!("--numa {node}"), e)))
+}
+
+fn answer(result: i64) -> std::io::Result<()> {
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(std::io::Error::last_os_error())
     }
 }
 
-fn pin(cpus: &[u32]) {
+fn pin(cpus: &[u32]) -> std::io::Result<()> {
     // SAFETY: a zeroed cpu_set_t on the stack; CPU_SET checks its index.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         for cpu in cpus {
             libc::CPU_SET(*cpu as usize, &mut set);
         }
-        libc::sched_setaffinity(0, std::mem::size_of::<libc::cpu_set_t>(), &set);
+        answer(libc::sched_setaffinity(0, std::mem::size_of::<libc::cpu_set_t>(), &set).into())
     }
 }
 
-fn bind_memory(node: u32) {
+fn bind_memory(node: u32) -> std::io::Result<()> {
     const MPOL_BIND: i32 = 2;
     if node >= 1024 {
-        return;
+        return Err(std::io::Error::from_raw_os_error(libc::EINVAL));
     }
     let mut mask = [0u64; 16];
     mask[(node / 64) as usize] = 1 << (node % 64);
     // SAFETY: the mask lives on this stack frame and its length in bits is given.
-    unsafe { libc::syscall(libc::SYS_set_mempolicy, MPOL_BIND, mask.as_ptr(), 1025u64) };
+    answer(unsafe { libc::syscall(libc::SYS_set_mempolicy, MPOL_BIND, mask.as_ptr(), 1025u64) })
 }
 
 /// CPUs of a NUMA node; empty where the node isn't there.

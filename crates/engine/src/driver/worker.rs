@@ -104,8 +104,8 @@ fn work_on(
     start: &dyn Fn() -> Option<Instant>,
     reports: &Sender<Report>,
 ) {
-    threads::settle_in(spec.cpu, shared.job.numa);
-    let mut worker = match Worker::open(spec, shared, reports.clone()) {
+    let settled = threads::settle_in(spec.cpu, shared.job.numa);
+    let mut worker = match settled.and_then(|()| Worker::open(spec, shared, reports.clone())) {
         Ok((worker, kit)) => {
             let _ = reports.send(Report::Ready(kit));
             worker

@@ -1,0 +1,109 @@
+//! What is asked for is done, or refused with the reason: options that can't hold for this job, or on what it opened.
+
+use super::share;
+use crate::source::{Backing, Target};
+use forebay_model::job::{Cache, Engine, JobSpec, PathKind, Sync};
+use forebay_model::pattern::{Pattern, Span};
+use forebay_model::record::RunRecord;
+use forebay_model::Error;
+
+/// Options that contradict each other, whatever the source is.
+pub fn of_job(job: &JobSpec) -> Result<(), Error> {
+    let polls = if job.iopoll { "--iopoll" } else { "--sqpoll" };
+    let refusals = [
+        (
+            (job.sqpoll || job.iopoll) && !matches!(job.engine, Engine::Auto | Engine::Uring),
+            polls,
+            "it is an option of io_uring, and another engine was asked for",
+            "--engine uring",
+        ),
+        (
+            job.iopoll && job.cache != Cache::Bypass,
+            "--iopoll through the page cache",
+            "only a device's completions can be polled for",
+            "--cache bypass",
+        ),
+        (
+            job.iopoll && job.sync == Sync::End && job.writes(),
+            "--iopoll with --sync end",
+            "a ring that polls can't flush",
+            "--sync each",
+        ),
+        (
+            job.require_direct && job.path == PathKind::Bounce,
+            "--require-direct with --path bounce",
+            "bounce stages every byte in host memory",
+            "--path host, or no --require-direct",
+        ),
+        (
+            job.require_direct && (job.cache != Cache::Bypass || job.engine == Engine::Map),
+            "--require-direct through the page cache",
+            "what passes it is copied by a CPU",
+            "--cache bypass",
+        ),
+        (
+            !job.gpus.is_empty() && job.path == PathKind::Host,
+            "--gpu with --path host",
+            "that path ends in host memory",
+            "--path bounce, or no --gpu",
+        ),
+    ];
+    if let Some((_, asked, found, next)) = refusals.into_iter().find(|(wrong, ..)| *wrong) {
+        return Err(Error::request(asked, found, next));
+    }
+    // The order of offsets doesn't depend on the data, so what is wrong with it shows on any.
+    let any = Span { target: 0, start: 0, bytes: 1 << 40 };
+    Pattern::new(share::pattern(job, 0, vec![any])?).map(|_| ())
+}
+
+/// Options that the opened targets must be able to honour.
+pub fn of_targets(job: &JobSpec, targets: &[Target]) -> Result<(), Error> {
+    let files: Vec<_> = targets.iter().flat_map(Target::files).collect();
+    let on_ring = files.iter().any(|(_, engine)| matches!(engine, Engine::Uring | Engine::Auto));
+    if (job.sqpoll || job.iopoll) && !on_ring {
+        let asked = if job.iopoll { "--iopoll" } else { "--sqpoll" };
+        return Err(Error::request(
+            asked,
+            "no file of this job is read through io_uring",
+            format!("no {asked}, or --engine uring on files"),
+        ));
+    }
+    let staged = files.iter().find(|(file, _)| !file.direct);
+    match staged {
+        Some((file, _)) if job.iopoll || job.require_direct => {
+            let asked = if job.iopoll { "--iopoll" } else { "--require-direct" };
+            Err(Error::machine(
+                format!("{asked} on {}", file.path.display()),
+                "its file system lives in memory: no device is below it",
+                "a file on a drive",
+            ))
+        }
+        None if job.require_direct && targets.iter().any(moves_nothing) => Err(Error::request(
+            "--require-direct",
+            "nil: and a model without content move no bytes",
+            "a file, or no --require-direct",
+        )),
+        _ => Ok(()),
+    }
+}
+
+fn moves_nothing(target: &Target) -> bool {
+    let empty = |t: &&Target| matches!(t.backing, Backing::Nil | Backing::Model { over: None, .. });
+    target.walk().iter().any(empty)
+}
+
+/// What a finished run must show.
+pub fn of_record(job: &JobSpec, record: &RunRecord) -> Option<Error> {
+    let (result, path) = (&record.result, &record.path);
+    if result.seconds <= 0.0 && !result.interrupted {
+        return Some(Error::run(
+            &record.job.source,
+            "the run ended inside its warm-up: nothing was measured",
+            "--warmup 0, or a longer run",
+        ));
+    }
+    (job.require_direct && path.direct_bytes < result.bytes).then(|| {
+        let found = format!("{} of {} bytes went direct", path.direct_bytes, result.bytes);
+        Error::run("--require-direct", found, "forebay doctor for what is in the way")
+    })
+}
