@@ -73,6 +73,8 @@ pub struct StripeQueue {
     in_flight: u32,
     /// Pieces that a member (itself a stripe) had no room for yet.
     held: Vec<(usize, Io)>,
+    /// I/Os without pieces: of no length, or behind the end.
+    empty: Vec<Done>,
     scratch: Vec<Done>,
 }
 
@@ -109,12 +111,15 @@ impl StripeQueue {
             whole: vec![Whole::default(); depth as usize],
             in_flight: 0,
             held: Vec::new(),
+            empty: Vec::new(),
             scratch: Vec::new(),
         }
     }
 
+    /// What of the I/O lies inside the stripe, in pieces: members may go on behind its end.
     fn split(&self, io: &Io) -> impl Iterator<Item = Piece> {
-        pieces(self.members.len() as u64, self.chunk, io.offset, u64::from(io.len))
+        let inside = self.geometry.bytes.saturating_sub(io.offset).min(u64::from(io.len));
+        pieces(self.members.len() as u64, self.chunk, io.offset, inside)
     }
 
     fn fits(&self, io: &Io) -> bool {
@@ -234,6 +239,9 @@ impl Queue for StripeQueue {
             for piece in self.split(&io) {
                 self.push_piece(&io, piece, reactor);
             }
+            if self.whole[io.tag as usize].pieces_left == 0 {
+                self.empty.push(Done { tag: io.tag, result: Ok(0), via: Via::Nothing, copy_ns: 0 });
+            }
         }
         Ok(())
     }
@@ -243,6 +251,8 @@ impl Queue for StripeQueue {
     }
 
     fn reap(&mut self, reactor: &mut Reactor, done: &mut Vec<Done>) {
+        self.in_flight -= self.empty.len() as u32;
+        done.append(&mut self.empty);
         let mut finished = std::mem::take(&mut self.scratch);
         for m in 0..self.members.len() {
             self.members[m].queue.reap(reactor, &mut finished);

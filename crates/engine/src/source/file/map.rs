@@ -62,12 +62,12 @@ impl Queue for MapQueue {
 
     fn submit(&mut self, _reactor: &mut Reactor) {
         for io in self.pushed.drain(..) {
-            let result = match io.op {
-                Op::Read => self.map.read(&io),
-                Op::Flush => Ok(0),
-                _ => Err(Fault::note(libc::EROFS, "the map engine only reads")),
+            let (result, via) = match io.op {
+                Op::Read => (self.map.read(&io), Via::Mapped),
+                Op::Flush => (Ok(0), Via::Nothing),
+                _ => (Err(Fault::note(libc::EROFS, "the map engine only reads")), Via::Nothing),
             };
-            self.ready.push(Done { tag: io.tag, result, via: Via::Mapped, copy_ns: 0 });
+            self.ready.push(Done { tag: io.tag, result, via, copy_ns: 0 });
         }
     }
 

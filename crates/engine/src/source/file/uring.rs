@@ -146,7 +146,8 @@ impl Queue for UringQueue {
         for c in completions.drain(..) {
             self.in_flight -= 1;
             let result = if c.result < 0 { Err(Fault::errno(-c.result)) } else { Ok(self.moved(c)) };
-            done.push(Done { tag: c.tag, result, via, copy_ns: 0 });
+            let moves = matches!(self.asked[c.tag as usize].1, Op::Read | Op::Write { .. });
+            done.push(Done { tag: c.tag, result, via: if moves { via } else { Via::Nothing }, copy_ns: 0 });
         }
         self.completions = completions;
     }

@@ -1,0 +1,180 @@
+//! What the suite opens: for each row of `SOURCES` the targets that exercise it,
+//! over files whose content is known by other means.
+
+use forebay_engine::reactor::{Reactor, RingOptions};
+use forebay_engine::source::file::{FileAccess, FileTarget};
+use forebay_engine::source::{stripe, Backing, SharedDrive, Target};
+use forebay_model::content;
+use forebay_model::device::DriveModel;
+use forebay_model::job::Engine;
+use std::path::{Path, PathBuf};
+
+pub const ENGINES: [(&str, Engine); 4] =
+    [("uring", Engine::Uring), ("pread", Engine::Pread), ("inline", Engine::Inline), ("map", Engine::Map)];
+
+/// A place on a real disk, so that O_DIRECT means something.
+pub fn home() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+/// Why `engine` can't run here; None if it can.
+pub fn lacking(engine: Engine) -> Option<String> {
+    match engine {
+        Engine::Uring => Reactor::with_ring(RingOptions { depth: 8, ..RingOptions::default() })
+            .err()
+            .map(|e| format!("the kernel refuses io_uring: {e}")),
+        Engine::Map if !forebay_engine::copy::GUARDED => Some("the guarded copy needs x86-64".into()),
+        _ => None,
+    }
+}
+
+/// Bytes that repeat nowhere.
+pub fn noise(seed: u64, bytes: usize) -> Vec<u8> {
+    let mut data = vec![0; bytes];
+    content::fill(&mut data, seed, seed ^ 0x5bd1_e995, 0);
+    data
+}
+
+/// A file with this content, open. O_DIRECT where the file system has it and the engine can use it.
+pub fn file(path: &Path, data: &[u8], engine: Engine, direct: bool) -> Target {
+    std::fs::write(path, data).unwrap();
+    let writes = engine != Engine::Map;
+    let direct = direct && engine != Engine::Map;
+    let target = FileTarget::open(path, FileAccess { write: writes, direct }).unwrap();
+    let name = ENGINES.iter().find(|e| e.1 == engine).map_or("auto", |e| e.0);
+    let how = if target.direct { "direct" } else { "buffered" };
+    Target {
+        label: format!("{name} {how} {}", path.file_name().unwrap().to_string_lossy()),
+        content_id: 0,
+        bytes: target.bytes,
+        backing: Backing::File { target, engine },
+    }
+}
+
+pub fn striped(chunk: u64, members: Vec<Target>) -> Target {
+    let sizes: Vec<u64> = members.iter().map(|m| m.bytes).collect();
+    let names: Vec<&str> = members.iter().map(|m| m.label.as_str()).collect();
+    Target {
+        label: format!("stripe of {} by {chunk} over [{}]", members.len(), names.join(", ")),
+        content_id: 0,
+        bytes: stripe::stripe_bytes(&sizes, chunk),
+        backing: Backing::Stripe { chunk, members },
+    }
+}
+
+pub fn nil(bytes: u64) -> Target {
+    Target { label: "nil".into(), content_id: 0, bytes, backing: Backing::Nil }
+}
+
+/// A drive so fast that the suite doesn't wait for it, over content or none.
+pub fn model(over: Option<Target>) -> Target {
+    let drive =
+        DriveModel::parse("d7-ps1010?latency_us=20&write_latency_us=20&read_mb_s=20000&write_mb_s=20000")
+            .unwrap();
+    let bytes = over.as_ref().map_or(1 << 20, |t| t.bytes);
+    let label = over.as_ref().map_or("model".into(), |t| format!("model over {}", t.label));
+    let backing = Backing::Model { drive: SharedDrive::new(&drive, 1, false), over: over.map(Box::new) };
+    Target { label, content_id: 0, bytes, backing }
+}
+
+/// What the target holds, by reading its files plainly and putting chunks where RAID0 puts them.
+/// None where there is no content.
+pub fn truth(target: &Target) -> Option<Vec<u8>> {
+    match &target.backing {
+        Backing::File { target: file, .. } => {
+            let mut bytes = std::fs::read(&file.path).unwrap();
+            bytes.truncate(target.bytes as usize);
+            Some(bytes)
+        }
+        Backing::Stripe { chunk, members } => {
+            let parts: Vec<Vec<u8>> = members.iter().map(truth).collect::<Option<_>>()?;
+            let (chunk, count) = (*chunk as usize, members.len());
+            let at = |i: usize| parts[i / chunk % count][i / chunk / count * chunk + i % chunk];
+            Some((0..target.bytes as usize).map(at).collect())
+        }
+        Backing::Model { over, .. } => over.as_deref().and_then(truth),
+        Backing::Nil => None,
+    }
+}
+
+/// Whether every file below can be written to.
+pub fn is_writable(target: &Target) -> bool {
+    target.files().iter().all(|(_, engine)| *engine != Engine::Map)
+}
+
+/// The targets for one scheme, and (what, why) of those that can't be had here. `dir` is theirs alone.
+pub fn of(scheme: &str, dir: &Path) -> (Vec<Target>, Vec<(String, String)>) {
+    let mut made = Maker { dir: dir.into(), count: 0, targets: Vec::new(), skipped: Vec::new() };
+    match scheme {
+        "file" => made.files(),
+        "stripe" => made.stripes(),
+        "nil" => made.targets.push(nil(1 << 20)),
+        "model" => made.models(),
+        other => panic!("{other}: is available, and this suite has no case for it"),
+    }
+    (made.targets, made.skipped)
+}
+
+struct Maker {
+    dir: PathBuf,
+    count: u64,
+    targets: Vec<Target>,
+    skipped: Vec<(String, String)>,
+}
+
+impl Maker {
+    fn file(&mut self, bytes: usize, engine: Engine, direct: bool) -> Target {
+        self.count += 1;
+        let path = self.dir.join(format!("{}", self.count));
+        file(&path, &noise(self.count, bytes), engine, direct)
+    }
+
+    /// The engines that run here; the others are noted.
+    fn engines(&mut self) -> Vec<Engine> {
+        let (can, not): (Vec<_>, Vec<_>) = ENGINES.iter().partition(|(_, e)| lacking(*e).is_none());
+        let because =
+            |(name, engine): (&str, Engine)| (format!("engine {name}"), lacking(engine).unwrap_or_default());
+        self.skipped.extend(not.into_iter().map(because));
+        can.into_iter().map(|(_, e)| e).collect()
+    }
+
+    fn files(&mut self) {
+        for engine in self.engines() {
+            for direct in [true, false] {
+                // Ends inside a block, so that the tail of a direct read is met.
+                let target = self.file((96 << 10) + 777, engine, direct);
+                self.targets.push(target);
+            }
+        }
+    }
+
+    fn stripes(&mut self) {
+        let engines = self.engines();
+        for engine in engines.iter().copied() {
+            for count in 1..=5 {
+                // Members differ in size: the smallest counts, in whole chunks.
+                let members = (0..count).map(|i| self.file((40 << 10) + 5000 * i, engine, true)).collect();
+                self.targets.push(striped(8192, members));
+            }
+        }
+        let mixed = (0..4).map(|i| self.file(64 << 10, engines[i % engines.len()], i % 2 == 0)).collect();
+        self.targets.push(striped(4096, mixed));
+        let inner =
+            |made: &mut Maker| striped(4096, (0..2).map(|_| made.file(48 << 10, engines[0], true)).collect());
+        let nested = (0..3).map(|_| inner(self)).collect();
+        self.targets.push(striped(12288, nested));
+        self.targets.push(striped(4096, vec![nil(1 << 18), nil(1 << 18)]));
+        let modelled = (0..2).map(|_| model(Some(self.file(64 << 10, engines[0], true)))).collect();
+        self.targets.push(striped(4096, modelled));
+    }
+
+    fn models(&mut self) {
+        self.targets.push(model(None));
+        for engine in self.engines() {
+            let over = self.file((64 << 10) + 777, engine, true);
+            self.targets.push(model(Some(over)));
+        }
+        let members = (0..2).map(|_| self.file(48 << 10, Engine::Inline, true)).collect();
+        self.targets.push(model(Some(striped(4096, members))));
+    }
+}

@@ -1,0 +1,264 @@
+//! A bench for queues: opens one on a path as a worker would, drives it, and
+//! keeps books on every I/O, so that one that is lost, done twice or late fails
+//! the test with its name instead of hanging it.
+
+use super::arena::Slots;
+use forebay_engine::path::{BounceQueue, HostCopier};
+use forebay_engine::queue::{Done, Fault, Full, Io, Op, Queue};
+use forebay_engine::reactor::{Reactor, RingOptions};
+use forebay_engine::source::{QueueNeeds, Target};
+use forebay_model::job::{Engine, PathKind};
+use std::time::{Duration, Instant};
+
+/// An I/O that takes longer than this hangs.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// A queue that shows no sign of life for this long swallowed what it holds (`finish_or_abandon`).
+const QUIET: Duration = Duration::from_millis(30);
+
+/// An I/O as a test asks for it; `data` is the payload of a write.
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub op: Op,
+    pub offset: u64,
+    pub len: u32,
+    pub data: Vec<u8>,
+}
+
+impl Request {
+    pub fn read(offset: u64, len: u32) -> Request {
+        Request { op: Op::Read, offset, len, data: Vec::new() }
+    }
+
+    pub fn write(offset: u64, data: Vec<u8>) -> Request {
+        Request { op: Op::Write { durable: false }, offset, len: data.len() as u32, data }
+    }
+
+    pub fn bare(op: Op, offset: u64, len: u32) -> Request {
+        Request { op, offset, len, data: Vec::new() }
+    }
+}
+
+/// What became of a request; `bytes` is its whole slot.
+#[derive(Clone)]
+pub struct Answer {
+    pub done: Done,
+    pub bytes: Vec<u8>,
+}
+
+impl std::fmt::Debug for Answer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.done.fmt(f)
+    }
+}
+
+pub struct Rig {
+    pub queue: Box<dyn Queue>,
+    pub reactor: Reactor,
+    pub slots: Slots,
+    _staging: Option<Slots>,
+    /// What to say when a check fails: the case, and the seed if any.
+    pub name: String,
+    /// By tag: which request is out under it.
+    out: Vec<Option<usize>>,
+}
+
+/// Puts something over the source's queue.
+pub type Layer<'a> = &'a dyn Fn(Box<dyn Queue>) -> Box<dyn Queue>;
+
+pub fn plain(queue: Box<dyn Queue>) -> Box<dyn Queue> {
+    queue
+}
+
+impl Rig {
+    /// Opens `target` under `path` as a worker does; `registered` slots are known to the ring.
+    pub fn open(
+        target: &Target,
+        path: PathKind,
+        depth: u32,
+        io_bytes: usize,
+        registered: bool,
+        layer: Layer,
+    ) -> Rig {
+        let needs = QueueNeeds { depth, io_bytes_max: io_bytes as u64 };
+        let wants_ring = target.files().iter().any(|(_, e)| *e == Engine::Uring);
+        let mut reactor = if wants_ring {
+            Reactor::with_ring(RingOptions { depth: target.ring_depth(needs), ..RingOptions::default() })
+                .unwrap()
+        } else {
+            Reactor::without_ring()
+        };
+        let mut slots = Slots::new(depth as usize, io_bytes);
+        let mut staging = (path == PathKind::Bounce).then(|| Slots::new(depth as usize, io_bytes));
+        if registered {
+            staging.as_mut().unwrap_or(&mut slots).register(&mut reactor);
+        }
+        let mut queue = layer(target.queue(needs, &mut reactor).unwrap());
+        if let Some(staging) = &staging {
+            queue = Box::new(BounceQueue::new(queue, Box::new(HostCopier::default()), staging.arena()));
+        }
+        Rig {
+            queue,
+            reactor,
+            slots,
+            _staging: staging,
+            name: format!("{} on {path:?}, depth {depth}", target.label),
+            out: vec![None; depth as usize],
+        }
+    }
+
+    fn count_out(&self) -> u32 {
+        self.out.iter().flatten().count() as u32
+    }
+
+    /// Pushes one request under the lowest free tag; None when there is no free tag or the queue is full.
+    pub fn push(&mut self, id: usize, request: &Request) -> Option<u32> {
+        let tag = self.out.iter().position(Option::is_none)? as u32;
+        self.slots.set(tag as usize, &request.data);
+        let mem = self.slots.mem(tag as usize);
+        let io = Io { tag, op: request.op, offset: request.offset, len: request.len, mem };
+        let before = self.queue.in_flight();
+        match self.queue.push(io, &mut self.reactor) {
+            Ok(()) => {
+                self.out[tag as usize] = Some(id);
+                assert_eq!(self.queue.in_flight(), before + 1, "{}: in_flight after a push", self.name);
+                Some(tag)
+            }
+            Err(Full(back)) => {
+                assert_same(&io, &back, &self.name);
+                assert_eq!(self.queue.in_flight(), before, "{}: in_flight after Full", self.name);
+                None
+            }
+        }
+    }
+
+    /// Submits and reaps, after waiting `at_most` if nothing is done at once.
+    fn step(&mut self, at_most: Duration) -> Vec<(usize, Answer)> {
+        let mut done = Vec::new();
+        self.queue.submit(&mut self.reactor);
+        self.queue.reap(&mut self.reactor, &mut done);
+        if done.is_empty() {
+            let limit = Instant::now() + at_most;
+            let until = self.queue.next_due().map_or(limit, |due| due.min(limit));
+            self.reactor.wait(1, until, Duration::ZERO);
+            self.queue.reap(&mut self.reactor, &mut done);
+        }
+        let answers = done.into_iter().map(|d| self.book(d)).collect();
+        assert_eq!(self.queue.in_flight(), self.count_out(), "{}: in_flight", self.name);
+        answers
+    }
+
+    fn book(&mut self, done: Done) -> (usize, Answer) {
+        let name = &self.name;
+        let slot = self.out.get_mut(done.tag as usize).unwrap_or_else(|| panic!("{name}: unknown {done:?}"));
+        let id = slot.take().unwrap_or_else(|| panic!("{name}: done though not in flight: {done:?}"));
+        let bytes = self.slots.get(done.tag as usize);
+        (id, Answer { done, bytes })
+    }
+
+    /// Drives the queue until it holds nothing. Panics with the state when it hangs.
+    pub fn finish(&mut self) -> Vec<(usize, Answer)> {
+        let began = Instant::now();
+        let mut all = Vec::new();
+        while self.count_out() > 0 {
+            all.extend(self.step(Duration::from_millis(20)));
+            self.check_patience(began);
+        }
+        self.nothing_more();
+        all
+    }
+
+    /// As `finish`, but abandons what is out once the queue has gone quiet.
+    pub fn finish_or_abandon(&mut self) -> Vec<(usize, Answer)> {
+        let began = Instant::now();
+        let mut alive = began;
+        let mut all = Vec::new();
+        while self.count_out() > 0 {
+            let answers = self.step(Duration::from_millis(5));
+            let due = self.queue.next_due().is_some();
+            if !answers.is_empty() || due {
+                alive = Instant::now();
+            }
+            all.extend(answers);
+            if alive.elapsed() > QUIET {
+                self.abandon_all();
+                alive = Instant::now();
+            }
+            self.check_patience(began);
+        }
+        self.nothing_more();
+        all
+    }
+
+    pub fn abandon_all(&mut self) {
+        for tag in 0..self.out.len() {
+            if self.out[tag].is_some() {
+                self.queue.abandon(tag as u32, &mut self.reactor);
+            }
+        }
+    }
+
+    fn check_patience(&self, began: Instant) {
+        assert!(
+            began.elapsed() < PATIENCE,
+            "{}: hangs; requests still out: {:?}, in_flight {}, next_due {:?}",
+            self.name,
+            self.out.iter().flatten().collect::<Vec<_>>(),
+            self.queue.in_flight(),
+            self.queue.next_due()
+        );
+    }
+
+    /// An idle queue has nothing to say, however often it is asked.
+    fn nothing_more(&mut self) {
+        let mut done = Vec::new();
+        for _ in 0..2 {
+            self.queue.submit(&mut self.reactor);
+            self.reactor.flush();
+            self.queue.reap(&mut self.reactor, &mut done);
+        }
+        assert!(done.is_empty(), "{}: an idle queue reports {done:?}", self.name);
+    }
+
+    /// Runs all requests, as many at a time as fit; answers in the order of the requests.
+    pub fn all(&mut self, requests: &[Request]) -> Vec<Answer> {
+        self.run(requests, Rig::finish)
+    }
+
+    /// As `all`, where the queue may swallow I/Os.
+    pub fn all_or_abandon(&mut self, requests: &[Request]) -> Vec<Answer> {
+        self.run(requests, Rig::finish_or_abandon)
+    }
+
+    fn run(
+        &mut self,
+        requests: &[Request],
+        finish: impl Fn(&mut Rig) -> Vec<(usize, Answer)>,
+    ) -> Vec<Answer> {
+        let mut answers: Vec<Option<Answer>> = vec![None; requests.len()];
+        let mut next = 0;
+        while next < requests.len() {
+            while next < requests.len() && self.push(next, &requests[next]).is_some() {
+                next += 1;
+            }
+            for (id, answer) in finish(self) {
+                assert!(answers[id].replace(answer).is_none(), "{}: request {id} done twice", self.name);
+            }
+        }
+        answers.into_iter().map(|a| a.expect("every request was booked")).collect()
+    }
+
+    pub fn one(&mut self, request: Request) -> Answer {
+        self.all(&[request]).pop().expect("one answer")
+    }
+}
+
+impl Answer {
+    pub fn moved(&self) -> &Result<u32, Fault> {
+        &self.done.result
+    }
+}
+
+fn assert_same(a: &Io, b: &Io, name: &str) {
+    let fields = |io: &Io| (io.tag, io.op, io.offset, io.len, io.mem);
+    assert_eq!(fields(a), fields(b), "{name}: Full hands back another I/O");
+}
