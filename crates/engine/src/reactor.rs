@@ -179,6 +179,15 @@ impl Reactor {
         }
     }
 
+    /// Starts what was pushed; no call of the kernel where nothing was.
+    pub fn submit(&mut self) {
+        if let Some(ring) = self.ring.as_mut() {
+            if !ring.uring.submission().is_empty() {
+                ring.enter(0, None, 0);
+            }
+        }
+    }
+
     /// A descriptor through which threads can end a `wait`.
     pub fn waker(&mut self) -> Result<Arc<Waker>, Error> {
         if let Some(waker) = &self.waker {

@@ -277,6 +277,9 @@ impl Worker {
                 }
                 self.wait(now);
                 self.collect();
+            } else {
+                // More was done already than it takes to wait: let the device have the new I/Os meanwhile.
+                self.reactor.submit();
             }
             self.settle();
         }

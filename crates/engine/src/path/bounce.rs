@@ -9,6 +9,7 @@ use crate::arena::{Arena, Mem};
 use crate::clock;
 use crate::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
 use crate::reactor::Reactor;
+use std::collections::VecDeque;
 use std::time::Instant;
 
 /// Moves payload between staging slots and the destination. Never blocks on a device: what
@@ -19,6 +20,10 @@ pub trait Copier {
 
     /// Appends the tags of finished copies, each with its fault if it failed.
     fn reap(&mut self, done: &mut Vec<(u32, Option<Fault>)>);
+
+    /// Copies that the worker should start before it looks after its reads again: one, where it copies
+    /// with its own hands.
+    fn at_once(&self) -> usize;
 }
 
 /// The destination is host memory: one memcpy by the worker.
@@ -34,6 +39,10 @@ impl Copier for HostCopier {
 
     fn reap(&mut self, done: &mut Vec<(u32, Option<Fault>)>) {
         done.extend(self.0.drain(..).map(|tag| (tag, None)));
+    }
+
+    fn at_once(&self) -> usize {
+        1
     }
 }
 
@@ -52,6 +61,8 @@ pub struct BounceQueue {
     pending: Vec<Option<Pending>>,
     /// Writes that are staged and wait for room below.
     staged: Vec<Io>,
+    /// Read into staging and not yet copied on, in the order of arrival.
+    landed: VecDeque<Done>,
     finished: Vec<Done>,
     copies: Vec<(u32, Option<Fault>)>,
     done: Vec<Done>,
@@ -69,6 +80,7 @@ impl BounceQueue {
             staging: (0..depth).map(|i| staging.slot(i)).collect(),
             pending: vec![None; depth],
             staged: Vec::new(),
+            landed: VecDeque::with_capacity(depth),
             finished: Vec::new(),
             copies: Vec::new(),
             done: Vec::new(),
@@ -168,8 +180,14 @@ impl Queue for BounceQueue {
     fn reap(&mut self, reactor: &mut Reactor, done: &mut Vec<Done>) {
         let mut finished = std::mem::take(&mut self.finished);
         self.inner.reap(reactor, &mut finished);
-        finished.drain(..).for_each(|d| self.below_done(d));
+        self.landed.extend(finished.drain(..));
         self.finished = finished;
+        // A slot that was copied on should be reading again before the next one is copied.
+        for _ in 0..self.copier.at_once().min(self.landed.len()) {
+            if let Some(d) = self.landed.pop_front() {
+                self.below_done(d);
+            }
+        }
         self.reap_copies();
         if !self.staged.is_empty() {
             self.push_staged(reactor);
@@ -183,6 +201,10 @@ impl Queue for BounceQueue {
     }
 
     fn next_due(&self) -> Option<Instant> {
-        self.inner.next_due()
+        if self.landed.is_empty() {
+            self.inner.next_due()
+        } else {
+            Some(clock::now())
+        }
     }
 }
