@@ -245,6 +245,9 @@ impl Planner<'_> {
                 Draft::Stripe { chunk: *chunk, members }
             }
             Uri::Model { spec, over, real_time } => self.model(spec, over.as_deref(), *real_time, wanted)?,
+            Uri::NvmeTcp { .. } | Uri::VfioUser { .. } => {
+                unreachable!("Uri::parse refuses what can't be opened")
+            }
         })
     }
 

@@ -1,8 +1,9 @@
 //! Source URIs, parsed into what can't be wrong.
 
 use super::{stripe, SOURCES};
-use forebay_model::units::parse_bytes;
+use forebay_model::units::{format_bytes, parse_bytes};
 use forebay_model::Error;
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// Longest URI that is read, and how deep stripes may nest.
@@ -10,6 +11,8 @@ const TEXT_BYTES_MAX: usize = 64 << 10;
 const NESTING_MAX: u32 = 4;
 const CHUNK_DEFAULT: u64 = 512 << 10;
 const NIL_BYTES: u64 = 1 << 40;
+/// IANA's port for NVMe over TCP.
+const NVME_TCP_PORT: u16 = 4420;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Uri {
@@ -27,12 +30,60 @@ pub enum Uri {
         over: Option<Box<Uri>>,
         real_time: bool,
     },
+    NvmeTcp {
+        host: String,
+        port: u16,
+        nqn: String,
+        namespace: u32,
+        queues: Option<u32>,
+    },
+    VfioUser {
+        socket: PathBuf,
+    },
 }
 
 impl Uri {
     /// A path, or `scheme:rest`. Values inside a query are percent-decoded, so that a member may be a URI itself.
+    /// Refuses what this version can't open.
     pub fn parse(text: &str) -> Result<Uri, Error> {
+        let uri = Uri::recognise(text)?;
+        uri.openable().map_err(|lacking| {
+            let found = format!("this version lacks {lacking}");
+            Error::machine(format!("source '{}'", shorten(text)), found, "a file, stripe:, nil: or model:")
+        })?;
+        Ok(uri)
+    }
+
+    /// As `parse`, but sources that this version can't open are sources too: for looking at them.
+    pub fn recognise(text: &str) -> Result<Uri, Error> {
         Uri::nested(text, 0)
+    }
+
+    pub fn scheme(&self) -> &'static str {
+        match self {
+            Uri::File(_) => "file",
+            Uri::Stripe { .. } => "stripe",
+            Uri::Nil { .. } => "nil",
+            Uri::Model { .. } => "model",
+            Uri::NvmeTcp { .. } => "nvme+tcp",
+            Uri::VfioUser { .. } => "vfio-user",
+        }
+    }
+
+    /// Sources that this one is made of.
+    pub fn parts(&self) -> Vec<&Uri> {
+        match self {
+            Uri::Stripe { members, .. } => members.iter().collect(),
+            Uri::Model { over, .. } => over.as_deref().into_iter().collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Or what this version lacks for it.
+    fn openable(&self) -> Result<(), &'static str> {
+        let row = SOURCES.iter().find(|row| row.scheme == self.scheme()).expect("every scheme has a row");
+        row.available?;
+        self.parts().into_iter().try_for_each(Uri::openable)
     }
 
     fn nested(text: &str, depth: u32) -> Result<Uri, Error> {
@@ -50,20 +101,37 @@ impl Uri {
         else {
             return parse_path(text);
         };
-        let row = SOURCES.iter().find(|row| row.scheme == scheme).expect("just found");
-        if let Err(lacking) = row.available {
-            let found = format!("this version lacks {lacking}");
-            return Err(Error::machine(
-                format!("source '{}'", shorten(text)),
-                found,
-                "a file, stripe:, nil: or model:",
-            ));
-        }
         match scheme {
             "file" => parse_path(rest.strip_prefix("//").unwrap_or(rest)),
             "nil" => parse_nil(text, rest),
             "stripe" => parse_stripe(text, rest, depth),
+            "nvme+tcp" => parse_nvme_tcp(text, rest),
+            "vfio-user" => parse_vfio_user(text, rest),
             _ => parse_model(text, rest, depth),
+        }
+    }
+}
+
+/// One line for messages: as typed, but for what stands for a default.
+impl fmt::Display for Uri {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Uri::File(path) => write!(f, "{}", path.display()),
+            Uri::Stripe { chunk, members } => {
+                write!(f, "stripe:?chunk={}", format_bytes(*chunk))?;
+                members.iter().try_for_each(|m| write!(f, "&m={m}"))
+            }
+            Uri::Nil { bytes: NIL_BYTES } => f.write_str("nil:"),
+            Uri::Nil { bytes } => write!(f, "nil:?size={}", format_bytes(*bytes)),
+            Uri::Model { spec, over: None, .. } => write!(f, "model:{spec}"),
+            Uri::Model { spec, over: Some(over), .. } => {
+                write!(f, "model:{spec}{}over={over}", if spec.contains('?') { '&' } else { '?' })
+            }
+            Uri::NvmeTcp { host, port, nqn, .. } if host.contains(':') => {
+                write!(f, "nvme+tcp://[{host}]:{port}/{nqn}")
+            }
+            Uri::NvmeTcp { host, port, nqn, .. } => write!(f, "nvme+tcp://{host}:{port}/{nqn}"),
+            Uri::VfioUser { socket } => write!(f, "vfio-user:{}", socket.display()),
         }
     }
 }
@@ -144,6 +212,45 @@ fn parse_model(text: &str, rest: &str, depth: u32) -> Result<Uri, Error> {
     }
     let spec = if kept.is_empty() { name.to_string() } else { format!("{name}?{}", kept.join("&")) };
     Ok(Uri::Model { spec, real_time: real_time.unwrap_or(over.is_some()), over })
+}
+
+/// `//host:port/NQN?…`; an IPv6 host stands in brackets.
+fn parse_nvme_tcp(text: &str, rest: &str) -> Result<Uri, Error> {
+    let wrong = |found: &str| bad(text, found, "nvme+tcp://HOST:4420/NQN?nsid=1&queues=8");
+    let (address, tail) = rest
+        .strip_prefix("//")
+        .and_then(|r| r.split_once('/'))
+        .ok_or_else(|| wrong("isn't an address and an NQN"))?;
+    let (nqn, tail) = tail.split_once('?').unwrap_or((tail, ""));
+    let (host, port) = match address.rsplit_once(':') {
+        Some((host, port)) if !port.ends_with(']') => {
+            (host, port.parse().map_err(|_| wrong("its port isn't a number up to 65535"))?)
+        }
+        _ => (address, NVME_TCP_PORT),
+    };
+    let host = host.trim_matches(['[', ']']);
+    if host.is_empty() || nqn.is_empty() {
+        return Err(wrong("names no host, or no NQN"));
+    }
+    let (mut namespace, mut queues) = (1, None);
+    for (key, value) in query(tail) {
+        let number = || {
+            value.parse().ok().filter(|n| *n > 0).ok_or_else(|| wrong(&format!("{key}={value} is no count")))
+        };
+        match key.as_str() {
+            "nsid" => namespace = number()?,
+            "queues" => queues = Some(number()?),
+            _ => return Err(wrong(&format!("'{key}' is no key of nvme+tcp:"))),
+        }
+    }
+    Ok(Uri::NvmeTcp { host: host.into(), port, nqn: nqn.into(), namespace, queues })
+}
+
+fn parse_vfio_user(text: &str, rest: &str) -> Result<Uri, Error> {
+    match rest.strip_prefix("//").unwrap_or(rest) {
+        "" => Err(bad(text, "names no socket", "vfio-user:/run/forebay.sock")),
+        socket => Ok(Uri::VfioUser { socket: socket.into() }),
+    }
 }
 
 fn looks_like_scheme(scheme: &str) -> bool {
@@ -232,10 +339,29 @@ mod tests {
             ("nil:?bytes=1", "'bytes'"),
             ("model:x?time=soon", "neither"),
             ("nvme+tcp://h:1/n", "lacks"),
+            ("nvme+tcp:h", "address"),
+            ("vfio-user:", "socket"),
+            ("stripe:?m=vfio-user:/s", "lacks"),
         ] {
             let error = Uri::parse(text).unwrap_err();
             assert!(error.to_string().contains(found), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn remote_addresses_come_with_and_without_brackets_and_port() {
+        let address = |text: &str| match Uri::recognise(&format!("nvme+tcp:{text}")) {
+            Ok(Uri::NvmeTcp { host, port, namespace, .. }) => Some((host, port, namespace)),
+            _ => None,
+        };
+        assert_eq!(address("//10.0.0.2:4421/nqn?nsid=3"), Some(("10.0.0.2".into(), 4421, 3)));
+        assert_eq!(address("//[fe80::1]:4420/nqn"), Some(("fe80::1".into(), 4420, 1)));
+        assert_eq!(address("//[fe80::1]/nqn"), Some(("fe80::1".into(), 4420, 1)));
+        for bad in ["//host:99999/nqn", "//host:1/", "//host:1/n?nsid=0", "//host:1/n?x=1"] {
+            assert_eq!(address(bad), None, "{bad}");
+        }
+        let shown = Uri::recognise("nvme+tcp://[::1]/n").unwrap().to_string();
+        assert_eq!(shown, "nvme+tcp://[::1]:4420/n");
     }
 
     proptest! {
@@ -245,6 +371,7 @@ mod tests {
             let _ = Uri::parse(&format!("stripe:?{text}"));
             let _ = Uri::parse(&format!("model:{text}"));
             let _ = Uri::parse(&format!("nil:?{text}"));
+            let _ = Uri::recognise(&format!("nvme+tcp:{text}")).map(|u| u.to_string());
         }
     }
 }
