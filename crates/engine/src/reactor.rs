@@ -337,11 +337,12 @@ impl Ring {
     /// # Safety
     /// What the entry points to must live until its completion was taken.
     unsafe fn push(&mut self, entry: &squeue::Entry) -> bool {
-        // SAFETY: the caller's promise, here and below.
+        // SAFETY: the caller's promise.
         if unsafe { self.uring.submission().push(entry) }.is_ok() {
             return true;
         }
         self.enter(0, None, 0);
+        // SAFETY: as above.
         unsafe { self.uring.submission().push(entry) }.is_ok()
     }
 
