@@ -274,6 +274,18 @@ def test_python_modules_import_lightly_and_reports_do_without_the_engine() -> No
     assert not found, "\n".join(found)
 
 
+def test_every_verb_is_a_command_whose_help_answers() -> None:
+    import click
+    from click.testing import CliRunner
+    from forebay.cli import VERBS, forebay
+
+    for verb in VERBS:
+        command = forebay.get_command(click.Context(forebay), verb)
+        assert isinstance(command, click.Command), verb
+        shown = CliRunner().invoke(command, ["--help"])
+        assert shown.exit_code == 0 and "Usage" in shown.output, f"forebay {verb} --help: {shown.output}"
+
+
 def test_help_answers_in_150_ms() -> None:
     """Median of seven, of the best of three tries. Where other work keeps the machine busy, waiting for a processor
     isn't ours: there the command's own processor time must stay below."""
