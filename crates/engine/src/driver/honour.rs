@@ -68,6 +68,13 @@ pub fn of_targets(job: &JobSpec, targets: &[Target]) -> Result<(), Error> {
             format!("no {asked}, or --engine uring on files"),
         ));
     }
+    if let Some((file, _)) = files.iter().find(|(file, _)| job.iopoll && file.direct && !file.polls()) {
+        return Err(Error::machine(
+            format!("--iopoll on {}", file.path.display()),
+            "its device has no queues to poll",
+            "no --iopoll, or nvme.poll_queues=2 on the kernel's command line",
+        ));
+    }
     let staged = files.iter().find(|(file, _)| !file.direct);
     match staged {
         Some((file, _)) if job.iopoll || job.require_direct => {

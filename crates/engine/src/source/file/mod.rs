@@ -114,6 +114,14 @@ impl FileTarget {
         Some((libc::major(dev), libc::minor(dev)))
     }
 
+    /// The device below takes polled requests. One that doesn't say is believed to.
+    pub fn polls(&self) -> bool {
+        let Some((major, minor)) = self.device() else { return true };
+        let disk = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+        let say = |dir: &str| std::fs::read_to_string(disk.join(dir).join("queue/io_poll")).ok();
+        say(".").or_else(|| say("..")).is_none_or(|text| text.trim() != "0")
+    }
+
     /// The engine that `auto` stands for: what is in memory is read where it lies, the rest asynchronously.
     pub fn choose(&self, asked: Engine, reads_only: bool, resident: bool, has_ring: bool) -> Engine {
         match asked {
