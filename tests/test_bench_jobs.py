@@ -1,0 +1,213 @@
+"""What a job's settings promise, held by the installed command over the real engine: one small job each."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def bench(*arguments: Any, cwd: Path, code: int = 0) -> dict[str, Any]:
+    """Runs `forebay bench … --json` and gives its record. Whatever ends with another code fails."""
+    command = [sys.executable, "-m", "forebay.cli", "bench", *map(str, arguments), "--json"]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+    assert done.returncode == code, f"{done.returncode}: {done.stderr}"
+    return json.loads(done.stdout)
+
+
+# Buffered, so that every file system will do; 4 KiB, so that a pass has many I/Os.
+SMALL = ("--cache", "allow", "--io-size", "4k", "--warmup", "0")
+
+
+@pytest.mark.parametrize(
+    ("op", "distribution"),
+    [("randwrite", "uniform"), ("randwrite", "zipf:1.1")],
+)
+def test_the_same_seed_touches_the_same_blocks(tmp_path: Path, op: str, distribution: str) -> None:
+    """A run that writes a quarter of the blocks of a sparse file leaves holes where it didn't: its footprint."""
+
+    def footprint(name: str, seed: int) -> list[int]:
+        target = tmp_path / name
+        with target.open("wb") as file:
+            file.truncate(4 << 20)
+        job = ("--op", op, "--distribution", distribution, "--seed", seed, "--rate-iops", 400)
+        record = bench(
+            target, "--overwrite", target, *SMALL, *job, "--duration", 0.5, "--depth", 1, cwd=tmp_path
+        )
+        data = target.read_bytes()
+        blocks = [i for i in range(1024) if any(data[i * 4096 : (i + 1) * 4096])]
+        assert 100 < record["result"]["ios"] <= 210 and blocks
+        return blocks
+
+    first, again, other = footprint("a", 5), footprint("b", 5), footprint("c", 6)
+    # The clock decides how many I/Os a run has, so the last few may be missing from one of them.
+    shared = len(set(first) & set(again))
+    assert shared >= 0.9 * max(len(first), len(again))
+    assert len(set(first) & set(other)) < 0.9 * shared
+
+
+def test_zipf_returns_to_its_hot_blocks_and_uniform_does_not(tmp_path: Path) -> None:
+    def touched(distribution: str) -> int:
+        target = tmp_path / distribution.replace(":", "")
+        with target.open("wb") as file:
+            file.truncate(16 << 20)
+        job = ("--op", "randwrite", "--distribution", distribution, "--passes", 1)
+        record = bench(target, "--overwrite", target, *SMALL, *job, cwd=tmp_path)
+        assert record["result"]["ios"] == 4096
+        data = target.read_bytes()
+        return sum(any(data[i : i + 4096]) for i in range(0, len(data), 4096))
+
+    # 4096 draws out of 4096: 63 % of the blocks where each is as likely as any other.
+    assert 0.58 * 4096 < touched("uniform") < 0.68 * 4096
+    assert touched("zipf:1.2") < 0.3 * 4096
+
+
+def test_a_pass_without_repeats_touches_every_block_once(tmp_path: Path) -> None:
+    target = tmp_path / "data"
+    with target.open("wb") as file:
+        file.truncate(16 << 20)
+    job = ("--op", "randwrite", "--no-repeat", "--passes", 1, "--workers", 2)
+    written = bench(target, "--overwrite", target, *SMALL, *job, cwd=tmp_path)["result"]
+    assert (written["bytes"], written["ios"]) == (16 << 20, 4096)
+    data = target.read_bytes()
+    assert all(any(data[i : i + 4096]) for i in range(0, len(data), 4096)), "a block was left out"
+
+
+def test_reading_a_pass_without_repeats_verifies_every_byte_once(tmp_path: Path) -> None:
+    job = ("--file-size", "16m", "--op", "randread", "--no-repeat", "--verify", "--passes", 1, "--workers", 2)
+    result = bench(tmp_path, *SMALL, *job, cwd=tmp_path)["result"]
+    assert result["bytes"] == result["verified_bytes"] == result["read_bytes"] == 32 << 20  # a file per worker
+    assert result["errors"]["verify_failed"] == 0
+
+
+def test_reads_and_writes_mix_in_the_share_asked_for(tmp_path: Path) -> None:
+    job = ("--file-size", "64m", "--op", "randread", "--read-pct", 70, "--passes", 1)
+    result = bench(tmp_path, *SMALL, *job, cwd=tmp_path)["result"]
+    assert result["read_bytes"] + result["write_bytes"] == result["bytes"] == 64 << 20
+    # 16384 draws: four standard deviations are 1.4 %.
+    assert abs(result["read_bytes"] / result["bytes"] - 0.70) < 0.015
+
+
+def test_warm_up_is_in_the_series_and_in_no_figure(tmp_path: Path) -> None:
+    job = ("nil:?size=1g", "--rate-iops", 2000, "--warmup", 1, "--duration", 1, "--interval", 100)
+    result = bench(*job, cwd=tmp_path)["result"]
+    warm = [p for p in result["series"] if p["warmup"]]
+    measured = [p for p in result["series"] if not p["warmup"]]
+    assert len(warm) >= 8 and len(measured) >= 8
+    assert max(p["t_s"] for p in warm) <= min(p["t_s"] for p in measured)
+    assert sum(p["iops"] for p in warm) > 0, "the warm-up did nothing"
+    # Two seconds ran, one counts.
+    assert abs(result["seconds"] - 1) < 0.2
+    assert 1600 <= result["ios"] <= 2400
+
+
+def test_repeats_are_as_many_as_asked_and_the_summary_is_theirs(tmp_path: Path) -> None:
+    job = ("nil:", "--rate-iops", 1000, "--duration", 0.3, "--warmup", 0, "--repeat", 4)
+    result = bench(*job, cwd=tmp_path)["result"]
+    rates = [r["throughput_gib_s"] for r in result["repeats"]]
+    assert len(rates) == 4 and {p["repeat"] for p in result["series"]} == {0, 1, 2, 3}
+    assert result["summary"]["throughput_gib_s_median"] == pytest.approx(statistics.median(rates), rel=1e-3)
+    assert result["ios"] == sum(r["ios"] for r in result["repeats"])
+
+
+def test_until_ci_ends_when_the_interval_is_narrow_or_at_its_bound(tmp_path: Path) -> None:
+    paced = ("nil:", "--rate-iops", 2000, "--duration", 0.3, "--warmup", 0)
+    result = bench(*paced, "--until-ci", "20%", "--repeat-max", 20, cwd=tmp_path)["result"]
+    rates = [r["throughput_gib_s"] for r in result["repeats"]]
+    low, high = result["summary"]["throughput_gib_s_ci95"]
+    assert 2 <= len(rates) < 20
+    assert (high - low) / 2 <= 0.2 * statistics.mean(rates)
+    bound = ("nil:", "--duration", 0.1, "--warmup", 0, "--until-ci", "0.0001%", "--repeat-max", 4)
+    assert len(bench(*bound, cwd=tmp_path)["result"]["repeats"]) == 4
+
+
+def test_until_steady_ends_before_its_time_and_says_when(tmp_path: Path) -> None:
+    job = ("nil:", "--rate-iops", 2000, "--until-steady", "--duration", 60, "--warmup", 0, "--interval", 100)
+    result = bench(*job, cwd=tmp_path)["result"]
+    assert result["steady_after_s"] is not None
+    assert result["steady_after_s"] <= result["seconds"] + 1 < 40
+
+
+def test_beyond_capacity_an_open_loop_counts_latency_from_the_schedule(tmp_path: Path) -> None:
+    """Each I/O takes up to 10 ms, 5 on the mean, and one is in flight: 200 a second can be served. At 50 a
+    second few wait; at 400 every second I/O adds to the queue, and latency grows though no I/O takes longer."""
+    job = ("nil:", "--faults", "seed=1,delay_us=10000", "--depth", 1, "--warmup", 0, "--duration", 2)
+    below = bench(*job, "--rate-iops", 50, cwd=tmp_path)["result"]["latency_us"]
+    beyond = bench(*job, "--rate-iops", 400, cwd=tmp_path)["result"]["latency_us"]
+    assert 2_000 < below["p50"] < 40_000
+    assert beyond["p50"] > 5 * below["p50"] + 100_000 and beyond["max"] > 1.5 * beyond["p50"]
+
+
+def test_several_sources_are_one_job(tmp_path: Path) -> None:
+    names = [tmp_path / name for name in ("one", "two", "three")]
+    for name in names:
+        with name.open("wb") as file:
+            file.truncate(4 << 20)
+    record = bench(*names, *SMALL, "--workers", 3, "--passes", 1, cwd=tmp_path)
+    targets = record["result"]["targets"]
+    assert [Path(t["target"]).name for t in targets] == ["one", "two", "three"]
+    assert [t["bytes"] for t in targets] == [4 << 20] * 3
+    assert record["job"]["source"] == " ".join(map(str, names)) and record["job"]["data_bytes"] == 12 << 20
+
+
+def test_cpus_pins_each_worker_in_turn(tmp_path: Path) -> None:
+    cpus = sorted(os.sched_getaffinity(0))[:2]
+    listed = ",".join(map(str, cpus))
+    job = ("nil:", "--workers", 3, "--cpus", listed, "--duration", 0.2, "--rate-iops", 100)
+    workers = bench(*job, cwd=tmp_path)["result"]["workers"]
+    assert [w["cpu"] for w in workers] == [cpus[i % len(cpus)] for i in range(3)]
+
+
+def test_a_misplaced_block_is_named_by_file_offset_and_seed(tmp_path: Path) -> None:
+    target = tmp_path / "data"
+    job = (target, *SMALL, "--passes", 1, "--verify", "--seed", 7)
+    bench(*job, "--op", "write", "--file-size", "1m", cwd=tmp_path)
+    with target.open("r+b") as file:
+        file.seek(40960)
+        block = file.read(4096)
+        file.seek(81920)
+        file.write(block)
+    errors = bench(*job, cwd=tmp_path, code=1)["result"]["errors"]
+    assert errors["verify_failed"] >= 1
+    told = " ".join(errors["examples"])
+    assert "81920" in told and "40960" in told, told
+
+
+def test_each_null_of_a_record_has_its_reason(tmp_path: Path) -> None:
+    """Null means `couldn't be measured`, so that somebody must be told why; settings left out are no measurement."""
+    record = bench("nil:", "--duration", 0.3, "--rate-iops", 1000, cwd=tmp_path)
+    unexplained = [
+        path
+        for part in ("result", "cache")
+        for path in nulls(record[part], part)
+        if not explained(path, record["missing"]) and path != "result.workers[].cpu"  # null: not pinned
+    ]
+    assert not unexplained, unexplained
+    assert all(reason for reason in record["missing"].values())
+
+
+def nulls(value: Any, path: str) -> list[str]:
+    if value is None:
+        return [path]
+    if isinstance(value, dict):
+        return [n for k, v in value.items() for n in nulls(v, f"{path}.{k}")]
+    if isinstance(value, list):
+        return [n for v in value for n in nulls(v, f"{path}[]")]
+    return []
+
+
+def explained(path: str, missing: dict[str, str]) -> bool:
+    """Entries of a list share the reason of the same field of the whole run, or of their list."""
+
+    def plain(text: str) -> str:
+        return re.sub(r"\[\d*\]", "[]", text)
+
+    last = path.rsplit(".", 1)[-1]
+    return any(plain(m) == path or plain(m).rsplit(".", 1)[-1] == last for m in missing)
