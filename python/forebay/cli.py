@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
 from typing import Any
 
 import click
 
-from forebay.errors import BAD_REQUEST, INTERRUPTED, ForebayError
+from forebay.errors import BAD_REQUEST, INTERRUPTED, ForebayError, RequestError
 
 # verb → (module:command, the question it answers)
 VERBS = {
@@ -39,13 +40,30 @@ class Verbs(click.Group):
         module, attribute = VERBS[name][0].split(":")
         return getattr(importlib.import_module(module), attribute)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in VERBS and not args[0].startswith("-"):
+            import difflib
+
+            near = difflib.get_close_matches(args[0], VERBS, n=1)
+            ctx.fail(f"There is no verb '{args[0]}'." + (f" Did you mean '{near[0]}'?" if near else ""))
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
             formatter.write_dl([(name, question) for name, (_, question) in VERBS.items()])
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=lambda c, p, v: v and show_version(c))
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=lambda c, p, v: v and show_version(c),
+    help="Version, commit and features of this build.",
+)
 def forebay() -> None:
     """Feeds GPUs from storage, proves how well it does, and says what to change when it doesn't."""
 
@@ -65,6 +83,7 @@ def main(arguments: list[str] | None = None) -> Any:
     """Runs the command line and exits with the code that scripts rely on."""
     signal.signal(signal.SIGTERM, _terminate)
     try:
+        _refuse_other_encodings(sys.argv[1:] if arguments is None else arguments)
         code = forebay.main(args=arguments, prog_name="forebay", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except ForebayError as error:
@@ -81,6 +100,18 @@ def main(arguments: list[str] | None = None) -> Any:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(INTERRUPTED)
+
+
+def _refuse_other_encodings(arguments: list[str]) -> None:
+    """Records, plans and reports are JSON, which can only name what is UTF-8."""
+    for text in arguments:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            shown = ascii(os.fsencode(text))[2:-1]
+            raise RequestError(
+                f"argument '{shown}'", "isn't UTF-8, and a record couldn't name it", "a link to it: ln -s OLD NEW"
+            ) from None
 
 
 def _terminate(signum: int, frame: Any) -> None:

@@ -81,7 +81,13 @@ def _files(path: str) -> Iterator[str]:
     if not os.path.isdir(path):
         yield path
         return
-    found = sorted(str(p) for pattern in ("*.json", "*.jsonl") for p in Path(path).rglob(pattern))
+    # A hidden one is a list of made files (.forebay.json) or half written: no run.
+    found = sorted(
+        str(p)
+        for pattern in ("*.json", "*.jsonl")
+        for p in Path(path).rglob(pattern)
+        if not p.name.startswith(".")
+    )
     if len(found) > FILES_MAX:
         raise RequestError(
             path, f"holds {len(found)} files, more than {FILES_MAX}", "a smaller folder, or the files by name"

@@ -1,0 +1,84 @@
+"""What a newcomer types by mistake: each is answered with what to type, and never with a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from forebay.cli import VERBS
+
+FOREBAY = [sys.executable, "-m", "forebay.cli"]
+
+
+def forebay(*arguments: str | bytes, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    kept = {k: v for k, v in os.environ.items() if k not in ("HOME", "COLUMNS")}
+    return subprocess.run(
+        [*FOREBAY, *arguments], cwd=cwd, capture_output=True, text=True, timeout=60, env={**kept, **env}
+    )
+
+
+def test_a_misspelt_verb_is_answered_with_the_right_one(tmp_path: Path) -> None:
+    done = forebay("bnech", cwd=tmp_path)
+    assert done.returncode == 2 and "Did you mean 'bench'?" in done.stderr
+    assert forebay("xyzzy", cwd=tmp_path).returncode == 2
+
+
+@pytest.mark.parametrize("verb", [v for v in VERBS if v not in ("doctor", "demo", "completion", "man")])
+def test_a_verb_alone_says_what_it_needs(tmp_path: Path, verb: str) -> None:
+    done = forebay(verb, cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr and not done.stdout
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_flag_that_is_none_is_named(tmp_path: Path, verb: str) -> None:
+    done = forebay(verb, "--no-such-flag", cwd=tmp_path)
+    assert done.returncode == 2 and "no-such-flag" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["with space", "ünïcødé", "new\nline", "100%41", "a&b?c#d", "-dash", "c:d"])
+def test_any_name_is_a_path(tmp_path: Path, name: str) -> None:
+    job = ("--file-size", "1m", "--passes", "1", "--cache", "allow", "--io-size", "64k", "--verify", "--json")
+    path = f"./{name}"
+    assert forebay("bench", path, "--op", "write", *job, cwd=tmp_path).returncode == 0
+    done = forebay("bench", path, *job, cwd=tmp_path, LC_ALL="C")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["result"]["verified_bytes"] == 1 << 20
+    assert (tmp_path / name).stat().st_size == 1 << 20
+
+
+def test_a_name_that_is_not_utf8_is_refused_by_name(tmp_path: Path) -> None:
+    done = forebay("bench", b"d\xff", "--file-size", "1m", cwd=tmp_path)
+    assert done.returncode == 2 and r"'d\xff'" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_folder_that_was_measured_may_be_reported_on(tmp_path: Path) -> None:
+    """The list of made files that bench keeps there is no damaged record."""
+    job = (".", "--file-size", "1m", "--passes", "1", "--cache", "allow", "--json", "-o", "run.json")
+    assert forebay("bench", *job, cwd=tmp_path).returncode == 0
+    done = forebay("report", ".", "-o", "page.html", "--no-charts", cwd=tmp_path)
+    assert done.returncode == 0 and "forebay.json" not in done.stderr, done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_somebody_without_rights_measures_and_is_told_what_is_forbidden(tmp_path: Path) -> None:
+    def as_nobody(*arguments: str, cwd: str) -> subprocess.CompletedProcess[str]:
+        command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *FOREBAY, *arguments]
+        return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60)
+
+    if not shutil.which("setpriv") or as_nobody("--version", cwd="/").returncode != 0:
+        pytest.skip("no setpriv, or the interpreter isn't readable for others")
+    done = as_nobody("bench", "nil:", "--duration", "0.2", "--json", cwd="/")
+    assert done.returncode == 0 and json.loads(done.stdout)["result"]["ios"] > 0
+    tmp_path.chmod(0o755)
+    for parent in tmp_path.parents[:2]:
+        parent.chmod(0o755)
+    done = as_nobody("bench", str(tmp_path), "--file-size", "1m", cwd="/")
+    assert done.returncode == 2 and "permission denied" in done.stderr
+    assert list(tmp_path.iterdir()) == []
