@@ -265,7 +265,7 @@ impl JobSpec {
     /// Everything that is wrong on any machine. What depends on the machine is found when the job opens.
     pub fn check(&self) -> Result<(), Error> {
         let bound = |flag: &str, value: String, why: &str, next: &str| {
-            Err(Error::request(format!("{flag} {value}"), why, next))
+            Err(Error::request(format!("{flag} {value}").trim_end(), why, next))
         };
         if self.sources.is_empty() {
             return bound(

@@ -303,7 +303,7 @@ impl Planner<'_> {
         if self.job.writes() && !ours && !named_in(path, &self.job.overwrite) {
             return Err(Error::request(
                 format!("write to {shown}"),
-                format!("it exists ({}), and Forebay didn't make it", format_bytes(have)),
+                format!("it exists ({have} bytes), and Forebay didn't make it"),
                 format!("--overwrite {shown} to let it be overwritten, or another name"),
             ));
         }
