@@ -1,0 +1,119 @@
+"""The documents name what the code's tables hold: each source, path, flag, field, drive and verb."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from forebay.cli import VERBS
+from forebay.flags import FIELDS
+
+ROOT = Path(__file__).resolve().parent.parent
+MODEL = ROOT / "crates/model/src"
+ENGINE = ROOT / "crates/engine/src"
+RECORDS = (ROOT / "docs/records.md").read_text()
+SOURCES = (ROOT / "docs/sources.md").read_text()
+
+
+def structs(file: Path) -> dict[str, list[str]]:
+    found = re.findall(r"^pub struct (\w+) \{\n(.*?)\n\}", file.read_text(), re.S | re.M)
+    return {name: re.findall(r"^\s+pub (\w+):", body, re.M) for name, body in found}
+
+
+SCHEMA = {**structs(MODEL / "record.rs"), "JobSpec": structs(MODEL / "job.rs")["JobSpec"]}
+SCHEMA["Job"] = [f for f in SCHEMA["Job"] if f != "spec"]  # its fields lie flat beside the others
+
+
+def rows(heading: str) -> list[list[str]]:
+    """Cells of the table rows under `## heading`, without the table's head."""
+    section = re.search(rf"^## {heading}\b.*?\n(.*?)(?=^## |\Z)", RECORDS, re.S | re.M)
+    assert section, f"docs/records.md has no section {heading}"
+    return [
+        [c.strip() for c in re.split(r"(?<!\\)\|", line)[1:-1]]
+        for line in section[1].splitlines()
+        if line.startswith("| `")
+    ]
+
+
+@pytest.mark.parametrize("struct", SCHEMA)
+def test_records_has_each_field_with_its_unit(struct: str) -> None:
+    table = rows(struct)
+    assert [row[0].strip("`") for row in table] == SCHEMA[struct]
+    assert all(cell for row in table for cell in row), "a field without unit or meaning"
+
+
+def test_records_has_each_flag_beside_its_field() -> None:
+    flags = {row[0].strip("`"): row[1].strip("`") for row in rows("JobSpec")}
+    assert {f.key: f"--{f.flag}" for f in FIELDS}.items() <= flags.items()
+
+
+def test_records_names_the_schema_that_is_written() -> None:
+    text = (MODEL / "record.rs").read_text()
+    written = re.search(r'pub const SCHEMA: &str = "(.*?)"', text)
+    assert written and f"schema `{written[1]}`" in RECORDS
+    assert all(f"`{older}`" in RECORDS for older in re.findall(r'"(forebay\.run/\d+)" =>', text))
+
+
+def test_sources_has_each_scheme_and_says_which_wait() -> None:
+    text = (ENGINE / "source/mod.rs").read_text()
+    table = re.findall(r'scheme: "(.*?)".*?available: (Ok|Err)', text, re.S)
+    assert len(table) >= 4
+    for scheme, available in table:
+        line = next((x for x in SOURCES.splitlines() if x.startswith(f"| `{scheme}:` |")), "")
+        assert line, f"docs/sources.md has no row {scheme}:"
+        assert ("not in this version" in line) == (available == "Err"), line
+
+
+def test_sources_has_each_path_and_what_it_serves() -> None:
+    text = (ENGINE / "path/mod.rs").read_text()
+    every = re.search(r"const ALL: &\[&str\] = &\[(.*?)\]", text)
+    table = re.findall(r'name: "(.*?)".*?sources: (.*?),\n\s+available: (.*?),\n', text, re.S)
+    assert every and len(table) >= 4
+    for name, sources, available in table:
+        line = next((x for x in SOURCES.splitlines() if x.startswith(f"| `{name}` |")), "")
+        served = re.findall(r'"(.*?)"', every[1] if sources == "ALL" else sources)
+        assert ", ".join(served) in line, f"docs/sources.md: {name} serves {served}"
+        assert ("not in this version" in line) == (available != "Ok(())"), line
+
+
+def test_sources_has_each_drive_with_its_figures() -> None:
+    text = (MODEL / "device/presets.rs").read_text()
+    sheets = re.findall(
+        r'name: "(.*?)",.*?read_mb_s: (\S+),.*?write_mb_s: (\S+),.*?read_iops: (\S+),.*?write_iops: (\S+),',
+        text,
+        re.S,
+    )
+    ideals = re.findall(r'ideal\("(.*?)", (\S+)\)', text)
+    assert len(sheets) >= 5 and len(ideals) >= 3
+    expected = {
+        name: [float(m[1]) if (m := re.match(r"(?:Some\()?([\d.e]+)\)?$", v)) else None for v in values]
+        for name, *values in sheets
+    }
+    for name, giga in ideals:
+        # Four lanes; 128b/130b; 512-byte payloads in packets of 536.
+        rate = float(giga) * 1e3 / 8 * 4 * 128 / 130 * 512 / 536
+        expected[name] = [rate, rate, rate * 1e6 / 512, rate * 1e6 / 512]
+    for name, values in expected.items():
+        line = next((x for x in SOURCES.splitlines() if x.startswith(f"| `{name}` |")), "")
+        shown = [c.strip() for c in line.split("|")[2:6]]
+        assert shown == ["not known" if v is None else f"{v:.0f}" for v in values], name
+
+
+def test_sources_has_each_key_of_a_model() -> None:
+    keys = re.search(r"pub const KEYS.*?= \[(.*?)\];", (MODEL / "device.rs").read_text(), re.S)
+    assert keys
+    for key in [*re.findall(r'"(\w+)"', keys[1]), "time", "over"]:
+        assert re.search(rf"^\| .*`{key}`", SOURCES, re.M), f"docs/sources.md doesn't say what {key} is"
+
+
+def test_the_first_page_leads_to_every_document() -> None:
+    readme = (ROOT / "README.md").read_text()
+    missing = [p.name for p in (ROOT / "docs").glob("*.md") if f"](docs/{p.name})" not in readme]
+    assert not missing
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_verb_is_in_a_document(verb: str) -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    assert any(f"forebay {verb}" in p.read_text() for p in pages), f"no document says what {verb} does"
