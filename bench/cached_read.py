@@ -81,6 +81,7 @@ def main() -> int:
     finally:
         for file in (options.tmpfs / "forebay-bench").glob("forebay.*"):
             file.unlink()
+        (options.tmpfs / "forebay-bench").rmdir()
 
 
 if __name__ == "__main__":
