@@ -42,6 +42,16 @@ pub struct HugetlbPool {
     pub free: u64,
 }
 
+impl Memory {
+    /// Bytes that can be had without taking them from anybody: free huge pages count, a cgroup's limit caps it.
+    pub fn free_bytes(&self) -> Option<u64> {
+        let huge =
+            self.hugetlb.iter().map(|p| p.page_bytes.saturating_mul(p.free)).fold(0, u64::saturating_add);
+        let free = self.available_bytes?.saturating_add(huge);
+        Some(self.cgroup_limit_bytes.map_or(free, |limit| free.min(limit)))
+    }
+}
+
 pub fn facts(roots: &Roots) -> Memory {
     let meminfo = text(&roots.proc("meminfo")).unwrap_or_default();
     let thp = roots.sys("kernel/mm/transparent_hugepage");

@@ -56,6 +56,11 @@ pub fn examine(source: Option<&str>, cufile_json: Option<&Path>) -> Result<Repor
 /// loaded and seconds where it doesn't.
 const CARD_NVML: std::time::Duration = std::time::Duration::from_millis(35);
 
+/// Bytes of memory that can be had here and now; None where the system doesn't say.
+pub fn memory_free_bytes() -> Option<u64> {
+    memory::facts(&Roots::host()).free_bytes()
+}
+
 /// The environment part of a record, for what lies at `paths`. Takes under 50 ms and never
 /// fails: what isn't known stays null or empty.
 pub fn environment(paths: &[PathBuf]) -> Environment {

@@ -173,6 +173,7 @@ pub fn run(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> 
     }
     let prepared = prepare::prepare(&job, &drafts, manifests, observer)?;
     honour::of_targets(&job, &prepared.targets)?;
+    outfit::check_memory(&job, &prepared.targets, device.is_some())?;
     let resident_before = residency(&prepared.targets);
     let mut runs = Vec::new();
     let failed = repeat(&job, &prepared, device.clone(), observer, &mut runs);

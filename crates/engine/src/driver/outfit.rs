@@ -3,6 +3,7 @@
 
 use super::worker::{Kit, Shared, WorkerSpec};
 use crate::arena::{Arena, Mem};
+use crate::doctor;
 use crate::gpu::cuda::{CudaCopier, DeviceMemory, Pinned};
 use crate::path::{BounceQueue, Copier, HostCopier};
 use crate::queue::Queue;
@@ -67,13 +68,35 @@ pub fn of(spec: &WorkerSpec, shared: &Shared) -> Result<Outfit, Error> {
     Ok(Outfit { queues, reactor, memory, queue_of, depth, kit })
 }
 
+/// Slots are only worth having where something moves bytes into them.
+fn wants_slots(job: &JobSpec, targets: &[Target]) -> bool {
+    job.path == PathKind::Bounce || job.verify || targets.iter().any(|t| !t.files().is_empty())
+}
+
+/// Refuses slots that there is no memory for: the kernel would promise it, and kill somebody when they are touched.
+pub fn check_memory(job: &JobSpec, targets: &[Target], feeds_gpu: bool) -> Result<(), Error> {
+    let slot_bytes = job.io_bytes_largest().next_multiple_of(4096);
+    let depth = u64::from(effective_depth(job, targets.iter(), feeds_gpu));
+    let arenas = 1 + u64::from(job.path == PathKind::Bounce && !feeds_gpu);
+    let wanted = [depth, u64::from(job.workers), arenas].into_iter().fold(slot_bytes, u64::saturating_mul);
+    let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
+    match doctor::memory_free_bytes() {
+        Some(free) if wants_slots(job, targets) && wanted > free => Err(Error::machine(
+            format!("--workers {} × --depth {depth} × --io-size {slot_bytes}", job.workers),
+            format!("needs {:.1} GiB of buffers, and {:.1} GiB of memory are free", gib(wanted), gib(free)),
+            "a smaller --depth, --workers or --io-size",
+        )),
+        _ => Ok(()),
+    }
+}
+
 impl Memory {
     fn new(shared: &Shared, depth: usize) -> Result<Memory, Error> {
         let job = &shared.job;
         let io_bytes = job.io_bytes_largest() as usize;
         let bounce = job.path == PathKind::Bounce;
         let mut memory = Memory::default();
-        if !bounce && !job.verify && shared.targets.iter().all(|t| t.files().is_empty()) {
+        if !wants_slots(job, &shared.targets) {
             return Ok(memory);
         }
         if bounce {
