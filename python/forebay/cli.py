@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import signal
@@ -10,7 +11,7 @@ from typing import Any
 
 import click
 
-from forebay.errors import BAD_REQUEST, INTERRUPTED, ForebayError, RequestError
+from forebay.errors import BAD_REQUEST, BROKE, INTERRUPTED, ForebayError, RequestError
 
 # verb → (module:command, the question it answers)
 VERBS = {
@@ -87,7 +88,8 @@ def main(arguments: list[str] | None = None) -> Any:
         code = forebay.main(args=arguments, prog_name="forebay", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except ForebayError as error:
-        click.echo(f"forebay: {error}", err=True)
+        _say(f"forebay: {error}")
+        _give_up_output()
         sys.exit(error.exit_code)
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
@@ -98,8 +100,28 @@ def main(arguments: list[str] | None = None) -> Any:
         click.echo("forebay: interrupted", err=True)
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
-        sys.stderr.close()
+        _give_up_output()
         sys.exit(INTERRUPTED)
+    except OSError as error:
+        _say(f"forebay: {error.filename or 'writing the output'}: {error.strerror}\n  try: df -h; ls -l; another place")
+        _give_up_output()
+        sys.exit(BROKE)
+
+
+def _say(text: str) -> None:
+    """On stderr, if that takes it."""
+    with contextlib.suppress(OSError):
+        click.echo(text, err=True)
+
+
+def _give_up_output() -> None:
+    """What a full or closed output didn't take would fail again at the interpreter's end, and change the code."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _refuse_other_encodings(arguments: list[str]) -> None:

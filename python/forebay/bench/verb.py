@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from forebay.bench.interrupt import Interrupt
-from forebay.errors import BROKE, CHECK_FAILED, DONE, INTERRUPTED, ForebayError, RequestError
+from forebay.errors import BROKE, CHECK_FAILED, DONE, INTERRUPTED, ForebayError, RequestError, RunError
 from forebay.flags import job_from_flags, job_options
 
 EXAMPLES = """\b
@@ -115,7 +115,24 @@ def tasks_of(sources: tuple[str, ...], options: dict[str, Any], fio: str | None)
 
 def run_all(tasks: list[Task], own: dict[str, Any], world: Any) -> int:
     """Runs each task, shows and saves as it goes; the exit code is that of the first that didn't go well."""
-    code, records = DONE, []
+    records: list[dict[str, Any]] = []
+    try:
+        return _run_all(tasks, own, world, records)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        from forebay.bench import save
+
+        # Nothing can be shown, so what was measured is kept where it can be.
+        kept = [str(save.rescue(r, f"-{n}" if n else "")) for n, r in enumerate(records)]
+        told = f"{error.strerror}; what was measured is in {', '.join(kept)}" if kept else str(error.strerror)
+        raise RunError("writing the output", told, "df -h; -o FILE on another file system") from error
+
+
+def _run_all(
+    tasks: list[Task], own: dict[str, Any], world: Any, records: list[dict[str, Any]]
+) -> int:
+    code = DONE
     with Interrupt() as interrupt:
         for task in tasks:
             outcome = measure(task, own, interrupt, world)
@@ -189,11 +206,15 @@ def conclude(
     if record is not None and not own["quiet"]:
         heading = f"[{task.name}]\n" if several and task.name else ""
         click.echo(heading + summary.text(record, _width()), err=own["as_json"])
-    if record is not None and own["out"]:
-        save.write(own["out"], records)
-        if not own["quiet"]:
-            click.echo(f"record    {own['out']}", err=own["as_json"])
-    elif record is not None and outcome.exit_code in (BROKE, INTERRUPTED):
+    saved = record is not None and bool(own["out"])
+    if saved:
+        try:
+            save.write(own["out"], records)
+        except RequestError as error:
+            saved, outcome.error = False, outcome.error or RunError(error.asked, error.found, error.next)
+    if saved and not own["quiet"]:
+        click.echo(f"record    {own['out']}", err=own["as_json"])
+    if record is not None and not saved and outcome.exit_code in (BROKE, INTERRUPTED):
         rescued = save.rescue(record)
         told = f"what was measured is in {rescued}" if rescued else "what was measured could not be saved"
         click.echo(f"forebay: {told}", err=True)
