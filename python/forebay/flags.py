@@ -17,11 +17,25 @@ from forebay.errors import RequestError
 from forebay.units import format_bytes, parse_bytes, parse_percent, parse_seconds
 
 
-def _integer(text: Any, what: str) -> int:
+def _integer(text: Any, what: str, most: int = (1 << 32) - 1) -> int:
     try:
-        return int(str(text), 0)
+        value = int(str(text), 0)
     except ValueError:
         raise RequestError(f"{what} {text}", "is not a whole number", f"{what} 4") from None
+    if not 0 <= value <= most:
+        raise RequestError(f"{what} {text}", f"must be a whole number from 0 to {most}", f"{what} 4")
+    return value
+
+
+def _seed(text: Any, what: str) -> int:
+    return _integer(text, what, (1 << 64) - 1)
+
+
+def _share(text: Any, what: str) -> int:
+    value = parse_percent(text, what)
+    if not 0 <= value <= 100:
+        raise RequestError(f"{what} {text}", "must be 0 to 100 per cent", f"{what} 70")
+    return int(value)
 
 
 def _number(text: Any, what: str) -> float:
@@ -82,7 +96,7 @@ PATHS = ("host", "bounce", "mapped", "gds", "auto")
 FIELDS: tuple[Field, ...] = (
     Field("path", "path", _choice(*PATHS), "How bytes reach the destination: host, bounce, mapped, gds or auto.", "PATH"),
     Field("op", "op", _choice("read", "write", "randread", "randwrite"), "read, write, randread or randwrite.", "OP"),
-    Field("read-pct", "read_pct", lambda t, w: int(parse_percent(t, w)), "Per cent of I/Os that read, for a mixed job.", "PCT"),
+    Field("read-pct", "read_pct", _share, "Per cent of I/Os that read, for a mixed job.", "PCT"),
     Field("io-size", "io_bytes", _text, "Bytes per I/O, as 128k; or MIN:MAX[:STEP].", "SIZE"),
     Field("file-size", "file_bytes", parse_bytes, "Size of each file; made where missing. Default: as found, else 1g.", "SIZE"),
     Field("files", "files", _integer, "Files in a directory. Default: one per worker.", "N"),
@@ -96,7 +110,7 @@ FIELDS: tuple[Field, ...] = (
     Field("warmup", "warmup_s", parse_seconds, "Seconds before measuring. Default: a tenth of the duration, 2 at most.", "SECONDS"),
     Field("distribution", "distribution", _text, "Random offsets: uniform or zipf:THETA.", "NAME"),
     Field("no-repeat", "no_repeat", _flag, "Random offsets without any block twice in a pass.", is_flag=True),
-    Field("seed", "seed", _integer, "Seed of offsets and content.", "N"),
+    Field("seed", "seed", _seed, "Seed of offsets and content.", "N"),
     Field("repeat", "repeat", _integer, "Run N times; the record holds each and their spread.", "N"),
     Field("until-ci", "until_ci_pct", parse_percent, "Repeat until the 95 % interval is within PCT of the mean.", "PCT"),
     Field("repeat-max", "repeat_max", _integer, "Bound on the repeats of --until-ci.", "N"),

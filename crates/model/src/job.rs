@@ -331,7 +331,12 @@ impl JobSpec {
             );
         }
         if self.files == Some(0) || self.files.is_some_and(|f| f > 10_000_000) {
-            return bound("--files", format!("{:?}", self.files), "must be 1 to 10,000,000", "--files 4");
+            return bound(
+                "--files",
+                self.files.unwrap_or(0).to_string(),
+                "must be 1 to 10,000,000",
+                "--files 4",
+            );
         }
         if self
             .file_bytes
@@ -396,17 +401,27 @@ impl JobSpec {
         if self.until_ci_pct.is_some_and(|p| !(p > 0.0 && p < 100.0)) {
             return bound(
                 "--until-ci",
-                format!("{:?}", self.until_ci_pct),
+                self.until_ci_pct.unwrap_or(0.0).to_string(),
                 "must be between 0 and 100 per cent",
                 "--until-ci 2%",
             );
         }
         if self.read_pct.is_some_and(|p| p > 100) {
-            return bound("--read-pct", format!("{:?}", self.read_pct), "must be 0 to 100", "--read-pct 70");
+            return bound(
+                "--read-pct",
+                self.read_pct.unwrap_or(0).to_string(),
+                "must be 0 to 100",
+                "--read-pct 70",
+            );
         }
         for (flag, rate) in [("--rate", self.rate_gib_s), ("--rate-iops", self.rate_iops)] {
             if rate.is_some_and(|r| !(r.is_finite() && r > 0.0)) {
-                return bound(flag, format!("{rate:?}"), "must be above 0", &format!("{flag} 1.5"));
+                return bound(
+                    flag,
+                    rate.unwrap_or(0.0).to_string(),
+                    "must be above 0",
+                    &format!("{flag} 1.5"),
+                );
             }
         }
         if self.rate_gib_s.is_some() && self.rate_iops.is_some() {
