@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
@@ -117,3 +118,26 @@ def test_the_first_page_leads_to_every_document() -> None:
 def test_each_verb_is_in_a_document(verb: str) -> None:
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     assert any(f"forebay {verb}" in p.read_text() for p in pages), f"no document says what {verb} does"
+
+
+def commands() -> list[tuple[str, str]]:
+    """(page, command) of each `forebay …` line in a code block."""
+    found = []
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        for block in re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.S | re.M):
+            lines = block.replace("\\\n", " ").splitlines()
+            found += [(page.name, x.split("  #")[0].strip()) for x in lines if x.startswith("forebay ")]
+    return found
+
+
+@pytest.mark.parametrize(("page", "command"), commands())
+def test_each_command_in_a_document_has_flags_that_exist(page: str, command: str) -> None:
+    verb = command.split()[1]
+    assert verb in VERBS or verb.startswith("-"), f"{page}: no verb {verb}"
+    if verb not in VERBS or verb == "gdsio":  # gdsio has its own reader, and its own test of its page
+        return
+    module, attribute = VERBS[verb][0].split(":")
+    options = {o for p in getattr(importlib.import_module(module), attribute).params for o in p.opts}
+    options |= {"--buffered", "--help"}
+    used = re.findall(r"(?<=\s)(--?[a-z][\w-]*)", command)
+    assert set(used) <= options, f"{page}: {command}: {set(used) - options}"
