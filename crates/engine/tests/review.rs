@@ -229,3 +229,23 @@ fn pieces_that_direct_io_can_not_take_are_refused() {
     let part = JobSpec { file_bytes: Some(100_001), ..direct(&a.display().to_string()) };
     assert!(go(&part).unwrap_err().asked.contains("--file-size"));
 }
+
+#[test]
+fn a_model_faster_than_the_host_is_refused_in_real_time() {
+    let op = Op::RandRead;
+    let fast = "model:d7-ps1010?drives=1024&latency_us=1&read_iops=1000000000&read_mb_s=1000000&time=real";
+    let many = JobSpec { op, io_bytes: 512, depth: 4096, passes: None, duration_s: Some(0.1), ..job(fast) };
+    let error = go(&many).unwrap_err();
+    assert_eq!(error.kind, Kind::Machine);
+    assert!(error.next.contains("time=virtual") && error.found.contains("per second"), "{error}");
+    // A rate that the host can keep is none of the model's business.
+    assert!(go(&JobSpec { rate_iops: Some(1000.0), ..many }).is_ok());
+
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("f");
+    go(&JobSpec { file_bytes: Some(8 << 20), ..job(&file) }).unwrap();
+    let wide = format!("model:d7-ps1010?drives=1024&command=1m&read_mb_s=1000000&over={}", file.display());
+    let error = go(&JobSpec { io_bytes: 1 << 20, depth: 4, ..job(&wide) }).unwrap_err();
+    assert!(error.kind == Kind::Machine && error.found.contains("GiB/s"), "{error}");
+    assert!(go(&JobSpec { depth: 1, ..job(format!("model:d7-p5520?over={}", file.display())) }).is_ok());
+}

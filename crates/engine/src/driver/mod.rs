@@ -7,6 +7,7 @@ mod manifest;
 mod measure;
 mod mounts;
 mod outfit;
+mod pacing;
 mod plan;
 mod prepare;
 mod record;
@@ -171,6 +172,7 @@ pub fn run(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> 
             "--path host to write, then --path bounce --verify to read",
         ));
     }
+    pacing::check(&job, &drafts, observer)?;
     let prepared = prepare::prepare(&job, &drafts, manifests, observer)?;
     honour::of_targets(&job, &prepared.targets)?;
     outfit::check_memory(&job, &prepared.targets, device.is_some())?;
