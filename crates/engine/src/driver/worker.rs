@@ -271,10 +271,14 @@ impl Worker {
             }
             self.start_ios(now);
             self.collect();
-            if self.done.is_empty() {
-                if self.in_flight == 0 && self.finished() {
+            if self.done.is_empty() && self.in_flight == 0 {
+                if self.finished() {
                     break;
                 }
+                // A flush may have ended where it began, with nothing to wake a wait.
+                self.collect();
+            }
+            if self.done.is_empty() {
                 self.wait(now);
                 self.collect();
             } else {
