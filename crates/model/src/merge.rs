@@ -43,6 +43,16 @@ pub fn merge(records: Vec<RunRecord>) -> Result<RunRecord, Error> {
             .map(|w| Warning { text: format!("{}: {}", record.environment.host, w.text), ..w.clone() });
         merged.warnings.extend(named);
     }
+    let result = &merged.result;
+    let lost = "it is told by host, and can't be put together; see the hosts' own records";
+    for (field, is_null) in [
+        ("result.copy_latency_us", result.copy_latency_us.is_none()),
+        ("result.steady_after_s", result.steady_after_s.is_none()),
+    ] {
+        if is_null {
+            merged.missing.entry(field.into()).or_insert_with(|| lost.into());
+        }
+    }
     Ok(merged)
 }
 

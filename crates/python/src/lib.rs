@@ -6,6 +6,7 @@ mod observe;
 use forebay_engine::{doctor, driver, Error, Kind};
 use forebay_model::{job::JobSpec, merge, record, Latency};
 use observe::{stop_requested, Watcher};
+use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -39,10 +40,11 @@ fn run(py: Python<'_>, job: &str, command: Vec<String>, observer: Option<Py<PyAn
     let outcome = py.detach(|| driver::run(&job, command, &mut watcher));
     let outcome = outcome.map_err(|error| watcher.interruption().unwrap_or_else(|| raise(py, error)))?;
     let text = json(py, &outcome.record)?;
-    match outcome.failure {
+    // A KeyboardInterrupt is told by the record; anything else that the observer raised is a defect of its own.
+    let defect = watcher.interruption().filter(|e| !e.is_instance_of::<PyKeyboardInterrupt>(py));
+    match defect.or_else(|| outcome.failure.map(|failure| raise(py, failure))) {
         None => Ok(text),
-        Some(failure) => {
-            let raised = raise(py, failure);
+        Some(raised) => {
             raised.value(py).setattr("record", text)?;
             Err(raised)
         }
@@ -117,7 +119,9 @@ fn environment(py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<String> {
 }
 
 fn json(py: Python<'_>, value: &impl serde::Serialize) -> PyResult<String> {
-    serde_json::to_string(value).map_err(|error| raise(py, Error::run("writing JSON", error.to_string(), "")))
+    const NEXT: &str = "report it: a defect in Forebay";
+    serde_json::to_string(value)
+        .map_err(|error| raise(py, Error::run("writing JSON", error.to_string(), NEXT)))
 }
 
 /// As an exception of forebay.errors, so that the exit code follows.
