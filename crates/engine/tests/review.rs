@@ -249,3 +249,28 @@ fn a_model_faster_than_the_host_is_refused_in_real_time() {
     assert!(error.kind == Kind::Machine && error.found.contains("GiB/s"), "{error}");
     assert!(go(&JobSpec { depth: 1, ..job(format!("model:d7-p5520?over={}", file.display())) }).is_ok());
 }
+
+/// In a process of its own, for the limit is the process's.
+#[test]
+fn more_files_than_the_soft_limit_are_opened() {
+    const INSIDE: &str = "FOREBAY_TEST_FEW_DESCRIPTORS";
+    if std::env::var_os(INSIDE).is_none() {
+        let me = std::env::current_exe().unwrap();
+        let shell = "ulimit -S -n 256; exec \"$0\" --exact more_files_than_the_soft_limit_are_opened";
+        let status = std::process::Command::new("sh").args(["-c", shell]).arg(me).env(INSIDE, "1").status();
+        assert!(status.unwrap().success());
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    let many = JobSpec { files: Some(400), file_bytes: Some(4096), io_bytes: 4096, ..job(home.path()) };
+    assert_eq!(go(&many).unwrap().record.result.ios, 400);
+}
+
+#[test]
+fn flushing_many_files_in_memory_waits_for_nothing() {
+    let home = tempfile::tempdir_in("/dev/shm").unwrap();
+    let began = std::time::Instant::now();
+    let many = JobSpec { files: Some(60), file_bytes: Some(4096), io_bytes: 4096, ..job(home.path()) };
+    go(&many).unwrap();
+    assert!(began.elapsed().as_secs_f64() < 6.0, "{:?}", began.elapsed());
+}

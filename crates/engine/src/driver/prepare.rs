@@ -50,6 +50,8 @@ pub fn prepare(
     manifests: Manifests,
     observer: &mut dyn Observer,
 ) -> Result<Prepared, Error> {
+    let files = drafts.iter().map(|d| d.files().len()).sum::<usize>() as u64;
+    allow_descriptors(files.saturating_add(u64::from(job.workers) * 8));
     let mut held = lock_what_changes(job, drafts, manifests)?;
     let missing: Vec<&FilePlan> =
         drafts.iter().flat_map(Draft::files).filter(|f| f.action == Action::Make).collect();
@@ -106,6 +108,19 @@ fn lock_what_changes(job: &JobSpec, drafts: &[Draft], manifests: Manifests) -> R
     Ok(held)
 }
 
+/// Raises the process's soft limit on open files towards its hard one, as far as the job needs: programs that
+/// call select(2) elsewhere in the process want it no higher. What isn't enough shows when a file is opened.
+fn allow_descriptors(more: u64) {
+    use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
+    // For everything else that this process has open.
+    const SPARE: u64 = 512;
+    let now = getrlimit(Resource::Nofile);
+    let wanted = more.saturating_add(SPARE).min(now.maximum.unwrap_or(u64::MAX));
+    if now.current.is_some_and(|c| c < wanted) {
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum: now.maximum });
+    }
+}
+
 fn check_room(missing: &[&FilePlan]) -> Result<(), Error> {
     let mut wanted: BTreeMap<u64, (u64, PathBuf)> = BTreeMap::new();
     for file in missing {
@@ -138,8 +153,10 @@ impl Undo {
             let _ = std::fs::remove_file(&path);
             if let Some(h) = held.get_mut(&parent_of(&path)) {
                 h.remove(&path);
-                let _ = h.save();
             }
+        }
+        for h in held.values_mut() {
+            let _ = h.save();
         }
         held.into_values().for_each(Held::remove_if_empty);
     }
