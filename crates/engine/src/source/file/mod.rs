@@ -65,7 +65,8 @@ impl FileTarget {
                 "a path to one of these",
             ));
         }
-        let in_memory = lives_in_memory(&probe);
+        // A device's node lives in devtmpfs, its data don't.
+        let in_memory = !is_device && lives_in_memory(&probe);
         let direct = access.direct && !in_memory;
         let file = if direct {
             open_with(path, access.write, libc::O_DIRECT).map_err(|e| no_direct(path, access, &e))?
