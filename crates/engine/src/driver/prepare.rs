@@ -52,22 +52,40 @@ pub fn prepare(
 ) -> Result<Prepared, Error> {
     let files = drafts.iter().map(|d| d.files().len()).sum::<usize>() as u64;
     allow_descriptors(files.saturating_add(u64::from(job.workers) * 8));
-    let mut held = lock_what_changes(job, drafts, manifests)?;
+    let mut held = manifests.0;
+    match make_and_open(job, drafts, &mut held, observer) {
+        Ok((targets, content_seeds, written)) => Ok(Prepared { targets, content_seeds, held, written }),
+        Err(e) => {
+            held.into_values().for_each(Held::remove_if_empty);
+            Err(e)
+        }
+    }
+}
+
+type Opened = (Vec<Target>, Vec<u64>, Vec<Written>);
+
+fn make_and_open(
+    job: &JobSpec,
+    drafts: &[Draft],
+    held: &mut Locked,
+    observer: &mut dyn Observer,
+) -> Result<Opened, Error> {
+    lock_what_changes(job, drafts, held)?;
     let missing: Vec<&FilePlan> =
         drafts.iter().flat_map(Draft::files).filter(|f| f.action == Action::Make).collect();
     check_room(&missing)?;
     let mut undo = Undo::default();
-    if let Err(e) = make_all(job, drafts, &missing, &mut held, observer, &mut undo) {
+    if let Err(e) = make_all(job, drafts, &missing, held, observer, &mut undo) {
         undo.run(held);
         return Err(e);
     }
     let opener = Opener { job, write: job.writes(), ring: has_ring(job)? };
     let targets = drafts.iter().map(|d| opener.target(d)).collect::<Result<Vec<_>, _>>()?;
     targets.iter().try_for_each(|t| check_alignment(job, t))?;
-    let written = note_written(job, drafts, &mut held)?;
+    let written = note_written(job, drafts, held)?;
     let known_seed = |d: &Draft| d.files().first().and_then(|f| f.seed).unwrap_or(job.seed);
     let content_seeds = drafts.iter().map(|d| if job.writes() { job.seed } else { known_seed(d) }).collect();
-    Ok(Prepared { targets, content_seeds, held, written })
+    Ok((targets, content_seeds, written))
 }
 
 impl Prepared {
@@ -96,8 +114,7 @@ impl Prepared {
 }
 
 /// Writers hold their directories alone; readers keep the shared lock of the plan.
-fn lock_what_changes(job: &JobSpec, drafts: &[Draft], manifests: Manifests) -> Result<Locked, Error> {
-    let mut held = manifests.0;
+fn lock_what_changes(job: &JobSpec, drafts: &[Draft], held: &mut Locked) -> Result<(), Error> {
     let changes = |f: &&FilePlan| !f.is_device && (job.writes() || f.action == Action::Make);
     let dirs: BTreeSet<PathBuf> =
         drafts.iter().flat_map(Draft::files).filter(changes).map(|f| parent_of(&f.path)).collect();
@@ -105,7 +122,7 @@ fn lock_what_changes(job: &JobSpec, drafts: &[Draft], manifests: Manifests) -> R
         held.remove(&dir);
         held.insert(dir.clone(), Held::alone(&dir)?);
     }
-    Ok(held)
+    Ok(())
 }
 
 /// Raises the process's soft limit on open files towards its hard one, as far as the job needs: programs that
@@ -148,7 +165,7 @@ fn check_room(missing: &[&FilePlan]) -> Result<(), Error> {
 struct Undo(Vec<PathBuf>);
 
 impl Undo {
-    fn run(self, mut held: Locked) {
+    fn run(self, held: &mut Locked) {
         for path in self.0 {
             let _ = std::fs::remove_file(&path);
             if let Some(h) = held.get_mut(&parent_of(&path)) {
@@ -158,7 +175,6 @@ impl Undo {
         for h in held.values_mut() {
             let _ = h.save();
         }
-        held.into_values().for_each(Held::remove_if_empty);
     }
 }
 
