@@ -1,0 +1,295 @@
+"""Faults that need a disk of one's own: full, read-only, mounted, of another block size, gone; and other users' limits.
+
+Each disk is a loop device over a file in the test's directory; nothing else is touched.
+"""
+
+# ruff: noqa: F811  (fixtures are imported and named again as arguments)
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from faults_support import (  # noqa: F401
+    BENCH,
+    MIB,
+    Done,
+    Run,
+    check_manners,
+    content,
+    made,
+    refused,
+    rescued,
+    run,
+    started,
+    wait_for_progress,
+)
+
+pytestmark = pytest.mark.root
+NOBODY = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
+# Read-only rights, so that an interpreter in root's own home can still be found.
+FINDS = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
+
+
+def sh(*command: object) -> str:
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}: {done.stderr}"
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def loop(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """`loop(mib)` → a block device of that size, with random content, gone after the test."""
+    made_devices: list[str] = []
+
+    def make(mib: int = 8, *options: str, sparse: bool = False) -> Path:
+        backing = tmp_path / f"backing.{len(made_devices)}"
+        if sparse:
+            with backing.open("wb") as file:
+                file.truncate(mib * MIB)
+        else:
+            made(backing, mib * MIB)
+        done = subprocess.run(
+            ["losetup", "--find", "--show", *options, str(backing)], capture_output=True, text=True
+        )
+        if done.returncode:
+            pytest.skip(f"no loop device to be had: {done.stderr.strip()}")
+        made_devices.append(done.stdout.strip())
+        return Path(made_devices[-1])
+
+    yield make
+    for device in made_devices:
+        subprocess.run(["losetup", "--detach", device], capture_output=True)
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """`mounted(source, *options)` → where it is mounted until the test ends."""
+    places: list[Path] = []
+
+    def mount(source: object, *options: str) -> Path:
+        place = tmp_path / f"mnt.{len(places)}"
+        place.mkdir()
+        done = subprocess.run(
+            ["mount", *options, str(source), str(place)], capture_output=True, text=True
+        )
+        if done.returncode:
+            pytest.skip(f"can't mount here: {done.stderr.strip()}")
+        places.append(place)
+        return place
+
+    yield mount
+    for place in reversed(places):
+        subprocess.run(["umount", "--lazy", str(place)], capture_output=True)
+
+
+@pytest.fixture
+def ext4(loop: Callable[..., Path], mounted: Callable[..., Path]) -> Callable[..., tuple[Path, Path]]:
+    """`ext4(mib)` → (device, directory) of a fresh file system."""
+
+    def make(mib: int, *options: str) -> tuple[Path, Path]:
+        if shutil.which("mkfs.ext4") is None:
+            pytest.skip("mkfs.ext4 is absent; try: apt install e2fsprogs")
+        device = loop(mib, sparse=True)
+        sh("mkfs.ext4", "-q", "-F", "-m", "0", device)
+        return device, mounted(device, *options)
+
+    return make
+
+
+# Devices --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", ["write", "randwrite"])
+def test_a_device_is_not_written_to_unless_it_is_named(run: Run, loop: Callable[..., Path], op: str) -> None:
+    device, other = loop(), loop()
+    before = device.read_bytes()
+    assert run(*BENCH, device).returncode == 0, "reading a device needs no name"
+    for flags in ((), ("--overwrite", device), ("--overwrite-device", other)):
+        done = run(*BENCH, device, "--op", op, *flags)
+        refused(done, 2, f"write to {device}", "it is a block device", f"--overwrite-device {device}")
+    stripe = f"stripe:?chunk=64k&m={other}&m={device}"
+    refused(run(*BENCH, stripe, "--op", op, "--overwrite-device", other), 2, f"write to {device}")
+    assert device.read_bytes() == before
+    kept = other.read_bytes()
+    done = run(*BENCH, device, "--op", op, "--overwrite-device", device)
+    assert done.returncode == 0, done.stderr
+    assert device.read_bytes() != before and other.read_bytes() == kept
+
+
+def test_a_mounted_device_is_refused_even_when_it_is_named(
+    run: Run, ext4: Callable[..., tuple[Path, Path]]
+) -> None:
+    device, place = ext4(16)
+    (place / "precious").write_text("mine")
+    done = run(*BENCH, device, "--op", "write", "--overwrite-device", device)
+    refused(done, 2, f"write to {device}", f"it is mounted at {place}")
+    sh("umount", place)
+    sh("mount", device, place)
+    assert (place / "precious").read_text() == "mine"
+
+
+def test_the_device_below_a_used_one_is_refused(run: Run, loop: Callable[..., Path]) -> None:
+    device = loop(16)
+    swap = subprocess.run(["mkswap", str(device)], capture_output=True)
+    on = subprocess.run(["swapon", str(device)], capture_output=True, text=True)
+    if swap.returncode or on.returncode:
+        pytest.skip(f"no swap on a loop device here: {on.stderr.strip()}")
+    try:
+        refused(run(*BENCH, device, "--op", "write", "--overwrite-device", device), 2, "used as swap")
+    finally:
+        sh("swapoff", device)
+
+
+def test_a_device_is_read_past_the_page_cache(run: Run, loop: Callable[..., Path]) -> None:
+    done = run(*BENCH, loop(), "--json")
+    record = json.loads(done.stdout)
+    assert record["job"]["direct"] and record["path"]["direct_bytes"] == record["result"]["bytes"]
+    assert record["cache"]["policy"] == "bypass"
+
+
+def test_a_device_says_its_own_block_size(run: Run, loop: Callable[..., Path]) -> None:
+    device = loop(8, "--sector-size", "4096")
+    refused(run(*BENCH, device, "--io-size", "512"), 2, "--io-size 512", "multiple of 4096 bytes")
+    refused(run(*BENCH, device, "--start", "512"), 2, "--start 512", "multiple of 4096 bytes")
+    other = loop(8, "--sector-size", "4096")
+    for path in ("host", "bounce"):
+        stripe = f"stripe:?chunk=512&m={device}&m={other}"
+        refused(run(*BENCH, stripe, "--path", path), 2, "chunk", "multiple of 4096 bytes")
+    assert run(*BENCH, f"stripe:?chunk=4k&m={device}&m={other}").returncode == 0
+
+
+def test_more_than_the_device_holds_is_refused(run: Run, loop: Callable[..., Path]) -> None:
+    device = loop(8)
+    refused(run(*BENCH, device, "--file-size", "9m"), 2, "--file-size 9m", f"{8 * MIB} bytes")
+
+
+def test_a_device_that_shrinks_under_a_read_fails_the_run_and_keeps_the_record(
+    run: Run, loop: Callable[..., Path], tmp_path: Path
+) -> None:
+    device = loop(8)
+    with started(tmp_path, *BENCH[:-1], "20", device, "--interval", "100") as under_way:
+        wait_for_progress(under_way)
+        os.truncate(tmp_path / "backing.0", MIB)
+        sh("losetup", "--set-capacity", device)
+    assert under_way.returncode == 4, under_way.stderr
+    assert "I/Os failed" in under_way.stderr
+    assert rescued(tmp_path)["result"]["bytes"] > 0
+
+
+# File systems ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["ext4", "tmpfs"])
+def test_files_that_do_not_fit_are_refused_and_none_is_left(
+    run: Run, ext4: Callable[..., tuple[Path, Path]], mounted: Callable[..., Path], kind: str
+) -> None:
+    place = ext4(96)[1] if kind == "ext4" else mounted("none", "-t", "tmpfs", "-o", "size=96m")
+    before = content(place)
+    for flags in (("--file-size", "200m"), ("--file-size", "80m"), ("--op", "write", "--file-size", "200m")):
+        done = run(*BENCH, place, *flags)
+        refused(done, 3, "of files in", "MiB are free there", "a smaller --file-size")
+        assert content(place) == before
+    done = run(*BENCH, place, "--file-size", "8m")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("kind", ["ext4", "tmpfs"])
+def test_a_disk_that_fills_up_under_a_write_ends_the_run_and_keeps_the_record(
+    run: Run, ext4: Callable[..., tuple[Path, Path]], mounted: Callable[..., Path], tmp_path: Path, kind: str
+) -> None:
+    place = ext4(48)[1] if kind == "ext4" else mounted("none", "-t", "tmpfs", "-o", "size=48m")
+    holes = place / "holes"
+    with holes.open("wb") as file:
+        file.truncate(512 * MIB)
+    flags = ("--op", "write", "--overwrite", holes, "--io-size", "1m", "--json")
+    done = run(*BENCH[:-1], "20", holes, *flags)
+    refused(done, 4, "I/Os failed", "No space left on device", "what was measured is in")
+    result = json.loads(done.stdout)["result"]
+    assert result["bytes"] > 0 and result["seconds"] < 15, "a full disk ends the run"
+    assert rescued(tmp_path)["result"]["bytes"] == result["bytes"]
+    assert holes.stat().st_size == 512 * MIB
+
+
+def test_a_read_only_file_system_is_named_and_can_be_read(
+    run: Run, ext4: Callable[..., tuple[Path, Path]]
+) -> None:
+    _, place = ext4(48)
+    file = made(place / "f", MIB)
+    sh("mount", "-o", "remount,ro", place)
+    assert run(*BENCH, file).returncode == 0
+    refused(run(*BENCH, place, "--file-size", "1m", "--files", "2"), 2, "mounted read-only", "writable")
+    refused(run(*BENCH, place / "new", "--op", "write", "--file-size", "1m"), 2, "mounted read-only")
+    done = run(*BENCH, file, "--op", "write", "--overwrite", file)
+    refused(done, 2, "mounted read-only")
+    assert sorted(p.name for p in place.iterdir()) == ["f", "lost+found"]
+
+
+def test_a_file_with_holes_is_warned_about(run: Run, ext4: Callable[..., tuple[Path, Path]]) -> None:
+    _, place = ext4(48)
+    with (place / "holes").open("wb") as file:
+        file.truncate(16 * MIB)
+    done = run(*BENCH[:-1], "0.5", place / "holes", "--json")
+    assert done.returncode == 0, done.stderr
+    warnings = {w["id"]: w for w in json.loads(done.stdout)["warnings"]}
+    assert "holes" in warnings["cached"]["next"], warnings
+
+
+# Users and limits -----------------------------------------------------------------------------------------
+
+
+def as_nobody(home: Path, *arguments: object, before: tuple[str, ...] = ()) -> Done:
+    """The command as a user without rights, in a directory that is theirs."""
+    for tool in (*before[:1], NOBODY[0]):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is absent; try: apt install util-linux")
+    theirs = home / "theirs"
+    theirs.mkdir(exist_ok=True)
+    os.chown(theirs, 65534, 65534)
+    command = [*before, *NOBODY, *FINDS, sys.executable, "-m", "forebay.cli", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=theirs)
+    check_manners(done)
+    return done
+
+
+def test_a_directory_without_permission_is_named(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    file = made(closed / "f", MIB)
+    before = content(closed)
+    done = as_nobody(tmp_path, *BENCH, closed, "--file-size", "1m", "--files", "2")
+    refused(done, 2, str(closed), "permission denied", "ls -ld")
+    done = as_nobody(tmp_path, *BENCH, closed / "new", "--op", "write", "--file-size", "1m")
+    refused(done, 2, str(closed), "permission denied")
+    done = as_nobody(tmp_path, *BENCH, file, "--op", "write", "--overwrite", file)
+    refused(done, 2, str(closed), "permission denied")
+    done = as_nobody(tmp_path, "bench", "nil:", "-o", closed / "run.json")
+    refused(done, 2, f"-o {closed}/run.json", "can't be written")
+    assert content(closed) == before
+    assert as_nobody(tmp_path, *BENCH, file).returncode == 0
+
+
+def test_too_little_locked_memory_is_warned_about_and_the_run_goes_on(tmp_path: Path) -> None:
+    file = made(tmp_path / "f", 8 * MIB)
+    file.chmod(0o644)
+    flags = (*BENCH[:-2], file, "--passes", "1", "--depth", "16", "--engine", "uring", "--json")
+    done = as_nobody(tmp_path, *flags, before=("prlimit", "--memlock=65536:65536"))
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    warnings = {w["id"]: w["text"] + w["next"] for w in record["warnings"]}
+    assert "ulimit -l" in warnings["locked_memory"], warnings
+    assert record["result"]["bytes"] == 8 * MIB and "fixed_buffers" not in record["path"]["engine_features"]
+
+
+def test_too_few_open_files_are_named(tmp_path: Path, run: Run) -> None:
+    done = run(*BENCH, ".", "--files", "200", "--file-size", "64k")
+    assert done.returncode == 0, done.stderr
+    command = ["prlimit", "--nofile=64:64", sys.executable, "-m", "forebay.cli", *BENCH, ".", "--files", "200"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    check_manners(done)
+    refused(done, 3, "too many open files", "ulimit -n")
