@@ -174,7 +174,7 @@ def registered(contender: Contender) -> dict[str, Any]:
     """What fio asks of the kernel, read from a short run under strace: proof that buffers and files are registered."""
     if not shutil.which("strace"):
         return {"registered": None, "why": "strace isn't installed"}
-    command = ["--runtime=0.2" if c.startswith("--runtime=") else c for c in contender.command]
+    command = ["--runtime=1" if c.startswith("--runtime=") else c for c in contender.command]
     pages = 64 if "--mem=shmhuge" in command else 0
     with reserved(pages), tempfile.NamedTemporaryFile("r") as trace:
         run(["strace", "-f", "-o", trace.name, "-e", "trace=io_uring_register,shmget", *command], 60)
