@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 /// Submissions that may be queued between two calls of the kernel.
 const ENTRIES_MAX: u32 = 4096;
+/// The kernel holds back (plugs) what is submitted in one call, to merge it, from the third on.
+const UNPLUGGED: u32 = 2;
 /// Places in the table of registered files.
 const FILES_MAX: u32 = 1024;
 /// user_data of what isn't a queue's; tokens stay below.
@@ -27,6 +29,9 @@ pub struct RingOptions {
     pub depth: u32,
     pub sqpoll: bool,
     pub iopoll: bool,
+    /// I/Os are long: submissions go to the device one by one. Handed over together, adjacent ones would be
+    /// merged into requests of many MiB, which complete together and are then merged again.
+    pub one_by_one: bool,
 }
 
 /// One completion: the queue's own tag and the kernel's result.
@@ -67,6 +72,8 @@ struct Ring {
     sqpoll: bool,
     files: u32,
     min_wait: bool,
+    /// Submissions that one call of the kernel may hand over.
+    together: u32,
     wake_buffer: Box<u64>,
     wake_armed: bool,
 }
@@ -95,6 +102,7 @@ impl Reactor {
             features.push("fixed_files");
         }
         let ring = Ring {
+            together: if options.one_by_one && !options.sqpoll { UNPLUGGED } else { u32::MAX },
             min_wait: uring.params().is_feature_min_timeout(),
             uring,
             sqpoll: options.sqpoll,
@@ -353,6 +361,14 @@ impl Ring {
         let asleep = self.sqpoll && queue.need_wakeup();
         drop(queue);
         let flags = if asleep { ENTER_SQ_WAKEUP } else { 0 };
+        let mut queued = queued;
+        while queued > self.together {
+            // SAFETY: plain submission; entries were pushed under `push`'s contract.
+            match unsafe { self.uring.submitter().enter::<libc::sigset_t>(self.together, 0, flags, None) } {
+                Ok(taken) if taken > 0 => queued -= (taken as u32).min(queued),
+                _ => break,
+            }
+        }
         let Some(until) = until else {
             // SAFETY: plain submission; entries were pushed under `push`'s contract.
             let _ = unsafe { self.uring.submitter().enter::<libc::sigset_t>(queued, 0, flags, None) };

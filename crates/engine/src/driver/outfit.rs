@@ -1,7 +1,7 @@
 //! What a worker works with: its reactor, its memory and its queues, opened on
 //! its own thread so that memory is local and the ring has one issuer.
 
-use super::worker::{Kit, Shared, WorkerSpec};
+use super::worker::{Kit, Shared, WorkerSpec, BATCH_IO_BYTES_MAX};
 use crate::arena::{Arena, Mem};
 use crate::doctor;
 use crate::gpu::cuda::{CudaCopier, DeviceMemory, Pinned};
@@ -174,13 +174,16 @@ fn reactor_for(shared: &Shared, used: &[u32], needs: QueueNeeds) -> Result<React
         return Ok(Reactor::without_ring());
     }
     let depth = targets().map(|t| t.ring_depth(needs)).fold(0u32, u32::saturating_add);
-    Reactor::with_ring(RingOptions { depth, sqpoll: job.sqpoll, iopoll: job.iopoll }).map_err(|e| {
-        Error::machine(
-            "io_uring",
-            format!("the kernel refuses a ring: {e}"),
-            "--engine pread, or forebay doctor for the reason",
-        )
-    })
+    let one_by_one = needs.io_bytes_max > BATCH_IO_BYTES_MAX;
+    Reactor::with_ring(RingOptions { depth, sqpoll: job.sqpoll, iopoll: job.iopoll, one_by_one }).map_err(
+        |e| {
+            Error::machine(
+                "io_uring",
+                format!("the kernel refuses a ring: {e}"),
+                "--engine pread, or forebay doctor for the reason",
+            )
+        },
+    )
 }
 
 fn copier_for(shared: &Shared, reactor: &mut Reactor) -> Result<Box<dyn Copier>, Error> {

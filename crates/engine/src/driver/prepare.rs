@@ -349,7 +349,12 @@ fn note_written(job: &JobSpec, drafts: &[Draft], held: &mut Locked) -> Result<Ve
 
 fn has_ring(job: &JobSpec) -> Result<bool, Error> {
     let insists = job.sqpoll || job.iopoll || job.engine == Engine::Uring;
-    match Reactor::with_ring(RingOptions { depth: 8, sqpoll: job.sqpoll, iopoll: job.iopoll }) {
+    match Reactor::with_ring(RingOptions {
+        depth: 8,
+        sqpoll: job.sqpoll,
+        iopoll: job.iopoll,
+        one_by_one: false,
+    }) {
         Ok(_) => Ok(true),
         Err(e) if insists => Err(Error::machine(
             "io_uring",

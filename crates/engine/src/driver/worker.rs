@@ -26,7 +26,7 @@ const FAILURES_MAX: u64 = 1000;
 /// A worker waits for one in this many of its I/Os at once, which saves calls where many are in flight. A
 /// completion that is alone waits no longer than `BATCH_PATIENCE`, which its latency then holds.
 const BATCH_SHARE: u32 = 8;
-const BATCH_IO_BYTES_MAX: u64 = 128 << 10;
+pub const BATCH_IO_BYTES_MAX: u64 = 128 << 10;
 const BATCH_PATIENCE: Duration = Duration::from_micros(30);
 /// How long an abandoned I/O may take to come back before its memory is left to the kernel.
 const GRACE: Duration = Duration::from_secs(2);
@@ -478,7 +478,7 @@ impl Worker {
 
     /// How many completions to wait for, and how long the first may wait for the others.
     fn batch(&self) -> (u32, Duration) {
-        // Long I/Os that are handed over together would be merged into requests longer than devices like.
+        // Long I/Os keep the device busy one by one (`RingOptions::one_by_one`).
         if self.pace.is_some() || self.shared.job.io_bytes_largest() > BATCH_IO_BYTES_MAX {
             return (1, Duration::ZERO);
         }
