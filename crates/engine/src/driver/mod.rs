@@ -7,6 +7,7 @@ mod manifest;
 mod measure;
 mod mounts;
 mod outfit;
+mod pace;
 mod pacing;
 mod plan;
 mod prepare;

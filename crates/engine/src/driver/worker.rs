@@ -2,6 +2,7 @@
 //! I/Os in flight and books what becomes of them.
 
 use super::outfit::{self, Memory};
+use super::pace::{pace_of, Pace};
 use super::tally::{Snapshot, Tally};
 use super::threads;
 use crate::arena::Mem;
@@ -136,30 +137,6 @@ struct Slot {
     busy: bool,
     abandoned: bool,
     flush: bool,
-}
-
-/// An open loop's schedule.
-struct Pace {
-    next: Instant,
-    /// To the next I/O: a constant, and a share of the bytes of this one.
-    ns_per_io: f64,
-    ns_per_byte: f64,
-    /// What the clock can't show of `next`, below 1 ns.
-    rest_ns: f64,
-}
-
-impl Pace {
-    const LONGEST_NS: f64 = 1e15;
-
-    fn ns_after(&self, bytes: u64) -> f64 {
-        (self.ns_per_io + self.ns_per_byte * bytes as f64).min(Self::LONGEST_NS)
-    }
-
-    fn advance(&mut self, bytes: u64) {
-        let ns = self.rest_ns + self.ns_after(bytes);
-        self.next += Duration::from_nanos(ns as u64);
-        self.rest_ns = ns.fract();
-    }
 }
 
 /// What a worker knows of one of its queues. Only those that have something in flight are looked at.
@@ -684,17 +661,6 @@ impl Drop for Worker {
             std::mem::forget(std::mem::take(&mut self.memory));
         }
     }
-}
-
-fn pace_of(job: &JobSpec) -> Option<Pace> {
-    const GIB: f64 = (1u64 << 30) as f64;
-    let ns_for = |rate: Option<f64>| rate.map_or(0.0, |r| f64::from(job.workers) * 1e9 / r);
-    (job.rate_iops.is_some() || job.rate_gib_s.is_some()).then(|| Pace {
-        next: clock::now(),
-        ns_per_io: ns_for(job.rate_iops),
-        ns_per_byte: ns_for(job.rate_gib_s.map(|r| r * GIB)),
-        rest_ns: 0.0,
-    })
 }
 
 #[cfg(test)]
