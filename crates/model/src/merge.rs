@@ -104,7 +104,7 @@ fn merge_results(parts: &[&RunResult], cores: f64) -> Result<RunResult, Error> {
         copy_latency_us: None,
         cpu: merge_cpu(&parts.iter().map(|p| &p.cpu).collect::<Vec<_>>(), seconds, bytes, ios, cores),
         power: parts.iter().flat_map(|p| p.power.clone()).collect(),
-        errors: merge_errors(parts),
+        errors: Errors::sum(parts.iter().map(|p| &p.errors)),
         noise: merge_noise(parts),
         verified_bytes: sum(|p| p.verified_bytes),
         summary: stats::summarize(&repeats),
@@ -164,20 +164,6 @@ fn merge_cpu(parts: &[&Cpu], seconds: f64, bytes: u64, ios: u64, cores: f64) -> 
         machine_cores_busy: parts.iter().map(|c| c.machine_cores_busy).sum(),
         others_cores_busy: parts.iter().map(|c| c.others_cores_busy).sum(),
     }
-}
-
-fn merge_errors(parts: &[&RunResult]) -> Errors {
-    parts.iter().map(|p| &p.errors).fold(Errors::default(), |mut all, e| {
-        all.short += e.short;
-        all.retried += e.retried;
-        all.failed += e.failed;
-        all.timed_out += e.timed_out;
-        all.misaligned += e.misaligned;
-        all.verify_failed += e.verify_failed;
-        all.examples.extend(e.examples.iter().cloned());
-        all.examples.truncate(5);
-        all
-    })
 }
 
 /// The noisiest host's figures: one disturbed host disturbs the whole.

@@ -242,6 +242,25 @@ pub struct Errors {
     pub examples: Vec<String>,
 }
 
+impl Errors {
+    const EXAMPLES_MAX: usize = 5;
+
+    /// The counts added up, and the first few examples.
+    pub fn sum<'a>(parts: impl Iterator<Item = &'a Errors>) -> Errors {
+        parts.fold(Errors::default(), |mut all, e| {
+            all.short += e.short;
+            all.retried += e.retried;
+            all.failed += e.failed;
+            all.timed_out += e.timed_out;
+            all.misaligned += e.misaligned;
+            all.verify_failed += e.verify_failed;
+            all.examples.extend(e.examples.iter().cloned());
+            all.examples.truncate(Self::EXAMPLES_MAX);
+            all
+        })
+    }
+}
+
 /// Why a number may be worth less than it looks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Noise {

@@ -27,7 +27,6 @@ const WARMUP_MAX: f64 = 2.0;
 const POLL: Duration = Duration::from_millis(50);
 /// Above this many workers the series goes without percentiles: their histograms would cost more than they tell.
 const WORKERS_WITH_HISTOGRAMS: u32 = 128;
-const EXAMPLES_MAX: usize = 5;
 
 /// What one run came to.
 pub struct Ran {
@@ -53,22 +52,8 @@ impl Ran {
     }
 
     pub fn errors(&self) -> Errors {
-        add_errors(self.tallies.iter().map(|t| &t.errors))
+        Errors::sum(self.tallies.iter().map(|t| &t.errors))
     }
-}
-
-pub fn add_errors<'a>(parts: impl Iterator<Item = &'a Errors>) -> Errors {
-    parts.fold(Errors::default(), |mut all, e| {
-        all.short += e.short;
-        all.retried += e.retried;
-        all.failed += e.failed;
-        all.timed_out += e.timed_out;
-        all.misaligned += e.misaligned;
-        all.verify_failed += e.verify_failed;
-        all.examples.extend(e.examples.iter().cloned());
-        all.examples.truncate(EXAMPLES_MAX);
-        all
-    })
 }
 
 /// Runs the job once over open targets.

@@ -1,6 +1,6 @@
 //! What happened, as a `RunRecord`.
 
-use super::fleet::{add_errors, Ran};
+use super::fleet::Ran;
 use super::outfit::effective_depth;
 use super::tally::Tally;
 use super::threads;
@@ -123,7 +123,7 @@ fn result_of(context: &Context, runs: &[Ran]) -> RunResult {
         copy_latency_us: has_copy.then(|| merged(tallies.iter().filter_map(|t| t.copy.as_deref())).summary()),
         cpu: add_cpu(&repeats, cores),
         power: mean_power(&repeats),
-        errors: add_errors(runs.iter().map(Ran::errors).collect::<Vec<_>>().iter()),
+        errors: Errors::sum(runs.iter().map(Ran::errors).collect::<Vec<_>>().iter()),
         noise: mean_noise(&repeats, &series),
         verified_bytes: sum(|t| t.verified_bytes),
         summary: stats::summarize(&repeats),
