@@ -28,6 +28,9 @@ VERBS = {
     "man": ("forebay.shell:man", "The manual pages."),
 }
 
+# Signals that end a run and keep what it measured.
+ENDING = (signal.SIGINT, signal.SIGTERM)
+
 
 class Verbs(click.Group):
     """Answers --help from the table alone, and imports a verb only when it runs."""
@@ -82,30 +85,44 @@ def show_version(ctx: click.Context) -> None:
 
 def main(arguments: list[str] | None = None) -> Any:
     """Runs the command line and exits with the code that scripts rely on."""
-    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        code = _code_of(arguments)
+        _end_in_peace()
+    except KeyboardInterrupt:  # a second signal, while the first one's end was being told
+        os._exit(INTERRUPTED)
+    sys.exit(code)
+
+
+def _code_of(arguments: list[str] | None) -> int:
+    for number in ENDING:
+        # One that the caller ignores (nohup, a script's `command &`) stays ignored.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
     try:
         _refuse_other_encodings(sys.argv[1:] if arguments is None else arguments)
         code = forebay.main(args=arguments, prog_name="forebay", standalone_mode=False)
-        sys.exit(code if isinstance(code, int) else 0)
+        return code if isinstance(code, int) else 0
     except ForebayError as error:
         _say(f"forebay: {error}")
         _give_up_output()
-        sys.exit(error.exit_code)
+        return error.exit_code
     except click.exceptions.Exit as done:
-        sys.exit(done.exit_code)
+        return done.exit_code
     except click.UsageError as error:
         error.show()
-        sys.exit(BAD_REQUEST)
+        return BAD_REQUEST
     except (click.Abort, KeyboardInterrupt):
-        click.echo("forebay: interrupted", err=True)
-        sys.exit(INTERRUPTED)
+        _end_in_peace()
+        _say("forebay: interrupted")
+        _give_up_output()
+        return INTERRUPTED
     except BrokenPipeError:
         _give_up_output()
-        sys.exit(INTERRUPTED)
+        return INTERRUPTED
     except OSError as error:
         _say(f"forebay: {error.filename or 'writing the output'}: {error.strerror}\n  try: df -h; ls -l; another place")
         _give_up_output()
-        sys.exit(BROKE)
+        return BROKE
 
 
 def _say(text: str) -> None:
@@ -136,8 +153,22 @@ def _refuse_other_encodings(arguments: list[str]) -> None:
             ) from None
 
 
-def _terminate(signum: int, frame: Any) -> None:
-    raise KeyboardInterrupt
+def _end_in_peace() -> None:
+    """All is done and said; Python would now give signals their default back, and one would change the exit code."""
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
+
+
+class _Interrupted(KeyboardInterrupt):
+    """A KeyboardInterrupt that CPython doesn't count as unhandled.
+
+    Where a plain one leaves `exec` of a string (dataclass and namedtuple are made so, at each import), CPython notes it
+    for good and ends the process by SIGINT, whatever code it exits with (`run_eval_code_obj` in pythonrun.c).
+    """
+
+
+def _interrupt(signum: int, frame: Any) -> None:
+    raise _Interrupted
 
 
 if __name__ == "__main__":

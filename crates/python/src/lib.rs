@@ -39,9 +39,13 @@ fn run(py: Python<'_>, job: &str, command: Vec<String>, observer: Option<Py<PyAn
     let mut watcher = Watcher::new(observer);
     let outcome = py.detach(|| driver::run(&job, command, &mut watcher));
     let outcome = outcome.map_err(|error| watcher.interruption().unwrap_or_else(|| raise(py, error)))?;
-    let text = json(py, &outcome.record)?;
+    let mut record = outcome.record;
+    let raised = watcher.interruption();
+    // One that comes when all is measured ends nothing, but whoever makes several runs must still hear of it.
+    record.result.interrupted |= raised.as_ref().is_some_and(|e| e.is_instance_of::<PyKeyboardInterrupt>(py));
+    let text = json(py, &record)?;
     // A KeyboardInterrupt is told by the record; anything else that the observer raised is a defect of its own.
-    let defect = watcher.interruption().filter(|e| !e.is_instance_of::<PyKeyboardInterrupt>(py));
+    let defect = raised.filter(|e| !e.is_instance_of::<PyKeyboardInterrupt>(py));
     match defect.or_else(|| outcome.failure.map(|failure| raise(py, failure))) {
         None => Ok(text),
         Some(raised) => {

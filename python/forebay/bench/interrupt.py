@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
-import sys
 import threading
 from types import FrameType, TracebackType
 from typing import Any
@@ -13,7 +14,8 @@ class Interrupt:
     """While entered, the first SIGINT or SIGTERM asks the engine to stop; the second has its default effect.
 
     The default is restored at once, so that a second signal ends the process even while the engine waits
-    for a device and no Python code can run.
+    for a device and no Python code can run. A signal that whoever started the command ignores (a script's
+    `command &` does SIGINT) stays ignored; what ends the run then is said.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -24,7 +26,9 @@ class Interrupt:
 
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._first) for number in self.SIGNALS}
+            heard = [n for n in self.SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
+            self._before = {number: signal.signal(number, self._first) for number in heard}
+            _say_what_is_ignored(heard)
         return self
 
     def __exit__(
@@ -50,5 +54,18 @@ class Interrupt:
         for each in self._before:
             signal.signal(each, signal.SIG_DFL)
         self.requested = True
-        sys.stderr.write("\nstopping; what was measured is kept (once more to abort)\n")
+        _tell("\nstopping; what was measured is kept (once more to abort)\n")
         self.stop()
+
+
+def _say_what_is_ignored(heard: list[signal.Signals]) -> None:
+    if signal.SIGINT in heard:
+        return
+    how = f"kill {os.getpid()}" if signal.SIGTERM in heard else f"kill -9 {os.getpid()}, which loses what was measured"
+    _tell(f"forebay: whoever started this ignores Ctrl-C; to end it: {how}\n")
+
+
+def _tell(text: str) -> None:
+    """On stderr, past Python's buffer: a handler may have interrupted another writer, whose buffer it can't enter."""
+    with contextlib.suppress(OSError):
+        os.write(2, text.encode())

@@ -26,7 +26,7 @@ def _lines(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield from _listed("target", [target(t) for t in plan["targets"]])
     yield from _listed("make", plan["files_to_make"] or ["no file"])
     yield from _listed("overwrite", plan["files_to_overwrite"] or ["no file"])
-    yield "memory", f"{bytes_(plan['buffer_bytes'])} of buffers, in {job['pages']} pages"
+    yield "memory", f"at most {bytes_(plan['buffer_bytes'])} of buffers, in {job['pages']} pages"
 
 
 def _engine(job: dict[str, Any]) -> str:

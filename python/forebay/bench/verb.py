@@ -134,7 +134,7 @@ def _run_all(
 ) -> int:
     code = DONE
     with Interrupt() as interrupt:
-        for task in tasks:
+        for left, task in zip(range(len(tasks) - 1, -1, -1), tasks, strict=True):
             outcome = measure(task, own, interrupt, world)
             if outcome.record is not None:
                 records.append(outcome.record)
@@ -142,12 +142,13 @@ def _run_all(
                 conclude(task, outcome, records, own, several=len(tasks) > 1)
             code = code or outcome.exit_code
             stopped = interrupt.requested if world is None else world.anywhere(interrupt.requested)
-            if stopped:
+            # One that comes once the last task is over has nothing to end.
+            if stopped and left:
                 code = INTERRUPTED
                 break
-    leads = world is None or world.leads
-    if own["as_json"] and records and leads:
-        click.echo(json.dumps(records if own["fio"] else records[0], indent=1))
+        # Still under the first signal's handler, or one would cut the document off.
+        if own["as_json"] and records and (world is None or world.leads):
+            click.echo(json.dumps(records if own["fio"] else records[0], indent=1))
     return world.agree(code) if world is not None else code
 
 

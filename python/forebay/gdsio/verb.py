@@ -98,26 +98,33 @@ def _job(request: Request, values: dict[str, Any]) -> dict[str, Any]:
 
 def _phases(request: Request, fields: dict[str, Any], values: dict[str, Any]) -> int:
     """One run; after a write with -V a second that reads and checks, as gdsio does."""
-    if request.writes and request.verify and request.duration_s:
-        _say("writing every block once before the timed run: -T may leave some out, and -V reads them all")
-        if _measure(request, jobs.laid_out(fields), values["record"])["result"]["interrupted"]:
-            return INTERRUPTED
-    code, record = _run(request, fields, values)
-    records = [record]
-    if request.writes and request.verify and code == DONE:
-        if not values["as_json"]:
-            click.echo("Verifying data ")
-        request = replace(request, op=request.op.replace("write", "read"))
-        code, record = _run(request, {**fields, "op": request.op}, values)
-        records.append(record)
-    if values["as_json"]:
-        click.echo(json.dumps(records[0] if len(records) == 1 else records))
-    return code
+    # Until all is printed, or a signal between would lose what was measured.
+    with Interrupt() as interrupt:
+        if request.writes and request.verify and request.duration_s:
+            _say("writing every block once before the timed run: -T may leave some out, and -V reads them all")
+            if _measure(request, jobs.laid_out(fields), values["record"], interrupt)["result"]["interrupted"]:
+                return INTERRUPTED
+        code, record = _run(request, fields, values, interrupt)
+        records = [record]
+        verifies = request.writes and request.verify and code == DONE
+        if verifies and interrupt.requested:
+            code = INTERRUPTED
+        elif verifies:
+            if not values["as_json"]:
+                click.echo("Verifying data ")
+            request = replace(request, op=request.op.replace("write", "read"))
+            code, record = _run(request, {**fields, "op": request.op}, values, interrupt)
+            records.append(record)
+        if values["as_json"]:
+            click.echo(json.dumps(records[0] if len(records) == 1 else records))
+        return code
 
 
-def _run(request: Request, fields: dict[str, Any], values: dict[str, Any]) -> tuple[int, Record]:
+def _run(
+    request: Request, fields: dict[str, Any], values: dict[str, Any], interrupt: Interrupt
+) -> tuple[int, Record]:
     """One run: measured, saved where that is due, reported. Returns the exit code and the record."""
-    record = _measure(request, fields, values["record"])
+    record = _measure(request, fields, values["record"], interrupt)
     if values["record"]:
         _append(values["record"], json.dumps(record) + "\n")
     elif record["result"]["interrupted"] and not values["as_json"]:
@@ -130,10 +137,11 @@ def _run(request: Request, fields: dict[str, Any], values: dict[str, Any]) -> tu
     return _exit_code(record), record
 
 
-def _measure(request: Request, fields: dict[str, Any], record_path: str | None) -> Record:
+def _measure(
+    request: Request, fields: dict[str, Any], record_path: str | None, interrupt: Interrupt
+) -> Record:
     try:
-        with Interrupt() as interrupt:
-            return engine.run(fields, observer=lambda _: interrupt.raise_if_requested())
+        return engine.run(fields, observer=lambda _: interrupt.raise_if_requested())
     except ForebayError as error:
         _rescue(getattr(error, "record", None), record_path)
         spoken = in_gdsios_words(error)
