@@ -7,6 +7,8 @@
 use forebay_model::job::Pages;
 use forebay_model::Error;
 use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 const HUGE: usize = 2 << 20;
 const SMALL: usize = 4096;
@@ -214,24 +216,52 @@ fn touch(base: NonNull<u8>, bytes: usize) {
 
 /// How much of the mapping lies in transparent huge pages, asked of the kernel.
 fn huge_share(base: NonNull<u8>, bytes: usize) -> Got {
-    let Ok(smaps) = std::fs::read_to_string("/proc/self/smaps") else {
-        return Got::Small;
-    };
     let (from, to) = (base.as_ptr() as usize, base.as_ptr() as usize + bytes);
-    let mut inside = false;
-    let mut huge_kib = 0usize;
-    for line in smaps.lines() {
-        if let Some((start, end)) = range_of(line) {
-            inside = start < to && end > from;
-        } else if inside && line.starts_with("AnonHugePages:") {
-            huge_kib += line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).unwrap_or(0);
-        }
-    }
-    match huge_kib * 1024 {
+    let mappings = mappings_now();
+    let inside = mappings.iter().filter(|m| m.start < to && m.end > from);
+    match inside.map(|m| m.huge_bytes).sum::<usize>() {
         0 => Got::Small,
         n if n >= bytes => Got::Thp,
         _ => Got::ThpPartial,
     }
+}
+
+/// A mapping of this process, and how much of it lies in huge pages.
+struct Mapping {
+    start: usize,
+    end: usize,
+    huge_bytes: usize,
+}
+
+/// The process's mappings as they were at some moment after this call. Workers that ask at once share an answer: the
+/// kernel walks all of a process's memory for each, and thousands of workers would wait for minutes.
+fn mappings_now() -> Arc<Vec<Mapping>> {
+    static LAST: Mutex<Option<(Instant, Arc<Vec<Mapping>>)>> = Mutex::new(None);
+    let asked = Instant::now();
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    match &*last {
+        Some((begun, found)) if *begun > asked => found.clone(),
+        _ => {
+            let begun = Instant::now();
+            let found = Arc::new(mappings(&std::fs::read_to_string("/proc/self/smaps").unwrap_or_default()));
+            *last = Some((begun, found.clone()));
+            found
+        }
+    }
+}
+
+/// Of the text of `/proc/PID/smaps`.
+fn mappings(smaps: &str) -> Vec<Mapping> {
+    let mut found: Vec<Mapping> = Vec::new();
+    for line in smaps.lines() {
+        if let Some((start, end)) = range_of(line) {
+            found.push(Mapping { start, end, huge_bytes: 0 });
+        } else if let (Some(mapping), Some(rest)) = (found.last_mut(), line.strip_prefix("AnonHugePages:")) {
+            let kib = rest.split_whitespace().next().and_then(|n| n.parse().ok()).unwrap_or(0);
+            mapping.huge_bytes = kib * 1024;
+        }
+    }
+    found
 }
 
 /// `7f00-7f10 rw-p …` → its addresses; None for a line that isn't the head of a mapping.
@@ -272,6 +302,25 @@ mod tests {
         });
         assert!(arena.pieces().iter().all(|p| p.iov_len <= PIECE_BYTES_MAX));
         assert_eq!(arena.pieces().iter().map(|p| p.iov_len).sum::<usize>(), 7 * slot_bytes);
+    }
+
+    #[test]
+    fn mappings_are_read_with_their_huge_pages() {
+        let text = "7f00-7f10 rw-p 0000 00:00 0\nSize: 4 kB\nAnonHugePages:   2048 kB\n7f10-7f20 r--p 0 0 0 lib\nSize: 4 kB\n";
+        let found = mappings(text);
+        assert_eq!(
+            found.iter().map(|m| (m.start, m.end, m.huge_bytes)).collect::<Vec<_>>(),
+            [(0x7f00, 0x7f10, 2 << 20), (0x7f10, 0x7f20, 0)]
+        );
+    }
+
+    #[test]
+    fn an_answer_is_not_older_than_its_question() {
+        let holds = |at: usize| mappings_now().iter().any(|m| m.start <= at && at < m.end);
+        for _ in 0..3 {
+            let arena = Arena::new(1, HUGE, Pages::Thp).unwrap();
+            assert!(holds(arena.whole().0.as_ptr() as usize));
+        }
     }
 
     #[test]

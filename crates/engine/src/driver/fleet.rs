@@ -79,7 +79,7 @@ pub fn run_once(
         interval: Duration::from_millis(u64::from(job.interval_ms)),
         with_histograms: job.workers <= WORKERS_WITH_HISTOGRAMS,
     });
-    let mut fleet = Fleet::launch(share::out(job, targets)?, &shared)?;
+    let mut fleet = Fleet::launch(share::out(job, targets)?, &shared, observer)?;
     fleet.await_ready(observer)?;
     let ran = fleet.run(times, Meters::new(job, targets), observer);
     fleet.join_all_but_lost(&ran.tallies);
@@ -116,12 +116,20 @@ struct Fleet {
 }
 
 impl Fleet {
-    fn launch(specs: Vec<WorkerSpec>, shared: &Arc<Shared>) -> Result<Fleet, Error> {
+    fn launch(
+        specs: Vec<WorkerSpec>,
+        shared: &Arc<Shared>,
+        observer: &mut dyn Observer,
+    ) -> Result<Fleet, Error> {
         let (sender, reports) = channel();
         let kit = Kit { pages: "none", ..Kit::default() };
         let mut fleet =
             Fleet { shared: shared.clone(), threads: Vec::new(), reports, gate: Gate::default(), kit };
         for spec in specs {
+            if observer.stop() {
+                fleet.call_off();
+                return Err(interrupted());
+            }
             let (shared, gate, sender) = (shared.clone(), fleet.gate.clone(), sender.clone());
             let name = thread_name(spec.index);
             let body = move || work(spec, shared, &|| pass(&gate), &sender);
@@ -177,9 +185,7 @@ impl Fleet {
                     None
                 }
                 Ok(Report::Failed(e)) => Some(e),
-                Err(RecvTimeoutError::Timeout) if observer.stop() => {
-                    Some(Error::run("the run", "interrupted before it began", "the same command again"))
-                }
+                Err(RecvTimeoutError::Timeout) if observer.stop() => Some(interrupted()),
                 Err(RecvTimeoutError::Disconnected) => {
                     Some(Error::run("the run", "a worker ended before it began", "forebay doctor"))
                 }
@@ -209,6 +215,10 @@ impl Fleet {
         }
         watch.close(self.kit.clone())
     }
+}
+
+fn interrupted() -> Error {
+    Error::run("the run", "interrupted before it began", "the same command again")
 }
 
 fn thread_name(worker: u32) -> String {

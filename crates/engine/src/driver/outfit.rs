@@ -73,17 +73,30 @@ fn wants_slots(job: &JobSpec, targets: &[Target]) -> bool {
     job.path == PathKind::Bounce || job.verify || targets.iter().any(|t| !t.files().is_empty())
 }
 
+/// What a worker takes beside its slots: its stack, its histograms and its share of the series.
+const WORKER_BYTES: u64 = 1 << 20;
+
 /// Refuses slots that there is no memory for: the kernel would promise it, and kill somebody when they are touched.
 pub fn check_memory(job: &JobSpec, targets: &[Target], feeds_gpu: bool) -> Result<(), Error> {
     let slot_bytes = job.io_bytes_largest().next_multiple_of(4096);
     let depth = u64::from(effective_depth(job, targets.iter(), feeds_gpu));
     let arenas = 1 + u64::from(job.path == PathKind::Bounce && !feeds_gpu);
-    let wanted = [depth, u64::from(job.workers), arenas].into_iter().fold(slot_bytes, u64::saturating_mul);
-    let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
+    let workers = u64::from(job.workers);
+    let slots = match wants_slots(job, targets) {
+        true => [depth, workers, arenas].into_iter().fold(slot_bytes, u64::saturating_mul),
+        false => 0,
+    };
+    let own = workers * WORKER_BYTES;
+    let gib = |bytes: u64| format!("{:.1} GiB", bytes as f64 / (1u64 << 30) as f64);
     match doctor::memory_free_bytes() {
-        Some(free) if wants_slots(job, targets) && wanted > free => Err(Error::machine(
-            format!("--workers {} × --depth {depth} × --io-size {slot_bytes}", job.workers),
-            format!("needs {:.1} GiB of buffers, and {:.1} GiB of memory are free", gib(wanted), gib(free)),
+        Some(free) if slots.saturating_add(own) > free => Err(Error::machine(
+            format!("--workers {workers} × --depth {depth} × --io-size {slot_bytes}"),
+            format!(
+                "needs {} of buffers and {} for the workers themselves, and {} of memory are free",
+                gib(slots),
+                gib(own),
+                gib(free)
+            ),
             "a smaller --depth, --workers or --io-size",
         )),
         _ => Ok(()),
