@@ -13,7 +13,9 @@ MADE := target/make
 BENCH_DIR ?= target/bench
 ROUNDS ?= 5
 FUZZ_S ?= 30
+MOMENTS ?= 100
 PYTEST := $(BIN)/python -m pytest
+STEP := .ci/step
 
 # One interpreter for every build, or PyO3 is compiled anew at each change between them.
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
@@ -26,7 +28,7 @@ PACKAGE := $(shell find python -type f -not -name '*.pyc' -not -name '*.so') pyp
 # The commit is part of the build.
 COMMIT := $(wildcard $(shell git rev-parse --git-path logs/HEAD 2>/dev/null))
 
-.PHONY: help demo test test-vm test-root test-gpu check format bench wheel fuzz docs clean
+.PHONY: help demo test test-vm test-root test-gpu check format bench wheel soak fuzz docs clean
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
@@ -34,12 +36,15 @@ demo: | $(MADE)/ready ## Build, install into .venv, and see all of it in a minut
 	@$(MAKE) --no-print-directory $(MADE)/installed
 	$(BIN)/forebay demo $(ARGS)
 
-test: ## Everything: installs what it needs, then formats, lints, types, stubs and tests
-	@PYTHON=$(PYTHON) .ci/prepare test
-	@$(MAKE) --no-print-directory format-check clippy
-	cargo test --workspace --exclude forebay-python --quiet
-	@$(MAKE) --no-print-directory $(MADE)/tested-with types
-	$(PYTEST) -m 'not vm and not wheel' $(ARGS)
+test: ## What decides: installs what it needs, then formats, lints, types, stubs and tests (docs/testing.md)
+	@rm -f $(MADE)/steps
+	@$(STEP) install env PYTHON=$(PYTHON) .ci/prepare test
+	@$(STEP) format-and-lint $(MAKE) --no-print-directory format-check clippy
+	@$(STEP) rust-tests cargo test --workspace --exclude forebay-python --quiet
+	@$(STEP) build $(MAKE) --no-print-directory $(MADE)/tested-with
+	@$(STEP) types $(MAKE) --no-print-directory types
+	# Most tests wait for processes: several at once take half of the time.
+	@$(STEP) python-tests $(PYTEST) -n auto --maxprocesses 4 --dist worksteal --durations 10 -m 'not vm and not wheel' $(ARGS)
 
 test-vm: | $(MADE)/ready ## The tests that start a guest of their own
 	@$(MAKE) --no-print-directory $(MADE)/tested-with
@@ -80,6 +85,11 @@ wheel: | $(MADE)/ready ## dist/*.whl for any Linux with glibc 2.28, tried on eve
 	rm -f dist/*.whl
 	RUSTFLAGS="$(CUT_PATHS)" PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/maturin build --release --locked --zig --compatibility manylinux_2_28 --out dist
 	$(PYTEST) -m wheel tests/test_wheel.py --wheel dist/*.whl
+
+soak: | $(MADE)/ready ## Signals at hundreds of moments, then ten minutes of each fuzz target (MOMENTS=100)
+	@$(MAKE) --no-print-directory $(MADE)/tested-with
+	FOREBAY_TEST_MOMENTS=$(MOMENTS) $(PYTEST) --timeout 7200 tests/test_interruptions.py $(ARGS)
+	@$(MAKE) --no-print-directory fuzz FUZZ_S=600
 
 fuzz: | $(MADE)/ready ## Each fuzz target for FUZZ_S seconds (30)
 	@PYTHON=$(PYTHON) .ci/prepare test >/dev/null
