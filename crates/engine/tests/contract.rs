@@ -205,8 +205,8 @@ fn writes_zeroes_and_holes_land_where_they_belong() {
             let ops = [
                 Request::write(0, data.clone()),
                 Request { op: Op::Write { durable: true }, ..Request::write(12288, data[..4096].to_vec()) },
-                Request::bare(Op::WriteZeroes, 20480, 4096),
-                Request::bare(Op::Deallocate, 28672, 4096),
+                Request::zeroes(Op::WriteZeroes, 20480, 4096),
+                Request::zeroes(Op::Deallocate, 28672, 4096),
             ];
             let answers = rig.all(&ops);
             for (request, answer) in ops.iter().zip(&answers) {

@@ -32,6 +32,14 @@ impl Request {
         Request { op: Op::Write { durable: false }, offset, len: data.len() as u32, data }
     }
 
+    /// By WriteZeroes or Deallocate, or plainly written where the file system can't do that.
+    pub fn zeroes(op: Op, offset: u64, len: u32) -> Request {
+        match super::cases::makes_zeroes(op) {
+            true => Request::bare(op, offset, len),
+            false => Request::write(offset, vec![0; len as usize]),
+        }
+    }
+
     pub fn bare(op: Op, offset: u64, len: u32) -> Request {
         Request { op, offset, len, data: Vec::new() }
     }
