@@ -24,7 +24,7 @@ const GIB: f64 = (1u64 << 30) as f64;
 /// Above this share of cached pages a read phase says more about memory than about storage.
 const CACHED_SHARE: f64 = 0.05;
 
-/// How a run is going; given to the observer about ten times a second.
+/// How a run is going; given to the observer before each phase and about ten times a second.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Progress {
     /// A phase's name, `prepare` or `cleanup`.
@@ -233,6 +233,9 @@ impl Work<'_> {
             failure: Mutex::new(None),
             start: Barrier::new(workers as usize + 1),
         };
+        // Before anything is done, so that an observer may say no to all of it.
+        let refused = !observe(&self.progress(&shared, Duration::ZERO));
+        shared.stop.store(refused, Relaxed);
         let mut latency = Latency::default();
         let (interrupted, seconds) = std::thread::scope(|scope| {
             let shared = &shared;
@@ -241,7 +244,7 @@ impl Work<'_> {
                 .collect();
             shared.start.wait();
             let begun = Instant::now();
-            let interrupted = self.watch(shared, begun, observe);
+            let interrupted = refused || self.watch(shared, begun, observe);
             // From the first thread's start: this thread may have been woken later than they were.
             let (mut first, mut last) = (begun, begun);
             for thread in threads {
@@ -266,32 +269,34 @@ impl Work<'_> {
         }
     }
 
+    /// Returns when the threads are done or `observe` has said no.
     fn watch(&self, shared: &Shared, begun: Instant, observe: &mut dyn FnMut(&Progress) -> bool) -> bool {
-        let mut interrupted = false;
-        // None at first: an observer that says no from the start must be heard before much is done.
-        let mut observed: Option<Instant> = None;
+        let mut observed = begun;
         while shared.running.load(Relaxed) > 0 {
-            if observed.is_some_and(|at| at.elapsed() < TICK) {
+            if observed.elapsed() < TICK {
                 // Short naps at first: a phase over few files is done in milliseconds.
                 std::thread::sleep(begun.elapsed().min(TICK).max(Duration::from_micros(200)) / 4);
                 continue;
             }
-            observed = Some(Instant::now());
-            let (done, t_s) = (shared.files.load(Relaxed), begun.elapsed().as_secs_f64());
-            let progress = Progress {
-                phase: self.name,
-                done,
-                files: self.site.files,
-                bytes: shared.bytes.load(Relaxed),
-                t_s,
-                ops_s: done as f64 / t_s,
-            };
-            if !interrupted && !observe(&progress) {
-                interrupted = true;
+            observed = Instant::now();
+            if !observe(&self.progress(shared, begun.elapsed())) {
                 shared.stop.store(true, Relaxed);
+                return true;
             }
         }
-        interrupted
+        false
+    }
+
+    fn progress(&self, shared: &Shared, elapsed: Duration) -> Progress {
+        let (done, t_s) = (shared.files.load(Relaxed), elapsed.as_secs_f64());
+        Progress {
+            phase: self.name,
+            done,
+            files: self.site.files,
+            bytes: shared.bytes.load(Relaxed),
+            t_s,
+            ops_s: if t_s > 0.0 { done as f64 / t_s } else { 0.0 },
+        }
     }
 
     fn one_thread(&self, worker: u32, workers: u32, shared: &Shared) -> (Latency, Instant, Instant) {

@@ -11,6 +11,8 @@ mod model;
 #[path = "contract/rig.rs"]
 #[allow(dead_code)]
 mod rig;
+#[path = "contract/watched.rs"]
+mod watched;
 
 use cases::{lacking, noise, striped, truth, ENGINES};
 use forebay_engine::queue::{Op, Queue};
@@ -21,6 +23,8 @@ use forebay_model::job::{Engine, PathKind};
 use model::{batches, Flat, Shape};
 use proptest::prelude::*;
 use rig::{Answer, Request, Rig};
+use std::cell::Cell;
+use watched::{Awaited, Watched};
 
 const UNIT: u64 = 4096;
 
@@ -39,12 +43,12 @@ struct Tally {
 
 /// Runs the batches as a client would: the rest of a short transfer is asked for again, a failed I/O isn't.
 /// Reads are compared with the model as far as they were reported moved.
-fn run_between_faults(rig: &mut Rig, flat: &mut Flat, work: &[Vec<Request>]) -> Tally {
+fn run_between_faults(rig: &mut Rig, awaited: &Cell<u32>, flat: &mut Flat, work: &[Vec<Request>]) -> Tally {
     let mut tally = Tally::default();
     for batch in work {
         let mut left = batch.clone();
         while !left.is_empty() {
-            let answers = rig.all_or_abandon(&left);
+            let answers = rig.all_or_abandon(&left, awaited);
             left = left
                 .iter()
                 .zip(answers)
@@ -128,10 +132,11 @@ proptest! {
             let target = cases::file(&home.path().join(name), &data, *engine, direct);
             let writes = *engine != Engine::Map;
             let work = batches(seed, 40, Shape { bytes: target.bytes, unit: UNIT, units_max: 6, writes });
-            let layer = |queue: Box<dyn Queue>| -> Box<dyn Queue> { Box::new(FaultQueue::new(queue, plan, 0)) };
+            let awaited = Awaited::default();
+            let layer = |queue: Box<dyn Queue>| Watched::boxed(queue, plan, 0, &awaited);
             let mut rig = Rig::open(&target, path, depth, 6 * UNIT as usize, true, &layer);
             let mut flat = Flat::new(data.clone());
-            let tally = run_between_faults(&mut rig, &mut flat, &work);
+            let tally = run_between_faults(&mut rig, &awaited, &mut flat, &work);
             prop_assert!(plan.error > 0.0 || tally.errors == 0, "{:?}", tally);
             prop_assert!(plan.short > 0.0 || tally.short == 0, "{:?}", tally);
             prop_assert!(plan.stall > 0.0 || tally.cancelled == 0, "{:?}", tally);
@@ -154,14 +159,16 @@ proptest! {
         let stripe = striped(chunk, (0..members).map(file).collect());
         let work = batches(seed, 40, Shape { bytes: stripe.bytes, unit: UNIT, units_max: 12, writes: true });
         let io_bytes = 12 * UNIT as usize;
+        let awaited = Awaited::default();
         let mut rig = if below {
-            faulty_members(&stripe, chunk, plan, depth, io_bytes)
+            let layer = |queue: Box<dyn Queue>, i: u32| Watched::boxed(queue, plan, i, &awaited);
+            faulty_members(&stripe, chunk, &layer, depth, io_bytes)
         } else {
-            let layer = |queue: Box<dyn Queue>| -> Box<dyn Queue> { Box::new(FaultQueue::new(queue, plan, 0)) };
+            let layer = |queue: Box<dyn Queue>| Watched::boxed(queue, plan, 0, &awaited);
             Rig::open(&stripe, PathKind::Host, depth, io_bytes, true, &layer)
         };
         let mut flat = Flat::new(truth(&stripe).unwrap());
-        run_between_faults(&mut rig, &mut flat, &work);
+        run_between_faults(&mut rig, &awaited, &mut flat, &work);
         prop_assert_eq!(flat.differs(0, &truth(&stripe).unwrap()), None, "{}", stripe.label);
     }
 
@@ -199,7 +206,13 @@ proptest! {
 }
 
 /// A stripe whose members fail, each by its own draw.
-fn faulty_members(stripe: &Target, chunk: u64, plan: FaultPlan, depth: u32, io_bytes: usize) -> Rig {
+fn faulty_members(
+    stripe: &Target,
+    chunk: u64,
+    faulty: &dyn Fn(Box<dyn Queue>, u32) -> Box<dyn Queue>,
+    depth: u32,
+    io_bytes: usize,
+) -> Rig {
     let needs = QueueNeeds { depth, io_bytes_max: io_bytes as u64 };
     let members: Vec<Target> = stripe.walk()[1..].iter().map(|t| (*t).clone()).collect();
     let layer = |queue: Box<dyn Queue>| queue;
@@ -209,10 +222,7 @@ fn faulty_members(stripe: &Target, chunk: u64, plan: FaultPlan, depth: u32, io_b
     let queues = members
         .iter()
         .enumerate()
-        .map(|(i, member)| {
-            let queue = member.queue(needs, &mut rig.reactor).unwrap();
-            Box::new(FaultQueue::new(queue, plan, i as u32)) as Box<dyn Queue>
-        })
+        .map(|(i, member)| faulty(member.queue(needs, &mut rig.reactor).unwrap(), i as u32))
         .collect();
     rig.queue = Box::new(StripeQueue::new(queues, chunk, depth));
     rig
@@ -225,14 +235,22 @@ fn an_io_that_is_swallowed_comes_back_once_it_is_abandoned_and_only_then() {
     for (name, engine) in ENGINES.iter().filter(|e| lacking(e.1).is_none()) {
         let target = cases::file(&home.path().join(name), &noise(1, 65536), *engine, true);
         for path in [PathKind::Host, PathKind::Bounce] {
-            let layer =
-                |queue: Box<dyn Queue>| -> Box<dyn Queue> { Box::new(FaultQueue::new(queue, plan, 0)) };
+            let awaited = Awaited::default();
+            let layer = |queue: Box<dyn Queue>| Watched::boxed(queue, plan, 0, &awaited);
             let mut rig = Rig::open(&target, path, 4, 4096, true, &layer);
             let reads: Vec<Request> = (0..4).map(|i| Request::read(i * 4096, 4096)).collect();
-            let began = std::time::Instant::now();
-            let answers = rig.all_or_abandon(&reads);
-            assert!(began.elapsed().as_millis() >= 30, "{}: reported before it was abandoned", rig.name);
-            for answer in &answers {
+            for (id, request) in reads.iter().enumerate() {
+                rig.push(id, request).unwrap();
+            }
+            // The device is done with all of them, and nothing is told.
+            for _ in 0..3 {
+                let told = rig.settle(&awaited);
+                assert!(told.is_empty(), "{}: reported before it was abandoned: {told:?}", rig.name);
+            }
+            rig.abandon_all();
+            let answers = rig.finish();
+            assert_eq!(answers.len(), reads.len(), "{}", rig.name);
+            for (_, answer) in &answers {
                 assert_eq!(answer.moved().as_ref().unwrap_err().errno, libc::ECANCELED, "{}", rig.name);
             }
         }

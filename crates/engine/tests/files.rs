@@ -39,7 +39,8 @@ fn each_phase_touches_every_file_once_and_nothing_is_left() {
     for phase in &record.phases {
         assert_eq!(Latency::decode(&phase.histogram).unwrap().count(), 101);
         assert!(phase.ops_s > 0.0 && phase.latency_us.p50 > 0.0 && phase.seconds > 0.0);
-        assert!(phase.latency_us.max / 1e6 <= phase.seconds);
+        // The histogram rounds up, and one call may have taken nearly all of the time.
+        assert!(phase.latency_us.max / 1e6 <= phase.seconds * 1.01);
     }
     assert_eq!(fs::read_to_string(home.path().join("precious")).unwrap(), "mine");
     assert_eq!(fs::read_dir(home.path()).unwrap().count(), 1);
@@ -59,9 +60,9 @@ fn files_have_the_size_and_spread_asked_for() {
     let mut seen = Vec::new();
     let job =
         FilesSpec { directories: Some(3), files: 600, sync: true, file_bytes: 3000, ..spec(home.path()) };
-    // The observer is called while the phases run: it looks at what lies there then.
+    // The observer is called before each phase too: it looks at what lies there then.
     run(&job, "seen", &mut |p: &Progress| {
-        if p.phase == "create" && p.done > 50 {
+        if p.phase == "stat" && p.done == 0 {
             let root = home.path().join("forebay-files-seen");
             let files = fs::read_dir(&root)
                 .unwrap()
@@ -74,11 +75,7 @@ fn files_have_the_size_and_spread_asked_for() {
         true
     })
     .unwrap();
-    // Syncing 600 files takes longer than a tick on any disk but one in memory.
-    for (directories, files) in seen {
-        assert_eq!(directories, 3);
-        assert!(files > 0);
-    }
+    assert_eq!(seen[0], (3, 600));
 }
 
 #[test]
@@ -107,7 +104,7 @@ fn more_than_the_disk_holds_is_refused_before_anything_is_made() {
     assert_eq!(fs::read_dir(home.path()).unwrap().count(), 0);
 }
 
-/// Enough to outlast several ticks of the observer.
+/// Enough for the observer to end it under way, however late it is asked.
 fn long(directory: &Path) -> FilesSpec {
     FilesSpec { files: 50_000_000, file_bytes: 0, workers: 2, ..spec(directory) }
 }
@@ -115,12 +112,7 @@ fn long(directory: &Path) -> FilesSpec {
 #[test]
 fn stopping_keeps_the_measured_part_and_cleans_up() {
     let home = tempfile::tempdir().unwrap();
-    let mut calls = 0;
-    let record = run(&long(home.path()), "x", &mut |p| {
-        calls += 1;
-        p.phase == "cleanup" || calls < 3
-    })
-    .unwrap();
+    let record = run(&long(home.path()), "x", &mut |p| p.phase == "cleanup" || p.done == 0).unwrap();
     assert!(record.interrupted);
     assert_eq!(record.phases.len(), 1);
     assert!(record.phases[0].files > 0 && !record.phases[0].complete);
@@ -131,12 +123,7 @@ fn stopping_keeps_the_measured_part_and_cleans_up() {
 #[test]
 fn stopping_the_cleaning_too_names_what_is_left() {
     let home = tempfile::tempdir().unwrap();
-    let mut calls = 0;
-    let record = run(&long(home.path()), "x", &mut |p| {
-        calls += 1;
-        p.phase != "cleanup" && calls < 3
-    })
-    .unwrap();
+    let record = run(&long(home.path()), "x", &mut |p| p.phase != "cleanup" && p.done == 0).unwrap();
     let left = record.left.expect("something is left");
     assert!(left.contains("forebay-files-x") && left.contains("interrupted"), "{left}");
 }
@@ -147,7 +134,7 @@ fn what_others_put_there_is_never_removed() {
     let root = home.path().join("forebay-files-x");
     let record = run(&long(home.path()), "x", &mut |p| {
         fs::write(root.join("d0000/precious"), "mine").unwrap();
-        p.phase == "cleanup"
+        p.phase == "cleanup" || p.done == 0
     })
     .unwrap();
     assert_eq!(fs::read_to_string(root.join("d0000/precious")).unwrap(), "mine");
@@ -158,16 +145,14 @@ fn what_others_put_there_is_never_removed() {
 fn a_file_that_vanishes_ends_the_run_with_its_name() {
     let home = tempfile::tempdir().unwrap();
     let root = home.path().join("forebay-files-x");
-    let mut cut = false;
-    let job = FilesSpec { file_bytes: 1, files: 40_000, cache: Cache::Allow, ..spec(home.path()) };
+    let job = FilesSpec { file_bytes: 1, cache: Cache::Allow, ..spec(home.path()) };
     let record = run(&job, "x", &mut |p| {
-        if p.phase == "create" && !cut {
-            cut = p.done > 100 && fs::remove_file(root.join("d0000/f00000000")).is_ok();
+        if p.phase == "stat" && p.done == 0 {
+            fs::remove_file(root.join("d0000/f00000000")).unwrap();
         }
         true
     })
     .unwrap();
-    assert!(cut, "the create phase was too quick for this test");
     let failure = record.failure.expect("the stat phase misses the file");
     assert_eq!(failure.kind, Kind::Run);
     assert!(failure.asked.contains("stat") && failure.asked.contains("f00000000"), "{failure}");

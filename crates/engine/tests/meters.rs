@@ -21,6 +21,17 @@ fn write(path: &Path, text: &str) {
     fs::write(path, text).unwrap();
 }
 
+/// What a busy machine may delay comes to pass within this.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Tries until it holds: whoever is interrupted once in a while is left alone in between.
+fn at_some_time(what: &str, mut holds: impl FnMut() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < until, "in {PATIENCE:?} never: {what}");
+    }
+}
+
 #[test]
 fn cpu_time_of_other_threads_is_ours() {
     let clock = cpu::Clock::start();
@@ -39,17 +50,24 @@ fn the_machine_is_at_least_as_busy_as_we_are() {
     let cpu = cpu::fill(&reading, reading.wall_s, 1 << 30, 1000, 2);
     assert!(cpu.cpu_s_per_gib.unwrap() >= 0.5);
     assert!(cpu.ns_per_io.unwrap() >= 500_000.0);
-    match cpu.machine_cores_busy {
-        // A tick for each core may be missing.
-        Some(machine) => assert!(machine * reading.wall_s > 0.3, "{cpu:?}"),
-        None => assert!(!cpu::missing(&reading, 1.0, 1, 1).is_empty(), "null needs a reason"),
+    match &reading.machine {
+        // A tick for each core may be missing; what another guest took while we ran is called stolen.
+        Ok(machine) => {
+            assert!(machine.busy_s() + machine.steal_s > 0.3, "{reading:?}");
+            assert_eq!(cpu.machine_cores_busy, Some(machine.busy_s() / reading.wall_s));
+        }
+        Err(_) => assert!(!cpu::missing(&reading, 1.0, 1, 1).is_empty(), "null needs a reason"),
     }
 }
 
 #[test]
 fn a_short_span_leaves_the_machine_out() {
-    let reading = cpu::Clock::start().stop();
-    assert!(reading.machine.unwrap_err().contains("too short"));
+    at_some_time("a span under 100 ms", || {
+        let reading = cpu::Clock::start().stop();
+        let short = reading.wall_s < 0.1;
+        assert!(!short || reading.machine.is_err_and(|why| why.contains("too short")));
+        short
+    });
 }
 
 #[test]
@@ -67,8 +85,7 @@ fn both_ends_of_a_run_together_stay_under_a_millisecond() {
         assert_eq!(before.is_ok(), after.is_ok());
         took
     };
-    let quickest = (0..50).map(|_| around()).min().unwrap();
-    assert!(quickest < Duration::from_millis(1), "{quickest:?}");
+    at_some_time("both ends within a millisecond", || around() < Duration::from_millis(1));
 }
 
 #[test]

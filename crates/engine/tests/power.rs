@@ -1,19 +1,24 @@
 //! Power meters against look-alikes: a powercap tree, a driver library built here, a
 //! program in ipmitool's place, and a management controller on a local port.
 
+#[path = "power/scripted.rs"]
+mod scripted;
+
 use forebay_engine::meter::power::{self, ipmi, nvml, rapl, redfish, Meter, Pace, Sample, Sampler};
+use scripted::{longer_and_longer, wait_until, Scripted, PATIENCE};
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{mpsc, Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const TICK: Duration = Duration::from_millis(100);
+/// So rarely that only readings at the ends of a span are made.
+const NEVER: Duration = Duration::from_secs(3600);
 
 fn write(path: &Path, text: &str) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -32,88 +37,65 @@ fn scopes(meters: &[Box<dyn Meter>]) -> Vec<&str> {
 mod sampler {
     use super::*;
 
-    /// A meter that says what it is told to, and after `lives` readings fails.
-    struct Scripted {
-        said: Box<dyn FnMut(u32) -> Sample + Send>,
-        reading: u32,
-        lives: u32,
-        takes: Duration,
-        pace: Pace,
-    }
-
-    impl Scripted {
-        fn quick(said: impl FnMut(u32) -> Sample + Send + 'static) -> Scripted {
-            let takes = Duration::ZERO;
-            Scripted { said: Box::new(said), reading: 0, lives: u32::MAX, takes, pace: Pace::Quick }
-        }
-    }
-
-    impl Meter for Scripted {
-        fn source(&self) -> &'static str {
-            "rapl"
-        }
-        fn scope(&self) -> &str {
-            "package-0"
-        }
-        fn sample(&mut self) -> Result<Sample, String> {
-            std::thread::sleep(self.takes);
-            self.reading += 1;
-            match self.reading > self.lives {
-                true => Err("the board went away".into()),
-                false => Ok((self.said)(self.reading)),
-            }
-        }
-        fn pace(&self) -> Pace {
-            self.pace
-        }
-    }
-
     #[test]
     fn power_over_a_run_is_energy_over_time() {
-        let begun = Instant::now();
-        let meter = Scripted::quick(move |_| Sample::Joules(50.0 * begun.elapsed().as_secs_f64()));
-        let mut sampler = Sampler::start(vec![Box::new(meter)], Duration::from_secs(1));
-        std::thread::sleep(Duration::from_millis(500));
-        let powers = sampler.stop(1 << 29);
-        let power = &powers[0];
-        assert_eq!((power.source.as_str(), power.scope.as_str()), ("rapl", "package-0"));
-        // At one reading a second, only those made at both ends can have told this.
-        assert!((power.watts_mean - 50.0).abs() < 1.0, "{power:?}");
-        let joules = power.joules_per_gib.unwrap();
-        assert!((48.0..200.0).contains(&joules), "half a second of 50 W for half a GiB: {joules}");
-        assert!(power.samples >= 2);
-        assert!(sampler.failures().is_empty());
+        longer_and_longer(|length| {
+            let begun = Instant::now();
+            let meter = Scripted::quick(move |_| Sample::Joules(50.0 * begun.elapsed().as_secs_f64()));
+            let mut sampler = Sampler::start(vec![Box::new(meter)], NEVER);
+            std::thread::sleep(length);
+            let powers = sampler.stop(1 << 29);
+            let Some(power) = powers.first() else { return Err(format!("{:?}", sampler.failures())) };
+            assert_eq!((power.source.as_str(), power.scope.as_str()), ("rapl", "package-0"));
+            let seconds = power.joules_per_gib.unwrap() / 2.0 / power.watts_mean;
+            let outside = begun.elapsed().as_secs_f64() + 1e-6;
+            assert!((length.as_secs_f64() - 1e-6..outside).contains(&seconds), "{seconds} for half a GiB");
+            assert!(power.samples >= 2);
+            assert!(sampler.failures().is_empty());
+            match (power.watts_mean - 50.0).abs() < 1.0 {
+                true => Ok(()),
+                false => Err(format!("{power:?}")),
+            }
+        });
     }
 
     #[test]
     fn spans_are_told_apart() {
-        let watts = Arc::new(Mutex::new(100.0));
-        let (now, mut last, mut joules) = (Arc::clone(&watts), Instant::now(), 0.0);
-        let meter = Scripted::quick(move |_| {
-            joules += *now.lock().unwrap() * last.elapsed().as_secs_f64();
-            last = Instant::now();
-            Sample::Joules(joules)
+        longer_and_longer(|length| {
+            let watts = Arc::new(Mutex::new(100.0));
+            let (now, mut last, mut joules) = (Arc::clone(&watts), Instant::now(), 0.0);
+            let meter = Scripted::quick(move |_| {
+                joules += *now.lock().unwrap() * last.elapsed().as_secs_f64();
+                last = Instant::now();
+                Sample::Joules(joules)
+            });
+            let mut sampler = Sampler::start(vec![Box::new(meter)], NEVER);
+            let marks = [100.0, 1000.0, 300.0].map(|level| {
+                let from = sampler.mark();
+                *watts.lock().unwrap() = level;
+                std::thread::sleep(length);
+                (from, sampler.mark())
+            });
+            let mean = |powers: Vec<forebay_model::record::Power>| powers.first().map(|p| p.watts_mean);
+            let first = mean(sampler.over(&marks[..1], 1));
+            let last = mean(sampler.over(&marks[2..], 1));
+            // The middle stays out.
+            let outer = mean(sampler.stop_over(&[marks[0], marks[2]], 1));
+            let found = [(first, 100.0), (last, 300.0), (outer, 200.0)];
+            match found.iter().all(|(mean, level)| mean.is_some_and(|m| (m - level).abs() < 0.2 * level)) {
+                true => Ok(()),
+                false => Err(format!("mean and what it should be: {found:?}")),
+            }
         });
-        let mut sampler = Sampler::start(vec![Box::new(meter)], Duration::from_secs(60));
-        let marks = [100.0, 1000.0, 300.0].map(|level| {
-            let from = sampler.mark();
-            *watts.lock().unwrap() = level;
-            std::thread::sleep(Duration::from_millis(300));
-            (from, sampler.mark())
-        });
-        let mean = |powers: Vec<forebay_model::record::Power>| powers[0].watts_mean;
-        assert!((mean(sampler.over(&marks[..1], 1)) - 100.0).abs() < 20.0);
-        assert!((mean(sampler.over(&marks[2..], 1)) - 300.0).abs() < 60.0);
-        let outer = mean(sampler.stop_over(&[marks[0], marks[2]], 1));
-        assert!((outer - 200.0).abs() < 60.0, "the middle stays out: {outer}");
     }
 
     #[test]
     fn a_meter_that_dies_leaves_its_readings_and_its_reason() {
         let mut meter = Scripted::quick(|_| Sample::Watts(120.0));
         meter.lives = 3;
+        let readings = meter.readings();
         let mut sampler = Sampler::start(vec![Box::new(meter)], TICK);
-        std::thread::sleep(TICK * 9);
+        wait_until("the meter is given up", || readings.are_over());
         let powers = sampler.stop(0);
         assert!(near(powers[0].watts_mean, 120.0));
         assert_eq!(powers[0].samples, 3);
@@ -127,8 +109,9 @@ mod sampler {
     fn a_meter_that_never_speaks_is_left_out_with_its_reason() {
         let mut meter = Scripted::quick(|_| Sample::Watts(1.0));
         meter.lives = 0;
+        let readings = meter.readings();
         let mut sampler = Sampler::start(vec![Box::new(meter)], TICK);
-        std::thread::sleep(TICK * 2);
+        wait_until("the meter is given up", || readings.are_over());
         assert!(sampler.stop(1).is_empty());
         assert_eq!(sampler.failures().len(), 1, "{:?}", sampler.failures());
         assert!(sampler.failures()[0].1.contains("went away"));
@@ -137,35 +120,65 @@ mod sampler {
     #[test]
     fn one_bad_reading_is_counted_and_survived() {
         let meter = Scripted::quick(|reading| Sample::Watts(if reading == 3 { f64::NAN } else { 80.0 }));
+        let readings = meter.readings();
         let mut sampler = Sampler::start(vec![Box::new(meter)], TICK);
-        std::thread::sleep(TICK * 6);
+        wait_until("a reading after the bad one is kept", || readings.count() >= 5);
         assert!(near(sampler.stop(1)[0].watts_mean, 80.0));
         assert!(sampler.failures()[0].1.starts_with("1 of "), "{:?}", sampler.failures());
     }
 
+    /// A meter over a slow bus, which answers 400 W once it is sent something or its sender is gone.
+    fn slow() -> (mpsc::Sender<()>, Box<dyn Meter>) {
+        let (answer, asked) = mpsc::channel();
+        let mut meter = Scripted::quick(move |_| {
+            let _ = asked.recv();
+            Sample::Watts(400.0)
+        });
+        meter.pace = Pace::Slow(NEVER);
+        (answer, Box::new(meter))
+    }
+
     #[test]
     fn a_slow_meter_holds_nobody_up_and_counts_though_the_run_was_shorter() {
+        // To wait for each as long as for a quick meter would take 25 s.
+        let (silent, meters): (Vec<_>, Vec<_>) = (0..50).map(|_| slow()).unzip();
         let begun = Instant::now();
-        let mut slow = Scripted::quick(|_| Sample::Watts(400.0));
-        slow.pace = Pace::Slow(Duration::from_secs(1));
-        slow.takes = Duration::from_millis(400);
-        let sampler_start = Instant::now();
-        let mut sampler = Sampler::start(vec![Box::new(slow)], TICK);
+        let sampler = Sampler::start(meters, TICK);
         sampler.mark();
-        assert!(sampler_start.elapsed() < Duration::from_millis(200), "start and mark don't wait for it");
-        std::thread::sleep(Duration::from_millis(250));
-        let powers = sampler.stop(1 << 30);
-        assert_eq!((powers[0].watts_mean, powers[0].samples), (400.0, 1));
-        assert!(begun.elapsed() < Duration::from_secs(3));
+        assert!(begun.elapsed() < Duration::from_secs(12), "start and mark don't wait for it");
+        drop((sampler, silent));
+
+        longer_and_longer(|length| {
+            let (answer, meter) = slow();
+            let mut sampler = Sampler::start(vec![meter], TICK);
+            std::thread::sleep(length);
+            std::thread::spawn(move || {
+                std::thread::sleep(TICK);
+                answer.send(())
+            });
+            let asked = Instant::now();
+            let powers = sampler.stop(1 << 30);
+            let told: Vec<_> = powers.iter().map(|power| (power.watts_mean, power.samples)).collect();
+            // It waits up to 6 s for a meter that doesn't answer.
+            match told == [(400.0, 1)] && asked.elapsed() < Duration::from_secs(5) {
+                true => Ok(()),
+                false => Err(format!("{told:?} after {:?}; {:?}", asked.elapsed(), sampler.failures())),
+            }
+        });
     }
 
     #[test]
     fn a_counter_that_stands_still_is_no_zero_watts() {
-        let meter = Scripted::quick(|_| Sample::Joules(5.0));
-        let mut sampler = Sampler::start(vec![Box::new(meter)], TICK);
-        std::thread::sleep(TICK * 4);
-        assert!(sampler.stop(1).is_empty());
-        assert!(sampler.failures()[0].1.contains("stood still"));
+        longer_and_longer(|length| {
+            let meter = Scripted::quick(|_| Sample::Joules(5.0));
+            let mut sampler = Sampler::start(vec![Box::new(meter)], TICK);
+            std::thread::sleep(length);
+            assert!(sampler.stop(1).is_empty());
+            match sampler.failures()[0].1.contains("stood still") {
+                true => Ok(()),
+                false => Err(format!("{:?}", sampler.failures())),
+            }
+        });
     }
 }
 
@@ -304,15 +317,19 @@ mod nvml_library {
         };
         let count = meters.len();
         let mut sampler = Sampler::start(meters, Duration::from_secs(1));
-        let begun = Instant::now();
-        sampler.mark();
-        let mark = begun.elapsed();
+        // Beyond 250 ms a mark gives up, as it may on a busy machine once in a while.
+        let quickest = std::cell::Cell::new(Duration::MAX);
+        wait_until("the GPUs answer a mark", || {
+            let begun = Instant::now();
+            sampler.mark();
+            quickest.set(quickest.get().min(begun.elapsed()));
+            quickest.get() < Duration::from_millis(250)
+        });
         std::thread::sleep(Duration::from_millis(2500));
         let powers = sampler.stop(1 << 30);
-        eprintln!("mark took {mark:?}; {powers:?}; {:?}", sampler.failures());
+        eprintln!("a mark took {quickest:?}; {powers:?}; {:?}", sampler.failures());
         assert_eq!(powers.len(), count);
         assert!(powers.iter().all(|power| (5.0..2000.0).contains(&power.watts_mean)), "{powers:?}");
-        assert!(mark < Duration::from_millis(250), "{mark:?}");
     }
 
     #[test]
@@ -404,7 +421,7 @@ mod ipmitool {
         let reason =
             ipmi::open(&program(folder.path(), "exec yes aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa")).err().unwrap();
         assert!(reason.contains("wrote more than"), "{reason}");
-        assert!(begun.elapsed() < Duration::from_secs(4));
+        assert!(begun.elapsed() < PATIENCE);
     }
 
     #[test]
@@ -415,15 +432,12 @@ mod ipmitool {
         let begun = Instant::now();
         let reason = ipmi::open(&program(folder.path(), &script)).err().unwrap();
         assert!(reason.contains("took too long"), "{reason}");
-        assert!((5.0..9.0).contains(&begun.elapsed().as_secs_f64()));
+        let took = begun.elapsed();
+        assert!(took >= Duration::from_secs(5) && took < PATIENCE, "{took:?} for a program of 300 s");
         let child = fs::read_to_string(pid).unwrap().trim().parse::<i32>().unwrap();
         let stat = format!("/proc/{child}/stat");
         let gone = || fs::read_to_string(&stat).map_or(true, |text| text.contains(") Z "));
-        let until = Instant::now() + Duration::from_secs(2);
-        while !gone() && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        assert!(gone(), "the child of the program still runs");
+        wait_until("the child of the program ends", gone);
     }
 }
 
@@ -453,7 +467,7 @@ mod controller {
         let missing = (404, "{}".to_string());
         let (status, body) = answers.get(path.as_str()).unwrap_or(&missing);
         if *status == 0 {
-            std::thread::sleep(Duration::from_secs(8)); // never answers in time
+            std::thread::sleep(PATIENCE * 2); // never answers
             return;
         }
         let extra = if *status == 302 { "Location: http://127.0.0.1:1/elsewhere\r\n" } else { "" };
@@ -581,13 +595,16 @@ mod controller {
 
     #[test]
     fn nobody_there_and_nobody_answering_end_in_time() {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        // The near end of a connection: nobody listens there, and nobody else gets the port.
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near_end = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let port = near_end.local_addr().unwrap();
         let gone = redfish::Address::parse(&format!("http://{port}"), false).unwrap();
         assert!(redfish::open(&gone, redfish::Login::none()).err().unwrap().contains("efused"));
         let silent = serve(HashMap::from([("/redfish/v1/Chassis", (0, String::new()))]), None);
         let begun = Instant::now();
         assert!(open(&silent).err().unwrap().contains("timeout"));
-        assert!(begun.elapsed() < Duration::from_secs(7));
+        assert!(begun.elapsed() < PATIENCE);
     }
 
     /// A controller with a certificate of its own making, and that certificate.
@@ -648,17 +665,22 @@ mod controller {
 
     #[test]
     fn a_controller_is_sampled_through_a_run() {
-        static READINGS: AtomicU32 = AtomicU32::new(0);
         let fake = serve(one_chassis(), None);
         let meters = open(&fake).unwrap().meters;
-        READINGS.store(fake.requests.lock().unwrap().len() as u32, Ordering::Relaxed);
+        let requests = || fake.requests.lock().unwrap().len();
+        let (opened, begun) = (requests(), Instant::now());
         let mut sampler = Sampler::start(meters, Duration::from_millis(100));
-        std::thread::sleep(Duration::from_millis(1300));
+        wait_until("the board is asked again", || requests() >= opened + 2);
         let powers = sampler.stop(1 << 30);
         assert_eq!((powers[0].source.as_str(), powers[0].scope.as_str()), ("redfish", "server"));
         assert!(near(powers[0].watts_mean, 344.0), "{powers:?}");
-        let asked = fake.requests.lock().unwrap().len() as u32 - READINGS.load(Ordering::Relaxed);
-        assert!((1..=3).contains(&asked), "a board is asked once a second at most: {asked}");
+        let asked = requests() - opened;
+        let took = begun.elapsed();
+        // At 0 s, 1 s, 2 s and so on.
+        assert!(
+            asked as u64 <= took.as_secs() + 1,
+            "a board is asked once a second at most: {asked} in {took:?}"
+        );
     }
 }
 

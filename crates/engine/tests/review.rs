@@ -5,6 +5,7 @@ use forebay_engine::{Error, Kind};
 use forebay_model::job::{Cache, JobSpec, Op};
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 struct Quiet;
 
@@ -30,6 +31,15 @@ fn job(source: impl AsRef<Path>) -> JobSpec {
         cache: Cache::Allow,
         ..JobSpec::default()
     }
+}
+
+/// Much longer than anything here takes, and much shorter than what it must not wait for.
+const SOON: Duration = Duration::from_secs(60);
+
+/// A folder in memory. None, with the reason printed, where there is no such place.
+fn in_memory() -> Option<tempfile::TempDir> {
+    let made = tempfile::tempdir_in("/dev/shm");
+    made.map_err(|e| eprintln!("SKIPPED: no folder in memory: /dev/shm: {e}")).ok()
 }
 
 #[test]
@@ -111,10 +121,10 @@ fn files_are_made_beside_directories_that_are_only_read() {
 #[test]
 fn time_outs_do_not_wait_for_a_long_interval() {
     let faults = Some("seed=1,stall=1".to_string());
-    let began = std::time::Instant::now();
-    let stalled = JobSpec { faults, timeout_s: 0.2, interval_ms: 30_000, ..job("nil:?size=1m") };
+    let began = Instant::now();
+    let stalled = JobSpec { faults, timeout_s: 0.2, interval_ms: 600_000, ..job("nil:?size=1m") };
     let outcome = go(&stalled).unwrap();
-    assert!(began.elapsed().as_secs() < 15);
+    assert!(began.elapsed() < SOON);
     assert_eq!(outcome.record.result.errors.timed_out, 2);
     assert!(outcome.failure.is_some());
 }
@@ -135,10 +145,17 @@ fn a_model_lets_go_of_what_is_abandoned() {
         timeout_s: 0.2,
         ..job("model:d7-ps1010?time=real&read_mb_s=0.01&drives=1")
     };
-    let began = std::time::Instant::now();
-    let outcome = go(&slow).unwrap();
-    assert_eq!(outcome.record.result.errors.timed_out, 2);
-    assert!(began.elapsed().as_secs_f64() < 1.9, "nothing is left to a kernel that has nothing of it");
+    // What isn't let go is left to the kernel after 2 s, every time; a busy machine is that late once in a while.
+    let until = Instant::now() + 2 * SOON;
+    loop {
+        let began = Instant::now();
+        let outcome = go(&slow).unwrap();
+        assert_eq!(outcome.record.result.errors.timed_out, 2);
+        if began.elapsed() < Duration::from_secs(2) {
+            break;
+        }
+        assert!(Instant::now() < until, "nothing is left to a kernel that has nothing of it");
+    }
 }
 
 #[test]
@@ -173,7 +190,7 @@ fn options_that_the_targets_can_not_honour_are_refused() {
     ] {
         assert_eq!(go(&wrong).unwrap_err().kind, Kind::Request);
     }
-    let home = tempfile::tempdir_in("/dev/shm").unwrap();
+    let Some(home) = in_memory() else { return };
     let file = JobSpec { file_bytes: Some(1 << 20), cache: Cache::Bypass, ..job(home.path().join("f")) };
     let error = go(&JobSpec { require_direct: true, ..file }).unwrap_err();
     assert_eq!(error.kind, Kind::Machine);
@@ -247,7 +264,12 @@ fn a_model_faster_than_the_host_is_refused_in_real_time() {
     let wide = format!("model:d7-ps1010?drives=1024&command=1m&read_mb_s=1000000&over={}", file.display());
     let error = go(&JobSpec { io_bytes: 1 << 20, depth: 4, ..job(&wide) }).unwrap_err();
     assert!(error.kind == Kind::Machine && error.found.contains("GiB/s"), "{error}");
-    assert!(go(&JobSpec { depth: 1, ..job(format!("model:d7-p5520?over={}", file.display())) }).is_ok());
+    // What a busy host copies in the moment for which that is tried may be too little, once in a while.
+    let slow = JobSpec { depth: 1, ..job(format!("model:d7-p5520?over={}", file.display())) };
+    let until = Instant::now() + 2 * SOON;
+    while let Err(refused) = go(&slow) {
+        assert!(refused.found.contains("GiB/s") && Instant::now() < until, "{refused}");
+    }
 }
 
 /// In a process of its own, for the limit is the process's.
@@ -268,9 +290,9 @@ fn more_files_than_the_soft_limit_are_opened() {
 
 #[test]
 fn flushing_many_files_in_memory_waits_for_nothing() {
-    let home = tempfile::tempdir_in("/dev/shm").unwrap();
-    let began = std::time::Instant::now();
+    let Some(home) = in_memory() else { return };
+    let began = Instant::now();
     let many = JobSpec { files: Some(60), file_bytes: Some(4096), io_bytes: 4096, ..job(home.path()) };
     go(&many).unwrap();
-    assert!(began.elapsed().as_secs_f64() < 6.0, "{:?}", began.elapsed());
+    assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
 }

@@ -96,6 +96,12 @@ impl FaultQueue {
         }
     }
 
+    /// I/Os that are reported only once they are abandoned. Where this is all that is in flight, nothing
+    /// more comes by itself.
+    pub fn stalled(&self) -> u32 {
+        self.stalled.len() as u32
+    }
+
     /// A share of one.
     fn draw(&mut self) -> f64 {
         self.random.next_f64()

@@ -1,13 +1,18 @@
 //! What the suite opens: for each row of `SOURCES` the targets that exercise it,
 //! over files whose content is known by other means.
 
+use forebay_engine::queue::Op;
 use forebay_engine::reactor::{Reactor, RingOptions};
 use forebay_engine::source::file::{FileAccess, FileTarget};
 use forebay_engine::source::{stripe, Backing, SharedDrive, Target};
 use forebay_model::content;
 use forebay_model::device::DriveModel;
 use forebay_model::job::Engine;
+use rustix::fs::FallocateFlags;
+use rustix::process::{getrlimit, Resource};
+use rustix::thread::{capabilities, CapabilitySet};
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 pub const ENGINES: [(&str, Engine); 4] =
     [("uring", Engine::Uring), ("pread", Engine::Pread), ("inline", Engine::Inline), ("map", Engine::Map)];
@@ -17,15 +22,46 @@ pub fn home() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
+/// Rings and registered slots are locked in memory: those of all tests, and of others of this user.
+const LOCKED_BYTES: u64 = 8 << 20;
+
+/// Why rings would fail once in a while; None where there is enough memory to lock.
+fn little_to_lock() -> Option<String> {
+    let limit = getrlimit(Resource::Memlock).current?;
+    let unbound = capabilities(None).is_ok_and(|c| c.effective.contains(CapabilitySet::IPC_LOCK));
+    (limit < LOCKED_BYTES && !unbound)
+        .then(|| format!("only {limit} bytes may be locked for io_uring: ulimit -l {}", LOCKED_BYTES >> 10))
+}
+
 /// Why `engine` can't run here; None if it can.
 pub fn lacking(engine: Engine) -> Option<String> {
     match engine {
-        Engine::Uring => Reactor::with_ring(RingOptions { depth: 8, ..RingOptions::default() })
-            .err()
-            .map(|e| format!("the kernel refuses io_uring: {e}")),
+        Engine::Uring => little_to_lock().or_else(|| {
+            let ring = Reactor::with_ring(RingOptions { depth: 8, ..RingOptions::default() });
+            ring.err().map(|e| format!("the kernel refuses io_uring: {e}"))
+        }),
         Engine::Map if !forebay_engine::copy::GUARDED => Some("the guarded copy needs x86-64".into()),
         _ => None,
     }
+}
+
+/// Whether the file system under `home` makes zeroes this way: tmpfs, for one, only punches holes.
+pub fn makes_zeroes(op: Op) -> bool {
+    static ZERO_RANGE: LazyLock<bool> = LazyLock::new(|| tried(FallocateFlags::ZERO_RANGE));
+    static PUNCH_HOLE: LazyLock<bool> =
+        LazyLock::new(|| tried(FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE));
+    match op {
+        Op::WriteZeroes => *ZERO_RANGE,
+        Op::Deallocate => *PUNCH_HOLE,
+        _ => false,
+    }
+}
+
+fn tried(flags: FallocateFlags) -> bool {
+    let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    file.set_len(8192).unwrap();
+    let answer = rustix::fs::fallocate(&file, flags, 0, 4096);
+    answer.inspect_err(|e| eprintln!("SKIPPED: zeroes are written, since fallocate {flags:?}: {e}")).is_ok()
 }
 
 /// Bytes that repeat nowhere.

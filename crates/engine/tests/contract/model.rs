@@ -75,8 +75,8 @@ pub fn batches(seed: u64, count: usize, shape: Shape) -> Vec<Vec<Request>> {
             0..=3 => Request::read(offset, len as u32),
             4..=6 => Request::write(offset, data()),
             7 => Request { op: Op::Write { durable: true }, ..Request::write(offset, data()) },
-            8 => Request::bare(Op::WriteZeroes, offset, len as u32),
-            _ => Request::bare(Op::Deallocate, offset, len as u32),
+            8 => Request::zeroes(Op::WriteZeroes, offset, len as u32),
+            _ => Request::zeroes(Op::Deallocate, offset, len as u32),
         };
         let apart =
             |other: &Request| offset + len <= other.offset || other.offset + u64::from(other.len) <= offset;

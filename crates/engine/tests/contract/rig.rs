@@ -8,12 +8,11 @@ use forebay_engine::queue::{Done, Fault, Full, Io, Op, Queue};
 use forebay_engine::reactor::{Reactor, RingOptions};
 use forebay_engine::source::{QueueNeeds, Target};
 use forebay_model::job::{Engine, PathKind};
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 /// An I/O that takes longer than this hangs.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// A queue that shows no sign of life for this long swallowed what it holds (`finish_or_abandon`).
-const QUIET: Duration = Duration::from_millis(30);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// An I/O as a test asks for it; `data` is the payload of a write.
 #[derive(Clone, Debug)]
@@ -31,6 +30,14 @@ impl Request {
 
     pub fn write(offset: u64, data: Vec<u8>) -> Request {
         Request { op: Op::Write { durable: false }, offset, len: data.len() as u32, data }
+    }
+
+    /// By WriteZeroes or Deallocate, or plainly written where the file system can't do that.
+    pub fn zeroes(op: Op, offset: u64, len: u32) -> Request {
+        match super::cases::makes_zeroes(op) {
+            true => Request::bare(op, offset, len),
+            false => Request::write(offset, vec![0; len as usize]),
+        }
     }
 
     pub fn bare(op: Op, offset: u64, len: u32) -> Request {
@@ -167,25 +174,27 @@ impl Rig {
         all
     }
 
-    /// As `finish`, but abandons what is out once the queue has gone quiet.
-    pub fn finish_or_abandon(&mut self) -> Vec<(usize, Answer)> {
+    /// Drives the queue until it holds nothing but what a fault queue below swallowed: `awaited` counts what
+    /// the fault queues are yet to report by themselves.
+    pub fn settle(&mut self, awaited: &Cell<u32>) -> Vec<(usize, Answer)> {
         let began = Instant::now();
-        let mut alive = began;
         let mut all = Vec::new();
-        while self.count_out() > 0 {
+        loop {
             let answers = self.step(Duration::from_millis(5));
-            let due = self.queue.next_due().is_some();
-            if !answers.is_empty() || due {
-                alive = Instant::now();
-            }
+            let more = !answers.is_empty() || awaited.get() > 0 || self.queue.next_due().is_some();
             all.extend(answers);
-            if alive.elapsed() > QUIET {
-                self.abandon_all();
-                alive = Instant::now();
+            if !more {
+                return all;
             }
             self.check_patience(began);
         }
-        self.nothing_more();
+    }
+
+    /// As `finish`, but abandons what is out once all of it was swallowed.
+    pub fn finish_or_abandon(&mut self, awaited: &Cell<u32>) -> Vec<(usize, Answer)> {
+        let mut all = self.settle(awaited);
+        self.abandon_all();
+        all.extend(self.finish());
         all
     }
 
@@ -225,8 +234,8 @@ impl Rig {
     }
 
     /// As `all`, where the queue may swallow I/Os.
-    pub fn all_or_abandon(&mut self, requests: &[Request]) -> Vec<Answer> {
-        self.run(requests, Rig::finish_or_abandon)
+    pub fn all_or_abandon(&mut self, requests: &[Request], awaited: &Cell<u32>) -> Vec<Answer> {
+        self.run(requests, |rig| rig.finish_or_abandon(awaited))
     }
 
     fn run(
