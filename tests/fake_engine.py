@@ -161,21 +161,24 @@ def slow_run(
     begun: Callable[[], object] = lambda: None,
     over: Callable[[], object] = lambda: False,
 ) -> Any:
-    """A `forebay.run.run` that takes its time, or until it is `over`, reports, and honours an exception of its observer."""
+    """A `forebay.run.run` that takes its time, unless it is `over` before, reports, and honours an exception of its
+    observer."""
 
     def run(job: dict[str, Any], *, observer: Any = None, command: Any = None) -> dict[str, Any]:
         made = record()
         made["job"].update(job)
         started = time.monotonic()
         begun()
-        while (elapsed := time.monotonic() - started) < seconds and not over():
+        while True:
+            elapsed = time.monotonic() - started
             try:
                 if observer is not None:
                     observer(progress(t_s=elapsed, duration_s=seconds))
+                if elapsed >= seconds or over():
+                    return made
                 time.sleep(tick_s)
             except KeyboardInterrupt:
                 made["result"].update(interrupted=True, seconds=elapsed)
                 return made
-        return made
 
     return run
