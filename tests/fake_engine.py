@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Callable
 from typing import Any
 
 LATENCY = {
@@ -154,21 +155,30 @@ def progress(**changed: Any) -> dict[str, Any]:
     return {**base, **changed}
 
 
-def slow_run(seconds: float, tick_s: float = 0.05) -> Any:
-    """A `forebay.run.run` that takes its time, reports, and honours an exception of its observer."""
+def slow_run(
+    seconds: float,
+    tick_s: float = 0.05,
+    begun: Callable[[], object] = lambda: None,
+    over: Callable[[], object] = lambda: False,
+) -> Any:
+    """A `forebay.run.run` that takes its time, unless it is `over` before, reports, and honours an exception of its
+    observer."""
 
     def run(job: dict[str, Any], *, observer: Any = None, command: Any = None) -> dict[str, Any]:
         made = record()
         made["job"].update(job)
-        begun = time.monotonic()
-        while (elapsed := time.monotonic() - begun) < seconds:
+        started = time.monotonic()
+        begun()
+        while True:
+            elapsed = time.monotonic() - started
             try:
                 if observer is not None:
                     observer(progress(t_s=elapsed, duration_s=seconds))
+                if elapsed >= seconds or over():
+                    return made
                 time.sleep(tick_s)
             except KeyboardInterrupt:
                 made["result"].update(interrupted=True, seconds=elapsed)
                 return made
-        return made
 
     return run

@@ -7,16 +7,16 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import fake_engine
 import forebay.fio
 import forebay.run
+import processes
 import pytest
+import watched
 from forebay import cli
 from forebay.bench import plan, progress, save, summary
 from forebay.errors import MachineError, RunError
@@ -173,30 +173,35 @@ def test_a_foreign_file_in_the_rescue_place_is_left_alone(bench, tmp_path):
     named.unlink()
 
 
-def interrupted(tmp_path, *signals_after: tuple[float, int], engine: str = "fake_engine.slow_run(30)"):
-    """Runs the verb in a process of its own and signals it: (exit code, stdout, stderr)."""
-    script = tmp_path / "driver.py"
+FAKE = "fake_engine.slow_run(3600, begun=begun)"
+STUCK = "lambda job, **_: (begun(), time.sleep(3600))"
+
+
+def interrupted(tmp_path, *numbers: int, engine: str = FAKE):
+    """Runs the verb in a process of its own and signals it: (exit code, stdout, stderr).
+
+    The first signal comes once the engine has begun, another once the one before it was answered."""
+    script, begun, said = tmp_path / "driver.py", tmp_path / "begun", tmp_path / "stderr"
     script.write_text(
-        f"import sys, time; sys.path.insert(0, {str(HERE)!r})\n"
+        f"import pathlib, sys, time; sys.path.insert(0, {str(HERE)!r})\n"
         "import fake_engine, forebay.run, forebay.cli\n"
+        f"begun = pathlib.Path({str(begun)!r}).touch\n"
         f"forebay.run.run = {engine}\n"
-        "print('ready', flush=True)\n"
         "forebay.cli.main(['bench', 'nil:'])\n"
     )
-    started = subprocess.Popen(
-        [sys.executable, str(script)], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert started.stdout.readline() == "ready\n"
-    for after, number in signals_after:
-        time.sleep(after)
-        started.send_signal(number)
-    out, err = started.communicate(timeout=20)
-    return started.returncode, out, err
+    with said.open("w") as err, processes.running([sys.executable, script], cwd=tmp_path, stderr=err) as started:
+        processes.wait_until(begun.exists, "the engine began", started)
+        for number in numbers[:-1]:
+            started.send_signal(number)
+            processes.wait_until(lambda: "once more to abort" in said.read_text(), "an answer", started)
+        started.send_signal(numbers[-1])
+        done = processes.finish(started)
+    return done.returncode, done.stdout, said.read_text()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_one_signal_stops_and_keeps_what_was_measured(tmp_path, number):
-    code, out, err = interrupted(tmp_path, (1.0, number))
+    code, out, err = interrupted(tmp_path, number)
     assert code == 130, err
     assert "once more to abort" in err and "Traceback" not in err
     saved = json.loads(next(tmp_path.glob("forebay-*.json")).read_text())
@@ -204,8 +209,7 @@ def test_one_signal_stops_and_keeps_what_was_measured(tmp_path, number):
 
 
 def test_a_second_signal_aborts_even_a_run_that_does_not_answer(tmp_path):
-    stuck = "lambda job, **_: time.sleep(60)"
-    code, _, err = interrupted(tmp_path, (1.0, signal.SIGINT), (0.5, signal.SIGINT), engine=stuck)
+    code, _, err = interrupted(tmp_path, signal.SIGINT, signal.SIGINT, engine=STUCK)
     assert code == -signal.SIGINT, err
 
 
@@ -356,9 +360,8 @@ def test_files_of_ours_are_told_from_others(tmp_path, head, ours):
 # The installed command over the real engine -----------------------------------------------------------------
 
 
-def real(*arguments, cwd, **kept):
-    command = [sys.executable, "-m", "forebay.cli", "bench", *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, **kept)
+def real(*arguments, cwd):
+    return processes.run([*processes.FOREBAY, "bench", *arguments], cwd=cwd)
 
 
 def test_for_real_a_file_is_made_read_and_summarised(tmp_path):
@@ -398,7 +401,7 @@ def test_for_real_content_that_is_not_what_was_written_exits_1(tmp_path):
 
 def test_for_real_a_failed_io_exits_4_and_keeps_the_record(tmp_path):
     done = real(
-        "nil:", "--duration", "0.3", "--faults", "seed=1,error=0.001", "--rate-iops", "20000", cwd=tmp_path
+        "nil:?size=64m", "--passes", "1", "--io-size", "4k", "--faults", "seed=1,error=0.001", cwd=tmp_path
     )
     assert done.returncode == 4, done.stdout + done.stderr
     saved = json.loads(next(tmp_path.glob("forebay-*.json")).read_text())
@@ -407,16 +410,12 @@ def test_for_real_a_failed_io_exits_4_and_keeps_the_record(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_for_real_a_signal_keeps_what_was_measured(tmp_path, number):
-    started = subprocess.Popen(
-        [sys.executable, "-m", "forebay.cli", "bench", "nil:", "--duration", "30", "--warmup", "0.1"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    time.sleep(2.5)
-    started.send_signal(number)
-    out, err = started.communicate(timeout=20)
-    assert started.returncode == 130, err
-    saved = json.loads(next(tmp_path.glob("forebay-*.json")).read_text())
-    assert saved["result"]["interrupted"] and 0.5 < saved["result"]["seconds"] < 10
+    witness = tmp_path / "witness"
+    job = ("bench", "nil:", "--duration", "3600", "--warmup", "0.1")
+    with watched.running(witness, *job, cwd=tmp_path) as started:
+        watched.wait_until_measured(witness, started)
+        started.send_signal(number)
+        done = processes.finish(started)
+    assert done.returncode == 130, done.stderr
+    result = json.loads(next(tmp_path.glob("forebay-*.json")).read_text())["result"]
+    assert result["interrupted"] and 0 < result["seconds"] < 3600 and result["bytes"] > 0

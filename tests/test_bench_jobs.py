@@ -6,18 +6,17 @@ import json
 import os
 import re
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
+from forebay.stats import mean_interval
 
 
 def bench(*arguments: Any, cwd: Path, code: int = 0) -> dict[str, Any]:
     """Runs `forebay bench … --json` and gives its record. Whatever ends with another code fails."""
-    command = [sys.executable, "-m", "forebay.cli", "bench", *map(str, arguments), "--json"]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+    done = processes.run([*processes.FOREBAY, "bench", *arguments, "--json"], cwd=cwd)
     assert done.returncode == code, f"{done.returncode}: {done.stderr}"
     return json.loads(done.stdout)
 
@@ -31,26 +30,21 @@ SMALL = ("--cache", "allow", "--io-size", "4k", "--warmup", "0")
     [("randwrite", "uniform"), ("randwrite", "zipf:1.1")],
 )
 def test_the_same_seed_touches_the_same_blocks(tmp_path: Path, op: str, distribution: str) -> None:
-    """A run that writes a quarter of the blocks of a sparse file leaves holes where it didn't: its footprint."""
+    """As many writes as there are blocks, each drawn anew, leave holes in a sparse file: the footprint of the run."""
 
-    def footprint(name: str, seed: int) -> list[int]:
+    def footprint(name: str, seed: int) -> set[int]:
         target = tmp_path / name
         with target.open("wb") as file:
             file.truncate(4 << 20)
-        job = ("--op", op, "--distribution", distribution, "--seed", seed, "--rate-iops", 400)
-        record = bench(
-            target, "--overwrite", target, *SMALL, *job, "--duration", 0.5, "--depth", 1, cwd=tmp_path
-        )
+        job = ("--op", op, "--distribution", distribution, "--seed", seed, "--passes", 1, "--depth", 1)
+        record = bench(target, "--overwrite", target, *SMALL, *job, cwd=tmp_path)
+        assert record["result"]["ios"] == 1024
         data = target.read_bytes()
-        blocks = [i for i in range(1024) if any(data[i * 4096 : (i + 1) * 4096])]
-        assert 100 < record["result"]["ios"] <= 210 and blocks
-        return blocks
+        return {i for i in range(1024) if any(data[i * 4096 : (i + 1) * 4096])}
 
     first, again, other = footprint("a", 5), footprint("b", 5), footprint("c", 6)
-    # The clock decides how many I/Os a run has, so the last few may be missing from one of them.
-    shared = len(set(first) & set(again))
-    assert shared >= 0.9 * max(len(first), len(again))
-    assert len(set(first) & set(other)) < 0.9 * shared
+    assert first == again and 100 < len(first) < 800
+    assert len(first & other) < 0.9 * len(first)
 
 
 def test_zipf_returns_to_its_hot_blocks_and_uniform_does_not(tmp_path: Path) -> None:
@@ -102,12 +96,14 @@ def test_warm_up_is_in_the_series_and_in_no_figure(tmp_path: Path) -> None:
     result = bench(*job, cwd=tmp_path)["result"]
     warm = [p for p in result["series"] if p["warmup"]]
     measured = [p for p in result["series"] if not p["warmup"]]
-    assert len(warm) >= 8 and len(measured) >= 8
+    assert warm and measured
     assert max(p["t_s"] for p in warm) <= min(p["t_s"] for p in measured)
     assert sum(p["iops"] for p in warm) > 0, "the warm-up did nothing"
-    # Two seconds ran, one counts.
-    assert abs(result["seconds"] - 1) < 0.2
-    assert 1600 <= result["ios"] <= 2400
+    # Two seconds ran, one counts: the I/Os of the points that aren't warm-up, to the last one.
+    assert result["seconds"] == pytest.approx(1.0, abs=1e-6)
+    begins = [0.0, *(p["t_s"] for p in result["series"])]
+    counted = [p["iops"] * (p["t_s"] - t_s) for t_s, p in zip(begins, result["series"], strict=False) if not p["warmup"]]
+    assert result["ios"] == round(sum(counted))
 
 
 def test_repeats_are_as_many_as_asked_and_the_summary_is_theirs(tmp_path: Path) -> None:
@@ -123,28 +119,50 @@ def test_until_ci_ends_when_the_interval_is_narrow_or_at_its_bound(tmp_path: Pat
     paced = ("nil:", "--rate-iops", 2000, "--duration", 0.3, "--warmup", 0)
     result = bench(*paced, "--until-ci", "20%", "--repeat-max", 20, cwd=tmp_path)["result"]
     rates = [r["throughput_gib_s"] for r in result["repeats"]]
-    low, high = result["summary"]["throughput_gib_s_ci95"]
-    assert 2 <= len(rates) < 20
-    assert (high - low) / 2 <= 0.2 * statistics.mean(rates)
+    # However the rates turned out: the first three repeats or more of which the interval is narrow, or all.
+    found = [mean_interval(rates[:n]) for n in range(3, len(rates) + 1)]
+    assert [f.n for f in found if f.half_width_pct <= 20] in ([len(rates)], []), rates
+    assert found[-1].half_width_pct <= 20 or len(rates) == 20, rates
+    assert result["summary"]["throughput_gib_s_ci95"] == pytest.approx([found[-1].low, found[-1].high], rel=1e-3)
     bound = ("nil:", "--duration", 0.1, "--warmup", 0, "--until-ci", "0.0001%", "--repeat-max", 4)
     assert len(bench(*bound, cwd=tmp_path)["result"]["repeats"]) == 4
 
 
 def test_until_steady_ends_before_its_time_and_says_when(tmp_path: Path) -> None:
+    """Whatever the machine does meanwhile, the record's own series has to agree: SNIA's bounds, tightened to a quarter."""
     job = ("nil:", "--rate-iops", 2000, "--until-steady", "--duration", 60, "--warmup", 0, "--interval", 100)
-    result = bench(*job, cwd=tmp_path)["result"]
-    assert result["steady_after_s"] is not None
-    assert result["steady_after_s"] <= result["seconds"] + 1 < 40
+    record = bench(*job, cwd=tmp_path)
+    result = record["result"]
+    points = [(p["t_s"], p["gib_s"]) for p in result["series"]]
+    windows = [points[n - 10 : n] for n in range(10, len(points) + 1)]
+    steady = next((window[-1][0] for window in windows if is_steady(window)), None)
+    assert result["steady_after_s"] == steady
+    if steady is None:
+        assert result["seconds"] == pytest.approx(60) and "never became steady" in str(record["missing"])
+    else:
+        assert steady <= result["seconds"] + 0.1 and result["seconds"] < 60
+
+
+def is_steady(points: list[tuple[float, float]]) -> bool:
+    """Within 5 % of the mean, and a line through them that rises or falls by 2.5 % at most."""
+    times, rates = zip(*points, strict=True)
+    line = statistics.linear_regression(times, rates)
+    mean = statistics.fmean(rates)
+    return max(rates) - min(rates) <= 0.05 * mean and abs(line.slope) * (times[-1] - times[0]) <= 0.025 * mean
 
 
 def test_beyond_capacity_an_open_loop_counts_latency_from_the_schedule(tmp_path: Path) -> None:
     """Each I/O takes up to 10 ms, 5 on the mean, and one is in flight: 200 a second can be served. At 50 a
-    second few wait; at 400 every second I/O adds to the queue, and latency grows though no I/O takes longer."""
+    second few wait; at 400 every second I/O adds to the queue, and latency grows though no I/O takes longer.
+
+    A slow machine adds to each I/O, and never takes anything off: only least latencies are held."""
     job = ("nil:", "--faults", "seed=1,delay_us=10000", "--depth", 1, "--warmup", 0, "--duration", 2)
     below = bench(*job, "--rate-iops", 50, cwd=tmp_path)["result"]["latency_us"]
-    beyond = bench(*job, "--rate-iops", 400, cwd=tmp_path)["result"]["latency_us"]
-    assert 2_000 < below["p50"] < 40_000
-    assert beyond["p50"] > 5 * below["p50"] + 100_000 and beyond["max"] > 1.5 * beyond["p50"]
+    result = bench(*job, "--rate-iops", 400, cwd=tmp_path)["result"]
+    beyond, ios = result["latency_us"], result["ios"]
+    assert 2_000 < below["p50"] < beyond["p50"] and 0 < ios < 500
+    # The n-th is due after 2.5 n ms, and the n before it take 5 n: it waits for 2.5 n ms at least, the median half of it.
+    assert beyond["p50"] > 1_000 * ios and beyond["max"] > 2_000 * ios
 
 
 def test_several_sources_are_one_job(tmp_path: Path) -> None:

@@ -4,33 +4,52 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
-import sys
-import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
+import watched
 
-FOREBAY = [sys.executable, "-m", "forebay.cli"]
+JSON = ("--json", "--quiet")
 
 
 def start(*arguments: Any, cwd: Path, before: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-    command = [*before, *FOREBAY, "bench", *map(str, arguments), "--json", "--quiet"]
-    return subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return processes.start([*before, *processes.FOREBAY, "bench", *arguments, *JSON], cwd=cwd)
+
+
+def bench(*arguments: Any, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return processes.finish(start(*arguments, cwd=cwd))
+
+
+def under_way(witness: Path, *arguments: Any) -> AbstractContextManager[subprocess.Popen[str]]:
+    """A run in the witness's folder that lasts until a test ends it."""
+    return watched.running(witness, "bench", *arguments, "--duration", 3600, *JSON, cwd=witness.parent)
+
+
+def interrupt(run: subprocess.Popen[str]) -> dict[str, Any]:
+    """The record of a run that Ctrl-C ends."""
+    run.send_signal(signal.SIGINT)
+    done = processes.finish(run)
+    assert done.returncode == 130, done.stderr
+    return json.loads(done.stdout)
 
 
 def test_a_file_cut_off_while_it_is_read_ends_the_run_and_keeps_what_was_measured(tmp_path: Path) -> None:
     target = tmp_path / "data"
     target.write_bytes(bytes(8 << 20))
-    job = ("--cache", "allow", "--engine", "pread", "--rate-iops", 500, "--io-size", "4k", "--duration", 8)
-    run = start(target, *job, "-o", "run.json", cwd=tmp_path)
-    time.sleep(2.5)
-    target.write_bytes(b"")
-    _, err = run.communicate(timeout=60)
-    assert run.returncode == 4 and "data" in err, err
+    job = ("--cache", "allow", "--engine", "pread", "--rate-iops", 500, "--io-size", "4k", "--warmup", 0)
+    witness = tmp_path / "witness"
+    with under_way(witness, target, *job, "-o", "run.json") as run:
+        watched.wait_until_measured(witness, run)
+        target.write_bytes(b"")
+        done = processes.finish(run)
+    assert done.returncode == 4 and "data" in done.stderr, done.stderr
     saved = json.loads((tmp_path / "run.json").read_text())
-    assert saved["result"]["ios"] > 100 and saved["result"]["errors"]["examples"]
+    assert saved["result"]["ios"] > 0 and saved["result"]["errors"]["examples"]
 
 
 def test_a_device_that_stalls_ends_in_a_named_time_out(tmp_path: Path) -> None:
@@ -42,49 +61,43 @@ def test_a_device_that_stalls_ends_in_a_named_time_out(tmp_path: Path) -> None:
         "--rate-iops",
         500,
         "--duration",
-        5,
+        3600,
         "--warmup",
         0,
     )
-    run = start("nil:", *job, "-o", "run.json", cwd=tmp_path)
-    _, err = run.communicate(timeout=60)
-    assert run.returncode == 4 and "--timeout" in err, err
+    done = bench("nil:", *job, "-o", "run.json", cwd=tmp_path)
+    assert done.returncode == 4 and "--timeout" in done.stderr, done.stderr
     result = json.loads((tmp_path / "run.json").read_text())["result"]
     assert result["errors"]["timed_out"] >= 1 and result["ios"] > 0
 
 
 def test_an_injected_error_is_counted_and_named(tmp_path: Path) -> None:
-    job = ("--faults", "seed=1,error=0.05", "--rate-iops", 1000, "--duration", 0.5, "--warmup", 0)
-    run = start("nil:", *job, "-o", "run.json", cwd=tmp_path)
-    _, err = run.communicate(timeout=60)
+    job = ("--faults", "seed=1,error=0.05", "--io-size", "4k", "--passes", 1, "--warmup", 0)
+    done = bench("nil:?size=4m", *job, "-o", "run.json", cwd=tmp_path)
     errors = json.loads((tmp_path / "run.json").read_text())["result"]["errors"]
-    assert run.returncode == 4 and errors["failed"] > 0
-    assert "injected error at offset" in errors["examples"][0] and errors["examples"][0] in err
+    assert done.returncode == 4 and errors["failed"] > 0
+    assert "injected error at offset" in errors["examples"][0] and errors["examples"][0] in done.stderr
 
 
 def test_two_runs_that_write_one_folder_are_kept_apart(tmp_path: Path) -> None:
-    first = start(
-        ".", "--file-size", "4m", "--op", "write", "--duration", 6, "--cache", "allow", cwd=tmp_path
-    )
-    deadline = time.monotonic() + 20
-    while not (tmp_path / "forebay.0").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    second = start(".", "--op", "write", "--duration", 0.2, "--cache", "allow", cwd=tmp_path)
-    _, err = second.communicate(timeout=60)
-    assert second.returncode == 3 and "another Forebay run" in err
-    out, err = first.communicate(timeout=60)
-    assert first.returncode == 0 and json.loads(out)["result"]["errors"]["failed"] == 0, err
+    witness = tmp_path / "witness"
+    job = ("--op", "write", "--cache", "allow")
+    with under_way(witness, ".", "--file-size", "4m", *job) as first:
+        watched.wait_until_measured(witness, first)
+        second = bench(".", *job, "--duration", 0.2, cwd=tmp_path)
+        assert second.returncode == 3 and "another Forebay run" in second.stderr
+        assert interrupt(first)["result"]["errors"]["failed"] == 0
 
 
 def test_two_runs_may_read_one_folder_at_once(tmp_path: Path) -> None:
-    job = ("--file-size", "4m", "--cache", "allow", "--verify")
-    made = start(".", *job, "--passes", 1, cwd=tmp_path)
-    made.communicate(timeout=60)
-    both = [start(".", *job, "--duration", 1, cwd=tmp_path) for _ in range(2)]
-    for run in both:
-        out, err = run.communicate(timeout=60)
-        assert run.returncode == 0, err
-        assert json.loads(out)["result"]["verified_bytes"] > 0
+    job = (".", "--file-size", "4m", "--cache", "allow", "--verify")
+    assert bench(*job, "--passes", 1, cwd=tmp_path).returncode == 0
+    witnesses = [tmp_path / name for name in ("one", "two")]
+    with under_way(witnesses[0], *job) as one, under_way(witnesses[1], *job) as two:
+        for witness, run in zip(witnesses, (one, two), strict=True):
+            watched.wait_until_measured(witness, run)
+        for run in (one, two):
+            assert interrupt(run)["result"]["verified_bytes"] > 0
 
 
 def test_too_little_locked_memory_is_said_with_what_raises_it(tmp_path: Path) -> None:
@@ -109,7 +122,7 @@ def test_a_record_of_an_older_schema_is_read_and_others_are_refused_by_name(tmp_
     from forebay import _core
     from forebay.errors import RequestError
 
-    out, _ = start("nil:", "--duration", 0.1, cwd=tmp_path).communicate(timeout=60)
+    out = bench("nil:", "--duration", 0.1, cwd=tmp_path).stdout
     old = json.loads(out)
     rate = old["result"].pop("throughput_gib_s")
     old["result"]["gib_per_s"] = rate

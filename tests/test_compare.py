@@ -8,6 +8,7 @@ import os
 import random
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -150,7 +151,7 @@ def test_a_run_that_breaks_midway_keeps_the_pairs_before_it(
 def test_max_time_ends_it(machine: FakeMachine, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.noise = 0.2
     clock = iter(range(0, 100_000, 5))
-    monkeypatch.setattr("forebay.compare.jobs.time.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("forebay.compare.jobs.time", SimpleNamespace(monotonic=lambda: float(next(clock))))
     _, found = compare(capsys, "--a", "", "--b", "path=bounce", "/data/x", "--max-time", "60s")
     assert 2 <= len(found["pairs"]) <= 6
 

@@ -6,32 +6,24 @@ import json
 import os
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
+import processes
 import pytest
 from forebay import demo
 from forebay.errors import MachineError, RequestError
 
-SMALL = ("--seconds", "0.1", "--file-size", "8m")
+DEMO = [*processes.FOREBAY, "demo", "--seconds", "0.1", "--file-size", "8m"]
 
 
-def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "forebay.cli", "demo", *SMALL, *arguments],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def tour(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return processes.run([*DEMO, *arguments], cwd=tmp_path, within_s=2 * processes.PATIENCE_S)
 
 
-@pytest.mark.timeout(120)
 def test_every_step_runs_and_the_last_line_names_the_report(tmp_path):
-    running = start(tmp_path)
-    out, err = running.communicate(timeout=100)
-    assert running.returncode == 0, err
+    done = tour(tmp_path)
+    out = done.stdout
+    assert done.returncode == 0, done.stderr
     page = Path(out.splitlines()[-1])
     assert page.is_absolute() and page.read_text().lstrip().lower().startswith("<!doctype html")
     assert all(f"{n}. " in out for n in range(1, 6)) and "did not work" not in out
@@ -47,13 +39,11 @@ def test_every_step_runs_and_the_last_line_names_the_report(tmp_path):
     assert [p.name for p in (tmp_path / ".demo").iterdir()] == [page.parent.name], "the data files are gone"
 
 
-@pytest.mark.timeout(120)
 def test_json_is_one_document_about_the_steps(tmp_path):
-    running = start(tmp_path, "--json", "--out", "results")
-    out, err = running.communicate(timeout=100)
-    document = json.loads(out)
+    done = tour(tmp_path, "--json", "--out", "results")
+    document = json.loads(done.stdout)
     assert [s["step"] for s in document["steps"]] == ["doctor", "sweep", "stripe", "model", "report"]
-    assert all(s["error"] is None for s in document["steps"]), err
+    assert all(s["error"] is None for s in document["steps"]), done.stderr
     table = {row["io_size"]: row for row in document["steps"][3]["table"]}
     assert table["4m"]["gds"] == 13.48 and "gds" not in table["1m"]
     assert 12 < table["4m"]["simulated_gib_s"] < 13.6, "its data sheet says 14,500 MB/s"
@@ -63,17 +53,18 @@ def test_json_is_one_document_about_the_steps(tmp_path):
     assert commands[0][:3] == ["forebay", "bench", demo.MODEL], "a command that the reader can repeat"
 
 
-@pytest.mark.timeout(120)
 def test_ctrl_c_ends_the_tour_and_removes_the_data(tmp_path):
-    running = start(tmp_path, "--seconds", "3")
-    end = time.monotonic() + 40
-    while not list(tmp_path.glob(".demo/*/sweep.jsonl")) and time.monotonic() < end:
-        time.sleep(0.1)
-    time.sleep(2)
-    running.send_signal(signal.SIGINT)
-    out, err = running.communicate(timeout=60)
-    assert running.returncode == 130, out + err
-    assert "Traceback" not in err and "interrupted" in out + err
+    with processes.running([*DEMO, "--seconds", "60"], cwd=tmp_path) as running:
+        processes.wait_until(
+            lambda: list(tmp_path.glob(".demo/*/sweep.jsonl")) and processes.has_workers(running),
+            "the first point of the sweep",
+            running,
+        )
+        running.send_signal(signal.SIGINT)
+        done = processes.finish(running)
+    said = done.stdout + done.stderr
+    assert done.returncode == 130, said
+    assert "Traceback" not in said and "interrupted" in said
     assert not list(tmp_path.glob(".demo/data-*"))
     assert list(tmp_path.glob(".demo/*/sweep.jsonl"))
 

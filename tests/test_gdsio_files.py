@@ -94,7 +94,7 @@ def test_require_direct_overrides_cufile_json(
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_cufile_json_is_read_or_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "c.json").write_bytes(data)
     try:
@@ -198,7 +198,7 @@ def test_a_wrong_job_file_is_refused_by_name(tmp_path: Path, capsys: Capture, te
         )
     )
 )
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_job_file_is_read_or_refused(tmp_path: Path, lines: list[str]) -> None:
     (tmp_path / "f.gdsio").write_text("\n".join(lines))
     try:
@@ -214,7 +214,7 @@ def test_any_job_file_is_read_or_refused(tmp_path: Path, lines: list[str]) -> No
         )
     )
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_flags_are_understood_or_refused(words: list[str]) -> None:
     import click
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from typing import Any
 
+import processes
 import pytest
 from forebay.errors import ForebayError
 from forebay.gdsio import jobs, output
@@ -151,24 +151,13 @@ def words_after_their_names(line: str) -> tuple[str, ...]:
 
 def shell_with_awk_and_sed(line: str) -> tuple[str, ...]:
     script = """tail -n 1 | sed 's/IoDepth: [0-9]* //g' | awk '{print $12, $15, $18, $20}'"""
-    done = subprocess.run(
-        ["sh", "-c", script],
-        input=f"a note\n{line}\n",
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=30,
-    )
-    return tuple(done.stdout.split())
+    return tuple(processes.run(["sh", "-c", script], said=f"a note\n{line}\n").stdout.split())
 
 
 def grep_then_awk(line: str) -> tuple[str, ...]:
     def field(pattern: str, column: int) -> str:
         script = f"""grep -oE '{pattern}' | awk '{{print ${column}}}'"""
-        done = subprocess.run(
-            ["sh", "-c", script], input=line + "\n", capture_output=True, text=True, check=True, timeout=30
-        )
-        return done.stdout.strip()
+        return processes.run(["sh", "-c", script], said=line + "\n").stdout.strip()
 
     return (
         field("Throughput: [0-9.]+ GiB/sec", 2),

@@ -7,11 +7,12 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
+import processes
 import pytest
+import watched
 
 engine = pytest.importorskip("forebay._core", reason="the engine is not built: maturin develop")
 if not hasattr(engine, "run"):
@@ -23,17 +24,11 @@ LINE = re.compile(
     r"Throughput: (?P<rate>\d+\.\d{6}) GiB/sec, Avg_Latency: (?P<latency>\d+\.\d{6}) usecs "
     r"ops: (?P<ops>\d+) total_time (?P<seconds>\d+\.\d{6}) secs"
 )
-COMMAND = [sys.executable, "-m", "forebay.cli", "gdsio"]
+COMMAND = [*processes.FOREBAY, "gdsio"]
 
 
 def gdsio(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [*COMMAND, *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, **environment},
-    )
+    done = processes.run([*COMMAND, *words], env={**os.environ, **environment})
     assert "Traceback" not in done.stderr, done.stderr
     return done
 
@@ -85,7 +80,7 @@ def test_a_read_of_one_pass_moves_the_data_once(data: Path, words: str, op: str,
 
 def test_a_duration_is_kept(data: Path) -> None:
     line = parsed(gdsio("-D", data, *"-w 2 -s 4M -i 64k -x 1 -I 2 -T 1".split()).stdout.strip())
-    assert float(line["seconds"]) == pytest.approx(1.0, abs=0.3)
+    assert 0.99 <= float(line["seconds"]) < 10
 
 
 def test_an_offset_and_a_size_inside_the_file(data: Path) -> None:
@@ -172,16 +167,16 @@ def test_a_rehearsal_without_a_gpu_says_host(data: Path, number: int, label: str
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_prints_what_was_measured(data: Path, number: signal.Signals) -> None:
-    words = ["-D", str(data), *"-w 2 -s 4M -i 64k -x 1 -I 2 -T 60".split()]
+    words = ["gdsio", "-D", data, *"-w 2 -s 4M -i 64k -x 1 -I 2 -T 3600".split()]
+    witness = data / "witness"
     started = time.monotonic()
-    with subprocess.Popen(
-        [*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=data
-    ) as running:
-        time.sleep(2.5)
+    with watched.running(witness, *words, cwd=data) as running:
+        watched.wait_until_measured(witness, running)
         running.send_signal(number)
-        out, err = running.communicate(timeout=60)
-    assert running.returncode == 130, err
-    assert 0 < float(parsed(out.strip())["seconds"]) < time.monotonic() - started
+        done = processes.finish(running)
+    assert done.returncode == 130, done.stderr
+    line = parsed(done.stdout.strip())
+    assert 0 < float(line["seconds"]) < time.monotonic() - started and int(line["ops"]) > 0
 
 
 def test_a_job_file_runs(data: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 from faults_support import MIB, check_manners
 
@@ -61,33 +62,15 @@ def test_a_signal_at_any_moment_keeps_what_was_measured_and_leaves_nothing_half_
 def interrupted(
     home: Path, flags: tuple[str, ...], number: signal.Signals, delay: float, where: str
 ) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "forebay.cli", "bench", "--json", "--io-size", "64k", *flags]
-    process = subprocess.Popen(
-        command, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    wait_for_handlers(process)
-    time.sleep(delay)
-    process.send_signal(number)
-    try:
-        out, err = process.communicate(timeout=20)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        out, err = process.communicate()
-        pytest.fail(f"{where}: hangs\n{err}")
-    done = subprocess.CompletedProcess(command, process.returncode, out, err)
+    command = [*processes.FOREBAY, "bench", "--json", "--io-size", "64k", *flags]
+    with processes.running(command, cwd=home) as process:
+        # Before that it has done nothing, and the default is right.
+        processes.wait_until(lambda: processes.catches(process, signal.SIGTERM), f"{where}: its handlers", process)
+        time.sleep(delay)
+        process.send_signal(number)
+        done = processes.finish(process)
     check_manners(done)
     return done
-
-
-def wait_for_handlers(process: subprocess.Popen[str]) -> None:
-    """Until the command has taken over SIGTERM; before that it has done nothing, and the default is right."""
-    status = Path(f"/proc/{process.pid}/status")
-    deadline = time.monotonic() + 20
-    while process.poll() is None and time.monotonic() < deadline:
-        caught = next(line for line in status.read_text().splitlines() if line.startswith("SigCgt"))
-        if int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1:
-            return
-        time.sleep(0.005)
 
 
 def check_kept(done: subprocess.CompletedProcess[str], home: Path, where: str) -> None:
@@ -103,6 +86,8 @@ def check_kept(done: subprocess.CompletedProcess[str], home: Path, where: str) -
     record: dict[str, Any] = json.loads(done.stdout)
     result = record["result"]
     assert result["errors"]["failed"] == result["errors"]["timed_out"] == 0, said
+    if not result["interrupted"] and "what was measured" not in done.stderr:
+        return  # It came when the whole record was out.
     named = done.stderr.split("what was measured is in ")[1].splitlines()[0]
     assert json.loads((home / named).read_text())["id"] == record["id"], said
 
@@ -127,29 +112,103 @@ def check_whole(home: Path, flags: tuple[str, ...], where: str) -> None:
 def check_usable(home: Path, flags: tuple[str, ...], where: str) -> None:
     """The same files serve the next run, and verify where the manifest says what they hold."""
     known = all(e["seed"] is not None for e in json.loads((home / ".forebay.json").read_text())["files"].values())
-    command = [sys.executable, "-m", "forebay.cli", "bench", "-q", flags[0], "--passes", "1", "--io-size", "1m"]
-    done = subprocess.run(
-        [*command, *(["--verify"] if known else [])], cwd=home, capture_output=True, text=True, timeout=60
-    )
+    command = [*processes.FOREBAY, "bench", "-q", flags[0], "--passes", "1", "--io-size", "1m"]
+    done = processes.run([*command, *(["--verify"] if known else [])], cwd=home)
     assert done.returncode == 0, f"{where}: the next run says\n{done.stderr}"
+
+
+# The end of the command ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
+def test_a_signal_while_the_command_ends_leaves_its_code_and_its_record_whole(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """From the first byte of the record on: while the rest is written, and while Python takes itself down."""
+    source = random.Random(f"{SEED} end {number}")
+    command = [*processes.FOREBAY, "bench", "nil:?size=1m", "--passes", "1", "--json", "--quiet"]
+    for delay in (0, 0, *(source.uniform(0, 0.04) for _ in range(10))):
+        where = f"seed {SEED}, {number.name} {delay:.4f} s after the first byte"
+        with processes.running(command, cwd=tmp_path) as process:
+            assert process.stdout is not None
+            first = os.read(process.stdout.fileno(), 1).decode()
+            time.sleep(delay)
+            process.send_signal(number)
+            done = processes.finish(process)
+        assert done.returncode in (0, 130), f"{where}: {done.returncode}\n{done.stderr}"
+        assert not json.loads(first + done.stdout)["result"]["interrupted"], where
+        check_manners(done)
+        assert not list(tmp_path.iterdir()), where
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
+def test_a_signal_while_a_module_makes_a_class_ends_with_130_too(number: signal.Signals) -> None:
+    """`exec` of a string is how dataclass makes its methods; CPython remembers an interrupt that leaves one."""
+    verb = f"exec('import os, time; os.kill(os.getpid(), {int(number)}); time.sleep(5)')"
+    program = f"import forebay.cli as c; c.forebay.main = lambda **_: {verb}; c.main([])"
+    done = processes.run([sys.executable, "-c", program])
+    check_manners(done)
+    assert (done.returncode, done.stderr) == (130, "forebay: interrupted\n")
+
+
+def test_a_signal_after_the_end_of_the_run_changes_nothing(tmp_path: Path) -> None:
+    program = (
+        "import forebay.cli as c, os, signal; from forebay.bench import summary; text = summary.text\n"
+        "summary.text = lambda *a: (text(*a), os.kill(os.getpid(), signal.SIGTERM))[0]\n"
+        "c.main(['bench', 'nil:', '--passes', '1', '--file-size', '1m', '--json'])"
+    )
+    done = processes.run([sys.executable, "-c", program], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not json.loads(done.stdout)["result"]["interrupted"]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
+def test_a_signal_while_python_ends_changes_nothing(number: signal.Signals) -> None:
+    """A module that is torn down late stands for the moment in which Python gives signals their default back."""
+    program = (
+        "import forebay.cli as c, os, sys\n"
+        "class Late:\n"
+        f"    def __del__(self, kill=os.kill, me=os.getpid()): kill(me, {int(number)})\n"
+        "sys.modules['late'] = Late(); c.main(['--help'])"
+    )
+    done = processes.run([sys.executable, "-c", program])
+    assert done.returncode == 0, done.stderr
+
+
+# A command of many runs ------------------------------------------------------------------------------------
+
+# The command line, but its third run lasts until a signal ends it.
+HELD = """
+import sys
+import forebay.run
+from forebay import cli
+real, begun = forebay.run.run, []
+def run(job, **kept):
+    begun.append(job)
+    return real({**job, "duration_s": 3600.0} if len(begun) == 3 else job, **kept)
+forebay.run.run = run
+cli.main(sys.argv[1:])
+"""
 
 
 def test_a_sweep_that_is_interrupted_goes_on_where_it_was(tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text(
-        '[job]\nsource = "nil:"\nduration = 0.4\n[matrix]\ndepth = [1, 2, 4, 8]\n'
+        '[job]\nsource = "nil:"\nduration = 0.2\n[matrix]\ndepth = [1, 2, 4, 8]\n'
     )
-    command = [sys.executable, "-m", "forebay.cli", "sweep", "s.toml", "-o", "runs.jsonl"]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    words = ["sweep", "s.toml", "-o", "runs.jsonl"]
     out = tmp_path / "runs.jsonl"
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline and not (out.exists() and out.read_text().count("\n") >= 1):
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    said, err = process.communicate(timeout=20)
-    check_manners(subprocess.CompletedProcess(command, process.returncode, said, err))
-    assert process.returncode == 130, err
-    finished = out.read_text().splitlines()
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    lines = out.read_text().splitlines()
-    assert set(finished) <= set(lines) and len(lines) >= 4
+
+    def lines() -> list[str]:
+        return out.read_text().splitlines() if out.exists() else []
+
+    with processes.running([sys.executable, "-c", HELD, *words], cwd=tmp_path) as process:
+        processes.wait_until(lambda: len(lines()) == 3, "a header and two points", process)
+        process.send_signal(signal.SIGINT)
+        done = processes.finish(process)
+    check_manners(done)
+    assert done.returncode == 130, done.stderr
+    finished = lines()
+    done = processes.run([*processes.FOREBAY, *words], cwd=tmp_path)
+    assert done.returncode == 0 and "2 of them finished before" in done.stderr, done.stderr
+    assert set(finished) <= set(lines()) and len(lines()) >= 5

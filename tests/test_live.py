@@ -8,16 +8,17 @@ import os
 import pty
 import re
 import select
+import shlex
 import shutil
 import signal
 import struct
-import subprocess
 import sys
 import termios
 import time
 from pathlib import Path
 
 import fake_engine
+import processes
 import pytest
 from forebay.bench import live
 from hypothesis import given, settings
@@ -28,12 +29,13 @@ JOB = {"sources": ["/data"], "op": "read", "io_bytes": 1 << 20, "workers": 2, "d
 DRIVER = f"""
 import sys; sys.path.insert(0, {str(HERE)!r})
 import fake_engine, forebay.run, forebay.cli
-forebay.run.run = fake_engine.slow_run(float(sys.argv[1]))
+from pathlib import Path
+forebay.run.run = fake_engine.slow_run(3600, over=Path(sys.argv[1]).exists)
 forebay.cli.main(["bench", "/data", "--live"])
 """
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     width=st.integers(1, 250),
     height=st.integers(1, 80),
@@ -94,15 +96,22 @@ def test_where_there_is_no_terminal_the_reason_is_given(monkeypatch):
     assert "TERM is dumb" in live.unavailable(stream)
 
 
-def test_a_pipe_gets_the_reason_and_the_summary():
-    done = subprocess.run([sys.executable, "-c", DRIVER, "0.2"], capture_output=True, text=True, timeout=30)
+@pytest.fixture
+def over(tmp_path):
+    """A file that ends the run once it is there."""
+    return tmp_path / "over"
+
+
+def test_a_pipe_gets_the_reason_and_the_summary(over):
+    over.touch()
+    done = processes.run([sys.executable, "-c", DRIVER, over])
     assert done.returncode == 0
     assert "--live: stderr is not a terminal" in done.stderr and "\x1b" not in done.stderr
     assert "2.00 GiB/s" in done.stdout
 
 
 class Terminal:
-    """A process in a pseudo-terminal of a given size."""
+    """A process in a pseudo-terminal of a given size, ended with the block."""
 
     def __init__(self, arguments, columns, rows, cwd):
         self.pid, self.master = pty.fork()
@@ -113,101 +122,108 @@ class Terminal:
             os.execve(sys.executable, [sys.executable, *arguments], {**environment, "TERM": "xterm-256color"})
         self.resize(columns, rows)
         self.seen = b""
+        self.code = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *failure):
+        if self.code is None:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        os.close(self.master)
 
     def resize(self, columns, rows):
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
-    def read_until(self, wanted: bytes, timeout_s: float = 15.0) -> bytes:
+    def read(self) -> bytes:
+        """What there is next; nothing at the end."""
+        ready = select.select([self.master], [], [], processes.PATIENCE_S)[0]
+        assert ready, f"hangs after {self.seen[-2000:]!r}"
+        try:
+            chunk = os.read(self.master, 65536)
+        except OSError:
+            chunk = b""
+        self.seen += chunk
+        return chunk
+
+    def read_until(self, wanted: bytes) -> bytes:
         """What came since the last call, up to and with `wanted`."""
-        end = time.monotonic() + timeout_s
+        end = time.monotonic() + processes.PATIENCE_S
         fresh = b""
         while wanted not in fresh:
-            ready = select.select([self.master], [], [], max(0.0, end - time.monotonic()))[0]
-            assert ready, f"{wanted!r} not seen in {fresh[-2000:]!r}"
-            try:
-                chunk = os.read(self.master, 65536)
-            except OSError:
-                chunk = b""
-            assert chunk, f"ended before {wanted!r}: {fresh[-2000:]!r}"
+            chunk = self.read()
             fresh += chunk
-        self.seen += fresh
+            assert chunk, f"ended before {wanted!r}: {fresh[-2000:]!r}"
+            assert time.monotonic() < end, f"{wanted!r} not seen in {fresh[-2000:]!r}"
         return fresh
 
     def drain(self) -> int:
         """Reads to the end; the exit code."""
-        while True:
-            try:
-                chunk = os.read(self.master, 65536)
-            except OSError:
-                break
-            if not chunk:
-                break
-            self.seen += chunk
-        os.close(self.master)
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        while self.read():
+            pass
+        self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.code
 
 
-@pytest.mark.timeout(60)
-def test_in_a_terminal_it_takes_the_screen_and_gives_it_back(tmp_path):
-    terminal = Terminal(["-c", DRIVER, "1.5"], 100, 30, tmp_path)
-    terminal.read_until(b"\x1b[?1049h")
-    terminal.read_until(b"worker 1")
-    assert terminal.drain() == 0
+def test_in_a_terminal_it_takes_the_screen_and_gives_it_back(tmp_path, over):
+    with Terminal(["-c", DRIVER, str(over)], 100, 30, tmp_path) as terminal:
+        terminal.read_until(b"worker 1")
+        assert b"\x1b[?1049h" in terminal.seen
+        over.touch()
+        assert terminal.drain() == 0
     after = terminal.seen.rpartition(b"\x1b[?1049l")[2].decode()
     assert "2.00 GiB/s" in after and "warning" in after, "the summary follows on the normal screen"
     assert b"\x1b[?25h" in terminal.seen, "the cursor is back"
 
 
-@pytest.mark.timeout(60)
-def test_a_resized_terminal_gets_frames_that_fit(tmp_path):
-    terminal = Terminal(["-c", DRIVER, "4"], 120, 40, tmp_path)
-    terminal.read_until(b"worker 1")
-    terminal.resize(40, 12)
-    os.kill(terminal.pid, signal.SIGWINCH)
-    shapes = []
-    for _ in range(20):  # frames of the old size may still be on their way
-        frame = (
-            terminal.read_until(b"Ctrl-C stops and keeps").rpartition(b"\x1b[H")[2].decode(errors="ignore")
-        )
-        lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", frame).split("\n")
-        shapes.append((max(len(line.rstrip("\r")) for line in lines), len(lines)))
-        if shapes[-1] == (40, 12):
-            break
-    assert shapes[-1] == (40, 12), shapes
-    terminal.read_until(b"\x1b[?1049l")
-    assert terminal.drain() == 0
+def test_a_resized_terminal_gets_frames_that_fit(tmp_path, over):
+    with Terminal(["-c", DRIVER, str(over)], 120, 40, tmp_path) as terminal:
+        terminal.read_until(b"worker 1")
+        terminal.resize(40, 12)
+        os.kill(terminal.pid, signal.SIGWINCH)
+        shapes = []
+        for _ in range(200):  # frames of the old size may still be on their way
+            fresh = terminal.read_until(b"Ctrl-C stops and keeps")
+            frame = fresh.rpartition(b"\x1b[H")[2].decode(errors="ignore")
+            lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", frame).split("\n")
+            shapes.append((max(len(line.rstrip("\r")) for line in lines), len(lines)))
+            if shapes[-1] == (40, 12):
+                break
+        assert shapes[-1] == (40, 12), shapes
+        over.touch()
+        terminal.read_until(b"\x1b[?1049l")
+        assert terminal.drain() == 0
 
 
-@pytest.mark.timeout(60)
-def test_ctrl_c_in_the_view_gives_the_screen_back_and_saves(tmp_path):
-    terminal = Terminal(["-c", DRIVER, "30"], 80, 24, tmp_path)
-    terminal.read_until(b"worker 1")
-    os.write(terminal.master, b"\x03")
-    assert terminal.drain() == 130
+def test_ctrl_c_in_the_view_gives_the_screen_back_and_saves(tmp_path, over):
+    with Terminal(["-c", DRIVER, str(over)], 80, 24, tmp_path) as terminal:
+        terminal.read_until(b"worker 1")
+        os.write(terminal.master, b"\x03")
+        assert terminal.drain() == 130
     assert terminal.seen.rindex(b"\x1b[?1049l") < terminal.seen.rindex(b"what was measured is in")
     assert len(list(tmp_path.glob("forebay-*.json"))) == 1
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux isn't installed")
-def test_in_tmux_the_screen_reads_as_meant(tmp_path):
-    socket = str(tmp_path / "tmux")
+def test_in_tmux_the_screen_reads_as_meant(tmp_path, over):
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
 
     def tmux(*arguments):
-        return subprocess.run(["tmux", "-S", socket, *arguments], capture_output=True, text=True, timeout=20)
+        # Relative: the path of a socket has 107 bytes, and that of a test's folder may have more.
+        return processes.run(["tmux", "-S", "socket", *arguments], cwd=tmp_path)
 
-    started = tmux("new-session", "-d", "-x", "90", "-y", "28", f"{sys.executable} {script} 20")
+    def screen():
+        return tmux("capture-pane", "-p").stdout
+
+    started = tmux("new-session", "-d", "-x", "90", "-y", "28", shlex.join([sys.executable, str(script), str(over)]))
     if started.returncode:
         pytest.skip(f"tmux doesn't start here: {started.stderr.strip()}")
     try:
-        end = time.monotonic() + 15
-        screen = ""
-        while "worker 1" not in screen and time.monotonic() < end:
-            time.sleep(0.2)
-            screen = tmux("capture-pane", "-p").stdout
-        lines = screen.split("\n")
+        # Its last line: of a frame that is being drawn, only the top is there.
+        whole = processes.wait_until(lambda: (s := screen()).count("Ctrl-C") and "worker 1" in s and s, "a frame")
+        lines = whole.split("\n")
         assert lines[0].startswith("forebay /data")
         assert any(line.startswith("worker 0") and "█" in line for line in lines)
         assert any(line.startswith("Ctrl-C") for line in lines)

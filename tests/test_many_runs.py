@@ -7,11 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
+import processes
 import pytest
+import watched
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -55,21 +56,16 @@ def test_a_sweep_of_a_file_writes_records_that_read_back(forebay: Run, tmp_path:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_within_a_run_keeps_it_as_partial_and_the_sweep_goes_on(
-    forebay: Run, tmp_path: Path, number: signal.Signals
+    tmp_path: Path, number: signal.Signals
 ) -> None:
     (tmp_path / "mine.toml").write_text(SWEEP)
-    words = ["sweep", "mine.toml", "nil:", "-o", "out.jsonl", "--set", "duration=30", "--set", "path=host"]
-    child = subprocess.Popen(
-        [sys.executable, "-m", "forebay.cli", *words],
-        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    deadline = time.monotonic() + 30
-    while not (tmp_path / "out.jsonl").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    time.sleep(1.0)
-    child.send_signal(number)
-    _, err = child.communicate(timeout=60)
-    assert child.returncode == 130 and "goes on" in err, err
+    words = ["sweep", "mine.toml", "nil:", "-o", "out.jsonl", "--set", "duration=3600", "--set", "path=host"]
+    witness = tmp_path / "witness"
+    with watched.running(witness, *words, cwd=tmp_path) as child:
+        watched.wait_until_measured(witness, child)
+        child.send_signal(number)
+        done = processes.finish(child)
+    assert done.returncode == 130 and "goes on" in done.stderr, done.stderr
     points = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()][1:]
     assert [p["partial"] for p in points] == [True] and points[0]["record"]["result"]["bytes"] > 0
 
@@ -82,7 +78,8 @@ def test_a_preset_without_its_hardware_says_what_it_runs_instead(forebay: Run, t
 
 
 def test_two_engines_are_compared_on_one_file(forebay: Run, data: Path) -> None:
-    flags = ["--io-size", "64k", "--cache", "allow", "--duration", "0.1", "--pairs-max", "6", "--json"]
+    flags = ["--io-size", "64k", "--cache", "allow", "--duration", "0.1", "--pairs-min", "6"]
+    flags += ["--pairs-max", "6", "--json"]
     done = forebay("compare", "--a", "engine=inline", "--b", "engine=pread", data, *flags)
     assert done.returncode in (0, 1), done.stderr
     found = json.loads(done.stdout)

@@ -5,22 +5,15 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-import sys
 
+import processes
 import pytest
 from forebay import shell
 from forebay.cli import VERBS
 
 
 def forebay(*arguments, **environment):
-    return subprocess.run(
-        [sys.executable, "-m", "forebay.cli", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, **environment},
-    )
+    return processes.run([*processes.FOREBAY, *arguments], env={**os.environ, **environment})
 
 
 @pytest.mark.parametrize("name", shell.SHELLS)
@@ -37,7 +30,7 @@ def test_the_script_parses(name, tmp_path):
         pytest.skip(f"{name} isn't installed")
     script = tmp_path / "script"
     script.write_text(forebay("completion", name).stdout)
-    checked = subprocess.run([name, "-n", str(script)], capture_output=True, text=True, timeout=20)
+    checked = processes.run([name, "-n", script])
     assert checked.returncode == 0, checked.stderr
 
 
@@ -80,9 +73,7 @@ def test_man_formats_a_page_without_complaint(verb, tmp_path):
         pytest.skip("groff isn't installed")
     page = tmp_path / "page.1"
     page.write_text(shell.page(verb))
-    done = subprocess.run(
-        [groff, "-man", "-Tutf8", "-ww", str(page)], capture_output=True, text=True, timeout=30
-    )
+    done = processes.run([groff, "-man", "-Tutf8", "-ww", page])
     assert done.returncode == 0 and done.stderr == "", done.stderr
     plain = re.sub(r".\x08|\x1b\[[0-9;]*m", "", done.stdout)  # bold is overstruck or escaped
     assert "SYNOPSIS" in plain and "EXIT STATUS" in plain

@@ -6,12 +6,11 @@ import fcntl
 import json
 import os
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 from fake_machine import FakeMachine, typed
 from forebay.errors import MachineError, RunError
@@ -382,43 +381,43 @@ def test_a_header_that_was_lost_does_not_cost_the_points(
     assert code == 0 and not machine.jobs and "o:1 is not JSON" in err
 
 
+# Run number HELD lasts until a signal ends it.
 DRIVER = """
 import sys, time
 sys.path.insert(0, {tests!r})
 from fake_machine import FakeMachine
 from forebay import run as engine
-machine = FakeMachine()
-def slow(job, **kwargs):
-    print("run", len(machine.jobs), flush=True)
-    time.sleep(0.05)
-    return machine.run(job, **kwargs)
-engine.run, engine.plan, engine.check = slow, machine.plan, machine.check
+machine, held = FakeMachine(), int(sys.argv[1])
+def run(job, *, observer=None, **kept):
+    if len(machine.jobs) == held:
+        open("begun", "w").close()
+        while True:
+            observer({{"phase": "measure", "t_s": 1.0, "duration_s": 3600.0, "gib_s": 1.0, "iops": 1.0}})
+            time.sleep(0.01)
+    return machine.run(job, observer=observer, **kept)
+engine.run, engine.plan, engine.check = run, machine.plan, machine.check
 from forebay.cli import main
 main(["sweep", "mine.toml", "/x", "-o", "o"])
 """
 
 
-def driver(kill: signal.Signals | None, after: int) -> int:
-    """A sweep in a process of its own, which gets a signal once run number `after` has begun."""
+def driver(folder: Path, kill: signal.Signals | None, held: int) -> int:
+    """A sweep in a process of its own, which gets a signal once run number `held` has begun."""
     code = DRIVER.format(tests=str(Path(__file__).parent))
-    child = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    assert child.stdout is not None
-    for line in child.stdout:
-        if kill is not None and line.strip() == f"run {after}":
-            time.sleep(0.01)
+    with processes.running([sys.executable, "-c", code, held], cwd=folder) as child:
+        if kill is not None:
+            processes.wait_until((folder / "begun").exists, f"run {held} began", child)
             child.send_signal(kill)
-    return child.wait(timeout=30)
+        return processes.finish(child).returncode
 
 
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_whatever_ends_the_process_finished_points_are_kept(sweep: Path, kill: signal.Signals) -> None:
-    code = driver(kill, 3)
+    code = driver(sweep.parent, kill, 3)
     assert code == (-9 if kill == signal.SIGKILL else 130)
     kept = points_of(Path("o"))
     assert [line["name"] for line in kept] == [f"path=host depth={d}" for d in (1, 8, 64)]
-    assert driver(None, 0) == 0
+    assert driver(sweep.parent, None, -1) == 0
     assert points_of(Path("o"))[:3] == kept and len(points_of(Path("o"))) == 6
 
 

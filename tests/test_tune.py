@@ -6,6 +6,7 @@ import itertools
 import json
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -151,7 +152,7 @@ def test_ctrl_c_before_anything_was_measured_chooses_nothing(machine: FakeMachin
 
 def test_the_time_limit_holds(machine: FakeMachine, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr("forebay.tune.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("forebay.tune.time", SimpleNamespace(monotonic=lambda: clock[0]))
     run = machine.run
 
     def slow(job: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
