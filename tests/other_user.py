@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,32 +85,33 @@ def _shared_folder() -> Path:
 @functools.cache
 def _interpreter() -> tuple[tuple[str, ...], dict[str, str]]:
     """How they start an interpreter that has the package, and what its environment needs."""
-    own = (sys.executable,)
     tried = []
     for prefix in ((), FINDS):
-        told = _try((*BECOME, *prefix, *own), {})
+        told = _try((*BECOME, *prefix, sys.executable), {}, os.__file__)
         if told is None:
-            return (*BECOME, *prefix, *own), {}
+            return (*BECOME, *prefix, sys.executable), {}
         tried.append(told)
     copied = _copy()
     environment = {"PYTHONPATH": str(copied / "packages"), "PYTHONDONTWRITEBYTECODE": "1"}
     base = getattr(sys, "_base_executable", None) or sys.executable
-    if (told := _try((*BECOME, base), environment)) is None:
+    if (told := _try((*BECOME, base), environment, os.__file__)) is None:
         return (*BECOME, base), environment
     tried.append(told)
-    _copy_interpreter(copied)
-    python = str(copied / "python/bin" / os.path.basename(os.path.realpath(sys.executable)))
+    python, library = _copy_interpreter(copied / "python")
     environment |= {"PYTHONHOME": str(copied / "python"), "LD_LIBRARY_PATH": str(copied / "python/lib")}
-    if (told := _try((*BECOME, python), environment)) is None:
-        return (*BECOME, python), environment
+    if (told := _try((*BECOME, python), environment, f"{library}/os.py")) is None:
+        return (*BECOME, str(python)), environment
     pytest.fail("no way to run the command as another user:\n" + "\n".join([*tried, told]))
 
 
-def _try(interpreter: tuple[str, ...], environment: dict[str, str]) -> str | None:
-    """Why it doesn't start the command; None where it does."""
-    command = [*interpreter, "-m", "forebay.cli", "--version"]
-    done = processes.run(command, cwd="/", env={**os.environ, **environment})
-    return None if done.returncode == 0 else f"{' '.join(command)}: {done.stderr.strip()[-500:]}"
+def _try(interpreter: tuple[str | Path, ...], environment: dict[str, str], library: str) -> str | None:
+    """Why it doesn't start the command; None where it does, and with its own library: an interpreter that can't
+    read that takes the one of another Python of the machine."""
+    asked = "import forebay._core, forebay.cli, os; print(os.__file__)"
+    done = processes.run([*interpreter, "-c", asked], cwd="/", env={**os.environ, **environment})
+    if done.returncode == 0 and done.stdout.strip() == library:
+        return None
+    return f"{' '.join(map(str, interpreter))}: {done.stdout}{done.stderr[-500:]}"
 
 
 def _copy() -> Path:
@@ -145,17 +145,18 @@ def _needed(name: str) -> set[str]:
     return found
 
 
-def _copy_interpreter(folder: Path) -> None:
-    base, real = Path(sys.base_prefix), Path(os.path.realpath(sys.executable))
-    target = folder / "python"
-    (target / "bin").mkdir(parents=True)
-    shutil.copy(real, target / "bin" / real.name)
-    standard = Path(sysconfig.get_path("stdlib", vars={"installed_base": str(base)}))
+def _copy_interpreter(target: Path) -> tuple[Path, Path]:
+    """The interpreter and its library, copied there."""
+    real, standard = Path(os.path.realpath(sys.executable)), Path(os.__file__).parent
+    python, library = target / "bin" / real.name, target / "lib" / standard.name
+    python.parent.mkdir(parents=True)
+    shutil.copy(real, python)
     skipped = shutil.ignore_patterns("__pycache__", "site-packages", "dist-packages", "test", "tests", "*.a")
-    shutil.copytree(standard, target / "lib" / standard.name, ignore=skipped)
-    for library in (base / "lib").glob("libpython*.so*"):
-        shutil.copy(library, target / "lib" / library.name)
-    _open_to_all(folder)
+    shutil.copytree(standard, library, ignore=skipped)
+    for shared in (Path(sys.base_prefix) / "lib").glob("libpython*.so*"):
+        shutil.copy(shared, target / "lib" / shared.name)
+    _open_to_all(target)
+    return python, library
 
 
 def _open_to_all(folder: Path) -> None:
