@@ -11,7 +11,7 @@ from pathlib import Path
 
 import processes
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # What Python itself starts with. A shell starts what it puts into the background with SIGINT ignored, and children
 # inherit that: tests that send it would send it to the deaf.
@@ -24,7 +24,9 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
 }
 
 # A machine that is busy with other work is slow, not wrong.
-settings.register_profile("forebay", deadline=None, print_blob=True)
+settings.register_profile(
+    "forebay", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("forebay")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import select
@@ -13,6 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+import processes
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 FLAGS = (
@@ -29,7 +32,7 @@ def executable() -> str | None:
 class Browser:
     """One page in one browser. Use as a context manager; `requests` holds every URL that it asked for."""
 
-    def __init__(self, timeout_s: float = 60.0) -> None:
+    def __init__(self, timeout_s: float = processes.PATIENCE_S) -> None:
         self.timeout_s = timeout_s
         self.requests: list[str] = []
         self.console: list[str] = []
@@ -37,7 +40,15 @@ class Browser:
         self._buffer = b""
 
     def __enter__(self) -> Browser:
-        self._profile = tempfile.TemporaryDirectory(prefix="forebay-browser-", ignore_cleanup_errors=True)
+        with contextlib.ExitStack() as undo:
+            # Everything that it makes lies there, also what it doesn't remove when it is killed.
+            self._profile = tempfile.mkdtemp(prefix="forebay-browser-")
+            undo.callback(self._remove_profile)
+            self._start(undo)
+            self._undo = undo.pop_all()
+        return self
+
+    def _start(self, undo: contextlib.ExitStack) -> None:
         theirs_in, self._out = os.pipe()
         self._in, theirs_out = os.pipe()
 
@@ -49,17 +60,19 @@ class Browser:
             os.dup2(high_in, 3)
             os.dup2(high_out, 4)
 
-        command = [executable() or "chromium", *FLAGS, f"--user-data-dir={self._profile.name}", "about:blank"]
-        self._process = subprocess.Popen(
-            command,
-            preexec_fn=place,
-            close_fds=False,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        os.close(theirs_in)
-        os.close(theirs_out)
+        command = [executable() or "chromium", *FLAGS, f"--user-data-dir={self._profile}", "about:blank"]
+        silent = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        environment = {**os.environ, "TMPDIR": self._profile}
+        for mine in (self._out, self._in):
+            undo.callback(os.close, mine)
+        try:
+            self._process = processes.start(
+                command, preexec_fn=place, pass_fds=(3, 4), env=environment, **silent
+            )
+        finally:
+            os.close(theirs_in)
+            os.close(theirs_out)
+        undo.callback(self._end)
         targets = self._send("Target.getTargets")["targetInfos"]
         page = next(t for t in targets if t["type"] == "page")
         self._session = self._send("Target.attachToTarget", targetId=page["targetId"], flatten=True)[
@@ -67,18 +80,23 @@ class Browser:
         ]
         for domain in ("Page", "Network", "Runtime", "Log"):
             self.call(f"{domain}.enable")
-        return self
 
     def __exit__(self, *error: object) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        os.close(self._in)
-        os.close(self._out)
-        self._profile.cleanup()
+        self._undo.close()
+
+    def _end(self) -> None:
+        """The browser, and its helpers: they are of its group."""
+        processes.kill(self._process)
+        self._process.wait()
+
+    def _remove_profile(self) -> None:
+        """A helper that is about to die may still write there."""
+
+        def removed() -> bool:
+            shutil.rmtree(self._profile, ignore_errors=True)
+            return not os.path.exists(self._profile)
+
+        processes.wait_until(removed, f"{self._profile} is removed", within_s=self.timeout_s)
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         return self._send(method, self._session, **parameters)

@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
+import processes
 import pytest
+from disks_support import ext4, loop, mounted, sh  # noqa: F401
 from faults_support import (  # noqa: F401
     BENCH,
+    LONG,
+    LONG_S,
     MIB,
     Done,
     Run,
@@ -29,77 +31,9 @@ from faults_support import (  # noqa: F401
     started,
     wait_for_progress,
 )
+from other_user import OtherUser, somebody  # noqa: F401
 
 pytestmark = pytest.mark.root
-NOBODY = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
-# Read-only rights, so that an interpreter in root's own home can still be found.
-FINDS = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
-
-
-def sh(*command: object) -> str:
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
-    assert done.returncode == 0, f"{command}: {done.stderr}"
-    return done.stdout.strip()
-
-
-@pytest.fixture
-def loop(tmp_path: Path) -> Iterator[Callable[..., Path]]:
-    """`loop(mib)` → a block device of that size, with random content, gone after the test."""
-    made_devices: list[str] = []
-
-    def make(mib: int = 8, *options: str, sparse: bool = False) -> Path:
-        backing = tmp_path / f"backing.{len(made_devices)}"
-        if sparse:
-            with backing.open("wb") as file:
-                file.truncate(mib * MIB)
-        else:
-            made(backing, mib * MIB)
-        done = subprocess.run(
-            ["losetup", "--find", "--show", *options, str(backing)], capture_output=True, text=True
-        )
-        if done.returncode:
-            pytest.skip(f"no loop device to be had: {done.stderr.strip()}")
-        made_devices.append(done.stdout.strip())
-        return Path(made_devices[-1])
-
-    yield make
-    for device in made_devices:
-        subprocess.run(["losetup", "--detach", device], capture_output=True)
-
-
-@pytest.fixture
-def mounted(tmp_path: Path) -> Iterator[Callable[..., Path]]:
-    """`mounted(source, *options)` → where it is mounted until the test ends."""
-    places: list[Path] = []
-
-    def mount(source: object, *options: str) -> Path:
-        place = tmp_path / f"mnt.{len(places)}"
-        place.mkdir()
-        done = subprocess.run(
-            ["mount", *options, str(source), str(place)], capture_output=True, text=True
-        )
-        if done.returncode:
-            pytest.skip(f"can't mount here: {done.stderr.strip()}")
-        places.append(place)
-        return place
-
-    yield mount
-    for place in reversed(places):
-        subprocess.run(["umount", "--lazy", str(place)], capture_output=True)
-
-
-@pytest.fixture
-def ext4(loop: Callable[..., Path], mounted: Callable[..., Path]) -> Callable[..., tuple[Path, Path]]:
-    """`ext4(mib)` → (device, directory) of a fresh file system."""
-
-    def make(mib: int, *options: str) -> tuple[Path, Path]:
-        if shutil.which("mkfs.ext4") is None:
-            pytest.skip("mkfs.ext4 is absent; try: apt install e2fsprogs")
-        device = loop(mib, sparse=True)
-        sh("mkfs.ext4", "-q", "-F", "-m", "0", device)
-        return device, mounted(device, *options)
-
-    return make
 
 
 # Devices --------------------------------------------------------------------------------------------------
@@ -136,9 +70,9 @@ def test_a_mounted_device_is_refused_even_when_it_is_named(
 
 def test_the_device_below_a_used_one_is_refused(run: Run, loop: Callable[..., Path]) -> None:
     device = loop(16)
-    swap = subprocess.run(["mkswap", str(device)], capture_output=True)
-    on = subprocess.run(["swapon", str(device)], capture_output=True, text=True)
-    if swap.returncode or on.returncode:
+    sh("mkswap", device)
+    on = processes.run(["swapon", device])
+    if on.returncode:
         pytest.skip(f"no swap on a loop device here: {on.stderr.strip()}")
     try:
         refused(run(*BENCH, device, "--op", "write", "--overwrite-device", device), 2, "used as swap")
@@ -173,7 +107,7 @@ def test_a_device_that_shrinks_under_a_read_fails_the_run_and_keeps_the_record(
     run: Run, loop: Callable[..., Path], tmp_path: Path
 ) -> None:
     device = loop(8)
-    with started(tmp_path, *BENCH[:-1], "20", device, "--interval", "100") as under_way:
+    with started(tmp_path, *LONG, device, "--interval", "100") as under_way:
         wait_for_progress(under_way)
         os.truncate(tmp_path / "backing.0", MIB)
         sh("losetup", "--set-capacity", device)
@@ -208,10 +142,10 @@ def test_a_disk_that_fills_up_under_a_write_ends_the_run_and_keeps_the_record(
     with holes.open("wb") as file:
         file.truncate(512 * MIB)
     flags = ("--op", "write", "--overwrite", holes, "--io-size", "1m", "--json")
-    done = run(*BENCH[:-1], "20", holes, *flags)
+    done = run(*LONG, holes, *flags)
     refused(done, 4, "I/Os failed", "No space left on device", "what was measured is in")
     result = json.loads(done.stdout)["result"]
-    assert result["bytes"] > 0 and result["seconds"] < 15, "a full disk ends the run"
+    assert result["bytes"] > 0 and result["seconds"] < LONG_S / 2, "a full disk ends the run"
     assert rescued(tmp_path)["result"]["bytes"] == result["bytes"]
     assert holes.stat().st_size == 512 * MIB
 
@@ -234,7 +168,7 @@ def test_a_file_with_holes_is_warned_about(run: Run, ext4: Callable[..., tuple[P
     _, place = ext4(48)
     with (place / "holes").open("wb") as file:
         file.truncate(16 * MIB)
-    done = run(*BENCH[:-1], "0.5", place / "holes", "--json")
+    done = run(*BENCH, place / "holes", "--json")
     assert done.returncode == 0, done.stderr
     warnings = {w["id"]: w for w in json.loads(done.stdout)["warnings"]}
     assert "holes" in warnings["cached"]["next"], warnings
@@ -243,42 +177,34 @@ def test_a_file_with_holes_is_warned_about(run: Run, ext4: Callable[..., tuple[P
 # Users and limits -----------------------------------------------------------------------------------------
 
 
-def as_nobody(home: Path, *arguments: object, before: tuple[str, ...] = ()) -> Done:
-    """The command as a user without rights, in a directory that is theirs."""
-    for tool in (*before[:1], NOBODY[0]):
-        if shutil.which(tool) is None:
-            pytest.skip(f"{tool} is absent; try: apt install util-linux")
-    theirs = home / "theirs"
-    theirs.mkdir(exist_ok=True)
-    os.chown(theirs, 65534, 65534)
-    command = [*before, *NOBODY, *FINDS, sys.executable, "-m", "forebay.cli", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=theirs)
+def as_them(them: OtherUser, *arguments: object, before: tuple[str, ...] = ()) -> Done:
+    done = them.run(*arguments, before=before)
     check_manners(done)
     return done
 
 
-def test_a_directory_without_permission_is_named(tmp_path: Path) -> None:
-    closed = tmp_path / "closed"
-    closed.mkdir()
-    file = made(closed / "f", MIB)
+def test_a_directory_without_permission_is_named(somebody: OtherUser) -> None:
+    file = somebody.readable("closed/f", MIB)
+    closed = file.parent
     before = content(closed)
-    done = as_nobody(tmp_path, *BENCH, closed, "--file-size", "1m", "--files", "2")
+    done = as_them(somebody, *BENCH, closed, "--file-size", "1m", "--files", "2")
     refused(done, 2, str(closed), "permission denied", "ls -ld")
-    done = as_nobody(tmp_path, *BENCH, closed / "new", "--op", "write", "--file-size", "1m")
+    done = as_them(somebody, *BENCH, closed / "new", "--op", "write", "--file-size", "1m")
     refused(done, 2, str(closed), "permission denied")
-    done = as_nobody(tmp_path, *BENCH, file, "--op", "write", "--overwrite", file)
+    done = as_them(somebody, *BENCH, file, "--op", "write", "--overwrite", file)
     refused(done, 2, str(closed), "permission denied")
-    done = as_nobody(tmp_path, "bench", "nil:", "-o", closed / "run.json")
+    done = as_them(somebody, "bench", "nil:", "-o", closed / "run.json")
     refused(done, 2, f"-o {closed}/run.json", "can't be written")
     assert content(closed) == before
-    assert as_nobody(tmp_path, *BENCH, file).returncode == 0
+    assert as_them(somebody, *BENCH, file).returncode == 0
 
 
-def test_too_little_locked_memory_is_warned_about_and_the_run_goes_on(tmp_path: Path) -> None:
-    file = made(tmp_path / "f", 8 * MIB)
-    file.chmod(0o644)
-    flags = (*BENCH[:-2], file, "--passes", "1", "--depth", "16", "--engine", "uring", "--json")
-    done = as_nobody(tmp_path, *flags, before=("prlimit", "--memlock=65536:65536"))
+def test_too_little_locked_memory_is_warned_about_and_the_run_goes_on(somebody: OtherUser) -> None:
+    if shutil.which("prlimit") is None:
+        pytest.skip("prlimit is absent; try: apt install util-linux")
+    file = somebody.readable("f", 8 * MIB)
+    flags = (*BENCH, file, "--depth", "16", "--engine", "uring", "--json")
+    done = as_them(somebody, *flags, before=("prlimit", "--memlock=65536:65536"))
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
     warnings = {w["id"]: w["text"] + w["next"] for w in record["warnings"]}
@@ -289,7 +215,7 @@ def test_too_little_locked_memory_is_warned_about_and_the_run_goes_on(tmp_path: 
 def test_too_few_open_files_are_named(tmp_path: Path, run: Run) -> None:
     done = run(*BENCH, ".", "--files", "200", "--file-size", "64k")
     assert done.returncode == 0, done.stderr
-    command = ["prlimit", "--nofile=64:64", sys.executable, "-m", "forebay.cli", *BENCH, ".", "--files", "200"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    command = ["prlimit", "--nofile=64:64", *processes.FOREBAY, *BENCH, ".", "--files", "200"]
+    done = processes.run(command, cwd=tmp_path)
     check_manners(done)
     refused(done, 3, "too many open files", "ulimit -n")

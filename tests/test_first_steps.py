@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
+import processes
 import pytest
 from forebay.cli import VERBS
-
-FOREBAY = [sys.executable, "-m", "forebay.cli"]
+from other_user import OtherUser, somebody  # noqa: F401
 
 
 def forebay(*arguments: str | bytes, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     kept = {k: v for k, v in os.environ.items() if k not in ("HOME", "COLUMNS")}
-    return subprocess.run(
-        [*FOREBAY, *arguments], cwd=cwd, capture_output=True, text=True, timeout=60, env={**kept, **env}
-    )
+    return processes.run([*processes.FOREBAY, *arguments], cwd=cwd, env={**kept, **env})
 
 
 def test_a_misspelt_verb_is_answered_with_the_right_one(tmp_path: Path) -> None:
@@ -66,19 +62,13 @@ def test_the_folder_that_was_measured_may_be_reported_on(tmp_path: Path) -> None
     assert done.returncode == 0 and "forebay.json" not in done.stderr, done.stderr
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_somebody_without_rights_measures_and_is_told_what_is_forbidden(tmp_path: Path) -> None:
-    def as_nobody(*arguments: str, cwd: str) -> subprocess.CompletedProcess[str]:
-        command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *FOREBAY, *arguments]
-        return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60)
-
-    if not shutil.which("setpriv") or as_nobody("--version", cwd="/").returncode != 0:
-        pytest.skip("no setpriv, or the interpreter isn't readable for others")
-    done = as_nobody("bench", "nil:", "--duration", "0.2", "--json", cwd="/")
+@pytest.mark.root
+def test_somebody_without_rights_measures_and_is_told_what_is_forbidden(somebody: OtherUser) -> None:  # noqa: F811
+    done = somebody.run("bench", "nil:?size=1g", "--passes", "1", "--json")
     assert done.returncode == 0 and json.loads(done.stdout)["result"]["ios"] > 0
-    tmp_path.chmod(0o755)
-    for parent in tmp_path.parents[:2]:
-        parent.chmod(0o755)
-    done = as_nobody("bench", str(tmp_path), "--file-size", "1m", cwd="/")
+    closed = somebody.shared / "closed"
+    closed.mkdir()
+    closed.chmod(0o755)
+    done = somebody.run("bench", closed, "--file-size", "1m")
     assert done.returncode == 2 and "permission denied" in done.stderr
-    assert list(tmp_path.iterdir()) == []
+    assert list(closed.iterdir()) == []

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
+import processes
 import pytest
 from forebay import mpi
 from forebay.errors import MachineError, RequestError
 
 HERE = Path(__file__).parent
 MPIRUN = shutil.which("mpirun")
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 needs_mpi = pytest.mark.skipif(
     MPIRUN is None or importlib.util.find_spec("mpi4py") is None, reason="mpirun or mpi4py isn't installed"
 )
+
+# By which a rank may be behind the others before any has begun.
+LATE_S = 3
 
 # `forebay` with an engine whose speed and faults depend on its rank; merging adds up what a record's reader needs.
 DRIVER = f"""
@@ -31,21 +35,35 @@ from forebay.errors import MachineError, RunError
 rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))
 how = os.environ.get("HOW", "")
 
+def note(what):
+    "Leaves the time in a file, whole: those who wait for it read it at once."
+    with open(f".{{what}}.{{rank}}", "w") as file:
+        file.write(repr(time.time()))
+    os.replace(file.name, f"{{what}}.{{rank}}")
+
 def run(job, *, observer=None, command=None):
+    note("began")
+    def observe(progress):
+        observer(progress)
+        if not os.path.exists(f"running.{{rank}}"):
+            note("running")
     if how == "breaks" and rank == 1:
-        observer(fake_engine.progress(t_s=0.0))
-        time.sleep(0.5)
+        observe(fake_engine.progress(t_s=0.0))
+        while not os.path.exists("running.0"):
+            time.sleep(0.01)
         error = RunError("reading", "I/O error")
         error.record = fake_engine.record(bytes=111, ios=1)
         raise error
-    record = fake_engine.slow_run(float(os.environ.get("SECONDS_LONG", 1)))(job, observer=observer)
+    record = fake_engine.slow_run(float(os.environ.get("SECONDS_LONG", 1)))(job, observer=observe)
     record["id"] = f"{{rank:016x}}"
-    record["began"] = time.time()
     return record
 
 def plan(job):
     if how == "refuses" and rank == 1:
         raise MachineError("/data", "there is no such directory", "mkdir /data")
+    if how == "late" and rank == 1:
+        time.sleep({LATE_S})
+        note("ready")
     job = {{**fake_engine.RECORD["job"], "pages": "auto", "engine": "auto", "cache": "bypass", "repeat": 1}}
     sizes = {{"data_bytes": 0, "buffer_bytes": 0}}
     return {{"job": job, "path": "host", "targets": [], "files_to_make": [], "files_to_overwrite": [], **sizes}}
@@ -64,32 +82,21 @@ forebay.cli.main(sys.argv[1:])
 """
 
 
-def mpirun(tmp_path, *arguments, ranks=2, how="", seconds=1.0, wait=True, prefix=()):
+def flags(parameters):
+    return [word for key, value in parameters.items() for word in ("--mca", key, value)]
+
+
+def start(tmp_path, *arguments, ranks=2, how="", seconds=1.0, mca=None):
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
-    environment = {
-        **os.environ,
-        "HOW": how,
-        "SECONDS_LONG": str(seconds),
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    }
-    started = subprocess.Popen(
-        [MPIRUN, "--oversubscribe", "-n", str(ranks), *prefix, sys.executable, str(script), *arguments],
-        cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    if not wait:
-        return started
-    try:
-        out, err = started.communicate(timeout=60)
-    except subprocess.TimeoutExpired:
-        started.kill()
-        raise
-    return started.returncode, out, err
+    environment = {**os.environ, **AS_ROOT, "HOW": how, "SECONDS_LONG": str(seconds)}
+    launcher = [MPIRUN, "--oversubscribe", "-n", ranks, *flags(mca or {})]
+    return processes.start([*launcher, sys.executable, script, *arguments], cwd=tmp_path, env=environment)
+
+
+def mpirun(tmp_path, *arguments, **options):
+    done = processes.finish(start(tmp_path, *arguments, **options))
+    return done.returncode, done.stdout, done.stderr
 
 
 @needs_mpi
@@ -107,19 +114,70 @@ def test_two_ranks_make_one_record_with_both_in_it(tmp_path):
     )
 
 
+def noted(tmp_path, what):
+    """When each rank left that note, by rank."""
+    return {int(p.suffix[1:]): float(p.read_text()) for p in tmp_path.glob(f"{what}.*")}
+
+
+def check_they_waited_for_the_late_one(tmp_path, hosts):
+    ready, began = noted(tmp_path, "ready"), noted(tmp_path, "began")
+    assert list(ready) == [1] and sorted(began) == list(range(len(hosts)))
+    assert min(began.values()) >= ready[1], "a rank began before the last one was ready"
+    after = [h["started_after_s"] for h in hosts]
+    assert min(after) == 0.0 and max(after) < LATE_S, "the delay before the start is none of the run's"
+
+
 @needs_mpi
-def test_ranks_begin_together(tmp_path):
-    code, out, err = mpirun(tmp_path, "bench", "nil:", "--json", ranks=3)
+def test_ranks_begin_together_however_late_one_is(tmp_path):
+    code, out, err = mpirun(tmp_path, "bench", "nil:", "--json", ranks=3, how="late")
     assert code == 0, err
-    began = [h["started_after_s"] for h in json.loads(out)["result"]["hosts"]]
-    assert min(began) == 0.0 and max(began) < 0.25
+    check_they_waited_for_the_late_one(tmp_path, json.loads(out)["result"]["hosts"])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_rank_waits_for_the_agreed_time_by_its_own_clock(monkeypatch, rank):
+    """The lead's clock says 100 when rank 1's, 7 s ahead, says 107; a start at T is at T + 7 there."""
+    clock, waits = 100.0 + 7 * rank, []
+
+    class Clock:
+        time = staticmethod(lambda: clock)
+        sleep = staticmethod(waits.append)
+
+    class Communicator:
+        size = 2
+        told = iter([93.5, 100.0, 93.5])  # what rank 1 hears from the lead, asking three times
+
+        def __init__(self):
+            self.rank = rank
+
+        def barrier(self):
+            pass
+
+        def send(self, *_, **__):
+            pass
+
+        def recv(self, source=None, tag=None):
+            nonlocal clock
+            if self.rank == 0:
+                return None
+            told = next(self.told)
+            clock += 0.0 if told == 100.0 else 13.0  # a slow exchange tells nothing
+            return told + (clock - 107.0 if told == 100.0 else 0.0)
+
+        def bcast(self, value, root=0):
+            return value if self.rank == 0 else clock - 7.0 + mpi.START_LEAD_S / 2
+
+    monkeypatch.setattr(mpi, "time", Clock)
+    world = mpi.World(Communicator())
+    monkeypatch.setattr(world, "_measure_clock", lambda: mpi.World._measure_clock(world, rounds=3))
+    world._start_together()
+    assert waits == pytest.approx([mpi.START_LEAD_S / (1 + rank)])
 
 
 @needs_mpi
 def test_a_rank_that_breaks_ends_the_run_and_what_was_measured_is_kept(tmp_path):
-    begun = time.monotonic()
-    code, out, err = mpirun(tmp_path, "bench", "nil:", how="breaks", seconds=40)
-    assert time.monotonic() - begun < 30, "the other rank did not run to its end"
+    # The other rank would go on for longer than anything is waited for here.
+    code, out, err = mpirun(tmp_path, "bench", "nil:", how="breaks", seconds=10 * processes.PATIENCE_S)
     assert code == 4
     assert "rank 1 on " in err and "I/O error" in err and "Traceback" not in err
     saved = json.loads((tmp_path / "forebay-feedfeedfeedfeed.json").read_text())
@@ -129,21 +187,22 @@ def test_a_rank_that_breaks_ends_the_run_and_what_was_measured_is_kept(tmp_path)
 
 @needs_mpi
 def test_a_plan_that_one_rank_refuses_runs_nowhere(tmp_path):
-    code, out, err = mpirun(tmp_path, "bench", "/data", how="refuses", seconds=40)
+    code, out, err = mpirun(tmp_path, "bench", "/data", how="refuses", seconds=10 * processes.PATIENCE_S)
     assert code == 3
     assert err.count("there is no such directory") == 1 and "(rank 1 on " in err and out == ""
+    assert noted(tmp_path, "began") == {}
 
 
 @needs_mpi
 def test_ctrl_c_at_mpirun_keeps_what_was_measured(tmp_path):
-    started = mpirun(tmp_path, "bench", "nil:", seconds=40, wait=False)
-    time.sleep(4)
-    started.send_signal(signal.SIGINT)
+    # mpirun kills what hasn't ended a second after it was told to. A busy machine needs more to save a record.
+    patient = {"odls_base_sigkill_timeout": "10"}
+    started = start(tmp_path, "bench", "nil:", seconds=10 * processes.PATIENCE_S, mca=patient)
     try:
-        started.communicate(timeout=40)
-    except subprocess.TimeoutExpired:
-        started.kill()
-        raise
+        processes.wait_until(lambda: len(noted(tmp_path, "running")) == 2, "both ranks measure", started)
+        started.send_signal(signal.SIGINT)
+    finally:
+        processes.finish(started)
     kept = [json.loads(p.read_text()) for p in tmp_path.glob("forebay-*.json")]
     assert kept and all(k["result"]["interrupted"] and k["result"]["ios"] for k in kept)
 
@@ -156,35 +215,9 @@ def test_a_dry_run_is_printed_once(tmp_path):
 
 @needs_mpi
 def test_two_ranks_over_the_real_engine(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "forebay.cli",
-        "bench",
-        str(tmp_path),
-        "--file-size",
-        "4m",
-        "--duration",
-        "1",
-    ]
-    done = subprocess.run(
-        [
-            MPIRUN,
-            "--allow-run-as-root",
-            "--oversubscribe",
-            "-n",
-            "2",
-            *command,
-            "--cache",
-            "allow",
-            "--json",
-            "-q",
-        ],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=90,
-    )
+    launcher = [MPIRUN, "--allow-run-as-root", "--oversubscribe", "-n", "2", *processes.FOREBAY]
+    job = ("--file-size", "4m", "--passes", "50", "--cache", "allow", "--json", "-q")
+    done = processes.run([*launcher, "bench", tmp_path, *job], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)["result"]
     assert sorted(p.name for p in tmp_path.glob("forebay.r*")) == ["forebay.r0.0", "forebay.r1.0"]
@@ -193,34 +226,30 @@ def test_two_ranks_over_the_real_engine(tmp_path):
     assert len(result["hosts"]) == 2 and result["histogram"]
 
 
+def ip(*arguments):
+    done = processes.run(["ip", *arguments])
+    assert done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr}"
+
+
+def new_namespace(names):
+    """The first of these names that nobody has taken, as a network namespace."""
+    for name in names:
+        made = processes.run(["ip", "netns", "add", name])
+        if made.returncode == 0:
+            return name
+        if "File exists" not in made.stderr:
+            pytest.skip(f"can't make a network namespace: {made.stderr.strip()}")
+
+
 @pytest.fixture
 def two_hosts(tmp_path):
     """Two hosts as network namespaces joined by a veth pair, each with a name and an address of its own."""
-    tag = f"fb{os.getpid() % 100000}"
-    names = [f"{tag}a", f"{tag}b"]
-
-    def ip(*arguments, check=True):
-        return subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=20, check=check)
-
-    made = ip("netns", "add", names[0], check=False)
-    if made.returncode:
-        pytest.skip(f"can't make a network namespace: {made.stderr.strip()}")
+    free, names = (f"fb{os.getpid()}-{n}" for n in itertools.count()), []
     try:
-        ip("netns", "add", names[1])
-        ip(
-            "link",
-            "add",
-            "veth0",
-            "netns",
-            names[0],
-            "type",
-            "veth",
-            "peer",
-            "name",
-            "veth0",
-            "netns",
-            names[1],
-        )
+        names += [new_namespace(free)]
+        names += [new_namespace(free)]
+        ends = [["veth0", "netns", name] for name in names]
+        ip("link", "add", *ends[0], "type", "veth", "peer", "name", *ends[1])
         for number, name in enumerate(names, 1):
             ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", "veth0")
             for link in ("lo", "veth0"):
@@ -236,50 +265,35 @@ def two_hosts(tmp_path):
         yield names, agent
     finally:
         for name in names:
-            ip("netns", "del", name, check=False)
+            ip("netns", "del", name)
 
 
 @pytest.mark.root
-@pytest.mark.timeout(120)
 @needs_mpi
 def test_two_hosts_make_one_record(tmp_path, two_hosts):
     names, agent = two_hosts
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
     network = "10.77.0.0/24"
-    mca = {
+    parameters = {
         "plm_rsh_agent": str(agent),
         "oob_tcp_if_include": network,
         "btl": "tcp,self",
         "btl_tcp_if_include": network,
         "pml": "ob1",
     }
-    launcher = [str(agent), "10.77.0.1", MPIRUN, "--allow-run-as-root", "-n", "2", "--map-by", "node"]
-    for key, value in mca.items():
-        launcher += ["--mca", key, value]
-    launcher += ["--host", "10.77.0.1,10.77.0.2", "-x", "PYTHONPATH", "--wdir", str(tmp_path)]
-    done = subprocess.run(
-        [
-            *launcher,
-            sys.executable,
-            str(script),
-            "bench",
-            "/data/{host}",
-            "--json",
-            "-o",
-            str(tmp_path / "run.json"),
-        ],
-        env={**os.environ, "PYTHONPATH": os.environ.get("PYTHONPATH", "")},
-        capture_output=True,
-        text=True,
-        timeout=90,
-    )
+    launcher = [agent, "10.77.0.1", MPIRUN, "--allow-run-as-root", "-n", "2", "--map-by", "node"]
+    launcher += [*flags(parameters), "--host", "10.77.0.1,10.77.0.2", "--wdir", tmp_path]
+    launcher += ["-x", "PYTHONPATH", "-x", "HOW"]
+    environment = {**os.environ, "PYTHONPATH": os.environ.get("PYTHONPATH", ""), "HOW": "late"}
+    job = ("bench", "/data/{host}", "--json", "-o", tmp_path / "run.json")
+    done = processes.run([*launcher, sys.executable, script, *job], env=environment)
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
     hosts = record["result"]["hosts"]
     assert [h["host"] for h in hosts] == [f"{n}.test" for n in names]
     assert record["result"]["throughput_gib_s"] == 4.0
-    assert max(h["started_after_s"] for h in hosts) < 0.5
+    check_they_waited_for_the_late_one(tmp_path, hosts)
 
 
 def without_mpi4py(tmp_path):
@@ -295,13 +309,7 @@ def without_mpi4py(tmp_path):
 )
 def test_a_launcher_without_mpi4py_is_refused_with_what_to_install(tmp_path, variable, flag):
     environment = without_mpi4py(tmp_path) | ({variable: "2"} if variable else {})
-    done = subprocess.run(
-        [sys.executable, "-m", "forebay.cli", "bench", "nil:", *flag],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
+    done = processes.run([*processes.FOREBAY, "bench", "nil:", *flag], env=environment)
     assert done.returncode == 3
     assert "pip install 'forebay[mpi]'" in done.stderr and "Traceback" not in done.stderr
 

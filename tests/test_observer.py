@@ -8,7 +8,7 @@ pytest.importorskip("forebay._core")
 
 from forebay.run import run  # noqa: E402
 
-JOB = {"sources": ["nil:"], "duration_s": 5, "interval_ms": 20}
+JOB = {"sources": ["nil:"], "duration_s": 600, "interval_ms": 20}
 
 
 def test_an_observers_own_error_is_not_swallowed():

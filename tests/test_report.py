@@ -9,11 +9,11 @@ import csv
 import html
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 from click.testing import CliRunner
 from forebay.errors import MachineError, RequestError
@@ -51,12 +51,7 @@ def text_of(page: str) -> str:
 
 
 def run(arguments: list[str]) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "forebay.cli", "report", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = processes.run([*processes.FOREBAY, "report", *arguments])
     return done.returncode, done.stdout, done.stderr
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 from forebay.report import write_report
 from report_browser import Browser, executable
@@ -154,5 +154,5 @@ def test_chromium_as_a_command_shows_it_too(shown: Any, tmp_path: Path) -> None:
         "--dump-dom",
         page.as_uri(),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = processes.run(command)
     assert done.returncode == 0 and done.stdout.count("<figure") > 15 and "forebay report" in done.stdout
