@@ -73,16 +73,19 @@ class Browser:
             os.close(theirs_in)
             os.close(theirs_out)
         undo.callback(self._end)
-        targets = self._send("Target.getTargets")["targetInfos"]
-        page = next(t for t in targets if t["type"] == "page")
-        self._session = self._send("Target.attachToTarget", targetId=page["targetId"], flatten=True)[
-            "sessionId"
-        ]
+        page = processes.wait_until(self._page, "the browser has a page", self._process)
+        attached = self._send("Target.attachToTarget", targetId=page["targetId"], flatten=True)
+        self._session = attached["sessionId"]
         for domain in ("Page", "Network", "Runtime", "Log"):
             self.call(f"{domain}.enable")
 
     def __exit__(self, *error: object) -> None:
         self._undo.close()
+
+    def _page(self) -> dict[str, Any] | None:
+        """Its first page, which may come up after it answers."""
+        targets = self._send("Target.getTargets")["targetInfos"]
+        return next((t for t in targets if t["type"] == "page"), None)
 
     def _end(self) -> None:
         """The browser, and its helpers: they are of its group."""

@@ -57,7 +57,7 @@ def test_wheel_needs_no_newer_glibc(wheel: Path) -> None:
 
 def test_wheel_names_no_folder_of_the_building_machine(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
-    for home in (Path(__file__).resolve().parent.parent, Path.home()):
+    for home in {Path(__file__).resolve().parent.parent, Path.home()} - {Path("/")}:
         named = [n for n in archive.namelist() if f"{home}/".encode() in archive.read(n)]
         assert not named, f"{named} name {home}"
 
