@@ -135,3 +135,14 @@ def test_a_record_of_an_older_schema_is_read_and_others_are_refused_by_name(tmp_
     ]:
         with pytest.raises(RequestError, match=named):
             _core.read_record(text)
+
+
+def test_thousands_of_threads_can_be_interrupted_while_they_start(tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(bytes(1 << 20))
+    job = ("data", "--workers", 2000, "--cache", "allow", "--duration", 600)
+    with processes.running([*processes.FOREBAY, "bench", *job, *JSON], cwd=tmp_path) as run:
+        tasks = Path(f"/proc/{run.pid}/task")
+        processes.wait_until(lambda: len(list(tasks.iterdir())) > 100, "threads", run)
+        run.send_signal(signal.SIGINT)
+        done = processes.finish(run)
+    assert done.returncode == 130, done.stderr
