@@ -65,7 +65,9 @@ def interrupted(
     command = [*processes.FOREBAY, "bench", "--json", "--io-size", "64k", *flags]
     with processes.running(command, cwd=home) as process:
         # Before that it has done nothing, and the default is right.
-        processes.wait_until(lambda: processes.catches(process, signal.SIGTERM), f"{where}: its handlers", process)
+        processes.wait_until(
+            lambda: processes.catches(process, signal.SIGTERM) or process.poll() is not None, f"{where}: its handlers"
+        )
         time.sleep(delay)
         process.send_signal(number)
         done = processes.finish(process)

@@ -19,7 +19,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 SWEEP = """
 [job]
 io-size = "64k"
-duration = 0.2
+duration = 0.5
 warmup = 0
 cache = "allow"
 [matrix]
@@ -78,7 +78,7 @@ def test_a_preset_without_its_hardware_says_what_it_runs_instead(forebay: Run, t
 
 
 def test_two_engines_are_compared_on_one_file(forebay: Run, data: Path) -> None:
-    flags = ["--io-size", "64k", "--cache", "allow", "--duration", "0.1", "--pairs-min", "6"]
+    flags = ["--io-size", "64k", "--cache", "allow", "--duration", "0.5", "--pairs-min", "6"]
     flags += ["--pairs-max", "6", "--json"]
     done = forebay("compare", "--a", "engine=inline", "--b", "engine=pread", data, *flags)
     assert done.returncode in (0, 1), done.stderr
@@ -95,7 +95,7 @@ def test_another_interpreter_is_compared_with_this_one(forebay: Run, tmp_path: P
     folder = Path(package.__file__).parent.parent
     python.write_text(f'#!/bin/sh\nPYTHONPATH="{folder}" exec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
-    flags = ["--duration", "0.1", "--pairs-min", "3", "--pairs-max", "3", "--json"]
+    flags = ["--duration", "0.5", "--pairs-min", "3", "--pairs-max", "3", "--json"]
     done = forebay("compare", "--a", "", "--b", "", "--b-python", python, "nil:", *flags)
     assert done.returncode in (0, 1), done.stderr
     found = json.loads(done.stdout)
