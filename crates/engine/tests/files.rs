@@ -121,6 +121,16 @@ fn stopping_keeps_the_measured_part_and_cleans_up() {
 }
 
 #[test]
+fn a_no_before_a_phase_begins_keeps_it_from_touching_anything() {
+    let home = tempfile::tempdir().unwrap();
+    let record = run(&spec(home.path()), "x", &mut |p| p.phase != "stat").unwrap();
+    assert!(record.interrupted);
+    let files: Vec<_> = record.phases.iter().map(|p| (p.phase, p.files)).collect();
+    assert_eq!(files, [(Phase::Create, 101), (Phase::Stat, 0)]);
+    assert_eq!(fs::read_dir(home.path()).unwrap().count(), 0);
+}
+
+#[test]
 fn stopping_the_cleaning_too_names_what_is_left() {
     let home = tempfile::tempdir().unwrap();
     let record = run(&long(home.path()), "x", &mut |p| p.phase != "cleanup" && p.done == 0).unwrap();
