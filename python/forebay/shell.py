@@ -99,7 +99,7 @@ def page(verb: str | None = None) -> str:
         f".SH SYNOPSIS\n{synopsis(command, context)}",
         f".SH DESCRIPTION\n{paragraphs(command.help or '')}",
         options(command, context),
-        _verbs_section() if verb is None else "",
+        _verbs_section() if verb is None else _verbs_of(command, context),
         f".SH EXAMPLES\n{paragraphs(_examples(command.epilog))}" if command.epilog else "",
         EXIT_STATUS,
         _see_also(verb),
@@ -148,6 +148,20 @@ def _verbs_section() -> str:
     from forebay.cli import VERBS
 
     return ".SH VERBS\n" + "\n".join(f".TP\n.B {roff(v)}\n{roff(q)}" for v, (_, q) in VERBS.items())
+
+
+def _verbs_of(command: click.Command, context: click.Context) -> str:
+    """Each verb of a verb that has some, with its flags; "" for any other."""
+    if not isinstance(command, click.Group):
+        return ""
+    made = []
+    for name in command.list_commands(context):
+        one = command.get_command(context, name)
+        assert one is not None, "the group itself named it"
+        within = click.Context(one, info_name=name, parent=context)
+        flags = options(one, within).removeprefix(".SH OPTIONS\n")
+        made.append(f".SS {roff(name)}\n{synopsis(one, within)}\n{paragraphs(one.help or '')}\n{flags}")
+    return ".SH VERBS\n" + "\n".join(made)
 
 
 def _see_also(verb: str | None) -> str:
