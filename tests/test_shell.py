@@ -48,6 +48,8 @@ def complete(words: str) -> list[str]:
 
 def test_tab_completes_flags_of_a_verb():
     assert {"--io-size", "--iopoll"} <= set(complete("forebay bench --io"))
+    assert "recommend" in complete("forebay plan re")
+    assert "--vary" in complete("forebay plan whatif --va")
 
 
 def test_every_page_is_made_and_names_its_flags(tmp_path):
@@ -57,6 +59,7 @@ def test_every_page_is_made_and_names_its_flags(tmp_path):
         text = shell.page(verb)
         assert f"forebay\\-{verb}" in text and ".SH SYNOPSIS" in text and ".SH EXIT STATUS" in text
     assert "\\-\\-io\\-size" in shell.page("bench")
+    assert ".SS whatif" in shell.page("plan") and "\\-\\-vary" in shell.page("plan")
     assert all(v in shell.page() for v in VERBS)
 
 
@@ -66,7 +69,7 @@ def importable(verb: str) -> bool:
     return importlib.util.find_spec(VERBS[verb][0].split(":")[0]) is not None
 
 
-@pytest.mark.parametrize("verb", [None, "bench", "files", "man", "completion"])
+@pytest.mark.parametrize("verb", [None, "bench", "files", "plan", "man", "completion"])
 def test_man_formats_a_page_without_complaint(verb, tmp_path):
     groff = shutil.which("groff")
     if groff is None:

@@ -23,6 +23,7 @@ VERBS = {
     "tune": ("forebay.tune:command", "Which depth, workers and size reach the peak at the least CPU?"),
     "gdsio": ("forebay.gdsio:command", "gdsio's own flags and output line."),
     "files": ("forebay.files:command", "How fast are create, stat, read and delete of many files?"),
+    "plan": ("forebay.plan:command", "What will k drives, n GPUs, q queues give? What should I change?"),
     "report": ("forebay.report:command", "One page that I can send on."),
     "completion": ("forebay.shell:completion", "Tab completion for bash, zsh or fish."),
     "man": ("forebay.shell:man", "The manual pages."),

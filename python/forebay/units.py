@@ -33,6 +33,22 @@ def format_bytes(value: int) -> str:
     return str(value)
 
 
+_RATE = re.compile(r"^\s*(-?[0-9]{1,30}(?:\.[0-9]{1,30})?(?:e-?[0-9]{1,2})?)\s*([KMGT]i?[Bb](?:it)?(?:/s|ps)|)\s*$")
+
+
+def parse_gib_s(text: str, what: str = "rate") -> float:
+    """`25` (GiB/s), `25GiB/s`, `100Gb/s` (bits), `12.5GB/s` (decimal) → GiB/s. Raises RequestError naming `what`."""
+    match = _RATE.match(text)
+    if not match:
+        raise RequestError(f"{what} {text}", "is not a number of GiB/s", "25, 25GiB/s, 200Gb/s (bits) or 25GB/s (decimal)")
+    number, unit = float(match[1]), match[2]
+    if not unit:
+        return number
+    power = "KMGT".index(unit[0]) + 1
+    bits = unit.removeprefix(unit[0]).removeprefix("i").startswith("b")
+    return number * (1024.0 if unit[1] == "i" else 1000.0) ** power / (8 if bits else 1) / 2**30
+
+
 def parse_seconds(text: str | float, what: str = "duration") -> float:
     """`10`, `10s`, `2m`, `1h`, `500ms` → seconds."""
     match = re.match(r"^\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*(ms|s|m|h)?\s*$", str(text))

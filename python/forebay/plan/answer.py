@@ -1,0 +1,275 @@
+"""`forebay plan run`: what one system gives, what limits it, what would limit it next, and what it doesn't need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from forebay.plan import checkpoint, cpu, dlrm, flow, limits, training
+from forebay.plan.estimate import Z80, Estimate, from_log
+from forebay.plan.planner import Planner
+from forebay.plan.system import System
+
+SIZES = tuple(4096 << i for i in range(0, 13))
+PLATEAU = (0.95, 0.99)
+ELASTIC_STEP = 0.1
+# A station at half of what it can do hardly bounds.
+SHARP = 4
+IDLE = 0.5
+# A station that is less busy isn't worth a word.
+LEAST_SHARE = 0.005
+
+
+def answer(planner: Planner, system: System) -> dict[str, Any]:
+    """forebay.plan/1: the query, its estimates with intervals, and what follows from them."""
+    rate = rates(planner, [system])[0]
+    estimates = {"throughput_gib_s": rate, "latency_us": latency(system, rate)}
+    estimates["cpu_user_pct"] = user_cpu(planner, system, rate)
+    estimates |= busy_cores(planner, system, rate)
+    of_job = job_estimates(planner, system)
+    estimates |= of_job
+    row = flat(system, estimates)
+    busy = {**rate.stations}
+    for name, most in limits.limits(planner, system).items():
+        if (share := min(1.0, rate.value / most)) > LEAST_SHARE:
+            busy.setdefault(name, share)
+    limits_it = limiting(system, estimates)
+    row["bottleneck"] = limits_it.bottleneck
+    row["utilisation"] = {**busy, **limits_it.stations}
+    row["elasticity"] = elasticities(planner, system)
+    row["next"] = next_of_job(system, limits_it) if of_job else headroom(planner, system, rate)
+    row["enough"] = enough(planner, system)
+    row["warnings"] = planner.notes + warnings(system) + of_page_cache(system) + [e.note for e in estimates.values() if e.note]
+    row["parameters"] = [p.document() for p in parameters(planner, system)]
+    row["schema"] = "forebay.plan/1"
+    row["origin"] = "predicted"
+    return row
+
+
+def parameters(planner: Planner, system: System) -> list[Any]:
+    """Those that the answer rests on: shared ones and this drive's."""
+    found = [p for p in planner.flow.posterior.parameters() if "[" not in p.name or f"[{system.drive}]" in p.name]
+    found += [p for p in planner.cores.posterior.parameters() if p.name.endswith(f"[{system.path}]")]
+    if system.emulated:
+        setup = setup_of(planner, system, None)
+        drive = setup.drive.lower() if setup.drive.lower() in planner.training.drives else training.NO_RUNS
+        tags = (f"[{setup.kind}]", f"[{drive}]")
+        found += [p for p in planner.training.posterior.parameters() if "[" not in p.name or p.name.endswith(tags)]
+    return found
+
+
+def limiting(system: System, estimates: dict[str, Estimate]) -> Estimate:
+    """The estimate whose bottleneck is the plan's: that of its job, at the number of accelerators that was asked for."""
+    number = "accelerators_max" if system.accelerators is None else "au_pct"
+    for name in ("training_time_min", "checkpoint_write_s", number):
+        if name in estimates:
+            return estimates[name]
+    return estimates["throughput_gib_s"]
+
+
+def flat(system: System, estimates: dict[str, Estimate]) -> dict[str, Any]:
+    row: dict[str, Any] = {"query": {k: v for k, v in system.__dict__.items() if v is not None and k != "pcie"}}
+    if system.pcie:
+        row["query"]["pcie"] = [s.document() for s in system.pcie]
+    for name, e in estimates.items():
+        row |= {name: e.value, f"{name}_p10": e.p10, f"{name}_p90": e.p90}
+    return row
+
+
+def warnings(system: System) -> list[str]:
+    """What is extrapolated so far that its intervals are widened."""
+    found = flow.outside(system.load())
+    if system.emulated:
+        found += training.outside(training_setup(system, system.accelerators))
+    return [f"extrapolated: {text}" for text in dict.fromkeys(found)]
+
+
+def of_page_cache(system: System) -> list[str]:
+    """Whether memory would answer for the drives."""
+    least = training.RULE_OF_FIVE * system.memory
+    if system.dataset is None or system.dataset >= least:
+        return []
+    return [
+        f"data set of {system.dataset:g} GiB under five times the memory ({system.memory:g} GiB): part would come "
+        f"from the page cache; take {least:g} GiB"
+    ]
+
+
+def rates(planner: Planner, systems: list[System]) -> list[Estimate]:
+    """GiB/s of each, bounded by its links and cores."""
+    found = planner.flow.predict([limits.load(planner, s) for s in systems])
+    return [_widened(rate, _of_cores(planner, s, rate)) for s, rate in zip(systems, found, strict=True)]
+
+
+def _of_cores(planner: Planner, system: System, rate: Estimate) -> float:
+    """What the cost of a request is unsure by, as far as cores are what bounds the rate."""
+    share = rate.stations.get("host cores", 0.0)
+    if share < IDLE:
+        return 0.0
+    cost = busy_cores(planner, system, rate)["cpu_cores"]
+    return math.log(cost.p90 / cost.p10) / (2 * Z80) * share**SHARP
+
+
+def _widened(rate: Estimate, *more: float) -> Estimate:
+    """With further standard deviations of the logarithm."""
+    if not any(more):
+        return rate
+    sd = math.hypot(rate.log_sd, *more)
+    return from_log(math.log(rate.value), sd, rate.unit, bottleneck=rate.bottleneck, stations=rate.stations)
+
+
+def latency(system: System, rate: Estimate) -> Estimate:
+    """Mean microseconds of a request, by Little's law: requests in flight over requests per second."""
+    in_flight = system.workers * system.depth * system.io_size / 2**30 * 1e6
+    return Estimate(in_flight / rate.value, in_flight / rate.p90, in_flight / rate.p10, "us", rate.bottleneck)
+
+
+def user_cpu(planner: Planner, system: System, rate: Estimate) -> Estimate:
+    """Per cent of the machine in user mode, at the predicted rate, on the machine that the costs were measured on."""
+    sd = rate.log_sd
+    work = cpu.Work(system.path, system.io_size / 1024, rate.value)
+    found = planner.user_cpu.predict([work], [sd])[0]
+    note = "user CPU is of the published 72-core machine, without kernel time: calibrate on yours"
+    return replace(found, note=note)
+
+
+def busy_cores(planner: Planner, system: System, rate: Estimate) -> dict[str, Estimate]:
+    """Cores busy with I/O at the predicted rate: in user mode, in the kernel, both."""
+    sd = rate.log_sd
+    return planner.cores.predict(cpu.Work(system.path, system.io_size / 1024, rate.value), sd)
+
+
+def training_setup(
+    system: System, accelerators: int | None, cap: float | None = None, name: str = "link", sd: float = 0.0
+) -> training.Setup:
+    """`cap`: GiB/s of what lies between the drives and the host, whose name is `name`, its logarithm unsure by `sd`."""
+    memory = system.memory
+    return training.Setup(
+        system.workload, system.drive, system.drives, accelerators, system.dataset or training.RULE_OF_FIVE * memory, memory,
+        system.threads, system.accelerator, None if cap is None else cap * 1024, name, sd, system.ask,
+    )  # fmt: skip
+
+
+def setup_of(planner: Planner, system: System, accelerators: int | None) -> training.Setup:
+    """Accelerators of this host, fed by its drives through its links, cores and DPU queues."""
+    return training_setup(system, accelerators, *limits.way(planner, system))
+
+
+def job_estimates(planner: Planner, system: System) -> dict[str, Estimate]:
+    """AU and the greatest number of accelerators, minutes for DLRM, seconds of a checkpoint, nothing for plain I/O."""
+    return jobs_estimates(planner, [system])[0]
+
+
+def jobs_estimates(planner: Planner, systems: Sequence[System]) -> list[dict[str, Estimate]]:
+    """The same for many systems at once."""
+    found: list[dict[str, Estimate]] = [{} for _ in systems]
+    timed = [i for i, s in enumerate(systems) if s.in_minutes]
+    for i, estimate in zip(timed, minutes(planner, [systems[i] for i in timed]), strict=True):
+        found[i] = {"training_time_min": estimate}
+    for i in (i for i, s in enumerate(systems) if s.saves):
+        found[i] = checkpoint.seconds(planner, systems[i])
+    emulated = [i for i, s in enumerate(systems) if s.emulated]
+    if emulated:
+        setups = [setup_of(planner, systems[i], systems[i].accelerators) for i in emulated]
+        greatest = planner.training.greatest(setups)
+        numbered = [
+            setup if setup.accelerators else replace(setup, accelerators=max(1.0, most.value))
+            for setup, most in zip(setups, greatest, strict=True)
+        ]
+        for i, most, au in zip(emulated, greatest, planner.training.au(numbered), strict=True):
+            found[i] = {"accelerators_max": most, "au_pct": au}
+    return found
+
+
+def minutes(planner: Planner, systems: Sequence[System]) -> list[Estimate]:
+    """To train DLRM, of each system."""
+    if not systems:
+        return []
+    made = []
+    for s in systems:
+        made.append(dlrm.Job(s.gpus, s.drive, s.drives, s.sample_bytes, *limits.way(planner, s)))
+    return planner.training_time([j.system for j in made]).predict(made)
+
+
+def elasticities(planner: Planner, system: System) -> dict[str, float]:
+    """Per cent more for one per cent more of each thing, by the law: of accelerators where they are asked for, else of
+    throughput."""
+    if system.emulated:
+        return _of_accelerators(planner, system)
+    base = limits.load(planner, system)
+    more = {
+        "drives": replace(base, drives=base.drives * (1 + ELASTIC_STEP)),
+        "requests in flight": replace(base, workers=base.workers * (1 + ELASTIC_STEP)),
+    }
+    if base.remote:
+        queues = base.queues or flow.QUEUES_MAX
+        less = queues / (1 + ELASTIC_STEP)
+        more["DPU queues"] = replace(base, queues=less)
+    if base.cap_gibps is not None and (base.cap_name != "host cores" or system.cores is not None):
+        more[base.cap_name] = replace(base, cap_gibps=base.cap_gibps * (1 + ELASTIC_STEP))
+    rows = planner.flow.rows([base, *more.values()])
+    log = flow.law(planner.flow.posterior.log, rows)
+    step = math.log(1 + ELASTIC_STEP)
+    return {
+        name: round(float((log[i] - log[0]) * (-1 if name == "DPU queues" else 1)) / step, 3) for i, name in enumerate(more, 1)
+    }
+
+
+def _of_accelerators(planner: Planner, system: System) -> dict[str, float]:
+    """Of the number that passes: drives, threads, and what lies between the drives and the host."""
+    base = setup_of(planner, system, None)
+    up = 1 + ELASTIC_STEP
+    more = {"drives": replace(base, drives=base.drives * up), "threads": replace(base, threads=base.threads * up)}
+    if base.supply_cap_mibps is not None and (base.supply_cap_name != "host cores" or system.cores is not None):
+        more[base.supply_cap_name] = replace(base, supply_cap_mibps=base.supply_cap_mibps * up)
+    first, *others = planner.training.law([base, *more.values()])
+    return {name: round(math.log(n / first) / math.log(up), 3) for name, n in zip(more, others, strict=True)}
+
+
+def next_of_job(system: System, found: Estimate) -> dict[str, Any]:
+    """With the busiest station of a job taken away: what limits then, and how much more that is."""
+    order = sorted(found.stations, key=lambda name: -found.stations[name])
+    if len(order) < 2:
+        return {}
+    first, second = order[:2]
+    # A station is as busy as what is had is of what it allows: without the first there is so much more, AU up to all.
+    gain = found.stations[first] / max(found.stations[second], 1e-9)
+    return {"without": first, "limit": second, "gain": min(gain, 100 / found.value) if found.unit == "%" else gain}
+
+
+def headroom(planner: Planner, system: System, rate: Estimate) -> dict[str, Any]:
+    """With the busiest station taken away: what limits then, and how much more there would be."""
+    order = sorted(rate.stations, key=lambda name: -rate.stations[name])
+    if len(order) < 2:
+        return {}
+    base = limits.load(planner, system)
+    cap, cap_name = limits.next_cap(planner, system, base.cap_name)
+    relieved = {
+        "drive bandwidth": replace(base, drives=base.drives * 1000),
+        "drive IOPS": replace(base, drives=base.drives * 1000),
+        "requests in flight": replace(base, workers=base.workers * 1000),
+        base.cap_name: replace(base, cap_gibps=cap, cap_name=cap_name),
+        "DPU queues": replace(base, remote=False, queues=None),
+    }[order[0]]
+    then = planner.flow.predict([relieved])[0]
+    left = {name: share for name, share in then.stations.items() if name != order[0]}
+    follows = max(left, key=lambda name: left[name]) if left else ""
+    return {"without": order[0], "limit": follows, "throughput_gib_s": then.value, "gain": then.value / rate.value}
+
+
+def enough(planner: Planner, system: System) -> dict[str, Any]:
+    """The smallest block size, and number of queues, that reach 95 and 99 % of the plateau, all else as it is."""
+    base = limits.load(planner, system)
+    found: dict[str, Any] = {}
+    sizes = [limits.load(planner, replace(system, io_size=s)) for s in SIZES]
+    rates = [e.value for e in planner.flow.predict(sizes)]
+    for share in PLATEAU:
+        found[f"io_size_{share:.0%}"] = next(s for s, r in zip(SIZES, rates, strict=True) if r >= share * max(rates))
+    if base.remote:
+        counts = range(1, flow.QUEUES_MAX + 1)
+        rates = [e.value for e in planner.flow.predict([replace(base, queues=float(q)) for q in counts])]
+        for share in PLATEAU:
+            found[f"queues_{share:.0%}"] = next(q for q, r in zip(counts, rates, strict=True) if r >= share * max(rates))
+    return found

@@ -1,0 +1,253 @@
+"""`forebay plan calibrate`: parameters out of a user's own runs: our records, gdsio's lines, fio's JSON.
+
+The published measurements don't take part: the machine is another. The drive's data sheet and what is usual are the
+priors. What the runs can't tell is said, and which measurement would tell most.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forebay.errors import RequestError
+from forebay.plan import catalogue, cores, cpu, flow
+from forebay.plan.fit import gain_nats
+from forebay.plan.recommend import doubtful
+
+LINE = re.compile(
+    r"XferType: (?P<type>\S+) Threads: (?P<threads>\d+) .*?IOSize: (?P<kib>[\d.]+)(?:-\S+)?\(KiB\) "
+    r"Throughput: (?P<rate>[\d.]+) GiB/sec"
+)
+DIRECT = ("GPUD", "GPU_BATCH", "GPUD_BATCH", "GPU_DIRECT")
+SIZES_KIB = (4.0, 16.0, 64.0, 128.0, 256.0, 1024.0, 4096.0)
+WORKERS = (1, 4, 16, 32, 64)
+POINTS_LEAST, POINTS_MAX = 2, 1000
+# Sources that lie across a network.
+REMOTE = ("nvme+tcp:",)
+# An outlier still counts, as if its noise were this share; of all runs, so many may be outliers.
+STRAY_NOISE, STRAYS_MOST = 1.0, 0.3
+
+
+@dataclass(frozen=True)
+class Found:
+    """A run as a load, with where it was read; `host` where the record names one; `spent` where it has processor time.
+
+    `simulated`: a model of a drive gave it, as `model:` does, and no drive.
+    """
+
+    measured: flow.Measured
+    origin: str
+    host: str | None = None
+    spent: cores.Spent | None = None
+    simulated: bool = False
+
+
+def read(text: str, where: str, drive: str, drives: int | None) -> list[Found]:
+    """Runs of a file: JSON lines of records, fio's JSON, or gdsio's lines. RequestError where there is none.
+
+    `drives`: how many side by side they read; None: as many as a record's stripe has members, else one.
+    """
+    found = _fio(text, where, drive, drives)
+    if not found:
+        for number, line in enumerate(text.splitlines(), 1):
+            found += _line(line, f"{where}, line {number}", drive, drives)
+    if not found:
+        raise RequestError(where, "holds no run", "records of forebay bench or sweep, gdsio's output lines, or fio's JSON")
+    return found
+
+
+def _line(line: str, where: str, drive: str, drives: int | None) -> list[Found]:
+    line = line.strip()
+    if line.startswith("{"):
+        try:
+            return of_record(json.loads(line), where, drive, drives)
+        except (ValueError, RecursionError):
+            return []
+    match = LINE.search(line)
+    if not match or not line.startswith(("IoType: READ", "IoType: RANDREAD")):
+        return []
+    path = "gds" if match["type"] in DIRECT else "cpu"
+    kib, threads, rate = (_float(match[name]) for name in ("kib", "threads", "rate"))
+    if min(kib, threads, rate) <= 0:
+        return []
+    return [Found(flow.Measured(flow.Load(drive, kib, threads, path, drives=drives or 1), rate), where)]
+
+
+def _float(text: str) -> float:
+    """0 for digits with two points, as a cut line has them."""
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
+def of_record(document: Any, where: str, drive: str, drives: int | None) -> list[Found]:
+    """The run of a record, or of a sweep's point; none where it isn't a read, or its numbers can't be."""
+    try:
+        found = _of_record(document, where, drive, drives)
+        flow.check([f.measured.load for f in found])
+    except (TypeError, ValueError, AttributeError, OverflowError, RequestError):
+        return []
+    return [f for f in found if math.isfinite(f.measured.gibps) and f.measured.gibps > 0]
+
+
+def _of_record(document: Any, where: str, drive: str, drives: int | None) -> list[Found]:
+    record = document.get("record", document) if isinstance(document, dict) else {}
+    job, result = record.get("job") or {}, record.get("result") or {}
+    rate, size = result.get("throughput_gib_s"), job.get("io_bytes")
+    if not rate or not size or job.get("op", "read") not in ("read", "randread"):
+        return []
+    path = "gds" if (record.get("path") or {}).get("ran") == "gds" else "cpu"
+    remote = str(job.get("source") or "").startswith(REMOTE)
+    queues = min(float(job.get("queues") or flow.QUEUES_MAX), flow.QUEUES_MAX) if remote else None
+    load = flow.Load(
+        drive, size / 1024, float(job.get("workers") or 1), path, remote, drives or _members(job),
+        float(job.get("depth") or 1), queues,
+    )  # fmt: skip
+    spent = _spent(result, cpu.Work(path, load.io_kib, float(rate)))
+    simulated = record.get("origin", "measured") != "measured"
+    return [Found(flow.Measured(load, float(rate)), where, _host(record), spent, simulated)]
+
+
+def _members(job: dict[str, Any]) -> int:
+    """Of the stripe that a job read; 1 for any other source."""
+    source = str(job.get("source") or "")
+    return max(1, len(re.findall(r"[?&]m=", source))) if source.startswith("stripe:") else 1
+
+
+def _host(record: dict[str, Any]) -> str | None:
+    host = (record.get("environment") or {}).get("host")
+    return host if isinstance(host, str) else None
+
+
+def _spent(result: dict[str, Any], work: cpu.Work) -> cores.Spent | None:
+    """Cores of this process in user mode and in the kernel; None where the record has no processor time."""
+    used, seconds = result.get("cpu") or {}, result.get("seconds")
+    user, system = used.get("user_s"), used.get("system_s")
+    if not seconds or user is None or system is None:
+        return None
+    return cores.Spent(work, float(user) / seconds, float(system) / seconds)
+
+
+def cores_of(runs: Sequence[Found]) -> cores.Cores:
+    """Processor cost by path, out of the runs that have it."""
+    return cores.Cores([r.spent for r in runs if r.spent])
+
+
+def _fio(text: str, where: str, drive: str, drives: int | None) -> list[Found]:
+    if '"fio version"' not in text:
+        return []
+    try:
+        document = json.loads(text[text.index("{") :])
+    except (ValueError, RecursionError):
+        raise RequestError(where, "is fio's JSON, cut short", "fio --output-format=json --output=FILE") from None
+    if not isinstance(document, dict) or not isinstance(document.get("jobs"), list):
+        raise RequestError(where, "is fio's JSON without 'jobs'", "fio --output-format=json --output=FILE")
+    found = []
+    for at, clones in _clones(document, where):
+        try:
+            measured = _fio_job(document, clones, drive, drives)
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise RequestError(at, f"is not as fio writes it: {error}", "fio --output-format=json --output=FILE") from None
+        except RequestError as error:
+            raise RequestError(f"{at}: {error.asked}", error.found, error.next) from None
+        if measured is not None:
+            host = document.get("hostname")
+            found.append(Found(measured, at, host if isinstance(host, str) else None))
+    return found
+
+
+def _clones(document: dict[str, Any], where: str) -> list[tuple[str, list[Any]]]:
+    """(where, its entries) of each job. Without group_reporting fio has an entry for each of its `numjobs` clones."""
+    found: dict[str, list[tuple[str, Any]]] = {}
+    for i, job in enumerate(document["jobs"], 1):
+        whole = isinstance(job, dict) and isinstance(job.get("job options"), dict)
+        same = [job.get(k) for k in ("jobname", "groupid", "job options")] if whole else i
+        found.setdefault(json.dumps(same), []).append((f"{where}, job {i}", job))
+    shared = document.get("global options")
+    usual = shared.get("numjobs") if isinstance(shared, dict) else None
+    made = []
+    for entries in found.values():
+        if len(entries) > 1 and str(len(entries)) == str(entries[0][1]["job options"].get("numjobs", usual)):
+            made.append((entries[0][0], [job for _, job in entries]))
+        else:
+            made += [(at, [job]) for at, job in entries]
+    return made
+
+
+def _fio_job(document: dict[str, Any], clones: Sequence[Any], drive: str, drives: int | None) -> flow.Measured | None:
+    """The rate of all clones together. None where they read nothing or don't say their block size."""
+    from forebay.units import parse_bytes
+
+    options = {**(document.get("global options") or {}), **(clones[0].get("job options") or {})}
+    rate, size = sum(float((j.get("read") or {}).get("bw_bytes") or 0) for j in clones), options.get("bs")
+    if not size or not (math.isfinite(rate) and rate > 0):
+        return None
+    workers, depth = float(options.get("numjobs", 1)), float(options.get("iodepth", 1))
+    load = flow.Load(drive, parse_bytes(size, "bs") / 1024, workers, "cpu", drives=drives or 1, depth=depth)
+    flow.check([load])
+    return flow.Measured(load, rate / 2**30)
+
+
+def calibrate(runs: Sequence[Found], drive: catalogue.Drive, more: Sequence[catalogue.Drive]) -> tuple[flow.Flow, dict[str, Any]]:
+    """The calibrated throughput and what is said of it. RequestError for one point, or several machines."""
+    hosts = sorted({r.host for r in runs if r.host})
+    if len(hosts) > 1:
+        raise RequestError("the runs", f"are of different machines: {', '.join(hosts)}", "the runs of one machine")
+    loads = {r.measured.load for r in runs}
+    if len(runs) > POINTS_MAX:
+        raise RequestError("the runs", f"are {len(runs)}", f"at most {POINTS_MAX}: one sweep, say")
+    if len(loads) < POINTS_LEAST:
+        raise RequestError("the runs", "are all of one setting: latency or bandwidth?", "two or more block sizes")
+    kept = [r.measured for r in runs]
+    strays: list[int] = []
+    fitted = flow.Flow(kept, more)
+    while (stray := fitted.posterior.outlier()) is not None and len(strays) < len(runs) * STRAYS_MOST:
+        if stray in strays:
+            break
+        strays.append(stray)
+        kept[stray] = flow.Measured(kept[stray].load, kept[stray].gibps, STRAY_NOISE)
+        fitted = flow.Flow(kept, more)
+    return fitted, _document(runs, fitted, strays, drive)
+
+
+def _document(runs: Sequence[Found], fitted: flow.Flow, strays: Sequence[int], drive: catalogue.Drive) -> dict[str, Any]:
+    remote = any(r.measured.load.remote for r in runs)
+    spent = cores_of(runs)
+    parameters = [p for p in fitted.posterior.parameters() if remote or not p.name.startswith(("fabric", "queue"))]
+    parameters += [p for p in spent.posterior.parameters() if p.name.partition("[")[2][:-1] in spent.measured]
+    many = len(strays) > 1 and len(strays) >= len(runs) * STRAYS_MOST
+    doubts = [f"{len(strays)} of {len(runs)} runs don't fit the rest: are they of one machine and one drive?"] if many else []
+    played = sum(r.simulated for r in runs)
+    if played:
+        doubts.append(f"{played} of {len(runs)} runs are simulated: they calibrate by a model of a drive, and not by a drive")
+    doubts += [
+        f"{r.origin}: {text}" for r in runs for text in doubtful(drive, r.measured.load.drives, r.measured.gibps)
+    ]
+    return {
+        "drive": drive.name,
+        "runs": len(runs),
+        "parameters": [{**p.document(), "identified": p.identified} for p in parameters],
+        "not_identified": [p.name for p in parameters if not p.identified],
+        "next_measurement": next_measurement(runs, fitted),
+        "outliers": [f"{runs[i].origin}: {runs[i].measured.gibps:.2f} GiB/s" for i in strays],
+        "warnings": doubts,
+    }
+
+
+def next_measurement(runs: Sequence[Found], fitted: flow.Flow) -> dict[str, Any]:
+    """Of block sizes × workers, the one whose outcome is least known: measuring it tells most."""
+    first = runs[0].measured.load
+    loads = [
+        flow.Load(first.drive, kib, float(workers), first.path, first.remote, first.drives, first.depth)
+        for kib in SIZES_KIB
+        for workers in WORKERS
+    ]
+    gains = gain_nats(fitted.posterior, fitted.rows(loads), flow.NOISE)
+    best = max(range(len(loads)), key=lambda i: float(gains[i]))
+    spread = math.sqrt(math.expm1(2 * float(gains[best]))) * flow.NOISE
+    return {"io_size_kib": loads[best].io_kib, "workers": loads[best].workers, "unsure_pct": 100 * spread}

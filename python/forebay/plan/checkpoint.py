@@ -1,0 +1,58 @@
+"""Seconds to write a checkpoint and to read it again: its bytes at the rate of drives, links and a DPU's queues.
+
+No published figure calibrates it. Drives are taken at a share of their data sheet's sequential rate, as a flush at the end
+and many files at once leave it; that share is a guess, and the interval says so.
+"""
+
+from __future__ import annotations
+
+import math
+
+from forebay.errors import RequestError
+from forebay.plan import catalogue, limits
+from forebay.plan.estimate import Z80, Estimate, bottleneck, from_log
+from forebay.plan.planner import Planner
+from forebay.plan.system import System
+
+# Of a data sheet's rate, with the spread of its logarithm.
+WRITE, READ = (0.85, 0.2), (0.9, 0.15)
+
+
+def gib(workload: str) -> float:
+    """GiB of a whole checkpoint: the model and its optimizer. RequestError where the workload doesn't say."""
+    from forebay.emulate import workloads
+
+    made = workloads.load_checkpoint(workload)
+    if not made.model_gib or made.optimizer_gib is None:
+        said = "doesn't say how large its checkpoint is"
+        raise RequestError(f"workload {workload}", said, "model_gib and optimizer_gib in its file")
+    return made.model_gib + made.optimizer_gib
+
+
+def drive_gibps(planner: Planner, system: System) -> tuple[float, float]:
+    """GiB/s at which one of these drives takes a checkpoint and gives it back."""
+    drive = catalogue.drive(system.drive, planner.more)
+    if drive.seq_write_mbps is None:
+        said = "has no seq_write_mbps in its data sheet"
+        raise RequestError(f"drive {drive.name}", said, "--catalogue with seq_write_mbps = 4000")
+    return drive.seq_write_mbps * 1e6 / 2**30 * WRITE[0], drive.read_gibps * READ[0]
+
+
+def seconds(planner: Planner, system: System) -> dict[str, Estimate]:
+    """To write one and to read it, of all of its hosts together on these drives."""
+    size, (write, read) = gib(system.workload), drive_gibps(planner, system)
+    cap, name, cap_sd = limits.way(planner, system)
+    found = {}
+    for what, each, (share, spread) in (
+        ("checkpoint_write_s", write, WRITE),
+        ("checkpoint_read_s", read, READ),
+    ):
+        drives = each * system.drives
+        least = min(drives, cap)
+        stations = {"drive bandwidth": least / drives, name: least / cap}
+        sd = spread if drives <= cap else cap_sd
+        note = f"{size:g} GiB at {share:.0%} of the data sheet: no run of a checkpoint calibrates it"
+        one = from_log(math.log(size / least), math.hypot(sd, 0.02), "s", bottleneck=bottleneck(stations), stations=stations)
+        soonest = size / (cap * math.exp(Z80 * cap_sd))
+        found[what] = Estimate(one.value, max(one.p10, soonest), one.p90, "s", one.bottleneck, stations, note)
+    return found

@@ -1,0 +1,62 @@
+"""Which kind of work a plan's workload is, and what it asks of storage.
+
+`io` reads; `dlrm` (on h100) is MLPerf Training's, planned in minutes; `job` is any training job by its bytes per sample
+and its rate; every other name is a workload of data/workloads, or a TOML file of one: training, planned in accelerators
+and AU, or a checkpoint, planned in seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+from forebay.errors import RequestError
+from forebay.plan.training import DEMAND_MIBPS, SMALL_FILE, Ask, usual_ask
+
+IO, DLRM, JOB = "io", "dlrm", "job"
+H100, ACCELERATORS = "h100", ("h100", "a100", "b200", "mi355")
+# Of a training job that says nothing of it: the share of its rate that it must keep.
+LEAST_PCT = 90.0
+
+
+def is_checkpoint(workload: str) -> bool:
+    """RequestError for a workload that isn't known."""
+    if workload in (IO, DLRM, JOB) or (workload, H100) in DEMAND_MIBPS:
+        return False
+    from forebay.emulate import workloads
+
+    return isinstance(_variants(workload)[0], workloads.Checkpoint)
+
+
+def in_minutes(workload: str, accelerator: str) -> bool:
+    """Whether it is MLPerf Training's DLRM, and not the emulated one, which other accelerators have."""
+    return workload == DLRM and accelerator == H100
+
+
+def _variants(workload: str) -> tuple:
+    from forebay.emulate import workloads
+
+    try:
+        return workloads.variants(workload)
+    except RequestError as error:
+        if not error.found.startswith("is not known"):
+            raise
+        known = ", ".join((IO, JOB, *workloads.builtin()))
+        raise RequestError(f"workload '{workload}'", error.found, f"one of {known}; or a TOML file of one") from None
+
+
+@lru_cache(maxsize=256)
+def ask(workload: str, accelerator: str, rules: str | None, sample_bytes: float, samples_per_s: float | None) -> Ask:
+    """What one accelerator asks for. RequestError where the workload has no constants for it, or the job no rate."""
+    if workload == JOB:
+        if samples_per_s is None:
+            raise RequestError("workload job", "doesn't say how fast it trains", "--samples-per-s 1500 (of one accelerator)")
+        return Ask(sample_bytes * samples_per_s / 2**20, LEAST_PCT, slots=False)
+    if rules is None and (workload, accelerator) in DEMAND_MIBPS:
+        return usual_ask(workload, accelerator)
+    from forebay.emulate import workloads
+
+    _variants(workload)
+    made = workloads.load(workload, accelerator, rules)[0]
+    small = made.record_bytes * made.samples_per_file < SMALL_FILE
+    return Ask(made.mib_s, made.au_pct_min, readers=float(made.read_threads) if small else math.inf)

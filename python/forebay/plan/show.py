@@ -1,0 +1,105 @@
+"""Plans as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from forebay.table import table
+from forebay.units import format_bytes
+
+NAMES = (
+    ("throughput_gib_s", "throughput", "GiB/s"),
+    ("latency_us", "latency, mean", "us"),
+    ("cpu_user_pct", "user CPU, as published", "% of that machine"),
+    ("cpu_user_cores", "user CPU", "cores"),
+    ("cpu_system_cores", "kernel CPU", "cores"),
+    ("cpu_cores", "CPU in all", "cores"),
+    ("accelerators_max", "accelerators, at most", ""),
+    ("au_pct", "AU", "%"),
+    ("training_time_min", "time to train", "min"),
+    ("checkpoint_write_s", "checkpoint, written", "s"),
+    ("checkpoint_read_s", "checkpoint, read", "s"),
+)
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) and abs(value) >= 1 else f"{value:,.4g}"
+
+
+def run(row: Mapping[str, Any]) -> str:
+    rows: list[tuple[str, ...]] = [("", "", "80 % interval", "")]
+    for key, name, unit in NAMES:
+        if key in row:
+            rows.append((name, number(row[key]), f"{number(row[f'{key}_p10'])} to {number(row[f'{key}_p90'])}", unit))
+    lines = [*table(rows), "", f"bottleneck   {row['bottleneck']}"]
+    lines.append("utilisation  " + " · ".join(f"{n} {100 * v:.0f} %" for n, v in row["utilisation"].items()))
+    lines.append("1 % more of  " + " · ".join(f"{n}: {v:+.2f} %" for n, v in row["elasticity"].items()))
+    if row["next"]:
+        after = row["next"]
+        gain = f"{100 * (after['gain'] - 1):+.0f} %"
+        gain += f" to {number(after['throughput_gib_s'])} GiB/s" if "throughput_gib_s" in after else ""
+        lines.append(f"next         without {after['without']}: {gain}, then {after['limit'] or 'nothing that is modelled'}")
+    lines.append("enough       " + " · ".join(_enough(k, v) for k, v in row["enough"].items()))
+    lines += ["warning      " + text for text in row["warnings"]]
+    return "\n".join([*lines, "", *parameters(row["parameters"])])
+
+
+def _enough(key: str, value: int) -> str:
+    name, share = key.rsplit("_", 1)
+    shown = format_bytes(value) if name == "io_size" else str(value)
+    return f"{name.replace('_', ' ')} {shown} for {share} of the plateau"
+
+
+def parameters(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    rows: list[tuple[str, ...]] = [("parameter", "value", "± sd", "source", "unit")]
+    for p in found:
+        rows.append((p["name"], number(p["value"]), number(p["sd"]), p["source"], p["unit"]))
+    return table(rows)
+
+
+def recommend(document: Mapping[str, Any]) -> str:
+    target = ", ".join(f"{k} {v:g}" for k, v in document["target"].items())
+    lines = [f"target: {target}; least {document['by']}", ""]
+    priced = document["by"] != "drives"
+    head = ("drive", "drives", *([document["by"]] if priced else []), "gives", "80 % interval", "limit")
+    rows: list[tuple[str, ...]] = [head]
+    for choice in document["choices"]:
+        e = choice["estimate"]
+        interval = f"{number(e['p10'])} to {number(e['p90'])}"
+        cost = (number(choice["cost"]),) if priced else ()
+        rows.append((choice["drive"], str(choice["drives"]), *cost, number(e["value"]), interval, e["bottleneck"]))
+    if len(rows) > 1:
+        lines += table(rows)
+    for choice in document["not_enough"]:
+        e = choice["estimate"]
+        lines.append(f"not enough   {choice['drives']} × {choice['drive']}: {number(e['p10'])} at the low end; {e['bottleneck']}")
+    lines += [""] + [f"advice       {text}" for text in document["advice"]]
+    lines += [f"left out     {text}" for text in document["left_out"]] + [f"warning      {text}" for text in document["warnings"]]
+    return "\n".join(lines)
+
+
+def whatif(axes: Sequence[str], points: Sequence[Mapping[str, Any]]) -> str:
+    given = [(key, name, unit) for key, name, unit in NAMES if key in points[0]]
+    head = (*axes, *(f"{name} {unit}".strip() for _, name, unit in given), "limit")
+    rows: list[tuple[str, ...]] = [head]
+    for point in points:
+        cells = [str(point["query"][a]) for a in axes]
+        for key, _, _ in given:
+            cells.append(f"{number(point[key])} ({number(point[f'{key}_p10'])} to {number(point[f'{key}_p90'])})")
+        rows.append((*cells, point["bottleneck"] + ("; extrapolated" if point["warnings"] else "")))
+    return "\n".join(table(rows))
+
+
+def calibration(document: Mapping[str, Any]) -> str:
+    lines = [f"{document['runs']} runs of {document['drive']}", "", *parameters(document["parameters"]), ""]
+    if document["not_identified"]:
+        lines.append("not found out by these runs: " + ", ".join(document["not_identified"]))
+    after = document["next_measurement"]
+    lines.append(
+        f"measure next: {number(after['io_size_kib'])} KiB with {number(after['workers'])} workers "
+        f"(unsure by {after['unsure_pct']:.0f} %)"
+    )
+    lines += [f"outlier      {text}" for text in document["outliers"]]
+    lines += [f"warning      {text}" for text in document["warnings"]]
+    return "\n".join(lines)

@@ -1,0 +1,170 @@
+"""A system and its workload, as TOML or flags say it: what a plan is made for. What can't exist is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from forebay.errors import RequestError
+from forebay.plan import catalogue, flow, jobs, pcie
+from forebay.plan.jobs import IO, JOB
+from forebay.plan.training import Ask
+from forebay.units import parse_bytes, parse_gib_s
+
+LOCATIONS = ("local", "remote")
+PATHS = ("gds", "cpu")
+RULES = ("v1.0", "v2.0", "v3.0", "text")
+COUNT_MAX = 1_000_000
+
+
+@dataclass(frozen=True)
+class System:
+    """`drives`: RAID0 over so many. `workers` × `depth` requests of `io_size` in flight. `link`: GiB/s of the narrowest
+    link that all bytes pass (an uplink, a NIC), `sharers` of it alike. `accelerators` None asks for the greatest.
+    `pcie`: the tree of switches; `gpu_link`: GiB/s of each GPU's own; `cores`: of the host, for I/O; None: don't limit.
+    Sizes in bytes; memory and data set in GiB. `gpus`: the published system whose GPUs train (dlrm). `samples_per_s`: of
+    one accelerator that never waits (job). `rules`: whose variant of an emulated workload; None: the first that has it.
+    """
+
+    drive: str
+    drives: int = 1
+    location: str = "local"
+    queues: int | None = None
+    io_size: int = 1 << 20
+    workers: int = 24
+    depth: int = 1
+    path: str = "gds"
+    link: float | None = None
+    sharers: int = 1
+    workload: str = IO
+    accelerator: str = "h100"
+    accelerators: int | None = None
+    dataset: float | None = None
+    memory: float = 2048.0
+    threads: int = 208
+    gpus: str = "D74H-7U"
+    sample_bytes: float = 912.0
+    pcie: tuple[pcie.Switch, ...] = ()
+    gpu_link: float | None = None
+    cores: int | None = None
+    samples_per_s: float | None = None
+    rules: str | None = None
+
+    @property
+    def in_minutes(self) -> bool:
+        return jobs.in_minutes(self.workload, self.accelerator)
+
+    @property
+    def saves(self) -> bool:
+        return jobs.is_checkpoint(self.workload)
+
+    @property
+    def emulated(self) -> bool:
+        """Whether it trains on accelerators whose AU is asked for."""
+        return self.workload != IO and not self.in_minutes and not self.saves
+
+    @property
+    def ask(self) -> Ask:
+        """What one accelerator asks for, of a workload that is emulated."""
+        return jobs.ask(self.workload, self.accelerator, self.rules, self.sample_bytes, self.samples_per_s)
+
+    def load(self) -> flow.Load:
+        cap = None if self.link is None else self.link / self.sharers
+        return flow.Load(
+            self.drive, self.io_size / 1024, self.workers, self.path, self.location == "remote", self.drives, self.depth,
+            self.queues, cap,
+        )  # fmt: skip
+
+
+WHOLE = ("drives", "queues", "workers", "depth", "sharers", "accelerators", "threads", "cores")
+REAL_MAX = 1e15
+RATES = ("link", "gpu_link")
+REAL = (*RATES, "dataset", "memory", "sample_bytes", "samples_per_s")
+CHOICES = {"location": LOCATIONS, "path": PATHS, "accelerator": jobs.ACCELERATORS, "rules": RULES}
+KEYS = tuple(f.name for f in fields(System))
+
+
+def make(given: Mapping[str, Any], more: list[catalogue.Drive], where: str = "plan") -> System:
+    """A checked system out of settings. RequestError names the setting, what it is, and what would do."""
+    unknown = sorted(set(given) - set(KEYS))
+    if unknown:
+        raise RequestError(f"{where}: {unknown[0]}", "is no setting of a plan", "one of " + ", ".join(KEYS))
+    settled = {key: _value(key, value, where) for key, value in given.items() if value is not None}
+    if "drive" not in settled:
+        raise RequestError(where, "names no drive", "--drive D7-PS1010, or drive = \"D7-PS1010\"")
+    settled["drive"] = catalogue.drive(settled["drive"], more).name
+    if "queues" in settled and settled.get("location", "local") == "local":
+        raise RequestError(f"{where}: queues", "are the DPU's, and a local drive has none", "location remote, or no queues")
+    if "sharers" in settled and "link" not in settled:
+        raise RequestError(f"{where}: sharers", "of which link?", "link = 25.0 (GiB/s) beside it")
+    system = System(**settled)
+    _suits(system, where)
+    here = sum(s.drives for s in system.pcie)
+    if here > system.drives:
+        raise RequestError(f"{where}: drives {system.drives}", f"the PCIe tree has {here}", f"drives {here}, or a smaller tree")
+    if system.queues is not None and system.queues > flow.QUEUES_MAX:
+        raise RequestError(f"queues {system.queues}", f"a DPU offers at most {flow.QUEUES_MAX}", f"1 to {flow.QUEUES_MAX}")
+    return system
+
+
+def _suits(system: System, where: str) -> None:
+    """RequestError for a workload that isn't known, or settings that it has no use for."""
+    if system.emulated:
+        _ = system.ask
+    elif system.accelerators is not None:
+        said = f"are emulated, and workload {system.workload} is not"
+        raise RequestError(f"{where}: accelerators {system.accelerators}", said, "--workload unet3d, or no accelerators")
+    if system.samples_per_s is not None and system.workload != JOB:
+        said = f"is of workload job: {system.workload} has a rate of its own"
+        raise RequestError(f"{where}: samples_per_s {system.samples_per_s:g}", said, "--workload job")
+    if system.rules is not None and not system.emulated:
+        raise RequestError(f"{where}: rules {system.rules}", f"are of emulated workloads, not of {system.workload}", "no rules")
+
+
+def _value(key: str, value: Any, where: str) -> Any:
+    if key == "io_size":
+        if isinstance(value, str) and value.strip().isdigit():
+            raise RequestError(f"{where}: io_size {value}", "has no unit", f"{value}k or {value}m (or a whole number of bytes)")
+        size = value if isinstance(value, int) and not isinstance(value, bool) else parse_bytes(value, "io_size")
+        return _within(key, size, 512, 1 << 30, where)
+    if key == "pcie":
+        return pcie.switches(value, where)
+    if key in WHOLE:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise RequestError(f"{where}: {key} {value}", "is not a whole number", f"{key} 1 or more")
+        return _within(key, value, 1, COUNT_MAX, where)
+    if key in RATES and isinstance(value, str):
+        value = parse_gib_s(value, f"{where}: {key}")
+    if key in REAL:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < REAL_MAX:
+            raise RequestError(f"{where}: {key} {str(value)[:60]}", "is not a number above 0", f"{key} 100.0")
+        return float(value)
+    if not isinstance(value, str):
+        raise RequestError(f"{where}: {key} {value}", "is not text", f'{key} = "…"')
+    if key in CHOICES and value not in CHOICES[key]:
+        raise RequestError(f"{where}: {key} '{value}'", "is not known", "one of " + ", ".join(CHOICES[key]))
+    return value
+
+
+def _within(key: str, value: int, low: int, high: int, where: str) -> int:
+    if not low <= value <= high:
+        raise RequestError(f"{where}: {key} {value}", f"must be {low} to {high}", f"{key} {max(low, min(high, value))}")
+    return value
+
+
+def read(path: str) -> dict[str, Any]:
+    """The settings of a TOML file: [system] and [workload], or all at the top. RequestError for a key given twice."""
+    document = catalogue.load_toml(catalogue.read_text(path, "plan"), path)
+    settings: dict[str, Any] = {}
+    for part in (document, document.get("system", {}), document.get("workload", {})):
+        if not isinstance(part, dict):
+            # At the top, workload = "unet3d" is a setting and no table.
+            continue
+        for key, value in part.items():
+            if isinstance(value, dict) or key == "drive" and isinstance(value, list):
+                continue
+            if key in settings and settings[key] != value:
+                raise RequestError(f"{path}: {key}", f"is both {settings[key]} and {value}", "one of them")
+            settings[key] = value
+    return settings

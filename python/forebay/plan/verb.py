@@ -1,0 +1,316 @@
+"""The command line of plans."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from forebay.errors import CHECK_FAILED, DONE, RequestError
+
+EXAMPLES = """\b
+Examples:
+  forebay plan run --drive D7-PS1010 --drives 4 --workload unet3d
+  forebay plan run --drive D7-P5520 --location remote --queues 15 --io-size 128k
+  forebay plan recommend --accelerators 6 --workload unet3d
+  forebay plan whatif --drive D7-PS1010 --vary drives=1:8
+  forebay plan calibrate mine.jsonl --drive D7-PS1010 --out mine.json
+  forebay plan predict --query cells.csv --out predicted.csv
+  forebay plan backtest --page docs/plan-backtest.md"""
+
+
+@click.group(name="plan", epilog=EXAMPLES, context_settings={"max_content_width": 110})
+def command() -> None:
+    """What will k drives, n GPUs, q queues give? What is the bottleneck? What should I change?"""
+
+
+def write(path: str, text: str) -> None:
+    """Whole or not at all: a reader never sees half a file. RequestError where it can't be written.
+
+    A device, a pipe or a link is written to, and not replaced.
+    """
+    target = Path(path)
+    partial = target.with_name(target.name + f".{os.getpid()}.part")
+    try:
+        if target.is_symlink() or (target.exists() and not target.is_file()):
+            target.write_text(text, encoding="utf-8")
+            return
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, target)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise RequestError(f"writing {path}", error.strerror or "failed", "another place, or free space: df -h") from None
+
+
+def catalogue_of(path: str | None) -> list[Any]:
+    """The drives of a user's catalogue; none without one."""
+    from forebay.plan import catalogue
+
+    if path is None:
+        return []
+    return catalogue.drives_of(catalogue.load_toml(catalogue.read_text(path, "--catalogue"), path), path)
+
+
+CATALOGUE = click.option("--catalogue", metavar="FILE", help="More drives, as [[drive]] tables in TOML.")
+CALIBRATION = click.option("--calibration", metavar="FILE", help="What calibrate --out wrote, in place of --runs.")
+JSON = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+
+
+OPTIONS = (
+    ("--drive", str, "NAME", "Its model, as in the catalogue."),
+    ("--drives", int, "N", "Side by side, as RAID0 (1)."),
+    ("--location", str, "WHERE", "local or remote, through a DPU (local)."),
+    ("--queues", int, "N", "Of the DPU, up to 31; remote only (31)."),
+    ("--io-size", str, "SIZE", "Of a request (1m)."),
+    ("--workers", int, "N", "That read (24)."),
+    ("--depth", int, "N", "Requests in flight of each worker (1)."),
+    ("--path", str, "PATH", "gds or cpu (gds)."),
+    ("--link", str, "GIB_S", "What the narrowest link on the way lets through: an uplink, a NIC. 200Gb/s will do, too."),
+    ("--sharers", int, "N", "How many share that link alike (1)."),
+    ("--gpu-link", str, "GIB_S", "What the link of each GPU lets through."),
+    ("--cores", int, "N", "Processor cores that I/O may use, as a limit (the host's threads)."),
+    ("--workload", str, "NAME", "io, job, dlrm, unet3d or another that docs/plan.md lists, or a TOML file of one (io)."),
+    ("--accelerator", str, "NAME", "h100, a100, b200 or mi355 (h100)."),
+    ("--rules", str, "SET", "Whose variant of the workload: v1.0, v2.0, v3.0 (the first that has it)."),
+    ("--accelerators", int, "N", "Emulated; without it, the greatest number that passes."),
+    ("--dataset", float, "GIB", "Its size (five times the memory)."),
+    ("--memory", float, "GIB", "Of the host (2048)."),
+    ("--threads", int, "N", "Hardware threads of the host (208)."),
+    ("--gpus", str, "SYSTEM", "Whose GPUs train, for dlrm (D74H-7U)."),
+    ("--sample-bytes", float, "BYTES", "Of a training sample, for dlrm and job (912)."),
+    ("--samples-per-s", float, "RATE", "Of one accelerator that never waits, for job."),
+)
+
+
+def system_options(less: tuple[str, ...] = ()) -> Callable[[Any], Any]:
+    """A file's settings and the flags above; a flag wins over the file."""
+
+    def add(function: Any) -> Any:
+        for name, kind, metavar, text in reversed(OPTIONS):
+            if name not in less:
+                function = click.option(name, type=kind, metavar=metavar, help=text)(function)
+        function = CALIBRATION(function)
+        function = click.option("--runs", metavar="FILE", help="Runs of your own, of one such drive, that calibrate.")(function)
+        return click.argument("file", required=False, metavar="[TOML]")(function)
+
+    return add
+
+
+def prepared(values: dict[str, Any]) -> tuple[Any, Any, list[Any]]:
+    """The planner, the system and the user's drives, out of a command's flags, which are taken away."""
+    from forebay.plan import calibrate as calibration
+    from forebay.plan import catalogue as sheets
+    from forebay.plan import saved
+    from forebay.plan import system as systems
+    from forebay.plan.planner import published
+
+    file, runs, path = values.pop("file"), values.pop("runs"), values.pop("catalogue")
+    kept, more = calibration_of(values.pop("calibration"), runs), catalogue_of(path)
+    settings = {**(systems.read(file) if file else {}), **{k: v for k, v in values.items() if v is not None}}
+    if kept:
+        settings.setdefault("drive", kept.drive.name)
+        more = [kept.drive, *more]
+    system = systems.make(settings, more, file or "plan")
+    planner = published().with_drives(more) if more else published()
+    if runs:
+        found = calibration.read(sheets.read_text(runs, "--runs"), runs, system.drive, None)
+        planner = saved.planner(planner, found, sheets.drive(system.drive, more), more)
+    elif kept:
+        planner = saved.planner(planner, kept.runs, kept.drive, more)
+        if kept.drive.name != system.drive:
+            planner.notes.append(f"calibrated by runs of {kept.drive.name}: {system.drive} goes by its data sheet")
+    return planner, system, more
+
+
+def calibration_of(path: str | None, runs: str | None = None) -> Any:
+    """The saved calibration; None without one. RequestError where runs are given beside it."""
+    from forebay.plan import catalogue, saved
+
+    if path is None:
+        return None
+    if runs is not None:
+        raise RequestError("--calibration with --runs", "both say what was measured", "one of them")
+    return saved.read(catalogue.read_text(path, "--calibration"), path)
+
+
+@command.command(name="run")
+@system_options()
+@CATALOGUE
+@JSON
+def run(as_json: bool, **values: Any) -> int:
+    """What one system gives: throughput, latency, CPU, accelerators or minutes, each with an 80 % interval."""
+    from forebay.plan import answer, show
+
+    planner, system, _ = prepared(values)
+    row = answer.answer(planner, system)
+    click.echo(json.dumps(row) if as_json else show.run(row))
+    return DONE
+
+
+@command.command(name="recommend")
+@system_options(less=("--drive", "--drives", "--accelerators"))
+@click.option("--accelerators", type=int, metavar="N", help="Target: so many pass.")
+@click.option("--gib-s", type=float, metavar="RATE", help="Target: GiB/s.")
+@click.option("--minutes", type=float, metavar="TIME", help="Target: minutes to train (dlrm).")
+@click.option("--by", default="drives", show_default=True, metavar="WHAT", help="Least of: drives, price or watts.")
+@CATALOGUE
+@JSON
+def recommend(
+    as_json: bool, accelerators: int | None, gib_s: float | None, minutes: float | None, by: str, **values: Any
+) -> int:
+    """Meet a target at the least drives, price or watts; with advice on GDS and on what is over-provisioned.
+
+    A choice counts if the 10 % end of its interval meets the target. Prices and watts come from your catalogue alone.
+    """
+    from forebay.plan import catalogue as sheets
+    from forebay.plan import recommend as advice
+    from forebay.plan import show
+
+    if by not in advice.BY:
+        raise RequestError(f"--by {by}", "is no measure", "one of " + ", ".join(advice.BY))
+    target = advice.Target(accelerators, gib_s, minutes)
+    target.check()
+    if values["file"] is None and values["runs"] is not None:
+        raise RequestError("recommend --runs", "doesn't say which drive the runs read", "calibrate --out, then --calibration")
+    if values["file"] is None and values["calibration"] is None:
+        values["drive"] = next(iter(sheets.drives().values())).name
+    planner, system, more = prepared(values)
+    pool = more if by != "drives" and more else list({d.name: d for d in [*sheets.drives().values(), *more]}.values())
+    document = advice.recommend(planner, system, target, by, pool)
+    click.echo(json.dumps(document) if as_json else show.recommend(document))
+    return DONE if document["choices"] else CHECK_FAILED
+
+
+@command.command(name="whatif")
+@system_options()
+@click.option("--vary", multiple=True, metavar="SETTING=RANGE", help="drives=1:8, io-size=64k,1m; repeat it for more axes.")
+@click.option("--page", metavar="HTML", help="One page with sliders and curves, which needs no network.")
+@CATALOGUE
+@JSON
+def whatif(as_json: bool, vary: tuple[str, ...], page: str | None, **values: Any) -> int:
+    """The same over ranges of settings, every combination; or a page with sliders."""
+    from forebay.plan import show
+    from forebay.plan import whatif as varied
+
+    if not vary and not page:
+        raise RequestError("whatif", "varies nothing", "--vary drives=1:8, or --page whatif.html")
+    own = values["runs"] is not None or values["calibration"] is not None
+    planner, system, more = prepared(values)
+    if page:
+        from forebay.plan import explore
+
+        write(page, explore.page(planner, system, own))
+        click.echo(f"forebay: page written to {page}", err=True)
+    if not vary:
+        if as_json:
+            click.echo(json.dumps({"schema": "forebay.whatif/1", "axes": {}, "points": [], "page": page}))
+        return DONE
+    axes = [varied.axis(text) for text in vary]
+    rows = varied.points(planner, varied.systems(system, axes, more))
+    document = {"schema": "forebay.whatif/1", "axes": {n: v for n, v in axes}, "points": rows}
+    click.echo(json.dumps(document) if as_json else show.whatif([n for n, _ in axes], rows))
+    return DONE
+
+
+@command.command(name="calibrate")
+@click.argument("runs", nargs=-1, required=True, metavar="RUNS...")
+@click.option("--drive", required=True, metavar="NAME", help="What the runs read: a model of the catalogue.")
+@click.option("--drives", type=click.IntRange(1), metavar="N", help="Side by side, as RAID0 (a stripe's members, else 1).")
+@click.option("--out", metavar="FILE", help="Save it, for --calibration of the other verbs.")
+@CATALOGUE
+@JSON
+def calibrate(
+    runs: tuple[str, ...], drive: str, drives: int | None, out: str | None, catalogue: str | None, as_json: bool
+) -> int:
+    """Parameters out of your own runs: our records, gdsio's output lines, fio's JSON.
+
+    Says which parameters the runs found out, which they can't, and which measurement would tell most.
+    """
+    from forebay.plan import calibrate as calibration
+    from forebay.plan import catalogue as sheets
+    from forebay.plan import saved, show
+
+    more = catalogue_of(catalogue)
+    sheet = sheets.drive(drive, more)
+    found = [r for path in runs for r in calibration.read(sheets.read_text(path, "runs"), path, sheet.name, drives)]
+    document = saved.document(calibration.calibrate(found, sheet, more)[1], found, sheet)
+    if out:
+        write(out, json.dumps(document, indent=1) + "\n")
+        click.echo(f"forebay: calibration written to {out}; use it as --calibration {out}", err=True)
+    click.echo(json.dumps(document) if as_json else show.calibration(document))
+    return DONE
+
+
+@command.command(name="predict")
+@click.option("--query", required=True, metavar="CSV", help="A table of a published form; its blank cells are asked for.")
+@click.option("--out", metavar="CSV", help="Where the filled table goes; stdout without it.")
+@CALIBRATION
+@CATALOGUE
+@JSON
+def predict(query: str, out: str | None, calibration: str | None, catalogue: str | None, as_json: bool) -> int:
+    """Fill the blanks of a table, each with its 80 % interval and the bottleneck.
+
+    The table is known by its columns; rows may come in any order, and columns that nobody knows are kept.
+    """
+    from forebay.plan import catalogue as sheets
+    from forebay.plan import saved
+    from forebay.plan.planner import published
+    from forebay.plan.predict import predict_text
+
+    if as_json and not out:
+        raise RequestError("--json", "would share stdout with the table", "--out predicted.csv")
+    more = catalogue_of(catalogue)
+    planner = published().with_drives(more) if more else published()
+    kept = calibration_of(calibration)
+    if kept:
+        planner = saved.planner(planner, kept.runs, kept.drive, [kept.drive, *more])
+    text, document = predict_text(sheets.read_text(query, "--query"), query, planner)
+    if out is None:
+        click.echo(text, nl=False)
+        return DONE
+    write(out, text)
+    document["out"] = out
+    if as_json:
+        click.echo(json.dumps(document))
+    else:
+        said = f"{document['predicted_cells']} blank cells of {document['rows']} rows predicted, as {document['table']}"
+        click.echo(f"{said}; written to {out}", err=True)
+    return DONE
+
+
+@command.command(name="backtest")
+@click.argument("folder", required=False, metavar="[DIR]")
+@click.option("--page", metavar="MD", help="Write the page of the documentation here.")
+@CATALOGUE
+@JSON
+def backtest(folder: str | None, page: str | None, catalogue: str | None, as_json: bool) -> int:
+    """Score the planner on tables of measurements, each cell predicted without it and its like.
+
+    DIR holds tables of the published forms, as CSV; without it, the published tables that come with Forebay.
+    What calibrates is always the published tables, less what is being predicted.
+    """
+    from forebay.plan import backtest as tests
+    from forebay.plan import page as pages
+    from forebay.plan.planner import TABLES
+    from forebay.plan.published import table
+
+    known = {name: table(name) for name in TABLES}
+    cells = tests.folder(folder) if folder else known
+    results = tests.run(cells, known, more=catalogue_of(catalogue))
+    if not results:
+        raise RequestError(f"{folder}", "holds no measured cell of a form that is known", "tables as docs/plan.md shows them")
+    if page:
+        write(page, pages.markdown(results))
+    if as_json:
+        click.echo(json.dumps(pages.document(results, folder)))
+    else:
+        click.echo(pages.text(results))
+        if page:
+            click.echo(f"forebay: page written to {page}", err=True)
+    return DONE
