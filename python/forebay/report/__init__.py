@@ -20,18 +20,35 @@ __all__ = ["command", "write_report"]
 )
 @click.option("--csv", "csv_folder", metavar="DIR", help="Also write the data of every chart, one CSV each.")
 @click.option("--no-charts", is_flag=True, help="Tables only; needs no drawing library.")
+@click.option("--plan", metavar="DRIVE", help="Sliders: what more of this drive, queues or other blocks would give.")
+@click.option(
+    "--plan-drives", type=click.IntRange(1), metavar="N", help="So many of them the runs read (a stripe's members, else 1)."
+)
+@click.option("--catalogue", metavar="FILE", help="More drives for --plan, as [[drive]] tables in TOML.")
 @click.option("--force", is_flag=True, help="Write over files that aren't reports of ours.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout about what was written.")
 def command(
-    runs: tuple[str, ...], output: str, csv_folder: str | None, no_charts: bool, force: bool, as_json: bool
+    runs: tuple[str, ...],
+    output: str,
+    csv_folder: str | None,
+    no_charts: bool,
+    plan: str | None,
+    plan_drives: int | None,
+    catalogue: str | None,
+    force: bool,
+    as_json: bool,
 ) -> int:
     """One self-contained page of RUNS: records, sweeps (.jsonl or their folder), comparisons, tunings.
 
     \b
     forebay bench data.bin --json > run.json && forebay report run.json
     forebay report sweep.jsonl -o sweep.html --csv sweep-csv
+    forebay report sweep.jsonl --plan D7-PS1010
     """
-    summary = write_report(list(runs), output, charts=not no_charts, csv_folder=csv_folder, force=force)
+    summary = write_report(
+        list(runs), output, charts=not no_charts, csv_folder=csv_folder, force=force, plan=plan, plan_drives=plan_drives,
+        catalogue=catalogue,
+    )  # fmt: skip
     for problem in summary["problems"]:
         click.echo(f"warning: {problem}", err=True)
     if as_json:
@@ -44,11 +61,20 @@ def command(
 
 
 def write_report(
-    paths: list[str], output: str, *, charts: bool = True, csv_folder: str | None = None, force: bool = False
+    paths: list[str],
+    output: str,
+    *,
+    charts: bool = True,
+    csv_folder: str | None = None,
+    force: bool = False,
+    plan: str | None = None,
+    plan_drives: int | None = None,
+    catalogue: str | None = None,
 ) -> dict[str, Any]:
     """Writes the page of the records at `paths` and returns what --json prints (forebay.report/1).
 
-    Raises RequestError (nothing to report, output not ours) or MachineError (charts can't be drawn here).
+    `plan`: a drive, for a section with sliders; `plan_drives`: how many of them the runs read. Raises RequestError
+    (nothing to report, output not ours, a drive in no catalogue) or MachineError (charts can't be drawn here).
     """
     from forebay.report import export, load, page
 
@@ -58,7 +84,18 @@ def write_report(
         raise RequestError("--csv with --no-charts", "the CSV files are the charts' data", "one of them")
     loaded = load.load(paths)
     page.refuse_strangers(output, paths, force)
-    made = page.build(loaded, charts)
+    sliders = None
+    for flag, value in (("--catalogue", catalogue), ("--plan-drives", plan_drives)):
+        if value is not None and plan is None:
+            from forebay.errors import RequestError
+
+            raise RequestError(flag, "is of --plan", "--plan DRIVE beside it")
+    if plan is not None:
+        from forebay.plan.verb import catalogue_of
+        from forebay.report import whatif
+
+        sliders = whatif.section(loaded.entries, plan, catalogue_of(catalogue), plan_drives)
+    made = page.build(loaded, charts, sliders)
     written = (
         export.write(made.charts, csv_folder, force) if csv_folder is not None else [None] * len(made.charts)
     )
@@ -78,5 +115,6 @@ def write_report(
             {"id": c.id, "title": c.title, "rows": len(c.rows), "drawn": bool(c.svg), "csv": file}
             for c, file in zip(made.charts, written, strict=True)
         ],
+        "plan": plan,
         "problems": made.problems,
     }

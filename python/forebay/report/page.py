@@ -1,7 +1,7 @@
 """The page: a pure function of what was loaded, as one HTML file that opens offline.
 
 It has no script and fetches nothing (its own Content-Security-Policy says so); every picture is inline SVG
-and every CSV a data: link.
+and every CSV a data: link. Sliders, where they are asked for, bring one script, which the policy allows by its hash.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import tempfile
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forebay.errors import RequestError
 from forebay.report import advice, documents, draw, environment, export, headline, published, timeline
@@ -20,6 +20,9 @@ from forebay.report.load import Loaded
 from forebay.report.marks import Chart
 from forebay.report.runs import Study, studies
 from forebay.report.tables import Notes, Table, study_tables, what_ran
+
+if TYPE_CHECKING:
+    from forebay.plan import explore
 
 GENERATOR = "forebay report"
 COMMANDS_MAX = 60
@@ -52,7 +55,7 @@ class Page:
     problems: list[str] = field(default_factory=list)
 
 
-def build(loaded: Loaded, with_charts: bool = True) -> Page:
+def build(loaded: Loaded, with_charts: bool = True, sliders: explore.Section | None = None) -> Page:
     """The page and what it is made of. Raises MachineError where charts are wanted and can't be drawn."""
     if with_charts:
         draw.check()
@@ -86,6 +89,7 @@ def build(loaded: Loaded, with_charts: bool = True) -> Page:
         duplicates=loaded.duplicates,
         csv_name=export.file_name,
         csv_link=export.data_link,
+        sliders=sliders,
         css=resources.files("forebay.report").joinpath("page.css").read_text(encoding="utf-8"),
     )
     charts = [c for section in tunings for c in section.charts] + [c for view in views for c in view.charts]
