@@ -74,7 +74,7 @@ format: | $(MADE)/ready ## Format Rust and Python in place
 bench: | $(MADE)/ready ## Side by side with peers, each command of bench/ in turn (ROUNDS=5 BENCH_DIR=… ARGS=--write)
 	@$(MAKE) --no-print-directory $(MADE)/installed
 	mkdir -p $(BENCH_DIR) target/bench-results
-	for command in direct_read cached_read overlap loop stripe histogram_merge; do \
+	for command in direct_read cached_read overlap loop stripe histogram_merge plan; do \
 		$(BIN)/python bench/$$command.py --dir $(BENCH_DIR) --rounds $(ROUNDS) \
 			--json target/bench-results/$$command.json $(ARGS); \
 	done

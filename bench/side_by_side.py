@@ -290,7 +290,8 @@ def publish(title: str, options: argparse.Namespace, text: str) -> None:
     card = machine_card(options.dir)
     about = f"{card['cpu']}, {card['cores']} cores, {card['memory_gib']} GiB, Linux {card['kernel']}"
     command = f"python bench/{Path(sys.argv[0]).name} --dir DIR --rounds {options.rounds}"
-    section = f"## {title}\n\n`{command}`, {options.seconds:g} s a run. {about}, {card['filesystem']}, {card['date']}.\n\n{text}"
+    run = f", {options.seconds:g} s a run" if options.seconds else ""
+    section = f"## {title}\n\n`{command}`{run}. {about}, {card['filesystem']}, {card['date']}.\n\n{text}"
     print(section)
     if options.write:
         old = RESULTS.read_text()
