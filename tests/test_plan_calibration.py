@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from forebay.errors import RequestError
-from forebay.plan import calibrate, catalogue, saved, verb
+from forebay.plan import calibrate, catalogue, output, saved, verb
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -130,16 +130,43 @@ def test_runs_that_cannot_calibrate_save_nothing(tmp_path: Path, lines: list[str
 
 
 def test_what_is_written_is_whole_or_refused_and_a_link_stays_one(tmp_path: Path) -> None:
+    def write(place: object) -> None:
+        output.write("--out", str(place), "# How good the planner is\n", output.BACKTEST)
+
     (tmp_path / "link").symlink_to(tmp_path / "kept")
-    verb.write(str(tmp_path / "link"), "text")
-    verb.write(str(tmp_path / "plain"), "text")
-    verb.write("/dev/null", "text")
-    assert (tmp_path / "link").is_symlink() and (tmp_path / "kept").read_text() == (tmp_path / "plain").read_text() == "text"
+    for place in (tmp_path / "link", tmp_path / "plain", "/dev/null"):
+        write(place)
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "kept").read_text() == (tmp_path / "plain").read_text() != ""
     assert Path("/dev/null").is_char_device()
     for place in (tmp_path, tmp_path / "absent" / "file", tmp_path / "plain" / "file"):
-        with pytest.raises(RequestError, match="writing"):
-            verb.write(str(place), "text")
+        with pytest.raises(RequestError, match="--out"):
+            write(place)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["kept", "link", "plain"]
+
+
+def test_a_file_of_the_users_is_never_replaced(folder: Path, tmp_path: Path) -> None:
+    """Each file that plans write replaces an older one of its kind, and refuses any other, the inputs too."""
+    query = tmp_path / "cells.csv"
+    query.write_text("drive,path,io_size_kib,throughput_gibps,cpu_usr_pct\nD7-P5520,gds,128,,\n")
+    runs = folder / "runs.jsonl"
+    writers = {
+        "c.json": ("calibrate", runs, "--drive", "Mine", "--catalogue", folder / "drives.toml", "--out"),
+        "t.csv": ("predict", "--query", query, "--out"),
+        "w.html": ("whatif", "--drive", "D7-PS1010", "--page"),
+    }
+    for name, words in writers.items():
+        target = tmp_path / name
+        for _ in range(2):
+            done = plan(*words, target)
+            assert done.exception is None and target.stat().st_size > 100, done.exception
+    for name, words in writers.items():
+        for other in {*writers, "cells.csv"} - {name}:
+            before = (tmp_path / other).read_bytes()
+            assert "isn't replaced" in (said := refusal(*words, tmp_path / other)) or "is what is read" in said
+            assert (tmp_path / other).read_bytes() == before
+    before = runs.read_bytes()
+    refusal(*writers["c.json"], runs)
+    assert runs.read_bytes() == before
 
 
 def test_outliers_and_doubts_follow_the_calibration_into_every_plan(tmp_path: Path) -> None:

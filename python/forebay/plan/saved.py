@@ -44,7 +44,8 @@ def document(found: dict[str, Any], runs: Sequence[calibrate.Found], drive: cata
     """What `calibrate` says of the runs, with the runs and the data sheet: forebay.calibration/2."""
     sheet = {k: v for k, v in asdict(drive).items() if v is not None and v != ""}
     hosts = sorted({r.host for r in runs if r.host})
-    return {**found, "schema": SCHEMA, "host": hosts[0] if hosts else None, "sheet": sheet, "points": [_point(r) for r in runs]}
+    host = hosts[0] if hosts else None
+    return {"schema": SCHEMA, **found, "host": host, "sheet": sheet, "points": [_point(r) for r in runs]}
 
 
 def _point(run: calibrate.Found) -> dict[str, Any]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
 from forebay.errors import CHECK_FAILED, DONE, RequestError
+from forebay.plan import output
 
 EXAMPLES = """\b
 Examples:
@@ -27,25 +25,6 @@ Examples:
 @click.group(name="plan", epilog=EXAMPLES, context_settings={"max_content_width": 110})
 def command() -> None:
     """What will k drives, n GPUs, q queues give? What is the bottleneck? What should I change?"""
-
-
-def write(path: str, text: str) -> None:
-    """Whole or not at all: a reader never sees half a file. RequestError where it can't be written.
-
-    A device, a pipe or a link is written to, and not replaced.
-    """
-    target = Path(path)
-    partial = target.with_name(target.name + f".{os.getpid()}.part")
-    try:
-        if target.is_symlink() or (target.exists() and not target.is_file()):
-            target.write_text(text, encoding="utf-8")
-            return
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, target)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise RequestError(f"writing {path}", error.strerror or "failed", "another place, or free space: df -h") from None
 
 
 def catalogue_of(path: str | None) -> list[Any]:
@@ -200,12 +179,14 @@ def whatif(as_json: bool, vary: tuple[str, ...], page: str | None, **values: Any
 
     if not vary and not page:
         raise RequestError("whatif", "varies nothing", "--vary drives=1:8, or --page whatif.html")
+    if page:
+        output.check("--page", page, output.PAGE)
     own = values["runs"] is not None or values["calibration"] is not None
     planner, system, more = prepared(values)
     if page:
         from forebay.plan import explore
 
-        write(page, explore.page(planner, system, own))
+        output.write("--page", page, explore.page(planner, system, own), output.PAGE)
         click.echo(f"forebay: page written to {page}", err=True)
     if not vary:
         if as_json:
@@ -236,12 +217,14 @@ def calibrate(
     from forebay.plan import catalogue as sheets
     from forebay.plan import saved, show
 
+    if out:
+        output.check("--out", out, output.CALIBRATION, runs)
     more = catalogue_of(catalogue)
     sheet = sheets.drive(drive, more)
     found = [r for path in runs for r in calibration.read(sheets.read_text(path, "runs"), path, sheet.name, drives)]
     document = saved.document(calibration.calibrate(found, sheet, more)[1], found, sheet)
     if out:
-        write(out, json.dumps(document, indent=1) + "\n")
+        output.write("--out", out, json.dumps(document, indent=1) + "\n", output.CALIBRATION, runs)
         click.echo(f"forebay: calibration written to {out}; use it as --calibration {out}", err=True)
     click.echo(json.dumps(document) if as_json else show.calibration(document))
     return DONE
@@ -265,6 +248,8 @@ def predict(query: str, out: str | None, calibration: str | None, catalogue: str
 
     if as_json and not out:
         raise RequestError("--json", "would share stdout with the table", "--out predicted.csv")
+    if out is not None:
+        output.check("--out", out, output.TABLE, (query,))
     more = catalogue_of(catalogue)
     planner = published().with_drives(more) if more else published()
     kept = calibration_of(calibration)
@@ -274,7 +259,7 @@ def predict(query: str, out: str | None, calibration: str | None, catalogue: str
     if out is None:
         click.echo(text, nl=False)
         return DONE
-    write(out, text)
+    output.write("--out", out, text, output.TABLE, (query,))
     document["out"] = out
     if as_json:
         click.echo(json.dumps(document))
@@ -300,13 +285,15 @@ def backtest(folder: str | None, page: str | None, catalogue: str | None, as_jso
     from forebay.plan.planner import TABLES
     from forebay.plan.published import table
 
+    if page:
+        output.check("--page", page, output.BACKTEST)
     known = {name: table(name) for name in TABLES}
     cells = tests.folder(folder) if folder else known
     results = tests.run(cells, known, more=catalogue_of(catalogue))
     if not results:
         raise RequestError(f"{folder}", "holds no measured cell of a form that is known", "tables as docs/plan.md shows them")
     if page:
-        write(page, pages.markdown(results))
+        output.write("--page", page, pages.markdown(results), output.BACKTEST)
     if as_json:
         click.echo(json.dumps(pages.document(results, folder)))
     else:

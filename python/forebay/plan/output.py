@@ -1,0 +1,63 @@
+"""Files that plans write: whole or not at all, and in place of nothing but an older one of the same kind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from pathlib import Path
+
+from forebay.errors import RequestError
+
+# How the file of each kind begins, within its first bytes.
+CALIBRATION = re.compile(rb'\s*\{\s*"schema"\s*:\s*"forebay\.calibration/')
+TABLE = re.compile(rb"[^\n]*_p90,bottleneck\r?\n")
+PAGE = re.compile(rb'(?s).*<meta name="generator" content="forebay plan">')
+BACKTEST = re.compile(rb"# How good the planner is\n")
+LOOKED_AT_BYTES = 64 << 10
+
+
+def check(flag: str, path: str, kind: re.Pattern[bytes], inputs: tuple[str, ...] = ()) -> None:
+    """Refuses, before anything is computed, a folder, an input, and a file that isn't of this kind.
+
+    A device, a pipe or a link to one is written to. RequestError names `flag`.
+    """
+    target = Path(path)
+    if target.is_dir():
+        raise RequestError(f"{flag} {path}", "is a folder", f"{flag} {target / 'NAME'}")
+    if not target.is_file():
+        return
+    if any(os.path.exists(one) and target.samefile(one) for one in inputs):
+        raise RequestError(f"{flag} {path}", "is what is read", f"another {flag}")
+    if not _is_of(target, kind):
+        raise RequestError(
+            f"{flag} {path}", "is there and isn't such a file of Forebay's, so it isn't replaced", f"another name, or: rm {path}"
+        )
+
+
+def write(flag: str, path: str, text: str, kind: re.Pattern[bytes], inputs: tuple[str, ...] = ()) -> None:
+    """A reader never sees half a file. RequestError where `check` refuses, or where it can't be written."""
+    check(flag, path, kind, inputs)
+    target = Path(path)
+    partial = target.with_name(target.name + f".{os.getpid()}.part")
+    try:
+        if target.is_symlink() or (target.exists() and not target.is_file()):
+            target.write_text(text, encoding="utf-8")
+            return
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, target)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        found = f"can't be written: {error.strerror}"
+        raise RequestError(f"{flag} {path}", found, "another place, or free space: df -h") from None
+
+
+def _is_of(target: Path, kind: re.Pattern[bytes]) -> bool:
+    """An empty file is of any kind."""
+    try:
+        with target.open("rb") as file:
+            head = file.read(LOOKED_AT_BYTES)
+    except OSError:
+        return False
+    return not head or bool(kind.match(head))
