@@ -249,7 +249,7 @@ def test_dry_run_prints_the_plan_and_runs_nothing(bench, monkeypatch):
 def fio_jobs(monkeypatch):
     def install(*jobs):
         found = [FioJob(n, j, tuple(u)) for n, j, u in jobs]
-        monkeypatch.setattr(forebay.fio, "jobs", lambda path: found)
+        monkeypatch.setattr(forebay.fio, "jobs", lambda path, lenient: found)
 
     return install
 
@@ -259,11 +259,13 @@ def test_fio_jobs_run_in_turn_and_unsupported_keys_are_named(bench, fio_jobs, tm
         ("seq", {"sources": ["/a"], "op": "read"}, []),
         ("rand", {"sources": ["/a"], "op": "randread"}, ["zonemode"]),
     )
-    done = bench("--fio", "x.fio", "--json", "--depth", "4", "-o", "runs.jsonl")
+    done = bench("--fio", "x.fio", "--fio-lenient", "--json", "--depth", "4", "-o", "runs.jsonl")
     assert [j["op"] for j in done.jobs] == ["read", "randread"]
     assert all(j["depth"] == 4 and j["sources"] == ["/a"] for j in done.jobs)
     assert "[rand] not supported and left out: zonemode" in done.err
-    assert len(json.loads(done.out)) == 2
+    first, second = json.loads(done.out)
+    assert [w["id"] for r in (first, second) for w in r["warnings"] if w["id"] == "left_out"] == ["left_out"]
+    assert "zonemode" in second["warnings"][-1]["text"]
     assert len((tmp_path / "runs.jsonl").read_text().splitlines()) == 2
 
 

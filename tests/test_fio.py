@@ -1,12 +1,17 @@
-"""fio's job files: what each key becomes, what is named as left out, what is refused."""
+"""fio's job files: what each key becomes, what is without effect, what is refused by name."""
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
-from forebay import fio
+from forebay import fio, fio_keys
 from forebay.errors import RequestError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,17 +19,17 @@ from hypothesis import strategies as st
 
 @pytest.fixture
 def read(tmp_path: Path) -> Any:
-    def reader(text: str) -> list[fio.FioJob]:
+    def reader(text: str, lenient: bool = False) -> list[fio.FioJob]:
         path = tmp_path / "jobs.fio"
         path.write_text(text)
-        return fio.jobs(str(path))
+        return fio.jobs(str(path), lenient)
 
     return reader
 
 
-def one(read: Any, *settings_: str) -> fio.FioJob:
+def one(read: Any, *settings_: str, lenient: bool = False) -> fio.FioJob:
     """The only job of a file with these settings, reading a named file."""
-    return read("\n".join(["[job]", "filename=/data/f", *settings_]))[0]
+    return read("\n".join(["[job]", "filename=/data/f", *settings_]), lenient)[0]
 
 
 def test_a_typical_file_becomes_one_job_per_section(read: Any) -> None:
@@ -44,6 +49,7 @@ group_reporting
 [seq]
 rw=read
 filename=/data/a:/data/b
+file_service_type=sequential
 
 [rand]
 stonewall
@@ -133,8 +139,8 @@ norandommap
         ("runtime=500ms time_based", {"duration_s": 0.5}),
         ("loops=3", {"passes": 3}),
         ("ramp_time=1", {"warmup_s": 1.0}),
-        ("rate=1m numjobs=4", {"rate_gib_s": 4 / 1024}),
-        ("rate_iops=1k numjobs=2", {"rate_iops": 2048.0}),
+        ("rw=randread rate=1m numjobs=4", {"rate_gib_s": 4 / 1024}),
+        ("rw=randread rate_iops=1k numjobs=2", {"rate_iops": 2048.0}),
         ("randseed=9", {"seed": 9}),
         ("rw=randread random_distribution=zipf:1.2", {"distribution": "zipf:1.2"}),
         ("rw=randread random_distribution=zipf", {"distribution": "zipf:1.1"}),
@@ -144,7 +150,17 @@ norandommap
         ("end_fsync=1 rw=write", {"sync": "end"}),
         ("fsync_on_close=1 rw=write", {"sync": "end"}),
         ("offset=1g", {"start_bytes": 1 << 30}),
-        ("size=1g filesize=2g", {"file_bytes": 2 << 30}),
+        ("size=2g filesize=2g", {"file_bytes": 2 << 30}),
+        ("offset=1g size=1g", {"start_bytes": 1 << 30, "file_bytes": 2 << 30}),
+        ("ioengine=null size=1g numjobs=3", {"file_bytes": 1 << 30, "passes": 3}),
+        ("rw=randread numjobs=4", {"workers": 4, "no_repeat": True, "passes": 4}),
+        ("rw=randread numjobs=4 norandommap loops=2", {"workers": 4, "no_repeat": False, "passes": 2}),
+        ("rw=randread numjobs=3 norandommap filename=/a:/b", {"passes": 2}),
+        ("rw=randread filename=/a:/b file_service_type=random", {"sources": ["/a", "/b"]}),
+        ("filename=/a:/b file_service_type=sequential", {"sources": ["/a", "/b"]}),
+        ("cpus_allowed=0-3 cpus_allowed_policy=split", {"cpus": "0-3"}),
+        ("numa_cpu_nodes=1 numa_mem_policy=bind:1", {"numa": 1}),
+        ("timeout=30", {"duration_s": 30.0}),
         ("size=0x100000", {}),
         ("size=100%", {}),
         ("cpus_allowed=0-3,8", {"cpus": "0-3,8"}),
@@ -172,36 +188,188 @@ def test_each_key_reaches_its_field(read: Any, lines: str, fields: dict[str, Any
 
 def test_files_are_called_as_fio_calls_them(read: Any) -> None:
     assert read("[a/b]\ndirectory=/d\nsize=1g\nnumjobs=3\n")[0].job["file_name"] == "a_b.%d.0"
-    many = read("[j]\ndirectory=/d\nsize=1g\nnrfiles=4\n")[0].job
+    many = read("[j]\ndirectory=/d\nsize=1g\nnrfiles=4\nrw=randread\n")[0].job
     assert (many["file_name"], many["files"], many["file_bytes"]) == ("j.0.%d", 4, 1 << 28)
     assert read("[j]\nname=other\nsize=1g\n")[0].job["sources"] == ["."]
 
 
 def test_names_with_colons_and_folders(read: Any) -> None:
-    made = read("[j]\ndirectory=/d\nfilename=a\\:b:/dev/x:c\nsize=3g\n")[0].job
+    made = read("[j]\ndirectory=/d\nfilename=a\\:b:/dev/x:c\nsize=3g\nrw=randread\n")[0].job
     assert (made["sources"], made["file_bytes"]) == (["file:/d/a:b", "/dev/x", "/d/c"], 1 << 30)
 
 
 def test_global_settings_hold_for_the_sections_below_them(read: Any) -> None:
-    text = "[global]\nfilename=/f\nbs=4k\n[a]\n[global]\nbs=8k\n[b]\n[c]\nbs=16k\n"
+    text = "[global]\nfilename=/f\nstonewall\nbs=4k\n[a]\n[global]\nbs=8k\n[b]\n[c]\nbs=16k\n"
     assert [j.job["io_bytes"] for j in read(text)] == [4096, 8192, 16384]
 
 
-@pytest.mark.parametrize(
-    ("setting", "named"),
-    [
-        ("verify=crc32c", "verify=crc32c: fio's checksums"),
-        ("thinktime=10", "thinktime=10"),
-        ("fsync=32", "fsync=32"),
-        ("rw=randread:8", "rw=randread:8"),
-        ("made_up=yes", "made_up=yes: is not a key"),
-        ("bare_word", "bare_word=1"),
-        ("write_lat_log=x", "write_lat_log=x"),
-    ],
-)
-def test_what_is_left_out_is_named(read: Any, setting: str, named: str) -> None:
-    messages = one(read, setting).messages()
-    assert any(m.startswith(f"[job] not supported and left out: {named}") for m in messages), messages
+ANOTHER_WORKLOAD = [
+    "verify=crc32c",
+    "verify_pattern=0xdeadbeef",
+    "verify_only",
+    "rw=randread:8",
+    "rw=write:64k",
+    "bssplit=4k/60:64k/40",
+    "percentage_random=50",
+    "rw=randread random_distribution=zoned:50/5:30/15:20/",
+    "rate_process=poisson",
+    "rate_min=1m",
+    "zonemode=zbd",
+    "zonesize=256m",
+    "write_iolog=log",
+    "read_iolog=log",
+    "trim_percentage=10",
+    "thinktime=10",
+    "fsync=32",
+    "startdelay=5",
+    "exitall",
+    "flow=2",
+    "iodepth_batch=8",
+    "io_submit_mode=offload",
+    "offset_increment=1g",
+    "io_size=1g",
+    "nrfiles=4 directory=/data filename=",
+    "filename=/a:/b",
+    "rw=randread filename=/a:/b file_service_type=sequential",
+    "size=1g filesize=2g",
+    "numjobs=4",
+    "directory=/a:/b filename=",
+    "openfiles=1",
+    "pre_read=1",
+    "unlink_each_loop=1",
+    "buffer_pattern=0xff",
+    "zero_buffers",
+    "dedupe_percentage=50",
+    "cpus_allowed=0-3 cpus_allowed_policy=shared",
+    "numa_mem_policy=interleave:0-1",
+    "nice=10",
+    "prioclass=3",
+    "ioscheduler=none",
+    "hugepage-size=1g",
+    "latency_target=10ms",
+    "steadystate=iops:10%",
+    "ss=iops:10%",
+    "profile=tiobench",
+    "wait_for=other",
+    "made_up=yes",
+    "bare_word",
+]
+
+
+def text_of(lines: str) -> str:
+    """A job file of one section with these settings; the last of a kind holds, as in fio."""
+    return "\n".join(["[job]", "filename=/data/f", "size=1g", *lines.split()])
+
+
+@pytest.mark.parametrize("lines", ANOTHER_WORKLOAD)
+def test_what_would_be_another_workload_is_refused_by_name(read: Any, lines: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        read(text_of(lines))
+    key = "nrfiles" if "nrfiles" in lines else re.split("[ =]", lines.split()[-1])[0]
+    if lines == "filename=/a:/b" or "nrfiles" in lines:
+        key = "file_service_type"  # fio's default takes the files in turn
+    elif lines.startswith("directory"):
+        key = "directory"
+    elif lines.startswith("size"):
+        key = "size"
+    assert f"[job] {key}" in refused.value.asked
+    assert refused.value.exit_code == 2 and refused.value.next
+    if "zoned" in lines:
+        return  # no distribution is like it
+    (lenient,) = read(text_of(lines), lenient=True)
+    assert f"[job] not supported and left out: {key}" in lenient.messages()[0]
+    (warning,) = lenient.warnings()
+    assert warning["id"] == "left_out" and f"{key}=" in warning["text"] and "[job]" in warning["text"]
+
+
+def test_all_that_stands_in_the_way_is_named_at_once(read: Any) -> None:
+    with pytest.raises(RequestError) as refused:
+        read(text_of("verify=md5 thinktime=5 flow=1 zonesize=1m bssplit=4k/100 nice=3 made_up"))
+    for key in ("verify=md5", "thinktime=5", "flow=1", "zonesize=1m", "bssplit=4k/100", "and 2 more"):
+        assert key in str(refused.value)
+
+
+def test_sections_that_fio_runs_together_are_not_run_in_turn(read: Any) -> None:
+    two = "[global]\nfilename=/f\n[a]\n[b]\n"
+    with pytest.raises(RequestError) as refused:
+        read(two)
+    assert "[b] no stonewall" in refused.value.asked and "together with [a]" in refused.value.found
+    assert "stonewall in each section" in refused.value.next and "--fio-lenient" in refused.value.next
+    first, second = read(two, lenient=True)
+    assert first.warnings() == [] and "together with [a]" in second.warnings()[0]["text"]
+    for apart in ("stonewall", "stonewall=1", "wait_for_previous", "wait_for=a"):
+        assert [j.warnings() for j in read(two + apart + "\n")] == [[], []]
+    # [c] waits for [a] alone: it would run together with [b].
+    with pytest.raises(RequestError, match=r"\[c\] no stonewall"):
+        read(two + "stonewall\n[c]\nwait_for=a\n")
+
+
+@pytest.mark.parametrize("key", sorted(fio_keys.REFUSED))
+def test_a_refused_key_may_ask_for_what_holds_anyway(read: Any, key: str) -> None:
+    for value in fio_keys.HARMLESS[key]:
+        assert one(read, f"{key}={value}").unsupported == ()
+    with pytest.raises(RequestError, match=re.escape(f"[job] {key}=odd")):
+        one(read, f"{key}=odd")
+    assert one(read, f"{key}=odd", lenient=True).unsupported[0].startswith(f"{key}=odd: ")
+
+
+def test_keys_without_effect_are_taken_and_those_with_an_output_told(read: Any) -> None:
+    made = one(read, *(f"{key}=1" for key in fio_keys.HOLDS))
+    assert made.messages() == [] and made.warnings() == []
+    told = one(read, *(f"{key}=1" for key in fio_keys.TOLD))
+    assert sorted(m.split()[1] for m in told.messages()) == sorted(f"{key}=1" for key in fio_keys.TOLD)
+    assert told.warnings() == []
+
+
+def test_each_key_stands_in_one_table() -> None:
+    tables = (fio_keys.DONE, fio_keys.HOLDS, fio_keys.TOLD, fio_keys.REFUSED, fio_keys.ALIASES)
+    keys = [key for table in tables for key in table]
+    assert len(keys) == len(set(keys))
+    assert set(fio_keys.ALIASES.values()) <= set(fio_keys.DONE)
+    assert all(why for table in tables for why in table.values())
+
+
+def test_no_key_of_fio_is_unknown() -> None:
+    """Those of the fio that is installed, of the engines that run here too."""
+    if shutil.which("fio") is None:
+        pytest.skip("fio isn't installed; apt install fio")
+    engines = [e for e in (*fio.ASYNC_ENGINES, *fio.SYNC_ENGINES) if e != "vsync"]
+    listed = [processes.run(["fio", "--cmdhelp=all"])]
+    listed += [processes.run(["fio", f"--enghelp={engine}"]) for engine in engines]
+    found = {key for done in listed for key in re.findall(r"^ *([a-z][\w-]*) *: ", done.stdout, re.M)}
+    assert len(found) > 150
+    known = {*fio_keys.DONE, *fio_keys.HOLDS, *fio_keys.TOLD, *fio_keys.REFUSED, *fio_keys.ALIASES}
+    assert sorted(found - known) == []
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Any:
+    def run(text: str, *flags: str) -> Any:
+        (tmp_path / "jobs.fio").write_text(text)
+        command = [*processes.FOREBAY, "bench", "--fio", "jobs.fio", *flags]
+        return processes.run(command, cwd=tmp_path, env={**os.environ, "NO_COLOR": "1"})
+
+    return run
+
+
+def test_a_job_that_would_be_another_ends_with_2_and_lenient_records_what_was_left_out(bench: Any) -> None:
+    text = "[a]\nioengine=null\nsize=1m\nverify=crc32c\nwrite_bw_log=x\n[b]\nioengine=null\nsize=1m\n"
+    refused = bench(text, "--json")
+    assert refused.returncode == 2 and refused.stdout == ""
+    for said in ("jobs.fio [a] verify=crc32c", "[b] no stonewall", "--fio-lenient"):
+        assert said in refused.stderr
+    done = bench(text, "--fio-lenient", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "[a] not supported and left out: verify=crc32c" in done.stderr
+    assert "[a] write_bw_log=x has no effect" in done.stderr
+    left = [[w["text"] for w in r["warnings"] if w["id"] == "left_out"] for r in json.loads(done.stdout)]
+    assert [len(each) for each in left] == [1, 1]
+    assert "verify=crc32c" in left[0][0] and "together with [a]" in left[1][0]
+
+
+def test_lenient_without_a_job_file_is_refused(tmp_path: Path) -> None:
+    done = processes.run([*processes.FOREBAY, "bench", "nil:", "--fio-lenient"], cwd=tmp_path)
+    assert done.returncode == 2 and "--fio-lenient" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -209,12 +377,16 @@ def test_what_is_left_out_is_named(read: Any, setting: str, named: str) -> None:
     [
         ("ioengine=libaio", "io_uring"),
         ("iodepth=4", "iodepth=4 has no effect"),
-        ("numjobs=2", "share the file"),
+        ("numjobs=2 rw=randread", "share the file"),
+        ("rw=rw", "along one sequence"),
+        ("cpus_allowed=0-1", "cpus_allowed_policy=split"),
+        ("write_lat_log=x", "the record holds the time series"),
         ("rate=1m", "open loop"),
     ],
 )
 def test_what_differs_from_fio_is_noted(read: Any, setting: str, noted: str) -> None:
-    assert any(noted in m for m in one(read, setting).messages())
+    made = one(read, *setting.split())
+    assert any(noted in m for m in made.messages()) and made.warnings() == []
 
 
 @pytest.mark.parametrize(
@@ -294,7 +466,8 @@ KEYS = (
     "ramp_time rate rate_iops loops randseed "
     "norandommap random_distribution invalidate fsync end_fsync sync offset filename directory name "
     "cpus_allowed numa_cpu_nodes mem kb_base "
-    "cuda_io gpu_dev_ids sqthread_poll rwmixread rwmixwrite stonewall verify made_up"
+    "cuda_io gpu_dev_ids sqthread_poll rwmixread rwmixwrite stonewall wait_for file_service_type cpus_allowed_policy "
+    "numa_mem_policy thinktime unlink hugepage-size verify made_up"
 ).split()
 VALUES = st.one_of(
     st.text(max_size=10),
@@ -307,18 +480,19 @@ VALUES = st.one_of(
 )
 
 
-@given(st.lists(st.tuples(st.sampled_from(KEYS), VALUES), max_size=12))
+@given(st.lists(st.tuples(st.sampled_from(KEYS), VALUES), max_size=12), st.booleans())
 @settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_settings_are_read_or_refused(read: Any, pairs: list[tuple[str, str]]) -> None:
+def test_any_settings_are_read_or_refused(read: Any, pairs: list[tuple[str, str]], lenient: bool) -> None:
     text = "[global]\nfilename=/f\n[job]\n" + "\n".join(f"{k}={v}" for k, v in pairs)
     try:
-        made = read(text)
+        made = read(text, lenient)
     except (RequestError, UnicodeEncodeError):
         return
     from forebay.flags import BY_NAME
 
     names = {f.key for f in BY_NAME.values()} | {"sources", "io_bytes_max", "io_bytes_step"}
     assert all(set(j.job) <= names for j in made)
+    assert lenient or not any(j.unsupported or j.warnings() for j in made)
 
 
 @given(st.binary(max_size=400))
@@ -333,8 +507,8 @@ def test_any_bytes_are_read_or_refused(tmp_path: Path, data: bytes) -> None:
 
 def test_the_page_names_every_key() -> None:
     page = (Path(__file__).parent.parent / "docs" / "fio.md").read_text()
-    known = [k for k in KEYS if k not in ("ba", "made_up")]
-    assert not [k for k in (*known, *fio.ALIASES, *fio.WHY, *fio.WITHOUT_EFFECT) if f"`{k}`" not in page]
+    tables = (fio_keys.DONE, fio_keys.HOLDS, fio_keys.TOLD, fio_keys.REFUSED, fio_keys.ALIASES)
+    assert not [key for table in tables for key in table if f"`{key}`" not in page]
     assert not [
         e for e in (*fio.ASYNC_ENGINES, *fio.SYNC_ENGINES, "null", "libcufile") if f"`{e}`" not in page
     ]

@@ -1,7 +1,7 @@
-"""fio's job files: which of Forebay's jobs each section asks for, and which keys have no counterpart.
+"""fio's job files: which of Forebay's jobs each section asks for. What would make it another one is refused by name.
 
-Only the file format and the meaning of the keys are shared with fio, out of its documentation. Sizes follow
-fio's default (`kb_base=1024`): k and kb are 1024, kib is 1000.
+fio_keys.py says of every key what becomes of it. Only the file format and the meaning of the keys are shared with
+fio, out of its documentation. Sizes follow fio's default (`kb_base=1024`): k and kb are 1024, kib is 1000.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from forebay.errors import RequestError
+from forebay.fio_keys import ALIASES, DONE, HARMLESS, HOLDS, REFUSED, TOLD
 
 FILE_BYTES_MAX = 1 << 20
 SECTIONS_MAX = 1000
@@ -30,8 +31,9 @@ class Section:
 class FioJob:
     """One section as a job of Forebay's (JobSpec fields).
 
-    `unsupported`: settings that the run does without, each with the reason. `notes`: where the run differs from fio's though each
-    setting is honoured. `waits`: starts after the jobs before it (`stonewall`); fio starts others together.
+    `unsupported`: what the run would do without, each with the reason; such a job is refused unless the caller is lenient.
+    `notes`: where the run differs from fio's though each setting is honoured. `waits`: starts after the jobs before it
+    (`stonewall`, or `wait_for` the job above); fio starts others together.
     """
 
     name: str
@@ -46,12 +48,19 @@ class FioJob:
             f"[{self.name}] {n}" for n in self.notes
         ]
 
+    def warnings(self) -> list[dict[str, str]]:
+        """What a record of the job must say: it isn't what the job file asks for."""
+        if not self.unsupported:
+            return []
+        text = f"not as [{self.name}] of the fio job file asks, left out: {'; '.join(self.unsupported)}"
+        return [{"id": "left_out", "text": text, "next": "without --fio-lenient such a job is refused"}]
 
-def jobs(path: str) -> list[FioJob]:
+
+def jobs(path: str, lenient: bool = False) -> list[FioJob]:
     """The jobs of the fio job file at `path`, in order, each with the `[global]` settings above it.
 
-    Raises RequestError naming the section and the key where a value is malformed or where leaving it out
-    would measure something else (an unknown ioengine, rw=trim …).
+    Raises RequestError naming the section and the key where a value is malformed, where no job can be made of it (an unknown
+    ioengine, rw=trim …) and, unless `lenient`, where the job would be another one than fio's.
     """
     shared: dict[str, str] = {}
     found: list[FioJob] = []
@@ -62,17 +71,43 @@ def jobs(path: str) -> list[FioJob]:
         if section.name == "global":
             shared.update(settings)
         else:
-            job = _Reader(section.name, {**shared, **settings}).job()
-            found.append(job if job.waits or not found else _after(job, found[-1]))
+            previous = found[-1].name if found else ""
+            job = _Reader(section.name, {**shared, **settings}, previous).job()
+            found.append(job if job.waits or not found else _after(job, previous))
     if not found:
         raise RequestError(
             path, "has no job section", "a fio job file with a section such as [read] below [global]"
         )
+    if not lenient:
+        _refuse(path, found)
     return found
 
 
-def _after(job: FioJob, before: FioJob) -> FioJob:
-    return replace(job, notes=(*job.notes, f"runs after [{before.name}]; fio would start both together"))
+TOGETHER = "no stonewall"
+
+
+def _after(job: FioJob, before: str) -> FioJob:
+    why = f"{TOGETHER}: fio would run it together with [{before}]; sections run one after the other here"
+    return replace(job, unsupported=(*job.unsupported, why))
+
+
+NAMED = 5
+
+
+def _refuse(path: str, found: list[FioJob]) -> None:
+    """Where a job would be another one than fio's: RequestError that names what stands in the way, the first few of it."""
+    named = [(job.name, *text.partition(": ")[::2]) for job in found for text in job.unsupported]
+    if not named:
+        return
+    (section, setting, why), rest = named[0], named[1:]
+    more = [f"[{name}] {other}" for name, other, _ in rest[: NAMED - 1]]
+    if more:
+        left = len(rest) - len(more)
+        why += f"; nor {', '.join(more)}" + (f" and {left} more" if left else "")
+    next = "--fio-lenient to run without"
+    if any(other == TOGETHER for _, other, _ in named):
+        next = "stonewall in each section but the first, or --fio-lenient to run them in turn"
+    raise RequestError(f"{path} [{section}] {setting}", f"is not done: {why}", next)
 
 
 def sections(path: str) -> list[Section]:
@@ -121,7 +156,7 @@ def _setting(line: str, where: str) -> tuple[str, str]:
         raise RequestError(
             f"{where} {line[:80]}", "other files are not read in", "one file with all sections"
         )
-    if not re.fullmatch(r"[A-Za-z0-9_]+", key):
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", key):
         raise RequestError(f"{where} {line[:80]}", "is not a setting", "key=value")
     if "\0" in value:
         raise RequestError(where, "holds a NUL byte", "key=value")
@@ -149,17 +184,6 @@ def _expanded(section: str, key: str, value: str) -> str:
     return expanded
 
 
-# Spellings that fio treats as one key.
-ALIASES = {
-    "readwrite": "rw",
-    "blocksize": "bs",
-    "blocksize_range": "bsrange",
-    "iomem": "mem",
-    "mem_type": "mem",
-    "fileoffset": "offset",
-    "blockalign": "ba",
-    "wait_for_previous": "stonewall",
-}
 OPS = {
     "read": ("read", False),
     "write": ("write", False),
@@ -179,44 +203,17 @@ SYNC_ENGINES = {
 }
 ASYNC_ENGINES = {"io_uring": "uring", "libaio": "uring", "posixaio": "pread"}
 MEMORY = {"malloc": "small", "shm": "small", "mmap": "small", "shmhuge": "hugetlb", "mmaphuge": "hugetlb"}
-# Settings that say nothing about the load, or that always hold here.
-WITHOUT_EFFECT = frozenset(
-    "description group_reporting thread randrepeat allrandrepeat registerfiles fixedbufs nonvectored "
-    "kb_base unit_base "
-    "gtod_reduce disable_lat disable_clat disable_slat disable_bw clat_percentiles lat_percentiles "
-    "percentile_list eta create_serialize disk_util".split()
-)
-WHY = {
-    "verify": "fio's checksums aren't read or written; --verify checks Forebay's own content",
-    "do_verify": "see verify",
-    "verify_fatal": "see verify",
-    "verify_pattern": "see verify",
-    "thinktime": "workers don't pause; --rate-iops paces them",
-    "bssplit": "sizes are drawn evenly; bsrange is known",
-    "startdelay": "a job starts at once",
-    "io_size": "runtime or loops end a job",
-    "number_ios": "runtime or loops end a job",
-    "write_bw_log": "the record holds the time series",
-    "write_lat_log": "the record holds the time series",
-    "write_iops_log": "the record holds the time series",
-    "log_avg_msec": "--interval sets the points of the series",
-    "fallocate": "files are laid out by Forebay",
-    "cpus_allowed_policy": "workers take the CPUs in turn",
-    "percentage_random": "offsets are all sequential or all random",
-    "latency_target": "forebay tune finds the depth",
-    "steadystate": "--until-steady",
-    "ss": "--until-steady",
-}
 
 
 class _Reader:
-    """Takes one section's settings apart; what nobody takes is unsupported."""
+    """Takes one section's settings apart; what nobody takes is without effect, or unsupported."""
 
-    def __init__(self, name: str, settings: dict[str, str]) -> None:
-        self.name, self.left = name, dict(settings)
+    def __init__(self, name: str, settings: dict[str, str], previous: str = "") -> None:
+        self.name, self.left, self.previous = name, dict(settings), previous
         self.fields: dict[str, Any] = {}
         self.unsupported: list[str] = []
         self.notes: list[str] = []
+        self.rounds = 1
         self.kb_base = self.number("kb_base", 1024)
         if self.kb_base not in (1000, 1024):
             raise self.wrong("kb_base", str(self.kb_base), "is neither 1000 nor 1024", "kb_base=1024")
@@ -231,14 +228,29 @@ class _Reader:
         self.pace(threads)
         self.cache()
         self.placement()
-        waits = self.flag("stonewall", False)
+        waits = self.waits()
         for key, value in self.left.items():
-            if key not in WITHOUT_EFFECT:
-                self.leave_out(key, value, WHY.get(key, "is not a key that Forebay knows"))
+            self.remaining(key, value)
         return FioJob(self.name, self.fields, tuple(self.unsupported), tuple(self.notes), waits)
 
     def leave_out(self, key: str, value: str, why: str) -> None:
         self.unsupported.append(f"{key}={value}: {why}")
+
+    def remaining(self, key: str, value: str) -> None:
+        """A key that makes no field: without effect, asking for what holds anyway, or left out."""
+        if key in TOLD and value != "0":
+            self.notes.append(f"{key}={value} has no effect: {TOLD[key]}")
+        elif key in REFUSED and value not in HARMLESS[key]:
+            self.leave_out(key, value, REFUSED[key])
+        elif not any(key in table for table in (DONE, HOLDS, TOLD, REFUSED)):
+            self.leave_out(key, value, "a key that Forebay doesn't know")
+
+    def waits(self) -> bool:
+        """Whether it starts once the sections above have ended, as all do here."""
+        waits, awaited = self.flag("stonewall", False), self.left.pop("wait_for", None)
+        if awaited is not None and not self.previous:
+            self.leave_out("wait_for", awaited, "no section stands above this one")
+        return waits or (awaited is not None and awaited == self.previous)
 
     # What a value may look like.
 
@@ -292,7 +304,7 @@ class _Reader:
         if word not in OPS:
             raise self.wrong("rw", text, f"is none of {', '.join(OPS)}", "rw=randread")
         if colon:
-            self.leave_out("rw", text, f"the modifier ':{modifier}' is left out")
+            self.leave_out("rw", text, f"offsets follow on each other or are drawn, without the ':{modifier}'")
         op, mixed = OPS[word]
         self.fields["op"] = op
         reads = self.number("rwmixread", 50)
@@ -301,6 +313,8 @@ class _Reader:
             raise self.wrong("rwmixread", str(max(reads, writes)), "is above 100", "rwmixread=70")
         if mixed:
             self.fields["read_pct"] = 100 - writes
+            if op == "read":
+                self.notes.append("reads and writes take turns along one sequence; in fio each has one of its own")
         self.block_sizes(mixed)
         self.random(op.startswith("rand"))
 
@@ -393,21 +407,61 @@ class _Reader:
         count = self.number("nrfiles", 1)
         directory, filename = self.left.pop("directory", ""), self.left.pop("filename", "")
         name = re.sub(r"[/%]", "_", self.left.pop("name", self.name))
-        if "offset" in self.left:
-            self.fields["start_bytes"] = self.offset(self.left.pop("offset"))
+        start = self.offset(self.left.pop("offset")) if "offset" in self.left else None
         if threads < 1 or count < 1:
             raise self.wrong("numjobs" if threads < 1 else "nrfiles", "0", "must be at least 1", "numjobs=1")
         if engine == "null":
-            self.fields["sources"] = ["nil:"]
+            self.fields["sources"], count = ["nil:"], 1
+            self.rounds = threads if self.divides() else 1
         elif filename:
-            count = self.files(filename, directory, threads)
+            count = self.files(filename, directory)
+            self.share(threads, count)
         else:
             count = self.directory(directory or ".", name, threads, count)
-        file_bytes = each if each is not None else size and max(size // count, 1)
-        if file_bytes is not None:
-            self.fields["file_bytes"] = file_bytes
+        self.order_of_files(count)
+        if start is not None:
+            self.fields["start_bytes"] = start
+        if each is not None:
+            self.fields["file_bytes"] = each
+            if size is not None and size < each * count:
+                self.leave_out("size", f"{size}", "a job covers its files whole; filesize alone, or no filesize")
+        elif size is not None:
+            # fio's size counts from the offset on.
+            self.fields["file_bytes"] = max(size // count, 1) + (start or 0)
         elif self.fields["op"].endswith("write") and not filename and engine != "null":
             raise RequestError(f"[{self.name}]", "has no size", "size=1g")
+
+    def divides(self) -> bool:
+        """Whether workers that share a file each have a part of it to themselves."""
+        return not self.fields["op"].startswith("rand") or bool(self.fields.get("no_repeat"))
+
+    def share(self, threads: int, count: int) -> None:
+        """Several jobs over the same files. In fio each goes through all of them; here one pass is that of all together."""
+        if threads == 1:
+            return
+        if not self.fields["op"].startswith("rand"):
+            why = "in fio each of the jobs goes through all of the file, in order; here they share one pass"
+            self.leave_out("numjobs", str(threads), f"{why}; directory=DIR gives each a file of its own")
+            return
+        self.rounds = threads if self.divides() or count >= threads else count
+        if self.rounds > 1:
+            self.notes.append(
+                f"the {threads} jobs share the file, each keeps to a part of it and covers that {self.rounds} times as often; "
+                "in fio each covers all of it"
+            )
+
+    def order_of_files(self, count: int) -> None:
+        typed = self.left.pop("file_service_type", "")
+        kind = (typed or "roundrobin").removesuffix(":1")
+        if count == 1:
+            return
+        if not self.fields["op"].startswith("rand"):
+            if kind != "sequential":
+                why = "" if typed else "fio's default; "
+                why += "one file follows on the other here; file_service_type=sequential, or a section for each file"
+                self.leave_out("file_service_type", kind, why)
+        elif kind not in ("roundrobin", "random"):
+            self.leave_out("file_service_type", kind, "each I/O may go to any of the files")
 
     def file_size(self, key: str) -> int | None:
         """Bytes; None where absent or 100 %: as found."""
@@ -424,22 +478,20 @@ class _Reader:
             raise self.wrong("offset", text, "a share of the file is not known here", "offset=1g")
         return self.size("offset", text)
 
-    def files(self, filename: str, directory: str, threads: int) -> int:
+    def files(self, filename: str, directory: str) -> int:
         """Named files, which all of the section's jobs share. Returns how many."""
         names = [re.sub(r"\\(.)", r"\1", part) for part in re.split(r"(?<!\\):", filename) if part]
         if not names:
             raise self.wrong("filename", filename, "names no file", "filename=FILE")
         paths = [os.path.join(directory, name) for name in names]
         self.fields["sources"] = [f"file:{path}" if ":" in path else path for path in paths]
-        if threads > 1:
-            self.notes.append(
-                f"the {threads} jobs share the file and cover it together; in fio each covers all of it"
-            )
         return len(names)
 
     def directory(self, directory: str, name: str, threads: int, count: int) -> int:
         """Files called as fio calls them, NAME.JOB.FILE. Returns how many each job has."""
         self.fields["sources"] = [d for d in directory.split(":") if d] or ["."]
+        if len(self.fields["sources"]) > 1:
+            self.leave_out("directory", directory, "fio gives each job one of the folders; here each has all files")
         if count > 1 and threads > 1:
             self.leave_out("nrfiles", str(count), "with numjobs above 1 each job has one file")
             count = 1
@@ -458,7 +510,7 @@ class _Reader:
         if runtime:
             self.fields["duration_s"] = runtime
         if not time_based:
-            self.fields["passes"] = max(loops, 1)
+            self.fields["passes"] = max(loops, 1) * self.rounds
         self.fields["warmup_s"] = self.seconds("ramp_time") or 0.0
 
     def pace(self, threads: int) -> None:
@@ -510,11 +562,23 @@ class _Reader:
             if not re.fullmatch(r"[0-9]{1,6}([-,:][0-9]{1,6})*", cpus):
                 raise self.wrong("cpus_allowed", cpus, "is not a list of CPUs", "cpus_allowed=0-3,8")
             self.fields["cpus"] = cpus.replace(":", ",")
+            policy = self.left.pop("cpus_allowed_policy", "")
+            if policy not in ("", "split"):
+                self.leave_out("cpus_allowed_policy", policy, "each worker keeps to one CPU, in turn, as with split")
+            elif not policy and not cpus.isdigit():
+                self.notes.append(
+                    "each worker keeps to one of cpus_allowed, in turn; in fio each may use all of them "
+                    "(cpus_allowed_policy=split says so)"
+                )
         if "numa_cpu_nodes" in self.left:
             nodes = self.left.pop("numa_cpu_nodes")
             if not re.fullmatch(r"[0-9]{1,4}", nodes):
                 raise self.wrong("numa_cpu_nodes", nodes, "is not one node", "numa_cpu_nodes=0")
             self.fields["numa"] = int(nodes)
+        if "numa_mem_policy" in self.left:
+            policy = self.left.pop("numa_mem_policy")
+            if policy not in ("default", "local") and policy != f"bind:{self.fields.get('numa')}":
+                self.leave_out("numa_mem_policy", policy, "memory lies on the node of its threads")
         if "mem" in self.left:
             kind = self.left.pop("mem").split(":")[0]
             if kind not in MEMORY:
@@ -523,8 +587,6 @@ class _Reader:
         self.option("sqthread_poll", "sqpoll")
         self.option("hipri", "iopoll")
         self.option("refill_buffers", "refill")
-        if self.left.get("verify") in ("0", "none"):
-            del self.left["verify"]
 
     def option(self, key: str, name: str) -> None:
         if self.flag(key, False):

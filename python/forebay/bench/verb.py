@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import click
@@ -25,10 +25,11 @@ Examples:
 
 @dataclass
 class Task:
-    """One job of this command: its fields, and its name if any."""
+    """One job of this command: its fields, its name if any, and what its record must warn of."""
 
     job: dict[str, Any]
     name: str = ""
+    warnings: list[dict[str, str]] = field(default_factory=list)
 
 
 @dataclass
@@ -62,7 +63,8 @@ class Outcome:
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and touch nothing.")
 @click.option("--live", is_flag=True, help="A full-screen view while it runs.")
-@click.option("--fio", metavar="FILE", help="Run the jobs of a fio job file, in turn.")
+@click.option("--fio", metavar="FILE", help="Run the jobs of a fio job file, or refuse what would not be done as there.")
+@click.option("--fio-lenient", is_flag=True, help="Run them without what isn't done; the record says what was left out.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress and no summary.")
 @click.option(
     "--mpi",
@@ -79,9 +81,10 @@ def command(sources: tuple[str, ...], **options: Any) -> int:
     makes one record; the summary on the terminal says what ran, on what, and what to doubt.
     """
     own = {
-        k: options.pop(k) for k in ("as_json", "out", "dry_run", "live", "fio", "quiet", "mpi", "host_source")
+        k: options.pop(k)
+        for k in ("as_json", "out", "dry_run", "live", "fio", "fio_lenient", "quiet", "mpi", "host_source")
     }
-    tasks = tasks_of(sources, options, own["fio"])
+    tasks = tasks_of(sources, options, own["fio"], own["fio_lenient"])
     if own["out"]:
         from forebay.bench import save
 
@@ -94,9 +97,13 @@ def command(sources: tuple[str, ...], **options: Any) -> int:
     return run_all(tasks, own, world)
 
 
-def tasks_of(sources: tuple[str, ...], options: dict[str, Any], fio: str | None) -> list[Task]:
+def tasks_of(
+    sources: tuple[str, ...], options: dict[str, Any], fio: str | None, lenient: bool = False
+) -> list[Task]:
     """The flags as one task, or a fio file's jobs with the flags laid over each."""
     if fio is None:
+        if lenient:
+            raise RequestError("--fio-lenient", "there is no fio job file", "--fio FILE --fio-lenient")
         if not sources:
             raise RequestError(
                 "SOURCE",
@@ -107,10 +114,10 @@ def tasks_of(sources: tuple[str, ...], options: dict[str, Any], fio: str | None)
     from forebay.fio import jobs
 
     over = {k: v for k, v in job_from_flags(sources, options).items() if k != "sources" or v}
-    found = jobs(fio)
+    found = jobs(fio, lenient)
     for message in (message for job in found for message in job.messages()):
         click.echo(f"forebay: {fio} {message}", err=True)
-    return [Task({**job.job, **over}, job.name) for job in found]
+    return [Task({**job.job, **over}, job.name, job.warnings()) for job in found]
 
 
 def run_all(tasks: list[Task], own: dict[str, Any], world: Any) -> int:
@@ -137,6 +144,7 @@ def _run_all(
         for left, task in zip(range(len(tasks) - 1, -1, -1), tasks, strict=True):
             outcome = measure(task, own, interrupt, world)
             if outcome.record is not None:
+                outcome.record.setdefault("warnings", []).extend(task.warnings)
                 records.append(outcome.record)
             if world is None or world.leads:
                 conclude(task, outcome, records, own, several=len(tasks) > 1)

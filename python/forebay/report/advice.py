@@ -25,6 +25,7 @@ TITLES = {
     "slow_link": "Slow PCIe link",
     "mixed": "Not one machine or build",
     "scaled": "Scaled down",
+    "left_out": "Not the whole job",
     "simulated": "Not measured",
     "predicted": "Not measured",
 }

@@ -1,0 +1,195 @@
+"""fio's keys, each with what becomes of it here: done, without effect, or refused unless it asks for what holds anyway.
+
+The names are those of fio's documentation and of `fio --cmdhelp=all`, with the keys of the engines that run here. A key that
+stands in no table is refused as unknown.
+"""
+
+from __future__ import annotations
+
+# Spellings that fio treats as one key.
+ALIASES = {
+    "readwrite": "rw",
+    "blocksize": "bs",
+    "blocksize_range": "bsrange",
+    "iomem": "mem",
+    "mem_type": "mem",
+    "fileoffset": "offset",
+    "blockalign": "ba",
+    "wait_for_previous": "stonewall",
+    "timeout": "runtime",
+    "nr_files": "nrfiles",
+}
+
+# Done: key → what it becomes. docs/fio.md says the details.
+DONE = {
+    "name": "--file-name",
+    "filename": "sources",
+    "directory": "sources",
+    "rw": "--op, --read-pct",
+    "rwmixread": "--read-pct",
+    "rwmixwrite": "--read-pct",
+    "bs": "--io-size",
+    "bsrange": "--io-size",
+    "ba": "--align",
+    "size": "--file-size",
+    "filesize": "--file-size",
+    "nrfiles": "--files",
+    "file_service_type": "how sequential and random jobs go through several files",
+    "offset": "--start",
+    "ioengine": "--engine, sources",
+    "iodepth": "--depth",
+    "numjobs": "--workers",
+    "loops": "--passes",
+    "runtime": "--duration",
+    "time_based": "--duration without --passes",
+    "ramp_time": "--warmup",
+    "rate": "--rate",
+    "rate_iops": "--rate-iops",
+    "direct": "--cache",
+    "buffered": "--cache",
+    "invalidate": "--cache",
+    "sync": "--sync each",
+    "fsync": "--sync each",
+    "fdatasync": "--sync each",
+    "end_fsync": "--sync end",
+    "fsync_on_close": "--sync end",
+    "randseed": "--seed",
+    "norandommap": "--no-repeat",
+    "random_distribution": "--distribution",
+    "refill_buffers": "--refill",
+    "mem": "--pages",
+    "cpus_allowed": "--cpus",
+    "cpus_allowed_policy": "--cpus",
+    "numa_cpu_nodes": "--numa",
+    "numa_mem_policy": "--numa",
+    "sqthread_poll": "--sqpoll",
+    "hipri": "--iopoll",
+    "gpu_dev_ids": "--gpu",
+    "cuda_io": "--path",
+    "stonewall": "order",
+    "wait_for": "order",
+    "kb_base": "how sizes are read",
+}
+
+# Without effect here: why → keys. Nobody misses these, so nothing is said.
+_HOLDS = {
+    "names the job in fio's own output": "description comm",
+    "shapes fio's own output; a record holds all of it": "group_reporting new_group unit_base eta significant_figures "
+    "unified_rw_reporting clat_percentiles lat_percentiles slat_percentiles percentile_list disk_util "
+    "block_error_percentiles error_dump stats",
+    "shapes fio's logs; a record holds the time series, and --interval sets its points": "per_job_logs log_entries "
+    "log_avg_msec log_hist_msec log_hist_coarseness log_max_value log_window_value log_offset log_prio log_compression "
+    "log_compression_cpus log_store_compressed log_unix_epoch log_alternate_epoch log_alternate_epoch_clock_id "
+    "log_issue_time bwavgtime iopsavgtime job_start_clock_id",
+    "what is measured costs no more and no less here": "gtod_reduce disable_lat disable_clat disable_slat "
+    "disable_bw_measurement disable_bw gtod_cpu clocksource",
+    "holds anyway": "thread registerfiles fixedbufs nonvectored userspace_reap",
+    "buffers hold random data, new for each write with refill_buffers": "scramble_buffers",
+    "which random numbers are drawn, not how they are distributed": "randrepeat allrandrepeat random_generator",
+    "fio keeps no map where one doesn't fit; none is kept here": "softrandommap",
+    "files are made before anything is measured": "create_serialize create_fsync",
+    "only for clients of a fio server": "unique_filename",
+    "aligns shares of a file, which offset refuses": "offset_align",
+    "says nothing without verify, which is refused": "do_verify verify_fatal verify_dump verify_async verify_async_cpus "
+    "verify_interval verify_offset verify_backlog verify_backlog_batch verify_state_load verify_state_save "
+    "verify_header_seed verify_pattern_interval verify_write_sequence verify_policy verifysort verifysort_nr "
+    "experimental_verify",
+    "says nothing without trim_percentage, which is refused": "trim_verify_zero trim_backlog trim_backlog_batch",
+    "says nothing without read_iolog, which is refused": "read_iolog_chunked replay_no_stall replay_redirect "
+    "replay_scale replay_align replay_time_scale replay_skip merge_blktrace_scalars merge_blktrace_iters",
+    "says nothing without zonemode, which is refused": "zonecapacity read_beyond_wp max_open_zones job_max_open_zones "
+    "ignore_zone_limits zone_reset_threshold zone_reset_frequency write_zone_remainder recover_zbd_write_error",
+    "says nothing without thinktime, which is refused": "thinktime_spin thinktime_blocks thinktime_blocks_type "
+    "thinktime_iotime rate_ignore_thinktime",
+    "says nothing without latency_target, which is refused": "latency_window latency_percentile latency_run",
+    "says nothing without steadystate, which is refused": "steadystate_duration ss_dur steadystate_ramp_time ss_ramp "
+    "steadystate_check_interval ss_interval",
+    "says nothing without exitall, which is refused": "exit_what",
+    "says nothing without flow, which is refused": "flow_id flow_sleep",
+    "says nothing without cgroup, which is refused": "cgroup_nodelete cgroup_weight",
+    "says nothing without dedupe_percentage, which is refused": "dedupe_mode dedupe_working_set_percentage dedupe_global",
+    "says nothing without buffer_compress_percentage, which is refused": "buffer_compress_chunk",
+    "fio itself ignores it": "rwmixcycle percentage_sequential priohint flow_watermark",
+}
+
+# Without effect on the load, but something that a user may look for afterwards: said on stderr.
+_TOLD = {
+    "the record holds the time series": "write_bw_log write_lat_log write_iops_log write_hist_log",
+    "the files stay": "unlink",
+    "a mounted device is never written to": "allow_mounted_write",
+}
+
+# Refused: why → keys, each with the values that ask for no more than what holds anyway.
+_REFUSED = {
+    "fio's checksums aren't read or written; --verify checks Forebay's own content": "verify=0,none verify_only=0 "
+    "verify_pattern=",
+    "nothing is trimmed": "trim_percentage=0 num_range=0,1",
+    "no list of I/Os is played back; forebay emulate has workloads": "read_iolog= merge_blktrace_file=",
+    "no list of I/Os is kept": "write_iolog=",
+    "zones are not kept apart": "zonemode=none zonesize=0 zonerange=0 zoneskip=0",
+    "sizes are drawn evenly; bsrange is known": "bssplit=",
+    "I/O sizes are multiples of the least": "bs_unaligned=0 blocksize_unaligned=0",
+    "sizes go by reads and writes": "bs_is_seq_rand=0",
+    "offsets are all sequential or all random": "percentage_random=100",
+    "offsets follow on each other, or are drawn": "rw_sequencer=sequential random_sequence_stride=",
+    "workers don't pause; --rate-iops paces them": "thinktime=0 thinkcycles=0",
+    "I/Os start evenly spaced": "rate_process=linear",
+    "no rate ends a job": "rate_min=0 ratemin=0 rate_iops_min=0",
+    "the schedule has no window": "rate_cycle=1000 ratecycle=1000",
+    "no latency ends a job; --timeout bounds one": "max_latency=0",
+    "forebay tune finds the depth": "latency_target=0",
+    "--until-steady ends a run once it is steady": "steadystate= ss=",
+    "I/Os are submitted by the worker": "io_submit_mode=inline",
+    "each I/O is submitted once another ends": "iodepth_batch=1 iodepth_batch_submit=1 iodepth_batch_complete_min=1 "
+    "iodepth_batch_complete=1 iodepth_batch_complete_max=1 iodepth_low=",
+    "I/Os of one job may overlap": "serialize_overlap=0",
+    "a job starts at once": "startdelay=0,0s",
+    "runtime or loops end a job": "io_size= io_limit= number_ios=0 fill_device=0 fill_fs=0",
+    "--warmup takes seconds": "ramp_size=0",
+    "I/Os start where offset says": "file_append=0",
+    "each job would need a start of its own": "offset_increment=0",
+    "other files would be used": "filename_format= opendir= filetype=",
+    "files aren't locked": "lockfile=none",
+    "all files stay open": "openfiles=",
+    "files are made whole, with fallocate, before anything is measured": "fallocate=native,posix,1 create_on_open=0 "
+    "create_only=0 allow_file_create=1 overwrite=0",
+    "--cache warm reads the files first": "pre_read=0",
+    "a file is opened once, and stays": "unlink_each_loop=0",
+    "the kernel isn't advised": "fadvise_hint=1 write_hint=none,0",
+    "writes are made durable each, at the end, or never": "write_barrier=0 sync_file_range= end_syncfs=0",
+    "reads and writes carry no flags but O_DIRECT and DSYNC": "atomic=0 uncached=0 nowait=0 force_async=0 cmd_type=",
+    "a mapping has pages as the kernel gives them": "thp=0",
+    "buffers hold random data": "zero_buffers=0 buffer_pattern= buffer_compress_percentage=0 dedupe_percentage=0 "
+    "sprandom=0 spr_op= spr_num_regions= spr_cs=",
+    "buffers lie on pages": "iomem_align=0 mem_align=0",
+    "huge pages are as large as the machine's": "hugepage-size=",
+    "memory isn't locked away": "lockmem=0",
+    "a job's priority is that of the command; try nice and ionice": "nice=0 prio=0 prioclass=0 cmdprio=0 "
+    "cmdprio_percentage=0 cmdprio_class= cmdprio_bssplit=",
+    "cpus_allowed takes a list": "cpumask=",
+    "the kernel places its own thread": "sqthread_poll_cpu=",
+    "I/Os are polled for all or none": "hipri_percentage=100",
+    "all cards are named by gpu_dev_ids": "gpu_dev_id=",
+    "jobs run as whoever types the command": "uid= gid= cgroup=",
+    "no other program is started": "exec_prerun= exec_postrun=",
+    "the machine's settings stay as they are": "ioscheduler=",
+    "jobs don't wait for each other's I/Os": "flow=0",
+    "a job's end ends no other": "exitall=0 exitall_on_error=0",
+    "an error ends the run": "continue_on_error=none ignore_error=",
+    "built-in tests of fio's": "profile=",
+    "writes carry no placement": "fdp=0 dataplacement=none dp_scheme= plids= plid_select= fdp_pli= fdp_pli_select= "
+    "data_placement=none",
+}
+
+
+def _spread(table: dict[str, str]) -> dict[str, str]:
+    return {key: why for why, keys in table.items() for key in keys.split()}
+
+
+HOLDS = _spread(_HOLDS)
+TOLD = _spread(_TOLD)
+REFUSED: dict[str, str] = {key.partition("=")[0]: why for key, why in _spread(_REFUSED).items()}
+# The values of a refused key that change nothing.
+HARMLESS: dict[str, tuple[str, ...]] = {
+    key.partition("=")[0]: tuple(v for v in key.partition("=")[2].split(",") if v) for key in _spread(_REFUSED)
+}
