@@ -367,6 +367,16 @@ def test_a_job_that_would_be_another_ends_with_2_and_lenient_records_what_was_le
     assert "verify=crc32c" in left[0][0] and "together with [a]" in left[1][0]
 
 
+def test_clones_move_as_much_as_fios_and_a_size_counts_from_the_offset(bench: Any, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(bytes(1 << 20))
+    clones = "[global]\nbs=64k\nstonewall\n[null]\nioengine=null\nsize=1m\nnumjobs=3\n"
+    shared = "[shared]\nfilename=f\nrw=randread\nnumjobs=4\n[drawn]\nfilename=f\nrw=randread\nnorandommap\nnumjobs=2\n"
+    done = bench(clones + shared + "[end]\nfilename=f\noffset=768k\nsize=256k\n", "--json")
+    assert done.returncode == 0, done.stderr
+    moved = [r["result"]["bytes"] for r in json.loads(done.stdout)]
+    assert moved == [3 << 20, 4 << 20, 2 << 20, 256 << 10]
+
+
 def test_lenient_without_a_job_file_is_refused(tmp_path: Path) -> None:
     done = processes.run([*processes.FOREBAY, "bench", "nil:", "--fio-lenient"], cwd=tmp_path)
     assert done.returncode == 2 and "--fio-lenient" in done.stderr
