@@ -124,7 +124,7 @@ _REFUSED = {
     "fio's checksums aren't read or written; --verify checks Forebay's own content": "verify=0,none verify_only=0 "
     "verify_pattern=",
     "nothing is trimmed": "trim_percentage=0 num_range=0,1",
-    "no list of I/Os is played back; forebay emulate has workloads": "read_iolog= merge_blktrace_file=",
+    "no list of I/Os is played back": "read_iolog= merge_blktrace_file=",
     "no list of I/Os is kept": "write_iolog=",
     "zones are not kept apart": "zonemode=none zonesize=0 zonerange=0 zoneskip=0",
     "sizes are drawn evenly; bsrange is known": "bssplit=",
