@@ -406,6 +406,9 @@ class _Reader:
         file_bytes = each if each is not None else size and max(size // count, 1)
         if file_bytes is not None:
             self.fields["file_bytes"] = file_bytes
+            # fio lays out the files that its jobs read.
+            if engine != "null" and self.fields["op"].endswith("read"):
+                self.fields["create"] = True
         elif self.fields["op"].endswith("write") and not filename and engine != "null":
             raise RequestError(f"[{self.name}]", "has no size", "size=1g")
 
