@@ -368,7 +368,7 @@ def real(*arguments, cwd):
 
 def test_for_real_a_file_is_made_read_and_summarised(tmp_path):
     done = real(
-        tmp_path, "--file-size", "8m", "--passes", "2", "--io-size", "128k", "--cache", "allow", cwd=tmp_path
+        tmp_path, "--create", "--file-size", "8m", "--passes", "2", "--io-size", "128k", "--cache", "allow", cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
     for line in (
@@ -384,7 +384,7 @@ def test_for_real_a_file_is_made_read_and_summarised(tmp_path):
 
 
 def test_for_real_a_dry_run_touches_nothing(tmp_path):
-    done = real(tmp_path, "--file-size", "8m", "--workers", "2", "--dry-run", cwd=tmp_path)
+    done = real(tmp_path, "--create", "--file-size", "8m", "--workers", "2", "--dry-run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "forebay.1, 8 MiB, to be made" in done.stdout and plan.NOTHING in done.stdout
     assert list(tmp_path.iterdir()) == []

@@ -75,7 +75,7 @@ def test_a_pass_without_repeats_touches_every_block_once(tmp_path: Path) -> None
 
 
 def test_reading_a_pass_without_repeats_verifies_every_byte_once(tmp_path: Path) -> None:
-    job = ("--file-size", "16m", "--op", "randread", "--no-repeat", "--verify", "--passes", 1, "--workers", 2)
+    job = ("--create", "--file-size", "16m", "--op", "randread", "--no-repeat", "--verify", "--passes", 1, "--workers", 2)
     result = bench(tmp_path, *SMALL, *job, cwd=tmp_path)["result"]
     assert (
         result["bytes"] == result["verified_bytes"] == result["read_bytes"] == 32 << 20

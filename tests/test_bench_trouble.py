@@ -91,7 +91,7 @@ def test_two_runs_that_write_one_folder_are_kept_apart(tmp_path: Path) -> None:
 
 
 def test_two_runs_may_read_one_folder_at_once(tmp_path: Path) -> None:
-    job = (".", "--file-size", "4m", "--cache", "allow", "--verify")
+    job = (".", "--create", "--file-size", "4m", "--cache", "allow", "--verify")
     assert bench(*job, "--passes", 1, cwd=tmp_path).returncode == 0
     witnesses = [tmp_path / name for name in ("one", "two")]
     with under_way(witnesses[0], *job) as one, under_way(witnesses[1], *job) as two:
@@ -105,7 +105,7 @@ def test_two_runs_may_read_one_folder_at_once(tmp_path: Path) -> None:
 def test_too_little_locked_memory_is_said_with_what_raises_it(somebody: OtherUser) -> None:  # noqa: F811
     if not shutil.which("prlimit"):
         pytest.skip("prlimit is absent; try: apt install util-linux")
-    job = ("--file-size", "4m", "--passes", 1, "--cache", "allow", "--engine", "uring", "--json", "--quiet")
+    job = ("--create", "--file-size", "4m", "--passes", 1, "--cache", "allow", "--engine", "uring", "--json", "--quiet")
     # Root may lock what it likes; somebody else may not.
     done = somebody.run("bench", somebody.home, *job, before=("prlimit", "--memlock=65536"))
     if done.returncode != 0 and "io_uring" in done.stderr:

@@ -138,8 +138,8 @@ def test_sources_that_are_nothing_to_read_are_refused(run: Run, tmp_path: Path) 
     (tmp_path / "loop").mkdir()
     (tmp_path / "loop" / "up").symlink_to("..")
     made(tmp_path / "loop" / "f", 65536)
-    refused(run(*BENCH, "nope"), 2, "read nope", "no such file", "--file-size 1g")
-    refused(run(*BENCH, "no/where", "--file-size", "1m"), 2, "there is no directory no", "mkdir -p no")
+    refused(run(*BENCH, "nope"), 2, "read nope", "no such file", "--create --file-size 1g")
+    refused(run(*BENCH, "no/where", "--create", "--file-size", "1m"), 2, "there is no directory no", "mkdir -p no")
     refused(run(*BENCH, "pipe"), 2, "neither a file, a directory nor a block device")
     refused(run(*BENCH, "/dev/full"), 2, "/dev/full", "neither a file")
     refused(run(*BENCH, "/dev/full", "--op", "write"), 2, "/dev/full", "neither a file")
@@ -158,7 +158,7 @@ def test_a_link_is_followed_for_reading_and_never_makes_a_file_elsewhere(run: Ru
     before = content(tmp_path)
     refused(run(*BENCH, "link", "--op", "write"), 2, "write to link", "Forebay didn't make it")
     for op in ("read", "write"):
-        done = run(*BENCH, "dangling", "--op", op, "--file-size", "1m")
+        done = run(*BENCH, "dangling", "--create", "--op", op, "--file-size", "1m")
         assert done.returncode in (2, 4) and "dangling" in done.stderr, done.stderr
     assert content(tmp_path) == before and not (tmp_path / "nowhere").exists()
 
@@ -197,7 +197,7 @@ def test_a_file_that_took_the_name_of_one_of_ours_is_not_ours(run: Run, tmp_path
 def test_a_damaged_list_of_our_files_is_named_and_left_alone(run: Run, tmp_path: Path) -> None:
     for text in ("{", '{"schema": "forebay.files/9", "files": {}}', "\0\0\0", "[]"):
         (tmp_path / ".forebay.json").write_text(text)
-        refused(run(*BENCH, "f", "--file-size", "1m"), 2, ".forebay.json", "mv ")
+        refused(run(*BENCH, "f", "--create", "--file-size", "1m"), 2, ".forebay.json", "mv ")
         assert (tmp_path / ".forebay.json").read_text() == text
         assert not (tmp_path / "f").exists()
 
@@ -279,7 +279,7 @@ def test_an_error_of_the_device_is_named_counted_and_the_rest_kept(
 
 
 def test_short_transfers_alone_are_finished_counted_and_verified(run: Run, tmp_path: Path) -> None:
-    flags = ("--file-size", "4m", "--verify", "--faults", "short=0.5,reorder=1,delay_us=300", "--json")
+    flags = ("--create", "--file-size", "4m", "--verify", "--faults", "short=0.5,reorder=1,delay_us=300", "--json")
     done = run(*BENCH, "f", *flags)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)["result"]

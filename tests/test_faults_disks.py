@@ -125,11 +125,11 @@ def test_files_that_do_not_fit_are_refused_and_none_is_left(
 ) -> None:
     place = ext4(96)[1] if kind == "ext4" else mounted("none", "-t", "tmpfs", "-o", "size=96m")
     before = content(place)
-    for flags in (("--file-size", "200m"), ("--file-size", "80m"), ("--op", "write", "--file-size", "200m")):
-        done = run(*BENCH, place, *flags)
+    for flags in (("--create", "200m"), ("--create", "80m"), ("--op", "write", "200m")):
+        done = run(*BENCH, place, *flags[:-1], "--file-size", flags[-1])
         refused(done, 3, "of files in", "MiB are free there", "a smaller --file-size")
         assert content(place) == before
-    done = run(*BENCH, place, "--file-size", "8m")
+    done = run(*BENCH, place, "--create", "--file-size", "8m")
     assert done.returncode == 0, done.stderr
 
 
@@ -157,7 +157,7 @@ def test_a_read_only_file_system_is_named_and_can_be_read(
     file = made(place / "f", MIB)
     sh("mount", "-o", "remount,ro", place)
     assert run(*BENCH, file).returncode == 0
-    refused(run(*BENCH, place, "--file-size", "1m", "--files", "2"), 2, "mounted read-only", "writable")
+    refused(run(*BENCH, place, "--create", "--file-size", "1m", "--files", "2"), 2, "mounted read-only", "writable")
     refused(run(*BENCH, place / "new", "--op", "write", "--file-size", "1m"), 2, "mounted read-only")
     done = run(*BENCH, file, "--op", "write", "--overwrite", file)
     refused(done, 2, "mounted read-only")
@@ -187,7 +187,7 @@ def test_a_directory_without_permission_is_named(somebody: OtherUser) -> None:
     file = somebody.readable("closed/f", MIB)
     closed = file.parent
     before = content(closed)
-    done = as_them(somebody, *BENCH, closed, "--file-size", "1m", "--files", "2")
+    done = as_them(somebody, *BENCH, closed, "--create", "--file-size", "1m", "--files", "2")
     refused(done, 2, str(closed), "permission denied", "ls -ld")
     done = as_them(somebody, *BENCH, closed / "new", "--op", "write", "--file-size", "1m")
     refused(done, 2, str(closed), "permission denied")
@@ -213,7 +213,7 @@ def test_too_little_locked_memory_is_warned_about_and_the_run_goes_on(somebody: 
 
 
 def test_too_few_open_files_are_named(tmp_path: Path, run: Run) -> None:
-    done = run(*BENCH, ".", "--files", "200", "--file-size", "64k")
+    done = run(*BENCH, ".", "--create", "--files", "200", "--file-size", "64k")
     assert done.returncode == 0, done.stderr
     command = ["prlimit", "--nofile=64:64", *processes.FOREBAY, *BENCH, ".", "--files", "200"]
     done = processes.run(command, cwd=tmp_path)

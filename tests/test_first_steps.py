@@ -50,13 +50,13 @@ def test_any_name_is_a_path(tmp_path: Path, name: str) -> None:
 
 
 def test_a_name_that_is_not_utf8_is_refused_by_name(tmp_path: Path) -> None:
-    done = forebay("bench", b"d\xff", "--file-size", "1m", cwd=tmp_path)
+    done = forebay("bench", b"d\xff", "--create", "--file-size", "1m", cwd=tmp_path)
     assert done.returncode == 2 and r"'d\xff'" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_the_folder_that_was_measured_may_be_reported_on(tmp_path: Path) -> None:
     """The list of made files that bench keeps there is no damaged record."""
-    job = (".", "--file-size", "1m", "--passes", "1", "--cache", "allow", "--json", "-o", "run.json")
+    job = (".", "--create", "--file-size", "1m", "--passes", "1", "--cache", "allow", "--json", "-o", "run.json")
     assert forebay("bench", *job, cwd=tmp_path).returncode == 0
     done = forebay("report", ".", "-o", "page.html", "--no-charts", cwd=tmp_path)
     assert done.returncode == 0 and "forebay.json" not in done.stderr, done.stderr
@@ -69,6 +69,6 @@ def test_somebody_without_rights_measures_and_is_told_what_is_forbidden(somebody
     closed = somebody.shared / "closed"
     closed.mkdir()
     closed.chmod(0o755)
-    done = somebody.run("bench", closed, "--file-size", "1m")
+    done = somebody.run("bench", closed, "--create", "--file-size", "1m")
     assert done.returncode == 2 and "permission denied" in done.stderr
     assert list(closed.iterdir()) == []

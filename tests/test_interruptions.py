@@ -25,9 +25,9 @@ MADE = 96 * MIB
 
 # what happens → (flags, seconds in which the signal comes)
 PHASES: dict[str, tuple[tuple[str, ...], float]] = {
-    "files are made": ((".", "--file-size", str(MADE), "--files", "3", "--passes", "1"), 1.5),
+    "files are made": ((".", "--create", "--file-size", str(MADE), "--files", "3", "--passes", "1"), 1.5),
     "a stripe is made": (
-        ("stripe:?chunk=64k&m=a&m=b", "--file-size", str(2 * MADE), "--passes", "1"),
+        ("stripe:?chunk=64k&m=a&m=b", "--create", "--file-size", str(2 * MADE), "--passes", "1"),
         1.5,
     ),
     "warm-up": (("f", "--warmup", "5", "--duration", "5"), 2.0),

@@ -216,7 +216,7 @@ def test_a_dry_run_is_printed_once(tmp_path):
 @needs_mpi
 def test_two_ranks_over_the_real_engine(tmp_path):
     launcher = [MPIRUN, "--allow-run-as-root", "--oversubscribe", "-n", "2", *processes.FOREBAY]
-    job = ("--file-size", "4m", "--passes", "50", "--cache", "allow", "--json", "-q")
+    job = ("--create", "--file-size", "4m", "--passes", "50", "--cache", "allow", "--json", "-q")
     done = processes.run([*launcher, "bench", tmp_path, *job], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)["result"]
@@ -224,6 +224,15 @@ def test_two_ranks_over_the_real_engine(tmp_path):
     assert result["bytes"] == sum(h["bytes"] for h in result["hosts"]) > 0
     assert result["ios"] == sum(h["ios"] for h in result["hosts"])
     assert len(result["hosts"]) == 2 and result["histogram"]
+    # A later read takes the files that each rank made, and elsewhere what is there; it makes none.
+    (tmp_path / "data" / "below").mkdir(parents=True)
+    (tmp_path / "data" / "below" / "part").write_bytes(bytes(1 << 20))
+    flags = [f for f in job if f not in ("--create", "--file-size", "4m")]
+    for source, name in ((tmp_path, "forebay.r0.0"), (tmp_path / "data", "below/part")):
+        done = processes.run([*launcher, "bench", source, *flags], cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert str(source / name) in {t["target"] for t in json.loads(done.stdout)["result"]["targets"]}
+    assert [p.name for p in (tmp_path / "data").iterdir()] == ["below"]
 
 
 def ip(*arguments):

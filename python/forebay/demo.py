@@ -146,6 +146,7 @@ class Tour:
             "sources": [str(self.data)],
             "workers": 1,
             "files": 1,
+            "create": True,
             "duration_s": 0.05,
         }
         try:
@@ -199,7 +200,7 @@ class Tour:
             "compare",
             "--a", f"source=stripe:?chunk={CHUNK}&{members} file-size={format_bytes(self.file_bytes)}",
             "--b", f"source={self.data / 'one'} file-size={format_bytes(FILES * self.file_bytes)}",
-            "--io-size", "1m", "--depth", "16", "--cache", cache, "--duration", f"{self.seconds:g}",
+            "--create", "--io-size", "1m", "--depth", "16", "--cache", cache, "--duration", f"{self.seconds:g}",
             "--pairs-min", "4", "--pairs-max", "6", "--until-ci", "5%", "--max-time", f"{12 * self.seconds + 6:g}",
             "-o", str(output),
         )  # fmt: skip
@@ -305,6 +306,7 @@ cache = "{cache}"
 duration = {seconds}
 workers = 2
 depth = 8
+create = true
 files = {files}
 file-size = "{size}"
 

@@ -430,6 +430,9 @@ class _Reader:
             self.fields["file_bytes"] = max(size // count, 1) + (start or 0)
         elif self.fields["op"].endswith("write") and not filename and engine != "null":
             raise RequestError(f"[{self.name}]", "has no size", "size=1g")
+        # fio lays out the files that its jobs read.
+        if "file_bytes" in self.fields and engine != "null" and self.fields["op"].endswith("read"):
+            self.fields["create"] = True
 
     def divides(self) -> bool:
         """Whether workers that share a file each have a part of it to themselves."""

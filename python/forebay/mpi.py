@@ -131,6 +131,16 @@ def check_targets(jobs: Sequence[tuple[str, Job]]) -> None:
                 )
 
 
+def _has_own_files(job: Job) -> bool:
+    """Whether a run that made files left this rank's in one of its sources; else a read takes what is there."""
+    first = str(job.get("file_name", "forebay.%d")).replace("%d", "0")
+    return any(os.path.exists(os.path.join(s.removeprefix("file:"), first)) for s in job["sources"])
+
+
+def may_make(job: Job) -> bool:
+    return writes(job) or bool(job.get("create"))
+
+
 def writes(job: Job) -> bool:
     percent = job.get("read_pct")
     return job.get("op", "read") in ("write", "randwrite") if percent is None else percent < 100
@@ -205,6 +215,8 @@ class World:
         hosts = self.comm.allgather(self.host)
         local = hosts[: self.rank].count(self.host)
         mine = job_of_rank(job, self.rank, local, self.size, self.host, self.host_sources)
+        if "file_name" not in job and not may_make(job) and not _has_own_files(mine):
+            mine.pop("file_name", None)
         refusal = None
         try:
             self._plan = engine.plan(mine)

@@ -49,7 +49,7 @@ fn making_a_stripes_missing_member_never_writes_over_the_users_own() {
     let precious = vec![7u8; 1 << 20];
     fs::write(&mine, &precious).unwrap();
     let stripe = format!("stripe:?chunk=64k&m={}&m={}", mine.display(), new.display());
-    let error = go(&JobSpec { file_bytes: Some(2 << 20), ..job(&stripe) }).unwrap_err();
+    let error = go(&JobSpec { create: true, file_bytes: Some(2 << 20), ..job(&stripe) }).unwrap_err();
     assert_eq!(fs::read(&mine).unwrap(), precious);
     assert_eq!(error.kind, Kind::Request);
     assert!(error.found.contains("mine") && !error.next.is_empty(), "{error}");
@@ -104,7 +104,7 @@ fn what_should_be_new_is_never_opened() {
     let home = tempfile::tempdir().unwrap();
     let target = home.path().join("dangling");
     std::os::unix::fs::symlink(home.path().join("away/there"), &target).unwrap();
-    let error = go(&JobSpec { file_bytes: Some(1 << 20), ..job(&target) }).unwrap_err();
+    let error = go(&JobSpec { create: true, file_bytes: Some(1 << 20), ..job(&target) }).unwrap_err();
     assert!(error.next.contains("ls -l"), "{error}");
 }
 
@@ -112,9 +112,10 @@ fn what_should_be_new_is_never_opened() {
 fn files_are_made_beside_directories_that_are_only_read() {
     let (home, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (old, new) = (home.path().join("old"), other.path().join("new"));
-    go(&JobSpec { file_bytes: Some(1 << 20), ..job(&old) }).unwrap();
+    go(&JobSpec { create: true, file_bytes: Some(1 << 20), ..job(&old) }).unwrap();
     let sources = vec![old.display().to_string(), new.display().to_string()];
-    let both = go(&JobSpec { sources, file_bytes: Some(1 << 20), verify: true, ..job(&old) }).unwrap();
+    let both =
+        go(&JobSpec { sources, create: true, file_bytes: Some(1 << 20), verify: true, ..job(&old) }).unwrap();
     assert_eq!(both.record.result.verified_bytes, 2 << 20);
 }
 
@@ -162,7 +163,12 @@ fn a_model_lets_go_of_what_is_abandoned() {
 fn options_that_can_not_hold_are_refused_before_anything_is_made() {
     use forebay_model::job::{Engine, PathKind, Sync};
     let home = tempfile::tempdir().unwrap();
-    let base = || JobSpec { file_bytes: Some(1 << 20), cache: Cache::Bypass, ..job(home.path().join("f")) };
+    let base = || JobSpec {
+        create: true,
+        file_bytes: Some(1 << 20),
+        cache: Cache::Bypass,
+        ..job(home.path().join("f"))
+    };
     let cases = [
         ("--sqpoll", JobSpec { sqpoll: true, engine: Engine::Pread, ..base() }),
         ("--iopoll", JobSpec { iopoll: true, cache: Cache::Allow, ..base() }),
@@ -191,7 +197,12 @@ fn options_that_the_targets_can_not_honour_are_refused() {
         assert_eq!(go(&wrong).unwrap_err().kind, Kind::Request);
     }
     let Some(home) = in_memory() else { return };
-    let file = JobSpec { file_bytes: Some(1 << 20), cache: Cache::Bypass, ..job(home.path().join("f")) };
+    let file = JobSpec {
+        create: true,
+        file_bytes: Some(1 << 20),
+        cache: Cache::Bypass,
+        ..job(home.path().join("f"))
+    };
     let error = go(&JobSpec { require_direct: true, ..file }).unwrap_err();
     assert_eq!(error.kind, Kind::Machine);
 }
@@ -235,15 +246,15 @@ fn a_run_that_ends_inside_its_warm_up_has_measured_nothing() {
 fn pieces_that_direct_io_can_not_take_are_refused() {
     let home = tempfile::tempdir().unwrap();
     let (a, b) = (home.path().join("a"), home.path().join("b"));
-    go(&JobSpec { file_bytes: Some(1 << 20), ..job(&a) }).unwrap();
-    go(&JobSpec { file_bytes: Some(1 << 20), ..job(&b) }).unwrap();
+    go(&JobSpec { create: true, file_bytes: Some(1 << 20), ..job(&a) }).unwrap();
+    go(&JobSpec { create: true, file_bytes: Some(1 << 20), ..job(&b) }).unwrap();
     let direct = |source: &str| JobSpec { cache: Cache::Bypass, ..job(source) };
     // Where O_DIRECT isn't to be had there is nothing to align.
     let Ok(outcome) = go(&direct(&a.display().to_string())) else { return };
     if !outcome.record.job.direct {
         return;
     }
-    let part = JobSpec { file_bytes: Some(100_001), ..direct(&a.display().to_string()) };
+    let part = JobSpec { create: true, file_bytes: Some(100_001), ..direct(&a.display().to_string()) };
     assert!(go(&part).unwrap_err().asked.contains("--file-size"));
 }
 
@@ -260,7 +271,7 @@ fn a_model_faster_than_the_host_is_refused_in_real_time() {
 
     let home = tempfile::tempdir().unwrap();
     let file = home.path().join("f");
-    go(&JobSpec { file_bytes: Some(8 << 20), ..job(&file) }).unwrap();
+    go(&JobSpec { create: true, file_bytes: Some(8 << 20), ..job(&file) }).unwrap();
     // 10 000 I/Os per second, which any host is trusted with, of 78 GiB/s, which no core copies.
     let drives = "drives=1024&command=1m&read_mb_s=1000000&latency_us=400";
     let wide = format!("model:d7-ps1010?{drives}&over={}", file.display());
@@ -286,7 +297,13 @@ fn more_files_than_the_soft_limit_are_opened() {
         return;
     }
     let home = tempfile::tempdir().unwrap();
-    let many = JobSpec { files: Some(400), file_bytes: Some(4096), io_bytes: 4096, ..job(home.path()) };
+    let many = JobSpec {
+        files: Some(400),
+        create: true,
+        file_bytes: Some(4096),
+        io_bytes: 4096,
+        ..job(home.path())
+    };
     assert_eq!(go(&many).unwrap().record.result.ios, 400);
 }
 
@@ -294,7 +311,8 @@ fn more_files_than_the_soft_limit_are_opened() {
 fn flushing_many_files_in_memory_waits_for_nothing() {
     let Some(home) = in_memory() else { return };
     let began = Instant::now();
-    let many = JobSpec { files: Some(60), file_bytes: Some(4096), io_bytes: 4096, ..job(home.path()) };
+    let many =
+        JobSpec { files: Some(60), create: true, file_bytes: Some(4096), io_bytes: 4096, ..job(home.path()) };
     go(&many).unwrap();
     assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
 }

@@ -101,9 +101,11 @@ pub struct JobSpec {
     /// Sizes are drawn uniformly from io_bytes, io_bytes + io_bytes_step, … io_bytes_max.
     pub io_bytes_max: Option<u64>,
     pub io_bytes_step: Option<u64>,
-    /// Size of each file. None: as found (a file), 1 GiB (files that the job makes).
+    /// Of each file, the size of what is made, and the most that is read. None: as found, 1 GiB where made.
     pub file_bytes: Option<u64>,
-    /// Files in a directory. None: one per worker.
+    /// Missing files are made, also for a read. A write makes them anyway.
+    pub create: bool,
+    /// Files in a directory. None: all that a read finds, one per worker where they are made.
     pub files: Option<u32>,
     /// Name of file number N in a directory; `%d` stands for N.
     pub file_name: String,
@@ -184,8 +186,9 @@ impl Default for JobSpec {
             io_bytes_max: None,
             io_bytes_step: None,
             file_bytes: None,
+            create: false,
             files: None,
-            file_name: "forebay.%d".into(),
+            file_name: FILE_NAME_DEFAULT.into(),
             start_bytes: 0,
             align_bytes: None,
             workers: 1,
@@ -226,6 +229,7 @@ impl Default for JobSpec {
     }
 }
 
+pub const FILE_NAME_DEFAULT: &str = "forebay.%d";
 pub const WORKERS_MAX: u32 = 4096;
 pub const DEPTH_MAX: u32 = 4096;
 pub const IO_BYTES_MAX: u64 = 1 << 30;
@@ -260,6 +264,11 @@ impl JobSpec {
 
     pub fn reads(&self) -> bool {
         self.reads_pct() > 0
+    }
+
+    /// Whether files that are missing are made: where asked for, or by a write.
+    pub fn may_make(&self) -> bool {
+        self.create || self.writes()
     }
 
     /// Everything that is wrong on any machine. What depends on the machine is found when the job opens.

@@ -17,7 +17,8 @@ from forebay.flags import job_from_flags, job_options
 EXAMPLES = """\b
 Examples:
   forebay bench /data/big.bin --path host --io-size 1m --depth 32
-  forebay bench /data --op randread --io-size 4k --file-size 1g --workers 4 --depth 64
+  forebay bench /data --op randread --io-size 4k --workers 4 --depth 64     (what is there)
+  forebay bench /data --create --file-size 1g --workers 4                  (files made for it)
   forebay bench 'stripe:?chunk=512k&m=/nvme0/a&m=/nvme1/a' --path bounce --repeat 5
   forebay bench nil: --io-size 4k             (the cost of our own loop)
   mpirun -n 2 forebay bench '/data/{host}' --duration 30"""

@@ -18,7 +18,7 @@ from forebay.sweep.points import parse_overrides
 from forebay.sweep.results import HEADER, Results
 from forebay.sweep.runner import is_finished, run_points
 from forebay.sweep.scale import parse_scale
-from forebay.sweep.show import dry_run, heading, show, summary
+from forebay.sweep.show import dry_run, heading, making, show, summary
 from forebay.units import parse_seconds
 
 EXAMPLES = """\b
@@ -99,7 +99,7 @@ def command(sweep: str | None, source: tuple[str, ...], **values: Any) -> int:
 
 
 def _run(plan: planning.Plan, results: Results, as_json: bool) -> int:
-    for line in heading(plan):
+    for line in [*heading(plan), *making(plan)]:
         click.echo(line, err=True)
     finished = results.contents.finished()
     before = sum(is_finished(p, finished) for p in plan.points)

@@ -15,8 +15,8 @@ from forebay.flags import BY_NAME, FIELDS, spelled
 from forebay.sweep.file import Sweep
 
 POINTS_MAX = 100_000
-# Fields that name a thing rather than describe the work: two machines' sweeps match without them.
-NOT_IN_KEY = ("sources", "label", "overwrite", "overwrite_devices")
+# Fields that name a thing, or say who may make it, rather than describe the work: two machines' sweeps match without them.
+NOT_IN_KEY = ("sources", "create", "label", "overwrite", "overwrite_devices")
 _FLAGS = {f.key: f for f in FIELDS}
 
 

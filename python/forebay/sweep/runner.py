@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from forebay import run as engine
+from forebay import own_files
 from forebay.errors import BROKE, DONE, INTERRUPTED, ForebayError
 from forebay.metrics import METRICS, format_figure
 from forebay.stages import Stages, format_duration
@@ -85,7 +85,7 @@ def _run(point: Point, plan: Plan, stages: Stages) -> dict[str, Any]:
         [plan.sweep.name, *(["(scaled: " + "; ".join(point.changes) + ")"] if point.changes else [])]
     )
     try:
-        record = engine.run({**point.job, "label": label}, observer=stages.observe)
+        record = own_files.run({**point.job, "label": label}, own_files.SWEEP, stages.observe)
     except ForebayError as error:
         found = {"exit_code": error.exit_code, "asked": error.asked, "found": error.found, "next": error.next}
         return {**line, "finished": _now(), "error": found}

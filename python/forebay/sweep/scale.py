@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from forebay import own_files
 from forebay import run as engine
 from forebay.errors import ForebayError, MachineError, RequestError
 from forebay.sweep.file import Sweep
@@ -116,7 +117,8 @@ def _fitting(jobs: list[dict[str, Any]]) -> float:
             continue
         files = job.get("files") or min(job.get("workers", 1), workers_max)
         for folder, targets in {f: folders.count(f) for f in folders}.items():
-            room = FILL * room_in(folder, job.get("file_name", "forebay.%d"))
+            home = folder / own_files.SWEEP if own_files.wanted(job) else folder
+            room = FILL * room_in(home, job.get("file_name", "forebay.%d"))
             factor = min(factor, room / (size * files * targets))
     return factor
 
@@ -137,7 +139,8 @@ def room_in(folder: Path, file_name: str) -> int:
     """Free bytes, and those that an earlier run's files of this name hold."""
     try:
         held = sum(f.stat().st_size for f in folder.glob(file_name.replace("%d", "[0-9]*")))
-        return shutil.disk_usage(folder).free + held
+        # A folder that is yet to be made will lie in its parent's file system.
+        return shutil.disk_usage(folder if folder.exists() else folder.parent).free + held
     except OSError as error:
         raise MachineError(
             str(folder), f"can't be looked into: {error.strerror}", "another folder"
@@ -160,7 +163,7 @@ def find_fallbacks(jobs: list[dict[str, Any]], sweep: Sweep) -> dict[str, str]:
 def _refusal(job: dict[str, Any]) -> str | None:
     """Why this machine can't run the job's path; None where it can, or where the path isn't what is wrong."""
     try:
-        engine.plan(job)
+        engine.plan(own_files.looked_at(job, own_files.SWEEP))
     except MachineError as error:
         return f"{error.asked}: {error.found}"
     except ForebayError:

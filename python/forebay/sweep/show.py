@@ -6,6 +6,7 @@ import math
 import statistics
 from typing import Any
 
+from forebay import own_files
 from forebay.metrics import METRICS, Metric, format_figure
 from forebay.stages import format_duration
 from forebay.stats import Interval, mean_interval
@@ -31,14 +32,19 @@ def dry_run(plan: Plan) -> str:
     lines.append(
         f"{len(plan.points)} runs, about {format_duration(plan.seconds)}, without the time to make files"
     )
-    sizes = [
-        p.job["file_bytes"] * (p.job.get("files") or p.job.get("workers", 1))
-        for p in plan.points
-        if p.job.get("file_bytes")
-    ]
-    if sizes:
-        lines.append(f"in a folder, the files take up to {format_bytes(max(sizes))}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *making(plan)])
+
+
+def making(plan: Plan) -> list[str]:
+    """What the runs make in folders, and how large that gets."""
+    made = [p.job for p in plan.points if own_files.wanted(p.job) and p.job.get("file_bytes")]
+    if not made:
+        return []
+    largest = max(j["file_bytes"] * (j.get("files") or j.get("workers", 1)) for j in made)
+    homes = dict.fromkeys(
+        h for j in made for h in own_files.placed(j, own_files.SWEEP)["sources"] if h not in j["sources"]
+    )
+    return [f"files are made in {', '.join(homes)}: up to {format_bytes(largest)}, which stay there"]
 
 
 def heading(plan: Plan) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from forebay import run as engine
+from forebay import own_files
 from forebay.bench import save
 from forebay.errors import BROKE, DONE, INTERRUPTED, ForebayError, MachineError, RequestError
 from forebay.flags import job_from_flags, job_options, parse_settings, spell
@@ -105,11 +105,17 @@ def _prepared(job: dict[str, Any]) -> dict[str, Any]:
     for key, flag in (("repeat", "--repeat"), ("until_ci_pct", "--until-ci"), ("passes", "--passes")):
         if key in job:
             raise RequestError(flag, "tune decides itself how often and how long it runs", "--max-time 2m")
-    folders = [f for f in map(folder_of, job["sources"]) if f is not None]
-    if folders and "files" not in job:
-        job["files"] = FILES
-    if folders and "file_bytes" not in job:
-        room = FILL * min(room_in(f, job.get("file_name", "forebay.%d")) for f in folders) / len(folders)
+    sources = job["sources"]
+    folders = [f for f in map(folder_of, sources) if f is not None]
+    # What is there is tuned for with `--fix create=no`, and by name.
+    if not job.get("create", "file_name" not in job):
+        return job
+    if any(map(own_files.is_folder, sources)):
+        job.setdefault("files", FILES)
+    job = own_files.placed(job, own_files.TUNE)
+    if folders and job.get("create") and "file_bytes" not in job:
+        homes = [f if job["sources"] == sources else f / own_files.TUNE for f in folders]
+        room = FILL * min(room_in(h, job.get("file_name", "forebay.%d")) for h in homes) / len(homes)
         unit = FILE_BYTES_MIN
         job["file_bytes"] = max(unit, int(min(FILE_BYTES, room / job["files"])) // unit * unit)
     return job
@@ -198,7 +204,7 @@ class _Runner:
     def _run(self, setting: Setting, seconds: float) -> dict[str, Any]:
         probe = {**self.job, **setting._asdict(), "duration_s": seconds}
         probe.setdefault("warmup_s", min(0.2, seconds / 5))
-        record = engine.run(probe, observer=self.stages.observe)
+        record = own_files.run(probe, None, self.stages.observe)
         if record["result"].get("interrupted"):
             raise KeyboardInterrupt
         return record

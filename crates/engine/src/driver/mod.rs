@@ -2,6 +2,7 @@
 //! happened.
 
 mod fleet;
+mod found;
 mod honour;
 mod manifest;
 mod measure;

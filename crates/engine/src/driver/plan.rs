@@ -1,6 +1,7 @@
 //! From source URIs to what exactly would be opened, made or overwritten.
 //! Looks, and touches nothing: `--dry-run` prints this.
 
+use super::found;
 use super::manifest::Held;
 use super::mounts;
 use crate::source::{stripe, Uri};
@@ -137,13 +138,15 @@ pub fn parent_of(file: &Path) -> PathBuf {
 
 /// Everything that the job's sources stand for.
 pub fn draft(job: &JobSpec, manifests: &mut Manifests) -> Result<Vec<Draft>, Error> {
+    let uris = job.sources.iter().map(|source| Uri::parse(source)).collect::<Result<Vec<_>, _>>()?;
+    has_directory_for_files(job, &uris)?;
     let mut planner = Planner { job, manifests };
     let mut drafts = Vec::new();
-    for source in &job.sources {
-        match Uri::parse(source)? {
+    for uri in uris {
+        match uri {
             Uri::File(dir) if dir.is_dir() => {
-                for file in files_in(&dir, job)? {
-                    drafts.push(Draft::File(planner.file(&file, job.file_bytes, true)?));
+                for (file, size) in files_in(&dir, job)? {
+                    drafts.push(Draft::File(planner.file(&file, size)?));
                 }
             }
             uri => drafts.push(planner.one(&uri, job.file_bytes)?),
@@ -203,26 +206,39 @@ fn distinct(drafts: &[Draft]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Which files of a directory: those named by --file-name, else whatever is there to read.
-fn files_in(dir: &Path, job: &JobSpec) -> Result<Vec<PathBuf>, Error> {
+/// --files counts files of a directory, and means nothing elsewhere.
+fn has_directory_for_files(job: &JobSpec, uris: &[Uri]) -> Result<(), Error> {
+    let is_directory = |uri: &Uri| matches!(uri, Uri::File(path) if path.is_dir());
+    let Some(files) = job.files.filter(|_| !uris.iter().any(is_directory)) else { return Ok(()) };
+    let source = &job.sources[0];
+    let (found, next) = match &uris[0] {
+        Uri::File(path) if !path.exists() => {
+            ("there is no such directory", format!("mkdir -p {}", path.display()))
+        }
+        Uri::File(_) => ("it is one file, and --files counts those of a directory", "no --files".into()),
+        _ => ("--files counts the files of a directory, and this is none", "no --files".into()),
+    };
+    Err(Error::request(format!("--files {files} of {source}"), found, next))
+}
+
+/// A file's size as asked for.
+#[derive(Clone, Copy)]
+enum Size {
+    /// This one, or as found.
+    Exactly(Option<u64>),
+    /// As found, and no more than this.
+    AtMost(Option<u64>),
+}
+
+/// Which files of a directory: those named by --file-name where the job may make them, else what is there.
+fn files_in(dir: &Path, job: &JobSpec) -> Result<Vec<(PathBuf, Size)>, Error> {
+    if !job.may_make() {
+        let files = found::files_of(dir, job)?;
+        return Ok(files.into_iter().map(|f| (f, Size::AtMost(job.file_bytes))).collect());
+    }
     let named = |n: u32| dir.join(job.file_name.replace("%d", &n.to_string()));
-    if job.writes() || job.file_bytes.is_some() || job.files.is_some() {
-        return Ok((0..job.files.unwrap_or(job.workers)).map(named).collect());
-    }
-    let found: Vec<PathBuf> = (0..).map(named).take_while(|p| p.is_file()).collect();
-    if !found.is_empty() {
-        return Ok(found);
-    }
-    let entries = std::fs::read_dir(dir).map_err(|e| {
-        Error::request(format!("read {}", dir.display()), e.to_string(), format!("ls -ld {}", dir.display()))
-    })?;
-    let visible = entries.flatten().filter(|e| !e.file_name().as_encoded_bytes().starts_with(b"."));
-    let mut all: Vec<PathBuf> = visible
-        .filter(|e| e.metadata().is_ok_and(|m| m.is_file() && m.len() > 0))
-        .map(|e| e.path())
-        .collect();
-    all.sort();
-    Ok(if all.is_empty() { (0..job.workers).map(named).collect() } else { all })
+    let count = job.files.unwrap_or(job.workers);
+    Ok((0..count).map(|n| (named(n), Size::Exactly(job.file_bytes))).collect())
 }
 
 struct Planner<'a> {
@@ -236,9 +252,9 @@ impl Planner<'_> {
             Uri::Nil { bytes } => Draft::Nil { bytes: wanted.map_or(*bytes, |w| w.min(*bytes)) },
             Uri::File(dir) if dir.is_dir() => {
                 let file = dir.join(self.job.file_name.replace("%d", "0"));
-                Draft::File(self.file(&file, wanted, true)?)
+                Draft::File(self.file(&file, Size::Exactly(wanted))?)
             }
-            Uri::File(path) => Draft::File(self.file(path, wanted, false)?),
+            Uri::File(path) => Draft::File(self.file(path, Size::Exactly(wanted))?),
             Uri::Stripe { chunk, members } => {
                 let share = wanted.map(|w| w.div_ceil(members.len() as u64).next_multiple_of(*chunk));
                 let members = members.iter().map(|m| self.one(m, share)).collect::<Result<Vec<_>, _>>()?;
@@ -277,17 +293,20 @@ impl Planner<'_> {
         Ok(Draft::Model { spec: spec.into(), over: over.map(Box::new), bytes, real_time })
     }
 
-    /// `may_make`: it is one of a directory's files, and those are made where they are missing.
-    fn file(&mut self, path: &Path, wanted: Option<u64>, may_make: bool) -> Result<FilePlan, Error> {
+    fn file(&mut self, path: &Path, size: Size) -> Result<FilePlan, Error> {
+        let wanted = |have: u64| match size {
+            Size::Exactly(bytes) => bytes,
+            Size::AtMost(bytes) => bytes.map(|b| b.min(have)),
+        };
         match std::fs::metadata(path) {
-            Ok(meta) if meta.file_type().is_block_device() => self.device(path, wanted),
-            Ok(meta) if meta.is_file() => self.existing(path, meta.len(), wanted),
+            Ok(meta) if meta.file_type().is_block_device() => self.device(path, wanted(u64::MAX)),
+            Ok(meta) if meta.is_file() => self.existing(path, meta.len(), wanted(meta.len())),
             Ok(_) => Err(Error::request(
                 path.display().to_string(),
                 "is neither a file, a directory nor a block device",
                 "a path to one of these",
             )),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => self.new_file(path, wanted, may_make),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => self.new_file(path, wanted(u64::MAX)),
             Err(e) => Err(Error::request(
                 format!("look at {}", path.display()),
                 e.to_string(),
@@ -309,19 +328,20 @@ impl Planner<'_> {
         }
         let bytes = wanted.unwrap_or(have);
         let action = if bytes <= have { Action::Use } else { Action::Make };
+        let asked = || format!("--file-size {} of {shown}", format_bytes(bytes));
         if action == Action::Make && !ours && !self.job.writes() {
             let found = format!("it has {have} bytes, and Forebay didn't make it");
-            return Err(Error::request(
-                format!("--file-size {} of {shown}", format_bytes(bytes)),
-                found,
-                format!("--file-size {have}, or none"),
-            ));
+            return Err(Error::request(asked(), found, format!("--file-size {have}, or none")));
+        }
+        if action == Action::Make && !self.job.may_make() {
+            let next = format!("--file-size {have}, or --create to have it made larger");
+            return Err(Error::request(asked(), format!("it has {have} bytes"), next));
         }
         if bytes == 0 {
             return Err(Error::request(
                 shown.to_string(),
                 "is empty",
-                "a file with data, or --file-size 1g on a new name",
+                "a file with data, or --create --file-size 1g on a new name",
             ));
         }
         Ok(FilePlan {
@@ -335,16 +355,16 @@ impl Planner<'_> {
         })
     }
 
-    fn new_file(&self, path: &Path, wanted: Option<u64>, may_make: bool) -> Result<FilePlan, Error> {
+    fn new_file(&self, path: &Path, wanted: Option<u64>) -> Result<FilePlan, Error> {
         let shown = path.display();
         if path.starts_with("/dev") && !path.starts_with("/dev/shm") {
             return Err(Error::request(format!("use {shown}"), "there is no such device", "lsblk"));
         }
-        if wanted.is_none() && !may_make && !self.job.writes() {
+        if !self.job.may_make() {
             return Err(Error::request(
                 format!("read {shown}"),
                 "there is no such file",
-                "a path that exists, or --file-size 1g to have it made",
+                format!("a path that exists, or {} to have it made", found::how_to_make(self.job)),
             ));
         }
         let dir = parent_of(path);

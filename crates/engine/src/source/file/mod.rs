@@ -174,7 +174,7 @@ fn cannot_open(path: &Path, access: FileAccess, e: &std::io::Error) -> Error {
         Some(libc::ENOENT) => Error::request(
             asked,
             "there is no such file",
-            "a path that exists, or a directory with --file-size 1g to have files made",
+            "a path that exists, or --create --file-size 1g to have it made",
         ),
         Some(libc::EACCES | libc::EPERM) => Error::request(
             asked,

@@ -1,0 +1,81 @@
+"""Files that a verb makes to measure by: in a folder of their own, never among the user's.
+
+A sweep that gives sizes, and tune, make their files. In a folder DIR these lie in DIR/NAME, where `bench DIR` doesn't
+count them as data. A job that says `create` or `file_name` itself is left as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from forebay import run as engine
+from forebay.errors import RequestError
+
+Job = dict[str, Any]
+SWEEP, TUNE = "forebay-sweep", "forebay-tune"
+# The engine leaves folders of these names out where it looks for data (driver/found.rs).
+NAMES = (SWEEP, TUNE)
+_PLACELESS = re.compile(r"^(nil|model):")
+
+
+def wanted(job: Job) -> bool:
+    """Whether the job is to have files made: it gives their size or number, and all sources can hold some."""
+    sources = job.get("sources", ())
+    return (
+        ("file_bytes" in job or "files" in job)
+        and not {"create", "file_name"} & job.keys()
+        and any(is_folder(s) for s in sources)
+        and all(_PLACELESS.match(s) or is_folder(s) for s in sources)
+    )
+
+
+def placed(job: Job, folder: str) -> Job:
+    """The job with its files in `folder` below each of its sources; itself where it isn't to have any made."""
+    if not wanted(job):
+        return job
+    sources = [s if _PLACELESS.match(s) else f"{s.rstrip('/')}/{folder}" for s in job["sources"]]
+    return {**job, "sources": sources, "create": True}
+
+
+def looked_at(job: Job, folder: str) -> Job:
+    """As `placed`, for a plan, which makes no folder: one that isn't there yet is as empty as a new one."""
+    there = placed(job, folder)
+    if all(_PLACELESS.match(s) or is_folder(s) for s in there["sources"]):
+        return there
+    return {**job, "create": True}
+
+
+def run(
+    job: Job, folder: str | None, observer: Callable[[dict[str, Any]], None] | None = None
+) -> dict[str, Any]:
+    """Runs the job on files in `folder` (None: where the job says). A folder in which nothing was made is removed."""
+    mine = placed(job, folder) if folder else job
+    homes = [_path(s) for s in mine["sources"] if mine.get("create") and not _PLACELESS.match(s)]
+    made = [h for h in homes if h.name in NAMES and h.parent.is_dir() and not h.exists()]
+    try:
+        for home in made:
+            _make(home)
+        return engine.run(mine, observer=observer)
+    finally:
+        for home in made:
+            with contextlib.suppress(OSError):
+                home.rmdir()
+
+
+def _path(source: str) -> Path:
+    return Path(source.removeprefix("file:"))
+
+
+def is_folder(source: str) -> bool:
+    return _path(source).is_dir()
+
+
+def _make(home: Path) -> None:
+    try:
+        home.mkdir(exist_ok=True)
+    except OSError as error:
+        raise RequestError(f"make {home}", str(error.strerror), "a folder of yours, or a file") from error
