@@ -302,9 +302,10 @@ fn fill(job: &JobSpec, drafts: &[&Draft], observer: &mut dyn Observer) -> Result
 /// O_DIRECT where it can be had; a tail that isn't a whole block goes through the page cache.
 fn open_for_fill(draft: &Draft, job: &JobSpec, ring: bool) -> Result<Target, Error> {
     let opener = Opener { job, write: true, ring };
-    match opener.target(draft) {
-        Ok(target) if target.bytes % u64::from(target.align()) == 0 => Ok(target),
-        _ => Opener { job: &JobSpec { cache: Cache::Allow, ..job.clone() }, ..opener }.target(draft),
+    let direct = opener.target(draft).ok().filter(|t| t.bytes % u64::from(t.align()) == 0);
+    match direct {
+        Some(target) => Ok(target),
+        None => Opener { job: &JobSpec { cache: Cache::Allow, ..job.clone() }, ..opener }.target(draft),
     }
 }
 
