@@ -71,6 +71,14 @@ def test_json_is_the_record_alone_on_stdout(bench):
     assert "GiB/s" in done.err
 
 
+def test_quiet_hides_no_failed_verification(bench):
+    failed = fake_engine.record()
+    failed["result"]["errors"].update(verify_failed=3, examples=["block 4096 of /data/t holds other bytes"])
+    done = bench("nil:", "-q", run=lambda job, **_: failed)
+    assert done.code == 1 and done.out == ""
+    assert done.err == "forebay: I/Os: 3 failed verification: block 4096 of /data/t holds other bytes\n"
+
+
 def test_quiet_json_says_nothing_else(bench):
     assert bench("nil:", "--json", "--quiet").err == ""
 

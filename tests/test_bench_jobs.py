@@ -200,6 +200,24 @@ def test_a_misplaced_block_is_named_by_file_offset_and_seed(tmp_path: Path) -> N
     assert "81920" in told and "40960" in told, told
 
 
+def test_verify_refuses_a_file_whose_content_it_cannot_know(tmp_path: Path) -> None:
+    job = (tmp_path / "data", *SMALL, "--passes", 1)
+    bench(*job, "--op", "write", "--file-size", "1m", cwd=tmp_path)
+    refused = processes.run([*processes.FOREBAY, "bench", *job, "--verify"], cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "without --verify" in refused.stderr and "--op write --verify" in refused.stderr
+    bench(*job, "--op", "write", "--verify", cwd=tmp_path)
+    assert bench(*job, "--verify", cwd=tmp_path)["result"]["errors"]["verify_failed"] == 0
+
+
+def test_verify_reads_the_part_that_was_written_for_it(tmp_path: Path) -> None:
+    job = (tmp_path / "data", *SMALL, "--passes", 1)
+    bench(*job, "--op", "write", "--file-size", "1m", cwd=tmp_path)
+    part = (*job, "--verify", "--start", "512k")
+    bench(*part, "--op", "write", cwd=tmp_path)
+    assert bench(*part, cwd=tmp_path)["result"]["errors"]["verify_failed"] == 0
+
+
 @pytest.mark.parametrize("as_stripe", [True, False])
 def test_one_file_under_two_names_is_not_written_to(tmp_path: Path, as_stripe: bool) -> None:
     job = (*SMALL, "--passes", 1, "--op", "write")

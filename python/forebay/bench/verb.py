@@ -207,6 +207,8 @@ def conclude(
     if record is not None and not own["quiet"]:
         heading = f"[{task.name}]\n" if several and task.name else ""
         click.echo(heading + summary.text(record, _width()), err=own["as_json"])
+    if record is not None and own["quiet"] and outcome.error is None and outcome.exit_code in (BROKE, CHECK_FAILED):
+        click.echo(f"forebay: I/Os: {summary.errors(record['result']['errors'])}", err=True)
     saved = record is not None and bool(own["out"])
     if saved:
         try:

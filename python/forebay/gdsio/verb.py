@@ -66,6 +66,11 @@ def command(job_file_path: str | None, **values: Any) -> int:
     machine.check(request, allow_host_destination=values["allow_host_destination"])
     jobs.check_targets(request)
     jobs.check_files(request)
+    if fields.get("gpus") and (why := machine.copies_to_host(request, values["allow_host_destination"])):
+        _say(f"-d has no effect: {why}, so the copy goes to host memory")
+        fields["gpus"] = []
+    if request.verify and request.seed is not None and not request.writes:
+        _check_seed(request.seed, fields)
     for note in jobs.without_effect(request):
         _say(note)
     return _phases(request, fields, values)
@@ -93,6 +98,18 @@ def _job(request: Request, values: dict[str, Any]) -> dict[str, Any]:
     if values["overwrite_device"]:
         fields["overwrite_devices"] = list(values["overwrite_device"])
     return fields
+
+
+def _check_seed(seed: int, fields: dict[str, Any]) -> None:
+    """What a file is known to hold was written with one seed: another -k would be passed over without a word."""
+    try:
+        targets = engine.plan(fields)["targets"]
+    except ForebayError as error:
+        raise in_gdsios_words(error) from error
+    for target in targets:
+        known = target.get("seed")
+        if known is not None and known != seed:
+            raise RequestError(f"-k {seed} with -V", f"{target['path']} was written with -k {known}", f"-k {known}, or no -k")
 
 
 def _phases(request: Request, fields: dict[str, Any], values: dict[str, Any]) -> int:
