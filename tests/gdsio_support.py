@@ -92,6 +92,7 @@ def with_cufile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     library.touch()
     monkeypatch.setenv("FOREBAY_LIBCUFILE", str(library))
     monkeypatch.setattr(machine, "gpus", lambda: (2, ""))
+    monkeypatch.setattr(machine, "lacks_cufile", lambda: None)
     monkeypatch.setattr(cufile, "CONFIG", tmp_path / "none.json")
     for name in ("CUFILE_ENV_PATH_JSON", "CUFILE_FORCE_COMPAT_MODE", "CUFILE_ALLOW_COMPAT_MODE"):
         monkeypatch.delenv(name, raising=False)

@@ -200,6 +200,37 @@ def test_a_misplaced_block_is_named_by_file_offset_and_seed(tmp_path: Path) -> N
     assert "81920" in told and "40960" in told, told
 
 
+def test_verify_refuses_a_file_whose_content_it_cannot_know(tmp_path: Path) -> None:
+    job = (tmp_path / "data", *SMALL, "--passes", 1)
+    bench(*job, "--op", "write", "--file-size", "1m", cwd=tmp_path)
+    refused = processes.run([*processes.FOREBAY, "bench", *job, "--verify"], cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "without --verify" in refused.stderr and "--op write --verify" in refused.stderr
+    bench(*job, "--op", "write", "--verify", cwd=tmp_path)
+    assert bench(*job, "--verify", cwd=tmp_path)["result"]["errors"]["verify_failed"] == 0
+
+
+def test_verify_reads_the_part_that_was_written_for_it(tmp_path: Path) -> None:
+    job = (tmp_path / "data", *SMALL, "--passes", 1)
+    bench(*job, "--op", "write", "--file-size", "1m", cwd=tmp_path)
+    part = (*job, "--verify", "--start", "512k")
+    bench(*part, "--op", "write", cwd=tmp_path)
+    assert bench(*part, cwd=tmp_path)["result"]["errors"]["verify_failed"] == 0
+
+
+@pytest.mark.parametrize("as_stripe", [True, False])
+def test_one_file_under_two_names_is_not_written_to(tmp_path: Path, as_stripe: bool) -> None:
+    job = (*SMALL, "--passes", 1, "--op", "write")
+    bench(tmp_path / "a", *job, "--file-size", "1m", cwd=tmp_path)
+    (tmp_path / "b").hardlink_to(tmp_path / "a")
+    before = (tmp_path / "a").read_bytes()
+    sources = ["stripe:?chunk=64k&m=a&m=b"] if as_stripe else ["a", "b"]
+    done = processes.run([*processes.FOREBAY, "bench", *sources, *job, "--overwrite", "b"], cwd=tmp_path)
+    assert done.returncode == 2 and "write to b: it is the same as a" in done.stderr
+    assert (tmp_path / "a").read_bytes() == before
+    assert bench("a", "b", *SMALL, "--passes", 1, cwd=tmp_path)["result"]["bytes"] == 2 << 20
+
+
 def test_each_null_of_a_record_has_its_reason(tmp_path: Path) -> None:
     """Null means `couldn't be measured`, so that somebody must be told why; settings left out are no measurement."""
     record = bench("nil:", "--duration", 0.3, "--rate-iops", 1000, cwd=tmp_path)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,6 +67,32 @@ def test_a_mounted_device_is_refused_even_when_it_is_named(
     sh("umount", place)
     sh("mount", device, place)
     assert (place / "precious").read_text() == "mine"
+
+
+@pytest.mark.parametrize("cache", ["allow", "bypass"])
+def test_nobody_mounts_a_device_while_it_is_written_to(
+    run: Run, loop: Callable[..., Path], tmp_path: Path, cache: str
+) -> None:
+    device = loop(8)
+    job = ("--op", "write", "--overwrite-device", device, "--cache", cache, "--duration", 3600)
+    command = [*processes.FOREBAY, "bench", device, *job]
+    with processes.running(command, cwd=tmp_path) as under_way:
+        processes.wait_until(lambda: processes.has_workers(under_way), "it writes", under_way)
+        with pytest.raises(OSError, match="busy"):  # as mount(2) does
+            os.close(os.open(device, os.O_RDONLY | os.O_EXCL))
+        refused(run(*BENCH, device, "--op", "write", "--overwrite-device", device), 2, "the kernel keeps it")
+    done = run(*BENCH, device, "--op", "write", "--overwrite-device", device)
+    assert done.returncode == 0, f"what just ended is waited for: {done.stderr}"
+
+
+def test_one_device_under_two_names_is_refused(run: Run, loop: Callable[..., Path], tmp_path: Path) -> None:
+    device, twin = loop(8), tmp_path / "twin"
+    before = device.read_bytes()
+    os.mknod(twin, 0o600 | stat.S_IFBLK, device.stat().st_rdev)
+    named = ("--overwrite-device", device, "--overwrite-device", twin)
+    done = run(*BENCH, f"stripe:?chunk=64k&m={device}&m={twin}", "--op", "write", *named)
+    refused(done, 2, f"write to {twin}", f"it is the same as {device}")
+    assert device.read_bytes() == before
 
 
 def test_the_device_below_a_used_one_is_refused(run: Run, loop: Callable[..., Path]) -> None:

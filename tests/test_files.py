@@ -12,6 +12,7 @@ import processes
 import pytest
 from disks_support import mounted  # noqa: F401
 from forebay import files
+from other_user import UID, OtherUser, somebody  # noqa: F401
 
 FAST = ("--files", "200", "--file-size", "4k", "--workers", "2")
 
@@ -122,3 +123,23 @@ def test_files_on_a_memory_file_system_are_called_cached():
         pytest.skip("/dev/shm can't be written")
     record = json.loads(forebay(shm, *FAST, "--json").stdout)
     assert "cached" in [w["id"] for w in record["warnings"]]
+
+
+@pytest.mark.root
+def test_a_limit_on_threads_ends_the_run_and_leaves_nothing(somebody: OtherUser):  # noqa: F811
+    """A container's pids limit is met in the same way. Root has none here."""
+    theirs = sum(
+        len(list(entry.glob("task/*"))) for entry in Path("/proc").glob("[0-9]*") if owner(entry) == UID
+    )
+    job = ("--workers", "1000", "--files", "1000", "--file-size", "0", "--phases", "create,delete")
+    done = somebody.run("files", somebody.home, *job, before=("prlimit", f"--nproc={theirs + 40}"))
+    assert done.returncode == 3, done.stderr
+    assert "--workers 1000: the system refuses more than" in done.stderr and "ulimit -u" in done.stderr
+    assert not list(somebody.home.glob("forebay-files-*"))
+
+
+def owner(path: Path) -> int | None:
+    try:
+        return path.stat().st_uid
+    except OSError:
+        return None

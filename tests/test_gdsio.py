@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from forebay.errors import MachineError, RequestError, RunError
-from forebay.gdsio import flags, jobs, wording
+from forebay.gdsio import flags, jobs, machine, wording
 from forebay.gdsio.request import Group
 from forebay.gdsio.xfer import XFERS
 from gdsio_support import (  # noqa: F401
@@ -229,6 +229,27 @@ def test_an_engine_without_the_path_is_an_exit_3_that_names_x_1(
     code, out, err = gdsio(capsys, "-D", written(tmp_path / "d", 1, 1 << 20), "-x", "0", "-s", "1M")
     assert (code, out) == (3, "")
     assert "-x 1" in err
+
+
+@pytest.mark.parametrize("library", ["", "/bin/true"])
+def test_x_0_in_a_build_without_cufile_is_one_answer_whatever_the_machine_has(
+    fake: Engine, monkeypatch: pytest.MonkeyPatch, capsys: Capture, library: str
+) -> None:
+    monkeypatch.setenv("FOREBAY_LIBCUFILE", library)
+    monkeypatch.setattr(machine, "lacks_cufile", lambda: "this version doesn't have it yet")
+    code, _, err = gdsio(capsys, *"-s 1M -x 0 -D DIR -d 0".split())
+    assert (code, fake.jobs) == (3, [])
+    assert err.startswith("forebay: -x 0 (GPU_DIRECT): this version doesn't have it yet\n") and "-x 1" in err
+
+
+def test_a_gpu_of_a_copy_that_may_go_to_host_memory_is_needed_no_more(
+    fake: Engine, no_gpu: None, tmp_path: Path, capsys: Capture
+) -> None:
+    fake.answer = record(path={"ran": "bounce"})
+    words = ["-D", written(tmp_path / "d", 1, 1 << 20), *"-x 2 -s 1M -d 0 --allow-host-destination".split()]
+    code, out, err = gdsio(capsys, *words)
+    assert code == 0 and "XferType: CPU_HOST" in out
+    assert fake.jobs[0]["gpus"] == [] and "-d has no effect: libcuda.so.1 was not found" in err
 
 
 @pytest.mark.parametrize("number", [2, 3, 4])

@@ -186,3 +186,20 @@ def test_a_job_file_runs(data: Path, tmp_path: Path) -> None:
     done = gdsio(tmp_path / "r.gdsio")
     assert done.returncode == 0, done.stderr
     assert parsed(done.stdout.strip())["ops"] == "2048"
+
+
+def test_a_seed_other_than_the_files_own_is_refused_by_name(data: Path) -> None:
+    read = ("-D", data, *"-w 2 -s 4M -i 64k -x 1 -I 0 -V".split())
+    done = gdsio(*read, "-k", 99)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"-k 99 with -V: {data}/gdsio.0 was written with -k 7" in done.stderr
+    assert gdsio(*read, "-k", 7).returncode == 0 and gdsio(*read).returncode == 0
+
+
+def test_what_was_written_without_v_is_not_read_with_it(tmp_path: Path) -> None:
+    words = ("-D", tmp_path, *"-w 2 -s 4M -i 64k -x 1".split())
+    assert gdsio(*words, "-I", 1).returncode == 0
+    done = gdsio(*words, "-I", 0, "-V")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "without -V" in done.stderr and "-I 1 -V" in done.stderr and "--" not in done.stderr
+    assert gdsio(*words, "-I", 1, "-V").returncode == 0

@@ -38,7 +38,7 @@ Examples:
 )
 @click.option("--seed", default="7", metavar="N", help="Seed of the content.")
 @click.option("--json", "as_json", is_flag=True, help="The record as one JSON document on stdout.")
-@click.option("-o", "--out", metavar="FILE", help="Save the record here.")
+@click.option("-o", "--out", metavar="FILE", help="Save the record here; .jsonl adds a line.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress and no summary.")
 def command(directory: str, as_json: bool, out: str | None, quiet: bool, **flags: Any) -> int:
     """How fast are create, stat, read and delete of many files in DIR?
@@ -48,21 +48,22 @@ def command(directory: str, as_json: bool, out: str | None, quiet: bool, **flags
     from forebay.bench import save
 
     spec = spec_of(directory, flags)
-    if out:
-        save.check_target(out)
+    output = save.Output(out, save.FILES) if out else None
     record = run(spec, quiet)
     if not quiet:
         click.echo(text(record), err=as_json)
     code = exit_code(record)
-    if out:
-        save.write(out, [record])
-    elif code != DONE:
-        rescued = save.rescue(record)
-        told = f"what was measured is in {rescued}" if rescued else "what was measured could not be saved"
-        click.echo(f"forebay: {told}", err=True)
-    complain(record)
-    if as_json:
-        click.echo(json.dumps(record, indent=1))
+    try:
+        if output:
+            output.write([record])
+        elif code != DONE:
+            rescued = save.rescue(record)
+            told = f"what was measured is in {rescued}" if rescued else "what was measured could not be saved"
+            click.echo(f"forebay: {told}", err=True)
+    finally:
+        complain(record)
+        if as_json:
+            click.echo(json.dumps(record, indent=1))
     return code
 
 

@@ -58,18 +58,29 @@ def man(verb: str | None, out: str | None) -> int:
 
 
 def write_pages(folder: Path, verb: str | None = None) -> int:
-    """All pages into a folder, or one verb's."""
+    """All pages into a folder, or one verb's. They replace older ones, and are written through no link."""
+    from forebay.bench.save import place
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for each in [verb] if verb else [None, *verbs()]:
             name = f"forebay-{each}.1" if each else "forebay.1"
-            (folder / name).write_text(page(each))
+            try:
+                place(folder / name, page(each), _is_a_page)
+            except FileExistsError as error:
+                found = f"{name} is there and isn't a page of Forebay's, so it isn't overwritten"
+                raise RequestError(f"--out {folder}", found, "another directory") from error
             click.echo(str(folder / name))
     except OSError as error:
         raise RequestError(
             f"--out {folder}", f"can't be written ({error.strerror})", "another directory"
         ) from error
     return 0
+
+
+def _is_a_page(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(12) == b'.TH "FOREBAY'
 
 
 def verbs() -> list[str]:

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Barrier, Mutex};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 const TICK: Duration = Duration::from_millis(100);
@@ -209,7 +209,32 @@ struct Shared {
     bytes: AtomicU64,
     running: AtomicU64,
     failure: Mutex<Option<Error>>,
-    start: Barrier,
+    start: Start,
+}
+
+/// Where threads wait until as many as could be started are ready.
+#[derive(Default)]
+struct Start {
+    /// Threads that wait, and whether they may go.
+    state: Mutex<(usize, bool)>,
+    changed: Condvar,
+}
+
+impl Start {
+    fn wait(&self) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.0 += 1;
+        self.changed.notify_all();
+        drop(self.changed.wait_while(state, |(_, go)| !*go));
+    }
+
+    /// Lets them go once this many wait.
+    fn open(&self, threads: usize) {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let ready = self.changed.wait_while(state, |(waiting, _)| *waiting < threads);
+        ready.unwrap_or_else(PoisonError::into_inner).1 = true;
+        self.changed.notify_all();
+    }
 }
 
 struct Outcome {
@@ -231,7 +256,7 @@ impl Work<'_> {
             bytes: AtomicU64::new(0),
             running: AtomicU64::new(u64::from(workers)),
             failure: Mutex::new(None),
-            start: Barrier::new(workers as usize + 1),
+            start: Start::default(),
         };
         // Before anything is done, so that an observer may say no to all of it.
         let refused = !observe(&self.progress(&shared, Duration::ZERO));
@@ -239,11 +264,24 @@ impl Work<'_> {
         let mut latency = Latency::default();
         let (interrupted, seconds) = std::thread::scope(|scope| {
             let shared = &shared;
-            let threads: Vec<_> = (0..workers)
-                .map(|worker| scope.spawn(move || self.one_thread(worker, workers, shared)))
-                .collect();
-            shared.start.wait();
+            let mut threads = Vec::new();
+            let mut not_started = 0..0;
+            for worker in 0..workers {
+                let body = move || self.one_thread(worker, workers, shared);
+                match std::thread::Builder::new().spawn_scoped(scope, body) {
+                    Ok(thread) => threads.push(thread),
+                    Err(error) => {
+                        not_started = worker..workers;
+                        self.start_failed(shared, worker, &error);
+                        break;
+                    }
+                }
+            }
+            shared.start.open(threads.len());
             let begun = Instant::now();
+            for worker in not_started {
+                self.one_thread(worker, workers, shared);
+            }
             let interrupted = refused || self.watch(shared, begun, observe);
             // From the first thread's start: this thread may have been woken later than they were.
             let (mut first, mut last) = (begun, begun);
@@ -348,6 +386,18 @@ impl Work<'_> {
                 other => other.map(|()| 0),
             },
         }
+    }
+
+    /// What can't be done by all is done by none. Only cleaning up goes on: this thread does what the missing ones would.
+    fn start_failed(&self, shared: &Shared, started: u32, error: &io::Error) {
+        if matches!(self.call, Call::Remove) {
+            return;
+        }
+        shared.stop.store(true, Relaxed);
+        let found = format!("the system refuses more than {started} threads: {error}");
+        let asked = format!("--workers {}", self.site.workers);
+        let error = Error::machine(asked, found, "fewer --workers; ulimit -u; a container's pids limit");
+        *shared.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
     }
 
     /// Keeps the first failure and stops every thread.

@@ -1,4 +1,9 @@
-"""Where records go: the file that was asked for, or one of our naming when a run broke."""
+"""Where records go: the file that was asked for, or one of our naming when a run broke.
+
+One rule for each flag that names such a file. A name that ends in `.jsonl` gets a line for each record, behind those that
+it holds. Any other name is one document, which replaces nothing but a document of the same kind. Both are found out
+before the run, and again when the file is written.
+"""
 
 from __future__ import annotations
 
@@ -6,84 +11,183 @@ import json
 import os
 import re
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from forebay.errors import RequestError
+from forebay.errors import RequestError, RunError
 
-_OURS = re.compile(rb'^[\s\[]*\{\s*"schema"\s*:\s*"forebay\.')
-
-
-def check_target(path: str) -> None:
-    """Refuses, before anything runs, a file that isn't ours or a place that can't be written."""
-    target = Path(path)
-    asked = f"-o {path}"
-    if target.is_dir():
-        raise RequestError(asked, "is a directory", f"-o {target / 'run.json'}")
-    if target.is_file():
-        if not is_ours(target):
-            raise RequestError(
-                asked, "exists and holds no Forebay record, so it isn't overwritten", "another file name"
-            )
-        if not os.access(target, os.W_OK):
-            raise RequestError(asked, "can't be written (permission)", f"chmod u+w {path}")
-    elif not target.exists():
-        folder = target.parent
-        if not folder.is_dir():
-            raise RequestError(asked, f"there is no directory {folder}", f"mkdir -p {folder}")
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise RequestError(asked, f"the directory {folder} can't be written", "another directory")
+RUN, FILES, COMPARE, TUNE = "forebay.run", "forebay.files", "forebay.compare", "forebay.tune"
+# Which files of a directory are ours: its schema is called as that of `forebay files`.
+LIST_OF_FILES = ".forebay.json"
+# No document of ours comes near; what is larger is somebody else's.
+DOCUMENT_BYTES_MAX = 512 << 20
+RESCUES_MAX = 100
 
 
-def is_ours(path: Path) -> bool:
-    """An empty file, or one whose first document begins with a schema of ours. Reads 4 KiB at most."""
-    with path.open("rb") as file:
-        head = file.read(4096)
-    return not head.strip() or bool(_OURS.match(head))
+class Output:
+    """The file that `flag` names, for documents of one kind. `lines`: a line each, whatever the name."""
 
+    def __init__(self, path: str, kind: str, flag: str = "-o", lines: bool = False) -> None:
+        """Refuses, before anything runs, what would lose something and a place that can't be written."""
+        self.path, self.kind, self.asked = str(path), kind, f"{flag} {path}"
+        self.lines = lines or self.path.endswith(".jsonl")
+        self._target = Path(os.path.realpath(path))
+        self._appended = 0
+        target = self._target
+        if target.is_dir():
+            raise RequestError(self.asked, "is a directory", f"{flag} {target / 'run.json'}")
+        if target.is_file():
+            self._refuse_others()
+            if not os.access(target, os.W_OK):
+                raise RequestError(self.asked, "can't be written (permission)", f"chmod u+w {path}")
+        elif not target.exists():
+            folder = target.parent
+            if not folder.is_dir():
+                raise RequestError(self.asked, f"there is no directory {folder}", f"mkdir -p {folder}")
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise RequestError(self.asked, f"the directory {folder} can't be written", "another directory")
+        self._was_there = target.is_file()
 
-def write(path: str | Path, documents: list[dict[str, Any]]) -> None:
-    """One document as indented JSON, several as one line each. A file is written whole or not at all."""
-    if len(documents) == 1:
-        text = json.dumps(documents[0], indent=1) + "\n"
-    else:
-        text = "".join(json.dumps(d) + "\n" for d in documents)
-    target = Path(path)
-    try:
-        if target.exists() and not target.is_file():  # a pipe or a device: no renaming there
-            target.write_text(text)
+    def write(self, documents: list[dict[str, Any]], partial: bool = False, rescues: bool = True) -> None:
+        """All documents so far. `partial`: they will be said again, so that they get no line yet.
+
+        RunError where that fails; with `rescues` it says where they are instead.
+        """
+        try:
+            if self.lines:
+                if not partial:
+                    self._add_lines(documents[self._appended :])
+                    self._appended = len(documents)
+            else:
+                self._put(text_of(documents))
+        except (OSError, RequestError) as error:
+            found = error.found if isinstance(error, RequestError) else f"can't be written ({error.strerror})"
+            if rescues:
+                kept = [str(rescue(d, f"-{n}" if n else "")) for n, d in enumerate(documents)]
+                found += f"; what was measured is in {', '.join(kept)}"
+            raise RunError(self.asked, found, "another file") from error
+
+    def append(self, document: dict[str, Any]) -> None:
+        """One more line. RunError where that fails, which says where it is instead."""
+        self._appended = 0
+        self.write([document])
+
+    def _put(self, text: str) -> None:
+        if self._target.exists() and not self._target.is_file():  # a pipe or a device: no renaming there
+            self._target.write_text(text)
             return
-        _replace(target, text)
-    except OSError as error:
-        raise RequestError(f"-o {path}", f"can't be written ({error.strerror})", "another file") from error
+        try:
+            place(self._target, text, self._may_be_replaced if self._was_there else None)
+        except FileExistsError:
+            self._refuse_others()
+            found = "came to be while this ran, so it isn't overwritten"
+            raise RequestError(self.asked, found, "another file name") from None
+        self._was_there = True
+
+    def _add_lines(self, documents: list[dict[str, Any]]) -> None:
+        text = "".join(json.dumps(d) + "\n" for d in documents)
+        if self._target.is_file():
+            self._refuse_others()
+            if self._target.stat().st_size and _last_byte(self._target) != b"\n":
+                text = "\n" + text  # what was cut off stays a line of its own
+        with self._target.open("a", encoding="utf-8") as file:
+            file.write(text)
+
+    def _refuse_others(self) -> None:
+        if self._target.name == LIST_OF_FILES:
+            raise RequestError(self.asked, "is Forebay's list of the files that it made", "another file name")
+        if self.lines and not self._holds_lines():
+            found = f"exists and holds no {self.kind} records, one a line, so nothing is added to it"
+            raise RequestError(self.asked, found, "another file name")
+        if not self.lines and not self._may_be_replaced(self._target):
+            found = f"exists and isn't one {self.kind} document, so it isn't overwritten"
+            raise RequestError(self.asked, found, "another file name; one that ends in .jsonl keeps them all")
+
+    def _holds_lines(self) -> bool:
+        """Empty, or its first line begins as a record of this kind does. Reads 64 bytes."""
+        with self._target.open("rb") as file:
+            head = file.read(64)
+        return not head or re.match(rb'\{"schema": ?"%b/' % re.escape(self.kind.encode()), head) is not None
+
+    def _may_be_replaced(self, target: Path) -> bool:
+        """Empty, one document of this kind, or a list of such: what this would write."""
+        if target.stat().st_size == 0:
+            return True
+        found = _documents(target)
+        return bool(found) and all(str(d.get("schema")).startswith(f"{self.kind}/") for d in found)
 
 
-def _replace(target: Path, text: str) -> None:
+def text_of(documents: list[dict[str, Any]]) -> str:
+    return json.dumps(documents if len(documents) > 1 else documents[0], indent=1) + "\n"
+
+
+def _documents(path: Path) -> list[dict[str, Any]]:
+    """The JSON object in the file, or the objects of its list. Empty where it holds anything else."""
+    if path.stat().st_size > DOCUMENT_BYTES_MAX:
+        return []
+    try:
+        read = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        return []
+    found = read if isinstance(read, list) else [read]
+    return found if all(isinstance(d, dict) for d in found) else []
+
+
+def _last_byte(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1)
+
+
+def place(target: Path, text: str, may_be_replaced: Callable[[Path], bool] | None = None) -> None:
+    """Makes a file whole or not at all. FileExistsError where one is there, unless `may_be_replaced` says yes to it."""
     descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
-        with os.fdopen(descriptor, "w") as file:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(name, 0o666 & ~mask)
-        os.replace(name, target)
-    except BaseException:
+        try:
+            _claim(name, target)
+        except FileExistsError:
+            if may_be_replaced is None or target.is_symlink() or not target.is_file() or not may_be_replaced(target):
+                raise
+            os.replace(name, target)
+    finally:
         Path(name).unlink(missing_ok=True)
+
+
+def _claim(name: str, target: Path) -> None:
+    """Gives the file its name, which nobody may have."""
+    try:
+        os.link(name, target)
+    except FileExistsError:
         raise
+    except OSError:  # a file system without hard links
+        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        os.replace(name, target)
 
 
 def rescue(document: dict[str, Any], suffix: str = "") -> Path | None:
     """Saves a broken run to ./forebay-ID.json, else in the temporary directory. None: neither took it."""
-    name = f"forebay-{re.sub(r'[^0-9a-zA-Z]', '', str(document.get('id') or 'run'))}{suffix}.json"
+    known = document.get("id")
+    stem = f"forebay-{re.sub(r'[^0-9a-zA-Z]', '', str(known or 'run'))}{suffix}"
+
+    def is_the_same(path: Path) -> bool:
+        return known is not None and [d.get("id") for d in _documents(path)] == [known]
+
     for folder in (Path("."), Path(tempfile.gettempdir())):
-        target = folder / name
-        if target.exists() and not is_ours(target):
-            continue
-        try:
-            write(target, [document])
-            return target
-        except RequestError:
-            continue
+        for name in (stem, *(f"{stem}-{n}" for n in range(2, RESCUES_MAX))):
+            target = folder / f"{name}.json"
+            try:
+                place(target, text_of([document]), is_the_same)
+                return target
+            except FileExistsError:
+                continue
+            except OSError:
+                break
     return None

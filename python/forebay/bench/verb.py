@@ -60,7 +60,7 @@ class Outcome:
 @job_options
 @click.option("--json", "as_json", is_flag=True, help="The record as one JSON document on stdout.")
 @click.option(
-    "-o", "--out", metavar="FILE", help="Save the record here. A file that isn't a record isn't overwritten."
+    "-o", "--out", metavar="FILE", help="Save the record here. .jsonl adds a line; else only a record is replaced."
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and touch nothing.")
 @click.option("--live", is_flag=True, help="A full-screen view while it runs.")
@@ -89,7 +89,7 @@ def command(sources: tuple[str, ...], **options: Any) -> int:
     if own["out"]:
         from forebay.bench import save
 
-        save.check_target(own["out"])
+        own["out"] = save.Output(own["out"], save.RUN)
     from forebay import mpi
 
     world = mpi.world(explicit=own["mpi"], host_sources=own["host_source"])
@@ -216,14 +216,16 @@ def conclude(
     if record is not None and not own["quiet"]:
         heading = f"[{task.name}]\n" if several and task.name else ""
         click.echo(heading + summary.text(record, _width()), err=own["as_json"])
+    if record is not None and own["quiet"] and outcome.error is None and outcome.exit_code in (BROKE, CHECK_FAILED):
+        click.echo(f"forebay: I/Os: {summary.errors(record['result']['errors'])}", err=True)
     saved = record is not None and bool(own["out"])
     if saved:
         try:
-            save.write(own["out"], records)
-        except RequestError as error:
-            saved, outcome.error = False, outcome.error or RunError(error.asked, error.found, error.next)
+            own["out"].write(records, rescues=False)
+        except RunError as error:
+            saved, outcome.error = False, outcome.error or error
     if saved and not own["quiet"]:
-        click.echo(f"record    {own['out']}", err=own["as_json"])
+        click.echo(f"record    {own['out'].path}", err=own["as_json"])
     if record is not None and not saved and outcome.exit_code in (BROKE, INTERRUPTED):
         rescued = save.rescue(record)
         told = f"what was measured is in {rescued}" if rescued else "what was measured could not be saved"

@@ -45,7 +45,7 @@ Examples:
 @click.option("--max-time", metavar="TIME", help="Begin no pair after this long.")
 @click.option("--tolerance", metavar="PCT", help="Two files: how much worse B may be. Default: 2%.")
 @click.option(
-    "-o", "--output", type=click.Path(dir_okay=False), help="Save the comparison here, after each pair."
+    "-o", "--output", type=click.Path(dir_okay=False), help="Save it here, after each pair; .jsonl adds a line at the end."
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 @job_options
@@ -76,8 +76,9 @@ def command(source: tuple[str, ...], **values: Any) -> int:
         click.echo(
             "forebay: A and B are the same job; the verdict shows the noise of this machine.", err=True
         )
-    document = compare_jobs(subjects[0], subjects[1], metric, limits, _saver(output))
-    _print(document, show_jobs, as_json, output)
+    out = _output(output)
+    document = compare_jobs(subjects[0], subjects[1], metric, limits, out)
+    _finish(document, show_jobs, as_json, out)
     if document["error"]:
         return int(document["error"]["exit_code"])
     if document["interrupted"]:
@@ -134,23 +135,22 @@ def _files(
     pct = parse_percent(tolerance, "--tolerance") if tolerance is not None else 2.0
     if not 0 <= pct < 100:
         raise RequestError(f"--tolerance {tolerance}", "must be from 0 up to 100 per cent", "--tolerance 2%")
+    out = _output(output)
     document = compare_files(source[0], source[1], metric, pct)
-    saver = _saver(output)
-    if saver:
-        saver(document)
-    _print(document, show_files, as_json, output)
+    _finish(document, show_files, as_json, out)
     return CHECK_FAILED if document["verdict"]["kind"] == "worse" else 0
 
 
-def _saver(output: str | None) -> Any:
-    """None without `-o`. Refuses, before anything runs, a file that isn't ours."""
-    if output is None:
-        return None
-    save.check_target(output)
-    return lambda document: save.write(output, [document])
+def _output(path: str | None) -> save.Output | None:
+    """Refuses, before anything runs, a file that would be lost."""
+    return save.Output(path, save.COMPARE) if path is not None else None
 
 
-def _print(document: dict[str, Any], show: Any, as_json: bool, output: str | None) -> None:
-    click.echo(json.dumps(document) if as_json else show(document))
-    if output is not None:
-        click.echo(f"saved: {output}", err=True)
+def _finish(document: dict[str, Any], show: Any, as_json: bool, out: save.Output | None) -> None:
+    try:
+        if out is not None:
+            out.write([document])
+    finally:
+        click.echo(json.dumps(document) if as_json else show(document))
+    if out is not None:
+        click.echo(f"saved: {out.path}", err=True)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
 from forebay import run as engine
+from forebay.bench.save import Output
 from forebay.compare.subject import Subject
 from forebay.compare.verdict import judge
 from forebay.errors import ForebayError, MachineError, RunError
@@ -56,7 +56,7 @@ def compare_jobs(
     b: Subject,
     metric: Metric,
     limits: Limits,
-    save: Callable[[dict[str, Any]], None] | None = None,
+    out: Output | None = None,
 ) -> dict[str, Any]:
     """Runs the pairs and returns the document (forebay.compare/1).
 
@@ -70,8 +70,9 @@ def compare_jobs(
         try:
             for pair in _pairs(a, b, metric, limits, stages, pairs):
                 pairs.append(pair)
-                if save:
-                    save(_document(started, a, b, metric, limits, pairs, False, None))
+                if out:
+                    so_far = _document(started, a, b, metric, limits, pairs, False, None)
+                    out.write([so_far], partial=True, rescues=False)
         except KeyboardInterrupt:
             interrupted = True
         except ForebayError as error:
@@ -79,10 +80,7 @@ def compare_jobs(
                 raise
             failure = error
             stages.say(f"forebay: {error}")
-    document = _document(started, a, b, metric, limits, pairs, interrupted, failure)
-    if save:
-        save(document)
-    return document
+    return _document(started, a, b, metric, limits, pairs, interrupted, failure)
 
 
 def _pairs(

@@ -6,7 +6,6 @@ Everything but the line goes to stderr, and before it: scripts that read `2>&1 |
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from typing import Any
 
@@ -63,10 +62,15 @@ def command(job_file_path: str | None, **values: Any) -> int:
         click.echo(jobs.as_bench(fields))
         return DONE
     if values["record"]:
-        _check_record_file(values["record"])
+        values["record"] = save.Output(values["record"], save.RUN, "--record", lines=True)
     machine.check(request, allow_host_destination=values["allow_host_destination"])
     jobs.check_targets(request)
     jobs.check_files(request)
+    if fields.get("gpus") and (why := machine.copies_to_host(request, values["allow_host_destination"])):
+        _say(f"-d has no effect: {why}, so the copy goes to host memory")
+        fields["gpus"] = []
+    if request.verify and request.seed is not None and not request.writes:
+        _check_seed(request.seed, fields)
     for note in jobs.without_effect(request):
         _say(note)
     return _phases(request, fields, values)
@@ -94,6 +98,18 @@ def _job(request: Request, values: dict[str, Any]) -> dict[str, Any]:
     if values["overwrite_device"]:
         fields["overwrite_devices"] = list(values["overwrite_device"])
     return fields
+
+
+def _check_seed(seed: int, fields: dict[str, Any]) -> None:
+    """What a file is known to hold was written with one seed: another -k would be passed over without a word."""
+    try:
+        targets = engine.plan(fields)["targets"]
+    except ForebayError as error:
+        raise in_gdsios_words(error) from error
+    for target in targets:
+        known = target.get("seed")
+        if known is not None and known != seed:
+            raise RequestError(f"-k {seed} with -V", f"{target['path']} was written with -k {known}", f"-k {known}, or no -k")
 
 
 def _phases(request: Request, fields: dict[str, Any], values: dict[str, Any]) -> int:
@@ -126,7 +142,7 @@ def _run(
     """One run: measured, saved where that is due, reported. Returns the exit code and the record."""
     record = _measure(request, fields, values["record"], interrupt)
     if values["record"]:
-        _append(values["record"], json.dumps(record) + "\n")
+        values["record"].append(record)
     elif record["result"]["interrupted"] and not values["as_json"]:
         _rescue(record, None)
     _refuse_host_copy(request, record, values["allow_host_destination"])
@@ -138,12 +154,12 @@ def _run(
 
 
 def _measure(
-    request: Request, fields: dict[str, Any], record_path: str | None, interrupt: Interrupt
+    request: Request, fields: dict[str, Any], out: save.Output | None, interrupt: Interrupt
 ) -> Record:
     try:
         return engine.run(fields, observer=lambda _: interrupt.raise_if_requested())
     except ForebayError as error:
-        _rescue(getattr(error, "record", None), record_path)
+        _rescue(getattr(error, "record", None), out)
         spoken = in_gdsios_words(error)
         if isinstance(error, MachineError) and request.xfer.needs_gpu and "-x 1" not in spoken.next:
             spoken.next = f"{spoken.next}; or {machine.HOST_NEXT}".lstrip("; ")
@@ -173,36 +189,15 @@ def _refuse_host_copy(request: Request, record: Record, allowed: bool) -> None:
         )
 
 
-def _rescue(record: Record | str | None, path: str | None) -> None:
+def _rescue(record: Record | str | None, out: save.Output | None) -> None:
     """What was measured before a run broke: into --record, else into a file of its own."""
     if not record:
         return
     known: Record = json.loads(record) if isinstance(record, str) else record
-    where = path or save.rescue(known)
-    if path:
-        _append(path, json.dumps(known) + "\n")
+    if out is not None:
+        out.append(known)
+    where = out.path if out is not None else save.rescue(known)
     _say(f"what was measured is in {where}" if where else "what was measured could not be saved")
-
-
-def _check_record_file(path: str) -> None:
-    """Before the run, so that a file that can't be written, or holds something else, costs no measurement."""
-    _append(path, "")
-    if not os.path.isfile(path):
-        return
-    with open(path, "rb") as file:
-        head = file.read(64).lstrip()
-    if head and not head.startswith(b'{"schema": "forebay.'):
-        raise RequestError(f"--record {path}", "exists and holds no records, one a line", "another file name")
-
-
-def _append(path: str, text: str) -> None:
-    try:
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise RequestError(
-            f"--record {path}", error.strerror or str(error), "a file that can be written"
-        ) from None
 
 
 def _say(text: str) -> None:

@@ -16,6 +16,7 @@ SAID = {
     "--seed": "-k",
     "--numa": "-n",
     "--gpu": "-d",
+    "--op write": "-I 1",
     "--verify": "-V",
     "--refill": "-F",
     "--buffered": "-O 1",
@@ -25,7 +26,7 @@ SAID = {
     "--passes 1": "no -T",
 }
 OURS = ("--overwrite", "--overwrite-device", "--require-direct", "--json", "--record", "--dry-run")
-_WORD = re.compile(r"(?<![\w-])--[a-z][a-z-]*(?: allow| bypass| 1\b)?")
+_WORD = re.compile(r"(?<![\w-])--[a-z][a-z-]*(?: allow| bypass| write| 1\b)?")
 
 
 def said(text: str) -> str:

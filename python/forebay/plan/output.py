@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from pathlib import Path
 
+from forebay.bench.save import place
 from forebay.errors import RequestError
 
 # How the file of each kind begins, within its first bytes.
@@ -38,17 +38,13 @@ def check(flag: str, path: str, kind: re.Pattern[bytes], inputs: tuple[str, ...]
 def write(flag: str, path: str, text: str, kind: re.Pattern[bytes], inputs: tuple[str, ...] = ()) -> None:
     """A reader never sees half a file. RequestError where `check` refuses, or where it can't be written."""
     check(flag, path, kind, inputs)
-    target = Path(path)
-    partial = target.with_name(target.name + f".{os.getpid()}.part")
+    target = Path(os.path.realpath(path))
     try:
-        if target.is_symlink() or (target.exists() and not target.is_file()):
+        if target.exists() and not target.is_file():
             target.write_text(text, encoding="utf-8")
-            return
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, target)
+        else:
+            place(target, text, lambda there: _is_of(there, kind))
     except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
         found = f"can't be written: {error.strerror}"
         raise RequestError(f"{flag} {path}", found, "another place, or free space: df -h") from None
 

@@ -45,7 +45,7 @@ Examples:
 @click.option(
     "--max-time", default="60s", show_default=True, metavar="TIME", help="How long the search may take."
 )
-@click.option("-o", "--output", type=click.Path(dir_okay=False), help="Save the document here.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False), help="Save the document here; .jsonl adds a line.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 @job_options
 def command(source: tuple[str, ...], **values: Any) -> int:
@@ -58,8 +58,7 @@ def command(source: tuple[str, ...], **values: Any) -> int:
     share = parse_percent(values.pop("share"), "--share") / 100
     if not 0 < share <= 1:
         raise RequestError(f"--share {share:.0%}", "must be above 0 and at most 100 per cent", "--share 98%")
-    if output:
-        save.check_target(output)
+    out = save.Output(output, save.TUNE) if output else None
     fixed = parse_settings(" ".join(values.pop("fix")))
     job = _prepared({**job_from_flags(source, values), **fixed})
     axes = _axes(job)
@@ -70,9 +69,11 @@ def command(source: tuple[str, ...], **values: Any) -> int:
         search = Search(axes, runner.measure, runner.elapsed, seconds, _allowed, share)
         code = _search(search, runner)
     document = document_of(search, job, runner.failures, _command_for(job))
-    if output:
-        save.write(output, [document])
-    click.echo(json.dumps(document) if as_json else show(document))
+    try:
+        if out:
+            out.write([document])
+    finally:
+        click.echo(json.dumps(document) if as_json else show(document))
     return code
 
 

@@ -34,6 +34,9 @@ pub struct Entry {
     pub bytes: u64,
     /// Seed of its content; null where it holds no seeded content.
     pub seed: Option<u64>,
+    /// Seed of what was written of it, where that is not known to be all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partly: Option<u64>,
     /// Name that the content carries.
     pub content: String,
 }
@@ -85,9 +88,22 @@ impl Held {
 
     pub fn insert(&mut self, file: &Path, bytes: u64, seed: Option<u64>, content: &str) {
         let (Some(name), Ok(meta)) = (name_of(file), std::fs::symlink_metadata(file)) else { return };
-        let entry =
-            Entry { inode: meta.ino(), born_ns: born_ns(&meta), bytes, seed, content: content.to_string() };
+        let entry = Entry {
+            inode: meta.ino(),
+            born_ns: born_ns(&meta),
+            bytes,
+            seed,
+            partly: None,
+            content: content.to_string(),
+        };
         self.manifest.files.insert(name.to_string(), entry);
+    }
+
+    /// Parts of a file that `insert` just told of hold seeded content.
+    pub fn note_part(&mut self, file: &Path, seed: u64) {
+        if let Some(entry) = name_of(file).and_then(|name| self.manifest.files.get_mut(name)) {
+            entry.partly = Some(seed);
+        }
     }
 
     pub fn remove(&mut self, file: &Path) {

@@ -1,5 +1,6 @@
 //! Whether anything uses a block device: a mount, swap, or a device above it.
 
+use crate::source::file::patiently;
 use forebay_model::Error;
 use std::collections::BTreeSet;
 use std::io::{Seek, SeekFrom};
@@ -43,7 +44,7 @@ fn holder_of(device: &str) -> Option<String> {
 /// Whether somebody claimed the device or a part of it. What spans several devices (btrfs, ZFS) mounts under a
 /// number of its own, and shows nowhere else.
 fn claimed(path: &Path) -> bool {
-    let opened = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path);
+    let opened = patiently(|| std::fs::OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path));
     opened.is_err_and(|e| e.raw_os_error() == Some(libc::EBUSY))
 }
 

@@ -11,7 +11,7 @@ use forebay_model::units::{format_bytes, GIB};
 use forebay_model::Error;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// Size of files that a job makes where nobody said.
@@ -152,7 +152,7 @@ pub fn draft(job: &JobSpec, manifests: &mut Manifests) -> Result<Vec<Draft>, Err
             uri => drafts.push(planner.one(&uri, job.file_bytes)?),
         }
     }
-    distinct(&drafts)?;
+    distinct(job, &drafts)?;
     drafts.iter().try_for_each(|d| spare_members(job, d))?;
     if drafts.iter().any(Draft::is_virtual) && !drafts.iter().all(Draft::is_virtual) {
         return Err(Error::request(
@@ -190,8 +190,8 @@ fn spare_members(job: &JobSpec, draft: &Draft) -> Result<(), Error> {
     }
 }
 
-/// One file under two names would write over itself.
-fn distinct(drafts: &[Draft]) -> Result<(), Error> {
+/// One file or device under two names would write over itself.
+fn distinct(job: &JobSpec, drafts: &[Draft]) -> Result<(), Error> {
     let mut seen = BTreeSet::new();
     for file in drafts.iter().flat_map(Draft::files) {
         let path = std::fs::canonicalize(&file.path).unwrap_or_else(|_| file.path.clone());
@@ -199,6 +199,21 @@ fn distinct(drafts: &[Draft]) -> Result<(), Error> {
             return Err(Error::request(
                 file.path.display().to_string(),
                 "is named twice in this job",
+                "a different file for each source and each m=",
+            ));
+        }
+    }
+    let mut known: BTreeMap<(u64, u64), &Path> = BTreeMap::new();
+    let files = || drafts.iter().flat_map(Draft::files);
+    let writes = job.writes() || files().any(|f| f.action == Action::Make);
+    for file in files().filter(|_| writes) {
+        let Ok(meta) = std::fs::metadata(&file.path) else { continue };
+        // No file system has the number 0.
+        let identity = if file.is_device { (0, meta.rdev()) } else { (meta.dev(), meta.ino()) };
+        if let Some(other) = known.insert(identity, &file.path).filter(|other| *other != file.path) {
+            return Err(Error::request(
+                format!("write to {}", file.path.display()),
+                format!("it is the same as {}, which this job names too", other.display()),
                 "a different file for each source and each m=",
             ));
         }

@@ -70,6 +70,7 @@ fn make_and_open(
     held: &mut Locked,
     observer: &mut dyn Observer,
 ) -> Result<Opened, Error> {
+    know_what_to_verify(job, drafts, held)?;
     lock_what_changes(job, drafts, held)?;
     let missing: Vec<&FilePlan> =
         drafts.iter().flat_map(Draft::files).filter(|f| f.action == Action::Make).collect();
@@ -105,11 +106,33 @@ impl Prepared {
             let kept = (covered && len == w.bytes) || w.seed == Some(job.seed);
             let seed = ((job.verify || job.refill) && kept).then_some(job.seed);
             held.insert(&w.path, len, seed, &w.content);
+            if seed.is_none() && (job.verify || job.refill) {
+                held.note_part(&w.path, job.seed);
+            }
         }
         let saved =
             if self.written.is_empty() { Ok(()) } else { self.held.values_mut().try_for_each(Held::save) };
         self.held.into_values().for_each(Held::remove_if_empty);
         saved
+    }
+}
+
+/// A read verifies against what was written. Where that is known to be something else, each block would fail.
+fn know_what_to_verify(job: &JobSpec, drafts: &[Draft], held: &Locked) -> Result<(), Error> {
+    if !job.verify || job.writes() {
+        return Ok(());
+    }
+    let unknown = |f: &&FilePlan| {
+        let entry = held.get(&parent_of(&f.path)).and_then(|h| h.entry(&f.path));
+        f.action == Action::Use && entry.is_some_and(|e| e.seed.is_none() && e.partly.is_none())
+    };
+    match drafts.iter().flat_map(Draft::files).find(unknown) {
+        Some(file) => Err(Error::request(
+            format!("--verify of {}", file.path.display()),
+            "it was written without --verify, so that nobody knows what it should hold",
+            "write it first: --op write --verify",
+        )),
+        None => Ok(()),
     }
 }
 
@@ -302,9 +325,10 @@ fn fill(job: &JobSpec, drafts: &[&Draft], observer: &mut dyn Observer) -> Result
 /// O_DIRECT where it can be had; a tail that isn't a whole block goes through the page cache.
 fn open_for_fill(draft: &Draft, job: &JobSpec, ring: bool) -> Result<Target, Error> {
     let opener = Opener { job, write: true, ring };
-    match opener.target(draft) {
-        Ok(target) if target.bytes % u64::from(target.align()) == 0 => Ok(target),
-        _ => Opener { job: &JobSpec { cache: Cache::Allow, ..job.clone() }, ..opener }.target(draft),
+    let direct = opener.target(draft).ok().filter(|t| t.bytes % u64::from(t.align()) == 0);
+    match direct {
+        Some(target) => Ok(target),
+        None => Opener { job: &JobSpec { cache: Cache::Allow, ..job.clone() }, ..opener }.target(draft),
     }
 }
 

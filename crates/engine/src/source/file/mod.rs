@@ -23,6 +23,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 const RAMFS_MAGIC: i64 = 0x8584_58f6;
@@ -68,8 +69,13 @@ impl FileTarget {
         // A device's node lives in devtmpfs, its data don't.
         let in_memory = !is_device && lives_in_memory(&probe);
         let direct = access.direct && !in_memory;
+        // Claimed for as long as it is open, so that nobody mounts what is being written.
+        let claim = if is_device && access.write { libc::O_EXCL } else { 0 };
         let file = if direct {
-            open_with(path, access.write, libc::O_DIRECT).map_err(|e| no_direct(path, access, &e))?
+            patiently(|| open_with(path, access.write, libc::O_DIRECT | claim))
+                .map_err(|e| no_direct(path, access, &e))?
+        } else if claim != 0 {
+            patiently(|| open_with(path, access.write, claim)).map_err(refused)?
         } else {
             probe
         };
@@ -157,6 +163,19 @@ fn open_with(path: &Path, write: bool, flags: i32) -> std::io::Result<File> {
         .open(path)
 }
 
+/// Tries again for a second where the device is claimed: a ring lets go of its files only some time after its end.
+pub fn patiently(open: impl Fn() -> std::io::Result<File>) -> std::io::Result<File> {
+    let end = Instant::now() + Duration::from_secs(1);
+    loop {
+        match open() {
+            Err(e) if e.raw_os_error() == Some(libc::EBUSY) && Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            done => return done,
+        }
+    }
+}
+
 fn no_direct(path: &Path, access: FileAccess, e: &std::io::Error) -> Error {
     if e.raw_os_error() != Some(libc::EINVAL) {
         return cannot_open(path, access, e);
@@ -180,6 +199,11 @@ fn cannot_open(path: &Path, access: FileAccess, e: &std::io::Error) -> Error {
             asked,
             "permission denied",
             format!("ls -ld {}; sudo, or a directory of yours", path.display()),
+        ),
+        Some(libc::EBUSY) => Error::request(
+            asked,
+            "the kernel keeps it for a mount, a volume or another program",
+            "a device that nothing uses, or a file on it",
         ),
         Some(libc::EROFS) => Error::request(
             asked,
