@@ -48,3 +48,8 @@ fn drive_seeds() {
 fn faults_seeds() {
     replay("faults", forebay_fuzz::faults);
 }
+
+#[test]
+fn safetensors_seeds() {
+    replay("safetensors", forebay_fuzz::safetensors);
+}

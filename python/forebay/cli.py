@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
+import io
 import os
 import signal
 import sys
@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from forebay.errors import BAD_REQUEST, BROKE, INTERRUPTED, ForebayError, RequestError
+from forebay.lazy import LazyGroup
 
 # verb → (module:command, the question it answers)
 VERBS = {
@@ -23,6 +24,7 @@ VERBS = {
     "tune": ("forebay.tune:command", "Which depth, workers and size reach the peak at the least CPU?"),
     "gdsio": ("forebay.gdsio:command", "gdsio's own flags and output line."),
     "files": ("forebay.files:command", "How fast are create, stat, read and delete of many files?"),
+    "checksum": ("forebay.checksum:command", "What is the CRC32C of these files, computed on the GPU?"),
     "plan": ("forebay.plan:command", "What will k drives, n GPUs, q queues give? What should I change?"),
     "report": ("forebay.report:command", "One page that I can send on."),
     "completion": ("forebay.shell:completion", "Tab completion for bash, zsh or fish."),
@@ -33,31 +35,8 @@ VERBS = {
 ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
-class Verbs(click.Group):
-    """Answers --help from the table alone, and imports a verb only when it runs."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(VERBS)
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in VERBS:
-            return None
-        module, attribute = VERBS[name][0].split(":")
-        return getattr(importlib.import_module(module), attribute)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in VERBS and not args[0].startswith("-"):
-            import difflib
-
-            near = difflib.get_close_matches(args[0], VERBS, n=1)
-            ctx.fail(f"There is no verb '{args[0]}'." + (f" Did you mean '{near[0]}'?" if near else ""))
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Verbs"):
-            formatter.write_dl([(name, question) for name, (_, question) in VERBS.items()])
+class Verbs(LazyGroup):
+    table = VERBS
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
@@ -95,6 +74,7 @@ def main(arguments: list[str] | None = None) -> Any:
 
 
 def _code_of(arguments: list[str] | None) -> int:
+    _have_streams()
     for number in ENDING:
         # One that the caller ignores (nohup, a script's `command &`) stays ignored.
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -124,6 +104,24 @@ def _code_of(arguments: list[str] | None) -> int:
         _say(f"forebay: {error.filename or 'writing the output'}: {error.strerror}\n  try: df -h; ls -l; another place")
         _give_up_output()
         return BROKE
+
+
+def _have_streams() -> None:
+    """Standard streams that are open, and take any text.
+
+    A file that was opened in the place of a closed one would get what is printed. An encoding that lacks a character
+    (Latin-1 has no superscript, a name that isn't UTF-8 has none anywhere) prints a stand-in.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - for good
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace" if stream.encoding.lower() == "utf-8" else "replace")
 
 
 def _say(text: str) -> None:

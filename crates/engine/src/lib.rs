@@ -1,10 +1,12 @@
 //! Moves bytes between storage, memory and GPUs, and measures what that took.
 
 pub mod arena;
+pub mod checksum;
 pub mod clock;
 pub mod copy;
 pub mod doctor;
 pub mod driver;
+pub mod feed;
 pub mod files;
 pub mod gpu;
 pub mod meter;

@@ -1,10 +1,13 @@
 //! Glue between Python and the engine: JSON in, JSON out, errors as exceptions.
 
+mod checksum;
+mod feed;
 mod files;
 mod observe;
 
+use forebay_engine::gpu::library;
 use forebay_engine::{doctor, driver, Error, Kind};
-use forebay_model::{job::JobSpec, merge, record, Latency};
+use forebay_model::{job::JobSpec, merge, record, Latency, RunRecord};
 use observe::{stop_requested, Watcher};
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
@@ -14,6 +17,7 @@ use std::sync::atomic::Ordering;
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     driver::built_from(option_env!("FOREBAY_COMMIT"));
+    library::search_packages(packages(module.py()).unwrap_or_default());
     module.add_function(wrap_pyfunction!(run, module)?)?;
     module.add_function(wrap_pyfunction!(stop, module)?)?;
     module.add_function(wrap_pyfunction!(plan, module)?)?;
@@ -26,7 +30,24 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(examine, module)?)?;
     module.add_function(wrap_pyfunction!(environment, module)?)?;
     module.add_function(wrap_pyfunction!(files::run, module)?)?;
+    module.add_function(wrap_pyfunction!(checksum::run, module)?)?;
+    module.add_function(wrap_pyfunction!(checksum::crc32c, module)?)?;
+    module.add_function(wrap_pyfunction!(checksum::crc32c_on_gpu, module)?)?;
+    module.add_class::<feed::Reader>()?;
+    module.add_class::<feed::Pending>()?;
+    module.add_function(wrap_pyfunction!(feed::sizes_of, module)?)?;
+    module.add_function(wrap_pyfunction!(feed::read_files, module)?)?;
+    module.add_function(wrap_pyfunction!(feed::device_of, module)?)?;
+    module.add_function(wrap_pyfunction!(feed::release, module)?)?;
+    module.add_function(wrap_pyfunction!(feed::safetensors_header, module)?)?;
     Ok(())
+}
+
+/// Folders of Python's packages, below which NVIDIA's wheels keep their libraries.
+fn packages(py: Python<'_>) -> PyResult<Vec<PathBuf>> {
+    let path: Vec<Bound<'_, PyAny>> = py.import("sys")?.getattr("path")?.extract()?;
+    let folders = path.iter().filter_map(|entry| entry.extract::<PathBuf>().ok());
+    Ok(folders.filter(|f| f.ends_with("site-packages") || f.ends_with("dist-packages")).collect())
 }
 
 /// Runs a JobSpec and returns its RunRecord. What broke midway is raised as RunError with the record, as JSON
@@ -39,14 +60,23 @@ fn run(py: Python<'_>, job: &str, command: Vec<String>, observer: Option<Py<PyAn
     let mut watcher = Watcher::new(observer);
     let outcome = py.detach(|| driver::run(&job, command, &mut watcher));
     let outcome = outcome.map_err(|error| watcher.interruption().unwrap_or_else(|| raise(py, error)))?;
-    let mut record = outcome.record;
-    let raised = watcher.interruption();
+    ended(py, outcome.record, outcome.failure, watcher.interruption())
+}
+
+/// What a run came to, for Python: its record's text, or an exception that carries it in its attribute `record`.
+/// `raised`: by an observer, a signal's handler or another call of Python's during the run.
+fn ended(
+    py: Python<'_>,
+    mut record: RunRecord,
+    failure: Option<Error>,
+    raised: Option<PyErr>,
+) -> PyResult<String> {
     // One that comes when all is measured ends nothing, but whoever makes several runs must still hear of it.
     record.result.interrupted |= raised.as_ref().is_some_and(|e| e.is_instance_of::<PyKeyboardInterrupt>(py));
     let text = json(py, &record)?;
-    // A KeyboardInterrupt is told by the record; anything else that the observer raised is a defect of its own.
+    // A KeyboardInterrupt is told by the record; anything else that was raised is a defect of its own.
     let defect = raised.filter(|e| !e.is_instance_of::<PyKeyboardInterrupt>(py));
-    match defect.or_else(|| outcome.failure.map(|failure| raise(py, failure))) {
+    match defect.or_else(|| failure.map(|failure| raise(py, failure))) {
         None => Ok(text),
         Some(raised) => {
             raised.value(py).setattr("record", text)?;
@@ -132,6 +162,7 @@ fn json(py: Python<'_>, value: &impl serde::Serialize) -> PyResult<String> {
 fn raise(py: Python<'_>, error: Error) -> PyErr {
     let name = match error.kind {
         Kind::Request => "RequestError",
+        Kind::Check => "CheckFailed",
         Kind::Machine => "MachineError",
         Kind::Run => "RunError",
     };
