@@ -238,7 +238,7 @@ fn rows_go_from_registered_memory_to_their_places_and_nothing_beside_them() {
                 let row = row_bytes as usize;
                 let draws = &draws[..draws.len().min((ROOM - skew) / row)];
                 let offset =
-                    |n: u32| u64::from(n) % (TABLE as u64 - row_bytes) & if n % 3 == 0 { !15 } else { !0 };
+                    |n: u32| (u64::from(n) % (TABLE as u64 - row_bytes)) & if n % 3 == 0 { !15 } else { !0 };
                 let laid: Vec<u64> =
                     draws.iter().map(|(n, kind)| if *kind == 0 { ELSEWHERE } else { offset(*n) }).collect();
                 let mut expected = vec![0xAA; ROOM];
