@@ -7,6 +7,7 @@ pub mod doctor;
 pub mod driver;
 pub mod files;
 pub mod gpu;
+mod identity;
 pub mod meter;
 pub mod path;
 pub mod queue;
