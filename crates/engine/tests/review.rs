@@ -188,6 +188,46 @@ fn what_should_be_new_is_never_opened() {
     assert!(error.next.contains("ls -l"), "{error}");
 }
 
+/// A folder on a disk, where there is one: `/tmp` may lie in memory.
+fn on_disk() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+/// A file of 4 MiB that isn't in the page cache; what was read of it directly.
+fn read_direct(file: &Path) -> Option<Outcome> {
+    let open = fs::File::options().read(true).write(true).open(file).unwrap();
+    forebay_engine::meter::cache::drop(&open, 0, 0).unwrap();
+    let direct = JobSpec { require_direct: true, cache: Cache::Bypass, ..job(file) };
+    go(&direct).map_err(|e| eprintln!("SKIPPED: direct I/O on the build's disk: {e}")).ok()
+}
+
+#[test]
+fn require_direct_asks_the_device_whether_it_moved() {
+    let home = on_disk();
+    let (data, holes) = (home.path().join("data"), home.path().join("holes"));
+    fs::write(&data, vec![7u8; 4 << 20]).unwrap();
+    let Some(done) = read_direct(&data) else { return };
+    assert!(done.failure.is_none(), "{:?} {:?}", done.failure, done.record.cache);
+    let unchecked = done.record.warnings.iter().any(|w| w.id == "direct_unchecked");
+    assert_eq!(unchecked, done.record.cache.device_bytes.is_none(), "{:?}", done.record.warnings);
+    fs::File::create(&holes).unwrap().set_len(64 << 20).unwrap();
+    // Others may keep the device busy meanwhile, and its counters tell of them too.
+    let begun = Instant::now();
+    let done = loop {
+        let done = read_direct(&holes).unwrap();
+        if done.failure.is_some() || done.record.cache.device_bytes.is_none() || begun.elapsed() > SOON {
+            break done;
+        }
+    };
+    assert_eq!(done.record.path.direct_bytes, 64 << 20, "the kernel took all of it for direct");
+    if done.record.cache.device_bytes.is_none() {
+        return eprintln!("SKIPPED: no device is known below {}", holes.display());
+    }
+    let error = done.failure.expect("no device has seen these bytes");
+    assert!(error.asked == "--require-direct" && error.found.contains("the device moved"), "{error}");
+    assert!(!error.next.is_empty());
+}
+
 #[test]
 fn files_are_made_beside_directories_that_are_only_read() {
     let (home, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

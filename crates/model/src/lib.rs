@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod cached;
 pub mod content;
 pub mod device;
 mod error;

@@ -2,6 +2,7 @@
 
 use super::share;
 use crate::source::{Backing, Target};
+use forebay_model::cached;
 use forebay_model::job::{Cache, Engine, JobSpec, PathKind, Sync};
 use forebay_model::pattern::{Pattern, Span};
 use forebay_model::record::RunRecord;
@@ -109,8 +110,18 @@ pub fn of_record(job: &JobSpec, record: &RunRecord) -> Option<Error> {
             "--warmup 0, or a longer run",
         ));
     }
-    (job.require_direct && path.direct_bytes < result.bytes).then(|| {
-        let found = format!("{} of {} bytes went direct", path.direct_bytes, result.bytes);
-        Error::run("--require-direct", found, "forebay doctor for what is in the way")
-    })
+    (job.require_direct && path.direct_bytes < result.bytes)
+        .then(|| {
+            let found = format!("{} of {} bytes went direct", path.direct_bytes, result.bytes);
+            Error::run("--require-direct", found, "forebay doctor for what is in the way")
+        })
+        .or_else(|| not_seen_direct(job, record))
+}
+
+/// The kernel took every byte for direct: what the devices moved and what the page cache holds must not deny it.
+fn not_seen_direct(job: &JobSpec, record: &RunRecord) -> Option<Error> {
+    let judged = || cached::not_direct(&record.job, &record.cache, &record.result);
+    let found = job.require_direct.then(judged).flatten()?;
+    let next = "files with data in every block (holes cost no I/O), which nothing else reads; forebay doctor";
+    Some(Error::run("--require-direct", found, next))
 }

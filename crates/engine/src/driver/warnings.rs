@@ -3,6 +3,7 @@
 use super::fleet::Ran;
 use super::record::Context;
 use crate::source::Target;
+use forebay_model::cached;
 use forebay_model::record::{CacheState, RunResult, Warning};
 
 /// Under this many seconds a run tells little about a drive.
@@ -101,6 +102,15 @@ fn of_cache(
     runs: &[Ran],
     list: &mut Vec<Warning>,
 ) {
+    if let Some(shown) = cached::unchecked(cache, result).filter(|_| context.job.require_direct) {
+        let text = format!("what shows that bytes went direct: {shown}");
+        warn(
+            list,
+            "direct_unchecked",
+            text,
+            "the client's own counters (nfsiostat, lctl get_param osc.*.stats)",
+        );
+    }
     let bypass = cache.policy == "bypass";
     let delivered = cache.device_bytes.map(|d| 100.0 * d as f64 / result.bytes.max(1) as f64);
     if let Some(pct) = delivered.filter(|p| bypass && !context.job.writes() && *p < 90.0) {
