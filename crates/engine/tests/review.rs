@@ -228,6 +228,29 @@ fn require_direct_asks_the_device_whether_it_moved() {
     assert!(!error.next.is_empty());
 }
 
+/// `--cache drop` is cold once: what the first pass brought into the page cache, the second reads there.
+#[test]
+fn a_second_pass_after_a_drop_is_told_to_be_memory() {
+    let home = on_disk();
+    let file = home.path().join("f");
+    fs::write(&file, vec![7u8; 8 << 20]).unwrap();
+    let dropped = |passes| JobSpec { cache: Cache::Drop, passes: Some(passes), ..job(&file) };
+    let record = go(&dropped(2)).unwrap().record;
+    if record.cache.policy != "drop" || record.cache.resident_before.is_none() {
+        return eprintln!("SKIPPED: nothing tells of the page cache here: {:?}", record.missing);
+    }
+    // Asked after the drop: it tells what the run began with.
+    assert!(record.cache.resident_before < Some(0.5), "{:?}", record.cache);
+    // Others may keep the device busy meanwhile, and its counters tell of them too.
+    let begun = Instant::now();
+    let mut texts = Vec::new();
+    while texts.is_empty() && begun.elapsed() < SOON {
+        let warnings = go(&dropped(4)).unwrap().record.warnings;
+        texts = warnings.into_iter().filter(|w| w.id == "cached").map(|w| w.text).collect();
+    }
+    assert!(texts.len() == 1 && texts[0].contains("% of the bytes that were read"), "{texts:?}");
+}
+
 #[test]
 fn files_are_made_beside_directories_that_are_only_read() {
     let (home, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

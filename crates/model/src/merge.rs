@@ -5,7 +5,7 @@
 //! `result.hosts`.
 
 use crate::record::*;
-use crate::{stats, Error, Latency};
+use crate::{cached, stats, Error, Latency};
 use serde_json::json;
 
 const GIB: f64 = (1u64 << 30) as f64;
@@ -42,6 +42,10 @@ pub fn merge(records: Vec<RunRecord>) -> Result<RunRecord, Error> {
             .iter()
             .map(|w| Warning { text: format!("{}: {}", record.environment.host, w.text), ..w.clone() });
         merged.warnings.extend(named);
+    }
+    // Ranks of one host see the same devices: what these delivered is judged for all together.
+    if merged.warnings.iter().all(|w| w.id != "cached") {
+        merged.warnings.extend(cached::judge(&merged.job, &merged.cache, &merged.result));
     }
     let result = &merged.result;
     let lost = "it is told by host, and can't be put together; see the hosts' own records";

@@ -148,7 +148,7 @@ pub struct PathRan {
 pub struct CacheState {
     /// `bypass`, `drop`, `allow`, `warm`, `memory` (a file system that lives in memory) or `none`.
     pub policy: String,
-    /// Share of the data's pages in the page cache, 0 to 1.
+    /// Share of the data's pages in the page cache, 0 to 1, as the first repeat began: after `--cache drop` or `warm`.
     pub resident_before: Option<f64>,
     pub resident_after: Option<f64>,
     /// What the block devices delivered (or took) meanwhile.

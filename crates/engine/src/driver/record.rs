@@ -249,7 +249,7 @@ fn targets_of(tallies: &[&Tally], targets: &[Target]) -> Vec<TargetResult> {
     targets.iter().enumerate().map(result).collect()
 }
 
-fn job_of(context: &Context, queues: u32) -> Job {
+pub fn job_of(context: &Context, queues: u32) -> Job {
     let job = context.job;
     Job {
         source: job.sources.join(" "),

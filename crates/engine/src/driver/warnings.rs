@@ -1,7 +1,7 @@
 //! What a reader should know before relying on a run's numbers.
 
 use super::fleet::Ran;
-use super::record::Context;
+use super::record::{job_of, Context};
 use crate::source::Target;
 use forebay_model::cached;
 use forebay_model::record::{CacheState, RunResult, Warning};
@@ -111,17 +111,8 @@ fn of_cache(
             "the client's own counters (nfsiostat, lctl get_param osc.*.stats)",
         );
     }
+    list.extend(cached::judge(&job_of(context, 1), cache, result));
     let bypass = cache.policy == "bypass";
-    let delivered = cache.device_bytes.map(|d| 100.0 * d as f64 / result.bytes.max(1) as f64);
-    if let Some(pct) = delivered.filter(|p| bypass && !context.job.writes() && *p < 90.0) {
-        let text = format!("the device delivered {pct:.0} % of the bytes that were read");
-        warn(list, "cached", text, "files with data in every block (holes cost no I/O)");
-    }
-    let allowed = matches!(cache.policy.as_str(), "allow" | "warm");
-    if let Some(share) = cache.resident_before.filter(|r| allowed && *r > 0.01) {
-        let text = format!("{:.0} % of the data was in the page cache", 100.0 * share);
-        warn(list, "cached", text, "--cache bypass or --cache drop to measure the drive");
-    }
     if let Some(run) = runs.iter().find(|r| bypass && matches!(r.kit.pages, "small" | "thp-partial")) {
         let text =
             format!("buffers lie in {} pages: the device sees each I/O as many small pieces", run.kit.pages);
