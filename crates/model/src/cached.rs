@@ -125,7 +125,8 @@ mod tests {
 
     fn cache(policy: &str, resident: [Option<f64>; 2], device_bytes: Option<u64>) -> CacheState {
         let [resident_before, resident_after] = resident;
-        CacheState { policy: policy.into(), resident_before, resident_after, device_bytes }
+        let policy = policy.into();
+        CacheState { policy, resident_before, resident_after, device_bytes, ..CacheState::default() }
     }
 
     fn read(bytes: u64) -> RunResult {

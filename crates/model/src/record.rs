@@ -153,6 +153,9 @@ pub struct CacheState {
     pub resident_after: Option<f64>,
     /// What the block devices delivered (or took) meanwhile.
     pub device_bytes: Option<u64>,
+    /// The same by the kernel's name of the device (`nvme0n1p2`), `HOST:NAME` where several hosts were merged.
+    #[serde(default)]
+    pub devices: BTreeMap<String, u64>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

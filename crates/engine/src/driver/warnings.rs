@@ -3,13 +3,12 @@
 use super::fleet::Ran;
 use super::record::{job_of, Context};
 use crate::source::Target;
-use forebay_model::cached;
 use forebay_model::record::{CacheState, RunResult, Warning};
+use forebay_model::{cached, merge};
 
 /// Under this many seconds a run tells little about a drive.
 const SHORT_S: f64 = 5.0;
 const STEAL_PCT: f64 = 1.0;
-const OTHERS_CORES: f64 = 0.25;
 const VARIATION_PCT: f64 = 15.0;
 
 pub fn of(context: &Context, result: &RunResult, cache: &CacheState, runs: &[Ran]) -> Vec<Warning> {
@@ -74,14 +73,7 @@ fn of_noise(result: &RunResult, list: &mut Vec<Warning>) {
             "--repeat 5, or a quieter machine",
         );
     }
-    if let Some(others) = noise.others_cores_busy.filter(|c| *c > OTHERS_CORES) {
-        warn(
-            list,
-            "noisy",
-            format!("other processes kept {others:.2} cores busy"),
-            "stop them, or --cpus to stay clear of them",
-        );
-    }
+    list.extend(noise.others_cores_busy.and_then(merge::of_others));
     if let Some(cv) = noise.series_cv_pct.filter(|c| *c > VARIATION_PCT) {
         warn(
             list,
