@@ -9,6 +9,7 @@ pub mod driver;
 pub mod feed;
 pub mod files;
 pub mod gpu;
+mod identity;
 pub mod meter;
 pub mod path;
 pub mod queue;
