@@ -77,7 +77,7 @@ fn host(record: &RunRecord) -> serde_json::Value {
     json!({
         "host": record.environment.host, "source": record.job.source, "seconds": r.seconds, "bytes": r.bytes, "ios": r.ios,
         "throughput_gib_s": r.throughput_gib_s, "iops": r.iops, "latency_us": r.latency_us, "cpu": r.cpu, "power": r.power,
-        "errors": r.errors, "noise": r.noise, "interrupted": r.interrupted,
+        "unfinished": r.unfinished, "errors": r.errors, "noise": r.noise, "interrupted": r.interrupted,
     })
 }
 
@@ -100,6 +100,8 @@ fn merge_results(parts: &[&RunResult], cores: f64) -> Result<RunResult, Error> {
         throughput_gib_s: rate(bytes as f64 / GIB),
         iops: rate(ios as f64),
         latency_us: latency.summary(),
+        late: sum(|p| p.late),
+        unfinished: Unfinished::sum(parts.iter().map(|p| &p.unfinished)),
         histogram: latency.encode(),
         copy_latency_us: None,
         cpu: merge_cpu(&parts.iter().map(|p| &p.cpu).collect::<Vec<_>>(), seconds, bytes, ios, cores),
@@ -255,6 +257,16 @@ mod tests {
         assert_eq!(merged.result.hosts.len(), 2);
         assert!((merged.result.cpu.user_s - 2.0).abs() < 1e-9);
         assert_eq!(merged.cache.device_bytes, Some(1000 * 4096));
+    }
+
+    #[test]
+    fn what_never_came_back_adds_up_and_the_oldest_stays() {
+        let mut parts = vec![record("a", 5, 1, 1.0), record("b", 5, 1, 1.0)];
+        parts[0].result.unfinished = Unfinished { count: 2, oldest_s: 3.0 };
+        parts[1].result.unfinished = Unfinished { count: 1, oldest_s: 9.0 };
+        (parts[0].result.late, parts[1].result.late) = (3, 4);
+        let merged = merge(parts).unwrap().result;
+        assert_eq!((merged.late, merged.unfinished), (7, Unfinished { count: 3, oldest_s: 9.0 }));
     }
 
     #[test]

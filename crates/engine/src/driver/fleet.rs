@@ -23,6 +23,8 @@ use std::time::{Duration, Instant};
 
 const DURATION_DEFAULT: f64 = 10.0;
 const WARMUP_MAX: f64 = 2.0;
+/// Least time for what an open loop owes at its end.
+const DRAIN_MIN: f64 = 1.0;
 /// How often the caller is asked whether to go on.
 const POLL: Duration = Duration::from_millis(50);
 /// Above this many workers the series goes without percentiles: their histograms would cost more than they tell.
@@ -76,6 +78,7 @@ pub fn run_once(
         until_ns: AtomicU64::new(
             times.measured.map_or(u64::MAX / 2, |d| (times.warmup + d).as_nanos() as u64),
         ),
+        drain_ns: AtomicU64::new(times.drain(job).as_nanos() as u64),
         interval: Duration::from_millis(u64::from(job.interval_ms)),
         with_histograms: job.workers <= WORKERS_WITH_HISTOGRAMS,
     });
@@ -101,6 +104,12 @@ impl Times {
             _ => 0.0,
         });
         Times { warmup: Duration::from_secs_f64(warmup), measured: measured.map(Duration::from_secs_f64) }
+    }
+
+    /// How long an open loop may take at its end for what it owes: as long again, and no longer than one I/O may.
+    fn drain(self, job: &JobSpec) -> Duration {
+        let measured = self.measured.map_or(f64::INFINITY, |d| d.as_secs_f64());
+        Duration::from_secs_f64(measured.max(DRAIN_MIN).min(job.timeout_s))
     }
 }
 
@@ -337,12 +346,19 @@ impl Watch {
             if observer.stop() {
                 self.interrupted = true;
                 self.end_now();
+                self.drain_no_more();
             }
         }
     }
 
     fn end_now(&self) {
         self.shared.until_ns.fetch_min(self.begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    /// Who interrupts a run doesn't want to wait for what it owes; what has just fallen due is still started.
+    fn drain_no_more(&self) {
+        let since_end = self.begin.elapsed().saturating_sub(self.until()) + POLL;
+        self.shared.drain_ns.fetch_min(since_end.as_nanos() as u64, Ordering::Relaxed);
     }
 
     fn close(mut self, kit: Kit) -> Ran {

@@ -72,7 +72,7 @@ fn gather<'a>(draft: &'a Draft, models: &mut Vec<(&'a str, bool)>) {
     }
 }
 
-fn mean_io_bytes(job: &JobSpec) -> f64 {
+pub fn mean_io_bytes(job: &JobSpec) -> f64 {
     let step = job.io_bytes_step.unwrap_or(job.io_bytes);
     let most = job.io_bytes + (job.io_bytes_largest() - job.io_bytes) / step * step;
     (job.io_bytes + most) as f64 / 2.0

@@ -119,6 +119,8 @@ fn result_of(context: &Context, runs: &[Ran]) -> RunResult {
         throughput_gib_s: per(bytes as f64 / GIB, seconds),
         iops: per(ios as f64, seconds),
         latency_us: latency.summary(),
+        late: sum(|t| t.late),
+        unfinished: Unfinished::sum(tallies.iter().map(|t| unfinished_of(t)).collect::<Vec<_>>().iter()),
         histogram: latency.encode(),
         copy_latency_us: has_copy.then(|| merged(tallies.iter().filter_map(|t| t.copy.as_deref())).summary()),
         cpu: add_cpu(&repeats, cores),
@@ -142,6 +144,10 @@ fn merged<'a>(parts: impl Iterator<Item = &'a Latency>) -> Latency {
         all.merge(l);
         all
     })
+}
+
+fn unfinished_of(tally: &Tally) -> Unfinished {
+    Unfinished { count: tally.unfinished, oldest_s: tally.unfinished_oldest.as_secs_f64() }
 }
 
 fn repeat_of(ran: &Ran, cores: u32) -> Repeat {

@@ -104,6 +104,7 @@ fn result_of(outcomes: &[simulate::Outcome], label: &str) -> RunResult {
         throughput_gib_s: bytes as f64 / GIB / seconds,
         iops: ios as f64 / seconds,
         latency_us: latency.summary(),
+        late: outcomes.iter().map(|o| o.late).sum(),
         histogram: latency.encode(),
         summary: stats::summarize(&repeats),
         series: outcomes.iter().enumerate().flat_map(numbered).collect(),
