@@ -9,6 +9,8 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
+from forebay.bench.progress import takes_more
+
 
 class Interrupt:
     """While entered, the first SIGINT or SIGTERM asks the engine to stop; the second has its default effect.
@@ -54,8 +56,8 @@ class Interrupt:
         for each in self._before:
             signal.signal(each, signal.SIG_DFL)
         self.requested = True
-        _tell("\nstopping; what was measured is kept (once more to abort)\n")
         self.stop()
+        _tell("\nstopping; what was measured is kept (once more to abort)\n")
 
 
 def _say_what_is_ignored(heard: list[signal.Signals]) -> None:
@@ -66,6 +68,9 @@ def _say_what_is_ignored(heard: list[signal.Signals]) -> None:
 
 
 def _tell(text: str) -> None:
-    """On stderr, past Python's buffer: a handler may have interrupted another writer, whose buffer it can't enter."""
+    """On stderr, past Python's buffer: a handler may have interrupted another writer, whose buffer it can't enter.
+    Nothing where that takes nothing: a handler that is held up there holds up the end of the run."""
+    if not takes_more(2):
+        return
     with contextlib.suppress(OSError):
         os.write(2, text.encode())

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from forebay.bench.progress import WORDS, time_left
+from forebay.bench.progress import WORDS, takes_more, time_left
 from forebay.bench.summary import count, micros, seconds, significant, sparkline
 from forebay.units import format_bytes
 
@@ -36,6 +37,8 @@ class View:
     def __call__(self, progress: dict[str, Any]) -> None:
         if progress.get("phase") in ("warmup", "measure"):
             self.history.append(progress.get("gib_s") or 0.0)
+        if not takes_more(getattr(self._console, "file", sys.stderr)):
+            return
         if self._live is None:
             self._start()
         from rich.text import Text

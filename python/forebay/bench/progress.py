@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import shutil
 import sys
 from typing import Any, TextIO
@@ -46,8 +47,19 @@ def count_cores(cores: float) -> str:
     return f"{significant(cores)} cores"
 
 
+def takes_more(stream: TextIO | int) -> bool:
+    """Whether `stream` (or descriptor) would take a line now: a terminal that was stopped (Ctrl-S) or that nobody
+    reads would hold up whoever writes to it. True where that can't be told."""
+    try:
+        poll = select.poll()
+        poll.register(stream, select.POLLOUT)
+        return bool(poll.poll(0))
+    except (OSError, ValueError, TypeError):
+        return True
+
+
 class Line:
-    """An observer that rewrites one line of a terminal. `close` clears it."""
+    """An observer that rewrites one line of a terminal, when that takes it. `close` clears it."""
 
     def __init__(self, stream: TextIO | None = None, label: str = "") -> None:
         self.stream = stream or sys.stderr
@@ -55,6 +67,8 @@ class Line:
         self.shown = False
 
     def __call__(self, progress: dict[str, Any]) -> None:
+        if not takes_more(self.stream):
+            return
         width = shutil.get_terminal_size().columns - 1
         line = f"{self.label} · {describe(progress)}" if self.label else describe(progress)
         self.stream.write(f"\r\x1b[K{line[:width]}")
@@ -62,7 +76,7 @@ class Line:
         self.shown = True
 
     def close(self) -> None:
-        if self.shown:
+        if self.shown and takes_more(self.stream):
             self.stream.write("\r\x1b[K")
             self.stream.flush()
             self.shown = False

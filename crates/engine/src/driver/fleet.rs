@@ -211,11 +211,12 @@ impl Fleet {
     fn run(&mut self, times: Times, meters: Meters, observer: &mut dyn Observer) -> Ran {
         let mut watch = Watch::new(&self.shared, times, meters);
         self.open_gate(Some(watch.begin));
-        while watch.ended() < self.threads.len() {
+        while watch.told() < self.threads.len() {
             watch.keep_time();
             match self.reports.recv_timeout(watch.patience()) {
                 Ok(Report::Snapshot(s)) => watch.series.add(*s),
-                Ok(Report::Finished(t)) => watch.finished(*t),
+                Ok(Report::Ended) => watch.one_ended(),
+                Ok(Report::Finished(t)) => watch.tallies.push(*t),
                 Ok(Report::Failed(e)) => watch.broken.push(e),
                 Ok(Report::Ready(_)) | Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -254,8 +255,12 @@ struct Watch {
     begin: Instant,
     times: Times,
     meters: Meters,
-    metering: bool,
+    /// When the meters started and stopped, since the run began.
+    metered_from: Option<Duration>,
+    metered_to: Duration,
     readings: Option<Readings>,
+    /// Workers that have booked their last I/O.
+    ended: u32,
     series: Series,
     tallies: Vec<Tally>,
     broken: Vec<Error>,
@@ -274,8 +279,10 @@ impl Watch {
             begin,
             times,
             meters,
-            metering: false,
+            metered_from: None,
+            metered_to: Duration::ZERO,
             readings: None,
+            ended: 0,
             series: Series::new(shared.job.workers, labels, shared.interval),
             tallies: Vec::new(),
             broken: Vec::new(),
@@ -291,7 +298,7 @@ impl Watch {
     }
 
     /// Workers that have nothing more to say.
-    fn ended(&self) -> usize {
+    fn told(&self) -> usize {
         self.tallies.len() + self.broken.len()
     }
 
@@ -302,11 +309,24 @@ impl Watch {
     /// Starts and stops the meters on the edges of the measured time.
     fn keep_time(&mut self) {
         let elapsed = self.begin.elapsed();
-        if !self.metering && elapsed >= self.times.warmup {
-            self.metering = true;
-            self.meters.start();
+        if elapsed >= self.times.warmup {
+            self.start_meters();
         }
-        if self.metering && self.readings.is_none() && elapsed >= self.until() && !self.ends_with_flush() {
+        if elapsed >= self.until() && !self.ends_with_flush() {
+            self.stop_meters();
+        }
+    }
+
+    fn start_meters(&mut self) {
+        if self.metered_from.is_none() {
+            self.meters.start();
+            self.metered_from = Some(self.begin.elapsed());
+        }
+    }
+
+    fn stop_meters(&mut self) {
+        if self.metered_from.is_some() && self.readings.is_none() {
+            self.metered_to = self.begin.elapsed();
             self.readings = Some(self.meters.stop());
         }
     }
@@ -322,11 +342,10 @@ impl Watch {
         }
     }
 
-    fn finished(&mut self, tally: Tally) {
-        self.tallies.push(tally);
-        if self.tallies.len() == self.shared.job.workers as usize && self.metering && self.readings.is_none()
-        {
-            self.readings = Some(self.meters.stop());
+    fn one_ended(&mut self) {
+        self.ended += 1;
+        if self.ended == self.shared.job.workers {
+            self.stop_meters();
         }
     }
 
@@ -362,12 +381,12 @@ impl Watch {
     }
 
     fn close(mut self, kit: Kit) -> Ran {
-        if !self.metering {
-            self.meters.start();
-        }
-        let readings = self.readings.take().unwrap_or_else(|| self.meters.stop());
+        self.start_meters();
+        self.stop_meters();
         let ended = self.tallies.iter().map(|t| t.ended).max().unwrap_or(self.begin.elapsed());
         let end = if self.ends_with_flush() { ended } else { ended.min(self.until()) };
+        let (from, to) = (self.metered_from.unwrap_or_default(), self.metered_to);
+        let readings = self.readings.take().unwrap_or_default().of_time((from, to), (self.times.warmup, end));
         self.tallies.sort_by_key(|t| t.worker);
         Ran {
             seconds: end.saturating_sub(self.times.warmup).as_secs_f64(),

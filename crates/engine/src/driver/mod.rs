@@ -1,6 +1,7 @@
 //! From a job to its record: plan, prepare, run as often as asked, and say what
 //! happened.
 
+mod aside;
 mod fleet;
 mod found;
 mod honour;
@@ -35,14 +36,21 @@ use forebay_model::record::RunRecord;
 use forebay_model::{stats, Error};
 use plan::{draft, Action, Draft, FilePlan, Manifests};
 use serde::Serialize;
+use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
-/// Who watches a run, and may end it.
+/// Who watches a run, and may end it. Called from the thread that asked for the run, which has one of its own: an
+/// observer that takes long holds nothing up, and is then shown the latest alone.
 pub trait Observer {
     fn progress(&mut self, progress: &Progress);
 
     /// Asked some twenty times a second; true ends the run, and what was measured is kept.
     fn stop(&mut self) -> bool;
+
+    /// A flag that ends the run when it is set, even while `progress` is held up.
+    fn stop_flag(&self) -> Option<&'static AtomicBool> {
+        None
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -157,6 +165,10 @@ fn legal(job: &JobSpec, drafts: &[Draft]) -> Result<&'static str, Error> {
 
 /// Runs the job. An error means that nothing was measured; what broke midway stands in the outcome.
 pub fn run(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> Result<Outcome, Error> {
+    aside::with(observer, |word| run_job(job, command, word))
+}
+
+fn run_job(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> Result<Outcome, Error> {
     check(job)?;
     let started = clock::wall_seconds();
     let mut manifests = Manifests::default();

@@ -72,10 +72,13 @@ pub struct Kit {
     pub warning: Option<String>,
 }
 
-/// What a worker tells the driver, in this order: Ready, any Snapshots, Finished. Failed, at any point, is the last.
+/// What a worker tells the driver, in this order: Ready, any Snapshots, Ended, Finished. Failed, at any point, is the
+/// last.
 pub enum Report {
     Ready(Kit),
     Snapshot(Box<Snapshot>),
+    /// Its last I/O is booked. Letting go of its memory takes a while that is no part of the run.
+    Ended,
     Finished(Box<Tally>),
     Failed(Error),
 }
@@ -271,6 +274,7 @@ impl Worker {
         self.book_what_never_came(now);
         self.tally.ended = now.duration_since(self.begin);
         self.snapshot(now);
+        let _ = self.reports.send(Report::Ended);
     }
 
     fn until(&self) -> Instant {
