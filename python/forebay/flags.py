@@ -133,6 +133,7 @@ FIELDS: tuple[Field, ...] = (
     Field("overwrite-device", "overwrite_devices", _list, "A block device that may be overwritten.", "DEVICE", multiple=True),
     Field("gpu", "gpus", _integers, "GPUs to feed, as 0,1.", "LIST"),
     Field("require-direct", "require_direct", _flag, "Anything but direct DMA is an error.", is_flag=True),
+    Field("require-model", "require_model", _flag, "A model in real time that is over 5 % off its own law ends with exit code 1.", is_flag=True),
     Field("allow-compat", "allow_compat", _flag, "Let cuFile run in its compatibility mode.", is_flag=True),
     Field("power", "power", _list, "Power meter: rapl, nvml, ipmi or redfish:HOST.", "METER", multiple=True),
     Field("interval", "interval_ms", _integer, "Milliseconds between points of the time series.", "MS"),

@@ -163,6 +163,8 @@ pub struct JobSpec {
     pub gpus: Vec<u32>,
     /// Anything but direct DMA is an error.
     pub require_direct: bool,
+    /// A modelled drive in real time must keep its own law to within 5 %.
+    pub require_model: bool,
     /// cuFile's compatibility mode is acceptable.
     pub allow_compat: bool,
     /// Power meters: `rapl`, `nvml`, `ipmi`, `redfish:HOST`. Empty: whatever answers locally.
@@ -220,6 +222,7 @@ impl Default for JobSpec {
             overwrite_devices: Vec::new(),
             gpus: Vec::new(),
             require_direct: false,
+            require_model: false,
             allow_compat: false,
             power: Vec::new(),
             interval_ms: 500,

@@ -104,6 +104,7 @@ fn merge_results(parts: &[&RunResult], cores: f64) -> Result<RunResult, Error> {
         unfinished: Unfinished::sum(parts.iter().map(|p| &p.unfinished)),
         histogram: latency.encode(),
         copy_latency_us: None,
+        foretold: merge_foretold(parts, rate(ios as f64)),
         cpu: merge_cpu(&parts.iter().map(|p| &p.cpu).collect::<Vec<_>>(), seconds, bytes, ios, cores),
         power: parts.iter().flat_map(|p| p.power.clone()).collect(),
         errors: Errors::sum(parts.iter().map(|p| &p.errors)),
@@ -117,6 +118,18 @@ fn merge_results(parts: &[&RunResult], cores: f64) -> Result<RunResult, Error> {
         interrupted: parts.iter().any(|p| p.interrupted),
         steady_after_s: None,
         repeats,
+    })
+}
+
+/// The models of all hosts together, and what the hosts together are off them.
+fn merge_foretold(parts: &[&RunResult], iops: f64) -> Option<Foretold> {
+    let told = parts.iter().map(|p| p.foretold.as_ref()).collect::<Option<Vec<_>>>()?;
+    let sum = |f: fn(&Foretold) -> f64| told.iter().map(|t| f(t)).sum::<f64>();
+    let all = sum(|t| t.iops);
+    (all > 0.0).then(|| Foretold {
+        iops: all,
+        throughput_gib_s: sum(|t| t.throughput_gib_s),
+        off_pct: 100.0 * (iops / all - 1.0),
     })
 }
 
@@ -267,6 +280,16 @@ mod tests {
         (parts[0].result.late, parts[1].result.late) = (3, 4);
         let merged = merge(parts).unwrap().result;
         assert_eq!((merged.late, merged.unfinished), (7, Unfinished { count: 3, oldest_s: 9.0 }));
+    }
+
+    #[test]
+    fn the_laws_of_all_hosts_are_one() {
+        let told = |iops, off_pct| Some(Foretold { iops, throughput_gib_s: 1.0, off_pct });
+        let mut parts = vec![record("a", 90, 1, 1.0), record("b", 60, 1, 1.0)];
+        assert_eq!(merge(parts.clone()).unwrap().result.foretold, None);
+        (parts[0].result.foretold, parts[1].result.foretold) = (told(100.0, -10.0), told(100.0, -40.0));
+        let merged = merge(parts).unwrap().result.foretold.unwrap();
+        assert_eq!((merged.iops, merged.throughput_gib_s, merged.off_pct), (200.0, 2.0, -25.0));
     }
 
     #[test]

@@ -176,6 +176,9 @@ pub struct RunResult {
     pub histogram: String,
     /// Time in the second stage (the copy) of `bounce`; null elsewhere.
     pub copy_latency_us: Option<LatencySummary>,
+    /// What the law of the one modelled drive in real time gives.
+    #[serde(default)]
+    pub foretold: Option<Foretold>,
     pub cpu: Cpu,
     pub power: Vec<Power>,
     pub errors: Errors,
@@ -223,6 +226,15 @@ impl Unfinished {
             oldest_s: all.oldest_s.max(u.oldest_s),
         })
     }
+}
+
+/// A modelled drive in virtual time, under the job that it ran in real time.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Foretold {
+    pub iops: f64,
+    pub throughput_gib_s: f64,
+    /// What the run is off it, in per cent; below 0 it was slower.
+    pub off_pct: f64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

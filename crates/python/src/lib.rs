@@ -132,6 +132,7 @@ fn json(py: Python<'_>, value: &impl serde::Serialize) -> PyResult<String> {
 fn raise(py: Python<'_>, error: Error) -> PyErr {
     let name = match error.kind {
         Kind::Request => "RequestError",
+        Kind::Check => "CheckFailed",
         Kind::Machine => "MachineError",
         Kind::Run => "RunError",
     };

@@ -21,7 +21,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-const DURATION_DEFAULT: f64 = 10.0;
+pub const DURATION_DEFAULT: f64 = 10.0;
 const WARMUP_MAX: f64 = 2.0;
 /// Least time for what an open loop owes at its end.
 const DRAIN_MIN: f64 = 1.0;
@@ -111,6 +111,11 @@ impl Times {
         let measured = self.measured.map_or(f64::INFINITY, |d| d.as_secs_f64());
         Duration::from_secs_f64(measured.max(DRAIN_MIN).min(job.timeout_s))
     }
+}
+
+/// Seconds before anything is measured.
+pub fn warmup_s(job: &JobSpec) -> f64 {
+    Times::of(job).warmup.as_secs_f64()
 }
 
 /// Holds the workers back until all are ready: None while waiting, then the start, or no start at all.

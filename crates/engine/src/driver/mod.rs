@@ -3,6 +3,7 @@
 
 mod aside;
 mod fleet;
+mod foretell;
 mod found;
 mod honour;
 mod manifest;
@@ -130,6 +131,7 @@ pub fn plan(job: &JobSpec) -> Result<Plan, Error> {
     let mut manifests = Manifests::default();
     let drafts = draft(job, &mut manifests)?;
     let path = legal(job, &drafts)?;
+    foretell::check(job, &drafts)?;
     let names = |keep: fn(&FilePlan) -> bool| -> Vec<String> {
         let files = drafts.iter().flat_map(Draft::files).filter(|f| keep(f));
         files.map(|f| f.path.display().to_string()).collect()
@@ -174,6 +176,7 @@ fn run_job(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> 
     let mut manifests = Manifests::default();
     let drafts = draft(job, &mut manifests)?;
     legal(job, &drafts)?;
+    foretell::check(job, &drafts)?;
     if drafts.iter().all(Draft::is_virtual) {
         return virtual_time::run(job, &drafts, command, started);
     }
@@ -207,10 +210,11 @@ fn run_job(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> 
         resident_before,
         resident_after,
     };
-    let record = record::of(context, &runs);
+    let mut record = record::of(context, &runs);
+    let off_model = foretell::judge(&job, &drafts, &runs, &mut record);
     // What was measured is kept, whatever becomes of the list of files.
     let closed = prepared.close(&job, failed.is_ok() && !record.result.interrupted);
-    let failure = failed.err().or_else(|| failure_of(&job, &record)).or(closed.err());
+    let failure = failed.err().or_else(|| failure_of(&job, &record)).or(off_model).or(closed.err());
     Ok(Outcome { record, failure })
 }
 

@@ -120,6 +120,7 @@ fn result_of(context: &Context, runs: &[Ran]) -> RunResult {
         iops: per(ios as f64, seconds),
         latency_us: latency.summary(),
         late: sum(|t| t.late),
+        foretold: None,
         unfinished: Unfinished::sum(tallies.iter().map(|t| unfinished_of(t)).collect::<Vec<_>>().iter()),
         histogram: latency.encode(),
         copy_latency_us: has_copy.then(|| merged(tallies.iter().filter_map(|t| t.copy.as_deref())).summary()),

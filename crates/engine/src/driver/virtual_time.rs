@@ -19,6 +19,7 @@ const NULL_FIELDS: &[&str] = &[
     "cache.resident_after",
     "cache.device_bytes",
     "result.copy_latency_us",
+    "result.foretold",
     "result.cpu",
     "result.cpu.cpu_s_per_gib",
     "result.cpu.ns_per_io",
