@@ -14,7 +14,8 @@ from typing import Any
 
 import processes
 import pytest
-from processes import FOREBAY, has_workers, wait_until
+import watched
+from processes import has_workers, wait_until
 
 pytest.importorskip("forebay._core")
 
@@ -56,9 +57,10 @@ def blocked() -> Iterator[Terminal]:
 
 def measured(blocked: Terminal, folder: Path, *arguments: Any, code: int, during: Callable[[Any], None]) -> Any:
     """The record of a run that is over before anybody reads its terminal."""
-    job = [*FOREBAY, "bench", "nil:", "--io-size", "4k", "--interval", "50", *arguments, "--json"]
-    with processes.running(job, stderr=blocked.slave, cwd=folder, env={**os.environ, "TERM": "xterm"}) as process:
-        wait_until(lambda: has_workers(process), "the run", process)
+    witness, job = folder / "witness", ["nil:", "--io-size", "4k", "--interval", "50", *arguments, "--json"]
+    env = {**os.environ, "TERM": "xterm"}
+    with watched.running(witness, "bench", *job, stderr=blocked.slave, cwd=folder, env=env) as process:
+        wait_until(witness.exists, "the run", process)
         during(process)
         wait_until(lambda: not has_workers(process), "the end of the run")
         blocked.read_on()
@@ -79,9 +81,6 @@ def test_cpu_is_of_the_run_whatever_becomes_of_its_terminal(blocked: Terminal, t
 
 
 def test_a_signal_ends_a_run_whose_terminal_is_blocked(blocked: Terminal, tmp_path: Path) -> None:
-    def end(process: Any) -> None:
-        wait_until(lambda: processes.catches(process, signal.SIGTERM), "its handler", process)
-        process.send_signal(signal.SIGTERM)
-
-    record = measured(blocked, tmp_path, "--duration", 3600, "--warmup", 0, code=130, during=end)
-    assert record["result"]["interrupted"]
+    job = ("--duration", 3600, "--warmup", 0)
+    record = measured(blocked, tmp_path, *job, code=130, during=lambda p: p.send_signal(signal.SIGTERM))
+    assert record["result"]["interrupted"] and record["result"]["bytes"] > 0

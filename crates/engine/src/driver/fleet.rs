@@ -25,6 +25,8 @@ pub const DURATION_DEFAULT: f64 = 10.0;
 const WARMUP_MAX: f64 = 2.0;
 /// Least time for what an open loop owes at its end.
 const DRAIN_MIN: f64 = 1.0;
+/// How long after the end of the time the observer is told what is waited for.
+const WAITS: Duration = Duration::from_millis(250);
 /// How often the caller is asked whether to go on.
 const POLL: Duration = Duration::from_millis(50);
 /// Above this many workers the series goes without percentiles: their histograms would cost more than they tell.
@@ -273,6 +275,8 @@ struct Watch {
     steady_after_s: Option<f64>,
     interrupted: bool,
     asked_at: Instant,
+    /// What the observer was told last, until it was told that the time is over.
+    told_last: Option<Progress>,
 }
 
 impl Watch {
@@ -295,6 +299,7 @@ impl Watch {
             steady_after_s: None,
             interrupted: false,
             asked_at: begin,
+            told_last: None,
         }
     }
 
@@ -362,8 +367,17 @@ impl Watch {
                     self.end_now();
                 }
             }
-            observer.progress(&progress_of(&point, detail, self.times));
+            let progress = progress_of(&point, detail, self.times);
+            observer.progress(&progress);
+            self.told_last = Some(progress);
             self.series.keep(point);
+        }
+        if self.begin.elapsed() > self.until().saturating_add(WAITS) {
+            if let Some(last) = self.told_last.take() {
+                let message = Some("waiting for I/Os that were under way or due at the end".into());
+                // Its bytes were told.
+                observer.progress(&Progress { message, interval_bytes: 0, ..last });
+            }
         }
         if self.asked_at.elapsed() >= POLL && !self.interrupted {
             self.asked_at = clock::now();
