@@ -102,7 +102,7 @@ def _natural(value: str, flag: str) -> int:
 def run(spec: dict[str, Any], quiet: bool = True) -> dict[str, Any]:
     """Runs the phases and returns the record `forebay.files/1`: FilesRecord with what it ran on."""
     from forebay import _core
-    from forebay.bench.progress import takes_more
+    from forebay.bench.terminal import takes_more
     from forebay.run import typed
 
     shows = not quiet and sys.stderr.isatty()

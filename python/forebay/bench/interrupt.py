@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-from forebay.bench.progress import takes_more
+from forebay.bench import terminal
 
 
 class Interrupt:
@@ -69,8 +70,11 @@ def _say_what_is_ignored(heard: list[signal.Signals]) -> None:
 
 def _tell(text: str) -> None:
     """On stderr, past Python's buffer: a handler may have interrupted another writer, whose buffer it can't enter.
-    Nothing where that takes nothing: a handler that is held up there holds up the end of the run."""
-    if not takes_more(2):
-        return
-    with contextlib.suppress(OSError):
-        os.write(2, text.encode())
+    Nothing where that takes nothing: a handler that is held up holds up the end of the run."""
+    stream = terminal.stderr()
+    if stream is not sys.stderr:
+        stream.write(text)
+        stream.close()
+    elif terminal.takes_more(2):
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode())

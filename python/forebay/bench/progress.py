@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import select
 import shutil
 import sys
 from typing import Any, TextIO
 
+from forebay.bench import terminal
 from forebay.bench.summary import micros, seconds, significant
 
 WORDS = {"prepare": "preparing", "warmup": "warming up", "measure": "measuring", "done": "done"}
@@ -47,27 +47,17 @@ def count_cores(cores: float) -> str:
     return f"{significant(cores)} cores"
 
 
-def takes_more(stream: TextIO | int) -> bool:
-    """Whether `stream` (or descriptor) would take a line now: a terminal that was stopped (Ctrl-S) or that nobody
-    reads would hold up whoever writes to it. True where that can't be told."""
-    try:
-        poll = select.poll()
-        poll.register(stream, select.POLLOUT)
-        return bool(poll.poll(0))
-    except (OSError, ValueError, TypeError):
-        return True
-
-
 class Line:
     """An observer that rewrites one line of a terminal, when that takes it. `close` clears it."""
 
     def __init__(self, stream: TextIO | None = None, label: str = "") -> None:
-        self.stream = stream or sys.stderr
+        self.own = stream is None
+        self.stream = stream or terminal.stderr()
         self.label = label
         self.shown = False
 
     def __call__(self, progress: dict[str, Any]) -> None:
-        if not takes_more(self.stream):
+        if not terminal.takes_more(self.stream):
             return
         width = shutil.get_terminal_size().columns - 1
         line = f"{self.label} · {describe(progress)}" if self.label else describe(progress)
@@ -76,10 +66,13 @@ class Line:
         self.shown = True
 
     def close(self) -> None:
-        if self.shown and takes_more(self.stream):
+        if self.shown and terminal.takes_more(self.stream):
             self.stream.write("\r\x1b[K")
             self.stream.flush()
-            self.shown = False
+        self.shown = False
+        if self.own and self.stream is not sys.stderr:
+            self.stream.close()
+            self.stream = sys.stderr
 
 
 class Silent:
