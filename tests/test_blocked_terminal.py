@@ -31,6 +31,7 @@ class Terminal:
             while os.write(full, b"." * 4096):
                 pass
         os.close(full)
+        # The kernel may still find room for a part of a line or of a frame, as it does before a stuck ssh.
         self._reader = threading.Thread(target=self._read)
 
     def read_on(self) -> None:
@@ -56,13 +57,14 @@ def blocked() -> Iterator[Terminal]:
 
 
 def measured(blocked: Terminal, folder: Path, *arguments: Any, code: int, during: Callable[[Any], None]) -> Any:
-    """The record of a run that is over before anybody reads its terminal."""
-    witness, job = folder / "witness", ["nil:", "--io-size", "4k", "--interval", "50", *arguments, "--json"]
+    """The record of a run that is over, and saved, before anybody reads its terminal."""
+    witness, job = folder / "witness", ["nil:", "--io-size", "4k", "--interval", "50", *arguments, "--json", "-o", "run.json"]
     env = {**os.environ, "TERM": "xterm"}
     with watched.running(witness, "bench", *job, stderr=blocked.slave, cwd=folder, env=env) as process:
         wait_until(witness.exists, "the run", process)
         during(process)
         wait_until(lambda: not has_workers(process), "the end of the run")
+        wait_until((folder / "run.json").exists, "its record", process)
         blocked.read_on()
         done = processes.finish(process)
     assert done.returncode == code
