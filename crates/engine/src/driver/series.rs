@@ -128,7 +128,8 @@ impl Series {
             iops: bin.ios as f64 / seconds,
             latency_us_mean: (bin.ios > 0).then(|| bin.mean_weighted / bin.ios as f64 / 1e3),
             latency_us_p99: bin.latency.filter(|l| l.count() > 0).map(|l| l.percentile_ns(99.0) as f64 / 1e3),
-            cores_busy: (!meter::is_astray(cpu_over.abs_diff(covers), covers))
+            // Two points at once: the second has next to no time of its own.
+            cores_busy: (cpu_over > covers / 2 && !meter::is_astray(cpu_over.abs_diff(covers), covers))
                 .then(|| (cpu_s - self.last_cpu_s) / cpu_over.as_secs_f64()),
             warmup: !bin.measured,
             repeat: 0,
@@ -153,5 +154,35 @@ impl Series {
         self.last_end = bin.end;
         (self.last_cpu_s, self.last_cpu_at) = (cpu_s, cpu_at);
         Some((point, detail))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn snapshot(index: u64, at: Duration) -> Snapshot {
+        Snapshot {
+            worker: 0,
+            index,
+            at,
+            bytes: 1,
+            ios: 1,
+            mean_ns: 1.0,
+            measured: true,
+            latency: None,
+            targets: vec![1],
+        }
+    }
+
+    #[test]
+    fn processor_time_that_was_read_too_late_is_not_the_intervals() {
+        let interval = Duration::from_secs(1);
+        let mut series = Series::new(1, vec!["nil".into()], interval);
+        // The first is read two seconds after its end, and the others at the same moment.
+        series.last_cpu_at = clock::now().checked_sub(3 * interval).expect("the machine runs for longer");
+        (0..3).for_each(|n| series.add(snapshot(n, (n as u32 + 1) * interval)));
+        let busy: Vec<_> = series.ripe().into_iter().map(|(point, _)| point.cores_busy).collect();
+        assert_eq!(busy, [None; 3]);
     }
 }
