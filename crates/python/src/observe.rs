@@ -40,4 +40,8 @@ impl Observer for Watcher {
         }
         self.raised.is_some() || stop_requested().load(Ordering::Relaxed)
     }
+
+    fn stop_flag(&self) -> Option<&'static AtomicBool> {
+        Some(stop_requested())
+    }
 }

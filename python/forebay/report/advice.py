@@ -25,6 +25,8 @@ TITLES = {
     "mixed": "Not one machine or build",
     "scaled": "Scaled down",
     "left_out": "Not the whole job",
+    "unfinished": "I/Os never came back",
+    "off_model": "The host, not the model",
     "simulated": "Not measured",
     "predicted": "Not measured",
 }
