@@ -101,7 +101,8 @@ out = Array(300 * row)
 rows = draw(size // row, size=300)
 changed = 0
 file = forebay.open(path, "mapped")
-assert file.gather(rows, row, out) and set(out.bytes()) == {1}
+for _ in range(3):  # the last of these are the GPU's own
+    assert file.gather(rows, row, out) and set(out.bytes()) == {1}
 for n in range(2, 12):
     # A change while a call is under way: its bytes are the old or the new ones, or it says so.
     future = file.gather_async(rows, row, out)
@@ -142,7 +143,7 @@ with forebay.open(path, "mapped") as file:
 """,
         settings,
     )
-    assert ON_REAL_GPU or books["launches"] >= 10
+    assert ON_REAL_GPU or books["launches"] >= 1
 
 
 @pytest.mark.parametrize("settings", ["fail=cuMemHostRegister_v2:9+:2", "read_only=0"])

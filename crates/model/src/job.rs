@@ -311,12 +311,12 @@ fn settle_defaults(fields: &mut Map<String, Value>) {
         Some(_) => "given",
     };
     fields.entry("workers_from").or_insert_with(|| workers_from.into());
-    if fields.get("path").is_some_and(|path| path == "auto") {
-        fields.entry("cache").or_insert_with(|| "auto".into());
-    }
-    if fields.get("path").is_some_and(|path| path == "mapped") {
-        fields.entry("cache").or_insert_with(|| "allow".into());
-    }
+    let cache = match fields.get("path").and_then(Value::as_str) {
+        Some("auto") => "auto",
+        Some("mapped") => "allow",
+        _ => return,
+    };
+    fields.entry("cache").or_insert_with(|| cache.into());
 }
 
 impl JobSpec {
@@ -388,12 +388,8 @@ impl JobSpec {
             return bound("--workers", self.workers.to_string(), "must be 1 to 4096", "--workers 4");
         }
         if self.depth == 0 || self.depth > DEPTH_MAX {
-            return bound(
-                "--depth",
-                self.depth.to_string(),
-                "must be 1 to 4096 (I/Os in flight per worker)",
-                "--depth 32",
-            );
+            let depth = self.depth.to_string();
+            return bound("--depth", depth, "must be 1 to 4096 (I/Os in flight per worker)", "--depth 32");
         }
         if self.io_bytes == 0 || self.io_bytes_largest() > IO_BYTES_MAX {
             return bound(
