@@ -18,6 +18,7 @@ pub mod record;
 pub mod simulate;
 mod soonest;
 pub mod stats;
+pub mod training;
 pub mod units;
 
 pub use error::{Error, Kind};

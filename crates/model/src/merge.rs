@@ -5,6 +5,7 @@
 //! `result.hosts`.
 
 use crate::record::*;
+use crate::training::Training;
 use crate::{stats, Error, Latency};
 use serde_json::json;
 
@@ -30,6 +31,7 @@ pub fn merge(records: Vec<RunRecord>) -> Result<RunRecord, Error> {
     merged.path.staged_bytes = records.iter().map(|r| r.path.staged_bytes).sum();
     merged.path.mapped_bytes = records.iter().map(|r| r.path.mapped_bytes).sum();
     merged.path.slot_bytes = records.iter().map(|r| r.path.slot_bytes).sum();
+    merged.training = merge_training(&records)?;
     merged.cache.device_bytes = records.iter().map(|r| r.cache.device_bytes).sum();
     merged.cache.resident_before = mean_of(&records, |r| r.cache.resident_before);
     merged.cache.resident_after = mean_of(&records, |r| r.cache.resident_after);
@@ -56,8 +58,25 @@ pub fn merge(records: Vec<RunRecord>) -> Result<RunRecord, Error> {
     Ok(merged)
 }
 
+/// What the hosts' accelerators did together. All hosts have some, or none has.
+fn merge_training(records: &[RunRecord]) -> Result<Option<Training>, Error> {
+    let parts: Vec<&Training> = records.iter().filter_map(|r| r.training.as_ref()).collect();
+    match parts.len() {
+        0 => Ok(None),
+        n if n == records.len() => Training::merge(&parts).map(Some),
+        n => {
+            let found = format!("{n} of {} hosts emulated accelerators", records.len());
+            Err(Error::request("merging records", found, "records of one run"))
+        }
+    }
+}
+
 /// Sources, seed and files may differ by host; what is done to them may not.
 fn same_job(a: &RunRecord, b: &RunRecord) -> bool {
+    // Emulated accelerators compare what they do themselves; how many workers read for them is each host's own.
+    if a.training.is_some() && b.training.is_some() {
+        return true;
+    }
     let (a, b) = (&a.job.spec, &b.job.spec);
     (a.path, a.op, a.read_pct, a.io_bytes, a.io_bytes_max, a.workers, a.depth)
         == (b.path, b.op, b.read_pct, b.io_bytes, b.io_bytes_max, b.workers, b.depth)
@@ -74,11 +93,15 @@ fn mean_of(records: &[RunRecord], field: impl Fn(&RunRecord) -> Option<f64>) -> 
 
 fn host(record: &RunRecord) -> serde_json::Value {
     let r = &record.result;
-    json!({
+    let mut host = json!({
         "host": record.environment.host, "source": record.job.source, "seconds": r.seconds, "bytes": r.bytes, "ios": r.ios,
         "throughput_gib_s": r.throughput_gib_s, "iops": r.iops, "latency_us": r.latency_us, "cpu": r.cpu, "power": r.power,
         "errors": r.errors, "noise": r.noise, "interrupted": r.interrupted,
-    })
+    });
+    if let Some(training) = &record.training {
+        host["training"] = training.of_host();
+    }
+    host
 }
 
 fn merge_results(parts: &[&RunResult], cores: f64) -> Result<RunResult, Error> {
@@ -207,6 +230,7 @@ fn renumbered(parts: &[&RunResult]) -> Vec<WorkerResult> {
 mod tests {
     use super::*;
     use crate::job::JobSpec;
+    use crate::training::EmulateSpec;
 
     fn record(host: &str, ios: u64, ns: u64, seconds: f64) -> RunRecord {
         let mut latency = Latency::default();
@@ -241,6 +265,7 @@ mod tests {
                 cpu,
                 ..RunResult::default()
             },
+            training: None,
             missing: Default::default(),
             warnings: Vec::new(),
         }
@@ -255,6 +280,22 @@ mod tests {
         assert_eq!(merged.result.hosts.len(), 2);
         assert!((merged.result.cpu.user_s - 2.0).abs() < 1e-9);
         assert_eq!(merged.cache.device_bytes, Some(1000 * 4096));
+    }
+
+    #[test]
+    fn emulated_accelerators_of_all_hosts_are_one_run() {
+        let spec = EmulateSpec { accelerators: 2, ranks: 4, ..EmulateSpec::default() };
+        let training = |host: &str| RunRecord {
+            training: Some(Training::of_spec(&spec, 10, 3)),
+            ..record(host, 1, 1, 1.0)
+        };
+        let mut wider = training("b");
+        wider.job.spec.workers = 64;
+        let merged = merge(vec![training("a"), wider]).unwrap();
+        assert_eq!(merged.training.map(|t| (t.accelerators, t.hosts)), Some((4, 2)));
+        assert_eq!(merged.result.hosts[1]["training"]["accelerators"], 2);
+        let error = merge(vec![training("a"), record("b", 1, 1, 1.0)]).unwrap_err();
+        assert!(error.found.contains("1 of 2 hosts"), "{error}");
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! positions: uniform, Zipf, or as a permutation in which no block comes twice
 //! in a pass.
 
-mod permutation;
+pub(crate) mod permutation;
 mod places;
 mod zipf;
 

@@ -91,6 +91,7 @@ pub fn of(context: Context, runs: &[Ran]) -> RunRecord {
         command: context.command,
         cache,
         result,
+        training: None,
         missing,
         warnings,
     }
