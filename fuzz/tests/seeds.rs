@@ -48,3 +48,8 @@ fn drive_seeds() {
 fn faults_seeds() {
     replay("faults", forebay_fuzz::faults);
 }
+
+#[test]
+fn formats_seeds() {
+    replay("formats", forebay_fuzz::formats);
+}

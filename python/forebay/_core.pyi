@@ -6,9 +6,11 @@ __all__ = [
     "buckets",
     "check",
     "doctor",
+    "emulate_datagen",
     "environment",
     "features",
     "files",
+    "formats",
     "merge",
     "plan",
     "read_record",
@@ -41,6 +43,13 @@ def environment(paths: list[str]) -> str:
 def files(spec: str, id: str, observer: Callable[[str], None] | None = None) -> str:
     """Runs a FilesSpec (many-file metadata phases) in DIR/forebay-files-ID; returns its FilesRecord. A
     KeyboardInterrupt ends the run and cleans up, a second one ends the cleaning too."""
+
+def emulate_datagen(spec: str, observer: Callable[[str], None] | None = None) -> str:
+    """Makes a DatagenSpec's data set; returns its DatagenRecord. `observer` gets a JSON Progress some ten times a second.
+    What it raises ends the run and is raised again, with what stays as text in its attribute `kept`."""
+
+def formats() -> str:
+    """The formats of emulation's files: [{name, extension, what}]."""
 
 def merge(records: list[str]) -> str:
     """One record out of those of several hosts that ran together."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import signal
 import sys
@@ -12,6 +11,7 @@ from typing import Any
 import click
 
 from forebay.errors import BAD_REQUEST, BROKE, INTERRUPTED, ForebayError, RequestError
+from forebay.lazy import LazyGroup
 
 # verb → (module:command, the question it answers)
 VERBS = {
@@ -24,6 +24,7 @@ VERBS = {
     "gdsio": ("forebay.gdsio:command", "gdsio's own flags and output line."),
     "files": ("forebay.files:command", "How fast are create, stat, read and delete of many files?"),
     "plan": ("forebay.plan:command", "What will k drives, n GPUs, q queues give? What should I change?"),
+    "emulate": ("forebay.emulate:command", "How many accelerators does this storage keep busy, by MLPerf's rules?"),
     "report": ("forebay.report:command", "One page that I can send on."),
     "completion": ("forebay.shell:completion", "Tab completion for bash, zsh or fish."),
     "man": ("forebay.shell:man", "The manual pages."),
@@ -33,31 +34,8 @@ VERBS = {
 ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
-class Verbs(click.Group):
-    """Answers --help from the table alone, and imports a verb only when it runs."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(VERBS)
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in VERBS:
-            return None
-        module, attribute = VERBS[name][0].split(":")
-        return getattr(importlib.import_module(module), attribute)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in VERBS and not args[0].startswith("-"):
-            import difflib
-
-            near = difflib.get_close_matches(args[0], VERBS, n=1)
-            ctx.fail(f"There is no verb '{args[0]}'." + (f" Did you mean '{near[0]}'?" if near else ""))
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Verbs"):
-            formatter.write_dl([(name, question) for name, (_, question) in VERBS.items()])
+class Verbs(LazyGroup):
+    table = VERBS
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})

@@ -6,6 +6,8 @@ pub mod copy;
 pub mod doctor;
 pub mod driver;
 pub mod files;
+pub mod format;
+pub mod generate;
 pub mod gpu;
 pub mod meter;
 pub mod path;

@@ -4,6 +4,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
+    /// The run finished, and what it checked doesn't hold. Exit code 1.
+    Check,
     /// The request can't be right on any machine. Exit code 2.
     Request,
     /// The request is fine; this machine lacks what it needs. Exit code 3.
@@ -15,6 +17,7 @@ pub enum Kind {
 impl Kind {
     pub fn exit_code(self) -> i32 {
         match self {
+            Kind::Check => 1,
             Kind::Request => 2,
             Kind::Machine => 3,
             Kind::Run => 4,
@@ -48,6 +51,10 @@ impl Error {
 
     pub fn machine(asked: impl Into<String>, found: impl Into<String>, next: impl Into<String>) -> Self {
         Error::new(Kind::Machine, asked, found, next)
+    }
+
+    pub fn check(asked: impl Into<String>, found: impl Into<String>, next: impl Into<String>) -> Self {
+        Error::new(Kind::Check, asked, found, next)
     }
 
     pub fn run(asked: impl Into<String>, found: impl Into<String>, next: impl Into<String>) -> Self {

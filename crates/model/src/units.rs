@@ -51,6 +51,21 @@ pub fn format_bytes(bytes: u64) -> String {
     bytes.to_string()
 }
 
+/// For reading, to a tenth: `23.5 GiB`, `512 KiB`, `640 B`.
+pub fn readable_bytes(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if value.fract() == 0.0 {
+        return format!("{value:.0} {}", UNITS[unit]);
+    }
+    format!("{value:.1} {}", UNITS[unit])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -84,5 +99,12 @@ mod tests {
         for bytes in [0, 1, 512, 65536, MIB, 3 * MIB / 2, GIB, 5 * GIB] {
             assert_eq!(parse_bytes(&format_bytes(bytes)).unwrap(), bytes);
         }
+    }
+
+    #[test]
+    fn sizes_read_as_people_say_them() {
+        let shown: Vec<String> =
+            [0, 640, 4096, 1 << 19, 3 << 29, u64::MAX].iter().map(|b| readable_bytes(*b)).collect();
+        assert_eq!(shown, ["0 B", "640 B", "4 KiB", "512 KiB", "1.5 GiB", "16384 PiB"]);
     }
 }

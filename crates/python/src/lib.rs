@@ -1,6 +1,7 @@
 //! Glue between Python and the engine: JSON in, JSON out, errors as exceptions.
 
 mod files;
+mod generate;
 mod observe;
 
 use forebay_engine::{doctor, driver, Error, Kind};
@@ -26,6 +27,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(examine, module)?)?;
     module.add_function(wrap_pyfunction!(environment, module)?)?;
     module.add_function(wrap_pyfunction!(files::run, module)?)?;
+    module.add_function(wrap_pyfunction!(generate::run, module)?)?;
+    module.add_function(wrap_pyfunction!(generate::formats, module)?)?;
     Ok(())
 }
 
@@ -132,6 +135,7 @@ fn json(py: Python<'_>, value: &impl serde::Serialize) -> PyResult<String> {
 fn raise(py: Python<'_>, error: Error) -> PyErr {
     let name = match error.kind {
         Kind::Request => "RequestError",
+        Kind::Check => "CheckFailed",
         Kind::Machine => "MachineError",
         Kind::Run => "RunError",
     };

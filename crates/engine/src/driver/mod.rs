@@ -21,6 +21,7 @@ mod virtual_time;
 mod warnings;
 mod worker;
 
+pub(crate) use prepare::KEEP_FREE;
 pub use record::{build, built_from};
 
 use crate::clock;

@@ -20,7 +20,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// What is left free on a file system, so that making files never fills it to the brim.
-const KEEP_FREE: u64 = 64 << 20;
+pub(crate) const KEEP_FREE: u64 = 64 << 20;
 const FILL_WORKERS: u32 = 4;
 const FILL_IO_BYTES: u64 = 1 << 20;
 

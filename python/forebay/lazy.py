@@ -1,0 +1,38 @@
+"""A group of commands that answers --help from a table alone, and imports a command only when it runs."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+
+import click
+
+
+class LazyGroup(click.Group):
+    """`table`: name → (module:command, the question it answers). `noun`: what a name is called in messages."""
+
+    table: Mapping[str, tuple[str, str]] = {}
+    noun = "verb"
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.table)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in self.table:
+            return None
+        module, attribute = self.table[name][0].split(":")
+        return getattr(importlib.import_module(module), attribute)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in self.table and not args[0].startswith("-"):
+            import difflib
+
+            near = difflib.get_close_matches(args[0], self.table, n=1)
+            ctx.fail(f"There is no {self.noun} '{args[0]}'." + (f" Did you mean '{near[0]}'?" if near else ""))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl([(name, question) for name, (_, question) in self.table.items()])
