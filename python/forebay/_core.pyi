@@ -6,7 +6,9 @@ __all__ = [
     "buckets",
     "check",
     "doctor",
+    "emulate_check",
     "emulate_datagen",
+    "emulate_run",
     "environment",
     "features",
     "files",
@@ -43,6 +45,13 @@ def environment(paths: list[str]) -> str:
 def files(spec: str, id: str, observer: Callable[[str], None] | None = None) -> str:
     """Runs a FilesSpec (many-file metadata phases) in DIR/forebay-files-ID; returns its FilesRecord. A
     KeyboardInterrupt ends the run and cleans up, a second one ends the cleaning too."""
+
+def emulate_run(spec: str, command: list[str], observer: Callable[[str], None] | None = None) -> str:
+    """Runs an EmulateSpec (JSON); returns its RunRecord with the part `training`. As `run`; the observer gets
+    {phase, epoch, epochs, step, steps, t_s, au_pct, gib_s, waiting_ranks, cores_busy}."""
+
+def emulate_check(spec: str) -> str:
+    """The spec with its defaults filled in. Raises RequestError for what is wrong with it on any machine."""
 
 def emulate_datagen(spec: str, observer: Callable[[str], None] | None = None) -> str:
     """Makes a DatagenSpec's data set; returns its DatagenRecord. `observer` gets a JSON Progress some ten times a second.

@@ -5,6 +5,7 @@ pub mod clock;
 pub mod copy;
 pub mod doctor;
 pub mod driver;
+pub mod emulate;
 pub mod files;
 pub mod format;
 pub mod generate;

@@ -1,11 +1,12 @@
 //! Glue between Python and the engine: JSON in, JSON out, errors as exceptions.
 
+mod emulate;
 mod files;
 mod generate;
 mod observe;
 
 use forebay_engine::{doctor, driver, Error, Kind};
-use forebay_model::{job::JobSpec, merge, record, Latency};
+use forebay_model::{job::JobSpec, merge, record, Latency, RunRecord};
 use observe::{stop_requested, Watcher};
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
@@ -20,6 +21,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(plan, module)?)?;
     module.add_function(wrap_pyfunction!(check, module)?)?;
     module.add_function(wrap_pyfunction!(merge_records, module)?)?;
+    module.add_function(wrap_pyfunction!(emulate::emulate_run, module)?)?;
+    module.add_function(wrap_pyfunction!(emulate::emulate_check, module)?)?;
     module.add_function(wrap_pyfunction!(read_record, module)?)?;
     module.add_function(wrap_pyfunction!(buckets, module)?)?;
     module.add_function(wrap_pyfunction!(schema, module)?)?;
@@ -42,14 +45,23 @@ fn run(py: Python<'_>, job: &str, command: Vec<String>, observer: Option<Py<PyAn
     let mut watcher = Watcher::new(observer);
     let outcome = py.detach(|| driver::run(&job, command, &mut watcher));
     let outcome = outcome.map_err(|error| watcher.interruption().unwrap_or_else(|| raise(py, error)))?;
-    let mut record = outcome.record;
-    let raised = watcher.interruption();
+    ended(py, outcome.record, outcome.failure, watcher.interruption())
+}
+
+/// What a run came to, for Python: its record's text, or an exception that carries it in its attribute `record`.
+/// `raised`: by an observer, a signal's handler or another call of Python's during the run.
+fn ended(
+    py: Python<'_>,
+    mut record: RunRecord,
+    failure: Option<Error>,
+    raised: Option<PyErr>,
+) -> PyResult<String> {
     // One that comes when all is measured ends nothing, but whoever makes several runs must still hear of it.
     record.result.interrupted |= raised.as_ref().is_some_and(|e| e.is_instance_of::<PyKeyboardInterrupt>(py));
     let text = json(py, &record)?;
-    // A KeyboardInterrupt is told by the record; anything else that the observer raised is a defect of its own.
+    // A KeyboardInterrupt is told by the record; anything else that was raised is a defect of its own.
     let defect = raised.filter(|e| !e.is_instance_of::<PyKeyboardInterrupt>(py));
-    match defect.or_else(|| outcome.failure.map(|failure| raise(py, failure))) {
+    match defect.or_else(|| failure.map(|failure| raise(py, failure))) {
         None => Ok(text),
         Some(raised) => {
             raised.value(py).setattr("record", text)?;

@@ -11,7 +11,8 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ LIST_OF_FILES = ".forebay.json"
 # No document of ours comes near; what is larger is somebody else's.
 DOCUMENT_BYTES_MAX = 512 << 20
 RESCUES_MAX = 100
+_OURS = re.compile(rb'^[\s\[]*\{\s*"schema"\s*:\s*"forebay\.')
 
 
 class Output:
@@ -64,8 +66,7 @@ class Output:
         except (OSError, RequestError) as error:
             found = error.found if isinstance(error, RequestError) else f"can't be written ({error.strerror})"
             if rescues:
-                kept = [str(rescue(d, f"-{n}" if n else "")) for n, d in enumerate(documents)]
-                found += f"; what was measured is in {', '.join(kept)}"
+                found += f"; {_whereabouts(documents)}"
             raise RunError(self.asked, found, "another file") from error
 
     def append(self, document: dict[str, Any]) -> None:
@@ -170,6 +171,44 @@ def _claim(name: str, target: Path) -> None:
     except OSError:  # a file system without hard links
         os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         os.replace(name, target)
+
+
+def write(path: str | Path, documents: list[dict[str, Any]]) -> None:
+    """A file that a verb names itself, as in a folder of results: whole or not at all, in place of nothing but our own."""
+    asked, target = f"write {path}", Path(os.path.realpath(path))
+    try:
+        place(target, text_of(documents), _is_ours)
+    except FileExistsError:
+        found = "is there and isn't Forebay's, so it isn't overwritten"
+        raise RequestError(asked, found, "another folder, or another file name") from None
+    except OSError as error:
+        raise RequestError(asked, f"can't be written ({error.strerror})", "another folder, or another file name") from error
+
+
+def _is_ours(path: Path) -> bool:
+    """An empty file, or one whose first document begins with a schema of ours. Reads 4 KiB at most."""
+    with path.open("rb") as file:
+        head = file.read(4096)
+    return not head.strip() or bool(_OURS.match(head))
+
+
+@contextmanager
+def unless_said(documents: Sequence[dict[str, Any]]) -> Iterator[None]:
+    """Around what prints them: where the output takes no more, RunError names the files that keep what was measured."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        found = f"{error.strerror}; {_whereabouts(documents)}" if documents else str(error.strerror)
+        raise RunError("writing the output", found, "df -h; -o FILE on another file system") from error
+
+
+def _whereabouts(documents: Sequence[dict[str, Any]]) -> str:
+    kept = [rescue(document, f"-{n}" if n else "") for n, document in enumerate(documents)]
+    if None in kept:
+        return "what was measured could not be saved"
+    return f"what was measured is in {', '.join(map(str, kept))}"
 
 
 def rescue(document: dict[str, Any], suffix: str = "") -> Path | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from forebay import environment
@@ -16,8 +16,13 @@ GIB = 1 << 30
 
 def text(record: dict[str, Any], width: int = 100) -> str:
     """The summary: what it ran on, the path that ran, rate, latency, CPU, power, cache, ramp, warnings."""
+    return wrapped(_lines(record), width)
+
+
+def wrapped(labelled: Iterable[tuple[str, str]], width: int) -> str:
+    """Labelled lines as columns of at most `width` characters: the label once, the line under itself."""
     lines: list[str] = []
-    for label, line in _lines(record):
+    for label, line in labelled:
         lines += textwrap.wrap(
             line,
             max(width, 40),

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from forebay import mpi
 from forebay.emulate import workloads
 from forebay.emulate.workloads import Training
 from forebay.errors import RequestError
@@ -158,9 +159,18 @@ def workload_of(values: dict[str, Any]) -> tuple[Training, str]:
     return workloads.load(name, accelerator, rules)
 
 
+def alone() -> None:
+    """RequestError where a launcher started several of us: each would call its own number the whole."""
+    found = mpi.launched()
+    if found is not None:
+        told = "an emulated run is of one host, and each process would run alone"
+        raise RequestError(f"{found[1]} processes of {found[0]}", told, "the same command without the launcher")
+
+
 def request_of(values: dict[str, Any]) -> Request:
     """The request in click's `values`; takes what it uses out of them. RequestError names the flag."""
     given = frozenset(k for k, v in values.items() if v not in (None, ()))
+    alone()
     workload, rules = workload_of(values)
     taken = {name: values.pop(name) for name in [o[0].removeprefix("--").replace("-", "_") for o in RUN_OPTIONS]}
     if not taken["data"]:

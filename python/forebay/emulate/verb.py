@@ -15,6 +15,8 @@ Examples:
 
 # verb → (module:command, the question it answers)
 VERBS = {
+    "run": ("forebay.emulate.run:command", "Is this storage fast enough for N accelerators?"),
+    "search": ("forebay.emulate.search:command", "How many accelerators does this storage keep busy?"),
     "datasize": ("forebay.emulate.datasize:command", "How large must the data set be, by the rules?"),
     "datagen": ("forebay.emulate.datagen:command", "How is a workload's data set made?"),
     "workloads": ("forebay.emulate.show_workloads:command", "Which workloads are there, and with which constants?"),

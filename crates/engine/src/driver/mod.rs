@@ -5,23 +5,23 @@ mod fleet;
 mod found;
 mod honour;
 mod manifest;
-mod measure;
+pub(crate) mod measure;
 mod mounts;
 mod outfit;
 mod pace;
 mod pacing;
 mod plan;
 mod prepare;
-mod record;
+pub(crate) mod record;
 mod series;
 mod share;
 mod tally;
-mod threads;
-mod virtual_time;
+pub(crate) mod threads;
+pub(crate) mod virtual_time;
 mod warnings;
 mod worker;
 
-pub(crate) use prepare::KEEP_FREE;
+pub(crate) use prepare::{allow_descriptors, KEEP_FREE};
 pub use record::{build, built_from};
 
 use crate::clock;

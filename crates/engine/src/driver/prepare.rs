@@ -150,7 +150,7 @@ fn lock_what_changes(job: &JobSpec, drafts: &[Draft], held: &mut Locked) -> Resu
 
 /// Raises the process's soft limit on open files towards its hard one, as far as the job needs: programs that
 /// call select(2) elsewhere in the process want it no higher. What isn't enough shows when a file is opened.
-fn allow_descriptors(more: u64) {
+pub(crate) fn allow_descriptors(more: u64) {
     use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
     // For everything else that this process has open.
     const SPARE: u64 = 512;

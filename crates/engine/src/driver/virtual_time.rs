@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 
 const DURATION_DEFAULT: f64 = 10.0;
 const NO_MACHINE: &str = "virtual time: no machine took part";
+/// Fields that no drive on paper fills, whatever was played on it.
 const NULL_FIELDS: &[&str] = &[
     "cache.resident_before",
     "cache.resident_after",
@@ -67,7 +68,7 @@ pub fn run(job: &JobSpec, drafts: &[Draft], command: Vec<String>, started: u64) 
         forebay: build(),
         environment: doctor::environment(&[]),
         job: job_ran,
-        path: path_of(job, &model),
+        path: path_of(job.path, &model, "the path itself costs"),
         cache: CacheState { policy: "none".into(), ..CacheState::default() },
         result: result_of(&outcomes, &drafts[0].label()),
         training: None,
@@ -147,15 +148,13 @@ fn refuse_what_time_cannot_show(job: &JobSpec) -> Result<(), Error> {
     }
 }
 
-fn path_of(job: &JobSpec, model: &DriveModel) -> PathRan {
-    let requested = name_of(job.path);
+/// `free`: what costs nothing there.
+pub(crate) fn path_of(path: PathKind, model: &DriveModel, free: &str) -> PathRan {
+    let requested = name_of(path);
     PathRan {
-        ran: if job.path == PathKind::Auto { "host".into() } else { requested.clone() },
+        ran: if path == PathKind::Auto { "host".into() } else { requested.clone() },
         requested,
-        reason: Some(format!(
-            "simulated: {} in virtual time; the path itself costs nothing there",
-            model.name
-        )),
+        reason: Some(format!("simulated: {} in virtual time; {free} nothing there", model.name)),
         engine: "model".into(),
         destination: "none".into(),
         slot_pages: "none".into(),
@@ -163,9 +162,13 @@ fn path_of(job: &JobSpec, model: &DriveModel) -> PathRan {
     }
 }
 
+/// Why fields are null in a record of virtual time: the common ones, and `more`.
+pub(crate) fn no_machine(more: &[&str]) -> BTreeMap<String, String> {
+    NULL_FIELDS.iter().chain(more).map(|f| ((*f).to_string(), NO_MACHINE.to_string())).collect()
+}
+
 fn missing(job: &JobSpec) -> BTreeMap<String, String> {
-    let mut missing: BTreeMap<String, String> =
-        NULL_FIELDS.iter().map(|f| ((*f).to_string(), NO_MACHINE.to_string())).collect();
+    let mut missing = no_machine(&[]);
     if job.repeat < 2 {
         for field in ["result.summary.throughput_gib_s_sd", "result.summary.throughput_gib_s_ci95"] {
             missing.insert(field.into(), "one repeat has no spread; --repeat 5".into());
