@@ -168,6 +168,10 @@ fn every_byte_is_read_once_per_epoch_by_every_engine() {
             }
             let past_cache = cache == Cache::Bypass && outcome.record.cache.policy != "memory";
             assert_eq!(outcome.record.job.direct, past_cache, "{case}");
+            let path = &outcome.record.path;
+            let (direct, staged) = if past_cache { (2 * data.bytes, 0) } else { (0, 2 * data.bytes) };
+            assert_eq!((path.direct_bytes, path.staged_bytes), (direct, staged), "{case}");
+            assert!(path.slot_bytes > 0 && !path.slot_pages.is_empty(), "{case}");
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::reactor::Waker;
 use forebay_model::training::{self, Scheduler};
 use forebay_model::Error;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 
 /// Nobody need look at the steps.
 const NEVER: u64 = u64::MAX;
@@ -32,6 +32,16 @@ pub struct Counters {
     pub payload_bytes: AtomicU64,
     pub ios: AtomicU64,
     pub samples: AtomicU64,
+}
+
+/// What a worker reads with, for the record.
+#[derive(Clone, Debug, Default)]
+pub struct Outfit {
+    /// Of its slots, as `hugetlb`.
+    pub pages: &'static str,
+    pub slot_bytes: u64,
+    /// Of the kernel, that are in force.
+    pub features: Vec<&'static str>,
 }
 
 pub fn add(counter: &AtomicU64, value: u64) {
@@ -91,6 +101,8 @@ pub struct Board {
     due: AtomicU64,
     waiting: AtomicUsize,
     pub counters: Vec<Counters>,
+    /// What the first worker got, as all of them did.
+    pub outfit: OnceLock<Outfit>,
     wakers: Mutex<Vec<Option<Arc<Waker>>>>,
 }
 
@@ -114,6 +126,7 @@ impl Board {
             due: AtomicU64::new(NEVER),
             waiting: AtomicUsize::new(0),
             counters: (0..workers).map(|_| Counters::default()).collect(),
+            outfit: OnceLock::new(),
             wakers: Mutex::new(vec![None; workers]),
         }
     }

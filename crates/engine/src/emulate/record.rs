@@ -230,6 +230,7 @@ fn path_of(shared: &Shared, totals: &Totals) -> PathRan {
     let how = &shared.how;
     let (workers, kib) = (how.workers, how.io_bytes >> 10);
     let stays = "bytes are let go of once they were read and checked";
+    let outfit = shared.board.outfit.get().cloned().unwrap_or_default();
     let (direct_bytes, staged_bytes) = if how.direct { (totals.bytes, 0) } else { (0, totals.bytes) };
     PathRan {
         requested: "host".into(),
@@ -239,7 +240,9 @@ fn path_of(shared: &Shared, totals: &Totals) -> PathRan {
         direct_bytes,
         staged_bytes,
         destination: "host".into(),
-        slot_bytes: how.io_bytes * u64::from(workers) * u64::from(if how.is_inline { 1 } else { how.depth }),
+        engine_features: outfit.features.iter().map(|feature| (*feature).to_string()).collect(),
+        slot_pages: outfit.pages.into(),
+        slot_bytes: outfit.slot_bytes * u64::from(workers),
         ..PathRan::default()
     }
 }

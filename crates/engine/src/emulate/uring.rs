@@ -26,6 +26,11 @@ impl Slots {
         &mut self.arena
     }
 
+    /// Which pages they lie in.
+    pub fn pages(&self) -> &'static str {
+        self.arena.got().name()
+    }
+
     pub fn count(&self) -> u32 {
         self.lent.len() as u32
     }

@@ -5,7 +5,7 @@
 mod blame;
 mod digest;
 
-use super::board::{add, Board, Counters, ACCOUNT_NS};
+use super::board::{add, Board, Counters, Outfit, ACCOUNT_NS};
 use super::reading::{Reading, BLOCK};
 use super::supply::Delays;
 use super::uring::{Read, Ring, Slots};
@@ -121,6 +121,11 @@ impl Worker {
             false => Reads::Ring(Ring::new(&mut reactor)),
         };
         shared.board.set_waker(index, reactor.waker()?);
+        shared.board.outfit.get_or_init(|| Outfit {
+            pages: slots.pages(),
+            slot_bytes: how.io_bytes * u64::from(depth),
+            features: reactor.features().to_vec(),
+        });
         Ok(Worker {
             index,
             reads,
