@@ -28,7 +28,7 @@ PACKAGE := $(shell find python -type f -not -name '*.pyc' -not -name '*.so') pyp
 # The commit is part of the build.
 COMMIT := $(wildcard $(shell git rev-parse --git-path logs/HEAD 2>/dev/null))
 
-.PHONY: help demo test test-vm test-root test-gpu check format bench wheel soak fuzz docs clean
+.PHONY: help demo test test-vm test-root test-gpu check format bench bench-gpu wheel soak fuzz docs clean
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
@@ -55,8 +55,9 @@ test-root: | $(MADE)/ready ## The tests that need root: loop devices, network na
 	@$(MAKE) --no-print-directory $(MADE)/tested-with
 	@$(call pytest_marked,root,no test needs root yet)
 
-test-gpu: | $(MADE)/ready ## The tests that need an NVIDIA GPU
+test-gpu: | $(MADE)/ready ## The tests that need an NVIDIA GPU: what `make test` runs on a stand-in, on the real one
 	@[ -e /dev/nvidiactl ] || { echo 'make test-gpu: no NVIDIA GPU here (/dev/nvidiactl is absent)' >&2; exit 3; }
+	FOREBAY_TEST_GPU=1 cargo test -p forebay-engine --test gpu --test contract --quiet
 	@$(MAKE) --no-print-directory $(MADE)/tested-with
 	@$(call pytest_marked,gpu,no test needs a GPU yet)
 
@@ -78,6 +79,11 @@ bench: | $(MADE)/ready ## Side by side with peers, each command of bench/ in tur
 		$(BIN)/python bench/$$command.py --dir $(BENCH_DIR) --rounds $(ROUNDS) \
 			--json target/bench-results/$$command.json $(ARGS); \
 	done
+
+bench-gpu: | $(MADE)/ready ## Every table that ends in a GPU, beside the peers found in .venv (ROUNDS=5 BENCH_DIR=…)
+	@[ -e /dev/nvidiactl ] || { echo 'make bench-gpu: no NVIDIA GPU here (/dev/nvidiactl is absent)' >&2; exit 3; }
+	@$(MAKE) --no-print-directory $(MADE)/installed
+	PYTHON=$(BIN)/python ROUNDS=$(ROUNDS) bench/gpu_all.sh $(BENCH_DIR) target/bench-results
 
 wheel: | $(MADE)/ready ## dist/*.whl for any Linux with glibc 2.28, tried on every Python 3.10 to 3.13 found here
 	@$(MAKE) --no-print-directory $(MADE)/tested-with

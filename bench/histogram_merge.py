@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from peers import forebay, run
-from side_by_side import arguments, middle, publish, save, say
+from side_by_side import arguments, middle, publish, save, say, section
 
 WORKERS, SAMPLES, VALUES = 64, 10**9, 200_000
 HIGHEST_NS = 24 * 3600 * 10**9
@@ -165,12 +165,9 @@ def main() -> int:
         + "\n".join(f"- {what}: {'holds' if ok else '**does not hold**'}" for what, ok in holds.items())
         + "\n"
     )
-    save(
-        options.json,
-        "Histogram merge",
-        options,
-        [{"runs": runs, "exact_us": exact, "off_by": wrong, "bounds": holds}],
-    )
+    text = section("Histogram merge", options, text)
+    found = [{"runs": runs, "exact_us": exact, "off_by": wrong, "bounds": holds}]
+    save(options.json, "Histogram merge", options, found, text)
     publish("Histogram merge", options, text)
     return 0 if all(holds.values()) else 1
 

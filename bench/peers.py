@@ -16,15 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from side_by_side import Contender, Figure, say
+from side_by_side import Contender, Figure, Unavailable, say
 
 WARMUP_S = 0.5
 HUGE_PAGE = 2 << 20
 NR_HUGEPAGES = Path("/proc/sys/vm/nr_hugepages")
-
-
-class Unavailable(Exception):
-    """A peer can't run here; the message says why and what would help."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +33,16 @@ class Ran:
     most: float
 
 
-def run(command: Sequence[str], timeout_s: float, watch: Callable[[], float] | None = None) -> Ran:
-    """Runs a command and waits for it with wait4. `watch` is asked every 50 ms; its greatest answer is kept."""
+def run(
+    command: Sequence[str],
+    timeout_s: float,
+    watch: Callable[[], float] | None = None,
+    passing: Sequence[int] = (0,),
+) -> Ran:
+    """Runs a command and waits for it with wait4. `watch` is asked every 50 ms; its greatest answer is kept.
+
+    `passing`: the exit codes of a run that ended as it should.
+    """
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         begin = time.monotonic()
         child = subprocess.Popen(
@@ -57,37 +61,64 @@ def run(command: Sequence[str], timeout_s: float, watch: Callable[[], float] | N
         child.returncode = os.waitstatus_to_exitcode(status)
         out.seek(0), err.seek(0)
         stdout, stderr = out.read(), err.read()
-    if child.returncode:
-        tail = (stderr or stdout).strip()[-600:]
-        raise Unavailable(f"{command[0]} ended with {child.returncode}: {tail}")
+    if child.returncode not in passing:
+        tail = " ".join((stderr or stdout).split())[-600:]
+        raise Unavailable(f"{Path(command[0]).name} ended with {child.returncode}: {tail}")
     return Ran(stdout, usage.ru_utime + usage.ru_stime, wall_s, most)
 
 
 # Forebay -------------------------------------------------------------------------------------------
 
 
-def forebay(source: str, *flags: str, name: str = "forebay", warmup_s: float = WARMUP_S) -> Contender:
-    """`forebay bench SOURCE …` as typed. The command beside this interpreter, else the one on PATH."""
+def installed() -> str:
+    """The `forebay` beside this interpreter, else the one on PATH."""
     beside = Path(sys.executable).with_name("forebay")
     program = str(beside) if beside.exists() else shutil.which("forebay")
     if program is None:
         raise Unavailable(
             "forebay isn't installed for this Python; try: make demo, then .venv/bin/python bench/…"
         )
-    base = [program, "bench", source, *flags, "--warmup", str(warmup_s)]
+    return program
+
+
+def forebay(
+    source: str,
+    *flags: str,
+    name: str = "forebay",
+    warmup_s: float = WARMUP_S,
+    passes: int | None = None,
+    destination: str | None = None,
+    cached: bool = False,
+) -> Contender:
+    """`forebay bench SOURCE …` as typed. With `passes` it ends after so many, whatever the seconds, and has no warm-up.
+
+    `destination` is where the bytes must have ended (as `gpu:0`), and `cached` says that all of them must have been in
+    the page cache; a run of which that isn't true isn't counted.
+    """
+    base = [installed(), "bench", source, *flags]
+    limit = ["--warmup", str(warmup_s), "--duration"] if passes is None else ["--passes"]
 
     def measure(seconds: float) -> Figure:
-        ran = run([*base, "--duration", str(seconds), "--json"], 60 + 3 * seconds)
+        until = [*limit, str(seconds if passes is None else passes)]
+        ran = run([*base, *until, "--json"], 60 + 3 * seconds)
         record = json.loads(ran.stdout)
         result, path = record["result"], record["path"]
+        if destination and path["destination"] != destination:
+            raise Unavailable(f"{name}: the bytes went to {path['destination']}, not to {destination}")
+        if not result["bytes"]:
+            raise Unavailable(f"{name}: nothing was moved in {result['seconds']:.1f} s")
+        resident = record["cache"]["resident_before"]
+        if cached and (resident is None or resident < 0.999):
+            raise Unavailable(f"{name}: {resident} of the file was in the page cache, not all of it")
         cpu = result["cpu"]
-        keys = ("ran", "engine", "engine_features", "slot_pages", "staged_bytes", "mapped_bytes")
-        proof = {k: path.get(k) for k in keys} | {"cache": record["cache"]}
+        keys = "ran reason engine engine_features slot_pages destination direct_bytes staged_bytes mapped_bytes"
+        proof = {k: path.get(k) for k in keys.split()} | {"cache": record["cache"]}
         proof |= {k: result.get(k) for k in ("latency_us", "copy_latency_us")}
         cpu_s = cpu["user_s"] + cpu["system_s"]
         return Figure(result["seconds"], result["bytes"], result["ios"], cpu_s, ran.cpu_s, proof)
 
-    return Contender(name, measure, ["forebay", *base[1:], "--duration", "SECONDS", "--json"])
+    shown = [*limit, "SECONDS" if passes is None else str(passes)]
+    return Contender(name, measure, ["forebay", *base[1:], *shown, "--json"])
 
 
 # fio -----------------------------------------------------------------------------------------------
@@ -99,16 +130,18 @@ def fio(name: str, *flags: str, huge_pages: int = 0, warmup_s: float = WARMUP_S)
     CPU of the measured time is fio's own usr_cpu + sys_cpu, which start anew when its ramp ends, times the
     runtime of its jobs.
     """
-    if not shutil.which("fio"):
-        raise Unavailable("fio isn't installed; try: apt install fio")
-    always = f"--name=peer --time_based --ramp_time={warmup_s} --thread --group_reporting"
-    base = ["fio", *always.split(), "--norandommap", "--randrepeat=0", "--output-format=json", *flags]
+    program = shutil.which(os.environ.get("FIO", "fio"))
+    if program is None:
+        raise Unavailable("fio isn't installed; try: apt install fio (FIO names it where it isn't on PATH)")
+    always = f"--name=peer --time_based --ramp_time={round(1000 * warmup_s)}ms --thread --group_reporting"
+    base = [program, *always.split(), "--norandommap", "--randrepeat=0", "--output-format=json", *flags]
 
     def measure(seconds: float) -> Figure:
         with reserved(huge_pages):
             free = huge_pages_free()
             watch = (lambda: free - huge_pages_free()) if huge_pages else None
-            ran = run([*base, f"--runtime={seconds}"], 60 + 3 * seconds, watch)
+            # In whole milliseconds: fio takes 0.7 for no time at all, and reads the whole file.
+            ran = run([*base, f"--runtime={round(1000 * seconds)}ms"], 60 + 3 * seconds, watch)
         told = json.loads(ran.stdout[ran.stdout.index("{") :])
         job = told["jobs"][0]
         if job["error"]:
@@ -120,13 +153,21 @@ def fio(name: str, *flags: str, huge_pages: int = 0, warmup_s: float = WARMUP_S)
         proof = {"version": told["fio version"], "huge_pages_used": ran.most or None}
         return Figure(read["runtime"] / 1e3, read["io_bytes"], read["total_ios"], cpu_s, ran.cpu_s, proof)
 
-    return Contender(name, measure, [*base, "--runtime=SECONDS"])
+    return Contender(name, measure, ["fio", *base[1:], "--runtime=SECONDS"])
 
 
-def fio_uring(name: str, file: Path, rw: str, block: int, depth: int, huge: bool = False) -> Contender:
-    """fio at its best for O_DIRECT: io_uring with registered buffers and files, optionally in huge pages."""
+def fio_uring(
+    name: str, file: Path, rw: str, block: int, depth: int, huge: bool = False, jobs: int = 1
+) -> Contender:
+    """fio at its best for O_DIRECT: io_uring with registered buffers and files, optionally in huge pages.
+
+    With several `jobs`, sequential ones begin in different parts of the file.
+    """
     flags = [f"--filename={file}", f"--rw={rw}", f"--bs={block}", f"--iodepth={depth}", "--direct=1"]
     flags += ["--ioengine=io_uring", "--fixedbufs=1", "--registerfiles=1"]
+    if jobs > 1:
+        flags += [f"--numjobs={jobs}"]
+        flags += [f"--offset_increment={100 // jobs}%"] if rw == "read" else []
     if not huge:
         return fio(name, *flags)
     return fio(name, *flags, "--mem=shmhuge", huge_pages=depth * block // HUGE_PAGE + 4)
@@ -177,7 +218,9 @@ def registered(contender: Contender) -> dict[str, Any]:
     command = ["--runtime=1" if c.startswith("--runtime=") else c for c in contender.command]
     pages = 64 if "--mem=shmhuge" in command else 0
     with reserved(pages), tempfile.NamedTemporaryFile("r") as trace:
-        run(["strace", "-f", "-o", trace.name, "-e", "trace=io_uring_register,shmget", *command], 60)
+        program = os.environ.get("FIO", command[0])
+        traced = ["-f", "-o", trace.name, "-e", "trace=io_uring_register,shmget", program, *command[1:]]
+        run(["strace", *traced], 60)
         seen = trace.read()
     return {
         "registered_buffers": "IORING_REGISTER_BUFFERS" in seen,

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import re
 import shlex
+import shutil
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +29,10 @@ RESULTS = Path(__file__).resolve().parent.parent / "docs/benchmarks.md"
 GIB = 1 << 30
 
 
+class Unavailable(Exception):
+    """A contender can't run here; the message says why and what would help."""
+
+
 @dataclass(frozen=True)
 class Figure:
     """One run of one contender. Bytes and I/Os are those of the measured `seconds`."""
@@ -35,8 +42,8 @@ class Figure:
     ios: int
     # user + system in the measured seconds, as the tool says; None where it doesn't
     cpu_s: float | None
-    # user + system of the process and its children, from start to end
-    process_cpu_s: float
+    # user + system of the process and its children, from start to end; None of a process that stays between runs
+    process_cpu_s: float | None
     # what shows that the run was what its name says
     proof: dict[str, Any] = field(default_factory=dict)
 
@@ -51,7 +58,7 @@ class Figure:
     def cost(self, per: str, whole: bool) -> float | None:
         """CPU milliseconds per GiB, or nanoseconds per I/O; of the whole process, or of the measured time."""
         cpu_s = self.process_cpu_s if whole else self.cpu_s
-        if cpu_s is None:
+        if cpu_s is None or not self.bytes:
             return None
         return cpu_s * 1e3 / (self.bytes / GIB) if per == "GiB" else cpu_s * 1e9 / self.ios
 
@@ -67,13 +74,15 @@ class Contender:
 
 @dataclass(frozen=True)
 class Bound:
-    """What Forebay (the contender `of`) must reach against another: per round, then the median."""
+    """What Forebay must reach against another: per round, then the median. Against nobody, a figure by itself."""
 
-    what: str  # "rate" or "cost"
-    against: tuple[str, ...]
+    what: str  # "rate" or "cost" (ratios), or "time": microseconds per I/O beyond the other's
+    against: tuple[str, ...]  # empty: the limit is in GiB/s (I/Os per s), or in CPU ms/GiB (ns per I/O)
     at_least: float | None = None
     at_most: float | None = None
     pick: str = "slowest"  # among `against`: "slowest" in each round, or "fastest" by its median
+    of: str | None = None  # which contender must reach it; None: the cell's `ours`
+    sure: bool = False  # not the median but the lower end of the ratio's 95 % interval must reach `at_least`
 
 
 @dataclass(frozen=True)
@@ -86,6 +95,7 @@ class Cell:
     per: str = "GiB"  # what CPU is divided by: "GiB" or "I/O"
     ours: str = "forebay"  # the contender that the others are compared with
     chosen: dict[str, Any] = field(default_factory=dict)  # how each contender's depth was found
+    lost: dict[str, str] = field(default_factory=dict)  # who couldn't run, and why
 
 
 Rounds = dict[str, list[Figure]]
@@ -99,13 +109,28 @@ def interleave(
     noise = []
     for number in range(rounds):
         before = machine_ticks()
-        for contender in cell.contenders if number % 2 == 0 else reversed(cell.contenders):
-            figure = contender.measure(seconds)
+        running = [c for c in cell.contenders if c.name in figures]
+        for contender in running if number % 2 == 0 else reversed(running):
+            try:
+                figure = contender.measure(seconds)
+            except Unavailable as reason:
+                # Its earlier figures go too: rounds must hold the same contenders to be compared.
+                cell.lost[contender.name] = str(reason)
+                del figures[contender.name]
+                say(f"{cell.name} round {number + 1}/{rounds} {contender.name}: left out: {reason}")
+                continue
             figures[contender.name].append(figure)
-            say(f"{cell.name} round {number + 1}/{rounds} {contender.name}: {figure.gib_s:.2f} GiB/s")
-        ours = sum(f[-1].process_cpu_s for f in figures.values())
+            say(f"{cell.name} round {number + 1}/{rounds} {contender.name}: {told(figure, cell)}")
+        ours = sum(f[-1].process_cpu_s or f[-1].cpu_s or 0.0 for f in figures.values())
         noise.append(machine_noise(before, machine_ticks(), ours))
     return figures, noise
+
+
+def told(figure: Figure, cell: Cell) -> str:
+    """One run in a line, while it goes on."""
+    speed = f"{figure.gib_s:.2f} GiB/s" if cell.per == "GiB" else f"{figure.iops / 1e3:.1f} thousand I/Os per s"
+    cost = figure.cost(cell.per, whole=figure.cpu_s is None)
+    return speed if cost is None else f"{speed}, {cost:.1f} {'ms/GiB' if cell.per == 'GiB' else 'ns per I/O'}"
 
 
 def machine_ticks() -> dict[str, float]:
@@ -125,15 +150,24 @@ def machine_noise(before: dict[str, float], after: dict[str, float], ours_s: flo
 
 
 def find_depth(
-    make: Callable[[int], Contender], depths: Sequence[int], seconds: float, say: Callable[[str], None]
+    make: Callable[[Any], Contender], depths: Sequence[Any], seconds: float, say: Callable[[str], None]
 ) -> tuple[Contender, dict[str, Any]]:
-    """The depth with the least CPU among those within 3 % of the fastest, and the scan that shows it."""
-    tried: list[tuple[int, float, float]] = []
+    """The depth (or other setting) with the least CPU among those within 3 % of the fastest, and the scan that shows it."""
+    tried: list[tuple[Any, float, float]] = []
+    refused: list[Unavailable] = []
     for depth in depths:
-        contender = make(depth)
-        figure = contender.measure(seconds)
-        tried.append((depth, figure.gib_s, figure.cost("GiB", whole=figure.cpu_s is None) or 0.0))
-        say(f"scan {contender.name} depth {depth}: {figure.gib_s:.2f} GiB/s")
+        try:
+            contender = make(depth)
+            figure = contender.measure(seconds)
+        except Unavailable as reason:
+            say(f"scan {depth}: {reason}")
+            refused.append(reason)
+            continue
+        cost = figure.cost("GiB", whole=figure.cpu_s is None) or 0.0
+        tried.append((depth, figure.gib_s, cost))
+        say(f"scan {contender.name} {depth}: {figure.gib_s:.2f} GiB/s, {cost:.1f} ms/GiB")
+    if not tried:
+        raise refused[0]
     best = max(gib_s for _, gib_s, _ in tried)
     depth = min((t for t in tried if t[1] >= 0.97 * best), key=lambda t: t[2])[0]
     return make(depth), {"depth": depth, "scan_depth_gib_s_cpu_ms_per_gib": tried}
@@ -144,17 +178,24 @@ def find_depth(
 
 def settle(bound: Bound, cell: Cell, figures: Rounds) -> dict[str, Any]:
     """The ratio of each round, their median, and whether it holds."""
+    name = bound.of or cell.ours
     against = [a for a in bound.against if a in figures]
     missing = {"bound": asdict(bound), "median": None, "holds": None}
-    if not against or cell.ours not in figures:
-        return {**missing, "why": f"{' and '.join(bound.against) if not against else cell.ours} didn't run"}
+    absent = name if name not in figures else " and ".join(bound.against) if bound.against and not against else None
+    if absent:
+        return {**missing, "why": f"{absent} didn't run"}
+    if not bound.against:
+        return by_itself(bound, cell, figures[name], missing)
     if bound.pick == "fastest":
         against = [max(against, key=lambda name: statistics.median(f.gib_s for f in figures[name]))]
     ratios = []
-    for number, ours in enumerate(figures[cell.ours]):
-        peers = [figures[name][number] for name in against]
+    for number, ours in enumerate(figures[name]):
+        peers = [figures[peer][number] for peer in against]
         if bound.what == "rate":
             ratios.append(rate(ours, cell) / min(rate(p, cell) for p in peers))
+            continue
+        if bound.what == "time":
+            ratios.append(1e6 / ours.iops - min(1e6 / p.iops for p in peers))
             continue
         whole = ours.cpu_s is None or any(p.cpu_s is None for p in peers)
         costs = [cost for p in peers if (cost := p.cost(cell.per, whole))]
@@ -163,10 +204,36 @@ def settle(bound: Bound, cell: Cell, figures: Rounds) -> dict[str, Any]:
             return {**missing, "why": "a run used too little CPU to be counted"}
         ratios.append(mine / min(costs))
     median = statistics.median(ratios)
-    holds = (bound.at_least is None or median >= bound.at_least) and (
-        bound.at_most is None or median <= bound.at_most
-    )
-    return {"bound": asdict(bound), "against": against, "ratios": ratios, "median": median, "holds": holds}
+    found = {"against": against, "ratios": ratios, "median": median, "holds": within(bound, median)}
+    if bound.sure:
+        low, high = interval(ratios)
+        found |= {"interval": (low, high), "holds": within(bound, low)}
+    return {"bound": asdict(bound), **found}
+
+
+def interval(ratios: Sequence[float]) -> tuple[float, float]:
+    """95 % interval of the mean of the ratios' logarithms: what the ratio is in the long run, as far as these rounds tell."""
+    from forebay.stats import mean_interval
+
+    found = mean_interval([math.log(r) for r in ratios])
+    if found.low is None or found.high is None:
+        return 0.0, math.inf
+    return math.exp(found.low), math.exp(found.high)
+
+
+def by_itself(bound: Bound, cell: Cell, runs: list[Figure], missing: dict[str, Any]) -> dict[str, Any]:
+    """A limit that is a figure and no ratio."""
+    values = [rate(f, cell) if bound.what == "rate" else f.cost(cell.per, f.cpu_s is None) for f in runs]
+    known = [v for v in values if v is not None]
+    if not known:
+        return {**missing, "why": "it tells no CPU"}
+    median = statistics.median(known)
+    return {"bound": asdict(bound), "against": [], "ratios": known, "median": median, "holds": within(bound, median)}
+
+
+def within(bound: Bound, median: float) -> bool:
+    enough = bound.at_least is None or median >= bound.at_least
+    return enough and (bound.at_most is None or median <= bound.at_most)
 
 
 def rate(figure: Figure, cell: Cell) -> float:
@@ -182,40 +249,52 @@ def middle(values: Sequence[float | None], digits: int) -> str:
 
 
 def table(cells: list[tuple[Cell, Rounds, list[dict[str, Any]]]]) -> str:
-    """One row per cell and contender, then what had to hold."""
+    """One row per cell and contender, then what had to hold. A column for whole processes where any is known."""
     per = cells[0][0].per
-    unit, cost = ("GiB/s", "ms/GiB") if per == "GiB" else ("million I/Os per s", "ns per I/O")
-    lines = [
-        f"| work | tool | {unit} | CPU, measured time, {cost} | CPU, whole process, {cost} | {cells[0][0].ours} ÷ it |",
-        "|---|---|---|---|---|---|",
-    ]
+    every = [f for _, figures, _ in cells for runs in figures.values() for f in runs]
+    # In millions a slow table would be all zeros.
+    few = all(f.iops < 1e5 for f in every)
+    count, scale = ("thousand", 1e3) if few else ("million", 1e6)
+    unit, cost = ("GiB/s", "ms/GiB") if per == "GiB" else (f"{count} I/Os per s", "ns per I/O")
+    whole = any(f.process_cpu_s is not None for f in every)
+    columns = ["work", "tool", unit, f"CPU, measured time, {cost}"]
+    columns += [f"CPU, whole process, {cost}"] * whole + [f"{cells[0][0].ours} ÷ it"]
+    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     for cell, figures, _ in cells:
         for name, runs in figures.items():
-            rates = [rate(f, cell) / (1 if per == "GiB" else 1e6) for f in runs]
-            ratios = [
-                rate(f, cell) / rate(r, cell) for f, r in zip(figures.get(cell.ours, []), runs, strict=False)
-            ]
-            depth = cell.chosen.get(name, {}).get("depth")
-            lines.append(
-                f"| {cell.name} | {name}{f', depth {depth}' if depth else ''} | {middle(rates, 2)} "
-                f"| {middle([f.cost(per, False) for f in runs], 1)} | {middle([f.cost(per, True) for f in runs], 1)} "
-                f"| {middle(ratios, 2) if name != cell.ours else ''} |"
-            )
+            how = cell.chosen.get(name, {})
+            setting = how.get("shown") or (f"depth {how['depth']}" if how.get("depth") else "")
+            row = [cell.name, f"{name}, {setting}" if setting else name]
+            row += [middle([rate(f, cell) / (1 if per == "GiB" else scale) for f in runs], 2)]
+            row += [middle([f.cost(per, False) for f in runs], 1)]
+            row += [middle([f.cost(per, True) for f in runs], 1)] * whole
+            pairs = zip(figures.get(cell.ours, []), runs, strict=False)
+            row += [middle([rate(f, cell) / rate(r, cell) for f, r in pairs], 2) if name != cell.ours else ""]
+            lines.append(f"| {' | '.join(row)} |")
     lines.append("")
     for cell, _, settled in cells:
         lines += [f"- {verdict(cell, s)}" for s in settled]
+    lines += [f"- {cell.name}: left out: {name}: {why}" for cell, _, _ in cells for name, why in cell.lost.items()]
     return "\n".join(lines)
 
 
 def verdict(cell: Cell, settled: dict[str, Any]) -> str:
     bound = settled["bound"]
     limit = f"≥ {bound['at_least']}" if bound["at_least"] is not None else f"≤ {bound['at_most']}"
-    what = {"rate": "rate", "cost": "CPU"}[bound["what"]]
-    names = " or ".join(settled.get("against") or bound["against"])
-    asked = f"{cell.name}: {what} of {cell.ours} {limit} × {names}"
+    what = {"rate": "rate", "cost": "CPU", "time": "time per I/O"}[bound["what"]]
+    asked = f"{cell.name}: {what} of {bound['of'] or cell.ours} {limit}"
+    if bound["what"] == "time":
+        asked += f" µs beyond {' or '.join(settled.get('against') or bound['against'])}"
+    elif bound["against"]:
+        asked += f" × {' or '.join(settled.get('against') or bound['against'])}"
+    else:
+        units = {"rate": ("GiB/s", "I/Os per s"), "cost": ("ms/GiB", "ns per I/O")}[bound["what"]]
+        asked += f" {units[cell.per != 'GiB']}"
     if settled["median"] is None:
         return f"{asked}: not measured ({settled['why']})"
     spread = f"{settled['median']:.2f} ({min(settled['ratios']):.2f}–{max(settled['ratios']):.2f})"
+    if "interval" in settled:
+        spread = f"95 % interval {settled['interval'][0]:.3f}–{settled['interval'][1]:.3f}"
     return f"{asked}: {spread}, {'holds' if settled['holds'] else '**does not hold**'}"
 
 
@@ -251,9 +330,13 @@ def say(text: str) -> None:
 
 
 def compare(title: str, options: argparse.Namespace, cells: Sequence[Callable[[], Cell]]) -> int:
-    """Measures each cell and publishes; 0 if every bound holds, else 1. A cell is built (its depths found) when due."""
+    """Measures each cell and publishes; 0 if every bound holds, else 1. A cell is built (its depths found) when due.
+
+    After each cell everything until then is saved, so that an interrupted run keeps what it measured.
+    """
     done: list[tuple[Cell, Rounds, list[dict[str, Any]]]] = []
     found: list[dict[str, Any]] = []
+    text = ""
     for build in cells:
         cell = build()
         figures, noise = interleave(cell, options.rounds, options.seconds, say)
@@ -261,44 +344,60 @@ def compare(title: str, options: argparse.Namespace, cells: Sequence[Callable[[]
         done.append((cell, figures, settled))
         commands = {c.name: shlex.join(c.command) for c in cell.contenders}
         runs = {n: [{**asdict(f), "gib_s": f.gib_s, "iops": f.iops} for f in fs] for n, fs in figures.items()}
-        told = {"cell": cell.name, "commands": commands, "chosen": cell.chosen}
+        told = {"cell": cell.name, "commands": commands, "chosen": cell.chosen, "left_out": cell.lost}
         found.append(told | {"runs": runs, "noise": noise, "bounds": settled})
-        save(options.json, title, options, found)
+        text = section(title, options, f"{tables(done)}\n\n{meanwhile(found)}\n")
+        save(options.json, title, options, found, text)
     if not done:
         say(f"no cell's name holds '{options.only}'")
         return 2
-    noise = [n for f in found for n in f["noise"]]
-    others = middle([n["others_cores_busy"] for n in noise], 2)
-    text = f"{table(done)}\n\nOther work on the machine meanwhile: {others} cores.\n"
     publish(title, options, text)
     held = [s["holds"] for _, _, settled in done for s in settled]
     return 1 if False in held else 0
 
 
-def save(path: Path | None, title: str, options: argparse.Namespace, found: Any) -> None:
-    """After each cell, so that an interrupted run keeps what it measured."""
+def tables(done: list[tuple[Cell, Rounds, list[dict[str, Any]]]]) -> str:
+    """One table for the cells that count by GiB, one for those that count by I/O."""
+    return "\n\n".join(table(part) for per in ("GiB", "I/O") if (part := [d for d in done if d[0].per == per]))
+
+
+def meanwhile(found: list[dict[str, Any]]) -> str:
+    others = [n["others_cores_busy"] for f in found for n in f["noise"]]
+    return f"Other work on the machine meanwhile: {middle(others, 2)} cores."
+
+
+def save(path: Path | None, title: str, options: argparse.Namespace, found: Any, text: str) -> None:
+    """What was measured, and the section that says so (bench/publish.py puts it into the page)."""
     if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     whole = {"study": title, "machine": machine_card(options.dir), "rounds": options.rounds}
-    whole |= {"seconds": options.seconds, "cells": found}
+    whole |= {"seconds": options.seconds, "cells": found, "section": text}
     path.write_text(json.dumps(whole, indent=1, default=str) + "\n")
+
+
+def section(title: str, options: argparse.Namespace, text: str) -> str:
+    card = machine_card(options.dir)
+    about = f"{card['cpu']}, {card['cores']} cores, {card['memory_gib']} GiB, Linux {card['kernel']}"
+    about += f", {card['gpu']}" if card["gpu"] else ""
+    command = f"python bench/{Path(sys.argv[0]).name} --dir DIR --rounds {options.rounds}"
+    run = f", {options.seconds:g} s a run" if options.seconds else ""
+    return f"## {title}\n\n`{command}`{run}. {about}, {card['filesystem']}, {card['date']}.\n\n{text}"
 
 
 def publish(title: str, options: argparse.Namespace, text: str) -> None:
     """Prints the section, and puts it in place of the one of that title if asked."""
-    card = machine_card(options.dir)
-    about = f"{card['cpu']}, {card['cores']} cores, {card['memory_gib']} GiB, Linux {card['kernel']}"
-    command = f"python bench/{Path(sys.argv[0]).name} --dir DIR --rounds {options.rounds}"
-    run = f", {options.seconds:g} s a run" if options.seconds else ""
-    section = f"## {title}\n\n`{command}`{run}. {about}, {card['filesystem']}, {card['date']}.\n\n{text}"
-    print(section)
+    print(text)
     if options.write:
-        old = RESULTS.read_text()
-        pattern = re.compile(rf"^## {re.escape(title)}\n.*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
-        new, replaced = pattern.subn(lambda _: section + "\n", old)
-        RESULTS.write_text((new if replaced else f"{old.rstrip()}\n\n{section}").rstrip() + "\n")
-        say(f"wrote {RESULTS.name}: {title}")
+        put(title, text)
+
+
+def put(title: str, text: str) -> None:
+    old = RESULTS.read_text()
+    pattern = re.compile(rf"^## {re.escape(title)}\n.*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
+    new, replaced = pattern.subn(lambda _: text + "\n", old)
+    RESULTS.write_text((new if replaced else f"{old.rstrip()}\n\n{text}").rstrip() + "\n")
+    say(f"wrote {RESULTS.name}: {title}")
 
 
 def machine_card(folder: Path) -> dict[str, Any]:
@@ -310,9 +409,24 @@ def machine_card(folder: Path) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "memory_gib": round(int(memory[1]) / (1 << 20)) if memory else None,
         "kernel": platform.release(),
+        "gpu": gpu_name(),
         "filesystem": filesystem(folder),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
+
+
+def gpu_name() -> str | None:
+    """`NVIDIA H200, driver 580.159.04`; with `2 ×` before it where there are two."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    command = [program, "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    names = told.stdout.strip().splitlines()
+    if told.returncode or not names:
+        return None
+    card = names[0].replace(", ", ", driver ", 1)
+    return card if len(names) == 1 else f"{len(names)} × {card}"
 
 
 def filesystem(folder: Path) -> str:

@@ -347,7 +347,7 @@ def test_time_left_counts_the_repeats_to_come():
 
 
 def test_a_progress_line_fits_one_row(monkeypatch):
-    monkeypatch.setattr(shutil, "get_terminal_size", lambda *a: os.terminal_size((40, 24)))
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda *a, **k: os.terminal_size((40, 24)))
     stream = io.StringIO()
     line = progress.Line(stream)
     line(fake_engine.progress())

@@ -149,7 +149,7 @@ def test_each_command_in_a_document_has_flags_that_exist(page: str, command: str
         found = asked.get_command(click.Context(asked), name)
         assert found is not None, f"{page}: forebay {verb} has no {name}"
         asked = found
-    options = {o for p in asked.params for o in p.opts}
-    options |= {"--buffered", "--help"}
+    options = {o for p in asked.params for o in (*p.opts, *p.secondary_opts)}
+    options |= {"--help"}
     used = re.findall(r"(?<=\s)(--?[a-z][\w-]*)", command)
     assert set(used) <= options, f"{page}: {command}: {set(used) - options}"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from forebay import doctor, gdscheck
+from gpu_stub_support import Gpu, built
 
 STATES = {"works", "limited", "missing", "unknown", "not_applicable"}
 
@@ -151,6 +152,56 @@ def test_on_a_terminal_commands_stay_in_one_line(report, monkeypatch, capsys):
     assert [line for line in lines if line.endswith(command)]
     assert all(len(line) <= 80 for line in lines if command not in line)
     assert not any("type: n" in line for line in lines)
+
+
+# with a GPU, or what stands in for one
+
+
+def test_a_gpu_is_found_through_libcuda_and_each_condition_of_direct_dma_has_its_line(tmp_path):
+    gpu = Gpu(built(), tmp_path)
+    found = gpu.forebay("doctor", tmp_path, "--json").record
+    assert found["gpu"]["gpus"][0]["name"] == "Stub GPU" and found["gpu"]["libcuda_refused"] is None
+    ids = {check["id"]: check for check in found["checks"]}
+    assert {"gds.filesystem", "gds.drive", "gds.p2pdma_json", "gds.versions"} & ids.keys()
+    amiss = [check for check in found["checks"] if check["state"] == "missing"]
+    assert all(check["why"] for check in amiss)
+    assert found["verdicts"]["bounce"] == {"runs": True, "because": None}
+    assert found["verdicts"]["gds"]["answer"] in ("direct", "compat_only", "no")
+    assert not {c["id"] for c in found["verdicts"]["gds"]["both"]} & {"gpu", "libcuda", "library"}
+
+
+@pytest.mark.parametrize(
+    "settings, because",
+    [
+        ({"cuda": "init=999"}, "gpu"),
+        ({"cuda": "gpus=0"}, "gpu"),
+        ({"FOREBAY_LIBCUDA": "/no/such/libcuda.so.1"}, "gpu"),
+        ({"FOREBAY_LIBCUFILE": "/no/such/libcufile.so.0"}, "library"),
+    ],
+)
+def test_what_cufile_cannot_run_without_is_the_first_cause(tmp_path, settings, because):
+    found = Gpu(built(), tmp_path).forebay("doctor", tmp_path, "--json", **settings).record
+    verdict = found["verdicts"]["gds"]
+    assert verdict["answer"] == "no" and verdict["both"][0]["id"] == because
+    assert verdict["both"][0]["because"] and verdict["both"][0]["next"]
+
+
+def test_a_library_that_is_none_is_named_with_the_loaders_words(tmp_path):
+    broken = tmp_path / "libcufile.so.0"
+    broken.write_text("not a library")
+    found = Gpu(built(), tmp_path).forebay("doctor", "--json", FOREBAY_LIBCUFILE=str(broken)).record
+    check = next(c for c in found["checks"] if c["id"] == "gds.libcufile")
+    assert check["state"] == "missing" and "doesn't load" in check["why"] and "ldd" in check["next"]
+
+
+def test_the_compiler_of_kernels_is_found_or_said_to_be_missing(tmp_path):
+    def check(**settings):
+        found = Gpu(built(), tmp_path).forebay("doctor", "--json", **settings).record
+        return next(c for c in found["checks"] if c["id"] == "gpu.nvrtc")
+
+    assert check()["state"] == "works" and "13.0 from" in check()["found"]
+    missing = check(FOREBAY_LIBNVRTC="/no/such/libnvrtc.so.13")
+    assert missing["state"] == "limited" and "host" in missing["why"] and "nvidia-cuda-nvrtc" in missing["next"]
 
 
 # --gdscheck

@@ -98,7 +98,7 @@ def test_require_direct_overrides_cufile_json(
 def test_any_cufile_json_is_read_or_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "c.json").write_bytes(data)
     try:
-        cufile._parse(tmp_path / "c.json")
+        cufile.parse(tmp_path / "c.json")
     except RequestError:
         pass
 

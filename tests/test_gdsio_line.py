@@ -202,6 +202,8 @@ def test_parsers_of_the_published_kinds_read_our_line(parser: Any, line: str) ->
         (0, {"ran": "gds", "staged_bytes": 0}, "GPUD"),
         (0, {"ran": "gds", "staged_bytes": 4096}, "GPUD_COMPAT"),
         (0, {"ran": "gds-compat"}, "GPUD_COMPAT"),
+        (0, {"ran": "gds-mixed"}, "GPUD_COMPAT"),
+        (0, {"ran": "gds", "staged_bytes": 0, "compat_bytes": 1}, "GPUD_COMPAT"),
         (1, {"ran": "host"}, "CPUONLY"),
         (2, {"ran": "bounce", "destination": "gpu:1"}, "CPU_GPU"),
         (2, {"ran": "bounce", "destination": "host"}, "CPU_HOST"),

@@ -1,6 +1,6 @@
 """SIGINT and SIGTERM at random moments: the command ends soon with 130, says what it kept, and leaves nothing half made.
 
-FOREBAY_TEST_SEED=N brings the same moments again.
+FOREBAY_TEST_SEED=N brings the same moments again; FOREBAY_TEST_MOMENTS=N sends as many in each phase.
 """
 
 from __future__ import annotations
@@ -214,3 +214,20 @@ def test_a_sweep_that_is_interrupted_goes_on_where_it_was(tmp_path: Path) -> Non
     done = processes.run([*processes.FOREBAY, *words], cwd=tmp_path)
     assert done.returncode == 0 and "2 of them finished before" in done.stderr, done.stderr
     assert set(finished) <= set(lines()) and len(lines()) >= 5
+
+
+def test_a_signal_that_comes_when_all_is_measured_is_told_all_the_same() -> None:
+    """Whoever makes many runs (a sweep, a comparison) would go on with the next one."""
+    from forebay import run
+
+    last: list[float] = []
+
+    def observe(progress: dict[str, Any]) -> None:
+        if progress["phase"] == "measure" and progress["t_s"] >= 0.3:
+            last.append(progress["t_s"])
+            raise KeyboardInterrupt
+
+    job = {"sources": ["nil:"], "duration_s": 0.3, "warmup_s": 0.0, "interval_ms": 100}
+    record = run.run(job, observer=observe)
+    assert last and record["result"]["interrupted"] and record["result"]["seconds"] >= 0.29
+    assert not run.run(job)["result"]["interrupted"]

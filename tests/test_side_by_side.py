@@ -51,6 +51,27 @@ def test_the_fastest_peer_is_the_one_to_beat() -> None:
     assert told["against"] == ["fast"] and not told["holds"]
 
 
+def test_a_bound_that_must_be_sure_holds_by_the_lower_end_of_its_interval() -> None:
+    bound = Bound("rate", ("peer",), at_least=0.97, sure=True)
+    steady = {"forebay": [figure(r) for r in (0.99, 1.0, 0.98, 0.99)], "peer": [figure(1)] * 4}
+    told = settle(bound, Cell("x", [], []), steady)
+    assert told["holds"] and told["interval"] == pytest.approx((0.977, 1.003), abs=0.002)
+    loose = {**steady, "forebay": [figure(r) for r in (1.1, 0.9, 1.1, 0.9)]}
+    told = settle(bound, Cell("x", [], []), loose)
+    assert told["median"] == pytest.approx(1.0) and not told["holds"]
+    assert "95 % interval" in side_by_side.verdict(Cell("x", [], []), told)
+
+
+def test_time_is_compared_by_its_difference() -> None:
+    def once(us: float) -> Figure:
+        return Figure(1.0, 4096, round(1e6 / us), 0.1, 0.1)
+
+    figures = {"forebay": [once(12), once(24)], "peer": [once(6), once(19)]}
+    told = settle(Bound("time", ("peer",), at_most=8.0), Cell("x", [], [], per="I/O"), figures)
+    assert told["ratios"] == pytest.approx([6, 5], abs=0.01) and told["holds"]
+    assert "µs beyond peer" in side_by_side.verdict(Cell("x", [], []), told)
+
+
 def test_the_slower_stage_is_found_in_each_round() -> None:
     figures = {
         "forebay": [figure(1), figure(1)],
@@ -85,12 +106,20 @@ def test_a_section_is_replaced_and_the_rest_stays(tmp_path: Path, monkeypatch: p
     page.write_text("# Measured\n\n## Loop\n\nold\n\n## Other\n\nkept\n")
     monkeypatch.setattr(side_by_side, "RESULTS", page)
     options = argparse.Namespace(dir=tmp_path, rounds=5, seconds=1.0, write=True)
-    side_by_side.publish("Loop", options, "new\n")
-    side_by_side.publish("Fresh", options, "first\n")
+    for title, body in (("Loop", "new\n"), ("Fresh", "first\n")):
+        side_by_side.publish(title, options, side_by_side.section(title, options, body))
     text = page.read_text()
     assert "old" not in text and text.index("new") < text.index("## Other") < text.index("kept") < text.index(
         "first"
     )
+
+
+def test_few_commands_are_counted_in_thousands() -> None:
+    slow, fast = (Figure(1.0, n * 4096, n, 0.1, 0.1) for n in (2600, 2_600_000))
+    cell = Cell("x", [], [], per="I/O")
+    assert "| thousand I/Os per s |" in (text := table([(cell, {"forebay": [slow]}, [])])) and "| 2.60 (2.60–2.60) |" in text
+    text = table([(cell, {"forebay": [fast], "peer": [slow]}, [])])
+    assert "| million I/Os per s |" in text and "| 2.60 (2.60–2.60) |" in text
 
 
 def test_the_table_has_a_row_for_each_contender() -> None:

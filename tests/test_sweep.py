@@ -515,6 +515,23 @@ def test_the_other_presets_are_the_published_methods(machine: FakeMachine, capsy
     assert len(power) == 200 and [j["path"] for j in power[:4]] == ["gds", "host", "gds", "host"]
 
 
+def test_pairs_run_at_once_each_with_the_workers_of_the_paper(machine: FakeMachine, capsys: Any) -> None:
+    machine.paths = ("host", "bounce", "gds")
+    pairs = ["--pair", "0=/dev/nvme0n1", "--pair", "1=stripe:?m=/a&m=/b"]
+
+    def points(*more: Any) -> list[dict[str, Any]]:
+        code, out, err = typed(capsys, "sweep", "micron-4k", *pairs, "--dry-run", "--json", *more)
+        assert code == 0, err
+        return [p["point"] for p in json.loads(out)["points"]]
+
+    full = points("--scale", 1)
+    assert {j["workers"] for j in full} == {2 * n for n in (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96)}
+    assert all(j["pairs"] == [pairs[1], pairs[3]] and "sources" not in j for j in full)
+    assert all(j["workers"] % 2 == 0 for j in points("--scale", 0.1)), "each pair has as many"
+    code, _, err = typed(capsys, "sweep", "micron-4k", "nil:", *pairs, "--dry-run")
+    assert code == 2 and "pairs name their own sources" in err
+
+
 def test_every_preset_says_where_its_method_comes_from(capsys: Any) -> None:
     code, out, _ = typed(capsys, "sweep", "--list", "--json")
     found = json.loads(out)["presets"]

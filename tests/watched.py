@@ -30,9 +30,13 @@ def wait_until_measured(witness: Path, process: subprocess.Popen[Any], runs: int
 
 def measured(witness: Path) -> int:
     """Runs in which bytes were moved while they counted."""
+    return len({p["run"] for p in told(witness) if p["phase"] == "measure" and p["gib_s"]})
+
+
+def told(witness: Path) -> Iterator[dict[str, Any]]:
+    """Each Progress so far, with the number of its `run`."""
     whole = witness.read_bytes().rpartition(b"\n")[0].splitlines() if witness.exists() else []
-    told = map(json.loads, whole)
-    return len({p["run"] for p in told if p["phase"] == "measure" and p["gib_s"]})
+    return map(json.loads, whole)
 
 
 def main(witness: str, *words: str) -> None:

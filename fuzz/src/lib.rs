@@ -8,6 +8,7 @@ pub use formats::formats;
 use forebay_engine::source::fault::FaultPlan;
 use forebay_engine::source::Uri;
 use forebay_model::device::DriveModel;
+use forebay_model::safetensors::Header;
 use forebay_model::{record, units, JobSpec, Latency};
 
 /// The histogram of a record: HdrHistogram V2, base64.
@@ -65,4 +66,16 @@ pub fn faults(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let Ok(plan) = FaultPlan::parse(text) else { return };
     assert!([plan.error, plan.short, plan.stall].iter().all(|share| (0.0..=1.0).contains(share)));
+}
+
+/// A safetensors header; its first two bytes say how much data follows it. Tensors cover that, and nothing else.
+pub fn safetensors(data: &[u8]) {
+    let Some((length, json)) = data.split_first_chunk::<2>() else { return };
+    let data_bytes = u64::from(u16::from_le_bytes(*length));
+    let Ok(header) = Header::parse(json, data_bytes) else { return };
+    let end = header.tensors.iter().fold(0, |at, tensor| {
+        assert!(tensor.begin == at && tensor.end >= at, "{}: a gap or an overlap", tensor.name);
+        tensor.end
+    });
+    assert_eq!(end, data_bytes);
 }

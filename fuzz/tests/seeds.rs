@@ -53,3 +53,8 @@ fn faults_seeds() {
 fn formats_seeds() {
     replay("formats", forebay_fuzz::formats);
 }
+
+#[test]
+fn safetensors_seeds() {
+    replay("safetensors", forebay_fuzz::safetensors);
+}

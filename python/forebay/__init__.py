@@ -1,8 +1,26 @@
 """Forebay feeds GPUs from storage, proves how well it does, and says what to change when it doesn't."""
 
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from forebay import safetensors
+    from forebay.checksum import crc32c
+    from forebay.reader import File, FilesRead, Future, Report, open, read_files, release
+
+__all__ = ["File", "FilesRead", "Future", "Report", "crc32c", "open", "read_files", "release", "safetensors"]
 
 try:
     __version__ = version("forebay")
 except PackageNotFoundError:  # a source tree that wasn't installed
     __version__ = "0+unknown"
+
+
+def __getattr__(name: str) -> object:
+    """Loaded when used, so that the command line starts at once."""
+    if name == "safetensors":
+        return import_module("forebay.safetensors")
+    if name in __all__:
+        return getattr(import_module("forebay.checksum" if name == "crc32c" else "forebay.reader"), name)
+    raise AttributeError(f"module 'forebay' has no attribute {name!r}")

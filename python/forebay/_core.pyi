@@ -1,10 +1,18 @@
 """The engine. JSON text in, JSON text out; see crates/model for the types."""
 
-from collections.abc import Callable
+import builtins
+from collections.abc import Callable, Sequence
+from typing import final
 
 __all__ = [
+    "Pending",
+    "Reader",
     "buckets",
     "check",
+    "checksum",
+    "crc32c",
+    "crc32c_on_gpu",
+    "device_of",
     "doctor",
     "emulate_check",
     "emulate_datagen",
@@ -15,9 +23,13 @@ __all__ = [
     "formats",
     "merge",
     "plan",
+    "read_files",
     "read_record",
+    "release",
     "run",
+    "safetensors_header",
     "schema",
+    "sizes_of",
     "stop",
 ]
 
@@ -60,6 +72,16 @@ def emulate_datagen(spec: str, observer: Callable[[str], None] | None = None) ->
 def formats() -> str:
     """The formats of emulation's files: [{name, extension, what}]."""
 
+def checksum(spec: str) -> str:
+    """Runs a ChecksumSpec (CRC32C of files, on a GPU or the host); returns its ChecksumRecord."""
+
+def crc32c(data: bytes, before: int = 0) -> int:
+    """CRC32C of the bytes whose checksum is `before`, and of `data` behind them."""
+
+def crc32c_on_gpu(gpu: int, address: int, bytes: int, stream: int) -> int:
+    """CRC32C of `bytes` of memory of GPU `gpu` from `address` on, after what is queued on `stream`. The memory must
+    stay as it is meanwhile. RequestError where it isn't that GPU's, MachineError without a GPU or NVRTC."""
+
 def merge(records: list[str]) -> str:
     """One record out of those of several hosts that ran together."""
 
@@ -74,3 +96,82 @@ def schema() -> str:
 
 def features() -> str:
     """Version, commit, build features as JSON."""
+
+@final
+class Reader:
+    """An open file. Addresses in, bytes there: forebay.reader checks buffers and keeps them alive."""
+
+    def __new__(cls, path: str, way: str, direct: bool | None = None, once: bool = False) -> Reader:
+        """`once`: for one reading, after which `close` lets go of it in the background."""
+
+    def bytes(self) -> int:
+        """The file's size now."""
+
+    def start(
+        self,
+        ranges: Sequence[tuple[int, int, int | None, int]],
+        hold: object,
+        after: Sequence[tuple[int, int]],
+    ) -> Pending:
+        """Begins to read (offset, bytes, GPU or None for host memory, address) each. `hold` is let go of at the
+        end. `after`: (GPU, stream) pairs whose work so far must end before a byte is written."""
+
+    def gather(
+        self,
+        offsets: builtins.bytes,
+        size: int,
+        gpu: int | None,
+        at: int,
+        hold: object,
+        after: Sequence[tuple[int, int]],
+    ) -> Pending:
+        """As `start`, for `size` bytes from each of `offsets` (64 bits each, in the machine's order), one behind the other
+        from `at` on."""
+
+    def close(self) -> None:
+        """Waits for what is being read, and lets go of the file."""
+
+@final
+class Pending:
+    """A read under way. Dropping it waits for its end."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits for the end; False where `timeout` seconds passed first. Honours signals."""
+
+    def done(self) -> bool: ...
+    def cancel(self) -> bool:
+        """True if it had not ended; nothing is written once this has returned."""
+
+    def report(self) -> tuple[int, int, int, int, int, float]:
+        """After the end: (bytes, staged, mapped, direct, uncached, seconds). Raises what failed."""
+
+    def order(self, gpu: int, stream: int, timeout: float | None = None) -> bool:
+        """What is queued on the stream from now on sees the bytes; False where `timeout` seconds passed first."""
+
+    def bell(self) -> int:
+        """A descriptor that becomes readable at the end; the caller closes it."""
+
+def sizes_of(paths: Sequence[str]) -> list[int]:
+    """Sizes of many files."""
+
+def read_files(
+    paths: Sequence[str],
+    sizes: Sequence[int],
+    gpus: Sequence[int | None],
+    addresses: Sequence[int],
+    hold: object,
+    after: Sequence[tuple[int, int]],
+) -> Pending:
+    """Begins to read `sizes[i]` bytes, the whole of `paths[i]`, to `addresses[i]` of GPU `gpus[i]` (one for all where
+    there is one)."""
+
+def device_of(address: int) -> int | None:
+    """The GPU that an address belongs to; None where CUDA doesn't know it. Raises MachineError without a GPU."""
+
+def release() -> None:
+    """Ends the crew of reading threads and gives back its pinned memory; the next read starts it anew."""
+
+def safetensors_header(
+    header: bytes, data_bytes: int
+) -> tuple[list[tuple[str, str, list[int], int, int]], list[tuple[str, str]]]:
+    """(name, dtype, shape, begin, end) of each tensor in the order of the data, and the metadata."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -23,6 +24,7 @@ VERBS = {
     "tune": ("forebay.tune:command", "Which depth, workers and size reach the peak at the least CPU?"),
     "gdsio": ("forebay.gdsio:command", "gdsio's own flags and output line."),
     "files": ("forebay.files:command", "How fast are create, stat, read and delete of many files?"),
+    "checksum": ("forebay.checksum:command", "What is the CRC32C of these files, computed on the GPU?"),
     "plan": ("forebay.plan:command", "What will k drives, n GPUs, q queues give? What should I change?"),
     "emulate": ("forebay.emulate:command", "How many accelerators does this storage keep busy, by MLPerf's rules?"),
     "report": ("forebay.report:command", "One page that I can send on."),
@@ -73,6 +75,7 @@ def main(arguments: list[str] | None = None) -> Any:
 
 
 def _code_of(arguments: list[str] | None) -> int:
+    _have_streams()
     for number in ENDING:
         # One that the caller ignores (nohup, a script's `command &`) stays ignored.
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -102,6 +105,24 @@ def _code_of(arguments: list[str] | None) -> int:
         _say(f"forebay: {error.filename or 'writing the output'}: {error.strerror}\n  try: df -h; ls -l; another place")
         _give_up_output()
         return BROKE
+
+
+def _have_streams() -> None:
+    """Standard streams that are open, and take any text.
+
+    A file that was opened in the place of a closed one would get what is printed. An encoding that lacks a character
+    (Latin-1 has no superscript, a name that isn't UTF-8 has none anywhere) prints a stand-in.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - for good
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace" if stream.encoding.lower() == "utf-8" else "replace")
 
 
 def _say(text: str) -> None:

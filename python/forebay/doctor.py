@@ -52,7 +52,20 @@ _NARROWEST = 24
 )
 @click.option("--gdscheck", is_flag=True, help="Print in the shape of `gdscheck -p`.")
 @click.option("--cufile-json", metavar="PATH", help="Default: CUFILE_ENV_PATH_JSON, else /etc/cufile.json.")
-def command(source: str | None, as_json: bool, gdscheck: bool, cufile_json: str | None) -> int:
+@click.option(
+    "--write-cufile-json", "write_to", metavar="FILE", help="Write a cufile.json that suits this machine."
+)
+@click.option(
+    "--allow-compat/--no-compat",
+    "allow_compat",
+    default=None,
+    help="In that file: may cuFile fall back to its compatibility mode? Default: as in force.",
+)
+@click.option("--overwrite", is_flag=True, help="That file may be there already.")
+@click.option("--fix-udev", is_flag=True, help="Print the commands that end error 5027; change nothing.")
+def command(
+    source: str | None, as_json: bool, gdscheck: bool, cufile_json: str | None, **writing: Any
+) -> int:
     """Examine this machine, and the storage that SOURCE names.
 
     SOURCE is a path, or a URI (file:, stripe:, nil:, model:, nvme+tcp:, vfio-user:). In a directory that you
@@ -61,9 +74,17 @@ def command(source: str | None, as_json: bool, gdscheck: bool, cufile_json: str 
     """
     if as_json and gdscheck:
         raise RequestError("--json with --gdscheck", "are two shapes of one answer", "one of them")
+    asked = {True: "--allow-compat", False: "--no-compat"}.get(writing["allow_compat"])
+    asked = asked or ("--overwrite" if writing["overwrite"] else None)
+    if asked and writing["write_to"] is None:
+        raise RequestError(asked, "says how to write a cufile.json", f"--write-cufile-json FILE {asked}")
     report = examine(source, cufile_json)
+    if writing["write_to"] is not None:
+        return _write_cufile_json(report, as_json, **writing)
+    if writing["fix_udev"]:
+        return _show_udev(report, as_json)
     if as_json:
-        click.echo(json.dumps(report, indent=2, ensure_ascii=False))
+        click.echo(json.dumps(report, indent=2))
     elif gdscheck:
         from forebay.gdscheck import render
 
@@ -72,6 +93,43 @@ def command(source: str | None, as_json: bool, gdscheck: bool, cufile_json: str 
         show_on_terminal(report)
     else:
         click.echo("\n".join(plain_lines(report)))
+    return 0
+
+
+def _write_cufile_json(
+    report: Report, as_json: bool, write_to: str, allow_compat: bool | None, overwrite: bool, fix_udev: bool
+) -> int:
+    from pathlib import Path
+
+    from forebay import cufile_json
+
+    path = Path(write_to)
+    cufile_json.write(path, cufile_json.render(report, allow_compat), overwrite)
+    use = f"export CUFILE_ENV_PATH_JSON={path.absolute()}"
+    chosen = cufile_json.settings(report, allow_compat)
+    if as_json:
+        rows = [{"key": s.key, "value": s.value, "why": s.why} for s in chosen]
+        click.echo(
+            json.dumps({"schema": "forebay.cufile-json/1", "path": str(path), "settings": rows, "use": use})
+        )
+        return 0
+    for setting in chosen:
+        click.echo(f"{setting.key:<32}{json.dumps(setting.value):<7}{setting.why}")
+    click.echo(f"\nWritten. For this shell and what it starts:\n  {use}")
+    return 0
+
+
+def _show_udev(report: Report, as_json: bool) -> int:
+    from forebay import cufile_json
+
+    commands = cufile_json.udev_commands(report)
+    if as_json:
+        click.echo(json.dumps({"schema": "forebay.udev/1", "commands": commands}))
+        return 0
+    for line in commands or ["# libudev has what libcufile asks for: nothing to do"]:
+        click.echo(line)
+    if commands:
+        click.echo("# or start the container with: -v /run/udev:/run/udev:ro", err=True)
     return 0
 
 

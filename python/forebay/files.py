@@ -50,9 +50,11 @@ def command(directory: str, as_json: bool, out: str | None, quiet: bool, **flags
     spec = spec_of(directory, flags)
     output = save.Output(out, save.FILES) if out else None
     record = run(spec, quiet)
-    if not quiet:
-        click.echo(text(record), err=as_json)
     code = exit_code(record)
+    with save.unless_said([record]):
+        if not quiet:
+            click.echo(text(record), err=as_json)
+        sys.stdout.flush()
     try:
         if output:
             output.write([record])
@@ -63,7 +65,8 @@ def command(directory: str, as_json: bool, out: str | None, quiet: bool, **flags
     finally:
         complain(record)
         if as_json:
-            click.echo(json.dumps(record, indent=1))
+            with save.unless_said([record]):
+                click.echo(json.dumps(record, indent=1))
     return code
 
 

@@ -7,6 +7,7 @@ A field is spelled the same everywhere: `--io-size 128k` on the command line, `i
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,12 +20,16 @@ from forebay.units import format_bytes, parse_bytes, parse_percent, parse_second
 
 def _integer(text: Any, what: str, most: int = (1 << 32) - 1) -> int:
     try:
-        value = int(str(text), 0)
+        value = int(str(text), 10 if re.fullmatch(r"[+-]?0[0-9_]+", str(text)) else 0)
     except ValueError:
         raise RequestError(f"{what} {text}", "is not a whole number", f"{what} 4") from None
     if not 0 <= value <= most:
         raise RequestError(f"{what} {text}", f"must be a whole number from 0 to {most}", f"{what} 4")
     return value
+
+
+def _workers(text: Any, what: str) -> int | str:
+    return "auto" if text == "auto" else _integer(text, what)
 
 
 def _seed(text: Any, what: str) -> int:
@@ -33,8 +38,8 @@ def _seed(text: Any, what: str) -> int:
 
 def _share(text: Any, what: str) -> int:
     value = parse_percent(text, what)
-    if not 0 <= value <= 100:
-        raise RequestError(f"{what} {text}", "must be 0 to 100 per cent", f"{what} 70")
+    if not 0 <= value <= 100 or value != int(value):
+        raise RequestError(f"{what} {text}", "must be a whole number from 0 to 100 per cent", f"{what} 70")
     return int(value)
 
 
@@ -75,6 +80,11 @@ def _list(text: Any, what: str) -> list[str]:
     return [str(t) for t in text] if isinstance(text, (list, tuple)) else [t for t in str(text).split(",") if t]
 
 
+def _one_or_more(text: Any, what: str) -> list[str]:
+    """Words that may hold commas."""
+    return [str(t) for t in text] if isinstance(text, (list, tuple)) else [str(text)]
+
+
 def _integers(text: Any, what: str) -> list[int]:
     return [_integer(t, what) for t in _list(text, what)]
 
@@ -104,7 +114,7 @@ FIELDS: tuple[Field, ...] = (
     Field("file-name", "file_name", _text, "Name of file N in a directory; %d stands for N.", "NAME"),
     Field("start", "start_bytes", parse_bytes, "First byte that is used.", "SIZE"),
     Field("align", "align_bytes", parse_bytes, "Alignment of random offsets. Default: the I/O size.", "SIZE"),
-    Field("workers", "workers", _integer, "Threads, each with its own queue.", "N"),
+    Field("workers", "workers", _workers, "Threads, each with its own queue; auto finds the fewest that do.", "N"),
     Field("depth", "depth", _integer, "I/Os in flight per worker.", "N"),
     Field("duration", "duration_s", parse_seconds, "Measured seconds. Default: 10, or as long as --passes takes.", "SECONDS"),
     Field("passes", "passes", _integer, "Stop once the data was covered N times.", "N"),
@@ -120,7 +130,7 @@ FIELDS: tuple[Field, ...] = (
     Field("rate-iops", "rate_iops", _number, "Open loop at this many I/Os per second.", "IOPS"),
     Field("cpus", "cpus", _text, "CPUs to pin workers to, in turn, as 0-3,8.", "LIST"),
     Field("numa", "numa", _integer, "NUMA node for threads and memory.", "NODE"),
-    Field("cache", "cache", _choice("bypass", "drop", "allow", "warm"), "Page cache: bypass (O_DIRECT), drop, allow or warm.", "POLICY"),
+    Field("cache", "cache", _choice("auto", "bypass", "drop", "allow", "warm"), "Page cache: bypass (O_DIRECT), drop, allow, warm, or auto: by what is cached.", "POLICY"),
     Field("engine", "engine", _choice("auto", "uring", "pread", "inline", "map"), "How files are read: auto, uring, pread, inline or map.", "NAME"),
     Field("pages", "pages", _choice("auto", "hugetlb", "thp", "small"), "Pages of the buffers: auto, hugetlb, thp or small.", "KIND"),
     Field("sqpoll", "sqpoll", _flag, "io_uring with a kernel thread that polls for submissions.", is_flag=True),
@@ -132,8 +142,13 @@ FIELDS: tuple[Field, ...] = (
     Field("overwrite", "overwrite", _list, "A file that may be overwritten though Forebay didn't make it.", "FILE", multiple=True),
     Field("overwrite-device", "overwrite_devices", _list, "A block device that may be overwritten.", "DEVICE", multiple=True),
     Field("gpu", "gpus", _integers, "GPUs to feed, as 0,1.", "LIST"),
+    Field("pair", "pairs", _one_or_more, "A GPU and the source that feeds it, as 0=/dev/nvme0n1; in place of SOURCE.", "GPU=SOURCE", multiple=True),
     Field("require-direct", "require_direct", _flag, "Anything but direct DMA is an error.", is_flag=True),
     Field("allow-compat", "allow_compat", _flag, "Let cuFile run in its compatibility mode.", is_flag=True),
+    Field("pin-limit", "pin_limit_bytes", parse_bytes, "Page cache that mapped may keep registered. Default: half of what is free.", "SIZE"),
+    Field("cufile", "cufile", _choice("sync", "stream", "batch", "batch-stream"), "cuFile's interface: sync, stream, batch or batch-stream.", "MODE"),
+    Field("cufile-batch", "cufile_batch", _integer, "I/Os per cuFile batch. Default: half of --depth, so that two are in flight.", "N"),
+    Field("cufile-unregistered", "cufile_unregistered", _flag, "Leave buffers unregistered with cuFile.", is_flag=True),
     Field("power", "power", _list, "Power meter: rapl, nvml, ipmi or redfish:HOST.", "METER", multiple=True),
     Field("interval", "interval_ms", _integer, "Milliseconds between points of the time series.", "MS"),
     Field("faults", "faults", _text, "Inject faults, as seed=1,error=0.01,short=0.01,delay_us=100.", "SPEC"),
@@ -195,6 +210,9 @@ def job_from_flags(sources: tuple[str, ...] | list[str], values: dict[str, Any])
         value = values.pop(f.flag.replace("-", "_"), None)
         if value is not None and value != ():
             settle(job, f.flag, value)
+    if direct is not None and job["cache"] != "auto" and (job["cache"] == "bypass") != direct:
+        asked = f"{'--direct' if direct else '--buffered'} --cache {job['cache']}"
+        raise RequestError(asked, "contradict each other", "one of them")
     return job
 
 

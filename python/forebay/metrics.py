@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+# What no run of anything comes near: beyond it a record is damaged.
+FIGURE_MIN, FIGURE_MAX = 1e-18, 1e18
 
 
 @dataclass(frozen=True)
@@ -23,12 +25,17 @@ class Metric:
 
     def value(self, result: dict[str, Any]) -> float | None:
         """The figure, or None where it wasn't measured. Zero counts as not measured: it has no ratio."""
-        found = self.of(result)
-        return float(found) if found is not None and math.isfinite(found) and found > 0 else None
+        try:
+            found = self.of(result)
+        except (AttributeError, TypeError, KeyError):  # a damaged record
+            return None
+        good = isinstance(found, (int, float)) and not isinstance(found, bool) and FIGURE_MIN < found < FIGURE_MAX
+        return float(found) if good and found is not None else None
 
     def why_missing(self, record: dict[str, Any]) -> str:
         """The record's own reason for the null."""
-        for field, reason in record.get("missing", {}).items():
+        missing = record.get("missing")
+        for field, reason in missing.items() if isinstance(missing, dict) else ():
             if field.startswith(self.field) or self.field.startswith(field + "."):
                 return str(reason)
         if not record["result"].get("ios"):

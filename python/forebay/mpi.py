@@ -133,8 +133,10 @@ def check_targets(jobs: Sequence[tuple[str, Job]]) -> None:
 
 def _has_own_files(job: Job) -> bool:
     """Whether a run that made files left this rank's in one of its sources; else a read takes what is there."""
+    from forebay import own_files
+
     first = str(job.get("file_name", "forebay.%d")).replace("%d", "0")
-    return any(os.path.exists(os.path.join(s.removeprefix("file:"), first)) for s in job["sources"])
+    return any(os.path.exists(os.path.join(s.removeprefix("file:"), first)) for s in own_files.named(job))
 
 
 def may_make(job: Job) -> bool:

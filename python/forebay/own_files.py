@@ -22,9 +22,14 @@ NAMES = (SWEEP, TUNE)
 _PLACELESS = re.compile(r"^(nil|model):")
 
 
+def named(job: Job) -> list[str]:
+    """The sources that the job names, those of its pairs among them."""
+    return [*(job.get("sources") or ()), *(p.partition("=")[2] for p in job.get("pairs") or ())]
+
+
 def wanted(job: Job) -> bool:
     """Whether the job is to have files made: it gives their size or number, and all sources can hold some."""
-    sources = job.get("sources", ())
+    sources = named(job)
     return (
         ("file_bytes" in job or "files" in job)
         and not {"create", "file_name"} & job.keys()
@@ -37,14 +42,22 @@ def placed(job: Job, folder: str) -> Job:
     """The job with its files in `folder` below each of its sources; itself where it isn't to have any made."""
     if not wanted(job):
         return job
-    sources = [s if _PLACELESS.match(s) else f"{s.rstrip('/')}/{folder}" for s in job["sources"]]
-    return {**job, "sources": sources, "create": True}
+
+    def moved(source: str) -> str:
+        return source if _PLACELESS.match(source) else f"{source.rstrip('/')}/{folder}"
+
+    there = {**job, "create": True}
+    if job.get("sources"):
+        there["sources"] = [moved(s) for s in job["sources"]]
+    if job.get("pairs"):
+        there["pairs"] = [f"{gpu}={moved(source)}" for gpu, _, source in (p.partition("=") for p in job["pairs"])]
+    return there
 
 
 def looked_at(job: Job, folder: str) -> Job:
     """As `placed`, for a plan, which makes no folder: one that isn't there yet is as empty as a new one."""
     there = placed(job, folder)
-    if all(_PLACELESS.match(s) or is_folder(s) for s in there["sources"]):
+    if all(_PLACELESS.match(s) or is_folder(s) for s in named(there)):
         return there
     return {**job, "create": True}
 
@@ -54,7 +67,7 @@ def run(
 ) -> dict[str, Any]:
     """Runs the job on files in `folder` (None: where the job says). A folder in which nothing was made is removed."""
     mine = placed(job, folder) if folder else job
-    homes = [_path(s) for s in mine["sources"] if mine.get("create") and not _PLACELESS.match(s)]
+    homes = [_path(s) for s in named(mine) if mine.get("create") and not _PLACELESS.match(s)]
     made = [h for h in homes if h.name in NAMES and h.parent.is_dir() and not h.exists()]
     try:
         for home in made:

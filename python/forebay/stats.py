@@ -99,6 +99,11 @@ def student_t(df: float, confidence: float = 0.95) -> float:
     return (low + high) / 2
 
 
+def exp(value: float) -> float:
+    """e to that power, held to what a float can be: an interval of wild values ends somewhere."""
+    return math.exp(min(max(value, -700.0), 700.0))
+
+
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
     """The mean and its t interval; no interval under two values. Raises ValueError on none."""
     n = len(values)
@@ -124,15 +129,15 @@ def paired_ratio(pairs: Sequence[Pair], confidence: float = 0.95) -> Interval:
     orders = [[p.log_ratio for p in pairs if p.a_first is first] for first in (True, False)]
     n = len(pairs)
     if not orders[0] or not orders[1]:
-        return Interval(math.exp(statistics.fmean([p.log_ratio for p in pairs])), None, None, n)
+        return Interval(exp(statistics.fmean([p.log_ratio for p in pairs])), None, None, n)
     means = [statistics.fmean(o) for o in orders]
     centre = sum(means) / 2
     if n < 3:
-        return Interval(math.exp(centre), None, None, n)
+        return Interval(exp(centre), None, None, n)
     squares = sum((v - m) ** 2 for o, m in zip(orders, means, strict=True) for v in o)
     error = math.sqrt(squares / (n - 2) * (1 / len(orders[0]) + 1 / len(orders[1]))) / 2
     half = student_t(n - 2, confidence) * error
-    return Interval(math.exp(centre), math.exp(centre - half), math.exp(centre + half), n)
+    return Interval(exp(centre), exp(centre - half), exp(centre + half), n)
 
 
 def unpaired_ratio(a: Sequence[float], b: Sequence[float], confidence: float = 0.95) -> Interval:
@@ -146,14 +151,14 @@ def unpaired_ratio(a: Sequence[float], b: Sequence[float], confidence: float = 0
     centre = statistics.fmean(logs[0]) - statistics.fmean(logs[1])
     n = min(len(logs[0]), len(logs[1]))
     if n < 2:
-        return Interval(math.exp(centre), None, None, n)
+        return Interval(exp(centre), None, None, n)
     parts = [statistics.variance(v) / len(v) for v in logs]
     total = sum(parts)
     if total == 0:
-        return Interval(math.exp(centre), math.exp(centre), math.exp(centre), n)
+        return Interval(exp(centre), exp(centre), exp(centre), n)
     df = total**2 / sum(p**2 / (len(v) - 1) for p, v in zip(parts, logs, strict=True))
     half = student_t(round(df, 3), confidence) * math.sqrt(total)
-    return Interval(math.exp(centre), math.exp(centre - half), math.exp(centre + half), n)
+    return Interval(exp(centre), exp(centre - half), exp(centre + half), n)
 
 
 def bootstrap_interval(

@@ -1,11 +1,13 @@
 //! Moves bytes between storage, memory and GPUs, and measures what that took.
 
 pub mod arena;
+pub mod checksum;
 pub mod clock;
 pub mod copy;
 pub mod doctor;
 pub mod driver;
 pub mod emulate;
+pub mod feed;
 pub mod files;
 pub mod format;
 pub mod generate;

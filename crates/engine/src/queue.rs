@@ -42,12 +42,40 @@ pub struct Full(pub Io);
 pub enum Via {
     /// DMA straight into its destination.
     Direct,
+    /// By cuFile in its compatibility mode, or not provably without it.
+    Compat,
     /// Through memory that a CPU copied from (page cache, bounce slot).
     Staged,
     /// Copied once, out of a mapping of the page cache.
     Mapped,
     /// No payload moved.
     Nothing,
+}
+
+/// Payload bytes by how they travelled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Travelled {
+    pub direct: u64,
+    pub staged: u64,
+    pub mapped: u64,
+    pub compat: u64,
+}
+
+impl Travelled {
+    #[inline]
+    pub fn add(&mut self, via: Via, bytes: u64) {
+        match via {
+            Via::Direct => self.direct += bytes,
+            Via::Staged => self.staged += bytes,
+            Via::Mapped => self.mapped += bytes,
+            Via::Compat => self.compat += bytes,
+            Via::Nothing => {}
+        }
+    }
+
+    pub fn total(&self) -> u64 {
+        self.direct + self.staged + self.mapped + self.compat
+    }
 }
 
 /// Why an I/O failed: an errno, and words where a number says too little.
@@ -115,6 +143,11 @@ pub trait Queue {
     /// I/Os that were pushed and not yet reaped.
     fn in_flight(&self) -> u32;
 
+    /// False while an I/O would be handed back, where that is known: then the caller needn't make one up.
+    fn takes_more(&self) -> bool {
+        true
+    }
+
     fn push(&mut self, io: Io, reactor: &mut Reactor) -> Result<(), Full>;
 
     fn submit(&mut self, reactor: &mut Reactor);
@@ -130,4 +163,12 @@ pub trait Queue {
     fn next_due(&self) -> Option<Instant> {
         None
     }
+
+    /// Several I/Os come with one completion of the ring: a wait for more than one would wait for nothing.
+    fn wakes_at_first(&self) -> bool {
+        false
+    }
+
+    /// Called last, with nothing in flight: takes back what the ring still holds. It may wait a moment.
+    fn close(&mut self, _reactor: &mut Reactor) {}
 }

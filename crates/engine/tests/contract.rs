@@ -1,6 +1,8 @@
 //! The contract of `Queue`, held against every source under every path that can
 //! serve it: the two tables, `SOURCES` and `PATHS`, decide what runs. A pair that
-//! can't run is skipped with its reason, and skips are counted.
+//! can't run is skipped with its reason, and skips are counted. Paths that feed a
+//! GPU run a second time, into the memory of one: a stand-in's, or with
+//! FOREBAY_TEST_GPU=1 a real one's.
 
 #[path = "contract/arena.rs"]
 mod arena;
@@ -8,49 +10,81 @@ mod arena;
 mod cases;
 #[path = "contract/equal.rs"]
 mod equal;
+#[path = "contract/mapped.rs"]
+mod mapped;
 #[path = "contract/model.rs"]
 #[allow(dead_code)] // shared with the tests of faults, which use all of both
 mod model;
 #[path = "contract/rig.rs"]
 #[allow(dead_code)]
 mod rig;
+#[path = "gpu/scenario.rs"]
+#[allow(dead_code)]
+mod scenario;
 
-use arena::UNTOUCHED;
+use arena::untouched;
 use cases::{is_writable, noise, truth};
 use forebay_engine::path::{self, PATHS};
 use forebay_engine::queue::{Full, Io, Op, Queue, Via};
 use forebay_engine::source::fault::{FaultPlan, FaultQueue};
 use forebay_engine::source::{Backing, Target, SOURCES};
 use forebay_model::job::{Engine, PathKind};
+use mapped::is_mappable;
 use rig::{plain, Layer, Request, Rig, PATIENCE};
+use scenario::Scenario;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
 const IO_BYTES: usize = 16 << 10;
 
-/// Runs `check` on every case of the tables, and says how many ran and which didn't.
+/// Runs `check` on every case of the tables: with host memory as the destination, then with a GPU's.
 fn each_case(what: &str, check: impl Fn(&Target, PathKind)) {
+    if scenario::is_inside() {
+        return cases_of(what, |path| path != PathKind::Host, check);
+    }
+    // cuFile takes memory of a GPU only.
+    cases_of(what, |path| path != PathKind::Gds, &check);
+    // The check's type is named after the test that it stands in.
+    let test = std::any::type_name_of_val(&check).split("::").nth(1).expect("a closure of a test");
+    let books = Scenario::new(test).run(|| unreachable!("it runs in a process of its own"));
+    let streams = books.map(|books| books.calls("cuStreamCreate"));
+    assert!(streams.is_none_or(|n| n > 5), "{test}: the GPU had {streams:?} streams, so few queues fed it");
+}
+
+/// Says how many ran and which didn't.
+fn cases_of(what: &str, runs: impl Fn(PathKind) -> bool, check: impl Fn(&Target, PathKind)) {
     let (mut ran, mut skipped) = (0, Vec::new());
-    for row in PATHS {
-        for source in SOURCES {
-            let pair = format!("{}: under {}", source.scheme, row.name);
-            if let Err(lacking) = source.available {
-                skipped.push(format!("{pair}: {lacking} isn't there yet"));
+    for (row, source) in PATHS
+        .iter()
+        .filter(|row| runs(row.kind))
+        .flat_map(|row| SOURCES.iter().map(move |source| (row, source)))
+    {
+        let pair = format!("{}: under {}", source.scheme, row.name);
+        if let Err(lacking) = source.available {
+            skipped.push(format!("{pair}: {lacking} isn't there yet"));
+            continue;
+        }
+        if let Err(e) = path::legal(row.kind, source.scheme) {
+            skipped.push(format!("{pair}: {}", e.found));
+            continue;
+        }
+        let home = cases::home();
+        let (targets, missing) = cases::of(source.scheme, home.path());
+        skipped.extend(missing.iter().map(|(what, why)| format!("{pair}: {what}: {why}")));
+        for target in &targets {
+            if row.kind == PathKind::Mapped && !is_mappable(target) {
+                skipped.push(format!("{pair}: what isn't read through the page cache, or is no file"));
                 continue;
             }
-            if let Err(e) = path::legal(row.kind, source.scheme) {
-                skipped.push(format!("{pair}: {}", e.found));
-                continue;
-            }
-            let home = cases::home();
-            let (targets, missing) = cases::of(source.scheme, home.path());
-            skipped.extend(missing.iter().map(|(what, why)| format!("{pair}: {what}: {why}")));
-            for target in &targets {
-                check(target, row.kind);
-                ran += 1;
-            }
+            check(target, row.kind);
+            ran += 1;
         }
     }
+    say(what, ran, skipped);
+    assert!(ran > 20, "{what}: only {ran} cases ran");
+}
+
+fn say(what: &str, ran: usize, mut skipped: Vec<String>) {
     let mut err = std::io::stderr().lock();
     skipped.sort();
     skipped.dedup();
@@ -58,7 +92,6 @@ fn each_case(what: &str, check: impl Fn(&Target, PathKind)) {
         writeln!(err, "skipped {what}: {line}").unwrap();
     }
     writeln!(err, "{what}: {ran} cases ran, {} kinds skipped", skipped.len()).unwrap();
-    assert!(ran > 20, "{what}: only {ran} cases ran");
 }
 
 /// A queue between that does nothing but delay and reorder.
@@ -90,22 +123,22 @@ fn assert_read(rig: &Rig, request: &Request, answer: &rig::Answer, truth: Option
     assert_eq!(answer.moved(), &Ok(wanted as u32), "{}: {request:?}", rig.name);
     let Some(truth) = truth else { return };
     let from = request.offset as usize;
-    if wanted > 0 {
-        assert!(
-            answer.bytes[..wanted] == truth[from..from + wanted],
-            "{}: wrong bytes for {:?} {}+{}",
+    if answer.bytes[..wanted] != truth[from.min(truth.len())..][..wanted] {
+        let wrong = (0..wanted).filter(|i| answer.bytes[*i] != truth[from + i]).collect::<Vec<_>>();
+        panic!(
+            "{}: {} wrong bytes from {:?} to {:?}, the first {:?}, for {:?} {}+{}",
             rig.name,
+            wrong.len(),
+            wrong.first(),
+            wrong.last(),
+            wrong.first().map(|i| (answer.bytes[*i], truth[from + i])),
             request.op,
             request.offset,
             request.len
         );
     }
     let padded = (request.len as usize).next_multiple_of(4096);
-    assert!(
-        answer.bytes[padded..].iter().all(|b| *b == UNTOUCHED),
-        "{}: {request:?} wrote behind its end",
-        rig.name
-    );
+    assert!(untouched(&answer.bytes[padded..]), "{}: {request:?} wrote behind its end", rig.name);
 }
 
 #[test]
@@ -196,7 +229,7 @@ fn a_full_queue_hands_the_io_back_and_loses_nothing() {
 #[test]
 fn writes_zeroes_and_holes_land_where_they_belong() {
     each_case("writes", |target, path| {
-        if !is_writable(target) {
+        if !is_writable(target) || path == PathKind::Mapped {
             return;
         }
         each_rig(target, path, |rig, target| {
@@ -241,6 +274,9 @@ fn bytes_travel_as_the_queue_says() {
     each_case("via", |target, path| {
         let wanted = match (&target.backing, path) {
             (Backing::File { .. }, PathKind::Bounce) => Via::Staged,
+            (Backing::File { .. }, PathKind::Mapped) => Via::Mapped,
+            // As the stand-in does unless it is told otherwise.
+            (Backing::File { .. }, PathKind::Gds) => Via::Compat,
             (Backing::File { engine: Engine::Map, .. }, _) => Via::Mapped,
             (Backing::File { target, .. }, _) if target.direct => Via::Direct,
             (Backing::File { .. }, _) => Via::Staged,
@@ -311,7 +347,7 @@ fn several_queues_share_a_reactor_and_get_their_own_completions() {
         .collect();
     let truths: Vec<Vec<u8>> = targets.iter().map(|t| truth(t).unwrap()).collect();
     let stripe = cases::striped(4096, targets.clone());
-    let needs = forebay_engine::source::QueueNeeds { depth: 4, io_bytes_max: 4096 };
+    let needs = forebay_engine::source::QueueNeeds { depth: 4, io_bytes_max: 4096, then_copied: false };
     let mut rig = Rig::open(&stripe, PathKind::Host, 12, IO_BYTES, true, &plain);
     let mut queues: Vec<Box<dyn Queue>> =
         targets.iter().map(|t| t.queue(needs, &mut rig.reactor).unwrap()).collect();

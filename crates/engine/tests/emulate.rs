@@ -121,7 +121,7 @@ impl Data {
             rules: RuleSet::V10,
             data: vec![self.dir.path().display().to_string()],
             read_threads: 2,
-            cache: Some(Cache::Allow),
+            cache: Cache::Allow,
             ..EmulateSpec::default()
         }
     }
@@ -142,13 +142,7 @@ fn every_byte_is_read_once_per_epoch_by_every_engine() {
             continue;
         }
         for (level, loader) in [(Level::Parse, Loader::TensorFlow), (Level::Bytes, Loader::PyTorch)] {
-            let mut spec = EmulateSpec {
-                cache: Some(cache),
-                engine,
-                workers: Some(workers),
-                level,
-                ..data.spec(25, 10)
-            };
+            let mut spec = EmulateSpec { cache, engine, workers: Some(workers), level, ..data.spec(25, 10) };
             spec.workload.loader = loader;
             (spec.accelerators, spec.ranks, spec.epochs) = (3, 3, 2);
             let outcome = played(&spec);

@@ -2,10 +2,14 @@
 //! or lost, and a seed brings the same faults again.
 
 #[path = "contract/arena.rs"]
+#[allow(dead_code)]
 mod arena;
 #[path = "contract/cases.rs"]
 #[allow(dead_code)] // shared with the contract suite, which uses more of it
 mod cases;
+#[path = "contract/mapped.rs"]
+#[allow(dead_code)]
+mod mapped;
 #[path = "contract/model.rs"]
 mod model;
 #[path = "contract/rig.rs"]
@@ -18,7 +22,7 @@ use cases::{lacking, noise, striped, truth, ENGINES};
 use forebay_engine::queue::{Op, Queue};
 use forebay_engine::source::fault::{FaultPlan, FaultQueue};
 use forebay_engine::source::stripe::StripeQueue;
-use forebay_engine::source::{QueueNeeds, Target};
+use forebay_engine::source::{QueueNeeds, Route, Target};
 use forebay_model::job::{Engine, PathKind};
 use model::{batches, Flat, Shape};
 use proptest::prelude::*;
@@ -213,7 +217,7 @@ fn faulty_members(
     depth: u32,
     io_bytes: usize,
 ) -> Rig {
-    let needs = QueueNeeds { depth, io_bytes_max: io_bytes as u64 };
+    let needs = QueueNeeds { depth, io_bytes_max: io_bytes as u64, then_copied: false };
     let members: Vec<Target> = stripe.walk()[1..].iter().map(|t| (*t).clone()).collect();
     let layer = |queue: Box<dyn Queue>| queue;
     let mut rig = Rig::open(stripe, PathKind::Host, depth, io_bytes, true, &layer);
@@ -263,7 +267,8 @@ fn a_model_that_takes_an_hour_lets_go_when_it_is_asked_to() {
     use forebay_model::device::DriveModel;
     let drive = DriveModel::parse("d7-ps1010?latency_us=10000000&read_mb_s=0.001").unwrap();
     let backing = Backing::Model { drive: SharedDrive::new(&drive, 1, false), over: None };
-    let target = Target { label: "slow".into(), content_id: 0, bytes: 1 << 20, backing };
+    let target =
+        Target { label: "slow".into(), content_id: 0, bytes: 1 << 20, backing, route: Route::default() };
     let mut rig = Rig::open(&target, PathKind::Host, 2, 65536, false, &|q| q);
     let reads = [Request::read(0, 65536), Request::read(65536, 65536)];
     for (id, request) in reads.iter().enumerate() {

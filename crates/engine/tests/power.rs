@@ -251,7 +251,7 @@ mod nvml_library {
     /// Three GPUs: one counts energy, one tells only power, one tells nothing.
     const SOURCE: &str = r#"
         static int inits, readings;
-        int nvmlInit_v2(void) { return INIT; }
+        int nvmlInit_v2(void) { return inits++ ? 999 : INIT; }
         int nvmlShutdown(void) { return 0; }
         const char *nvmlErrorString(int status) { return status == 9 ? "Driver Not Loaded" : "Not Supported"; }
         int nvmlDeviceGetCount_v2(unsigned *count) { *count = 3; return 0; }
@@ -304,6 +304,8 @@ mod nvml_library {
         assert_eq!(found.meters[1].sample(), Ok(Sample::Watts(73.25)));
         assert_eq!(found.refused[0].0, "nvml:gpu:2");
         assert!(found.refused[0].1.contains("Not Supported (3)"), "{:?}", found.refused);
+        drop(found);
+        assert_eq!(scopes(&nvml::open(&library).unwrap().meters), ["gpu:0", "gpu:1"], "initialised once");
     }
 
     #[test]

@@ -141,9 +141,15 @@ struct Header {
     offset: u64,
 }
 
+/// What the headers of a file's blocks have in common, hashed: `mix(base ^ offset)` is a block's checksum. For
+/// whoever makes or checks content elsewhere, as on a GPU.
+pub fn base(seed: u64, file: u64) -> u64 {
+    mix(mix(seed ^ MAGIC) ^ file)
+}
+
 impl Header {
     fn checksum(self) -> u64 {
-        mix(mix(mix(self.seed ^ MAGIC) ^ self.file) ^ self.offset)
+        mix(base(self.seed, self.file) ^ self.offset)
     }
 
     /// The checksum is a fair hash of the three, so it also keys the stream.

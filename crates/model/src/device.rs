@@ -139,14 +139,18 @@ impl DriveModel {
     }
 
     /// Little's law: the fewest reads at once that reach the data sheet's IOPS. Channels
-    /// are whole, so the latency gives way, by less than one channel's share.
+    /// are whole, so the latency gives way, by less than one channel's share. Where so many
+    /// can't be had, the IOPS give way: a latency that was asked for is no bound to be bent.
     fn fit_channels(&mut self) {
         let Some(iops) = self.rand_read_iops else {
             return;
         };
-        let channels = (iops * self.read_latency_s - 1e-6).ceil().clamp(1.0, f64::from(CHANNELS_MAX));
+        let wanted = (iops * self.read_latency_s - 1e-6).ceil().max(1.0);
+        let channels = wanted.min(f64::from(CHANNELS_MAX));
         self.channels = Some(channels as u32);
-        self.read_latency_s = channels / iops;
+        if channels == wanted {
+            self.read_latency_s = channels / iops;
+        }
     }
 
     /// Refuses an operation whose rate the data sheet doesn't say.
@@ -273,6 +277,9 @@ mod tests {
         assert_eq!(model.channels, Some(224));
         assert!(model.latency_source.ends_with("given: latency_us=80"));
         assert_eq!(DriveModel::parse("d7-ps1010?channels=9&latency_us=80").unwrap().channels, Some(9));
+        // More reads at once than there can be: the latency stays what was asked for.
+        let slow = DriveModel::parse("gen5-ideal?latency_us=1000").unwrap();
+        assert_eq!((slow.read_latency_s, slow.channels), (1e-3, Some(CHANNELS_MAX)));
     }
 
     #[test]

@@ -1,11 +1,16 @@
 //! One job: what to move, how, and for how long. The same fields stand on the
 //! command line, in a sweep's TOML, in `compare --a`, and in every record.
 
+mod cufile;
+
+pub use cufile::CuFileMode;
+
 use crate::units::format_bytes;
 use crate::Error;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PathKind {
     Host,
@@ -54,6 +59,8 @@ pub enum Engine {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Cache {
+    /// Per file, by what was found in it before the run: through it where the file is cached, past it where not.
+    Auto,
     /// O_DIRECT.
     Bypass,
     /// Buffered I/O; the files' pages are dropped before each repeat.
@@ -62,6 +69,19 @@ pub enum Cache {
     Allow,
     /// Buffered I/O; the files are read into the cache first.
     Warm,
+}
+
+/// Who said how many workers there are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WorkersFrom {
+    /// `workers` is what was asked for.
+    #[default]
+    Given,
+    /// Nobody: one, or as for `auto` where the job feeds a GPU through host memory.
+    Default,
+    /// A short calibration on the sources finds `workers`.
+    Auto,
 }
 
 /// Which pages the slots should lie in. A record says which they got.
@@ -115,6 +135,8 @@ pub struct JobSpec {
     pub align_bytes: Option<u64>,
     /// Threads. Each owns its queues and `depth` slots.
     pub workers: u32,
+    /// `given`, `default` or `auto`: who said how many workers.
+    pub workers_from: WorkersFrom,
     /// I/Os in flight per worker.
     pub depth: u32,
     /// Measured seconds. None with `passes` None: 10 s.
@@ -161,10 +183,21 @@ pub struct JobSpec {
     pub overwrite_devices: Vec<String>,
     /// GPUs to feed; empty: GPU 0 if the path needs one and there is one.
     pub gpus: Vec<u32>,
+    /// `GPU=SOURCE`, in place of sources: workers are divided over the pairs, and each reads only its pair's
+    /// source into its pair's GPU.
+    pub pairs: Vec<String>,
     /// Anything but direct DMA is an error.
     pub require_direct: bool,
     /// cuFile's compatibility mode is acceptable.
     pub allow_compat: bool,
+    /// Bytes of the page cache that `mapped` may keep registered. None: half of the memory that is free.
+    pub pin_limit_bytes: Option<u64>,
+    /// Which of cuFile's interfaces `gds` calls.
+    pub cufile: CuFileMode,
+    /// I/Os per batch. None: half of `depth`, so that two are in flight.
+    pub cufile_batch: Option<u32>,
+    /// Leave buffers unregistered with cuFile, which then goes through its own.
+    pub cufile_unregistered: bool,
     /// Power meters: `rapl`, `nvml`, `ipmi`, `redfish:HOST`. Empty: whatever answers locally.
     pub power: Vec<String>,
     /// Milliseconds between points of the time series.
@@ -192,6 +225,7 @@ impl Default for JobSpec {
             start_bytes: 0,
             align_bytes: None,
             workers: 1,
+            workers_from: WorkersFrom::Given,
             depth: 8,
             duration_s: None,
             passes: None,
@@ -219,8 +253,13 @@ impl Default for JobSpec {
             overwrite: Vec::new(),
             overwrite_devices: Vec::new(),
             gpus: Vec::new(),
+            pairs: Vec::new(),
             require_direct: false,
             allow_compat: false,
+            pin_limit_bytes: None,
+            cufile: CuFileMode::Sync,
+            cufile_batch: None,
+            cufile_unregistered: false,
             power: Vec::new(),
             interval_ms: 500,
             faults: None,
@@ -236,13 +275,70 @@ pub const IO_BYTES_MAX: u64 = 1 << 30;
 /// Slots of all workers together.
 pub const ARENA_BYTES_MAX: u64 = 1 << 40;
 
+/// A GPU and the source that feeds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pair {
+    pub gpu: u32,
+    pub source: String,
+}
+
+impl Pair {
+    /// `0=/dev/nvme0n1`
+    pub fn parse(text: &str) -> Result<Pair, Error> {
+        match text.split_once('=').and_then(|(gpu, source)| Some((gpu.trim().parse().ok()?, source))) {
+            Some((gpu, source)) if !source.is_empty() => Ok(Pair { gpu, source: source.into() }),
+            _ => Err(Error::request(
+                format!("--pair {text}"),
+                "is not a GPU's number, an equals sign and a source",
+                "--pair 0=/dev/nvme0n1",
+            )),
+        }
+    }
+}
+
+/// What depends on whether a field was named: `workers`, a number, `"auto"` or nobody's choice; and the page
+/// cache, which `--path auto` judges for itself unless told, and which `--path mapped` is about.
+fn settle_defaults(fields: &mut Map<String, Value>) {
+    let workers_from = match fields.get("workers") {
+        None => "default",
+        Some(Value::String(text)) if text == "auto" => {
+            fields.remove("workers");
+            "auto"
+        }
+        Some(_) => "given",
+    };
+    fields.entry("workers_from").or_insert_with(|| workers_from.into());
+    if fields.get("path").is_some_and(|path| path == "auto") {
+        fields.entry("cache").or_insert_with(|| "auto".into());
+    }
+    if fields.get("path").is_some_and(|path| path == "mapped") {
+        fields.entry("cache").or_insert_with(|| "allow".into());
+    }
+}
+
 impl JobSpec {
     /// Reads a job, naming the key that isn't known or doesn't fit.
     pub fn from_json(text: &str) -> Result<JobSpec, Error> {
-        let job: JobSpec = serde_json::from_str(text)
-            .map_err(|e| Error::request("the job", e.to_string(), "forebay bench --help"))?;
+        let bad = |e: serde_json::Error| Error::request("the job", e.to_string(), "forebay bench --help");
+        let mut value: Value = serde_json::from_str(text).map_err(bad)?;
+        if let Some(fields) = value.as_object_mut() {
+            settle_defaults(fields);
+        }
+        let job: JobSpec = serde_json::from_value(value).map_err(bad)?;
         job.check()?;
         Ok(job)
+    }
+
+    /// What the job reads and writes: its sources, or those of its pairs.
+    pub fn source_uris(&self) -> Result<Vec<String>, Error> {
+        if self.pairs.is_empty() {
+            return Ok(self.sources.clone());
+        }
+        Ok(self.parsed_pairs()?.into_iter().map(|pair| pair.source).collect())
+    }
+
+    pub fn parsed_pairs(&self) -> Result<Vec<Pair>, Error> {
+        self.pairs.iter().map(|text| Pair::parse(text)).collect()
     }
 
     pub fn io_bytes_largest(&self) -> u64 {
@@ -276,7 +372,8 @@ impl JobSpec {
         let bound = |flag: &str, value: String, why: &str, next: &str| {
             Err(Error::request(format!("{flag} {value}").trim_end(), why, next))
         };
-        if self.sources.is_empty() {
+        self.check_pairs()?;
+        if self.sources.is_empty() && self.pairs.is_empty() {
             return bound(
                 "SOURCE",
                 String::new(),
@@ -329,6 +426,14 @@ impl JobSpec {
                 format_bytes(arena),
                 "more than 1 TiB of buffers",
                 "a smaller --depth",
+            );
+        }
+        if self.cufile_batch.is_some_and(|n| n == 0 || n > DEPTH_MAX) {
+            return bound(
+                "--cufile-batch",
+                self.cufile_batch.unwrap_or(0).to_string(),
+                "must be 1 to 4096 (I/Os per batch)",
+                "--cufile-batch 32",
             );
         }
         if self.file_bytes == Some(0) {
@@ -404,8 +509,10 @@ impl JobSpec {
         if self.passes == Some(0) {
             return bound("--passes", "0".into(), "must be at least 1", "--passes 1");
         }
-        if self.repeat == 0 || self.repeat > 10_000 || self.repeat_max == 0 {
-            return bound("--repeat", self.repeat.to_string(), "must be 1 to 10,000", "--repeat 5");
+        for (flag, repeats) in [("--repeat", self.repeat), ("--repeat-max", self.repeat_max)] {
+            if repeats == 0 || repeats > 10_000 {
+                return bound(flag, repeats.to_string(), "must be 1 to 10,000", &format!("{flag} 5"));
+            }
         }
         if self.until_ci_pct.is_some_and(|p| !(p > 0.0 && p < 100.0)) {
             return bound(
@@ -460,6 +567,37 @@ impl JobSpec {
         self.zipf_theta().map(|_| ())
     }
 
+    fn check_pairs(&self) -> Result<(), Error> {
+        let count = self.parsed_pairs()?.len();
+        let refused = |asked: String, found: &str, next: &str| Err(Error::request(asked, found, next));
+        if count == 0 {
+            return Ok(());
+        }
+        if !self.sources.is_empty() {
+            let asked = format!("--pair {} with {}", self.pairs[0], self.sources.join(" "));
+            return refused(
+                asked,
+                "pairs name their own sources",
+                "--pair GPU=SOURCE for each, and no SOURCE",
+            );
+        }
+        if !self.gpus.is_empty() {
+            return refused(
+                "--pair with --gpu".into(),
+                "pairs name their own GPUs",
+                "--pair GPU=SOURCE for each, and no --gpu",
+            );
+        }
+        if self.workers_from == WorkersFrom::Given && (self.workers as usize) < count {
+            return refused(
+                format!("--workers {} for {count} pairs", self.workers),
+                "each pair needs a worker of its own",
+                &format!("--workers {count}, or a multiple of it"),
+            );
+        }
+        Ok(())
+    }
+
     /// None for `uniform`.
     pub fn zipf_theta(&self) -> Result<Option<f64>, Error> {
         if self.distribution == "uniform" {
@@ -495,9 +633,49 @@ mod tests {
     }
 
     #[test]
+    fn workers_say_who_chose_them() {
+        let read = |text: &str| {
+            let job = JobSpec::from_json(text).unwrap();
+            (job.workers, job.workers_from)
+        };
+        assert_eq!(read(r#"{"sources":["nil:"]}"#), (1, WorkersFrom::Default));
+        assert_eq!(read(r#"{"sources":["nil:"],"workers":4}"#), (4, WorkersFrom::Given));
+        assert_eq!(read(r#"{"sources":["nil:"],"workers":"auto"}"#), (1, WorkersFrom::Auto));
+        assert_eq!(read(r#"{"sources":["nil:"],"workers":6,"workers_from":"auto"}"#), (6, WorkersFrom::Auto));
+        assert!(JobSpec::from_json(r#"{"sources":["nil:"],"workers":"many"}"#).is_err());
+    }
+
+    #[test]
+    fn auto_judges_the_page_cache_unless_told() {
+        let cache = |text: &str| JobSpec::from_json(text).unwrap().cache;
+        assert_eq!(cache(r#"{"sources":["nil:"],"path":"auto"}"#), Cache::Auto);
+        assert_eq!(cache(r#"{"sources":["nil:"],"path":"auto","cache":"bypass"}"#), Cache::Bypass);
+        assert_eq!(cache(r#"{"sources":["nil:"],"path":"bounce"}"#), Cache::Bypass);
+        assert_eq!(cache(r#"{"sources":["nil:"],"path":"mapped"}"#), Cache::Allow);
+    }
+
+    #[test]
+    fn pairs_are_a_gpu_and_a_source_and_stand_alone() {
+        let pairs = |list: &[&str]| JobSpec {
+            sources: Vec::new(),
+            pairs: list.iter().map(|p| (*p).to_string()).collect(),
+            workers: 2,
+            ..job()
+        };
+        let good = pairs(&["0=/a", "1=stripe:?chunk=4k&m=/b&m=/c"]);
+        good.check().unwrap();
+        assert_eq!(good.source_uris().unwrap(), ["/a", "stripe:?chunk=4k&m=/b&m=/c"]);
+        for bad in ["", "0", "=/a", "0=", "gpu0=/a", "-1=/a"] {
+            assert!(pairs(&[bad]).check().unwrap_err().asked.starts_with("--pair"), "{bad}");
+        }
+        assert!(JobSpec { gpus: vec![0], ..good.clone() }.check().is_err());
+        assert!(JobSpec { sources: vec!["/x".into()], ..good.clone() }.check().is_err());
+        assert!(JobSpec { workers: 1, ..good }.check().unwrap_err().next.contains("--workers 2, or"));
+    }
+
+    #[test]
     fn json_round_trips() {
-        let text = serde_json::to_string(&job()).unwrap();
-        assert_eq!(JobSpec::from_json(&text).unwrap(), job());
+        assert_eq!(JobSpec::from_json(&serde_json::to_string(&job()).unwrap()).unwrap(), job());
     }
 
     #[test]
@@ -508,6 +686,8 @@ mod tests {
             ("--io-size", JobSpec { io_bytes: 0, ..job() }),
             ("--file-size", JobSpec { file_bytes: Some(u64::MAX), ..job() }),
             ("--duration", JobSpec { duration_s: Some(f64::NAN), ..job() }),
+            ("--repeat 0", JobSpec { repeat: 0, ..job() }),
+            ("--repeat-max 0", JobSpec { repeat_max: 0, ..job() }),
             ("--distribution", JobSpec { distribution: "zipf:9".into(), ..job() }),
             ("--read-pct", JobSpec { read_pct: Some(101), ..job() }),
         ];

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod content;
+pub mod crc32c;
 pub mod device;
 mod error;
 pub mod files;
@@ -15,6 +16,7 @@ pub mod merge;
 pub mod pattern;
 pub mod random;
 pub mod record;
+pub mod safetensors;
 pub mod simulate;
 mod soonest;
 pub mod stats;

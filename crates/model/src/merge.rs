@@ -4,10 +4,12 @@
 //! percentiles are of all I/Os of all hosts. Each host's own figures stay under
 //! `result.hosts`.
 
+use crate::job::{JobSpec, PathKind, WorkersFrom};
 use crate::record::*;
 use crate::training::Training;
 use crate::{stats, Error, Latency};
 use serde_json::json;
+use std::collections::BTreeSet;
 
 const GIB: f64 = (1u64 << 30) as f64;
 
@@ -30,8 +32,13 @@ pub fn merge(records: Vec<RunRecord>) -> Result<RunRecord, Error> {
     merged.path.direct_bytes = records.iter().map(|r| r.path.direct_bytes).sum();
     merged.path.staged_bytes = records.iter().map(|r| r.path.staged_bytes).sum();
     merged.path.mapped_bytes = records.iter().map(|r| r.path.mapped_bytes).sum();
+    merged.path.compat_bytes = records.iter().map(|r| r.path.compat_bytes).sum();
     merged.path.slot_bytes = records.iter().map(|r| r.path.slot_bytes).sum();
     merged.training = merge_training(&records)?;
+    if let Some(cufile) = &mut merged.cufile {
+        cufile.unaligned_ios = records.iter().flat_map(|r| &r.cufile).map(|c| c.unaligned_ios).sum();
+        cufile.gpus = gpus_of(&records);
+    }
     merged.cache.device_bytes = records.iter().map(|r| r.cache.device_bytes).sum();
     merged.cache.resident_before = mean_of(&records, |r| r.cache.resident_before);
     merged.cache.resident_after = mean_of(&records, |r| r.cache.resident_after);
@@ -44,6 +51,9 @@ pub fn merge(records: Vec<RunRecord>) -> Result<RunRecord, Error> {
             .iter()
             .map(|w| Warning { text: format!("{}: {}", record.environment.host, w.text), ..w.clone() });
         merged.warnings.extend(named);
+    }
+    if merged.result.verified_on.is_some() {
+        merged.missing.remove("result.verified_on");
     }
     let result = &merged.result;
     let lost = "it is told by host, and can't be put together; see the hosts' own records";
@@ -71,15 +81,26 @@ fn merge_training(records: &[RunRecord]) -> Result<Option<Training>, Error> {
     }
 }
 
+/// The GPUs of all hosts; None where a host's cuFile doesn't tell.
+fn gpus_of(records: &[RunRecord]) -> Option<Vec<CufileGpu>> {
+    let told = records.iter().map(|r| r.cufile.as_ref().and_then(|c| c.gpus.clone()));
+    Some(told.collect::<Option<Vec<_>>>()?.concat())
+}
+
 /// Sources, seed and files may differ by host; what is done to them may not.
 fn same_job(a: &RunRecord, b: &RunRecord) -> bool {
     // Emulated accelerators compare what they do themselves; how many workers read for them is each host's own.
     if a.training.is_some() && b.training.is_some() {
         return true;
     }
-    let (a, b) = (&a.job.spec, &b.job.spec);
-    (a.path, a.op, a.read_pct, a.io_bytes, a.io_bytes_max, a.workers, a.depth)
-        == (b.path, b.op, b.read_pct, b.io_bytes, b.io_bytes_max, b.workers, b.depth)
+    // What each host found out for itself may differ too.
+    let path = |r: &RunRecord| if r.path.requested == "auto" { PathKind::Auto } else { r.job.spec.path };
+    let workers = |job: &JobSpec| (job.workers_from != WorkersFrom::Auto).then_some(job.workers);
+    let key = |r: &RunRecord| {
+        let job = &r.job.spec;
+        (path(r), job.op, job.read_pct, job.io_bytes, job.io_bytes_max, workers(job), job.depth)
+    };
+    key(a) == key(b)
 }
 
 fn cores(records: &[RunRecord]) -> f64 {
@@ -130,15 +151,23 @@ fn merge_results(parts: &[&RunResult], cores: f64) -> Result<RunResult, Error> {
         errors: Errors::sum(parts.iter().map(|p| &p.errors)),
         noise: merge_noise(parts),
         verified_bytes: sum(|p| p.verified_bytes),
+        verified_on: merge_places(parts),
         summary: stats::summarize(&repeats),
         series: merge_series(parts),
         workers: renumbered(parts),
         targets: parts.iter().flat_map(|p| p.targets.clone()).collect(),
+        gpus: parts.iter().flat_map(|p| p.gpus.clone()).collect(),
         hosts: Vec::new(),
         interrupted: parts.iter().any(|p| p.interrupted),
         steady_after_s: None,
         repeats,
     })
+}
+
+/// `gpu:0+host` where hosts differ.
+fn merge_places(parts: &[&RunResult]) -> Option<String> {
+    let places: BTreeSet<&str> = parts.iter().filter_map(|p| p.verified_on.as_deref()).collect();
+    (!places.is_empty()).then(|| places.into_iter().collect::<Vec<_>>().join("+"))
 }
 
 fn merge_repeats(parts: &[&RunResult], cores: f64) -> Vec<Repeat> {
@@ -254,6 +283,7 @@ mod tests {
                 spec: JobSpec::default(),
             },
             path: PathRan::default(),
+            cufile: None,
             cache: CacheState { device_bytes: Some(bytes), ..CacheState::default() },
             result: RunResult {
                 seconds,
@@ -296,6 +326,21 @@ mod tests {
         assert_eq!(merged.result.hosts[1]["training"]["accelerators"], 2);
         let error = merge(vec![training("a"), record("b", 1, 1, 1.0)]).unwrap_err();
         assert!(error.found.contains("1 of 2 hosts"), "{error}");
+    }
+
+    #[test]
+    fn hosts_may_have_found_other_paths_and_workers_for_the_same_job() {
+        let found = |host: &str, path, workers| {
+            let mut found = record(host, 1, 1, 1.0);
+            found.path.requested = "auto".into();
+            found.job.spec = JobSpec { path, workers, workers_from: WorkersFrom::Auto, ..found.job.spec };
+            found
+        };
+        let (a, b) = (found("a", PathKind::Mapped, 2), found("b", PathKind::Bounce, 8));
+        assert!(merge(vec![a.clone(), b.clone()]).is_ok());
+        let mut told = b;
+        told.job.spec.workers_from = WorkersFrom::Given;
+        assert!(merge(vec![a, told]).is_err());
     }
 
     #[test]

@@ -27,6 +27,9 @@ pub struct RunRecord {
     pub job: Job,
     pub path: PathRan,
     pub cache: CacheState,
+    /// What cuFile was and what its own counters say; absent where the path has none of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cufile: Option<Cufile>,
     pub result: RunResult,
     /// Emulated accelerators; absent where there were none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -139,6 +142,9 @@ pub struct PathRan {
     pub staged_bytes: u64,
     /// Payload that was read out of a mapping.
     pub mapped_bytes: u64,
+    /// Payload that cuFile moved in its compatibility mode, or not provably without it.
+    #[serde(default)]
+    pub compat_bytes: u64,
     /// `host` or `gpu:N`.
     pub destination: String,
     /// `hugetlb`, `thp`, `thp-partial` or `small`.
@@ -146,6 +152,137 @@ pub struct PathRan {
     pub slot_bytes: u64,
     /// Slots are pinned for the GPU.
     pub slots_pinned: bool,
+    /// Short runs before the measured time, from which path and workers were chosen.
+    #[serde(default)]
+    pub calibration: Vec<Trial>,
+    /// What `mapped` registered; only there where it ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mapped: Option<MappedRan>,
+}
+
+/// One short run on the sources, outside the measured time.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Trial {
+    /// `bounce`, `mapped`, `gds` or `host`; several joined by `+` where targets differ.
+    pub path: String,
+    /// What the page cache had to do with it: `bypass` or `allow`; several joined by `+`.
+    pub cache: String,
+    pub workers: u32,
+    pub gib_s: f64,
+    pub cpu_s_per_gib: Option<f64>,
+}
+
+/// Registrations of the page cache with the GPU's driver, of all repeats together.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct MappedRan {
+    /// Most that may be registered at once.
+    pub pin_limit_bytes: u64,
+    /// Bytes that are registered as a whole.
+    pub window_bytes: u64,
+    /// Windows that the files have.
+    pub windows: u64,
+    pub registered_bytes_peak: u64,
+    /// Windows that were registered, each time counted.
+    pub registrations: u64,
+    /// Rate at which they were registered, residency not counted; null where none was.
+    pub register_gib_s: Option<f64>,
+    /// Windows that were unregistered to make room, and how often that was waited for.
+    pub evictions: u64,
+    pub eviction_batches: u64,
+    /// Windows that weren't registered because they weren't cached.
+    pub uncached: u64,
+    /// Windows that the system wouldn't pin, and its words for the first.
+    pub refused: u64,
+    pub refusal: Option<String>,
+    /// Times that a file was found changed.
+    pub stale: u64,
+}
+
+/// cuFile in one run. Its counters cover the whole run, warm-up included.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Cufile {
+    /// The file that was loaded.
+    pub library: String,
+    /// As 1.15.
+    pub version: Option<String>,
+    /// `sync`, `stream`, `batch` or `batch-stream`.
+    pub mode: String,
+    /// I/Os per batch; null where the mode has none.
+    pub batch: Option<u32>,
+    pub buffers_registered: bool,
+    pub allow_compat_mode: Option<bool>,
+    pub properties: CufileProperties,
+    /// How each device below goes, as found before the run.
+    pub routes: Vec<CufileRoute>,
+    /// I/Os whose offset or length isn't a multiple of 4 KiB.
+    pub unaligned_ios: u64,
+    pub gpus: Option<Vec<CufileGpu>>,
+    pub batches: Option<CufileBatches>,
+}
+
+/// What cuFileDriverGetProperties says.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CufileProperties {
+    /// Of the kernel module; `0.0` where there is none.
+    pub nvidia_fs: String,
+    /// Storage that can go direct: `nvme`, `nvme-p2p`, `nvmeof`, `lustre` …
+    pub direct: Vec<String>,
+    pub poll_mode: bool,
+    pub poll_threshold_kib: u64,
+    pub direct_io_max_kib: u64,
+    pub device_cache_max_kib: u64,
+    pub buffer_cache_kib: u64,
+    pub pinned_max_kib: u64,
+    pub batch_max: u32,
+    pub batch_timeout_ms: u32,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CufileRoute {
+    /// A file on it.
+    pub target: String,
+    /// `direct`, `compat` or `unproven`.
+    pub route: String,
+    /// What shows it.
+    pub evidence: String,
+}
+
+/// cuFile's own counters for one GPU (cuFileGetStatsL3).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CufileGpu {
+    pub uuid: String,
+    pub reads: CufileCalls,
+    pub writes: CufileCalls,
+}
+
+/// Calls that cuFile made, by how the bytes went. A long I/O may be several.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CufileCalls {
+    pub bytes: u64,
+    pub total: u64,
+    /// PCI P2PDMA.
+    pub p2p: u64,
+    /// nvidia-fs.
+    pub nvfs: u64,
+    /// Compatibility mode.
+    pub posix: u64,
+    pub unaligned: u64,
+    /// Over another GPU or the host's memory (dynamic routing).
+    pub rerouted: u64,
+    pub errors: u64,
+}
+
+/// How batches were submitted (cuFileGetStatsL3's first level).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CufileBatches {
+    pub submitted: u64,
+    pub p2p: u64,
+    pub nvfs: u64,
+    pub aio: u64,
+    pub io_uring: u64,
+    pub mixed: u64,
+    /// Entries that went to the threads of the compatibility mode.
+    pub posix_entries: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -179,6 +316,9 @@ pub struct RunResult {
     pub errors: Errors,
     pub noise: Noise,
     pub verified_bytes: u64,
+    /// Where content was compared: `gpu:0` (in its memory, by a kernel), `host`; null where nothing was.
+    #[serde(default)]
+    pub verified_on: Option<String>,
     pub repeats: Vec<Repeat>,
     pub summary: Summary,
     pub series: Vec<Point>,
@@ -186,6 +326,9 @@ pub struct RunResult {
     pub workers: Vec<WorkerResult>,
     /// One entry per target (file, stripe, device), in order.
     pub targets: Vec<TargetResult>,
+    /// One entry per GPU that was fed; empty where the destination is host memory.
+    #[serde(default)]
+    pub gpus: Vec<GpuResult>,
     /// One entry per host of an MPI run.
     pub hosts: Vec<Value>,
     /// The run was stopped by a signal; what was measured until then stands.
@@ -319,6 +462,12 @@ pub struct Point {
 pub struct WorkerResult {
     pub worker: u32,
     pub cpu: Option<u32>,
+    /// The GPU that it feeds; null where the destination is host memory.
+    #[serde(default)]
+    pub gpu: Option<u32>,
+    /// The NUMA node that it was kept on; null where it ran anywhere.
+    #[serde(default)]
+    pub numa: Option<u32>,
     pub bytes: u64,
     pub ios: u64,
     pub latency_us_p50: f64,
@@ -328,8 +477,22 @@ pub struct WorkerResult {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TargetResult {
     pub target: String,
+    /// The path that it went by.
+    #[serde(default)]
+    pub path: String,
+    /// `bypass` or `allow`, for a file.
+    #[serde(default)]
+    pub cache: Option<String>,
     pub bytes: u64,
     pub ios: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct GpuResult {
+    pub gpu: u32,
+    pub bytes: u64,
+    pub ios: u64,
+    pub throughput_gib_s: f64,
 }
 
 /// Something the reader should know before relying on the numbers.

@@ -1,10 +1,13 @@
 //! Glue between Python and the engine: JSON in, JSON out, errors as exceptions.
 
+mod checksum;
 mod emulate;
+mod feed;
 mod files;
 mod generate;
 mod observe;
 
+use forebay_engine::gpu::library;
 use forebay_engine::{doctor, driver, Error, Kind};
 use forebay_model::{job::JobSpec, merge, record, Latency, RunRecord};
 use observe::{stop_requested, Watcher};
@@ -16,6 +19,7 @@ use std::sync::atomic::Ordering;
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     driver::built_from(option_env!("FOREBAY_COMMIT"));
+    library::search_packages(packages(module.py()).unwrap_or_default());
     module.add_function(wrap_pyfunction!(run, module)?)?;
     module.add_function(wrap_pyfunction!(stop, module)?)?;
     module.add_function(wrap_pyfunction!(plan, module)?)?;
@@ -32,7 +36,24 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(files::run, module)?)?;
     module.add_function(wrap_pyfunction!(generate::run, module)?)?;
     module.add_function(wrap_pyfunction!(generate::formats, module)?)?;
+    module.add_function(wrap_pyfunction!(checksum::run, module)?)?;
+    module.add_function(wrap_pyfunction!(checksum::crc32c, module)?)?;
+    module.add_function(wrap_pyfunction!(checksum::crc32c_on_gpu, module)?)?;
+    module.add_class::<feed::Reader>()?;
+    module.add_class::<feed::Pending>()?;
+    module.add_function(wrap_pyfunction!(feed::sizes_of, module)?)?;
+    module.add_function(wrap_pyfunction!(feed::read_files, module)?)?;
+    module.add_function(wrap_pyfunction!(feed::device_of, module)?)?;
+    module.add_function(wrap_pyfunction!(feed::release, module)?)?;
+    module.add_function(wrap_pyfunction!(feed::safetensors_header, module)?)?;
     Ok(())
+}
+
+/// Folders of Python's packages, below which NVIDIA's wheels keep their libraries.
+fn packages(py: Python<'_>) -> PyResult<Vec<PathBuf>> {
+    let path: Vec<Bound<'_, PyAny>> = py.import("sys")?.getattr("path")?.extract()?;
+    let folders = path.iter().filter_map(|entry| entry.extract::<PathBuf>().ok());
+    Ok(folders.filter(|f| f.ends_with("site-packages") || f.ends_with("dist-packages")).collect())
 }
 
 /// Runs a JobSpec and returns its RunRecord. What broke midway is raised as RunError with the record, as JSON

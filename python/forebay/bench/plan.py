@@ -19,7 +19,7 @@ def text(plan: dict[str, Any]) -> str:
 
 def _lines(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
     job = {**plan["job"], "data_bytes": plan["data_bytes"]}
-    yield "job", summary.job({**job, "source": " ".join(job["sources"]), "pattern": ""})
+    yield "job", summary.job({**job, "source": " ".join(job["sources"] or job.get("pairs") or []), "pattern": ""})
     yield "path", plan["path"] + (" · in virtual time, on paper" if plan.get("virtual_time") else "")
     yield "engine", _engine(job)
     yield "length", length(job)

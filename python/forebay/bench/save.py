@@ -28,12 +28,12 @@ _OURS = re.compile(rb'^[\s\[]*\{\s*"schema"\s*:\s*"forebay\.')
 
 
 class Output:
-    """The file that `flag` names, for documents of one kind. `lines`: a line each, whatever the name."""
+    """The file that `flag` names, for documents of one kind. `lines`: a line each, or none, whatever the name."""
 
-    def __init__(self, path: str, kind: str, flag: str = "-o", lines: bool = False) -> None:
+    def __init__(self, path: str, kind: str, flag: str = "-o", lines: bool | None = None) -> None:
         """Refuses, before anything runs, what would lose something and a place that can't be written."""
         self.path, self.kind, self.asked = str(path), kind, f"{flag} {path}"
-        self.lines = lines or self.path.endswith(".jsonl")
+        self.lines = self.path.endswith(".jsonl") if lines is None else lines
         self._target = Path(os.path.realpath(path))
         self._appended = 0
         target = self._target
@@ -141,6 +141,33 @@ def _last_byte(path: Path) -> bytes:
         return file.read(1)
 
 
+def write(path: str | Path, documents: list[dict[str, Any]]) -> None:
+    """A file that a verb names itself, as in a folder of results: whole or not at all, in place of nothing but our own."""
+    write_text(path, text_of(documents))
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Text that is such a file's already, likewise."""
+    asked, target = f"write {path}", Path(os.path.realpath(path))
+    try:
+        if target.exists() and not target.is_file():  # a pipe or a device: no renaming there
+            target.write_text(text, encoding="utf-8")
+        else:
+            place(target, text, _is_ours)
+    except FileExistsError:
+        found = "is there and isn't Forebay's, so it isn't overwritten"
+        raise RequestError(asked, found, "another folder, or another file name") from None
+    except OSError as error:
+        raise RequestError(asked, f"can't be written ({error.strerror})", "another folder, or another file name") from error
+
+
+def _is_ours(path: Path) -> bool:
+    """An empty file, or one whose first document begins with a schema of ours. Reads 4 KiB at most."""
+    with path.open("rb") as file:
+        head = file.read(4096)
+    return not head.strip() or bool(_OURS.match(head))
+
+
 def place(target: Path, text: str, may_be_replaced: Callable[[Path], bool] | None = None) -> None:
     """Makes a file whole or not at all. FileExistsError where one is there, unless `may_be_replaced` says yes to it."""
     descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
@@ -171,25 +198,6 @@ def _claim(name: str, target: Path) -> None:
     except OSError:  # a file system without hard links
         os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         os.replace(name, target)
-
-
-def write(path: str | Path, documents: list[dict[str, Any]]) -> None:
-    """A file that a verb names itself, as in a folder of results: whole or not at all, in place of nothing but our own."""
-    asked, target = f"write {path}", Path(os.path.realpath(path))
-    try:
-        place(target, text_of(documents), _is_ours)
-    except FileExistsError:
-        found = "is there and isn't Forebay's, so it isn't overwritten"
-        raise RequestError(asked, found, "another folder, or another file name") from None
-    except OSError as error:
-        raise RequestError(asked, f"can't be written ({error.strerror})", "another folder, or another file name") from error
-
-
-def _is_ours(path: Path) -> bool:
-    """An empty file, or one whose first document begins with a schema of ours. Reads 4 KiB at most."""
-    with path.open("rb") as file:
-        head = file.read(4096)
-    return not head.strip() or bool(_OURS.match(head))
 
 
 @contextmanager

@@ -42,6 +42,9 @@ def _lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "origin", f"{record.get('origin')}: no device was measured"
     yield "moved", moved(record["result"])
     yield "rate", rate(record["result"])
+    gpus = record["result"].get("gpus") or []
+    if len(gpus) > 1:
+        yield "gpus", " · ".join(f"GPU {g['gpu']} {significant(g['throughput_gib_s'])} GiB/s" for g in gpus)
     yield "latency", latency(record)
     yield "cpu", cpu(record)
     yield "power", power(record)
@@ -66,7 +69,8 @@ def job(spec: dict[str, Any]) -> str:
     parts = [f"{what} of {size} {preposition} {spec['source']}"]
     if spec.get("data_bytes"):
         parts[0] += f" ({bytes_(spec['data_bytes'])})"
-    parts.append(f"{count(spec['workers'], 'worker')} × depth {spec['depth']}")
+    found = " (found by calibration)" if spec.get("workers_from") == "auto" else ""
+    parts.append(f"{count(spec['workers'], 'worker')}{found} × depth {spec['depth']}")
     if spec.get("rate_gib_s"):
         parts.append(f"paced at {significant(spec['rate_gib_s'])} GiB/s")
     if spec.get("rate_iops"):
@@ -89,13 +93,19 @@ def path(record: dict[str, Any]) -> str:
         engine += f" ({', '.join(ran['engine_features'])})"
     where = {"host": "into host memory", "none": "no bytes moved"}
     parts = [head, engine, where.get(ran["destination"], f"into {ran['destination']}")]
-    routes = (("direct_bytes", "direct"), ("staged_bytes", "staged"), ("mapped_bytes", "mapped"))
+    routes = (
+        ("direct_bytes", "direct"),
+        ("compat_bytes", "by cuFile's compatibility mode"),
+        ("staged_bytes", "staged"),
+        ("mapped_bytes", "mapped"),
+    )
     moved_ways = [f"{bytes_(ran[key])} {word}" for key, word in routes if ran.get(key)]
     if moved_ways:
         parts.append(", ".join(moved_ways))
     if ran.get("slot_bytes"):
         pinned = ", pinned" if ran.get("slots_pinned") else ""
-        parts.append(f"slots {bytes_(ran['slot_bytes'])} in {ran['slot_pages']} pages{pinned}")
+        pages = "GPU memory" if ran["slot_pages"] == "none" else f"{ran['slot_pages']} pages{pinned}"
+        parts.append(f"slots {bytes_(ran['slot_bytes'])} in {pages}")
     return " · ".join(parts)
 
 
@@ -104,7 +114,8 @@ def moved(result: dict[str, Any]) -> str:
     if result.get("read_bytes") and result.get("write_bytes"):
         line += f" ({bytes_(result['read_bytes'])} read, {bytes_(result['write_bytes'])} written)"
     if result.get("verified_bytes"):
-        line += f" · {bytes_(result['verified_bytes'])} verified"
+        place = result.get("verified_on")
+        line += f" · {bytes_(result['verified_bytes'])} verified" + (f" on {place}" if place not in (None, "host") else "")
     if result.get("steady_after_s") is not None:
         line += f" · steady after {seconds(result['steady_after_s'])}"
     if result.get("interrupted"):
@@ -200,6 +211,7 @@ def cache(record: dict[str, Any]) -> str:
         "drop": "dropped before each run",
         "allow": "allowed",
         "warm": "warmed first",
+        "mixed": "bypassed (O_DIRECT) for some files, used for others",
         "memory": "the file system lives in memory",
         "none": "none to speak of",
     }

@@ -20,6 +20,7 @@ Examples:
   forebay bench /data --op randread --io-size 4k --workers 4 --depth 64     (what is there)
   forebay bench /data --create --file-size 1g --workers 4                  (files made for it)
   forebay bench 'stripe:?chunk=512k&m=/nvme0/a&m=/nvme1/a' --path bounce --repeat 5
+  forebay bench --pair 0=/dev/nvme0n1 --pair 1=/dev/nvme1n1 --path bounce --workers 8
   forebay bench nil: --io-size 4k             (the cost of our own loop)
   mpirun -n 2 forebay bench '/data/{host}' --duration 30"""
 
@@ -105,7 +106,7 @@ def tasks_of(
     if fio is None:
         if lenient:
             raise RequestError("--fio-lenient", "there is no fio job file", "--fio FILE --fio-lenient")
-        if not sources:
+        if not sources and not options.get("pair"):
             raise RequestError(
                 "SOURCE",
                 "no source was given",
@@ -123,18 +124,11 @@ def tasks_of(
 
 def run_all(tasks: list[Task], own: dict[str, Any], world: Any) -> int:
     """Runs each task, shows and saves as it goes; the exit code is that of the first that didn't go well."""
-    records: list[dict[str, Any]] = []
-    try:
-        return _run_all(tasks, own, world, records)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        from forebay.bench import save
+    from forebay.bench import save
 
-        # Nothing can be shown, so what was measured is kept where it can be.
-        kept = [str(save.rescue(r, f"-{n}" if n else "")) for n, r in enumerate(records)]
-        told = f"{error.strerror}; what was measured is in {', '.join(kept)}" if kept else str(error.strerror)
-        raise RunError("writing the output", told, "df -h; -o FILE on another file system") from error
+    records: list[dict[str, Any]] = []
+    with save.unless_said(records):
+        return _run_all(tasks, own, world, records)
 
 
 def _run_all(

@@ -114,7 +114,7 @@ def _subject(
     name: str, text: str, python: str | None, source: tuple[str, ...], values: dict[str, Any]
 ) -> Subject:
     job = {**job_from_flags(source, values), **parse_settings(text)}
-    if not job["sources"]:
+    if not job["sources"] and not job.get("pairs"):
         raise RequestError(
             "SOURCE", f"{name} has none", "forebay compare --a … --b … FILE, or source=FILE in both"
         )
@@ -151,6 +151,7 @@ def _finish(document: dict[str, Any], show: Any, as_json: bool, out: save.Output
         if out is not None:
             out.write([document])
     finally:
-        click.echo(json.dumps(document) if as_json else show(document))
+        with save.unless_said([document]):
+            click.echo(json.dumps(document) if as_json else show(document))
     if out is not None:
         click.echo(f"saved: {out.path}", err=True)

@@ -13,8 +13,8 @@ from typing import Any
 from forebay import run as engine
 from forebay.errors import ForebayError, RequestError
 from forebay.metrics import Metric
-from forebay.stats import Interval, mean_interval, unpaired_ratio
-from forebay.sweep.points import describe, point_key, varying_fields
+from forebay.stats import Interval, exp, mean_interval, unpaired_ratio
+from forebay.sweep.points import describe, odd_field, point_key, varying_fields
 
 FILE_BYTES_MAX = 2 << 30
 LINE_BYTES_MAX = 64 << 20
@@ -46,8 +46,9 @@ class Work:
     def samples(self, metric: Metric) -> list[float]:
         """One value per run; of a single run its repeats, where it has several."""
         results = [r["result"] for r in self.records]
-        if len(results) == 1 and len(results[0].get("repeats") or []) > 1:
-            results = results[0]["repeats"]
+        repeats = results[0].get("repeats")
+        if len(results) == 1 and isinstance(repeats, list) and len(repeats) > 1:
+            results = repeats
         found = (metric.value(r) for r in results)
         return [v for v in found if v is not None]
 
@@ -173,6 +174,9 @@ def _take_point(runs: Runs, place: str, line: dict[str, Any]) -> None:
         return
     record = _current(runs, place, line.get("record"))
     if record is not None and isinstance(line.get("key"), str) and isinstance(line.get("point"), dict):
+        if (damaged := odd_field(line["point"])) is not None:
+            runs.skipped.append(f"{place}: a point with a damaged '{damaged}'")
+            return
         runs.add(line["key"], line["point"], "", record)
     elif record is not None:
         runs.skipped.append(f"{place}: a point without a key")
@@ -200,6 +204,9 @@ def _current(runs: Runs, place: str, record: Any) -> dict[str, Any] | None:
             record = json.loads(_core.read_record(json.dumps(record)))
         if not isinstance(record.get("result"), dict) or not isinstance(record.get("job"), dict):
             raise ValueError("has no result or no job")
+        damaged = odd_field(record["job"])
+        if damaged is not None:
+            raise ValueError(f"has a damaged '{damaged}'")
         return record
     except (ValueError, ForebayError, ImportError) as error:
         runs.skipped.append(f"{place}: {error}".replace("\n", " "))
@@ -269,7 +276,7 @@ def _overall(points: list[dict[str, Any]], metric: Metric, tolerance_pct: float)
         return None
     found = mean_interval(logs)
     assert found.low is not None and found.high is not None
-    ratio = Interval(math.exp(found.estimate), math.exp(found.low), math.exp(found.high), found.n)
+    ratio = Interval(exp(found.estimate), exp(found.low), exp(found.high), found.n)
     return {
         "estimate": ratio.estimate,
         "ci95": [ratio.low, ratio.high],

@@ -61,7 +61,7 @@ def compare_jobs(
     """Runs the pairs and returns the document (forebay.compare/1).
 
     Ctrl-C and a run that breaks end it; the pairs before that stand, and the document says which it was.
-    An error before the first pair is raised.
+    An error before the first pair is raised. `save` gets the document after each pair, not the one that is returned.
     """
     started = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     pairs: list[PairRun] = []

@@ -63,12 +63,12 @@ def allows_compat() -> bool:
     path = config()
     if path is None:
         return True
-    properties = _parse(path).get("properties")
+    properties = parse(path).get("properties")
     settings = properties if isinstance(properties, dict) else {}
     return bool(settings.get("force_compat_mode", False)) or bool(settings.get("allow_compat_mode", True))
 
 
-def _parse(path: Path) -> dict[str, object]:
+def parse(path: Path) -> dict[str, object]:
     """cufile.json is JSON with // comments and trailing commas."""
     try:
         with path.open("rb") as file:

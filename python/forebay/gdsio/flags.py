@@ -80,8 +80,8 @@ def _duration(text: str, spelled: str) -> float | None:
 
 def _percent(text: str, spelled: str) -> int:
     value = parse_percent(text, spelled)
-    if not 0 <= value <= 100:
-        raise RequestError(f"{spelled} {text}", "is not from 0 to 100", f"{spelled} 70")
+    if not 0 <= value <= 100 or value != int(value):
+        raise RequestError(f"{spelled} {text}", "is not a whole number from 0 to 100", f"{spelled} 70")
     return int(value)
 
 

@@ -13,8 +13,8 @@ from forebay.units import format_bytes
 
 FILE_NAME = "gdsio.%d"
 SECTOR_BYTES = 512
-# Transfer types of cuFile that the engine can be asked for; the others have no field in a job yet.
-CUFILE_NUMBERS = (0,)
+# Transfer type → which of cuFile's interfaces it calls.
+CUFILE_MODES = {0: "sync", 5: "stream", 6: "batch", 7: "batch-stream"}
 
 
 def job(request: Request, *, allow_compat: bool = True) -> dict[str, Any]:
@@ -53,6 +53,11 @@ def job(request: Request, *, allow_compat: bool = True) -> dict[str, Any]:
         fields["gpus"] = [g.gpu for g in groups if g.gpu is not None]
     if request.xfer.needs_cufile:
         fields.update(allow_compat=allow_compat, require_direct=not allow_compat)
+        fields["cufile"] = CUFILE_MODES[request.xfer_number]
+        if request.xfer.batches:
+            fields["cufile_batch"] = request.depth()
+        if request.skip_register:
+            fields["cufile_unregistered"] = True
     return fields
 
 
@@ -89,20 +94,17 @@ def refuse(request: Request) -> None:
         raise RequestError(f"-x {xfer.number} with several targets", "needs the batch size", "-B 8")
     if not xfer.needs_cufile:
         return
-    for given, flag in (
-        (request.memory, f"-m {request.memory}"),
-        (request.skip_register, "-b"),
-        (request.nvlink, "-p"),
-    ):
-        if given:
-            raise MachineError(
-                flag, "this build has no such switch for cuFile", f"the command without {flag}"
-            )
-    if xfer.number not in CUFILE_NUMBERS:
+    if request.memory >= 2:
         raise MachineError(
-            f"-x {xfer.number} ({xfer.name})",
-            "this build makes only synchronous cuFile calls",
-            "-x 0, or -x 1 for host memory",
+            f"-m {request.memory}",
+            "Forebay has cuFile read into GPU memory only, which is what -m 0 and 1 are",
+            "-m 0, or -x 1 for host memory",
+        )
+    if request.nvlink:
+        raise MachineError(
+            "-p",
+            "cuFile chooses its routes by cufile.json (rdma_dynamic_routing_order), not by a switch",
+            "the command without -p",
         )
 
 

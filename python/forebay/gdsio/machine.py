@@ -65,11 +65,13 @@ def no_gpu_next(request: Request) -> str:
 def gpus() -> tuple[int, str]:
     """How many GPUs the NVIDIA driver shows this process; with 0, why."""
     import ctypes
+    import os
 
+    library = os.environ.get("FOREBAY_LIBCUDA") or "libcuda.so.1"
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
+        driver = ctypes.CDLL(library)
     except OSError:
-        return 0, "libcuda.so.1 was not found (the NVIDIA driver is not installed)"
+        return 0, f"{library} was not found (the NVIDIA driver is not installed)"
     if (code := driver.cuInit(0)) != 0:
         return 0, f"the NVIDIA driver does not start (cuInit returned {code})"
     count = ctypes.c_int(0)

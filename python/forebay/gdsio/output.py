@@ -49,8 +49,9 @@ def notes(record: dict[str, Any]) -> list[str]:
         f"{where}, page cache: {record['cache']['policy']}{reason}",
         f"latency in us: {percentiles}; {result['iops']:.0f} IOPS; {cpu['cores_busy']:.2f} cores busy{spent}",
     ]
-    if path["direct_bytes"] and path["staged_bytes"]:
-        share = 100 * path["staged_bytes"] / (path["direct_bytes"] + path["staged_bytes"])
+    copied = path["staged_bytes"] + path.get("compat_bytes", 0)
+    if path["direct_bytes"] and copied:
+        share = 100 * copied / (path["direct_bytes"] + copied)
         written.append(f"{share:.1f} % of the bytes were copied by a CPU on their way")
     errors = result["errors"]
     if errors["verify_failed"]:

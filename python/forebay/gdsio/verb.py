@@ -59,7 +59,9 @@ def command(job_file_path: str | None, **values: Any) -> int:
     request = _request(job_file_path, flags.take(values))
     fields = _job(request, values)
     if values["dry_run"]:
-        click.echo(jobs.as_bench(fields))
+        bench = jobs.as_bench(fields)
+        planned = {"schema": "forebay.gdsio-plan/1", "bench": bench, "job": fields}
+        click.echo(json.dumps(planned) if values["as_json"] else bench)
         return DONE
     if values["record"]:
         values["record"] = save.Output(values["record"], save.RUN, "--record", lines=True)

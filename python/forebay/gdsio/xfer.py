@@ -100,7 +100,7 @@ XFERS = (
         "gds",
         1,
         False,
-        "storage to GPU through cuFile's batch calls on streams",
+        "storage to GPU through cuFile's stream calls, in groups",
     ),
 )
 
@@ -113,8 +113,9 @@ def label(xfer: Xfer, record: dict[str, Any]) -> str:
     Raises RunError where the path that ran is none that the type can stand for.
     """
     ran, destination = record["path"]["ran"], record["path"]["destination"]
-    if xfer.path == "gds" and ran in ("gds", "gds-compat"):
-        direct = ran == "gds" and not record["path"]["staged_bytes"]
+    if xfer.path == "gds" and ran in ("gds", "gds-compat", "gds-mixed"):
+        path = record["path"]
+        direct = ran == "gds" and not path["staged_bytes"] and not path.get("compat_bytes")
         return xfer.label if direct else f"{xfer.label}_COMPAT"
     if xfer.path == "bounce" and ran == "bounce":
         return xfer.label if destination.startswith("gpu:") else str(xfer.host_label)

@@ -30,7 +30,7 @@ def _field(value: object) -> object:
 
 
 def data_link(text: str) -> str:
-    return "data:text/csv;charset=utf-8;base64," + base64.b64encode(text.encode()).decode()
+    return "data:text/csv;charset=utf-8;base64," + base64.b64encode(text.encode(errors="replace")).decode()
 
 
 def file_name(chart: Chart) -> str:
@@ -45,7 +45,7 @@ def write(charts: list[Chart], folder: str, force: bool) -> list[str]:
         for chart in charts:
             _keep_strangers(where / file_name(chart), chart, force)
         for chart in charts:
-            (where / file_name(chart)).write_text(chart.csv, encoding="utf-8", newline="")
+            (where / file_name(chart)).write_text(chart.csv, encoding="utf-8", errors="replace", newline="")
     except OSError as error:
         raise RequestError(
             f"--csv {folder}", error.strerror or str(error), "a folder that you may write to"

@@ -160,10 +160,11 @@ def _looks_like_lines(lines: list[str]) -> bool:
 
 def _read(path: str) -> str:
     try:
-        size = os.path.getsize(path)
-        if size > FILE_BYTES_MAX:
-            raise RequestError(path, f"has {size} bytes, more than {FILE_BYTES_MAX}", "a smaller file")
-        return Path(path).read_text(encoding="utf-8", errors="replace")
+        with open(path, "rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1) if os.path.getsize(path) <= FILE_BYTES_MAX else None
+        if data is None or len(data) > FILE_BYTES_MAX:
+            raise RequestError(path, f"has more than {FILE_BYTES_MAX} bytes", "a smaller file")
+        return data.decode("utf-8", errors="replace")
     except OSError as error:
         raise RequestError(path, error.strerror or str(error), "a file that you may read") from error
 

@@ -223,7 +223,8 @@ def save(html: str, output: str) -> None:
     try:
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
+            # A name that isn't UTF-8, or half a character of a damaged record, is shown as a question mark.
+            with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
                 file.write(html)
             os.chmod(temporary, 0o644)
             os.replace(temporary, path)

@@ -26,6 +26,7 @@ Examples:
   forebay sweep --list
   forebay sweep solidigm-gds /data --dry-run
   forebay sweep micron-4k /data --scale 0.1 -o micron.jsonl
+  forebay sweep micron-4k --pair 0=/dev/nvme0n1 --pair 1=/dev/nvme1n1
   forebay sweep mine.toml /data --rounds 5 --set duration=2"""
 
 
@@ -52,6 +53,9 @@ Examples:
 @click.option(
     "--set", "settings", multiple=True, metavar="FIELD=VALUE", help="Override a field of every point."
 )
+@click.option(
+    "--pair", "pairs", multiple=True, metavar="GPU=SOURCE", help="A GPU and the source that feeds it."
+)
 @click.option("--restart", is_flag=True, help="Begin anew; the old results are moved to FILE.1.")
 @click.option(
     "--extend",
@@ -77,7 +81,7 @@ def command(sweep: str | None, source: tuple[str, ...], **values: Any) -> int:
     scale = values["scale"] or ("auto" if asked.origin.startswith("preset ") else "1")
     asks = planning.Asks(
         sources=source,
-        settings=parse_overrides(values["settings"]),
+        settings={**parse_overrides(values["settings"]), **_pairs(values["pairs"], source)},
         scale=parse_scale(scale),
         seconds_max=parse_seconds(values["max_time"], "--max-time") if values["max_time"] else None,
         rounds=values["rounds"],
@@ -96,6 +100,14 @@ def command(sweep: str | None, source: tuple[str, ...], **values: Any) -> int:
     with Results(output) as results:
         plan = _continue(asked, asks, results, values["restart"], values["extend"])
         return _run(plan, results, values["as_json"])
+
+
+def _pairs(pairs: tuple[str, ...], sources: tuple[str, ...]) -> dict[str, Any]:
+    if pairs and sources:
+        raise RequestError(
+            f"--pair {pairs[0]} with {' '.join(sources)}", "pairs name their own sources", "no SOURCE"
+        )
+    return {"pairs": list(pairs)} if pairs else {}
 
 
 def _run(plan: planning.Plan, results: Results, as_json: bool) -> int:

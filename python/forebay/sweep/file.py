@@ -24,6 +24,7 @@ TOP_KEYS = (
     "rounds",
     "alternate",
     "fallback",
+    "workers_each",
     "job",
     "matrix",
     "point",
@@ -38,7 +39,8 @@ class Sweep:
     """`groups`: each [[point]] as axes of its own; `matrix`: axes that multiply every group.
 
     `alternate` names a job field whose values run in turn, round after round, before anything else
-    changes. `fallback`: for a path that can't run here, the paths to try instead.
+    changes. `fallback`: for a path that can't run here, the paths to try instead. `workers_each`: the
+    workers of a point are those of each pair, where there are pairs.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Sweep:
     rounds: int = 1
     alternate: str | None = None
     fallback: dict[str, list[str]] = field(default_factory=dict)
+    workers_each: bool = False
 
 
 def presets() -> dict[str, str]:
@@ -70,9 +73,11 @@ def load(name: str) -> Sweep:
     if name in known and not path.is_file():
         return parse(known[name], name, f"preset {name}")
     try:
-        if path.stat().st_size > FILE_BYTES_MAX:
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+        if len(data) > FILE_BYTES_MAX:
             raise RequestError(name, "is larger than 1 MiB, so hardly a sweep", "forebay sweep --list")
-        text = path.read_text("utf-8")
+        text = data.decode("utf-8")
     except OSError as error:
         next = f"a TOML file, or one of {', '.join(known)}"
         raise RequestError(
@@ -116,6 +121,7 @@ class _Reader:
             rounds=self._rounds(top),
             alternate=self._alternate(top),
             fallback=self._fallback(self._table(top.get("fallback", {}), "fallback")),
+            workers_each=self._switch(top, "workers_each"),
         )
         if sweep.alternate and sweep.order != "as written":
             raise self._bad(
@@ -148,6 +154,7 @@ class _Reader:
                 "source",
                 "sources",
                 "gpu",
+                "pair",
                 "power",
                 "overwrite",
                 "overwrite-device",
@@ -229,6 +236,12 @@ class _Reader:
     def _texts(self, key: str, value: Any) -> list[str]:
         if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
             raise self._bad("", key, "is not a list of texts", f'{key} = ["…"]')
+        return value
+
+    def _switch(self, top: dict[str, Any], key: str) -> bool:
+        value = top.get(key, False)
+        if not isinstance(value, bool):
+            raise self._bad("", key, f"is {value!r}", f"{key} = true")
         return value
 
     def _typed(self, top: dict[str, Any], key: str, kind: type, default: Any) -> Any:

@@ -16,7 +16,7 @@ from forebay.sweep.file import Sweep
 
 POINTS_MAX = 100_000
 # Fields that name a thing, or say who may make it, rather than describe the work: two machines' sweeps match without them.
-NOT_IN_KEY = ("sources", "create", "label", "overwrite", "overwrite_devices")
+NOT_IN_KEY = ("sources", "pairs", "create", "label", "overwrite", "overwrite_devices")
 _FLAGS = {f.key: f for f in FIELDS}
 
 
@@ -52,17 +52,26 @@ def expand(sweep: Sweep, sources: Iterable[str], settings: dict[str, Any]) -> li
             if sources:
                 job["sources"] = sources
             job.update(settings)
+            if job.get("pairs"):
+                _pair(job, sweep.workers_each)
             text = canonical(job)
             if text not in seen:
                 seen.add(text)
                 jobs.append(job)
             if len(jobs) > POINTS_MAX:
                 raise RequestError(sweep.origin, f"has more than {POINTS_MAX:,} points", "shorter lists")
-    if not jobs[0].get("sources"):
+    if not jobs[0].get("sources") and not jobs[0].get("pairs"):
         raise RequestError(
             "SOURCE", f"{sweep.origin} names none", f"forebay sweep {sweep.name} FILE-OR-FOLDER"
         )
     return jobs
+
+
+def _pair(job: dict[str, Any], workers_each: bool) -> None:
+    """Pairs name the sources, and multiply workers that are counted for each of them."""
+    job.pop("sources", None)
+    if workers_each and isinstance(job.get("workers"), int):
+        job["workers"] *= len(job["pairs"])
 
 
 def canonical(job: dict[str, Any]) -> str:
@@ -71,22 +80,42 @@ def canonical(job: dict[str, Any]) -> str:
 
 def keyed(jobs: list[tuple[dict[str, Any], tuple[str, ...]]]) -> list[Point]:
     """Points out of (job, changes), each with its key and a name made of the fields that vary."""
-    places = {s: i for i, s in enumerate(dict.fromkeys(canonical({"s": j.get("sources")}) for j, _ in jobs))}
+    places = {s: i for i, s in enumerate(dict.fromkeys(canonical(_where(j)) for j, _ in jobs))}
     varying = varying_fields([j for j, _ in jobs])
     points = []
     for job, changes in jobs:
-        place = places[canonical({"s": job.get("sources")})]
+        place = places[canonical(_where(job))]
         points.append(Point(job, point_key(job, place), 0, describe(job, varying), changes))
     return points
+
+
+def _where(job: dict[str, Any]) -> dict[str, Any]:
+    return {"sources": job.get("sources"), "pairs": job.get("pairs")}
 
 
 def point_key(job: dict[str, Any], source_place: int = 0) -> str:
     """16 hexadecimal digits, the same for the same work: on another machine, under another label.
 
-    Sources count by their place among the sweep's sources only.
+    Sources count by their place among the sweep's sources only, pairs by their number.
     """
     kept = {k: v for k, v in job.items() if k not in NOT_IN_KEY and v is not None}
+    if job.get("pairs"):
+        kept["pairs"] = len(job["pairs"])
     return hashlib.sha256(canonical({"source": source_place, **kept}).encode()).hexdigest()[:16]
+
+
+def odd_field(job: dict[str, Any]) -> str | None:
+    """A field that no job has as it stands here, as damage leaves one; None where there is none."""
+    for key, value in job.items():
+        if key in ("sources", "pairs"):
+            good = isinstance(value, list) and all(isinstance(v, str) for v in value)
+        elif key.startswith("io_bytes") or key.endswith("_bytes"):
+            good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+        else:
+            continue
+        if not good and value is not None:
+            return key
+    return None
 
 
 def varying_fields(jobs: list[dict[str, Any]]) -> list[str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import RequestError, RunError
+from forebay.sweep.points import odd_field
 
 HEADER = "forebay.sweep/1"
 POINT = "forebay.point/1"
@@ -51,6 +52,8 @@ def read_line(raw: bytes) -> dict[str, Any]:
     if line["schema"] == HEADER:
         if not isinstance(line.get("definition"), dict) or not isinstance(line.get("frozen"), dict):
             raise ValueError("is a header without a definition")
+        if not _whole(line["definition"], line["frozen"]):
+            raise ValueError("is a header whose definition is damaged")
         return line
     if not isinstance(line.get("key"), str) or not isinstance(line.get("round", 0), int):
         raise ValueError("is a point without a key")
@@ -59,7 +62,24 @@ def read_line(raw: bytes) -> dict[str, Any]:
     record = line.get("record")
     if "error" not in line and not (isinstance(record, dict) and isinstance(record.get("result"), dict)):
         raise ValueError("is a point without a result")
+    damaged = odd_field(line["point"])
+    if damaged is not None or not isinstance(line.get("error", {}), dict):
+        raise ValueError(f"is a point with a damaged '{damaged or 'error'}'")
+    if record is not None and not isinstance(record.get("path", {}), dict):
+        raise ValueError("is a point with a damaged 'path'")
     return line
+
+
+def _whole(definition: dict[str, Any], frozen: dict[str, Any]) -> bool:
+    """Whether the parts of a header that a continued sweep goes by are there, or absent as another verb leaves them."""
+    points = definition.get("points", [])
+    if not isinstance(points, list) or not all(isinstance(p, dict) and odd_field(p) is None for p in points):
+        return False
+    scale, fallbacks = frozen.get("scale", {}), frozen.get("fallbacks", {})
+    if not isinstance(fallbacks, dict) or not isinstance(scale, dict) or set(scale) - {"files", "duration", "workers_max"}:
+        return False
+    numbers = [v for k, v in scale.items() if not (k == "workers_max" and v is None)]
+    return all(isinstance(v, (int, float)) and not isinstance(v, bool) and 0 < v < 1e9 for v in numbers)
 
 
 def read(path: Path) -> Contents:

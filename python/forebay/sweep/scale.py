@@ -88,10 +88,11 @@ def seconds_of(job: dict[str, Any], factor: float = 1.0) -> float:
 def apply(job: dict[str, Any], scale: Scale) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The job to run, and what was changed: ('workers 96 → 16', 'file-size 2g → 64m')."""
     job, changes = dict(job), []
-    workers = job.get("workers", 1)
+    workers = counted(job)
     if scale.workers_max is not None and workers > scale.workers_max:
-        job["workers"] = scale.workers_max
-        changes.append(f"workers {workers} → {scale.workers_max}")
+        pairs = len(job.get("pairs") or [1])
+        job["workers"] = max(scale.workers_max // pairs, 1) * pairs
+        changes.append(f"workers {workers} → {job['workers']}")
     size = job.get("file_bytes")
     if scale.files < 1 and size is not None:
         unit = max(FILE_BYTES_STEP, job.get("io_bytes_max") or job.get("io_bytes", 1 << 20))
@@ -106,16 +107,22 @@ def apply(job: dict[str, Any], scale: Scale) -> tuple[dict[str, Any], tuple[str,
     return job, tuple(changes)
 
 
+def counted(job: dict[str, Any]) -> int:
+    """Workers as far as they are counted; one where a calibration finds them."""
+    workers = job.get("workers", 1)
+    return workers if isinstance(workers, int) else 1
+
+
 def _fitting(jobs: list[dict[str, Any]]) -> float:
     """The factor of file sizes with which the largest point's files fill half of the free space at most."""
     factor = 1.0
     workers_max = WORKERS_PER_CORE_MAX * len(os.sched_getaffinity(0))
     for job in jobs:
-        folders = [f for f in map(folder_of, job["sources"]) if f is not None]
+        folders = [f for f in map(folder_of, own_files.named(job)) if f is not None]
         size = job.get("file_bytes")
         if not folders or size is None:
             continue
-        files = job.get("files") or min(job.get("workers", 1), workers_max)
+        files = job.get("files") or min(counted(job), workers_max)
         for folder, targets in {f: folders.count(f) for f in folders}.items():
             home = folder / own_files.SWEEP if own_files.wanted(job) else folder
             room = FILL * room_in(home, job.get("file_name", "forebay.%d"))

@@ -9,10 +9,11 @@ from typing import Any
 from forebay import own_files
 from forebay.metrics import METRICS, Metric, format_figure
 from forebay.stages import format_duration
-from forebay.stats import Interval, mean_interval
+from forebay.stats import Interval, exp, mean_interval
 from forebay.sweep.plan import Plan
 from forebay.sweep.points import Point, canonical
 from forebay.sweep.runner import Outcome, is_finished
+from forebay.sweep.scale import counted
 from forebay.table import table
 from forebay.units import format_bytes
 
@@ -40,9 +41,9 @@ def making(plan: Plan) -> list[str]:
     made = [p.job for p in plan.points if own_files.wanted(p.job) and p.job.get("file_bytes")]
     if not made:
         return []
-    largest = max(j["file_bytes"] * (j.get("files") or j.get("workers", 1)) for j in made)
+    largest = max(j["file_bytes"] * (j.get("files") or counted(j)) for j in made)
     homes = dict.fromkeys(
-        h for j in made for h in own_files.placed(j, own_files.SWEEP)["sources"] if h not in j["sources"]
+        h for j in made for h in own_files.named(own_files.placed(j, own_files.SWEEP)) if h not in own_files.named(j)
     )
     return [f"files are made in {', '.join(homes)}: up to {format_bytes(largest)}, which stay there"]
 
@@ -138,9 +139,9 @@ def _rounds_ratio(
         return None
     ratio: Interval = mean_interval(logs)
     interval = (
-        None if ratio.low is None or ratio.high is None else [math.exp(ratio.low), math.exp(ratio.high)]
+        None if ratio.low is None or ratio.high is None else [exp(ratio.low), exp(ratio.high)]
     )
-    return {"estimate": math.exp(ratio.estimate), "ci95": interval, "rounds": ratio.n}
+    return {"estimate": exp(ratio.estimate), "ci95": interval, "rounds": ratio.n}
 
 
 def show(document: dict[str, Any], plan: Plan) -> str:

@@ -73,7 +73,8 @@ def command(source: tuple[str, ...], **values: Any) -> int:
         if out:
             out.write([document])
     finally:
-        click.echo(json.dumps(document) if as_json else show(document))
+        with save.unless_said([document]):
+            click.echo(json.dumps(document) if as_json else show(document))
     return code
 
 
@@ -101,12 +102,14 @@ def _search(search: Search, runner: _Runner) -> int:
 
 def _prepared(job: dict[str, Any]) -> dict[str, Any]:
     """The job with what must not vary while it is tuned: its files."""
-    if not job.get("sources"):
+    if not job.get("sources") and not job.get("pairs"):
         raise RequestError("SOURCE", "no source was given", "forebay tune FILE, a folder, nil: or model:NAME")
+    if job.get("workers") == "auto":
+        raise RequestError("--workers auto", "tune itself looks for the best number", "no --workers, or a number")
     for key, flag in (("repeat", "--repeat"), ("until_ci_pct", "--until-ci"), ("passes", "--passes")):
         if key in job:
             raise RequestError(flag, "tune decides itself how often and how long it runs", "--max-time 2m")
-    sources = job["sources"]
+    sources = own_files.named(job)
     folders = [f for f in map(folder_of, sources) if f is not None]
     # What is there is tuned for with `--fix create=no`, and by name.
     if not job.get("create", "file_name" not in job):
@@ -115,7 +118,7 @@ def _prepared(job: dict[str, Any]) -> dict[str, Any]:
         job.setdefault("files", FILES)
     job = own_files.placed(job, own_files.TUNE)
     if folders and job.get("create") and "file_bytes" not in job:
-        homes = [f if job["sources"] == sources else f / own_files.TUNE for f in folders]
+        homes = [f if own_files.named(job) == sources else f / own_files.TUNE for f in folders]
         room = FILL * min(room_in(h, job.get("file_name", "forebay.%d")) for h in homes) / len(homes)
         unit = FILE_BYTES_MIN
         job["file_bytes"] = max(unit, int(min(FILE_BYTES, room / job["files"])) // unit * unit)

@@ -21,6 +21,8 @@ pub struct Surroundings {
     /// CUFILE_ALLOW_COMPAT_MODE, which comes before the file; CUFILE_FORCE_COMPAT_MODE.
     pub allow_compat: Option<bool>,
     pub force_compat: Option<bool>,
+    /// CUFILE_USE_PCIP2PDMA, likewise before the file.
+    pub use_p2pdma: Option<bool>,
     /// LD_LIBRARY_PATH.
     pub library_path: Vec<PathBuf>,
     /// VIRTUAL_ENV or CONDA_PREFIX.
@@ -42,6 +44,7 @@ impl Surroundings {
             library: path("FOREBAY_LIBCUFILE"),
             allow_compat: switch("CUFILE_ALLOW_COMPAT_MODE"),
             force_compat: switch("CUFILE_FORCE_COMPAT_MODE"),
+            use_p2pdma: switch("CUFILE_USE_PCIP2PDMA"),
             library_path: std::env::split_paths(&listed).filter(|p| p.is_absolute()).collect(),
             prefixes: [path("VIRTUAL_ENV"), path("CONDA_PREFIX")].into_iter().flatten().collect(),
         }
@@ -76,8 +79,10 @@ pub struct Config {
     /// What the file sets, or cuFile's default.
     pub allow_compat_mode: bool,
     pub use_pci_p2pdma: bool,
-    /// The environment makes cuFile use its compatibility mode always.
+    /// The environment or the file make cuFile use its compatibility mode always.
     pub force_compat_mode: bool,
+    /// It is the environment.
+    pub forced_by_environment: bool,
     /// Every key of the file with its value, as `properties.allow_compat_mode`.
     pub settings: Map<String, Value>,
 }
@@ -240,14 +245,16 @@ fn config(roots: &Roots, around: &Surroundings) -> Config {
         _ => Map::new(),
     };
     let flag = |key: &str, default| settings.get(key).and_then(Value::as_bool).unwrap_or(default);
+    let force_compat_mode = around.force_compat.unwrap_or(flag("properties.force_compat_mode", false));
     Config {
         exists: content.is_some(),
         refused: parsed.and_then(Result::err),
         // cuFile's defaults: compatibility mode allowed, P2PDMA not used.
-        allow_compat_mode: around.force_compat == Some(true)
+        allow_compat_mode: force_compat_mode
             || around.allow_compat.unwrap_or(flag("properties.allow_compat_mode", true)),
-        force_compat_mode: around.force_compat.unwrap_or(false),
-        use_pci_p2pdma: flag("properties.use_pci_p2pdma", false),
+        force_compat_mode,
+        forced_by_environment: around.force_compat == Some(true),
+        use_pci_p2pdma: around.use_p2pdma.unwrap_or(flag("properties.use_pci_p2pdma", false)),
         settings,
         path,
     }
@@ -365,11 +372,6 @@ fn config_check(config: &Config) -> Check {
     }
     let values =
         format!("allow_compat_mode {}, use_pci_p2pdma {}", config.allow_compat_mode, config.use_pci_p2pdma);
-    if config.force_compat_mode {
-        return check(State::Limited, values)
-            .why("CUFILE_FORCE_COMPAT_MODE makes every byte go through host memory")
-            .next("unset CUFILE_FORCE_COMPAT_MODE");
-    }
     match (config.exists, config.allow_compat_mode) {
         (false, _) => check(State::Works, format!("none at {shown}; cuFile's defaults: {values}")),
         (true, false) => check(State::Works, format!("{shown}: {values}")),
@@ -476,7 +478,7 @@ mod tests {
         around.force_compat = Some(true);
         let config = config(&roots, &around);
         assert!(config.allow_compat_mode);
-        assert!(config_check(&config).next.unwrap().contains("unset CUFILE_FORCE_COMPAT_MODE"));
+        assert!(config.force_compat_mode && config.forced_by_environment);
     }
 
     #[test]

@@ -277,14 +277,7 @@ fn ordered(examined: &Examined, fs: &Filesystem) -> Check {
         let id = format!("mount.data {}", fs.mount_point);
         Check::new(Area::Filesystem, id, "mount option data=ordered", state, found)
     };
-    let again = if fs.mount_point == "/" {
-        r#"sudo sed -i 's/^GRUB_CMDLINE_LINUX="/&rootflags=data=ordered /' /etc/default/grub && sudo update-grub && sudo reboot"#.to_string()
-    } else {
-        format!(
-            "sudo umount {0} && sudo mount -o data=ordered {1} {0}   # and in /etc/fstab",
-            fs.mount_point, fs.device
-        )
-    };
+    let again = ordered_again(fs);
     match (spelled, mode) {
         (Some("ordered"), _) => check(State::Works, "spelled out".into()),
         (None, Some("ordered")) => check(State::Limited, "in force, as the default".into())
@@ -297,6 +290,17 @@ fn ordered(examined: &Examined, fs: &Filesystem) -> Check {
             .why("cuFile takes ext4 only with data=ordered among its mount options")
             .next(again),
     }
+}
+
+/// What mounts an ext4 file system with the words data=ordered.
+pub fn ordered_again(fs: &Filesystem) -> String {
+    if fs.mount_point == "/" {
+        return r#"sudo sed -i 's/^GRUB_CMDLINE_LINUX="/&rootflags=data=ordered /' /etc/default/grub && sudo update-grub && sudo reboot"#.into();
+    }
+    format!(
+        "sudo umount {0} && sudo mount -o data=ordered {1} {0}   # and in /etc/fstab",
+        fs.mount_point, fs.device
+    )
 }
 
 fn direct_check(examined: &Examined) -> Check {

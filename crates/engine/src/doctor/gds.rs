@@ -1,9 +1,8 @@
 //! What direct DMA from storage into a GPU stands on: nvidia-fs, or PCI P2PDMA in
 //! the kernel; an IOMMU and switches that let peers talk; udev's word on the file system.
 
-use super::cufile::Config;
+use super::conditions::{Finding, Ground, Stops, CONDITIONS};
 use super::filesystem::Examined;
-use super::gpu::GpuFacts;
 use super::pci;
 use super::report::{count, Area, Check, State};
 use super::roots::{bytes, field, line, names, text, Roots};
@@ -29,6 +28,8 @@ pub struct NvidiaFs {
     pub version: Option<String>,
     /// Drivers that have signed up with it, as `nvme`.
     pub drivers: Vec<String>,
+    /// `/dev/nvidia-fs*`, through which libcufile talks to it: a container may lack them.
+    pub devices: u32,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -92,7 +93,9 @@ fn nvidia_fs(roots: &Roots) -> NvidiaFs {
     let version = line(&module.join("version"))
         .or_else(|| field(&stated, "version").map(str::to_string))
         .or_else(|| field(&stats, "GDS Version").map(str::to_string));
+    let devices = names(&roots.dev).iter().filter(|n| n.starts_with("nvidia-fs")).count() as u32;
     NvidiaFs {
+        devices,
         loaded: module.exists() || tree.exists(),
         version,
         drivers: text(&tree.join("modules")).map(|content| drivers(&content)).unwrap_or_default(),
@@ -133,7 +136,7 @@ pub fn dword(registry: &str, key: &str) -> Option<u32> {
 }
 
 /// The kernel's configuration: its own copy, else the one that was installed with it.
-fn kernel_config(roots: &Roots) -> Option<String> {
+pub fn kernel_config(roots: &Roots) -> Option<String> {
     if let Some(packed) = bytes(&roots.proc("config.gz")) {
         let mut config = Vec::new();
         GzDecoder::new(packed.as_slice()).take(CONFIG_BYTES_MAX).read_to_end(&mut config).ok()?;
@@ -144,7 +147,8 @@ fn kernel_config(roots: &Roots) -> Option<String> {
         .or_else(|| text(&roots.root.join("lib/modules").join(release).join("config")))
 }
 
-fn has_option(config: &str, name: &str) -> bool {
+/// An option that is built in, or as a module.
+pub fn has_option(config: &str, name: &str) -> bool {
     config
         .lines()
         .any(|l| l.split_once('=').is_some_and(|(key, value)| key == name && (value == "y" || value == "m")))
@@ -202,10 +206,9 @@ fn udev(roots: &Roots, examined: &[Examined]) -> Vec<Udev> {
     found
 }
 
-pub fn checks(gds: &Gds, gpu: &GpuFacts, config: &Config, arch: &str) -> Vec<Check> {
-    let here = super::gpu::present(gpu);
-    let mut checks =
-        vec![nvidia_fs_check(&gds.nvidia_fs, here), p2pdma_check(&gds.p2pdma, gpu, config, arch)];
+pub fn checks(ground: &Ground) -> Vec<Check> {
+    let (gds, here) = (ground.gds, super::gpu::present(ground.gpu));
+    let mut checks = vec![nvidia_fs_check(&gds.nvidia_fs, here), p2pdma_check(ground)];
     checks.push(iommu_check(&gds.iommu, here));
     checks.push(acs_check(&gds.acs, here));
     checks.extend(gds.udev.iter().map(|udev| udev_check(udev, here)));
@@ -241,71 +244,31 @@ fn nvidia_fs_check(facts: &NvidiaFs, here: bool) -> Check {
     check(State::Works, format!("{version}, serving {}", facts.drivers.join(" ")))
 }
 
-fn p2pdma_check(facts: &P2pdma, gpu: &GpuFacts, config: &Config, arch: &str) -> Check {
-    let here = super::gpu::present(gpu);
-    let check = |state, found: &str| Check::new(Area::Gds, "gds.p2pdma", "PCI P2PDMA", state, found);
-    match facts.in_kernel {
-        Some(false) => return check(fault(here), "off in the kernel (CONFIG_PCI_P2PDMA)")
-            .why("the kernel can't let a drive write into a GPU")
-            .next(
-                "boot a kernel with CONFIG_PCI_P2PDMA=y (Ubuntu's 6.2 and later have it), or use nvidia-fs",
-            ),
+/// The conditions of P2PDMA in one line; each has its own line with what to type.
+fn p2pdma_check(ground: &Ground) -> Check {
+    let here = super::gpu::present(ground.gpu);
+    let check = |state, found: String| Check::new(Area::Gds, "gds.p2pdma", "PCI P2PDMA", state, found);
+    match ground.gds.p2pdma.in_kernel {
+        Some(false) => {
+            return check(fault(here), "off in the kernel (CONFIG_PCI_P2PDMA)".into())
+                .why("the kernel can't let a drive write into a GPU")
+        }
         None => {
-            return check(State::Unknown, "not told")
+            return check(State::Unknown, "not told".into())
                 .why("no kernel configuration can be read")
                 .next("grep p2pdma_pgmap_ops /proc/kallsyms   # a line means that the kernel has it")
         }
-        Some(true) if !here => return check(State::NotApplicable, "in the kernel; no GPU for it"),
+        Some(true) if !here => return check(State::NotApplicable, "in the kernel; no GPU for it".into()),
         Some(true) => {}
     }
-    let lacking = p2pdma_lacks(facts, gpu, config, arch);
-    match lacking.first() {
-        None => check(State::Works, "in the kernel, the driver and cufile.json"),
-        Some((why, _)) => {
-            let more =
-                if lacking.len() > 1 { format!(" (and {} more)", lacking.len() - 1) } else { String::new() };
-            let all: Vec<&str> = lacking.iter().map(|l| l.1.as_str()).collect();
-            check(State::Missing, "in the kernel, not set up")
-                .why(format!("{why}{more}"))
-                .next(all.join(" && "))
-        }
+    let ours = CONDITIONS.iter().filter(|c| c.stops == Stops::P2pdma);
+    let amiss: Vec<&str> =
+        ours.filter(|c| matches!((c.judge)(ground), Finding::Fails { .. })).map(|c| c.title).collect();
+    match amiss.is_empty() {
+        true => check(State::Works, "in the kernel, the driver and cufile.json".into()),
+        false => check(State::Missing, "in the kernel, not set up".into())
+            .why(format!("amiss: {}", amiss.join(", "))),
     }
-}
-
-/// (why not, what to type), in the order in which one would set it up.
-fn p2pdma_lacks(facts: &P2pdma, gpu: &GpuFacts, config: &Config, arch: &str) -> Vec<(String, String)> {
-    let mut lacking = Vec::new();
-    let mut add = |why: &str, next: String| lacking.push((why.to_string(), next));
-    if gpu.open_modules == Some(false) {
-        add("it needs the driver's open kernel modules", "sudo apt install nvidia-open".into());
-    }
-    let unset = |value: Option<bool>| value != Some(true);
-    if arch == "x86_64" && (unset(facts.static_bar1) || unset(facts.write_combining_off)) {
-        add(
-            "the driver doesn't keep the GPU's memory mapped in BAR1",
-            r#"echo 'options nvidia NVreg_RegistryDwords="RMForceStaticBar1=1;RmForceDisableIomapWC=1;"' | sudo tee /etc/modprobe.d/nvidia-p2pdma.conf && sudo update-initramfs -u"#.into(),
-        );
-    }
-    if facts.nvme_multipath == Some(true) {
-        add(
-            "NVMe multipath is on, and P2PDMA doesn't pass through it",
-            "echo 'options nvme_core multipath=N' | sudo tee /etc/modprobe.d/nvme.conf && sudo update-initramfs -u".into(),
-        );
-    }
-    if !config.use_pci_p2pdma {
-        add(
-            "cufile.json doesn't ask for it",
-            format!("set \"use_pci_p2pdma\": true under \"properties\" in {}", config.path.display()),
-        );
-    }
-    lacking
-}
-
-/// P2PDMA is ready but for the drive.
-pub fn p2pdma_ready(gds: &Gds, gpu: &GpuFacts, config: &Config, arch: &str) -> bool {
-    gds.p2pdma.in_kernel == Some(true)
-        && super::gpu::present(gpu)
-        && p2pdma_lacks(&gds.p2pdma, gpu, config, arch).is_empty()
 }
 
 fn iommu_check(iommu: &Iommu, here: bool) -> Check {

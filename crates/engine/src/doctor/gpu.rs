@@ -1,9 +1,11 @@
 //! NVIDIA GPUs and their driver, found without CUDA.
 
 use super::nvml::{self, Nvml};
+use super::pageable::{self, Pageable};
 use super::pci::{self, Link};
 use super::report::{count, size, Area, Check, State};
 use super::roots::{field, names, text, Roots};
+use crate::gpu::{cuda, library, nvrtc};
 use forebay_model::record::Gpu;
 use serde::Serialize;
 use std::time::Duration;
@@ -20,7 +22,11 @@ pub struct GpuFacts {
     pub without_driver: Vec<String>,
     /// Why libcuda can't be loaded; null where it can.
     pub libcuda_refused: Option<String>,
+    /// The compiler of our kernels, `13.0 from FILE`, and why it can't be loaded; both null where there is no GPU.
+    pub nvrtc: Option<String>,
+    pub nvrtc_refused: Option<String>,
     pub nvml: Nvml,
+    pub pageable: Pageable,
 }
 
 #[derive(Clone, Debug, Default, Serialize)]
@@ -53,7 +59,10 @@ pub fn from_proc(roots: &Roots) -> GpuFacts {
         gpus,
         without_driver: on_bus(roots).into_iter().filter(|a| !served.contains(a)).collect(),
         libcuda_refused: None,
+        nvrtc: None,
+        nvrtc_refused: None,
         nvml: Nvml::default(),
+        pageable: Pageable::default(),
     }
 }
 
@@ -74,19 +83,46 @@ fn has_driver(roots: &Roots, facts: &GpuFacts) -> bool {
 /// The same, with what NVML adds: memory and power.
 pub fn facts(roots: &Roots) -> GpuFacts {
     let mut facts = from_proc(roots);
-    if !has_driver(roots, &facts) {
+    if facts.gpus.is_empty() && std::env::var_os(library::CUDA.variable).is_some() {
+        facts.gpus = by_libcuda();
+    }
+    if !has_driver(roots, &facts) && facts.gpus.is_empty() {
         facts.libcuda_refused = Some("no NVIDIA driver is loaded".into());
         facts.nvml.refused = Some("no NVIDIA driver is loaded".into());
         return facts;
     }
-    facts.libcuda_refused = nvml::loads(&["libcuda.so.1", "libcuda.so"]).err();
+    facts.libcuda_refused = library::load(&library::CUDA).err();
+    match nvrtc::found() {
+        Ok(found) => facts.nvrtc = Some(found),
+        Err(why) => facts.nvrtc_refused = Some(why),
+    }
     facts.nvml = nvml::read();
+    facts.pageable = pageable::facts(roots, facts.libcuda_refused.is_none());
     merge(roots, &mut facts);
     facts
 }
 
+/// GPUs of a libcuda that the user named, which /proc need not show. Only then: opening one
+/// makes its context.
+fn by_libcuda() -> Vec<GpuDevice> {
+    let (count, _) = cuda::devices();
+    let opened = (0..count).filter_map(|index| cuda::Device::open(index).ok());
+    let described = opened.map(|device| {
+        let gpu = Gpu {
+            index: device.index(),
+            name: device.name().unwrap_or_else(|_| "NVIDIA GPU".into()),
+            memory_bytes: device.memory_info().ok().map(|(_, total)| total),
+            pci: device.bus_id().ok(),
+            driver: None,
+        };
+        GpuDevice { gpu, ..GpuDevice::default() }
+    });
+    described.collect()
+}
+
 /// NVML may know GPUs that /proc doesn't show (a container that mounts only devices).
 fn merge(roots: &Roots, facts: &mut GpuFacts) {
+    facts.driver = facts.driver.take().or(facts.nvml.driver.clone());
     for seen in facts.nvml.devices.clone() {
         let same = |g: &&mut GpuDevice| g.gpu.pci.as_deref() == Some(seen.pci.as_str());
         let index = match facts.gpus.iter_mut().find(same) {
@@ -110,7 +146,6 @@ fn merge(roots: &Roots, facts: &mut GpuFacts) {
         device.bar1_bytes = seen.bar1_bytes.or(device.bar1_bytes);
     }
     facts.gpus.sort_by_key(|g| g.gpu.index);
-    facts.driver = facts.driver.take().or(facts.nvml.driver.clone());
     facts.without_driver.retain(|a| !facts.gpus.iter().any(|g| g.gpu.pci.as_ref() == Some(a)));
 }
 
@@ -157,6 +192,8 @@ pub fn checks(facts: &GpuFacts) -> Vec<Check> {
     let mut checks = vec![driver(facts)];
     if present(facts) {
         checks.push(libcuda(facts));
+        checks.extend(compiler(facts));
+        checks.push(pageable::check(&facts.pageable, facts.open_modules));
         checks.extend(facts.gpus.iter().flat_map(device_checks));
     }
     checks
@@ -193,6 +230,20 @@ fn libcuda(facts: &GpuFacts) -> Check {
         Some(refused) => check(State::Missing, refused)
             .why("the driver's user-space part isn't where the loader looks")
             .next("sudo ldconfig   # in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility"),
+    }
+}
+
+/// Without it everything runs, but content is verified by the host.
+fn compiler(facts: &GpuFacts) -> Option<Check> {
+    let check = |state, found: &str| Check::new(Area::Gpu, "gpu.nvrtc", "NVRTC", state, found);
+    match (&facts.nvrtc, &facts.nvrtc_refused) {
+        (Some(found), _) => Some(check(State::Works, found)),
+        (None, Some(refused)) => Some(
+            check(State::Limited, refused)
+                .why("it compiles the kernels that verify content and compute checksums in GPU memory; the host does it instead")
+                .next("pip install nvidia-cuda-nvrtc"),
+        ),
+        (None, None) => None,
     }
 }
 

@@ -52,6 +52,19 @@ impl Memory {
     }
 }
 
+/// Of the highest level that holds data; None where the kernel doesn't tell.
+pub fn last_level_cache_bytes(roots: &Roots) -> Option<u64> {
+    let caches = roots.sys("devices/system/cpu/cpu0/cache");
+    let of = |index: usize| {
+        let cache = caches.join(format!("index{index}"));
+        let kind = line(&cache.join("type"))?;
+        let size = line(&cache.join("size"))?;
+        let kib: u64 = size.strip_suffix('K')?.parse().ok()?;
+        (kind != "Instruction").then_some((number::<u32>(&cache.join("level"))?, kib << 10))
+    };
+    (0..16).filter_map(of).max().map(|(_, bytes)| bytes)
+}
+
 pub fn facts(roots: &Roots) -> Memory {
     let meminfo = text(&roots.proc("meminfo")).unwrap_or_default();
     let thp = roots.sys("kernel/mm/transparent_hugepage");

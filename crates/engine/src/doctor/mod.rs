@@ -5,6 +5,7 @@
 //! (rings, direct reads) rather than concluded from a version.
 
 mod cache;
+mod conditions;
 mod cufile;
 mod drives;
 mod fabric;
@@ -14,6 +15,7 @@ mod gpu;
 mod host;
 mod memory;
 mod nvml;
+mod pageable;
 mod paths;
 mod pci;
 mod power;
@@ -27,9 +29,11 @@ mod syscalls;
 mod tests;
 mod topology;
 mod uring;
+mod verdict;
 
 pub use report::{Area, Check, Report, State, SCHEMA};
 pub use roots::Roots;
+pub use verdict::{gds_verdict, path_verdicts, Answer, Cause, GdsVerdict, Through, Usable, Verdicts};
 
 use cufile::Surroundings;
 use drives::DriveFacts;
@@ -59,6 +63,16 @@ const CARD_NVML: std::time::Duration = std::time::Duration::from_millis(35);
 /// Bytes of memory that can be had here and now; None where the system doesn't say.
 pub fn memory_free_bytes() -> Option<u64> {
     memory::facts(&Roots::host()).free_bytes()
+}
+
+/// Bytes of the last-level cache that the first processor shares; 32 MiB where the system doesn't say.
+pub fn last_level_cache_bytes() -> u64 {
+    memory::last_level_cache_bytes(&Roots::host()).unwrap_or(32 << 20)
+}
+
+/// The NUMA node of the PCI function with this address; None where the firmware doesn't say.
+pub fn numa_node_of(pci: &str) -> Option<u32> {
+    pci::numa_node(&Roots::host(), pci).and_then(|node| u32::try_from(node).ok())
 }
 
 /// The environment part of a record, for what lies at `paths`. Takes under 50 ms and never
@@ -120,8 +134,17 @@ fn behind(roots: &Roots, numbers: impl Iterator<Item = (u32, u32)>) -> Vec<Strin
 }
 
 fn examine_with(roots: &Roots, asked: source::Asked, around: &Surroundings) -> Report {
-    let whole = asked.kind == "machine";
     let examined = examined(roots, &asked);
+    examine_found(roots, asked, around, examined)
+}
+
+fn examine_found(
+    roots: &Roots,
+    asked: source::Asked,
+    around: &Surroundings,
+    examined: Vec<Examined>,
+) -> Report {
+    let whole = asked.kind == "machine";
     let names = match whole {
         true => drives::all(roots),
         false => behind(roots, examined.iter().map(|e| e.device)),
@@ -148,6 +171,7 @@ fn examine_with(roots: &Roots, asked: source::Asked, around: &Surroundings) -> R
         gds: gds::facts(roots, &examined),
         power: power::facts(roots, &gpu.nvml, &search),
         topology: topology::facts(roots, &gpu, &drives, &fabric),
+        verdicts: Verdicts::default(),
         source: asked,
         filesystems: examined,
         host,
@@ -156,6 +180,7 @@ fn examine_with(roots: &Roots, asked: source::Asked, around: &Surroundings) -> R
         gpu,
         fabric,
     };
+    report.verdicts = verdict::judge(&ground(&report), has_files(&report.source));
     report.checks = checks(roots, &report);
     report.verdict = paths::verdict(&report.checks, &report.filesystems);
     report
@@ -171,10 +196,30 @@ fn examined(roots: &Roots, asked: &source::Asked) -> Vec<Examined> {
     asked.paths.iter().filter_map(|path| filesystem::examine(roots, path, trial(path))).collect()
 }
 
+fn has_files(asked: &source::Asked) -> bool {
+    asked.kind == "machine" || !asked.paths.is_empty()
+}
+
+/// What decides about direct DMA.
+fn ground(report: &Report) -> conditions::Ground<'_> {
+    conditions::Ground {
+        gpu: &report.gpu,
+        cufile: &report.cufile,
+        gds: &report.gds,
+        filesystems: &report.filesystems,
+        drives: &report.drives,
+        raids: &report.raids,
+        topology: &report.topology,
+        kernel: &report.host.kernel,
+        arch: std::env::consts::ARCH,
+        whole: report.source.kind == "machine",
+    }
+}
+
 /// All checks, in the order in which areas are shown.
 fn checks(roots: &Roots, report: &Report) -> Vec<Check> {
     let gpu = gpu::present(&report.gpu);
-    let arch = std::env::consts::ARCH;
+    let ground = ground(report);
     let for_gpu = gpu || !report.cufile.libraries.is_empty();
     let mut checks = source::checks(&report.source);
     checks.extend(host::checks(&report.host));
@@ -183,23 +228,19 @@ fn checks(roots: &Roots, report: &Report) -> Vec<Check> {
     checks.extend(report.filesystems.iter().flat_map(|e| filesystem::checks(e, for_gpu)));
     checks.extend(drives::checks(&report.drives));
     checks.extend(raid::checks(roots, &report.raids, gpu));
-    if report.source.kind == "machine" || !report.source.paths.is_empty() {
+    if has_files(&report.source) {
         checks.extend(cache::checks(&report.cache));
     }
     checks.extend(gpu::checks(&report.gpu));
     checks.extend(cufile::checks(&report.cufile, gpu));
-    checks.extend(gds::checks(&report.gds, &report.gpu, &report.cufile.config, arch));
+    checks.extend(gds::checks(&ground));
+    if gpu {
+        checks.extend(conditions::checks(&ground, report.verdicts.gds.needless()));
+    }
     checks.extend(fabric::checks(&report.fabric, gpu));
     checks.extend(power::checks(&report.power, gpu, &report.gpu.nvml, report.host.virtualization.is_some()));
     checks.extend(topology::checks(&report.topology, gpu));
-    checks.extend(paths::checks(&paths::Ground {
-        asked: &report.source,
-        gpu: &report.gpu,
-        cufile: &report.cufile,
-        gds: &report.gds,
-        kinds: report.drives.iter().map(|d| d.drive.kind.clone()).collect(),
-        arch,
-    }));
+    checks.extend(paths::checks(&report.verdicts, has_files(&report.source)));
     // Members of a stripe may share a file system: what is said of it is said once.
     let mut said = std::collections::HashSet::new();
     checks.retain(|check| said.insert(check.id.clone()));

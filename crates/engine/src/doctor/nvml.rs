@@ -3,6 +3,7 @@
 use libloading::{Library, Symbol};
 use serde::Serialize;
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
+use std::sync::{Mutex, PoisonError};
 
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Nvml {
@@ -29,13 +30,13 @@ type Code = c_int;
 
 // The calls, as nvml.h declares them, and what each asks of its caller.
 
-/// SAFETY: nvmlShutdown only after an nvmlInit that succeeded.
+/// SAFETY: none.
 type Plain = unsafe extern "C" fn() -> Code;
 /// SAFETY: the buffer has the length that is passed.
 type SystemText = unsafe extern "C" fn(*mut c_char, c_uint) -> Code;
 /// SAFETY: the number is writable.
 type Count = unsafe extern "C" fn(*mut c_uint) -> Code;
-/// SAFETY: the handle is writable; what it gets ends with nvmlShutdown.
+/// SAFETY: the handle is writable; what it gets lives as long as the library.
 type ByIndex = unsafe extern "C" fn(c_uint, *mut Handle) -> Code;
 /// SAFETY: a live handle; the buffer has the length that is passed.
 type DeviceText = unsafe extern "C" fn(Handle, *mut c_char, c_uint) -> Code;
@@ -57,11 +58,6 @@ struct PciInfo {
     bus_id: [c_char; 32],
 }
 
-/// Whether one of `names` can be loaded; Err with the loader's word about the last.
-pub fn loads(names: &[&str]) -> Result<(), String> {
-    load(names).map(drop)
-}
-
 fn load(names: &[&str]) -> Result<Library, String> {
     let mut refused = String::new();
     for name in names {
@@ -75,26 +71,26 @@ fn load(names: &[&str]) -> Result<Library, String> {
 }
 
 pub fn read() -> Nvml {
-    let library = match load(&["libnvidia-ml.so.1", "libnvidia-ml.so"]) {
-        Ok(library) => library,
-        Err(refused) => return Nvml { refused: Some(refused), ..Nvml::default() },
-    };
-    read_with(&library).unwrap_or_else(|refused| Nvml { refused: Some(refused), ..Nvml::default() })
+    let read = opened()
+        .and_then(|library| Ok(Nvml { refused: None, driver: driver(library), devices: devices(library)? }));
+    read.unwrap_or_else(|refused| Nvml { refused: Some(refused), ..Nvml::default() })
 }
 
-/// Between nvmlInit and nvmlShutdown.
-fn read_with(library: &Library) -> Result<Nvml, String> {
-    let init: Symbol<Plain> = symbol(library, b"nvmlInit_v2\0")?;
-    let shutdown: Symbol<Plain> = symbol(library, b"nvmlShutdown\0")?;
-    // SAFETY: declared as in nvml.h; may be called at any time.
-    let code = unsafe { init() };
-    if code != 0 {
-        return Err(format!("nvmlInit answers {code}{}", init_words(code)));
+/// The library after its nvmlInit, once for the process: an nvmlInit talks to every GPU, and whatever an nvmlShutdown
+/// doesn't give back would add up with each run.
+fn opened() -> Result<&'static Library, String> {
+    static OPENED: Mutex<Option<&'static Library>> = Mutex::new(None);
+    let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(library) = *opened {
+        return Ok(library);
     }
-    let read = Nvml { refused: None, driver: driver(library), devices: devices(library)? };
-    // SAFETY: matches the init above; no handle is used after it.
-    unsafe { shutdown() };
-    Ok(read)
+    let library = load(&["libnvidia-ml.so.1", "libnvidia-ml.so"])?;
+    let init: Symbol<Plain> = symbol(&library, b"nvmlInit_v2\0")?;
+    // SAFETY: declared as in nvml.h; may be called at any time.
+    match unsafe { init() } {
+        0 => Ok(opened.insert(Box::leak(Box::new(library)))),
+        code => Err(format!("nvmlInit answers {code}{}", init_words(code))),
+    }
 }
 
 /// nvmlReturn_t.
@@ -131,7 +127,7 @@ fn devices(library: &Library) -> Result<Vec<Device>, String> {
     let mut found = Vec::new();
     for index in 0..number.min(DEVICES_MAX) {
         let mut device: Handle = std::ptr::null_mut();
-        // SAFETY: writes one handle, valid until nvmlShutdown.
+        // SAFETY: writes one handle.
         if unsafe { handle(index, &mut device) } == 0 {
             found.extend(describe(library, index, device));
         }
@@ -204,8 +200,6 @@ mod tests {
 
     #[test]
     fn a_machine_without_the_library_is_told_so() {
-        assert!(loads(&["libforebay-no-such-library.so"])
-            .unwrap_err()
-            .contains("libforebay-no-such-library"));
+        assert!(load(&["libforebay-no-such-library.so"]).unwrap_err().contains("libforebay-no-such-library"));
     }
 }

@@ -2,9 +2,11 @@
 //! "works", or why not and what to type.
 
 use super::{cache, cufile, drives, fabric, filesystem, gds, gpu, host, memory, power, raid, source};
-use super::{topology, uring};
+use super::{topology, uring, verdict};
 use forebay_model::record::Environment;
 use serde::Serialize;
+
+pub use forebay_model::units::readable_bytes as size;
 
 pub const SCHEMA: &str = "forebay.doctor/1";
 
@@ -31,6 +33,7 @@ pub struct Report {
     pub fabric: fabric::Fabric,
     pub power: power::Power,
     pub topology: Vec<topology::Distance>,
+    pub verdicts: verdict::Verdicts,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -114,31 +117,4 @@ impl Check {
 /// `5 drives`, `1 drive`.
 pub fn count(n: usize, noun: &str) -> String {
     format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
-}
-
-/// Bytes for reading: `23.5 GiB`, `512 KiB`, `640 B`.
-pub fn size(bytes: u64) -> String {
-    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if value.fract() == 0.0 {
-        return format!("{value:.0} {}", UNITS[unit]);
-    }
-    format!("{value:.1} {}", UNITS[unit])
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_read_as_people_say_them() {
-        let shown: Vec<String> =
-            [0, 640, 4096, 1 << 19, 3 << 29, u64::MAX].iter().map(|b| size(*b)).collect();
-        assert_eq!(shown, ["0 B", "640 B", "4 KiB", "512 KiB", "1.5 GiB", "16384 PiB"]);
-    }
 }

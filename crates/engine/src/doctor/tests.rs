@@ -2,6 +2,9 @@
 //! a Gen5 ×4 drive, a GPU and a network card; on the other socket a drive under NVMe
 //! multipath; md raid0 over both; nvidia-fs.
 
+mod causes;
+
+use super::verdict::Facts;
 use super::*;
 use crate::doctor::report::State;
 use proptest::prelude::*;
@@ -231,6 +234,7 @@ impl Machine {
         );
         self.write("proc/driver/nvidia-fs/modules", "nvme\nnvme_rdma\n");
         self.write("sys/module/nvidia_fs/version", "2.27.3\n");
+        self.write("dev/nvidia-fs0", "");
         self.kernel_config("CONFIG_PCI=y\nCONFIG_PCI_P2PDMA=y\n");
     }
 
@@ -386,14 +390,18 @@ fn nvidia_fs_says_whom_it_serves() {
 fn peer_dma_names_every_setting_that_is_amiss_until_it_works() {
     let machine = Machine::new();
     let check = |machine: &Machine| find(&machine.examine(), "gds.p2pdma").clone();
-    let next = check(&machine).next.unwrap();
-    assert!(next.contains("nvme_core multipath=N") && next.contains("use_pci_p2pdma"), "{next}");
+    let next = |machine: &Machine, id: &str| find(&machine.examine(), id).next.clone().unwrap();
+    assert_eq!(check(&machine).why.unwrap(), "amiss: NVMe multipath off, P2PDMA in cufile.json");
+    assert!(next(&machine, "gds.p2pdma_multipath").contains("nvme_core multipath=N"));
+    assert!(next(&machine, "gds.p2pdma_json").contains("--write-cufile-json"));
     machine.write("sys/module/nvme_core/parameters/multipath", "N\n");
     machine.write("etc/cufile.json", "{ // direct\n \"properties\": { \"use_pci_p2pdma\": true } }");
     assert_eq!(check(&machine).state, State::Works);
     machine.write("proc/driver/nvidia/params", "RegistryDwords: \"\"\n");
     if std::env::consts::ARCH == "x86_64" {
-        assert!(check(&machine).next.unwrap().contains("RMForceStaticBar1=1;RmForceDisableIomapWC=1;"));
+        assert!(
+            next(&machine, "gds.p2pdma_registry").contains("RMForceStaticBar1=1;RmForceDisableIomapWC=1;")
+        );
     }
     machine.kernel_config("# CONFIG_PCI_P2PDMA is not set\n");
     assert!(check(&machine).found.contains("off in the kernel"));
@@ -625,7 +633,10 @@ proptest! {
         let gpu = gpu::from_proc(&roots);
         let gds = gds::facts(&roots, &[]);
         let cufile = cufile::facts(&roots, &Surroundings::default());
-        gds::checks(&gds, &gpu, &cufile.config, "x86_64");
+        let facts = verdict::Facts { gpu, cufile, gds, ..Facts::gather(&roots, Vec::new(), &Surroundings::default()) };
+        gds::checks(&facts.ground());
+        conditions::checks(&facts.ground(), None);
+        verdict::judge(&facts.ground(), true);
         fabric::checks(&fabric::facts(&roots), true);
         power::facts(&roots, &Default::default(), &[]);
     }

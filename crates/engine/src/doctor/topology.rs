@@ -26,6 +26,19 @@ pub enum Relation {
     Unknown,
 }
 
+impl Relation {
+    pub fn words(self) -> &'static str {
+        match self {
+            Relation::SameSwitch => "below one PCIe switch",
+            Relation::SameRootPort => "below one root port",
+            Relation::SameHostBridge => "below one host bridge of the processor",
+            Relation::SameNode => "below different host bridges of one NUMA node",
+            Relation::CrossNode => "across NUMA nodes",
+            Relation::Unknown => "at a distance that isn't told",
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Distance {
     pub gpu: u32,
@@ -114,13 +127,13 @@ fn check(distance: &Distance) -> Check {
     let hint =
         format!("nvidia-smi topo -m   # and use a GPU near {}, or --gpu with another number", distance.to);
     match distance.relation {
-        Relation::SameSwitch => check(State::Works, "below one PCIe switch"),
-        Relation::SameRootPort => check(State::Works, "below one root port"),
-        Relation::SameHostBridge => check(State::Works, "below one host bridge of the processor"),
-        Relation::SameNode => check(State::Limited, "different host bridges of one NUMA node")
+        Relation::SameSwitch => check(State::Works, distance.relation.words()),
+        Relation::SameRootPort => check(State::Works, distance.relation.words()),
+        Relation::SameHostBridge => check(State::Works, distance.relation.words()),
+        Relation::SameNode => check(State::Limited, distance.relation.words())
             .why("direct DMA between them runs through the processor's fabric, slower than through a switch on many machines")
             .next(hint),
-        Relation::CrossNode => check(State::Limited, "across NUMA nodes")
+        Relation::CrossNode => check(State::Limited, distance.relation.words())
             .why("every byte crosses the link between sockets: expect a good deal less, for direct DMA above all")
             .next(hint),
         Relation::Unknown => check(State::Unknown, "not told")

@@ -8,7 +8,7 @@ use super::tally::Tally;
 use super::worker::{work, Kit, Report, Shared, WorkerSpec};
 use super::{Observer, Phase, Progress};
 use crate::clock;
-use crate::gpu::cuda::Device;
+use crate::path::Destination;
 use crate::source::fault::FaultPlan;
 use crate::source::Target;
 use forebay_model::job::{JobSpec, Sync};
@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 
 const DURATION_DEFAULT: f64 = 10.0;
 const WARMUP_MAX: f64 = 2.0;
-/// How often the caller is asked whether to go on.
-const POLL: Duration = Duration::from_millis(50);
+/// How often the caller is asked whether to go on. Each time wakes a thread, whose time counts as the run's.
+const POLL: Duration = Duration::from_millis(200);
 /// Above this many workers the series goes without percentiles: their histograms would cost more than they tell.
 const WORKERS_WITH_HISTOGRAMS: u32 = 128;
 
@@ -61,15 +61,16 @@ pub fn run_once(
     job: &JobSpec,
     targets: &[Target],
     content_seeds: &[u64],
-    device: Option<Arc<Device>>,
+    destination: Arc<Destination>,
     observer: &mut dyn Observer,
 ) -> Result<Ran, Error> {
     let times = Times::of(job);
+    let specs = share::out(job, targets, &destination)?;
     let shared = Arc::new(Shared {
         job: job.clone(),
         targets: targets.to_vec(),
         content_seeds: content_seeds.to_vec(),
-        device,
+        destination,
         faults: job.faults.as_deref().map(FaultPlan::parse).transpose()?,
         stop: AtomicBool::new(false),
         from_ns: AtomicU64::new(times.warmup.as_nanos() as u64),
@@ -79,7 +80,7 @@ pub fn run_once(
         interval: Duration::from_millis(u64::from(job.interval_ms)),
         with_histograms: job.workers <= WORKERS_WITH_HISTOGRAMS,
     });
-    let mut fleet = Fleet::launch(share::out(job, targets)?, &shared, observer)?;
+    let mut fleet = Fleet::launch(specs, &shared, observer)?;
     fleet.await_ready(observer)?;
     let ran = fleet.run(times, Meters::new(job, targets), observer);
     fleet.join_all_but_lost(&ran.tallies);
@@ -227,7 +228,7 @@ fn thread_name(worker: u32) -> String {
 
 impl Kit {
     /// Workers may get different pages; together they have the worst of them.
-    fn add(&mut self, other: Kit) {
+    pub fn add(&mut self, other: Kit) {
         let rank = |p: &str| ["none", "hugetlb", "thp", "thp-partial", "small"].iter().position(|k| *k == p);
         if rank(other.pages) > rank(self.pages) {
             self.pages = other.pages;
@@ -236,6 +237,7 @@ impl Kit {
         self.slot_bytes += other.slot_bytes;
         self.queues += other.queues;
         self.warning = self.warning.take().or(other.warning);
+        self.content_on_host = self.content_on_host.take().or(other.content_on_host);
     }
 }
 

@@ -2,10 +2,12 @@
 
 use super::share;
 use crate::source::{Backing, Target};
-use forebay_model::job::{Cache, Engine, JobSpec, PathKind, Sync};
+use forebay_model::job::{Cache, CuFileMode, Engine, JobSpec, PathKind, Sync};
 use forebay_model::pattern::{Pattern, Span};
-use forebay_model::record::RunRecord;
+use forebay_model::record::{PathRan, RunRecord};
 use forebay_model::Error;
+
+const PIN_LIMIT_MIN: u64 = 1 << 20;
 
 /// Options that contradict each other, whatever the source is.
 pub fn of_job(job: &JobSpec) -> Result<(), Error> {
@@ -36,7 +38,38 @@ pub fn of_job(job: &JobSpec) -> Result<(), Error> {
             "--path host, or no --require-direct",
         ),
         (
-            job.require_direct && (job.cache != Cache::Bypass || job.engine == Engine::Map),
+            job.require_direct && job.path == PathKind::Mapped,
+            "--require-direct with --path mapped",
+            "its bytes come out of the page cache",
+            "--path gds, or no --require-direct",
+        ),
+        (
+            job.path == PathKind::Mapped && job.writes(),
+            "writes by --path mapped",
+            "it copies what the page cache holds, and a file system's pages can't be registered for writing",
+            "--path bounce",
+        ),
+        (
+            job.path == PathKind::Mapped && matches!(job.cache, Cache::Bypass | Cache::Drop),
+            "--path mapped without the page cache",
+            "what it copies is the page cache: every byte would go another way",
+            "--cache allow or --cache warm; --path bounce for data on a drive",
+        ),
+        (
+            job.pin_limit_bytes.is_some() && !matches!(job.path, PathKind::Mapped | PathKind::Auto),
+            "--pin-limit",
+            "only --path mapped registers pages of files",
+            "--path mapped, or no --pin-limit",
+        ),
+        (
+            job.pin_limit_bytes.is_some_and(|bytes| bytes < PIN_LIMIT_MIN),
+            "--pin-limit",
+            "must be at least 1 MiB: less isn't worth registering",
+            "--pin-limit 1g",
+        ),
+        (
+            job.require_direct
+                && (!matches!(job.cache, Cache::Auto | Cache::Bypass) || job.engine == Engine::Map),
             "--require-direct through the page cache",
             "what passes it is copied by a CPU",
             "--cache bypass",
@@ -46,6 +79,34 @@ pub fn of_job(job: &JobSpec) -> Result<(), Error> {
             "--gpu with --path host",
             "that path ends in host memory",
             "--path bounce, or no --gpu",
+        ),
+        (
+            (job.cufile != CuFileMode::Sync || job.cufile_batch.is_some() || job.cufile_unregistered)
+                && !matches!(job.path, PathKind::Gds | PathKind::Auto),
+            "--cufile with a path that isn't gds",
+            "no other path goes through cuFile",
+            "--path gds",
+        ),
+        (
+            job.cufile_batch.is_some() && !job.cufile.batches(),
+            "--cufile-batch",
+            "only the batch modes of cuFile have batches",
+            "--cufile batch, or batch-stream",
+        ),
+        (
+            job.path == PathKind::Gds && job.engine != Engine::Auto,
+            "--engine with --path gds",
+            "cuFile talks to the kernel itself",
+            "no --engine; --cufile sync, stream, batch or batch-stream",
+        ),
+        (
+            job.path == PathKind::Gds
+                && job.sync == Sync::Each
+                && job.writes()
+                && job.cufile != CuFileMode::Sync,
+            "--sync each with --cufile stream or batch",
+            "cuFile's asynchronous writes can't be made durable one by one",
+            "--cufile sync, or --sync end",
         ),
     ];
     if let Some((_, asked, found, next)) = refusals.into_iter().find(|(wrong, ..)| *wrong) {
@@ -109,8 +170,16 @@ pub fn of_record(job: &JobSpec, record: &RunRecord) -> Option<Error> {
             "--warmup 0, or a longer run",
         ));
     }
-    (job.require_direct && path.direct_bytes < result.bytes).then(|| {
-        let found = format!("{} of {} bytes went direct", path.direct_bytes, result.bytes);
-        Error::run("--require-direct", found, "forebay doctor for what is in the way")
+    let through_cufile = job.path == PathKind::Gds && !job.allow_compat;
+    all_direct(job.require_direct, through_cufile, path, result.bytes)
+}
+
+/// What is wrong where every byte was to go direct.
+pub fn all_direct(require_direct: bool, through_cufile: bool, path: &PathRan, bytes: u64) -> Option<Error> {
+    ((require_direct || through_cufile) && path.direct_bytes < bytes).then(|| {
+        let asked = if require_direct { "--require-direct" } else { "--path gds" };
+        let why = path.reason.as_ref().map_or_else(String::new, |why| format!(": {why}"));
+        let found = format!("{} of {bytes} bytes went direct{why}", path.direct_bytes);
+        Error::check(asked, found, "forebay doctor for what is in the way")
     })
 }

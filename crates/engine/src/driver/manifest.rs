@@ -13,7 +13,9 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 const NAME: &str = ".forebay.json";
-const SCHEMA: &str = "forebay.files/1";
+const SCHEMA: &str = "forebay.manifest/1";
+/// Its name before, which the metadata phases' record has too.
+const SCHEMA_BEFORE: &str = "forebay.files/1";
 /// Two million files.
 const BYTES_MAX: u64 = 256 << 20;
 
@@ -213,7 +215,7 @@ fn read(file: &mut File, path: &Path) -> Result<Manifest, Error> {
         return Ok(Manifest { schema: SCHEMA.into(), files: BTreeMap::new() });
     }
     let manifest: Manifest = serde_json::from_str(&text).map_err(|e| damaged(e.to_string()))?;
-    if manifest.schema != SCHEMA {
+    if ![SCHEMA, SCHEMA_BEFORE].contains(&manifest.schema.as_str()) {
         return Err(damaged(format!("its schema is '{}'", manifest.schema)));
     }
     Ok(manifest)

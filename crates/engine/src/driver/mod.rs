@@ -3,6 +3,7 @@
 
 mod fleet;
 mod found;
+mod free;
 mod honour;
 mod manifest;
 pub(crate) mod measure;
@@ -14,9 +15,11 @@ mod plan;
 mod prepare;
 pub(crate) mod record;
 mod series;
+mod settle;
 mod share;
 mod tally;
 pub(crate) mod threads;
+mod verify;
 pub(crate) mod virtual_time;
 mod warnings;
 mod worker;
@@ -25,13 +28,13 @@ pub(crate) use prepare::{allow_descriptors, KEEP_FREE};
 pub use record::{build, built_from};
 
 use crate::clock;
-use crate::gpu::cuda::{self, Device};
+use crate::gpu::cuda;
 use crate::meter::{cache, power};
-use crate::path;
+use crate::path::{self, Destination};
 use crate::source::fault::FaultPlan;
 use crate::source::{Target, Uri};
 use fleet::Ran;
-use forebay_model::job::{Cache, JobSpec, PathKind};
+use forebay_model::job::{Cache, CuFileMode, JobSpec, PathKind, WorkersFrom};
 use forebay_model::record::RunRecord;
 use forebay_model::{stats, Error};
 use plan::{draft, Action, Draft, FilePlan, Manifests};
@@ -121,7 +124,7 @@ pub struct PlannedTarget {
 pub fn plan(job: &JobSpec) -> Result<Plan, Error> {
     check(job)?;
     let mut manifests = Manifests::default();
-    let drafts = draft(job, &mut manifests)?;
+    let (drafts, _) = draft(job, &mut manifests)?;
     let path = legal(job, &drafts)?;
     let names = |keep: fn(&FilePlan) -> bool| -> Vec<String> {
         let files = drafts.iter().flat_map(Draft::files).filter(|f| keep(f));
@@ -148,7 +151,13 @@ pub fn check(job: &JobSpec) -> Result<(), Error> {
     honour::of_job(job)?;
     job.power.iter().try_for_each(|name| power::Name::parse(name).map(|_| ()))?;
     job.faults.as_deref().map(FaultPlan::parse).transpose()?;
-    job.sources.iter().try_for_each(|source| Uri::parse(source).map(|_| ()))
+    job.source_uris()?.iter().try_for_each(|source| Uri::parse(source).map(|_| ()))
+}
+
+/// Where nobody said how many workers, each pair still needs one.
+fn with_a_worker_each(job: &JobSpec) -> JobSpec {
+    let at_least = if job.workers_from == WorkersFrom::Given { 1 } else { job.pairs.len() as u32 };
+    JobSpec { workers: job.workers.max(at_least), ..job.clone() }
 }
 
 fn legal(job: &JobSpec, drafts: &[Draft]) -> Result<&'static str, Error> {
@@ -159,29 +168,31 @@ fn legal(job: &JobSpec, drafts: &[Draft]) -> Result<&'static str, Error> {
 /// Runs the job. An error means that nothing was measured; what broke midway stands in the outcome.
 pub fn run(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> Result<Outcome, Error> {
     check(job)?;
+    let job = &with_a_worker_each(job);
     let started = clock::wall_seconds();
     let mut manifests = Manifests::default();
-    let drafts = draft(job, &mut manifests)?;
+    let (drafts, pair_of) = draft(job, &mut manifests)?;
     legal(job, &drafts)?;
     if drafts.iter().all(Draft::is_virtual) {
         return virtual_time::run(job, &drafts, command, started);
     }
-    let (job, path_reason) = settle_path(job);
-    let device = device_for(&job)?;
-    if device.is_some() && (job.verify || job.refill) && job.writes() {
-        return Err(Error::request(
-            "--verify or --refill of writes from GPU memory",
-            "their content is made on the host",
-            "--path host to write, then --path bounce --verify to read",
-        ));
-    }
+    let requested = job.path;
+    let (job, no_gpu) = into_host_memory(job);
+    let destination = Arc::new(Destination::open(&job)?);
     pacing::check(&job, &drafts, observer)?;
-    let prepared = prepare::prepare(&job, &drafts, manifests, observer)?;
-    honour::of_targets(&job, &prepared.targets)?;
-    outfit::check_memory(&job, &prepared.targets, device.is_some())?;
+    let mut prepared = prepare::prepare(&job, &drafts, manifests, observer)?;
+    prepared.targets.iter_mut().zip(pair_of).for_each(|(target, pair)| target.route.pair = pair);
     let resident_before = residency(&prepared.targets);
+    if job.cache == Cache::Warm {
+        set_cache(&job, &prepared.targets, observer)?;
+    }
+    let settle::Settled { job, reasons, calibration } =
+        settle::on(&job, &mut prepared.targets, &prepared.content_seeds, &destination, observer)?;
+    honour::of_targets(&job, &prepared.targets)?;
+    outfit::check_memory(&job, &prepared.targets, destination.feeds_gpu())?;
+    destination.attach(&job, &prepared.targets)?;
     let mut runs = Vec::new();
-    let failed = repeat(&job, &prepared, device.clone(), observer, &mut runs);
+    let failed = repeat(&job, &prepared, &destination, observer, &mut runs);
     let resident_after = residency(&prepared.targets);
     if let (true, Err(e)) = (runs.is_empty(), &failed) {
         return Err(e.clone());
@@ -191,8 +202,10 @@ pub fn run(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> 
         command,
         started,
         targets: &prepared.targets,
-        device: device.as_deref(),
-        path_reason,
+        destination: &destination,
+        requested,
+        reasons: no_gpu.into_iter().chain(reasons).collect(),
+        calibration,
         resident_before,
         resident_after,
     };
@@ -203,37 +216,17 @@ pub fn run(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> 
     Ok(Outcome { record, failure })
 }
 
-/// `auto` in this version: host memory, or bounce where there is a GPU.
-fn settle_path(job: &JobSpec) -> (JobSpec, Option<String>) {
-    if job.path != PathKind::Auto {
+/// `auto` where there is no GPU that could be the destination: host memory, and why.
+fn into_host_memory(job: &JobSpec) -> (JobSpec, Option<String>) {
+    if job.path != PathKind::Auto || !job.gpus.is_empty() || !job.pairs.is_empty() {
         return (job.clone(), None);
     }
-    let (path, reason) = match cuda::devices() {
-        _ if !job.gpus.is_empty() => (PathKind::Bounce, "auto chose bounce: a GPU was asked for".into()),
-        (1.., _) if job.writes() && (job.verify || job.refill) => {
-            (PathKind::Host, "auto chose host: the content of its writes is made on the host".into())
+    match cuda::devices() {
+        (0, why) => {
+            let why = why.unwrap_or_else(|| "no GPU".into());
+            (JobSpec { path: PathKind::Host, ..job.clone() }, Some(format!("auto chose host memory: {why}")))
         }
-        (0, why) => (PathKind::Host, format!("auto chose host: {}", why.unwrap_or_else(|| "no GPU".into()))),
-        _ => (
-            PathKind::Bounce,
-            "auto chose bounce: there is a GPU, and this version reaches it through host buffers".into(),
-        ),
-    };
-    (JobSpec { path, ..job.clone() }, Some(reason))
-}
-
-/// The GPU that a bounce feeds: the one asked for, else the first; none means host memory.
-fn device_for(job: &JobSpec) -> Result<Option<Arc<Device>>, Error> {
-    if job.path != PathKind::Bounce {
-        return Ok(None);
-    }
-    match job.gpus.as_slice() {
-        [] if cuda::devices().0 == 0 => Ok(None),
-        [] => Device::open(0).map(Some),
-        [one] => Device::open(*one).map(Some),
-        many => {
-            Err(Error::machine(format!("--gpu {many:?}"), "this version feeds one GPU per job", "--gpu 0"))
-        }
+        _ => (job.clone(), None),
     }
 }
 
@@ -255,7 +248,7 @@ fn residency(targets: &[Target]) -> Result<f64, String> {
 fn repeat(
     job: &JobSpec,
     prepared: &prepare::Prepared,
-    device: Option<Arc<Device>>,
+    destination: &Arc<Destination>,
     observer: &mut dyn Observer,
     runs: &mut Vec<Ran>,
 ) -> Result<(), Error> {
@@ -263,8 +256,13 @@ fn repeat(
     for n in 0..most {
         set_cache(job, &prepared.targets, observer)?;
         let mut numbered = Numbered { observer, repeat: n, repeats: most };
-        let ran =
-            fleet::run_once(job, &prepared.targets, &prepared.content_seeds, device.clone(), &mut numbered)?;
+        let ran = fleet::run_once(
+            job,
+            &prepared.targets,
+            &prepared.content_seeds,
+            destination.clone(),
+            &mut numbered,
+        )?;
         let errors = ran.errors();
         let broken = ran.broken.clone();
         let over = ran.interrupted || errors.failed + errors.timed_out > 0;
@@ -292,7 +290,7 @@ fn set_cache(job: &JobSpec, targets: &[Target], observer: &mut dyn Observer) -> 
         let done = match job.cache {
             Cache::Drop => cache::drop(&file.file, 0, file.bytes).map(|_| ()),
             Cache::Warm => cache::warm_while(&file.file, |_| !observer.stop()).map(|_| ()),
-            Cache::Bypass | Cache::Allow => Ok(()),
+            Cache::Auto | Cache::Bypass | Cache::Allow => Ok(()),
         };
         done.map_err(|why| {
             Error::machine(format!("--cache on {}", file.path.display()), why, "--cache bypass")
@@ -326,7 +324,10 @@ fn failure_of(job: &JobSpec, record: &RunRecord) -> Option<Error> {
         return Some(Error::run(
             asked,
             format!("{} I/Os timed out; {examples}", errors.timed_out),
-            "dmesg | tail; a longer --timeout",
+            match job.path == PathKind::Gds && job.cufile == CuFileMode::Batch {
+                true => "--cufile sync; or a smaller --cufile-batch, or a longer posix_pool_slab_count in cufile.json",
+                false => "dmesg | tail; a longer --timeout",
+            },
         ));
     }
     if errors.failed > 0 {

@@ -6,12 +6,13 @@ use super::fleet;
 use super::plan::Draft;
 use super::{threads, Observer, Progress};
 use crate::clock;
-use crate::source::{Backing, SharedDrive, Target};
+use crate::source::{Backing, Route, SharedDrive, Target};
 use forebay_model::device::DriveModel;
 use forebay_model::job::{JobSpec, Op, PathKind};
 use forebay_model::simulate::mean_value_analysis;
 use forebay_model::units::GIB;
 use forebay_model::Error;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// What any host manages, so that trying would only cost time.
@@ -123,6 +124,7 @@ fn loop_iops(job: &JobSpec, drive: &DriveModel, observer: &mut dyn Observer) -> 
         ..job.clone()
     };
     let target = Target {
+        route: Route::default(),
         label: "model".into(),
         content_id: 0,
         bytes: 1 << 40,
@@ -131,7 +133,7 @@ fn loop_iops(job: &JobSpec, drive: &DriveModel, observer: &mut dyn Observer) -> 
             over: None,
         },
     };
-    let ran = fleet::run_once(&tried, &[target], &[job.seed], None, &mut Unseen(observer))?;
+    let ran = fleet::run_once(&tried, &[target], &[job.seed], Arc::default(), &mut Unseen(observer))?;
     Ok(if ran.interrupted { f64::INFINITY } else { ran.ios() as f64 / ran.seconds.max(1e-9) })
 }
 
@@ -150,7 +152,7 @@ fn copy_bytes_s() -> f64 {
 }
 
 /// A trial isn't progress, but it can be stopped.
-struct Unseen<'a>(&'a mut dyn Observer);
+pub struct Unseen<'a>(pub &'a mut dyn Observer);
 
 impl Observer for Unseen<'_> {
     fn progress(&mut self, _: &Progress) {}

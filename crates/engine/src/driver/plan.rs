@@ -136,13 +136,14 @@ pub fn parent_of(file: &Path) -> PathBuf {
     }
 }
 
-/// Everything that the job's sources stand for.
-pub fn draft(job: &JobSpec, manifests: &mut Manifests) -> Result<Vec<Draft>, Error> {
-    let uris = job.sources.iter().map(|source| Uri::parse(source)).collect::<Result<Vec<_>, _>>()?;
-    has_directory_for_files(job, &uris)?;
+/// Everything that the job's sources stand for, and the pair that each belongs to, where there are pairs.
+pub fn draft(job: &JobSpec, manifests: &mut Manifests) -> Result<(Vec<Draft>, Vec<Option<u32>>), Error> {
+    let sources = job.source_uris()?;
+    let uris = sources.iter().map(|source| Uri::parse(source)).collect::<Result<Vec<_>, _>>()?;
+    has_directory_for_files(job, &sources, &uris)?;
     let mut planner = Planner { job, manifests };
-    let mut drafts = Vec::new();
-    for uri in uris {
+    let (mut drafts, mut pair_of) = (Vec::new(), Vec::new());
+    for (n, uri) in uris.into_iter().enumerate() {
         match uri {
             Uri::File(dir) if dir.is_dir() => {
                 for (file, size) in files_in(&dir, job)? {
@@ -151,12 +152,13 @@ pub fn draft(job: &JobSpec, manifests: &mut Manifests) -> Result<Vec<Draft>, Err
             }
             uri => drafts.push(planner.one(&uri, job.file_bytes)?),
         }
+        pair_of.resize(drafts.len(), (!job.pairs.is_empty()).then_some(n as u32));
     }
     distinct(job, &drafts)?;
     drafts.iter().try_for_each(|d| spare_members(job, d))?;
     if drafts.iter().any(Draft::is_virtual) && !drafts.iter().all(Draft::is_virtual) {
         return Err(Error::request(
-            job.sources.join(" "),
+            sources.join(" "),
             "a model in virtual time can't run beside sources in real time",
             "model:NAME?time=real",
         ));
@@ -164,12 +166,12 @@ pub fn draft(job: &JobSpec, manifests: &mut Manifests) -> Result<Vec<Draft>, Err
     let used = drafts.iter().map(|d| d.bytes().saturating_sub(job.start_bytes)).fold(0, u64::saturating_add);
     if used == 0 {
         return Err(Error::request(
-            job.sources.join(" "),
+            sources.join(" "),
             "there is no data in it (from --start on)",
             "--file-size 1g, or a smaller --start",
         ));
     }
-    Ok(drafts)
+    Ok((drafts, pair_of))
 }
 
 /// Content is made for a target as a whole: what it would write over must be ours, or named by the user.
@@ -222,10 +224,10 @@ fn distinct(job: &JobSpec, drafts: &[Draft]) -> Result<(), Error> {
 }
 
 /// --files counts files of a directory, and means nothing elsewhere.
-fn has_directory_for_files(job: &JobSpec, uris: &[Uri]) -> Result<(), Error> {
+fn has_directory_for_files(job: &JobSpec, sources: &[String], uris: &[Uri]) -> Result<(), Error> {
     let is_directory = |uri: &Uri| matches!(uri, Uri::File(path) if path.is_dir());
     let Some(files) = job.files.filter(|_| !uris.iter().any(is_directory)) else { return Ok(()) };
-    let source = &job.sources[0];
+    let source = &sources[0];
     let (found, next) = match &uris[0] {
         Uri::File(path) if !path.exists() => {
             ("there is no such directory", format!("mkdir -p {}", path.display()))

@@ -6,9 +6,10 @@ use super::manifest::Held;
 use super::plan::{parent_of, Action, Draft, FilePlan, Manifests};
 use super::{Observer, Phase, Progress};
 use crate::meter::cache;
+use crate::path::auto::Way;
 use crate::reactor::{Reactor, RingOptions};
 use crate::source::file::{misaligned, FileAccess, FileTarget};
-use crate::source::{Backing, SharedDrive, Target};
+use crate::source::{Backing, Route, SharedDrive, Target};
 use forebay_model::content;
 use forebay_model::device::DriveModel;
 use forebay_model::job::{Cache, Engine, JobSpec, Op, PathKind, Sync};
@@ -18,6 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// What is left free on a file system, so that making files never fills it to the brim.
 pub(crate) const KEEP_FREE: u64 = 64 << 20;
@@ -81,8 +83,7 @@ fn make_and_open(
         return Err(e);
     }
     let opener = Opener { job, write: job.writes(), ring: has_ring(job)? };
-    let targets = drafts.iter().map(|d| opener.target(d)).collect::<Result<Vec<_>, _>>()?;
-    targets.iter().try_for_each(|t| check_alignment(job, t))?;
+    let targets = drafts.iter().map(|d| opener.aligned(d)).collect::<Result<Vec<_>, _>>()?;
     let written = note_written(job, drafts, held)?;
     let known_seed = |d: &Draft| d.files().first().and_then(|f| f.seed).unwrap_or(job.seed);
     let content_seeds = drafts.iter().map(|d| if job.writes() { job.seed } else { known_seed(d) }).collect();
@@ -304,7 +305,8 @@ fn fill(job: &JobSpec, drafts: &[&Draft], observer: &mut dyn Observer) -> Result
     let targets = drafts.iter().map(|d| open_for_fill(d, &write, ring)).collect::<Result<Vec<_>, _>>()?;
     let total = targets.iter().map(|t| t.bytes).sum();
     let mut filling = Filling { observer, total, done: 0 };
-    let ran = fleet::run_once(&write, &targets, &vec![job.seed; targets.len()], None, &mut filling)?;
+    let ran =
+        fleet::run_once(&write, &targets, &vec![job.seed; targets.len()], Arc::default(), &mut filling)?;
     let errors = ran.errors();
     if let Some(e) = ran.broken {
         return Err(e);
@@ -371,7 +373,44 @@ fn note_written(job: &JobSpec, drafts: &[Draft], held: &mut Locked) -> Result<Ve
     Ok(written)
 }
 
-fn has_ring(job: &JobSpec) -> Result<bool, Error> {
+/// The target again, with its files opened for this way. `warm`: they are all in the page cache.
+pub fn reopened(job: &JobSpec, target: &Target, way: Way, warm: bool, ring: bool) -> Result<Target, Error> {
+    let again = |t: &Target| reopened(job, t, way, warm, ring);
+    let backing = match &target.backing {
+        Backing::File { target: file, .. } => {
+            let access = FileAccess { write: job.writes(), direct: !way.cached };
+            let file = match file.direct == (access.direct && !file.in_memory) {
+                true => file.clone(),
+                false => FileTarget::open(&file.path, access)?,
+            };
+            match way.path {
+                PathKind::Gds => for_cufile(file),
+                _ => {
+                    let engine = file.choose(job.engine, !job.writes(), warm, ring);
+                    Backing::File { target: file, engine }
+                }
+            }
+        }
+        Backing::Stripe { chunk, members } => {
+            let members = members.iter().map(again).collect::<Result<_, _>>()?;
+            Backing::Stripe { chunk: *chunk, members }
+        }
+        Backing::Model { drive, over: Some(over) } => {
+            Backing::Model { drive: drive.clone(), over: Some(Box::new(again(over)?)) }
+        }
+        other => other.clone(),
+    };
+    let opened = Target { backing, ..target.clone() };
+    check_alignment(job, &opened)?;
+    Ok(opened)
+}
+
+/// cuFile reads the file, by whatever offsets and lengths: it rounds them itself.
+fn for_cufile(file: FileTarget) -> Backing {
+    Backing::File { target: FileTarget { align: 1, mem_align: 1, ..file }, engine: Engine::Pread }
+}
+
+pub fn has_ring(job: &JobSpec) -> Result<bool, Error> {
     let insists = job.sqpoll || job.iopoll || job.engine == Engine::Uring;
     match Reactor::with_ring(RingOptions {
         depth: 8,
@@ -396,6 +435,16 @@ struct Opener<'a> {
 }
 
 impl Opener<'_> {
+    /// The target, past the page cache where that was asked for; left to us, where it can be.
+    fn aligned(&self, draft: &Draft) -> Result<Target, Error> {
+        let opened = self.target(draft).and_then(|t| check_alignment(self.job, &t).map(|()| t));
+        if opened.is_ok() || self.job.cache != Cache::Auto {
+            return opened;
+        }
+        let through = Opener { job: &JobSpec { cache: Cache::Allow, ..self.job.clone() }, ..*self };
+        through.target(draft).and_then(|t| check_alignment(self.job, &t).map(|()| t)).or(opened)
+    }
+
     fn target(&self, draft: &Draft) -> Result<Target, Error> {
         let backing = match draft {
             Draft::Nil { .. } => Backing::Nil,
@@ -412,6 +461,7 @@ impl Opener<'_> {
             }
         };
         Ok(Target {
+            route: Route { path: self.job.path, pair: None },
             label: draft.label(),
             content_id: content::file_id(&draft.content_name()),
             bytes: draft.bytes(),
@@ -421,7 +471,7 @@ impl Opener<'_> {
 
     fn file(&self, file: &FilePlan) -> Result<Backing, Error> {
         let job = self.job;
-        let direct = job.cache == Cache::Bypass && job.engine != Engine::Map;
+        let direct = matches!(job.cache, Cache::Auto | Cache::Bypass) && job.engine != Engine::Map;
         let target = FileTarget::open(&file.path, FileAccess { write: self.write, direct })?;
         if target.bytes < file.bytes {
             let found = format!("it has {} bytes; {} were there a moment ago", target.bytes, file.bytes);
@@ -434,8 +484,11 @@ impl Opener<'_> {
         let resident = match job.cache {
             Cache::Warm => true,
             Cache::Allow => cache::residency(&target.file, 0, file.bytes).is_ok_and(|share| share > 0.99),
-            Cache::Bypass | Cache::Drop => false,
+            Cache::Auto | Cache::Bypass | Cache::Drop => false,
         };
+        if job.path == PathKind::Gds {
+            return Ok(for_cufile(target));
+        }
         let engine = target.choose(job.engine, !self.write, resident, self.ring);
         if engine == Engine::Map && self.write {
             return Err(Error::request("--engine map", "it only reads", "--engine inline"));

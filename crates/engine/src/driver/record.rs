@@ -7,8 +7,10 @@ use super::threads;
 use super::warnings;
 use crate::clock;
 use crate::doctor;
-use crate::gpu::cuda::{self, Device};
+use crate::gpu::cuda;
 use crate::meter::{cpu, noise};
+use crate::path::gds::Session;
+use crate::path::Destination;
 use crate::source::{Backing, Target};
 use forebay_model::job::{Cache, Engine, JobSpec, PathKind};
 use forebay_model::record::*;
@@ -23,8 +25,11 @@ pub struct Context<'a> {
     pub command: Vec<String>,
     pub started: u64,
     pub targets: &'a [Target],
-    pub device: Option<&'a Device>,
-    pub path_reason: Option<String>,
+    pub destination: &'a Destination,
+    pub requested: PathKind,
+    /// What was left to us, how it was settled, and why.
+    pub reasons: Vec<String>,
+    pub calibration: Vec<Trial>,
     pub resident_before: Result<f64, String>,
     pub resident_after: Result<f64, String>,
 }
@@ -76,7 +81,10 @@ pub fn of(context: Context, runs: &[Ran]) -> RunRecord {
     let cache = cache_state(&context, runs, &mut missing);
     let result = result_of(&context, runs);
     note_missing(&context, runs, &result, &mut missing);
-    let warnings = warnings::of(&context, &result, &cache, runs);
+    let mut path = path_of(&context, runs);
+    let cufile = of_cufile(&context, &mut path, &mut missing);
+    let mut warnings = warnings::of(&context, &result, &cache, runs);
+    warnings::of_cufile(&context, &path, &mut warnings);
     let paths: Vec<_> = context.targets.iter().flat_map(Target::files).map(|(f, _)| f.path.clone()).collect();
     let simulated = context.targets.iter().any(Target::is_simulated);
     RunRecord {
@@ -87,9 +95,10 @@ pub fn of(context: Context, runs: &[Ran]) -> RunRecord {
         forebay: build(),
         environment: doctor::environment(&paths),
         job: job_of(&context, runs[0].kit.queues),
-        path: path_of(&context, runs),
+        path,
         command: context.command,
         cache,
+        cufile,
         result,
         training: None,
         missing,
@@ -106,6 +115,7 @@ fn result_of(context: &Context, runs: &[Ran]) -> RunResult {
     let (read_bytes, write_bytes, ios) = (sum(|t| t.read_bytes), sum(|t| t.write_bytes), sum(|t| t.ios));
     let bytes = read_bytes + write_bytes;
     let latency = merged(tallies.iter().map(|t| &t.latency));
+    let workers = workers_of(&tallies, context.job.workers, context.destination);
     let has_copy = tallies.iter().any(|t| t.copy.is_some());
     let numbered = |(n, r): (usize, &Ran)| {
         r.points.iter().map(move |p| Point { repeat: n as u32, ..p.clone() }).collect::<Vec<_>>()
@@ -127,9 +137,11 @@ fn result_of(context: &Context, runs: &[Ran]) -> RunResult {
         errors: Errors::sum(runs.iter().map(Ran::errors).collect::<Vec<_>>().iter()),
         noise: mean_noise(&repeats, &series),
         verified_bytes: sum(|t| t.verified_bytes),
+        verified_on: verified_on(context, runs),
         summary: stats::summarize(&repeats),
-        workers: workers_of(&tallies, context.job.workers),
         targets: targets_of(&tallies, context.targets),
+        gpus: gpus_of(&workers, seconds),
+        workers,
         hosts: Vec::new(),
         interrupted: runs.iter().any(|r| r.interrupted),
         steady_after_s: runs.iter().find_map(|r| r.steady_after_s),
@@ -223,13 +235,22 @@ fn mean_noise(repeats: &[Repeat], series: &[Point]) -> Noise {
     }
 }
 
-fn workers_of(tallies: &[&Tally], workers: u32) -> Vec<WorkerResult> {
+fn verified_on(context: &Context, runs: &[Ran]) -> Option<String> {
+    let by_gpu = context.destination.feeds_gpu() && runs.iter().all(|r| r.kit.content_on_host.is_none());
+    let looked = |t: &Tally| t.verified_bytes > 0 || t.errors.verify_failed > 0;
+    let any = runs.iter().flat_map(|r| &r.tallies).any(looked);
+    any.then(|| if by_gpu { context.destination.name() } else { "host".into() })
+}
+
+fn workers_of(tallies: &[&Tally], workers: u32, destination: &Destination) -> Vec<WorkerResult> {
     let of = |w: u32| {
         let own: Vec<_> = tallies.iter().filter(|t| t.worker == w).collect();
         let latency = merged(own.iter().map(|t| &t.latency)).summary();
         WorkerResult {
             worker: w,
             cpu: own.first().and_then(|t| t.cpu),
+            gpu: destination.device_of(w).map(|d| d.index()),
+            numa: own.first().and_then(|t| t.numa),
             bytes: own.iter().map(|t| t.read_bytes + t.write_bytes).sum(),
             ios: own.iter().map(|t| t.ios).sum(),
             latency_us_p50: latency.p50,
@@ -244,16 +265,60 @@ fn targets_of(tallies: &[&Tally], targets: &[Target]) -> Vec<TargetResult> {
         |i: usize, f: fn(&(u64, u64)) -> u64| tallies.iter().filter_map(|t| t.targets.get(i)).map(f).sum();
     let result = |(i, t): (usize, &Target)| TargetResult {
         target: t.label.clone(),
+        path: name_of(t.route.path),
+        cache: cache_of(t).map(String::from),
         bytes: total(i, |c| c.0),
         ios: total(i, |c| c.1),
     };
     targets.iter().enumerate().map(result).collect()
 }
 
+/// Distinct names, with a plus sign between them.
+fn joined(names: impl Iterator<Item = String>) -> String {
+    names.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join("+")
+}
+
+/// What a trial of these targets gave.
+pub fn trial_of(targets: &[Target], ran: &Ran, workers: u32) -> Trial {
+    let gib = ran.bytes() as f64 / GIB;
+    let used = ran.readings.cpu.as_ref().map(|cpu| cpu.process.total_s());
+    Trial {
+        path: joined(targets.iter().map(|t| name_of(t.route.path))),
+        cache: joined(targets.iter().filter_map(cache_of).map(String::from)),
+        workers,
+        gib_s: throughput(ran),
+        cpu_s_per_gib: used.filter(|_| gib > 0.0).map(|s| s / gib),
+    }
+}
+
+/// How a target's files are opened; None where it has none, or some of either kind.
+pub fn cache_of(target: &Target) -> Option<&'static str> {
+    let files = target.files();
+    let direct = files.iter().filter(|(f, _)| f.direct).count();
+    match files.len() {
+        0 => None,
+        n if n == direct => Some("bypass"),
+        _ if direct == 0 => Some("allow"),
+        _ => None,
+    }
+}
+
+/// What went into each GPU: a worker feeds one.
+fn gpus_of(workers: &[WorkerResult], seconds: f64) -> Vec<GpuResult> {
+    let gpus: BTreeSet<u32> = workers.iter().filter_map(|w| w.gpu).collect();
+    let of = |gpu| {
+        let own = || workers.iter().filter(|w| w.gpu == Some(gpu));
+        let bytes = own().map(|w| w.bytes).sum::<u64>();
+        let throughput_gib_s = per(bytes as f64 / GIB, seconds);
+        GpuResult { gpu, bytes, ios: own().map(|w| w.ios).sum(), throughput_gib_s }
+    };
+    gpus.into_iter().map(of).collect()
+}
+
 fn job_of(context: &Context, queues: u32) -> Job {
     let job = context.job;
     Job {
-        source: job.sources.join(" "),
+        source: if job.pairs.is_empty() { &job.sources } else { &job.pairs }.join(" "),
         pattern: pattern_of(job),
         direct: context.targets.iter().flat_map(Target::files).any(|(f, _)| f.direct),
         data_bytes: context
@@ -269,33 +334,99 @@ fn job_of(context: &Context, queues: u32) -> Job {
 fn path_of(context: &Context, runs: &[Ran]) -> PathRan {
     let sum = |f: fn(&Tally) -> u64| runs.iter().flat_map(|r| &r.tallies).map(f).sum::<u64>();
     let kit = &runs[0].kit;
-    let ran = name_of(context.job.path);
+    let ran = joined(context.targets.iter().map(|t| name_of(t.route.path)));
     PathRan {
-        requested: if context.path_reason.is_some() { "auto".into() } else { ran.clone() },
+        requested: name_of(context.requested),
         ran,
-        reason: reason(context),
+        reason: reason(context, runs),
         engine: engines(context.targets),
         engine_features: kit.features.iter().map(|f| (*f).to_string()).collect(),
-        direct_bytes: sum(|t| t.direct_bytes),
-        staged_bytes: sum(|t| t.staged_bytes),
-        mapped_bytes: sum(|t| t.mapped_bytes),
-        destination: context.device.map_or_else(|| "host".into(), |d| format!("gpu:{}", d.index())),
+        direct_bytes: sum(|t| t.travelled.direct),
+        staged_bytes: sum(|t| t.travelled.staged),
+        mapped_bytes: sum(|t| t.travelled.mapped),
+        compat_bytes: sum(|t| t.travelled.compat),
+        destination: context.destination.name(),
         slot_pages: kit.pages.into(),
         slot_bytes: kit.slot_bytes,
-        slots_pinned: context.device.is_some(),
+        slots_pinned: context.destination.feeds_gpu()
+            && !context.targets.iter().all(|t| t.route.path == PathKind::Gds),
+        calibration: context.calibration.clone(),
+        mapped: context.destination.registered().map(|registry| registry.report()),
     }
 }
 
-fn reason(context: &Context) -> Option<String> {
-    let mut reasons: Vec<String> = context.path_reason.iter().cloned().collect();
-    if context.job.path == PathKind::Bounce && context.device.is_none() {
+/// What cuFile says of the run, and what its bytes are called for it.
+fn of_cufile(
+    context: &Context,
+    path: &mut PathRan,
+    missing: &mut BTreeMap<String, String>,
+) -> Option<Cufile> {
+    let session = context.destination.cufile()?;
+    let all_through = context.targets.iter().all(|t| t.route.path == PathKind::Gds);
+    // Where other paths took part, direct bytes may be theirs too.
+    let direct = if all_through { path.direct_bytes } else { 0 };
+    Some(judge_cufile(session, direct, context.job.path == PathKind::Gds, path, missing))
+}
+
+/// Calls bytes that went through cuFile what its counters say. `direct`: those that were taken for direct; `alone`: no
+/// other path took part.
+pub fn judge_cufile(
+    session: &Session,
+    direct: u64,
+    alone: bool,
+    path: &mut PathRan,
+    missing: &mut BTreeMap<String, String>,
+) -> Cufile {
+    let (cufile, verdict, why_null) = session.report(direct, path.compat_bytes);
+    missing.extend(why_null);
+    path.direct_bytes = path.direct_bytes - direct + verdict.direct_bytes;
+    path.compat_bytes = verdict.compat_bytes;
+    if alone {
+        path.ran = verdict.ran.into();
+        path.engine = "cufile".into();
+        path.slots_pinned = false;
+    }
+    let reason = path.reason.take().into_iter().chain([verdict.reason]).collect::<Vec<_>>();
+    path.reason = Some(reason.join("; "));
+    cufile
+}
+
+/// Why bytes of a job by `mapped` went another way; None if none did.
+pub fn staged_reason(ran: &MappedRan, staged_bytes: u64, bytes: u64) -> Option<String> {
+    let pct = 100.0 * staged_bytes as f64 / bytes.max(1) as f64;
+    let share = match pct {
+        _ if staged_bytes == 0 => return None,
+        p if p < 0.1 => "under 0.1 %".into(),
+        p if p < 10.0 => format!("{p:.1} %"),
+        p => format!("{p:.0} %"),
+    };
+    let why = match &ran.refusal {
+        Some(refusal) => format!("the system refused to pin {} windows ({refusal})", ran.refused),
+        None if ran.uncached > 0 => "they weren't in the page cache".into(),
+        None => "registering them wouldn't have paid, or the pin limit was reached".into(),
+    };
+    Some(format!("{share} of the bytes were bounced: {why}"))
+}
+
+fn reason(context: &Context, runs: &[Ran]) -> Option<String> {
+    let mut reasons: Vec<String> = context.reasons.clone();
+    if context.job.path == PathKind::Bounce && !context.destination.feeds_gpu() {
         let why = cuda::devices().1.unwrap_or_else(|| "no GPU".into());
         reasons.push(format!("the destination is host memory: {why}"));
     }
-    if context.job.depth > 1
-        && effective_depth(context.job, context.targets.iter(), context.device.is_some()) == 1
-    {
-        reasons.push("the data is in memory and read inline: one I/O in flight per worker".into());
+    let staged = |t: &Tally| t.travelled.staged;
+    let staged_bytes: u64 = runs.iter().flat_map(|r| &r.tallies).map(staged).sum();
+    if let Some(registry) = context.destination.registered() {
+        let all = runs.iter().map(Ran::bytes).sum();
+        reasons.extend(staged_reason(&registry.report(), staged_bytes, all));
+    }
+    let depth = effective_depth(context.job, context.targets.iter(), context.destination.feeds_gpu());
+    match depth {
+        _ if depth == context.job.depth => {}
+        1 => reasons.push("the data is in memory and read inline: one I/O in flight per worker".into()),
+        n => reasons.push(format!(
+            "the data is in memory and read inline: {n} slots per worker, so that they stay in the processor's cache"
+        )),
     }
     (!reasons.is_empty()).then(|| reasons.join("; "))
 }
@@ -321,8 +452,9 @@ fn cache_state(context: &Context, runs: &[Ran], missing: &mut BTreeMap<String, S
     let policy = match context.job.cache {
         _ if files.is_empty() => "none",
         _ if files.iter().all(|f| f.in_memory) => "memory",
-        Cache::Bypass if files.iter().any(|f| f.direct) => "bypass",
-        Cache::Bypass | Cache::Allow => "allow",
+        Cache::Auto if files.iter().any(|f| f.direct) && files.iter().any(|f| !f.direct) => "mixed",
+        Cache::Auto | Cache::Bypass if files.iter().any(|f| f.direct) => "bypass",
+        Cache::Auto | Cache::Bypass | Cache::Allow => "allow",
         Cache::Drop => "drop",
         Cache::Warm => "warm",
     };
@@ -357,6 +489,8 @@ fn note_missing(context: &Context, runs: &[Ran], result: &RunResult, missing: &m
         "no block device is below this source",
     );
     note("result.copy_latency_us", result.copy_latency_us.is_none(), "the path has no second stage");
+    let unverified = if context.job.verify { "nothing was read" } else { "--verify wasn't asked for" };
+    note("result.verified_on", result.verified_on.is_none(), unverified);
     note("result.power", result.power.is_empty(), "no power meter answered");
     note(
         "result.noise.series_cv_pct",
@@ -384,6 +518,23 @@ fn note_missing(context: &Context, runs: &[Ran], result: &RunResult, missing: &m
         "result.summary.throughput_gib_s_ci95",
         result.summary.throughput_gib_s_ci95.is_none(),
         "one repeat has no spread; --repeat 5",
+    );
+    let no_gpu = "the destination is host memory";
+    note("result.workers[].gpu", result.workers.iter().any(|w| w.gpu.is_none()), no_gpu);
+    note(
+        "result.workers[].numa",
+        result.workers.iter().any(|w| w.numa.is_none()),
+        "the machine has one node, the GPU doesn't say which it is near, or --cpus or --numa decided",
+    );
+    note(
+        "result.targets[].cache",
+        result.targets.iter().any(|t| t.cache.is_none()),
+        "the target has no files, or some of either kind",
+    );
+    note(
+        "path.calibration[].cpu_s_per_gib",
+        context.calibration.iter().any(|t| t.cpu_s_per_gib.is_none()),
+        "the trial moved no bytes",
     );
     note("result.steady_after_s", result.steady_after_s.is_none(), steady);
 }

@@ -1,23 +1,37 @@
-//! Who does what: files go round the workers; workers that share a target walk
-//! parts of it, or draw from all of it.
+//! Who does what, and where: files go round the workers; workers that share a
+//! target walk parts of it, or draw from all of it; with pairs, those of each pair
+//! among themselves. A worker that feeds a GPU stays near it.
 
 use super::threads;
 use super::worker::WorkerSpec;
+use crate::doctor;
+use crate::gpu::cuda::Device;
+use crate::path::Destination;
 use crate::source::Target;
 use forebay_model::job::JobSpec;
 use forebay_model::pattern::{PatternSpec, Span};
 use forebay_model::Error;
 
-pub fn out(job: &JobSpec, targets: &[Target]) -> Result<Vec<WorkerSpec>, Error> {
+pub fn out(job: &JobSpec, targets: &[Target], destination: &Destination) -> Result<Vec<WorkerSpec>, Error> {
     let cpus = cpus_of(job)?;
+    let nodes: Vec<Option<u32>> = destination.devices.iter().map(|d| node_near(job, d)).collect();
     let spec = |(w, spans): (usize, Vec<Span>)| {
         Ok(WorkerSpec {
             index: w as u32,
             cpu: (!cpus.is_empty()).then(|| cpus[w % cpus.len()]),
+            near: if nodes.is_empty() { None } else { nodes[w % nodes.len()] },
             pattern: pattern(job, w as u64, spans)?,
         })
     };
     spans(job, targets).into_iter().enumerate().map(spec).collect()
+}
+
+/// The NUMA node that a GPU hangs on, where that means anything and nobody said otherwise.
+fn node_near(job: &JobSpec, device: &Device) -> Option<u32> {
+    if job.cpus.is_some() || job.numa.is_some() || threads::nodes() < 2 {
+        return None;
+    }
+    doctor::numa_node_of(&device.bus_id().ok()?)
 }
 
 /// What worker `w` does to its spans.
@@ -41,50 +55,51 @@ fn cpus_of(job: &JobSpec) -> Result<Vec<u32>, Error> {
         return Err(Error::request(format!("--numa {node}"), "there is no such NUMA node", "lscpu"));
     }
     let Some(text) = &job.cpus else { return Ok(Vec::new()) };
-    let cpus = threads::parse_cpus(text)
-        .map_err(|why| Error::request(format!("--cpus {text}"), why, "--cpus 0-3"))?;
-    let allowed = threads::allowed();
-    match cpus.iter().find(|c| !allowed.contains(c)) {
-        Some(cpu) => Err(Error::request(
-            format!("--cpus {text}"),
-            format!("CPU {cpu} isn't one that this process may use"),
-            "taskset -p $$",
-        )),
-        None => Ok(cpus),
-    }
+    threads::named("--cpus", text)
 }
 
-/// The spans of each worker.
+/// The spans of each worker: those of a pair share its targets, or all of them share all.
 fn spans(job: &JobSpec, targets: &[Target]) -> Vec<Vec<Span>> {
-    let workers = job.workers as usize;
-    let mut spans: Vec<Vec<Span>> = vec![Vec::new(); workers];
+    let mut spans: Vec<Vec<Span>> = vec![Vec::new(); job.workers as usize];
+    let groups = job.pairs.len().max(1);
+    for group in 0..groups {
+        let workers: Vec<usize> = (group..spans.len()).step_by(groups).collect();
+        let belongs = |t: &usize| targets[*t].route.pair.is_none_or(|pair| pair as usize == group);
+        let own: Vec<usize> = (0..targets.len()).filter(belongs).collect();
+        share(job, targets, &own, &workers, &mut spans);
+    }
+    spans
+}
+
+/// Gives these workers their spans of these targets.
+fn share(job: &JobSpec, targets: &[Target], own: &[usize], workers: &[usize], spans: &mut [Vec<Span>]) {
     let whole = |t: usize| Span {
         target: t as u32,
         start: job.start_bytes,
         bytes: targets[t].bytes.saturating_sub(job.start_bytes),
     };
     let divide = !job.op.is_random() || job.no_repeat;
-    for t in 0..targets.len() {
-        let sharers: Vec<usize> = if targets.len() >= workers {
-            vec![t % workers]
+    for (n, t) in own.iter().enumerate() {
+        let sharers: Vec<usize> = if own.len() >= workers.len() {
+            vec![workers[n % workers.len()]]
         } else {
-            (0..workers).filter(|w| w % targets.len() == t).collect()
+            workers.iter().copied().skip(n).step_by(own.len()).collect()
         };
         for (i, w) in sharers.iter().enumerate() {
             spans[*w].push(if divide {
-                part(whole(t), i as u64, sharers.len() as u64, job.io_bytes_largest())
+                part(whole(*t), i as u64, sharers.len() as u64, job.io_bytes_largest())
             } else {
-                whole(t)
+                whole(*t)
             });
         }
     }
-    for own in &mut spans {
+    for w in workers {
+        let own = &mut spans[*w];
         // A target with fewer I/Os than sharers leaves some without a part: they take it whole.
         if own.iter().all(|s| s.bytes == 0) {
             *own = own.iter().map(|s| whole(s.target as usize)).collect();
         }
     }
-    spans
 }
 
 /// Part `i` of `n`, cut at multiples of the I/O size.
@@ -98,7 +113,32 @@ fn part(whole: Span, i: u64, n: u64, io_bytes: u64) -> Span {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::source::{Backing, Route};
     use proptest::prelude::*;
+
+    fn target(pair: Option<u32>) -> Target {
+        let route = Route { pair, ..Route::default() };
+        Target { label: "t".into(), content_id: 0, bytes: 1 << 20, backing: Backing::Nil, route }
+    }
+
+    #[test]
+    fn the_workers_of_a_pair_read_its_source_alone_and_all_of_it() {
+        let pairs = vec!["0=/a".to_string(), "1=/b".into()];
+        let job = JobSpec { pairs, workers: 5, io_bytes: 4096, ..JobSpec::default() };
+        let targets = [target(Some(0)), target(Some(1)), target(Some(1))];
+        let spans = spans(&job, &targets);
+        for (w, own) in spans.iter().enumerate() {
+            assert!(!own.is_empty(), "worker {w} has nothing to do");
+            assert!(
+                own.iter().all(|s| targets[s.target as usize].route.pair == Some(w as u32 % 2)),
+                "{own:?}"
+            );
+        }
+        for t in 0..targets.len() as u32 {
+            let bytes: u64 = spans.iter().flatten().filter(|s| s.target == t).map(|s| s.bytes).sum();
+            assert_eq!(bytes, 1 << 20, "target {t}");
+        }
+    }
 
     proptest! {
         #[test]

@@ -1,6 +1,6 @@
 //! What a worker counts.
 
-use crate::queue::Via;
+use crate::queue::{Travelled, Via};
 use forebay_model::pattern::Next;
 use forebay_model::record::Errors;
 use forebay_model::Latency;
@@ -13,15 +13,15 @@ const EXAMPLES_MAX: usize = 5;
 pub struct Tally {
     pub worker: u32,
     pub cpu: Option<u32>,
+    /// The NUMA node that it was kept on.
+    pub numa: Option<u32>,
     pub latency: Latency,
     /// The copy of `bounce`.
     pub copy: Option<Box<Latency>>,
     pub ios: u64,
     pub read_bytes: u64,
     pub write_bytes: u64,
-    pub direct_bytes: u64,
-    pub staged_bytes: u64,
-    pub mapped_bytes: u64,
+    pub travelled: Travelled,
     pub verified_bytes: u64,
     /// (bytes, ios) by target.
     pub targets: Vec<(u64, u64)>,
@@ -87,12 +87,7 @@ impl Tally {
         } else {
             self.write_bytes += bytes;
         }
-        match via {
-            Via::Direct => self.direct_bytes += bytes,
-            Via::Staged => self.staged_bytes += bytes,
-            Via::Mapped => self.mapped_bytes += bytes,
-            Via::Nothing => {}
-        }
+        self.travelled.add(via, bytes);
         let target = &mut self.targets[io.target as usize];
         target.0 += bytes;
         target.1 += 1;

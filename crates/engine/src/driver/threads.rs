@@ -24,6 +24,22 @@ pub fn settle_in(cpu: Option<u32>, numa: Option<u32>) -> Result<(), Error> {
     numa.map_or(Ok(()), |node| bind_memory(node).map_err(|e| refused(format!("--numa {node}"), e)))
 }
 
+/// Keeps the calling thread on a node's CPUs, as far as this process may use them, and its memory there while
+/// it has any. False where the system won't have it: then the thread runs as before.
+pub fn settle_near(node: u32) -> bool {
+    let allowed = allowed();
+    let cpus: Vec<u32> = cpus_of_node(node).into_iter().filter(|cpu| allowed.contains(cpu)).collect();
+    const MPOL_PREFERRED: i32 = 1;
+    !cpus.is_empty() && pin(&cpus).is_ok() && set_memory(MPOL_PREFERRED, node).is_ok()
+}
+
+/// NUMA nodes that have processors.
+pub fn nodes() -> usize {
+    let entries = std::fs::read_dir("/sys/devices/system/node").into_iter().flatten().flatten();
+    let numbers = entries.filter_map(|e| e.file_name().to_str()?.strip_prefix("node")?.parse().ok());
+    numbers.filter(|node| !cpus_of_node(*node).is_empty()).count()
+}
+
 fn answer(result: i64) -> std::io::Result<()> {
     if result == 0 {
         Ok(())
@@ -45,13 +61,17 @@ fn pin(cpus: &[u32]) -> std::io::Result<()> {
 
 fn bind_memory(node: u32) -> std::io::Result<()> {
     const MPOL_BIND: i32 = 2;
+    set_memory(MPOL_BIND, node)
+}
+
+fn set_memory(policy: i32, node: u32) -> std::io::Result<()> {
     if node >= 1024 {
         return Err(std::io::Error::from_raw_os_error(libc::EINVAL));
     }
     let mut mask = [0u64; 16];
     mask[(node / 64) as usize] = 1 << (node % 64);
     // SAFETY: the mask lives on this stack frame and its length in bits is given.
-    answer(unsafe { libc::syscall(libc::SYS_set_mempolicy, MPOL_BIND, mask.as_ptr(), 1025u64) })
+    answer(unsafe { libc::syscall(libc::SYS_set_mempolicy, policy, mask.as_ptr(), 1025u64) })
 }
 
 /// CPUs of a NUMA node; empty where the node isn't there.
@@ -75,6 +95,20 @@ pub fn allowed() -> Vec<u32> {
             return Vec::new();
         }
         (0..libc::CPU_SETSIZE as u32).filter(|c| libc::CPU_ISSET(*c as usize, &set)).collect()
+    }
+}
+
+/// The CPUs of a list, for who stays on them in turn. `asked`: what holds the list, such as `--cpus`.
+///
+/// # Errors
+/// `Request`: it is no list, or names one that this process may not use.
+pub fn named(asked: &str, list: &str) -> Result<Vec<u32>, Error> {
+    let refused = |found: String, next: &str| Error::request(format!("{asked} {list}"), found, next);
+    let cpus = parse_cpus(list).map_err(|why| refused(why, "0-3,8"))?;
+    let allowed = allowed();
+    match cpus.iter().find(|cpu| !allowed.contains(cpu)) {
+        Some(cpu) => Err(refused(format!("CPU {cpu} isn't one that this process may use"), "taskset -p $$")),
+        None => Ok(cpus),
     }
 }
 

@@ -26,11 +26,13 @@ const NULL_FIELDS: &[&str] = &[
     "result.cpu.machine_cores_busy",
     "result.cpu.others_cores_busy",
     "result.power",
+    "result.verified_on",
     "result.noise.steal_pct",
     "result.noise.others_cores_busy",
     "result.noise.throttled",
     "result.noise.series_cv_pct",
     "result.steady_after_s",
+    "result.targets[].cache",
     "result.summary.cpu_s_per_gib_median",
 ];
 
@@ -51,7 +53,7 @@ pub fn run(job: &JobSpec, drafts: &[Draft], command: Vec<String>, started: u64) 
     };
     let outcomes = (0..job.repeat).map(|n| closed_loop(&model, &load(n))).collect::<Result<Vec<_>, _>>()?;
     let job_ran = Job {
-        source: job.sources.join(" "),
+        source: job.source_uris()?.join(" "),
         pattern: pattern_of(job),
         direct: false,
         data_bytes,
@@ -69,6 +71,7 @@ pub fn run(job: &JobSpec, drafts: &[Draft], command: Vec<String>, started: u64) 
         environment: doctor::environment(&[]),
         job: job_ran,
         path: path_of(job.path, &model, "the path itself costs"),
+        cufile: None,
         cache: CacheState { policy: "none".into(), ..CacheState::default() },
         result: result_of(&outcomes, &drafts[0].label()),
         training: None,
@@ -109,7 +112,7 @@ fn result_of(outcomes: &[simulate::Outcome], label: &str) -> RunResult {
         histogram: latency.encode(),
         summary: stats::summarize(&repeats),
         series: outcomes.iter().enumerate().flat_map(numbered).collect(),
-        targets: vec![TargetResult { target: label.into(), bytes, ios }],
+        targets: vec![TargetResult { target: label.into(), path: "host".into(), cache: None, bytes, ios }],
         repeats,
         ..RunResult::default()
     }

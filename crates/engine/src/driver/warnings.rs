@@ -2,14 +2,18 @@
 
 use super::fleet::Ran;
 use super::record::Context;
+use crate::path::gds::Session;
 use crate::source::Target;
-use forebay_model::record::{CacheState, RunResult, Warning};
+use forebay_model::record::{CacheState, PathRan, RunResult, Warning};
 
 /// Under this many seconds a run tells little about a drive.
 const SHORT_S: f64 = 5.0;
 const STEAL_PCT: f64 = 1.0;
 const OTHERS_CORES: f64 = 0.25;
 const VARIATION_PCT: f64 = 15.0;
+/// Of what was read through the page cache, what the device may have delivered: metadata, and other users of it.
+const BOTH_PCT: f64 = 1.0;
+const BOTH_BYTES: u64 = 1 << 20;
 
 pub fn of(context: &Context, result: &RunResult, cache: &CacheState, runs: &[Ran]) -> Vec<Warning> {
     let mut list = Vec::new();
@@ -18,6 +22,14 @@ pub fn of(context: &Context, result: &RunResult, cache: &CacheState, runs: &[Ran
     of_cache(context, result, cache, runs, &mut list);
     if let Some(text) = runs.iter().find_map(|r| r.kit.warning.clone()) {
         warn(&mut list, "locked_memory", text, "ulimit -l unlimited");
+    }
+    if let Some(why) = runs.iter().find_map(|r| r.kit.content_on_host.clone()) {
+        warn(
+            &mut list,
+            "content_on_host",
+            format!("content in GPU memory was checked or made by the host, at the host's speed: {why}"),
+            "pip install nvidia-cuda-nvrtc, or a CUDA toolkit",
+        );
     }
     if context.targets.iter().any(Target::is_simulated) {
         warn(
@@ -28,6 +40,39 @@ pub fn of(context: &Context, result: &RunResult, cache: &CacheState, runs: &[Ran
         );
     }
     list
+}
+
+/// Where bytes through cuFile didn't go direct, and what cuFile said on its way.
+pub fn of_cufile(context: &Context, path: &PathRan, list: &mut Vec<Warning>) {
+    if let Some(session) = context.destination.cufile() {
+        of_session(session, path, list);
+    }
+}
+
+pub fn of_session(session: &Session, path: &PathRan, list: &mut Vec<Warning>) {
+    let moved = path.direct_bytes + path.compat_bytes;
+    if path.compat_bytes > 0 {
+        let share = 100.0 * path.compat_bytes as f64 / moved as f64;
+        let text = format!("{share:.0} % of the bytes went by cuFile's compatibility mode, which its settings allow: a CPU read and copied them");
+        warn(
+            list,
+            "gds_compat",
+            text,
+            "forebay doctor SOURCE for what is in the way; --require-direct to refuse it",
+        );
+    }
+    if session.driver().forces_compat() == Some(true) {
+        let text = "force_compat_mode is on: cuFile doesn't try to go direct".into();
+        warn(
+            list,
+            "cufile_forced",
+            text,
+            "unset CUFILE_FORCE_COMPAT_MODE, or force_compat_mode false in cufile.json",
+        );
+    }
+    for note in session.notes() {
+        warn(list, note.id, note.text, note.next);
+    }
 }
 
 fn warn(list: &mut Vec<Warning>, id: &str, text: String, next: &str) {
@@ -94,6 +139,32 @@ fn of_noise(result: &RunResult, list: &mut Vec<Warning>) {
     }
 }
 
+/// Reads through the page cache that had to touch the device, though not all of them: the rate is neither's.
+fn of_both(context: &Context, result: &RunResult, cache: &CacheState, list: &mut Vec<Warning>) {
+    let of = |kind: &str| {
+        let own = result.targets.iter().filter(|t| t.cache.as_deref() == Some(kind));
+        own.map(|t| t.bytes).sum::<u64>()
+    };
+    let (buffered, direct) = (of("allow"), of("bypass"));
+    let Some(device) = cache.device_bytes.filter(|_| buffered > 0 && !context.job.writes()) else { return };
+    if matches!(cache.policy.as_str(), "drop" | "memory") {
+        return;
+    }
+    let touched = device.saturating_sub(direct);
+    let pct = 100.0 * touched as f64 / buffered as f64;
+    if pct > BOTH_PCT && touched > BOTH_BYTES {
+        let text = format!(
+            "{touched} of {buffered} bytes that were read through the page cache came from the device ({pct:.0} %)"
+        );
+        warn(
+            list,
+            "cold_and_warm",
+            text,
+            "--cache warm to measure memory, --cache bypass to measure the drive",
+        );
+    }
+}
+
 fn of_cache(
     context: &Context,
     result: &RunResult,
@@ -107,7 +178,8 @@ fn of_cache(
         let text = format!("the device delivered {pct:.0} % of the bytes that were read");
         warn(list, "cached", text, "files with data in every block (holes cost no I/O)");
     }
-    let allowed = matches!(cache.policy.as_str(), "allow" | "warm");
+    of_both(context, result, cache, list);
+    let allowed = matches!(cache.policy.as_str(), "allow" | "warm" | "mixed");
     if let Some(share) = cache.resident_before.filter(|r| allowed && *r > 0.01) {
         let text = format!("{:.0} % of the data was in the page cache", 100.0 * share);
         warn(list, "cached", text, "--cache bypass or --cache drop to measure the drive");

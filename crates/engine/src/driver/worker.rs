@@ -1,18 +1,19 @@
 //! One worker: a thread with its own reactor, slots and queues, that keeps its
 //! I/Os in flight and books what becomes of them.
 
+use super::free::FreeSlots;
 use super::outfit::{self, Memory};
 use super::pace::{pace_of, Pace};
 use super::tally::{Snapshot, Tally};
 use super::threads;
+use super::verify::{Contents, Ended, NameOf};
 use crate::arena::Mem;
 use crate::clock;
-use crate::gpu::cuda::Device;
+use crate::path::Destination;
 use crate::queue::{Done, Fault, Full, Io, Op, Queue};
 use crate::reactor::Reactor;
 use crate::source::fault::FaultPlan;
 use crate::source::Target;
-use forebay_model::content;
 use forebay_model::job::{JobSpec, Sync};
 use forebay_model::pattern::{Next, Pattern, PatternSpec};
 use forebay_model::Error;
@@ -40,7 +41,7 @@ pub struct Shared {
     pub targets: Vec<Target>,
     /// Seed of each target's content.
     pub content_seeds: Vec<u64>,
-    pub device: Option<Arc<Device>>,
+    pub destination: Arc<Destination>,
     pub faults: Option<FaultPlan>,
     /// A failure somewhere: finish now.
     pub stop: AtomicBool,
@@ -57,6 +58,8 @@ pub struct Shared {
 pub struct WorkerSpec {
     pub index: u32,
     pub cpu: Option<u32>,
+    /// The NUMA node of its GPU, to stay on if the system allows.
+    pub near: Option<u32>,
     pub pattern: PatternSpec,
 }
 
@@ -68,6 +71,8 @@ pub struct Kit {
     pub slot_bytes: u64,
     pub queues: u32,
     pub warning: Option<String>,
+    /// Why the content of slots in GPU memory is looked after by the host.
+    pub content_on_host: Option<String>,
 }
 
 /// What a worker tells the driver, in this order: Ready, any Snapshots, Finished. Failed, at any point, is the last.
@@ -107,9 +112,11 @@ fn work_on(
     reports: &Sender<Report>,
 ) {
     let settled = threads::settle_in(spec.cpu, shared.job.numa);
+    let numa = shared.job.numa.or(spec.near.filter(|node| threads::settle_near(*node)));
     let mut worker = match settled.and_then(|()| Worker::open(spec, shared, reports.clone())) {
-        Ok((worker, kit)) => {
+        Ok((mut worker, kit)) => {
             let _ = reports.send(Report::Ready(kit));
+            worker.tally.numa = numa;
             worker
         }
         Err(e) => {
@@ -121,6 +128,12 @@ fn work_on(
         worker.run(begin);
     }
     worker.close();
+}
+
+/// What content may say it belongs to: the run's targets.
+fn names_of(shared: &Arc<Shared>) -> NameOf {
+    let shared = shared.clone();
+    Box::new(move |id| shared.targets.iter().find(|t| t.content_id == id).map(|t| t.label.clone()))
 }
 
 /// One I/O in flight, whole or what a short transfer left of it.
@@ -137,6 +150,8 @@ struct Slot {
     busy: bool,
     abandoned: bool,
     flush: bool,
+    /// Its content is being made or checked: no queue has it.
+    chore: bool,
 }
 
 /// What a worker knows of one of its queues. Only those that have something in flight are looked at.
@@ -158,6 +173,7 @@ struct Worker {
     // Field order is drop order: queues, then the ring, then the memory that both point to.
     queues: Vec<Box<dyn Queue>>,
     reactor: Reactor,
+    contents: Contents,
     memory: Memory,
     /// Which queue serves a target.
     queue_of: Vec<u32>,
@@ -165,7 +181,9 @@ struct Worker {
     /// Queues with something in flight, and some that just ran dry.
     busy: Vec<u32>,
     slots: Vec<Slot>,
-    free: Vec<u32>,
+    free: FreeSlots,
+    /// The next I/O waits for its queue, though there is a slot for it.
+    held_back: bool,
     /// I/Os that a full queue handed back, and rests of short ones.
     again: Vec<u32>,
     in_flight: u32,
@@ -177,12 +195,16 @@ struct Worker {
     /// Queues that were told to flush, after the last I/O.
     flushed: u32,
     done: Vec<Done>,
-    scratch: Vec<u8>,
+    ended: Vec<Ended>,
 }
 
 impl Worker {
     fn open(spec: WorkerSpec, shared: Arc<Shared>, reports: Sender<Report>) -> Result<(Worker, Kit), Error> {
-        let outfit = outfit::of(&spec, &shared)?;
+        let mut outfit = outfit::of(&spec, &shared)?;
+        let device = shared.destination.device_of(spec.index);
+        let (contents, why_not) =
+            Contents::open(&shared.job, names_of(&shared), device, outfit.slots as usize)?;
+        outfit.kit.content_on_host = why_not;
         let now = clock::now();
         let idle = Next { target: 0, offset: 0, len: 0, is_read: true, pass: 0 };
         let slot = |i| Slot {
@@ -195,8 +217,9 @@ impl Worker {
             busy: false,
             abandoned: false,
             flush: false,
+            chore: false,
         };
-        let slots: Vec<Slot> = (0..outfit.depth as usize).map(slot).collect();
+        let slots: Vec<Slot> = (0..outfit.slots as usize).map(slot).collect();
         let worker = Worker {
             index: spec.index,
             tally: Tally::new(spec.index, spec.cpu, shared.targets.len()),
@@ -208,9 +231,11 @@ impl Worker {
             busy: Vec::new(),
             queues: outfit.queues,
             reactor: outfit.reactor,
+            contents,
             memory: outfit.memory,
             queue_of: outfit.queue_of,
-            free: (0..outfit.depth).rev().collect(),
+            free: FreeSlots::new(outfit.slots, outfit.in_turn),
+            held_back: false,
             slots,
             again: Vec::new(),
             in_flight: 0,
@@ -219,12 +244,12 @@ impl Worker {
             tick_index: 0,
             closing: false,
             flushed: 0,
-            done: Vec::with_capacity(outfit.depth as usize),
-            scratch: Vec::new(),
+            done: Vec::with_capacity(outfit.slots as usize),
+            ended: Vec::new(),
             shared,
             reports,
         };
-        worker.memory.fill_for_writes(&worker.shared.job, worker.index);
+        worker.memory.fill_for_writes(&worker.shared.job, worker.index)?;
         Ok((worker, outfit.kit))
     }
 
@@ -307,7 +332,7 @@ impl Worker {
     /// Flushes the next queues, as many as there are free slots.
     fn flush_more(&mut self) {
         while (self.flushed as usize) < self.queues.len() {
-            let Some(tag) = self.free.pop() else { return };
+            let Some(tag) = self.free.take() else { return };
             let (queue, now) = (self.flushed, clock::now());
             self.flushed += 1;
             let slot = &mut self.slots[tag as usize];
@@ -328,19 +353,24 @@ impl Worker {
     }
 
     fn start_ios(&mut self, now: Instant) {
+        self.settle_chores();
         for tag in std::mem::take(&mut self.again) {
             self.push(tag);
         }
+        self.held_back = false;
         while !self.closing && self.again.is_empty() && self.start_one(now) {}
         for queue in &self.busy {
             self.queues[*queue as usize].submit(&mut self.reactor);
         }
+        self.contents.submit();
     }
 
     /// False when there is no slot, when the next I/O isn't due yet, or after the last pass.
     #[inline]
     fn start_one(&mut self, now: Instant) -> bool {
-        let Some(tag) = self.free.last().copied() else { return false };
+        if self.free.is_empty() {
+            return false;
+        }
         let started = match &self.pace {
             Some(pace) if pace.next > now => return false,
             Some(pace) => pace.next,
@@ -352,11 +382,16 @@ impl Worker {
             self.closing = true;
             return false;
         }
+        let queue = self.queue_of[next.target as usize];
+        if !self.queues[queue as usize].takes_more() {
+            self.upcoming = Some(next);
+            self.held_back = true;
+            return false;
+        }
+        let Some(tag) = self.free.take() else { return false };
         if let Some(pace) = &mut self.pace {
             pace.advance(u64::from(next.len));
         }
-        self.free.pop();
-        let queue = self.queue_of[next.target as usize];
         let slot = &mut self.slots[tag as usize];
         *slot = Slot {
             mem: slot.mem,
@@ -368,24 +403,14 @@ impl Worker {
             busy: true,
             abandoned: false,
             flush: false,
+            chore: false,
         };
-        if !next.is_read {
-            self.prepare_content(tag);
+        if next.is_read || !(self.shared.job.verify || self.shared.job.refill) {
+            self.push(tag);
+        } else {
+            self.fill(tag);
         }
-        self.push(tag);
         true
-    }
-
-    fn prepare_content(&mut self, tag: u32) {
-        let job = &self.shared.job;
-        if !(job.verify || job.refill) {
-            return;
-        }
-        let Slot { mem: Mem::Host { at, .. }, at: next, .. } = self.slots[tag as usize] else { return };
-        let target = &self.shared.targets[next.target as usize];
-        // SAFETY: the slot is free, ours, and holds the longest I/O.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), next.len as usize) };
-        content::fill(bytes, self.shared.content_seeds[next.target as usize], target.content_id, next.offset);
     }
 
     /// Hands the slot's I/O, or the rest of it, to its queue.
@@ -438,11 +463,12 @@ impl Worker {
         let mut until = self.next_tick.min(self.next_look);
         if !self.closing {
             until = until.min(self.until());
-            if let Some(pace) = self.pace.as_ref().filter(|_| !self.free.is_empty()) {
+            if let Some(pace) = self.pace.as_ref().filter(|_| !self.free.is_empty() && !self.held_back) {
                 until = until.min(pace.next);
             }
         }
-        for due in self.busy.iter().filter_map(|q| self.queues[*q as usize].next_due()) {
+        let dues = self.busy.iter().filter_map(|q| self.queues[*q as usize].next_due());
+        for due in dues.chain(self.contents.next_due()) {
             until = until.min(due);
         }
         if until > now {
@@ -456,7 +482,8 @@ impl Worker {
     /// How many completions to wait for, and how long the first may wait for the others.
     fn batch(&self) -> (u32, Duration) {
         // Long I/Os keep the device busy one by one (`RingOptions::one_by_one`).
-        if self.pace.is_some() || self.shared.job.io_bytes_largest() > BATCH_IO_BYTES_MAX {
+        let few = self.busy.iter().any(|q| self.queues[*q as usize].wakes_at_first());
+        if few || self.pace.is_some() || self.shared.job.io_bytes_largest() > BATCH_IO_BYTES_MAX {
             return (1, Duration::ZERO);
         }
         ((self.in_flight / BATCH_SHARE).max(1), BATCH_PATIENCE)
@@ -501,9 +528,10 @@ impl Worker {
                     self.tally.complete(&slot.at, now.duration_since(slot.started), d.via, d.copy_ns);
                 }
                 if slot.at.is_read && self.shared.job.verify {
-                    self.verify(&slot);
+                    self.verify(tag);
+                } else {
+                    self.release(tag);
                 }
-                self.release(tag);
             }
             Ok(0) => self.failed(
                 tag,
@@ -528,7 +556,7 @@ impl Worker {
 
     fn release(&mut self, tag: u32) {
         self.slots[tag as usize].busy = false;
-        self.free.push(tag);
+        self.free.give(tag);
     }
 
     /// Which I/O it was, for people.
@@ -558,35 +586,6 @@ impl Worker {
             matches!(fault.errno, libc::ENOSPC | libc::EROFS | libc::EDQUOT | libc::ENODEV | libc::ENXIO);
         if hopeless || self.tally.errors.failed > FAILURES_MAX {
             self.shared.stop.store(true, Ordering::Relaxed);
-        }
-    }
-
-    fn verify(&mut self, slot: &Slot) {
-        let target = &self.shared.targets[slot.at.target as usize];
-        let seed = self.shared.content_seeds[slot.at.target as usize];
-        let len = slot.at.len as usize;
-        let bytes: &[u8] = match (slot.mem, &self.shared.device) {
-            // SAFETY: the I/O has been reaped, so the slot is ours again; it holds at least len bytes.
-            (Mem::Host { at, .. }, _) => unsafe { std::slice::from_raw_parts(at.as_ptr(), len) },
-            (Mem::Device { at, .. }, Some(device)) => {
-                self.scratch.resize(len, 0);
-                if let Err(why) = device.read_back(at, &mut self.scratch) {
-                    self.tally.errors.verify_failed += 1;
-                    self.tally.example(format!("reading back GPU memory to verify it: {why}"));
-                    return;
-                }
-                &self.scratch
-            }
-            _ => return,
-        };
-        match content::check(bytes, seed, target.content_id, slot.at.offset) {
-            Ok(()) => self.tally.verified_bytes += len as u64,
-            Err(mismatch) => {
-                self.tally.errors.verify_failed += 1;
-                let name_of =
-                    |id| self.shared.targets.iter().find(|t| t.content_id == id).map(|t| t.label.clone());
-                self.tally.example(mismatch.describe(name_of));
-            }
         }
     }
 
@@ -626,7 +625,9 @@ impl Worker {
                     self.name(&slot),
                     self.shared.job.timeout_s
                 ));
-                self.queues[slot.queue as usize].abandon(tag, &mut self.reactor);
+                if !slot.chore {
+                    self.queues[slot.queue as usize].abandon(tag, &mut self.reactor);
+                }
                 self.shared.stop.store(true, Ordering::Relaxed);
             } else if let Some(at) = self.again.iter().position(|t| *t == tag) {
                 // No queue has it.
@@ -648,6 +649,8 @@ impl Worker {
         if lost {
             std::mem::forget(self);
         } else {
+            let Worker { queues, reactor, .. } = &mut self;
+            queues.iter_mut().for_each(|q| q.close(reactor));
             drop(self);
         }
         let _ = reports.send(Report::Finished(Box::new(tally)));
@@ -663,5 +666,6 @@ impl Drop for Worker {
     }
 }
 
+mod chores;
 #[cfg(test)]
 mod tests;

@@ -7,7 +7,7 @@ use crate::driver::threads;
 use crate::meter::cache;
 use crate::reactor::{Reactor, RingOptions};
 use crate::source::file::FileTarget;
-use crate::source::{Backing, Target};
+use crate::source::{Backing, Route, Target};
 use forebay_model::job::{Cache, Engine};
 use forebay_model::training::EmulateSpec;
 use forebay_model::Error;
@@ -52,14 +52,14 @@ impl How {
         if direct {
             match folder.probe(0, true) {
                 Ok(opened) => probe = opened,
-                Err(e) if spec.cache == Some(Cache::Bypass) => return Err(e),
+                Err(e) if spec.cache == Cache::Bypass => return Err(e),
                 Err(_) => {
                     reason.push_str(", and their file system has no O_DIRECT");
                     direct = false;
                 }
             }
         }
-        let by_hand = probe.in_memory || (!direct && (cached || spec.cache == Some(Cache::Warm)));
+        let by_hand = probe.in_memory || (!direct && (cached || spec.cache == Cache::Warm));
         let is_inline = is_inline(spec, by_hand, has_ring)?;
         let io_bytes = if is_inline && !direct { CACHED_IO_BYTES } else { DEVICE_IO_BYTES };
         Ok(How {
@@ -93,8 +93,8 @@ impl How {
         match spec.cache {
             _ if self.in_memory => "memory",
             _ if self.direct => "bypass",
-            Some(Cache::Drop) => "drop",
-            Some(Cache::Warm) => "warm",
+            Cache::Drop => "drop",
+            Cache::Warm => "warm",
             _ => "allow",
         }
     }
@@ -104,12 +104,12 @@ impl How {
 fn past_the_cache(spec: &EmulateSpec, in_memory: bool, cached: bool) -> (bool, &'static str) {
     match spec.cache {
         _ if in_memory => (false, "the files live in memory"),
-        Some(Cache::Bypass) => (true, "--cache bypass"),
-        Some(Cache::Allow) => (false, "--cache allow"),
-        Some(Cache::Warm) => (false, "--cache warm"),
-        Some(Cache::Drop) => (false, "--cache drop"),
-        None if cached => (false, "the files are in the page cache"),
-        None => (true, "the files aren't in the page cache"),
+        Cache::Bypass => (true, "--cache bypass"),
+        Cache::Allow => (false, "--cache allow"),
+        Cache::Warm => (false, "--cache warm"),
+        Cache::Drop => (false, "--cache drop"),
+        Cache::Auto if cached => (false, "the files are in the page cache"),
+        Cache::Auto => (true, "the files aren't in the page cache"),
     }
 }
 
@@ -145,14 +145,15 @@ fn target_of(file: FileTarget, is_inline: bool) -> Target {
         content_id: 0,
         bytes: file.bytes,
         backing: Backing::File { target: file, engine },
+        route: Route::default(),
     }
 }
 
 /// Share of the files' pages that are in the page cache, by files from all over the data set; and what the cache
 /// policy asks for.
 pub fn residency(spec: &EmulateSpec, folder: &Folder) -> Result<Result<f64, String>, Error> {
-    if let Some(policy @ (Cache::Drop | Cache::Warm)) = spec.cache {
-        set_cache(policy, folder)?;
+    if matches!(spec.cache, Cache::Drop | Cache::Warm) {
+        set_cache(spec.cache, folder)?;
     }
     Ok(residency_now(folder))
 }

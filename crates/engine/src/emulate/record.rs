@@ -10,7 +10,7 @@ use crate::driver::measure::Readings;
 use crate::driver::record::{build, new_id};
 use crate::driver::threads;
 use crate::meter::{cpu, noise};
-use forebay_model::job::{Cache, JobSpec, Op, PathKind};
+use forebay_model::job::{JobSpec, Op, PathKind};
 use forebay_model::record::*;
 use forebay_model::training::record::{
     Latencies, Skipped, Timing, Training, TrainingMemory, Waited as WaitedPart,
@@ -69,7 +69,7 @@ pub fn job_of(shared: &Shared) -> Job {
         depth: if how.is_inline { 1 } else { how.depth },
         passes: Some(spec.epochs),
         seed: spec.seed,
-        cache: spec.cache.unwrap_or(if how.direct { Cache::Bypass } else { Cache::Allow }),
+        cache: spec.cache,
         engine: spec.engine,
         cpus: spec.cpus.clone(),
         files: Some(shared.files),
@@ -109,6 +109,7 @@ pub fn of(shared: &Shared, command: Vec<String>, started: u64, ran: &Ran) -> Run
         environment: doctor::environment(&paths_of(shared)),
         job: Job { data_bytes: totals.bytes / u64::from(shared.spec.epochs.max(1)), ..job_of(shared) },
         path,
+        cufile: None,
         cache,
         result,
         training: Some(training),
@@ -201,6 +202,7 @@ fn note(missing: &mut BTreeMap<String, String>, cpu: &Cpu, noise: &Noise, power:
     );
     note("result.power", power.is_empty(), "no power meter answered");
     note("result.copy_latency_us", true, "the path has no second stage");
+    note("result.verified_on", true, "content is checked by the checksums of its format (training.level)");
     note("result.steady_after_s", true, "--until-steady wasn't asked for");
     note("result.summary.throughput_gib_s_sd", true, "one repeat has no spread");
     note("result.summary.throughput_gib_s_ci95", true, "one repeat has no spread");

@@ -103,6 +103,7 @@ fn record(
         environment: doctor::environment(&[]),
         job: job_of(spec, setup),
         path: path_of(PathKind::Host, model, "the path and the client cost"),
+        cufile: None,
         cache: CacheState { policy: "none".into(), ..CacheState::default() },
         result: result_of(spec, &played),
         training: Some(played.training),
@@ -143,7 +144,13 @@ fn result_of(spec: &EmulateSpec, played: &Simulated) -> RunResult {
         latency_us: played.read.summary(),
         ..Repeat::default()
     };
-    let target = TargetResult { target: spec.data.join(" "), bytes: played.bytes, ios: played.ios };
+    let target = TargetResult {
+        target: spec.data.join(" "),
+        path: "host".into(),
+        cache: None,
+        bytes: played.bytes,
+        ios: played.ios,
+    };
     RunResult {
         seconds: played.seconds,
         bytes: played.bytes,

@@ -18,6 +18,7 @@ use crate::format::{ParseSpec, Parser};
 use crate::meter::cpu;
 use crate::reactor::Reactor;
 use crate::source::file::{FileAccess, FileTarget};
+use crate::source::QueueNeeds;
 use folder::Folder;
 use forebay_model::job::Engine;
 use forebay_model::record::Build;
@@ -287,6 +288,10 @@ impl Site<'_> {
         Pump::new(Reactor::without_ring(), 1, self.spec.io_bytes)
     }
 
+    fn needs(&self) -> QueueNeeds {
+        QueueNeeds { depth: 1, io_bytes_max: self.spec.io_bytes, then_copied: false }
+    }
+
     fn make(&self, work: &Work) -> Result<(), Error> {
         let (mut pump, mut writer) = (self.pump()?, self.spec.writer()?);
         while let Some(number) = work.take() {
@@ -316,7 +321,7 @@ impl Site<'_> {
         let target = open(&path, true)?;
         self.direct.fetch_or(target.direct, Ordering::Relaxed);
         let align = target.align;
-        let mut queue = target.queue(Engine::Inline, 1, &mut pump.reactor)?;
+        let mut queue = target.queue(Engine::Inline, self.needs(), &mut pump.reactor)?;
         let shape = self.spec.shape(number);
         match pump.write(writer, shape, &mut *queue, align, shared) {
             Ok(()) => {
@@ -338,7 +343,7 @@ impl Site<'_> {
         while let Some(number) = work.take() {
             let path = self.folder.path(self.spec, number);
             let target = open(&path, false)?;
-            let mut queue = target.queue(Engine::Inline, 1, &mut pump.reactor)?;
+            let mut queue = target.queue(Engine::Inline, self.needs(), &mut pump.reactor)?;
             let bytes = self.bytes[number as usize];
             match pump.check(&mut *parser, &mut *queue, bytes, &work.shared) {
                 Ok(()) => work.done.fetch_add(1, Ordering::Relaxed),

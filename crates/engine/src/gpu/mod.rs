@@ -1,4 +1,13 @@
 //! NVIDIA's libraries, through dlopen: never linked, never needed, never a panic
-//! where they are absent.
+//! where they are absent. `library` finds them, each module wraps one.
 
+mod copier;
 pub mod cuda;
+pub mod cufile;
+pub mod kernels;
+pub mod library;
+pub mod nvrtc;
+mod summer;
+
+pub use copier::CudaCopier;
+pub use summer::{Summed, Summer};

@@ -10,13 +10,23 @@ use crate::clock;
 use crate::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
 use crate::reactor::Reactor;
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Moves payload between staging slots and the destination. Never blocks on a device: what
 /// isn't finished at once is reaped later, and wakes the reactor.
 pub trait Copier {
-    /// Starts a copy of `bytes`, named by `tag`.
+    /// Takes a copy of `bytes`, named by `tag`; it begins with `submit` at the latest.
     fn start(&mut self, tag: u32, from: Mem, to: Mem, bytes: usize);
+
+    /// What comes next doesn't travel with what came before, even if it lies beside it: their memory was registered
+    /// apart.
+    fn cut(&mut self) {}
+
+    /// Begins what was taken.
+    fn submit(&mut self) {}
+
+    /// Waits until no copy is under way.
+    fn finish(&mut self) {}
 
     /// Appends the tags of finished copies, each with its fault if it failed.
     fn reap(&mut self, done: &mut Vec<(u32, Option<Fault>)>);
@@ -24,7 +34,22 @@ pub trait Copier {
     /// Copies that the worker should start before it looks after its reads again: one, where it copies
     /// with its own hands.
     fn at_once(&self) -> usize;
+
+    /// When there may next be something to reap, if nothing wakes the reactor for it.
+    fn next_due(&self) -> Option<Instant> {
+        None
+    }
 }
+
+/// Copies of an inline source go out together up to this many bytes: fewer, and the device waits between them;
+/// more, and it waits for the first.
+const SEND_BYTES: usize = 4 << 20;
+/// With less than this a copy costs the device as much as with this much.
+const SEND_BYTES_MIN: usize = 64 << 10;
+/// Short reads of an inline source are handed to it in handfuls, still in the processor's nearest cache.
+const HANDFUL_BYTES: usize = 64 << 10;
+/// While reads are under way whose ends wake the worker, copies that have ended may wait this long to be looked up.
+const PATIENCE: Duration = Duration::from_micros(30);
 
 /// The destination is host memory: one memcpy by the worker.
 #[derive(Default)]
@@ -56,8 +81,17 @@ struct Pending {
 
 pub struct BounceQueue {
     inner: Box<dyn Queue>,
+    /// The inner queue reads with our own hands, in `submit`.
+    inline: bool,
+    /// Reads that wait for `submit`, so that each is copied on while the next is being read.
+    held: Vec<Io>,
     copier: Box<dyn Copier>,
     staging: Vec<Mem>,
+    /// Half of the staging, within bounds: the one half is read into while the other is on its way.
+    send_bytes: usize,
+    /// I/Os that the inner queue has, and how many it may have. The rest of the slots are being copied.
+    below: u32,
+    below_max: u32,
     pending: Vec<Option<Pending>>,
     /// Writes that are staged and wait for room below.
     staged: Vec<Io>,
@@ -70,12 +104,18 @@ pub struct BounceQueue {
 }
 
 impl BounceQueue {
-    /// `staging` has a slot for each of the inner queue's tags.
-    pub fn new(inner: Box<dyn Queue>, copier: Box<dyn Copier>, staging: &Arena) -> Self {
+    /// `staging` has a slot for each of the inner queue's tags. `inline`: the inner queue finishes in `submit`.
+    pub fn new(inner: Box<dyn Queue>, inline: bool, copier: Box<dyn Copier>, staging: &Arena) -> Self {
         let depth = inner.geometry().depth as usize;
         assert!(staging.count() >= depth, "a staging slot for each I/O");
+        let half = depth * staging.slot_bytes() / 2;
         BounceQueue {
+            send_bytes: half.clamp(SEND_BYTES_MIN, SEND_BYTES),
+            below: 0,
+            below_max: depth as u32,
             inner,
+            inline,
+            held: Vec::new(),
             copier,
             staging: (0..depth).map(|i| staging.slot(i)).collect(),
             pending: vec![None; depth],
@@ -88,14 +128,20 @@ impl BounceQueue {
         }
     }
 
+    /// Lets the inner queue have so many I/Os at a time, so that the further slots hold what is being copied and
+    /// the source still has as many as were asked for.
+    pub fn with_below_max(self, below_max: u32) -> Self {
+        BounceQueue { below_max, ..self }
+    }
+
     fn through_staging(&self, io: &Io) -> Io {
         Io { mem: self.staging[io.tag as usize], ..*io }
     }
 
-    fn start_copy(&mut self, tag: u32, bytes: u32) {
+    fn start_copy(&mut self, tag: u32, bytes: u32, now: Instant) {
         let pending = self.pending[tag as usize].as_mut().expect("a tag in flight");
         pending.moved = bytes;
-        pending.copy_from = Some(clock::now());
+        pending.copy_from = Some(now);
         let (staging, outside) = (self.staging[tag as usize], pending.io.mem);
         match pending.io.op {
             Op::Read => self.copier.start(tag, staging, outside, bytes as usize),
@@ -110,17 +156,17 @@ impl BounceQueue {
         self.done.push(Done { tag, result, via, copy_ns: pending.copy_ns });
     }
 
-    fn below_done(&mut self, d: Done) {
+    fn below_done(&mut self, d: Done, now: Instant) {
         let reads = self.pending[d.tag as usize].is_some_and(|p| p.io.op == Op::Read);
         match d.result {
-            Ok(bytes) if reads && bytes > 0 => self.start_copy(d.tag, bytes),
+            Ok(bytes) if reads && bytes > 0 => self.start_copy(d.tag, bytes, now),
             result => self.finish(d.tag, result),
         }
     }
 
-    fn copy_done(&mut self, tag: u32, fault: Option<Fault>) {
+    fn copy_done(&mut self, tag: u32, fault: Option<Fault>, now: Instant) {
         let pending = self.pending[tag as usize].as_mut().expect("a tag in flight");
-        let took = pending.copy_from.map_or(0, |t| t.elapsed().as_nanos());
+        let took = pending.copy_from.map_or(0, |from| now.duration_since(from).as_nanos());
         pending.copy_ns = took.min(u128::from(u32::MAX)) as u32;
         let pending = *pending;
         match fault {
@@ -133,16 +179,74 @@ impl BounceQueue {
     fn reap_copies(&mut self) {
         let mut copies = std::mem::take(&mut self.copies);
         self.copier.reap(&mut copies);
-        copies.drain(..).for_each(|(tag, fault)| self.copy_done(tag, fault));
+        if !copies.is_empty() {
+            let now = clock::now();
+            copies.drain(..).for_each(|(tag, fault)| self.copy_done(tag, fault, now));
+        }
         self.copies = copies;
     }
 
+    /// Reads a handful at a time, and sends the copies of what was read on while the next are being read.
+    fn read_held(&mut self, reactor: &mut Reactor) {
+        let mut held = std::mem::take(&mut self.held);
+        let (mut unread, mut unsent) = (0, 0);
+        for io in held.drain(..) {
+            if self.inner.push(io, reactor).is_err() {
+                self.finish(io.tag, Err(Fault::note(libc::EAGAIN, "the source had no room")));
+                continue;
+            }
+            self.below += 1;
+            unread += io.len as usize;
+            if unread < HANDFUL_BYTES {
+                continue;
+            }
+            unsent += std::mem::take(&mut unread);
+            self.read_handful(reactor);
+            if unsent >= self.send_bytes {
+                self.copier.submit();
+                unsent = 0;
+            }
+        }
+        if unread > 0 {
+            self.read_handful(reactor);
+        }
+        self.held = held;
+    }
+
+    fn read_handful(&mut self, reactor: &mut Reactor) {
+        self.inner.submit(reactor);
+        self.take_landed(reactor);
+        self.copy_landed(usize::MAX);
+    }
+
+    fn take_landed(&mut self, reactor: &mut Reactor) {
+        let mut finished = std::mem::take(&mut self.finished);
+        self.inner.reap(reactor, &mut finished);
+        self.below -= finished.len() as u32;
+        self.landed.extend(finished.drain(..));
+        self.finished = finished;
+    }
+
+    fn copy_landed(&mut self, at_most: usize) {
+        if self.landed.is_empty() {
+            return;
+        }
+        let now = clock::now();
+        for _ in 0..at_most.min(self.landed.len()) {
+            if let Some(d) = self.landed.pop_front() {
+                self.below_done(d, now);
+            }
+        }
+    }
+
     fn push_staged(&mut self, reactor: &mut Reactor) {
-        while let Some(io) = self.staged.pop() {
+        while self.below < self.below_max {
+            let Some(io) = self.staged.pop() else { break };
             if let Err(Full(io)) = self.inner.push(io, reactor) {
                 self.staged.push(io);
                 break;
             }
+            self.below += 1;
         }
     }
 }
@@ -156,16 +260,25 @@ impl Queue for BounceQueue {
         self.in_flight
     }
 
+    fn takes_more(&self) -> bool {
+        self.below < self.below_max
+    }
+
     fn push(&mut self, io: Io, reactor: &mut Reactor) -> Result<(), Full> {
-        if self.in_flight == self.geometry().depth {
+        let reads = io.op == Op::Read;
+        if self.in_flight == self.pending.len() as u32 || (reads && self.below >= self.below_max) {
             return Err(Full(io));
         }
         self.pending[io.tag as usize] = Some(Pending { io, moved: 0, copy_from: None, copy_ns: 0 });
         if let Op::Write { .. } = io.op {
-            self.start_copy(io.tag, io.len);
+            self.start_copy(io.tag, io.len, clock::now());
+        } else if self.inline {
+            self.held.push(self.through_staging(&io));
         } else if self.inner.push(self.through_staging(&io), reactor).is_err() {
             self.pending[io.tag as usize] = None;
             return Err(Full(io));
+        } else {
+            self.below += 1;
         }
         self.in_flight += 1;
         Ok(())
@@ -175,19 +288,15 @@ impl Queue for BounceQueue {
         self.reap_copies();
         self.push_staged(reactor);
         self.inner.submit(reactor);
+        self.read_held(reactor);
+        self.copier.submit();
     }
 
     fn reap(&mut self, reactor: &mut Reactor, done: &mut Vec<Done>) {
-        let mut finished = std::mem::take(&mut self.finished);
-        self.inner.reap(reactor, &mut finished);
-        self.landed.extend(finished.drain(..));
-        self.finished = finished;
+        self.take_landed(reactor);
         // A slot that was copied on should be reading again before the next one is copied.
-        for _ in 0..self.copier.at_once().min(self.landed.len()) {
-            if let Some(d) = self.landed.pop_front() {
-                self.below_done(d);
-            }
-        }
+        self.copy_landed(self.copier.at_once());
+        self.copier.submit();
         self.reap_copies();
         if !self.staged.is_empty() {
             self.push_staged(reactor);
@@ -200,11 +309,21 @@ impl Queue for BounceQueue {
         self.inner.abandon(tag, reactor);
     }
 
+    fn wakes_at_first(&self) -> bool {
+        self.inner.wakes_at_first()
+    }
+
+    fn close(&mut self, reactor: &mut Reactor) {
+        self.inner.close(reactor);
+    }
+
     fn next_due(&self) -> Option<Instant> {
-        if self.landed.is_empty() {
-            self.inner.next_due()
-        } else {
-            Some(clock::now())
+        if !self.landed.is_empty() {
+            return Some(clock::now());
         }
+        // With every read under way that may be, a slot gained by looking early would only lie idle.
+        let busy_below = !self.inline && self.below == self.below_max;
+        let copied = self.copier.next_due().map(|due| if busy_below { due + PATIENCE } else { due });
+        [self.inner.next_due(), copied].into_iter().flatten().min()
     }
 }

@@ -1,9 +1,14 @@
 //! How bytes reach their destination. A path owns the destination; a source
 //! offers what it can. Which pairs are legal is one table.
 
+pub mod auto;
 mod bounce;
+mod destination;
+pub mod gds;
+pub mod mapped;
 
 pub use bounce::{BounceQueue, Copier, HostCopier};
+pub use destination::{limits, Destination};
 
 use forebay_model::job::PathKind;
 use forebay_model::Error;
@@ -19,7 +24,6 @@ pub struct PathRow {
     pub available: Result<(), &'static str>,
 }
 
-const LATER: Result<(), &str> = Err("this version doesn't have it yet");
 const ALL: &[&str] = &["file", "stripe", "nil", "model"];
 
 pub const PATHS: &[PathRow] = &[
@@ -44,16 +48,16 @@ pub const PATHS: &[PathRow] = &[
         name: "mapped",
         what: "page cache to GPU with no CPU copy",
         needs: "libcuda; data already cached",
-        sources: &["file"],
-        available: LATER,
+        sources: &["file", "stripe"],
+        available: Ok(()),
     },
     PathRow {
         kind: PathKind::Gds,
         name: "gds",
         what: "storage DMAs into GPU memory, through cuFile",
-        needs: "libcufile and nvidia-fs or PCI P2PDMA",
+        needs: "libcufile, and nvidia-fs or PCI P2PDMA",
         sources: &["file", "stripe"],
-        available: LATER,
+        available: Ok(()),
     },
 ];
 

@@ -122,8 +122,12 @@ impl FaultQueue {
 
     fn hold(&mut self, done: Done) {
         let tag = done.tag as usize;
-        if self.fate[tag] == Fate::Stall && !self.abandoned[tag] {
-            self.stalled.push(done);
+        if self.fate[tag] == Fate::Stall {
+            // A slow device may answer after its caller has given up.
+            match self.abandoned[tag] {
+                true => self.held.push((clock::now(), cancelled(done))),
+                false => self.stalled.push(done),
+            }
             return;
         }
         let delay = Duration::from_micros((self.draw() * self.plan.delay_us as f64) as u64);
@@ -137,6 +141,10 @@ impl FaultQueue {
             done.swap(i, j);
         }
     }
+}
+
+fn cancelled(done: Done) -> Done {
+    Done { result: Err(Fault::errno(libc::ECANCELED)), ..done }
 }
 
 impl Queue for FaultQueue {
@@ -202,8 +210,8 @@ impl Queue for FaultQueue {
     fn abandon(&mut self, tag: u32, reactor: &mut Reactor) {
         self.abandoned[tag as usize] = true;
         if let Some(at) = self.stalled.iter().position(|d| d.tag == tag) {
-            let done = Done { result: Err(Fault::errno(libc::ECANCELED)), ..self.stalled.swap_remove(at) };
-            self.held.push((clock::now(), done));
+            let done = self.stalled.swap_remove(at);
+            self.held.push((clock::now(), cancelled(done)));
         } else {
             self.inner.abandon(tag, reactor);
         }
@@ -212,6 +220,14 @@ impl Queue for FaultQueue {
     fn next_due(&self) -> Option<Instant> {
         let own = self.held.iter().map(|h| h.0).min();
         [own, self.inner.next_due()].into_iter().flatten().min()
+    }
+
+    fn wakes_at_first(&self) -> bool {
+        self.inner.wakes_at_first()
+    }
+
+    fn close(&mut self, reactor: &mut Reactor) {
+        self.inner.close(reactor);
     }
 }
 

@@ -1,5 +1,6 @@
 //! Where bytes come from: sources named by URI, and the targets they resolve to.
 
+pub(crate) mod at_once;
 pub mod fault;
 pub mod file;
 mod model;
@@ -14,7 +15,7 @@ pub use uri::Uri;
 use crate::queue::Queue;
 use crate::reactor::Reactor;
 use file::FileTarget;
-use forebay_model::job::Engine;
+use forebay_model::job::{Engine, PathKind};
 use forebay_model::Error;
 use stripe::StripeQueue;
 
@@ -76,6 +77,21 @@ pub struct Target {
     /// Bytes that the job uses, from offset 0.
     pub bytes: u64,
     pub backing: Backing,
+    pub route: Route,
+}
+
+/// How a target's bytes reach their destination: the job's path and GPUs, or what `auto` and pairs made of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    pub path: PathKind,
+    /// The pair that alone uses it, by its number in the job.
+    pub pair: Option<u32>,
+}
+
+impl Default for Route {
+    fn default() -> Route {
+        Route { path: PathKind::Host, pair: None }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -91,24 +107,45 @@ pub enum Backing {
 pub struct QueueNeeds {
     pub depth: u32,
     pub io_bytes_max: u64,
+    /// What was read is copied on at once (`bounce`), so it should lie in the processor's cache.
+    pub then_copied: bool,
 }
+
+/// Opens the queue of one file, for a path that puts its own over or in place of the engine's.
+pub type OpenFile<'a> =
+    &'a mut dyn FnMut(&FileTarget, Engine, QueueNeeds, &mut Reactor) -> Result<Box<dyn Queue>, Error>;
 
 impl Target {
     pub fn queue(&self, needs: QueueNeeds, reactor: &mut Reactor) -> Result<Box<dyn Queue>, Error> {
+        self.queue_over(needs, reactor, &mut |file, engine, needs, reactor| {
+            file.queue(engine, needs, reactor)
+        })
+    }
+
+    /// `queue`, with each file below opened by `open`.
+    pub fn queue_over(
+        &self,
+        needs: QueueNeeds,
+        reactor: &mut Reactor,
+        open: OpenFile,
+    ) -> Result<Box<dyn Queue>, Error> {
         match &self.backing {
-            Backing::File { target, engine } => target.queue(*engine, needs.depth, reactor),
+            Backing::File { target, engine } => open(target, *engine, needs, reactor),
             Backing::Nil => Ok(Box::new(NilQueue::new(self.bytes, needs.depth))),
             Backing::Stripe { chunk, members } => {
                 let inner = QueueNeeds {
                     depth: self.member_depth(needs),
                     io_bytes_max: needs.io_bytes_max.min(*chunk),
+                    ..needs
                 };
-                let queues =
-                    members.iter().map(|m| m.queue(inner, reactor)).collect::<Result<Vec<_>, _>>()?;
+                let queues = members
+                    .iter()
+                    .map(|m| m.queue_over(inner, reactor, open))
+                    .collect::<Result<Vec<_>, _>>()?;
                 Ok(Box::new(StripeQueue::new(queues, *chunk, needs.depth)))
             }
             Backing::Model { drive, over } => {
-                let inner = over.as_ref().map(|t| t.queue(needs, reactor)).transpose()?;
+                let inner = over.as_ref().map(|t| t.queue_over(needs, reactor, open)).transpose()?;
                 Ok(Box::new(ModelQueue::new(drive.clone(), inner, self.bytes, needs.depth)))
             }
         }
@@ -151,6 +188,13 @@ impl Target {
                 _ => None,
             })
             .collect()
+    }
+
+    /// Bytes come from somewhere, so that I/Os need memory.
+    pub fn moves_bytes(&self) -> bool {
+        self.walk()
+            .iter()
+            .any(|t| !matches!(t.backing, Backing::Nil | Backing::Model { .. } | Backing::Stripe { .. }))
     }
 
     /// Alignment of offsets and lengths: the greatest below.

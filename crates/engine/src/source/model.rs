@@ -145,4 +145,14 @@ impl Queue for ModelQueue {
         let own = self.due.peek().map(|d| self.drive.began + Duration::from_nanos(d.0 .0));
         [own, self.inner.as_ref().and_then(|q| q.next_due())].into_iter().flatten().min()
     }
+
+    fn wakes_at_first(&self) -> bool {
+        self.inner.as_ref().is_some_and(|q| q.wakes_at_first())
+    }
+
+    fn close(&mut self, reactor: &mut Reactor) {
+        if let Some(inner) = &mut self.inner {
+            inner.close(reactor);
+        }
+    }
 }

@@ -213,6 +213,7 @@ fn worse(so_far: Option<Via>, piece: Via) -> Via {
         Via::Direct => 1,
         Via::Mapped => 2,
         Via::Staged => 3,
+        Via::Compat => 4,
     };
     so_far.map_or(piece, |v| if rank(v) >= rank(piece) { v } else { piece })
 }
@@ -277,6 +278,14 @@ impl Queue for StripeQueue {
 
     fn next_due(&self) -> Option<Instant> {
         self.members.iter().filter_map(|m| m.queue.next_due()).min()
+    }
+
+    fn wakes_at_first(&self) -> bool {
+        self.members.iter().any(|m| m.queue.wakes_at_first())
+    }
+
+    fn close(&mut self, reactor: &mut Reactor) {
+        self.members.iter_mut().for_each(|m| m.queue.close(reactor));
     }
 }
 

@@ -4,7 +4,7 @@
 use forebay_engine::queue::Op;
 use forebay_engine::reactor::{Reactor, RingOptions};
 use forebay_engine::source::file::{FileAccess, FileTarget};
-use forebay_engine::source::{stripe, Backing, SharedDrive, Target};
+use forebay_engine::source::{stripe, Backing, Route, SharedDrive, Target};
 use forebay_model::content;
 use forebay_model::device::DriveModel;
 use forebay_model::job::Engine;
@@ -17,9 +17,11 @@ use std::sync::LazyLock;
 pub const ENGINES: [(&str, Engine); 4] =
     [("uring", Engine::Uring), ("pread", Engine::Pread), ("inline", Engine::Inline), ("map", Engine::Map)];
 
-/// A place on a real disk, so that O_DIRECT means something.
+/// A place on a real disk, so that O_DIRECT means something; where the tests were built elsewhere, any.
 pub fn home() -> tempfile::TempDir {
-    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+    let built = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let at = if built.is_dir() { built.into() } else { std::env::temp_dir() };
+    tempfile::tempdir_in(at).unwrap()
 }
 
 /// Rings and registered slots are locked in memory: those of all tests, and of others of this user.
@@ -84,6 +86,7 @@ pub fn file(path: &Path, data: &[u8], engine: Engine, direct: bool) -> Target {
         content_id: 0,
         bytes: target.bytes,
         backing: Backing::File { target, engine },
+        route: Route::default(),
     }
 }
 
@@ -95,11 +98,12 @@ pub fn striped(chunk: u64, members: Vec<Target>) -> Target {
         content_id: 0,
         bytes: stripe::stripe_bytes(&sizes, chunk),
         backing: Backing::Stripe { chunk, members },
+        route: Route::default(),
     }
 }
 
 pub fn nil(bytes: u64) -> Target {
-    Target { label: "nil".into(), content_id: 0, bytes, backing: Backing::Nil }
+    Target { label: "nil".into(), content_id: 0, bytes, backing: Backing::Nil, route: Route::default() }
 }
 
 /// A drive so fast that the suite doesn't wait for it, over content or none.
@@ -110,7 +114,7 @@ pub fn model(over: Option<Target>) -> Target {
     let bytes = over.as_ref().map_or(1 << 20, |t| t.bytes);
     let label = over.as_ref().map_or("model".into(), |t| format!("model over {}", t.label));
     let backing = Backing::Model { drive: SharedDrive::new(&drive, 1, false), over: over.map(Box::new) };
-    Target { label, content_id: 0, bytes, backing }
+    Target { label, content_id: 0, bytes, backing, route: Route::default() }
 }
 
 /// What the target holds, by reading its files plainly and putting chunks where RAID0 puts them.
@@ -192,6 +196,13 @@ impl Maker {
                 let members = (0..count).map(|i| self.file((40 << 10) + 5000 * i, engine, true)).collect();
                 self.targets.push(striped(8192, members));
             }
+        }
+        for count in [1, 3] {
+            // Through the page cache, as `mapped` reads.
+            let members = (0..count)
+                .map(|i| self.file((40 << 10) + 5000 * i, engines[i % engines.len()], false))
+                .collect();
+            self.targets.push(striped(8192, members));
         }
         let mixed = (0..4).map(|i| self.file(64 << 10, engines[i % engines.len()], i % 2 == 0)).collect();
         self.targets.push(striped(4096, mixed));

@@ -3,12 +3,18 @@
 //! the test with its name instead of hanging it.
 
 use super::arena::Slots;
-use forebay_engine::path::{BounceQueue, HostCopier};
+use super::mapped::Mapped;
+use forebay_engine::gpu::cuda::{Device, Pinned};
+use forebay_engine::gpu::cufile::Buffer;
+use forebay_engine::gpu::CudaCopier;
+use forebay_engine::path::gds::{Base, Duty, Session, Station};
+use forebay_engine::path::{BounceQueue, Copier, HostCopier};
 use forebay_engine::queue::{Done, Fault, Full, Io, Op, Queue};
 use forebay_engine::reactor::{Reactor, RingOptions};
-use forebay_engine::source::{QueueNeeds, Target};
-use forebay_model::job::{Engine, PathKind};
+use forebay_engine::source::{Backing, QueueNeeds, Target};
+use forebay_model::job::{CuFileMode, Engine, JobSpec, PathKind};
 use std::cell::Cell;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// An I/O that takes longer than this hangs.
@@ -61,8 +67,13 @@ impl std::fmt::Debug for Answer {
 pub struct Rig {
     pub queue: Box<dyn Queue>,
     pub reactor: Reactor,
+    // Before what it registers.
+    _buffer: Option<Buffer>,
     pub slots: Slots,
+    // Before what it pins.
+    _pin: Option<Pinned>,
     _staging: Option<Slots>,
+    _mapped: Option<Mapped>,
     /// What to say when a check fails: the case, and the seed if any.
     pub name: String,
     /// By tag: which request is out under it.
@@ -76,6 +87,74 @@ pub fn plain(queue: Box<dyn Queue>) -> Box<dyn Queue> {
     queue
 }
 
+/// The GPU that a path feeds: the first, where the test is a scenario's process (gpu/scenario.rs).
+fn gpu_under(path: PathKind) -> Option<Arc<Device>> {
+    let on_gpu = std::env::var_os("FOREBAY_GPU_SCENARIO").is_some() && path != PathKind::Host;
+    on_gpu.then(|| Device::open(0).unwrap())
+}
+
+pub fn copier_for(device: Option<&Arc<Device>>) -> Box<dyn Copier> {
+    match device {
+        Some(device) => Box::new(CudaCopier::new(device.clone()).unwrap()),
+        None => Box::new(HostCopier::default()),
+    }
+}
+
+/// What a worker has for `gds`; which of cuFile's interfaces depends on the rig, so that all come to pass.
+struct Cufile<'a> {
+    device: &'a Arc<Device>,
+    slots: &'a Slots,
+    registered: bool,
+}
+
+/// Which of cuFile's interfaces: the one that FOREBAY_TEST_CUFILE names, else each in turn.
+fn form(depth: u32, registered: bool) -> CuFileMode {
+    match (std::env::var("FOREBAY_TEST_CUFILE").as_deref(), depth, registered) {
+        (Ok("sync"), ..) => CuFileMode::Sync,
+        (Ok("stream"), ..) => CuFileMode::Stream,
+        (Ok("batch"), ..) => CuFileMode::Batch,
+        (Ok("batch-stream"), ..) => CuFileMode::BatchStream,
+        (_, 1 | 2, true) => CuFileMode::Stream,
+        (_, 3.., true) => CuFileMode::Batch,
+        (_, 3.., false) => CuFileMode::BatchStream,
+        _ => CuFileMode::Sync,
+    }
+}
+
+impl Cufile<'_> {
+    fn open(
+        &self,
+        target: &Target,
+        needs: QueueNeeds,
+        reactor: &mut Reactor,
+    ) -> (Box<dyn Queue>, Option<Buffer>) {
+        let cufile = form(needs.depth, self.registered);
+        let job = JobSpec {
+            path: PathKind::Gds,
+            cufile,
+            depth: needs.depth,
+            io_bytes: needs.io_bytes_max,
+            allow_compat: true,
+            ..JobSpec::default()
+        };
+        let session = Session::open(&job, self.device).unwrap();
+        session.attach(target, self.device).unwrap();
+        let memory = self.slots.gpu_memory();
+        let registered = self.registered && Station::registers(&job);
+        let buffer = registered.then(|| session.driver().register_buffer(memory).unwrap());
+        let base = Base::default();
+        if registered {
+            base.add(memory.address(), memory.bytes() as u64);
+        }
+        let plain = matches!(target.backing, Backing::File { .. });
+        let duty = Duty { job: &job, depth: target.ring_depth(needs), plain, whole_pages: false };
+        let station = Station::open(&session, self.device, base, &duty, reactor).unwrap();
+        let queue =
+            target.queue_over(needs, reactor, &mut |file, _, needs, _| station.queue(file, needs.depth));
+        (queue.unwrap(), buffer)
+    }
+}
+
 impl Rig {
     /// Opens `target` under `path` as a worker does; `registered` slots are known to the ring.
     pub fn open(
@@ -86,7 +165,8 @@ impl Rig {
         registered: bool,
         layer: Layer,
     ) -> Rig {
-        let needs = QueueNeeds { depth, io_bytes_max: io_bytes as u64 };
+        let needs =
+            QueueNeeds { depth, io_bytes_max: io_bytes as u64, then_copied: path == PathKind::Bounce };
         let wants_ring = target.files().iter().any(|(_, e)| *e == Engine::Uring);
         let mut reactor = if wants_ring {
             Reactor::with_ring(RingOptions { depth: target.ring_depth(needs), ..RingOptions::default() })
@@ -94,21 +174,48 @@ impl Rig {
         } else {
             Reactor::without_ring()
         };
-        let mut slots = Slots::new(depth as usize, io_bytes);
+        let device = gpu_under(path);
+        let mut slots = match &device {
+            Some(device) => Slots::on(device, depth as usize, io_bytes),
+            None => Slots::new(depth as usize, io_bytes),
+        };
         let mut staging = (path == PathKind::Bounce).then(|| Slots::new(depth as usize, io_bytes));
         if registered {
             staging.as_mut().unwrap_or(&mut slots).register(&mut reactor);
         }
-        let mut queue = layer(target.queue(needs, &mut reactor).unwrap());
+        let mut registered_with_cufile = None;
+        let mapped = (path == PathKind::Mapped).then(|| Mapped::new(device.as_ref()));
+        let source = match (&mapped, &device) {
+            (Some(mapped), _) => mapped.queue(target, needs, &mut reactor),
+            (None, Some(device)) if path == PathKind::Gds => {
+                let through = Cufile { device, slots: &slots, registered };
+                let (queue, buffer) = through.open(target, needs, &mut reactor);
+                registered_with_cufile = buffer;
+                queue
+            }
+            _ => target.queue(needs, &mut reactor).unwrap(),
+        };
+        let through = match path {
+            PathKind::Gds if device.is_some() => {
+                format!(" ({:?}, registered {registered})", form(depth, registered))
+            }
+            _ => String::new(),
+        };
+        let mut queue = layer(source);
+        let mut pin = None;
         if let Some(staging) = &staging {
-            queue = Box::new(BounceQueue::new(queue, Box::new(HostCopier::default()), staging.arena()));
+            pin = device.as_ref().map(|device| device.pin(staging.arena()).unwrap());
+            queue = Box::new(BounceQueue::new(queue, false, copier_for(device.as_ref()), staging.arena()));
         }
         Rig {
             queue,
             reactor,
+            _buffer: registered_with_cufile,
             slots,
+            _pin: pin,
             _staging: staging,
-            name: format!("{} on {path:?}, depth {depth}", target.label),
+            _mapped: mapped,
+            name: format!("{} on {path:?}{through}, depth {depth}", target.label),
             out: vec![None; depth as usize],
         }
     }

@@ -60,4 +60,12 @@ impl Queue for Watched {
     fn next_due(&self) -> Option<Instant> {
         self.queue.next_due()
     }
+
+    fn wakes_at_first(&self) -> bool {
+        self.queue.wakes_at_first()
+    }
+
+    fn close(&mut self, reactor: &mut Reactor) {
+        self.booked(|queue| queue.close(reactor));
+    }
 }

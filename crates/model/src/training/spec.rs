@@ -124,8 +124,8 @@ pub struct EmulateSpec {
     pub io_bytes: Option<u64>,
     /// I/Os in flight per worker.
     pub depth: Option<u32>,
-    /// None: by what was found in the page cache before the run, through it where the files are there, past it where not.
-    pub cache: Option<Cache>,
+    /// Auto: by what was found in the page cache before the run, through it where the files are there, past it where not.
+    pub cache: Cache,
     pub engine: Engine,
     pub on_error: OnError,
     /// Bytes are handed on at this rate at most.
@@ -157,7 +157,7 @@ impl Default for EmulateSpec {
             read_threads: 1,
             io_bytes: None,
             depth: None,
-            cache: None,
+            cache: Cache::Auto,
             engine: Engine::Auto,
             on_error: OnError::Fail,
             supply_gib_s: None,

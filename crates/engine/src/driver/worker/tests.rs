@@ -3,7 +3,7 @@
 use super::*;
 use crate::driver::share;
 use crate::queue::{Geometry, Via};
-use crate::source::Backing;
+use crate::source::{Backing, Route};
 use std::sync::mpsc::{channel, Receiver};
 
 /// Keeps what it is given until it is told to let go; counts flushes.
@@ -45,13 +45,18 @@ fn done_well(io: &Io) -> Done {
 }
 
 fn worker_over(job: JobSpec, targets: usize, keep: bool) -> (Worker, Vec<Arc<AtomicU64>>, Receiver<Report>) {
-    let target =
-        |n: usize| Target { label: format!("nil {n}"), content_id: 0, bytes: 1 << 20, backing: Backing::Nil };
+    let target = |n: usize| Target {
+        label: format!("nil {n}"),
+        content_id: 0,
+        bytes: 1 << 20,
+        backing: Backing::Nil,
+        route: Route::default(),
+    };
     let targets: Vec<Target> = (0..targets).map(target).collect();
-    let spec = share::out(&job, &targets).unwrap().remove(0);
+    let spec = share::out(&job, &targets, &Destination::default()).unwrap().remove(0);
     let shared = Arc::new(Shared {
         content_seeds: vec![0; targets.len()],
-        device: None,
+        destination: Arc::default(),
         faults: None,
         stop: AtomicBool::new(false),
         from_ns: AtomicU64::new(0),
@@ -97,7 +102,7 @@ fn an_io_that_comes_back_after_it_was_given_up_is_taken_back() {
     worker.done.push(Done { tag: 1, result: Ok(4096), via: Via::Nothing, copy_ns: 0 });
     worker.settle();
     assert_eq!((worker.in_flight, worker.tally.lost, worker.tally.ios), (0, 1, 0));
-    assert_eq!(worker.free, [1]);
+    assert_eq!((worker.free.len(), worker.free.take()), (1, Some(1)));
 }
 
 #[test]
@@ -112,7 +117,7 @@ fn an_io_that_no_queue_has_is_not_lost() {
     worker.abandon_overdue(late);
     worker.abandon_overdue(late);
     assert_eq!((worker.in_flight, worker.tally.lost), (0, 1));
-    assert_eq!(worker.free, [0]);
+    assert_eq!((worker.free.len(), worker.free.take()), (1, Some(0)));
 }
 
 #[test]
@@ -168,8 +173,10 @@ fn a_rate_in_bytes_holds_for_any_sizes() {
 #[test]
 fn a_panic_is_the_last_report_and_stops_the_others() {
     let (worker, _, _reports) = worker_over(job(), 1, false);
-    let (shared, pattern) =
-        (worker.shared.clone(), share::out(&worker.shared.job, &worker.shared.targets).unwrap());
+    let (shared, pattern) = (
+        worker.shared.clone(),
+        share::out(&worker.shared.job, &worker.shared.targets, &Destination::default()).unwrap(),
+    );
     let (sender, reports) = channel();
     work(pattern.into_iter().next().unwrap(), shared.clone(), &|| panic!("on purpose"), &sender);
     let Some(Report::Failed(error)) = reports.try_iter().last() else { panic!("no report") };

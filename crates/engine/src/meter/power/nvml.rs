@@ -6,8 +6,8 @@ use crate::meter::Reason;
 use libloading::Library;
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void, CStr};
 use std::mem::ManuallyDrop;
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Installed by the driver; found by the loader's search.
 pub const LIBRARY: &str = "libnvidia-ml.so.1";
@@ -25,7 +25,7 @@ type Handle = *mut c_void;
 /// Every GPU that NVML lists, as `gpu:N` by NVML's index, which is the order on the PCI
 /// bus and needn't be CUDA's.
 pub fn open(library: &Path) -> Result<Found, Reason> {
-    let nvml = Arc::new(Nvml::load(library)?);
+    let nvml = Nvml::opened(library)?;
     let mut found = Found { meters: Vec::new(), refused: Vec::new() };
     for index in 0..nvml.count()? {
         match Gpu::open(&nvml, index) {
@@ -36,9 +36,8 @@ pub fn open(library: &Path) -> Result<Found, Reason> {
     Found::or_reason(found, "NVML lists no GPU")
 }
 
-/// The functions used, of a library that stays loaded and initialised while this lives.
+/// The functions used, of a library that stays loaded and initialised.
 struct Nvml {
-    shutdown: unsafe extern "C" fn() -> c_int,
     error_string: unsafe extern "C" fn(c_int) -> *const c_char,
     device_count: unsafe extern "C" fn(*mut c_uint) -> c_int,
     handle_by_index: unsafe extern "C" fn(c_uint, *mut Handle) -> c_int,
@@ -51,6 +50,19 @@ struct Nvml {
 }
 
 impl Nvml {
+    /// Once for the process: an nvmlInit talks to every GPU, and whatever an nvmlShutdown doesn't give back would add
+    /// up with each run.
+    fn opened(path: &Path) -> Result<Arc<Nvml>, Reason> {
+        static OPENED: Mutex<Vec<(PathBuf, Arc<Nvml>)>> = Mutex::new(Vec::new());
+        let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, nvml)) = opened.iter().find(|(of, _)| of == path) {
+            return Ok(Arc::clone(nvml));
+        }
+        let nvml = Arc::new(Nvml::load(path)?);
+        opened.push((path.into(), Arc::clone(&nvml)));
+        Ok(nvml)
+    }
+
     fn load(path: &Path) -> Result<Nvml, Reason> {
         // SAFETY: loading runs the library's constructors; it is the driver's own library, or
         // what the caller named in its place.
@@ -62,7 +74,6 @@ impl Nvml {
         unsafe {
             let init: unsafe extern "C" fn() -> c_int = symbol(&library, "nvmlInit_v2")?;
             let nvml = Nvml {
-                shutdown: symbol(&library, "nvmlShutdown")?,
                 error_string: symbol(&library, "nvmlErrorString")?,
                 device_count: symbol(&library, "nvmlDeviceGetCount_v2")?,
                 handle_by_index: symbol(&library, "nvmlDeviceGetHandleByIndex_v2")?,
@@ -72,12 +83,7 @@ impl Nvml {
             };
             match init() {
                 SUCCESS => Ok(nvml),
-                status => {
-                    let reason = nvml.reason("nvmlInit", status);
-                    // What wasn't initialised must not be shut down.
-                    std::mem::forget(nvml);
-                    Err(reason)
-                }
+                status => Err(nvml.reason("nvmlInit", status)),
             }
         }
     }
@@ -113,13 +119,6 @@ impl Nvml {
             _ => "",
         };
         format!("{call}: {words} ({status}){hint}")
-    }
-}
-
-impl Drop for Nvml {
-    fn drop(&mut self) {
-        // SAFETY: balances the nvmlInit of `load`; NVML counts them.
-        unsafe { (self.shutdown)() };
     }
 }
 

@@ -3,9 +3,9 @@
 //! the read that met it, not the end of the process.
 
 use super::FileTarget;
-use crate::copy;
-use crate::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
-use crate::reactor::Reactor;
+use crate::copy::{self, Stores};
+use crate::queue::{Done, Fault, Io, Op, Via};
+use crate::source::at_once::AtOnce;
 use forebay_model::Error;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
@@ -16,15 +16,17 @@ pub const SUPPORTED: bool = copy::GUARDED;
 /// thousands of I/Os, small enough not to stall the first one.
 const WINDOW: u64 = 8 << 20;
 
-pub struct MapQueue {
-    map: Map,
-    geometry: Geometry,
-    pushed: Vec<Io>,
-    ready: Vec<Done>,
+pub(super) struct Map {
+    at: NonNull<u8>,
+    bytes: u64,
+    /// A bit per window whose page tables were filled.
+    filled: Vec<u64>,
+    then_copied: bool,
+    target: FileTarget,
 }
 
-impl MapQueue {
-    pub fn new(target: FileTarget, depth: u32) -> Result<Self, Error> {
+impl Map {
+    pub fn new(target: FileTarget, then_copied: bool) -> Result<Map, Error> {
         if !SUPPORTED {
             return Err(Error::machine(
                 "--engine map",
@@ -32,62 +34,6 @@ impl MapQueue {
                 "--engine inline",
             ));
         }
-        let room = depth as usize;
-        let geometry = Geometry { align: 1, mem_align: 1, ..target.geometry(depth) };
-        Ok(MapQueue {
-            map: Map::new(target)?,
-            geometry,
-            pushed: Vec::with_capacity(room),
-            ready: Vec::with_capacity(room),
-        })
-    }
-}
-
-impl Queue for MapQueue {
-    fn geometry(&self) -> Geometry {
-        self.geometry
-    }
-
-    fn in_flight(&self) -> u32 {
-        (self.pushed.len() + self.ready.len()) as u32
-    }
-
-    fn push(&mut self, io: Io, _reactor: &mut Reactor) -> Result<(), Full> {
-        if self.in_flight() == self.geometry.depth {
-            return Err(Full(io));
-        }
-        self.pushed.push(io);
-        Ok(())
-    }
-
-    fn submit(&mut self, _reactor: &mut Reactor) {
-        for io in self.pushed.drain(..) {
-            let (result, via) = match io.op {
-                Op::Read => (self.map.read(&io), Via::Mapped),
-                Op::Flush => (Ok(0), Via::Nothing),
-                _ => (Err(Fault::note(libc::EROFS, "the map engine only reads")), Via::Nothing),
-            };
-            self.ready.push(Done { tag: io.tag, result, via, copy_ns: 0 });
-        }
-    }
-
-    fn reap(&mut self, _reactor: &mut Reactor, done: &mut Vec<Done>) {
-        done.append(&mut self.ready);
-    }
-
-    fn abandon(&mut self, _tag: u32, _reactor: &mut Reactor) {}
-}
-
-struct Map {
-    at: NonNull<u8>,
-    bytes: u64,
-    /// A bit per window whose page tables were filled.
-    filled: Vec<u64>,
-    target: FileTarget,
-}
-
-impl Map {
-    fn new(target: FileTarget) -> Result<Map, Error> {
         copy::install_guard();
         let bytes = target.bytes.max(1);
         // SAFETY: a fresh read-only mapping of a file that the target holds open.
@@ -114,6 +60,7 @@ impl Map {
             at: NonNull::new(at.cast()).expect("mmap gave an address"),
             bytes: target.bytes,
             filled: vec![0; words as usize],
+            then_copied,
             target,
         })
     }
@@ -124,26 +71,29 @@ impl Map {
         if len == 0 {
             return Ok(0);
         }
-        for window in io.offset / WINDOW..(io.offset + len).div_ceil(WINDOW) {
-            self.fill(window);
+        self.fill_all(io.offset, io.offset + len);
+        let stores = if self.then_copied { Stores::Cached } else { Stores::for_slot(len as usize) };
+        let from = self.at.as_ptr().wrapping_add(io.offset as usize);
+        // SAFETY: source and length lie inside the mapping (bounded above); the slot is io.len bytes long and ours. A
+        // page that is gone makes the copy stop, which is what `guarded` is for.
+        let left = unsafe { copy::guarded(io.mem.host_ptr(), from, len as usize, stores) };
+        match left {
+            0 => Ok(len as u32),
+            _ => Err(self.changed()),
         }
-        // SAFETY: source and length lie inside the mapping (bounded above); the slot is io.len bytes long and
-        // ours. A page that is gone makes the copy stop, which is what `guarded` is for.
-        let left = unsafe {
-            copy::guarded(io.mem.host_ptr(), self.at.as_ptr().add(io.offset as usize), len as usize)
-        };
-        if left == 0 {
-            return Ok(len as u32);
-        }
-        let now = self.target.file.metadata().map(|m| m.len()).unwrap_or(0);
-        let path = self.target.path.display();
-        Err(Fault::note(
-            libc::EIO,
-            format!(
-                "{path} had {} bytes when it was opened and has {now} now: it changed while it was read",
-                self.bytes
-            ),
-        ))
+    }
+
+    fn changed(&self) -> Fault {
+        let now = self.target.file.metadata().map_or(0, |m| m.len());
+        let (path, bytes) = (self.target.path.display(), self.bytes);
+        let note = format!(
+            "{path} had {bytes} bytes when it was opened and has {now} now: it changed while it was read"
+        );
+        Fault::note(libc::EIO, note)
+    }
+
+    fn fill_all(&mut self, from: u64, to: u64) {
+        (from / WINDOW..to.div_ceil(WINDOW)).for_each(|window| self.fill(window));
     }
 
     fn fill(&mut self, window: u64) {
@@ -160,6 +110,17 @@ impl Map {
         unsafe {
             libc::madvise(self.at.as_ptr().add(from as usize).cast(), len as usize, MADV_POPULATE_READ)
         };
+    }
+}
+
+impl AtOnce for Map {
+    fn perform(&mut self, io: &Io) -> Done {
+        let (result, via) = match io.op {
+            Op::Read => (self.read(io), Via::Mapped),
+            Op::Flush => (Ok(0), Via::Nothing),
+            _ => (Err(Fault::note(libc::EROFS, "the map engine only reads")), Via::Nothing),
+        };
+        Done { tag: io.tag, result, via, copy_ns: 0 }
     }
 }
 

@@ -8,11 +8,11 @@ mod pool;
 mod sync;
 mod uring;
 
-pub use inline::InlineQueue;
-pub use map::MapQueue;
 pub use pool::PoolQueue;
 pub use uring::UringQueue;
 
+use super::at_once::AtOnceQueue;
+use super::QueueNeeds;
 use crate::queue::{Geometry, Queue};
 use crate::reactor::Reactor;
 use forebay_model::job::Engine;
@@ -145,12 +145,23 @@ impl FileTarget {
         }
     }
 
-    pub fn queue(&self, engine: Engine, depth: u32, reactor: &mut Reactor) -> Result<Box<dyn Queue>, Error> {
+    pub fn queue(
+        &self,
+        engine: Engine,
+        needs: QueueNeeds,
+        reactor: &mut Reactor,
+    ) -> Result<Box<dyn Queue>, Error> {
+        let depth = needs.depth;
         Ok(match engine {
             Engine::Uring | Engine::Auto => Box::new(UringQueue::new(self.clone(), depth, reactor)?),
             Engine::Pread => Box::new(PoolQueue::new(self.clone(), depth, reactor)?),
-            Engine::Inline => Box::new(InlineQueue::new(self.clone(), depth)),
-            Engine::Map => Box::new(MapQueue::new(self.clone(), depth)?),
+            Engine::Inline => {
+                Box::new(AtOnceQueue::new(inline::Inline::new(self.clone()), self.geometry(depth)))
+            }
+            Engine::Map => {
+                let geometry = Geometry { align: 1, mem_align: 1, ..self.geometry(depth) };
+                Box::new(AtOnceQueue::new(map::Map::new(self.clone(), needs.then_copied)?, geometry))
+            }
         })
     }
 }

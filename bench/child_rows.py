@@ -1,0 +1,94 @@
+"""Rows of a table in a file into the GPU, as bench/child.py asks it: `child_rows.py WAY GPU PATH`.
+
+WAY is `gather` (`forebay.open(…, "mapped").gather`) or `torch`: the file mapped as a tensor, `index_select` into pinned
+memory that is used again, and a copy to the GPU that overlaps with the next one, which is the fastest of PyTorch's own
+ways. A request says `row_bytes` and `at_once`, the rows of a batch. Row numbers are drawn beforehand: whoever trains has
+them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from child import Answer, Stopwatch, serve
+
+BATCHES = 8
+ROOM = 1 << 30
+
+Run = Callable[[dict[str, Any]], Answer]
+
+
+def drawn(size: int, request: dict[str, Any]) -> list[Any]:
+    import numpy
+
+    rows = size // request["row_bytes"]
+    draw = numpy.random.default_rng(7).integers
+    return [draw(rows, size=request["at_once"]) for _ in range(BATCHES)]
+
+
+def by_gather(gpu: int, path: str) -> Run:
+    import forebay
+    import torch
+
+    out = torch.empty(ROOM, dtype=torch.uint8, device=f"cuda:{gpu}")
+    file = forebay.open(path, "mapped")
+
+    def run(request: dict[str, Any]) -> Answer:
+        batches, row_bytes = drawn(file.size, request), request["row_bytes"]
+        file.gather(batches[0], row_bytes, out)
+        watch = Stopwatch()
+        calls = 0
+        while watch.seconds() < request["seconds"]:
+            file.gather(batches[calls % BATCHES], row_bytes, out)
+            calls += 1
+        rows = calls * request["at_once"]
+        return watch.answer(rows * row_bytes, rows) | {"proof": asdict(file.last_report)}
+
+    return run
+
+
+def by_torch(gpu: int, path: str) -> Run:
+    import torch
+
+    size = os.path.getsize(path)
+    table = torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
+    pinned = [torch.empty(ROOM, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+    out = torch.empty(ROOM, dtype=torch.uint8, device=f"cuda:{gpu}")
+
+    def run(request: dict[str, Any]) -> Answer:
+        row_bytes, at_once = request["row_bytes"], request["at_once"]
+        # Of whole words, which index_select moves faster than bytes.
+        word = next(t for t in (torch.float64, torch.float32, torch.uint8) if row_bytes % t.itemsize == 0)
+        rows_of = table[: size // row_bytes * row_bytes].view(word).view(-1, row_bytes // word.itemsize)
+        batches = [torch.from_numpy(batch) for batch in drawn(size, request)]
+        slots = [p[: at_once * row_bytes].view(word).view(at_once, -1) for p in pinned]
+        target = out[: at_once * row_bytes].view(word).view(at_once, -1)
+        events = [torch.cuda.Event() for _ in slots]
+        torch.index_select(rows_of, 0, batches[0], out=slots[0])
+        watch = Stopwatch()
+        calls = 0
+        while watch.seconds() < request["seconds"]:
+            slot = calls % 2
+            events[slot].synchronize()
+            torch.index_select(rows_of, 0, batches[calls % BATCHES], out=slots[slot])
+            target.copy_(slots[slot], non_blocking=True)
+            events[slot].record()
+            calls += 1
+        torch.cuda.synchronize()
+        rows = calls * at_once
+        return watch.answer(rows * row_bytes, rows)
+
+    return run
+
+
+def prepare(arguments: Sequence[str]) -> Run:
+    way, gpu, path = arguments
+    return {"gather": by_gather, "torch": by_torch}[way](int(gpu), path)
+
+
+if __name__ == "__main__":
+    sys.exit(serve(prepare))

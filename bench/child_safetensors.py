@@ -1,0 +1,64 @@
+"""safetensors and fastsafetensors, as bench/child.py asks them: `child_safetensors.py safetensors|fastsafetensors FILE`.
+
+A run loads every tensor of the file into the GPU and lets go of them afterwards. A request to fastsafetensors may
+hold `threads` and `gds` (0: its own bounce; 1: cuFile).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from child import Answer, repeated, serve
+
+Run = Callable[[dict[str, Any]], Answer]
+
+
+def total(tensors: Any) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def plain(path: str) -> Run:
+    import torch
+    from safetensors.torch import load_file
+
+    def once() -> int:
+        loaded = load_file(path, device="cuda:0")
+        torch.cuda.synchronize()
+        return total(loaded.values())
+
+    return lambda request: repeated(once, request["seconds"])
+
+
+def fast(path: str) -> Run:
+    import torch
+    from fastsafetensors import SafeTensorsFileLoader, SingleGroup
+
+    def once(threads: int, gds: int) -> int:
+        loader = SafeTensorsFileLoader(SingleGroup(), "cuda:0", max_threads=threads, nogds=not gds)
+        loader.add_filenames({0: [path]})
+        buffers = loader.copy_files_to_device()
+        moved = total([buffers.get_tensor(name) for name in loader.get_keys()])
+        torch.cuda.synchronize()
+        buffers.close()
+        loader.close()
+        return moved
+
+    def run(request: dict[str, Any]) -> Answer:
+        return repeated(lambda: once(request.get("threads", 16), request.get("gds", 0)), request["seconds"])
+
+    return run
+
+
+def prepare(arguments: Sequence[str]) -> Run:
+    import torch
+
+    torch.empty(1, device="cuda:0")
+    run = {"safetensors": plain, "fastsafetensors": fast}[arguments[0]](arguments[1])
+    run({"seconds": 0.0})
+    return run
+
+
+if __name__ == "__main__":
+    sys.exit(serve(prepare))

@@ -1,0 +1,57 @@
+#!/bin/bash
+# Every table of the GPU in turn: bench/gpu_all.sh DIR OUT [quick]
+#
+# DIR is a folder on the storage to measure (about 36 GiB are needed; quick: 7). What was measured goes to OUT, and is
+# kept after every command: gpu.md (the tables), gpu.json (everything, for bench/publish.py), gpu.log (what went on).
+# Builds nothing and fetches nothing; peers that aren't installed are left out and named. PYTHON names the interpreter.
+# ONLY='warm cold' runs just those; ROUNDS (5) and LIMIT_S (170, of each command) may be set likewise.
+# quick is a trial of everything in a minute; its figures are worth nothing.
+# Ends with 1 if something that had to hold did not, with 3 without a GPU.
+set -u
+[ $# -ge 2 ] || { sed -n '2,3p' "$0" >&2; exit 2; }
+here=$(cd "$(dirname "$0")" && pwd)
+dir=$1 out=$2 worst=0
+mkdir -p "$dir" "$out/now"
+
+common=(--dir "$dir" --rounds "${ROUNDS:-5}") small=() model=() limit=${LIMIT_S:-170}
+if [ "${3:-}" = quick ]; then
+  common=(--dir "$dir" --rounds 1 --seconds 0.3 --scan-seconds 0.2 --no-scan)
+  small=(--files 2000) model=(--file-gib 2) limit=60
+fi
+
+measure() {
+  local name=$1 began=$SECONDS code
+  shift
+  [[ " ${ONLY:-$name} " == *" $name "* ]] || return 0
+  timeout -k 10 "$limit" "${PYTHON:-python3}" "$here/gpu_$name.py" "${common[@]}" --json "$out/now/$name.json" "$@" \
+    > "$out/now/$name.md" 2>> "$out/gpu.log"
+  code=$?
+  cat "$out/now/$name.md" >> "$out/gpu.md"
+  [ ! -e "$out/now/$name.json" ] || cat "$out/now/$name.json" >> "$out/gpu.json"
+  rm -f "$out/now/$name".*
+  case $code in
+    0) ;;
+    1) echo "gpu_$name: something does not hold; see its table" ;;
+    124 | 137) echo "gpu_$name: stopped after $limit s; what it had measured is kept" ;;
+    *) echo "gpu_$name: ended with $code: $(tail -n 1 "$out/gpu.log")" ;;
+  esac
+  [ $code -le $worst ] || worst=$code
+  echo "gpu_$name: $((SECONDS - began)) s" | tee -a "$out/gpu.log"
+  # Without a GPU, none of the others can measure either.
+  ! tail -n 2 "$out/gpu.log" | grep -qE 'no NVIDIA GPU|is a sandbox' || exit 3
+}
+
+: > "$out/gpu.md"; : > "$out/gpu.json"; : > "$out/gpu.log"
+measure warm "${model[@]}"
+measure random "${model[@]}"
+measure rows "${model[@]}"
+measure safetensors "${model[@]}"
+measure small_files --keep "${small[@]}"
+measure verify
+measure cold "${model[@]}"
+measure two "${model[@]}"
+measure cufile --make-udev "${model[@]}"
+measure gdsio "${model[@]}"
+rmdir "$out/now" 2> /dev/null
+cat "$out/gpu.md"
+exit $worst

@@ -1,0 +1,373 @@
+//! `forebay checksum`: CRC32C of files, computed on a GPU from bytes that were
+//! brought there, or on the host.
+//!
+//! Files are cut into pieces that threads take in turn, so that one large file
+//! is read as fast as many; what the pieces give is joined by arithmetic.
+
+use crate::clock;
+use crate::driver;
+use crate::gpu::cuda::{self, Device};
+use crate::gpu::{Summed, Summer};
+use crate::meter::cpu;
+use forebay_model::crc32c::{joined, product, shift};
+use forebay_model::record::Build;
+use forebay_model::Error;
+use serde::{Deserialize, Serialize};
+use std::fs::{File, Metadata};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::Thread;
+use std::time::Duration;
+
+pub const SCHEMA: &str = "forebay.checksum/1";
+/// What a thread reads at once: long for the link, short enough that a thread's slots stay in the cache.
+const PIECE_BYTES: u64 = 4 << 20;
+/// One is read while another is copied and a third waits its turn.
+const SLOTS: usize = 3;
+const WORKERS_MAX: u32 = 256;
+/// How often somebody is asked whether to go on.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// What was asked for.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChecksumSpec {
+    pub files: Vec<String>,
+    /// None: the first GPU, or the host where there is none.
+    #[serde(default)]
+    pub gpu: Option<u32>,
+    /// On the host, whatever there is.
+    #[serde(default)]
+    pub host: bool,
+    /// Threads; None: up to eight.
+    #[serde(default)]
+    pub workers: Option<u32>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct ChecksumRecord {
+    pub schema: &'static str,
+    pub forebay: Build,
+    pub files: Vec<FileSum>,
+    pub bytes: u64,
+    /// Before the first byte: opening the GPU and compiling its kernel.
+    pub setup_s: f64,
+    /// From then on.
+    pub seconds: f64,
+    pub throughput_gib_s: Option<f64>,
+    /// User and system time of the process.
+    pub cpu_s: f64,
+    /// `gpu:0` or `host`.
+    pub computed_on: String,
+    /// `bounce` (through pinned buffers into GPU memory) or `host`.
+    pub path: &'static str,
+    /// Why the host, where nobody asked for it.
+    pub reason: Option<String>,
+    pub workers: u32,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct FileSum {
+    pub file: String,
+    pub bytes: u64,
+    /// Eight hexadecimal digits.
+    pub crc32c: String,
+}
+
+impl ChecksumSpec {
+    pub fn from_json(text: &str) -> Result<ChecksumSpec, Error> {
+        let spec: ChecksumSpec = serde_json::from_str(text).map_err(|e| {
+            Error::request("the checksum's settings", e.to_string(), "forebay checksum --help")
+        })?;
+        let workers = spec.workers.unwrap_or(1);
+        if workers == 0 || workers > WORKERS_MAX {
+            let asked = format!("--workers {workers}");
+            return Err(Error::request(asked, format!("is not between 1 and {WORKERS_MAX}"), "--workers 8"));
+        }
+        if spec.host && spec.gpu.is_some() {
+            return Err(Error::request("--path host with --gpu", "the host has no GPU", "one of them"));
+        }
+        if spec.files.is_empty() {
+            return Err(Error::request("forebay checksum", "names no file", "forebay checksum FILE"));
+        }
+        Ok(spec)
+    }
+}
+
+/// Sums up the files. `go_on` is asked some twenty times a second; false ends it with an error.
+pub fn run(spec: &ChecksumSpec, go_on: &mut dyn FnMut() -> bool) -> Result<ChecksumRecord, Error> {
+    let sources = spec.files.iter().map(|name| Source::open(name)).collect::<Result<Vec<_>, _>>()?;
+    let asked = clock::now();
+    let (device, reason) = place(spec)?;
+    let began = clock::now();
+    let cpu_before = cpu::process().total_s();
+    let work = Work::new(&sources, device.clone());
+    let workers = spec.workers.unwrap_or_else(|| workers_by_default(work.pieces.len()));
+    work.all(workers, go_on)?;
+    sources.iter().try_for_each(Source::is_unchanged)?;
+    let seconds = began.elapsed().as_secs_f64();
+    let bytes = sources.iter().map(|s| s.bytes).sum::<u64>();
+    Ok(ChecksumRecord {
+        schema: SCHEMA,
+        forebay: driver::build(),
+        files: work.sums(&sources),
+        bytes,
+        setup_s: began.duration_since(asked).as_secs_f64(),
+        seconds,
+        throughput_gib_s: (seconds > 0.0 && bytes > 0).then(|| bytes as f64 / f64::from(1 << 30) / seconds),
+        cpu_s: cpu::process().total_s() - cpu_before,
+        computed_on: device.as_ref().map_or("host".into(), |d| format!("gpu:{}", d.index())),
+        path: if device.is_some() { "bounce" } else { "host" },
+        reason,
+        workers,
+    })
+}
+
+/// Of the bytes whose checksum is `before`, and `bytes` behind them.
+pub fn of_bytes(before: u32, bytes: &[u8]) -> u32 {
+    crc32c::crc32c_append(before, bytes)
+}
+
+/// Of `bytes` of GPU memory from `address` on, after what is queued on `stream`, its owner's. The memory is checked
+/// to be that GPU's.
+pub fn of_device_memory(gpu: u32, address: u64, bytes: u64, stream: u64) -> Result<u32, Error> {
+    let device = Device::open(gpu)?;
+    crate::gpu::kernels::Crc32c::open(&device)?.of(&device.borrowed_stream(stream), address, bytes)
+}
+
+fn workers_by_default(pieces: usize) -> u32 {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    cores.min(8).min(pieces.max(1)) as u32
+}
+
+/// The GPU to compute on; else why it is the host. One that was asked for and can't is an error.
+fn place(spec: &ChecksumSpec) -> Result<(Option<Arc<Device>>, Option<String>), Error> {
+    if spec.host {
+        return Ok((None, None));
+    }
+    if let (None, (0, why)) = (spec.gpu, cuda::devices()) {
+        return Ok((None, Some(why.unwrap_or_else(|| "there is no GPU".into()))));
+    }
+    let opened = Device::open(spec.gpu.unwrap_or(0));
+    let usable = opened.and_then(|device| crate::gpu::kernels::Crc32c::open(&device).map(|_| device));
+    match (usable, spec.gpu) {
+        (Ok(device), _) => Ok((Some(device), None)),
+        (Err(why), None) => Ok((None, Some(format!("{}: {}", why.asked, why.found)))),
+        (Err(why), Some(_)) => Err(why),
+    }
+}
+
+/// A file as it was when it was first looked at.
+struct Source {
+    name: String,
+    bytes: u64,
+    seen: Metadata,
+}
+
+impl Source {
+    fn open(name: &str) -> Result<Source, Error> {
+        let refused = |why: String, next: &str| Error::request(name, why, next);
+        let file = File::open(name).map_err(|e| refused(e.to_string(), "ls -l"))?;
+        let seen = file.metadata().map_err(|e| refused(e.to_string(), "ls -l"))?;
+        if !seen.is_file() {
+            return Err(refused("isn't a regular file".into(), "the files in it, by name"));
+        }
+        Ok(Source { name: name.into(), bytes: seen.len(), seen })
+    }
+
+    fn is_unchanged(&self) -> Result<(), Error> {
+        let stamp = |m: &Metadata| (m.dev(), m.ino(), m.len(), m.mtime(), m.mtime_nsec());
+        match std::fs::metadata(&self.name) {
+            Ok(now) if stamp(&now) == stamp(&self.seen) => Ok(()),
+            Ok(_) => Err(self.broke("changed while it was read".into())),
+            Err(e) => Err(self.broke(e.to_string())),
+        }
+    }
+
+    fn broke(&self, why: String) -> Error {
+        Error::run(format!("CRC32C of {}", self.name), why, "the same command again; dmesg | tail")
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Piece {
+    source: usize,
+    offset: u64,
+    bytes: u64,
+}
+
+/// Says that a thread has ended, however it did.
+struct Leaves<'a> {
+    working: &'a AtomicU32,
+    waiter: Thread,
+}
+
+impl Drop for Leaves<'_> {
+    fn drop(&mut self) {
+        self.working.fetch_sub(1, Ordering::Release);
+        self.waiter.unpark();
+    }
+}
+
+struct Work<'a> {
+    sources: &'a [Source],
+    device: Option<Arc<Device>>,
+    pieces: Vec<Piece>,
+    /// By piece.
+    sums: Vec<AtomicU32>,
+    next: AtomicUsize,
+    stop: AtomicBool,
+    working: AtomicU32,
+    failed: Mutex<Option<Error>>,
+}
+
+impl<'a> Work<'a> {
+    fn new(sources: &'a [Source], device: Option<Arc<Device>>) -> Work<'a> {
+        let pieces_of = |(source, s): (usize, &Source)| {
+            let bytes = s.bytes;
+            (0..bytes.div_ceil(PIECE_BYTES)).map(move |n| {
+                let offset = n * PIECE_BYTES;
+                Piece { source, offset, bytes: PIECE_BYTES.min(bytes - offset) }
+            })
+        };
+        let pieces: Vec<Piece> = sources.iter().enumerate().flat_map(pieces_of).collect();
+        Work {
+            sources,
+            device,
+            sums: pieces.iter().map(|_| AtomicU32::new(0)).collect(),
+            pieces,
+            next: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+            working: AtomicU32::new(0),
+            failed: Mutex::default(),
+        }
+    }
+
+    /// Does all pieces, with as many threads.
+    fn all(&self, workers: u32, go_on: &mut dyn FnMut() -> bool) -> Result<(), Error> {
+        let mut interrupted = false;
+        self.working.store(workers, Ordering::Relaxed);
+        let waiter = std::thread::current();
+        std::thread::scope(|scope| {
+            for _ in 0..workers {
+                let leaves = Leaves { working: &self.working, waiter: waiter.clone() };
+                scope.spawn(move || {
+                    let _leaves = leaves;
+                    self.one_worker();
+                });
+            }
+            while self.working.load(Ordering::Acquire) > 0 {
+                std::thread::park_timeout(LOOK);
+                interrupted |= !go_on();
+                if interrupted {
+                    self.stop.store(true, Ordering::Relaxed);
+                }
+            }
+        });
+        let failed = self.failed.lock().unwrap_or_else(|e| e.into_inner()).take();
+        match failed {
+            Some(e) => Err(e),
+            None if interrupted => {
+                Err(Error::run("forebay checksum", "was interrupted", "the same command again"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn one_worker(&self) {
+        let done = match &self.device {
+            Some(device) => self.on_gpu(device),
+            None => self.on_host(),
+        };
+        if let Err(e) = done {
+            self.stop.store(true, Ordering::Relaxed);
+            self.failed.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(e);
+        }
+    }
+
+    fn take(&self) -> Option<usize> {
+        let index = self.next.fetch_add(1, Ordering::Relaxed);
+        (index < self.pieces.len() && !self.stop.load(Ordering::Relaxed)).then_some(index)
+    }
+
+    fn on_host(&self) -> Result<(), Error> {
+        let mut buffer = vec![0; PIECE_BYTES as usize];
+        let mut open = None;
+        while let Some(index) = self.take() {
+            let bytes = self.read(index, &mut open, &mut buffer)?;
+            self.sums[index].store(crc32c::crc32c(&buffer[..bytes]), Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn on_gpu(&self, device: &Arc<Device>) -> Result<(), Error> {
+        let broke = |why: cuda::CudaError| {
+            let asked = format!("CRC32C on GPU {}", device.index());
+            Error::run(asked, why.to_string(), "nvidia-smi; dmesg | tail")
+        };
+        let mut summer = Summer::open(device, SLOTS, PIECE_BYTES as usize)?;
+        let mut open = None;
+        while let Some(index) = self.take() {
+            let (before, slot) = summer.slot().map_err(broke)?;
+            let bytes = self.read(index, &mut open, slot)?;
+            self.keep(before);
+            summer.send(bytes, index).map_err(broke)?;
+        }
+        summer.rest().map_err(broke)?.into_iter().for_each(|sum| self.keep(Some(sum)));
+        Ok(())
+    }
+
+    fn keep(&self, ended: Option<Summed>) {
+        if let Some((index, sum)) = ended {
+            self.sums[index].store(sum, Ordering::Relaxed);
+        }
+    }
+
+    /// Reads piece `index` to the front of `to`. `open` is the file of this thread's last piece.
+    fn read(&self, index: usize, open: &mut Option<(usize, File)>, to: &mut [u8]) -> Result<usize, Error> {
+        let piece = self.pieces[index];
+        let source = &self.sources[piece.source];
+        let known = open.take().filter(|(of, _)| *of == piece.source);
+        let (_, file) = match known {
+            Some(known) => open.insert(known),
+            None => open.insert((piece.source, self.reopen(source)?)),
+        };
+        let to = &mut to[..piece.bytes as usize];
+        file.read_exact_at(to, piece.offset).map_err(|e| match e.kind() {
+            std::io::ErrorKind::UnexpectedEof => source.broke("became shorter while it was read".into()),
+            _ => source.broke(format!("reading {} bytes at {}: {e}", piece.bytes, piece.offset)),
+        })?;
+        Ok(to.len())
+    }
+
+    fn reopen(&self, source: &Source) -> Result<File, Error> {
+        let file = File::open(&source.name).map_err(|e| source.broke(e.to_string()))?;
+        let now = file.metadata().map_err(|e| source.broke(e.to_string()))?;
+        if (now.dev(), now.ino()) != (source.seen.dev(), source.seen.ino()) {
+            return Err(source.broke("was replaced while it was read".into()));
+        }
+        Ok(file)
+    }
+
+    fn sums(&self, sources: &[Source]) -> Vec<FileSum> {
+        let mut sums = vec![0; sources.len()];
+        // `joined`, for pieces of one length.
+        let by = shift(PIECE_BYTES);
+        for (piece, sum) in self.pieces.iter().zip(&self.sums) {
+            let whole = &mut sums[piece.source];
+            let sum = sum.load(Ordering::Relaxed);
+            *whole = if piece.bytes == PIECE_BYTES {
+                product(*whole, by) ^ sum
+            } else {
+                joined(*whole, sum, piece.bytes)
+            };
+        }
+        let of = |(source, sum): (&Source, u32)| FileSum {
+            file: source.name.clone(),
+            bytes: source.bytes,
+            crc32c: format!("{sum:08x}"),
+        };
+        sources.iter().zip(sums).map(of).collect()
+    }
+}

@@ -1,0 +1,64 @@
+//! The slots of a worker that no I/O has.
+
+use std::collections::VecDeque;
+
+/// Tags of free slots.
+///
+/// Into host memory the slot that was free last goes first: its bytes are still in the processor's cache. Into a
+/// GPU they take turns, so that I/Os which start together lie side by side at both ends, and travel as one copy.
+pub struct FreeSlots {
+    tags: VecDeque<u32>,
+    in_turn: bool,
+}
+
+impl FreeSlots {
+    /// `count` slots, all free.
+    pub fn new(count: u32, in_turn: bool) -> FreeSlots {
+        let tags = if in_turn { (0..count).collect() } else { (0..count).rev().collect() };
+        FreeSlots { tags, in_turn }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.tags.is_empty()
+    }
+
+    #[inline]
+    pub fn take(&mut self) -> Option<u32> {
+        if self.in_turn {
+            self.tags.pop_front()
+        } else {
+            self.tags.pop_back()
+        }
+    }
+
+    #[inline]
+    pub fn give(&mut self, tag: u32) {
+        self.tags.push_back(tag);
+    }
+
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        self.tags.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::FreeSlots;
+
+    #[test]
+    fn slots_into_a_gpu_take_turns_and_others_are_used_while_warm() {
+        let rounds = |in_turn| {
+            let mut free = FreeSlots::new(4, in_turn);
+            let mut taken = Vec::new();
+            for _ in 0..2 {
+                let round: Vec<u32> = (0..2).filter_map(|_| free.take()).collect();
+                taken.push(round.clone());
+                round.into_iter().for_each(|tag| free.give(tag));
+            }
+            taken
+        };
+        assert_eq!(rounds(true), [[0, 1], [2, 3]]);
+        assert_eq!(rounds(false), [[0, 1], [1, 0]]);
+    }
+}

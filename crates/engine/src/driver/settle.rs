@@ -1,0 +1,362 @@
+//! What a job leaves open, settled on the opened targets before anything is
+//! measured: by which way each target goes, and how many workers there are. What
+//! isn't known is tried for a moment, outside the measured time, and every trial
+//! stands in the record.
+
+use super::pacing::Unseen;
+use super::{fleet, prepare, threads, Observer};
+use crate::clock;
+use crate::doctor::{self, Answer};
+use crate::meter::cache;
+use crate::path::auto::{self, Gave, Open, Situation, Way};
+use crate::path::{self, Destination};
+use crate::source::{Backing, Route, Target};
+use forebay_model::job::{Cache, JobSpec, PathKind, WorkersFrom};
+use forebay_model::record::Trial;
+use forebay_model::Error;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Measured time of a trial, after a third of that for warming up.
+const TRIAL: Duration = Duration::from_millis(120);
+/// Trials of one question take no longer than this together.
+const TRIALS: Duration = Duration::from_millis(1300);
+/// A job of fewer bytes is done before trials would be.
+const BYTES_WORTH_TRYING: u64 = 256 << 20;
+/// Workers for each GPU or pair.
+const WORKERS: [u32; 7] = [1, 2, 4, 6, 8, 12, 16];
+/// Where there is nothing to find out.
+const WORKERS_USUAL: u32 = 4;
+/// What trials of ways run with.
+const WORKERS_TRYING: u32 = 8;
+
+/// What became of a job.
+pub struct Settled {
+    pub job: JobSpec,
+    pub reasons: Vec<String>,
+    pub calibration: Vec<Trial>,
+}
+
+/// Targets that are in the same situation, and go the same way.
+struct Group {
+    open: Open,
+    targets: Vec<usize>,
+}
+
+/// Settles paths, page cache and workers; the targets come back as they are to be used.
+pub fn on(
+    job: &JobSpec,
+    targets: &mut [Target],
+    seeds: &[u64],
+    destination: &Arc<Destination>,
+    observer: &mut dyn Observer,
+) -> Result<Settled, Error> {
+    let ring = prepare::has_ring(job)?;
+    let mut settler = Settler { job: job.clone(), seeds, destination, observer, trials: Vec::new(), ring };
+    let mut reasons = Vec::new();
+    if job.path == PathKind::Auto || job.cache == Cache::Auto {
+        for group in settler.groups(targets) {
+            reasons.push(settler.choose(&group, targets)?);
+        }
+    }
+    reasons.extend(settler.workers(targets)?);
+    let Settler { mut job, trials, .. } = settler;
+    if let Some(first) = targets.first().map(|t| t.route.path) {
+        if job.path == PathKind::Auto && targets.iter().all(|t| t.route.path == first) {
+            job.path = first;
+        }
+    }
+    Ok(Settled { job, reasons, calibration: trials })
+}
+
+struct Settler<'a> {
+    job: JobSpec,
+    seeds: &'a [u64],
+    destination: &'a Arc<Destination>,
+    observer: &'a mut dyn Observer,
+    trials: Vec<Trial>,
+    /// io_uring can be had.
+    ring: bool,
+}
+
+impl Settler<'_> {
+    fn groups(&self, targets: &[Target]) -> Vec<Group> {
+        let mut direct_dma = BTreeMap::new();
+        let mut groups: Vec<Group> = Vec::new();
+        for (t, target) in targets.iter().enumerate() {
+            let open = self.open(target, &mut direct_dma);
+            match groups.iter_mut().find(|g| g.open.ways == open.ways) {
+                Some(group) => group.targets.push(t),
+                None => groups.push(Group { open, targets: vec![t] }),
+            }
+        }
+        groups
+    }
+
+    /// The ways that the path asked for leaves; it runs as asked even where `auto` wouldn't take it.
+    fn open(&self, target: &Target, direct_dma: &mut BTreeMap<u64, Result<(), String>>) -> Open {
+        let situation = self.situation(target, direct_dma);
+        let mut open = auto::open(&situation);
+        if self.job.path != PathKind::Auto {
+            let cached = match self.job.path {
+                PathKind::Mapped => true,
+                // Through the page cache nothing goes direct.
+                PathKind::Gds => false,
+                _ => open.ways.iter().all(|w| w.cached),
+            };
+            open.ways = vec![Way { path: self.job.path, cached }];
+        }
+        open
+    }
+
+    fn situation(&self, target: &Target, direct_dma: &mut BTreeMap<u64, Result<(), String>>) -> Situation {
+        let job = &self.job;
+        let files = target.files();
+        let device = self.destination.devices.first();
+        let reads_mapped = device.is_some_and(|d| d.registers_read_only());
+        let serves = |kind| path::legal(kind, scheme(target)).is_ok();
+        let asks_gds = job.path == PathKind::Auto && serves(PathKind::Gds);
+        Situation {
+            gpu: device.is_some(),
+            writes: job.writes(),
+            bytes: files.iter().map(|(f, _)| f.bytes).min().unwrap_or(0),
+            io_bytes: job.io_bytes,
+            resident: resident(target),
+            cache: job.cache,
+            direct: files.iter().any(|(f, _)| f.direct) || files.is_empty(),
+            mapped: reads_mapped && serves(PathKind::Mapped),
+            gds: match device.filter(|_| asks_gds) {
+                Some(_) => direct_dma_to(target, direct_dma),
+                None => Err("not asked".into()),
+            },
+            require_direct: job.require_direct,
+        }
+    }
+
+    /// Settles the way of a group: the only one, or the best of those tried.
+    fn choose(&mut self, group: &Group, targets: &mut [Target]) -> Result<String, Error> {
+        let Open { ways, because } = &group.open;
+        if self.job.require_direct && ways[0].path == PathKind::Bounce {
+            return Err(Error::machine(
+                "--require-direct with --path auto",
+                because.clone(),
+                "forebay doctor",
+            ));
+        }
+        let bytes: u64 = group.targets.iter().map(|t| targets[*t].bytes).sum();
+        let tries = ways.len() > 1 && self.is_worth_trying(bytes);
+        let (way, shown) = if tries { self.try_ways(group, targets)? } else { (ways[0], String::new()) };
+        for t in &group.targets {
+            targets[*t] = self.routed(&targets[*t], way)?;
+        }
+        let which = match group.targets.len() {
+            n if n == targets.len() => String::new(),
+            1 => format!(" for {}", targets[group.targets[0]].label),
+            n => format!(" for {n} targets"),
+        };
+        let short = if ways.len() > 1 && !tries { "; too few bytes for a trial" } else { "" };
+        let chose = if self.job.path == PathKind::Auto { "auto chose" } else { "--cache auto:" };
+        if targets[group.targets[0]].files().is_empty() {
+            return Ok(format!("{chose} {}{which}", super::record::name_of(way.path)));
+        }
+        Ok(format!("{chose} {way}{which} ({because}{short}{shown})"))
+    }
+
+    /// The best way, and what each gave, in words. A way that fails in its trial isn't one.
+    fn try_ways(&mut self, group: &Group, targets: &[Target]) -> Result<(Way, String), Error> {
+        let workers = match self.job.workers_from {
+            WorkersFrom::Given => self.job.workers,
+            _ => WORKERS_TRYING.min(cores()) * self.destination.turns(),
+        };
+        let (mut tried, mut words, mut refusal) = (Vec::new(), String::new(), None);
+        for way in &group.open.ways {
+            let own = group.targets.iter().map(|t| self.routed(&targets[*t], *way));
+            match own.collect::<Result<Vec<_>, _>>().and_then(|own| self.trial(&own, &group.targets, workers))
+            {
+                Ok(trial) => {
+                    words.push_str(&format!("; {way} {}", told(&trial)));
+                    tried.push((*way, trial));
+                }
+                Err(e) => {
+                    words.push_str(&format!("; {way} failed: {}", e.found));
+                    refusal = Some(e);
+                }
+            }
+        }
+        let gave: Vec<(Way, Gave)> = tried
+            .iter()
+            .map(|(way, t)| (*way, Gave { gib_s: t.gib_s, cpu_s_per_gib: t.cpu_s_per_gib }))
+            .collect();
+        let bytes = group.targets.iter().map(|t| targets[*t].bytes).fold(0, u64::saturating_add);
+        let best =
+            tried.get(auto::pick(&auto::foretold(&gave, self.passes(bytes, &gave)))).map(|(way, _)| *way);
+        match (best, refusal) {
+            (Some(way), _) => Ok((way, words)),
+            (None, Some(e)) => Err(e),
+            (None, None) => unreachable!("a group has a way"),
+        }
+    }
+
+    /// The target opened for this way.
+    fn routed(&self, target: &Target, way: Way) -> Result<Target, Error> {
+        let warm = way.cached && resident(target).is_some_and(|share| share > 0.99);
+        let opened = prepare::reopened(&self.job, target, way, warm, self.ring)?;
+        Ok(Target { route: Route { path: way.path, ..target.route }, ..opened })
+    }
+
+    /// How often the job will come by the same bytes, as far as what was tried tells.
+    fn passes(&self, bytes: u64, gave: &[(Way, Gave)]) -> f64 {
+        let repeats = f64::from(self.job.repeat);
+        let of_time = self.job.duration_s.or(self.job.passes.is_none().then_some(10.0)).map(|seconds| {
+            let rate = gave.iter().map(|(_, g)| g.gib_s).fold(0.0, f64::max);
+            seconds * rate * super::record::GIB / bytes.max(1) as f64
+        });
+        let of_passes = self.job.passes.map(f64::from);
+        repeats * [of_time, of_passes].into_iter().flatten().fold(f64::INFINITY, f64::min)
+    }
+
+    /// Passes over little data end before trials would.
+    fn is_worth_trying(&self, bytes: u64) -> bool {
+        let passes = match (self.job.passes, self.job.duration_s) {
+            (Some(passes), None) => u64::from(passes) * u64::from(self.job.repeat),
+            _ => return true,
+        };
+        bytes.saturating_mul(passes) >= BYTES_WORTH_TRYING
+    }
+
+    /// As many workers as were asked for, or as trials find.
+    fn workers(&mut self, targets: &[Target]) -> Result<Option<String>, Error> {
+        if !self.finds_workers(targets) {
+            return Ok(None);
+        }
+        let turns = self.destination.turns().max(self.job.pairs.len() as u32);
+        self.job.workers_from = WorkersFrom::Auto;
+        self.job.workers = WORKERS_USUAL.min(cores()).max(1) * turns;
+        let bytes = targets.iter().map(|t| t.bytes).fold(0, u64::saturating_add);
+        if !self.is_worth_trying(bytes) {
+            return Ok(Some(format!("{} workers: too few bytes for a trial", self.job.workers)));
+        }
+        if self.job.cache == Cache::Drop || targets.iter().any(would_warm) {
+            let found = "a trial would bring the data into the page cache";
+            return Ok(Some(format!("{} workers: {found}", self.job.workers)));
+        }
+        let all: Vec<usize> = (0..targets.len()).collect();
+        let (mut tried, began): (Vec<(u32, f64)>, Instant) = (Vec::new(), clock::now());
+        for workers in WORKERS.iter().filter(|w| **w <= cores()).map(|w| w * turns) {
+            let spent = began.elapsed();
+            let next = if tried.is_empty() { TRIAL } else { spent / tried.len() as u32 };
+            if auto::is_flat(&tried) || (!tried.is_empty() && spent + next > TRIALS) || self.observer.stop() {
+                break;
+            }
+            tried.push((workers, self.trial(targets, &all, workers)?.gib_s));
+        }
+        let Some(found) = auto::fewest(&tried) else { return Ok(None) };
+        self.job.workers = found;
+        let from: Vec<String> = tried.iter().map(|(w, rate)| format!("{w}: {rate:.3}")).collect();
+        Ok(Some(format!("{found} workers, the fewest within 2 % of the best of {} GiB/s", from.join(", "))))
+    }
+
+    fn finds_workers(&self, targets: &[Target]) -> bool {
+        let by_copies = |t: &Target| matches!(t.route.path, PathKind::Bounce | PathKind::Mapped);
+        match self.job.workers_from {
+            WorkersFrom::Given => false,
+            WorkersFrom::Auto => true,
+            WorkersFrom::Default => self.destination.feeds_gpu() && targets.iter().any(by_copies),
+        }
+    }
+
+    /// The job for a moment, with so many workers, on these of its targets.
+    fn trial(&mut self, targets: &[Target], numbers: &[usize], workers: u32) -> Result<Trial, Error> {
+        let job = JobSpec {
+            workers,
+            duration_s: Some(TRIAL.as_secs_f64()),
+            warmup_s: Some(TRIAL.as_secs_f64() / 3.0),
+            passes: None,
+            rate_gib_s: None,
+            rate_iops: None,
+            until_steady: false,
+            verify: false,
+            faults: None,
+            power: vec!["none".into()],
+            ..self.job.clone()
+        };
+        let seeds: Vec<u64> = numbers.iter().map(|n| self.seeds[*n]).collect();
+        // A group may lack the targets of a pair, whose workers then take those of others.
+        let together = numbers.len() < self.seeds.len();
+        let anybodys = |t: &Target| match together {
+            true => Target { route: Route { pair: None, ..t.route }, ..t.clone() },
+            false => t.clone(),
+        };
+        let own: Vec<Target> = targets.iter().map(anybodys).collect();
+        let destination = Arc::new(self.destination.afresh());
+        destination.attach(&job, &own)?;
+        let ran = fleet::run_once(&job, &own, &seeds, destination, &mut Unseen(self.observer))?;
+        if let Some(e) = &ran.broken {
+            return Err(e.clone());
+        }
+        let errors = ran.errors();
+        if errors.failed + errors.timed_out > 0 {
+            return Err(Error::run("a trial", errors.examples.join("; "), "forebay doctor"));
+        }
+        let trial = super::record::trial_of(&own, &ran, workers);
+        self.trials.push(trial.clone());
+        Ok(trial)
+    }
+}
+
+fn told(trial: &Trial) -> String {
+    let cost = trial.cpu_s_per_gib.map(|c| format!(" at {c:.3} core-s/GiB")).unwrap_or_default();
+    format!("{:.3} GiB/s{cost}", trial.gib_s)
+}
+
+/// Processors that this process may use.
+fn cores() -> u32 {
+    (threads::allowed().len() as u32).max(1)
+}
+
+fn scheme(target: &Target) -> &'static str {
+    match target.backing {
+        Backing::File { .. } => "file",
+        Backing::Stripe { .. } => "stripe",
+        Backing::Nil => "nil",
+        Backing::Model { .. } => "model",
+    }
+}
+
+/// Share of the target's pages in the page cache; None where that can't be told.
+fn resident(target: &Target) -> Option<f64> {
+    let files = target.files();
+    let total: u64 = files.iter().map(|(f, _)| f.bytes).sum();
+    let of = |f: &crate::source::file::FileTarget| match f.in_memory {
+        true => Some(1.0),
+        false => cache::residency(&f.file, 0, f.bytes).ok(),
+    };
+    let shares = files.iter().map(|(f, _)| Some(of(f)? * f.bytes as f64)).sum::<Option<f64>>()?;
+    (total > 0).then(|| shares / total as f64)
+}
+
+/// Reading it through the page cache would change what a later read finds there.
+fn would_warm(target: &Target) -> bool {
+    let buffered = target.files().iter().any(|(f, _)| !f.direct && !f.in_memory);
+    buffered && resident(target).is_none_or(|share| share < 0.95)
+}
+
+/// Whether cuFile would move the target's bytes by direct DMA: asked once for each device.
+fn direct_dma_to(target: &Target, known: &mut BTreeMap<u64, Result<(), String>>) -> Result<(), String> {
+    for (file, _) in target.files() {
+        let device =
+            file.device().map_or(u64::MAX, |(major, minor)| u64::from(major) << 32 | u64::from(minor));
+        let paths: [PathBuf; 1] = [file.path.clone()];
+        let ask = || {
+            let verdict = doctor::gds_verdict(&paths);
+            match verdict.answer {
+                Answer::Direct => Ok(()),
+                _ => Err(verdict.reason().unwrap_or_else(|| "cuFile wouldn't go direct".into())),
+            }
+        };
+        known.entry(device).or_insert_with(ask).clone()?;
+    }
+    Ok(())
+}

@@ -1,0 +1,319 @@
+//! Content in a worker's slots: checked after reads, made before writes.
+//!
+//! Slots in a GPU's memory are looked after there, by kernels on a stream of this
+//! worker's: several slots in one launch, and a slot belongs to its chore until
+//! the device has done it. Where there is no NVRTC the host reads back and writes
+//! through a buffer, and says so.
+
+use crate::arena::Mem;
+use crate::clock;
+use crate::gpu::cuda::{Cuda, Device, Event, Stream};
+use crate::gpu::kernels::{Checker, Filler, Finding, Lists, Range};
+use forebay_model::content;
+use forebay_model::job::JobSpec;
+use forebay_model::Error;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Launches under way at once. More chores wait, and go together when one has ended.
+const BATCHES: usize = 4;
+/// A batch that should have ended by now is asked for again after this long.
+const AGAIN: Duration = Duration::from_micros(25);
+/// What a launch takes by itself, and the rate of content that is checked or made, for the first guess of its end.
+const LAUNCH: Duration = Duration::from_micros(10);
+const BYTES_PER_US: u64 = 1_000_000;
+
+/// Which part of which file's content a slot holds.
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    pub seed: u64,
+    /// `content::file_id` of its name.
+    pub file: u64,
+    pub offset: u64,
+    pub len: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Chore {
+    Check,
+    Fill,
+}
+
+/// A chore that ended. A text is why content isn't what it should be, or couldn't be made.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Ended {
+    pub tag: u32,
+    pub chore: Chore,
+    pub result: Result<(), String>,
+}
+
+pub struct Contents {
+    // Field order is drop order: the stream runs dry before the slots go.
+    gpu: Option<OnDevice>,
+    device: Option<Arc<Device>>,
+    name_of: NameOf,
+    scratch: Vec<u8>,
+}
+
+/// What a file is called that content says it belongs to, where that is known.
+pub type NameOf = Box<dyn Fn(u64) -> Option<String> + Send>;
+
+impl Contents {
+    /// For a worker whose slots are in the memory of `device`, if any. The text is why content there is looked after
+    /// by the host.
+    pub fn open(
+        job: &JobSpec,
+        name_of: NameOf,
+        device: Option<&Arc<Device>>,
+        depth: usize,
+    ) -> Result<(Contents, Option<String>), Error> {
+        let wanted = job.verify || (job.refill && job.writes());
+        let (gpu, why_not) = match device.filter(|_| wanted).map(|d| OnDevice::open(d, depth)) {
+            None => (None, None),
+            Some(Ok(gpu)) => (Some(gpu), None),
+            Some(Err(why)) => (None, Some(why.found)),
+        };
+        Ok((Contents { gpu, device: device.cloned(), name_of, scratch: Vec::new() }, why_not))
+    }
+
+    /// Whether a chore on this memory is the GPU's: begun by `start`, ended in `reap`.
+    pub fn is_on_gpu(&self, mem: Mem) -> bool {
+        self.gpu.is_some() && matches!(mem, Mem::Device { .. })
+    }
+
+    /// Takes a chore for the next launch. The slot is the chore's until it ends.
+    pub fn start(&mut self, tag: u32, chore: Chore, mem: Mem, part: Part) {
+        let range = range_of(mem, part);
+        if let Some(gpu) = &mut self.gpu {
+            gpu.waiting.push(Job { tag, chore, mem, part, range });
+        }
+    }
+
+    /// Launches what waits, as far as there is room.
+    pub fn submit(&mut self) {
+        if let Some(gpu) = &mut self.gpu {
+            gpu.submit();
+        }
+    }
+
+    pub fn reap(&mut self, ended: &mut Vec<Ended>) {
+        let Some(gpu) = &mut self.gpu else { return };
+        let mut done = std::mem::take(&mut gpu.done);
+        gpu.reap(&mut done);
+        for (job, result) in done.drain(..) {
+            let result = match result {
+                Ok(Some(finding)) if !finding.is_good() => Err(self.diagnose(&job, finding)),
+                Ok(_) => Ok(()),
+                Err(why) => Err(why),
+            };
+            ended.push(Ended { tag: job.tag, chore: job.chore, result });
+        }
+        if let Some(gpu) = &mut self.gpu {
+            gpu.done = done;
+        }
+    }
+
+    /// When there may next be something to reap.
+    pub fn next_due(&self) -> Option<Instant> {
+        self.gpu.as_ref().and_then(OnDevice::next_due)
+    }
+
+    /// Checks with the host's hands.
+    pub fn check(&mut self, mem: Mem, part: Part) -> Result<(), String> {
+        let len = part.len as usize;
+        match mem {
+            Mem::Host { at, .. } => {
+                // SAFETY: the I/O has been reaped, so the slot is ours again; it holds at least len bytes.
+                let bytes = unsafe { std::slice::from_raw_parts(at.as_ptr(), len) };
+                self.compare(bytes, part)
+            }
+            Mem::Device { at, .. } => self.read_back_and_compare(at, part),
+            Mem::None => Ok(()),
+        }
+    }
+
+    /// Makes content with the host's hands.
+    pub fn fill(&mut self, mem: Mem, part: Part) -> Result<(), String> {
+        let Part { seed, file, .. } = part;
+        match mem {
+            Mem::Host { at, .. } => {
+                // SAFETY: the slot is free, ours, and holds the longest I/O.
+                let bytes = unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), part.len as usize) };
+                content::fill(bytes, seed, file, part.offset);
+            }
+            Mem::Device { at, .. } => {
+                self.scratch.resize(part.len as usize, 0);
+                content::fill(&mut self.scratch, seed, file, part.offset);
+                let device = self.device.as_ref().ok_or("the slot's GPU isn't open")?;
+                device
+                    .write(at, &self.scratch)
+                    .map_err(|why| format!("writing content to GPU memory: {why}"))?;
+            }
+            Mem::None => {}
+        }
+        Ok(())
+    }
+
+    fn read_back_and_compare(&mut self, at: u64, part: Part) -> Result<(), String> {
+        let mut bytes = std::mem::take(&mut self.scratch);
+        bytes.resize(part.len as usize, 0);
+        let device = self.device.as_ref().ok_or("the slot's GPU isn't open")?;
+        let read = device.read_back(at, &mut bytes);
+        let result = read
+            .map_err(|why| format!("reading back GPU memory to verify it: {why}"))
+            .and_then(|()| self.compare(&bytes, part));
+        self.scratch = bytes;
+        result
+    }
+
+    fn compare(&self, bytes: &[u8], part: Part) -> Result<(), String> {
+        content::check(bytes, part.seed, part.file, part.offset)
+            .map_err(|mismatch| mismatch.describe(&self.name_of))
+    }
+
+    /// What is wrong, in the host's words: the slot is still the chore's, so its bytes are what the GPU saw.
+    fn diagnose(&mut self, job: &Job, finding: Finding) -> String {
+        let Mem::Device { gpu, at } = job.mem else { return String::new() };
+        let first = finding.first_bad.unwrap_or(0);
+        match self.read_back_and_compare(at, job.part) {
+            Err(text) => text,
+            Ok(()) => format!(
+                "GPU {gpu} found {} wrong blocks in its memory, the first at {first} of {}; read back by the host \
+                 they are right",
+                finding.blocks_bad,
+                (self.name_of)(job.part.file).unwrap_or_default()
+            ),
+        }
+    }
+}
+
+fn range_of(mem: Mem, part: Part) -> Range {
+    let at = if let Mem::Device { at, .. } = mem { at } else { 0 };
+    Range { at, bytes: u64::from(part.len), seed: part.seed, file: part.file, offset: part.offset }
+}
+
+/// A chore on its way.
+#[derive(Clone, Copy)]
+struct Job {
+    tag: u32,
+    chore: Chore,
+    mem: Mem,
+    part: Part,
+    range: Range,
+}
+
+/// What one event stands for.
+struct Batch {
+    list: usize,
+    event: Event,
+    jobs: Vec<Job>,
+    due: Instant,
+}
+
+type Outcome = (Job, Result<Option<Finding>, String>);
+
+/// The kernels, their stream, and what was given to them.
+struct OnDevice {
+    // Field order is drop order, after `Drop` has waited for the stream.
+    batches: VecDeque<Batch>,
+    spare: Vec<(usize, Event, Vec<Job>)>,
+    stream: Stream,
+    lists: Lists,
+    checker: Checker,
+    filler: Filler,
+    waiting: Vec<Job>,
+    done: Vec<Outcome>,
+    failed: Vec<Outcome>,
+}
+
+impl OnDevice {
+    fn open(device: &Arc<Device>, depth: usize) -> Result<OnDevice, Error> {
+        let (checker, filler) = (Checker::open(device)?, Filler::open(device)?);
+        let refused = |why: crate::gpu::cuda::CudaError| {
+            Error::machine(format!("a stream on GPU {}", device.index()), why.to_string(), "nvidia-smi")
+        };
+        let spare = (0..BATCHES).map(|list| device.event().map(|event| (list, event, Vec::new())));
+        Ok(OnDevice {
+            batches: VecDeque::new(),
+            spare: spare.collect::<Cuda<_>>().map_err(refused)?,
+            stream: device.stream().map_err(refused)?,
+            lists: Lists::new(device, BATCHES, depth)?,
+            checker,
+            filler,
+            waiting: Vec::new(),
+            done: Vec::new(),
+            failed: Vec::new(),
+        })
+    }
+
+    fn submit(&mut self) {
+        for chore in [Chore::Fill, Chore::Check] {
+            if self.waiting.iter().any(|job| job.chore == chore) {
+                let Some((list, event, mut jobs)) = self.spare.pop() else { return };
+                jobs.extend(self.waiting.iter().filter(|job| job.chore == chore));
+                self.waiting.retain(|job| job.chore != chore);
+                self.launch(Batch { list, event, jobs, due: clock::now() }, chore);
+            }
+        }
+    }
+
+    fn launch(&mut self, mut batch: Batch, chore: Chore) {
+        let ranges: Vec<Range> = batch.jobs.iter().map(|job| job.range).collect();
+        // SAFETY: the ranges are slots that belong to their chores, and the list to this batch, until it is reaped.
+        let queued = unsafe {
+            match chore {
+                Chore::Check => self.checker.queue(&self.stream, &self.lists, batch.list, &ranges),
+                Chore::Fill => self.filler.queue(&self.stream, &self.lists, batch.list, &ranges),
+            }
+        };
+        match queued.and_then(|()| self.stream.record(&batch.event)) {
+            Ok(()) => {
+                let bytes: u64 = ranges.iter().map(|r| r.bytes).sum();
+                batch.due += LAUNCH + Duration::from_micros(bytes / BYTES_PER_US);
+                self.batches.push_back(batch);
+            }
+            Err(why) => {
+                // Some of it may have started: the slots are safe again once the stream has run dry.
+                let _ = self.stream.synchronize();
+                self.failed.extend(batch.jobs.drain(..).map(|job| (job, Err(why.to_string()))));
+                self.spare.push((batch.list, batch.event, batch.jobs));
+            }
+        }
+    }
+
+    fn reap(&mut self, done: &mut Vec<Outcome>) {
+        done.append(&mut self.failed);
+        while let Some(batch) = self.batches.front_mut() {
+            let passed = match batch.event.is_done() {
+                Ok(false) => {
+                    batch.due = batch.due.max(clock::now() + AGAIN);
+                    return;
+                }
+                Ok(true) => Ok(()),
+                Err(why) => Err(why.to_string()),
+            };
+            let Some(mut batch) = self.batches.pop_front() else { return };
+            for (index, job) in batch.jobs.drain(..).enumerate() {
+                let finding = (job.chore == Chore::Check).then(|| self.lists.finding(batch.list, index));
+                done.push((job, passed.clone().map(|()| finding)));
+            }
+            self.spare.push((batch.list, batch.event, batch.jobs));
+        }
+    }
+
+    fn next_due(&self) -> Option<Instant> {
+        if self.failed.is_empty() {
+            self.batches.front().map(|b| b.due)
+        } else {
+            Some(clock::now())
+        }
+    }
+}
+
+impl Drop for OnDevice {
+    fn drop(&mut self) {
+        // Every kernel ends before the slots go.
+        let _ = self.stream.synchronize();
+    }
+}

@@ -1,0 +1,350 @@
+//! A file that is open for feeding: buffered, by O_DIRECT, and mapped.
+
+use super::crew;
+use super::request::{Place, Range, Request};
+use super::rows::ROW_BYTES_MAX;
+use super::windows::{cap_bytes, Windows};
+use super::{WINDOWED_AT_ONCE_BYTES_MIN, WINDOWED_BYTES_MIN};
+use crate::copy;
+use crate::gpu::kernels::Rows;
+use crate::meter::cache;
+use crate::source::file::{FileAccess, FileTarget};
+use forebay_model::Error;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+/// How bytes shall reach a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Whatever suits each range.
+    Auto,
+    /// Through pinned slots.
+    Bounce,
+    /// By DMA out of the page cache, of what is in it.
+    Mapped,
+    /// No GPU: destinations are host memory.
+    Host,
+}
+
+impl Way {
+    pub const NAMES: &[(&str, Way)] =
+        &[("auto", Way::Auto), ("bounce", Way::Bounce), ("mapped", Way::Mapped), ("host", Way::Host)];
+
+    pub fn parse(text: &str) -> Result<Way, Error> {
+        let named = Way::NAMES.iter().find(|(name, _)| *name == text);
+        named.map(|(_, way)| *way).ok_or_else(|| {
+            let known: Vec<&str> = Way::NAMES.iter().map(|(name, _)| *name).collect();
+            Error::request(format!("path={text:?}"), "no such path for reading from Python", known.join(", "))
+        })
+    }
+}
+
+/// What tells that a file is no longer what it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    pub bytes: u64,
+    modified: (i64, i64),
+}
+
+/// An open file; what it holds is given back when the last request and the last handle let go of it.
+pub struct Reader {
+    pub path: PathBuf,
+    pub way: Way,
+    /// Some(true): always past the page cache. Some(false): never. None: past it for what isn't in it.
+    pub direct: Option<bool>,
+    /// It is read one time and let go of in the background, so that unregistering what was read costs nobody's wait.
+    once: bool,
+    cached: FileTarget,
+    uncached: Option<FileTarget>,
+    map: Option<Map>,
+    /// Made when it is first worth it; why it can't be had.
+    windows: OnceLock<Result<Arc<Windows>, Error>>,
+    /// Bytes of rows that were asked for.
+    gathered: AtomicU64,
+    /// What fetches rows, by GPU.
+    rows: Mutex<Vec<(u32, Rows)>>,
+    under_way: Mutex<Vec<Weak<Request>>>,
+}
+
+impl Reader {
+    pub fn open(path: &Path, way: Way, direct: Option<bool>, once: bool) -> Result<Reader, Error> {
+        let cached = FileTarget::open(path, FileAccess { write: false, direct: false }).map_err(in_python)?;
+        let uncached = match direct {
+            Some(false) => None,
+            _ => FileTarget::open(path, FileAccess { write: false, direct: true }).ok().filter(|t| t.direct),
+        };
+        if direct == Some(true) && uncached.is_none() {
+            return Err(Error::machine(
+                format!("direct=True for {}", path.display()),
+                "its file system takes no O_DIRECT",
+                "direct=None, and the report says which way the bytes went",
+            ));
+        }
+        let map = (copy::GUARDED && cached.bytes > 0).then(|| Map::new(&cached)).flatten();
+        Ok(Reader {
+            path: path.into(),
+            way,
+            direct,
+            once,
+            cached,
+            uncached,
+            map,
+            windows: OnceLock::new(),
+            gathered: AtomicU64::new(0),
+            rows: Mutex::default(),
+            under_way: Mutex::new(Vec::new()),
+        })
+    }
+
+    /// The file's size now.
+    pub fn bytes(&self) -> Result<u64, Error> {
+        Ok(self.stamp()?.bytes)
+    }
+
+    pub(super) fn stamp(&self) -> Result<Stamp, Error> {
+        let meta = self.cached.file.metadata().map_err(|e| {
+            Error::run(format!("the size of {}", self.path.display()), e.to_string(), "forebay doctor")
+        })?;
+        let bytes = if self.cached.is_device { self.cached.bytes } else { meta.len() };
+        // A device's node isn't touched by writes to the device.
+        let modified = if self.cached.is_device { (0, 0) } else { (meta.mtime(), meta.mtime_nsec()) };
+        Ok(Stamp { bytes, modified })
+    }
+
+    pub(super) fn fd(&self) -> RawFd {
+        self.cached.file.as_raw_fd()
+    }
+
+    /// The descriptor that bypasses the page cache, and the unit of its offsets and addresses.
+    pub(super) fn direct_fd(&self) -> Option<(RawFd, usize)> {
+        let target = self.uncached.as_ref()?;
+        Some((target.file.as_raw_fd(), target.align.max(target.mem_align).max(512) as usize))
+    }
+
+    /// How much of a range the page cache holds, 0 to 1; None where the system won't tell.
+    pub(super) fn cached_share(&self, offset: u64, bytes: usize) -> Option<f64> {
+        cache::residency(&self.cached.file, offset, bytes as u64).ok()
+    }
+
+    /// The range in the mapping, where it was read before: filling page tables, and taking them down, costs more
+    /// than one reading of the file gains.
+    pub(super) fn mapped(&self, offset: u64, bytes: usize) -> Option<*const u8> {
+        let map = self.map.as_ref().filter(|map| offset + bytes as u64 <= map.bytes)?;
+        if !map.note_read(offset, bytes) {
+            return None;
+        }
+        map.populate(offset, bytes);
+        // SAFETY: the range lies inside the mapping, as was just checked.
+        Some(unsafe { map.at.add(offset as usize) })
+    }
+
+    /// Windows to read these ranges through, if that is asked for or pays: registering and unregistering take as long
+    /// as one reading gains, so `auto` does so from the second one on; from the first where nobody waits for the latter.
+    pub(super) fn windows_for(&self, ranges: &[Range]) -> Result<Option<&Arc<Windows>>, Error> {
+        let long = |r: &&Range| r.to.gpu().is_some() && r.bytes >= WINDOWED_BYTES_MIN;
+        let (Some(gpu), Some(map)) = (ranges.iter().find(long).and_then(|r| r.to.gpu()), &self.map) else {
+            return Ok(None);
+        };
+        let again = |r: &Range| map.was_read(r.offset, r.bytes);
+        let wanted = match self.way {
+            Way::Mapped => true,
+            Way::Auto => {
+                self.direct != Some(true)
+                    && (ranges.iter().filter(long).all(again) || self.pays_at_once(ranges))
+                    && (self.windows.get().is_some() || Windows::fits(&self.cached))
+            }
+            Way::Bounce | Way::Host => false,
+        };
+        if !wanted {
+            return Ok(None);
+        }
+        match self.fresh_windows(gpu) {
+            Err(error) if self.way == Way::Mapped => Err(error),
+            fresh => Ok(fresh.ok()),
+        }
+    }
+
+    fn fresh_windows(&self, gpu: u32) -> Result<&Arc<Windows>, Error> {
+        let made = self.windows.get_or_init(|| {
+            crew::device(gpu).and_then(|device| Windows::open(&self.cached, device)).map(Arc::new)
+        });
+        made.as_ref().map_err(Error::clone).and_then(|w| w.refresh().map(|()| w))
+    }
+
+    /// What has a GPU fetch `count` rows of `row_bytes` by itself, if that is asked for or pays: `auto` registers the
+    /// file once rows of half of its bytes were asked for, which by hand took about as long as that will.
+    ///
+    /// # Errors
+    /// With `Way::Mapped`: why it can't. A file that is longer than may be registered goes through slots.
+    pub(super) fn rows_for(&self, to: Place, count: usize, row_bytes: usize) -> Result<Option<Rows>, Error> {
+        let (Some(gpu), true) = (to.gpu(), self.map.is_some()) else { return Ok(None) };
+        let bytes = (count * row_bytes) as u64;
+        let asked = self.gathered.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let fits = || self.windows().is_some() || Windows::fits(&self.cached);
+        let wanted = match self.way {
+            Way::Mapped => fits(),
+            Way::Auto => self.direct != Some(true) && asked >= self.cached.bytes / 2 && fits(),
+            Way::Bounce | Way::Host => false,
+        };
+        if !wanted || bytes == 0 || row_bytes > ROW_BYTES_MAX {
+            return Ok(None);
+        }
+        match self.rows_on(gpu).and_then(|rows| self.fresh_windows(gpu).map(|_| rows)) {
+            Err(error) if self.way == Way::Mapped => Err(error),
+            ready => Ok(ready.ok()),
+        }
+    }
+
+    fn rows_on(&self, gpu: u32) -> Result<Rows, Error> {
+        let mut all = self.rows.lock().expect("no holder panics");
+        if let Some((_, rows)) = all.iter().find(|(of, _)| *of == gpu) {
+            return Ok(rows.clone());
+        }
+        let device = crew::device(gpu)?;
+        if !device.reads_registered() {
+            return Err(Error::machine(
+                format!("rows of {} fetched by GPU {gpu}", self.path.display()),
+                "it doesn't read registered memory at the host's addresses",
+                "path=\"bounce\"",
+            ));
+        }
+        let rows = Rows::open(&device)?;
+        all.push((gpu, rows.clone()));
+        Ok(rows)
+    }
+
+    /// A quarter of the processor time of copying by hand; pages of memory file systems are small, and cost more.
+    fn pays_at_once(&self, ranges: &[Range]) -> bool {
+        let bytes: usize = ranges.iter().map(|r| r.bytes).sum();
+        let all_cached =
+            || ranges.iter().all(|r| self.cached_share(r.offset, r.bytes).is_some_and(|s| s >= 1.0));
+        self.once && !self.cached.in_memory && bytes >= WINDOWED_AT_ONCE_BYTES_MIN && all_cached()
+    }
+
+    pub(super) fn windows(&self) -> Option<&Arc<Windows>> {
+        self.windows.get().and_then(|made| made.as_ref().ok())
+    }
+
+    pub(super) fn note(&self, request: &Arc<Request>) {
+        let mut all = self.under_way.lock().expect("no holder panics");
+        all.retain(|r| r.upgrade().is_some_and(|r| !r.is_done()));
+        all.push(Arc::downgrade(request));
+    }
+
+    /// Waits until no request reads from it, and lets go of it: in the background where it was opened for one reading.
+    pub fn close(self: Arc<Reader>) {
+        self.settle();
+        if self.once && self.windows().is_some() {
+            let bytes = self.cached.bytes;
+            crew::drop_aside(self, bytes, cap_bytes());
+        }
+    }
+
+    /// Waits until no request reads from it.
+    pub fn settle(&self) {
+        let all = std::mem::take(&mut *self.under_way.lock().expect("no holder panics"));
+        for request in all.iter().filter_map(Weak::upgrade) {
+            request.wait(None);
+        }
+    }
+}
+
+/// What the command line advises doesn't help a caller in Python.
+fn in_python(error: Error) -> Error {
+    let next = match error.kind {
+        forebay_model::Kind::Request => "a file that exists and may be read",
+        _ => "forebay doctor",
+    };
+    Error { next: next.into(), ..error }
+}
+
+/// The whole file, for reading by `copy::guarded` alone.
+struct Map {
+    at: *const u8,
+    bytes: u64,
+    /// A bit per window that was read.
+    read: Bits,
+    /// A bit per window whose page tables were filled: one call in place of a thousand faults.
+    populated: Bits,
+}
+
+struct Bits(Vec<AtomicU64>);
+
+impl Bits {
+    fn new(count: u64) -> Bits {
+        Bits((0..count.div_ceil(64)).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    fn get(&self, index: u64) -> bool {
+        self.0[(index / 64) as usize].load(Ordering::Relaxed) & (1 << (index % 64)) != 0
+    }
+
+    /// Sets a bit; whether it was set before.
+    fn set(&self, index: u64) -> bool {
+        let bit = 1 << (index % 64);
+        self.0[(index / 64) as usize].fetch_or(bit, Ordering::Relaxed) & bit != 0
+    }
+}
+
+/// Windows of page tables.
+const WINDOW: u64 = 4 << 20;
+
+// SAFETY: the mapping is read-only and stays until the Reader is dropped.
+unsafe impl Send for Map {}
+// SAFETY: as above.
+unsafe impl Sync for Map {}
+
+impl Map {
+    /// None where the system gives no room for it: the file is then read by system calls.
+    fn new(target: &FileTarget) -> Option<Map> {
+        copy::install_guard();
+        let (protection, flags) = (libc::PROT_READ, libc::MAP_SHARED);
+        let fd = target.file.as_raw_fd();
+        // SAFETY: a fresh read-only mapping of an open file, at an address of the kernel's choice.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), target.bytes as usize, protection, flags, fd, 0) };
+        let windows = target.bytes.div_ceil(WINDOW);
+        (at != libc::MAP_FAILED).then(|| Map {
+            at: at.cast(),
+            bytes: target.bytes,
+            read: Bits::new(windows),
+            populated: Bits::new(windows),
+        })
+    }
+
+    /// Whether all of it had been read before.
+    fn note_read(&self, offset: u64, bytes: usize) -> bool {
+        let windows = offset / WINDOW..(offset + bytes as u64).div_ceil(WINDOW);
+        windows.filter(|window| !self.read.set(*window)).count() == 0
+    }
+
+    fn was_read(&self, offset: u64, bytes: usize) -> bool {
+        let end = offset + bytes as u64;
+        end <= self.bytes && (offset / WINDOW..end.div_ceil(WINDOW)).all(|window| self.read.get(window))
+    }
+
+    fn populate(&self, offset: u64, bytes: usize) {
+        const MADV_POPULATE_READ: i32 = 22;
+        for window in offset / WINDOW..(offset + bytes as u64).div_ceil(WINDOW) {
+            if self.populated.set(window) {
+                continue;
+            }
+            let length = WINDOW.min(self.bytes - window * WINDOW) as usize;
+            // SAFETY: inside our mapping. Refusal (an old kernel, a page that is gone) costs only speed: the copy
+            // takes the faults itself.
+            unsafe {
+                let at = self.at.add((window * WINDOW) as usize).cast_mut();
+                libc::madvise(at.cast(), length, MADV_POPULATE_READ)
+            };
+        }
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: our mapping; requests hold the Reader, so no copy from it is under way.
+        unsafe { libc::munmap(self.at.cast_mut().cast(), self.bytes as usize) };
+    }
+}

@@ -1,0 +1,609 @@
+//! One thread of the crew: its slots, its streams, and how it fills a part.
+
+use super::crew;
+use super::layout::{
+    add, aligned, choose, copy_out, direct, failed, plain, short, split, Layout, Manner, Run,
+};
+use super::load::{self, Load, Loader};
+use super::many::Opened;
+use super::request::{Place, Range, Request, Source};
+use super::rows::{self, Table, OFFSETS_BYTES};
+use super::windows::{Gathered, Windows};
+use super::{PIECES_PER_PART, SLOTS, SLOT_BYTES};
+use crate::arena::Arena;
+use crate::gpu::cuda::{Cuda, CudaError, Device, DeviceMemory, Event, Registered, Stream};
+use crate::path::mapped::Bell;
+use forebay_model::job::Pages;
+use forebay_model::Error;
+use std::borrow::Cow;
+use std::collections::VecDeque;
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// Where pinning is refused, smaller slots are tried.
+const SLOT_BYTES_TRIED: [usize; 4] = [SLOT_BYTES, 1 << 20, 256 << 10, 64 << 10];
+/// Between two looks at a copy: a sleep costs less than a look, and a 4 MiB copy takes 80 µs.
+const NAP: Duration = Duration::from_micros(40);
+const NAP_SHORT: Duration = Duration::from_micros(5);
+const NAP_LONG: Duration = Duration::from_micros(250);
+/// Copies below this are over before a nap would be.
+const SHORT_COPY: usize = 256 << 10;
+/// Copies above this take a millisecond or more.
+const LONG_COPY: usize = 32 << 20;
+
+fn nap(bytes: usize) -> Duration {
+    match bytes {
+        0..SHORT_COPY => NAP_SHORT,
+        SHORT_COPY..LONG_COPY => NAP,
+        _ => NAP_LONG,
+    }
+}
+
+/// Slots, pinned once a GPU is fed from them. Fields in the order in which they must go.
+struct Stage {
+    pinned: Option<Registered>,
+    arena: Arena,
+    free: Vec<usize>,
+    /// Of some slot it isn't known whether the device still reads it: its context failed.
+    lost: bool,
+}
+
+impl Stage {
+    /// Unpins the slots; memory that the device may still read stays where it is.
+    fn give_back(self) {
+        let Stage { pinned, arena, lost, .. } = self;
+        drop(pinned);
+        if lost {
+            std::mem::forget(arena);
+        }
+    }
+}
+
+/// One GPU, seen from this hand.
+struct Outlet {
+    device: Arc<Device>,
+    stream: Arc<Mutex<Stream>>,
+    spare: Vec<Event>,
+    /// Offsets of rows, for each slot.
+    offsets: Option<DeviceMemory>,
+}
+
+/// What copies are made from.
+enum From {
+    Slot(usize),
+    /// A registered window: its number, and the file's generation when the copy was queued.
+    Window(Arc<Windows>, u32, u64),
+    /// Rows out of several, whose offsets came through the slot.
+    Rows(Arc<Windows>, Gathered, usize),
+}
+
+/// Copies under way.
+struct Flight {
+    gpu: u32,
+    from: From,
+    bytes: usize,
+    event: Event,
+    /// The request of which a part ends with it.
+    ends: Option<Arc<Request>>,
+}
+
+#[derive(Default)]
+pub struct Hand {
+    loader: Loader,
+    flights: VecDeque<Flight>,
+    outlets: Vec<Outlet>,
+    stage: Option<Stage>,
+    bell: Option<Arc<Bell>>,
+}
+
+// SAFETY: a hand moves to its thread before it has any slot, and stays there.
+unsafe impl Send for Hand {}
+
+impl Hand {
+    pub fn has_flights(&self) -> bool {
+        !self.flights.is_empty()
+    }
+
+    /// Reads one part, and queues its copies where it goes to a GPU.
+    pub fn serve(&mut self, request: &Arc<Request>, index: usize) {
+        let source = request.source();
+        let done = match request.table() {
+            _ if request.is_dropped() => Ok(None),
+            Some(table) => self.feed_rows(request, &source, table, index).map(Some),
+            None => {
+                let part = request.part(index);
+                match part[0].to.gpu() {
+                    None => self.fill_host(request, &source, part).map(|()| None),
+                    Some(gpu) => self.feed_gpu(request, &source, part, gpu).map(Some),
+                }
+            }
+        };
+        // The request lets go of its file at its end, and so must we.
+        drop(source);
+        match done {
+            // Its last flight ends the part.
+            Ok(Some(stream)) => request.part_queued(Some(&stream)),
+            Ok(None) => {
+                request.part_queued(None);
+                request.part_done();
+            }
+            Err(error) => {
+                request.fail(error);
+                self.drain();
+                request.part_queued(None);
+                request.part_done();
+            }
+        }
+    }
+
+    /// Lets go of what has been copied. `wait`: naps until something has.
+    pub fn reap(&mut self, wait: bool) {
+        while let Some(flight) = self.flights.front() {
+            match flight.event.is_done() {
+                Ok(false) if wait => {
+                    std::thread::sleep(nap(flight.bytes));
+                    continue;
+                }
+                Ok(false) => return,
+                Ok(true) => self.land(None),
+                Err(why) => self.land(Some(&why)),
+            }
+            if wait {
+                return;
+            }
+        }
+    }
+
+    fn land(&mut self, failed: Option<&CudaError>) {
+        let Some(flight) = self.flights.pop_front() else { return };
+        let unchanged = match flight.from {
+            From::Slot(slot) => {
+                self.give_slot_back(slot, failed.is_none());
+                true
+            }
+            From::Window(windows, number, generation) => windows.release(number, generation),
+            From::Rows(windows, held, slot) => {
+                self.give_slot_back(slot, failed.is_none());
+                windows.release_all(&held)
+            }
+        };
+        if let Some(outlet) = self.outlets.iter_mut().find(|o| o.device.index() == flight.gpu) {
+            outlet.spare.push(flight.event);
+        }
+        if let Some(request) = flight.ends {
+            if let Some(why) = failed {
+                request.fail(copy_failed(flight.gpu, why));
+            } else if !unchanged {
+                request.fail(request.changed());
+            }
+            request.part_done();
+        }
+    }
+
+    /// `read`: the device doesn't read it any more.
+    fn give_slot_back(&mut self, slot: usize, read: bool) {
+        let stage = self.stage.as_mut().expect("it gave the slot");
+        if read {
+            stage.free.push(slot);
+        } else {
+            stage.lost = true;
+        }
+    }
+
+    /// Waits for every copy under way.
+    pub fn drain(&mut self) {
+        for outlet in &self.outlets {
+            // What fails here fails again when its event is looked at.
+            let _ = outlet.stream.lock().expect("no holder panics").synchronize();
+        }
+        while self.has_flights() {
+            self.reap(true);
+        }
+    }
+
+    // Towards host memory ---------------------------------------------------------------------------
+
+    fn fill_host(&mut self, request: &Request, source: &Source, part: &[Range]) -> Result<(), Error> {
+        let mut loads = Vec::new();
+        let mut opened = Opened::default();
+        for (tag, piece) in part.iter().enumerate() {
+            let Place::Host(at) = piece.to else { unreachable!("parts have one kind of place") };
+            let at = at as *mut u8;
+            let way = choose(source, piece, &mut opened)?;
+            match way {
+                Manner::Mapped(from) => copy_out(piece, from, at, source)?,
+                // SAFETY: the destination's owner keeps it until the request has ended.
+                Manner::Cached(fd) => match unsafe { load::cached(fd, piece.offset, at, piece.bytes) } {
+                    Ok(Some(_)) => {}
+                    Ok(None) => loads.push(plain(fd, piece, at, tag)),
+                    Err(why) => return Err(failed(source, piece, &why)),
+                },
+                Manner::Direct(fd, unit) if aligned(piece, at, unit) => {
+                    add(&request.counts.direct, piece.bytes);
+                    add(&request.counts.uncached, piece.bytes);
+                    loads.push(plain(fd, piece, at, tag));
+                    continue;
+                }
+                Manner::Direct(fd, _) => {
+                    self.through_slot(source, piece, fd, at)?;
+                    add(&request.counts.uncached, piece.bytes);
+                }
+            }
+            add(&request.counts.staged, piece.bytes);
+        }
+        self.run(source, part, &mut loads)?;
+        opened.check_unchanged(source)
+    }
+
+    /// O_DIRECT into memory that isn't aligned for it.
+    fn through_slot(&mut self, source: &Source, piece: &Range, fd: RawFd, to: *mut u8) -> Result<(), Error> {
+        let (slot, slot_bytes) = self.free_slot(None)?;
+        let base = self.slot_at(slot);
+        let done = split(std::slice::from_ref(piece), slot_bytes).iter().try_fold(0, |done, piece| {
+            let (mut load, head) = direct(fd, piece, base, 0);
+            self.run(source, std::slice::from_ref(piece), std::slice::from_mut(&mut load))?;
+            // SAFETY: the slot holds head + bytes, as was just read; the destination is its owner's promise.
+            unsafe { std::ptr::copy_nonoverlapping(base.add(head), to.add(done), piece.bytes) };
+            Ok(done + piece.bytes)
+        });
+        self.stage.as_mut().expect("it gave the slot").free.push(slot);
+        done.map(|_| ())
+    }
+
+    fn run(&mut self, source: &Source, part: &[Range], loads: &mut [Load]) -> Result<(), Error> {
+        // SAFETY: loads are made for slots and places that hold what they ask for.
+        unsafe { self.loader.run(loads) }.map_err(|(tag, why)| failed(source, &part[tag], &why))?;
+        match loads.iter().find(|l| l.got < l.want) {
+            Some(l) => Err(short(source, &part[l.tag], l.offset + l.got as u64)),
+            None => Ok(()),
+        }
+    }
+
+    // Towards a GPU ---------------------------------------------------------------------------------
+
+    fn feed_gpu(
+        &mut self,
+        request: &Arc<Request>,
+        source: &Source,
+        part: &[Range],
+        gpu: u32,
+    ) -> Result<Arc<Mutex<Stream>>, Error> {
+        let (outlet, stream) = self.outlet_after(request, gpu)?;
+        if part[0].bytes > SLOT_BYTES && self.queue_window(request, source, &part[0], outlet)? {
+            return Ok(stream);
+        }
+        self.feed_slots(request, source, part, outlet)?;
+        self.ends_with_the_last(request);
+        Ok(stream)
+    }
+
+    /// The GPU's outlet, whose stream waits for what must end before bytes are written.
+    fn outlet_after(&mut self, request: &Request, gpu: u32) -> Result<(usize, Arc<Mutex<Stream>>), Error> {
+        let outlet = self.outlet(gpu)?;
+        let stream = self.outlets[outlet].stream.clone();
+        for after in &request.after {
+            let after = after.lock().expect("no holder panics");
+            let waits = stream.lock().expect("no holder panics").wait_for(&after);
+            waits.map_err(|why| copy_failed(gpu, &why))?;
+        }
+        Ok((outlet, stream))
+    }
+
+    fn ends_with_the_last(&mut self, request: &Arc<Request>) {
+        match self.flights.back_mut() {
+            Some(last) => last.ends = Some(request.clone()),
+            None => unreachable!("a part has a byte at least, and its copy a flight"),
+        }
+    }
+
+    /// Through slots, and from there to the GPU.
+    fn feed_slots(
+        &mut self,
+        request: &Request,
+        source: &Source,
+        part: &[Range],
+        outlet: usize,
+    ) -> Result<(), Error> {
+        let slot_bytes = self.free_slot_bytes(outlet)?;
+        let mut rest: Cow<[Range]> = split(part, slot_bytes);
+        let mut uncached = Vec::new();
+        let mut past_cache = false;
+        loop {
+            let taken = self.fill_slot(request, source, &rest, &mut uncached, past_cache, outlet)?;
+            rest = Cow::Owned(rest[taken..].to_vec());
+            if rest.is_empty() && !uncached.is_empty() {
+                // What the page cache lacks comes by O_DIRECT, all at once.
+                rest = Cow::Owned(std::mem::take(&mut uncached));
+                past_cache = true;
+            }
+            if rest.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Rows that the GPU fetches by itself, and through slots those that lie in no window that it may read.
+    fn feed_rows(
+        &mut self,
+        request: &Arc<Request>,
+        source: &Source,
+        table: &Table,
+        index: usize,
+    ) -> Result<Arc<Mutex<Stream>>, Error> {
+        let gpu = table.to.gpu().expect("tables go to GPUs");
+        let (outlet, stream) = self.outlet_after(request, gpu)?;
+        let rest = self.queue_rows(request, source, table, index, outlet)?;
+        for some in rest.chunks(PIECES_PER_PART) {
+            self.feed_slots(request, source, some, outlet)?;
+        }
+        self.ends_with_the_last(request);
+        Ok(stream)
+    }
+
+    /// Launches what fetches the rows of a part; those that must go another way.
+    fn queue_rows(
+        &mut self,
+        request: &Arc<Request>,
+        source: &Source,
+        table: &Table,
+        index: usize,
+        outlet: usize,
+    ) -> Result<Vec<Range>, Error> {
+        let (offsets, to) = table.part(index);
+        let Source::One { reader, .. } = source else { unreachable!("tables are of one file") };
+        let windows = reader.windows().expect("made before the request was").clone();
+        let bell = self.bell.get_or_insert_with(wakes_this_thread).clone();
+        let (slot, _) = self.free_slot(Some(outlet))?;
+        // SAFETY: a slot that nothing is copied from, ours until it is given back; the smallest holds that many.
+        let laid = unsafe { std::slice::from_raw_parts_mut(self.slot_at(slot).cast::<u64>(), offsets.len()) };
+        let meanwhile = || {
+            self.reap(false);
+            !request.is_dropped()
+        };
+        let (held, rest) = rows::lay(&windows, offsets, table.row_bytes, to, &bell, meanwhile, laid);
+        let Some(held) = held else {
+            self.give_slot_back(slot, true);
+            return Ok(rest);
+        };
+        let fetched = (offsets.len() - rest.len()) * table.row_bytes;
+        let gpu = self.outlets[outlet].device.index();
+        match windows.queue(&bell, || self.launch(table, &windows, offsets.len(), to, outlet, slot)) {
+            Ok(event) => {
+                let from = From::Rows(windows, held, slot);
+                self.flights.push_back(Flight { gpu, from, bytes: fetched, event, ends: None });
+                add(&request.counts.mapped, fetched);
+                Ok(rest)
+            }
+            Err(why) => {
+                let stream = &self.outlets[outlet].stream;
+                let ended = stream.lock().expect("no holder panics").synchronize().is_ok();
+                self.give_slot_back(slot, ended);
+                windows.release_all(&held);
+                Err(copy_failed(gpu, &why))
+            }
+        }
+    }
+
+    fn launch(
+        &mut self,
+        table: &Table,
+        windows: &Windows,
+        rows: usize,
+        to: Place,
+        outlet: usize,
+        slot: usize,
+    ) -> Cuda<Event> {
+        let from = self.slot_at(slot);
+        let Place::Device { at: to, .. } = to else { unreachable!("tables go to GPUs") };
+        let outlet = &mut self.outlets[outlet];
+        let offsets = match outlet.offsets.take() {
+            Some(there) => there,
+            None => outlet.device.allocate(SLOTS * OFFSETS_BYTES)?,
+        };
+        let at = outlet.offsets.insert(offsets).address() + (slot * OFFSETS_BYTES) as u64;
+        let stream = outlet.stream.lock().expect("no holder panics");
+        // SAFETY: slot and offsets are this launch's until the event below has passed, and the windows of its rows are
+        // held; the destination is its owner's promise.
+        unsafe {
+            stream.copy_to_device(at, from, rows * size_of::<u64>())?;
+            table.kernel.queue(&stream, windows.base(), at, to, rows as u64, table.row_bytes as u64)?;
+        }
+        let event = outlet.spare.pop().map_or_else(|| outlet.device.event(), Ok)?;
+        stream.record(&event).map(|()| event)
+    }
+
+    /// A copy by the GPU out of a window of the page cache. False where its bytes must go another way.
+    fn queue_window(
+        &mut self,
+        request: &Arc<Request>,
+        source: &Source,
+        piece: &Range,
+        outlet: usize,
+    ) -> Result<bool, Error> {
+        let (Source::One { reader, .. }, Place::Device { gpu, at: to }) = (source, piece.to) else {
+            return Ok(false);
+        };
+        let Some(windows) = reader.windows() else { return Ok(false) };
+        let bell = self.bell.get_or_insert_with(wakes_this_thread).clone();
+        let meanwhile = || {
+            self.reap(false);
+            !request.is_dropped()
+        };
+        let Some(held) = windows.hold(piece.offset, &bell, meanwhile) else { return Ok(false) };
+        let outlet = &mut self.outlets[outlet];
+        let queued = held.queue(&bell, || {
+            let stream = outlet.stream.lock().expect("no holder panics");
+            // SAFETY: the window holds the piece, and stays registered until it is released, after the event below;
+            // the destination is its owner's promise.
+            unsafe { stream.copy_to_device(to, held.at, piece.bytes)? };
+            let event = outlet.spare.pop().map_or_else(|| outlet.device.event(), Ok)?;
+            stream.record(&event).map(|()| event)
+        });
+        let from = From::Window(windows.clone(), held.number, held.generation);
+        match queued {
+            Ok(event) => {
+                let ends = Some(request.clone());
+                self.flights.push_back(Flight { gpu, from, bytes: piece.bytes, event, ends });
+                add(&request.counts.mapped, piece.bytes);
+                Ok(true)
+            }
+            Err(why) => {
+                let _ = outlet.stream.lock().expect("no holder panics").synchronize();
+                windows.release(held.number, held.generation);
+                Err(copy_failed(gpu, &why))
+            }
+        }
+    }
+
+    /// Fills one slot with the first of `pieces` and queues its copies; how many pieces it took. Short ones that
+    /// aren't cached are put off into `uncached`, to be read past the cache together.
+    fn fill_slot(
+        &mut self,
+        request: &Request,
+        source: &Source,
+        pieces: &[Range],
+        uncached: &mut Vec<Range>,
+        past_cache: bool,
+        outlet: usize,
+    ) -> Result<usize, Error> {
+        let (slot, slot_bytes) = self.free_slot(Some(outlet))?;
+        let base = self.slot_at(slot);
+        let mut layout = Layout::new(base, slot_bytes);
+        let mut opened = Opened::default();
+        let laid = layout.lay(request, source, pieces, uncached, past_cache, &mut opened);
+        let Layout { mut loads, runs, .. } = layout;
+        let filled = laid.and_then(|taken| {
+            self.run(source, pieces, &mut loads)?;
+            opened.check_unchanged(source).map(|()| taken)
+        });
+        let sent = filled.and_then(|taken| {
+            let sent = if runs.is_empty() { Ok(()) } else { self.send(outlet, slot, base, &runs) };
+            sent.map(|()| taken).map_err(|why| copy_failed(self.outlets[outlet].device.index(), &why))
+        });
+        // Where it failed, some of its copies may be under way.
+        let stream = &self.outlets[outlet].stream;
+        let ended = sent.is_err() && stream.lock().expect("no holder panics").synchronize().is_ok();
+        let stage = self.stage.as_mut().expect("it gave the slot");
+        if runs.is_empty() || ended {
+            stage.free.push(slot);
+        } else if sent.is_err() {
+            stage.lost = true;
+        }
+        sent
+    }
+
+    fn send(&mut self, outlet: usize, slot: usize, base: *mut u8, runs: &[Run]) -> Cuda<()> {
+        let outlet = &mut self.outlets[outlet];
+        let stream = outlet.stream.lock().expect("no holder panics");
+        for run in runs {
+            // SAFETY: the run lies in the slot, which stays taken until the event below has passed; the
+            // destination is its owner's promise.
+            unsafe { stream.copy_to_device(run.to, base.add(run.from), run.bytes)? };
+        }
+        let event = outlet.spare.pop().map_or_else(|| outlet.device.event(), Ok)?;
+        stream.record(&event)?;
+        let (gpu, bytes) = (outlet.device.index(), runs.iter().map(|r| r.bytes).sum());
+        self.flights.push_back(Flight { gpu, from: From::Slot(slot), bytes, event, ends: None });
+        Ok(())
+    }
+
+    // What it works with ----------------------------------------------------------------------------
+
+    fn outlet(&mut self, gpu: u32) -> Result<usize, Error> {
+        if let Some(at) = self.outlets.iter().position(|o| o.device.index() == gpu) {
+            return Ok(at);
+        }
+        let device = crew::device(gpu)?;
+        let stream = device.stream().map_err(|why| copy_failed(gpu, &why))?;
+        self.outlets.push(Outlet {
+            device,
+            stream: Arc::new(Mutex::new(stream)),
+            spare: Vec::new(),
+            offsets: None,
+        });
+        Ok(self.outlets.len() - 1)
+    }
+
+    fn free_slot_bytes(&mut self, outlet: usize) -> Result<usize, Error> {
+        self.set_stage(Some(outlet))?;
+        Ok(self.stage.as_ref().expect("just set").arena.slot_bytes())
+    }
+
+    fn slot_at(&self, slot: usize) -> *mut u8 {
+        self.stage.as_ref().expect("it gave the slot").arena.slot(slot).host_ptr()
+    }
+
+    /// A slot that nothing is copied from, and its size.
+    fn free_slot(&mut self, outlet: Option<usize>) -> Result<(usize, usize), Error> {
+        self.set_stage(outlet)?;
+        loop {
+            let stage = self.stage.as_mut().expect("just set");
+            if let Some(slot) = stage.free.pop() {
+                return Ok((slot, stage.arena.slot_bytes()));
+            }
+            if self.flights.is_empty() {
+                // All were lost to failures.
+                self.stage.take().expect("just set").give_back();
+                self.set_stage(outlet)?;
+            }
+            self.reap(true);
+        }
+    }
+
+    /// Makes the slots, and pins them for a GPU: smaller ones where the system refuses.
+    fn set_stage(&mut self, outlet: Option<usize>) -> Result<(), Error> {
+        let device = outlet.map(|o| self.outlets[o].device.clone());
+        let ready = self.stage.as_ref().is_some_and(|s| s.pinned.is_some() || device.is_none());
+        if ready {
+            return Ok(());
+        }
+        let mut refused = None;
+        for slot_bytes in SLOT_BYTES_TRIED {
+            let arena = match self.stage.take() {
+                Some(stage) if stage.arena.slot_bytes() == slot_bytes => stage.arena,
+                _ => Arena::new(SLOTS, slot_bytes, Pages::Thp)?,
+            };
+            let free = (0..SLOTS).collect();
+            let Some(device) = &device else {
+                self.stage = Some(Stage { pinned: None, arena, free, lost: false });
+                return Ok(());
+            };
+            let (at, bytes) = arena.whole();
+            // SAFETY: the arena goes after its registration, by the order of Stage's fields.
+            match unsafe { device.register(at.as_ptr(), bytes, false) } {
+                Ok(pinned) => {
+                    self.stage = Some(Stage { pinned: Some(pinned), arena, free, lost: false });
+                    return Ok(());
+                }
+                Err(why) => refused = Some((bytes, why)),
+            }
+        }
+        let (bytes, why) = refused.expect("every size was refused");
+        Err(Error::machine(
+            format!("pin {bytes} bytes of host memory"),
+            why.to_string(),
+            "ulimit -l unlimited; GPU memory set free by whoever holds it",
+        ))
+    }
+}
+
+impl Drop for Hand {
+    fn drop(&mut self) {
+        self.drain();
+        if let Some(stage) = self.stage.take() {
+            stage.give_back();
+        }
+    }
+}
+
+/// Rung by the registrar when a window was decided on.
+fn wakes_this_thread() -> Arc<Bell> {
+    let thread = std::thread::current();
+    Bell::new(move || thread.unpark())
+}
+
+fn copy_failed(gpu: u32, why: &CudaError) -> Error {
+    let next = "if the CUDA context is gone, a new process; forebay doctor";
+    Error::run(format!("copy to GPU {gpu}"), why.to_string(), next)
+}

@@ -1,0 +1,200 @@
+//! How ranges are read, and what of them lies where in a slot.
+
+use super::file::Reader;
+use super::load::{self, Load};
+use super::many::{self, Opened};
+use super::request::{Place, Range, Request, Source};
+use super::PAGE;
+use crate::copy::Stores;
+use forebay_model::Error;
+use std::borrow::Cow;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Shorter ranges are asked of the page cache at once; longer ones are worth a look at what is cached.
+const LONG: usize = 64 << 10;
+
+/// A copy to be: place in the slot, place on the GPU, length.
+#[derive(Clone, Copy)]
+pub(super) struct Run {
+    pub from: usize,
+    pub to: u64,
+    pub bytes: usize,
+}
+
+/// What lies where in a slot that is being filled.
+pub(super) struct Layout {
+    base: *mut u8,
+    slot_bytes: usize,
+    used: usize,
+    pub loads: Vec<Load>,
+    pub runs: Vec<Run>,
+}
+
+impl Layout {
+    pub fn new(base: *mut u8, slot_bytes: usize) -> Layout {
+        Layout { base, slot_bytes, used: 0, loads: Vec::new(), runs: Vec::new() }
+    }
+
+    pub fn lay(
+        &mut self,
+        request: &Request,
+        source: &Source,
+        pieces: &[Range],
+        uncached: &mut Vec<Range>,
+        past_cache: bool,
+        opened: &mut Opened,
+    ) -> Result<usize, Error> {
+        for (tag, piece) in pieces.iter().enumerate() {
+            let manner = match (source, past_cache) {
+                (Source::One { reader, .. }, true) => past(reader),
+                _ => choose(source, piece, opened)?,
+            };
+            let past_it = matches!(manner, Manner::Direct(..));
+            let (begin, room) = if past_it {
+                let head = piece.offset as usize % PAGE;
+                (self.used.next_multiple_of(PAGE), (head + piece.bytes).next_multiple_of(PAGE))
+            } else {
+                (self.used, piece.bytes)
+            };
+            if begin + room > self.slot_bytes {
+                return Ok(tag);
+            }
+            // SAFETY: begin + room lies inside the slot, as was just checked.
+            let at = unsafe { self.base.add(begin) };
+            let mut head = 0;
+            match manner {
+                Manner::Mapped(from) => copy_out(piece, from, at, source)?,
+                // SAFETY: as above.
+                Manner::Cached(fd) => match unsafe { load::cached(fd, piece.offset, at, piece.bytes) } {
+                    Ok(Some(_)) => {}
+                    Ok(None) if put_off(source, piece) => {
+                        uncached.push(*piece);
+                        continue;
+                    }
+                    Ok(None) => self.loads.push(plain(fd, piece, at, tag)),
+                    Err(why) => return Err(failed(source, piece, &why)),
+                },
+                Manner::Direct(fd, _) => {
+                    let (load, skip) = direct(fd, piece, at, tag);
+                    head = skip;
+                    self.loads.push(load);
+                    add(&request.counts.uncached, piece.bytes);
+                }
+            }
+            add(&request.counts.staged, piece.bytes);
+            self.used = begin + room;
+            self.note(begin + head, piece);
+        }
+        Ok(pieces.len())
+    }
+
+    /// Adjacent at both ends, two pieces travel as one copy.
+    fn note(&mut self, from: usize, piece: &Range) {
+        let Place::Device { at: to, .. } = piece.to else { unreachable!("parts have one kind of place") };
+        match self.runs.last_mut() {
+            Some(run) if run.from + run.bytes == from && run.to + run.bytes as u64 == to => {
+                run.bytes += piece.bytes;
+            }
+            _ => self.runs.push(Run { from, to, bytes: piece.bytes }),
+        }
+    }
+}
+
+/// How a piece is read.
+pub(super) enum Manner {
+    Mapped(*const u8),
+    Cached(RawFd),
+    /// And the unit of its offsets and addresses.
+    Direct(RawFd, usize),
+}
+
+pub(super) fn choose(source: &Source, piece: &Range, opened: &mut Opened) -> Result<Manner, Error> {
+    match source {
+        Source::Many(files) => opened.fd(files, piece).map(Manner::Cached),
+        Source::One { reader, .. } if reader.direct == Some(true) => Ok(past(reader)),
+        Source::One { reader, .. } if piece.bytes < LONG => Ok(Manner::Cached(reader.fd())),
+        Source::One { reader, .. } => Ok(match reader.cached_share(piece.offset, piece.bytes) {
+            Some(share) if share > 0.99 => {
+                let mapped = reader.mapped(piece.offset, piece.bytes);
+                mapped.map_or(Manner::Cached(reader.fd()), Manner::Mapped)
+            }
+            // What is half cached is faster through the cache.
+            Some(share) if share < 0.5 => past(reader),
+            _ => Manner::Cached(reader.fd()),
+        }),
+    }
+}
+
+/// Past the page cache where the file offers it.
+pub(super) fn past(reader: &Reader) -> Manner {
+    reader.direct_fd().map_or(Manner::Cached(reader.fd()), |(fd, unit)| Manner::Direct(fd, unit))
+}
+
+/// Whether a short piece that isn't cached is to be read past the cache.
+pub(super) fn put_off(source: &Source, piece: &Range) -> bool {
+    matches!(source, Source::One { reader, .. } if piece.bytes < LONG && reader.direct_fd().is_some())
+}
+
+/// Pieces cut to what a slot holds; as they are where it holds a whole part.
+pub(super) fn split(pieces: &[Range], slot_bytes: usize) -> Cow<'_, [Range]> {
+    if pieces.iter().all(|p| p.offset as usize % PAGE + p.bytes <= slot_bytes) {
+        return Cow::Borrowed(pieces);
+    }
+    let mut cut = Vec::new();
+    for piece in pieces {
+        let mut done = 0;
+        while done < piece.bytes {
+            let offset = piece.offset + done as u64;
+            let bytes = (piece.bytes - done).min(slot_bytes - offset as usize % PAGE);
+            cut.push(Range { offset, bytes, to: piece.to.after(done), ..*piece });
+            done += bytes;
+        }
+    }
+    Cow::Owned(cut)
+}
+
+pub(super) fn aligned(piece: &Range, at: *mut u8, unit: usize) -> bool {
+    [piece.offset as usize, piece.bytes, at as usize].iter().all(|n| n % unit == 0)
+}
+
+pub(super) fn plain(fd: RawFd, piece: &Range, at: *mut u8, tag: usize) -> Load {
+    Load { fd, offset: piece.offset, at, want: piece.bytes, ask: piece.bytes, got: 0, tag }
+}
+
+/// The whole pages around a piece, and how far into them it begins.
+pub(super) fn direct(fd: RawFd, piece: &Range, at: *mut u8, tag: usize) -> (Load, usize) {
+    let head = piece.offset as usize % PAGE;
+    let want = head + piece.bytes;
+    let ask = want.next_multiple_of(PAGE);
+    (Load { fd, offset: piece.offset - head as u64, at, want, ask, got: 0, tag }, head)
+}
+
+pub(super) fn copy_out(piece: &Range, from: *const u8, to: *mut u8, source: &Source) -> Result<(), Error> {
+    // What a slot holds is copied on from the cache.
+    let stores = if piece.to.gpu().is_some() { Stores::Cached } else { Stores::for_slot(piece.bytes) };
+    // SAFETY: `from` is the piece's place in the mapping, `to` has room for it.
+    let got = unsafe { load::out_of_mapping(to, from, piece.bytes, stores) };
+    if got == piece.bytes {
+        return Ok(());
+    }
+    Err(short(source, piece, piece.offset + got as u64))
+}
+
+pub(super) fn add(count: &AtomicU64, bytes: usize) {
+    count.fetch_add(bytes as u64, Ordering::Relaxed);
+}
+
+pub(super) fn asked(source: &Source, piece: &Range) -> String {
+    let path = many::path_of(source, piece.file);
+    format!("read {} bytes from {} of {}", piece.bytes, piece.offset, path.display())
+}
+
+pub(super) fn failed(source: &Source, piece: &Range, why: &std::io::Error) -> Error {
+    Error::run(asked(source, piece), why.to_string(), "dmesg, and the drive's health")
+}
+
+pub(super) fn short(source: &Source, piece: &Range, end: u64) -> Error {
+    let found = format!("the file ended at {end}: it was cut while it was read");
+    Error::run(asked(source, piece), found, "read again once nobody writes to it")
+}

@@ -1,0 +1,163 @@
+//! Reading into memory of the host: out of a mapping, out of the page cache without waiting, or from the device,
+//! many at a time.
+
+use crate::copy::{self, Stores};
+use io_uring::{opcode, types, IoUring};
+use std::io::{Error as IoError, Result as IoResult};
+use std::os::fd::RawFd;
+
+/// Reads under way at a time on one hand's ring.
+const RING_ENTRIES: u32 = 256;
+
+/// A read that may have to wait for the device.
+pub struct Load {
+    pub fd: RawFd,
+    pub offset: u64,
+    pub at: *mut u8,
+    /// What must arrive, and what to ask for: O_DIRECT wants whole blocks, also where the file ends inside one.
+    pub want: usize,
+    pub ask: usize,
+    pub got: usize,
+    /// Its number for the caller.
+    pub tag: usize,
+}
+
+/// Out of a mapping; how many bytes came before its end, if the file was cut.
+///
+/// # Safety
+/// `from` lies in a mapping of `bytes` or more, and `to` has room for them.
+pub unsafe fn out_of_mapping(to: *mut u8, from: *const u8, bytes: usize, stores: Stores) -> usize {
+    // SAFETY: the caller's promise; a page that is gone ends the copy.
+    bytes - unsafe { copy::guarded(to, from, bytes, stores) }
+}
+
+/// What the page cache has of it, without waiting for the device; None where something is missing.
+///
+/// # Safety
+/// `at` has room for `bytes`.
+pub unsafe fn cached(fd: RawFd, offset: u64, at: *mut u8, bytes: usize) -> IoResult<Option<usize>> {
+    // SAFETY: the caller's promise.
+    match unsafe { read(fd, offset, at, bytes, libc::RWF_NOWAIT) } {
+        Ok(got) if got == bytes => Ok(Some(got)),
+        // Short: the rest isn't cached, or the file ends. The waiting read tells which.
+        Ok(_) => Ok(None),
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EOPNOTSUPP)) => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+/// One preadv2, repeated only where a signal came first.
+///
+/// # Safety
+/// `at` has room for `bytes`.
+unsafe fn read(fd: RawFd, offset: u64, at: *mut u8, bytes: usize, flags: i32) -> IoResult<usize> {
+    let vector = libc::iovec { iov_base: at.cast(), iov_len: bytes };
+    loop {
+        // SAFETY: the caller says that `at` has room; the vector lies on this frame.
+        let got = unsafe { libc::preadv2(fd, &vector, 1, offset as i64, flags) };
+        if got >= 0 {
+            return Ok(got as usize);
+        }
+        let error = IoError::last_os_error();
+        if error.raw_os_error() != Some(libc::EINTR) {
+            return Err(error);
+        }
+    }
+}
+
+#[derive(Default)]
+pub struct Loader {
+    ring: Option<IoUring>,
+    /// Some systems forbid rings.
+    no_ring: bool,
+}
+
+impl Loader {
+    /// Runs all loads to their end; each says what it `got`. The first failure is returned once none is under way.
+    ///
+    /// # Safety
+    /// Each `at` has room for what is asked for.
+    pub unsafe fn run(&mut self, loads: &mut [Load]) -> Result<(), (usize, IoError)> {
+        let mut failed = None;
+        if loads.len() > 1 {
+            for group in loads.chunks_mut(RING_ENTRIES as usize) {
+                // SAFETY: the caller's promise.
+                failed = failed.or(unsafe { self.through_ring(group) });
+            }
+        }
+        if let Some(failed) = failed {
+            return Err(failed);
+        }
+        // What the ring didn't take or left short.
+        for load in loads {
+            // SAFETY: the caller's promise.
+            unsafe { finish(load) }.map_err(|e| (load.tag, e))?;
+        }
+        Ok(())
+    }
+
+    fn ring(&mut self) -> Option<&mut IoUring> {
+        if self.ring.is_none() && !self.no_ring {
+            self.ring = IoUring::new(RING_ENTRIES).ok();
+            self.no_ring = self.ring.is_none();
+        }
+        self.ring.as_mut()
+    }
+
+    /// # Safety
+    /// As for `run`; at most `RING_ENTRIES` loads.
+    unsafe fn through_ring(&mut self, loads: &mut [Load]) -> Option<(usize, IoError)> {
+        let ring = self.ring()?;
+        for (index, load) in loads.iter().enumerate() {
+            let entry = opcode::Read::new(types::Fd(load.fd), load.at, load.ask as u32)
+                .offset(load.offset)
+                .build()
+                .user_data(index as u64);
+            // SAFETY: the buffer stays until the completion is reaped below; the ring has an entry for each.
+            unsafe { ring.submission().push(&entry) }.expect("an entry for each load");
+        }
+        let mut failed = None;
+        let mut left = loads.len();
+        while left > 0 {
+            match ring.submit_and_wait(1) {
+                Ok(_) => {}
+                Err(e) if e.raw_os_error() == Some(libc::EINTR) => continue,
+                // Out of memory for the moment, or the completions must be reaped first.
+                Err(e) if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY)) => {
+                    std::thread::yield_now();
+                }
+                Err(e) => panic!("io_uring_enter on a ring of our own: {e}"),
+            }
+            for done in ring.completion() {
+                left -= 1;
+                let load = &mut loads[done.user_data() as usize];
+                match done.result() {
+                    got if got >= 0 => load.got = got as usize,
+                    // The waiting read does it anew.
+                    errno if matches!(-errno, libc::EAGAIN | libc::EINTR) => {}
+                    errno => failed = failed.or(Some((load.tag, IoError::from_raw_os_error(-errno)))),
+                }
+            }
+        }
+        failed
+    }
+}
+
+/// Waits for the rest of a load; short only where the file ends.
+///
+/// # Safety
+/// Its `at` has room for what it asks for.
+unsafe fn finish(load: &mut Load) -> IoResult<()> {
+    while load.got < load.want {
+        let (offset, room) = (load.offset + load.got as u64, load.ask - load.got);
+        // SAFETY: `at` has room for `ask`, of which `got` are used.
+        match unsafe { read(load.fd, offset, load.at.add(load.got), room, 0) } {
+            Ok(0) => break,
+            Ok(got) => load.got += got,
+            // An O_DIRECT read that ended inside a block: there the file ends.
+            Err(e) if load.got > 0 && e.raw_os_error() == Some(libc::EINVAL) => break,
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}

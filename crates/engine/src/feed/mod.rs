@@ -1,0 +1,39 @@
+//! Feeding memory that somebody else owns (an array, a tensor) from files: what
+//! Python's `forebay.open` stands on.
+//!
+//! One crew of threads serves the whole process, so that its pinned slots and
+//! streams are paid for once. A `Request` is a list of ranges with their places;
+//! it is cut into parts, and whichever hand is free takes the next part. The
+//! caller sleeps, or goes on and asks later.
+
+mod crew;
+mod file;
+mod hand;
+mod layout;
+mod load;
+mod many;
+mod request;
+mod rows;
+mod windows;
+
+pub use crew::{device, device_of, release, submit, threads};
+pub use file::{Reader, Way};
+pub use many::{read_files, sizes_of};
+pub use request::{Place, Range, Report, Request};
+
+/// What the hands of the crew read into and copy from: large enough for the link, small enough that all of them
+/// stay in the last-level cache.
+const SLOT_BYTES: usize = 4 << 20;
+/// One is filled while another is copied and a third waits its turn.
+const SLOTS: usize = 3;
+/// Sub-ranges that one part gathers at most.
+const PIECES_PER_PART: usize = 256;
+/// Ranges at least this long may be read by the GPU itself, out of registered windows.
+const WINDOWED_BYTES_MIN: usize = 64 << 20;
+/// And from the first reading on where there are this many: a thread that registers is worth starting then.
+const WINDOWED_AT_ONCE_BYTES_MIN: usize = 256 << 20;
+/// O_DIRECT's usual unit, and the page: where slots and direct reads begin.
+const PAGE: usize = 4096;
+
+#[cfg(test)]
+mod tests;

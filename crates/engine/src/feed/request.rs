@@ -1,0 +1,496 @@
+//! One call's worth of reading: what goes where, how far it is, how it ended.
+
+use super::file::{Reader, Stamp};
+use super::rows::Table;
+use super::{PAGE, PIECES_PER_PART, SLOT_BYTES, WINDOWED_BYTES_MIN};
+use crate::gpu::cuda::{Event, Stream};
+use forebay_model::Error;
+use rustix::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// Parts shorter than this cost more to hand out than they gain.
+const PART_BYTES_MIN: usize = 512 << 10;
+
+/// Memory to be filled. Its owner keeps it until the request has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    Host(u64),
+    Device { gpu: u32, at: u64 },
+}
+
+impl Place {
+    pub fn after(self, bytes: usize) -> Place {
+        match self {
+            Place::Host(at) => Place::Host(at + bytes as u64),
+            Place::Device { gpu, at } => Place::Device { gpu, at: at + bytes as u64 },
+        }
+    }
+
+    pub fn gpu(self) -> Option<u32> {
+        match self {
+            Place::Host(_) => None,
+            Place::Device { gpu, .. } => Some(gpu),
+        }
+    }
+}
+
+/// `bytes` from `offset` of a file (by its number in the request) to `to`.
+#[derive(Clone, Copy, Debug)]
+pub struct Range {
+    pub file: u32,
+    pub offset: u64,
+    pub bytes: usize,
+    pub to: Place,
+}
+
+pub(super) enum Source {
+    One {
+        reader: Arc<Reader>,
+        before: Stamp,
+    },
+    /// Each with its size; opened, read whole and closed by the hand that gets it.
+    Many(Vec<(PathBuf, u64)>),
+}
+
+/// How the bytes of a request went.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Report {
+    pub bytes: u64,
+    /// Through pinned slots, or copied by a processor.
+    pub staged_bytes: u64,
+    /// By DMA from the page cache's own pages.
+    pub mapped_bytes: u64,
+    /// From storage to their place with no copy on the way.
+    pub direct_bytes: u64,
+    /// Read past the page cache, whatever way they took from there.
+    pub uncached_bytes: u64,
+    pub seconds: f64,
+}
+
+#[derive(Default)]
+pub(super) struct Counts {
+    pub staged: AtomicU64,
+    pub mapped: AtomicU64,
+    pub direct: AtomicU64,
+    pub uncached: AtomicU64,
+}
+
+#[derive(Default)]
+struct State {
+    /// Parts whose copies are all queued, and parts whose bytes have arrived.
+    filled: usize,
+    done: usize,
+    /// All are filled, and the file was found unchanged.
+    queued: bool,
+    failure: Option<Error>,
+    seconds: f64,
+    /// Streams that carry copies of it.
+    streams: Vec<Arc<Mutex<Stream>>>,
+    /// Eventfds to be rung at the end.
+    bells: Vec<OwnedFd>,
+}
+
+pub struct Request {
+    /// Let go of at the end, so that a request that somebody keeps doesn't keep its file.
+    source: Mutex<Option<Arc<Source>>>,
+    pieces: Vec<Range>,
+    /// Where each part begins in `pieces`, and the end.
+    parts: Vec<u32>,
+    /// In place of pieces: rows that a GPU fetches.
+    table: Option<Table>,
+    pub(super) counts: Counts,
+    /// Work of the destination's user that must end before a byte is written.
+    pub(super) after: Vec<Mutex<Event>>,
+    dropped: AtomicBool,
+    began: Instant,
+    process: u32,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Request {
+    /// Refuses ranges that lie beyond the file's end, before anything is read.
+    pub fn of_file(
+        reader: &Arc<Reader>,
+        ranges: &[Range],
+        after: Vec<Event>,
+        hands: usize,
+    ) -> Result<Arc<Request>, Error> {
+        let before = reader.stamp()?;
+        for range in ranges {
+            let end = range.offset.checked_add(range.bytes as u64);
+            if range.bytes > 0 && end.is_none_or(|end| end > before.bytes) {
+                return Err(Error::request(
+                    format!("{} bytes from {} of {}", range.bytes, range.offset, reader.path.display()),
+                    format!("it has {} bytes", before.bytes),
+                    "a range inside the file; File.size says how long it is",
+                ));
+            }
+        }
+        let windows = reader.windows_for(ranges)?.map(|w| w.bytes_each);
+        let source = Source::One { reader: reader.clone(), before };
+        let request = Arc::new(Request::new(source, ranges, after, hands, windows));
+        reader.note(&request);
+        Ok(request)
+    }
+
+    /// Rows of `row_bytes` each, from `offsets` of the file on, one behind the other from `to` on. A GPU fetches them by
+    /// itself where that is asked for or pays; else they are ranges.
+    pub fn of_rows(
+        reader: &Arc<Reader>,
+        offsets: Vec<u64>,
+        row_bytes: usize,
+        to: Place,
+        after: Vec<Event>,
+        hands: usize,
+    ) -> Result<Arc<Request>, Error> {
+        let before = reader.stamp()?;
+        let last = before.bytes.checked_sub(row_bytes as u64);
+        let beyond = |offset: &u64| last.is_none_or(|last| *offset > last);
+        if let Some(row) = offsets.iter().position(beyond).filter(|_| row_bytes > 0) {
+            return Err(Error::request(
+                format!(
+                    "{row_bytes} bytes from {} of {} (number {row} of those asked for)",
+                    offsets[row],
+                    reader.path.display()
+                ),
+                format!("it has {} bytes", before.bytes),
+                "rows inside the file; File.size says how long it is",
+            ));
+        }
+        let Some(kernel) = reader.rows_for(to, offsets.len(), row_bytes)? else {
+            let each = offsets.iter().enumerate();
+            let range = |(i, offset): (usize, &u64)| Range {
+                file: 0,
+                offset: *offset,
+                bytes: row_bytes,
+                to: to.after(i * row_bytes),
+            };
+            return Request::of_file(reader, &each.map(range).collect::<Vec<_>>(), after, hands);
+        };
+        let source = Source::One { reader: reader.clone(), before };
+        let mut request = Request::new(source, &[], after, hands, None);
+        request.table = Some(Table { kernel, offsets, row_bytes, to });
+        let request = Arc::new(request);
+        reader.note(&request);
+        Ok(request)
+    }
+
+    /// `windows`: bytes of those that long ranges are read through.
+    pub(super) fn new(
+        source: Source,
+        ranges: &[Range],
+        after: Vec<Event>,
+        hands: usize,
+        windows: Option<u64>,
+    ) -> Request {
+        let (pieces, parts) = cut(ranges, hands, windows);
+        Request {
+            source: Mutex::new(Some(Arc::new(source))),
+            pieces,
+            parts,
+            table: None,
+            counts: Counts::default(),
+            after: after.into_iter().map(Mutex::new).collect(),
+            dropped: AtomicBool::new(false),
+            began: Instant::now(),
+            process: std::process::id(),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// What it reads from; there until its last part is done.
+    pub(super) fn source(&self) -> Arc<Source> {
+        self.source.lock().expect("no holder panics").clone().expect("a part is left")
+    }
+
+    pub(super) fn part_count(&self) -> usize {
+        self.table.as_ref().map_or(self.parts.len() - 1, Table::parts)
+    }
+
+    pub(super) fn table(&self) -> Option<&Table> {
+        self.table.as_ref()
+    }
+
+    pub(super) fn part(&self, index: usize) -> &[Range] {
+        &self.pieces[self.parts[index] as usize..self.parts[index + 1] as usize]
+    }
+
+    /// Whether the rest needn't be read: it was cancelled or has failed.
+    pub(super) fn is_dropped(&self) -> bool {
+        self.dropped.load(Ordering::Acquire)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no holder panics")
+    }
+
+    pub(super) fn fail(&self, error: Error) {
+        self.dropped.store(true, Ordering::Release);
+        self.state().failure.get_or_insert(error);
+    }
+
+    /// A part's bytes are read, and their copies queued on `stream`. The last one looks whether the file changed.
+    pub(super) fn part_queued(&self, stream: Option<&Arc<Mutex<Stream>>>) {
+        let last = {
+            let mut state = self.state();
+            if let Some(stream) = stream.filter(|s| !state.streams.iter().any(|have| Arc::ptr_eq(have, s))) {
+                state.streams.push(stream.clone());
+            }
+            state.filled += 1;
+            state.filled == self.part_count()
+        };
+        if last {
+            self.check_unchanged();
+            self.state().queued = true;
+            self.changed.notify_all();
+        }
+    }
+
+    /// The error of a copy out of a window that changed under it. For a request that has a part left.
+    pub(super) fn changed(&self) -> Error {
+        match &*self.source() {
+            Source::One { reader, before } => {
+                let now = reader.stamp().map_or(before.bytes, |now| now.bytes);
+                changed(&reader.path.display().to_string(), before.bytes, now)
+            }
+            Source::Many(_) => unreachable!("windows are of one file"),
+        }
+    }
+
+    fn check_unchanged(&self) {
+        let source = self.source();
+        let Source::One { reader, before } = &*source else { return };
+        match reader.stamp() {
+            Ok(now) if now == *before => {}
+            Ok(now) => self.fail(changed(&reader.path.display().to_string(), before.bytes, now.bytes)),
+            Err(error) => self.fail(error),
+        }
+    }
+
+    pub(super) fn part_done(&self) {
+        let mut state = self.state();
+        state.done += 1;
+        if state.done < self.part_count() {
+            return;
+        }
+        self.end(&mut state);
+    }
+
+    fn end(&self, state: &mut State) {
+        state.seconds = self.began.elapsed().as_secs_f64();
+        state.streams.clear();
+        self.source.lock().expect("no holder panics").take();
+        for bell in state.bells.drain(..) {
+            let _ = rustix::io::write(&bell, &1u64.to_ne_bytes());
+        }
+        self.changed.notify_all();
+    }
+
+    pub fn is_done(&self) -> bool {
+        self.state().done >= self.part_count()
+    }
+
+    /// Waits for the end; false where `at_most` passed first.
+    pub fn wait(&self, at_most: Option<Duration>) -> bool {
+        self.wait_for(at_most, |state| state.done >= self.part_count())
+    }
+
+    fn wait_for(&self, at_most: Option<Duration>, met: impl Fn(&State) -> bool) -> bool {
+        if self.process != std::process::id() {
+            return true;
+        }
+        let until = at_most.and_then(|t| Instant::now().checked_add(t));
+        let mut state = self.state();
+        while !met(&state) {
+            let Some(until) = until else {
+                state = self.changed.wait(state).expect("no holder panics");
+                continue;
+            };
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            state = self.changed.wait_timeout(state, left).expect("no holder panics").0;
+        }
+        true
+    }
+
+    /// Lets go of what hasn't begun and waits for what has: nothing writes to its places afterwards. False where it
+    /// had ended before.
+    pub fn cancel(&self) -> bool {
+        if self.process != std::process::id() || self.is_done() {
+            return false;
+        }
+        self.fail(Error::run("the read", "it was cancelled", ""));
+        self.wait(None);
+        true
+    }
+
+    /// What is queued on `stream` from now on sees the bytes. Waits until the last copy is queued, not until it
+    /// has ended; false where `at_most` passed first.
+    pub fn order(&self, stream: &Stream, at_most: Option<Duration>) -> Result<bool, Error> {
+        if !self.wait_for(at_most, |state| state.queued || self.part_count() == 0) {
+            return Ok(false);
+        }
+        let state = self.state();
+        if let Some(failure) = &state.failure {
+            return Err(failure.clone());
+        }
+        for own in &state.streams {
+            let own = own.lock().expect("no holder panics");
+            let ordered = own
+                .device()
+                .event()
+                .and_then(|event| own.record(&event).and_then(|()| stream.wait_for(&event)));
+            ordered.map_err(|why| Error::run("ordering a stream", why.to_string(), "Future.result()"))?;
+        }
+        Ok(true)
+    }
+
+    /// After the end: how it went.
+    pub fn outcome(&self) -> Result<Report, Error> {
+        if self.process != std::process::id() {
+            return Err(Error::run(
+                "the result of a read",
+                "it was started before this process was forked, and goes on in the parent",
+                "read anew in the child",
+            ));
+        }
+        let state = self.state();
+        if let Some(failure) = &state.failure {
+            return Err(failure.clone());
+        }
+        let count = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        Ok(Report {
+            bytes: self.pieces.iter().map(|p| p.bytes as u64).sum::<u64>()
+                + self.table.as_ref().map_or(0, Table::bytes),
+            staged_bytes: count(&self.counts.staged),
+            mapped_bytes: count(&self.counts.mapped),
+            direct_bytes: count(&self.counts.direct),
+            uncached_bytes: count(&self.counts.uncached),
+            seconds: state.seconds,
+        })
+    }
+
+    /// An eventfd that becomes readable at the end; the caller's to close.
+    pub fn bell(&self) -> std::io::Result<OwnedFd> {
+        let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
+        let mut state = self.state();
+        if state.done >= self.part_count() {
+            rustix::io::write(&bell, &1u64.to_ne_bytes())?;
+        } else {
+            state.bells.push(rustix::io::fcntl_dupfd_cloexec(&bell, 0)?);
+        }
+        Ok(bell)
+    }
+}
+
+pub(super) fn changed(path: &str, before: u64, now: u64) -> Error {
+    let found = if before == now {
+        "it changed while it was read".into()
+    } else {
+        format!("it changed while it was read: it had {before} bytes and has {now} now")
+    };
+    Error::run(format!("read {path}"), found, "read again once nobody writes to it")
+}
+
+/// Ranges cut into pieces of at most a slot, and pieces gathered into parts: enough of them for every hand, none
+/// larger than a slot, none so small that handing it out costs more than reading it. What is read through windows
+/// is cut at their edges, and each such piece is a part of its own, longer than a slot.
+fn cut(ranges: &[Range], hands: usize, windows: Option<u64>) -> (Vec<Range>, Vec<u32>) {
+    let total: usize = ranges.iter().map(|r| r.bytes).sum();
+    let part_bytes = (total / (2 * hands.max(1))).clamp(PART_BYTES_MIN, SLOT_BYTES).next_multiple_of(PAGE);
+    let mut pieces: Vec<Range> = Vec::with_capacity(ranges.len() + total / part_bytes);
+    let mut parts = vec![0u32];
+    let mut gathered = 0;
+    for range in ranges {
+        let mut done = 0;
+        let window = windows.filter(|_| range.to.gpu().is_some() && range.bytes >= WINDOWED_BYTES_MIN);
+        while done < range.bytes {
+            let at = range.offset + done as u64;
+            let in_window = window.map_or(0, |w| (range.bytes - done).min((w - at % w) as usize));
+            if in_window > SLOT_BYTES {
+                if pieces.len() > *parts.last().expect("never empty") as usize {
+                    parts.push(pieces.len() as u32);
+                }
+                pieces.push(Range { offset: at, bytes: in_window, to: range.to.after(done), ..*range });
+                parts.push(pieces.len() as u32);
+                gathered = 0;
+                done += in_window;
+                continue;
+            }
+            // Pieces end where the file's pages do, so that O_DIRECT reads no page twice.
+            let bytes = (range.bytes - done).min(part_bytes - at as usize % PAGE);
+            let begun = *parts.last().expect("never empty") as usize;
+            let gpu_before = pieces.last().map(|p: &Range| p.to.gpu());
+            if pieces.len() > begun
+                && (gathered + bytes > part_bytes
+                    || pieces.len() - begun == PIECES_PER_PART
+                    || gpu_before != Some(range.to.gpu()))
+            {
+                parts.push(pieces.len() as u32);
+                gathered = 0;
+            }
+            pieces.push(Range { offset: at, bytes, to: range.to.after(done), ..*range });
+            gathered += bytes;
+            done += bytes;
+        }
+    }
+    if pieces.len() > *parts.last().expect("never empty") as usize {
+        parts.push(pieces.len() as u32);
+    }
+    (pieces, parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn parts_hold_every_byte_once_and_fit_a_slot_or_a_window(
+            lengths in prop::collection::vec((0u64..20_000_000, 0usize..12_000_000), 0..40), hands in 1usize..17,
+            long in prop::option::of((0u64..1 << 30, WINDOWED_BYTES_MIN..200 << 20)), gpu: bool, power in 24u32..28,
+        ) {
+            let window = 1u64 << power;
+            let mut at = 0;
+            let ranges: Vec<Range> = lengths.into_iter().chain(long).map(|(offset, bytes)| {
+                at += bytes as u64 + 7;
+                let to = if gpu { Place::Device { gpu: 1, at } } else { Place::Host(at) };
+                Range { file: 0, offset, bytes, to }
+            }).collect();
+            let (pieces, parts) = cut(&ranges, hands, Some(window));
+            for pair in parts.windows(2) {
+                let part = &pieces[pair[0] as usize..pair[1] as usize];
+                prop_assert!(!part.is_empty() && part.len() <= PIECES_PER_PART);
+                if part[0].bytes > SLOT_BYTES {
+                    prop_assert!(gpu && part.len() == 1);
+                    let last = part[0].offset + part[0].bytes as u64 - 1;
+                    prop_assert_eq!(part[0].offset / window, last / window, "it lies in one window");
+                } else {
+                    prop_assert!(part.iter().map(|p| p.bytes).sum::<usize>() <= SLOT_BYTES);
+                    prop_assert!(part.iter().all(|p| p.offset as usize % PAGE + p.bytes <= SLOT_BYTES));
+                }
+            }
+            prop_assert_eq!(*parts.last().unwrap() as usize, pieces.len());
+            let mut rest = pieces.iter();
+            for range in ranges.iter().filter(|r| r.bytes > 0) {
+                let mut done = 0;
+                while done < range.bytes {
+                    let piece = rest.next().unwrap();
+                    prop_assert_eq!(piece.offset, range.offset + done as u64);
+                    prop_assert_eq!(piece.to, range.to.after(done));
+                    done += piece.bytes;
+                }
+                prop_assert_eq!(done, range.bytes);
+            }
+            prop_assert!(rest.next().is_none());
+        }
+    }
+}

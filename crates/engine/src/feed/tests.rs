@@ -1,0 +1,179 @@
+//! The crew on host memory; what needs a GPU's driver is tested through Python.
+
+use super::*;
+use proptest::prelude::*;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+fn content(bytes: usize) -> Vec<u8> {
+    (0..bytes as u64).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
+}
+
+fn written(dir: &Path, name: &str, bytes: usize) -> PathBuf {
+    let path = dir.join(name);
+    let mut file = std::fs::File::create(&path).unwrap();
+    file.write_all(&content(bytes)).unwrap();
+    file.sync_all().unwrap();
+    path
+}
+
+fn open(path: &Path, direct: Option<bool>) -> Arc<Reader> {
+    Arc::new(Reader::open(path, Way::Auto, direct, false).unwrap())
+}
+
+/// Reads (offset, bytes) pairs, each to its own place in one buffer with a gap before it.
+fn read(
+    reader: &Arc<Reader>,
+    ranges: &[(u64, usize)],
+) -> Result<(Vec<Vec<u8>>, Report), forebay_model::Error> {
+    let mut buffers: Vec<Vec<u8>> = ranges.iter().map(|r| vec![0xee; r.1]).collect();
+    let asked: Vec<Range> = ranges
+        .iter()
+        .zip(&mut buffers)
+        .map(|(&(offset, bytes), to)| Range {
+            file: 0,
+            offset,
+            bytes,
+            to: Place::Host(to.as_mut_ptr() as u64),
+        })
+        .collect();
+    let request = Request::of_file(reader, &asked, Vec::new(), threads())?;
+    submit(&request)?;
+    request.wait(None);
+    request.outcome().map(|report| (buffers, report))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn every_way_of_reading_gives_the_same_bytes(
+        ranges in prop::collection::vec((0u64..3_000_000, 0usize..1_500_000), 1..30),
+        direct in prop::option::of(any::<bool>()), cold: bool,
+    ) {
+        let dir = tempfile::tempdir_in(std::env::current_dir().unwrap()).unwrap();
+        let bytes = 4_500_123;
+        let path = written(dir.path(), "a", bytes);
+        let reader = match Reader::open(&path, Way::Auto, direct, false) {
+            Ok(reader) => Arc::new(reader),
+            // This file system takes no O_DIRECT.
+            Err(e) => { prop_assert!(direct == Some(true), "{}", e); return Ok(()); }
+        };
+        if cold {
+            crate::meter::cache::drop(&std::fs::File::open(&path).unwrap(), 0, 0).unwrap();
+        }
+        let all = content(bytes);
+        let (buffers, report) = read(&reader, &ranges).unwrap();
+        for ((offset, bytes), got) in ranges.iter().zip(&buffers) {
+            prop_assert!(got[..] == all[*offset as usize..*offset as usize + bytes], "{} bytes from {}", bytes, offset);
+        }
+        prop_assert_eq!(report.bytes, report.staged_bytes + report.mapped_bytes + report.direct_bytes);
+        if direct == Some(true) {
+            prop_assert_eq!(report.uncached_bytes, report.bytes);
+        }
+        if direct == Some(false) {
+            prop_assert_eq!(report.uncached_bytes, 0);
+        }
+    }
+}
+
+#[test]
+fn a_range_beyond_the_end_is_refused_before_anything_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let reader = open(&written(dir.path(), "a", 1000), None);
+    let error = read(&reader, &[(0, 10), (990, 11)]).unwrap_err();
+    assert_eq!(error.kind, forebay_model::Kind::Request);
+    assert!(error.found.contains("1000 bytes"), "{error}");
+    assert!(read(&reader, &[(u64::MAX, 1)]).is_err());
+    assert_eq!(read(&reader, &[(1000, 0)]).unwrap().1.bytes, 0);
+}
+
+#[test]
+fn a_file_that_is_cut_or_written_to_between_the_stamps_fails_the_read() {
+    let dir = tempfile::tempdir().unwrap();
+    for cut in [true, false] {
+        let path = written(dir.path(), "a", 9 << 20);
+        let reader = open(&path, None);
+        let mut buffer = vec![0u8; 9 << 20];
+        let to = Place::Host(buffer.as_mut_ptr() as u64);
+        let request =
+            Request::of_file(&reader, &[Range { file: 0, offset: 0, bytes: 9 << 20, to }], Vec::new(), 2)
+                .unwrap();
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        if cut {
+            file.set_len(5 << 20).unwrap();
+        } else {
+            // Time stamps of some kernels tick every few milliseconds.
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            (&file).write_all(b"new").unwrap();
+        }
+        submit(&request).unwrap();
+        request.wait(None);
+        let error = request.outcome().unwrap_err();
+        assert_eq!(error.kind, forebay_model::Kind::Run);
+        assert!(error.found.contains("while it was read"), "{error}");
+    }
+}
+
+#[test]
+fn many_files_arrive_in_order_and_a_wrong_size_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let sizes: Vec<u64> = (0..700).map(|i| (i * 97) % 9000).collect();
+    let paths: Vec<PathBuf> =
+        sizes.iter().enumerate().map(|(i, n)| written(dir.path(), &i.to_string(), *n as usize)).collect();
+    assert_eq!(sizes_of(&paths).unwrap(), sizes);
+    let mut buffer = vec![0u8; sizes.iter().sum::<u64>() as usize];
+    let mut at = buffer.as_mut_ptr() as u64;
+    let mut places = Vec::new();
+    for size in &sizes {
+        places.push(Place::Host(at));
+        at += size;
+    }
+    let request = read_files(paths.clone(), &sizes, &places, Vec::new()).unwrap();
+    request.wait(None);
+    assert_eq!(request.outcome().unwrap().bytes, buffer.len() as u64);
+    let mut done = 0;
+    for size in &sizes {
+        assert_eq!(buffer[done..done + *size as usize], content(*size as usize));
+        done += *size as usize;
+    }
+
+    let mut wrong = sizes.clone();
+    wrong[500] -= 1;
+    let request = read_files(paths, &wrong, &places, Vec::new()).unwrap();
+    request.wait(None);
+    assert!(request.outcome().unwrap_err().asked.contains("/500"));
+    let absent = read_files(vec![dir.path().join("no")], &[5], &places[..1], Vec::new()).unwrap();
+    absent.wait(None);
+    assert_eq!(absent.outcome().unwrap_err().kind, forebay_model::Kind::Request);
+    assert!(sizes_of(&[dir.path().to_path_buf()]).is_err());
+}
+
+#[test]
+fn after_a_cancel_nothing_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let reader = open(&written(dir.path(), "a", 32 << 20), None);
+    for _ in 0..20 {
+        let mut buffer = vec![0u8; 32 << 20];
+        let to = Place::Host(buffer.as_mut_ptr() as u64);
+        let range = Range { file: 0, offset: 0, bytes: buffer.len(), to };
+        let request = Request::of_file(&reader, &[range], Vec::new(), threads()).unwrap();
+        submit(&request).unwrap();
+        if request.cancel() {
+            assert!(request.outcome().unwrap_err().found.contains("cancelled"));
+        }
+        buffer.fill(1);
+        std::thread::sleep(std::time::Duration::from_millis(2));
+        assert!(buffer.iter().all(|b| *b == 1));
+    }
+}
+
+#[test]
+fn the_crew_ends_and_starts_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let reader = open(&written(dir.path(), "a", 100_000), None);
+    for _ in 0..3 {
+        assert_eq!(read(&reader, &[(1, 70_000)]).unwrap().0[0], content(100_000)[1..70_001]);
+        release();
+    }
+}

@@ -1,0 +1,188 @@
+//! Windows of a file's page cache that GPUs read by themselves: what `path::mapped` registers, for one open file.
+
+use crate::doctor;
+use crate::gpu::cuda::Device;
+use crate::path::mapped::{
+    window_bytes, Bell, DevicePinner, Limits, MappedFile, Phase, Registry, LEAST_BYTES,
+};
+use crate::source::file::FileTarget;
+use forebay_model::Error;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Of this many windows a file consists, where they are neither too small nor too large then.
+const WINDOWS_WANTED: u64 = 8;
+/// Registered at most where the system doesn't say how much memory is free.
+const CAP_BYTES_UNKNOWN: u64 = 4 << 30;
+/// How often a waiting hand looks after its copies.
+const LOOK_AGAIN: Duration = Duration::from_micros(500);
+
+pub(super) struct Windows {
+    registry: Registry,
+    file: Arc<MappedFile>,
+    pub bytes_each: u64,
+}
+
+impl Windows {
+    pub fn open(target: &FileTarget, device: Arc<Device>) -> Result<Windows, Error> {
+        let cap_bytes = cap_bytes();
+        let bytes_each = window_bytes(target.bytes / WINDOWS_WANTED * 2, cap_bytes);
+        let limits = Limits { cap_bytes, window_bytes: bytes_each, least_bytes: LEAST_BYTES };
+        let registry = Registry::new(Box::new(DevicePinner(device)), limits)?;
+        let file = registry.file(target).map_err(|fault| {
+            Error::run(format!("map {}", target.path.display()), fault.to_string(), "path=\"bounce\"")
+        })?;
+        Ok(Windows { registry, file, bytes_each })
+    }
+
+    /// Whether the whole file may stay registered.
+    pub fn fits(target: &FileTarget) -> bool {
+        target.bytes <= cap_bytes()
+    }
+
+    /// Takes the file as it is now, for reads that begin now; what was registered of another one is dropped.
+    pub fn refresh(&self) -> Result<(), Error> {
+        let looked = self.registry.look(&self.file).or_else(|_| self.registry.look(&self.file));
+        looked.map(|_| ()).map_err(|fault| {
+            Error::run(format!("map {}", self.file.target.path.display()), fault.to_string(), "open it anew")
+        })
+    }
+
+    /// Waits until a window may be read, and holds it; None where its bytes must go another way. `go_on` is asked
+    /// meanwhile. Ends with `queued`, once its copy is.
+    pub fn hold(&self, offset: u64, bell: &Arc<Bell>, mut go_on: impl FnMut() -> bool) -> Option<Held<'_>> {
+        let number = self.file.window_of(offset);
+        let window = self.file.window(number);
+        window.hold();
+        let mut phase = self.registry.ask(&self.file, number, true, Some(bell));
+        while phase == Phase::Pending && go_on() {
+            std::thread::park_timeout(LOOK_AGAIN);
+            phase = window.phase();
+        }
+        let seen = self.registry.look(&self.file);
+        match seen {
+            // What is ready after the look was registered in this generation.
+            Ok(generation) if window.phase() == Phase::Ready => {
+                let at = self.file.address(offset).as_ptr();
+                Some(Held { windows: self, number, at, generation })
+            }
+            _ => {
+                window.release();
+                self.registry.answered(bell);
+                None
+            }
+        }
+    }
+
+    pub fn count(&self) -> u32 {
+        self.file.windows()
+    }
+
+    /// Which window a byte lies in.
+    pub fn number_of(&self, offset: u64) -> u32 {
+        self.file.window_of(offset)
+    }
+
+    /// Where the file begins in memory. Only what lies in a window that is held may be read.
+    pub fn base(&self) -> *const u8 {
+        self.file.address(0).as_ptr()
+    }
+
+    /// Has these windows registered, each wanted for so many bytes, and holds those that are; None where none is, or
+    /// the file changed. `go_on` is asked meanwhile. Nothing is held while it waits: two that wait for each other's
+    /// windows would wait for ever.
+    pub fn hold_all(
+        &self,
+        wanted: &[(u32, u64)],
+        bell: &Arc<Bell>,
+        mut go_on: impl FnMut() -> bool,
+    ) -> Option<Gathered> {
+        let phase = |number: &u32| self.file.window(*number).phase();
+        for (number, bytes) in wanted {
+            let asks = match phase(number) {
+                Phase::Ready => false,
+                Phase::Pending => true,
+                _ => self.registry.pays(&self.file, *number, *bytes, false),
+            };
+            if asks {
+                self.registry.ask(&self.file, *number, false, Some(bell));
+            }
+        }
+        while wanted.iter().any(|(number, _)| phase(number) == Phase::Pending) && go_on() {
+            std::thread::park_timeout(LOOK_AGAIN);
+        }
+        let held: Vec<u32> =
+            wanted.iter().map(|(number, _)| *number).filter(|n| self.hold_ready(*n)).collect();
+        let seen = self.registry.look(&self.file);
+        // What is ready after the look was registered in this generation.
+        match seen {
+            Ok(generation) if !held.is_empty() && held.iter().all(|n| phase(n) == Phase::Ready) => {
+                Some(Gathered { numbers: held, generation })
+            }
+            _ => {
+                held.iter().for_each(|number| self.file.window(*number).release());
+                self.registry.answered(bell);
+                None
+            }
+        }
+    }
+
+    /// Holds a window if it may be read.
+    fn hold_ready(&self, number: u32) -> bool {
+        let window = self.file.window(number);
+        let ready = window.hold() == Phase::Ready;
+        if !ready {
+            window.release();
+        }
+        ready
+    }
+
+    /// Queues what reads windows that are held, with the registrar out of the way.
+    pub fn queue<T>(&self, bell: &Bell, read: impl FnOnce() -> T) -> T {
+        let done = {
+            let _turn = self.registry.turns().enter();
+            read()
+        };
+        self.registry.answered(bell);
+        done
+    }
+
+    /// `release` for several.
+    pub fn release_all(&self, held: &Gathered) -> bool {
+        held.numbers.iter().for_each(|number| self.file.window(*number).release());
+        matches!(self.registry.look(&self.file), Ok(now) if now == held.generation)
+    }
+
+    /// Lets go of a window whose copy has ended; false where the file changed since it was queued.
+    pub fn release(&self, number: u32, generation: u64) -> bool {
+        self.file.window(number).release();
+        matches!(self.registry.look(&self.file), Ok(now) if now == generation)
+    }
+}
+
+/// A window that stays registered until `Windows::release`.
+pub(super) struct Held<'a> {
+    windows: &'a Windows,
+    pub number: u32,
+    /// Where the byte that was asked for lies.
+    pub at: *const u8,
+    pub generation: u64,
+}
+
+impl Held<'_> {
+    /// Queues its copy, with the registrar out of the way.
+    pub fn queue<T>(&self, bell: &Bell, copy: impl FnOnce() -> T) -> T {
+        self.windows.queue(bell, copy)
+    }
+}
+
+/// Windows that one launch reads from; they stay registered until `Windows::release_all`.
+pub(super) struct Gathered {
+    pub numbers: Vec<u32>,
+    pub generation: u64,
+}
+
+/// How much may be registered: half of the memory that is free.
+pub(super) fn cap_bytes() -> u64 {
+    doctor::memory_free_bytes().map_or(CAP_BYTES_UNKNOWN, |free| free / 2)
+}

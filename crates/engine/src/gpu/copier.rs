@@ -1,0 +1,272 @@
+//! Copies between pinned slots and GPU memory, by the device's copy engines.
+//!
+//! What is asked for side by side travels as one copy, since a copy of 4 KiB costs
+//! the device as much time as one of 128 KiB. Completion is looked up, not called
+//! back: a callback costs 25 µs of CPU, an event's query a fraction of one.
+
+use super::cuda::{Cuda, Device, Event, Stream};
+use crate::arena::Mem;
+use crate::clock;
+use crate::path::Copier;
+use crate::queue::Fault;
+use forebay_model::Error;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Longer copies gain nothing, and make the first of their I/Os wait for the last.
+const COPY_BYTES_MAX: usize = 8 << 20;
+/// A batch is first asked for at this share of the time that it should take: never to find it early would keep the
+/// estimate from getting better.
+const EARLY: f64 = 0.9;
+/// One that wasn't done is asked for again after an eighth of that time, within these bounds: each asking costs
+/// some µs of CPU, each µs too late leaves a slot idle.
+const AGAIN_MIN: Duration = Duration::from_micros(15);
+const AGAIN_MAX: Duration = Duration::from_micros(50);
+/// No copy is seen to end sooner, however short: asking before that costs a sleep more.
+const REACTION: Duration = Duration::from_micros(7);
+/// Shorter batches say more about the device's reaction than about the link.
+const LEARN_BYTES: usize = 256 << 10;
+/// Before any copy was timed: a PCIe 5.0 link of 16 lanes. A slower one shows at the first copy; a faster one would
+/// be found out slowly.
+const BYTES_PER_US_AT_FIRST: f64 = 50_000.0;
+
+/// A copy to be: adjacent at both ends.
+#[derive(Clone, Copy)]
+struct Run {
+    from: Mem,
+    to: Mem,
+    bytes: usize,
+}
+
+impl Run {
+    /// Whether what is asked for continues it.
+    fn continues(&self, from: Mem, to: Mem, bytes: usize) -> bool {
+        self.bytes + bytes <= COPY_BYTES_MAX
+            && same_place(self.from.after(self.bytes), from)
+            && same_place(self.to.after(self.bytes), to)
+    }
+}
+
+fn same_place(a: Mem, b: Mem) -> bool {
+    match (a, b) {
+        (Mem::Host { at: a, .. }, Mem::Host { at: b, .. }) => a == b,
+        (Mem::Device { gpu: g, at: a }, Mem::Device { gpu: h, at: b }) => (g, a) == (h, b),
+        _ => false,
+    }
+}
+
+/// What one event stands for.
+struct Batch {
+    event: Event,
+    tags: Vec<u32>,
+    bytes: usize,
+    sent: Instant,
+    /// When to ask for it next.
+    due: Instant,
+    again: Duration,
+    /// It was asked for once and wasn't done, so its end is known to within `again`.
+    missed: bool,
+}
+
+/// Copies of one queue, on a stream of its own or one that queues of its worker share.
+pub struct CudaCopier {
+    // Field order is drop order: batches hold the device's events.
+    batches: VecDeque<Batch>,
+    device: Arc<Device>,
+    stream: Rc<Stream>,
+    runs: Vec<Run>,
+    tags: Vec<u32>,
+    spare: Vec<(Event, Vec<u32>)>,
+    failed: Vec<(u32, Option<Fault>)>,
+    /// The next copy begins a run of its own.
+    cut: bool,
+    bytes_per_us: f64,
+    /// When the last batch that was reaped had ended, at the latest.
+    ended: Instant,
+    /// It ended no more than an `again` before that.
+    ended_is_known: bool,
+}
+
+impl CudaCopier {
+    pub fn new(device: Arc<Device>) -> Result<CudaCopier, Error> {
+        let stream = device.stream().map_err(|why| {
+            Error::machine(format!("a stream on GPU {}", device.index()), why.to_string(), "nvidia-smi")
+        })?;
+        Ok(CudaCopier::on(Rc::new(stream)))
+    }
+
+    /// Copies on a stream that others may use too.
+    pub fn on(stream: Rc<Stream>) -> CudaCopier {
+        CudaCopier {
+            batches: VecDeque::new(),
+            device: stream.device().clone(),
+            stream,
+            runs: Vec::new(),
+            tags: Vec::new(),
+            spare: Vec::new(),
+            failed: Vec::new(),
+            cut: false,
+            bytes_per_us: BYTES_PER_US_AT_FIRST,
+            ended: clock::now(),
+            ended_is_known: false,
+        }
+    }
+
+    pub fn stream(&self) -> Rc<Stream> {
+        self.stream.clone()
+    }
+
+    fn queue(&self, run: &Run) -> Cuda<()> {
+        // SAFETY: both ends are slots that belong to their I/Os until their batch is reaped.
+        unsafe {
+            match (run.from, run.to) {
+                (Mem::Host { at, .. }, Mem::Device { at: to, .. }) => {
+                    self.stream.copy_to_device(to, at.as_ptr(), run.bytes)
+                }
+                (Mem::Device { at: from, .. }, Mem::Host { at, .. }) => {
+                    self.stream.copy_to_host(at.as_ptr(), from, run.bytes)
+                }
+                _ => unreachable!("a copy within one memory"),
+            }
+        }
+    }
+
+    /// Hands the runs to the driver, with an event behind them.
+    fn send(&mut self) -> Cuda<()> {
+        let (event, mut tags) = match self.spare.pop() {
+            Some(spare) => spare,
+            None => (self.device.event()?, Vec::new()),
+        };
+        let sent = self.runs.iter().try_for_each(|run| self.queue(run));
+        sent.and_then(|()| self.stream.record(&event))?;
+        let bytes = self.runs.drain(..).map(|run| run.bytes).sum();
+        std::mem::swap(&mut tags, &mut self.tags);
+        let sent = clock::now();
+        let from = self.batches.back().map_or(sent, |b| b.due.max(sent));
+        let takes = self.takes(bytes);
+        let due = (from + takes.mul_f64(EARLY)).max(sent + REACTION);
+        let again = (takes / 8).clamp(AGAIN_MIN, AGAIN_MAX);
+        self.batches.push_back(Batch { event, tags, bytes, sent, due, again, missed: false });
+        Ok(())
+    }
+
+    fn takes(&self, bytes: usize) -> Duration {
+        Duration::from_nanos((bytes as f64 / self.bytes_per_us * 1e3) as u64)
+    }
+
+    /// Some copies may have started: their slots are safe again once the stream has run dry.
+    fn fail(&mut self, why: &str) {
+        let _ = self.stream.synchronize();
+        self.runs.clear();
+        let fault = |tag| (tag, Some(Fault::note(libc::EIO, why)));
+        self.failed.extend(self.tags.drain(..).map(fault));
+    }
+
+    /// What the link gave, for the next guess of when a batch ends. One that was found done at once may have been
+    /// so for long: it shows no more than that the link is at least as fast. Where nobody knows when it began, it
+    /// shows nothing.
+    fn learn(&mut self, batch: &Batch, now: Instant) {
+        let began_is_known = self.ended_is_known || batch.sent >= self.ended;
+        let us = now.saturating_duration_since(self.ended.max(batch.sent)).as_secs_f64() * 1e6;
+        let rate = batch.bytes as f64 / us.max(1.0);
+        if batch.bytes >= LEARN_BYTES && began_is_known && (batch.missed || rate > self.bytes_per_us) {
+            self.bytes_per_us += 0.2 * (rate - self.bytes_per_us);
+        }
+        self.ended = now;
+        self.ended_is_known = batch.missed;
+    }
+
+    /// The front begins now at the latest, since what was before it has ended: so it ends no later than this.
+    fn bring_forward(&mut self, now: Instant) {
+        let Some(bytes) = self.batches.front().map(|b| b.bytes) else { return };
+        let latest = now + self.takes(bytes).mul_f64(EARLY);
+        let front = &mut self.batches[0];
+        front.due = front.due.min(latest.max(front.sent + REACTION));
+    }
+}
+
+impl Copier for CudaCopier {
+    fn start(&mut self, tag: u32, from: Mem, to: Mem, bytes: usize) {
+        self.tags.push(tag);
+        let cut = std::mem::take(&mut self.cut);
+        match self.runs.last_mut().filter(|_| !cut) {
+            Some(run) if run.continues(from, to, bytes) => run.bytes += bytes,
+            _ => self.runs.push(Run { from, to, bytes }),
+        }
+    }
+
+    fn cut(&mut self) {
+        self.cut = true;
+    }
+
+    fn finish(&mut self) {
+        // The stream may be others', too, who go on: the events are ours alone. Nobody is in a hurry here, so they are looked up
+        // now and then.
+        for batch in &self.batches {
+            while matches!(batch.event.is_done(), Ok(false)) {
+                std::thread::sleep(AGAIN_MAX);
+            }
+        }
+    }
+
+    fn submit(&mut self) {
+        if self.tags.is_empty() {
+            return;
+        }
+        if let Err(why) = self.send() {
+            self.fail(&why.to_string());
+        }
+    }
+
+    fn reap(&mut self, done: &mut Vec<(u32, Option<Fault>)>) {
+        done.append(&mut self.failed);
+        if self.batches.is_empty() {
+            return;
+        }
+        let mut now = clock::now();
+        // What was found done at once may have been so for long, and then so may be what is behind it.
+        let mut late = false;
+        while let Some(batch) = self.batches.front_mut().filter(|b| late || b.due <= now) {
+            let fault = match batch.event.is_done() {
+                Ok(true) => None,
+                Ok(false) => {
+                    if batch.due <= now {
+                        batch.due = now + batch.again;
+                        batch.missed = true;
+                    }
+                    return;
+                }
+                Err(why) => Some(Fault::note(libc::EIO, why.to_string())),
+            };
+            let mut batch = self.batches.pop_front().expect("the front was looked at");
+            now = clock::now();
+            self.learn(&batch, now);
+            self.bring_forward(now);
+            late = !batch.missed;
+            done.extend(batch.tags.drain(..).map(|tag| (tag, fault.clone())));
+            self.spare.push((batch.event, batch.tags));
+        }
+    }
+
+    /// Starting one takes a microsecond.
+    fn at_once(&self) -> usize {
+        usize::MAX
+    }
+
+    fn next_due(&self) -> Option<Instant> {
+        if self.failed.is_empty() {
+            self.batches.front().map(|b| b.due)
+        } else {
+            Some(clock::now())
+        }
+    }
+}
+
+impl Drop for CudaCopier {
+    fn drop(&mut self) {
+        // Every copy ends before the slots go.
+        self.finish();
+    }
+}

@@ -1,0 +1,66 @@
+//! The driver API's entry points, as cuda.h declares them.
+
+use libloading::Library;
+use std::ffi::{c_char, c_int, c_uint, c_void};
+
+pub type CuResult = c_int;
+pub type Context = *mut c_void;
+pub type RawStream = *mut c_void;
+pub type RawEvent = *mut c_void;
+pub type RawModule = *mut c_void;
+pub type RawFunction = *mut c_void;
+
+macro_rules! driver_calls {
+    ($($name:ident: $symbol:literal ($($arg:ty),*);)*) => {
+        pub struct Calls {
+            $(pub $name: unsafe extern "C" fn($($arg),*) -> CuResult,)*
+        }
+        impl Calls {
+            /// # Safety
+            /// The library is NVIDIA's driver API (or has its ABI).
+            pub unsafe fn load(library: &Library) -> Result<Calls, libloading::Error> {
+                // SAFETY: the caller's promise; the signatures are cuda.h's.
+                unsafe { Ok(Calls {
+                    $($name: *library.get($symbol)?,)*
+                }) }
+            }
+        }
+    };
+}
+
+driver_calls! {
+    init: b"cuInit\0" (c_uint);
+    driver_version: b"cuDriverGetVersion\0" (*mut c_int);
+    device_count: b"cuDeviceGetCount\0" (*mut c_int);
+    device_get: b"cuDeviceGet\0" (*mut c_int, c_int);
+    device_name: b"cuDeviceGetName\0" (*mut c_char, c_int, c_int);
+    device_attribute: b"cuDeviceGetAttribute\0" (*mut c_int, c_int, c_int);
+    device_bus_id: b"cuDeviceGetPCIBusId\0" (*mut c_char, c_int, c_int);
+    primary_retain: b"cuDevicePrimaryCtxRetain\0" (*mut Context, c_int);
+    context_set: b"cuCtxSetCurrent\0" (Context);
+    memory_info: b"cuMemGetInfo_v2\0" (*mut usize, *mut usize);
+    mem_alloc: b"cuMemAlloc_v2\0" (*mut u64, usize);
+    mem_free: b"cuMemFree_v2\0" (u64);
+    host_register: b"cuMemHostRegister_v2\0" (*mut c_void, usize, c_uint);
+    host_unregister: b"cuMemHostUnregister\0" (*mut c_void);
+    pointer_attribute: b"cuPointerGetAttribute\0" (*mut c_void, c_int, u64);
+    copy_to_device: b"cuMemcpyHtoDAsync_v2\0" (u64, *const c_void, usize, RawStream);
+    copy_to_host: b"cuMemcpyDtoHAsync_v2\0" (*mut c_void, u64, usize, RawStream);
+    set_bytes: b"cuMemsetD8Async\0" (u64, u8, usize, RawStream);
+    stream_create: b"cuStreamCreate\0" (*mut RawStream, c_uint);
+    stream_destroy: b"cuStreamDestroy_v2\0" (RawStream);
+    stream_synchronize: b"cuStreamSynchronize\0" (RawStream);
+    stream_wait: b"cuStreamWaitEvent\0" (RawStream, RawEvent, c_uint);
+    event_create: b"cuEventCreate\0" (*mut RawEvent, c_uint);
+    event_destroy: b"cuEventDestroy_v2\0" (RawEvent);
+    event_record: b"cuEventRecord\0" (RawEvent, RawStream);
+    event_query: b"cuEventQuery\0" (RawEvent);
+    event_synchronize: b"cuEventSynchronize\0" (RawEvent);
+    module_load: b"cuModuleLoadData\0" (*mut RawModule, *const c_void);
+    module_unload: b"cuModuleUnload\0" (RawModule);
+    module_function: b"cuModuleGetFunction\0" (*mut RawFunction, RawModule, *const c_char);
+    launch: b"cuLaunchKernel\0" (RawFunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, RawStream,
+                                 *mut *mut c_void, *mut *mut c_void);
+    error_name: b"cuGetErrorName\0" (CuResult, *mut *const c_char);
+    error_string: b"cuGetErrorString\0" (CuResult, *mut *const c_char);
+}

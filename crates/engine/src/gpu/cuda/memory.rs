@@ -1,0 +1,127 @@
+//! Device memory, and host memory that a GPU may read by DMA.
+
+use super::{Cuda, Device};
+use crate::arena::{Arena, Mem};
+use forebay_model::Error;
+use std::ffi::{c_uint, c_void};
+use std::sync::Arc;
+
+/// CU_MEMHOSTREGISTER_*.
+const PORTABLE: c_uint = 1;
+const DEVICE_MAP: c_uint = 2;
+const READ_ONLY: c_uint = 8;
+
+impl Device {
+    /// `bytes` of device memory, as one slot.
+    pub fn allocate(self: &Arc<Self>, bytes: usize) -> Cuda<DeviceMemory> {
+        Ok(DeviceMemory { device: self.clone(), at: self.allocate_at(bytes)?, slot_bytes: bytes, count: 1 })
+    }
+
+    /// `count` slots of device memory, side by side.
+    pub fn slots(self: &Arc<Self>, count: usize, slot_bytes: usize) -> Result<DeviceMemory, Error> {
+        let bytes = count.saturating_mul(slot_bytes);
+        let at = self.allocate_at(bytes).map_err(|why| {
+            let free =
+                self.memory_info().map(|(free, _)| format!("; {free} bytes are free")).unwrap_or_default();
+            Error::machine(
+                format!("{bytes} bytes on GPU {}", self.index()),
+                format!("{why}{free}"),
+                "a smaller --depth, --workers or --io-size",
+            )
+        })?;
+        Ok(DeviceMemory { device: self.clone(), at, slot_bytes, count })
+    }
+
+    fn allocate_at(&self, bytes: usize) -> Cuda<u64> {
+        let mut at = 0;
+        self.enter()?;
+        // SAFETY: fills a local.
+        self.driver.check(unsafe { (self.driver.calls.mem_alloc)(&mut at, bytes.max(1)) })?;
+        Ok(at)
+    }
+
+    /// Pins an arena, so that copies from it run at the link's speed and asynchronously. Dropped before the arena.
+    pub fn pin(self: &Arc<Self>, arena: &Arena) -> Result<Pinned, Error> {
+        let (at, bytes) = arena.whole();
+        // SAFETY: the arena's mapping is live, and the worker drops `Pinned` before it.
+        let done = unsafe { self.register(at.as_ptr(), bytes, false) };
+        done.map(Pinned).map_err(|why| {
+            Error::machine(
+                format!("pin {bytes} bytes of host memory for GPU {}", self.index()),
+                why.to_string(),
+                "ulimit -l unlimited, or a smaller --depth",
+            )
+        })
+    }
+
+    /// Pins `bytes` from `at` on and lets the GPU reach them. `read_only`: the GPU only reads, which a read-only
+    /// mapping needs.
+    ///
+    /// # Safety
+    /// The memory stays mapped until the `Registered` is dropped, and both ends are aligned to a page.
+    pub unsafe fn register(self: &Arc<Self>, at: *mut u8, bytes: usize, read_only: bool) -> Cuda<Registered> {
+        self.enter()?;
+        let flags = if read_only { PORTABLE | DEVICE_MAP | READ_ONLY } else { PORTABLE | DEVICE_MAP };
+        // SAFETY: the caller's promise.
+        self.driver.check(unsafe { (self.driver.calls.host_register)(at.cast(), bytes, flags) })?;
+        Ok(Registered { device: self.clone(), at: at as usize, bytes })
+    }
+}
+
+pub struct DeviceMemory {
+    device: Arc<Device>,
+    at: u64,
+    slot_bytes: usize,
+    count: usize,
+}
+
+impl DeviceMemory {
+    pub fn slot(&self, index: usize) -> Mem {
+        assert!(index < self.count, "slot {index} of {}", self.count);
+        Mem::Device { gpu: self.device.index(), at: self.at + (index * self.slot_bytes) as u64 }
+    }
+
+    pub fn address(&self) -> u64 {
+        self.at
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.slot_bytes * self.count
+    }
+
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        let _ = self.device.enter();
+        // SAFETY: allocated by us; the worker's copies have ended.
+        unsafe { (self.device.driver.calls.mem_free)(self.at) };
+    }
+}
+
+/// Host memory that the GPU may reach, until it is dropped. Dropping waits for copies under way on the device.
+pub struct Registered {
+    device: Arc<Device>,
+    at: usize,
+    bytes: usize,
+}
+
+impl Registered {
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let _ = self.device.enter();
+        // SAFETY: registered by `register`, once.
+        unsafe { (self.device.driver.calls.host_unregister)(self.at as *mut c_void) };
+    }
+}
+
+/// An arena's pin.
+pub struct Pinned(#[allow(dead_code)] Registered);

@@ -1,0 +1,127 @@
+//! The CUDA driver API, wrapped: a device by its primary context (so memory is
+//! shared with PyTorch, CuPy and JAX in the same process), its memory, streams,
+//! events and kernels, and one decoder for its errors.
+
+mod calls;
+mod device;
+mod memory;
+mod module;
+mod stream;
+
+pub use device::{attribute_of, devices, Device};
+pub use memory::{DeviceMemory, Pinned, Registered};
+pub use module::{Function, Module};
+pub use stream::{Event, Stream};
+
+use calls::{Calls, CuResult};
+use libloading::Library;
+use std::ffi::{c_char, c_int, CStr};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::OnceLock;
+
+pub const OUT_OF_MEMORY: i32 = 2;
+pub const NOT_READY: i32 = 600;
+
+/// Why a call of the driver failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CudaError {
+    /// CUresult, or -1 where the driver wasn't reached.
+    pub code: i32,
+    text: String,
+}
+
+impl CudaError {
+    pub fn new(text: impl Into<String>) -> CudaError {
+        CudaError { code: -1, text: text.into() }
+    }
+
+    /// What the driver says where it has no more.
+    pub fn out_of_memory() -> CudaError {
+        CudaError {
+            code: OUT_OF_MEMORY,
+            text: format!("CUDA_ERROR_OUT_OF_MEMORY ({OUT_OF_MEMORY}): out of memory"),
+        }
+    }
+
+    pub fn is_out_of_memory(&self) -> bool {
+        self.code == OUT_OF_MEMORY
+    }
+}
+
+impl fmt::Display for CudaError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for CudaError {}
+
+impl From<CudaError> for String {
+    fn from(e: CudaError) -> String {
+        e.text
+    }
+}
+
+pub type Cuda<T> = Result<T, CudaError>;
+
+pub(crate) struct Driver {
+    calls: Calls,
+    devices: u32,
+    /// As cuDriverGetVersion says: 13000 is 13.0.
+    version: i32,
+    _library: Library,
+}
+
+static DRIVER: OnceLock<Result<Driver, String>> = OnceLock::new();
+/// The driver's state doesn't survive a fork: calls in the child hang or fail in odd ways.
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn note_fork() {
+    FORKED.store(true, Ordering::Relaxed);
+}
+
+/// The driver, or why there is none.
+pub(crate) fn driver() -> Result<&'static Driver, String> {
+    DRIVER.get_or_init(open).as_ref().map_err(Clone::clone)
+}
+
+fn open() -> Result<Driver, String> {
+    let (library, _) =
+        super::library::load(&super::library::CUDA).map_err(|e| format!("no CUDA driver: {e}"))?;
+    // SAFETY: the library is the CUDA driver.
+    let calls = unsafe { Calls::load(&library) }.map_err(|e| format!("the CUDA driver is too old: {e}"))?;
+    let driver = Driver { calls, devices: 0, version: 0, _library: library };
+    let (mut count, mut version) = (0, 0);
+    // SAFETY: plain calls that fill locals; the handler only sets a flag.
+    unsafe {
+        driver.check((driver.calls.init)(0))?;
+        driver.check((driver.calls.device_count)(&mut count))?;
+        driver.check((driver.calls.driver_version)(&mut version))?;
+        libc::pthread_atfork(None, None, Some(note_fork));
+    }
+    if count <= 0 {
+        return Err("the CUDA driver sees no GPU".into());
+    }
+    Ok(Driver { devices: count as u32, version, ..driver })
+}
+
+impl Driver {
+    /// The one decoder of CUresult.
+    fn check(&self, result: CuResult) -> Cuda<()> {
+        if result == 0 {
+            return Ok(());
+        }
+        let text = |call: unsafe extern "C" fn(CuResult, *mut *const c_char) -> c_int| {
+            let mut at: *const c_char = std::ptr::null();
+            // SAFETY: the driver sets `at` to a static string, or leaves it null.
+            unsafe {
+                call(result, &mut at);
+                (!at.is_null()).then(|| CStr::from_ptr(at).to_string_lossy().into_owned())
+            }
+        };
+        let name = text(self.calls.error_name).unwrap_or_else(|| "CUDA error".into());
+        let meaning = text(self.calls.error_string).unwrap_or_default();
+        Err(CudaError { code: result, text: format!("{name} ({result}): {meaning}") })
+    }
+}

@@ -1,0 +1,174 @@
+//! Streams, in which the device works in order, and events, which say how far it is.
+
+use super::calls::{RawEvent, RawStream};
+use super::{Cuda, Device, NOT_READY};
+use std::ffi::c_uint;
+use std::sync::Arc;
+
+/// Work queued on it runs in order, beside that of other streams.
+pub struct Stream {
+    device: Arc<Device>,
+    raw: RawStream,
+    /// Ours to destroy.
+    owned: bool,
+}
+
+// SAFETY: CUDA streams may be used from any thread; every call makes the context current first.
+unsafe impl Send for Stream {}
+
+impl Device {
+    /// A stream that doesn't wait for the legacy default stream.
+    pub fn stream(self: &Arc<Self>) -> Cuda<Stream> {
+        const NON_BLOCKING: c_uint = 1;
+        let mut raw = std::ptr::null_mut();
+        self.enter()?;
+        // SAFETY: fills a local.
+        self.driver.check(unsafe { (self.driver.calls.stream_create)(&mut raw, NON_BLOCKING) })?;
+        Ok(Stream { device: self.clone(), raw, owned: true })
+    }
+
+    /// Somebody else's stream (PyTorch's, CuPy's), by its handle; 0 is the default stream. It must outlive this.
+    pub fn borrowed_stream(self: &Arc<Self>, handle: u64) -> Stream {
+        Stream { device: self.clone(), raw: handle as RawStream, owned: false }
+    }
+
+    pub fn event(self: &Arc<Self>) -> Cuda<Event> {
+        const BLOCKING_SYNC: c_uint = 1;
+        const DISABLE_TIMING: c_uint = 2;
+        let mut raw = std::ptr::null_mut();
+        self.enter()?;
+        // SAFETY: fills a local.
+        self.driver
+            .check(unsafe { (self.driver.calls.event_create)(&mut raw, BLOCKING_SYNC | DISABLE_TIMING) })?;
+        Ok(Event { device: self.clone(), raw })
+    }
+}
+
+impl Stream {
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// CUstream, for libraries that take one.
+    pub fn handle(&self) -> u64 {
+        self.raw as u64
+    }
+
+    /// # Safety
+    /// Both ends hold `bytes`, and stay until the copy has ended. The host's end is pinned, or else the call waits.
+    pub unsafe fn copy_to_device(&self, to: u64, from: *const u8, bytes: usize) -> Cuda<()> {
+        self.device.enter()?;
+        // SAFETY: the caller's promise.
+        self.check(unsafe { (self.device.driver.calls.copy_to_device)(to, from.cast(), bytes, self.raw) })
+    }
+
+    /// # Safety
+    /// As for `copy_to_device`.
+    pub unsafe fn copy_to_host(&self, to: *mut u8, from: u64, bytes: usize) -> Cuda<()> {
+        self.device.enter()?;
+        // SAFETY: the caller's promise.
+        self.check(unsafe { (self.device.driver.calls.copy_to_host)(to.cast(), from, bytes, self.raw) })
+    }
+
+    /// # Safety
+    /// `bytes` of device memory from `at` on are the caller's.
+    pub unsafe fn set_bytes(&self, at: u64, value: u8, bytes: usize) -> Cuda<()> {
+        self.device.enter()?;
+        // SAFETY: the caller's promise.
+        self.check(unsafe { (self.device.driver.calls.set_bytes)(at, value, bytes, self.raw) })
+    }
+
+    pub fn record(&self, event: &Event) -> Cuda<()> {
+        self.device.enter()?;
+        // SAFETY: both are live.
+        self.check(unsafe { (self.device.driver.calls.event_record)(event.raw, self.raw) })
+    }
+
+    /// What is queued from now on waits for what the event stands for.
+    pub fn wait_for(&self, event: &Event) -> Cuda<()> {
+        self.device.enter()?;
+        // SAFETY: both are live.
+        self.check(unsafe { (self.device.driver.calls.stream_wait)(self.raw, event.raw, 0) })
+    }
+
+    /// Waits for everything queued on it.
+    pub fn synchronize(&self) -> Cuda<()> {
+        self.device.enter()?;
+        // SAFETY: a live stream.
+        self.check(unsafe { (self.device.driver.calls.stream_synchronize)(self.raw) })
+    }
+
+    pub(super) fn raw(&self) -> RawStream {
+        self.raw
+    }
+
+    fn check(&self, result: i32) -> Cuda<()> {
+        self.device.driver.check(result)
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.owned {
+            let _ = self.device.enter();
+            // SAFETY: our stream; what is still queued on it runs to its end.
+            unsafe { (self.device.driver.calls.stream_destroy)(self.raw) };
+        }
+    }
+}
+
+/// A point in a stream. Waiting for it sleeps.
+pub struct Event {
+    device: Arc<Device>,
+    raw: RawEvent,
+}
+
+// SAFETY: as for streams.
+unsafe impl Send for Event {}
+
+impl Event {
+    /// Whether the device has passed it. An error comes only after waiting for it, as far as the driver still waits:
+    /// what was queued before it is at an end, and its memory the caller's again.
+    pub fn is_done(&self) -> Cuda<bool> {
+        self.device.enter()?;
+        // SAFETY: a live event.
+        match unsafe { (self.device.driver.calls.event_query)(self.raw) } {
+            NOT_READY => Ok(false),
+            result => self.device.driver.check(result).map(|()| true).inspect_err(|_| {
+                let _ = self.synchronize();
+            }),
+        }
+    }
+
+    pub fn synchronize(&self) -> Cuda<()> {
+        self.device.enter()?;
+        // SAFETY: a live event.
+        self.device.driver.check(unsafe { (self.device.driver.calls.event_synchronize)(self.raw) })
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        let _ = self.device.enter();
+        // SAFETY: our event; the driver defers its end to when the device has passed it.
+        unsafe { (self.device.driver.calls.event_destroy)(self.raw) };
+    }
+}
+
+impl Device {
+    /// Copies device memory to `to` and waits.
+    pub fn read_back(self: &Arc<Self>, from: u64, to: &mut [u8]) -> Cuda<()> {
+        let stream = self.borrowed_stream(0);
+        // SAFETY: `to` is a live slice, and the stream is synchronised before it is looked at.
+        unsafe { stream.copy_to_host(to.as_mut_ptr(), from, to.len())? };
+        stream.synchronize()
+    }
+
+    /// Copies `from` to device memory and waits.
+    pub fn write(self: &Arc<Self>, to: u64, from: &[u8]) -> Cuda<()> {
+        let stream = self.borrowed_stream(0);
+        // SAFETY: `from` is a live slice until the stream is synchronised.
+        unsafe { stream.copy_to_device(to, from.as_ptr(), from.len())? };
+        stream.synchronize()
+    }
+}

@@ -1,0 +1,54 @@
+// Rows of a table in host memory that the device may read, each to its place in
+// device memory. As many lanes as a row keeps busy take one; the others of their
+// warp take the rows beside it.
+
+// What stands for a row that comes another way.
+#define ELSEWHERE 0xffffffffffffffffull
+// Reads that a lane has under way: the link answers each after a microsecond or two.
+#define AHEAD 8
+
+#define COPY(word, to, from, bytes, lane, lanes)                                    \
+    do {                                                                            \
+        word held[AHEAD];                                                           \
+        const word *source = (const word *)(from);                                  \
+        word *target = (word *)(to);                                                \
+        u64 words = (bytes) / sizeof(word), at = (lane);                            \
+        for (; at + (AHEAD - 1) * (lanes) < words; at += AHEAD * (lanes)) {         \
+            UNROLL(AHEAD)                                                           \
+            for (u32 i = 0; i < AHEAD; ++i)                                         \
+                held[i] = source[at + i * (lanes)];                                 \
+            UNROLL(AHEAD)                                                           \
+            for (u32 i = 0; i < AHEAD; ++i)                                         \
+                target[at + i * (lanes)] = held[i];                                 \
+        }                                                                           \
+        for (; at < words; at += (lanes))                                           \
+            target[at] = source[at];                                                \
+    } while (0)
+
+INLINE void copy_row(u8 *to, const u8 *from, u64 bytes, u32 lane, u32 lanes)
+{
+    u64 odd = (u64)to | (u64)from | bytes;
+    if (odd % 16 == 0)
+        COPY(words4, to, from, bytes, lane, lanes);
+    else if (odd % 4 == 0)
+        COPY(u32, to, from, bytes, lane, lanes);
+    else
+        COPY(u8, to, from, bytes, lane, lanes);
+}
+
+// Row i of `rows` lies at base + offsets[i] and goes to to + i * row_bytes. `lanes` is a power of two.
+extern "C" __global__ void rows_gather(const u8 *base, const u64 *offsets, u8 *to, u64 rows, u64 row_bytes, u64 lanes)
+{
+    if (IDLE)
+        return;
+    u64 side_by_side = LANES / lanes;
+    u64 first = ((u64)blockIdx.x * WARPS_OF_BLOCK + WARP_OF_BLOCK) * side_by_side;
+    u64 step = (u64)gridDim.x * WARPS_OF_BLOCK * side_by_side;
+    EACH_LANE(lane) {
+        for (u64 row = first + lane / lanes; row < rows; row += step) {
+            u64 offset = offsets[row];
+            if (offset != ELSEWHERE)
+                copy_row(to + row * row_bytes, base + offset, row_bytes, lane % (u32)lanes, (u32)lanes);
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! `--path auto`, decided on paper: which ways a target could go by what is known
+//! of it, and which of those to take by what short trials of them gave. Nothing is
+//! opened or measured here.
+
+use forebay_model::job::{Cache, PathKind};
+use std::fmt;
+
+/// From this share on a file counts as cached.
+const WARM_SHARE: f64 = 0.95;
+/// From this share on the page cache gives more than the drive past it would.
+const HALF_WARM_SHARE: f64 = 0.5;
+/// Below this a registration costs more than copying the bytes.
+const MAPPED_BYTES_MIN: u64 = 4 << 20;
+/// Below this a copy per I/O costs the device more than the bytes do, and bounce sends many as one.
+const MAPPED_IO_BYTES_MIN: u64 = 64 << 10;
+/// Ways within this share of the best are as good; then the one that takes the least CPU.
+const ALIKE: f64 = 0.97;
+/// Numbers of workers within this share of the best are as good; then the fewest.
+const WORKERS_ALIKE: f64 = 0.98;
+
+/// A path, and whether the page cache takes part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Way {
+    pub path: PathKind,
+    pub cached: bool,
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match (self.path, self.cached) {
+            (PathKind::Gds, _) => "gds",
+            (PathKind::Mapped, _) => "mapped",
+            (PathKind::Bounce, true) => "bounce from the page cache",
+            (PathKind::Bounce, false) => "bounce past the page cache",
+            (_, true) => "host from the page cache",
+            (_, false) => "host past the page cache",
+        })
+    }
+}
+
+/// What is known of a target before it is used.
+#[derive(Clone, Debug)]
+pub struct Situation {
+    pub gpu: bool,
+    pub writes: bool,
+    pub bytes: u64,
+    pub io_bytes: u64,
+    /// Share of its pages in the page cache; None where nobody tells.
+    pub resident: Option<f64>,
+    /// What was asked for.
+    pub cache: Cache,
+    /// It can be opened with O_DIRECT.
+    pub direct: bool,
+    /// This version and this machine can map it for the GPU.
+    pub mapped: bool,
+    /// Whether cuFile would move it by direct DMA, or why not.
+    pub gds: Result<(), String>,
+    /// Anything but direct DMA is an error.
+    pub require_direct: bool,
+}
+
+/// The ways that are open, the likeliest first and at least one, and what decided so far.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Open {
+    pub ways: Vec<Way>,
+    pub because: String,
+}
+
+/// Which ways a target could go. Host memory is none where there is a GPU.
+pub fn open(s: &Situation) -> Open {
+    let (cached, because) = page_cache(s);
+    let way = |path, cached| Way { path, cached };
+    let mut ways = Vec::new();
+    if !s.gpu {
+        return Open { ways: vec![way(PathKind::Host, cached)], because };
+    }
+    if cached {
+        let warm = s.resident.is_some_and(|share| share >= WARM_SHARE);
+        let long = s.bytes >= MAPPED_BYTES_MIN && s.io_bytes >= MAPPED_IO_BYTES_MIN;
+        if s.mapped && !s.writes && warm && long {
+            ways.push(way(PathKind::Mapped, true));
+        }
+    } else if s.gds.is_ok() {
+        ways.push(way(PathKind::Gds, false));
+    }
+    if !s.require_direct || ways.is_empty() {
+        ways.push(way(PathKind::Bounce, cached));
+    }
+    Open { ways, because }
+}
+
+/// Whether the page cache takes part, and why.
+fn page_cache(s: &Situation) -> (bool, String) {
+    let share = s.resident.unwrap_or(0.0);
+    let told = match s.resident {
+        Some(share) => format!("{:.0} % cached", 100.0 * share),
+        None => "nobody tells what is cached".into(),
+    };
+    match s.cache {
+        _ if !s.direct => (true, format!("{told}; O_DIRECT can't be had")),
+        Cache::Drop => (true, "--cache drop".into()),
+        Cache::Allow => (true, told),
+        Cache::Warm => (true, "--cache warm".into()),
+        Cache::Auto if s.writes => (false, "writes go past the page cache".into()),
+        Cache::Auto | Cache::Bypass if s.require_direct => match &s.gds {
+            Ok(()) => (false, "--require-direct".into()),
+            Err(why) => (false, format!("gds can't: {why}")),
+        },
+        Cache::Bypass => (false, "--cache bypass".into()),
+        Cache::Auto => (share >= HALF_WARM_SHARE, told),
+    }
+}
+
+/// What a trial gave.
+#[derive(Clone, Copy, Debug)]
+pub struct Gave {
+    pub gib_s: f64,
+    pub cpu_s_per_gib: Option<f64>,
+}
+
+/// What trials of a moment mean for a job that comes by the same bytes so many times: `mapped` keeps what it
+/// registered, so that later passes cost it nearly nothing and are at least as fast as any other way.
+pub fn foretold(tried: &[(Way, Gave)], passes: f64) -> Vec<Gave> {
+    let passes = if passes.is_finite() { passes.max(1.0) } else { 1.0 };
+    let best = tried.iter().map(|(_, gave)| gave.gib_s).fold(0.0, f64::max);
+    let foretell = |(way, gave): &(Way, Gave)| match way.path {
+        PathKind::Mapped if gave.gib_s > 0.0 => Gave {
+            gib_s: passes / (1.0 / gave.gib_s + (passes - 1.0) / best),
+            cpu_s_per_gib: gave.cpu_s_per_gib.map(|cost| cost / passes),
+        },
+        _ => *gave,
+    };
+    tried.iter().map(foretell).collect()
+}
+
+/// Which of these to take: of those that are about as fast as the fastest, the one that takes the least CPU.
+pub fn pick(tried: &[Gave]) -> usize {
+    let best = tried.iter().map(|t| t.gib_s).fold(0.0, f64::max);
+    let cost = |t: &Gave| t.cpu_s_per_gib.unwrap_or(f64::INFINITY);
+    let alike = (0..tried.len()).filter(|i| tried[*i].gib_s >= ALIKE * best);
+    alike.min_by(|a, b| cost(&tried[*a]).total_cmp(&cost(&tried[*b]))).unwrap_or(0)
+}
+
+/// The fewest workers that are about as fast as the best number of them: (workers, GiB/s) of each trial.
+pub fn fewest(tried: &[(u32, f64)]) -> Option<u32> {
+    let best = tried.iter().map(|t| t.1).fold(0.0, f64::max);
+    tried.iter().filter(|t| t.1 >= WORKERS_ALIKE * best).map(|t| t.0).min()
+}
+
+/// More workers have given no more twice in a row: (workers, GiB/s) of each trial, in order.
+pub fn is_flat(tried: &[(u32, f64)]) -> bool {
+    let Some(before) = tried.len().checked_sub(2).filter(|n| *n > 0) else { return false };
+    let best = tried[..before].iter().map(|t| t.1).fold(0.0, f64::max);
+    tried[before..].iter().all(|t| t.1 * WORKERS_ALIKE <= best)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn cold() -> Situation {
+        Situation {
+            gpu: true,
+            writes: false,
+            bytes: 1 << 30,
+            io_bytes: 1 << 20,
+            resident: Some(0.0),
+            cache: Cache::Auto,
+            direct: true,
+            mapped: true,
+            gds: Err("no nvidia-fs".into()),
+            require_direct: false,
+        }
+    }
+
+    fn warm() -> Situation {
+        Situation { resident: Some(1.0), ..cold() }
+    }
+
+    const GDS: Way = Way { path: PathKind::Gds, cached: false };
+    const MAPPED: Way = Way { path: PathKind::Mapped, cached: true };
+    const PAST: Way = Way { path: PathKind::Bounce, cached: false };
+    const FROM: Way = Way { path: PathKind::Bounce, cached: true };
+
+    #[test]
+    fn each_situation_has_its_ways() {
+        let gds = Ok(());
+        let table: Vec<(&str, Situation, Vec<Way>)> = vec![
+            ("cold", cold(), vec![PAST]),
+            ("cold, direct DMA", Situation { gds: gds.clone(), ..cold() }, vec![GDS, PAST]),
+            ("nobody tells", Situation { resident: None, ..cold() }, vec![PAST]),
+            ("a little cached", Situation { resident: Some(0.3), ..cold() }, vec![PAST]),
+            ("mostly cached", Situation { resident: Some(0.8), ..cold() }, vec![FROM]),
+            ("cached", warm(), vec![MAPPED, FROM]),
+            ("cached, direct DMA", Situation { gds: gds.clone(), ..warm() }, vec![MAPPED, FROM]),
+            ("cached, short I/Os", Situation { io_bytes: 4096, ..warm() }, vec![FROM]),
+            ("cached, a short file", Situation { bytes: 1 << 20, ..warm() }, vec![FROM]),
+            ("cached, can't be mapped", Situation { mapped: false, ..warm() }, vec![FROM]),
+            ("a file system in memory", Situation { direct: false, ..warm() }, vec![MAPPED, FROM]),
+            ("no O_DIRECT, not cached", Situation { direct: false, ..cold() }, vec![FROM]),
+            ("cached, --cache bypass", Situation { cache: Cache::Bypass, ..warm() }, vec![PAST]),
+            (
+                "cached, --cache drop",
+                Situation { cache: Cache::Drop, resident: Some(0.0), ..warm() },
+                vec![FROM],
+            ),
+            ("--cache warm", Situation { cache: Cache::Warm, ..warm() }, vec![MAPPED, FROM]),
+            ("--cache allow, cold", Situation { cache: Cache::Allow, ..cold() }, vec![FROM]),
+            ("written, cached", Situation { writes: true, ..warm() }, vec![PAST]),
+            ("written, direct DMA", Situation { writes: true, gds: gds.clone(), ..warm() }, vec![GDS, PAST]),
+            ("only direct DMA", Situation { require_direct: true, gds, ..warm() }, vec![GDS]),
+            ("only direct DMA, none", Situation { require_direct: true, ..warm() }, vec![PAST]),
+        ];
+        for (name, situation, ways) in table {
+            assert_eq!(open(&situation).ways, ways, "{name}");
+        }
+        let host = |situation: Situation| open(&Situation { gpu: false, ..situation }).ways;
+        assert_eq!(host(cold()), [Way { path: PathKind::Host, cached: false }]);
+        assert_eq!(host(warm()), [Way { path: PathKind::Host, cached: true }]);
+    }
+
+    #[test]
+    fn the_least_cpu_decides_among_ways_that_are_alike() {
+        let gave = |gib_s, cpu| Gave { gib_s, cpu_s_per_gib: Some(cpu) };
+        assert_eq!(pick(&[gave(49.0, 0.02), gave(50.0, 0.10)]), 0);
+        assert_eq!(pick(&[gave(40.0, 0.02), gave(50.0, 0.10)]), 1);
+        assert_eq!(pick(&[gave(0.0, 0.0), gave(0.0, 0.1)]), 0);
+    }
+
+    #[test]
+    fn what_stays_registered_counts_for_as_many_passes_as_there_are() {
+        let gave = |gib_s, cpu| Gave { gib_s, cpu_s_per_gib: Some(cpu) };
+        let tried = [(FROM, gave(50.0, 0.1)), (MAPPED, gave(45.0, 0.09))];
+        let takes = |passes| tried[pick(&foretold(&tried, passes))].0;
+        assert_eq!(takes(1.0), FROM, "the first pass is slower than by bounce");
+        assert_eq!(takes(30.0), MAPPED, "and thirty are as fast, for less");
+        assert_eq!(takes(f64::NAN), FROM);
+    }
+
+    #[test]
+    fn the_fewest_workers_that_do_are_taken() {
+        let tried = [(1, 9.0), (2, 18.0), (4, 35.0), (6, 49.5), (8, 50.0), (12, 50.2), (16, 48.0)];
+        assert_eq!(fewest(&tried), Some(6));
+        assert_eq!(fewest(&[]), None);
+        assert!(!is_flat(&tried[..5]));
+        assert!(is_flat(&tried[..6]), "6 was as good as 8 and 12");
+    }
+
+    proptest! {
+        /// Never below 0.95 of the best that was tried, whatever was measured.
+        #[test]
+        fn what_is_picked_is_never_much_worse_than_the_best(rates in proptest::collection::vec((0.0f64..60.0, 0.0f64..1.0), 1..6)) {
+            let tried: Vec<Gave> = rates.iter().map(|(r, c)| Gave { gib_s: *r, cpu_s_per_gib: Some(*c) }).collect();
+            let best = tried.iter().map(|t| t.gib_s).fold(0.0, f64::max);
+            prop_assert!(tried[pick(&tried)].gib_s >= 0.95 * best);
+        }
+
+        #[test]
+        fn there_is_always_a_way(resident in proptest::option::of(0.0f64..=1.0), bits in 0u32..128, cache in 0usize..5) {
+            let on = |bit: u32| bits & (1 << bit) != 0;
+            let situation = Situation {
+                gpu: on(0),
+                writes: on(1),
+                bytes: if on(2) { 1 << 30 } else { 4096 },
+                io_bytes: if on(3) { 1 << 20 } else { 4096 },
+                resident,
+                cache: [Cache::Auto, Cache::Bypass, Cache::Drop, Cache::Allow, Cache::Warm][cache],
+                direct: on(4),
+                mapped: on(5),
+                gds: if on(6) { Ok(()) } else { Err("no".into()) },
+                require_direct: false,
+            };
+            let ways = open(&situation).ways;
+            prop_assert!(!ways.is_empty());
+            prop_assert!(situation.direct || ways.iter().all(|w| w.cached));
+            prop_assert!(ways.iter().all(|w| (w.path == PathKind::Host) != situation.gpu));
+            prop_assert!(!situation.writes || ways.iter().all(|w| w.path != PathKind::Mapped));
+        }
+    }
+}

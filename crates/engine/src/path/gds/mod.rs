@@ -1,0 +1,129 @@
+//! `gds`: storage to GPU memory through cuFile. What a job shares is a `Session`
+//! (the driver, the files known to it, its counters); what a worker has is a
+//! `Station` (its registered memory, and threads or streams for its calls); each
+//! file is a queue. Whether bytes went direct is judged from cuFile's own counters.
+
+mod batch;
+mod crew;
+mod inline;
+mod session;
+mod station;
+mod stream;
+mod verdict;
+
+pub use session::{GdsFile, Note, Session, PAGE};
+pub use station::{Duty, Station};
+pub use verdict::{judge, Verdict};
+
+use crate::arena::Mem;
+use crate::queue::{Done, Fault, Io, Op, Via};
+use std::collections::BTreeMap;
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, RwLock};
+
+/// Device memory that cuFile knows: ranges of addresses, which may come to be more meanwhile. Of other device memory
+/// it is told as it is.
+#[derive(Clone, Debug, Default)]
+pub struct Base(Arc<RwLock<BTreeMap<u64, u64>>>);
+
+impl Base {
+    /// `bytes` from `at` on were registered.
+    pub fn add(&self, at: u64, bytes: u64) {
+        self.0.write().expect("nothing panics while it holds the ranges").insert(at, bytes);
+    }
+
+    /// The address as cuFile wants it: what was registered, and how far behind that; None for memory that isn't a GPU's.
+    fn place(&self, mem: Mem) -> Option<(u64, u64)> {
+        let Mem::Device { at, .. } = mem else { return None };
+        let ranges = self.0.read().expect("nothing panics while it holds the ranges");
+        let before = ranges.range(..=at).next_back();
+        let inside = before.filter(|(from, bytes)| at - **from < **bytes);
+        Some(inside.map_or((at, 0), |(from, _)| (*from, at - from)))
+    }
+}
+
+fn ended(io: &Io, result: Result<u32, Fault>, via: Via) -> Done {
+    let via = if matches!(result, Ok(1..)) { via } else { Via::Nothing };
+    Done { tag: io.tag, result, via, copy_ns: 0 }
+}
+
+/// Runs the I/O to its end on this thread, on which the device's context is current.
+fn perform(file: &GdsFile, base: &Base, io: &Io) -> Done {
+    let moved = match io.op {
+        Op::Read | Op::Write { .. } => transfer(file, base, io),
+        Op::Flush => sync_data(file).map(|()| 0),
+        Op::WriteZeroes => punch(file, io, libc::FALLOC_FL_ZERO_RANGE),
+        Op::Deallocate => punch(file, io, libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE),
+    };
+    ended(io, moved, if moves_payload(io.op) { file.via } else { Via::Nothing })
+}
+
+/// What has no payload goes to the file system.
+fn punch(file: &GdsFile, io: &Io, mode: i32) -> Result<u32, Fault> {
+    // SAFETY: the descriptor is held open by `file`.
+    match unsafe { libc::fallocate(file.file.as_raw_fd(), mode, io.offset as i64, i64::from(io.len)) } {
+        0 => Ok(io.len),
+        _ => Err(last_error()),
+    }
+}
+
+fn last_error() -> Fault {
+    Fault::errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
+}
+
+fn moves_payload(op: Op) -> bool {
+    matches!(op, Op::Read | Op::Write { .. })
+}
+
+fn transfer(file: &GdsFile, base: &Base, io: &Io) -> Result<u32, Fault> {
+    let Some((at, behind)) = base.place(io.mem) else {
+        return Err(Fault::note(libc::EINVAL, "cuFile was given memory that isn't a GPU's"));
+    };
+    let len = io.len as usize;
+    // SAFETY: the slot holds at least `len` bytes and belongs to the I/O until it is reaped.
+    let moved = unsafe {
+        match io.op {
+            Op::Read => file.handle.read(at, behind, len, io.offset),
+            _ => file.handle.write(at, behind, len, io.offset),
+        }
+    };
+    let moved = moved.map_err(|e| Fault::note(e.errno, e.to_string()))?;
+    if matches!(io.op, Op::Write { durable: true }) {
+        sync_data(file)?;
+    }
+    Ok(moved.min(len) as u32)
+}
+
+fn sync_data(file: &GdsFile) -> Result<(), Fault> {
+    // SAFETY: the descriptor is held open by `file`.
+    match unsafe { libc::fdatasync(file.file.as_raw_fd()) } {
+        0 => Ok(()),
+        _ => Err(last_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Inside of what was registered cuFile is told its begin and the way from there, elsewhere the address itself.
+        #[test]
+        fn an_address_is_told_from_the_begin_of_its_range(
+            lengths in prop::collection::vec((1u64..5000, 0u64..3000), 0..12), at in 0u64..60_000,
+        ) {
+            let (base, mut from, mut holds) = (Base::default(), 100, None);
+            for (bytes, gap) in lengths {
+                base.add(from, bytes);
+                if (from..from + bytes).contains(&at) {
+                    holds = Some(from);
+                }
+                from += bytes + gap;
+            }
+            let told = base.place(Mem::Device { gpu: 0, at });
+            prop_assert_eq!(told, Some(holds.map_or((at, 0), |from| (from, at - from))));
+            prop_assert_eq!(base.place(Mem::None), None);
+        }
+    }
+}

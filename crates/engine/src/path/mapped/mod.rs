@@ -1,0 +1,515 @@
+//! `mapped`: page cache to GPU without a copy by the CPU. The file is mapped, a
+//! window of it is registered with the driver, and the device reads the pages
+//! where they lie. What isn't cached, or isn't worth registering, goes through
+//! `bounce`, and counts as staged.
+
+mod file;
+mod identity;
+mod map;
+mod policy;
+mod registry;
+mod turns;
+
+pub use file::{MappedFile, Phase, Window};
+pub use map::{DevicePinner, Pin, Pinner};
+pub use policy::{window_bytes, Key, Policy, Verdict};
+pub use registry::{Bell, Limits, Registry, LEAST_BYTES};
+
+use super::Copier;
+use crate::arena::{Mem, UNREGISTERED};
+use crate::clock;
+use crate::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
+use crate::reactor::Reactor;
+use crate::source::file::FileTarget;
+use forebay_model::Error;
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Copies go out together up to this many bytes: fewer, and the device waits between them; more, and it waits for
+/// the first.
+const SEND_BYTES: u32 = 1 << 20;
+/// A piece at least this long waits for its window even where its reader jumps about.
+const WAITS_BYTES: u32 = 1 << 20;
+/// Breaks that a reader in order may have, and still count as one.
+const STREAK_MAX: u32 = 64;
+
+/// Staging slots of a worker, shared by its queues: each goes by its number.
+#[derive(Clone)]
+pub struct Staging {
+    free: Rc<RefCell<Vec<u32>>>,
+    pub slot_bytes: u32,
+}
+
+impl Staging {
+    pub fn new(slots: u32, slot_bytes: u32) -> Staging {
+        Staging { free: Rc::new(RefCell::new((0..slots).rev().collect())), slot_bytes }
+    }
+}
+
+/// Where a part of an I/O is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// Not looked at yet.
+    Fresh,
+    /// Holds its window, which is `Pending`.
+    Waiting,
+    /// Holds its window; its copy was queued when the file was of this generation.
+    Copying(u64),
+    /// Waits for a staging slot.
+    Unstaged,
+    /// In this staging slot.
+    Staged(u32),
+}
+
+/// Part of an I/O that lies in one window, and in one staging slot if it goes that way.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    tag: u32,
+    window: u32,
+    /// Offset in the I/O.
+    at: u32,
+    len: u32,
+    place: Place,
+}
+
+/// An I/O of which pieces are out.
+#[derive(Clone, Debug)]
+struct Flight {
+    io: Io,
+    pieces_left: u32,
+    /// Bytes that can be had, and then those that were.
+    bytes: u32,
+    fault: Option<Fault>,
+    via: Via,
+    copy_ns: u32,
+}
+
+pub struct MappedQueue {
+    // Field order is drop order: copies end before anything that they point to goes.
+    copier: Box<dyn Copier>,
+    bounce: Box<dyn Queue>,
+    staging: Staging,
+    registry: Arc<Registry>,
+    file: Arc<MappedFile>,
+    bell: Arc<Bell>,
+    geometry: Geometry,
+    flights: Vec<Option<Flight>>,
+    pieces: Vec<Piece>,
+    free: Vec<u32>,
+    /// Pieces that aren't copied yet, in order of arrival: fresh and waiting ones.
+    unrouted: VecDeque<u32>,
+    ready: Vec<u32>,
+    unstaged: VecDeque<u32>,
+    /// Which piece a staging slot holds, of those that are ours.
+    staged: Vec<Option<u32>>,
+    copying: u32,
+    done: Vec<Done>,
+    copies: Vec<(u32, Option<Fault>)>,
+    below: Vec<Done>,
+    in_flight: u32,
+    /// Where a reader in order comes next; None before the first I/O.
+    expected: Option<u64>,
+    streak: u32,
+    /// The window that `streams` was last asked for.
+    reached: Option<u32>,
+}
+
+impl MappedQueue {
+    /// `bounce` takes I/Os under the numbers of `staging`'s slots, up to their length, into the same memory.
+    pub fn new(
+        target: &FileTarget,
+        depth: u32,
+        registry: Arc<Registry>,
+        copier: Box<dyn Copier>,
+        bounce: Box<dyn Queue>,
+        staging: Staging,
+        reactor: &mut Reactor,
+    ) -> Result<MappedQueue, Error> {
+        let file = registry.file(target).map_err(|fault| {
+            Error::run(format!("map {}", target.path.display()), fault.to_string(), "--path bounce")
+        })?;
+        let waker = reactor.waker()?;
+        let slots = bounce.geometry().depth as usize;
+        Ok(MappedQueue {
+            copier,
+            bounce,
+            staging,
+            registry,
+            bell: Bell::new(move || waker.wake()),
+            geometry: Geometry { align: 1, mem_align: 1, ..target.geometry(depth) },
+            file,
+            flights: vec![None; depth as usize],
+            pieces: Vec::new(),
+            free: Vec::new(),
+            unrouted: VecDeque::new(),
+            ready: Vec::new(),
+            unstaged: VecDeque::new(),
+            staged: vec![None; slots],
+            copying: 0,
+            done: Vec::new(),
+            copies: Vec::new(),
+            below: Vec::new(),
+            in_flight: 0,
+            expected: None,
+            streak: 0,
+            reached: None,
+        })
+    }
+
+    /// Whether the reader goes through the file in order, by and large.
+    fn streams(&mut self, io: &Io) -> bool {
+        let in_order = self.expected.is_none_or(|at| at == io.offset);
+        self.expected = Some(io.offset + u64::from(io.len));
+        self.streak = if in_order { (self.streak + 1).min(STREAK_MAX) } else { self.streak / 4 };
+        self.streak > 0
+    }
+
+    fn add_piece(&mut self, piece: Piece) -> u32 {
+        match self.free.pop() {
+            Some(id) => {
+                self.pieces[id as usize] = piece;
+                id
+            }
+            None => {
+                self.pieces.push(piece);
+                (self.pieces.len() - 1) as u32
+            }
+        }
+    }
+
+    /// Cuts an I/O at the windows' edges.
+    fn split(&mut self, io: &Io, bytes: u32) -> u32 {
+        let (mut at, mut count) = (0, 0);
+        while at < bytes {
+            let offset = io.offset + u64::from(at);
+            let window = self.file.window_of(offset);
+            let (from, len) = self.file.span(window);
+            let len = (from + len - offset).min(u64::from(bytes - at)) as u32;
+            let id = self.add_piece(Piece { tag: io.tag, window, at, len, place: Place::Fresh });
+            self.unrouted.push_back(id);
+            at += len;
+            count += 1;
+        }
+        count
+    }
+
+    fn flight(&mut self, tag: u32) -> &mut Flight {
+        self.flights[tag as usize].as_mut().expect("a piece belongs to an I/O in flight")
+    }
+
+    /// Books a piece that has ended: `moved` bytes of it came.
+    fn end_piece(&mut self, id: u32, result: Result<u32, Fault>, via: Via, copy_ns: u32) {
+        let piece = self.pieces[id as usize];
+        self.free.push(id);
+        let flight = self.flight(piece.tag);
+        flight.pieces_left -= 1;
+        flight.copy_ns = flight.copy_ns.saturating_add(copy_ns);
+        match result {
+            // What lies behind a short piece doesn't count as moved.
+            Ok(moved) if moved < piece.len => flight.bytes = flight.bytes.min(piece.at + moved),
+            Ok(_) => {}
+            Err(fault) => drop(flight.fault.get_or_insert(fault)),
+        }
+        if via == Via::Staged || flight.via == Via::Nothing {
+            flight.via = via;
+        }
+        if flight.pieces_left == 0 {
+            self.end_flight(piece.tag);
+        }
+    }
+
+    fn end_flight(&mut self, tag: u32) {
+        let flight = self.flights[tag as usize].take().expect("it was in flight");
+        let result = flight.fault.map_or(Ok(flight.bytes), Err);
+        let moved = result.as_ref().is_ok_and(|bytes| *bytes > 0);
+        let via = if moved { flight.via } else { Via::Nothing };
+        self.done.push(Done { tag, result, via, copy_ns: flight.copy_ns });
+    }
+
+    /// Decides for each piece that isn't on its way whether it is copied, waits, or goes another way.
+    fn route(&mut self, reactor: &mut Reactor) {
+        for _ in 0..self.unrouted.len() {
+            let Some(id) = self.unrouted.pop_front() else { break };
+            self.route_one(id);
+        }
+        self.copy_ready();
+        self.stage(reactor);
+    }
+
+    fn route_one(&mut self, id: u32) {
+        let piece = self.pieces[id as usize];
+        let file = self.file.clone();
+        let window = file.window(piece.window);
+        if piece.place == Place::Waiting {
+            match window.phase() {
+                Phase::Ready => return self.ready.push(id),
+                Phase::Pending => return self.unrouted.push_back(id),
+                _ => window.release(),
+            }
+            return self.go_another_way(id);
+        }
+        let streams = self.streak > 0;
+        let arrives = streams && self.reached != Some(piece.window);
+        let mut phase = window.phase();
+        if arrives || !matches!(phase, Phase::Ready | Phase::Pending) {
+            self.reached = Some(piece.window);
+            if phase == Phase::Ready || self.registry.pays(&file, piece.window, u64::from(piece.len), streams)
+            {
+                phase = self.registry.ask(&file, piece.window, streams, None);
+            }
+        }
+        if phase == Phase::Pending && (streams || piece.len >= WAITS_BYTES) {
+            return self.await_window(id);
+        }
+        match window.hold() {
+            Phase::Ready => self.ready.push(id),
+            _ => {
+                window.release();
+                self.go_another_way(id);
+            }
+        }
+    }
+
+    /// Holds the window until it is decided on; the bell rings then.
+    fn await_window(&mut self, id: u32) {
+        let piece = &mut self.pieces[id as usize];
+        piece.place = Place::Waiting;
+        let window = piece.window;
+        self.file.window(window).hold();
+        // Asked again under the lock: should it have been decided on just now, no bell would ring.
+        match self.registry.ask(&self.file, window, false, Some(&self.bell)) {
+            Phase::Pending => self.unrouted.push_back(id),
+            _ => self.route_one(id),
+        }
+    }
+
+    /// A piece that no window serves is read through `bounce`, unless its file is no longer what was opened.
+    fn go_another_way(&mut self, id: u32) {
+        if self.file.is_lost() {
+            if let Err(fault) = self.registry.look(&self.file) {
+                return self.end_piece(id, Err(fault), Via::Nothing, 0);
+            }
+        }
+        let mut piece = self.pieces[id as usize];
+        piece.place = Place::Unstaged;
+        let most = self.staging.slot_bytes;
+        while piece.len > most {
+            let part = self.add_piece(Piece { len: most, ..piece });
+            self.flight(piece.tag).pieces_left += 1;
+            self.unstaged.push_back(part);
+            piece.at += most;
+            piece.len -= most;
+        }
+        self.pieces[id as usize] = piece;
+        self.unstaged.push_back(id);
+    }
+
+    /// Queues copies from windows that are ready, if the file is still what it was when they were registered.
+    fn copy_ready(&mut self) {
+        if self.ready.is_empty() {
+            return self.registry.answered(&self.bell);
+        }
+        let mut ready = std::mem::take(&mut self.ready);
+        match self.registry.look(&self.file) {
+            Ok(generation) => self.queue_copies(&ready, generation),
+            Err(fault) => {
+                for id in &ready {
+                    self.file.window(self.pieces[*id as usize].window).release();
+                    self.end_piece(*id, Err(fault.clone()), Via::Nothing, 0);
+                }
+            }
+        }
+        self.registry.answered(&self.bell);
+        ready.clear();
+        self.ready = ready;
+    }
+
+    fn queue_copies(&mut self, ready: &[u32], generation: u64) {
+        let registry = self.registry.clone();
+        let _turn = registry.turns().enter();
+        let (mut unsent, mut last) = (0, None);
+        for id in ready {
+            let piece = self.pieces[*id as usize];
+            let window = self.file.window(piece.window);
+            // What is ready after the look was registered in this generation.
+            if window.phase() != Phase::Ready {
+                window.release();
+                self.go_another_way(*id);
+                continue;
+            }
+            if last.replace(piece.window).is_some_and(|w| w != piece.window) {
+                self.copier.cut();
+            }
+            self.pieces[*id as usize].place = Place::Copying(generation);
+            self.copying += 1;
+            let io = self.flight(piece.tag).io;
+            let at = self.file.address(io.offset + u64::from(piece.at));
+            let from = Mem::Host { at, piece: UNREGISTERED };
+            self.copier.start(*id, from, io.mem.after(piece.at as usize), piece.len as usize);
+            unsent += piece.len;
+            if unsent >= SEND_BYTES {
+                self.copier.submit();
+                unsent = 0;
+            }
+        }
+        self.copier.submit();
+    }
+
+    /// Hands pieces to `bounce`, as far as there are slots.
+    fn stage(&mut self, reactor: &mut Reactor) {
+        while let Some(id) = self.unstaged.front().copied() {
+            let Some(slot) = self.staging.free.borrow_mut().pop() else { return };
+            let piece = self.pieces[id as usize];
+            let io = self.flight(piece.tag).io;
+            let part = Io {
+                tag: slot,
+                op: Op::Read,
+                offset: io.offset + u64::from(piece.at),
+                len: piece.len,
+                mem: io.mem.after(piece.at as usize),
+            };
+            if self.bounce.push(part, reactor).is_err() {
+                self.staging.free.borrow_mut().push(slot);
+                return;
+            }
+            self.unstaged.pop_front();
+            self.pieces[id as usize].place = Place::Staged(slot);
+            self.staged[slot as usize] = Some(id);
+        }
+    }
+
+    fn reap_copies(&mut self) {
+        let mut copies = std::mem::take(&mut self.copies);
+        if self.copying > 0 {
+            let registry = self.registry.clone();
+            let _turn = registry.turns().enter();
+            self.copier.reap(&mut copies);
+        }
+        if !copies.is_empty() {
+            // One look for all: it comes after the last of them.
+            let seen = self.registry.look(&self.file);
+            copies.drain(..).for_each(|(id, fault)| self.end_copy(id, fault, &seen));
+        }
+        self.copies = copies;
+    }
+
+    fn end_copy(&mut self, id: u32, fault: Option<Fault>, seen: &Result<u64, Fault>) {
+        let piece = self.pieces[id as usize];
+        self.file.window(piece.window).release();
+        self.copying -= 1;
+        let result = match (fault, seen) {
+            (Some(fault), _) => Err(fault),
+            (None, Err(fault)) => Err(fault.clone()),
+            (None, Ok(generation)) if Place::Copying(*generation) == piece.place => Ok(piece.len),
+            (None, Ok(_)) => Err(self.file.outdated()),
+        };
+        self.end_piece(id, result, Via::Mapped, 0);
+    }
+
+    fn reap_bounced(&mut self, reactor: &mut Reactor) {
+        let mut below = std::mem::take(&mut self.below);
+        self.bounce.reap(reactor, &mut below);
+        for d in below.drain(..) {
+            let id = self.staged[d.tag as usize].take().expect("a slot of ours");
+            self.staging.free.borrow_mut().push(d.tag);
+            self.end_piece(id, d.result, Via::Staged, d.copy_ns);
+        }
+        self.below = below;
+    }
+
+    /// Lets go of a piece that isn't on its way to the device, if that is where it is.
+    fn cancel(&mut self, id: u32) {
+        let piece = self.pieces[id as usize];
+        if piece.place == Place::Waiting {
+            self.file.window(piece.window).release();
+        }
+        self.end_piece(id, Err(Fault::errno(libc::ECANCELED)), Via::Nothing, 0);
+    }
+}
+
+impl Queue for MappedQueue {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+
+    fn push(&mut self, io: Io, _reactor: &mut Reactor) -> Result<(), Full> {
+        if self.in_flight == self.geometry.depth {
+            return Err(Full(io));
+        }
+        self.in_flight += 1;
+        let answer = match io.op {
+            Op::Read => {
+                self.streams(&io);
+                let bytes = self.geometry.bytes.saturating_sub(io.offset).min(u64::from(io.len)) as u32;
+                let fresh = Flight { io, pieces_left: 0, bytes, fault: None, via: Via::Nothing, copy_ns: 0 };
+                self.flights[io.tag as usize] = Some(fresh);
+                let pieces = self.split(&io, bytes);
+                self.flight(io.tag).pieces_left = pieces;
+                if pieces == 0 {
+                    self.end_flight(io.tag);
+                }
+                return Ok(());
+            }
+            Op::Flush => Ok(0),
+            _ => Err(Fault::note(libc::EROFS, "the mapped path only reads; --path bounce writes")),
+        };
+        self.done.push(Done { tag: io.tag, result: answer, via: Via::Nothing, copy_ns: 0 });
+        Ok(())
+    }
+
+    fn submit(&mut self, reactor: &mut Reactor) {
+        self.route(reactor);
+        self.bounce.submit(reactor);
+    }
+
+    fn reap(&mut self, reactor: &mut Reactor, done: &mut Vec<Done>) {
+        self.reap_copies();
+        self.reap_bounced(reactor);
+        self.in_flight -= self.done.len() as u32;
+        done.append(&mut self.done);
+    }
+
+    fn abandon(&mut self, tag: u32, reactor: &mut Reactor) {
+        let ours = |pieces: &[Piece], id: u32| pieces[id as usize].tag == tag;
+        let pieces = &self.pieces;
+        let idle: Vec<u32> =
+            self.unrouted.iter().chain(&self.unstaged).copied().filter(|id| ours(pieces, *id)).collect();
+        let slots: Vec<u32> = (0..self.staged.len() as u32)
+            .filter(|slot| self.staged[*slot as usize].is_some_and(|id| ours(pieces, id)))
+            .collect();
+        self.unrouted.retain(|id| !idle.contains(id));
+        self.unstaged.retain(|id| !idle.contains(id));
+        idle.into_iter().for_each(|id| self.cancel(id));
+        slots.into_iter().for_each(|slot| self.bounce.abandon(slot, reactor));
+    }
+
+    fn next_due(&self) -> Option<Instant> {
+        let can_stage = !self.unstaged.is_empty() && !self.staging.free.borrow().is_empty();
+        if !self.done.is_empty() || can_stage {
+            return Some(clock::now());
+        }
+        [self.bounce.next_due(), self.copier.next_due()].into_iter().flatten().min()
+    }
+}
+
+impl Drop for MappedQueue {
+    /// Copies under way end before their windows may go.
+    fn drop(&mut self) {
+        self.copier.finish();
+        let mut out = vec![true; self.pieces.len()];
+        self.free.iter().for_each(|id| out[*id as usize] = false);
+        for (piece, _) in self.pieces.iter().zip(out).filter(|(_, out)| *out) {
+            if matches!(piece.place, Place::Waiting | Place::Copying(_)) {
+                self.file.window(piece.window).release();
+            }
+        }
+        self.registry.answered(&self.bell);
+    }
+}

@@ -1,0 +1,629 @@
+//! Which windows of which files the device may read, shared by all workers and
+//! repeats of a job, so that later passes find what the first one registered.
+//!
+//! One thread registers, since more of them gain nothing: the driver takes one
+//! at a time. It runs ahead of the readers that go through a file in order. Another
+//! one runs ahead of it: it sees whether a window is cached and, where pages are
+//! small, fills their page tables, which registering would do at half the rate.
+
+use super::file::{MappedFile, Phase, Seen};
+use super::map::{Pin, Pinner};
+use super::policy::{Key, Policy, Verdict};
+use super::turns::Turns;
+use crate::clock;
+use crate::meter::cache;
+use crate::queue::Fault;
+use crate::source::file::FileTarget;
+use forebay_model::record::MappedRan;
+use forebay_model::Error;
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Windows that are registered before their reader comes to them.
+const AHEAD: u64 = 3;
+/// Shorter windows are registered once they were asked for often: it costs as much as copying a MiB by hand.
+pub const LEAST_BYTES: u64 = 1 << 20;
+/// How long the registrar lets workers go first.
+const WAY: Duration = Duration::from_millis(2);
+/// How often it looks whether windows that stand in the way, or are to go, are still in use.
+const LOOK_AGAIN: Duration = Duration::from_micros(500);
+
+/// Windows that register at less than this rate (37 GiB/s), one after the other, are of small pages.
+const SLOW_BYTES_PER_NS: f64 = 40.0;
+const SLOW_WINDOWS: u32 = 2;
+/// Shorter ones say nothing about the rate.
+const RATED_BYTES: u64 = 16 << 20;
+
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    pub cap_bytes: u64,
+    pub window_bytes: u64,
+    /// Windows shorter than this aren't registered at once.
+    pub least_bytes: u64,
+}
+
+/// Tells one queue that a window it waits for was decided on.
+pub struct Bell {
+    ring: Box<dyn Fn() + Send + Sync>,
+    /// The registrar waits for the queue's turn.
+    promised: AtomicBool,
+}
+
+impl Bell {
+    pub fn new(ring: impl Fn() + Send + Sync + 'static) -> Arc<Bell> {
+        Arc::new(Bell { ring: Box::new(ring), promised: AtomicBool::new(false) })
+    }
+}
+
+struct Request {
+    key: Key,
+    streams: bool,
+}
+
+struct State {
+    policy: Policy,
+    /// By number; no number is given twice.
+    files: HashMap<u32, Arc<MappedFile>>,
+    next_number: u32,
+    by_handle: HashMap<usize, u32>,
+    requests: VecDeque<Request>,
+    /// Requests for windows that were found cached.
+    prepared: VecDeque<Request>,
+    waiting: HashMap<Key, Vec<Arc<Bell>>>,
+    pins: HashMap<Key, Box<dyn Pin>>,
+    /// Registrations of files that changed, or left.
+    doomed: Vec<Key>,
+    /// Files that nobody reads any more.
+    leaving: Vec<u32>,
+    /// Why the system wouldn't pin a window, the first time.
+    refusal: Option<String>,
+    stop: bool,
+}
+
+#[derive(Default)]
+struct Counts {
+    /// Of all files that took part.
+    windows: AtomicU64,
+    registrations: AtomicU64,
+    registered_bytes: AtomicU64,
+    register_ns: AtomicU64,
+    evictions: AtomicU64,
+    eviction_batches: AtomicU64,
+    uncached: AtomicU64,
+    refused: AtomicU64,
+    stale: AtomicU64,
+}
+
+struct Shared {
+    pinner: Box<dyn Pinner>,
+    limits: Limits,
+    /// All files together may stay registered.
+    fits: AtomicBool,
+    state: Mutex<State>,
+    /// Wakes the registrar, and the thread that prepares for it.
+    work: Condvar,
+    asked: Condvar,
+    /// Windows in a row that registered slowly.
+    slow: AtomicU32,
+    turns: Turns,
+    counts: Counts,
+}
+
+pub struct Registry {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+fn add(counter: &AtomicU64, n: u64) {
+    counter.fetch_add(n, Ordering::Relaxed);
+}
+
+fn read(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
+
+impl Registry {
+    pub fn new(pinner: Box<dyn Pinner>, limits: Limits) -> Result<Registry, Error> {
+        let state = State {
+            policy: Policy::new(limits.cap_bytes),
+            files: HashMap::new(),
+            next_number: 0,
+            by_handle: HashMap::new(),
+            requests: VecDeque::new(),
+            prepared: VecDeque::new(),
+            waiting: HashMap::new(),
+            pins: HashMap::new(),
+            doomed: Vec::new(),
+            leaving: Vec::new(),
+            refusal: None,
+            stop: false,
+        };
+        let shared = Arc::new(Shared {
+            pinner,
+            limits,
+            fits: AtomicBool::new(true),
+            state: Mutex::new(state),
+            work: Condvar::new(),
+            asked: Condvar::new(),
+            slow: AtomicU32::new(0),
+            turns: Turns::default(),
+            counts: Counts::default(),
+        });
+        let mut registry = Registry { shared, threads: Vec::new() };
+        registry.start("registrar", Shared::serve)?;
+        registry.start("reg-prepare", Shared::prepare_all)?;
+        Ok(registry)
+    }
+
+    fn start(&mut self, name: &str, body: fn(&Shared)) -> Result<(), Error> {
+        let shared = self.shared.clone();
+        let thread = std::thread::Builder::new().name(name.into()).spawn(move || body(&shared));
+        self.threads.push(thread.map_err(|e| {
+            Error::machine("--path mapped", format!("the system refuses one more thread: {e}"), "ulimit -u")
+        })?);
+        Ok(())
+    }
+
+    /// The file among those that take part. It joins them if it is new.
+    pub fn file(&self, target: &FileTarget) -> Result<Arc<MappedFile>, Fault> {
+        let handle = Arc::as_ptr(&target.file) as usize;
+        let mut state = self.shared.lock();
+        if let Some(number) = state.by_handle.get(&handle) {
+            return Ok(state.files[number].clone());
+        }
+        let number = state.next_number;
+        let file = Arc::new(MappedFile::new(target.clone(), number, self.shared.limits.window_bytes)?);
+        state.next_number += 1;
+        state.by_handle.insert(handle, number);
+        state.files.insert(number, file.clone());
+        add(&self.shared.counts.windows, file.windows().into());
+        state.policy.add_file(target.bytes);
+        self.shared.fits.store(state.policy.fits(), Ordering::Relaxed);
+        Ok(file)
+    }
+
+    /// The file leaves, and what of it is registered goes: nothing reads it any more.
+    pub fn forget(&self, target: &FileTarget) {
+        let mut state = self.shared.lock();
+        if let Some(number) = state.by_handle.remove(&(Arc::as_ptr(&target.file) as usize)) {
+            state.leaving.push(number);
+            self.shared.work.notify_one();
+        }
+    }
+
+    pub fn turns(&self) -> &Turns {
+        &self.shared.turns
+    }
+
+    /// Whether it is worth registering a window that isn't, for a piece of `bytes` of it.
+    pub fn pays(&self, file: &MappedFile, window: u32, bytes: u64, streams: bool) -> bool {
+        let (_, len) = file.span(window);
+        let least = self.shared.limits.least_bytes;
+        let worth = streams || self.shared.fits.load(Ordering::Relaxed);
+        let w = file.window(window);
+        match w.phase() {
+            // What was declined is asked for again when the reader comes round.
+            Phase::Declined => w.was_asked(bytes, len),
+            _ if worth && len >= least => true,
+            _ => w.was_asked(bytes, (len / 2).max(least)),
+        }
+    }
+
+    /// Has a window registered, and with `streams` those behind it. The bell rings once it is decided what
+    /// becomes of it, if the answer is `Pending`.
+    pub fn ask(&self, file: &MappedFile, window: u32, streams: bool, bell: Option<&Arc<Bell>>) -> Phase {
+        let mut state = self.shared.lock();
+        self.shared.request(&mut state, file, window, streams);
+        if streams {
+            let last = window.saturating_add(self.shared.ahead()).min(file.windows() - 1);
+            for next in window + 1..=last {
+                let (_, len) = file.span(next);
+                if file.window(next).phase() == Phase::Cold && len >= self.shared.limits.least_bytes {
+                    self.shared.request(&mut state, file, next, true);
+                }
+            }
+        }
+        let phase = file.window(window).phase();
+        if let (Phase::Pending, Some(bell)) = (phase, bell) {
+            let key = Key { file: file.number, window };
+            let bells = state.waiting.entry(key).or_default();
+            if !bells.iter().any(|b| Arc::ptr_eq(b, bell)) {
+                bells.push(bell.clone());
+            }
+        }
+        self.shared.asked.notify_one();
+        phase
+    }
+
+    /// Looks whether the file is what it was, and drops its registrations if it isn't.
+    pub fn look(&self, file: &MappedFile) -> Result<u64, Fault> {
+        self.shared.look(file)
+    }
+
+    /// What the registrar promised the bell's queue isn't needed any more.
+    pub fn answered(&self, bell: &Bell) {
+        if bell.promised.swap(false, Ordering::SeqCst) {
+            self.shared.turns.done();
+        }
+    }
+
+    pub fn registered_bytes(&self) -> u64 {
+        self.shared.lock().policy.registered_bytes()
+    }
+
+    /// What there is to say about it in a record.
+    pub fn report(&self) -> MappedRan {
+        let state = self.shared.lock();
+        let counts = &self.shared.counts;
+        let ns = read(&counts.register_ns);
+        MappedRan {
+            pin_limit_bytes: self.shared.limits.cap_bytes,
+            window_bytes: self.shared.limits.window_bytes,
+            windows: read(&counts.windows),
+            registered_bytes_peak: state.policy.peak_bytes(),
+            registrations: read(&counts.registrations),
+            register_gib_s: (ns > 0)
+                .then(|| read(&counts.registered_bytes) as f64 / (1u64 << 30) as f64 / (ns as f64 / 1e9)),
+            evictions: read(&counts.evictions),
+            eviction_batches: read(&counts.eviction_batches),
+            uncached: read(&counts.uncached),
+            refused: read(&counts.refused),
+            refusal: state.refusal.clone(),
+            stale: read(&counts.stale),
+        }
+    }
+}
+
+impl Drop for Registry {
+    fn drop(&mut self) {
+        self.shared.lock().stop = true;
+        self.shared.work.notify_all();
+        self.shared.asked.notify_all();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+        // Pins go before the mappings that they pin.
+        let pins = std::mem::take(&mut self.shared.lock().pins);
+        drop(pins);
+    }
+}
+
+/// What the registrar does about a request.
+enum Step {
+    Register,
+    Unregister(Vec<Key>),
+    Decline,
+    /// Windows that stand in the way are in use.
+    Later,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("nothing panics while it holds the registry")
+    }
+
+    /// Windows to register before they are asked for; few of a small cap, or they would push out each other.
+    fn ahead(&self) -> u32 {
+        (self.limits.cap_bytes / 4 / self.limits.window_bytes).clamp(1, AHEAD) as u32
+    }
+
+    fn request(&self, state: &mut State, file: &MappedFile, window: u32, streams: bool) {
+        let w = file.window(window);
+        if matches!(w.phase(), Phase::Cold | Phase::Declined) {
+            w.set(Phase::Pending);
+            state.requests.push_back(Request { key: Key { file: file.number, window }, streams });
+        }
+    }
+
+    fn look(&self, file: &MappedFile) -> Result<u64, Fault> {
+        let Seen { generation, changed } = file.look();
+        if changed {
+            add(&self.counts.stale, 1);
+            let mut state = self.lock();
+            let old: Vec<Key> = state.pins.keys().filter(|k| k.file == file.number).copied().collect();
+            state.doomed.extend(old.into_iter().filter(|k| file.window(k.window).phase() == Phase::Retiring));
+            state.doomed.sort_unstable();
+            state.doomed.dedup();
+            self.work.notify_one();
+        }
+        generation
+    }
+
+    /// Sees to it that what the registrar gets is cached and quickly registered.
+    fn prepare_all(&self) {
+        let mut state = self.lock();
+        while !state.stop {
+            let Some(request) = state.requests.pop_front() else {
+                state = self.asked.wait(state).expect("nothing panics while it holds the registry");
+                continue;
+            };
+            let key = request.key;
+            // It has left meanwhile.
+            let Some(file) = state.files.get(&key.file).cloned() else { continue };
+            drop(state);
+            let prepared = self.prepare(&file, key.window);
+            state = self.lock();
+            match prepared {
+                Ok(()) => {
+                    state.prepared.push_back(request);
+                    self.work.notify_one();
+                }
+                Err(refusal) => {
+                    self.note(&mut state, refusal);
+                    Self::decide(&mut state, key, file.window(key.window), Phase::Declined, &self.turns);
+                }
+            }
+        }
+    }
+
+    fn prepare(&self, file: &MappedFile, window: u32) -> Result<(), Refusal> {
+        self.look(file).map_err(|_| Refusal::Changed)?;
+        let (from, len) = file.span(window);
+        // Where the kernel won't tell, the pages are taken for cached: registering would read them in.
+        if let Ok(resident) = cache::resident(&file.target.file, from, len) {
+            if resident.pages < resident.of {
+                return Err(Refusal::Uncached);
+            }
+        }
+        let mapping = file.mapping().map_err(|why| Refusal::Refused(why.to_string(), false))?;
+        if self.slow.load(Ordering::Relaxed) >= SLOW_WINDOWS {
+            mapping.populate(from, page_up(len) as usize);
+        }
+        Ok(())
+    }
+
+    /// Once registering was slow, pages are taken for small as long as the registry lives.
+    fn rate(&self, len: u64, took: Duration) {
+        if len < RATED_BYTES || self.slow.load(Ordering::Relaxed) >= SLOW_WINDOWS {
+            return;
+        }
+        if (len as f64) < SLOW_BYTES_PER_NS * took.as_nanos() as f64 {
+            self.slow.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.slow.store(0, Ordering::Relaxed);
+        }
+    }
+
+    fn serve(&self) {
+        let mut state = self.lock();
+        while !state.stop {
+            state = self.let_go(state);
+            state = self.unregister_doomed(state);
+            let Some(request) = state.prepared.pop_front() else {
+                state = self.idle(state);
+                continue;
+            };
+            let Some(file) = state.files.get(&request.key.file).cloned() else { continue };
+            let window = file.window(request.key.window);
+            match self.next_step(&mut state, &file, &request) {
+                Step::Decline => Self::decide(&mut state, request.key, window, Phase::Declined, &self.turns),
+                Step::Register => {
+                    drop(state);
+                    state = self.register(&file, request.key);
+                    drop(state);
+                    self.turns.give_way(WAY);
+                    state = self.lock();
+                }
+                Step::Unregister(keys) => {
+                    state.prepared.push_front(request);
+                    add(&self.counts.eviction_batches, 1);
+                    add(&self.counts.evictions, keys.len() as u64);
+                    state = self.unregister(state, &keys);
+                }
+                // Nobody waits for it: it can be asked for again.
+                Step::Later if window.users() == 0 => {
+                    Self::decide(&mut state, request.key, window, Phase::Cold, &self.turns);
+                }
+                Step::Later => {
+                    state.prepared.push_front(request);
+                    state = self.wait(state, LOOK_AGAIN);
+                }
+            }
+        }
+    }
+
+    fn idle<'a>(&'a self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        if state.stop {
+            state
+        } else if state.doomed.is_empty() && state.leaving.is_empty() {
+            self.work.wait(state).expect("nothing panics while it holds the registry")
+        } else {
+            self.wait(state, LOOK_AGAIN)
+        }
+    }
+
+    fn wait<'a>(&'a self, state: MutexGuard<'a, State>, at_most: Duration) -> MutexGuard<'a, State> {
+        self.work.wait_timeout(state, at_most).expect("nothing panics while it holds the registry").0
+    }
+
+    fn next_step(&self, state: &mut State, file: &MappedFile, request: &Request) -> Step {
+        let (_, len) = file.span(request.key.window);
+        // An earlier registration of it may still be in use by copies of what the file was.
+        if state.pins.contains_key(&request.key) {
+            return Step::Later;
+        }
+        match state.policy.admit(request.key, page_up(len), request.streams) {
+            Verdict::Register => Step::Register,
+            Verdict::Refuse => Step::Decline,
+            Verdict::Evict(keys) => {
+                let files = &state.files;
+                let idle = |k: &Key| files[&k.file].window(k.window).retire_if_idle();
+                let keys: Vec<Key> = keys.into_iter().filter(idle).collect();
+                if keys.is_empty() {
+                    Step::Later
+                } else {
+                    Step::Unregister(keys)
+                }
+            }
+        }
+    }
+
+    /// Says what became of a window to those who wait for it.
+    fn decide(state: &mut State, key: Key, window: &super::file::Window, phase: Phase, turns: &Turns) {
+        window.set(phase);
+        Self::tell(state, key, turns);
+    }
+
+    fn tell(state: &mut State, key: Key, turns: &Turns) {
+        for bell in state.waiting.remove(&key).unwrap_or_default() {
+            if !bell.promised.swap(true, Ordering::SeqCst) {
+                turns.promise();
+            }
+            (bell.ring)();
+        }
+    }
+
+    /// Registers a window that was admitted. Called without the lock, returns with it.
+    fn register(&self, file: &MappedFile, key: Key) -> MutexGuard<'_, State> {
+        let (from, len) = file.span(key.window);
+        let made = self.try_to_register(file, from, len);
+        let mut state = self.lock();
+        let window = file.window(key.window);
+        let generation = match made {
+            Ok((pin, generation)) => {
+                state.pins.insert(key, pin);
+                Some(generation)
+            }
+            Err(refusal) => {
+                state.policy.removed(key);
+                self.note(&mut state, refusal);
+                None
+            }
+        };
+        match generation {
+            Some(generation) if file.make_ready(key.window, generation) => {
+                Self::tell(&mut state, key, &self.turns);
+            }
+            // It changed in the last moment: its pages may be old.
+            Some(_) => {
+                let pin = state.pins.remove(&key);
+                drop(state);
+                drop(pin);
+                state = self.lock();
+                state.policy.removed(key);
+                Self::decide(&mut state, key, window, Phase::Declined, &self.turns);
+            }
+            None => Self::decide(&mut state, key, window, Phase::Declined, &self.turns),
+        }
+        state
+    }
+
+    fn try_to_register(
+        &self,
+        file: &MappedFile,
+        from: u64,
+        len: u64,
+    ) -> Result<(Box<dyn Pin>, u64), Refusal> {
+        let before = self.look(file).map_err(|_| Refusal::Changed)?;
+        let mapping = file.mapping().map_err(|why| Refusal::Refused(why.to_string(), false))?;
+        let began = clock::now();
+        let pin = self
+            .pinner
+            .pin(mapping.address(from), page_up(len) as usize)
+            .map_err(|why| Refusal::Refused(why.to_string(), why.is_out_of_memory()));
+        let took = began.elapsed();
+        // A range that was cut off meanwhile is refused too, and that is no fault of the system's.
+        let after = self.look(file).map_err(|_| Refusal::Changed)?;
+        let pin = pin?;
+        if after != before {
+            return Err(Refusal::Changed);
+        }
+        self.rate(len, took);
+        add(&self.counts.registrations, 1);
+        add(&self.counts.registered_bytes, len);
+        add(&self.counts.register_ns, took.as_nanos() as u64);
+        Ok((pin, after))
+    }
+
+    fn note(&self, state: &mut State, refusal: Refusal) {
+        match refusal {
+            Refusal::Changed => {}
+            Refusal::Uncached => add(&self.counts.uncached, 1),
+            Refusal::Refused(why, no_memory) => {
+                add(&self.counts.refused, 1);
+                state.refusal.get_or_insert(why);
+                if no_memory {
+                    state.policy.shrink();
+                    self.fits.store(state.policy.fits(), Ordering::Relaxed);
+                }
+            }
+        }
+    }
+
+    /// Files that left are forgotten once nothing of them is registered.
+    fn let_go<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        let leaving = std::mem::take(&mut state.leaving);
+        for number in leaving {
+            let is_its = |key: &Key| key.file == number;
+            state.requests.retain(|request| !is_its(&request.key));
+            state.prepared.retain(|request| !is_its(&request.key));
+            state.waiting.retain(|key, _| !is_its(key));
+            let pinned: Vec<Key> = state.pins.keys().filter(|key| is_its(key)).copied().collect();
+            if pinned.is_empty() {
+                if let Some(file) = state.files.remove(&number) {
+                    state.policy.remove_file(file.target.bytes);
+                    self.fits.store(state.policy.fits(), Ordering::Relaxed);
+                }
+                continue;
+            }
+            state.leaving.push(number);
+            let file = state.files[&number].clone();
+            for key in pinned {
+                file.window(key.window).doom();
+                if !state.doomed.contains(&key) {
+                    state.doomed.push(key);
+                }
+            }
+        }
+        state
+    }
+
+    /// Ends the registrations of changed files that nobody uses any more.
+    fn unregister_doomed<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        if state.doomed.is_empty() {
+            return state;
+        }
+        let doomed = std::mem::take(&mut state.doomed);
+        let (idle, busy): (Vec<Key>, Vec<Key>) =
+            doomed.into_iter().partition(|k| state.files[&k.file].window(k.window).users() == 0);
+        state.doomed = busy;
+        if idle.is_empty() {
+            state
+        } else {
+            self.unregister(state, &idle)
+        }
+    }
+
+    /// Unregisters windows that are `Retiring`, without the lock meanwhile.
+    fn unregister<'a>(&'a self, mut state: MutexGuard<'a, State>, keys: &[Key]) -> MutexGuard<'a, State> {
+        let pins: Vec<Box<dyn Pin>> = keys.iter().filter_map(|k| state.pins.remove(k)).collect();
+        drop(state);
+        drop(pins);
+        self.turns.give_way(WAY);
+        let mut state = self.lock();
+        for key in keys {
+            state.policy.removed(*key);
+            let file = state.files[&key.file].clone();
+            Self::decide(&mut state, *key, file.window(key.window), Phase::Cold, &self.turns);
+        }
+        state
+    }
+}
+
+/// Why a window wasn't registered.
+enum Refusal {
+    Changed,
+    Uncached,
+    /// In the system's words, and whether it ran out of memory to pin.
+    Refused(String, bool),
+}
+
+fn page_up(bytes: u64) -> u64 {
+    bytes.next_multiple_of(rustix::param::page_size() as u64)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,287 @@
+//! `_core.Reader`, `_core.Pending` and what goes with them: addresses in, bytes there. The package checks buffers
+//! and keeps them alive; see python/forebay/buffers.py.
+
+use crate::raise;
+use forebay_engine::feed::{self, Place, Range, Request, Way};
+use forebay_engine::gpu::cuda::{Cuda, Event, Stream};
+use forebay_model::{safetensors, Error};
+use pyo3::prelude::*;
+use std::os::fd::IntoRawFd;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// A waiting thread looks after signals this often.
+const SIGNALS_EVERY: Duration = Duration::from_millis(50);
+
+/// (bytes, staged, mapped, direct, uncached, seconds)
+type Counts = (u64, u64, u64, u64, u64, f64);
+
+/// An open file.
+#[pyclass(module = "forebay._core", frozen)]
+pub struct Reader(Mutex<Option<Arc<feed::Reader>>>);
+
+impl Reader {
+    fn open(&self) -> Result<Arc<feed::Reader>, Error> {
+        let open = self.0.lock().expect("no holder panics").clone();
+        open.ok_or_else(|| Error::request("a File", "it is closed", "forebay.open() it again"))
+    }
+
+    fn begin(&self, ranges: Vec<Range>, after: Vec<(u32, u64)>) -> Result<Arc<Request>, Error> {
+        let request = Request::of_file(&self.open()?, &ranges, marks(after)?, feed::threads())?;
+        feed::submit(&request).map(|()| request)
+    }
+}
+
+#[pymethods]
+impl Reader {
+    #[new]
+    #[pyo3(signature = (path, way, direct=None, once=false))]
+    fn new(py: Python<'_>, path: PathBuf, way: &str, direct: Option<bool>, once: bool) -> PyResult<Reader> {
+        let opened = py.detach(|| feed::Reader::open(&path, Way::parse(way)?, direct, once));
+        Ok(Reader(Mutex::new(Some(Arc::new(opened.map_err(|e| raise(py, e))?)))))
+    }
+
+    /// The file's size now.
+    fn bytes(&self, py: Python<'_>) -> PyResult<u64> {
+        self.open().and_then(|r| r.bytes()).map_err(|e| raise(py, e))
+    }
+
+    /// Begins to read (offset, bytes, GPU or None for host memory, address) each. `hold` is let go of at the end.
+    /// `after`: (GPU, stream) whose work so far must end before a byte is written.
+    fn start(
+        &self,
+        py: Python<'_>,
+        ranges: Vec<(u64, usize, Option<u32>, u64)>,
+        hold: Py<PyAny>,
+        after: Vec<(u32, u64)>,
+    ) -> PyResult<Pending> {
+        let range = |&(offset, bytes, gpu, at): &_| Range { file: 0, offset, bytes, to: place(gpu, at) };
+        let begun = py.detach(|| self.begin(ranges.iter().map(range).collect(), after));
+        begun.map(|request| Pending::new(request, hold)).map_err(|e| raise(py, e))
+    }
+
+    /// As `start`, for `size` bytes from each of `offsets` (64 bits each, in the machine's order), one behind the other
+    /// from `at` on.
+    #[allow(clippy::too_many_arguments)]
+    fn gather(
+        &self,
+        py: Python<'_>,
+        offsets: &[u8],
+        size: usize,
+        gpu: Option<u32>,
+        at: u64,
+        hold: Py<PyAny>,
+        after: Vec<(u32, u64)>,
+    ) -> PyResult<Pending> {
+        let offset = |n: &[u8]| u64::from_ne_bytes(n.try_into().expect("eight bytes"));
+        let begun = py.detach(|| {
+            let offsets = offsets.chunks_exact(8).map(offset).collect();
+            let (reader, after) = (self.open()?, marks(after)?);
+            let request = Request::of_rows(&reader, offsets, size, place(gpu, at), after, feed::threads())?;
+            feed::submit(&request).map(|()| request)
+        });
+        begun.map(|request| Pending::new(request, hold)).map_err(|e| raise(py, e))
+    }
+
+    /// Waits for what is being read, and lets go of the file.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| {
+            let open = self.0.lock().expect("no holder panics").take();
+            if let Some(reader) = open {
+                reader.close();
+            }
+        });
+    }
+}
+
+/// A read under way.
+#[pyclass(module = "forebay._core", frozen)]
+pub struct Pending {
+    request: Arc<Request>,
+    /// What keeps the destinations alive.
+    hold: Mutex<Option<Py<PyAny>>>,
+}
+
+impl Pending {
+    fn new(request: Arc<Request>, hold: Py<PyAny>) -> Pending {
+        Pending { request, hold: Mutex::new(Some(hold)) }
+    }
+
+    fn let_go(&self) {
+        let hold = self.hold.lock().expect("no holder panics").take();
+        drop(hold);
+    }
+
+    /// Repeats `wait` in short turns and looks after signals between them.
+    fn by_turns<T>(
+        &self,
+        py: Python<'_>,
+        timeout: Option<f64>,
+        wait: impl Fn(Duration) -> Option<T> + Sync,
+    ) -> PyResult<Option<T>>
+    where
+        T: Send,
+    {
+        let until = match timeout {
+            Some(s) => {
+                Duration::try_from_secs_f64(s.max(0.0)).ok().and_then(|d| Instant::now().checked_add(d))
+            }
+            None => None,
+        };
+        loop {
+            let left = until.map_or(SIGNALS_EVERY, |u| u.saturating_duration_since(Instant::now()));
+            if let Some(met) = py.detach(|| wait(left.min(SIGNALS_EVERY))) {
+                return Ok(Some(met));
+            }
+            py.check_signals()?;
+            if until.is_some_and(|u| Instant::now() >= u) {
+                return Ok(None);
+            }
+        }
+    }
+}
+
+#[pymethods]
+impl Pending {
+    /// Waits for the end; False where `timeout` seconds passed first.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        let met = self.by_turns(py, timeout, |turn| self.request.wait(Some(turn)).then_some(()))?.is_some();
+        if met {
+            self.let_go();
+        }
+        Ok(met)
+    }
+
+    fn done(&self) -> bool {
+        self.request.is_done()
+    }
+
+    /// True if it had not ended; nothing is written once this has returned.
+    fn cancel(&self, py: Python<'_>) -> bool {
+        let was_under_way = py.detach(|| self.request.cancel());
+        self.let_go();
+        was_under_way
+    }
+
+    /// After the end: (bytes, staged, mapped, direct, uncached, seconds). Raises what failed.
+    fn report(&self, py: Python<'_>) -> PyResult<Counts> {
+        self.request.outcome().map(|report| counts(&report)).map_err(|e| raise(py, e))
+    }
+
+    /// What is queued on the stream from now on sees the bytes; False where `timeout` seconds passed first.
+    #[pyo3(signature = (gpu, stream, timeout=None))]
+    fn order(&self, py: Python<'_>, gpu: u32, stream: u64, timeout: Option<f64>) -> PyResult<bool> {
+        let ordered = self.by_turns(py, timeout, |turn| {
+            let stream = match feed::device(gpu) {
+                Ok(device) => device.borrowed_stream(stream),
+                Err(error) => return Some(Err(error)),
+            };
+            match self.request.order(&stream, Some(turn)) {
+                Ok(false) => None,
+                other => Some(other),
+            }
+        })?;
+        ordered.unwrap_or(Ok(false)).map_err(|e| raise(py, e))
+    }
+
+    /// A descriptor that becomes readable at the end; the caller closes it.
+    fn bell(&self, py: Python<'_>) -> PyResult<i32> {
+        let next = "ulimit -n 1048576";
+        let bell = self.request.bell();
+        bell.map(IntoRawFd::into_raw_fd)
+            .map_err(|e| raise(py, Error::machine("await a read", e.to_string(), next)))
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        // The destinations may not go while somebody writes to them.
+        if !self.request.is_done() {
+            Python::attach(|py| py.detach(|| self.request.wait(None)));
+        }
+    }
+}
+
+fn counts(report: &feed::Report) -> Counts {
+    let r = report;
+    (r.bytes, r.staged_bytes, r.mapped_bytes, r.direct_bytes, r.uncached_bytes, r.seconds)
+}
+
+fn place(gpu: Option<u32>, at: u64) -> Place {
+    gpu.map_or(Place::Host(at), |gpu| Place::Device { gpu, at })
+}
+
+/// For each (GPU, stream) an event after all that it was given so far.
+fn marks(after: Vec<(u32, u64)>) -> Result<Vec<Event>, Error> {
+    let recorded = |stream: Stream| -> Cuda<Event> {
+        let event = stream.device().event()?;
+        stream.record(&event)?;
+        Ok(event)
+    };
+    let mark = |(gpu, handle): (u32, u64)| {
+        recorded(feed::device(gpu)?.borrowed_stream(handle)).map_err(|why| {
+            let asked = format!("stream {handle:#x} of GPU {gpu}");
+            Error::request(asked, why.to_string(), "a stream of the buffer's GPU")
+        })
+    };
+    after.into_iter().map(mark).collect()
+}
+
+/// Sizes of many files.
+#[pyfunction]
+pub fn sizes_of(py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<Vec<u64>> {
+    py.detach(|| feed::sizes_of(&paths)).map_err(|e| raise(py, e))
+}
+
+/// Begins to read `sizes[i]` bytes, the whole of `paths[i]`, to `addresses[i]`.
+#[pyfunction]
+#[pyo3(signature = (paths, sizes, gpus, addresses, hold, after))]
+pub fn read_files(
+    py: Python<'_>,
+    paths: Vec<PathBuf>,
+    sizes: Vec<u64>,
+    gpus: Vec<Option<u32>>,
+    addresses: Vec<u64>,
+    hold: Py<PyAny>,
+    after: Vec<(u32, u64)>,
+) -> PyResult<Pending> {
+    let begun = py.detach(|| {
+        let equal = paths.len() == sizes.len() && paths.len() == addresses.len();
+        if !equal || ![1, paths.len()].contains(&gpus.len()) {
+            return Err(Error::request("read_files", "a size and a place for each file are needed", ""));
+        }
+        let gpu_of = |i: usize| gpus[if gpus.len() == 1 { 0 } else { i }];
+        let places: Vec<Place> = addresses.iter().enumerate().map(|(i, at)| place(gpu_of(i), *at)).collect();
+        feed::read_files(paths, &sizes, &places, marks(after)?)
+    });
+    begun.map(|request| Pending::new(request, hold)).map_err(|e| raise(py, e))
+}
+
+/// The GPU that an address belongs to; None where CUDA doesn't know it.
+#[pyfunction]
+pub fn device_of(py: Python<'_>, address: u64) -> PyResult<Option<u32>> {
+    py.detach(|| feed::device_of(address)).map_err(|e| raise(py, e))
+}
+
+/// Ends the crew of reading threads and gives back its pinned memory; the next read starts it anew.
+#[pyfunction]
+pub fn release(py: Python<'_>) {
+    py.detach(feed::release);
+}
+
+/// Tensors of a safetensors header (its JSON, of a file with `data_bytes` after it): (name, dtype, shape, begin, end)
+/// each, in the order of the data, and the metadata.
+#[pyfunction]
+#[allow(clippy::type_complexity)]
+pub fn safetensors_header(
+    py: Python<'_>,
+    header: &[u8],
+    data_bytes: u64,
+) -> PyResult<(Vec<(String, &'static str, Vec<u64>, u64, u64)>, Vec<(String, String)>)> {
+    let parsed = py.detach(|| safetensors::Header::parse(header, data_bytes)).map_err(|e| raise(py, e))?;
+    let tensors =
+        parsed.tensors.into_iter().map(|t| (t.name, t.dtype.name, t.shape, t.begin, t.end)).collect();
+    Ok((tensors, parsed.metadata))
+}

@@ -1,0 +1,379 @@
+"""Reading files into memory of the host or of GPUs: `forebay.open`, `forebay.read_files`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Union
+
+from forebay import _core
+from forebay.buffers import AT_ONCE, Memory, memory_of, stream_handle
+from forebay.errors import ForebayError, RequestError
+
+Path = Union[str, "os.PathLike[str]"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """How the bytes of a read went.
+
+    bytes           in all
+    staged_bytes    copied by a processor, or through a pinned slot
+    mapped_bytes    by DMA from the page cache's own pages
+    direct_bytes    from storage to their place with no copy on the way
+    uncached_bytes  read past the page cache (O_DIRECT), whatever way they took from there
+    seconds         from the call to the last byte's arrival
+    """
+
+    bytes: int
+    staged_bytes: int
+    mapped_bytes: int
+    direct_bytes: int
+    uncached_bytes: int
+    seconds: float
+
+    @property
+    def gib_s(self) -> float | None:
+        """GiB/s; None where nothing was read."""
+        return self.bytes / self.seconds / (1 << 30) if self.bytes and self.seconds else None
+
+
+@dataclass(frozen=True)
+class FilesRead:
+    """What `read_files` did: where each file begins in the one buffer (0 for a buffer of its own), its bytes, and
+    how they went."""
+
+    offsets: list[int]
+    sizes: list[int]
+    report: Report
+
+
+class Future:
+    """A read under way. `await` it, or ask for its `result()`."""
+
+    def __init__(self, pending: _core.Pending, memories: Sequence[Memory], file: File | None) -> None:
+        self._pending = pending
+        self._gpus = sorted({m.gpu for m in memories if m.gpu is not None})
+        self._file = file
+        self._cancelled = False
+
+    def done(self) -> bool:
+        """Whether it has ended: well, with an error, or cancelled."""
+        return self._pending.done()
+
+    def cancelled(self) -> bool:
+        return self._cancelled
+
+    def result(self, timeout: float | None = None) -> int:
+        """Waits until the bytes are in place, for work on any stream to see, and returns how many.
+
+        Raises TimeoutError after `timeout` seconds (the read goes on), or what failed as forebay.errors.*.
+        """
+        return self.report(timeout).bytes
+
+    def report(self, timeout: float | None = None) -> Report:
+        """`result`, told in full."""
+        if not self._pending.wait(timeout):
+            raise TimeoutError(f"the read has not ended within {timeout} s")
+        report = Report(*self._pending.report())
+        if self._file is not None:
+            self._file.last_report = report
+        return report
+
+    def exception(self, timeout: float | None = None) -> ForebayError | None:
+        """What failed; None where nothing did."""
+        try:
+            self.result(timeout)
+        except ForebayError as error:
+            return error
+        return None
+
+    def cancel(self) -> bool:
+        """Ends the read. Once this has returned nothing writes to the buffers; what they hold is undefined. False
+        where the read had ended before."""
+        self._cancelled = self._pending.cancel() or self._cancelled
+        return self._cancelled
+
+    def wait_on_stream(self, stream: Any, timeout: float | None = None) -> None:
+        """Work queued on `stream` after this returns sees the bytes.
+
+        Waits on the host until the files are read and the last copy to the GPU is queued, not until it has ended.
+        Raises as `result` does for what failed until then; a copy that fails later is told by `result`.
+        """
+        handle = stream_handle(stream)
+        if not self._gpus:
+            self.result(timeout)
+            return
+        for gpu in self._gpus:
+            if not self._pending.order(gpu, handle, timeout):
+                raise TimeoutError(f"the read has not been queued within {timeout} s")
+
+    def __await__(self) -> Generator[Any, None, int]:
+        if not self.done():
+            yield from self._arrival().__await__()
+        return self.result()
+
+    async def _arrival(self) -> None:
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        bell = self._pending.bell()
+        rung: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(bell, lambda: None if rung.done() else rung.set_result(None))
+        try:
+            await rung
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        finally:
+            loop.remove_reader(bell)
+            os.close(bell)
+
+
+class File:
+    """An open file. Reads may run at once, from any number of threads."""
+
+    def __init__(self, name: Path, path: str = "auto", direct: bool | None = None, *, once: bool = False) -> None:
+        """`once`: it is read one time; `close` then lets go of it in the background, `release` waits for that."""
+        self.name = os.fspath(name)
+        self._path = path
+        self._reader = _core.Reader(self.name, path, direct, once)
+        self.last_report: Report | None = None
+
+    def __enter__(self) -> File:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<forebay.File {self.name!r}>"
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file now."""
+        return self._reader.bytes()
+
+    def close(self) -> None:
+        """Waits for the reads under way and lets go of the file."""
+        self._reader.close()
+
+    def read_into(
+        self, buffer: Any, offset: int = 0, size: int | None = None, *, stream: Any = None
+    ) -> int:
+        """Reads `size` bytes (as many as file and buffer hold) from `offset` on into `buffer`; returns how many.
+
+        They are in place when it returns. See `read_async` for `stream`.
+        """
+        return self.read_async(buffer, offset, size, stream).result()
+
+    def read_async(
+        self, buffer: Any, offset: int = 0, size: int | None = None, stream: Any = None
+    ) -> Future:
+        """`read_into` that goes on by itself. The Future keeps the buffer alive.
+
+        Bytes of a GPU's buffer are written once the work is done that `stream` was given before this call. None
+        stands for the buffer's own: PyTorch's current stream, the one that CuPy names, else the default stream.
+        -1 waits for nothing. Work after `Future.result()` or `Future.wait_on_stream()` sees the bytes.
+        """
+        return self.read_ranges_async([(offset, size, buffer)], stream)
+
+    def read_ranges(self, ranges: Iterable[tuple[int, int | None, Any]], *, stream: Any = None) -> int:
+        """Reads each (offset, size, buffer), all of them at once; returns how many bytes in all."""
+        return self.read_ranges_async(ranges, stream).result()
+
+    def read_ranges_async(self, ranges: Iterable[tuple[int, int | None, Any]], stream: Any = None) -> Future:
+        """`read_ranges` that goes on by itself."""
+        asked: list[tuple[int, int, int | None, int]] = []
+        memories: list[Memory] = []
+        for offset, size, buffer in ranges:
+            memory = memory_of(buffer)
+            self._check_place(memory)
+            asked.append((offset, self._fitting(memory, offset, size), memory.gpu, memory.address))
+            memories.append(memory)
+        return self._start(asked, memories, stream)
+
+    def gather(self, rows: Any, row_bytes: int, out: Any, *, start: int = 0, stream: Any = None) -> int:
+        """Reads rows of a table into `out`, one behind the other; returns how many bytes in all.
+
+        rows       their numbers: integers in one dimension, in host memory, in any order, some of them twice
+        row_bytes  of each; row 0 begins at byte `start` of the file
+        out        memory for len(rows) × row_bytes; of a GPU it is filled by one launch for thousands of rows, which
+                   fetches them out of the page cache without a copy by a processor, where the file is read so often
+                   that registering it pays (path="mapped": from the first time on)
+
+        Raises RequestError for a row that the file doesn't have; nothing is written then. See `read_async` for `stream`.
+        """
+        return self.gather_async(rows, row_bytes, out, start, stream).result()
+
+    def gather_async(self, rows: Any, row_bytes: int, out: Any, start: int = 0, stream: Any = None) -> Future:
+        """`gather` that goes on by itself."""
+        numbers = whole_numbers(rows, "rows")
+        if row_bytes < 1 or start < 0:
+            asked = f"row_bytes={row_bytes}, start={start}"
+            raise RequestError(asked, "a row has a byte at least, and begins in the file", "row_bytes=4096, start=0")
+        if numbers.size:
+            there = max(0, self.size - start) // row_bytes
+            last = int(numbers.max())
+            if last >= there:
+                found = f"it has {there} rows of {row_bytes} bytes from byte {start} on"
+                raise RequestError(f"row {last} of {self.name}", found, "rows of the file; File.size says how long it is")
+        import numpy as np
+
+        return self._read_each(numbers.astype(np.uint64) * np.uint64(row_bytes) + np.uint64(start), row_bytes, out, stream)
+
+    def read_at(self, offsets: Any, size: int, buffer: Any, *, stream: Any = None) -> int:
+        """Reads `size` bytes from each of `offsets` into `buffer`, one behind the other; returns how many in all.
+
+        As `gather`, for what doesn't lie in rows: `offsets` is an array of integers, and nothing is made in Python for
+        each.
+        """
+        return self.read_at_async(offsets, size, buffer, stream).result()
+
+    def read_at_async(self, offsets: Any, size: int, buffer: Any, stream: Any = None) -> Future:
+        """`read_at` that goes on by itself."""
+        import numpy as np
+
+        begins = whole_numbers(offsets, "offsets")
+        if size < 0:
+            raise RequestError(f"size={size}", "it is negative", "0 or more")
+        return self._read_each(begins.astype(np.uint64, copy=False), size, buffer, stream)
+
+    def _read_each(self, offsets: Any, size: int, buffer: Any, stream: Any) -> Future:
+        memory = memory_of(buffer)
+        self._check_place(memory)
+        self._fitting(memory, 0, int(size) * offsets.size)
+        after = streams_before([memory], stream)
+        pending = self._reader.gather(offsets.tobytes(), size, memory.gpu, memory.address, [memory], after)
+        return Future(pending, [memory], self)
+
+    def _start(
+        self, asked: list[tuple[int, int, int | None, int]], memories: list[Memory], stream: Any
+    ) -> Future:
+        after = streams_before(memories, stream)
+        return Future(self._reader.start(asked, memories, after), memories, self)
+
+    def _check_place(self, memory: Memory) -> None:
+        if self._path == "host" and memory.gpu is not None:
+            raise RequestError(
+                f"read {self.name} into memory of GPU {memory.gpu}",
+                'it was opened with path="host"',
+                'forebay.open(…, path="auto")',
+            )
+
+    def _fitting(self, memory: Memory, offset: int, size: int | None) -> int:
+        if offset < 0 or (size is not None and size < 0):
+            raise RequestError(f"offset={offset}, size={size}", "neither may be negative", "0 or more")
+        if size is None:
+            return max(0, min(memory.bytes, self.size - offset)) if memory.bytes else 0
+        if size > memory.bytes:
+            raise RequestError(
+                f"read {size} bytes of {self.name}", f"the buffer holds {memory.bytes}", "a larger buffer"
+            )
+        return size
+
+
+def whole_numbers(values: Any, what: str) -> Any:
+    """The values as an array of integers in one dimension, none negative. Raises RequestError."""
+    import numpy as np
+
+    if hasattr(values, "__cuda_array_interface__"):
+        raise RequestError(what, "they lie in memory of a GPU", "the same in host memory: .cpu(), cupy.asnumpy()")
+    found = np.asarray(values)
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        shown = f"an array of {found.dtype} in {found.ndim} dimensions"
+        raise RequestError(what, shown, "integers in one dimension: numpy.array([0, 1])")
+    if found.size and found.dtype.kind == "i" and int(found.min()) < 0:
+        raise RequestError(what, "one is negative", "0 or more")
+    return found
+
+
+def streams_before(memories: Iterable[Memory], stream: Any) -> list[tuple[int, int]]:
+    """(GPU, stream) pairs whose work so far must end before these memories are written."""
+    handle = None if stream is None else stream_handle(stream)
+    if handle == AT_ONCE:
+        return []
+    on_gpu = [m for m in memories if m.gpu is not None]
+    return sorted({(m.gpu, m.stream if handle is None else handle) for m in on_gpu if m.gpu is not None})
+
+
+def read_files(
+    paths: Sequence[Path],
+    into: Any,
+    *,
+    sizes: Sequence[int] | None = None,
+    align: int = 1,
+    stream: Any = None,
+) -> FilesRead:
+    """Reads many files whole: into one buffer, side by side in the order of `paths`, each beginning on a multiple of
+    `align` bytes; or each into its own, where `into` is a list or tuple of buffers.
+
+    `sizes`, where known, saves asking the system for them; a file of another size is an error. `stream` as for
+    `File.read_async`. Raises RequestError where a buffer is too small or a file is missing.
+    """
+    names = [os.fspath(p) for p in paths]
+    lengths = _core.sizes_of(names) if sizes is None else [int(n) for n in sizes]
+    if len(lengths) != len(names) or any(n < 0 for n in lengths):
+        raise RequestError(f"read {len(names)} files", f"there are {len(lengths)} sizes", "one size for each")
+    if align < 1:
+        raise RequestError(f"align={align}", "it must be 1 or more", "align=1")
+    if isinstance(into, (list, tuple)):
+        memories, offsets = own_buffers(names, lengths, into), [0] * len(names)
+        gpus: list[int | None] = [m.gpu for m in memories]
+        addresses = [m.address for m in memories]
+    else:
+        memories = [memory_of(into)]
+        offsets, end = side_by_side(lengths, align)
+        if end > memories[0].bytes:
+            raise RequestError(
+                f"read {len(names)} files into one buffer",
+                f"they need {end} bytes and it holds {memories[0].bytes}",
+                "a larger buffer",
+            )
+        gpus = [memories[0].gpu]
+        addresses = [memories[0].address + at for at in offsets]
+    if not names:
+        return FilesRead([], [], Report(0, 0, 0, 0, 0, 0.0))
+    after = streams_before(memories, stream)
+    pending = _core.read_files(names, lengths, gpus, addresses, memories, after)
+    return FilesRead(offsets, lengths, Future(pending, memories, None).report())
+
+
+def side_by_side(sizes: Sequence[int], align: int) -> tuple[list[int], int]:
+    """Where each begins, and the end of the last."""
+    offsets, end = [], 0
+    for size in sizes:
+        begin = -(-end // align) * align
+        offsets.append(begin)
+        end = begin + size
+    return offsets, end
+
+
+def own_buffers(names: list[str], sizes: list[int], into: Sequence[Any]) -> list[Memory]:
+    if len(into) != len(names):
+        raise RequestError(
+            f"read {len(names)} files", f"there are {len(into)} buffers", "one buffer for each, or one for all"
+        )
+    memories = [memory_of(buffer) for buffer in into]
+    for name, size, memory in zip(names, sizes, memories, strict=True):
+        if size > memory.bytes:
+            raise RequestError(
+                f"read {size} bytes of {name}", f"its buffer holds {memory.bytes}", "a larger buffer"
+            )
+    return memories
+
+
+def release() -> None:
+    """Ends the threads that read and gives their pinned memory back; the next read starts them anew."""
+    _core.release()
+
+
+def open(name: Path, path: str = "auto", direct: bool | None = None) -> File:
+    """Opens a file or block device for reading.
+
+    path    "auto": what suits each range; "bounce": through pinned slots; "mapped": by the GPU, out of the page
+            cache, and through slots what isn't in it; "host": no GPU
+    direct  None: O_DIRECT for what isn't in the page cache; True: for everything; False: for nothing
+    """
+    return File(name, path, direct)

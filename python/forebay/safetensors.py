@@ -1,0 +1,208 @@
+"""safetensors files into memory of a GPU: all tensors of a file are views of one allocation, filled at the link's
+rate. The header is checked in full before a byte is read: it may come from anybody."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from forebay import _core
+from forebay.buffers import memory_of
+from forebay.errors import MachineError, RequestError
+from forebay.reader import File, Path, Report, release
+
+# What is let go of in the background is gone before the driver is.
+atexit.register(release)
+
+HEADER_BYTES_MAX = 100_000_000
+# Where a file's own layout is followed, and where tensors begin otherwise: what wide loads on a GPU need.
+ALIGNED, ALIGN_TO = 16, 64
+
+# The format's names → PyTorch's.
+TORCH_TYPES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "I16": "int16",
+    "U16": "uint16",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I32": "int32",
+    "U32": "uint32",
+    "F32": "float32",
+    "C64": "complex64",
+    "F64": "float64",
+    "I64": "int64",
+    "U64": "uint64",
+}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor of a file: its type by the format's name, its shape, and its bytes from `offset` of the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    bytes: int
+
+
+class SafetensorsFile:
+    """An open safetensors file: `tensors` by name in the order of the file, and `metadata`."""
+
+    def __init__(self, name: Path, path: str = "auto", direct: bool | None = None, *, once: bool = False) -> None:
+        self.file = File(name, path, direct, once=once)
+        try:
+            header, begin = read_header(self.file)
+            listed, metadata = _core.safetensors_header(header, self.file.size - begin)
+        except BaseException as error:
+            self.file.close()
+            if isinstance(error, RequestError):
+                error.asked = f"{self.file.name}: {error.asked}"
+            raise
+        self.metadata: dict[str, str] = dict(metadata)
+        self.tensors: dict[str, Tensor] = {
+            name: Tensor(name, dtype, tuple(shape), begin + first, end - first)
+            for name, dtype, shape, first, end in listed
+        }
+        self.last_report: Report | None = None
+
+    def __enter__(self) -> SafetensorsFile:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.file.close()
+
+    def keys(self) -> list[str]:
+        return list(self.tensors)
+
+    def read_into(self, name: str, buffer: Any, *, stream: Any = None) -> int:
+        """Reads one tensor's bytes into a buffer of at least as many; returns how many."""
+        tensor = self._named(name)
+        return self.file.read_into(buffer, tensor.offset, tensor.bytes, stream=stream)
+
+    def tensor(self, name: str, device: Any = "cuda:0") -> Any:
+        """One tensor, on a device of PyTorch's."""
+        return self.load([name], device)[name]
+
+    def load(self, names: Iterable[str] | None = None, device: Any = "cuda:0") -> dict[str, Any]:
+        """Tensors by name (all of them), as views of one allocation on `device`, which lives while one of them does."""
+        torch = import_torch()
+        wanted = list(self.tensors.values()) if names is None else [self._named(n) for n in names]
+        wanted.sort(key=lambda t: t.offset)
+        types = {t.dtype: torch_type(torch, t) for t in wanted}
+        places, total = layout(wanted)
+        whole = torch.empty(total, dtype=torch.uint8, device=device)
+        self._fill(whole, wanted, places)
+        return {
+            t.name: whole[at : at + t.bytes].view(types[t.dtype]).reshape(t.shape)
+            for t, at in zip(wanted, places, strict=True)
+        }
+
+    def _fill(self, whole: Any, wanted: list[Tensor], places: list[int]) -> None:
+        memory = memory_of(whole)
+        asked: list[tuple[int, int, int | None, int]] = []
+        for tensor, at in zip(wanted, places, strict=True):
+            address = memory.address + at
+            if asked:
+                offset, size, gpu, begin = asked[-1]
+                if offset + size == tensor.offset and begin + size == address:
+                    asked[-1] = (offset, size + tensor.bytes, gpu, begin)
+                    continue
+            if tensor.bytes:
+                asked.append((tensor.offset, tensor.bytes, memory.gpu, address))
+        self.last_report = self.file._start(asked, [memory], None).report()
+
+    def _named(self, name: str) -> Tensor:
+        if name not in self.tensors:
+            some = ", ".join(list(self.tensors)[:5]) or "none"
+            raise RequestError(
+                f"tensor {name!r} of {self.file.name}",
+                f"it has {len(self.tensors)} others: {some}, …",
+                "a name out of keys()",
+            )
+        return self.tensors[name]
+
+
+def read_header(file: File) -> tuple[bytes, int]:
+    """The header's JSON, and where the data begins."""
+    asked, size = f"the safetensors header of {file.name}", file.size
+    if size < 8:
+        raise RequestError(asked, f"the file has {size} bytes", "a safetensors file")
+    prefix = bytearray(8)
+    file.read_into(prefix)
+    length = int.from_bytes(prefix, "little")
+    if length > min(HEADER_BYTES_MAX, size - 8):
+        raise RequestError(
+            asked,
+            f"it claims {length} bytes; the file has {size}, and the format allows {HEADER_BYTES_MAX}",
+            "a safetensors file, whole",
+        )
+    header = bytearray(length)
+    file.read_into(header, 8)
+    return bytes(header), 8 + length
+
+
+def layout(tensors: list[Tensor]) -> tuple[list[int], int]:
+    """Where each tensor begins in one allocation, and its bytes: as in the file where that suits a GPU, so that the
+    file is read as one range; each on a boundary of its own otherwise."""
+    first = tensors[0].offset if tensors else 0
+    if all((t.offset - first) % ALIGNED == 0 for t in tensors) and not gaps(tensors):
+        return [t.offset - first for t in tensors], sum(t.bytes for t in tensors)
+    places, end = [], 0
+    for tensor in tensors:
+        begin = -(-end // ALIGN_TO) * ALIGN_TO
+        places.append(begin)
+        end = begin + tensor.bytes
+    return places, end
+
+
+def gaps(tensors: list[Tensor]) -> bool:
+    """Whether something lies between them that isn't wanted, or one is wanted twice."""
+    return any(a.offset + a.bytes != b.offset for a, b in zip(tensors, tensors[1:]))  # noqa: B905
+
+
+def import_torch() -> Any:
+    try:
+        return import_module("torch")
+    except ImportError as error:
+        raise MachineError(
+            "tensors of PyTorch",
+            f"PyTorch can't be imported: {error}",
+            "pip install torch; or SafetensorsFile.read_into with a buffer of yours",
+        ) from None
+
+
+def torch_type(torch: Any, tensor: Tensor) -> Any:
+    found = getattr(torch, TORCH_TYPES.get(tensor.dtype, ""), None)
+    if found is None:
+        raise MachineError(
+            f"tensor {tensor.name!r} of type {tensor.dtype}",
+            f"PyTorch {getattr(torch, '__version__', '')} has no such type",
+            "a newer PyTorch; or SafetensorsFile.read_into with a buffer of yours",
+        )
+    return found
+
+
+def load(name: Path, device: Any = "cuda:0", *, path: str = "auto", direct: bool | None = None) -> dict[str, Any]:
+    """All tensors of a file, by name, as views of one allocation on `device`. A file that is cached, and 256 MiB at
+    least, is read by the GPU itself; its pages stay registered until nobody has read for 0.2 s, or forebay.release()."""
+    with SafetensorsFile(name, path, direct, once=True) as file:
+        return file.load(device=device)
+
+
+def open(name: Path, *, path: str = "auto", direct: bool | None = None) -> SafetensorsFile:
+    """Opens a safetensors file and checks its header. `path` and `direct` as for forebay.open."""
+    return SafetensorsFile(name, path, direct)

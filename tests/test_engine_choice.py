@@ -1,0 +1,128 @@
+"""What a machine forbids or has decides which engine reads and in which pages: tried with what Linux itself does."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+MIB = 1 << 20
+POOL = Path("/proc/sys/vm/nr_hugepages")
+# Numbers of the three calls of io_uring; the same on every architecture.
+IO_URING_FIRST, IO_URING_LAST = 425, 427
+NO_NEW_PRIVS, SET_SECCOMP, FILTER = 38, 22, 2
+
+
+def forbid_io_uring() -> None:
+    """What Docker's and Kubernetes' profiles do: each call of io_uring ends with EPERM, from here on."""
+    load, at_least, greater, give = 0x20, 0x35, 0x25, 0x06
+    program = [
+        (load, 0, 0, 0),
+        (at_least, 0, 2, IO_URING_FIRST),
+        (greater, 1, 0, IO_URING_LAST),
+        (give, 0, 0, 0x00050000 | errno.EPERM),
+        (give, 0, 0, 0x7FFF0000),
+    ]
+    words = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
+
+    class Filter(ctypes.Structure):
+        _fields_ = (("length", ctypes.c_ushort), ("words", ctypes.c_void_p))
+
+    whole = Filter(len(program), ctypes.cast(words, ctypes.c_void_p))
+    libc = ctypes.CDLL(None, use_errno=True)
+    for call in ((NO_NEW_PRIVS, 1, 0, 0, 0), (SET_SECCOMP, FILTER, ctypes.byref(whole), 0, 0)):
+        if libc.prctl(*call) != 0:
+            raise OSError(ctypes.get_errno(), "prctl")
+
+
+def measured(done) -> dict:
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def data(tmp_path) -> Path:
+    file = tmp_path / "data"
+    file.write_bytes(os.urandom(MIB) * 8)
+    descriptor = os.open(file, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+    return file
+
+
+QUICK = ("--duration", "0.2", "--warmup", "0", "--json", "-q")
+
+
+def test_where_io_uring_is_forbidden_threads_write_and_read_the_same_bytes(forebay, tmp_path):
+    file = tmp_path / "written"
+    write = ("bench", file, "--file-size", "8m", "--op", "write", "--passes", "1", "--warmup", "0", "--verify", "--json", "-q")
+    assert measured(forebay(*write, preexec_fn=forbid_io_uring))["path"]["engine"] == "pread"
+    read = measured(forebay("bench", file, "--passes", "1", *QUICK[2:], "--verify", preexec_fn=forbid_io_uring))
+    assert read["path"]["engine"] == "pread" and read["path"]["direct_bytes"] == read["result"]["bytes"]
+    assert read["result"]["verified_bytes"] == 8 * MIB and not any(read["result"]["errors"].values())
+
+
+def test_where_io_uring_is_forbidden_asking_for_it_is_refused_and_doctor_knows(forebay, data):
+    refused = forebay("bench", data, "--engine", "uring", *QUICK, preexec_fn=forbid_io_uring)
+    assert refused.returncode == 3 and "Operation not permitted" in refused.stderr and "--engine pread" in refused.stderr
+    said = forebay("doctor", preexec_fn=forbid_io_uring).stdout
+    assert "a container's seccomp profile forbids it" in said and "seccomp=unconfined" in said
+
+
+def test_data_in_the_page_cache_is_read_where_it_lies(forebay, data):
+    data.read_bytes()
+    record = measured(forebay("bench", data, "--cache", "allow", *QUICK))
+    if record["cache"]["resident_before"] < 1:
+        pytest.skip("the kernel let go of eight MiB that were just read")
+    assert record["path"]["engine"] in ("map", "inline")
+    assert record["path"]["mapped_bytes"] == record["result"]["bytes"] > 0 or record["path"]["engine"] == "inline"
+    assert "inline" in record["path"]["reason"]
+
+
+def test_data_that_is_not_in_the_page_cache_is_left_to_io_uring(forebay, data):
+    descriptor = os.open(data, os.O_RDONLY)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+    record = measured(forebay("bench", data, "--cache", "allow", "--passes", "1", *QUICK[2:]))
+    if record["cache"]["resident_before"] > 0:
+        pytest.skip("this file system keeps what it is told to drop")
+    from_disk = measured(forebay("bench", data, "--cache", "bypass", *QUICK))
+    assert record["path"]["engine"] == from_disk["path"]["engine"] in ("uring", "pread")
+
+
+@pytest.fixture
+def pool() -> Iterator[None]:
+    """32 huge pages of 2 MiB, and as many as before afterwards."""
+    before = POOL.read_text()
+    POOL.write_text("32")
+    if int(POOL.read_text()) < 32:
+        POOL.write_text(before)
+        pytest.skip("the memory is too scattered for 32 huge pages")
+    yield
+    POOL.write_text(before)
+
+
+@pytest.mark.root
+def test_slots_lie_in_huge_pages_of_the_pool_and_give_them_back(forebay, data, pool):
+    for asked in ("hugetlb", "auto"):
+        path = measured(forebay("bench", data, "--pages", asked, *QUICK))["path"]
+        assert path["slot_pages"] == "hugetlb" and path["slot_bytes"] > 0
+    free = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
+    until = time.monotonic() + 20  # another run of this machine may have taken some meanwhile
+    while int(free.read_text()) < 32 and time.monotonic() < until:
+        time.sleep(0.1)
+    assert int(free.read_text()) == 32
+
+
+def test_without_a_pool_huge_pages_are_refused_by_name(forebay, data):
+    if POOL.read_text().strip() != "0":
+        pytest.skip("this machine has a pool of huge pages")
+    refused = forebay("bench", data, "--pages", "hugetlb", *QUICK)
+    assert refused.returncode == 3 and "vm.nr_hugepages" in refused.stderr and "--pages thp" in refused.stderr

@@ -1,0 +1,427 @@
+"""`forebay.open` into memory of a GPU: against a stand-in for libcuda whose device memory lies in the host's, or, as
+`make test-gpu` asks, against the real one. Each scenario is a process of its own, since a driver is loaded once."""
+
+# ruff: noqa: F811  (fixtures are imported and named again as arguments)
+from __future__ import annotations
+
+import os
+import sys
+
+import processes
+import pytest
+from feed_gpu_support import ON_REAL_GPU, SIZE, Scenario, scenario, stub  # noqa: F401 - fixtures
+
+
+def test_bytes_arrive_on_the_gpu_and_everything_is_given_back(scenario: Scenario) -> None:
+    books = scenario("""
+before = descriptors()
+array = Array(SIZE + 100)
+with forebay.open(path) as file:
+    for offset, size in [(0, SIZE), (1, SIZE - 1), (4095, 2), (SIZE - 1, 1), (77, 4 << 20), (0, 0)]:
+        for _ in range(3):
+            assert file.read_into(array, offset, size) == size
+            assert array.bytes()[:size] == content[offset : offset + size], (offset, size)
+        report = file.last_report
+        assert report.bytes == size == report.staged_bytes + report.mapped_bytes + report.direct_bytes
+    assert file.read_into(array, 10) == SIZE - 10
+array.free()
+forebay.release()
+gc.collect()
+left = live()["live"]
+assert not any(left[k] for k in ("registrations", "streams", "events")), left
+assert descriptors() == before
+""")
+    assert ON_REAL_GPU or not any(books["live"].values())
+
+
+def test_cold_data_arrives_by_o_direct(scenario: Scenario) -> None:
+    scenario("""
+array = Array(SIZE)
+try:
+    file = forebay.open(path, direct=True)
+except MachineError:
+    sys.exit(0)
+with file:
+    for offset, size in [(0, SIZE), (1, SIZE - 1), (4095, 2), (SIZE - 1, 1), (8192, 4096)]:
+        file.read_into(array, offset, size)
+        assert array.bytes()[:size] == content[offset : offset + size], (offset, size)
+        assert file.last_report.uncached_bytes == size
+with forebay.open(path) as file:
+    fd = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    ranges = [(i * 9973 % (SIZE - 700), 700, array.part(i * 700, 700)) for i in range(3000)]
+    assert file.read_ranges(ranges) == 2_100_000
+    got = array.bytes()
+    for i, (offset, size, _) in enumerate(ranges):
+        assert got[i * 700 : i * 700 + 700] == content[offset : offset + 700], i
+""")
+
+
+def test_small_ranges_that_lie_side_by_side_travel_as_one_copy(scenario: Scenario) -> None:
+    books = scenario("""
+array = Array(256 * 4096)
+with forebay.open(path) as file:
+    file.read_into(bytearray(SIZE))
+    ranges = [((i * 37 % 2000) * 4096, 4096, array.part(i * 4096, 4096)) for i in range(256)]
+    assert file.read_ranges(ranges) == 256 * 4096
+got = array.bytes()
+for i, (offset, size, _) in enumerate(ranges):
+    assert got[i * 4096 : (i + 1) * 4096] == content[offset : offset + 4096], i
+""")
+    assert ON_REAL_GPU or books["calls"]["cuMemcpyHtoDAsync_v2"] <= 4
+
+
+def test_many_files_travel_together(scenario: Scenario) -> None:
+    books = scenario("""
+paths = []
+for i in range(600):
+    paths.append(f"{path}.{i}")
+    with open(paths[-1], "wb") as out:
+        out.write(content[i : i + i * 53 % 9000])
+array = Array(4 << 20)
+read = forebay.read_files(paths, array)
+got = array.bytes()
+for i, (offset, size) in enumerate(zip(read.offsets, read.sizes)):
+    assert got[offset : offset + size] == content[i : i + size], i
+assert read.report.bytes == sum(read.sizes)
+parts = [array.part(i * 9000, 9000) for i in range(400)]
+forebay.read_files(paths[:400], parts)
+got = array.bytes()
+for i, size in enumerate(read.sizes[:400]):
+    assert got[i * 9000 : i * 9000 + size] == content[i : i + size], i
+""")
+    assert ON_REAL_GPU or books["calls"]["cuMemcpyHtoDAsync_v2"] < 500
+
+
+def test_two_gpus_and_the_right_one_each(scenario: Scenario) -> None:
+    books = scenario(
+        """
+one, two = Array(SIZE), Array(SIZE, gpu=1)
+with forebay.open(path) as file:
+    file.read_ranges([(0, SIZE, one), (0, SIZE, two)])
+assert one.bytes() == content and two.bytes() == content
+""",
+        "gpus=2",
+    )
+    assert books["to_device_bytes"] == [SIZE, SIZE]
+
+
+def test_a_stream_that_was_given_is_waited_for_and_ordered(scenario: Scenario) -> None:
+    scenario(
+        """
+array, stream, host = Array(SIZE), void(), ctypes.create_string_buffer(SIZE)
+begin()
+call("cuStreamCreate", ctypes.byref(stream), 1)
+class Stream:
+    cuda_stream = stream.value
+# Work on the stream reads the array, late: it must see the old bytes, and work after the read the new ones.
+call("cuMemsetD8Async", array.at, ctypes.c_ubyte(9), ctypes.c_size_t(SIZE), stream)
+with forebay.open(path) as file:
+    future = file.read_async(array, stream=Stream())
+    future.wait_on_stream(stream.value)
+    call("cuMemcpyDtoHAsync_v2", host, array.at, ctypes.c_size_t(SIZE), stream)
+    call("cuStreamSynchronize", stream)
+    assert host.raw[:SIZE] == content
+    assert future.result() == SIZE
+    for bad in ["x", object(), 1.5]:
+        try:
+            file.read_async(array, stream=bad)
+        except RequestError as error:
+            assert "no CUDA stream" in str(error)
+        else:
+            sys.exit("taken")
+call("cuStreamDestroy_v2", stream)
+""",
+        "delay_us=20000",
+    )
+
+
+def test_memory_that_cuda_does_not_know_is_refused(scenario: Scenario) -> None:
+    scenario("""
+class Wild:
+    __cuda_array_interface__ = {"shape": (64,), "typestr": "|u1", "data": (4096, False), "version": 3}
+array = Array(64)
+with forebay.open(path) as file:
+    for buffer, reason in [(Wild(), "doesn't know"), (Array(64, strides=(2,)), "contiguous")]:
+        try:
+            file.read_into(buffer)
+        except RequestError as error:
+            assert reason in str(error), error
+        else:
+            sys.exit("taken")
+with forebay.open(path, "host") as file:
+    try:
+        file.read_into(array)
+    except RequestError as error:
+        assert 'path="host"' in str(error)
+    else:
+        sys.exit("taken")
+""")
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "reason"),
+    [
+        ("pin=0", "MachineError", "pin"),
+        ("fail=cuMemcpyHtoDAsync_v2:2:2", "RunError", "copy to GPU 0"),
+        ("fail=copy:2:700", "RunError", "copy to GPU 0"),
+        ("fail=cuEventRecord:3:719", "RunError", "copy to GPU 0"),
+        ("fail=cuStreamCreate:1+:2", "RunError", "copy to GPU 0"),
+        # The destination goes with the context, under copies that are being made: their sums mean nothing.
+        ("destroyed=60,hash=0", "ForebayError", ""),
+    ],
+)
+def test_what_fails_on_the_way_is_an_error_and_leaves_nothing(scenario: Scenario, settings, kind, reason) -> None:
+    scenario(
+        f"""
+array = Array(SIZE)
+with forebay.open(path) as file:
+    try:
+        for _ in range(20):
+            file.read_into(array, stream=-1)
+    except {kind} as error:
+        assert {reason!r} in str(error), error
+    else:
+        sys.exit("nothing failed")
+forebay.release()
+gc.collect()
+left = live()["live"]
+assert left["registrations"] == 0 and left["streams"] == 0 and left["events"] == 0, left
+""",
+        settings,
+    )
+
+
+def test_where_little_may_be_pinned_slots_are_smaller(scenario: Scenario) -> None:
+    books = scenario(
+        """
+array = Array(SIZE)
+with forebay.open(path) as file:
+    assert file.read_into(array, 3) == SIZE - 3
+assert array.bytes()[:SIZE - 3] == content[3:]
+""",
+        "pin=40m",
+    )
+    assert 0 < books["registered_bytes_max"] <= 40 << 20
+
+
+def test_after_a_cancel_the_gpu_is_left_alone(scenario: Scenario) -> None:
+    scenario(
+        """
+array = Array(SIZE)
+cancelled = 0
+with forebay.open(path) as file:
+    for _ in range(5):
+        future = file.read_async(array)
+        time.sleep(0.002)
+        cancelled += future.cancel()
+        begin()
+        call("cuMemsetD8Async", array.at, ctypes.c_ubyte(9), ctypes.c_size_t(SIZE), None)
+        call("cuStreamSynchronize", None)
+        time.sleep(0.05)
+        assert array.bytes() == b"\\x09" * SIZE
+assert cancelled
+""",
+        "delay_us=10000",
+    )
+
+
+def test_many_threads_feed_one_gpu(scenario: Scenario) -> None:
+    scenario("""
+array = Array(300 * 20_000)
+wrong = []
+def read(i):
+    try:
+        part = array.part(i * 20_000, 20_000)
+        if file.read_into(part, i * 7001) != 20_000:
+            wrong.append(i)
+    except BaseException as error:
+        wrong.append(error)
+with forebay.open(path) as file:
+    threads = [threading.Thread(target=read, args=(i,)) for i in range(300)]
+    for t in threads: t.start()
+    for t in threads: t.join()
+assert not wrong, wrong[:3]
+got = array.bytes()
+for i in range(300):
+    assert got[i * 20_000 : (i + 1) * 20_000] == content[i * 7001 : i * 7001 + 20_000], i
+""")
+
+
+def test_a_child_of_a_fork_is_told_that_cuda_does_not_survive_it(scenario: Scenario) -> None:
+    scenario("""
+array = Array(SIZE)
+file = forebay.open(path)
+file.read_into(array)
+child = os.fork()
+if child == 0:
+    told = False
+    try:
+        file.read_into(array)
+    except ForebayError as error:
+        told = "fork" in str(error)
+    host = bytearray(1000)
+    os._exit(0 if told and file.read_into(host) == 1000 and host == content[:1000] else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+""")
+
+
+# A file that is long enough to be read by the GPU itself, out of registered windows of the page cache.
+LONG = """
+BYTES = 80 << 20
+long = path + ".long"
+block = content[: 5 << 20]
+with open(long, "wb") as out:
+    for i in range(16):
+        out.write(bytes([i]) + block[1:])
+expected = open(long, "rb").read()
+assert len(expected) == BYTES
+def check(array, size=BYTES, offset=0):
+    got = array.bytes()
+    assert got[:size] == expected[offset : offset + size]
+"""
+
+
+def test_what_is_read_again_is_read_by_the_gpu_itself(scenario: Scenario) -> None:
+    books = scenario(
+        LONG
+        + """
+array = Array(BYTES)
+before = descriptors()
+with forebay.open(long) as file:
+    assert file.read_into(array) == BYTES
+    assert file.last_report.staged_bytes == BYTES, file.last_report
+    check(array)
+    for _ in range(2):
+        array.__init__(BYTES)
+        assert file.read_into(array) == BYTES
+        assert file.last_report.mapped_bytes == BYTES, file.last_report
+        check(array)
+    assert file.read_into(array, 4097, BYTES - 5000) == BYTES - 5000
+    check(array, BYTES - 5000, 4097)
+    assert file.last_report.mapped_bytes > BYTES // 2
+    assert live()["live"]["registered_bytes"] > BYTES
+    # Written to, it is another file: registered anew, and never read stale.
+    time.sleep(0.02)
+    with open(long, "r+b") as out:
+        out.seek(40 << 20)
+        out.write(b"new words")
+    expected = open(long, "rb").read()
+    for _ in range(2):
+        assert file.read_into(array) == BYTES
+        check(array)
+forebay.release()
+gc.collect()
+left = live()["live"]
+assert left["registrations"] == left["streams"] == left["events"] == 0, left
+assert descriptors() == before, descriptors() ^ before
+""",
+        "hash=0",
+    )
+    assert ON_REAL_GPU or books["to_device_bytes"][0] > 5 * (80 << 20)
+
+
+def test_mapped_reads_without_a_copy_from_the_first_time_on(scenario: Scenario) -> None:
+    books = scenario(
+        LONG
+        + """
+array = Array(BYTES)
+with forebay.open(long, "mapped") as file:
+    future = file.read_async(array)
+    assert future.result() == BYTES and future.report().mapped_bytes == BYTES
+    check(array)
+# A future that is kept doesn't keep the file.
+assert not any(long in name for _, name in descriptors())
+with forebay.open(long, "mapped") as file:
+    future = file.read_async(array)
+    future.cancel()
+    call("cuMemsetD8Async", array.at, ctypes.c_ubyte(9), ctypes.c_size_t(BYTES), None)
+    call("cuStreamSynchronize", None)
+    time.sleep(0.1)
+    assert array.bytes() == b"\\x09" * BYTES
+    # What was cut off is refused, what is left is read.
+    os.truncate(long, 70 << 20)
+    try:
+        file.read_into(array, 0, BYTES)
+    except RequestError as error:
+        assert "73400320 bytes" in str(error), error
+    else:
+        sys.exit("read beyond the end")
+""",
+        "hash=0",
+    )
+    assert ON_REAL_GPU or books["stale_reads"] == 0
+
+
+def test_what_is_read_one_time_is_registered_at_once_and_let_go_of_in_the_background(scenario: Scenario) -> None:
+    books = scenario(
+        LONG
+        + """
+from forebay.reader import File
+small, large = Array(BYTES), Array(4 * BYTES)
+with open(long, "ab") as out:
+    for _ in range(3):
+        out.write(expected)
+before = descriptors()
+file = File(long, once=True)
+# Too few bytes to be worth it.
+assert file.read_into(small) == BYTES and file.last_report.staged_bytes == BYTES, file.last_report
+file.close()
+for _ in range(2):
+    file = File(long, once=True)
+    assert file.read_into(large) == 4 * BYTES
+    assert file.last_report.mapped_bytes == 4 * BYTES, file.last_report
+    file.close()
+    # Nobody waits for what goes on in the background, unless asked to.
+    assert live()["live"]["registered_bytes"] >= 4 * BYTES
+    assert large.bytes() == expected * 4
+forebay.release()
+assert live()["live"]["registrations"] == 0 and descriptors() == before
+file = File(long, once=True)
+assert file.read_into(large) == 4 * BYTES
+file.close()
+until = time.monotonic() + 10
+while live()["live"]["registrations"] and time.monotonic() < until:
+    # Its slots, too, are registered.
+    if live()["live"]["registered_bytes"] < 4 * BYTES:
+        break
+    time.sleep(0.02)
+# A real driver keeps no books.
+assert not hasattr(cuda, "forebay_stub_ledger") or live()["live"]["registered_bytes"] < 4 * BYTES
+""",
+        "hash=0",
+    )
+    assert ON_REAL_GPU or books["stale_reads"] == 0
+
+
+@pytest.mark.parametrize("settings", ["pin=60m,hash=0", "read_only=0,hash=0", "fail=cuMemHostRegister_v2:9+:2,hash=0"])
+def test_where_windows_cannot_be_registered_bytes_go_through_slots(scenario: Scenario, settings: str) -> None:
+    scenario(
+        LONG
+        + """
+array = Array(BYTES)
+for way in ["auto", "mapped"]:
+    with forebay.open(long, way) as file:
+        for _ in range(3):
+            assert file.read_into(array) == BYTES
+            check(array)
+            assert file.last_report.staged_bytes + file.last_report.mapped_bytes == BYTES
+        # Where some may be pinned, they stay, or take turns.
+        assert "read_only" not in os.environ["FOREBAY_STUB_CUDA"] or file.last_report.staged_bytes == BYTES, file.last_report
+forebay.release()
+gc.collect()
+assert live()["live"]["registrations"] == 0, live()
+""",
+        settings,
+    )
+
+
+@pytest.mark.gpu
+def test_the_scenarios_hold_on_a_real_gpu() -> None:
+    if ON_REAL_GPU:
+        pytest.skip("they are running on it")
+    done = processes.run(
+        [sys.executable, "-m", "pytest", "-q", __file__],
+        env={**os.environ, "FOREBAY_TEST_GPU": "1"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,244 @@
+"""Rows of a file, fetched by a GPU itself: against the stand-in, whose kernels the host runs, or the real one."""
+
+# ruff: noqa: F811  (fixtures are imported and named again as arguments)
+from __future__ import annotations
+
+import os
+import sys
+
+import processes
+import pytest
+from feed_gpu_support import ON_REAL_GPU, Scenario, scenario, stub  # noqa: F401 - fixtures
+
+ROWS = """
+import numpy as np
+from forebay import _core
+
+draw = np.random.default_rng(5).integers
+def fetched(file, rows, row, start=0, **more):
+    out = Array(max(len(rows), 1) * row)
+    assert file.gather(rows, row, out, start=start, **more) == len(rows) * row
+    now = open(path, "rb").read()
+    assert out.bytes()[:len(rows) * row] == b"".join(now[start + n * row : start + (n + 1) * row] for n in rows), (row, start)
+    out.free()
+    return file.last_report
+"""
+
+
+def test_rows_are_fetched_by_the_gpu_itself_whatever_their_length_and_place(scenario: Scenario) -> None:
+    books = scenario(
+        ROWS
+        + """
+before = descriptors()
+with forebay.open(path, "mapped") as file:
+    aligned = [(4, 0), (16, 0), (48, 0), (912, 0), (4096, 0), (4096, 4096), (5008, 16)]
+    for row, start in [*aligned, (1, 0), (100, 8), (512, 3), (70000, 1)]:
+        rows = draw((SIZE - start) // row, size=3000 if row < 4096 else 300)
+        report = fetched(file, rows, row, start)
+        assert report.mapped_bytes == report.bytes == len(rows) * row and not report.staged_bytes, report
+    # Several launches, rows that come twice, the first and the last one, none.
+    rows = np.concatenate([draw(SIZE // 16, size=20000), [0, SIZE // 16 - 1, 0]])
+    assert fetched(file, rows, 16).mapped_bytes == 16 * len(rows)
+    assert fetched(file, rows[:0], 16).bytes == 0
+    # Too long for it, and too long for the file's windows: through slots.
+    assert fetched(file, [1, 0], 3 << 20).bytes == 6 << 20
+    at = Array(4000)
+    assert file.read_at([SIZE - 1000, 3, 77, 0], 1000, at) == 4000
+    assert at.bytes() == content[-1000:] + content[3:1003] + content[77:1077] + content[:1000]
+    try:
+        file.gather([0, SIZE // 16], 16, at)
+    except RequestError as error:
+        assert f"row {SIZE // 16} of" in str(error), error
+    else:
+        sys.exit("a row beyond the end")
+forebay.release()
+gc.collect()
+left = live()["live"]
+assert left["registrations"] == left["streams"] == left["events"] == 0, left
+assert descriptors() == before, descriptors() ^ before
+""",
+        "hash=0",
+    )
+    assert ON_REAL_GPU or books["launches"] >= 15
+
+
+def test_auto_has_rows_fetched_once_enough_were_asked_for(scenario: Scenario) -> None:
+    scenario(
+        ROWS
+        + """
+with forebay.open(path) as file:
+    rows = draw(SIZE // 4096, size=SIZE // 4096 // 3)
+    assert fetched(file, rows, 4096).staged_bytes == 4096 * len(rows)
+    assert fetched(file, rows, 4096).mapped_bytes == 4096 * len(rows)
+    assert fetched(file, rows[:3], 4096).mapped_bytes == 4096 * 3
+for way, direct in (("bounce", None), ("auto", True)):
+    with forebay.open(path, way, direct) as file:
+        for _ in range(3):
+            assert fetched(file, rows, 4096).mapped_bytes == 0
+"""
+    )
+
+
+@pytest.mark.parametrize("settings", ["", "delay_us=3000"])
+def test_rows_of_a_file_that_changes_are_of_one_file_or_an_error(scenario: Scenario, settings: str) -> None:
+    """Whatever happens to the file while rows are fetched, a call that returns has delivered none of another one."""
+    books = scenario(
+        ROWS
+        + """
+import shutil
+size, row = SIZE // 4096 * 4096, 4096
+def version(n):
+    return bytes([n]) * size
+def write(n):
+    with open(path, "r+b", buffering=0) as out:
+        out.write(version(n))
+def replaced(n):
+    with open(path + ".next", "wb") as out:
+        out.write(version(n))
+    os.replace(path + ".next", path)
+write(1)
+out = Array(300 * row)
+rows = draw(size // row, size=300)
+changed = 0
+file = forebay.open(path, "mapped")
+assert file.gather(rows, row, out) and set(out.bytes()) == {1}
+for n in range(2, 12):
+    # A change while a call is under way: its bytes are the old or the new ones, or it says so.
+    future = file.gather_async(rows, row, out)
+    write(n)
+    try:
+        future.result()
+        assert set(out.bytes()) <= {n - 1, n}, (n, set(out.bytes()))
+    except RunError as error:
+        changed += 1
+    # One that is over before a call begins: the new bytes, and no others.
+    for again in range(3):
+        try:
+            file.gather(rows, row, out)
+            break
+        except RunError as error:
+            changed += 1
+    else:
+        sys.exit("it stays broken")
+    assert set(out.bytes()) == {n}, (n, set(out.bytes()))
+# Another file in its place: that one is read once it is opened.
+replaced(50)
+try:
+    file.gather(rows, row, out)
+    assert set(out.bytes()) == {11}, "bytes of neither"
+except RunError as error:
+    assert "took its place" in str(error) or "changed" in str(error), error
+file.close()
+with forebay.open(path, "mapped") as file:
+    assert file.gather(rows, row, out) and set(out.bytes()) == {50}
+    # Cut short: rows that it lost are refused, the others are its own.
+    os.truncate(path, size // 2)
+    try:
+        file.gather(rows, row, out)
+    except (RunError, RequestError):
+        pass
+    else:
+        sys.exit("rows of pages that it lost")
+""",
+        settings,
+    )
+    assert ON_REAL_GPU or books["launches"] >= 10
+
+
+@pytest.mark.parametrize("settings", ["fail=cuMemHostRegister_v2:9+:2", "read_only=0"])
+def test_rows_that_no_window_serves_go_through_slots(scenario: Scenario, settings: str) -> None:
+    scenario(
+        ROWS
+        + """
+with forebay.open(path, "mapped") as file:
+    rows = draw(SIZE // 512, size=2000)
+    for _ in range(3):
+        report = fetched(file, rows, 512)
+        assert report.mapped_bytes + report.staged_bytes == report.bytes, report
+    # Where some of it could be registered, the GPU fetches what lies there.
+    assert "read_only" not in os.environ["FOREBAY_STUB_CUDA"] or report.staged_bytes == report.bytes, report
+""",
+        settings,
+    )
+
+
+def test_without_a_compiler_rows_go_through_slots_and_mapped_says_what_is_missing(scenario: Scenario) -> None:
+    scenario(
+        ROWS
+        + """
+rows = draw(SIZE // 512, size=20000)
+with forebay.open(path) as file:
+    assert fetched(file, rows, 512).bytes and fetched(file, rows, 512).mapped_bytes == 0
+with forebay.open(path, "mapped") as file:
+    try:
+        fetched(file, rows, 512)
+    except MachineError as error:
+        assert "nvrtc" in str(error).lower(), error
+    else:
+        sys.exit("fetched by nothing")
+""",
+        "hash=0",
+        nvrtc="/nowhere/libnvrtc.so",
+    )
+
+
+FAILING = ("cuLaunchKernel:3:719", "launch:3:719", "cuMemcpyHtoDAsync_v2:4:2", "cuMemAlloc_v2:4:2", "cuEventRecord:4:2")
+
+
+@pytest.mark.parametrize("fail", FAILING)
+def test_rows_whose_fetching_fails_are_an_error_and_leave_nothing(scenario: Scenario, fail: str) -> None:
+    scenario(
+        ROWS
+        + """
+out = Array(512 * 20000)
+rows = draw(SIZE // 512, size=20000)
+failed = 0
+with forebay.open(path, "mapped") as file:
+    for _ in range(4):
+        try:
+            file.gather(rows, 512, out)
+        except ForebayError:
+            failed += 1
+forebay.release()
+gc.collect()
+assert failed or "cuMemAlloc" in os.environ["FOREBAY_STUB_CUDA"], "nothing failed"
+left = live()["live"]
+assert left["registrations"] == left["streams"] == left["events"] == 0, left
+""",
+        f"fail={fail}",
+    )
+
+
+def test_many_threads_gather_at_once_each_its_own_rows(scenario: Scenario) -> None:
+    scenario(
+        ROWS
+        + """
+file = forebay.open(path, "mapped")
+wrong = []
+def go(seed):
+    own = np.random.default_rng(seed)
+    out = Array(64 * 3000)
+    for _ in range(4):
+        rows = own.integers(SIZE // 64, size=3000)
+        file.gather(rows, 64, out)
+        if out.bytes() != b"".join(content[n * 64 : n * 64 + 64] for n in rows):
+            wrong.append(seed)
+threads = [threading.Thread(target=go, args=(seed,)) for seed in range(8)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+assert not wrong, wrong
+file.close()
+""",
+        "hash=0",
+    )
+
+
+@pytest.mark.gpu
+def test_the_scenarios_hold_on_a_real_gpu() -> None:
+    if ON_REAL_GPU:
+        pytest.skip("they are running on it")
+    done = processes.run(
+        [sys.executable, "-m", "pytest", "-q", __file__],
+        env={**os.environ, "FOREBAY_TEST_GPU": "1"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

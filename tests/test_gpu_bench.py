@@ -1,0 +1,384 @@
+"""The commands of the GPU tables, without a GPU: who takes part, what children answer, what must hold, what is kept."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+import processes
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+BENCH = ROOT / "bench"
+sys.path.insert(0, str(BENCH))
+
+import gpu_cufile  # noqa: E402
+import gpu_gdsio  # noqa: E402
+import gpu_safetensors  # noqa: E402
+import publish  # noqa: E402
+import small_files  # noqa: E402
+from child import Child, asked  # noqa: E402
+from gpu import fastest, write_random  # noqa: E402
+from side_by_side import (  # noqa: E402
+    GIB,
+    Bound,
+    Cell,
+    Contender,
+    Figure,
+    Unavailable,
+    find_depth,
+    interleave,
+    settle,
+    table,
+    verdict,
+)
+
+COMMANDS = sorted(p.name for p in BENCH.glob("gpu_*.py"))
+
+
+def figure(gib_s: float, cpu_ms_per_gib: float | None = 10.0, process_cpu_s: float | None = None) -> Figure:
+    cpu_s = None if cpu_ms_per_gib is None else cpu_ms_per_gib * gib_s / 1e3
+    return Figure(1.0, int(gib_s * GIB), 1000, cpu_s, process_cpu_s)
+
+
+def steady(name: str, *runs: Figure | Unavailable) -> Contender:
+    left = list(runs)
+
+    def measure(seconds: float) -> Figure:
+        found = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(found, Unavailable):
+            raise found
+        return found
+
+    return Contender(name, measure, [name])
+
+
+def options(**more: object) -> argparse.Namespace:
+    return argparse.Namespace(**{"no_scan": False, "scan_seconds": 0.1, "seconds": 0.1, **more})
+
+
+# The commands ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_without_a_gpu_each_command_says_so_and_ends_with_3(command: str, tmp_path: Path) -> None:
+    if os.path.exists("/dev/nvidiactl"):
+        pytest.skip("there is a GPU here")
+    environment = {k: v for k, v in os.environ.items() if k != "FOREBAY_LIBCUDA"}
+    words = [sys.executable, str(BENCH / command), "--dir", str(tmp_path / "data")]
+    ran = processes.run(words, env=environment)
+    assert ran.returncode == 3 and "no NVIDIA GPU here" in ran.stderr and "Traceback" not in ran.stderr
+    assert not (tmp_path / "data").exists()
+
+
+def test_all_of_them_keep_what_each_measured_and_end_with_the_worst(tmp_path: Path) -> None:
+    """A stand-in for the interpreter: one table does not hold, one command breaks after its JSON, the rest is fine."""
+    fake = tmp_path / "python"
+    fake.write_text(
+        '#!/bin/bash\nname=$(basename "$1" .py); while [ $# -gt 0 ]; do [ "$1" != --json ] || json=$2; shift; done\n'
+        'echo "## $name"; echo "{\\"study\\": \\"$name\\"}" > "$json"\n'
+        "case $name in gpu_random) exit 1 ;; gpu_cufile) echo broke >&2; exit 4 ;; esac\n"
+    )
+    fake.chmod(0o755)
+    environment = {**os.environ, "PYTHON": str(fake)}
+    words = ["bash", str(BENCH / "gpu_all.sh"), str(tmp_path / "data"), str(tmp_path / "out"), "quick"]
+    ran = processes.run(words, env=environment)
+    assert ran.returncode == 4
+    assert "gpu_random: something does not hold" in ran.stdout and "gpu_cufile: ended with 4: broke" in ran.stdout
+    studies = [d["study"] for d in publish.documents((tmp_path / "out/gpu.json").read_text())]
+    assert len(studies) == len(COMMANDS) == 10 and set(studies) == {c[:-3] for c in COMMANDS}
+    assert (tmp_path / "out/gpu.md").read_text().count("## ") == 10 and not (tmp_path / "out/now").exists()
+    ran = processes.run(words, env={**environment, "ONLY": "warm two"})
+    studies = [d["study"] for d in publish.documents((tmp_path / "out/gpu.json").read_text())]
+    assert ran.returncode == 0 and studies == ["gpu_warm", "gpu_two"]
+
+
+# What must hold -------------------------------------------------------------------------------------
+
+
+def test_a_limit_may_be_a_figure_by_itself() -> None:
+    cell = Cell("x", [], [], ours="bounce")
+    figures = {"bounce": [figure(1)], "mapped": [figure(44, 20), figure(46, 30), figure(47, 95)]}
+    rate = settle(Bound("rate", (), at_least=45, of="mapped"), cell, figures)
+    cost = settle(Bound("cost", (), at_most=25, of="mapped"), cell, figures)
+    assert rate["holds"] and not cost["holds"]
+    assert "rate of mapped ≥ 45 GiB/s: 46.00 (44.00–47.00), holds" in verdict(cell, rate)
+    assert "CPU of mapped ≤ 25 ms/GiB: 30.00" in verdict(cell, cost)
+
+
+def test_a_contender_that_fails_midway_is_left_out_and_named() -> None:
+    broken = steady("broken", figure(1), Unavailable("its GPU fell off"))
+    cell = Cell("x", [steady("forebay", figure(2)), broken], [])
+    figures, _ = interleave(cell, 3, 0.1, lambda text: None)
+    assert list(figures) == ["forebay"] and len(figures["forebay"]) == 3
+    told = settle(Bound("rate", ("broken",), at_least=1.0), cell, figures)
+    assert told["holds"] is None and "broken didn't run" in told["why"]
+    assert "left out: broken: its GPU fell off" in table([(cell, figures, [told])])
+
+
+def test_processes_that_stay_have_no_column_of_their_own() -> None:
+    cell = Cell("x", [], [])
+    assert "whole process" not in table([(cell, {"forebay": [figure(2)]}, [])])
+    assert "whole process" in table([(cell, {"forebay": [figure(2, process_cpu_s=1.0)]}, [])])
+
+
+def test_settings_that_fail_are_passed_over() -> None:
+    speeds = {4: Unavailable("no"), 8: figure(2, 9), 16: figure(2.01, 20)}
+    found, how = find_depth(lambda n: steady(str(n), speeds[n]), [4, 8, 16], 0.1, lambda text: None)
+    assert found.name == "8" and how["depth"] == 8
+    with pytest.raises(Unavailable, match="no"):
+        find_depth(lambda n: steady("x", Unavailable("no")), [1, 2], 0.1, lambda text: None)
+
+
+def test_who_cannot_run_is_left_out_with_the_reason() -> None:
+    def refuse(setting: object) -> Contender:
+        raise Unavailable("not installed")
+
+    cell = Cell("x", [], [])
+    fastest(cell, options(), "here", lambda n: steady("here", figure(n)), [1, 3], lambda n: f"{n} threads")
+    fastest(cell, options(), "absent", refuse)
+    fastest(cell, options(), "broken", lambda n: steady("broken", Unavailable("no memory")), [1, 3])
+    fastest(cell, options(no_scan=True), "late", lambda n: steady(f"late {n}", figure(n)), [1, 3])
+    assert [c.name for c in cell.contenders] == ["here", "late 1"]
+    assert cell.lost == {"absent": "not installed", "broken": "no memory"}
+    assert cell.chosen["here"]["shown"] == "3 threads"
+
+
+# Children -------------------------------------------------------------------------------------------
+
+
+def script(folder: Path, body: str) -> str:
+    file = folder / "child_test.py"
+    file.write_text(f"import sys, time\nsys.path.insert(0, {str(BENCH)!r})\nfrom child import *\n{body}\n")
+    return str(file)
+
+
+def test_a_child_is_prepared_once_and_what_it_prints_is_no_answer(tmp_path: Path) -> None:
+    body = """
+def prepare(arguments):
+    print("a library's banner")
+    runs = []
+    def run(request):
+        print("chatter")
+        runs.append(1)
+        return Stopwatch().answer(request["block"], len(runs))
+    return run
+sys.exit(serve(prepare))
+"""
+    child = Child(script(tmp_path, body))
+    found = [asked("x", child, block=7).measure(0.1) for _ in range(2)]
+    child.close()
+    assert [f.bytes for f in found] == [7, 7] and [f.ios for f in found] == [1, 2]
+    assert found[0].process_cpu_s is None and found[0].cpu_s is not None
+
+
+@pytest.mark.parametrize(
+    "body, says",
+    [
+        ("import no_such_library", "No module named 'no_such_library'"),
+        ("def prepare(a): import no_such_library\nsys.exit(serve(prepare))", "no_such_library isn't installed"),
+        ("def prepare(a): raise OSError('no memory')\nsys.exit(serve(prepare))", "OSError: no memory"),
+        ("def prepare(a): return lambda r: 1 / 0\nsys.exit(serve(prepare))", "ZeroDivisionError"),
+    ],
+)
+def test_a_child_that_cannot_says_why(body: str, says: str, tmp_path: Path) -> None:
+    child = Child(script(tmp_path, body))
+    with pytest.raises(Unavailable) as told:
+        asked("x", child).measure(0.1)
+    assert says in str(told.value) and child.process is None
+
+
+def test_a_child_that_hangs_is_ended(tmp_path: Path) -> None:
+    child = Child(script(tmp_path, "def prepare(a): return lambda r: time.sleep(60)\nsys.exit(serve(prepare))"))
+    with pytest.raises(Unavailable, match="gave no answer"):
+        child.ask({"seconds": 0.1}, 0.5)
+    assert child.process is None
+
+
+KVIKIO = '''
+class defaults:
+    set = staticmethod(lambda settings: None)
+class Future:
+    def __init__(self, value): self.get = lambda: value
+class CuFile:
+    def __init__(self, path, flags): self.file = open(path, "rb", buffering=0)
+    def __enter__(self): return self
+    def __exit__(self, *rest): self.file.close()
+    def read(self, view, size=None, file_offset=0):
+        import os
+        return os.preadv(self.file.fileno(), [view[:size]], file_offset)
+    def pread(self, view, size, file_offset): return Future(self.read(view, size, file_offset))
+'''
+
+
+def test_each_way_of_asking_kvikio_counts_what_it_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for KvikIO that reads into host memory."""
+    (tmp_path / "lib/kvikio").mkdir(parents=True)
+    (tmp_path / "lib/kvikio/__init__.py").write_text(KVIKIO)
+    (tmp_path / "lib/kvikio/defaults.py").write_text(
+        "def set(settings): pass\ndef get(name): return 'AUTO'\ndef is_compat_mode_preferred(): return True\n"
+    )
+    (tmp_path / "lib/cupy.py").write_text("from numpy import empty, uint8\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "lib"))
+    file = tmp_path / "data"
+    write_random(file, 8 << 20)
+    small_files.make(tmp_path / "small", 10, 4096)
+    child = Child("child_kvikio.py", str(file), str(tmp_path / "small"))
+    base = {"threads": 2, "task": 1 << 20}
+    whole = asked("k", child, **base).measure(0.05)
+    assert whole.bytes % (8 << 20) == 0 and whole.bytes
+    cold = asked("k", child, **base, cold=True).measure(0.05)
+    assert cold.bytes and cold.bytes % (8 << 20) == 0
+    for mode in ("futures", "threads"):
+        random = asked("k", child, **base, mode=mode, block=4096).measure(0.05)
+        assert random.bytes == random.ios * 4096 and random.ios
+    small = asked("k", child, **base, mode="files").measure(0.05)
+    assert (small.bytes, small.ios) == (40960, 10)
+    part = asked("k", child, **base, mode="files", files=3).measure(0.05)
+    child.close()
+    assert part.ios == 3
+
+
+def test_our_python_interface_is_asked_for_whole_files_ranges_and_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With numpy's arrays for PyTorch's tensors, so into host memory."""
+    pytest.importorskip("forebay.reader")
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/torch.py").write_text(
+        "import numpy\nuint8 = numpy.uint8\ndef empty(size, dtype=None, device=None): return numpy.empty(size, dtype)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "lib"))
+    file = tmp_path / "data"
+    write_random(file, 4 << 20)
+    small_files.make(tmp_path / "small", 20, 4096)
+    child = Child("child_forebay.py", "file", "0", str(file))
+    many = Child("child_forebay.py", "files", "0", str(tmp_path / "small"))
+    whole = asked("w", child).measure(0.02)
+    assert whole.bytes and whole.bytes % (4 << 20) == 0 and whole.proof["bytes"] == 4 << 20
+    ranges = asked("r", child, block=4096, at_once=16).measure(0.02)
+    assert ranges.bytes == ranges.ios * 4096 and ranges.ios % 16 == 0
+    files = asked("f", many).measure(0.02)
+    assert (files.bytes, files.ios) == (20 * 4096, 20)
+    child.close(), many.close()
+
+
+# On stand-ins for NVIDIA's libraries ----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stubs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stubs")
+    built = processes.run(["sh", str(ROOT / "tests/gpu_stubs/build"), str(folder)])
+    if built.returncode == 3:
+        pytest.skip(built.stderr.strip())
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+@pytest.mark.parametrize("mode, depth", [("sync", 1), ("batch", 4), ("stream", 4)])
+def test_the_c_loop_reads_in_each_of_cufiles_ways(
+    mode: str, depth: int, stubs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREBAY_LIBCUDA", str(stubs / "libcuda.so.1"))
+    monkeypatch.setenv("FOREBAY_LIBCUFILE", str(stubs / "libcufile.so.0"))
+    for name in ("LIBCUDA", "LIBCUFILE"):
+        monkeypatch.setenv(name, "")  # given back as it was
+    file = tmp_path / "data"
+    write_random(file, 8 << 20)
+    found = gpu_cufile.loop(file, mode, 64 << 10, 2, depth, direct=False).measure(0.1)
+    assert found.ios > 0 and found.bytes == found.ios * (64 << 10) and found.cpu_s is not None
+    with pytest.raises(Unavailable, match="ended with 2"):
+        gpu_cufile.loop(file, mode, 64 << 20, 2, depth, direct=False).measure(0.1)
+
+
+def test_the_rate_of_the_link_is_of_whole_copies(stubs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOREBAY_LIBCUDA", str(stubs / "libcuda.so.1"))
+    child = Child("child_copy.py", "0", str(1 << 20))
+    found = asked("copy", child).measure(0.02)
+    child.close()
+    assert found.bytes == found.ios << 20 and found.ios % 16 == 0
+
+
+def test_a_table_is_made_and_saved_from_end_to_end(stubs: Path, tmp_path: Path) -> None:
+    """Ours runs into emulated device memory; whoever isn't installed is left out, and its limits stay open."""
+    environment = {**os.environ, "FOREBAY_LIBCUDA": str(stubs / "libcuda.so.1"), "PYTHONPATH": ""}
+    words = f"--dir {tmp_path} --rounds 1 --seconds 1.5 --no-scan --file-gib 0.03125 --json {tmp_path}/out.json"
+    command = [sys.executable, str(BENCH / "gpu_cold.py"), *words.split()]
+    ran = processes.run(command, env={**environment, "FIO": "no-such-fio"})
+    assert ran.returncode == 0, ran.stderr
+    saved = json.loads((tmp_path / "out.json").read_text())
+    (cell,) = saved["cells"]
+    assert cell["runs"]["bounce"][0]["proof"]["destination"] == "gpu:0"
+    assert "fio isn't installed" in cell["left_out"]["fio, host only"]
+    assert {b["holds"] for b in cell["bounds"]} == {None}
+    assert saved["section"].startswith("## Into the GPU, from the disk") and saved["section"].strip() in ran.stdout
+
+
+# Files and lines ------------------------------------------------------------------------------------
+
+
+def test_small_files_are_made_once_and_extras_go(tmp_path: Path) -> None:
+    made = small_files.make(tmp_path, 1500, 512)
+    assert made == small_files.names(str(tmp_path)) and {os.path.getsize(f) for f in made} == {512}
+    before = os.stat(made[0]).st_mtime_ns
+    small_files.make(tmp_path, 20, 512)
+    assert len(small_files.names(str(tmp_path))) == 20 and os.stat(made[0]).st_mtime_ns == before
+
+
+def test_the_safetensors_file_is_one(tmp_path: Path) -> None:
+    """Checked against the format: header length, JSON, offsets without gaps, exactly as many bytes."""
+    tensors = {"a": [3, 5], "b": [7], "c": [2, 2, 2]}
+    file = tmp_path / "x.safetensors"
+    gpu_safetensors.write(file, tensors)
+    data = file.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    ends = [header[n]["data_offsets"] for n in tensors]
+    assert length % 8 == 0 and ends == [[0, 30], [30, 44], [44, 60]] and len(data) == 8 + length + 60
+    names = gpu_safetensors.shapes(8 * GIB)
+    assert 100 < len(names) and 8 * GIB <= sum(map(gpu_safetensors.size, names.values())) < 9 * GIB
+
+
+def test_random_content_is_whole_and_its_own_everywhere(tmp_path: Path) -> None:
+    file = tmp_path / "x"
+    write_random(file, (3 << 20) + 5, piece=1 << 20)
+    data = file.read_bytes()
+    assert len(data) == (3 << 20) + 5 and data[: 1 << 20] != data[1 << 20 : 2 << 20]
+
+
+def test_udev_is_told_of_the_file_system_meanwhile_and_left_alone_where_it_runs(tmp_path: Path) -> None:
+    file = tmp_path / "x"
+    file.touch()
+    root = tmp_path / "udev"
+    device = os.stat(file).st_dev
+    with gpu_cufile.udev(file, root):
+        told = (root / f"data/b{os.major(device)}:{os.minor(device)}").read_text()
+        assert "E:ID_FS_TYPE=" in told and "E:ID_FS_USAGE=filesystem" in told and (root / "control").exists()
+    assert not root.exists()
+    other = tmp_path / "running"
+    other.mkdir()
+    (other / "control").touch()
+    with gpu_cufile.udev(file, other):
+        assert not (other / "data").exists()
+    assert (other / "control").exists()
+
+
+def test_gdsios_line_is_read_and_anything_else_refused() -> None:
+    line = (
+        "IoType: READ XferType: GPUD Threads: 8 DataSetSize: 818796544/4096000(KiB) IOSize: 1024(KiB) Throughput: "
+        "6.524658 GiB/sec, Avg_Latency: 1197.370995 usecs ops: 799606 total_time 119.679102 secs\n"
+    )
+    found = gpu_gdsio.read_line(f"banner\n{line}")
+    assert found["label"] == "GPUD" and found["kib"] == "818796544" and found["seconds"] == "119.679102"
+    assert gpu_gdsio.read_line(line.replace("Threads: 8", "Threads: 8 IoDepth: 4"))["ops"] == "799606"
+    with pytest.raises(Unavailable):
+        gpu_gdsio.read_line("error: no such file")
+
+
+def test_saved_sections_are_read_back_one_or_many() -> None:
+    both = '{"study": "a", "section": "x"}\n{"study": "b", "section": "y"}\n'
+    assert [d["study"] for d in publish.documents(both)] == ["a", "b"]

@@ -1,0 +1,116 @@
+"""What a command prints on: streams that are closed or full, encodings that lack characters, files whose place is gone."""
+
+# ruff: noqa: F811  (fixtures are imported and named again as arguments)
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import processes
+import pytest
+from faults_support import Run, refused, run  # noqa: F401 - a fixture
+
+BENCH = ("bench", "nil:", "--duration", "0.05", "--warmup", "0")
+
+
+def started_without(number: int, cwd: Path, *arguments: str) -> subprocess.Popen[str]:
+    """The command with one of its standard streams closed, as `>&-` of a shell does."""
+    command = [sys.executable, "-m", "forebay.cli", *arguments]
+    return processes.start(
+        command,
+        cwd=cwd,
+        stdin=None if number == 0 else subprocess.DEVNULL,
+        stdout=None if number == 1 else subprocess.PIPE,
+        stderr=None if number == 2 else subprocess.PIPE,
+        preexec_fn=lambda: os.close(number),
+    )
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_closed_stream_changes_neither_the_code_nor_a_file(tmp_path: Path, number: int) -> None:
+    process = started_without(number, tmp_path, *BENCH, "-o", "r.json")
+    out, err = process.communicate(timeout=processes.PATIENCE_S)
+    assert process.returncode == 0, (out, err)
+    assert json.loads((tmp_path / "r.json").read_text())["schema"] == "forebay.run/1"
+    process = started_without(number, tmp_path, "bench", "nothing-here")
+    process.communicate(timeout=processes.PATIENCE_S)
+    assert process.returncode == 2
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "cp1252"])
+def test_an_encoding_that_lacks_a_character_is_no_obstacle(run: Run, encoding: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    (tmp_path / "d.bin").write_bytes(os.urandom(1 << 20))
+    for arguments in (("bench", "d.bin", "--io-size", "64k", "--passes", "1"), ("plan", "run", "--drive", "D7-PS1010")):
+        done = run(*arguments, env=environment, encoding="latin-1")
+        assert done.returncode == 0 and done.stdout, done.stderr
+    done = run("doctor", "d.bin", "--json", env=environment, encoding="latin-1")
+    assert done.returncode == 0 and json.loads(done.stdout)["schema"] == "forebay.doctor/1"
+
+
+def test_a_file_whose_name_is_no_text_is_named_in_the_report(run: Run, tmp_path: Path) -> None:
+    run(*BENCH, "-q", "-o", "a.json")
+    os.rename(tmp_path / "a.json", os.fsencode(tmp_path) + b"/runs\xff.json")
+    (tmp_path / "b.json").write_text("{")
+    os.rename(tmp_path / "b.json", os.fsencode(tmp_path) + b"/damaged\xfe.json")
+    done = run("report", ".", "--no-charts", "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["records"] == 1, done.stderr
+    assert "damaged" in (tmp_path / "report.html").read_text()
+
+
+MEASURING = (
+    ("tune", "nil:", "--max-time", "0.5s"),
+    ("compare", "--a", "depth=1", "--b", "depth=2", "nil:", "--duration", "0.2", "--pairs-min", "3", "--pairs-max", "3"),
+    ("files", ".", "--files", "20"),
+)
+
+
+@pytest.mark.parametrize("arguments", MEASURING, ids=lambda a: " ".join(a[:2]))
+@pytest.mark.parametrize("as_json", [(), ("--json",)], ids=["words", "json"])
+def test_what_a_full_output_does_not_take_is_kept_in_a_file(
+    forebay: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, arguments: tuple[str, ...], as_json: tuple[str, ...]
+) -> None:
+    command = [sys.executable, "-m", "forebay.cli", *arguments, *as_json]
+    with open("/dev/full", "w") as full:
+        done = processes.run(command, cwd=tmp_path, stdout=full)
+    refused(done, 4, "No space left", "what was measured is in forebay-")
+    (kept,) = tmp_path.glob("forebay-*.json")
+    assert json.loads(kept.read_text())["schema"].startswith("forebay.")
+
+
+def test_what_an_output_file_does_not_take_is_kept_in_another(tmp_path: Path) -> None:
+    """The folder goes while the files are made."""
+    (tmp_path / "gone").mkdir()
+    verb = ("files", ".", "--files", "200000", "--file-size", "0", "--phases", "create", "-o", "gone/x.json")
+    command = [sys.executable, "-m", "forebay.cli", *verb]
+    process = processes.start(command, cwd=tmp_path)
+    processes.wait_until(lambda: list(tmp_path.glob("forebay-files-*")), "files are being made", process)
+    shutil.rmtree(tmp_path / "gone")
+    process.send_signal(signal.SIGINT)
+    done = processes.finish(process)
+    assert done.returncode == 4 and "-o gone/x.json" in done.stderr, done.stderr
+    assert "what was measured is in forebay-" in done.stderr, done.stderr
+
+
+def test_json_is_json_whatever_else_is_asked(run: Run, tmp_path: Path) -> None:
+    done = run("doctor", ".", "--fix-udev", "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["schema"] == "forebay.udev/1"
+    done = run("gdsio", "-D", ".", "-w", "2", "-s", "4M", "-I", "1", "-x", "1", "--dry-run", "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["bench"].startswith("forebay bench")
+
+
+@pytest.mark.parametrize("flags", [("--direct", "--cache", "warm"), ("--buffered", "--cache", "bypass")])
+def test_flags_that_contradict_each_other_are_refused(run: Run, flags: tuple[str, ...]) -> None:
+    refused(run(*BENCH, *flags), 2, "contradict")
+
+
+def test_a_share_is_whole_and_a_number_may_begin_with_a_zero(run: Run) -> None:
+    refused(run(*BENCH, "--read-pct", "50.5"), 2, "--read-pct 50.5")
+    done = run(*BENCH, "--workers", "02", "--json")
+    assert json.loads(done.stdout)["job"]["workers"] == 2
