@@ -307,6 +307,18 @@ fn a_file_with_fewer_records_than_the_workload_says_is_told() {
     assert!(error.found.contains("holds 10 records, not 20"), "{error}");
 }
 
+#[test]
+fn accelerators_that_share_files_are_said_to_read_all_of_them() {
+    let data = data(3, 20, 1000);
+    let spec = |accelerators| EmulateSpec { accelerators, ranks: accelerators, ..data.spec(20, 5) };
+    let warns = |outcome: &Outcome| outcome.record.warnings.iter().any(|w| w.id == "few_files");
+    let (enough, few) = (played(&spec(3)), played(&spec(4)));
+    assert!(!warns(&enough) && warns(&few), "{:?}", few.record.warnings);
+    // Up to the last record that each of them takes.
+    assert_eq!(training(&few).samples, 60);
+    assert!(training(&few).read_bytes > 2 * data.bytes, "{}", training(&few).read_bytes);
+}
+
 /// Nothing comes faster than the supply, and an accelerator that takes twice of it waits.
 #[test]
 fn a_supply_is_kept_and_accelerators_wait_for_it() {

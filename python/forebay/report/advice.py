@@ -27,6 +27,7 @@ TITLES = {
     "dropped": "Not run",
     "slow_link": "Slow PCIe link",
     "mixed": "Not one machine or build",
+    "few_files": "Fewer files than accelerators",
     "scaled": "Scaled down",
     "throttled_supply": "Supply held back",
     "left_out": "Not the whole job",

@@ -16,6 +16,7 @@ use forebay_model::training::record::{
     Latencies, Skipped, Timing, Training, TrainingMemory, Waited as WaitedPart,
 };
 use forebay_model::training::rules::Steps;
+use forebay_model::training::Loader;
 use forebay_model::{stats, Latency};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -341,6 +342,13 @@ fn warnings_of(
             training.skipped.examples.iter().take(EXAMPLES_TOLD).cloned().collect::<Vec<_>>().join("; ")
         );
         warn("skipped", text, "forebay emulate datagen to make the data set anew");
+    }
+    if shared.spec.workload.loader == Loader::TensorFlow && shared.files < shared.spec.ranks {
+        let text = format!(
+            "{} files are fewer than {} accelerators: each of them goes through all files, as DLIO's reader does",
+            shared.files, shared.spec.ranks
+        );
+        warn("few_files", text, "a data set as large as forebay emulate datasize says");
     }
     if shared.supply.is_some() {
         let rate = shared.spec.supply_gib_s.unwrap_or(0.0);
