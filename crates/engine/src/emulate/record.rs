@@ -341,7 +341,7 @@ fn warnings_of(
             training.skipped.count,
             training.skipped.examples.iter().take(EXAMPLES_TOLD).cloned().collect::<Vec<_>>().join("; ")
         );
-        warn("skipped", text, "forebay emulate datagen to make the data set anew");
+        warn("skipped", text, "rm those files, and forebay emulate datagen makes them anew");
     }
     if shared.spec.workload.loader == Loader::TensorFlow && shared.files < shared.spec.ranks {
         let text = format!(

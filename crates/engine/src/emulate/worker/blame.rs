@@ -35,7 +35,8 @@ impl Worker {
 
     pub(super) fn damaged(&self, file: u32, damage: &Damage) {
         let name = self.name(file);
-        let next = "--on-error skip to leave it out, or forebay emulate datagen to make it anew";
+        let next =
+            "--on-error skip to leave it out; or rm that file, and forebay emulate datagen makes it anew";
         let error = Error::run(format!("read {name}"), damage.to_string(), next);
         self.wrong(format!("{name}: {damage}"), error);
     }
