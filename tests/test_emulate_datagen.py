@@ -43,7 +43,7 @@ def make(data: Path, format: str, **changes: Any) -> dict[str, Any]:
 
 
 def planned(workload: str, files: int) -> int:
-    asked = datagen.spec_of(datagen.workload_of(workload), "nowhere", files=str(files), dry_run=True)
+    asked = datagen.spec_of(datagen.workload_of(workload)[0], "nowhere", files=str(files), dry_run=True)
     return int(json.loads(_core.emulate_datagen(json.dumps(asked)))["bytes"])
 
 
@@ -228,4 +228,4 @@ def test_a_data_set_that_does_not_fit_is_refused(tmp_path: Path, forebay: Any) -
 def test_formats_that_cannot_be_made_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datagen, "formats", lambda: ("npz",))
     with pytest.raises(RequestError, match="tfrecord"):
-        datagen.spec_of(datagen.workload_of("resnet50"), str(tmp_path))
+        datagen.spec_of(datagen.workload_of("resnet50")[0], str(tmp_path))

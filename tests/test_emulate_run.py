@@ -180,6 +180,7 @@ def _spec(folder: Path) -> dict[str, Any]:
         ([*UNET, "--data", "DIR", "--workers", "auto"], "--workers auto"),
         ([*UNET, "--data", "DIR", "--runs", "101"], "--runs 101"),
         ([*UNET, "--data", "DIR", "--results", "DIR/other"], "can't be a folder of results"),
+        ([*UNET, "--dlio", "a.yaml", "--data", "DIR"], "both name a workload"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_runs(

@@ -26,7 +26,8 @@ Examples:
 
 
 @click.command("datagen", epilog=EXAMPLES, context_settings={"max_content_width": 110})
-@click.option("--workload", required=True, metavar="NAME|FILE", help="As forebay emulate workloads lists it, or a TOML file.")
+@click.option("--workload", metavar="NAME|FILE", help="As forebay emulate workloads lists it, or a TOML file.")
+@click.option("--dlio", metavar="FILE.yaml", help="A workload file of DLIO's, in place of --workload.")
 @click.option("--data", required=True, metavar="DIR", help="A folder, which is made where it is missing.")
 @click.option("--files", metavar="N", help="Default: the workload's; forebay emulate datasize says how many the rules want.")
 @click.option("--subfolders", default="0", metavar="N", help="Deal the files out to N folders.")
@@ -42,7 +43,7 @@ def command(as_json: bool, quiet: bool, **flags: Any) -> int:
 
     Files have DLIO's names and sizes. What is finished stays when a run ends early: the same command goes on.
     """
-    chosen = workload_of(flags.pop("workload"))
+    chosen, flags = workload_of(**flags)
     spec = spec_of(chosen, **{k: v for k, v in flags.items() if v is not None})
     try:
         record = run(spec, quiet)
@@ -56,12 +57,20 @@ def command(as_json: bool, quiet: bool, **flags: Any) -> int:
     return DONE
 
 
-def workload_of(name: str) -> Training:
-    """The training workload of that name, or in that file: data are the same for all accelerators."""
-    for found in variants(name):
+def workload_of(workload: str | None, dlio: str | None = None, **flags: Any) -> tuple[Training, dict[str, Any]]:
+    """The training workload of that name or file, whose data are the same for all accelerators; and the other flags."""
+    if workload is None and dlio is None:
+        raise RequestError("--workload", "no workload was given", "forebay emulate workloads lists them")
+    if dlio is not None:
+        from forebay.emulate.request import workload_of as of_request
+
+        asked = {"workload": workload, "dlio": dlio, "accelerator": None, "rules": None}
+        return of_request(asked)[0], flags
+    for found in variants(str(workload)):
         if isinstance(found, Training):
-            return found
-    raise RequestError(f"--workload {name}", "is a checkpoint workload, and has no data set", "forebay emulate workloads")
+            return found, flags
+    found_out = "is a checkpoint workload, and has no data set"
+    raise RequestError(f"--workload {workload}", found_out, "forebay emulate workloads")
 
 
 def spec_of(

@@ -83,7 +83,7 @@ def memory_of_this_host() -> int:
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def command(accelerators: str, hosts: str, memory: str | None, as_json: bool, **values: Any) -> int:
     """How large must the data set be, by the rules?"""
-    workload, rules = workload_of(values)
+    workload, rules, _ = workload_of(values)
     number, machines = count(accelerators), count(hosts, "--hosts")
     if number % machines:
         raise RequestError(

@@ -26,6 +26,7 @@ DIVISIONS = ("closed", "open")
 # flag, metavar or type, help: those that a run and a search share.
 WORKLOAD_OPTIONS = (
     ("--workload", "NAME|FILE", "As forebay emulate workloads lists it, or a TOML file of yours."),
+    ("--dlio", "FILE.yaml", "A workload file of DLIO's, in place of --workload."),
     ("--accelerator", "NAME", "Emulated: h100, a100, b200. Default: the workload's only one."),
     ("--rules", "SET", "v1.0, v2.0, v3.0 or text. Default: the first that has the workload."),
 )
@@ -71,7 +72,8 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Request:
-    """A run without its number of accelerators. `given`: the flags that were typed, by their names without dashes."""
+    """A run without its number of accelerators. `given`: the flags that were typed, by their names without dashes, and
+    what a DLIO file says in their place."""
 
     workload: Training
     rules: str
@@ -149,14 +151,21 @@ def workload_spec(workload: Training, rules: str, files: int | None) -> dict[str
     }
 
 
-def workload_of(values: dict[str, Any]) -> tuple[Training, str]:
-    """(workload, rule set) of the flags above, which are taken out of `values`."""
-    name, accelerator, rules = values.pop("workload"), values.pop("accelerator"), values.pop("rules")
+def workload_of(values: dict[str, Any]) -> tuple[Training, str, dict[str, Any]]:
+    """(workload, rule set, what a DLIO file says besides) of the flags above, which are taken out of `values`."""
+    name, file = values.pop("workload"), values.pop("dlio")
+    accelerator, rules = values.pop("accelerator"), values.pop("rules")
     if rules is not None and rules not in workloads.RULES:
         raise RequestError(f"--rules {rules}", "is not a rule set", "one of " + ", ".join(workloads.RULES))
+    if file is not None:
+        if name is not None:
+            raise RequestError(f"--dlio {file} --workload {name}", "both name a workload", "one of them")
+        from forebay.emulate import dlio
+
+        return dlio.load(file, accelerator, rules)
     if name is None:
         raise RequestError("--workload", "no workload was given", "forebay emulate workloads lists them")
-    return workloads.load(name, accelerator, rules)
+    return *workloads.load(name, accelerator, rules), {}
 
 
 def alone() -> None:
@@ -171,29 +180,31 @@ def request_of(values: dict[str, Any]) -> Request:
     """The request in click's `values`; takes what it uses out of them. RequestError names the flag."""
     given = frozenset(k for k, v in values.items() if v not in (None, ()))
     alone()
-    workload, rules = workload_of(values)
+    workload, rules, more = workload_of(values)
     taken = {name: values.pop(name) for name in [o[0].removeprefix("--").replace("-", "_") for o in RUN_OPTIONS]}
-    if not taken["data"]:
+    data = tuple(taken["data"]) or tuple(more.get("data", ()))
+    if not data:
         raise RequestError("--data", "no data set was given", "--data DIR; forebay emulate datagen makes one")
     job = _job(values)
-    if workload.transfer_bytes is not None:
-        job.setdefault("io_bytes", workload.transfer_bytes)
+    for theirs, ours in (("transfer_bytes", "io_bytes"), ("cache", "cache")):
+        if theirs in more:
+            job.setdefault(ours, more[theirs])
     return Request(
         workload=workload,
         rules=rules,
         level=_choice("--level", taken["level"], LEVELS) or LEVEL_OF[rules],
-        data=tuple(taken["data"]),
+        data=data,
         division=values.pop("division"),
         files=_whole("--files", taken["files"], 1, None),
-        steps=_whole("--steps", taken["steps"], 1, None),
+        steps=_whole("--steps", taken["steps"], 1, more.get("steps")),
         epochs=_whole("--epochs", taken["epochs"], 1, workload.epochs) or 1,
         prefetch=_zero(_whole("--prefetch", taken["prefetch"], 0, workload.prefetch)),
         read_threads=_whole("--read-threads", taken["read_threads"], 1, workload.read_threads) or 1,
-        seed=_whole("--seed", taken["seed"], 0, None, (1 << 64) - 1),
+        seed=_whole("--seed", taken["seed"], 0, more.get("seed"), (1 << 64) - 1),
         on_error=_choice("--on-error", taken["on_error"], ("fail", "skip")) or "fail",
         supply_gib_s=_rate(taken["supply"]),
         job=job,
-        given=given,
+        given=given | more.keys(),
     )
 
 
