@@ -5,12 +5,15 @@
 # kept after every command: gpu.md (the tables), gpu.json (everything, for bench/publish.py), gpu.log (what went on).
 # Builds nothing and fetches nothing; peers that aren't installed are left out and named. PYTHON names the interpreter.
 # ONLY='warm cold' runs just those; ROUNDS (5) and LIMIT_S (170, of each command) may be set likewise.
+# KvikIO reads by POSIX (KVIKIO_COMPAT_MODE=ON) unless told otherwise: through cuFile's own compatibility mode it is many
+# times slower. On a machine where cuFile goes direct, say KVIKIO_COMPAT_MODE=OFF.
 # quick is a trial of everything in a minute; its figures are worth nothing.
 # Ends with 1 if something that had to hold did not, with 3 without a GPU.
 set -u
 [ $# -ge 2 ] || { sed -n '2,3p' "$0" >&2; exit 2; }
 here=$(cd "$(dirname "$0")" && pwd)
 dir=$1 out=$2 worst=0
+export KVIKIO_COMPAT_MODE=${KVIKIO_COMPAT_MODE:-ON}
 mkdir -p "$dir" "$out/now"
 
 common=(--dir "$dir" --rounds "${ROUNDS:-5}") small=() model=() limit=${LIMIT_S:-170}

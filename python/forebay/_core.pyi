@@ -118,15 +118,17 @@ class Reader:
 
     def gather(
         self,
-        offsets: builtins.bytes,
+        numbers: builtins.bytes,
+        begin: int,
+        step: int,
         size: int,
         gpu: int | None,
         at: int,
         hold: object,
         after: Sequence[tuple[int, int]],
     ) -> Pending:
-        """As `start`, for `size` bytes from each of `offsets` (64 bits each, in the machine's order), one behind the other
-        from `at` on."""
+        """As `start`, for `size` bytes from each of `numbers` (64 bits each, in the machine's order) × `step` + `begin`, one
+        behind the other from `at` on."""
 
     def close(self) -> None:
         """Waits for what is being read, and lets go of the file."""

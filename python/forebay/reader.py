@@ -219,9 +219,7 @@ class File:
             if last >= there:
                 found = f"it has {there} rows of {row_bytes} bytes from byte {start} on"
                 raise RequestError(f"row {last} of {self.name}", found, "rows of the file; File.size says how long it is")
-        import numpy as np
-
-        return self._read_each(numbers.astype(np.uint64) * np.uint64(row_bytes) + np.uint64(start), row_bytes, out, stream)
+        return self._read_each(numbers, start, row_bytes, row_bytes, out, stream)
 
     def read_at(self, offsets: Any, size: int, buffer: Any, *, stream: Any = None) -> int:
         """Reads `size` bytes from each of `offsets` into `buffer`, one behind the other; returns how many in all.
@@ -233,19 +231,20 @@ class File:
 
     def read_at_async(self, offsets: Any, size: int, buffer: Any, stream: Any = None) -> Future:
         """`read_at` that goes on by itself."""
-        import numpy as np
-
         begins = whole_numbers(offsets, "offsets")
         if size < 0:
             raise RequestError(f"size={size}", "it is negative", "0 or more")
-        return self._read_each(begins.astype(np.uint64, copy=False), size, buffer, stream)
+        return self._read_each(begins, 0, 1, size, buffer, stream)
 
-    def _read_each(self, offsets: Any, size: int, buffer: Any, stream: Any) -> Future:
+    def _read_each(self, numbers: Any, begin: int, step: int, size: int, buffer: Any, stream: Any) -> Future:
+        import numpy as np
+
         memory = memory_of(buffer)
         self._check_place(memory)
-        self._fitting(memory, 0, int(size) * offsets.size)
+        self._fitting(memory, 0, int(size) * numbers.size)
         after = streams_before([memory], stream)
-        pending = self._reader.gather(offsets.tobytes(), size, memory.gpu, memory.address, [memory], after)
+        sixty_four = numbers.astype(np.uint64, copy=False).tobytes()
+        pending = self._reader.gather(sixty_four, begin, step, size, memory.gpu, memory.address, [memory], after)
         return Future(pending, [memory], self)
 
     def _start(

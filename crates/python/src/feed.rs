@@ -2,7 +2,7 @@
 //! and keeps them alive; see python/forebay/buffers.py.
 
 use crate::raise;
-use forebay_engine::feed::{self, Place, Range, Request, Way};
+use forebay_engine::feed::{self, Layout, Place, Range, Request, Way};
 use forebay_engine::gpu::cuda::{Cuda, Event, Stream};
 use forebay_model::{safetensors, Error};
 use pyo3::prelude::*;
@@ -61,24 +61,27 @@ impl Reader {
         begun.map(|request| Pending::new(request, hold)).map_err(|e| raise(py, e))
     }
 
-    /// As `start`, for `size` bytes from each of `offsets` (64 bits each, in the machine's order), one behind the other
-    /// from `at` on.
+    /// As `start`, for `size` bytes from each of `numbers` (64 bits each, in the machine's order) × `step` + `begin`, one
+    /// behind the other from `at` on.
     #[allow(clippy::too_many_arguments)]
     fn gather(
         &self,
         py: Python<'_>,
-        offsets: &[u8],
+        numbers: &[u8],
+        begin: u64,
+        step: u64,
         size: usize,
         gpu: Option<u32>,
         at: u64,
         hold: Py<PyAny>,
         after: Vec<(u32, u64)>,
     ) -> PyResult<Pending> {
-        let offset = |n: &[u8]| u64::from_ne_bytes(n.try_into().expect("eight bytes"));
+        let number = |n: &[u8]| u64::from_ne_bytes(n.try_into().expect("eight bytes"));
         let begun = py.detach(|| {
-            let offsets = offsets.chunks_exact(8).map(offset).collect();
+            let numbers = numbers.chunks_exact(8).map(number).collect();
+            let layout = Layout { start: begin, step, row_bytes: size };
             let (reader, after) = (self.open()?, marks(after)?);
-            let request = Request::of_rows(&reader, offsets, size, place(gpu, at), after, feed::threads())?;
+            let request = Request::of_rows(&reader, numbers, layout, place(gpu, at), after, feed::threads())?;
             feed::submit(&request).map(|()| request)
         });
         begun.map(|request| Pending::new(request, hold)).map_err(|e| raise(py, e))

@@ -7,7 +7,7 @@ use super::layout::{
 use super::load::{self, Load, Loader};
 use super::many::Opened;
 use super::request::{Place, Range, Request, Source};
-use super::rows::{self, Table, OFFSETS_BYTES};
+use super::rows::{Table, NUMBERS_BYTES};
 use super::windows::{Gathered, Windows};
 use super::{PIECES_PER_PART, SLOTS, SLOT_BYTES};
 use crate::arena::Arena;
@@ -65,8 +65,8 @@ struct Outlet {
     device: Arc<Device>,
     stream: Arc<Mutex<Stream>>,
     spare: Vec<Event>,
-    /// Offsets of rows, for each slot.
-    offsets: Option<DeviceMemory>,
+    /// Numbers of rows, for each slot.
+    numbers: Option<DeviceMemory>,
 }
 
 /// What copies are made from.
@@ -74,7 +74,7 @@ enum From {
     Slot(usize),
     /// A registered window: its number, and the file's generation when the copy was queued.
     Window(Arc<Windows>, u32, u64),
-    /// Rows out of several, whose offsets came through the slot.
+    /// Rows out of several, whose numbers came through the slot.
     Rows(Arc<Windows>, Gathered, usize),
 }
 
@@ -350,25 +350,30 @@ impl Hand {
         index: usize,
         outlet: usize,
     ) -> Result<Vec<Range>, Error> {
-        let (offsets, to) = table.part(index);
+        let (numbers, to) = table.part(index);
         let Source::One { reader, .. } = source else { unreachable!("tables are of one file") };
         let windows = reader.windows().expect("made before the request was").clone();
         let bell = self.bell.get_or_insert_with(wakes_this_thread).clone();
-        let (slot, _) = self.free_slot(Some(outlet))?;
-        // SAFETY: a slot that nothing is copied from, ours until it is given back; the smallest holds that many.
-        let laid = unsafe { std::slice::from_raw_parts_mut(self.slot_at(slot).cast::<u64>(), offsets.len()) };
+        let (slot, slot_bytes) = self.free_slot(Some(outlet))?;
+        if slot_bytes < NUMBERS_BYTES {
+            // Hardly anything may be pinned, so hardly anything is registered.
+            self.give_slot_back(slot, true);
+            return Ok(table.layout.ranges(numbers, to));
+        }
+        // SAFETY: a slot that nothing is copied from, ours until it is given back, with room for as many.
+        let laid = unsafe { std::slice::from_raw_parts_mut(self.slot_at(slot).cast::<u64>(), numbers.len()) };
         let meanwhile = || {
             self.reap(false);
             !request.is_dropped()
         };
-        let (held, rest) = rows::lay(&windows, offsets, table.row_bytes, to, &bell, meanwhile, laid);
+        let (held, rest) = table.lay(&windows, numbers, to, &bell, meanwhile, laid);
         let Some(held) = held else {
             self.give_slot_back(slot, true);
             return Ok(rest);
         };
-        let fetched = (offsets.len() - rest.len()) * table.row_bytes;
+        let fetched = (numbers.len() - rest.len()) * table.layout.row_bytes;
         let gpu = self.outlets[outlet].device.index();
-        match windows.queue(&bell, || self.launch(table, &windows, offsets.len(), to, outlet, slot)) {
+        match windows.queue(&bell, || self.launch(table, &windows, numbers.len(), to, outlet, slot)) {
             Ok(event) => {
                 let from = From::Rows(windows, held, slot);
                 self.flights.push_back(Flight { gpu, from, bytes: fetched, event, ends: None });
@@ -397,17 +402,19 @@ impl Hand {
         let from = self.slot_at(slot);
         let Place::Device { at: to, .. } = to else { unreachable!("tables go to GPUs") };
         let outlet = &mut self.outlets[outlet];
-        let offsets = match outlet.offsets.take() {
+        let numbers = match outlet.numbers.take() {
             Some(there) => there,
-            None => outlet.device.allocate(SLOTS * OFFSETS_BYTES)?,
+            None => outlet.device.allocate(SLOTS * NUMBERS_BYTES)?,
         };
-        let at = outlet.offsets.insert(offsets).address() + (slot * OFFSETS_BYTES) as u64;
+        let at = outlet.numbers.insert(numbers).address() + (slot * NUMBERS_BYTES) as u64;
         let stream = outlet.stream.lock().expect("no holder panics");
-        // SAFETY: slot and offsets are this launch's until the event below has passed, and the windows of its rows are
+        let (base, layout) = (windows.base(), table.layout);
+        // SAFETY: slot and numbers are this launch's until the event below has passed, and the windows of its rows are
         // held; the destination is its owner's promise.
         unsafe {
             stream.copy_to_device(at, from, rows * size_of::<u64>())?;
-            table.kernel.queue(&stream, windows.base(), at, to, rows as u64, table.row_bytes as u64)?;
+            let first = base.wrapping_add(layout.start as usize);
+            table.kernel.queue(&stream, first, layout.step, at, to, rows as u64, layout.row_bytes as u64)?;
         }
         let event = outlet.spare.pop().map_or_else(|| outlet.device.event(), Ok)?;
         stream.record(&event).map(|()| event)
@@ -520,7 +527,7 @@ impl Hand {
             device,
             stream: Arc::new(Mutex::new(stream)),
             spare: Vec::new(),
-            offsets: None,
+            numbers: None,
         });
         Ok(self.outlets.len() - 1)
     }

@@ -20,6 +20,7 @@ pub use crew::{device, device_of, release, submit, threads};
 pub use file::{Reader, Way};
 pub use many::{read_files, sizes_of};
 pub use request::{Place, Range, Report, Request};
+pub use rows::Layout;
 
 /// What the hands of the crew read into and copy from: large enough for the link, small enough that all of them
 /// stay in the last-level cache.

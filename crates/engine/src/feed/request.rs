@@ -1,7 +1,7 @@
 //! One call's worth of reading: what goes where, how far it is, how it ended.
 
 use super::file::{Reader, Stamp};
-use super::rows::Table;
+use super::rows::{Layout, Table};
 use super::{PAGE, PIECES_PER_PART, SLOT_BYTES, WINDOWED_BYTES_MIN};
 use crate::gpu::cuda::{Event, Stream};
 use forebay_model::Error;
@@ -137,43 +137,37 @@ impl Request {
         Ok(request)
     }
 
-    /// Rows of `row_bytes` each, from `offsets` of the file on, one behind the other from `to` on. A GPU fetches them by
-    /// itself where that is asked for or pays; else they are ranges.
+    /// Rows by their numbers, one behind the other from `to` on. A GPU fetches them by itself where that is asked for or
+    /// pays; else they are ranges.
+    ///
+    /// # Errors
+    /// `Request`: a row that doesn't lie in the file. Nothing is read then.
     pub fn of_rows(
         reader: &Arc<Reader>,
-        offsets: Vec<u64>,
-        row_bytes: usize,
+        numbers: Vec<u64>,
+        layout: Layout,
         to: Place,
         after: Vec<Event>,
         hands: usize,
     ) -> Result<Arc<Request>, Error> {
         let before = reader.stamp()?;
-        let last = before.bytes.checked_sub(row_bytes as u64);
-        let beyond = |offset: &u64| last.is_none_or(|last| *offset > last);
-        if let Some(row) = offsets.iter().position(beyond).filter(|_| row_bytes > 0) {
-            return Err(Error::request(
-                format!(
-                    "{row_bytes} bytes from {} of {} (number {row} of those asked for)",
-                    offsets[row],
-                    reader.path.display()
-                ),
-                format!("it has {} bytes", before.bytes),
-                "rows inside the file; File.size says how long it is",
-            ));
+        if let Some(last) = numbers.iter().max().filter(|_| layout.row_bytes > 0) {
+            if layout.end(*last).is_none_or(|end| end > before.bytes) {
+                let Layout { start, step, row_bytes } = layout;
+                let place = if step == 1 { format!("{last}") } else { format!("{start} + {last} × {step}") };
+                return Err(Error::request(
+                    format!("{row_bytes} bytes from {place} of {}", reader.path.display()),
+                    format!("it has {} bytes", before.bytes),
+                    "rows inside the file; File.size says how long it is",
+                ));
+            }
         }
-        let Some(kernel) = reader.rows_for(to, offsets.len(), row_bytes)? else {
-            let each = offsets.iter().enumerate();
-            let range = |(i, offset): (usize, &u64)| Range {
-                file: 0,
-                offset: *offset,
-                bytes: row_bytes,
-                to: to.after(i * row_bytes),
-            };
-            return Request::of_file(reader, &each.map(range).collect::<Vec<_>>(), after, hands);
+        let Some(kernel) = reader.rows_for(to, numbers.len(), layout.row_bytes)? else {
+            return Request::of_file(reader, &layout.ranges(&numbers, to), after, hands);
         };
         let source = Source::One { reader: reader.clone(), before };
         let mut request = Request::new(source, &[], after, hands, None);
-        request.table = Some(Table { kernel, offsets, row_bytes, to });
+        request.table = Some(Table { kernel, numbers, layout, to });
         let request = Arc::new(request);
         reader.note(&request);
         Ok(request)

@@ -4,95 +4,115 @@ use super::request::{Place, Range};
 use super::windows::{Gathered, Windows};
 use crate::gpu::kernels::{Rows, ELSEWHERE};
 use crate::path::mapped::Bell;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-/// Rows of one launch: enough that it costs nothing beside them, few enough that their offsets fit the smallest slot.
-pub(super) const ROWS_PER_PART: usize = 8192;
-pub(super) const OFFSETS_BYTES: usize = ROWS_PER_PART * size_of::<u64>();
+/// Rows of one launch at most; their numbers fit a slot.
+const ROWS_PER_PART_MAX: usize = 32 << 10;
+pub(super) const NUMBERS_BYTES: usize = ROWS_PER_PART_MAX * size_of::<u64>();
+/// Enough for the link to be busy for a millisecond, in which the next launch is made ready.
+const PART_BYTES: usize = 64 << 20;
+const ROWS_PER_PART_MIN: usize = 1024;
 /// Longer rows are ranges: the copy engine moves them as fast.
 pub(super) const ROW_BYTES_MAX: usize = 1 << 20;
 
-/// Rows that one request is for: row i, `row_bytes` from `offsets[i]` of the file on, goes to `to` + i × `row_bytes`.
+/// Where rows lie in a file: number n begins at byte `start` + n × `step`.
+#[derive(Clone, Copy, Debug)]
+pub struct Layout {
+    pub start: u64,
+    pub step: u64,
+    pub row_bytes: usize,
+}
+
+impl Layout {
+    /// Where a row begins. Only for one that lies in the file.
+    pub fn offset(self, number: u64) -> u64 {
+        self.start + number * self.step
+    }
+
+    /// These rows one behind the other, for who fetches them by hand.
+    pub(super) fn ranges(self, numbers: &[u64], to: Place) -> Vec<Range> {
+        numbers.iter().enumerate().map(|(i, number)| self.range(i, *number, to)).collect()
+    }
+
+    fn range(self, i: usize, number: u64, to: Place) -> Range {
+        let (offset, bytes) = (self.offset(number), self.row_bytes);
+        Range { file: 0, offset, bytes, to: to.after(i * bytes) }
+    }
+
+    /// None where no file is that long.
+    pub fn end(self, number: u64) -> Option<u64> {
+        number.checked_mul(self.step)?.checked_add(self.start)?.checked_add(self.row_bytes as u64)
+    }
+}
+
+/// Rows that one request is for: the i-th of `numbers` goes to `to` + i × `row_bytes`.
 pub(super) struct Table {
     pub kernel: Rows,
-    pub offsets: Vec<u64>,
-    pub row_bytes: usize,
+    pub numbers: Vec<u64>,
+    pub layout: Layout,
     pub to: Place,
 }
 
 impl Table {
+    fn rows_each(&self) -> usize {
+        (PART_BYTES / self.layout.row_bytes).clamp(ROWS_PER_PART_MIN, ROWS_PER_PART_MAX)
+    }
+
     pub fn parts(&self) -> usize {
-        self.offsets.len().div_ceil(ROWS_PER_PART)
+        self.numbers.len().div_ceil(self.rows_each())
     }
 
     /// The rows of a part, and where the first of them goes.
     pub fn part(&self, index: usize) -> (&[u64], Place) {
-        let first = index * ROWS_PER_PART;
-        let end = self.offsets.len().min(first + ROWS_PER_PART);
-        (&self.offsets[first..end], self.to.after(first * self.row_bytes))
+        let first = index * self.rows_each();
+        let end = self.numbers.len().min(first + self.rows_each());
+        (&self.numbers[first..end], self.to.after(first * self.layout.row_bytes))
     }
 
     pub fn bytes(&self) -> u64 {
-        (self.offsets.len() * self.row_bytes) as u64
+        (self.numbers.len() * self.layout.row_bytes) as u64
     }
-}
 
-/// What a part's rows need, and what of it may be read.
-enum State {
-    Unknown,
-    /// So many bytes of it are wanted.
-    Wanted(u64),
-    Held,
-    Not,
-}
-
-/// Has the windows of these rows registered and holds those that are; `laid` gets each row's offset, or `ELSEWHERE` and
-/// a range among the rest. None: nothing may be read that way. `go_on` is asked while the registrar works.
-pub(super) fn lay(
-    windows: &Windows,
-    offsets: &[u64],
-    row_bytes: usize,
-    to: Place,
-    bell: &Arc<Bell>,
-    go_on: impl FnMut() -> bool,
-    laid: &mut [u64],
-) -> (Option<Gathered>, Vec<Range>) {
-    let mut states: Vec<State> = (0..windows.count()).map(|_| State::Unknown).collect();
-    let of = |offset: u64| {
-        let (first, last) = (windows.number_of(offset), windows.number_of(offset + row_bytes as u64 - 1));
-        first as usize..=last as usize
-    };
-    for offset in offsets {
-        for window in of(*offset) {
-            let before = match states[window] {
-                State::Wanted(bytes) => bytes,
-                _ => 0,
-            };
-            states[window] = State::Wanted(before + row_bytes as u64);
+    /// Has the windows of these rows registered and holds those that are; `laid` gets each row's number, or `ELSEWHERE`
+    /// and a range among the rest. None: nothing may be read that way. `go_on` is asked while the registrar works.
+    pub fn lay(
+        &self,
+        windows: &Windows,
+        numbers: &[u64],
+        to: Place,
+        bell: &Arc<Bell>,
+        go_on: impl FnMut() -> bool,
+        laid: &mut [u64],
+    ) -> (Option<Gathered>, Vec<Range>) {
+        // A table that is registered as a whole, as it is from the second batch on: nothing is looked up for a row.
+        if let Some(all) = windows.hold_whole() {
+            laid.copy_from_slice(numbers);
+            return (Some(all), Vec::new());
         }
-    }
-    let wanted: Vec<(u32, u64)> = (0u32..)
-        .zip(&states)
-        .filter_map(|(number, state)| match state {
-            State::Wanted(bytes) => Some((number, *bytes)),
-            _ => None,
-        })
-        .collect();
-    let held = windows.hold_all(&wanted, bell, go_on);
-    for state in &mut states {
-        *state = State::Not;
-    }
-    for number in held.iter().flat_map(|held| &held.numbers) {
-        states[*number as usize] = State::Held;
-    }
-    let mut rest = Vec::new();
-    for (i, (offset, place)) in offsets.iter().zip(laid).enumerate() {
-        if of(*offset).all(|window| matches!(states[window], State::Held)) {
-            *place = *offset;
-        } else {
-            *place = ELSEWHERE;
-            rest.push(Range { file: 0, offset: *offset, bytes: row_bytes, to: to.after(i * row_bytes) });
+        let of = |number: u64| -> RangeInclusive<usize> {
+            let offset = self.layout.offset(number);
+            let last = offset + self.layout.row_bytes as u64 - 1;
+            windows.number_of(offset) as usize..=windows.number_of(last) as usize
+        };
+        let mut bytes = vec![0u64; windows.count() as usize];
+        for number in numbers {
+            of(*number).for_each(|window| bytes[window] += self.layout.row_bytes as u64);
         }
+        let wanted: Vec<(u32, u64)> = (0u32..).zip(bytes).filter(|(_, bytes)| *bytes > 0).collect();
+        let held = windows.hold_all(&wanted, bell, go_on);
+        let mut ready = vec![false; windows.count() as usize];
+        for window in held.iter().flat_map(|held| &held.numbers) {
+            ready[*window as usize] = true;
+        }
+        let mut rest = Vec::new();
+        for (i, (number, place)) in numbers.iter().zip(laid).enumerate() {
+            *place = *number;
+            if !of(*number).all(|window| ready[window]) {
+                *place = ELSEWHERE;
+                rest.push(self.layout.range(i, *number, to));
+            }
+        }
+        (held, rest)
     }
-    (held, rest)
 }

@@ -88,6 +88,21 @@ impl Windows {
         self.file.address(0).as_ptr()
     }
 
+    /// Holds all windows, if all of them may be read.
+    pub fn hold_whole(&self) -> Option<Gathered> {
+        let numbers: Vec<u32> = (0..self.count()).collect();
+        let ready = |n: &u32| self.file.window(*n).phase() == Phase::Ready;
+        if !numbers.iter().all(ready) {
+            return None;
+        }
+        let held: Vec<u32> = numbers.iter().copied().take_while(|n| self.hold_ready(*n)).collect();
+        if held.len() < numbers.len() {
+            held.iter().for_each(|number| self.file.window(*number).release());
+            return None;
+        }
+        self.settled(held)
+    }
+
     /// Has these windows registered, each wanted for so many bytes, and holds those that are; None where none is, or
     /// the file changed. `go_on` is asked meanwhile. Nothing is held while it waits: two that wait for each other's
     /// windows would wait for ever.
@@ -111,17 +126,25 @@ impl Windows {
         while wanted.iter().any(|(number, _)| phase(number) == Phase::Pending) && go_on() {
             std::thread::park_timeout(LOOK_AGAIN);
         }
-        let held: Vec<u32> =
-            wanted.iter().map(|(number, _)| *number).filter(|n| self.hold_ready(*n)).collect();
+        let held = wanted.iter().map(|(number, _)| *number).filter(|n| self.hold_ready(*n)).collect();
+        let settled = self.settled(held);
+        if settled.is_none() {
+            self.registry.answered(bell);
+        }
+        settled
+    }
+
+    /// What is held, with the generation that it is of; lets go of it where the file changed.
+    fn settled(&self, held: Vec<u32>) -> Option<Gathered> {
         let seen = self.registry.look(&self.file);
         // What is ready after the look was registered in this generation.
+        let ready = |n: &u32| self.file.window(*n).phase() == Phase::Ready;
         match seen {
-            Ok(generation) if !held.is_empty() && held.iter().all(|n| phase(n) == Phase::Ready) => {
+            Ok(generation) if !held.is_empty() && held.iter().all(ready) => {
                 Some(Gathered { numbers: held, generation })
             }
             _ => {
                 held.iter().for_each(|number| self.file.window(*number).release());
-                self.registry.answered(bell);
                 None
             }
         }

@@ -251,7 +251,7 @@ fn rows_go_from_registered_memory_to_their_places_and_nothing_beside_them() {
                 let (to, count) = (bench.memory.address() + skew as u64, laid.len() as u64);
                 // SAFETY: the table is pinned, and rows and offsets lie inside; nobody else uses the memory.
                 bench.done(unsafe {
-                    kernel.queue(&bench.stream, base, offsets.address(), to, count, row_bytes)
+                    kernel.queue(&bench.stream, base, 1, offsets.address(), to, count, row_bytes)
                 });
                 for (i, from) in laid.iter().enumerate().filter(|(_, offset)| **offset != ELSEWHERE) {
                     expected[skew + i * row..][..row].copy_from_slice(&held[*from as usize..][..row]);

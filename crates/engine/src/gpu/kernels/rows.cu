@@ -36,19 +36,19 @@ INLINE void copy_row(u8 *to, const u8 *from, u64 bytes, u32 lane, u32 lanes)
         COPY(u8, to, from, bytes, lane, lanes);
 }
 
-// Row i of `rows` lies at base + offsets[i] and goes to to + i * row_bytes. `lanes` is a power of two.
-extern "C" __global__ void rows_gather(const u8 *base, const u64 *offsets, u8 *to, u64 rows, u64 row_bytes, u64 lanes)
+// Row i of `rows` lies at base + numbers[i] * step and goes to to + i * row_bytes. `lanes` is a power of two.
+extern "C" __global__ void rows_gather(const u8 *base, u64 step, const u64 *numbers, u8 *to, u64 rows, u64 row_bytes, u64 lanes)
 {
     if (IDLE)
         return;
     u64 side_by_side = LANES / lanes;
     u64 first = ((u64)blockIdx.x * WARPS_OF_BLOCK + WARP_OF_BLOCK) * side_by_side;
-    u64 step = (u64)gridDim.x * WARPS_OF_BLOCK * side_by_side;
+    u64 stride = (u64)gridDim.x * WARPS_OF_BLOCK * side_by_side;
     EACH_LANE(lane) {
-        for (u64 row = first + lane / lanes; row < rows; row += step) {
-            u64 offset = offsets[row];
-            if (offset != ELSEWHERE)
-                copy_row(to + row * row_bytes, base + offset, row_bytes, lane % (u32)lanes, (u32)lanes);
+        for (u64 row = first + lane / lanes; row < rows; row += stride) {
+            u64 number = numbers[row];
+            if (number != ELSEWHERE)
+                copy_row(to + row * row_bytes, base + number * step, row_bytes, lane % (u32)lanes, (u32)lanes);
         }
     }
 }

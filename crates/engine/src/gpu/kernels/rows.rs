@@ -5,7 +5,7 @@ use crate::gpu::cuda::{Cuda, Device, Function, Stream};
 use forebay_model::Error;
 use std::sync::Arc;
 
-/// In place of an offset: this row comes another way.
+/// In place of a number: this row comes another way.
 pub const ELSEWHERE: u64 = u64::MAX;
 /// What a lane reads at once, bytes.
 const WORD_BYTES: u64 = 16;
@@ -32,17 +32,19 @@ impl Rows {
         Ok(Rows { kernel, blocks_max: blocks_max.into() })
     }
 
-    /// Queues the fetching of `rows` rows of `row_bytes` each: row i from `base` + `offsets[i]` to `to` + i × `row_bytes`,
-    /// but for those that are `ELSEWHERE`. `offsets` is a device address.
+    /// Queues the fetching of `rows` rows of `row_bytes` each: from `base` + `numbers[i]` × `step` to `to` + i ×
+    /// `row_bytes`, but for those that are `ELSEWHERE`. `numbers` is a device address.
     ///
     /// # Safety
     /// The device may read the rows (they are registered with it) and write to their places, which are the caller's,
     /// until the stream has passed.
+    #[allow(clippy::too_many_arguments)] // they are the kernel's
     pub unsafe fn queue(
         &self,
         stream: &Stream,
         base: *const u8,
-        offsets: u64,
+        step: u64,
+        numbers: u64,
         to: u64,
         rows: u64,
         row_bytes: u64,
@@ -50,7 +52,7 @@ impl Rows {
         let lanes = row_bytes.div_ceil(WORD_BYTES).next_power_of_two().clamp(1, LANES);
         let warps = rows.div_ceil(LANES / lanes);
         let blocks = warps.div_ceil(u64::from(WARPS)).clamp(1, self.blocks_max);
-        let arguments = [base as u64, offsets, to, rows, row_bytes, lanes];
+        let arguments = [base as u64, step, numbers, to, rows, row_bytes, lanes];
         // SAFETY: the kernel takes these; the rest is the caller's promise.
         unsafe { stream.launch(&self.kernel, blocks as u32, THREADS, &arguments) }
     }
