@@ -105,6 +105,7 @@ def test_a_damaged_record_is_named_or_passed_over(forebay: Run, data: Path) -> N
     [
         (("--data", "nowhere"), 2, "nowhere"),
         (("--data", "DATA", "--files", "61"), 2, "too few files"),
+        (("--data", "DATA", "--engine", "map"), 2, "--engine uring, inline or auto"),
         (("--data", "DATA", "--accelerators", "100"), 2, "--accelerators"),
     ],
 )

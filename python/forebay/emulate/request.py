@@ -45,7 +45,8 @@ RUN_OPTIONS = (
 # Fields of a job that mean the same here.
 JOB_OPTIONS = ("cache", "engine", "io_bytes", "depth", "workers", "cpus", "interval_ms", "power")
 OWN_HELP = {
-    "cache": "Page cache: bypass (O_DIRECT), drop, allow or warm. Default: by what is cached.",
+    "cache": "Page cache: bypass (O_DIRECT), drop, allow, warm or auto: by what is cached. Default: auto.",
+    "engine": "How files are read: auto, uring or inline. Default: auto.",
     "io_bytes": "Bytes per I/O, as 1m.",
     "workers": "Threads. Default: one per processor.",
 }
