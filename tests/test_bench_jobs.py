@@ -225,7 +225,8 @@ def test_one_file_under_two_names_is_not_written_to(tmp_path: Path, as_stripe: b
     (tmp_path / "b").hardlink_to(tmp_path / "a")
     before = (tmp_path / "a").read_bytes()
     sources = ["stripe:?chunk=64k&m=a&m=b"] if as_stripe else ["a", "b"]
-    done = processes.run([*processes.FOREBAY, "bench", *sources, *job, "--overwrite", "b"], cwd=tmp_path)
+    named = ("--overwrite", "a", "--overwrite", "b")
+    done = processes.run([*processes.FOREBAY, "bench", *sources, *job, *named], cwd=tmp_path)
     assert done.returncode == 2 and "write to b: it is the same as a" in done.stderr
     assert (tmp_path / "a").read_bytes() == before
     assert bench("a", "b", *SMALL, "--passes", 1, cwd=tmp_path)["result"]["bytes"] == 2 << 20

@@ -150,6 +150,29 @@ def test_a_folder_in_which_nothing_was_made_is_taken_away(run: Run, tmp_path: Pa
     assert list((tmp_path / "data").iterdir()) == []
 
 
+def test_a_folder_that_took_the_place_of_ours_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is taken away is the folder that was made, not what has its name by then."""
+    home = tmp_path / own_files.TUNE
+
+    def replaced(job: dict[str, Any], observer: object) -> dict[str, Any]:
+        assert job["sources"] == [str(home)] and home.is_dir()
+        home.rename(tmp_path / "aside")
+        home.mkdir()
+        return {}
+
+    monkeypatch.setattr(own_files.engine, "run", replaced)
+    job = {"sources": [str(tmp_path)], "files": 1, "file_bytes": KIB}
+    own_files.run(job, own_files.TUNE)
+    assert home.is_dir()
+    # One that somebody else made is there before us, however late.
+    monkeypatch.setattr(own_files.engine, "run", lambda job, observer: {})
+    own_files.run(job, own_files.TUNE)
+    assert home.is_dir()
+    home.rmdir()
+    own_files.run(job, own_files.TUNE)
+    assert not home.exists(), "ours, and empty"
+
+
 def test_a_comparison_reads_what_is_there(run: Run, tmp_path: Path) -> None:  # noqa: F811
     job = ("compare", "--a", "depth=1", "--b", "depth=2", "missing", "--file-size", "64k", "--cache", "allow")
     refused(run(*job), 2, "read missing", "--create --file-size 64k")

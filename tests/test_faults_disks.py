@@ -201,6 +201,25 @@ def test_a_file_with_holes_is_warned_about(run: Run, ext4: Callable[..., tuple[P
     assert "holes" in warnings["cached"]["next"], warnings
 
 
+def test_direct_io_that_the_file_system_ignores_is_refused(
+    run: Run, ext4: Callable[..., tuple[Path, Path]]
+) -> None:
+    """ext4 with data=journal takes O_DIRECT and goes through the page cache: only statx tells."""
+    if tuple(map(int, os.uname().release.split(".")[:2])) < (6, 1):
+        pytest.skip("statx tells nothing of direct I/O before Linux 6.1")
+    _, place = ext4(64, "-o", "data=journal")
+    file = made(place / "f", MIB)
+    for flags in ((), ("--require-direct",), ("--op", "write", "--overwrite", file)):
+        done = run(*BENCH, file, *flags)
+        refused(done, 3, f"O_DIRECT on {file}", "statx", "data=journal", "--buffered")
+    done = run(*BENCH, file, "--buffered", "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["job"]["direct"] is False, done.stderr
+    for source in (file, place):
+        checks = json.loads(run("doctor", source, "--json").stdout)["checks"]
+        direct = next(c for c in checks if c["id"] == f"direct {source}")
+        assert direct["state"] == "missing" and "statx" in direct["found"], direct
+
+
 # Users and limits -----------------------------------------------------------------------------------------
 
 

@@ -264,12 +264,13 @@ def test_warnings_recorded_and_derived_are_grouped(tmp_path: Path) -> None:
         warnings=[{"id": "noisy", "text": "steal 9 %", "next": "a quiet machine"}],
     )
     noisy["result"]["noise"] |= {"throttled": 3, "steal_pct": 9.0}
-    cached = record("bounce")
-    cached["cache"]["device_bytes"] = 0
+    text = "the device delivered 50 % of the bytes that were read"
+    cached = record("bounce", warnings=[{"id": "cached", "text": text, "next": "--cache bypass"}])
     write_report([save(tmp_path / "r.jsonl", noisy, cached)], str(tmp_path / "r.html"), charts=False)
     text = text_of((tmp_path / "r.html").read_text())
     for expected in ("steal 9 %", "throttled 3 times", "Too short", "One run only", "Partly from memory"):
         assert expected in text, expected
+    assert text.count("the device delivered") == 1, "the engine has judged the cache: the page repeats its words"
     assert text.count("hypervisor") == 0, "the record's own warning stands for the derived one"
 
 

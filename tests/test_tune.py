@@ -130,11 +130,59 @@ def test_a_neighbour_that_is_higher_is_chosen_from_or_else_told() -> None:
     late = Search(axes, measure, lambda: clock[0], 200.0)
     late.probes = {Setting(1 << 20, 1, d): [Probe(rates[d], 0.1)] for d in (4, 8)}
     late.confirmed = {s: {1: late.probes[s][0], 2: late.probes[s][0]} for s in late.probes}
-    late.considered = frozenset(late.probes)
     late.probes[Setting(1 << 20, 1, 64)] = [Probe(6.0, 0.1)]
     assert late.choose().peak.depth == 8 and late.unconfirmed_higher(late.choose().peak) == Setting(
         1 << 20, 1, 64
     )
+
+
+@pytest.mark.parametrize("seconds", [60.0, 100.0, 400.0])
+def test_what_a_lucky_probe_hid_is_confirmed_and_chosen(seconds: float) -> None:
+    """One probe 20 % too high made every other setting look far from the peak: it alone was confirmed, and chosen, with a
+    cheaper setting at 104 % of it in the table."""
+    axes = {"io_bytes": [1 << 20, 2 << 20, 4 << 20], "workers": [1, 2, 4, 8], "depth": [8, 16, 32]}
+    lucky, clock = Setting(4 << 20, 8, 32), [0.0]
+
+    def measure(setting: Setting, long: bool) -> Probe:
+        clock[0] += 2.0 if long else 1.0
+        rate = 4.16 if setting.workers == 1 else 4.0
+        rate *= min(1.0, 0.7 + 0.1 * (setting.io_bytes >> 20)) * (0.97 if setting.depth == 8 else 1.0)
+        return Probe(4.8 if setting == lucky and not long else rate, 0.1 * setting.workers)
+
+    search = Search(axes, measure, lambda: clock[0], seconds)
+    search.run(Setting(1 << 20, 8, 8))
+    choice = search.choose()
+    assert choice.pick.workers == 1 and choice.pick.io_bytes == 4 << 20 and choice.confirmed
+    peak = search.figures(choice.peak)
+    assert peak is not None and peak.gib_s == pytest.approx(4.16)
+    if seconds > 60:
+        assert choice.pick.depth == 16, "of equal costs the smaller buffers"
+
+
+def test_equal_costs_go_to_the_smaller_buffers() -> None:
+    """Fewer I/Os in flight may take more memory: memory counts."""
+    few, small = Setting(8 << 20, 1, 4), Setting(1 << 20, 1, 16)
+    search = Search({}, lambda setting, long: None, lambda: 0.0, 1.0)
+    search.probes = {few: [Probe(4.0, 0.1)], small: [Probe(3.95, 0.1)]}
+    search.confirmed = {s: {1: runs[0], 2: runs[0]} for s, runs in search.probes.items()}
+    assert search.choose().pick == small
+
+
+def test_buffers_are_bounded_unless_told_otherwise(machine: FakeMachine, capsys: Any) -> None:
+    def most(*arguments: Any) -> int:
+        machine.jobs.clear()
+        code, found = tune(capsys, "/data/x", *arguments)
+        assert code == 0 and found["pick"]["buffer_bytes"] <= found["max_buffer_bytes"]
+        return max(j["io_bytes"] * j["workers"] * j["depth"] for j in machine.jobs)
+
+    assert most() <= 256 << 20
+    assert most("--max-buffers", "2m") <= 2 << 20
+    held = ("--io-size", "4m", "--workers", "8", "--depth", "32")
+    assert most(*held, "--max-buffers", "1g") == 1 << 30
+    machine.jobs.clear()
+    code, _, err = typed(capsys, "tune", "/data/x", *held)
+    assert code == 2 and "8 workers × depth 32 × 4m, takes 1g" in err and "--max-buffers 1g" in err
+    assert not machine.jobs
 
 
 def test_ctrl_c_keeps_what_it_has(machine: FakeMachine, capsys: Any, tmp_path: Path) -> None:
@@ -220,6 +268,7 @@ def test_files_stay_the_same_while_workers_vary(machine: FakeMachine, capsys: An
         (["/x", "--passes", "1"], "--passes"),
         (["/x", "--share", "0"], "--share"),
         (["/x", "--max-time", "soon"], "--max-time"),
+        (["/x", "--max-buffers", "much"], "--max-buffers"),
     ],
 )
 def test_a_wrong_request_is_named(

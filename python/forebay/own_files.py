@@ -68,15 +68,17 @@ def run(
     """Runs the job on files in `folder` (None: where the job says). A folder in which nothing was made is removed."""
     mine = placed(job, folder) if folder else job
     homes = [_path(s) for s in named(mine) if mine.get("create") and not _PLACELESS.match(s)]
-    made = [h for h in homes if h.name in NAMES and h.parent.is_dir() and not h.exists()]
+    made: dict[Path, tuple[int, int]] = {}
     try:
-        for home in made:
-            _make(home)
+        for home in homes:
+            if home.name in NAMES and home.parent.is_dir() and (identity := _make(home)):
+                made[home] = identity
         return engine.run(mine, observer=observer)
     finally:
-        for home in made:
+        for home, identity in made.items():
             with contextlib.suppress(OSError):
-                home.rmdir()
+                if _identity(home) == identity:
+                    home.rmdir()
 
 
 def _path(source: str) -> Path:
@@ -87,8 +89,20 @@ def is_folder(source: str) -> bool:
     return _path(source).is_dir()
 
 
-def _make(home: Path) -> None:
+def _identity(folder: Path) -> tuple[int, int]:
+    """Device and inode of what has the name; OSError where nothing has it."""
+    found = folder.lstat()
+    return found.st_dev, found.st_ino
+
+
+def _make(home: Path) -> tuple[int, int] | None:
+    """Makes the folder and says which one it is; None where somebody else's is there, which isn't ours to remove."""
     try:
-        home.mkdir(exist_ok=True)
+        home.mkdir()
+        return _identity(home)
+    except FileExistsError:
+        if home.is_dir():
+            return None
+        raise RequestError(f"make {home}", "something else has that name", f"ls -ld {home}") from None
     except OSError as error:
         raise RequestError(f"make {home}", str(error.strerror), "a folder of yours, or a file") from error

@@ -6,6 +6,7 @@
 
 mod site;
 
+use crate::identity::taken;
 use crate::meter::{cpu, disk};
 use forebay_model::files::{Cache, FilesRecord, FilesSpec, Phase, PhaseResult, SCHEMA};
 use forebay_model::record::Warning;
@@ -352,10 +353,17 @@ impl Work<'_> {
                 self.site.begin(worker);
             }
             let path = self.site.path(file);
+            if self.removes() && !self.site.is_ours(&path, file) {
+                if matches!(self.call, Call::Remove) {
+                    continue;
+                }
+                self.keep_failure(shared, taken(&path));
+                break;
+            }
             let begun = Instant::now();
             match self.one_file(&path, file, &mut buffer) {
-                Ok(bytes) => {
-                    latency.record(begun.elapsed().as_nanos() as u64);
+                Ok((bytes, aside)) => {
+                    latency.record(begun.elapsed().saturating_sub(aside).as_nanos() as u64);
                     shared.files.fetch_add(1, Relaxed);
                     shared.bytes.fetch_add(bytes, Relaxed);
                 }
@@ -374,9 +382,14 @@ impl Work<'_> {
         matches!(self.call, Call::Timed(Phase::Create))
     }
 
-    fn one_file(&self, path: &Path, file: u64, buffer: &mut Buffer) -> io::Result<u64> {
-        match self.call {
-            Call::Timed(Phase::Create) => self.site.create(path, buffer.content(file)),
+    fn removes(&self) -> bool {
+        matches!(self.call, Call::Timed(Phase::Delete) | Call::Remove)
+    }
+
+    /// Bytes moved, and time within that isn't the call's.
+    fn one_file(&self, path: &Path, file: u64, buffer: &mut Buffer) -> io::Result<(u64, Duration)> {
+        let bytes = match self.call {
+            Call::Timed(Phase::Create) => return self.site.create(path, file, buffer.content(file)),
             Call::Timed(Phase::Stat) => std::fs::symlink_metadata(path).map(|_| 0),
             Call::Timed(Phase::Read) => self.site.read(path, buffer.space()),
             Call::Timed(Phase::Delete) => std::fs::remove_file(path).map(|()| 0),
@@ -385,7 +398,8 @@ impl Work<'_> {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
                 other => other.map(|()| 0),
             },
-        }
+        };
+        bytes.map(|bytes| (bytes, Duration::ZERO))
     }
 
     /// What can't be done by all is done by none. Only cleaning up goes on: this thread does what the missing ones would.
@@ -402,11 +416,13 @@ impl Work<'_> {
 
     /// Keeps the first failure and stops every thread.
     fn fail(&self, shared: &Shared, path: &Path, error: &io::Error) {
+        self.keep_failure(shared, self.site.explain(self.name, path, error));
+    }
+
+    fn keep_failure(&self, shared: &Shared, error: Error) {
         shared.stop.store(true, Relaxed);
-        let mut failure = shared.failure.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if failure.is_none() {
-            *failure = Some(self.site.explain(self.name, path, error));
-        }
+        let mut failure = shared.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        failure.get_or_insert(error);
     }
 }
 

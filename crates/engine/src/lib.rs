@@ -12,6 +12,7 @@ pub mod files;
 pub mod format;
 pub mod generate;
 pub mod gpu;
+mod identity;
 pub mod meter;
 pub mod path;
 pub mod queue;

@@ -46,6 +46,37 @@ fn each_phase_touches_every_file_once_and_nothing_is_left() {
     assert_eq!(fs::read_dir(home.path()).unwrap().count(), 1);
 }
 
+/// Both ways of removing: the phase, which fails with what it met, and the cleaning up.
+#[test]
+fn a_file_moved_under_a_name_of_ours_is_not_removed() {
+    for phases in [vec![Phase::Create, Phase::Delete], vec![Phase::Create]] {
+        let home = tempfile::tempdir().unwrap();
+        let users = home.path().join("precious");
+        fs::write(&users, "mine").unwrap();
+        let spec = FilesSpec { phases: phases.clone(), ..spec(home.path()) };
+        let root = home.path().join("forebay-files-0123456789abcdef");
+        let taken = root.join("d0001").join("f00000001");
+        let record = run(&spec, "0123456789abcdef", &mut |p: &Progress| {
+            if ["delete", "cleanup"].contains(&p.phase) && users.exists() {
+                fs::rename(&users, &taken).unwrap();
+            }
+            true
+        });
+        let record = record.unwrap();
+        assert_eq!(fs::read_to_string(&taken).unwrap(), "mine", "{record:?}");
+        assert!(
+            record.left.as_ref().is_some_and(|left| left.contains("forebay-files-")),
+            "{:?}",
+            record.left
+        );
+        let failed = record.failure.is_some_and(|e| e.found.contains("another file"));
+        assert_eq!(failed, phases.len() == 2);
+        let left: Vec<_> =
+            fs::read_dir(root.join("d0001")).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(left, ["f00000001"], "all the others are gone");
+    }
+}
+
 #[test]
 fn without_a_delete_phase_the_files_go_all_the_same() {
     let home = tempfile::tempdir().unwrap();

@@ -148,6 +148,9 @@ fn counters_add_devices_once_and_give_differences() {
     write(&sys.path().join("devices/nvme0n1/stat"), "15 0 2148 1 20 0 200 2 0 3 3");
     let after = disk::Counters::read_in(sys.path(), &drives).unwrap();
     let traffic = after.since(&before).unwrap();
+    let each = after.by_device(&before).unwrap();
+    let read: Vec<_> = each.iter().map(|(number, own)| (*number, own.read_bytes)).collect();
+    assert_eq!(read, [((259, 0), 2048 * 512), ((259, 1), 0)], "each device once");
     assert_eq!((traffic.read_ios, traffic.read_bytes), (5, 2048 * 512));
     assert_eq!((traffic.write_ios, traffic.written_bytes), (0, 0));
     assert!(before.since(&after).unwrap_err().contains("went back"));

@@ -75,6 +75,86 @@ fn a_file_that_took_the_inode_of_ours_is_not_ours() {
     assert_eq!(fs::read(&file).unwrap(), vec![7u8; 1 << 20]);
 }
 
+/// Gives our file's name to another as soon as files are being made, and may end the run there.
+struct Moving<'a> {
+    users: &'a Path,
+    ours: &'a Path,
+    ends: bool,
+}
+
+impl Observer for Moving<'_> {
+    fn progress(&mut self, _: &Progress) {}
+
+    fn stop(&mut self) -> bool {
+        if self.users.exists() && self.ours.exists() {
+            fs::rename(self.users, self.ours).unwrap();
+        }
+        self.ends
+    }
+}
+
+/// Whoever moves a file under our name while we make ours keeps it: it is neither measured, claimed, nor removed.
+#[test]
+fn a_file_moved_under_our_name_while_files_are_made_stays_the_users() {
+    for ends in [false, true] {
+        let home = tempfile::tempdir().unwrap();
+        let (users, ours) = (home.path().join("users"), home.path().join("ours"));
+        let precious = vec![7u8; 2 << 20];
+        fs::write(&users, &precious).unwrap();
+        let wanted = JobSpec { create: true, file_bytes: Some(1 << 20), ..job(&ours) };
+        let mut moving = Moving { users: &users, ours: &ours, ends };
+        let error = run(&wanted, vec!["test".into()], &mut moving).unwrap_err();
+        assert!(!users.exists(), "it was moved: {error}");
+        assert!(fs::read(&ours).unwrap() == precious, "the user's file is as it was");
+        if !ends {
+            assert!(error.found.contains("another file") && error.next.contains("ls -li"), "{error}");
+        }
+        let error = go(&JobSpec { op: Op::Write, ..job(&ours) }).unwrap_err();
+        assert!(error.next.contains("--overwrite"), "it isn't claimed: {error}");
+        assert!(fs::read(&ours).unwrap() == precious);
+    }
+}
+
+/// The name, the inode and the birth of a file that `cp` wrote over are those of ours. What it holds isn't.
+#[test]
+fn what_was_copied_over_a_file_of_ours_is_the_users() {
+    let home = tempfile::tempdir().unwrap();
+    let (file, users) = (home.path().join("f"), home.path().join("users"));
+    fs::write(&users, vec![7u8; 1 << 20]).unwrap();
+    let write = JobSpec { op: Op::Write, ..job(&file) };
+    go(&JobSpec { file_bytes: Some(1 << 20), ..write.clone() }).unwrap();
+    go(&write).expect("nobody touched it");
+    go(&job(&file)).unwrap();
+    go(&write).expect("reading it changes nothing");
+    // The length is the same: only the times tell.
+    fs::copy(&users, &file).unwrap();
+    let error = go(&write).unwrap_err();
+    assert_eq!(error.kind, Kind::Request);
+    assert!(error.next.contains("--overwrite"), "{error}");
+    assert_eq!(fs::read(&file).unwrap(), vec![7u8; 1 << 20]);
+    let larger = JobSpec { create: true, file_bytes: Some(2 << 20), ..job(&file) };
+    assert!(go(&larger).unwrap_err().found.contains("isn't as Forebay left it"));
+    assert_eq!(fs::read(&file).unwrap(), vec![7u8; 1 << 20]);
+    // Named, it is written to, and stays the user's.
+    let named = JobSpec { overwrite: vec![file.display().to_string()], ..write.clone() };
+    go(&named).unwrap();
+    assert!(go(&write).unwrap_err().next.contains("--overwrite"));
+}
+
+#[test]
+fn a_run_that_was_killed_leaves_files_that_serve_the_next() {
+    let home = tempfile::tempdir().unwrap();
+    let (file, list) = (home.path().join("f"), home.path().join(".forebay.json"));
+    let write = JobSpec { op: Op::Write, file_bytes: Some(1 << 20), ..job(&file) };
+    go(&write).unwrap();
+    // As a kill leaves the list: begun, and never closed.
+    let mut begun: serde_json::Value = serde_json::from_str(&fs::read_to_string(&list).unwrap()).unwrap();
+    begun["files"]["f"].as_object_mut().unwrap().remove("left").expect("it says how the file was left");
+    fs::write(&list, begun.to_string()).unwrap();
+    fs::write(&file, vec![1u8; 1 << 20]).unwrap();
+    go(&write).unwrap();
+}
+
 #[test]
 fn the_list_of_files_is_not_written_through_a_link() {
     let home = tempfile::tempdir().unwrap();
@@ -106,6 +186,69 @@ fn what_should_be_new_is_never_opened() {
     std::os::unix::fs::symlink(home.path().join("away/there"), &target).unwrap();
     let error = go(&JobSpec { create: true, file_bytes: Some(1 << 20), ..job(&target) }).unwrap_err();
     assert!(error.next.contains("ls -l"), "{error}");
+}
+
+/// A folder on a disk, where there is one: `/tmp` may lie in memory.
+fn on_disk() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+/// A file of 4 MiB that isn't in the page cache; what was read of it directly.
+fn read_direct(file: &Path) -> Option<Outcome> {
+    let open = fs::File::options().read(true).write(true).open(file).unwrap();
+    forebay_engine::meter::cache::drop(&open, 0, 0).unwrap();
+    let direct = JobSpec { require_direct: true, cache: Cache::Bypass, ..job(file) };
+    go(&direct).map_err(|e| eprintln!("SKIPPED: direct I/O on the build's disk: {e}")).ok()
+}
+
+#[test]
+fn require_direct_asks_the_device_whether_it_moved() {
+    let home = on_disk();
+    let (data, holes) = (home.path().join("data"), home.path().join("holes"));
+    fs::write(&data, vec![7u8; 4 << 20]).unwrap();
+    let Some(done) = read_direct(&data) else { return };
+    assert!(done.failure.is_none(), "{:?} {:?}", done.failure, done.record.cache);
+    let unchecked = done.record.warnings.iter().any(|w| w.id == "direct_unchecked");
+    assert_eq!(unchecked, done.record.cache.device_bytes.is_none(), "{:?}", done.record.warnings);
+    fs::File::create(&holes).unwrap().set_len(64 << 20).unwrap();
+    // Others may keep the device busy meanwhile, and its counters tell of them too.
+    let begun = Instant::now();
+    let done = loop {
+        let done = read_direct(&holes).unwrap();
+        if done.failure.is_some() || done.record.cache.device_bytes.is_none() || begun.elapsed() > SOON {
+            break done;
+        }
+    };
+    assert_eq!(done.record.path.direct_bytes, 64 << 20, "the kernel took all of it for direct");
+    if done.record.cache.device_bytes.is_none() {
+        return eprintln!("SKIPPED: no device is known below {}", holes.display());
+    }
+    let error = done.failure.expect("no device has seen these bytes");
+    assert!(error.asked == "--require-direct" && error.found.contains("the device moved"), "{error}");
+    assert!(!error.next.is_empty());
+}
+
+/// `--cache drop` is cold once: what the first pass brought into the page cache, the second reads there.
+#[test]
+fn a_second_pass_after_a_drop_is_told_to_be_memory() {
+    let home = on_disk();
+    let file = home.path().join("f");
+    fs::write(&file, vec![7u8; 8 << 20]).unwrap();
+    let dropped = |passes| JobSpec { cache: Cache::Drop, passes: Some(passes), ..job(&file) };
+    let record = go(&dropped(2)).unwrap().record;
+    if record.cache.policy != "drop" || record.cache.resident_before.is_none() {
+        return eprintln!("SKIPPED: nothing tells of the page cache here: {:?}", record.missing);
+    }
+    // Asked after the drop: it tells what the run began with.
+    assert!(record.cache.resident_before < Some(0.5), "{:?}", record.cache);
+    // Others may keep the device busy meanwhile, and its counters tell of them too.
+    let begun = Instant::now();
+    let mut texts = Vec::new();
+    while texts.is_empty() && begun.elapsed() < SOON {
+        let warnings = go(&dropped(4)).unwrap().record.warnings;
+        texts = warnings.into_iter().filter(|w| w.id == "cached").map(|w| w.text).collect();
+    }
+    assert!(texts.len() == 1 && texts[0].contains("% of the bytes that were read"), "{texts:?}");
 }
 
 #[test]

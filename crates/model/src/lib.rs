@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod cached;
 pub mod content;
 pub mod crc32c;
 pub mod device;

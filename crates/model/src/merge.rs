@@ -1,15 +1,16 @@
 //! One record out of those of several hosts that ran the same job together.
 //!
-//! Bytes, I/Os and CPU add up; time is the longest; latency histograms merge, so
-//! percentiles are of all I/Os of all hosts. Each host's own figures stay under
-//! `result.hosts`.
+//! Bytes, I/Os and CPU of the process add up; time is the longest; latency histograms
+//! merge, so percentiles are of all I/Os of all hosts. What a meter says of a whole host
+//! (its devices, power, processors) each of its ranks has seen: it counts once for the
+//! host. Each rank's own figures stay under `result.hosts`.
 
 use crate::job::{JobSpec, PathKind, WorkersFrom};
 use crate::record::*;
 use crate::training::Training;
-use crate::{stats, Error, Latency};
+use crate::{cached, stats, Error, Latency};
 use serde_json::json;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 const GIB: f64 = (1u64 << 30) as f64;
 
@@ -26,8 +27,9 @@ pub fn merge(records: Vec<RunRecord>) -> Result<RunRecord, Error> {
         return Ok(records.into_iter().next().expect("counted"));
     }
     let results: Vec<&RunResult> = records.iter().map(|r| &r.result).collect();
+    let hosts = Hosts::of(&records);
     let mut merged = first.clone();
-    merged.result = merge_results(&results, cores(&records))?;
+    merged.result = merge_results(&results, &hosts)?;
     merged.result.hosts = records.iter().map(host).collect();
     merged.path.direct_bytes = records.iter().map(|r| r.path.direct_bytes).sum();
     merged.path.staged_bytes = records.iter().map(|r| r.path.staged_bytes).sum();
@@ -39,18 +41,19 @@ pub fn merge(records: Vec<RunRecord>) -> Result<RunRecord, Error> {
         cufile.unaligned_ios = records.iter().flat_map(|r| &r.cufile).map(|c| c.unaligned_ios).sum();
         cufile.gpus = gpus_of(&records);
     }
-    merged.cache.device_bytes = records.iter().map(|r| r.cache.device_bytes).sum();
+    merged.cache.devices = hosts.devices(&records);
+    merged.cache.device_bytes = hosts.device_bytes(&records, &merged.cache.devices);
     merged.cache.resident_before = mean_of(&records, |r| r.cache.resident_before);
     merged.cache.resident_after = mean_of(&records, |r| r.cache.resident_after);
     merged.job.data_bytes = records.iter().map(|r| r.job.data_bytes).fold(0, u64::saturating_add);
     merged.job.queues = records.iter().map(|r| r.job.queues).sum();
     for record in &records[1..] {
         merged.missing.extend(record.missing.clone());
-        let named = record
-            .warnings
-            .iter()
-            .map(|w| Warning { text: format!("{}: {}", record.environment.host, w.text), ..w.clone() });
-        merged.warnings.extend(named);
+    }
+    merged.warnings = warnings(&records, &hosts);
+    // Ranks of one host see the same devices: what these delivered is judged for all together.
+    if merged.warnings.iter().all(|w| w.id != "cached") {
+        merged.warnings.extend(cached::judge(&merged.job, &merged.cache, &merged.result));
     }
     if merged.result.verified_on.is_some() {
         merged.missing.remove("result.verified_on");
@@ -103,8 +106,132 @@ fn same_job(a: &RunRecord, b: &RunRecord) -> bool {
     key(a) == key(b)
 }
 
-fn cores(records: &[RunRecord]) -> f64 {
-    records.iter().map(|r| f64::from(r.environment.cores)).sum()
+/// The ranks of each host.
+struct Hosts {
+    /// Indices of a host's records, by the order of its first.
+    ranks: Vec<Vec<usize>>,
+    /// Of all hosts together.
+    cores: f64,
+}
+
+impl Hosts {
+    fn of(records: &[RunRecord]) -> Hosts {
+        let mut ranks: Vec<Vec<usize>> = Vec::new();
+        for (n, record) in records.iter().enumerate() {
+            let host = &record.environment.host;
+            match ranks.iter_mut().find(|r| records[r[0]].environment.host == *host) {
+                Some(own) => own.push(n),
+                None => ranks.push(vec![n]),
+            }
+        }
+        let cores = ranks.iter().map(|r| f64::from(records[r[0]].environment.cores)).sum();
+        Hosts { ranks, cores }
+    }
+
+    fn shares_one(&self, rank: usize) -> bool {
+        self.ranks.iter().any(|r| r.len() > 1 && r.contains(&rank))
+    }
+
+    /// What each device moved: of what a host's ranks saw, over nearly the same seconds, the most.
+    fn devices(&self, records: &[RunRecord]) -> BTreeMap<String, u64> {
+        let mut all = BTreeMap::new();
+        for record in records {
+            for (name, bytes) in &record.cache.devices {
+                let name = match self.ranks.len() {
+                    1 => name.clone(),
+                    _ => format!("{}:{name}", record.environment.host),
+                };
+                let most: &mut u64 = all.entry(name).or_default();
+                *most = (*most).max(*bytes);
+            }
+        }
+        all
+    }
+
+    /// None where a rank's devices aren't known. Records that don't tell of each device are taken to share theirs.
+    fn device_bytes(&self, records: &[RunRecord], devices: &BTreeMap<String, u64>) -> Option<u64> {
+        let all = records.iter().map(|r| r.cache.device_bytes).collect::<Option<Vec<u64>>>()?;
+        if records.iter().all(|r| !r.cache.devices.is_empty()) {
+            return Some(devices.values().sum());
+        }
+        self.ranks.iter().map(|ranks| ranks.iter().map(|n| all[*n]).max()).sum()
+    }
+
+    /// The sum over hosts of the most that a rank of each saw; None where a host has none that saw any.
+    fn sum_of_most(&self, seen: impl Fn(usize) -> Option<f64>) -> Option<f64> {
+        self.ranks.iter().map(|ranks| ranks.iter().filter_map(|n| seen(*n)).reduce(f64::max)).sum()
+    }
+
+    /// Busy cores that are no rank's, by host: to a rank its neighbours are others. `alone`: as a rank said that has
+    /// its host for itself.
+    fn others(&self, cpus: &[&Cpu], alone: impl Fn(usize) -> Option<f64>) -> Vec<Option<f64>> {
+        let of = |ranks: &Vec<usize>| {
+            if let [rank] = ranks.as_slice() {
+                return alone(*rank);
+            }
+            let machine = ranks.iter().filter_map(|n| cpus[*n].machine_cores_busy).reduce(f64::max)?;
+            Some((machine - ranks.iter().map(|n| cpus[*n].cores_busy).sum::<f64>()).max(0.0))
+        };
+        self.ranks.iter().map(of).collect()
+    }
+
+    /// Each meter of each host once, as the rank with the most samples saw it, over what the host moved.
+    fn power(&self, parts: &[(&[Power], f64, u64)]) -> Vec<Power> {
+        let of = |ranks: &Vec<usize>| {
+            let bytes: u64 = ranks.iter().map(|n| parts[*n].2).sum();
+            let mut meters: BTreeMap<(&str, &str), (&Power, f64)> = BTreeMap::new();
+            for (power, seconds) in ranks.iter().flat_map(|n| parts[*n].0.iter().map(|p| (p, parts[*n].1))) {
+                let kept = meters.entry((&power.source, &power.scope)).or_insert((power, seconds));
+                if power.samples > kept.0.samples {
+                    *kept = (power, seconds);
+                }
+            }
+            let told = |(power, seconds): (&Power, f64)| Power {
+                joules_per_gib: (bytes > 0).then(|| power.watts_mean * seconds / (bytes as f64 / GIB)),
+                ..power.clone()
+            };
+            meters.into_values().map(told).collect::<Vec<_>>()
+        };
+        self.ranks.iter().flat_map(of).collect()
+    }
+}
+
+/// Those of the first rank as they are, those of the others with their host. Where ranks share a host, each found
+/// its neighbours to be others on the machine: whether there were any is judged anew.
+fn warnings(records: &[RunRecord], hosts: &Hosts) -> Vec<Warning> {
+    let mut all = Vec::new();
+    for (n, record) in records.iter().enumerate() {
+        let kept = record.warnings.iter().filter(|w| !(hosts.shares_one(n) && is_of_others(w)));
+        let named = |w: &Warning| match n {
+            0 => w.clone(),
+            _ => Warning { text: format!("{}: {}", record.environment.host, w.text), ..w.clone() },
+        };
+        all.extend(kept.map(named));
+    }
+    let others = hosts.others(&records.iter().map(|r| &r.result.cpu).collect::<Vec<_>>(), |_| None);
+    for (ranks, cores) in hosts.ranks.iter().zip(others).filter(|(ranks, _)| ranks.len() > 1) {
+        let told = cores.and_then(of_others);
+        let host = &records[ranks[0]].environment.host;
+        all.extend(told.map(|w| Warning { text: format!("{host}: {}", w.text), ..w }));
+    }
+    all
+}
+
+/// Busy cores of others from which on they disturb a run.
+const OTHERS_CORES: f64 = 0.25;
+const OTHERS: &str = "other processes kept";
+
+/// The warning where others kept so many cores busy; None where that is little.
+pub fn of_others(cores: f64) -> Option<Warning> {
+    (cores > OTHERS_CORES).then(|| Warning {
+        id: "noisy".into(),
+        text: format!("{OTHERS} {cores:.2} cores busy"),
+        next: "stop them, or --cpus to stay clear of them".into(),
+    })
+}
+
+fn is_of_others(warning: &Warning) -> bool {
+    warning.id == "noisy" && warning.text.starts_with(OTHERS)
 }
 
 fn mean_of(records: &[RunRecord], field: impl Fn(&RunRecord) -> Option<f64>) -> Option<f64> {
@@ -125,7 +252,7 @@ fn host(record: &RunRecord) -> serde_json::Value {
     host
 }
 
-fn merge_results(parts: &[&RunResult], cores: f64) -> Result<RunResult, Error> {
+fn merge_results(parts: &[&RunResult], hosts: &Hosts) -> Result<RunResult, Error> {
     let mut latency = Latency::default();
     for part in parts.iter().filter(|p| !p.histogram.is_empty()) {
         latency.merge(&Latency::decode(&part.histogram)?);
@@ -134,7 +261,7 @@ fn merge_results(parts: &[&RunResult], cores: f64) -> Result<RunResult, Error> {
     let sum = |f: fn(&RunResult) -> u64| parts.iter().map(|p| f(p)).sum::<u64>();
     let (bytes, ios) = (sum(|p| p.bytes), sum(|p| p.ios));
     let rate = |amount: f64| if seconds > 0.0 { amount / seconds } else { 0.0 };
-    let repeats = merge_repeats(parts, cores);
+    let repeats = merge_repeats(parts, hosts);
     Ok(RunResult {
         seconds,
         bytes,
@@ -146,10 +273,10 @@ fn merge_results(parts: &[&RunResult], cores: f64) -> Result<RunResult, Error> {
         latency_us: latency.summary(),
         histogram: latency.encode(),
         copy_latency_us: None,
-        cpu: merge_cpu(&parts.iter().map(|p| &p.cpu).collect::<Vec<_>>(), seconds, bytes, ios, cores),
-        power: parts.iter().flat_map(|p| p.power.clone()).collect(),
+        cpu: merge_cpu(&parts.iter().map(|p| &p.cpu).collect::<Vec<_>>(), seconds, bytes, ios, hosts),
+        power: hosts.power(&parts.iter().map(|p| (&p.power[..], p.seconds, p.bytes)).collect::<Vec<_>>()),
         errors: Errors::sum(parts.iter().map(|p| &p.errors)),
-        noise: merge_noise(parts),
+        noise: merge_noise(parts, hosts),
         verified_bytes: sum(|p| p.verified_bytes),
         verified_on: merge_places(parts),
         summary: stats::summarize(&repeats),
@@ -170,7 +297,7 @@ fn merge_places(parts: &[&RunResult]) -> Option<String> {
     (!places.is_empty()).then(|| places.into_iter().collect::<Vec<_>>().join("+"))
 }
 
-fn merge_repeats(parts: &[&RunResult], cores: f64) -> Vec<Repeat> {
+fn merge_repeats(parts: &[&RunResult], hosts: &Hosts) -> Vec<Repeat> {
     let count = parts.iter().map(|p| p.repeats.len()).min().unwrap_or(0);
     (0..count)
         .map(|n| {
@@ -185,8 +312,9 @@ fn merge_repeats(parts: &[&RunResult], cores: f64) -> Vec<Repeat> {
                 iops: if seconds > 0.0 { ios as f64 / seconds } else { 0.0 },
                 // Percentiles of one repeat can't be had from those of its hosts: the slowest host's stand in.
                 latency_us: own.iter().map(|r| r.latency_us.clone()).fold(LatencySummary::default(), slower),
-                cpu: merge_cpu(&own.iter().map(|r| &r.cpu).collect::<Vec<_>>(), seconds, bytes, ios, cores),
-                power: own.iter().flat_map(|r| r.power.clone()).collect(),
+                cpu: merge_cpu(&own.iter().map(|r| &r.cpu).collect::<Vec<_>>(), seconds, bytes, ios, hosts),
+                power: hosts
+                    .power(&own.iter().map(|r| (&r.power[..], r.seconds, r.bytes)).collect::<Vec<_>>()),
                 noise: own[0].noise.clone(),
             }
         })
@@ -201,7 +329,8 @@ fn slower(a: LatencySummary, b: LatencySummary) -> LatencySummary {
     }
 }
 
-fn merge_cpu(parts: &[&Cpu], seconds: f64, bytes: u64, ios: u64, cores: f64) -> Cpu {
+fn merge_cpu(parts: &[&Cpu], seconds: f64, bytes: u64, ios: u64, hosts: &Hosts) -> Cpu {
+    let cores = hosts.cores;
     let (user_s, system_s) = parts.iter().fold((0.0, 0.0), |(u, s), c| (u + c.user_s, s + c.system_s));
     let busy_s = user_s + system_s;
     let share = |s: f64| if seconds > 0.0 && cores > 0.0 { 100.0 * s / seconds / cores } else { 0.0 };
@@ -213,18 +342,21 @@ fn merge_cpu(parts: &[&Cpu], seconds: f64, bytes: u64, ios: u64, cores: f64) -> 
         system_pct: share(system_s),
         cpu_s_per_gib: (bytes > 0).then(|| busy_s / (bytes as f64 / GIB)),
         ns_per_io: (ios > 0).then(|| busy_s * 1e9 / ios as f64),
-        machine_cores_busy: parts.iter().map(|c| c.machine_cores_busy).sum(),
-        others_cores_busy: parts.iter().map(|c| c.others_cores_busy).sum(),
+        machine_cores_busy: hosts.sum_of_most(|n| parts[n].machine_cores_busy),
+        others_cores_busy: hosts.others(parts, |n| parts[n].others_cores_busy).into_iter().sum(),
     }
 }
 
 /// The noisiest host's figures: one disturbed host disturbs the whole.
-fn merge_noise(parts: &[&RunResult]) -> Noise {
+fn merge_noise(parts: &[&RunResult], hosts: &Hosts) -> Noise {
+    let cpus: Vec<&Cpu> = parts.iter().map(|p| &p.cpu).collect();
+    let others = hosts.others(&cpus, |n| parts[n].noise.others_cores_busy);
+    let throttled = |ranks: &Vec<usize>| ranks.iter().filter_map(|n| parts[*n].noise.throttled).max();
     let most = |f: fn(&Noise) -> Option<f64>| parts.iter().filter_map(|p| f(&p.noise)).reduce(f64::max);
     Noise {
         steal_pct: most(|n| n.steal_pct),
-        others_cores_busy: most(|n| n.others_cores_busy),
-        throttled: parts.iter().filter_map(|p| p.noise.throttled).reduce(|a, b| a + b),
+        others_cores_busy: others.into_iter().flatten().reduce(f64::max),
+        throttled: hosts.ranks.iter().filter_map(throttled).reduce(|a, b| a + b),
         series_cv_pct: most(|n| n.series_cv_pct),
     }
 }
@@ -310,6 +442,80 @@ mod tests {
         assert_eq!(merged.result.hosts.len(), 2);
         assert!((merged.result.cpu.user_s - 2.0).abs() < 1e-9);
         assert_eq!(merged.cache.device_bytes, Some(1000 * 4096));
+    }
+
+    /// A rank that saw its host: two cores of its own, of five busy ones.
+    fn rank(host: &str, devices: &[(&str, u64)]) -> RunRecord {
+        let mut made = record(host, 1 << 18, 1_000, 2.0);
+        made.cache.policy = "none".into();
+        made.cache.devices = devices.iter().map(|(name, bytes)| ((*name).to_string(), *bytes)).collect();
+        made.cache.device_bytes = Some(devices.iter().map(|(_, bytes)| bytes).sum());
+        let others = Some(3.0);
+        made.result.cpu = Cpu {
+            user_s: 4.0,
+            cores_busy: 2.0,
+            machine_cores_busy: Some(5.0),
+            others_cores_busy: others,
+            ..Cpu::default()
+        };
+        made.result.noise = Noise { others_cores_busy: others, throttled: Some(7), ..Noise::default() };
+        let power = |source: &str, scope: &str, samples| Power {
+            source: source.into(),
+            scope: scope.into(),
+            watts_mean: 100.0,
+            joules_per_gib: Some(200.0),
+            samples,
+        };
+        made.result.power = vec![power("rapl", "package-0", 2), power("nvml", &format!("gpu:{host}"), 1)];
+        made.warnings = of_others(3.0).into_iter().collect();
+        made
+    }
+
+    #[test]
+    fn what_a_host_is_metered_for_counts_once_for_all_its_ranks() {
+        let ranks = vec![rank("a", &[("sda", 3 << 30), ("sdb", 5)]), rank("a", &[("sda", (3 << 30) + 4096)])];
+        let merged = merge(ranks).unwrap();
+        assert_eq!(merged.cache.devices["sda"], (3 << 30) + 4096, "the one that saw most");
+        assert_eq!(merged.cache.device_bytes, Some((3 << 30) + 4096 + 5), "another device adds");
+        let result = &merged.result;
+        assert_eq!((result.bytes, result.cpu.user_s), (2 << 30, 8.0), "the processes' own adds up");
+        assert_eq!(result.cpu.machine_cores_busy, Some(5.0));
+        // A neighbour isn't an other: 5 - 2 - 2.
+        assert_eq!((result.cpu.others_cores_busy, result.noise.others_cores_busy), (Some(1.0), Some(1.0)));
+        assert_eq!(result.noise.throttled, Some(7));
+        assert!(
+            (result.cpu.user_pct - 200.0).abs() < 1e-9,
+            "of the host's two cores, once: {:?}",
+            result.cpu
+        );
+        let power: Vec<_> = result.power.iter().map(|p| (p.scope.as_str(), p.joules_per_gib)).collect();
+        // 100 W over 2 s for the 2 GiB of both.
+        assert_eq!(power, [("gpu:a", Some(100.0)), ("package-0", Some(100.0))]);
+        let texts: Vec<_> = merged.warnings.iter().map(|w| w.text.as_str()).collect();
+        assert_eq!(texts, ["a: other processes kept 1.00 cores busy"]);
+        assert_eq!(result.hosts.len(), 2, "each rank's own figures stay");
+    }
+
+    #[test]
+    fn hosts_add_up_and_devices_of_one_name_are_two() {
+        let merged = merge(vec![rank("a", &[("sda", 10)]), rank("b", &[("sda", 20)])]).unwrap();
+        assert_eq!(merged.cache.device_bytes, Some(30));
+        assert_eq!(merged.cache.devices.keys().collect::<Vec<_>>(), ["a:sda", "b:sda"]);
+        let result = &merged.result;
+        assert_eq!((result.cpu.machine_cores_busy, result.cpu.others_cores_busy), (Some(10.0), Some(6.0)));
+        assert_eq!((result.noise.others_cores_busy, result.noise.throttled), (Some(3.0), Some(14)));
+        assert_eq!(result.power.len(), 4);
+        assert_eq!(merged.warnings.len(), 2);
+    }
+
+    #[test]
+    fn records_that_do_not_name_their_devices_share_those_of_their_host() {
+        let merged =
+            merge(vec![record("a", 10, 1, 1.0), record("a", 10, 1, 1.0), record("b", 1, 1, 1.0)]).unwrap();
+        assert_eq!(merged.cache.device_bytes, Some(11 * 4096));
+        let mut unknown = record("a", 1, 1, 1.0);
+        unknown.cache.device_bytes = None;
+        assert_eq!(merge(vec![record("a", 10, 1, 1.0), unknown]).unwrap().cache.device_bytes, None);
     }
 
     #[test]

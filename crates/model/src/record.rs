@@ -289,11 +289,14 @@ pub struct CufileBatches {
 pub struct CacheState {
     /// `bypass`, `drop`, `allow`, `warm`, `memory` (a file system that lives in memory) or `none`.
     pub policy: String,
-    /// Share of the data's pages in the page cache, 0 to 1.
+    /// Share of the data's pages in the page cache, 0 to 1, as the first repeat began: after `--cache drop` or `warm`.
     pub resident_before: Option<f64>,
     pub resident_after: Option<f64>,
     /// What the block devices delivered (or took) meanwhile.
     pub device_bytes: Option<u64>,
+    /// The same by the kernel's name of the device (`nvme0n1p2`), `HOST:NAME` where several hosts were merged.
+    #[serde(default)]
+    pub devices: BTreeMap<String, u64>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from forebay.report import numbers
 from forebay.report.runs import Run, Study
 
 TITLES = {
@@ -34,7 +33,7 @@ TITLES = {
     "simulated": "Not measured",
     "predicted": "Not measured",
 }
-SHORT_S, CV_PCT, STEAL_PCT, RESIDENT, DEVICE_SHARE, DEVICE_EXCESS = 3.0, 10.0, 2.0, 0.01, 0.9, 1.1
+SHORT_S, CV_PCT, STEAL_PCT, DEVICE_EXCESS = 3.0, 10.0, 2.0, 1.1
 OTHERS_SHARE = 0.05
 
 
@@ -132,7 +131,6 @@ def _recorded(run: Run) -> Iterator[Finding]:
 def _derived(run: Run, alone: bool) -> Iterator[Finding]:
     yield from _broken(run)
     yield from _noise(run)
-    yield from _cached(run)
     seconds = (run.number("result.seconds") or 0.0) / run.repeats
     origin = run.text("origin", "measured")
     if origin != "measured":
@@ -228,28 +226,6 @@ def _noise(run: Run) -> Iterator[Finding]:
             "throttled",
             f"The processor throttled {throttled:,.0f} times.",
             "Check cooling and power limits.",
-        )
-
-
-def _cached(run: Run) -> Iterator[Finding]:
-    if run.text("cache.policy") not in ("bypass", "drop") or "write" in run.text("job.op"):
-        return
-    resident, device, asked = (
-        run.number("cache.resident_before"),
-        run.number("cache.device_bytes"),
-        run.number("result.bytes"),
-    )
-    if run.text("cache.policy") == "drop" and resident is not None and resident > RESIDENT:
-        yield (
-            "cached",
-            f"{numbers.percent(resident)} of the data was in the page cache before.",
-            "--cache bypass",
-        )
-    if device is not None and asked and device < DEVICE_SHARE * asked:
-        yield (
-            "cached",
-            f"The drives delivered less than {numbers.percent(DEVICE_SHARE)} of the bytes that the job asked for.",
-            "--cache bypass, or a larger --file-size",
         )
 
 

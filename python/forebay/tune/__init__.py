@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import shlex
 import time
@@ -20,11 +22,9 @@ from forebay.stages import Stages, format_duration
 from forebay.sweep.scale import FILL, folder_of, room_in
 from forebay.tune.search import Axes, Probe, Search, Setting
 from forebay.tune.show import document_of, show
-from forebay.units import format_bytes, parse_percent, parse_seconds
+from forebay.units import format_bytes, parse_bytes, parse_percent, parse_seconds
 
 AXES = ("io_bytes", "workers", "depth")
-# Buffers of all workers together; more says nothing about the storage.
-SLOT_BYTES_MAX = 1 << 30
 FILES, FILE_BYTES, FILE_BYTES_MIN = 4, 1 << 30, 64 << 20
 FAILURES_MAX = 8
 
@@ -45,6 +45,9 @@ Examples:
 @click.option(
     "--max-time", default="60s", show_default=True, metavar="TIME", help="How long the search may take."
 )
+@click.option(
+    "--max-buffers", default="256m", show_default=True, metavar="SIZE", help="Most memory for the buffers of all workers."
+)
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Save the document here; .jsonl adds a line.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 @job_options
@@ -58,17 +61,19 @@ def command(source: tuple[str, ...], **values: Any) -> int:
     share = parse_percent(values.pop("share"), "--share") / 100
     if not 0 < share <= 1:
         raise RequestError(f"--share {share:.0%}", "must be above 0 and at most 100 per cent", "--share 98%")
+    most_bytes = parse_bytes(values.pop("max_buffers"), "--max-buffers")
     out = save.Output(output, save.TUNE) if output else None
     fixed = parse_settings(" ".join(values.pop("fix")))
     job = _prepared({**job_from_flags(source, values), **fixed})
     axes = _axes(job)
+    allowed = _bounded(axes, most_bytes)
     if job.get("op", "read").startswith("rand") and "io_bytes" not in job:
         click.echo("forebay: random I/O favours large sizes; hold your program's with --io-size 4k", err=True)
     with Stages() as stages:
         runner = _Runner(job, stages, seconds)
-        search = Search(axes, runner.measure, runner.elapsed, seconds, _allowed, share)
+        search = Search(axes, runner.measure, runner.elapsed, seconds, allowed, share)
         code = _search(search, runner)
-    document = document_of(search, job, runner.failures, _command_for(job))
+    document = document_of(search, job, runner.failures, _command_for(job), most_bytes)
     try:
         if out:
             out.write([document])
@@ -81,7 +86,7 @@ def command(source: tuple[str, ...], **values: Any) -> int:
 def _search(search: Search, runner: _Runner) -> int:
     """The exit code. What ends it before anything was measured is raised."""
     try:
-        start = _start(search.axes)
+        start = _start(search.axes, search.allowed)
         runner.settle(start)
         search.run(start)
         if not any(search.probes.values()):
@@ -144,16 +149,28 @@ def _doublings(least: int, most: int) -> list[int]:
     return values
 
 
-def _start(axes: Axes) -> Setting:
-    """Where most storage is near its peak already; the nearest that the axes have."""
-    wanted = {"io_bytes": 1 << 20, "workers": 1, "depth": 8}
-    return Setting(**{name: min(axes[name], key=lambda v: abs(v - wanted[name])) for name in AXES})
+def _start(axes: Axes, allowed: Callable[[Setting], bool]) -> Setting:
+    """Where most storage is near its peak already; the nearest that the axes and the bound have."""
+    wanted = Setting(io_bytes=1 << 20, workers=1, depth=8)
+
+    def away(setting: Setting) -> float:
+        return sum(abs(math.log2(max(value, 1) / near)) for value, near in zip(setting, wanted, strict=True))
+
+    settings = (Setting(*values) for values in itertools.product(*(axes[name] for name in AXES)))
+    return min(filter(allowed, settings), key=away)
 
 
-def _allowed(setting: Setting) -> bool:
-    slots = setting.workers * setting.depth
-    # One slot per worker always is: the user may have fixed a size above the bound.
-    return slots * setting.io_bytes <= SLOT_BYTES_MAX or setting.depth == 1
+def _bounded(axes: Axes, most_bytes: int) -> Callable[[Setting], bool]:
+    """What keeps the buffers within `most_bytes`. RequestError where the fields that are held leave nothing."""
+    least = Setting(**{name: min(axes[name]) for name in AXES})
+    if least.buffer_bytes > most_bytes:
+        held = f"{least.workers} workers × depth {least.depth} × {format_bytes(least.io_bytes)}"
+        raise RequestError(
+            f"--max-buffers {format_bytes(most_bytes)}",
+            f"the least to be tried, {held}, takes {format_bytes(least.buffer_bytes)}",
+            f"--max-buffers {format_bytes(least.buffer_bytes)}",
+        )
+    return lambda setting: setting.buffer_bytes <= most_bytes
 
 
 def _command_for(job: dict[str, Any]) -> Callable[[Setting], str]:

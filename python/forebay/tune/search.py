@@ -1,4 +1,4 @@
-"""The search behind `tune`: climb to the peak, walk down to what is cheaper, confirm.
+"""The search behind `tune`: climb to the peak, walk down to what is cheaper, confirm, and meet who challenges that.
 
 It knows nothing of the engine: `measure` is handed in, and so is the clock. A probe is short and may
 mislead; so probes only propose, and the choice is made from repeats that are interleaved, there and back,
@@ -21,7 +21,11 @@ PATIENCE = 2
 # Probes within this share of the best one seen are worth a closer look.
 NEAR = 0.94
 CANDIDATES = 6
-# Two costs within this factor are the same; then the fewer workers and the lesser depth win.
+# Settings that are confirmed beside the choice at a time.
+CHALLENGERS = 3
+# Of each finalist.
+ROUNDS = 8
+# Two costs within this factor are the same; then the smaller buffers win.
 SAME_COST = 1.03
 
 
@@ -31,6 +35,11 @@ class Setting(NamedTuple):
     io_bytes: int
     workers: int
     depth: int
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Of all workers together."""
+        return self.io_bytes * self.workers * self.depth
 
 
 @dataclass(frozen=True)
@@ -73,19 +82,21 @@ class Search:
     # By round, so that a share is taken between runs of the same round.
     confirmed: dict[Setting, dict[int, Probe]] = field(default_factory=dict)
     rounds: int = 0
-    # What had been probed when the candidates were drawn.
-    considered: frozenset[Setting] = frozenset()
+    # Part of every confirming round, so that each setting has a round in common with it.
+    anchor: Setting | None = None
     stopped: str = "done"
 
     def run(self, start: Setting) -> None:
         """Every part within its share of the time. Ctrl-C passes through; what was measured stays."""
         parts = (
-            (0.40, lambda: self._climb(start)),
-            (0.55, self._descend),
+            (0.35, lambda: self._climb(start)),
+            (0.48, self._descend),
             # Before the choice, so that a neighbour that turns out higher is among those it is made from.
-            (0.65, self._complete),
-            (0.95, self._confirm),
-            (1.0, self._complete),
+            (0.56, self._complete),
+            (0.78, self._confirm),
+            (0.84, self._complete),
+            (1.0, self._challenge),
+            (1.0, self._settle),
         )
         for until, part in parts:
             self._until = until * self.seconds
@@ -174,13 +185,12 @@ class Search:
     @staticmethod
     def _cost(setting: Setting, runs: list[Probe]) -> tuple[float, int, int]:
         costs = [p.cpu_s_per_gib for p in runs if p.cpu_s_per_gib is not None]
-        return (statistics.fmean(costs) if costs else math.inf, setting.workers, setting.depth)
+        return (statistics.fmean(costs) if costs else math.inf, setting.buffer_bytes, setting.workers)
 
     def _confirm(self) -> None:
         """Longer runs in turn, there and back; after two rounds the worse half leaves. The peak stays."""
         field = self._candidates()
-        peak = self._best()
-        self.considered = frozenset(self.probes)
+        peak = self.anchor = self._best()
         while True:
             for turn in (field, field[::-1]):
                 self._round(turn)
@@ -209,8 +219,51 @@ class Search:
         runs = self.runs(setting)
         if not self.confirmed.get(setting):
             return (True, self._cost(setting, runs))
-        reached = self.share_of(setting, self._best()).estimate >= self.share
+        reached = self.share_of(setting, self.anchor or self._best()).estimate >= self.share
         return (not reached, self._cost(setting, runs))
+
+    def _challenge(self) -> None:
+        """What was probed and never confirmed, and looks better than the choice, runs beside it until nothing does."""
+        while self.anchor in self.confirmed and (challengers := self._challengers()):
+            choice = self.choose()
+            field = list(dict.fromkeys([choice.pick, *challengers, choice.peak, self.anchor]))
+            for turn in (field, field[::-1], field, field[::-1]):
+                self._round(turn)
+            self._complete()
+
+    def _settle(self) -> None:
+        """The choice, the peak and the cheapest that just miss the share, there and back, until each has rounds enough:
+        of many settings the highest is partly luck, and what is measured against it then falls short."""
+        while self.anchor in self.confirmed:
+            choice = self.choose()
+            cost = self._cost(choice.pick, self.runs(choice.pick))
+            missed = [s for s in self.confirmed if self.share_of(s, choice.peak).estimate >= NEAR]
+            missed = [s for s in missed if self._cost(s, self.runs(s)) < cost]
+            missed.sort(key=lambda s: self._cost(s, self.runs(s)))
+            field = list(dict.fromkeys([choice.pick, *missed[:2], choice.peak, self.anchor]))
+            if all(len(self.confirmed[s]) >= ROUNDS for s in field):
+                return
+            for turn in (field, field[::-1]):
+                self._round(turn)
+
+    def _challengers(self) -> list[Setting]:
+        """The cheapest of those near the peak that are cheaper than the pick, or as cheap with smaller buffers; then
+        of those above the peak."""
+        choice = self.choose()
+        peak = self.figures(choice.peak)
+        assert peak is not None
+        new = [s for s in self.probes if s not in self.confirmed and self.runs(s)]
+        new.sort(key=lambda s: self._cost(s, self.probes[s]))
+        least = self._cost(choice.pick, self.runs(choice.pick))[0]
+
+        def is_cheaper(setting: Setting) -> bool:
+            cost = self._cost(setting, self.probes[setting])[0]
+            smaller = setting.buffer_bytes < choice.pick.buffer_bytes
+            return cost < least / SAME_COST or (smaller and cost <= least * SAME_COST)
+
+        cheaper = [s for s in new if is_cheaper(s) and self._probe(s) >= NEAR * peak.gib_s]
+        higher = [s for s in new if self._probe(s) > GAIN * peak.gib_s]
+        return list(dict.fromkeys([*cheaper, *higher]))[:CHALLENGERS]
 
     def _complete(self) -> None:
         """The curve through the pick: its neighbours along each axis that no probe has met yet."""
@@ -242,7 +295,8 @@ class Search:
         if not pool:
             raise ValueError("nothing was measured")
         rate = {s: statistics.fmean(p.gib_s for p in runs) for s, runs in pool.items()}
-        peak = self._best() if self._best() in pool else max(rate, key=rate.__getitem__)
+        known = self.anchor if self.anchor in pool else self._best()
+        peak = known if known in pool else max(rate, key=rate.__getitem__)
         shares = {s: self.share_of(s, peak) for s in pool}
         # The probes' favourite may not be the peak once measured again.
         peak = max(pool, key=lambda s: shares[s].estimate)
@@ -250,12 +304,12 @@ class Search:
         reached = [s for s in pool if shares[s].estimate >= self.share]
         least = min(self._cost(s, pool[s])[0] for s in reached)
         alike = [s for s in reached if self._cost(s, pool[s])[0] <= least * SAME_COST]
-        pick = min(alike, key=lambda s: (s.workers * s.depth, s.workers, self._cost(s, pool[s])))
+        pick = min(alike, key=lambda s: (s.buffer_bytes, s.workers, self._cost(s, pool[s])))
         return Choice(pick, peak, shares[pick], bool(self.confirmed))
 
     def unconfirmed_higher(self, peak: Setting) -> Setting | None:
-        """The best setting that was probed too late to be confirmed, where it was clearly above the peak."""
-        others = [s for s in self.probes if s not in self.considered and self.runs(s)]
+        """The best setting that there was no time to confirm, where its probe was clearly above the peak."""
+        others = [s for s in self.probes if s not in self.confirmed and self.runs(s)]
         best = max(others, key=self._probe, default=None)
         found = self.figures(peak)
         return best if best is not None and found and self._probe(best) > 1.03 * found.gib_s else None

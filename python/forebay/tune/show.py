@@ -16,7 +16,11 @@ BAR = 24
 
 
 def document_of(
-    search: Search, job: dict[str, Any], failures: list[dict[str, Any]], spelled: Callable[[Setting], str]
+    search: Search,
+    job: dict[str, Any],
+    failures: list[dict[str, Any]],
+    spelled: Callable[[Setting], str],
+    max_buffer_bytes: int,
 ) -> dict[str, Any]:
     """`curve`: per field, the settings that differ from the pick in that field only. Rates in GiB/s."""
     choice = search.choose()
@@ -32,7 +36,7 @@ def document_of(
     missing = {}
     if pick["cpu_s_per_gib"] is None:
         missing["pick.cpu_s_per_gib"] = (
-            "no run reported CPU; of equal settings the fewest I/Os in flight were taken"
+            "no run reported CPU; of equal settings the smallest buffers were taken"
         )
     if pick["watts"] is None:
         missing["pick.watts"] = "no power meter answered"
@@ -41,6 +45,7 @@ def document_of(
         "command": engine.typed(),
         "job": job,
         "share_asked": search.share,
+        "max_buffer_bytes": max_buffer_bytes,
         "pick": pick,
         "peak": peak,
         "confirmed": choice.confirmed,
@@ -64,6 +69,7 @@ def _row(search: Search, setting: Setting, beside: Setting | None = None) -> dic
         "throughput_gib_s": found.gib_s,
         "cpu_s_per_gib": found.cpu_s_per_gib,
         "watts": found.watts,
+        "buffer_bytes": setting.buffer_bytes,
         "runs": len(search.runs(setting)),
         "confirmed": bool(search.confirmed.get(setting)),
     }
@@ -83,7 +89,7 @@ def show(document: dict[str, Any]) -> str:
         else ""
     )
     share = f"{100 * pick['share_of_peak']:.1f} %{sure} of the peak"
-    lines.append(f"{_name(pick)}: {pick['throughput_gib_s']:.3f} GiB/s, {share}")
+    lines.append(f"{_name(pick)}: {pick['throughput_gib_s']:.3f} GiB/s, {share}{_buffers(pick)}")
     lines.append(
         f"  at {_cost(pick)}; the peak, {_name(peak)}: {peak['throughput_gib_s']:.3f} GiB/s at {_cost(peak)}"
     )
@@ -134,6 +140,10 @@ def _curve(name: str, rows: list[dict[str, Any]], pick: dict[str, Any], peak: di
 
 def _name(row: dict[str, Any]) -> str:
     return f"io-size {format_bytes(row['io_bytes'])}, workers {row['workers']}, depth {row['depth']}"
+
+
+def _buffers(row: dict[str, Any]) -> str:
+    return f", buffers of {format_bytes(row['buffer_bytes'])}"
 
 
 def _cost(row: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 //! file server can't hang the examination.
 
 use super::filesystem::{alignment, open_direct};
+use crate::source::file::{told_alignment, NO_DIRECT};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use serde::Serialize;
@@ -66,6 +67,10 @@ fn on_file(path: &Path) -> DirectProbe {
     let tried = format!("a read of {}", path.display());
     let told = alignment(path);
     match open_direct(path) {
+        Ok(file) if is_buffered(&file) => {
+            let refused = Some(format!("{}: {NO_DIRECT}", path.display()));
+            DirectProbe { tried, refused, ..DirectProbe::default() }
+        }
         Ok(file) => finest_step(&file, DirectProbe { tried, told, ..DirectProbe::default() }),
         Err(error) => DirectProbe {
             tried,
@@ -88,6 +93,10 @@ fn in_directory(directory: &Path) -> DirectProbe {
             return DirectProbe { tried, refused, inconclusive, ..DirectProbe::default() };
         }
     };
+    if is_buffered(&file) {
+        let refused = Some(format!("a temporary file with O_DIRECT: {NO_DIRECT}"));
+        return DirectProbe { tried, refused, ..DirectProbe::default() };
+    }
     let told = told(file.as_fd());
     let mut probe = DirectProbe { tried, told, ..DirectProbe::default() };
     let buffer = vec![0x5au8; BLOCK_BYTES * 2];
@@ -113,6 +122,11 @@ fn temporary(directory: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
         rustix::fs::unlink(&name)?;
     }
     file
+}
+
+/// O_DIRECT is taken and ignored: every step would work.
+fn is_buffered(file: &OwnedFd) -> bool {
+    told_alignment(file).is_some_and(|(offset, _)| offset == 0)
 }
 
 fn told(file: BorrowedFd<'_>) -> Option<(u32, u32)> {

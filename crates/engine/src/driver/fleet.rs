@@ -202,6 +202,9 @@ impl Fleet {
 
     fn run(&mut self, times: Times, meters: Meters, observer: &mut dyn Observer) -> Ran {
         let mut watch = Watch::new(&self.shared, times, meters);
+        if times.warmup.is_zero() {
+            watch.meters_first();
+        }
         self.open_gate(Some(watch.begin));
         while watch.ended() < self.threads.len() {
             watch.keep_time();
@@ -277,6 +280,15 @@ impl Watch {
             interrupted: false,
             asked_at: begin,
         }
+    }
+
+    /// Without a warm-up the first I/Os are measured: the devices' counters are read before them, and the run begins
+    /// after that.
+    fn meters_first(&mut self) {
+        self.metering = true;
+        self.meters.start();
+        self.begin = clock::now();
+        self.asked_at = self.begin;
     }
 
     fn until(&self) -> Duration {

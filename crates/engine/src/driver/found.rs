@@ -1,5 +1,6 @@
 //! What of a directory a read measures: what is there, nested folders included, always in the same order.
 
+use super::manifest;
 use forebay_model::job::{JobSpec, FILE_NAME_DEFAULT};
 use forebay_model::units::{format_bytes, GIB};
 use forebay_model::Error;
@@ -10,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// More can't be open at once on most machines.
 const ENTRIES_MAX: usize = 1_000_000;
 const DEPTH_MAX: usize = 64;
-/// Below a data set, but not of it: what sweeps and tune made there, and the file system's own.
+/// Below a data set, but not of it: what sweeps and tune made there, which has our list, and the file system's own.
 const NOT_OF_THE_DATA: [&str; 3] = ["forebay-sweep", "forebay-tune", "lost+found"];
 
 /// The files called --file-name if there are any; else, where the job names none, all files below `dir`.
@@ -95,7 +96,7 @@ impl Walk<'_> {
                 continue;
             }
             if entry.file_type().map_err(refused)?.is_dir() {
-                if !NOT_OF_THE_DATA.iter().any(|n| name == *n) {
+                if !NOT_OF_THE_DATA.iter().any(|n| name == *n) || is_the_users(&entry.path()) {
                     folders.push(entry.path());
                 }
             } else {
@@ -129,6 +130,11 @@ impl Walk<'_> {
     }
 }
 
+/// A name that we use as well makes a folder none of ours.
+fn is_the_users(folder: &Path) -> bool {
+    !folder.ends_with("lost+found") && !folder.join(manifest::NAME).exists()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -151,7 +157,9 @@ mod tests {
     fn files_below_are_found_in_order_each_once() {
         let home = tempfile::tempdir().unwrap();
         made(home.path(), &["b/2", "b/1", "a/x/deep", "z", ".hidden", ".git/object", "lost+found/part"]);
-        made(home.path(), &["forebay-tune/forebay.0", "forebay-sweep/forebay.0"]);
+        for own in ["forebay-tune", "forebay-sweep"] {
+            made(&home.path().join(own), &["forebay.0", manifest::NAME]);
+        }
         fs::write(home.path().join("empty"), "").unwrap();
         symlink("b/2", home.path().join("another-2")).unwrap();
         symlink("..", home.path().join("b/up")).unwrap();
@@ -161,6 +169,14 @@ mod tests {
         assert_eq!(found(3), ["another-2", "z", "a/x/deep"]);
         let own = home.path().join("forebay-tune");
         assert_eq!(below(&own, 9, 100).unwrap(), [own.join("forebay.0")], "it was named");
+    }
+
+    #[test]
+    fn a_folder_of_the_users_is_data_whatever_it_is_called() {
+        let home = tempfile::tempdir().unwrap();
+        made(home.path(), &["forebay-tune/measured", "forebay-sweep/measured"]);
+        let found = names(home.path(), below(home.path(), usize::MAX, 100).unwrap());
+        assert_eq!(found, ["forebay-sweep/measured", "forebay-tune/measured"]);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::share;
 use crate::source::{Backing, Target};
+use forebay_model::cached;
 use forebay_model::job::{Cache, CuFileMode, Engine, JobSpec, PathKind, Sync};
 use forebay_model::pattern::{Pattern, Span};
 use forebay_model::record::{PathRan, RunRecord};
@@ -172,6 +173,7 @@ pub fn of_record(job: &JobSpec, record: &RunRecord) -> Option<Error> {
     }
     let through_cufile = job.path == PathKind::Gds && !job.allow_compat;
     all_direct(job.require_direct, through_cufile, path, result.bytes)
+        .or_else(|| not_seen_direct(job, record))
 }
 
 /// What is wrong where every byte was to go direct.
@@ -182,4 +184,12 @@ pub fn all_direct(require_direct: bool, through_cufile: bool, path: &PathRan, by
         let found = format!("{} of {bytes} bytes went direct{why}", path.direct_bytes);
         Error::check(asked, found, "forebay doctor for what is in the way")
     })
+}
+
+/// The kernel took every byte for direct: what the devices moved and what the page cache holds must not deny it.
+fn not_seen_direct(job: &JobSpec, record: &RunRecord) -> Option<Error> {
+    let judged = || cached::not_direct(&record.job, &record.cache, &record.result);
+    let found = job.require_direct.then(judged).flatten()?;
+    let next = "files with data in every block (holes cost no I/O), which nothing else reads; forebay doctor";
+    Some(Error::check("--require-direct", found, next))
 }

@@ -3,6 +3,7 @@
 //!
 //! The same file carries the lock that keeps two writing runs apart.
 
+use crate::identity::{taken, Identity};
 use forebay_model::Error;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -12,7 +13,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-const NAME: &str = ".forebay.json";
+pub const NAME: &str = ".forebay.json";
 const SCHEMA: &str = "forebay.manifest/1";
 /// Its name before, which the metadata phases' record has too.
 const SCHEMA_BEFORE: &str = "forebay.files/1";
@@ -26,7 +27,8 @@ pub struct Manifest {
 }
 
 /// One file of ours. Inode and time of birth tell it from another that took its name:
-/// file systems give an inode that fell free to the next file.
+/// file systems give an inode that fell free to the next file. Size and times tell whether
+/// it still holds what we left in it: `cp` over a file of ours makes it the user's.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
     pub inode: u64,
@@ -34,6 +36,9 @@ pub struct Entry {
     #[serde(default)]
     pub born_ns: Option<u64>,
     pub bytes: u64,
+    /// As our last run left it; null while a run makes or writes it, and after one that was killed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left: Option<Times>,
     /// Seed of its content; null where it holds no seeded content.
     pub seed: Option<u64>,
     /// Seed of what was written of it, where that is not known to be all.
@@ -41,6 +46,38 @@ pub struct Entry {
     pub partly: Option<u64>,
     /// Name that the content carries.
     pub content: String,
+}
+
+/// When a file's content and its inode last changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Times {
+    /// Nanoseconds since the epoch.
+    pub modified_ns: i64,
+    /// Nobody can set this one: it tells of a copy that brought its own time of modification.
+    pub changed_ns: i64,
+}
+
+impl Times {
+    fn of(meta: &Metadata) -> Times {
+        let ns = |s: i64, ns: i64| s.saturating_mul(1_000_000_000).saturating_add(ns);
+        Times {
+            modified_ns: ns(meta.mtime(), meta.mtime_nsec()),
+            changed_ns: ns(meta.ctime(), meta.ctime_nsec()),
+        }
+    }
+}
+
+/// What a file of ours holds.
+pub struct Content<'a> {
+    /// None where it holds no seeded content.
+    pub seed: Option<u64>,
+    pub name: &'a str,
+}
+
+impl Entry {
+    fn is_as_left(&self, meta: &Metadata) -> bool {
+        self.left.is_none_or(|left| left == Times::of(meta) && self.bytes == meta.len())
+    }
 }
 
 /// A directory whose manifest is held: shared by readers, alone by a writer.
@@ -80,28 +117,66 @@ impl Held {
         Ok(Held { file: Some(file), alone: true, manifest, path })
     }
 
-    /// What we know of a file: None if it isn't ours, or isn't the file that we made.
+    /// What we know of a file: None if it isn't ours, isn't the file that we made, or was changed since.
     pub fn entry(&self, file: &Path) -> Option<&Entry> {
-        let entry = self.manifest.files.get(name_of(file)?)?;
-        let meta = std::fs::symlink_metadata(file).ok()?;
-        let same_birth = entry.born_ns.is_none_or(|born| born_ns(&meta) == Some(born));
-        (entry.inode == meta.ino() && same_birth).then_some(entry)
+        Some(self.found(file)?.0)
     }
 
-    pub fn insert(&mut self, file: &Path, bytes: u64, seed: Option<u64>, content: &str) {
-        let (Some(name), Ok(meta)) = (name_of(file), std::fs::symlink_metadata(file)) else { return };
+    /// Whether it is the file that we made, and somebody changed it since.
+    pub fn is_changed(&self, file: &Path) -> bool {
+        self.made(file).is_some_and(|(entry, meta)| !entry.is_as_left(&meta))
+    }
+
+    /// Which file lies there, if it is ours.
+    pub fn identity(&self, file: &Path) -> Option<Identity> {
+        Some(self.found(file)?.1)
+    }
+
+    fn found(&self, file: &Path) -> Option<(&Entry, Identity)> {
+        let (entry, meta) = self.made(file)?;
+        entry.is_as_left(&meta).then(|| (entry, Identity::of(&meta)))
+    }
+
+    /// The file that lies there, where it is the one that we made.
+    fn made(&self, file: &Path) -> Option<(&Entry, Metadata)> {
+        let entry = self.manifest.files.get(name_of(file)?)?;
+        let meta = std::fs::symlink_metadata(file).ok()?;
+        let found = Identity::of(&meta);
+        let same_birth = entry.born_ns.is_none_or(|born| found.born_ns == Some(born));
+        (entry.inode == found.inode && same_birth).then_some((entry, meta))
+    }
+
+    /// A file of ours is made or written from now on: nobody knows what it holds.
+    pub fn begin(&mut self, file: &Path, made: Identity, bytes: u64, content: &str) {
+        let Some(name) = name_of(file) else { return };
         let entry = Entry {
-            inode: meta.ino(),
-            born_ns: born_ns(&meta),
+            inode: made.inode,
+            born_ns: made.born_ns,
             bytes,
-            seed,
+            left: None,
+            seed: None,
             partly: None,
             content: content.to_string(),
         };
         self.manifest.files.insert(name.to_string(), entry);
     }
 
-    /// Parts of a file that `insert` just told of hold seeded content.
+    /// A file that was begun is left as it lies there now. One that took its name isn't claimed: that is the error.
+    pub fn leave(&mut self, file: &Path, made: Identity, content: &Content) -> Result<(), Error> {
+        let meta = std::fs::symlink_metadata(file).ok().filter(|meta| Identity::of(meta) == made);
+        let Some(meta) = meta else {
+            self.remove(file);
+            return Err(taken(file));
+        };
+        self.begin(file, made, meta.len(), content.name);
+        if let Some(entry) = name_of(file).and_then(|name| self.manifest.files.get_mut(name)) {
+            entry.left = Some(Times::of(&meta));
+            entry.seed = content.seed;
+        }
+        Ok(())
+    }
+
+    /// Parts of a file that `leave` just told of hold seeded content.
     pub fn note_part(&mut self, file: &Path, seed: u64) {
         if let Some(entry) = name_of(file).and_then(|name| self.manifest.files.get_mut(name)) {
             entry.partly = Some(seed);
@@ -133,7 +208,8 @@ impl Held {
 
     /// Removes the manifest of a directory that holds nothing of ours (any more).
     pub fn remove_if_empty(self) {
-        if self.alone && self.manifest.files.is_empty() {
+        let is_ours = self.file.as_ref().is_some_and(|file| is_still(file, &self.path));
+        if self.alone && self.manifest.files.is_empty() && is_ours {
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -149,11 +225,6 @@ fn plain() -> OpenOptions {
 fn is_still(file: &File, path: &Path) -> bool {
     let (held, there) = (file.metadata(), std::fs::symlink_metadata(path));
     matches!((held, there), (Ok(a), Ok(b)) if (a.dev(), a.ino()) == (b.dev(), b.ino()))
-}
-
-fn born_ns(meta: &Metadata) -> Option<u64> {
-    let since = meta.created().ok()?.duration_since(std::time::UNIX_EPOCH).ok()?;
-    u64::try_from(since.as_nanos()).ok()
 }
 
 fn name_of(file: &Path) -> Option<&str> {

@@ -15,6 +15,8 @@ pub struct Readings {
     pub power: Vec<Power>,
     /// Bytes that the block devices read and wrote.
     pub device_bytes: Option<u64>,
+    /// The same by the kernel's name of the device.
+    pub devices: BTreeMap<String, u64>,
     pub missing: BTreeMap<String, String>,
 }
 
@@ -72,14 +74,20 @@ impl Meters {
             _ => Noise::default(),
         };
         let before = self.disk.take();
-        let traffic =
-            before.and_then(|b| disk::Counters::read(&self.devices).and_then(|after| after.since(&b)).ok());
+        let traffic = before
+            .and_then(|b| disk::Counters::read(&self.devices).and_then(|after| after.by_device(&b)).ok());
+        let moved = |(number, t): ((u32, u32), disk::Traffic)| {
+            (disk::name(number), t.read_bytes.saturating_add(t.written_bytes))
+        };
+        let devices: Option<BTreeMap<String, u64>> =
+            traffic.map(|each| each.into_iter().map(moved).collect());
         let power = self.stop_power();
         Readings {
             cpu,
             noise,
             power,
-            device_bytes: traffic.map(|t| t.read_bytes + t.written_bytes),
+            device_bytes: devices.as_ref().map(|each| each.values().sum()),
+            devices: devices.unwrap_or_default(),
             missing: std::mem::take(&mut self.missing),
         }
     }

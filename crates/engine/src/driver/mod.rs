@@ -182,7 +182,6 @@ pub fn run(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> 
     pacing::check(&job, &drafts, observer)?;
     let mut prepared = prepare::prepare(&job, &drafts, manifests, observer)?;
     prepared.targets.iter_mut().zip(pair_of).for_each(|(target, pair)| target.route.pair = pair);
-    let resident_before = residency(&prepared.targets);
     if job.cache == Cache::Warm {
         set_cache(&job, &prepared.targets, observer)?;
     }
@@ -191,8 +190,9 @@ pub fn run(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> 
     honour::of_targets(&job, &prepared.targets)?;
     outfit::check_memory(&job, &prepared.targets, destination.feeds_gpu())?;
     destination.attach(&job, &prepared.targets)?;
+    let mut resident_before = Err("the page cache was never set".into());
     let mut runs = Vec::new();
-    let failed = repeat(&job, &prepared, &destination, observer, &mut runs);
+    let failed = repeat(&job, &prepared, &destination, observer, &mut resident_before, &mut runs);
     let resident_after = residency(&prepared.targets);
     if let (true, Err(e)) = (runs.is_empty(), &failed) {
         return Err(e.clone());
@@ -250,11 +250,15 @@ fn repeat(
     prepared: &prepare::Prepared,
     destination: &Arc<Destination>,
     observer: &mut dyn Observer,
+    resident_before: &mut Result<f64, String>,
     runs: &mut Vec<Ran>,
 ) -> Result<(), Error> {
     let most = if job.until_ci_pct.is_some() { job.repeat_max.max(job.repeat) } else { job.repeat };
     for n in 0..most {
         set_cache(job, &prepared.targets, observer)?;
+        if n == 0 {
+            *resident_before = residency(&prepared.targets);
+        }
         let mut numbered = Numbered { observer, repeat: n, repeats: most };
         let ran = fleet::run_once(
             job,

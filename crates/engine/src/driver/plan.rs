@@ -333,13 +333,16 @@ impl Planner<'_> {
     }
 
     fn existing(&mut self, path: &Path, have: u64, wanted: Option<u64>) -> Result<FilePlan, Error> {
-        let entry = self.manifests.of(path)?.entry(path).cloned();
+        let held = self.manifests.of(path)?;
+        let entry = held.entry(path).cloned();
+        let whose =
+            if held.is_changed(path) { "it isn't as Forebay left it" } else { "Forebay didn't make it" };
         let ours = entry.is_some();
         let shown = path.display();
         if self.job.writes() && !ours && !named_in(path, &self.job.overwrite) {
             return Err(Error::request(
                 format!("write to {shown}"),
-                format!("it exists ({have} bytes), and Forebay didn't make it"),
+                format!("it exists ({have} bytes), and {whose}"),
                 format!("--overwrite {shown} to let it be overwritten, or another name"),
             ));
         }
@@ -347,7 +350,7 @@ impl Planner<'_> {
         let action = if bytes <= have { Action::Use } else { Action::Make };
         let asked = || format!("--file-size {} of {shown}", format_bytes(bytes));
         if action == Action::Make && !ours && !self.job.writes() {
-            let found = format!("it has {have} bytes, and Forebay didn't make it");
+            let found = format!("it has {have} bytes, and {whose}");
             return Err(Error::request(asked(), found, format!("--file-size {have}, or none")));
         }
         if action == Action::Make && !self.job.may_make() {

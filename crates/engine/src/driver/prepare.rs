@@ -2,9 +2,10 @@
 //! can't work, before a single byte is measured.
 
 use super::fleet;
-use super::manifest::Held;
+use super::manifest::{Content, Held};
 use super::plan::{parent_of, Action, Draft, FilePlan, Manifests};
 use super::{Observer, Phase, Progress};
+use crate::identity::{taken, Identity};
 use crate::meter::cache;
 use crate::path::auto::Way;
 use crate::reactor::{Reactor, RingOptions};
@@ -27,6 +28,8 @@ const FILL_WORKERS: u32 = 4;
 const FILL_IO_BYTES: u64 = 1 << 20;
 
 type Locked = BTreeMap<PathBuf, Held>;
+/// Files of ours that this job makes or writes: nothing else is opened by their names.
+type Ours = BTreeMap<PathBuf, Identity>;
 
 /// Open targets, and the locks on their directories for as long as they are used.
 pub struct Prepared {
@@ -39,6 +42,7 @@ pub struct Prepared {
 
 struct Written {
     path: PathBuf,
+    made: Identity,
     /// The name that its content carries.
     content: String,
     bytes: u64,
@@ -77,14 +81,15 @@ fn make_and_open(
     let missing: Vec<&FilePlan> =
         drafts.iter().flat_map(Draft::files).filter(|f| f.action == Action::Make).collect();
     check_room(&missing)?;
+    let mut ours = still_ours(job, drafts, held)?;
     let mut undo = Undo::default();
-    if let Err(e) = make_all(job, drafts, &missing, held, observer, &mut undo) {
+    if let Err(e) = make_all(job, drafts, &missing, held, observer, &mut ours, &mut undo) {
         undo.run(held);
         return Err(e);
     }
-    let opener = Opener { job, write: job.writes(), ring: has_ring(job)? };
+    let opener = Opener { job, write: job.writes(), ring: has_ring(job)?, ours: &ours };
     let targets = drafts.iter().map(|d| opener.aligned(d)).collect::<Result<Vec<_>, _>>()?;
-    let written = note_written(job, drafts, held)?;
+    let written = note_written(job, drafts, held, &ours)?;
     let known_seed = |d: &Draft| d.files().first().and_then(|f| f.seed).unwrap_or(job.seed);
     let content_seeds = drafts.iter().map(|d| if job.writes() { job.seed } else { known_seed(d) }).collect();
     Ok((targets, content_seeds, written))
@@ -101,13 +106,16 @@ impl Prepared {
             && !job.reads()
             && job.start_bytes == 0
             && job.duration_s.is_none();
+        // Some file systems settle a file's times when it is closed.
+        self.targets.clear();
         for w in &self.written {
             let Some(held) = self.held.get_mut(&parent_of(&w.path)) else { continue };
             let len = std::fs::metadata(&w.path).map_or(0, |m| m.len());
             let kept = (covered && len == w.bytes) || w.seed == Some(job.seed);
             let seed = ((job.verify || job.refill) && kept).then_some(job.seed);
-            held.insert(&w.path, len, seed, &w.content);
-            if seed.is_none() && (job.verify || job.refill) {
+            // What was measured is the file that was opened, whatever has its name by now.
+            let still_there = held.leave(&w.path, w.made, &Content { seed, name: &w.content }).is_ok();
+            if still_there && seed.is_none() && (job.verify || job.refill) {
                 held.note_part(&w.path, job.seed);
             }
         }
@@ -149,6 +157,16 @@ fn lock_what_changes(job: &JobSpec, drafts: &[Draft], held: &mut Locked) -> Resu
     Ok(())
 }
 
+/// The files of ours that the job changes, looked at again now that nobody else's run may.
+fn still_ours(job: &JobSpec, drafts: &[Draft], held: &Locked) -> Result<Ours, Error> {
+    let changes = |f: &&FilePlan| f.ours && !f.is_new && (job.writes() || f.action == Action::Make);
+    let known = |f: &FilePlan| {
+        let found = held.get(&parent_of(&f.path)).and_then(|h| h.identity(&f.path));
+        Ok((f.path.clone(), found.ok_or_else(|| taken(&f.path))?))
+    };
+    drafts.iter().flat_map(Draft::files).filter(changes).map(known).collect()
+}
+
 /// Raises the process's soft limit on open files towards its hard one, as far as the job needs: programs that
 /// call select(2) elsewhere in the process want it no higher. What isn't enough shows when a file is opened.
 pub(crate) fn allow_descriptors(more: u64) {
@@ -186,12 +204,12 @@ fn check_room(missing: &[&FilePlan]) -> Result<(), Error> {
 
 /// Files to take away again if making them doesn't end well.
 #[derive(Default)]
-struct Undo(Vec<PathBuf>);
+struct Undo(Vec<(PathBuf, Identity)>);
 
 impl Undo {
     fn run(self, held: &mut Locked) {
-        for path in self.0 {
-            let _ = std::fs::remove_file(&path);
+        for (path, made) in self.0 {
+            let _ = made.remove(&path);
             if let Some(h) = held.get_mut(&parent_of(&path)) {
                 h.remove(&path);
             }
@@ -208,13 +226,15 @@ fn make_all(
     missing: &[&FilePlan],
     held: &mut Locked,
     observer: &mut dyn Observer,
+    ours: &mut Ours,
     undo: &mut Undo,
 ) -> Result<(), Error> {
     for file in missing {
         let dir = held.get_mut(&parent_of(&file.path)).expect("its directory was locked");
-        allocate(file, undo)?;
+        let made = allocate(file, ours.get(&file.path).copied(), undo)?;
         if file.ours {
-            dir.insert(&file.path, file.bytes, None, "");
+            dir.begin(&file.path, made, file.bytes, "");
+            ours.insert(file.path.clone(), made);
         }
     }
     if missing.is_empty() {
@@ -228,18 +248,20 @@ fn make_all(
     if to_fill.is_empty() {
         return Ok(());
     }
-    fill(job, &to_fill, observer)?;
+    fill(job, &to_fill, ours, observer)?;
     for draft in to_fill {
         for file in draft.files().into_iter().filter(|f| f.ours) {
             let dir = held.get_mut(&parent_of(&file.path)).expect("its directory was locked");
-            dir.insert(&file.path, file.bytes, Some(job.seed), &draft.content_name());
+            let content = Content { seed: Some(job.seed), name: &draft.content_name() };
+            dir.leave(&file.path, ours[&file.path], &content)?;
         }
     }
     held.values_mut().try_for_each(Held::save)
 }
 
-/// Creates the file (never opening what somebody else just made) and reserves its blocks.
-fn allocate(file: &FilePlan, undo: &mut Undo) -> Result<(), Error> {
+/// Creates the file (never opening what somebody else just made) and reserves its blocks. `ours`: the file that
+/// is to be there already.
+fn allocate(file: &FilePlan, ours: Option<Identity>, undo: &mut Undo) -> Result<Identity, Error> {
     let asked = format!("make {} of {} bytes", file.path.display(), file.bytes);
     let opened = std::fs::OpenOptions::new().write(true).create_new(file.is_new).open(&file.path);
     let handle = opened.map_err(|e| match e.raw_os_error() {
@@ -258,17 +280,22 @@ fn allocate(file: &FilePlan, undo: &mut Undo) -> Result<(), Error> {
         ),
         _ => Error::run(&asked, e.to_string(), "df -h; df -i"),
     })?;
+    let made =
+        Identity::of(&handle.metadata().map_err(|e| Error::run(&asked, e.to_string(), "df -h; df -i"))?);
     if file.is_new {
-        undo.0.push(file.path.clone());
+        undo.0.push((file.path.clone(), made));
+    }
+    if ours.is_some_and(|ours| ours != made) {
+        return Err(taken(&file.path));
     }
     // SAFETY: fallocate on a descriptor that is open for writing.
     if unsafe { libc::fallocate(handle.as_raw_fd(), 0, 0, file.bytes as i64) } == 0 {
-        return Ok(());
+        return Ok(made);
     }
     let e = std::io::Error::last_os_error();
     match e.raw_os_error() {
         Some(libc::EOPNOTSUPP) => {
-            handle.set_len(file.bytes).map_err(|e| Error::run(asked, e.to_string(), "df -h"))
+            handle.set_len(file.bytes).map(|()| made).map_err(|e| Error::run(asked, e.to_string(), "df -h"))
         }
         Some(libc::ENOSPC | libc::EDQUOT) => Err(Error::machine(
             asked,
@@ -285,7 +312,7 @@ fn allocate(file: &FilePlan, undo: &mut Undo) -> Result<(), Error> {
 }
 
 /// Writes seeded content through the same queues that the job will read with.
-fn fill(job: &JobSpec, drafts: &[&Draft], observer: &mut dyn Observer) -> Result<(), Error> {
+fn fill(job: &JobSpec, drafts: &[&Draft], ours: &Ours, observer: &mut dyn Observer) -> Result<(), Error> {
     let write = JobSpec {
         sources: vec!["(files to make)".into()],
         path: PathKind::Host,
@@ -302,7 +329,8 @@ fn fill(job: &JobSpec, drafts: &[&Draft], observer: &mut dyn Observer) -> Result
         ..JobSpec::default()
     };
     let ring = has_ring(&write)?;
-    let targets = drafts.iter().map(|d| open_for_fill(d, &write, ring)).collect::<Result<Vec<_>, _>>()?;
+    let opener = Opener { job: &write, write: true, ring, ours };
+    let targets = drafts.iter().map(|d| open_for_fill(d, &opener)).collect::<Result<Vec<_>, _>>()?;
     let total = targets.iter().map(|t| t.bytes).sum();
     let mut filling = Filling { observer, total, done: 0 };
     let ran =
@@ -325,12 +353,13 @@ fn fill(job: &JobSpec, drafts: &[&Draft], observer: &mut dyn Observer) -> Result
 }
 
 /// O_DIRECT where it can be had; a tail that isn't a whole block goes through the page cache.
-fn open_for_fill(draft: &Draft, job: &JobSpec, ring: bool) -> Result<Target, Error> {
-    let opener = Opener { job, write: true, ring };
+fn open_for_fill(draft: &Draft, opener: &Opener) -> Result<Target, Error> {
     let direct = opener.target(draft).ok().filter(|t| t.bytes % u64::from(t.align()) == 0);
     match direct {
         Some(target) => Ok(target),
-        None => Opener { job: &JobSpec { cache: Cache::Allow, ..job.clone() }, ..opener }.target(draft),
+        None => {
+            Opener { job: &JobSpec { cache: Cache::Allow, ..opener.job.clone() }, ..*opener }.target(draft)
+        }
     }
 }
 
@@ -354,7 +383,12 @@ impl Observer for Filling<'_> {
 }
 
 /// Files of ours that are about to hold something else: until the run has ended well nobody knows what.
-fn note_written(job: &JobSpec, drafts: &[Draft], held: &mut Locked) -> Result<Vec<Written>, Error> {
+fn note_written(
+    job: &JobSpec,
+    drafts: &[Draft],
+    held: &mut Locked,
+    ours: &Ours,
+) -> Result<Vec<Written>, Error> {
     let mut written = Vec::new();
     if !job.writes() {
         return Ok(written);
@@ -362,9 +396,9 @@ fn note_written(job: &JobSpec, drafts: &[Draft], held: &mut Locked) -> Result<Ve
     for draft in drafts {
         for file in draft.files().into_iter().filter(|f| !f.is_device && f.ours) {
             let dir = held.get_mut(&parent_of(&file.path)).expect("its directory was locked");
-            dir.insert(&file.path, file.bytes, None, &draft.content_name());
-            let (path, content) = (file.path.clone(), draft.content_name());
-            written.push(Written { path, content, bytes: file.bytes, seed: file.seed });
+            let (path, made, content) = (file.path.clone(), ours[&file.path], draft.content_name());
+            dir.begin(&path, made, file.bytes, &content);
+            written.push(Written { path, made, content, bytes: file.bytes, seed: file.seed });
         }
     }
     if !written.is_empty() {
@@ -432,6 +466,7 @@ struct Opener<'a> {
     job: &'a JobSpec,
     write: bool,
     ring: bool,
+    ours: &'a Ours,
 }
 
 impl Opener<'_> {
@@ -473,6 +508,9 @@ impl Opener<'_> {
         let job = self.job;
         let direct = matches!(job.cache, Cache::Auto | Cache::Bypass) && job.engine != Engine::Map;
         let target = FileTarget::open(&file.path, FileAccess { write: self.write, direct })?;
+        if let Some(made) = self.ours.get(&file.path) {
+            made.check(&file.path, &target.file)?;
+        }
         if target.bytes < file.bytes {
             let found = format!("it has {} bytes; {} were there a moment ago", target.bytes, file.bytes);
             return Err(Error::run(
@@ -526,5 +564,40 @@ fn check_alignment(job: &JobSpec, target: &Target) -> Result<(), Error> {
     match checks.iter().find_map(|(what, value)| value.filter(off).map(|v| (what, v))) {
         Some((what, value)) => Err(misaligned(Path::new(&target.label), what, value, align)),
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    /// Between making a file and opening it anew to fill it, its name may come to lead elsewhere.
+    #[test]
+    fn what_took_the_name_of_a_file_just_made_is_neither_opened_nor_removed() {
+        let home = tempfile::tempdir().unwrap();
+        let (users, path) = (home.path().join("users"), home.path().join("ours"));
+        fs::write(&users, vec![7u8; 2 << 20]).unwrap();
+        let plan = FilePlan {
+            path: path.clone(),
+            action: Action::Make,
+            is_new: true,
+            bytes: 1 << 20,
+            is_device: false,
+            seed: None,
+            ours: true,
+        };
+        let mut undo = Undo::default();
+        let ours = Ours::from([(path.clone(), allocate(&plan, None, &mut undo).unwrap())]);
+        let (job, draft) = (JobSpec { cache: Cache::Allow, ..JobSpec::default() }, Draft::File(plan.clone()));
+        let opener = Opener { job: &job, write: true, ring: false, ours: &ours };
+        open_for_fill(&draft, &opener).expect("it is the one that was made");
+        fs::rename(&users, &path).unwrap();
+        let error = open_for_fill(&draft, &opener).unwrap_err();
+        assert!(error.found.contains("another file"), "{error}");
+        let again = FilePlan { is_new: false, bytes: 4 << 20, ..plan };
+        allocate(&again, ours.get(&path).copied(), &mut Undo::default()).expect_err("to make it larger");
+        undo.run(&mut Locked::new());
+        assert!(fs::read(&path).unwrap() == vec![7u8; 2 << 20]);
     }
 }

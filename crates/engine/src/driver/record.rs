@@ -315,7 +315,7 @@ fn gpus_of(workers: &[WorkerResult], seconds: f64) -> Vec<GpuResult> {
     gpus.into_iter().map(of).collect()
 }
 
-fn job_of(context: &Context, queues: u32) -> Job {
+pub fn job_of(context: &Context, queues: u32) -> Job {
     let job = context.job;
     Job {
         source: if job.pairs.is_empty() { &job.sources } else { &job.pairs }.join(" "),
@@ -466,6 +466,13 @@ fn cache_state(context: &Context, runs: &[Ran], missing: &mut BTreeMap<String, S
         resident_before: told("resident_before", &context.resident_before),
         resident_after: told("resident_after", &context.resident_after),
         device_bytes: runs.iter().map(|r| r.readings.device_bytes).sum::<Option<u64>>(),
+        devices: runs.iter().flat_map(|r| &r.readings.devices).fold(
+            BTreeMap::new(),
+            |mut all, (name, bytes)| {
+                *all.entry(name.clone()).or_default() += bytes;
+                all
+            },
+        ),
     }
 }
 

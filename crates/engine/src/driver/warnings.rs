@@ -1,15 +1,15 @@
 //! What a reader should know before relying on a run's numbers.
 
 use super::fleet::Ran;
-use super::record::Context;
+use super::record::{job_of, Context};
 use crate::path::gds::Session;
 use crate::source::Target;
 use forebay_model::record::{CacheState, PathRan, RunResult, Warning};
+use forebay_model::{cached, merge};
 
 /// Under this many seconds a run tells little about a drive.
 const SHORT_S: f64 = 5.0;
 const STEAL_PCT: f64 = 1.0;
-const OTHERS_CORES: f64 = 0.25;
 const VARIATION_PCT: f64 = 15.0;
 /// Of what was read through the page cache, what the device may have delivered: metadata, and other users of it.
 const BOTH_PCT: f64 = 1.0;
@@ -118,14 +118,7 @@ fn of_noise(result: &RunResult, list: &mut Vec<Warning>) {
             "--repeat 5, or a quieter machine",
         );
     }
-    if let Some(others) = noise.others_cores_busy.filter(|c| *c > OTHERS_CORES) {
-        warn(
-            list,
-            "noisy",
-            format!("other processes kept {others:.2} cores busy"),
-            "stop them, or --cpus to stay clear of them",
-        );
-    }
+    list.extend(noise.others_cores_busy.and_then(merge::of_others));
     if let Some(cv) = noise.series_cv_pct.filter(|c| *c > VARIATION_PCT) {
         warn(
             list,
@@ -172,18 +165,18 @@ fn of_cache(
     runs: &[Ran],
     list: &mut Vec<Warning>,
 ) {
+    if let Some(shown) = cached::unchecked(cache, result).filter(|_| context.job.require_direct) {
+        let text = format!("what shows that bytes went direct: {shown}");
+        warn(
+            list,
+            "direct_unchecked",
+            text,
+            "the client's own counters (nfsiostat, lctl get_param osc.*.stats)",
+        );
+    }
+    list.extend(cached::judge(&job_of(context, 1), cache, result));
     let bypass = cache.policy == "bypass";
-    let delivered = cache.device_bytes.map(|d| 100.0 * d as f64 / result.bytes.max(1) as f64);
-    if let Some(pct) = delivered.filter(|p| bypass && !context.job.writes() && *p < 90.0) {
-        let text = format!("the device delivered {pct:.0} % of the bytes that were read");
-        warn(list, "cached", text, "files with data in every block (holes cost no I/O)");
-    }
     of_both(context, result, cache, list);
-    let allowed = matches!(cache.policy.as_str(), "allow" | "warm" | "mixed");
-    if let Some(share) = cache.resident_before.filter(|r| allowed && *r > 0.01) {
-        let text = format!("{:.0} % of the data was in the page cache", 100.0 * share);
-        warn(list, "cached", text, "--cache bypass or --cache drop to measure the drive");
-    }
     if let Some(run) = runs.iter().find(|r| bypass && matches!(r.kit.pages, "small" | "thp-partial")) {
         let text =
             format!("buffers lie in {} pages: the device sees each I/O as many small pieces", run.kit.pages);

@@ -17,7 +17,7 @@ use forebay_model::training::record::{
 };
 use forebay_model::training::rules::Steps;
 use forebay_model::training::Loader;
-use forebay_model::{stats, Latency};
+use forebay_model::{cached, merge, stats, Latency};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -99,7 +99,8 @@ pub fn of(shared: &Shared, command: Vec<String>, started: u64, ran: &Ran) -> Run
     let cache = cache_of(shared, ran, &mut missing);
     let training = training_of(shared, ran, &totals, &result);
     let path = path_of(shared, &totals);
-    let warnings = warnings_of(shared, ran, &training, &result, &cache);
+    let job = Job { data_bytes: totals.bytes / u64::from(shared.spec.epochs.max(1)), ..job_of(shared) };
+    let warnings = warnings_of(shared, ran, &job, &training, &result, &cache);
     RunRecord {
         schema: SCHEMA.into(),
         id: new_id(),
@@ -108,7 +109,7 @@ pub fn of(shared: &Shared, command: Vec<String>, started: u64, ran: &Ran) -> Run
         origin: "measured".into(),
         forebay: build(),
         environment: doctor::environment(&paths_of(shared)),
-        job: Job { data_bytes: totals.bytes / u64::from(shared.spec.epochs.max(1)), ..job_of(shared) },
+        job,
         path,
         cufile: None,
         cache,
@@ -221,6 +222,7 @@ fn cache_of(shared: &Shared, ran: &Ran, missing: &mut BTreeMap<String, String>) 
         resident_before: told("resident_before", shared.how.resident_before.clone()),
         resident_after: told("resident_after", after),
         device_bytes: ran.readings.device_bytes,
+        devices: ran.readings.devices.clone(),
     };
     if state.device_bytes.is_none() {
         let why = "no block device is below this source";
@@ -315,6 +317,7 @@ fn seen(
 fn warnings_of(
     shared: &Shared,
     ran: &Ran,
+    job: &Job,
     training: &Training,
     result: &RunResult,
     cache: &CacheState,
@@ -354,21 +357,10 @@ fn warnings_of(
         let rate = shared.spec.supply_gib_s.unwrap_or(0.0);
         warn("throttled_supply", format!("bytes were handed on at {rate} GiB/s at most"), "no --supply");
     }
-    let cached =
-        cache.resident_before.filter(|share| !shared.how.in_memory && !shared.how.direct && *share > 0.01);
-    if let Some(share) = cached {
-        let text = format!("{:.0} % of the data was in the page cache", 100.0 * share);
-        warn("cached", text, "--cache bypass or --cache drop to measure the drive");
-    }
     if let Some(steal) = result.noise.steal_pct.filter(|steal| *steal > 1.0) {
         warn("noisy", format!("the hypervisor took {steal:.1} % of the CPU time"), "a quieter machine");
     }
-    if let Some(others) = result.noise.others_cores_busy.filter(|cores| *cores > 0.25) {
-        warn(
-            "noisy",
-            format!("other processes kept {others:.2} cores busy"),
-            "stop them, or --cpus to stay clear of them",
-        );
-    }
+    list.extend(cached::judge(job, cache, result));
+    list.extend(result.noise.others_cores_busy.and_then(merge::of_others));
     list
 }

@@ -1,5 +1,6 @@
 //! The directory of a run: its layout, the calls on one file, and what errors there mean.
 
+use crate::identity::Identity;
 use crate::meter::cache;
 use forebay_model::files::FilesSpec;
 use forebay_model::random::Xoshiro256;
@@ -9,6 +10,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 /// Content is written and read in pieces of this size.
 const PIECE_BYTES: usize = 1 << 20;
@@ -26,6 +28,8 @@ pub struct Site {
     seed: u64,
     /// Files that each worker has begun to create; cleaning up looks no further.
     begun: Vec<AtomicU64>,
+    /// Which file each name led to when we made it, 0 before: what took such a name since is not removed.
+    made: Vec<AtomicU64>,
 }
 
 impl Site {
@@ -47,6 +51,7 @@ impl Site {
             sync: spec.sync,
             seed: spec.seed,
             begun: (0..spec.workers).map(|_| AtomicU64::new(0)).collect(),
+            made: (0..spec.files).map(|_| AtomicU64::new(0)).collect(),
         };
         fs::create_dir(&site.root).map_err(|e| site.explain_directory(&e))?;
         for number in 0..site.directories {
@@ -76,8 +81,12 @@ impl Site {
         self.begun[worker as usize].load(Relaxed) as usize
     }
 
-    pub fn create(&self, path: &Path, content: &[u8]) -> io::Result<u64> {
+    /// Bytes written, and the time that went into remembering which file this is: no program's create has that.
+    pub fn create(&self, path: &Path, number: u64, content: &[u8]) -> io::Result<(u64, Duration)> {
         let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
+        let aside = Instant::now();
+        self.made[number as usize].store(Identity::of(&file.metadata()?).digest(), Relaxed);
+        let aside = aside.elapsed();
         let mut left = self.file_bytes as usize;
         while left > 0 {
             let piece = left.min(content.len());
@@ -87,7 +96,16 @@ impl Site {
         if self.sync {
             file.sync_all()?;
         }
-        Ok(self.file_bytes)
+        Ok((self.file_bytes, aside))
+    }
+
+    /// Whether the name leads to the file that we made, or nowhere.
+    pub fn is_ours(&self, path: &Path, number: u64) -> bool {
+        let made = self.made[number as usize].load(Relaxed);
+        match fs::symlink_metadata(path) {
+            Ok(meta) => Identity::of(&meta).digest() == made,
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        }
     }
 
     pub fn read(&self, path: &Path, space: &mut [u8]) -> io::Result<u64> {

@@ -6,7 +6,7 @@
 //! Its members are listed but never added: the same bytes would count twice.
 
 use super::Reason;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -74,7 +74,8 @@ pub fn devices_behind(path: &Path) -> Result<Behind, Reason> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counters {
     devices: Vec<(u32, u32)>,
-    total: Traffic,
+    /// Of each device.
+    each: Vec<Traffic>,
 }
 
 /// Traffic of block devices; requests as the device saw them, after merging.
@@ -98,22 +99,31 @@ impl Counters {
         if devices.is_empty() {
             return Err("no block device lies behind the source".into());
         }
-        let mut total = Traffic::default();
-        for &number in &devices {
-            total = total.plus(counted(sys, number)?);
-        }
-        Ok(Counters { devices, total })
+        let each = devices.iter().map(|&number| counted(sys, number)).collect::<Result<_, _>>()?;
+        Ok(Counters { devices, each })
     }
 
     /// What went by since `earlier`, which must be of the same devices.
     pub fn since(&self, earlier: &Counters) -> Result<Traffic, Reason> {
+        Ok(self.by_device(earlier)?.into_values().fold(Traffic::default(), Traffic::plus))
+    }
+
+    /// `since` for each device by itself.
+    pub fn by_device(&self, earlier: &Counters) -> Result<BTreeMap<(u32, u32), Traffic>, Reason> {
         if self.devices != earlier.devices {
             return Err("the two readings are of different devices".into());
         }
-        self.total
-            .minus(earlier.total)
-            .ok_or_else(|| "the counters went back: a device was removed and came again".into())
+        let gone_by = |((number, now), before): ((&(u32, u32), &Traffic), &Traffic)| {
+            let own = now.minus(*before);
+            Ok((*number, own.ok_or("the counters went back: a device was removed and came again")?))
+        };
+        self.devices.iter().zip(&self.each).zip(&earlier.each).map(gone_by).collect()
     }
+}
+
+/// The kernel's name of a device, as `nvme0n1p2`.
+pub fn name(number: (u32, u32)) -> String {
+    name_of(&device_folder(Path::new(SYS), number), number)
 }
 
 impl Traffic {

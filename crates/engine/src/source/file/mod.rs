@@ -80,7 +80,10 @@ impl FileTarget {
             probe
         };
         let bytes = if is_device { device_bytes(&file)? } else { kind.len() };
-        let (align, mem_align) = if direct { direct_alignment(&file, is_device) } else { (1, 1) };
+        let (align, mem_align) = match direct {
+            true => direct_alignment(told_alignment(&file), is_device).ok_or_else(|| buffered(path))?,
+            false => (1, 1),
+        };
         Ok(FileTarget {
             path: path.to_path_buf(),
             file: Arc::new(file),
@@ -191,9 +194,20 @@ fn no_direct(path: &Path, access: FileAccess, e: &std::io::Error) -> Error {
     if e.raw_os_error() != Some(libc::EINVAL) {
         return cannot_open(path, access, e);
     }
+    without_direct(path, "the file system doesn't offer it")
+}
+
+/// O_DIRECT was taken, and would be ignored.
+fn buffered(path: &Path) -> Error {
+    let found =
+        format!("the file system takes the flag and reads this file through the page cache: {NO_DIRECT}");
+    without_direct(path, &found)
+}
+
+fn without_direct(path: &Path, found: &str) -> Error {
     Error::machine(
         format!("O_DIRECT on {}", path.display()),
-        "the file system doesn't offer it",
+        found,
         "--buffered (the page cache then takes part, and the record says so)",
     )
 }
@@ -246,8 +260,22 @@ fn device_bytes(file: &File) -> Result<u64, Error> {
     handle.seek(SeekFrom::End(0)).map_err(|e| Error::run("the device's size", e.to_string(), "lsblk -b"))
 }
 
-/// (offset, memory) alignment for O_DIRECT: statx says, or else the usual block.
-fn direct_alignment(file: &File, is_device: bool) -> (u32, u32) {
+/// What an offset alignment of 0 in statx's answer means.
+pub const NO_DIRECT: &str =
+    "statx gives it no direct I/O (ext4 with data=journal, inline data, encryption, verity)";
+
+/// (offset, memory) alignment for O_DIRECT: as statx told, or else the usual block. None: the file has no direct I/O.
+fn direct_alignment(told: Option<(u32, u32)>, is_device: bool) -> Option<(u32, u32)> {
+    match told {
+        Some((0, _)) => None,
+        Some((offset, memory)) => Some((offset, memory.max(1))),
+        None if is_device => Some((512, 512)),
+        None => Some((4096, 4096)),
+    }
+}
+
+/// (offset, memory) alignment that statx tells, 0 for a file without direct I/O; None where the kernel doesn't say.
+pub fn told_alignment(file: &impl AsRawFd) -> Option<(u32, u32)> {
     const STATX_DIOALIGN: u32 = 0x2000;
     // SAFETY: statx fills a zeroed struct for an open descriptor; an empty path with AT_EMPTY_PATH means it.
     let stat = unsafe {
@@ -256,13 +284,8 @@ fn direct_alignment(file: &File, is_device: bool) -> (u32, u32) {
             libc::statx(file.as_raw_fd(), c"".as_ptr(), libc::AT_EMPTY_PATH, STATX_DIOALIGN, &mut stat) == 0;
         ok.then_some(stat)
     };
-    match stat {
-        Some(s) if s.stx_mask & STATX_DIOALIGN != 0 && s.stx_dio_offset_align > 0 => {
-            (s.stx_dio_offset_align, s.stx_dio_mem_align.max(1))
-        }
-        _ if is_device => (512, 512),
-        _ => (4096, 4096),
-    }
+    let told = stat.filter(|s| s.stx_mask & STATX_DIOALIGN != 0)?;
+    Some((told.stx_dio_offset_align, told.stx_dio_mem_align))
 }
 
 /// The error for an I/O whose offset or length O_DIRECT can't take.
@@ -272,4 +295,23 @@ pub fn misaligned(path: &Path, what: &str, value: u64, align: u32) -> Error {
         format!("O_DIRECT needs a multiple of {align} bytes here"),
         format!("a multiple of {}, or --buffered", format_bytes(u64::from(align))),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_offset_alignment_of_0_means_no_direct_io() {
+        assert_eq!(direct_alignment(Some((0, 0)), false), None);
+        assert_eq!(direct_alignment(Some((0, 4)), true), None);
+        assert_eq!(direct_alignment(Some((512, 4)), false), Some((512, 4)));
+        assert_eq!(direct_alignment(Some((4096, 0)), false), Some((4096, 1)), "any memory will do");
+        // Kernels before 6.1, and file systems that don't say.
+        assert_eq!(direct_alignment(None, false), Some((4096, 4096)));
+        assert_eq!(direct_alignment(None, true), Some((512, 512)));
+        let error = buffered(Path::new("f"));
+        assert_eq!(error.kind, forebay_model::Kind::Machine);
+        assert!(error.found.contains("statx") && error.next.contains("--buffered"), "{error}");
+    }
 }

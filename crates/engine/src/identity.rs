@@ -1,0 +1,93 @@
+//! Which file a name leads to: kept when we make one, and compared before that name is written or removed.
+//!
+//! Anybody may give our file's name to another while we work. Device and inode tell the two apart, and the time
+//! of birth does where the inode fell free and went to the next file.
+
+use forebay_model::Error;
+use std::fs::{File, Metadata};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Identity {
+    pub device: u64,
+    pub inode: u64,
+    /// Nanoseconds since the epoch; None where the file system doesn't say.
+    pub born_ns: Option<u64>,
+}
+
+impl Identity {
+    pub fn of(meta: &Metadata) -> Identity {
+        let born = meta.created().ok().and_then(|t| t.duration_since(std::time::UNIX_EPOCH).ok());
+        let born_ns = born.and_then(|since| u64::try_from(since.as_nanos()).ok());
+        Identity { device: meta.dev(), inode: meta.ino(), born_ns }
+    }
+
+    /// Whether the name leads to this file itself: a link to it is another.
+    pub fn is_at(self, path: &Path) -> bool {
+        std::fs::symlink_metadata(path).is_ok_and(|meta| Identity::of(&meta) == self)
+    }
+
+    /// Refuses what was opened by our file's name and isn't our file.
+    pub fn check(self, path: &Path, opened: &File) -> Result<(), Error> {
+        match opened.metadata() {
+            Ok(meta) if Identity::of(&meta) == self => Ok(()),
+            Ok(_) => Err(taken(path)),
+            Err(e) => Err(Error::run(format!("look at {}", path.display()), e.to_string(), "dmesg | tail")),
+        }
+    }
+
+    /// Removes the name if it leads to this file. False: it leads nowhere, or to somebody else's, which stays.
+    pub fn remove(self, path: &Path) -> io::Result<bool> {
+        if !self.is_at(path) {
+            return Ok(false);
+        }
+        std::fs::remove_file(path).map(|()| true)
+    }
+
+    /// All of it in eight bytes, for those who keep millions. Never 0.
+    pub fn digest(self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.hash(&mut hasher);
+        hasher.finish().max(1)
+    }
+}
+
+/// The error where another file has the name of ours.
+pub fn taken(path: &Path) -> Error {
+    let shown = path.display();
+    Error::run(
+        format!("use {shown}"),
+        "another file has taken the name of the one that Forebay made, and was left as it is",
+        format!("ls -li {shown}; the same command again, with nothing else writing there"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn only_the_very_file_is_removed_and_a_link_to_it_is_another() {
+        let home = tempfile::tempdir().unwrap();
+        let (ours, users) = (home.path().join("ours"), home.path().join("users"));
+        fs::write(&ours, "ours").unwrap();
+        fs::write(&users, "precious").unwrap();
+        let identity = Identity::of(&fs::metadata(&ours).unwrap());
+        identity.check(&ours, &File::open(&ours).unwrap()).unwrap();
+        fs::rename(&users, &ours).unwrap();
+        let error = identity.check(&ours, &File::open(&ours).unwrap()).unwrap_err();
+        assert!(error.found.contains("left as it is") && error.next.contains("ls -li"), "{error}");
+        assert!(!identity.remove(&ours).unwrap());
+        assert_eq!(fs::read_to_string(&ours).unwrap(), "precious");
+        let (made, link) = (home.path().join("made"), home.path().join("link"));
+        fs::write(&made, "").unwrap();
+        std::os::unix::fs::symlink(&made, &link).unwrap();
+        let identity = Identity::of(&fs::metadata(&made).unwrap());
+        assert!(!identity.remove(&link).unwrap() && identity.remove(&made).unwrap());
+        assert!(!made.exists() && fs::symlink_metadata(&link).is_ok());
+    }
+}
