@@ -11,6 +11,7 @@ from typing import Any
 
 import processes
 import pytest
+from forebay import _core
 from forebay.stats import mean_interval
 
 
@@ -156,13 +157,36 @@ def test_beyond_capacity_an_open_loop_counts_latency_from_the_schedule(tmp_path:
     second few wait; at 400 every second I/O adds to the queue, and latency grows though no I/O takes longer.
 
     A slow machine adds to each I/O, and never takes anything off: only least latencies are held."""
-    job = ("nil:", "--faults", "seed=1,delay_us=10000", "--depth", 1, "--warmup", 0, "--duration", 2)
+    job = ("nil:", "--faults", "seed=1,delay_us=10000", "--depth", 1, "--warmup", 0, "--duration", 1)
     below = bench(*job, "--rate-iops", 50, cwd=tmp_path)["result"]["latency_us"]
     result = bench(*job, "--rate-iops", 400, cwd=tmp_path)["result"]
     beyond, ios = result["latency_us"], result["ios"]
-    assert 2_000 < below["p50"] < beyond["p50"] and 0 < ios < 500
+    assert 2_000 < below["p50"] < beyond["p50"] and 0 < ios < 250
     # The n-th is due after 2.5 n ms, and the n before it take 5 n: it waits for 2.5 n ms at least, the median half of it.
     assert beyond["p50"] > 1_000 * ios and beyond["max"] > 2_000 * ios
+
+
+def test_what_the_end_overtakes_is_in_the_latency_and_in_no_rate(tmp_path: Path) -> None:
+    """Each I/O takes up to 0.4 s, and 0.1 s are measured: what is in flight at the end takes longer than the run."""
+    job = ("nil:", "--faults", "seed=1,delay_us=400000", "--depth", 16, "--warmup", 0, "--duration", 0.1)
+    result = bench(*job, cwd=tmp_path)["result"]
+    counted = sum(n for _, n in _core.buckets(result["histogram"]))
+    assert 0 < result["late"] <= 16 and counted == result["ios"] + result["late"]
+    assert result["latency_us"]["max"] > 100_000 >= 1e6 * result["seconds"]
+    assert result["bytes"] == result["ios"] * (1 << 20) and result["unfinished"] == {"count": 0, "oldest_s": 0.0}
+
+
+def test_an_open_loop_accounts_for_every_io_that_was_due(tmp_path: Path) -> None:
+    """100 are due in 0.1 s; each takes 50 ms on the mean, one at a time: most still wait when a second has gone by."""
+    job = ("nil:", "--faults", "seed=1,delay_us=100000", "--depth", 1, "--warmup", 0, "--duration", 0.1)
+    record = bench(*job, "--rate-iops", 1000, cwd=tmp_path)
+    result, unfinished = record["result"], record["result"]["unfinished"]
+    assert result["late"] > 0 and unfinished["count"] > 0
+    assert result["ios"] + result["late"] + unfinished["count"] == 100
+    assert sum(n for _, n in _core.buckets(result["histogram"])) == 100
+    assert unfinished["oldest_s"] >= 1.0 and result["latency_us"]["max"] >= 0.99e6 * unfinished["oldest_s"]
+    warning = next(w for w in record["warnings"] if w["id"] == "unfinished")
+    assert f"{unfinished['count']} I/Os" in warning["text"] and "--rate" in warning["next"]
 
 
 def test_several_sources_are_one_job(tmp_path: Path) -> None:

@@ -72,6 +72,17 @@ def test_a_device_that_stalls_ends_in_a_named_time_out(tmp_path: Path) -> None:
     assert result["errors"]["timed_out"] >= 1 and result["ios"] > 0
 
 
+def test_what_never_comes_back_is_counted_with_its_wait(tmp_path: Path) -> None:
+    job = ("--faults", "seed=1,stall=1", "--timeout", 0.2, "--depth", 4, "--duration", 0.1, "--warmup", 0)
+    done = bench("nil:", *job, "-o", "run.json", cwd=tmp_path)
+    assert done.returncode == 4, done.stderr
+    record = json.loads((tmp_path / "run.json").read_text())
+    result = record["result"]
+    assert result["ios"] == 0 and result["unfinished"]["count"] == 4 and result["unfinished"]["oldest_s"] > 0.2
+    assert result["latency_us"]["min"] > 200_000
+    assert "--timeout" in next(w["next"] for w in record["warnings"] if w["id"] == "unfinished")
+
+
 def test_an_injected_error_is_counted_and_named(tmp_path: Path) -> None:
     job = ("--faults", "seed=1,error=0.05", "--io-size", "4k", "--passes", 1, "--warmup", 0)
     done = bench("nil:?size=4m", *job, "-o", "run.json", cwd=tmp_path)

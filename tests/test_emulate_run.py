@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -312,6 +314,19 @@ def test_a_frame_says_how_it_goes_and_who_waits() -> None:
     assert "27 %" in lines[1] and "left" in lines[1]
     assert lines[2] == "AU 93.1 % so far, 90 % needed · 4.20 GiB/s · 1.30 cores"
     assert lines[3] == "waiting #3, #7"
+
+
+def test_a_terminal_that_takes_nothing_more_holds_nothing_up() -> None:
+    reading, writing = os.pipe()
+    with open(reading, "rb"), open(writing, "w") as stuck:
+        os.set_blocking(writing, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writing, b"x" * 4096)
+        os.set_blocking(writing, True)
+        view = live.View("unet3d", 90.0, stuck)
+        view(fake_storage.progress())
+        view.close()
 
 
 def test_each_cause_of_waiting_is_named(folder: Path) -> None:

@@ -105,12 +105,13 @@ def _natural(value: str, flag: str) -> int:
 def run(spec: dict[str, Any], quiet: bool = True) -> dict[str, Any]:
     """Runs the phases and returns the record `forebay.files/1`: FilesRecord with what it ran on."""
     from forebay import _core
+    from forebay.bench.terminal import takes_more
     from forebay.run import typed
 
     shows = not quiet and sys.stderr.isatty()
 
     def observe(progress: str) -> None:
-        if shows:
+        if shows and takes_more(sys.stderr):
             sys.stderr.write(f"\r\x1b[K{describe(json.loads(progress))[:78]}")
             sys.stderr.flush()
 
@@ -118,7 +119,7 @@ def run(spec: dict[str, Any], quiet: bool = True) -> dict[str, Any]:
     try:
         measured = json.loads(_core.files(json.dumps(spec), secrets.token_hex(8), observe))
     finally:
-        if shows:
+        if shows and takes_more(sys.stderr):
             sys.stderr.write("\r\x1b[K")
     head = {k: measured.pop(k) for k in ("schema", "id")}
     environment = json.loads(_core.environment([spec["directory"]]))

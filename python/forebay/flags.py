@@ -144,6 +144,7 @@ FIELDS: tuple[Field, ...] = (
     Field("gpu", "gpus", _integers, "GPUs to feed, as 0,1.", "LIST"),
     Field("pair", "pairs", _one_or_more, "A GPU and the source that feeds it, as 0=/dev/nvme0n1; in place of SOURCE.", "GPU=SOURCE", multiple=True),
     Field("require-direct", "require_direct", _flag, "Anything but direct DMA is an error.", is_flag=True),
+    Field("require-model", "require_model", _flag, "A model in real time that is over 5 % off its own law ends with exit code 1.", is_flag=True),
     Field("allow-compat", "allow_compat", _flag, "Let cuFile run in its compatibility mode.", is_flag=True),
     Field("pin-limit", "pin_limit_bytes", parse_bytes, "Page cache that mapped may keep registered. Default: half of what is free.", "SIZE"),
     Field("cufile", "cufile", _choice("sync", "stream", "batch", "batch-stream"), "cuFile's interface: sync, stream, batch or batch-stream.", "MODE"),

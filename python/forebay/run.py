@@ -16,7 +16,8 @@ def run(job: Job, *, observer: Callable[[Progress], None] | None = None, command
     """Runs `job` (JobSpec's fields; absent ones take their defaults) and returns its RunRecord.
 
     Raises RequestError, MachineError or RunError. When interrupted it returns what was measured, with
-    record["result"]["interrupted"] true. `observer` gets Progress dicts about four times a second.
+    record["result"]["interrupted"] true. `observer` gets Progress dicts about four times a second;
+    one that takes longer holds nothing up, and gets the latest alone.
     """
     from forebay import _core
 

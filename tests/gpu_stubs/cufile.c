@@ -47,7 +47,7 @@ static bool allow_compat = true, force_compat, counting;
 struct file {
     int fd; /* the caller's */
     int own;
-    bool direct;
+    int past; /* the page cache; below 0 where the caller's doesn't go past it */
     struct file *next;
 };
 static struct file *files;
@@ -248,7 +248,7 @@ EXPORT struct status cuFileGetParameterPosixPoolSlabArray(size_t *sizes_kib, siz
 
 /* Files and buffers --------------------------------------------------------------------------------------------*/
 
-/* I/O goes by a descriptor of its own, through the page cache: what it must be told from is what it is counted as. */
+/* I/O goes by descriptors of its own: what is counted as direct past the page cache, the rest through it. */
 EXPORT struct status cuFileHandleRegister(void **handle, struct descriptor *d)
 {
     char path[64];
@@ -264,9 +264,10 @@ EXPORT struct status cuFileHandleRegister(void **handle, struct descriptor *d)
     int own = open(path, (flags & O_ACCMODE) | O_CLOEXEC);
     if (own < 0)
         return status(HANDLE_NOT_REGISTERED);
+    int past = flags & O_DIRECT ? open(path, (flags & (O_ACCMODE | O_DIRECT)) | O_CLOEXEC) : -1;
     struct file *f = malloc(sizeof *f);
     pthread_mutex_lock(&cufile_lock);
-    *f = (struct file){d->handle.fd, own, flags & O_DIRECT, files};
+    *f = (struct file){d->handle.fd, own, past, files};
     files = f;
     cufile_stats.basic.handle_registers.ok++;
     pthread_mutex_unlock(&cufile_lock);
@@ -288,6 +289,8 @@ EXPORT void cuFileHandleDeregister(void *handle)
     pthread_mutex_unlock(&cufile_lock);
     if (f) {
         close(f->own);
+        if (f->past >= 0)
+            close(f->past);
         free(f);
         stub_live("cufile_handles", -1);
     }
@@ -343,7 +346,7 @@ EXPORT struct status cuFileBufDeregister(const void *at)
 static enum way way_of(const struct file *f, size_t bytes, off_t offset)
 {
     static unsigned turn;
-    bool can = f->direct && !force_compat && (bytes | (size_t)offset) % 4096 == 0;
+    bool can = f->past >= 0 && !force_compat && (bytes | (size_t)offset) % 4096 == 0;
     if (cufile_settings.mode == POSIX || !can)
         return POSIX;
     if (cufile_settings.mode == MIXED)
@@ -387,6 +390,33 @@ static bool is_known(const struct file *f)
     return at;
 }
 
+static ssize_t buffered(int fd, char *memory, size_t bytes, off_t offset, bool writes)
+{
+    ssize_t moved = 0, n = 1;
+    while (n > 0 && (size_t)moved < bytes) {
+        n = writes ? pwrite(fd, memory + moved, bytes - (size_t)moved, offset + moved)
+                   : pread(fd, memory + moved, bytes - (size_t)moved, offset + moved);
+        moved += n > 0 ? n : 0;
+    }
+    return n < 0 && !moved ? -errno : moved;
+}
+
+/* Memory of a GPU may lie anywhere; the kernel wants the host's aligned. */
+static ssize_t direct(int fd, char *memory, size_t bytes, off_t offset, bool writes)
+{
+    void *aligned;
+    if (posix_memalign(&aligned, 4096, bytes ? bytes : 1))
+        return -ENOMEM;
+    if (writes)
+        memcpy(aligned, memory, bytes);
+    ssize_t n = writes ? pwrite(fd, aligned, bytes, offset) : pread(fd, aligned, bytes, offset);
+    ssize_t result = n < 0 ? -errno : n;
+    if (!writes && n > 0)
+        memcpy(memory, aligned, (size_t)n);
+    free(aligned);
+    return result;
+}
+
 ssize_t cufile_transfer(void *handle, char *base, size_t bytes, off_t offset, off_t base_offset, bool writes, enum way *way)
 {
     struct file *f = handle;
@@ -404,13 +434,9 @@ ssize_t cufile_transfer(void *handle, char *base, size_t bytes, off_t offset, of
     *way = way_of(f, bytes, offset);
     if (*way == POSIX && !allow_compat)
         return -5008;
-    ssize_t moved = 0, n = 1;
-    while (n > 0 && (size_t)moved < bytes) {
-        n = writes ? pwrite(f->own, memory + moved, bytes - (size_t)moved, offset + moved)
-                   : pread(f->own, memory + moved, bytes - (size_t)moved, offset + moved);
-        moved += n > 0 ? n : 0;
-    }
-    ssize_t result = n < 0 && !moved ? -errno : moved;
+    ssize_t result = *way == POSIX ? buffered(f->own, memory, bytes, offset, writes)
+                                   : direct(f->past, memory, bytes, offset, writes);
+    ssize_t moved = result < 0 ? 0 : result;
     if (!writes)
         stub_cufile_came(gpu, memory, (size_t)moved);
     count(gpu, result, unaligned, writes, *way);

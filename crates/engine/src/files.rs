@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 const TICK: Duration = Duration::from_millis(100);
@@ -108,15 +108,14 @@ fn measure(
     let place = format!("phases.{}", record.phases.len());
     let devices = disk::devices_behind(&site.root).map(|behind| behind.numbers());
     let before = devices.and_then(|numbers| Ok((disk::Counters::read(&numbers)?, numbers)));
-    let clock = cpu::Clock::start();
     let outcome = Work { site, name: phase.name(), call: Call::Timed(phase) }.on_threads(observe);
-    let reading = clock.stop();
+    let reading = &outcome.cpu;
     let traffic = before.and_then(|(before, numbers)| disk::Counters::read(&numbers)?.since(&before));
 
     let seconds = outcome.seconds;
     let moves = matches!(phase, Phase::Create | Phase::Read) && seconds > 0.0;
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
-    for (field, reason) in cpu::missing(&reading, seconds, outcome.bytes, outcome.files) {
+    for (field, reason) in cpu::missing(reading, seconds, outcome.bytes, outcome.files) {
         record.missing.insert(format!("{place}.cpu.{field}"), reason);
     }
     if !moves {
@@ -141,7 +140,7 @@ fn measure(
         throughput_gib_s: moves.then(|| outcome.bytes as f64 / GIB / seconds),
         latency_us: outcome.latency.summary(),
         histogram: outcome.latency.encode(),
-        cpu: cpu::fill(&reading, seconds, outcome.bytes, outcome.files, cores),
+        cpu: cpu::fill(reading, seconds, outcome.bytes, outcome.files, cores),
         resident_before: resident,
         device_read_bytes: traffic.map(|t| t.read_bytes),
         device_written_bytes: traffic.map(|t| t.written_bytes),
@@ -211,6 +210,22 @@ struct Shared {
     running: AtomicU64,
     failure: Mutex<Option<Error>>,
     start: Start,
+    /// From when the threads may go until the last is done, whatever the observer does meanwhile.
+    clock: OnceLock<cpu::Clock>,
+    cpu: OnceLock<cpu::CpuReading>,
+}
+
+impl Shared {
+    /// Of a thread that is done.
+    fn one_less(&self) {
+        if self.running.fetch_sub(1, Relaxed) == 1 {
+            self.read_meters();
+        }
+    }
+
+    fn read_meters(&self) -> &cpu::CpuReading {
+        self.cpu.get_or_init(|| self.clock.get_or_init(cpu::Clock::start).stop())
+    }
 }
 
 /// Where threads wait until as many as could be started are ready.
@@ -229,10 +244,11 @@ impl Start {
         drop(self.changed.wait_while(state, |(_, go)| !*go));
     }
 
-    /// Lets them go once this many wait.
-    fn open(&self, threads: usize) {
+    /// Lets them go once this many wait, right after `begin`.
+    fn open(&self, threads: usize, begin: impl FnOnce()) {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let ready = self.changed.wait_while(state, |(waiting, _)| *waiting < threads);
+        begin();
         ready.unwrap_or_else(PoisonError::into_inner).1 = true;
         self.changed.notify_all();
     }
@@ -244,6 +260,7 @@ struct Outcome {
     bytes: u64,
     latency: Latency,
     interrupted: bool,
+    cpu: cpu::CpuReading,
     failure: Option<Error>,
 }
 
@@ -258,6 +275,8 @@ impl Work<'_> {
             running: AtomicU64::new(u64::from(workers)),
             failure: Mutex::new(None),
             start: Start::default(),
+            clock: OnceLock::new(),
+            cpu: OnceLock::new(),
         };
         // Before anything is done, so that an observer may say no to all of it.
         let refused = !observe(&self.progress(&shared, Duration::ZERO));
@@ -278,7 +297,9 @@ impl Work<'_> {
                     }
                 }
             }
-            shared.start.open(threads.len());
+            shared.start.open(threads.len(), || {
+                shared.clock.get_or_init(cpu::Clock::start);
+            });
             let begun = Instant::now();
             for worker in not_started {
                 self.one_thread(worker, workers, shared);
@@ -304,6 +325,7 @@ impl Work<'_> {
             bytes: shared.bytes.load(Relaxed),
             latency,
             interrupted,
+            cpu: shared.read_meters().clone(),
             failure: shared.failure.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()),
         }
     }
@@ -374,7 +396,7 @@ impl Work<'_> {
             }
         }
         let ended = Instant::now();
-        shared.running.fetch_sub(1, Relaxed);
+        shared.one_less();
         (latency, started, ended)
     }
 

@@ -1,6 +1,7 @@
 //! The metadata phases on a real file system.
 
 use forebay_engine::files::{run, Progress};
+use forebay_engine::meter::cpu;
 use forebay_model::files::{Cache, FilesRecord, FilesSpec, Phase};
 use forebay_model::{Kind, Latency};
 use std::fs;
@@ -198,4 +199,20 @@ fn a_file_that_vanishes_ends_the_run_with_its_name() {
     assert_eq!(failure.kind, Kind::Run);
     assert!(failure.asked.contains("stat") && failure.asked.contains("f00000000"), "{failure}");
     assert_eq!(record.left, None);
+}
+
+#[test]
+fn what_an_observer_does_is_no_cost_of_a_phase() {
+    let home = tempfile::tempdir().unwrap();
+    let spent = || cpu::thread_seconds().total_s();
+    let record = run(&spec(home.path()), "x", &mut |p: &Progress| {
+        // As one that is held up, but to be seen: it works.
+        let from = spent();
+        while p.phase == "stat" && p.done == 0 && spent() < from + 1.0 {}
+        true
+    });
+    let record = record.unwrap();
+    let stat = record.phases.iter().find(|p| p.phase == Phase::Stat).unwrap();
+    let cost = stat.cpu.user_s + stat.cpu.system_s;
+    assert!(cost < 1.0, "stat of {} files took {cost} s of processor time", stat.files);
 }

@@ -459,3 +459,33 @@ fn flushing_many_files_in_memory_waits_for_nothing() {
     go(&many).unwrap();
     assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
 }
+
+/// Keeps what it was told in words.
+#[derive(Default)]
+struct Listener(Vec<String>);
+
+impl Observer for Listener {
+    fn progress(&mut self, progress: &Progress) {
+        self.0.extend(progress.message.clone());
+    }
+
+    fn stop(&mut self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn whoever_watches_is_told_what_is_waited_for_when_the_time_is_over() {
+    let late = JobSpec {
+        faults: Some("seed=1,delay_us=900000".into()),
+        duration_s: Some(0.1),
+        passes: None,
+        depth: 8,
+        interval_ms: 20,
+        ..job("nil:")
+    };
+    let mut listener = Listener::default();
+    let outcome = run(&late, Vec::new(), &mut listener).unwrap();
+    assert!(outcome.record.result.late > 0);
+    assert!(listener.0.iter().any(|said| said.contains("waiting for I/Os")), "{:?}", listener.0);
+}

@@ -188,6 +188,8 @@ pub struct JobSpec {
     pub pairs: Vec<String>,
     /// Anything but direct DMA is an error.
     pub require_direct: bool,
+    /// A modelled drive in real time must keep its own law to within 5 %.
+    pub require_model: bool,
     /// cuFile's compatibility mode is acceptable.
     pub allow_compat: bool,
     /// Bytes of the page cache that `mapped` may keep registered. None: half of the memory that is free.
@@ -255,6 +257,7 @@ impl Default for JobSpec {
             gpus: Vec::new(),
             pairs: Vec::new(),
             require_direct: false,
+            require_model: false,
             allow_compat: false,
             pin_limit_bytes: None,
             cufile: CuFileMode::Sync,

@@ -244,7 +244,7 @@ fn host(record: &RunRecord) -> serde_json::Value {
     let mut host = json!({
         "host": record.environment.host, "source": record.job.source, "seconds": r.seconds, "bytes": r.bytes, "ios": r.ios,
         "throughput_gib_s": r.throughput_gib_s, "iops": r.iops, "latency_us": r.latency_us, "cpu": r.cpu, "power": r.power,
-        "errors": r.errors, "noise": r.noise, "interrupted": r.interrupted,
+        "unfinished": r.unfinished, "errors": r.errors, "noise": r.noise, "interrupted": r.interrupted,
     });
     if let Some(training) = &record.training {
         host["training"] = training.of_host();
@@ -271,8 +271,11 @@ fn merge_results(parts: &[&RunResult], hosts: &Hosts) -> Result<RunResult, Error
         throughput_gib_s: rate(bytes as f64 / GIB),
         iops: rate(ios as f64),
         latency_us: latency.summary(),
+        late: sum(|p| p.late),
+        unfinished: Unfinished::sum(parts.iter().map(|p| &p.unfinished)),
         histogram: latency.encode(),
         copy_latency_us: None,
+        foretold: merge_foretold(parts, rate(ios as f64)),
         cpu: merge_cpu(&parts.iter().map(|p| &p.cpu).collect::<Vec<_>>(), seconds, bytes, ios, hosts),
         power: hosts.power(&parts.iter().map(|p| (&p.power[..], p.seconds, p.bytes)).collect::<Vec<_>>()),
         errors: Errors::sum(parts.iter().map(|p| &p.errors)),
@@ -295,6 +298,18 @@ fn merge_results(parts: &[&RunResult], hosts: &Hosts) -> Result<RunResult, Error
 fn merge_places(parts: &[&RunResult]) -> Option<String> {
     let places: BTreeSet<&str> = parts.iter().filter_map(|p| p.verified_on.as_deref()).collect();
     (!places.is_empty()).then(|| places.into_iter().collect::<Vec<_>>().join("+"))
+}
+
+/// The models of all hosts together, and what the hosts together are off them.
+fn merge_foretold(parts: &[&RunResult], iops: f64) -> Option<Foretold> {
+    let told = parts.iter().map(|p| p.foretold.as_ref()).collect::<Option<Vec<_>>>()?;
+    let sum = |f: fn(&Foretold) -> f64| told.iter().map(|t| f(t)).sum::<f64>();
+    let all = sum(|t| t.iops);
+    (all > 0.0).then(|| Foretold {
+        iops: all,
+        throughput_gib_s: sum(|t| t.throughput_gib_s),
+        off_pct: 100.0 * (iops / all - 1.0),
+    })
 }
 
 fn merge_repeats(parts: &[&RunResult], hosts: &Hosts) -> Vec<Repeat> {
@@ -547,6 +562,26 @@ mod tests {
         let mut told = b;
         told.job.spec.workers_from = WorkersFrom::Given;
         assert!(merge(vec![a, told]).is_err());
+    }
+
+    #[test]
+    fn what_never_came_back_adds_up_and_the_oldest_stays() {
+        let mut parts = vec![record("a", 5, 1, 1.0), record("b", 5, 1, 1.0)];
+        parts[0].result.unfinished = Unfinished { count: 2, oldest_s: 3.0 };
+        parts[1].result.unfinished = Unfinished { count: 1, oldest_s: 9.0 };
+        (parts[0].result.late, parts[1].result.late) = (3, 4);
+        let merged = merge(parts).unwrap().result;
+        assert_eq!((merged.late, merged.unfinished), (7, Unfinished { count: 3, oldest_s: 9.0 }));
+    }
+
+    #[test]
+    fn the_laws_of_all_hosts_are_one() {
+        let told = |iops, off_pct| Some(Foretold { iops, throughput_gib_s: 1.0, off_pct });
+        let mut parts = vec![record("a", 90, 1, 1.0), record("b", 60, 1, 1.0)];
+        assert_eq!(merge(parts.clone()).unwrap().result.foretold, None);
+        (parts[0].result.foretold, parts[1].result.foretold) = (told(100.0, -10.0), told(100.0, -40.0));
+        let merged = merge(parts).unwrap().result.foretold.unwrap();
+        assert_eq!((merged.iops, merged.throughput_gib_s, merged.off_pct), (200.0, 2.0, -25.0));
     }
 
     #[test]

@@ -309,11 +309,20 @@ pub struct RunResult {
     pub write_bytes: u64,
     pub throughput_gib_s: f64,
     pub iops: f64,
+    /// From the start of an I/O (in an open loop: from when it was due) to its end.
     pub latency_us: LatencySummary,
+    /// I/Os that finished after the measured time: in latency and histogram, in no other figure.
+    #[serde(default)]
+    pub late: u64,
+    #[serde(default)]
+    pub unfinished: Unfinished,
     /// HdrHistogram V2 deflate-free (V2) encoding, base64; nanoseconds.
     pub histogram: String,
     /// Time in the second stage (the copy) of `bounce`; null elsewhere.
     pub copy_latency_us: Option<LatencySummary>,
+    /// What the law of the one modelled drive in real time gives.
+    #[serde(default)]
+    pub foretold: Option<Foretold>,
     pub cpu: Cpu,
     pub power: Vec<Power>,
     pub errors: Errors,
@@ -349,6 +358,33 @@ pub struct LatencySummary {
     pub p99: f64,
     pub p999: f64,
     pub max: f64,
+}
+
+/// I/Os that were under way, or due, when the measured time ended, and never came back. Latency counts each as having
+/// waited until it was given up, which is less than what it took.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Unfinished {
+    pub count: u64,
+    /// Seconds that the oldest had waited; 0 where there is none.
+    pub oldest_s: f64,
+}
+
+impl Unfinished {
+    pub fn sum<'a>(parts: impl Iterator<Item = &'a Unfinished>) -> Unfinished {
+        parts.fold(Unfinished::default(), |all, u| Unfinished {
+            count: all.count + u.count,
+            oldest_s: all.oldest_s.max(u.oldest_s),
+        })
+    }
+}
+
+/// A modelled drive in virtual time, under the job that it ran in real time.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Foretold {
+    pub iops: f64,
+    pub throughput_gib_s: f64,
+    /// What the run is off it, in per cent; below 0 it was slower.
+    pub off_pct: f64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -43,7 +43,7 @@ impl Default for Load {
     }
 }
 
-/// What a load did: I/Os that completed within its duration.
+/// What a load did: I/Os that completed within its duration, and the latency of those under way at its end too.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
     pub seconds: f64,
@@ -51,6 +51,8 @@ pub struct Outcome {
     pub ios: u64,
     pub read_bytes: u64,
     pub latency: Latency,
+    /// I/Os that completed after the end: in `latency` alone.
+    pub late: u64,
     /// Busy share of the drives' bandwidth servers, 0 to 1.
     pub utilisation: f64,
     pub series: Vec<Point>,
@@ -97,7 +99,15 @@ pub fn closed_loop(model: &DriveModel, load: &Load) -> Result<Outcome, Error> {
         *io = next;
         due.replace_first((done_ns, slot));
     }
-    Ok(meter.finish(end_ns, timeline.utilisation(end_ns)))
+    let mut outcome = meter.finish(end_ns, timeline.utilisation(end_ns));
+    // What the end overtakes shows how long it took, and counts for no rate.
+    for _ in 0..slots.len() {
+        let (done_ns, slot) = due.first();
+        outcome.latency.record(done_ns - slots[slot as usize].submitted_ns);
+        outcome.late += 1;
+        due.replace_first((u64::MAX, slot));
+    }
+    Ok(outcome)
 }
 
 /// Throughput in customers per second of a closed network of one delay and any
@@ -212,6 +222,7 @@ impl Meter {
                 ios: 0,
                 read_bytes: 0,
                 latency: Latency::default(),
+                late: 0,
                 utilisation: 0.0,
                 series: Vec::new(),
             },

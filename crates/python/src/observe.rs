@@ -51,6 +51,10 @@ impl Observer for Watcher {
     fn stop(&mut self) -> bool {
         self.wants_to_stop()
     }
+
+    fn stop_flag(&self) -> Option<&'static AtomicBool> {
+        Some(stop_requested())
+    }
 }
 
 impl EmulateObserver for Watcher {

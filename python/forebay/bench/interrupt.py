@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from types import FrameType, TracebackType
 from typing import Any
+
+from forebay.bench import terminal
 
 
 class Interrupt:
@@ -54,8 +57,8 @@ class Interrupt:
         for each in self._before:
             signal.signal(each, signal.SIG_DFL)
         self.requested = True
-        _tell("\nstopping; what was measured is kept (once more to abort)\n")
         self.stop()
+        _tell("\nstopping; what was measured is kept (once more to abort)\n")
 
 
 def _say_what_is_ignored(heard: list[signal.Signals]) -> None:
@@ -66,6 +69,12 @@ def _say_what_is_ignored(heard: list[signal.Signals]) -> None:
 
 
 def _tell(text: str) -> None:
-    """On stderr, past Python's buffer: a handler may have interrupted another writer, whose buffer it can't enter."""
-    with contextlib.suppress(OSError):
-        os.write(2, text.encode())
+    """On stderr, past Python's buffer: a handler may have interrupted another writer, whose buffer it can't enter.
+    Nothing where that takes nothing: a handler that is held up holds up the end of the run."""
+    stream = terminal.stderr()
+    if stream is not sys.stderr:
+        stream.write(text)
+        stream.close()
+    elif terminal.takes_more(2):
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode())

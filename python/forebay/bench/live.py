@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, TextIO
 
+from forebay.bench import terminal
 from forebay.bench.progress import WORDS, time_left
 from forebay.bench.summary import count, micros, seconds, significant, sparkline
 from forebay.units import format_bytes
@@ -31,11 +33,14 @@ class View:
         self.job, self.title = job, title
         self.history: deque[float] = deque(maxlen=HISTORY)
         self._console = console
+        self._own: TextIO | None = None
         self._live: Any = None
 
     def __call__(self, progress: dict[str, Any]) -> None:
         if progress.get("phase") in ("warmup", "measure"):
             self.history.append(progress.get("gib_s") or 0.0)
+        if not terminal.takes_more(getattr(self._console, "file", sys.stderr)):
+            return
         if self._live is None:
             self._start()
         from rich.text import Text
@@ -49,13 +54,17 @@ class View:
         if self._live is not None:
             self._live.stop()
             self._live = None
+        if self._own is not None and self._own is not sys.stderr:
+            self._own.close()
+            self._own = self._console = None
 
     def _start(self) -> None:
         from rich.console import Console
         from rich.live import Live
 
         if self._console is None:
-            self._console = Console(stderr=True, highlight=False)
+            self._own = terminal.stderr()
+            self._console = Console(file=self._own, highlight=False)
         self._live = Live(console=self._console, screen=True, auto_refresh=False, transient=True)
         self._live.start()
 

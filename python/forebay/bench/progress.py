@@ -6,6 +6,7 @@ import shutil
 import sys
 from typing import Any, TextIO
 
+from forebay.bench import terminal
 from forebay.bench.summary import micros, seconds, significant
 
 WORDS = {"prepare": "preparing", "warmup": "warming up", "measure": "measuring", "done": "done"}
@@ -47,14 +48,17 @@ def count_cores(cores: float) -> str:
 
 
 class Line:
-    """An observer that rewrites one line of a terminal. `close` clears it."""
+    """An observer that rewrites one line of a terminal, when that takes it. `close` clears it."""
 
     def __init__(self, stream: TextIO | None = None, label: str = "") -> None:
-        self.stream = stream or sys.stderr
+        self.own = stream is None
+        self.stream = stream or terminal.stderr()
         self.label = label
         self.shown = False
 
     def __call__(self, progress: dict[str, Any]) -> None:
+        if not terminal.takes_more(self.stream):
+            return
         width = shutil.get_terminal_size().columns - 1
         line = f"{self.label} · {describe(progress)}" if self.label else describe(progress)
         self.stream.write(f"\r\x1b[K{line[:width]}")
@@ -62,10 +66,13 @@ class Line:
         self.shown = True
 
     def close(self) -> None:
-        if self.shown:
+        if self.shown and terminal.takes_more(self.stream):
             self.stream.write("\r\x1b[K")
             self.stream.flush()
-            self.shown = False
+        self.shown = False
+        if self.own and self.stream is not sys.stderr:
+            self.stream.close()
+            self.stream = sys.stderr
 
 
 class Silent:

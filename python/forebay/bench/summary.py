@@ -126,6 +126,9 @@ def moved(result: dict[str, Any]) -> str:
 def rate(result: dict[str, Any]) -> str:
     """Throughput and IOPS; over repeats the median, range and 95 % interval."""
     line = f"{significant(result['throughput_gib_s'])} GiB/s · {result['iops']:,.0f} IOPS"
+    foretold = result.get("foretold")
+    if foretold:
+        line += f" · its law gives {foretold['iops']:,.0f} IOPS ({foretold['off_pct']:+.1f} %)"
     repeats = result.get("repeats") or []
     if len(repeats) < 2:
         return line

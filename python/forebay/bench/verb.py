@@ -207,17 +207,18 @@ def conclude(
     from forebay.bench import save, summary
 
     record = outcome.record
-    if record is not None and not own["quiet"]:
-        heading = f"[{task.name}]\n" if several and task.name else ""
-        click.echo(heading + summary.text(record, _width()), err=own["as_json"])
-    if record is not None and own["quiet"] and outcome.error is None and outcome.exit_code in (BROKE, CHECK_FAILED):
-        click.echo(f"forebay: I/Os: {summary.errors(record['result']['errors'])}", err=True)
-    saved = record is not None and bool(own["out"])
+    saved, ran_well = record is not None and bool(own["out"]), outcome.error is None
     if saved:
+        # Before anything is said: a terminal that takes nothing mustn't cost the record.
         try:
             own["out"].write(records, rescues=False)
         except RunError as error:
             saved, outcome.error = False, outcome.error or error
+    if record is not None and not own["quiet"]:
+        heading = f"[{task.name}]\n" if several and task.name else ""
+        click.echo(heading + summary.text(record, _width()), err=own["as_json"])
+    if record is not None and own["quiet"] and ran_well and outcome.exit_code in (BROKE, CHECK_FAILED):
+        click.echo(f"forebay: I/Os: {summary.errors(record['result']['errors'])}", err=True)
     if saved and not own["quiet"]:
         click.echo(f"record    {own['out'].path}", err=own["as_json"])
     if record is not None and not saved and outcome.exit_code in (BROKE, INTERRUPTED):

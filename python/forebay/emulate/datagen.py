@@ -146,20 +146,23 @@ def dimensions(record_bytes: float, stdev: float, files: int) -> list[list[int]]
 def run(spec: dict[str, Any], quiet: bool = True) -> dict[str, Any]:
     """Makes what is missing and returns the record, schema forebay.datagen/1. KeyboardInterrupt carries `kept`."""
     from forebay import _core
+    from forebay.bench import terminal
     from forebay.run import typed
 
-    shows = not quiet and sys.stderr.isatty()
+    # A terminal that takes nothing more misses some, and holds nothing up.
+    screen = terminal.stderr() if not quiet and sys.stderr.isatty() else None
 
-    def observe(progress: str) -> None:
-        if shows:
-            sys.stderr.write(f"\r\x1b[K{describe(json.loads(progress))[:100]}")
-            sys.stderr.flush()
+    def show(text: str) -> None:
+        if screen is not None and terminal.takes_more(screen):
+            screen.write(f"\r\x1b[K{text}")
+            screen.flush()
 
     try:
-        made = json.loads(_core.emulate_datagen(json.dumps(spec), observe))
+        made = json.loads(_core.emulate_datagen(json.dumps(spec), lambda p: show(describe(json.loads(p))[:100])))
     finally:
-        if shows:
-            sys.stderr.write("\r\x1b[K")
+        show("")
+        if screen is not None and screen is not sys.stderr:
+            screen.close()
     return {**made, "command": typed()}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any, TextIO
 
+from forebay.bench import terminal
 from forebay.bench.summary import significant
 from forebay.stages import format_duration
 
@@ -71,11 +72,12 @@ def _figures(progress: dict[str, Any], needed_pct: float) -> str:
 
 
 class View:
-    """An observer that keeps a few lines of a terminal up to date. `close` takes them down."""
+    """An observer that keeps a few lines of a terminal up to date. `close` takes them down. One that takes nothing more
+    (Ctrl-S, a stuck ssh) misses some, and holds nothing up."""
 
     def __init__(self, what: str, needed_pct: float, stream: TextIO | None = None) -> None:
         self.what, self.needed_pct = what, needed_pct
-        self.stream = stream if stream is not None else sys.stderr
+        self.stream = stream if stream is not None else terminal.stderr()
         self._live: Any = None
 
     def __call__(self, progress: dict[str, Any]) -> None:
@@ -83,6 +85,8 @@ class View:
         from rich.live import Live
         from rich.text import Text
 
+        if not terminal.takes_more(self.stream):
+            return
         if self._live is None:
             console = Console(file=self.stream, highlight=False)
             self._live = Live(console=console, auto_refresh=False, transient=True)
@@ -94,6 +98,8 @@ class View:
         if self._live is not None:
             self._live.stop()
             self._live = None
+        if self.stream is not sys.stderr:
+            self.stream.close()
 
 
 class Silent:

@@ -30,6 +30,8 @@ TITLES = {
     "scaled": "Scaled down",
     "throttled_supply": "Supply held back",
     "left_out": "Not the whole job",
+    "unfinished": "I/Os never came back",
+    "off_model": "The host, not the model",
     "simulated": "Not measured",
     "predicted": "Not measured",
 }

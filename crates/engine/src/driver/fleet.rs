@@ -21,8 +21,12 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-const DURATION_DEFAULT: f64 = 10.0;
+pub const DURATION_DEFAULT: f64 = 10.0;
 const WARMUP_MAX: f64 = 2.0;
+/// Least time for what an open loop owes at its end.
+const DRAIN_MIN: f64 = 1.0;
+/// How long after the end of the time the observer is told what is waited for.
+const WAITS: Duration = Duration::from_millis(250);
 /// How often the caller is asked whether to go on. Each time wakes a thread, whose time counts as the run's.
 const POLL: Duration = Duration::from_millis(200);
 /// Above this many workers the series goes without percentiles: their histograms would cost more than they tell.
@@ -77,6 +81,7 @@ pub fn run_once(
         until_ns: AtomicU64::new(
             times.measured.map_or(u64::MAX / 2, |d| (times.warmup + d).as_nanos() as u64),
         ),
+        drain_ns: AtomicU64::new(times.drain(job).as_nanos() as u64),
         interval: Duration::from_millis(u64::from(job.interval_ms)),
         with_histograms: job.workers <= WORKERS_WITH_HISTOGRAMS,
     });
@@ -103,6 +108,17 @@ impl Times {
         });
         Times { warmup: Duration::from_secs_f64(warmup), measured: measured.map(Duration::from_secs_f64) }
     }
+
+    /// How long an open loop may take at its end for what it owes: as long again, and no longer than one I/O may.
+    fn drain(self, job: &JobSpec) -> Duration {
+        let measured = self.measured.map_or(f64::INFINITY, |d| d.as_secs_f64());
+        Duration::from_secs_f64(measured.max(DRAIN_MIN).min(job.timeout_s))
+    }
+}
+
+/// Seconds before anything is measured.
+pub fn warmup_s(job: &JobSpec) -> f64 {
+    Times::of(job).warmup.as_secs_f64()
 }
 
 /// Holds the workers back until all are ready: None while waiting, then the start, or no start at all.
@@ -206,11 +222,12 @@ impl Fleet {
             watch.meters_first();
         }
         self.open_gate(Some(watch.begin));
-        while watch.ended() < self.threads.len() {
+        while watch.told() < self.threads.len() {
             watch.keep_time();
             match self.reports.recv_timeout(watch.patience()) {
                 Ok(Report::Snapshot(s)) => watch.series.add(*s),
-                Ok(Report::Finished(t)) => watch.finished(*t),
+                Ok(Report::Ended) => watch.one_ended(),
+                Ok(Report::Finished(t)) => watch.tallies.push(*t),
                 Ok(Report::Failed(e)) => watch.broken.push(e),
                 Ok(Report::Ready(_)) | Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -250,8 +267,12 @@ struct Watch {
     begin: Instant,
     times: Times,
     meters: Meters,
-    metering: bool,
+    /// When the meters started and stopped, since the run began.
+    metered_from: Option<Duration>,
+    metered_to: Duration,
     readings: Option<Readings>,
+    /// Workers that have booked their last I/O.
+    ended: u32,
     series: Series,
     tallies: Vec<Tally>,
     broken: Vec<Error>,
@@ -259,6 +280,8 @@ struct Watch {
     steady_after_s: Option<f64>,
     interrupted: bool,
     asked_at: Instant,
+    /// What the observer was told last, until it was told that the time is over.
+    told_last: Option<Progress>,
 }
 
 impl Watch {
@@ -270,8 +293,10 @@ impl Watch {
             begin,
             times,
             meters,
-            metering: false,
+            metered_from: None,
+            metered_to: Duration::ZERO,
             readings: None,
+            ended: 0,
             series: Series::new(shared.job.workers, labels, shared.interval),
             tallies: Vec::new(),
             broken: Vec::new(),
@@ -279,15 +304,16 @@ impl Watch {
             steady_after_s: None,
             interrupted: false,
             asked_at: begin,
+            told_last: None,
         }
     }
 
     /// Without a warm-up the first I/Os are measured: the devices' counters are read before them, and the run begins
     /// after that.
     fn meters_first(&mut self) {
-        self.metering = true;
         self.meters.start();
         self.begin = clock::now();
+        self.metered_from = Some(Duration::ZERO);
         self.asked_at = self.begin;
     }
 
@@ -296,7 +322,7 @@ impl Watch {
     }
 
     /// Workers that have nothing more to say.
-    fn ended(&self) -> usize {
+    fn told(&self) -> usize {
         self.tallies.len() + self.broken.len()
     }
 
@@ -307,11 +333,24 @@ impl Watch {
     /// Starts and stops the meters on the edges of the measured time.
     fn keep_time(&mut self) {
         let elapsed = self.begin.elapsed();
-        if !self.metering && elapsed >= self.times.warmup {
-            self.metering = true;
-            self.meters.start();
+        if elapsed >= self.times.warmup {
+            self.start_meters();
         }
-        if self.metering && self.readings.is_none() && elapsed >= self.until() && !self.ends_with_flush() {
+        if elapsed >= self.until() && !self.ends_with_flush() {
+            self.stop_meters();
+        }
+    }
+
+    fn start_meters(&mut self) {
+        if self.metered_from.is_none() {
+            self.meters.start();
+            self.metered_from = Some(self.begin.elapsed());
+        }
+    }
+
+    fn stop_meters(&mut self) {
+        if self.metered_from.is_some() && self.readings.is_none() {
+            self.metered_to = self.begin.elapsed();
             self.readings = Some(self.meters.stop());
         }
     }
@@ -327,11 +366,10 @@ impl Watch {
         }
     }
 
-    fn finished(&mut self, tally: Tally) {
-        self.tallies.push(tally);
-        if self.tallies.len() == self.shared.job.workers as usize && self.metering && self.readings.is_none()
-        {
-            self.readings = Some(self.meters.stop());
+    fn one_ended(&mut self) {
+        self.ended += 1;
+        if self.ended == self.shared.job.workers {
+            self.stop_meters();
         }
     }
 
@@ -343,14 +381,24 @@ impl Watch {
                     self.end_now();
                 }
             }
-            observer.progress(&progress_of(&point, detail, self.times));
+            let progress = progress_of(&point, detail, self.times);
+            observer.progress(&progress);
+            self.told_last = Some(progress);
             self.series.keep(point);
+        }
+        if self.begin.elapsed() > self.until().saturating_add(WAITS) {
+            if let Some(last) = self.told_last.take() {
+                let message = Some("waiting for I/Os that were under way or due at the end".into());
+                // Its bytes were told.
+                observer.progress(&Progress { message, interval_bytes: 0, ..last });
+            }
         }
         if self.asked_at.elapsed() >= POLL && !self.interrupted {
             self.asked_at = clock::now();
             if observer.stop() {
                 self.interrupted = true;
                 self.end_now();
+                self.drain_no_more();
             }
         }
     }
@@ -359,13 +407,19 @@ impl Watch {
         self.shared.until_ns.fetch_min(self.begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
     }
 
+    /// Who interrupts a run doesn't want to wait for what it owes; what has just fallen due is still started.
+    fn drain_no_more(&self) {
+        let since_end = self.begin.elapsed().saturating_sub(self.until()) + POLL;
+        self.shared.drain_ns.fetch_min(since_end.as_nanos() as u64, Ordering::Relaxed);
+    }
+
     fn close(mut self, kit: Kit) -> Ran {
-        if !self.metering {
-            self.meters.start();
-        }
-        let readings = self.readings.take().unwrap_or_else(|| self.meters.stop());
+        self.start_meters();
+        self.stop_meters();
         let ended = self.tallies.iter().map(|t| t.ended).max().unwrap_or(self.begin.elapsed());
         let end = if self.ends_with_flush() { ended } else { ended.min(self.until()) };
+        let (from, to) = (self.metered_from.unwrap_or_default(), self.metered_to);
+        let readings = self.readings.take().unwrap_or_default().of_time((from, to), (self.times.warmup, end));
         self.tallies.sort_by_key(|t| t.worker);
         Ran {
             seconds: end.saturating_sub(self.times.warmup).as_secs_f64(),

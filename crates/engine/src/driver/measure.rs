@@ -1,6 +1,6 @@
 //! The meters of one run, read on the edges of its measured time.
 
-use crate::meter::{cpu, disk, noise, power};
+use crate::meter::{self, cpu, disk, noise, power};
 use crate::source::Target;
 use forebay_model::job::JobSpec;
 use forebay_model::record::{Noise, Power};
@@ -18,6 +18,29 @@ pub struct Readings {
     /// The same by the kernel's name of the device.
     pub devices: BTreeMap<String, u64>,
     pub missing: BTreeMap<String, String>,
+    /// Why all of it is left out.
+    pub astray: Option<String>,
+}
+
+impl Readings {
+    /// What meters that ran over `own` say of a run that lasted over `run`, both as (from, to): nothing, where the
+    /// two differ by too much.
+    pub fn of_time(self, own: (Duration, Duration), run: (Duration, Duration)) -> Readings {
+        // A run that ended in its warm-up has no time to be compared with.
+        let length = run.1.saturating_sub(run.0);
+        let off = own.0.abs_diff(run.0) + own.1.abs_diff(run.1);
+        if length.is_zero() || !meter::is_astray(off, length) {
+            return self;
+        }
+        let signed = |own: Duration, run: Duration| own.as_secs_f64() - run.as_secs_f64();
+        let astray = format!(
+            "the meters started {:+.3} s and stopped {:+.3} s beside the measured {:.3} s: their thread got no processor in time",
+            signed(own.0, run.0),
+            signed(own.1, run.1),
+            length.as_secs_f64()
+        );
+        Readings { astray: Some(astray), missing: self.missing, ..Readings::default() }
+    }
 }
 
 /// Between readings of the power meters.
@@ -89,6 +112,7 @@ impl Meters {
             device_bytes: devices.as_ref().map(|each| each.values().sum()),
             devices: devices.unwrap_or_default(),
             missing: std::mem::take(&mut self.missing),
+            astray: None,
         }
     }
 
@@ -103,5 +127,29 @@ impl Meters {
             sampler.failures().iter().map(|(meter, why)| (format!("result.power.{meter}"), why.clone())),
         );
         power
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_covers_another_time_than_the_run_says_nothing_and_why() {
+        let cpu =
+            cpu::CpuReading { wall_s: 1.0, process: cpu::Times::default(), machine: Err("no /proc".into()) };
+        let readings = || Readings { cpu: Some(cpu.clone()), device_bytes: Some(7), ..Readings::default() };
+        let over = |from_ms, to_ms| (Duration::from_millis(from_ms), Duration::from_millis(to_ms));
+        let run = over(1_000, 11_000);
+        for kept in [over(1_000, 11_000), over(1_100, 11_099), over(1_000, 10_801)] {
+            assert!(readings().of_time(kept, run).cpu.is_some(), "{kept:?}");
+        }
+        // As long as the run, and a second late.
+        for left_out in [over(2_000, 12_000), over(1_000, 11_201), over(10_000, 10_001)] {
+            let told = readings().of_time(left_out, run);
+            assert_eq!((told.cpu, told.device_bytes), (None, None), "{left_out:?}");
+            assert!(told.astray.unwrap().contains("10.000 s"));
+        }
+        assert!(readings().of_time(over(500, 600), over(1_000, 400)).cpu.is_some());
     }
 }

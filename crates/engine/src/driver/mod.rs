@@ -1,7 +1,9 @@
 //! From a job to its record: plan, prepare, run as often as asked, and say what
 //! happened.
 
+mod aside;
 mod fleet;
+mod foretell;
 mod found;
 mod free;
 mod honour;
@@ -39,14 +41,21 @@ use forebay_model::record::RunRecord;
 use forebay_model::{stats, Error};
 use plan::{draft, Action, Draft, FilePlan, Manifests};
 use serde::Serialize;
+use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
-/// Who watches a run, and may end it.
+/// Who watches a run, and may end it. Called from the thread that asked for the run, which has one of its own: an
+/// observer that takes long holds nothing up, and is then shown the latest alone.
 pub trait Observer {
     fn progress(&mut self, progress: &Progress);
 
     /// Asked some twenty times a second; true ends the run, and what was measured is kept.
     fn stop(&mut self) -> bool;
+
+    /// A flag that ends the run when it is set, even while `progress` is held up.
+    fn stop_flag(&self) -> Option<&'static AtomicBool> {
+        None
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -126,6 +135,7 @@ pub fn plan(job: &JobSpec) -> Result<Plan, Error> {
     let mut manifests = Manifests::default();
     let (drafts, _) = draft(job, &mut manifests)?;
     let path = legal(job, &drafts)?;
+    foretell::check(job, &drafts)?;
     let names = |keep: fn(&FilePlan) -> bool| -> Vec<String> {
         let files = drafts.iter().flat_map(Draft::files).filter(|f| keep(f));
         files.map(|f| f.path.display().to_string()).collect()
@@ -167,12 +177,17 @@ fn legal(job: &JobSpec, drafts: &[Draft]) -> Result<&'static str, Error> {
 
 /// Runs the job. An error means that nothing was measured; what broke midway stands in the outcome.
 pub fn run(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> Result<Outcome, Error> {
+    aside::with(observer, |word| run_job(job, command, word))
+}
+
+fn run_job(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> Result<Outcome, Error> {
     check(job)?;
     let job = &with_a_worker_each(job);
     let started = clock::wall_seconds();
     let mut manifests = Manifests::default();
     let (drafts, pair_of) = draft(job, &mut manifests)?;
     legal(job, &drafts)?;
+    foretell::check(job, &drafts)?;
     if drafts.iter().all(Draft::is_virtual) {
         return virtual_time::run(job, &drafts, command, started);
     }
@@ -209,10 +224,11 @@ pub fn run(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> 
         resident_before,
         resident_after,
     };
-    let record = record::of(context, &runs);
+    let mut record = record::of(context, &runs);
+    let off_model = foretell::judge(&job, &drafts, &runs, &mut record);
     // What was measured is kept, whatever becomes of the list of files.
     let closed = prepared.close(&job, failed.is_ok() && !record.result.interrupted);
-    let failure = failed.err().or_else(|| failure_of(&job, &record)).or(closed.err());
+    let failure = failed.err().or_else(|| failure_of(&job, &record)).or(off_model).or(closed.err());
     Ok(Outcome { record, failure })
 }
 

@@ -17,6 +17,7 @@ pub struct Pace {
 
 impl Pace {
     const LONGEST_NS: f64 = 1e15;
+    const OWED_MAX: f64 = 1e15;
 
     pub fn ns_after(&self, bytes: u64) -> f64 {
         (self.ns_per_io + self.ns_per_byte * bytes as f64).min(Self::LONGEST_NS)
@@ -26,6 +27,24 @@ impl Pace {
         let ns = self.rest_ns + self.ns_after(bytes);
         self.next += Duration::from_nanos(ns as u64);
         self.rest_ns = ns.fract();
+    }
+
+    /// Whether the next I/O falls into the time that ends at `end`.
+    pub fn is_due_before(&self, end: Instant) -> bool {
+        self.ns_before(end) > 0.0
+    }
+
+    /// From one I/O of `bytes` to the next in ns, and how many of them are due before `end`.
+    pub fn owed(&self, end: Instant, bytes: f64) -> (f64, u64) {
+        let gap_ns = self.ns_per_io + self.ns_per_byte * bytes;
+        (gap_ns, (self.ns_before(end) / gap_ns).ceil().min(Self::OWED_MAX) as u64)
+    }
+
+    /// From the next I/O to `end`. A schedule that comes to `end` but for the error of its sums has come there.
+    fn ns_before(&self, end: Instant) -> f64 {
+        const ERROR_NS: f64 = 1e-3;
+        let ns = end.saturating_duration_since(self.next).as_nanos() as f64;
+        (ns - self.rest_ns - ERROR_NS).max(0.0)
     }
 }
 

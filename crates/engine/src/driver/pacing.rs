@@ -73,14 +73,21 @@ fn gather<'a>(draft: &'a Draft, models: &mut Vec<(&'a str, bool)>) {
     }
 }
 
-fn mean_io_bytes(job: &JobSpec) -> f64 {
+pub fn mean_io_bytes(job: &JobSpec) -> f64 {
     let step = job.io_bytes_step.unwrap_or(job.io_bytes);
     let most = job.io_bytes + (job.io_bytes_largest() - job.io_bytes) / step * step;
     (job.io_bytes + most) as f64 / 2.0
 }
 
+/// Whether a model in real time is below a draft.
+pub fn has_model(draft: &Draft) -> bool {
+    let mut models = Vec::new();
+    gather(draft, &mut models);
+    !models.is_empty()
+}
+
 /// I/Os per second of a model with so many in flight.
-fn iops(job: &JobSpec, drive: &DriveModel, customers: u32) -> f64 {
+pub fn iops(job: &JobSpec, drive: &DriveModel, customers: u32) -> f64 {
     let bytes = mean_io_bytes(job) as u64;
     let commands = bytes.div_ceil(drive.command_bytes).max(1);
     let random = job.op.is_random();

@@ -130,9 +130,17 @@ fn result_of(context: &Context, runs: &[Ran]) -> RunResult {
         throughput_gib_s: per(bytes as f64 / GIB, seconds),
         iops: per(ios as f64, seconds),
         latency_us: latency.summary(),
+        late: sum(|t| t.late),
+        foretold: None,
+        unfinished: Unfinished::sum(tallies.iter().map(|t| unfinished_of(t)).collect::<Vec<_>>().iter()),
         histogram: latency.encode(),
         copy_latency_us: has_copy.then(|| merged(tallies.iter().filter_map(|t| t.copy.as_deref())).summary()),
-        cpu: add_cpu(&repeats, cores),
+        // Without that of one repeat the sum is that of another run.
+        cpu: if runs.iter().all(|r| r.readings.cpu.is_some()) {
+            add_cpu(&repeats, cores)
+        } else {
+            Cpu::default()
+        },
         power: mean_power(&repeats),
         errors: Errors::sum(runs.iter().map(Ran::errors).collect::<Vec<_>>().iter()),
         noise: mean_noise(&repeats, &series),
@@ -155,6 +163,10 @@ fn merged<'a>(parts: impl Iterator<Item = &'a Latency>) -> Latency {
         all.merge(l);
         all
     })
+}
+
+fn unfinished_of(tally: &Tally) -> Unfinished {
+    Unfinished { count: tally.unfinished, oldest_s: tally.unfinished_oldest.as_secs_f64() }
 }
 
 fn repeat_of(ran: &Ran, cores: u32) -> Repeat {
@@ -206,16 +218,18 @@ fn add_cpu(repeats: &[Repeat], cores: u32) -> Cpu {
 
 fn mean_power(repeats: &[Repeat]) -> Vec<Power> {
     let (seconds, bytes) = repeats.iter().fold((0.0, 0), |(s, b), r| (s + r.seconds, b + r.bytes));
-    let mut by_scope: BTreeMap<(&str, &str), (f64, u32)> = BTreeMap::new();
+    let mut by_scope: BTreeMap<(&str, &str), (f64, f64, u32)> = BTreeMap::new();
     for (r, p) in repeats.iter().flat_map(|r| r.power.iter().map(move |p| (r, p))) {
         let entry = by_scope.entry((&p.source, &p.scope)).or_default();
         entry.0 += p.watts_mean * r.seconds;
-        entry.1 += p.samples;
+        // A repeat that it says nothing about takes no part.
+        entry.1 += r.seconds;
+        entry.2 += p.samples;
     }
-    let power = |((source, scope), (joules, samples)): ((&str, &str), (f64, u32))| Power {
+    let power = |((source, scope), (joules, metered_s, samples)): ((&str, &str), (f64, f64, u32))| Power {
         source: source.into(),
         scope: scope.into(),
-        watts_mean: per(joules, seconds),
+        watts_mean: per(joules, metered_s),
         joules_per_gib: None,
         samples,
     };
@@ -485,6 +499,29 @@ fn note_missing(context: &Context, runs: &[Ran], result: &RunResult, missing: &m
             missing.entry(field.into()).or_insert_with(|| why.into());
         }
     };
+    if let Some(why) = runs.iter().find_map(|r| r.readings.astray.as_ref()) {
+        let (cpu, noise) = (&result.cpu, &result.noise);
+        for (field, absent) in [
+            ("cache.device_bytes", true),
+            ("result.cpu", true),
+            ("result.cpu.cpu_s_per_gib", cpu.cpu_s_per_gib.is_none()),
+            ("result.cpu.ns_per_io", cpu.ns_per_io.is_none()),
+            ("result.cpu.machine_cores_busy", cpu.machine_cores_busy.is_none()),
+            ("result.cpu.others_cores_busy", cpu.others_cores_busy.is_none()),
+            ("result.summary.cpu_s_per_gib_median", result.summary.cpu_s_per_gib_median.is_none()),
+            ("result.power", result.power.is_empty()),
+            ("result.noise.steal_pct", noise.steal_pct.is_none()),
+            ("result.noise.others_cores_busy", noise.others_cores_busy.is_none()),
+            ("result.noise.throttled", noise.throttled.is_none()),
+        ] {
+            note(field, absent, why);
+        }
+    }
+    note(
+        "result.series[].cores_busy",
+        result.series.iter().any(|p| p.cores_busy.is_none()),
+        "read too late: the driver's thread got no processor when the interval ended",
+    );
     let steady = if context.job.until_steady {
         "the run never became steady"
     } else {

@@ -2,11 +2,12 @@
 
 use super::tally::Snapshot;
 use super::{TargetRate, WorkerRate};
-use crate::meter::cpu;
+use crate::clock;
+use crate::meter::{self, cpu};
 use forebay_model::record::Point;
 use forebay_model::Latency;
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const GIB: f64 = (1u64 << 30) as f64;
 /// A longer run keeps its first points: six days at the default interval.
@@ -43,6 +44,7 @@ pub struct Series {
     bins: BTreeMap<u64, Bin>,
     last_end: Duration,
     last_cpu_s: f64,
+    last_cpu_at: Instant,
     bytes: u64,
     ios: u64,
     points: Vec<Point>,
@@ -57,6 +59,7 @@ impl Series {
             bins: BTreeMap::new(),
             last_end: Duration::ZERO,
             last_cpu_s: cpu::process().total_s(),
+            last_cpu_at: clock::now(),
             bytes: 0,
             ios: 0,
             points: Vec::new(),
@@ -113,7 +116,9 @@ impl Series {
         if seconds < self.interval.as_secs_f64() / 10.0 {
             return None;
         }
-        let cpu_s = cpu::process().total_s();
+        let (cpu_s, cpu_at) = (cpu::process().total_s(), clock::now());
+        let cpu_over = cpu_at.duration_since(self.last_cpu_at);
+        let covers = bin.end.saturating_sub(self.last_end);
         self.bytes += bin.bytes;
         self.ios += bin.ios;
         let rate = |bytes: u64| bytes as f64 / GIB / seconds;
@@ -123,7 +128,9 @@ impl Series {
             iops: bin.ios as f64 / seconds,
             latency_us_mean: (bin.ios > 0).then(|| bin.mean_weighted / bin.ios as f64 / 1e3),
             latency_us_p99: bin.latency.filter(|l| l.count() > 0).map(|l| l.percentile_ns(99.0) as f64 / 1e3),
-            cores_busy: Some((cpu_s - self.last_cpu_s) / seconds),
+            // Two points at once: the second has next to no time of its own.
+            cores_busy: (cpu_over > covers / 2 && !meter::is_astray(cpu_over.abs_diff(covers), covers))
+                .then(|| (cpu_s - self.last_cpu_s) / cpu_over.as_secs_f64()),
             warmup: !bin.measured,
             repeat: 0,
         };
@@ -145,7 +152,37 @@ impl Series {
                 .collect(),
         };
         self.last_end = bin.end;
-        self.last_cpu_s = cpu_s;
+        (self.last_cpu_s, self.last_cpu_at) = (cpu_s, cpu_at);
         Some((point, detail))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn snapshot(index: u64, at: Duration) -> Snapshot {
+        Snapshot {
+            worker: 0,
+            index,
+            at,
+            bytes: 1,
+            ios: 1,
+            mean_ns: 1.0,
+            measured: true,
+            latency: None,
+            targets: vec![1],
+        }
+    }
+
+    #[test]
+    fn processor_time_that_was_read_too_late_is_not_the_intervals() {
+        let interval = Duration::from_secs(1);
+        let mut series = Series::new(1, vec!["nil".into()], interval);
+        // The first is read two seconds after its end, and the others at the same moment.
+        series.last_cpu_at = clock::now().checked_sub(3 * interval).expect("the machine runs for longer");
+        (0..3).for_each(|n| series.add(snapshot(n, (n as u32 + 1) * interval)));
+        let busy: Vec<_> = series.ripe().into_iter().map(|(point, _)| point.cores_busy).collect();
+        assert_eq!(busy, [None; 3]);
     }
 }

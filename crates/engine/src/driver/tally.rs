@@ -26,6 +26,11 @@ pub struct Tally {
     /// (bytes, ios) by target.
     pub targets: Vec<(u64, u64)>,
     pub errors: Errors,
+    /// Finished after the end of the measured time: in `latency`, and in no other count.
+    pub late: u64,
+    /// Never finished, though due by the end: in `latency` as having waited until they were given up.
+    pub unfinished: u64,
+    pub unfinished_oldest: Duration,
     /// Slots that the device never gave back.
     pub lost: u32,
     /// When its last I/O was booked, since the run began.
@@ -94,6 +99,22 @@ impl Tally {
         if copy_ns > 0 {
             self.copy.get_or_insert_default().record(u64::from(copy_ns));
         }
+    }
+
+    /// Books an I/O that finished after the end: its latency alone.
+    pub fn complete_late(&mut self, took: Duration, copy_ns: u32) {
+        self.late += 1;
+        self.latency.record(took.as_nanos() as u64);
+        if copy_ns > 0 {
+            self.copy.get_or_insert_default().record(u64::from(copy_ns));
+        }
+    }
+
+    /// Books I/Os that had waited for so long when they were given up.
+    pub fn leave_unfinished(&mut self, waited: Duration, ios: u64) {
+        self.unfinished += ios;
+        self.unfinished_oldest = self.unfinished_oldest.max(waited);
+        self.latency.record_n(waited.as_nanos() as u64, ios);
     }
 
     pub fn example(&mut self, text: String) {

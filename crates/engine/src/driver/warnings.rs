@@ -97,6 +97,20 @@ fn of_time(context: &Context, result: &RunResult, runs: &[Ran], list: &mut Vec<W
             "--duration 30",
         );
     }
+    let unfinished = &result.unfinished;
+    if unfinished.count > 0 {
+        let text = format!(
+            "{} I/Os that were under way or due never came back, and the oldest had waited {:.3} s when it was given up: \
+             latency counts them as if they had ended then",
+            unfinished.count, unfinished.oldest_s
+        );
+        let next = if result.errors.timed_out > 0 {
+            "dmesg | tail; a longer --timeout"
+        } else {
+            "a lower --rate, more --depth, or a longer --duration"
+        };
+        warn(list, "unfinished", text, next);
+    }
     let late = |unit: &str, got: f64, asked: f64| {
         (got < 0.98 * asked)
             .then(|| format!("{got:.3} of {asked:.3} {unit} were reached; latency counts the waiting"))

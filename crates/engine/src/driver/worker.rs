@@ -48,6 +48,8 @@ pub struct Shared {
     /// Ends of warm-up and of the measured time, in ns since the run began.
     pub from_ns: AtomicU64,
     pub until_ns: AtomicU64,
+    /// How long after the end an open loop still starts what was due by then, in ns.
+    pub drain_ns: AtomicU64,
     pub interval: Duration,
     /// Snapshots carry their histogram.
     pub with_histograms: bool,
@@ -75,10 +77,13 @@ pub struct Kit {
     pub content_on_host: Option<String>,
 }
 
-/// What a worker tells the driver, in this order: Ready, any Snapshots, Finished. Failed, at any point, is the last.
+/// What a worker tells the driver, in this order: Ready, any Snapshots, Ended, Finished. Failed, at any point, is the
+/// last.
 pub enum Report {
     Ready(Kit),
     Snapshot(Box<Snapshot>),
+    /// Its last I/O is booked. Letting go of its memory takes a while that is no part of the run.
+    Ended,
     Finished(Box<Tally>),
     Failed(Error),
 }
@@ -264,7 +269,7 @@ impl Worker {
         self.tally.measures(self.shared.from_ns.load(Ordering::Relaxed) == 0);
         loop {
             let now = clock::now();
-            self.closing |= self.shared.stop.load(Ordering::Relaxed) || now >= self.until();
+            self.closing |= self.shared.stop.load(Ordering::Relaxed) || self.starts_no_more(now);
             if now >= self.next_tick {
                 self.tick(now);
             }
@@ -291,8 +296,10 @@ impl Worker {
             self.settle();
         }
         let now = clock::now();
+        self.book_what_never_came(now);
         self.tally.ended = now.duration_since(self.begin);
         self.snapshot(now);
+        let _ = self.reports.send(Report::Ended);
     }
 
     fn until(&self) -> Instant {
@@ -372,7 +379,7 @@ impl Worker {
             return false;
         }
         let started = match &self.pace {
-            Some(pace) if pace.next > now => return false,
+            Some(pace) if pace.next > now || !pace.is_due_before(self.until()) => return false,
             Some(pace) => pace.next,
             None => now,
         };
@@ -462,7 +469,7 @@ impl Worker {
     fn wait(&mut self, now: Instant) {
         let mut until = self.next_tick.min(self.next_look);
         if !self.closing {
-            until = until.min(self.until());
+            until = until.min(self.next_edge(now));
             if let Some(pace) = self.pace.as_ref().filter(|_| !self.free.is_empty() && !self.held_back) {
                 until = until.min(pace.next);
             }
@@ -526,6 +533,8 @@ impl Worker {
                 let slot = *slot;
                 if counted {
                     self.tally.complete(&slot.at, now.duration_since(slot.started), d.via, d.copy_ns);
+                } else {
+                    self.book_late(&slot, now, d.copy_ns);
                 }
                 if slot.at.is_read && self.shared.job.verify {
                     self.verify(tag);
@@ -545,7 +554,10 @@ impl Worker {
                 self.tally.errors.short += 1;
                 self.again.push(tag);
             }
-            Err(_) if slot.abandoned => self.release(tag),
+            Err(_) if slot.abandoned => {
+                self.book_unfinished(tag, now);
+                self.release(tag);
+            }
             Err(fault) if matches!(fault.errno, libc::EAGAIN | libc::EINTR) => {
                 self.tally.errors.retried += 1;
                 self.again.push(tag);
@@ -632,8 +644,10 @@ impl Worker {
             } else if let Some(at) = self.again.iter().position(|t| *t == tag) {
                 // No queue has it.
                 self.again.swap_remove(at);
+                self.book_unfinished(tag, now);
                 self.release(tag);
             } else if age > timeout + GRACE {
+                self.book_unfinished(tag, now);
                 self.tally.lost += 1;
                 self.in_flight -= 1;
                 self.slots[tag as usize].busy = false;
@@ -667,5 +681,6 @@ impl Drop for Worker {
 }
 
 mod chores;
+mod ending;
 #[cfg(test)]
 mod tests;

@@ -161,6 +161,9 @@ fn result_of(
         power: power.clone(),
         noise: noise.clone(),
     };
+    if let Some(why) = &readings.astray {
+        missing.entry("result.cpu".into()).or_insert_with(|| why.clone());
+    }
     note(missing, &used, &noise, &power);
     RunResult {
         seconds,
@@ -204,6 +207,7 @@ fn note(missing: &mut BTreeMap<String, String>, cpu: &Cpu, noise: &Noise, power:
     );
     note("result.power", power.is_empty(), "no power meter answered");
     note("result.copy_latency_us", true, "the path has no second stage");
+    note("result.foretold", true, "no modelled drive took part");
     note("result.verified_on", true, "content is checked by the checksums of its format (training.level)");
     note("result.steady_after_s", true, "--until-steady wasn't asked for");
     note("result.summary.throughput_gib_s_sd", true, "one repeat has no spread");

@@ -6,11 +6,23 @@
 //! millisecond; the power meters that talk to a board or a network have threads of
 //! their own.
 
+use std::time::Duration;
+
 pub mod cache;
 pub mod cpu;
 pub mod disk;
 pub mod noise;
 pub mod power;
+
+/// A reading stands for the run's time only where its own differs by no more than this share of it.
+const ASTRAY_SHARE: f64 = 0.02;
+/// What a busy machine may be late by: two ticks of the kernel's.
+const LATE: Duration = Duration::from_millis(20);
+
+/// Whether a reading whose own time is `off` from the time that it should cover says nothing about that.
+pub fn is_astray(off: Duration, covers: Duration) -> bool {
+    off > covers.mul_f64(ASTRAY_SHARE).max(LATE)
+}
 
 /// Why a value can't be had, in words for the record's `missing`.
 pub type Reason = String;

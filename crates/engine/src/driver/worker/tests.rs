@@ -61,6 +61,7 @@ fn worker_over(job: JobSpec, targets: usize, keep: bool) -> (Worker, Vec<Arc<Ato
         stop: AtomicBool::new(false),
         from_ns: AtomicU64::new(0),
         until_ns: AtomicU64::new(u64::MAX / 2),
+        drain_ns: AtomicU64::new(1_000_000_000),
         interval: Duration::from_secs(3600),
         with_histograms: true,
         targets,
@@ -152,6 +153,91 @@ fn what_ends_before_the_flush_counts_as_its_time_does() {
     worker.run(begin);
     worker.close();
     assert_eq!(finished(&reports).ios, 2);
+}
+
+/// Ends the measured time at `until` after it began, with all of it measured.
+fn measured_until(worker: &mut Worker, begin: Instant, until: Duration) {
+    worker.begin = begin;
+    worker.tally.measures(true);
+    worker.shared.until_ns.store(until.as_nanos() as u64, Ordering::Relaxed);
+}
+
+#[test]
+fn what_comes_back_after_the_end_is_in_the_latency_and_in_no_other_count() {
+    let (mut worker, ..) = worker_over(JobSpec { passes: None, ..job() }, 1, true);
+    let begin = clock::now() - Duration::from_secs(9);
+    measured_until(&mut worker, begin, Duration::from_secs(3));
+    worker.start_ios(begin + Duration::from_secs(2));
+    worker.done.push(Done { tag: 1, result: Ok(4096), via: Via::Nothing, copy_ns: 5 });
+    worker.settle();
+    let tally = &worker.tally;
+    assert_eq!((tally.late, tally.ios, tally.read_bytes, tally.latency.count()), (1, 0, 0, 1));
+    assert!(tally.latency.percentile_ns(100.0) >= 7_000_000_000);
+    assert_eq!(tally.copy.as_ref().unwrap().count(), 1);
+}
+
+#[test]
+fn what_is_given_up_has_waited_until_then() {
+    let (mut worker, ..) = worker_over(JobSpec { passes: None, timeout_s: 4.0, ..job() }, 1, true);
+    let begin = clock::now();
+    measured_until(&mut worker, begin, Duration::from_secs(3));
+    worker.start_ios(begin + Duration::from_secs(1));
+    let late = begin + Duration::from_secs(20);
+    worker.abandon_overdue(late);
+    worker.abandon_overdue(late);
+    let tally = &worker.tally;
+    assert_eq!((tally.lost, tally.unfinished, tally.latency.count()), (2, 2, 2));
+    assert_eq!(tally.unfinished_oldest, Duration::from_secs(19));
+    assert!(tally.latency.percentile_ns(0.0) > 18_900_000_000);
+}
+
+#[test]
+fn an_open_loop_starts_what_was_due_by_the_end_and_nothing_that_was_not() {
+    let (mut worker, _, reports) =
+        worker_over(JobSpec { rate_iops: Some(1000.0), passes: None, ..job() }, 1, false);
+    // A second in which nothing could be started lies behind it.
+    let begin = clock::now() - Duration::from_millis(1500);
+    worker.shared.until_ns.store(1_000_000_000, Ordering::Relaxed);
+    worker.run(begin);
+    worker.close();
+    let tally = finished(&reports);
+    assert_eq!((tally.ios, tally.late, tally.unfinished, tally.latency.count()), (0, 1000, 0, 1000));
+    assert!(
+        tally.latency.percentile_ns(0.0) >= 500_000_000
+            && tally.latency.percentile_ns(100.0) >= 1_490_000_000
+    );
+}
+
+#[test]
+fn what_an_open_loop_owes_beyond_its_patience_is_counted_with_its_wait() {
+    for (rate, due) in [(1000.0, 1000), (3e6, 3_000_000)] {
+        let job = JobSpec { rate_iops: Some(rate), passes: None, ..job() };
+        let (mut worker, _, reports) = worker_over(job, 1, false);
+        let begin = clock::now() - Duration::from_secs(5);
+        worker.shared.until_ns.store(1_000_000_000, Ordering::Relaxed);
+        worker.run(begin);
+        worker.close();
+        let tally = finished(&reports);
+        assert_eq!((tally.late, tally.unfinished, tally.latency.count()), (0, due, due));
+        assert!(tally.unfinished_oldest >= Duration::from_secs(5));
+        // They fell due evenly over the second.
+        let (least, half) = (tally.latency.percentile_ns(0.0), tally.latency.percentile_ns(50.0));
+        assert!(least >= 3_990_000_000 && half >= least + 450_000_000 && half <= least + 550_000_000);
+    }
+}
+
+#[test]
+fn a_run_that_ended_in_its_warm_up_has_no_latency() {
+    let (mut worker, ..) = worker_over(JobSpec { rate_iops: Some(1000.0), passes: None, ..job() }, 1, true);
+    let begin = clock::now() - Duration::from_secs(9);
+    worker.pace.as_mut().unwrap().next = begin;
+    measured_until(&mut worker, begin, Duration::from_secs(3));
+    worker.shared.from_ns.store(4_000_000_000, Ordering::Relaxed);
+    worker.start_ios(begin + Duration::from_secs(2));
+    worker.done.push(Done { tag: 1, result: Ok(4096), via: Via::Nothing, copy_ns: 0 });
+    worker.settle();
+    worker.book_what_never_came(clock::now());
+    assert_eq!((worker.tally.late, worker.tally.unfinished, worker.tally.latency.count()), (0, 0, 0));
 }
 
 #[test]

@@ -1,0 +1,264 @@
+//! What a modelled drive in real time should have done: the same job on the same model in virtual time.
+//!
+//! `pacing` refuses beforehand what this host can't do by far. A host that only wakes late gets less out of a model
+//! than its law gives, by a quarter where little is in flight, and no trial of a moment foretells by how much. So each
+//! run is held against its law when it is over, and says how far off it was.
+
+use super::fleet::Ran;
+use super::pacing;
+use super::plan::Draft;
+use forebay_model::device::DriveModel;
+use forebay_model::job::{JobSpec, Sync};
+use forebay_model::record::{Foretold, RunRecord, Warning};
+use forebay_model::simulate::{closed_loop, Load};
+use forebay_model::units::GIB;
+use forebay_model::Error;
+
+/// A run that is further from its law than this shows the host, under the drive's name.
+const OFF_PCT_MAX: f64 = 5.0;
+/// Commands that are played at most: some tenths of a second.
+const COMMANDS_MAX: f64 = 2e6;
+/// Times are drawn: fewer commands than this are off by per cents by chance.
+const COMMANDS_LEAST: f64 = 4e3;
+/// Commands over which the chance of the play evens out.
+const COMMANDS_EVEN: f64 = 1e5;
+const PLAYS_MAX: f64 = 25.0;
+/// A shorter play stands for a longer run after so many rounds of what is in flight.
+const ROUNDS: f64 = 20.0;
+const FIELD: &str = "result.foretold";
+
+/// Refuses `--require-model` where no law can be held against the run.
+pub fn check(job: &JobSpec, drafts: &[Draft]) -> Result<(), Error> {
+    // In virtual time a run is its law.
+    if !job.require_model || drafts.iter().all(Draft::is_virtual) {
+        return Ok(());
+    }
+    let law = Law::of(job, drafts).and_then(|law| {
+        let seconds = job.duration_s.unwrap_or(super::fleet::DURATION_DEFAULT) * f64::from(job.repeat);
+        law.enough(seconds)
+    });
+    law.map_err(|why| Error::request("--require-model", why, "'model:d7-ps1010?time=real' --duration 10"))
+}
+
+/// Holds the runs against their law, and says so in the record. The error is that of `--require-model`.
+pub fn judge(job: &JobSpec, drafts: &[Draft], runs: &[Ran], record: &mut RunRecord) -> Option<Error> {
+    let seconds: f64 = runs.iter().map(|r| r.seconds).sum();
+    let told = Law::of(job, drafts).and_then(|law| {
+        law.enough(seconds)?;
+        law.iops(seconds / runs.len().max(1) as f64)
+    });
+    let asked = "--require-model";
+    match told {
+        Ok(iops) => {
+            let foretold = compare(record.result.iops, iops, job.io_bytes);
+            let warning = warning_of(&drafts[0].label(), record.result.iops, &foretold);
+            record.result.foretold = Some(foretold);
+            let failure = warning.clone().filter(|_| job.require_model);
+            record.warnings.extend(warning);
+            failure.map(|w| Error::check(asked, w.text, w.next))
+        }
+        Err(why) => {
+            record.missing.insert(FIELD.into(), why.clone());
+            let found = format!("the run can't be held against its model: {why}");
+            (job.require_model && !record.result.interrupted)
+                .then(|| Error::check(asked, found, "a longer --duration"))
+        }
+    }
+}
+
+fn compare(iops: f64, told: f64, io_bytes: u64) -> Foretold {
+    Foretold {
+        iops: told,
+        throughput_gib_s: told * io_bytes as f64 / GIB as f64,
+        off_pct: 100.0 * (iops / told - 1.0),
+    }
+}
+
+fn warning_of(label: &str, iops: f64, foretold: &Foretold) -> Option<Warning> {
+    let off = foretold.off_pct;
+    (off.abs() > OFF_PCT_MAX).then(|| Warning {
+        id: "off_model".into(),
+        text: format!(
+            "{label} did {iops:.0} I/Os per second and its own law gives {:.0}: {:.0} % {}, by this host and not by the drive",
+            foretold.iops,
+            off.abs(),
+            if off < 0.0 { "fewer" } else { "more" },
+        ),
+        next: "time=virtual, which no host slows down; a larger --depth or --io-size; cores that nobody else uses".into(),
+    })
+}
+
+/// What one model does under a job.
+struct Law {
+    drive: DriveModel,
+    load: Load,
+    warmup_s: f64,
+    commands_per_io: f64,
+    /// I/Os per second, roughly.
+    about: f64,
+    /// An open loop asks for no more I/Os per second.
+    paced: f64,
+}
+
+impl Law {
+    /// The law of the job's one model in real time, or why there is none.
+    fn of(job: &JobSpec, drafts: &[Draft]) -> Result<Law, String> {
+        let (spec, bytes) = match drafts {
+            [Draft::Model { spec, bytes, real_time: true, .. }] => (spec, bytes),
+            _ if !drafts.iter().any(pacing::has_model) => {
+                return Err("no model in real time took part".into())
+            }
+            _ => return Err("a model among other sources or members has no law of its own".into()),
+        };
+        let drive = DriveModel::parse(spec).map_err(|e| e.found)?;
+        let unlike = [
+            (job.passes.is_some(), "passes end the run, and the law is one of time"),
+            (job.io_bytes_max.is_some(), "I/Os of several sizes can't be played in virtual time"),
+            (job.faults.is_some(), "faults were asked for, which the model doesn't have"),
+            (
+                job.distribution != "uniform" && drive.drives > 1,
+                "in virtual time all drives get their equal share",
+            ),
+            (
+                job.sync == Sync::End && job.writes(),
+                "the time ends with a flush, which the model doesn't have",
+            ),
+        ];
+        if let Some((_, why)) = unlike.into_iter().find(|(holds, _)| *holds) {
+            return Err(why.into());
+        }
+        let load = Load {
+            workers: job.workers,
+            depth: job.depth,
+            op: job.op,
+            read_pct: job.read_pct,
+            io_bytes: job.io_bytes,
+            data_bytes: bytes.saturating_sub(job.start_bytes),
+            seed: job.seed,
+            ..Load::default()
+        };
+        let in_bytes = job.rate_gib_s.map(|r| r * GIB as f64 / job.io_bytes as f64);
+        Ok(Law {
+            warmup_s: super::fleet::warmup_s(job),
+            commands_per_io: job.io_bytes.div_ceil(drive.command_bytes).max(1) as f64,
+            about: pacing::iops(job, &drive, job.workers * job.depth),
+            paced: job.rate_iops.or(in_bytes).unwrap_or(f64::INFINITY),
+            drive,
+            load,
+        })
+    }
+
+    /// Whether so many seconds hold enough for chance to even out.
+    fn enough(&self, seconds: f64) -> Result<(), String> {
+        let commands = self.about.min(self.paced) * self.commands_per_io * seconds;
+        if commands >= COMMANDS_LEAST {
+            return Ok(());
+        }
+        Err(format!(
+            "{seconds:.1} s of about {commands:.0} commands are too few: their times are drawn, by chance"
+        ))
+    }
+
+    /// I/Os per second of runs that measure for so long.
+    fn iops(&self, seconds: f64) -> Result<f64, String> {
+        let ios_max = COMMANDS_MAX / self.commands_per_io;
+        let in_flight = f64::from(self.load.workers) * f64::from(self.load.depth);
+        let whole = self.warmup_s + seconds;
+        let (from, to) = match ios_max / self.about {
+            enough if whole <= enough => (self.warmup_s, whole),
+            shorter => (shorter / 10.0, shorter),
+        };
+        if to < whole && ios_max < ROUNDS * in_flight {
+            return Err(format!("playing {in_flight:.0} I/Os in flight for {whole:.0} s takes too long"));
+        }
+        let commands = self.about * self.commands_per_io * (to - from);
+        let plays = (COMMANDS_EVEN / commands).clamp(1.0, PLAYS_MAX) as u64;
+        let ios = (0..plays).map(|n| Ok(self.ios(n, to)? - self.ios(n, from)?)).sum::<Result<u64, Error>>();
+        let ios = ios.map_err(|e| format!("the model can't be played: {}", e.found))?;
+        Ok((ios as f64 / plays as f64 / (to - from)).min(self.paced))
+    }
+
+    /// I/Os that end within so many seconds of one play; those of a shorter time are among those of a longer.
+    fn ios(&self, play: u64, seconds: f64) -> Result<u64, Error> {
+        if seconds <= 0.0 {
+            return Ok(0);
+        }
+        let seed = self.load.seed.wrapping_add(play);
+        let load = Load { duration_s: seconds, interval_s: seconds.max(1e-3), seed, ..self.load.clone() };
+        closed_loop(&self.drive, &load).map(|played| played.ios)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_model::job::Op;
+
+    fn model(spec: &str) -> Vec<Draft> {
+        vec![Draft::Model { spec: spec.into(), over: None, bytes: 1 << 40, real_time: true }]
+    }
+
+    fn job() -> JobSpec {
+        JobSpec { op: Op::RandRead, io_bytes: 4096, depth: 4, duration_s: Some(2.0), ..JobSpec::default() }
+    }
+
+    #[test]
+    fn what_is_foretold_is_what_virtual_time_does_in_the_measured_time() {
+        let law = Law::of(&JobSpec { warmup_s: Some(0.5), ..job() }, &model("d7-ps1010")).unwrap();
+        let load =
+            |duration_s| Load { op: Op::RandRead, io_bytes: 4096, depth: 4, duration_s, ..Load::default() };
+        let ios = |duration_s| closed_loop(&law.drive, &load(duration_s)).unwrap().ios as f64;
+        assert_eq!(law.iops(2.0).unwrap(), (ios(2.5) - ios(0.5)) / 2.0);
+    }
+
+    #[test]
+    fn a_long_run_is_foretold_by_a_short_play() {
+        let busy = JobSpec { depth: 64, workers: 2, io_bytes: 128 << 10, op: Op::Read, ..job() };
+        let law = Law::of(&busy, &model("d7-ps1010")).unwrap();
+        let (short, long) = (law.iops(1.0).unwrap(), law.iops(1e5).unwrap());
+        assert!((short / long - 1.0).abs() < 0.01, "{short} {long}");
+        let crowd = JobSpec { depth: 4096, workers: 64, ..busy };
+        let law = Law::of(&crowd, &model("d7-ps1010")).unwrap();
+        assert!(law.iops(1e5).unwrap_err().contains("262144 I/Os in flight"));
+    }
+
+    #[test]
+    fn an_open_loop_is_held_to_what_it_asks_for() {
+        let paced = JobSpec { rate_iops: Some(1234.0), ..job() };
+        assert_eq!(Law::of(&paced, &model("d7-ps1010")).unwrap().iops(1.0).unwrap(), 1234.0);
+        let paced = JobSpec { rate_gib_s: Some(4096.0 / GIB as f64), rate_iops: None, ..job() };
+        assert_eq!(Law::of(&paced, &model("d7-ps1010")).unwrap().iops(1.0).unwrap(), 1.0);
+    }
+
+    #[test]
+    fn what_has_no_law_says_why() {
+        let of = |job: JobSpec, drafts: &[Draft]| Law::of(&job, drafts).err().unwrap();
+        assert!(of(job(), &[Draft::Nil { bytes: 1 }]).contains("no model"));
+        let stripe = [Draft::Stripe { chunk: 1 << 16, members: model("d7-ps1010") }];
+        assert!(of(job(), &stripe).contains("among other sources"));
+        assert!(of(JobSpec { passes: Some(1), ..job() }, &model("d7-ps1010")).contains("passes"));
+        assert!(
+            of(JobSpec { faults: Some("seed=1".into()), ..job() }, &model("d7-ps1010")).contains("faults")
+        );
+        let law = Law::of(&job(), &model("d7-ps1010?latency_us=100000&channels=1")).unwrap();
+        assert!(law.enough(10.0).unwrap_err().contains("too few"));
+    }
+
+    #[test]
+    fn over_five_per_cent_is_said_in_either_direction() {
+        let said = |iops| warning_of("model:d7-ps1010", iops, &compare(iops, 1000.0, 4096)).map(|w| w.text);
+        assert_eq!((said(951.0), said(1049.0)), (None, None));
+        assert!(said(850.0).unwrap().contains("15 % fewer"));
+        assert!(said(1100.0).unwrap().contains("10 % more"));
+    }
+
+    #[test]
+    fn to_require_a_model_there_must_be_one() {
+        let required = JobSpec { require_model: true, ..job() };
+        assert!(check(&required, &model("d7-ps1010")).is_ok());
+        assert!(check(&required, &[Draft::Nil { bytes: 1 }]).unwrap_err().found.contains("no model"));
+        let slow = model("d7-ps1010?latency_us=1000000&channels=1");
+        assert!(check(&required, &slow).unwrap_err().found.contains("too few"));
+        assert!(check(&JobSpec { require_model: false, ..required }, &slow).is_ok());
+    }
+}

@@ -1,0 +1,77 @@
+//! What becomes of I/Os that the end of the measured time overtakes: their bytes count for no rate, their waiting does.
+//!
+//! A device that stops answering before the end and comes back after it would otherwise show no latency but that of
+//! its good moments. In an open loop the same goes for I/Os that were due and found no free slot: they are started
+//! after the end, for as long as `Shared::drain_ns`. What never comes back is counted as having waited until it was
+//! given up.
+
+use super::{Slot, Worker};
+use crate::driver::pacing::mean_io_bytes;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Waits of I/Os that were never started are booked in at most so many groups.
+const GROUPS_MAX: u64 = 1000;
+
+impl Worker {
+    /// Whether no further I/O is to be started, but for failures and the last pass.
+    pub(super) fn starts_no_more(&self, now: Instant) -> bool {
+        let until = self.until();
+        let owes = || self.pace.as_ref().is_some_and(|pace| pace.is_due_before(until));
+        now >= until && !(now < self.drains_until() && owes())
+    }
+
+    /// When what may be started changes next.
+    pub(super) fn next_edge(&self, now: Instant) -> Instant {
+        let until = self.until();
+        if now < until {
+            until
+        } else {
+            self.drains_until()
+        }
+    }
+
+    fn drains_until(&self) -> Instant {
+        self.until() + Duration::from_nanos(self.shared.drain_ns.load(Ordering::Relaxed))
+    }
+
+    /// Whether any time was measured before `now`: what a run does that ends in its warm-up is in no figure.
+    fn has_measured(&self, now: Instant) -> bool {
+        now.min(self.until()) > self.from()
+    }
+
+    /// Books an I/O that finished after the end.
+    pub(super) fn book_late(&mut self, slot: &Slot, now: Instant, copy_ns: u32) {
+        if self.has_measured(now) {
+            self.tally.complete_late(now.duration_since(slot.started), copy_ns);
+        }
+    }
+
+    /// Books an I/O that was given up.
+    pub(super) fn book_unfinished(&mut self, tag: u32, now: Instant) {
+        let slot = &self.slots[tag as usize];
+        if !slot.flush && self.has_measured(now) {
+            self.tally.leave_unfinished(now.duration_since(slot.started), 1);
+        }
+    }
+
+    /// At the very end: rests that no queue took any more, and what was due and never started.
+    pub(super) fn book_what_never_came(&mut self, now: Instant) {
+        for tag in std::mem::take(&mut self.again) {
+            self.book_unfinished(tag, now);
+        }
+        let passes = self.shared.job.passes.unwrap_or(u32::MAX);
+        let is_over = self.upcoming.as_ref().is_some_and(|next| next.pass >= passes);
+        let Some(pace) = self.pace.as_ref().filter(|_| self.has_measured(now) && !is_over) else { return };
+        let (gap_ns, due) = pace.owed(self.until().min(now), mean_io_bytes(&self.shared.job));
+        let oldest = now.saturating_duration_since(pace.next);
+        let groups = due.min(GROUPS_MAX);
+        for group in 0..groups {
+            let (first, after) = (due * group / groups, due * (group + 1) / groups);
+            // The first counts as what it is, the others as the middle of their group.
+            let nth = if group == 0 { 0 } else { first + (after - first) / 2 };
+            let waited_ns = oldest.as_nanos() as f64 - gap_ns * nth as f64;
+            self.tally.leave_unfinished(Duration::from_nanos(waited_ns.max(0.0) as u64), after - first);
+        }
+    }
+}
