@@ -14,7 +14,7 @@ from forebay.flags import FIELDS
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "crates/model/src"
 ENGINE = ROOT / "crates/engine/src"
-RECORDS = (ROOT / "docs/records.md").read_text()
+RECORDS = (ROOT / "docs/records.md").read_text() + (ROOT / "docs/records-training.md").read_text()
 SOURCES = (ROOT / "docs/sources.md").read_text()
 
 
@@ -23,7 +23,12 @@ def structs(file: Path) -> dict[str, list[str]]:
     return {name: re.findall(r"^\s+pub (\w+):", body, re.M) for name, body in found}
 
 
-SCHEMA = {**structs(MODEL / "record.rs"), "JobSpec": structs(MODEL / "job.rs")["JobSpec"]}
+SCHEMA = {
+    **structs(MODEL / "record.rs"),
+    **structs(MODEL / "training/record.rs"),
+    "Figures": structs(MODEL / "training/rules.rs")["Figures"],
+    "JobSpec": structs(MODEL / "job.rs")["JobSpec"],
+}
 SCHEMA["Job"] = [f for f in SCHEMA["Job"] if f != "spec"]  # its fields lie flat beside the others
 
 

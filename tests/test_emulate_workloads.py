@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_machine import typed
 from forebay.emulate import workloads
 from forebay.emulate.workloads import Checkpoint, Training
 from forebay.errors import RequestError
@@ -213,3 +215,20 @@ def test_whatever_a_file_holds_it_is_a_workload_or_refused(changes: dict[str, An
         assert "mine.toml" in str(refused)
     finally:
         catalogue.load_toml = kept  # type: ignore[assignment]
+
+
+def test_the_verb_lists_and_shows(capsys: Any, tmp_path: Path) -> None:
+    code, out, _ = typed(capsys, "emulate", "workloads", "--json")
+    document = json.loads(out)
+    assert code == 0 and len(document["workloads"]) == len(FACTS) + len(CHECKPOINTS)
+    code, out, _ = typed(capsys, "emulate", "workloads")
+    assert code == 0 and all(name in out for pair in FACTS for name in pair) and "llama3-1t" in out
+    assert "Emulated here: those of npz and tfrecord." in out
+    code, out, _ = typed(capsys, "emulate", "workloads", "show", "resnet50", "--accelerator", "h100")
+    assert code == 0 and "114,660.07" in out and "1,251" in out and "0.224" in out and "0.435" not in out
+    (tmp_path / "mine.toml").write_text(OWN)
+    code, out, _ = typed(capsys, "emulate", "workloads", "show", tmp_path / "mine.toml")
+    assert code == 0 and "mine" in out
+    for words in (("show",), ("shaw", "unet3d"), ("list", "--accelerator", "tpu")):
+        code, _, err = typed(capsys, "emulate", "workloads", *words)
+        assert code == 2 and "try:" in err

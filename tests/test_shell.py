@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 
 import processes
 import pytest
@@ -103,3 +104,10 @@ def test_pages_are_written_to_a_folder(tmp_path):
 )
 def test_what_roff_would_misread_is_escaped(text, escaped):
     assert shell.roff(text) == escaped
+
+
+def test_a_page_leaves_its_verb_as_it_was():
+    """click keeps a command's --help from the first context that asked for it."""
+    script = "from forebay import cli, shell; print(shell.page('gdsio')); cli.main(['gdsio', '-h'])"
+    done = processes.run([sys.executable, "-c", script])
+    assert done.returncode == 0 and "\\-h, \\-\\-help" in done.stdout, done.stderr

@@ -1,6 +1,10 @@
 //! What reads bytes from outside, one function each: any input is understood or refused, never a panic,
 //! and what was understood survives a round trip.
 
+mod formats;
+
+pub use formats::formats;
+
 use forebay_engine::source::fault::FaultPlan;
 use forebay_engine::source::Uri;
 use forebay_model::device::DriveModel;

@@ -50,6 +50,11 @@ fn faults_seeds() {
 }
 
 #[test]
+fn formats_seeds() {
+    replay("formats", forebay_fuzz::formats);
+}
+
+#[test]
 fn safetensors_seeds() {
     replay("safetensors", forebay_fuzz::safetensors);
 }

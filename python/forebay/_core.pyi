@@ -14,9 +14,13 @@ __all__ = [
     "crc32c_on_gpu",
     "device_of",
     "doctor",
+    "emulate_check",
+    "emulate_datagen",
+    "emulate_run",
     "environment",
     "features",
     "files",
+    "formats",
     "merge",
     "plan",
     "read_files",
@@ -53,6 +57,20 @@ def environment(paths: list[str]) -> str:
 def files(spec: str, id: str, observer: Callable[[str], None] | None = None) -> str:
     """Runs a FilesSpec (many-file metadata phases) in DIR/forebay-files-ID; returns its FilesRecord. A
     KeyboardInterrupt ends the run and cleans up, a second one ends the cleaning too."""
+
+def emulate_run(spec: str, command: list[str], observer: Callable[[str], None] | None = None) -> str:
+    """Runs an EmulateSpec (JSON); returns its RunRecord with the part `training`. As `run`; the observer gets
+    {phase, epoch, epochs, step, steps, t_s, au_pct, gib_s, waiting_ranks, cores_busy}."""
+
+def emulate_check(spec: str) -> str:
+    """The spec with its defaults filled in. Raises RequestError for what is wrong with it on any machine."""
+
+def emulate_datagen(spec: str, observer: Callable[[str], None] | None = None) -> str:
+    """Makes a DatagenSpec's data set; returns its DatagenRecord. `observer` gets a JSON Progress some ten times a second.
+    What it raises ends the run and is raised again, with what stays as text in its attribute `kept`."""
+
+def formats() -> str:
+    """The formats of emulation's files: [{name, extension, what}]."""
 
 def checksum(spec: str) -> str:
     """Runs a ChecksumSpec (CRC32C of files, on a GPU or the host); returns its ChecksumRecord."""

@@ -26,6 +26,7 @@ VERBS = {
     "files": ("forebay.files:command", "How fast are create, stat, read and delete of many files?"),
     "checksum": ("forebay.checksum:command", "What is the CRC32C of these files, computed on the GPU?"),
     "plan": ("forebay.plan:command", "What will k drives, n GPUs, q queues give? What should I change?"),
+    "emulate": ("forebay.emulate:command", "How many accelerators does this storage keep busy, by MLPerf's rules?"),
     "report": ("forebay.report:command", "One page that I can send on."),
     "completion": ("forebay.shell:completion", "Tab completion for bash, zsh or fish."),
     "man": ("forebay.shell:man", "The manual pages."),

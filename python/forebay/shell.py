@@ -95,7 +95,7 @@ def page(verb: str | None = None) -> str:
 
     if verb is not None and verb not in VERBS:
         raise RequestError(f"man {verb}", "is not a verb", f"one of {', '.join(VERBS)}")
-    root = click.Context(forebay, info_name="forebay")
+    root = as_run(forebay, "forebay")
     if verb is None:
         command: click.Command = forebay
         context, title, question = root, "forebay", "feed GPUs from storage, and measure it honestly"
@@ -103,7 +103,7 @@ def page(verb: str | None = None) -> str:
         found = forebay.get_command(root, verb)
         assert found is not None, "the table of verbs was asked"
         command, title, question = found, f"forebay-{verb}", VERBS[verb][1]
-        context = click.Context(command, info_name=verb, parent=root)
+        context = as_run(command, verb, root)
     parts = [
         f'.TH "{title.upper()}" "1" "" "Forebay {roff(__version__)}" "Forebay Manual"',
         f".SH NAME\n{roff(title)} \\- {roff(question)}",
@@ -116,6 +116,11 @@ def page(verb: str | None = None) -> str:
         _see_also(verb),
     ]
     return "\n".join(p for p in parts if p) + "\n"
+
+
+def as_run(command: click.Command, name: str, parent: click.Context | None = None) -> click.Context:
+    """The context that `command` runs in. Another one's --help, without its -h, would stay with the command for good."""
+    return click.Context(command, info_name=name, parent=parent, **command.context_settings)
 
 
 EXIT_STATUS = """.SH EXIT STATUS
@@ -169,7 +174,7 @@ def _verbs_of(command: click.Command, context: click.Context) -> str:
     for name in command.list_commands(context):
         one = command.get_command(context, name)
         assert one is not None, "the group itself named it"
-        within = click.Context(one, info_name=name, parent=context)
+        within = as_run(one, name, context)
         flags = options(one, within).removeprefix(".SH OPTIONS\n")
         made.append(f".SS {roff(name)}\n{synopsis(one, within)}\n{paragraphs(one.help or '')}\n{flags}")
     return ".SH VERBS\n" + "\n".join(made)

@@ -121,6 +121,17 @@ impl Arena {
         }
     }
 
+    /// A slot's bytes, for somebody who fills or looks at them: one that no I/O has.
+    pub fn slot_bytes_mut(&mut self, index: usize) -> &mut [u8] {
+        assert!(index < self.count, "slot {index} of {}", self.count);
+        // SAFETY: inside the mapping, which was touched when it was made; and nobody else writes there, since no I/O has
+        // the slot.
+        unsafe {
+            let at = self.base.add(index * self.slot_bytes);
+            std::slice::from_raw_parts_mut(at.as_ptr(), self.slot_bytes)
+        }
+    }
+
     pub fn slot_bytes(&self) -> usize {
         self.slot_bytes
     }

@@ -21,6 +21,7 @@ pub mod safetensors;
 pub mod simulate;
 mod soonest;
 pub mod stats;
+pub mod training;
 pub mod units;
 
 pub use error::{Error, Kind};

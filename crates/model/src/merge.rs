@@ -7,6 +7,7 @@
 
 use crate::job::{JobSpec, PathKind, WorkersFrom};
 use crate::record::*;
+use crate::training::Training;
 use crate::{cached, stats, Error, Latency};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,6 +36,7 @@ pub fn merge(records: Vec<RunRecord>) -> Result<RunRecord, Error> {
     merged.path.mapped_bytes = records.iter().map(|r| r.path.mapped_bytes).sum();
     merged.path.compat_bytes = records.iter().map(|r| r.path.compat_bytes).sum();
     merged.path.slot_bytes = records.iter().map(|r| r.path.slot_bytes).sum();
+    merged.training = merge_training(&records)?;
     if let Some(cufile) = &mut merged.cufile {
         cufile.unaligned_ios = records.iter().flat_map(|r| &r.cufile).map(|c| c.unaligned_ios).sum();
         cufile.gpus = gpus_of(&records);
@@ -69,6 +71,19 @@ pub fn merge(records: Vec<RunRecord>) -> Result<RunRecord, Error> {
     Ok(merged)
 }
 
+/// What the hosts' accelerators did together. All hosts have some, or none has.
+fn merge_training(records: &[RunRecord]) -> Result<Option<Training>, Error> {
+    let parts: Vec<&Training> = records.iter().filter_map(|r| r.training.as_ref()).collect();
+    match parts.len() {
+        0 => Ok(None),
+        n if n == records.len() => Training::merge(&parts).map(Some),
+        n => {
+            let found = format!("{n} of {} hosts emulated accelerators", records.len());
+            Err(Error::request("merging records", found, "records of one run"))
+        }
+    }
+}
+
 /// The GPUs of all hosts; None where a host's cuFile doesn't tell.
 fn gpus_of(records: &[RunRecord]) -> Option<Vec<CufileGpu>> {
     let told = records.iter().map(|r| r.cufile.as_ref().and_then(|c| c.gpus.clone()));
@@ -77,6 +92,10 @@ fn gpus_of(records: &[RunRecord]) -> Option<Vec<CufileGpu>> {
 
 /// Sources, seed and files may differ by host; what is done to them may not.
 fn same_job(a: &RunRecord, b: &RunRecord) -> bool {
+    // Emulated accelerators compare what they do themselves; how many workers read for them is each host's own.
+    if a.training.is_some() && b.training.is_some() {
+        return true;
+    }
     // What each host found out for itself may differ too.
     let path = |r: &RunRecord| if r.path.requested == "auto" { PathKind::Auto } else { r.job.spec.path };
     let workers = |job: &JobSpec| (job.workers_from != WorkersFrom::Auto).then_some(job.workers);
@@ -222,11 +241,15 @@ fn mean_of(records: &[RunRecord], field: impl Fn(&RunRecord) -> Option<f64>) -> 
 
 fn host(record: &RunRecord) -> serde_json::Value {
     let r = &record.result;
-    json!({
+    let mut host = json!({
         "host": record.environment.host, "source": record.job.source, "seconds": r.seconds, "bytes": r.bytes, "ios": r.ios,
         "throughput_gib_s": r.throughput_gib_s, "iops": r.iops, "latency_us": r.latency_us, "cpu": r.cpu, "power": r.power,
         "unfinished": r.unfinished, "errors": r.errors, "noise": r.noise, "interrupted": r.interrupted,
-    })
+    });
+    if let Some(training) = &record.training {
+        host["training"] = training.of_host();
+    }
+    host
 }
 
 fn merge_results(parts: &[&RunResult], hosts: &Hosts) -> Result<RunResult, Error> {
@@ -383,6 +406,7 @@ fn renumbered(parts: &[&RunResult]) -> Vec<WorkerResult> {
 mod tests {
     use super::*;
     use crate::job::JobSpec;
+    use crate::training::EmulateSpec;
 
     fn record(host: &str, ios: u64, ns: u64, seconds: f64) -> RunRecord {
         let mut latency = Latency::default();
@@ -418,6 +442,7 @@ mod tests {
                 cpu,
                 ..RunResult::default()
             },
+            training: None,
             missing: Default::default(),
             warnings: Vec::new(),
         }
@@ -506,6 +531,22 @@ mod tests {
         let mut unknown = record("a", 1, 1, 1.0);
         unknown.cache.device_bytes = None;
         assert_eq!(merge(vec![record("a", 10, 1, 1.0), unknown]).unwrap().cache.device_bytes, None);
+    }
+
+    #[test]
+    fn emulated_accelerators_of_all_hosts_are_one_run() {
+        let spec = EmulateSpec { accelerators: 2, ranks: 4, ..EmulateSpec::default() };
+        let training = |host: &str| RunRecord {
+            training: Some(Training::of_spec(&spec, 10, 3)),
+            ..record(host, 1, 1, 1.0)
+        };
+        let mut wider = training("b");
+        wider.job.spec.workers = 64;
+        let merged = merge(vec![training("a"), wider]).unwrap();
+        assert_eq!(merged.training.map(|t| (t.accelerators, t.hosts)), Some((4, 2)));
+        assert_eq!(merged.result.hosts[1]["training"]["accelerators"], 2);
+        let error = merge(vec![training("a"), record("b", 1, 1, 1.0)]).unwrap_err();
+        assert!(error.found.contains("1 of 2 hosts"), "{error}");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! Reports, plans and comparisons are pure functions of these records.
 
 use crate::job::JobSpec;
+use crate::training::Training;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -30,6 +31,9 @@ pub struct RunRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cufile: Option<Cufile>,
     pub result: RunResult,
+    /// Emulated accelerators; absent where there were none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub training: Option<Training>,
     /// Full path of a null field → why it is null.
     pub missing: BTreeMap<String, String>,
     pub warnings: Vec<Warning>,

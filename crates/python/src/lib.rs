@@ -1,8 +1,10 @@
 //! Glue between Python and the engine: JSON in, JSON out, errors as exceptions.
 
 mod checksum;
+mod emulate;
 mod feed;
 mod files;
+mod generate;
 mod observe;
 
 use forebay_engine::gpu::library;
@@ -23,6 +25,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(plan, module)?)?;
     module.add_function(wrap_pyfunction!(check, module)?)?;
     module.add_function(wrap_pyfunction!(merge_records, module)?)?;
+    module.add_function(wrap_pyfunction!(emulate::emulate_run, module)?)?;
+    module.add_function(wrap_pyfunction!(emulate::emulate_check, module)?)?;
     module.add_function(wrap_pyfunction!(read_record, module)?)?;
     module.add_function(wrap_pyfunction!(buckets, module)?)?;
     module.add_function(wrap_pyfunction!(schema, module)?)?;
@@ -30,6 +34,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(examine, module)?)?;
     module.add_function(wrap_pyfunction!(environment, module)?)?;
     module.add_function(wrap_pyfunction!(files::run, module)?)?;
+    module.add_function(wrap_pyfunction!(generate::run, module)?)?;
+    module.add_function(wrap_pyfunction!(generate::formats, module)?)?;
     module.add_function(wrap_pyfunction!(checksum::run, module)?)?;
     module.add_function(wrap_pyfunction!(checksum::crc32c, module)?)?;
     module.add_function(wrap_pyfunction!(checksum::crc32c_on_gpu, module)?)?;

@@ -1,6 +1,7 @@
 //! Python's view of a run under way: progress as JSON, and signals honoured.
 
 use forebay_engine::driver::{Observer, Progress};
+use forebay_engine::emulate::{EmulateObserver, EmulateProgress};
 use pyo3::prelude::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -27,21 +28,41 @@ impl Watcher {
     }
 }
 
-impl Observer for Watcher {
-    fn progress(&mut self, progress: &Progress) {
+impl Watcher {
+    pub fn tell(&mut self, progress: &impl serde::Serialize) {
         let Some(observer) = self.observer.as_ref().filter(|_| self.raised.is_none()) else { return };
         let Ok(text) = serde_json::to_string(progress) else { return };
         self.raised = Python::attach(|py| observer.call1(py, (text,)).err());
     }
 
-    fn stop(&mut self) -> bool {
+    pub fn wants_to_stop(&mut self) -> bool {
         if self.raised.is_none() {
             self.raised = Python::attach(|py| py.check_signals().err());
         }
         self.raised.is_some() || stop_requested().load(Ordering::Relaxed)
     }
+}
+
+impl Observer for Watcher {
+    fn progress(&mut self, progress: &Progress) {
+        self.tell(progress);
+    }
+
+    fn stop(&mut self) -> bool {
+        self.wants_to_stop()
+    }
 
     fn stop_flag(&self) -> Option<&'static AtomicBool> {
         Some(stop_requested())
+    }
+}
+
+impl EmulateObserver for Watcher {
+    fn progress(&mut self, progress: &EmulateProgress) {
+        self.tell(progress);
+    }
+
+    fn stop(&mut self) -> bool {
+        self.wants_to_stop()
     }
 }

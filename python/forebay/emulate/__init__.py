@@ -1,1 +1,5 @@
-"""Emulated training and checkpoints: the workloads of MLPerf Storage, as data, which plans read."""
+"""`forebay emulate`: how many accelerators a storage keeps busy, by the rules of MLPerf Storage."""
+
+from forebay.emulate.verb import command
+
+__all__ = ["command"]

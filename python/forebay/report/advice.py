@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from forebay.report.runs import Run, Study
@@ -14,6 +14,9 @@ TITLES = {
     "verify": "Wrong bytes",
     "interrupted": "Interrupted",
     "path": "Ran another path than asked",
+    "client_limited": "The client was measured",
+    "skipped": "Samples left out",
+    "clock": "Clock in doubt",
     "cached": "Partly from memory",
     "throttled": "Throttled",
     "noisy": "Noisy",
@@ -23,7 +26,9 @@ TITLES = {
     "dropped": "Not run",
     "slow_link": "Slow PCIe link",
     "mixed": "Not one machine or build",
+    "few_files": "Fewer files than accelerators",
     "scaled": "Scaled down",
+    "throttled_supply": "Supply held back",
     "left_out": "Not the whole job",
     "unfinished": "I/Os never came back",
     "off_model": "The host, not the model",
@@ -79,8 +84,8 @@ class Advice:
         return len({name for names in self.texts.values() for name in names})
 
 
-def gather(studies: list[Study], problems: list[str], left_out: list[str]) -> list[Advice]:
-    """Every warning once, the gravest first."""
+def gather(studies: list[Study], problems: list[str], left_out: list[str], emulated: Sequence[Run] = ()) -> list[Advice]:
+    """Every warning once, the gravest first. Of emulated training what its records say themselves."""
     found: dict[str, Advice] = {}
     for problem in problems:
         _add(found, "damaged", problem, "", "Run it again, or take the file out of the list.", page=True)
@@ -97,6 +102,9 @@ def gather(studies: list[Study], problems: list[str], left_out: list[str]) -> li
                 for ident, text, next in _derived(run, alone):
                     if ident not in said:
                         _add(found, ident, text, run.name, next)
+    for run in emulated:
+        for ident, text, next in _recorded(run):
+            _add(found, ident, text, run.name, next)
     for text, next in _mixed([run for study in studies for run in study.runs]):
         _add(found, "mixed", text, "", next, page=True)
     order = list(TITLES)

@@ -14,11 +14,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import RequestError
-from forebay.report import advice, documents, draw, environment, export, headline, published, timeline
+from forebay.report import (
+    advice,
+    documents,
+    draw,
+    environment,
+    export,
+    headline,
+    published,
+    timeline,
+    training,
+)
 from forebay.report.charts import study_charts
 from forebay.report.load import Loaded
 from forebay.report.marks import Chart
-from forebay.report.runs import Study, studies
+from forebay.report.runs import Run, Study, studies
 from forebay.report.tables import Notes, Table, study_tables, what_ran
 
 if TYPE_CHECKING:
@@ -60,28 +70,32 @@ def build(loaded: Loaded, with_charts: bool = True, sliders: explore.Section | N
     if with_charts:
         draw.check()
     notes = Notes()
-    found = studies(loaded.entries)
+    emulated = [entry for entry in loaded.entries if training.is_training(entry)]
+    trained = [Run(entry, training.name(entry)) for entry in emulated]
+    found = studies(entry for entry in loaded.entries if not training.is_training(entry))
     views = [_view(study, notes, with_charts) for study in found]
-    runs = [run for study in found for run in study.runs]
-    warnings = advice.gather(found, loaded.problems, loaded.notes)
+    runs = [run for study in found for run in study.runs] + trained
+    warnings = advice.gather(found, loaded.problems, loaded.notes, trained)
     comparisons = [documents.comparison(d, i, notes) for i, d in enumerate(loaded.comparisons, 1)]
     tunings = [documents.tuning(d, i, notes) for i, d in enumerate(loaded.tunings, 1)]
-    for section in tunings:
+    trainings = training.sections(emulated, notes)
+    for section in [*trainings, *tunings]:
         section.charts = section.charts if with_charts else []
         for chart in section.charts:
             _finish(chart, drawn=True)
-    sentence, deck = headline.sentence(found, comparisons, tunings)
+    sentence, deck = headline.sentence(found, [*trainings, *comparisons], tunings)
     html = _template().render(
         generator=GENERATOR,
         headline=sentence,
         deck=deck,
         figures=headline.figures(found),
-        strap=_strap(found),
-        origins=sorted({s.origin for s in found} - {"measured"}),
+        strap=_strap(runs),
+        origins=sorted({run.text("origin", "measured") for run in runs} - {"measured"}),
         views=views,
         warnings=warnings,
         comparisons=comparisons,
         tunings=tunings,
+        trainings=trainings,
         cards=environment.cards(runs),
         commands=_commands(found),
         notes=notes.reasons,
@@ -92,7 +106,7 @@ def build(loaded: Loaded, with_charts: bool = True, sliders: explore.Section | N
         sliders=sliders,
         css=resources.files("forebay.report").joinpath("page.css").read_text(encoding="utf-8"),
     )
-    charts = [c for section in tunings for c in section.charts] + [c for view in views for c in view.charts]
+    charts = [c for section in [*trainings, *tunings] for c in section.charts] + [c for view in views for c in view.charts]
     return Page(html, sentence, charts, warnings, len(runs), loaded.problems)
 
 
@@ -130,9 +144,8 @@ def _template() -> Any:
     return made.from_string(text)
 
 
-def _strap(found: list[Study]) -> str:
+def _strap(runs: list[Run]) -> str:
     """Under the headline: how many runs, where, when."""
-    runs = [run for study in found for run in study.runs]
     if not runs:
         return ""
     hosts = list(dict.fromkeys(run.text("environment.host") for run in runs if run.text("environment.host")))

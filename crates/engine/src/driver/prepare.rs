@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// What is left free on a file system, so that making files never fills it to the brim.
-const KEEP_FREE: u64 = 64 << 20;
+pub(crate) const KEEP_FREE: u64 = 64 << 20;
 const FILL_WORKERS: u32 = 4;
 const FILL_IO_BYTES: u64 = 1 << 20;
 
@@ -169,7 +169,7 @@ fn still_ours(job: &JobSpec, drafts: &[Draft], held: &Locked) -> Result<Ours, Er
 
 /// Raises the process's soft limit on open files towards its hard one, as far as the job needs: programs that
 /// call select(2) elsewhere in the process want it no higher. What isn't enough shows when a file is opened.
-fn allow_descriptors(more: u64) {
+pub(crate) fn allow_descriptors(more: u64) {
     use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
     // For everything else that this process has open.
     const SPARE: u64 = 512;

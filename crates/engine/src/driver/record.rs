@@ -100,6 +100,7 @@ pub fn of(context: Context, runs: &[Ran]) -> RunRecord {
         cache,
         cufile,
         result,
+        training: None,
         missing,
         warnings,
     }

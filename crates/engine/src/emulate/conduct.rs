@@ -1,0 +1,351 @@
+//! An emulated run from its spec to its record: looks, starts the workers, leads
+//! through the epochs, and gathers what was counted.
+
+use super::board::{Board, Totals};
+use super::dataset::Folder;
+use super::how::{self, How};
+use super::record::{self, Ran};
+use super::supply::Supply;
+use super::worker::{Latencies, Worker};
+use super::{check, cpus_of, row_of, virtual_time, EmulateObserver, EmulateProgress, Outcome, Shared};
+use crate::clock;
+use crate::driver::allow_descriptors;
+use crate::driver::measure::Meters;
+use crate::meter::cpu;
+use forebay_model::record::Point;
+use forebay_model::training::{rules, EmulateSpec, Plan, RankStreams, Scheduler, Trace};
+use forebay_model::{Error, Latency};
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::mpsc::{channel, Receiver};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How often the caller is asked whether to go on.
+const POLL: Duration = Duration::from_millis(100);
+const LATE_SHOWN: usize = 8;
+const GIB: f64 = (1u64 << 30) as f64;
+
+/// Runs the spec. An error means that nothing was measured; what broke midway stands in the outcome.
+pub fn run(
+    spec: &EmulateSpec,
+    command: Vec<String>,
+    observer: &mut dyn EmulateObserver,
+) -> Result<Outcome, Error> {
+    let begin = clock::now();
+    let started = clock::wall_seconds();
+    check(spec)?;
+    if let Some(model) = virtual_time::model_of(spec)? {
+        return virtual_time::run(spec, &model, command, observer);
+    }
+    let shared = Arc::new(prepare(spec, begin)?);
+    let rss_before = record::rss_bytes();
+    let mut crew = Crew::launch(&shared)?;
+    let mut meters = Meters::new(&record::job_of(&shared).spec, std::slice::from_ref(&shared.how.probe));
+    meters.start();
+    let mut conductor = Conductor::new(&shared, observer);
+    conductor.lead();
+    let readings = meters.stop();
+    let rss = record::rss_bytes();
+    let Conductor { mut epochs, points, step, interrupted, first_step_s, told, .. } = conductor;
+    // Counts are whole once every worker has ended.
+    let latencies = crew.end();
+    if let (Some((_, bytes)), Some(told)) = (epochs.last_mut(), told) {
+        *bytes += shared.board.totals().bytes - told;
+    }
+    shared.board.account_for_the_rest();
+    let failure = shared.board.lock().failure.take();
+    if let (Some(failure), true) = (&failure, epochs.is_empty()) {
+        return Err(failure.clone());
+    }
+    let ran = Ran { epochs, points, readings, latencies, step, interrupted, rss_before, rss, first_step_s };
+    let record = record::of(&shared, command, started, &ran);
+    Ok(Outcome { record, failure })
+}
+
+fn prepare(spec: &EmulateSpec, begin: Instant) -> Result<Shared, Error> {
+    let row = row_of(spec)?;
+    let data = Folder::of(spec, row.extension)?;
+    let found = u32::try_from(data.len()).unwrap_or(u32::MAX);
+    let files = match spec.workload.files {
+        0 => found,
+        wanted if wanted > found => {
+            return Err(Error::request(
+                format!("--data {} with {wanted} files", spec.data.join(" ")),
+                format!("there are {found}: too few files"),
+                "forebay emulate datagen with the same --files, or fewer --files",
+            ))
+        }
+        wanted => wanted,
+    };
+    let trace = Trace::new(spec, files)?;
+    let resident = how::residency(spec, &data)?;
+    // A file that may not be read further stays open until it may.
+    allow_descriptors(u64::from(spec.accelerators) * u64::from(spec.read_threads));
+    let plan = Plan {
+        ranks: spec.accelerators,
+        batch: spec.workload.batch,
+        prefetch: spec.batches_ahead().max(1),
+        read_threads: spec.read_threads,
+        steps: trace.steps(),
+        compute_ns: spec.workload.compute_ns(),
+        awaits_others: false,
+    };
+    let how = How::of(spec, &data, resident)?;
+    let board = Board::new(Scheduler::new(plan), how.workers as usize);
+    let (supply, cpus) = (spec.supply_gib_s.map(Supply::new), cpus_of(spec)?);
+    Ok(Shared { spec: spec.clone(), row, files, data, how, plan, trace, board, supply, cpus, begin })
+}
+
+/// The workers' threads.
+struct Crew {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    reports: Receiver<Latencies>,
+}
+
+impl Crew {
+    /// Starts the workers; once all are ready nothing has been read.
+    fn launch(shared: &Arc<Shared>) -> Result<Crew, Error> {
+        let (sender, reports) = channel();
+        let (ready, is_ready) = channel::<Result<(), Error>>();
+        let mut crew = Crew { shared: shared.clone(), threads: Vec::new(), reports };
+        for index in 0..shared.how.workers as usize {
+            let (shared, sender, ready) = (shared.clone(), sender.clone(), ready.clone());
+            let body = move || work(index, shared, &ready, &sender);
+            let name = format!("worker-{index}");
+            match std::thread::Builder::new().name(name).stack_size(1 << 20).spawn(body) {
+                Ok(thread) => crew.threads.push(thread),
+                Err(e) => {
+                    crew.end();
+                    return Err(Error::machine(
+                        "threads to read with",
+                        e.to_string(),
+                        "ulimit -u, or fewer --workers",
+                    ));
+                }
+            }
+        }
+        drop(ready);
+        let failed = (0..crew.threads.len()).find_map(|_| match is_ready.recv() {
+            Ok(ready) => ready.err(),
+            Err(_) => Some(Error::run("the run", "a worker ended before it began", "forebay doctor")),
+        });
+        match failed {
+            None => Ok(crew),
+            Some(e) => {
+                crew.end();
+                Err(e)
+            }
+        }
+    }
+
+    fn end(&mut self) -> Latencies {
+        self.shared.board.end();
+        self.threads.drain(..).for_each(|thread| {
+            let _ = thread.join();
+        });
+        let mut all = Latencies::default();
+        for part in self.reports.try_iter() {
+            all.read.merge(&part.read);
+            all.sample.merge(&part.sample);
+        }
+        all
+    }
+}
+
+fn work(
+    index: usize,
+    shared: Arc<Shared>,
+    ready: &std::sync::mpsc::Sender<Result<(), Error>>,
+    reports: &std::sync::mpsc::Sender<Latencies>,
+) {
+    let worker = match Worker::open(index, shared.clone()) {
+        Ok(worker) => worker,
+        Err(e) => {
+            let _ = ready.send(Err(e));
+            return;
+        }
+    };
+    let _ = ready.send(Ok(()));
+    match catch_unwind(AssertUnwindSafe(|| worker.run())) {
+        Ok(latencies) => {
+            let _ = reports.send(latencies);
+        }
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+            let found = format!("a defect in Forebay ended it: {text}");
+            shared.board.fail(Error::run(
+                format!("worker {index}"),
+                found,
+                "report it, with the command that was typed",
+            ));
+        }
+    }
+}
+
+/// Leads through the epochs, and watches.
+struct Conductor<'a> {
+    shared: &'a Shared,
+    observer: &'a mut dyn EmulateObserver,
+    epochs: Vec<(Vec<rules::Steps>, u64)>,
+    points: Vec<Point>,
+    /// Of all steps.
+    step: Latency,
+    interrupted: bool,
+    first_step_s: Option<f64>,
+    /// All bytes when the last epoch ended, if it counts.
+    told: Option<u64>,
+    next_poll: Instant,
+    next_tick: Instant,
+    last: (Instant, Totals, cpu::Times),
+}
+
+/// What the conductor waits for.
+enum Await {
+    /// The epoch's last step ends.
+    End(u64),
+    Steps,
+}
+
+impl<'a> Conductor<'a> {
+    fn new(shared: &'a Shared, observer: &'a mut dyn EmulateObserver) -> Conductor<'a> {
+        let now = clock::now();
+        Conductor {
+            shared,
+            observer,
+            epochs: Vec::new(),
+            points: Vec::new(),
+            step: Latency::default(),
+            interrupted: false,
+            first_step_s: None,
+            told: None,
+            next_poll: now,
+            next_tick: now + Duration::from_secs_f64(shared.spec.interval_s),
+            last: (now, Totals::default(), cpu::process()),
+        }
+    }
+
+    /// All epochs, or as far as they go.
+    fn lead(&mut self) {
+        for epoch in 0..self.shared.spec.epochs {
+            let before = self.shared.board.totals().bytes;
+            self.lead_one(epoch);
+            let state = self.shared.board.lock();
+            let steps = state.scheduler.epoch().to_vec();
+            drop(state);
+            self.told = None;
+            if steps.first().is_some_and(|s| s.steps > 0) {
+                let bytes = self.shared.board.totals().bytes;
+                self.epochs.push((steps, bytes - before));
+                self.told = Some(bytes);
+            }
+            if self.interrupted || self.shared.board.lock().failure.is_some() {
+                break;
+            }
+        }
+    }
+
+    fn lead_one(&mut self, epoch: u32) {
+        let shared = self.shared;
+        let first = shared.spec.first_rank;
+        let mut streams = |rank: u32| Box::new(shared.trace.streams(epoch, first + rank)) as RankStreams;
+        let now = shared.since(clock::now());
+        // Nothing was read before the epoch began.
+        shared.supply.iter().for_each(|supply| supply.forget_reserve(now));
+        shared.board.change(|s| s.begin(now, &mut streams));
+        while !self.is_stopped() {
+            match self.look() {
+                Await::End(at) if shared.since(clock::now()) >= at => break,
+                Await::End(at) => self.rest(Some(at)),
+                Await::Steps => self.rest(None),
+            }
+            self.watch(epoch);
+        }
+        self.look();
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.interrupted || self.shared.board.stop.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    fn look(&mut self) -> Await {
+        let mut state = self.shared.board.lock();
+        for length in state.scheduler.take_lengths() {
+            self.step.record_n(length, self.shared.spec.accelerators.into());
+        }
+        let scheduler = &state.scheduler;
+        if self.first_step_s.is_none() && scheduler.step() > 0 {
+            let starts = scheduler.epoch().iter().map(|s| s.start_ns + s.first.wait_ns);
+            self.first_step_s = starts.min().map(|ns| ns as f64 / 1e9);
+        }
+        match scheduler.is_over() {
+            true => Await::End(scheduler.end_ns()),
+            false => Await::Steps,
+        }
+    }
+
+    /// Sleeps until somebody tells something, or until `at`.
+    fn rest(&self, at: Option<u64>) {
+        let now = clock::now();
+        let mut until = self.next_poll.min(self.next_tick);
+        if let Some(at) = at {
+            until = until.min(self.shared.begin + Duration::from_nanos(at));
+        }
+        let board = &self.shared.board;
+        let state = board.lock();
+        if until > now && (at.is_some() || !state.scheduler.is_over()) {
+            drop(board.told.wait_timeout(state, until - now));
+        }
+    }
+
+    fn watch(&mut self, epoch: u32) {
+        let now = clock::now();
+        if now >= self.next_poll {
+            self.next_poll = now + POLL;
+            self.interrupted |= self.observer.stop();
+        }
+        if now >= self.next_tick {
+            self.next_tick = now + Duration::from_secs_f64(self.shared.spec.interval_s);
+            let progress = self.progress(epoch, now);
+            self.observer.progress(&progress);
+        }
+    }
+
+    fn progress(&mut self, epoch: u32, now: Instant) -> EmulateProgress {
+        let shared = self.shared;
+        let (totals, used) = (shared.board.totals(), cpu::process());
+        let (then, before, used_before) = std::mem::replace(&mut self.last, (now, totals, used));
+        let seconds = now.duration_since(then).as_secs_f64().max(1e-9);
+        let spent = totals.since(&before);
+        let gib_s = spent.bytes as f64 / GIB / seconds;
+        let cores_busy = (used.total_s() - used_before.total_s()) / seconds;
+        let state = shared.board.lock();
+        let steps = state.scheduler.epoch();
+        let figures = rules::of_epoch(shared.spec.rules, steps, shared.spec.workload.batch);
+        let t_s = shared.since(now) as f64 / 1e9;
+        self.points.push(Point {
+            t_s,
+            gib_s,
+            iops: spent.ios as f64 / seconds,
+            latency_us_mean: None,
+            latency_us_p99: None,
+            cores_busy: Some(cores_busy),
+            warmup: false,
+            repeat: 0,
+        });
+        EmulateProgress {
+            phase: "run",
+            epoch: epoch + 1,
+            epochs: shared.spec.epochs,
+            step: state.scheduler.step(),
+            steps: shared.plan.steps,
+            t_s,
+            au_pct: figures.au_pct,
+            gib_s,
+            waiting_ranks: state.scheduler.late(shared.since(now), LATE_SHOWN),
+            cores_busy,
+        }
+    }
+}

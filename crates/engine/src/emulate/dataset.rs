@@ -1,0 +1,221 @@
+//! What a run reads: the files of a data set, listed once by name and opened when
+//! their turn comes. Half a million names are held side by side in one text.
+
+use super::manifest::Manifest;
+use crate::source::file::{FileAccess, FileTarget};
+use crate::source::Uri;
+use forebay_model::training::EmulateSpec;
+use forebay_model::Error;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// Where training files lie below a data folder.
+const TRAIN: &str = "train";
+/// Folders within folders.
+const NESTING_MAX: u32 = 8;
+
+/// Names in order, without a string of its own for each.
+#[derive(Clone, Debug, Default)]
+pub struct Names {
+    text: String,
+    ends: Vec<u32>,
+}
+
+impl Names {
+    fn push(&mut self, name: &str) -> Result<(), Error> {
+        self.text.push_str(name);
+        let end = u32::try_from(self.text.len()).map_err(|_| {
+            Error::request("--data", "the files' names together are longer than 4 GiB", "a smaller data set")
+        })?;
+        self.ends.push(end);
+        Ok(())
+    }
+
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    pub fn get(&self, index: usize) -> &str {
+        let from = if index == 0 { 0 } else { self.ends[index - 1] as usize };
+        &self.text[from..self.ends[index] as usize]
+    }
+}
+
+/// Files below folders.
+#[derive(Debug)]
+pub struct Folder {
+    /// Each with the number of files before it.
+    roots: Vec<(PathBuf, usize)>,
+    names: Names,
+    manifest: Option<Manifest>,
+}
+
+impl Folder {
+    /// The folders that `--data` names.
+    pub fn of(spec: &EmulateSpec, extension: &str) -> Result<Folder, Error> {
+        let folder = |text: &String| match Uri::parse(text)? {
+            Uri::File(path) => Ok(path),
+            other => Err(Error::request(
+                format!("--data {other}"),
+                "a data set is folders of files, or one modelled drive (model:NAME)",
+                "--data DIR",
+            )),
+        };
+        let folders = spec.data.iter().map(folder).collect::<Result<Vec<_>, _>>()?;
+        Folder::open(spec, &folders, extension)
+    }
+
+    /// Lists the files of the workload's format.
+    fn open(spec: &EmulateSpec, folders: &[PathBuf], extension: &str) -> Result<Folder, Error> {
+        let mut folder = Folder { roots: Vec::new(), names: Names::default(), manifest: None };
+        for given in folders {
+            if let Some(manifest) = Manifest::beside(given)? {
+                manifest.fits(spec, given)?;
+                folder.manifest = Some(manifest);
+            }
+            folder.list(given, extension)?;
+        }
+        if let (Some(manifest), [given]) = (&folder.manifest, folders) {
+            manifest.has_all(folder.names.len(), given)?;
+        }
+        Ok(folder)
+    }
+
+    fn list(&mut self, given: &Path, extension: &str) -> Result<(), Error> {
+        let below = given.join(TRAIN);
+        let root = if below.is_dir() { below } else { given.to_path_buf() };
+        let mut found = Listing { extension, names: Vec::new(), others: BTreeMap::new() };
+        found.walk(&root, "", 0)?;
+        if found.names.is_empty() {
+            return Err(found.nothing(&root));
+        }
+        found.names.sort_unstable();
+        self.roots.push((root, self.names.len()));
+        found.names.iter().try_for_each(|name| self.names.push(name))
+    }
+
+    pub fn len(&self) -> usize {
+        self.names.len()
+    }
+
+    pub fn path(&self, file: u32) -> PathBuf {
+        let file = file as usize;
+        let root = self.roots.iter().rev().find(|(_, before)| *before <= file);
+        let (root, _) = root.expect("a file lies below one of the folders");
+        root.join(self.names.get(file))
+    }
+
+    /// One of the files, with all that is to be known of where they lie.
+    pub fn probe(&self, file: u32, direct: bool) -> Result<FileTarget, Error> {
+        FileTarget::open(&self.path(file), FileAccess { write: false, direct })
+    }
+
+    /// Opens a file whose turn has come. A pipe in its place doesn't make us wait for a writer.
+    pub fn open_file(&self, file: u32, direct: bool) -> std::io::Result<(File, u64)> {
+        let flags =
+            libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY | if direct { libc::O_DIRECT } else { 0 };
+        let file = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(self.path(file))?;
+        let meta = file.metadata()?;
+        if !meta.is_file() {
+            return Err(std::io::Error::other("it is no regular file"));
+        }
+        Ok((file, meta.len()))
+    }
+}
+
+struct Listing<'a> {
+    extension: &'a str,
+    names: Vec<String>,
+    /// Other extensions that were seen, and how often.
+    others: BTreeMap<String, u64>,
+}
+
+impl Listing<'_> {
+    fn walk(&mut self, root: &Path, below: &str, depth: u32) -> Result<(), Error> {
+        let dir = root.join(below);
+        let refused = |e: std::io::Error| {
+            let next = "a folder that forebay emulate datagen filled";
+            Error::request(format!("--data {}", dir.display()), e.to_string(), next)
+        };
+        for entry in std::fs::read_dir(&dir).map_err(refused)? {
+            let entry = entry.map_err(refused)?;
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            let kind = entry.file_type().map_err(refused)?;
+            if name.starts_with('.') {
+                continue;
+            }
+            let is_dir = kind.is_dir() || (kind.is_symlink() && entry.path().is_dir());
+            let path = if below.is_empty() { name } else { format!("{below}/{name}") };
+            match path.rsplit_once('.') {
+                _ if is_dir && depth < NESTING_MAX => self.walk(root, &path, depth + 1)?,
+                _ if is_dir => {}
+                Some((_, extension)) if extension == self.extension => self.names.push(path),
+                Some((_, extension)) => *self.others.entry(extension.into()).or_default() += 1,
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn nothing(&self, root: &Path) -> Error {
+        let most = self.others.iter().max_by_key(|(_, count)| **count);
+        let others = most.map_or(String::new(), |(extension, count)| {
+            format!("; it holds {count} *.{extension} files, of another format")
+        });
+        Error::request(
+            format!("--data {}", root.display()),
+            format!("there is no *.{} file below it{others}", self.extension),
+            "forebay emulate datagen --workload NAME --data DIR, or the workload that the files were made for",
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_model::training::Workload;
+
+    fn open(dirs: &[PathBuf]) -> Result<Folder, Error> {
+        let workload = Workload { format: "npz".into(), samples_per_file: 1, ..Workload::default() };
+        Folder::open(&EmulateSpec { workload, ..EmulateSpec::default() }, dirs, "npz")
+    }
+
+    #[test]
+    fn files_are_found_in_order_below_train_and_its_folders() {
+        let dir = tempfile::tempdir().unwrap();
+        for sub in ["train/0", "train/1", "valid"] {
+            std::fs::create_dir_all(dir.path().join(sub)).unwrap();
+        }
+        for name in ["train/1/b.npz", "train/0/a.npz", "train/0/.hidden.npz", "train/x.txt", "valid/v.npz"] {
+            std::fs::write(dir.path().join(name), name).unwrap();
+        }
+        let folder = open(&[dir.path().into()]).unwrap();
+        let names: Vec<_> = (0..folder.len() as u32).map(|f| folder.path(f)).collect();
+        assert_eq!(names, [dir.path().join("train/0/a.npz"), dir.path().join("train/1/b.npz")]);
+        let (_, bytes) = folder.open_file(1, false).unwrap();
+        assert_eq!(bytes, 13);
+    }
+
+    #[test]
+    fn several_folders_are_one_data_set() {
+        let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        for (n, dir) in dirs.iter().enumerate() {
+            std::fs::write(dir.path().join(format!("{n}.npz")), "").unwrap();
+        }
+        let folder = open(&dirs.iter().map(|d| d.path().to_path_buf()).collect::<Vec<_>>()).unwrap();
+        assert_eq!(folder.path(0), dirs[0].path().join("0.npz"));
+        assert_eq!(folder.path(1), dirs[1].path().join("1.npz"));
+    }
+
+    #[test]
+    fn a_folder_of_another_format_says_what_is_there() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("a.tfrecord"), "").unwrap();
+        let error = open(&[dir.path().into()]).unwrap_err();
+        assert!(error.found.contains("no *.npz") && error.found.contains("1 *.tfrecord"), "{error}");
+        let missing = open(&[dir.path().join("gone")]).unwrap_err();
+        assert_eq!(missing.kind, forebay_model::Kind::Request);
+    }
+}

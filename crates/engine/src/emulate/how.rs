@@ -1,0 +1,194 @@
+//! How the data set is read on this machine: through the page cache or past it, by
+//! the workers' own hands or through a ring, in which pieces and how many at a time.
+
+use super::dataset::Folder;
+use super::reading::BLOCK;
+use crate::driver::threads;
+use crate::meter::cache;
+use crate::reactor::{Reactor, RingOptions};
+use crate::source::file::FileTarget;
+use crate::source::{Backing, Route, Target};
+use forebay_model::job::{Cache, Engine};
+use forebay_model::training::EmulateSpec;
+use forebay_model::Error;
+
+/// What a slot of data that lies in memory holds: it stays in a core's own cache while it is parsed.
+const CACHED_IO_BYTES: u64 = 256 << 10;
+/// Long enough for a drive, short enough that many are in flight.
+const DEVICE_IO_BYTES: u64 = 1 << 20;
+const DEVICE_DEPTH: u32 = 16;
+/// Files that stand for all of them where the page cache is asked about.
+const PROBES: usize = 64;
+/// Of each of them, from its begin: looking at pages takes time.
+const PROBED_BYTES: u64 = 8 << 20;
+/// Of the probed files, what is cached where all of them are taken to be.
+const CACHED_SHARE: f64 = 0.95;
+
+#[derive(Clone, Debug)]
+pub struct How {
+    /// O_DIRECT, and what it wants offsets and lengths to be multiples of.
+    pub direct: bool,
+    pub align: u32,
+    /// Workers read by themselves: the data is in memory, or nothing else is to be had.
+    pub is_inline: bool,
+    pub io_bytes: u64,
+    pub depth: u32,
+    pub workers: u32,
+    pub in_memory: bool,
+    pub resident_before: Result<f64, String>,
+    /// In words, for the record.
+    pub reason: String,
+    /// A file of the data set as a target: for meters and the record.
+    pub probe: Target,
+}
+
+impl How {
+    pub fn of(spec: &EmulateSpec, folder: &Folder, resident: Result<f64, String>) -> Result<How, Error> {
+        let has_ring = Reactor::with_ring(RingOptions { depth: 8, ..RingOptions::default() }).is_ok();
+        let mut probe = folder.probe(0, false)?;
+        let cached = resident.as_ref().is_ok_and(|share| *share >= CACHED_SHARE);
+        let (mut direct, reason) = past_the_cache(spec, probe.in_memory, cached);
+        let mut reason = reason.to_string();
+        if direct {
+            match folder.probe(0, true) {
+                Ok(opened) => probe = opened,
+                Err(e) if spec.cache == Cache::Bypass => return Err(e),
+                Err(_) => {
+                    reason.push_str(", and their file system has no O_DIRECT");
+                    direct = false;
+                }
+            }
+        }
+        let by_hand = probe.in_memory || (!direct && (cached || spec.cache == Cache::Warm));
+        let is_inline = is_inline(spec, by_hand, has_ring)?;
+        let io_bytes = if is_inline && !direct { CACHED_IO_BYTES } else { DEVICE_IO_BYTES };
+        Ok(How {
+            direct,
+            align: if direct { probe.align.max(1) } else { 1 },
+            is_inline,
+            io_bytes: spec.io_bytes.unwrap_or(io_bytes).next_multiple_of(BLOCK),
+            depth: spec.depth.unwrap_or(DEVICE_DEPTH),
+            workers: spec.workers.unwrap_or_else(|| threads::allowed().len().max(1) as u32),
+            in_memory: probe.in_memory,
+            resident_before: resident,
+            reason,
+            probe: target_of(probe, is_inline),
+        })
+    }
+
+    /// What to ask for where so much is wanted: O_DIRECT wants whole blocks, also where the file ends inside one.
+    pub fn ask(&self, bytes: u32) -> u32 {
+        bytes.next_multiple_of(self.align)
+    }
+
+    pub fn engine(&self) -> &'static str {
+        if self.is_inline {
+            "inline"
+        } else {
+            "uring"
+        }
+    }
+
+    pub fn policy(&self, spec: &EmulateSpec) -> &'static str {
+        match spec.cache {
+            _ if self.in_memory => "memory",
+            _ if self.direct => "bypass",
+            Cache::Drop => "drop",
+            Cache::Warm => "warm",
+            _ => "allow",
+        }
+    }
+}
+
+/// Whether O_DIRECT is wanted, and why.
+fn past_the_cache(spec: &EmulateSpec, in_memory: bool, cached: bool) -> (bool, &'static str) {
+    match spec.cache {
+        _ if in_memory => (false, "the files live in memory"),
+        Cache::Bypass => (true, "--cache bypass"),
+        Cache::Allow => (false, "--cache allow"),
+        Cache::Warm => (false, "--cache warm"),
+        Cache::Drop => (false, "--cache drop"),
+        Cache::Auto if cached => (false, "the files are in the page cache"),
+        Cache::Auto => (true, "the files aren't in the page cache"),
+    }
+}
+
+/// Whether workers read with their own calls.
+fn is_inline(spec: &EmulateSpec, by_hand: bool, has_ring: bool) -> Result<bool, Error> {
+    match spec.engine {
+        Engine::Uring if !has_ring => Err(Error::machine(
+            "--engine uring",
+            "io_uring is forbidden or missing here",
+            "--engine inline, or forebay doctor for the reason",
+        )),
+        Engine::Uring => Ok(false),
+        Engine::Auto => Ok(by_hand || !has_ring),
+        Engine::Inline | Engine::Pread | Engine::Map => Ok(true),
+    }
+}
+
+/// Refuses engines that an emulated run has not.
+pub fn check_engine(engine: Engine) -> Result<(), Error> {
+    let name = match engine {
+        Engine::Pread => "pread",
+        Engine::Map => "map",
+        Engine::Auto | Engine::Uring | Engine::Inline => return Ok(()),
+    };
+    let found = "an emulated run reads with uring or inline";
+    Err(Error::request(format!("--engine {name}"), found, "--engine uring, inline or auto"))
+}
+
+fn target_of(file: FileTarget, is_inline: bool) -> Target {
+    let engine = if is_inline { Engine::Inline } else { Engine::Uring };
+    Target {
+        label: file.path.display().to_string(),
+        content_id: 0,
+        bytes: file.bytes,
+        backing: Backing::File { target: file, engine },
+        route: Route::default(),
+    }
+}
+
+/// Share of the files' pages that are in the page cache, by files from all over the data set; and what the cache
+/// policy asks for.
+pub fn residency(spec: &EmulateSpec, folder: &Folder) -> Result<Result<f64, String>, Error> {
+    if matches!(spec.cache, Cache::Drop | Cache::Warm) {
+        set_cache(spec.cache, folder)?;
+    }
+    Ok(residency_now(folder))
+}
+
+pub fn residency_now(folder: &Folder) -> Result<f64, String> {
+    let count = folder.len();
+    let step = count.div_ceil(PROBES).max(1);
+    let (mut pages, mut all) = (0.0, 0.0);
+    for file in (0..count).step_by(step) {
+        let Ok((open, bytes)) = folder.open_file(file as u32, false) else { continue };
+        let looked = bytes.min(PROBED_BYTES);
+        match cache::residency(&open, 0, looked) {
+            Ok(share) => (pages, all) = (pages + share * looked as f64, all + looked as f64),
+            Err(_) if bytes == 0 => {}
+            Err(why) => return Err(why),
+        }
+    }
+    if all > 0.0 {
+        Ok(pages / all)
+    } else {
+        Err("no file could be looked at".into())
+    }
+}
+
+/// Empties the page cache of the files, or fills it.
+fn set_cache(policy: Cache, folder: &Folder) -> Result<(), Error> {
+    for file in 0..folder.len() as u32 {
+        let Ok((open, bytes)) = folder.open_file(file, false) else { continue };
+        let done = match policy {
+            Cache::Drop => cache::drop(&open, 0, bytes).map(|_| ()),
+            Cache::Warm => cache::warm(&open).map(|_| ()),
+            _ => Ok(()),
+        };
+        let asked = || format!("--cache on {}", folder.path(file).display());
+        done.map_err(|why| Error::machine(asked(), why, "--cache bypass"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,370 @@
+//! What an emulated run came to, as a `RunRecord` with a part `training`.
+
+use super::board::{Totals, Waited};
+use super::headroom::{self, Seen};
+use super::worker::Latencies as Measured;
+use super::Shared;
+use crate::clock;
+use crate::doctor;
+use crate::driver::measure::Readings;
+use crate::driver::record::{build, new_id};
+use crate::driver::threads;
+use crate::meter::{cpu, noise};
+use forebay_model::job::{JobSpec, Op, PathKind};
+use forebay_model::record::*;
+use forebay_model::training::record::{
+    Latencies, Skipped, Timing, Training, TrainingMemory, Waited as WaitedPart,
+};
+use forebay_model::training::rules::Steps;
+use forebay_model::training::Loader;
+use forebay_model::{cached, merge, stats, Latency};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+const GIB: f64 = (1u64 << 30) as f64;
+/// Of what was left out, in a warning; the record has more.
+const EXAMPLES_TOLD: usize = 5;
+
+/// What was measured.
+pub struct Ran {
+    /// Each rank's steps, and the bytes that were read.
+    pub epochs: Vec<(Vec<Steps>, u64)>,
+    pub points: Vec<Point>,
+    pub readings: Readings,
+    pub latencies: Measured,
+    pub step: Latency,
+    pub interrupted: bool,
+    pub rss_before: Option<u64>,
+    pub rss: Option<u64>,
+    pub first_step_s: Option<f64>,
+}
+
+impl Ran {
+    /// From the first epoch's begin to the last one's end.
+    fn seconds(&self) -> f64 {
+        let begin = self.epochs.first().and_then(|(ranks, _)| ranks.first()).map_or(0, |s| s.start_ns);
+        let end = self.epochs.last().and_then(|(ranks, _)| ranks.first()).map_or(begin, |s| s.end_ns);
+        (end - begin) as f64 / 1e9
+    }
+}
+
+/// Memory that the process has in use, without pages of files: those that it has mapped are the page cache's.
+pub fn rss_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/status").ok()?;
+    let kib = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        line.split_ascii_whitespace().next()?.parse::<u64>().ok()
+    };
+    Some((kib("VmRSS")? - kib("RssFile").unwrap_or(0)) << 10)
+}
+
+/// What of a job applies, as it ran.
+pub fn job_of(shared: &Shared) -> Job {
+    let (spec, how) = (&shared.spec, &shared.how);
+    let job = JobSpec {
+        sources: spec.data.clone(),
+        path: PathKind::Host,
+        op: Op::Read,
+        io_bytes: how.io_bytes,
+        workers: how.workers,
+        depth: if how.is_inline { 1 } else { how.depth },
+        passes: Some(spec.epochs),
+        seed: spec.seed,
+        cache: spec.cache,
+        engine: spec.engine,
+        cpus: spec.cpus.clone(),
+        files: Some(shared.files),
+        power: spec.power.clone(),
+        ..JobSpec::default()
+    };
+    Job {
+        source: spec.data.join(" "),
+        pattern: if spec.workload.file_shuffle || spec.workload.sample_shuffle {
+            "random"
+        } else {
+            "sequential"
+        }
+        .into(),
+        direct: how.direct,
+        data_bytes: 0,
+        queues: how.workers,
+        spec: job,
+    }
+}
+
+pub fn of(shared: &Shared, command: Vec<String>, started: u64, ran: &Ran) -> RunRecord {
+    let totals = shared.board.totals();
+    let mut missing: BTreeMap<String, String> = ran.readings.missing.clone();
+    let result = result_of(shared, ran, &totals, &mut missing);
+    let cache = cache_of(shared, ran, &mut missing);
+    let training = training_of(shared, ran, &totals, &result);
+    let path = path_of(shared, &totals);
+    let job = Job { data_bytes: totals.bytes / u64::from(shared.spec.epochs.max(1)), ..job_of(shared) };
+    let warnings = warnings_of(shared, ran, &job, &training, &result, &cache);
+    RunRecord {
+        schema: SCHEMA.into(),
+        id: new_id(),
+        started: clock::rfc3339(started),
+        command,
+        origin: "measured".into(),
+        forebay: build(),
+        environment: doctor::environment(&paths_of(shared)),
+        job,
+        path,
+        cufile: None,
+        cache,
+        result,
+        training: Some(training),
+        missing,
+        warnings,
+    }
+}
+
+fn paths_of(shared: &Shared) -> Vec<PathBuf> {
+    shared.how.probe.files().into_iter().map(|(file, _)| file.path.clone()).collect()
+}
+
+fn per(value: f64, seconds: f64) -> f64 {
+    if seconds > 0.0 {
+        value / seconds
+    } else {
+        0.0
+    }
+}
+
+fn result_of(
+    shared: &Shared,
+    ran: &Ran,
+    totals: &Totals,
+    missing: &mut BTreeMap<String, String>,
+) -> RunResult {
+    let cores = threads::online();
+    let seconds = ran.seconds();
+    let (bytes, ios) = (totals.bytes, totals.ios);
+    let readings = &ran.readings;
+    let used = readings.cpu.as_ref().map(|reading| cpu::fill(reading, reading.wall_s, bytes, ios, cores));
+    let used = used.unwrap_or_default();
+    let rates: Vec<f64> = ran.points.iter().map(|p| p.gib_s).collect();
+    let noise = Noise { series_cv_pct: noise::cv_pct(&rates), ..readings.noise.clone() };
+    let joules = |p: &Power| (bytes > 0).then(|| p.watts_mean * seconds / (bytes as f64 / GIB));
+    let power: Vec<Power> =
+        readings.power.iter().map(|p| Power { joules_per_gib: joules(p), ..p.clone() }).collect();
+    let skipped = shared.board.lock().skipped.clone();
+    let repeat = Repeat {
+        seconds,
+        bytes,
+        ios,
+        throughput_gib_s: per(bytes as f64 / GIB, seconds),
+        iops: per(ios as f64, seconds),
+        latency_us: ran.latencies.read.summary(),
+        cpu: used.clone(),
+        power: power.clone(),
+        noise: noise.clone(),
+    };
+    if let Some(why) = &readings.astray {
+        missing.entry("result.cpu".into()).or_insert_with(|| why.clone());
+    }
+    note(missing, &used, &noise, &power);
+    RunResult {
+        seconds,
+        bytes,
+        ios,
+        read_bytes: bytes,
+        write_bytes: 0,
+        throughput_gib_s: repeat.throughput_gib_s,
+        iops: repeat.iops,
+        latency_us: repeat.latency_us.clone(),
+        histogram: ran.latencies.read.encode(),
+        copy_latency_us: None,
+        cpu: used,
+        power,
+        errors: Errors { verify_failed: skipped.count, examples: skipped.examples, ..Errors::default() },
+        noise,
+        summary: stats::summarize(std::slice::from_ref(&repeat)),
+        repeats: vec![repeat],
+        series: ran.points.clone(),
+        interrupted: ran.interrupted,
+        ..RunResult::default()
+    }
+}
+
+/// Why fields are null.
+fn note(missing: &mut BTreeMap<String, String>, cpu: &Cpu, noise: &Noise, power: &[Power]) {
+    let mut note = |field: &str, absent: bool, why: &str| {
+        if absent {
+            missing.entry(field.into()).or_insert_with(|| why.into());
+        }
+    };
+    let stat = "/proc/stat doesn't say, or the run was too short for its ticks";
+    note("result.cpu.cpu_s_per_gib", cpu.cpu_s_per_gib.is_none(), "no bytes were moved");
+    note("result.cpu.ns_per_io", cpu.ns_per_io.is_none(), "no I/O was done");
+    note("result.cpu.machine_cores_busy", cpu.machine_cores_busy.is_none(), stat);
+    note("result.cpu.others_cores_busy", cpu.others_cores_busy.is_none(), stat);
+    note(
+        "result.noise.series_cv_pct",
+        noise.series_cv_pct.is_none(),
+        "the run was shorter than two intervals",
+    );
+    note("result.power", power.is_empty(), "no power meter answered");
+    note("result.copy_latency_us", true, "the path has no second stage");
+    note("result.foretold", true, "no modelled drive took part");
+    note("result.verified_on", true, "content is checked by the checksums of its format (training.level)");
+    note("result.steady_after_s", true, "--until-steady wasn't asked for");
+    note("result.summary.throughput_gib_s_sd", true, "one repeat has no spread");
+    note("result.summary.throughput_gib_s_ci95", true, "one repeat has no spread");
+    note("result.series[].latency_us_mean", true, "latencies are kept for the whole run (training.latency)");
+    note("result.series[].latency_us_p99", true, "latencies are kept for the whole run (training.latency)");
+}
+
+fn cache_of(shared: &Shared, ran: &Ran, missing: &mut BTreeMap<String, String>) -> CacheState {
+    let mut told = |field: &str, value: Result<f64, String>| {
+        value.map_err(|why| missing.insert(format!("cache.{field}"), why)).ok()
+    };
+    let after = super::how::residency_now(&shared.data);
+    let state = CacheState {
+        policy: shared.how.policy(&shared.spec).into(),
+        resident_before: told("resident_before", shared.how.resident_before.clone()),
+        resident_after: told("resident_after", after),
+        device_bytes: ran.readings.device_bytes,
+        devices: ran.readings.devices.clone(),
+    };
+    if state.device_bytes.is_none() {
+        let why = "no block device is below this source";
+        missing.entry("cache.device_bytes".into()).or_insert_with(|| why.into());
+    }
+    state
+}
+
+fn path_of(shared: &Shared, totals: &Totals) -> PathRan {
+    let how = &shared.how;
+    let (workers, kib) = (how.workers, how.io_bytes >> 10);
+    let stays = "bytes are let go of once they were read and checked";
+    let outfit = shared.board.outfit.get().cloned().unwrap_or_default();
+    let (direct_bytes, staged_bytes) = if how.direct { (totals.bytes, 0) } else { (0, totals.bytes) };
+    PathRan {
+        requested: "host".into(),
+        ran: "host".into(),
+        reason: Some(format!("{}; {workers} workers read {kib} KiB at a time; {stays}", how.reason)),
+        engine: how.engine().into(),
+        direct_bytes,
+        staged_bytes,
+        destination: "host".into(),
+        engine_features: outfit.features.iter().map(|feature| (*feature).to_string()).collect(),
+        slot_pages: outfit.pages.into(),
+        slot_bytes: outfit.slot_bytes * u64::from(workers),
+        ..PathRan::default()
+    }
+}
+
+fn training_of(shared: &Shared, ran: &Ran, totals: &Totals, result: &RunResult) -> Training {
+    let mut training = Training::of_spec(&shared.spec, shared.files, shared.plan.steps);
+    for (steps, read_bytes) in &ran.epochs {
+        training.push_epoch(steps, *read_bytes);
+    }
+    let state = shared.board.lock();
+    training.read_bytes = totals.bytes;
+    training.payload_bytes = totals.payload_bytes;
+    training.samples = totals.samples;
+    training.skipped = Skipped { count: state.skipped.count, examples: state.skipped.examples.clone() };
+    training.latency = Latencies {
+        read: Timing::of(&ran.latencies.read),
+        sample: Timing::of(&ran.latencies.sample),
+        step: Timing::of(&ran.step),
+    };
+    training.waited = waited_of(state.waited, ran);
+    training.headroom = headroom::judge(&seen(shared, ran, totals, result, &training, state.waited));
+    let grown = ran.rss.zip(ran.rss_before).map(|(now, before)| now.saturating_sub(before));
+    training.memory_bytes = TrainingMemory {
+        per_accelerator: grown.map(|bytes| bytes / u64::from(shared.spec.accelerators)),
+        rss: ran.rss,
+    };
+    training.start_to_first_step_s = ran.first_step_s;
+    training
+}
+
+/// The accelerators' waiting, scaled to what the steps that ended say: what was dealt out while workers went on may
+/// lack the last of it.
+fn waited_of(dealt: Waited, ran: &Ran) -> WaitedPart {
+    let sum = |f: fn(&Steps) -> u64| {
+        ran.epochs.iter().flat_map(|(ranks, _)| ranks).map(f).sum::<u64>() as f64 / 1e9
+    };
+    let (waited, all) = (sum(|s| s.wait_ns), dealt.storage + dealt.parse + dealt.cpu);
+    let scale = if all > 0.0 { waited / all } else { 0.0 };
+    WaitedPart {
+        storage_s: dealt.storage * scale,
+        parse_s: dealt.parse * scale,
+        cpu_s: dealt.cpu * scale,
+        barrier_s: sum(|s| s.barrier_ns),
+    }
+}
+
+fn seen(
+    shared: &Shared,
+    ran: &Ran,
+    totals: &Totals,
+    result: &RunResult,
+    training: &Training,
+    waited: Waited,
+) -> Seen {
+    Seen {
+        workers: shared.how.workers,
+        seconds: ran.readings.cpu.as_ref().map_or(result.seconds, |c| c.wall_s),
+        totals: *totals,
+        waited,
+        cores_busy: Some(result.cpu.cores_busy),
+        others_cores_busy: result.cpu.others_cores_busy,
+        waited_pct: training.au_pct.map_or(0.0, |au| 100.0 - au),
+        is_paced: shared.supply.is_some(),
+    }
+}
+
+fn warnings_of(
+    shared: &Shared,
+    ran: &Ran,
+    job: &Job,
+    training: &Training,
+    result: &RunResult,
+    cache: &CacheState,
+) -> Vec<Warning> {
+    let mut list = Vec::new();
+    let mut warn = |id: &str, text: String, next: &str| {
+        list.push(Warning { id: id.into(), text, next: next.into() });
+    };
+    if ran.interrupted {
+        let ended: u32 = training.epochs.iter().map(|e| e.steps).sum();
+        warn("interrupted", format!("stopped by a signal after {ended} steps"), "the same command again");
+    }
+    if training.headroom.client_limited {
+        let text = format!("the client was measured, not the storage: {}", training.headroom.why);
+        warn(
+            "client_limited",
+            text,
+            "fewer --accelerators, or a machine with more processors or less else to do",
+        );
+    }
+    if training.skipped.count > 0 {
+        let text = format!(
+            "{} samples were left out: {}",
+            training.skipped.count,
+            training.skipped.examples.iter().take(EXAMPLES_TOLD).cloned().collect::<Vec<_>>().join("; ")
+        );
+        warn("skipped", text, "rm those files, and forebay emulate datagen makes them anew");
+    }
+    if shared.spec.workload.loader == Loader::TensorFlow && shared.files < shared.spec.ranks {
+        let text = format!(
+            "{} files are fewer than {} accelerators: each of them goes through all files, as DLIO's reader does",
+            shared.files, shared.spec.ranks
+        );
+        warn("few_files", text, "a data set as large as forebay emulate datasize says");
+    }
+    if shared.supply.is_some() {
+        let rate = shared.spec.supply_gib_s.unwrap_or(0.0);
+        warn("throttled_supply", format!("bytes were handed on at {rate} GiB/s at most"), "no --supply");
+    }
+    if let Some(steal) = result.noise.steal_pct.filter(|steal| *steal > 1.0) {
+        warn("noisy", format!("the hypervisor took {steal:.1} % of the CPU time"), "a quieter machine");
+    }
+    list.extend(cached::judge(job, cache, result));
+    list.extend(result.noise.others_cores_busy.and_then(merge::of_others));
+    list
+}

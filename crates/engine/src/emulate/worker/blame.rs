@@ -1,0 +1,56 @@
+//! What is wrong with the data, said by file: it ends the run, or is left out.
+
+use super::{Active, Worker};
+use crate::format::Damage;
+use forebay_model::training::OnError;
+use forebay_model::Error;
+
+impl Worker {
+    /// What is wanted of a stream that can't be read counts as left out.
+    pub(super) fn skip(&mut self, active: &mut Active) {
+        let left = active.upto.saturating_sub(active.reported);
+        active.reported = active.upto;
+        let now = self.now();
+        self.board().lock().skipped.count += u64::from(left);
+        self.tell(active, active.upto, now);
+    }
+
+    pub(super) fn unreadable(&self, file: u32, e: &std::io::Error) {
+        let name = self.name(file);
+        let (found, next) = match e.raw_os_error() {
+            Some(libc::ENOENT) => {
+                ("the file is gone since the run began".into(), "forebay emulate datagen to make it anew")
+            }
+            Some(libc::EMFILE | libc::ENFILE) => {
+                ("too many open files".into(), "ulimit -n 1048576, or fewer --read-threads")
+            }
+            _ => (e.to_string(), "ls -l, dmesg | tail"),
+        };
+        self.wrong(format!("{name}: {found}"), Error::run(format!("read {name}"), found, next));
+    }
+
+    fn name(&self, file: u32) -> String {
+        self.shared.data.path(file).display().to_string()
+    }
+
+    pub(super) fn damaged(&self, file: u32, damage: &Damage) {
+        let name = self.name(file);
+        let next =
+            "--on-error skip to leave it out; or rm that file, and forebay emulate datagen makes it anew";
+        let error = Error::run(format!("read {name}"), damage.to_string(), next);
+        self.wrong(format!("{name}: {damage}"), error);
+    }
+
+    /// A record that was damaged between others that weren't.
+    pub(super) fn lost(&self, file: u32, damage: &Damage, samples: u32) {
+        let example = format!("{}: {damage}", self.name(file));
+        self.board().lock().skipped.add(samples.into(), example);
+    }
+
+    fn wrong(&self, example: String, error: Error) {
+        match self.shared.spec.on_error {
+            OnError::Fail => self.board().fail(error),
+            OnError::Skip => self.board().lock().skipped.add(0, example),
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! What arrived: parsed while it is in the processor's cache, told to the scheduler.
+
+use super::super::board::{add, ACCOUNT_NS};
+use super::{Active, Worker};
+use crate::format::Damage;
+
+impl Worker {
+    /// Books a read. False where the rest of it was asked for again.
+    pub(super) fn arrive(&mut self, tag: u32, result: Result<u32, i32>) -> bool {
+        let flight = &mut self.flights[tag as usize];
+        let left = flight.want - flight.got;
+        match result {
+            Ok(got) if got < left && got > 0 => {
+                // O_DIRECT goes on from a block; where it can't, the file has ended.
+                let before = flight.got;
+                flight.got += got - (before + got) % self.shared.how.align;
+                if flight.got > before {
+                    self.issue(tag);
+                    return false;
+                }
+                flight.errno = libc::ENODATA;
+            }
+            Ok(0) => flight.errno = libc::ENODATA,
+            Ok(_) => flight.got = flight.want,
+            Err(libc::EAGAIN | libc::EINTR) => {
+                self.issue(tag);
+                return false;
+            }
+            Err(errno) => flight.errno = errno,
+        }
+        if flight.due > 0 {
+            self.delays.add(flight.due, tag);
+            return false;
+        }
+        flight.landed = true;
+        true
+    }
+
+    /// Parses what has landed, stream by stream, in the order of its bytes.
+    pub(super) fn digest(&mut self) -> bool {
+        let mut any = false;
+        for index in 0..self.actives.len() {
+            if self.actives[index].is_none() {
+                continue;
+            }
+            let mut active = self.actives[index].take().expect("it was looked at");
+            while let Some(tag) =
+                active.slots.front().copied().filter(|tag| self.flights[*tag as usize].landed)
+            {
+                active.slots.pop_front();
+                self.digest_one(&mut active, tag);
+                any = true;
+                if active.slots.is_empty() && active.pushed >= active.goal {
+                    active.goal = active.reading.goal(active.upto);
+                }
+            }
+            let is_over = active.slots.is_empty() && (active.reading.is_dead || active.pushed >= active.goal);
+            if is_over && active.reading.is_dead {
+                self.skip(&mut active);
+                any = true;
+            }
+            if is_over {
+                self.give_back(active);
+            } else {
+                self.actives[index] = Some(active);
+            }
+        }
+        any
+    }
+
+    fn digest_one(&mut self, active: &mut Active, tag: u32) {
+        let flight = self.flights[tag as usize];
+        self.in_flight -= 1;
+        let begin = self.now();
+        self.latencies.read.record(begin.saturating_sub(flight.began));
+        let found = match flight.errno {
+            _ if active.reading.is_dead => Ok(()),
+            0 => active.reading.take(&self.slots.bytes(tag)[flight.head as usize..flight.want as usize]),
+            libc::ENODATA => {
+                let ends = flight.offset + u64::from(flight.got);
+                let what =
+                    format!("the file ends there; it had {} bytes when it was opened", active.reading.bytes);
+                Err(Damage::new(active.reading.records(), ends, what))
+            }
+            errno => {
+                let what = format!("reading failed: {}", std::io::Error::from_raw_os_error(errno));
+                Err(Damage::new(active.reading.records(), flight.offset, what))
+            }
+        };
+        let end = self.now();
+        let counters = self.counters();
+        add(&counters.parse_ns, end - begin);
+        add(&counters.ios, 1);
+        let got = if flight.errno == 0 { flight.want } else { flight.got };
+        add(&counters.bytes, got.saturating_sub(flight.head).into());
+        self.slots.give(tag);
+        let found = found.and_then(|()| match active.reading.is_short() {
+            true => Err(Damage::new(
+                active.reading.records(),
+                active.reading.at,
+                format!("the file holds {} samples, fewer than the workload says", active.reading.records()),
+            )),
+            false => Ok(()),
+        });
+        for (damage, samples) in active.reading.take_lost() {
+            self.lost(active.file, &damage, samples);
+        }
+        if let Err(damage) = found {
+            let whole = active.reading.samples().min(active.upto);
+            self.report(active, whole, end);
+            active.reading.give_up();
+            self.damaged(active.file, &damage);
+            return;
+        }
+        let samples = active.reading.samples().min(active.upto);
+        if samples > active.seen {
+            let count = u64::from(samples - active.seen);
+            self.latencies.sample.record_n((end - active.since) / count, count);
+            (active.seen, active.since) = (samples, end);
+        }
+        self.report(active, samples, end);
+        if end - self.accounted >= ACCOUNT_NS {
+            self.account(end);
+        }
+    }
+
+    /// Tells the scheduler of samples that are whole.
+    pub(super) fn report(&mut self, active: &mut Active, samples: u32, now: u64) {
+        if samples <= active.reported {
+            return;
+        }
+        let sound = active.reading.sound(samples - active.reported);
+        add(&self.counters().samples, sound.into());
+        active.reported = samples;
+        self.tell(active, samples, now);
+    }
+
+    pub(super) fn give_back(&mut self, mut active: Active) {
+        add(&self.counters().payload_bytes, active.reading.take_payload());
+        // The epoch may have ended with its last sample, and the next one begun.
+        self.board().change(|s| match s.begun() == active.epoch {
+            true => s.give_back(active.rank, active.lane, active.reading),
+            false => s.drop_off(active.reading),
+        });
+    }
+
+    pub(super) fn tell(&self, active: &Active, samples: u32, now: u64) {
+        self.board().change(|s| {
+            if s.begun() == active.epoch {
+                s.report(active.rank, active.lane, samples, now);
+            }
+        });
+    }
+}

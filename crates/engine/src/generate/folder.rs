@@ -1,0 +1,316 @@
+//! A data set in a folder: what is there already, whether the rest fits, and how each file comes to its name.
+//!
+//! A file is made under a name of its own and renamed once it is whole, so that what has its name is finished. The
+//! manifest bears another name, too, for as long as files are missing.
+
+use super::manifest::{self, Manifest};
+use super::spec::DatagenSpec;
+use super::Made;
+use crate::driver::KEEP_FREE;
+use crate::format::write::Writer;
+use forebay_model::units::readable_bytes;
+use forebay_model::Error;
+use rustix::fs::{flock, FallocateFlags, FlockOperation};
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+const UNFINISHED: &str = ".forebay-dataset.json.part";
+const PART: &str = ".part";
+const SAME: &str = "the same command again: it goes on where this one ended";
+
+/// A folder that nobody else fills meanwhile.
+pub struct Folder {
+    root: PathBuf,
+    extension: &'static str,
+    /// Locked for as long as it is open.
+    _lock: Option<File>,
+    /// By number: it is there, and whole.
+    finished: Vec<bool>,
+}
+
+impl Folder {
+    /// Looks at what is there; makes the folders and the unfinished manifest, unless this is a dry run.
+    pub fn open(spec: &DatagenSpec, bytes: &[u64]) -> Result<Folder, Error> {
+        let root = PathBuf::from(spec.data.strip_prefix("file:").unwrap_or(&spec.data));
+        let mut folder = Folder {
+            root,
+            extension: spec.row()?.extension,
+            _lock: None,
+            finished: vec![false; bytes.len()],
+        };
+        if !spec.dry_run {
+            folder.make_folders(spec)?;
+            folder._lock = Some(folder.lock()?);
+        }
+        folder.compare_manifest(spec)?;
+        folder.look(spec, bytes)?;
+        let writer = spec.writer()?;
+        folder.check_room(bytes, writer.index(spec.shape(0)).is_some())?;
+        if !spec.dry_run {
+            folder.mend_indexes(spec, &writer)?;
+        }
+        if !spec.dry_run && folder.finished.contains(&false) {
+            folder.announce(spec, bytes)?;
+        }
+        Ok(folder)
+    }
+
+    pub fn is_finished(&self, number: u32) -> bool {
+        self.finished[number as usize]
+    }
+
+    pub fn finished(&self) -> usize {
+        self.finished.iter().filter(|finished| **finished).count()
+    }
+
+    pub fn manifest(&self) -> PathBuf {
+        self.root.join(manifest::NAME)
+    }
+
+    fn make_folders(&self, spec: &DatagenSpec) -> Result<(), Error> {
+        let subfolders = (0..spec.subfolders).filter_map(|index| spec.subfolder(index));
+        for name in ["train".to_string(), "valid".to_string()].into_iter().chain(subfolders) {
+            std::fs::create_dir_all(self.root.join(name)).map_err(|e| self.cannot_make(&e))?;
+        }
+        Ok(())
+    }
+
+    fn cannot_make(&self, e: &std::io::Error) -> Error {
+        let asked = format!("make {}", self.root.display());
+        match e.kind() {
+            ErrorKind::PermissionDenied => Error::request(asked, "permission denied", "a folder of yours"),
+            ErrorKind::StorageFull => Error::machine(asked, "the file system is full", "df -h; df -i"),
+            ErrorKind::ReadOnlyFilesystem => {
+                Error::request(asked, "the file system is mounted read-only", "a folder on a writable one")
+            }
+            ErrorKind::AlreadyExists | ErrorKind::NotADirectory => {
+                Error::request(asked, "a file is in the way", "the name of a folder")
+            }
+            _ => Error::machine(asked, e.to_string(), "ls -ld; df -h; df -i"),
+        }
+    }
+
+    fn lock(&self) -> Result<File, Error> {
+        let dir = File::open(&self.root).map_err(|e| self.cannot_make(&e))?;
+        flock(&dir, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
+            let asked = format!("make a data set in {}", self.root.display());
+            Error::request(asked, "another forebay fills it right now", "wait for it, or another --data")
+        })?;
+        Ok(dir)
+    }
+
+    /// What was begun or finished here with other settings is another data set.
+    fn compare_manifest(&self, spec: &DatagenSpec) -> Result<(), Error> {
+        for name in [manifest::NAME, UNFINISHED] {
+            let path = self.root.join(name);
+            let found = Manifest::read(&path).map_err(|found| {
+                let next = "rm that file, if it isn't Forebay's; or another --data";
+                Error::request(path.display().to_string(), found, next)
+            })?;
+            let Some(found) = found else { continue };
+            if let Some(differs) = found.differs(spec) {
+                return Err(Error::request(
+                    format!("make a data set for {} in {}", spec.workload, self.root.display()),
+                    format!("one for {} is there already, with {differs}", found.workload),
+                    "another --data, or rm -r that folder",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds what is finished; takes away what an earlier run left half made.
+    fn look(&mut self, spec: &DatagenSpec, bytes: &[u64]) -> Result<(), Error> {
+        let folders: Vec<PathBuf> = match spec.subfolders {
+            0 | 1 => vec![self.root.join("train")],
+            all => (0..all).filter_map(|i| spec.subfolder(i)).map(|name| self.root.join(name)).collect(),
+        };
+        for folder in folders {
+            let entries = match std::fs::read_dir(&folder) {
+                Ok(entries) => entries,
+                Err(e) if e.kind() == ErrorKind::NotFound => continue,
+                Err(e) => return Err(Error::request(folder.display().to_string(), e.to_string(), "ls -l")),
+            };
+            for entry in entries.flatten() {
+                self.look_at(spec, bytes, &entry.path())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn look_at(&mut self, spec: &DatagenSpec, bytes: &[u64], path: &Path) -> Result<(), Error> {
+        let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return Ok(()) };
+        if let Some(whole) = name.strip_prefix('.').and_then(|name| name.strip_suffix(PART)) {
+            if self.number_of(spec, whole).is_some() && !spec.dry_run {
+                let _ = std::fs::remove_file(path);
+            }
+            return Ok(());
+        }
+        let number = self.number_of(spec, name).filter(|n| self.path(spec, *n) == path);
+        let Some(number) = number else {
+            if !name.ends_with(self.extension) || name.starts_with('.') {
+                return Ok(());
+            }
+            return Err(Error::request(
+                format!("make {} files in {}", spec.files, self.root.display()),
+                format!("{} is there already, and would count as a part of the data set", path.display()),
+                "another --data, or rm that file",
+            ));
+        };
+        let found = path.metadata().map_or(0, |meta| meta.len());
+        let wanted = bytes[number as usize];
+        if found != wanted {
+            return Err(Error::request(
+                format!("make {}", path.display()),
+                format!("it is there already, with {found} bytes instead of {wanted}"),
+                "another --data, or rm that file",
+            ));
+        }
+        self.finished[number as usize] = true;
+        Ok(())
+    }
+
+    /// Of the file of that name: `img_07_of_24.npz`.
+    fn number_of(&self, spec: &DatagenSpec, name: &str) -> Option<u32> {
+        let middle = name.strip_prefix(&spec.prefix)?.strip_prefix('_')?;
+        let number: u32 = middle.split('_').next()?.parse().ok()?;
+        let whole = (number < spec.files).then(|| spec.name(number, self.extension))?;
+        (whole.rsplit('/').next() == Some(name)).then_some(number)
+    }
+
+    pub fn path(&self, spec: &DatagenSpec, number: u32) -> PathBuf {
+        self.root.join(spec.name(number, self.extension))
+    }
+
+    /// Where a file lies until it is whole.
+    fn part(&self, spec: &DatagenSpec, number: u32) -> PathBuf {
+        let path = self.path(spec, number);
+        let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        path.with_file_name(format!(".{name}{PART}"))
+    }
+
+    fn check_room(&self, bytes: &[u64], with_indexes: bool) -> Result<(), Error> {
+        let missing = bytes.iter().zip(&self.finished).filter(|(_, finished)| !**finished);
+        let (files, wanted) = missing.fold((0u64, 0u64), |(files, sum), (bytes, _)| {
+            (files + 1, sum.saturating_add(bytes.next_multiple_of(4096)))
+        });
+        let known = self.root.ancestors().find_map(|dir| rustix::fs::statvfs(dir).ok());
+        let Some(known) = known.filter(|_| files > 0) else { return Ok(()) };
+        let free = known.f_bavail.saturating_mul(known.f_frsize);
+        let asked =
+            || format!("make {files} files, {} in all, in {}", readable_bytes(wanted), self.root.display());
+        if wanted.saturating_add(KEEP_FREE) > free {
+            let found = format!("{} are free there", readable_bytes(free));
+            return Err(Error::machine(asked(), found, "fewer --files, or another --data"));
+        }
+        // File systems that make inodes as they go say 0.
+        if known.f_files > 0
+            && files.saturating_mul(1 + u64::from(with_indexes)).saturating_add(8) > known.f_favail
+        {
+            let found = format!("{} inodes are free there (df -i)", known.f_favail);
+            return Err(Error::machine(asked(), found, "fewer --files, or another --data"));
+        }
+        Ok(())
+    }
+
+    fn announce(&self, spec: &DatagenSpec, bytes: &[u64]) -> Result<(), Error> {
+        let text = manifest::text(&manifest::of(spec, bytes))?;
+        let path = self.root.join(UNFINISHED);
+        let written = File::create(&path).and_then(|mut file| file.write_all(text.as_bytes()));
+        written.map_err(|e| self.cannot_make(&e))?;
+        match std::fs::remove_file(self.manifest()) {
+            Err(e) if e.kind() != ErrorKind::NotFound => Err(self.cannot_make(&e)),
+            _ => Ok(()),
+        }
+    }
+
+    /// An empty file with room for `bytes`, under the name that it has until it is whole.
+    pub fn begin(&self, spec: &DatagenSpec, number: u32, bytes: u64) -> Result<PathBuf, Error> {
+        let path = self.part(spec, number);
+        let opened = OpenOptions::new().write(true).create_new(true).open(&path);
+        let file = opened.map_err(|e| self.broke(&path, &e))?;
+        let room = bytes.next_multiple_of(4096);
+        match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, room) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::OPNOTSUPP) => file.set_len(room).map_err(|e| self.broke(&path, &e))?,
+            Err(e) => {
+                let _ = std::fs::remove_file(&path);
+                return Err(self.broke(&path, &e.into()));
+            }
+        }
+        Ok(path)
+    }
+
+    /// Makes the indexes of files that were finished without theirs.
+    fn mend_indexes(&self, spec: &DatagenSpec, writer: &Writer) -> Result<(), Error> {
+        for number in (0..spec.files).filter(|number| self.is_finished(*number)) {
+            let Some(index) = writer.index(spec.shape(number)) else { return Ok(()) };
+            let found = self.index_path(spec, number).metadata();
+            if !found.is_ok_and(|meta| meta.len() == index.len() as u64) {
+                self.put_index(spec, number, &index)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a file's index: before the file has its name, so that none is without.
+    pub fn put_index(&self, spec: &DatagenSpec, number: u32, index: &[u8]) -> Result<(), Error> {
+        let path = self.index_path(spec, number);
+        let made = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+        made.and_then(|()| std::fs::write(&path, index)).map_err(|e| self.broke(&path, &e))
+    }
+
+    /// Where DLIO has it: `index/train`, beside `train`.
+    fn index_path(&self, spec: &DatagenSpec, number: u32) -> PathBuf {
+        let path = self.path(spec, number);
+        let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        self.root.join("index/train").join(format!("{name}.idx"))
+    }
+
+    /// Gives a file its length and its name.
+    pub fn finish(&self, spec: &DatagenSpec, number: u32, bytes: u64) -> Result<(), Error> {
+        let part = self.part(spec, number);
+        let cut = OpenOptions::new().write(true).open(&part).and_then(|file| file.set_len(bytes));
+        let named = cut.and_then(|()| std::fs::rename(&part, self.path(spec, number)));
+        named.map_err(|e| self.broke(&part, &e))
+    }
+
+    /// Takes away a file that didn't become whole.
+    pub fn forget(&self, spec: &DatagenSpec, number: u32) {
+        let _ = std::fs::remove_file(self.part(spec, number));
+    }
+
+    pub fn broke(&self, path: &Path, e: &std::io::Error) -> Error {
+        let asked = format!("make {}", path.display());
+        match e.raw_os_error() {
+            Some(libc::ENOSPC | libc::EDQUOT) => {
+                let found = "the file system is full; files that were finished stay";
+                Error::run(asked, found, format!("make room, then {SAME}"))
+            }
+            Some(libc::EFBIG) => {
+                Error::request(asked, "the file system has no room for a file this large", "another --data")
+            }
+            _ => Error::run(asked, e.to_string(), "df -h; df -i; dmesg | tail"),
+        }
+    }
+
+    pub fn interrupted(&self, made: &Made, files: u32) -> Error {
+        let done = self.finished() as u64 + made.files;
+        let found = format!("was interrupted; {done} of {files} files are finished, and stay");
+        Error::run(format!("make a data set in {}", self.root.display()), found, SAME)
+    }
+
+    /// All files are there: what they are made of is on the device, and then the manifest has its name.
+    pub fn close(&self) -> Result<(), Error> {
+        let unfinished = self.root.join(UNFINISHED);
+        let asked = |e: std::io::Error| self.broke(&unfinished, &e);
+        let root = File::open(&self.root).map_err(asked)?;
+        rustix::fs::syncfs(&root).map_err(|e| asked(e.into()))?;
+        if unfinished.exists() {
+            std::fs::rename(&unfinished, self.manifest()).map_err(asked)?;
+            rustix::fs::syncfs(&root).map_err(|e| asked(e.into()))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,93 @@
+//! What a data set says of itself, for whoever reads it later (schema `forebay.dataset/1`): `.forebay-dataset.json`
+//! beside its files.
+
+use super::spec::DatagenSpec;
+use forebay_model::Error;
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+pub const SCHEMA: &str = "forebay.dataset/1";
+/// Beside files.
+pub const NAME: &str = ".forebay-dataset.json";
+/// Of the text.
+const TEXT_BYTES_MAX: u64 = 64 << 20;
+
+/// Written last, when the data set is whole. Keys that aren't known here are others'. Lengths are bytes.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Manifest {
+    pub schema: String,
+    pub workload: String,
+    pub format: String,
+    pub files: u64,
+    pub samples_per_file: u32,
+    /// Nominal mean of a sample, and its standard deviation.
+    pub record_bytes: f64,
+    pub record_bytes_stdev: f64,
+    pub seed: u64,
+    /// Of all files together.
+    pub bytes: u64,
+    /// CRC32C of all files' lengths, as 64-bit little-endian words.
+    pub lengths_crc32c: String,
+}
+
+pub fn of(spec: &DatagenSpec, bytes: &[u64]) -> Manifest {
+    let crc = bytes.iter().fold(0, |crc, bytes| crc32c::crc32c_append(crc, &bytes.to_le_bytes()));
+    Manifest {
+        schema: SCHEMA.into(),
+        workload: spec.workload.clone(),
+        format: spec.format.clone(),
+        files: spec.files.into(),
+        samples_per_file: spec.samples_per_file,
+        record_bytes: spec.record_bytes,
+        record_bytes_stdev: spec.record_bytes_stdev,
+        seed: spec.seed,
+        bytes: bytes.iter().sum(),
+        lengths_crc32c: format!("{crc:08x}"),
+    }
+}
+
+pub fn text(manifest: &Manifest) -> Result<String, Error> {
+    serde_json::to_string_pretty(manifest)
+        .map(|text| text + "\n")
+        .map_err(|e| Error::run("writing the manifest", e.to_string(), "report it: a defect in Forebay"))
+}
+
+impl Manifest {
+    /// The one of that name, None where there is none; or what is wrong with it.
+    pub fn read(path: &Path) -> Result<Option<Manifest>, String> {
+        match std::fs::metadata(path) {
+            Ok(meta) if meta.len() > TEXT_BYTES_MAX => return Err("is longer than 64 MiB".into()),
+            Ok(_) => {}
+            Err(_) => return Ok(None),
+        }
+        let text = std::fs::read_to_string(path).map_err(|e| e.to_string())?;
+        Manifest::parse(&text).map(Some)
+    }
+
+    /// # Errors
+    /// What is wrong with the text.
+    pub fn parse(text: &str) -> Result<Manifest, String> {
+        let manifest: Manifest = serde_json::from_str(text).map_err(|e| e.to_string())?;
+        match manifest.schema.as_str() {
+            SCHEMA => Ok(manifest),
+            other => Err(format!("has schema '{other}', and this version reads '{SCHEMA}'")),
+        }
+    }
+
+    /// The first thing that isn't as asked, in words.
+    pub fn differs(&self, spec: &DatagenSpec) -> Option<String> {
+        let pairs = [
+            ("format", self.format.clone(), spec.format.clone()),
+            ("files", self.files.to_string(), spec.files.to_string()),
+            ("samples per file", self.samples_per_file.to_string(), spec.samples_per_file.to_string()),
+            ("bytes per sample", self.record_bytes.to_string(), spec.record_bytes.to_string()),
+            ("their deviation", self.record_bytes_stdev.to_string(), spec.record_bytes_stdev.to_string()),
+            ("seed", self.seed.to_string(), spec.seed.to_string()),
+        ];
+        let differs = |(what, has, wants): (&str, String, String)| {
+            (has != wants).then(|| format!("{what} {has} instead of {wants}"))
+        };
+        pairs.into_iter().find_map(differs)
+    }
+}

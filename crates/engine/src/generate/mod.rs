@@ -1,0 +1,390 @@
+//! `emulate datagen`: makes a data set at the speed of the device. Threads take files in turn; each file is made, summed
+//! and written front to back, a mebibyte at a time.
+
+mod folder;
+pub(crate) mod manifest;
+mod pump;
+mod spec;
+#[cfg(test)]
+mod tests;
+
+pub use manifest::Manifest;
+pub use spec::DatagenSpec;
+
+use crate::clock;
+use crate::driver;
+use crate::format::write::Writer;
+use crate::format::{ParseSpec, Parser};
+use crate::meter::cpu;
+use crate::reactor::Reactor;
+use crate::source::file::{FileAccess, FileTarget};
+use crate::source::QueueNeeds;
+use folder::Folder;
+use forebay_model::job::Engine;
+use forebay_model::record::Build;
+use forebay_model::Error;
+use pump::{Halt, Pump, Shared};
+use serde::Serialize;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+pub const SCHEMA: &str = "forebay.datagen/1";
+/// How often somebody is told, and asked whether to go on.
+const LOOK: Duration = Duration::from_millis(100);
+const GIB: f64 = (1u64 << 30) as f64;
+
+/// How it is going. Bytes and files of this run alone.
+#[derive(Clone, Debug, Serialize)]
+pub struct Progress {
+    /// `make` or `check`.
+    pub phase: &'static str,
+    pub files: u64,
+    pub files_total: u64,
+    pub bytes: u64,
+    pub bytes_total: u64,
+    pub t_s: f64,
+    /// Since the phase began.
+    pub gib_s: f64,
+}
+
+/// What was done.
+#[derive(Clone, Debug, Serialize)]
+pub struct DatagenRecord {
+    pub schema: &'static str,
+    pub forebay: Build,
+    pub data: String,
+    pub workload: String,
+    pub format: String,
+    pub files: u64,
+    /// Of the whole data set.
+    pub bytes: u64,
+    pub samples: u64,
+    /// Files that were there already.
+    pub files_found: u64,
+    pub files_made: u64,
+    pub written_bytes: u64,
+    pub seconds: f64,
+    pub throughput_gib_s: Option<f64>,
+    /// User and system time of the process.
+    pub cpu_s: f64,
+    pub cpu_s_per_gib: Option<f64>,
+    pub workers: u32,
+    /// Past the page cache.
+    pub direct: bool,
+    /// None: nobody asked for it.
+    pub check: Option<Checked>,
+    /// Where the manifest lies.
+    pub manifest: String,
+    pub dry_run: bool,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct Checked {
+    pub files: u64,
+    pub bytes: u64,
+    pub seconds: f64,
+}
+
+/// Of one phase.
+#[derive(Clone, Copy, Debug, Default)]
+struct Made {
+    files: u64,
+    bytes: u64,
+    seconds: f64,
+    cpu_s: f64,
+}
+
+/// Told how it is going some ten times a second; false ends it.
+pub type Observe<'a> = &'a mut dyn FnMut(&Progress) -> bool;
+
+/// Makes what is missing of the data set.
+///
+/// # Errors
+/// `Request`: another data set is there. `Machine`: it doesn't fit. `Run`: it broke off, and what is finished stays.
+/// `Check`: what was read back is damaged.
+pub fn run(spec: &DatagenSpec, observe: Observe) -> Result<DatagenRecord, Error> {
+    spec.check()?;
+    let bytes = spec.file_bytes()?;
+    let folder = Folder::open(spec, &bytes)?;
+    let site = Site { spec, folder: &folder, bytes: &bytes, direct: AtomicBool::new(false) };
+    let found = folder.finished() as u64;
+    let mut record = record_of(spec, &folder, &bytes, found);
+    if spec.dry_run {
+        return Ok(record);
+    }
+    let missing: Vec<u32> = (0..spec.files).filter(|n| !folder.is_finished(*n)).collect();
+    let made = phase("make", spec, &missing, &bytes, observe, &|work| site.make(work))?;
+    if made.files < missing.len() as u64 {
+        return Err(folder.interrupted(&made, spec.files));
+    }
+    folder.close()?;
+    record.add(&made);
+    record.direct = site.direct.load(Ordering::Relaxed);
+    if spec.check {
+        let all: Vec<u32> = (0..spec.files).collect();
+        let read = phase("check", spec, &all, &bytes, observe, &|work| site.check(work))?;
+        record.check = Some(checked(&read, spec.files)?);
+    }
+    Ok(record)
+}
+
+fn record_of(spec: &DatagenSpec, folder: &Folder, bytes: &[u64], found: u64) -> DatagenRecord {
+    DatagenRecord {
+        schema: SCHEMA,
+        forebay: driver::build(),
+        data: spec.data.clone(),
+        workload: spec.workload.clone(),
+        format: spec.format.clone(),
+        files: spec.files.into(),
+        bytes: bytes.iter().sum(),
+        samples: u64::from(spec.files) * u64::from(spec.samples_per_file),
+        files_found: found,
+        files_made: 0,
+        written_bytes: 0,
+        seconds: 0.0,
+        throughput_gib_s: None,
+        cpu_s: 0.0,
+        cpu_s_per_gib: None,
+        workers: spec.workers(),
+        direct: false,
+        check: None,
+        manifest: folder.manifest().display().to_string(),
+        dry_run: spec.dry_run,
+    }
+}
+
+impl DatagenRecord {
+    fn add(&mut self, made: &Made) {
+        self.files_made = made.files;
+        self.written_bytes = made.bytes;
+        (self.seconds, self.cpu_s) = (made.seconds, made.cpu_s);
+        if made.bytes > 0 {
+            let gib = made.bytes as f64 / GIB;
+            self.throughput_gib_s = Some(gib / made.seconds);
+            self.cpu_s_per_gib = Some(made.cpu_s / gib);
+        }
+    }
+}
+
+fn checked(read: &Made, files: u32) -> Result<Checked, Error> {
+    if read.files < u64::from(files) {
+        let found = format!("was interrupted after {} of {files} files, all of them good", read.files);
+        return Err(Error::run("the check of the data set", found, "the same command again"));
+    }
+    Ok(Checked { files: read.files, bytes: read.bytes, seconds: read.seconds })
+}
+
+/// What the threads of a phase take from.
+struct Work<'a> {
+    files: &'a [u32],
+    next: AtomicU32,
+    done: AtomicU64,
+    shared: Shared,
+    failed: Mutex<Option<Error>>,
+}
+
+impl Work<'_> {
+    fn take(&self) -> Option<u32> {
+        if self.shared.stop.load(Ordering::Relaxed) {
+            return None;
+        }
+        let index = self.next.fetch_add(1, Ordering::Relaxed) as usize;
+        self.files.get(index).copied()
+    }
+}
+
+type Worker<'a> = &'a (dyn Fn(&Work) -> Result<(), Error> + Sync);
+
+/// Has threads do all files. Fewer than all, without an error: it was interrupted.
+fn phase(
+    name: &'static str,
+    spec: &DatagenSpec,
+    files: &[u32],
+    bytes: &[u64],
+    observe: Observe,
+    worker: Worker,
+) -> Result<Made, Error> {
+    let work = Work {
+        files,
+        next: AtomicU32::new(0),
+        done: AtomicU64::new(0),
+        shared: Shared::default(),
+        failed: Mutex::default(),
+    };
+    let total = files.iter().map(|n| bytes[*n as usize]).sum();
+    let (began, cpu_before) = (clock::now(), cpu::process().total_s());
+    let threads = spec.workers().min(files.len() as u32);
+    let working = AtomicU32::new(threads);
+    std::thread::scope(|scope| {
+        let main = std::thread::current();
+        for _ in 0..threads {
+            let (work, working, main) = (&work, &working, main.clone());
+            scope.spawn(move || {
+                let _left = Left { working, main };
+                if let Err(error) = worker(work) {
+                    work.shared.stop.store(true, Ordering::Relaxed);
+                    work.failed.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(error);
+                }
+            });
+        }
+        while working.load(Ordering::Acquire) > 0 {
+            std::thread::park_timeout(LOOK);
+            if !observe(&progress(name, &work, total, began)) {
+                work.shared.stop.store(true, Ordering::Relaxed);
+            }
+        }
+    });
+    observe(&progress(name, &work, total, began));
+    match work.failed.into_inner().unwrap_or_else(|e| e.into_inner()) {
+        Some(error) => Err(error),
+        None => Ok(Made {
+            files: work.done.into_inner(),
+            bytes: work.shared.bytes.into_inner(),
+            seconds: began.elapsed().as_secs_f64(),
+            cpu_s: cpu::process().total_s() - cpu_before,
+        }),
+    }
+}
+
+/// Says that a thread has ended, however it did.
+struct Left<'a> {
+    working: &'a AtomicU32,
+    main: std::thread::Thread,
+}
+
+impl Drop for Left<'_> {
+    fn drop(&mut self) {
+        self.working.fetch_sub(1, Ordering::Release);
+        self.main.unpark();
+    }
+}
+
+fn progress(phase: &'static str, work: &Work, bytes_total: u64, began: Instant) -> Progress {
+    let (bytes, t_s) = (work.shared.bytes.load(Ordering::Relaxed), began.elapsed().as_secs_f64());
+    Progress {
+        phase,
+        files: work.done.load(Ordering::Relaxed),
+        files_total: work.files.len() as u64,
+        bytes,
+        bytes_total,
+        t_s,
+        gib_s: if t_s > 0.0 { bytes as f64 / GIB / t_s } else { 0.0 },
+    }
+}
+
+/// A folder that is being filled or checked.
+struct Site<'a> {
+    spec: &'a DatagenSpec,
+    folder: &'a Folder,
+    bytes: &'a [u64],
+    direct: AtomicBool,
+}
+
+impl Site<'_> {
+    /// Each I/O is one call that lasts as long as the device takes: there are more threads than processors.
+    fn pump(&self) -> Result<Pump, Error> {
+        Pump::new(Reactor::without_ring(), 1, self.spec.io_bytes)
+    }
+
+    fn needs(&self) -> QueueNeeds {
+        QueueNeeds { depth: 1, io_bytes_max: self.spec.io_bytes, then_copied: false }
+    }
+
+    fn make(&self, work: &Work) -> Result<(), Error> {
+        let (mut pump, mut writer) = (self.pump()?, self.spec.writer()?);
+        while let Some(number) = work.take() {
+            let done = self.make_file(number, &mut pump, &mut writer, &work.shared);
+            match done {
+                Ok(true) => work.done.fetch_add(1, Ordering::Relaxed),
+                Ok(false) => break,
+                Err(error) => {
+                    self.folder.forget(self.spec, number);
+                    return Err(error);
+                }
+            };
+        }
+        Ok(())
+    }
+
+    /// False: it was to stop, and the file is gone.
+    fn make_file(
+        &self,
+        number: u32,
+        pump: &mut Pump,
+        writer: &mut Writer,
+        shared: &Shared,
+    ) -> Result<bool, Error> {
+        let bytes = self.bytes[number as usize];
+        let path = self.folder.begin(self.spec, number, bytes)?;
+        let target = open(&path, true)?;
+        self.direct.fetch_or(target.direct, Ordering::Relaxed);
+        let align = target.align;
+        let mut queue = target.queue(Engine::Inline, self.needs(), &mut pump.reactor)?;
+        let shape = self.spec.shape(number);
+        match pump.write(writer, shape, &mut *queue, align, shared) {
+            Ok(()) => {
+                if let Some(index) = writer.index(shape) {
+                    self.folder.put_index(self.spec, number, &index)?;
+                }
+                self.folder.finish(self.spec, number, bytes).map(|()| true)
+            }
+            Err(Halt::Stopped) => {
+                self.folder.forget(self.spec, number);
+                Ok(false)
+            }
+            Err(halt) => Err(self.failed(&path, halt)),
+        }
+    }
+
+    fn check(&self, work: &Work) -> Result<(), Error> {
+        let (mut pump, mut parser) = (self.pump()?, parser(self.spec)?);
+        while let Some(number) = work.take() {
+            let path = self.folder.path(self.spec, number);
+            let target = open(&path, false)?;
+            let mut queue = target.queue(Engine::Inline, self.needs(), &mut pump.reactor)?;
+            let bytes = self.bytes[number as usize];
+            match pump.check(&mut *parser, &mut *queue, bytes, &work.shared) {
+                Ok(()) => work.done.fetch_add(1, Ordering::Relaxed),
+                Err(Halt::Stopped) => break,
+                Err(halt) => return Err(self.failed(&path, halt)),
+            };
+        }
+        Ok(())
+    }
+
+    fn failed(&self, path: &Path, halt: Halt) -> Error {
+        match halt {
+            Halt::Io { fault, .. } if fault.note.is_none() => {
+                self.folder.broke(path, &std::io::Error::from_raw_os_error(fault.errno))
+            }
+            Halt::Io { offset, fault } => {
+                Error::run(format!("{} at {offset}", path.display()), fault.to_string(), "dmesg | tail")
+            }
+            Halt::Damaged(damage) => damaged(&path.display().to_string(), &damage),
+            Halt::Stopped => {
+                Error::run(path.display().to_string(), "was interrupted", "the same command again")
+            }
+        }
+    }
+}
+
+fn damaged(file: &str, damage: &crate::format::Damage) -> Error {
+    Error::check(
+        format!("the check of {file}"),
+        damage.to_string(),
+        "rm that file, and the same command again",
+    )
+}
+
+fn parser(spec: &DatagenSpec) -> Result<Box<dyn Parser>, Error> {
+    let parse = ParseSpec { samples_per_file: spec.samples_per_file, ..ParseSpec::default() };
+    Ok((spec.row()?.parser)(&parse))
+}
+
+/// Past the page cache where that can be had.
+fn open(path: &Path, write: bool) -> Result<FileTarget, Error> {
+    let access = |direct| FileAccess { write, direct };
+    FileTarget::open(path, access(true)).or_else(|_| FileTarget::open(path, access(false)))
+}

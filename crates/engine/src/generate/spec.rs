@@ -1,0 +1,226 @@
+//! What `emulate datagen` was asked for, and which files that comes to: DLIO's names, DLIO's sizes.
+
+use crate::format::write::{FileShape, WriteSpec, Writer};
+use crate::format::{self, FormatRow};
+use forebay_model::Error;
+use serde::{Deserialize, Serialize};
+
+const FILES_MAX: u32 = 1 << 26;
+const WORKERS_MAX: u32 = 1024;
+const IO_BYTES_MAX: u64 = 64 << 20;
+/// O_DIRECT wants whole blocks.
+const IO_BYTES_STEP: u64 = 4096;
+const SUBFOLDERS_MAX: u32 = 1 << 20;
+
+/// A data set to be made. Lengths are bytes.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct DatagenSpec {
+    /// A folder.
+    pub data: String,
+    /// Name of the workload that it is for; kept in the manifest.
+    pub workload: String,
+    /// Name of a row of `FORMATS`.
+    pub format: String,
+    pub files: u32,
+    pub samples_per_file: u32,
+    /// Both sides of a sample, file by file, as DLIO draws them; one pair stands for all files.
+    pub dimensions: Vec<[u32; 2]>,
+    /// Side of a record's nominal mean.
+    pub dimension: u32,
+    /// Nominal mean and standard deviation of a sample; kept in the manifest.
+    pub record_bytes: f64,
+    #[serde(default)]
+    pub record_bytes_stdev: f64,
+    /// Of the content.
+    #[serde(default)]
+    pub seed: u64,
+    /// Folders that the files are dealt out to; 0 or 1: none.
+    #[serde(default)]
+    pub subfolders: u32,
+    #[serde(default = "img")]
+    pub prefix: String,
+    /// Threads; None: twice the processors, at least 4.
+    #[serde(default)]
+    pub workers: Option<u32>,
+    #[serde(default = "mebibyte")]
+    pub io_bytes: u64,
+    /// Reads everything back and checks it.
+    #[serde(default)]
+    pub check: bool,
+    /// Says what would be made, and makes nothing.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+fn img() -> String {
+    "img".into()
+}
+
+fn mebibyte() -> u64 {
+    1 << 20
+}
+
+impl DatagenSpec {
+    pub fn from_json(text: &str) -> Result<DatagenSpec, Error> {
+        let spec: DatagenSpec = serde_json::from_str(text).map_err(|e| {
+            Error::request("the data set's settings", e.to_string(), "forebay emulate datagen --help")
+        })?;
+        spec.check()?;
+        Ok(spec)
+    }
+
+    pub fn check(&self) -> Result<(), Error> {
+        let within = |flag: &str, value: u64, low: u64, high: u64| {
+            if (low..=high).contains(&value) {
+                return Ok(());
+            }
+            let asked = format!("{flag} {value}");
+            Err(Error::request(asked, format!("is not between {low} and {high}"), format!("{flag} {low}")))
+        };
+        self.row()?;
+        within("--files", self.files.into(), 1, FILES_MAX.into())?;
+        within("samples per file", self.samples_per_file.into(), 1, u32::MAX.into())?;
+        within("--subfolders", self.subfolders.into(), 0, SUBFOLDERS_MAX.into())?;
+        within("--workers", self.workers.unwrap_or(1).into(), 1, WORKERS_MAX.into())?;
+        within("--io-size", self.io_bytes, IO_BYTES_STEP, IO_BYTES_MAX)?;
+        if self.io_bytes % IO_BYTES_STEP != 0 {
+            let asked = format!("--io-size {}", self.io_bytes);
+            return Err(Error::request(asked, "is no multiple of 4096", "--io-size 1m"));
+        }
+        let given = self.dimensions.len();
+        if given != 1 && given != self.files as usize {
+            let found = format!("{given} dimensions were given for {} files", self.files);
+            return Err(Error::request("the data set's settings", found, "one for each file, or one"));
+        }
+        if self.dimensions.iter().flatten().any(|side| *side == 0) {
+            return Err(Error::request("the data set's settings", "a sample without bytes", "1 or more"));
+        }
+        if self.prefix.is_empty() || self.prefix.contains(['/', '\0']) || self.prefix.starts_with('.') {
+            let asked = format!("--prefix {}", self.prefix);
+            return Err(Error::request(asked, "is no begin of a file's name", "--prefix img"));
+        }
+        let total = self.total_bytes()?;
+        if total > i64::MAX as u64 {
+            return Err(Error::request("the data set", "is longer than 2^63 bytes", "fewer --files"));
+        }
+        Ok(())
+    }
+
+    pub fn row(&self) -> Result<&'static FormatRow, Error> {
+        format::row(&self.format).ok_or_else(|| {
+            let known: Vec<&str> = format::FORMATS.iter().map(|row| row.name).collect();
+            Error::request(format!("format {}", self.format), "is not known", known.join(", "))
+        })
+    }
+
+    /// What makes the files, one for each thread.
+    pub fn writer(&self) -> Result<Writer, Error> {
+        let spec =
+            WriteSpec { seed: self.seed, samples_per_file: self.samples_per_file, dimension: self.dimension };
+        Ok(Writer::new((self.row()?.layout)(&spec), self.seed))
+    }
+
+    pub fn shape(&self, number: u32) -> FileShape {
+        let at = if self.dimensions.len() == 1 { 0 } else { number as usize };
+        let [rows, columns] = self.dimensions[at];
+        FileShape { number, rows, columns }
+    }
+
+    /// Of each file.
+    pub fn file_bytes(&self) -> Result<Vec<u64>, Error> {
+        let writer = self.writer()?;
+        if self.dimensions.len() == 1 {
+            return Ok(vec![writer.file_bytes(self.shape(0)); self.files as usize]);
+        }
+        Ok((0..self.files).map(|number| writer.file_bytes(self.shape(number))).collect())
+    }
+
+    fn total_bytes(&self) -> Result<u64, Error> {
+        // Before any format multiplies them in 64 bits.
+        let largest = self.dimensions.iter().map(|[a, b]| u128::from(*a) * u128::from(*b)).max().unwrap_or(0);
+        if largest * u128::from(self.samples_per_file) > 1 << 62 {
+            return Err(Error::request(
+                "the data set",
+                "has a file longer than 2^62 bytes",
+                "smaller samples",
+            ));
+        }
+        Ok(self.file_bytes()?.iter().fold(0, |all: u64, bytes| all.saturating_add(*bytes)))
+    }
+
+    pub fn workers(&self) -> u32 {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from) as u32;
+        self.workers.unwrap_or_else(|| (2 * cores).clamp(4, 64)).min(self.files)
+    }
+
+    /// Of a file, below the data set's folder: `train/img_07_of_24.npz`.
+    pub fn name(&self, number: u32, extension: &str) -> String {
+        let width = self.files.to_string().len();
+        let (prefix, files) = (&self.prefix, self.files);
+        let name = format!("{prefix}_{number:0width$}_of_{files}.{extension}");
+        match self.subfolder(number % self.subfolders.max(1)) {
+            Some(folder) => format!("{folder}/{name}"),
+            None => format!("train/{name}"),
+        }
+    }
+
+    /// Below the data set's folder; None where files lie side by side.
+    pub fn subfolder(&self, index: u32) -> Option<String> {
+        let width = self.subfolders.to_string().len();
+        (self.subfolders > 1).then(|| format!("train/{index:0width$}"))
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    pub fn spec(format: &str, files: u32) -> DatagenSpec {
+        DatagenSpec {
+            data: "unused".into(),
+            workload: "test".into(),
+            format: format.into(),
+            files,
+            samples_per_file: 2,
+            dimensions: (0..files).map(|n| [40 + n, 50]).collect(),
+            dimension: 45,
+            record_bytes: 2025.0,
+            seed: 7,
+            prefix: "img".into(),
+            io_bytes: 4096,
+            ..DatagenSpec::default()
+        }
+    }
+
+    #[test]
+    fn names_are_those_of_dlio() {
+        let mut spec = spec("npz", 24);
+        assert_eq!(spec.name(7, "npz"), "train/img_07_of_24.npz");
+        spec.subfolders = 10;
+        assert_eq!(spec.name(17, "npz"), "train/07/img_17_of_24.npz");
+        assert_eq!(spec.subfolder(3).as_deref(), Some("train/03"));
+    }
+
+    #[test]
+    fn settings_that_cannot_be_are_refused() {
+        let bad: [fn(&mut DatagenSpec); 9] = [
+            |s| s.format = "zip".into(),
+            |s| s.files = 0,
+            |s| s.samples_per_file = 0,
+            |s| s.dimensions = vec![[1, 1], [2, 2]],
+            |s| s.dimensions = vec![[0, 1]],
+            |s| s.dimensions = vec![[u32::MAX, u32::MAX]],
+            |s| s.io_bytes = 5000,
+            |s| s.prefix = "../x".into(),
+            |s| s.workers = Some(0),
+        ];
+        spec("npz", 3).check().expect("good");
+        for (index, change) in bad.iter().enumerate() {
+            let mut spec = spec("npz", 3);
+            change(&mut spec);
+            let error = spec.check().expect_err("bad");
+            assert_eq!(error.kind, forebay_model::Kind::Request, "{index}: {error}");
+        }
+    }
+}

@@ -1,0 +1,127 @@
+use super::spec::tests::spec;
+use super::*;
+use std::path::PathBuf;
+
+fn run_all(spec: &DatagenSpec) -> Result<DatagenRecord, Error> {
+    run(spec, &mut |_| true)
+}
+
+fn in_folder(format: &str, files: u32, dir: &Path) -> DatagenSpec {
+    DatagenSpec { data: dir.display().to_string(), check: true, ..spec(format, files) }
+}
+
+fn files_below(dir: &Path) -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> =
+        std::fs::read_dir(dir).expect("a folder").map(|e| e.expect("an entry").path()).collect();
+    found.sort();
+    found
+}
+
+#[test]
+fn each_format_is_made_and_checked() {
+    for row in crate::format::FORMATS {
+        let dir = tempfile::tempdir().expect("a folder");
+        let spec = in_folder(row.name, 5, dir.path());
+        let record = run_all(&spec).unwrap_or_else(|e| panic!("{}: {e}", row.name));
+        assert_eq!((record.files_made, record.files_found), (5, 0), "{}", row.name);
+        assert_eq!(record.check.expect("checked").bytes, record.bytes);
+        let lengths = files_below(&dir.path().join("train"))
+            .iter()
+            .map(|f| f.metadata().expect("a file").len())
+            .sum::<u64>();
+        assert!(lengths >= record.bytes, "{}", row.name);
+        assert!(dir.path().join(".forebay-dataset.json").exists());
+    }
+}
+
+#[test]
+fn what_is_finished_stays_and_the_rest_is_made_again() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let spec = in_folder("npz", 6, dir.path());
+    run_all(&spec).expect("all");
+    let files = files_below(&dir.path().join("train"));
+    let before: Vec<Vec<u8>> = files.iter().map(|f| std::fs::read(f).expect("a file")).collect();
+    std::fs::remove_file(&files[2]).expect("removed");
+    std::fs::write(dir.path().join("train/.img_2_of_6.npz.part"), "half").expect("written");
+    let record = run_all(&spec).expect("again");
+    assert_eq!((record.files_made, record.files_found), (1, 5));
+    let after: Vec<Vec<u8>> = files.iter().map(|f| std::fs::read(f).expect("a file")).collect();
+    assert!(before == after, "the same bytes");
+    assert_eq!(files_below(&dir.path().join("train")), files);
+}
+
+#[test]
+fn an_interrupted_run_keeps_what_it_finished() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut spec = in_folder("tfrecord", 40, dir.path());
+    spec.dimensions = vec![[512, 512]];
+    (spec.workers, spec.check) = (Some(1), false);
+    let error = run(&spec, &mut |p| p.files == 0).expect_err("interrupted");
+    assert!(error.found.contains("of 40 files are finished"), "{error}");
+    assert!(!dir.path().join(".forebay-dataset.json").exists());
+    let record = run_all(&spec).expect("the rest");
+    assert!(record.files_found > 0 && record.files_found + record.files_made == 40);
+}
+
+#[test]
+fn another_data_set_in_the_folder_is_refused() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let first = in_folder("npz", 3, dir.path());
+    run_all(&first).expect("all");
+    type Change = fn(&mut DatagenSpec);
+    let changes: [(Change, &str); 4] = [
+        (|s| s.format = "tfrecord".into(), "format npz instead of tfrecord"),
+        (|s| s.seed = 8, "seed 7 instead of 8"),
+        (
+            |s| {
+                s.files = 2;
+                s.dimensions.pop();
+            },
+            "files 3 instead of 2",
+        ),
+        (|s| s.samples_per_file = 3, "samples per file 2 instead of 3"),
+    ];
+    for (change, words) in changes {
+        let mut spec = first.clone();
+        change(&mut spec);
+        let error = run_all(&spec).expect_err("another one");
+        assert!(error.kind == forebay_model::Kind::Request && error.found.contains(words), "{error}");
+    }
+    std::fs::write(dir.path().join("train/other.npz"), "x").expect("written");
+    assert!(run_all(&first).expect_err("a stranger").found.contains("would count as a part"));
+}
+
+#[test]
+fn a_damaged_file_is_found_and_named() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let spec = in_folder("tfrecord", 3, dir.path());
+    run_all(&spec).expect("all");
+    let path = dir.path().join("train/img_1_of_3.tfrecord");
+    let mut bytes = std::fs::read(&path).expect("a file");
+    bytes[3000] ^= 4;
+    std::fs::write(&path, bytes).expect("written");
+    let error = run_all(&spec).expect_err("damage");
+    assert_eq!(error.kind, forebay_model::Kind::Check);
+    assert!(error.asked.contains("img_1_of_3") && error.found.contains("masked CRC32C"), "{error}");
+}
+
+#[test]
+fn more_than_fits_is_refused_before_the_first_file() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut spec = in_folder("npz", 1 << 20, dir.path());
+    (spec.dimensions, spec.samples_per_file) = (vec![[1 << 20, 1 << 20]], 1);
+    let error = run_all(&spec).expect_err("too much");
+    assert_eq!(error.kind, forebay_model::Kind::Machine, "{error}");
+    assert!(error.asked.contains("1048576 files, 1024.0 PiB in all"), "{error}");
+    assert!(error.found.contains("iB are free there"), "{error}");
+    assert!(files_below(&dir.path().join("train")).is_empty());
+}
+
+#[test]
+fn a_dry_run_makes_nothing() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let spec = DatagenSpec { dry_run: true, ..in_folder("npz", 4, &dir.path().join("data")) };
+    let record = run_all(&spec).expect("a plan");
+    assert_eq!((record.files, record.files_made), (4, 0));
+    assert!(files_below(dir.path()).is_empty());
+}

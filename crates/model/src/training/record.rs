@@ -1,0 +1,471 @@
+//! What an emulated training run showed: the part `training` of a record.
+
+use super::rules::{self, Figures};
+use super::spec::{EmulateSpec, Level, Loader, RuleSet};
+use crate::record::LatencySummary;
+use crate::{Error, Latency};
+use serde::{Deserialize, Serialize};
+
+/// What every record of this kind is called, so that no figure passes for a submitted one.
+pub const LABEL: &str = "MLPerf-style, unverified";
+
+/// Emulated accelerators fed from storage.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Training {
+    /// `MLPerf-style, unverified`.
+    pub label: String,
+    pub workload: String,
+    pub version: String,
+    pub accelerator: String,
+    /// Of all hosts.
+    pub accelerators: u32,
+    pub hosts: u32,
+    pub rule_set: RuleSet,
+    pub level: Level,
+    pub loader: Loader,
+    pub format: String,
+    pub batch: u32,
+    pub compute_s: f64,
+    pub record_bytes: f64,
+    pub files: u32,
+    pub samples_per_file: u32,
+    pub seed: u64,
+    pub prefetch: u32,
+    pub read_threads: u32,
+    /// Where samples end: `drop`, let go of once they were read and checked.
+    pub destination: String,
+    pub au_pct: Option<f64>,
+    pub au_pct_min: f64,
+    pub passes: bool,
+    pub samples_per_s: Option<f64>,
+    pub throughput_mib_s: Option<f64>,
+    pub steps: u32,
+    pub epochs: Vec<Epoch>,
+    pub by_rules: Vec<Figures>,
+    pub rules: Vec<Verdict>,
+    pub read_bytes: u64,
+    pub payload_bytes: u64,
+    pub samples: u64,
+    pub skipped: Skipped,
+    pub latency: Latencies,
+    pub waited: Waited,
+    pub headroom: Headroom,
+    pub memory_bytes: TrainingMemory,
+    pub start_to_first_step_s: Option<f64>,
+    #[serde(default)]
+    pub curve: Vec<CurvePoint>,
+}
+
+/// One pass over the data set.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Epoch {
+    /// From 1.
+    pub epoch: u32,
+    /// Steps that all accelerators ended.
+    pub steps: u32,
+    pub seconds: f64,
+    /// By the run's rule set.
+    pub au_pct: Option<f64>,
+    pub samples_per_s: Option<f64>,
+    pub read_bytes: u64,
+    /// One entry per rule set.
+    pub by_rules: Vec<Figures>,
+}
+
+/// What a rule says of a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Verdict {
+    pub id: String,
+    pub ok: bool,
+    pub why: String,
+}
+
+/// Samples that `--on-error skip` left out.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Skipped {
+    pub count: u64,
+    /// The first few: file, record, offset and what is wrong.
+    pub examples: Vec<String>,
+}
+
+impl Skipped {
+    pub const EXAMPLES_MAX: usize = 100;
+}
+
+/// A distribution of times.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Timing {
+    pub latency_us: LatencySummary,
+    /// As `result.histogram`; empty where nothing was timed.
+    pub histogram: String,
+}
+
+impl Timing {
+    pub fn of(latency: &Latency) -> Timing {
+        Timing { latency_us: latency.summary(), histogram: latency.encode() }
+    }
+
+    fn merge(parts: &[&Timing]) -> Result<Timing, Error> {
+        let mut all = Latency::default();
+        for part in parts.iter().filter(|p| !p.histogram.is_empty()) {
+            all.merge(&Latency::decode(&part.histogram)?);
+        }
+        Ok(Timing::of(&all))
+    }
+}
+
+/// Times of what makes a step.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Latencies {
+    /// One I/O, from its submission to its bytes.
+    pub read: Timing,
+    /// One sample, from its first I/O to its last checked byte.
+    pub sample: Timing,
+    /// One accelerator's step, from asking for its batch to the end of the barrier.
+    pub step: Timing,
+}
+
+/// Where the accelerators' time went while they didn't compute, in accelerator-seconds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Waited {
+    pub storage_s: f64,
+    pub parse_s: f64,
+    pub cpu_s: f64,
+    pub barrier_s: f64,
+}
+
+/// Whether this client could have done more.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Headroom {
+    pub cores_busy: Option<f64>,
+    pub workers_busy_pct: Option<f64>,
+    /// The client and not the storage set the pace.
+    pub client_limited: bool,
+    pub why: String,
+}
+
+/// Memory of the client.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TrainingMemory {
+    pub per_accelerator: Option<u64>,
+    pub rss: Option<u64>,
+}
+
+/// What a search found for one number of accelerators.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CurvePoint {
+    pub accelerators: u32,
+    pub au_pct: Option<f64>,
+    pub passes: bool,
+}
+
+impl Training {
+    /// Settings of `spec`, nothing measured yet.
+    pub fn of_spec(spec: &EmulateSpec, files: u32, steps: u32) -> Training {
+        let workload = &spec.workload;
+        Training {
+            label: LABEL.into(),
+            workload: workload.name.clone(),
+            version: workload.version.clone(),
+            accelerator: workload.accelerator.clone(),
+            accelerators: spec.accelerators,
+            hosts: 1,
+            rule_set: spec.rules,
+            level: spec.level,
+            loader: workload.loader,
+            format: workload.format.clone(),
+            batch: workload.batch,
+            compute_s: workload.compute_s,
+            record_bytes: workload.record_bytes,
+            files,
+            samples_per_file: workload.samples_per_file,
+            seed: spec.seed,
+            prefetch: spec.prefetch,
+            read_threads: spec.read_threads,
+            destination: "drop".into(),
+            au_pct: None,
+            au_pct_min: workload.au_pct_min,
+            passes: false,
+            samples_per_s: None,
+            throughput_mib_s: None,
+            steps,
+            epochs: Vec::new(),
+            by_rules: Vec::new(),
+            rules: Vec::new(),
+            read_bytes: 0,
+            payload_bytes: 0,
+            samples: 0,
+            skipped: Skipped::default(),
+            latency: Latencies::default(),
+            waited: Waited::default(),
+            headroom: Headroom::default(),
+            memory_bytes: TrainingMemory::default(),
+            start_to_first_step_s: None,
+            curve: Vec::new(),
+        }
+    }
+
+    /// Adds an epoch. `accelerators` holds one entry for each of this host; all of them passed the same barriers.
+    pub fn push_epoch(&mut self, accelerators: &[rules::Steps], read_bytes: u64) {
+        let start_ns = accelerators.iter().map(|a| a.start_ns).min().unwrap_or(0);
+        let end_ns = accelerators.iter().map(|a| a.end_ns).max().unwrap_or(start_ns);
+        let by_rules = RuleSet::ALL.map(|rules| rules::of_epoch(rules, accelerators, self.batch)).to_vec();
+        let own = figures_of(&by_rules, self.rule_set);
+        self.epochs.push(Epoch {
+            epoch: self.epochs.len() as u32 + 1,
+            steps: accelerators.iter().map(|a| a.steps).min().unwrap_or(0),
+            seconds: (end_ns - start_ns) as f64 / 1e9,
+            au_pct: own.and_then(|f| f.au_pct),
+            samples_per_s: own.and_then(|f| f.samples_per_s),
+            read_bytes,
+            by_rules,
+        });
+        self.waited.barrier_s += accelerators.iter().map(|a| a.barrier_ns).sum::<u64>() as f64 / 1e9;
+        self.settle();
+    }
+
+    /// Brings the totals up to the epochs.
+    pub fn settle(&mut self) {
+        let of = |rules: RuleSet| {
+            let epochs: Vec<(Figures, f64)> = self
+                .epochs
+                .iter()
+                .filter_map(|e| figures_of(&e.by_rules, rules).map(|figures| (figures, e.seconds)))
+                .collect();
+            rules::of_epochs(rules, &epochs)
+        };
+        self.by_rules = RuleSet::ALL.map(of).to_vec();
+        let own = figures_of(&self.by_rules, self.rule_set);
+        self.au_pct = own.and_then(|f| f.au_pct);
+        self.samples_per_s = own.and_then(|f| f.samples_per_s);
+        self.throughput_mib_s = self.samples_per_s.map(|rate| rate * self.record_bytes / (1u64 << 20) as f64);
+        self.passes = self.au_pct.is_some_and(|au| au >= self.au_pct_min);
+        self.rules.retain(|verdict| verdict.id != "au");
+        self.rules.insert(0, self.au_verdict());
+    }
+
+    fn au_verdict(&self) -> Verdict {
+        let why = match self.au_pct {
+            None => format!("too few steps for the formula of {}", self.rule_set.name()),
+            Some(au) => {
+                format!("AU {au:.2} % by {}; it takes {:.0} %", self.rule_set.name(), self.au_pct_min)
+            }
+        };
+        Verdict { id: "au".into(), ok: self.passes, why }
+    }
+
+    /// One host's part as `result.hosts` shows it.
+    pub fn of_host(&self) -> serde_json::Value {
+        serde_json::json!({
+            "accelerators": self.accelerators, "au_pct": self.au_pct, "samples_per_s": self.samples_per_s,
+            "throughput_mib_s": self.throughput_mib_s, "samples": self.samples, "read_bytes": self.read_bytes,
+            "steps": self.epochs.iter().map(|e| e.steps).sum::<u32>(), "waited": self.waited, "headroom": self.headroom,
+            "step_us": self.latency.step.latency_us,
+        })
+    }
+
+    fn key(&self) -> impl PartialEq + std::fmt::Debug + '_ {
+        let workload = (&self.workload, &self.version, &self.accelerator, &self.format, self.batch);
+        let data = (self.files, self.samples_per_file, self.compute_s.to_bits(), self.record_bytes.to_bits());
+        let run =
+            (self.rule_set, self.level, self.loader, self.seed, self.prefetch, self.read_threads, self.steps);
+        (workload, data, run, &self.destination)
+    }
+
+    /// One run of several hosts. Refuses hosts that ran something else, or with another number of accelerators.
+    pub fn merge(parts: &[&Training]) -> Result<Training, Error> {
+        let refuse = |found: String| Err(Error::request("merging emulated runs", found, "parts of one run"));
+        let Some(first) = parts.first() else { return refuse("there are none".into()) };
+        if let Some(at) = parts.iter().position(|p| p.key() != first.key()) {
+            return refuse(format!("host {at} ran {:?}, host 0 {:?}", parts[at].key(), first.key()));
+        }
+        if let Some(other) = parts.iter().find(|p| p.accelerators != first.accelerators) {
+            let found =
+                format!("{} accelerators on one host, {} on another", first.accelerators, other.accelerators);
+            return refuse(format!("{found}: the rules want the same on each"));
+        }
+        let total = |value: fn(&Training) -> u64| parts.iter().map(|p| value(p)).sum::<u64>();
+        let mut merged = Training {
+            accelerators: parts.iter().map(|p| p.accelerators).sum(),
+            hosts: parts.iter().map(|p| p.hosts).sum(),
+            epochs: merge_epochs(parts),
+            read_bytes: total(|p| p.read_bytes),
+            payload_bytes: total(|p| p.payload_bytes),
+            samples: total(|p| p.samples),
+            skipped: merge_skipped(parts),
+            latency: Latencies {
+                read: Timing::merge(&parts.iter().map(|p| &p.latency.read).collect::<Vec<_>>())?,
+                sample: Timing::merge(&parts.iter().map(|p| &p.latency.sample).collect::<Vec<_>>())?,
+                step: Timing::merge(&parts.iter().map(|p| &p.latency.step).collect::<Vec<_>>())?,
+            },
+            waited: merge_waited(parts),
+            headroom: merge_headroom(parts),
+            memory_bytes: TrainingMemory {
+                per_accelerator: parts.iter().filter_map(|p| p.memory_bytes.per_accelerator).max(),
+                rss: parts.iter().map(|p| p.memory_bytes.rss).sum(),
+            },
+            start_to_first_step_s: parts.iter().filter_map(|p| p.start_to_first_step_s).reduce(f64::max),
+            ..(*first).clone()
+        };
+        merged.settle();
+        Ok(merged)
+    }
+}
+
+fn figures_of(all: &[Figures], rules: RuleSet) -> Option<Figures> {
+    all.iter().find(|f| f.rule_set == rules).copied()
+}
+
+fn merge_epochs(parts: &[&Training]) -> Vec<Epoch> {
+    let count = parts.iter().map(|p| p.epochs.len()).min().unwrap_or(0);
+    (0..count)
+        .map(|n| {
+            let own: Vec<(&Epoch, u32)> = parts.iter().map(|p| (&p.epochs[n], p.accelerators)).collect();
+            let of = |rules: RuleSet| {
+                let hosts: Vec<(Figures, u32)> =
+                    own.iter().filter_map(|(e, n)| Some((figures_of(&e.by_rules, rules)?, *n))).collect();
+                rules::of_hosts(rules, &hosts)
+            };
+            let by_rules = RuleSet::ALL.map(of).to_vec();
+            let chosen = figures_of(&by_rules, parts[0].rule_set);
+            Epoch {
+                epoch: n as u32 + 1,
+                steps: own.iter().map(|(e, _)| e.steps).min().unwrap_or(0),
+                seconds: own.iter().map(|(e, _)| e.seconds).fold(0.0, f64::max),
+                au_pct: chosen.and_then(|f| f.au_pct),
+                samples_per_s: chosen.and_then(|f| f.samples_per_s),
+                read_bytes: own.iter().map(|(e, _)| e.read_bytes).sum(),
+                by_rules,
+            }
+        })
+        .collect()
+}
+
+fn merge_skipped(parts: &[&Training]) -> Skipped {
+    let mut examples: Vec<String> = parts.iter().flat_map(|p| p.skipped.examples.iter().cloned()).collect();
+    examples.truncate(Skipped::EXAMPLES_MAX);
+    Skipped { count: parts.iter().map(|p| p.skipped.count).sum(), examples }
+}
+
+fn merge_waited(parts: &[&Training]) -> Waited {
+    parts.iter().fold(Waited::default(), |sum, p| Waited {
+        storage_s: sum.storage_s + p.waited.storage_s,
+        parse_s: sum.parse_s + p.waited.parse_s,
+        cpu_s: sum.cpu_s + p.waited.cpu_s,
+        barrier_s: sum.barrier_s + p.waited.barrier_s,
+    })
+}
+
+/// One host that sets the pace sets it for all, as every step waits for it.
+fn merge_headroom(parts: &[&Training]) -> Headroom {
+    let limited = parts.iter().position(|p| p.headroom.client_limited);
+    let shown = &parts[limited.unwrap_or(0)].headroom;
+    Headroom {
+        cores_busy: parts.iter().map(|p| p.headroom.cores_busy).sum(),
+        workers_busy_pct: parts.iter().filter_map(|p| p.headroom.workers_busy_pct).reduce(f64::max),
+        client_limited: limited.is_some(),
+        why: match limited {
+            Some(host) if parts.len() > 1 => format!("host {host}: {}", shown.why),
+            _ => shown.why.clone(),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::rules::{Step, Steps};
+    use super::*;
+    use crate::training::Workload;
+
+    fn spec(accelerators: u32) -> EmulateSpec {
+        let workload = Workload {
+            name: "unet3d".into(),
+            batch: 7,
+            record_bytes: 1048576.0,
+            samples_per_file: 1,
+            au_pct_min: 90.0,
+            ..Workload::default()
+        };
+        EmulateSpec {
+            workload,
+            accelerators,
+            ranks: accelerators,
+            rules: RuleSet::V10,
+            ..EmulateSpec::default()
+        }
+    }
+
+    /// One accelerator's epoch of `waits` ms, each with 90 ms of computation.
+    fn steps(waits: &[u64]) -> Steps {
+        let mut all = Steps::begin(0);
+        let mut now = 0;
+        for wait in waits {
+            let (wait_ns, compute_ns) = (wait * 1_000_000, 90_000_000);
+            now += wait_ns + compute_ns;
+            all.push(Step { wait_ns, compute_ns, process_ns: wait_ns + compute_ns, barrier_ns: 0 }, now);
+        }
+        all
+    }
+
+    fn part(waits: &[u64]) -> Training {
+        let mut part = Training::of_spec(&spec(2), 100, waits.len() as u32);
+        part.push_epoch(&[steps(waits), steps(waits)], 1000);
+        part.read_bytes = 1000;
+        let mut step = Latency::default();
+        step.record_n(100_000, 4);
+        part.latency.step = Timing::of(&step);
+        part
+    }
+
+    #[test]
+    fn a_run_passes_at_the_threshold_and_says_why_not_below() {
+        let passing = part(&[500, 10, 10]);
+        assert!(passing.passes && (passing.au_pct.unwrap() - 90.0).abs() < 1e-9, "{passing:?}");
+        assert_eq!(passing.throughput_mib_s, passing.samples_per_s);
+        let failing = part(&[0, 30, 10]);
+        assert!(!failing.passes);
+        assert_eq!((failing.rules.len(), failing.rules[0].ok), (1, false));
+        assert_eq!(failing.rules[0].why, "AU 81.82 % by v1.0; it takes 90 %");
+    }
+
+    #[test]
+    fn hosts_add_up_and_their_histograms_merge() {
+        let (a, b) = (part(&[0, 10, 10]), part(&[0, 10, 10]));
+        let merged = Training::merge(&[&a, &b]).unwrap();
+        assert_eq!((merged.accelerators, merged.hosts, merged.read_bytes), (4, 2, 2000));
+        assert_eq!(merged.epochs[0].au_pct.unwrap().round(), 90.0);
+        let (one, both) = (a.samples_per_s.unwrap(), merged.samples_per_s.unwrap());
+        assert!((both - 2.0 * one).abs() < 1e-9);
+        assert_eq!(Latency::decode(&merged.latency.step.histogram).unwrap().count(), 8);
+        assert_eq!(merged.rules.len(), 1);
+    }
+
+    #[test]
+    fn unequal_hosts_are_refused() {
+        let a = part(&[0, 10, 10]);
+        let mut fewer = a.clone();
+        fewer.accelerators = 1;
+        let error = Training::merge(&[&a, &fewer]).unwrap_err();
+        assert!(error.found.contains("2 accelerators on one host, 1 on another"), "{error}");
+        let mut other = a.clone();
+        other.seed += 1;
+        assert!(Training::merge(&[&a, &other]).is_err());
+        assert!(Training::merge(&[]).is_err());
+    }
+
+    #[test]
+    fn a_host_that_sets_the_pace_is_named() {
+        let a = part(&[0, 10, 10]);
+        let mut b = a.clone();
+        b.headroom = Headroom { client_limited: true, why: "both cores busy".into(), ..Headroom::default() };
+        let merged = Training::merge(&[&a, &b]).unwrap();
+        assert!(merged.headroom.client_limited && merged.headroom.why == "host 1: both cores busy");
+    }
+
+    #[test]
+    fn json_round_trips() {
+        let part = part(&[0, 10, 10]);
+        let text = serde_json::to_string(&part).unwrap();
+        assert_eq!(serde_json::from_str::<Training>(&text).unwrap(), part);
+    }
+}

@@ -1,0 +1,446 @@
+//! One emulated training run as asked for. Names of workloads mean nothing here:
+//! whoever asks has looked up the constants.
+
+use crate::job::{Cache, Engine};
+use crate::Error;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// Whose arithmetic turns the times of a run into utilisation and throughput.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum RuleSet {
+    #[serde(rename = "v1.0")]
+    V10,
+    #[serde(rename = "v2.0")]
+    V20,
+    #[serde(rename = "v3.0")]
+    V30,
+    /// What the rules of all editions say in words, which the code of none does.
+    #[serde(rename = "text")]
+    Text,
+}
+
+impl RuleSet {
+    pub const ALL: [RuleSet; 4] = [RuleSet::V10, RuleSet::V20, RuleSet::V30, RuleSet::Text];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            RuleSet::V10 => "v1.0",
+            RuleSet::V20 => "v2.0",
+            RuleSet::V30 => "v3.0",
+            RuleSet::Text => "text",
+        }
+    }
+}
+
+/// How much is done to the bytes that were read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// Every byte read, the container's framing parsed, its checksums verified.
+    Parse,
+    /// Every byte read.
+    Bytes,
+}
+
+/// What a damaged record or a file that is gone does to the run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnError {
+    Fail,
+    Skip,
+}
+
+/// How files become batches. `Trace` has the details.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Loader {
+    /// Samples by number: each rank takes a range of them.
+    #[default]
+    PyTorch,
+    /// Streams of records: files are dealt to ranks and read several side by side.
+    TensorFlow,
+}
+
+/// What an accelerator does to data: the constants of a workload and an accelerator.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Workload {
+    pub name: String,
+    /// Edition that the constants come from, as `1.0`.
+    pub version: String,
+    pub accelerator: String,
+    pub loader: Loader,
+    /// Name of a container format.
+    pub format: String,
+    /// Samples per step and accelerator.
+    pub batch: u32,
+    /// Seconds that an accelerator computes on one batch. 0: as fast as bytes come.
+    pub compute_s: f64,
+    /// Nominal mean of a sample's bytes, by which throughput is told.
+    pub record_bytes: f64,
+    #[serde(default)]
+    pub record_bytes_stdev: f64,
+    #[serde(default)]
+    pub record_bytes_resize: Option<u64>,
+    pub samples_per_file: u32,
+    /// Files of the data set as published.
+    pub files: u32,
+    pub read_threads: u32,
+    #[serde(default)]
+    pub computation_threads: u32,
+    pub prefetch: u32,
+    pub epochs: u32,
+    /// Least utilisation that passes, in per cent.
+    pub au_pct_min: f64,
+    #[serde(default)]
+    pub file_shuffle: bool,
+    #[serde(default)]
+    pub sample_shuffle: bool,
+}
+
+/// A run. Sizes in bytes, times in seconds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct EmulateSpec {
+    pub workload: Workload,
+    pub rules: RuleSet,
+    pub level: Level,
+    /// Folders of files, or the URI of a modelled drive.
+    pub data: Vec<String>,
+    /// Emulated accelerators of this process.
+    pub accelerators: u32,
+    /// Rank of the first of them, and ranks of all processes together.
+    pub first_rank: u32,
+    pub ranks: u32,
+    pub epochs: u32,
+    /// Most steps of an epoch. None: as many as there are full batches.
+    pub steps_max: Option<u32>,
+    pub seed: u64,
+    /// Batches that may be read ahead of the one that is computed on.
+    pub prefetch: u32,
+    /// Files that one accelerator reads side by side.
+    pub read_threads: u32,
+    pub io_bytes: Option<u64>,
+    /// I/Os in flight per worker.
+    pub depth: Option<u32>,
+    /// Auto: by what was found in the page cache before the run, through it where the files are there, past it where not.
+    pub cache: Cache,
+    pub engine: Engine,
+    pub on_error: OnError,
+    /// Bytes are handed on at this rate at most.
+    pub supply_gib_s: Option<f64>,
+    pub workers: Option<u32>,
+    /// CPUs to pin workers to, in turn: `0-3,8`.
+    pub cpus: Option<String>,
+    pub interval_s: f64,
+    /// Power meters, as a job's.
+    pub power: Vec<String>,
+    /// Whether a setting that the closed division forbids is refused.
+    pub closed: bool,
+}
+
+impl Default for EmulateSpec {
+    fn default() -> Self {
+        EmulateSpec {
+            workload: Workload::default(),
+            rules: RuleSet::V20,
+            level: Level::Parse,
+            data: Vec::new(),
+            accelerators: 1,
+            first_rank: 0,
+            ranks: 1,
+            epochs: 1,
+            steps_max: None,
+            seed: 7,
+            prefetch: 2,
+            read_threads: 1,
+            io_bytes: None,
+            depth: None,
+            cache: Cache::Auto,
+            engine: Engine::Auto,
+            on_error: OnError::Fail,
+            supply_gib_s: None,
+            workers: None,
+            cpus: None,
+            interval_s: 0.5,
+            power: Vec::new(),
+            closed: false,
+        }
+    }
+}
+
+pub const RANKS_MAX: u32 = 1 << 20;
+pub const SAMPLES_PER_FILE_MAX: u32 = 1 << 30;
+pub const EPOCHS_MAX: u32 = 10_000;
+pub const PREFETCH_MAX: u32 = 1024;
+pub const READ_THREADS_MAX: u32 = 1024;
+const BATCH_MAX: u32 = 1 << 24;
+const COMPUTE_S_MAX: f64 = 3600.0;
+const RECORD_BYTES_MAX: f64 = (1u64 << 40) as f64;
+
+/// What isn't named is the workload's own, and all ranks are this process's.
+fn settle_defaults(fields: &mut Map<String, Value>) {
+    let of_workload =
+        |fields: &Map<String, Value>, key: &str| fields.get("workload").and_then(|w| w.get(key)).cloned();
+    for key in ["epochs", "prefetch", "read_threads"] {
+        if let (false, Some(value)) = (fields.contains_key(key), of_workload(fields, key)) {
+            fields.insert(key.into(), value);
+        }
+    }
+    if let (false, Some(count)) = (fields.contains_key("ranks"), fields.get("accelerators").cloned()) {
+        fields.insert("ranks".into(), count);
+    }
+}
+
+fn refuse(asked: impl Into<String>, found: impl Into<String>, next: &str) -> Result<(), Error> {
+    Err(Error::request(asked, found, next))
+}
+
+impl EmulateSpec {
+    /// Reads a spec, naming the key that isn't known or doesn't fit.
+    pub fn from_json(text: &str) -> Result<EmulateSpec, Error> {
+        let bad = |e: serde_json::Error| {
+            Error::request("the emulated run", e.to_string(), "forebay emulate run --help")
+        };
+        let mut value: Value = serde_json::from_str(text).map_err(bad)?;
+        if let Some(fields) = value.as_object_mut() {
+            settle_defaults(fields);
+        }
+        let spec: EmulateSpec = serde_json::from_value(value).map_err(bad)?;
+        spec.check()?;
+        Ok(spec)
+    }
+
+    /// Batches that may be under way besides the one that is computed on.
+    ///
+    /// PyTorch gives each of its `read_threads` workers `prefetch / read_threads` batches, rounded up; with a
+    /// prefetch of 0, two. TensorFlow holds `prefetch` batches behind as many as its parallel map has calls.
+    /// By the text of the rules it is `prefetch` alone.
+    pub fn batches_ahead(&self) -> u32 {
+        if self.rules == RuleSet::Text {
+            return self.prefetch.max(1);
+        }
+        match self.workload.loader {
+            Loader::PyTorch if self.prefetch == 0 => 2 * self.read_threads,
+            Loader::PyTorch => self.prefetch.div_ceil(self.read_threads.max(1)) * self.read_threads.max(1),
+            Loader::TensorFlow => self.prefetch + self.workload.computation_threads.max(1),
+        }
+    }
+
+    /// Everything that is wrong on any machine.
+    pub fn check(&self) -> Result<(), Error> {
+        self.workload.check()?;
+        self.check_ranks()?;
+        if self.data.is_empty() || self.data.iter().any(String::is_empty) {
+            return refuse("--data", "no folder or source was given", "--data DIR");
+        }
+        if self.epochs == 0 || self.epochs > EPOCHS_MAX {
+            return refuse(format!("--epochs {}", self.epochs), "must be 1 to 10,000", "--epochs 5");
+        }
+        if self.steps_max == Some(0) {
+            return refuse("--steps 0", "must be 1 or more", "--steps 50");
+        }
+        if self.prefetch > PREFETCH_MAX {
+            return refuse(
+                format!("--prefetch {}", self.prefetch),
+                "must be at most 1024 batches",
+                "--prefetch 2",
+            );
+        }
+        if self.read_threads == 0 || self.read_threads > READ_THREADS_MAX {
+            return refuse(
+                format!("--read-threads {}", self.read_threads),
+                "must be 1 to 1024",
+                "--read-threads 4",
+            );
+        }
+        self.check_machine()
+    }
+
+    fn check_ranks(&self) -> Result<(), Error> {
+        if self.accelerators == 0 || self.accelerators > RANKS_MAX {
+            return refuse(
+                format!("--accelerators {}", self.accelerators),
+                "must be 1 to 1,048,576",
+                "--accelerators 8",
+            );
+        }
+        let last = u64::from(self.first_rank) + u64::from(self.accelerators);
+        if last > u64::from(self.ranks) || self.ranks > RANKS_MAX {
+            let found = format!("ranks {} to {} of {}", self.first_rank, last - 1, self.ranks);
+            return refuse(
+                "the emulated run's ranks",
+                found,
+                "first_rank + accelerators <= ranks <= 1,048,576",
+            );
+        }
+        Ok(())
+    }
+
+    fn check_machine(&self) -> Result<(), Error> {
+        use crate::job::{DEPTH_MAX, IO_BYTES_MAX, WORKERS_MAX};
+        if self.io_bytes.is_some_and(|bytes| !(512..=IO_BYTES_MAX).contains(&bytes)) {
+            let asked = format!("--io-size {}", self.io_bytes.unwrap_or(0));
+            return refuse(asked, "must be 512 bytes to 1 GiB", "--io-size 1m");
+        }
+        if self.depth.is_some_and(|depth| depth == 0 || depth > DEPTH_MAX) {
+            let asked = format!("--depth {}", self.depth.unwrap_or(0));
+            return refuse(asked, "must be 1 to 4096 (I/Os in flight per worker)", "--depth 32");
+        }
+        if self.workers.is_some_and(|workers| workers == 0 || workers > WORKERS_MAX) {
+            let asked = format!("--workers {}", self.workers.unwrap_or(0));
+            return refuse(asked, "must be 1 to 4096", "--workers 4");
+        }
+        if self.supply_gib_s.is_some_and(|rate| !(rate > 0.0 && rate <= 1e6)) {
+            let asked = format!("--supply {}", self.supply_gib_s.unwrap_or(0.0));
+            return refuse(asked, "must be above 0 and at most 1,000,000 GiB/s", "--supply 2.5");
+        }
+        if !(self.interval_s >= 1e-3 && self.interval_s <= 3600.0) {
+            return refuse(
+                format!("--interval {}", self.interval_s),
+                "must be 1 ms to an hour",
+                "--interval 500",
+            );
+        }
+        Ok(())
+    }
+}
+
+impl Workload {
+    /// Nanoseconds that an accelerator computes on one batch.
+    pub fn compute_ns(&self) -> u64 {
+        (self.compute_s * 1e9).round() as u64
+    }
+
+    /// Samples per second of an accelerator that never waits. None where it computes for no time.
+    pub fn ideal_samples_per_s(&self) -> Option<f64> {
+        (self.compute_s > 0.0).then(|| f64::from(self.batch) / self.compute_s)
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        if self.name.is_empty() {
+            return refuse("--workload", "no workload was given", "forebay emulate workloads");
+        }
+        let bad = |key: &str, value: String, bounds: &str| {
+            let asked = format!("workload {}: {key} = {value}", self.name);
+            refuse(asked, format!("must be {bounds}"), "forebay emulate workloads")
+        };
+        if self.batch == 0 || self.batch > BATCH_MAX {
+            return bad("batch", self.batch.to_string(), "1 to 16,777,216 samples");
+        }
+        if !(0.0..=COMPUTE_S_MAX).contains(&self.compute_s) {
+            return bad("compute_s", self.compute_s.to_string(), "0 to 3600 s");
+        }
+        if !(self.record_bytes >= 1.0 && self.record_bytes <= RECORD_BYTES_MAX) {
+            return bad("record_bytes", self.record_bytes.to_string(), "1 byte to 1 TiB");
+        }
+        if !(self.record_bytes_stdev >= 0.0 && self.record_bytes_stdev <= RECORD_BYTES_MAX) {
+            return bad("record_bytes_stdev", self.record_bytes_stdev.to_string(), "0 to 1 TiB");
+        }
+        if self.samples_per_file == 0 || self.samples_per_file > SAMPLES_PER_FILE_MAX {
+            return bad("samples_per_file", self.samples_per_file.to_string(), "1 to 1,073,741,824");
+        }
+        if !(0.0..=100.0).contains(&self.au_pct_min) {
+            return bad("au_pct_min", self.au_pct_min.to_string(), "0 to 100");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(crate) fn unet3d() -> Workload {
+        Workload {
+            name: "unet3d".into(),
+            version: "1.0".into(),
+            accelerator: "h100".into(),
+            loader: Loader::PyTorch,
+            format: "npz".into(),
+            batch: 7,
+            compute_s: 0.323,
+            record_bytes: 146_600_628.0,
+            samples_per_file: 1,
+            files: 168,
+            read_threads: 4,
+            prefetch: 2,
+            epochs: 5,
+            au_pct_min: 90.0,
+            file_shuffle: true,
+            sample_shuffle: true,
+            ..Workload::default()
+        }
+    }
+
+    fn spec() -> EmulateSpec {
+        EmulateSpec { workload: unet3d(), data: vec!["/data".into()], ..EmulateSpec::default() }
+    }
+
+    #[test]
+    fn json_round_trips_and_names_an_unknown_key() {
+        let text = serde_json::to_string(&spec()).unwrap();
+        assert_eq!(EmulateSpec::from_json(&text).unwrap(), spec());
+        assert!(text.contains(r#""rules":"v2.0""#) && text.contains(r#""loader":"pytorch""#), "{text}");
+        let error = EmulateSpec::from_json(&text.replace("\"seed\"", "\"sede\"")).unwrap_err();
+        assert!(error.found.contains("sede"), "{error}");
+        assert!(EmulateSpec::from_json(&text.replace("\"batch\"", "\"bacth\"")).is_err());
+    }
+
+    #[test]
+    fn what_is_not_named_is_the_workloads_own() {
+        let workload = serde_json::to_string(&unet3d()).unwrap();
+        let text = format!(r#"{{"workload":{workload},"data":["/d"],"accelerators":3}}"#);
+        let spec = EmulateSpec::from_json(&text).unwrap();
+        assert_eq!((spec.epochs, spec.prefetch, spec.read_threads, spec.ranks), (5, 2, 4, 3));
+    }
+
+    #[test]
+    fn batches_ahead_follow_the_loader() {
+        assert_eq!(EmulateSpec { read_threads: 4, ..spec() }.batches_ahead(), 4);
+        assert_eq!(EmulateSpec { read_threads: 4, prefetch: 5, ..spec() }.batches_ahead(), 8);
+        assert_eq!(EmulateSpec { read_threads: 4, prefetch: 0, ..spec() }.batches_ahead(), 8);
+        assert_eq!(EmulateSpec { read_threads: 4, rules: RuleSet::Text, ..spec() }.batches_ahead(), 2);
+        let resnet50 = Workload { loader: Loader::TensorFlow, computation_threads: 8, ..unet3d() };
+        assert_eq!(EmulateSpec { workload: resnet50, ..spec() }.batches_ahead(), 10);
+    }
+
+    #[test]
+    fn each_bound_is_refused_with_the_flag_and_the_value() {
+        let workload = |change: fn(&mut Workload)| {
+            let mut spec = spec();
+            change(&mut spec.workload);
+            spec
+        };
+        let cases = [
+            ("--accelerators 0", EmulateSpec { accelerators: 0, ..spec() }),
+            ("the emulated run's ranks", EmulateSpec { first_rank: 1, ..spec() }),
+            ("the emulated run's ranks", EmulateSpec { first_rank: u32::MAX, ..spec() }),
+            ("--data", EmulateSpec { data: vec![], ..spec() }),
+            ("--epochs 0", EmulateSpec { epochs: 0, ..spec() }),
+            ("--steps 0", EmulateSpec { steps_max: Some(0), ..spec() }),
+            ("--prefetch 9999", EmulateSpec { prefetch: 9999, ..spec() }),
+            ("--read-threads 0", EmulateSpec { read_threads: 0, ..spec() }),
+            ("--io-size 3", EmulateSpec { io_bytes: Some(3), ..spec() }),
+            ("--depth 0", EmulateSpec { depth: Some(0), ..spec() }),
+            ("--workers 0", EmulateSpec { workers: Some(0), ..spec() }),
+            ("--supply NaN", EmulateSpec { supply_gib_s: Some(f64::NAN), ..spec() }),
+            ("--interval 0", EmulateSpec { interval_s: 0.0, ..spec() }),
+            ("--workload", workload(|w| w.name.clear())),
+            ("workload unet3d: batch = 0", workload(|w| w.batch = 0)),
+            ("workload unet3d: compute_s = NaN", workload(|w| w.compute_s = f64::NAN)),
+            ("workload unet3d: compute_s = -1", workload(|w| w.compute_s = -1.0)),
+            ("workload unet3d: record_bytes = 0", workload(|w| w.record_bytes = 0.0)),
+            ("workload unet3d: record_bytes_stdev = inf", workload(|w| w.record_bytes_stdev = f64::INFINITY)),
+            ("workload unet3d: samples_per_file = 0", workload(|w| w.samples_per_file = 0)),
+            ("workload unet3d: au_pct_min = 101", workload(|w| w.au_pct_min = 101.0)),
+        ];
+        for (asked, spec) in cases {
+            let error = spec.check().unwrap_err();
+            assert!(error.asked.starts_with(asked), "{asked}: {error}");
+            assert_eq!(error.kind, crate::Kind::Request);
+        }
+        spec().check().unwrap();
+    }
+}

@@ -1,0 +1,54 @@
+"""What can be said of a data set before it is read: how many files there are, and whether that is enough."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from forebay.emulate.datasize import memory_of_this_host, size
+from forebay.emulate.request import Request
+from forebay.errors import RequestError
+
+
+def files_in(folder: Path, format: str) -> int:
+    """Files of a format in a data set as DLIO lays it out (train/ and folders within), or in the folder itself."""
+    train = folder / "train"
+    return sum(1 for _ in _files(str(train if train.is_dir() else folder), f".{format}"))
+
+
+def _files(folder: str, ending: str) -> Iterator[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files(entry.path, ending)
+            elif entry.name.endswith(ending):
+                yield entry
+
+
+def found_files(request: Request) -> int | None:
+    """Files of the request's folders; None where the data set is no folder: a modelled drive."""
+    folders = [Path(d.removeprefix("file:")) for d in request.data]
+    if not all(f.is_dir() for f in folders):
+        return None
+    try:
+        return sum(files_in(f, request.workload.format) for f in folders)
+    except OSError as error:
+        raise RequestError(f"--data {error.filename}", f"can't be listed ({error.strerror})", "ls -l DIR") from error
+
+
+def check_size(request: Request, accelerators: int) -> None:
+    """RequestError where a submission's data set is smaller than its rules want. Nothing without a division."""
+    if request.division is None:
+        return
+    has = request.files if request.files is not None else found_files(request)
+    if has is None:
+        return
+    wanted = size(request.workload, request.rules, accelerators, memory_of_this_host())
+    if has < wanted.files:
+        told = f"the data set has {has:,} files, and {accelerators:,} accelerators need {wanted.files:,} [data-size]"
+        which = f"--workload {request.workload.name} --accelerator {request.workload.accelerator}"
+        next = f"forebay emulate datasize {which} --accelerators {accelerators}"
+        raise RequestError(f"--{request.division} by {request.rules}", told, next)

@@ -1,0 +1,192 @@
+"""`forebay emulate datagen`: makes a workload's data set, with the file names and sizes that DLIO gives it."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from typing import Any
+
+import click
+
+from forebay.emulate.workloads import Training, variants
+from forebay.errors import DONE, INTERRUPTED, RequestError
+from forebay.flags import _integer
+from forebay.stages import format_duration
+from forebay.units import parse_bytes
+
+# DLIO draws its files' sizes from numpy's RandomState with this seed, whatever a run's own seed is.
+SIZES_SEED = 10
+GIB = 1 << 30
+EXAMPLES = """\b
+Examples:
+  forebay emulate datagen --workload resnet50 --data /data/resnet50 --files 100 --check
+  forebay emulate datagen --workload cosmoflow --data /data/cosmoflow --files 20000 --subfolders 10
+  forebay emulate datagen --workload unet3d --data /data/unet3d --dry-run"""
+
+
+@click.command("datagen", epilog=EXAMPLES, context_settings={"max_content_width": 110})
+@click.option("--workload", metavar="NAME|FILE", help="As forebay emulate workloads lists it, or a TOML file.")
+@click.option("--dlio", metavar="FILE.yaml", help="A workload file of DLIO's, in place of --workload.")
+@click.option("--data", required=True, metavar="DIR", help="A folder, which is made where it is missing.")
+@click.option("--files", metavar="N", help="Default: the workload's; forebay emulate datasize says how many the rules want.")
+@click.option("--subfolders", default="0", metavar="N", help="Deal the files out to N folders.")
+@click.option("--seed", default="0", metavar="N", help="Of the content. File sizes don't depend on it.")
+@click.option("--workers", metavar="N", help="Threads. Default: twice the processors, at least 4.")
+@click.option("--io-size", default="1m", metavar="SIZE", help="Bytes per write, a multiple of 4096.")
+@click.option("--check", is_flag=True, help="Read everything back, and check framing and checksums.")
+@click.option("--dry-run", is_flag=True, help="Say what would be made, and make nothing.")
+@click.option("--json", "as_json", is_flag=True, help="The record as one JSON document on stdout.")
+@click.option("--quiet", "-q", is_flag=True, help="No progress and no summary.")
+def command(as_json: bool, quiet: bool, **flags: Any) -> int:
+    """Make a workload's data set, as fast as the device takes it.
+
+    Files have DLIO's names and sizes. What is finished stays when a run ends early: the same command goes on.
+    """
+    chosen, flags = workload_of(**flags)
+    spec = spec_of(chosen, **{k: v for k, v in flags.items() if v is not None})
+    try:
+        record = run(spec, quiet)
+    except KeyboardInterrupt as stopped:
+        click.echo(f"forebay: {getattr(stopped, 'kept', '') or 'was interrupted'}", err=True)
+        return INTERRUPTED
+    if as_json:
+        click.echo(json.dumps(record))
+    elif not quiet:
+        click.echo("\n".join(lines(record)))
+    return DONE
+
+
+def workload_of(workload: str | None, dlio: str | None = None, **flags: Any) -> tuple[Training, dict[str, Any]]:
+    """The training workload of that name or file, whose data are the same for all accelerators; and the other flags."""
+    if workload is None and dlio is None:
+        raise RequestError("--workload", "no workload was given", "forebay emulate workloads lists them")
+    if dlio is not None:
+        from forebay.emulate.request import workload_of as of_request
+
+        asked = {"workload": workload, "dlio": dlio, "accelerator": None, "rules": None}
+        return of_request(asked)[0], flags
+    for found in variants(str(workload)):
+        if isinstance(found, Training):
+            return found, flags
+    found_out = "is a checkpoint workload, and has no data set"
+    raise RequestError(f"--workload {workload}", found_out, "forebay emulate workloads")
+
+
+def spec_of(
+    workload: Training,
+    data: str,
+    files: str | None = None,
+    subfolders: str = "0",
+    seed: str = "0",
+    workers: str | None = None,
+    io_size: str = "1m",
+    check: bool = False,
+    dry_run: bool = False,
+) -> dict[str, Any]:
+    """The engine's DatagenSpec. RequestError names a flag that doesn't fit."""
+    known = formats()
+    if workload.format not in known:
+        raise RequestError(
+            f"a data set for {workload.name}",
+            f"its format, {workload.format}, can't be made",
+            "a workload of " + ", ".join(known),
+        )
+    count = workload.files if files is None else natural(files, "--files", 1)
+    return {
+        "data": data,
+        "workload": workload.name,
+        "format": workload.format,
+        "files": count,
+        "samples_per_file": workload.samples_per_file,
+        "dimensions": dimensions(workload.record_bytes, workload.record_bytes_stdev, count),
+        "dimension": int(math.sqrt(workload.record_bytes)),
+        "record_bytes": workload.record_bytes,
+        "record_bytes_stdev": workload.record_bytes_stdev,
+        "subfolders": natural(subfolders, "--subfolders"),
+        "seed": natural(seed, "--seed"),
+        "workers": None if workers is None else natural(workers, "--workers", 1),
+        "io_bytes": parse_bytes(io_size, "--io-size"),
+        "check": check,
+        "dry_run": dry_run,
+    }
+
+
+def natural(value: str, flag: str, low: int = 0) -> int:
+    number = _integer(value, flag)
+    if not low <= number < 1 << 32:
+        raise RequestError(f"{flag} {value}", f"is not between {low} and 4,294,967,295", f"{flag} {max(low, 8)}")
+    return number
+
+
+def formats() -> tuple[str, ...]:
+    """Names of the formats that the engine makes and reads."""
+    from forebay import _core
+
+    return tuple(row["name"] for row in json.loads(_core.formats()))
+
+
+def dimensions(record_bytes: float, stdev: float, files: int) -> list[list[int]]:
+    """Both sides of the square of bytes that is a sample, file by file; one pair where all are alike.
+
+    As DLIO draws them: two normal numbers a file around the root of the mean, cut off to whole ones (data_generator.py,
+    get_dimension). A smaller data set is the begin of a larger one.
+    """
+    root = math.sqrt(record_bytes)
+    side, spread = int(root), stdev / 2.0 / root
+    if spread <= 0:
+        return [[side, side]]
+    import numpy
+
+    drawn = numpy.random.RandomState(SIZES_SEED).normal(side, spread, 2 * files)
+    pairs: list[list[int]] = numpy.maximum(drawn.astype(numpy.int64), 1).reshape(files, 2).tolist()
+    return pairs
+
+
+def run(spec: dict[str, Any], quiet: bool = True) -> dict[str, Any]:
+    """Makes what is missing and returns the record, schema forebay.datagen/1. KeyboardInterrupt carries `kept`."""
+    from forebay import _core
+    from forebay.bench import terminal
+    from forebay.run import typed
+
+    # A terminal that takes nothing more misses some, and holds nothing up.
+    screen = terminal.stderr() if not quiet and sys.stderr.isatty() else None
+
+    def show(text: str) -> None:
+        if screen is not None and terminal.takes_more(screen):
+            screen.write(f"\r\x1b[K{text}")
+            screen.flush()
+
+    try:
+        made = json.loads(_core.emulate_datagen(json.dumps(spec), lambda p: show(describe(json.loads(p))[:100])))
+    finally:
+        show("")
+        if screen is not None and screen is not sys.stderr:
+            screen.close()
+    return {**made, "command": typed()}
+
+
+def describe(progress: dict[str, Any]) -> str:
+    """`make 12 of 168 files · 1.8 of 24.2 GiB · 1.92 GiB/s · 12 s left`."""
+    done, total, rate = progress["bytes"] / GIB, progress["bytes_total"] / GIB, progress["gib_s"]
+    line = f"{progress['phase']} {progress['files']:,} of {progress['files_total']:,} files"
+    line += f" · {done:,.1f} of {total:,.1f} GiB · {rate:.2f} GiB/s"
+    return line + (f" · {format_duration((total - done) / rate)} left" if rate > 0 else "")
+
+
+def lines(record: dict[str, Any]) -> list[str]:
+    """The summary, for people."""
+    size = f"{record['files']:,} {record['format']} files, {record['samples']:,} samples, {record['bytes'] / GIB:,.4g} GiB"
+    if record["dry_run"]:
+        found = f"; {record['files_found']:,} of them are there already" if record["files_found"] else ""
+        return [f"would make {size} in {record['data']}{found}"]
+    told = [f"{record['data']}: {size}"]
+    if record["files_found"]:
+        told.append(f"found     {record['files_found']:,} files that were finished before")
+    if record["files_made"]:
+        way = "past the page cache" if record["direct"] else "through the page cache"
+        rate = f"{record['throughput_gib_s']:.2f} GiB/s {way}, {record['cpu_s_per_gib']:.2f} CPU-seconds per GiB"
+        told.append(f"made      {record['files_made']:,} files in {format_duration(record['seconds'])}: {rate}")
+    if record["check"]:
+        told.append(f"checked   {record['check']['files']:,} files in {format_duration(record['check']['seconds'])}: all good")
+    return told

@@ -1,0 +1,148 @@
+"""`forebay emulate datasize`: how large the rules want a data set, and by which of their two conditions.
+
+500 steps per epoch, and five times the memory of the hosts that read. The formulas are the tools' own: v1.0's script
+counts samples and cuts off once, v2.0's and v3.0's code counts files for each condition and cuts off each. `text` cuts
+off nothing: what the sentence says is a least size, so files are rounded up.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import click
+
+from forebay.emulate.request import count, workload_of, workload_options
+from forebay.emulate.workloads import Training
+from forebay.errors import DONE, RequestError
+from forebay.stages import format_duration
+from forebay.units import parse_bytes
+
+STEPS_MIN = 500
+MEMORY_FACTOR = 5
+FILES_PER_FOLDER = 131072
+
+
+@dataclass(frozen=True)
+class Size:
+    """A data set. `by`: the condition that asks for most, steps or memory. Bytes are nominal: files × samples × record."""
+
+    files: int
+    files_by_steps: int
+    files_by_memory: int
+    by: str
+    samples: int
+    bytes: float
+    steps_per_epoch: int
+
+
+def size(workload: Training, rules: str, accelerators: int, memory_bytes: int) -> Size:
+    """The least data set for so many accelerators in all, on hosts with so much memory together."""
+    samples = STEPS_MIN * workload.batch * accelerators
+    wanted = MEMORY_FACTOR * memory_bytes
+    file_bytes = workload.samples_per_file * workload.record_bytes
+    if rules == "v1.0":
+        by_steps = samples // workload.samples_per_file
+        by_memory = math.floor(wanted / workload.record_bytes) // workload.samples_per_file
+    elif rules == "text":
+        by_steps, by_memory = math.ceil(samples / workload.samples_per_file), math.ceil(wanted / file_bytes)
+    else:
+        by_steps, by_memory = samples // workload.samples_per_file, math.floor(wanted / file_bytes)
+    files = max(by_steps, by_memory)
+    held = files * workload.samples_per_file
+    return Size(
+        files=files,
+        files_by_steps=by_steps,
+        files_by_memory=by_memory,
+        by="memory" if by_memory > by_steps else "steps",
+        samples=held,
+        bytes=held * workload.record_bytes,
+        steps_per_epoch=held // (workload.batch * accelerators),
+    )
+
+
+def memory_of_this_host() -> int:
+    """Bytes that the kernel could cache in: all memory, or a container's limit where that is lower."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        with open("/sys/fs/cgroup/memory.max") as file:
+            limit = file.read().strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdigit() else total
+
+
+@click.command("datasize", context_settings={"max_content_width": 110})
+@workload_options
+@click.option("--accelerators", default="1", show_default=True, metavar="N", help="Emulated, on all hosts together.")
+@click.option("--hosts", default="1", show_default=True, metavar="N", help="That read.")
+@click.option("--memory", metavar="SIZE", help="Of each host, as 64g. Default: this machine's.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+def command(accelerators: str, hosts: str, memory: str | None, as_json: bool, **values: Any) -> int:
+    """How large must the data set be, by the rules?"""
+    workload, rules, _ = workload_of(values)
+    number, machines = count(accelerators), count(hosts, "--hosts")
+    if number % machines:
+        raise RequestError(
+            f"--accelerators {number} --hosts {machines}",
+            "hosts must have equally many",
+            f"--accelerators {number // machines * machines + machines}",
+        )
+    each = parse_bytes(memory, "--memory") if memory else memory_of_this_host()
+    found = size(workload, rules, number, each * machines)
+    if as_json:
+        click.echo(json.dumps(document(workload, rules, number, machines, each, found)))
+    else:
+        click.echo("\n".join(lines(workload, rules, number, machines, each, found)))
+    return DONE
+
+
+def document(w: Training, rules: str, accelerators: int, hosts: int, memory: int, found: Size) -> dict[str, Any]:
+    """Schema forebay.datasize/1."""
+    return {
+        "schema": "forebay.datasize/1",
+        "workload": w.name,
+        "accelerator": w.accelerator,
+        "rules": rules,
+        "accelerators": accelerators,
+        "hosts": hosts,
+        "memory_bytes_per_host": memory,
+        **asdict(found),
+        "folders": folders(found.files),
+        "seconds_min": run_seconds(w, found),
+    }
+
+
+def folders(files: int) -> int:
+    """Subfolders that keep each below what many file systems like; 0: none are needed."""
+    return math.ceil(files / FILES_PER_FOLDER) if files > FILES_PER_FOLDER else 0
+
+
+def run_seconds(w: Training, found: Size) -> float:
+    """Of one run in which no accelerator ever waits."""
+    return found.steps_per_epoch * w.epochs * w.compute_s
+
+
+def lines(w: Training, rules: str, accelerators: int, hosts: int, memory: int, found: Size) -> list[str]:
+    because = {
+        "memory": f"{MEMORY_FACTOR} × the memory of {hosts} host{'s' * (hosts > 1)} with {memory / 2**30:.4g} GiB",
+        "steps": f"{STEPS_MIN} steps of {accelerators} × {w.batch} samples",
+    }
+    other = {"memory": f"the steps alone would take {found.files_by_steps:,}"}
+    other["steps"] = f"the memory alone would take {found.files_by_memory:,}"
+    told = [
+        f"files     {found.files:,}, because of {because[found.by]}; {other[found.by]}",
+        f"samples   {found.samples:,}, {found.bytes / 2**30:,.4g} GiB by the nominal record",
+        f"steps     {found.steps_per_epoch:,} per epoch with {accelerators} {w.accelerator.upper()}",
+        f"one run   {format_duration(run_seconds(w, found))} at least, for {w.epochs} epoch{'s' * (w.epochs > 1)}",
+    ]
+    if folders(found.files):
+        told.append(f"folders   {folders(found.files)}: more than {FILES_PER_FOLDER:,} files in one are slow to list")
+    if found.steps_per_epoch < STEPS_MIN:
+        short = f"{rules}'s formula rounds down, which leaves {found.steps_per_epoch} of {STEPS_MIN} steps"
+        told.append(f"note      {short}; --rules text rounds up")
+    told.append(f"next      forebay emulate datagen --workload {w.name} --files {found.files} --data DIR")
+    return told

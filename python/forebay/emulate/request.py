@@ -1,0 +1,257 @@
+"""An emulated run as it is asked for: flags, the workload's constants, and the engine's spec made of both."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import click
+
+from forebay import mpi
+from forebay.emulate import workloads
+from forebay.emulate.workloads import Training
+from forebay.errors import RequestError
+from forebay.flags import BY_NAME
+from forebay.units import parse_bytes
+
+# What DLIO shuffles by where nothing else is said.
+SEED = 123
+LEVELS = ("parse", "bytes")
+# What the readers of each rule set's own tool do to the bytes.
+LEVEL_OF = {"v1.0": "parse", "v2.0": "parse", "v3.0": "bytes", "text": "parse"}
+DIVISIONS = ("closed", "open")
+
+# flag, metavar or type, help: those that a run and a search share.
+WORKLOAD_OPTIONS = (
+    ("--workload", "NAME|FILE", "As forebay emulate workloads lists it, or a TOML file of yours."),
+    ("--dlio", "FILE.yaml", "A workload file of DLIO's, in place of --workload."),
+    ("--accelerator", "NAME", "Emulated: h100, a100, b200. Default: the workload's only one."),
+    ("--rules", "SET", "v1.0, v2.0, v3.0 or text. Default: the first that has the workload."),
+)
+RUN_OPTIONS = (
+    ("--data", "DIR", "Folder of the data set, or model:NAME for a modelled drive. Several folders: repeat it."),
+    ("--files", "N", "Use the first N files of the data set. Default: all."),
+    ("--epochs", "N", "Passes over the data. Default: the workload's."),
+    ("--steps", "N", "Most steps of an epoch."),
+    ("--level", "LEVEL", "parse: framing and checksums, too; bytes: every byte read. Default: by the rules."),
+    ("--prefetch", "N", "Batches read ahead. Default: the workload's."),
+    ("--read-threads", "N", "Files that one accelerator reads at a time. Default: the workload's."),
+    ("--seed", "N", "Of the shuffling. Default: 123, as DLIO's; a new one for each run of a v2.0 or v3.0 submission."),
+    ("--on-error", "WHAT", "A damaged record or a lost file: fail or skip. Default: fail."),
+    ("--supply", "GIB_S", "Hand on at most so many GiB/s: what if the storage were slower?"),
+)
+# Fields of a job that mean the same here.
+JOB_OPTIONS = ("cache", "engine", "io_bytes", "depth", "workers", "cpus", "interval_ms", "power")
+OWN_HELP = {
+    "cache": "Page cache: bypass (O_DIRECT), drop, allow, warm or auto: by what is cached. Default: auto.",
+    "engine": "How files are read: auto, uring or inline. Default: auto.",
+    "io_bytes": "Bytes per I/O, as 1m.",
+    "workers": "Threads. Default: one per processor.",
+}
+
+
+def workload_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The flags that say what is emulated."""
+    for name, metavar, text in reversed(WORKLOAD_OPTIONS):
+        command = click.option(name, metavar=metavar, help=text)(command)
+    return command
+
+
+def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The flags that say what is read, and how."""
+    for key in reversed(JOB_OPTIONS):
+        known = BY_NAME[key]
+        text = OWN_HELP.get(key, known.help)
+        command = click.option(f"--{known.flag}", key, metavar=known.metavar, multiple=known.multiple, help=text)(command)
+    for name, metavar, text in reversed(RUN_OPTIONS):
+        command = click.option(name, metavar=metavar, multiple=name == "--data", help=text)(command)
+    command = click.option("--open", "division", flag_value="open", help="Refuse what the open division forbids.")(command)
+    return click.option("--closed", "division", flag_value="closed", help="Refuse what the closed division forbids.")(command)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A run without its number of accelerators. `given`: the flags that were typed, by their names without dashes, and
+    what a DLIO file says in their place."""
+
+    workload: Training
+    rules: str
+    level: str
+    data: tuple[str, ...]
+    division: str | None = None
+    files: int | None = None
+    steps: int | None = None
+    epochs: int = 1
+    prefetch: int = 2
+    read_threads: int = 1
+    seed: int | None = None
+    on_error: str = "fail"
+    supply_gib_s: float | None = None
+    job: dict[str, Any] = field(default_factory=dict)
+    given: frozenset[str] = frozenset()
+
+    def spec(self, accelerators: int, **changes: Any) -> dict[str, Any]:
+        """The engine's EmulateSpec for so many accelerators in this process. `changes`: spec keys set anew."""
+        spec = {
+            "workload": workload_spec(self.workload, self.rules, self.files),
+            "rules": self.rules,
+            "level": self.level,
+            "data": list(self.data),
+            "accelerators": accelerators,
+            "first_rank": 0,
+            "ranks": accelerators,
+            "epochs": self.epochs,
+            "steps_max": self.steps,
+            "seed": self.run_seed(),
+            "prefetch": self.prefetch,
+            "read_threads": self.read_threads,
+            "on_error": self.on_error,
+            "supply_gib_s": self.supply_gib_s,
+            "closed": self.division == "closed",
+            **self.job,
+        }
+        return {k: v for k, v in {**spec, **changes}.items() if v is not None}
+
+    def run_seed(self) -> int:
+        """The seed of one run: those who submit by v2.0 and later must change it from run to run."""
+        if self.seed is not None:
+            return self.seed
+        if self.division is not None and self.rules in ("v2.0", "v3.0"):
+            return int.from_bytes(os.urandom(4), "little")
+        return SEED
+
+    def with_epochs(self, epochs: int, steps: int | None) -> Request:
+        return replace(self, epochs=epochs, steps=steps)
+
+
+def workload_spec(workload: Training, rules: str, files: int | None) -> dict[str, Any]:
+    """The workload as the engine takes it; `files` 0 stands for all that are found."""
+    edition = rules if rules in workload.rules else workload.rules[-1]
+    return {
+        "name": workload.name,
+        "version": "own" if workload.status == "own" else edition.removeprefix("v"),
+        "accelerator": workload.accelerator,
+        "loader": workload.loader,
+        "format": workload.format,
+        "batch": workload.batch,
+        "compute_s": workload.compute_s,
+        "record_bytes": workload.record_bytes,
+        "record_bytes_stdev": workload.record_bytes_stdev,
+        "record_bytes_resize": workload.record_bytes_resize,
+        "samples_per_file": workload.samples_per_file,
+        "files": files or 0,
+        "read_threads": workload.read_threads,
+        "computation_threads": workload.computation_threads,
+        "prefetch": workload.prefetch,
+        "epochs": workload.epochs,
+        "au_pct_min": workload.au_pct_min,
+        "file_shuffle": workload.file_shuffle,
+        "sample_shuffle": workload.sample_shuffle,
+    }
+
+
+def workload_of(values: dict[str, Any]) -> tuple[Training, str, dict[str, Any]]:
+    """(workload, rule set, what a DLIO file says besides) of the flags above, which are taken out of `values`."""
+    name, file = values.pop("workload"), values.pop("dlio")
+    accelerator, rules = values.pop("accelerator"), values.pop("rules")
+    if rules is not None and rules not in workloads.RULES:
+        raise RequestError(f"--rules {rules}", "is not a rule set", "one of " + ", ".join(workloads.RULES))
+    if file is not None:
+        if name is not None:
+            raise RequestError(f"--dlio {file} --workload {name}", "both name a workload", "one of them")
+        from forebay.emulate import dlio
+
+        return dlio.load(file, accelerator, rules)
+    if name is None:
+        raise RequestError("--workload", "no workload was given", "forebay emulate workloads lists them")
+    return *workloads.load(name, accelerator, rules), {}
+
+
+def alone() -> None:
+    """RequestError where a launcher started several of us: each would call its own number the whole."""
+    found = mpi.launched()
+    if found is not None:
+        told = "an emulated run is of one host, and each process would run alone"
+        raise RequestError(f"{found[1]} processes of {found[0]}", told, "the same command without the launcher")
+
+
+def request_of(values: dict[str, Any]) -> Request:
+    """The request in click's `values`; takes what it uses out of them. RequestError names the flag."""
+    given = frozenset(k for k, v in values.items() if v not in (None, ()))
+    alone()
+    workload, rules, more = workload_of(values)
+    taken = {name: values.pop(name) for name in [o[0].removeprefix("--").replace("-", "_") for o in RUN_OPTIONS]}
+    data = tuple(taken["data"]) or tuple(more.get("data", ()))
+    if not data:
+        raise RequestError("--data", "no data set was given", "--data DIR; forebay emulate datagen makes one")
+    job = _job(values)
+    for theirs, ours in (("transfer_bytes", "io_bytes"), ("cache", "cache")):
+        if theirs in more:
+            job.setdefault(ours, more[theirs])
+    return Request(
+        workload=workload,
+        rules=rules,
+        level=_choice("--level", taken["level"], LEVELS) or LEVEL_OF[rules],
+        data=data,
+        division=values.pop("division"),
+        files=_whole("--files", taken["files"], 1, None),
+        steps=_whole("--steps", taken["steps"], 1, more.get("steps")),
+        epochs=_whole("--epochs", taken["epochs"], 1, workload.epochs) or 1,
+        prefetch=_zero(_whole("--prefetch", taken["prefetch"], 0, workload.prefetch)),
+        read_threads=_whole("--read-threads", taken["read_threads"], 1, workload.read_threads) or 1,
+        seed=_whole("--seed", taken["seed"], 0, more.get("seed"), (1 << 64) - 1),
+        on_error=_choice("--on-error", taken["on_error"], ("fail", "skip")) or "fail",
+        supply_gib_s=_rate(taken["supply"]),
+        job=job,
+        given=given | more.keys(),
+    )
+
+
+def _job(values: dict[str, Any]) -> dict[str, Any]:
+    """The fields that a job has, too, as the engine's spec names them."""
+    job: dict[str, Any] = {}
+    for key in JOB_OPTIONS:
+        value = values.pop(key)
+        if value in (None, ()):
+            continue
+        parse = parse_bytes if key == "io_bytes" else BY_NAME[key].parse
+        job[key] = parse(value, f"--{BY_NAME[key].flag}")
+    if job.get("workers") == "auto":
+        raise RequestError("--workers auto", "an emulated run takes one worker per processor by itself", "a number, or none")
+    if "interval_ms" in job:
+        job["interval_s"] = job.pop("interval_ms") / 1e3
+    return job
+
+
+def _choice(flag: str, value: str | None, choices: tuple[str, ...]) -> str | None:
+    if value is not None and value not in choices:
+        raise RequestError(f"{flag} {value}", f"is none of {', '.join(choices)}", f"{flag} {choices[0]}")
+    return value
+
+
+def _whole(flag: str, text: Any, low: int, otherwise: int | None, high: int = (1 << 32) - 1) -> int | None:
+    if text is None:
+        return otherwise
+    if not (str(text).isascii() and str(text).isdigit() and len(str(text)) < 30 and low <= int(text) <= high):
+        raise RequestError(f"{flag} {text}", f"is not a whole number from {low} to {high}", f"{flag} {max(low, 4)}")
+    return int(text)
+
+
+def _zero(value: int | None) -> int:
+    return 0 if value is None else value
+
+
+def _rate(text: str | None) -> float | None:
+    if text is None:
+        return None
+    rate: float = BY_NAME["rate_gib_s"].parse(text, "--supply")
+    if rate <= 0:
+        raise RequestError(f"--supply {text}", "must be above 0 GiB/s", "--supply 2.5")
+    return rate
+
+
+def count(text: Any, flag: str = "--accelerators") -> int:
+    """A number of accelerators."""
+    return _whole(flag, text, 1, None, 1 << 20) or 1

@@ -1,0 +1,171 @@
+"""`forebay emulate run`: so many accelerators fed from a storage, their utilisation, and what limits it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from forebay.bench import save
+from forebay.bench.interrupt import Interrupt
+from forebay.emulate import data, division, engine, live, measure, show
+from forebay.emulate.request import Request, count, request_of, run_options, workload_options
+from forebay.errors import BROKE, DONE, INTERRUPTED, RequestError, RunError
+
+RUNS_MAX = 100
+EXAMPLES = """\b
+Examples:
+  forebay emulate run --workload resnet50 --accelerator h100 --accelerators 8 --data /data/resnet50
+  forebay emulate run --workload resnet50 --accelerator a100 --accelerators 8 --data /data/r --epochs 1 --steps 50
+  forebay emulate run --workload cosmoflow --accelerator h100 --data /data/c --closed --runs 5 --results results"""
+
+
+@click.command("run", epilog=EXAMPLES, context_settings={"max_content_width": 110})
+@workload_options
+@click.option("--accelerators", default="1", show_default=True, metavar="N", help="Emulated.")
+@run_options
+@click.option("--runs", default="1", metavar="N", help="Run so many times; a submission has five.")
+@click.option("--results", metavar="DIR", help="Save each run's record in this folder.")
+@click.option("-o", "--out", metavar="FILE", help="Save the records here. .jsonl adds lines; else only records are replaced.")
+@click.option("--dry-run", is_flag=True, help="Check the request and say what would run; read nothing.")
+@click.option("--json", "as_json", is_flag=True, help="The record as one JSON document on stdout.")
+@click.option("--quiet", "-q", is_flag=True, help="No progress and no summary.")
+def command(
+    accelerators: str,
+    runs: str,
+    results: str | None,
+    out: str | None,
+    dry_run: bool,
+    as_json: bool,
+    quiet: bool,
+    **values: Any,
+) -> int:
+    """Is this storage fast enough for N accelerators? Exit code 1 says no.
+
+    Reads the workload's samples as its readers would, computes for as long as an accelerator would, and reports the
+    share of the time that it was busy (AU) by the rules' own formula.
+    """
+    number, times = count(accelerators), count(runs, "--runs")
+    if times > RUNS_MAX:
+        raise RequestError(f"--runs {runs}", f"is more than {RUNS_MAX}", "--runs 5")
+    request = request_of(values)
+    division.check(request)
+    data.check_size(request, number)
+    saved = save.Output(out, save.RUN) if out else None
+    if dry_run:
+        return show_plan(request, number, as_json)
+    folder = measure.results_folder(results) if results else None
+    return play_all(request, number, times, Output(as_json, quiet, saved, folder))
+
+
+class Output:
+    """Where a run's record and summary go. Records are kept as they come."""
+
+    def __init__(self, as_json: bool, quiet: bool, out: save.Output | None, folder: Path | None) -> None:
+        self.as_json, self.quiet, self.out, self.folder = as_json, quiet, out, folder
+        self.records: list[dict[str, Any]] = []
+
+    def take(self, outcome: measure.Outcome) -> None:
+        """Says how one run went (stderr with --json, else stdout), and saves its record."""
+        record = outcome.record
+        if record is not None:
+            self.records.append(record)
+            if not self.quiet:
+                click.echo(show.text(record, _width()), err=self.as_json)
+            self._save(record, outcome)
+        if outcome.error is not None:
+            click.echo(f"forebay: {outcome.error}", err=True)
+        elif record is None:
+            click.echo("forebay: interrupted before anything was measured", err=True)
+
+    def _save(self, record: dict[str, Any], outcome: measure.Outcome) -> None:
+        kept: list[str] = []
+        try:
+            if self.folder is not None:
+                kept.append(str(measure.keep(self.folder, record)))
+            if self.out:
+                self.out.write(self.records, rescues=False)
+                kept.append(self.out.path)
+        except RequestError as error:
+            outcome.error = outcome.error or RunError(error.asked, error.found, error.next)
+        except RunError as error:
+            outcome.error = outcome.error or error
+        if not kept and outcome.exit_code in (BROKE, INTERRUPTED):
+            rescued = save.rescue(record)
+            kept = [str(rescued)] if rescued else []
+        if kept and not self.quiet:
+            click.echo(f"record    {', '.join(kept)}", err=True)
+
+
+def play_all(request: Request, number: int, times: int, output: Output) -> int:
+    """The runs in turn; the exit code of the first that didn't go well. Ctrl-C ends them after saving."""
+    code = DONE
+    with save.unless_said(output.records), Interrupt() as interrupt:
+        for turn in range(times):
+            label = f"run {turn + 1} of {times}" if times > 1 else ""
+            outcome = play(request, number, interrupt, output.quiet, label)
+            output.take(outcome)
+            code = code or outcome.exit_code
+            if outcome.interrupted:
+                code = INTERRUPTED
+            if outcome.record is None or outcome.interrupted:
+                break
+    if output.as_json and output.records:
+        with save.unless_said(output.records):
+            click.echo(json.dumps(output.records if times > 1 else output.records[0], indent=1))
+    return code
+
+
+def play(request: Request, number: int, interrupt: Interrupt, quiet: bool = False, label: str = "") -> measure.Outcome:
+    """One run under live progress. The client's limits become a warning of the record."""
+    what = f"{request.workload.name} on {number:,} × {request.workload.accelerator.upper()}"
+    watch = live.view(f"{label}: {what}" if label else what, request.workload.au_pct_min, quiet)
+    began = time.monotonic()
+    try:
+        outcome = measure.measure(request.spec(number), watch, interrupt)
+    finally:
+        watch.close()
+    if outcome.record is not None:
+        warn(outcome.record, time.monotonic() - began)
+    return outcome
+
+
+def warn(record: dict[str, Any], wall_s: float) -> None:
+    """Adds what a reader must know of the figures, where the engine hasn't said it already.
+
+    `wall_s`: what the run took by this process's monotonic clock. The engine's own time can't be longer.
+    """
+    warnings = record.setdefault("warnings", [])
+    known = {w["id"] for w in warnings}
+    training, took = record["training"], record["result"]["seconds"]
+    if training["headroom"]["client_limited"] and "client_limited" not in known:
+        told = f"{training['accelerators']:,} accelerators are more than this host can emulate: {training['headroom']['why']}"
+        next = "fewer --accelerators, or more processors"
+        warnings.append({"id": "client_limited", "text": told, "next": next})
+    if record.get("origin") == "measured" and took > wall_s + 1.0:
+        told = f"the run reports {took:.1f} s, but only {wall_s:.1f} s passed: don't trust its rates"
+        warnings.append({"id": "clock", "text": told, "next": "the same run again"})
+
+
+def show_plan(request: Request, number: int, as_json: bool) -> int:
+    """--dry-run: the spec as the engine understands it, and what the accelerators demand."""
+    spec = engine.check(request.spec(number))
+    workload = request.workload
+    if as_json:
+        click.echo(json.dumps(spec, indent=1))
+        return DONE
+    demand = number * workload.mib_s / 1024
+    needed = demand * workload.au_pct_min / 100
+    click.echo(f"{workload.name} on {number:,} × {workload.accelerator.upper()}, rules {request.rules}, level {request.level}")
+    click.echo(f"data      {', '.join(request.data)}")
+    least = f"{needed:,.3g} at {workload.au_pct_min:g} %"
+    click.echo(f"demand    {demand:,.3g} GiB/s by the nominal record where none waits; {least}")
+    return DONE
+
+
+def _width() -> int:
+    return min(shutil.get_terminal_size((100, 24)).columns, 120)

@@ -1,0 +1,363 @@
+"""`forebay emulate search`: the greatest number of accelerators that this storage keeps busy, confirmed by full runs.
+
+Its folder of results holds every run as it ends, so that the same command goes on after Ctrl-C or a crash.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from forebay.bench import save
+from forebay.bench.interrupt import Interrupt
+from forebay.bench.summary import count as times
+from forebay.bench.summary import significant
+from forebay.emulate import data, datasize, division, measure, show
+from forebay.emulate.greatest import Greatest, Trial, curve
+from forebay.emulate.request import Request, count, request_of, run_options, workload_options, workload_spec
+from forebay.emulate.run import play
+from forebay.errors import CHECK_FAILED, DONE, INTERRUPTED, ForebayError, RequestError
+from forebay.run import typed
+from forebay.stages import format_duration
+from forebay.sweep.results import HEADER, POINT, Results
+from forebay.units import parse_seconds
+
+PROBE_S = "20"
+# Fewer steps than this say little: the first ones are filled by what was read ahead.
+STEPS_MIN = 20
+FILE = "search.jsonl"
+RESULT = "result.json"
+EXAMPLES = """\b
+Examples:
+  forebay emulate search --workload resnet50 --accelerator h100 --data /data/resnet50 --json
+  forebay emulate search --workload resnet50 --accelerator h100 --data /data/r --epochs 1 --steps 100 --confirm 2
+  forebay emulate search --workload resnet50 --accelerator h100 --data /data/r --results found    (again: it goes on)"""
+
+
+@click.command("search", epilog=EXAMPLES, context_settings={"max_content_width": 110})
+@workload_options
+@run_options
+@click.option("--accelerators", "start", default="1", metavar="N", help="The number to try first. Default: 1.")
+@click.option("--max", "most", metavar="N", help="Try no more than N. Default: as many as the data set has steps for.")
+@click.option("--probe", default=PROBE_S, show_default=True, metavar="TIME", help="Of the short runs that close in.")
+@click.option("--confirm", default="5", show_default=True, metavar="N", help="Full runs that must pass; 0 for none.")
+@click.option("--results", metavar="DIR", help="Where each run is kept. Default: WORKLOAD-ACCELERATOR-search.")
+@click.option("--restart", is_flag=True, help="Begin anew; what was found is moved aside.")
+@click.option("--json", "as_json", is_flag=True, help="The confirmed run's record as one JSON document on stdout.")
+@click.option("--quiet", "-q", is_flag=True, help="No progress.")
+def command(
+    start: str,
+    most: str | None,
+    probe: str,
+    confirm: str,
+    results: str | None,
+    restart: bool,
+    as_json: bool,
+    quiet: bool,
+    **values: Any,
+) -> int:
+    """How many accelerators does this storage keep busy? The greatest number that passes, and what limits it.
+
+    Short runs close in on it, then full runs confirm it: each of them must pass, and one with one accelerator more must
+    not. Exit code 1 where not even one accelerator passes. After Ctrl-C the same command goes on.
+    """
+    request = request_of(values)
+    confirmations = _confirmations(confirm, request)
+    bound = count(most, "--max") if most else None
+    first = count(start)
+    if bound is not None and first > bound:
+        raise RequestError(f"--accelerators {first} --max {bound}", "begins above its end", f"--accelerators {bound}")
+    seconds = parse_seconds(probe, "--probe")
+    if seconds <= 0:
+        raise RequestError(f"--probe {probe}", "must be above 0", "--probe 20")
+    division.check(request)
+    held = samples_held(request)
+    data.check_size(request, first)
+    most_fitting = largest(request, held, bound)
+    folder = measure.results_folder(results or f"{request.workload.name}-{request.workload.accelerator}-search")
+    with Kept(folder, request, seconds, restart) as kept:
+        hunt = Hunt(request, seconds, kept, quiet, held)
+        greatest = Greatest(hunt.run, request.workload.au_pct_min, most_fitting, confirmations, [])
+        return conclude(hunt, greatest, first, folder, as_json)
+
+
+def _confirmations(text: str, request: Request) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 4 and int(text) <= 100):
+        raise RequestError(f"--confirm {text}", "is not a whole number from 0 to 100", "--confirm 5")
+    if request.division is not None and int(text) < 5:
+        raise RequestError(f"--confirm {text} --{request.division}", "a submission has five runs [runs]", "--confirm 5")
+    return int(text)
+
+
+def samples_held(request: Request) -> int | None:
+    """Samples of the data set; None where only the engine can count its files."""
+    files = data.found_files(request)
+    if files is None:
+        return request.files * request.workload.samples_per_file if request.files else None
+    if files == 0:
+        raise RequestError(f"--data {request.data[0]}", f"holds no .{request.workload.format} files", "forebay emulate datagen")
+    files = min(files, request.files) if request.files else files
+    return files * request.workload.samples_per_file
+
+
+def largest(request: Request, held: int | None, bound: int | None) -> int:
+    """The most accelerators that get enough steps of an epoch out of the data set, or that were allowed."""
+    if held is None:
+        return bound if bound is not None else 1 << 16
+    fit = held // (steps_wanted(request) * request.workload.batch)
+    if fit < 1:
+        told = f"{held:,} samples are fewer than {steps_wanted(request)} batches of {request.workload.batch:,}"
+        raise RequestError(f"--data {request.data[0]}", told, "forebay emulate datagen with more --files")
+    return fit if bound is None else min(fit, bound)
+
+
+def steps_wanted(request: Request) -> int:
+    """Of an epoch: what the rules want of a submission; else the fewest that say anything."""
+    return datasize.STEPS_MIN if request.division is not None else 3
+
+
+def definition(request: Request, probe_s: float) -> dict[str, Any]:
+    """What must be the same for two searches to be one: the spec, less what varies between its runs."""
+    spec = request.spec(1)
+    for key in ("accelerators", "ranks", "seed"):
+        spec.pop(key, None)
+    workload = workload_spec(request.workload, request.rules, request.files)
+    return {**spec, "workload": workload, "probe_s": probe_s, "division": request.division}
+
+
+class Kept:
+    """The folder's file of runs: one line each, on disk before the next begins. One search at a time has it."""
+
+    def __init__(self, folder: Path, request: Request, probe_s: float, restart: bool) -> None:
+        self.results = Results(folder / FILE)
+        try:
+            self._begin(definition(request, probe_s), request, restart)
+        except BaseException:
+            self.results.__exit__()
+            raise
+
+    def __enter__(self) -> Kept:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.results.__exit__(*exc)
+
+    def _begin(self, wanted: dict[str, Any], request: Request, restart: bool) -> None:
+        results = self.results
+        if restart and (results.contents.headers or results.contents.lines or results.contents.damaged):
+            click.echo(f"forebay: what was found before is in {results.restart()}", err=True)
+        aside = results.put_damage_aside()
+        if aside is not None:
+            click.echo(f"forebay: damaged lines of {results.path} are in {aside}; their runs are made again", err=True)
+        results.mend_end()
+        headers = results.contents.headers
+        if not headers:
+            results.append(self._header(wanted, request))
+            return
+        old = headers[-1]["definition"]
+        changed = sorted(k for k in {*old, *wanted} if old.get(k) != wanted.get(k))
+        if changed:
+            told = "holds a search that differs in " + ", ".join(changed)
+            raise RequestError(f"--results {results.path.parent}", told, "--restart, or another --results")
+
+    @staticmethod
+    def _header(wanted: dict[str, Any], request: Request) -> dict[str, Any]:
+        return {
+            "schema": HEADER,
+            "preset": f"emulate-{request.workload.name}-{request.workload.accelerator}",
+            "origin": "forebay emulate search",
+            "title": f"{request.workload.name} on {request.workload.accelerator}: AU by number of accelerators",
+            "method": "",
+            "cites": [],
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "command": typed(),
+            "sources": list(request.data),
+            "definition": wanted,
+            "frozen": {},
+        }
+
+    def find(self, key: str, turn: int) -> dict[str, Any] | None:
+        line = self.results.contents.finished().get((key, turn))
+        return None if line is None else line["record"]
+
+    def add(self, key: str, turn: int, name: str, record: dict[str, Any]) -> None:
+        interrupted = {"partial": True} if record["result"].get("interrupted") else {}
+        point = {"accelerators": record["training"]["accelerators"], "sources": [record["job"].get("source")]}
+        line = {"schema": POINT, "key": key, "round": turn, "name": name, "point": point, **interrupted, "record": record}
+        self.results.append(line)
+
+
+class Interrupted(Exception):
+    """Ctrl-C during a run, whose part is kept."""
+
+
+class Hunt:
+    """Plays the search's runs, or finds them among those that were kept."""
+
+    def __init__(self, request: Request, probe_s: float, kept: Kept, quiet: bool, held: int | None) -> None:
+        self.request, self.kept, self.quiet, self.held = request, kept, quiet, held
+        self.probe_steps = max(STEPS_MIN, math.ceil(probe_s / request.workload.compute_s))
+        self.records: dict[tuple[int, bool, int], dict[str, Any]] = {}
+        self.refused: dict[int, RequestError] = {}
+        self.found_before = 0
+
+    def run(self, number: int, full: bool, turn: int) -> Trial:
+        """One run as a Trial. Raises Interrupted, or what ended it."""
+        key, kind = (f"full-{number}", "full ") if full else (f"probe-{number}", "probe")
+        record = self.kept.find(key, turn)
+        if record is None:
+            try:
+                record = self._play(number, full, key, turn, kind)
+            except RequestError as error:
+                # What ran with fewer accelerators and can't with more lacks data for them.
+                if all(n >= number for n, _, _ in self.records):
+                    raise
+                self.refused[number] = error
+                click.echo(f"{kind} {number:>5,} accelerators  can't run: {error.found}", err=True)
+                return Trial(number, full, turn, None, False)
+        else:
+            self.found_before += 1
+        self.records[number, full, turn] = record
+        training = record["training"]
+        trial = Trial(number, full, turn, training["au_pct"], bool(training["passes"]))
+        if not self.quiet:
+            click.echo(f"{kind} {told(trial, record)}", err=True)
+        return trial
+
+    def _play(self, number: int, full: bool, key: str, turn: int, kind: str) -> dict[str, Any]:
+        with Interrupt() as interrupt:
+            outcome = play(self._of(full), number, interrupt, self.quiet, kind.strip())
+        if outcome.record is not None:
+            self.kept.add(key, turn, f"{kind.strip()} with {number} accelerators", outcome.record)
+        if outcome.interrupted:
+            raise Interrupted
+        if outcome.error is not None:
+            raise outcome.error
+        assert outcome.record is not None, "a run without record has an error"
+        return outcome.record
+
+    def _of(self, full: bool) -> Request:
+        if full:
+            return self.request
+        steps = self.probe_steps if self.request.steps is None else min(self.probe_steps, self.request.steps)
+        return self.request.with_epochs(1, steps)
+
+
+def told(trial: Trial, record: dict[str, Any]) -> str:
+    """`8 accelerators  AU 93.10 % passes · 4.2 GiB/s · 1.3 cores · limited by the storage`."""
+    au = "AU not known, too few steps" if trial.au_pct is None else f"AU {trial.au_pct:6.2f} %"
+    parts = [f"{trial.accelerators:>5,} accelerators  {au} {'passes' if trial.passes else 'fails '}"]
+    parts.append(f"{significant(record['result']['throughput_gib_s'])} GiB/s")
+    busy = record["training"]["headroom"]["cores_busy"]
+    if busy is not None:
+        parts.append(f"{significant(busy)} cores")
+    if not trial.passes:
+        parts.append(f"limit: {show.limit(record['training'])[0]}")
+    return " · ".join(parts)
+
+
+def conclude(hunt: Hunt, greatest: Greatest, first: int, folder: Path, as_json: bool) -> int:
+    """Searches, then shows and keeps the answer, also where it ended early."""
+    began = time.monotonic()
+    ended: ForebayError | None = None
+    interrupted = False
+    try:
+        greatest.search(first)
+    except Interrupted:
+        interrupted = True
+    except ForebayError as error:
+        ended = error
+    if not greatest.trials:
+        if ended is not None:
+            raise ended
+        click.echo("forebay: interrupted before anything was measured", err=True)
+        return INTERRUPTED
+    document = document_of(hunt, greatest, time.monotonic() - began, interrupted or ended is not None)
+    save.write(folder / RESULT, [document])
+    click.echo("\n".join(lines(document, folder)), err=as_json)
+    if as_json:
+        click.echo(json.dumps(document, indent=1))
+    if interrupted:
+        click.echo("forebay: interrupted; the same command goes on", err=True)
+        return INTERRUPTED
+    if ended is not None:
+        click.echo(f"forebay: {ended}", err=True)
+        return ended.exit_code
+    return DONE if greatest.number else CHECK_FAILED
+
+
+def document_of(hunt: Hunt, greatest: Greatest, seconds: float, early: bool) -> dict[str, Any]:
+    """The record of the run nearest to the answer (of several the one with the median AU), its `training.curve`, and `search`:
+    the answer, how sure it is, and what limits. `accelerators` 0: not even one passes."""
+    number = greatest.number
+    mine = [t for t in greatest.trials if t.accelerators == (number or min(x.accelerators for x in greatest.trials))]
+    chosen = sorted([t for t in mine if t.full] or mine, key=lambda t: t.au_pct or 0.0)
+    median = chosen[(len(chosen) - 1) // 2]
+    record = json.loads(json.dumps(hunt.records[median.accelerators, median.full, median.turn]))
+    record["training"]["curve"] = curve(greatest.trials)
+    values = [t.au_pct for t in chosen if t.au_pct is not None]
+    record["search"] = {
+        "accelerators": number,
+        "confirmed": greatest.confirmed and not early,
+        "finished": not early,
+        "au_pct": statistics.fmean(values) if values else None,
+        "runs": [vars(t) for t in greatest.trials],
+        "limit": limit_of(hunt, greatest),
+        "seconds": seconds,
+        "found_before": hunt.found_before,
+    }
+    return record
+
+
+def limit_of(hunt: Hunt, greatest: Greatest) -> dict[str, Any]:
+    """What keeps one accelerator more from passing, by the record of that run: {id, text, accelerators}."""
+    return {**_limit_of(hunt, greatest), "accelerators": greatest.first_failing or greatest.most}
+
+
+def _limit_of(hunt: Hunt, greatest: Greatest) -> dict[str, Any]:
+    above = greatest.first_failing
+    if above is None:
+        if hunt.held is not None and greatest.most == largest(hunt.request, hunt.held, None):
+            steps = steps_wanted(hunt.request)
+            text = f"the data set: {hunt.held:,} samples give more accelerators fewer than {steps} steps of an epoch"
+            return {"id": "data", "text": text}
+        return {"id": "max", "text": f"nothing up to {greatest.most:,} accelerators"}
+    trial = max((t for t in greatest.trials if t.accelerators == above), key=lambda t: t.full)
+    if above in hunt.refused:
+        return {"id": "data", "text": f"the data set: {hunt.refused[above].found}"}
+    if greatest.too_few_steps(above):
+        text = "the data set: too few steps to tell by the rules' formula"
+        return {"id": "data", "text": text}
+    found = show.limit(hunt.records[above, trial.full, trial.turn]["training"])
+    return {"id": found[0], "text": found[1]}
+
+
+def lines(document: dict[str, Any], folder: Path) -> list[str]:
+    """The curve, the answer, what limits, and where it is kept."""
+    found, training = document["search"], document["training"]
+    which = f"{training['accelerator'].upper()} of {training['workload']}"
+    told = show.curve(training["curve"], training["au_pct_min"])
+    full = [r for r in found["runs"] if r["full"] and r["accelerators"] == found["accelerators"]]
+    if not found["accelerators"]:
+        answer = f"not even one {which} reaches {training['au_pct_min']:g} %"
+    else:
+        answer = f"{found['accelerators']:,} × {which} pass by {training['rule_set']}"
+        answer += f", AU {found['au_pct']:.2f} % in the mean of {times(len(full), 'full run')}" if full else ", by probes alone"
+    if not found["finished"]:
+        answer += " so far: the search isn't over"
+    elif not found["confirmed"]:
+        answer += "; not confirmed"
+    told.append(f"answer    {answer}")
+    limit = found["limit"]
+    at = f"with {limit['accelerators']:,}: " if limit["id"] not in ("max", "data") else ""
+    told.append(f"limit     {at}{limit['text']}")
+    before = f", {found['found_before']} of them found before" if found["found_before"] else ""
+    told.append(f"runs      {len(found['runs'])}{before}, in {format_duration(found['seconds'])}; kept in {folder}")
+    told.append(f"label     {training['label']}")
+    return told

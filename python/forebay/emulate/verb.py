@@ -1,0 +1,43 @@
+"""The command line of emulation: a table of verbs, each loaded when it is used."""
+
+from __future__ import annotations
+
+import click
+
+from forebay.lazy import LazyGroup
+
+EXAMPLES = """\b
+Examples:
+  forebay emulate workloads
+  forebay emulate datasize --workload resnet50 --accelerator h100 --accelerators 8
+  forebay emulate datagen --workload resnet50 --data /data/resnet50 --files 3200
+  forebay emulate run --workload resnet50 --accelerator h100 --accelerators 8 --data /data/resnet50"""
+
+# verb → (module:command, the question it answers)
+VERBS = {
+    "run": ("forebay.emulate.run:command", "Is this storage fast enough for N accelerators?"),
+    "search": ("forebay.emulate.search:command", "How many accelerators does this storage keep busy?"),
+    "datasize": ("forebay.emulate.datasize:command", "How large must the data set be, by the rules?"),
+    "datagen": ("forebay.emulate.datagen:command", "How is a workload's data set made?"),
+    "workloads": ("forebay.emulate.show_workloads:command", "Which workloads are there, and with which constants?"),
+}
+
+
+class EmulateVerbs(LazyGroup):
+    table = VERBS
+    noun = "verb of emulate"
+
+
+@click.group(
+    name="emulate",
+    cls=EmulateVerbs,
+    epilog=EXAMPLES,
+    short_help="How many accelerators does this storage keep busy?",
+    context_settings={"max_content_width": 110, "help_option_names": ["-h", "--help"]},
+)
+def command() -> None:
+    """How many accelerators does this storage keep busy, by the rules of MLPerf Storage?
+
+    Reads real samples, waits as long as an accelerator would compute, and says what share of the time it was busy (AU).
+    Results are MLPerf-style and unverified.
+    """

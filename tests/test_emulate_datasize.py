@@ -1,0 +1,78 @@
+"""`forebay emulate datasize`: how large the rules want a data set."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from fake_machine import typed
+from forebay.emulate.datasize import size
+from forebay.emulate.workloads import load
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+UNET = ("--workload", "unet3d", "--accelerator", "h100")
+
+
+@pytest.mark.parametrize(
+    ("name", "accelerator", "rules", "accelerators", "memory", "files", "by"),
+    [
+        # 500 × 7 × 4 samples of one file each; 5 × 64 GiB are 2,343 of them.
+        ("unet3d", "h100", "v1.0", 4, 64 << 30, 14000, "steps"),
+        # 5 × 1 TiB / 146,600,628 B = 37,500.06
+        ("unet3d", "h100", "v1.0", 4, 1 << 40, 37500, "memory"),
+        ("unet3d", "h100", "text", 4, 1 << 40, 37501, "memory"),
+        # 500 × 400 × 7 / 1251 = 1119.1
+        ("resnet50", "h100", "v1.0", 7, 1 << 30, 1119, "steps"),
+        ("resnet50", "h100", "v2.0", 7, 1 << 30, 1119, "steps"),
+        ("resnet50", "h100", "text", 7, 1 << 30, 1120, "steps"),
+        # 5 × 256 GiB / 114,660.07 B = 11,986,644 samples, 1,251 in a file
+        ("resnet50", "a100", "v1.0", 8, 256 << 30, 9581, "memory"),
+        ("resnet50", "a100", "v2.0", 8, 256 << 30, 9581, "memory"),
+        ("cosmoflow", "a100", "v2.0", 16, 128 << 30, 242954, "memory"),
+    ],
+)
+def test_the_data_set_is_as_large_as_the_rules_tools_say(
+    name: str, accelerator: str, rules: str, accelerators: int, memory: int, files: int, by: str
+) -> None:
+    found = size(load(name, accelerator, rules)[0], rules, accelerators, memory)
+    assert (found.files, found.by) == (files, by)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    which=st.sampled_from([("unet3d", "h100"), ("resnet50", "a100"), ("cosmoflow", "h100")]),
+    accelerators=st.integers(1, 4096),
+    memory=st.integers(1 << 20, 1 << 44),
+)
+def test_by_the_text_both_conditions_hold_and_one_file_less_breaks_one(
+    which: tuple[str, str], accelerators: int, memory: int
+) -> None:
+    workload, _ = load(*which)
+    found = size(workload, "text", accelerators, memory)
+
+    def holds(files: int) -> bool:
+        samples = files * workload.samples_per_file
+        steps = samples // (workload.batch * accelerators)
+        return steps >= 500 and samples * workload.record_bytes >= 5 * memory * (1 - 1e-12)
+
+    assert holds(found.files) and not holds(found.files - 1)
+    for rules in ("v1.0", "v2.0"):
+        assert found.files - 1 <= size(workload, rules, accelerators, memory).files <= found.files
+    assert found.steps_per_epoch == math.floor(found.samples / (workload.batch * accelerators))
+
+
+def test_datasize_says_what_asks_for_most_and_what_to_type(capsys: Any) -> None:
+    code, out, _ = typed(capsys, "emulate", "datasize", *UNET, "--accelerators", 4, "--memory", "1t")
+    assert code == 0 and "37,500, because of 5 × the memory" in out
+    assert "emulate datagen --workload unet3d --files 37500" in out
+    code, out, _ = typed(capsys, "emulate", "datasize", *UNET, "--accelerators", 4, "--hosts", 2, "--memory", "1g", "--json")
+    document = json.loads(out)
+    assert code == 0 and document["files"] == 14000 and document["by"] == "steps" and document["steps_per_epoch"] == 500
+    assert document["seconds_min"] == pytest.approx(500 * 5 * 0.323)
+    code, _, err = typed(capsys, "emulate", "datasize", *UNET, "--accelerators", 5, "--hosts", 2)
+    assert code == 2 and "equally many" in err
+    code, out, _ = typed(capsys, "emulate", "datasize", "--workload", "retinanet", "--accelerator", "b200", "--memory", "1t")
+    assert code == 0 and "folders" in out
