@@ -16,6 +16,8 @@ FUZZ_S ?= 30
 MOMENTS ?= 100
 PYTEST := $(BIN)/python -m pytest
 STEP := .ci/step
+RUST_TESTS := cargo test --workspace --exclude forebay-python --quiet
+BUILD_AND_TYPES = $(MAKE) --no-print-directory $(MADE)/tested-with types
 
 # One interpreter for every build, or PyO3 is compiled anew at each change between them.
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
@@ -40,9 +42,7 @@ test: ## What decides: installs what it needs, then formats, lints, types, stubs
 	@rm -f $(MADE)/steps
 	@$(STEP) install env PYTHON=$(PYTHON) .ci/prepare test
 	@$(STEP) format-and-lint $(MAKE) --no-print-directory format-check clippy
-	@$(STEP) rust-tests cargo test --workspace --exclude forebay-python --quiet
-	@$(STEP) build $(MAKE) --no-print-directory $(MADE)/tested-with
-	@$(STEP) types $(MAKE) --no-print-directory types
+	@$(STEP) rust-tests-and-build .ci/beside '$(RUST_TESTS)' '$(BUILD_AND_TYPES)'
 	# Most tests wait for processes: several at once take half of the time.
 	@$(STEP) python-tests $(PYTEST) -n auto --maxprocesses 4 --dist worksteal --durations 10 -m 'not vm and not wheel' $(ARGS)
 
