@@ -7,16 +7,25 @@ SHELL := /bin/bash
 PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11 python3.10,$(shell \
 	$(p) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $(p))))
 VENV := .venv
+PROFILE := release
+LINTED := --all-targets
 BIN := $(VENV)/bin
 MADE := target/make
 # Data of the measurements; a file system in memory would measure something else.
 BENCH_DIR ?= target/bench
 ROUNDS ?= 5
 FUZZ_S ?= 30
+# What `make test-dlio` may be told of.
+DLIO_NAMES := DLIO_V1 DLIO_V2 MLPERF_STORAGE_V1 MLPERF_STORAGE_V2 MLPERF_STORAGE_REPORT
+ARCHS ?= x86_64 aarch64
 MOMENTS ?= 100
+# Most tests of Python wait for processes that they started: two for each processor keep it busy.
+TEST_WORKERS ?= $(shell echo $$(( 2 * $$(nproc) < 8 ? 2 * $$(nproc) : 8 )))
 PYTEST := $(BIN)/python -m pytest
 STEP := .ci/step
-RUST_TESTS := cargo test --workspace --exclude forebay-python --quiet
+# Of each property a quarter of proptest's usual cases; `make soak` and `make fuzz` try more.
+RUST_TESTS := env PROPTEST_CASES=64 cargo test --workspace --exclude forebay-python --quiet
+PYTHON_TESTS = $(PYTEST) -n $(TEST_WORKERS) --dist worksteal --durations 10 -m "not vm and not wheel and not long and not soak" $(ARGS)
 BUILD_AND_TYPES = $(MAKE) --no-print-directory $(MADE)/tested-with types
 
 # One interpreter for every build, or PyO3 is compiled anew at each change between them.
@@ -30,7 +39,7 @@ PACKAGE := $(shell find python -type f -not -name '*.pyc' -not -name '*.so') pyp
 # The commit is part of the build.
 COMMIT := $(wildcard $(shell git rev-parse --git-path logs/HEAD 2>/dev/null))
 
-.PHONY: help demo test test-vm test-root test-gpu check format bench bench-gpu wheel soak fuzz docs clean
+.PHONY: help demo test test-long test-vm test-root test-gpu test-dlio check format bench bench-gpu wheel forebayd soak fuzz docs clean
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
@@ -39,16 +48,33 @@ demo: | $(MADE)/ready ## Build, install into .venv, and see all of it in a minut
 	$(BIN)/forebay demo $(ARGS)
 
 test: ## What decides: installs what it needs, then formats, lints, types, stubs and tests (docs/testing.md)
-	@rm -f $(MADE)/steps
+	@rm -f target/make/steps
 	@$(STEP) install env PYTHON=$(PYTHON) .ci/prepare test
-	@$(STEP) format-and-lint $(MAKE) --no-print-directory format-check clippy
-	@$(STEP) rust-tests-and-build .ci/beside '$(RUST_TESTS)' '$(BUILD_AND_TYPES)'
-	# Most tests wait for processes: several at once take half of the time.
-	@$(STEP) python-tests $(PYTEST) -n auto --maxprocesses 4 --dist worksteal --durations 10 -m 'not vm and not wheel' $(ARGS)
+	@$(MAKE) --no-print-directory $(QUICK) all-tests
 
-test-vm: | $(MADE)/ready ## The tests that start a guest of their own
+# With a build that is ready in a third of the time, and in which every overflow and assertion is a failure; in a place
+# of its own: nobody measures with it.
+QUICK := PROFILE=dev VENV=target/tested/venv MADE=target/tested/made
+.PHONY: all-tests
+all-tests:
+	# Tests are linted by `make check`.
+	@$(STEP) format-and-lint $(MAKE) --no-print-directory LINTED= format-check clippy
+	# Either waits where the other computes.
+	@.ci/beside '$(STEP) rust-tests $(RUST_TESTS)' '$(STEP) build-and-types $(BUILD_AND_TYPES) && $(STEP) python-tests $(PYTHON_TESTS)'
+
+test-long: | $(MADE)/ready ## The tests of many processes: several hosts, kills and takeovers under load, whole tours
+	@.ci/prepare test
 	@$(MAKE) --no-print-directory $(MADE)/tested-with
-	@$(call pytest_marked,vm,no test needs a guest yet)
+	$(PYTEST) -n $(TEST_WORKERS) -m long $(ARGS)
+	FOREBAY_TEST_ALL=1 cargo test -p forebay-engine --test contract --test gpu --quiet -- --include-ignored
+
+test-vm: | $(MADE)/ready ## The tests with real Linux kernels, in guests of QEMU
+	@.ci/prepare vm
+	@$(MAKE) --no-print-directory $(MADE)/tested-with
+	# Tests of block devices would build these under their own time limit.
+	cargo build --quiet -p forebay-engine --example ublk_device
+	cargo build --quiet --workspace --exclude forebay-python --bins
+	@$(call pytest_marked,vm,no test needs a guest)
 
 test-root: | $(MADE)/ready ## The tests that need root: loop devices, network namespaces (sudo make test-root)
 	@[ "$$(id -u)" = 0 ] || { echo 'make test-root: needs root; try: sudo make test-root' >&2; exit 3; }
@@ -60,6 +86,11 @@ test-gpu: | $(MADE)/ready ## The tests that need an NVIDIA GPU: what `make test`
 	FOREBAY_TEST_GPU=1 cargo test -p forebay-engine --test gpu --test contract --quiet
 	@$(MAKE) --no-print-directory $(MADE)/tested-with
 	@$(call pytest_marked,gpu,no test needs a GPU yet)
+
+test-dlio: | $(MADE)/ready ## Data sets and results in DLIO's hands and its in ours (DLIO_V1=PYTHON DLIO_V2=PYTHON …: docs/building.md)
+	@[ -n "$(DLIO_V1)$(DLIO_V2)" ] || { echo 'make test-dlio: no DLIO is named; try: make test-dlio DLIO_V1=PYTHON DLIO_V2=PYTHON' >&2; exit 3; }
+	@$(MAKE) --no-print-directory $(MADE)/tested-with
+	$(foreach v,$(DLIO_NAMES),$(if $($(v)),$(v)='$($(v))')) $(PYTEST) tests/test_emulate_dlio.py $(ARGS)
 
 check: | $(MADE)/ready ## The fast part of `make test`: format, lint, unit tests, house rules
 	@$(MAKE) --no-print-directory format-check clippy
@@ -75,7 +106,9 @@ format: | $(MADE)/ready ## Format Rust and Python in place
 bench: | $(MADE)/ready ## Side by side with peers, each command of bench/ in turn (ROUNDS=5 BENCH_DIR=… ARGS=--write)
 	@$(MAKE) --no-print-directory $(MADE)/installed
 	mkdir -p $(BENCH_DIR) target/bench-results
-	for command in direct_read cached_read overlap loop stripe histogram_merge plan; do \
+	for command in direct_read cached_read overlap loop stripe histogram_merge remote_read remote_local \
+		remote_many remote_zero_copy gateway_local gateway_remote gateway_queues gateway_guest emulate_dlio emulate_many checkpoint \
+		plan plan_simulate; do \
 		$(BIN)/python bench/$$command.py --dir $(BENCH_DIR) --rounds $(ROUNDS) \
 			--json target/bench-results/$$command.json $(ARGS); \
 	done
@@ -92,9 +125,27 @@ wheel: | $(MADE)/ready ## dist/*.whl for any Linux with glibc 2.28, tried on eve
 	RUSTFLAGS="$(CUT_PATHS)" PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/maturin build --release --locked --zig --compatibility manylinux_2_28 --out dist
 	$(PYTEST) -m wheel tests/test_wheel.py --wheel dist/*.whl
 
-soak: | $(MADE)/ready ## Signals at hundreds of moments, then ten minutes of each fuzz target (MOMENTS=100)
+forebayd: | $(MADE)/ready ## dist/forebayd-ARCH for any Linux with glibc 2.28 (ARCHS='x86_64 aarch64')
+	@$(MAKE) --no-print-directory $(MADE)/tools
+	$(BIN)/python -m pip install --quiet 'ziglang>=0.13' 'cargo-zigbuild>=0.20,<1'
+	mkdir -p dist
+	# Without debugging information, which is five times the program and names paths of the building machine.
+	for arch in $(ARCHS); do \
+		target=$$arch-unknown-linux-gnu; \
+		[ -d "$$(rustc --print target-libdir --target $$target)" ] || rustup -q target add $$target || { echo \
+			"make forebayd: no standard library of Rust for $$target; try: rustup target add $$target, or: make forebayd ARCHS=$$(uname -m)" >&2; \
+			exit 3; }; \
+		CARGO_PROFILE_RELEASE_DEBUG=0 CARGO_PROFILE_RELEASE_STRIP=debuginfo RUSTFLAGS="$(CUT_PATHS)" PATH="$(CURDIR)/$(BIN):$$PATH" \
+			cargo zigbuild --release --locked -p forebayd --target $$target.2.28; \
+		install target/$$target/release/forebayd dist/forebayd-$$arch; \
+	done
+	$(PYTEST) -q tests/test_forebayd_built.py
+
+soak: | $(MADE)/ready ## Signals at hundreds of moments, kills in turn, what a clock judges, long fuzzing (MOMENTS=100)
 	@$(MAKE) --no-print-directory $(MADE)/tested-with
 	FOREBAY_TEST_MOMENTS=$(MOMENTS) $(PYTEST) --timeout 7200 tests/test_interruptions.py $(ARGS)
+	$(PYTEST) -m soak $(ARGS)
+	FOREBAY_TEST_ALL=1 PROPTEST_CASES=2000 cargo test --workspace --exclude forebay-python --quiet -- --include-ignored
 	@$(MAKE) --no-print-directory fuzz FUZZ_S=600
 
 fuzz: | $(MADE)/ready ## Each fuzz target for FUZZ_S seconds (30)
@@ -118,12 +169,13 @@ format-check:
 	@if cargo fmt --version >/dev/null 2>&1; then cargo fmt --all --check; else echo 'skipped: cargo fmt (no rustfmt)'; fi
 
 clippy: | $(BIN)/python
-	@if cargo clippy --version >/dev/null 2>&1; then cargo clippy --workspace --all-targets --quiet -- -D warnings; \
+	@if cargo clippy --version >/dev/null 2>&1; then cargo clippy --workspace $(LINTED) --quiet -- -D warnings; \
 	else echo 'skipped: cargo clippy (not installed)'; fi
 
 types:
 	$(BIN)/ruff check python tests bench
 	$(BIN)/mypy
+	$(BIN)/mypy tests/vm
 	$(BIN)/stubtest forebay._core --mypy-config-file pyproject.toml
 
 # Runs the tests of a marker. pytest's exit code 5 means that there are none, which is no failure.
@@ -147,7 +199,7 @@ $(MADE)/tools: pyproject.toml | $(BIN)/python
 
 $(MADE)/wheel: $(RUST) $(PACKAGE) $(COMMIT) $(MADE)/tools
 	rm -rf $(MADE)/wheels
-	$(BIN)/maturin build --release --locked --out $(MADE)/wheels
+	$(BIN)/maturin build --profile $(PROFILE) --locked --out $(MADE)/wheels
 	@touch $@
 
 $(MADE)/installed: $(MADE)/wheel

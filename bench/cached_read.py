@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from peers import available, fio, forebay, made, memcpy
-from side_by_side import Bound, Cell, Contender, arguments, compare
+from side_by_side import Bound, Cell, Contender, arguments, compare, existing_folder
 
 SIZES = {"64k": 64 << 10, "256k": 256 << 10, "1m": 1 << 20, "4m": 4 << 20}
 DEPTH = 4
@@ -63,7 +63,7 @@ def warm(file: Path) -> None:
 
 def main() -> int:
     parser = arguments(__doc__ or "", seconds=3)
-    parser.add_argument("--tmpfs", type=Path, default=Path("/dev/shm"), help="a folder in memory (/dev/shm)")
+    parser.add_argument("--tmpfs", type=existing_folder, default=Path("/dev/shm"), help="a folder in memory (/dev/shm)")
     parser.add_argument("--file-mib", type=int, default=1024, help="size of each thread's file (1024)")
     options = parser.parse_args()
     cells = []

@@ -50,7 +50,6 @@ def ready(parser: argparse.ArgumentParser) -> argparse.Namespace:
     except Unavailable as reason:
         say(str(reason))
         raise SystemExit(3) from None
-    options.dir.mkdir(parents=True, exist_ok=True)
     return options
 
 

@@ -48,6 +48,7 @@ measure() {
 measure warm "${model[@]}"
 measure random "${model[@]}"
 measure rows "${model[@]}"
+measure emulate "${model[@]}"
 measure safetensors "${model[@]}"
 measure small_files --keep "${small[@]}"
 measure verify

@@ -301,11 +301,20 @@ def verdict(cell: Cell, settled: dict[str, Any]) -> str:
 # The shell around each command ----------------------------------------------------------------------
 
 
+def existing_folder(name: str) -> Path:
+    """An existing one, for argparse: a missing one is found before anything is measured."""
+    found = Path(name)
+    if not found.is_dir():
+        kind = "is no folder" if found.exists() else f"doesn't exist: mkdir -p {shlex.quote(name)}"
+        raise argparse.ArgumentTypeError(f"{name} {kind}")
+    return found
+
+
 def arguments(description: str, seconds: float) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument(
         "--dir",
-        type=Path,
+        type=existing_folder,
         required=True,
         help="a folder on the storage to measure; test files are made there",
     )

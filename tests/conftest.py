@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ import processes
 import pytest
 from hypothesis import HealthCheck, settings
 
+ROOT = Path(__file__).resolve().parent.parent
 # What Python itself starts with. A shell starts what it puts into the background with SIGINT ignored, and children
 # inherit that: tests that send it would send it to the deaf.
 SIGNALS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
@@ -32,6 +35,20 @@ settings.load_profile("forebay")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--wheel", type=Path, help="the wheel that the tests marked wheel install and run")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object | None:
+    """All tests of guests share one guest, and are one worker's. Others go to whoever is free, as `--dist` says."""
+    if config.option.markexpr != "vm":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "guest" if "tests/vm/" in nodeid else super()._split_scope(nodeid)
+
+    return ByFile(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -63,7 +80,7 @@ _give_signals_back()
 @pytest.fixture(scope="session", autouse=True)
 def nothing_left_at_the_end() -> Iterator[None]:
     """As `nothing_left_behind`, for what fixtures of a whole module started."""
-    mark = os.environ[processes.MARK] = uuid.uuid4().hex
+    mark = os.environ[processes.MARK] = os.environ[processes.SESSION] = uuid.uuid4().hex
     yield
     left = processes.leftovers(mark, None)
     assert not left, f"these tests left behind: {'; '.join(left)}"
@@ -80,6 +97,14 @@ def nothing_left_behind(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
     assert not left, f"this test left behind: {'; '.join(left)}"
 
 
+@pytest.fixture(autouse=True)
+def no_mpi_in_this_process() -> Iterator[None]:
+    """Importing MPI starts it and leaves variables in the environment: each mpirun after that ends and says nothing."""
+    before = "mpi4py.MPI" in sys.modules
+    yield
+    assert before or "mpi4py.MPI" not in sys.modules, "this test started MPI; give it a stand-in, or a process"
+
+
 @pytest.fixture(scope="session")
 def forebay() -> Callable[..., subprocess.CompletedProcess[str]]:
     """`forebay("bench", "nil:", "--json")` → what the command printed and its exit code. Never raises for one."""
@@ -90,3 +115,27 @@ def forebay() -> Callable[..., subprocess.CompletedProcess[str]]:
         return processes.run([*processes.FOREBAY, *arguments], within_s=timeout, **options)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def rdma_stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A stand-in for libibverbs and librdmacm, compiled."""
+    compiler = shutil.which("cc") or pytest.skip("no cc; apt install gcc")
+    library = tmp_path_factory.mktemp("rdma") / "libstub.so"
+    source = Path(__file__).parent / "rdma_stubs" / "rdma.c"
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source], check=True)
+    return library
+
+
+@pytest.fixture(scope="session")
+def forebayd() -> str:
+    """The program: FOREBAYD, or built by cargo. Skips where there is neither."""
+    if "FOREBAYD" in os.environ:
+        return os.environ["FOREBAYD"]
+    if shutil.which("cargo") is None:
+        pytest.skip("no cargo to build forebayd with, and FOREBAYD names none")
+    # The same packages as `make test` builds: another choice has other features, and the engine is built again.
+    build = "cargo build --quiet --workspace --exclude forebay-python --bins".split()
+    built = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    return str(Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug/forebayd")

@@ -20,6 +20,8 @@ import pytest
 
 FOREBAY = [sys.executable, "-m", "forebay.cli"]
 MARK = "FOREBAY_TEST_ID"
+# The mark of what outlives the test that is the first to want it, as a guest does: `make test` over, it must be gone.
+SESSION = "FOREBAY_TEST_SESSION"
 # A busy machine is slow, not wrong: only what hangs takes this long.
 PATIENCE_S = 120.0
 # How long what a test started may take to end by itself once the test is over.

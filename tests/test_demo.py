@@ -27,10 +27,12 @@ def test_every_step_runs_and_the_last_line_names_the_report(tmp_path):
     assert done.returncode == 0, done.stderr
     page = Path(out.splitlines()[-1])
     assert page.is_absolute() and page.read_text().lstrip().lower().startswith("<!doctype html")
-    assert all(f"{n}. " in out for n in range(1, 6)) and "did not work" not in out
+    assert all(f"{n}. " in out for n in range(1, 7)) and "did not work" not in out
     for size in demo.SIZES:
         assert out.count(f" {size} ") >= 2, "in the sweep and in the table of the paper"
     assert sorted(p.name for p in page.parent.iterdir()) == [
+        "job",
+        "job.toml",
         "model.jsonl",
         "report.html",
         "stripe.json",
@@ -40,12 +42,16 @@ def test_every_step_runs_and_the_last_line_names_the_report(tmp_path):
     assert [p.name for p in (tmp_path / ".demo").iterdir()] == [page.parent.name], "the data files are gone"
 
 
+@pytest.mark.long
 def test_json_is_one_document_about_the_steps(tmp_path):
     done = tour(tmp_path, "--json", "--out", "results")
     document = json.loads(done.stdout)
-    assert [s["step"] for s in document["steps"]] == ["doctor", "sweep", "stripe", "model", "report"]
+    assert [s["step"] for s in document["steps"]] == ["doctor", "sweep", "stripe", "emulate", "model", "report"]
     assert all(s["error"] is None for s in document["steps"]), done.stderr
-    table = {row["io_size"]: row for row in document["steps"][3]["table"]}
+    table = {row["io_size"]: row for row in document["steps"][4]["table"]}
+    # 32 samples of 1 MiB are three steps of two accelerators with batches of 4.
+    search = document["steps"][3]["search"]
+    assert search["finished"] and search["accelerators"] <= 2 and search["limit"]["text"]
     assert table["4m"]["gds"] == 13.48 and "gds" not in table["1m"]
     assert 12 < table["4m"]["simulated_gib_s"] < 13.6, "its data sheet says 14,500 MB/s"
     commands = [

@@ -23,6 +23,8 @@ def structs(file: Path) -> dict[str, list[str]]:
     return {name: re.findall(r"^\s+pub (\w+):", body, re.M) for name, body in found}
 
 
+SERVE = (ROOT / "docs/serve.md").read_text()
+SNAP = (ROOT / "docs/snap.md").read_text()
 SCHEMA = {
     **structs(MODEL / "record.rs"),
     **structs(MODEL / "training/record.rs"),
@@ -48,6 +50,42 @@ def test_records_has_each_field_with_its_unit(struct: str) -> None:
     table = rows(struct)
     assert [row[0].strip("`") for row in table] == SCHEMA[struct]
     assert all(cell for row in table for cell in row), "a field without unit or meaning"
+
+
+def fields_of(page: str, struct: str) -> list[str]:
+    """Those that the tables below `### struct` name."""
+    section = re.search(rf"^### {struct}\n(.*?)(?=^##|\Z)", page, re.S | re.M)
+    assert section, f"no section {struct}"
+    lines = [line for line in section[1].splitlines() if line.startswith("| `")]
+    return [f for line in lines for f in re.findall(r"`(\w+)`", line.split("|")[1])]
+
+
+@pytest.mark.parametrize(("struct", "fields"), structs(ENGINE / "serve/config.rs").items())
+def test_serve_has_each_field_of_its_configuration(struct: str, fields: list[str]) -> None:
+    assert fields_of(SERVE, struct) == fields
+
+
+@pytest.mark.parametrize(("struct", "fields"), structs(ENGINE / "front/config.rs").items())
+def test_snap_has_each_field_of_its_configuration(struct: str, fields: list[str]) -> None:
+    assert fields_of(SNAP, struct) == fields
+
+
+def test_snap_has_each_verb_and_says_which_are_snaps_own() -> None:
+    text = (ENGINE / "front/rpc/verbs.rs").read_text()
+    table = re.findall(r'Verb \{\s+name: "(\w+)",\s+snap: (true|false)', text)
+    assert len(table) > 15
+    for verb, ours in table:
+        line = next((x for x in SNAP.splitlines() if x.startswith("|") and f"`{verb}`" in x.split("|")[1]), "")
+        assert line, f"docs/snap.md has no row {verb}"
+        assert (line.split("|")[2].strip() == "no") == (ours == "false"), line
+
+
+def test_serve_has_each_metric() -> None:
+    text = (ENGINE / "serve/metrics.rs").read_text().split("#[cfg(test)]")[0]
+    parts = [*re.findall(r'"forebay_(\w+)"', text), *re.findall(r'\("(\w+)", \|c\| c\.', text)]
+    assert len(parts) >= 15
+    missing = [p for p in parts if p not in SERVE and p.partition("_")[2] not in SERVE]
+    assert not missing
 
 
 def test_records_has_each_flag_beside_its_field() -> None:
@@ -142,6 +180,13 @@ def test_each_command_in_a_document_has_flags_that_exist(page: str, command: str
     assert verb in VERBS or verb.startswith("-"), f"{page}: no verb {verb}"
     if verb not in VERBS or verb == "gdsio":  # gdsio has its own reader, and its own test of its page
         return
+    if command.startswith("forebay snap rpc "):
+        from forebay import _core
+
+        rpc, *words = command.removeprefix("forebay snap rpc ").split()
+        flags = dict(_core.snap_verbs())[rpc]
+        assert {w.partition("=")[0] for w in words if w.startswith("-")} <= set(flags), f"{page}: {command}"
+        return
     module, attribute = VERBS[verb][0].split(":")
     asked = getattr(importlib.import_module(module), attribute)
     if isinstance(asked, click.Group):  # its verbs have the flags
@@ -149,7 +194,8 @@ def test_each_command_in_a_document_has_flags_that_exist(page: str, command: str
         found = asked.get_command(click.Context(asked), name)
         assert found is not None, f"{page}: forebay {verb} has no {name}"
         asked = found
-    options = {o for p in asked.params for o in (*p.opts, *p.secondary_opts)}
+    parameters = asked.params
+    options = {o for p in parameters for o in (*p.opts, *p.secondary_opts)}
     options |= {"--help"}
     used = re.findall(r"(?<=\s)(--?[a-z][\w-]*)", command)
     assert set(used) <= options, f"{page}: {command}: {set(used) - options}"

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,14 @@ def test_npz_files_are_those_of_numpy_byte_for_byte(tmp_path: Path) -> None:
         again = tmp_path / "again.npz"
         numpy.savez(again, x=arrays["x"], y=[0] * 4)
         assert as_zip64(again) == path.read_bytes()
+
+
+def test_npy_files_are_those_of_numpy(tmp_path: Path) -> None:
+    make(tmp_path, "npy")
+    array = numpy.load(tmp_path / "train" / "img_1_of_3.npy")
+    assert array.shape == (190, 200, 4) and array.dtype == numpy.uint8
+    raw = array.tobytes()
+    assert len(zlib.compress(raw)) > 0.98 * len(raw)
 
 
 def crc32c(data: bytes) -> int:

@@ -50,7 +50,8 @@ def run(capsys: Any, *arguments: Any) -> tuple[int, str, str]:
 
 def test_flags_and_constants_become_the_engines_spec(capsys: Any, storage: FakeStorage, folder: Path) -> None:
     flags = [*UNET, "--accelerators", 3, "--data", folder, "--epochs", 2, "--steps", 7, "--prefetch", 1, "--read-threads", 2]
-    flags += ["--seed", 9, "--on-error", "skip", "--supply", "2.5"]
+    flags += ["--seed", 9, "--on-error", "skip", "--destination", "gpu:0", "--supply", "2.5", "--path", "gds"]
+    flags += ["--allow-compat", "--require-direct", "--pin-limit", "64m"]
     flags += ["--cache", "drop", "--engine", "uring", "--io-size", "1m", "--depth", 16, "--workers", 2, "--cpus", "0-1"]
     code, out, _ = run(capsys, *flags, "--interval", 250, "--power", "rapl", "--files", 8, "--json")
     assert code == 1 and json.loads(out)["training"]["accelerators"] == 3
@@ -58,8 +59,9 @@ def test_flags_and_constants_become_the_engines_spec(capsys: Any, storage: FakeS
     workload = spec.pop("workload")
     assert spec == {
         "rules": "v1.0", "level": "parse", "data": [str(folder)], "accelerators": 3, "first_rank": 0, "ranks": 3,
-        "epochs": 2, "steps_max": 7, "seed": 9, "prefetch": 1, "read_threads": 2,
-        "on_error": "skip", "supply_gib_s": 2.5, "closed": False, "cache": "drop", "engine": "uring",
+        "epochs": 2, "steps_max": 7, "seed": 9, "prefetch": 1, "read_threads": 2, "destination": "gpu:0",
+        "on_error": "skip", "supply_gib_s": 2.5, "closed": False, "path": "gds",
+        "allow_compat": True, "require_direct": True, "pin_limit_bytes": 64 << 20, "cache": "drop", "engine": "uring",
         "io_bytes": 1 << 20, "depth": 16, "workers": 2, "cpus": "0-1", "interval_s": 0.25, "power": ["rapl"],
     }  # fmt: skip
     assert workload == {
@@ -67,6 +69,7 @@ def test_flags_and_constants_become_the_engines_spec(capsys: Any, storage: FakeS
         "compute_s": 0.323, "record_bytes": 146600628.0, "record_bytes_stdev": 68341808.0,
         "record_bytes_resize": 2097152, "samples_per_file": 1, "files": 8, "read_threads": 4, "computation_threads": 1,
         "prefetch": 2, "epochs": 5, "au_pct_min": 90.0, "file_shuffle": True, "sample_shuffle": True,
+        "transfer_bytes": None, "columns": None,
     }  # fmt: skip
 
 
@@ -76,8 +79,11 @@ def test_what_is_not_given_is_the_workloads_and_the_rules(capsys: Any, storage: 
         spec = storage.specs[-1]
         assert (spec["rules"], spec["level"], spec["epochs"], spec["prefetch"], spec["seed"]) == (rules, level, 5, 2, 123)
         assert spec["read_threads"] == 4 and spec["workload"]["files"] == 0 and "steps_max" not in spec
-    run(capsys, "--workload", "unet3d", "--accelerator", "b200", "--data", folder)
+    run(capsys, "--workload", "retinanet", "--accelerator", "b200", "--data", folder)
     assert (storage.specs[-1]["rules"], storage.specs[-1]["level"]) == ("v3.0", "bytes")
+    run(capsys, "--workload", "dlrm", "--accelerator", "b200", "--data", folder)
+    columns = storage.specs[-1]["workload"]["columns"]
+    assert len(columns) == 40 and columns[0] == "feature_011"
 
 
 def test_every_builtin_workload_is_a_spec_that_the_engine_takes(folder: Path) -> None:
@@ -94,7 +100,7 @@ def test_every_builtin_workload_is_a_spec_that_the_engine_takes(folder: Path) ->
                 taken.add(workload.format)
             except RequestError as refused:
                 assert "doesn't know the format" in refused.found, str(refused)
-    assert taken == {"npz", "tfrecord"}
+    assert taken == {"npz", "tfrecord", "jpeg", "parquet"}
 
 
 # What comes out -------------------------------------------------------------------------------------
@@ -192,14 +198,9 @@ def test_what_cannot_be_is_refused_before_anything_runs(
     assert code == 2 and told in err and "try:" in err and out == "" and not storage.specs
 
 
-def test_processes_of_a_launcher_are_refused(
-    capsys: Any, storage: FakeStorage, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    for verb in ("run", "search"):
-        code, _, err = typed(capsys, "emulate", verb, *UNET, "--data", folder)
-        assert code == 2 and "2 processes of mpirun (Open MPI)" in err and "without the launcher" in err
-    assert not storage.specs
+def test_batches_that_do_not_fit_into_memory_are_refused(capsys: Any, storage: FakeStorage, folder: Path) -> None:
+    code, _, err = run(capsys, *UNET, "--accelerators", 100_000, "--data", folder, "--destination", "host")
+    assert code == 3 and "don't fit into" in err and not storage.specs
 
 
 # Divisions ------------------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ def test_without_rules_the_first_set_that_has_the_accelerator_is_taken() -> None
         ("unet3d", "v100", None, "a100, h100, b200"),
         ("unet3d", "h100", "v3.0", "v1.0 or v2.0 or text"),
         ("unet3d", "h100", "v4", "one of v1.0, v2.0, v3.0, text"),
-        ("llama3-8b", None, None, "forebay plan run --workload llama3-8b"),
+        ("llama3-8b", None, None, "forebay emulate checkpoint"),
         ("nowhere/a.toml", None, None, "a file that exists"),
     ],
 )
@@ -223,7 +223,6 @@ def test_the_verb_lists_and_shows(capsys: Any, tmp_path: Path) -> None:
     assert code == 0 and len(document["workloads"]) == len(FACTS) + len(CHECKPOINTS)
     code, out, _ = typed(capsys, "emulate", "workloads")
     assert code == 0 and all(name in out for pair in FACTS for name in pair) and "llama3-1t" in out
-    assert "Emulated here: those of npz and tfrecord." in out
     code, out, _ = typed(capsys, "emulate", "workloads", "show", "resnet50", "--accelerator", "h100")
     assert code == 0 and "114,660.07" in out and "1,251" in out and "0.224" in out and "0.435" not in out
     (tmp_path / "mine.toml").write_text(OWN)

@@ -372,15 +372,14 @@ for _ in range(2):
     assert file.read_into(large) == 4 * BYTES
     assert file.last_report.mapped_bytes == 4 * BYTES, file.last_report
     file.close()
-    # Nobody waits for what goes on in the background, unless asked to.
-    assert live()["live"]["registered_bytes"] >= 4 * BYTES
+    # What goes on in the background may be over by now.
     assert large.bytes() == expected * 4
 forebay.release()
 assert live()["live"]["registrations"] == 0 and descriptors() == before
 file = File(long, once=True)
 assert file.read_into(large) == 4 * BYTES
 file.close()
-until = time.monotonic() + 10
+until = time.monotonic() + 60
 while live()["live"]["registrations"] and time.monotonic() < until:
     # Its slots, too, are registered.
     if live()["live"]["registered_bytes"] < 4 * BYTES:

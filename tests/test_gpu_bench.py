@@ -68,9 +68,15 @@ def test_without_a_gpu_each_command_says_so_and_ends_with_3(command: str, tmp_pa
     if os.path.exists("/dev/nvidiactl"):
         pytest.skip("there is a GPU here")
     environment = {k: v for k, v in os.environ.items() if k != "FOREBAY_LIBCUDA"}
-    words = [sys.executable, str(BENCH / command), "--dir", str(tmp_path / "data")]
+    words = [sys.executable, str(BENCH / command), "--dir", str(tmp_path)]
     ran = processes.run(words, env=environment)
     assert ran.returncode == 3 and "no NVIDIA GPU here" in ran.stderr and "Traceback" not in ran.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_missing_is_said_before_anything_is_looked_for(tmp_path: Path) -> None:
+    ran = processes.run([sys.executable, str(BENCH / "gpu_warm.py"), "--dir", str(tmp_path / "data")])
+    assert ran.returncode == 2 and f"mkdir -p {tmp_path}/data" in ran.stderr and "Traceback" not in ran.stderr
     assert not (tmp_path / "data").exists()
 
 
@@ -89,8 +95,8 @@ def test_all_of_them_keep_what_each_measured_and_end_with_the_worst(tmp_path: Pa
     assert ran.returncode == 4
     assert "gpu_random: something does not hold" in ran.stdout and "gpu_cufile: ended with 4: broke" in ran.stdout
     studies = [d["study"] for d in publish.documents((tmp_path / "out/gpu.json").read_text())]
-    assert len(studies) == len(COMMANDS) == 10 and set(studies) == {c[:-3] for c in COMMANDS}
-    assert (tmp_path / "out/gpu.md").read_text().count("## ") == 10 and not (tmp_path / "out/now").exists()
+    assert len(studies) == len(COMMANDS) == 11 and set(studies) == {c[:-3] for c in COMMANDS}
+    assert (tmp_path / "out/gpu.md").read_text().count("## ") == 11 and not (tmp_path / "out/now").exists()
     ran = processes.run(words, env={**environment, "ONLY": "warm two"})
     studies = [d["study"] for d in publish.documents((tmp_path / "out/gpu.json").read_text())]
     assert ran.returncode == 0 and studies == ["gpu_warm", "gpu_two"]

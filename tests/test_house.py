@@ -24,13 +24,18 @@ UNSAFE = {
     "uring": "the ring's entries name buffers by address",
     "map": "reading a mapping of a file",
     "shm": "memory shared with another process",
+    "dma": "memory of a client that it maps for DMA",
     "feed": "filling memory that Python lends, by address",
     "gpu": "calls into libcuda and libcufile",
+    "rdma": "calls into libibverbs and librdmacm, and memory that a network card reaches",
     "gds": "handing cuFile memory that it may use until an I/O is over",
     "copy": "copies between slots that the borrow checker can't follow",
     "meter": "system calls that rustix lacks",
     "doctor": "probing system calls that rustix lacks",
     "reactor": "the worker's own ring, and what it waits for",
+    "stream": "a socket's messages name buffers by address",
+    "tls": "calls into OpenSSL",
+    "process": "starting a process, its signals, and descriptors that one was started with",
     "threads": "pinning threads and their memory to processors and nodes",
 }
 # Elsewhere: file → uses it has today. It may lose some, and leaves the table with the last.
@@ -51,12 +56,16 @@ UNSAFE_CODE = re.compile(r"\bunsafe\b(?!_)(?!\s+(extern\s+)?fn\s*\()")
 # Crates of this workspace → those of this workspace that they may depend on.
 CRATES = {
     "forebay-model": set(),
-    "forebay-engine": {"forebay-model"},
+    "forebay-nvme": set(),
+    "forebay-engine": {"forebay-model", "forebay-nvme"},
     "forebay-python": {"forebay-engine", "forebay-model"},
-    "forebay-fuzz": {"forebay-engine", "forebay-model"},
+    "forebayd": {"forebay-engine", "forebay-model"},
+    "forebay-fuzz": {"forebay-engine", "forebay-model", "forebay-nvme"},
 }
 
-# Modules of the standard library that the model crate may not name (clippy.toml beside its manifest holds types).
+# Crates that touch nothing: bytes and time come in as arguments.
+PURE = ("model", "nvme")
+# Modules of the standard library that those may not name (clippy.toml beside each manifest holds types).
 IMPURE = re.compile(
     r"\bstd::(fs|net|thread|process|env|os)\b|\bstd::time::(Instant|SystemTime)\b|\bstd::time::\{[^}]*(Instant|SystemTime)"
 )
@@ -199,16 +208,17 @@ def test_the_search_for_unsafe_sees_code_and_not_words() -> None:
     assert not has_safety_comment(["// SAFETY: ours", "f();", "unsafe { g() }"], 2)
 
 
-def test_the_model_crate_touches_nothing() -> None:
+@pytest.mark.parametrize("crate", PURE)
+def test_a_pure_crate_touches_nothing(crate: str) -> None:
     found = [
         f"{name(path)}:{number}: {line.strip()}"
         for path in files(".rs")
-        if path.is_relative_to(ROOT / "crates/model")
+        if path.is_relative_to(ROOT / "crates" / crate)
         for number, line in enumerate(code_lines(text_of(path)), 1)
         if IMPURE.search(line)
     ]
     assert not found, "\n".join(found)
-    banned = (ROOT / "crates/model/clippy.toml").read_text()
+    banned = (ROOT / "crates" / crate / "clippy.toml").read_text()
     assert "std::time::Instant" in banned and "std::fs::File" in banned, "the lint that holds this is gone"
 
 
@@ -315,6 +325,28 @@ def test_make_help_lists_every_target() -> None:
     listed = processes.run(["make", "help"], cwd=ROOT).stdout
     missing = [t for t in declared[1].split() if f"make {t} " not in listed]
     assert not missing, f"no `## comment`: {missing}"
+
+
+SCRIPTS = [
+    str(path.relative_to(ROOT))
+    for folder in (".ci", "bench", "deploy", "fuzz", "tests")
+    for path in sorted((ROOT / folder).rglob("*"))
+    if path.is_file() and "target" not in path.parts and re.match(rb"#!/bin/(ba)?sh\b", path.open("rb").read(16))
+]
+
+
+@pytest.mark.parametrize("script", [".ci/prepare", *(s for s in SCRIPTS if s != ".ci/prepare")])
+def test_shell_scripts_are_read_whole_by_their_shell(script: str) -> None:
+    shell = (ROOT / script).read_text().partition("\n")[0].removeprefix("#!")
+    read = processes.run([shell, "-n", script], cwd=ROOT)
+    assert read.returncode == 0, read.stderr
+
+
+def test_each_package_to_install_says_what_its_absence_costs() -> None:
+    tables = re.findall(r"^[A-Z]+='\n(.*?)\n'$", (ROOT / ".ci/prepare").read_text(), re.MULTILINE | re.DOTALL)
+    assert len(tables) == 3
+    for row in "\n".join(tables).splitlines():
+        assert row.count("|") == 2 and "'" not in row, f"command|package|what is skipped: {row}"
 
 
 # Licences and sources of what is built in ---------------------------------------------------------

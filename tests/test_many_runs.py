@@ -87,6 +87,7 @@ def test_two_engines_are_compared_on_one_file(forebay: Run, data: Path) -> None:
     assert "inline" in found["a"]["ran"][0] and "pread" in found["b"]["ran"][0]
 
 
+@pytest.mark.long
 def test_another_interpreter_is_compared_with_this_one(forebay: Run, tmp_path: Path) -> None:
     """A script stands for the other interpreter, so that it finds this build however the tests are run."""
     import forebay as package
@@ -113,7 +114,7 @@ def test_a_file_is_tuned_and_the_printed_command_runs(forebay: Run, data: Path) 
     done = forebay("tune", data, "--cache", "allow", "--fix", "workers=1", "--max-time", "4s", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["pick"]["throughput_gib_s"] > 0 and found["probes"] and found["pick"]["cpu_s_per_gib"] > 0
+    assert found["pick"]["throughput_gib_s"] > 0 and found["probes"]
     again = forebay(*shlex.split(found["bench"])[1:], "--duration", "0.1", "--json")
     assert again.returncode == 0, again.stderr
     job = json.loads(again.stdout)["job"]

@@ -193,6 +193,7 @@ def test_a_plan_that_one_rank_refuses_runs_nowhere(tmp_path):
     assert noted(tmp_path, "began") == {}
 
 
+@pytest.mark.long
 @needs_mpi
 def test_ctrl_c_at_mpirun_keeps_what_was_measured(tmp_path):
     # mpirun kills what hasn't ended a second after it was told to. A busy machine needs more to save a record.

@@ -128,3 +128,13 @@ def test_the_table_has_a_row_for_each_contender() -> None:
     text = table([(cell, figures, [settle(Bound("rate", ("peer",), at_least=1.6), cell, figures)])])
     assert "| 1m | peer, depth 8 | 1.00 (1.00–1.00) | – | 100.0 (100.0–100.0) | 2.00 (2.00–2.00) |" in text
     assert "≥ 1.6 × peer: 2.00 (2.00–2.00), holds" in text
+
+
+def test_a_folder_that_is_missing_or_none_ends_a_command_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = side_by_side.arguments("x", seconds=1)
+    assert parser.parse_args(["--dir", str(tmp_path)]).dir == tmp_path
+    (tmp_path / "file").touch()
+    for name, said in [("a b", f"mkdir -p '{tmp_path}/a b'"), ("file", "is no folder")]:
+        with pytest.raises(SystemExit) as ended:
+            parser.parse_args(["--dir", str(tmp_path / name)])
+        assert ended.value.code == 2 and said in capsys.readouterr().err

@@ -112,6 +112,12 @@ def test_a_file_without_an_end_is_read_to_its_bound(said: Said, command: tuple[s
     assert code == 2 and re.search(r"larger than \d+ MiB", err)
 
 
+def test_a_workload_with_a_number_beyond_floats_is_refused(said: Said, tmp_path: Path) -> None:
+    (tmp_path / "w.toml").write_text("record_bytes = 1" + "0" * 400 + "\n")
+    code, _, err = said("emulate", "workloads", "show", "w.toml")
+    assert code == 2 and "record_bytes" in err
+
+
 def record(**result: Any) -> dict[str, Any]:
     return {
         "schema": "forebay.run/1",

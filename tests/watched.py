@@ -1,4 +1,4 @@
-"""The command with a witness: a file that gets each Progress of its runs, so that a test acts on an event.
+"""The command with a witness: a file that gets each Progress of its runs, emulated ones too, so that a test acts on an event.
 
 As a program, `python watched.py WITNESS WORDS…` is `forebay WORDS…` over the real engine.
 """
@@ -9,7 +9,7 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,11 @@ def measured(witness: Path) -> int:
     return len({p["run"] for p in told(witness) if p["phase"] == "measure" and p["gib_s"]})
 
 
+def epochs_over(witness: Path) -> int:
+    """Epochs of an emulated run that have ended."""
+    return max((p["epoch"] - 1 for p in told(witness) if p["phase"] == "run" and "epoch" in p), default=0)
+
+
 def told(witness: Path) -> Iterator[dict[str, Any]]:
     """Each Progress so far, with the number of its `run`."""
     whole = witness.read_bytes().rpartition(b"\n")[0].splitlines() if witness.exists() else []
@@ -42,22 +47,26 @@ def told(witness: Path) -> Iterator[dict[str, Any]]:
 def main(witness: str, *words: str) -> None:
     import forebay.run
     from forebay import cli
+    from forebay.emulate import engine
 
-    real, begun = forebay.run.run, []
+    begun: list[dict[str, Any]] = []
 
-    def run(job: dict[str, Any], *, observer: Any = None, **kept: Any) -> dict[str, Any]:
-        number = len(begun)
-        begun.append(job)
+    def witnessed(real: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+        def run(job: dict[str, Any], *, observer: Any = None, **kept: Any) -> dict[str, Any]:
+            number = len(begun)
+            begun.append(job)
 
-        def observe(progress: dict[str, Any]) -> None:
-            with open(witness, "a") as file:
-                file.write(json.dumps({"run": number, **progress}) + "\n")
-            if observer is not None:
-                observer(progress)
+            def observe(progress: dict[str, Any]) -> None:
+                with open(witness, "a") as file:
+                    file.write(json.dumps({"run": number, **progress}) + "\n")
+                if observer is not None:
+                    observer(progress)
 
-        return real(job, observer=observe, **kept)
+            return real(job, observer=observe, **kept)
 
-    forebay.run.run = run
+        return run
+
+    forebay.run.run, engine.run = witnessed(forebay.run.run), witnessed(engine.run)
     sys.argv = ["forebay", *words]
     cli.main()
 

@@ -1,6 +1,10 @@
 //! Files of training data: a byte that says which format, one for the samples, two for the length of a piece, the file.
 
+use forebay_engine::format::decode::Decoder;
+use forebay_engine::format::pick::{self, Index, PickSpec, Picker, Wanted};
 use forebay_engine::format::{Damage, ParseSpec, Parser, FORMATS};
+
+const PIXEL_BYTES: usize = 1 << 14;
 
 /// Where a file is damaged.
 type Place = (u64, u64);
@@ -30,6 +34,25 @@ pub fn formats(data: &[u8]) {
     if at_once.is_ok() {
         assert!(lost.is_empty() && passed == at_once, "{}: nothing is lost of what is good", row.name);
     }
+    if let Some(decoder) = row.decoder {
+        decode(decoder, file);
+    }
+    for skips in [false, true] {
+        let columns = Vec::new();
+        let spec = PickSpec { samples_per_file: u32::from(*samples), columns, checks: true, skips };
+        if let Some(mut picker) = (row.picker)(&spec) {
+            pick_all(&mut *picker, file, u64::from(*samples), u64::from(*low));
+        }
+    }
+}
+
+/// An image is decoded or isn't, whatever an earlier one left, and takes no more memory than it may. Small ones alone: a
+/// large one takes as long as thousands of them.
+fn decode(decoder: Decoder, file: &[u8]) {
+    let (mut fresh, mut used) = (Vec::new(), vec![0xA5; 100]);
+    let first = decoder(file, PIXEL_BYTES, &mut fresh);
+    assert_eq!(first.is_ok(), decoder(file, PIXEL_BYTES, &mut used).is_ok());
+    assert!(fresh.len() <= PIXEL_BYTES);
 }
 
 /// Samples and payload of a whole file, or where it is damaged.
@@ -38,4 +61,24 @@ fn seen(parser: &mut dyn Parser, file: &[u8], piece: usize) -> Result<(u64, u64)
     let taken = file.chunks(piece).try_for_each(|bytes| parser.take(bytes)).and_then(|()| parser.end());
     let place = |damage: Damage| (damage.record, damage.offset);
     taken.map(|()| (parser.samples(), parser.payload_bytes())).map_err(place)
+}
+
+/// Pieces lie in the file, and what they lead to is the same whatever is read at a time: all that is wanted, or damage.
+fn pick_all(picker: &mut dyn Picker, file: &[u8], samples: u64, low: u64) {
+    let first = low % samples.max(1);
+    let wanted =
+        Wanted { first, every: 1 + low / 64, samples: samples.saturating_sub(first).div_ceil(1 + low / 64) };
+    let lists = file.split_at_checked(8 * samples as usize);
+    let index = lists.and_then(|(a, b)| Index::read(a, b, samples as u32, file.len() as u64).ok());
+    let mut picked = |step: u64| -> Result<(u64, u64, usize), Place> {
+        let mut lost = Vec::new();
+        let read = picker
+            .begin(file.len() as u64, wanted, index.as_ref())
+            .and_then(|()| pick::read_from(picker, file, wanted.samples, step));
+        picker.lost(&mut lost);
+        let read = read.map_err(|damage| (damage.record, damage.offset))?;
+        assert_eq!(picker.samples(), wanted.samples, "all that is wanted is whole");
+        Ok((read, picker.payload_bytes(), lost.len()))
+    };
+    assert_eq!(picked(1 + low), picked(u64::MAX));
 }

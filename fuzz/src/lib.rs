@@ -1,15 +1,89 @@
 //! What reads bytes from outside, one function each: any input is understood or refused, never a panic,
-//! and what was understood survives a round trip.
+//! and what was understood survives a round trip. State machines take their input as a script, of a peer or a link.
 
+mod auth;
+mod controller;
+mod input;
+mod nvme;
+mod pcie;
+mod rdma;
+mod session;
+mod tcp;
+
+pub use auth::nvme_auth;
+pub use controller::{nvme_connect, nvme_controller};
+pub use nvme::{nvme_command, nvme_discovery, nvme_wire};
+pub use pcie::{nvme_pcie_device, nvme_pcie_host, nvme_pcie_walk};
+pub use rdma::{nvme_rdma, nvme_rdma_host_end, nvme_rdma_target_end};
+pub use session::nvme_session;
+pub use tcp::{nvme_host_end, nvme_pair, nvme_target_end};
+
+#[cfg(feature = "engine")]
+mod snap;
+#[cfg(feature = "engine")]
+pub use snap::{snap_config, snap_rpc, snap_state};
+
+#[cfg(feature = "engine")]
+mod vfio_user;
+#[cfg(feature = "engine")]
+pub use vfio_user::vfio_user;
+#[cfg(feature = "engine")]
 mod formats;
-
+#[cfg(feature = "engine")]
 pub use formats::formats;
 
-use forebay_engine::source::fault::FaultPlan;
-use forebay_engine::source::Uri;
+#[cfg(feature = "engine")]
+use forebay_engine::{
+    serve::config::Config,
+    source::{fault::FaultPlan, Uri},
+};
 use forebay_model::device::DriveModel;
 use forebay_model::safetensors::Header;
 use forebay_model::{record, units, JobSpec, Latency};
+
+pub type Target = fn(&[u8]);
+
+/// All of them, by the names that `fuzz/run` and `seeds/` know them by.
+pub const TARGETS: &[(&str, Target)] = &[
+    ("histogram", histogram),
+    ("job", job),
+    ("record", record),
+    ("units", units),
+    #[cfg(feature = "engine")]
+    ("source", source),
+    ("drive", drive),
+    #[cfg(feature = "engine")]
+    ("faults", faults),
+    ("safetensors", safetensors),
+    #[cfg(feature = "engine")]
+    ("formats", formats),
+    #[cfg(feature = "engine")]
+    ("serve", serve),
+    #[cfg(feature = "engine")]
+    ("snap_config", snap_config),
+    #[cfg(feature = "engine")]
+    ("snap_rpc", snap_rpc),
+    #[cfg(feature = "engine")]
+    ("snap_state", snap_state),
+    #[cfg(feature = "engine")]
+    ("vfio_user", vfio_user),
+    ("nvme_wire", nvme_wire),
+    ("nvme_command", nvme_command),
+    ("nvme_discovery", nvme_discovery),
+    ("nvme_connect", nvme_connect),
+    ("nvme_controller", nvme_controller),
+    ("nvme_target_end", nvme_target_end),
+    ("nvme_host_end", nvme_host_end),
+    ("nvme_pair", nvme_pair),
+    ("nvme_session", nvme_session),
+    ("nvme_auth", nvme_auth),
+    ("nvme_rdma", nvme_rdma),
+    ("nvme_rdma_target_end", nvme_rdma_target_end),
+    ("nvme_rdma_host_end", nvme_rdma_host_end),
+    ("nvme_pcie_walk", nvme_pcie_walk),
+    ("nvme_pcie_device", nvme_pcie_device),
+    ("nvme_pcie_host", nvme_pcie_host),
+];
 
 /// The histogram of a record: HdrHistogram V2, base64.
 pub fn histogram(data: &[u8]) {
@@ -45,6 +119,7 @@ pub fn units(data: &[u8]) {
 }
 
 /// A source URI. A nested one is bounded in depth and length.
+#[cfg(feature = "engine")]
 pub fn source(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let Ok(uri) = Uri::parse(text) else { return };
@@ -62,10 +137,22 @@ pub fn drive(data: &[u8]) {
 }
 
 /// `--faults`. Shares stay between 0 and 1.
+#[cfg(feature = "engine")]
 pub fn faults(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let Ok(plan) = FaultPlan::parse(text) else { return };
     assert!([plan.error, plan.short, plan.stall].iter().all(|share| (0.0..=1.0).contains(share)));
+}
+
+/// The configuration of `forebay serve`. What passes has addresses, and says nothing of its secrets.
+#[cfg(feature = "engine")]
+pub fn serve(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let Ok(config) = Config::from_toml(text) else { return };
+    assert!(!config.addresses().expect("checked").is_empty() && !config.subsystems.is_empty());
+    config.metrics_address().expect("checked");
+    let written = serde_json::to_string(&config).expect("a checked configuration holds no NaN");
+    assert!(!written.contains("DHHC-1:"), "a secret is written");
 }
 
 /// A safetensors header; its first two bytes say how much data follows it. Tensors cover that, and nothing else.

@@ -5,14 +5,20 @@ from collections.abc import Callable, Sequence
 from typing import final
 
 __all__ = [
+    "Gateway",
     "Pending",
     "Reader",
+    "Server",
     "buckets",
     "check",
+    "checkpoint_plan",
+    "checkpoint_run",
     "checksum",
     "crc32c",
     "crc32c_on_gpu",
     "device_of",
+    "dhchap_secret",
+    "discover",
     "doctor",
     "emulate_check",
     "emulate_datagen",
@@ -21,6 +27,7 @@ __all__ = [
     "features",
     "files",
     "formats",
+    "identify",
     "merge",
     "plan",
     "read_files",
@@ -29,7 +36,13 @@ __all__ = [
     "run",
     "safetensors_header",
     "schema",
+    "serve_check",
+    "simulate_fleet",
     "sizes_of",
+    "snap_check",
+    "snap_keep",
+    "snap_rpc",
+    "snap_verbs",
     "stop",
 ]
 
@@ -39,8 +52,38 @@ def run(job: str, command: list[str], observer: Callable[[str], None] | None = N
     observer (KeyboardInterrupt too) stops the run; the record of what was measured is returned with
     result.interrupted true."""
 
+def emulate_run(
+    spec: str,
+    command: list[str],
+    observer: Callable[[str], None] | None = None,
+    barrier: Callable[[int, int], object] | None = None,
+) -> str:
+    """Runs an EmulateSpec (JSON); returns its RunRecord with the part `training`. As `run`; the observer gets
+    {phase, epoch, epochs, step, steps, t_s, au_pct, gib_s, waiting_ranks, cores_busy}. `barrier(epoch, step)` is
+    called at the local end of every step, by one thread at a time, and returns once all hosts have ended it."""
+
+def emulate_check(spec: str) -> str:
+    """The spec with its defaults filled in. Raises RequestError for what is wrong with it on any machine."""
+
+def simulate_fleet(fleet: str, observer: Callable[[str], None] | None = None) -> str:
+    """Plays a Fleet (JSON: hosts, jobs, pools of drives, faults) in virtual time; returns its Outcome. `observer` gets
+    {"share": done} about four times a second. Interrupted, it returns what came until then, `interrupted` true."""
+
 def stop() -> None:
     """Asks the run in progress to end; safe in a signal handler."""
+
+def checkpoint_run(
+    spec: str,
+    command: list[str],
+    observer: Callable[[str], None] | None = None,
+    barrier: Callable[[], object] | None = None,
+) -> str:
+    """Runs a CheckpointSpec; returns its RunRecord, with the part `checkpoint`. `barrier` is called before each
+    checkpoint, and once more between writing and reading: it returns when every host has called it. Otherwise as
+    `run`."""
+
+def checkpoint_plan(spec: str) -> str:
+    """What `checkpoint_run` would do: bytes, files, folders. Touches nothing."""
 
 def plan(job: str) -> str:
     """What `run` would do: resolved targets, engine, path, files to be made. Touches nothing."""
@@ -58,13 +101,6 @@ def files(spec: str, id: str, observer: Callable[[str], None] | None = None) -> 
     """Runs a FilesSpec (many-file metadata phases) in DIR/forebay-files-ID; returns its FilesRecord. A
     KeyboardInterrupt ends the run and cleans up, a second one ends the cleaning too."""
 
-def emulate_run(spec: str, command: list[str], observer: Callable[[str], None] | None = None) -> str:
-    """Runs an EmulateSpec (JSON); returns its RunRecord with the part `training`. As `run`; the observer gets
-    {phase, epoch, epochs, step, steps, t_s, au_pct, gib_s, waiting_ranks, cores_busy}."""
-
-def emulate_check(spec: str) -> str:
-    """The spec with its defaults filled in. Raises RequestError for what is wrong with it on any machine."""
-
 def emulate_datagen(spec: str, observer: Callable[[str], None] | None = None) -> str:
     """Makes a DatagenSpec's data set; returns its DatagenRecord. `observer` gets a JSON Progress some ten times a second.
     What it raises ends the run and is raised again, with what stays as text in its attribute `kept`."""
@@ -81,6 +117,80 @@ def crc32c(data: bytes, before: int = 0) -> int:
 def crc32c_on_gpu(gpu: int, address: int, bytes: int, stream: int) -> int:
     """CRC32C of `bytes` of memory of GPU `gpu` from `address` on, after what is queued on `stream`. The memory must
     stay as it is meanwhile. RequestError where it isn't that GPU's, MachineError without a GPU or NVRTC."""
+
+def discover(host: str, host_nqn: str | None, timeout_s: float) -> str:
+    """What an NVMe/TCP host offers to this host, or to one named `host_nqn`."""
+
+def identify(uri: str, host_nqn: str | None, timeout_s: float) -> str:
+    """What the controller that an nvme+tcp: URI names says of itself and its namespaces."""
+
+def dhchap_secret(transform: str) -> str:
+    """A new DH-HMAC-CHAP secret, transformed with sha256, sha384 or sha512 before use, or as it is: none."""
+
+def serve_check(text: str, form: str) -> str:
+    """A configuration (`form`: toml or json) with its defaults, keys hidden, or RequestError. Opens nothing."""
+
+@final
+class Server:
+    """An NVMe/TCP and NVMe/RDMA target that serves from its making on. `log`: text, json or off, on stderr."""
+
+    def __new__(cls, text: str, form: str, log: str, warnings_only: bool) -> Server: ...
+    def addresses(self) -> list[str]:
+        """Where it listens over TCP, with the ports that were free."""
+
+    def rdma_addresses(self) -> list[str]:
+        """Those over RDMA."""
+
+    def metrics_address(self) -> str | None: ...
+    def stats(self) -> str:
+        """What was counted since the start."""
+
+    def reload(self, text: str, form: str) -> str:
+        """Adds and removes namespaces until they are those of this configuration; what changed. RequestError where
+        more than namespaces differs, and nothing has changed then."""
+
+    def drain(self, timeout_s: float) -> bool:
+        """Accepts nothing more, lets commands finish. True: nothing was cut off."""
+
+    def stop(self) -> None:
+        """Closes what is left, flushes what was written, waits for the threads."""
+
+def snap_check(text: str, form: str) -> str:
+    """A gateway's configuration (`form`: toml or json) with its defaults, or RequestError. Opens nothing."""
+
+def snap_keep(words: list[str], log: str, warnings_only: bool) -> int:
+    """Runs a gateway by `words`, and again whenever it is killed. Its exit code. RunError where one after the other ends at
+    once."""
+
+def snap_rpc(words: list[str]) -> str:
+    """What `forebay snap rpc WORDS` prints: an answer as JSON, or help. RequestError, MachineError where no gateway
+    listens, RunError where it ended or took too long."""
+
+def snap_verbs() -> list[tuple[str, list[str]]]:
+    """(verb, its flags) of each RPC."""
+
+@final
+class Gateway:
+    """Drives that hosts may have, from its making on. `log`: text, json or off, on stderr. `rpc`: a path in place of the
+    configuration's, or off. `take_over`: in the place of the gateway that runs there."""
+
+    def __new__(
+        cls, text: str, form: str, log: str, warnings_only: bool, rpc: str | None, take_over: bool
+    ) -> Gateway: ...
+    def has_left(self) -> bool:
+        """Another process has taken over."""
+
+    def rpc_path(self) -> str | None:
+        """Where it takes RPCs."""
+
+    def stats(self) -> str:
+        """What was counted since the start."""
+
+    def drain(self, timeout_s: float) -> bool:
+        """Takes nothing more from hosts' queues, lets commands finish. True: nothing was cut off."""
+
+    def stop(self) -> None:
+        """Lets go of hosts and sources, waits for the threads."""
 
 def merge(records: list[str]) -> str:
     """One record out of those of several hosts that ran together."""

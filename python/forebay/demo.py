@@ -66,8 +66,9 @@ MODEL = "model:d7-ps1010"
 def command(
     folder: str, out: str | None, seconds: float, file_size: str | None, keep: bool, as_json: bool
 ) -> int:
-    """Show all of it on this machine: what it can do, paths by block size, a stripe against one file, a simulated
-    drive beside a paper's table, and the report. Needs about 3 GiB of free disk while it runs."""
+    """Show all of it on this machine: what it can do, paths by block size, a stripe against one file, how many GPUs of
+    a training job the disk feeds, a simulated drive beside a paper's table, and the report. Needs
+    about 3 GiB of free disk while it runs."""
     results = Path(out) if out else Path(".demo") / time.strftime("%Y%m%d-%H%M%S")
     size = parse_bytes(file_size, "--file-size") if file_size else None
     tour = Tour(Path(folder), results, seconds, size, as_json)
@@ -101,6 +102,7 @@ class Tour:
             ("doctor", "What this machine can do.", self.doctor),
             ("sweep", "Two paths over block sizes, on files made just now.", lambda: self.sweep(cache)),
             ("stripe", "A stripe of four files against one file, interleaved.", lambda: self.stripe(cache)),
+            ("emulate", "How many GPUs of a job with 128 MiB/s each this disk feeds.", lambda: self.emulate(cache)),
             ("model", "A drive known by its data sheet alone, beside a paper's measurement.", self.model),
             ("report", "All of it on one page.", self.report),
         ]
@@ -213,6 +215,27 @@ class Tour:
         code = DONE if code == CHECK_FAILED else code
         return {"exit_code": code, "verdict": found.get("verdict"), "ratios": found.get("ratios")}
 
+    def emulate(self, cache: str) -> dict[str, Any]:
+        """The files that are there already, by other names, as a data set of one sample per MiB."""
+        recipe, folder = self.results / "job.toml", self.data / "job" / "train"
+        recipe.write_text(JOB.format(samples=self.file_bytes // MIB))
+        folder.mkdir(parents=True)
+        for number, file in enumerate(sorted(self.data.glob("member.*"))):
+            os.link(file, folder / f"{number}.raw")
+        code, found = self.verb(
+            "emulate", "search", "--workload", str(recipe), "--data", str(folder.parent), "--cache", cache,
+            "--probe", f"{min(1.0, self.seconds):g}", "--epochs", "1", "--confirm", "1",
+            "--results", str(self.results / "job"), "--quiet",
+        )  # fmt: skip
+        search = found.get("search") or {}
+        output = self.results / "job" / "result.json"
+        if output.exists():
+            self.saved.append(output)
+        if search:
+            self.say(f"   {search['accelerators']}: {search['limit']['text']}.")
+        # That not even one is kept busy is an answer here, too.
+        return {"exit_code": DONE if code == CHECK_FAILED else code, "search": search}
+
     def model(self) -> dict[str, Any]:
         published = paper_table()
         rows, records, code = [], [], DONE
@@ -313,6 +336,25 @@ file-size = "{size}"
 [matrix]
 io-size = ["64k", "128k", "512k", "1m", "4m"]
 path = ["host", "bounce"]
+"""
+
+
+JOB = """# What `forebay demo` emulated: a training job whose accelerators take 128 MiB/s each.
+title = "a job of 1 MiB samples"
+format = "raw"
+loader = "pytorch"
+record_bytes = 1048576
+samples_per_file = {samples}
+files = 4
+batch = 4
+compute_s = 0.03125
+read_threads = 4
+prefetch = 2
+epochs = 1
+au_pct_min = 90
+
+[[variant]]
+accelerator = "gpu"
 """
 
 

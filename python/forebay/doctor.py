@@ -68,7 +68,7 @@ def command(
 ) -> int:
     """Examine this machine, and the storage that SOURCE names.
 
-    SOURCE is a path, or a URI (file:, stripe:, nil:, model:, nvme+tcp:, vfio-user:). In a directory that you
+    SOURCE is a path, or a URI (file:, stripe:, nil:, model:, nvme+tcp:, nvme+rdma:, vfio-user:). In a directory that you
     may write to, a nameless temporary file shows what direct I/O does; nothing is left behind. Each line says
     what works, or why not and what to type.
     """

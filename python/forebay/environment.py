@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from forebay.units import format_bytes
+
 
 def card(environment: dict[str, Any]) -> list[tuple[str, str]]:
     """(heading, line) pairs out of a record's `environment`: machine, storage where known, GPUs."""
@@ -66,6 +68,23 @@ def drive(found: dict[str, Any]) -> str:
     if found.get("size_bytes"):
         words.append(_capacity(found["size_bytes"]))
     return words[0] if len(words) == 1 else f"{words[0]} ({', '.join(words[1:])})"
+
+
+def remote(found: dict[str, Any]) -> str:
+    """`nvme+tcp://10.0.0.1/nqn.x · Linux, firmware 6.12 · 4 queues · commands up to 1m · digests: data`."""
+    parts = [found["uri"]]
+    others = [p["address"] for p in found.get("paths") or [] if p["address"] not in found["uri"]]
+    if others:
+        parts.append(f"also at {', '.join(others)}")
+    firmware = f", firmware {found['firmware']}" if found.get("firmware") else ""
+    parts.append((found.get("model") or "unnamed controller") + firmware)
+    queues = len(found.get("queues") or [])
+    parts.append(f"{queues} queue{'' if queues == 1 else 's'}")
+    if found.get("transfer_bytes"):
+        parts.append(f"commands up to {format_bytes(found['transfer_bytes'])}")
+    digests = [word for word in ("header", "data") if found.get(f"{word}_digest")]
+    parts.append(f"digests: {' and '.join(digests)}" if digests else "no digests")
+    return " · ".join(parts)
 
 
 def gpus(environment: dict[str, Any]) -> str:

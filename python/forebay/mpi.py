@@ -25,7 +25,13 @@ INSTALL = "pip install 'forebay[mpi]'"
 START_LEAD_S = 0.1
 # After a stop, how much longer than an I/O's own time-out a rank may take to hand in what it measured.
 GRACE_S = 15.0
-TAG_STOP, TAG_RESULT, TAG_CLOCK = 71, 72, 73
+TAG_STOP, TAG_RESULT, TAG_CLOCK, TAG_HERE, TAG_GO = 71, 72, 73, 74, 75
+# Between two looks for the others where ranks meet.
+MEET_S = 0.0005
+# Of a host's emulated accelerators, beside its own figures.
+OF_TRAINING = (
+    "accelerators", "au_pct", "samples_per_s", "throughput_mib_s", "samples", "read_bytes", "waited", "headroom"
+)  # fmt: skip
 LAUNCHERS = (
     ("OMPI_COMM_WORLD_SIZE", "mpirun (Open MPI)"),
     ("PMI_SIZE", "mpirun (MPICH, Intel MPI)"),
@@ -44,6 +50,13 @@ def launched(environment: Mapping[str, str] = os.environ) -> tuple[str, int] | N
         if size.isdigit() and int(size) > 1:
             return launcher, int(size)
     return None
+
+
+def refuse(verb: str, following: str) -> None:
+    """RequestError where a launcher started several of a verb that runs once: each would call its number the whole."""
+    found = launched()
+    if found is not None:
+        raise RequestError(f"forebay {verb}", f"{found[1]} processes of {found[0]} would each run alone", following)
 
 
 def world(explicit: bool = False, host_sources: Sequence[str] = ()) -> World | None:
@@ -101,7 +114,7 @@ def job_of_rank(
     mine = dict(job)
     sources = (host_sources or {}).get(host) or (host_sources or {}).get(host.split(".")[0]) or job["sources"]
     names = {"{rank}": str(rank), "{local}": str(local), "{host}": host}
-    mine["sources"] = [_replace(source, names) for source in sources]
+    mine["sources"] = [replace(source, names) for source in sources]
     if size > 1 and "file_name" not in job:
         mine["file_name"] = f"forebay.r{rank}.%d"
     if not job.get("verify"):
@@ -109,7 +122,7 @@ def job_of_rank(
     return mine
 
 
-def _replace(text: str, names: Mapping[str, str]) -> str:
+def replace(text: str, names: Mapping[str, str]) -> str:
     for name, value in names.items():
         text = text.replace(name, value)
     return text
@@ -159,6 +172,7 @@ class World:
         self.host_sources = host_sources or {}
         self.stopped_by: str | None = None
         self.lost: list[int] = []
+        self.gave_up = False  # waiting for others, which may be gone
         self._part: Path | None = None
         self._merged = False
         self._sends: list[Any] = []
@@ -172,19 +186,60 @@ class World:
         Raises on every rank: what any rank's plan refuses (RequestError, MachineError), before anything runs;
         RunError naming the rank that broke, its `.record` being what was measured.
         """
-        self.stopped_by, self._started = None, None
+        self._started = None
         mine = self._agree_on_jobs(job)
         self._make_files(mine, go)
+        return self.conduct(mine, go, interrupt, float(job.get("timeout_s") or 30.0))
+
+    def conduct(
+        self,
+        job: Job,
+        go: Callable[..., Record],
+        interrupt: Any,
+        timeout_s: float,
+        settle: Callable[[], None] | None = None,
+    ) -> Record:
+        """`go(job)` on every rank from the same moment on; merged at rank 0. `settle` follows once this rank's part is kept."""
+        self.stopped_by, self._started = None, None
         self._start_together()
-        outcome = self._measure(mine, go, interrupt)
-        gathered = self._gather(outcome, float(job.get("timeout_s") or 30.0))
-        if not self.lost:
+        outcome = self._measure(job, go, interrupt)
+        if settle is not None:
+            settle()
+        gathered = self._gather(outcome, timeout_s)
+        if not self.lost and not self.gave_up:
             self._rest()
         return self._merge(gathered) if self.leads else self._result_of(outcome)
 
+    def meet(self) -> None:
+        """Returns when every rank has called it; KeyboardInterrupt when one has ended the run instead.
+
+        By messages, since a rank that ends leaves a barrier of MPI's open for good.
+        """
+        if self.leads:
+            waiting = set(range(1, self.size))
+            while waiting:
+                if self._hears(TAG_HERE):
+                    waiting.discard(self.comm.recv(tag=TAG_HERE))
+            self._sends += [self.comm.isend(None, dest=rank, tag=TAG_GO) for rank in range(1, self.size)]
+        else:
+            self._sends.append(self.comm.isend(self.rank, dest=0, tag=TAG_HERE))
+            while not self._hears(TAG_GO):
+                pass
+            self.comm.recv(source=0, tag=TAG_GO)
+
+    def _hears(self, tag: int) -> bool:
+        """Whether a message is there, after a short nap if not."""
+        if self.comm.iprobe(tag=TAG_STOP):
+            self.stopped_by = self.comm.recv(tag=TAG_STOP)
+            raise KeyboardInterrupt
+        if self.comm.iprobe(tag=tag):
+            return True
+        time.sleep(MEET_S)
+        return False
+
     def watch(self, progress: dict[str, Any]) -> None:
         """For the observer: notes when measuring began, and ends the run when another rank has."""
-        if self._started is None and progress.get("phase") == "measure":
+        if self._started is None and progress.get("phase") in ("measure", "run"):
             self._started = time.time() - (progress.get("t_s") or 0.0)
         if self.comm.iprobe(tag=TAG_STOP):
             self.stopped_by = self.comm.recv(tag=TAG_STOP)
@@ -192,7 +247,7 @@ class World:
 
     def agree(self, code: int) -> int:
         """The lead's exit code, on every rank: a launcher reports whichever it meets first."""
-        if self.lost:
+        if self.lost or self.gave_up:
             self.comm.Abort(code)
         self._drop_late_stops()
         code, merged = self.comm.bcast((code, self._merged), root=0)
@@ -219,18 +274,25 @@ class World:
         mine = job_of_rank(job, self.rank, local, self.size, self.host, self.host_sources)
         if "file_name" not in job and not may_make(job) and not _has_own_files(mine):
             mine.pop("file_name", None)
-        refusal = None
-        try:
+
+        def plan() -> None:
             self._plan = engine.plan(mine)
-        except ForebayError as error:
-            refusal = (type(error), error.asked, error.found, error.next)
-        refusals = self.comm.allgather(refusal)
-        for rank, found in enumerate(refusals):
-            if found is not None:
-                kind, asked, why, following = found
-                raise kind(f"{asked} (rank {rank} on {hosts[rank]})", why, following)
+
+        self.all_agree(plan)
         check_targets(self.comm.allgather((self.host, mine)))
         return mine
+
+    def all_agree(self, check: Callable[[], Any]) -> None:
+        """Calls `check` on every rank, and raises on all of them what it raises on any."""
+        refusal = None
+        try:
+            check()
+        except ForebayError as error:
+            refusal = (type(error), error.asked, error.found, error.next)
+        for rank, (host, found) in enumerate(self.comm.allgather((self.host, refusal))):
+            if found is not None:
+                kind, asked, why, following = found
+                raise kind(f"{asked} (rank {rank} on {host})", why, following)
 
     def _make_files(self, job: Job, go: Callable[..., Record]) -> None:
         """Makes missing files before the common start, by a read of the least length.
@@ -381,8 +443,9 @@ class World:
         return outcome["record"]
 
     def _drop_late_stops(self) -> None:
-        while self.comm.iprobe(tag=TAG_STOP):
-            self.comm.recv(tag=TAG_STOP)
+        for tag in (TAG_STOP, TAG_HERE, TAG_GO):
+            while self.comm.iprobe(tag=tag):
+                self.comm.recv(tag=tag)
 
 
 def host_results(gathered: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -396,6 +459,8 @@ def host_results(gathered: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             entry["id"] = found["record"].get("id")
             entry["source"] = found["record"]["job"].get("source")
             entry.update({k: found["record"]["result"].get(k) for k in keys})
+            if training := found["record"].get("training"):
+                entry["training"] = {k: training.get(k) for k in OF_TRAINING}
         began = found["began"]
         entry["started_after_s"] = None if began is None or first is None else began - first
         entry["failure"] = found["failure"]

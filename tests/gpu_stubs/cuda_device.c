@@ -121,6 +121,8 @@ EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
     case 99: *value = 1; break;             /* registers host memory */
     case 100: *value = settings.pageable == 2; break;
     case 113: *value = settings.registers_read_only; break;
+    case 118: *value = 100; break;          /* kernels see what other devices wrote before they began */
+    case 124: *value = settings.dma_buf; break;
     default: *value = 0;
     }
     return attribute > 0 ? OK : INVALID_VALUE;

@@ -217,6 +217,24 @@ EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdevi
     return place ? OK : NOT_FOUND;
 }
 
+/* The dma-buf is a file that says where the memory is: tests/rdma_stubs/dma_buf.c reads it. */
+EXPORT CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr at, size_t bytes, int kind, unsigned long long flags)
+{
+    ENTER(CONTEXT);
+    if (!settings.dma_buf)
+        return NOT_SUPPORTED;
+    if (kind != 1 || flags || !bytes || at % 4096 || bytes % 4096)
+        return INVALID_VALUE;
+    uint64_t place[2] = {(uint64_t)(uintptr_t)stub_alias(at, bytes), bytes};
+    if (!place[0])
+        return INVALID_VALUE;
+    int fd = memfd_create("stub-dma-buf", MFD_CLOEXEC);
+    if (fd < 0 || write(fd, place, sizeof place) != sizeof place)
+        return UNKNOWN;
+    *(int *)handle = fd;
+    return OK;
+}
+
 /* Exported: the libcufile stand-in writes into device memory by it. */
 EXPORT void *stub_alias(CUdeviceptr at, size_t bytes)
 {

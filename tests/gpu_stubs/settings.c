@@ -109,6 +109,7 @@ static void read_setting(char *text)
     else if (!strcmp(text, "init")) settings.init = (int)n;
     else if (!strcmp(text, "pageable")) settings.pageable = (int)n;
     else if (!strcmp(text, "read_only")) settings.registers_read_only = n != 0;
+    else if (!strcmp(text, "dma_buf")) settings.dma_buf = n != 0;
     else if (!strcmp(text, "hash")) settings.hash = n != 0;
     else if (!strcmp(text, "destroyed")) settings.destroyed_after = n;
     else refuse(text);

@@ -53,6 +53,7 @@ struct settings {
     int driver_version;      /* 13000 is 13.0 */
     int init;                /* what cuInit answers */
     bool registers_read_only;
+    bool dma_buf;            /* exports memory to other devices */
     int pageable; /* reads memory that nobody registered: 1 by HMM, 2 by the host's page tables */
     bool hash;               /* look whether a copy's source changes while the copy is queued */
     uint64_t destroyed_after; /* calls until the contexts are destroyed; 0: never */

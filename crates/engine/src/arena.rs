@@ -4,8 +4,14 @@
 //! is one descriptor per contiguous piece, so slots lie in huge pages where they
 //! can be had, and the arena says which pages it got.
 
+mod pieces;
+
+pub use pieces::{Each, Piece, PieceList};
+
 use forebay_model::job::Pages;
 use forebay_model::Error;
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::fs::{MemfdFlags, SealFlags};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -24,9 +30,15 @@ pub enum Mem {
     Host { at: NonNull<u8>, piece: u16 },
     /// Memory of a GPU: a device address.
     Device { gpu: u32, at: u64 },
+    /// Host memory in several places: `count` pieces of a list that outlives the I/O, without the first `skip` bytes.
+    /// Made by `Mem::pieces`.
+    Pieces { list: NonNull<Piece>, count: u16, skip: u32 },
     /// No memory: for I/Os without payload, and for `nil:`.
     None,
 }
+
+// It is part of every I/O, and copied at each step of its way.
+const _: () = assert!(size_of::<Mem>() == 16);
 
 // SAFETY: Mem is an address; whoever reads or writes through it upholds the arena's rules.
 unsafe impl Send for Mem {}
@@ -41,11 +53,12 @@ impl Mem {
                 piece,
             },
             Mem::Device { gpu, at } => Mem::Device { gpu, at: at + bytes as u64 },
+            Mem::Pieces { list, count, skip } => pieces::after(list, count, skip, bytes),
             Mem::None => Mem::None,
         }
     }
 
-    /// The host address, or null.
+    /// The host address, or null where there is none or there are several.
     pub fn host_ptr(self) -> *mut u8 {
         match self {
             Mem::Host { at, .. } => at.as_ptr(),
@@ -83,6 +96,8 @@ pub struct Arena {
     slots_per_piece: usize,
     got: Got,
     registered: bool,
+    /// What it is a mapping of, where a device in another process reads and writes it.
+    fd: Option<Arc<OwnedFd>>,
 }
 
 // SAFETY: the mapping is owned by the arena, which moves between threads as a whole.
@@ -91,13 +106,26 @@ unsafe impl Send for Arena {}
 impl Arena {
     /// Slots are aligned to 4 KiB, and never straddle a registered piece.
     pub fn new(count: usize, bytes_each: usize, pages: Pages) -> Result<Arena, Error> {
+        Arena::of(count, bytes_each, pages, false)
+    }
+
+    /// As `new`, in memory that can be mapped into an emulated device, too.
+    pub fn shared(count: usize, bytes_each: usize, pages: Pages) -> Result<Arena, Error> {
+        Arena::of(count, bytes_each, pages, true)
+    }
+
+    fn of(count: usize, bytes_each: usize, pages: Pages, shared: bool) -> Result<Arena, Error> {
         let slot_bytes = bytes_each.max(1).next_multiple_of(SMALL);
         let slots_per_piece = (PIECE_BYTES_MAX / slot_bytes).max(1).min(count.max(1));
         let mapped_bytes =
             slot_bytes.checked_mul(count.max(1)).and_then(|b| b.checked_next_multiple_of(HUGE)).ok_or_else(
                 || Error::request("the buffers", "their size overflows", "a smaller --depth or --io-size"),
             )?;
-        let (base, got) = memory(mapped_bytes, pages).map_err(|e| match pages {
+        let given = match shared {
+            true => shared_memory(mapped_bytes, pages).map(|(base, got, fd)| (base, got, Some(Arc::new(fd)))),
+            false => memory(mapped_bytes, pages).map(|(base, got)| (base, got, None)),
+        };
+        let (base, got, fd) = given.map_err(|e| match pages {
             Pages::Hugetlb => Error::machine(
                 "--pages hugetlb",
                 format!("no huge pages to be had: {e}"),
@@ -109,7 +137,7 @@ impl Arena {
                 "a smaller --depth, --workers or --io-size",
             ),
         })?;
-        Ok(Arena { base, mapped_bytes, slot_bytes, count, slots_per_piece, got, registered: false })
+        Ok(Arena { base, mapped_bytes, slot_bytes, count, slots_per_piece, got, registered: false, fd })
     }
 
     pub fn slot(&self, index: usize) -> Mem {
@@ -142,6 +170,11 @@ impl Arena {
 
     pub fn got(&self) -> Got {
         self.got
+    }
+
+    /// What the whole of it is a mapping of, from the first byte on; None for memory that only this process has.
+    pub fn fd(&self) -> Option<&Arc<OwnedFd>> {
+        self.fd.as_ref()
     }
 
     /// From now on slots say which registered piece they lie in.
@@ -190,7 +223,72 @@ fn memory(bytes: usize, pages: Pages) -> std::io::Result<(NonNull<u8>, Got)> {
     // SAFETY: the range is one mapping of ours. Refusal only means smaller pages, which `huge_share` sees.
     unsafe { libc::madvise(base.as_ptr().cast(), bytes, advice) };
     touch(base, bytes);
-    Ok((base, if small { Got::Small } else { huge_share(base, bytes) }))
+    Ok((base, if small { Got::Small } else { collapsed(base, bytes) }))
+}
+
+/// As `memory`, mapped from a descriptor.
+fn shared_memory(bytes: usize, pages: Pages) -> std::io::Result<(NonNull<u8>, Got, OwnedFd)> {
+    if matches!(pages, Pages::Auto | Pages::Hugetlb) {
+        let huge = sealed_memfd(bytes, true);
+        match huge.and_then(|fd| map_from(&fd, bytes, None, libc::MAP_POPULATE).map(|base| (base, fd))) {
+            Ok((base, fd)) => return Ok((base, Got::Hugetlb, fd)),
+            Err(e) if pages == Pages::Hugetlb => return Err(e),
+            Err(_) => {}
+        }
+    }
+    let fd = sealed_memfd(bytes, false)?;
+    let base = map_shared(&fd, bytes)?;
+    let small = pages == Pages::Small;
+    let advice = if small { libc::MADV_NOHUGEPAGE } else { libc::MADV_HUGEPAGE };
+    // SAFETY: the range is one mapping of ours. Refusal only means smaller pages, which `huge_share` sees.
+    unsafe { libc::madvise(base.as_ptr().cast(), bytes, advice) };
+    touch(base, bytes);
+    Ok((base, if small { Got::Small } else { collapsed(base, bytes) }, fd))
+}
+
+/// What lies in small pages is moved into huge ones, where the kernel (6.1 and newer) finds some. For memory with a
+/// descriptor it does so on this call alone: `transparent_hugepage/shmem_enabled` is `never` as a rule.
+fn collapsed(base: NonNull<u8>, bytes: usize) -> Got {
+    match huge_share(base, bytes) {
+        Got::Thp => Got::Thp,
+        _ => {
+            // SAFETY: the range is one mapping of ours, and its bytes stay what they are.
+            unsafe { libc::madvise(base.as_ptr().cast(), bytes, libc::MADV_COLLAPSE) };
+            huge_share(base, bytes)
+        }
+    }
+}
+
+/// Memory with a descriptor, whose size nobody can change: a mapping of it never faults.
+pub(crate) fn sealed_memfd(bytes: usize, huge: bool) -> std::io::Result<OwnedFd> {
+    let kind = if huge { MemfdFlags::HUGETLB } else { MemfdFlags::empty() };
+    let fd = rustix::fs::memfd_create("forebay", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | kind)?;
+    rustix::fs::ftruncate(&fd, bytes as u64)?;
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(fd)
+}
+
+/// All of a descriptor's `bytes`, from a huge page's boundary on.
+pub(crate) fn map_shared(fd: &OwnedFd, bytes: usize) -> std::io::Result<NonNull<u8>> {
+    let place = map_aligned(bytes)?;
+    map_from(fd, bytes, Some(place), 0)
+}
+
+/// `place`: a mapping of ours that this one takes the place of.
+fn map_from(
+    fd: &OwnedFd,
+    bytes: usize,
+    place: Option<NonNull<u8>>,
+    flags: i32,
+) -> std::io::Result<NonNull<u8>> {
+    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | flags);
+    let (at, fixed) = place.map_or((std::ptr::null_mut(), 0), |at| (at.as_ptr().cast(), libc::MAP_FIXED));
+    // SAFETY: a fresh mapping, or one that replaces a mapping of ours of the same length that nothing refers to.
+    let at = unsafe { libc::mmap(at, bytes, protection, flags | fixed, fd.as_fd().as_raw_fd(), 0) };
+    if at == libc::MAP_FAILED {
+        return Err(std::io::Error::last_os_error());
+    }
+    Ok(NonNull::new(at.cast()).expect("mmap gave an address"))
 }
 
 fn map(bytes: usize, flags: i32) -> std::io::Result<NonNull<u8>> {
@@ -216,6 +314,26 @@ fn map_aligned(bytes: usize) -> std::io::Result<NonNull<u8>> {
         libc::munmap(base.as_ptr().add(lead + bytes).cast(), HUGE - lead);
         Ok(base.add(lead))
     }
+}
+
+/// Where `bytes` of a file from `offset` on are best mapped, as a hint for mmap: the kernel maps a file's huge pages as
+/// such only where address and offset lie alike within one. Null where it doesn't matter or nothing is known.
+pub(crate) fn place_for(bytes: usize, offset: u64) -> *mut libc::c_void {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let Some(room) = bytes.checked_add(HUGE).filter(|_| bytes >= HUGE) else {
+        return std::ptr::null_mut();
+    };
+    // SAFETY: a fresh mapping that nobody can use, and that is gone again at once.
+    let at = unsafe {
+        let at = libc::mmap(std::ptr::null_mut(), room, libc::PROT_NONE, flags, -1, 0);
+        if at == libc::MAP_FAILED {
+            return std::ptr::null_mut();
+        }
+        libc::munmap(at, room);
+        at
+    };
+    let beyond = (offset as usize).wrapping_sub(at as usize) % HUGE;
+    at.wrapping_byte_add(beyond)
 }
 
 fn touch(base: NonNull<u8>, bytes: usize) {
@@ -267,12 +385,17 @@ fn mappings(smaps: &str) -> Vec<Mapping> {
     for line in smaps.lines() {
         if let Some((start, end)) = range_of(line) {
             found.push(Mapping { start, end, huge_bytes: 0 });
-        } else if let (Some(mapping), Some(rest)) = (found.last_mut(), line.strip_prefix("AnonHugePages:")) {
-            let kib = rest.split_whitespace().next().and_then(|n| n.parse().ok()).unwrap_or(0);
-            mapping.huge_bytes = kib * 1024;
+        } else if let (Some(mapping), Some(rest)) = (found.last_mut(), huge_pages_of(line)) {
+            let kib: usize = rest.split_whitespace().next().and_then(|n| n.parse().ok()).unwrap_or(0);
+            mapping.huge_bytes += kib * 1024;
         }
     }
     found
+}
+
+/// What follows the name of a line that counts huge pages: of memory without a descriptor, and of memory with one.
+fn huge_pages_of(line: &str) -> Option<&str> {
+    ["AnonHugePages:", "ShmemPmdMapped:"].iter().find_map(|name| line.strip_prefix(name))
 }
 
 /// `7f00-7f10 rw-p …` → its addresses; None for a line that isn't the head of a mapping.
@@ -300,6 +423,22 @@ mod tests {
     }
 
     #[test]
+    fn shared_slots_are_the_descriptors_bytes() {
+        for pages in [Pages::Small, Pages::Auto] {
+            let arena = Arena::shared(3, 5000, pages).unwrap();
+            let last = arena.slot(2).host_ptr();
+            // SAFETY: the slot is ours, and nothing else looks at it.
+            unsafe { last.write(7) };
+            let at = last as usize - arena.whole().0.as_ptr() as usize;
+            let mut byte = [0];
+            rustix::io::pread(arena.fd().unwrap(), &mut byte, at as u64).unwrap();
+            assert_eq!(byte, [7]);
+            assert!(rustix::fs::ftruncate(arena.fd().unwrap(), 0).is_err(), "sealed");
+        }
+        assert!(Arena::new(1, 1, Pages::Small).unwrap().fd().is_none());
+    }
+
+    #[test]
     fn no_piece_is_longer_than_the_kernel_registers() {
         let slot_bytes = 300 << 20;
         let arena = ManuallyDrop::new(Arena {
@@ -310,18 +449,45 @@ mod tests {
             slots_per_piece: PIECE_BYTES_MAX / slot_bytes,
             got: Got::Small,
             registered: false,
+            fd: None,
         });
         assert!(arena.pieces().iter().all(|p| p.iov_len <= PIECE_BYTES_MAX));
         assert_eq!(arena.pieces().iter().map(|p| p.iov_len).sum::<usize>(), 7 * slot_bytes);
     }
 
     #[test]
+    fn memory_with_a_descriptor_lies_in_huge_pages_here_and_where_it_is_mapped_again() {
+        // SAFETY: of no bytes; it fails where the kernel doesn't know this advice (before 6.1).
+        if unsafe { libc::madvise(std::ptr::null_mut(), 0, libc::MADV_COLLAPSE) } != 0 {
+            return;
+        }
+        let (bytes, read, write) = (4 * HUGE, libc::PROT_READ, libc::PROT_WRITE);
+        let (_, got, fd) = shared_memory(bytes, Pages::Thp).unwrap();
+        assert_ne!(got, Got::Small);
+        for (from, len) in [(0, bytes), (HUGE + SMALL, bytes - HUGE - SMALL)] {
+            let hint = place_for(len, from as u64);
+            // SAFETY: a fresh mapping of a part of the memory, whose size is sealed.
+            let at =
+                unsafe { libc::mmap(hint, len, read | write, libc::MAP_SHARED, fd.as_raw_fd(), from as i64) };
+            assert_ne!(at, libc::MAP_FAILED);
+            let at = NonNull::new(at.cast()).unwrap();
+            touch(at, len);
+            assert_ne!(huge_share(at, len), Got::Small, "{len} bytes from {from} on");
+        }
+        assert!(place_for(SMALL, 0).is_null());
+    }
+
+    #[test]
     fn mappings_are_read_with_their_huge_pages() {
-        let text = "7f00-7f10 rw-p 0000 00:00 0\nSize: 4 kB\nAnonHugePages:   2048 kB\n7f10-7f20 r--p 0 0 0 lib\nSize: 4 kB\n";
+        let text = concat!(
+            "7f00-7f10 rw-p 0000 00:00 0\nSize: 4 kB\nAnonHugePages:   2048 kB\nShmemPmdMapped:   0 kB\n",
+            "7f10-7f20 r--p 0 0 0 lib\nSize: 4 kB\n",
+            "7f20-7f30 rw-s 0 0 0 /memfd:\nAnonHugePages: 0 kB\nShmemPmdMapped: 4096 kB\n",
+        );
         let found = mappings(text);
         assert_eq!(
             found.iter().map(|m| (m.start, m.end, m.huge_bytes)).collect::<Vec<_>>(),
-            [(0x7f00, 0x7f10, 2 << 20), (0x7f10, 0x7f20, 0)]
+            [(0x7f00, 0x7f10, 2 << 20), (0x7f10, 0x7f20, 0), (0x7f20, 0x7f30, 4 << 20)]
         );
     }
 

@@ -114,6 +114,18 @@ mod imp {
         "sfence",
         "mov rax, rdx",
         "ret",
+        ".globl forebay_word_begin",
+        ".hidden forebay_word_begin",
+        ".globl forebay_word_end",
+        ".hidden forebay_word_end",
+        ".p2align 4",
+        "forebay_word_begin:",
+        "mov eax, 1",
+        "mov ecx, [rsi]",
+        "mov [rdi], ecx",
+        "xor eax, eax",
+        "forebay_word_end:",
+        "ret",
     );
 
     extern "sysv64" {
@@ -123,17 +135,20 @@ mod imp {
         fn forebay_strips_end();
         fn forebay_streamed_begin(to: *mut u8, from: *const u8, strips: usize) -> usize;
         fn forebay_streamed_end();
+        fn forebay_word_begin(to: *mut u32, from: *const u32) -> u32;
+        fn forebay_word_end();
     }
 
     const STRIP: usize = 8 * 4096;
     const LINE: usize = 64;
 
     /// First and last instruction of each routine that a fault may interrupt, and goes on at the last.
-    fn routines() -> [(i64, i64); 3] {
+    fn routines() -> [(i64, i64); 4] {
         [
             (forebay_copy_begin as *const () as i64, forebay_copy_end as *const () as i64),
             (forebay_strips_begin as *const () as i64, forebay_strips_end as *const () as i64),
             (forebay_streamed_begin as *const () as i64, forebay_streamed_end as *const () as i64),
+            (forebay_word_begin as *const () as i64, forebay_word_end as *const () as i64),
         ]
     }
 
@@ -191,6 +206,16 @@ mod imp {
         // SAFETY: likewise, for the rest. After a fault it meets the same page, and counts exactly.
         unsafe { forebay_copy_begin(to.add(done), from.add(done), bytes - done) }
     }
+
+    /// Copies an aligned word by one load and one store. False: the page of one of them is gone.
+    ///
+    /// # Safety
+    /// Both are aligned, and lie in mappings whose pages may be gone.
+    #[inline]
+    pub unsafe fn guarded_word(to: *mut u32, from: *const u32) -> bool {
+        // SAFETY: the caller's promise; a SIGBUS inside is handled by `on_bus`, and leaves 1.
+        unsafe { forebay_word_begin(to, from) == 0 }
+    }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -208,9 +233,19 @@ mod imp {
         unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
         0
     }
+
+    /// Faults aren't survived here; whoever maps memory of others asks `GUARDED` first.
+    ///
+    /// # Safety
+    /// As on x86-64.
+    pub unsafe fn guarded_word(to: *mut u32, from: *const u32) -> bool {
+        // SAFETY: the caller's promise.
+        unsafe { to.write_volatile(from.read_volatile()) };
+        true
+    }
 }
 
-pub use imp::{guarded, install_guard};
+pub use imp::{guarded, guarded_word, install_guard};
 
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests {

@@ -1,6 +1,8 @@
 //! Moves bytes between storage, memory and GPUs, and measures what that took.
 
 pub mod arena;
+pub mod auth;
+pub mod checkpoint;
 pub mod checksum;
 pub mod clock;
 pub mod copy;
@@ -10,13 +12,21 @@ pub mod emulate;
 pub mod feed;
 pub mod files;
 pub mod format;
+pub mod front;
 pub mod generate;
 pub mod gpu;
 mod identity;
+pub mod inspect;
 pub mod meter;
 pub mod path;
+mod process;
 pub mod queue;
+pub mod rate;
+pub mod rdma;
 pub mod reactor;
+pub mod serve;
 pub mod source;
+pub mod stream;
+pub mod tls;
 
 pub use forebay_model::{Error, Kind};

@@ -29,7 +29,9 @@ pub struct Io {
     pub offset: u64,
     pub len: u32,
     /// Where the payload goes to or comes from; at least `len` bytes, and for a read that ends with the data,
-    /// `len` rounded up to the alignment. Unused by Flush, WriteZeroes, Deallocate.
+    /// `len` rounded up to the alignment. Unused by Flush, WriteZeroes, Deallocate. It may be scattered
+    /// (`Mem::pieces`): then each piece begins at a multiple of `mem_align` and is a multiple of `align` long, and a
+    /// source moves bytes straight to and from the pieces; what it can't take so it fails with a note.
     pub mem: Mem,
 }
 
@@ -48,6 +50,8 @@ pub enum Via {
     Staged,
     /// Copied once, out of a mapping of the page cache.
     Mapped,
+    /// Copied once, by the kernel, between a socket and its place.
+    Fabric,
     /// No payload moved.
     Nothing,
 }
@@ -59,6 +63,7 @@ pub struct Travelled {
     pub staged: u64,
     pub mapped: u64,
     pub compat: u64,
+    pub fabric: u64,
 }
 
 impl Travelled {
@@ -69,12 +74,13 @@ impl Travelled {
             Via::Staged => self.staged += bytes,
             Via::Mapped => self.mapped += bytes,
             Via::Compat => self.compat += bytes,
+            Via::Fabric => self.fabric += bytes,
             Via::Nothing => {}
         }
     }
 
     pub fn total(&self) -> u64 {
-        self.direct + self.staged + self.mapped + self.compat
+        self.direct + self.staged + self.mapped + self.compat + self.fabric
     }
 }
 
@@ -146,6 +152,13 @@ pub trait Queue {
     /// False while an I/O would be handed back, where that is known: then the caller needn't make one up.
     fn takes_more(&self) -> bool {
         true
+    }
+
+    /// Where these bytes lie in memory already, for somebody who only reads them, as long as the queue is there:
+    /// a read into that place moves nothing. The kernel may read there, nobody else: should the file be cut short
+    /// meanwhile, it is told EFAULT, others die of SIGBUS. None: a read needs memory of its own.
+    fn lend(&mut self, _offset: u64, _len: u32) -> Option<Mem> {
+        None
     }
 
     fn push(&mut self, io: Io, reactor: &mut Reactor) -> Result<(), Full>;

@@ -5,13 +5,18 @@
 //! until the queue reaps. Where io_uring is forbidden the reactor waits in
 //! poll(2), and queues that need a ring say so when they open.
 
+mod trust;
+
 use crate::arena::Arena;
 use crate::clock;
 use forebay_model::Error;
 use io_uring::{squeue, types, IoUring};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::Arc;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
+use trust::Trust;
 
 /// Submissions that may be queued between two calls of the kernel.
 const ENTRIES_MAX: u32 = 4096;
@@ -22,6 +27,11 @@ const FILES_MAX: u32 = 1024;
 /// user_data of what isn't a queue's; tokens stay below.
 const WAKE: u64 = u64::MAX;
 const CANCEL: u64 = u64::MAX - 1;
+/// Marks in user_data what `push_soon` queued.
+const SOON: u64 = 1 << 63;
+/// How long a wait counts on it at most. Beyond the kernel's next tick: an earlier timer has to be programmed into the
+/// processor and taken back, for each wait, and on a virtual machine each costs as much as the wait's own work.
+const SOON_US: u32 = 10_000;
 
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RingOptions {
@@ -39,17 +49,55 @@ pub struct RingOptions {
 pub struct Completion {
     pub tag: u32,
     pub result: i32,
+    /// IORING_CQE_F_*.
+    pub flags: u32,
 }
+
+/// What completed for one token and wasn't taken yet.
+#[derive(Default)]
+struct Inbox {
+    completions: Vec<Completion>,
+    /// Those that count in `Reactor::gathered`.
+    waited_for: u32,
+}
+
+/// Memory that another process writes: what comes there ends a wait, with no completion of the ring.
+pub trait Glance: Send + Sync {
+    /// Something is there. Called again and again while a wait spins, so it is a look and nothing more.
+    fn is_ready(&self) -> bool;
+    /// Nothing will come any more.
+    fn is_closed(&self) -> bool;
+}
+
+/// Looks at memory between two calls of the kernel, while a wait spins.
+const GLANCES: u32 = 32;
 
 /// Wakes a reactor from another thread.
 #[derive(Debug)]
 pub struct Waker(OwnedFd);
 
 impl Waker {
+    /// One that is waited for by poll(2), not by a reactor.
+    pub fn new() -> std::io::Result<Waker> {
+        let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+        Ok(Waker(rustix::event::eventfd(0, flags)?))
+    }
+
+    /// Forgets the calls so far.
+    pub fn drain(&self) {
+        let _ = rustix::io::read(&self.0, &mut [0; 8]);
+    }
+
     pub fn wake(&self) {
         let one = 1u64.to_ne_bytes();
         // SAFETY: writes eight bytes of a local to an eventfd that we own. A full counter is awake already.
         unsafe { libc::write(self.0.as_raw_fd(), one.as_ptr().cast(), 8) };
+    }
+}
+
+impl AsFd for Waker {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 
@@ -70,27 +118,47 @@ const ENTER_EXT_ARG: u32 = 8;
 struct Ring {
     uring: IoUring,
     sqpoll: bool,
-    files: u32,
+    /// By their place in the table.
+    files: Vec<Option<Weak<File>>>,
     min_wait: bool,
     /// Submissions that one call of the kernel may hand over.
     together: u32,
+    /// Queued submissions that complete as they are handed over, as a rule.
+    soon: u32,
+    /// Those of them, and of earlier ones, that didn't complete yet.
+    soon_left: u32,
+    /// Something waits behind one of these: they end a wait, until none is left.
+    soon_awaited: bool,
+    trust: Trust,
     wake_buffer: Box<u64>,
     wake_armed: bool,
+    /// A waker called since the last `wait` ended: the next one doesn't sleep.
+    woken: bool,
 }
 
 pub struct Reactor {
     ring: Option<Ring>,
-    inboxes: Vec<Vec<Completion>>,
-    /// Completions that lie in inboxes.
+    inboxes: Vec<Inbox>,
+    /// Completions that lie in inboxes and are worth a wait.
     gathered: u32,
     waker: Option<Arc<Waker>>,
     features: Vec<&'static str>,
+    spin: Duration,
+    glances: Vec<Arc<dyn Glance>>,
 }
 
 impl Reactor {
     /// A reactor without a ring: for queues that finish inline or on threads.
     pub fn without_ring() -> Reactor {
-        Reactor { ring: None, inboxes: Vec::new(), gathered: 0, waker: None, features: Vec::new() }
+        Reactor {
+            ring: None,
+            inboxes: Vec::new(),
+            gathered: 0,
+            waker: None,
+            features: Vec::new(),
+            spin: Duration::ZERO,
+            glances: Vec::new(),
+        }
     }
 
     /// A reactor over a ring. Must be made by the thread that uses it.
@@ -102,15 +170,28 @@ impl Reactor {
             features.push("fixed_files");
         }
         let ring = Ring {
+            soon: 0,
+            soon_left: 0,
+            soon_awaited: false,
+            trust: Trust::default(),
             together: if options.one_by_one && !options.sqpoll { UNPLUGGED } else { u32::MAX },
             min_wait: uring.params().is_feature_min_timeout(),
             uring,
             sqpoll: options.sqpoll,
-            files: 0,
+            files: Vec::new(),
             wake_buffer: Box::new(0),
             wake_armed: false,
+            woken: false,
         };
-        Ok(Reactor { ring: Some(ring), inboxes: Vec::new(), gathered: 0, waker: None, features })
+        Ok(Reactor {
+            ring: Some(ring),
+            inboxes: Vec::new(),
+            gathered: 0,
+            waker: None,
+            features,
+            spin: Duration::ZERO,
+            glances: Vec::new(),
+        })
     }
 
     pub fn has_ring(&self) -> bool {
@@ -136,20 +217,37 @@ impl Reactor {
     }
 
     /// A place in the ring's table of files. None: the table is full or refused, use the descriptor.
-    pub fn register_file(&mut self, fd: RawFd) -> Option<u32> {
+    pub fn register_file(&mut self, file: &Arc<File>) -> Option<u32> {
         let ring = self.ring.as_mut()?;
-        if !self.features.contains(&"fixed_files") || ring.files == FILES_MAX {
+        let free = ring.files.iter().position(Option::is_none);
+        let at = free.unwrap_or(ring.files.len());
+        if !self.features.contains(&"fixed_files") || at == FILES_MAX as usize {
             return None;
         }
-        let at = ring.files;
-        ring.uring.submitter().register_files_update(at, &[fd]).ok()?;
-        ring.files += 1;
-        Some(at)
+        ring.uring.submitter().register_files_update(at as u32, &[file.as_raw_fd()]).ok()?;
+        if free.is_none() {
+            ring.files.push(None);
+        }
+        ring.files[at] = Some(Arc::downgrade(file));
+        Some(at as u32)
+    }
+
+    /// Takes files out of that table that nobody has open any more: until then the kernel keeps them, with the space
+    /// of those that were removed.
+    pub fn forget_files(&mut self) {
+        let Some(ring) = self.ring.as_mut() else { return };
+        for (at, place) in ring.files.iter_mut().enumerate() {
+            if place.as_ref().is_some_and(|file| file.strong_count() == 0)
+                && ring.uring.submitter().register_files_update(at as u32, &[-1]).is_ok()
+            {
+                *place = None;
+            }
+        }
     }
 
     /// Takes part: what completes under the token gathers for `take`.
     pub fn token(&mut self) -> u32 {
-        self.inboxes.push(Vec::new());
+        self.inboxes.push(Inbox::default());
         (self.inboxes.len() - 1) as u32
     }
 
@@ -168,10 +266,62 @@ impl Reactor {
         }
     }
 
+    /// As `push`, for what completes as it is handed over, as a rule (`soon`): a small send. A `wait` isn't for it,
+    /// so that handing it over and waiting for something else is one call. One that fails does end a wait.
+    ///
+    /// # Safety
+    /// As of `push`.
+    pub unsafe fn push_soon(&mut self, token: u32, tag: u32, entry: squeue::Entry, soon: bool) {
+        let ring = self.ring.as_mut().expect("a queue that needs a ring opened on one");
+        let mark = if soon { SOON } else { 0 };
+        let entry = entry.user_data(user_data(token, tag) | mark);
+        // SAFETY: the caller's promise.
+        while unsafe { !ring.push(&entry) } {
+            ring.enter(0, Some(clock::now()), 0);
+            gather(ring, &mut self.inboxes, &mut self.gathered);
+        }
+        ring.soon += u32::from(soon);
+        ring.soon_left += u32::from(soon);
+    }
+
+    /// Something waits behind what `push_soon` queued and isn't complete: a full socket takes a small send late, and
+    /// what is to be sent next must not wait for other completions, of which there may be none.
+    pub fn await_soon(&mut self) {
+        if let Some(ring) = self.ring.as_mut() {
+            ring.soon_awaited = ring.soon_left > 0;
+        }
+    }
+
+    /// Has the next signal of an eventfd complete under the token, once; what the eventfd counted is forgotten.
+    pub fn hear(&mut self, token: u32, tag: u32, eventfd: BorrowedFd) {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let entry =
+            io_uring::opcode::Read::new(types::Fd(eventfd.as_raw_fd()), COUNT.as_ptr().cast(), 8).build();
+        // SAFETY: it points to eight bytes that are always there, and that nobody reads.
+        unsafe { self.push(token, tag, entry) };
+    }
+
+    /// Has a descriptor's next readiness to be read complete under the token, once. `cancel` ends it, too.
+    pub fn watch(&mut self, token: u32, tag: u32, descriptor: BorrowedFd) {
+        let fd = types::Fd(descriptor.as_raw_fd());
+        let entry = io_uring::opcode::PollAdd::new(fd, libc::POLLIN as u32).build();
+        // SAFETY: a poll points to nothing, and holds its file by itself.
+        unsafe { self.push(token, tag, entry) };
+    }
+
     /// Asks the kernel to give up on one submission; its completion still comes.
     pub fn cancel(&mut self, token: u32, tag: u32) {
+        self.cancel_named(user_data(token, tag));
+    }
+
+    /// `cancel` for what `push_soon` queued as `soon`.
+    pub fn cancel_soon(&mut self, token: u32, tag: u32) {
+        self.cancel_named(user_data(token, tag) | SOON);
+    }
+
+    fn cancel_named(&mut self, name: u64) {
         let Some(ring) = self.ring.as_mut() else { return };
-        let entry = io_uring::opcode::AsyncCancel::new(user_data(token, tag)).build().user_data(CANCEL);
+        let entry = io_uring::opcode::AsyncCancel::new(name).build().user_data(CANCEL);
         // SAFETY: a cancellation points to nothing.
         while unsafe { !ring.push(&entry) } {
             ring.enter(0, Some(clock::now()), 0);
@@ -216,6 +366,10 @@ impl Reactor {
     /// With `batch`, once that time has passed a single completion is enough.
     pub fn wait(&mut self, at_least: u32, until: Instant, batch: Duration) {
         self.gather();
+        // Its call may have been collected by `flush` or `take`, after the caller looked at what it is woken for.
+        if self.sees() || self.was_woken() {
+            return self.submit();
+        }
         let wanted = at_least.saturating_sub(self.gathered);
         if self.ring.is_none() {
             if wanted > 0 {
@@ -223,21 +377,75 @@ impl Reactor {
             }
             return;
         }
-        if wanted > 0 {
-            self.arm_wake();
+        if wanted > 0 && self.look(self.spin, until) {
+            self.was_woken();
+            return;
         }
-        if let Some(ring) = self.ring.as_mut() {
-            ring.enter(wanted, Some(until), batch.as_micros() as u32);
-        }
+        let counted =
+            self.ring.as_mut().is_some_and(|r| r.enter(wanted, Some(until), batch.as_micros() as u32));
         self.gather();
+        if let Some(ring) = self.ring.as_mut().filter(|_| counted) {
+            ring.trust.judge(ring.soon_left == 0);
+        }
+        self.was_woken();
+    }
+
+    fn was_woken(&mut self) -> bool {
+        self.ring.as_mut().is_some_and(|ring| std::mem::take(&mut ring.woken))
+    }
+
+    /// From now on `wait` looks for this long before it sleeps: a wake-up costs several microseconds, on virtual
+    /// machines tens. The longest that was asked for counts.
+    pub fn spin(&mut self, at_most: Duration) {
+        self.spin = self.spin.max(at_most);
+    }
+
+    /// Looks again and again for so long; whether there is something for which the next `wait` returns at once.
+    pub fn look(&mut self, at_most: Duration, until: Instant) -> bool {
+        self.arm_wake();
+        if at_most.is_zero() {
+            return false;
+        }
+        let until = until.min(clock::now() + at_most);
+        while self.gathered == 0 && clock::now() < until {
+            self.flush();
+            if self.is_woken() || self.glanced() {
+                return true;
+            }
+        }
+        self.gathered > 0
+    }
+
+    fn is_woken(&self) -> bool {
+        self.ring.as_ref().is_some_and(|ring| ring.woken)
+    }
+
+    /// From now on `wait` looks at this, too, before it sleeps, until it is closed.
+    pub fn look_at(&mut self, glance: Arc<dyn Glance>) {
+        self.glances.retain(|glance| !glance.is_closed());
+        self.glances.push(glance);
+    }
+
+    fn sees(&self) -> bool {
+        self.glances.iter().any(|glance| glance.is_ready())
+    }
+
+    /// Looks at memory for as long as a call of the kernel would take.
+    fn glanced(&self) -> bool {
+        let look = |_| {
+            std::hint::spin_loop();
+            self.sees()
+        };
+        !self.glances.is_empty() && (0..GLANCES).any(look)
     }
 
     /// Moves what completed for `token` out of its inbox.
     pub fn take(&mut self, token: u32, into: &mut Vec<Completion>) {
         self.gather();
         let inbox = &mut self.inboxes[token as usize];
-        self.gathered -= inbox.len() as u32;
-        into.append(inbox);
+        self.gathered -= inbox.waited_for;
+        inbox.waited_for = 0;
+        into.append(&mut inbox.completions);
     }
 
     fn gather(&mut self) {
@@ -278,14 +486,22 @@ impl Reactor {
     }
 }
 
-fn gather(ring: &mut Ring, inboxes: &mut [Vec<Completion>], gathered: &mut u32) {
-    for cqe in ring.uring.completion() {
+fn gather(ring: &mut Ring, inboxes: &mut [Inbox], gathered: &mut u32) {
+    let Ring { uring, soon_left, soon_awaited, wake_armed, woken, .. } = ring;
+    for cqe in uring.completion() {
         match cqe.user_data() {
-            WAKE => ring.wake_armed = false,
+            WAKE => (*wake_armed, *woken) = (false, true),
             CANCEL => {}
             data => {
-                inboxes[(data >> 32) as usize].push(Completion { tag: data as u32, result: cqe.result() });
-                *gathered += 1;
+                let inbox = &mut inboxes[((data & !SOON) >> 32) as usize];
+                let soon = data & SOON != 0;
+                let counts = u32::from(!soon || *soon_awaited || cqe.result() < 0);
+                *soon_left -= u32::from(soon);
+                *soon_awaited &= *soon_left > 0;
+                let completion = Completion { tag: data as u32, result: cqe.result(), flags: cqe.flags() };
+                inbox.completions.push(completion);
+                inbox.waited_for += counts;
+                *gathered += counts;
             }
         }
     }
@@ -354,13 +570,15 @@ impl Ring {
         unsafe { self.uring.submission().push(entry) }.is_ok()
     }
 
-    /// One call of the kernel: submits what is queued; with a deadline also gathers, and waits for `wanted`.
-    fn enter(&mut self, wanted: u32, until: Option<Instant>, batch_us: u32) {
+    /// One call of the kernel: submits what is queued; with a deadline also gathers, and waits for `wanted`. Whether
+    /// it counted on what should complete soon.
+    fn enter(&mut self, wanted: u32, until: Option<Instant>, batch_us: u32) -> bool {
         let queue = self.uring.submission();
         let queued = queue.len() as u32;
         let asleep = self.sqpoll && queue.need_wakeup();
         drop(queue);
         let flags = if asleep { ENTER_SQ_WAKEUP } else { 0 };
+        let soon = std::mem::take(&mut self.soon);
         let mut queued = queued;
         while queued > self.together {
             // SAFETY: plain submission; entries were pushed under `push`'s contract.
@@ -372,16 +590,21 @@ impl Ring {
         let Some(until) = until else {
             // SAFETY: plain submission; entries were pushed under `push`'s contract.
             let _ = unsafe { self.uring.submitter().enter::<libc::sigset_t>(queued, 0, flags, None) };
-            return;
+            return false;
         };
         // A kernel before 6.12 can't be told to be content with fewer after a while.
         let wanted = if self.min_wait { wanted } else { wanted.min(1) };
+        // Nor could it be when what should complete soon doesn't.
+        let counts = wanted > 0 && soon > 0 && self.min_wait && self.trust.is_due();
+        let soon = if counts { soon } else { 0 };
+        let patience_us = if wanted > 1 { batch_us } else { soon.min(1) * SOON_US };
+        let wanted = wanted + soon;
         let left = until.saturating_duration_since(clock::now());
         let timeout = types::Timespec::new().sec(left.as_secs()).nsec(left.subsec_nanos());
         let arg = GetEventsArg {
             sigmask: 0,
             sigmask_bytes: 0,
-            min_wait_us: if wanted > 1 { batch_us } else { 0 },
+            min_wait_us: patience_us,
             timeout: std::ptr::addr_of!(timeout) as u64,
         };
         // SAFETY: the argument and its timespec live on this stack frame until the call returns. ETIME,
@@ -389,5 +612,81 @@ impl Ring {
         let _ = unsafe {
             self.uring.submitter().enter(queued, wanted, flags | ENTER_GETEVENTS | ENTER_EXT_ARG, Some(&arg))
         };
+        counts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{poll, PollFd, PollFlags, Timespec};
+
+    #[test]
+    fn a_file_that_nobody_has_open_any_more_is_let_go_of() {
+        let options = RingOptions { depth: 8, sqpoll: false, iopoll: false, one_by_one: false };
+        let Ok(mut reactor) = Reactor::with_ring(options) else { return };
+        let (read, write) = rustix::pipe::pipe().unwrap();
+        let closed = |seconds| {
+            let limit = Timespec { tv_sec: seconds, tv_nsec: 10_000_000 };
+            poll(&mut [PollFd::new(&read, PollFlags::IN)], Some(&limit)).unwrap() == 1
+        };
+        let file = Arc::new(File::from(write));
+        let Some(at) = reactor.register_file(&file) else { return };
+        reactor.forget_files();
+        drop(file);
+        assert!(!closed(0), "the ring has it");
+        reactor.forget_files();
+        assert!(closed(60), "nobody has it");
+        let other = Arc::new(File::open("/dev/null").unwrap());
+        assert_eq!(reactor.register_file(&other), Some(at), "its place is free again");
+    }
+
+    /// A call that something else collects on its way still ends the next wait: else it would be lost.
+    #[test]
+    fn a_call_that_was_collected_before_the_wait_ends_it() {
+        let options = RingOptions { depth: 8, sqpoll: false, iopoll: false, one_by_one: false };
+        let Ok(mut reactor) = Reactor::with_ring(options) else { return };
+        let (waker, token) = (reactor.waker().unwrap(), reactor.token());
+        let mut none = Vec::new();
+        for spin in [Duration::ZERO, Duration::from_millis(20)] {
+            reactor.spin(spin);
+            // The first wait has the kernel listen.
+            reactor.wait(1, clock::now() + Duration::from_millis(1), Duration::ZERO);
+            waker.wake();
+            reactor.flush();
+            reactor.take(token, &mut none);
+            let began = clock::now();
+            reactor.wait(1, began + Duration::from_secs(120), Duration::ZERO);
+            assert!(clock::now() - began < Duration::from_secs(60), "lost, spinning {spin:?}");
+            // A signal may end one, too.
+            let lasts = |_| {
+                let began = clock::now();
+                reactor.wait(1, began + Duration::from_millis(50), Duration::ZERO);
+                clock::now() - began >= Duration::from_millis(50)
+            };
+            assert!((0..3).any(lasts), "it ends one wait, not all");
+            let late = waker.clone();
+            let caller = std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(5));
+                late.wake();
+            });
+            let began = clock::now();
+            reactor.wait(1, began + Duration::from_secs(120), Duration::ZERO);
+            assert!(
+                clock::now() - began < Duration::from_secs(60),
+                "lost while it looked, spinning {spin:?}"
+            );
+            caller.join().unwrap();
+            // Who looks by itself leaves the call to the wait behind it.
+            waker.wake();
+            let began = clock::now();
+            assert!(
+                reactor.look(Duration::from_secs(120), began + Duration::from_secs(120)),
+                "it saw no call"
+            );
+            reactor.wait(1, began + Duration::from_secs(120), Duration::ZERO);
+            assert!(clock::now() - began < Duration::from_secs(60), "lost to a look, spinning {spin:?}");
+        }
+        assert!(none.is_empty());
     }
 }

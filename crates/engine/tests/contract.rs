@@ -8,6 +8,9 @@
 mod arena;
 #[path = "contract/cases.rs"]
 mod cases;
+#[path = "drive/mod.rs"]
+#[allow(dead_code)]
+mod drive;
 #[path = "contract/equal.rs"]
 mod equal;
 #[path = "contract/mapped.rs"]
@@ -18,16 +21,25 @@ mod model;
 #[path = "contract/rig.rs"]
 #[allow(dead_code)]
 mod rig;
+#[path = "contract/arena/scattered.rs"]
+mod scattered;
 #[path = "gpu/scenario.rs"]
 #[allow(dead_code)]
 mod scenario;
+#[path = "contract/served.rs"]
+mod served;
+#[path = "remote/target.rs"]
+#[allow(dead_code)]
+mod target;
 
-use arena::untouched;
+use arena::{untouched, UNTOUCHED};
 use cases::{is_writable, noise, truth};
+use forebay_engine::arena::{Mem, Piece};
 use forebay_engine::path::{self, PATHS};
 use forebay_engine::queue::{Full, Io, Op, Queue, Via};
+use forebay_engine::reactor::Reactor;
 use forebay_engine::source::fault::{FaultPlan, FaultQueue};
-use forebay_engine::source::{Backing, Target, SOURCES};
+use forebay_engine::source::{Backing, QueueNeeds, Target, SOURCES};
 use forebay_model::job::{Engine, PathKind};
 use mapped::is_mappable;
 use rig::{plain, Layer, Request, Rig, PATIENCE};
@@ -51,6 +63,11 @@ fn each_case(what: &str, check: impl Fn(&Target, PathKind)) {
     assert!(streams.is_none_or(|n| n > 5), "{test}: the GPU had {streams:?} streams, so few queues fed it");
 }
 
+/// A GPU's stand-in meets every other case, and half of the layers; all of them in `make test-long` and on a real GPU.
+fn is_short() -> bool {
+    scenario::is_inside() && !scenario::on_real_gpu() && std::env::var_os("FOREBAY_TEST_ALL").is_none()
+}
+
 /// Says how many ran and which didn't.
 fn cases_of(what: &str, runs: impl Fn(PathKind) -> bool, check: impl Fn(&Target, PathKind)) {
     let (mut ran, mut skipped) = (0, Vec::new());
@@ -71,7 +88,7 @@ fn cases_of(what: &str, runs: impl Fn(PathKind) -> bool, check: impl Fn(&Target,
         let home = cases::home();
         let (targets, missing) = cases::of(source.scheme, home.path());
         skipped.extend(missing.iter().map(|(what, why)| format!("{pair}: {what}: {why}")));
-        for target in &targets {
+        for target in targets.iter().step_by(if is_short() { 2 } else { 1 }) {
             if row.kind == PathKind::Mapped && !is_mappable(target) {
                 skipped.push(format!("{pair}: what isn't read through the page cache, or is no file"));
                 continue;
@@ -100,13 +117,20 @@ fn shaken(queue: Box<dyn Queue>) -> Box<dyn Queue> {
     Box::new(FaultQueue::new(queue, plan, 0))
 }
 
-/// The same check at depth 1 and more, on registered slots and others, plain and through a fault queue.
+/// The same check at depth 1 and more, on registered slots and others, plain and through a fault queue; and where
+/// payload goes no further than host memory, with memory that is scattered.
 fn each_rig(target: &Target, path: PathKind, check: impl Fn(&mut Rig, &Target)) {
     let layers: [(Layer, u32, bool); 4] =
         [(&plain, 1, false), (&plain, 8, true), (&shaken, 1, true), (&shaken, 7, false)];
-    for (layer, depth, registered) in layers {
+    for (layer, depth, registered) in layers.into_iter().skip(if is_short() { 2 } else { 0 }) {
         let mut rig = Rig::open(target, path, depth, IO_BYTES, registered, layer);
         check(&mut rig, target);
+    }
+    if path != PathKind::Host {
+        return;
+    }
+    for (layer, depth, registered) in [(&plain as Layer, 6, true), (&shaken, 2, false)] {
+        check(&mut Rig::open(target, path, depth, IO_BYTES, registered, layer).scatter(depth.into()), target);
     }
 }
 
@@ -270,6 +294,41 @@ fn the_map_engine_refuses_to_write_and_leaves_the_file_alone() {
 }
 
 #[test]
+fn what_is_lent_holds_the_data_and_a_read_into_it_moves_nothing() {
+    let home = cases::home();
+    let map =
+        |name: &str, seed| cases::file(&home.path().join(name), &noise(seed, 1 << 20), Engine::Map, false);
+    let targets = [
+        map("a", 1),
+        cases::model(Some(map("b", 2))),
+        cases::striped(64 << 10, vec![map("c", 3), map("d", 4), map("e", 5)]),
+    ];
+    let needs = QueueNeeds { depth: 1, io_bytes_max: IO_BYTES as u64, then_copied: false };
+    for target in &targets {
+        let wanted = truth(target).unwrap();
+        let mut reactor = Reactor::without_ring();
+        let mut queue = target.queue(needs, &mut reactor).unwrap();
+        for offset in spread(target, 40, IO_BYTES as u64) {
+            let (from, len) = (offset as usize, IO_BYTES as u32);
+            let mem = queue.lend(offset, len).expect("it lies in memory");
+            let lent = arena::bytes_at(mem, IO_BYTES);
+            assert!(lent[..] == wanted[from..from + IO_BYTES], "{} at {offset}", target.label);
+            queue.push(Io { tag: 0, op: Op::Read, offset, len, mem }, &mut reactor).unwrap();
+            queue.submit(&mut reactor);
+            let mut done = Vec::new();
+            while done.is_empty() {
+                queue.reap(&mut reactor, &mut done);
+            }
+            assert_eq!(done[0].result, Ok(len), "{} at {offset}", target.label);
+        }
+        assert_eq!(queue.lend(target.bytes - 512, 1024), None, "{}: behind the end", target.label);
+        assert_eq!(queue.lend(u64::MAX, 1), None);
+    }
+    let mut queue = targets[2].queue(needs, &mut Reactor::without_ring()).unwrap();
+    assert_eq!(queue.lend(60 << 10, 8 << 10), None, "it lies on two members");
+}
+
+#[test]
 fn bytes_travel_as_the_queue_says() {
     each_case("via", |target, path| {
         let wanted = match (&target.backing, path) {
@@ -290,6 +349,59 @@ fn bytes_travel_as_the_queue_says() {
             assert_eq!(answer.done.copy_ns, 0);
         }
     });
+}
+
+#[test]
+fn a_path_that_copies_on_refuses_scattered_memory() {
+    let home = cases::home();
+    let data = noise(1, 65536);
+    let target = cases::file(&home.path().join("f"), &data, Engine::Inline, false);
+    for path in [PathKind::Bounce, PathKind::Mapped] {
+        let mut rig = Rig::open(&target, path, 4, IO_BYTES, false, &plain).scatter(3);
+        let mut ops = vec![Request::read(0, IO_BYTES as u32), Request::read(4096, IO_BYTES as u32)];
+        if path == PathKind::Bounce {
+            ops.push(Request::write(0, vec![1; IO_BYTES]));
+        }
+        for answer in rig.all(&ops) {
+            let fault = answer.moved().as_ref().unwrap_err();
+            assert_eq!(fault.errno, libc::EINVAL, "{}", rig.name);
+            assert!(fault.to_string().contains("scattered"), "{}: {fault}", rig.name);
+        }
+    }
+    assert_eq!(truth(&target).unwrap(), data);
+}
+
+#[test]
+fn memory_that_ends_too_early_is_a_fault_of_the_io_and_nothing_else() {
+    let mut bytes = vec![UNTOUCHED; 8192];
+    let base = bytes.as_mut_ptr();
+    let piece = |at: usize, len| Piece { at: std::ptr::NonNull::new(base.wrapping_add(at)).unwrap(), len };
+    let list = [piece(4096, 2048), piece(0, 1024)];
+    cases_of(
+        "short memory",
+        |path| path == PathKind::Host,
+        |target, path| {
+            if truth(target).is_none() {
+                return;
+            }
+            let mut rig = Rig::open(target, path, 2, IO_BYTES, false, &plain);
+            let io = Io { tag: 0, op: Op::Read, offset: 0, len: 4096, mem: Mem::pieces(&list) };
+            rig.queue.push(io, &mut rig.reactor).unwrap();
+            let (mut done, until) = (Vec::new(), Instant::now() + Duration::from_secs(20));
+            while done.is_empty() && Instant::now() < until {
+                rig.queue.submit(&mut rig.reactor);
+                let due =
+                    rig.queue.next_due().unwrap_or(until).min(Instant::now() + Duration::from_millis(5));
+                rig.queue.reap(&mut rig.reactor, &mut done);
+                if done.is_empty() {
+                    rig.reactor.wait(1, due, Duration::ZERO);
+                }
+            }
+            let fault = done[0].result.as_ref().unwrap_err();
+            assert!([libc::EFAULT, libc::EINVAL].contains(&fault.errno), "{}: {fault}", rig.name);
+        },
+    );
+    assert!(untouched(&bytes));
 }
 
 #[test]

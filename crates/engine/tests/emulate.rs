@@ -1,13 +1,14 @@
 //! Emulated runs over real files: what is read, what is computed from it, and what
 //! happens when files aren't what they should be.
 
-use forebay_engine::emulate::{run, EmulateObserver, EmulateProgress, Outcome};
+use forebay_engine::emulate::{run, EmulateObserver, EmulateProgress, Outcome, StepBarrier};
 use forebay_engine::format::sums::{crc32c, masked};
 use forebay_engine::reactor::{Reactor, RingOptions};
 use forebay_model::job::{Cache, Engine};
 use forebay_model::training::{EmulateSpec, Level, Loader, OnError, RuleSet, Workload};
-use forebay_model::Kind;
+use forebay_model::{Error, Kind};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
 /// Calls `each` with every progress, and ends the run when it says so.
 struct Watch<F: FnMut(&EmulateProgress) -> bool> {
@@ -30,7 +31,11 @@ fn quiet() -> impl EmulateObserver {
 }
 
 fn played(spec: &EmulateSpec) -> Outcome {
-    run(spec, vec!["test".into()], &mut quiet()).unwrap()
+    run(spec, vec!["test".into()], &mut quiet(), None).unwrap()
+}
+
+fn has_ring() -> bool {
+    Reactor::with_ring(RingOptions::default()).is_ok()
 }
 
 fn training(outcome: &Outcome) -> &forebay_model::training::Training {
@@ -137,7 +142,7 @@ fn every_byte_is_read_once_per_epoch_by_every_engine() {
         (Cache::Bypass, Engine::Auto, 2),
         (Cache::Bypass, Engine::Inline, 1),
     ] {
-        if engine == Engine::Uring && Reactor::with_ring(RingOptions::default()).is_err() {
+        if engine == Engine::Uring && !has_ring() {
             println!("skipped: io_uring is forbidden here");
             continue;
         }
@@ -206,7 +211,7 @@ fn a_damaged_record_ends_the_run_and_is_named_with_both_checksums() {
     bytes[3 * record + 1000] ^= 1;
     std::fs::write(data.file(2), &bytes).unwrap();
     let spec = EmulateSpec { workers: Some(1), ..data.spec(10, 5) };
-    let error = match run(&spec, vec![], &mut quiet()) {
+    let error = match run(&spec, vec![], &mut quiet(), None) {
         Ok(outcome) => outcome.failure.unwrap(),
         Err(error) => error,
     };
@@ -257,7 +262,7 @@ fn a_file_that_is_removed_midway_is_named_and_what_was_measured_is_kept() {
         },
         stop: false,
     };
-    let outcome = run(&spec, vec![], &mut watch).unwrap();
+    let outcome = run(&spec, vec![], &mut watch, None).unwrap();
     let failure = outcome.failure.as_ref().unwrap();
     assert!(failure.asked.ends_with("img_005.tfrecord") && failure.found.contains("gone"), "{failure}");
     let training = training(&outcome);
@@ -271,7 +276,7 @@ fn a_run_that_is_stopped_keeps_what_was_measured() {
     let mut spec = data.spec(10, 10);
     (spec.epochs, spec.interval_s, spec.workload.compute_s) = (1000, 0.02, 0.005);
     let mut watch = Watch { each: |progress: &EmulateProgress| progress.epoch > 2, stop: false };
-    let outcome = run(&spec, vec![], &mut watch).unwrap();
+    let outcome = run(&spec, vec![], &mut watch, None).unwrap();
     assert!(outcome.failure.is_none() && outcome.record.result.interrupted);
     assert!(training(&outcome).epochs.len() >= 2);
     assert!(outcome.record.warnings.iter().any(|w| w.id == "interrupted"));
@@ -283,7 +288,7 @@ fn too_few_files_and_another_format_are_refused() {
     let refused = |change: &dyn Fn(&mut EmulateSpec)| {
         let mut spec = data.spec(10, 10);
         change(&mut spec);
-        let error = run(&spec, vec![], &mut quiet()).unwrap_err();
+        let error = run(&spec, vec![], &mut quiet(), None).unwrap_err();
         assert_eq!(error.kind, Kind::Request, "{error}");
         error.to_string()
     };
@@ -297,14 +302,16 @@ fn too_few_files_and_another_format_are_refused() {
     assert!(unknown.contains("tfrecord") && unknown.contains("tarball"), "{unknown}");
     let engine = refused(&|s| s.engine = Engine::Map);
     assert!(engine.contains("--engine map") && engine.contains("uring"), "{engine}");
-    let source = refused(&|s| s.data = vec!["nil:".into()]);
-    assert!(source.contains("--data nil:") && source.contains("folders of files"), "{source}");
+    let source = refused(&|s| s.data = vec!["nil:".into(), s.data[0].clone()]);
+    assert!(source.contains("--data nil:") && source.contains("a data set stands alone"), "{source}");
+    let nothing = refused(&|s| s.data = vec!["nil:".into()]);
+    assert!(nothing.contains("--data nil:") && nothing.contains("no manifest"), "{nothing}");
 }
 
 #[test]
 fn a_file_with_fewer_records_than_the_workload_says_is_told() {
     let data = data(4, 10, 1000);
-    let error = match run(&data.spec(20, 10), vec![], &mut quiet()) {
+    let error = match run(&data.spec(20, 10), vec![], &mut quiet(), None) {
         Ok(outcome) => outcome.failure.unwrap(),
         Err(error) => error,
     };
@@ -391,4 +398,120 @@ fn hundreds_of_accelerators_need_no_more_threads() {
     assert_eq!((training.samples, training.epochs[0].steps), (6000, 15));
     assert!(training.au_pct.is_some());
     assert_eq!(outcome.record.job.spec.workers, 2);
+}
+
+#[test]
+fn batches_stay_in_host_memory_until_their_step_takes_them() {
+    let data = data(24, 10, 100_000);
+    let mut spec = EmulateSpec { destination: "host".into(), ..data.spec(10, 10) };
+    (spec.accelerators, spec.ranks, spec.epochs, spec.io_bytes) = (2, 2, 2, Some(64 << 10));
+    let outcome = played(&spec);
+    let (training, path) = (training(&outcome), &outcome.record.path);
+    assert_eq!((training.samples, training.epochs[1].steps), (2 * 240, 12));
+    assert_eq!((path.ran.as_str(), path.destination.as_str()), ("host", "host"));
+    spec.path = forebay_model::job::PathKind::Gds;
+    let refused = run(&spec, vec![], &mut quiet(), None).unwrap_err();
+    assert!(refused.next.contains("bounce"), "{refused}");
+}
+
+#[test]
+fn a_data_set_packed_in_one_source_is_read_through_it() {
+    let content = tfrecord(10, 3_000);
+    let begin = 1usize << 20;
+    let each = content.len().next_multiple_of(4096);
+    let manifest = |files: usize, bytes: usize| {
+        let list = vec![content.len().to_string(); files].join(",");
+        let text = format!(
+            r#"{{"schema": "forebay.dataset/1", "workload": "test", "format": "tfrecord", "files": {files},
+            "samples_per_file": 10, "record_bytes": 1000, "data_begin": {begin}, "file_bytes": [{list}]}}"#
+        );
+        let mut space = vec![0; bytes];
+        space[..text.len()].copy_from_slice(text.as_bytes());
+        space
+    };
+    let mut space = manifest(6, begin + 6 * each);
+    for file in 0..6 {
+        space[begin + file * each..][..content.len()].copy_from_slice(&content);
+    }
+    let dir = tempfile::tempdir_in(on_disk()).unwrap();
+    let path = dir.path().join("space");
+    let data = data(1, 1, 1);
+    let spec = |uri: String| EmulateSpec { data: vec![uri], epochs: 2, ..data.spec(10, 10) };
+    let model = format!("model:d7-ps1010?time=real&over={}", path.display());
+    for (uri, engine, origin) in [
+        (path.display().to_string(), Engine::Auto, "measured"),
+        (path.display().to_string(), Engine::Map, "measured"),
+        (format!("stripe:?chunk=64k&m={}", path.display()), Engine::Uring, "measured"),
+        (model, Engine::Auto, "simulated"),
+    ] {
+        if engine == Engine::Uring && !has_ring() {
+            println!("skipped: io_uring is forbidden here");
+            continue;
+        }
+        std::fs::write(&path, &space).unwrap();
+        let outcome = played(&EmulateSpec { engine, ..spec(uri.clone()) });
+        assert!(outcome.failure.is_none(), "{uri}: {:?}", outcome.failure);
+        let training = training(&outcome);
+        assert_eq!(
+            (training.samples, training.read_bytes),
+            (120, 12 * content.len() as u64),
+            "{uri} {engine:?}"
+        );
+        assert_eq!(outcome.record.origin, origin, "{uri}");
+    }
+    space[begin + 2 * each + 100] ^= 1;
+    std::fs::write(&path, &space).unwrap();
+    let error = match run(&spec(path.display().to_string()), vec![], &mut quiet(), None) {
+        Ok(outcome) => outcome.failure.unwrap(),
+        Err(error) => error,
+    };
+    assert!(error.asked.contains("file 2 of") && error.found.contains("CRC32C"), "{error}");
+    for (space, words) in [
+        (manifest(600, begin + 6 * each), "lists files up to"),
+        (vec![7; 2 << 20], "no manifest"),
+        (vec![b'{'; 2 << 20], "no manifest"),
+    ] {
+        std::fs::write(&path, &space).unwrap();
+        let refused = run(&spec(path.display().to_string()), vec![], &mut quiet(), None).unwrap_err();
+        assert!(refused.kind == Kind::Request && refused.found.contains(words), "{refused}");
+    }
+}
+
+#[test]
+fn a_modelled_drive_paces_the_files_of_a_folder_and_is_said_to_be_none() {
+    let data = data(16, 10, 200_000);
+    let mut spec = data.spec(10, 10);
+    spec.data = vec![format!("model:d7-ps1010?over={}", data.dir.path().display())];
+    let outcome = played(&spec);
+    assert_eq!(training(&outcome).samples, 160);
+    assert_eq!(outcome.record.origin, "simulated");
+    assert!(outcome.record.warnings.iter().any(|w| w.id == "simulated"));
+}
+
+struct Counted(Arc<Mutex<Vec<(u32, u32)>>>, Option<u32>);
+
+impl StepBarrier for Counted {
+    fn pass(&mut self, epoch: u32, step: u32) -> Result<(), Error> {
+        self.0.lock().unwrap().push((epoch, step));
+        match self.1 {
+            Some(at) if at == step => Err(Error::run("the barrier", "host b is gone", "its log")),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[test]
+fn steps_of_several_hosts_pass_one_barrier_each() {
+    let data = data(8, 10, 1000);
+    let mut spec = data.spec(10, 10);
+    (spec.accelerators, spec.first_rank, spec.ranks, spec.epochs) = (2, 2, 4, 2);
+    let passed = Arc::new(Mutex::new(Vec::new()));
+    let barrier = Counted(passed.clone(), None);
+    let outcome = run(&spec, vec![], &mut quiet(), Some(Box::new(barrier))).unwrap();
+    assert_eq!(training(&outcome).epochs[1].steps, 2);
+    assert_eq!(*passed.lock().unwrap(), [(0, 0), (0, 1), (1, 0), (1, 1)]);
+    let barrier = Counted(passed, Some(1));
+    let outcome = run(&spec, vec![], &mut quiet(), Some(Box::new(barrier))).unwrap();
+    assert!(outcome.failure.unwrap().found.contains("host b is gone"));
+    assert_eq!(outcome.record.training.unwrap().epochs[0].steps, 1);
 }

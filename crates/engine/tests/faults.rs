@@ -2,11 +2,13 @@
 //! or lost, and a seed brings the same faults again.
 
 #[path = "contract/arena.rs"]
-#[allow(dead_code)]
 mod arena;
 #[path = "contract/cases.rs"]
 #[allow(dead_code)] // shared with the contract suite, which uses more of it
 mod cases;
+#[path = "drive/mod.rs"]
+#[allow(dead_code)]
+mod drive;
 #[path = "contract/mapped.rs"]
 #[allow(dead_code)]
 mod mapped;
@@ -15,6 +17,14 @@ mod model;
 #[path = "contract/rig.rs"]
 #[allow(dead_code)]
 mod rig;
+#[path = "contract/arena/scattered.rs"]
+#[allow(dead_code)]
+mod scattered;
+#[path = "contract/served.rs"]
+mod served;
+#[path = "remote/target.rs"]
+#[allow(dead_code)]
+mod target;
 #[path = "contract/watched.rs"]
 mod watched;
 

@@ -11,6 +11,10 @@ mod checksum;
 mod content;
 #[path = "gpu/driver.rs"]
 mod driver;
+#[path = "gpu/emulate.rs"]
+mod emulate;
+#[path = "gpu/emulate_ways.rs"]
+mod emulate_ways;
 #[path = "gpu/gds.rs"]
 mod gds;
 #[path = "gpu/kernels.rs"]

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cached;
+pub mod checkpoint;
 pub mod content;
 pub mod crc32c;
 pub mod device;

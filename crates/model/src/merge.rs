@@ -5,6 +5,7 @@
 //! (its devices, power, processors) each of its ranks has seen: it counts once for the
 //! host. Each rank's own figures stay under `result.hosts`.
 
+use crate::checkpoint;
 use crate::job::{JobSpec, PathKind, WorkersFrom};
 use crate::record::*;
 use crate::training::Training;
@@ -35,18 +36,22 @@ pub fn merge(records: Vec<RunRecord>) -> Result<RunRecord, Error> {
     merged.path.staged_bytes = records.iter().map(|r| r.path.staged_bytes).sum();
     merged.path.mapped_bytes = records.iter().map(|r| r.path.mapped_bytes).sum();
     merged.path.compat_bytes = records.iter().map(|r| r.path.compat_bytes).sum();
+    merged.path.fabric_bytes = records.iter().map(|r| r.path.fabric_bytes).sum();
+    merged.path.fabric = records.iter().flat_map(|r| r.path.fabric.clone()).collect();
     merged.path.slot_bytes = records.iter().map(|r| r.path.slot_bytes).sum();
-    merged.training = merge_training(&records)?;
     if let Some(cufile) = &mut merged.cufile {
         cufile.unaligned_ios = records.iter().flat_map(|r| &r.cufile).map(|c| c.unaligned_ios).sum();
         cufile.gpus = gpus_of(&records);
     }
+    merged.training = merge_training(&records)?;
     merged.cache.devices = hosts.devices(&records);
     merged.cache.device_bytes = hosts.device_bytes(&records, &merged.cache.devices);
     merged.cache.resident_before = mean_of(&records, |r| r.cache.resident_before);
     merged.cache.resident_after = mean_of(&records, |r| r.cache.resident_after);
     merged.job.data_bytes = records.iter().map(|r| r.job.data_bytes).fold(0, u64::saturating_add);
     merged.job.queues = records.iter().map(|r| r.job.queues).sum();
+    let parts: Vec<_> = records.iter().filter_map(|r| r.checkpoint.as_ref()).collect();
+    merged.checkpoint = checkpoint::merge::merge(&parts)?;
     for record in &records[1..] {
         merged.missing.extend(record.missing.clone());
     }
@@ -443,6 +448,7 @@ mod tests {
                 ..RunResult::default()
             },
             training: None,
+            checkpoint: None,
             missing: Default::default(),
             warnings: Vec::new(),
         }

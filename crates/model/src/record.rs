@@ -3,6 +3,7 @@
 //! A field that couldn't be measured is null, and `missing` says why: never 0.
 //! Reports, plans and comparisons are pure functions of these records.
 
+use crate::checkpoint::Checkpoint;
 use crate::job::JobSpec;
 use crate::training::Training;
 use serde::{Deserialize, Serialize};
@@ -34,6 +35,9 @@ pub struct RunRecord {
     /// Emulated accelerators; absent where there were none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub training: Option<Training>,
+    /// Checkpoints written and read; absent from every other run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<Checkpoint>,
     /// Full path of a null field → why it is null.
     pub missing: BTreeMap<String, String>,
     pub warnings: Vec<Warning>,
@@ -132,7 +136,7 @@ pub struct PathRan {
     pub ran: String,
     /// Why it ran so, where that isn't what was asked for or needs saying.
     pub reason: Option<String>,
-    /// `uring`, `pread`, `inline`, `map`, `nil`, `model`; several joined by `+`.
+    /// `uring`, `pread`, `inline`, `map`, `nil`, `model`, `nvme-tcp`; several joined by `+`.
     pub engine: String,
     /// Kernel features that were in force: `fixed_files`, `fixed_buffers`, `defer_taskrun` …
     pub engine_features: Vec<String>,
@@ -145,6 +149,9 @@ pub struct PathRan {
     /// Payload that cuFile moved in its compatibility mode, or not provably without it.
     #[serde(default)]
     pub compat_bytes: u64,
+    /// Payload that the kernel copied between a socket and its place, and nothing else did.
+    #[serde(default)]
+    pub fabric_bytes: u64,
     /// `host` or `gpu:N`.
     pub destination: String,
     /// `hugetlb`, `thp`, `thp-partial` or `small`.
@@ -158,6 +165,60 @@ pub struct PathRan {
     /// What `mapped` registered; only there where it ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mapped: Option<MappedRan>,
+    /// Each namespace over NVMe/TCP; only there where there is one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub fabric: Vec<FabricRan>,
+}
+
+/// A namespace over NVMe/TCP, or of an emulated drive, from when it was opened to the end of the run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct FabricRan {
+    pub uri: String,
+    /// Of the controller that was reached first, as it calls itself.
+    pub model: String,
+    pub firmware: String,
+    pub block_bytes: u32,
+    /// Longest transfer of one command; longer I/Os went in several.
+    pub transfer_bytes: u32,
+    pub header_digest: bool,
+    pub data_digest: bool,
+    pub paths: Vec<FabricPath>,
+    /// I/O queues that carried commands.
+    pub queues: Vec<FabricQueue>,
+    /// Changes of the paths, the last 64 of them.
+    pub events: Vec<FabricEvent>,
+    /// Changes before those.
+    pub events_dropped: u64,
+}
+
+/// One address of a namespace; of an emulated drive its socket.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct FabricPath {
+    pub address: String,
+    /// At the end: `live` and its ANA state, `connecting` or `lost`, and why.
+    pub state: String,
+    /// Times that it came up again.
+    pub reconnects: u32,
+}
+
+/// One I/O queue of one path: a TCP connection, or a queue pair in shared memory.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct FabricQueue {
+    pub address: String,
+    pub qid: u16,
+    pub commands: u64,
+    /// Commands that were sent again because they failed in a way that may pass, as by a data digest.
+    pub retries: u64,
+    /// From submission to completion, of one command.
+    pub mean_us: f64,
+    pub max_us: f64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct FabricEvent {
+    /// Since the namespace was opened, seconds.
+    pub at_s: f64,
+    pub text: String,
 }
 
 /// One short run on the sources, outside the measured time.

@@ -1,5 +1,7 @@
 //! Runs a load on a modelled drive in virtual time: no clock, no waiting, the same
-//! result for the same seed.
+//! result for the same seed. `fleet` is many hosts over storage that they share.
+
+pub mod fleet;
 
 use crate::device::{DriveModel, Timeline};
 use crate::job::Op;

@@ -1,11 +1,16 @@
 //! Glue between Python and the engine: JSON in, JSON out, errors as exceptions.
 
+mod checkpoint;
 mod checksum;
 mod emulate;
 mod feed;
 mod files;
 mod generate;
+mod inspect;
 mod observe;
+mod serve;
+mod simulate;
+mod snap;
 
 use forebay_engine::gpu::library;
 use forebay_engine::{doctor, driver, Error, Kind};
@@ -27,6 +32,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(merge_records, module)?)?;
     module.add_function(wrap_pyfunction!(emulate::emulate_run, module)?)?;
     module.add_function(wrap_pyfunction!(emulate::emulate_check, module)?)?;
+    module.add_function(wrap_pyfunction!(simulate::simulate_fleet, module)?)?;
     module.add_function(wrap_pyfunction!(read_record, module)?)?;
     module.add_function(wrap_pyfunction!(buckets, module)?)?;
     module.add_function(wrap_pyfunction!(schema, module)?)?;
@@ -39,6 +45,18 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(checksum::run, module)?)?;
     module.add_function(wrap_pyfunction!(checksum::crc32c, module)?)?;
     module.add_function(wrap_pyfunction!(checksum::crc32c_on_gpu, module)?)?;
+    module.add_function(wrap_pyfunction!(checkpoint::run, module)?)?;
+    module.add_function(wrap_pyfunction!(checkpoint::plan, module)?)?;
+    module.add_function(wrap_pyfunction!(inspect::discover, module)?)?;
+    module.add_function(wrap_pyfunction!(inspect::identify, module)?)?;
+    module.add_function(wrap_pyfunction!(serve::check, module)?)?;
+    module.add_function(wrap_pyfunction!(serve::dhchap_secret, module)?)?;
+    module.add_class::<serve::Server>()?;
+    module.add_function(wrap_pyfunction!(snap::check, module)?)?;
+    module.add_function(wrap_pyfunction!(snap::keep, module)?)?;
+    module.add_function(wrap_pyfunction!(snap::rpc, module)?)?;
+    module.add_function(wrap_pyfunction!(snap::verbs, module)?)?;
+    module.add_class::<snap::Gateway>()?;
     module.add_class::<feed::Reader>()?;
     module.add_class::<feed::Pending>()?;
     module.add_function(wrap_pyfunction!(feed::sizes_of, module)?)?;

@@ -36,6 +36,8 @@ def wrapped(labelled: Iterable[tuple[str, str]], width: int) -> str:
 
 def _lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield from environment.card(record["environment"])
+    for found in record["path"].get("fabric") or []:
+        yield "remote", environment.remote(found)
     yield "job", job(record["job"])
     yield "path", path(record)
     if record.get("origin") != "measured":
@@ -98,6 +100,7 @@ def path(record: dict[str, Any]) -> str:
         ("compat_bytes", "by cuFile's compatibility mode"),
         ("staged_bytes", "staged"),
         ("mapped_bytes", "mapped"),
+        ("fabric_bytes", "through sockets"),
     )
     moved_ways = [f"{bytes_(ran[key])} {word}" for key, word in routes if ran.get(key)]
     if moved_ways:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from forebay.emulate.datasize import memory_of_this_host, size
 from forebay.emulate.request import Request
-from forebay.errors import RequestError
+from forebay.errors import MachineError, RequestError
 
 
 def files_in(folder: Path, format: str) -> int:
@@ -29,7 +29,7 @@ def _files(folder: str, ending: str) -> Iterator[os.DirEntry[str]]:
 
 
 def found_files(request: Request) -> int | None:
-    """Files of the request's folders; None where the data set is no folder: a modelled drive."""
+    """Files of the request's folders; None where the data set is no folder, which only the engine can count."""
     folders = [Path(d.removeprefix("file:")) for d in request.data]
     if not all(f.is_dir() for f in folders):
         return None
@@ -39,16 +39,27 @@ def found_files(request: Request) -> int | None:
         raise RequestError(f"--data {error.filename}", f"can't be listed ({error.strerror})", "ls -l DIR") from error
 
 
-def check_size(request: Request, accelerators: int) -> None:
+def check_size(request: Request, accelerators: int, hosts: int = 1) -> None:
     """RequestError where a submission's data set is smaller than its rules want. Nothing without a division."""
     if request.division is None:
         return
     has = request.files if request.files is not None else found_files(request)
     if has is None:
         return
-    wanted = size(request.workload, request.rules, accelerators, memory_of_this_host())
+    wanted = size(request.workload, request.rules, accelerators * hosts, memory_of_this_host() * hosts)
     if has < wanted.files:
-        told = f"the data set has {has:,} files, and {accelerators:,} accelerators need {wanted.files:,} [data-size]"
+        told = f"the data set has {has:,} files, and {accelerators * hosts:,} accelerators need {wanted.files:,} [data-size]"
         which = f"--workload {request.workload.name} --accelerator {request.workload.accelerator}"
-        next = f"forebay emulate datasize {which} --accelerators {accelerators}"
+        next = f"forebay emulate datasize {which} --accelerators {accelerators * hosts}"
         raise RequestError(f"--{request.division} by {request.rules}", told, next)
+
+
+def check_memory(request: Request, accelerators: int) -> None:
+    """MachineError where batches that stay in host memory can't fit there."""
+    if request.destination != "host":
+        return
+    wanted = accelerators * max(request.prefetch, 1) * request.workload.batch_bytes
+    has = memory_of_this_host()
+    if wanted > has:
+        told = f"{wanted / 2**30:,.0f} GiB of batches read ahead don't fit into {has / 2**30:,.0f} GiB of memory"
+        raise MachineError(f"--accelerators {accelerators} --destination host", told, "--destination drop, or fewer")

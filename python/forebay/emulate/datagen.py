@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from forebay.emulate import request
 from forebay.emulate.workloads import Training, variants
 from forebay.errors import DONE, INTERRUPTED, RequestError
 from forebay.flags import _integer
@@ -22,13 +23,16 @@ EXAMPLES = """\b
 Examples:
   forebay emulate datagen --workload resnet50 --data /data/resnet50 --files 100 --check
   forebay emulate datagen --workload cosmoflow --data /data/cosmoflow --files 20000 --subfolders 10
+  forebay emulate datagen --workload cosmoflow --data /dev/nvme1n1 --overwrite-device /dev/nvme1n1
   forebay emulate datagen --workload unet3d --data /data/unet3d --dry-run"""
 
 
 @click.command("datagen", epilog=EXAMPLES, context_settings={"max_content_width": 110})
 @click.option("--workload", metavar="NAME|FILE", help="As forebay emulate workloads lists it, or a TOML file.")
 @click.option("--dlio", metavar="FILE.yaml", help="A workload file of DLIO's, in place of --workload.")
-@click.option("--data", required=True, metavar="DIR", help="A folder, which is made where it is missing.")
+@click.option("--accelerator", metavar="NAME", help="As for run. Not needed: data are the same for all of them.")
+@click.option("--rules", metavar="SET", help="As for run: v1.0, v2.0, v3.0 or text.")
+@click.option("--data", required=True, metavar="DIR|URI", help="A folder, made where missing, or a source that takes the files.")
 @click.option("--files", metavar="N", help="Default: the workload's; forebay emulate datasize says how many the rules want.")
 @click.option("--subfolders", default="0", metavar="N", help="Deal the files out to N folders.")
 @click.option("--seed", default="0", metavar="N", help="Of the content. File sizes don't depend on it.")
@@ -36,6 +40,9 @@ Examples:
 @click.option("--io-size", default="1m", metavar="SIZE", help="Bytes per write, a multiple of 4096.")
 @click.option("--check", is_flag=True, help="Read everything back, and check framing and checksums.")
 @click.option("--dry-run", is_flag=True, help="Say what would be made, and make nothing.")
+@click.option(
+    "--overwrite-device", "overwrite", multiple=True, metavar="NAME", help="A device, namespace or file to be lost."
+)
 @click.option("--json", "as_json", is_flag=True, help="The record as one JSON document on stdout.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress and no summary.")
 def command(as_json: bool, quiet: bool, **flags: Any) -> int:
@@ -57,20 +64,19 @@ def command(as_json: bool, quiet: bool, **flags: Any) -> int:
     return DONE
 
 
-def workload_of(workload: str | None, dlio: str | None = None, **flags: Any) -> tuple[Training, dict[str, Any]]:
+def workload_of(
+    workload: str | None = None,
+    dlio: str | None = None,
+    accelerator: str | None = None,
+    rules: str | None = None,
+    **flags: Any,
+) -> tuple[Training, dict[str, Any]]:
     """The training workload of that name or file, whose data are the same for all accelerators; and the other flags."""
-    if workload is None and dlio is None:
-        raise RequestError("--workload", "no workload was given", "forebay emulate workloads lists them")
-    if dlio is not None:
-        from forebay.emulate.request import workload_of as of_request
-
-        asked = {"workload": workload, "dlio": dlio, "accelerator": None, "rules": None}
-        return of_request(asked)[0], flags
-    for found in variants(str(workload)):
-        if isinstance(found, Training):
-            return found, flags
-    found_out = "is a checkpoint workload, and has no data set"
-    raise RequestError(f"--workload {workload}", found_out, "forebay emulate workloads")
+    if workload is not None and accelerator is None:
+        fit = (w for w in variants(workload) if isinstance(w, Training) and rules in (None, "text", *w.rules))
+        accelerator = next((w.accelerator for w in fit), None)
+    asked = {"workload": workload, "dlio": dlio, "accelerator": accelerator, "rules": rules}
+    return request.workload_of(asked)[0], flags
 
 
 def spec_of(
@@ -83,6 +89,7 @@ def spec_of(
     io_size: str = "1m",
     check: bool = False,
     dry_run: bool = False,
+    overwrite: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """The engine's DatagenSpec. RequestError names a flag that doesn't fit."""
     known = formats()
@@ -103,12 +110,15 @@ def spec_of(
         "dimension": int(math.sqrt(workload.record_bytes)),
         "record_bytes": workload.record_bytes,
         "record_bytes_stdev": workload.record_bytes_stdev,
+        "columns": [{"name": c.name, "type": c.type, "values": c.values} for c in workload.columns],
+        "row_group": workload.row_group or 0,
         "subfolders": natural(subfolders, "--subfolders"),
         "seed": natural(seed, "--seed"),
         "workers": None if workers is None else natural(workers, "--workers", 1),
         "io_bytes": parse_bytes(io_size, "--io-size"),
         "check": check,
         "dry_run": dry_run,
+        "overwrite": list(overwrite),
     }
 
 

@@ -80,7 +80,7 @@ WITHOUT_EFFECT = (
 )  # fmt: skip
 # Known to DLIO, and would change what is measured in a way that isn't emulated: value that says it is off → why.
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "storage.storage_type": (("local_fs", None), "object stores are out of scope; --data takes folders"),
+    "storage.storage_type": (("local_fs", None), "object stores are out of scope; --data takes folders and block sources"),
     "dataset.compression": (("none", None), "compressed samples aren't read"),
     "dataset.enable_chunking": ((False, None), "chunked HDF5 isn't read"),
     "reader.file_access": (("multi", None), "shared files aren't emulated"),
@@ -90,7 +90,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "reader.data_loader_classname": ((None,), "code of one's own isn't run"),
     "reader.data_loader_sampler": (("iterative", "index", None), "this sampler isn't known"),
     "train.computation_time_stdev": ((0, 0.0, None), "a computation of varying length isn't emulated"),
-    "storage.storage_options": ((None,), "object stores are out of scope; --data takes folders"),
+    "storage.storage_options": ((None,), "object stores are out of scope; --data takes folders and block sources"),
 }
 KNOWN = frozenset({*CONSTANTS, *READ, *WITHOUT_EFFECT, *REFUSED})
 # DLIO reads its readers' part under either name; v1.0's files say `model: unet3d`.
@@ -160,7 +160,7 @@ class _File:
     def workload(self, stem: str, accelerator: str) -> Training:
         if self.flat.get("workflow.train") is False:
             told = "is false: nothing trains, so nothing is emulated"
-            raise self._bad("workflow.train", told, "forebay emulate datagen, which makes data")
+            raise self._bad("workflow.train", told, "forebay emulate datagen, or forebay emulate checkpoint")
         name = str(self.flat.get("model.name") or stem)
         table: dict[str, Any] = {**DEFAULTS, "name": name, "title": name, "status": "own", "rules": RULES[:3]}
         for key, ours in CONSTANTS.items():

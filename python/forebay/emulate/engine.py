@@ -18,11 +18,13 @@ def run(
     *,
     observer: Callable[[Progress], None] | None = None,
     command: list[str] | None = None,
+    barrier: Callable[[int, int], None] | None = None,
 ) -> Record:
     """Runs an EmulateSpec and returns its RunRecord, whose `training` says what the accelerators did.
 
     Raises RequestError, MachineError or RunError. When interrupted it returns what was measured, with
-    record["result"]["interrupted"] true. `observer` gets a Progress dict once an interval.
+    record["result"]["interrupted"] true. `observer` gets a Progress dict once an interval. `barrier(epoch, step)`
+    returns once all hosts have ended the step.
     """
     from forebay import _core
 
@@ -31,7 +33,7 @@ def run(
             observer(json.loads(text))
 
     typed_words = command if command is not None else typed()
-    return json.loads(_core.emulate_run(json.dumps(spec), typed_words, relay))
+    return json.loads(_core.emulate_run(json.dumps(spec), typed_words, relay, barrier))
 
 
 def check(spec: Spec) -> Spec:

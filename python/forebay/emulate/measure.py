@@ -34,15 +34,24 @@ class Outcome:
         return DONE if self.record["training"]["passes"] else CHECK_FAILED
 
 
-def measure(spec: dict[str, Any], watch: Callable[[dict[str, Any]], None], interrupt: Interrupt) -> Outcome:
-    """Plays the spec under an observer. Errors become part of the outcome."""
+def measure(
+    spec: dict[str, Any], watch: Callable[[dict[str, Any]], None], interrupt: Interrupt, world: Any = None
+) -> Outcome:
+    """Plays the spec under an observer, on all hosts of `world` if there is one. Errors become part of the outcome."""
 
     def observe(progress: dict[str, Any]) -> None:
         interrupt.raise_if_requested()
+        if world is not None:
+            world.watch(progress)
         watch(progress)
 
     try:
-        record = engine.run(spec, observer=observe)
+        if world is None:
+            record = engine.run(spec, observer=observe)
+        else:
+            from forebay.emulate import hosts
+
+            record = hosts.run(world, spec, observe, interrupt)
         return Outcome(record, interrupted=interrupt.requested or bool(record["result"].get("interrupted")))
     except ForebayError as error:
         part = getattr(error, "record", None)

@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from forebay import mpi
 from forebay.emulate import workloads
 from forebay.emulate.workloads import Training
 from forebay.errors import RequestError
@@ -27,11 +26,11 @@ DIVISIONS = ("closed", "open")
 WORKLOAD_OPTIONS = (
     ("--workload", "NAME|FILE", "As forebay emulate workloads lists it, or a TOML file of yours."),
     ("--dlio", "FILE.yaml", "A workload file of DLIO's, in place of --workload."),
-    ("--accelerator", "NAME", "Emulated: h100, a100, b200. Default: the workload's only one."),
+    ("--accelerator", "NAME", "Emulated: h100, a100, b200, mi355. Default: the workload's only one."),
     ("--rules", "SET", "v1.0, v2.0, v3.0 or text. Default: the first that has the workload."),
 )
 RUN_OPTIONS = (
-    ("--data", "DIR", "Folder of the data set, or model:NAME for a modelled drive. Several folders: repeat it."),
+    ("--data", "DIR|URI", "Folder of the data set, or a source that carries it, as model:NAME. Several folders: repeat it."),
     ("--files", "N", "Use the first N files of the data set. Default: all."),
     ("--epochs", "N", "Passes over the data. Default: the workload's."),
     ("--steps", "N", "Most steps of an epoch."),
@@ -40,11 +39,16 @@ RUN_OPTIONS = (
     ("--read-threads", "N", "Files that one accelerator reads at a time. Default: the workload's."),
     ("--seed", "N", "Of the shuffling. Default: 123, as DLIO's; a new one for each run of a v2.0 or v3.0 submission."),
     ("--on-error", "WHAT", "A damaged record or a lost file: fail or skip. Default: fail."),
+    ("--destination", "WHERE", "Batches end in: drop (checked, let go), host, gpu:0, gpu:0,1. Default: drop."),
     ("--supply", "GIB_S", "Hand on at most so many GiB/s: what if the storage were slower?"),
 )
 # Fields of a job that mean the same here.
-JOB_OPTIONS = ("cache", "engine", "io_bytes", "depth", "workers", "cpus", "interval_ms", "power")
+JOB_OPTIONS = (
+    "path", "allow_compat", "require_direct", "pin_limit_bytes", "cache", "engine", "io_bytes", "depth", "workers", "cpus",
+    "interval_ms", "power",
+)  # fmt: skip
 OWN_HELP = {
+    "path": "Batches get to GPUs by bounce, mapped, gds or auto; mapped and gds want --level bytes.",
     "cache": "Page cache: bypass (O_DIRECT), drop, allow, warm or auto: by what is cached. Default: auto.",
     "engine": "How files are read: auto, uring or inline. Default: auto.",
     "io_bytes": "Bytes per I/O, as 1m.",
@@ -64,9 +68,14 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for key in reversed(JOB_OPTIONS):
         known = BY_NAME[key]
         text = OWN_HELP.get(key, known.help)
-        command = click.option(f"--{known.flag}", key, metavar=known.metavar, multiple=known.multiple, help=text)(command)
+        if known.is_flag:
+            option = click.option(f"--{known.flag}", key, is_flag=True, default=None, help=text)
+        else:
+            option = click.option(f"--{known.flag}", key, metavar=known.metavar, multiple=known.multiple, help=text)
+        command = option(command)
     for name, metavar, text in reversed(RUN_OPTIONS):
         command = click.option(name, metavar=metavar, multiple=name == "--data", help=text)(command)
+    command = click.option("--decode", is_flag=True, default=None, help="Decode JPEGs and PNGs, too, as training would.")(command)
     command = click.option("--open", "division", flag_value="open", help="Refuse what the open division forbids.")(command)
     return click.option("--closed", "division", flag_value="closed", help="Refuse what the closed division forbids.")(command)
 
@@ -88,7 +97,9 @@ class Request:
     read_threads: int = 1
     seed: int | None = None
     on_error: str = "fail"
+    destination: str = "drop"
     supply_gib_s: float | None = None
+    decode: bool = False
     job: dict[str, Any] = field(default_factory=dict)
     given: frozenset[str] = frozenset()
 
@@ -107,8 +118,10 @@ class Request:
             "seed": self.run_seed(),
             "prefetch": self.prefetch,
             "read_threads": self.read_threads,
+            "destination": self.destination,
             "on_error": self.on_error,
             "supply_gib_s": self.supply_gib_s,
+            "decode": self.decode or None,
             "closed": self.division == "closed",
             **self.job,
         }
@@ -128,6 +141,7 @@ class Request:
 
 def workload_spec(workload: Training, rules: str, files: int | None) -> dict[str, Any]:
     """The workload as the engine takes it; `files` 0 stands for all that are found."""
+    read = [c.name for c in workload.columns if c.read]
     edition = rules if rules in workload.rules else workload.rules[-1]
     return {
         "name": workload.name,
@@ -149,6 +163,8 @@ def workload_spec(workload: Training, rules: str, files: int | None) -> dict[str
         "au_pct_min": workload.au_pct_min,
         "file_shuffle": workload.file_shuffle,
         "sample_shuffle": workload.sample_shuffle,
+        "transfer_bytes": workload.transfer_bytes,
+        "columns": read if workload.columns else None,
     }
 
 
@@ -169,18 +185,9 @@ def workload_of(values: dict[str, Any]) -> tuple[Training, str, dict[str, Any]]:
     return *workloads.load(name, accelerator, rules), {}
 
 
-def alone() -> None:
-    """RequestError where a launcher started several of us: each would call its own number the whole."""
-    found = mpi.launched()
-    if found is not None:
-        told = "an emulated run is of one host, and each process would run alone"
-        raise RequestError(f"{found[1]} processes of {found[0]}", told, "the same command without the launcher")
-
-
 def request_of(values: dict[str, Any]) -> Request:
     """The request in click's `values`; takes what it uses out of them. RequestError names the flag."""
     given = frozenset(k for k, v in values.items() if v not in (None, ()))
-    alone()
     workload, rules, more = workload_of(values)
     taken = {name: values.pop(name) for name in [o[0].removeprefix("--").replace("-", "_") for o in RUN_OPTIONS]}
     data = tuple(taken["data"]) or tuple(more.get("data", ()))
@@ -190,10 +197,12 @@ def request_of(values: dict[str, Any]) -> Request:
     for theirs, ours in (("transfer_bytes", "io_bytes"), ("cache", "cache")):
         if theirs in more:
             job.setdefault(ours, more[theirs])
+    decode = bool(values.pop("decode"))
+    level = _choice("--level", taken["level"], LEVELS) or ("parse" if decode else LEVEL_OF[rules])
     return Request(
         workload=workload,
         rules=rules,
-        level=_choice("--level", taken["level"], LEVELS) or LEVEL_OF[rules],
+        level=level,
         data=data,
         division=values.pop("division"),
         files=_whole("--files", taken["files"], 1, None),
@@ -203,7 +212,9 @@ def request_of(values: dict[str, Any]) -> Request:
         read_threads=_whole("--read-threads", taken["read_threads"], 1, workload.read_threads) or 1,
         seed=_whole("--seed", taken["seed"], 0, more.get("seed"), (1 << 64) - 1),
         on_error=_choice("--on-error", taken["on_error"], ("fail", "skip")) or "fail",
+        destination=taken["destination"] or "drop",
         supply_gib_s=_rate(taken["supply"]),
+        decode=decode,
         job=job,
         given=given | more.keys(),
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from forebay import mpi
 from forebay.bench import save
 from forebay.bench.interrupt import Interrupt
 from forebay.emulate import data, division, engine, live, measure, show
@@ -21,16 +22,18 @@ EXAMPLES = """\b
 Examples:
   forebay emulate run --workload resnet50 --accelerator h100 --accelerators 8 --data /data/resnet50
   forebay emulate run --workload resnet50 --accelerator a100 --accelerators 8 --data /data/r --epochs 1 --steps 50
-  forebay emulate run --workload cosmoflow --accelerator h100 --data /data/c --closed --runs 5 --results results"""
+  forebay emulate run --workload cosmoflow --accelerator h100 --data /data/c --closed --runs 5 --results results
+  mpirun -n 2 --map-by node forebay emulate run --workload resnet50 --accelerator h100 --accelerators 8 --data /mnt/r"""
 
 
 @click.command("run", epilog=EXAMPLES, context_settings={"max_content_width": 110})
 @workload_options
-@click.option("--accelerators", default="1", show_default=True, metavar="N", help="Emulated.")
+@click.option("--accelerators", default="1", show_default=True, metavar="N", help="Emulated on this host.")
 @run_options
 @click.option("--runs", default="1", metavar="N", help="Run so many times; a submission has five.")
 @click.option("--results", metavar="DIR", help="Save each run's record in this folder.")
 @click.option("-o", "--out", metavar="FILE", help="Save the records here. .jsonl adds lines; else only records are replaced.")
+@click.option("--mpi", "use_mpi", is_flag=True, help="One run over all hosts of mpirun or srun (detected by mpi4py).")
 @click.option("--dry-run", is_flag=True, help="Check the request and say what would run; read nothing.")
 @click.option("--json", "as_json", is_flag=True, help="The record as one JSON document on stdout.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress and no summary.")
@@ -39,6 +42,7 @@ def command(
     runs: str,
     results: str | None,
     out: str | None,
+    use_mpi: bool,
     dry_run: bool,
     as_json: bool,
     quiet: bool,
@@ -54,12 +58,15 @@ def command(
         raise RequestError(f"--runs {runs}", f"is more than {RUNS_MAX}", "--runs 5")
     request = request_of(values)
     division.check(request)
-    data.check_size(request, number)
+    world = mpi.world(explicit=use_mpi)
+    data.check_size(request, number, 1 if world is None else world.size)
+    data.check_memory(request, number)
     saved = save.Output(out, save.RUN) if out else None
     if dry_run:
-        return show_plan(request, number, as_json)
+        return show_plan(request, number, as_json) if world is None or world.leads else DONE
     folder = measure.results_folder(results) if results else None
-    return play_all(request, number, times, Output(as_json, quiet, saved, folder))
+    leads = world is None or world.leads
+    return play_all(request, number, times, Output(as_json, quiet or not leads, saved, folder), world)
 
 
 class Output:
@@ -101,32 +108,36 @@ class Output:
             click.echo(f"record    {', '.join(kept)}", err=True)
 
 
-def play_all(request: Request, number: int, times: int, output: Output) -> int:
+def play_all(request: Request, number: int, times: int, output: Output, world: Any = None) -> int:
     """The runs in turn; the exit code of the first that didn't go well. Ctrl-C ends them after saving."""
     code = DONE
     with save.unless_said(output.records), Interrupt() as interrupt:
         for turn in range(times):
             label = f"run {turn + 1} of {times}" if times > 1 else ""
-            outcome = play(request, number, interrupt, output.quiet, label)
-            output.take(outcome)
+            outcome = play(request, number, interrupt, output.quiet, label, world)
+            if world is None or world.leads:
+                output.take(outcome)
             code = code or outcome.exit_code
+            ended = outcome.record is None or outcome.interrupted
             if outcome.interrupted:
                 code = INTERRUPTED
-            if outcome.record is None or outcome.interrupted:
+            if ended if world is None or turn + 1 == times else world.anywhere(ended):
                 break
     if output.as_json and output.records:
         with save.unless_said(output.records):
             click.echo(json.dumps(output.records if times > 1 else output.records[0], indent=1))
-    return code
+    return world.agree(code) if world is not None else code
 
 
-def play(request: Request, number: int, interrupt: Interrupt, quiet: bool = False, label: str = "") -> measure.Outcome:
+def play(
+    request: Request, number: int, interrupt: Interrupt, quiet: bool = False, label: str = "", world: Any = None
+) -> measure.Outcome:
     """One run under live progress. The client's limits become a warning of the record."""
     what = f"{request.workload.name} on {number:,} × {request.workload.accelerator.upper()}"
     watch = live.view(f"{label}: {what}" if label else what, request.workload.au_pct_min, quiet)
     began = time.monotonic()
     try:
-        outcome = measure.measure(request.spec(number), watch, interrupt)
+        outcome = measure.measure(request.spec(number), watch, interrupt, world)
     finally:
         watch.close()
     if outcome.record is not None:
@@ -144,7 +155,7 @@ def warn(record: dict[str, Any], wall_s: float) -> None:
     training, took = record["training"], record["result"]["seconds"]
     if training["headroom"]["client_limited"] and "client_limited" not in known:
         told = f"{training['accelerators']:,} accelerators are more than this host can emulate: {training['headroom']['why']}"
-        next = "fewer --accelerators, or more processors"
+        next = "fewer --accelerators, more processors, or more hosts (mpirun)"
         warnings.append({"id": "client_limited", "text": told, "next": next})
     if record.get("origin") == "measured" and took > wall_s + 1.0:
         told = f"the run reports {took:.1f} s, but only {wall_s:.1f} s passed: don't trust its rates"

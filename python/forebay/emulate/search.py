@@ -9,11 +9,13 @@ import json
 import math
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+from forebay import mpi
 from forebay.bench import save
 from forebay.bench.interrupt import Interrupt
 from forebay.bench.summary import count as times
@@ -22,7 +24,7 @@ from forebay.emulate import data, datasize, division, measure, show
 from forebay.emulate.greatest import Greatest, Trial, curve
 from forebay.emulate.request import Request, count, request_of, run_options, workload_options, workload_spec
 from forebay.emulate.run import play
-from forebay.errors import CHECK_FAILED, DONE, INTERRUPTED, ForebayError, RequestError
+from forebay.errors import BROKE, CHECK_FAILED, DONE, INTERRUPTED, ForebayError, RequestError
 from forebay.run import typed
 from forebay.stages import format_duration
 from forebay.sweep.results import HEADER, POINT, Results
@@ -49,6 +51,7 @@ Examples:
 @click.option("--confirm", default="5", show_default=True, metavar="N", help="Full runs that must pass; 0 for none.")
 @click.option("--results", metavar="DIR", help="Where each run is kept. Default: WORKLOAD-ACCELERATOR-search.")
 @click.option("--restart", is_flag=True, help="Begin anew; what was found is moved aside.")
+@click.option("--mpi", "use_mpi", is_flag=True, help="One search over all hosts of mpirun or srun (detected by mpi4py).")
 @click.option("--json", "as_json", is_flag=True, help="The confirmed run's record as one JSON document on stdout.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress.")
 def command(
@@ -58,6 +61,7 @@ def command(
     confirm: str,
     results: str | None,
     restart: bool,
+    use_mpi: bool,
     as_json: bool,
     quiet: bool,
     **values: Any,
@@ -65,7 +69,8 @@ def command(
     """How many accelerators does this storage keep busy? The greatest number that passes, and what limits it.
 
     Short runs close in on it, then full runs confirm it: each of them must pass, and one with one accelerator more must
-    not. Exit code 1 where not even one accelerator passes. After Ctrl-C the same command goes on.
+    not. Exit code 1 where not even one accelerator passes. After Ctrl-C the same command goes on. Under mpirun every host
+    has as many, and --accelerators and --max are each host's.
     """
     request = request_of(values)
     confirmations = _confirmations(confirm, request)
@@ -77,14 +82,19 @@ def command(
     if seconds <= 0:
         raise RequestError(f"--probe {probe}", "must be above 0", "--probe 20")
     division.check(request)
-    held = samples_held(request)
-    data.check_size(request, first)
-    most_fitting = largest(request, held, bound)
-    folder = measure.results_folder(results or f"{request.workload.name}-{request.workload.accelerator}-search")
-    with Kept(folder, request, seconds, restart) as kept:
-        hunt = Hunt(request, seconds, kept, quiet, held)
-        greatest = Greatest(hunt.run, request.workload.au_pct_min, most_fitting, confirmations, [])
-        return conclude(hunt, greatest, first, folder, as_json)
+    team = Team(mpi.world(explicit=use_mpi), request, seconds)
+    if not team.leads:
+        return team.follow()
+    with team:
+        held = samples_held(request)
+        data.check_size(request, first, team.hosts)
+        greatest_number = largest(request, held, bound, team.hosts)
+        name = f"{request.workload.name}-{request.workload.accelerator}-search"
+        folder = measure.results_folder(results or name)
+        with Kept(folder, request, seconds, restart, team.hosts) as kept:
+            hunt = Hunt(team, kept, quiet, held)
+            greatest = Greatest(hunt.run, request.workload.au_pct_min, greatest_number, confirmations, [])
+            return team.end(conclude(hunt, greatest, first, folder, as_json))
 
 
 def _confirmations(text: str, request: Request) -> int:
@@ -106,13 +116,13 @@ def samples_held(request: Request) -> int | None:
     return files * request.workload.samples_per_file
 
 
-def largest(request: Request, held: int | None, bound: int | None) -> int:
-    """The most accelerators that get enough steps of an epoch out of the data set, or that were allowed."""
+def largest(request: Request, held: int | None, bound: int | None, hosts: int = 1) -> int:
+    """The most accelerators of each host that get enough steps of an epoch out of the data set, or that were allowed."""
     if held is None:
         return bound if bound is not None else 1 << 16
-    fit = held // (steps_wanted(request) * request.workload.batch)
+    fit = held // (steps_wanted(request) * request.workload.batch * hosts)
     if fit < 1:
-        told = f"{held:,} samples are fewer than {steps_wanted(request)} batches of {request.workload.batch:,}"
+        told = f"{held:,} samples are fewer than {steps_wanted(request) * hosts} batches of {request.workload.batch:,}"
         raise RequestError(f"--data {request.data[0]}", told, "forebay emulate datagen with more --files")
     return fit if bound is None else min(fit, bound)
 
@@ -122,22 +132,23 @@ def steps_wanted(request: Request) -> int:
     return datasize.STEPS_MIN if request.division is not None else 3
 
 
-def definition(request: Request, probe_s: float) -> dict[str, Any]:
+def definition(request: Request, probe_s: float, hosts: int = 1) -> dict[str, Any]:
     """What must be the same for two searches to be one: the spec, less what varies between its runs."""
     spec = request.spec(1)
     for key in ("accelerators", "ranks", "seed"):
         spec.pop(key, None)
     workload = workload_spec(request.workload, request.rules, request.files)
-    return {**spec, "workload": workload, "probe_s": probe_s, "division": request.division}
+    several = {"hosts": hosts} if hosts > 1 else {}
+    return {**spec, "workload": workload, "probe_s": probe_s, "division": request.division, **several}
 
 
 class Kept:
     """The folder's file of runs: one line each, on disk before the next begins. One search at a time has it."""
 
-    def __init__(self, folder: Path, request: Request, probe_s: float, restart: bool) -> None:
+    def __init__(self, folder: Path, request: Request, probe_s: float, restart: bool, hosts: int = 1) -> None:
         self.results = Results(folder / FILE)
         try:
-            self._begin(definition(request, probe_s), request, restart)
+            self._begin(definition(request, probe_s, hosts), request, restart)
         except BaseException:
             self.results.__exit__()
             raise
@@ -197,12 +208,71 @@ class Interrupted(Exception):
     """Ctrl-C during a run, whose part is kept."""
 
 
-class Hunt:
-    """Plays the search's runs, or finds them among those that were kept."""
+class Team:
+    """Who plays the runs: this process, or all ranks of an MPI world. The lead says what is played, the others follow.
 
-    def __init__(self, request: Request, probe_s: float, kept: Kept, quiet: bool, held: int | None) -> None:
-        self.request, self.kept, self.quiet, self.held = request, kept, quiet, held
+    Entered by the lead alone: however it leaves, the others are told, since they wait for its word.
+    """
+
+    def __init__(self, world: mpi.World | None, request: Request, probe_s: float) -> None:
+        self.world, self.request = world, request
+        self.hosts = 1 if world is None else world.size
+        self.leads = world is None or world.leads
         self.probe_steps = max(STEPS_MIN, math.ceil(probe_s / request.workload.compute_s))
+        self._told = False
+
+    def __enter__(self) -> Team:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.end(getattr(error, "exit_code", INTERRUPTED if kind is KeyboardInterrupt else BROKE))
+
+    def play(self, number: int, full: bool, quiet: bool, label: str) -> measure.Outcome:
+        """One run with `number` accelerators on each host."""
+        if self.world is not None:
+            self.world.comm.bcast((number, full), root=0)
+        return self._play(number, full, quiet, label)
+
+    def follow(self) -> int:
+        """Plays what the lead says; its exit code."""
+        assert self.world is not None, "one process leads itself"
+        while True:
+            order = self.world.comm.bcast(None, root=0)
+            if order is None:
+                return self.world.agree(BROKE)
+            number, full = order
+            self._play(number, full, quiet=True, label="")
+            if self.world.gave_up:  # on others, of which the lead may be one
+                return self.world.agree(BROKE)
+
+    def end(self, code: int) -> int:
+        """Tells the others that there is no more to play."""
+        if self.world is None or self._told:
+            return code
+        self._told = True
+        if self.world.lost or self.world.gave_up:  # somebody won't hear it
+            return self.world.agree(code)
+        self.world.comm.bcast(None, root=0)
+        return self.world.agree(code)
+
+    def _play(self, number: int, full: bool, quiet: bool, label: str) -> measure.Outcome:
+        with Interrupt() as interrupt:
+            return play(self._of(full), number, interrupt, quiet, label, self.world)
+
+    def _of(self, full: bool) -> Request:
+        if full:
+            return self.request
+        steps = self.probe_steps if self.request.steps is None else min(self.probe_steps, self.request.steps)
+        return self.request.with_epochs(1, steps)
+
+
+class Hunt:
+    """Plays the search's runs, or finds them among those that were kept. Numbers of accelerators are each host's."""
+
+    def __init__(self, team: Team, kept: Kept, quiet: bool, held: int | None) -> None:
+        self.team, self.kept, self.quiet, self.held = team, kept, quiet, held
+        self.request, self.hosts = team.request, team.hosts
         self.records: dict[tuple[int, bool, int], dict[str, Any]] = {}
         self.refused: dict[int, RequestError] = {}
         self.found_before = 0
@@ -219,7 +289,7 @@ class Hunt:
                 if all(n >= number for n, _, _ in self.records):
                     raise
                 self.refused[number] = error
-                click.echo(f"{kind} {number:>5,} accelerators  can't run: {error.found}", err=True)
+                click.echo(f"{kind} {self.all(number):>5,} accelerators  can't run: {error.found}", err=True)
                 return Trial(number, full, turn, None, False)
         else:
             self.found_before += 1
@@ -227,14 +297,13 @@ class Hunt:
         training = record["training"]
         trial = Trial(number, full, turn, training["au_pct"], bool(training["passes"]))
         if not self.quiet:
-            click.echo(f"{kind} {told(trial, record)}", err=True)
+            click.echo(f"{kind} {told(trial, record, self.all(number))}", err=True)
         return trial
 
     def _play(self, number: int, full: bool, key: str, turn: int, kind: str) -> dict[str, Any]:
-        with Interrupt() as interrupt:
-            outcome = play(self._of(full), number, interrupt, self.quiet, kind.strip())
+        outcome = self.team.play(number, full, self.quiet, kind.strip())
         if outcome.record is not None:
-            self.kept.add(key, turn, f"{kind.strip()} with {number} accelerators", outcome.record)
+            self.kept.add(key, turn, f"{kind.strip()} with {self.all(number)} accelerators", outcome.record)
         if outcome.interrupted:
             raise Interrupted
         if outcome.error is not None:
@@ -242,17 +311,15 @@ class Hunt:
         assert outcome.record is not None, "a run without record has an error"
         return outcome.record
 
-    def _of(self, full: bool) -> Request:
-        if full:
-            return self.request
-        steps = self.probe_steps if self.request.steps is None else min(self.probe_steps, self.request.steps)
-        return self.request.with_epochs(1, steps)
+    def all(self, number: int) -> int:
+        """On all hosts together."""
+        return number * self.hosts
 
 
-def told(trial: Trial, record: dict[str, Any]) -> str:
+def told(trial: Trial, record: dict[str, Any], number: int) -> str:
     """`8 accelerators  AU 93.10 % passes · 4.2 GiB/s · 1.3 cores · limited by the storage`."""
     au = "AU not known, too few steps" if trial.au_pct is None else f"AU {trial.au_pct:6.2f} %"
-    parts = [f"{trial.accelerators:>5,} accelerators  {au} {'passes' if trial.passes else 'fails '}"]
+    parts = [f"{number:>5,} accelerators  {au} {'passes' if trial.passes else 'fails '}"]
     parts.append(f"{significant(record['result']['throughput_gib_s'])} GiB/s")
     busy = record["training"]["headroom"]["cores_busy"]
     if busy is not None:
@@ -300,14 +367,15 @@ def document_of(hunt: Hunt, greatest: Greatest, seconds: float, early: bool) -> 
     chosen = sorted([t for t in mine if t.full] or mine, key=lambda t: t.au_pct or 0.0)
     median = chosen[(len(chosen) - 1) // 2]
     record = json.loads(json.dumps(hunt.records[median.accelerators, median.full, median.turn]))
-    record["training"]["curve"] = curve(greatest.trials)
+    record["training"]["curve"] = curve([replace(t, accelerators=hunt.all(t.accelerators)) for t in greatest.trials])
     values = [t.au_pct for t in chosen if t.au_pct is not None]
     record["search"] = {
-        "accelerators": number,
+        "accelerators": hunt.all(number),
+        "hosts": hunt.hosts,
         "confirmed": greatest.confirmed and not early,
         "finished": not early,
         "au_pct": statistics.fmean(values) if values else None,
-        "runs": [vars(t) for t in greatest.trials],
+        "runs": [{**vars(t), "accelerators": hunt.all(t.accelerators)} for t in greatest.trials],
         "limit": limit_of(hunt, greatest),
         "seconds": seconds,
         "found_before": hunt.found_before,
@@ -316,18 +384,18 @@ def document_of(hunt: Hunt, greatest: Greatest, seconds: float, early: bool) -> 
 
 
 def limit_of(hunt: Hunt, greatest: Greatest) -> dict[str, Any]:
-    """What keeps one accelerator more from passing, by the record of that run: {id, text, accelerators}."""
-    return {**_limit_of(hunt, greatest), "accelerators": greatest.first_failing or greatest.most}
+    """What keeps one accelerator more (on each host) from passing, by the record of that run: {id, text, accelerators}."""
+    return {**_limit_of(hunt, greatest), "accelerators": hunt.all(greatest.first_failing or greatest.most)}
 
 
 def _limit_of(hunt: Hunt, greatest: Greatest) -> dict[str, Any]:
     above = greatest.first_failing
     if above is None:
-        if hunt.held is not None and greatest.most == largest(hunt.request, hunt.held, None):
+        if hunt.held is not None and greatest.most == largest(hunt.request, hunt.held, None, hunt.hosts):
             steps = steps_wanted(hunt.request)
             text = f"the data set: {hunt.held:,} samples give more accelerators fewer than {steps} steps of an epoch"
             return {"id": "data", "text": text}
-        return {"id": "max", "text": f"nothing up to {greatest.most:,} accelerators"}
+        return {"id": "max", "text": f"nothing up to {hunt.all(greatest.most):,} accelerators"}
     trial = max((t for t in greatest.trials if t.accelerators == above), key=lambda t: t.full)
     if above in hunt.refused:
         return {"id": "data", "text": f"the data set: {hunt.refused[above].found}"}
@@ -348,6 +416,7 @@ def lines(document: dict[str, Any], folder: Path) -> list[str]:
         answer = f"not even one {which} reaches {training['au_pct_min']:g} %"
     else:
         answer = f"{found['accelerators']:,} × {which} pass by {training['rule_set']}"
+        answer += f" on {times(found['hosts'], 'host')}" if found["hosts"] > 1 else ""
         answer += f", AU {found['au_pct']:.2f} % in the mean of {times(len(full), 'full run')}" if full else ", by probes alone"
     if not found["finished"]:
         answer += " so far: the search isn't over"

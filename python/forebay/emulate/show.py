@@ -27,12 +27,14 @@ def text(record: dict[str, Any], width: int = 100) -> str:
 def _lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
     training, result = record["training"], record["result"]
     for label, line in environment.card(record["environment"]):
-        if label != "gpu":
+        if label != "gpu" or training["destination"].startswith("gpu"):
             yield label, line
     yield "workload", workload(training)
     yield "data", data(record)
     if record.get("origin") != "measured":
         yield "origin", f"{record.get('origin')}: no device was measured"
+    if training["destination"].startswith("gpu"):
+        yield "path", summary.path(record)
     yield "AU", utilisation(training, bool(result.get("interrupted")))
     others = by_other_rules(training)
     if others:
@@ -51,19 +53,24 @@ def _lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if training["skipped"]["count"]:
         yield "skipped", skipped(training["skipped"])
     yield "errors", summary.errors(result["errors"])
+    for found in result.get("hosts") or []:
+        yield "host", host(found)
     yield from summary.warnings(record.get("warnings") or [])
     yield "label", training["label"]
 
 
 def workload(t: dict[str, Any]) -> str:
     """`unet3d on 8 × H100 · rules v1.0, parse · batches of 7 · seed 123`."""
+    hosts = f" on {t['hosts']} hosts" if t.get("hosts", 1) > 1 else ""
     epochs = len(t["epochs"])
     parts = [
-        f"{t['workload']} on {t['accelerators']:,} × {t['accelerator'].upper()}",
-        f"rules {t['rule_set']}, level {t['level']}",
+        f"{t['workload']} on {t['accelerators']:,} × {t['accelerator'].upper()}{hosts}",
+        f"rules {t['rule_set']}, level {t['level']}" + (", images decoded" if t.get("decode") else ""),
         f"batches of {t['batch']:,}, {t['prefetch']} read ahead, {t['read_threads']} files at a time each",
         f"{count(epochs, 'epoch')} of {count(t['steps'], 'step')}, seed {t['seed']}",
     ]
+    if t["destination"] != "drop":
+        parts.append(f"batches end in {t['destination']}")
     return " · ".join(parts)
 
 
@@ -166,6 +173,20 @@ def client(t: dict[str, Any]) -> str:
 
 def skipped(found: dict[str, Any]) -> str:
     return f"{found['count']:,} samples: " + "; ".join(found["examples"])
+
+
+def host(found: dict[str, Any]) -> str:
+    """One host of an MPI run."""
+    parts = [str(found.get("host", "?"))]
+    for key, show in (
+        ("accelerators", lambda v: f"{v} accelerators"),
+        ("au_pct", lambda v: f"AU {v:.2f} %"),
+        ("samples_per_s", lambda v: f"{v:,.1f} samples/s"),
+        ("failure", lambda v: f"failed: {v}"),
+    ):
+        if found.get(key) is not None:
+            parts.append(show(found[key]))
+    return " · ".join(parts)
 
 
 def curve(points: Sequence[dict[str, Any]], needed_pct: float, width: int = 40) -> list[str]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from forebay.emulate.datagen import formats
 from forebay.emulate.workloads import Checkpoint, Training, Workload, builtin, variants
 from forebay.errors import DONE, RequestError
 from forebay.table import table
@@ -57,8 +56,6 @@ def listing(found: list[Workload]) -> str:
     if saving:
         saved = ("checkpoint", "rules", "processes", "tensor x pipeline x data", "ZeRO", "size")
         lines += ["", *table([saved, *map(_checkpoint_row, saving)])]
-    can = " and ".join(formats())
-    lines += ["", f"Emulated here: those of {can}. The others, and checkpoints, are for forebay plan."]
     return "\n".join(lines).strip("\n")
 
 

@@ -18,7 +18,11 @@ VERBS = {
     "run": ("forebay.emulate.run:command", "Is this storage fast enough for N accelerators?"),
     "search": ("forebay.emulate.search:command", "How many accelerators does this storage keep busy?"),
     "datasize": ("forebay.emulate.datasize:command", "How large must the data set be, by the rules?"),
+    "matrix": ("forebay.emulate.matrix:command", "A paper's table: workloads × drives × numbers of drives."),
     "datagen": ("forebay.emulate.datagen:command", "How is a workload's data set made?"),
+    "check": ("forebay.emulate.check:command", "Would these results stand by the rules?"),
+    "export": ("forebay.emulate.mlcommons:command", "Write results as MLPerf Storage v1.0 lays them out."),
+    "checkpoint": ("forebay.emulate.checkpoint:command", "How fast is a large model's checkpoint written and read?"),
     "workloads": ("forebay.emulate.show_workloads:command", "Which workloads are there, and with which constants?"),
 }
 

@@ -23,7 +23,7 @@ FORMATS = ("npz", "tfrecord", "jpeg", "png", "hdf5", "npy", "parquet", "indexed_
 STATUSES = ("closed", "whatif", "own")
 COLUMN_BYTES = {"int8": 1, "uint8": 1, "float16": 2, "int16": 2, "float32": 4, "int32": 4, "float64": 8, "int64": 8}
 DATA_TYPES = ("fp16", "bf16", "fp32", "fp64", "int8")
-PAGE = "docs/plan.md"
+PAGE = "docs/emulate.md"
 FILE_BYTES_MAX = 1 << 20
 VARIANTS_MAX = 1000
 
@@ -249,7 +249,7 @@ def load(name: str, accelerator: str | None = None, rules: str | None = None) ->
     found = [w for w in variants(name) if isinstance(w, Training)]
     asked = f"--workload {name}"
     if not found:
-        raise RequestError(asked, "is a checkpoint workload", f"forebay plan run {asked}")
+        raise RequestError(asked, "is a checkpoint workload", f"forebay emulate checkpoint {asked}")
     if rules is not None and rules not in RULES:
         raise RequestError(f"--rules {rules}", "is not a rule set", "one of " + ", ".join(RULES))
     if accelerator is not None:
@@ -272,7 +272,7 @@ def load_checkpoint(name: str) -> Checkpoint:
     """The checkpoint workload of that name, or in a TOML file."""
     found = variants(name)[0]
     if not isinstance(found, Checkpoint):
-        raise RequestError(f"--workload {name}", "is a training workload", f"forebay plan run --workload {name}")
+        raise RequestError(f"--workload {name}", "is a training workload", f"forebay emulate run --workload {name}")
     return found
 
 

@@ -132,13 +132,19 @@ def without_effect(request: Request) -> list[str]:
 
 
 def _source(target: str) -> str:
-    """A path as a source URI: gdsio's targets are always paths, also `a:b`."""
-    return f"file:{target}" if ":" in target else target
+    """A path as a source URI: gdsio's targets are paths, also `a:b`; a remote namespace is named as elsewhere."""
+    return f"file:{target}" if ":" in target and not is_remote(target) else target
+
+
+def is_remote(target: str) -> bool:
+    return target.startswith(("nvme+tcp://", "nvme+rdma://"))
 
 
 def check_targets(request: Request) -> None:
     """-D must be a directory and -f must not. Raises RequestError."""
     for group in request.groups:
+        if is_remote(group.target) and not group.is_directory and request.size_bytes is None:
+            raise RequestError(f"-f {group.target}", "doesn't say how much of it", "-s 1G")
         target, is_directory = group.target, os.path.isdir(group.target)
         if group.is_directory and not is_directory:
             raise RequestError(
@@ -153,7 +159,7 @@ def check_files(request: Request) -> None:
     if request.writes:
         return
     needed = (request.size_bytes or 1) + request.start_bytes
-    for path in files(request):
+    for path in (p for p in files(request) if not is_remote(p)):
         try:
             status = os.stat(path)
         except OSError as error:

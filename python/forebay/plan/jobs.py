@@ -1,8 +1,8 @@
 """Which kind of work a plan's workload is, and what it asks of storage.
 
 `io` reads; `dlrm` (on h100) is MLPerf Training's, planned in minutes; `job` is any training job by its bytes per sample
-and its rate; every other name is a workload of data/workloads, or a TOML file of one: training, planned in accelerators
-and AU, or a checkpoint, planned in seconds.
+and its rate; every other name is a workload as `forebay emulate workloads` lists it, or a TOML file of one: training,
+planned in accelerators and AU, or a checkpoint, planned in seconds.
 """
 
 from __future__ import annotations

@@ -21,6 +21,14 @@ NAMES = (
     ("checkpoint_write_s", "checkpoint, written", "s"),
     ("checkpoint_read_s", "checkpoint, read", "s"),
 )
+# Of a point that was simulated.
+SIMULATED = (
+    ("simulated_gib_s", "simulated GiB/s"),
+    ("simulated_au_pct", "simulated AU %"),
+    ("simulated_checkpoint_write_s", "simulated write s"),
+    ("simulated_checkpoint_read_s", "simulated read s"),
+    ("simulated_bottleneck", "simulated limit"),
+)
 
 
 def number(value: float) -> str:
@@ -81,13 +89,16 @@ def recommend(document: Mapping[str, Any]) -> str:
 
 def whatif(axes: Sequence[str], points: Sequence[Mapping[str, Any]]) -> str:
     given = [(key, name, unit) for key, name, unit in NAMES if key in points[0]]
-    head = (*axes, *(f"{name} {unit}".strip() for _, name, unit in given), "limit")
+    played = [(key, name) for key, name in SIMULATED if key in points[0]]
+    head = (*axes, *(f"{name} {unit}".strip() for _, name, unit in given), "limit", *(name for _, name in played))
     rows: list[tuple[str, ...]] = [head]
     for point in points:
         cells = [str(point["query"][a]) for a in axes]
         for key, _, _ in given:
             cells.append(f"{number(point[key])} ({number(point[f'{key}_p10'])} to {number(point[f'{key}_p90'])})")
-        rows.append((*cells, point["bottleneck"] + ("; extrapolated" if point["warnings"] else "")))
+        limit = point["bottleneck"] + ("; extrapolated" if point["warnings"] else "")
+        shown = [point[key] if isinstance(point[key], str) else number(point[key]) for key, _ in played]
+        rows.append((*cells, limit, *shown))
     return "\n".join(table(rows))
 
 

@@ -8,13 +8,15 @@ from typing import Any
 
 import click
 
-from forebay.errors import CHECK_FAILED, DONE, RequestError
+from forebay.errors import CHECK_FAILED, DONE, INTERRUPTED, RequestError
 from forebay.plan import output
+from forebay.plan.simulation.options import simulation_options, taken
 
 EXAMPLES = """\b
 Examples:
   forebay plan run --drive D7-PS1010 --drives 4 --workload unet3d
   forebay plan run --drive D7-P5520 --location remote --queues 15 --io-size 128k
+  forebay plan run --drive D7-PS1010 --workload unet3d --simulate --hosts 125 --jitter compute=0.05
   forebay plan recommend --accelerators 6 --workload unet3d
   forebay plan whatif --drive D7-PS1010 --vary drives=1:8
   forebay plan calibrate mine.jsonl --drive D7-PS1010 --out mine.json
@@ -54,7 +56,7 @@ OPTIONS = (
     ("--sharers", int, "N", "How many share that link alike (1)."),
     ("--gpu-link", str, "GIB_S", "What the link of each GPU lets through."),
     ("--cores", int, "N", "Processor cores that I/O may use, as a limit (the host's threads)."),
-    ("--workload", str, "NAME", "io, job, dlrm, unet3d or another that docs/plan.md lists, or a TOML file of one (io)."),
+    ("--workload", str, "NAME", "io, dlrm, job, one that forebay emulate workloads lists, or its TOML file (io)."),
     ("--accelerator", str, "NAME", "h100, a100, b200 or mi355 (h100)."),
     ("--rules", str, "SET", "Whose variant of the workload: v1.0, v2.0, v3.0 (the first that has it)."),
     ("--accelerators", int, "N", "Emulated; without it, the greatest number that passes."),
@@ -120,16 +122,34 @@ def calibration_of(path: str | None, runs: str | None = None) -> Any:
 
 @command.command(name="run")
 @system_options()
+@simulation_options
 @CATALOGUE
 @JSON
 def run(as_json: bool, **values: Any) -> int:
-    """What one system gives: throughput, latency, CPU, accelerators or minutes, each with an 80 % interval."""
+    """What one system gives: throughput, latency, CPU, accelerators or minutes, each with an 80 % interval.
+
+    --simulate plays it in virtual time beside the formulas: jitter, barriers over many hosts, drives and hosts that fail,
+    and several jobs on the same drives.
+    """
     from forebay.plan import answer, show
 
-    planner, system, _ = prepared(values)
+    simulated, flags = taken(values)
+    if flags and not simulated:
+        raise RequestError("--" + next(iter(flags)), "belongs to a simulation", "--simulate beside it")
+    file = values["file"]
+    planner, system, more = prepared(values)
+    if not simulated:
+        row = answer.answer(planner, system)
+        click.echo(json.dumps(row) if as_json else show.run(row))
+        return DONE
+    from forebay.plan.simulation import verb
+    from forebay.plan.simulation.show import text
+
+    asked = verb.asked_for(system, flags, more, file)
     row = answer.answer(planner, system)
-    click.echo(json.dumps(row) if as_json else show.run(row))
-    return DONE
+    row["simulation"] = verb.simulate(planner, asked)
+    click.echo(json.dumps(row) if as_json else show.run(row) + "\n\n" + text(row["simulation"]))
+    return INTERRUPTED if row["simulation"]["interrupted"] else DONE
 
 
 @command.command(name="recommend")
@@ -170,13 +190,18 @@ def recommend(
 @system_options()
 @click.option("--vary", multiple=True, metavar="SETTING=RANGE", help="drives=1:8, io-size=64k,1m; repeat it for more axes.")
 @click.option("--page", metavar="HTML", help="One page with sliders and curves, which needs no network.")
+@simulation_options
 @CATALOGUE
 @JSON
 def whatif(as_json: bool, vary: tuple[str, ...], page: str | None, **values: Any) -> int:
-    """The same over ranges of settings, every combination; or a page with sliders."""
+    """The same over ranges of settings, every combination; or a page with sliders. --simulate plays each of them, too."""
     from forebay.plan import show
     from forebay.plan import whatif as varied
 
+    simulated, flags = taken(values)
+    if (flags and not simulated) or (simulated and not vary):
+        raise RequestError("--" + next(iter(flags), "simulate"), "belongs to points that are simulated", "--simulate and --vary")
+    file = values["file"]
     if not vary and not page:
         raise RequestError("whatif", "varies nothing", "--vary drives=1:8, or --page whatif.html")
     if page:
@@ -193,10 +218,15 @@ def whatif(as_json: bool, vary: tuple[str, ...], page: str | None, **values: Any
             click.echo(json.dumps({"schema": "forebay.whatif/1", "axes": {}, "points": [], "page": page}))
         return DONE
     axes = [varied.axis(text) for text in vary]
-    rows = varied.points(planner, varied.systems(system, axes, more))
+    asked = varied.systems(system, axes, more)
+    rows, whole = varied.points(planner, asked), True
+    if simulated:
+        from forebay.plan.simulation import verb
+
+        rows, whole = verb.simulate_points(planner, asked, rows, lambda s: verb.asked_for(s, flags, more, file))
     document = {"schema": "forebay.whatif/1", "axes": {n: v for n, v in axes}, "points": rows}
     click.echo(json.dumps(document) if as_json else show.whatif([n for n, _ in axes], rows))
-    return DONE
+    return DONE if whole else INTERRUPTED
 
 
 @command.command(name="calibrate")

@@ -52,7 +52,7 @@ def command(
     for problem in summary["problems"]:
         click.echo(f"warning: {problem}", err=True)
     if as_json:
-        click.echo(json.dumps(summary, ensure_ascii=False))
+        click.echo(json.dumps(summary))
         return 0
     click.echo(summary["headline"], err=True)
     drawn = f"{len(summary['charts'])} charts" if not no_charts else "no charts"

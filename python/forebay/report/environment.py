@@ -60,6 +60,7 @@ def _card(runs: list[Run]) -> Card:
     facts += [("Drive", _drive(drive)) for drive in drives] or [
         ("Drive", _why(run, "environment.drives", "none seen behind the sources"))
     ]
+    facts += [("Remote", _remote(found)) for found in _remotes(runs)]
     facts.append(
         (
             "File system",
@@ -137,6 +138,28 @@ def _drive(drive: dict[str, Any]) -> str:
         f"firmware {firmware}" if firmware else "",
         f"scheduler {scheduler}" if scheduler else "",
         _bytes(drive, "max_transfer_bytes", "transfers up to {}"),
+    )
+
+
+def _remotes(runs: list[Run]) -> list[dict[str, Any]]:
+    """Each namespace of another machine once, whichever run used it."""
+    found: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        for remote in run.items("path.fabric"):
+            found.setdefault(_remote(remote), remote)
+    return list(found.values())
+
+
+def _remote(remote: dict[str, Any]) -> str:
+    queues = remote.get("queues")
+    count = len(queues) if isinstance(queues, list) else 0
+    digests = [word for word in ("header", "data") if remote.get(f"{word}_digest") is True]
+    return _joined(
+        _word(remote, "uri"),
+        _word(remote, "model"),
+        f"{count} queue{'s' if count != 1 else ''}" if count else "",
+        _bytes(remote, "transfer_bytes", "commands up to {}"),
+        f"digests: {' and '.join(digests)}" if digests else "no digests",
     )
 
 

@@ -70,11 +70,11 @@ def build(loaded: Loaded, with_charts: bool = True, sliders: explore.Section | N
     if with_charts:
         draw.check()
     notes = Notes()
+    found = studies(entry for entry in loaded.entries if not training.is_training(entry))
     emulated = [entry for entry in loaded.entries if training.is_training(entry)]
     trained = [Run(entry, training.name(entry)) for entry in emulated]
-    found = studies(entry for entry in loaded.entries if not training.is_training(entry))
     views = [_view(study, notes, with_charts) for study in found]
-    runs = [run for study in found for run in study.runs] + trained
+    runs = [run for study in found for run in study.runs]
     warnings = advice.gather(found, loaded.problems, loaded.notes, trained)
     comparisons = [documents.comparison(d, i, notes) for i, d in enumerate(loaded.comparisons, 1)]
     tunings = [documents.tuning(d, i, notes) for i, d in enumerate(loaded.tunings, 1)]
@@ -83,6 +83,7 @@ def build(loaded: Loaded, with_charts: bool = True, sliders: explore.Section | N
         section.charts = section.charts if with_charts else []
         for chart in section.charts:
             _finish(chart, drawn=True)
+    runs += trained
     sentence, deck = headline.sentence(found, [*trainings, *comparisons], tunings)
     html = _template().render(
         generator=GENERATOR,
@@ -94,8 +95,8 @@ def build(loaded: Loaded, with_charts: bool = True, sliders: explore.Section | N
         views=views,
         warnings=warnings,
         comparisons=comparisons,
-        tunings=tunings,
         trainings=trainings,
+        tunings=tunings,
         cards=environment.cards(runs),
         commands=_commands(found),
         notes=notes.reasons,

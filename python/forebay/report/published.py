@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import csv
 import io
+import statistics
+from collections.abc import Callable
 from importlib import resources
 from typing import Any
 
@@ -29,10 +31,20 @@ MICRON_CAVEATS = (
     "An early release of GPUDirect Storage (July 2020), eight pairs of one GPU and one drive.",
     "GB/s is as printed. Latency is a mean, and CPU counts busy cores.",
 )
-PRESETS = {
-    "solidigm-gds": ("solidigm_gds.csv", SOLIDIGM_CAVEATS),
-    "micron-4k": ("micron_gds.csv", MICRON_CAVEATS),
-    "micron-io-size": ("micron_gds.csv", MICRON_CAVEATS),
+FABRIC_CAVEATS = (
+    "What explains most of a difference: cores (here host, gateway and target may share one machine's processors, there a DPU "
+    "and two machines do the work), copies (each end copies a socket's payload once, their DPU moves it by DMA), and the link "
+    "(loopback, a veth pair or yours, beside theirs).",
+    "Their bytes end in GPU memory, and there is a file per worker; ours is one file, and ends where the path says.",
+    "The paper's remote drive is in places faster than the same drive local, and than its specification. It gives no reason.",
+)
+
+
+# Tables name a row's paper by a file; readers know it by its maker and its subject.
+PAPERS = {
+    "002_b83b76877129bdbb.txt": "Micron on GPUDirect Storage,",
+    "003_de097e2eedfd70a2.txt": "Solidigm on GPUDirect Storage and MLPerf Storage,",
+    "004_d488344c801156d7.txt": "Solidigm on remote drives through a DPU,",
 }
 
 
@@ -59,13 +71,16 @@ def table(study: Study, notes: Notes) -> tuple[Table, tuple[str, ...]] | None:
     preset = preset_of(study)
     if preset is None:
         return None
-    name, caveats = PRESETS[preset]
-    make = _solidigm if name.startswith("solidigm") else _micron
+    name, caveats, make = PRESETS[preset]
     return make(study, rows(name), notes), caveats
 
 
-def _sources(data: list[dict[str, str]]) -> str:
-    return "Published: " + "; ".join(dict.fromkeys(row["source"] for row in data)) + "."
+def sources(data: list[dict[str, str]]) -> str:
+    """`Published: Solidigm on …, Table 4.`"""
+    told = "; ".join(dict.fromkeys(row["source"] for row in data))
+    for file, paper in PAPERS.items():
+        told = told.replace(file, paper)
+    return f"Published: {told}."
 
 
 def _solidigm(study: Study, data: list[dict[str, str]], notes: Notes) -> Table:
@@ -86,7 +101,7 @@ def _solidigm(study: Study, data: list[dict[str, str]], notes: Notes) -> Table:
             row += _theirs([r for r in data if r["drive"] == drive and int(r["io_size_kib"]) == kib], notes)
         body.append(row)
     return Table(
-        f"{study.id}-published", "Published cells beside ours", groups, columns, body, _sources(data)
+        f"{study.id}-published", "Published cells beside ours", groups, columns, body, sources(data)
     )
 
 
@@ -151,7 +166,7 @@ def _micron(study: Study, data: list[dict[str, str]], notes: Notes) -> Table:
         for ours in ("host", "bounce", "gds"):
             cells.append(_micron_ours(study, ours, kib << 10, workers, path, show, our_unit, notes))
         body.append(cells)
-    return Table(f"{study.id}-published", "Published cells beside ours", [], columns, body, _sources(data))
+    return Table(f"{study.id}-published", "Published cells beside ours", [], columns, body, sources(data))
 
 
 def _micron_ours(
@@ -172,3 +187,59 @@ def _number(value: str | None) -> float | None:
         return finite(float(value)) if value else None
     except ValueError:
         return None
+
+
+def _labelled(study: Study, io_bytes: int, label: str, notes: Notes) -> Cell:
+    """Our rate at a block size, of the points that the preset labels so."""
+    runs = [r for r in study.runs if r.number("job.io_bytes") == io_bytes and r.text("job.label") == label]
+    rates = [stat for run in runs if (stat := run.stat("result.throughput_gib_s"))]
+    return Cell(numbers.rate(statistics.median(s.value for s in rates))) if rates else notes.missing(NOT_HERE)
+
+
+def _quotient(top: Cell, below: Cell, notes: Notes, reason: str) -> Cell:
+    a, b = _number(top.text), _number(below.text)
+    return notes.value(a / b if a and b else None, numbers.ratio, reason)
+
+
+def _remote(study: Study, data: list[dict[str, str]], notes: Notes) -> Table:
+    drives = list(dict.fromkeys(row["drive"] for row in data))
+    groups = [Cell("", number=False), Cell("here", number=False, span=3)]
+    groups += [Cell(f"published: {drive}", number=False, span=3) for drive in drives]
+    columns = ["Block size", *["local GiB/s", "remote GiB/s", "remote ÷ local"] * (1 + len(drives))]
+    theirs = {(r["drive"], int(r["io_size_kib"]), r["location"]): r["throughput_gibps"] for r in data}
+    body = []
+    for kib in dict.fromkeys(int(row["io_size_kib"]) for row in data):
+        ours = [_labelled(study, kib << 10, label, notes) for label in ("local", "remote")]
+        row = [text(numbers.size(kib << 10)), *ours, _quotient(ours[1], ours[0], notes, NOT_HERE)]
+        for drive in drives:
+            printed = [theirs.get((drive, kib, place)) for place in ("local", "remote")]
+            cells = [Cell(value) if value else notes.missing(BLANK) for value in printed]
+            row += [*cells, _quotient(cells[1], cells[0], notes, BLANK)]
+        body.append(row)
+    return Table(f"{study.id}-published", "Published cells beside ours", groups, columns, body, sources(data))
+
+
+def _queues(study: Study, data: list[dict[str, str]], notes: Notes) -> Table:
+    counts = list(dict.fromkeys(int(row["snap_queues"]) for row in data))
+    drive = data[0]["drive"]
+    groups = [Cell("", number=False), Cell("here, GiB/s by queues", number=False, span=len(counts))]
+    groups += [Cell(f"published: {drive}, GiB/s by queues", number=False, span=len(counts))]
+    columns = ["Block size", *[str(n) for n in counts] * 2]
+    theirs = {(int(r["io_size_kib"]), int(r["snap_queues"])): r["throughput_gibps"] for r in data}
+    body = []
+    for kib in dict.fromkeys(int(row["io_size_kib"]) for row in data):
+        row = [text(numbers.size(kib << 10))]
+        row += [_labelled(study, kib << 10, f"{n} queue{'s' if n > 1 else ''}", notes) for n in counts]
+        row += [Cell(value) if (value := theirs.get((kib, n))) else notes.missing(BLANK) for n in counts]
+        body.append(row)
+    return Table(f"{study.id}-published", "Published cells beside ours", groups, columns, body, sources(data))
+
+
+# Preset → its published table, what to know about it, and how it is laid out.
+PRESETS: dict[str, tuple[str, tuple[str, ...], Callable[[Study, list[dict[str, str]], Notes], Table]]] = {
+    "solidigm-gds": ("solidigm_gds.csv", SOLIDIGM_CAVEATS, _solidigm),
+    "solidigm-remote": ("tables/remote_vs_local.csv", FABRIC_CAVEATS, _remote),
+    "solidigm-snap-queues": ("tables/snap_queues.csv", FABRIC_CAVEATS, _queues),
+    "micron-4k": ("micron_gds.csv", MICRON_CAVEATS, _micron),
+    "micron-io-size": ("micron_gds.csv", MICRON_CAVEATS, _micron),
+}

@@ -17,7 +17,7 @@ from typing import Any
 from forebay.report import numbers
 from forebay.report.load import Entry
 
-PATH_ORDER = ("host", "bounce", "mapped", "gds", "gds-compat")
+PATH_ORDER = ("host", "bounce", "mapped", "gds", "gds-mixed", "gds-compat")
 OP_NAMES = {
     "read": "sequential read",
     "write": "sequential write",
@@ -227,7 +227,7 @@ def short_source(run: Run) -> str:
     first = sources[0]
     if first.startswith("stripe:"):
         name = f"stripe of {first.count('m=')}"
-    elif first.startswith(("nil:", "model:", "nvme+tcp:", "vfio-user:")):
+    elif first.startswith(("nil:", "model:", "nvme+tcp:", "nvme+rdma:", "vfio-user:")):
         name = first
     else:
         name = first.removeprefix("file:").rstrip("/").rsplit("/", 1)[-1] or first

@@ -1,4 +1,4 @@
-"""Emulated training on the page: utilisation by number of accelerators, and what each run waited for."""
+"""Emulated training on the page: utilisation by number of accelerators, and a paper's matrix beside ours."""
 
 from __future__ import annotations
 
@@ -9,11 +9,19 @@ from forebay.report import marks, numbers
 from forebay.report.documents import Section, command_line
 from forebay.report.load import Entry
 from forebay.report.marks import Chart, Row
+from forebay.report.published import BLANK, NOT_HERE, rows, sources
 from forebay.report.runs import Run, finite
 from forebay.report.tables import Cell, Notes, Table, text
 
+# Presets of `forebay emulate matrix` → the published table that their cells stand beside.
+MATRICES = {"solidigm-mlperf": "tables/mlperf_storage.csv"}
 ROWS_MAX = 400
 FEW_STEPS = "too few steps for the rules' formula"
+NONE_PASSES = "not even one accelerator passes"
+MATRIX_FOOT = (
+    "A cell of theirs is bound by their host where one more drive gains nothing, and several ran faster than the drives can "
+    "read: part of the data came from the page cache. Throughput there follows from accelerators and AU."
+)
 
 
 def is_training(entry: Entry) -> bool:
@@ -28,15 +36,25 @@ def name(entry: Entry) -> str:
 
 
 def sections(entries: Sequence[Entry], notes: Notes) -> list[Section]:
-    """A section per workload on an accelerator."""
-    found: dict[tuple[str, str], list[Run]] = {}
+    """A section per matrix, then one per workload on an accelerator."""
+    made = []
+    matrices: dict[str, list[Run]] = {}
+    others: dict[tuple[str, str], list[Run]] = {}
     for entry in entries:
         run = Run(entry)
-        found.setdefault((run.text("training.workload", "?"), run.text("training.accelerator", "?")), []).append(run)
-    return [
-        workload_section(f"training-{number}", workload, accelerator, runs, notes)
-        for number, ((workload, accelerator), runs) in enumerate(sorted(found.items()), 1)
-    ]
+        if entry.preset in MATRICES and "drive" in entry.point:
+            matrices.setdefault(str(entry.preset), []).append(run)
+        else:
+            key = (run.text("training.workload", "?"), run.text("training.accelerator", "?"))
+            others.setdefault(key, []).append(run)
+    for number, (preset, runs) in enumerate(matrices.items(), 1):
+        made.append(matrix(f"matrix-{number}", preset, runs, notes))
+    for number, ((workload, accelerator), runs) in enumerate(sorted(others.items()), 1):
+        made.append(workload_section(f"training-{number}", workload, accelerator, runs, notes))
+    return made
+
+
+# A workload ---------------------------------------------------------------------------------------------
 
 
 def workload_section(ident: str, workload: str, accelerator: str, runs: list[Run], notes: Notes) -> Section:
@@ -83,16 +101,16 @@ def points(runs: list[Run]) -> list[Row]:
     return sorted(made, key=lambda r: (r["series"], r["accelerators"]))
 
 
-def utilisation(ident: str, what: str, runs: list[Run]) -> Chart | None:
+def utilisation(ident: str, title: str, runs: list[Run]) -> Chart | None:
     made = points(runs)
     if len({r["accelerators"] for r in made}) < 2:
         return None
     least = next((v for run in runs if (v := run.number("training.au_pct_min")) is not None), None)
     best = max((r["accelerators"] for r in made if r["passes"]), default=0)
-    desc = f"Utilisation of {what} by number of accelerators, in per cent; up to {best} pass."
+    desc = f"Utilisation of {title} by number of accelerators, in per cent; up to {best} pass."
     note = f"Dashed: {least:g} %, the least." if least is not None else ""
-    title = "Utilisation (AU) by number of accelerators, %"
-    return Chart(f"{ident}-au", title, desc, made, _drawer(made, least), note)
+    draw = _drawer(made, "accelerators", "au_pct", "accelerators", "%", least)
+    return Chart(f"{ident}-au", "Utilisation (AU) by number of accelerators, %", desc, made, draw, note)
 
 
 def runs_table(ident: str, title: str, runs: list[Run], notes: Notes) -> Table:
@@ -118,23 +136,127 @@ def runs_table(ident: str, title: str, runs: list[Run], notes: Notes) -> Table:
     return Table(f"{ident}-runs", f"Runs of {title}", [], columns, body, foot)
 
 
-def _drawer(made: list[Row], least: float | None) -> Callable[[], Any]:
+# A matrix -----------------------------------------------------------------------------------------------
+
+
+def matrix(ident: str, preset: str, runs: list[Run], notes: Notes) -> Section:
+    theirs = rows(MATRICES[preset])
+    charts = []
+    for number, workload in enumerate(dict.fromkeys(r["workload"] for r in theirs), 1):
+        for metric in METRICS:
+            chart = by_drives(f"{ident}-{number}", workload, metric, runs, theirs)
+            if chart is not None:
+                charts.append(chart)
+    simulated = sum(run.text("origin", "measured") != "measured" for run in runs)
+    origin = f", {simulated} of them simulated" if simulated else ""
+    finding = f"{len(runs)} cells{origin}: accelerators that pass, by workload, drive and number of drives"
+    label = next((run.text("training.label") for run in runs if run.text("training.label")), "")
+    commands = [command_line(run.at("command")) for run in runs]
+    return Section(
+        ident, preset, finding, "", [matrix_table(ident, runs, theirs, notes)], [("Label", label)] if label else [],
+        next((c for c in commands if c), ""), charts,
+    )  # fmt: skip
+
+
+# (name, title, unit, ours, the published column)
+METRICS: tuple[tuple[str, str, str, Callable[[Run], float | None], str], ...] = (
+    ("accelerators", "H100s that pass", "", lambda r: r.number("search.accelerators"), "accelerators_h100_emulated"),
+    ("throughput", "Throughput, MiB/s", "MiB/s", lambda r: _throughput(r), "throughput_mibps"),
+)
+
+
+def by_drives(ident: str, workload: str, metric: Any, runs: list[Run], theirs: list[dict[str, str]]) -> Chart | None:
+    """One line per drive, solid ours and dashed theirs."""
+    called, title, unit, read, column = metric
+    made: list[Row] = []
+    for run in runs:
+        point = run.entry.point
+        value = read(run)
+        if point.get("workload") == workload and value is not None:
+            made.append({"series": f"{point.get('drive')}, here", "drives": int(point.get("drives") or 0), "value": value})
+    for row in theirs:
+        value = finite(_number(row[column]))
+        if row["workload"] == workload and value is not None:
+            made.append({"series": f"{row['drive']}, published", "drives": int(row["n_drives"]), "value": value})
+    if not any(r["series"].endswith("here") for r in made):
+        return None
+    desc = f"{title} for {workload} by number of drives, {len({r['series'] for r in made})} series."
+    draw = _drawer(made, "drives", "value", "drives", unit, None)
+    return Chart(f"{ident}-{called}", f"{workload}: {title}", desc, made, draw)
+
+
+def matrix_table(ident: str, runs: list[Run], theirs: list[dict[str, str]], notes: Notes) -> Table:
+    found = {(r.entry.point.get("workload"), r.entry.point.get("drive"), r.entry.point.get("drives")): r for r in runs}
+    columns = ["Workload", "Drive", "Drives", "H100s", "AU %", "MiB/s", "H100s", "AU %", "MiB/s"]
+    groups = [Cell("", number=False, span=3), Cell("here", number=False, span=3), Cell("published", number=False, span=3)]
+    body = []
+    for row in theirs:
+        run = found.get((row["workload"], row["drive"], int(row["n_drives"])))
+        cells = [text(row["workload"]), text(row["drive"]), Cell(row["n_drives"])]
+        cells += _ours(run, notes) + _theirs(row, notes)
+        body.append(cells)
+    source = f"{sources(theirs)} {MATRIX_FOOT}"
+    return Table(f"{ident}-published", "Published cells beside ours", groups, columns, body, source)
+
+
+def _ours(run: Run | None, notes: Notes) -> list[Cell]:
+    if run is None:
+        return [notes.missing(NOT_HERE)] * 3
+    kind = run.text("origin", "measured")
+    first = notes.value(run.number("search.accelerators"), numbers.whole, NOT_HERE)
+    if first.note is None and kind != "measured":
+        first.sub = kind
+    return [
+        first,
+        notes.value(run.number("search.au_pct"), lambda v: f"{v:.1f}", FEW_STEPS),
+        notes.value(_throughput(run), numbers.whole, NONE_PASSES if run.number("search.accelerators") == 0 else FEW_STEPS),
+    ]
+
+
+def _throughput(run: Run) -> float | None:
+    """Of the number that passes. None where none does: that run's rate is of one that failed."""
+    return None if run.number("search.accelerators") == 0 else run.number("training.throughput_mib_s")
+
+
+def _theirs(row: dict[str, str], notes: Notes) -> list[Cell]:
+    utilisations = [u for n in range(1, 6) if (u := _number(row[f"au_{n}_pct"])) is not None]
+    mean = sum(utilisations) / len(utilisations) if utilisations else None
+    failed = "fails" if row["valid"] == "false" else ""
+    number = _number(row["accelerators_h100_emulated"])
+    return [
+        notes.missing(BLANK) if number is None else Cell(numbers.whole(number), failed),
+        notes.value(mean, lambda v: f"{v:.1f}", BLANK),
+        notes.value(_number(row["throughput_mibps"]), numbers.whole, BLANK),
+    ]
+
+
+def _number(value: str | None) -> float | None:
+    try:
+        return finite(float(value)) if value else None
+    except ValueError:
+        return None
+
+
+def _drawer(made: list[Row], x: str, y: str, title: str, unit: str, line: float | None) -> Callable[[], Any]:
     def draw() -> Any:
         import altair as alt
 
         series = list(dict.fromkeys(r["series"] for r in made))[: marks.SERIES_MAX]
+        drives = list(dict.fromkeys(s.rpartition(", ")[0] or s for s in series))
+        colours = [marks.PALETTE[drives.index(s.rpartition(", ")[0] or s)] for s in series]
+        dashes = [[5, 4] if s.endswith(", published") else [1, 0] for s in series]
         legend = None
         if len(series) > 1:
             legend = alt.Legend(title=None, orient="bottom", columns=1, labelLimit=300, symbolType="stroke", symbolSize=400)
-        scale = alt.Scale(domain=series, range=list(marks.PALETTE[: len(series)]))
-        colour = alt.Color("series:N", scale=scale, legend=legend)
+        colour = alt.Color("series:N", scale=alt.Scale(domain=series, range=colours), legend=legend)
+        dash = alt.StrokeDash("series:N", scale=alt.Scale(domain=series, range=dashes), legend=legend)
         base = alt.Chart(alt.Data(values=[r for r in made if r["series"] in series]))
-        across = alt.X("accelerators:Q", title="accelerators", axis=alt.Axis(tickMinStep=1, ticks=False, labelOverlap=True))
-        up = alt.Y("au_pct:Q", title=None, scale=alt.Scale(zero=True), axis=marks.plain_axis("%"))
-        picture = base.mark_line(strokeWidth=2).encode(x=across, y=up, color=colour)
+        across = alt.X(f"{x}:Q", title=title, axis=alt.Axis(tickMinStep=1, ticks=False, labelOverlap=True))
+        up = alt.Y(f"{y}:Q", title=None, scale=alt.Scale(zero=True), axis=marks.plain_axis(unit))
+        picture = base.mark_line(strokeWidth=2).encode(x=across, y=up, color=colour, strokeDash=dash)
         picture += base.mark_point(filled=True, size=50, opacity=1).encode(x=across, y=up, color=colour)
-        if least is not None:
-            rule = alt.Chart(alt.Data(values=[{"y": least}]))
+        if line is not None:
+            rule = alt.Chart(alt.Data(values=[{"y": line}]))
             picture += rule.mark_rule(strokeDash=[4, 4], color=marks.MUTED).encode(y="y:Q")
         return picture.properties(width=marks.WIDTH, height=marks.HEIGHT)
 

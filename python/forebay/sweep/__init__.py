@@ -13,6 +13,7 @@ from forebay import run as engine
 from forebay.errors import RequestError
 from forebay.stages import format_duration
 from forebay.sweep import plan as planning
+from forebay.sweep.fabric import Fabric, Link, parse_elsewhere
 from forebay.sweep.file import ROUNDS_MAX, load, parse, presets
 from forebay.sweep.points import parse_overrides
 from forebay.sweep.results import HEADER, Results
@@ -27,6 +28,7 @@ Examples:
   forebay sweep solidigm-gds /data --dry-run
   forebay sweep micron-4k /data --scale 0.1 -o micron.jsonl
   forebay sweep micron-4k --pair 0=/dev/nvme0n1 --pair 1=/dev/nvme1n1
+  forebay sweep solidigm-snap-queues /data --netns --link-delay 30us --link-rate 25gbit
   forebay sweep mine.toml /data --rounds 5 --set duration=2"""
 
 
@@ -56,6 +58,10 @@ Examples:
 @click.option(
     "--pair", "pairs", multiple=True, metavar="GPU=SOURCE", help="A GPU and the source that feeds it."
 )
+@click.option("--fabric", "elsewhere", metavar="tcp://HOST:PORT/NQN", help="A target that runs already, as on another machine.")
+@click.option("--netns", is_flag=True, help="The target in a network namespace, over a veth pair (root).")
+@click.option("--link-delay", "delay", metavar="TIME", help="Of that link, by tc netem, as 30us.")
+@click.option("--link-rate", "rate", metavar="RATE", help="Of that link, by tc netem, as 25gbit.")
 @click.option("--restart", is_flag=True, help="Begin anew; the old results are moved to FILE.1.")
 @click.option(
     "--extend",
@@ -86,6 +92,10 @@ def command(sweep: str | None, source: tuple[str, ...], **values: Any) -> int:
         seconds_max=parse_seconds(values["max_time"], "--max-time") if values["max_time"] else None,
         rounds=values["rounds"],
     )
+    link = Link(
+        parse_elsewhere(values["elsewhere"]) if values["elsewhere"] else None, values["netns"], values["delay"], values["rate"]
+    )
+    link.check(asked.needs, asked.name)
     if values["restart"] and values["extend"]:
         raise RequestError(
             "--restart with --extend", "only one of them can hold", "--extend keeps what is finished"
@@ -99,7 +109,7 @@ def command(sweep: str | None, source: tuple[str, ...], **values: Any) -> int:
     planning.define(asked, asks)
     with Results(output) as results:
         plan = _continue(asked, asks, results, values["restart"], values["extend"])
-        return _run(plan, results, values["as_json"])
+        return _run(plan, results, values["as_json"], link)
 
 
 def _pairs(pairs: tuple[str, ...], sources: tuple[str, ...]) -> dict[str, Any]:
@@ -110,7 +120,7 @@ def _pairs(pairs: tuple[str, ...], sources: tuple[str, ...]) -> dict[str, Any]:
     return {"pairs": list(pairs)} if pairs else {}
 
 
-def _run(plan: planning.Plan, results: Results, as_json: bool) -> int:
+def _run(plan: planning.Plan, results: Results, as_json: bool, link: Link) -> int:
     for line in [*heading(plan), *making(plan)]:
         click.echo(line, err=True)
     finished = results.contents.finished()
@@ -120,7 +130,11 @@ def _run(plan: planning.Plan, results: Results, as_json: bool) -> int:
         f"{len(plan.points)} runs{already}, {format_duration(plan.seconds)} in all, into {results.path}",
         err=True,
     )
-    outcome = run_points(plan, results)
+    if before == len(plan.points):
+        outcome = run_points(plan, results)
+    else:
+        with Fabric(plan, link, lambda text: click.echo(text, err=True)) as fabric:
+            outcome = run_points(plan, results, fabric.resolve)
     document = summary(plan, results.contents.finished(), outcome, str(results.path))
     click.echo(json.dumps(document) if as_json else show(document, plan))
     if outcome.interrupted:

@@ -11,6 +11,7 @@ from typing import Any
 
 from forebay.errors import RequestError
 from forebay.flags import PATHS, settle
+from forebay.sweep.fabric import NEEDS
 
 FILE_BYTES_MAX = 1 << 20
 ROUNDS_MAX = 10_000
@@ -25,6 +26,7 @@ TOP_KEYS = (
     "alternate",
     "fallback",
     "workers_each",
+    "needs",
     "job",
     "matrix",
     "point",
@@ -57,6 +59,8 @@ class Sweep:
     alternate: str | None = None
     fallback: dict[str, list[str]] = field(default_factory=dict)
     workers_each: bool = False
+    # What runs beside it: `target`, `gateway`; points name them `{target}` and `{gateway}`, the source `{source}`.
+    needs: tuple[str, ...] = ()
 
 
 def presets() -> dict[str, str]:
@@ -122,6 +126,7 @@ class _Reader:
             alternate=self._alternate(top),
             fallback=self._fallback(self._table(top.get("fallback", {}), "fallback")),
             workers_each=self._switch(top, "workers_each"),
+            needs=self._needs(top),
         )
         if sweep.alternate and sweep.order != "as written":
             raise self._bad(
@@ -227,6 +232,15 @@ class _Reader:
                         "fallback", path, f'names "{name}", which is not a path', f"one of {', '.join(PATHS)}"
                     )
         return table
+
+    def _needs(self, top: dict[str, Any]) -> tuple[str, ...]:
+        needs = self._texts("needs", top.get("needs", []))
+        for name in needs:
+            if name not in NEEDS:
+                raise self._bad("", "needs", f'names "{name}"', f"some of {', '.join(NEEDS)}")
+        if "gateway" in needs and "target" not in needs:
+            raise self._bad("", "needs", "has a gateway and no target", 'needs = ["target", "gateway"]')
+        return tuple(needs)
 
     def _table(self, value: Any, key: str) -> dict[str, Any]:
         if not isinstance(value, dict):

@@ -8,6 +8,7 @@ from typing import Any
 
 from forebay import run as engine
 from forebay.errors import RequestError
+from forebay.sweep import fabric
 from forebay.sweep.file import Sweep
 from forebay.sweep.points import Point, canonical, describe, expand, keyed, ordered, varying_fields
 from forebay.sweep.scale import Scale, apply, choose, fall_back, find_fallbacks, seconds_of
@@ -34,6 +35,8 @@ class Plan:
     frozen: dict[str, Any]
     points: list[Point]
     dropped: list[str]
+    # Of a sweep that serves it: the file or device.
+    source: str | None = None
 
     @property
     def seconds(self) -> float:
@@ -82,15 +85,16 @@ def make(sweep: Sweep, asks: Asks, frozen: dict[str, Any] | None = None) -> Plan
         scale = choose(jobs, asks.scale, asks.seconds_max, rounds)
         frozen = {"scale": scale.as_dict(), "fallbacks": find_fallbacks(jobs, sweep)}
     scale = Scale(**frozen["scale"])
-    scaled, repeated = _distinct([apply(job, scale) for job in jobs], varying)
+    scaled, repeated = _distinct([fabric.fit(*apply(job, scale)) for job in jobs], varying)
     kept, dropped = fall_back(scaled, sweep, frozen["fallbacks"])
     points = ordered(keyed(kept), sweep, rounds)
-    return Plan(sweep, definition, frozen, points, [*repeated, *dropped])
+    source = fabric.local_source(asks.sources, sweep.needs, sweep.name) if sweep.needs else None
+    return Plan(sweep, definition, frozen, points, [*repeated, *dropped], source)
 
 
 def _check(job: dict[str, Any], sweep: Sweep, varying: list[str]) -> None:
     try:
-        engine.check(job)
+        engine.check(fabric.stand_in(job))
     except RequestError as error:
         raise RequestError(
             f"{sweep.origin}, point {describe(job, varying)}: {error.asked}", error.found, error.next

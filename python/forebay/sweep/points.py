@@ -12,6 +12,7 @@ from typing import Any
 
 from forebay.errors import RequestError
 from forebay.flags import BY_NAME, FIELDS, spelled
+from forebay.sweep import fabric
 from forebay.sweep.file import Sweep
 
 POINTS_MAX = 100_000
@@ -37,6 +38,9 @@ def expand(sweep: Sweep, sources: Iterable[str], settings: dict[str, Any]) -> li
     `sources` replaces the file's own; `settings` (--set) overrides any field. Raises RequestError.
     """
     sources = list(sources)
+    local = fabric.local_source(sources, sweep.needs, sweep.name) if sweep.needs else None
+    if local is not None:
+        sources = []
     axes = [*sweep.matrix]
     if sources and any("sources" in s for axis in [*axes, *itertools.chain(*sweep.groups)] for s in axis):
         raise RequestError(
@@ -52,6 +56,8 @@ def expand(sweep: Sweep, sources: Iterable[str], settings: dict[str, Any]) -> li
             if sources:
                 job["sources"] = sources
             job.update(settings)
+            if local is not None:
+                job["sources"] = [s.replace(fabric.SOURCE, local) for s in job.get("sources") or [fabric.SOURCE]]
             if job.get("pairs"):
                 _pair(job, sweep.workers_each)
             text = canonical(job)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
@@ -15,6 +16,8 @@ from forebay.sweep.plan import Plan
 from forebay.sweep.points import Point
 from forebay.sweep.results import POINT, Results
 from forebay.sweep.scale import seconds_of
+
+Job = dict[str, Any]
 
 
 @dataclass
@@ -37,8 +40,9 @@ class Outcome:
         return codes.pop() if len(codes) == 1 and not self.finished and not self.skipped else BROKE
 
 
-def run_points(plan: Plan, results: Results) -> Outcome:
-    """Ctrl-C ends it after saving what the point in progress had measured, as a partial one."""
+def run_points(plan: Plan, results: Results, resolve: Callable[[Job], Job] = lambda job: job) -> Outcome:
+    """Ctrl-C ends it after saving what the point in progress had measured, as a partial one. `resolve` puts in what
+    stands for sources that were started for the sweep."""
     outcome = Outcome()
     finished = results.contents.finished()
     left = [p for p in plan.points if not is_finished(p, finished)]
@@ -51,7 +55,7 @@ def run_points(plan: Plan, results: Results) -> Outcome:
                     f" round {point.round + 1}" if plan.definition["rounds"] > 1 else ""
                 )
                 stages.begin(f"{title}  ({clock.left()} left)")
-                line = _run(point, plan, stages)
+                line = _run(point, plan, stages, resolve)
                 clock.tick()
                 results.append(line)
                 if line.get("partial"):
@@ -70,7 +74,7 @@ def is_finished(point: Point, finished: dict[tuple[str, int], dict[str, Any]]) -
     return line is not None and line["point"].get("sources") == point.job.get("sources")
 
 
-def _run(point: Point, plan: Plan, stages: Stages) -> dict[str, Any]:
+def _run(point: Point, plan: Plan, stages: Stages, resolve: Callable[[Job], Job]) -> dict[str, Any]:
     """The line of the point: its record, or its error."""
     line: dict[str, Any] = {
         "schema": POINT,
@@ -85,7 +89,7 @@ def _run(point: Point, plan: Plan, stages: Stages) -> dict[str, Any]:
         [plan.sweep.name, *(["(scaled: " + "; ".join(point.changes) + ")"] if point.changes else [])]
     )
     try:
-        record = own_files.run({**point.job, "label": label}, own_files.SWEEP, stages.observe)
+        record = own_files.run({**resolve(point.job), "label": label}, own_files.SWEEP, stages.observe)
     except ForebayError as error:
         found = {"exit_code": error.exit_code, "asked": error.asked, "found": error.found, "next": error.next}
         return {**line, "finished": _now(), "error": found}

@@ -196,6 +196,11 @@ fn kind(name: &str, device: Option<&Path>) -> String {
     }
 }
 
+/// Degrees Celsius of one drive; None where it doesn't tell.
+pub fn temperature_of(roots: &Roots, name: &str) -> Option<f64> {
+    temperature(device(roots, name)?.as_path())
+}
+
 /// `temp1_input`, in thousandths of a degree, of the controller's hwmon.
 fn temperature(device: &Path) -> Option<f64> {
     let mut places = vec![device.to_path_buf(), device.join("hwmon")];

@@ -14,6 +14,8 @@ mod gds;
 mod gpu;
 mod host;
 mod memory;
+mod nvme_rdma;
+mod nvme_tcp;
 mod nvml;
 mod pageable;
 mod paths;
@@ -25,12 +27,15 @@ mod report;
 mod roots;
 mod source;
 mod syscalls;
+mod target;
 #[cfg(test)]
 mod tests;
 mod topology;
+mod ublk;
 mod uring;
 mod verdict;
 
+pub(crate) use probe::within;
 pub use report::{Area, Check, Report, State, SCHEMA};
 pub use roots::Roots;
 pub use verdict::{gds_verdict, path_verdicts, Answer, Cause, GdsVerdict, Through, Usable, Verdicts};
@@ -59,6 +64,13 @@ pub fn examine(source: Option<&str>, cufile_json: Option<&Path>) -> Result<Repor
 /// How long the environment card waits for NVML, which takes 10 ms where the driver stays
 /// loaded and seconds where it doesn't.
 const CARD_NVML: std::time::Duration = std::time::Duration::from_millis(35);
+
+/// Degrees Celsius of the warmest drive below this file or block device. None where none has a sensor.
+pub fn temperature_c(path: &Path) -> Option<f64> {
+    let roots = Roots::host();
+    let names = behind(&roots, device_number(path).into_iter());
+    names.iter().filter_map(|name| drives::temperature_of(&roots, name)).reduce(f64::max)
+}
 
 /// Bytes of memory that can be had here and now; None where the system doesn't say.
 pub fn memory_free_bytes() -> Option<u64> {
@@ -157,6 +169,9 @@ fn examine_found(
     let gpu = gpu::facts(roots);
     let host = host::facts(roots);
     let fabric = fabric::facts(roots);
+    let nvme_rdma = nvme_rdma::facts(roots);
+    let nvme_tcp = nvme_tcp::facts(roots, &host.kernel);
+    let ublk = ublk::facts(roots, &host.kernel);
     let search: Vec<PathBuf> = std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()).collect();
     let filesystem = examined.iter().find_map(|e| e.filesystem.clone());
     let mut report = Report {
@@ -179,6 +194,9 @@ fn examine_found(
         raids,
         gpu,
         fabric,
+        nvme_rdma,
+        nvme_tcp,
+        ublk,
     };
     report.verdicts = verdict::judge(&ground(&report), has_files(&report.source));
     report.checks = checks(roots, &report);
@@ -221,7 +239,7 @@ fn checks(roots: &Roots, report: &Report) -> Vec<Check> {
     let gpu = gpu::present(&report.gpu);
     let ground = ground(report);
     let for_gpu = gpu || !report.cufile.libraries.is_empty();
-    let mut checks = source::checks(&report.source);
+    let mut checks = source::checks(roots, &report.source);
     checks.extend(host::checks(&report.host));
     checks.extend(memory::checks(&report.memory));
     checks.extend(uring::checks(&report.uring));
@@ -238,6 +256,9 @@ fn checks(roots: &Roots, report: &Report) -> Vec<Check> {
         checks.extend(conditions::checks(&ground, report.verdicts.gds.needless()));
     }
     checks.extend(fabric::checks(&report.fabric, gpu));
+    checks.extend(nvme_tcp::checks(&report.nvme_tcp, &report.uring));
+    checks.push(nvme_rdma::check(&report.nvme_rdma, &report.fabric, &report.memory.locked));
+    checks.extend(ublk::checks(report.ublk));
     checks.extend(power::checks(&report.power, gpu, &report.gpu.nvml, report.host.virtualization.is_some()));
     checks.extend(topology::checks(&report.topology, gpu));
     checks.extend(paths::checks(&report.verdicts, has_files(&report.source)));

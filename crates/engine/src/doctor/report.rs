@@ -1,8 +1,11 @@
 //! What the examination says: facts, and a list of checks that each end in
 //! "works", or why not and what to type.
 
-use super::{cache, cufile, drives, fabric, filesystem, gds, gpu, host, memory, power, raid, source};
-use super::{topology, uring, verdict};
+use super::{
+    cache, cufile, drives, fabric, filesystem, gds, gpu, host, memory, nvme_rdma, nvme_tcp, power, raid,
+    source,
+};
+use super::{topology, ublk, uring, verdict};
 use forebay_model::record::Environment;
 use serde::Serialize;
 
@@ -31,6 +34,9 @@ pub struct Report {
     pub cufile: cufile::Cufile,
     pub gds: gds::Gds,
     pub fabric: fabric::Fabric,
+    pub nvme_rdma: nvme_rdma::NvmeRdma,
+    pub nvme_tcp: nvme_tcp::NvmeTcp,
+    pub ublk: ublk::Ublk,
     pub power: power::Power,
     pub topology: Vec<topology::Distance>,
     pub verdicts: verdict::Verdicts,

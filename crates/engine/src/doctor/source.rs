@@ -1,11 +1,13 @@
 //! What the examination was asked about: the paths, sockets and hosts that a source URI names.
 
-use super::probe;
 use super::report::{count, size, Area, Check, State};
+use super::roots::Roots;
+use super::{probe, target};
+use crate::source::nvme_tcp::{Address, Options, Transport};
 use crate::source::Uri;
 use forebay_model::Error;
 use serde::Serialize;
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -21,7 +23,7 @@ const RESOLVE: Duration = Duration::from_secs(2);
 pub struct Asked {
     /// As typed; null when nothing was named.
     pub uri: Option<String>,
-    /// `machine`, `file`, `stripe`, `nil`, `model`, `nvme+tcp` or `vfio-user`.
+    /// `machine`, `file`, `stripe`, `nil`, `model`, `nvme+tcp`, `nvme+rdma` or `vfio-user`.
     pub kind: &'static str,
     /// Files, directories and devices that it reads.
     pub paths: Vec<PathBuf>,
@@ -41,9 +43,24 @@ pub struct Other {
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Kind {
     Nil,
-    Model { name: String },
-    NvmeTcp { host: String, port: u16, nqn: String },
-    VfioUser { socket: PathBuf },
+    Model {
+        name: String,
+    },
+    NvmeTcp {
+        host: String,
+        port: u16,
+        nqn: String,
+        #[serde(skip)]
+        options: Box<Options>,
+    },
+    /// Nothing is tried: a connection is a run's.
+    NvmeRdma {
+        host: String,
+        port: u16,
+    },
+    VfioUser {
+        socket: PathBuf,
+    },
 }
 
 /// None: the machine as a whole. Fails where the text can't be a source, or a file isn't there.
@@ -96,16 +113,21 @@ fn collect(uri: &Uri, asked: &mut Asked) {
         Uri::Model { spec, .. } => {
             Some(Kind::Model { name: spec.split('?').next().unwrap_or_default().into() })
         }
-        Uri::NvmeTcp { host, port, nqn, .. } => {
-            Some(Kind::NvmeTcp { host: host.clone(), port: *port, nqn: nqn.clone() })
+        Uri::NvmeTcp(options) => {
+            let Address { host, port } = options.addresses[0].clone();
+            let (nqn, options) = (options.nqn.clone(), options.clone());
+            Some(match options.transport {
+                Transport::Tcp => Kind::NvmeTcp { host, port, nqn, options },
+                Transport::Rdma => Kind::NvmeRdma { host, port },
+            })
         }
-        Uri::VfioUser { socket } => Some(Kind::VfioUser { socket: socket.clone() }),
+        Uri::VfioUser(options) => Some(Kind::VfioUser { socket: options.socket.clone() }),
     };
     asked.others.extend(kind.map(|kind| Other { uri: uri.to_string(), kind }));
     uri.parts().into_iter().for_each(|part| collect(part, asked));
 }
 
-pub fn checks(asked: &Asked) -> Vec<Check> {
+pub fn checks(roots: &Roots, asked: &Asked) -> Vec<Check> {
     let mut checks = Vec::new();
     if !asked.paths.is_empty() {
         let shown: Vec<String> = asked.paths.iter().map(|p| p.display().to_string()).collect();
@@ -116,29 +138,51 @@ pub fn checks(asked: &Asked) -> Vec<Check> {
         }
         checks.push(Check::new(Area::Source, "source", "source", State::Works, found));
     }
-    checks.extend(asked.others.iter().map(|other| match &other.kind {
-        Kind::Nil => Check::new(
+    checks.extend(asked.others.iter().flat_map(|other| match &other.kind {
+        Kind::Nil => vec![Check::new(
             Area::Source,
             format!("source.nil {}", other.uri),
             other.uri.clone(),
             State::Works,
             "completes at once: the cost of our own loop; no hardware applies",
-        ),
-        Kind::Model { name } => Check::new(
+        )],
+        Kind::Model { name } => vec![Check::new(
             Area::Source,
             format!("source.model {}", other.uri),
             other.uri.clone(),
             State::Works,
             format!("a timed model of {name}: results are simulated, whatever hardware is here"),
-        ),
-        Kind::NvmeTcp { host, port, nqn } => reach(&other.uri, host, *port, nqn),
-        Kind::VfioUser { socket } => local_socket(socket),
+        )],
+        Kind::NvmeTcp { options, .. } => targets(roots, options),
+        Kind::NvmeRdma { host, port } => vec![Check::new(
+            Area::Source,
+            format!("source.nvme_rdma {}", other.uri),
+            "NVMe/RDMA target",
+            State::Unknown,
+            format!("{host}:{port}, which only a run connects to; what this machine can: nvme_rdma"),
+        )],
+        Kind::VfioUser { socket } => vec![local_socket(socket)],
     }));
     checks
 }
 
-/// Whether a listener accepts: the NVMe/TCP handshake itself belongs to a run.
-fn reach(uri: &str, host: &str, port: u16, nqn: &str) -> Check {
+/// Every address of a namespace, side by side: one that doesn't answer holds up no other.
+fn targets(roots: &Roots, options: &Options) -> Vec<Check> {
+    let one = |address: &Address| {
+        let here = Options { addresses: vec![address.clone()], ..options.clone() };
+        let uri = here.to_string();
+        let (check, reached) = reach(&uri, &address.host, address.port, &here.nqn);
+        let more = reached.map_or_else(Vec::new, |to| target::checks(roots, &uri, &here, to));
+        [vec![check], more].concat()
+    };
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = options.addresses.iter().map(|address| scope.spawn(|| one(address))).collect();
+        asked.into_iter().flat_map(|thread| thread.join().unwrap_or_default()).collect()
+    })
+}
+
+/// Whether a listener accepts, and where.
+fn reach(uri: &str, host: &str, port: u16, nqn: &str) -> (Check, Option<SocketAddr>) {
     let check = |state, found: String| {
         Check::new(Area::Source, format!("source.nvme_tcp {uri}"), "NVMe/TCP target", state, found)
     };
@@ -149,22 +193,34 @@ fn reach(uri: &str, host: &str, port: u16, nqn: &str) -> Check {
     let addresses = match resolved {
         Some(Ok(addresses)) if !addresses.is_empty() => addresses,
         Some(Err(error)) => {
-            return check(State::Missing, format!("{host} doesn't resolve: {error}"))
+            let check = check(State::Missing, format!("{host} doesn't resolve: {error}"))
                 .why("the host's name is unknown here")
-                .next(format!("getent hosts {host}"))
+                .next(format!("getent hosts {host}"));
+            return (check, None);
         }
         _ => {
-            return check(State::Missing, format!("{host} doesn't resolve"))
+            let check = check(State::Missing, format!("{host} doesn't resolve"))
                 .why("no name server answered in time")
-                .next(format!("getent hosts {host}"))
+                .next(format!("getent hosts {host}"));
+            return (check, None);
         }
     };
     let started = Instant::now();
     match TcpStream::connect_timeout(&addresses[0], CONNECT) {
-        Ok(_) => check(State::Works, format!("{}: accepts after {:.1} ms", addresses[0], started.elapsed().as_secs_f64() * 1e3)),
-        Err(error) => check(State::Missing, format!("{}: {error}", addresses[0]))
-            .why(format!("nothing serves {uri} that this host can reach"))
-            .next(format!("on {host}: forebay serve SOURCE --nqn {nqn} --listen 0.0.0.0:{port}   # and open the port in its firewall")),
+        Ok(_) => {
+            let ms = started.elapsed().as_secs_f64() * 1e3;
+            let check = check(State::Works, format!("{}: accepts after {ms:.1} ms", addresses[0]));
+            (check, Some(addresses[0]))
+        }
+        Err(error) => {
+            let next = format!(
+                "on {host}: forebay serve SOURCE --nqn {nqn} --listen 0.0.0.0:{port}   # and open the port in its firewall"
+            );
+            let check = check(State::Missing, format!("{}: {error}", addresses[0]))
+                .why(format!("nothing serves {uri} that this host can reach"))
+                .next(next);
+            (check, None)
+        }
     }
 }
 
@@ -219,12 +275,12 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         // On a busy machine a try may be over before it is looked at.
         let tried = Instant::now();
-        while reach("x", "127.0.0.1", port, "nqn").state != State::Works {
+        while reach("x", "127.0.0.1", port, "nqn").0.state != State::Works {
             assert!(tried.elapsed() < Duration::from_secs(120), "nobody listens");
         }
         // The near end of a connection: nobody listens there, and nobody else gets the port.
         let near_end = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let closed = reach("x", "127.0.0.1", near_end.local_addr().unwrap().port(), "nqn.a");
+        let (closed, _) = reach("x", "127.0.0.1", near_end.local_addr().unwrap().port(), "nqn.a");
         assert_eq!(closed.state, State::Missing);
         assert!(closed.next.unwrap().contains("--nqn nqn.a"));
     }

@@ -47,7 +47,7 @@ const FEATURES: [(&str, &str); 9] = [
     ("sqe128", "large entries, for NVMe passthrough"),
 ];
 
-const OPERATIONS: [(&str, u8); 12] = [
+const OPERATIONS: [(&str, u8); 14] = [
     ("read", opcode::Read::CODE),
     ("write", opcode::Write::CODE),
     ("read_fixed", opcode::ReadFixed::CODE),
@@ -58,6 +58,8 @@ const OPERATIONS: [(&str, u8); 12] = [
     ("async_cancel", opcode::AsyncCancel::CODE),
     ("poll_add", opcode::PollAdd::CODE),
     ("recv", opcode::Recv::CODE),
+    ("sendmsg", opcode::SendMsg::CODE),
+    ("recvmsg", opcode::RecvMsg::CODE),
     ("send_zc", opcode::SendZc::CODE),
     ("uring_cmd", opcode::UringCmd80::CODE),
 ];

@@ -1,6 +1,7 @@
 //! What is asked for is done, or refused with the reason: options that can't hold for this job, or on what it opened.
 
 use super::share;
+use crate::path::by_card;
 use crate::source::{Backing, Target};
 use forebay_model::cached;
 use forebay_model::job::{Cache, CuFileMode, Engine, JobSpec, PathKind, Sync};
@@ -95,6 +96,14 @@ pub fn of_job(job: &JobSpec) -> Result<(), Error> {
             "--cufile batch, or batch-stream",
         ),
         (
+            (job.cufile != CuFileMode::Sync || job.cufile_batch.is_some() || job.cufile_unregistered)
+                && job.path == PathKind::Gds
+                && by_card(job)?,
+            "--cufile from nvme+rdma:",
+            "its network card moves payload, and nothing goes through cuFile",
+            "no --cufile",
+        ),
+        (
             job.path == PathKind::Gds && job.engine != Engine::Auto,
             "--engine with --path gds",
             "cuFile talks to the kernel itself",
@@ -121,6 +130,17 @@ pub fn of_job(job: &JobSpec) -> Result<(), Error> {
 /// Options that the opened targets must be able to honour.
 pub fn of_targets(job: &JobSpec, targets: &[Target]) -> Result<(), Error> {
     let files: Vec<_> = targets.iter().flat_map(Target::files).collect();
+    if let Some(remote) = targets.iter().flat_map(Target::remotes).next() {
+        if job.iopoll || job.require_direct {
+            let asked = if job.iopoll { "--iopoll" } else { "--require-direct" };
+            let found = "its bytes come through a socket, which the kernel copies from";
+            return Err(Error::request(
+                format!("{asked} with {}", remote.options()),
+                found,
+                format!("no {asked}"),
+            ));
+        }
+    }
     let on_ring = files.iter().any(|(_, engine)| matches!(engine, Engine::Uring | Engine::Auto));
     if (job.sqpoll || job.iopoll) && !on_ring {
         let asked = if job.iopoll { "--iopoll" } else { "--sqpoll" };

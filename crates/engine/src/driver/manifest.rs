@@ -122,6 +122,12 @@ impl Held {
         Some(self.found(file)?.0)
     }
 
+    /// What we left in a file that is the one that we made, whether or not it was changed since: for who compares its
+    /// content with that.
+    pub fn made_as(&self, file: &Path) -> Option<&Entry> {
+        Some(self.made(file)?.0)
+    }
+
     /// Whether it is the file that we made, and somebody changed it since.
     pub fn is_changed(&self, file: &Path) -> bool {
         self.made(file).is_some_and(|(entry, meta)| !entry.is_as_left(&meta))

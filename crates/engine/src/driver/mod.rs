@@ -2,31 +2,31 @@
 //! happened.
 
 mod aside;
-mod fleet;
+pub(crate) mod fleet;
 mod foretell;
 mod found;
-mod free;
-mod honour;
-mod manifest;
+pub(crate) mod free;
+pub(crate) mod honour;
+pub(crate) mod manifest;
 pub(crate) mod measure;
-mod mounts;
-mod outfit;
+pub(crate) mod mounts;
+pub(crate) mod outfit;
 mod pace;
 mod pacing;
 mod plan;
-mod prepare;
+pub(crate) mod prepare;
 pub(crate) mod record;
 mod series;
 mod settle;
 mod share;
-mod tally;
+pub(crate) mod tally;
 pub(crate) mod threads;
-mod verify;
+pub(crate) mod verify;
 pub(crate) mod virtual_time;
-mod warnings;
-mod worker;
+pub(crate) mod warnings;
+pub(crate) mod worker;
 
-pub(crate) use prepare::{allow_descriptors, KEEP_FREE};
+pub(crate) use prepare::allow_descriptors;
 pub use record::{build, built_from};
 
 use crate::clock;
@@ -40,6 +40,7 @@ use forebay_model::job::{Cache, CuFileMode, JobSpec, PathKind, WorkersFrom};
 use forebay_model::record::RunRecord;
 use forebay_model::{stats, Error};
 use plan::{draft, Action, Draft, FilePlan, Manifests};
+pub(crate) use prepare::KEEP_FREE;
 use serde::Serialize;
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
@@ -168,6 +169,15 @@ pub fn check(job: &JobSpec) -> Result<(), Error> {
 fn with_a_worker_each(job: &JobSpec) -> JobSpec {
     let at_least = if job.workers_from == WorkersFrom::Given { 1 } else { job.pairs.len() as u32 };
     JobSpec { workers: job.workers.max(at_least), ..job.clone() }
+}
+
+/// The targets of a job, as a run of it would open them.
+pub(crate) fn open_sources(job: &JobSpec, observer: &mut dyn Observer) -> Result<prepare::Prepared, Error> {
+    check(job)?;
+    let mut manifests = Manifests::default();
+    let (drafts, _) = draft(job, &mut manifests)?;
+    legal(job, &drafts)?;
+    prepare::prepare(job, &drafts, manifests, observer)
 }
 
 fn legal(job: &JobSpec, drafts: &[Draft]) -> Result<&'static str, Error> {

@@ -13,6 +13,7 @@ use crate::path::{BounceQueue, Copier, HostCopier};
 use crate::queue::Queue;
 use crate::reactor::{Reactor, RingOptions};
 use crate::source::fault::FaultQueue;
+use crate::source::Loan;
 use crate::source::{Backing, QueueNeeds, Target};
 use forebay_model::content;
 use forebay_model::job::{Engine, JobSpec, PathKind, DEPTH_MAX};
@@ -38,6 +39,8 @@ pub struct Outfit {
 /// What the slots are made of. Pins are dropped before the memory that they pin.
 #[derive(Default)]
 pub struct Memory {
+    /// Into emulated drives.
+    lent: Vec<Loan>,
     _pin: Option<Pinned>,
     cufile: Option<Buffer>,
     device: Option<DeviceMemory>,
@@ -63,6 +66,7 @@ pub fn of(spec: &WorkerSpec, shared: &Shared) -> Result<Outfit, Error> {
     let mut reactor = reactor_for(shared, &used, needs)?;
     let mut memory = Memory::new(shared, device, slots as usize)?;
     let warning = memory.register(&mut reactor);
+    memory.lend(used.iter().map(|t| &shared.targets[*t as usize]))?;
     let station = station_for(shared, &used, needs, device, &mut memory, &mut reactor)?;
     let aside = Aside::of(&memory, device);
     let copiers = Copiers::new(device);
@@ -77,11 +81,13 @@ pub fn of(spec: &WorkerSpec, shared: &Shared) -> Result<Outfit, Error> {
             (Some(aside), _, PathKind::Mapped) => {
                 aside.queue(shared, target, needs, &copiers, &mut reactor)?
             }
-            (_, Some(station), PathKind::Gds) => {
+            (_, Some(station), PathKind::Gds) if target.by_card().is_none() => {
                 target.queue_over(needs, &mut reactor, &mut |file, _, needs, _| {
                     station.queue(file, needs.depth)
                 })?
             }
+            // Its card knows the slots.
+            (_, _, PathKind::Gds) if target.by_card().is_some() => target.queue(needs, &mut reactor)?,
             (_, None, PathKind::Gds) => return Err(unattached(target)),
             _ => target.queue(needs, &mut reactor)?,
         };
@@ -250,7 +256,7 @@ impl Memory {
         }
         if bounces(&shared.targets) {
             // Owned from the start: should allocating fail, the pin goes before what it pins.
-            let staging = memory.staging.insert(Arena::new(depth, io_bytes, job.pages)?);
+            let staging = memory.staging.insert(arena_for(shared, depth, io_bytes)?);
             memory._pin = device.map(|device| device.pin(staging)).transpose()?;
         }
         if let Some(device) = device.filter(|_| maps(&shared.targets)) {
@@ -260,7 +266,7 @@ impl Memory {
         }
         match device {
             Some(device) => memory.device = Some(device.slots(depth, io_bytes.next_multiple_of(4096))?),
-            None => memory.slots = Some(Arena::new(depth, io_bytes, job.pages)?),
+            None => memory.slots = Some(arena_for(shared, depth, io_bytes)?),
         }
         Ok(memory)
     }
@@ -274,6 +280,11 @@ impl Memory {
         }
     }
 
+    /// What bytes are copied through on their way, where the path does that.
+    pub fn staging(&self) -> Option<&Arena> {
+        self.staging.as_ref()
+    }
+
     /// The pages that the slots got, and their bytes.
     pub fn pages(&self) -> (&'static str, u64) {
         let arena = self.staging.as_ref().or(self.slots.as_ref()).or(self.aside.as_ref());
@@ -284,6 +295,27 @@ impl Memory {
     /// Of the GPU; 0 where the slots lie in host memory.
     fn device_bytes(&self) -> u64 {
         self.device.as_ref().map_or(0, |d| d.bytes() as u64)
+    }
+
+    /// Lends it to drives and network cards, so that nothing is staged on the way.
+    fn lend<'a>(&mut self, targets: impl Iterator<Item = &'a Target>) -> Result<(), Error> {
+        for target in targets {
+            for arena in [&self.staging, &self.slots].into_iter().flatten() {
+                self.lent.extend(target.lend(arena)?);
+            }
+            let by_card = target.by_card().filter(|_| target.route.path == PathKind::Gds);
+            if let (Some(remote), Some(device)) = (by_card, &self.device) {
+                let lent = remote.lend_device(device).map_err(|why| {
+                    Error::machine(
+                        format!("--path gds from {}", target.label),
+                        why,
+                        "--path bounce; forebay doctor",
+                    )
+                })?;
+                self.lent.push(Loan::Fabric(lent));
+            }
+        }
+        Ok(())
     }
 
     /// Registers what the kernel reads into; says so if it won't have it.
@@ -322,6 +354,14 @@ fn fill_device(memory: &DeviceMemory, seed: u64, worker: u32) -> Result<(), Erro
         })?;
     }
     Ok(())
+}
+
+/// Emulated drives can only be lent memory that has a descriptor.
+fn arena_for(shared: &Shared, count: usize, bytes_each: usize) -> Result<Arena, Error> {
+    match shared.targets.iter().any(|t| t.drives().next().is_some()) {
+        true => Arena::shared(count, bytes_each, shared.job.pages),
+        false => Arena::new(count, bytes_each, shared.job.pages),
+    }
 }
 
 fn used_targets(pattern: &PatternSpec) -> Vec<u32> {
@@ -374,7 +414,7 @@ pub fn reactor_for(shared: &Shared, used: &[u32], needs: QueueNeeds) -> Result<R
     let targets = || used.iter().map(|t| &shared.targets[*t as usize]);
     let by_ring = |t: &Target| {
         let files = t.files();
-        files.iter().any(|(_, e)| matches!(e, Engine::Uring | Engine::Auto))
+        t.needs_ring() || files.iter().any(|(_, e)| matches!(e, Engine::Uring | Engine::Auto))
     };
     let wants_ring = targets().any(by_ring);
     if !wants_ring {

@@ -4,15 +4,19 @@
 use super::found;
 use super::manifest::Held;
 use super::mounts;
+use crate::source::nvme_tcp::{self, Remote};
+use crate::source::vfio_user::{self, Drive};
 use crate::source::{stripe, Uri};
 use forebay_model::device::DriveModel;
-use forebay_model::job::{JobSpec, Op};
+use forebay_model::job::{JobSpec, Op, WorkersFrom};
 use forebay_model::units::{format_bytes, GIB};
 use forebay_model::Error;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Size of files that a job makes where nobody said.
 const FILE_BYTES_DEFAULT: u64 = GIB;
@@ -48,9 +52,32 @@ pub struct FilePlan {
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Draft {
     File(FilePlan),
-    Stripe { chunk: u64, members: Vec<Draft> },
-    Nil { bytes: u64 },
-    Model { spec: String, over: Option<Box<Draft>>, bytes: u64, real_time: bool },
+    Stripe {
+        chunk: u64,
+        members: Vec<Draft>,
+    },
+    Nil {
+        bytes: u64,
+    },
+    Model {
+        spec: String,
+        over: Option<Box<Draft>>,
+        bytes: u64,
+        real_time: bool,
+    },
+    /// Connected to, since only the controller knows what it is.
+    NvmeTcp {
+        uri: String,
+        bytes: u64,
+        #[serde(skip)]
+        remote: Arc<Remote>,
+    },
+    VfioUser {
+        uri: String,
+        bytes: u64,
+        #[serde(skip)]
+        drive: Arc<Drive>,
+    },
 }
 
 impl Draft {
@@ -70,6 +97,7 @@ impl Draft {
                 stripe::stripe_bytes(&members.iter().map(Draft::bytes).collect::<Vec<_>>(), *chunk)
             }
             Draft::Nil { bytes } | Draft::Model { bytes, .. } => *bytes,
+            Draft::NvmeTcp { bytes, .. } | Draft::VfioUser { bytes, .. } => *bytes,
         }
     }
 
@@ -79,6 +107,8 @@ impl Draft {
             Draft::Stripe { .. } => "stripe",
             Draft::Nil { .. } => "nil",
             Draft::Model { .. } => "model",
+            Draft::NvmeTcp { remote, .. } => remote.options().transport.scheme(),
+            Draft::VfioUser { .. } => "vfio-user",
         }
     }
 
@@ -87,6 +117,7 @@ impl Draft {
             Draft::File(f) => f.path.display().to_string(),
             Draft::Nil { .. } => "nil:".into(),
             Draft::Model { spec, .. } => format!("model:{spec}"),
+            Draft::NvmeTcp { uri, .. } | Draft::VfioUser { uri, .. } => uri.clone(),
             Draft::Stripe { chunk, members } => {
                 let names: Vec<_> = members.iter().map(Draft::label).collect();
                 format!("stripe:?chunk={}&m={}", format_bytes(*chunk), names.join("&m="))
@@ -102,6 +133,8 @@ impl Draft {
             }
             Draft::Nil { .. } | Draft::Model { over: None, .. } => String::new(),
             Draft::Model { over: Some(d), .. } => d.content_name(),
+            Draft::NvmeTcp { remote, .. } => remote.content_name(),
+            Draft::VfioUser { drive, .. } => drive.content_name(),
             Draft::Stripe { chunk, members } => {
                 let names: Vec<_> = members.iter().map(Draft::content_name).collect();
                 format!("stripe {chunk} {}", names.join(" "))
@@ -278,10 +311,70 @@ impl Planner<'_> {
                 Draft::Stripe { chunk: *chunk, members }
             }
             Uri::Model { spec, over, real_time } => self.model(spec, over.as_deref(), *real_time, wanted)?,
-            Uri::NvmeTcp { .. } | Uri::VfioUser { .. } => {
-                unreachable!("Uri::parse refuses what can't be opened")
-            }
+            Uri::NvmeTcp(options) => self.remote(options, wanted)?,
+            Uri::VfioUser(options) => self.drive(options, wanted)?,
         })
+    }
+
+    fn remote(&mut self, options: &nvme_tcp::Options, wanted: Option<u64>) -> Result<Draft, Error> {
+        let named = |name: &String| matches!(Uri::parse(name), Ok(Uri::NvmeTcp(o)) if o.is_same(options));
+        self.may_write(options, self.job.overwrite_devices.iter().any(named))?;
+        let remote = Remote::open_for(options, self.job.workers, self.workers_most())?;
+        let bytes = self.part_of(options, remote.bytes(), remote.namespace().read_only, wanted)?;
+        Ok(Draft::NvmeTcp { uri: options.to_string(), bytes, remote })
+    }
+
+    fn drive(&mut self, options: &vfio_user::Options, wanted: Option<u64>) -> Result<Draft, Error> {
+        let named = |name: &String| matches!(Uri::parse(name), Ok(Uri::VfioUser(o)) if o.is_same(options));
+        self.may_write(options, self.job.overwrite_devices.iter().any(named))?;
+        let drive = Drive::open_for(options, self.job.workers, self.workers_most())?;
+        let bytes = self.part_of(options, drive.bytes(), drive.namespace().read_only, wanted)?;
+        Ok(Draft::VfioUser { uri: options.to_string(), bytes, drive })
+    }
+
+    /// A namespace is written to as a block device is: only where it was named.
+    fn may_write(&self, source: &dyn Display, named: bool) -> Result<(), Error> {
+        if !self.job.writes() || named {
+            return Ok(());
+        }
+        Err(Error::request(
+            format!("write to {source}"),
+            "it is a namespace, and what it holds would be lost",
+            format!("--overwrite-device {source} if that is what you want"),
+        ))
+    }
+
+    /// A calibration may settle on more workers than there are now.
+    fn workers_most(&self) -> u32 {
+        match self.job.workers_from {
+            WorkersFrom::Given => self.job.workers,
+            _ => super::settle::workers_most() * self.job.gpus.len().max(self.job.pairs.len()).max(1) as u32,
+        }
+    }
+
+    /// How much of a namespace of `bytes` the job uses.
+    fn part_of(
+        &self,
+        source: &dyn Display,
+        bytes: u64,
+        read_only: bool,
+        wanted: Option<u64>,
+    ) -> Result<u64, Error> {
+        if self.job.writes() && read_only {
+            return Err(Error::request(
+                format!("write to {source}"),
+                "the controller says that the namespace is write protected",
+                "a namespace that is writable",
+            ));
+        }
+        match wanted {
+            Some(wanted) if wanted > bytes => Err(Error::request(
+                format!("--file-size {} of {source}", format_bytes(wanted)),
+                format!("the namespace has {bytes} bytes"),
+                format!("--file-size {bytes}, or none"),
+            )),
+            wanted => Ok(wanted.unwrap_or(bytes)),
+        }
     }
 
     fn model(

@@ -483,6 +483,8 @@ impl Opener<'_> {
     fn target(&self, draft: &Draft) -> Result<Target, Error> {
         let backing = match draft {
             Draft::Nil { .. } => Backing::Nil,
+            Draft::NvmeTcp { remote, .. } => Backing::NvmeTcp(remote.clone()),
+            Draft::VfioUser { drive, .. } => Backing::VfioUser(drive.clone()),
             Draft::File(file) => self.file(file)?,
             Draft::Stripe { chunk, members } => {
                 let members = members.iter().map(|m| self.target(m)).collect::<Result<Vec<_>, _>>()?;
@@ -540,6 +542,7 @@ fn check_pieces(target: &Target, align: u32) -> Result<(), Error> {
     let (what, value) = match &target.backing {
         Backing::Stripe { chunk, .. } => ("a chunk of", *chunk),
         Backing::File { target: file, .. } if target.bytes != file.bytes => ("--file-size", target.bytes),
+        Backing::NvmeTcp(_) | Backing::VfioUser(_) => ("--file-size", target.bytes),
         _ => return Ok(()),
     };
     if value % u64::from(align) == 0 {

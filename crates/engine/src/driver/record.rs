@@ -85,6 +85,7 @@ pub fn of(context: Context, runs: &[Ran]) -> RunRecord {
     let cufile = of_cufile(&context, &mut path, &mut missing);
     let mut warnings = warnings::of(&context, &result, &cache, runs);
     warnings::of_cufile(&context, &path, &mut warnings);
+    warnings::of_fabric(&path, &mut warnings);
     let paths: Vec<_> = context.targets.iter().flat_map(Target::files).map(|(f, _)| f.path.clone()).collect();
     let simulated = context.targets.iter().any(Target::is_simulated);
     RunRecord {
@@ -101,6 +102,7 @@ pub fn of(context: Context, runs: &[Ran]) -> RunRecord {
         cufile,
         result,
         training: None,
+        checkpoint: None,
         missing,
         warnings,
     }
@@ -359,13 +361,21 @@ fn path_of(context: &Context, runs: &[Ran]) -> PathRan {
         staged_bytes: sum(|t| t.travelled.staged),
         mapped_bytes: sum(|t| t.travelled.mapped),
         compat_bytes: sum(|t| t.travelled.compat),
+        fabric_bytes: sum(|t| t.travelled.fabric),
         destination: context.destination.name(),
         slot_pages: kit.pages.into(),
         slot_bytes: kit.slot_bytes,
+        // Slots that a card reaches are the GPU's own.
         slots_pinned: context.destination.feeds_gpu()
             && !context.targets.iter().all(|t| t.route.path == PathKind::Gds),
         calibration: context.calibration.clone(),
         mapped: context.destination.registered().map(|registry| registry.report()),
+        fabric: {
+            let remotes = context.targets.iter().flat_map(Target::remotes).map(|remote| remote.report());
+            remotes
+                .chain(context.targets.iter().flat_map(Target::drives).map(|drive| drive.report()))
+                .collect()
+        },
     }
 }
 
@@ -449,6 +459,8 @@ fn engines(targets: &[Target]) -> String {
     let name = |t: &Target| match &t.backing {
         Backing::Nil => Some("nil"),
         Backing::Model { .. } => Some("model"),
+        Backing::NvmeTcp(remote) => Some(remote.options().transport.engine()),
+        Backing::VfioUser(_) => Some("vfio-user"),
         Backing::Stripe { .. } => None,
         Backing::File { engine, .. } => Some(match engine {
             Engine::Uring | Engine::Auto => "uring",

@@ -55,7 +55,7 @@ pub fn on(
 ) -> Result<Settled, Error> {
     let ring = prepare::has_ring(job)?;
     let mut settler = Settler { job: job.clone(), seeds, destination, observer, trials: Vec::new(), ring };
-    let mut reasons = Vec::new();
+    let mut reasons = cards(job, targets, destination)?;
     if job.path == PathKind::Auto || job.cache == Cache::Auto {
         for group in settler.groups(targets) {
             reasons.push(settler.choose(&group, targets)?);
@@ -69,6 +69,33 @@ pub fn on(
         }
     }
     Ok(Settled { job, reasons, calibration: trials })
+}
+
+/// Of a job by `gds`: what cards can't move into the GPU goes through pinned memory where that is allowed. Says so.
+fn cards(job: &JobSpec, targets: &mut [Target], destination: &Destination) -> Result<Vec<String>, Error> {
+    let Some(device) = destination.devices.first().filter(|_| job.path == PathKind::Gds) else {
+        return Ok(Vec::new());
+    };
+    let mut said = Vec::new();
+    for target in targets.iter_mut().filter(|t| t.by_card().is_some()) {
+        match target.reaches(device) {
+            Ok(()) => said.push("the card moves payload to and from the GPU's memory, by dma-buf".to_owned()),
+            Err(why) if job.allow_compat && !job.require_direct => {
+                target.route.path = PathKind::Bounce;
+                said.push(format!("through pinned memory: {why}"));
+            }
+            Err(why) => {
+                let asked = format!("--path gds from {}", target.label);
+                return Err(Error::machine(
+                    asked,
+                    why,
+                    "--allow-compat, or --path bounce: through pinned memory",
+                ));
+            }
+        }
+    }
+    said.dedup();
+    Ok(said)
 }
 
 struct Settler<'a> {
@@ -99,6 +126,9 @@ impl Settler<'_> {
     fn open(&self, target: &Target, direct_dma: &mut BTreeMap<u64, Result<(), String>>) -> Open {
         let situation = self.situation(target, direct_dma);
         let mut open = auto::open(&situation);
+        if let (Some(_), Some(why)) = (target.by_card(), situation.gds.as_ref().err()) {
+            open.because = format!("gds can't: {why}");
+        }
         if self.job.path != PathKind::Auto {
             let cached = match self.job.path {
                 PathKind::Mapped => true,
@@ -106,7 +136,10 @@ impl Settler<'_> {
                 PathKind::Gds => false,
                 _ => open.ways.iter().all(|w| w.cached),
             };
-            open.ways = vec![Way { path: self.job.path, cached }];
+            // What a card can't do is settled.
+            let refused = target.by_card().is_some() && target.route.path == PathKind::Bounce;
+            let path = if refused { PathKind::Bounce } else { self.job.path };
+            open.ways = vec![Way { path, cached }];
         }
         open
     }
@@ -128,6 +161,7 @@ impl Settler<'_> {
             direct: files.iter().any(|(f, _)| f.direct) || files.is_empty(),
             mapped: reads_mapped && serves(PathKind::Mapped),
             gds: match device.filter(|_| asks_gds) {
+                Some(device) if target.by_card().is_some() => target.reaches(device),
                 Some(_) => direct_dma_to(target, direct_dma),
                 None => Err("not asked".into()),
             },
@@ -159,7 +193,16 @@ impl Settler<'_> {
         let short = if ways.len() > 1 && !tries { "; too few bytes for a trial" } else { "" };
         let chose = if self.job.path == PathKind::Auto { "auto chose" } else { "--cache auto:" };
         if targets[group.targets[0]].files().is_empty() {
-            return Ok(format!("{chose} {}{which}", super::record::name_of(way.path)));
+            let because = match targets[group.targets[0]].by_card() {
+                Some(_) if self.job.path == PathKind::Auto && self.destination.feeds_gpu() => {
+                    match way.path {
+                        PathKind::Gds => " (the card takes the GPU's memory, by dma-buf)".to_owned(),
+                        _ => format!(" ({because})"),
+                    }
+                }
+                _ => String::new(),
+            };
+            return Ok(format!("{chose} {}{which}{because}", super::record::name_of(way.path)));
         }
         Ok(format!("{chose} {way}{which} ({because}{short}{shown})"))
     }
@@ -311,6 +354,11 @@ fn told(trial: &Trial) -> String {
     format!("{:.3} GiB/s{cost}", trial.gib_s)
 }
 
+/// The most workers for each GPU that trials are run with.
+pub fn workers_most() -> u32 {
+    WORKERS.into_iter().filter(|w| *w <= cores()).max().unwrap_or(1).max(WORKERS_TRYING)
+}
+
 /// Processors that this process may use.
 fn cores() -> u32 {
     (threads::allowed().len() as u32).max(1)
@@ -322,6 +370,8 @@ fn scheme(target: &Target) -> &'static str {
         Backing::Stripe { .. } => "stripe",
         Backing::Nil => "nil",
         Backing::Model { .. } => "model",
+        Backing::NvmeTcp(ref remote) => remote.options().transport.scheme(),
+        Backing::VfioUser(_) => "vfio-user",
     }
 }
 
@@ -345,6 +395,9 @@ fn would_warm(target: &Target) -> bool {
 
 /// Whether cuFile would move the target's bytes by direct DMA: asked once for each device.
 fn direct_dma_to(target: &Target, known: &mut BTreeMap<u64, Result<(), String>>) -> Result<(), String> {
+    if target.remotes().next().is_some() {
+        return Err("it is no file of this machine's".into());
+    }
     for (file, _) in target.files() {
         let device =
             file.device().map_or(u64::MAX, |(major, minor)| u64::from(major) << 32 | u64::from(minor));

@@ -24,6 +24,8 @@ const AGAIN: Duration = Duration::from_micros(25);
 const LAUNCH: Duration = Duration::from_micros(10);
 const BYTES_PER_US: u64 = 1_000_000;
 
+const SCATTERED: &str = "content is checked and made in contiguous slots, and this memory is scattered";
+
 /// Which part of which file's content a slot holds.
 #[derive(Clone, Copy, Debug)]
 pub struct Part {
@@ -129,6 +131,7 @@ impl Contents {
                 self.compare(bytes, part)
             }
             Mem::Device { at, .. } => self.read_back_and_compare(at, part),
+            Mem::Pieces { .. } => Err(SCATTERED.into()),
             Mem::None => Ok(()),
         }
     }
@@ -150,6 +153,7 @@ impl Contents {
                     .write(at, &self.scratch)
                     .map_err(|why| format!("writing content to GPU memory: {why}"))?;
             }
+            Mem::Pieces { .. } => return Err(SCATTERED.into()),
             Mem::None => {}
         }
         Ok(())

@@ -76,6 +76,7 @@ pub fn run(job: &JobSpec, drafts: &[Draft], command: Vec<String>, started: u64) 
         cache: CacheState { policy: "none".into(), ..CacheState::default() },
         result: result_of(&outcomes, &drafts[0].label()),
         training: None,
+        checkpoint: None,
         missing: missing(job),
         warnings: vec![Warning { id: "simulated".into(), text: source, next: "a real source".into() }],
     };

@@ -42,6 +42,33 @@ pub fn of(context: &Context, result: &RunResult, cache: &CacheState, runs: &[Ran
     list
 }
 
+/// Connections that were lost on the way: what the run measured includes making them anew.
+pub fn of_fabric(path: &PathRan, list: &mut Vec<Warning>) {
+    for ran in &path.fabric {
+        let reconnects: u32 = ran.paths.iter().map(|p| p.reconnects).sum();
+        let down: Vec<String> = ran
+            .paths
+            .iter()
+            .filter(|p| !p.state.starts_with("live"))
+            .map(|p| format!("{}: {}", p.address, p.state))
+            .collect();
+        if reconnects > 0 {
+            let times = if reconnects == 1 { "once".into() } else { format!("{reconnects} times") };
+            let text = format!("{} lost its connections and was connected again {times}", ran.uri);
+            warn(list, "reconnected", text, "path.fabric[].events of the record, and the target's log");
+        }
+        if !down.is_empty() {
+            let text = format!("{} ended with fewer paths than it has: {}", ran.uri, down.join("; "));
+            warn(list, "path_down", text, "the target's log");
+        }
+        let retries: u64 = ran.queues.iter().map(|q| q.retries).sum();
+        if retries > 0 {
+            let text = format!("{retries} commands to {} failed in passing and were sent again", ran.uri);
+            warn(list, "retried", text, "the target's log; a link that changes bits, if digests are on");
+        }
+    }
+}
+
 /// Where bytes through cuFile didn't go direct, and what cuFile said on its way.
 pub fn of_cufile(context: &Context, path: &PathRan, list: &mut Vec<Warning>) {
     if let Some(session) = context.destination.cufile() {

@@ -1,7 +1,9 @@
 //! What the workers of a run share: the scheduler, who waits for work, what was
 //! counted, and what went wrong.
 
+use super::destination::Destination;
 use super::reading::Reading;
+use crate::queue::{Travelled, Via};
 use crate::reactor::Waker;
 use forebay_model::training::{self, Scheduler};
 use forebay_model::Error;
@@ -28,10 +30,33 @@ pub struct Counters {
     /// On a processor, and waiting for one.
     pub cpu_ns: AtomicU64,
     pub queued_ns: AtomicU64,
-    pub bytes: AtomicU64,
+    pub ways: Ways,
     pub payload_bytes: AtomicU64,
     pub ios: AtomicU64,
     pub samples: AtomicU64,
+}
+
+/// Bytes that got to where they end, by how they did: all that are counted as read are one of these.
+#[derive(Debug, Default)]
+pub struct Ways {
+    direct: AtomicU64,
+    staged: AtomicU64,
+    mapped: AtomicU64,
+    compat: AtomicU64,
+    fabric: AtomicU64,
+}
+
+impl Ways {
+    pub fn add(&self, via: Via, bytes: u64) {
+        match via {
+            Via::Direct => add(&self.direct, bytes),
+            Via::Staged => add(&self.staged, bytes),
+            Via::Mapped => add(&self.mapped, bytes),
+            Via::Compat => add(&self.compat, bytes),
+            Via::Fabric => add(&self.fabric, bytes),
+            Via::Nothing => {}
+        }
+    }
 }
 
 /// What a worker reads with, for the record.
@@ -57,6 +82,8 @@ pub struct Totals {
     pub idle_ns: u64,
     pub cpu_ns: u64,
     pub queued_ns: u64,
+    pub ways: Travelled,
+    /// Their sum.
     pub bytes: u64,
     pub payload_bytes: u64,
     pub ios: u64,
@@ -95,7 +122,7 @@ pub struct State {
 
 pub struct Board {
     state: Mutex<State>,
-    /// The conductor: an epoch is over, something failed.
+    /// The conductor: an epoch is over, a step has ended here, something failed.
     pub told: Condvar,
     pub stop: AtomicBool,
     due: AtomicU64,
@@ -103,11 +130,12 @@ pub struct Board {
     pub counters: Vec<Counters>,
     /// What the first worker got, as all of them did.
     pub outfit: OnceLock<Outfit>,
+    pub destination: Option<Destination>,
     wakers: Mutex<Vec<Option<Arc<Waker>>>>,
 }
 
 impl Board {
-    pub fn new(scheduler: Scheduler<Reading>, workers: usize) -> Board {
+    pub fn new(scheduler: Scheduler<Reading>, workers: usize, destination: Option<Destination>) -> Board {
         let state = State {
             scheduler,
             idle: Vec::new(),
@@ -127,6 +155,7 @@ impl Board {
             waiting: AtomicUsize::new(0),
             counters: (0..workers).map(|_| Counters::default()).collect(),
             outfit: OnceLock::new(),
+            destination,
             wakers: Mutex::new(vec![None; workers]),
         }
     }
@@ -169,9 +198,14 @@ impl Board {
         self.waiting.store(waiting, Ordering::Relaxed);
         if scheduler.step() != state.seen_step {
             self.account(state);
-            if state.scheduler.is_over() {
+            if let Some(destination) = &self.destination {
+                destination.taken(state.seen_step);
+            }
+            if state.scheduler.is_over() || state.scheduler.awaits_others().is_some() {
                 self.told.notify_all();
             }
+        } else if state.scheduler.awaits_others().is_some() {
+            self.told.notify_all();
         }
         if !state.idle.is_empty() && waiting > 0 {
             let wakers = self.wakers.lock().expect("nothing panics while it holds the wakers");
@@ -210,6 +244,13 @@ impl Board {
         let sum = |f: fn(&Counters) -> &AtomicU64| -> u64 {
             self.counters.iter().map(|c| f(c).load(Ordering::Relaxed)).sum()
         };
+        let ways = Travelled {
+            direct: sum(|c| &c.ways.direct),
+            staged: sum(|c| &c.ways.staged),
+            mapped: sum(|c| &c.ways.mapped),
+            compat: sum(|c| &c.ways.compat),
+            fabric: sum(|c| &c.ways.fabric),
+        };
         Totals {
             read_ns: sum(|c| &c.read_ns),
             waited_ns: sum(|c| &c.waited_ns),
@@ -217,7 +258,8 @@ impl Board {
             idle_ns: sum(|c| &c.idle_ns),
             cpu_ns: sum(|c| &c.cpu_ns),
             queued_ns: sum(|c| &c.queued_ns),
-            bytes: sum(|c| &c.bytes),
+            ways,
+            bytes: ways.total(),
             payload_bytes: sum(|c| &c.payload_bytes),
             ios: sum(|c| &c.ios),
             samples: sum(|c| &c.samples),
@@ -290,6 +332,13 @@ impl Totals {
             idle_ns: self.idle_ns - earlier.idle_ns,
             cpu_ns: self.cpu_ns - earlier.cpu_ns,
             queued_ns: self.queued_ns - earlier.queued_ns,
+            ways: Travelled {
+                direct: self.ways.direct - earlier.ways.direct,
+                staged: self.ways.staged - earlier.ways.staged,
+                mapped: self.ways.mapped - earlier.ways.mapped,
+                compat: self.ways.compat - earlier.ways.compat,
+                fabric: self.ways.fabric - earlier.ways.fabric,
+            },
             bytes: self.bytes - earlier.bytes,
             payload_bytes: self.payload_bytes - earlier.payload_bytes,
             ios: self.ios - earlier.ios,

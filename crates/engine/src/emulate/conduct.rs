@@ -2,16 +2,23 @@
 //! through the epochs, and gathers what was counted.
 
 use super::board::{Board, Totals};
-use super::dataset::Folder;
+use super::dataset::DataSet;
+use super::destination::Destination;
 use super::how::{self, How};
 use super::record::{self, Ran};
-use super::supply::Supply;
+use super::route;
+use super::straight::{self, Straight};
+use super::supply;
 use super::worker::{Latencies, Worker};
-use super::{check, cpus_of, row_of, virtual_time, EmulateObserver, EmulateProgress, Outcome, Shared};
+use super::{
+    check, cpus_of, row_of, virtual_time, EmulateObserver, EmulateProgress, Outcome, Shared, StepBarrier,
+};
 use crate::clock;
 use crate::driver::allow_descriptors;
+use crate::driver::honour;
 use crate::driver::measure::Meters;
 use crate::meter::cpu;
+use forebay_model::job::PathKind;
 use forebay_model::record::Point;
 use forebay_model::training::{rules, EmulateSpec, Plan, RankStreams, Scheduler, Trace};
 use forebay_model::{Error, Latency};
@@ -27,24 +34,27 @@ const LATE_SHOWN: usize = 8;
 const GIB: f64 = (1u64 << 30) as f64;
 
 /// Runs the spec. An error means that nothing was measured; what broke midway stands in the outcome.
+///
+/// `barrier`: accelerators of other hosts take part, and every step ends with theirs.
 pub fn run(
     spec: &EmulateSpec,
     command: Vec<String>,
     observer: &mut dyn EmulateObserver,
+    barrier: Option<Box<dyn StepBarrier>>,
 ) -> Result<Outcome, Error> {
     let begin = clock::now();
     let started = clock::wall_seconds();
     check(spec)?;
     if let Some(model) = virtual_time::model_of(spec)? {
-        return virtual_time::run(spec, &model, command, observer);
+        return virtual_time::run(spec, &model, command, observer, barrier.is_some());
     }
-    let shared = Arc::new(prepare(spec, begin)?);
+    let shared = Arc::new(prepare(spec, barrier.is_some(), begin)?);
     let rss_before = record::rss_bytes();
     let mut crew = Crew::launch(&shared)?;
     let mut meters = Meters::new(&record::job_of(&shared).spec, std::slice::from_ref(&shared.how.probe));
     meters.start();
-    let mut conductor = Conductor::new(&shared, observer);
-    conductor.lead();
+    let mut conductor = Conductor::new(&shared, observer, barrier);
+    let broken = conductor.lead();
     let readings = meters.stop();
     let rss = record::rss_bytes();
     let Conductor { mut epochs, points, step, interrupted, first_step_s, told, .. } = conductor;
@@ -54,18 +64,23 @@ pub fn run(
         *bytes += shared.board.totals().bytes - told;
     }
     shared.board.account_for_the_rest();
-    let failure = shared.board.lock().failure.take();
+    let failure = shared.board.lock().failure.take().or(broken.err());
     if let (Some(failure), true) = (&failure, epochs.is_empty()) {
         return Err(failure.clone());
     }
     let ran = Ran { epochs, points, readings, latencies, step, interrupted, rss_before, rss, first_step_s };
     let record = record::of(&shared, command, started, &ran);
+    let through_cufile = shared.route.path == PathKind::Gds && !spec.allow_compat;
+    let failure = failure.or_else(|| {
+        honour::all_direct(spec.require_direct, through_cufile, &record.path, record.result.bytes)
+    });
     Ok(Outcome { record, failure })
 }
 
-fn prepare(spec: &EmulateSpec, begin: Instant) -> Result<Shared, Error> {
+fn prepare(spec: &EmulateSpec, awaits_others: bool, begin: Instant) -> Result<Shared, Error> {
     let row = row_of(spec)?;
-    let data = Folder::of(spec, row.extension)?;
+    let (workers, depth) = (how::workers_of(spec), how::depth_of(spec));
+    let (data, model) = DataSet::open(spec, row.extension, workers, depth)?;
     let found = u32::try_from(data.len()).unwrap_or(u32::MAX);
     let files = match spec.workload.files {
         0 => found,
@@ -79,9 +94,12 @@ fn prepare(spec: &EmulateSpec, begin: Instant) -> Result<Shared, Error> {
         wanted => wanted,
     };
     let trace = Trace::new(spec, files)?;
+    let devices = Destination::devices(spec)?;
     let resident = how::residency(spec, &data)?;
+    let route = route::choose(spec, row, &data, &resident, &devices)?;
     // A file that may not be read further stays open until it may.
-    allow_descriptors(u64::from(spec.accelerators) * u64::from(spec.read_threads));
+    let open = u64::from(spec.accelerators) * u64::from(spec.read_threads);
+    allow_descriptors(open + straight::descriptors(&route, files));
     let plan = Plan {
         ranks: spec.accelerators,
         batch: spec.workload.batch,
@@ -89,12 +107,34 @@ fn prepare(spec: &EmulateSpec, begin: Instant) -> Result<Shared, Error> {
         read_threads: spec.read_threads,
         steps: trace.steps(),
         compute_ns: spec.workload.compute_ns(),
-        awaits_others: false,
+        awaits_others,
     };
-    let how = How::of(spec, &data, resident)?;
-    let board = Board::new(Scheduler::new(plan), how.workers as usize);
-    let (supply, cpus) = (spec.supply_gib_s.map(Supply::new), cpus_of(spec)?);
-    Ok(Shared { spec: spec.clone(), row, files, data, how, plan, trace, board, supply, cpus, begin })
+    let how = How::of(spec, &data, resident, route.path)?;
+    let straight = Straight::open(spec, &route, &how, &devices, files)?;
+    let how = match &straight {
+        Some(straight) => straight.within(how),
+        None => how,
+    };
+    let session = straight.as_ref().and_then(|straight| straight.session().cloned());
+    let destination = Destination::new(spec, devices, how.io_bytes as usize, session);
+    let board = Board::new(Scheduler::new(plan), how.workers as usize, destination);
+    let (supply, cpus) = (supply::rate_of(spec), cpus_of(spec)?);
+    Ok(Shared {
+        spec: spec.clone(),
+        row,
+        files,
+        data,
+        how,
+        route,
+        plan,
+        trace,
+        board,
+        straight,
+        supply,
+        model,
+        cpus,
+        begin,
+    })
 }
 
 /// The workers' threads.
@@ -189,6 +229,7 @@ fn work(
 struct Conductor<'a> {
     shared: &'a Shared,
     observer: &'a mut dyn EmulateObserver,
+    barrier: Option<Box<dyn StepBarrier>>,
     epochs: Vec<(Vec<rules::Steps>, u64)>,
     points: Vec<Point>,
     /// Of all steps.
@@ -206,15 +247,22 @@ struct Conductor<'a> {
 enum Await {
     /// The epoch's last step ends.
     End(u64),
+    /// The step ended here.
+    Others(u64, u32),
     Steps,
 }
 
 impl<'a> Conductor<'a> {
-    fn new(shared: &'a Shared, observer: &'a mut dyn EmulateObserver) -> Conductor<'a> {
+    fn new(
+        shared: &'a Shared,
+        observer: &'a mut dyn EmulateObserver,
+        barrier: Option<Box<dyn StepBarrier>>,
+    ) -> Conductor<'a> {
         let now = clock::now();
         Conductor {
             shared,
             observer,
+            barrier,
             epochs: Vec::new(),
             points: Vec::new(),
             step: Latency::default(),
@@ -228,10 +276,10 @@ impl<'a> Conductor<'a> {
     }
 
     /// All epochs, or as far as they go.
-    fn lead(&mut self) {
+    fn lead(&mut self) -> Result<(), Error> {
         for epoch in 0..self.shared.spec.epochs {
             let before = self.shared.board.totals().bytes;
-            self.lead_one(epoch);
+            let led = self.lead_one(epoch);
             let state = self.shared.board.lock();
             let steps = state.scheduler.epoch().to_vec();
             drop(state);
@@ -241,29 +289,38 @@ impl<'a> Conductor<'a> {
                 self.epochs.push((steps, bytes - before));
                 self.told = Some(bytes);
             }
+            led?;
             if self.interrupted || self.shared.board.lock().failure.is_some() {
                 break;
             }
         }
+        Ok(())
     }
 
-    fn lead_one(&mut self, epoch: u32) {
+    fn lead_one(&mut self, epoch: u32) -> Result<(), Error> {
         let shared = self.shared;
         let first = shared.spec.first_rank;
         let mut streams = |rank: u32| Box::new(shared.trace.streams(epoch, first + rank)) as RankStreams;
         let now = shared.since(clock::now());
         // Nothing was read before the epoch began.
-        shared.supply.iter().for_each(|supply| supply.forget_reserve(now));
+        shared.supply.iter().for_each(|rate| rate.forget_reserve(now));
         shared.board.change(|s| s.begin(now, &mut streams));
         while !self.is_stopped() {
             match self.look() {
                 Await::End(at) if shared.since(clock::now()) >= at => break,
-                Await::End(at) => self.rest(Some(at)),
+                Await::Others(at, step) if shared.since(clock::now()) >= at => {
+                    let barrier = self.barrier.as_mut().expect("others take part");
+                    barrier.pass(epoch, step)?;
+                    let now = shared.since(clock::now());
+                    shared.board.change(|s| s.passed(now));
+                }
+                Await::End(at) | Await::Others(at, _) => self.rest(Some(at)),
                 Await::Steps => self.rest(None),
             }
             self.watch(epoch);
         }
         self.look();
+        Ok(())
     }
 
     fn is_stopped(&self) -> bool {
@@ -280,9 +337,10 @@ impl<'a> Conductor<'a> {
             let starts = scheduler.epoch().iter().map(|s| s.start_ns + s.first.wait_ns);
             self.first_step_s = starts.min().map(|ns| ns as f64 / 1e9);
         }
-        match scheduler.is_over() {
-            true => Await::End(scheduler.end_ns()),
-            false => Await::Steps,
+        match scheduler.awaits_others() {
+            Some(at) => Await::Others(at, scheduler.step()),
+            None if scheduler.is_over() => Await::End(scheduler.end_ns()),
+            None => Await::Steps,
         }
     }
 
@@ -295,7 +353,8 @@ impl<'a> Conductor<'a> {
         }
         let board = &self.shared.board;
         let state = board.lock();
-        if until > now && (at.is_some() || !state.scheduler.is_over()) {
+        let told = state.scheduler.awaits_others().is_some() || state.scheduler.is_over();
+        if until > now && (at.is_some() || !told) {
             drop(board.told.wait_timeout(state, until - now));
         }
     }

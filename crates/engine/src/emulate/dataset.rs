@@ -1,15 +1,22 @@
 //! What a run reads: the files of a data set, listed once by name and opened when
 //! their turn comes. Half a million names are held side by side in one text.
 
+use super::how;
 use super::manifest::Manifest;
+use super::packed::Packed;
+use super::reading::Opened;
+use crate::format::pick::{Index, ENTRY_BYTES, INDEXED, LENGTHS, OFFSETS};
 use crate::source::file::{FileAccess, FileTarget};
-use crate::source::Uri;
+use crate::source::{SharedDrive, Target, Uri};
+use forebay_model::device::DriveModel;
 use forebay_model::training::EmulateSpec;
 use forebay_model::Error;
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Where training files lie below a data folder.
 const TRAIN: &str = "train";
@@ -43,33 +50,128 @@ impl Names {
     }
 }
 
+/// What a run reads.
+#[derive(Debug)]
+pub enum DataSet {
+    Folder(Folder),
+    Packed(Packed),
+}
+
+impl DataSet {
+    /// Folders of files, or one source that holds them all; and the modelled drive whose time files take.
+    pub fn open(
+        spec: &EmulateSpec,
+        extension: &str,
+        workers: u32,
+        depth: u32,
+    ) -> Result<(DataSet, Option<SharedDrive>), Error> {
+        let uris = uris_of(spec)?;
+        if let [Uri::Model { spec: drive, over: Some(over), .. }] = uris.as_slice() {
+            if let Uri::File(folder) = over.as_ref() {
+                if folder.is_dir() {
+                    let folder = Folder::open(spec, std::slice::from_ref(folder), extension)?;
+                    let drive = SharedDrive::new(&DriveModel::parse(drive)?, spec.seed, false);
+                    return Ok((DataSet::Folder(folder), Some(drive)));
+                }
+            }
+        }
+        if is_one_space(&uris) {
+            return Ok((DataSet::Packed(Packed::open(spec, workers, depth)?), None));
+        }
+        let folders: Vec<PathBuf> = uris
+            .iter()
+            .map(|uri| match uri {
+                Uri::File(path) => Ok(path.clone()),
+                other => {
+                    let found = "stands beside others: a source that holds a data set stands alone";
+                    Err(Error::request(format!("--data {other}"), found, "--data DIR [DIR …], or one source"))
+                }
+            })
+            .collect::<Result<_, _>>()?;
+        Ok((DataSet::Folder(Folder::open(spec, &folders, extension)?), None))
+    }
+
+    pub fn len(&self) -> usize {
+        match self {
+            DataSet::Folder(folder) => folder.len(),
+            DataSet::Packed(packed) => packed.len(),
+        }
+    }
+
+    /// As messages call the file.
+    pub fn name(&self, file: u32) -> String {
+        match self {
+            DataSet::Folder(folder) => folder.path(file).display().to_string(),
+            DataSet::Packed(packed) => packed.name(file),
+        }
+    }
+
+    pub fn open_file(&self, file: u32, direct: bool) -> std::io::Result<Opened> {
+        match self {
+            DataSet::Folder(folder) => {
+                let (open, bytes) = folder.open_file(file, direct)?;
+                let index = folder.indexes.get(file as usize).cloned().flatten();
+                Ok(Opened { file: Some(Arc::new(open)), held: None, base: place_of(file), bytes, index })
+            }
+            DataSet::Packed(packed) => Ok(packed.opened(file)),
+        }
+    }
+
+    /// The address space that holds all files, where there is one.
+    pub fn target(&self) -> Option<&Target> {
+        match self {
+            DataSet::Folder(_) => None,
+            DataSet::Packed(packed) => Some(&packed.target),
+        }
+    }
+}
+
+fn uris_of(spec: &EmulateSpec) -> Result<Vec<Uri>, Error> {
+    spec.data.iter().map(|text| Uri::parse(text)).collect()
+}
+
+/// Whether one source holds all files, rather than folders.
+fn is_one_space(uris: &[Uri]) -> bool {
+    let is_folder = |path: &Path| !path.exists() || path.is_dir();
+    match uris {
+        [Uri::File(path)] => !is_folder(path),
+        [Uri::Model { over: Some(over), .. }] => !matches!(over.as_ref(), Uri::File(path) if path.is_dir()),
+        [_] => true,
+        _ => false,
+    }
+}
+
+/// Refuses engines that the data set can't be read by.
+pub fn check_engine(spec: &EmulateSpec) -> Result<(), Error> {
+    let uris = uris_of(spec)?;
+    let has_content = !matches!(uris.as_slice(), [Uri::Model { over: None, .. }]);
+    if has_content && is_one_space(&uris) {
+        return Ok(());
+    }
+    how::check_engine(spec.engine)
+}
+
+/// Models of drives want a place for each file.
+pub fn place_of(file: u32) -> u64 {
+    u64::from(file) << 36
+}
+
 /// Files below folders.
 #[derive(Debug)]
 pub struct Folder {
     /// Each with the number of files before it.
     roots: Vec<(PathBuf, usize)>,
     names: Names,
-    manifest: Option<Manifest>,
+    /// Where records lie, of formats that have files beside them which say so.
+    indexes: Vec<Option<Index>>,
+    pub manifest: Option<Manifest>,
 }
 
 impl Folder {
-    /// The folders that `--data` names.
-    pub fn of(spec: &EmulateSpec, extension: &str) -> Result<Folder, Error> {
-        let folder = |text: &String| match Uri::parse(text)? {
-            Uri::File(path) => Ok(path),
-            other => Err(Error::request(
-                format!("--data {other}"),
-                "a data set is folders of files, or one modelled drive (model:NAME)",
-                "--data DIR",
-            )),
-        };
-        let folders = spec.data.iter().map(folder).collect::<Result<Vec<_>, _>>()?;
-        Folder::open(spec, &folders, extension)
-    }
-
     /// Lists the files of the workload's format.
-    fn open(spec: &EmulateSpec, folders: &[PathBuf], extension: &str) -> Result<Folder, Error> {
-        let mut folder = Folder { roots: Vec::new(), names: Names::default(), manifest: None };
+    pub fn open(spec: &EmulateSpec, folders: &[PathBuf], extension: &str) -> Result<Folder, Error> {
+        let mut folder =
+            Folder { roots: Vec::new(), names: Names::default(), indexes: Vec::new(), manifest: None };
         for given in folders {
             if let Some(manifest) = Manifest::beside(given)? {
                 manifest.fits(spec, given)?;
@@ -80,7 +182,41 @@ impl Folder {
         if let (Some(manifest), [given]) = (&folder.manifest, folders) {
             manifest.has_all(folder.names.len(), given)?;
         }
+        if spec.workload.format == INDEXED {
+            folder.read_indexes(spec.workload.samples_per_file)?;
+        }
         Ok(folder)
+    }
+
+    /// As DLIO's readers do, before anything is measured. Files without an index have records of one length.
+    fn read_indexes(&mut self, samples: u32) -> Result<(), Error> {
+        for file in 0..self.len() as u32 {
+            let path = self.path(file);
+            let bad = |found: String| {
+                let next = "forebay emulate datagen to make the data set anew";
+                Error::request(path.display().to_string(), found, next)
+            };
+            let beside = |ending: &str| {
+                let mut name = path.clone().into_os_string();
+                name.push(ending);
+                match read_first(Path::new(&name), u64::from(samples) * ENTRY_BYTES as u64) {
+                    Ok(bytes) => Ok(Some(bytes)),
+                    Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+                    Err(e) => Err(bad(format!("its {ending}: {e}"))),
+                }
+            };
+            let index = match (beside(OFFSETS)?, beside(LENGTHS)?) {
+                (Some(offsets), Some(lengths)) => {
+                    let bytes = path.metadata().map_err(|e| bad(e.to_string()))?.len();
+                    Some(Index::read(&offsets, &lengths, samples, bytes).map_err(bad)?)
+                }
+                (None, None) => None,
+                (Some(_), None) => return Err(bad(format!("it has {OFFSETS} beside it, and no {LENGTHS}"))),
+                (None, Some(_)) => return Err(bad(format!("it has {LENGTHS} beside it, and no {OFFSETS}"))),
+            };
+            self.indexes.push(index);
+        }
+        Ok(())
     }
 
     fn list(&mut self, given: &Path, extension: &str) -> Result<(), Error> {
@@ -123,6 +259,13 @@ impl Folder {
         }
         Ok((file, meta.len()))
     }
+}
+
+/// A file's first bytes, as many as there are.
+fn read_first(path: &Path, bytes: u64) -> std::io::Result<Vec<u8>> {
+    let mut found = Vec::new();
+    File::open(path)?.take(bytes).read_to_end(&mut found)?;
+    Ok(found)
 }
 
 struct Listing<'a> {

@@ -1,14 +1,14 @@
 //! How the data set is read on this machine: through the page cache or past it, by
 //! the workers' own hands or through a ring, in which pieces and how many at a time.
 
-use super::dataset::Folder;
+use super::dataset::{DataSet, Folder};
 use super::reading::BLOCK;
 use crate::driver::threads;
 use crate::meter::cache;
 use crate::reactor::{Reactor, RingOptions};
 use crate::source::file::FileTarget;
 use crate::source::{Backing, Route, Target};
-use forebay_model::job::{Cache, Engine};
+use forebay_model::job::{Cache, Engine, PathKind};
 use forebay_model::training::EmulateSpec;
 use forebay_model::Error;
 
@@ -17,6 +17,12 @@ const CACHED_IO_BYTES: u64 = 256 << 10;
 /// Long enough for a drive, short enough that many are in flight.
 const DEVICE_IO_BYTES: u64 = 1 << 20;
 const DEVICE_DEPTH: u32 = 16;
+/// Of `mapped`: one or two threads keep the copy engine busy, with reads as long as the windows that are registered.
+const MAPPED_WORKERS: u32 = 2;
+const MAPPED_IO_BYTES: u64 = 16 << 20;
+/// Of cuFile: each read under way is a thread that waits in a call, and many of them spin for each other.
+const CUFILE_WORKERS: u32 = 4;
+const CUFILE_DEPTH: u32 = 4;
 /// Files that stand for all of them where the page cache is asked about.
 const PROBES: usize = 64;
 /// Of each of them, from its begin: looking at pages takes time.
@@ -31,6 +37,7 @@ pub struct How {
     pub align: u32,
     /// Workers read by themselves: the data is in memory, or nothing else is to be had.
     pub is_inline: bool,
+    pub has_ring: bool,
     pub io_bytes: u64,
     pub depth: u32,
     pub workers: u32,
@@ -38,17 +45,46 @@ pub struct How {
     pub resident_before: Result<f64, String>,
     /// In words, for the record.
     pub reason: String,
-    /// A file of the data set as a target: for meters and the record.
+    /// A file of the data set as a target, or the address space: for meters and the record.
     pub probe: Target,
 }
 
 impl How {
-    pub fn of(spec: &EmulateSpec, folder: &Folder, resident: Result<f64, String>) -> Result<How, Error> {
+    pub fn of(
+        spec: &EmulateSpec,
+        data: &DataSet,
+        resident: Result<f64, String>,
+        path: PathKind,
+    ) -> Result<How, Error> {
         let has_ring = Reactor::with_ring(RingOptions { depth: 8, ..RingOptions::default() }).is_ok();
-        let mut probe = folder.probe(0, false)?;
+        let workers = spec.workers.unwrap_or(match path {
+            PathKind::Mapped => workers_of(spec).min(MAPPED_WORKERS),
+            PathKind::Gds => workers_of(spec).min(CUFILE_WORKERS),
+            _ => workers_of(spec),
+        });
+        let how = match data {
+            DataSet::Folder(folder) => {
+                let probe = folder.probe(0, false)?;
+                How::of_files(spec, folder, probe, resident, path, has_ring)?
+            }
+            DataSet::Packed(packed) => How::of_space(spec, &packed.target, has_ring),
+        };
+        let io_bytes = how.io_bytes.next_multiple_of(BLOCK);
+        Ok(How { workers, io_bytes, ..how })
+    }
+
+    fn of_files(
+        spec: &EmulateSpec,
+        folder: &Folder,
+        probe: FileTarget,
+        resident: Result<f64, String>,
+        path: PathKind,
+        has_ring: bool,
+    ) -> Result<How, Error> {
         let cached = resident.as_ref().is_ok_and(|share| *share >= CACHED_SHARE);
-        let (mut direct, reason) = past_the_cache(spec, probe.in_memory, cached);
+        let (mut direct, reason) = past_the_cache(spec, path, probe.in_memory, cached);
         let mut reason = reason.to_string();
+        let mut probe = probe;
         if direct {
             match folder.probe(0, true) {
                 Ok(opened) => probe = opened,
@@ -61,19 +97,46 @@ impl How {
         }
         let by_hand = probe.in_memory || (!direct && (cached || spec.cache == Cache::Warm));
         let is_inline = is_inline(spec, by_hand, has_ring)?;
-        let io_bytes = if is_inline && !direct { CACHED_IO_BYTES } else { DEVICE_IO_BYTES };
         Ok(How {
             direct,
             align: if direct { probe.align.max(1) } else { 1 },
             is_inline,
-            io_bytes: spec.io_bytes.unwrap_or(io_bytes).next_multiple_of(BLOCK),
-            depth: spec.depth.unwrap_or(DEVICE_DEPTH),
-            workers: spec.workers.unwrap_or_else(|| threads::allowed().len().max(1) as u32),
+            has_ring,
+            io_bytes: spec.io_bytes.unwrap_or(match path {
+                // No longer than files are, or memory for the rest would lie idle.
+                PathKind::Mapped => probe.bytes.clamp(DEVICE_IO_BYTES, MAPPED_IO_BYTES),
+                PathKind::Gds => DEVICE_IO_BYTES,
+                _ if is_inline && !direct => CACHED_IO_BYTES,
+                _ => DEVICE_IO_BYTES,
+            }),
+            depth: match path {
+                PathKind::Gds => spec.depth.unwrap_or(CUFILE_DEPTH),
+                _ => depth_of(spec),
+            },
+            workers: 0,
             in_memory: probe.in_memory,
             resident_before: resident,
             reason,
             probe: target_of(probe, is_inline),
         })
+    }
+
+    /// One address space, which says for itself how it is read.
+    fn of_space(spec: &EmulateSpec, target: &Target, has_ring: bool) -> How {
+        let is_inline = target.is_inline();
+        How {
+            direct: target.files().iter().any(|(file, _)| file.direct),
+            align: target.align(),
+            is_inline,
+            has_ring,
+            io_bytes: spec.io_bytes.unwrap_or(if is_inline { CACHED_IO_BYTES } else { DEVICE_IO_BYTES }),
+            depth: depth_of(spec),
+            workers: 0,
+            in_memory: !target.files().is_empty() && target.files().iter().all(|(file, _)| file.in_memory),
+            resident_before: Err("the data set lies in one address space".into()),
+            reason: "files packed in one address space".into(),
+            probe: target.clone(),
+        }
     }
 
     /// What to ask for where so much is wanted: O_DIRECT wants whole blocks, also where the file ends inside one.
@@ -82,10 +145,16 @@ impl How {
     }
 
     pub fn engine(&self) -> &'static str {
-        if self.is_inline {
-            "inline"
-        } else {
-            "uring"
+        match &self.probe.backing {
+            Backing::File { engine: Engine::Map, .. } => "map",
+            Backing::File { engine: Engine::Pread, .. } => "pread",
+            Backing::File { engine: Engine::Inline, .. } => "inline",
+            Backing::File { .. } => "uring",
+            Backing::NvmeTcp(remote) => remote.options().transport.engine(),
+            Backing::VfioUser(_) => "vfio-user",
+            Backing::Stripe { .. } => "stripe",
+            Backing::Model { .. } => "model",
+            Backing::Nil => "nil",
         }
     }
 
@@ -101,9 +170,11 @@ impl How {
 }
 
 /// Whether O_DIRECT is wanted, and why.
-fn past_the_cache(spec: &EmulateSpec, in_memory: bool, cached: bool) -> (bool, &'static str) {
+fn past_the_cache(spec: &EmulateSpec, path: PathKind, in_memory: bool, cached: bool) -> (bool, &'static str) {
     match spec.cache {
         _ if in_memory => (false, "the files live in memory"),
+        _ if path == PathKind::Mapped => (false, "mapped takes them from the page cache"),
+        Cache::Auto if path == PathKind::Gds => (true, "gds goes past the page cache"),
         Cache::Bypass => (true, "--cache bypass"),
         Cache::Allow => (false, "--cache allow"),
         Cache::Warm => (false, "--cache warm"),
@@ -127,7 +198,7 @@ fn is_inline(spec: &EmulateSpec, by_hand: bool, has_ring: bool) -> Result<bool, 
     }
 }
 
-/// Refuses engines that an emulated run has not.
+/// Refuses engines by which a folder's files aren't read. A source that holds them all has those of its own.
 pub fn check_engine(engine: Engine) -> Result<(), Error> {
     let name = match engine {
         Engine::Pread => "pread",
@@ -136,6 +207,15 @@ pub fn check_engine(engine: Engine) -> Result<(), Error> {
     };
     let found = "an emulated run reads with uring or inline";
     Err(Error::request(format!("--engine {name}"), found, "--engine uring, inline or auto"))
+}
+
+/// Threads that read: as many as may run at once.
+pub fn workers_of(spec: &EmulateSpec) -> u32 {
+    spec.workers.unwrap_or_else(|| threads::allowed().len().max(1) as u32)
+}
+
+pub fn depth_of(spec: &EmulateSpec) -> u32 {
+    spec.depth.unwrap_or(DEVICE_DEPTH)
 }
 
 fn target_of(file: FileTarget, is_inline: bool) -> Target {
@@ -151,14 +231,15 @@ fn target_of(file: FileTarget, is_inline: bool) -> Target {
 
 /// Share of the files' pages that are in the page cache, by files from all over the data set; and what the cache
 /// policy asks for.
-pub fn residency(spec: &EmulateSpec, folder: &Folder) -> Result<Result<f64, String>, Error> {
+pub fn residency(spec: &EmulateSpec, data: &DataSet) -> Result<Result<f64, String>, Error> {
     if matches!(spec.cache, Cache::Drop | Cache::Warm) {
-        set_cache(spec.cache, folder)?;
+        set_cache(spec, data)?;
     }
-    Ok(residency_now(folder))
+    Ok(residency_now(data))
 }
 
-pub fn residency_now(folder: &Folder) -> Result<f64, String> {
+pub fn residency_now(data: &DataSet) -> Result<f64, String> {
+    let DataSet::Folder(folder) = data else { return Err("the data set lies in one address space".into()) };
     let count = folder.len();
     let step = count.div_ceil(PROBES).max(1);
     let (mut pages, mut all) = (0.0, 0.0);
@@ -179,10 +260,11 @@ pub fn residency_now(folder: &Folder) -> Result<f64, String> {
 }
 
 /// Empties the page cache of the files, or fills it.
-fn set_cache(policy: Cache, folder: &Folder) -> Result<(), Error> {
+pub fn set_cache(spec: &EmulateSpec, data: &DataSet) -> Result<(), Error> {
+    let DataSet::Folder(folder) = data else { return Ok(()) };
     for file in 0..folder.len() as u32 {
         let Ok((open, bytes)) = folder.open_file(file, false) else { continue };
-        let done = match policy {
+        let done = match spec.cache {
             Cache::Drop => cache::drop(&open, 0, bytes).map(|_| ()),
             Cache::Warm => cache::warm(&open).map(|_| ()),
             _ => Ok(()),

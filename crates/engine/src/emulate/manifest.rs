@@ -1,6 +1,6 @@
 //! What a data set's manifest means for a run: whether it is one for the workload, and whole.
 
-pub use crate::generate::manifest::{Manifest, NAME};
+pub use crate::generate::manifest::{Manifest, FILE_ALIGN, NAME, TEXT_BYTES_MAX};
 use forebay_model::training::EmulateSpec;
 use forebay_model::Error;
 use std::path::Path;

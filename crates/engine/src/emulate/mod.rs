@@ -10,11 +10,15 @@
 mod board;
 mod conduct;
 mod dataset;
+mod destination;
 mod headroom;
 mod how;
 mod manifest;
+mod packed;
 mod reading;
 mod record;
+mod route;
+mod straight;
 mod supply;
 mod uring;
 mod virtual_time;
@@ -23,17 +27,22 @@ mod worker;
 pub use conduct::run;
 
 use crate::driver::threads;
+use crate::format::pick::PickSpec;
 use crate::format::{self, FormatRow, ParseSpec};
+use crate::rate::Rate;
+use crate::source::SharedDrive;
 use board::Board;
-use dataset::Folder;
+use dataset::DataSet;
 use forebay_model::record::RunRecord;
 use forebay_model::training::{EmulateSpec, Level, OnError, Plan, Trace};
 use forebay_model::Error;
 use how::How;
-use reading::Reading;
+use reading::{Reading, Way};
+use route::Route;
 use serde::Serialize;
+use std::sync::Arc;
 use std::time::Instant;
-use supply::Supply;
+use straight::Straight;
 
 /// Who watches an emulated run, and may end it.
 pub trait EmulateObserver {
@@ -41,6 +50,12 @@ pub trait EmulateObserver {
 
     /// Asked some twenty times a second; true ends the run, and what was measured is kept.
     fn stop(&mut self) -> bool;
+}
+
+/// Accelerators of other hosts, with which every step ends together.
+pub trait StepBarrier: Send {
+    /// Returns once all hosts have ended the step. Called by one thread, step by step.
+    fn pass(&mut self, epoch: u32, step: u32) -> Result<(), Error>;
 }
 
 /// How a run is doing, once per interval.
@@ -58,7 +73,7 @@ pub struct EmulateProgress {
     pub au_pct: Option<f64>,
     /// Over the last interval.
     pub gib_s: f64,
-    /// Accelerators that wait for a batch now, eight at most.
+    /// Accelerators of this host that wait for a batch now, eight at most.
     pub waiting_ranks: Vec<u32>,
     pub cores_busy: f64,
 }
@@ -73,8 +88,10 @@ pub struct Outcome {
 /// Everything that can be found wrong without touching the data.
 pub fn check(spec: &EmulateSpec) -> Result<(), Error> {
     spec.check()?;
-    row_of(spec)?;
-    how::check_engine(spec.engine)?;
+    let row = row_of(spec)?;
+    check_decode(spec, row)?;
+    route::check(spec, row)?;
+    dataset::check_engine(spec)?;
     cpus_of(spec).map(|_| ())
 }
 
@@ -87,16 +104,19 @@ fn row_of(spec: &EmulateSpec) -> Result<&'static FormatRow, Error> {
     })
 }
 
+fn check_decode(spec: &EmulateSpec, row: &FormatRow) -> Result<(), Error> {
+    if !spec.decode || row.decoder.is_some() {
+        return Ok(());
+    }
+    let images = format::FORMATS.iter().filter(|row| row.decoder.is_some()).map(|row| row.name);
+    let next = format!("a workload of {}", images.collect::<Vec<_>>().join(", "));
+    Err(Error::request(format!("--decode of {} files", row.name), "they hold no images", next))
+}
+
 /// Processors that workers are pinned to, in turn; none: they run anywhere.
 fn cpus_of(spec: &EmulateSpec) -> Result<Vec<u32>, Error> {
     let Some(text) = &spec.cpus else { return Ok(Vec::new()) };
-    let refused = |found: String, next: &str| Error::request(format!("--cpus {text}"), found, next);
-    let cpus = threads::parse_cpus(text).map_err(|why| refused(why, "--cpus 0-3,8"))?;
-    let allowed = threads::allowed();
-    match cpus.iter().find(|cpu| !allowed.contains(cpu)) {
-        Some(cpu) => Err(refused(format!("CPU {cpu} isn't one that this process may use"), "taskset -p $$")),
-        None => Ok(cpus),
-    }
+    threads::named("--cpus", text)
 }
 
 /// What all threads of a run share.
@@ -104,12 +124,16 @@ pub struct Shared {
     pub spec: EmulateSpec,
     pub row: &'static FormatRow,
     pub files: u32,
-    pub data: Folder,
+    pub data: DataSet,
     pub how: How,
+    pub route: Route,
     pub plan: Plan,
     pub trace: Trace,
+    // What reads and what they read into go before what both go through.
     pub board: Board,
-    pub supply: Option<Supply>,
+    pub straight: Option<Straight>,
+    pub supply: Option<Arc<Rate>>,
+    pub model: Option<SharedDrive>,
     pub cpus: Vec<u32>,
     pub begin: Instant,
 }
@@ -123,9 +147,15 @@ impl Shared {
     /// What reads a stream, at the level that was asked for.
     pub fn reading(&self) -> Reading {
         let samples_per_file = self.spec.workload.samples_per_file;
-        let skips = self.spec.on_error == OnError::Skip;
-        let parse = ParseSpec { samples_per_file, skips };
-        let parser = (self.spec.level == Level::Parse).then(|| (self.row.parser)(&parse));
-        Reading::new(parser, samples_per_file)
+        let (checks, skips) = (self.spec.level == Level::Parse, self.spec.on_error == OnError::Skip);
+        let columns = self.spec.workload.columns.clone().unwrap_or_default();
+        let way = match (self.row.picker)(&PickSpec { samples_per_file, columns, checks, skips }) {
+            Some(picker) => Way::Picked(picker),
+            None => Way::Whole(checks.then(|| {
+                let spec = ParseSpec { samples_per_file, skips, ..ParseSpec::default() };
+                self.row.reader(&spec, self.spec.decode)
+            })),
+        };
+        Reading::new(way, samples_per_file)
     }
 }

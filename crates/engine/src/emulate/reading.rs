@@ -2,6 +2,8 @@
 //! samples that are wanted, and how many samples are whole. It waits with its stream,
 //! goes from worker to worker, and on to the next stream after this one.
 
+use super::straight::Held;
+use crate::format::pick::{self, Index, Picker, Wanted};
 use crate::format::{Damage, Lost, Parser};
 use forebay_model::training::Stream;
 use std::fs::File;
@@ -12,13 +14,24 @@ const MORE_BYTES: u64 = 64 << 10;
 /// Reads end on blocks, so that the next one begins on one.
 pub const BLOCK: u64 = 4096;
 
+/// What is read of a file.
+pub enum Way {
+    /// All of it, front to back. Without a parser (level `bytes`) samples lie evenly over the file.
+    Whole(Option<Box<dyn Parser>>),
+    /// Pieces, in an order of their own. Places in them are counted through, as if they lay side by side.
+    Picked(Box<dyn Picker>),
+}
+
 pub struct Reading {
-    /// None (level `bytes`): samples lie evenly over the file.
-    parser: Option<Box<dyn Parser>>,
-    /// None after an error.
+    way: Way,
+    /// None where all files lie in one address space, or after an error.
     pub file: Option<Arc<File>>,
+    /// It is read straight into a GPU.
+    pub held: Option<Arc<Held>>,
+    /// Where the file begins in the address space.
+    pub base: u64,
     pub bytes: u64,
-    /// Bytes of the file that were taken, or skipped at its front.
+    /// Bytes of the file (or its pieces) that were taken, or skipped at its front.
     pub at: u64,
     samples_per_file: u64,
     stream: Option<Stream>,
@@ -31,11 +44,23 @@ pub struct Reading {
     unreported: u32,
 }
 
+/// A file that was opened, or found in the address space.
+pub struct Opened {
+    pub file: Option<Arc<File>>,
+    pub held: Option<Arc<Held>>,
+    pub base: u64,
+    pub bytes: u64,
+    /// Where its records lie, if something beside it says so.
+    pub index: Option<Index>,
+}
+
 impl Reading {
-    pub fn new(parser: Option<Box<dyn Parser>>, samples_per_file: u32) -> Reading {
+    pub fn new(way: Way, samples_per_file: u32) -> Reading {
         Reading {
-            parser,
+            way,
             file: None,
+            held: None,
+            base: 0,
             bytes: 0,
             at: 0,
             samples_per_file: samples_per_file.into(),
@@ -48,25 +73,41 @@ impl Reading {
         }
     }
 
-    /// Begins a stream in a file of so many bytes. Without a parser the samples before its first one needn't be read.
-    pub fn begin(&mut self, stream: Stream, file: File, bytes: u64) {
-        (self.file, self.bytes) = (Some(Arc::new(file)), bytes);
+    /// Begins a stream. Without a parser the samples before its first one needn't be read.
+    ///
+    /// # Errors
+    /// What is wrong with the file's index or its length.
+    pub fn begin(&mut self, stream: Stream, opened: Opened) -> Result<(), Damage> {
+        (self.file, self.base, self.bytes) = (opened.file, opened.base, opened.bytes);
+        self.held = opened.held;
         (self.ended, self.is_dead, self.payload) = (false, false, 0);
         self.found.clear();
         self.unreported = 0;
         self.stream = Some(stream);
         self.at = 0;
-        match &mut self.parser {
-            Some(parser) => parser.begin(bytes),
-            None if stream.every == 1 => self.at = self.end_of(stream.first.into()) / BLOCK * BLOCK,
-            None => {}
+        match &mut self.way {
+            Way::Whole(Some(parser)) => parser.begin(opened.bytes),
+            Way::Whole(None) if stream.every == 1 => {
+                self.at = self.end_of(stream.first.into()) / BLOCK * BLOCK;
+            }
+            Way::Whole(None) => {}
+            Way::Picked(picker) => {
+                return picker.begin(opened.bytes, wanted(stream), opened.index.as_ref());
+            }
         }
+        Ok(())
+    }
+
+    /// Where the byte at `at` lies in the file, and how many follow it there.
+    pub fn place(&self, at: u64) -> (u64, u64) {
+        let Way::Picked(picker) = &self.way else { return (at, self.bytes - at) };
+        pick::place(picker.pieces(), at).unwrap_or((self.bytes, 0))
     }
 
     /// Nothing of the stream can be had.
     pub fn give_up(&mut self) {
         self.is_dead = true;
-        self.file = None;
+        (self.file, self.held) = (None, None);
     }
 
     /// Where so many records of the file end, were they all of one length.
@@ -78,6 +119,9 @@ impl Reading {
     /// How far to read until `upto` samples of the stream are whole, as far as can be told before.
     pub fn goal(&self, upto: u32) -> u64 {
         let Some(stream) = self.stream else { return self.at };
+        if let Way::Picked(picker) = &self.way {
+            return picker.goal(upto.into());
+        }
         let (first, every) = (u64::from(stream.first), u64::from(stream.every));
         let last = first + u64::from(upto.max(1) - 1) * every;
         if upto == stream.samples && last + every >= self.samples_per_file {
@@ -93,23 +137,40 @@ impl Reading {
     /// The file's next bytes. What parsing finds wrong names the record and the offset.
     pub fn take(&mut self, bytes: &[u8]) -> Result<(), Damage> {
         self.at += bytes.len() as u64;
-        let Some(parser) = &mut self.parser else {
-            self.payload += bytes.len() as u64;
-            return Ok(());
+        let taken = match &mut self.way {
+            Way::Picked(picker) => picker.take(bytes),
+            Way::Whole(None) => {
+                self.payload += bytes.len() as u64;
+                return Ok(());
+            }
+            Way::Whole(Some(parser)) => {
+                let ends =
+                    self.at == self.bytes && !std::mem::replace(&mut self.ended, self.at == self.bytes);
+                parser.take(bytes).and_then(|()| if ends { parser.end() } else { Ok(()) })
+            }
         };
-        let ends = self.at == self.bytes && !std::mem::replace(&mut self.ended, self.at == self.bytes);
-        let taken = parser.take(bytes).and_then(|()| if ends { parser.end() } else { Ok(()) });
-        parser.lost(&mut self.found);
+        match &mut self.way {
+            Way::Picked(picker) => picker.lost(&mut self.found),
+            Way::Whole(Some(parser)) => parser.lost(&mut self.found),
+            Way::Whole(None) => {}
+        }
         taken
+    }
+
+    /// Bytes that nobody here looks at: without a parser they needn't be seen.
+    ///
+    /// # Panics
+    /// Where there is one.
+    pub fn pass(&mut self, bytes: u64) {
+        assert!(matches!(self.way, Way::Whole(None)), "a parser sees every byte");
+        self.at += bytes;
+        self.payload += bytes;
     }
 
     /// What was lost since the last call, with the number of the stream's samples that went with it.
     pub fn take_lost(&mut self) -> Vec<(Damage, u32)> {
-        let Some(stream) = self.stream else { return Vec::new() };
-        let mine = |lost: Lost| {
-            let samples = wanted(stream, lost.first + lost.records) - wanted(stream, lost.first);
-            (lost.damage, samples as u32)
-        };
+        let Some(wanted) = self.stream.map(wanted) else { return Vec::new() };
+        let mine = |lost: Lost| (lost.damage, wanted.among(lost.first, lost.records) as u32);
         let all: Vec<(Damage, u32)> = self.found.drain(..).map(mine).collect();
         self.unreported += all.iter().map(|(_, samples)| samples).sum::<u32>();
         all
@@ -124,39 +185,44 @@ impl Reading {
 
     /// Records of the file that are whole.
     pub fn records(&self) -> u64 {
-        match &self.parser {
-            Some(parser) => parser.samples(),
-            None if self.at >= self.bytes => self.samples_per_file,
-            None => (u128::from(self.samples_per_file) * u128::from(self.at) / u128::from(self.bytes)) as u64,
+        match &self.way {
+            Way::Whole(Some(parser)) => parser.samples(),
+            Way::Picked(picker) => self.stream.map_or(0, |s| wanted(s).record(picker.samples())),
+            Way::Whole(None) if self.at >= self.bytes => self.samples_per_file,
+            Way::Whole(None) => {
+                (u128::from(self.samples_per_file) * u128::from(self.at) / u128::from(self.bytes)) as u64
+            }
         }
     }
 
     /// Samples of the stream that are whole.
     pub fn samples(&self) -> u32 {
-        self.stream.map_or(0, |stream| wanted(stream, self.records()) as u32)
+        let Some(stream) = self.stream else { return 0 };
+        match &self.way {
+            Way::Picked(picker) => picker.samples() as u32,
+            Way::Whole(_) => wanted(stream).before(self.records()) as u32,
+        }
     }
 
     /// The whole file was taken, and has fewer samples than the stream.
     pub fn is_short(&self) -> bool {
-        self.at >= self.bytes && self.stream.is_some_and(|s| self.samples() < s.samples)
+        let is_whole = matches!(self.way, Way::Whole(_)) && self.at >= self.bytes;
+        is_whole && self.stream.is_some_and(|s| self.samples() < s.samples)
     }
 
     /// Of the samples' content since the last call.
     pub fn take_payload(&mut self) -> u64 {
-        match &self.parser {
-            None => std::mem::take(&mut self.payload),
-            Some(parser) => {
-                let all = parser.payload_bytes();
-                all - std::mem::replace(&mut self.payload, all)
-            }
-        }
+        let all = match &self.way {
+            Way::Whole(None) => return std::mem::take(&mut self.payload),
+            Way::Whole(Some(parser)) => parser.payload_bytes(),
+            Way::Picked(picker) => picker.payload_bytes(),
+        };
+        all - std::mem::replace(&mut self.payload, all)
     }
 }
 
-/// Of the stream's samples, those that come before the file's record `end`.
-fn wanted(stream: Stream, end: u64) -> u64 {
-    let after_first = end.saturating_sub(stream.first.into());
-    after_first.div_ceil(u64::from(stream.every).max(1)).min(stream.samples.into())
+fn wanted(stream: Stream) -> Wanted {
+    Wanted { first: stream.first.into(), every: stream.every.into(), samples: stream.samples.into() }
 }
 
 #[cfg(test)]
@@ -168,10 +234,8 @@ mod tests {
         Stream { file: 0, first, every, samples, position: 0, stride: 1 }
     }
 
-    fn begun(per_file: u32, stream: Stream, bytes: u64) -> Reading {
-        let mut reading = Reading::new(None, per_file);
-        reading.begin(stream, File::open("/dev/null").expect("it is there"), bytes);
-        reading
+    fn opened(bytes: u64) -> Opened {
+        Opened { file: None, held: None, base: 0, bytes, index: None }
     }
 
     proptest! {
@@ -182,7 +246,8 @@ mod tests {
             let first = first % per_file;
             let samples = per_file - first;
             let upto = upto.min(samples);
-            let mut reading = begun(per_file, stream(first, 1, samples), bytes);
+            let mut reading = Reading::new(Way::Whole(None), per_file);
+            reading.begin(stream(first, 1, samples), opened(bytes)).unwrap();
             let goal = reading.goal(upto);
             prop_assert!(goal <= bytes && goal >= reading.at);
             reading.take(&vec![0; (goal - reading.at) as usize]).unwrap();
@@ -193,7 +258,8 @@ mod tests {
 
     #[test]
     fn every_other_record_is_counted_from_the_first_one_on() {
-        let mut reading = begun(10, stream(1, 4, 3), 1000);
+        let mut reading = Reading::new(Way::Whole(None), 10);
+        reading.begin(stream(1, 4, 3), opened(1000)).unwrap();
         let mut counts = Vec::new();
         for _ in 0..10 {
             reading.take(&[0; 100]).unwrap();
@@ -206,9 +272,10 @@ mod tests {
 
     #[test]
     fn a_stream_that_ends_before_its_file_reads_no_further() {
-        let reading = begun(100, stream(0, 1, 50), 100 * 4096);
+        let mut reading = Reading::new(Way::Whole(None), 100);
+        reading.begin(stream(0, 1, 50), opened(100 * 4096)).unwrap();
         assert_eq!(reading.goal(50), 50 * 4096);
-        let reading = begun(100, stream(0, 1, 100), 100 * 4096 + 5);
+        reading.begin(stream(0, 1, 100), opened(100 * 4096 + 5)).unwrap();
         assert_eq!(reading.goal(100), 100 * 4096 + 5);
     }
 }

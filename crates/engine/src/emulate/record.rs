@@ -7,10 +7,13 @@ use super::Shared;
 use crate::clock;
 use crate::doctor;
 use crate::driver::measure::Readings;
-use crate::driver::record::{build, new_id};
+use crate::driver::record::{build, judge_cufile, name_of, new_id, staged_reason};
 use crate::driver::threads;
+use crate::driver::warnings;
 use crate::meter::{cpu, noise};
-use forebay_model::job::{JobSpec, Op, PathKind};
+use crate::path::gds::Session;
+use crate::path::mapped::Registry;
+use forebay_model::job::{JobSpec, Op, PathKind, WorkersFrom};
 use forebay_model::record::*;
 use forebay_model::training::record::{
     Latencies, Skipped, Timing, Training, TrainingMemory, Waited as WaitedPart,
@@ -58,24 +61,30 @@ pub fn rss_bytes() -> Option<u64> {
     Some((kib("VmRSS")? - kib("RssFile").unwrap_or(0)) << 10)
 }
 
-/// What of a job applies, as it ran.
+/// What of a job applies, as it was asked for: hosts of one run may find different answers to what was left open, and
+/// `path.reason` has those.
 pub fn job_of(shared: &Shared) -> Job {
-    let (spec, how) = (&shared.spec, &shared.how);
+    let (spec, how, asked) = (&shared.spec, &shared.how, JobSpec::default());
     let job = JobSpec {
         sources: spec.data.clone(),
-        path: PathKind::Host,
+        path: if spec.feeds_gpu() { spec.path } else { PathKind::Host },
         op: Op::Read,
-        io_bytes: how.io_bytes,
-        workers: how.workers,
-        depth: if how.is_inline { 1 } else { how.depth },
+        io_bytes: spec.io_bytes.unwrap_or(asked.io_bytes),
+        workers: spec.workers.unwrap_or(asked.workers),
+        workers_from: if spec.workers.is_some() { WorkersFrom::Given } else { WorkersFrom::Default },
+        depth: spec.depth.unwrap_or(asked.depth),
         passes: Some(spec.epochs),
         seed: spec.seed,
         cache: spec.cache,
         engine: spec.engine,
         cpus: spec.cpus.clone(),
         files: Some(shared.files),
+        gpus: spec.gpus(),
+        allow_compat: spec.allow_compat,
+        require_direct: spec.require_direct,
+        pin_limit_bytes: spec.pin_limit_bytes,
         power: spec.power.clone(),
-        ..JobSpec::default()
+        ..asked
     };
     Job {
         source: spec.data.join(" "),
@@ -98,23 +107,29 @@ pub fn of(shared: &Shared, command: Vec<String>, started: u64, ran: &Ran) -> Run
     let result = result_of(shared, ran, &totals, &mut missing);
     let cache = cache_of(shared, ran, &mut missing);
     let training = training_of(shared, ran, &totals, &result);
-    let path = path_of(shared, &totals);
+    let mut path = path_of(shared, &totals);
+    let cufile = cufile_of(shared, &mut path, &mut missing);
     let job = Job { data_bytes: totals.bytes / u64::from(shared.spec.epochs.max(1)), ..job_of(shared) };
-    let warnings = warnings_of(shared, ran, &job, &training, &result, &cache);
+    let mut warnings = warnings_of(shared, ran, &job, &training, &result, &cache);
+    if let Some(session) = session_of(shared) {
+        warnings::of_session(session, &path, &mut warnings);
+    }
+    let simulated = shared.model.is_some() || shared.how.probe.is_simulated();
     RunRecord {
         schema: SCHEMA.into(),
         id: new_id(),
         started: clock::rfc3339(started),
         command,
-        origin: "measured".into(),
+        origin: if simulated { "simulated" } else { "measured" }.into(),
         forebay: build(),
         environment: doctor::environment(&paths_of(shared)),
         job,
         path,
-        cufile: None,
         cache,
-        result,
+        cufile,
         training: Some(training),
+        checkpoint: None,
+        result,
         missing,
         warnings,
     }
@@ -237,23 +252,65 @@ fn cache_of(shared: &Shared, ran: &Ran, missing: &mut BTreeMap<String, String>) 
 
 fn path_of(shared: &Shared, totals: &Totals) -> PathRan {
     let how = &shared.how;
-    let (workers, kib) = (how.workers, how.io_bytes >> 10);
-    let stays = "bytes are let go of once they were read and checked";
+    let destination = shared.board.destination.as_ref();
+    let to_gpu = destination.is_some_and(|to| to.feeds_gpu());
+    let path = shared.route.path;
+    let stays = match (destination, path) {
+        (None, _) => "bytes are let go of once they were read and checked",
+        (Some(_), PathKind::Mapped) => {
+            "the GPU reads them where they lie; batches stay on the GPU until their step"
+        }
+        (Some(_), PathKind::Gds) => "cuFile reads into the GPU; batches stay there until their step",
+        (Some(_), _) if !to_gpu => "batches stay in host memory until their step",
+        (Some(_), _) => {
+            "bytes are checked in pinned slots and copied on; batches stay on the GPU until their step"
+        }
+    };
+    let kib = how.io_bytes >> 10;
+    let how_read = format!("{}; {} workers read {kib} KiB at a time; {stays}", how.reason, how.workers);
+    let mut reasons: Vec<String> = shared.route.because.iter().cloned().chain([how_read]).collect();
+    let mapped = registry_of(shared).map(|registry| registry.report());
+    let ways = totals.ways;
+    if let Some(ran) = &mapped {
+        reasons.extend(staged_reason(ran, ways.staged, totals.bytes));
+    }
     let outfit = shared.board.outfit.get().cloned().unwrap_or_default();
-    let (direct_bytes, staged_bytes) = if how.direct { (totals.bytes, 0) } else { (0, totals.bytes) };
     PathRan {
-        requested: "host".into(),
-        ran: "host".into(),
-        reason: Some(format!("{}; {workers} workers read {kib} KiB at a time; {stays}", how.reason)),
+        requested: name_of(shared.spec.path),
+        ran: name_of(path),
+        reason: Some(reasons.join("; ")),
         engine: how.engine().into(),
-        direct_bytes,
-        staged_bytes,
-        destination: "host".into(),
         engine_features: outfit.features.iter().map(|feature| (*feature).to_string()).collect(),
-        slot_pages: outfit.pages.into(),
-        slot_bytes: outfit.slot_bytes * u64::from(workers),
+        direct_bytes: ways.direct,
+        staged_bytes: ways.staged,
+        mapped_bytes: ways.mapped,
+        compat_bytes: ways.compat,
+        fabric_bytes: ways.fabric,
+        mapped,
+        destination: destination.map_or("host", |to| to.name()).into(),
+        slots_pinned: to_gpu,
+        slot_pages: if path == PathKind::Gds { "none".into() } else { outfit.pages.into() },
+        slot_bytes: match path {
+            PathKind::Gds => destination.map_or(0, |to| to.bytes()),
+            _ => outfit.slot_bytes * u64::from(how.workers),
+        },
         ..PathRan::default()
     }
+}
+
+fn registry_of(shared: &Shared) -> Option<&Registry> {
+    shared.straight.as_ref()?.registry().map(|registry| &**registry)
+}
+
+fn session_of(shared: &Shared) -> Option<&Session> {
+    shared.straight.as_ref()?.session().map(|session| &**session)
+}
+
+/// What cuFile says of the run, and what its bytes are called for it.
+fn cufile_of(shared: &Shared, path: &mut PathRan, missing: &mut BTreeMap<String, String>) -> Option<Cufile> {
+    let session = session_of(shared)?;
+    let direct = path.direct_bytes;
+    Some(judge_cufile(session, direct, true, path, missing))
 }
 
 fn training_of(shared: &Shared, ran: &Ran, totals: &Totals, result: &RunResult) -> Training {
@@ -273,9 +330,11 @@ fn training_of(shared: &Shared, ran: &Ran, totals: &Totals, result: &RunResult) 
     };
     training.waited = waited_of(state.waited, ran);
     training.headroom = headroom::judge(&seen(shared, ran, totals, result, &training, state.waited));
+    let destination = shared.board.destination.as_ref();
+    let on_gpus = destination.filter(|to| to.feeds_gpu()).map_or(0, |to| to.bytes());
     let grown = ran.rss.zip(ran.rss_before).map(|(now, before)| now.saturating_sub(before));
     training.memory_bytes = TrainingMemory {
-        per_accelerator: grown.map(|bytes| bytes / u64::from(shared.spec.accelerators)),
+        per_accelerator: grown.map(|bytes| (bytes + on_gpus) / u64::from(shared.spec.accelerators)),
         rss: ran.rss,
     };
     training.start_to_first_step_s = ran.first_step_s;
@@ -314,7 +373,7 @@ fn seen(
         cores_busy: Some(result.cpu.cores_busy),
         others_cores_busy: result.cpu.others_cores_busy,
         waited_pct: training.au_pct.map_or(0.0, |au| 100.0 - au),
-        is_paced: shared.supply.is_some(),
+        is_paced: shared.supply.is_some() || shared.model.is_some(),
     }
 }
 
@@ -339,7 +398,7 @@ fn warnings_of(
         warn(
             "client_limited",
             text,
-            "fewer --accelerators, or a machine with more processors or less else to do",
+            "fewer --accelerators, more hosts (mpirun), or a machine with more processors or less else to do",
         );
     }
     if training.skipped.count > 0 {
@@ -360,6 +419,10 @@ fn warnings_of(
     if shared.supply.is_some() {
         let rate = shared.spec.supply_gib_s.unwrap_or(0.0);
         warn("throttled_supply", format!("bytes were handed on at {rate} GiB/s at most"), "no --supply");
+    }
+    if shared.model.is_some() || shared.how.probe.is_simulated() {
+        let text = "a modelled drive took part: these are not measurements of a device";
+        warn("simulated", text.into(), "a real source");
     }
     if let Some(steal) = result.noise.steal_pct.filter(|steal| *steal > 1.0) {
         warn("noisy", format!("the hypervisor took {steal:.1} % of the CPU time"), "a quieter machine");

@@ -17,18 +17,26 @@ pub struct Slots {
 }
 
 impl Slots {
-    pub fn new(count: u32, bytes_each: usize) -> Result<Slots, Error> {
-        let arena = Arena::new(count as usize, bytes_each, Pages::Auto)?;
+    /// `shared`: devices in other processes write to them.
+    pub fn new(count: u32, bytes_each: usize, shared: bool) -> Result<Slots, Error> {
+        let arena = match shared {
+            true => Arena::shared(count as usize, bytes_each, Pages::Auto)?,
+            false => Arena::new(count as usize, bytes_each, Pages::Auto)?,
+        };
         Ok(Slots { arena, lent: vec![false; count as usize], free: (0..count).rev().collect() })
-    }
-
-    pub fn arena_mut(&mut self) -> &mut Arena {
-        &mut self.arena
     }
 
     /// Which pages they lie in.
     pub fn pages(&self) -> &'static str {
         self.arena.got().name()
+    }
+
+    pub fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    pub fn arena_mut(&mut self) -> &mut Arena {
+        &mut self.arena
     }
 
     pub fn count(&self) -> u32 {
@@ -57,6 +65,10 @@ impl Slots {
 
     pub fn is_back(&mut self, tag: u32) {
         self.lent[tag as usize] = false;
+    }
+
+    pub fn is_lent(&self, tag: u32) -> bool {
+        self.lent[tag as usize]
     }
 
     pub fn any_lent(&self) -> bool {

@@ -3,7 +3,7 @@
 use super::{EmulateObserver, Outcome};
 use crate::clock;
 use crate::doctor;
-use crate::driver::record::{build, new_id};
+use crate::driver::record::{build, name_of, new_id};
 use crate::driver::virtual_time::{no_machine, path_of};
 use crate::source::Uri;
 use forebay_model::device::DriveModel;
@@ -40,13 +40,37 @@ pub fn model_of(spec: &EmulateSpec) -> Result<Option<DriveModel>, Error> {
     }
 }
 
-/// Plays `spec` on `model`.
+/// Plays `spec` on `model`. `has_others`: hosts of an MPI run, which virtual time knows none of.
 pub fn run(
     spec: &EmulateSpec,
     model: &DriveModel,
     command: Vec<String>,
     observer: &mut dyn EmulateObserver,
+    has_others: bool,
 ) -> Result<Outcome, Error> {
+    if has_others {
+        return Err(Error::request(
+            format!("--data {} on several hosts", spec.data.join(" ")),
+            "virtual time has one clock and no hosts",
+            "all accelerators in one process, without mpirun",
+        ));
+    }
+    if spec.decode {
+        let asked = format!("--decode on {}", spec.data.join(" "));
+        return Err(Error::request(
+            asked,
+            "a modelled drive has no content",
+            "model:NAME?over=DIR, or a folder",
+        ));
+    }
+    if matches!(spec.path, PathKind::Mapped | PathKind::Gds) {
+        let asked = format!("--path {} from {}", name_of(spec.path), spec.data.join(" "));
+        return Err(Error::request(
+            asked,
+            "a modelled drive has no content",
+            "model:NAME?over=DIR, or a folder",
+        ));
+    }
     let started = clock::wall_seconds();
     let setup = setup_of(spec)?;
     let played = simulate(spec, model, &setup, &mut || !observer.stop())?;
@@ -102,11 +126,12 @@ fn record(
         forebay: build(),
         environment: doctor::environment(&[]),
         job: job_of(spec, setup),
-        path: path_of(PathKind::Host, model, "the path and the client cost"),
+        path: path_of(spec.path, model, "the path and the client cost"),
         cufile: None,
         cache: CacheState { policy: "none".into(), ..CacheState::default() },
         result: result_of(spec, &played),
         training: Some(played.training),
+        checkpoint: None,
         missing: no_machine(NULL_FIELDS),
         warnings,
     }
@@ -121,7 +146,7 @@ fn job_of(spec: &EmulateSpec, setup: &Setup) -> Job {
         queues: spec.workers.unwrap_or(WORKERS),
         spec: JobSpec {
             sources: spec.data.clone(),
-            path: PathKind::Host,
+            path: spec.path,
             io_bytes: setup.io_bytes,
             workers: spec.workers.unwrap_or(WORKERS),
             depth: spec.depth.unwrap_or(DEPTH),
@@ -211,7 +236,7 @@ mod tests {
     fn a_modelled_drive_feeds_as_many_accelerators_as_its_bandwidth_allows() {
         let au = |accelerators| {
             let spec = EmulateSpec { accelerators, ranks: accelerators, ..spec("model:d7-ps1010") };
-            let outcome = super::super::run(&spec, Vec::new(), &mut Nobody).unwrap();
+            let outcome = super::super::run(&spec, Vec::new(), &mut Nobody, None).unwrap();
             assert_eq!(outcome.record.origin, "simulated");
             assert!(outcome.record.warnings.iter().any(|w| w.id == "simulated"));
             assert!(outcome.record.missing.contains_key("result.cpu"));
@@ -223,10 +248,12 @@ mod tests {
     }
 
     #[test]
-    fn content_and_folders_are_no_virtual_time() {
+    fn content_and_folders_are_no_virtual_time_and_hosts_are_refused() {
         assert!(model_of(&spec("/data")).unwrap().is_none());
         assert!(model_of(&spec("model:d7-ps1010?over=/data")).unwrap().is_none());
         assert!(model_of(&spec("model:no-such-drive")).is_err());
-        assert!(model_of(&spec("model:d7-ps1010")).unwrap().is_some());
+        let model = model_of(&spec("model:d7-ps1010")).unwrap().unwrap();
+        let error = run(&spec("model:d7-ps1010"), &model, Vec::new(), &mut Nobody, true).unwrap_err();
+        assert!(error.found.contains("no hosts"), "{error}");
     }
 }

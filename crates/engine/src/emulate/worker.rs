@@ -4,17 +4,26 @@
 
 mod blame;
 mod digest;
+mod straight;
 
+use self::straight::Lanes;
 use super::board::{add, Board, Counters, Outfit, ACCOUNT_NS};
-use super::reading::{Reading, BLOCK};
+use super::reading::{Opened, Reading, BLOCK};
 use super::supply::Delays;
 use super::uring::{Read, Ring, Slots};
 use super::Shared;
+use crate::arena::Mem;
 use crate::clock;
 use crate::driver::threads;
 use crate::format::Damage;
+use crate::gpu::cuda::Pinned;
+use crate::path::Copier;
+use crate::queue::{Done, Fault, Io, Op, Queue, Via};
 use crate::reactor::{Reactor, RingOptions};
-use forebay_model::training::Grant;
+use crate::source::Loan;
+use crate::source::QueueNeeds;
+use forebay_model::job::PathKind;
+use forebay_model::training::{Grant, Stream};
 use forebay_model::{Error, Latency};
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -35,6 +44,8 @@ enum Reads {
     /// By the worker itself: what is in memory.
     Inline,
     Ring(Ring),
+    /// One address space that holds all files.
+    Queue(Box<dyn Queue>),
 }
 
 /// A stream in this worker's hands.
@@ -44,6 +55,8 @@ struct Active {
     lane: u32,
     file: u32,
     upto: u32,
+    /// Of the file straight into a GPU. It goes before what it reads.
+    straight: Option<Box<dyn Queue>>,
     reading: Reading,
     /// Bytes of the file that were asked for, and how far to go for what is wanted.
     pushed: u64,
@@ -55,7 +68,10 @@ struct Active {
     /// Of samples that are whole, when the last one became so.
     since: u64,
     seen: u32,
+    stream: Stream,
     batch: u64,
+    /// Slots on their way to the destination, in order.
+    copying: VecDeque<u32>,
 }
 
 /// A read, until its bytes were parsed.
@@ -72,6 +88,10 @@ struct Flight {
     due: u64,
     landed: bool,
     errno: i32,
+    /// Where its bytes stay, and the samples that are whole once they are there.
+    to: Option<Mem>,
+    copied: bool,
+    whole: u32,
 }
 
 /// What a worker's latencies were.
@@ -86,14 +106,26 @@ pub struct Worker {
     shared: Arc<Shared>,
     // Field order is drop order: what points to the slots goes first.
     actives: Vec<Option<Active>>,
+    lanes: Option<Lanes>,
     reads: Reads,
     reactor: Reactor,
+    /// To the destination, one for each GPU.
+    copiers: Vec<Box<dyn Copier>>,
+    _pin: Option<Pinned>,
+    /// The slots, as emulated drives have them mapped.
+    _lent: Vec<Loan>,
     slots: Slots,
     delays: Delays,
     flights: Vec<Flight>,
+    /// How bytes get here that pass the slots.
+    via: Via,
+    /// Why reads failed, in words, by tag.
+    notes: Vec<(u32, Box<str>)>,
     in_flight: u32,
     latencies: Latencies,
     accounted: u64,
+    done: Vec<Done>,
+    copies: Vec<(u32, Option<Fault>)>,
     arrived: Vec<(u32, Result<u32, i32>)>,
 }
 
@@ -101,25 +133,41 @@ impl Worker {
     pub fn open(index: usize, shared: Arc<Shared>) -> Result<Worker, Error> {
         threads::settle_in(shared.cpus.get(index % shared.cpus.len().max(1)).copied(), None)?;
         let how = &shared.how;
+        let delays = Delays::new(&shared);
         // What is read inline is parsed before anything else is: one slot, which stays in the cache.
-        let depth = if how.is_inline && shared.supply.is_none() { 1 } else { how.depth };
+        let destination = shared.board.destination.as_ref();
+        let feeds_gpu = destination.is_some_and(|to| to.feeds_gpu());
+        let depth = if how.is_inline && !delays.any() && !feeds_gpu { 1 } else { how.depth };
+        let needs = QueueNeeds { depth, io_bytes_max: how.io_bytes, then_copied: true };
         let options =
             RingOptions { depth: depth.saturating_mul(2), one_by_one: true, ..RingOptions::default() };
-        let mut reactor = match how.is_inline {
+        let mut reactor = match how.is_inline || !how.has_ring {
             true => Reactor::without_ring(),
             false => Reactor::with_ring(options).map_err(|e| {
                 Error::machine("io_uring", format!("the kernel refuses a ring: {e}"), "--engine inline")
             })?,
         };
-        let mut slots = Slots::new(depth, how.io_bytes as usize + 2 * BLOCK as usize)?;
-        if reactor.has_ring() {
+        let drives = || shared.data.target().into_iter().flat_map(|target| target.drives());
+        let slot_bytes = match shared.route.path {
+            // Nothing goes through them.
+            PathKind::Gds => BLOCK as usize,
+            _ => how.io_bytes as usize + 2 * BLOCK as usize,
+        };
+        let mut slots = Slots::new(depth, slot_bytes, drives().next().is_some())?;
+        let lent = shared.data.target().map_or(Ok(Vec::new()), |target| target.lend(slots.arena()))?;
+        if reactor.has_ring() && shared.data.target().is_none() {
             // Where it is refused, each read pins its own pages.
             let _ = reactor.register_arena(slots.arena_mut());
         }
-        let reads = match how.is_inline {
-            true => Reads::Inline,
-            false => Reads::Ring(Ring::new(&mut reactor)),
+        let reads = match shared.data.target() {
+            Some(target) => Reads::Queue(target.queue(needs, &mut reactor)?),
+            None if how.is_inline || !how.has_ring => Reads::Inline,
+            None => Reads::Ring(Ring::new(&mut reactor)),
         };
+        let pin = destination.map_or(Ok(None), |to| to.pin(slots.arena()))?;
+        let copiers = destination.map_or(Ok(Vec::new()), |to| to.copiers())?;
+        let lanes = Lanes::open(&shared, slots.count(), &mut reactor)?;
+        let via = if how.direct && !feeds_gpu { Via::Direct } else { Via::Staged };
         shared.board.set_waker(index, reactor.waker()?);
         shared.board.outfit.get_or_init(|| Outfit {
             pages: slots.pages(),
@@ -130,13 +178,21 @@ impl Worker {
             index,
             reads,
             reactor,
-            delays: Delays::default(),
+            copiers,
+            _pin: pin,
+            copies: Vec::new(),
+            _lent: lent,
+            delays,
             flights: vec![Flight::default(); slots.count() as usize],
             actives: (0..STREAMS_MAX.min(slots.count() as usize)).map(|_| None).collect(),
+            lanes,
+            via,
+            notes: Vec::new(),
             slots,
             in_flight: 0,
             latencies: Latencies::default(),
             accounted: 0,
+            done: Vec::new(),
             arrived: Vec::new(),
             shared,
         })
@@ -182,7 +238,10 @@ impl Worker {
             self.push(next);
             any = true;
         }
-        if any {
+        self.submit_straight();
+        if let Reads::Queue(queue) = &mut self.reads {
+            queue.submit(&mut self.reactor);
+        } else if any {
             self.reactor.submit();
         }
         any
@@ -208,12 +267,18 @@ impl Worker {
         let mut reading = work.unwrap_or_else(|| self.shared.reading());
         let number = stream.position + u64::from(done) * u64::from(stream.stride);
         if is_new {
-            match self.shared.data.open_file(stream.file, self.shared.how.direct) {
-                Ok((_, 0)) => {
+            match self.open_file(stream.file, rank) {
+                Ok(None) => reading.give_up(),
+                Ok(Some(Opened { bytes: 0, .. })) => {
                     reading.give_up();
                     self.damaged(stream.file, &Damage::new(0, 0, "the file is empty"));
                 }
-                Ok((file, bytes)) => reading.begin(stream, file, bytes),
+                Ok(Some(opened)) => {
+                    if let Err(damage) = reading.begin(stream, opened) {
+                        reading.give_up();
+                        self.damaged(stream.file, &damage);
+                    }
+                }
                 Err(e) => {
                     reading.give_up();
                     self.unreadable(stream.file, &e);
@@ -226,16 +291,25 @@ impl Worker {
             lane,
             file: stream.file,
             upto,
+            straight: None,
             pushed: reading.at,
             goal: reading.goal(upto),
             reading,
             slots: VecDeque::new(),
+            copying: VecDeque::new(),
+            stream,
             reported: done,
             since: now,
             seen: done,
             batch: number / u64::from(self.shared.plan.batch),
         };
         if active.reading.is_dead {
+            self.skip(&mut active);
+            self.give_back(active);
+            return None;
+        }
+        if !self.go_straight(&mut active) {
+            active.reading.give_up();
             self.skip(&mut active);
             self.give_back(active);
             return None;
@@ -259,19 +333,28 @@ impl Worker {
     }
 
     fn push(&mut self, index: usize) {
+        let Some(to) = self.place_for(index) else { return };
         let tag = self.slots.take().expect("a slot is free");
         let (io_bytes, began) = (self.shared.how.io_bytes, self.now());
         let active = self.actives[index].as_mut().expect("it was chosen");
-        let begins = active.pushed;
-        let bytes = (active.goal - begins).min(io_bytes - begins % BLOCK) as u32;
+        let (begins, left) = active.reading.place(active.pushed);
+        let most = match &self.shared.straight {
+            Some(straight) if to.is_some() => straight.io_bytes_max(begins).min(io_bytes),
+            _ => io_bytes - begins % BLOCK,
+        };
+        let bytes = (active.goal - active.pushed).min(left).min(most) as u32;
         active.pushed += u64::from(bytes);
         active.slots.push_back(tag);
-        let head = (begins % u64::from(self.shared.how.align)) as u32;
+        // What goes straight begins anywhere.
+        let align = if to.is_some() { 1 } else { u64::from(self.shared.how.align) };
+        let head = (begins % align) as u32;
         let (offset, want) = (begins - u64::from(head), head + bytes);
-        let due = self.shared.supply.as_ref().map_or(0, |supply| supply.hand_on(want.into(), began));
+        let at = active.reading.base + offset;
+        let due = if self.delays.any() { self.delays.of(&self.shared, began, at, want) } else { 0 };
         self.flights[tag as usize] =
-            Flight { active: index, offset, head, want, began, due, ..Flight::default() };
+            Flight { active: index, offset, head, want, began, due, to, ..Flight::default() };
         self.in_flight += 1;
+        self.notes.retain(|(of, _)| *of != tag);
         self.issue(tag);
     }
 
@@ -281,6 +364,14 @@ impl Worker {
         let active = self.actives[flight.active].as_mut().expect("its stream is read");
         let (offset, at) = (flight.offset + u64::from(flight.got), flight.got as usize);
         let left = flight.want - flight.got;
+        if let Some(queue) = &mut active.straight {
+            let mem = flight.to.expect("it has a place on the GPU").after(at);
+            let io = Io { tag, op: Op::Read, offset, len: left, mem };
+            if queue.push(io, &mut self.reactor).is_err() {
+                self.arrived.push((tag, Err(libc::EAGAIN)));
+            }
+            return;
+        }
         match &mut self.reads {
             Reads::Inline => {
                 let file = active.reading.file.as_ref().expect("a file that is read is open");
@@ -296,6 +387,16 @@ impl Worker {
                 let read = Read { offset, at, len: ask };
                 ring.push(&mut self.reactor, &mut self.slots, tag, &file, read);
             }
+            Reads::Queue(queue) => {
+                let align = queue.geometry().align.max(1);
+                let len = left.next_multiple_of(align);
+                let mem = self.slots.lend(tag).after(at);
+                let io = Io { tag, op: Op::Read, offset: active.reading.base + offset, len, mem };
+                if queue.push(io, &mut self.reactor).is_err() {
+                    self.slots.is_back(tag);
+                    self.arrived.push((tag, Err(libc::EAGAIN)));
+                }
+            }
         }
     }
 
@@ -307,7 +408,15 @@ impl Worker {
                 let arrived = &mut self.arrived;
                 ring.reap(&mut self.reactor, &mut self.slots, |tag, result| arrived.push((tag, result)));
             }
+            Reads::Queue(queue) => {
+                queue.reap(&mut self.reactor, &mut self.done);
+                for done in self.done.drain(..) {
+                    self.slots.is_back(done.tag);
+                    self.arrived.push((done.tag, done.result.map_err(|fault: Fault| fault.errno)));
+                }
+            }
         }
+        self.reap_straight();
         let mut any = false;
         let mut arrived = std::mem::take(&mut self.arrived);
         for (tag, result) in arrived.drain(..) {
@@ -316,10 +425,12 @@ impl Worker {
         if self.arrived.is_empty() {
             self.arrived = arrived;
         }
-        let now = self.now();
-        while let Some(tag) = self.delays.next(now) {
-            self.flights[tag as usize].landed = true;
-            any = true;
+        if self.delays.any() {
+            let now = self.now();
+            while let Some(tag) = self.delays.next(now) {
+                self.flights[tag as usize].landed = true;
+                any = true;
+            }
         }
         any
     }
@@ -336,6 +447,15 @@ impl Worker {
         }
         if let Some(due) = self.delays.due() {
             until = until.min(instant(due));
+        }
+        for due in self.copiers.iter().filter_map(|copier| copier.next_due()) {
+            until = until.min(due);
+        }
+        for due in self.straight_queues().filter_map(|queue| queue.next_due()) {
+            until = until.min(due);
+        }
+        if let Reads::Queue(queue) = &self.reads {
+            until = queue.next_due().map_or(until, |due| until.min(due));
         }
         if until > now && !self.board().stop.load(Ordering::Relaxed) {
             self.reactor.wait(1, until, Duration::ZERO);
@@ -366,19 +486,44 @@ impl Worker {
 
     /// Waits for what the kernel still writes to; memory that it won't let go of is left to it.
     fn close(mut self) -> Latencies {
+        // Copies end before the slots go.
+        self.copiers.iter_mut().for_each(|copier| copier.finish());
+        self.copiers.iter_mut().for_each(|copier| copier.reap(&mut self.copies));
+        for (tag, fault) in std::mem::take(&mut self.copies) {
+            self.end_copy(tag, fault);
+        }
         let until = clock::now() + GRACE;
-        if let Reads::Ring(ring) = &mut self.reads {
-            (0..self.slots.count()).for_each(|tag| ring.cancel(&mut self.reactor, tag));
-            while self.slots.any_lent() && clock::now() < until {
-                self.reactor.wait(1, clock::now() + Duration::from_millis(5), Duration::ZERO);
-                ring.reap(&mut self.reactor, &mut self.slots, |_, _| {});
+        self.abandon_straight();
+        for tag in 0..self.slots.count() {
+            match &mut self.reads {
+                Reads::Inline => {}
+                Reads::Ring(ring) => ring.cancel(&mut self.reactor, tag),
+                Reads::Queue(queue) if queue.in_flight() > 0 && self.slots.is_lent(tag) => {
+                    queue.abandon(tag, &mut self.reactor)
+                }
+                Reads::Queue(_) => {}
+            }
+        }
+        while (self.slots.any_lent() || self.is_straight_busy()) && clock::now() < until {
+            self.submit_straight();
+            self.reactor.wait(1, clock::now() + Duration::from_millis(5), Duration::ZERO);
+            self.reap_straight();
+            match &mut self.reads {
+                Reads::Inline => {}
+                Reads::Ring(ring) => ring.reap(&mut self.reactor, &mut self.slots, |_, _| {}),
+                Reads::Queue(queue) => {
+                    queue.reap(&mut self.reactor, &mut self.done);
+                    self.done.drain(..).for_each(|done| self.slots.is_back(done.tag));
+                }
             }
         }
         let now = self.now();
         self.account(now);
         let latencies = std::mem::take(&mut self.latencies);
-        if self.slots.any_lent() {
+        if self.slots.any_lent() || self.is_straight_busy() {
             std::mem::forget(self);
+        } else if let Reads::Queue(queue) = &mut self.reads {
+            queue.close(&mut self.reactor);
         }
         latencies
     }

@@ -52,3 +52,12 @@ pub fn u32_at(bytes: &[u8], at: usize) -> u32 {
 pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]))
 }
+
+/// Big-endian, as images have them.
+pub fn u16_be(bytes: &[u8], at: usize) -> u16 {
+    u16_at(bytes, at).swap_bytes()
+}
+
+pub fn u32_be(bytes: &[u8], at: usize) -> u32 {
+    u32_at(bytes, at).swap_bytes()
+}

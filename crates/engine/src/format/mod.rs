@@ -5,17 +5,27 @@
 //! wrong comes back as `Damage` with the record, the offset and both checksums.
 
 mod bounded;
+pub mod decode;
 mod example;
-mod npy;
+pub mod hdf5;
+pub mod jpeg;
+pub mod npy;
 pub mod npz;
+pub mod parquet;
+pub mod pick;
+pub mod png;
+pub mod raw;
 pub mod sums;
 pub mod tfrecord;
+mod thrift;
 pub mod write;
 mod zip;
 
 #[cfg(test)]
 mod tests;
 
+use decode::{Decoder, Decoding};
+use pick::{PickSpec, Picker};
 use std::fmt;
 use write::{Layout, WriteSpec};
 
@@ -24,6 +34,8 @@ use write::{Layout, WriteSpec};
 pub struct ParseSpec {
     /// Samples that each file holds; a file that is seen to hold another number is damaged. 0: whatever it holds.
     pub samples_per_file: u32,
+    /// Bytes of a record, where the format has records of one length and doesn't say which. 0: from the file's length.
+    pub record_bytes: u64,
     /// Where the reader can find what follows a damaged record, that record alone is lost.
     pub skips: bool,
 }
@@ -53,7 +65,7 @@ pub trait Parser: Send {
 /// What is wrong with a file, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
-    /// Records (of a zip: members) before it.
+    /// Records (members of a zip, chunks of a PNG, pages of a column) before it.
     pub record: u64,
     /// In the file, of what is wrong: a record's start where its checksum is.
     pub offset: u64,
@@ -102,6 +114,10 @@ pub struct FormatRow {
     /// What level `parse` checks.
     pub what: &'static str,
     pub parser: fn(&ParseSpec) -> Box<dyn Parser>,
+    /// Of images: what makes pixels of a whole file.
+    pub decoder: Option<Decoder>,
+    /// What reads parts of a file, by spec; None: a run reads it front to back.
+    pub picker: fn(&PickSpec) -> Option<Box<dyn Picker>>,
     pub layout: fn(&WriteSpec) -> Box<dyn Layout>,
 }
 
@@ -111,6 +127,8 @@ pub const FORMATS: &[FormatRow] = &[
         extension: "npz",
         what: "zip headers, CRC-32 of each member, .npy headers, the directory at the end",
         parser: |spec| Box::new(npz::Npz::new(spec)),
+        decoder: None,
+        picker: |_| None,
         layout: |spec| Box::new(write::Npz::new(spec)),
     },
     FormatRow {
@@ -118,9 +136,85 @@ pub const FORMATS: &[FormatRow] = &[
         extension: "tfrecord",
         what: "both masked CRC32Cs of each record, its protobuf Example",
         parser: |spec| Box::new(tfrecord::TfRecord::new(spec)),
+        decoder: None,
+        picker: |_| None,
         layout: |spec| Box::new(write::TfRecord::new(spec)),
     },
+    FormatRow {
+        name: "npy",
+        extension: "npy",
+        what: "the header, and that the file is as long as it says",
+        parser: |spec| Box::new(npy::Npy::new(spec)),
+        decoder: None,
+        picker: |_| None,
+        layout: |spec| Box::new(write::Npy::new(spec)),
+    },
+    FormatRow {
+        name: "jpeg",
+        extension: "jpeg",
+        what: "markers and segments, from the first to the last; it has no checksums",
+        parser: |spec| Box::new(jpeg::Jpeg::new(spec)),
+        decoder: Some(decode::jpeg),
+        picker: |_| None,
+        layout: |spec| Box::new(write::Jpeg::new(spec)),
+    },
+    FormatRow {
+        name: "png",
+        extension: "png",
+        what: "CRC-32 of each chunk",
+        parser: |spec| Box::new(png::Png::new(spec)),
+        decoder: Some(decode::png),
+        picker: |_| None,
+        layout: |spec| Box::new(write::Png::new(spec)),
+    },
+    FormatRow {
+        name: "hdf5",
+        extension: "hdf5",
+        what: "the superblock, the trees that lead to its data sets and chunks, and that these lie in the file; it has no checksums",
+        parser: |spec| Box::new(hdf5::Hdf5::new(spec)),
+        decoder: None,
+        picker: |spec| spec.checks.then(|| Box::new(pick::Tree::new(spec)) as Box<dyn Picker>),
+        layout: |spec| Box::new(write::Hdf5::new(spec)),
+    },
+    FormatRow {
+        name: "parquet",
+        extension: "parquet",
+        what: "headers of pages, CRC-32 of those that have one, the footer",
+        parser: |spec| Box::new(parquet::Parquet::new(spec)),
+        decoder: None,
+        picker: |spec| Some(Box::new(pick::Columns::new(spec))),
+        layout: |spec| Box::new(write::Parquet::new(spec)),
+    },
+    FormatRow {
+        name: "indexed_binary",
+        extension: "indexed_binary",
+        what: "its index files, where there are any; it has no checksums",
+        parser: |spec| Box::new(raw::CountOnly::new(spec)),
+        decoder: None,
+        picker: |spec| Some(Box::new(pick::Indexed::new(spec))),
+        layout: |spec| Box::new(write::Indexed::new(spec)),
+    },
+    FormatRow {
+        name: "raw",
+        extension: "raw",
+        what: "nothing: the file has no checksums",
+        parser: |spec| Box::new(raw::CountOnly::new(spec)),
+        decoder: None,
+        picker: |_| None,
+        layout: |spec| Box::new(write::Raw::new(spec)),
+    },
 ];
+
+impl FormatRow {
+    /// The parser, and behind it the decoder where there is one and `decodes`.
+    pub fn reader(&self, spec: &ParseSpec, decodes: bool) -> Box<dyn Parser> {
+        let parser = (self.parser)(spec);
+        match self.decoder.filter(|_| decodes) {
+            Some(decoder) => Box::new(Decoding::new(parser, decoder)),
+            None => parser,
+        }
+    }
+}
 
 /// The row of that name.
 pub fn row(name: &str) -> Option<&'static FormatRow> {

@@ -2,6 +2,7 @@
 //! then the array (numpy/lib/format.py).
 
 use super::bounded::{u16_at, u32_at, Gather};
+use super::{Damage, ParseSpec, Parser};
 
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
 /// numpy itself refuses longer ones by default.
@@ -127,10 +128,90 @@ fn item_bytes(descr: &str) -> Option<u64> {
     }
 }
 
+/// A file of one array.
+pub struct Npy {
+    samples_per_file: u64,
+    file_bytes: u64,
+    at: u64,
+    head: Head,
+    array: Option<Array>,
+    samples: u64,
+}
+
+impl Npy {
+    pub fn new(spec: &ParseSpec) -> Npy {
+        Npy {
+            samples_per_file: u64::from(spec.samples_per_file),
+            file_bytes: 0,
+            at: 0,
+            head: Head::default(),
+            array: None,
+            samples: 0,
+        }
+    }
+
+    fn fits(&self, array: &Array) -> Result<(), Damage> {
+        match array.file_bytes() {
+            Some(bytes) if bytes != self.file_bytes => {
+                let what =
+                    format!("its header says {bytes} bytes in all, and the file has {}", self.file_bytes);
+                return Err(Damage::new(0, 0, what));
+            }
+            None if array.item_bytes.is_some() => {
+                return Err(Damage::new(0, 0, "the shape in the .npy header has more bytes than any file"));
+            }
+            _ => {}
+        }
+        expected(array.samples(), self.samples_per_file).map_err(|what| Damage::new(0, 0, what))
+    }
+}
+
 /// That the file holds as many samples as it should; 0: any number.
 pub(super) fn expected(found: u64, asked: u64) -> Result<(), String> {
     if asked > 0 && found != asked {
         return Err(format!("the array holds {found} samples, not {asked}"));
     }
     Ok(())
+}
+
+impl Parser for Npy {
+    fn begin(&mut self, file_bytes: u64) {
+        self.file_bytes = file_bytes;
+        self.at = 0;
+        self.samples = 0;
+        self.array = None;
+        self.head.start();
+    }
+
+    fn take(&mut self, mut bytes: &[u8]) -> Result<(), Damage> {
+        self.at += bytes.len() as u64;
+        if self.array.is_none() {
+            let found = self.head.take(&mut bytes).map_err(|what| Damage::new(0, 0, what))?;
+            if let Some(array) = found {
+                self.fits(&array)?;
+                self.array = Some(array);
+            }
+        }
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<(), Damage> {
+        let Some(array) = &self.array else {
+            return Err(Damage::new(0, self.at, "the file ends inside the .npy header"));
+        };
+        if self.at != self.file_bytes {
+            let what = format!("the file ends after {} of {} bytes", self.at, self.file_bytes);
+            return Err(Damage::new(0, self.at, what));
+        }
+        self.samples = array.samples();
+        Ok(())
+    }
+
+    fn samples(&self) -> u64 {
+        self.samples
+    }
+
+    fn payload_bytes(&self) -> u64 {
+        self.array.as_ref().map_or(0, |array| self.at - array.header_bytes)
+    }
 }

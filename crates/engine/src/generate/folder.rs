@@ -7,7 +7,7 @@ use super::manifest::{self, Manifest};
 use super::spec::DatagenSpec;
 use super::Made;
 use crate::driver::KEEP_FREE;
-use crate::format::write::Writer;
+use crate::format::write::{Beside, BesidePlace, Writer};
 use forebay_model::units::readable_bytes;
 use forebay_model::Error;
 use rustix::fs::{flock, FallocateFlags, FlockOperation};
@@ -46,7 +46,7 @@ impl Folder {
         folder.compare_manifest(spec)?;
         folder.look(spec, bytes)?;
         let writer = spec.writer()?;
-        folder.check_room(bytes, writer.index(spec.shape(0)).is_some())?;
+        folder.check_room(bytes, writer.beside(spec.shape(0)).len() as u64)?;
         if !spec.dry_run {
             folder.mend_indexes(spec, &writer)?;
         }
@@ -190,7 +190,8 @@ impl Folder {
         path.with_file_name(format!(".{name}{PART}"))
     }
 
-    fn check_room(&self, bytes: &[u64], with_indexes: bool) -> Result<(), Error> {
+    /// `beside`: small files that belong to each.
+    fn check_room(&self, bytes: &[u64], beside: u64) -> Result<(), Error> {
         let missing = bytes.iter().zip(&self.finished).filter(|(_, finished)| !**finished);
         let (files, wanted) = missing.fold((0u64, 0u64), |(files, sum), (bytes, _)| {
             (files + 1, sum.saturating_add(bytes.next_multiple_of(4096)))
@@ -205,9 +206,7 @@ impl Folder {
             return Err(Error::machine(asked(), found, "fewer --files, or another --data"));
         }
         // File systems that make inodes as they go say 0.
-        if known.f_files > 0
-            && files.saturating_mul(1 + u64::from(with_indexes)).saturating_add(8) > known.f_favail
-        {
+        if known.f_files > 0 && files.saturating_mul(1 + beside).saturating_add(8) > known.f_favail {
             let found = format!("{} inodes are free there (df -i)", known.f_favail);
             return Err(Error::machine(asked(), found, "fewer --files, or another --data"));
         }
@@ -242,30 +241,38 @@ impl Folder {
         Ok(path)
     }
 
-    /// Makes the indexes of files that were finished without theirs.
+    /// Files that were finished without what belongs to them.
     fn mend_indexes(&self, spec: &DatagenSpec, writer: &Writer) -> Result<(), Error> {
         for number in (0..spec.files).filter(|number| self.is_finished(*number)) {
-            let Some(index) = writer.index(spec.shape(number)) else { return Ok(()) };
-            let found = self.index_path(spec, number).metadata();
-            if !found.is_ok_and(|meta| meta.len() == index.len() as u64) {
-                self.put_index(spec, number, &index)?;
+            let beside = writer.beside(spec.shape(number));
+            let is_there = |file: &Beside| {
+                let path = self.path_beside(spec, number, file.place);
+                path.metadata().is_ok_and(|meta| meta.len() == file.bytes.len() as u64)
+            };
+            if !beside.iter().all(is_there) {
+                self.put_beside(spec, number, &beside)?;
             }
         }
         Ok(())
     }
 
-    /// Writes a file's index: before the file has its name, so that none is without.
-    pub fn put_index(&self, spec: &DatagenSpec, number: u32, index: &[u8]) -> Result<(), Error> {
-        let path = self.index_path(spec, number);
-        let made = path.parent().map_or(Ok(()), std::fs::create_dir_all);
-        made.and_then(|()| std::fs::write(&path, index)).map_err(|e| self.broke(&path, &e))
+    /// Writes what belongs to a file: before the file has its name, so that none is without.
+    pub fn put_beside(&self, spec: &DatagenSpec, number: u32, beside: &[Beside]) -> Result<(), Error> {
+        for file in beside {
+            let path = self.path_beside(spec, number, file.place);
+            let made = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+            made.and_then(|()| std::fs::write(&path, &file.bytes)).map_err(|e| self.broke(&path, &e))?;
+        }
+        Ok(())
     }
 
-    /// Where DLIO has it: `index/train`, beside `train`.
-    fn index_path(&self, spec: &DatagenSpec, number: u32) -> PathBuf {
+    fn path_beside(&self, spec: &DatagenSpec, number: u32, place: BesidePlace) -> PathBuf {
         let path = self.path(spec, number);
         let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-        self.root.join("index/train").join(format!("{name}.idx"))
+        match place {
+            BesidePlace::Ending(ending) => path.with_file_name(format!("{name}{ending}")),
+            BesidePlace::IndexFolder => self.root.join("index/train").join(format!("{name}.idx")),
+        }
     }
 
     /// Gives a file its length and its name.

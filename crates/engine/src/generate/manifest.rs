@@ -1,5 +1,5 @@
 //! What a data set says of itself, for whoever reads it later (schema `forebay.dataset/1`): `.forebay-dataset.json`
-//! beside its files.
+//! beside its files, or the same text at the begin of an address space that holds them one after another.
 
 use super::spec::DatagenSpec;
 use forebay_model::Error;
@@ -9,8 +9,10 @@ use std::path::Path;
 pub const SCHEMA: &str = "forebay.dataset/1";
 /// Beside files.
 pub const NAME: &str = ".forebay-dataset.json";
-/// Of the text.
-const TEXT_BYTES_MAX: u64 = 64 << 20;
+/// Of the text, wherever it lies.
+pub const TEXT_BYTES_MAX: u64 = 64 << 20;
+/// Packed files begin at multiples of this.
+pub const FILE_ALIGN: u64 = 4096;
 
 /// Written last, when the data set is whole. Keys that aren't known here are others'. Lengths are bytes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -29,6 +31,16 @@ pub struct Manifest {
     pub bytes: u64,
     /// CRC32C of all files' lengths, as 64-bit little-endian words.
     pub lengths_crc32c: String,
+    /// Packed into one address space: where the first file begins.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub data_begin: u64,
+    /// Likewise: each file's length. Each begins at a multiple of 4096.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub file_bytes: Vec<u64>,
+}
+
+fn is_zero(value: &u64) -> bool {
+    *value == 0
 }
 
 pub fn of(spec: &DatagenSpec, bytes: &[u64]) -> Manifest {
@@ -44,6 +56,7 @@ pub fn of(spec: &DatagenSpec, bytes: &[u64]) -> Manifest {
         seed: spec.seed,
         bytes: bytes.iter().sum(),
         lengths_crc32c: format!("{crc:08x}"),
+        ..Manifest::default()
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod folder;
 pub(crate) mod manifest;
+mod packed;
 mod pump;
 mod spec;
 #[cfg(test)]
@@ -75,8 +76,8 @@ pub struct DatagenRecord {
     pub direct: bool,
     /// None: nobody asked for it.
     pub check: Option<Checked>,
-    /// Where the manifest lies.
-    pub manifest: String,
+    /// Where the manifest lies; None in a source, whose first bytes it is.
+    pub manifest: Option<String>,
     pub dry_run: bool,
 }
 
@@ -106,11 +107,15 @@ pub type Observe<'a> = &'a mut dyn FnMut(&Progress) -> bool;
 /// `Check`: what was read back is damaged.
 pub fn run(spec: &DatagenSpec, observe: Observe) -> Result<DatagenRecord, Error> {
     spec.check()?;
+    if packed::is_source(&spec.data) {
+        return packed::run(spec, observe);
+    }
     let bytes = spec.file_bytes()?;
     let folder = Folder::open(spec, &bytes)?;
     let site = Site { spec, folder: &folder, bytes: &bytes, direct: AtomicBool::new(false) };
     let found = folder.finished() as u64;
-    let mut record = record_of(spec, &folder, &bytes, found);
+    let mut record = record_of(spec, &bytes, found);
+    record.manifest = Some(folder.manifest().display().to_string());
     if spec.dry_run {
         return Ok(record);
     }
@@ -130,7 +135,7 @@ pub fn run(spec: &DatagenSpec, observe: Observe) -> Result<DatagenRecord, Error>
     Ok(record)
 }
 
-fn record_of(spec: &DatagenSpec, folder: &Folder, bytes: &[u64], found: u64) -> DatagenRecord {
+fn record_of(spec: &DatagenSpec, bytes: &[u64], found: u64) -> DatagenRecord {
     DatagenRecord {
         schema: SCHEMA,
         forebay: driver::build(),
@@ -150,7 +155,7 @@ fn record_of(spec: &DatagenSpec, folder: &Folder, bytes: &[u64], found: u64) -> 
         workers: spec.workers(),
         direct: false,
         check: None,
-        manifest: folder.manifest().display().to_string(),
+        manifest: None,
         dry_run: spec.dry_run,
     }
 }
@@ -323,11 +328,9 @@ impl Site<'_> {
         let align = target.align;
         let mut queue = target.queue(Engine::Inline, self.needs(), &mut pump.reactor)?;
         let shape = self.spec.shape(number);
-        match pump.write(writer, shape, &mut *queue, align, shared) {
+        match pump.write(writer, shape, &mut *queue, 0, align, shared) {
             Ok(()) => {
-                if let Some(index) = writer.index(shape) {
-                    self.folder.put_index(self.spec, number, &index)?;
-                }
+                self.folder.put_beside(self.spec, number, &writer.beside(shape))?;
                 self.folder.finish(self.spec, number, bytes).map(|()| true)
             }
             Err(Halt::Stopped) => {
@@ -345,7 +348,7 @@ impl Site<'_> {
             let target = open(&path, false)?;
             let mut queue = target.queue(Engine::Inline, self.needs(), &mut pump.reactor)?;
             let bytes = self.bytes[number as usize];
-            match pump.check(&mut *parser, &mut *queue, bytes, &work.shared) {
+            match pump.check(&mut *parser, &mut *queue, 0, bytes, 1, &work.shared) {
                 Ok(()) => work.done.fetch_add(1, Ordering::Relaxed),
                 Err(Halt::Stopped) => break,
                 Err(halt) => return Err(self.failed(&path, halt)),

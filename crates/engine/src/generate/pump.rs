@@ -55,18 +55,19 @@ impl Pump {
         })
     }
 
-    /// Writes a file, its last block filled up with zeroes to a multiple of `align`.
+    /// Writes a file at `base`, its last block filled up with zeroes to a multiple of `align`.
     pub fn write(
         &mut self,
         writer: &mut Writer,
         shape: FileShape,
         queue: &mut dyn Queue,
+        base: u64,
         align: u32,
         shared: &Shared,
     ) -> Result<(), Halt> {
         writer.begin(shape);
         let mut left = writer.file_bytes(shape);
-        let mut at = 0;
+        let mut at = base;
         let mut written = Ok(());
         while left > 0 && written.is_ok() && !shared.stop.load(Ordering::Relaxed) {
             let Some(slot) = self.free.pop() else {
@@ -86,12 +87,14 @@ impl Pump {
         written.and(drained)
     }
 
-    /// Reads the `bytes` of a file, in order, and has them parsed.
+    /// Reads the `bytes` of a file at `base`, in order, and has them parsed.
     pub fn check(
         &mut self,
         parser: &mut dyn Parser,
         queue: &mut dyn Queue,
+        base: u64,
         bytes: u64,
+        align: u32,
         shared: &Shared,
     ) -> Result<(), Halt> {
         parser.begin(bytes);
@@ -99,14 +102,36 @@ impl Pump {
         let mut at = 0;
         while at < bytes {
             let used = slot_bytes.min(bytes - at) as usize;
+            let len = used.next_multiple_of(align as usize);
             // One after another: threads do the rest.
-            self.alone(queue, Op::Read, at, used as u32, shared)?;
+            self.alone(queue, Op::Read, base + at, len as u32, shared)?;
             let memory = self.arena.slot_bytes_mut(0);
             parser.take(&memory[..used]).map_err(Halt::Damaged)?;
             at += used as u64;
             shared.bytes.fetch_add(used as u64, Ordering::Relaxed);
         }
         parser.end().map_err(Halt::Damaged)
+    }
+
+    /// Writes bytes at offset 0; their length is a multiple of any block.
+    pub fn put(&mut self, bytes: &[u8], queue: &mut dyn Queue, shared: &Shared) -> Result<(), Halt> {
+        let slot_bytes = self.arena.slot_bytes();
+        for (index, piece) in bytes.chunks(slot_bytes).enumerate() {
+            self.arena.slot_bytes_mut(0)[..piece.len()].copy_from_slice(piece);
+            self.alone(
+                queue,
+                Op::Write { durable: false },
+                (index * slot_bytes) as u64,
+                piece.len() as u32,
+                shared,
+            )?;
+        }
+        Ok(())
+    }
+
+    /// What was written is durable.
+    pub fn flush(&mut self, queue: &mut dyn Queue, shared: &Shared) -> Result<(), Halt> {
+        self.alone(queue, Op::Flush, 0, 0, shared)
     }
 
     /// One I/O with the first slot, and nothing beside it.

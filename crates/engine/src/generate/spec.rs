@@ -1,6 +1,6 @@
 //! What `emulate datagen` was asked for, and which files that comes to: DLIO's names, DLIO's sizes.
 
-use crate::format::write::{FileShape, WriteSpec, Writer};
+use crate::format::write::{Column, FileShape, WriteSpec, Writer, PAGE_BYTES_MAX};
 use crate::format::{self, FormatRow};
 use forebay_model::Error;
 use serde::{Deserialize, Serialize};
@@ -16,7 +16,7 @@ const SUBFOLDERS_MAX: u32 = 1 << 20;
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct DatagenSpec {
-    /// A folder.
+    /// A folder, or the URI of a source that takes the files one after another.
     pub data: String,
     /// Name of the workload that it is for; kept in the manifest.
     pub workload: String,
@@ -32,6 +32,11 @@ pub struct DatagenSpec {
     pub record_bytes: f64,
     #[serde(default)]
     pub record_bytes_stdev: f64,
+    /// Of Parquet: the columns, and samples in a row group; 0: all of a file's.
+    #[serde(default)]
+    pub columns: Vec<Column>,
+    #[serde(default)]
+    pub row_group: u32,
     /// Of the content.
     #[serde(default)]
     pub seed: u64,
@@ -51,6 +56,9 @@ pub struct DatagenSpec {
     /// Says what would be made, and makes nothing.
     #[serde(default)]
     pub dry_run: bool,
+    /// Devices, namespaces and files whose content may be lost.
+    #[serde(default)]
+    pub overwrite: Vec<String>,
 }
 
 fn img() -> String {
@@ -100,9 +108,48 @@ impl DatagenSpec {
             let asked = format!("--prefix {}", self.prefix);
             return Err(Error::request(asked, "is no begin of a file's name", "--prefix img"));
         }
+        if matches!(self.format.as_str(), "jpeg" | "png") && self.samples_per_file != 1 {
+            let asked = format!("{} samples in a {} file", self.samples_per_file, self.format);
+            return Err(Error::request(asked, "an image is one sample", "samples_per_file = 1"));
+        }
+        self.check_columns()?;
         let total = self.total_bytes()?;
         if total > i64::MAX as u64 {
             return Err(Error::request("the data set", "is longer than 2^63 bytes", "fewer --files"));
+        }
+        Ok(())
+    }
+
+    /// A page of Parquet is a column of a row group.
+    fn check_columns(&self) -> Result<(), Error> {
+        if self.format != "parquet" {
+            return Ok(());
+        }
+        let rows = if self.row_group == 0 {
+            self.samples_per_file
+        } else {
+            self.row_group.min(self.samples_per_file)
+        };
+        let refused = |name: &str, found: String, next: &str| {
+            Err(Error::request(format!("column {name} of the data set"), found, next))
+        };
+        for column in &self.columns {
+            let Some(bytes) = column.value_bytes() else {
+                return refused(
+                    &column.name,
+                    format!("type {} is not known", column.kind),
+                    "float32, int64, uint8",
+                );
+            };
+            let page = u128::from(bytes) * u128::from(column.values) * u128::from(rows);
+            if page > u128::from(PAGE_BYTES_MAX) || page == 0 {
+                let found = format!("a page of it would have {page} bytes, and 1 to {PAGE_BYTES_MAX} can be");
+                return refused(&column.name, found, "a smaller row_group");
+            }
+        }
+        let largest = self.dimensions.iter().map(|[a, b]| u128::from(*a) * u128::from(*b)).max().unwrap_or(0);
+        if self.columns.is_empty() && largest * u128::from(rows) > u128::from(PAGE_BYTES_MAX) {
+            return refused("data", "its pages would be longer than 2 GiB".into(), "a smaller row_group");
         }
         Ok(())
     }
@@ -116,8 +163,13 @@ impl DatagenSpec {
 
     /// What makes the files, one for each thread.
     pub fn writer(&self) -> Result<Writer, Error> {
-        let spec =
-            WriteSpec { seed: self.seed, samples_per_file: self.samples_per_file, dimension: self.dimension };
+        let spec = WriteSpec {
+            seed: self.seed,
+            samples_per_file: self.samples_per_file,
+            dimension: self.dimension,
+            columns: self.columns.clone(),
+            row_group: self.row_group,
+        };
         Ok(Writer::new((self.row()?.layout)(&spec), self.seed))
     }
 

@@ -21,7 +21,10 @@ fn files_below(dir: &Path) -> Vec<PathBuf> {
 fn each_format_is_made_and_checked() {
     for row in crate::format::FORMATS {
         let dir = tempfile::tempdir().expect("a folder");
-        let spec = in_folder(row.name, 5, dir.path());
+        let mut spec = in_folder(row.name, 5, dir.path());
+        if matches!(row.name, "jpeg" | "png") {
+            spec.samples_per_file = 1;
+        }
         let record = run_all(&spec).unwrap_or_else(|e| panic!("{}: {e}", row.name));
         assert_eq!((record.files_made, record.files_found), (5, 0), "{}", row.name);
         assert_eq!(record.check.expect("checked").bytes, record.bytes);
@@ -115,6 +118,27 @@ fn more_than_fits_is_refused_before_the_first_file() {
     assert!(error.asked.contains("1048576 files, 1024.0 PiB in all"), "{error}");
     assert!(error.found.contains("iB are free there"), "{error}");
     assert!(files_below(&dir.path().join("train")).is_empty());
+}
+
+#[test]
+fn a_packed_data_set_has_its_manifest_first() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = dir.path().join("disk");
+    std::fs::File::create(&path).and_then(|f| f.set_len(4 << 20)).expect("a file");
+    let mut spec = in_folder("npz", 7, &path);
+    assert!(run_all(&spec).expect_err("not named").next.contains("--overwrite"));
+    spec.overwrite = vec![path.display().to_string()];
+    let record = run_all(&spec).expect("packed");
+    assert_eq!(record.check.expect("checked").files, 7);
+    let disk = std::fs::read(&path).expect("a file");
+    let end = disk.iter().position(|byte| *byte == 0).expect("a NUL");
+    let manifest: Manifest = serde_json::from_slice(&disk[..end]).expect("a manifest");
+    assert_eq!((manifest.data_begin, manifest.files), (1 << 20, 7));
+    let first = &disk[1 << 20..][..manifest.file_bytes[0] as usize];
+    assert!(first.starts_with(b"PK\x03\x04"));
+    spec.files = 1000;
+    spec.dimensions = vec![[100, 100]];
+    assert_eq!(run_all(&spec).expect_err("too much").kind, forebay_model::Kind::Machine);
 }
 
 #[test]

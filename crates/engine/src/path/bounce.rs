@@ -144,6 +144,7 @@ impl BounceQueue {
         pending.copy_from = Some(now);
         let (staging, outside) = (self.staging[tag as usize], pending.io.mem);
         match pending.io.op {
+            _ if outside.is_scattered() => self.copies.push((tag, Some(super::scattered()))),
             Op::Read => self.copier.start(tag, staging, outside, bytes as usize),
             _ => self.copier.start(tag, outside, staging, bytes as usize),
         }

@@ -21,6 +21,15 @@ pub fn limits(pin_limit_bytes: Option<u64>, in_flight_bytes: u64) -> Limits {
     Limits { cap_bytes, window_bytes: window_bytes(in_flight_bytes, cap_bytes), least_bytes: LEAST_BYTES }
 }
 
+/// Only network cards move bytes, and nothing goes through cuFile.
+pub fn by_card(job: &JobSpec) -> Result<bool, Error> {
+    let rdma = |source: &str| source.starts_with("nvme+rdma:");
+    let pairs = job.parsed_pairs()?;
+    let mut sources =
+        job.sources.iter().map(String::as_str).chain(pairs.iter().map(|pair| pair.source.as_str()));
+    Ok(sources.all(rdma))
+}
+
 #[derive(Default)]
 pub struct Destination {
     /// GPUs in the order of --gpu, or one for each --pair; empty where the destination is host memory.
@@ -43,7 +52,7 @@ impl Destination {
             (_, asked) => asked.iter().map(|gpu| Device::open(*gpu)).collect::<Result<_, _>>()?,
         };
         let destination = Destination { devices, ..Destination::default() };
-        if job.path == PathKind::Gds {
+        if job.path == PathKind::Gds && !by_card(job)? {
             // Before files are made for it.
             destination.through_cufile(job)?;
         }
@@ -69,7 +78,7 @@ impl Destination {
 
     /// Makes the files known to what the path goes through, before a worker needs them.
     pub fn attach(&self, job: &JobSpec, targets: &[Target]) -> Result<(), Error> {
-        let through = |t: &&Target| t.route.path == PathKind::Gds;
+        let through = |t: &&Target| t.route.path == PathKind::Gds && t.by_card().is_none();
         for target in targets.iter().filter(through) {
             let session = self.through_cufile(job)?;
             let device =

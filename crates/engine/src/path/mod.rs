@@ -8,10 +8,20 @@ pub mod gds;
 pub mod mapped;
 
 pub use bounce::{BounceQueue, Copier, HostCopier};
-pub use destination::{limits, Destination};
+pub use destination::{by_card, limits, Destination};
 
+use crate::queue::Fault;
 use forebay_model::job::PathKind;
 use forebay_model::Error;
+
+/// What a path that copies payload on says of memory in several places: nobody gives it any, for its destinations are
+/// slots.
+fn scattered() -> Fault {
+    Fault::note(
+        libc::EINVAL,
+        "this path copies into contiguous memory, and the payload is scattered; --path host",
+    )
+}
 
 pub struct PathRow {
     pub kind: PathKind,
@@ -24,7 +34,7 @@ pub struct PathRow {
     pub available: Result<(), &'static str>,
 }
 
-const ALL: &[&str] = &["file", "stripe", "nil", "model"];
+const ALL: &[&str] = &["file", "stripe", "nil", "model", "nvme+tcp", "nvme+rdma", "vfio-user"];
 
 pub const PATHS: &[PathRow] = &[
     PathRow {
@@ -54,9 +64,9 @@ pub const PATHS: &[PathRow] = &[
     PathRow {
         kind: PathKind::Gds,
         name: "gds",
-        what: "storage DMAs into GPU memory, through cuFile",
-        needs: "libcufile, and nvidia-fs or PCI P2PDMA",
-        sources: &["file", "stripe"],
+        what: "storage DMAs into GPU memory, through cuFile; or a network card does, by RDMA",
+        needs: "libcufile and nvidia-fs or PCI P2PDMA; of nvme+rdma a card that takes dma-bufs",
+        sources: &["file", "stripe", "nvme+rdma"],
         available: Ok(()),
     },
 ];

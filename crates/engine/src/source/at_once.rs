@@ -1,6 +1,7 @@
 //! A queue whose I/Os the worker does itself, in `submit`: for what ends without
 //! waiting, or where a thread between would cost more than it saves.
 
+use crate::arena::Mem;
 use crate::queue::{Done, Full, Geometry, Io, Queue};
 use crate::reactor::Reactor;
 
@@ -10,6 +11,11 @@ pub(crate) trait AtOnce {
 
     /// Said of each I/O as it is taken.
     fn taken(&mut self, _io: &Io) {}
+
+    /// `Queue::lend`.
+    fn lend(&mut self, _offset: u64, _len: u32) -> Option<Mem> {
+        None
+    }
 }
 
 pub(crate) struct AtOnceQueue<W> {
@@ -33,6 +39,10 @@ impl<W: AtOnce> Queue for AtOnceQueue<W> {
 
     fn in_flight(&self) -> u32 {
         (self.pushed.len() + self.ready.len()) as u32
+    }
+
+    fn lend(&mut self, offset: u64, len: u32) -> Option<Mem> {
+        self.work.lend(offset, len)
     }
 
     fn push(&mut self, io: Io, _reactor: &mut Reactor) -> Result<(), Full> {

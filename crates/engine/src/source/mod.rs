@@ -5,19 +5,28 @@ pub mod fault;
 pub mod file;
 mod model;
 mod nil;
+mod nvme;
+pub mod nvme_tcp;
 pub mod stripe;
 mod uri;
+pub mod vfio_user;
 
 pub use model::{ModelQueue, SharedDrive};
 pub use nil::NilQueue;
 pub use uri::Uri;
 
+use crate::arena::Arena;
+use crate::gpu::cuda::Device;
 use crate::queue::Queue;
+use crate::rdma::Lent;
 use crate::reactor::Reactor;
 use file::FileTarget;
 use forebay_model::job::{Engine, PathKind};
 use forebay_model::Error;
+use nvme_tcp::{Remote, Transport};
+use std::sync::Arc;
 use stripe::StripeQueue;
+use vfio_user::Drive;
 
 /// One kind of source, for help, docs and the contract suite.
 pub struct SourceRow {
@@ -57,13 +66,19 @@ pub const SOURCES: &[SourceRow] = &[
         scheme: "nvme+tcp",
         example: "nvme+tcp://host:4420/NQN?nsid=1&queues=8",
         what: "a namespace over NVMe/TCP",
-        available: Err("the NVMe/TCP host"),
+        available: Ok(()),
+    },
+    SourceRow {
+        scheme: "nvme+rdma",
+        example: "nvme+rdma://host:4420/NQN?nsid=1&queues=8",
+        what: "a namespace over NVMe/RDMA",
+        available: Ok(()),
     },
     SourceRow {
         scheme: "vfio-user",
-        example: "vfio-user:/run/forebay.sock",
+        example: "vfio-user:/run/forebay.sock?nsid=1&queues=8",
         what: "an emulated NVMe drive",
-        available: Err("the vfio-user host driver"),
+        available: Ok(()),
     },
 ];
 
@@ -100,6 +115,17 @@ pub enum Backing {
     Stripe { chunk: u64, members: Vec<Target> },
     Nil,
     Model { drive: SharedDrive, over: Option<Box<Target>> },
+    NvmeTcp(Arc<Remote>),
+    VfioUser(Arc<Drive>),
+}
+
+/// GPU memory that a card is offered to find out whether it takes any: as much as the GPU's pages have.
+const TRIED_BYTES: usize = 2 << 20;
+
+/// Memory that a drive or a network card reaches by itself as long as this lives; drop it before the memory.
+pub enum Loan {
+    Drive(vfio_user::Mapping),
+    Fabric(Lent),
 }
 
 /// What a queue must carry.
@@ -132,6 +158,8 @@ impl Target {
         match &self.backing {
             Backing::File { target, engine } => open(target, *engine, needs, reactor),
             Backing::Nil => Ok(Box::new(NilQueue::new(self.bytes, needs.depth))),
+            Backing::NvmeTcp(remote) => remote.queue(needs, reactor),
+            Backing::VfioUser(drive) => drive.queue(needs, reactor),
             Backing::Stripe { chunk, members } => {
                 let inner = QueueNeeds {
                     depth: self.member_depth(needs),
@@ -190,6 +218,63 @@ impl Target {
             .collect()
     }
 
+    /// The remote namespaces below.
+    pub fn remotes(&self) -> impl Iterator<Item = &Arc<Remote>> {
+        self.walk().into_iter().filter_map(|t| match &t.backing {
+            Backing::NvmeTcp(remote) => Some(remote),
+            _ => None,
+        })
+    }
+
+    /// Has remote namespaces move payload straight to and from its place (`Remote::keep_straight`); before the queues
+    /// are opened.
+    pub fn keep_straight(&self) {
+        self.remotes().for_each(|remote| remote.keep_straight());
+    }
+
+    /// The emulated drives below.
+    pub fn drives(&self) -> impl Iterator<Item = &Arc<Drive>> {
+        self.walk().into_iter().filter_map(|t| match &t.backing {
+            Backing::VfioUser(drive) => Some(drive),
+            _ => None,
+        })
+    }
+
+    /// Gives what is below, where it moves bytes by itself, a worker's slots to move them to and from: nothing is staged
+    /// then, and nothing registered for each I/O.
+    ///
+    /// # Errors
+    /// `Machine`: a device refuses them, or more would be locked than may be.
+    pub fn lend(&self, arena: &Arena) -> Result<Vec<Loan>, Error> {
+        let drives = self.drives().map(|drive| drive.lend(arena).map(|lent| lent.map(Loan::Drive)));
+        let remotes = self.remotes().map(|remote| remote.lend(arena).map(|lent| lent.map(Loan::Fabric)));
+        let loans = drives.chain(remotes).collect::<Result<Vec<_>, Error>>()?;
+        Ok(loans.into_iter().flatten().collect())
+    }
+
+    /// The namespace whose bytes a network card could move to and from a GPU's memory by itself.
+    pub fn by_card(&self) -> Option<&Arc<Remote>> {
+        match &self.backing {
+            Backing::NvmeTcp(remote) if remote.options().transport == Transport::Rdma => Some(remote),
+            _ => None,
+        }
+    }
+
+    /// Whether the card takes that GPU's memory.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn reaches(&self, device: &Arc<Device>) -> Result<(), String> {
+        let remote = self.by_card().ok_or("no RDMA card moves its bytes")?;
+        let tried = device.slots(1, TRIED_BYTES).map_err(|e| e.to_string())?;
+        remote.lend_device(&tried).map(drop)
+    }
+
+    /// Its queues wait for what only a ring brings, whatever engine its files are read with.
+    pub fn needs_ring(&self) -> bool {
+        self.remotes().next().is_some() || self.drives().next().is_some()
+    }
+
     /// Bytes come from somewhere, so that I/Os need memory.
     pub fn moves_bytes(&self) -> bool {
         self.walk()
@@ -199,7 +284,9 @@ impl Target {
 
     /// Alignment of offsets and lengths: the greatest below.
     pub fn align(&self) -> u32 {
-        self.files().iter().map(|(f, _)| f.align).max().unwrap_or(1)
+        let files = self.files().into_iter().map(|(f, _)| f.align).max();
+        let blocks = self.remotes().map(|r| r.block_bytes()).chain(self.drives().map(|d| d.block_bytes()));
+        files.into_iter().chain(blocks).max().unwrap_or(1)
     }
 
     /// Every I/O finishes in `submit`, so that more than one in flight has no meaning.

@@ -2,6 +2,7 @@
 //! them, over content from another source or none.
 
 use super::nil::inside;
+use crate::arena::Mem;
 use crate::clock;
 use crate::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
 use crate::reactor::Reactor;
@@ -28,6 +29,13 @@ impl SharedDrive {
             began: clock::now(),
             random,
         }
+    }
+
+    /// When a read that begins now would be done.
+    pub fn ready_at(&self, offset: u64, bytes: u64) -> Instant {
+        let op = if self.random { job::Op::RandRead } else { job::Op::Read };
+        let mut timeline = self.timeline.lock().expect("no thread panics while it holds the timeline");
+        self.began + Duration::from_nanos(timeline.complete_at(self.since(), op, offset, bytes))
     }
 
     fn since(&self) -> u64 {
@@ -82,6 +90,10 @@ impl Queue for ModelQueue {
 
     fn in_flight(&self) -> u32 {
         self.in_flight
+    }
+
+    fn lend(&mut self, offset: u64, len: u32) -> Option<Mem> {
+        self.inner.as_mut()?.lend(offset, len)
     }
 
     fn push(&mut self, io: Io, reactor: &mut Reactor) -> Result<(), Full> {

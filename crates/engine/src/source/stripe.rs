@@ -2,6 +2,7 @@
 //! member i mod n. Members are queues of the same worker, so they run in parallel
 //! and nothing here waits.
 
+use crate::arena::Mem;
 use crate::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
 use crate::reactor::Reactor;
 use std::time::Instant;
@@ -130,7 +131,8 @@ impl StripeQueue {
         self.members.iter().zip(wanted).all(|(m, w)| m.free.len() as u32 >= w)
     }
 
-    fn push_piece(&mut self, io: &Io, piece: Piece, reactor: &mut Reactor) {
+    /// `mem` is where the piece's own payload lies.
+    fn push_piece(&mut self, io: &Io, piece: Piece, mem: Mem, reactor: &mut Reactor) {
         let whole = &mut self.whole[io.tag as usize];
         let part = whole.parts.len() as u32;
         whole.parts.push((piece.len as u32, 0));
@@ -138,13 +140,7 @@ impl StripeQueue {
         let member = &mut self.members[piece.member];
         let tag = member.free.pop().expect("room was counted before the first piece");
         member.owner[tag as usize] = Some((io.tag, part));
-        let io = Io {
-            tag,
-            op: io.op,
-            offset: piece.offset,
-            len: piece.len as u32,
-            mem: io.mem.after(piece.at as usize),
-        };
+        let io = Io { tag, op: io.op, offset: piece.offset, len: piece.len as u32, mem };
         if let Err(Full(io)) = member.queue.push(io, reactor) {
             self.held.push((piece.member, io));
         }
@@ -212,8 +208,9 @@ fn worse(so_far: Option<Via>, piece: Via) -> Via {
         Via::Nothing => 0,
         Via::Direct => 1,
         Via::Mapped => 2,
-        Via::Staged => 3,
-        Via::Compat => 4,
+        Via::Fabric => 3,
+        Via::Staged => 4,
+        Via::Compat => 5,
     };
     so_far.map_or(piece, |v| if rank(v) >= rank(piece) { v } else { piece })
 }
@@ -227,6 +224,16 @@ impl Queue for StripeQueue {
         self.in_flight
     }
 
+    /// What lies on one member.
+    fn lend(&mut self, offset: u64, len: u32) -> Option<Mem> {
+        offset.checked_add(len.into()).filter(|end| *end <= self.geometry.bytes)?;
+        let piece = pieces(self.members.len() as u64, self.chunk, offset, len.into()).next()?;
+        if piece.len < len.into() {
+            return None;
+        }
+        self.members[piece.member].queue.lend(piece.offset, len)
+    }
+
     fn push(&mut self, io: Io, reactor: &mut Reactor) -> Result<(), Full> {
         if self.in_flight == self.geometry.depth || !self.fits(&io) {
             return Err(Full(io));
@@ -234,11 +241,13 @@ impl Queue for StripeQueue {
         self.in_flight += 1;
         if io.op == Op::Flush {
             for member in 0..self.members.len() {
-                self.push_piece(&io, Piece { member, offset: 0, at: 0, len: 0 }, reactor);
+                self.push_piece(&io, Piece { member, offset: 0, at: 0, len: 0 }, io.mem, reactor);
             }
         } else {
+            let mut mem = io.mem;
             for piece in self.split(&io) {
-                self.push_piece(&io, piece, reactor);
+                self.push_piece(&io, piece, mem, reactor);
+                mem = mem.after(piece.len as usize);
             }
             if self.whole[io.tag as usize].pieces_left == 0 {
                 self.empty.push(Done { tag: io.tag, result: Ok(0), via: Via::Nothing, copy_ns: 0 });

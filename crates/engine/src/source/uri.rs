@@ -1,8 +1,10 @@
 //! Source URIs, parsed into what can't be wrong.
 
-use super::{stripe, SOURCES};
+use super::nvme_tcp::Transport;
+use super::{nvme_tcp, stripe, vfio_user, SOURCES};
 use forebay_model::units::{format_bytes, parse_bytes};
 use forebay_model::Error;
+use forebay_nvme::nqn;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -11,8 +13,8 @@ const TEXT_BYTES_MAX: usize = 64 << 10;
 const NESTING_MAX: u32 = 4;
 const CHUNK_DEFAULT: u64 = 512 << 10;
 const NIL_BYTES: u64 = 1 << 40;
-/// IANA's port for NVMe over TCP.
-const NVME_TCP_PORT: u16 = 4420;
+/// What a Unix socket's address has room for.
+const SOCKET_BYTES_MAX: usize = 107;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Uri {
@@ -30,16 +32,8 @@ pub enum Uri {
         over: Option<Box<Uri>>,
         real_time: bool,
     },
-    NvmeTcp {
-        host: String,
-        port: u16,
-        nqn: String,
-        namespace: u32,
-        queues: Option<u32>,
-    },
-    VfioUser {
-        socket: PathBuf,
-    },
+    NvmeTcp(Box<nvme_tcp::Options>),
+    VfioUser(Box<vfio_user::Options>),
 }
 
 impl Uri {
@@ -65,8 +59,8 @@ impl Uri {
             Uri::Stripe { .. } => "stripe",
             Uri::Nil { .. } => "nil",
             Uri::Model { .. } => "model",
-            Uri::NvmeTcp { .. } => "nvme+tcp",
-            Uri::VfioUser { .. } => "vfio-user",
+            Uri::NvmeTcp(options) => options.transport.scheme(),
+            Uri::VfioUser(_) => "vfio-user",
         }
     }
 
@@ -105,7 +99,8 @@ impl Uri {
             "file" => parse_path(rest.strip_prefix("//").unwrap_or(rest)),
             "nil" => parse_nil(text, rest),
             "stripe" => parse_stripe(text, rest, depth),
-            "nvme+tcp" => parse_nvme_tcp(text, rest),
+            "nvme+tcp" => parse_nvme(text, rest, Transport::Tcp),
+            "nvme+rdma" => parse_nvme(text, rest, Transport::Rdma),
             "vfio-user" => parse_vfio_user(text, rest),
             _ => parse_model(text, rest, depth),
         }
@@ -127,11 +122,8 @@ impl fmt::Display for Uri {
             Uri::Model { spec, over: Some(over), .. } => {
                 write!(f, "model:{spec}{}over={over}", if spec.contains('?') { '&' } else { '?' })
             }
-            Uri::NvmeTcp { host, port, nqn, .. } if host.contains(':') => {
-                write!(f, "nvme+tcp://[{host}]:{port}/{nqn}")
-            }
-            Uri::NvmeTcp { host, port, nqn, .. } => write!(f, "nvme+tcp://{host}:{port}/{nqn}"),
-            Uri::VfioUser { socket } => write!(f, "vfio-user:{}", socket.display()),
+            Uri::NvmeTcp(options) => options.fmt(f),
+            Uri::VfioUser(options) => options.fmt(f),
         }
     }
 }
@@ -214,43 +206,42 @@ fn parse_model(text: &str, rest: &str, depth: u32) -> Result<Uri, Error> {
     Ok(Uri::Model { spec, real_time: real_time.unwrap_or(over.is_some()), over })
 }
 
-/// `//host:port/NQN?…`; an IPv6 host stands in brackets.
-fn parse_nvme_tcp(text: &str, rest: &str) -> Result<Uri, Error> {
-    let wrong = |found: &str| bad(text, found, "nvme+tcp://HOST:4420/NQN?nsid=1&queues=8");
+/// `//HOST:PORT/NQN?…`; an IPv6 host stands in brackets.
+fn parse_nvme(text: &str, rest: &str, transport: Transport) -> Result<Uri, Error> {
+    let next = format!("{}://HOST:4420/NQN?nsid=1&queues=8", transport.scheme());
+    let wrong = |found: &str| bad(text, found, &next);
     let (address, tail) = rest
         .strip_prefix("//")
         .and_then(|r| r.split_once('/'))
         .ok_or_else(|| wrong("isn't an address and an NQN"))?;
     let (nqn, tail) = tail.split_once('?').unwrap_or((tail, ""));
-    let (host, port) = match address.rsplit_once(':') {
-        Some((host, port)) if !port.ends_with(']') => {
-            (host, port.parse().map_err(|_| wrong("its port isn't a number up to 65535"))?)
-        }
-        _ => (address, NVME_TCP_PORT),
-    };
-    let host = host.trim_matches(['[', ']']);
-    if host.is_empty() || nqn.is_empty() {
-        return Err(wrong("names no host, or no NQN"));
+    let address = nvme_tcp::Address::parse(address).map_err(|why| wrong(&why))?;
+    // The kernel's target takes any name, so the form of an NQN isn't asked for.
+    if nqn.is_empty() || nqn.len() > nqn::BYTES_MAX || nqn.contains(char::is_control) {
+        return Err(wrong("names no subsystem: an NQN has 1 to 223 bytes"));
     }
-    let (mut namespace, mut queues) = (1, None);
+    let mut options = nvme_tcp::Options { transport, ..nvme_tcp::Options::new(address, nqn) };
     for (key, value) in query(tail) {
-        let number = || {
-            value.parse().ok().filter(|n| *n > 0).ok_or_else(|| wrong(&format!("{key}={value} is no count")))
-        };
-        match key.as_str() {
-            "nsid" => namespace = number()?,
-            "queues" => queues = Some(number()?),
-            _ => return Err(wrong(&format!("'{key}' is no key of nvme+tcp:"))),
-        }
+        options.set(&key, &value).map_err(|why| wrong(&why))?;
     }
-    Ok(Uri::NvmeTcp { host: host.into(), port, nqn: nqn.into(), namespace, queues })
+    Ok(Uri::NvmeTcp(Box::new(options)))
 }
 
 fn parse_vfio_user(text: &str, rest: &str) -> Result<Uri, Error> {
-    match rest.strip_prefix("//").unwrap_or(rest) {
-        "" => Err(bad(text, "names no socket", "vfio-user:/run/forebay.sock")),
-        socket => Ok(Uri::VfioUser { socket: socket.into() }),
+    let wrong = |found: &str| bad(text, found, "vfio-user:/run/forebay.sock?nsid=1&queues=8");
+    let (socket, tail) = rest.split_once('?').unwrap_or((rest, ""));
+    let socket = decode(socket.strip_prefix("//").unwrap_or(socket));
+    if socket.is_empty() {
+        return Err(wrong("names no socket"));
     }
+    if socket.len() > SOCKET_BYTES_MAX {
+        return Err(wrong("names a socket by more than 107 bytes"));
+    }
+    let mut options = vfio_user::Options::new(socket.into());
+    for (key, value) in query(tail) {
+        options.set(&key, &value).map_err(|why| wrong(&why))?;
+    }
+    Ok(Uri::VfioUser(Box::new(options)))
 }
 
 fn looks_like_scheme(scheme: &str) -> bool {
@@ -338,10 +329,12 @@ mod tests {
             ("stripe:?m=/a&x=1", "'x'"),
             ("nil:?bytes=1", "'bytes'"),
             ("model:x?time=soon", "neither"),
-            ("nvme+tcp://h:1/n", "lacks"),
+            ("nvme+tcp://h:1/", "NQN"),
             ("nvme+tcp:h", "address"),
+            ("nvme+tcp://h:1/nqn.2014-08.org.example:a?nr=1", "'nr'"),
             ("vfio-user:", "socket"),
-            ("stripe:?m=vfio-user:/s", "lacks"),
+            ("stripe:?m=vfio-user:/s%3Fqueue=1", "'queue'"),
+            ("vfio-user:/s?queues=0", "queues"),
         ] {
             let error = Uri::parse(text).unwrap_err();
             assert!(error.to_string().contains(found), "{text}: {error}");
@@ -350,18 +343,20 @@ mod tests {
 
     #[test]
     fn remote_addresses_come_with_and_without_brackets_and_port() {
-        let address = |text: &str| match Uri::recognise(&format!("nvme+tcp:{text}")) {
-            Ok(Uri::NvmeTcp { host, port, namespace, .. }) => Some((host, port, namespace)),
+        let address = |text: &str| match Uri::parse(&format!("nvme+tcp:{text}")) {
+            Ok(Uri::NvmeTcp(o)) => Some((o.addresses[0].host.clone(), o.addresses[0].port, o.nsid)),
             _ => None,
         };
-        assert_eq!(address("//10.0.0.2:4421/nqn?nsid=3"), Some(("10.0.0.2".into(), 4421, 3)));
-        assert_eq!(address("//[fe80::1]:4420/nqn"), Some(("fe80::1".into(), 4420, 1)));
-        assert_eq!(address("//[fe80::1]/nqn"), Some(("fe80::1".into(), 4420, 1)));
-        for bad in ["//host:99999/nqn", "//host:1/", "//host:1/n?nsid=0", "//host:1/n?x=1"] {
-            assert_eq!(address(bad), None, "{bad}");
+        let nqn = "nqn.2014-08.org.example:a";
+        let of = |text: &str| address(&text.replace("NQN", nqn));
+        assert_eq!(of("//10.0.0.2:4421/NQN?nsid=3"), Some(("10.0.0.2".into(), 4421, 3)));
+        assert_eq!(of("//[fe80::1]:4420/NQN"), Some(("fe80::1".into(), 4420, 1)));
+        assert_eq!(of("//[fe80::1]/NQN"), Some(("fe80::1".into(), 4420, 1)));
+        for bad in ["//host:99999/NQN", "//host:1/", "//host:1/NQN?nsid=0", "//host:1/NQN?x=1", "//:1/NQN"] {
+            assert_eq!(of(bad), None, "{bad}");
         }
-        let shown = Uri::recognise("nvme+tcp://[::1]/n").unwrap().to_string();
-        assert_eq!(shown, "nvme+tcp://[::1]:4420/n");
+        let shown = Uri::parse(&format!("nvme+tcp://[::1]/{nqn}")).unwrap().to_string();
+        assert_eq!(shown, format!("nvme+tcp://[::1]:4420/{nqn}"));
     }
 
     proptest! {

@@ -21,6 +21,13 @@ pub struct Slots {
     slot_bytes: usize,
 }
 
+/// What lies in host memory that nobody writes to meanwhile.
+#[allow(dead_code)] // the tests of faults look at slots only
+pub fn bytes_at(mem: Mem, len: usize) -> Vec<u8> {
+    // SAFETY: the caller has that memory for as long, lent by a queue that it keeps.
+    unsafe { std::slice::from_raw_parts(mem.host_ptr(), len) }.to_vec()
+}
+
 enum Held {
     Host(Arena),
     Gpu(DeviceMemory),

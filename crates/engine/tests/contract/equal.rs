@@ -20,7 +20,10 @@ fn few() -> ProptestConfig {
 /// Runs the batches on the target and the model, comparing each read. Returns the model.
 pub fn run_beside_model(target: &Target, path: PathKind, depth: u32, work: &[Vec<Request>]) -> Flat {
     let io_bytes = work.iter().flatten().map(|r| r.len).max().unwrap_or(1) as usize;
-    let mut rig = Rig::open(target, path, depth, io_bytes, depth % 2 == 0, &plain);
+    beside_model(Rig::open(target, path, depth, io_bytes, depth % 2 == 0, &plain), target, work)
+}
+
+fn beside_model(mut rig: Rig, target: &Target, work: &[Vec<Request>]) -> Flat {
     let mut flat = Flat::new(truth(target).unwrap());
     for batch in work {
         let answers = rig.all(batch);
@@ -87,6 +90,34 @@ proptest! {
             prop_assert!(now.len() == flat.bytes.len(), "{} changed the file's size", name);
             prop_assert_eq!(flat.differs(0, &now), None, "{}", target.label);
         }
+    }
+
+    /// However payload is scattered, each source moves the bytes that contiguous memory would have got and given.
+    #[test]
+    fn scattered_memory_is_as_good_as_contiguous(
+        seed: u64, depth in 1u32..9, kind in 0usize..6, direct: bool, members in 1usize..4,
+    ) {
+        let home = cases::home();
+        let one = |i: u64, engine| {
+            cases::file(&home.path().join(i.to_string()), &noise(seed ^ i, 256 << 10), engine, direct)
+        };
+        let engine = ENGINES[kind % 3].1;
+        prop_assume!(lacking(engine).is_none() && lacking(Engine::Uring).is_none());
+        let target = match kind {
+            0..=2 => one(0, engine),
+            3 => striped(4096 * members as u64, (0..members as u64).map(|i| one(i, engine)).collect()),
+            4 => cases::model(Some(one(0, engine))),
+            _ => {
+                let more = ["queues=3", "queues=6&ddgst=1&hdgst=1", "bulk=16384"][members - 1];
+                crate::served::target(noise(seed, 256 << 10), more)
+            }
+        };
+        let shape = Shape { bytes: target.bytes, unit: UNIT, units_max: 40, writes: true };
+        let work = batches(seed, 40, shape);
+        let io_bytes = work.iter().flatten().map(|r| r.len).max().unwrap_or(1) as usize;
+        let rig = Rig::open(&target, PathKind::Host, depth, io_bytes, depth % 2 == 0, &plain).scatter(seed);
+        let flat = beside_model(rig, &target, &work);
+        prop_assert_eq!(flat.differs(0, &truth(&target).unwrap()), None, "{}", target.label);
     }
 
     /// A stripe is one file: bytes written through it read back flat, and lie on its members as RAID0 lays them.

@@ -4,6 +4,7 @@
 
 use super::arena::Slots;
 use super::mapped::Mapped;
+use super::scattered::Scattered;
 use forebay_engine::gpu::cuda::{Device, Pinned};
 use forebay_engine::gpu::cufile::Buffer;
 use forebay_engine::gpu::CudaCopier;
@@ -74,6 +75,8 @@ pub struct Rig {
     _pin: Option<Pinned>,
     _staging: Option<Slots>,
     _mapped: Option<Mapped>,
+    /// Payload lies here instead of in the slots.
+    scattered: Option<Scattered>,
     /// What to say when a check fails: the case, and the seed if any.
     pub name: String,
     /// By tag: which request is out under it.
@@ -167,7 +170,7 @@ impl Rig {
     ) -> Rig {
         let needs =
             QueueNeeds { depth, io_bytes_max: io_bytes as u64, then_copied: path == PathKind::Bounce };
-        let wants_ring = target.files().iter().any(|(_, e)| *e == Engine::Uring);
+        let wants_ring = target.files().iter().any(|(_, e)| *e == Engine::Uring) || target.needs_ring();
         let mut reactor = if wants_ring {
             Reactor::with_ring(RingOptions { depth: target.ring_depth(needs), ..RingOptions::default() })
                 .unwrap()
@@ -215,9 +218,18 @@ impl Rig {
             _pin: pin,
             _staging: staging,
             _mapped: mapped,
+            scattered: None,
             name: format!("{} on {path:?}{through}, depth {depth}", target.label),
             out: vec![None; depth as usize],
         }
+    }
+
+    /// From now on payload is scattered, as `seed` has it.
+    pub fn scatter(mut self, seed: u64) -> Rig {
+        let (count, bytes) = (self.slots.arena().count(), self.slots.arena().slot_bytes());
+        self.scattered = Some(Scattered::new(count, bytes, self.queue.geometry(), seed));
+        self.name += &format!(", scattered by {seed}");
+        self
     }
 
     fn count_out(&self) -> u32 {
@@ -228,7 +240,10 @@ impl Rig {
     pub fn push(&mut self, id: usize, request: &Request) -> Option<u32> {
         let tag = self.out.iter().position(Option::is_none)? as u32;
         self.slots.set(tag as usize, &request.data);
-        let mem = self.slots.mem(tag as usize);
+        let mem = match &mut self.scattered {
+            Some(scattered) => scattered.lay(tag as usize, &self.slots.get(tag as usize)),
+            None => self.slots.mem(tag as usize),
+        };
         let io = Io { tag, op: request.op, offset: request.offset, len: request.len, mem };
         let before = self.queue.in_flight();
         match self.queue.push(io, &mut self.reactor) {
@@ -265,7 +280,10 @@ impl Rig {
         let name = &self.name;
         let slot = self.out.get_mut(done.tag as usize).unwrap_or_else(|| panic!("{name}: unknown {done:?}"));
         let id = slot.take().unwrap_or_else(|| panic!("{name}: done though not in flight: {done:?}"));
-        let bytes = self.slots.get(done.tag as usize);
+        let bytes = match &self.scattered {
+            Some(scattered) => scattered.gather(done.tag as usize),
+            None => self.slots.get(done.tag as usize),
+        };
         (id, Answer { done, bytes })
     }
 

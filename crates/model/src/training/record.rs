@@ -22,6 +22,9 @@ pub struct Training {
     pub hosts: u32,
     pub rule_set: RuleSet,
     pub level: Level,
+    /// Images were decoded.
+    #[serde(default)]
+    pub decode: bool,
     pub loader: Loader,
     pub format: String,
     pub batch: u32,
@@ -32,7 +35,7 @@ pub struct Training {
     pub seed: u64,
     pub prefetch: u32,
     pub read_threads: u32,
-    /// Where samples end: `drop`, let go of once they were read and checked.
+    /// Where samples end: `drop`, let go of once they were read and checked; `host` or `gpu:N`, kept until their step.
     pub destination: String,
     pub au_pct: Option<f64>,
     pub au_pct_min: f64,
@@ -172,6 +175,7 @@ impl Training {
             hosts: 1,
             rule_set: spec.rules,
             level: spec.level,
+            decode: spec.decode,
             loader: workload.loader,
             format: workload.format.clone(),
             batch: workload.batch,
@@ -182,7 +186,7 @@ impl Training {
             seed: spec.seed,
             prefetch: spec.prefetch,
             read_threads: spec.read_threads,
-            destination: "drop".into(),
+            destination: spec.destination.clone(),
             au_pct: None,
             au_pct_min: workload.au_pct_min,
             passes: false,
@@ -269,7 +273,7 @@ impl Training {
         let data = (self.files, self.samples_per_file, self.compute_s.to_bits(), self.record_bytes.to_bits());
         let run =
             (self.rule_set, self.level, self.loader, self.seed, self.prefetch, self.read_threads, self.steps);
-        (workload, data, run, &self.destination)
+        (workload, data, run, (&self.destination, self.decode))
     }
 
     /// One run of several hosts. Refuses hosts that ran something else, or with another number of accelerators.

@@ -1,7 +1,7 @@
 //! One emulated training run as asked for. Names of workloads mean nothing here:
 //! whoever asks has looked up the constants.
 
-use crate::job::{Cache, Engine};
+use crate::job::{Cache, Engine, PathKind};
 use crate::Error;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -97,6 +97,11 @@ pub struct Workload {
     pub file_shuffle: bool,
     #[serde(default)]
     pub sample_shuffle: bool,
+    #[serde(default)]
+    pub transfer_bytes: Option<u64>,
+    /// Parquet: names of the columns that are read. None: all.
+    #[serde(default)]
+    pub columns: Option<Vec<String>>,
 }
 
 /// A run. Sizes in bytes, times in seconds.
@@ -106,7 +111,9 @@ pub struct EmulateSpec {
     pub workload: Workload,
     pub rules: RuleSet,
     pub level: Level,
-    /// Folders of files, or the URI of a modelled drive.
+    /// Images are decoded once they are whole.
+    pub decode: bool,
+    /// Folders of files, or one source URI that holds a packed data set.
     pub data: Vec<String>,
     /// Emulated accelerators of this process.
     pub accelerators: u32,
@@ -124,6 +131,14 @@ pub struct EmulateSpec {
     pub io_bytes: Option<u64>,
     /// I/Os in flight per worker.
     pub depth: Option<u32>,
+    /// `drop`, `host` or `gpu:0`, `gpu:0,1`.
+    pub destination: String,
+    pub path: PathKind,
+    /// cuFile may run in its compatibility mode; anything but direct DMA is an error.
+    pub allow_compat: bool,
+    pub require_direct: bool,
+    /// Page cache that `mapped` may keep registered. None: half of the memory that is free.
+    pub pin_limit_bytes: Option<u64>,
     /// Auto: by what was found in the page cache before the run, through it where the files are there, past it where not.
     pub cache: Cache,
     pub engine: Engine,
@@ -146,6 +161,7 @@ impl Default for EmulateSpec {
             workload: Workload::default(),
             rules: RuleSet::V20,
             level: Level::Parse,
+            decode: false,
             data: Vec::new(),
             accelerators: 1,
             first_rank: 0,
@@ -157,6 +173,11 @@ impl Default for EmulateSpec {
             read_threads: 1,
             io_bytes: None,
             depth: None,
+            destination: "drop".into(),
+            path: PathKind::Auto,
+            allow_compat: false,
+            require_direct: false,
+            pin_limit_bytes: None,
             cache: Cache::Auto,
             engine: Engine::Auto,
             on_error: OnError::Fail,
@@ -175,6 +196,7 @@ pub const SAMPLES_PER_FILE_MAX: u32 = 1 << 30;
 pub const EPOCHS_MAX: u32 = 10_000;
 pub const PREFETCH_MAX: u32 = 1024;
 pub const READ_THREADS_MAX: u32 = 1024;
+const PIN_LIMIT_MIN: u64 = 1 << 20;
 const BATCH_MAX: u32 = 1 << 24;
 const COMPUTE_S_MAX: f64 = 3600.0;
 const RECORD_BYTES_MAX: f64 = (1u64 << 40) as f64;
@@ -216,9 +238,9 @@ impl EmulateSpec {
     ///
     /// PyTorch gives each of its `read_threads` workers `prefetch / read_threads` batches, rounded up; with a
     /// prefetch of 0, two. TensorFlow holds `prefetch` batches behind as many as its parallel map has calls.
-    /// By the text of the rules it is `prefetch` alone.
+    /// By the text of the rules, and where batches stay in memory until their step, it is `prefetch` alone.
     pub fn batches_ahead(&self) -> u32 {
-        if self.rules == RuleSet::Text {
+        if self.rules == RuleSet::Text || self.destination != "drop" {
             return self.prefetch.max(1);
         }
         match self.workload.loader {
@@ -234,6 +256,9 @@ impl EmulateSpec {
         self.check_ranks()?;
         if self.data.is_empty() || self.data.iter().any(String::is_empty) {
             return refuse("--data", "no folder or source was given", "--data DIR");
+        }
+        if self.decode && self.level == Level::Bytes {
+            return refuse("--decode --level bytes", "level bytes looks into no file", "--level parse");
         }
         if self.epochs == 0 || self.epochs > EPOCHS_MAX {
             return refuse(format!("--epochs {}", self.epochs), "must be 1 to 10,000", "--epochs 5");
@@ -255,7 +280,8 @@ impl EmulateSpec {
                 "--read-threads 4",
             );
         }
-        self.check_machine()
+        self.check_machine()?;
+        self.check_path()
     }
 
     fn check_ranks(&self) -> Result<(), Error> {
@@ -303,8 +329,99 @@ impl EmulateSpec {
                 "--interval 500",
             );
         }
+        if !is_destination(&self.destination) {
+            return refuse(
+                format!("--destination {}", self.destination),
+                "is neither drop, host nor GPUs by number",
+                "--destination gpu:0,1",
+            );
+        }
         Ok(())
     }
+}
+
+impl EmulateSpec {
+    pub fn feeds_gpu(&self) -> bool {
+        self.destination.starts_with("gpu:")
+    }
+
+    /// That batches end on, by number.
+    pub fn gpus(&self) -> Vec<u32> {
+        let list = self.destination.strip_prefix("gpu:").unwrap_or_default();
+        list.split(',').filter_map(|n| n.parse().ok()).collect()
+    }
+
+    /// Paths, and what they have to do with where batches end and with what is done to their bytes.
+    fn check_path(&self) -> Result<(), Error> {
+        const NO_SUCH_BYTES: &str = "the host checks samples on their way (level parse), and they pass it by";
+        let by_cufile_or_map = matches!(self.path, PathKind::Gds | PathKind::Mapped);
+        let name = if self.path == PathKind::Gds { "gds" } else { "mapped" };
+        let to = &self.destination;
+        if self.path == PathKind::Host && self.feeds_gpu() {
+            let asked = format!("--path host to --destination {to}");
+            return refuse(asked, "it ends in host memory", "--path bounce, or --destination host");
+        }
+        if by_cufile_or_map && !self.feeds_gpu() {
+            let asked = format!("--path {name} to --destination {to}");
+            return refuse(asked, "it ends in a GPU's memory", "--destination gpu:0, or --path bounce");
+        }
+        if by_cufile_or_map && self.level == Level::Parse {
+            let asked = format!("--path {name} with --level parse");
+            return refuse(asked, NO_SUCH_BYTES, "--level bytes, or --path bounce");
+        }
+        if self.path == PathKind::Mapped && matches!(self.cache, Cache::Bypass | Cache::Drop) {
+            let found = "what it copies is the page cache: every byte would go another way";
+            let next = "--cache allow or --cache warm; --path bounce for data on a drive";
+            return refuse("--path mapped without the page cache", found, next);
+        }
+        self.check_direct()
+    }
+
+    fn check_direct(&self) -> Result<(), Error> {
+        let is_open = matches!(self.path, PathKind::Gds | PathKind::Auto);
+        if self.require_direct && !(is_open && self.feeds_gpu()) {
+            let found = "storage goes direct into a GPU's memory only, by gds";
+            return refuse(
+                "--require-direct",
+                found,
+                "--destination gpu:0 --path gds, or no --require-direct",
+            );
+        }
+        if self.require_direct && self.level == Level::Parse {
+            let found = "the host checks samples on their way, and what goes direct passes it by";
+            return refuse(
+                "--require-direct with --level parse",
+                found,
+                "--level bytes, or no --require-direct",
+            );
+        }
+        if self.require_direct && !matches!(self.cache, Cache::Auto | Cache::Bypass) {
+            let found = "what passes it is copied by a CPU";
+            return refuse("--require-direct through the page cache", found, "--cache bypass");
+        }
+        let maps = matches!(self.path, PathKind::Mapped | PathKind::Auto) && self.feeds_gpu();
+        if self.pin_limit_bytes.is_some() && !maps {
+            let next = "--destination gpu:0 --path mapped, or no --pin-limit";
+            return refuse("--pin-limit", "only --path mapped registers pages of files", next);
+        }
+        if self.pin_limit_bytes.is_some_and(|bytes| bytes < PIN_LIMIT_MIN) {
+            let found = "must be at least 1 MiB: less isn't worth registering";
+            return refuse("--pin-limit", found, "--pin-limit 1g");
+        }
+        Ok(())
+    }
+}
+
+/// `drop`, `host`, `gpu:0` or `gpu:0,1`, each GPU once.
+fn is_destination(text: &str) -> bool {
+    let Some(list) = text.strip_prefix("gpu:") else { return matches!(text, "drop" | "host") };
+    let numbers: Option<Vec<u32>> = list.split(',').map(|n| n.parse().ok()).collect();
+    numbers.is_some_and(|mut n| {
+        let given = n.len();
+        n.sort_unstable();
+        n.dedup();
+        n.len() == given
+    })
 }
 
 impl Workload {
@@ -402,8 +519,22 @@ mod tests {
         assert_eq!(EmulateSpec { read_threads: 4, prefetch: 5, ..spec() }.batches_ahead(), 8);
         assert_eq!(EmulateSpec { read_threads: 4, prefetch: 0, ..spec() }.batches_ahead(), 8);
         assert_eq!(EmulateSpec { read_threads: 4, rules: RuleSet::Text, ..spec() }.batches_ahead(), 2);
+        assert_eq!(EmulateSpec { read_threads: 4, destination: "gpu:0".into(), ..spec() }.batches_ahead(), 2);
         let resnet50 = Workload { loader: Loader::TensorFlow, computation_threads: 8, ..unet3d() };
         assert_eq!(EmulateSpec { workload: resnet50, ..spec() }.batches_ahead(), 10);
+    }
+
+    fn to_gpu() -> EmulateSpec {
+        EmulateSpec { destination: "gpu:0".into(), ..spec() }
+    }
+
+    #[test]
+    fn paths_past_the_host_are_for_bytes_that_nobody_checks() {
+        for path in [PathKind::Gds, PathKind::Mapped] {
+            let error = EmulateSpec { path, ..to_gpu() }.check().unwrap_err();
+            assert!(error.next.contains("--level bytes") && error.next.contains("--path bounce"), "{error}");
+            EmulateSpec { path, level: Level::Bytes, ..to_gpu() }.check().unwrap();
+        }
     }
 
     #[test]
@@ -418,6 +549,7 @@ mod tests {
             ("the emulated run's ranks", EmulateSpec { first_rank: 1, ..spec() }),
             ("the emulated run's ranks", EmulateSpec { first_rank: u32::MAX, ..spec() }),
             ("--data", EmulateSpec { data: vec![], ..spec() }),
+            ("--decode", EmulateSpec { decode: true, level: Level::Bytes, ..spec() }),
             ("--epochs 0", EmulateSpec { epochs: 0, ..spec() }),
             ("--steps 0", EmulateSpec { steps_max: Some(0), ..spec() }),
             ("--prefetch 9999", EmulateSpec { prefetch: 9999, ..spec() }),
@@ -427,6 +559,29 @@ mod tests {
             ("--workers 0", EmulateSpec { workers: Some(0), ..spec() }),
             ("--supply NaN", EmulateSpec { supply_gib_s: Some(f64::NAN), ..spec() }),
             ("--interval 0", EmulateSpec { interval_s: 0.0, ..spec() }),
+            ("--destination tape", EmulateSpec { destination: "tape".into(), ..spec() }),
+            ("--destination gpu:0,0", EmulateSpec { destination: "gpu:0,0".into(), ..spec() }),
+            ("--path host to --destination gpu:0", EmulateSpec { path: PathKind::Host, ..to_gpu() }),
+            ("--path gds to --destination drop", EmulateSpec { path: PathKind::Gds, ..spec() }),
+            (
+                "--path mapped to --destination host",
+                EmulateSpec { path: PathKind::Mapped, destination: "host".into(), ..spec() },
+            ),
+            ("--path mapped with --level parse", EmulateSpec { path: PathKind::Mapped, ..to_gpu() }),
+            ("--path gds with --level parse", EmulateSpec { path: PathKind::Gds, ..to_gpu() }),
+            (
+                "--path mapped without the page cache",
+                EmulateSpec { path: PathKind::Mapped, cache: Cache::Drop, level: Level::Bytes, ..to_gpu() },
+            ),
+            ("--require-direct", EmulateSpec { require_direct: true, ..spec() }),
+            ("--require-direct", EmulateSpec { require_direct: true, path: PathKind::Bounce, ..to_gpu() }),
+            ("--require-direct with --level parse", EmulateSpec { require_direct: true, ..to_gpu() }),
+            (
+                "--require-direct through the page cache",
+                EmulateSpec { require_direct: true, level: Level::Bytes, cache: Cache::Warm, ..to_gpu() },
+            ),
+            ("--pin-limit", EmulateSpec { pin_limit_bytes: Some(1 << 30), ..spec() }),
+            ("--pin-limit", EmulateSpec { pin_limit_bytes: Some(1 << 19), ..to_gpu() }),
             ("--workload", workload(|w| w.name.clear())),
             ("workload unet3d: batch = 0", workload(|w| w.batch = 0)),
             ("workload unet3d: compute_s = NaN", workload(|w| w.compute_s = f64::NAN)),

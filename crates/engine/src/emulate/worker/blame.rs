@@ -16,7 +16,7 @@ impl Worker {
     }
 
     pub(super) fn unreadable(&self, file: u32, e: &std::io::Error) {
-        let name = self.name(file);
+        let name = self.shared.data.name(file);
         let (found, next) = match e.raw_os_error() {
             Some(libc::ENOENT) => {
                 ("the file is gone since the run began".into(), "forebay emulate datagen to make it anew")
@@ -29,12 +29,22 @@ impl Worker {
         self.wrong(format!("{name}: {found}"), Error::run(format!("read {name}"), found, next));
     }
 
-    fn name(&self, file: u32) -> String {
-        self.shared.data.path(file).display().to_string()
+    /// What keeps a file from being read, said by whoever was to read it.
+    pub(super) fn refused(&self, file: u32, error: Error) {
+        self.forget(file);
+        self.wrong(format!("{}: {}", self.shared.data.name(file), error.found), error);
+    }
+
+    /// Whoever opens it next finds what it has become.
+    fn forget(&self, file: u32) {
+        if let Some(straight) = &self.shared.straight {
+            straight.forget(file);
+        }
     }
 
     pub(super) fn damaged(&self, file: u32, damage: &Damage) {
-        let name = self.name(file);
+        self.forget(file);
+        let name = self.shared.data.name(file);
         let next =
             "--on-error skip to leave it out; or rm that file, and forebay emulate datagen makes it anew";
         let error = Error::run(format!("read {name}"), damage.to_string(), next);
@@ -43,7 +53,7 @@ impl Worker {
 
     /// A record that was damaged between others that weren't.
     pub(super) fn lost(&self, file: u32, damage: &Damage, samples: u32) {
-        let example = format!("{}: {damage}", self.name(file));
+        let example = format!("{}: {damage}", self.shared.data.name(file));
         self.board().lock().skipped.add(samples.into(), example);
     }
 

@@ -1,8 +1,11 @@
-//! What arrived: parsed while it is in the processor's cache, told to the scheduler.
+//! What arrived: parsed while it is in the processor's cache, copied on, told to the
+//! scheduler.
 
 use super::super::board::{add, ACCOUNT_NS};
-use super::{Active, Worker};
+use super::{Active, Flight, Worker};
 use crate::format::Damage;
+use crate::queue::Fault;
+use forebay_model::Error;
 
 impl Worker {
     /// Books a read. False where the rest of it was asked for again.
@@ -54,7 +57,10 @@ impl Worker {
                     active.goal = active.reading.goal(active.upto);
                 }
             }
-            let is_over = active.slots.is_empty() && (active.reading.is_dead || active.pushed >= active.goal);
+            self.copiers.iter_mut().for_each(|copier| copier.submit());
+            any |= self.settle_copies(&mut active);
+            let is_quiet = active.slots.is_empty() && active.copying.is_empty();
+            let is_over = is_quiet && (active.reading.is_dead || active.pushed >= active.goal);
             if is_over && active.reading.is_dead {
                 self.skip(&mut active);
                 any = true;
@@ -75,6 +81,10 @@ impl Worker {
         self.latencies.read.record(begin.saturating_sub(flight.began));
         let found = match flight.errno {
             _ if active.reading.is_dead => Ok(()),
+            0 if active.straight.is_some() => {
+                active.reading.pass((flight.want - flight.head).into());
+                Ok(())
+            }
             0 => active.reading.take(&self.slots.bytes(tag)[flight.head as usize..flight.want as usize]),
             libc::ENODATA => {
                 let ends = flight.offset + u64::from(flight.got);
@@ -83,7 +93,10 @@ impl Worker {
                 Err(Damage::new(active.reading.records(), ends, what))
             }
             errno => {
-                let what = format!("reading failed: {}", std::io::Error::from_raw_os_error(errno));
+                let what = match self.note_of(tag) {
+                    Some(note) => note.into(),
+                    None => format!("reading failed: {}", std::io::Error::from_raw_os_error(errno)),
+                };
                 Err(Damage::new(active.reading.records(), flight.offset, what))
             }
         };
@@ -91,9 +104,12 @@ impl Worker {
         let counters = self.counters();
         add(&counters.parse_ns, end - begin);
         add(&counters.ios, 1);
-        let got = if flight.errno == 0 { flight.want } else { flight.got };
-        add(&counters.bytes, got.saturating_sub(flight.head).into());
-        self.slots.give(tag);
+        if self.copiers.is_empty() {
+            // Others are counted where they end.
+            let whole = flight.errno == 0;
+            let got = if whole { flight.want } else { flight.got };
+            counters.ways.add(self.via, got.saturating_sub(flight.head).into());
+        }
         let found = found.and_then(|()| match active.reading.is_short() {
             true => Err(Damage::new(
                 active.reading.records(),
@@ -106,6 +122,7 @@ impl Worker {
             self.lost(active.file, &damage, samples);
         }
         if let Err(damage) = found {
+            self.let_go(active, tag);
             let whole = active.reading.samples().min(active.upto);
             self.report(active, whole, end);
             active.reading.give_up();
@@ -118,9 +135,99 @@ impl Worker {
             self.latencies.sample.record_n((end - active.since) / count, count);
             (active.seen, active.since) = (samples, end);
         }
-        self.report(active, samples, end);
+        if active.reading.is_dead || self.copiers.is_empty() {
+            self.let_go(active, tag);
+            self.report(active, samples, end);
+        } else if active.straight.is_some() {
+            self.flights[tag as usize].whole = samples;
+            self.keep(active, tag);
+            self.report(active, samples, end);
+        } else {
+            self.copy_on(active, tag, samples);
+        }
         if end - self.accounted >= ACCOUNT_NS {
             self.account(end);
+        }
+    }
+
+    /// Sends what was parsed to the destination.
+    fn copy_on(&mut self, active: &mut Active, tag: u32, samples: u32) {
+        let Some(destination) = self.shared.board.destination.as_ref() else { return };
+        let turn = destination.turn_of(active.rank);
+        let to = match destination.take(turn) {
+            Ok(to) => to,
+            Err(error) => {
+                self.slots.give(tag);
+                active.reading.give_up();
+                self.board().fail(error);
+                return;
+            }
+        };
+        let flight = &mut self.flights[tag as usize];
+        (flight.to, flight.whole) = (Some(to), samples);
+        let (head, want) = (flight.head as usize, flight.want as usize);
+        active.copying.push_back(tag);
+        self.copiers[turn].start(tag, self.slots.lend(tag).after(head), to, want - head);
+    }
+
+    /// What arrived at the destination stays there until its step; its samples are whole.
+    fn settle_copies(&mut self, active: &mut Active) -> bool {
+        if self.copiers.is_empty() {
+            return false;
+        }
+        let mut copies = std::mem::take(&mut self.copies);
+        self.copiers.iter_mut().for_each(|copier| copier.reap(&mut copies));
+        for (tag, fault) in copies.drain(..) {
+            self.end_copy(tag, fault);
+        }
+        self.copies = copies;
+        let mut any = false;
+        while let Some(tag) = active.copying.front().copied().filter(|tag| self.flights[*tag as usize].copied)
+        {
+            active.copying.pop_front();
+            let whole = self.flights[tag as usize].whole;
+            self.keep(active, tag);
+            let now = self.now();
+            self.report(active, whole, now);
+            any = true;
+        }
+        any
+    }
+
+    /// A copy to the destination has ended, and its bytes count.
+    pub(super) fn end_copy(&mut self, tag: u32, fault: Option<Fault>) {
+        let flight = &mut self.flights[tag as usize];
+        flight.copied = true;
+        let bytes = flight.want - flight.head;
+        self.slots.is_back(tag);
+        match fault {
+            None => self.counters().ways.add(self.via, bytes.into()),
+            Some(fault) => {
+                let asked = format!("copy to {}", self.shared.spec.destination);
+                self.board().fail(Error::run(asked, fault.to_string(), "nvidia-smi; dmesg | tail"));
+            }
+        }
+    }
+
+    /// What lies at the destination stays there until its step.
+    fn keep(&mut self, active: &Active, tag: u32) {
+        self.slots.give(tag);
+        let Flight { to, whole, .. } = self.flights[tag as usize];
+        if let (Some(destination), Some(piece)) = (&self.shared.board.destination, to) {
+            // Of the sample that ends last, which may be under way.
+            let last = u64::from(whole.min(active.stream.samples - 1));
+            let number = active.stream.position + last * u64::from(active.stream.stride);
+            let batch = (number / u64::from(self.shared.plan.batch)) as u32;
+            destination.keep(batch, destination.turn_of(active.rank), piece);
+        }
+    }
+
+    /// Nobody wants what was read.
+    fn let_go(&mut self, active: &Active, tag: u32) {
+        self.slots.give(tag);
+        let piece = self.flights[tag as usize].to.take();
+        if let (Some(destination), Some(piece)) = (&self.shared.board.destination, piece) {
+            destination.give_back(destination.turn_of(active.rank), piece);
         }
     }
 
@@ -136,6 +243,8 @@ impl Worker {
     }
 
     pub(super) fn give_back(&mut self, mut active: Active) {
+        // Whoever reads it next has a queue of its own.
+        active.straight = None;
         add(&self.counters().payload_bytes, active.reading.take_payload());
         // The epoch may have ended with its last sample, and the next one begun.
         self.board().change(|s| match s.begun() == active.epoch {

@@ -5,10 +5,18 @@
 //! `forebay_model::content`: it doesn't compress, doesn't repeat, and is the same on every machine.
 
 mod forced;
+mod hdf5;
+mod image;
 mod npz;
+mod parquet;
+mod plain;
 mod tfrecord;
 
-pub use npz::Npz;
+pub use hdf5::Hdf5;
+pub use image::{Jpeg, Png};
+pub use npz::{Npy, Npz};
+pub use parquet::{Column, Parquet, PAGE_BYTES_MAX};
+pub use plain::{Indexed, Raw};
 pub use tfrecord::TfRecord;
 
 use super::sums;
@@ -25,6 +33,9 @@ pub struct WriteSpec {
     pub samples_per_file: u32,
     /// Side of a record's mean square: the feature `size` of a TFRecord.
     pub dimension: u32,
+    /// Of Parquet, in their order, and samples in a row group; 0: all of a file's.
+    pub columns: Vec<Column>,
+    pub row_group: u32,
 }
 
 /// One file: its number, and the two sides of each of its samples, in bytes.
@@ -51,6 +62,14 @@ pub enum Part {
     Sum(Sum),
     /// The masked CRC32C of what was summed; nothing is summed from here on.
     MaskedCrc32c,
+    /// The CRC-32 of what was summed, big-endian; nothing is summed from here on.
+    Crc32,
+    /// Filtered pixels follow, for the Adler-32 of PNG's data; or don't.
+    Adler(bool),
+    /// The byte before a row of pixels: no filter.
+    Filter,
+    /// The Adler-32 of all pixels and filters, big-endian.
+    Adler32,
     /// Four bytes of content with which the CRC-32 of what was summed comes to this.
     ForceCrc32(u32),
 }
@@ -71,10 +90,25 @@ pub trait Layout: Send {
     /// Appends the parts of step `step`; false where there is no such step.
     fn parts(&self, shape: FileShape, step: u64, parts: &mut VecDeque<Part>) -> bool;
 
-    /// The text of the small file that DLIO writes besides, by which records are found.
-    fn index(&self, _shape: FileShape) -> Option<Vec<u8>> {
-        None
+    /// What DLIO writes besides, so that records are found.
+    fn beside(&self, _shape: FileShape) -> Vec<Beside> {
+        Vec::new()
     }
+}
+
+/// A small file that belongs to a large one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Beside {
+    pub place: BesidePlace,
+    pub bytes: Vec<u8>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BesidePlace {
+    /// Next to it: its name, and this.
+    Ending(&'static str),
+    /// Under its name and `.idx` in `index/train`, which lies beside `train`.
+    IndexFolder,
 }
 
 /// One file's bytes, in order, whatever the lengths that are asked for.
@@ -90,6 +124,8 @@ pub struct Writer {
     content_at: u64,
     sum: Sum,
     crc: u32,
+    /// Both halves of the Adler-32 of pixels and filters, where there are any.
+    adler: Option<sums::Adler>,
 }
 
 impl Writer {
@@ -104,6 +140,7 @@ impl Writer {
             content_at: 0,
             sum: Sum::None,
             crc: 0,
+            adler: None,
         }
     }
 
@@ -111,8 +148,8 @@ impl Writer {
         self.layout.file_bytes(shape)
     }
 
-    pub fn index(&self, shape: FileShape) -> Option<Vec<u8>> {
-        self.layout.index(shape)
+    pub fn beside(&self, shape: FileShape) -> Vec<Beside> {
+        self.layout.beside(shape)
     }
 
     pub fn begin(&mut self, shape: FileShape) {
@@ -122,6 +159,7 @@ impl Writer {
         self.at = 0;
         self.content_at = 0;
         self.sum = Sum::None;
+        self.adler = None;
     }
 
     /// Fills `out` with the file's next bytes; fewer only where the file ends.
@@ -140,8 +178,23 @@ impl Writer {
                     (self.sum, self.crc) = (*kind, 0);
                     self.parts.pop_front();
                 }
+                Part::Adler(on) => {
+                    self.adler = on.then(sums::Adler::default);
+                    self.parts.pop_front();
+                }
                 Part::MaskedCrc32c => self.resolve(sums::masked(self.crc).to_le_bytes()),
+                Part::Crc32 => self.resolve(self.crc.to_be_bytes()),
                 Part::ForceCrc32(target) => self.resolve(forced::word(self.crc, *target).to_le_bytes()),
+                Part::Filter => {
+                    if let Some(adler) = &mut self.adler {
+                        adler.take(&[0]);
+                    }
+                    self.parts[0] = Part::Bytes(vec![0]);
+                }
+                Part::Adler32 => {
+                    let sum = self.adler.take().unwrap_or_default().sum();
+                    self.parts[0] = Part::Bytes(sum.to_be_bytes().to_vec());
+                }
                 Part::Bytes(_) | Part::Content(_) => filled += self.some(&mut out[filled..]),
             }
         }
@@ -168,6 +221,9 @@ impl Writer {
                 let bytes = left.min(out.len().min(STEP_BYTES) as u64) as usize;
                 content::fill(&mut out[..bytes], self.seed, u64::from(self.shape.number), self.content_at);
                 self.content_at += bytes as u64;
+                if let Some(adler) = &mut self.adler {
+                    adler.take(&out[..bytes]);
+                }
                 (bytes, left - bytes as u64)
             }
             _ => return 0,

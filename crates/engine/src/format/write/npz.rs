@@ -1,4 +1,4 @@
-//! `.npz`, byte for byte as numpy lays it out: `x` has the samples along its last axis, `y` a label each.
+//! `.npz` and `.npy`, byte for byte as numpy lays them out: `x` has the samples along its last axis, `y` a label each.
 
 use super::super::sums::crc32;
 use super::super::zip;
@@ -28,22 +28,32 @@ fn npy_header(descr: &str, shape: &[u64]) -> Vec<u8> {
     [head, format!("{text:width$}\n").into_bytes()].concat()
 }
 
-/// The array, which is a `.npy` of its own.
-struct Npy {
+pub struct Npy {
     samples: u64,
 }
 
 impl Npy {
-    fn new(spec: &WriteSpec) -> Npy {
+    pub fn new(spec: &WriteSpec) -> Npy {
         Npy { samples: u64::from(spec.samples_per_file) }
     }
 
     fn header(&self, shape: FileShape) -> Vec<u8> {
         npy_header("|u1", &[u64::from(shape.rows), u64::from(shape.columns), self.samples])
     }
+}
 
+impl Layout for Npy {
     fn file_bytes(&self, shape: FileShape) -> u64 {
         NPY_HEADER_BYTES + shape.sample_bytes() * self.samples
+    }
+
+    fn parts(&self, shape: FileShape, step: u64, parts: &mut VecDeque<Part>) -> bool {
+        if step > 0 {
+            return false;
+        }
+        let content = self.file_bytes(shape) - NPY_HEADER_BYTES;
+        parts.extend([Part::Bytes(self.header(shape)), Part::Content(content)]);
+        true
     }
 }
 

@@ -1,6 +1,6 @@
 //! TFRecord: records `{size: int64, image: bytes}`, as DLIO has TensorFlow write them.
 
-use super::{FileShape, Layout, Part, Sum, WriteSpec};
+use super::{Beside, BesidePlace, FileShape, Layout, Part, Sum, WriteSpec};
 use std::collections::VecDeque;
 use std::fmt::Write;
 
@@ -46,12 +46,12 @@ impl Layout for TfRecord {
     }
 
     /// DALI's index: a line for each record, where it begins and how long it is with its framing.
-    fn index(&self, shape: FileShape) -> Option<Vec<u8>> {
+    fn beside(&self, shape: FileShape) -> Vec<Beside> {
         let (each, mut lines) = (self.record_bytes(shape), String::new());
         for record in 0..self.samples {
             let _ = writeln!(lines, "{} {each}", record * each);
         }
-        Some(lines.into_bytes())
+        vec![Beside { place: BesidePlace::IndexFolder, bytes: lines.into_bytes() }]
     }
 
     fn parts(&self, shape: FileShape, step: u64, parts: &mut VecDeque<Part>) -> bool {

@@ -10,6 +10,9 @@ pub type RawEvent = *mut c_void;
 pub type RawModule = *mut c_void;
 pub type RawFunction = *mut c_void;
 
+/// cuMemGetHandleForAddressRange: handle, address, bytes, its kind, flags.
+pub type HandleOfRange = unsafe extern "C" fn(*mut c_void, u64, usize, c_int, u64) -> CuResult;
+
 macro_rules! driver_calls {
     ($($name:ident: $symbol:literal ($($arg:ty),*);)*) => {
         pub struct Calls {

@@ -1,15 +1,26 @@
 //! Device memory, and host memory that a GPU may read by DMA.
 
-use super::{Cuda, Device};
+use super::{Cuda, CudaError, Device};
 use crate::arena::{Arena, Mem};
 use forebay_model::Error;
-use std::ffi::{c_uint, c_void};
+use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 /// CU_MEMHOSTREGISTER_*.
 const PORTABLE: c_uint = 1;
 const DEVICE_MAP: c_uint = 2;
 const READ_ONLY: c_uint = 8;
+/// CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD.
+const DMA_BUF_FD: c_int = 1;
+/// CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED.
+const DMA_BUF_SUPPORTED: i32 = 124;
+/// CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING, and what it says where kernels of the GPU see what came before
+/// they were started (CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER).
+const WRITES_ORDERING: i32 = 118;
+const ORDERED_FOR_OWNER: i32 = 100;
+/// What dma-bufs begin and end at.
+const PAGE: u64 = 4096;
 
 impl Device {
     /// `bytes` of device memory, as one slot.
@@ -91,6 +102,40 @@ impl DeviceMemory {
 
     pub fn device(&self) -> &Arc<Device> {
         &self.device
+    }
+
+    /// A dma-buf of it: another device's way to it.
+    ///
+    /// # Errors
+    /// The driver or the GPU exports none, or what came that way wouldn't be seen in order.
+    pub fn export(&self) -> Cuda<OwnedFd> {
+        let Some(handle_of_range) = self.device.driver.handle_of_range else {
+            return Err(CudaError::new(
+                "the driver has no cuMemGetHandleForAddressRange: CUDA 11.7 or newer has",
+            ));
+        };
+        if self.device.attribute(DMA_BUF_SUPPORTED)? == 0 {
+            return Err(CudaError::new("its driver exports no dma-bufs: NVIDIA's open kernel modules do"));
+        }
+        if self.device.attribute(WRITES_ORDERING)? < ORDERED_FOR_OWNER {
+            return Err(CudaError::new("it doesn't order what other devices write before its own reads"));
+        }
+        if self.at % PAGE != 0 || self.bytes() as u64 % PAGE != 0 {
+            let text =
+                format!("{} bytes at {:#x} are no whole pages: a larger --io-size", self.bytes(), self.at);
+            return Err(CudaError::new(text));
+        }
+        self.device.enter()?;
+        let mut fd: c_int = -1;
+        let to = (&raw mut fd).cast();
+        // SAFETY: fills a local with a descriptor, which is ours.
+        let told = unsafe { handle_of_range(to, self.at, self.bytes(), DMA_BUF_FD, 0) };
+        self.device.driver.check(told)?;
+        if fd < 0 {
+            return Err(CudaError::new("the driver gave no descriptor"));
+        }
+        // SAFETY: the driver made it for us.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 }
 

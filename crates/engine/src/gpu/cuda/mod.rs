@@ -13,7 +13,7 @@ pub use memory::{DeviceMemory, Pinned, Registered};
 pub use module::{Function, Module};
 pub use stream::{Event, Stream};
 
-use calls::{Calls, CuResult};
+use calls::{Calls, CuResult, HandleOfRange};
 use libloading::Library;
 use std::ffi::{c_char, c_int, CStr};
 use std::fmt;
@@ -67,6 +67,8 @@ pub type Cuda<T> = Result<T, CudaError>;
 
 pub(crate) struct Driver {
     calls: Calls,
+    /// None: before CUDA 11.7.
+    handle_of_range: Option<HandleOfRange>,
     devices: u32,
     /// As cuDriverGetVersion says: 13000 is 13.0.
     version: i32,
@@ -91,7 +93,10 @@ fn open() -> Result<Driver, String> {
         super::library::load(&super::library::CUDA).map_err(|e| format!("no CUDA driver: {e}"))?;
     // SAFETY: the library is the CUDA driver.
     let calls = unsafe { Calls::load(&library) }.map_err(|e| format!("the CUDA driver is too old: {e}"))?;
-    let driver = Driver { calls, devices: 0, version: 0, _library: library };
+    // SAFETY: as above; the signature is cuda.h's.
+    let handle_of_range =
+        unsafe { library.get(b"cuMemGetHandleForAddressRange\0") }.ok().map(|symbol| *symbol);
+    let driver = Driver { calls, handle_of_range, devices: 0, version: 0, _library: library };
     let (mut count, mut version) = (0, 0);
     // SAFETY: plain calls that fill locals; the handler only sets a flag.
     unsafe {

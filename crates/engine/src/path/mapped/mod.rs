@@ -445,6 +445,7 @@ impl Queue for MappedQueue {
         }
         self.in_flight += 1;
         let answer = match io.op {
+            Op::Read if io.mem.is_scattered() => Err(super::scattered()),
             Op::Read => {
                 self.streams(&io);
                 let bytes = self.geometry.bytes.saturating_sub(io.offset).min(u64::from(io.len)) as u32;

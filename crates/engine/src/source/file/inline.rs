@@ -7,16 +7,17 @@ use crate::source::at_once::AtOnce;
 
 pub(super) struct Inline {
     target: FileTarget,
+    list: Vec<libc::iovec>,
 }
 
 impl Inline {
     pub fn new(target: FileTarget) -> Self {
-        Inline { target }
+        Inline { target, list: Vec::new() }
     }
 }
 
 impl AtOnce for Inline {
     fn perform(&mut self, io: &Io) -> Done {
-        sync::perform(&self.target, io)
+        sync::perform(&self.target, io, &mut self.list)
     }
 }

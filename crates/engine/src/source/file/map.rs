@@ -3,6 +3,7 @@
 //! the read that met it, not the end of the process.
 
 use super::FileTarget;
+use crate::arena::{Mem, UNREGISTERED};
 use crate::copy::{self, Stores};
 use crate::queue::{Done, Fault, Io, Op, Via};
 use crate::source::at_once::AtOnce;
@@ -71,16 +72,38 @@ impl Map {
         if len == 0 {
             return Ok(0);
         }
+        if std::ptr::eq(io.mem.host_ptr(), self.at.as_ptr().wrapping_add(io.offset as usize)) {
+            return self.still_has(io.offset + len).map(|()| len as u32);
+        }
         self.fill_all(io.offset, io.offset + len);
         let stores = if self.then_copied { Stores::Cached } else { Stores::for_slot(len as usize) };
-        let from = self.at.as_ptr().wrapping_add(io.offset as usize);
-        // SAFETY: source and length lie inside the mapping (bounded above); the slot is io.len bytes long and ours. A
-        // page that is gone makes the copy stop, which is what `guarded` is for.
-        let left = unsafe { copy::guarded(io.mem.host_ptr(), from, len as usize, stores) };
+        if !io.mem.holds(len as usize) {
+            return Err(Fault::note(libc::EFAULT, "the payload's memory is shorter than it"));
+        }
+        let mut from = self.at.as_ptr().wrapping_add(io.offset as usize);
+        let mut left = 0;
+        for piece in io.mem.each(len as usize) {
+            // SAFETY: source and length lie inside the mapping (bounded above); the memory is ours until the I/O is
+            // reaped. A page that is gone makes the copy stop, which is what `guarded` is for.
+            left = unsafe { copy::guarded(piece.at.as_ptr(), from, piece.len, stores) };
+            if left > 0 {
+                break;
+            }
+            from = from.wrapping_add(piece.len);
+        }
         match left {
             0 => Ok(len as u32),
             _ => Err(self.changed()),
         }
+    }
+
+    /// What was lent is still there. A device doesn't shrink, and its node says nothing of its size.
+    fn still_has(&self, end: u64) -> Result<(), Fault> {
+        let len = self.target.file.metadata().map_or(0, |m| m.len());
+        if self.target.is_device || len >= end {
+            return Ok(());
+        }
+        Err(self.changed())
     }
 
     fn changed(&self) -> Fault {
@@ -121,6 +144,15 @@ impl AtOnce for Map {
             _ => (Err(Fault::note(libc::EROFS, "the map engine only reads")), Via::Nothing),
         };
         Done { tag: io.tag, result, via, copy_ns: 0 }
+    }
+
+    /// A place inside the mapping. Its page tables are filled, so that who reads there seldom faults.
+    fn lend(&mut self, offset: u64, len: u32) -> Option<Mem> {
+        let end = offset.checked_add(len.into()).filter(|end| *end <= self.bytes)?;
+        self.fill_all(offset, end);
+        // SAFETY: the range lies inside the mapping.
+        let at = unsafe { self.at.add(offset as usize) };
+        Some(Mem::Host { at, piece: UNREGISTERED })
     }
 }
 

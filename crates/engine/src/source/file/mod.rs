@@ -5,6 +5,7 @@
 mod inline;
 mod map;
 mod pool;
+mod scatter;
 mod sync;
 mod uring;
 
@@ -55,6 +56,16 @@ pub struct FileTarget {
 
 impl FileTarget {
     pub fn open(path: &Path, access: FileAccess) -> Result<FileTarget, Error> {
+        FileTarget::opened(path, access, true)
+    }
+
+    /// Without a claim to a device that is written to: servers keep others off by a lock of their own, and hand their
+    /// devices on to the next process, so that for a while both have them open.
+    pub fn open_unclaimed(path: &Path, access: FileAccess) -> Result<FileTarget, Error> {
+        FileTarget::opened(path, access, false)
+    }
+
+    fn opened(path: &Path, access: FileAccess, claims: bool) -> Result<FileTarget, Error> {
         let refused = |e: std::io::Error| cannot_open(path, access, &e);
         let probe = open_with(path, access.write, 0).map_err(refused)?;
         let kind = probe.metadata().map_err(refused)?;
@@ -70,7 +81,7 @@ impl FileTarget {
         let in_memory = !is_device && lives_in_memory(&probe);
         let direct = access.direct && !in_memory;
         // Claimed for as long as it is open, so that nobody mounts what is being written.
-        let claim = if is_device && access.write { libc::O_EXCL } else { 0 };
+        let claim = if claims && is_device && access.write { libc::O_EXCL } else { 0 };
         let file = if direct {
             patiently(|| open_with(path, access.write, libc::O_DIRECT | claim))
                 .map_err(|e| no_direct(path, access, &e))?

@@ -80,8 +80,9 @@ impl PoolQueue {
         let serve = || {
             let (shared, target) = (shared.clone(), target.clone());
             std::thread::Builder::new().name("pread".into()).stack_size(STACK_BYTES).spawn(move || {
+                let mut list = Vec::new();
                 while let Some(io) = shared.next() {
-                    shared.finish(sync::perform(&target, &io));
+                    shared.finish(sync::perform(&target, &io, &mut list));
                 }
             })
         };

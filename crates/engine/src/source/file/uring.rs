@@ -1,6 +1,6 @@
 //! A file through the worker's ring: registered file, registered slots, no copy.
 
-use super::FileTarget;
+use super::{scatter, FileTarget};
 use crate::arena::{Mem, UNREGISTERED};
 use crate::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
 use crate::reactor::{Completion, Reactor};
@@ -19,6 +19,8 @@ pub struct UringQueue {
     completions: Vec<Completion>,
     /// Finished without the ring.
     ready: Vec<Done>,
+    /// Where scattered payload lies, by tag: the kernel may look until it is done.
+    lists: Vec<Vec<libc::iovec>>,
 }
 
 /// One submission; `$fd` is a registered place or a descriptor, which are different types.
@@ -47,6 +49,20 @@ macro_rules! build {
     }};
 }
 
+/// `build` for payload that lies in several places.
+macro_rules! build_scattered {
+    ($fd:expr, $io:expr, $list:expr) => {{
+        let (list, count) = ($list.as_ptr(), $list.len() as u32);
+        match $io.op {
+            Op::Write { durable } => {
+                let flags = if durable { libc::RWF_DSYNC } else { 0 };
+                opcode::Writev::new($fd, list, count).offset($io.offset).rw_flags(flags).build()
+            }
+            _ => opcode::Readv::new($fd, list, count).offset($io.offset).build(),
+        }
+    }};
+}
+
 impl UringQueue {
     pub fn new(target: FileTarget, depth: u32, reactor: &mut Reactor) -> Result<Self, Error> {
         if !reactor.has_ring() {
@@ -56,7 +72,7 @@ impl UringQueue {
                 "--engine pread, or forebay doctor for the reason",
             ));
         }
-        let fixed = reactor.register_file(target.file.as_raw_fd());
+        let fixed = reactor.register_file(&target.file);
         Ok(UringQueue {
             geometry: target.geometry(depth),
             token: reactor.token(),
@@ -65,11 +81,19 @@ impl UringQueue {
             in_flight: 0,
             completions: Vec::with_capacity(depth as usize),
             ready: Vec::new(),
+            lists: vec![Vec::new(); depth as usize],
             target,
         })
     }
 
     fn entry(&self, io: &Io) -> squeue::Entry {
+        if io.mem.is_scattered() && moves_payload(io.op) {
+            let list = &self.lists[io.tag as usize];
+            return match self.fixed {
+                Some(at) => build_scattered!(types::Fixed(at), io, list),
+                None => build_scattered!(types::Fd(self.target.file.as_raw_fd()), io, list),
+            };
+        }
         let len = self.padded(io);
         match self.fixed {
             Some(at) => build!(types::Fixed(at), io, len),
@@ -95,15 +119,32 @@ impl UringQueue {
         }
     }
 
+    /// Lists where scattered payload lies, unless that is one place after all. False: it can't be, and is done.
+    fn gather(&mut self, io: &mut Io) -> bool {
+        let len = self.padded(io);
+        io.mem = io.mem.narrow(len as usize);
+        if !io.mem.is_scattered() {
+            return true;
+        }
+        let listed = scatter::list(&self.target, io.mem, len, &mut self.lists[io.tag as usize]);
+        if let Err(fault) = listed {
+            self.ready.push(Done { tag: io.tag, result: Err(fault), via: Via::Nothing, copy_ns: 0 });
+            return false;
+        }
+        true
+    }
+
     /// What is in the page cache already costs one call and no worker thread of the kernel's.
     fn read_cached(&mut self, io: &Io) -> bool {
         if self.target.direct || io.op != Op::Read {
             return false;
         }
-        let vec = libc::iovec { iov_base: io.mem.host_ptr().cast(), iov_len: io.len as usize };
-        // SAFETY: the slot is io.len bytes long and ours until the I/O is reaped.
+        let one = [libc::iovec { iov_base: io.mem.host_ptr().cast(), iov_len: io.len as usize }];
+        let list = if io.mem.is_scattered() { &self.lists[io.tag as usize][..] } else { &one };
+        let (list, count) = (list.as_ptr(), list.len() as i32);
+        // SAFETY: the memory is io.len bytes long and ours until the I/O is reaped.
         let got = unsafe {
-            libc::preadv2(self.target.file.as_raw_fd(), &vec, 1, io.offset as i64, libc::RWF_NOWAIT)
+            libc::preadv2(self.target.file.as_raw_fd(), list, count, io.offset as i64, libc::RWF_NOWAIT)
         };
         if got != io.len as isize {
             return false;
@@ -111,6 +152,10 @@ impl UringQueue {
         self.ready.push(Done { tag: io.tag, result: Ok(io.len), via: Via::Staged, copy_ns: 0 });
         true
     }
+}
+
+fn moves_payload(op: Op) -> bool {
+    matches!(op, Op::Read | Op::Write { .. })
 }
 
 impl Queue for UringQueue {
@@ -122,12 +167,15 @@ impl Queue for UringQueue {
         self.in_flight
     }
 
-    fn push(&mut self, io: Io, reactor: &mut Reactor) -> Result<(), Full> {
+    fn push(&mut self, mut io: Io, reactor: &mut Reactor) -> Result<(), Full> {
         if self.in_flight == self.geometry.depth {
             return Err(Full(io));
         }
         self.in_flight += 1;
         self.asked[io.tag as usize] = (io.len, io.op);
+        if io.mem.is_scattered() && moves_payload(io.op) && !self.gather(&mut io) {
+            return Ok(());
+        }
         if !self.read_cached(&io) {
             // SAFETY: the slot belongs to this queue until the I/O is reaped, and the file is held open.
             unsafe { reactor.push(self.token, io.tag, self.entry(&io)) };
@@ -146,7 +194,7 @@ impl Queue for UringQueue {
         for c in completions.drain(..) {
             self.in_flight -= 1;
             let result = if c.result < 0 { Err(Fault::errno(-c.result)) } else { Ok(self.moved(c)) };
-            let moves = matches!(self.asked[c.tag as usize].1, Op::Read | Op::Write { .. });
+            let moves = moves_payload(self.asked[c.tag as usize].1);
             done.push(Done { tag: c.tag, result, via: if moves { via } else { Via::Nothing }, copy_ns: 0 });
         }
         self.completions = completions;

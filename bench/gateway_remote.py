@@ -1,0 +1,83 @@
+"""The gateway over NVMe/TCP, beside the same target used directly, and beside the same drive read locally.
+
+Driver, gateway and target are three processes on one machine. What the gateway adds must be little: 12 us at 4 KiB one
+at a time, a tenth of the throughput at 64 KiB, a twentieth from 128 KiB on. Latency is measured twice: on one processor,
+which shows what the gateway's work costs, and wherever the kernel puts the three, where each wake-up of another processor
+counts. The paced drive is a model with content in
+memory, at half of what TCP carries here, so that neither the link nor the memory is what limits it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from pathlib import Path
+
+from gateway import through
+from peers import available
+from remote import forebay
+from remote_local import LOCAL, local, paced
+from side_by_side import Bound, Cell, arguments, compare, existing_folder
+
+DIRECT = "nvme+tcp: directly"
+NIL = "nil:?size=64g"
+ADDED_US = 12.0
+# block, depth of each worker, least ratio against the same target used directly
+SIZES = ((64 << 10, 8, 0.90), (128 << 10, 8, 0.95), (512 << 10, 4, 0.95), (1 << 20, 4, 0.95), (4 << 20, 2, 0.95))
+# block, depth of each worker, least ratio against the drive read locally, as the lower end of the interval
+PACED = ((64 << 10, 32, 0.84), (128 << 10, 16, 0.97), (512 << 10, 8, 0.99), (1 << 20, 8, 0.99), (4 << 20, 4, 0.99))
+# A worker, a thread of the gateway and a fabric queue for each of two processors.
+SIDES = 2
+
+
+def latency(name: str, cpu: int | None) -> Cell:
+    """`cpu`: the processor that everybody stays on."""
+    flags = "--op read --io-size 4096 --workers 1 --depth 1".split()
+    contenders = available(
+        lambda: forebay(DIRECT, NIL, "", *flags, cpus=None if cpu is None else (cpu, cpu)),
+        lambda: through("forebay", NIL, "", *flags, cpu=cpu),
+    )
+    return Cell(name, contenders, [Bound("time", (DIRECT,), at_most=ADDED_US)], per="I/O")
+
+
+def beside_direct(block: int, depth: int, at_least: float) -> Cell:
+    flags = f"--op read --io-size {block} --workers {SIDES} --depth {depth}".split()
+    contenders = available(
+        lambda: forebay(DIRECT, NIL, "?queues=2", *flags),
+        lambda: through("forebay", NIL, "?queues=2", *flags, threads=SIDES),
+    )
+    return Cell(f"direct, {block >> 10}k", contenders, [Bound("rate", (DIRECT,), at_least=at_least)])
+
+
+def beside_local(drive: str, block: int, depth: int, at_least: float) -> Cell:
+    flags = f"--op read --io-size {block} --workers {SIDES} --depth {depth}".split()
+    contenders = available(
+        lambda: local(drive, *flags), lambda: through("forebay", drive, "?queues=2", *flags, threads=SIDES)
+    )
+    bounds = [Bound("rate", (LOCAL,), at_least=at_least, sure=True)]
+    return Cell(f"paced drive, {block >> 10}k", contenders, bounds)
+
+
+def main() -> int:
+    parser = arguments(__doc__ or "", seconds=3)
+    parser.add_argument("--file-mib", type=int, default=512, help="size of the drive's content (512)")
+    parser.add_argument("--memory", type=existing_folder, default=Path("/dev/shm"), help="a folder in memory (/dev/shm)")
+    options = parser.parse_args()
+    wants = lambda name: not options.only or options.only in name  # noqa: E731
+    allowed = min(os.sched_getaffinity(0))
+    spots = (("4k, depth 1, one processor", allowed), ("4k, depth 1", None))
+    cells = [functools.partial(latency, *spot) for spot in spots if wants(spot[0])]
+    cells += [functools.partial(beside_direct, *size) for size in SIZES if wants(f"direct, {size[0] >> 10}k")]
+    try:
+        chosen = [size for size in PACED if wants(f"paced drive, {size[0] >> 10}k")]
+        if chosen:
+            drive = paced(options.memory, options.file_mib << 20)
+            cells += [functools.partial(beside_local, drive, *size) for size in chosen]
+        return compare("The gateway over NVMe/TCP", options, cells)
+    finally:
+        (options.memory / "forebay-bench.dat").unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

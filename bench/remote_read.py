@@ -1,0 +1,143 @@
+"""NVMe/TCP over loopback: our host reading from our target, beside SPDK's pair and TCP with nothing above it.
+
+The target serves `nil:` (SPDK's: its null device), so that neither touches data: what is measured is the protocol.
+SPDK's two ends poll on a processor each; ours do as well where the name says `spinning`, and sleep otherwise. Each
+contender runs at its own best number of queues and depth.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from peers import available
+from remote import forebay, iperf3, raw, spdk
+from side_by_side import Bound, Cell, Contender, arguments, compare, find_depth, say
+
+RAW1, RAW2, IPERF1, IPERF2, SPDK = "tcp, 1 connection", "tcp, 2 connections", "iperf3 -P 1", "iperf3 -P 2", "SPDK null"
+PINGPONG, SPINNING = "tcp ping-pong", "forebay, spinning"
+NIL = "nil:?size=64g"
+QUEUES = (1, 7, 15, 31)
+# Processors of the two ends where both stay where they are; SPDK's do so everywhere.
+APART = (0, 1)
+# workers, queues of all of them, depth of each worker
+SHAPES = ((1, 1, 2), (1, 1, 4), (1, 1, 8), (1, 1, 16), (2, 2, 2), (2, 2, 4), (2, 2, 8))
+SPDK_SHAPES = ((1, 8), (1, 16), (2, 8), (4, 16))
+
+
+def read(
+    name: str, block: int, shape: tuple[int, ...], more: str = "", cpus: tuple[int, int] | None = None
+) -> Contender:
+    workers, queues, depth = shape
+    flags = f"--op read --io-size {block} --workers {workers} --depth {depth}".split()
+    if name != SPINNING:
+        return forebay(name, NIL, f"?queues={queues}{more}", *flags, cpus=cpus)
+    spins = ("--spin-us", "1000")
+    return forebay(name, NIL, f"?queues={queues}&spin_us=1000{more}", *flags, serve_flags=spins, cpus=cpus)
+
+
+def best(
+    make: Callable[[tuple[int, ...]], Contender], shapes: tuple[tuple[int, ...], ...], scan_s: float
+) -> tuple[Contender, dict[str, Any]]:
+    contender, how = find_depth(make, shapes, scan_s, say)
+    names = ("workers", "queues", "depth")[-len(how["depth"]) :]
+    how["shown"] = ", ".join(f"{n} {v}" for n, v in zip(names, how["depth"], strict=True))
+    return contender, how
+
+
+def ceiling(block: int, scan_s: float) -> Cell:
+    """As fast as TCP goes here, and as SPDK goes."""
+    raws = available(
+        lambda: raw(RAW1, "stream", str(block), "1"),
+        lambda: raw(RAW2, "stream", str(block), "2"),
+        lambda: iperf3(IPERF1, block, 1),
+        lambda: iperf3(IPERF2, block, 2),
+    )
+    tuned = available(
+        lambda: best(lambda s: spdk(SPDK, block, s[1], s[0]), SPDK_SHAPES, scan_s),
+        lambda: best(lambda s: read(SPINNING, block, s), SHAPES, scan_s),
+        lambda: best(lambda s: read("forebay", block, s), SHAPES, scan_s),
+    )
+    bounds = [
+        Bound("rate", tuple(c.name for c in raws), at_least=0.85, pick="fastest"),
+        Bound("rate", (SPDK,), at_least=1.0),
+    ]
+    chosen = {c.name: how for c, how in tuned}
+    return Cell(f"{block >> 10}k", [*raws, *(c for c, _ in tuned)], bounds, chosen=chosen)
+
+
+def latency() -> Cell:
+    """One 4 KiB read at a time. The ping-pong moves what NVMe/TCP moves: a capsule there, a header and 4 KiB back.
+
+    All of them have their two ends on the same two processors: what a wake-up costs depends on which those are.
+    """
+    contenders = available(
+        lambda: raw(PINGPONG, "pingpong", "72", str(24 + 4096), f"{APART[0]},{APART[1]}"),
+        lambda: spdk(SPDK, 4096, 1),
+        lambda: read(SPINNING, 4096, (1, 1, 1), cpus=APART),
+        lambda: read("forebay", 4096, (1, 1, 1), cpus=APART),
+    )
+    bounds = [Bound("time", (PINGPONG,), at_most=8.0), Bound("time", (SPDK,), at_most=0.0, of=SPINNING)]
+    return Cell("4k, depth 1", contenders, bounds, per="I/O")
+
+
+def small() -> Cell:
+    contenders = available(
+        lambda: spdk(SPDK, 4096, 32),
+        lambda: read(SPINNING, 4096, (1, 1, 32)),
+        lambda: read("forebay", 4096, (1, 1, 32)),
+    )
+    bounds = [
+        Bound("rate", (SPDK,), at_least=0.8, of=SPINNING),
+        Bound("cost", (SPDK,), at_most=1.0, of=SPINNING),
+    ]
+    return Cell("4k, depth 32, one queue", contenders, bounds, per="I/O")
+
+
+def queues(block: int) -> Cell:
+    """The same 32 commands in flight, spread over more connections."""
+
+    def named(n: int) -> str:
+        return f"{n} queue{'s' * (n > 1)}"
+
+    contenders = available(*(functools.partial(read, named(n), block, (1, n, 32)) for n in QUEUES))
+    bounds = [
+        Bound("rate", tuple(named(m) for m in QUEUES[:i]), at_least=0.90, pick="fastest", of=named(n))
+        for i, n in enumerate(QUEUES)
+        if i
+    ]
+    return Cell(f"{block >> 10}k, queues", contenders, bounds, ours=named(QUEUES[-1]))
+
+
+def digests(block: int, at_least: float) -> Cell:
+    on = "&hdgst=1&ddgst=1"
+    off_name, spdk_on = "no digests", "SPDK null, both digests"
+    contenders = available(
+        lambda: read(off_name, block, (1, 1, 8)),
+        lambda: spdk(SPDK, block, 8),
+        lambda: spdk(spdk_on, block, 8, digests=True),
+        lambda: read("forebay", block, (1, 1, 8), on),
+    )
+    return Cell(f"{block >> 10}k, both digests", contenders, [Bound("rate", (off_name,), at_least=at_least)])
+
+
+def main() -> int:
+    options = arguments(__doc__ or "", seconds=3).parse_args()
+    cells: dict[str, Callable[[], Cell]] = {
+        "128k": functools.partial(ceiling, 128 << 10, options.scan_seconds),
+        "1024k": functools.partial(ceiling, 1 << 20, options.scan_seconds),
+        "4k, depth 1": latency,
+        "4k, depth 32": small,
+        "64k, queues": functools.partial(queues, 64 << 10),
+        "1024k, queues": functools.partial(queues, 1 << 20),
+        "128k, both digests": functools.partial(digests, 128 << 10, 0.87),
+        "1024k, both digests": functools.partial(digests, 1 << 20, 0.95),
+    }
+    wanted = [build for name, build in cells.items() if not options.only or options.only in name]
+    return compare("NVMe/TCP over loopback", options, wanted)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

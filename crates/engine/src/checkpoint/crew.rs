@@ -1,0 +1,341 @@
+//! The threads that play the ranks, and who gives them their orders: a checkpoint begins when the order goes out, and is
+//! over when the last of them has answered.
+
+use super::ground::{Ground, Made};
+use super::kit::{spec_of, Kit};
+use super::worker::{Moved, Order, Report, Worker};
+use super::Way;
+use crate::clock;
+use crate::driver::fleet::Ran;
+use crate::driver::measure::Meters;
+use crate::driver::{threads, worker, Observer, Phase, Progress};
+use crate::path::Destination;
+use crate::source::fault::FaultPlan;
+use crate::source::Target;
+use forebay_model::checkpoint::CheckpointSpec;
+use forebay_model::job::JobSpec;
+use forebay_model::record::Point;
+use forebay_model::{Error, Latency};
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+const GIB: f64 = (1u64 << 30) as f64;
+/// How often the caller is asked whether to go on.
+const POLL: Duration = Duration::from_millis(100);
+
+enum Answer {
+    Ready(worker::Kit),
+    Done(Box<Report>),
+    Failed(Error),
+}
+
+struct Hand {
+    orders: Sender<Order>,
+    thread: JoinHandle<()>,
+}
+
+pub struct Crew {
+    spec: Arc<CheckpointSpec>,
+    shared: Arc<worker::Shared>,
+    moved: Arc<Moved>,
+    hands: Vec<Hand>,
+    answers: Receiver<Answer>,
+    kit: worker::Kit,
+}
+
+/// One checkpoint, written or read, at this process.
+pub struct StepRan {
+    pub step: u32,
+    pub ran: Ran,
+    pub ranks: Vec<(u64, f64)>,
+    pub fsync: Latency,
+    pub made: Vec<Made>,
+    pub failed: Option<Error>,
+}
+
+impl StepRan {
+    pub fn is_whole(&self) -> bool {
+        self.failed.is_none() && !self.ran.interrupted
+    }
+}
+
+impl Crew {
+    pub fn start(
+        spec: &CheckpointSpec,
+        job: &JobSpec,
+        target: Target,
+        ground: &Ground,
+        destination: Arc<Destination>,
+    ) -> Result<Crew, Error> {
+        let shared = Arc::new(worker::Shared {
+            job: job.clone(),
+            content_seeds: vec![ground.seed(1)],
+            targets: vec![target],
+            destination,
+            faults: job.faults.as_deref().map(FaultPlan::parse).transpose()?,
+            stop: AtomicBool::new(false),
+            from_ns: AtomicU64::new(0),
+            until_ns: AtomicU64::new(u64::MAX / 2),
+            drain_ns: AtomicU64::new(0),
+            interval: Duration::from_millis(u64::from(job.interval_ms)),
+            with_histograms: false,
+        });
+        let (sender, answers) = channel();
+        let kit = worker::Kit { pages: "none", ..worker::Kit::default() };
+        let spec = Arc::new(spec.clone());
+        let mut crew = Crew { spec, shared, moved: Arc::default(), hands: Vec::new(), answers, kit };
+        for index in 0..job.workers {
+            crew.hire(index, sender.clone())?;
+        }
+        crew.await_ready()?;
+        Ok(crew)
+    }
+
+    /// Ranks go round the workers.
+    fn hire(&mut self, index: u32, answers: Sender<Answer>) -> Result<(), Error> {
+        let ranks: Vec<u64> =
+            self.spec.ranks_here().skip(index as usize).step_by(self.shared.job.workers as usize).collect();
+        let (orders, inbox) = channel();
+        let (shared, spec, moved) = (self.shared.clone(), self.spec.clone(), self.moved.clone());
+        let body = move || {
+            let work = AssertUnwindSafe(|| attend(index, &shared, spec, moved, ranks, &inbox, &answers));
+            if let Err(panic) = catch_unwind(work) {
+                shared.stop.store(true, Ordering::Relaxed);
+                let text = panic.downcast_ref::<String>().map(String::as_str);
+                let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+                let _ = answers.send(Answer::Failed(Error::run(
+                    format!("worker {index}"),
+                    format!("a defect in Forebay ended it: {text}"),
+                    "report it, with the command that was typed",
+                )));
+            }
+        };
+        let named = std::thread::Builder::new().name(format!("ranks-{index}")).stack_size(1 << 20);
+        let thread = named.spawn(body).map_err(|e| {
+            let found = format!("the system refuses more threads: {e}");
+            Error::machine(
+                format!("--workers {}", self.shared.job.workers),
+                found,
+                "fewer --workers; ulimit -u",
+            )
+        })?;
+        self.hands.push(Hand { orders, thread });
+        Ok(())
+    }
+
+    fn await_ready(&mut self) -> Result<(), Error> {
+        for _ in 0..self.hands.len() {
+            match self.answers.recv() {
+                Ok(Answer::Ready(kit)) => self.kit.add(kit),
+                Ok(Answer::Failed(e)) => return Err(e),
+                Ok(Answer::Done(_)) | Err(_) => return Err(gone()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Has all ranks write or read one checkpoint.
+    pub fn step(
+        &mut self,
+        way: Way,
+        step: u32,
+        ground: &Ground,
+        observer: &mut dyn Observer,
+    ) -> Result<StepRan, Error> {
+        self.moved.bytes.store(0, Ordering::Relaxed);
+        self.moved.ios.store(0, Ordering::Relaxed);
+        self.shared.stop.store(false, Ordering::Relaxed);
+        let mut meters = Meters::new(&self.shared.job, &self.shared.targets);
+        meters.start();
+        let begin = clock::now();
+        if way == Way::Write {
+            ground.begin(step)?;
+        }
+        let order = Order { way, step, seed: ground.seed(step), begin };
+        if self.hands.iter().any(|hand| hand.orders.send(order).is_err()) {
+            return Err(gone());
+        }
+        let mut watch = Watch::new(self, order);
+        let mut reports = Vec::new();
+        let mut failed = None;
+        while reports.len() < self.hands.len() {
+            match self.answers.recv_timeout(watch.patience()) {
+                Ok(Answer::Done(report)) => reports.push(*report),
+                Ok(Answer::Failed(e)) => return Err(e),
+                Ok(Answer::Ready(_)) | Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Err(gone()),
+            }
+            watch.look(self, observer);
+        }
+        let took = begin.elapsed();
+        let readings = meters.stop();
+        reports.sort_by_key(|r| r.tally.worker);
+        let whole = reports.iter().all(|r| r.is_whole);
+        let ranks: Vec<(u64, f64)> = reports.iter().flat_map(|r| r.ranks.iter().copied()).collect();
+        let last = ranks.iter().map(|r| r.1).fold(0.0, f64::max);
+        let mut fsync = Latency::default();
+        let mut made = Vec::new();
+        let mut tallies = Vec::new();
+        for report in reports {
+            fsync.merge(&report.fsync);
+            made.extend(report.made);
+            tallies.push(report.tally);
+            failed = failed.or(report.failed);
+        }
+        let ran = Ran {
+            seconds: if whole { last } else { took.as_secs_f64() },
+            tallies,
+            points: watch.points,
+            readings,
+            interrupted: watch.interrupted && !whole,
+            steady_after_s: None,
+            broken: None,
+            kit: self.kit.clone(),
+        };
+        Ok(StepRan { step, ran, ranks, fsync, made, failed })
+    }
+
+    /// Lets the threads go, and gives back what they shared.
+    pub fn end(mut self) -> (Target, Arc<Destination>) {
+        for Hand { orders, thread } in self.hands.drain(..) {
+            drop(orders);
+            let _ = thread.join();
+        }
+        (self.shared.targets[0].clone(), self.shared.destination.clone())
+    }
+}
+
+/// A thread's life: opens what it works with, says so, and carries out orders until there are none.
+fn attend(
+    index: u32,
+    shared: &Arc<worker::Shared>,
+    spec: Arc<CheckpointSpec>,
+    moved: Arc<Moved>,
+    ranks: Vec<u64>,
+    orders: &Receiver<Order>,
+    answers: &Sender<Answer>,
+) {
+    let told = spec_of(index, None, None);
+    let settled = threads::settle_in(told.cpu, told.near);
+    let (kit, about) = match settled.and_then(|()| Kit::open(index, shared, &spec)) {
+        Ok(made) => made,
+        Err(e) => {
+            let _ = answers.send(Answer::Failed(e));
+            return;
+        }
+    };
+    // Each rank has one queue at a time.
+    let about = worker::Kit { queues: ranks.len() as u32, ..about };
+    let mut worker = Worker::new(kit, index, shared.clone(), spec, moved, ranks);
+    let _ = answers.send(Answer::Ready(about));
+    while let Ok(order) = orders.recv() {
+        let report = worker.carry_out(order);
+        let lost = report.tally.lost > 0;
+        let _ = answers.send(Answer::Done(Box::new(report)));
+        if lost {
+            // The kernel may still write to its slots.
+            std::mem::forget(worker);
+            return;
+        }
+    }
+}
+
+fn gone() -> Error {
+    Error::run("the run", "a worker ended before its time", "forebay doctor")
+}
+
+/// Looks on while a checkpoint goes on.
+struct Watch {
+    order: Order,
+    points: Vec<Point>,
+    interrupted: bool,
+    next_point: Instant,
+    next_ask: Instant,
+    interval: Duration,
+    before: (f64, u64, u64),
+}
+
+impl Watch {
+    fn new(crew: &Crew, order: Order) -> Watch {
+        let interval = crew.shared.interval;
+        Watch {
+            order,
+            points: Vec::new(),
+            interrupted: false,
+            next_point: order.begin + interval,
+            next_ask: order.begin + POLL,
+            interval,
+            before: (0.0, 0, 0),
+        }
+    }
+
+    fn patience(&self) -> Duration {
+        self.next_point
+            .min(self.next_ask)
+            .saturating_duration_since(clock::now())
+            .max(Duration::from_millis(1))
+    }
+
+    fn look(&mut self, crew: &Crew, observer: &mut dyn Observer) {
+        let now = clock::now();
+        if now >= self.next_point {
+            self.next_point = now + self.interval;
+            let point = self.point(crew, now);
+            observer.progress(&self.progress(crew, &point));
+            self.points.push(point);
+        }
+        if now >= self.next_ask && !self.interrupted {
+            self.next_ask = now + POLL;
+            if observer.stop() {
+                self.interrupted = true;
+                crew.shared.stop.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn point(&mut self, crew: &Crew, now: Instant) -> Point {
+        let t_s = now.duration_since(self.order.begin).as_secs_f64();
+        let bytes = crew.moved.bytes.load(Ordering::Relaxed);
+        let ios = crew.moved.ios.load(Ordering::Relaxed);
+        let span = (t_s - self.before.0).max(1e-9);
+        let point = Point {
+            t_s,
+            gib_s: (bytes - self.before.1) as f64 / GIB / span,
+            iops: (ios - self.before.2) as f64 / span,
+            ..Point::default()
+        };
+        self.before = (t_s, bytes, ios);
+        point
+    }
+
+    fn progress(&self, crew: &Crew, point: &Point) -> Progress {
+        let (what, of, before) = match self.order.way {
+            Way::Write => ("write", crew.spec.writes, 0),
+            Way::Read => ("read", crew.spec.reads, crew.spec.writes),
+        };
+        let here = crew.shared.targets[0].bytes.max(1);
+        let share = 100.0 * self.before.1 as f64 / here as f64;
+        Progress {
+            phase: Phase::Measure,
+            repeat: before + self.order.step - 1,
+            repeats: crew.spec.writes + crew.spec.reads,
+            t_s: point.t_s,
+            duration_s: None,
+            gib_s: point.gib_s,
+            iops: point.iops,
+            bytes: self.before.1,
+            ios: self.before.2,
+            interval_bytes: (point.gib_s * GIB * self.interval.as_secs_f64()) as u64,
+            latency_us_mean: None,
+            latency_us_p99: None,
+            cores_busy: None,
+            workers: Vec::new(),
+            targets: Vec::new(),
+            message: Some(format!("{what} {} of {of}: {share:.0} %", self.order.step)),
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! One file of a checkpoint, open: made at its full length, filled by I/Os in order, cut to its bytes, flushed, closed.
+
+use super::ground::{self, Made, Place};
+use super::kit::Kit;
+use super::Way;
+use crate::clock;
+use crate::identity::Identity;
+use crate::path::gds;
+use crate::queue::Queue;
+use crate::source::file::FileTarget;
+use forebay_model::checkpoint::CheckpointSpec;
+use forebay_model::job::PathKind;
+use forebay_model::Error;
+use std::path::Path;
+use std::time::Instant;
+
+/// A file while its rank is at it.
+pub struct OpenFile {
+    pub place: Place,
+    pub id: u64,
+    /// The flow that it belongs to, by its place in the worker's list.
+    pub flow: usize,
+    pub queue: Box<dyn Queue>,
+    target: FileTarget,
+    way: Way,
+    /// Where the next I/O begins.
+    next: u64,
+    /// I/Os that haven't ended, the flush too.
+    pub in_flight: u32,
+    /// When the flush was asked for.
+    pub flush_from: Option<Instant>,
+    pub is_flushed: bool,
+    /// It has I/Os that its queue doesn't know of yet, or hasn't started.
+    pub is_busy: bool,
+}
+
+/// One I/O's part of a file: `len` of it are the file's, `io_len` are moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    pub offset: u64,
+    pub len: u32,
+    pub io_len: u32,
+}
+
+impl OpenFile {
+    /// What it makes is added to `made`, whatever comes after.
+    pub fn open(
+        spec: &CheckpointSpec,
+        place: Place,
+        flow: usize,
+        way: Way,
+        kit: &mut Kit,
+        made: &mut Vec<Made>,
+    ) -> Result<OpenFile, Error> {
+        let write = way == Way::Write;
+        let ours = if write { Some(make(&place, kit.align())?) } else { None };
+        made.extend(ours.map(|identity| Made(place.clone(), identity)));
+        let target = FileTarget::open(&place.path, ground::access(spec, write))?;
+        if let Some(identity) = ours {
+            identity.check(&place.path, &target.file)?;
+        }
+        if !write && target.bytes < place.bytes {
+            let found = format!("it has {} bytes, and {} were written", target.bytes, place.bytes);
+            return Err(Error::run(
+                format!("read {}", place.path.display()),
+                found,
+                "the same command again",
+            ));
+        }
+        let target = FileTarget { align: kit.align(), ..target };
+        let queue = kit.queue(&target)?;
+        Ok(OpenFile {
+            id: place.content_id(),
+            place,
+            flow,
+            queue,
+            target,
+            way,
+            next: 0,
+            in_flight: 0,
+            flush_from: None,
+            is_flushed: false,
+            is_busy: false,
+        })
+    }
+
+    /// The next part; None when all of the file is on its way. What ends with the file is as long as O_DIRECT wants it:
+    /// a file that was written so is cut afterwards, and a read brings what there is.
+    pub fn take(&mut self, io_bytes: u64) -> Option<Span> {
+        let left = self.place.bytes - self.next;
+        if left == 0 {
+            return None;
+        }
+        let len = left.min(io_bytes) as u32;
+        let span = Span { offset: self.next, len, io_len: len.next_multiple_of(self.target.align) };
+        self.next += u64::from(len);
+        Some(span)
+    }
+
+    pub fn is_all_asked_for(&self) -> bool {
+        self.next == self.place.bytes
+    }
+
+    /// All bytes are there, and nothing is under way.
+    pub fn is_moved(&self) -> bool {
+        self.is_all_asked_for() && self.in_flight == 0
+    }
+
+    /// Cuts off what the last write was longer.
+    pub fn cut(&self) -> Result<(), Error> {
+        if self.way == Way::Read || self.place.bytes % u64::from(self.target.align) == 0 {
+            return Ok(());
+        }
+        let cut = self.target.file.set_len(self.place.bytes);
+        cut.map_err(|e| Error::run(format!("cut {}", self.place.path.display()), e.to_string(), "df -h"))
+    }
+
+    pub fn flushes(&mut self) {
+        self.flush_from = Some(clock::now());
+    }
+
+    /// Takes back what the ring holds of it.
+    pub fn close(mut self, kit: &mut Kit) {
+        self.queue.close(kit.reactor());
+        kit.forget(&self.target);
+        let OpenFile { queue, target, .. } = self;
+        drop(queue);
+        drop(target);
+        kit.reactor().forget_files();
+    }
+}
+
+/// Unit of a file's writes. cuFile's are whole pages: it has no direct way for others.
+pub fn align_of(target: &FileTarget, path: PathKind) -> u32 {
+    if path == PathKind::Gds {
+        target.align.max(gds::PAGE as u32)
+    } else {
+        target.align
+    }
+}
+
+/// Creates the file, never opening what somebody else made, and reserves its blocks: writes then lengthen nothing, and
+/// a full file system shows before the first of them.
+fn make(place: &Place, align: u32) -> Result<Identity, Error> {
+    let cannot = |e: std::io::Error| cannot_make(&place.path, &e);
+    let handle =
+        std::fs::OpenOptions::new().write(true).create_new(true).open(&place.path).map_err(cannot)?;
+    let identity = Identity::of(&handle.metadata().map_err(cannot)?);
+    let bytes = place.bytes.next_multiple_of(u64::from(align));
+    let kept = rustix::fs::fallocate(&handle, rustix::fs::FallocateFlags::empty(), 0, bytes);
+    let kept = match kept {
+        Err(rustix::io::Errno::OPNOTSUPP) => handle.set_len(bytes),
+        kept => kept.map_err(Into::into),
+    };
+    kept.map(|()| identity).map_err(|e| {
+        let _ = identity.remove(&place.path);
+        cannot(e)
+    })
+}
+
+pub fn cannot_make(path: &Path, e: &std::io::Error) -> Error {
+    let asked = format!("make {}", path.display());
+    match e.raw_os_error() {
+        Some(libc::ENOSPC | libc::EDQUOT) => {
+            Error::run(asked, "the file system is full", "df -h; a smaller --scale, or another --dir")
+        }
+        Some(libc::EROFS) => Error::request(
+            asked,
+            "the file system is mounted read-only",
+            "a folder on a writable file system",
+        ),
+        Some(libc::EACCES | libc::EPERM) => Error::request(asked, "permission denied", "a folder of yours"),
+        Some(libc::EEXIST) => Error::run(asked, "somebody else made it meanwhile", "another --dir"),
+        Some(libc::EFBIG) => {
+            Error::request(asked, "the file system has no room for a file this large", "a smaller --scale")
+        }
+        Some(libc::EMFILE | libc::ENFILE) => {
+            Error::machine(asked, "too many open files", "ulimit -n 1048576, or fewer --ranks")
+        }
+        _ => Error::run(asked, e.to_string(), "df -h; df -i"),
+    }
+}

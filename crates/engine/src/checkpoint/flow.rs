@@ -1,0 +1,31 @@
+//! One rank in one checkpoint: its files, one after another.
+
+use super::ground::Place;
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// A rank's way through a checkpoint.
+#[derive(Debug)]
+pub struct Flow {
+    pub rank: u64,
+    /// Files that it hasn't opened.
+    pub waiting: VecDeque<Place>,
+    /// The file whose bytes it moves, by its place in the worker's list.
+    pub current: Option<usize>,
+    /// Files of its that are open: while one is flushed the next is written.
+    pub open: u32,
+    pub in_flight: u32,
+    /// When its last file was closed, since the checkpoint began.
+    pub ended: Option<Duration>,
+}
+
+impl Flow {
+    pub fn new(rank: u64, places: Vec<Place>) -> Flow {
+        Flow { rank, waiting: places.into(), current: None, open: 0, in_flight: 0, ended: None }
+    }
+
+    /// Nothing is left to open, and nothing is open.
+    pub fn is_through(&self) -> bool {
+        self.waiting.is_empty() && self.current.is_none() && self.open == 0
+    }
+}

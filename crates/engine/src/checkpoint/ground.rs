@@ -1,0 +1,385 @@
+//! The folder that checkpoints are written to: what is there already, whose it is, whether there is room, and what is
+//! taken away again.
+
+use crate::driver::manifest::{Content, Held};
+use crate::driver::prepare::{has_ring, KEEP_FREE};
+use crate::identity::Identity;
+use crate::meter::cache;
+use crate::source::file::{misaligned, FileAccess, FileTarget};
+use crate::source::{Backing, Route, Target};
+use forebay_model::checkpoint::layout::scaled;
+use forebay_model::checkpoint::{folder, CheckpointSpec};
+use forebay_model::content;
+use forebay_model::job::{Cache, JobSpec};
+use forebay_model::units::format_bytes;
+use forebay_model::Error;
+use std::fs::{DirBuilder, OpenOptions};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long a host waits for another that writes the same list of files.
+const LIST_WAIT: Duration = Duration::from_secs(20);
+const LIST_AGAIN: Duration = Duration::from_millis(20);
+
+/// A file of one rank in one checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub path: PathBuf,
+    /// What its content says it belongs to.
+    pub content: String,
+    pub bytes: u64,
+}
+
+impl Place {
+    pub fn content_id(&self) -> u64 {
+        content::file_id(&self.content)
+    }
+}
+
+/// A file that this run made, and which one it is: anybody may give its name to another.
+#[derive(Clone, Debug)]
+pub struct Made(pub Place, pub Identity);
+
+pub struct Ground {
+    spec: CheckpointSpec,
+    dir: PathBuf,
+    /// Of each checkpoint that was there already and is read; the run's own where it writes them.
+    seeds: Vec<u64>,
+    /// Checkpoints that this run wrote to their end.
+    noted: Vec<u32>,
+    /// The folder itself is this run's.
+    made_dir: bool,
+    in_memory: bool,
+}
+
+/// The files of one rank, in the order in which it writes or reads them.
+pub fn places(spec: &CheckpointSpec, step: u32, rank: u64) -> Vec<Place> {
+    let folder = folder(step);
+    let at = Path::new(&spec.dir).join(&folder);
+    let place = |file: forebay_model::checkpoint::layout::FilePlan| Place {
+        path: at.join(&file.name),
+        content: format!("{folder}/{}", file.name),
+        bytes: scaled(file.bytes, spec.scale),
+    };
+    spec.cut().files_of(rank).into_iter().map(place).collect()
+}
+
+impl Ground {
+    /// Looks, and touches nothing.
+    pub fn look(spec: &CheckpointSpec) -> Result<Ground, Error> {
+        let dir = PathBuf::from(&spec.dir);
+        let asked = || format!("--dir {}", spec.dir);
+        match std::fs::metadata(&dir) {
+            Ok(meta) if !meta.is_dir() => {
+                return Err(Error::request(asked(), "is not a folder", "--dir FOLDER"));
+            }
+            Ok(_) => {}
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound && spec.writes > 0 => {
+                let parent = dir.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+                if !parent.is_dir() {
+                    let next = format!("mkdir -p {}", parent.display());
+                    return Err(Error::request(asked(), "the folder above it isn't there", next));
+                }
+            }
+            Err(e) => return Err(Error::request(asked(), e.to_string(), "ls -ld; another folder")),
+        }
+        let mut ground = Ground {
+            dir,
+            seeds: vec![spec.seed; spec.writes.max(spec.reads) as usize],
+            noted: Vec::new(),
+            made_dir: false,
+            in_memory: false,
+            spec: spec.clone(),
+        };
+        if spec.writes > 0 {
+            (1..=spec.writes).try_for_each(|step| ground.look_at_old(step))?;
+            ground.check_room()?;
+        } else {
+            ground.look_at_what_is_read()?;
+        }
+        Ok(ground)
+    }
+
+    pub fn seed(&self, step: u32) -> u64 {
+        self.seeds[step as usize - 1]
+    }
+
+    pub fn folder_of(&self, step: u32) -> PathBuf {
+        self.dir.join(folder(step))
+    }
+
+    /// A checkpoint that is there already stays, unless it is ours and may go.
+    fn look_at_old(&self, step: u32) -> Result<(), Error> {
+        let at = self.folder_of(step);
+        let Ok(old) = entries(&at) else {
+            // A file or a link of that name.
+            return if std::fs::symlink_metadata(&at).is_ok() {
+                let found = "is there, and is no folder that can be read";
+                Err(Error::request(format!("write {}", at.display()), found, "another --dir"))
+            } else {
+                Ok(())
+            };
+        };
+        let Some(any) = old.first() else { return Ok(()) };
+        let asked = format!("write {}", at.display());
+        let held = Held::shared(&at)?;
+        if let Some(foreign) = old.iter().find(|path| held.entry(path).is_none() && path.exists()) {
+            let found = format!("{} is there, and Forebay didn't write it", foreign.display());
+            return Err(Error::request(asked, found, "another --dir"));
+        }
+        if !self.spec.replace {
+            let found = format!("a checkpoint is there already, as {}", any.display());
+            return Err(Error::request(asked, found, "--replace to remove it first; another --dir"));
+        }
+        Ok(())
+    }
+
+    fn check_room(&self) -> Result<(), Error> {
+        let sizes = self.spec.sizes_here();
+        // A file's last block, and its place in the folder.
+        let each = sizes.bytes().saturating_add(sizes.files.saturating_mul(8192));
+        let wanted = each.saturating_mul(u64::from(self.spec.writes)).saturating_add(KEEP_FREE);
+        let at =
+            if self.dir.is_dir() { self.dir.as_path() } else { self.dir.parent().unwrap_or(Path::new(".")) };
+        let at = if at.as_os_str().is_empty() { Path::new(".") } else { at };
+        let free = rustix::fs::statvfs(at).map_or(u64::MAX, |s| s.f_bavail.saturating_mul(s.f_frsize));
+        let freed: u64 = if self.spec.replace { self.old_bytes() } else { 0 };
+        if wanted > free.saturating_add(freed) {
+            return Err(Error::machine(
+                format!(
+                    "write {} checkpoints of {} to {}",
+                    self.spec.writes,
+                    format_bytes(sizes.bytes()),
+                    self.spec.dir
+                ),
+                format!("{} MiB are wanted, and {} MiB are free there", wanted >> 20, free >> 20),
+                "a smaller --scale, fewer --writes, fewer --ranks, or another --dir",
+            ));
+        }
+        Ok(())
+    }
+
+    fn old_bytes(&self) -> u64 {
+        let sizes = |step| entries(&self.folder_of(step)).unwrap_or_default();
+        let files = (1..=self.spec.writes).flat_map(sizes);
+        files.filter_map(|path| std::fs::metadata(path).ok()).map(|m| m.len()).sum()
+    }
+
+    /// Checkpoints of an earlier run, all there and of the right size.
+    fn look_at_what_is_read(&mut self) -> Result<(), Error> {
+        for step in 1..=self.spec.reads {
+            let held = Held::shared(&self.folder_of(step))?;
+            let ranks: Vec<u64> = self.spec.ranks_here().map(|rank| self.spec.reads_as(rank)).collect();
+            for place in ranks.into_iter().flat_map(|rank| places(&self.spec, step, rank)) {
+                let asked = format!("read checkpoint {step} in {}", self.spec.dir);
+                let next = "the --workload, --ranks and --scale that it was written with; fewer --reads";
+                let found = match std::fs::metadata(&place.path) {
+                    Err(e) => format!("{}: {e}", place.path.display()),
+                    Ok(meta) if meta.len() != place.bytes => format!(
+                        "{} has {} bytes, and the workload says {}",
+                        place.path.display(),
+                        meta.len(),
+                        place.bytes
+                    ),
+                    Ok(_) => match held.made_as(&place.path).and_then(|entry| entry.seed) {
+                        Some(seed) => {
+                            self.seeds[step as usize - 1] = seed;
+                            continue;
+                        }
+                        None if !self.spec.verify => continue,
+                        None => format!("nobody knows what {} should hold", place.path.display()),
+                    },
+                };
+                return Err(Error::request(asked, found, next));
+            }
+        }
+        Ok(())
+    }
+
+    /// The folder as a target, for what the driver wants to know of one: engine, alignment, device. Makes the folder,
+    /// and removes what is to be replaced.
+    pub fn target(&mut self, job: &JobSpec) -> Result<Target, Error> {
+        if self.spec.writes > 0 {
+            self.make_folder(&self.dir.clone())?.then(|| self.made_dir = true);
+            for step in 1..=self.spec.writes {
+                self.remove_folder(step);
+            }
+        }
+        let file = self.look_at_one_file(job)?;
+        self.in_memory = file.in_memory;
+        if job.io_bytes % u64::from(file.align) != 0 {
+            return Err(misaligned(&self.dir, "--io-size", job.io_bytes, file.align));
+        }
+        let engine = file.choose(job.engine, false, false, has_ring(job)?);
+        Ok(Target {
+            label: self.spec.dir.clone(),
+            content_id: 0,
+            bytes: self.spec.sizes_here().bytes(),
+            backing: Backing::File { target: file, engine },
+            route: Route { path: job.path, pair: None },
+        })
+    }
+
+    /// One that is read, or one that is made for the purpose and has no name any more.
+    fn look_at_one_file(&self, job: &JobSpec) -> Result<FileTarget, Error> {
+        let access = access(&self.spec, self.spec.writes > 0);
+        let mut first = self.spec.ranks_here().flat_map(|r| places(&self.spec, 1, self.spec.reads_as(r)));
+        let target = match self.spec.writes {
+            0 => FileTarget::open(&first.next().map_or(self.dir.clone(), |p| p.path), access),
+            _ => {
+                let path =
+                    self.dir.join(format!(".forebay-look-{}-{}", std::process::id(), self.spec.first_rank));
+                let made = OpenOptions::new().write(true).create_new(true).open(&path);
+                let made = made.map_err(|e| super::file::cannot_make(&path, &e))?;
+                let sized = made.set_len(job.io_bytes).map_err(|e| super::file::cannot_make(&path, &e));
+                let opened = sized.and_then(|()| FileTarget::open(&path, access));
+                let _ = std::fs::remove_file(&path);
+                opened
+            }
+        };
+        let target = target.map_err(|e| match e.next.contains("--buffered") {
+            true => Error {
+                next: "--cache drop: through the page cache, which is emptied before reading".into(),
+                ..e
+            },
+            false => e,
+        })?;
+        let align = super::file::align_of(&target, self.spec.path);
+        Ok(FileTarget { path: self.dir.clone(), align, ..target })
+    }
+
+    /// Makes a folder that isn't there; true if it wasn't.
+    fn make_folder(&self, at: &Path) -> Result<bool, Error> {
+        match DirBuilder::new().mode(0o755).create(at) {
+            Ok(()) => Ok(true),
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => Ok(false),
+            Err(e) => Err(super::file::cannot_make(at, &e)),
+        }
+    }
+
+    /// The folder of a checkpoint that is about to be written.
+    pub fn begin(&self, step: u32) -> Result<(), Error> {
+        self.make_folder(&self.folder_of(step)).map(|_| ())
+    }
+
+    /// The list of a checkpoint's files, to be written. Hosts that share the folder take turns.
+    fn list_of(&self, step: u32) -> Result<Held, Error> {
+        let at = self.folder_of(step);
+        let until = crate::clock::now() + LIST_WAIT;
+        loop {
+            match Held::alone(&at) {
+                Err(e) if e.kind == forebay_model::Kind::Machine && crate::clock::now() < until => {
+                    std::thread::sleep(LIST_AGAIN);
+                }
+                held => return held,
+            }
+        }
+    }
+
+    /// Lists what was written as ours.
+    pub fn note(&mut self, step: u32, made: &[Made]) -> Result<(), Error> {
+        let mut held = self.list_of(step)?;
+        let seed = self.spec.verify.then_some(self.spec.seed);
+        for Made(place, identity) in made {
+            held.leave(&place.path, *identity, &Content { seed, name: &place.content })?;
+        }
+        held.save()?;
+        self.noted.push(step);
+        Ok(())
+    }
+
+    /// Removes what was made of a checkpoint that didn't come to its end.
+    pub fn take_away(&self, step: u32, made: &[Made]) {
+        made.iter().for_each(|Made(place, identity)| drop(identity.remove(&place.path)));
+        let _ = std::fs::remove_dir(self.folder_of(step));
+    }
+
+    /// Takes what this process is about to read out of the page cache. Answers with the share of pages that is still
+    /// there; None where that can't be told.
+    pub fn clear_cache(&self) -> Result<Option<f64>, Error> {
+        if self.in_memory {
+            return Ok(Some(1.0));
+        }
+        let (mut resident, mut bytes) = (0.0, 0.0);
+        for step in 1..=self.spec.reads {
+            let ranks = self.spec.ranks_here().map(|rank| self.spec.reads_as(rank));
+            for place in ranks.flat_map(|rank| places(&self.spec, step, rank)) {
+                let asked = || format!("read {}", place.path.display());
+                let file = std::fs::File::open(&place.path)
+                    .map_err(|e| Error::run(asked(), e.to_string(), "the same command again"))?;
+                if self.spec.cache != Cache::Allow {
+                    let dropped = cache::drop(&file, 0, place.bytes);
+                    dropped.map_err(|why| Error::machine(asked(), why, "--cache bypass"))?;
+                }
+                let Ok(share) = cache::residency(&file, 0, place.bytes) else { return Ok(None) };
+                resident += share * place.bytes as f64;
+                bytes += place.bytes as f64;
+            }
+        }
+        Ok(Some(if bytes > 0.0 { resident / bytes } else { 0.0 }))
+    }
+
+    /// After the last checkpoint: what was written stays where it is to be read later, or where that was asked for.
+    pub fn close(&self) {
+        if self.spec.keep || self.spec.reads == 0 {
+            return;
+        }
+        for step in &self.noted {
+            self.remove_own(*step);
+        }
+        if self.made_dir {
+            let _ = std::fs::remove_dir(&self.dir);
+        }
+    }
+
+    /// The files of this process's ranks that are still as it left them, and the list with its last entry.
+    fn remove_own(&self, step: u32) {
+        let at = self.folder_of(step);
+        if let Ok(mut held) = self.list_of(step) {
+            for place in self.spec.ranks_here().flat_map(|rank| places(&self.spec, step, rank)) {
+                if let Some(made) = held.identity(&place.path) {
+                    let _ = made.remove(&place.path);
+                }
+                held.remove(&place.path);
+            }
+            let _ = held.save();
+            held.remove_if_empty();
+        }
+        let _ = std::fs::remove_dir(&at);
+    }
+
+    /// A whole checkpoint of ours, which `look` has found to be that.
+    fn remove_folder(&self, step: u32) {
+        let at = self.folder_of(step);
+        let Ok(mut held) = (if at.is_dir() { Held::alone(&at).map(Some) } else { Ok(None) }) else { return };
+        if let Some(held) = &mut held {
+            for path in entries(&at).unwrap_or_default() {
+                let made = held.identity(&path);
+                if made.is_some_and(|made| made.remove(&path).is_ok()) {
+                    held.remove(&path);
+                }
+            }
+            let _ = held.save();
+        }
+        if let Some(held) = held {
+            held.remove_if_empty();
+        }
+        let _ = std::fs::remove_dir(&at);
+    }
+}
+
+/// How the run opens its files.
+pub fn access(spec: &CheckpointSpec, write: bool) -> FileAccess {
+    FileAccess { write, direct: spec.cache == Cache::Bypass }
+}
+
+/// What a folder holds, but for the list of our files.
+fn entries(at: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let all = std::fs::read_dir(at)?.collect::<Result<Vec<_>, _>>()?;
+    Ok(all
+        .into_iter()
+        .map(|e| e.path())
+        .filter(|p| p.file_name().is_some_and(|n| n != ".forebay.json"))
+        .collect())
+}

@@ -1,0 +1,287 @@
+//! Checkpoints written and read back as the ranks of a large model do: each rank its own files, one after another,
+//! flushed before they are closed; a checkpoint is done when its last rank is.
+//!
+//! A few threads play all ranks of this process. What moves bytes is the driver's: queues, reactors, slots, content.
+
+mod crew;
+mod file;
+mod flow;
+mod ground;
+mod kit;
+mod told;
+mod worker;
+
+#[cfg(test)]
+mod tests;
+
+use crate::clock;
+use crate::driver::{honour, outfit, prepare, Observer, Outcome};
+use crate::gpu::cuda;
+use crate::path::{self, Destination};
+use crate::source::fault::FaultPlan;
+use crew::Crew;
+use forebay_model::checkpoint::{CheckpointSpec, Sizes};
+use forebay_model::job::{JobSpec, Op, PathKind, Sync, DEPTH_MAX};
+use forebay_model::Error;
+use ground::Ground;
+use serde::Serialize;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use told::Story;
+
+/// Where the ranks of several hosts wait for each other, before each checkpoint.
+pub trait Barrier {
+    /// Returns once all are there: false where one has ended the run instead.
+    fn pass(&mut self) -> Result<bool, Error>;
+}
+
+/// How often somebody is asked whether to go on while nothing is measured.
+const POLL: Duration = Duration::from_millis(100);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Write,
+    Read,
+}
+
+/// What `run` would do.
+#[derive(Debug, Serialize)]
+pub struct Plan {
+    pub spec: CheckpointSpec,
+    pub ranks: u64,
+    /// One checkpoint of all ranks, and what this process has of it.
+    pub bytes: u64,
+    pub model_bytes: u64,
+    pub optimizer_bytes: u64,
+    pub files: u64,
+    pub bytes_here: u64,
+    pub workers: u32,
+    pub buffer_bytes: u64,
+    pub folders: Vec<String>,
+}
+
+/// Everything that can be found wrong without touching anything, and what the run comes to.
+pub fn plan(spec: &CheckpointSpec) -> Result<Plan, Error> {
+    check(spec)?;
+    Ground::look(spec)?;
+    let (job, _) = job_of(spec);
+    let (sizes, here): (Sizes, Sizes) = (spec.sizes(), spec.sizes_here());
+    Ok(Plan {
+        ranks: spec.ranks(),
+        bytes: sizes.bytes(),
+        model_bytes: sizes.model,
+        optimizer_bytes: sizes.optimizer,
+        files: sizes.files,
+        bytes_here: here.bytes(),
+        workers: job.workers,
+        buffer_bytes: job.io_bytes * u64::from(job.depth) * u64::from(job.workers),
+        folders: (1..=spec.writes.max(spec.reads)).map(forebay_model::checkpoint::folder).collect(),
+        spec: spec.clone(),
+    })
+}
+
+/// What is wrong with it on any machine.
+pub fn check(spec: &CheckpointSpec) -> Result<(), Error> {
+    spec.check()?;
+    // What `auto` stands for is settled where there is a machine to look at.
+    honour::of_job(&job_by(spec, spec.path).0)?;
+    spec.faults.as_deref().map(FaultPlan::parse).transpose()?;
+    Ok(())
+}
+
+/// Writes and reads the checkpoints. An error means that nothing was measured; what broke midway stands in the outcome.
+pub fn run(
+    spec: &CheckpointSpec,
+    command: Vec<String>,
+    observer: &mut dyn Observer,
+    barrier: Option<&mut dyn Barrier>,
+) -> Result<Outcome, Error> {
+    check(spec)?;
+    let started = clock::wall_seconds();
+    let mut ground = Ground::look(spec)?;
+    let (job, reason) = job_of(spec);
+    path::legal(job.path, "file")?;
+    let destination = Arc::new(Destination::open(&job)?);
+    prepare::allow_descriptors(2 * spec.sizes_here().files + u64::from(job.workers) * 8);
+    let crew = gather(spec, &job, &mut ground, destination).inspect_err(|_| ground.close())?;
+    let mut show = Show { spec, crew, ground, story: Story::default(), barrier };
+    let failed = show.play(observer).err();
+    let Show { crew, story, ground, .. } = show;
+    let (target, destination) = crew.end();
+    ground.close();
+    let failed = match failed {
+        Some(e) if story.is_empty() => return Err(e),
+        None if story.is_unbegun() => {
+            return Err(Error::run("the run", "interrupted before it began", "the same command again"));
+        }
+        failed => failed,
+    };
+    let context = told::Context { spec, job, reason, command, started, target, destination };
+    Ok(told::outcome(context, story, failed))
+}
+
+/// Everything that can fail before the first checkpoint.
+fn gather(
+    spec: &CheckpointSpec,
+    job: &JobSpec,
+    ground: &mut Ground,
+    destination: Arc<Destination>,
+) -> Result<Crew, Error> {
+    let target = ground.target(job)?;
+    outfit::check_memory(job, std::slice::from_ref(&target), destination.feeds_gpu())?;
+    destination.attach(job, std::slice::from_ref(&target))?;
+    Crew::start(spec, job, target, ground, destination)
+}
+
+/// The driver's job that has the same fields, for everything of the driver's that is used, and for the record; and what
+/// was settled of it, in words.
+fn job_of(spec: &CheckpointSpec) -> (JobSpec, Option<String>) {
+    let (path, why) = settled(spec);
+    let (job, bounded) = job_by(spec, path);
+    let reasons: Vec<String> = [why, bounded].into_iter().flatten().collect();
+    (job, (!reasons.is_empty()).then(|| reasons.join("; ")))
+}
+
+/// By this path; and whether its buffers bound it.
+fn job_by(spec: &CheckpointSpec, path: PathKind) -> (JobSpec, Option<String>) {
+    let here = spec.ranks_here();
+    let ranks = here.end - here.start;
+    let processors = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
+    let workers = u64::from(spec.workers.unwrap_or(u32::MAX)).min(ranks).min(if spec.workers.is_some() {
+        u64::from(u32::MAX)
+    } else {
+        processors
+    });
+    let per_worker = ranks.div_ceil(workers) * u64::from(spec.depth);
+    let fitting = (spec.buffer_bytes / spec.io_bytes / workers).max(1);
+    let depth = per_worker.min(fitting).min(u64::from(DEPTH_MAX)) as u32;
+    let bounded = (u64::from(depth) < per_worker)
+        .then(|| format!("{depth} buffers per worker: ranks take turns at them"));
+    let job = JobSpec {
+        sources: vec![spec.dir.clone()],
+        path,
+        op: if spec.writes > 0 { Op::Write } else { Op::Read },
+        io_bytes: spec.io_bytes,
+        files: Some(spec.sizes_here().files as u32),
+        file_name: "global_epoch1_step%d".into(),
+        workers: workers as u32,
+        depth,
+        passes: Some(1),
+        repeat: (spec.writes + spec.reads).max(1),
+        seed: spec.seed,
+        cache: spec.cache,
+        engine: spec.engine,
+        sync: if spec.fsync { Sync::End } else { Sync::None },
+        verify: spec.verify,
+        timeout_s: spec.timeout_s,
+        gpus: spec.gpus.clone(),
+        allow_compat: spec.allow_compat,
+        require_direct: spec.require_direct,
+        power: spec.power.clone(),
+        interval_ms: spec.interval_ms,
+        faults: spec.faults.clone(),
+        ..JobSpec::default()
+    };
+    (job, bounded)
+}
+
+/// `auto`: from GPU memory through pinned slots where there is a GPU, or by cuFile if all is to go direct; else from host
+/// memory.
+fn settled(spec: &CheckpointSpec) -> (PathKind, Option<String>) {
+    if spec.path != PathKind::Auto {
+        return (spec.path, None);
+    }
+    match cuda::devices() {
+        (0, why) if spec.gpus.is_empty() => {
+            let why = why.unwrap_or_else(|| "no GPU".into());
+            (PathKind::Host, Some(format!("auto chose host memory: {why}")))
+        }
+        _ if spec.require_direct => (PathKind::Gds, Some("auto chose gds: --require-direct".into())),
+        _ => (PathKind::Bounce, Some("auto chose bounce: gds goes where it is asked for".into())),
+    }
+}
+
+/// The run while it goes on.
+struct Show<'a, 'b> {
+    spec: &'a CheckpointSpec,
+    crew: Crew,
+    ground: Ground,
+    story: Story,
+    barrier: Option<&'b mut (dyn Barrier + 'b)>,
+}
+
+impl Show<'_, '_> {
+    /// All checkpoints in their order; ends early, with no error, where the observer asks for it.
+    fn play(&mut self, observer: &mut dyn Observer) -> Result<(), Error> {
+        let mut wrote_until: Option<Instant> = None;
+        for step in 1..=self.spec.writes {
+            if step > 1 && !self.rest(observer) {
+                return Ok(());
+            }
+            if !self.meet()? || !self.step(Way::Write, step, observer)? {
+                return Ok(());
+            }
+            wrote_until = Some(clock::now());
+        }
+        if self.spec.reads == 0 {
+            return Ok(());
+        }
+        // Every host has written all that another may read.
+        if !self.meet()? {
+            return Ok(());
+        }
+        self.story.resident = self.ground.clear_cache()?;
+        for step in 1..=self.spec.reads {
+            if (step > 1 || wrote_until.is_some()) && !self.rest(observer) {
+                return Ok(());
+            }
+            if !self.meet()? {
+                return Ok(());
+            }
+            if step == 1 {
+                self.story.write_to_read_s = wrote_until.map(|at| at.elapsed().as_secs_f64());
+            }
+            if !self.step(Way::Read, step, observer)? {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// One checkpoint; false where the observer ended it.
+    fn step(&mut self, way: Way, step: u32, observer: &mut dyn Observer) -> Result<bool, Error> {
+        let ran = self.crew.step(way, step, &self.ground, observer)?;
+        let (whole, failed) = (ran.is_whole(), ran.failed.clone());
+        if way == Way::Write {
+            match whole {
+                true => self.ground.note(step, &ran.made)?,
+                false => self.ground.take_away(step, &ran.made),
+            }
+        }
+        self.story.add(way, ran);
+        failed.map_or(Ok(whole), Err)
+    }
+
+    /// The time between checkpoints; false where the observer asks for the end.
+    fn rest(&mut self, observer: &mut dyn Observer) -> bool {
+        let until = clock::now() + Duration::from_secs_f64(self.spec.between_s);
+        loop {
+            if observer.stop() {
+                self.story.interrupted = true;
+                return false;
+            }
+            let left = until.saturating_duration_since(clock::now());
+            if left.is_zero() {
+                return true;
+            }
+            std::thread::sleep(left.min(POLL));
+        }
+    }
+
+    /// Where the hosts wait for each other; false where one of them ended the run.
+    fn meet(&mut self) -> Result<bool, Error> {
+        let all = self.barrier.as_mut().map_or(Ok(true), |barrier| barrier.pass())?;
+        self.story.interrupted |= !all;
+        Ok(all)
+    }
+}

@@ -1,0 +1,163 @@
+//! What happened, as a record: the driver's, a repeat for each checkpoint, and the part about checkpoints.
+
+use super::crew::StepRan;
+use super::Way;
+use crate::driver::fleet::Ran;
+use crate::driver::{honour, record, Outcome};
+use crate::meter::cpu;
+use crate::path::Destination;
+use crate::source::Target;
+use forebay_model::checkpoint::record::{Checkpoint, Phase, Turn};
+use forebay_model::checkpoint::rules::{judge, Seen};
+use forebay_model::checkpoint::CheckpointSpec;
+use forebay_model::job::JobSpec;
+use forebay_model::record::Warning;
+use forebay_model::{Error, Latency};
+use std::sync::Arc;
+
+/// All that came of the run until it ended.
+#[derive(Default)]
+pub struct Story {
+    steps: Vec<(Way, StepRan)>,
+    /// Ended between two checkpoints.
+    pub interrupted: bool,
+    pub write_to_read_s: Option<f64>,
+    pub resident: Option<f64>,
+}
+
+impl Story {
+    pub fn add(&mut self, way: Way, ran: StepRan) {
+        self.steps.push((way, ran));
+    }
+
+    pub fn is_unbegun(&self) -> bool {
+        self.steps.is_empty()
+    }
+
+    /// Nothing was moved.
+    pub fn is_empty(&self) -> bool {
+        self.steps.iter().all(|(_, s)| s.ran.bytes() == 0)
+    }
+
+    fn phase(&self, way: Way, spec: &CheckpointSpec) -> Option<Phase> {
+        let bytes = spec.sizes().bytes();
+        let done: Vec<&StepRan> =
+            self.steps.iter().filter(|(w, s)| *w == way && s.is_whole()).map(|(_, s)| s).collect();
+        let turns = done.iter().map(|s| turn(s, bytes)).collect();
+        let (mut latency, mut fsync) = (Latency::default(), Latency::default());
+        let tallies = || done.iter().flat_map(|s| &s.ran.tallies);
+        tallies().for_each(|t| latency.merge(&t.latency));
+        done.iter().for_each(|s| fsync.merge(&s.fsync));
+        let verified = tallies().map(|t| t.verified_bytes).sum();
+        Phase::of(turns, &latency, Some(&fsync).filter(|f| f.count() > 0), verified)
+    }
+}
+
+fn turn(step: &StepRan, bytes: u64) -> Turn {
+    let (moved, ios) = (step.ran.bytes(), step.ran.ios());
+    let cores = crate::driver::threads::online();
+    let reading = step.ran.readings.cpu.as_ref();
+    let cpu = reading.map(|r| cpu::fill(r, r.wall_s, moved, ios, cores)).unwrap_or_default();
+    Turn::new(step.step, bytes, moved, &step.ranks, cpu)
+}
+
+pub struct Context<'a> {
+    pub spec: &'a CheckpointSpec,
+    pub job: JobSpec,
+    pub reason: Option<String>,
+    pub command: Vec<String>,
+    pub started: u64,
+    pub target: Target,
+    pub destination: Arc<Destination>,
+}
+
+pub fn outcome(context: Context, story: Story, failed: Option<Error>) -> Outcome {
+    let Context { spec, job, reason, command, started, target, destination } = context;
+    let part = |way| story.phase(way, spec);
+    let (write, read) = (part(Way::Write), part(Way::Read));
+    let resident = story.resident.ok_or_else(|| "nothing was read".to_string());
+    let (interrupted, in_memory) = (story.interrupted, target.files().iter().any(|(f, _)| f.in_memory));
+    let write_to_read_s = story.write_to_read_s;
+    let seen_resident = story.resident;
+    let runs: Vec<Ran> = story.steps.into_iter().map(|(_, s)| s.ran).collect();
+    let targets = [target];
+    let mut record = record::of(
+        record::Context {
+            job: &job,
+            command,
+            started,
+            targets: &targets,
+            destination: &destination,
+            requested: spec.path,
+            reasons: reason.into_iter().collect(),
+            calibration: Vec::new(),
+            resident_before: resident,
+            resident_after: Err("it is looked at before reading alone".into()),
+        },
+        &runs,
+    );
+    record.result.interrupted |= interrupted;
+    let sizes = spec.sizes();
+    let mut checkpoint = Checkpoint {
+        workload: spec.workload.clone(),
+        version: spec.version.clone(),
+        rule_set: spec.rules,
+        mode: spec.mode(),
+        model: spec.cut(),
+        parameters: spec.model.parameters(),
+        ranks: spec.ranks(),
+        ranks_whole: spec.model.ranks(),
+        hosts: spec.hosts,
+        scale: spec.scale,
+        bytes: sizes.bytes(),
+        model_bytes: sizes.model,
+        optimizer_bytes: sizes.optimizer,
+        files: sizes.files,
+        between_s: spec.between_s,
+        fsync: spec.fsync,
+        shift: spec.shift,
+        depth: spec.depth,
+        write,
+        read,
+        write_to_read_s,
+        ..Checkpoint::default()
+    };
+    let memory_bytes = record.environment.memory_bytes;
+    checkpoint.rules = judge(spec, &checkpoint, Seen { memory_bytes, resident: seen_resident, in_memory });
+    note_missing(spec, &checkpoint, &mut record.missing);
+    if spec.scale != 1.0 {
+        record.warnings.push(Warning {
+            id: "scaled".into(),
+            text: format!("files have {} of their size: no result of the workload", spec.scale),
+            next: "--scale 1".into(),
+        });
+    }
+    record.checkpoint = Some(checkpoint);
+    let failure = failed.or_else(|| honour::of_record(&job, &record));
+    Outcome { record, failure }
+}
+
+fn note_missing(
+    spec: &CheckpointSpec,
+    checkpoint: &Checkpoint,
+    missing: &mut std::collections::BTreeMap<String, String>,
+) {
+    let mut note = |field: &str, absent: bool, why: &str| {
+        if absent {
+            missing.insert(format!("checkpoint.{field}"), why.into());
+        }
+    };
+    let none = |planned: u32| if planned == 0 { "none was asked for" } else { "none came to its end" };
+    note("write", checkpoint.write.is_none(), none(spec.writes));
+    note("read", checkpoint.read.is_none(), none(spec.reads));
+    note("write_to_read_s", checkpoint.write_to_read_s.is_none(), "writing wasn't followed by reading");
+    let no_flush = if spec.fsync { "no file is flushed for reading" } else { "--no-fsync" };
+    note("write.fsync_us", checkpoint.write.as_ref().is_some_and(|p| p.fsync_us.is_none()), no_flush);
+    note(
+        "read.fsync_us",
+        checkpoint.read.as_ref().is_some_and(|p| p.fsync_us.is_none()),
+        "no file is flushed for reading",
+    );
+    let untold = checkpoint.rules.iter().any(|r| r.ok.is_none());
+    note("rules[].ok", untold, "the rule says why it can't be told");
+}

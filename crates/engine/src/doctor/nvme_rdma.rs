@@ -1,0 +1,114 @@
+//! NVMe over RDMA: whether this machine can reach namespaces by it.
+
+use super::fabric::Fabric;
+use super::memory::Locked;
+use super::report::{Area, Check, State};
+use super::roots::Roots;
+use crate::rdma::{library, DmaBuf, INSTALL, MAKE_DEVICE, SHOW_DEVICE};
+use forebay_model::units::format_bytes;
+use serde::Serialize;
+
+/// Slots of a job that is worth running over RDMA need more than this.
+const LOCKED_BYTES_FEW: u64 = 64 << 20;
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct NvmeRdma {
+    /// Where libibverbs and librdmacm were found; empty where one is missing.
+    pub libraries: Vec<String>,
+    /// Why one can't be had.
+    pub refusal: Option<String>,
+    /// The connection manager's device file is here.
+    pub manager: bool,
+    /// Which devices take GPU memory as their own destination.
+    pub dma_buf: Vec<DmaBuf>,
+}
+
+pub fn facts(roots: &Roots) -> NvmeRdma {
+    let manager = roots.dev.join("infiniband/rdma_cm").exists();
+    match library() {
+        Ok(library) => {
+            NvmeRdma { libraries: library.from.to_vec(), refusal: None, manager, dma_buf: library.dma_bufs() }
+        }
+        Err(why) => NvmeRdma { refusal: Some(why.to_string()), manager, ..NvmeRdma::default() },
+    }
+}
+
+/// What became of each device that was asked.
+fn of_dma_bufs(devices: &[DmaBuf]) -> String {
+    let one = |d: &DmaBuf| match &d.refusal {
+        None => format!("; dma-buf: {} takes GPU memory", d.device),
+        Some(why) => format!(
+            "; dma-buf: {} refuses GPU memory ({why}), so that payload goes through pinned memory",
+            d.device
+        ),
+    };
+    devices.iter().map(one).collect()
+}
+
+pub fn check(found: &NvmeRdma, fabric: &Fabric, locked: &Locked) -> Check {
+    let check =
+        |state, found: String| Check::new(Area::Fabric, "nvme_rdma", "NVMe/RDMA by Forebay", state, found);
+    let libraries = || found.libraries.join(", ");
+    if fabric.rdma.is_empty() {
+        let text = format!("no RDMA device; soft RoCE makes one of any network card: {MAKE_DEVICE}");
+        return check(State::NotApplicable, text);
+    }
+    if let Some(why) = &found.refusal {
+        return check(State::Missing, "the libraries aren't all here".into()).why(why.clone()).next(INSTALL);
+    }
+    if !found.manager {
+        return check(State::Missing, libraries())
+            .why("/dev/infiniband/rdma_cm isn't here, so that no program can connect")
+            .next(SHOW_DEVICE);
+    }
+    let devices: Vec<&str> = fabric.rdma.iter().map(|device| device.name.as_str()).collect();
+    let gpus = of_dma_bufs(&found.dma_buf);
+    let reads =
+        format!("reads (nvme+rdma://HOST:4420/NQN) over {}, by {}{gpus}", devices.join(", "), libraries());
+    match locked.soft_bytes {
+        Some(soft) if !locked.exempt && soft < LOCKED_BYTES_FEW => check(State::Limited, reads)
+            .why(format!("slots are locked while the device knows them, and {} may be", format_bytes(soft)))
+            .next("ulimit -l unlimited   # the check of locked memory says how to keep it so"),
+        _ => check(State::Works, reads),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fabric::Rdma;
+    use super::*;
+
+    #[test]
+    fn each_thing_that_stands_in_the_way_is_named_with_what_to_type() {
+        let mut found = NvmeRdma {
+            libraries: vec!["libibverbs.so.1".into(), "librdmacm.so.1".into()],
+            refusal: None,
+            manager: true,
+            dma_buf: vec![
+                DmaBuf { device: "mlx5_0".into(), refusal: None },
+                DmaBuf { device: "rxe0".into(), refusal: Some("Operation not supported".into()) },
+            ],
+        };
+        let mut fabric = Fabric::default();
+        let mut locked = Locked { soft_bytes: Some(8 << 20), ..Locked::default() };
+        let none = check(&found, &fabric, &locked);
+        assert!(none.state == State::NotApplicable && none.found.contains("rdma link add"), "{none:?}");
+        fabric.rdma.push(Rdma { name: "rxe0".into(), ..Rdma::default() });
+        let few = check(&found, &fabric, &locked);
+        assert!(few.state == State::Limited && few.next.unwrap().contains("ulimit -l"), "{:?}", few.why);
+        locked.exempt = true;
+        let works = check(&found, &fabric, &locked);
+        assert!(works.state == State::Works && works.found.contains("rxe0"), "{works:?}");
+        assert!(works.found.contains("dma-buf: mlx5_0 takes GPU memory"), "{works:?}");
+        assert!(works.found.contains("rxe0 refuses GPU memory (Operation not supported)"), "{works:?}");
+        found.manager = false;
+        assert!(check(&found, &fabric, &locked).next.unwrap().contains("rdma_ucm"));
+        found.refusal = Some("librdmacm.so.1: cannot open shared object file".into());
+        let missing = check(&found, &fabric, &locked);
+        assert!(
+            missing.state == State::Missing && missing.next.unwrap().contains("apt install"),
+            "{:?}",
+            missing.why
+        );
+    }
+}

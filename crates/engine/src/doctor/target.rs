@@ -1,0 +1,457 @@
+//! What an NVMe/TCP target says to this host, and what the path to it is like: its handshake, what it grants, the
+//! namespace, and how much one connection carries. Nothing is read or written there.
+
+use super::report::{size, Area, Check, State};
+use super::roots::{text, Roots};
+use crate::inspect::{identity::Identity, Link};
+use crate::source::nvme_tcp::Options;
+use crate::Error;
+use forebay_nvme::host::{self, ControllerInfo, NamespaceInfo, Session};
+use forebay_nvme::log::AnaState;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+/// How long the target may take for any answer.
+const ANSWER: Duration = Duration::from_secs(2);
+/// Segments of Ethernet's standard frames, with timestamps; larger ones cost less for each byte.
+const SMALL_SEGMENT: u32 = 1460;
+/// What one connection should carry, bytes/s: a port of 25 Gb/s.
+const CARRIES_LEAST: f64 = 25e9 / 8.0;
+/// Reads shorter than this cost a command each.
+const TRANSFER_LEAST: u32 = 128 << 10;
+
+/// Checks of one target that accepts connections at `address`.
+pub fn checks(roots: &Roots, uri: &str, options: &Options, address: SocketAddr) -> Vec<Check> {
+    let say = Say { uri, options };
+    if options.tls || options.tls_key_file.is_some() {
+        return vec![say
+            .check(
+                "handshake",
+                "NVMe/TCP handshake",
+                State::Unknown,
+                "TLS: only a run shakes hands with a key",
+            )
+            .why("doctor speaks to targets in the clear")
+            .next(format!("forebay bench '{uri}' --duration 1"))];
+    }
+    let named = options.host_nqn.as_deref();
+    let identity = named.map_or_else(Identity::of_this_machine, Identity::named);
+    let mut link = match Link::open(address, &identity.nqn, &options.nqn, ANSWER) {
+        Ok(link) => link,
+        Err(error) => return vec![say.failed("handshake", "NVMe/TCP handshake", &error)],
+    };
+    link.secret_files = (options.secret_file.clone(), options.ctrl_secret_file.clone());
+    let mut checks = vec![say.handshake(&link), say.digests(&link)];
+    let mut session = session(options, &identity, &link);
+    match link.bring_up(&mut session) {
+        // Who got so far that the controller is known stumbled over the namespace.
+        Err(error) if session.controller().raw.is_empty() => {
+            checks.push(say.failed("connect", "Connect and Identify", &error));
+        }
+        _ => checks.extend(say.session(&session)),
+    }
+    checks.extend(say.wire(roots, address, wire_of(link.socket())));
+    link.shut_down(&mut session);
+    checks
+}
+
+/// Asks for what the URI asks for: `queues` I/O queues, one for each processor where it says nothing.
+fn session(options: &Options, identity: &Identity, link: &Link) -> Session {
+    let options = host::Options {
+        host_nqn: identity.nqn.clone(),
+        host_id: options.host_id.unwrap_or(identity.id),
+        subsystem_nqn: options.nqn.clone(),
+        queues: queues_wanted(options),
+        queue_entries: options.depth.saturating_add(1),
+        keep_alive_ms: options.keep_alive.as_millis().min(u128::from(u32::MAX)) as u32,
+        timeout_ms: ANSWER.as_millis() as u64,
+        namespace: Some(options.nsid),
+    };
+    Session::new(options, link.now_ms())
+}
+
+fn queues_wanted(options: &Options) -> u16 {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    options.queues.unwrap_or(processors.min(usize::from(u16::MAX)) as u16)
+}
+
+/// What the kernel knows of a connection.
+#[derive(Clone, Copy, Debug)]
+struct Wire {
+    /// Payload of one segment, bytes.
+    mss: u32,
+    path_mtu: u32,
+    round_trip: Duration,
+}
+
+fn wire_of(socket: &TcpStream) -> Option<Wire> {
+    // SAFETY: a struct of integers, for which zeros will do.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut len = size_of::<libc::tcp_info>() as libc::socklen_t;
+    let at = std::ptr::addr_of_mut!(info).cast();
+    // SAFETY: the kernel writes at most `len` bytes to it, and says how many.
+    let result =
+        unsafe { libc::getsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, at, &mut len) };
+    (result == 0 && info.tcpi_snd_mss > 0).then(|| Wire {
+        mss: info.tcpi_snd_mss,
+        path_mtu: info.tcpi_pmtu,
+        round_trip: Duration::from_micros(info.tcpi_rtt.into()),
+    })
+}
+
+struct Say<'a> {
+    uri: &'a str,
+    options: &'a Options,
+}
+
+impl Say<'_> {
+    fn check(&self, id: &str, title: &str, state: State, found: impl Into<String>) -> Check {
+        Check::new(Area::Source, format!("source.nvme_tcp.{id} {}", self.uri), title, state, found)
+    }
+
+    fn failed(&self, id: &str, title: &str, error: &Error) -> Check {
+        let found = format!("{}: {}", error.asked, error.found);
+        self.check(id, title, State::Missing, found)
+            .why("without it nothing is read")
+            .next(error.next.clone())
+    }
+
+    /// The URI with more behind it.
+    fn with(&self, more: &str) -> String {
+        let joint = if self.uri.contains('?') { '&' } else { '?' };
+        format!("'{}{joint}{more}'", self.uri)
+    }
+
+    fn handshake(&self, link: &Link) -> Check {
+        let found =
+            format!("ICResp: data to it in PDUs of {} at most", size(link.accepted.max_h2c_bytes.into()));
+        self.check("handshake", "NVMe/TCP handshake", State::Works, found)
+    }
+
+    fn digests(&self, link: &Link) -> Check {
+        let check = |state, found: &str| self.check("digests", "digests", state, found);
+        let offered = (link.accepted.header_digest, link.accepted.data_digest);
+        let lacks = self.options.header_digest && !offered.0 || self.options.data_digest && !offered.1;
+        if lacks {
+            return check(State::Missing, "the target doesn't do those that the URI asks for")
+                .why("hdgst=1 and ddgst=1 are refused where the target has them off")
+                .next("header_digest = true, data_digest = true in the target's configuration; or a URI without them");
+        }
+        match (offered, self.options.header_digest || self.options.data_digest) {
+            ((false, false), _) => check(State::Works, "none: the target has them off, the URI doesn't ask"),
+            (_, true) => check(State::Works, "CRC32C, as the URI asks"),
+            (_, false) => {
+                let found = format!("CRC32C where asked for: {}", self.with("hdgst=1&ddgst=1"));
+                check(State::Works, &found)
+            }
+        }
+    }
+
+    fn session(&self, session: &Session) -> Vec<Check> {
+        let info = session.controller();
+        let mut checks = vec![self.identified(info), self.queues(info), self.transfer(info)];
+        checks.push(self.namespace(session.namespaces().get(&self.options.nsid), info));
+        checks.push(self.keep_alive(info));
+        checks
+    }
+
+    fn identified(&self, info: &ControllerInfo) -> Check {
+        let version = info.version;
+        let found = format!(
+            "{} {}, controller {}, NVMe {}.{}",
+            info.model,
+            info.firmware,
+            info.cntlid,
+            version >> 16,
+            version >> 8 & 0xff
+        );
+        self.check("connect", "Connect and Identify", State::Works, found)
+    }
+
+    fn queues(&self, info: &ControllerInfo) -> Check {
+        let wanted = queues_wanted(self.options);
+        let depth = info.queue_entries.saturating_sub(1);
+        let found = format!("{} granted of {wanted} asked for, {depth} commands in each", info.queues);
+        let check = |state| self.check("queues", "I/O queues", state, found.clone());
+        match (info.queues < wanted, self.options.queues) {
+            (false, _) => check(State::Works),
+            (true, Some(_)) => check(State::Missing)
+                .why("a target that grants fewer than queues= says is refused")
+                .next(format!("queues={} in the URI; or queues = {wanted} at the target", info.queues)),
+            (true, None) => check(State::Limited)
+                .why("fewer connections than processors: a worker for each processor has none of its own")
+                .next(format!("queues = {wanted} at the target; or --workers {}", info.queues)),
+        }
+    }
+
+    fn transfer(&self, info: &ControllerInfo) -> Check {
+        let capsule = size(info.in_capsule_bytes.into());
+        let check = |state, most: String| {
+            let found = format!("{most} for each command; writes up to {capsule} travel with theirs");
+            self.check("transfer", "longest transfer", state, found)
+        };
+        match info.transfer_bytes {
+            None => check(State::Works, "no limit".into()),
+            Some(most) if most < TRANSFER_LEAST => check(State::Limited, size(most.into()))
+                .why("longer I/Os are cut into commands of that size, each with a round trip's work")
+                .next("max_transfer = \"1m\" at a Forebay target; MDTS at others"),
+            Some(most) => check(State::Works, size(most.into())),
+        }
+    }
+
+    fn namespace(&self, found: Option<&NamespaceInfo>, info: &ControllerInfo) -> Check {
+        let title = format!("namespace {}", self.options.nsid);
+        let base = format!("nvme+tcp://{}/{}", self.options.addresses[0], self.options.nqn);
+        let check = |state, found: String| self.check("namespace", &title, state, found);
+        let Some(namespace) = found else {
+            return check(State::Missing, "not there, or not for this host".into())
+                .why("nothing can be read from a namespace that the controller doesn't list")
+                .next(format!("forebay identify {base}   # lists those that are"));
+        };
+        let bytes = size(namespace.blocks.saturating_mul(namespace.block_bytes.into()));
+        let access = if namespace.read_only { ", read-only" } else { "" };
+        let shown = format!("{bytes} in blocks of {} B{access}", namespace.block_bytes);
+        if let Some(why) = namespace.unusable {
+            return check(State::Missing, shown).why(why).next("another format, at the target");
+        }
+        if !info.ana {
+            return check(State::Works, format!("{shown}; no ANA: every path is as good"));
+        }
+        let shown = format!("{shown}; this path is {}", namespace.ana_state.name());
+        let elsewhere = format!("{}   # a path that is optimized", self.with("path=HOST:PORT"));
+        match namespace.ana_state {
+            AnaState::Optimized => check(State::Works, shown),
+            AnaState::NonOptimized => check(State::Limited, shown)
+                .why("the target reaches its medium by a detour from here")
+                .next(elsewhere),
+            _ => check(State::Missing, shown).why("the target takes no I/O by this path now").next(elsewhere),
+        }
+    }
+
+    fn keep_alive(&self, info: &ControllerInfo) -> Check {
+        let asked = self.options.keep_alive.as_secs_f64();
+        let check = |state, found: String| self.check("keep_alive", "keep alive", state, found);
+        if asked == 0.0 {
+            return check(State::Limited, "off, as the URI says (kato)".into())
+                .why("a target that is gone without a word is noticed by io_timeout alone")
+                .next(self.with("kato=5").replace("kato=-1&", ""));
+        }
+        match info.keep_alive_granularity_ms {
+            0 => check(State::Limited, "the controller has none".into())
+                .why("a target that is gone without a word is noticed by io_timeout alone")
+                .next(self.with("io_timeout=10")),
+            step => check(State::Works, format!("a command every {} s, in steps of {step} ms", asked / 2.0)),
+        }
+    }
+
+    /// Segments, round trip, and what the buffers of a connection let it carry.
+    fn wire(&self, roots: &Roots, address: SocketAddr, wire: Option<Wire>) -> Vec<Check> {
+        let Some(wire) = wire else {
+            let check = self.check("path", "network path", State::Unknown, "the kernel tells nothing of it");
+            return vec![check.why("TCP_INFO gives no answer for this socket")];
+        };
+        vec![self.segments(address, wire), self.buffers(roots, wire), self.pacing(roots, address)]
+    }
+
+    /// Whether the kernel spreads what is sent over time by timers of its own.
+    fn pacing(&self, roots: &Roots, address: SocketAddr) -> Check {
+        let check = |state, found: String| self.check("congestion", "congestion control", state, found);
+        if address.ip().to_canonical().is_loopback() {
+            return check(State::Works, "reno, as on all connections of loopback: nothing is paced".into());
+        }
+        match text(&roots.proc("sys/net/ipv4/tcp_congestion_control")) {
+            None => check(State::Unknown, "not told".into())
+                .why("net.ipv4.tcp_congestion_control can't be read"),
+            Some(name) if name.trim().starts_with("bbr") => check(State::Limited, name.trim().into())
+                .why("it paces: a timer for every few segments costs processor time, on virtual machines the most")
+                .next("sudo sysctl -w net.ipv4.tcp_congestion_control=cubic   # here and at the target; then measure again"),
+            Some(name) => check(State::Works, name.trim().into()),
+        }
+    }
+
+    fn segments(&self, address: SocketAddr, wire: Wire) -> Check {
+        let Wire { mss, path_mtu, round_trip } = wire;
+        let ms = round_trip.as_secs_f64() * 1e3;
+        let found = format!("segments of {mss} B (path MTU {path_mtu}), round trip {ms:.2} ms");
+        let check = |state| self.check("path", "network path", state, found.clone());
+        if mss > SMALL_SEGMENT || address.ip().is_loopback() {
+            return check(State::Works);
+        }
+        check(State::Limited)
+            .why("each segment costs both ends some work; frames of 9000 bytes make a sixth as many")
+            .next(format!(
+                "sudo ip link set dev \"$(ip -o route get {ip} | grep -oP 'dev \\K\\S+')\" mtu 9000   # at both ends, \
+                 and every switch between; then tracepath -n {ip}",
+                ip = address.ip()
+            ))
+    }
+
+    fn buffers(&self, roots: &Roots, wire: Wire) -> Check {
+        let check = |state, found: String| self.check("buffers", "socket buffers", state, found);
+        let most = |name: &str| {
+            let line = text(&roots.proc(format!("sys/net/ipv4/{name}")))?;
+            line.split_whitespace().nth(2)?.parse::<u64>().ok()
+        };
+        let (Some(receive), Some(send)) = (most("tcp_rmem"), most("tcp_wmem")) else {
+            return check(State::Unknown, "not told".into())
+                .why("net.ipv4.tcp_rmem and tcp_wmem can't be read");
+        };
+        // Half of a receive buffer is bookkeeping (tcp_adv_win_scale).
+        let rate = receive as f64 / 2.0 / wire.round_trip.as_secs_f64().max(1e-6);
+        let gib_s = rate / f64::from(1 << 30);
+        let found = format!(
+            "up to {} to receive, {} to send: {gib_s:.1} GiB/s a connection at this round trip",
+            size(receive),
+            size(send)
+        );
+        let wanted = (CARRIES_LEAST * wire.round_trip.as_secs_f64() * 2.0) as u64;
+        match rate < CARRIES_LEAST {
+            false => check(State::Works, found),
+            true => check(State::Limited, found)
+                .why("a connection waits for its window when more than that lies between both ends")
+                .next(format!(
+                    "sudo sysctl -w net.ipv4.tcp_rmem='4096 131072 {}'   # and net.ipv4.tcp_wmem at the target; or more queues",
+                    wanted.next_power_of_two().max(16 << 20)
+                )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::{Config, Server};
+    use crate::source::Uri;
+
+    const NQN: &str = "nqn.2026-11.io.example:a";
+
+    fn options(uri: &str) -> Options {
+        match Uri::recognise(uri).unwrap() {
+            Uri::NvmeTcp(options) => *options,
+            other => panic!("{other}"),
+        }
+    }
+
+    fn server(settings: &str, host: &str) -> Server {
+        let text = format!(
+            "listen = [\"127.0.0.1:0\"]\nthreads = 1\nbuffers = \"16m\"\n{settings}\n[[subsystems]]\nnqn = \"{NQN}\"\n{host}\n\
+             [[subsystems.namespaces]]\nsource = \"nil:?size=1g\"\nblock_bytes = 512\n"
+        );
+        Server::start(Config::from_toml(&text).unwrap(), Box::new(|_| {})).unwrap()
+    }
+
+    fn look(server: &Server, more: &str) -> Vec<Check> {
+        let address = server.addresses()[0];
+        let uri = format!("nvme+tcp://{address}/{NQN}{more}");
+        checks(&Roots::host(), &uri, &options(&uri), address)
+    }
+
+    fn of<'a>(checks: &'a [Check], id: &str) -> &'a Check {
+        let wanted = format!("source.nvme_tcp.{id} ");
+        checks.iter().find(|c| c.id.starts_with(&wanted)).unwrap_or_else(|| panic!("{id} in {checks:?}"))
+    }
+
+    #[test]
+    fn a_target_is_asked_for_all_that_a_run_would_need() {
+        let server = server("", "allow_any_host = true");
+        let found = look(&server, "?queues=2&hdgst=1");
+        for id in [
+            "handshake",
+            "digests",
+            "connect",
+            "queues",
+            "transfer",
+            "namespace",
+            "keep_alive",
+            "path",
+            "buffers",
+        ] {
+            let check = of(&found, id);
+            assert_eq!(check.state, State::Works, "{check:?}");
+        }
+        assert!(of(&found, "queues").found.contains("2 granted of 2"));
+        assert!(of(&found, "namespace").found.starts_with("1 GiB in blocks of 512 B, read-only"));
+        assert!(of(&found, "connect").found.contains("Forebay"));
+    }
+
+    #[test]
+    fn what_a_target_lacks_is_named_with_what_to_type() {
+        let server =
+            server("queues = 1\ndata_digest = false\nmax_transfer = \"64k\"", "allow_any_host = true");
+        let found = look(&server, "?queues=4&ddgst=1&nsid=7&kato=-1");
+        for (id, state, next) in [
+            ("digests", State::Missing, "data_digest = true"),
+            ("queues", State::Missing, "queues=1"),
+            ("transfer", State::Limited, "max_transfer"),
+            ("namespace", State::Missing, "forebay identify nvme+tcp://"),
+            ("keep_alive", State::Limited, "kato=5"),
+        ] {
+            let check = of(&found, id);
+            assert_eq!(check.state, state, "{check:?}");
+            assert!(check.next.as_ref().is_some_and(|n| n.contains(next)), "{check:?}");
+            assert!(check.why.is_some(), "{check:?}");
+        }
+    }
+
+    #[test]
+    fn a_host_that_may_not_come_and_a_peer_that_is_no_target_are_told_so() {
+        let server = server("", "[[subsystems.hosts]]\nnqn = \"nqn.2026-11.io.example:other\"");
+        let refused = look(&server, "");
+        let check = of(&refused, "connect");
+        assert!(check.state == State::Missing && check.next.is_some(), "{check:?}");
+        assert_eq!(of(&refused, "handshake").state, State::Works);
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let answers = std::thread::spawn(move || {
+            use std::io::Write;
+            let (mut socket, _) = listener.accept().unwrap();
+            socket.write_all(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n").unwrap();
+        });
+        let uri = format!("nvme+tcp://{address}/{NQN}");
+        let found = checks(&Roots::host(), &uri, &options(&uri), address);
+        assert_eq!((found.len(), of(&found, "handshake").state), (1, State::Missing), "{found:?}");
+        answers.join().unwrap();
+    }
+
+    #[test]
+    fn small_segments_and_short_windows_are_judged_by_what_they_carry() {
+        let options = options(&format!("nvme+tcp://h:1/{NQN}"));
+        let say = Say { uri: "u", options: &options };
+        let wire = |mss, us| Wire { mss, path_mtu: mss + 52, round_trip: Duration::from_micros(us) };
+        let far: SocketAddr = "192.0.2.1:4420".parse().unwrap();
+        assert_eq!(say.segments(far, wire(1448, 100)).state, State::Limited);
+        assert!(say.segments(far, wire(1448, 100)).next.unwrap().contains("tracepath -n 192.0.2.1"));
+        assert_eq!(say.segments(far, wire(8948, 100)).state, State::Works);
+        assert_eq!(say.segments("127.0.0.1:1".parse().unwrap(), wire(1448, 100)).state, State::Works);
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("proc/sys/net/ipv4");
+        std::fs::create_dir_all(&folder).unwrap();
+        for name in ["tcp_rmem", "tcp_wmem"] {
+            std::fs::write(folder.join(name), "4096\t131072\t6291456\n").unwrap();
+        }
+        let roots = Roots::under(root.path());
+        assert_eq!(say.buffers(&roots, wire(8948, 100)).state, State::Works);
+        let slow = say.buffers(&roots, wire(8948, 10_000));
+        assert!(slow.state == State::Limited && slow.next.unwrap().contains("67108864"), "10 ms at 25 Gb/s");
+        assert_eq!(say.buffers(&Roots::under(root.path().join("none")), wire(1, 1)).state, State::Unknown);
+    }
+
+    #[test]
+    fn a_congestion_control_that_paces_is_named_but_on_loopback() {
+        let options = options(&format!("nvme+tcp://h:1/{NQN}"));
+        let say = Say { uri: "u", options: &options };
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("proc/sys/net/ipv4");
+        std::fs::create_dir_all(&folder).unwrap();
+        let roots = Roots::under(root.path());
+        let far: SocketAddr = "192.0.2.1:4420".parse().unwrap();
+        assert_eq!(say.pacing(&roots, far).state, State::Unknown);
+        for (name, state) in [("bbr", State::Limited), ("bbr2", State::Limited), ("cubic", State::Works)] {
+            std::fs::write(folder.join("tcp_congestion_control"), format!("{name}\n")).unwrap();
+            let found = say.pacing(&roots, far);
+            assert_eq!((found.state, found.next.is_some()), (state, state == State::Limited), "{name}");
+            assert_eq!(say.pacing(&roots, "[::1]:4420".parse().unwrap()).state, State::Works);
+        }
+    }
+}

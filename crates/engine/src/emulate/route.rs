@@ -1,0 +1,135 @@
+//! By which way batches get to where they end: as was asked for, or, of the ways that
+//! are open, the likeliest. Nothing is tried: what is known of the files decides.
+
+use super::dataset::DataSet;
+use crate::doctor::{self, Answer};
+use crate::format::pick::PickSpec;
+use crate::format::FormatRow;
+use crate::gpu::cuda::Device;
+use crate::path::auto::{self, Situation};
+use crate::source::file::FileTarget;
+use forebay_model::job::PathKind;
+use forebay_model::training::{EmulateSpec, Level};
+use forebay_model::Error;
+use std::sync::Arc;
+
+/// Reads of files that pass the workers' slots by, where nobody says otherwise.
+const IO_BYTES: u64 = 1 << 20;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// `Host`, `Bounce`, `Mapped` or `Gds`.
+    pub path: PathKind,
+    /// Where it was chosen here: what decided.
+    pub because: Option<String>,
+}
+
+impl Route {
+    /// Bytes never lie in a slot of the host.
+    pub fn passes_host(&self) -> bool {
+        matches!(self.path, PathKind::Mapped | PathKind::Gds)
+    }
+}
+
+/// Refuses what can't be on any machine: bytes that the host must see, by a path that passes it.
+pub fn check(spec: &EmulateSpec, row: &FormatRow) -> Result<(), Error> {
+    if !matches!(spec.path, PathKind::Mapped | PathKind::Gds) {
+        return Ok(());
+    }
+    match host_needs(spec, row) {
+        Some(found) => Err(Error::request(asked(spec), found, "--path bounce")),
+        None => Ok(()),
+    }
+}
+
+fn asked(spec: &EmulateSpec) -> String {
+    format!("--path {} of {} files", crate::driver::record::name_of(spec.path), spec.workload.format)
+}
+
+/// What the host does with bytes on their way.
+fn host_needs(spec: &EmulateSpec, row: &FormatRow) -> Option<String> {
+    if spec.level == Level::Parse {
+        return Some("the host checks samples on their way (level parse)".into());
+    }
+    let pick = PickSpec { samples_per_file: spec.workload.samples_per_file, ..PickSpec::default() };
+    (row.picker)(&pick).map(|_| "the host learns on their way which parts of them are read".into())
+}
+
+/// `devices`: empty where batches don't end on a GPU. `resident`: share of the files in the page cache.
+pub fn choose(
+    spec: &EmulateSpec,
+    row: &FormatRow,
+    data: &DataSet,
+    resident: &Result<f64, String>,
+    devices: &[Arc<Device>],
+) -> Result<Route, Error> {
+    let Some(device) = devices.first() else { return Ok(Route { path: PathKind::Host, because: None }) };
+    let folder = match data {
+        DataSet::Folder(folder) => Some(folder),
+        DataSet::Packed(_) => None,
+    };
+    if spec.path != PathKind::Auto {
+        let passes = matches!(spec.path, PathKind::Mapped | PathKind::Gds);
+        if passes && folder.is_none() {
+            let found = "the data set lies in one address space: these paths read files";
+            return Err(Error::request(
+                format!(
+                    "--path {} from --data {}",
+                    crate::driver::record::name_of(spec.path),
+                    spec.data.join(" ")
+                ),
+                found,
+                "--path bounce, or a folder",
+            ));
+        }
+        return Ok(Route { path: spec.path, because: None });
+    }
+    let needs = host_needs(spec, row);
+    let needs = needs.or_else(|| folder.is_none().then(|| "the data set lies in one address space".into()));
+    let (Some(folder), None) = (folder, &needs) else {
+        let because = needs.unwrap_or_default();
+        if spec.require_direct {
+            return Err(Error::request("--require-direct with --path auto", because, "no --require-direct"));
+        }
+        return Ok(Route { path: PathKind::Bounce, because: Some(format!("auto chose bounce: {because}")) });
+    };
+    let situation = situation(spec, &folder.probe(0, false)?, folder.probe(0, true).ok(), resident, device);
+    let open = auto::open(&situation);
+    let path = open.ways[0].path;
+    if spec.require_direct && path != PathKind::Gds {
+        return Err(Error::machine("--require-direct with --path auto", open.because, "forebay doctor"));
+    }
+    let name = crate::driver::record::name_of(path);
+    Ok(Route { path, because: Some(format!("auto chose {name} ({})", open.because)) })
+}
+
+fn situation(
+    spec: &EmulateSpec,
+    probe: &FileTarget,
+    direct: Option<FileTarget>,
+    resident: &Result<f64, String>,
+    device: &Device,
+) -> Situation {
+    let resident = if probe.in_memory { Some(1.0) } else { resident.as_ref().ok().copied() };
+    Situation {
+        gpu: true,
+        writes: false,
+        bytes: probe.bytes,
+        io_bytes: spec.io_bytes.unwrap_or(IO_BYTES),
+        resident,
+        cache: spec.cache,
+        direct: direct.is_some_and(|file| file.direct),
+        mapped: device.registers_read_only(),
+        gds: direct_dma_from(probe),
+        require_direct: spec.require_direct,
+    }
+}
+
+/// Whether cuFile would read the files by direct DMA.
+fn direct_dma_from(probe: &FileTarget) -> Result<(), String> {
+    let verdict = doctor::gds_verdict(std::slice::from_ref(&probe.path));
+    match verdict.answer {
+        Answer::Direct => Ok(()),
+        _ => Err(verdict.reason().unwrap_or_else(|| "cuFile wouldn't go direct".into())),
+    }
+}

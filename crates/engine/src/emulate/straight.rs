@@ -1,0 +1,215 @@
+//! Straight into a GPU, past the workers' slots: what a whole run has for that. Files
+//! are mapped and read by the device where they lie in the page cache, or cuFile knows
+//! them; either way they are let go of when the last one who reads them is done.
+
+use super::how::How;
+use super::route::Route;
+use crate::gpu::cuda::Device;
+use crate::path::gds::Session;
+use crate::path::limits;
+use crate::path::mapped::{DevicePinner, Registry, LEAST_BYTES};
+use crate::source::file::FileTarget;
+use crate::source::{Backing, Route as TargetRoute, Target};
+use forebay_model::job::{Engine, JobSpec, PathKind};
+use forebay_model::training::EmulateSpec;
+use forebay_model::Error;
+use std::collections::HashMap;
+use std::fs::File;
+use std::sync::{Arc, Mutex};
+
+/// Files that stay mapped from epoch to epoch, with what of them is registered: a process may have 65,530 mappings.
+const KEPT_MAX: u64 = 16_384;
+
+pub enum Means {
+    Mapped(Arc<Registry>),
+    Gds(Arc<Session>),
+}
+
+impl Clone for Means {
+    fn clone(&self) -> Means {
+        match self {
+            Means::Mapped(registry) => Means::Mapped(registry.clone()),
+            Means::Gds(session) => Means::Gds(session.clone()),
+        }
+    }
+}
+
+/// A file that the means know, as long as anybody has this.
+pub struct Held {
+    pub target: FileTarget,
+    means: Means,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        match &self.means {
+            Means::Mapped(registry) => registry.forget(&self.target),
+            Means::Gds(session) => session.detach(&self.target),
+        }
+    }
+}
+
+pub struct Straight {
+    /// By the number of the file. They go before the means do.
+    kept: Mutex<HashMap<u32, Arc<Held>>>,
+    kept_max: usize,
+    pub means: Means,
+    devices: Vec<Arc<Device>>,
+    /// One of the files, for what is the same of all.
+    probe: FileTarget,
+    window_bytes: u64,
+    /// In cuFile's vocabulary.
+    pub job: JobSpec,
+}
+
+impl Straight {
+    /// None where bytes go through the workers' slots.
+    pub fn open(
+        spec: &EmulateSpec,
+        route: &Route,
+        how: &How,
+        devices: &[Arc<Device>],
+        files: u32,
+    ) -> Result<Option<Straight>, Error> {
+        let Some((probe, _)) = how.probe.files().into_iter().next().filter(|_| route.passes_host()) else {
+            return Ok(None);
+        };
+        let device = devices.first().expect("what passes the host ends on a GPU");
+        let job = JobSpec {
+            path: route.path,
+            io_bytes: how.io_bytes,
+            workers: how.workers,
+            depth: how.depth,
+            allow_compat: spec.allow_compat,
+            require_direct: spec.require_direct,
+            ..JobSpec::default()
+        };
+        let limits =
+            limits(spec.pin_limit_bytes, how.io_bytes * u64::from(how.depth) * u64::from(how.workers));
+        let means = match route.path {
+            PathKind::Mapped => {
+                Means::Mapped(Arc::new(Registry::new(Box::new(DevicePinner(device.clone())), limits)?))
+            }
+            _ => Means::Gds(Session::open(&job, device)?),
+        };
+        let straight = Straight {
+            kept: Mutex::default(),
+            kept_max: kept_max(files),
+            means,
+            devices: devices.to_vec(),
+            probe: probe.clone(),
+            window_bytes: limits.window_bytes,
+            job,
+        };
+        straight.begin()?;
+        Ok(Some(straight))
+    }
+
+    /// Has cuFile show, for each GPU, how it goes; from here on its counters count.
+    fn begin(&self) -> Result<(), Error> {
+        let Means::Gds(session) = &self.means else { return Ok(()) };
+        for device in &self.devices {
+            session.attach(&target_of(self.probe.clone()), device)?;
+        }
+        session.detach(&self.probe);
+        session.begin();
+        Ok(())
+    }
+
+    pub fn registry(&self) -> Option<&Arc<Registry>> {
+        match &self.means {
+            Means::Mapped(registry) => Some(registry),
+            Means::Gds(_) => None,
+        }
+    }
+
+    pub fn session(&self) -> Option<&Arc<Session>> {
+        match &self.means {
+            Means::Mapped(_) => None,
+            Means::Gds(session) => Some(session),
+        }
+    }
+
+    /// A file that stayed mapped.
+    pub fn kept(&self, file: u32) -> Option<Arc<Held>> {
+        self.lock().get(&file).cloned()
+    }
+
+    /// Makes a file known that was just opened, to be read into the GPU of this turn. None: it is too short for that, and
+    /// goes through the slots.
+    pub fn hold(
+        &self,
+        number: u32,
+        path: std::path::PathBuf,
+        file: &Arc<File>,
+        bytes: u64,
+        turn: usize,
+    ) -> Result<Option<Arc<Held>>, Error> {
+        if matches!(self.means, Means::Mapped(_)) && bytes < LEAST_BYTES {
+            return Ok(None);
+        }
+        let target = FileTarget { path, file: file.clone(), bytes, ..self.probe.clone() };
+        if let Means::Gds(session) = &self.means {
+            session.attach(&target_of(target.clone()), &self.devices[turn])?;
+        }
+        let held = Arc::new(Held { target, means: self.means.clone() });
+        if self.registry().is_some() {
+            let mut kept = self.lock();
+            if kept.len() < self.kept_max {
+                kept.insert(number, held.clone());
+            }
+        }
+        Ok(Some(held))
+    }
+
+    /// It isn't what it was: the next one who opens it finds it anew.
+    pub fn forget(&self, file: u32) {
+        drop(self.lock().remove(&file));
+    }
+
+    /// No read is longer than what is registered as a whole: memory for it would lie idle.
+    pub fn within(&self, how: How) -> How {
+        match self.means {
+            Means::Mapped(_) => How { io_bytes: how.io_bytes.min(self.window_bytes), ..how },
+            Means::Gds(_) => how,
+        }
+    }
+
+    /// Most bytes that a read from `offset` on may have: none goes two ways.
+    pub fn io_bytes_max(&self, offset: u64) -> u64 {
+        match self.means {
+            Means::Mapped(_) => self.window_bytes - offset % self.window_bytes,
+            Means::Gds(_) => u64::MAX,
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u32, Arc<Held>>> {
+        self.kept.lock().expect("nothing panics while it holds the files")
+    }
+}
+
+/// How many descriptors of files that stay mapped there may be.
+fn kept_max(files: u32) -> usize {
+    let wanted = u64::from(files).min(KEPT_MAX);
+    let now = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    now.map_or(wanted, |most| wanted.min(most / 2)) as usize
+}
+
+/// Descriptors that such files take.
+pub fn descriptors(route: &Route, files: u32) -> u64 {
+    if route.path == PathKind::Mapped {
+        2 * u64::from(files).min(KEPT_MAX)
+    } else {
+        0
+    }
+}
+
+fn target_of(file: FileTarget) -> Target {
+    Target {
+        label: file.path.display().to_string(),
+        content_id: 0,
+        bytes: file.bytes,
+        backing: Backing::File { target: file, engine: Engine::Inline },
+        route: TargetRoute::default(),
+    }
+}

@@ -1,0 +1,448 @@
+//! From an HDF5 file's superblock to where its data sets lie (HDF5 File Format Specification 3.0, sections II to IV):
+//! the root group's tree, names and entries, each object's header, and the tree of its chunks. Of version 0 and 1, as
+//! h5py writes them unless told otherwise.
+//!
+//! A walk does no I/O: it asks for bytes by offset and length, one request after the other, and is answered. Trees go
+//! down level by level, and everything that is asked for is counted, so that no file leads it in a circle.
+
+use super::super::bounded::{u16_at, u32_at, u64_at};
+
+pub const SIGNATURE: &[u8; 8] = b"\x89HDF\r\n\x1a\n";
+const UNDEFINED: u64 = u64::MAX;
+/// Up to the root group's entry and its scratch space, of version 1.
+const SUPERBLOCK_BYTES: u64 = 100;
+const REQUESTS_MAX: usize = 1 << 18;
+/// Of a header's block, a list of names, a node.
+const BLOCK_BYTES_MAX: u64 = 1 << 20;
+const OBJECTS_MAX: usize = 1024;
+const RANK_MAX: usize = 32;
+const CHUNKS_MAX: u64 = 1 << 24;
+
+/// What is wrong, and where.
+pub type Odd = (u64, String);
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DataSet {
+    pub name: String,
+    pub dims: Vec<u64>,
+    pub item_bytes: u64,
+    pub place: Place,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Place {
+    /// In the object's header, or nowhere.
+    #[default]
+    Elsewhere,
+    Contiguous {
+        at: u64,
+        bytes: u64,
+    },
+    /// By rows of chunks: the end of the last of them in the file.
+    Chunked {
+        rows_each: u64,
+        ends: Vec<u64>,
+    },
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Task {
+    Superblock,
+    Header,
+    Messages,
+    Heap,
+    Names,
+    /// A node of the root group's tree, or of a data set's chunks, below one of that level.
+    Node {
+        chunks: bool,
+        below: u16,
+    },
+    Entries {
+        chunks: bool,
+        level: u8,
+        used: u16,
+    },
+    Symbols,
+    SymbolEntries {
+        count: u16,
+    },
+}
+
+/// A data set whose header or chunks are being read.
+#[derive(Default)]
+struct Object {
+    set: DataSet,
+    messages_left: u32,
+    chunk_dims: Vec<u64>,
+    chunk_tree: Option<u64>,
+    chunks: u64,
+    is_packed: bool,
+}
+
+pub struct Walk {
+    file_bytes: u64,
+    todo: Vec<(Task, u64, u64)>,
+    requests: usize,
+    /// Bytes that may still be asked for: a structure is asked for once, or twice where two names lead to it.
+    left: u64,
+    /// The root group's header comes first.
+    in_root: bool,
+    tree: Option<u64>,
+    names: Vec<u8>,
+    /// (name in the list, header), those to be read last first.
+    symbols: Vec<(u64, u64)>,
+    object: Object,
+    pub sets: Vec<DataSet>,
+}
+
+impl Walk {
+    pub fn begin(file_bytes: u64) -> Walk {
+        Walk {
+            file_bytes,
+            todo: vec![(Task::Superblock, 0, SUPERBLOCK_BYTES.min(file_bytes))],
+            requests: 0,
+            left: 2 * file_bytes.min(1 << 62),
+            in_root: true,
+            tree: None,
+            names: Vec::new(),
+            symbols: Vec::new(),
+            object: Object::default(),
+            sets: Vec::new(),
+        }
+    }
+
+    /// The bytes that it needs next: offset and length, within the file. None: it is through.
+    pub fn asks(&self) -> Option<(u64, u64)> {
+        self.todo.last().map(|(_, at, bytes)| (*at, *bytes))
+    }
+
+    /// What it asked for.
+    pub fn answer(&mut self, bytes: &[u8]) -> Result<(), Odd> {
+        let Some((task, at, _)) = self.todo.pop() else { return Ok(()) };
+        let odd = |what: String| (at, what);
+        match task {
+            Task::Superblock => self.superblock(bytes).map_err(odd)?,
+            Task::Header => self.header(at, bytes).map_err(odd)?,
+            Task::Messages => self.messages(bytes).map_err(odd)?,
+            Task::Heap => self.heap(bytes).map_err(odd)?,
+            Task::Names => {
+                self.names = bytes.to_vec();
+                let tree = self.tree.ok_or((at, "the root group has no tree".to_string()))?;
+                self.node(tree, false, 256)?;
+            }
+            Task::Node { chunks, below } => self.node_head(at, bytes, chunks, below).map_err(odd)?,
+            Task::Entries { chunks: false, level, used } => self.group_entries(bytes, level, used)?,
+            Task::Entries { chunks: true, level, used } => self.chunk_entries(bytes, level, used)?,
+            Task::Symbols => self.symbol_head(at, bytes).map_err(odd)?,
+            Task::SymbolEntries { count } => self.symbol_entries(bytes, count).map_err(odd)?,
+        }
+        if self.todo.is_empty() {
+            self.next_object()?;
+        }
+        Ok(())
+    }
+
+    fn ask(&mut self, task: Task, at: u64, bytes: u64) -> Result<(), Odd> {
+        self.requests += 1;
+        if self.requests > REQUESTS_MAX || bytes > BLOCK_BYTES_MAX || bytes > self.left {
+            return Err((at, "its structures are larger than any that DLIO writes".into()));
+        }
+        self.left -= bytes;
+        if at.checked_add(bytes).is_none_or(|end| end > self.file_bytes) || bytes == 0 {
+            let has = self.file_bytes;
+            return Err((at, format!("a structure of {bytes} bytes lies there, and the file has {has}")));
+        }
+        self.todo.push((task, at, bytes));
+        Ok(())
+    }
+
+    fn superblock(&mut self, head: &[u8]) -> Result<(), String> {
+        if head.len() < SUPERBLOCK_BYTES as usize || &head[..8] != SIGNATURE {
+            return Err("it doesn't begin as an HDF5 file does".into());
+        }
+        let more = match head[8] {
+            0 => 0,
+            1 => 4,
+            version => return Err(format!("its superblock has version {version}, and 0 and 1 are walked")),
+        };
+        if (head[13], head[14]) != (8, 8) {
+            return Err(format!(
+                "its offsets and lengths have {} and {} bytes, and 8 are known",
+                head[13], head[14]
+            ));
+        }
+        let (base, end) = (u64_at(head, 24 + more), u64_at(head, 40 + more));
+        if base != 0 || end > self.file_bytes {
+            let has = self.file_bytes;
+            return Err(format!("its superblock says bytes {base} to {end}, and the file has {has}"));
+        }
+        let root = u64_at(head, 64 + more);
+        self.ask(Task::Header, root, 16).map_err(|(_, what)| what)
+    }
+
+    /// An object's header of version 1: how many messages, in how many bytes.
+    fn header(&mut self, at: u64, head: &[u8]) -> Result<(), String> {
+        if head[0] != 1 {
+            return Err(format!("an object's header has version {}, and 1 is known", head[0]));
+        }
+        self.object.messages_left = u16_at(head, 2).into();
+        match u64::from(u32_at(head, 8)) {
+            0 => self.header_ended(),
+            bytes => self.ask(Task::Messages, at.saturating_add(16), bytes).map_err(|(_, what)| what),
+        }
+    }
+
+    fn messages(&mut self, block: &[u8]) -> Result<(), String> {
+        let mut rest = block;
+        while rest.len() >= 8 && self.object.messages_left > 0 {
+            let (kind, bytes) = (u16_at(rest, 0), usize::from(u16_at(rest, 2)));
+            if bytes > rest.len() - 8 {
+                return Err(format!("a message of {bytes} bytes goes beyond its header"));
+            }
+            self.object.messages_left -= 1;
+            self.message(kind, &rest[8..8 + bytes])?;
+            rest = &rest[8 + bytes..];
+        }
+        if self.todo.is_empty() {
+            return self.header_ended();
+        }
+        Ok(())
+    }
+
+    fn message(&mut self, kind: u16, body: &[u8]) -> Result<(), String> {
+        let short = |bytes: usize| match body.len() < bytes {
+            true => Err(format!("a message of type {kind} has {} bytes", body.len())),
+            false => Ok(()),
+        };
+        match kind {
+            0x01 => self.object.set.dims = dimensions(body)?,
+            0x03 => {
+                short(8)?;
+                self.object.set.item_bytes = u32_at(body, 4).into();
+            }
+            0x08 => self.layout(body)?,
+            0x0B => self.object.is_packed = true,
+            0x10 => {
+                short(16)?;
+                self.ask(Task::Messages, u64_at(body, 0), u64_at(body, 8)).map_err(|(_, what)| what)?;
+            }
+            0x11 if self.in_root => {
+                short(16)?;
+                self.tree = Some(u64_at(body, 0));
+                self.symbols.push((0, u64_at(body, 8)));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Where the data lies.
+    fn layout(&mut self, body: &[u8]) -> Result<(), String> {
+        let bad = || format!("a layout of {} bytes, version and class {:?}", body.len(), body.get(..2));
+        match body {
+            [3, 0, ..] => Ok(()),
+            [3, 1, rest @ ..] if rest.len() >= 16 => {
+                let (at, bytes) = (u64_at(rest, 0), u64_at(rest, 8));
+                if at != UNDEFINED {
+                    self.object.set.place = Place::Contiguous { at, bytes };
+                }
+                Ok(())
+            }
+            [3, 2, rank, rest @ ..] if rest.len() >= 8 + 4 * usize::from(*rank) => {
+                // The last is the length of an item.
+                let sides = usize::from(*rank).saturating_sub(1);
+                if sides == 0 || sides > RANK_MAX {
+                    return Err(bad());
+                }
+                self.object.chunk_dims = (0..sides).map(|i| u32_at(rest, 8 + 4 * i).into()).collect();
+                self.object.chunk_tree = Some(u64_at(rest, 0));
+                if self.object.chunk_dims.contains(&0) {
+                    return Err("its chunks have no length".into());
+                }
+                Ok(())
+            }
+            _ => Err(bad()),
+        }
+    }
+
+    /// All messages of the root group or of an object have come.
+    fn header_ended(&mut self) -> Result<(), String> {
+        if self.in_root {
+            self.in_root = false;
+            let Some((_, heap)) = self.symbols.pop() else {
+                return Err("its root group has no table of symbols, as HDF5's first version has".into());
+            };
+            return self.ask(Task::Heap, heap, 32).map_err(|(_, what)| what);
+        }
+        let Object { set, chunk_dims, chunk_tree, .. } = &mut self.object;
+        let Some(tree) = *chunk_tree else { return Ok(()) };
+        if chunk_dims.len() != set.dims.len() {
+            return Err(format!("its chunks have {} sides, and it has {}", chunk_dims.len(), set.dims.len()));
+        }
+        // None is shorter than a byte.
+        let most = CHUNKS_MAX.min(self.file_bytes);
+        let wanted = chunks_of(&set.dims, chunk_dims).filter(|chunks| *chunks <= most);
+        let Some(wanted) = wanted else { return Err("it has more chunks than can be".into()) };
+        let rows = set.dims[0].div_ceil(chunk_dims[0]);
+        set.place = Place::Chunked { rows_each: chunk_dims[0], ends: vec![0; rows.min(wanted) as usize] };
+        if tree == UNDEFINED || wanted == 0 {
+            return Ok(());
+        }
+        self.node(tree, true, 256).map_err(|(_, what)| what)
+    }
+
+    /// The list of names.
+    fn heap(&mut self, head: &[u8]) -> Result<(), String> {
+        if &head[..4] != b"HEAP" {
+            return Err("the root group's list of names doesn't begin with HEAP".into());
+        }
+        self.ask(Task::Names, u64_at(head, 24), u64_at(head, 8)).map_err(|(_, what)| what)
+    }
+
+    fn node(&mut self, at: u64, chunks: bool, below: u16) -> Result<(), Odd> {
+        self.ask(Task::Node { chunks, below }, at, 24)
+    }
+
+    fn node_head(&mut self, at: u64, head: &[u8], chunks: bool, below: u16) -> Result<(), String> {
+        let (kind, level, used) = (head[4], head[5], u16_at(head, 6));
+        if &head[..4] != b"TREE" || kind != u8::from(chunks) || u16::from(level) >= below {
+            return Err(format!("a node of type {kind} and level {level} is none of the tree above it"));
+        }
+        if used == 0 {
+            return Ok(());
+        }
+        let (key, child) = (self.key_bytes(chunks), 8);
+        let bytes = u64::from(used) * (key + child) + key;
+        self.ask(Task::Entries { chunks, level, used }, at + 24, bytes).map_err(|(_, what)| what)
+    }
+
+    fn key_bytes(&self, chunks: bool) -> u64 {
+        if chunks {
+            8 + 8 * (self.object.chunk_dims.len() as u64 + 1)
+        } else {
+            8
+        }
+    }
+
+    fn group_entries(&mut self, bytes: &[u8], level: u8, used: u16) -> Result<(), Odd> {
+        for entry in 0..usize::from(used) {
+            let child = u64_at(bytes, entry * 16 + 8);
+            match level {
+                0 => self.ask(Task::Symbols, child, 8)?,
+                level => self.node(child, false, level.into())?,
+            }
+        }
+        Ok(())
+    }
+
+    fn symbol_head(&mut self, at: u64, head: &[u8]) -> Result<(), String> {
+        let count = u16_at(head, 6);
+        if &head[..4] != b"SNOD" {
+            return Err("a node of symbols doesn't begin with SNOD".into());
+        }
+        if count == 0 {
+            return Ok(());
+        }
+        self.ask(Task::SymbolEntries { count }, at + 8, 40 * u64::from(count)).map_err(|(_, what)| what)
+    }
+
+    fn symbol_entries(&mut self, bytes: &[u8], count: u16) -> Result<(), String> {
+        let entries = bytes.chunks_exact(40).take(count.into());
+        self.symbols.extend(entries.map(|entry| (u64_at(entry, 0), u64_at(entry, 8))));
+        match self.symbols.len() > OBJECTS_MAX {
+            true => Err(format!("its root group has more than {OBJECTS_MAX} objects")),
+            false => Ok(()),
+        }
+    }
+
+    fn chunk_entries(&mut self, bytes: &[u8], level: u8, used: u16) -> Result<(), Odd> {
+        let key = self.key_bytes(true) as usize;
+        for entry in 0..usize::from(used) {
+            let at = entry * (key + 8);
+            let child = u64_at(bytes, at + key);
+            match level {
+                0 => self.chunk(&bytes[at..at + key], child)?,
+                level => self.node(child, true, level.into())?,
+            }
+        }
+        Ok(())
+    }
+
+    fn chunk(&mut self, key: &[u8], at: u64) -> Result<(), Odd> {
+        let Object { set, chunk_dims, chunks, is_packed, .. } = &mut self.object;
+        let bytes = u64::from(u32_at(key, 0));
+        let plain = chunk_dims.iter().try_fold(set.item_bytes, |all, side| all.checked_mul(*side));
+        let end = at.checked_add(bytes).filter(|end| *end <= self.file_bytes);
+        let Some(end) = end.filter(|_| *is_packed || plain == Some(bytes)) else {
+            return Err((at, format!("a chunk of {bytes} bytes lies there, which can't be")));
+        };
+        let mut sides = chunk_dims.iter().zip(&set.dims).enumerate();
+        let fits = sides.all(|(i, (side, all))| {
+            let offset = u64_at(key, 8 + 8 * i);
+            offset % side == 0 && offset < *all
+        });
+        let row = (u64_at(key, 8) / chunk_dims[0]) as usize;
+        let Place::Chunked { ends, .. } = &mut set.place else { return Ok(()) };
+        match ends.get_mut(row).filter(|_| fits) {
+            Some(last) => *last = end.max(*last),
+            None => return Err((at, "a chunk lies outside of its data set".into())),
+        }
+        *chunks += 1;
+        Ok(())
+    }
+
+    /// An object is through: is it a data set? The next one's header.
+    fn next_object(&mut self) -> Result<(), Odd> {
+        let Object { set, chunks, chunk_dims, .. } = std::mem::take(&mut self.object);
+        if !set.name.is_empty() && !set.dims.is_empty() {
+            self.whole(&set, chunks, &chunk_dims)?;
+            self.sets.push(set);
+        }
+        let Some((name, header)) = self.symbols.pop() else { return Ok(()) };
+        let text = self.names.get(name as usize..).unwrap_or_default();
+        let text = text.split(|byte| *byte == 0).next().unwrap_or_default();
+        self.object.set.name = String::from_utf8_lossy(&text[..text.len().min(256)]).into_owned();
+        self.ask(Task::Header, header, 16)
+    }
+
+    /// Whether all of a data set lies in the file.
+    fn whole(&self, set: &DataSet, chunks: u64, chunk_dims: &[u64]) -> Result<(), Odd> {
+        let name = &set.name;
+        match &set.place {
+            Place::Elsewhere => Ok(()),
+            Place::Contiguous { at, bytes } => {
+                let wanted = set.dims.iter().try_fold(set.item_bytes, |all, side| all.checked_mul(*side));
+                let ends = at.checked_add(*bytes).filter(|end| *end <= self.file_bytes);
+                if wanted != Some(*bytes) || ends.is_none() {
+                    let (dims, has) = (&set.dims, self.file_bytes);
+                    let what =
+                        format!("'{name}' of {dims:?} has {bytes} bytes there, and the file has {has}");
+                    return Err((*at, what));
+                }
+                Ok(())
+            }
+            Place::Chunked { .. } => match chunks_of(&set.dims, chunk_dims) {
+                Some(wanted) if wanted == chunks => Ok(()),
+                wanted => Err((0, format!("'{name}' has {chunks} chunks of {}", wanted.unwrap_or(0)))),
+            },
+        }
+    }
+}
+
+fn chunks_of(dims: &[u64], chunk_dims: &[u64]) -> Option<u64> {
+    dims.iter().zip(chunk_dims).try_fold(1u64, |all, (dim, side)| all.checked_mul(dim.div_ceil(*side)))
+}
+
+/// Of a dataspace message.
+fn dimensions(body: &[u8]) -> Result<Vec<u64>, String> {
+    let begin = match body.first() {
+        Some(1) => 8,
+        Some(2) => 4,
+        version => return Err(format!("a dataspace has version {version:?}, and 1 and 2 are known")),
+    };
+    let rank = usize::from(body.get(1).copied().unwrap_or(0));
+    if rank > RANK_MAX || body.len() < begin + 8 * rank {
+        return Err(format!("a dataspace of {rank} sides has {} bytes", body.len()));
+    }
+    Ok((0..rank).map(|i| u64_at(body, begin + 8 * i)).collect())
+}

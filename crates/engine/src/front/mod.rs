@@ -1,0 +1,27 @@
+//! The gateway: drives that look local and stand on any source.
+
+pub mod config;
+mod controller;
+pub mod dma;
+mod function;
+pub mod gateway;
+pub mod handover;
+mod hold;
+mod io;
+pub mod keeper;
+mod port;
+pub mod qos;
+pub mod rpc;
+pub mod service;
+mod shm;
+pub mod socket;
+pub mod stats;
+pub mod ublk;
+pub mod vfio_user;
+mod worker;
+
+pub use config::Config;
+pub use gateway::Gateway;
+
+#[cfg(test)]
+mod tests;

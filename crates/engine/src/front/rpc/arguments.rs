@@ -1,0 +1,93 @@
+//! Parameters of a verb, checked against its table before it runs.
+
+use super::verbs::{Kind, Parameter, Verb};
+use forebay_model::units::parse_bytes;
+use forebay_model::Error;
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+
+/// What was given, under the parameters' own names.
+pub struct Arguments {
+    verb: &'static Verb,
+    given: BTreeMap<&'static str, Value>,
+}
+
+impl Arguments {
+    /// # Errors
+    /// `Request`: a name that the verb hasn't, one given twice, a value of another kind, one that is missing.
+    pub fn new(verb: &'static Verb, params: Map<String, Value>) -> Result<Arguments, Error> {
+        let mut given = BTreeMap::new();
+        for (name, value) in params {
+            let parameter = verb.parameter(&name).ok_or_else(|| unknown(verb, &name))?;
+            let value = checked(verb, parameter, value)?;
+            if !value.is_null() && given.insert(parameter.name, value).is_some() {
+                let found = format!("is given twice, once as {name}");
+                return Err(Error::request(parameter.of(verb), found, "one of them"));
+            }
+        }
+        if let Some(missing) = verb.parameters.iter().find(|p| p.required && !given.contains_key(p.name)) {
+            let next = format!("{}: {}", missing.flag(), missing.help);
+            return Err(Error::request(missing.of(verb), "is missing", next));
+        }
+        Ok(Arguments { verb, given })
+    }
+
+    pub fn text(&self, name: &str) -> Option<&str> {
+        self.value(name).and_then(Value::as_str)
+    }
+
+    /// Of a parameter that is required.
+    pub fn the(&self, name: &str) -> &str {
+        self.text(name).expect("required parameters are there")
+    }
+
+    pub fn number(&self, name: &str) -> Option<u64> {
+        self.value(name).and_then(Value::as_u64)
+    }
+
+    /// A number that fits into the type asked for.
+    pub fn fit<T: TryFrom<u64>>(&self, name: &str) -> Result<Option<T>, Error> {
+        let Some(number) = self.number(name) else { return Ok(None) };
+        let parameter = self.verb.parameter(name).expect("a parameter of this verb");
+        let fits = T::try_from(number);
+        fits.map(Some).map_err(|_| {
+            Error::request(parameter.of(self.verb), format!("{number} is too large"), parameter.help)
+        })
+    }
+
+    pub fn flag(&self, name: &str) -> bool {
+        self.value(name).and_then(Value::as_bool).unwrap_or(false)
+    }
+
+    fn value(&self, name: &str) -> Option<&Value> {
+        debug_assert!(self.verb.parameter(name).is_some(), "{} has no {name}", self.verb.name);
+        self.given.get(name)
+    }
+}
+
+/// The value as its kind has it; null stays null, which is the same as leaving it out.
+fn checked(verb: &Verb, parameter: &Parameter, value: Value) -> Result<Value, Error> {
+    let wrong = |value: &Value| {
+        let shown: String = value.to_string().chars().take(80).collect();
+        let found = format!("{shown} is no {}", parameter.kind.word());
+        Err(Error::request(parameter.of(verb), found, parameter.help))
+    };
+    match (parameter.kind, value) {
+        (_, Value::Null) => Ok(Value::Null),
+        (Kind::Text, Value::String(text)) if !text.contains('\0') => Ok(text.into()),
+        (Kind::Flag, Value::Bool(yes)) => Ok(yes.into()),
+        (Kind::Number | Kind::Size, Value::Number(n)) if n.is_u64() => Ok(n.into()),
+        (Kind::Size, Value::String(text)) => match parse_bytes(&text) {
+            Ok(bytes) => Ok(bytes.into()),
+            Err(_) => wrong(&text.into()),
+        },
+        (_, value) => wrong(&value),
+    }
+}
+
+fn unknown(verb: &Verb, name: &str) -> Error {
+    let all: Vec<&str> = verb.parameters.iter().map(|p| p.name).collect();
+    let next = if all.is_empty() { "no parameters".into() } else { all.join(", ") };
+    let shown: String = name.escape_debug().take(80).collect();
+    Error::request(format!("{shown} of {}", verb.name), "there is no such parameter", next)
+}

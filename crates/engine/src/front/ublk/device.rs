@@ -1,0 +1,645 @@
+//! A device as its owner sees it: started, asked, suspended, stopped, or left to the next daemon.
+
+use super::control::{self, Control};
+use super::mail::{Letter, Mailbox, Report};
+use super::options::{Attach, OnDeath, Options};
+use super::stats::{State, Stats};
+use super::uapi::{feature, state, DeviceInfo};
+use super::uring::{DevicePort, Kernel};
+use super::worker::{Setup, Throttle, Worker};
+use crate::clock;
+use crate::driver::{mounts, threads};
+use crate::reactor::{Reactor, RingOptions};
+use crate::serve::config::Namespace;
+use crate::serve::volume::Volume;
+use forebay_model::Error;
+use std::fs::{File, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{channel, sync_channel, Receiver};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// A name that only seeds the identity of sources opened by `Ublk::open`.
+const NQN: &str = "nqn.2026-11.io.forebay:ublk";
+/// For udev, or the kernel's own devtmpfs, to make a node.
+const NODE: Duration = Duration::from_secs(5);
+const LOOK: Duration = Duration::from_millis(10);
+/// A thread that doesn't report within this time is left out of a snapshot.
+const REPORT: Duration = Duration::from_millis(500);
+/// Time for requests to be answered by the source when the device stops, and then for the source to let go of them.
+const STOP: Duration = Duration::from_secs(5);
+const STOP_FAILING: Duration = Duration::from_secs(30);
+const DELETE: Duration = Duration::from_secs(20);
+const QUIET: Duration = Duration::from_secs(30);
+
+/// A /dev/ublkbN on threads of its own. All calls may come from any thread. Dropped, it leaves the device to the next
+/// daemon, if it was made to wait for one.
+pub struct Ublk {
+    info: DeviceInfo,
+    features: u64,
+    recovered: bool,
+    volume: Mutex<Arc<Volume>>,
+    mailboxes: Vec<Arc<Mailbox>>,
+    threads: Mutex<Vec<JoinHandle<Report>>>,
+    /// What threads counted that have ended.
+    past: Mutex<Vec<Report>>,
+    suspended: Mutex<bool>,
+}
+
+impl Ublk {
+    /// Opens a source and starts a device over it.
+    ///
+    /// # Errors
+    /// Of `Volume::open` and `start`.
+    pub fn open(namespace: &Namespace, options: &Options) -> Result<Ublk, Error> {
+        options.check()?;
+        let volume = Volume::open_straight(NQN, namespace.nsid.max(1), namespace, options.workers())?;
+        Ublk::start(Arc::new(volume), options)
+    }
+
+    /// Makes the device, or takes it over, and serves it.
+    ///
+    /// # Errors
+    /// `Machine`: no driver, no right to use it, a kernel that lacks what is asked. `Request`: the device is there
+    /// and has another daemon, or stood on something else. `Run`: the driver refuses.
+    pub fn start(volume: Arc<Volume>, options: &Options) -> Result<Ublk, Error> {
+        Ublk::start_limited(volume, options, None)
+    }
+
+    /// As `start`, under limits that others share.
+    ///
+    /// # Errors
+    /// Of `start`.
+    pub fn start_limited(
+        volume: Arc<Volume>,
+        options: &Options,
+        throttle: Option<Throttle>,
+    ) -> Result<Ublk, Error> {
+        options.check()?;
+        let (mut kernel, features) = opened()?;
+        control::check_death(options.on_death, features)?;
+        let found = claim(&mut kernel, &volume, options)?;
+        let recovered = found.is_some();
+        let info = match found {
+            Some(info) => info,
+            None => make(&mut kernel, &volume, options)?,
+        };
+        let mut device = Ublk {
+            info,
+            features,
+            recovered,
+            volume: Mutex::new(volume),
+            mailboxes: Vec::new(),
+            threads: Mutex::default(),
+            past: Mutex::default(),
+            suspended: Mutex::new(false),
+        };
+        match device.go_live(&mut kernel, options, throttle.as_ref()) {
+            Ok(()) => Ok(device),
+            Err(e) => {
+                device.end();
+                if !recovered {
+                    let _ = control::delete(&mut kernel, info.dev_id, DELETE);
+                }
+                Err(e)
+            }
+        }
+    }
+
+    fn go_live(
+        &mut self,
+        kernel: &mut dyn Control,
+        options: &Options,
+        throttle: Option<&Throttle>,
+    ) -> Result<(), Error> {
+        let id = self.info.dev_id;
+        let device = Arc::new(open_node(Path::new(&format!("/dev/ublkc{id}")))?);
+        let threads = options.workers().clamp(1, self.info.nr_hw_queues.into());
+        let (tell, told) = channel();
+        for number in 0..threads {
+            let queues = (0..self.info.nr_hw_queues).filter(|q| u32::from(*q) % threads == number).collect();
+            let station = Station {
+                setup: Setup {
+                    number,
+                    transfer_max: self.info.max_io_buf_bytes,
+                    io_timeout: options.io_timeout(),
+                    throttle: throttle.cloned(),
+                },
+                info: self.info,
+                spin: Duration::from_micros(options.spin_us.into()),
+                device: device.clone(),
+                volume: lock(&self.volume).clone(),
+                queues,
+            };
+            let tell = tell.clone();
+            let run = move || match station.worker() {
+                Ok((worker, mailbox)) => {
+                    let _ = tell.send(Ok(mailbox));
+                    drop(tell);
+                    worker.run()
+                }
+                Err(e) => {
+                    let _ = tell.send(Err(e));
+                    Report::default()
+                }
+            };
+            let thread = std::thread::Builder::new().name(format!("ublk{id}-{number}")).spawn(run);
+            let thread = thread.map_err(|e| Error::machine("a thread", e.to_string(), "ulimit -u"))?;
+            lock(&self.threads).push(thread);
+        }
+        drop((tell, device));
+        self.gather(&told, threads)?;
+        control::start(kernel, id, self.recovered).map_err(|errno| {
+            let found = format!("the driver doesn't start it: {}", text(errno));
+            Error::run(self.path().display().to_string(), found, "dmesg | tail; the source may not answer")
+        })?;
+        await_node(&self.path())
+    }
+
+    /// All threads have asked for their first requests.
+    fn gather(&mut self, told: &Receiver<Result<Arc<Mailbox>, Error>>, threads: u32) -> Result<(), Error> {
+        let mut failed = None;
+        for answer in told {
+            match answer {
+                Ok(mailbox) => self.mailboxes.push(mailbox),
+                Err(e) => failed = failed.or(Some(e)),
+            }
+        }
+        match failed {
+            Some(e) => Err(e),
+            None if self.mailboxes.len() < threads as usize => {
+                Err(Error::run("the threads of a ublk device", "one of them ended", "threads = 1"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    pub fn id(&self) -> u32 {
+        self.info.dev_id
+    }
+
+    /// /dev/ublkbN.
+    pub fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/dev/ublkb{}", self.info.dev_id))
+    }
+
+    /// It waited for a daemon, and got this one.
+    pub fn recovered(&self) -> bool {
+        self.recovered
+    }
+
+    /// Hardware queues that the kernel gave.
+    pub fn queues(&self) -> u16 {
+        self.info.nr_hw_queues
+    }
+
+    pub fn stats(&self) -> Stats {
+        let volume = lock(&self.volume).clone();
+        let mut stats = Stats {
+            id: self.info.dev_id,
+            path: self.path().display().to_string(),
+            source: volume.source.clone(),
+            bytes: volume.bytes(),
+            block_bytes: volume.block_bytes,
+            writable: volume.writable,
+            recovered: self.recovered,
+            on_death: OnDeath::of(self.info.flags),
+            kernel_features: feature::names(self.features),
+            depth: self.info.queue_depth,
+            max_transfer: self.info.max_io_buf_bytes,
+            ..Stats::default()
+        };
+        let live = self.reports();
+        let past = lock(&self.past);
+        let open = live.iter().any(|r| r.open) || lock(&self.threads).iter().any(|t| !t.is_finished());
+        stats.state = match (open, *lock(&self.suspended)) {
+            (false, _) => State::Stopped,
+            (true, true) => State::Suspended,
+            (true, false) => State::Live,
+        };
+        for report in live.iter().chain(past.iter()) {
+            stats.queues.extend(report.queues.iter().cloned());
+            report.queues.iter().for_each(|queue| stats.counts.add(&queue.counts));
+        }
+        for queue in &stats.queues {
+            stats.read_latency.add(&queue.read_latency);
+            stats.write_latency.add(&queue.write_latency);
+            stats.staged_bytes += queue.staged_bytes;
+        }
+        stats.queues.sort_by_key(|queue| queue.queue);
+        stats.copied_bytes = stats.counts.read_bytes + stats.counts.write_bytes;
+        stats
+    }
+
+    fn reports(&self) -> Vec<Report> {
+        let asked: Vec<Receiver<Report>> = self
+            .mailboxes
+            .iter()
+            .map(|mailbox| {
+                let (to, from) = sync_channel(1);
+                mailbox.post(Letter::Report(to));
+                from
+            })
+            .collect();
+        let until = clock::now() + REPORT;
+        let left = || until.saturating_duration_since(clock::now());
+        asked.into_iter().filter_map(|from| from.recv_timeout(left()).ok()).collect()
+    }
+
+    /// Holds requests from now on. Returns once none is in the source.
+    ///
+    /// # Errors
+    /// `Run`: the source doesn't answer `within` that time; requests are taken again.
+    pub fn suspend(&self, within: Duration) -> Result<(), Error> {
+        let mut suspended = lock(&self.suspended);
+        let asked: Vec<Receiver<()>> = self
+            .mailboxes
+            .iter()
+            .map(|mailbox| {
+                let (to, from) = sync_channel(1);
+                mailbox.post(Letter::Suspend(to));
+                from
+            })
+            .collect();
+        let until = clock::now() + within;
+        for from in asked {
+            let left = until.saturating_duration_since(clock::now());
+            if from.recv_timeout(left).is_err() && !self.has_ended() {
+                self.mailboxes.iter().for_each(|m| m.post(Letter::Resume));
+                let asked = format!("suspend {}", self.path().display());
+                let found = format!("its source still has requests after {:.1} s", within.as_secs_f64());
+                return Err(Error::run(asked, found, "forebay snap rpc … with a longer timeout"));
+            }
+        }
+        *suspended = true;
+        Ok(())
+    }
+
+    /// Takes requests again, those first that were held.
+    pub fn resume(&self) {
+        let mut suspended = lock(&self.suspended);
+        self.mailboxes.iter().for_each(|m| m.post(Letter::Resume));
+        *suspended = false;
+    }
+
+    /// Limits that it is under may have changed.
+    pub fn look(&self) {
+        self.mailboxes.iter().for_each(|m| m.post(Letter::Look));
+    }
+
+    fn has_ended(&self) -> bool {
+        lock(&self.threads).iter().all(JoinHandle::is_finished)
+    }
+
+    /// Puts another source in the place of the one that there is, between two requests.
+    ///
+    /// # Errors
+    /// `Request`: it has another size, blocks or writability. `Run`: the last one still has requests after 30 s, or
+    /// the new one can't be opened on every thread. The last one stays then.
+    pub fn replace(&self, volume: Arc<Volume>) -> Result<(), Error> {
+        let mut current = lock(&self.volume);
+        let shape = |v: &Volume| (v.bytes(), v.block_bytes, v.writable, v.write_cache);
+        if shape(&current) != shape(&volume) {
+            let say = |v: &Volume| {
+                let mode = if v.writable { "writable" } else { "read-only" };
+                let cache = if v.write_cache { ", with a cache" } else { "" };
+                format!("{} bytes in blocks of {}, {mode}{cache}", v.bytes(), v.block_bytes)
+            };
+            let found = format!("it has {}; the device has {}", say(&volume), say(&current));
+            let asked = format!("{} in place of {}", volume.source, current.source);
+            return Err(Error::request(asked, found, "a source of the same shape"));
+        }
+        let was_suspended = *lock(&self.suspended);
+        self.suspend(QUIET)?;
+        let switched = self.switch(&volume);
+        if !was_suspended {
+            self.resume();
+        }
+        switched?;
+        *current = volume;
+        Ok(())
+    }
+
+    /// Opens a source and puts it in the place of the one that there is: `replace`.
+    ///
+    /// # Errors
+    /// Of `Volume::open` and `replace`.
+    pub fn replace_by(&self, namespace: &Namespace) -> Result<(), Error> {
+        let threads = self.mailboxes.len() as u32;
+        self.replace(Arc::new(Volume::open_straight(NQN, namespace.nsid.max(1), namespace, threads)?))
+    }
+
+    fn switch(&self, volume: &Arc<Volume>) -> Result<(), Error> {
+        let lost =
+            || Error::run("another source", "a thread of the device doesn't answer", "forebay snap again");
+        let ask = |mailbox: &Arc<Mailbox>| {
+            let (to, from) = sync_channel(1);
+            mailbox.post(Letter::Prepare(volume.clone(), to));
+            from
+        };
+        let prepared: Vec<_> = self.mailboxes.iter().map(ask).collect();
+        for from in prepared {
+            from.recv_timeout(QUIET).map_err(|_| lost())??;
+        }
+        // Suspended and quiet, all of them can: nothing is left that could fail on one thread alone.
+        for mailbox in &self.mailboxes {
+            let (to, from) = sync_channel(1);
+            mailbox.post(Letter::Switch(to));
+            if !from.recv_timeout(QUIET).unwrap_or(false) {
+                return Err(lost());
+            }
+        }
+        Ok(())
+    }
+
+    /// Stops the device and deletes it. What the page cache holds for it is written first, unless `force`.
+    ///
+    /// # Errors
+    /// `Request`: something uses it (`force` stops it nevertheless: whoever uses it sees errors). `Run`: what was
+    /// cached can't be written, or the driver doesn't stop it.
+    pub fn stop(&self, force: bool) -> Result<(), Error> {
+        if !force {
+            check_unused(&self.path())?;
+            written_back(&self.path())?;
+        }
+        self.resume();
+        let mut kernel = Kernel::open()?;
+        let id = self.info.dev_id;
+        let mut answer = control::stop(&mut kernel, id, STOP);
+        if answer == Err(libc::ETIMEDOUT) {
+            self.mailboxes.iter().for_each(|m| m.post(Letter::GiveUp));
+            answer = stopped(&mut kernel, id, STOP_FAILING);
+        }
+        let failed = |what: &str, errno| {
+            let next = format!("dmesg | tail; the source still holds requests of {}", self.path().display());
+            Error::run(format!("stop {}", self.path().display()), format!("{what}: {}", text(errno)), next)
+        };
+        match answer {
+            Ok(()) | Err(libc::ENODEV) => {}
+            Err(errno) => return Err(failed("the driver doesn't stop it", errno)),
+        }
+        self.join();
+        match control::delete(&mut kernel, id, DELETE) {
+            Ok(()) | Err(libc::ENODEV) => Ok(()),
+            Err(errno) => Err(failed("it is stopped, and can't be deleted", errno)),
+        }
+    }
+
+    /// Ends the threads. The device stays and waits for its next daemon, unless `on_death` is `remove`.
+    pub fn leave(self) {
+        self.end();
+    }
+
+    fn end(&self) {
+        self.mailboxes.iter().for_each(|m| m.post(Letter::Leave));
+        self.join();
+    }
+
+    fn join(&self) {
+        let ended: Vec<Report> = lock(&self.threads).drain(..).filter_map(|t| t.join().ok()).collect();
+        lock(&self.past).extend(ended);
+    }
+}
+
+impl Drop for Ublk {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Whether devices can be made at all.
+///
+/// # Errors
+/// `Machine`: no driver, no right to use it, or one that is too old.
+pub fn available() -> Result<(), Error> {
+    opened().map(drop)
+}
+
+/// The control device, and what the driver can do.
+fn opened() -> Result<(Kernel, u64), Error> {
+    let mut kernel = Kernel::open()?;
+    let features = control::features(&mut kernel).map_err(|errno| {
+        let found = format!("this kernel's ublk is too old for us ({})", text(errno));
+        Error::machine("a ublk device", found, "Linux 6.5 or later")
+    })?;
+    Ok((kernel, features))
+}
+
+/// What one thread starts from.
+struct Station {
+    setup: Setup,
+    info: DeviceInfo,
+    spin: Duration,
+    device: Arc<File>,
+    volume: Arc<Volume>,
+    queues: Vec<u16>,
+}
+
+impl Station {
+    fn worker(self) -> Result<(Worker<DevicePort>, Arc<Mailbox>), Error> {
+        threads::settle_in(None, None)?;
+        let Station { setup, info, spin, device, volume, queues } = self;
+        let depth = u32::from(info.queue_depth) * queues.len() as u32;
+        let options = RingOptions { depth: depth.saturating_mul(2), ..RingOptions::default() };
+        let mut reactor = Reactor::with_ring(options).map_err(|e| {
+            let next = "forebay doctor for the reason (sysctl kernel.io_uring_disabled)";
+            Error::machine("a ublk device", format!("needs io_uring, which the kernel refuses: {e}"), next)
+        })?;
+        reactor.spin(spin);
+        let mailbox = Arc::new(Mailbox::new(reactor.waker()?));
+        let open = |queue: u16, reactor: &mut Reactor| {
+            let port = DevicePort::open(&device, queue, info.queue_depth, info.max_io_buf_bytes, reactor)?;
+            Ok((queue, port))
+        };
+        let ports = queues.into_iter().map(|q| open(q, &mut reactor)).collect::<Result<Vec<_>, Error>>()?;
+        let worker = Worker::new(setup, volume, ports, reactor, mailbox.clone())?;
+        Ok((worker, mailbox))
+    }
+}
+
+/// The device that waits to be taken over, ready for it; None where one is to be made.
+pub(super) fn claim(
+    kernel: &mut dyn Control,
+    volume: &Volume,
+    options: &Options,
+) -> Result<Option<DeviceInfo>, Error> {
+    let Some(id) = options.id else { return Ok(None) };
+    let device = format!("/dev/ublkb{id}");
+    let refuse = |found: &str, next: &str| Err(Error::request(&device, found, next));
+    let failed =
+        |errno| Error::run(&device, format!("the driver doesn't say what it is: {}", text(errno)), "dmesg");
+    let there = control::settled(kernel, id).map_err(failed)?;
+    let Some(info) = there else {
+        if options.attach == Attach::Recover {
+            return refuse("there is no such device to recover", "attach = \"auto\"");
+        }
+        return Ok(None);
+    };
+    match (info.state, options.attach) {
+        (_, Attach::New) => refuse("it is there already", "another id, none at all, or attach = \"auto\""),
+        (state::QUIESCED | state::FAIL_IO, _) => {
+            let there = control::parameters(kernel, id).map_err(failed)?;
+            control::may_follow(volume, &info, &there)?;
+            control::begin_recovery(kernel, id).map_err(|errno| {
+                let found = format!("its last daemon is not gone from it: {}", text(errno));
+                Error::run(
+                    format!("recover {device}"),
+                    found,
+                    "wait a moment, or end the process that has it open",
+                )
+            })?;
+            Ok(Some(info))
+        }
+        (state::LIVE, _) => {
+            let found = format!("process {} serves it", info.ublksrv_pid);
+            refuse(&found, "another id, or stop that one first")
+        }
+        // Never started, or its daemon went and it was made to go with it: what is left has no disk.
+        _ if info.ublksrv_flags == control::identity(volume) && options.attach == Attach::Auto => {
+            control::delete(kernel, id, DELETE).map_err(failed)?;
+            Ok(None)
+        }
+        _ => refuse("a dead device has that number", "another id, or `forebay snap rpc` to delete it"),
+    }
+}
+
+pub(super) fn make(
+    kernel: &mut dyn Control,
+    volume: &Volume,
+    options: &Options,
+) -> Result<DeviceInfo, Error> {
+    let wanted = control::wanted(options, volume);
+    let info = control::add(kernel, wanted).map_err(|errno| match errno {
+        libc::EPERM | libc::EACCES => {
+            let next = "sudo, or a service with CAP_SYS_ADMIN (deploy/)";
+            Error::machine("a ublk device", "making one needs CAP_SYS_ADMIN, which this process lacks", next)
+        }
+        libc::EEXIST => {
+            let id = options.id.unwrap_or(0);
+            Error::request(format!("/dev/ublkb{id}"), "it is there already", "another id, or none at all")
+        }
+        libc::ENOMEM => {
+            let next = "a smaller depth or fewer queues";
+            Error::machine("a ublk device", "the kernel has no memory for its queues", next)
+        }
+        _ => Error::run(
+            "a ublk device",
+            format!("the driver refuses to make one: {}", text(errno)),
+            "dmesg | tail",
+        ),
+    })?;
+    let described = control::described(volume, info.max_io_buf_bytes);
+    let missing = wanted.flags & !info.flags;
+    let set = match missing {
+        0 => control::set_parameters(kernel, info.dev_id, &described).map_err(|errno| {
+            let found = format!("the driver refuses the source's geometry: {}", text(errno));
+            Error::run(format!("a ublk device over {}", volume.source), found, "block_bytes = 512 or 4096")
+        }),
+        missing => {
+            let found = format!("this kernel's ublk lacks {}", feature::names(missing).join(" and "));
+            Err(Error::machine("a ublk device", found, "on_death = \"remove\""))
+        }
+    };
+    match set {
+        Ok(()) => Ok(info),
+        Err(e) => {
+            let _ = control::delete(kernel, info.dev_id, DELETE);
+            Err(e)
+        }
+    }
+}
+
+/// Waits for a stop that was asked for before.
+fn stopped(kernel: &mut dyn Control, id: u32, within: Duration) -> Result<(), i32> {
+    let until = clock::now() + within;
+    loop {
+        match control::info(kernel, id) {
+            Ok(Some(info)) if info.state != state::DEAD && clock::now() < until => std::thread::sleep(LOOK),
+            Ok(Some(info)) if info.state != state::DEAD => return Err(libc::ETIMEDOUT),
+            Ok(_) => return Ok(()),
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+/// Deletes a device that no process serves.
+///
+/// # Errors
+/// `Request`: there is none, a process serves it, or something uses it and `force` isn't given.
+pub fn delete(id: u32, force: bool) -> Result<(), Error> {
+    let mut kernel = Kernel::open()?;
+    let device = PathBuf::from(format!("/dev/ublkb{id}"));
+    let shown = device.display().to_string();
+    let failed = |errno| Error::run(format!("delete {shown}"), text(errno), "dmesg | tail");
+    let Some(info) = control::settled(&mut kernel, id).map_err(failed)? else {
+        return Err(Error::request(&shown, "there is no such device", "ls /dev/ublkb*"));
+    };
+    if info.state == state::LIVE {
+        let found = format!("process {} serves it", info.ublksrv_pid);
+        return Err(Error::request(format!("delete {shown}"), found, "stop it there"));
+    }
+    if !force {
+        check_unused(&device)?;
+    }
+    control::delete(&mut kernel, id, DELETE).map_err(failed)
+}
+
+fn check_unused(device: &Path) -> Result<(), Error> {
+    match mounts::in_use(device) {
+        Some(why) => Err(Error::request(
+            format!("stop {}", device.display()),
+            why,
+            format!("umount {} first; with force whoever uses it sees errors", device.display()),
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Writes what the page cache holds for a device.
+fn written_back(device: &Path) -> Result<(), Error> {
+    match File::open(device).and_then(|file| file.sync_all()) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::run(
+            format!("stop {}", device.display()),
+            format!("what is cached for it can't be written: {e}"),
+            "force, which loses that",
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// The character device, which is another daemon's until that one is gone, and udev's for a moment.
+fn open_node(path: &Path) -> Result<File, Error> {
+    let until = clock::now() + NODE;
+    loop {
+        match OpenOptions::new().read(true).write(true).open(path) {
+            Ok(file) => return Ok(file),
+            Err(_) if clock::now() < until => std::thread::sleep(LOOK),
+            Err(e) => {
+                let next =
+                    "a /dev that the kernel keeps (devtmpfs): in a container, --device or --privileged";
+                return Err(Error::machine(path.display().to_string(), e.to_string(), next));
+            }
+        }
+    }
+}
+
+fn await_node(path: &Path) -> Result<(), Error> {
+    let until = clock::now() + NODE;
+    while !path.exists() {
+        if clock::now() >= until {
+            let next = "a /dev that the kernel keeps (devtmpfs): in a container, --device or --privileged";
+            return Err(Error::machine(path.display().to_string(), "no node appears for it", next));
+        }
+        std::thread::sleep(LOOK);
+    }
+    Ok(())
+}
+
+fn text(errno: i32) -> String {
+    std::io::Error::from_raw_os_error(errno).to_string()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,30 @@
+//! A real /dev/ublkbN over any source, on the machine itself: Linux's ublk driver hands a block device's requests to
+//! this process through io_uring.
+//!
+//! One thread per hardware queue, each with its reactor and its queue of the source, so that hardware queues and
+//! fabric queues go in pairs. Requests come as completions of commands on the character device; the driver copies
+//! what is written into the request's slot before, and what was read out of it after: one copy for each byte, and
+//! none of ours. What the driver calls things is in `uapi`; docs/decisions says why no library stands between.
+
+mod arena;
+mod control;
+mod device;
+mod list;
+mod mail;
+mod map;
+mod options;
+mod port;
+mod request;
+mod stats;
+#[cfg(test)]
+mod tests;
+mod uapi;
+mod uring;
+mod worker;
+
+pub use control::identity;
+pub use device::{available, delete, Ublk};
+pub use list::{devices, waiting, Device};
+pub use options::{Attach, OnDeath, Options};
+pub use stats::{QueueStats, State, Stats};
+pub use worker::Throttle;

@@ -1,0 +1,7 @@
+//! The vfio-user protocol, from the side of the device: what a client sends, and what of a PCI function it sees.
+
+pub mod config_space;
+pub mod interrupts;
+pub mod message;
+pub mod socket;
+mod uring;

@@ -1,0 +1,53 @@
+//! Looking at NVMe/TCP targets: what a discovery service offers, and what a controller and its namespaces say of
+//! themselves.
+
+mod discover;
+mod identify;
+pub mod identity;
+mod link;
+
+pub use discover::{discover, Discovered, Record};
+pub use identify::{identify, Identified};
+pub(crate) use link::Link;
+
+use crate::doctor::within;
+use crate::Error;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::time::Duration;
+
+/// Who looks, and how long it waits.
+#[derive(Clone, Debug)]
+pub struct Looking {
+    /// None: this host's own.
+    pub host_nqn: Option<String>,
+    pub timeout: Duration,
+}
+
+/// The addresses that a name stands for. A resolver's own time-outs are longer than ours.
+fn resolve(host: &str, port: u16, timeout: Duration) -> Result<Vec<SocketAddr>, Error> {
+    let name = host.to_string();
+    let asked = || format!("host '{host}'");
+    let next = || format!("getent hosts {host}");
+    let found =
+        within(timeout, move || (name.as_str(), port).to_socket_addrs().map(Iterator::collect::<Vec<_>>));
+    match found {
+        Some(Ok(addresses)) if !addresses.is_empty() => Ok(addresses),
+        Some(Err(e)) => Err(Error::machine(asked(), format!("doesn't resolve: {e}"), next())),
+        _ => Err(Error::machine(asked(), "doesn't resolve: no name server answered in time", next())),
+    }
+}
+
+/// The first of several addresses that answers; else what the last one said.
+fn first<T>(
+    addresses: &[SocketAddr],
+    mut open: impl FnMut(SocketAddr) -> Result<T, Error>,
+) -> Result<T, Error> {
+    let mut last = Err(Error::machine("the host", "has no address", "getent hosts HOST"));
+    for address in addresses {
+        last = open(*address);
+        if last.is_ok() {
+            return last;
+        }
+    }
+    last
+}

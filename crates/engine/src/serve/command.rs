@@ -1,0 +1,115 @@
+//! A command in flight on one connection, and the memory that its data pass through.
+
+use super::arena::{Lump, Pool, Slot};
+use super::steps::{Places, Progress};
+use crate::arena::Mem;
+use forebay_nvme::command::Sqe;
+use forebay_nvme::nvm::Request;
+use forebay_nvme::transport::tcp::Place;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum State {
+    #[default]
+    Free,
+    /// Its data are on their way here.
+    Collecting,
+    /// For a slot, or for its host's limits.
+    Waiting,
+    /// The source is at it.
+    Running,
+    /// Its data are on their way to the host.
+    Answering,
+    /// An Asynchronous Event Request.
+    Parked,
+    /// It came while we drain: never answered.
+    Left,
+}
+
+#[derive(Debug, Default)]
+pub enum Memory {
+    #[default]
+    None,
+    Slot(Slot),
+    Lump(Lump),
+    /// The one lump that a connection may have for a write, where slots are out.
+    Spare(Lump),
+    /// Zeros that all share.
+    Blank,
+    /// Lent by the source: the kernel sends from there.
+    Lent(Mem),
+}
+
+impl Memory {
+    pub fn mem(&self, pool: &Pool) -> Mem {
+        match self {
+            Memory::None => Mem::None,
+            Memory::Slot(slot) => pool.mem(slot),
+            Memory::Lump(lump) | Memory::Spare(lump) => lump.mem(),
+            Memory::Blank => pool.blank(),
+            Memory::Lent(mem) => *mem,
+        }
+    }
+
+    pub fn bytes<'a>(&'a self, pool: &'a Pool, len: usize) -> &'a [u8] {
+        match self {
+            Memory::Slot(slot) => pool.bytes(slot, len),
+            Memory::Lump(lump) | Memory::Spare(lump) => &lump.bytes()[..len.min(lump.bytes().len())],
+            Memory::None | Memory::Blank | Memory::Lent(_) => &[],
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub struct Command {
+    pub state: State,
+    pub sqe: Sqe,
+    /// None: an admin or Fabrics command.
+    pub request: Option<Request>,
+    pub lane: u32,
+    pub memory: Memory,
+    /// What Compare and Verify read into.
+    pub scratch: Option<Slot>,
+    /// All data that it brings are here.
+    pub has_data: bool,
+    /// Counted against its host's limits.
+    pub is_charged: bool,
+    pub progress: Progress,
+    /// The last namespace that was flushed, where all are.
+    pub flushed_nsid: u32,
+    /// ns since the server began.
+    pub began_ns: u64,
+}
+
+/// A command with the pool that its memory is from.
+pub struct Placed<'a>(pub &'a Command, pub &'a Pool);
+
+impl Places for Placed<'_> {
+    fn data(&self) -> Mem {
+        self.0.memory.mem(self.1)
+    }
+
+    fn scratch(&self) -> Mem {
+        self.0.scratch.as_ref().map_or(self.1.blank(), |slot| self.1.mem(slot))
+    }
+
+    fn blank(&self) -> (Mem, usize) {
+        (self.1.blank(), self.1.blank_bytes())
+    }
+
+    fn is_same(&self, len: usize) -> bool {
+        let given = self.0.memory.bytes(self.1, len);
+        match &self.0.scratch {
+            Some(slot) => given == self.1.bytes(slot, len),
+            None => given.iter().all(|byte| *byte == 0),
+        }
+    }
+
+    fn ranges(&self, len: usize) -> &[u8] {
+        self.0.memory.bytes(self.1, len)
+    }
+}
+
+/// Where the data of one of the connection's commands lie.
+pub fn place(commands: &[Command], pool: &Pool, at: Place) -> Mem {
+    commands.get(at.command.0 as usize).map_or(Mem::None, |c| c.memory.mem(pool)).after(at.offset as usize)
+}

@@ -1,0 +1,595 @@
+//! What a target serves, to whom, and within which bounds. One structure, whether it was written as TOML or as
+//! JSON; what is left out has the default of its field.
+
+use crate::source::fault::FaultPlan;
+use forebay_model::units::parse_bytes;
+use forebay_model::Error;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+/// IANA's port for NVMe over TCP, and that of the discovery service.
+pub const PORT: u16 = 4420;
+const TEXT_BYTES_MAX: usize = 4 << 20;
+/// Where its fields are described.
+const FIELDS: &str = "docs/serve.md";
+/// An NQN's length (base, section 4.5).
+const NQN_BYTES_MAX: usize = 223;
+/// I/O queues that a controller can have: queue identifiers are 16 bits, and this is what hosts can use.
+pub const QUEUES_MAX: u16 = 1024;
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// `10.0.0.1:4420`, `[::1]:4420`, `0.0.0.0` (port 4420). Port 0: any free one.
+    pub listen: Vec<String>,
+    /// The same, over RDMA: addresses of a card's. Empty: not over RDMA.
+    pub listen_rdma: Vec<String>,
+    /// Where Prometheus asks: a port of the loopback interface (`9420`), or a whole address. None: nowhere.
+    pub metrics: Option<String>,
+    /// Threads that serve connections. 0: one for each processor, at most 8.
+    pub threads: u32,
+    /// Processors that the threads stay on, in turn, as `0-3,8`; a connection then goes to the thread on the one
+    /// that takes its packets. Empty: anywhere.
+    pub cpus: String,
+    /// How long a thread that has connections looks for more to do before it sleeps, in microseconds: lower latency
+    /// for a core that is always busy. 0: not at all.
+    pub spin_us: u32,
+    /// Longest transfer of one command (MDTS): a power of two times 4 KiB, from 64k to 4m.
+    pub max_transfer: Size,
+    /// Memory for data on their way, of all threads together. Touched only as far as it is used.
+    pub buffers: Size,
+    /// Data that a command capsule may carry, from 0 to 64k; hosts send short writes without asking first.
+    pub in_capsule: Size,
+    /// Commands that an I/O queue may hold (MQES): 2 to 4096.
+    pub queue_depth: u16,
+    /// I/O queues of one controller.
+    pub queues: u16,
+    /// Hosts may ask for these digests.
+    pub header_digest: bool,
+    pub data_digest: bool,
+    pub keep_alive: KeepAlive,
+    /// Connections of all hosts together.
+    pub connections: u32,
+    /// A connection must have said ICReq, and then Connect, within this time.
+    pub handshake_s: f64,
+    /// A peer that takes nothing of what is sent to it for this long is disconnected.
+    pub stall_s: f64,
+    /// For hosts that have no limits of their own.
+    pub host_limits: HostLimits,
+    pub subsystems: Vec<Subsystem>,
+    /// Other discovery services that ours names.
+    pub referrals: Vec<Referral>,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            listen: vec![format!("127.0.0.1:{PORT}")],
+            listen_rdma: Vec::new(),
+            metrics: None,
+            threads: 0,
+            cpus: String::new(),
+            spin_us: 0,
+            max_transfer: Size(1 << 20),
+            buffers: Size(512 << 20),
+            in_capsule: Size(16 << 10),
+            queue_depth: 128,
+            queues: 128,
+            header_digest: true,
+            data_digest: true,
+            keep_alive: KeepAlive::default(),
+            connections: 16384,
+            handshake_s: 10.0,
+            stall_s: 60.0,
+            host_limits: HostLimits::default(),
+            subsystems: Vec::new(),
+            referrals: Vec::new(),
+        }
+    }
+}
+
+/// Bounds of the keep-alive time-out (KATO) that hosts ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct KeepAlive {
+    /// Shorter ones are raised to this.
+    pub min_s: f64,
+    /// Longer ones are lowered to this; and with `required`, so is none at all.
+    pub max_s: f64,
+    pub required: bool,
+}
+
+impl Default for KeepAlive {
+    fn default() -> KeepAlive {
+        KeepAlive { min_s: 1.0, max_s: 3600.0, required: false }
+    }
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Subsystem {
+    pub nqn: String,
+    /// At most 20 printable characters. Empty: made from the NQN.
+    pub serial: String,
+    /// At most 40 printable characters. Empty: Forebay.
+    pub model: String,
+    /// Everybody who reaches the port may connect. Else only `hosts`.
+    pub allow_any_host: bool,
+    pub hosts: Vec<Host>,
+    pub namespaces: Vec<Namespace>,
+}
+
+/// A host that may connect.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Host {
+    pub nqn: String,
+    /// The host must prove that it knows this: `DHHC-1:…`, as `nvme gen-dhchap-key` makes.
+    pub dhchap_key: Option<Secret>,
+    /// We prove that we know this, where the host asks.
+    pub dhchap_ctrl_key: Option<Secret>,
+    /// What we may choose: sha256, sha384, sha512. Empty: all.
+    pub dhchap_hashes: Vec<String>,
+    /// What we may choose: null, ffdhe2048 … ffdhe8192. Empty: all, null last.
+    pub dhchap_groups: Vec<String>,
+    /// The host must come over TLS 1.3 with this key: `NVMeTLSkey-1:…`, as `nvme gen-tls-key` makes.
+    pub tls_key: Option<Secret>,
+    /// In place of `host_limits`.
+    pub limits: Option<HostLimits>,
+}
+
+/// What one host may have, over all its connections. None: no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct HostLimits {
+    /// I/O queues of each of its controllers.
+    pub queues: Option<u16>,
+    pub connections: Option<u32>,
+    pub bytes_in_flight: Option<Size>,
+    /// Bytes a second, of payload.
+    pub rate: Option<Size>,
+    pub iops: Option<u64>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Namespace {
+    /// 0: the lowest that is free.
+    pub nsid: u32,
+    /// As for every verb: a file, a block device, stripe:, nil:, model:.
+    pub source: String,
+    pub writable: bool,
+    /// Logical block: 512 or 4096.
+    pub block_bytes: Option<u32>,
+    /// Names its content, the same on every path to it. None: made from the subsystem's NQN and the nsid.
+    pub uuid: Option<String>,
+    pub cache: Caching,
+    /// Faults on purpose, to see what hosts make of them: `seed=1,error=0.01,delay_us=500` (docs/bench.md).
+    pub faults: Option<String>,
+}
+
+/// Whether the page cache takes part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Caching {
+    /// Past it (O_DIRECT) where the file system offers that for these blocks, else through it.
+    #[default]
+    Auto,
+    Bypass,
+    Allow,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Referral {
+    /// Address and port of another discovery service.
+    pub address: String,
+    /// Empty: the well-known discovery NQN.
+    pub nqn: String,
+}
+
+/// Bytes: a number, or text such as `64k`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Size(pub u64);
+
+impl<'de> Deserialize<'de> for Size {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Size, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Spelled {
+            Number(u64),
+            Text(String),
+        }
+        match Spelled::deserialize(deserializer)? {
+            Spelled::Number(n) => Ok(Size(n)),
+            Spelled::Text(t) => {
+                parse_bytes(&t).map(Size).map_err(|e| serde::de::Error::custom(e.to_string()))
+            }
+        }
+    }
+}
+
+/// Never shown, neither by Debug nor when a configuration is written out.
+#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(String);
+
+impl Secret {
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("(secret)")
+    }
+}
+
+impl Serialize for Secret {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str("(secret)")
+    }
+}
+
+impl Config {
+    /// # Errors
+    /// Kind `Request`: what is no TOML, has a field that is unknown, or a value that can't be.
+    pub fn from_toml(text: &str) -> Result<Config, Error> {
+        let config: Config = read_toml(text, FIELDS)?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// As `from_toml`, from JSON.
+    pub fn from_json(text: &str) -> Result<Config, Error> {
+        let config: Config = read_json(text, FIELDS)?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Whether all of it can be; looks at no file and opens no socket.
+    pub fn check(&self) -> Result<(), Error> {
+        self.addresses()?;
+        self.rdma_addresses()?;
+        self.metrics_address()?;
+        self.check_bounds()?;
+        if self.subsystems.is_empty() {
+            return Err(Error::request("subsystems", "there is none", "[[subsystems]] with nqn = \"nqn.…\""));
+        }
+        self.subsystems.iter().try_for_each(Subsystem::check)?;
+        different_nqns(self.subsystems.iter().map(|s| s.nqn.as_str()))?;
+        self.referrals.iter().try_for_each(|r| {
+            if !r.nqn.is_empty() {
+                check_nqn("referrals.nqn", &r.nqn)?;
+            }
+            address("referrals.address", &r.address, Ipv4Addr::LOCALHOST.into(), PORT).map(|_| ())
+        })
+    }
+
+    /// Where to listen, over TCP.
+    pub fn addresses(&self) -> Result<Vec<SocketAddr>, Error> {
+        if self.listen.is_empty() && self.listen_rdma.is_empty() {
+            return Err(Error::request("listen", "there is no address", "listen = [\"127.0.0.1:4420\"]"));
+        }
+        self.listen.iter().map(|text| address("listen", text, Ipv4Addr::LOCALHOST.into(), PORT)).collect()
+    }
+
+    /// Where to listen, over RDMA.
+    pub fn rdma_addresses(&self) -> Result<Vec<SocketAddr>, Error> {
+        let at = |text: &String| address("listen_rdma", text, Ipv4Addr::LOCALHOST.into(), PORT);
+        self.listen_rdma.iter().map(at).collect()
+    }
+
+    pub fn metrics_address(&self) -> Result<Option<SocketAddr>, Error> {
+        let loopback = IpAddr::from(Ipv4Addr::LOCALHOST);
+        self.metrics.as_ref().map(|text| address("metrics", text, loopback, 0)).transpose()
+    }
+
+    fn check_bounds(&self) -> Result<(), Error> {
+        let kib = |s: Size| s.0 >> 10;
+        within("threads", self.threads.into(), 0, super::volume::THREADS_MAX as u64)?;
+        super::crew::cpus(&self.cpus)?;
+        within("spin_us", self.spin_us.into(), 0, 1_000_000)?;
+        within("max_transfer in KiB", kib(self.max_transfer), 64, 4096)?;
+        if !self.max_transfer.0.is_power_of_two() {
+            let found = format!("{} is no power of two", self.max_transfer.0);
+            return Err(Error::request("max_transfer", found, "64k, 128k … 1m, 2m, 4m"));
+        }
+        within("buffers in MiB", self.buffers.0 >> 20, 4, 1 << 20)?;
+        within("in_capsule", self.in_capsule.0, 0, 64 << 10)?;
+        if self.in_capsule.0 % 16 != 0 {
+            return Err(Error::request("in_capsule", "it is no multiple of 16 bytes", "16k"));
+        }
+        within("queue_depth", self.queue_depth.into(), 2, 4096)?;
+        within("queues", self.queues.into(), 1, QUEUES_MAX.into())?;
+        within("connections", self.connections.into(), 1, 1 << 20)?;
+        seconds("handshake_s", self.handshake_s, 0.1, 3600.0)?;
+        seconds("stall_s", self.stall_s, 0.1, 3600.0)?;
+        seconds("keep_alive.min_s", self.keep_alive.min_s, 0.1, 86400.0)?;
+        seconds("keep_alive.max_s", self.keep_alive.max_s, self.keep_alive.min_s, 86400.0)?;
+        self.host_limits.check("host_limits")
+    }
+}
+
+impl Subsystem {
+    fn check(&self) -> Result<(), Error> {
+        check_nqn("subsystems.nqn", &self.nqn)?;
+        printable(&self.nqn, "serial", &self.serial, 20)?;
+        printable(&self.nqn, "model", &self.model, 40)?;
+        if self.nqn == "nqn.2014-08.org.nvmexpress.discovery" {
+            return Err(Error::request(
+                &self.nqn,
+                "this NQN is the discovery service's, which is there by itself",
+                "another NQN",
+            ));
+        }
+        if !self.allow_any_host && self.hosts.is_empty() {
+            return Err(Error::request(
+                &self.nqn,
+                "nobody may connect: it lists no hosts",
+                "[[subsystems.hosts]] with nqn = \"…\" (on the host: cat /etc/nvme/hostnqn), or allow_any_host = true",
+            ));
+        }
+        if let Some(host) =
+            self.hosts.iter().find(|h| self.allow_any_host && (h.dhchap_key.is_some() || h.tls_key.is_some()))
+        {
+            return Err(Error::request(
+                format!("the key of {}", host.nqn),
+                "allow_any_host lets everybody in, under any name, so the key would prove nothing",
+                "allow_any_host = false",
+            ));
+        }
+        let mut hosts = BTreeSet::new();
+        for host in &self.hosts {
+            host.check()?;
+            if !hosts.insert(&host.nqn) {
+                return Err(Error::request(
+                    &host.nqn,
+                    format!("is twice among the hosts of {}", self.nqn),
+                    "one",
+                ));
+            }
+        }
+        self.namespaces.iter().try_for_each(Namespace::check)?;
+        different_nsids(&self.nqn, self.namespaces.iter().map(|n| n.nsid).filter(|nsid| *nsid != 0))
+            .map(|_| ())
+    }
+}
+
+impl Host {
+    fn check(&self) -> Result<(), Error> {
+        check_nqn("hosts.nqn", &self.nqn)?;
+        if self.dhchap_ctrl_key.is_some() && self.dhchap_key.is_none() {
+            return Err(Error::request(
+                format!("dhchap_ctrl_key of {}", self.nqn),
+                "a host that needn't prove itself can't ask us to",
+                "dhchap_key as well",
+            ));
+        }
+        known(&self.nqn, "dhchap_hashes", &self.dhchap_hashes, &["sha256", "sha384", "sha512"])?;
+        let groups = ["null", "ffdhe2048", "ffdhe3072", "ffdhe4096", "ffdhe6144", "ffdhe8192"];
+        known(&self.nqn, "dhchap_groups", &self.dhchap_groups, &groups)?;
+        crate::auth::credentials(self, "")?;
+        crate::auth::tls_key(self)?;
+        self.limits.map_or(Ok(()), |l| l.check(&self.nqn))
+    }
+}
+
+impl HostLimits {
+    fn check(&self, whose: &str) -> Result<(), Error> {
+        let at_least_one = |what: &str, value: Option<u64>| match value {
+            Some(0) => {
+                let next = "a positive number, or leave it out for no limit";
+                Err(Error::request(format!("{what} of {whose}"), "0 would let nothing through", next))
+            }
+            _ => Ok(()),
+        };
+        at_least_one("queues", self.queues.map(u64::from))?;
+        at_least_one("connections", self.connections.map(u64::from))?;
+        at_least_one("bytes_in_flight", self.bytes_in_flight.map(|s| s.0))?;
+        at_least_one("rate", self.rate.map(|s| s.0))?;
+        at_least_one("iops", self.iops)
+    }
+}
+
+impl Namespace {
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        if self.source.is_empty() {
+            return Err(Error::request("namespaces.source", "is empty", "source = \"/path/to/file\""));
+        }
+        if self.nsid > 0xffff {
+            return Err(Error::request(format!("nsid = {}", self.nsid), "is past 65535", "a lower nsid"));
+        }
+        if let Some(bytes) = self.block_bytes.filter(|b| ![512, 4096].contains(b)) {
+            return Err(Error::request(format!("block_bytes = {bytes}"), "is neither", "512 or 4096"));
+        }
+        self.faults.as_ref().map_or(Ok(()), |text| FaultPlan::parse(text).map(|_| ()))?;
+        self.uuid.as_ref().map_or(Ok(()), |text| parse_uuid(text).map(|_| ()))
+    }
+}
+
+/// A configuration from TOML. `fields`: where its fields are described.
+///
+/// # Errors
+/// Kind `Request`: what is no TOML, has a field that is unknown, or a value of another kind.
+pub(crate) fn read_toml<C: DeserializeOwned>(text: &str, fields: &str) -> Result<C, Error> {
+    let asked = "the configuration";
+    if text.len() > TEXT_BYTES_MAX {
+        return Err(Error::request(asked, "is longer than 4 MiB", "fewer subsystems"));
+    }
+    let next = format!("{fields} for its fields");
+    toml::from_str(text).map_err(|e| Error::request(asked, e.to_string().trim_end(), next))
+}
+
+/// As `read_toml`, from JSON.
+pub(crate) fn read_json<C: DeserializeOwned>(text: &str, fields: &str) -> Result<C, Error> {
+    let next = format!("{fields} for its fields");
+    serde_json::from_str(text).map_err(|e| Error::request("the configuration", e.to_string(), next))
+}
+
+pub(crate) fn different_nqns<'a>(nqns: impl Iterator<Item = &'a str>) -> Result<(), Error> {
+    let mut seen = BTreeSet::new();
+    for nqn in nqns {
+        if !seen.insert(nqn) {
+            return Err(Error::request(nqn, "two subsystems have this NQN", "another NQN"));
+        }
+    }
+    Ok(())
+}
+
+/// All nsids of a subsystem's namespaces.
+pub(crate) fn different_nsids(nqn: &str, nsids: impl Iterator<Item = u32>) -> Result<BTreeSet<u32>, Error> {
+    let mut seen = BTreeSet::new();
+    for nsid in nsids {
+        if !seen.insert(nsid) {
+            let found = format!("two namespaces of {nqn} have it");
+            return Err(Error::request(format!("nsid = {nsid}"), found, "another nsid"));
+        }
+    }
+    Ok(seen)
+}
+
+/// Sixteen bytes as they are written, with or without hyphens.
+pub(crate) fn parse_uuid(text: &str) -> Result<[u8; 16], Error> {
+    let wrong = || {
+        let next = "32 hexadecimal digits, as uuidgen makes";
+        Error::request(format!("uuid = \"{text}\""), "is no UUID", next)
+    };
+    let digits: Vec<u8> = text
+        .bytes()
+        .filter(|b| *b != b'-')
+        .map(|b| (b as char).to_digit(16).map(|d| d as u8).ok_or_else(wrong))
+        .collect::<Result<_, _>>()?;
+    let mut uuid = [0; 16];
+    if digits.len() != 32 || digits.iter().all(|d| *d == 0) {
+        return Err(wrong());
+    }
+    for (byte, pair) in uuid.iter_mut().zip(digits.chunks_exact(2)) {
+        *byte = pair[0] << 4 | pair[1];
+    }
+    Ok(uuid)
+}
+
+/// `1.2.3.4:5`, `[::1]:5`, `::1`, `1.2.3.4`, `5`.
+pub(super) fn address(field: &str, text: &str, ip: IpAddr, port: u16) -> Result<SocketAddr, Error> {
+    if let Ok(whole) = text.parse::<SocketAddr>() {
+        return Ok(whole);
+    }
+    let bare = text.trim_start_matches('[').trim_end_matches(']');
+    if let Some(only_ip) = bare.parse::<IpAddr>().ok().filter(|_| port != 0) {
+        return Ok(SocketAddr::new(only_ip, port));
+    }
+    match text.trim_start_matches(':').parse::<u16>() {
+        Ok(port) => Ok(SocketAddr::new(ip, port)),
+        Err(_) => Err(Error::request(
+            format!("{field} = \"{text}\""),
+            "is no IP address with a port",
+            "127.0.0.1:4420 or [::1]:4420 (a name: getent hosts NAME)",
+        )),
+    }
+}
+
+pub(crate) fn check_nqn(field: &str, nqn: &str) -> Result<(), Error> {
+    let wrong = |found: &str| {
+        let next = "nqn.2014-08.org.nvmexpress:uuid:… or nqn.YYYY-MM.reverse.domain:name";
+        Err(Error::request(format!("{field} = \"{nqn}\""), found, next))
+    };
+    match nqn {
+        n if n.len() > NQN_BYTES_MAX => wrong("is longer than 223 bytes"),
+        n if !n.starts_with("nqn.") || n.len() < 12 => wrong("is no NVMe qualified name"),
+        n if n.chars().any(|c| c.is_control() || c.is_whitespace()) => wrong("has a space in it"),
+        _ => Ok(()),
+    }
+}
+
+pub(crate) fn printable(nqn: &str, field: &str, text: &str, bytes_max: usize) -> Result<(), Error> {
+    if text.len() <= bytes_max && text.bytes().all(|b| (0x20..0x7f).contains(&b)) {
+        return Ok(());
+    }
+    let found = format!("\"{text}\" is longer than {bytes_max} characters, or not ASCII");
+    Err(Error::request(format!("{field} of {nqn}"), found, "a shorter one, of letters and digits"))
+}
+
+fn known(nqn: &str, field: &str, given: &[String], all: &[&str]) -> Result<(), Error> {
+    match given.iter().find(|g| !all.contains(&g.as_str())) {
+        Some(odd) => {
+            let found = format!("'{odd}' is not known");
+            Err(Error::request(format!("{field} of {nqn}"), found, all.join(", ")))
+        }
+        None => Ok(()),
+    }
+}
+
+pub(crate) fn within(what: &str, value: u64, least: u64, most: u64) -> Result<(), Error> {
+    if (least..=most).contains(&value) {
+        return Ok(());
+    }
+    Err(Error::request(what, format!("{value} is out of bounds"), format!("{least} to {most}")))
+}
+
+fn seconds(what: &str, value: f64, least: f64, most: f64) -> Result<(), Error> {
+    if value >= least && value <= most {
+        return Ok(());
+    }
+    Err(Error::request(what, format!("{value} is out of bounds"), format!("{least} to {most} seconds")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"
+        listen = ["127.0.0.1:0", "[::1]:4420", "10.0.0.1"]
+        metrics = "9420"
+        max_transfer = "512k"
+        [host_limits]
+        connections = 64
+        [[subsystems]]
+        nqn = "nqn.2026-11.io.example:a"
+        [[subsystems.hosts]]
+        nqn = "nqn.2026-11.io.example:host"
+        dhchap_key = "DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:"
+        [[subsystems.namespaces]]
+        source = "nil:?size=1g"
+        uuid = "0f2d4c1e-0000-4000-8000-000000000001"
+    "#;
+
+    #[test]
+    fn toml_and_json_are_one_structure() {
+        let config = Config::from_toml(GOOD).unwrap();
+        assert_eq!(config.max_transfer, Size(512 << 10));
+        assert_eq!(config.addresses().unwrap()[2], "10.0.0.1:4420".parse().unwrap());
+        assert_eq!(config.metrics_address().unwrap(), Some("127.0.0.1:9420".parse().unwrap()));
+        let json = serde_json::to_string(&config).unwrap();
+        assert!(!json.contains("ia6zGodOr4SEG0"), "secrets are never written out");
+        assert!(!format!("{config:?}").contains("DHHC"));
+        assert!(Config::from_json(&json).is_err(), "a secret that was left out is not taken for one");
+        let again = Config::from_json(&json.replace(r#""(secret)""#, "null")).unwrap();
+        assert_eq!(again.subsystems[0].namespaces, config.subsystems[0].namespaces);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let with = |from: &str, to: &str| Config::from_toml(&GOOD.replace(from, to));
+        for (from, to, found) in [
+            ("max_transfer = \"512k\"", "max_transfer = \"500k\"", "power of two"),
+            ("max_transfer = \"512k\"", "max_transfr = 1", "max_transfr"),
+            ("connections = 64", "connections = 0", "connections"),
+            ("nqn.2026-11.io.example:a", "example", "qualified name"),
+            ("127.0.0.1:0", "localhost:1", "no IP address"),
+            ("0f2d4c1e", "xf2d4c1e", "no UUID"),
+            ("source = \"nil:?size=1g\"", "source = \"\"", "empty"),
+            ("uuid", "block_bytes = 1024\nuuid", "neither"),
+        ] {
+            let error = with(from, to).unwrap_err();
+            assert_eq!(error.kind, forebay_model::Kind::Request);
+            assert!(error.to_string().contains(found), "{to}: {error}");
+        }
+        let nobody = "[[subsystems]]\nnqn = \"nqn.2026-11.io.example:a\"";
+        assert!(Config::from_toml(nobody).unwrap_err().found.contains("nobody"));
+        assert!(Config::from_toml("listen = [\"1.1.1.1:1\"]").unwrap_err().asked.contains("subsystems"));
+    }
+}

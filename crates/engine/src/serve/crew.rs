@@ -1,0 +1,168 @@
+//! The threads of what serves hosts, a target's or a gateway's: begun together, asked together, waited for.
+
+use super::mail::Mailbox;
+use crate::clock;
+use forebay_model::Error;
+use std::collections::BTreeMap;
+use std::sync::mpsc::{channel, sync_channel, SyncSender};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Where nothing is said, one per processor, and no more than this: more don't pay before the network is faster than
+/// they are.
+const THREADS: usize = 8;
+const LOOK: Duration = Duration::from_millis(1);
+
+/// What one thread is; it is made by its thread, and stays there.
+pub trait Hand {
+    type Letter: Send + 'static;
+
+    fn mailbox(&self) -> Arc<Mailbox<Self::Letter>>;
+    /// Works until it is told to stop.
+    fn run(self);
+}
+
+/// Threads that work, and the mailbox of each.
+pub struct Crew<L> {
+    pub mailboxes: Vec<Arc<Mailbox<L>>>,
+    pub threads: Vec<JoinHandle<()>>,
+}
+
+/// How many threads to have. `asked`: 0 for one per processor, of those in `cpus` where it names any.
+pub fn threads(asked: u32, cpus: &[u32]) -> usize {
+    match asked {
+        0 if !cpus.is_empty() => cpus.len().min(super::volume::THREADS_MAX),
+        0 => std::thread::available_parallelism().map_or(1, |n| n.get()).clamp(1, THREADS),
+        n => n as usize,
+    }
+}
+
+/// The CPUs that threads stay on, in turn, of a configuration's list; none: anywhere.
+///
+/// # Errors
+/// As of `threads::named`.
+pub fn cpus(list: &str) -> Result<Vec<u32>, Error> {
+    match list.is_empty() {
+        true => Ok(Vec::new()),
+        false => crate::driver::threads::named("cpus", list),
+    }
+}
+
+/// That of one thread.
+pub fn cpu_of(cpus: &[u32], number: usize) -> Option<u32> {
+    cpus.get(number % cpus.len().max(1)).copied()
+}
+
+/// Connections that a thread may have more than another because their packets come where it runs.
+const LEAN: u32 = 2;
+
+/// Which of the threads gets a connection: that which has the fewest. `near`: the processor that takes its packets. A
+/// thread that stays there is preferred, since what it sends and receives is in that processor's cache and no other has
+/// to be woken; up to `LEAN` connections, for a card may have all its packets taken by one.
+pub fn choose(loads: &[u32], cpus: &[u32], near: Option<u32>) -> Option<usize> {
+    let fewest = (0..loads.len()).min_by_key(|n| loads[*n])?;
+    let there = |n: &usize| near.is_some() && cpu_of(cpus, *n) == near;
+    let local = (0..loads.len()).filter(there).min_by_key(|n| loads[*n]);
+    Some(local.filter(|n| loads[*n] <= loads[fewest] + LEAN).unwrap_or(fewest))
+}
+
+/// Begins `threads` threads, called `NAME-0` and so on; returns when all of them work.
+///
+/// # Errors
+/// What `make` says of the first that couldn't be made; `Machine`: the system has no more threads.
+pub fn begin<H: Hand>(
+    name: &str,
+    threads: usize,
+    make: impl Fn(usize) -> Result<H, Error> + Clone + Send + 'static,
+) -> Result<Crew<H::Letter>, Error> {
+    let (tell, told) = channel();
+    let mut begun = Vec::new();
+    for number in 0..threads {
+        let (make, tell) = (make.clone(), tell.clone());
+        let work = move || match make(number) {
+            Ok(hand) => {
+                let _ = tell.send(Ok((number, hand.mailbox())));
+                drop(tell);
+                hand.run();
+            }
+            Err(e) => {
+                let _ = tell.send(Err(e));
+            }
+        };
+        begun.push(spawn(&format!("{name}-{number}"), work)?);
+    }
+    drop(tell);
+    let mailboxes = told.iter().collect::<Result<BTreeMap<usize, _>, Error>>()?;
+    if mailboxes.len() < threads {
+        return Err(Error::machine("the threads", "one of them ended", "threads = 1"));
+    }
+    Ok(Crew { mailboxes: mailboxes.into_values().collect(), threads: begun })
+}
+
+/// Asks all threads for something, and has what came in time.
+pub fn ask<L, A>(
+    mailboxes: &[Arc<Mailbox<L>>],
+    letter: impl Fn(SyncSender<A>) -> L,
+    within: Duration,
+) -> Vec<A> {
+    let (to, from) = sync_channel(mailboxes.len().max(1));
+    mailboxes.iter().for_each(|mailbox| mailbox.post(letter(to.clone())));
+    drop(to);
+    let until = clock::now() + within;
+    let next = || from.recv_timeout(until.saturating_duration_since(clock::now())).ok();
+    std::iter::from_fn(next).collect()
+}
+
+/// Waits until nobody else has it, or until then.
+pub fn await_release<T>(held: &Arc<T>, until: Instant) {
+    while Arc::strong_count(held) > 1 && clock::now() < until {
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// Waits for a thread that was told to end; one that is stuck in the kernel is left behind.
+pub fn join_by(thread: JoinHandle<()>, until: Instant) {
+    while !thread.is_finished() && clock::now() < until {
+        std::thread::sleep(LOOK);
+    }
+    if thread.is_finished() {
+        let _ = thread.join();
+    }
+}
+
+/// A thread of that name; Linux cuts names off after 15 bytes.
+pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, Error> {
+    std::thread::Builder::new().name(name.into()).spawn(run).map_err(|e| {
+        Error::machine(format!("the thread {name}"), e.to_string(), "ulimit -u, or fewer threads")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_goes_where_its_packets_come_unless_that_thread_has_too_many() {
+        // Four threads on two processors.
+        let cpus = [4, 6];
+        assert_eq!(choose(&[0, 0, 0, 0], &cpus, Some(6)), Some(1));
+        assert_eq!(choose(&[0, 1, 0, 0], &cpus, Some(6)), Some(3), "of those there, the one that has fewer");
+        assert_eq!(choose(&[0, 2, 0, 2], &cpus, Some(6)), Some(1));
+        assert_eq!(choose(&[0, 3, 0, 3], &cpus, Some(6)), Some(0), "all packets come to one processor");
+        assert_eq!(choose(&[2, 1, 2, 2], &cpus, Some(5)), Some(1), "nobody stays there");
+        assert_eq!(choose(&[2, 1], &cpus, None), Some(1));
+        assert_eq!(choose(&[1, 0], &[], Some(0)), Some(1), "threads run anywhere");
+        assert_eq!(choose(&[], &cpus, Some(4)), None);
+    }
+
+    #[test]
+    fn there_is_a_thread_for_each_processor_that_is_named() {
+        assert_eq!((threads(0, &[3, 5, 9]), threads(2, &[3, 5, 9])), (3, 2));
+        assert!(threads(0, &[]) >= 1);
+        assert_eq!([0, 1, 2, 3].map(|n| cpu_of(&[3, 5, 9], n)), [Some(3), Some(5), Some(9), Some(3)]);
+        assert_eq!(cpu_of(&[], 1), None);
+        let refused = cpus("7-3").unwrap_err().to_string();
+        assert!(refused.contains("cpus 7-3") && refused.contains("backwards"), "{refused}");
+    }
+}

@@ -1,0 +1,624 @@
+//! I/O commands: from their arrival to their completion. Each is a few steps on its namespace's source.
+
+use super::arena::{Lump, Slot};
+use super::command::{place, Command, Memory, Placed, State};
+use super::connection::{Connection, Role, Stuck};
+use super::lane::{self, Lane, Owner};
+use super::log::Level;
+use super::steps::{failure, next, After, Flush, Next, FLUSH, VERIFIED_BYTES};
+use super::volume::Content;
+use super::worker::Worker;
+use crate::arena::Mem;
+use crate::queue::{self, Fault};
+use crate::stream;
+use forebay_nvme::command::{io, Cqe, FABRICS};
+use forebay_nvme::controller::Mishap;
+use forebay_nvme::nvm::{Op, Request, Transfer};
+use forebay_nvme::status::{Code, Status};
+use forebay_nvme::transport::tcp::target::Event;
+use forebay_nvme::transport::tcp::{Fatal, Handle};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Receives of one connection in a row, before others have their turn.
+const RECEIVES_MAX: u32 = 32;
+/// Whether a command could begin.
+enum Begun {
+    Yes,
+    /// Memory is out.
+    NoMemory,
+    /// Its host's limits let it through in so many ns.
+    Later(u64),
+}
+
+impl Worker {
+    /// Takes what has come on a connection.
+    pub(super) fn read(&mut self, c: &mut Connection) {
+        if c.stuck.is_some() {
+            match self.drain(c) {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(fatal) => return self.violated(c, fatal),
+            }
+        }
+        for _ in 0..RECEIVES_MAX {
+            if !c.listens() {
+                return;
+            }
+            let (commands, pool) = (&c.commands, &self.pool);
+            let received = c.link.receive(&mut self.reactor, &|at| place(commands, pool, at));
+            if c.link.is_owed() {
+                self.soil_this(c);
+            }
+            match received {
+                Ok(stream::Received::Some) => {}
+                Ok(stream::Received::Later) => return,
+                Ok(stream::Received::Ended) => return self.end(c, "the host closed the connection"),
+                Err(e) => return self.lost(c, &e),
+            }
+            match self.drain(c) {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(fatal) => return self.violated(c, fatal),
+            }
+        }
+        self.touch_this(c);
+    }
+
+    /// Acts on what was received. False: a command that came with data found no memory for them.
+    fn drain(&mut self, c: &mut Connection) -> Result<bool, Fatal> {
+        if let Some(stuck) = c.stuck.take() {
+            if !self.arrived(c, stuck) {
+                return Ok(false);
+            }
+        }
+        loop {
+            match c.link.next()? {
+                None => return Ok(true),
+                Some(Event::Ready { header_digest, data_digest }) => {
+                    (c.header_digest, c.data_digest) = (header_digest, data_digest);
+                    self.soil_this(c);
+                }
+                Some(Event::Command { command, sqe, in_capsule }) => {
+                    if !self.arrived(c, Stuck { command, sqe, in_capsule }) {
+                        return Ok(false);
+                    }
+                }
+                Some(Event::Placed(at)) => {
+                    c.data_at = self.now;
+                    self.leave_rest(c, at.command);
+                }
+                Some(Event::Copy { place: at, bytes }) => {
+                    stream::fill(place(&c.commands, &self.pool, at), bytes);
+                    c.data_at = self.now;
+                    self.leave_rest(c, at.command);
+                }
+                Some(Event::DataEnd { place: at, digest }) => {
+                    let found = stream::digest(0, place(&c.commands, &self.pool, at), at.len);
+                    if found != digest {
+                        self.spoilt(c, at.command);
+                    }
+                }
+                Some(Event::DataComplete { command }) => self.collected(c, command),
+            }
+        }
+    }
+
+    /// A command came. False: it waits in `stuck`.
+    fn arrived(&mut self, c: &mut Connection, came: Stuck) -> bool {
+        let began_ns = self.now_ns();
+        let command = c.command(came.command);
+        *command = Command { sqe: came.sqe, began_ns, ..Command::default() };
+        let Role::Io { cell, .. } = &c.role else {
+            self.admin_command(c, came);
+            return true;
+        };
+        if !cell.traffic.load(Ordering::Relaxed) {
+            cell.traffic.store(true, Ordering::Relaxed);
+        }
+        if came.sqe.opcode == FABRICS {
+            self.fabrics_command(c, came);
+            return true;
+        }
+        let subsystem = cell.subsystem.index;
+        if c.is_locked() {
+            self.admin_command(c, came);
+            return true;
+        }
+        let taken = self.io_command(c, came, subsystem);
+        if !taken {
+            c.stuck = Some(came);
+            self.want_turn(c);
+        }
+        taken
+    }
+
+    fn io_command(&mut self, c: &mut Connection, came: Stuck, subsystem: usize) -> bool {
+        let Stuck { command: at, sqe, in_capsule } = came;
+        if self.draining {
+            self.leave_unanswered(c, at, in_capsule);
+            return true;
+        }
+        if sqe.opcode == io::FLUSH && sqe.nsid.get() == u32::MAX {
+            let everything =
+                Request { op: Op::Flush, offset: 0, bytes: 0, fua: true, transfer: Transfer::None };
+            c.command(at).request = Some(everything);
+            return self.begin_now(c, at);
+        }
+        let lane = match self.lane(subsystem, sqe.nsid.get()) {
+            Ok(lane) => lane,
+            Err(status) => {
+                self.finish(c, at, status);
+                return true;
+            }
+        };
+        let geometry = lane.and_then(|lane| self.lanes[lane as usize].as_ref()).map(|lane| &lane.geometry);
+        let request = match Request::parse(&sqe, geometry, in_capsule) {
+            Ok(Request { op: Op::DatasetManagement { deallocate: false, .. }, .. }) => {
+                self.finish(c, at, Status::SUCCESS);
+                return true;
+            }
+            Ok(request) => request,
+            Err(status) => {
+                self.finish(c, at, status);
+                return true;
+            }
+        };
+        let command = c.command(at);
+        (command.request, command.lane) = (Some(request), lane.unwrap_or(0));
+        match request.transfer {
+            Transfer::InCapsule(bytes) => self.hold_capsule(c, at, request, bytes),
+            _ => self.begin_now(c, at),
+        }
+    }
+
+    /// Memory for data that come with the capsule. False: there is none now.
+    fn hold_capsule(&mut self, c: &mut Connection, at: Handle, request: Request, bytes: u32) -> bool {
+        let alone = request.op != Op::Write;
+        let slot = if alone { None } else { self.take(c, bytes as usize) };
+        let memory = match slot {
+            Some(slot) => Memory::Slot(slot),
+            None if alone => Memory::Lump(Lump::new(bytes as usize)),
+            None if !std::mem::replace(&mut c.has_spare, true) => Memory::Spare(Lump::new(bytes as usize)),
+            None => return false,
+        };
+        let command = c.command(at);
+        (command.memory, command.state) = (memory, State::Collecting);
+        c.collects(self.now);
+        self.want_sweep();
+        true
+    }
+
+    /// Begins, unless others wait before it.
+    fn begin_now(&mut self, c: &mut Connection, at: Handle) -> bool {
+        if c.waiting.is_empty() && self.turns.is_empty() {
+            match self.begin(c, at) {
+                Begun::Yes => return true,
+                Begun::NoMemory => self.wait_for_turn(c, at),
+                Begun::Later(ns) => {
+                    self.park(c, ns);
+                    self.wait_for_turn(c, at);
+                }
+            }
+        } else {
+            self.wait_for_turn(c, at);
+        }
+        true
+    }
+
+    fn wait_for_turn(&mut self, c: &mut Connection, at: Handle) {
+        c.command(at).state = State::Waiting;
+        c.waiting.push_back(at);
+        if !c.parked {
+            self.want_turn(c);
+        }
+    }
+
+    fn park(&mut self, c: &mut Connection, ns: u64) {
+        c.parked = true;
+        self.arm(c, self.now + Duration::from_nanos(ns));
+    }
+
+    pub(super) fn want_turn(&mut self, c: &mut Connection) {
+        if !std::mem::replace(&mut c.in_turn, true) {
+            self.turns.push_back(c.seat.index);
+        }
+        self.freed = true;
+    }
+
+    /// Lets waiting commands begin, one of each connection in turn, while there is memory.
+    pub(super) fn take_turns(&mut self) {
+        let mut refused = 0;
+        while let Some(index) = self.turns.pop_front() {
+            let mut went = true;
+            self.with(index, |worker, c| {
+                c.in_turn = false;
+                if c.closing {
+                    return;
+                }
+                went = worker.take_turn(c);
+                let waits = !c.parked && (!c.waiting.is_empty() || c.stuck.is_some());
+                if waits && !std::mem::replace(&mut c.in_turn, true) {
+                    worker.turns.push_back(index);
+                }
+            });
+            refused = if went { 0 } else { refused + 1 };
+            if refused > self.turns.len() {
+                break;
+            }
+        }
+    }
+
+    /// False: memory was refused.
+    fn take_turn(&mut self, c: &mut Connection) -> bool {
+        if c.stuck.is_some() {
+            self.read(c);
+            return c.stuck.is_none();
+        }
+        let Some(at) = c.waiting.front().copied() else { return true };
+        match self.begin(c, at) {
+            Begun::Yes => {
+                c.waiting.pop_front();
+                true
+            }
+            Begun::NoMemory => false,
+            Begun::Later(ns) => {
+                self.park(c, ns);
+                true
+            }
+        }
+    }
+
+    /// Counts a command against its host's limits, and gives it what memory it needs.
+    fn begin(&mut self, c: &mut Connection, at: Handle) -> Begun {
+        let command = &c.commands[at.0 as usize];
+        let request = command.request.expect("only I/O commands begin");
+        if c.limited && !command.is_charged {
+            let cell = c.role.cell().expect("an I/O queue has a controller");
+            if let Err(wait) = cell.host.enter(u64::from(request.transfer.bytes()), self.now_ns()) {
+                return Begun::Later(wait);
+            }
+            c.commands[at.0 as usize].is_charged = true;
+        }
+        if !self.equip(c, at, request) {
+            return Begun::NoMemory;
+        }
+        let command = c.command(at);
+        match request.transfer {
+            Transfer::FromHost(bytes) if !command.has_data => {
+                command.state = State::Collecting;
+                c.collects(self.now);
+                c.link.request(at, bytes);
+                self.want_sweep();
+                self.soil_this(c);
+            }
+            _ => self.start(c, at),
+        }
+        Begun::Yes
+    }
+
+    /// All the memory that a command lacks, or none.
+    fn equip(&mut self, c: &mut Connection, at: Handle, request: Request) -> bool {
+        let content =
+            self.lanes.get(c.command(at).lane as usize).and_then(Option::as_ref).map(|l| l.volume.content);
+        let bytes = request.transfer.bytes() as usize;
+        let scratch_bytes = match (request.op, content) {
+            (Op::Compare | Op::Verify, Some(Content::None)) => 0,
+            (Op::Compare, _) => request.bytes as usize,
+            (Op::Verify, _) => request.bytes.min(VERIFIED_BYTES) as usize,
+            _ => 0,
+        };
+        let has_memory = !matches!(c.command(at).memory, Memory::None);
+        let anywhere = c.link.sends_from_anywhere();
+        if anywhere && request.op == Op::Read && content == Some(Content::None) {
+            c.command(at).memory = Memory::Blank;
+        } else if let Some(mem) = self.lent(c, at, request) {
+            c.command(at).memory = Memory::Lent(mem);
+        } else if bytes > 0 && !has_memory {
+            let Some(slot) = self.take(c, bytes) else { return false };
+            if matches!(content, Some(Content::Partial | Content::None)) {
+                self.pool.clear(&slot, bytes);
+            }
+            c.command(at).memory = Memory::Slot(slot);
+        }
+        if scratch_bytes > 0 && c.command(at).scratch.is_none() {
+            let Some(slot) = self.take(c, scratch_bytes) else {
+                if !has_memory {
+                    let memory = std::mem::take(&mut c.command(at).memory);
+                    self.give_back(c, memory);
+                }
+                return false;
+            };
+            if content == Some(Content::Partial) {
+                self.pool.clear(&slot, scratch_bytes);
+            }
+            c.command(at).scratch = Some(slot);
+        }
+        true
+    }
+
+    /// Where what is read lies already. A digest would have to be computed there, while the file may be cut short.
+    fn lent(&mut self, c: &mut Connection, at: Handle, request: Request) -> Option<Mem> {
+        if request.op != Op::Read || c.data_digest || !c.link.sends_from_anywhere() {
+            return None;
+        }
+        self.lanes.get_mut(c.command(at).lane as usize)?.as_mut()?.lend(request.offset, request.bytes as u32)
+    }
+
+    fn take(&mut self, c: &mut Connection, bytes: usize) -> Option<Slot> {
+        self.pool.take(bytes, &mut c.held)
+    }
+
+    fn give_back(&mut self, c: &mut Connection, memory: Memory) {
+        match memory {
+            Memory::Slot(slot) => {
+                self.pool.give_back(slot, &mut c.held);
+                self.freed = true;
+            }
+            Memory::Spare(_) => {
+                c.has_spare = false;
+                self.freed = true;
+            }
+            Memory::None | Memory::Blank | Memory::Lump(_) | Memory::Lent(_) => {}
+        }
+    }
+
+    /// A command's data are all here.
+    fn collected(&mut self, c: &mut Connection, at: Handle) {
+        let command = c.command(at);
+        if command.state != State::Collecting {
+            return; // Left unanswered.
+        }
+        command.has_data = true;
+        c.collecting -= 1;
+        match c.command(at).request {
+            None => self.execute(c, at),
+            // It still lacks what it reads into.
+            Some(Request { op: Op::Compare, transfer: Transfer::InCapsule(_), .. }) => {
+                self.begin_now(c, at);
+            }
+            Some(request) => {
+                // Holding memory that others wait for, it never waits itself: what it costs is paid for later.
+                if c.limited && !std::mem::replace(&mut c.command(at).is_charged, true) {
+                    let cell = c.role.cell().expect("an I/O queue has a controller");
+                    cell.host.charge(u64::from(request.transfer.bytes()), self.now_ns());
+                }
+                self.start(c, at);
+            }
+        }
+    }
+
+    /// A data digest was wrong: what came isn't what was sent, and a retry may go well (tcp, section 3.3.1.1).
+    fn spoilt(&mut self, c: &mut Connection, at: Handle) {
+        if c.command(at).state == State::Collecting {
+            c.collecting -= 1;
+            self.site.log.say(Level::Warning, "data digest wrong", &[("peer", c.peer.to_string().into())]);
+            self.finish(c, at, Status::again(Code::TRANSIENT_TRANSPORT_ERROR));
+        }
+    }
+
+    fn start(&mut self, c: &mut Connection, at: Handle) {
+        c.command(at).state = State::Running;
+        c.running += 1;
+        self.proceed(c, at);
+    }
+
+    /// The next step, or the end.
+    fn proceed(&mut self, c: &mut Connection, at: Handle) {
+        if self.flushes_everything(c, at) {
+            return;
+        }
+        let command = &c.commands[at.0 as usize];
+        let owner = Owner { connection: c.seat.index, command: at };
+        let write_cache = c.role.cell().is_none_or(|cell| cell.write_cache.load(Ordering::Relaxed));
+        let lane = self.lanes[command.lane as usize].as_mut().expect("a lane outlives its commands");
+        let request = command.request.expect("only I/O commands run");
+        match next(&request, &command.progress, &Placed(command, &self.pool), lane, write_cache) {
+            Next::Step(step) => {
+                if step.op == queue::Op::Flush {
+                    c.commands[at.0 as usize].progress.flush = Flush::Begun;
+                }
+                lane.start(owner, step, &mut self.reactor);
+            }
+            Next::Done(status) => self.finish(c, at, status),
+        }
+    }
+
+    /// Flush of all namespaces: one after the other.
+    fn flushes_everything(&mut self, c: &mut Connection, at: Handle) -> bool {
+        let command = &c.commands[at.0 as usize];
+        let all = command.sqe.opcode == io::FLUSH && command.sqe.nsid.get() == u32::MAX;
+        let Some(cell) = c.role.cell().filter(|_| all) else { return false };
+        let (subsystem, last) = (cell.subsystem.index, command.flushed_nsid);
+        let volumes = self.views[subsystem].clone();
+        let mut rest = volumes.range(last + 1..).filter(|(_, v)| v.write_cache);
+        let Some((nsid, _)) = rest.next() else {
+            self.finish(c, at, Status::SUCCESS);
+            return true;
+        };
+        match self.lane(subsystem, *nsid) {
+            Ok(Some(number)) => {
+                let command = c.command(at);
+                (command.flushed_nsid, command.lane, command.progress.flush) = (*nsid, number, Flush::Begun);
+                let lane = self.lanes[number as usize].as_mut().expect("it was just found");
+                let owner = Owner { connection: c.seat.index, command: at };
+                lane.start(owner, FLUSH, &mut self.reactor);
+            }
+            Ok(None) => self.finish(c, at, Status::SUCCESS),
+            Err(status) => self.finish(c, at, status),
+        }
+        true
+    }
+
+    /// The source is done with a step.
+    pub(super) fn moved(&mut self, c: &mut Connection, at: Handle, result: Result<u32, Fault>) {
+        if at == super::admin::SHUTDOWN {
+            return self.shut_down_step(c);
+        }
+        if c.closing {
+            c.running -= 1;
+            c.command(at).state = State::Left;
+            return;
+        }
+        let command = &mut c.commands[at.0 as usize];
+        let request = command.request.expect("only I/O commands run");
+        let cancelled = matches!(&result, Err(fault) if fault.errno == libc::ECANCELED);
+        let after = command.progress.moved(&request, result);
+        let goes_on = matches!(after, After::Next) && command.progress.moved < request.bytes;
+        match after {
+            _ if (cancelled || goes_on) && c.is_given_up(at) => self.give_up(c, at),
+            After::Next => self.proceed(c, at),
+            After::Done => self.finish(c, at, Status::SUCCESS),
+            After::Failed(fault) => self.failed(c, at, request, &fault),
+        }
+    }
+
+    fn failed(&mut self, c: &mut Connection, at: Handle, request: Request, fault: &Fault) {
+        if let Some(lane) = self.lanes[c.command(at).lane as usize].as_mut() {
+            lane.faults += 1;
+            // Each time twice as many: a source that fails for good doesn't fill the log.
+            if lane.faults.is_power_of_two() {
+                self.site.log.say(
+                    Level::Error,
+                    "source failed",
+                    &[
+                        ("source", lane.volume.source.clone().into()),
+                        ("op", format!("{:?}", request.op).into()),
+                        ("offset", request.offset.into()),
+                        ("bytes", request.bytes.into()),
+                        ("fault", fault.to_string().into()),
+                        ("faults", lane.faults.into()),
+                    ],
+                );
+            }
+        }
+        self.finish(c, at, failure(&request, fault));
+    }
+
+    /// Answers an I/O command, counts it, and frees what its answer doesn't need.
+    pub(super) fn finish(&mut self, c: &mut Connection, at: Handle, status: Status) {
+        self.count(c, at, status);
+        if !c.aborts.is_empty() {
+            self.answer_aborts(c, |given_up| given_up == at, status.code == Code::ABORT_REQUESTED);
+        }
+        let command = c.command(at);
+        let (request, cid) = (command.request, command.sqe.cid.get());
+        if command.state == State::Running {
+            c.running -= 1;
+        }
+        let cqe = Cqe::new(cid, status, 0);
+        match request {
+            Some(Request { op: Op::Read, bytes, .. }) if status.is_success() => {
+                c.command(at).state = State::Answering;
+                c.link.answer(at, bytes as u32, cqe);
+                self.want_sweep();
+            }
+            _ => {
+                c.link.complete(at, cqe);
+                self.free(c, at);
+            }
+        }
+        self.soil_this(c);
+    }
+
+    fn count(&mut self, c: &mut Connection, at: Handle, status: Status) {
+        let now_ns = self.now_ns();
+        let command = &c.commands[at.0 as usize];
+        let ns = now_ns.saturating_sub(command.began_ns);
+        let lane = match command.request {
+            Some(_) => self.lanes.get_mut(command.lane as usize).and_then(Option::as_mut),
+            None => None,
+        };
+        if !status.is_success() {
+            c.counts.count_failed(status);
+            if let Some(lane) = lane {
+                lane.counts.count_failed(status);
+            }
+            if let Role::Io { cell, qid } = &c.role {
+                let sqe = &command.sqe;
+                let lba = u64::from(sqe.cdw10.get()) | u64::from(sqe.cdw11.get()) << 32;
+                let mishap = Mishap { sqid: *qid, cid: sqe.cid.get(), status, nsid: sqe.nsid.get(), lba };
+                cell.controller().record(mishap);
+            }
+            return;
+        }
+        let Some((request, lane)) = command.request.zip(lane) else { return };
+        c.counts.count(&request);
+        lane.counts.count(&request);
+        match request.op {
+            Op::Read => lane.read_latency.record(ns),
+            Op::Write => lane.write_latency.record(ns),
+            _ => {}
+        }
+    }
+
+    /// Nothing of a command is left; its handle may come again.
+    pub(super) fn free(&mut self, c: &mut Connection, at: Handle) {
+        let command = std::mem::take(c.command(at));
+        if let (true, Some(request), Some(cell)) = (command.is_charged, command.request, c.role.cell()) {
+            cell.host.leave(u64::from(request.transfer.bytes()));
+        }
+        self.give_back(c, command.memory);
+        if let Some(slot) = command.scratch {
+            self.give_back(c, Memory::Slot(slot));
+        }
+    }
+
+    /// Sends what there is, and takes back the memory of what was sent.
+    pub(super) fn write(&mut self, c: &mut Connection) {
+        if c.closing {
+            return;
+        }
+        if c.link.is_sent() {
+            // What goes now has all its time.
+            c.sent_at = self.now;
+        }
+        let (commands, pool) = (&c.commands, &self.pool);
+        c.link.send(&mut self.reactor, &|at| place(commands, pool, at));
+        let mut released = std::mem::take(&mut self.released);
+        c.link.take_released(&mut released);
+        let progress = !released.is_empty() || c.link.is_sent();
+        for at in released.drain(..) {
+            self.free(c, at);
+        }
+        self.released = released;
+        if progress {
+            c.sent_at = self.now;
+        }
+        if c.link.is_sent() && c.last_words {
+            self.end(c, "");
+        } else if self.draining {
+            self.leave_if_idle(c);
+        }
+    }
+
+    /// The thread's queue of a namespace, opened when the first command wants it. None: there is no such namespace.
+    pub(super) fn lane(&mut self, subsystem: usize, nsid: u32) -> Result<Option<u32>, Status> {
+        if let Some(lane) = self.lane_of[subsystem].get(&nsid) {
+            return Ok(Some(*lane));
+        }
+        let Some(volume) = self.views[subsystem].get(&nsid).cloned() else { return Ok(None) };
+        let longest = self.site.config.max_transfer.0 as u32;
+        let source = volume.source.clone();
+        let lane = Lane::open(volume, longest, self.number as u32, &mut self.reactor).map_err(|e| {
+            let fields = [("source", source.into()), ("why", e.to_string().into())];
+            self.site.log.say(Level::Error, "source not opened", &fields);
+            Status::again(Code::NAMESPACE_NOT_READY)
+        })?;
+        let number = lane::place(&mut self.lanes, lane);
+        self.lane_of[subsystem].insert(nsid, number);
+        Ok(Some(number))
+    }
+
+    fn leave_unanswered(&mut self, c: &mut Connection, at: Handle, in_capsule: u32) {
+        let command = c.command(at);
+        command.state = State::Left;
+        if in_capsule > 0 {
+            command.memory = Memory::Lump(Lump::new(in_capsule as usize));
+        }
+    }
+
+    pub(super) fn now_ns(&self) -> u64 {
+        self.now.saturating_duration_since(self.site.began).as_nanos() as u64
+    }
+}

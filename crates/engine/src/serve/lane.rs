@@ -1,0 +1,283 @@
+//! One thread's queue of one namespace, and what it counts there.
+
+use super::stats::{Counts, LatencyStats, NamespaceStats};
+use super::volume::{Volume, LANE_DEPTH};
+use crate::arena::Mem;
+use crate::queue::{Done, Fault, Io, Op, Queue, Travelled, Via};
+use crate::reactor::Reactor;
+use crate::source::{Backing, Target};
+use forebay_model::Error;
+use forebay_nvme::controller::subsystem::AnaState;
+use forebay_nvme::nvm::Geometry;
+use forebay_nvme::transport::tcp::Handle;
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A command of one of the thread's connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner {
+    pub connection: u32,
+    pub command: Handle,
+}
+
+/// What a command wants of the source next.
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    pub op: Op,
+    pub offset: u64,
+    pub len: u32,
+    pub mem: Mem,
+}
+
+/// A step that is over.
+#[derive(Debug)]
+pub struct Finished<O = Owner> {
+    pub owner: O,
+    /// Bytes moved.
+    pub result: Result<u32, Fault>,
+    pub via: Via,
+}
+
+impl<O> Finished<O> {
+    /// What a CPU copied in memory between the source and the requester.
+    pub fn staged_bytes(&self) -> u64 {
+        match (&self.result, self.via) {
+            (Ok(bytes), Via::Staged | Via::Compat) => (*bytes).into(),
+            _ => 0,
+        }
+    }
+}
+
+/// `O`: how the thread names the command that a step belongs to.
+pub struct Lane<O = Owner> {
+    pub volume: Arc<Volume>,
+    pub counts: Counts,
+    published: Counts,
+    pub read_latency: Histogram,
+    pub write_latency: Histogram,
+    /// The namespace is gone: what is in flight finishes, then the lane goes.
+    pub retired: bool,
+    pub geometry: Geometry,
+    /// I/Os that failed.
+    pub faults: u64,
+    /// How the payload of what is done came or went.
+    pub travelled: Travelled,
+    /// Its connections want to be heard though no I/O is in flight.
+    attentive: bool,
+    /// Its source stands on files, among others.
+    pub over_files: bool,
+    /// Longest piece of Write Zeroes and Deallocate.
+    pub piece_max: u32,
+    queue: Box<dyn Queue>,
+    /// By tag.
+    owners: Vec<Option<O>>,
+    free: Vec<u32>,
+    full: VecDeque<(O, Step)>,
+    pushed: bool,
+    done: Vec<Done>,
+}
+
+impl<O: Copy> Lane<O> {
+    pub fn open(
+        volume: Arc<Volume>,
+        io_bytes_max: u32,
+        thread: u32,
+        reactor: &mut Reactor,
+    ) -> Result<Lane<O>, Error> {
+        let queue = volume.queue(io_bytes_max, thread, reactor)?;
+        let depth = queue.geometry().depth.min(LANE_DEPTH);
+        let plain = matches!(volume.target.backing, Backing::File { .. });
+        let remote = |t: &&Target| matches!(t.backing, Backing::NvmeTcp(_) | Backing::VfioUser(_));
+        Ok(Lane {
+            over_files: !volume.target.files().is_empty(),
+            attentive: volume.target.walk().iter().any(remote),
+            geometry: Geometry::new(&volume.as_namespace(), AnaState::Optimized, Some(io_bytes_max)),
+            faults: 0,
+            travelled: Travelled::default(),
+            piece_max: if plain { 1 << 30 } else { io_bytes_max },
+            volume,
+            queue,
+            owners: vec![None; depth as usize],
+            free: (0..depth).rev().collect(),
+            full: VecDeque::new(),
+            pushed: false,
+            done: Vec::with_capacity(depth as usize),
+            retired: false,
+            counts: Counts::default(),
+            published: Counts::default(),
+            read_latency: Histogram::default(),
+            write_latency: Histogram::default(),
+        })
+    }
+
+    /// Where these bytes lie in memory already.
+    pub fn lend(&mut self, offset: u64, len: u32) -> Option<Mem> {
+        self.queue.lend(offset, len)
+    }
+
+    /// Hands a step to the source, or keeps it until there is room.
+    pub fn start(&mut self, owner: O, step: Step, reactor: &mut Reactor) {
+        if !self.full.is_empty() || !self.push(owner, step, reactor) {
+            self.full.push_back((owner, step));
+        }
+    }
+
+    fn push(&mut self, owner: O, step: Step, reactor: &mut Reactor) -> bool {
+        let Some(tag) = self.free.pop() else { return false };
+        let io = Io { tag, op: step.op, offset: step.offset, len: step.len, mem: step.mem };
+        if self.queue.push(io, reactor).is_err() {
+            self.free.push(tag);
+            return false;
+        }
+        self.owners[tag as usize] = Some(owner);
+        self.pushed = true;
+        #[cfg(test)]
+        self.volume.recorded.begin(tag, step.op);
+        true
+    }
+
+    /// Starts what was pushed, and appends what is done.
+    pub fn turn(&mut self, reactor: &mut Reactor, finished: &mut Vec<Finished<O>>) {
+        if std::mem::take(&mut self.pushed) {
+            self.queue.submit(reactor);
+        }
+        if self.attentive || self.queue.in_flight() > 0 {
+            self.queue.reap(reactor, &mut self.done);
+        }
+        for done in self.done.drain(..) {
+            self.free.push(done.tag);
+            self.travelled.add(done.via, done.result.as_ref().map_or(0, |bytes| (*bytes).into()));
+            #[cfg(test)]
+            self.volume.recorded.end(done.tag);
+            let owner = self.owners[done.tag as usize].take().expect("a tag in flight has an owner");
+            finished.push(Finished { owner, result: done.result, via: done.via });
+        }
+        while let Some((owner, step)) = self.full.front().copied() {
+            if !self.push(owner, step, reactor) {
+                // A source that takes nothing though it holds nothing never will.
+                if self.queue.in_flight() == 0 {
+                    self.full.pop_front();
+                    let result = Err(Fault::errno(libc::EINVAL));
+                    finished.push(Finished { owner, result, via: Via::Nothing });
+                    continue;
+                }
+                break;
+            }
+            self.full.pop_front();
+        }
+    }
+
+    /// Something was pushed that isn't started.
+    pub fn is_pushed(&self) -> bool {
+        self.pushed
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.queue.in_flight() == 0 && self.full.is_empty()
+    }
+
+    /// Asks the source to give up on all that `whose` names. Returns those that it hadn't got yet: they are over.
+    pub fn abandon(&mut self, whose: impl Fn(&O) -> bool, reactor: &mut Reactor) -> Vec<O> {
+        for (tag, owner) in self.owners.iter().enumerate() {
+            if owner.as_ref().is_some_and(&whose) {
+                self.queue.abandon(tag as u32, reactor);
+            }
+        }
+        let (gone, kept): (VecDeque<_>, _) =
+            std::mem::take(&mut self.full).into_iter().partition(|(owner, _)| whose(owner));
+        self.full = kept;
+        gone.into_iter().map(|(owner, _)| owner).collect()
+    }
+
+    /// Shows other threads what was counted here, up to `now`.
+    pub fn publish(&mut self, thread: usize, now: Instant) {
+        if self.counts != self.published {
+            self.published = self.counts;
+            self.volume.busy.note(now);
+            self.volume.live(thread).set(&self.counts);
+        }
+    }
+
+    /// The lane goes: what it counted stays with its volume.
+    pub fn end(&self, thread: usize) {
+        let mut past = self.volume.past();
+        self.add_to(&mut past);
+        self.volume.live(thread).set(&Counts::default());
+    }
+
+    /// Adds what was counted here to a snapshot.
+    pub fn add_to(&self, stats: &mut NamespaceStats) {
+        stats.counts.add(&self.counts);
+        self.read_latency.add_to(&mut stats.read_latency);
+        self.write_latency.add_to(&mut stats.write_latency);
+    }
+
+    pub fn next_due(&self) -> Option<Instant> {
+        self.queue.next_due()
+    }
+}
+
+/// Puts a lane where none is; at which number.
+pub fn place<O>(lanes: &mut Vec<Option<Lane<O>>>, lane: Lane<O>) -> u32 {
+    let number = lanes.iter().position(Option::is_none).unwrap_or(lanes.len());
+    if number == lanes.len() {
+        lanes.push(None);
+    }
+    lanes[number] = Some(lane);
+    number as u32
+}
+
+/// Counts by powers of two of a microsecond.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct Histogram {
+    counts: [u64; Histogram::BUCKETS],
+    sum_ns: u64,
+}
+
+impl Histogram {
+    /// 1 µs to 8.4 s, and all that took longer.
+    const BUCKETS: usize = 25;
+
+    #[inline]
+    pub fn record(&mut self, ns: u64) {
+        let us = ns.div_ceil(1000).max(1);
+        let at = (us - 1).checked_ilog2().map_or(0, |log| log as usize + 1);
+        self.counts[at.min(Histogram::BUCKETS - 1)] += 1;
+        self.sum_ns += ns;
+    }
+
+    /// Adds these to a snapshot, whose buckets are cumulative.
+    pub fn add_to(&self, stats: &mut LatencyStats) {
+        if stats.buckets.is_empty() {
+            stats.buckets = (0..Histogram::BUCKETS - 1).map(|at| ((1u64 << at) as f64 * 1e-6, 0)).collect();
+        }
+        let mut below = 0;
+        for (count, bucket) in self.counts.iter().zip(&mut stats.buckets) {
+            below += count;
+            bucket.1 += below;
+        }
+        stats.count += self.counts.iter().sum::<u64>();
+        stats.sum_s += self.sum_ns as f64 * 1e-9;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_latency_is_counted_below_its_bound() {
+        let mut histogram = Histogram::default();
+        [1, 1000, 1001, 2000, 2001, u64::MAX >> 8].into_iter().for_each(|ns| histogram.record(ns));
+        let mut stats = LatencyStats::default();
+        histogram.add_to(&mut stats);
+        assert_eq!(&stats.buckets[..3], &[(1e-6, 2), (2e-6, 4), (4e-6, 5)]);
+        assert_eq!(
+            (stats.count, stats.buckets.last().unwrap().1),
+            (6, 5),
+            "the last took longer than any bound"
+        );
+    }
+}

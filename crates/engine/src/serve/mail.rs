@@ -1,0 +1,109 @@
+//! What threads of a server tell each other.
+
+use super::rdma::Asked;
+use super::site::{Cell, Seat, Totals};
+use super::stats::{ControllerStats, HostStats, NamespaceStats, QueueStats};
+use crate::reactor::Waker;
+use crate::tls::bridge::Client;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// How a host comes.
+pub enum Way {
+    Tcp(OwnedFd),
+    Rdma(Box<Asked>),
+}
+
+pub struct Newcomer {
+    pub way: Way,
+    pub peer: SocketAddr,
+    pub local: SocketAddr,
+    /// Who it proved to be, where it came over TLS.
+    pub client: Option<Client>,
+}
+
+pub enum Letter {
+    /// A connection that was accepted.
+    Adopt(Newcomer),
+    Close(Seat, &'static str),
+    /// The admin queue's controller has effects to apply.
+    Effects(Seat),
+    /// That connection's command `cid` is to be given up; the Abort that asks for it is command `tag` of the
+    /// controller's admin queue.
+    Abort {
+        seat: Seat,
+        cell: Arc<Cell>,
+        cid: u16,
+        tag: u16,
+    },
+    Report(SyncSender<Report>),
+    /// Namespaces came or went.
+    Changed,
+    Drain,
+    Stop,
+}
+
+/// What one thread counts, by subsystem.
+#[derive(Debug, Default)]
+pub struct Report {
+    pub namespaces: Vec<(usize, NamespaceStats)>,
+    pub hosts: Vec<(usize, HostStats)>,
+    pub controllers: Vec<ControllerStats>,
+    /// Of controllers whose admin queue another thread may have.
+    pub queues: Vec<(usize, u16, QueueStats)>,
+}
+
+/// Letters for one thread, which is woken by each.
+pub struct Mailbox<L = Letter> {
+    waker: Arc<Waker>,
+    letters: Mutex<Vec<L>>,
+    pending: AtomicBool,
+    /// Connections that the thread has, or is about to get.
+    pub load: AtomicU32,
+}
+
+impl<L> Mailbox<L> {
+    pub fn new(waker: Arc<Waker>) -> Mailbox<L> {
+        Mailbox {
+            waker,
+            letters: Mutex::new(Vec::new()),
+            pending: AtomicBool::new(false),
+            load: AtomicU32::new(0),
+        }
+    }
+
+    fn letters(&self) -> MutexGuard<'_, Vec<L>> {
+        self.letters.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    pub fn post(&self, letter: L) {
+        self.letters().push(letter);
+        self.pending.store(true, Ordering::Release);
+        self.waker.wake();
+    }
+
+    pub fn has_letters(&self) -> bool {
+        self.pending.load(Ordering::Acquire)
+    }
+
+    pub fn take(&self) -> Vec<L> {
+        if !self.pending.swap(false, Ordering::AcqRel) {
+            return Vec::new();
+        }
+        std::mem::take(&mut *self.letters())
+    }
+
+    /// Wakes the thread without a letter.
+    pub fn wake(&self) {
+        self.waker.wake();
+    }
+
+    /// A connection is gone.
+    pub fn leave(&self, totals: &Totals) {
+        self.load.fetch_sub(1, Ordering::Relaxed);
+        totals.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,41 @@
+//! `forebay serve`: an NVMe/TCP and NVMe/RDMA target over any source.
+//!
+//! A few threads, each with its own reactor, slots and source queues; a connection belongs to one of them from
+//! accept to close. What an I/O needs is never shared between threads; admin commands take a lock.
+
+mod abort;
+mod accept;
+mod accept_rdma;
+mod admin;
+pub(crate) mod arena;
+mod auth;
+mod claim;
+mod command;
+pub mod config;
+mod connection;
+pub(crate) mod crew;
+mod fault;
+pub(crate) mod health;
+mod io;
+pub(crate) mod lane;
+mod link;
+pub mod log;
+pub(crate) mod mail;
+mod metrics;
+mod rdma;
+pub mod reload;
+mod server;
+pub(crate) mod site;
+pub mod stats;
+pub(crate) mod steps;
+mod tls;
+pub(crate) mod volume;
+mod worker;
+
+pub use config::Config;
+pub use log::{Entry, Level, Sink};
+pub use server::Server;
+pub use stats::Stats;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,218 @@
+//! A configuration read again while serving: which namespaces come and go. Anything else takes a restart.
+
+use super::config::{Config, Namespace, Subsystem};
+use super::Server;
+use forebay_model::Error;
+use serde::Serialize;
+use std::collections::BTreeSet;
+
+/// What a reload changed, or would.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Changes {
+    pub removed: Vec<Change>,
+    pub added: Vec<Change>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Change {
+    pub subsystem: String,
+    pub nsid: u32,
+    pub source: String,
+    #[serde(skip)]
+    namespace: Namespace,
+}
+
+/// Gives each namespace of nsid 0 the lowest that is free. Those that `running` has, too, with all the same
+/// settings, keep the nsid that they have there.
+pub fn number(config: &mut Config, running: Option<&Config>) {
+    for subsystem in &mut config.subsystems {
+        let known = running.and_then(|r| find(r, &subsystem.nqn));
+        let mut taken: BTreeSet<u32> =
+            subsystem.namespaces.iter().map(|n| n.nsid).filter(|n| *n > 0).collect();
+        for namespace in subsystem.namespaces.iter_mut().filter(|n| n.nsid == 0) {
+            let same = |old: &&Namespace| Namespace { nsid: 0, ..(*old).clone() } == *namespace;
+            let kept =
+                known.and_then(|s| s.namespaces.iter().filter(same).find(|n| !taken.contains(&n.nsid)));
+            if let Some(kept) = kept {
+                namespace.nsid = kept.nsid;
+                taken.insert(kept.nsid);
+            }
+        }
+        // Not one that has just gone: a host would take it for the old one, changed.
+        let had: BTreeSet<u32> = known.iter().flat_map(|s| s.namespaces.iter().map(|n| n.nsid)).collect();
+        for namespace in subsystem.namespaces.iter_mut().filter(|n| n.nsid == 0) {
+            namespace.nsid =
+                (1..).find(|n| !taken.contains(n) && !had.contains(n)).expect("few have been taken");
+            taken.insert(namespace.nsid);
+        }
+    }
+}
+
+/// What leads from one numbered configuration to another.
+///
+/// # Errors
+/// Kind `Request`: they differ in more than their namespaces.
+pub fn changes(running: &Config, asked: &Config) -> Result<Changes, Error> {
+    if let Some(what) = difference(running, asked) {
+        return Err(Error::request(
+            what,
+            "differs from what is being served, and only namespaces can change meanwhile",
+            "a restart: systemctl restart forebay-serve",
+        ));
+    }
+    let mut made = Changes::default();
+    for new in &asked.subsystems {
+        let old = find(running, &new.nqn).map_or(&[][..], |s| &s.namespaces);
+        let change = |n: &Namespace| Change {
+            subsystem: new.nqn.clone(),
+            nsid: n.nsid,
+            source: n.source.clone(),
+            namespace: n.clone(),
+        };
+        made.removed.extend(old.iter().filter(|n| !new.namespaces.contains(n)).map(change));
+        made.added.extend(new.namespaces.iter().filter(|n| !old.contains(n)).map(change));
+    }
+    Ok(made)
+}
+
+/// Makes them, and keeps `running` true. Where one can't be made, those before it are undone.
+pub fn apply(server: &Server, running: &mut Config, changes: &Changes) -> Result<(), Error> {
+    let before = running.clone();
+    let made = make(server, running, changes);
+    if made.is_err() {
+        if let Ok(back) = self::changes(running, &before) {
+            let _ = back.removed.iter().try_for_each(|c| remove(server, running, c));
+            let _ = back.added.iter().try_for_each(|c| add(server, running, c));
+        }
+    }
+    made
+}
+
+/// Sources that are new are opened first, so that one that isn't there is found before hosts lose anything. Only
+/// what takes over an nsid or a source in use comes after the old one left.
+fn make(server: &Server, running: &mut Config, changes: &Changes) -> Result<(), Error> {
+    let takes_over = |c: &&Change| {
+        let same_nsid = |r: &Change| (&r.subsystem, r.nsid) == (&c.subsystem, c.nsid);
+        changes.removed.iter().any(|r| same_nsid(r) || r.source == c.source)
+    };
+    let (second, first): (Vec<_>, Vec<_>) = changes.added.iter().partition(takes_over);
+    first.into_iter().try_for_each(|c| add(server, running, c))?;
+    changes.removed.iter().try_for_each(|c| remove(server, running, c))?;
+    second.into_iter().try_for_each(|c| add(server, running, c))
+}
+
+fn add(server: &Server, running: &mut Config, change: &Change) -> Result<(), Error> {
+    server.add_namespace(&change.subsystem, &change.namespace)?;
+    let subsystem = running.subsystems.iter_mut().find(|s| s.nqn == change.subsystem);
+    subsystem.expect("changes are of subsystems that run").namespaces.push(change.namespace.clone());
+    Ok(())
+}
+
+fn remove(server: &Server, running: &mut Config, change: &Change) -> Result<(), Error> {
+    server.remove_namespace(&change.subsystem, change.nsid)?;
+    let subsystem = running.subsystems.iter_mut().find(|s| s.nqn == change.subsystem);
+    subsystem.expect("changes are of subsystems that run").namespaces.retain(|n| n.nsid != change.nsid);
+    Ok(())
+}
+
+fn find<'a>(config: &'a Config, nqn: &str) -> Option<&'a Subsystem> {
+    config.subsystems.iter().find(|s| s.nqn == nqn)
+}
+
+/// The first field other than namespaces in which they differ.
+fn difference(running: &Config, asked: &Config) -> Option<String> {
+    let bare = |config: &Config| {
+        let mut config = config.clone();
+        config.subsystems.iter_mut().for_each(|s| s.namespaces.clear());
+        config
+    };
+    let (old, new) = (bare(running), bare(asked));
+    if old == new {
+        return None;
+    }
+    for subsystem in &new.subsystems {
+        match find(&old, &subsystem.nqn) {
+            None => return Some(format!("subsystem {}", subsystem.nqn)),
+            Some(before) if before != subsystem => return Some(format!("the settings of {}", subsystem.nqn)),
+            Some(_) => {}
+        }
+    }
+    let fields = |config: &Config| serde_json::to_value(config).ok().and_then(|v| v.as_object().cloned());
+    let (old, new) = (fields(&old).unwrap_or_default(), fields(&new).unwrap_or_default());
+    let differs = new.iter().find(|(key, value)| old.get(*key) != Some(value));
+    Some(differs.map_or("the subsystems".into(), |(key, _)| key.clone()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(namespaces: &str) -> Config {
+        let text = format!(
+            "[[subsystems]]\nnqn = \"nqn.2026-11.io.example:a\"\nallow_any_host = true\nnamespaces = [{namespaces}]"
+        );
+        Config::from_toml(&text).unwrap()
+    }
+
+    fn numbered(namespaces: &str, running: Option<&Config>) -> Config {
+        let mut made = config(namespaces);
+        number(&mut made, running);
+        made
+    }
+
+    fn ids(config: &Config) -> Vec<u32> {
+        config.subsystems[0].namespaces.iter().map(|n| n.nsid).collect()
+    }
+
+    #[test]
+    fn namespaces_without_a_number_get_the_lowest_that_is_free() {
+        let made = numbered("{source='a'}, {source='b', nsid=1}, {source='c'}", None);
+        assert_eq!(ids(&made), [2, 1, 3]);
+    }
+
+    #[test]
+    fn what_stays_keeps_its_number_and_what_is_new_takes_none_that_was_in_use() {
+        let running = numbered("{source='a'}, {source='b'}, {source='c'}", None);
+        let asked = numbered("{source='c'}, {source='d'}, {source='a'}", Some(&running));
+        assert_eq!(ids(&asked), [3, 4, 1]);
+        let found = changes(&running, &asked).unwrap();
+        let told = |c: &[Change]| c.iter().map(|c| (c.nsid, c.source.clone())).collect::<Vec<_>>();
+        assert_eq!(told(&found.removed), [(2, "b".to_string())]);
+        assert_eq!(told(&found.added), [(4, "d".to_string())]);
+        assert_eq!(changes(&asked, &asked).unwrap(), Changes::default());
+    }
+
+    #[test]
+    fn one_that_becomes_writable_goes_and_comes_back_under_its_number() {
+        let running = numbered("{source='a', nsid=7}", None);
+        let asked = numbered("{source='a', nsid=7, writable=true}", Some(&running));
+        let found = changes(&running, &asked).unwrap();
+        assert_eq!((found.removed[0].nsid, found.added[0].nsid), (7, 7));
+    }
+
+    #[test]
+    fn twins_keep_both_their_numbers() {
+        let running = numbered("{source='a'}, {source='a'}", None);
+        assert_eq!(
+            changes(&running, &numbered("{source='a'}, {source='a'}", Some(&running))).unwrap(),
+            Changes::default()
+        );
+        let one = numbered("{source='a'}", Some(&running));
+        assert_eq!(changes(&running, &one).unwrap().removed[0].nsid, 2);
+    }
+
+    #[test]
+    fn anything_but_namespaces_takes_a_restart_and_is_named() {
+        let running = numbered("{source='a'}", None);
+        let with = |edit: fn(&mut Config)| {
+            let mut asked = running.clone();
+            edit(&mut asked);
+            changes(&running, &asked).unwrap_err().asked
+        };
+        assert_eq!(with(|c| c.queues = 4), "queues");
+        assert_eq!(with(|c| c.listen = vec!["127.0.0.1:1".into()]), "listen");
+        assert!(with(|c| c.subsystems[0].allow_any_host = false).contains("settings of nqn"));
+        assert!(with(|c| c.subsystems[0].nqn.push('x')).starts_with("subsystem nqn"));
+        assert!(with(|c| c.subsystems.clear()).contains("subsystems"));
+    }
+}

@@ -1,0 +1,307 @@
+//! The server as its owner sees it: started, asked, drained, stopped.
+
+use super::accept::{self, Acceptor};
+use super::accept_rdma::Listeners;
+use super::config::{self, Config};
+use super::crew::{self, join_by, spawn};
+use super::log::{Level, Log, Sink};
+use super::mail::{Letter, Report};
+use super::metrics;
+use super::site::{free_nsid, Addresses, Site, Subsystem};
+use super::stats::{Counts, HostStats, QueueStats, Stats, SubsystemStats};
+use super::volume::Volume;
+use super::worker::{Worker, STOP};
+use crate::clock;
+use forebay_model::Error;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// A thread that doesn't report within this time is left out of a snapshot.
+const REPORT: Duration = Duration::from_millis(500);
+/// How often a drain looks whether it is done.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// A target that runs on threads of its own, until it is dropped. All calls may come from any thread.
+pub struct Server {
+    pub(super) site: Arc<Site>,
+    addresses: Vec<SocketAddr>,
+    rdma_addresses: Vec<SocketAddr>,
+    metrics_address: Option<SocketAddr>,
+    /// Tells the threads that accept that they should end.
+    stop: Arc<OwnedFd>,
+    /// Those, then those that serve.
+    accepting: Vec<JoinHandle<()>>,
+    workers: Vec<JoinHandle<()>>,
+    log: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Opens the sources, binds the addresses and starts to serve. `sink` gets the log's lines, on a thread of
+    /// its own.
+    ///
+    /// # Errors
+    /// `Request`: a configuration that can't be, a source that can't be opened, an address that is in use.
+    /// `Machine`: no io_uring, no memory, no threads.
+    pub fn start(config: Config, sink: Sink) -> Result<Server, Error> {
+        config.check()?;
+        let wanted = config.addresses()?;
+        let rdma_wanted = config.rdma_addresses()?;
+        let metrics_wanted = config.metrics_address()?;
+        let (log, log_thread) = Log::start(sink)?;
+        let site = Arc::new(Site::open(config, log, clock::now())?);
+        let listeners = wanted.into_iter().map(accept::bind).collect::<Result<Vec<_>, _>>()?;
+        let rdma = Listeners::bind(&rdma_wanted)?;
+        let rdma_addresses = rdma.as_ref().map_or_else(Vec::new, Listeners::addresses);
+        let metrics_listener = metrics_wanted.map(accept::bind).transpose()?;
+        let local = |l: &std::net::TcpListener| l.local_addr().expect("a bound socket has an address");
+        let addresses: Vec<SocketAddr> = listeners.iter().map(local).collect();
+        let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+        let stop = rustix::event::eventfd(0, flags)
+            .map_err(|e| Error::machine("a wake descriptor", e.to_string(), "ulimit -n 65536"))?;
+        let mut server = Server {
+            metrics_address: metrics_listener.as_ref().map(local),
+            addresses: addresses.clone(),
+            rdma_addresses: rdma_addresses.clone(),
+            site: site.clone(),
+            stop: Arc::new(stop),
+            accepting: Vec::new(),
+            workers: Vec::new(),
+            log: Some(log_thread),
+        };
+        let _ = site.addresses.set(Addresses { tcp: addresses, rdma: rdma_addresses });
+        server.start_workers()?;
+        let acceptor = Acceptor::new(site.clone(), listeners, server.stop.clone())?;
+        server.accepting.push(spawn("accept", move || acceptor.run())?);
+        if let Some(listeners) = rdma {
+            let (stop, site) = (server.stop.clone(), site.clone());
+            server.accepting.push(spawn("accept-rdma", move || listeners.run(&site, &stop))?);
+        }
+        if let Some(listener) = metrics_listener {
+            let (stop, site) = (server.stop.clone(), site.clone());
+            let answer = move || metrics::serve(&listener, &stop, &|| metrics::render(&snapshot(&site)));
+            server.accepting.push(spawn("metrics", answer)?);
+        }
+        for address in &server.addresses {
+            site.log.say(Level::Info, "listening", &[("address", address.to_string().into())]);
+        }
+        for address in &server.rdma_addresses {
+            let fields = [("address", address.to_string().into()), ("transport", "rdma".into())];
+            site.log.say(Level::Info, "listening", &fields);
+        }
+        Ok(server)
+    }
+
+    fn start_workers(&mut self) -> Result<(), Error> {
+        let site = self.site.clone();
+        let crew = crew::begin("serve", site.threads, move |number| Worker::new(site.clone(), number))?;
+        self.workers = crew.threads;
+        let _ = self.site.mailboxes.set(crew.mailboxes);
+        Ok(())
+    }
+
+    /// The addresses it listens on over TCP, with the ports that were free.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// Those over RDMA.
+    pub fn rdma_addresses(&self) -> &[SocketAddr] {
+        &self.rdma_addresses
+    }
+
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.metrics_address
+    }
+
+    /// Opens a source and offers it; connected hosts are told by an async event. Returns its nsid.
+    pub fn add_namespace(&self, subsystem: &str, namespace: &config::Namespace) -> Result<u32, Error> {
+        namespace.check()?;
+        let subsystem = self.subsystem(subsystem)?;
+        let _one_at_a_time = subsystem.change();
+        let there = subsystem.state().volumes.clone();
+        let taken = |nsid: &u32| there.contains_key(nsid);
+        let nsid = match namespace.nsid {
+            0 => free_nsid(&taken)?,
+            nsid if taken(&nsid) => {
+                let found = format!("{} has it already", subsystem.nqn);
+                return Err(Error::request(
+                    format!("nsid = {nsid}"),
+                    found,
+                    "another nsid, or 0 for a free one",
+                ));
+            }
+            nsid => nsid,
+        };
+        // It may take its time, and hosts connect meanwhile: the state isn't held.
+        let volume = Arc::new(Volume::open(&subsystem.nqn, nsid, namespace, self.site.threads as u32)?);
+        let mut volumes = (*there).clone();
+        volumes.insert(nsid, volume);
+        let mut state = subsystem.state();
+        let told = subsystem.replace(&mut state, volumes);
+        drop(state);
+        self.announce(told);
+        let fields = [("subsystem", subsystem.nqn.clone().into()), ("nsid", nsid.into())];
+        self.site.log.say(Level::Info, "namespace added", &fields);
+        Ok(nsid)
+    }
+
+    /// Commands that arrive from now on find no such namespace; those in flight finish. Returns once the threads have
+    /// let go of its source, which somebody may want to lock, or after half a second.
+    pub fn remove_namespace(&self, subsystem: &str, nsid: u32) -> Result<(), Error> {
+        let subsystem = self.subsystem(subsystem)?;
+        let _one_at_a_time = subsystem.change();
+        let mut state = subsystem.state();
+        let mut volumes = (*state.volumes).clone();
+        let Some(removed) = volumes.remove(&nsid) else {
+            let found = format!("{} has no such namespace", subsystem.nqn);
+            let there = volumes.keys().map(u32::to_string).collect::<Vec<_>>().join(", ");
+            return Err(Error::request(format!("nsid = {nsid}"), found, format!("one of: {there}")));
+        };
+        let told = subsystem.replace(&mut state, volumes);
+        drop(state);
+        self.announce(told);
+        crew::await_release(&removed, clock::now() + REPORT);
+        drop(removed);
+        // Now that nobody has its files open, the threads' rings can forget them.
+        self.site.mailboxes().iter().for_each(|m| m.post(Letter::Changed));
+        let fields = [("subsystem", subsystem.nqn.clone().into()), ("nsid", nsid.into())];
+        self.site.log.say(Level::Info, "namespace removed", &fields);
+        Ok(())
+    }
+
+    fn subsystem(&self, nqn: &str) -> Result<&Arc<Subsystem>, Error> {
+        self.site.subsystem(nqn).filter(|s| !s.is_discovery()).ok_or_else(|| {
+            let all: Vec<&str> =
+                self.site.subsystems.iter().filter(|s| !s.is_discovery()).map(|s| s.nqn.as_str()).collect();
+            Error::request(nqn, "there is no such subsystem", all.join(", "))
+        })
+    }
+
+    /// Has every thread look at its namespaces, and admin queues send the events that wait.
+    fn announce(&self, seats: Vec<super::site::Seat>) {
+        self.site.generation.fetch_add(1, Ordering::Release);
+        for mailbox in self.site.mailboxes() {
+            mailbox.post(Letter::Changed);
+        }
+        for seat in seats {
+            self.site.mailboxes()[seat.thread].post(Letter::Effects(seat));
+        }
+    }
+
+    pub fn stats(&self) -> Stats {
+        snapshot(&self.site)
+    }
+
+    /// The same in Prometheus's text format, as the metrics address gives it.
+    pub fn metrics(&self) -> String {
+        metrics::render(&self.stats())
+    }
+
+    /// Accepts nothing more, lets commands finish, and ends each connection once nothing is under way on it; new
+    /// commands are left to the host, which sends them again over another path or after it has reconnected. Waits up
+    /// to `timeout` for that. True: nothing was cut off.
+    pub fn drain(&self, timeout: Duration) -> bool {
+        self.site.draining.store(true, Ordering::Relaxed);
+        self.site.log.say(Level::Info, "draining", &[]);
+        self.end_accepting();
+        self.site.mailboxes().iter().for_each(|m| m.post(Letter::Drain));
+        let until = clock::now() + timeout;
+        while self.site.totals.connections.load(Ordering::Relaxed) > 0 {
+            if clock::now() >= until {
+                return false;
+            }
+            std::thread::sleep(LOOK);
+        }
+        true
+    }
+
+    fn end_accepting(&self) {
+        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
+    }
+
+    /// Closes what is left, flushes what was written, and waits for the threads.
+    pub fn stop(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.end_accepting();
+        for thread in self.accepting.drain(..) {
+            let _ = thread.join();
+        }
+        self.site.mailboxes().iter().for_each(|m| m.post(Letter::Stop));
+        // Longer than the threads wait for their own I/Os: one that is stuck in the kernel is left behind.
+        let until = clock::now() + STOP * 3;
+        for thread in self.workers.drain(..) {
+            join_by(thread, until);
+        }
+        self.site.log.say(Level::Info, "stopped", &[]);
+        self.site.log.close();
+        if let Some(thread) = self.log.take() {
+            join_by(thread, clock::now() + STOP);
+        }
+    }
+}
+
+/// What all threads counted, put together.
+fn snapshot(site: &Site) -> Stats {
+    let reports = crew::ask(site.mailboxes(), Letter::Report, REPORT);
+    let totals = &site.totals;
+    let mut stats = Stats {
+        seconds: clock::now().duration_since(site.began).as_secs_f64(),
+        draining: site.draining.load(Ordering::Relaxed),
+        connections: totals.connections.load(Ordering::Relaxed),
+        connections_accepted: totals.accepted.load(Ordering::Relaxed),
+        connections_refused: totals.refused.load(Ordering::Relaxed),
+        connections_broken: totals.broken.load(Ordering::Relaxed),
+        log_lines_dropped: site.log.dropped(),
+        controllers: Vec::new(),
+        subsystems: site.subsystems.iter().map(|s| described(s)).collect(),
+    };
+    let mut queues = Vec::new();
+    for report in reports {
+        add(&mut stats, report, &mut queues);
+    }
+    stats.controllers.sort_by(|a, b| (&a.subsystem, a.cntlid).cmp(&(&b.subsystem, b.cntlid)));
+    queues.sort_by_key(|(_, _, queue)| queue.qid);
+    for (subsystem, cntlid, queue) in queues {
+        let nqn = &site.subsystems[subsystem].nqn;
+        let whose = stats.controllers.iter_mut().find(|c| c.cntlid == cntlid && c.subsystem == *nqn);
+        whose.into_iter().for_each(|c| c.queues.push(queue.clone()));
+    }
+    stats
+}
+
+fn described(subsystem: &Subsystem) -> SubsystemStats {
+    let state = subsystem.state();
+    let past = |nqn: &String, counts: Counts| HostStats { nqn: nqn.clone(), connections: 0, counts };
+    SubsystemStats {
+        nqn: subsystem.nqn.clone(),
+        namespaces: state.volumes.values().map(|v| v.stats()).collect(),
+        hosts: state.hosts.iter().map(|(nqn, host)| past(nqn, *host.past())).collect(),
+    }
+}
+
+fn add(stats: &mut Stats, report: Report, queues: &mut Vec<(usize, u16, QueueStats)>) {
+    for (subsystem, counted) in report.namespaces {
+        let all = &mut stats.subsystems[subsystem].namespaces;
+        if let Some(namespace) = all.iter_mut().find(|n| n.nsid == counted.nsid) {
+            namespace.add(&counted);
+        }
+    }
+    for (subsystem, counted) in report.hosts {
+        let all = &mut stats.subsystems[subsystem].hosts;
+        if let Some(host) = all.iter_mut().find(|h| h.nqn == counted.nqn) {
+            host.counts.add(&counted.counts);
+            host.connections += counted.connections;
+        }
+    }
+    stats.controllers.extend(report.controllers);
+    queues.extend(report.queues);
+}

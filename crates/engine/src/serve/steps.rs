@@ -1,0 +1,151 @@
+//! What a command that runs does next, by how far it is.
+
+use super::fault::{is_unsupported, status_of};
+use super::lane::{Lane, Step};
+use crate::arena::Mem;
+use crate::queue::{self, Fault};
+use forebay_nvme::nvm::{self, Op, Request};
+use forebay_nvme::status::{Code, Status};
+
+/// Verify reads this much at a time.
+pub const VERIFIED_BYTES: u64 = 128 << 10;
+
+pub const FLUSH: Step = Step { op: queue::Op::Flush, offset: 0, len: 0, mem: Mem::None };
+
+/// The step that makes what was written durable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Flush {
+    #[default]
+    NotYet,
+    Begun,
+    Done,
+}
+
+/// How far a command is.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Progress {
+    /// Bytes of it (of Deallocate: over all ranges) that are done.
+    pub moved: u64,
+    /// Write Zeroes: the source can't, so zeros are written.
+    pub by_hand: bool,
+    pub flush: Flush,
+}
+
+/// Where a command's bytes lie.
+pub trait Places {
+    /// Its data.
+    fn data(&self) -> Mem;
+    /// What Compare and Verify read into.
+    fn scratch(&self) -> Mem;
+    /// Zeros to write from, and how many there are.
+    fn blank(&self) -> (Mem, usize);
+    /// What Compare read is what came with it.
+    fn is_same(&self, len: usize) -> bool;
+    /// The first `len` bytes of its data, where it is Dataset Management.
+    fn ranges(&self, len: usize) -> &[u8];
+}
+
+pub enum Next {
+    Step(Step),
+    Done(Status),
+}
+
+/// What a step's end means for its command.
+pub enum After {
+    /// On to the next step.
+    Next,
+    Done,
+    Failed(Fault),
+}
+
+impl Progress {
+    /// The source is done with a step.
+    pub fn moved(&mut self, request: &Request, result: Result<u32, Fault>) -> After {
+        match result {
+            Ok(_) if self.flush == Flush::Begun => {
+                self.flush = Flush::Done;
+                After::Next
+            }
+            Ok(0) => After::Failed(Fault::note(libc::ENODATA, "the source ends before the namespace does")),
+            Ok(bytes) => {
+                self.moved += u64::from(bytes);
+                After::Next
+            }
+            Err(fault) => match request.op {
+                Op::WriteZeroes { .. } if !self.by_hand && is_unsupported(fault.errno) => {
+                    self.by_hand = true;
+                    After::Next
+                }
+                // Deallocation is advice.
+                Op::DatasetManagement { .. } if is_unsupported(fault.errno) => After::Done,
+                _ => After::Failed(fault),
+            },
+        }
+    }
+}
+
+/// What a fault is to the host that sent the request.
+pub fn failure(request: &Request, fault: &Fault) -> Status {
+    status_of(fault.errno, request.op)
+}
+
+/// `write_cache`: writes may be completed before they are durable.
+pub fn next<O: Copy>(
+    request: &Request,
+    progress: &Progress,
+    places: &impl Places,
+    lane: &Lane<O>,
+    write_cache: bool,
+) -> Next {
+    let left = request.bytes.saturating_sub(progress.moved);
+    let offset = request.offset + progress.moved.min(request.bytes);
+    let step = |op, most: u64, mem| Next::Step(Step { op, offset, len: left.min(most) as u32, mem });
+    let durable = request.fua || !write_cache;
+    let not_flushed = progress.flush == Flush::NotYet;
+    let data = || places.data().after(progress.moved as usize);
+    match request.op {
+        Op::Flush if not_flushed => Next::Step(FLUSH),
+        // What is read with FUA is durable first (nvm, section 3.2.4).
+        Op::Read if request.fua && lane.volume.write_cache && not_flushed => Next::Step(FLUSH),
+        Op::Read if left > 0 => step(queue::Op::Read, left, data()),
+        Op::Write if left > 0 => step(queue::Op::Write { durable }, left, data()),
+        Op::Compare if left > 0 => {
+            step(queue::Op::Read, left, places.scratch().after(progress.moved as usize))
+        }
+        Op::Compare => Next::Done(match places.is_same(request.bytes as usize) {
+            true => Status::SUCCESS,
+            false => Status::fatal(Code::COMPARE_FAILURE),
+        }),
+        Op::Verify if left > 0 => step(queue::Op::Read, VERIFIED_BYTES, places.scratch()),
+        Op::WriteZeroes { .. } if left > 0 && progress.by_hand => {
+            let (mem, bytes) = places.blank();
+            step(queue::Op::Write { durable }, bytes as u64, mem)
+        }
+        Op::WriteZeroes { .. } if left > 0 => step(queue::Op::WriteZeroes, lane.piece_max.into(), Mem::None),
+        // Zeroed by the source, not yet durable.
+        Op::WriteZeroes { .. } if durable && !progress.by_hand && not_flushed => Next::Step(FLUSH),
+        Op::DatasetManagement { ranges, .. } => deallocated(progress, places, lane, ranges),
+        Op::Flush | Op::Read | Op::Write | Op::Verify | Op::WriteZeroes { .. } => Next::Done(Status::SUCCESS),
+    }
+}
+
+/// `moved` counts over all ranges: each range's bytes come one after the other.
+fn deallocated<O: Copy>(progress: &Progress, places: &impl Places, lane: &Lane<O>, ranges: u16) -> Next {
+    let data = places.ranges(usize::from(ranges) * size_of::<nvm::Range>());
+    let mut before = 0;
+    match nvm::ranges(data, ranges, &lane.geometry) {
+        Err(status) => Next::Done(status),
+        Ok(mut all) => {
+            let here = all.find_map(|(offset, bytes)| {
+                let begin = before;
+                before += bytes;
+                let moved = progress.moved;
+                (moved < before).then(|| (offset + moved - begin, before - moved))
+            });
+            here.map_or(Next::Done(Status::SUCCESS), |(offset, left)| {
+                let len = left.min(lane.piece_max.into()) as u32;
+                Next::Step(Step { op: queue::Op::Deallocate, offset, len, mem: Mem::None })
+            })
+        }
+    }
+}

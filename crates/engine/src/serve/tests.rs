@@ -1,0 +1,117 @@
+//! What reaches the source, and when: a power cut may come between any two of these.
+
+#[allow(dead_code, reason = "shared with the tests of the whole target")]
+#[path = "../../tests/serve/client.rs"]
+mod client;
+
+use super::{Config, Server};
+use crate::queue::Op;
+use client::{Digests, Host, Queue, SUBSYSTEM};
+use forebay_nvme::command::Sqe;
+use forebay_nvme::nvm;
+use forebay_nvme::status::Code;
+use forebay_nvme::transport::tcp::host::Data;
+use std::sync::Mutex;
+
+/// Every I/O that a source was given, in order, and which of them it has finished.
+#[derive(Debug, Default)]
+pub struct Recorded(Mutex<Vec<(u32, Op, bool)>>);
+
+impl Recorded {
+    pub fn begin(&self, tag: u32, op: Op) {
+        self.0.lock().unwrap().push((tag, op, false));
+    }
+
+    pub fn end(&self, tag: u32) {
+        let mut all = self.0.lock().unwrap();
+        let open = all.iter_mut().rev().find(|(t, _, done)| *t == tag && !done);
+        open.expect("what ends has begun").2 = true;
+    }
+
+    /// What came since the last call.
+    fn take(&self) -> Vec<(Op, bool)> {
+        self.0.lock().unwrap().drain(..).map(|(_, op, done)| (op, done)).collect()
+    }
+}
+
+struct Rig {
+    server: Server,
+    _dir: tempfile::TempDir,
+}
+
+impl Rig {
+    /// Over a file whose I/Os take a while.
+    fn new() -> Rig {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("content");
+        std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+        let config = format!(
+            "listen = [\"127.0.0.1:0\"]\nthreads = 1\nbuffers = \"16m\"\n[[subsystems]]\nnqn = \"{SUBSYSTEM}\"\n\
+             allow_any_host = true\n[[subsystems.namespaces]]\nsource = \"{}\"\nwritable = true\n\
+             faults = \"delay_us=20000,reorder=1\"",
+            path.display()
+        );
+        let server = Server::start(Config::from_toml(&config).unwrap(), Box::new(|_| {})).unwrap();
+        Rig { server, _dir: dir }
+    }
+
+    fn take(&self) -> Vec<(Op, bool)> {
+        self.server.site.subsystems[0].state().volumes[&1].recorded.take()
+    }
+}
+
+fn write(queue: &mut Queue, fua: bool) {
+    let code = queue.code(nvm::write(1, 0, 8, fua), Data::Out { len: 4096 }, vec![1; 4096]);
+    assert_eq!(code, Code::SUCCESS);
+}
+
+#[test]
+fn what_is_acknowledged_as_durable_was_made_durable_before() {
+    const PLAIN: Op = Op::Write { durable: false };
+    const DURABLE: Op = Op::Write { durable: true };
+    let rig = Rig::new();
+    let mut host = Host::up(rig.server.addresses()[0], Digests(false, false));
+    let mut queue = host.queue(1, 33);
+    write(&mut queue, false);
+    assert_eq!(rig.take(), [(PLAIN, true)]);
+    write(&mut queue, true);
+    assert_eq!(rig.take(), [(DURABLE, true)], "FUA");
+    assert_eq!(queue.code(nvm::flush(1), Data::None, vec![]), Code::SUCCESS);
+    assert_eq!(rig.take(), [(Op::Flush, true)]);
+    assert_eq!(queue.code(nvm::flush(u32::MAX), Data::None, vec![]), Code::SUCCESS);
+    assert_eq!(rig.take(), [(Op::Flush, true)], "of all namespaces");
+    assert_eq!(queue.code(nvm::write_zeroes(1, 0, 8, false, true), Data::None, vec![]), Code::SUCCESS);
+    assert!(
+        matches!(
+            rig.take()[..],
+            [(Op::WriteZeroes, true), (Op::Flush, true)] | [(Op::WriteZeroes, true), (DURABLE, true)]
+        ),
+        "zeroed by the source and flushed, or written durably"
+    );
+    // With the volatile write cache switched off every write is durable (base, section 5.27.1.4).
+    let off = Sqe { opcode: 0x09, cdw10: 0x06.into(), cdw11: 0.into(), ..Sqe::default() };
+    assert_eq!(host.admin.code(off, Data::None, vec![]), Code::SUCCESS);
+    write(&mut queue, false);
+    assert_eq!(rig.take(), [(DURABLE, true)], "the cache is off");
+}
+
+#[test]
+fn a_flush_comes_after_every_write_that_was_acknowledged() {
+    let rig = Rig::new();
+    let host = Host::up(rig.server.addresses()[0], Digests(false, false));
+    let mut queue = host.queue(1, 33);
+    for _ in 0..5 {
+        let writes: Vec<_> = (0..16)
+            .map(|i| {
+                queue.submit(nvm::write(1, i * 8, 8, false), Data::Out { len: 4096 }, vec![i as u8; 4096])
+            })
+            .collect();
+        for handle in writes {
+            assert_eq!(queue.wait(handle).0.status().code, Code::SUCCESS);
+        }
+        let before = rig.take();
+        assert!(before.len() == 16 && before.iter().all(|(_, done)| *done), "acknowledged is finished");
+        assert_eq!(queue.code(nvm::flush(1), Data::None, vec![]), Code::SUCCESS);
+        assert_eq!(rig.take(), [(Op::Flush, true)]);
+    }
+}

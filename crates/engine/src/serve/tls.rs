@@ -1,0 +1,107 @@
+//! Hosts that must come over TLS 1.3 with a key of their own (tcp, section 3.6.1): on the same port as the others.
+
+use super::config::Config;
+use super::connection::Connection;
+use super::log::Level;
+use super::mail::{Letter, Mailbox, Newcomer, Way};
+use super::site::Site;
+use super::worker::Worker;
+use crate::auth;
+use crate::tls::bridge::{Arrival, Bridge, Client};
+use crate::tls::openssl::Context;
+use forebay_model::Error;
+use forebay_nvme::auth::psk::{TlsPsk, Version};
+use forebay_nvme::controller::connect::{Connect, Refusal};
+use forebay_nvme::status::{Code, Status};
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
+
+/// Where connections come in, if any host has a TLS key.
+pub struct Gate {
+    bridge: Bridge,
+    context: Arc<Context>,
+    limit: Duration,
+}
+
+impl Gate {
+    /// None: no host has a TLS key.
+    ///
+    /// # Errors
+    /// Kind `Machine`: there is no OpenSSL. Kind `Request`: a key that is none.
+    pub fn of(config: &Config) -> Result<Option<Gate>, Error> {
+        let keys = keys(config)?;
+        if keys.is_empty() {
+            return Ok(None);
+        }
+        let context = Context::server(Arc::new(move |identity: &str| keys.get(identity).cloned()))?;
+        let limit = Duration::from_secs_f64(config.handshake_s);
+        Ok(Some(Gate { bridge: Bridge::start()?, context, limit }))
+    }
+
+    /// Gives a connection to its thread once it is known how it speaks.
+    pub fn receive(
+        &self,
+        socket: OwnedFd,
+        peer: SocketAddr,
+        local: SocketAddr,
+        mailbox: Arc<Mailbox>,
+        site: Arc<Site>,
+    ) {
+        let adopt = move |arrival| {
+            let (socket, client) = match arrival {
+                Arrival::Plain(socket) => (socket, None),
+                Arrival::Secure { socket, client } => (socket, Some(client)),
+                Arrival::Failed(why) => {
+                    let fields = [("peer", peer.to_string().into()), ("why", why.into())];
+                    site.log.say(Level::Warning, "no TLS", &fields);
+                    return mailbox.leave(&site.totals);
+                }
+            };
+            mailbox.post(Letter::Adopt(Newcomer { way: Way::Tcp(socket), peer, local, client }));
+        };
+        self.bridge.accept(socket, &self.context, self.limit, Box::new(adopt));
+    }
+}
+
+/// By identity: each host's key for each of its subsystems and for discovery, in both versions.
+fn keys(config: &Config) -> Result<HashMap<String, TlsPsk>, Error> {
+    let mut keys = HashMap::new();
+    for subsystem in &config.subsystems {
+        for host in &subsystem.hosts {
+            let Some(key) = auth::tls_key(host)? else { continue };
+            for (nqn, version) in [subsystem.nqn.as_str(), DISCOVERY]
+                .into_iter()
+                .flat_map(|nqn| [(nqn, Version::V1), (nqn, Version::V0)])
+            {
+                // Names too long for version 0 leave version 1.
+                if let Ok(psk) = key.session(version, &host.nqn, nqn) {
+                    keys.insert(psk.identity.clone(), psk);
+                }
+            }
+        }
+    }
+    Ok(keys)
+}
+
+impl Worker {
+    /// Refuses a host that has a TLS key and came without, and one that claims to be another than its key says.
+    pub(super) fn came_as_it_must(&self, c: &Connection, connect: &Connect) -> Result<(), Refusal> {
+        let subsystem = self.site.config.subsystems.iter().find(|s| s.nqn == connect.subsystem_nqn);
+        let host = subsystem.and_then(|s| s.hosts.iter().find(|h| h.nqn == connect.host_nqn));
+        let is_it = |client: &Client| {
+            client.host_nqn == connect.host_nqn && client.subsystem_nqn == connect.subsystem_nqn
+        };
+        let what = match &c.client {
+            None if host.is_some_and(|h| h.tls_key.is_some()) => "this host must come over TLS (tls_key)",
+            Some(client) if !is_it(client) => "the names aren't those of the TLS key",
+            _ => return Ok(()),
+        };
+        let status = Status::fatal(Code::CONNECT_INVALID_HOST);
+        Err(Refusal { status, result: 0, what: format!("{what}: {}", connect.host_nqn) })
+    }
+}

@@ -1,0 +1,490 @@
+//! What a namespace stands on: a source, opened once and shared by all threads.
+
+use super::claim::claim;
+use super::config::{self, Caching, Namespace};
+use super::health::{Busy, Thermometer};
+use super::stats::{Counts, NamespaceStats};
+use crate::driver::mounts;
+use crate::queue::Queue;
+use crate::reactor::Reactor;
+use crate::source::fault::{FaultPlan, FaultQueue};
+use crate::source::file::{FileAccess, FileTarget};
+use crate::source::nvme_tcp::Remote;
+use crate::source::stripe::stripe_bytes;
+use crate::source::vfio_user::Drive;
+use crate::source::{Backing, QueueNeeds, Route, SharedDrive, Target, Uri};
+use forebay_model::device::DriveModel;
+use forebay_model::job::Engine;
+use forebay_model::random::derive;
+use forebay_model::Error;
+use forebay_nvme::controller::subsystem as nvme;
+use rustix::fs::{flock, FlockOperation};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Address space of a modelled drive without content, as everywhere.
+const MODEL_BYTES: u64 = 1 << 40;
+/// Threads of a server at most.
+pub const THREADS_MAX: usize = 256;
+/// I/Os that a thread has in flight on one namespace.
+pub const LANE_DEPTH: u32 = 256;
+
+/// Whether what is read is anything but zeros.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// Every byte of a completed read was written by the source.
+    Whole,
+    /// Some parts have none: slots are cleared before they are read into.
+    Partial,
+    /// There is none at all: reads are answered with zeros.
+    None,
+}
+
+#[derive(Debug)]
+pub struct Volume {
+    pub nsid: u32,
+    pub source: String,
+    pub target: Target,
+    pub block_bytes: u32,
+    pub blocks: u64,
+    pub writable: bool,
+    pub content: Content,
+    /// Bytes that were completed as written may still be lost by a power cut, until a Flush.
+    pub write_cache: bool,
+    pub uuid: [u8; 16],
+    faults: Option<FaultPlan>,
+    /// What holds the locks on its files, where another process took them: that of its own files doesn't.
+    locks: Vec<OwnedFd>,
+    /// The locks are another process's.
+    left: AtomicBool,
+    /// What threads counted that no longer serve it.
+    past: Mutex<NamespaceStats>,
+    /// What threads count that serve it, each for itself.
+    live: Box<[Live]>,
+    pub busy: Busy,
+    /// Of the drives below it.
+    pub thermometer: Thermometer,
+    #[cfg(test)]
+    pub recorded: super::tests::Recorded,
+}
+
+impl Volume {
+    /// Opens a source to be served as namespace `nsid` of `nqn`, by so many threads.
+    ///
+    /// # Errors
+    /// `Request`: no such source, one that can't be written to, or that is in use. `Machine`: no O_DIRECT.
+    pub fn open(nqn: &str, nsid: u32, given: &config::Namespace, threads: u32) -> Result<Volume, Error> {
+        let volume = Volume::unclaimed(nqn, nsid, given, threads)?;
+        if given.writable {
+            volume.target.files().into_iter().try_for_each(|(f, _)| claim(&f.file, &f.path))?;
+        }
+        Ok(volume)
+    }
+
+    /// The same for a front with threads of its own: what is remote is connected to once more, so that these have the
+    /// fabric's queues to themselves; everything else is shared.
+    ///
+    /// # Errors
+    /// Of `open`.
+    pub fn beside(
+        self: &Arc<Volume>,
+        nqn: &str,
+        given: &config::Namespace,
+        threads: u32,
+    ) -> Result<Arc<Volume>, Error> {
+        if self.target.remotes().next().is_none() {
+            return Ok(self.clone());
+        }
+        // Files below that are written to are claimed by the one that there is.
+        let volume = Volume::unclaimed(nqn, self.nsid, given, threads)?;
+        volume.target.keep_straight();
+        Ok(Arc::new(volume))
+    }
+
+    fn unclaimed(nqn: &str, nsid: u32, given: &config::Namespace, threads: u32) -> Result<Volume, Error> {
+        let uri = Uri::parse(&given.source)?;
+        let faults = given.faults.as_deref().map(FaultPlan::parse).transpose()?;
+        let Namespace { writable, cache, block_bytes, .. } = *given;
+        let opener = Opener { writable, cache, block_bytes, threads };
+        let target = opener.open(&uri)?;
+        let block_bytes = opener.block_bytes(&target)?;
+        let blocks = target.bytes / u64::from(block_bytes);
+        if blocks == 0 {
+            let found = format!("it has {} bytes, less than one block of {block_bytes}", target.bytes);
+            return Err(Error::request(&given.source, found, "a larger file (truncate -s 1g FILE)"));
+        }
+        let uuid = match &given.uuid {
+            Some(text) => config::parse_uuid(text)?,
+            None => made_up_uuid(nqn, nsid),
+        };
+        Ok(Volume {
+            nsid,
+            source: uri.to_string(),
+            block_bytes,
+            blocks,
+            writable: given.writable,
+            content: content_of(&target),
+            write_cache: given.writable && content_of(&target) != Content::None,
+            uuid,
+            faults,
+            locks: Vec::new(),
+            left: AtomicBool::new(false),
+            past: Mutex::default(),
+            live: (0..THREADS_MAX).map(|_| Live::default()).collect(),
+            busy: Busy::default(),
+            thermometer: Thermometer::new(
+                target.files().into_iter().map(|(file, _)| file.path.clone()).collect(),
+            ),
+            #[cfg(test)]
+            recorded: super::tests::Recorded::default(),
+            target,
+        })
+    }
+
+    /// As `open`, for a front whose payload is memory of others: no source lets it lie elsewhere on its way, where it has
+    /// the choice.
+    ///
+    /// # Errors
+    /// Of `open`.
+    pub fn open_straight(
+        nqn: &str,
+        nsid: u32,
+        given: &config::Namespace,
+        threads: u32,
+    ) -> Result<Volume, Error> {
+        Volume::open_straight_locked(nqn, nsid, given, threads, None)
+    }
+
+    /// As `open_straight`, of a volume that another process has open, too. `locks`: what holds the locks on its files, which
+    /// are that one's until `own`.
+    ///
+    /// # Errors
+    /// Of `open`.
+    pub fn open_straight_locked(
+        nqn: &str,
+        nsid: u32,
+        given: &config::Namespace,
+        threads: u32,
+        locks: Option<Vec<OwnedFd>>,
+    ) -> Result<Volume, Error> {
+        let volume = match locks {
+            None => Volume::open(nqn, nsid, given, threads)?,
+            Some(locks) => {
+                let mut volume = Volume::unclaimed(nqn, nsid, given, threads)?;
+                (volume.locks, volume.left) = (locks, AtomicBool::new(true));
+                volume
+            }
+        };
+        volume.target.keep_straight();
+        Ok(volume)
+    }
+
+    /// What holds the locks on its files, for another process that is to keep them.
+    pub fn locks(&self) -> Vec<BorrowedFd<'_>> {
+        match (self.writable, self.locks.is_empty()) {
+            (false, _) => Vec::new(),
+            (true, false) => self.locks.iter().map(AsFd::as_fd).collect(),
+            (true, true) => self.target.files().into_iter().map(|(file, _)| file.file.as_fd()).collect(),
+        }
+    }
+
+    /// Its locks, which came from another process, are this one's.
+    pub fn own(&self) {
+        self.left.store(false, Ordering::Relaxed);
+    }
+
+    /// Its locks stay with whoever was given them.
+    pub fn leave(&self) {
+        self.left.store(true, Ordering::Relaxed);
+    }
+
+    pub fn past(&self) -> MutexGuard<'_, NamespaceStats> {
+        self.past.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    pub fn live(&self, thread: usize) -> &Live {
+        &self.live[thread]
+    }
+
+    /// By all threads, since the server began.
+    pub fn counts(&self) -> Counts {
+        let mut all = self.past().counts;
+        self.live.iter().for_each(|live| all.add(&live.get()));
+        all
+    }
+
+    /// Its description, and all that threads counted that no longer serve it.
+    pub fn stats(&self) -> NamespaceStats {
+        NamespaceStats {
+            nsid: self.nsid,
+            source: self.source.clone(),
+            bytes: self.bytes(),
+            block_bytes: self.block_bytes,
+            writable: self.writable,
+            ..self.past().clone()
+        }
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.blocks * u64::from(self.block_bytes)
+    }
+
+    /// The source's queue of one thread. `io_bytes_max`: longest transfer of a command.
+    pub fn queue(
+        &self,
+        io_bytes_max: u32,
+        thread: u32,
+        reactor: &mut Reactor,
+    ) -> Result<Box<dyn Queue>, Error> {
+        let needs = QueueNeeds { depth: LANE_DEPTH, io_bytes_max: io_bytes_max.into(), then_copied: true };
+        let queue = self.target.queue(needs, reactor)?;
+        Ok(match self.faults {
+            Some(plan) => Box::new(FaultQueue::new(queue, plan, thread)),
+            None => queue,
+        })
+    }
+
+    pub fn as_namespace(&self) -> nvme::Namespace {
+        let in_blocks = |bytes: u32| (bytes / self.block_bytes).min(u32::from(u16::MAX)) as u16;
+        nvme::Namespace {
+            block_bytes: self.block_bytes,
+            blocks: self.blocks,
+            read_only: !self.writable,
+            volatile_write_cache: self.write_cache,
+            deallocate: self.write_cache,
+            uuid: Some(self.uuid),
+            nguid: None,
+            eui64: None,
+            ana_group: 1,
+            optimal: nvme::Optimal {
+                write_granularity: in_blocks(4096),
+                deallocate_granularity: in_blocks(4096),
+                ..nvme::Optimal::default()
+            },
+        }
+    }
+}
+
+/// Counts that one thread writes and all may read, apart from those of other threads.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub struct Live([AtomicU64; 8]);
+
+impl Live {
+    pub fn set(&self, c: &Counts) {
+        let [reads, writes] = [(c.reads, c.read_bytes), (c.writes, c.write_bytes)];
+        let all = [reads.0, reads.1, writes.0, writes.1, c.flushes, c.others, c.errors, c.media_errors];
+        self.0.iter().zip(all).for_each(|(to, from)| to.store(from, Ordering::Relaxed));
+    }
+
+    pub fn get(&self) -> Counts {
+        let [reads, read_bytes, writes, write_bytes, flushes, others, errors, media_errors] =
+            std::array::from_fn(|i| self.0[i].load(Ordering::Relaxed));
+        Counts { reads, read_bytes, writes, write_bytes, flushes, others, errors, media_errors }
+    }
+}
+
+/// A ring keeps the files that it was told of, and with them their locks, until it is closed itself.
+impl Drop for Volume {
+    fn drop(&mut self) {
+        if self.left.load(Ordering::Relaxed) {
+            return;
+        }
+        for file in self.locks() {
+            let _ = flock(file, FlockOperation::Unlock);
+        }
+    }
+}
+
+struct Opener {
+    writable: bool,
+    cache: Caching,
+    block_bytes: Option<u32>,
+    threads: u32,
+}
+
+impl Opener {
+    /// One function for every kind of source. What it can't open is refused by name.
+    fn open(&self, uri: &Uri) -> Result<Target, Error> {
+        let (bytes, backing) = match uri {
+            Uri::Nil { bytes } => (*bytes, Backing::Nil),
+            Uri::File(path) => {
+                let file = self.file(path)?;
+                (
+                    file.bytes,
+                    Backing::File {
+                        engine: file.choose(Engine::Auto, !self.writable, false, true),
+                        target: file,
+                    },
+                )
+            }
+            Uri::Stripe { chunk, members } => {
+                let members = members.iter().map(|m| self.open(m)).collect::<Result<Vec<_>, _>>()?;
+                let bytes = stripe_bytes(&members.iter().map(|m| m.bytes).collect::<Vec<_>>(), *chunk);
+                (bytes, Backing::Stripe { chunk: *chunk, members })
+            }
+            // Hosts live in real time, whatever the URI says.
+            Uri::Model { spec, over, .. } => {
+                let drive = SharedDrive::new(&DriveModel::parse(spec)?, 7, false);
+                let over = over.as_ref().map(|uri| self.open(uri).map(Box::new)).transpose()?;
+                (over.as_ref().map_or(MODEL_BYTES, |t| t.bytes), Backing::Model { drive, over })
+            }
+            Uri::NvmeTcp(options) => {
+                let remote = Remote::open(options, self.threads)?;
+                if self.writable && remote.namespace().read_only {
+                    let found = "the controller says that the namespace is write protected";
+                    return Err(Error::request(format!("serve {uri} to write"), found, "writable = false"));
+                }
+                (remote.bytes(), Backing::NvmeTcp(remote))
+            }
+            Uri::VfioUser(options) => {
+                let drive = Drive::open(options, self.threads)?;
+                if self.writable && drive.namespace().read_only {
+                    let found = "the controller says that the namespace is write protected";
+                    return Err(Error::request(format!("serve {uri} to write"), found, "writable = false"));
+                }
+                (drive.bytes(), Backing::VfioUser(drive))
+            }
+        };
+        let label = uri.to_string();
+        Ok(Target { label, content_id: 0, bytes, backing, route: Route::default() })
+    }
+
+    fn file(&self, path: &Path) -> Result<FileTarget, Error> {
+        if path.is_dir() {
+            let next = format!("a file below {}, or a stripe: over several", path.display());
+            return Err(Error::request(path.display().to_string(), "is a directory", next));
+        }
+        let access = FileAccess { write: self.writable, direct: self.cache != Caching::Allow };
+        let file = match FileTarget::open_unclaimed(path, access) {
+            Ok(file) if self.cache == Caching::Auto && !self.suits(&file) => {
+                FileTarget::open_unclaimed(path, FileAccess { direct: false, ..access })
+            }
+            Err(_) if self.cache == Caching::Auto => {
+                FileTarget::open_unclaimed(path, FileAccess { direct: false, ..access })
+            }
+            other => other,
+        }?;
+        if self.writable && file.is_device {
+            if let Some(why) = mounts::in_use(path) {
+                let next = "writable = false, or a device that nothing uses";
+                return Err(Error::request(format!("serve {} to write", path.display()), why, next));
+            }
+        }
+        Ok(file)
+    }
+
+    /// O_DIRECT takes every block that a host may ask for.
+    fn suits(&self, file: &FileTarget) -> bool {
+        file.align <= self.block_bytes.unwrap_or(4096) && file.mem_align <= 4096
+    }
+
+    /// What was asked for, or the least that the source takes.
+    fn block_bytes(&self, target: &Target) -> Result<u32, Error> {
+        let align = target.align();
+        let block_bytes = self.block_bytes.unwrap_or(if align > 512 { 4096 } else { 512 });
+        if align > block_bytes {
+            return Err(Error::request(
+                format!("block_bytes = {block_bytes} on {}", target.label),
+                format!("O_DIRECT needs a multiple of {align} bytes here"),
+                "block_bytes = 4096, or cache = \"allow\"",
+            ));
+        }
+        Ok(block_bytes)
+    }
+}
+
+fn content_of(target: &Target) -> Content {
+    let leaves: Vec<bool> = target
+        .walk()
+        .into_iter()
+        .filter_map(|t| match &t.backing {
+            Backing::Nil | Backing::Model { over: None, .. } => Some(false),
+            Backing::Stripe { .. } | Backing::Model { .. } => None,
+            _ => Some(true),
+        })
+        .collect();
+    match (leaves.contains(&true), leaves.contains(&false)) {
+        (true, false) => Content::Whole,
+        (true, true) => Content::Partial,
+        (false, _) => Content::None,
+    }
+}
+
+/// The same at each start, and by all that hosts know of it: a version-8 UUID (RFC 9562) of both names.
+fn made_up_uuid(nqn: &str, nsid: u32) -> [u8; 16] {
+    let seed = nqn.bytes().fold(nqn.len() as u64, |seed, byte| derive(seed, byte.into()));
+    let mut uuid = [0; 16];
+    uuid[..8].copy_from_slice(&derive(seed, u64::from(nsid) << 1).to_be_bytes());
+    uuid[8..].copy_from_slice(&derive(seed, u64::from(nsid) << 1 | 1).to_be_bytes());
+    uuid[6] = uuid[6] & 0x0f | 0x80;
+    uuid[8] = uuid[8] & 0x3f | 0x80;
+    uuid
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn namespace(source: &str) -> config::Namespace {
+        config::Namespace { source: source.into(), ..config::Namespace::default() }
+    }
+
+    #[test]
+    fn what_has_no_content_is_known() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("a");
+        std::fs::write(&file, vec![1; 1 << 20]).unwrap();
+        let path = file.display();
+        for (source, content) in [
+            (format!("{path}"), Content::Whole),
+            ("nil:?size=1m".into(), Content::None),
+            (format!("stripe:?chunk=64k&m={path}&m=nil:%3Fsize=1m"), Content::Partial),
+            ("model:d7-ps1010".into(), Content::None),
+            (format!("model:d7-ps1010?over={path}"), Content::Whole),
+        ] {
+            let volume = Volume::open("nqn.2026-11.io.example:a", 1, &namespace(&source), 1).unwrap();
+            assert_eq!(volume.content, content, "{source}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_hosts_write_to_is_claimed_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("a");
+        std::fs::write(&file, vec![1; (1 << 20) + 100]).unwrap();
+        let given = config::Namespace { writable: true, ..namespace(&file.display().to_string()) };
+        let volume = Volume::open("nqn.2026-11.io.example:a", 1, &given, 1).unwrap();
+        assert_eq!(volume.bytes(), 1 << 20, "whole blocks");
+        assert!(volume.write_cache);
+        assert!(Volume::open("nqn.2026-11.io.example:a", 2, &given, 1).unwrap_err().found.contains("locked"));
+        drop(volume);
+        Volume::open("nqn.2026-11.io.example:a", 2, &given, 1).unwrap();
+    }
+
+    #[test]
+    fn what_can_not_be_served_is_refused_by_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let empty = dir.path().join("empty");
+        std::fs::write(&empty, [0; 100]).unwrap();
+        for (source, found) in [
+            (dir.path().display().to_string(), "directory"),
+            (empty.display().to_string(), "less than one block"),
+            (dir.path().join("none").display().to_string(), "no such file"),
+        ] {
+            let error = Volume::open("nqn.2026-11.io.example:a", 1, &namespace(&source), 1).unwrap_err();
+            assert!(error.to_string().contains(found), "{source}: {error}");
+        }
+    }
+
+    #[test]
+    fn made_up_uuids_differ_and_stay() {
+        let one = made_up_uuid("nqn.a", 1);
+        assert_eq!(one, made_up_uuid("nqn.a", 1));
+        assert_ne!(one, made_up_uuid("nqn.a", 2));
+        assert_ne!(one, made_up_uuid("nqn.b", 1));
+        assert_eq!((one[6] >> 4, one[8] >> 6), (8, 2));
+    }
+}

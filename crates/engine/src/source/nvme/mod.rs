@@ -1,0 +1,43 @@
+//! What the hosts of this crate share that read and write an NVMe namespace,
+//! whatever carries their commands: an I/O cut into commands and put together
+//! again, what a status means, I/O queues divided among workers, what the record
+//! is told, and that what is there again is what was there before.
+
+mod identity;
+mod notes;
+pub mod query;
+mod share;
+pub mod status;
+mod work;
+
+pub use identity::{Identity, Stranger};
+pub use notes::{Notes, Traffic};
+pub use share::{Shares, Wakers};
+pub use work::{Command, Outcome, Work, REST};
+
+use crate::clock;
+use std::sync::{Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How long threads may take to take leave of their controllers.
+const END_WITHIN: Duration = Duration::from_secs(3);
+const END_LOOK: Duration = Duration::from_millis(1);
+
+/// Waits for threads that were told to end. One that hangs, on a name server or on a device that doesn't answer, ends
+/// by itself when it has its answer or its time is up.
+pub fn await_end(threads: impl IntoIterator<Item = JoinHandle<()>>) {
+    let until = clock::now() + END_WITHIN;
+    for thread in threads {
+        while !thread.is_finished() && clock::now() < until {
+            std::thread::sleep(END_LOOK);
+        }
+        if thread.is_finished() {
+            let _ = thread.join();
+        }
+    }
+}
+
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -1,0 +1,333 @@
+//! An admin queue's connection and the session that cares for its controller.
+
+use super::auth::{Progress, Proof, Unproven, NO_PROOF, NO_SECRET};
+use super::connection::{Broken, Connection, Report, Unsent, Way};
+use super::options::Address;
+use crate::arena::{Mem, UNREGISTERED};
+use crate::clock;
+use crate::reactor::{Completion, Reactor, RingOptions};
+use crate::source::nvme::Stranger;
+use forebay_model::Error;
+use forebay_nvme::auth::{Agreement, Credentials};
+use forebay_nvme::host::{self, Action, Care, Event, Failure, Ticket};
+use forebay_nvme::transport::tcp::host::{Data, Options};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a connection may take to stand and be initialised.
+pub(super) const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+/// How long a command of the admin queue may take.
+pub(super) const COMMAND_WITHIN: Duration = Duration::from_secs(10);
+/// How long the kernel may take to let go of a closed connection's memory.
+const QUIET_WITHIN: Duration = Duration::from_secs(1);
+/// Commands in flight on an admin queue.
+const DEPTH: u16 = 32;
+
+/// Whom to connect to, and how.
+pub(super) struct Peer<'a> {
+    pub address: &'a Address,
+    pub way: Way<'a>,
+    /// Nobody wants it any more.
+    pub stops: &'a dyn Fn() -> bool,
+}
+
+/// Why an association ended.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub why: String,
+    /// The controller refused, and would again.
+    pub for_good: bool,
+}
+
+impl From<Failure> for Ended {
+    fn from(failure: Failure) -> Ended {
+        Ended { for_good: !failure.retry(), why: failure.to_string() }
+    }
+}
+
+impl From<Unproven> for Ended {
+    fn from(unproven: Unproven) -> Ended {
+        Ended { why: unproven.why, for_good: unproven.for_good }
+    }
+}
+
+impl From<Stranger> for Ended {
+    fn from(stranger: Stranger) -> Ended {
+        Ended { why: stranger.why, for_good: stranger.for_good }
+    }
+}
+
+impl From<Unsent> for Ended {
+    fn from(unsent: Unsent) -> Ended {
+        Ended { why: unsent.to_string(), for_good: false }
+    }
+}
+
+impl From<Broken> for Ended {
+    fn from(broken: Broken) -> Ended {
+        Ended { why: broken.0, for_good: false }
+    }
+}
+
+struct InFlight {
+    ticket: Ticket,
+    data: Vec<u8>,
+}
+
+pub(super) struct Association<S> {
+    pub session: S,
+    /// Where it was reached.
+    pub to: SocketAddr,
+    connection: Connection,
+    credentials: Option<Arc<Credentials>>,
+    proof: Option<Proof>,
+    /// Both ends are who they say, as far as that was asked for.
+    proved: Option<Agreement>,
+    in_flight: Vec<Option<InFlight>>,
+    reports: Vec<Report>,
+    completions: Vec<Completion>,
+    reactor: Reactor,
+    token: u32,
+    began: Instant,
+}
+
+/// A reactor for an admin queue.
+pub(super) fn reactor() -> Result<Reactor, Error> {
+    Reactor::with_ring(RingOptions { depth: 8, ..RingOptions::default() }).map_err(|e| {
+        Error::machine(
+            "an NVMe host in user space",
+            format!("the kernel refuses io_uring: {e}"),
+            "forebay doctor for the reason",
+        )
+    })
+}
+
+impl<S: Care> Association<S> {
+    /// Connects to the first of the address's machines that answers. `session` makes a session that begins now (in
+    /// milliseconds of the association's own clock).
+    pub fn open(
+        peer: &Peer,
+        header_digest: bool,
+        data_digest: bool,
+        credentials: Option<Arc<Credentials>>,
+        mut reactor: Reactor,
+        session: impl FnOnce(u64) -> S,
+    ) -> Result<Association<S>, Ended> {
+        let options = Options { header_digest, data_digest, depth: DEPTH, r2ts: 1, bulk: 0 };
+        let token = reactor.token();
+        let (connection, to) = connect(peer, options, token, &mut reactor)?;
+        Ok(Association {
+            session: session(0),
+            to,
+            connection,
+            credentials,
+            proof: None,
+            proved: None,
+            in_flight: (0..2 * DEPTH).map(|_| None).collect(),
+            reports: Vec::new(),
+            completions: Vec::new(),
+            reactor,
+            token,
+            began: clock::now(),
+        })
+    }
+
+    pub fn now_ms(&self) -> u64 {
+        self.began.elapsed().as_millis() as u64
+    }
+
+    /// Does what there is to do, then waits once: for a completion, a wake, what the session waits for, or `until`.
+    /// Some: an event, before any wait.
+    pub fn step(&mut self, until: Instant) -> Result<Option<Event>, Ended> {
+        self.book()?;
+        let mut wait = until;
+        loop {
+            match self.session.next(self.now_ms())? {
+                Action::Submit(request) => self.submit(request)?,
+                Action::Event(event) => {
+                    let asks = self.credentials.as_ref().is_some_and(|c| c.controller.is_some());
+                    if asks && !self.proved.is_some_and(|proved| proved.both_ways) {
+                        return Err(Ended { why: NO_PROOF.into(), for_good: true });
+                    }
+                    return Ok(Some(event));
+                }
+                Action::Wait { until_ms } => {
+                    // A session that waits for ever says so with a time that no clock reaches.
+                    let due = self.began.checked_add(Duration::from_millis(until_ms));
+                    wait = due.map_or(wait, |due| wait.min(due));
+                    break;
+                }
+                Action::Authenticate { secure_channel: true } => {
+                    let why = "the controller wants a secure channel made by authentication, which isn't offered here";
+                    return Err(Ended { why: why.into(), for_good: true });
+                }
+                Action::Authenticate { secure_channel: false } => self.authenticate()?,
+            }
+        }
+        self.connection.send(&mut self.reactor);
+        self.reactor.wait(1, wait, Duration::ZERO);
+        Ok(None)
+    }
+
+    /// Proves who this host is. Nothing else is in flight meanwhile.
+    fn authenticate(&mut self) -> Result<(), Ended> {
+        let credentials =
+            self.credentials.as_ref().ok_or_else(|| Ended { why: NO_SECRET.into(), for_good: true })?;
+        // Kept by the association: what is in flight must stay where it is, whatever happens.
+        let proof = self.proof.insert(Proof::new(credentials, 0)?);
+        let by = clock::now() + COMMAND_WITHIN;
+        loop {
+            let waited = match proof.go_on(&mut self.connection)? {
+                Progress::Done(agreement) => {
+                    self.proved = Some(agreement);
+                    break;
+                }
+                Progress::Waiting(handle) => handle,
+            };
+            self.connection.send(&mut self.reactor);
+            let done = loop {
+                self.reactor.wait(1, by, Duration::ZERO);
+                take(&mut self.connection, &mut self.reactor, self.token, &mut self.completions);
+                let driven = self.connection.drive(&mut self.reactor, &mut self.reports);
+                let done = self.reports.drain(..).find_map(|report| match report {
+                    Report::Completed { command, cqe, received, .. } if command == waited => {
+                        Some((cqe, received))
+                    }
+                    _ => None,
+                });
+                if let Some(done) = done {
+                    break done;
+                }
+                driven.map_err(|broken| Ended {
+                    // Linux's target says nothing where keys differ.
+                    why: format!("during authentication, as happens where keys differ: {}", broken.0),
+                    for_good: false,
+                })?;
+                if clock::now() >= by {
+                    let why = format!("no answer to authentication within {} s", COMMAND_WITHIN.as_secs());
+                    return Err(Ended { why, for_good: false });
+                }
+            };
+            proof.completed(&done.0, done.1)?;
+        }
+        let now = self.now_ms();
+        self.session.authenticated(now);
+        Ok(())
+    }
+
+    /// Takes what has come.
+    fn book(&mut self) -> Result<(), Ended> {
+        take(&mut self.connection, &mut self.reactor, self.token, &mut self.completions);
+        let driven = self.connection.drive(&mut self.reactor, &mut self.reports);
+        let now = self.now_ms();
+        for report in self.reports.drain(..) {
+            let Report::Completed { command, cqe, received, .. } = report else { continue };
+            if let Some(done) = self.in_flight[usize::from(command.0)].take() {
+                let data = &done.data[..done.data.len().min(received as usize)];
+                self.session.completed(done.ticket, &cqe, data, now);
+            }
+        }
+        Ok(driven?)
+    }
+
+    fn submit(&mut self, request: host::Request) -> Result<(), Ended> {
+        let (kind, mut data) = match request.data {
+            host::Data::None => (Data::None, Vec::new()),
+            host::Data::In(len) => (Data::In { len }, vec![0; len as usize]),
+            host::Data::Out(data) => (Data::Out { len: data.len() as u32 }, data),
+        };
+        let mem = memory_of(&mut data);
+        let handle = self.connection.submit(request.sqe, kind, mem)?;
+        self.in_flight[usize::from(handle.0)] = Some(InFlight { ticket: request.ticket, data });
+        Ok(())
+    }
+
+    /// Closes the connection. What the kernel doesn't let go of in time is left to it.
+    pub fn close(mut self) {
+        self.connection.close(&mut self.reactor);
+        let until = clock::now() + QUIET_WITHIN;
+        while !self.connection.is_quiet() {
+            if clock::now() > until {
+                std::mem::forget((std::mem::take(&mut self.in_flight), self.proof.take()));
+                return;
+            }
+            self.reactor.wait(1, until, Duration::ZERO);
+            take(&mut self.connection, &mut self.reactor, self.token, &mut self.completions);
+        }
+    }
+}
+
+fn take(connection: &mut Connection, reactor: &mut Reactor, token: u32, completions: &mut Vec<Completion>) {
+    reactor.take(token, completions);
+    completions.drain(..).for_each(|c| connection.completed(c));
+}
+
+/// Where a buffer lies. It stays there while it is in flight: only its owner moves.
+pub(super) fn memory_of(data: &mut [u8]) -> Mem {
+    match NonNull::new(data.as_mut_ptr()) {
+        Some(at) if !data.is_empty() => Mem::Host { at, piece: UNREGISTERED },
+        _ => Mem::None,
+    }
+}
+
+/// A connection that is initialised, to the first of the addresses that gives one.
+fn connect(
+    peer: &Peer,
+    options: Options,
+    token: u32,
+    reactor: &mut Reactor,
+) -> Result<(Connection, SocketAddr), Ended> {
+    let mut last = format!("the name '{}' stands for no address", peer.address.host);
+    for to in resolve(peer.address)? {
+        match initialise(to, peer, options, token, reactor) {
+            Ok(connection) => return Ok((connection, to)),
+            Err(why) => last = why,
+        }
+    }
+    Err(Ended { why: last, for_good: false })
+}
+
+fn resolve(address: &Address) -> Result<impl Iterator<Item = SocketAddr>, Ended> {
+    (address.host.as_str(), address.port).to_socket_addrs().map_err(|e| Ended {
+        why: format!("the name '{}' can't be looked up: {e}", address.host),
+        for_good: false,
+    })
+}
+
+fn initialise(
+    to: SocketAddr,
+    peer: &Peer,
+    options: Options,
+    token: u32,
+    reactor: &mut Reactor,
+) -> Result<Connection, String> {
+    let by = clock::now() + CONNECT_WITHIN;
+    let mut connection =
+        Connection::open(to, options, token, 0, peer.way, reactor).map_err(|e| e.to_string())?;
+    let (mut reports, mut completions) = (Vec::new(), Vec::new());
+    let failed = loop {
+        if let Err(broken) = connection.drive(reactor, &mut reports) {
+            break broken.0;
+        }
+        if connection.is_ready() {
+            return Ok(connection);
+        }
+        if (peer.stops)() {
+            break "closed".into();
+        }
+        if clock::now() > by {
+            break format!("no answer within {} s", CONNECT_WITHIN.as_secs());
+        }
+        reactor.wait(1, by, Duration::ZERO);
+        take(&mut connection, reactor, token, &mut completions);
+    };
+    connection.close(reactor);
+    let until = clock::now() + QUIET_WITHIN;
+    while !connection.is_quiet() && clock::now() < until {
+        reactor.wait(1, until, Duration::ZERO);
+        take(&mut connection, reactor, token, &mut completions);
+    }
+    Err(failed + peer.way.hint())
+}

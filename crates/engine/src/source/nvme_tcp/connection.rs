@@ -1,0 +1,175 @@
+//! One queue's connection as its driver sees it, whatever carries it: commands
+//! go in with the memory of their data, and come out completed.
+
+use super::rdma::Rdma;
+use super::tcp::Tcp;
+use super::tls::Tls;
+use crate::arena::Mem;
+use crate::queue::Fault;
+use crate::rdma::Domains;
+use crate::reactor::{Completion, Reactor};
+use forebay_nvme::command::{Cqe, Sqe};
+use forebay_nvme::transport::tcp::host::{Data, Options};
+use forebay_nvme::transport::tcp::Handle;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+#[derive(Debug)]
+pub(super) enum Report {
+    /// The connection is initialised; commands are sent from now on.
+    Ready,
+    Completed {
+        command: Handle,
+        cqe: Cqe,
+        received: u32,
+        /// Some of its data was copied once more within this process.
+        copied: bool,
+    },
+}
+
+/// The connection is over, for this reason.
+#[derive(Debug)]
+pub(super) struct Broken(pub String);
+
+impl From<io::Error> for Broken {
+    fn from(e: io::Error) -> Broken {
+        Broken(e.to_string())
+    }
+}
+
+/// A command that wasn't taken.
+#[derive(Debug)]
+pub(super) enum Unsent {
+    /// Until another one completed.
+    Busy,
+    /// Its memory can't go this way.
+    Unfit(Fault),
+}
+
+impl fmt::Display for Unsent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Unsent::Busy => f.write_str("too many commands at once on its queue"),
+            Unsent::Unfit(fault) => fault.fmt(f),
+        }
+    }
+}
+
+/// What leads to the controller.
+#[derive(Clone, Copy)]
+pub(super) enum Way<'a> {
+    Tcp(Option<&'a Tls>),
+    /// The queue says its number while it connects.
+    Rdma(&'a Arc<Domains>, u16),
+}
+
+impl Way<'_> {
+    /// A frequent cause of connections that come to nothing.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Way::Tcp(Some(_)) => " (over TLS: as happens where keys differ, or there is none at that port)",
+            _ => "",
+        }
+    }
+}
+
+pub(super) enum Connection {
+    Tcp(Box<Tcp>),
+    Rdma(Box<Rdma>),
+}
+
+impl Connection {
+    pub fn open(
+        to: SocketAddr,
+        options: Options,
+        token: u32,
+        index: u32,
+        way: Way,
+        reactor: &mut Reactor,
+    ) -> io::Result<Connection> {
+        Ok(match way {
+            Way::Tcp(tls) => Connection::Tcp(Box::new(Tcp::open(to, options, token, index, tls, reactor)?)),
+            Way::Rdma(domains, qid) => Connection::Rdma(Box::new(Rdma::open(
+                to,
+                qid,
+                options.depth,
+                domains,
+                (token, index),
+                reactor,
+            )?)),
+        })
+    }
+
+    /// For commands after Connect on an I/O queue.
+    pub fn set_in_capsule_max(&mut self, bytes: u32) {
+        match self {
+            Connection::Tcp(tcp) => tcp.set_in_capsule_max(bytes),
+            Connection::Rdma(rdma) => rdma.set_in_capsule_max(bytes),
+        }
+    }
+
+    pub fn is_ready(&self) -> bool {
+        match self {
+            Connection::Tcp(tcp) => tcp.is_ready(),
+            Connection::Rdma(rdma) => rdma.is_ready(),
+        }
+    }
+
+    /// Queues a command; `send` or `drive` starts it. `mem` is the connection's until it is reported as completed,
+    /// or until the connection was closed and is quiet.
+    pub fn submit(&mut self, sqe: Sqe, data: Data, mem: Mem) -> Result<Handle, Unsent> {
+        match self {
+            Connection::Tcp(tcp) => tcp.submit(sqe, data, mem).map_err(|_| Unsent::Busy),
+            Connection::Rdma(rdma) => rdma.submit(sqe, data, mem),
+        }
+    }
+
+    /// The identifier that a command in flight has on the wire.
+    pub fn cid(&mut self, command: Handle) -> u16 {
+        match self {
+            Connection::Tcp(tcp) => tcp.cid(command),
+            // There handles are identifiers.
+            Connection::Rdma(_) => command.0,
+        }
+    }
+
+    pub fn send(&mut self, reactor: &mut Reactor) {
+        match self {
+            Connection::Tcp(tcp) => tcp.send(reactor),
+            Connection::Rdma(rdma) => rdma.send(),
+        }
+    }
+
+    pub fn completed(&mut self, completion: Completion) {
+        match self {
+            Connection::Tcp(tcp) => tcp.completed(completion),
+            Connection::Rdma(rdma) => rdma.completed(completion),
+        }
+    }
+
+    /// Takes all that has come, and sends what there is to send.
+    pub fn drive(&mut self, reactor: &mut Reactor, reports: &mut Vec<Report>) -> Result<(), Broken> {
+        match self {
+            Connection::Tcp(tcp) => tcp.drive(reactor, reports),
+            Connection::Rdma(rdma) => rdma.drive(reactor, reports),
+        }
+    }
+
+    /// Ends the connection: commands in flight are never reported.
+    pub fn close(&mut self, reactor: &mut Reactor) {
+        match self {
+            Connection::Tcp(tcp) => tcp.close(reactor),
+            Connection::Rdma(rdma) => rdma.close(reactor),
+        }
+    }
+
+    /// Once closed: the memory of its commands is free.
+    pub fn is_quiet(&self) -> bool {
+        match self {
+            Connection::Tcp(tcp) => tcp.is_quiet(),
+            Connection::Rdma(rdma) => rdma.is_quiet(),
+        }
+    }
+}

@@ -1,0 +1,382 @@
+//! One I/O queue of one path: its connection, and which commands are on it.
+
+use super::association::{memory_of, CONNECT_WITHIN};
+use super::auth::{self, Progress, Proof, Unproven};
+use super::connection::{Broken, Connection, Report, Unsent};
+use super::path::Live;
+use super::Shared;
+use crate::arena::Mem;
+use crate::clock;
+use crate::reactor::{Completion, Reactor};
+use crate::source::nvme::status::words;
+use crate::source::nvme::Traffic;
+use forebay_nvme::command::{Cqe, Sqe};
+use forebay_nvme::fabrics::Connected;
+use forebay_nvme::host;
+use forebay_nvme::status::{Code, Status};
+use forebay_nvme::transport::tcp::host::{Data, Options};
+use forebay_nvme::transport::tcp::Handle;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Before a queue is tried again that the controller wouldn't connect yet: it may not have noticed that the queue's
+/// last connection is gone.
+const REFUSED_PAUSE: Duration = Duration::from_millis(20);
+/// How often that may happen before the association counts as broken.
+const REFUSALS_MAX: u32 = 100;
+const NOBODY: u32 = u32::MAX;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Down,
+    /// TCP and ICReq.
+    Greeting,
+    /// The Connect command.
+    Joining(Handle),
+    /// A command of this host's proof.
+    Proving(Handle),
+    Live,
+    /// The kernel may still hold memory of its commands.
+    Closing,
+}
+
+/// A command that completed on a lane.
+pub(super) struct Finished {
+    pub lane: usize,
+    pub command: u32,
+    pub cqe: Cqe,
+    pub received: u32,
+    pub copied: bool,
+}
+
+pub(super) struct Lane {
+    pub path: usize,
+    qid: u16,
+    index: u32,
+    phase: Phase,
+    /// The association that it belongs to.
+    number: u64,
+    connection: Option<Connection>,
+    /// Which command a handle stands for.
+    owner: Vec<u32>,
+    in_flight: u32,
+    /// Commands were queued since the last send.
+    unsent: bool,
+    depth: u32,
+    in_capsule_max: u32,
+    /// Data of the Connect command.
+    connect: Option<(Sqe, Vec<u8>)>,
+    /// Until when it must be connected, or from when on it may be tried again.
+    by: Option<Instant>,
+    proof: Option<Proof>,
+    refusals: u32,
+    reports: Vec<Report>,
+    pub traffic: Arc<Traffic>,
+}
+
+impl Lane {
+    pub fn new(path: usize, qid: u16, index: u32, traffic: Arc<Traffic>) -> Lane {
+        Lane {
+            path,
+            qid,
+            index,
+            phase: Phase::Down,
+            number: 0,
+            connection: None,
+            owner: Vec::new(),
+            in_flight: 0,
+            unsent: false,
+            depth: 0,
+            in_capsule_max: 0,
+            connect: None,
+            by: None,
+            proof: None,
+            refusals: 0,
+            reports: Vec::new(),
+            traffic,
+        }
+    }
+
+    pub fn is_live(&self) -> bool {
+        self.phase == Phase::Live
+    }
+
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+
+    pub fn has_room(&self) -> bool {
+        self.phase == Phase::Live && self.in_flight < self.depth
+    }
+
+    /// When it wants to be looked at though nothing completed.
+    pub fn due(&self) -> Option<Instant> {
+        self.by
+    }
+
+    /// Brings it to where its path is: `live` is the path's association, if it has one.
+    pub fn follow(
+        &mut self,
+        live: Option<&Live>,
+        shared: &Shared,
+        token: u32,
+        now: Instant,
+        reactor: &mut Reactor,
+    ) {
+        let wanted = live.filter(|live| live.namespace.is_some());
+        match (self.phase, wanted) {
+            (Phase::Closing, _) => {}
+            (Phase::Down, Some(live)) => {
+                if self.number != live.number {
+                    (self.number, self.refusals, self.by) = (live.number, 0, None);
+                }
+                if self.by.is_none_or(|by| now >= by) {
+                    self.open(live, shared, token, now, reactor);
+                }
+            }
+            (Phase::Down, None) => self.by = None,
+            (_, Some(live)) if live.number == self.number => {
+                if self.phase != Phase::Live && self.by.is_some_and(|by| now >= by) {
+                    let why = format!("I/O queue {} wasn't connected within {CONNECT_WITHIN:?}", self.qid);
+                    self.fail(&why, shared, reactor);
+                }
+            }
+            _ => self.close(reactor),
+        }
+    }
+
+    fn open(&mut self, live: &Live, shared: &Shared, token: u32, now: Instant, reactor: &mut Reactor) {
+        let depth = live.controller.queue_entries.saturating_sub(1).clamp(1, shared.options.depth);
+        let options = Options {
+            header_digest: shared.options.header_digest,
+            data_digest: shared.options.data_digest,
+            depth,
+            r2ts: 1,
+            bulk: if shared.straight.load(Ordering::Relaxed) { 0 } else { shared.options.bulk },
+        };
+        // A controller may grant fewer queues than one before it did.
+        let Some(request) = live.connects.get(usize::from(self.qid) - 1) else { return };
+        let data = match &request.data {
+            host::Data::Out(data) => data.clone(),
+            _ => Vec::new(),
+        };
+        self.connect = Some((request.sqe, data));
+        self.in_capsule_max = live.controller.in_capsule_bytes;
+        self.depth = u32::from(depth);
+        self.owner = vec![NOBODY; 2 * usize::from(depth)];
+        match Connection::open(live.to, options, token, self.index, shared.way(self.qid), reactor) {
+            Ok(connection) => {
+                self.connection = Some(connection);
+                self.phase = Phase::Greeting;
+                self.by = Some(now + CONNECT_WITHIN);
+            }
+            Err(e) => {
+                self.by = Some(now + REFUSED_PAUSE);
+                shared.notes.note(format!("{}: no socket: {e}", shared.paths[self.path].address));
+            }
+        }
+    }
+
+    /// Queues a command; `send` starts it.
+    pub fn submit(&mut self, command: u32, sqe: Sqe, data: Data, mem: Mem) -> Result<(), Unsent> {
+        let connection = self.connection.as_mut().ok_or(Unsent::Busy)?;
+        let handle = connection.submit(sqe, data, mem)?;
+        self.owner[usize::from(handle.0)] = command;
+        self.in_flight += 1;
+        self.unsent = true;
+        Ok(())
+    }
+
+    /// Starts what was queued.
+    pub fn send(&mut self, reactor: &mut Reactor) {
+        if let Some(connection) = self.connection.as_mut().filter(|_| self.unsent) {
+            self.unsent = false;
+            connection.send(reactor);
+        }
+    }
+
+    pub fn completed(&mut self, completion: Completion) {
+        if let Some(connection) = &mut self.connection {
+            connection.completed(completion);
+        }
+    }
+
+    /// Takes what came. What finished is appended. False: it isn't, or is no longer, live.
+    pub fn drive(&mut self, shared: &Shared, reactor: &mut Reactor, finished: &mut Vec<Finished>) -> bool {
+        if matches!(self.phase, Phase::Down | Phase::Closing) {
+            return false;
+        }
+        let Some(connection) = &mut self.connection else { return false };
+        let mut reports = std::mem::take(&mut self.reports);
+        let driven = connection.drive(reactor, &mut reports);
+        let mut result = Ok(());
+        for report in reports.drain(..) {
+            match report {
+                Report::Ready => result = self.join(reactor),
+                Report::Completed { command, cqe, .. } if self.phase == Phase::Joining(command) => {
+                    result = self.joined(&cqe, shared, reactor);
+                }
+                Report::Completed { command, cqe, received, .. } if self.phase == Phase::Proving(command) => {
+                    result = self.proved(&cqe, received, reactor);
+                }
+                Report::Completed { command, cqe, received, copied } => {
+                    let owner = std::mem::replace(&mut self.owner[usize::from(command.0)], NOBODY);
+                    if owner != NOBODY {
+                        self.in_flight -= 1;
+                        let lane = self.index as usize;
+                        finished.push(Finished { lane, command: owner, cqe, received, copied });
+                    }
+                }
+            }
+        }
+        self.reports = reports;
+        if let Err(broken) = result.and(driven) {
+            self.fail(&broken.0, shared, reactor);
+        }
+        self.is_live()
+    }
+
+    /// Sends Connect.
+    fn join(&mut self, reactor: &mut Reactor) -> Result<(), Broken> {
+        let (Some(connection), Some((sqe, data))) = (&mut self.connection, &mut self.connect) else {
+            return Ok(());
+        };
+        let len = data.len() as u32;
+        let sent = connection.submit(*sqe, Data::Out { len }, memory_of(data));
+        self.phase = Phase::Joining(sent.map_err(|unsent| Broken(unsent.to_string()))?);
+        connection.send(reactor);
+        Ok(())
+    }
+
+    fn joined(&mut self, cqe: &Cqe, shared: &Shared, reactor: &mut Reactor) -> Result<(), Broken> {
+        let status = cqe.status();
+        if status.is_success() {
+            self.refusals = 0;
+            let required = Connected::from_result(cqe.result.get()).authentication_required;
+            return match auth::owed(shared.credentials.as_ref(), required)? {
+                Some(credentials) => {
+                    self.proof = Some(Proof::new(credentials, self.qid)?);
+                    self.prove(reactor)
+                }
+                None => {
+                    self.begin();
+                    Ok(())
+                }
+            };
+        }
+        self.refusals += 1;
+        if !comes_too_early(status) || self.refusals > REFUSALS_MAX {
+            return Err(Broken(format!("Connect of I/O queue {}: {}", self.qid, words(status))));
+        }
+        self.close(reactor);
+        Ok(())
+    }
+
+    /// The next command of this host's proof, or, after the last, those of its owner.
+    fn prove(&mut self, reactor: &mut Reactor) -> Result<(), Broken> {
+        let (Some(connection), Some(proof)) = (&mut self.connection, &mut self.proof) else { return Ok(()) };
+        match proof.go_on(connection)? {
+            Progress::Waiting(handle) => {
+                self.phase = Phase::Proving(handle);
+                connection.send(reactor);
+            }
+            Progress::Done(_) => self.begin(),
+        }
+        Ok(())
+    }
+
+    fn proved(&mut self, cqe: &Cqe, received: u32, reactor: &mut Reactor) -> Result<(), Broken> {
+        if let Some(proof) = &mut self.proof {
+            proof.completed(cqe, received)?;
+        }
+        self.prove(reactor)
+    }
+
+    fn begin(&mut self) {
+        if let Some(connection) = &mut self.connection {
+            connection.set_in_capsule_max(self.in_capsule_max);
+        }
+        (self.phase, self.by) = (Phase::Live, None);
+    }
+
+    /// It doesn't work any more, and so neither does its association.
+    pub fn fail(&mut self, why: &str, shared: &Shared, reactor: &mut Reactor) {
+        shared.paths[self.path].trouble(self.number, why);
+        self.close(reactor);
+    }
+
+    pub fn close(&mut self, reactor: &mut Reactor) {
+        if let Some(connection) = &mut self.connection {
+            connection.close(reactor);
+            self.phase = Phase::Closing;
+            self.by = None;
+        }
+    }
+
+    /// A closed connection is gone, and with it the commands on it, which are appended: their memory is free.
+    pub fn bury(&mut self, lost: &mut Vec<u32>) -> bool {
+        if self.phase != Phase::Closing || !self.connection.as_ref().is_none_or(Connection::is_quiet) {
+            return false;
+        }
+        (self.connection, self.connect, self.proof, self.phase) = (None, None, None, Phase::Down);
+        // Its association is about to be found broken, unless that one queue came too early.
+        self.by = Some(clock::now() + REFUSED_PAUSE);
+        lost.extend(self.owner.drain(..).filter(|owner| *owner != NOBODY));
+        self.in_flight = 0;
+        true
+    }
+
+    pub fn is_down(&self) -> bool {
+        self.phase == Phase::Down
+    }
+
+    /// Whether that command is on it.
+    pub fn has(&self, command: u32) -> bool {
+        self.in_flight > 0 && self.owner.contains(&command)
+    }
+
+    /// The commands that are on it.
+    pub fn commands(&self) -> impl Iterator<Item = u32> + '_ {
+        self.owner.iter().copied().filter(|owner| *owner != NOBODY)
+    }
+
+    /// Asks the controller to give up on a command, if it is on this lane.
+    pub fn abort(&mut self, command: u32, shared: &Shared) {
+        let at = self.owner.iter().position(|owner| *owner == command);
+        if let (Some(at), Some(connection)) = (at, &mut self.connection) {
+            let cid = connection.cid(Handle(at as u16));
+            let path = &shared.paths[self.path];
+            shared
+                .notes
+                .note(format!("{}: I/O queue {}: asked to abort command {cid}", path.address, self.qid));
+            path.abort(self.number, self.qid, cid);
+        }
+    }
+}
+
+impl From<Unproven> for Broken {
+    fn from(unproven: Unproven) -> Broken {
+        Broken(unproven.why)
+    }
+}
+
+/// The controller still knows a connection of that queue, or has no room at the moment.
+fn comes_too_early(status: Status) -> bool {
+    matches!(
+        status.code,
+        Code::COMMAND_SEQUENCE_ERROR
+            | Code::CONTROLLER_BUSY
+            | Code::INVALID_QUEUE_ID
+            | Code::CONNECT_INVALID_PARAMETERS
+    )
+}
+
+impl Drop for Lane {
+    /// The kernel may still be sending the Connect command's data.
+    fn drop(&mut self) {
+        if self.connection.as_ref().is_some_and(|c| !c.is_quiet()) {
+            std::mem::forget((self.connect.take(), self.proof.take()));
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! `nvme+tcp:` — a namespace over NVMe/TCP, by a host in user space: no kernel
+//! driver, no huge pages, no core that polls.
+//!
+//! Each address is a path with a controller of its own, which a thread connects
+//! to, cares for (keep alive, events, ANA) and connects to again. Each worker's
+//! queue has its share of every path's I/O queues, each a TCP connection on the
+//! worker's reactor, and never waits for a path: commands go where one is up,
+//! and wait where none is. What a lost connection left unfinished is read again
+//! over another one; a write in that place fails, and says why.
+
+mod association;
+mod auth;
+mod connection;
+mod lane;
+mod options;
+mod path;
+mod queue;
+mod rdma;
+mod tcp;
+mod tls;
+
+pub use options::{Address, Options, Policy, Transport, PORT};
+pub use queue::NvmeTcpQueue;
+
+use super::nvme::{await_end, lock, Identity, Notes, Shares, Traffic, Wakers};
+use super::QueueNeeds;
+use crate::arena::Arena;
+use crate::clock;
+use crate::gpu::cuda::DeviceMemory;
+use crate::inspect::identity;
+use crate::queue::Queue;
+use crate::rdma::{Domains, Lent};
+use crate::reactor::Reactor;
+use connection::Way;
+use forebay_model::record::{FabricPath, FabricRan};
+use forebay_model::Error;
+use forebay_nvme::auth::Credentials;
+use forebay_nvme::host::{ControllerInfo, NamespaceInfo};
+use path::{Path, State};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How long opening waits for the first path.
+const OPEN_WITHIN: Duration = Duration::from_secs(15);
+
+/// What the paths, the workers' queues and the record share.
+struct Shared {
+    options: Options,
+    host_nqn: String,
+    host_id: [u8; 16],
+    /// What this host proves itself with, where it has secrets.
+    credentials: Option<Arc<Credentials>>,
+    tls: Option<Arc<tls::Tls>>,
+    /// Devices and the memory lent to them, over RDMA.
+    domains: Option<Arc<Domains>>,
+    paths: Vec<Path>,
+    identity: Identity,
+    /// Counts changes of any path.
+    changes: (Mutex<u64>, Condvar),
+    wakers: Wakers,
+    /// A queue has the same number on every path.
+    shares: Shares,
+    notes: Notes,
+    /// Payload never passes through a connection's own buffer.
+    straight: AtomicBool,
+}
+
+/// A namespace, connected to. It stays so until the last handle is dropped.
+pub struct Remote {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl fmt::Debug for Remote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.shared.options)
+    }
+}
+
+/// One path, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathReport {
+    pub address: String,
+    /// `live`, `connecting` or `lost`.
+    pub state: &'static str,
+    /// Why it isn't live.
+    pub why: Option<String>,
+    pub ana: Option<&'static str>,
+    /// Times that it came up again after the first.
+    pub reconnects: u32,
+}
+
+impl Remote {
+    /// Connects to the namespace. `workers`: queues that will be opened at once, at most.
+    ///
+    /// # Errors
+    /// No path comes up, or the controller has no such namespace, or too few queues.
+    pub fn open(options: &Options, workers: u32) -> Result<Arc<Remote>, Error> {
+        Remote::open_for(options, workers, workers)
+    }
+
+    /// As `open`, for a number of workers that isn't known yet: as many queues as the controller grants up to
+    /// `workers_most`, and one for each of `workers` at least.
+    pub fn open_for(options: &Options, workers: u32, workers_most: u32) -> Result<Arc<Remote>, Error> {
+        let shares = Shares::divide(options.to_string(), options.queues, workers, workers_most)?;
+        let host = options
+            .host_nqn
+            .as_deref()
+            .map_or_else(identity::Identity::of_this_machine, identity::Identity::named);
+        let credentials = auth::credentials(options, &host.nqn)?;
+        let tls = tls::Tls::of(options, &host.nqn)?;
+        let domains = match options.transport {
+            Transport::Tcp => None,
+            Transport::Rdma => Some(Domains::new(crate::rdma::ready(&options.to_string())?)),
+        };
+        let shared = Arc::new(Shared {
+            options: options.clone(),
+            host_id: options.host_id.unwrap_or(host.id),
+            host_nqn: host.nqn,
+            credentials,
+            tls,
+            domains,
+            paths: options.addresses.iter().cloned().map(Path::new).collect(),
+            identity: Identity::default(),
+            changes: Default::default(),
+            wakers: Wakers::default(),
+            shares,
+            notes: Notes::default(),
+            straight: AtomicBool::new(false),
+        });
+        // Owned from the first thread on: should another not start, dropping it ends those that did.
+        let mut remote = Remote { shared, threads: Vec::new() };
+        for index in 0..remote.shared.paths.len() {
+            let shared = remote.shared.clone();
+            let thread = std::thread::Builder::new().name("nvme-admin".into());
+            let thread = thread
+                .spawn(move || path::care(&shared, index))
+                .map_err(|e| Error::machine(format!("a thread for {options}"), e.to_string(), "ulimit -u"))?;
+            remote.threads.push(thread);
+        }
+        let granted = remote.shared.first_path()?;
+        remote.shared.shares.keep(granted);
+        Ok(Arc::new(remote))
+    }
+
+    /// From the next connection on, payload goes between the socket and its place and nowhere else: for memory of
+    /// others, where no byte may lie elsewhere on its way. Many small reads then cost a receive each.
+    pub fn keep_straight(&self) {
+        self.shared.straight.store(true, Ordering::Relaxed);
+    }
+
+    /// Registers a worker's slots with the devices that the paths are on, so that no command need register its own
+    /// memory. None: nothing need be, over TCP.
+    ///
+    /// # Errors
+    /// `Machine`: more than may be locked.
+    pub fn lend(&self, arena: &Arena) -> Result<Option<Lent>, Error> {
+        self.shared.domains.as_ref().map(|domains| domains.lend(arena)).transpose()
+    }
+
+    /// As `lend`, of a GPU's memory.
+    ///
+    /// # Errors
+    /// Why a device, or the GPU, won't have it.
+    pub fn lend_device(&self, memory: &DeviceMemory) -> Result<Lent, String> {
+        match &self.shared.domains {
+            Some(domains) if domains.has_device() => domains.lend_device(memory),
+            Some(_) => Err("no connection stands that could say which card it is".into()),
+            None => Err("payload comes through sockets".into()),
+        }
+    }
+
+    pub fn options(&self) -> &Options {
+        &self.shared.options
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.shared.identity.bytes()
+    }
+
+    pub fn block_bytes(&self) -> u32 {
+        self.shared.identity.block_bytes()
+    }
+
+    /// As the first controller described it.
+    pub fn namespace(&self) -> &NamespaceInfo {
+        self.shared.identity.namespace()
+    }
+
+    pub fn controller(&self) -> &ControllerInfo {
+        self.shared.identity.controller()
+    }
+
+    /// The name that its seeded content carries.
+    pub fn content_name(&self) -> String {
+        let options = &self.shared.options;
+        options.content.clone().unwrap_or_else(|| format!("{} {}", options.nqn, options.nsid))
+    }
+
+    /// I/O queues of each path.
+    pub fn queues(&self) -> u16 {
+        self.shared.shares.queues
+    }
+
+    pub fn paths(&self) -> Vec<PathReport> {
+        self.shared.paths.iter().map(Path::report).collect()
+    }
+
+    /// All of it, for a record.
+    pub fn report(&self) -> FabricRan {
+        let options = self.options();
+        let (events, events_dropped) = self.shared.notes.events();
+        let path = |p: PathReport| FabricPath {
+            state: [Some(p.state), p.ana, p.why.as_deref()]
+                .into_iter()
+                .flatten()
+                .collect::<Vec<_>>()
+                .join(", "),
+            address: p.address,
+            reconnects: p.reconnects,
+        };
+        FabricRan {
+            uri: options.to_string(),
+            model: self.controller().model.clone(),
+            firmware: self.controller().firmware.clone(),
+            block_bytes: self.block_bytes(),
+            transfer_bytes: self.transfer_bytes(),
+            header_digest: options.header_digest,
+            data_digest: options.data_digest,
+            paths: self.paths().into_iter().map(path).collect(),
+            queues: self.shared.notes.queues(|path| options.addresses[path].to_string()),
+            events,
+            events_dropped,
+        }
+    }
+
+    /// Longest transfer of one command, bytes, a multiple of the block.
+    pub fn transfer_bytes(&self) -> u32 {
+        self.shared.identity.transfer_bytes()
+    }
+
+    /// What changed, and when since it was opened; how many changes weren't kept.
+    pub fn notes(&self) -> (Vec<(Duration, String)>, u64) {
+        self.shared.notes.kept()
+    }
+
+    /// What each I/O queue carried so far.
+    pub fn traffic(&self) -> Vec<Arc<Traffic>> {
+        self.shared.notes.all_traffic()
+    }
+
+    /// Opens a worker's share of the I/O queues, on the worker's thread.
+    pub fn queue(
+        self: &Arc<Remote>,
+        needs: QueueNeeds,
+        reactor: &mut Reactor,
+    ) -> Result<Box<dyn Queue>, Error> {
+        Ok(Box::new(NvmeTcpQueue::open(self.clone(), needs, reactor)?))
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        self.shared.paths.iter().for_each(Path::stop);
+        await_end(self.threads.drain(..));
+    }
+}
+
+impl Path {
+    fn report(&self) -> PathReport {
+        let state = self.state();
+        let (why, ana) = match &state {
+            State::Connecting(why) => (why.clone(), None),
+            State::Live(live) => (None, live.ana().map(|a| a.name())),
+            State::Lost(why) => (Some(why.clone()), None),
+        };
+        let reconnects = self.connects.load(Ordering::Relaxed).saturating_sub(1);
+        PathReport { address: self.address.to_string(), state: state.name(), why, ana, reconnects }
+    }
+}
+
+impl Shared {
+    /// What leads to a queue of a controller: 0 is the admin queue.
+    fn way(&self, qid: u16) -> Way<'_> {
+        match &self.domains {
+            Some(domains) => Way::Rdma(domains, qid),
+            None => Way::Tcp(self.tls.as_deref()),
+        }
+    }
+
+    /// A path changed: whoever looks at them is told.
+    fn changed(&self) {
+        *lock(&self.changes.0) += 1;
+        self.changes.1.notify_all();
+        self.wakers.wake();
+    }
+
+    /// Waits for the first path that is up, and says how many queues it grants; an error once each was tried and none is.
+    fn first_path(&self) -> Result<u16, Error> {
+        let until = clock::now() + OPEN_WITHIN;
+        let mut seen = 0;
+        loop {
+            let states: Vec<State> = self.paths.iter().map(Path::state).collect();
+            if let Some(granted) = states.iter().find_map(State::granted) {
+                return Ok(granted);
+            }
+            let tried = |s: &State| !matches!(s, State::Connecting(None));
+            if states.iter().all(tried) || clock::now() >= until {
+                return Err(self.unreachable(&states));
+            }
+            seen = path::wait_for(&self.changes, seen, until);
+        }
+    }
+
+    fn unreachable(&self, states: &[State]) -> Error {
+        let why = |(path, state): (&Path, &State)| {
+            let why = match state {
+                State::Connecting(Some(why)) | State::Lost(why) => why.as_str(),
+                _ => "no answer yet",
+            };
+            format!("{}: {why}", path.address)
+        };
+        let found: Vec<String> = self.paths.iter().zip(states).map(why).collect();
+        let look = match self.options.transport {
+            Transport::Tcp => format!("forebay discover {}", self.options.addresses[0]),
+            Transport::Rdma => "forebay doctor".into(),
+        };
+        Error::machine(
+            self.options.to_string(),
+            found.join("; "),
+            format!("{look}, and look at the target's log"),
+        )
+    }
+}

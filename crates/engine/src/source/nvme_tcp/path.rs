@@ -1,0 +1,360 @@
+//! One path to a namespace: an address, the controller there, and the thread
+//! that connects to it, cares for it, and connects again.
+
+use super::association::{self, Association, Ended, Peer, COMMAND_WITHIN};
+use super::options::Address;
+use super::Shared;
+use crate::clock;
+use crate::reactor::Waker;
+use crate::source::nvme::lock;
+use forebay_nvme::host::{ControllerInfo, Event, NamespaceInfo, Options, Request, Session};
+use forebay_nvme::log::AnaState;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// The first wait after an attempt that failed; each one is twice as long as the one before.
+const RETRY_FIRST: Duration = Duration::from_millis(100);
+/// How often the thread looks around though nothing happens.
+const LOOK: Duration = Duration::from_secs(1);
+/// How long shutting a controller down may take before its connection is just closed.
+const SHUT_DOWN_WITHIN: Duration = Duration::from_secs(1);
+const SHUT_DOWN_LOOK: Duration = Duration::from_millis(20);
+
+/// A controller that is up.
+#[derive(Debug)]
+pub(super) struct Live {
+    /// Counts the associations of a path: queues belong to one.
+    pub number: u64,
+    /// Where it was reached.
+    pub to: SocketAddr,
+    pub controller: ControllerInfo,
+    /// None: it went away.
+    pub namespace: Option<NamespaceInfo>,
+    /// The Connect of each I/O queue, from the first.
+    pub connects: Vec<Request>,
+}
+
+impl Live {
+    pub fn ana(&self) -> Option<AnaState> {
+        self.namespace.as_ref().map(|n| if n.ana_group == 0 { AnaState::Optimized } else { n.ana_state })
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum State {
+    /// Why the last attempt failed, where there was one.
+    Connecting(Option<String>),
+    Live(Arc<Live>),
+    /// Given up.
+    Lost(String),
+}
+
+impl State {
+    /// I/O queues of a path that is up.
+    pub fn granted(&self) -> Option<u16> {
+        match self {
+            State::Live(live) => Some(live.connects.len() as u16),
+            _ => None,
+        }
+    }
+
+    pub fn name(&self) -> &'static str {
+        match self {
+            State::Connecting(_) => "connecting",
+            State::Live(_) => "live",
+            State::Lost(_) => "lost",
+        }
+    }
+}
+
+struct Inner {
+    state: State,
+    /// A worker saw the association of this number fail.
+    trouble: Option<(u64, String)>,
+    /// Commands to abort: association, queue, identifier.
+    aborts: Vec<(u64, u16, u16)>,
+    waker: Option<Arc<Waker>>,
+    stop: bool,
+}
+
+pub(super) struct Path {
+    pub address: Address,
+    inner: Mutex<Inner>,
+    changed: Condvar,
+    /// Goes up with each change of the state.
+    generation: AtomicU64,
+    pub attempts: AtomicU32,
+    /// Associations that came up.
+    pub connects: AtomicU32,
+}
+
+impl Path {
+    pub fn new(address: Address) -> Path {
+        let state = State::Connecting(None);
+        let inner = Inner { state, trouble: None, aborts: Vec::new(), waker: None, stop: false };
+        Path {
+            address,
+            inner: Mutex::new(inner),
+            changed: Condvar::new(),
+            generation: AtomicU64::new(0),
+            attempts: AtomicU32::new(0),
+            connects: AtomicU32::new(0),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        lock(&self.inner)
+    }
+
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    pub fn state(&self) -> State {
+        self.lock().state.clone()
+    }
+
+    /// From a worker: association `number` doesn't work any more. The path is connected anew.
+    pub fn trouble(&self, number: u64, why: &str) {
+        let mut inner = self.lock();
+        if matches!(&inner.state, State::Live(live) if live.number == number) && inner.trouble.is_none() {
+            inner.trouble = Some((number, why.into()));
+            inner.waker.iter().for_each(|w| w.wake());
+        }
+    }
+
+    /// From a worker: association `number` is asked to give up on command `cid` of I/O queue `qid`.
+    pub fn abort(&self, number: u64, qid: u16, cid: u16) {
+        let mut inner = self.lock();
+        inner.aborts.push((number, qid, cid));
+        inner.waker.iter().for_each(|w| w.wake());
+    }
+
+    pub fn stop(&self) {
+        let mut inner = self.lock();
+        inner.stop = true;
+        inner.waker.iter().for_each(|w| w.wake());
+        self.changed.notify_all();
+    }
+
+    fn stops(&self) -> bool {
+        self.lock().stop
+    }
+
+    fn change(&self, shared: &Shared, state: State) {
+        self.lock().state = state;
+        self.generation.fetch_add(1, Ordering::Release);
+        shared.changed();
+    }
+
+    /// Waits unless it is to stop.
+    fn pause(&self, how_long: Duration) {
+        let until = clock::now() + how_long;
+        let mut inner = self.lock();
+        while !inner.stop {
+            let left = until.saturating_duration_since(clock::now());
+            if left.is_zero() {
+                return;
+            }
+            inner = match self.changed.wait_timeout(inner, left) {
+                Ok((inner, _)) => inner,
+                Err(poisoned) => poisoned.into_inner().0,
+            };
+        }
+    }
+}
+
+/// The life of a path's thread.
+pub(super) fn care(shared: &Shared, index: usize) {
+    let path = &shared.paths[index];
+    let mut down_since = clock::now();
+    let mut failures = 0;
+    loop {
+        let connects = path.connects.load(Ordering::Relaxed);
+        let ended = associate(shared, path);
+        if path.stops() {
+            return;
+        }
+        if path.connects.load(Ordering::Relaxed) > connects {
+            (down_since, failures) = (clock::now(), 0);
+        }
+        shared.notes.note(format!("{}: {}", path.address, ended.why));
+        let too_late = shared.options.ctrl_loss.is_some_and(|most| down_since.elapsed() >= most);
+        // Somebody who opens it wants to know at once.
+        if ended.for_good || too_late {
+            let late = if too_late { "; ctrl_loss_tmo has passed" } else { "" };
+            path.change(shared, State::Lost(format!("{}{late}", ended.why)));
+            return;
+        }
+        path.change(shared, State::Connecting(Some(ended.why)));
+        if failures > 0 {
+            let longest = shared.options.reconnect_delay;
+            path.pause(RETRY_FIRST.saturating_mul(1 << (failures - 1).min(16)).min(longest));
+        }
+        failures += 1;
+    }
+}
+
+/// One association from its first packet to its end.
+fn associate(shared: &Shared, path: &Path) -> Ended {
+    let ended = match Up::open(shared, path) {
+        Ok(mut up) => {
+            let ended = up.run();
+            path.lock().waker = None;
+            // Queues close theirs before the controller's memory of them goes.
+            if matches!(path.state(), State::Live(_)) {
+                path.change(shared, State::Connecting(Some(ended.why.clone())));
+            }
+            up.association.close();
+            ended
+        }
+        Err(ended) => ended,
+    };
+    path.attempts.fetch_add(1, Ordering::Relaxed);
+    ended
+}
+
+struct Up<'a> {
+    shared: &'a Shared,
+    path: &'a Path,
+    association: Association<Session>,
+    number: u64,
+}
+
+impl<'a> Up<'a> {
+    fn open(shared: &'a Shared, path: &'a Path) -> Result<Up<'a>, Ended> {
+        let for_good = |e: forebay_model::Error| Ended { why: e.to_string(), for_good: true };
+        let options = Options {
+            host_nqn: shared.host_nqn.clone(),
+            host_id: shared.host_id,
+            subsystem_nqn: shared.options.nqn.clone(),
+            queues: shared.shares.queues,
+            queue_entries: shared.options.depth.saturating_add(1),
+            keep_alive_ms: shared.options.keep_alive.as_millis().min(u128::from(u32::MAX)) as u32,
+            timeout_ms: COMMAND_WITHIN.as_millis() as u64,
+            namespace: Some(shared.options.nsid),
+        };
+        let (header, data) = (shared.options.header_digest, shared.options.data_digest);
+        let mut reactor = association::reactor().map_err(for_good)?;
+        path.lock().waker = Some(reactor.waker().map_err(for_good)?);
+        let session = |now| Session::new(options, now);
+        let stops = || path.stops();
+        let peer = Peer { address: &path.address, way: shared.way(0), stops: &stops };
+        let association =
+            Association::open(&peer, header, data, shared.credentials.clone(), reactor, session)?;
+        let number = u64::from(path.connects.load(Ordering::Relaxed)) + 1;
+        Ok(Up { shared, path, association, number })
+    }
+
+    /// Until it ends, or is to.
+    fn run(&mut self) -> Ended {
+        loop {
+            let event = match self.association.step(clock::now() + LOOK) {
+                Ok(event) => event,
+                Err(ended) => return ended,
+            };
+            if let Some(event) = event {
+                if let Err(ended) = self.act(&event) {
+                    return ended;
+                }
+            }
+            let mut inner = self.path.lock();
+            if inner.stop {
+                drop(inner);
+                return self.shut_down();
+            }
+            if let Some((_, why)) = inner.trouble.take().filter(|(number, _)| *number == self.number) {
+                return Ended { why, for_good: false };
+            }
+            let aborts = std::mem::take(&mut inner.aborts);
+            drop(inner);
+            for (_, qid, cid) in aborts.into_iter().filter(|(number, ..)| *number == self.number) {
+                self.association.session.abort(qid, cid);
+            }
+        }
+    }
+
+    fn act(&mut self, event: &Event) -> Result<(), Ended> {
+        match event {
+            Event::Ready => {
+                let live = self.live()?;
+                let nsid = self.shared.options.nsid;
+                self.shared.identity.check(nsid, live.namespace.as_ref(), &live.controller)?;
+                self.path.connects.fetch_add(1, Ordering::Relaxed);
+                let what = if self.number > 1 { "connected again" } else { "connected" };
+                self.shared
+                    .notes
+                    .note(format!("{}: {what}, controller {}", self.path.address, live.controller.cntlid));
+                self.path.change(self.shared, State::Live(Arc::new(live)));
+            }
+            Event::Changed(_) | Event::Gone(_) | Event::Ana => {
+                let live = self.live()?;
+                if let Some(state) = live.ana() {
+                    self.shared.notes.note(format!(
+                        "{}: the namespace is {}",
+                        self.path.address,
+                        state.name()
+                    ));
+                } else {
+                    self.shared.notes.note(format!("{}: the namespace is gone", self.path.address));
+                }
+                self.path.change(self.shared, State::Live(Arc::new(live)));
+            }
+            Event::Warning(result) => {
+                self.shared
+                    .notes
+                    .note(format!("{}: the controller warns, event {result:#x}", self.path.address));
+            }
+        }
+        Ok(())
+    }
+
+    fn live(&self) -> Result<Live, Ended> {
+        let session = &self.association.session;
+        let controller = session.controller().clone();
+        let least = self.shared.shares.least;
+        if controller.queues < least {
+            let why = format!("it grants {} I/O queues, {least} are needed", controller.queues);
+            return Err(Ended { why, for_good: true });
+        }
+        Ok(Live {
+            number: self.number,
+            to: self.association.to,
+            namespace: session.namespaces().get(&self.shared.options.nsid).cloned(),
+            connects: (1..=self.shared.shares.queues.min(controller.queues))
+                .map(|qid| session.connect_io(qid))
+                .collect::<Result<_, _>>()?,
+            controller,
+        })
+    }
+
+    fn shut_down(&mut self) -> Ended {
+        let until = clock::now() + SHUT_DOWN_WITHIN;
+        let now = self.association.now_ms();
+        self.association.session.shut_down(now);
+        while !self.association.session.is_shut_down() && clock::now() < until {
+            if let Err(ended) = self.association.step(clock::now() + SHUT_DOWN_LOOK) {
+                return ended;
+            }
+        }
+        Ended { why: "closed".into(), for_good: true }
+    }
+}
+
+/// Waits for a change, at most until then.
+pub(super) fn wait_for(changes: &(Mutex<u64>, Condvar), seen: u64, until: Instant) -> u64 {
+    let mut now = lock(&changes.0);
+    while *now == seen {
+        let left = until.saturating_duration_since(clock::now());
+        if left.is_zero() {
+            break;
+        }
+        now = match changes.1.wait_timeout(now, left) {
+            Ok((now, _)) => now,
+            Err(poisoned) => poisoned.into_inner().0,
+        };
+    }
+    *now
+}

@@ -1,0 +1,574 @@
+//! A worker's queue over its share of every path's I/O queues.
+
+use super::connection::Unsent;
+use super::lane::{Finished, Lane};
+use super::options::{Policy, Transport};
+use super::path::{Live, Path, State};
+use super::Remote;
+use crate::arena::{Mem, UNREGISTERED};
+use crate::clock;
+use crate::queue::{Done, Fault, Full, Geometry, Io, Op, Queue};
+use crate::reactor::{Completion, Reactor};
+use crate::source::nvme::{Outcome, Work, REST};
+use crate::source::QueueNeeds;
+use crate::stream;
+use forebay_model::Error;
+use forebay_nvme::command::Sqe;
+use forebay_nvme::log::AnaState;
+use forebay_nvme::nvm::Range;
+use forebay_nvme::transport::tcp::host::Data;
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long opening waits for the queues of paths that are up.
+const OPEN_WITHIN: Duration = Duration::from_secs(1);
+/// How long closing waits for the kernel to let go of what it was given.
+const CLOSE_WITHIN: Duration = Duration::from_secs(1);
+/// How long an abandoned command may still complete before its connection is cut, which frees its memory.
+const ABANDON_AFTER: Duration = Duration::from_millis(200);
+/// How long a command may still take that was late and that the controller was asked to abort; then its connection is
+/// cut.
+const ABORT_WITHIN: Duration = Duration::from_secs(5);
+
+/// Commands that go to one connection before the next one has its turn, where a worker has more connections than its
+/// depth fills: what is sent and received together costs one call and one wake-up of the other end.
+const TOGETHER: u32 = 4;
+
+/// What a command keeps besides.
+#[derive(Default)]
+struct Own {
+    /// The data of Dataset Management.
+    range: Option<Box<Range>>,
+    /// Since when the controller is asked to abort it.
+    asked: Option<Instant>,
+}
+
+/// What this queue last saw of a path.
+#[derive(Default)]
+struct View {
+    generation: u64,
+    live: Option<Arc<Live>>,
+    /// Why it was given up.
+    lost: Option<String>,
+    rests_until: Option<Instant>,
+}
+
+impl View {
+    fn look(&mut self, path: &Path, now: Instant) {
+        let generation = path.generation();
+        if generation == self.generation && self.rests_until.is_some_and(|until| now >= until) {
+            self.rests_until = None;
+        }
+        if generation != self.generation || self.live.is_none() && self.lost.is_none() {
+            (self.live, self.lost) = match path.state() {
+                State::Live(live) => (Some(live), None),
+                State::Lost(why) => (None, Some(why)),
+                State::Connecting(_) => (None, None),
+            };
+            (self.generation, self.rests_until) = (generation, None);
+        }
+    }
+
+    /// The state that it takes commands in.
+    fn usable(&self) -> Option<AnaState> {
+        let ana = self.live.as_ref().and_then(|live| live.ana());
+        ana.filter(|a| {
+            matches!(a, AnaState::Optimized | AnaState::NonOptimized) && self.rests_until.is_none()
+        })
+    }
+}
+
+pub struct NvmeTcpQueue {
+    remote: Arc<Remote>,
+    work: Work<Own>,
+    token: u32,
+    watch: u64,
+    share: Vec<u16>,
+    views: Vec<View>,
+    lanes: Vec<Lane>,
+    /// Since when no path takes commands, if any were wanted to go.
+    stranded: Option<Instant>,
+    /// When abandoned I/Os cost their connection.
+    cut: Option<Instant>,
+    /// When to look for commands that take too long.
+    look_at: Option<Instant>,
+    /// Lanes that aren't where their path is, or paths that rest.
+    unsettled: bool,
+    turn: usize,
+    /// Commands that the lane whose turn it is has had.
+    run: u32,
+    completions: Vec<Completion>,
+    finished: Vec<Finished>,
+    gone: Vec<u32>,
+}
+
+impl NvmeTcpQueue {
+    pub fn open(
+        remote: Arc<Remote>,
+        needs: QueueNeeds,
+        reactor: &mut Reactor,
+    ) -> Result<NvmeTcpQueue, Error> {
+        if !reactor.has_ring() {
+            return Err(Error::machine(
+                remote.options().to_string(),
+                "io_uring is forbidden or missing here",
+                "forebay doctor for the reason",
+            ));
+        }
+        let waker = reactor.waker()?;
+        reactor.spin(remote.shared.options.spin);
+        let share = remote.shared.shares.take()?;
+        let paths = 0..remote.shared.paths.len();
+        let of = |path: usize| share.iter().map(move |qid| (path, *qid));
+        let lanes: Vec<Lane> = paths
+            .clone()
+            .flat_map(of)
+            .enumerate()
+            .map(|(index, (path, qid))| {
+                Lane::new(path, qid, index as u32, remote.shared.notes.traffic(path, qid))
+            })
+            .collect();
+        let nsid = remote.options().nsid;
+        let mut queue = NvmeTcpQueue {
+            work: Work::new(&remote.shared.identity, nsid, needs.depth, 1, remote.options().transport.via()),
+            token: reactor.token(),
+            watch: remote.shared.wakers.watch(waker),
+            views: paths.map(|_| View::default()).collect(),
+            lanes,
+            share,
+            stranded: None,
+            cut: None,
+            look_at: None,
+            unsettled: true,
+            turn: 0,
+            run: 0,
+            completions: Vec::new(),
+            finished: Vec::new(),
+            gone: Vec::new(),
+            remote,
+        };
+        if queue.remote.options().transport == Transport::Rdma {
+            queue.work.move_by_card();
+        }
+        queue.connect(reactor);
+        Ok(queue)
+    }
+
+    /// Waits a moment for the queues of paths that are up: what isn't there by then comes later.
+    fn connect(&mut self, reactor: &mut Reactor) {
+        let until = clock::now() + OPEN_WITHIN;
+        let mut none = Vec::new();
+        loop {
+            self.turn(reactor, &mut none);
+            let up = |lane: &Lane| lane.is_live() || self.views[lane.path].live.is_none();
+            if self.lanes.iter().all(up) || clock::now() >= until {
+                return;
+            }
+            let due = self.next_due().unwrap_or(until);
+            reactor.wait(1, due.min(until), Duration::ZERO);
+        }
+    }
+
+    /// All that there is to do: what completed, what changed, what can be sent.
+    fn turn(&mut self, reactor: &mut Reactor, done: &mut Vec<Done>) {
+        reactor.take(self.token, &mut self.completions);
+        let mut finished = std::mem::take(&mut self.finished);
+        let mut last = usize::MAX;
+        for completion in self.completions.drain(..) {
+            let index = stream::index_of(completion);
+            self.lanes[index].completed(completion);
+            // Those of one lane come one after the other, most of the time.
+            if last != index && last != usize::MAX {
+                self.unsettled |= !self.lanes[last].drive(&self.remote.shared, reactor, &mut finished);
+            }
+            last = index;
+        }
+        if let Some(lane) = self.lanes.get_mut(last) {
+            self.unsettled |= !lane.drive(&self.remote.shared, reactor, &mut finished);
+        }
+        let now = clock::now();
+        finished.drain(..).for_each(|f| self.book(f, now, done));
+        self.finished = finished;
+        if self.unsettled || self.changed() {
+            self.settle(reactor, now, done);
+        }
+        self.dispatch(reactor, now);
+        self.give_up(reactor, now, done);
+    }
+
+    fn changed(&self) -> bool {
+        self.views
+            .iter()
+            .zip(&self.remote.shared.paths)
+            .any(|(view, path)| view.generation != path.generation())
+    }
+
+    /// Brings lanes to where their paths are.
+    fn settle(&mut self, reactor: &mut Reactor, now: Instant, done: &mut Vec<Done>) {
+        let shared = &self.remote.shared;
+        for (view, path) in self.views.iter_mut().zip(&shared.paths) {
+            view.look(path, now);
+        }
+        let mut gone = std::mem::take(&mut self.gone);
+        self.unsettled = false;
+        for lane in &mut self.lanes {
+            lane.bury(&mut gone);
+            let live = self.views[lane.path].live.as_deref();
+            lane.follow(live, shared, self.token, now, reactor);
+            if lane.bury(&mut gone) {
+                lane.follow(live, shared, self.token, now, reactor);
+            }
+            self.unsettled |= !(lane.is_live() || lane.is_down() && live.is_none());
+        }
+        self.unsettled |= self.views.iter().any(|v| v.rests_until.is_some());
+        // The last ones first, so that they stand in order.
+        for command in gone.drain(..).rev() {
+            self.lost(command, done);
+        }
+        self.gone = gone;
+    }
+
+    /// A connection went, and nobody knows what became of this command.
+    fn lost(&mut self, command: u32, done: &mut Vec<Done>) {
+        let c = &self.work.commands[command as usize];
+        if self.work.is_abandoned(command) {
+            return self.work.end(command, Err(Fault::errno(libc::ECANCELED)), done);
+        }
+        let repeatable = matches!(c.op, Op::Read | Op::Flush) || self.remote.options().replay_writes;
+        if repeatable {
+            self.work.pending.push_front(command);
+        } else {
+            // Not EIO: nothing is wrong with the medium, and who asked may ask again.
+            let fault = Fault::note(
+                libc::ECONNRESET,
+                "the connection was lost while this was under way: it may have been done or not (replay_writes=1 \
+                 would do it again)",
+            );
+            self.work.end(command, Err(fault), done);
+        }
+    }
+
+    /// Books a command that completed.
+    fn book(&mut self, finished: Finished, now: Instant, done: &mut Vec<Done>) {
+        let Finished { command, cqe, received, copied, .. } = finished;
+        let (status, c) = (cqe.status(), &self.work.commands[command as usize]);
+        let lane = &self.lanes[finished.lane];
+        lane.traffic.took(now.saturating_duration_since(c.started));
+        let (len, short) = (c.len, c.op == Op::Read && received != c.len);
+        if copied {
+            self.work.staged(command);
+        }
+        if status.is_success() {
+            let result = if short {
+                Err(Fault::note(libc::EIO, format!("{received} of {len} bytes came, with success")))
+            } else {
+                Ok(())
+            };
+            return self.work.end(command, result, done);
+        }
+        match self.work.outcome(command, status) {
+            Outcome::End(fault) => self.work.end(command, Err(fault), done),
+            Outcome::Elsewhere => {
+                self.views[lane.path].rests_until = Some(now + REST);
+                self.unsettled = true;
+                self.work.pending.push_front(command);
+            }
+            Outcome::Again => {
+                lane.traffic.retries.fetch_add(1, Ordering::Relaxed);
+                self.work.pending.push_front(command);
+            }
+        }
+    }
+
+    /// Sends what is pending where it can go.
+    fn dispatch(&mut self, reactor: &mut Reactor, now: Instant) {
+        let best = self.best_ana();
+        if best.is_some() {
+            self.stranded = None;
+        }
+        if self.work.pending.is_empty() {
+            return;
+        }
+        let Some(best) = best else {
+            self.stranded.get_or_insert(now);
+            return;
+        };
+        let run = self.run_of(best);
+        while let Some(command) = self.work.pending.front().copied() {
+            let Some(lane) = self.choose(best, run) else { break };
+            self.work.pending.pop_front();
+            let (sqe, data, mem) = self.put(command);
+            let c = &mut self.work.commands[command as usize];
+            (c.tries, c.started, c.own.asked) = (c.tries + 1, now, None);
+            match self.lanes[lane].submit(command, sqe, data, mem) {
+                Ok(()) => {}
+                Err(Unsent::Unfit(fault)) => {
+                    let mut done = Vec::new();
+                    self.work.end(command, Err(fault), &mut done);
+                    self.work.keep(done);
+                }
+                Err(Unsent::Busy) => {
+                    self.work.pending.push_front(command);
+                    break;
+                }
+            }
+        }
+        self.lanes.iter_mut().for_each(|l| l.send(reactor));
+        if self.look_at.is_none() {
+            self.look_at = self.remote.options().io_timeout.map(|most| now + most);
+        }
+    }
+
+    /// The best state that a path with a queue is in; None: no path takes commands.
+    fn best_ana(&self) -> Option<AnaState> {
+        let live = self.lanes.iter().filter(|l| l.is_live());
+        live.filter_map(|l| self.views[l.path].usable()).min_by_key(|a| *a as u8)
+    }
+
+    fn takes(&self, lane: &Lane, ana: AnaState) -> bool {
+        lane.is_live() && self.views[lane.path].usable() == Some(ana)
+    }
+
+    /// How many commands in a row a lane gets, with as many lanes on paths in this state.
+    fn run_of(&self, ana: AnaState) -> u32 {
+        let lanes = self.lanes.iter().filter(|lane| self.takes(lane, ana)).count();
+        run(lanes as u32, self.work.geometry().depth)
+    }
+
+    /// A lane with room, on a path in this state. Of one path's, the one with the fewest commands: what a lane completed
+    /// goes back to it together, and one whose target is held up doesn't pile up what others would carry.
+    fn choose(&mut self, ana: AnaState, run: u32) -> Option<usize> {
+        let count = self.lanes.len();
+        let fits = |i: &usize| self.lanes[*i].has_room() && self.takes(&self.lanes[*i], ana);
+        let mut from_turn = (self.turn..self.turn + count).map(|i| i % count).filter(fits);
+        let alone = self.views.len() == 1 && run == 1;
+        let chosen = match self.remote.options().policy {
+            Policy::RoundRobin if !alone => from_turn.next(),
+            _ => from_turn.min_by_key(|i| self.lanes[*i].in_flight()),
+        }?;
+        self.run = if chosen == self.turn { self.run + 1 } else { 1 };
+        self.turn = chosen;
+        if self.run >= run || self.remote.options().policy == Policy::QueueDepth {
+            (self.turn, self.run) = ((chosen + 1) % count, 0);
+        }
+        Some(chosen)
+    }
+
+    /// A command as it goes onto the wire.
+    fn put(&mut self, command: u32) -> (Sqe, Data, Mem) {
+        let (sqe, range) = self.work.sqe(command);
+        let c = &mut self.work.commands[command as usize];
+        let (data, mem) = match (c.op, range) {
+            (Op::Read, _) => (Data::In { len: c.len }, c.mem),
+            (Op::Write { .. }, _) => (Data::Out { len: c.len }, c.mem),
+            (_, Some(range)) => {
+                let range = c.own.range.insert(Box::new(range));
+                let mem = Mem::Host { at: NonNull::from(&mut **range).cast(), piece: UNREGISTERED };
+                (Data::Out { len: size_of::<Range>() as u32 }, mem)
+            }
+            (_, None) => (Data::None, Mem::None),
+        };
+        (sqe, data, mem)
+    }
+
+    /// What has waited long enough.
+    fn give_up(&mut self, reactor: &mut Reactor, now: Instant, done: &mut Vec<Done>) {
+        if self.cut.is_some_and(|cut| now >= cut) {
+            self.cut = None;
+            self.cut_abandoned(reactor, done);
+        }
+        if self.look_at.is_some_and(|at| now >= at) {
+            self.look_for_late(reactor, now);
+        }
+        let Some(since) = self.stranded.filter(|_| !self.work.pending.is_empty()) else { return };
+        let waited = now.saturating_duration_since(since);
+        let lost = self.views.iter().all(|v| v.lost.is_some());
+        let late = self.remote.options().fast_io_fail.is_some_and(|most| waited >= most);
+        if !(lost || late) {
+            return;
+        }
+        let errno = if lost { libc::ENODEV } else { libc::EHOSTUNREACH };
+        let text: Box<str> = self.why_stranded(lost, waited).into();
+        // What comes after them needn't wait anew: the clock runs on until a path takes commands.
+        while let Some(command) = self.work.pending.pop_front() {
+            self.work.end(command, Err(Fault::note(errno, text.clone())), done);
+        }
+    }
+
+    fn why_stranded(&self, lost: bool, waited: Duration) -> String {
+        let paths = self.remote.paths();
+        let of = |p: &super::PathReport| match (&p.why, p.ana) {
+            (Some(why), _) => format!("{}: {why}", p.address),
+            (None, Some(ana)) => format!("{}: {ana}", p.address),
+            (None, None) => format!("{}: {}, without the namespace", p.address, p.state),
+        };
+        let each = paths.iter().map(of).collect::<Vec<_>>().join("; ");
+        match lost {
+            true => format!("no path is left: {each}"),
+            false => format!("no path for {:.1} s (fast_io_fail_tmo): {each}", waited.as_secs_f64()),
+        }
+    }
+
+    /// The controller is asked to abort what takes too long; where that doesn't end it, the connection goes.
+    fn look_for_late(&mut self, reactor: &mut Reactor, now: Instant) {
+        let shared = &self.remote.shared;
+        let Some(most) = shared.options.io_timeout else { return };
+        let grace = most.min(ABORT_WITHIN);
+        self.look_at = None;
+        for lane in &mut self.lanes {
+            let mut ends = false;
+            let on_it: Vec<u32> = lane.commands().collect();
+            for command in on_it {
+                let c = &mut self.work.commands[command as usize];
+                let mut due = c.own.asked.map_or(c.started + most, |asked| asked + grace);
+                if now >= due {
+                    ends |= c.own.asked.is_some();
+                    c.own.asked = Some(now);
+                    lane.abort(command, shared);
+                    due = now + grace;
+                }
+                self.look_at = Some(self.look_at.map_or(due, |at| at.min(due)));
+            }
+            if ends {
+                let limit = most.as_secs_f64();
+                let why = format!(
+                    "a command took longer than {limit} s (io_timeout), and Abort didn't end it in {} s",
+                    grace.as_secs_f64()
+                );
+                lane.fail(&why, shared, reactor);
+                self.unsettled = true;
+            }
+        }
+    }
+
+    /// Abandoned commands that still didn't complete: their connections go, and with them the controller's hold on
+    /// their memory.
+    fn cut_abandoned(&mut self, reactor: &mut Reactor, done: &mut Vec<Done>) {
+        let held = |c: &u32| self.work.is_abandoned(*c);
+        let pending: Vec<u32> = self.work.pending.iter().copied().filter(held).collect();
+        let out: Vec<u32> = (0..self.work.commands.len() as u32).filter(held).collect();
+        self.work.pending.retain(|c| !pending.contains(c));
+        for command in pending {
+            self.work.end(command, Err(Fault::errno(libc::ECANCELED)), done);
+        }
+        for lane in &mut self.lanes {
+            if out.iter().any(|command| lane.has(*command)) {
+                lane.fail("a command that was given up on never completed", &self.remote.shared, reactor);
+                self.unsettled = true;
+            }
+        }
+    }
+}
+
+impl Queue for NvmeTcpQueue {
+    fn geometry(&self) -> Geometry {
+        self.work.geometry()
+    }
+
+    fn in_flight(&self) -> u32 {
+        self.work.in_flight()
+    }
+
+    fn push(&mut self, io: Io, _reactor: &mut Reactor) -> Result<(), Full> {
+        self.work.push(io)
+    }
+
+    fn submit(&mut self, reactor: &mut Reactor) {
+        if !self.work.pending.is_empty() {
+            self.dispatch(reactor, clock::now());
+        }
+    }
+
+    fn reap(&mut self, reactor: &mut Reactor, done: &mut Vec<Done>) {
+        self.work.reap(done);
+        self.turn(reactor, done);
+    }
+
+    fn abandon(&mut self, tag: u32, _reactor: &mut Reactor) {
+        let Some(waiting) = self.work.abandon(tag) else { return };
+        self.cut.get_or_insert(clock::now() + ABANDON_AFTER);
+        for lane in &mut self.lanes {
+            let is_its = |command: &u32| self.work.commands[*command as usize].tag == tag;
+            let its: Vec<u32> = lane.commands().filter(is_its).collect();
+            its.into_iter().for_each(|command| lane.abort(command, &self.remote.shared));
+        }
+        // What has no connection yet needn't wait for one.
+        let mut done = Vec::new();
+        for command in waiting {
+            self.work.end(command, Err(Fault::errno(libc::ECANCELED)), &mut done);
+        }
+        self.work.keep(done);
+    }
+
+    fn next_due(&self) -> Option<Instant> {
+        if self.work.is_ready() {
+            return Some(clock::now());
+        }
+        let stranded = self.stranded.filter(|_| !self.work.pending.is_empty());
+        if !self.unsettled && stranded.is_none() && self.cut.is_none() {
+            return self.look_at;
+        }
+        let lanes = self.lanes.iter().filter_map(Lane::due);
+        let rests = self.views.iter().filter_map(|v| v.rests_until);
+        let patience = self.remote.options().fast_io_fail;
+        let stranded = stranded.and_then(|since| since.checked_add(patience?));
+        lanes.chain(rests).chain(stranded).chain(self.cut).chain(self.look_at).min()
+    }
+
+    fn wakes_at_first(&self) -> bool {
+        true
+    }
+
+    fn close(&mut self, reactor: &mut Reactor) {
+        let until = clock::now() + CLOSE_WITHIN;
+        self.lanes.iter_mut().for_each(|l| l.close(reactor));
+        loop {
+            let mut gone = Vec::new();
+            self.lanes.iter_mut().for_each(|l| {
+                l.bury(&mut gone);
+            });
+            if self.lanes.iter().all(Lane::is_down) || clock::now() >= until {
+                return;
+            }
+            reactor.wait(1, until, Duration::ZERO);
+            reactor.take(self.token, &mut self.completions);
+            for completion in self.completions.drain(..) {
+                self.lanes[stream::index_of(completion)].completed(completion);
+            }
+        }
+    }
+}
+
+impl Drop for NvmeTcpQueue {
+    fn drop(&mut self) {
+        self.remote.shared.wakers.unwatch(self.watch);
+        self.remote.shared.shares.give_back(&self.share);
+    }
+}
+
+/// All of `lanes` have commands at once where `depth` gives each of them one or more; else as many as get `TOGETHER`
+/// of them, and four at least: each may be another thread of the target's.
+fn run(lanes: u32, depth: u32) -> u32 {
+    let most = (depth / 4).clamp(1, TOGETHER);
+    if lanes * most > depth {
+        most
+    } else {
+        1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_go_together_where_connections_are_more_than_the_depth_fills() {
+        for (lanes, depth, expected) in
+            [(1, 32, 1), (7, 32, 1), (8, 32, 1), (9, 32, 4), (31, 32, 4), (31, 8, 2), (31, 4, 1), (2, 1, 1)]
+        {
+            assert_eq!(run(lanes, depth), expected, "{lanes} lanes at depth {depth}");
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! TLS 1.3 under a source's connections, where its URI asks for it.
+
+use super::association::CONNECT_WITHIN;
+use super::options::Options;
+use crate::auth;
+use crate::tls::bridge::Bridge;
+use crate::tls::openssl::Context;
+use forebay_model::Error;
+use forebay_nvme::auth::psk::Version;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+pub(super) struct Tls {
+    bridge: Bridge,
+    context: Arc<Context>,
+}
+
+impl Tls {
+    /// None: the URI doesn't ask for it.
+    ///
+    /// # Errors
+    /// Kind `Request`: no key, or none that can be used. Kind `Machine`: no OpenSSL.
+    pub fn of(options: &Options, host_nqn: &str) -> Result<Option<Arc<Tls>>, Error> {
+        if !options.tls && options.tls_key_file.is_none() {
+            return Ok(None);
+        }
+        let asked = format!("TLS to {options}");
+        let key = auth::host_tls_key(options.tls_key_file.as_deref())?;
+        let psk = key
+            .session(Version::V1, host_nqn, &options.nqn)
+            .map_err(|e| Error::request(asked, e.to_string(), "shorter names"))?;
+        Ok(Some(Arc::new(Tls { context: Context::client(psk)?, bridge: Bridge::start()? })))
+    }
+
+    /// A connection that may be used at once, and is closed where there is no TLS to be had.
+    pub fn connect(&self, to: SocketAddr) -> io::Result<OwnedFd> {
+        self.bridge.connect(to, &self.context, CONNECT_WITHIN)
+    }
+}

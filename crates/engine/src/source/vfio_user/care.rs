@@ -1,0 +1,217 @@
+//! The thread that cares for a drive: it connects, brings the controller up,
+//! maps memory into it, and connects again when it went away.
+
+use super::function::{wait, words, Ended, Function, ANSWER_WITHIN};
+use super::maps::Entry;
+use super::{Live, Shared};
+use crate::clock;
+use forebay_nvme::host::Event;
+use forebay_nvme::transport::pcie::host::Step;
+use rustix::fd::AsFd;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The first wait after an attempt that failed; each one is twice as long as the one before.
+const RETRY_FIRST: Duration = Duration::from_millis(100);
+/// How long shutting a controller down may take before its connection is just closed.
+const SHUT_DOWN_WITHIN: Duration = Duration::from_secs(1);
+
+#[derive(Clone, Debug)]
+pub(super) enum State {
+    /// Why it isn't there, where it was tried or was there. `clean`: the device that was there touches memory no more.
+    Connecting {
+        why: Option<String>,
+        clean: bool,
+    },
+    Live(Arc<Live>),
+    /// Given up.
+    Lost {
+        why: String,
+        clean: bool,
+    },
+}
+
+impl State {
+    pub fn name(&self) -> &'static str {
+        match self {
+            State::Connecting { .. } => "connecting",
+            State::Live(_) => "live",
+            State::Lost { .. } => "lost",
+        }
+    }
+
+    pub fn why(&self) -> Option<&str> {
+        match self {
+            State::Connecting { why, .. } => why.as_deref(),
+            State::Live(_) => None,
+            State::Lost { why, .. } => Some(why),
+        }
+    }
+}
+
+/// The life of a drive's thread.
+pub(super) fn care(shared: &Shared) {
+    let mut down_since = clock::now();
+    let mut failures = 0;
+    loop {
+        let connects = shared.connects.load(Ordering::Relaxed);
+        let ended = associate(shared);
+        if shared.stops() {
+            return;
+        }
+        if shared.connects.load(Ordering::Relaxed) > connects {
+            (down_since, failures) = (clock::now(), 0);
+        }
+        let too_late = shared.options.ctrl_loss.is_some_and(|most| down_since.elapsed() >= most);
+        if ended.for_good || too_late {
+            let late = if too_late && !ended.for_good { "; ctrl_loss_tmo has passed" } else { "" };
+            shared.notes.note(ended.why.clone());
+            return shared.change(State::Lost { why: format!("{}{late}", ended.why), clean: ended.clean });
+        }
+        // The same again and again would push what matters out of the notes.
+        if failures < 2 {
+            shared.notes.note(ended.why.clone());
+        }
+        shared.change(State::Connecting { why: Some(ended.why), clean: ended.clean });
+        if failures > 0 {
+            let longest = shared.options.reconnect_delay;
+            shared.pause(RETRY_FIRST.saturating_mul(1 << (failures - 1).min(16)).min(longest));
+        }
+        failures += 1;
+    }
+}
+
+/// One connection from its first message to its end.
+fn associate(shared: &Shared) -> Ended {
+    match Function::open(
+        &shared.options,
+        shared.shares.queues,
+        shared.shares.queues,
+        Some(shared.options.nsid),
+        ANSWER_WITHIN,
+    ) {
+        Ok(function) => {
+            let number = u64::from(shared.connects.load(Ordering::Relaxed)) + 1;
+            let mut up = Up { shared, function, number, live: false };
+            let mut ended = match up.run() {
+                Ok(()) => Ended { why: "closed".into(), for_good: true, clean: true },
+                Err(ended) => ended,
+            };
+            // Nothing is in flight where no worker had a queue.
+            ended.clean |= !up.live || up.function.quiesce();
+            ended
+        }
+        Err(ended) => Ended { clean: true, ..ended },
+    }
+}
+
+struct Up<'a> {
+    shared: &'a Shared,
+    function: Function,
+    number: u64,
+    live: bool,
+}
+
+impl Up<'_> {
+    /// Until it ends (Err), or is to (Ok).
+    fn run(&mut self) -> Result<(), Ended> {
+        loop {
+            match self.function.step()? {
+                Step::Event(event) => self.act(&event)?,
+                Step::Queue(queue) => {
+                    if self.function.created(queue) {
+                        self.publish()?;
+                    }
+                }
+                Step::Deleted(_) | Step::Aborted { .. } => {}
+                Step::Wait { until_ms } => {
+                    wait(&mut self.function, until_ms, Some(self.shared.wake.as_fd()), !self.live)?;
+                }
+            }
+            if self.shared.stops() {
+                return self.shut_down();
+            }
+            if let Some(why) = self.shared.take_trouble(self.number) {
+                return Err(Ended { why, for_good: false, clean: false });
+            }
+            for (qid, cid) in self.shared.take_aborts(self.number) {
+                self.function.host.abort(qid, cid);
+            }
+            if self.live {
+                self.map_all()?;
+            }
+        }
+    }
+
+    fn act(&mut self, event: &Event) -> Result<(), Ended> {
+        if let Some(text) = words(event) {
+            self.shared.notes.note(text);
+        }
+        match event {
+            Event::Ready => {
+                let (nsid, session) = (self.shared.options.nsid, self.function.host.session());
+                self.shared.identity.check(nsid, session.namespaces().get(&nsid), session.controller())?;
+                let (granted, least) = (self.function.create_queues(), self.shared.shares.least);
+                if granted < least {
+                    let why = format!("it grants {granted} I/O queues, {least} are needed");
+                    return Err(Ended { why, for_good: true, clean: true });
+                }
+                Ok(())
+            }
+            // I/O to a namespace that went or shrank is answered as such by the device.
+            Event::Changed(_) | Event::Gone(_) | Event::Ana | Event::Warning(_) => Ok(()),
+        }
+    }
+
+    /// All queues are there: workers may have them.
+    fn publish(&mut self) -> Result<(), Ended> {
+        self.map_all()?;
+        let live = self.function.live(self.number);
+        self.live = true;
+        self.shared.connects.fetch_add(1, Ordering::Relaxed);
+        let what = if self.number > 1 { "connected again" } else { "connected" };
+        self.shared
+            .notes
+            .note(format!("{what}, controller {}, {} I/O queues", live.controller.cntlid, live.queues));
+        self.shared.change(State::Live(Arc::new(live)));
+        Ok(())
+    }
+
+    /// Tells the device of memory that came and went.
+    fn map_all(&mut self) -> Result<(), Ended> {
+        while let Some(Entry { id, span, fd, mapped_on, ended, .. }) = self.shared.maps.next(self.number) {
+            if ended {
+                if mapped_on == Some(self.number) {
+                    self.function.client.unmap(span.begin, span.bytes())?;
+                }
+                self.shared.maps.remove(id);
+            } else {
+                let outcome = self.function.client.map(fd.as_fd(), span.begin, span.bytes());
+                let refused =
+                    matches!(&outcome, Err(t) if matches!(t.wrong, super::client::Wrong::Refused(_)));
+                match outcome {
+                    Err(trouble) if !refused => return Err(trouble.into()),
+                    outcome => {
+                        self.shared.maps.mapped(id, outcome.map(|()| self.number).map_err(|t| t.to_string()))
+                    }
+                }
+            }
+            self.shared.tell();
+        }
+        Ok(())
+    }
+
+    fn shut_down(&mut self) -> Result<(), Ended> {
+        let until: Instant = clock::now() + SHUT_DOWN_WITHIN;
+        let now = self.function.now_ms();
+        self.function.host.shut_down(now);
+        while !self.function.host.is_shut_down() && clock::now() < until {
+            match self.function.step()? {
+                Step::Wait { until_ms } => wait(&mut self.function, until_ms, None, true)?,
+                Step::Event(_) | Step::Queue(_) | Step::Deleted(_) | Step::Aborted { .. } => {}
+            }
+        }
+        Ok(())
+    }
+}

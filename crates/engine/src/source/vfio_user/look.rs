@@ -1,0 +1,56 @@
+//! A look at a drive: its controller and its namespaces, and away again.
+
+use super::function::{wait, Ended, Function};
+use super::Options;
+use crate::clock;
+use forebay_model::Error;
+use forebay_nvme::host::{ControllerInfo, Event, NamespaceInfo};
+use forebay_nvme::transport::pcie::host::Step;
+use std::time::{Duration, Instant};
+
+/// How long leaving may take.
+const LEAVE_WITHIN: Duration = Duration::from_secs(1);
+
+/// What the drive says of itself. `namespace`: only that one.
+///
+/// # Errors
+/// `Machine`: nobody answers at the socket in time, or what does is no NVMe controller. `Request`: no such namespace.
+pub fn look(
+    options: &Options,
+    namespace: Option<u32>,
+    within: Duration,
+) -> Result<(ControllerInfo, Vec<NamespaceInfo>), Error> {
+    let failed = |ended: Ended| {
+        let next = format!("ls -l {}, and look at the gateway's log", options.socket.display());
+        Error::machine(options.to_string(), ended.why, next)
+    };
+    let until = clock::now() + within;
+    let mut function = Function::open(options, u16::MAX, 0, namespace, within).map_err(failed)?;
+    until_event(&mut function, until).map_err(failed)?;
+    let session = function.host.session();
+    let found = (session.controller().clone(), session.namespaces().values().cloned().collect());
+    let now = function.now_ms();
+    function.host.shut_down(now);
+    let leave = clock::now() + LEAVE_WITHIN;
+    while !function.host.is_shut_down() && clock::now() < leave {
+        match function.step() {
+            Ok(Step::Wait { until_ms }) if wait(&mut function, until_ms, None, true).is_ok() => {}
+            Ok(Step::Wait { .. }) | Err(_) => break,
+            Ok(_) => {}
+        }
+    }
+    Ok(found)
+}
+
+fn until_event(function: &mut Function, until: Instant) -> Result<(), Ended> {
+    loop {
+        match function.step()? {
+            Step::Event(Event::Ready) => return Ok(()),
+            Step::Wait { until_ms } => wait(function, until_ms, None, true)?,
+            _ => {}
+        }
+        if clock::now() >= until {
+            return Err(Ended { why: "it isn't ready in time".into(), for_good: true, clean: true });
+        }
+    }
+}

@@ -1,0 +1,365 @@
+//! `vfio-user:` — an emulated NVMe drive, by a driver of our own: no VM, no
+//! kernel. The drive is a process behind a Unix socket; queues, shadow doorbells
+//! and payload lie in memory that both share, so a busy drive needs no message.
+//!
+//! A thread cares for the drive: it connects, brings the controller up, maps
+//! memory into it, and connects again when it went away. Each worker's queue
+//! has its share of the I/O queues. Payload goes straight to and from slots
+//! that are mapped into the device (`Arena::shared`); other memory is staged,
+//! which the record counts. What a lost device left unfinished is read again; a
+//! write in that place fails, and says why.
+
+mod care;
+mod client;
+mod function;
+mod lane;
+mod look;
+mod maps;
+mod options;
+mod queue;
+mod shm;
+mod stage;
+mod uring;
+mod wire;
+
+pub use look::look;
+pub use options::Options;
+pub use queue::VfioUserQueue;
+
+use super::nvme::{await_end, lock, Identity, Notes, Shares, Wakers};
+use super::QueueNeeds;
+use crate::arena::Arena;
+use crate::clock;
+use crate::queue::Queue;
+use crate::reactor::Reactor;
+use care::State;
+use forebay_model::record::{FabricPath, FabricRan};
+use forebay_model::Error;
+use forebay_nvme::host::{ControllerInfo, NamespaceInfo};
+use lane::Pair;
+use maps::Table;
+use rustix::event::{eventfd, EventfdFlags};
+use rustix::fd::OwnedFd;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long opening waits for the drive.
+const OPEN_WITHIN: Duration = Duration::from_secs(15);
+/// How long mapping memory into the device, or out of it, may take.
+const MAP_WITHIN: Duration = Duration::from_secs(10);
+
+/// A controller that is up.
+#[derive(Debug)]
+struct Live {
+    /// Counts the connections: queues belong to one.
+    number: u64,
+    controller: ControllerInfo,
+    /// I/O queues that it granted.
+    queues: u16,
+    /// It takes SGLs.
+    sgl: bool,
+    /// Queues that no worker has taken yet.
+    pairs: Mutex<BTreeMap<u16, Pair>>,
+}
+
+struct Inner {
+    state: State,
+    /// A worker saw the connection of this number fail.
+    trouble: Option<(u64, String)>,
+    /// Commands to abort: connection, queue, identifier.
+    aborts: Vec<(u64, u16, u16)>,
+    stop: bool,
+}
+
+/// What the thread, the workers' queues and the record share.
+struct Shared {
+    options: Options,
+    inner: Mutex<Inner>,
+    changed: Condvar,
+    /// Goes up with each change of the state.
+    generation: AtomicU64,
+    /// Ends the thread's wait.
+    wake: OwnedFd,
+    maps: Table,
+    identity: Identity,
+    wakers: Wakers,
+    shares: Shares,
+    notes: Notes,
+    /// Connections that came up.
+    connects: AtomicU32,
+}
+
+/// An emulated drive's namespace, connected to. It stays so until the last handle is dropped.
+pub struct Drive {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl fmt::Debug for Drive {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.shared.options)
+    }
+}
+
+/// Memory stays mapped into the device as long as this lives; drop it before the memory.
+pub struct Mapping {
+    drive: Arc<Drive>,
+    id: u64,
+}
+
+impl Drive {
+    /// Connects to the drive. `workers`: queues that will be opened at once, at most.
+    ///
+    /// # Errors
+    /// Nobody answers at the socket, what does is no NVMe controller, or it has no such namespace, or too few queues.
+    pub fn open(options: &Options, workers: u32) -> Result<Arc<Drive>, Error> {
+        Drive::open_for(options, workers, workers)
+    }
+
+    /// As `open`, for a number of workers that isn't known yet: as many queues as the controller grants up to
+    /// `workers_most`, and one for each of `workers` at least.
+    pub fn open_for(options: &Options, workers: u32, workers_most: u32) -> Result<Arc<Drive>, Error> {
+        let shares = Shares::divide(options.to_string(), options.queues, workers, workers_most)?;
+        let machine = |e: String| Error::machine(options.to_string(), e, "ulimit -n; ulimit -u");
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let wake = eventfd(0, flags).map_err(|e| machine(e.to_string()))?;
+        let state = State::Connecting { why: None, clean: true };
+        let shared = Arc::new(Shared {
+            options: options.clone(),
+            inner: Mutex::new(Inner { state, trouble: None, aborts: Vec::new(), stop: false }),
+            changed: Condvar::new(),
+            generation: AtomicU64::new(0),
+            wake,
+            maps: Table::default(),
+            identity: Identity::default(),
+            wakers: Wakers::default(),
+            shares,
+            notes: Notes::default(),
+            connects: AtomicU32::new(0),
+        });
+        let cared = shared.clone();
+        let thread = std::thread::Builder::new().name("vfio-admin".into());
+        let thread = thread.spawn(move || care::care(&cared)).map_err(|e| machine(e.to_string()))?;
+        let drive = Drive { shared, thread: Some(thread) };
+        let granted = drive.shared.first()?;
+        drive.shared.shares.keep(granted);
+        Ok(Arc::new(drive))
+    }
+
+    pub fn options(&self) -> &Options {
+        &self.shared.options
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.shared.identity.bytes()
+    }
+
+    pub fn block_bytes(&self) -> u32 {
+        self.shared.identity.block_bytes()
+    }
+
+    /// As the first controller described it.
+    pub fn namespace(&self) -> &NamespaceInfo {
+        self.shared.identity.namespace()
+    }
+
+    pub fn controller(&self) -> &ControllerInfo {
+        self.shared.identity.controller()
+    }
+
+    /// The name that its seeded content carries.
+    pub fn content_name(&self) -> String {
+        let options = &self.shared.options;
+        options.content.clone().unwrap_or_else(|| options.to_string())
+    }
+
+    /// Longest transfer of one command, bytes, a multiple of the block.
+    pub fn transfer_bytes(&self) -> u32 {
+        self.shared.identity.transfer_bytes()
+    }
+
+    /// Maps a worker's slots into the device, so that nothing need be staged. None: they can't be (`Arena::new`).
+    ///
+    /// # Errors
+    /// The device refuses it, or doesn't answer.
+    pub fn lend(self: &Arc<Drive>, arena: &Arena) -> Result<Option<Mapping>, Error> {
+        let Some(mapping) = self.lend_soon(arena) else { return Ok(None) };
+        let (shared, until) = (&self.shared, clock::now() + MAP_WITHIN);
+        let settled = || match shared.maps.get(mapping.id) {
+            // A device that isn't there gets it when it comes.
+            Some(entry) => entry.mapped_on.is_some() || entry.refused.is_some() || !shared.is_live(),
+            None => true,
+        };
+        let (_, bytes) = arena.whole();
+        let asked = || format!("map {bytes} bytes of buffers into {}", shared.options);
+        if !shared.wait_until(settled, until) {
+            return Err(Error::machine(asked(), "the device doesn't answer", "the gateway's log"));
+        }
+        match mapping.refusal() {
+            Some(why) => Err(Error::machine(asked(), why, "the gateway's log; fewer --workers")),
+            None => Ok(Some(mapping)),
+        }
+    }
+
+    /// As `lend`, without waiting: workers' queues are woken when the device has it.
+    fn lend_soon(self: &Arc<Drive>, arena: &Arena) -> Option<Mapping> {
+        let id = self.shared.maps.add(arena)?;
+        self.shared.wake();
+        Some(Mapping { drive: self.clone(), id })
+    }
+
+    /// Opens a worker's share of the I/O queues, on the worker's thread.
+    pub fn queue(
+        self: &Arc<Drive>,
+        needs: QueueNeeds,
+        reactor: &mut Reactor,
+    ) -> Result<Box<dyn Queue>, Error> {
+        Ok(Box::new(VfioUserQueue::open(self.clone(), needs, reactor)?))
+    }
+
+    /// All of it, for a record.
+    pub fn report(&self) -> FabricRan {
+        let shared = &self.shared;
+        let address = shared.options.socket.display().to_string();
+        let state = shared.state();
+        let words = [Some(state.name()), state.why()].into_iter().flatten().collect::<Vec<_>>();
+        let reconnects = shared.connects.load(Ordering::Relaxed).saturating_sub(1);
+        let path = FabricPath { address: address.clone(), state: words.join(", "), reconnects };
+        let (events, events_dropped) = shared.notes.events();
+        FabricRan {
+            uri: shared.options.to_string(),
+            model: self.controller().model.clone(),
+            firmware: self.controller().firmware.clone(),
+            block_bytes: self.block_bytes(),
+            transfer_bytes: self.transfer_bytes(),
+            header_digest: false,
+            data_digest: false,
+            paths: vec![path],
+            queues: shared.notes.queues(|_| address.clone()),
+            events,
+            events_dropped,
+        }
+    }
+}
+
+impl Drop for Drive {
+    fn drop(&mut self) {
+        lock(&self.shared.inner).stop = true;
+        self.shared.changed.notify_all();
+        self.shared.wake();
+        await_end(self.thread.take());
+    }
+}
+
+impl Mapping {
+    fn refusal(&self) -> Option<String> {
+        self.drive.shared.maps.get(self.id).and_then(|entry| entry.refused)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        let shared = &self.drive.shared;
+        shared.maps.end(self.id);
+        shared.wake();
+        let settled = || shared.maps.get(self.id).is_none() || !shared.is_live();
+        shared.wait_until(settled, clock::now() + MAP_WITHIN);
+        if !shared.is_live() {
+            shared.maps.remove(self.id);
+        }
+    }
+}
+
+impl Shared {
+    fn state(&self) -> State {
+        lock(&self.inner).state.clone()
+    }
+
+    fn is_live(&self) -> bool {
+        matches!(lock(&self.inner).state, State::Live(_))
+    }
+
+    fn stops(&self) -> bool {
+        lock(&self.inner).stop
+    }
+
+    fn change(&self, state: State) {
+        lock(&self.inner).state = state;
+        self.generation.fetch_add(1, Ordering::Release);
+        self.tell();
+    }
+
+    /// Whoever waits for a change looks again.
+    fn tell(&self) {
+        // Taken, so that nobody looks and then sleeps meanwhile.
+        drop(lock(&self.inner));
+        self.changed.notify_all();
+        self.wakers.wake();
+    }
+
+    fn wake(&self) {
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// Waits for `what`, which is called without a lock held; false: not in time.
+    fn wait_until(&self, what: impl Fn() -> bool, until: Instant) -> bool {
+        const LOOK: Duration = Duration::from_millis(20);
+        loop {
+            if what() {
+                return true;
+            }
+            let left = until.saturating_duration_since(clock::now()).min(LOOK);
+            if left.is_zero() {
+                return false;
+            }
+            drop(self.changed.wait_timeout(lock(&self.inner), left));
+        }
+    }
+
+    /// Waits unless the thread is to stop.
+    fn pause(&self, how_long: Duration) {
+        self.wait_until(|| self.stops(), clock::now() + how_long);
+    }
+
+    /// From a worker: connection `number` doesn't work any more. The drive is connected to anew.
+    fn trouble(&self, number: u64, why: &str) {
+        let mut inner = lock(&self.inner);
+        if matches!(&inner.state, State::Live(live) if live.number == number) && inner.trouble.is_none() {
+            inner.trouble = Some((number, why.into()));
+            drop(inner);
+            self.wake();
+        }
+    }
+
+    fn take_trouble(&self, number: u64) -> Option<String> {
+        let (of, why) = lock(&self.inner).trouble.take()?;
+        (of == number).then_some(why)
+    }
+
+    fn abort(&self, number: u64, qid: u16, cid: u16) {
+        lock(&self.inner).aborts.push((number, qid, cid));
+        self.wake();
+    }
+
+    fn take_aborts(&self, number: u64) -> Vec<(u16, u16)> {
+        let all = std::mem::take(&mut lock(&self.inner).aborts);
+        all.into_iter().filter(|(of, ..)| *of == number).map(|(_, qid, cid)| (qid, cid)).collect()
+    }
+
+    /// Waits until the drive is up, and says how many queues it grants; an error once it was tried and isn't.
+    fn first(&self) -> Result<u16, Error> {
+        let tried = || !matches!(self.state(), State::Connecting { why: None, .. });
+        self.wait_until(tried, clock::now() + OPEN_WITHIN);
+        let state = self.state();
+        if let State::Live(live) = &state {
+            return Ok(live.queues);
+        }
+        let found = state.why().unwrap_or("no answer yet").to_string();
+        let next = format!("ls -l {}, and look at the gateway's log", self.options.socket.display());
+        Err(Error::machine(self.options.to_string(), found, next))
+    }
+}

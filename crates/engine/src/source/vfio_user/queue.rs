@@ -1,0 +1,479 @@
+//! A worker's queue over its share of a drive's I/O queues.
+
+use super::care::State;
+use super::lane::{Lane, Payload};
+use super::maps::{covers, Span};
+use super::stage::Stage;
+use super::{Drive, Live};
+use crate::clock;
+use crate::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
+use crate::reactor::{Completion, Reactor};
+use crate::source::nvme::{lock, Command, Outcome, Work, REST};
+use crate::source::QueueNeeds;
+use forebay_model::Error;
+use forebay_nvme::command::Cqe;
+use forebay_nvme::nvm;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long closing waits for the kernel to let go of what it was given.
+const CLOSE_WITHIN: Duration = Duration::from_secs(1);
+/// How long an aborted command may still complete before its controller is reset, which frees its memory.
+const ABANDON_AFTER: Duration = Duration::from_millis(500);
+
+/// What a command has here besides.
+#[derive(Default)]
+struct Own {
+    /// The staging slot that its payload goes through.
+    slot: Option<u32>,
+    /// The device has it.
+    out: bool,
+}
+
+pub struct VfioUserQueue {
+    drive: Arc<Drive>,
+    work: Work<Own>,
+    spin: Duration,
+    token: u32,
+    watch: u64,
+    share: Vec<u16>,
+    /// What this queue last saw of the drive.
+    generation: u64,
+    live: Option<Arc<Live>>,
+    lost: Option<String>,
+    maps_version: u64,
+    spans: Vec<Span>,
+    lanes: Vec<Lane>,
+    lanes_made: u32,
+    stage: Option<Stage>,
+    /// Since when there is no drive for what is pending.
+    stranded: Option<Instant>,
+    rests_until: Option<Instant>,
+    /// When abandoned I/Os cost the controller a reset.
+    cut: Option<Instant>,
+    /// When commands are looked at that may have taken too long.
+    look_at: Option<Instant>,
+    turn: usize,
+    completions: Vec<Completion>,
+}
+
+impl VfioUserQueue {
+    pub fn open(drive: Arc<Drive>, needs: QueueNeeds, reactor: &mut Reactor) -> Result<VfioUserQueue, Error> {
+        if !reactor.has_ring() {
+            return Err(Error::machine(
+                drive.options().to_string(),
+                "io_uring is forbidden or missing here",
+                "forebay doctor for the reason",
+            ));
+        }
+        let waker = reactor.waker()?;
+        let spin = drive.options().spin;
+        reactor.spin(spin);
+        let share = drive.shared.shares.take()?;
+        let nsid = drive.options().nsid;
+        let mut queue = VfioUserQueue {
+            work: Work::new(&drive.shared.identity, nsid, needs.depth, 4, Via::Direct),
+            spin,
+            token: reactor.token(),
+            watch: drive.shared.wakers.watch(waker),
+            lanes: Vec::with_capacity(share.len()),
+            share,
+            generation: 0,
+            live: None,
+            lost: None,
+            maps_version: 0,
+            spans: Vec::new(),
+            lanes_made: 0,
+            stage: None,
+            stranded: None,
+            rests_until: None,
+            cut: None,
+            look_at: None,
+            turn: 0,
+            completions: Vec::new(),
+            drive,
+        };
+        queue.settle(reactor, &mut Vec::new());
+        Ok(queue)
+    }
+
+    /// All that there is to do: what completed, what changed, what can be sent.
+    fn turn(&mut self, reactor: &mut Reactor, done: &mut Vec<Done>) {
+        reactor.take(self.token, &mut self.completions);
+        for completion in self.completions.drain(..) {
+            if let Some(lane) = self.lanes.iter_mut().find(|lane| lane.owns(completion)) {
+                lane.completed(completion);
+            }
+        }
+        let now = clock::now();
+        self.collect(now, reactor, done);
+        if self.generation != self.drive.shared.generation.load(Ordering::Acquire) {
+            self.settle(reactor, done);
+        }
+        self.dispatch(reactor, now);
+        self.give_up(now, done);
+        for lane in &mut self.lanes {
+            lane.ring_again(now, reactor, self.token);
+            lane.doze(now, self.spin, reactor, self.token);
+        }
+    }
+
+    /// Books what the device completed.
+    fn collect(&mut self, now: Instant, reactor: &mut Reactor, done: &mut Vec<Done>) {
+        for index in 0..self.lanes.len() {
+            let mut any = false;
+            while let Some((command, cqe)) = self.lanes[index].take() {
+                any = true;
+                self.book(index, command, &cqe, now, done);
+            }
+            let lane = &mut self.lanes[index];
+            if any {
+                lane.release(now, reactor, self.token);
+            }
+            if let (Some(why), Some(live)) = (&lane.broken, &self.live) {
+                self.drive.shared.trouble(live.number, why);
+            }
+        }
+    }
+
+    /// Follows the drive: the device that was is gone, or another one is there.
+    fn settle(&mut self, reactor: &mut Reactor, done: &mut Vec<Done>) {
+        self.generation = self.drive.shared.generation.load(Ordering::Acquire);
+        let state = self.drive.shared.state();
+        let (live, clean) = match &state {
+            State::Live(live) => (Some(live.clone()), true),
+            State::Connecting { clean, .. } | State::Lost { clean, .. } => (None, *clean),
+        };
+        let number = |live: &Option<Arc<Live>>| live.as_ref().map(|l| l.number);
+        if number(&live) == number(&self.live) && live.is_some() {
+            return;
+        }
+        self.lost = match &state {
+            State::Lost { why, .. } => Some(why.clone()),
+            _ => None,
+        };
+        self.bury(clean, reactor, done);
+        self.live = live;
+        self.maps_version = 0;
+        let Some(live) = &self.live else { return };
+        for qid in &self.share {
+            let pair = lock(&live.pairs).remove(qid);
+            let Some(pair) = pair else { continue };
+            let traffic = self.drive.shared.notes.traffic(0, *qid);
+            self.lanes.push(Lane::new(self.lanes_made, *qid, pair, live.sgl, traffic, reactor));
+            self.lanes_made = self.lanes_made.wrapping_add(1) % (u32::MAX / 2);
+        }
+    }
+
+    /// Takes leave of a device's queues.
+    fn bury(&mut self, clean: bool, reactor: &mut Reactor, done: &mut Vec<Done>) {
+        // What the ring was told of their descriptors must reach it before they are closed.
+        reactor.submit();
+        let mut gone = Vec::new();
+        for lane in &mut self.lanes {
+            lane.cancel(reactor, self.token);
+            lane.bury(&mut gone);
+        }
+        self.lanes.clear();
+        // The last ones first, so that they stand in order.
+        gone.sort_by_key(|c| self.work.commands[*c as usize].started);
+        for command in gone.into_iter().rev() {
+            self.work.commands[command as usize].own.out = false;
+            self.gone(command, clean, done);
+        }
+    }
+
+    /// The device went, and nobody knows what became of this command.
+    fn gone(&mut self, command: u32, clean: bool, done: &mut Vec<Done>) {
+        let c = &self.work.commands[command as usize];
+        if self.work.is_abandoned(command) {
+            return self.end(command, Err(Fault::errno(libc::ECANCELED)), done);
+        }
+        let repeatable = matches!(c.op, Op::Read | Op::Flush) || self.drive.options().replay_writes;
+        let (errno, text) = match (repeatable, clean) {
+            (true, true) => return self.work.pending.push_front(command),
+            (_, false) => (
+                libc::EIO,
+                "the device stopped answering while this was under way, and couldn't be reset: it isn't tried again, \
+                 as the old one might still move its bytes",
+            ),
+            // Not EIO: nothing is wrong with the medium, and who asked may ask again.
+            (false, true) => (
+                libc::ECONNRESET,
+                "the device was lost while this was under way: it may have been done or not (replay_writes=1 would \
+                 do it again)",
+            ),
+        };
+        self.end(command, Err(Fault::note(errno, text)), done);
+    }
+
+    /// Books a command that completed.
+    fn book(&mut self, lane: usize, command: u32, cqe: &Cqe, now: Instant, done: &mut Vec<Done>) {
+        let (status, lane) = (cqe.status(), &self.lanes[lane]);
+        let c = &mut self.work.commands[command as usize];
+        c.own.out = false;
+        lane.traffic.took(now.saturating_duration_since(c.started));
+        if status.is_success() {
+            if let (Op::Read, Some(slot), Some(stage)) = (c.op, c.own.slot, &self.stage) {
+                stage.copy_out(slot, c.mem, c.len as usize);
+            }
+            return self.end(command, Ok(()), done);
+        }
+        match self.work.outcome(command, status) {
+            Outcome::End(fault) => self.end(command, Err(fault), done),
+            Outcome::Elsewhere => {
+                self.rests_until = Some(now + REST);
+                self.work.pending.push_front(command);
+            }
+            Outcome::Again => {
+                lane.traffic.retries.fetch_add(1, Ordering::Relaxed);
+                self.work.pending.push_front(command);
+            }
+        }
+    }
+
+    fn end(&mut self, command: u32, result: Result<(), Fault>, done: &mut Vec<Done>) {
+        let slot = self.work.commands[command as usize].own.slot.take();
+        if let (Some(slot), Some(stage)) = (slot, &mut self.stage) {
+            stage.give_back(slot);
+        }
+        self.work.end(command, result, done);
+    }
+
+    /// Sends what is pending where it can go.
+    fn dispatch(&mut self, reactor: &mut Reactor, now: Instant) {
+        if self.rests_until.is_some_and(|until| now >= until) {
+            self.rests_until = None;
+        }
+        if self.work.pending.is_empty() {
+            self.stranded = None;
+            return;
+        }
+        if self.lanes.is_empty() || self.rests_until.is_some() {
+            self.stranded.get_or_insert(now);
+            return;
+        }
+        self.stranded = None;
+        self.look_at_maps();
+        while let Some(command) = self.work.pending.front().copied() {
+            let inline = self.work.commands[command as usize].op == Op::Deallocate;
+            let Some(lane) = self.choose(inline) else { break };
+            let Some(place) = self.place(command) else { break };
+            self.work.pending.pop_front();
+            let (sqe, range) = self.work.sqe(command);
+            let payload = match (place, &range) {
+                (Some((at, bytes)), _) => Payload::At(at, bytes),
+                (None, Some(range)) => Payload::Inline(nvm::range_bytes(std::slice::from_ref(range))),
+                (None, None) => Payload::None,
+            };
+            let c = &mut self.work.commands[command as usize];
+            (c.tries, c.started, c.own.out) = (c.tries + 1, now, true);
+            self.lanes[lane].put(command, sqe, payload, now);
+        }
+        for lane in &mut self.lanes {
+            lane.publish(reactor, self.token);
+        }
+        if self.look_at.is_none() {
+            self.look_at = self.drive.options().io_timeout.map(|most| now + most);
+        }
+    }
+
+    fn look_at_maps(&mut self) {
+        let (version, Some(live)) = (self.drive.shared.maps.version(), &self.live) else { return };
+        if self.maps_version != version + 1 {
+            self.maps_version = version + 1;
+            self.spans = self.drive.shared.maps.spans(live.number);
+        }
+    }
+
+    /// A lane with room, in turn.
+    fn choose(&mut self, inline: bool) -> Option<usize> {
+        let count = self.lanes.len();
+        let chosen =
+            (self.turn..self.turn + count).map(|i| i % count).find(|i| self.lanes[*i].has_room(inline))?;
+        self.turn = (chosen + 1) % count;
+        Some(chosen)
+    }
+
+    /// Where the device finds the payload: Some(None) where there is none, None where there is no place yet.
+    #[allow(clippy::option_option)]
+    fn place(&mut self, command: u32) -> Option<Option<(u64, u32)>> {
+        let c = &mut self.work.commands[command as usize];
+        if !matches!(c.op, Op::Read | Op::Write { .. }) {
+            return Some(None);
+        }
+        // Scattered memory has no single address, and is staged.
+        let (at, bytes) = (c.mem.host_ptr() as u64, c.len);
+        if c.own.slot.is_none() && at % 4 == 0 && covers(&self.spans, at, bytes.into()) {
+            return Some(Some((at, bytes)));
+        }
+        let drive = &self.drive;
+        let stage = self.stage.get_or_insert_with(|| Stage::new(drive, drive.transfer_bytes()));
+        if c.own.slot.is_none() {
+            c.own.slot = stage.take();
+        }
+        let slot = c.own.slot?;
+        let at = stage.place(slot);
+        // The device has to have it before it is used; a worker is woken then.
+        if !covers(&self.spans, at, bytes.into()) {
+            return None;
+        }
+        if matches!(c.op, Op::Write { .. }) {
+            stage.copy_in(slot, c.mem, bytes as usize);
+        }
+        self.work.staged(command);
+        Some(Some((at, bytes)))
+    }
+
+    /// What has waited long enough.
+    fn give_up(&mut self, now: Instant, done: &mut Vec<Done>) {
+        if self.cut.is_some_and(|cut| now >= cut) {
+            self.cut = None;
+            let held = |(c, command): (u32, &Command<Own>)| command.own.out && self.work.is_abandoned(c);
+            if (0..).zip(&self.work.commands).any(held) {
+                self.trouble("a command that was given up on never completed");
+            }
+        }
+        if self.look_at.is_some_and(|at| now >= at) {
+            self.look_for_late(now);
+        }
+        let refusal = self.stage.as_ref().and_then(Stage::refusal);
+        let Some(since) = self.stranded.or(refusal.as_ref().map(|_| now)) else { return };
+        let waited = now.saturating_duration_since(since);
+        let late = self.drive.options().fast_io_fail.is_some_and(|most| waited >= most);
+        if self.lost.is_none() && refusal.is_none() && !late {
+            return;
+        }
+        let state = self.drive.shared.state();
+        let (errno, text) = match (&self.lost, refusal) {
+            (Some(why), _) => (libc::ENODEV, format!("the drive is lost: {why}")),
+            (None, Some(why)) => (libc::EFAULT, format!("its memory can't be mapped into the device: {why}")),
+            (None, None) => {
+                let why = state.why().unwrap_or("it can't serve now");
+                (
+                    libc::EHOSTUNREACH,
+                    format!("no drive for {:.1} s (fast_io_fail_tmo): {why}", waited.as_secs_f64()),
+                )
+            }
+        };
+        let text: Box<str> = text.into();
+        while let Some(command) = self.work.pending.pop_front() {
+            self.end(command, Err(Fault::note(errno, text.clone())), done);
+        }
+        self.stranded = None;
+    }
+
+    /// A command that takes longer than it may costs the controller a reset.
+    fn look_for_late(&mut self, now: Instant) {
+        let Some(most) = self.drive.options().io_timeout else { return };
+        let oldest = self.work.commands.iter().filter(|c| c.own.out).map(|c| c.started).min();
+        self.look_at = oldest.map(|started| started + most);
+        if self.look_at.is_some_and(|at| now >= at) {
+            self.look_at = Some(now + most);
+            self.trouble(&format!("a command took longer than {} s (io_timeout)", most.as_secs_f64()));
+        }
+    }
+
+    fn trouble(&self, why: &str) {
+        if let Some(live) = &self.live {
+            self.drive.shared.trouble(live.number, why);
+        }
+    }
+}
+
+impl Queue for VfioUserQueue {
+    fn geometry(&self) -> Geometry {
+        self.work.geometry()
+    }
+
+    fn in_flight(&self) -> u32 {
+        self.work.in_flight()
+    }
+
+    fn push(&mut self, io: Io, _reactor: &mut Reactor) -> Result<(), Full> {
+        self.work.push(io)
+    }
+
+    fn submit(&mut self, reactor: &mut Reactor) {
+        if !self.work.pending.is_empty() {
+            let now = clock::now();
+            self.dispatch(reactor, now);
+            for lane in &mut self.lanes {
+                lane.doze(now, self.spin, reactor, self.token);
+            }
+        }
+    }
+
+    fn reap(&mut self, reactor: &mut Reactor, done: &mut Vec<Done>) {
+        self.work.reap(done);
+        self.turn(reactor, done);
+    }
+
+    fn abandon(&mut self, tag: u32, _reactor: &mut Reactor) {
+        let Some(waiting) = self.work.abandon(tag) else { return };
+        self.cut.get_or_insert(clock::now() + ABANDON_AFTER);
+        if let Some(live) = &self.live {
+            let out = |(_, c): &(u32, &Command<Own>)| c.own.out && c.tag == tag;
+            for (command, _) in (0..).zip(&self.work.commands).filter(out) {
+                let place = self.lanes.iter().find_map(|l| Some((l.qid, l.cid_of(command)?)));
+                place.iter().for_each(|(qid, cid)| self.drive.shared.abort(live.number, *qid, *cid));
+            }
+        }
+        // What no device has yet needn't wait for one.
+        let mut done = Vec::new();
+        for command in waiting {
+            self.end(command, Err(Fault::errno(libc::ECANCELED)), &mut done);
+        }
+        self.work.keep(done);
+    }
+
+    fn next_due(&self) -> Option<Instant> {
+        if self.work.is_ready() {
+            return Some(clock::now());
+        }
+        if !self.work.has_commands() {
+            return None;
+        }
+        let lanes = self.lanes.iter().filter_map(|lane| lane.due(self.spin));
+        let patience = self.drive.options().fast_io_fail;
+        let stranded = self.stranded.and_then(|since| since.checked_add(patience?));
+        lanes.chain(stranded).chain(self.rests_until).chain(self.cut).chain(self.look_at).min()
+    }
+
+    fn wakes_at_first(&self) -> bool {
+        true
+    }
+
+    fn close(&mut self, reactor: &mut Reactor) {
+        let until = clock::now() + CLOSE_WITHIN;
+        self.lanes.iter_mut().for_each(|lane| lane.cancel(reactor, self.token));
+        reactor.submit();
+        while self.lanes.iter().any(Lane::is_armed) && clock::now() < until {
+            reactor.wait(1, until, Duration::ZERO);
+            reactor.take(self.token, &mut self.completions);
+            for completion in self.completions.drain(..) {
+                if let Some(lane) = self.lanes.iter_mut().find(|lane| lane.owns(completion)) {
+                    lane.completed(completion);
+                }
+            }
+        }
+    }
+}
+
+impl Drop for VfioUserQueue {
+    /// The next queue gets these pairs, unless something is in flight: then a reset makes new ones.
+    fn drop(&mut self) {
+        let shared = &self.drive.shared;
+        shared.wakers.unwatch(self.watch);
+        if let Some(live) = &self.live {
+            for lane in self.lanes.drain(..) {
+                match lane.into_pair() {
+                    Some((qid, pair)) => drop(lock(&live.pairs).insert(qid, pair)),
+                    None => shared.trouble(live.number, "a worker left its queue with commands in it"),
+                }
+            }
+        }
+        shared.shares.give_back(&self.share);
+    }
+}

@@ -1,0 +1,61 @@
+//! Namespaces that a small target in this process serves, and what they hold.
+
+use crate::drive::{Control, Drive};
+use crate::target::{Fake, NQN};
+use forebay_engine::source::nvme_tcp::Remote;
+use forebay_engine::source::vfio_user;
+use forebay_engine::source::{Backing, Route, Target, Uri};
+use std::sync::{Arc, Mutex};
+
+type Disk = Arc<Mutex<Vec<u8>>>;
+
+/// By label; they serve until the process ends.
+static SERVED: Mutex<Vec<(String, Disk, Server)>> = Mutex::new(Vec::new());
+
+/// Held for what it does.
+enum Server {
+    #[allow(dead_code)]
+    Target(Fake),
+    #[allow(dead_code)]
+    Drive(Drive),
+}
+
+/// A namespace with this content, connected to.
+pub fn target(data: Vec<u8>, more: &str) -> Target {
+    let disk = Arc::new(Mutex::new(data));
+    let fake = Fake::start(disk.clone(), 0);
+    let uri = format!("nvme+tcp://{}/{NQN}?{more}", fake.address);
+    let Ok(Uri::NvmeTcp(options)) = Uri::parse(&uri) else { panic!("{uri}") };
+    // Tests open queues for several workers at once.
+    let remote = Remote::open(&options, 3).unwrap_or_else(|e| panic!("{e}"));
+    let label = format!("{uri} of {} bytes", remote.bytes());
+    SERVED.lock().unwrap().push((label.clone(), disk, Server::Target(fake)));
+    Target {
+        label,
+        content_id: 0,
+        bytes: remote.bytes(),
+        backing: Backing::NvmeTcp(remote),
+        route: Route::default(),
+    }
+}
+
+/// An emulated drive with this content, connected to.
+pub fn drive(data: Vec<u8>, more: &str, plain_doorbells: bool) -> Target {
+    let disk = Arc::new(Mutex::new(data));
+    let control = Control { plain_doorbells: plain_doorbells.into(), ..Control::default() };
+    let device = Drive::with(disk.clone(), control);
+    let uri = device.uri(more);
+    let Ok(Uri::VfioUser(options)) = Uri::parse(&uri) else { panic!("{uri}") };
+    let drive = vfio_user::Drive::open(&options, 3).unwrap_or_else(|e| panic!("{e}"));
+    let label = format!("{uri} of {} bytes", drive.bytes());
+    SERVED.lock().unwrap().push((label.clone(), disk, Server::Drive(device)));
+    let bytes = drive.bytes();
+    Target { label, content_id: 0, bytes, backing: Backing::VfioUser(drive), route: Route::default() }
+}
+
+pub fn truth(target: &Target) -> Vec<u8> {
+    let served = SERVED.lock().unwrap();
+    let (_, disk, _) = served.iter().find(|(label, _, _)| *label == target.label).expect("it is served here");
+    let data = disk.lock().unwrap().clone();
+    data
+}

@@ -1,0 +1,568 @@
+//! Emulated batches by every way into a GPU: each byte gets there once and is told of
+//! by the way that it took, whatever the files, the cache and the end of the run.
+
+use super::runs::home;
+use super::scenario::{is_inside, on_real_gpu, Books, Scenario};
+use forebay_engine::emulate::{run, EmulateObserver, EmulateProgress, Outcome};
+use forebay_engine::gpu::cuda::Device;
+use forebay_engine::meter::cache;
+use forebay_engine::Error;
+use forebay_model::job::{Cache, PathKind};
+use forebay_model::record::{PathRan, RunRecord};
+use forebay_model::training::{EmulateSpec, Level, OnError, RuleSet, Workload};
+use forebay_model::Kind;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+const MIB: usize = 1 << 20;
+
+/// Calls `each` with every progress; true ends the run.
+struct Watch<F: FnMut(&EmulateProgress) -> bool>(F, bool);
+
+impl<F: FnMut(&EmulateProgress) -> bool> EmulateObserver for Watch<F> {
+    fn progress(&mut self, progress: &EmulateProgress) {
+        self.1 |= (self.0)(progress);
+    }
+
+    fn stop(&mut self) -> bool {
+        self.1
+    }
+}
+
+fn watched(spec: &EmulateSpec, each: impl FnMut(&EmulateProgress) -> bool) -> Result<Outcome, Error> {
+    run(spec, vec!["test".into()], &mut Watch(each, false), None)
+}
+
+fn ran(spec: &EmulateSpec) -> Outcome {
+    watched(spec, |_| false).unwrap()
+}
+
+fn record(spec: &EmulateSpec) -> RunRecord {
+    let outcome = ran(spec);
+    assert!(outcome.failure.is_none(), "{:?}", outcome.failure);
+    outcome.record
+}
+
+/// What ended it, midway or before anything was measured.
+fn failure(outcome: Result<Outcome, Error>) -> Error {
+    outcome.map_or_else(|error| error, |outcome| outcome.failure.expect("it fails"))
+}
+
+fn spec(folder: &Path, path: PathKind) -> EmulateSpec {
+    EmulateSpec {
+        workload: Workload {
+            name: "test".into(),
+            format: "raw".into(),
+            batch: 2,
+            compute_s: 0.001,
+            record_bytes: 3e6,
+            samples_per_file: 1,
+            ..Workload::default()
+        },
+        rules: RuleSet::V30,
+        level: Level::Bytes,
+        data: vec![folder.display().to_string()],
+        destination: "gpu:0".into(),
+        path,
+        allow_compat: path == PathKind::Gds,
+        accelerators: 2,
+        ranks: 2,
+        epochs: 2,
+        read_threads: 2,
+        prefetch: 2,
+        cache: Cache::Allow,
+        power: vec!["none".into()],
+        io_bytes: Some(256 << 10),
+        workers: Some(2),
+        depth: Some(4),
+        interval_s: 0.02,
+        ..EmulateSpec::default()
+    }
+}
+
+fn content(file: usize, bytes: usize) -> Vec<u8> {
+    let pattern: Vec<u8> = (0..4093usize).map(|i| (i * 37 + file * 11 + i / 251) as u8).collect();
+    pattern.iter().copied().cycle().take(bytes).collect()
+}
+
+/// A short run, for who looks at what it leaves.
+pub fn once(path: PathKind) {
+    let home = files(&[2 * MIB + 5; 4]);
+    assert_exact(&record(&spec(home.path(), path)));
+}
+
+fn path_of(folder: &Path, file: usize) -> PathBuf {
+    folder.join(format!("{file:03}.raw"))
+}
+
+fn write(folder: &Path, sizes: &[usize]) {
+    for (n, bytes) in sizes.iter().enumerate() {
+        std::fs::write(path_of(folder, n), content(n, *bytes)).unwrap();
+    }
+}
+
+fn files(sizes: &[usize]) -> tempfile::TempDir {
+    let home = home();
+    write(home.path(), sizes);
+    home
+}
+
+fn sum(bytes: &[u8]) -> u64 {
+    bytes.iter().map(|b| u64::from(*b)).sum()
+}
+
+/// (bytes, their sum) of all files.
+fn totals(sizes: &[usize]) -> (u64, u64) {
+    let sums = sizes.iter().enumerate().map(|(n, bytes)| sum(&content(n, *bytes)));
+    (sizes.iter().map(|b| *b as u64).sum(), sums.sum())
+}
+
+fn of_ways(path: &PathRan) -> u64 {
+    path.direct_bytes + path.staged_bytes + path.mapped_bytes + path.compat_bytes + path.fabric_bytes
+}
+
+/// Every byte that is told of is told of by its way, and by its epoch.
+fn assert_exact(record: &RunRecord) -> u64 {
+    let training = record.training.as_ref().unwrap();
+    assert_eq!(of_ways(&record.path), training.read_bytes, "{:?}", record.path);
+    assert_eq!(record.result.bytes, training.read_bytes);
+    let of_epochs: u64 = training.epochs.iter().map(|epoch| epoch.read_bytes).sum();
+    assert_eq!(of_epochs, training.read_bytes, "{:?}", training.epochs);
+    training.read_bytes
+}
+
+/// A scenario whose inside tells its outside of a number of bytes.
+fn telling(scenario: Scenario, name: &str, body: impl FnOnce() -> u64) -> Option<(Books, u64)> {
+    let told = home().path().with_file_name(format!("told-{name}"));
+    let books = scenario.run(|| std::fs::write(&told, body().to_string()).unwrap())?;
+    let bytes = std::fs::read_to_string(&told).unwrap().parse().unwrap();
+    std::fs::remove_file(&told).unwrap();
+    Some((books, bytes))
+}
+
+const PATHS: [PathKind; 4] = [PathKind::Bounce, PathKind::Mapped, PathKind::Gds, PathKind::Auto];
+
+/// Numbers without a pattern, the same in a scenario and outside of it.
+struct Dice(u64);
+
+impl Dice {
+    fn up_to(&mut self, most: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % most
+    }
+
+    fn of<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.up_to(choices.len())]
+    }
+}
+
+/// A run of its own for every number: files of all sizes, and whatever else may make a difference.
+struct Case {
+    sizes: Vec<usize>,
+    spec: EmulateSpec,
+    cold: usize,
+}
+
+fn case(number: u64, folder: &Path) -> Case {
+    let mut dice = Dice(number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let path = PATHS[number as usize % PATHS.len()];
+    let mut spec = spec(folder, path);
+    (spec.accelerators, spec.workload.batch) = (1 + dice.up_to(3) as u32, 1 + dice.up_to(3) as u32);
+    spec.ranks = spec.accelerators;
+    let steps = 1 + dice.up_to(3);
+    let count = spec.accelerators as usize * spec.workload.batch as usize * steps;
+    let sizes = (0..count)
+        .map(|_| match dice.up_to(6) {
+            0 => 1 + dice.up_to(9000),
+            1 => 4096 * (1 + dice.up_to(300)),
+            2 => MIB - 1 + dice.up_to(3),
+            3 => MIB * (1 + dice.up_to(3)),
+            _ => MIB + dice.up_to(3 * MIB),
+        })
+        .collect();
+    spec.io_bytes = dice.of(&[None, Some(4096), Some(100_000), Some(256 << 10), Some(3 << 20)]);
+    if spec.io_bytes == Some(4096) {
+        // Many I/Os: a few will do.
+        spec.epochs = 1;
+    }
+    spec.workers = Some(1 + dice.up_to(3) as u32);
+    spec.depth = Some(dice.of(&[1, 2, 5, 16]));
+    spec.read_threads = 1 + dice.up_to(4) as u32;
+    spec.prefetch = 1 + dice.up_to(3) as u32;
+    spec.workload.compute_s = dice.of(&[0.0, 0.001]);
+    (spec.workload.file_shuffle, spec.workload.sample_shuffle) = (dice.up_to(2) == 0, dice.up_to(2) == 0);
+    let limits = [None, Some(1 << 20), Some(3 << 20), Some(64 << 20)];
+    spec.pin_limit_bytes = Some(dice.of(&limits)).flatten().filter(|_| path == PathKind::Mapped);
+    spec.destination = dice.of(&["gpu:0", "gpu:1", "gpu:0,1"]).into();
+    Case { sizes, spec, cold: dice.up_to(3) }
+}
+
+fn chill(folder: &Path, files: usize, every: usize) {
+    for n in (0..files).filter(|n| every > 0 && n % (every + 1) == 0) {
+        cache::drop(&File::open(path_of(folder, n)).unwrap(), 0, 0).unwrap();
+    }
+}
+
+fn every_byte_is_told_of(name: &str, numbers: std::ops::Range<u64>) {
+    let outside = numbers.clone();
+    let scenario = Scenario::new(&format!("emulate_ways::{name}")).settings("gpus=2,delay_us=20");
+    let told = telling(scenario, name, || {
+        let mut by_cufile = 0;
+        for number in numbers {
+            let home = home();
+            let Case { sizes, spec, cold } = case(number, home.path());
+            write(home.path(), &sizes);
+            chill(home.path(), sizes.len(), cold);
+            let record = record(&spec);
+            let read = assert_exact(&record);
+            assert_eq!(read, u64::from(spec.epochs) * totals(&sizes).0, "case {number}: {spec:?}");
+            let path = &record.path;
+            match spec.path {
+                PathKind::Bounce => assert_eq!(path.staged_bytes, read),
+                PathKind::Gds => assert_eq!((path.compat_bytes, path.ran.as_str()), (read, "gds-compat")),
+                PathKind::Mapped => assert_eq!(path.mapped_bytes + path.staged_bytes, read),
+                _ => assert!(path.reason.as_ref().unwrap().starts_with("auto chose"), "{path:?}"),
+            }
+            by_cufile += path.compat_bytes;
+        }
+        by_cufile
+    });
+    let Some((books, by_cufile)) = told else { return };
+    let (mut bytes, mut sums) = (0, 0);
+    for number in outside {
+        let Case { sizes, spec, .. } = case(number, Path::new("/"));
+        let (all, sum_of_all) = totals(&sizes);
+        (bytes, sums) = (bytes + u64::from(spec.epochs) * all, sums + u64::from(spec.epochs) * sum_of_all);
+        if spec.path == PathKind::Gds {
+            // cuFile showed beforehand, for each GPU, how it goes.
+            let gpus = spec.gpus().len() as u64;
+            let io_bytes = spec.io_bytes.unwrap_or(1 << 20).next_multiple_of(4096) as usize;
+            let looked = sizes[0].min(io_bytes);
+            sums += gpus * sum(&content(0, looked));
+            bytes += gpus * looked as u64;
+        }
+    }
+    assert!(by_cufile > 0 && books.by_cufile() >= by_cufile);
+    assert_eq!(books.over_gpus("to_device_bytes") + books.by_cufile(), bytes);
+    assert_eq!(books.sum(), sums, "the bytes that came are those of the files");
+}
+
+#[test]
+fn every_byte_gets_there_once_and_is_told_of_by_its_way() {
+    every_byte_is_told_of("every_byte_gets_there_once_and_is_told_of_by_its_way", 0..16);
+}
+
+#[test]
+#[ignore = "sixteen cases more: make test-long"]
+fn so_it_is_of_other_files_and_settings() {
+    every_byte_is_told_of("so_it_is_of_other_files_and_settings", 16..32);
+}
+
+#[test]
+fn what_is_cached_is_read_where_it_lies_and_stays_registered_for_later_epochs() {
+    let name = "what_is_cached_is_read_where_it_lies_and_stays_registered_for_later_epochs";
+    let told = telling(Scenario::new(&format!("emulate_ways::{name}")), name, || {
+        let home = files(&[3 * MIB; 8]);
+        let spec = EmulateSpec { cache: Cache::Warm, epochs: 5, ..spec(home.path(), PathKind::Mapped) };
+        let record = record(&spec);
+        let path = &record.path;
+        assert_eq!((path.ran.as_str(), path.destination.as_str()), ("mapped", "gpu:0"));
+        assert_eq!((path.mapped_bytes, path.staged_bytes), (assert_exact(&record), 0));
+        let mapped = path.mapped.as_ref().unwrap();
+        assert_eq!((mapped.registrations, mapped.evictions, mapped.stale), (8, 0, 0), "{mapped:?}");
+        assert!(path.slots_pinned && record.training.unwrap().level == Level::Bytes);
+        path.mapped_bytes
+    });
+    if let Some((books, bytes)) = told {
+        assert_eq!((bytes, books.over_gpus("to_device_bytes")), (5 * 24 * MIB as u64, bytes));
+        assert_eq!(books.sum(), 5 * totals(&[3 * MIB; 8]).1);
+    }
+}
+
+#[test]
+fn files_that_are_not_kept_give_back_what_was_registered_of_them() {
+    let name = "emulate_ways::files_that_are_not_kept_give_back_what_was_registered_of_them";
+    let books = Scenario::new(name).settings("pin=200m").run(|| {
+        let home = files(&[2 * MIB; 12]);
+        let spec = EmulateSpec {
+            cache: Cache::Warm,
+            epochs: 3,
+            pin_limit_bytes: Some(16 << 20),
+            ..spec(home.path(), PathKind::Mapped)
+        };
+        let record = record(&spec);
+        assert_exact(&record);
+        let mapped = record.path.mapped.unwrap();
+        assert!(mapped.registered_bytes_peak <= 16 << 20, "{mapped:?}");
+        assert!(record.path.mapped_bytes > record.path.staged_bytes, "{mapped:?}");
+    });
+    if let Some(books) = books {
+        assert!(books.calls("cuMemHostRegister_v2") > 12);
+    }
+}
+
+#[test]
+fn what_the_system_will_not_pin_goes_through_slots_and_is_told() {
+    let name = "emulate_ways::what_the_system_will_not_pin_goes_through_slots_and_is_told";
+    Scenario::new(name).settings("read_only=0,fail=cuMemHostRegister_v2:5+:2").run(|| {
+        let home = files(&[3 * MIB; 4]);
+        let record = record(&EmulateSpec { cache: Cache::Warm, ..spec(home.path(), PathKind::Mapped) });
+        let path = &record.path;
+        assert_eq!((path.mapped_bytes, path.staged_bytes), (0, assert_exact(&record)));
+        assert!(path.reason.as_ref().unwrap().contains("refused to pin"), "{path:?}");
+    });
+}
+
+#[test]
+fn a_run_that_is_stopped_tells_of_every_byte_that_got_there() {
+    for (n, path) in PATHS.into_iter().enumerate() {
+        let name = "a_run_that_is_stopped_tells_of_every_byte_that_got_there";
+        let scenario = Scenario::new(&format!("emulate_ways::{name}")).settings("gpus=2,delay_us=300");
+        let scenario = scenario.variable("FOREBAY_TEST_WAY", n.to_string());
+        let told = telling(scenario, name, || {
+            let path = PATHS[std::env::var("FOREBAY_TEST_WAY").unwrap().parse::<usize>().unwrap()];
+            let home = files(&[2 * MIB + 777; 12]);
+            let spec = EmulateSpec {
+                cache: if path == PathKind::Mapped { Cache::Warm } else { Cache::Allow },
+                epochs: 5000,
+                destination: "gpu:0,1".into(),
+                ..spec(home.path(), path)
+            };
+            let outcome = watched(&spec, |p| p.epoch > 1 || p.step > 1).unwrap();
+            assert!(outcome.failure.is_none() && outcome.record.result.interrupted);
+            assert!(outcome.record.warnings.iter().any(|w| w.id == "interrupted"));
+            let training = outcome.record.training.as_ref().unwrap();
+            assert!(training.samples > 0 && !training.epochs.is_empty());
+            assert_eq!(of_ways(&outcome.record.path), training.read_bytes);
+            training.read_bytes
+        });
+        if is_inside() {
+            return;
+        }
+        if let Some((books, bytes)) = told {
+            let looks = if path == PathKind::Gds { 2 * (256 << 10) } else { 0 };
+            assert_eq!(books.over_gpus("to_device_bytes") + books.by_cufile() - looks, bytes, "{path:?}");
+        }
+    }
+}
+
+/// What is done to a file while it is in use, and what is said of it.
+type Act = (&'static str, fn(&Path));
+
+fn truncate(path: &Path) {
+    File::options().write(true).open(path).unwrap().set_len(MIB as u64 + 1).unwrap();
+}
+
+fn replace(path: &Path) {
+    let beside = path.with_extension("new");
+    std::fs::write(&beside, content(9, 3 * MIB)).unwrap();
+    std::fs::rename(&beside, path).unwrap();
+}
+
+fn overwrite(path: &Path) {
+    use std::os::unix::fs::FileExt;
+    File::options().write(true).open(path).unwrap().write_all_at(b"other", 77).unwrap();
+}
+
+const ACTS: [Act; 4] = [
+    ("it was truncated", truncate),
+    ("another file took its place", replace),
+    ("it was written to", overwrite),
+    ("it was deleted or renamed", |path| std::fs::remove_file(path).unwrap()),
+];
+
+#[test]
+fn a_file_that_changes_under_its_registration_ends_the_run_and_is_named() {
+    let name = "emulate_ways::a_file_that_changes_under_its_registration_ends_the_run_and_is_named";
+    Scenario::new(name).settings("hash=0").run(|| {
+        for (says, act) in ACTS {
+            let home = files(&[3 * MIB; 4]);
+            let victim = path_of(home.path(), 2);
+            let spec =
+                EmulateSpec { cache: Cache::Warm, epochs: 5000, ..spec(home.path(), PathKind::Mapped) };
+            let mut is_done = false;
+            let outcome = watched(&spec, |progress| {
+                if progress.epoch > 2 && !std::mem::replace(&mut is_done, progress.epoch > 2) {
+                    act(&victim);
+                }
+                false
+            });
+            let outcome = outcome.unwrap();
+            assert!(is_done && of_ways(&outcome.record.path) == outcome.record.result.bytes);
+            let error = outcome.failure.unwrap();
+            assert!(error.asked.contains("002.raw") && error.found.contains(says), "{says}: {error}");
+            assert_eq!(error.kind, Kind::Run);
+            assert!(outcome.record.path.mapped.unwrap().stale >= 1);
+        }
+    });
+}
+
+#[test]
+fn a_file_that_changes_is_left_out_where_that_was_asked_for_and_found_again() {
+    let name = "emulate_ways::a_file_that_changes_is_left_out_where_that_was_asked_for_and_found_again";
+    Scenario::new(name).settings("hash=0").run(|| {
+        let home = files(&[3 * MIB; 4]);
+        let victim = path_of(home.path(), 1);
+        let spec = EmulateSpec {
+            cache: Cache::Warm,
+            epochs: 5000,
+            on_error: OnError::Skip,
+            ..spec(home.path(), PathKind::Mapped)
+        };
+        let mut replaced_in = None;
+        let outcome = watched(&spec, |progress| {
+            match replaced_in {
+                None if progress.epoch > 2 => {
+                    replace(&victim);
+                    replaced_in = Some(progress.epoch);
+                }
+                _ => {}
+            }
+            replaced_in.is_some_and(|epoch| progress.epoch > epoch + 4)
+        });
+        let outcome = outcome.unwrap();
+        assert!(outcome.failure.is_none(), "{:?}", outcome.failure);
+        let skipped = outcome.record.training.unwrap().skipped;
+        // Once: whoever opened it next found the new one.
+        assert_eq!((skipped.count, skipped.examples.len()), (1, 1), "{skipped:?}");
+        assert!(skipped.examples[0].contains("001.raw") && skipped.examples[0].contains("took its place"));
+    });
+}
+
+#[test]
+fn a_file_that_ends_early_under_cufile_ends_the_run_and_is_named() {
+    let name = "emulate_ways::a_file_that_ends_early_under_cufile_ends_the_run_and_is_named";
+    Scenario::new(name).run(|| {
+        let home = files(&[3 * MIB; 4]);
+        let victim = path_of(home.path(), 2);
+        let spec = EmulateSpec { epochs: 5000, ..spec(home.path(), PathKind::Gds) };
+        let mut is_done = false;
+        let outcome = watched(&spec, |progress| {
+            if progress.epoch > 2 && !std::mem::replace(&mut is_done, true) {
+                std::fs::remove_file(&victim).unwrap();
+            }
+            false
+        });
+        let error = failure(outcome);
+        assert!(error.asked.contains("002.raw") && error.found.contains("gone"), "{error}");
+    });
+}
+
+#[test]
+fn what_cufile_did_is_what_the_record_says() {
+    let name = "emulate_ways::what_cufile_did_is_what_the_record_says";
+    if on_real_gpu() {
+        return eprintln!("skipped {name}: modes that only the stand-in has");
+    }
+    // Aligned files go direct as a whole; of others the tails don't.
+    for (way, tail, ran) in
+        [("nvfs", 0, "gds"), ("p2p", 0, "gds"), ("nvfs", 100, "gds-mixed"), ("compat", 0, "")]
+    {
+        if is_inside() && std::env::var("FOREBAY_TEST_WAY").unwrap() != format!("{way},{tail},{ran}") {
+            continue;
+        }
+        Scenario::new(name)
+            .variable("FOREBAY_STUB_CUFILE", format!("mode={way}"))
+            .variable("FOREBAY_TEST_WAY", format!("{way},{tail},{ran}"))
+            .run(|| {
+                let told = std::env::var("FOREBAY_TEST_WAY").unwrap();
+                let words: Vec<&str> = told.split(',').collect();
+                let home = files(&[3 * MIB + words[1].parse::<usize>().unwrap(); 4]);
+                let compat = EmulateSpec { cache: Cache::Auto, ..spec(home.path(), PathKind::Gds) };
+                let strict = EmulateSpec { allow_compat: false, require_direct: true, ..compat.clone() };
+                let outcome = watched(&strict, |_| false);
+                match words[0] {
+                    "compat" => {
+                        let error = outcome.unwrap_err();
+                        assert_eq!(error.kind, Kind::Machine);
+                        assert!(error.next.contains("--allow-compat"), "{error}");
+                        return;
+                    }
+                    _ if words[2] == "gds" => {
+                        let record = outcome.unwrap().record;
+                        assert_eq!(record.path.direct_bytes, assert_exact(&record));
+                        assert_eq!(record.path.ran, "gds");
+                        assert_eq!(record.path.engine, "cufile");
+                    }
+                    _ => {
+                        // cuFile wasn't allowed to fall back, and says so of the first tail.
+                        assert!(matches!(failure(outcome).kind, Kind::Run | Kind::Check));
+                    }
+                }
+                let record = record(&EmulateSpec { allow_compat: true, ..compat });
+                assert_exact(&record);
+                assert_eq!(record.path.ran, words[2]);
+                let cufile = record.cufile.as_ref().unwrap();
+                assert!(cufile.buffers_registered && cufile.gpus.is_some(), "{cufile:?}");
+                assert_eq!(cufile.unaligned_ios > 0, words[1] != "0");
+                if words[2] == "gds-mixed" {
+                    assert!(record.path.direct_bytes > 0 && record.path.compat_bytes > 0);
+                    assert!(record.warnings.iter().any(|w| w.id == "gds_compat"));
+                }
+            });
+    }
+}
+
+#[test]
+fn auto_says_what_it_chose_and_why() {
+    Scenario::new("emulate_ways::auto_says_what_it_chose_and_why").run(|| {
+        let home = files(&[5 * MIB; 4]);
+        let auto = spec(home.path(), PathKind::Auto);
+        let warm = record(&EmulateSpec { cache: Cache::Warm, ..auto.clone() });
+        assert_eq!((warm.path.requested.as_str(), warm.path.ran.as_str()), ("auto", "mapped"));
+        assert!(warm.path.reason.as_ref().unwrap().starts_with("auto chose mapped (--cache warm)"));
+        assert_eq!(warm.path.mapped_bytes, assert_exact(&warm));
+        let parsed = record(&EmulateSpec { cache: Cache::Warm, level: Level::Parse, ..auto.clone() });
+        assert_eq!(parsed.path.staged_bytes, assert_exact(&parsed));
+        let reason = parsed.path.reason.unwrap();
+        assert!(reason.starts_with("auto chose bounce: the host checks samples on their way"), "{reason}");
+        let past = record(&EmulateSpec { cache: Cache::Bypass, ..auto.clone() });
+        assert_eq!((past.path.ran.as_str(), past.path.staged_bytes), ("bounce", assert_exact(&past)));
+        let strict = EmulateSpec { require_direct: true, cache: Cache::Auto, ..auto };
+        let error = watched(&strict, |_| false).unwrap_err();
+        assert_eq!(error.kind, Kind::Machine);
+        assert!(error.asked.contains("--require-direct"), "{error}");
+    });
+}
+
+#[test]
+fn paths_past_the_host_refuse_what_the_host_must_see() {
+    Scenario::new("emulate_ways::paths_past_the_host_refuse_what_the_host_must_see").run(|| {
+        Device::open(0).unwrap();
+        let home = files(&[2 * MIB; 2]);
+        for path in [PathKind::Mapped, PathKind::Gds] {
+            let asked = spec(home.path(), path);
+            let parquet = Workload { format: "parquet".into(), ..asked.workload.clone() };
+            let source = vec![path_of(home.path(), 0).display().to_string()];
+            let wrong = [
+                EmulateSpec { level: Level::Parse, ..asked.clone() },
+                EmulateSpec { workload: parquet, ..asked.clone() },
+                EmulateSpec { destination: "host".into(), allow_compat: false, ..asked.clone() },
+                EmulateSpec { data: vec!["model:d7-ps1010".into()], ..asked.clone() },
+            ];
+            for spec in wrong {
+                let error = watched(&spec, |_| false).unwrap_err();
+                assert_eq!(error.kind, Kind::Request, "{error}");
+            }
+            let error = watched(&EmulateSpec { data: source, ..asked }, |_| false).unwrap_err();
+            assert!(matches!(error.kind, Kind::Request | Kind::Machine), "{error}");
+        }
+    });
+}
+
+#[test]
+fn a_gpu_without_room_ends_every_way() {
+    for (n, way) in ["mapped", "gds"].into_iter().enumerate() {
+        let scenario = Scenario::new("emulate_ways::a_gpu_without_room_ends_every_way").settings("memory=2m");
+        scenario.variable("FOREBAY_TEST_WAY", n.to_string()).run(|| {
+            let path = [PathKind::Mapped, PathKind::Gds]
+                [std::env::var("FOREBAY_TEST_WAY").unwrap().parse::<usize>().unwrap()];
+            let home = files(&[3 * MIB; 4]);
+            let error = failure(watched(&spec(home.path(), path), |_| false));
+            assert!(error.next.contains("--prefetch"), "{way}: {error}");
+        });
+        if is_inside() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! Flags as tables: what a command line is read by, and what its help is made of. `tests/test_forebayd.py` holds them to
+//! those of the Python command, words and all.
+
+use forebay_model::Error;
+use serde_json::{json, Value};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+pub struct Flag {
+    /// Without `--`.
+    pub long: &'static str,
+    pub short: Option<&'static str>,
+    /// What its value is called in help; None: it takes none.
+    pub value: Option<&'static str>,
+    pub many: bool,
+    /// Its value where it is given without one.
+    pub bare: Option<&'static str>,
+    pub help: &'static str,
+}
+
+pub struct Verb {
+    pub name: &'static str,
+    /// What stands beside the flags.
+    pub subject: &'static str,
+    pub about: &'static str,
+    pub flags: &'static [Flag],
+}
+
+/// A command line of one verb.
+#[derive(Debug, Default, PartialEq)]
+pub struct Given {
+    pub subject: Option<String>,
+    values: BTreeMap<&'static str, Vec<String>>,
+    pub help: bool,
+}
+
+impl Given {
+    pub fn is(&self, long: &str) -> bool {
+        self.values.contains_key(long)
+    }
+
+    /// The last one given.
+    pub fn text(&self, long: &str) -> Option<&str> {
+        self.values.get(long).and_then(|all| all.last()).map(String::as_str)
+    }
+
+    pub fn all(&self, long: &str) -> &[String] {
+        self.values.get(long).map_or(&[], |all| all)
+    }
+
+    /// Those that were given, in the table's order.
+    pub fn named<'a>(&'a self, verb: &'a Verb) -> impl Iterator<Item = &'a str> {
+        verb.flags.iter().map(|f| f.long).filter(|long| self.is(long))
+    }
+}
+
+impl Verb {
+    /// # Errors
+    /// `Request`: a flag that there isn't, a value too few or too many, two subjects.
+    pub fn parse(&self, words: &[String]) -> Result<Given, Error> {
+        let mut given = Given::default();
+        let mut words = words.iter();
+        let mut flags_ended = false;
+        while let Some(word) = words.next() {
+            if flags_ended || word == "-" || !word.starts_with('-') {
+                if given.subject.replace(word.clone()).is_some() {
+                    let found = format!("there is one {} already", self.subject);
+                    return Err(Error::request(word, found, self.try_help()));
+                }
+            } else if word == "--" {
+                flags_ended = true;
+            } else if word == "--help" {
+                given.help = true;
+            } else {
+                self.flag(word, &mut words, &mut given)?;
+            }
+        }
+        Ok(given)
+    }
+
+    fn flag<'a>(
+        &self,
+        word: &str,
+        words: &mut (impl Iterator<Item = &'a String> + Clone),
+        given: &mut Given,
+    ) -> Result<(), Error> {
+        let (name, inline) = match word.split_once('=') {
+            Some((name, value)) => (name, Some(value.to_string())),
+            None => (word, None),
+        };
+        let matches = |f: &&Flag| name.strip_prefix("--") == Some(f.long) || f.short == Some(name);
+        let Some(flag) = self.flags.iter().find(matches) else {
+            return Err(Error::request(name, "there is no such flag", self.try_help()));
+        };
+        let value = match (flag.value, inline, flag.bare) {
+            (None, None, _) => String::new(),
+            (None, Some(_), _) => {
+                return Err(Error::request(name, "takes no value", format!("{name} alone")))
+            }
+            (Some(_), Some(value), _) => value,
+            (Some(_), None, bare) => {
+                let next = words.clone().next().filter(|w| bare.is_none() || !w.starts_with('-'));
+                if next.is_some() {
+                    words.next();
+                }
+                match next.map(String::as_str).or(bare) {
+                    Some(value) => value.to_string(),
+                    None => return Err(Error::request(name, "has no value", self.try_help())),
+                }
+            }
+        };
+        let all = given.values.entry(flag.long).or_default();
+        if !flag.many {
+            all.clear();
+        }
+        all.push(value);
+        Ok(())
+    }
+
+    fn try_help(&self) -> String {
+        format!("forebayd {} --help", self.name)
+    }
+
+    pub fn help(&self) -> String {
+        let mut text = format!(
+            "Usage: forebayd {} [OPTIONS] {}\n\n{}\n\nOptions:\n",
+            self.name, self.subject, self.about
+        );
+        let left: Vec<String> = self.flags.iter().map(spelled).collect();
+        let width = left.iter().map(String::len).max().unwrap_or(0);
+        for (flag, left) in self.flags.iter().zip(&left) {
+            let _ = writeln!(text, "  {left:width$}  {}", flag.help);
+        }
+        text
+    }
+
+    /// For those who compare.
+    pub fn table(&self) -> Value {
+        let flag = |f: &Flag| {
+            let names: Vec<String> =
+                [Some(format!("--{}", f.long)), f.short.map(Into::into)].into_iter().flatten().collect();
+            json!({ "names": names, "value": f.value, "many": f.many, "bare": f.bare, "help": f.help })
+        };
+        json!({ "verb": self.name, "subject": self.subject, "flags": self.flags.iter().map(flag).collect::<Vec<_>>() })
+    }
+}
+
+fn spelled(flag: &Flag) -> String {
+    let short = flag.short.map_or(String::new(), |s| format!("{s}, "));
+    format!("{short}--{}{}", flag.long, flag.value.map_or(String::new(), |v| format!(" {v}")))
+}
+
+const fn flag(long: &'static str, help: &'static str) -> Flag {
+    Flag { long, short: None, value: None, many: false, bare: None, help }
+}
+
+const fn valued(long: &'static str, value: &'static str, help: &'static str) -> Flag {
+    Flag { long, short: None, value: Some(value), many: false, bare: None, help }
+}
+
+const fn quiet() -> Flag {
+    Flag { short: Some("-q"), ..flag("quiet", "Of the log, warnings and errors alone; no totals.") }
+}
+
+pub const SERVE: Verb = Verb {
+    name: "serve",
+    subject: "SOURCE|CONFIG.toml",
+    about:
+        "Serve SOURCE (a file, a block device, stripe:, nil:, model:, nvme+tcp:) to NVMe/TCP and NVMe/RDMA\n\
+            hosts, or all that CONFIG.toml names (docs/serve.md).",
+    flags: &[
+        valued("nqn", "NQN", "The name that hosts connect to, as nqn.2026-01.io.example:big."),
+        Flag {
+            many: true,
+            ..valued("listen", "ADDRESS", "Address and port; may be repeated. Default: 127.0.0.1:4420.")
+        },
+        Flag {
+            many: true,
+            ..valued(
+                "listen-rdma",
+                "ADDRESS",
+                "The same over RDMA, at a card's address; alone, not over TCP.",
+            )
+        },
+        flag("writable", "Hosts may write too; a namespace is read-only otherwise."),
+        Flag { many: true, ..valued("allow", "HOSTNQN", "Only this host, or these. Default: any host.") },
+        valued("serial", "TEXT", "Serial number, 20 characters. Default: made from the NQN."),
+        valued("block-size", "SIZE", "Logical block: 512 or 4096."),
+        valued("cache", "POLICY", "Page cache: auto, bypass (O_DIRECT) or allow."),
+        valued("threads", "N", "Threads that serve. Default: one per processor, at most 8."),
+        valued("cpus", "LIST", "CPUs that the threads stay on, in turn, as 0-3,8. Default: anywhere."),
+        valued("spin-us", "N", "Look for more to do this long before sleeping. Default: 0."),
+        valued("max-transfer", "SIZE", "Longest transfer of one command. Default: 1m."),
+        valued("metrics", "ADDRESS", "Prometheus metrics: a port of the loopback interface, or an address."),
+        valued("drain", "SECONDS", "Time for commands to finish. Default: 10."),
+        valued("log", "FORMAT", "Log on stderr: text, json or off. Default: text."),
+        flag("check", "Check the configuration, open nothing, and end."),
+        Flag {
+            bare: Some("sha256"),
+            ..valued(
+                "new-key",
+                "HASH",
+                "Print a new key for dhchap_key, and end. HASH: sha256, sha384, sha512 or none.",
+            )
+        },
+        flag("json", "One JSON document on stdout at the end: what was served."),
+        quiet(),
+    ],
+};
+
+pub const SNAP: Verb = Verb {
+    name: "snap",
+    subject: "CONFIG.toml|rpc VERB …",
+    about: "Show sources (above all nvme+tcp:) as NVMe drives to virtual machines (vfio-user): all that CONFIG.toml names\n\
+            (docs/snap.md). forebayd snap rpc VERB asks a gateway that runs.",
+    flags: &[
+        valued("rpc", "PATH", "Socket for RPCs, or off. Default: the file's, or snap.sock of the runtime directory."),
+        flag(
+            "take-over",
+            "Take the place of the gateway that runs at the RPC socket, unnoticed by hosts; where none does, start.",
+        ),
+        flag("keep", "Start the gateway again when it is killed; hosts stay connected meanwhile."),
+        valued("drain", "SECONDS", "Time for commands to finish. Default: 10."),
+        valued("log", "FORMAT", "Log on stderr: text, json or off. Default: text."),
+        flag("check", "Check the configuration, open nothing, and end."),
+        flag("json", "One JSON document on stdout at the end: what went through."),
+        quiet(),
+    ],
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Result<Given, Error> {
+        SERVE.parse(&line.split_whitespace().map(Into::into).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn flags_come_in_any_order_and_spelling() {
+        let given = parsed("--nqn a /dev/x --listen 1 --listen=2 -q --threads 4 --threads 5").unwrap();
+        assert_eq!(given.subject.as_deref(), Some("/dev/x"));
+        assert_eq!(
+            (given.text("nqn"), given.all("listen"), given.text("threads")),
+            (Some("a"), &["1".into(), "2".into()][..], Some("5"))
+        );
+        assert!(given.is("quiet") && !given.is("check"));
+        assert_eq!(given.named(&SERVE).collect::<Vec<_>>(), ["nqn", "listen", "threads", "quiet"]);
+        assert_eq!(parsed("--new-key").unwrap().text("new-key"), Some("sha256"));
+        assert_eq!(parsed("--new-key none").unwrap().text("new-key"), Some("none"));
+        assert_eq!(parsed("--new-key --quiet").unwrap().text("new-key"), Some("sha256"));
+        assert_eq!(parsed("-- --odd").unwrap().subject.as_deref(), Some("--odd"));
+        assert!(parsed("--help").unwrap().help);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_named() {
+        for (line, found) in
+            [("--nq a", "no such flag"), ("--nqn", "no value"), ("a b", "already"), ("--check=1", "no value")]
+        {
+            let error = parsed(line).unwrap_err();
+            assert!(error.to_string().contains(found), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn help_has_every_flag() {
+        for verb in [SERVE, SNAP] {
+            let text = verb.help();
+            assert!(verb
+                .flags
+                .iter()
+                .all(|f| text.contains(&format!("--{}", f.long)) && text.contains(f.help)));
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! `forebayd snap`: a gateway, and RPCs to one that runs, as `forebay snap` has them.
+
+use crate::asked::{log_form, of_file, options, read};
+use crate::flags::Given;
+use crate::life::{self, tell, Service};
+use crate::serve::{namespace, rates, totals};
+use crate::words::{bytes, count, grouped, seconds};
+use forebay_engine::front::config::{Config, Controller, Front, Qos};
+use forebay_engine::front::keeper::{self, Keeper};
+use forebay_engine::front::rpc::client;
+use forebay_engine::front::service;
+use forebay_engine::front::stats::{State, Stats};
+use forebay_engine::serve::log;
+use forebay_engine::serve::stats::Counts;
+use forebay_model::Error;
+use serde_json::{json, Value};
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// `forebayd snap rpc WORDS`.
+pub fn rpc(words: &[String]) -> Result<ExitCode, Error> {
+    tell(client::run(words)?.trim_end(), true);
+    Ok(ExitCode::SUCCESS)
+}
+
+pub fn command(given: &Given) -> Result<ExitCode, Error> {
+    let (log, options) = (log_form(given)?, options(given)?);
+    let Some(path) = given.subject.as_deref() else {
+        return Err(Error::request("forebayd snap", "has no CONFIG.toml", "forebayd snap --help"));
+    };
+    let config = configuration(path)?;
+    if given.is("check") {
+        let text = serde_json::to_string_pretty(&config).expect("plain data");
+        tell(&if options.json { text } else { checked(&config).join("\n") }, true);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let sink = log::to_stderr(log, options.quiet);
+    if given.is("keep") {
+        return keep(given, sink);
+    }
+    let rpc = given.text("rpc");
+    let started = match (Keeper::here()?, given.is("take-over")) {
+        (Some(keeper), _) => service::Service::kept(config, rpc, sink, keeper),
+        (None, true) => service::Service::take_over(config, rpc, sink),
+        (None, false) => service::Service::start(config, rpc, sink),
+    };
+    let service = started.map_err(|e| of_file(path, e))?;
+    let before = service.stats();
+    life::run(Showing { service, before }, &options)
+}
+
+/// Runs the same command without `--keep`, and again whenever it is killed.
+fn keep(given: &Given, sink: log::Sink) -> Result<ExitCode, Error> {
+    if given.is("take-over") {
+        let found = "a gateway with a keeper begins as one";
+        return Err(Error::request("--keep --take-over", found, "end the one that runs, then --keep"));
+    }
+    let own =
+        std::env::current_exe().map_err(|e| Error::machine("forebayd", e.to_string(), "forebayd --help"))?;
+    let mut words = vec![own.into_os_string(), "snap".into()];
+    words.extend(std::env::args_os().skip(2).filter(|word| word != "--keep"));
+    Ok(ExitCode::from(keeper::keep(words, sink)? as u8))
+}
+
+/// CONFIG.toml, or CONFIG.json as `snap_config_get` prints it.
+fn configuration(path: &str) -> Result<Config, Error> {
+    let parse = match path.rsplit_once('.').map(|(_, form)| form) {
+        Some("toml") => Config::from_toml,
+        Some("json") => Config::from_json,
+        _ => {
+            let found = "is neither CONFIG.toml nor rpc";
+            return Err(Error::request(format!("forebay snap {path}"), found, "forebay snap CONFIG.toml"));
+        }
+    };
+    parse(&read(path)?).map_err(|e| of_file(path, e))
+}
+
+fn checked(config: &Config) -> Vec<String> {
+    let rpc = config.rpc.as_deref().unwrap_or("snap.sock of the runtime directory");
+    let mut lines = vec![format!("rpc        {rpc}")];
+    for subsystem in &config.subsystems {
+        lines.push(format!("subsystem  {}", subsystem.nqn));
+        lines.extend(subsystem.namespaces.iter().map(|n| {
+            let mode = if n.writable { "writable" } else { "read-only" };
+            format!("           nsid {}: {}, {mode}{}", n.nsid, n.source, limits(n.qos))
+        }));
+        lines.extend(subsystem.controllers.iter().map(shown));
+    }
+    lines
+}
+
+fn shown(controller: &Controller) -> String {
+    let list = |all: &Vec<u32>| match all.is_empty() {
+        true => "nsid none".to_string(),
+        false => format!("nsid {}", all.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")),
+    };
+    let nsids = controller.namespaces.as_ref().map_or("all namespaces".into(), list);
+    let device = controller.device.map_or("any free device".into(), |n| format!("/dev/ublkb{n}"));
+    let (front, place) = match controller.front {
+        Front::VfioUser => ("vfio-user", controller.socket.clone().unwrap_or(device)),
+        Front::Ublk => ("ublk", device),
+    };
+    format!("           {}: {front} at {place}, {nsids}", controller.name)
+}
+
+fn limits(qos: Qos) -> String {
+    let rate = qos.rate.map(|r| format!("{}/s", bytes(r.0)));
+    let iops = qos.iops.map(|n| format!("{} IOPS", grouped(n)));
+    let all: Vec<String> = rate.into_iter().chain(iops).collect();
+    if all.is_empty() {
+        String::new()
+    } else {
+        format!(", at most {}", all.join(" and "))
+    }
+}
+
+struct Showing {
+    service: service::Service,
+    before: Stats,
+}
+
+fn sums(stats: &Stats) -> Counts {
+    totals(stats.subsystems.iter().flat_map(|s| &s.namespaces).map(|n| &n.counted.counts))
+}
+
+impl Service for Showing {
+    fn ready(&self) -> String {
+        let controllers = count(self.before.controllers.len() as u64, "controller");
+        match self.service.rpc_path() {
+            Some(path) => format!("ready: {controllers} · RPCs at {}", path.display()),
+            None => format!("ready: {controllers} · no RPCs"),
+        }
+    }
+
+    fn offered(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        for subsystem in &self.before.subsystems {
+            lines.extend(subsystem.namespaces.iter().map(|n| namespace(&subsystem.nqn, &n.counted)));
+        }
+        lines.extend(self.before.controllers.iter().map(|c| {
+            let nsids = c.namespaces.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+            let nsids = if nsids.is_empty() { "none" } else { &nsids };
+            let state = json!(c.state);
+            let state = state.as_str().unwrap_or_default();
+            format!("{} of {} at {}: nsid {nsids}, {state}", c.name, c.subsystem, c.place)
+        }));
+        lines
+    }
+
+    fn line(&mut self, span_s: f64) -> String {
+        let now = self.service.stats();
+        let used = now.controllers.iter().filter(|c| c.state == State::Enabled).count();
+        let told = format!(
+            "{used} of {} in use · {} · staged {}",
+            count(now.controllers.len() as u64, "drive"),
+            rates(&sums(&now), &sums(&self.before), span_s),
+            bytes(now.staged_bytes)
+        );
+        self.before = now;
+        told
+    }
+
+    fn reload(&mut self) -> String {
+        "a gateway changes by RPCs, not by a reload: forebay snap rpc --help".into()
+    }
+
+    fn has_left(&self) -> bool {
+        self.service.has_left()
+    }
+
+    fn drain(&mut self, within: Duration) -> bool {
+        self.service.drain(within)
+    }
+
+    fn closing(&self, drained: bool) -> (Vec<String>, Value) {
+        let stats = self.service.stats();
+        let all = sums(&stats);
+        let mut lines = vec![format!(
+            "moved     {} read, {} written in {} · {} staged · {}",
+            bytes(all.read_bytes),
+            bytes(all.write_bytes),
+            seconds(stats.seconds),
+            bytes(stats.staged_bytes),
+            count(all.errors, "error")
+        )];
+        for found in stats.controllers.iter().filter(|c| c.protocol_errors > 0) {
+            lines.push(format!(
+                "          {}: {} broke the protocol",
+                found.name,
+                count(found.protocol_errors, "host")
+            ));
+        }
+        let document = json!({
+            "schema": "forebay.snap/1",
+            "rpc": self.service.rpc_path().map(|p| p.display().to_string()),
+            "handed_over": self.service.has_left(),
+            "drained": drained,
+            "cpu_s": 0,
+            "stats": stats,
+        });
+        (lines, document)
+    }
+}

@@ -1,0 +1,35 @@
+//! What a driver asks of whatever looks after a controller: a session, a discovery session, or a command alone.
+
+use super::discovery::Discovery;
+use super::{Action, Failure, Session, Ticket};
+use crate::command::Cqe;
+
+pub trait Care {
+    fn next(&mut self, now_ms: u64) -> Result<Action, Failure>;
+    fn completed(&mut self, ticket: Ticket, cqe: &Cqe, data: &[u8], now_ms: u64);
+    fn authenticated(&mut self, now_ms: u64);
+}
+
+impl Care for Session {
+    fn next(&mut self, now_ms: u64) -> Result<Action, Failure> {
+        Session::next(self, now_ms)
+    }
+    fn completed(&mut self, ticket: Ticket, cqe: &Cqe, data: &[u8], now_ms: u64) {
+        Session::completed(self, ticket, cqe, data, now_ms);
+    }
+    fn authenticated(&mut self, now_ms: u64) {
+        Session::authenticated(self, now_ms);
+    }
+}
+
+impl Care for Discovery {
+    fn next(&mut self, now_ms: u64) -> Result<Action, Failure> {
+        Discovery::next(self, now_ms)
+    }
+    fn completed(&mut self, ticket: Ticket, cqe: &Cqe, data: &[u8], now_ms: u64) {
+        Discovery::completed(self, ticket, cqe, data, now_ms);
+    }
+    fn authenticated(&mut self, now_ms: u64) {
+        Discovery::authenticated(self, now_ms);
+    }
+}

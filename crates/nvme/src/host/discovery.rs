@@ -1,0 +1,78 @@
+//! Asking a discovery service what it offers (base, section 3.1.2.3).
+
+use super::{Action, ControllerInfo, Failure, Options, Session, Ticket};
+use crate::command::Cqe;
+use crate::discovery::{Log, Reader};
+use crate::nqn;
+
+/// Bytes of the log that are asked for at once.
+const PART_BYTES: u32 = 4096;
+
+/// The log as it is being read, and as it was read last.
+#[derive(Debug)]
+pub(super) struct Reading {
+    pub(super) reader: Reader,
+    pub(super) log: Log,
+}
+
+impl Reading {
+    pub(super) fn new() -> Reading {
+        Reading { reader: Reader::new(PART_BYTES), log: Log::default() }
+    }
+
+    /// All of it is here: the next reading begins at its start.
+    pub(super) fn complete(&mut self) {
+        self.log = std::mem::replace(&mut self.reader, Reader::new(PART_BYTES)).into_log();
+    }
+}
+
+/// A session with a discovery controller, driven like `Session`. At `Event::Ready` its log is read. With a keep alive
+/// timeout it may be kept: `Event::Ready` comes again each time the log has changed and was read anew.
+#[derive(Debug)]
+pub struct Discovery {
+    session: Session,
+}
+
+impl Discovery {
+    /// Asks the well-known discovery subsystem, once.
+    pub fn new(host_nqn: String, host_id: [u8; 16], timeout_ms: u64, now_ms: u64) -> Discovery {
+        let options = Options {
+            host_nqn,
+            host_id,
+            subsystem_nqn: nqn::DISCOVERY.into(),
+            queues: 0,
+            queue_entries: 2,
+            keep_alive_ms: 0,
+            timeout_ms,
+            namespace: None,
+        };
+        Discovery::of(options, now_ms)
+    }
+
+    /// Asks the discovery subsystem that the options name.
+    pub fn of(options: Options, now_ms: u64) -> Discovery {
+        Discovery { session: Session::begin(options, Some(Reading::new()), now_ms) }
+    }
+
+    pub fn next(&mut self, now_ms: u64) -> Result<Action, Failure> {
+        self.session.next(now_ms)
+    }
+
+    pub fn completed(&mut self, ticket: Ticket, cqe: &Cqe, data: &[u8], now_ms: u64) {
+        self.session.completed(ticket, cqe, data, now_ms);
+    }
+
+    pub fn authenticated(&mut self, now_ms: u64) {
+        self.session.authenticated(now_ms);
+    }
+
+    pub fn controller(&self) -> &ControllerInfo {
+        self.session.controller()
+    }
+
+    /// As it was read last; empty before the first `Event::Ready`.
+    pub fn log(&self) -> &Log {
+        static EMPTY: Log = Log { generation: 0, endpoints: Vec::new(), malformed: Vec::new() };
+        self.session.discovery.as_ref().map_or(&EMPTY, |reading| &reading.log)
+    }
+}

@@ -1,0 +1,6 @@
+//! How commands travel.
+
+mod flow;
+pub mod pcie;
+pub mod rdma;
+pub mod tcp;

@@ -1,0 +1,7 @@
+//! A PCIe function and its driver, with memory, time and order in the test's hands.
+
+mod device;
+mod killed;
+mod pair;
+mod walks;
+mod world;

@@ -1,0 +1,508 @@
+//! All of it without a network: a session, two ends, a controller and a disk of bytes, over links that cut and break.
+
+mod link;
+
+use forebay_nvme::command::{Cqe, Sqe, FABRICS};
+use forebay_nvme::controller::connect::{Connect, Ids};
+use forebay_nvme::controller::subsystem::{HostSettings, Hosts, Kind, Limits, Namespace, Optimal, Subsystem};
+use forebay_nvme::controller::{data_out, fabrics_on_io_queue, Answer, Controller, Effect};
+use forebay_nvme::host::{self as session, Action, Event, Session, Ticket};
+use forebay_nvme::log::AnaState;
+use forebay_nvme::nvm::{self, Geometry, Op, Request, Transfer};
+use forebay_nvme::status::{Code, Status};
+use forebay_nvme::transport::tcp::host::{Data, Options};
+use forebay_nvme::transport::tcp::target::{self, TargetEnd};
+use forebay_nvme::transport::tcp::{Handle, Outgoing};
+use link::{content, flatten, Host, Memory, Random};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+const NQN: &str = "nqn.2014-08.org.example:disks";
+const BLOCK: usize = 512;
+const REGION: usize = 16 << 10;
+const REGIONS: usize = 24;
+
+fn subsystem() -> Subsystem {
+    let namespace = Namespace {
+        block_bytes: BLOCK as u32,
+        blocks: (REGIONS * REGION / BLOCK) as u64,
+        read_only: false,
+        volatile_write_cache: false,
+        deallocate: false,
+        uuid: Some([7; 16]),
+        nguid: None,
+        eui64: None,
+        ana_group: 1,
+        optimal: Optimal::default(),
+    };
+    Subsystem {
+        nqn: NQN.into(),
+        serial: "F0REBAY".into(),
+        model: "Forebay".into(),
+        firmware: "1.0".into(),
+        kind: Kind::Nvm { namespaces: BTreeMap::from([(1, namespace)]), ana: BTreeMap::new() },
+        hosts: Hosts::Any(HostSettings::default()),
+        limits: Limits { in_capsule_bytes: 8192, ..Limits::default() },
+    }
+}
+
+/// What all connections of the target share.
+struct Site {
+    subsystem: Arc<Subsystem>,
+    ids: Ids,
+    controllers: BTreeMap<u16, Controller>,
+    disk: Vec<u8>,
+    now_ms: u64,
+}
+
+#[derive(Clone, Copy)]
+enum Role {
+    New,
+    Admin(u16),
+    Io(u16, u16),
+}
+
+/// One connection, from its target's side.
+struct Served {
+    end: TargetEnd,
+    memory: Memory,
+    role: Role,
+    /// Commands whose data come, and those that can be carried out.
+    collecting: HashMap<u16, Sqe>,
+    ready: Vec<(Handle, Sqe)>,
+    out: Outgoing,
+}
+
+impl Served {
+    fn new() -> Served {
+        let options = target::Options {
+            header_digest: true,
+            data_digest: true,
+            in_capsule_max: 8192,
+            max_h2c: 8192,
+            max_c2h: 12_288,
+            bulk: 4096,
+        };
+        Served {
+            end: TargetEnd::new(options),
+            memory: Memory::default(),
+            role: Role::New,
+            collecting: HashMap::new(),
+            ready: Vec::new(),
+            out: Outgoing::default(),
+        }
+    }
+
+    fn sends(&mut self) -> Vec<u8> {
+        self.end.take_outgoing(&mut self.out);
+        let bytes = flatten(&self.out, &mut self.memory, |_| {});
+        self.out.bytes.clear();
+        self.out.segments.clear();
+        bytes
+    }
+
+    fn receives(&mut self, bytes: &[u8], site: &Site) -> usize {
+        let taken = self.memory.receive(self.end.expect(), bytes);
+        self.end.received(taken);
+        loop {
+            match self.end.next().expect("no fatal error") {
+                None => return taken,
+                Some(target::Event::Command { command, sqe, in_capsule }) => {
+                    self.command(command, sqe, in_capsule, site);
+                }
+                Some(target::Event::Copy { place, bytes }) => self.memory.copy(&place, bytes),
+                Some(target::Event::DataEnd { place, digest }) => {
+                    assert_eq!(self.memory.crc(&place), digest, "a good link");
+                }
+                Some(target::Event::DataComplete { command }) => {
+                    let sqe = self.collecting.remove(&command.0).expect("its data were awaited");
+                    self.ready.push((command, sqe));
+                }
+                Some(target::Event::Ready { .. } | target::Event::Placed(_)) => {}
+            }
+        }
+    }
+
+    /// A command came: its data are awaited, if it has any.
+    fn command(&mut self, command: Handle, sqe: Sqe, in_capsule: u32, site: &Site) {
+        let len = match self.role {
+            Role::Io(..) if sqe.opcode != FABRICS => match io(&sqe, in_capsule, site) {
+                Ok(request) => match request.transfer {
+                    Transfer::InCapsule(len) | Transfer::FromHost(len) => len,
+                    _ => 0,
+                },
+                Err(status) => return self.end.complete(command, Cqe::new(0, status, 0)),
+            },
+            _ => data_out(&sqe).expect("a command that fits"),
+        };
+        if len == 0 {
+            return self.ready.push((command, sqe));
+        }
+        self.memory.data.insert(command.0, vec![0; len as usize]);
+        self.collecting.insert(command.0, sqe);
+        if in_capsule == 0 {
+            self.end.request(command, len);
+        }
+    }
+
+    /// Carries one command out.
+    fn work(&mut self, pick: usize, site: &mut Site) {
+        let (command, sqe) = self.ready.swap_remove(pick % self.ready.len());
+        let data = self.memory.data.remove(&command.0).unwrap_or_default();
+        let answer = match self.role {
+            Role::New => self.connect(&sqe, &data, site),
+            Role::Admin(id) => {
+                let now_ms = site.now_ms;
+                let controller = site.controllers.get_mut(&id).expect("its controller");
+                controller.execute(command.0, &sqe, &data, now_ms)
+            }
+            Role::Io(..) if sqe.opcode == FABRICS => fabrics_on_io_queue(&sqe, false),
+            Role::Io(..) => carry_out(&sqe, &data, site),
+        };
+        match answer {
+            Answer::Complete(cqe) => self.end.complete(command, cqe),
+            Answer::Data { data, cqe } => {
+                let len = data.len() as u32;
+                self.memory.data.insert(command.0, data);
+                self.end.send(command, len, cqe);
+            }
+            Answer::Parked => {}
+            Answer::Authenticate | Answer::Close(_) => panic!("nobody asked for that"),
+        }
+        self.effects(site);
+    }
+
+    fn connect(&mut self, sqe: &Sqe, data: &[u8], site: &mut Site) -> Answer {
+        let connect = Connect::parse(sqe, data).expect("a Connect");
+        let admitted = if connect.qid == 0 {
+            let id = site.ids.take().expect("an identifier");
+            let (controller, admitted) =
+                Controller::connect(site.subsystem.clone(), &connect, id, site.now_ms).expect("admitted");
+            site.controllers.insert(id, controller);
+            self.role = Role::Admin(id);
+            admitted
+        } else {
+            let controller = site.controllers.get_mut(&connect.cntlid).expect("its controller");
+            self.role = Role::Io(connect.cntlid, connect.qid);
+            controller.connect_io(&connect, site.now_ms).expect("admitted")
+        };
+        assert!(admitted.no_flow_control, "our host does without SQHD");
+        self.end.set_depth(admitted.entries, !admitted.no_flow_control);
+        Answer::Complete(admitted.completion(0))
+    }
+
+    fn effects(&mut self, site: &mut Site) {
+        let Role::Admin(id) = self.role else { return };
+        let controller = site.controllers.get_mut(&id).expect("its controller");
+        while let Some(effect) = controller.next_effect() {
+            match effect {
+                Effect::Complete { tag, cqe } => self.end.complete(Handle(tag), cqe),
+                Effect::ShutDown => controller.shut_down_complete(),
+                Effect::CloseIoQueues | Effect::WriteCache { .. } | Effect::Abort { .. } => {}
+            }
+        }
+    }
+}
+
+fn io(sqe: &Sqe, in_capsule: u32, site: &Site) -> Result<Request, Status> {
+    let namespace = site.subsystem.namespaces().and_then(|all| all.get(&sqe.nsid.get()));
+    let geometry = namespace.map(|n| Geometry::new(n, AnaState::Optimized, Some(1 << 20)));
+    Request::parse(sqe, geometry.as_ref(), in_capsule)
+}
+
+/// An I/O command on the disk.
+fn carry_out(sqe: &Sqe, data: &[u8], site: &mut Site) -> Answer {
+    let in_capsule = if sqe.sgl.kind == forebay_nvme::command::Sgl::IN_CAPSULE { data.len() } else { 0 };
+    let request = io(sqe, in_capsule as u32, site).expect("it was good when it came");
+    let range = request.offset as usize..(request.offset + request.bytes) as usize;
+    let success = Cqe::new(0, Status::SUCCESS, 0);
+    match request.op {
+        Op::Read => return Answer::Data { data: site.disk[range].to_vec(), cqe: success },
+        Op::Write => site.disk[range].copy_from_slice(data),
+        Op::Compare if site.disk[range.clone()] != *data => {
+            return Answer::Complete(Cqe::new(0, Status::fatal(Code::COMPARE_FAILURE), 0));
+        }
+        Op::WriteZeroes { .. } => site.disk[range].fill(0),
+        Op::Compare | Op::Verify | Op::Flush | Op::DatasetManagement { .. } => {}
+    }
+    Answer::Complete(success)
+}
+
+/// One connection with its link.
+struct Pipe {
+    host: Host,
+    served: Served,
+    to_target: Vec<u8>,
+    to_host: Vec<u8>,
+}
+
+impl Pipe {
+    fn new(digests: bool, depth: u16, bulk: usize) -> Pipe {
+        let mut host =
+            Host::new(Options { header_digest: digests, data_digest: digests, depth, r2ts: 1, bulk });
+        host.end.set_in_capsule_max(8192);
+        Pipe { host, served: Served::new(), to_target: vec![], to_host: vec![] }
+    }
+
+    /// Some bytes move, some commands are carried out. False: nothing was left to do.
+    fn turn(&mut self, site: &mut Site, random: &mut Random) -> bool {
+        let mut moved = false;
+        self.to_target.extend(self.host.sends());
+        if !self.to_target.is_empty() {
+            let n = 1 + random.below(self.to_target.len());
+            let n = self.served.receives(&self.to_target[..n], site);
+            self.to_target.drain(..n);
+            moved = true;
+        }
+        while !self.served.ready.is_empty() && (random.below(3) > 0 || !moved) {
+            self.served.work(random.below(1 << 16), site);
+            moved = true;
+        }
+        self.served.effects(site);
+        self.to_host.extend(self.served.sends());
+        if !self.to_host.is_empty() {
+            let n = 1 + random.below(self.to_host.len());
+            let n = self.host.receives(&self.to_host[..n]).expect("no fatal error");
+            self.to_host.drain(..n);
+            moved = true;
+        }
+        moved
+    }
+}
+
+/// A host with a controller that is up.
+struct Association {
+    site: Site,
+    session: Session,
+    admin: Pipe,
+    tickets: HashMap<u16, Ticket>,
+    random: Random,
+    digests: bool,
+}
+
+impl Association {
+    fn new(digests: bool, seed: u64) -> Association {
+        let site = Site {
+            subsystem: Arc::new(subsystem()),
+            ids: Ids::new(1..=100),
+            controllers: BTreeMap::new(),
+            disk: vec![0; REGIONS * REGION],
+            now_ms: 1000,
+        };
+        let options = session::Options {
+            host_nqn: "nqn.2014-08.org.example:host".into(),
+            host_id: [9; 16],
+            subsystem_nqn: NQN.into(),
+            queues: 1,
+            queue_entries: 17,
+            keep_alive_ms: 0,
+            timeout_ms: 1 << 30,
+            namespace: None,
+        };
+        let session = Session::new(options, site.now_ms);
+        let admin = Pipe::new(digests, session::ADMIN_ENTRIES - 1, 4096);
+        let random = Random::new(seed);
+        let mut association = Association { site, session, admin, tickets: HashMap::new(), random, digests };
+        assert_eq!(association.until_event(), Event::Ready);
+        association
+    }
+
+    /// The next thing that the session tells of.
+    fn until_event(&mut self) -> Event {
+        for _ in 0..1_000_000 {
+            match self.session.next(self.site.now_ms).expect("a session that goes well") {
+                Action::Event(event) => return event,
+                Action::Submit(request) => self.submit(request),
+                Action::Authenticate { .. } => panic!("nobody asked for that"),
+                Action::Wait { until_ms } => {
+                    if !self.admin.turn(&mut self.site, &mut self.random) {
+                        self.site.now_ms = until_ms;
+                    }
+                    self.reap();
+                }
+            }
+        }
+        panic!("nothing happens");
+    }
+
+    fn submit(&mut self, request: session::Request) {
+        let (data, memory) = match request.data {
+            session::Data::None => (Data::None, vec![]),
+            session::Data::In(len) => (Data::In { len }, vec![0; len as usize]),
+            session::Data::Out(bytes) => (Data::Out { len: bytes.len() as u32 }, bytes),
+        };
+        let command = self.admin.host.submit(request.sqe, data, memory).expect("room");
+        self.tickets.insert(command.0, request.ticket);
+    }
+
+    fn reap(&mut self) {
+        for done in self.admin.host.done.drain(..) {
+            let ticket = self.tickets.remove(&done.command.0).expect("submitted");
+            let data = &done.data[..done.received as usize];
+            self.session.completed(ticket, &done.cqe, data, self.site.now_ms);
+        }
+    }
+
+    /// An I/O queue that is connected.
+    fn io_queue(&mut self, bulk: usize) -> Pipe {
+        let request = self.session.connect_io(1).expect("a queue that was granted");
+        let session::Data::Out(data) = request.data else { panic!("Connect has data") };
+        let mut pipe = Pipe::new(self.digests, self.session.controller().queue_entries - 1, bulk);
+        let len = data.len() as u32;
+        pipe.host.submit(request.sqe, Data::Out { len }, data).expect("room");
+        while pipe.host.done.is_empty() {
+            pipe.turn(&mut self.site, &mut self.random);
+        }
+        let done = pipe.host.done.remove(0);
+        assert_eq!(self.session.connected_io(1, &done.cqe), Ok(None));
+        pipe.host.end.set_in_capsule_max(self.session.controller().in_capsule_bytes);
+        pipe
+    }
+
+    /// The link of the I/O queue is cut. What the target had received it may still carry out, or not.
+    fn cut(&mut self, mut pipe: Pipe) {
+        while !pipe.served.ready.is_empty() && self.random.below(2) == 0 {
+            pipe.served.work(self.random.below(1 << 16), &mut self.site);
+        }
+        let Role::Io(id, qid) = pipe.served.role else { panic!("an I/O queue") };
+        self.site.controllers.get_mut(&id).expect("its controller").disconnect_io(qid);
+    }
+}
+
+/// What a region of the disk may hold: what was acknowledged last, or what was written since.
+#[derive(Clone)]
+struct Region {
+    may_hold: Vec<Vec<u8>>,
+}
+
+/// What is under way on a region: which range of it, and what it will hold.
+struct Job {
+    region: usize,
+    range: std::ops::Range<usize>,
+    op: Op,
+    after: Vec<u8>,
+}
+
+/// A command at random on a free region.
+fn start(pipe: &mut Pipe, random: &mut Random, regions: &mut [Region], jobs: &mut HashMap<u16, Job>) -> bool {
+    let region = random.below(REGIONS);
+    if jobs.values().any(|job| job.region == region) || pipe.host.end.in_flight() == 16 {
+        return false;
+    }
+    let first = random.below(REGION / BLOCK);
+    let blocks = 1 + random.below(REGION / BLOCK - first);
+    let range = first * BLOCK..(first + blocks) * BLOCK;
+    let (slba, len) = ((region * REGION / BLOCK + first) as u64, (blocks * BLOCK) as u32);
+    let known = &regions[region].may_hold;
+    let (op, sqe, data, memory) = match random.below(6) {
+        0 | 1 => (Op::Read, nvm::read(1, slba, blocks as u32), Data::In { len }, vec![0; len as usize]),
+        2 if known.len() == 1 => {
+            let expected = known[0][range.clone()].to_vec();
+            (Op::Compare, nvm::compare(1, slba, blocks as u32), Data::Out { len }, expected)
+        }
+        3 => {
+            let op = Op::WriteZeroes { deallocate: false };
+            (op, nvm::write_zeroes(1, slba, blocks as u32, false, false), Data::None, vec![])
+        }
+        4 => (Op::Flush, nvm::flush(1), Data::None, vec![]),
+        _ => {
+            let bytes = content(random.next() as u32, len);
+            (Op::Write, nvm::write(1, slba, blocks as u32, false), Data::Out { len }, bytes)
+        }
+    };
+    // Old content isn't known for sure behind a cut: then the whole region is written anew first.
+    let known = known.len() == 1;
+    if !known && matches!(op, Op::Write | Op::WriteZeroes { .. }) {
+        return false;
+    }
+    let mut after = regions[region].may_hold[0].clone();
+    match op {
+        Op::Write => after[range.clone()].copy_from_slice(&memory),
+        Op::WriteZeroes { .. } => after[range.clone()].fill(0),
+        _ => {}
+    }
+    if after != regions[region].may_hold[0] {
+        regions[region].may_hold.push(after.clone());
+    }
+    let command = pipe.host.submit(sqe, data, memory).expect("room");
+    jobs.insert(command.0, Job { region, range, op, after });
+    true
+}
+
+/// Checks what was completed against what the disk may hold.
+fn check(pipe: &mut Pipe, regions: &mut [Region], jobs: &mut HashMap<u16, Job>) -> usize {
+    let done: Vec<_> = pipe.host.done.drain(..).collect();
+    for done in &done {
+        let job = jobs.remove(&done.command.0).expect("submitted");
+        assert!(done.cqe.status().is_success(), "{:?} {:?}", job.op, done.cqe.status());
+        let region = &mut regions[job.region];
+        match job.op {
+            Op::Read => {
+                assert_eq!(done.received as usize, job.range.len());
+                // Which of them it holds is known from now on, where all of it was read.
+                region.may_hold.retain(|held| held[job.range.clone()] == done.data);
+                assert!(!region.may_hold.is_empty(), "a wrong byte");
+            }
+            Op::Write | Op::WriteZeroes { .. } => region.may_hold = vec![job.after],
+            _ => {}
+        }
+    }
+    done.len()
+}
+
+fn run(digests: bool, bulk: usize, seed: u64, cuts: usize, commands: usize) {
+    let mut association = Association::new(digests, seed);
+    let namespace = &association.session.namespaces()[&1];
+    assert_eq!(
+        (namespace.block_bytes as usize, namespace.blocks as usize),
+        (BLOCK, REGIONS * REGION / BLOCK)
+    );
+    let mut regions = vec![Region { may_hold: vec![vec![0; REGION]] }; REGIONS];
+    for cut in 0..=cuts {
+        let mut pipe = association.io_queue(bulk);
+        let mut jobs = HashMap::new();
+        let mut done = 0;
+        while done < commands {
+            start(&mut pipe, &mut association.random, &mut regions, &mut jobs);
+            pipe.turn(&mut association.site, &mut association.random);
+            done += check(&mut pipe, &mut regions, &mut jobs);
+        }
+        if cut < cuts {
+            association.cut(pipe);
+            continue;
+        }
+        while pipe.turn(&mut association.site, &mut association.random) {}
+        check(&mut pipe, &mut regions, &mut jobs);
+        assert!(jobs.is_empty(), "all is answered");
+    }
+    for (region, on_disk) in regions.iter().zip(association.site.disk.chunks(REGION)) {
+        assert!(region.may_hold.iter().any(|held| held == on_disk), "a wrong byte on the disk");
+    }
+    association.session.shut_down(association.site.now_ms);
+    while !association.session.is_shut_down() {
+        match association.session.next(association.site.now_ms).expect("a session that goes well") {
+            Action::Submit(request) => association.submit(request),
+            Action::Wait { until_ms } => {
+                if !association.admin.turn(&mut association.site, &mut association.random) {
+                    association.site.now_ms = until_ms;
+                }
+                association.reap();
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_namespace_holds_what_was_written_through_all_layers() {
+    for (seed, digests, bulk) in [(1, false, 0), (2, true, 0), (3, false, 65_536), (4, true, 65_536)] {
+        run(digests, bulk, seed, 0, 400);
+    }
+}
+
+#[test]
+fn a_cut_link_loses_nothing_that_was_acknowledged() {
+    for seed in 0..6 {
+        run(seed % 2 == 0, 4096 * (seed as usize % 3), seed, 12, 30);
+    }
+}

@@ -1,0 +1,67 @@
+//! Checkpoints from Python: a spec as JSON in, a record as JSON out, and a barrier that is a callable.
+
+use crate::observe::{stop_requested, Watcher};
+use crate::{ended, json, raise};
+use forebay_engine::checkpoint::{self, Barrier};
+use forebay_engine::Error;
+use forebay_model::checkpoint::CheckpointSpec;
+use pyo3::exceptions::PyKeyboardInterrupt;
+use pyo3::prelude::*;
+use std::sync::atomic::Ordering;
+
+/// Calls Python wherever the ranks of several hosts wait for each other.
+struct Called {
+    barrier: Py<PyAny>,
+    raised: Option<PyErr>,
+}
+
+impl Barrier for Called {
+    fn pass(&mut self) -> Result<bool, Error> {
+        Python::attach(|py| match self.barrier.call0(py) {
+            Ok(_) => Ok(true),
+            Err(e) if e.is_instance_of::<PyKeyboardInterrupt>(py) => Ok(false),
+            Err(e) => {
+                let found = e.to_string();
+                self.raised = Some(e);
+                Err(Error::run("waiting for the other hosts", found, "the same command on one host"))
+            }
+        })
+    }
+}
+
+/// Runs a CheckpointSpec and returns its RunRecord. What broke midway is raised as RunError with the record, as JSON
+/// text, in its attribute `record`. A KeyboardInterrupt of `barrier` ends the run as Ctrl-C does.
+#[pyfunction]
+#[pyo3(name = "checkpoint_run", signature = (spec, command, observer=None, barrier=None))]
+pub fn run(
+    py: Python<'_>,
+    spec: &str,
+    command: Vec<String>,
+    observer: Option<Py<PyAny>>,
+    barrier: Option<Py<PyAny>>,
+) -> PyResult<String> {
+    let spec = CheckpointSpec::from_json(spec).map_err(|error| raise(py, error))?;
+    stop_requested().store(false, Ordering::Relaxed);
+    let mut watcher = Watcher::new(observer);
+    let mut called = barrier.map(|barrier| Called { barrier, raised: None });
+    let outcome = py.detach(|| {
+        let barrier = called.as_mut().map(|c| c as &mut dyn Barrier);
+        checkpoint::run(&spec, command, &mut watcher, barrier)
+    });
+    let raised = called.and_then(|c| c.raised);
+    let outcome = match outcome {
+        Ok(outcome) => outcome,
+        Err(error) => {
+            return Err(watcher.interruption().or(raised).unwrap_or_else(|| raise(py, error)));
+        }
+    };
+    ended(py, outcome.record, outcome.failure, watcher.interruption())
+}
+
+/// What `checkpoint_run` would do. Touches nothing.
+#[pyfunction]
+#[pyo3(name = "checkpoint_plan")]
+pub fn plan(py: Python<'_>, spec: &str) -> PyResult<String> {
+    let planned = CheckpointSpec::from_json(spec).and_then(|spec| py.detach(|| checkpoint::plan(&spec)));
+    json(py, &planned.map_err(|error| raise(py, error))?)
+}

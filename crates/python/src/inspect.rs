@@ -1,0 +1,30 @@
+//! `forebay discover` and `forebay identify` for Python.
+
+use crate::{json, raise};
+use forebay_engine::inspect::{self, Looking};
+use pyo3::prelude::*;
+use std::time::Duration;
+
+/// What `host` offers to this host, or to one of that NQN, as JSON.
+#[pyfunction]
+#[pyo3(signature = (host, host_nqn, timeout_s))]
+pub fn discover(py: Python<'_>, host: &str, host_nqn: Option<String>, timeout_s: f64) -> PyResult<String> {
+    let looking = looking(host_nqn, timeout_s);
+    let found = py.detach(|| inspect::discover(host, &looking));
+    json(py, &found.map_err(|error| raise(py, error))?)
+}
+
+/// What the controller that a URI names says of itself and its namespaces, as JSON.
+#[pyfunction]
+#[pyo3(signature = (uri, host_nqn, timeout_s))]
+pub fn identify(py: Python<'_>, uri: &str, host_nqn: Option<String>, timeout_s: f64) -> PyResult<String> {
+    let looking = looking(host_nqn, timeout_s);
+    let found = py.detach(|| inspect::identify(uri, &looking));
+    json(py, &found.map_err(|error| raise(py, error))?)
+}
+
+/// At least a millisecond, at most an hour: what a socket's time-out can be.
+fn looking(host_nqn: Option<String>, timeout_s: f64) -> Looking {
+    let timeout = Duration::try_from_secs_f64(timeout_s).unwrap_or(Duration::MAX);
+    Looking { host_nqn, timeout: timeout.clamp(Duration::from_millis(1), Duration::from_secs(3600)) }
+}

@@ -1,0 +1,70 @@
+"""`forebay discover`: what an NVMe/TCP host offers, and what to type to use it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from forebay.errors import CHECK_FAILED, DONE, RequestError
+from forebay.units import parse_seconds
+
+TIMEOUT = "5"
+EXAMPLES = """\b
+Examples:
+  forebay discover 10.0.0.7
+  forebay discover [::1]:4420 --json"""
+
+
+@click.command(
+    "discover",
+    epilog=EXAMPLES,
+    short_help="What does an NVMe/TCP host offer, and how is it named?",
+    context_settings={"max_content_width": 110},
+)
+@click.argument("host", metavar="HOST[:PORT]")
+@click.option("--hostnqn", metavar="NQN", help="Ask as this host. Default: this host's own, /etc/nvme/hostnqn.")
+@click.option("--timeout", default=TIMEOUT, metavar="SECONDS", help="How long an answer may take. Default: 5.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+def command(host: str, hostnqn: str | None, timeout: str, as_json: bool) -> int:
+    """What does HOST offer to this host over NVMe/TCP?
+
+    Port 4420 is asked, then 8009, unless one is named. Each line ends in the URI that other verbs take as a source.
+    Exit code 1: it answered, and offers nothing to this host.
+    """
+    found = discover(host, hostnqn, waiting(timeout))
+    click.echo(json.dumps(found, indent=1) if as_json else "\n".join(lines(found)))
+    return DONE if found["records"] else CHECK_FAILED
+
+
+def discover(host: str, hostnqn: str | None = None, timeout_s: float = 5.0) -> dict[str, Any]:
+    """The document `forebay.discover/1`. RequestError, MachineError or RunError where there is none to be had."""
+    from forebay import _core
+
+    return json.loads(_core.discover(host, hostnqn, timeout_s))
+
+
+def waiting(text: str) -> float:
+    seconds = parse_seconds(text, "--timeout")
+    if not 0 < seconds <= 3600:
+        raise RequestError(f"--timeout {text}", "must be more than 0 and at most an hour", "--timeout 5")
+    return seconds
+
+
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    """A line for each record; referrals and the discovery service itself after what can be read."""
+    records = found["records"]
+    usable = [r for r in records if r["uri"]]
+    if not records:
+        yield f"{found['address']} offers nothing to {found['host_nqn']}"
+    for record in usable:
+        extra = [] if record["sectype"] == "none" else [f"security {record['sectype']}"]
+        if record["treq"] == "required":
+            extra.append("secure channel required")
+        yield record["uri"] + (f"   ({', '.join(extra)})" if extra else "")
+    for record in records:
+        if not record["uri"]:
+            where = f"{record['traddr']}:{record['trsvcid']}" if record["trsvcid"] else record["traddr"]
+            yield f"{record['subtype']}: {record['trtype']} {record['adrfam']} {where} {record['subnqn']}"

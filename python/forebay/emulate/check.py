@@ -1,0 +1,104 @@
+"""`forebay emulate check`: would these results stand by the rules of MLPerf Storage?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from statistics import fmean, stdev
+from typing import Any
+
+import click
+
+from forebay.emulate import judge, results
+from forebay.emulate.judge import Verdict
+from forebay.emulate.results import Damaged, Run
+from forebay.emulate.workloads import RULES
+from forebay.errors import CHECK_FAILED, DONE, RequestError
+
+SCHEMA = "forebay.emulate-check/1"
+LABEL = "MLPerf-style, unverified"
+MARKS = {True: "ok ", False: "NO ", None: "?  "}
+EXAMPLES = """\b
+Examples:
+  forebay emulate check results
+  forebay emulate check dlio-results --rules v1.0 --open
+  forebay emulate check results --json"""
+
+
+@click.command("check", epilog=EXAMPLES, context_settings={"max_content_width": 110})
+@click.argument("folder")
+@click.option("--rules", metavar="SET", help="v1.0, v2.0, v3.0 or text. Default: the results' own.")
+@click.option("--open", "division", flag_value="open", help="By the rules of the open division.")
+@click.option("--closed", "division", flag_value="closed", default="closed", help="Of the closed division (default).")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+def command(folder: str, rules: str | None, division: str, as_json: bool) -> int:
+    """Would these results stand by the rules of MLPerf Storage? Exit code 1 says no.
+
+    Takes a folder of records that `forebay emulate run --results` saved, or one that DLIO or MLCommons' own tool wrote.
+    """
+    if rules is not None and rules not in RULES:
+        raise RequestError(f"--rules {rules}", "is not a rule set", "one of " + ", ".join(RULES))
+    runs, damaged = results.read(folder)
+    chosen = rules or (runs[0].edition if runs and runs[0].edition in RULES else "v1.0")
+    verdicts = judge.judge(runs, damaged, chosen, division)
+    document = report(folder, runs, damaged, chosen, division, verdicts)
+    click.echo(json.dumps(document, indent=1) if as_json else "\n".join(lines(document)))
+    return DONE if document["stands"] else CHECK_FAILED
+
+
+def report(
+    folder: str, runs: Sequence[Run], damaged: Sequence[Damaged], rules: str, division: str, verdicts: Sequence[Verdict]
+) -> dict[str, Any]:
+    """Schema forebay.emulate-check/1. `stands`: no rule is broken; `untold`: rules of which the results say nothing."""
+    return {
+        "schema": SCHEMA,
+        "label": LABEL,
+        "folder": folder,
+        "rules": rules,
+        "division": division,
+        "stands": not any(v.ok is False for v in verdicts),
+        "untold": [v.id for v in verdicts if v.ok is None],
+        "result": result(runs),
+        "verdicts": [asdict(v) for v in verdicts],
+        "runs": [asdict(r) for r in runs],
+        "damaged": [asdict(d) for d in damaged],
+    }
+
+
+def result(runs: Sequence[Run]) -> dict[str, Any] | None:
+    """The means that a submission would state, to two decimals as the rules want; None without runs."""
+    rates = [r.samples_per_s for r in runs if r.samples_per_s is not None]
+    utilisations = [r.au_pct for r in runs if r.au_pct is not None]
+    if not rates or not utilisations:
+        return None
+    return {
+        "workload": runs[0].workload,
+        "accelerator": runs[0].accelerator,
+        "accelerators": runs[0].accelerators,
+        "au_pct": round(fmean(utilisations), 2),
+        "samples_per_s": round(fmean(rates), 2),
+        "samples_per_s_sd": round(stdev(rates), 2) if len(rates) > 1 else None,
+    }
+
+
+def lines(document: dict[str, Any]) -> list[str]:
+    found = document["result"]
+    told = []
+    if found:
+        what = f"{found['workload']}, {found['accelerators']:,} × {str(found['accelerator']).upper()}"
+        means = f"AU {found['au_pct']:.2f} %, {found['samples_per_s']:,.2f} samples/s"
+        told.append(f"{what}: {means}   ({document['label']})")
+    for verdict in document["verdicts"]:
+        runs = verdict["runs"]
+        some = 0 < len(runs) < len(document["runs"]) and verdict["ok"] is not True
+        about = f"   [{', '.join(runs[:4])}{', …' if len(runs) > 4 else ''}]" if some else ""
+        told.append(f"{MARKS[verdict['ok']]} {verdict['id']:<11}{verdict['why']}{about}")
+    division, rules = document["division"], document["rules"]
+    if not document["stands"]:
+        told.append(f"These results don't stand in {rules}'s {division} division.")
+    elif document["untold"]:
+        told.append(f"Nothing here speaks against {rules}'s {division} division; not told: {', '.join(document['untold'])}.")
+    else:
+        told.append(f"These results stand by every rule of {rules}'s {division} division that is known here.")
+    return told

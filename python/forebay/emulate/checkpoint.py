@@ -1,0 +1,261 @@
+"""`forebay emulate checkpoint`: checkpoints written and read back as the ranks of a large model do it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from forebay import flags
+from forebay.bench import save
+from forebay.bench.interrupt import Interrupt
+from forebay.bench.verb import Outcome
+from forebay.emulate import workloads
+from forebay.errors import BROKE, DONE, INTERRUPTED, ForebayError, RequestError, RunError
+from forebay.units import parse_bytes, parse_seconds
+
+EXAMPLES = """\b
+Examples:
+  forebay emulate checkpoint --workload llama3-8b --dir /data/ckpt
+  forebay emulate checkpoint --workload llama3-70b --ranks 8 --dir /data/ckpt
+  forebay emulate checkpoint --workload llama3-405b --scale 0.001 --writes 2 --reads 2 --dir /data/ckpt
+  forebay emulate checkpoint --workload llama3-8b --dir /data/ckpt --reads 0   (then, on another day, --writes 0)
+  mpirun -n 2 -host a,b forebay emulate checkpoint --workload llama3-8b --dir /shared/ckpt --shift"""
+TYPE_BYTES = {"int8": 1, "fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8}
+EDITIONS = ("v2.0", "v3.0")
+
+Spec = dict[str, Any]
+Record = dict[str, Any]
+
+
+@click.command("checkpoint", epilog=EXAMPLES, context_settings={"max_content_width": 110})
+@click.option("--workload", required=True, metavar="NAME", help="llama3-8b, -70b, -405b or -1t, or a TOML file.")
+@click.option("--dir", "folder", required=True, metavar="DIR", help="Where checkpoints go, each in a folder of its own.")
+@click.option("--rules", type=click.Choice(EDITIONS), help="Whose rules the record judges by. Default: v2.0.")
+@click.option("--ranks", metavar="N", help="Ranks of the run. Default: as many as the model is cut for; fewer: a subset.")
+@click.option("--writes", metavar="N", help="Checkpoints to write. Default: the workload's, 10.")
+@click.option("--reads", metavar="N", help="Checkpoints to read. Default: the workload's, 10.")
+@click.option("--between", metavar="SECONDS", help="Time between checkpoints. Default: the workload's, 5.")
+@click.option("--scale", metavar="SHARE", help="Multiply every file's size by this. Default: 1.")
+@click.option("--io-size", metavar="SIZE", help="Bytes per I/O. Default: 1m.")
+@click.option("--depth", metavar="N", help="I/Os in flight per rank. Default: 4.")
+@click.option("--workers", metavar="N", help="Threads that play the ranks. Default: one for each processor.")
+@click.option("--buffers", metavar="SIZE", help="Memory for I/Os in flight of all ranks here. Default: 256m.")
+@click.option("--path", type=click.Choice(("auto", "host", "bounce", "gds")), help="host, bounce or gds. Default: auto.")
+@click.option("--allow-compat", is_flag=True, help="With gds: let cuFile run in its compatibility mode.")
+@click.option("--require-direct", is_flag=True, help="Anything but direct DMA is an error.")
+@click.option("--gpu", metavar="LIST", help="GPUs whose memory is written from and read into, as 0,1.")
+@click.option("--cache", type=click.Choice(("bypass", "drop", "allow")), help="Page cache. Default: bypass (O_DIRECT).")
+@click.option("--engine", type=click.Choice(("auto", "uring", "pread", "inline")), help="How files are written and read.")
+@click.option("--no-fsync", is_flag=True, help="Don't flush files before they are closed.")
+@click.option("--no-verify", is_flag=True, help="Write the same bytes again and again, and compare nothing.")
+@click.option("--shift", is_flag=True, help="Under mpirun: each host reads what the next one wrote.")
+@click.option("--keep", is_flag=True, help="Leave the files after the last read.")
+@click.option("--replace", is_flag=True, help="Remove checkpoints of ours that are there already.")
+@click.option("--closed", is_flag=True, help="Refuse what breaks a rule of CLOSED.")
+@click.option("--seed", metavar="N", help="Seed of the content. Default: 7.")
+@click.option("--timeout", metavar="SECONDS", help="An I/O unfinished after this long fails the run. Default: 30.")
+@click.option("--power", metavar="LIST", help="Power meters, as of bench.")
+@click.option("--json", "as_json", is_flag=True, help="The record as one JSON document on stdout.")
+@click.option("-o", "--out", metavar="FILE", help="Save the record here. .jsonl adds a line; else only a record is replaced.")
+@click.option("--dry-run", is_flag=True, help="Say what would be written and read, and touch nothing.")
+@click.option("--quiet", "-q", is_flag=True, help="No progress and no summary.")
+@click.option("--mpi", is_flag=True, help="One run over all ranks of mpirun or srun (detected where mpi4py is installed).")
+def command(
+    as_json: bool, out: str | None, dry_run: bool, quiet: bool, mpi: bool, **options: Any
+) -> int:
+    """How fast does this storage take a large model's checkpoint, and give it back?
+
+    Each rank writes its own files, layers and its part of the optimizer's state, and flushes them; later each reads them
+    back. A checkpoint takes as long as its slowest rank. Results are MLPerf-style and unverified.
+    """
+    from forebay import mpi as launch
+
+    spec = spec_of(options)
+    saved = save.Output(out, save.RUN) if out else None
+
+    world = launch.world(explicit=mpi)
+    if world is not None:
+        spec = share_of(spec, world.rank, world.size)
+    if dry_run:
+        return show_plan(spec, as_json) if world is None or world.leads else DONE
+    with Interrupt() as interrupt:
+        outcome = measure(spec, interrupt, quiet, world)
+    leads = world is None or world.leads
+    if leads:
+        with save.unless_said([outcome.record] if outcome.record is not None else []):
+            conclude(outcome, saved, as_json, quiet)
+            if as_json and outcome.record is not None:
+                click.echo(json.dumps(outcome.record, indent=1))
+    code = outcome.exit_code
+    return world.agree(code) if world is not None else code
+
+
+# flag → (key of the engine's spec, parser)
+FIELDS: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
+    "ranks": ("ranks", flags._integer),
+    "writes": ("writes", flags._integer),
+    "reads": ("reads", flags._integer),
+    "between": ("between_s", parse_seconds),
+    "scale": ("scale", flags._number),
+    "io_size": ("io_bytes", parse_bytes),
+    "depth": ("depth", flags._integer),
+    "workers": ("workers", flags._integer),
+    "buffers": ("buffer_bytes", parse_bytes),
+    "gpu": ("gpus", flags._integers),
+    "seed": ("seed", flags._seed),
+    "timeout": ("timeout_s", parse_seconds),
+    "power": ("power", flags._list),
+}
+
+
+def spec_of(options: dict[str, Any]) -> Spec:
+    """The engine's CheckpointSpec. Raises RequestError for what can't be understood."""
+    workload = workloads.load_checkpoint(options["workload"])
+    rules = options["rules"] or workload.rules[0]
+    spec: Spec = {
+        "workload": workload.name,
+        "version": ", ".join(workload.rules),
+        "model": model_of(workload),
+        "rules": rules if rules in EDITIONS else EDITIONS[0],
+        "dir": options["folder"],
+        "writes": workload.writes,
+        "reads": workload.reads,
+        "between_s": workload.pause_s,
+        "fsync": workload.fsync and not options["no_fsync"],
+        "verify": not options["no_verify"],
+    }
+    for flag, (key, parse) in FIELDS.items():
+        if options[flag] is not None:
+            spec[key] = parse(options[flag], "--" + flag.replace("_", "-"))
+    if options["writes"] is not None and options["reads"] is None:
+        # A shorter run reads no more than it wrote; one that only reads, what is there.
+        spec["reads"] = min(spec["reads"], spec["writes"]) if spec["writes"] else spec["reads"]
+    spec |= {key: options[key] for key in ("path", "cache", "engine") if options[key] is not None}
+    given = {key: True for key in ("allow_compat", "require_direct") if options[key]}
+    return spec | given | {key: options[key] for key in ("shift", "keep", "replace", "closed")}
+
+
+def model_of(workload: workloads.Checkpoint) -> dict[str, int]:
+    """The model as the engine knows it: dimensions, how it is cut, and the length of its elements."""
+    keys = ("layers", "hidden", "ffn_hidden", "heads", "kv_heads", "vocab", "tensor", "pipeline", "data", "zero_stage")
+    lengths = {
+        "model_type_bytes": TYPE_BYTES[workload.model_type],
+        "optimizer_type_bytes": TYPE_BYTES[workload.optimizer_type],
+    }
+    return {key: getattr(workload, key) for key in keys} | lengths
+
+
+def share_of(spec: Spec, process: int, processes: int) -> Spec:
+    """What one of several processes does: an equal share of the ranks, those of a process following each other."""
+    model = spec["model"]
+    ranks = spec.get("ranks") or model["tensor"] * model["pipeline"] * model["data"]
+    if ranks % processes:
+        raise RequestError(
+            f"--ranks {ranks} on {processes} processes",
+            "every one needs the same number of ranks",
+            f"mpirun -n N with N a divisor of {ranks}",
+        )
+    here = ranks // processes
+    return spec | {"ranks": ranks, "first_rank": process * here, "ranks_here": here, "hosts": processes}
+
+
+def measure(spec: Spec, interrupt: Interrupt, quiet: bool, world: Any) -> Outcome:
+    """The run under the progress that fits the terminal. Errors become part of the outcome."""
+    from forebay.bench import progress
+
+    watch = progress.Silent() if world is not None and not world.leads else progress.line(quiet)
+
+    def observe(found: dict[str, Any]) -> None:
+        interrupt.raise_if_requested()
+        if world is not None:
+            world.watch(found)
+        watch(found)
+
+    def go(spec: Spec, relay: Any = observe, barrier: Callable[[], None] | None = None) -> Record:
+        return engine_run(spec, relay, barrier)
+
+    try:
+        if world is None:
+            record = go(spec)
+        else:
+            world.all_agree(lambda: engine_plan(spec))
+            timeout_s = float(spec.get("timeout_s") or 30.0)
+            record = world.conduct(spec, lambda spec: go(spec, barrier=world.meet), interrupt, timeout_s)
+        return Outcome(record, interrupted=interrupt.requested)
+    except ForebayError as error:
+        found = getattr(error, "record", None)
+        return Outcome(json.loads(found) if isinstance(found, str) else found, error, interrupt.requested)
+    except KeyboardInterrupt:
+        interrupt.requested = True
+        return Outcome(None, interrupted=True)
+    finally:
+        watch.close()
+
+
+def engine_run(
+    spec: Spec, observer: Callable[[dict[str, Any]], None] | None = None, barrier: Callable[[], None] | None = None
+) -> Record:
+    """Runs `spec` and returns its RunRecord, whose part `checkpoint` tells of each checkpoint.
+
+    `observer` gets Progress dicts about four times a second while a checkpoint goes on; `barrier` is called before
+    each, once every host is ready for it. Raises RequestError, MachineError or RunError (with `.record`).
+    """
+    from forebay import _core, run
+
+    def relay(text: str) -> None:
+        if observer is not None:
+            observer(json.loads(text))
+
+    return json.loads(_core.checkpoint_run(json.dumps(spec), run.typed(), relay, barrier))
+
+
+def engine_plan(spec: Spec) -> dict[str, Any]:
+    """What `engine_run` would do, without touching anything."""
+    from forebay import _core
+
+    return json.loads(_core.checkpoint_plan(json.dumps(spec)))
+
+
+def conclude(outcome: Outcome, out: save.Output | None, as_json: bool, quiet: bool) -> None:
+    """Says how it went (stderr with --json, else stdout), and saves the record where that is due."""
+    from forebay.emulate import show_checkpoint
+
+    record = outcome.record
+    if record is not None and not quiet:
+        click.echo(show_checkpoint.text(record, min(shutil.get_terminal_size((100, 24)).columns, 120)), err=as_json)
+    kept: str | None = None
+    if record is not None and out:
+        try:
+            out.write([record], rescues=False)
+            kept = out.path
+        except RunError as error:
+            outcome.error = outcome.error or error
+    if record is not None and kept is None and outcome.exit_code in (BROKE, INTERRUPTED):
+        rescued = save.rescue(record)
+        kept = str(rescued) if rescued else None
+    if kept and not quiet:
+        click.echo(f"record    {kept}", err=True)
+    if outcome.error is not None:
+        click.echo(f"forebay: {outcome.error}", err=True)
+    elif record is None:
+        click.echo("forebay: interrupted before anything was measured", err=True)
+
+
+def show_plan(spec: Spec, as_json: bool) -> int:
+    """What would be written, to stdout."""
+    from forebay.emulate import show_checkpoint
+
+    found = engine_plan(spec)
+    click.echo(json.dumps(found, indent=1) if as_json else show_checkpoint.plan(found))
+    return DONE
+
+
+if __name__ == "__main__":
+    from forebay.cli import main
+
+    main(["emulate", "checkpoint", *sys.argv[1:]])

@@ -1,0 +1,304 @@
+"""The rules of MLPerf Storage over runs that were read from a folder: each by its name, whether it holds, and why.
+
+Sources: the submission guidelines of v1.0, v2.0 and v3.0, and their checkers (report.py, mlpstorage/rules.py). What a
+result doesn't tell is `ok` None. The checkers leave epochs, pauses and caches unchecked; these rules don't.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from forebay.emulate import datasize, division
+from forebay.emulate.results import Damaged, Run
+from forebay.emulate.workloads import Training
+
+RUNS = {"v1.0": 5, "v2.0": 5, "v3.0": 6, "text": 5}
+SPREAD_PCT = 5.0
+# Overridden by the tools themselves, or of no effect on what is measured.
+HARMLESS = ("workflow.", "output.", "profiling.", "dataset.keep_files", "hydra.", "checkpoint.checkpoint_folder")
+# A constant that a record of ours states → DLIO's name of it.
+STATED = {
+    key: division.CONSTANTS[key]
+    for key in ("batch", "compute_s", "record_bytes", "samples_per_file", "format", "loader", "au_pct_min")
+}
+COLD = ("drop", "bypass")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`ok` None: the results don't tell."""
+
+    id: str
+    ok: bool | None
+    why: str
+    # The runs that it is about, where not all.
+    runs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is judged: the runs that count, the rule set and division, and the published workload, if there is one."""
+
+    runs: Sequence[Run]
+    damaged: Sequence[Damaged]
+    rules: str
+    division: str
+    workload: Training | None
+
+    @property
+    def counted(self) -> Sequence[Run]:
+        """v3.0's first run only warms up."""
+        return self.runs[1:] if self.rules == "v3.0" and len(self.runs) == RUNS["v3.0"] else self.runs
+
+
+def judge(runs: Sequence[Run], damaged: Sequence[Damaged], rules: str, which: str) -> list[Verdict]:
+    """Every rule's verdict, in the order in which a reader would ask."""
+    workload = published(runs, rules)
+    case = Case(runs, damaged, rules, which, workload)
+    return [verdict for rule in RULES for verdict in rule(case)]
+
+
+def published(runs: Sequence[Run], rules: str) -> Training | None:
+    """The rules' own workload of the first run, for the accelerator that it names."""
+    from forebay.emulate.workloads import builtin
+
+    if not runs:
+        return None
+    for known in builtin().get(runs[0].workload, ()):
+        fits = isinstance(known, Training) and known.accelerator == runs[0].accelerator
+        if fits and isinstance(known, Training) and (rules == "text" or rules in known.rules):
+            return known
+    return None
+
+
+# The rules -----------------------------------------------------------------------------------------------
+
+
+def readable(case: Case) -> Iterator[Verdict]:
+    if case.damaged:
+        told = "; ".join(f"{d.place}: {d.why}" for d in case.damaged[:5])
+        more = f"; and {len(case.damaged) - 5} more" if len(case.damaged) > 5 else ""
+        yield Verdict("readable", False, told + more, tuple(d.place for d in case.damaged))
+    else:
+        yield Verdict("readable", True, f"{len(case.runs)} result{'s' * (len(case.runs) != 1)}, each whole")
+
+
+def known_workload(case: Case) -> Iterator[Verdict]:
+    first = case.runs[0] if case.runs else None
+    if first is None:
+        return
+    asked = f"{first.workload} on {first.accelerator or 'an unnamed accelerator'}"
+    if case.workload is None:
+        yield Verdict("workload", False, f"{asked} isn't a workload of {case.rules}")
+    elif case.workload.status != "closed":
+        yield Verdict("workload", False, f"{asked} is part of no division")
+    else:
+        yield Verdict("workload", True, f"{asked} is one of {case.rules}")
+
+
+def number_of_runs(case: Case) -> Iterator[Verdict]:
+    wanted = RUNS[case.rules]
+    what = f"{len(case.runs)} runs; {case.rules} wants {'six, of which the first warms up' if wanted == 6 else 'five'}"
+    yield Verdict("runs", len(case.runs) == wanted, what)
+
+
+def same_setup(case: Case) -> Iterator[Verdict]:
+    """What report.py compares: workload, accelerator, how many, files, samples per file; and hosts and epochs besides."""
+    shown = ("workload", "accelerator", "accelerators", "hosts", "files", "samples_per_file", "epochs")
+    odd = [f"{key.replace('_', ' ')}: {', '.join(sorted({str(getattr(r, key)) for r in case.runs}))}" for key in shown
+           if len({getattr(r, key) for r in case.runs}) > 1]  # fmt: skip
+    if not case.runs:
+        return
+    first = case.runs[0]
+    same = f"{first.accelerators} accelerators on {first.hosts} host{'s' * (first.hosts > 1)}, {first.files} files, in each run"
+    yield Verdict("same", not odd, "; ".join(odd) or same)
+
+
+def utilisation(case: Case) -> Iterator[Verdict]:
+    least = case.workload.au_pct_min if case.workload else None
+    if least is None:
+        yield Verdict("au", None, "without a published workload there is no least utilisation")
+        return
+    unknown = [r for r in case.runs if r.au_pct is None]
+    low = [r for r in case.runs if r.au_pct is not None and r.au_pct < least]
+    told = _some(f"{r.place} {r.au_pct:.2f} %" for r in low)
+    if low:
+        yield Verdict("au", False, f"below {least:g} %: {told}", tuple(r.place for r in low))
+    elif unknown:
+        yield Verdict("au", False, "too few steps for a figure", tuple(r.place for r in unknown))
+    elif case.runs:
+        lowest = min(r.au_pct for r in case.runs if r.au_pct is not None)
+        yield Verdict("au", True, f"every run at {lowest:.2f} % or above; it takes {least:g} %")
+    told_of = [r for r in case.runs if r.said_to_pass is not None and r.au_pct is not None]
+    wrong = [r for r in told_of if r.said_to_pass != (r.au_pct is not None and r.au_pct >= least)]
+    if wrong:
+        told = _some(f"{r.place} says {'success' if r.said_to_pass else 'fail'} of {r.au_pct:.2f} %" for r in wrong)
+        yield Verdict("au-said", False, f"{told}; the least is {least:g} %", tuple(r.place for r in wrong))
+
+
+def spread(case: Case) -> Iterator[Verdict]:
+    rates = [(r, r.samples_per_s) for r in case.counted if r.samples_per_s is not None and r.samples_per_s > 0]
+    if len(rates) < 2:
+        yield Verdict("spread", None, "one rate has no spread")
+        return
+    mean = fmean(rate for _, rate in rates)
+    far, rate = max(rates, key=lambda pair: abs(pair[1] - mean))
+    off = 100 * (rate - mean) / mean
+    why = f"{far.place} is {off:+.1f} % from the mean of {mean:,.4g} samples/s; {SPREAD_PCT:g} % at most"
+    yield Verdict("spread", abs(off) <= SPREAD_PCT, why)
+
+
+def data_size(case: Case) -> Iterator[Verdict]:
+    if case.workload is None or not case.runs:
+        return
+    short, unknown = [], []
+    need = 0
+    for run in case.runs:
+        size = datasize.size(case.workload, case.rules, run.accelerators, int(run.memory_bytes or 0))
+        need = max(need, size.files)
+        if run.files < size.files:
+            short.append(run)
+        if run.memory_bytes is None:
+            unknown.append(run)
+    if short:
+        memory = f"{short[0].memory_bytes / 2**30:.4g} GiB of memory" if short[0].memory_bytes else "memory unknown"
+        wants = f"{need:,} that {case.rules} wants for {short[0].accelerators} accelerators and {memory}"
+        why = f"{short[0].files:,} files, of {wants}"
+        yield Verdict("data-size", False, why, tuple(r.place for r in short))
+    elif unknown:
+        why = "the results don't say how much memory the hosts have"
+        yield Verdict("data-size", None, why, tuple(r.place for r in unknown))
+    else:
+        yield Verdict("data-size", True, f"{case.runs[0].files:,} files; it takes {need:,}")
+
+
+def epochs(case: Case) -> Iterator[Verdict]:
+    if case.workload is None:
+        return
+    wrong = [r for r in case.runs if r.epochs != case.workload.epochs]
+    told = _some(f"{r.place} {r.epochs}" for r in wrong)
+    why = f"of {case.workload.epochs}: {told}" if wrong else f"{case.workload.epochs} in each"
+    yield Verdict("epochs", not wrong, why, tuple(r.place for r in wrong))
+
+
+def whole_runs(case: Case) -> Iterator[Verdict]:
+    cut = [r for r in case.runs if r.interrupted]
+    if cut:
+        yield Verdict("complete", False, "interrupted", tuple(r.place for r in cut))
+    skipped = [r for r in case.runs if r.skipped]
+    if skipped:
+        yield Verdict("on-error", False, "samples were skipped that couldn't be read", tuple(r.place for r in skipped))
+
+
+def measured(case: Case) -> Iterator[Verdict]:
+    fake = [r for r in case.runs if r.simulated]
+    if fake:
+        yield Verdict("measured", False, "simulated, on a model of a drive", tuple(r.place for r in fake))
+
+
+def hosts(case: Case) -> Iterator[Verdict]:
+    uneven = [r for r in case.runs if r.uneven_hosts]
+    if uneven:
+        told = ", ".join(f"{r.place}: {r.accelerators} on {r.hosts} hosts" for r in uneven)
+        yield Verdict("hosts", False, f"not the same number on each: {told}", tuple(r.place for r in uneven))
+    elif any(r.hosts > 1 for r in case.runs):
+        yield Verdict("hosts", True, "the same number of accelerators on each")
+
+
+def caches(case: Case) -> Iterator[Verdict]:
+    ours = [r for r in case.runs if r.cache is not None]
+    warm = [r for r in ours if r.cache not in COLD]
+    if warm:
+        told = ", ".join(sorted({str(r.cache) for r in warm}))
+        why = f"the page cache was {told}: reads may have come from memory; --cache drop before each run"
+        yield Verdict("cache", False, why, tuple(r.place for r in warm))
+    elif ours and len(ours) == len(case.runs):
+        yield Verdict("cache", True, "dropped before each run, or passed by")
+    else:
+        yield Verdict("cache", None, "DLIO doesn't write down whether caches were cleared between runs")
+
+
+def level(case: Case) -> Iterator[Verdict]:
+    if case.division != "closed" or case.rules == "v3.0":
+        return
+    lean = [r for r in case.runs if r.level == "bytes"]
+    if lean:
+        why = f"--level bytes leaves out checks that {case.rules}'s readers make"
+        yield Verdict("level", False, why, tuple(r.place for r in lean))
+
+
+def parameters(case: Case) -> Iterator[Verdict]:
+    may = division.allowed(case.rules, case.division)
+    found: dict[str, list[str]] = {}
+    for run in case.runs:
+        for told in broken_parameters(run, case.workload, may):
+            found.setdefault(told, []).append(run.place)
+    for told, places in found.items():
+        yield Verdict("parameters", False, f"{told}, which {case.division} doesn't allow", tuple(places))
+    far = [r for r in case.runs if _as_int(r.parameters.get("reader.prefetch_size")) > division.PREFETCH_MAX]
+    if far and case.division == "closed":
+        why = f"reader.prefetch_size above {division.PREFETCH_MAX}"
+        yield Verdict("prefetch", False, why, tuple(r.place for r in far))
+    if not found:
+        yield Verdict("parameters", True, f"nothing overridden that {case.division} doesn't allow")
+
+
+def broken_parameters(run: Run, workload: Training | None, may: frozenset[str]) -> Iterator[str]:
+    """What a run changed and mustn't have. Setting a constant to what it is anyway breaks nothing."""
+    for key, value in run.parameters.items():
+        if key in may or key.startswith(HARMLESS):
+            continue
+        name = next((n for n, parameter in division.CONSTANTS.items() if parameter == key), None)
+        if workload is None or name is None or not _same(getattr(workload, name), value):
+            yield f"{key} is {value}"
+    for key, value in run.constants.items():
+        if workload is None or STATED[key] in may or _same(getattr(workload, key), value):
+            continue
+        yield f"{STATED[key]} is {value}, not {getattr(workload, key)}"
+
+
+def pauses(case: Case) -> Iterator[Verdict]:
+    """v3.0: no run is left out between two that count."""
+    if case.rules != "v3.0":
+        return
+    timed = [r for r in case.runs if r.began is not None and r.ended is not None]
+    if len(timed) < len(case.runs) or len(timed) < 2:
+        yield Verdict("pauses", None, "the results don't say when they began and ended")
+        return
+    for before, after in zip(timed, timed[1:]):  # noqa: B905
+        gap, length = after.began - before.ended, before.ended - before.began  # type: ignore[operator]
+        if gap >= length:
+            why = f"{gap:.0f} s between {before.place} and {after.place}: time for another run of {length:.0f} s"
+            yield Verdict("pauses", False, why, (before.place, after.place))
+            return
+    yield Verdict("pauses", True, "no two runs have room for a third between them")
+
+
+RULES: tuple[Callable[[Case], Iterator[Verdict]], ...] = (
+    readable, known_workload, number_of_runs, whole_runs, measured, same_setup, utilisation, spread, data_size, epochs,
+    hosts, caches, level, parameters, pauses,
+)  # fmt: skip
+
+
+def _some(told: Iterable[str], most: int = 3) -> str:
+    listed = list(told)
+    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
+
+
+def _same(ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, (int, float)) and not isinstance(ours, bool):
+        try:
+            return abs(float(ours) - float(theirs)) <= 1e-9 * max(1.0, abs(float(ours)))
+        except (TypeError, ValueError):
+            return False
+    return str(ours).lower() == str(theirs).lower()
+
+
+def _as_int(text: str | None) -> int:
+    try:
+        return int(text or 0)
+    except ValueError:
+        return 0

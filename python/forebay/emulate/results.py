@@ -1,0 +1,302 @@
+"""Folders of results as runs that can be compared: records of ours, and what DLIO and MLCommons' tool wrote.
+
+A run of theirs is a folder with a `summary.json`; what was overridden lies beside it, in `configs/`, `dlio_config/` or
+`.hydra/`, and MLCommons' tool of v2.0 and later adds a `*_metadata.json`. What a result doesn't say is None, not a guess.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from forebay.errors import RequestError
+
+SUMMARY = "summary.json"
+CONFIG_FOLDERS = ("configs", "dlio_config", ".hydra")
+FILE_BYTES_MAX = 256 << 20
+# Files and folders looked at below one folder: results are a few dozens.
+ENTRIES_MAX = 20_000
+OVERRIDES_MAX = 10_000
+# Of files, accelerators, bytes: more is damage.
+COUNT_MAX = 1 << 60
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run. Times are seconds since 1970; rates are samples/s; utilisation is in per cent.
+
+    `parameters`: DLIO's names without `workload.`, as far as they were overridden. `constants`: the workload's as the
+    result states them, by the names of `workloads.Training`. `said_to_pass`: what the result itself says of its AU.
+    """
+
+    place: str
+    written_by: str
+    edition: str
+    workload: str
+    accelerator: str | None
+    accelerators: int
+    hosts: int
+    files: int
+    samples_per_file: int
+    epochs: int
+    au_pct: float | None
+    samples_per_s: float | None
+    said_to_pass: bool | None = None
+    began: float | None = None
+    ended: float | None = None
+    memory_bytes: float | None = None
+    cache: str | None = None
+    level: str | None = None
+    simulated: bool = False
+    interrupted: bool = False
+    skipped: int = 0
+    uneven_hosts: bool | None = None
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float | None:
+        return self.ended - self.began if self.began is not None and self.ended is not None else None
+
+
+@dataclass(frozen=True)
+class Damaged:
+    """A result that can't be read, and why."""
+
+    place: str
+    why: str
+
+
+def read(folder: str) -> tuple[list[Run], list[Damaged]]:
+    """The runs below a folder by their beginning, and what couldn't be read. RequestError where there are none."""
+    root = Path(folder)
+    if not root.exists():
+        raise RequestError(folder, "there is no such folder", "the folder that --results named, or DLIO's")
+    runs: list[Run] = []
+    damaged: list[Damaged] = []
+    for file in candidates(root):
+        place = os.path.relpath(file.parent if file.name == SUMMARY else file, root)
+        try:
+            runs += of_summary(file, place) if file.name == SUMMARY else of_records(file, place)
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError) as error:
+            damaged.append(Damaged(place, described(error)))
+    if not runs and not damaged:
+        found = "holds no result: neither a record of an emulated run nor a summary.json"
+        raise RequestError(folder, found, "forebay emulate run --results DIR")
+    return sorted(runs, key=lambda r: (r.began or 0.0, r.place)), damaged
+
+
+def candidates(root: Path) -> Iterator[Path]:
+    """Files that may be results, in a folder's order. Below a summary's folder nothing else is looked for."""
+    if root.is_file():
+        yield root
+        return
+    seen = 0
+    for at, folders, files in os.walk(root):
+        folders.sort()
+        seen += len(files) + len(folders)
+        if seen > ENTRIES_MAX:
+            raise RequestError(str(root), f"holds more than {ENTRIES_MAX:,} files", "the folder of the results alone")
+        if SUMMARY in files:
+            folders.clear()
+            yield Path(at, SUMMARY)
+            continue
+        yield from (Path(at, name) for name in sorted(files) if name.endswith(".json"))
+
+
+def described(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"it has no {error.args[0]!r}"
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return str(error) or type(error).__name__
+
+
+def load(file: Path) -> Any:
+    if file.stat().st_size > FILE_BYTES_MAX:
+        raise ValueError(f"{file.name} is larger than {FILE_BYTES_MAX >> 20} MiB")
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{file.name} isn't JSON: {error}") from None
+
+
+# Records of ours ----------------------------------------------------------------------------------------
+
+
+def of_records(file: Path, place: str) -> list[Run]:
+    """Of a file of records, those that emulate training; none of another JSON file."""
+    document = load(file)
+    records = document if isinstance(document, list) else [document]
+    ours = [r for r in records if isinstance(r, dict) and str(r.get("schema", "")).startswith("forebay.run/")]
+    return [of_record(r, place) for r in ours if r.get("training")]
+
+
+def of_record(record: Mapping[str, Any], place: str) -> Run:
+    training, result = record["training"], record["result"]
+    began = timestamp(record["started"])
+    constants = ("batch", "compute_s", "record_bytes", "samples_per_file", "format", "loader", "au_pct_min")
+    hosts = int(training["hosts"])
+    memory = record["environment"].get("memory_bytes")
+    parameters = {"dataset.num_files_train": training["files"], "reader.prefetch_size": training["prefetch"]}
+    parameters["reader.read_threads"] = training["read_threads"]
+    return Run(
+        place=place,
+        written_by="forebay",
+        edition=str(training["rule_set"]),
+        workload=str(training["workload"]),
+        accelerator=str(training["accelerator"]),
+        accelerators=whole(training["accelerators"], "accelerators"),
+        hosts=hosts,
+        files=whole(training["files"], "files"),
+        samples_per_file=whole(training["samples_per_file"], "samples_per_file"),
+        epochs=len(training["epochs"]),
+        au_pct=number(training["au_pct"]),
+        samples_per_s=number(training["samples_per_s"]),
+        said_to_pass=bool(training["passes"]),
+        began=began,
+        ended=None if began is None else began + float(result["seconds"]),
+        memory_bytes=None if memory is None else float(memory) * hosts,
+        cache=record["cache"]["policy"],
+        level=str(training["level"]),
+        simulated=record["origin"] != "measured",
+        interrupted=bool(result.get("interrupted")),
+        skipped=int(training["skipped"]["count"]),
+        # Merging hosts refuses unequal ones.
+        uneven_hosts=False,
+        parameters={key: str(value) for key, value in parameters.items()},
+        constants={key: training[key] for key in constants if key in training},
+    )
+
+
+# DLIO's and MLCommons' ----------------------------------------------------------------------------------
+
+
+def of_summary(file: Path, place: str) -> list[Run]:
+    summary = load(file)
+    if not isinstance(summary, dict):
+        raise ValueError("summary.json isn't an object")
+    metric = summary["metric"]
+    if "train_au_mean_percentage" not in metric:
+        # A checkpoint run, or one that ended before its first epoch did.
+        raise ValueError("summary.json states no AU: not a finished training run")
+    overrides = read_overrides(file.parent)
+    metadata = read_metadata(file.parent)
+    workload, accelerator = named(overrides, metadata)
+    memory = summary.get("host_memory_GB")
+    accelerators = whole(summary["num_accelerators"], "num_accelerators")
+    hosts = whole(summary.get("num_hosts", 1), "num_hosts")
+    if not accelerators or not hosts:
+        raise ValueError(f"{accelerators} accelerators on {hosts} hosts ran nothing")
+    said = metric.get("train_au_meet_expectation")
+    return [
+        Run(
+            place=place,
+            written_by="mlpstorage" if metadata else "dlio",
+            edition=edition(file.parent, metadata),
+            workload=workload,
+            accelerator=accelerator,
+            accelerators=accelerators,
+            hosts=hosts,
+            files=whole(summary["num_files_train"], "num_files_train"),
+            samples_per_file=whole(summary["num_samples_per_file"], "num_samples_per_file"),
+            epochs=whole(summary["epochs"], "epochs"),
+            au_pct=number(metric["train_au_mean_percentage"]),
+            samples_per_s=number(metric.get("train_throughput_mean_samples_per_second")),
+            said_to_pass={"success": True, "fail": False}.get(str(said)),
+            began=timestamp(summary.get("start")),
+            ended=timestamp(summary.get("end")),
+            memory_bytes=memory_of(memory, hosts),
+            uneven_hosts=bool(accelerators % hosts) if hosts else None,
+            parameters={k: v for k, v in overrides.items() if k != "workload"},
+        )
+    ]
+
+
+def read_overrides(folder: Path) -> dict[str, str]:
+    """DLIO's name → value of what the command line overrode; `workload` is the name of the workload's file."""
+    for name in CONFIG_FOLDERS:
+        file = folder / name / "overrides.yaml"
+        if file.is_file():
+            break
+    else:
+        return {}
+    if file.stat().st_size > FILE_BYTES_MAX:
+        raise ValueError("overrides.yaml is too large")
+    found: dict[str, str] = {}
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines()[:OVERRIDES_MAX]:
+        key, equals, value = line.strip().removeprefix("-").strip().strip("'\"").partition("=")
+        if equals:
+            found[key.lstrip("+").removeprefix("workload.")] = value.strip()
+    return found
+
+
+def read_metadata(folder: Path) -> dict[str, Any]:
+    """What MLCommons' tool says of the run; empty where DLIO ran by itself."""
+    for file in sorted(folder.glob("*_metadata.json")):
+        found = load(file)
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def named(overrides: Mapping[str, str], metadata: Mapping[str, Any]) -> tuple[str, str | None]:
+    """(workload, accelerator): v1.0's script names the file `unet3d_h100`; v2.0's says both in its metadata, too."""
+    arguments = metadata.get("args")
+    known = arguments if isinstance(arguments, dict) else metadata
+    model, accelerator = known.get("model"), known.get("accelerator_type") or known.get("accelerator")
+    stem = overrides.get("workload", "")
+    name, _, tail = stem.partition("_")
+    workload = str(model or name)
+    if not workload:
+        raise ValueError("neither configs/overrides.yaml nor metadata names the workload")
+    found = accelerator or tail or None
+    return workload.lower(), str(found).lower() if found else None
+
+
+def edition(folder: Path, metadata: Mapping[str, Any]) -> str:
+    """By what only that edition's tools write."""
+    if (folder / "provenance.json").exists() or (folder / ".mlps-code-image").exists():
+        return "v3.0"
+    return "v2.0" if metadata or list(folder.glob("*_per_epoch_stats.json")) else "v1.0"
+
+
+def memory_of(stated: Any, hosts: int) -> float | None:
+    """Bytes of all hosts, of DLIO's list of GiB: an entry per host (v1.0 writes the first alone where there are more)."""
+    if not isinstance(stated, list) or not stated:
+        return None
+    each = [float(gib) for gib in stated]
+    total = (sum(each) if len(each) == hosts else each[0] * hosts) * 2**30
+    if not 0 <= total <= COUNT_MAX:
+        raise ValueError(f"host_memory_GB is {str(stated)[:60]}")
+    return total
+
+
+def timestamp(text: Any) -> float | None:
+    """Of ISO 8601. DLIO writes local time without saying which: only differences mean something there."""
+    if not isinstance(text, str):
+        return None
+    when = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    return (when if when.tzinfo else when.replace(tzinfo=timezone.utc)).timestamp()
+
+
+def number(value: Any) -> float | None:
+    """A finite number, or None for null. ValueError for anything else."""
+    if value is None:
+        return None
+    found = float(value)
+    if not math.isfinite(found):
+        raise ValueError(f"{value!r} isn't a number")
+    return found
+
+
+def whole(value: Any, what: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= COUNT_MAX or value != int(value):
+        raise ValueError(f"{what} is {value!r}, not a count")
+    return int(value)

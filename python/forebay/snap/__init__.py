@@ -1,0 +1,5 @@
+"""`forebay snap`: drives that look local and stand on any source, and the RPCs that change them."""
+
+from forebay.snap.verb import command
+
+__all__ = ["command"]

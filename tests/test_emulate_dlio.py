@@ -1,0 +1,272 @@
+"""Beside DLIO: files that either made are read by the other, sizes agree, and MLCommons' v1.0 script takes our results.
+
+What needs DLIO runs where `DLIO_V1` and `DLIO_V2` name the interpreters that have it (bench/dlio.py says which commits),
+where `MLPERF_STORAGE_V1` and `MLPERF_STORAGE_V2` name folders with mlcommons/storage of those versions, and
+`MLPERF_STORAGE_REPORT` v1.0's report.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "bench"))
+
+import dlio  # noqa: E402
+from forebay.emulate.workloads import Training, load  # noqa: E402
+from side_by_side import Unavailable  # noqa: E402
+
+FILES = 6
+# Small records whose sizes differ from file to file, as 3D U-Net's and CosmoFlow's do.
+WORKLOAD = """
+format = "{format}"
+loader = "{loader}"
+record_bytes = 65536
+record_bytes_stdev = 8192
+samples_per_file = {samples}
+files = 6
+batch = 2
+read_threads = 2
+file_shuffle = true
+sample_shuffle = true
+shuffle_samples = 2
+epochs = 2
+au_pct_min = 1
+compute_s = 0.002
+"""
+# format → samples in a file, and how files become batches
+FORMATS = {
+    "npz": (4, "pytorch"),
+    "npy": (4, "pytorch"),
+    "hdf5": (4, "pytorch"),
+    "indexed_binary": (4, "pytorch"),
+    "jpeg": (1, "pytorch"),
+    "png": (1, "pytorch"),
+    "tfrecord": (4, "tensorflow"),
+}
+# Pictures are compressed, so their sizes are those of a compressor.
+SIZED = ("npz", "npy", "hdf5", "indexed_binary", "tfrecord")
+
+
+@dataclass(frozen=True)
+class Small:
+    """A small workload in a TOML file of its own."""
+
+    file: Path
+    training: Training
+
+
+@pytest.fixture(params=FORMATS)
+def small(request: pytest.FixtureRequest, tmp_path: Path) -> Small:
+    samples, loader = FORMATS[request.param]
+    file = tmp_path / "small.toml"
+    file.write_text(WORKLOAD.format(format=request.param, samples=samples, loader=loader))
+    return Small(file, load(str(file))[0])
+
+
+@pytest.fixture(params=["v1.0", "v2.0"])
+def peer(request: pytest.FixtureRequest) -> dlio.Dlio:
+    try:
+        return dlio.installed(request.param)
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+
+
+def forebay(*words: str | Path, ends_with: tuple[int, ...] = (0,)) -> Any:
+    """Runs a verb of emulate; its JSON."""
+    command = [sys.executable, "-m", "forebay.cli", "emulate", *map(str, words), "--json"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert ran.returncode in ends_with, ran.stderr
+    return json.loads(ran.stdout)
+
+
+def sizes(data: Path) -> dict[str, int]:
+    return {f.name: f.stat().st_size for f in sorted((data / "train").iterdir())}
+
+
+def indexes(data: Path) -> dict[str, bytes]:
+    """What finds records in files: beside them, or in a folder of its own."""
+    found = [*data.glob("train/*.idx"), *data.glob("index/train/*.idx")]
+    return {str(f.relative_to(data)): f.read_bytes() for f in found}
+
+
+# How DLIO is driven ----------------------------------------------------------------------------------
+
+
+def test_settings_are_spelled_as_each_version_does() -> None:
+    workload, _ = load("unet3d", "h100", "v1.0")
+    old = dlio.settings("v1.0", workload, Path("d"), 7, epochs=2)
+    new = dlio.settings("v2.0", workload, Path("d"), 7, epochs=2)
+    assert old["dataset"]["record_length"] == new["dataset"]["record_length_bytes"] == 146600628
+    assert old["dataset"]["record_length_stdev"] == new["dataset"]["record_length_bytes_stdev"] == 68341808
+    assert old["model"] == "unet3d" and new["model"]["name"] == "unet3d"
+    assert old["reader"] == new["reader"] and old["reader"]["batch_size"] == 7
+    assert new["train"] == {"epochs": 2, "computation_time": 0.323} and new["metric"]["au"] == 0.9
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 3, 5, 8, 36, 100])
+def test_the_greatest_number_that_passes_is_found(limit: int) -> None:
+    asked: list[int] = []
+
+    def passes(number: int) -> bool:
+        asked.append(number)
+        return number <= limit
+
+    assert dlio.greatest(passes) == limit
+    assert len(asked) == len(set(asked)) <= 2 * (limit.bit_length() + 1)
+
+
+def test_cpu_of_a_moment_lies_between_two_samples() -> None:
+    watched = object.__new__(dlio.Watched)
+    watched.samples = [(10.0, 0.0), (12.0, 1.0), (14.0, 5.0)]
+    assert [watched.cpu_at(t) for t in (9, 10, 11, 12, 13, 20)] == [0, 0, 0.5, 1, 3, 5]
+
+
+def test_a_child_of_a_child_is_counted() -> None:
+    burn = "import time\nt = time.process_time()\nwhile time.process_time() - t < 0.4: pass"
+    shell = ["sh", "-c", f'"{sys.executable}" -c "$BURN"; sleep 2']
+    watched = dlio.execute(shell, {**os.environ, "BURN": burn}, 60, every_s=0.05)
+    assert watched.samples[-1][1] >= 0.3
+
+
+def test_a_peer_that_fails_says_why() -> None:
+    with pytest.raises(Unavailable, match="ended with 3: out of luck"):
+        dlio.execute(["sh", "-c", "echo out of luck; exit 3"], dict(os.environ), 60)
+
+
+def test_a_version_that_isnt_named_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DLIO_V2", raising=False)
+    with pytest.raises(Unavailable, match="DLIO_V2=PYTHON"):
+        dlio.installed("v2.0")
+
+
+# Their workload files -------------------------------------------------------------------------------------
+
+YAML = {
+    "v1.0": ("MLPERF_STORAGE_V1", "storage-conf/workload"),
+    "v2.0": ("MLPERF_STORAGE_V2", "configs/dlio/workload"),
+}
+
+
+@pytest.mark.parametrize("rules", YAML)
+def test_mlcommons_own_files_hold_the_constants_of_our_workloads(rules: str) -> None:
+    variable, within = YAML[rules]
+    folder = os.environ.get(variable)
+    if not folder:
+        pytest.skip(f"mlcommons/storage {rules} isn't named; try: {variable}=FOLDER")
+    from forebay.emulate import dlio as files
+
+    found = [f for f in sorted((Path(folder) / within).glob("*_[ah]100.yaml"))]
+    assert len(found) == 6
+    for file in found:
+        name, accelerator = file.stem.split("_")
+        theirs = files.load(str(file), accelerator, rules)[0]
+        mine = load(name, accelerator, rules)[0]
+        for key in (
+            "format",
+            "loader",
+            "batch",
+            "compute_s",
+            "record_bytes",
+            "record_bytes_stdev",
+            "samples_per_file",
+        ):
+            assert getattr(theirs, key) == getattr(mine, key), f"{file.name}: {key}"
+        for key in ("files", "read_threads", "prefetch", "epochs", "au_pct_min", "computation_threads"):
+            assert getattr(theirs, key) == getattr(mine, key), f"{file.name}: {key}"
+
+
+# Data of each, in the hands of the other ---------------------------------------------------------------
+
+
+def test_dlio_trains_on_our_data(small: Small, peer: dlio.Dlio, tmp_path: Path) -> None:
+    data = tmp_path / "ours"
+    forebay("datagen", "--workload", small.file, "--data", data, "--files", str(FILES))
+    played = dlio.play(peer, small.training, data, FILES, 1, 2)
+    batches = FILES * small.training.samples_per_file // small.training.batch
+    assert played.samples == 2 * batches * small.training.batch and played.au_pct > 0
+
+
+def test_we_train_on_dlios_data(small: Small, peer: dlio.Dlio, tmp_path: Path) -> None:
+    data = tmp_path / "theirs"
+    dlio.generate(peer, small.training, data, FILES)
+    training = forebay("run", "--workload", small.file, "--data", data, "--rules", peer.version)["training"]
+    assert training["samples"] == 2 * FILES * small.training.samples_per_file
+    assert training["level"] == "parse" and training["skipped"]["count"] == 0
+
+
+def test_sizes_are_dlios(small: Small, peer: dlio.Dlio, tmp_path: Path) -> None:
+    if small.training.format not in SIZED:
+        pytest.skip("a compressor decides the sizes of pictures")
+    dlio.generate(peer, small.training, tmp_path / "theirs", FILES)
+    forebay("datagen", "--workload", small.file, "--data", tmp_path / "ours", "--files", str(FILES))
+    assert sizes(tmp_path / "ours") == sizes(tmp_path / "theirs")
+    found, theirs = indexes(tmp_path / "ours"), indexes(tmp_path / "theirs")
+    # DALI's program makes those of TFRecords, where it is installed.
+    assert found == theirs or (small.training.format == "tfrecord" and not theirs)
+    assert len(found) == FILES * {"indexed_binary": 2, "tfrecord": 1}.get(small.training.format, 0)
+
+
+def test_cosmoflows_sizes_are_dlios(peer: dlio.Dlio, tmp_path: Path) -> None:
+    workload, _ = load("cosmoflow", "h100", peer.version)
+    dlio.generate(peer, workload, tmp_path / "theirs", 12)
+    forebay(
+        "datagen",
+        "--workload",
+        "cosmoflow",
+        "--accelerator",
+        "a100",
+        "--data",
+        tmp_path / "ours",
+        "--files",
+        "12",
+    )
+    assert sizes(tmp_path / "ours") == sizes(tmp_path / "theirs")
+
+
+# Their script, over our results -------------------------------------------------------------------------
+
+
+def test_the_report_script_of_v1_takes_our_results(tmp_path: Path) -> None:
+    script, python = os.environ.get("MLPERF_STORAGE_REPORT"), os.environ.get("DLIO_V1")
+    if not script or not python:
+        pytest.skip(
+            "MLPERF_STORAGE_REPORT names no report.py of mlcommons/storage v1.0, or DLIO_V1 no Python for it"
+        )
+    data, results, exported = (tmp_path / name for name in ("data", "results", "exported"))
+    forebay("datagen", "--workload", "cosmoflow", "--accelerator", "a100", "--data", data, "--files", "40")
+    words = [
+        "--workload",
+        "cosmoflow",
+        "--accelerator",
+        "a100",
+        "--data",
+        data,
+        "--rules",
+        "v1.0",
+        "--epochs",
+        "2",
+    ]
+    records = forebay("run", *words, "--runs", "5", "--results", results, ends_with=(0, 1))
+    if not all(r["training"]["passes"] for r in records):
+        pytest.skip(
+            "this machine is too busy to feed one accelerator, and the script takes no run that failed"
+        )
+    words = [sys.executable, "-m", "forebay.cli", "emulate", "export", str(results), str(exported)]
+    subprocess.run(words, check=True, timeout=60)
+    ran = subprocess.run(
+        [python, script, "-rd", str(exported)], capture_output=True, text=True, cwd=tmp_path, timeout=120
+    )
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads((tmp_path / "mlperf_storage_report.json").read_text())["overall"]
+    rates = [r["training"]["samples_per_s"] for r in records]
+    assert told["model"] == "cosmoflow" and told["accelerator"] == "a100" and told["num_benchmark_runs"] == 5
+    assert float(told["train_throughput_mean_samples_per_second"]) == pytest.approx(sum(rates) / 5, rel=1e-3)

@@ -1,0 +1,110 @@
+"""HDF5 files that h5py wrote, contiguous and in chunks, read by emulated training: their trees are followed to every sample.
+Those that datagen makes, in h5py's hands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+h5py = pytest.importorskip("h5py", reason="h5py isn't installed; try: pip install h5py")
+
+FILES, SAMPLES, SIDE = 2, 6, 100
+WORKLOAD = f"""
+format = "hdf5"
+loader = "pytorch"
+record_bytes = {SIDE * SIDE}
+samples_per_file = {SAMPLES}
+files = {FILES}
+batch = 2
+read_threads = 1
+prefetch = 2
+epochs = 1
+au_pct_min = 0
+compute_s = 0.001
+"""
+LAYOUTS = {
+    "contiguous": {},
+    # As DLIO cuts them: a sample in squares. 9 chunks of a sample, 54 in all, fill more than one node of the tree.
+    "chunked": {"chunks": (1, 40, 40)},
+    "several samples in a chunk": {"chunks": (4, 30, 100)},
+    "packed": {"chunks": (1, 40, 40), "compression": "gzip"},
+}
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What a run that breaks rescues stays out of the tree."""
+    monkeypatch.chdir(tmp_path)
+
+
+def write(folder: Path, options: dict[str, Any]) -> list[Path]:
+    train = folder / "train"
+    train.mkdir(parents=True)
+    (folder / "valid").mkdir()
+    random = np.random.default_rng(7)
+    paths = [train / f"img_{n}_of_{FILES}.hdf5" for n in range(FILES)]
+    for path in paths:
+        with h5py.File(path, "w") as made:
+            records = made.create_dataset("records", (SAMPLES, SIDE, SIDE), dtype=np.uint8, **options)
+            records[:] = random.integers(0, 255, (SAMPLES, SIDE, SIDE), dtype=np.uint8)
+            made.create_dataset("labels", data=[0] * SAMPLES)
+    return paths
+
+
+def run(forebay: Callable[..., Any], tmp_path: Path, *flags: str) -> Any:
+    (tmp_path / "h5.toml").write_text(WORKLOAD)
+    return forebay("emulate", "run", "--workload", tmp_path / "h5.toml", "--data", tmp_path / "data", "--json", *flags)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_chunks_that_h5py_wrote_are_found(forebay: Callable[..., Any], tmp_path: Path, layout: str) -> None:
+    paths = write(tmp_path / "data", LAYOUTS[layout])
+    done = run(forebay, tmp_path)
+    assert done.returncode == 0, done.stderr
+    training = json.loads(done.stdout)["training"]
+    assert training["samples"] == FILES * SAMPLES and training["skipped"]["count"] == 0
+    bytes_of_files = sum(p.stat().st_size for p in paths)
+    # What lies behind the first 64 KiB of a file and describes it is read twice.
+    assert bytes_of_files <= training["read_bytes"] <= bytes_of_files + FILES * 64 * 1024
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "chunked"])
+def test_a_file_that_lost_its_end_or_a_node_is_named(forebay: Callable[..., Any], tmp_path: Path, layout: str) -> None:
+    victim = write(tmp_path / "data", LAYOUTS[layout])[1]
+    whole = victim.read_bytes()
+    victim.write_bytes(whole[:-1000])
+    done = run(forebay, tmp_path)
+    assert done.returncode == 4 and victim.name in done.stderr and "Traceback" not in done.stderr, done.stderr
+    at = whole.rindex(b"TREE")
+    victim.write_bytes(whole[:at] + b"XREE" + whole[at + 4 :])
+    done = run(forebay, tmp_path)
+    assert done.returncode == 4 and victim.name in done.stderr and "none of the tree" in done.stderr, done.stderr
+
+
+def test_a_newer_layout_is_held_against_its_length(forebay: Callable[..., Any], tmp_path: Path) -> None:
+    for path in write(tmp_path / "data", {}):
+        with h5py.File(path, "r") as old:
+            content = old["records"][:]
+        with h5py.File(path, "w", libver="latest") as new:
+            new.create_dataset("records", data=content)
+    done = run(forebay, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["training"]["samples"] == FILES * SAMPLES
+
+
+def test_h5py_reads_our_files(forebay: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "h5.toml").write_text(WORKLOAD)
+    made = forebay("emulate", "datagen", "--workload", tmp_path / "h5.toml", "--data", tmp_path / "data")
+    assert made.returncode == 0, made.stderr
+    contents = set()
+    for number in range(FILES):
+        with h5py.File(tmp_path / "data" / "train" / f"img_{number}_of_{FILES}.hdf5") as file:
+            assert file["records"].shape == (SAMPLES, SIDE, SIDE) and file["records"].dtype == np.uint8
+            assert list(file["labels"]) == [0] * SAMPLES
+            contents |= {sample.tobytes() for sample in file["records"]}
+    assert len(contents) == FILES * SAMPLES

@@ -1,0 +1,131 @@
+"""Emulated training from a data set that is packed in one source, a file or a namespace over NVMe/TCP: all of it, and columns."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from serve_support import NQN, Target
+
+FILES, SIDE, BEGIN, BLOCK = 24, 192, 1 << 20, 4096
+WORKLOAD = f"""
+title = "small npz files"
+format = "npz"
+loader = "pytorch"
+record_bytes = {SIDE * SIDE}
+samples_per_file = 1
+files = {FILES}
+batch = 2
+compute_s = 0.01
+read_threads = 2
+prefetch = 2
+file_shuffle = true
+sample_shuffle = true
+epochs = 2
+au_pct_min = 0
+"""
+
+TABLE = f"""
+title = "a table of which few columns are read"
+format = "parquet"
+loader = "pytorch"
+columns = [
+  {{ name = "a", type = "float32", values = 500, read = true }},
+  {{ name = "b", type = "float32", values = 4000, read = false }},
+  {{ name = "c", type = "int64", values = 1, read = true }},
+]
+record_bytes = 18008
+samples_per_file = 40
+row_group = 10
+files = {FILES // 4}
+batch = 8
+compute_s = 0.01
+read_threads = 2
+prefetch = 2
+epochs = 2
+au_pct_min = 0
+"""
+
+
+def packed() -> bytearray:
+    """The manifest, a NUL, and from 1 MiB on the files, each from a block on."""
+    random = np.random.default_rng(7)
+    files = []
+    for _ in range(FILES):
+        content = io.BytesIO()
+        np.savez(content, x=random.integers(0, 255, (SIDE, SIDE, 1), dtype=np.uint8), y=np.zeros(1, np.int64))
+        files.append(content.getvalue())
+    manifest = {
+        "schema": "forebay.dataset/1",
+        "workload": "small",
+        "format": "npz",
+        "files": FILES,
+        "samples_per_file": 1,
+        "record_bytes": SIDE * SIDE,
+        "data_begin": BEGIN,
+        "file_bytes": [len(file) for file in files],
+    }
+    space = bytearray(json.dumps(manifest).encode().ljust(BEGIN, b"\0"))
+    for file in files:
+        space += file.ljust(-(-len(file) // BLOCK) * BLOCK, b"\0")
+    return space
+
+
+@pytest.fixture
+def space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.toml").write_text(WORKLOAD)
+    (tmp_path / "space").write_bytes(packed())
+    return tmp_path / "space"
+
+
+def test_a_data_set_on_a_remote_namespace_is_read_over_the_network(
+    forebay: Callable[..., subprocess.CompletedProcess[str]], space: Path
+) -> None:
+    flags = ("emulate", "run", "--workload", "small.toml", "--accelerators", "2", "--json", "--data")
+    with Target(space, "--nqn", NQN) as target:
+        remote = forebay(*flags, f"nvme+tcp://127.0.0.1:{target.port}/{NQN}")
+    local = forebay(*flags, space)
+    found = [json.loads(done.stdout) for done in (remote, local)]
+    for record in found:
+        training = record["training"]
+        assert (training["samples"], training["steps"], training["skipped"]["count"]) == (48, 6, 0)
+        assert training["payload_bytes"] >= 48 * SIDE * SIDE and record["origin"] == "measured"
+    assert [record["path"]["engine"] for record in found][0] == "nvme-tcp"
+    assert found[0]["training"]["read_bytes"] == found[1]["training"]["read_bytes"]
+
+
+def test_columns_of_a_table_on_a_remote_namespace_are_read_and_no_others(
+    forebay: Callable[..., subprocess.CompletedProcess[str]], space: Path
+) -> None:
+    Path("table.toml").write_text(TABLE)
+    with space.open("wb") as file:
+        file.truncate(32 << 20)
+    workload = ("--workload", "table.toml")
+    made = forebay("emulate", "datagen", *workload, "--data", space, "--overwrite-device", space, "--check")
+    assert made.returncode == 0, made.stderr
+    flags = ("emulate", "run", *workload, "--json", "--data")
+    with Target(space, "--nqn", NQN) as target:
+        remote = forebay(*flags, f"nvme+tcp://127.0.0.1:{target.port}/{NQN}")
+    local = forebay(*flags, space)
+    found = [json.loads(done.stdout)["training"] for done in (remote, local)]
+    for training in found:
+        assert (training["samples"], training["skipped"]["count"]) == (2 * 240, 0)
+        # Two columns of three, whose pages have a head, and the tail of each file.
+        content = 2 * 240 * (500 * 4 + 8)
+        assert content < training["read_bytes"] < content + 2 * 6 * (65536 + 4096)
+        assert content <= training["payload_bytes"] < content * 1.1
+    assert found[0]["read_bytes"] == found[1]["read_bytes"]
+
+
+def test_a_source_without_a_data_set_is_refused(
+    forebay: Callable[..., subprocess.CompletedProcess[str]], space: Path
+) -> None:
+    space.write_bytes(b"\x07" * (2 << 20))
+    done = forebay("emulate", "run", "--workload", "small.toml", "--accelerators", "2", "--data", space)
+    assert done.returncode == 2 and "no manifest" in done.stderr and "Traceback" not in done.stderr

@@ -1,0 +1,211 @@
+"""`forebayd` beside `forebay`: the same flags in the same words, the same files, lines and exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import pytest
+from forebay.cli import VERBS
+
+ROOT = Path(__file__).resolve().parent.parent
+NQN = "nqn.2026-01.io.example:a"
+
+
+@pytest.fixture(scope="module")
+def both(forebayd, request):
+    """`both("serve", …)` → what each of the two said: (exit code, stdout, stderr)."""
+    run = request.getfixturevalue("forebay")
+
+    def told(*words: object) -> tuple[tuple[int, str, str], tuple[int, str, str]]:
+        ours = subprocess.run([forebayd, *map(str, words)], capture_output=True, text=True, timeout=60)
+        theirs = run(*words)
+        return (ours.returncode, ours.stdout, ours.stderr), (theirs.returncode, theirs.stdout, theirs.stderr)
+
+    return told
+
+
+def options(verb: str) -> dict[str, dict[str, object]]:
+    """The Python command's flags, as forebayd says its own."""
+    module, attribute = VERBS[verb][0].split(":")
+    command = getattr(importlib.import_module(module), attribute)
+    found = {}
+    for option in (p for p in command.params if isinstance(p, click.Option)):
+        bare = None if option.is_flag or isinstance(option.flag_value, (bool, type(None))) else str(option.flag_value)
+        found[option.opts[0]] = {
+            "names": option.opts,
+            "value": None if option.is_flag else option.metavar,
+            "many": option.multiple,
+            "bare": bare if bare and "Sentinel" not in bare else None,
+            "help": option.help,
+        }
+    return found
+
+
+@pytest.mark.parametrize("verb", ["serve", "snap"])
+def test_flags_are_those_of_the_command(forebayd, verb):
+    tables = json.loads(subprocess.run([forebayd, "--flags"], capture_output=True, text=True).stdout)
+    (table,) = [t for t in tables if t["verb"] == verb]
+    assert {f["names"][0]: f for f in table["flags"]} == options(verb)
+    shown = subprocess.run([forebayd, verb, "--help"], capture_output=True, text=True).stdout
+    assert all(name in shown for name in options(verb))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["serve", "--check", ROOT / "deploy/serve.toml"],
+        ["serve", "--check", "--json", ROOT / "deploy/serve.toml"],
+        ["serve", "--check", "nil:?size=1g", "--nqn", NQN, "--allow", NQN, "--listen", "[::1]:1", "--block-size", "4k"],
+        ["snap", "--check", ROOT / "deploy/snap.toml"],
+        ["snap", "--check", "--json", ROOT / "deploy/snap.toml"],
+        ["snap", "rpc"],
+        ["snap", "rpc", "nvme_controller_create", "--help"],
+    ],
+)
+def test_what_is_asked_for_is_told_alike(both, words):
+    ours, theirs = both(*words)
+    assert ours[0] == 0
+    if "--json" in words:
+        assert json.loads(ours[1]) == json.loads(theirs[1])
+    else:
+        assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["serve", "nil:", "--nqn", "disk"],
+        ["serve", "nil:", "--nqn", NQN, "--listen", "here"],
+        ["serve", "nil:", "--nqn", NQN, "--cache", "some"],
+        ["serve", "nil:", "--nqn", NQN, "--drain", "soon"],
+        ["serve", "nil:", "--nqn", NQN, "--log", "xml"],
+        ["serve", "ftp://h/f", "--nqn", NQN],
+        ["serve", "/no/such.toml"],
+        ["serve", "/no/such.toml", "--nqn", NQN],
+        ["serve", "--new-key", "md5"],
+        ["snap", "nil:"],
+        ["snap", "/no/such.toml"],
+        ["snap", "rpc", "nvme_subsystem_make"],
+        ["snap", "rpc", "nvme_subsystem_create", "--nqn"],
+        ["snap", "rpc", "--socket", "/no/such.sock", "nvme_controller_list"],
+    ],
+)
+def test_what_cannot_be_is_refused_alike(both, words):
+    ours, theirs = both(*words)
+    assert ours[0] == theirs[0] in (2, 3)
+    assert not ours[1]
+    assert ours[2].replace("forebayd", "forebay") == theirs[2]
+
+
+def test_words_that_it_does_not_know_end_with_2(forebayd):
+    for words in (["serv"], ["serve"], ["snap"], ["serve", "--nq"], ["serve", "a", "b"], []):
+        done = subprocess.run([forebayd, *words], capture_output=True, text=True)
+        assert done.returncode == 2 and done.stderr and "panicked" not in done.stderr, words
+    version = subprocess.run([forebayd, "--version"], capture_output=True, text=True)
+    assert version.returncode == 0 and re.match(r"forebayd \d+\.\d+\.\d+", version.stdout)
+
+
+class Running:
+    def __init__(self, program: str, *words: str, **environment: str) -> None:
+        self.process = subprocess.Popen(
+            [program, *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment},
+        )
+        assert self.process.stdout is not None
+        self.line = self.process.stdout.readline().rstrip("\n")
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, str, str]:
+        self.process.send_signal(number)
+        out, err = self.process.communicate(timeout=60)
+        return self.process.returncode, out, err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_serve_lives_as_the_command_does(forebayd, forebay, tmp_path, number):
+    file = tmp_path / "serve.toml"
+    text = f'listen = ["127.0.0.1:0"]\n[[subsystems]]\nnqn = "{NQN}"\nallow_any_host = true\n'
+    file.write_text(text + '[[subsystems.namespaces]]\nsource = "nil:?size=1g"\n')
+    running = Running(forebayd, "serve", str(file))
+    assert running.line.startswith("listening on 127.0.0.1:"), running.process.communicate()
+    address = running.line.removeprefix("listening on ")
+    read = forebay("bench", f"nvme+tcp://{address}/{NQN}", "--duration", "0.3", "--json")
+    assert read.returncode == 0, read.stderr
+    file.write_text(file.read_text() + '[[subsystems.namespaces]]\nsource = "nil:?size=2g"\n')
+    running.process.send_signal(signal.SIGHUP)
+    for line in running.process.stderr or []:
+        if "reload" in line:
+            assert f"nsid 2 of {NQN} added (nil:?size=2g)" in line
+            break
+    code, out, err = running.end(number)
+    assert code == 0, err
+    assert re.match(r"served    [1-9].* read, 0 B written in ", out), out
+
+
+def test_systemd_hears_ready_and_stopping(forebayd, tmp_path):
+    address = tmp_path / "notify"
+    heard = ""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(address))
+        manager.settimeout(60)
+        words = ["serve", "nil:?size=1g", "--nqn", NQN, "--listen", "127.0.0.1:0", "--quiet"]
+        running = Running(forebayd, *words, NOTIFY_SOCKET=str(address), WATCHDOG_USEC="1000000")
+        while "WATCHDOG=1" not in heard:
+            heard += manager.recv(4096).decode() + "\n"
+        assert f"READY=1\nSTATUS={running.line}" in heard
+        assert running.end()[0] == 0
+        while "STOPPING=1" not in heard:
+            heard += manager.recv(4096).decode() + "\n"
+
+
+def test_a_second_signal_ends_it_at_once(forebayd, forebay):
+    words = ["serve", "nil:?size=1g", "--nqn", NQN, "--listen", "127.0.0.1:0", "--drain", "600", "--log", "off"]
+    running = Running(forebayd, *words)
+    address = running.line.removeprefix("listening on ")
+    host, port = address.rsplit(":", 1)
+    # Somebody who says nothing keeps a drain waiting for a while.
+    with socket.create_connection((host, int(port))):
+        running.process.send_signal(signal.SIGTERM)
+        for line in running.process.stderr or []:
+            if "once more to abort" in line:
+                break
+        code, _, _ = running.end(signal.SIGTERM)
+    assert code in (0, -signal.SIGTERM)
+
+
+def test_a_killed_server_is_started_again_at_once(forebayd, tmp_path):
+    """The kernel closes a killed process's rings, and with them a written file's lock, behind its end."""
+    (image := tmp_path / "image").write_bytes(bytes(64 << 20))
+    serve = ["serve", str(image), "--nqn", NQN, "--writable", "--log", "off", "--listen"]
+    running = Running(forebayd, *serve, "127.0.0.1:0")
+    for _ in range(4):
+        address = running.line.removeprefix("listening on ")
+        uri = f"nvme+tcp://{address}/{NQN}?fast_io_fail_tmo=0&ctrl_loss_tmo=0"
+        words = ["--op", "randwrite", "--io-size", "64k", "--depth", "32", "--overwrite-device", uri, "--duration", "600"]
+        bench = [sys.executable, "-m", "forebay.cli", "bench", uri, *words]
+        load = subprocess.Popen(bench, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            before = image.stat().st_mtime_ns
+            while image.stat().st_mtime_ns == before:
+                assert load.poll() is None
+                time.sleep(0.02)
+            running.process.kill()
+            running.process.communicate()
+            running = Running(forebayd, *serve, address)
+            assert running.line.startswith("listening on "), running.process.communicate()
+        finally:
+            load.kill()
+            load.wait()
+    assert running.end()[0] == 0

@@ -1,0 +1,210 @@
+"""`forebay snap` without a host behind it: files, what is refused, signals, words, and what is handed out with it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import fake_gateway
+import processes
+import pytest
+import service_process
+from forebay.snap import show
+
+HERE = Path(__file__).parent
+DEPLOY = HERE.parent / "deploy"
+NQN = "nqn.2026-01.io.example:a"
+GOOD = f"""
+rpc = "off"
+[[subsystems]]
+nqn = "{NQN}"
+[[subsystems.namespaces]]
+source = "nil:?size=1g"
+qos = {{ rate = "1g", iops = 5000 }}
+[[subsystems.controllers]]
+socket = "/run/forebay/a.sock"
+[[subsystems.controllers]]
+front = "ublk"
+namespaces = [1]
+"""
+
+
+class Running(service_process.Running):
+    def __init__(self, file: Path, *arguments: str, fake: str = "", **environment: str) -> None:
+        file.write_text(GOOD)
+        super().__init__(HERE / "fake_gateway.py", str(file), *arguments, FAKE_GATEWAY=fake, **environment)
+
+
+# What is asked for ---------------------------------------------------------------------------------
+
+
+def test_a_file_is_checked_and_told_in_words(forebay, tmp_path):
+    file = tmp_path / "snap.toml"
+    file.write_text(GOOD)
+    done = forebay("snap", "--check", file)
+    assert done.returncode == 0 and not done.stderr
+    assert done.stdout.splitlines() == [
+        "rpc        off",
+        f"subsystem  {NQN}",
+        "           nsid 1: nil:?size=1g, read-only, at most 1 GiB/s and 5,000 IOPS",
+        "           NVMeCtrl1: vfio-user at /run/forebay/a.sock, all namespaces",
+        "           NVMeCtrl2: ublk at any free device, nsid 1",
+    ]
+    found = json.loads(forebay("snap", "--check", file, "--json").stdout)
+    again = tmp_path / "snap.json"
+    again.write_text(json.dumps(found))
+    assert json.loads(forebay("snap", "--check", again, "--json").stdout) == found
+
+
+# (what is changed in GOOD, what the message says)
+BAD_FILES = [
+    ("nqn = ", "nqm = ", "nqm"),
+    (f'"{NQN}"', '"disk"', "qualified name"),
+    ('rpc = "off"', 'rpc = "snap.sock"', "absolute"),
+    ('rpc = "off"', "threads = 1000", "threads"),
+    ('rpc = "off"', 'cpus = "0-"', "cpus 0-"),
+    ('rpc = "off"', 'cpus = "1023"', "CPU 1023"),
+    ('rpc = "off"', "rpc = [", "line"),
+    ('source = "nil:?size=1g"', 'source = "nil:?sise=1g"', "sise"),
+    ('source = "nil:?size=1g"', 'source = "nil:"\nblock_bytes = 1000', "512 or 4096"),
+    ("iops = 5000", "iops = 0", "0 would let nothing through"),
+    ('socket = "/run/forebay/a.sock"', "", "needs it"),
+    ('socket = "/run/forebay/a.sock"', f'socket = "/{"x" * 120}"', "at most 107"),
+    ('front = "ublk"', 'front = "nbd"', "nbd"),
+    ('front = "ublk"', 'front = "ublk"\nqueues = 0', "queues of NVMeCtrl2"),
+    ("namespaces = [1]", "namespaces = [9]", "no nsid 9"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "said"), BAD_FILES)
+def test_a_file_that_cannot_be_is_refused_by_name(forebay, tmp_path, old, new, said):
+    assert old in GOOD
+    file = tmp_path / "snap.toml"
+    file.write_text(GOOD.replace(old, new))
+    done = forebay("snap", file)
+    assert done.returncode == 2, done.stderr
+    assert str(file) in done.stderr and said in done.stderr
+    assert "Traceback" not in done.stderr and not done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "CONFIG.toml"),
+        (["nil:"], "neither CONFIG.toml nor rpc"),
+        (["/no/such.toml"], "/no/such.toml"),
+        (["/no/such.toml", "--drain", "soon"], "--drain soon"),
+        (["/no/such.toml", "--log", "xml"], "--log xml"),
+        (["rpc", "nvme_subsystem_make"], "no such verb"),
+        (["rpc", "nvme_subsystem_create"], "--nqn"),
+        (["rpc", "nvme_subsystem_create", "--nqn"], "no value"),
+        (["rpc", "nvme_subsystem_list", "--all"], "no such flag"),
+        (["rpc", "nvme_namespace_destroy", "-s", NQN, "-n", "one"], "no number"),
+        (["rpc", "--socket"], "no value"),
+    ],
+)
+def test_words_that_cannot_be_are_refused_by_name(forebay, arguments, said):
+    done = forebay("snap", *arguments)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr and "Traceback" not in done.stderr
+
+
+def test_rpcs_without_a_gateway_say_so_with_exit_code_3(forebay, tmp_path):
+    done = forebay("snap", "rpc", "--socket", str(tmp_path / "none.sock"), "nvme_controller_list")
+    assert done.returncode == 3 and "no gateway" in done.stderr and "forebay snap CONFIG.toml" in done.stderr
+
+
+def test_help_of_rpcs_names_the_verbs_and_their_flags(forebay):
+    for words in (["rpc"], ["rpc", "--help"]):
+        done = forebay("snap", *words)
+        assert done.returncode == 0 and "nvme_controller_attach_ns" in done.stdout
+    done = forebay("snap", "rpc", "nvme_controller_create", "--help")
+    assert done.returncode == 0 and "-n, --num_queues N" in done.stdout
+
+
+# Its life ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_gracefully_with_0_and_totals(tmp_path, number):
+    with Running(tmp_path / "snap.toml") as running:
+        assert running.wait_for("stderr", "NVMeCtrl1").endswith("at /run/forebay/a.sock: nsid 1, enabled")
+        assert running.wait_for("stdout", "ready") == "ready: 1 controller · RPCs at /run/forebay/snap.sock"
+        code, out, err = running.end(number)
+    assert code == 0
+    assert "letting commands finish, for 10 s at most" in err and '"stopped"' in err
+    assert out.startswith("moved     0 B read, 0 B written in ") and "0 B staged" in out
+    assert "NVMeCtrl1: 1 host broke the protocol" in out
+
+
+def test_with_json_one_document_is_all_of_stdout(tmp_path):
+    with Running(tmp_path / "snap.toml", "--json", "--rpc", "off") as running:
+        assert running.wait_for("stderr", "ready") == "ready: 1 controller · no RPCs"
+        code, out, _ = running.end()
+    document = json.loads(out)
+    assert code == 0 and document["schema"] == "forebay.snap/1" and document["drained"] is True
+    assert document["rpc"] is None and document["stats"]["staged_bytes"] == 0
+
+
+def test_one_that_was_taken_over_ends_by_itself_with_0(tmp_path):
+    with Running(tmp_path / "snap.toml", "--json", "--take-over", fake="left") as running:
+        out, err = running.process.communicate(timeout=processes.PATIENCE_S)
+    assert running.process.returncode == 0 and "another gateway has taken over" in err
+    assert json.loads(out)["handed_over"] is True
+
+
+def test_commands_that_were_cut_off_are_said_with_exit_code_4(tmp_path):
+    with Running(tmp_path / "snap.toml", "--drain", "0.1", fake="cut") as running:
+        running.wait_for("stdout", "ready")
+        code, _, err = running.end()
+    assert code == 4 and "cut off" in err and "--drain 0.3" in err
+
+
+def test_a_reload_says_what_changes_a_gateway(tmp_path):
+    with Running(tmp_path / "snap.toml") as running:
+        running.wait_for("stdout", "ready")
+        running.process.send_signal(signal.SIGHUP)
+        assert "forebay snap rpc" in running.wait_for("stderr", "reload")
+        assert running.end()[0] == 0
+
+
+def test_the_line_tells_rates_and_staged_bytes():
+    before, now = fake_gateway.stats(1.0), fake_gateway.stats(3.0, reads=4000, read_bytes=2 << 30)
+    assert show.line(now, before, 0.5) == (
+        "1 of 1 drive in use · read 1.00 GiB/s · write 0 GiB/s · 2,000 IOPS · staged 0 B · 0.500 cores"
+    )
+
+
+# What is handed out with it ------------------------------------------------------------------------
+
+
+def test_the_example_configuration_can_be(forebay):
+    done = forebay("snap", "--check", DEPLOY / "snap.toml", "--json")
+    assert done.returncode == 0, done.stderr
+    (subsystem,) = json.loads(done.stdout)["subsystems"]
+    assert [c["name"] for c in subsystem["controllers"]] == ["NVMeCtrl1"]
+
+
+def test_the_units_commands_are_ours():
+    from forebay.snap import command
+
+    unit = (DEPLOY / "forebay-snap.service").read_text()
+    flags = {o for p in command.params for o in p.opts}
+    commands = re.findall(r"^Exec\w+=\S+/forebay snap (.*)$", unit, re.M)
+    assert len(commands) == 2 and all(set(re.findall(r"--[\w-]+", c)) <= flags for c in commands)
+    drain, stop = re.search(r"--drain (\d+)", unit), re.search(r"^TimeoutStopSec=(\d+)", unit, re.M)
+    assert drain and stop and int(drain[1]) < int(stop[1])
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze")
+def test_systemd_takes_the_unit(tmp_path):
+    text = (DEPLOY / "forebay-snap.service").read_text().replace("/usr/local/bin/forebay", sys.executable)
+    unit = tmp_path / "forebay-snap.service"
+    unit.write_text(text)
+    checked = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=60)
+    assert unit.name not in checked.stderr, checked.stderr

@@ -1,0 +1,158 @@
+"""Sweeps that start what they need: a target, a gateway before it, and the papers' tables of both."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_machine import typed
+from forebay.sweep import fabric
+from forebay.sweep.file import parse, presets
+
+# 16 GiB scaled to 32 MiB, 45 s to 0.2 s.
+SMALL = ("--scale", "0.002", "--set", "duration=0.2")
+
+
+def sweep(*words: Any, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "forebay.cli", "sweep", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+
+
+def services() -> list[str]:
+    """Our services that run, of any sweep."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"forebay.cli" in words and fabric.NQN.encode() in b" ".join(words):
+                found.append(entry.name)
+    return found
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()][1:]
+
+
+def test_local_and_remote_are_read_and_the_page_has_the_papers_cells(tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "r.jsonl"
+    ran = sweep("solidigm-remote", tmp_path, *SMALL, "-o", out)
+    assert ran.returncode == 0, ran.stderr
+    made = lines(out)
+    assert len(made) == 10 and {m["record"]["job"]["label"] for m in made} == {"local", "remote"}
+    for line in made:
+        remote = line["record"]["job"]["label"] == "remote"
+        assert line["record"]["job"]["source"].startswith("nvme+tcp://127.0.0.1:") == remote
+        assert line["point"]["sources"] == ["{target}?queues=8" if remote else str(tmp_path / fabric.FILE)]
+        # Eight queues: no more workers than that, and as many in flight.
+        job = line["record"]["job"]
+        assert not remote or job["workers"] <= 8
+    assert not services()
+    # Finished points are on whatever port they were: nothing runs again, and nothing is started.
+    again = sweep("solidigm-remote", tmp_path, *SMALL, "-o", out)
+    assert again.returncode == 0 and " serves " not in again.stderr and len(lines(out)) == 10
+    code, _, err = typed(capsys, "report", out, "-o", tmp_path / "p.html", "--no-charts")
+    page = (tmp_path / "p.html").read_text()
+    assert code == 0, err
+    assert "published: D7-PS1010" in page and "13.41" in page and "remote ÷ local" in page and "loopback" in page
+
+
+def test_queues_of_an_emulated_drive_are_swept(tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "q.jsonl"
+    ran = sweep("solidigm-snap-queues", tmp_path, *SMALL, "--set", "io_size=128k", "-o", out)
+    assert ran.returncode == 0, ran.stderr
+    made = lines(out)
+    queues = {m["record"]["job"]["label"]: m["record"]["job"] for m in made}
+    assert set(queues) == {"1 queue", "7 queues", "15 queues", "23 queues", "31 queues"}
+    assert all(m["record"]["result"]["bytes"] > 0 for m in made)
+    assert queues["1 queue"]["workers"] == 1 and not services()
+    code, _, err = typed(capsys, "report", out, "-o", tmp_path / "p.html", "--no-charts")
+    assert code == 0, err
+    assert "GiB/s by queues" in (tmp_path / "p.html").read_text()
+
+
+def test_a_target_that_runs_elsewhere_is_read_and_left_alone(tmp_path: Path) -> None:
+    from serve_support import NQN, Target
+
+    served = tmp_path / "served"
+    served.write_bytes(os.urandom(32 << 20))
+    with Target(str(served), "--nqn", NQN) as target:
+        place = f"tcp://{target.addresses[0]}/{NQN}"
+        out = tmp_path / "r.jsonl"
+        ran = sweep("solidigm-remote", tmp_path, *SMALL, "--set", "io_size=1m", "--fabric", place, "-o", out)
+        assert ran.returncode == 0, ran.stderr
+        assert {m["record"]["job"]["source"].split("?")[0] for m in lines(out) if m["record"]["job"]["label"] == "remote"} == {
+            "nvme+" + place
+        }
+        assert target.process.poll() is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2")
+def test_the_target_may_live_in_a_network_namespace(tmp_path: Path) -> None:
+    probe = subprocess.run(["ip", "netns", "add", "forebay-probe"], capture_output=True)
+    if probe.returncode:
+        pytest.skip("this kernel makes no network namespaces")
+    subprocess.run(["ip", "netns", "del", "forebay-probe"], check=True)
+    out = tmp_path / "r.jsonl"
+    ran = sweep("solidigm-remote", tmp_path, *SMALL, "--set", "io_size=1m", "--netns", "-o", out)
+    assert ran.returncode == 0, ran.stderr
+    assert any("nvme+tcp://198.18." in m["record"]["job"]["source"] for m in lines(out))
+    left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+    assert "forebay-" not in left
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["solidigm-remote"], "takes one, and names none"),
+        (["solidigm-remote", "a", "b"], "2 are given"),
+        (["solidigm-remote", "nil:"], "a file or a device"),
+        (["solidigm-remote", "missing.dat"], "a folder, in which a file is made"),
+        (["solidigm-gds", "a", "--netns"], "starts no target"),
+        (["solidigm-remote", "a", "--fabric", "host"], "is not tcp://HOST:PORT/NQN"),
+        (["solidigm-remote", "a", "--fabric", "tcp://h:1/nqn.x:y", "--netns"], "only one of them"),
+        (["solidigm-remote", "a", "--link-delay", "30us"], "--link-delay with --netns"),
+        (["solidigm-remote", "a", "--netns", "--link-delay", "soon"], "is not what tc takes"),
+        (["solidigm-remote", "a", "--netns", "--link-rate", "25"], "--link-rate 25gbit"),
+    ],
+)
+def test_a_wrong_request_is_refused_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = typed(capsys, "sweep", *words)
+    assert code == 2 and said in err, err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_service_that_is_not_ready_says_why(tmp_path: Path) -> None:
+    with pytest.raises(fabric.RunError, match="wasn't ready.*no such|wasn't ready.*isn't|wasn't ready.*neither"):
+        with fabric.Service([], ["serve", str(tmp_path / "missing"), "--nqn", fabric.NQN], r"listening on"):
+            pass
+
+
+def test_a_sweep_names_what_it_needs_rightly() -> None:
+    for needs, said in (('["taget"]', "taget"), ('["gateway"]', "no target")):
+        with pytest.raises(fabric.RequestError) as refused:
+            parse(f"needs = {needs}\n[job]\nop = 'read'\n", "mine", "mine.toml")
+        assert said in str(refused.value)
+    assert {"solidigm-remote", "solidigm-snap-queues"} <= set(presets())
+
+
+@pytest.mark.parametrize(("queues", "workers", "depth", "then"), [
+    (1, 32, 1, (1, 32)), (7, 32, 1, (4, 8)), (7, 24, 1, (6, 4)), (31, 24, 1, (24, 1)), (8, 16, 2, (8, 4)), (15, 17, 1, (1, 17)),
+])  # fmt: skip
+def test_as_many_in_flight_by_as_many_workers_as_have_queues(
+    queues: int, workers: int, depth: int, then: tuple[int, int]
+) -> None:
+    job = {"sources": [f"{{gateway}}?queues={queues}"], "workers": workers, "depth": depth}
+    fitted, changes = fabric.fit(job, ())
+    assert (fitted["workers"], fitted["depth"]) == then and bool(changes) == (then != (workers, depth))
