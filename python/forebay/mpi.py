@@ -178,6 +178,7 @@ class World:
         self._sends: list[Any] = []
         self._plan: Any = None
         self._started: float | None = None
+        self._interrupt: Any = None
         self._clock_ahead_s = 0.0
 
     def run(self, job: Job, go: Callable[..., Record], observe: Any, interrupt: Any) -> Record:
@@ -200,7 +201,7 @@ class World:
         settle: Callable[[], None] | None = None,
     ) -> Record:
         """`go(job)` on every rank from the same moment on; merged at rank 0. `settle` follows once this rank's part is kept."""
-        self.stopped_by, self._started = None, None
+        self.stopped_by, self._started, self._interrupt = None, None, interrupt
         self._start_together()
         outcome = self._measure(job, go, interrupt)
         if settle is not None:
@@ -229,9 +230,7 @@ class World:
 
     def _hears(self, tag: int) -> bool:
         """Whether a message is there, after a short nap if not."""
-        if self.comm.iprobe(tag=TAG_STOP):
-            self.stopped_by = self.comm.recv(tag=TAG_STOP)
-            raise KeyboardInterrupt
+        self._heed_stops()
         if self.comm.iprobe(tag=tag):
             return True
         time.sleep(MEET_S)
@@ -241,8 +240,14 @@ class World:
         """For the observer: notes when measuring began, and ends the run when another rank has."""
         if self._started is None and progress.get("phase") in ("measure", "run"):
             self._started = time.time() - (progress.get("t_s") or 0.0)
-        if self.comm.iprobe(tag=TAG_STOP):
-            self.stopped_by = self.comm.recv(tag=TAG_STOP)
+        self._heed_stops()
+
+    def _heed_stops(self) -> None:
+        """KeyboardInterrupt once another rank has ended the run, or this one was told to. Observer and barrier are
+        called by different threads: only one of them gets the message, and both end."""
+        if message := self.comm.improbe(tag=TAG_STOP):
+            self.stopped_by = message.recv()
+        if self.stopped_by is not None or (self._interrupt is not None and self._interrupt.requested):
             raise KeyboardInterrupt
 
     def agree(self, code: int) -> int:

@@ -1,7 +1,8 @@
 //! Emulated runs over real files: what is read, what is computed from it, and what
 //! happens when files aren't what they should be.
 
-use forebay_engine::emulate::{run, EmulateObserver, EmulateProgress, Outcome, StepBarrier};
+use forebay_engine::driver::Observer;
+use forebay_engine::emulate::{run, EmulateProgress, Outcome, StepBarrier};
 use forebay_engine::format::sums::{crc32c, masked};
 use forebay_engine::reactor::{Reactor, RingOptions};
 use forebay_model::job::{Cache, Engine};
@@ -9,6 +10,7 @@ use forebay_model::training::{EmulateSpec, Level, Loader, OnError, RuleSet, Work
 use forebay_model::{Error, Kind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 /// Calls `each` with every progress, and ends the run when it says so.
 struct Watch<F: FnMut(&EmulateProgress) -> bool> {
@@ -16,7 +18,7 @@ struct Watch<F: FnMut(&EmulateProgress) -> bool> {
     stop: bool,
 }
 
-impl<F: FnMut(&EmulateProgress) -> bool> EmulateObserver for Watch<F> {
+impl<F: FnMut(&EmulateProgress) -> bool> Observer<EmulateProgress> for Watch<F> {
     fn progress(&mut self, progress: &EmulateProgress) {
         self.stop |= (self.each)(progress);
     }
@@ -26,7 +28,7 @@ impl<F: FnMut(&EmulateProgress) -> bool> EmulateObserver for Watch<F> {
     }
 }
 
-fn quiet() -> impl EmulateObserver {
+fn quiet() -> impl Observer<EmulateProgress> {
     Watch { each: |_| false, stop: false }
 }
 
@@ -514,4 +516,39 @@ fn steps_of_several_hosts_pass_one_barrier_each() {
     let outcome = run(&spec, vec![], &mut quiet(), Some(Box::new(barrier))).unwrap();
     assert!(outcome.failure.unwrap().found.contains("host b is gone"));
     assert_eq!(outcome.record.training.unwrap().epochs[0].steps, 1);
+}
+
+/// Held up where it shows progress, as by a terminal that takes nothing, until three more steps are over.
+struct HeldUp {
+    passed: Arc<Mutex<Vec<(u32, u32)>>>,
+    shown: usize,
+}
+
+impl Observer<EmulateProgress> for HeldUp {
+    fn progress(&mut self, _: &EmulateProgress) {
+        self.shown += 1;
+        let steps = || self.passed.lock().unwrap().len();
+        let (enough, until) = ((steps() + 3).min(8), Instant::now() + Duration::from_secs(60));
+        while steps() < enough {
+            assert!(Instant::now() < until, "the run waits for its observer");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn stop(&mut self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn a_run_goes_on_while_its_observer_is_held_up() {
+    let data = data(16, 10, 1000);
+    let mut spec = data.spec(10, 10);
+    (spec.accelerators, spec.ranks, spec.interval_s) = (1, 2, 0.02);
+    spec.workload.compute_s = 0.02;
+    let passed = Arc::new(Mutex::new(Vec::new()));
+    let mut observer = HeldUp { passed: passed.clone(), shown: 0 };
+    let outcome = run(&spec, vec![], &mut observer, Some(Box::new(Counted(passed, None)))).unwrap();
+    assert!(outcome.failure.is_none() && observer.shown > 0);
+    assert_eq!(training(&outcome).epochs[0].steps, 8);
 }

@@ -1,6 +1,7 @@
 //! Emulated runs that read parts of files: columns of row groups, single records, what a tree of addresses leads to.
 
-use forebay_engine::emulate::{run, EmulateObserver, EmulateProgress};
+use forebay_engine::driver::Observer;
+use forebay_engine::emulate::{run, EmulateProgress};
 use forebay_engine::generate::{self, DatagenSpec};
 use forebay_model::job::{Cache, Engine};
 use forebay_model::training::record::Training;
@@ -11,7 +12,7 @@ use tempfile::TempDir;
 
 struct Quiet;
 
-impl EmulateObserver for Quiet {
+impl Observer<EmulateProgress> for Quiet {
     fn progress(&mut self, _: &EmulateProgress) {}
 
     fn stop(&mut self) -> bool {

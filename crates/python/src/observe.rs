@@ -1,8 +1,8 @@
 //! Python's view of a run under way: progress as JSON, and signals honoured.
 
-use forebay_engine::driver::{Observer, Progress};
-use forebay_engine::emulate::{EmulateObserver, EmulateProgress};
+use forebay_engine::driver::Observer;
 use pyo3::prelude::*;
+use serde::Serialize;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Set by `_core.stop()`.
@@ -28,41 +28,21 @@ impl Watcher {
     }
 }
 
-impl Watcher {
-    pub fn tell(&mut self, progress: &impl serde::Serialize) {
+impl<W: Serialize> Observer<W> for Watcher {
+    fn progress(&mut self, progress: &W) {
         let Some(observer) = self.observer.as_ref().filter(|_| self.raised.is_none()) else { return };
         let Ok(text) = serde_json::to_string(progress) else { return };
         self.raised = Python::attach(|py| observer.call1(py, (text,)).err());
     }
 
-    pub fn wants_to_stop(&mut self) -> bool {
+    fn stop(&mut self) -> bool {
         if self.raised.is_none() {
             self.raised = Python::attach(|py| py.check_signals().err());
         }
         self.raised.is_some() || stop_requested().load(Ordering::Relaxed)
     }
-}
-
-impl Observer for Watcher {
-    fn progress(&mut self, progress: &Progress) {
-        self.tell(progress);
-    }
-
-    fn stop(&mut self) -> bool {
-        self.wants_to_stop()
-    }
 
     fn stop_flag(&self) -> Option<&'static AtomicBool> {
         Some(stop_requested())
-    }
-}
-
-impl EmulateObserver for Watcher {
-    fn progress(&mut self, progress: &EmulateProgress) {
-        self.tell(progress);
-    }
-
-    fn stop(&mut self) -> bool {
-        self.wants_to_stop()
     }
 }

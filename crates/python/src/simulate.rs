@@ -2,6 +2,7 @@
 
 use crate::observe::{stop_requested, Watcher};
 use crate::{json, raise};
+use forebay_engine::driver::Observer;
 use forebay_model::simulate::fleet::{self, Fleet};
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
@@ -28,9 +29,9 @@ pub fn simulate_fleet(py: Python<'_>, fleet: &str, observer: Option<Py<PyAny>>) 
         fleet::play(&fleet, &mut |share| {
             if told.elapsed() >= TELL_EVERY {
                 told = Instant::now();
-                watcher.tell(&Progress { share });
+                watcher.progress(&Progress { share });
             }
-            !watcher.wants_to_stop()
+            !Observer::<Progress>::stop(&mut watcher)
         })
     });
     let outcome = outcome.map_err(|error| raise(py, error))?;

@@ -15,7 +15,7 @@ mod worker;
 mod tests;
 
 use crate::clock;
-use crate::driver::{honour, outfit, prepare, Observer, Outcome};
+use crate::driver::{aside, honour, outfit, prepare, Observer, Outcome};
 use crate::gpu::cuda;
 use crate::path::{self, Destination};
 use crate::source::fault::FaultPlan;
@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 use told::Story;
 
 /// Where the ranks of several hosts wait for each other, before each checkpoint.
-pub trait Barrier {
+pub trait Barrier: Send {
     /// Returns once all are there: false where one has ended the run instead.
     fn pass(&mut self) -> Result<bool, Error>;
 }
@@ -91,6 +91,15 @@ pub fn check(spec: &CheckpointSpec) -> Result<(), Error> {
 
 /// Writes and reads the checkpoints. An error means that nothing was measured; what broke midway stands in the outcome.
 pub fn run(
+    spec: &CheckpointSpec,
+    command: Vec<String>,
+    observer: &mut dyn Observer,
+    barrier: Option<&mut dyn Barrier>,
+) -> Result<Outcome, Error> {
+    aside::with(observer, |word| run_watched(spec, command, word, barrier))
+}
+
+fn run_watched(
     spec: &CheckpointSpec,
     command: Vec<String>,
     observer: &mut dyn Observer,

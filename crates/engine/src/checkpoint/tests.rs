@@ -5,6 +5,7 @@ use forebay_model::content;
 use forebay_model::job::{Cache, Engine};
 use forebay_model::Kind;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Two stages of two tensor ranks and two copies, at stage 1: layer files, and ranks that write only the optimizer.
 fn small() -> Model {
@@ -323,4 +324,43 @@ fn two_hosts_meet_before_each_checkpoint_and_read_each_others_files() {
     let part = merged.checkpoint.unwrap();
     assert_eq!(part.write.unwrap().checkpoints[1].bytes, whole);
     assert_eq!(files(dir.path()).len() as u64, 2 * spec(dir.path()).sizes().files);
+}
+
+#[test]
+fn checkpoints_go_on_while_their_observer_is_held_up() {
+    const WRITES: u32 = 6;
+    struct Counts(Arc<AtomicU32>);
+    impl Barrier for Counts {
+        fn pass(&mut self) -> Result<bool, Error> {
+            self.0.fetch_add(1, Ordering::SeqCst);
+            Ok(true)
+        }
+    }
+    /// As by a terminal that takes nothing, until another checkpoint has begun.
+    struct HeldUp(Arc<AtomicU32>, u32);
+    impl Observer for HeldUp {
+        fn progress(&mut self, _: &Progress) {
+            self.1 += 1;
+            let begun = self.0.load(Ordering::SeqCst);
+            let until = clock::now() + Duration::from_secs(60);
+            while begun < WRITES && self.0.load(Ordering::SeqCst) == begun {
+                assert!(clock::now() < until, "the run waits for its observer");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+
+        fn stop(&mut self) -> bool {
+            false
+        }
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let faults = Some("seed=5,delay_us=5000".into());
+    let spec =
+        CheckpointSpec { writes: WRITES, reads: 0, keep: true, interval_ms: 10, faults, ..spec(dir.path()) };
+    let passed = Arc::new(AtomicU32::new(0));
+    let mut observer = HeldUp(passed.clone(), 0);
+    let Outcome { record, failure } =
+        run(&spec, Vec::new(), &mut observer, Some(&mut Counts(passed))).unwrap();
+    assert!(failure.is_none() && observer.1 > 0, "{failure:?}");
+    assert_eq!(record.checkpoint.unwrap().write.unwrap().checkpoints.len() as u32, WRITES);
 }

@@ -2,7 +2,7 @@
 //! observer is called from the thread that asked for the run, and gets the latest word. A terminal that takes nothing
 //! (Ctrl-S, a stuck ssh) holds up neither the meters nor the next repeat.
 
-use super::{Observer, Progress};
+use super::Observer;
 use forebay_model::Error;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,11 +15,11 @@ const POLL: Duration = Duration::from_millis(50);
 
 /// Does `work` on a thread of its own, and shows `observer` how it goes. Returns when the work is over, and the
 /// observer has come back from what it was last told.
-pub fn with<T: Send>(
-    observer: &mut dyn Observer,
-    work: impl FnOnce(&mut dyn Observer) -> Result<T, Error> + Send,
+pub fn with<W: Clone + Send, T: Send>(
+    observer: &mut dyn Observer<W>,
+    work: impl FnOnce(&mut dyn Observer<W>) -> Result<T, Error> + Send,
 ) -> Result<T, Error> {
-    let (desk, flag) = (Desk::default(), observer.stop_flag());
+    let (desk, flag) = (Desk::new(), observer.stop_flag());
     thread::scope(|scope| {
         let body = || {
             let _over = Over(&desk);
@@ -34,33 +34,39 @@ pub fn with<T: Send>(
 }
 
 /// Where the run leaves word.
-#[derive(Default)]
-struct Desk {
-    left: Mutex<Left>,
+struct Desk<W> {
+    left: Mutex<Left<W>>,
     changed: Condvar,
     stop: AtomicBool,
 }
 
-#[derive(Default)]
-struct Left {
+struct Left<W> {
     /// Not yet shown.
-    word: Option<Progress>,
+    word: Option<W>,
     over: bool,
 }
 
-impl Desk {
-    fn leave(&self, change: impl FnOnce(&mut Left)) {
+impl<W> Desk<W> {
+    fn new() -> Desk<W> {
+        Desk {
+            left: Mutex::new(Left { word: None, over: false }),
+            changed: Condvar::new(),
+            stop: AtomicBool::new(false),
+        }
+    }
+
+    fn leave(&self, change: impl FnOnce(&mut Left<W>)) {
         change(&mut self.left.lock().expect("no thread panics while it leaves word"));
         self.changed.notify_one();
     }
 
-    fn show(&self, observer: &mut dyn Observer) {
+    fn show(&self, observer: &mut dyn Observer<W>) {
         // Whatever ends this, the run doesn't go on unwatched.
         let _stop = Stop(&self.stop);
         let mut over = false;
         while !over {
             let left = self.left.lock().expect("no thread panics while it leaves word");
-            let nothing = |left: &mut Left| left.word.is_none() && !left.over;
+            let nothing = |left: &mut Left<W>| left.word.is_none() && !left.over;
             let (mut left, _) = self.changed.wait_timeout_while(left, POLL, nothing).expect("as above");
             let word = left.word.take();
             over = left.over;
@@ -76,13 +82,13 @@ impl Desk {
 }
 
 /// The run's end of it: an observer that never takes long.
-struct Word<'a> {
-    desk: &'a Desk,
+struct Word<'a, W> {
+    desk: &'a Desk<W>,
     flag: Option<&'static AtomicBool>,
 }
 
-impl Observer for Word<'_> {
-    fn progress(&mut self, progress: &Progress) {
+impl<W: Clone> Observer<W> for Word<'_, W> {
+    fn progress(&mut self, progress: &W) {
         self.desk.leave(|left| left.word = Some(progress.clone()));
     }
 
@@ -93,9 +99,9 @@ impl Observer for Word<'_> {
 }
 
 /// Says that the run is over, even if that is by a panic.
-struct Over<'a>(&'a Desk);
+struct Over<'a, W>(&'a Desk<W>);
 
-impl Drop for Over<'_> {
+impl<W> Drop for Over<'_, W> {
     fn drop(&mut self) {
         self.0.leave(|left| left.over = true);
     }
@@ -111,7 +117,7 @@ impl Drop for Stop<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Phase;
+    use super::super::{Phase, Progress};
     use super::*;
     use std::sync::mpsc::{channel, Receiver, Sender};
 

@@ -1,7 +1,7 @@
 //! From a job to its record: plan, prepare, run as often as asked, and say what
 //! happened.
 
-mod aside;
+pub(crate) mod aside;
 pub(crate) mod fleet;
 mod foretell;
 mod found;
@@ -46,9 +46,9 @@ use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
 /// Who watches a run, and may end it. Called from the thread that asked for the run, which has one of its own: an
-/// observer that takes long holds nothing up, and is then shown the latest alone.
-pub trait Observer {
-    fn progress(&mut self, progress: &Progress);
+/// observer that takes long holds nothing up, and is then shown the latest alone. `W`: what it is shown.
+pub trait Observer<W = Progress> {
+    fn progress(&mut self, progress: &W);
 
     /// Asked some twenty times a second; true ends the run, and what was measured is kept.
     fn stop(&mut self) -> bool;

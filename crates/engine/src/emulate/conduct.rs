@@ -10,13 +10,12 @@ use super::route;
 use super::straight::{self, Straight};
 use super::supply;
 use super::worker::{Latencies, Worker};
-use super::{
-    check, cpus_of, row_of, virtual_time, EmulateObserver, EmulateProgress, Outcome, Shared, StepBarrier,
-};
+use super::{check, cpus_of, row_of, virtual_time, EmulateProgress, Outcome, Shared, StepBarrier};
 use crate::clock;
 use crate::driver::allow_descriptors;
 use crate::driver::honour;
 use crate::driver::measure::Meters;
+use crate::driver::{aside, Observer};
 use crate::meter::cpu;
 use forebay_model::job::PathKind;
 use forebay_model::record::Point;
@@ -39,7 +38,16 @@ const GIB: f64 = (1u64 << 30) as f64;
 pub fn run(
     spec: &EmulateSpec,
     command: Vec<String>,
-    observer: &mut dyn EmulateObserver,
+    observer: &mut dyn Observer<EmulateProgress>,
+    barrier: Option<Box<dyn StepBarrier>>,
+) -> Result<Outcome, Error> {
+    aside::with(observer, |word| run_watched(spec, command, word, barrier))
+}
+
+fn run_watched(
+    spec: &EmulateSpec,
+    command: Vec<String>,
+    observer: &mut dyn Observer<EmulateProgress>,
     barrier: Option<Box<dyn StepBarrier>>,
 ) -> Result<Outcome, Error> {
     let begin = clock::now();
@@ -228,7 +236,7 @@ fn work(
 /// Leads through the epochs, and watches.
 struct Conductor<'a> {
     shared: &'a Shared,
-    observer: &'a mut dyn EmulateObserver,
+    observer: &'a mut dyn Observer<EmulateProgress>,
     barrier: Option<Box<dyn StepBarrier>>,
     epochs: Vec<(Vec<rules::Steps>, u64)>,
     points: Vec<Point>,
@@ -255,7 +263,7 @@ enum Await {
 impl<'a> Conductor<'a> {
     fn new(
         shared: &'a Shared,
-        observer: &'a mut dyn EmulateObserver,
+        observer: &'a mut dyn Observer<EmulateProgress>,
         barrier: Option<Box<dyn StepBarrier>>,
     ) -> Conductor<'a> {
         let now = clock::now();

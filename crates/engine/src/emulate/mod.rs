@@ -44,14 +44,6 @@ use std::sync::Arc;
 use std::time::Instant;
 use straight::Straight;
 
-/// Who watches an emulated run, and may end it.
-pub trait EmulateObserver {
-    fn progress(&mut self, progress: &EmulateProgress);
-
-    /// Asked some twenty times a second; true ends the run, and what was measured is kept.
-    fn stop(&mut self) -> bool;
-}
-
 /// Accelerators of other hosts, with which every step ends together.
 pub trait StepBarrier: Send {
     /// Returns once all hosts have ended the step. Called by one thread, step by step.

@@ -1,10 +1,11 @@
 //! `--data model:NAME`: accelerators fed by a modelled drive, without content and without a clock.
 
-use super::{EmulateObserver, Outcome};
+use super::{EmulateProgress, Outcome};
 use crate::clock;
 use crate::doctor;
 use crate::driver::record::{build, name_of, new_id};
 use crate::driver::virtual_time::{no_machine, path_of};
+use crate::driver::Observer;
 use crate::source::Uri;
 use forebay_model::device::DriveModel;
 use forebay_model::job::{JobSpec, PathKind};
@@ -45,7 +46,7 @@ pub fn run(
     spec: &EmulateSpec,
     model: &DriveModel,
     command: Vec<String>,
-    observer: &mut dyn EmulateObserver,
+    observer: &mut dyn Observer<EmulateProgress>,
     has_others: bool,
 ) -> Result<Outcome, Error> {
     if has_others {
@@ -197,12 +198,11 @@ fn result_of(spec: &EmulateSpec, played: &Simulated) -> RunResult {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::emulate::EmulateProgress;
     use forebay_model::training::Workload;
 
     struct Nobody;
 
-    impl EmulateObserver for Nobody {
+    impl Observer<EmulateProgress> for Nobody {
         fn progress(&mut self, _: &EmulateProgress) {}
 
         fn stop(&mut self) -> bool {

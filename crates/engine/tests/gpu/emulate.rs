@@ -2,13 +2,14 @@
 //! their step.
 
 use super::scenario::Scenario;
-use forebay_engine::emulate::{run, EmulateObserver, EmulateProgress};
+use forebay_engine::driver::Observer;
+use forebay_engine::emulate::{run, EmulateProgress};
 use forebay_model::job::Cache;
 use forebay_model::training::{EmulateSpec, RuleSet, Workload};
 
 struct Quiet;
 
-impl EmulateObserver for Quiet {
+impl Observer<EmulateProgress> for Quiet {
     fn progress(&mut self, _: &EmulateProgress) {}
 
     fn stop(&mut self) -> bool {

@@ -3,7 +3,8 @@
 
 use super::runs::home;
 use super::scenario::{is_inside, on_real_gpu, Books, Scenario};
-use forebay_engine::emulate::{run, EmulateObserver, EmulateProgress, Outcome};
+use forebay_engine::driver::Observer;
+use forebay_engine::emulate::{run, EmulateProgress, Outcome};
 use forebay_engine::gpu::cuda::Device;
 use forebay_engine::meter::cache;
 use forebay_engine::Error;
@@ -19,7 +20,7 @@ const MIB: usize = 1 << 20;
 /// Calls `each` with every progress; true ends the run.
 struct Watch<F: FnMut(&EmulateProgress) -> bool>(F, bool);
 
-impl<F: FnMut(&EmulateProgress) -> bool> EmulateObserver for Watch<F> {
+impl<F: FnMut(&EmulateProgress) -> bool> Observer<EmulateProgress> for Watch<F> {
     fn progress(&mut self, progress: &EmulateProgress) {
         self.1 |= (self.0)(progress);
     }
