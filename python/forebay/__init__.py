@@ -1,7 +1,6 @@
 """Forebay feeds GPUs from storage, proves how well it does, and says what to change when it doesn't."""
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -9,18 +8,27 @@ if TYPE_CHECKING:
     from forebay.checksum import crc32c
     from forebay.reader import File, FilesRead, Future, Report, open, read_files, release
 
-__all__ = ["File", "FilesRead", "Future", "Report", "crc32c", "open", "read_files", "release", "safetensors"]
+    __version__: str
 
-try:
-    __version__ = version("forebay")
-except PackageNotFoundError:  # a source tree that wasn't installed
-    __version__ = "0+unknown"
+__all__ = ["File", "FilesRead", "Future", "Report", "crc32c", "open", "read_files", "release", "safetensors"]
 
 
 def __getattr__(name: str) -> object:
     """Loaded when used, so that the command line starts at once."""
+    if name == "__version__":
+        return _version()
     if name == "safetensors":
         return import_module("forebay.safetensors")
     if name in __all__:
         return getattr(import_module("forebay.checksum" if name == "crc32c" else "forebay.reader"), name)
     raise AttributeError(f"module 'forebay' has no attribute {name!r}")
+
+
+def _version() -> str:
+    # Its import takes as long as that of the whole command line.
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("forebay")
+    except PackageNotFoundError:  # a source tree that wasn't installed
+        return "0+unknown"

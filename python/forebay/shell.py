@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 
-from forebay import __version__
 from forebay.errors import RequestError
 
 SHELLS = ("bash", "zsh", "fish")
@@ -91,6 +90,7 @@ def verbs() -> list[str]:
 
 def page(verb: str | None = None) -> str:
     """The roff source of one page, in the man macros."""
+    from forebay import __version__
     from forebay.cli import VERBS, forebay
 
     if verb is not None and verb not in VERBS:
