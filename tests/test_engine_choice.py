@@ -109,13 +109,19 @@ def pool() -> Iterator[None]:
     POOL.write_text(before)
 
 
+def slots_of(done) -> str:
+    return measured(done)["path"]["slot_pages"]
+
+
 @pytest.mark.root
 def test_slots_lie_in_huge_pages_of_the_pool_and_give_them_back(forebay, data, pool):
     for asked in ("hugetlb", "auto"):
-        path = measured(forebay("bench", data, "--pages", asked, *QUICK))["path"]
-        assert path["slot_pages"] == "hugetlb" and path["slot_bytes"] > 0
+        until = time.monotonic() + 60  # other runs of this machine may have taken them: `hugetlb` then says so, `auto` goes on
+        while (done := forebay("bench", data, "--pages", asked, *QUICK)).returncode == 3 or slots_of(done) != "hugetlb":
+            assert time.monotonic() < until, done.stderr
+        assert measured(done)["path"]["slot_bytes"] > 0
     free = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
-    until = time.monotonic() + 20  # another run of this machine may have taken some meanwhile
+    until = time.monotonic() + 60
     while int(free.read_text()) < 32 and time.monotonic() < until:
         time.sleep(0.1)
     assert int(free.read_text()) == 32
