@@ -8,7 +8,6 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11 pytho
 	$(p) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $(p))))
 VENV := .venv
 PROFILE := release
-LINTED := --all-targets
 BIN := $(VENV)/bin
 MADE := target/make
 # Data of the measurements; a file system in memory would measure something else.
@@ -24,7 +23,7 @@ TEST_WORKERS ?= $(shell echo $$(( 2 * $$(nproc) < 8 ? 2 * $$(nproc) : 8 )))
 PYTEST := $(BIN)/python -m pytest
 STEP := .ci/step
 # Of each property a quarter of proptest's usual cases; `make soak` and `make fuzz` try more.
-RUST_TESTS := env PROPTEST_CASES=64 cargo test --workspace --exclude forebay-python --quiet
+RUST_TESTS := env PROPTEST_CASES=64 .ci/rust-tests
 PYTHON_TESTS = $(PYTEST) -n $(TEST_WORKERS) --dist worksteal --durations 10 -m "not vm and not wheel and not long and not soak" $(ARGS)
 BUILD_AND_TYPES = $(MAKE) --no-print-directory $(MADE)/tested-with types
 
@@ -52,13 +51,22 @@ test: ## What decides: installs what it needs, then formats, lints, types, stubs
 	@$(STEP) install env PYTHON=$(PYTHON) .ci/prepare test
 	@$(MAKE) --no-print-directory $(QUICK) all-tests
 
-# With a build that is ready in a third of the time, and in which every overflow and assertion is a failure; in a place
-# of its own: nobody measures with it.
+# With one build of everything, in which every overflow and assertion is a failure and every crate is linted while it is
+# compiled; in a place of its own, since nobody measures with it. On a machine that others use, more compilers at once
+# get a larger share of it.
 QUICK := PROFILE=dev VENV=target/tested/venv MADE=target/tested/made
 .PHONY: all-tests
+all-tests: export CARGO_TARGET_DIR = $(CURDIR)/target/tested
+all-tests: export CARGO_BUILD_JOBS = $(shell echo $$((2 * $$(nproc))))
+all-tests: export CARGO_INCREMENTAL = 0
+all-tests: export CARGO_PROFILE_DEV_DEBUG = 0
+all-tests: export RUSTC_WORKSPACE_WRAPPER = $(wildcard $(shell rustc --print sysroot)/bin/clippy-driver)
+all-tests: export CLIPPY_ARGS = -D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__
+all-tests: export FOREBAYD = $(CURDIR)/target/tested/debug/forebayd
 all-tests:
-	# Tests are linted by `make check`.
-	@$(STEP) format-and-lint $(MAKE) --no-print-directory LINTED= format-check clippy
+	@$(STEP) format $(MAKE) --no-print-directory format-check
+	@[ -n "$$RUSTC_WORKSPACE_WRAPPER" ] || echo 'skipped: cargo clippy (not installed)'
+	@$(STEP) rust-build .ci/rust-tests --build
 	# Either waits where the other computes.
 	@.ci/beside '$(STEP) rust-tests $(RUST_TESTS)' '$(STEP) build-and-types $(BUILD_AND_TYPES) && $(STEP) python-tests $(PYTHON_TESTS)'
 
@@ -66,14 +74,14 @@ test-long: | $(MADE)/ready ## The tests of many processes: several hosts, kills 
 	@.ci/prepare test
 	@$(MAKE) --no-print-directory $(MADE)/tested-with
 	$(PYTEST) -n $(TEST_WORKERS) -m long $(ARGS)
-	FOREBAY_TEST_ALL=1 cargo test -p forebay-engine --test contract --test gpu --quiet -- --include-ignored
+	FOREBAY_TEST_ALL=1 cargo test -p forebay-engine --test contract --test faults --test gpu --quiet -- --include-ignored
 
 test-vm: | $(MADE)/ready ## The tests with real Linux kernels, in guests of QEMU
 	@.ci/prepare vm
 	@$(MAKE) --no-print-directory $(MADE)/tested-with
 	# Tests of block devices would build these under their own time limit.
 	cargo build --quiet -p forebay-engine --example ublk_device
-	cargo build --quiet --workspace --exclude forebay-python --bins
+	cargo build --quiet --workspace --bins
 	@$(call pytest_marked,vm,no test needs a guest)
 
 test-root: | $(MADE)/ready ## The tests that need root: loop devices, network namespaces (sudo make test-root)
@@ -94,7 +102,7 @@ test-dlio: | $(MADE)/ready ## Data sets and results in DLIO's hands and its in o
 
 check: | $(MADE)/ready ## The fast part of `make test`: format, lint, unit tests, house rules
 	@$(MAKE) --no-print-directory format-check clippy
-	cargo test --workspace --exclude forebay-python --lib --quiet
+	cargo test --workspace --lib --quiet
 	@$(MAKE) --no-print-directory $(MADE)/tested-with types
 	$(PYTEST) -q tests/test_house.py $(ARGS)
 
@@ -145,7 +153,7 @@ soak: | $(MADE)/ready ## Signals at hundreds of moments, kills in turn, what a c
 	@$(MAKE) --no-print-directory $(MADE)/tested-with
 	FOREBAY_TEST_MOMENTS=$(MOMENTS) $(PYTEST) --timeout 7200 tests/test_interruptions.py $(ARGS)
 	$(PYTEST) -m soak $(ARGS)
-	FOREBAY_TEST_ALL=1 PROPTEST_CASES=2000 cargo test --workspace --exclude forebay-python --quiet -- --include-ignored
+	FOREBAY_TEST_ALL=1 PROPTEST_CASES=2000 cargo test --workspace --quiet -- --include-ignored
 	@$(MAKE) --no-print-directory fuzz FUZZ_S=600
 
 fuzz: | $(MADE)/ready ## Each fuzz target for FUZZ_S seconds (30)
@@ -169,7 +177,7 @@ format-check:
 	@if cargo fmt --version >/dev/null 2>&1; then cargo fmt --all --check; else echo 'skipped: cargo fmt (no rustfmt)'; fi
 
 clippy: | $(BIN)/python
-	@if cargo clippy --version >/dev/null 2>&1; then cargo clippy --workspace $(LINTED) --quiet -- -D warnings; \
+	@if cargo clippy --version >/dev/null 2>&1; then cargo clippy --workspace --all-targets --quiet -- -D warnings; \
 	else echo 'skipped: cargo clippy (not installed)'; fi
 
 types:

@@ -135,7 +135,7 @@ def forebayd() -> str:
     if shutil.which("cargo") is None:
         pytest.skip("no cargo to build forebayd with, and FOREBAYD names none")
     # The same packages as `make test` builds: another choice has other features, and the engine is built again.
-    build = "cargo build --quiet --workspace --exclude forebay-python --bins".split()
+    build = "cargo build --quiet --workspace --bins".split()
     built = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
     return str(Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug/forebayd")

@@ -43,7 +43,8 @@ use watched::{Awaited, Watched};
 const UNIT: u64 = 4096;
 
 fn few() -> ProptestConfig {
-    ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() }
+    let cases = if std::env::var_os("FOREBAY_TEST_ALL").is_some() { 24 } else { 6 };
+    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }
 
 /// What came of a run between faults.

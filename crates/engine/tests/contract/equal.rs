@@ -14,7 +14,8 @@ const UNIT: u64 = 4096;
 
 fn few() -> ProptestConfig {
     // Regression files would be written beside the sources; the printed case is enough to come back to it.
-    ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() }
+    let cases = if std::env::var_os("FOREBAY_TEST_ALL").is_some() { 24 } else { 6 };
+    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }
 
 /// Runs the batches on the target and the model, comparing each read. Returns the model.
