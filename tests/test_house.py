@@ -170,6 +170,17 @@ def has_safety_comment(lines: list[str], at: int) -> bool:
     return False
 
 
+def test_only_a_source_knows_its_kind() -> None:
+    """Whoever uses a source asks what it can do: a new one is one file and one row."""
+    asked = re.compile(r"scheme\(\)\s*(==|!=)|match [^{]*\bscheme\(\)|\bscheme\s*(==|!=)")
+    found = []
+    for path in files(".rs"):
+        if name(path).startswith("crates/engine/src/") and not name(path).startswith("crates/engine/src/source/"):
+            lines = text_of(path).splitlines()
+            found += [f"{name(path)}:{n}: {line.strip()}" for n, line in enumerate(lines, 1) if asked.search(line)]
+    assert not found, "\n".join(found)
+
+
 def test_unsafe_lives_in_its_modules_and_each_says_why_it_is_sound() -> None:
     found = []
     elsewhere = dict.fromkeys(UNSAFE_ELSEWHERE, 0)

@@ -32,7 +32,7 @@ use cases::{lacking, noise, striped, truth, ENGINES};
 use forebay_engine::queue::{Op, Queue};
 use forebay_engine::source::fault::{FaultPlan, FaultQueue};
 use forebay_engine::source::stripe::StripeQueue;
-use forebay_engine::source::{QueueNeeds, Route, Target};
+use forebay_engine::source::{QueueNeeds, Target};
 use forebay_model::job::{Engine, PathKind};
 use model::{batches, Flat, Shape};
 use proptest::prelude::*;
@@ -274,12 +274,11 @@ fn an_io_that_is_swallowed_comes_back_once_it_is_abandoned_and_only_then() {
 
 #[test]
 fn a_model_that_takes_an_hour_lets_go_when_it_is_asked_to() {
-    use forebay_engine::source::{Backing, SharedDrive};
+    use forebay_engine::source::{ModelBacking, SharedDrive, Target};
     use forebay_model::device::DriveModel;
     let drive = DriveModel::parse("d7-ps1010?latency_us=10000000&read_mb_s=0.001").unwrap();
-    let backing = Backing::Model { drive: SharedDrive::new(&drive, 1, false), over: None };
-    let target =
-        Target { label: "slow".into(), content_id: 0, bytes: 1 << 20, backing, route: Route::default() };
+    let backing = ModelBacking { drive: SharedDrive::new(&drive, 1, false), over: None };
+    let target = Target::new("slow", 1 << 20, backing);
     let mut rig = Rig::open(&target, PathKind::Host, 2, 65536, false, &|q| q);
     let reads = [Request::read(0, 65536), Request::read(65536, 65536)];
     for (id, request) in reads.iter().enumerate() {

@@ -47,7 +47,7 @@ fn with(namespace: config::Namespace, socket: &Path, spin_us: u32) -> Gateway {
 
 fn drive(socket: &Path, more: &str) -> Arc<Drive> {
     let uri = format!("vfio-user:{}?reconnect_delay=0.1{more}", socket.display());
-    let Ok(Uri::VfioUser(options)) = Uri::parse(&uri) else { panic!("{uri}") };
+    let options = Uri::parse(&uri).unwrap().drive().unwrap().clone();
     Drive::open(&options, 1).unwrap_or_else(|e| panic!("{e}"))
 }
 

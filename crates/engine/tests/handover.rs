@@ -68,7 +68,7 @@ impl Home {
 
     fn drive(&self, more: &str) -> Arc<Drive> {
         let uri = format!("vfio-user:{}?reconnect_delay=0.1&io_timeout=-1{more}", self.socket.display());
-        let Ok(Uri::VfioUser(options)) = Uri::parse(&uri) else { panic!("{uri}") };
+        let options = Uri::parse(&uri).unwrap().drive().unwrap().clone();
         Drive::open(&options, 1).unwrap_or_else(|e| panic!("{e}"))
     }
 }

@@ -36,10 +36,7 @@ fn options(fakes: &[&Fake], more: &str) -> Options {
 fn options_to(addresses: &[SocketAddr], more: &str) -> Options {
     let paths: String = addresses[1..].iter().map(|a| format!("&path={a}")).collect();
     let uri = format!("nvme+tcp://{}/{NQN}?kato=1&reconnect_delay=0.1&{PATIENT}{paths}{more}", addresses[0]);
-    match Uri::parse(&uri).unwrap() {
-        Uri::NvmeTcp(options) => *options,
-        other => panic!("{other}"),
-    }
+    Uri::parse(&uri).unwrap().fabric().unwrap().clone()
 }
 
 fn worker(remote: &Arc<Remote>, depth: u32, slot_bytes: usize) -> Rig {

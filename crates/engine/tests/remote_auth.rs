@@ -67,10 +67,7 @@ impl Keys {
 
 fn options(rig: &Rig, more: &str) -> Options {
     let uri = format!("nvme+tcp://{}/{SUBSYSTEM}?hostnqn={HOST}&queues=2{more}", rig.address());
-    match Uri::parse(&uri).unwrap() {
-        Uri::NvmeTcp(options) => *options,
-        other => panic!("{other}"),
-    }
+    Uri::parse(&uri).unwrap().fabric().unwrap().clone()
 }
 
 /// Reads the first 64 KiB by each of two workers.

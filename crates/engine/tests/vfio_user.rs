@@ -25,10 +25,7 @@ fn disk() -> Arc<Mutex<Vec<u8>>> {
 }
 
 fn options(drive: &Drive, more: &str) -> vfio_user::Options {
-    match Uri::parse(&drive.uri(&format!("reconnect_delay=0.1{more}"))).unwrap() {
-        Uri::VfioUser(options) => *options,
-        other => panic!("{other}"),
-    }
+    Uri::parse(&drive.uri(&format!("reconnect_delay=0.1{more}"))).unwrap().drive().unwrap().clone()
 }
 
 fn open(drive: &Drive, more: &str) -> Arc<vfio_user::Drive> {

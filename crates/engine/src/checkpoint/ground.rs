@@ -6,7 +6,7 @@ use crate::driver::prepare::{has_ring, KEEP_FREE};
 use crate::identity::Identity;
 use crate::meter::cache;
 use crate::source::file::{misaligned, FileAccess, FileTarget};
-use crate::source::{Backing, Route, Target};
+use crate::source::{FileBacking, Route, Target};
 use forebay_model::checkpoint::layout::scaled;
 use forebay_model::checkpoint::{folder, CheckpointSpec};
 use forebay_model::content;
@@ -16,6 +16,7 @@ use forebay_model::Error;
 use std::fs::{DirBuilder, OpenOptions};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long a host waits for another that writes the same list of files.
@@ -216,7 +217,7 @@ impl Ground {
             label: self.spec.dir.clone(),
             content_id: 0,
             bytes: self.spec.sizes_here().bytes(),
-            backing: Backing::File { target: file, engine },
+            backing: Arc::new(FileBacking { target: file, engine }),
             route: Route { path: job.path, pair: None },
         })
     }

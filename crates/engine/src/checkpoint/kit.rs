@@ -12,7 +12,7 @@ use crate::queue::Queue;
 use crate::reactor::Reactor;
 use crate::source::fault::FaultQueue;
 use crate::source::file::FileTarget;
-use crate::source::{Backing, QueueNeeds, Target};
+use crate::source::{FileBacking, QueueNeeds, Target};
 use forebay_model::checkpoint::CheckpointSpec;
 use forebay_model::content;
 use forebay_model::job::{Engine, PathKind};
@@ -114,10 +114,7 @@ impl Kit {
     }
 
     fn engine(&self) -> Engine {
-        match &self.folder().backing {
-            Backing::File { engine, .. } => *engine,
-            _ => Engine::Auto,
-        }
+        self.folder().backing.file().map_or(Engine::Auto, |(_, engine)| engine)
     }
 
     /// Has cuFile know the file.
@@ -126,7 +123,7 @@ impl Kit {
         let (Some(session), Some(device)) = (destination.cufile(), destination.device_of(self.index)) else {
             return Err(Error::machine("--path gds", "cuFile isn't open", "forebay doctor"));
         };
-        let backing = Backing::File { target: file.clone(), engine: Engine::Pread };
+        let backing = Arc::new(FileBacking { target: file.clone(), engine: Engine::Pread });
         session.attach(&Target { backing, bytes: file.bytes, ..self.folder().clone() }, device)
     }
 

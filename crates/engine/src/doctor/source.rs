@@ -4,12 +4,12 @@ use super::report::{count, size, Area, Check, State};
 use super::roots::Roots;
 use super::{probe, target};
 use crate::source::nvme_tcp::{Address, Options, Transport};
-use crate::source::Uri;
+use crate::source::{Holds, Uri};
 use forebay_model::Error;
 use serde::Serialize;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::unix::fs::FileTypeExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// How long a path may take to be looked at.
@@ -100,31 +100,25 @@ fn present(text: &str, path: &std::path::Path) -> Result<(), Error> {
 }
 
 fn collect(uri: &Uri, asked: &mut Asked) {
-    let kind = match uri {
-        Uri::File(path) => {
-            asked.paths.push(path.clone());
-            None
-        }
-        Uri::Stripe { chunk, .. } => {
-            asked.chunk_bytes.get_or_insert(*chunk);
-            None
-        }
-        Uri::Nil { .. } => Some(Kind::Nil),
-        Uri::Model { spec, .. } => {
-            Some(Kind::Model { name: spec.split('?').next().unwrap_or_default().into() })
-        }
-        Uri::NvmeTcp(options) => {
-            let Address { host, port } = options.addresses[0].clone();
-            let (nqn, options) = (options.nqn.clone(), options.clone());
-            Some(match options.transport {
-                Transport::Tcp => Kind::NvmeTcp { host, port, nqn, options },
-                Transport::Rdma => Kind::NvmeRdma { host, port },
-            })
-        }
-        Uri::VfioUser(options) => Some(Kind::VfioUser { socket: options.socket.clone() }),
+    asked.paths.extend(uri.path().map(Path::to_path_buf));
+    asked.chunk_bytes = asked.chunk_bytes.or(uri.chunk());
+    let kind = if let Some(model) = uri.model() {
+        Some(Kind::Model { name: model.spec.split('?').next().unwrap_or_default().into() })
+    } else if let Some(options) = uri.fabric() {
+        let Address { host, port } = options.addresses[0].clone();
+        Some(match options.transport {
+            Transport::Tcp => {
+                Kind::NvmeTcp { host, port, nqn: options.nqn.clone(), options: Box::new(options.clone()) }
+            }
+            Transport::Rdma => Kind::NvmeRdma { host, port },
+        })
+    } else if let Some(options) = uri.drive() {
+        Some(Kind::VfioUser { socket: options.socket.clone() })
+    } else {
+        (uri.holds() == Holds::Nothing).then_some(Kind::Nil)
     };
     asked.others.extend(kind.map(|kind| Other { uri: uri.to_string(), kind }));
-    uri.parts().into_iter().for_each(|part| collect(part, asked));
+    uri.parts().iter().for_each(|part| collect(part, asked));
 }
 
 pub fn checks(roots: &Roots, asked: &Asked) -> Vec<Check> {

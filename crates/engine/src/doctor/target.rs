@@ -327,10 +327,7 @@ mod tests {
     const NQN: &str = "nqn.2026-11.io.example:a";
 
     fn options(uri: &str) -> Options {
-        match Uri::recognise(uri).unwrap() {
-            Uri::NvmeTcp(options) => *options,
-            other => panic!("{other}"),
-        }
+        Uri::recognise(uri).unwrap().fabric().unwrap().clone()
     }
 
     fn server(settings: &str, host: &str) -> Server {

@@ -6,7 +6,7 @@
 
 use super::fleet::Ran;
 use super::pacing;
-use super::plan::Draft;
+use crate::source::{Draft, ModelDraft};
 use forebay_model::device::DriveModel;
 use forebay_model::job::{JobSpec, Sync};
 use forebay_model::record::{Foretold, RunRecord, Warning};
@@ -103,14 +103,17 @@ struct Law {
 impl Law {
     /// The law of the job's one model in real time, or why there is none.
     fn of(job: &JobSpec, drafts: &[Draft]) -> Result<Law, String> {
-        let (spec, bytes) = match drafts {
-            [Draft::Model { spec, bytes, real_time: true, .. }] => (spec, bytes),
-            _ if !drafts.iter().any(pacing::has_model) => {
+        let alone = match drafts {
+            [draft] => draft.model().filter(|model| model.real_time),
+            _ => None,
+        };
+        let ModelDraft { drive, bytes, .. } = match alone {
+            Some(model) => model.clone(),
+            None if drafts.iter().all(|d| d.models().is_empty()) => {
                 return Err("no model in real time took part".into())
             }
-            _ => return Err("a model among other sources or members has no law of its own".into()),
+            None => return Err("a model among other sources or members has no law of its own".into()),
         };
-        let drive = DriveModel::parse(spec).map_err(|e| e.found)?;
         let unlike = [
             (job.passes.is_some(), "passes end the run, and the law is one of time"),
             (job.io_bytes_max.is_some(), "I/Os of several sizes can't be played in virtual time"),
@@ -192,10 +195,11 @@ impl Law {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::source::{NilDraft, StripeDraft};
     use forebay_model::job::Op;
 
     fn model(spec: &str) -> Vec<Draft> {
-        vec![Draft::Model { spec: spec.into(), over: None, bytes: 1 << 40, real_time: true }]
+        vec![ModelDraft::new(spec).unwrap().into()]
     }
 
     fn job() -> JobSpec {
@@ -233,8 +237,8 @@ mod tests {
     #[test]
     fn what_has_no_law_says_why() {
         let of = |job: JobSpec, drafts: &[Draft]| Law::of(&job, drafts).err().unwrap();
-        assert!(of(job(), &[Draft::Nil { bytes: 1 }]).contains("no model"));
-        let stripe = [Draft::Stripe { chunk: 1 << 16, members: model("d7-ps1010") }];
+        assert!(of(job(), &[NilDraft { bytes: 1 }.into()]).contains("no model"));
+        let stripe = [StripeDraft { chunk: 1 << 16, members: model("d7-ps1010") }.into()];
         assert!(of(job(), &stripe).contains("among other sources"));
         assert!(of(JobSpec { passes: Some(1), ..job() }, &model("d7-ps1010")).contains("passes"));
         assert!(
@@ -256,7 +260,7 @@ mod tests {
     fn to_require_a_model_there_must_be_one() {
         let required = JobSpec { require_model: true, ..job() };
         assert!(check(&required, &model("d7-ps1010")).is_ok());
-        assert!(check(&required, &[Draft::Nil { bytes: 1 }]).unwrap_err().found.contains("no model"));
+        assert!(check(&required, &[NilDraft { bytes: 1 }.into()]).unwrap_err().found.contains("no model"));
         let slow = model("d7-ps1010?latency_us=1000000&channels=1");
         assert!(check(&required, &slow).unwrap_err().found.contains("too few"));
         assert!(check(&JobSpec { require_model: false, ..required }, &slow).is_ok());

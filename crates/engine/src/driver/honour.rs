@@ -2,7 +2,7 @@
 
 use super::share;
 use crate::path::by_card;
-use crate::source::{Backing, Target};
+use crate::source::Target;
 use forebay_model::cached;
 use forebay_model::job::{Cache, CuFileMode, Engine, JobSpec, PathKind, Sync};
 use forebay_model::pattern::{Pattern, Span};
@@ -167,18 +167,13 @@ pub fn of_targets(job: &JobSpec, targets: &[Target]) -> Result<(), Error> {
                 "a file on a drive",
             ))
         }
-        None if job.require_direct && targets.iter().any(moves_nothing) => Err(Error::request(
+        None if job.require_direct && targets.iter().any(Target::lacks_bytes) => Err(Error::request(
             "--require-direct",
             "nil: and a model without content move no bytes",
             "a file, or no --require-direct",
         )),
         _ => Ok(()),
     }
-}
-
-fn moves_nothing(target: &Target) -> bool {
-    let empty = |t: &&Target| matches!(t.backing, Backing::Nil | Backing::Model { over: None, .. });
-    target.walk().iter().any(empty)
 }
 
 /// What a finished run must show.

@@ -34,12 +34,12 @@ use crate::gpu::cuda;
 use crate::meter::{cache, power};
 use crate::path::{self, Destination};
 use crate::source::fault::FaultPlan;
-use crate::source::{Target, Uri};
+use crate::source::{Action, Draft, FilePlan, Target, Uri};
 use fleet::Ran;
 use forebay_model::job::{Cache, CuFileMode, JobSpec, PathKind, WorkersFrom};
 use forebay_model::record::RunRecord;
 use forebay_model::{stats, Error};
-use plan::{draft, Action, Draft, FilePlan, Manifests};
+use plan::{draft, Manifests};
 pub(crate) use prepare::KEEP_FREE;
 use serde::Serialize;
 use std::sync::atomic::AtomicBool;
@@ -143,7 +143,7 @@ pub fn plan(job: &JobSpec) -> Result<Plan, Error> {
     };
     Ok(Plan {
         path,
-        data_bytes: drafts.iter().map(Draft::bytes).fold(0, u64::saturating_add),
+        data_bytes: drafts.iter().map(|d| d.bytes()).fold(0, u64::saturating_add),
         buffer_bytes: job.io_bytes_largest() * u64::from(job.depth) * u64::from(job.workers),
         files_to_make: names(|f| f.action == Action::Make),
         files_to_overwrite: if job.writes() { names(|f| f.action == Action::Use) } else { Vec::new() },

@@ -14,7 +14,7 @@ use crate::queue::Queue;
 use crate::reactor::{Reactor, RingOptions};
 use crate::source::fault::FaultQueue;
 use crate::source::Loan;
-use crate::source::{Backing, QueueNeeds, Target};
+use crate::source::{QueueNeeds, Target};
 use forebay_model::content;
 use forebay_model::job::{Engine, JobSpec, PathKind, DEPTH_MAX};
 use forebay_model::pattern::PatternSpec;
@@ -200,7 +200,7 @@ pub fn station_for(
     let duty = Duty {
         job: &shared.job,
         depth: targets().map(|t| t.ring_depth(needs)).max().unwrap_or(1).max(needs.depth),
-        plain: targets().all(|t| matches!(t.backing, Backing::File { .. })),
+        plain: targets().all(Target::is_file),
         whole_pages: targets().flat_map(Target::files).all(|(f, _)| f.bytes % 4096 == 0),
     };
     Station::open(session, device, base, &duty, reactor).map(Some)

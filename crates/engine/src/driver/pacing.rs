@@ -3,10 +3,9 @@
 //! moment: I/Os with a model that takes no time; content, by copying.
 
 use super::fleet;
-use super::plan::Draft;
 use super::{threads, Observer, Progress};
 use crate::clock;
-use crate::source::{Backing, Route, SharedDrive, Target};
+use crate::source::{Draft, ModelBacking, ModelDraft, SharedDrive, Target};
 use forebay_model::device::DriveModel;
 use forebay_model::job::{JobSpec, Op, PathKind};
 use forebay_model::simulate::mean_value_analysis;
@@ -27,26 +26,24 @@ const CUSTOMERS_MAX: u32 = 1 << 16;
 
 /// Refuses modelled drives that are faster than this host.
 pub fn check(job: &JobSpec, drafts: &[Draft], observer: &mut dyn Observer) -> Result<(), Error> {
-    let mut models = Vec::new();
-    drafts.iter().for_each(|d| gather(d, &mut models));
+    let models: Vec<&ModelDraft> = drafts.iter().flat_map(Draft::models).collect();
     if models.is_empty() {
         return Ok(());
     }
-    let specs: Vec<&str> = models.iter().map(|(spec, _)| *spec).collect();
+    let specs: Vec<&str> = models.iter().map(|m| m.spec.as_str()).collect();
     let asked = format!("model:{} in real time", specs.join(" and "));
-    let drives = specs.iter().map(|s| DriveModel::parse(s)).collect::<Result<Vec<_>, _>>()?;
-    let customers = (job.workers * job.depth).div_ceil(drives.len() as u32);
-    let modelled: f64 = drives.iter().map(|d| iops(job, d, customers)).sum();
+    let customers = (job.workers * job.depth).div_ceil(models.len() as u32);
+    let modelled: f64 = models.iter().map(|m| iops(job, &m.drive, customers)).sum();
     let paced = job.rate_iops.or(job.rate_gib_s.map(|r| r * GIB as f64 / mean_io_bytes(job)));
     let wanted = modelled.min(paced.unwrap_or(f64::INFINITY));
     if wanted > EASY_IOPS {
-        let can = loop_iops(job, &drives[0], observer)?;
+        let can = loop_iops(job, &models[0].drive, observer)?;
         if wanted > can {
             let found = format!("it does {wanted:.0} I/Os per second; this host starts and ends {can:.0}");
             return Err(Error::machine(asked, found, next(&specs, "larger --io-size")));
         }
     }
-    let (bytes, has_content) = (wanted * mean_io_bytes(job), models.iter().any(|(_, content)| *content));
+    let (bytes, has_content) = (wanted * mean_io_bytes(job), models.iter().any(|m| m.over.is_some()));
     if has_content && bytes > EASY_BYTES_S {
         let can = copy_bytes_s() * f64::from(job.workers.min(threads::online()));
         if bytes > can {
@@ -64,26 +61,10 @@ fn next(specs: &[&str], other: &str) -> String {
     format!("model:{spec}{joint}time=virtual, which has no such limit; or {other}, or a --rate below that")
 }
 
-/// Models in real time below a draft: what stands in their URI, and whether they have content.
-fn gather<'a>(draft: &'a Draft, models: &mut Vec<(&'a str, bool)>) {
-    match draft {
-        Draft::Model { spec, over, real_time: true, .. } => models.push((spec, over.is_some())),
-        Draft::Stripe { members, .. } => members.iter().for_each(|m| gather(m, models)),
-        _ => {}
-    }
-}
-
 pub fn mean_io_bytes(job: &JobSpec) -> f64 {
     let step = job.io_bytes_step.unwrap_or(job.io_bytes);
     let most = job.io_bytes + (job.io_bytes_largest() - job.io_bytes) / step * step;
     (job.io_bytes + most) as f64 / 2.0
-}
-
-/// Whether a model in real time is below a draft.
-pub fn has_model(draft: &Draft) -> bool {
-    let mut models = Vec::new();
-    gather(draft, &mut models);
-    !models.is_empty()
 }
 
 /// I/Os per second of a model with so many in flight.
@@ -130,16 +111,8 @@ fn loop_iops(job: &JobSpec, drive: &DriveModel, observer: &mut dyn Observer) -> 
         start_bytes: 0,
         ..job.clone()
     };
-    let target = Target {
-        route: Route::default(),
-        label: "model".into(),
-        content_id: 0,
-        bytes: 1 << 40,
-        backing: Backing::Model {
-            drive: SharedDrive::new(&instant, job.seed, job.op.is_random()),
-            over: None,
-        },
-    };
+    let drive = SharedDrive::new(&instant, job.seed, job.op.is_random());
+    let target = Target::new("model", 1 << 40, ModelBacking { drive, over: None });
     let ran = fleet::run_once(&tried, &[target], &[job.seed], Arc::default(), &mut Unseen(observer))?;
     Ok(if ran.interrupted { f64::INFINITY } else { ran.ios() as f64 / ran.seconds.max(1e-9) })
 }

@@ -1,17 +1,15 @@
-//! From source URIs to what exactly would be opened, made or overwritten.
-//! Looks, and touches nothing: `--dry-run` prints this.
+//! From a job's sources to what exactly would be opened, made or overwritten. Looks, and touches nothing.
 
 use super::found;
 use super::manifest::Held;
 use super::mounts;
 use crate::source::nvme_tcp::{self, Remote};
 use crate::source::vfio_user::{self, Drive};
-use crate::source::{stripe, Uri};
+use crate::source::{Action, Draft, FilePlan, Look, Uri};
 use forebay_model::device::DriveModel;
 use forebay_model::job::{JobSpec, Op, WorkersFrom};
 use forebay_model::units::{format_bytes, GIB};
 use forebay_model::Error;
-use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -20,133 +18,6 @@ use std::sync::Arc;
 
 /// Size of files that a job makes where nobody said.
 const FILE_BYTES_DEFAULT: u64 = GIB;
-/// Address space of a modelled drive without content.
-const MODEL_BYTES: u64 = 1 << 40;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Action {
-    /// As it stands.
-    Use,
-    /// It doesn't exist, or is ours and too small: made at the size wanted.
-    Make,
-}
-
-#[derive(Clone, Debug, Serialize)]
-pub struct FilePlan {
-    pub path: PathBuf,
-    pub action: Action,
-    /// It wasn't there when the plan was made, so whatever lies there later is somebody else's.
-    pub is_new: bool,
-    /// Bytes that the job uses.
-    pub bytes: u64,
-    pub is_device: bool,
-    /// Seed of its content where we know it.
-    pub seed: Option<u64>,
-    /// Forebay made it, or is about to.
-    pub ours: bool,
-}
-
-/// A target to be.
-#[derive(Clone, Debug, Serialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Draft {
-    File(FilePlan),
-    Stripe {
-        chunk: u64,
-        members: Vec<Draft>,
-    },
-    Nil {
-        bytes: u64,
-    },
-    Model {
-        spec: String,
-        over: Option<Box<Draft>>,
-        bytes: u64,
-        real_time: bool,
-    },
-    /// Connected to, since only the controller knows what it is.
-    NvmeTcp {
-        uri: String,
-        bytes: u64,
-        #[serde(skip)]
-        remote: Arc<Remote>,
-    },
-    VfioUser {
-        uri: String,
-        bytes: u64,
-        #[serde(skip)]
-        drive: Arc<Drive>,
-    },
-}
-
-impl Draft {
-    pub fn files(&self) -> Vec<&FilePlan> {
-        match self {
-            Draft::File(f) => vec![f],
-            Draft::Stripe { members, .. } => members.iter().flat_map(Draft::files).collect(),
-            Draft::Model { over: Some(d), .. } => d.files(),
-            _ => Vec::new(),
-        }
-    }
-
-    pub fn bytes(&self) -> u64 {
-        match self {
-            Draft::File(f) => f.bytes,
-            Draft::Stripe { chunk, members } => {
-                stripe::stripe_bytes(&members.iter().map(Draft::bytes).collect::<Vec<_>>(), *chunk)
-            }
-            Draft::Nil { bytes } | Draft::Model { bytes, .. } => *bytes,
-            Draft::NvmeTcp { bytes, .. } | Draft::VfioUser { bytes, .. } => *bytes,
-        }
-    }
-
-    pub fn scheme(&self) -> &'static str {
-        match self {
-            Draft::File(_) => "file",
-            Draft::Stripe { .. } => "stripe",
-            Draft::Nil { .. } => "nil",
-            Draft::Model { .. } => "model",
-            Draft::NvmeTcp { remote, .. } => remote.options().transport.scheme(),
-            Draft::VfioUser { .. } => "vfio-user",
-        }
-    }
-
-    pub fn label(&self) -> String {
-        match self {
-            Draft::File(f) => f.path.display().to_string(),
-            Draft::Nil { .. } => "nil:".into(),
-            Draft::Model { spec, .. } => format!("model:{spec}"),
-            Draft::NvmeTcp { uri, .. } | Draft::VfioUser { uri, .. } => uri.clone(),
-            Draft::Stripe { chunk, members } => {
-                let names: Vec<_> = members.iter().map(Draft::label).collect();
-                format!("stripe:?chunk={}&m={}", format_bytes(*chunk), names.join("&m="))
-            }
-        }
-    }
-
-    /// The name that the content carries: without directories, so that data can move.
-    pub fn content_name(&self) -> String {
-        match self {
-            Draft::File(f) => {
-                f.path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned())
-            }
-            Draft::Nil { .. } | Draft::Model { over: None, .. } => String::new(),
-            Draft::Model { over: Some(d), .. } => d.content_name(),
-            Draft::NvmeTcp { remote, .. } => remote.content_name(),
-            Draft::VfioUser { drive, .. } => drive.content_name(),
-            Draft::Stripe { chunk, members } => {
-                let names: Vec<_> = members.iter().map(Draft::content_name).collect();
-                format!("stripe {chunk} {}", names.join(" "))
-            }
-        }
-    }
-
-    /// A device that exists only on paper, played in virtual time.
-    pub fn is_virtual(&self) -> bool {
-        matches!(self, Draft::Model { real_time: false, .. })
-    }
-}
 
 /// Directories whose manifests a plan looked into.
 #[derive(Default)]
@@ -177,13 +48,13 @@ pub fn draft(job: &JobSpec, manifests: &mut Manifests) -> Result<(Vec<Draft>, Ve
     let mut planner = Planner { job, manifests };
     let (mut drafts, mut pair_of) = (Vec::new(), Vec::new());
     for (n, uri) in uris.into_iter().enumerate() {
-        match uri {
-            Uri::File(dir) if dir.is_dir() => {
-                for (file, size) in files_in(&dir, job)? {
-                    drafts.push(Draft::File(planner.file(&file, size)?));
+        match uri.path().filter(|path| path.is_dir()) {
+            Some(dir) => {
+                for (file, size) in files_in(dir, job)? {
+                    drafts.push(planner.sized(&file, size)?.into());
                 }
             }
-            uri => drafts.push(planner.one(&uri, job.file_bytes)?),
+            None => drafts.push(uri.draft(&mut planner, job.file_bytes)?),
         }
         pair_of.resize(drafts.len(), (!job.pairs.is_empty()).then_some(n as u32));
     }
@@ -258,15 +129,15 @@ fn distinct(job: &JobSpec, drafts: &[Draft]) -> Result<(), Error> {
 
 /// --files counts files of a directory, and means nothing elsewhere.
 fn has_directory_for_files(job: &JobSpec, sources: &[String], uris: &[Uri]) -> Result<(), Error> {
-    let is_directory = |uri: &Uri| matches!(uri, Uri::File(path) if path.is_dir());
+    let is_directory = |uri: &Uri| uri.path().is_some_and(Path::is_dir);
     let Some(files) = job.files.filter(|_| !uris.iter().any(is_directory)) else { return Ok(()) };
     let source = &sources[0];
-    let (found, next) = match &uris[0] {
-        Uri::File(path) if !path.exists() => {
+    let (found, next) = match uris[0].path() {
+        Some(path) if !path.exists() => {
             ("there is no such directory", format!("mkdir -p {}", path.display()))
         }
-        Uri::File(_) => ("it is one file, and --files counts those of a directory", "no --files".into()),
-        _ => ("--files counts the files of a directory, and this is none", "no --files".into()),
+        Some(_) => ("it is one file, and --files counts those of a directory", "no --files".into()),
+        None => ("--files counts the files of a directory, and this is none", "no --files".into()),
     };
     Err(Error::request(format!("--files {files} of {source}"), found, next))
 }
@@ -296,40 +167,57 @@ struct Planner<'a> {
     manifests: &'a mut Manifests,
 }
 
-impl Planner<'_> {
-    fn one(&mut self, uri: &Uri, wanted: Option<u64>) -> Result<Draft, Error> {
-        Ok(match uri {
-            Uri::Nil { bytes } => Draft::Nil { bytes: wanted.map_or(*bytes, |w| w.min(*bytes)) },
-            Uri::File(dir) if dir.is_dir() => {
-                let file = dir.join(self.job.file_name.replace("%d", "0"));
-                Draft::File(self.file(&file, Size::Exactly(wanted))?)
+impl Look for Planner<'_> {
+    fn file(&mut self, path: &Path, wanted: Option<u64>) -> Result<FilePlan, Error> {
+        match path.is_dir() {
+            true => {
+                let file = path.join(self.job.file_name.replace("%d", "0"));
+                self.sized(&file, Size::Exactly(wanted))
             }
-            Uri::File(path) => Draft::File(self.file(path, Size::Exactly(wanted))?),
-            Uri::Stripe { chunk, members } => {
-                let share = wanted.map(|w| w.div_ceil(members.len() as u64).next_multiple_of(*chunk));
-                let members = members.iter().map(|m| self.one(m, share)).collect::<Result<Vec<_>, _>>()?;
-                Draft::Stripe { chunk: *chunk, members }
-            }
-            Uri::Model { spec, over, real_time } => self.model(spec, over.as_deref(), *real_time, wanted)?,
-            Uri::NvmeTcp(options) => self.remote(options, wanted)?,
-            Uri::VfioUser(options) => self.drive(options, wanted)?,
-        })
+            false => self.sized(path, Size::Exactly(wanted)),
+        }
     }
 
-    fn remote(&mut self, options: &nvme_tcp::Options, wanted: Option<u64>) -> Result<Draft, Error> {
-        let named = |name: &String| matches!(Uri::parse(name), Ok(Uri::NvmeTcp(o)) if o.is_same(options));
-        self.may_write(options, self.job.overwrite_devices.iter().any(named))?;
+    fn remote(
+        &mut self,
+        options: &nvme_tcp::Options,
+        wanted: Option<u64>,
+    ) -> Result<(Arc<Remote>, u64), Error> {
+        let same = |uri: Uri| uri.fabric().is_some_and(|o| o.is_same(options));
+        self.may_write(options, self.is_named(same))?;
         let remote = Remote::open_for(options, self.job.workers, self.workers_most())?;
         let bytes = self.part_of(options, remote.bytes(), remote.namespace().read_only, wanted)?;
-        Ok(Draft::NvmeTcp { uri: options.to_string(), bytes, remote })
+        Ok((remote, bytes))
     }
 
-    fn drive(&mut self, options: &vfio_user::Options, wanted: Option<u64>) -> Result<Draft, Error> {
-        let named = |name: &String| matches!(Uri::parse(name), Ok(Uri::VfioUser(o)) if o.is_same(options));
-        self.may_write(options, self.job.overwrite_devices.iter().any(named))?;
+    fn drive(
+        &mut self,
+        options: &vfio_user::Options,
+        wanted: Option<u64>,
+    ) -> Result<(Arc<Drive>, u64), Error> {
+        let same = |uri: Uri| uri.drive().is_some_and(|o| o.is_same(options));
+        self.may_write(options, self.is_named(same))?;
         let drive = Drive::open_for(options, self.job.workers, self.workers_most())?;
         let bytes = self.part_of(options, drive.bytes(), drive.namespace().read_only, wanted)?;
-        Ok(Draft::VfioUser { uri: options.to_string(), bytes, drive })
+        Ok((drive, bytes))
+    }
+
+    fn model(&mut self, drive: &DriveModel) -> Result<(), Error> {
+        let random = self.job.op.is_random();
+        if self.job.reads() {
+            drive.check(if random { Op::RandRead } else { Op::Read })?;
+        }
+        if self.job.writes() {
+            drive.check(if random { Op::RandWrite } else { Op::Write })?;
+        }
+        Ok(())
+    }
+}
+
+impl Planner<'_> {
+    /// Whether the user named that namespace as one to write to.
+    fn is_named(&self, same: impl Fn(Uri) -> bool) -> bool {
+        self.job.overwrite_devices.iter().any(|name| Uri::parse(name).is_ok_and(&same))
     }
 
     /// A namespace is written to as a block device is: only where it was named.
@@ -377,39 +265,13 @@ impl Planner<'_> {
         }
     }
 
-    fn model(
-        &mut self,
-        spec: &str,
-        over: Option<&Uri>,
-        real_time: bool,
-        wanted: Option<u64>,
-    ) -> Result<Draft, Error> {
-        let (drive, random) = (DriveModel::parse(spec)?, self.job.op.is_random());
-        if self.job.reads() {
-            drive.check(if random { Op::RandRead } else { Op::Read })?;
-        }
-        if self.job.writes() {
-            drive.check(if random { Op::RandWrite } else { Op::Write })?;
-        }
-        let over = over.map(|uri| self.one(uri, wanted)).transpose()?;
-        if over.as_ref().is_some_and(Draft::is_virtual) {
-            return Err(Error::request(
-                format!("model:{spec}"),
-                "its content is itself a model",
-                "over=FILE",
-            ));
-        }
-        let bytes = over.as_ref().map_or(wanted.unwrap_or(MODEL_BYTES), Draft::bytes);
-        Ok(Draft::Model { spec: spec.into(), over: over.map(Box::new), bytes, real_time })
-    }
-
-    fn file(&mut self, path: &Path, size: Size) -> Result<FilePlan, Error> {
+    fn sized(&mut self, path: &Path, size: Size) -> Result<FilePlan, Error> {
         let wanted = |have: u64| match size {
             Size::Exactly(bytes) => bytes,
             Size::AtMost(bytes) => bytes.map(|b| b.min(have)),
         };
         match std::fs::metadata(path) {
-            Ok(meta) if meta.file_type().is_block_device() => self.device(path, wanted(u64::MAX)),
+            Ok(meta) if meta.file_type().is_block_device() => self.block_device(path, wanted(u64::MAX)),
             Ok(meta) if meta.is_file() => self.existing(path, meta.len(), wanted(meta.len())),
             Ok(_) => Err(Error::request(
                 path.display().to_string(),
@@ -499,7 +361,7 @@ impl Planner<'_> {
         })
     }
 
-    fn device(&self, path: &Path, wanted: Option<u64>) -> Result<FilePlan, Error> {
+    fn block_device(&self, path: &Path, wanted: Option<u64>) -> Result<FilePlan, Error> {
         let shown = path.display();
         if self.job.writes() {
             if let Some(why) = mounts::in_use(path) {

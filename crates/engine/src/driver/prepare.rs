@@ -3,14 +3,14 @@
 
 use super::fleet;
 use super::manifest::{Content, Held};
-use super::plan::{parent_of, Action, Draft, FilePlan, Manifests};
+use super::plan::{parent_of, Manifests};
 use super::{Observer, Phase, Progress};
 use crate::identity::{taken, Identity};
 use crate::meter::cache;
 use crate::path::auto::Way;
 use crate::reactor::{Reactor, RingOptions};
 use crate::source::file::{misaligned, FileAccess, FileTarget};
-use crate::source::{Backing, Route, SharedDrive, Target};
+use crate::source::{Action, Backing, Draft, FileBacking, FilePlan, Open, Route, SharedDrive, Target};
 use forebay_model::content;
 use forebay_model::device::DriveModel;
 use forebay_model::job::{Cache, Engine, JobSpec, Op, PathKind, Sync};
@@ -410,29 +410,25 @@ fn note_written(
 /// The target again, with its files opened for this way. `warm`: they are all in the page cache.
 pub fn reopened(job: &JobSpec, target: &Target, way: Way, warm: bool, ring: bool) -> Result<Target, Error> {
     let again = |t: &Target| reopened(job, t, way, warm, ring);
-    let backing = match &target.backing {
-        Backing::File { target: file, .. } => {
+    let backing: Arc<dyn Backing> = match target.backing.file() {
+        Some((file, _)) => {
             let access = FileAccess { write: job.writes(), direct: !way.cached };
             let file = match file.direct == (access.direct && !file.in_memory) {
                 true => file.clone(),
                 false => FileTarget::open(&file.path, access)?,
             };
             match way.path {
-                PathKind::Gds => for_cufile(file),
+                PathKind::Gds => Arc::new(for_cufile(file)),
                 _ => {
                     let engine = file.choose(job.engine, !job.writes(), warm, ring);
-                    Backing::File { target: file, engine }
+                    Arc::new(FileBacking { target: file, engine })
                 }
             }
         }
-        Backing::Stripe { chunk, members } => {
-            let members = members.iter().map(again).collect::<Result<_, _>>()?;
-            Backing::Stripe { chunk: *chunk, members }
+        None => {
+            let parts = target.backing.parts().iter().map(again).collect::<Result<_, _>>()?;
+            target.backing.of_parts(parts).unwrap_or_else(|| target.backing.clone())
         }
-        Backing::Model { drive, over: Some(over) } => {
-            Backing::Model { drive: drive.clone(), over: Some(Box::new(again(over)?)) }
-        }
-        other => other.clone(),
     };
     let opened = Target { backing, ..target.clone() };
     check_alignment(job, &opened)?;
@@ -440,8 +436,8 @@ pub fn reopened(job: &JobSpec, target: &Target, way: Way, warm: bool, ring: bool
 }
 
 /// cuFile reads the file, by whatever offsets and lengths: it rounds them itself.
-fn for_cufile(file: FileTarget) -> Backing {
-    Backing::File { target: FileTarget { align: 1, mem_align: 1, ..file }, engine: Engine::Pread }
+fn for_cufile(file: FileTarget) -> FileBacking {
+    FileBacking { target: FileTarget { align: 1, mem_align: 1, ..file }, engine: Engine::Pread }
 }
 
 pub fn has_ring(job: &JobSpec) -> Result<bool, Error> {
@@ -479,34 +475,24 @@ impl Opener<'_> {
         let through = Opener { job: &JobSpec { cache: Cache::Allow, ..self.job.clone() }, ..*self };
         through.target(draft).and_then(|t| check_alignment(self.job, &t).map(|()| t)).or(opened)
     }
+}
 
+impl Open for Opener<'_> {
     fn target(&self, draft: &Draft) -> Result<Target, Error> {
-        let backing = match draft {
-            Draft::Nil { .. } => Backing::Nil,
-            Draft::NvmeTcp { remote, .. } => Backing::NvmeTcp(remote.clone()),
-            Draft::VfioUser { drive, .. } => Backing::VfioUser(drive.clone()),
-            Draft::File(file) => self.file(file)?,
-            Draft::Stripe { chunk, members } => {
-                let members = members.iter().map(|m| self.target(m)).collect::<Result<Vec<_>, _>>()?;
-                Backing::Stripe { chunk: *chunk, members }
-            }
-            Draft::Model { spec, over, .. } => {
-                let drive =
-                    SharedDrive::new(&DriveModel::parse(spec)?, self.job.seed, self.job.op.is_random());
-                let over = over.as_ref().map(|d| self.target(d).map(Box::new)).transpose()?;
-                Backing::Model { drive, over }
-            }
-        };
         Ok(Target {
             route: Route { path: self.job.path, pair: None },
             label: draft.label(),
             content_id: content::file_id(&draft.content_name()),
             bytes: draft.bytes(),
-            backing,
+            backing: draft.open(self)?,
         })
     }
 
-    fn file(&self, file: &FilePlan) -> Result<Backing, Error> {
+    fn timed(&self, drive: &DriveModel) -> SharedDrive {
+        SharedDrive::new(drive, self.job.seed, self.job.op.is_random())
+    }
+
+    fn file(&self, file: &FilePlan) -> Result<FileBacking, Error> {
         let job = self.job;
         let direct = matches!(job.cache, Cache::Auto | Cache::Bypass) && job.engine != Engine::Map;
         let target = FileTarget::open(&file.path, FileAccess { write: self.write, direct })?;
@@ -533,18 +519,13 @@ impl Opener<'_> {
         if engine == Engine::Map && self.write {
             return Err(Error::request("--engine map", "it only reads", "--engine inline"));
         }
-        Ok(Backing::File { target, engine })
+        Ok(FileBacking { target, engine })
     }
 }
 
 /// A stripe's chunks, and the end of a file that isn't used to its own.
 fn check_pieces(target: &Target, align: u32) -> Result<(), Error> {
-    let (what, value) = match &target.backing {
-        Backing::Stripe { chunk, .. } => ("a chunk of", *chunk),
-        Backing::File { target: file, .. } if target.bytes != file.bytes => ("--file-size", target.bytes),
-        Backing::NvmeTcp(_) | Backing::VfioUser(_) => ("--file-size", target.bytes),
-        _ => return Ok(()),
-    };
+    let Some((what, value)) = target.backing.boundary(target.bytes) else { return Ok(()) };
     if value % u64::from(align) == 0 {
         return Ok(());
     }
@@ -592,7 +573,7 @@ mod tests {
         };
         let mut undo = Undo::default();
         let ours = Ours::from([(path.clone(), allocate(&plan, None, &mut undo).unwrap())]);
-        let (job, draft) = (JobSpec { cache: Cache::Allow, ..JobSpec::default() }, Draft::File(plan.clone()));
+        let (job, draft) = (JobSpec { cache: Cache::Allow, ..JobSpec::default() }, Draft::from(plan.clone()));
         let opener = Opener { job: &job, write: true, ring: false, ours: &ours };
         open_for_fill(&draft, &opener).expect("it is the one that was made");
         fs::rename(&users, &path).unwrap();

@@ -11,8 +11,8 @@ use crate::gpu::cuda;
 use crate::meter::{cpu, noise};
 use crate::path::gds::Session;
 use crate::path::Destination;
-use crate::source::{Backing, Target};
-use forebay_model::job::{Cache, Engine, JobSpec, PathKind};
+use crate::source::Target;
+use forebay_model::job::{Cache, JobSpec, PathKind};
 use forebay_model::record::*;
 use forebay_model::{stats, Latency};
 use std::collections::{BTreeMap, BTreeSet};
@@ -456,19 +456,7 @@ fn reason(context: &Context, runs: &[Ran]) -> Option<String> {
 }
 
 fn engines(targets: &[Target]) -> String {
-    let name = |t: &Target| match &t.backing {
-        Backing::Nil => Some("nil"),
-        Backing::Model { .. } => Some("model"),
-        Backing::NvmeTcp(remote) => Some(remote.options().transport.engine()),
-        Backing::VfioUser(_) => Some("vfio-user"),
-        Backing::Stripe { .. } => None,
-        Backing::File { engine, .. } => Some(match engine {
-            Engine::Uring | Engine::Auto => "uring",
-            Engine::Pread => "pread",
-            Engine::Inline => "inline",
-            Engine::Map => "map",
-        }),
-    };
+    let name = |t: &Target| t.backing.engine();
     let names: BTreeSet<&str> = targets.iter().flat_map(Target::walk).filter_map(name).collect();
     names.into_iter().collect::<Vec<_>>().join("+")
 }

@@ -10,7 +10,7 @@ use crate::doctor::{self, Answer};
 use crate::meter::cache;
 use crate::path::auto::{self, Gave, Open, Situation, Way};
 use crate::path::{self, Destination};
-use crate::source::{Backing, Route, Target};
+use crate::source::{Route, Target};
 use forebay_model::job::{Cache, JobSpec, PathKind, WorkersFrom};
 use forebay_model::record::Trial;
 use forebay_model::Error;
@@ -149,7 +149,7 @@ impl Settler<'_> {
         let files = target.files();
         let device = self.destination.devices.first();
         let reads_mapped = device.is_some_and(|d| d.registers_read_only());
-        let serves = |kind| path::legal(kind, scheme(target)).is_ok();
+        let serves = |kind| path::legal(kind, target.backing.scheme()).is_ok();
         let asks_gds = job.path == PathKind::Auto && serves(PathKind::Gds);
         Situation {
             gpu: device.is_some(),
@@ -362,17 +362,6 @@ pub fn workers_most() -> u32 {
 /// Processors that this process may use.
 fn cores() -> u32 {
     (threads::allowed().len() as u32).max(1)
-}
-
-fn scheme(target: &Target) -> &'static str {
-    match target.backing {
-        Backing::File { .. } => "file",
-        Backing::Stripe { .. } => "stripe",
-        Backing::Nil => "nil",
-        Backing::Model { .. } => "model",
-        Backing::NvmeTcp(ref remote) => remote.options().transport.scheme(),
-        Backing::VfioUser(_) => "vfio-user",
-    }
 }
 
 /// Share of the target's pages in the page cache; None where that can't be told.

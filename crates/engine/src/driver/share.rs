@@ -113,12 +113,12 @@ fn part(whole: Span, i: u64, n: u64, io_bytes: u64) -> Span {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::{Backing, Route};
+    use crate::source::{NilBacking, Route};
     use proptest::prelude::*;
 
     fn target(pair: Option<u32>) -> Target {
         let route = Route { pair, ..Route::default() };
-        Target { label: "t".into(), content_id: 0, bytes: 1 << 20, backing: Backing::Nil, route }
+        Target { route, ..Target::new("t", 1 << 20, NilBacking) }
     }
 
     #[test]

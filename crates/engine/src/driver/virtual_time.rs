@@ -1,9 +1,9 @@
 //! A modelled drive without content: the job is played in virtual time, as fast
 //! as the arithmetic goes, with no limit from this machine.
 
-use super::plan::Draft;
 use super::record::{build, name_of, new_id, pattern_of, GIB};
 use super::Outcome;
+use crate::source::Draft;
 use crate::{clock, doctor};
 use forebay_model::device::DriveModel;
 use forebay_model::job::{JobSpec, PathKind};
@@ -123,7 +123,7 @@ fn result_of(outcomes: &[simulate::Outcome], label: &str) -> RunResult {
 
 fn one_model(drafts: &[Draft]) -> Result<DriveModel, Error> {
     match drafts {
-        [Draft::Model { spec, .. }] => DriveModel::parse(spec),
+        [draft] if draft.model().is_some() => Ok(draft.model().expect("as asked").drive.clone()),
         _ => Err(Error::request(
             "several models at once",
             "virtual time plays one",

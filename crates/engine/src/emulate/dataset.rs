@@ -66,25 +66,21 @@ impl DataSet {
         depth: u32,
     ) -> Result<(DataSet, Option<SharedDrive>), Error> {
         let uris = uris_of(spec)?;
-        if let [Uri::Model { spec: drive, over: Some(over), .. }] = uris.as_slice() {
-            if let Uri::File(folder) = over.as_ref() {
-                if folder.is_dir() {
-                    let folder = Folder::open(spec, std::slice::from_ref(folder), extension)?;
-                    let drive = SharedDrive::new(&DriveModel::parse(drive)?, spec.seed, false);
-                    return Ok((DataSet::Folder(folder), Some(drive)));
-                }
-            }
+        if let Some((drive, folder)) = paced_folder(&uris) {
+            let folder = Folder::open(spec, &[folder.to_path_buf()], extension)?;
+            let drive = SharedDrive::new(&DriveModel::parse(drive)?, spec.seed, false);
+            return Ok((DataSet::Folder(folder), Some(drive)));
         }
         if is_one_space(&uris) {
             return Ok((DataSet::Packed(Packed::open(spec, workers, depth)?), None));
         }
         let folders: Vec<PathBuf> = uris
             .iter()
-            .map(|uri| match uri {
-                Uri::File(path) => Ok(path.clone()),
-                other => {
+            .map(|uri| match uri.path() {
+                Some(path) => Ok(path.to_path_buf()),
+                None => {
                     let found = "stands beside others: a source that holds a data set stands alone";
-                    Err(Error::request(format!("--data {other}"), found, "--data DIR [DIR …], or one source"))
+                    Err(Error::request(format!("--data {uri}"), found, "--data DIR [DIR …], or one source"))
                 }
             })
             .collect::<Result<_, _>>()?;
@@ -134,17 +130,23 @@ fn uris_of(spec: &EmulateSpec) -> Result<Vec<Uri>, Error> {
 fn is_one_space(uris: &[Uri]) -> bool {
     let is_folder = |path: &Path| !path.exists() || path.is_dir();
     match uris {
-        [Uri::File(path)] => !is_folder(path),
-        [Uri::Model { over: Some(over), .. }] => !matches!(over.as_ref(), Uri::File(path) if path.is_dir()),
-        [_] => true,
+        [uri] => uri.path().map_or(paced_folder(uris).is_none(), |path| !is_folder(path)),
         _ => false,
     }
+}
+
+/// A modelled drive, by its name and settings, and the folder whose files take its time.
+fn paced_folder(uris: &[Uri]) -> Option<(&str, &Path)> {
+    let [uri] = uris else { return None };
+    let model = uri.model()?;
+    let folder = model.over.as_ref()?.path().filter(|path| path.is_dir())?;
+    Some((&model.spec, folder))
 }
 
 /// Refuses engines that the data set can't be read by.
 pub fn check_engine(spec: &EmulateSpec) -> Result<(), Error> {
     let uris = uris_of(spec)?;
-    let has_content = !matches!(uris.as_slice(), [Uri::Model { over: None, .. }]);
+    let has_content = !matches!(uris.as_slice(), [uri] if uri.model().is_some_and(|m| m.over.is_none()));
     if has_content && is_one_space(&uris) {
         return Ok(());
     }

@@ -7,7 +7,7 @@ use crate::driver::threads;
 use crate::meter::cache;
 use crate::reactor::{Reactor, RingOptions};
 use crate::source::file::FileTarget;
-use crate::source::{Backing, Route, Target};
+use crate::source::{FileBacking, Target};
 use forebay_model::job::{Cache, Engine, PathKind};
 use forebay_model::training::EmulateSpec;
 use forebay_model::Error;
@@ -145,17 +145,7 @@ impl How {
     }
 
     pub fn engine(&self) -> &'static str {
-        match &self.probe.backing {
-            Backing::File { engine: Engine::Map, .. } => "map",
-            Backing::File { engine: Engine::Pread, .. } => "pread",
-            Backing::File { engine: Engine::Inline, .. } => "inline",
-            Backing::File { .. } => "uring",
-            Backing::NvmeTcp(remote) => remote.options().transport.engine(),
-            Backing::VfioUser(_) => "vfio-user",
-            Backing::Stripe { .. } => "stripe",
-            Backing::Model { .. } => "model",
-            Backing::Nil => "nil",
-        }
+        self.probe.backing.engine().unwrap_or_else(|| self.probe.backing.scheme())
     }
 
     pub fn policy(&self, spec: &EmulateSpec) -> &'static str {
@@ -220,13 +210,7 @@ pub fn depth_of(spec: &EmulateSpec) -> u32 {
 
 fn target_of(file: FileTarget, is_inline: bool) -> Target {
     let engine = if is_inline { Engine::Inline } else { Engine::Uring };
-    Target {
-        label: file.path.display().to_string(),
-        content_id: 0,
-        bytes: file.bytes,
-        backing: Backing::File { target: file, engine },
-        route: Route::default(),
-    }
+    Target::new(file.path.display().to_string(), file.bytes, FileBacking { target: file, engine })
 }
 
 /// Share of the files' pages that are in the page cache, by files from all over the data set; and what the cache

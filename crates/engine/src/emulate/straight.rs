@@ -9,7 +9,7 @@ use crate::path::gds::Session;
 use crate::path::limits;
 use crate::path::mapped::{DevicePinner, Registry, LEAST_BYTES};
 use crate::source::file::FileTarget;
-use crate::source::{Backing, Route as TargetRoute, Target};
+use crate::source::{FileBacking, Target};
 use forebay_model::job::{Engine, JobSpec, PathKind};
 use forebay_model::training::EmulateSpec;
 use forebay_model::Error;
@@ -205,11 +205,6 @@ pub fn descriptors(route: &Route, files: u32) -> u64 {
 }
 
 fn target_of(file: FileTarget) -> Target {
-    Target {
-        label: file.path.display().to_string(),
-        content_id: 0,
-        bytes: file.bytes,
-        backing: Backing::File { target: file, engine: Engine::Inline },
-        route: TargetRoute::default(),
-    }
+    let label = file.path.display().to_string();
+    Target::new(label, file.bytes, FileBacking { target: file, engine: Engine::Inline })
 }

@@ -35,10 +35,9 @@ const NULL_FIELDS: &[&str] = &[
 /// The drive, where the data is one without content.
 pub fn model_of(spec: &EmulateSpec) -> Result<Option<DriveModel>, Error> {
     let [data] = spec.data.as_slice() else { return Ok(None) };
-    match Uri::parse(data)? {
-        Uri::Model { spec: drive, over: None, .. } => DriveModel::parse(&drive).map(Some),
-        _ => Ok(None),
-    }
+    let uri = Uri::parse(data)?;
+    let alone = uri.model().filter(|model| model.over.is_none());
+    alone.map(|model| DriveModel::parse(&model.spec)).transpose()
 }
 
 /// Plays `spec` on `model`. `has_others`: hosts of an MPI run, which virtual time knows none of.

@@ -8,11 +8,10 @@ use super::{checked, damaged, parser, phase, record_of, DatagenRecord, Observe, 
 use crate::driver::{self, Observer};
 use crate::queue::Queue;
 use crate::reactor::{Reactor, RingOptions};
-use crate::source::{QueueNeeds, Target, Uri};
+use crate::source::{Holds, QueueNeeds, Target, Uri};
 use forebay_model::job::{JobSpec, Op, PathKind, WorkersFrom};
 use forebay_model::units::readable_bytes;
 use forebay_model::Error;
-use std::path::Path;
 use std::sync::atomic::Ordering;
 
 /// The first file begins at a multiple of this.
@@ -24,8 +23,7 @@ const WORKERS_MAX: u32 = 8;
 /// Anything but a folder, or the name of one to be made.
 pub fn is_source(data: &str) -> bool {
     match Uri::parse(data) {
-        Ok(Uri::File(path)) => Path::new(&path).exists() && !Path::new(&path).is_dir(),
-        Ok(_) => true,
+        Ok(uri) => uri.path().is_none_or(|path| path.exists() && !path.is_dir()),
         Err(_) => false,
     }
 }
@@ -42,7 +40,8 @@ impl Observer for Nobody {
 }
 
 pub fn run(spec: &DatagenSpec, observe: Observe) -> Result<DatagenRecord, Error> {
-    if matches!(Uri::parse(&spec.data)?, Uri::Model { .. } | Uri::Nil { .. }) {
+    let uri = Uri::parse(&spec.data)?;
+    if uri.model().is_some() || uri.holds() == Holds::Nothing {
         let found = "it keeps no bytes of its own";
         return Err(Error::request(
             &spec.data,

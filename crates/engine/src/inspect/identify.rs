@@ -109,18 +109,14 @@ const EVENTS: [(u16, &str); 5] = [
 /// `Request`: no nvme+tcp: URI, or the target refuses this host. `Machine`: nothing answers there. `Run`: what answers
 /// doesn't keep to the protocol.
 pub fn identify(text: &str, looking: &Looking) -> Result<Identified, Error> {
-    let asked = match Uri::recognise(text)? {
-        Uri::NvmeTcp(asked) => asked,
-        Uri::VfioUser(asked) => return emulated(&asked, text.contains("nsid="), looking),
-        _ => {
-            let next = "nvme+tcp://HOST:4420/NQN (forebay discover HOST shows them), or vfio-user:SOCKET";
-            return Err(Error::request(
-                format!("'{text}'"),
-                "is neither a nvme+tcp: nor a vfio-user: URI",
-                next,
-            ));
-        }
-    };
+    let uri = Uri::recognise(text)?;
+    if let Some(asked) = uri.drive() {
+        return emulated(asked, text.contains("nsid="), looking);
+    }
+    let asked = uri.fabric().ok_or_else(|| {
+        let next = "nvme+tcp://HOST:4420/NQN (forebay discover HOST shows them), or vfio-user:SOCKET";
+        Error::request(format!("'{text}'"), "is neither a nvme+tcp: nor a vfio-user: URI", next)
+    })?;
     if asked.transport == Transport::Rdma {
         return Err(Error::machine(
             format!("'{text}'"),
@@ -140,7 +136,7 @@ pub fn identify(text: &str, looking: &Looking) -> Result<Identified, Error> {
     let Address { host, port } = &asked.addresses[0];
     let base = format!("nvme+tcp://{}/{}", asked.addresses[0], asked.nqn);
     let addresses = resolve(host, *port, looking.timeout)?;
-    first(&addresses, |address| look(address, &base, &asked, wanted, looking))
+    first(&addresses, |address| look(address, &base, asked, wanted, looking))
 }
 
 fn look(

@@ -28,13 +28,11 @@ pub struct PathRow {
     pub name: &'static str,
     pub what: &'static str,
     pub needs: &'static str,
-    /// Schemes that it can serve.
-    pub sources: &'static [&'static str],
+    /// Schemes that it can serve; None: all.
+    pub sources: Option<&'static [&'static str]>,
     /// Whether this version has it.
     pub available: Result<(), &'static str>,
 }
-
-const ALL: &[&str] = &["file", "stripe", "nil", "model", "nvme+tcp", "nvme+rdma", "vfio-user"];
 
 pub const PATHS: &[PathRow] = &[
     PathRow {
@@ -42,7 +40,7 @@ pub const PATHS: &[PathRow] = &[
         name: "host",
         what: "storage to host memory, and no further",
         needs: "nothing",
-        sources: ALL,
+        sources: None,
         available: Ok(()),
     },
     PathRow {
@@ -50,7 +48,7 @@ pub const PATHS: &[PathRow] = &[
         name: "bounce",
         what: "storage to reused pinned host buffers to the GPU, reads and copies overlapped",
         needs: "libcuda; with no GPU the destination is host memory, and the record says so",
-        sources: ALL,
+        sources: None,
         available: Ok(()),
     },
     PathRow {
@@ -58,7 +56,7 @@ pub const PATHS: &[PathRow] = &[
         name: "mapped",
         what: "page cache to GPU with no CPU copy",
         needs: "libcuda; data already cached",
-        sources: &["file", "stripe"],
+        sources: Some(&["file", "stripe"]),
         available: Ok(()),
     },
     PathRow {
@@ -66,7 +64,7 @@ pub const PATHS: &[PathRow] = &[
         name: "gds",
         what: "storage DMAs into GPU memory, through cuFile; or a network card does, by RDMA",
         needs: "libcufile and nvidia-fs or PCI P2PDMA; of nvme+rdma a card that takes dma-bufs",
-        sources: &["file", "stripe", "nvme+rdma"],
+        sources: Some(&["file", "stripe", "nvme+rdma"]),
         available: Ok(()),
     },
 ];
@@ -82,12 +80,12 @@ pub fn legal(kind: PathKind, scheme: &str) -> Result<&'static PathRow, Error> {
             "--path bounce or --path host",
         ));
     }
-    if !row.sources.contains(&scheme) {
-        return Err(Error::request(
+    match row.sources {
+        Some(served) if !served.contains(&scheme) => Err(Error::request(
             format!("--path {} from {scheme}:", row.name),
-            format!("it can only serve {}", row.sources.join(", ")),
+            format!("it can only serve {}", served.join(", ")),
             "--path host",
-        ));
+        )),
+        _ => Ok(row),
     }
-    Ok(row)
 }

@@ -5,7 +5,6 @@ use super::volume::{Volume, LANE_DEPTH};
 use crate::arena::Mem;
 use crate::queue::{Done, Fault, Io, Op, Queue, Travelled, Via};
 use crate::reactor::Reactor;
-use crate::source::{Backing, Target};
 use forebay_model::Error;
 use forebay_nvme::controller::subsystem::AnaState;
 use forebay_nvme::nvm::Geometry;
@@ -88,11 +87,10 @@ impl<O: Copy> Lane<O> {
     ) -> Result<Lane<O>, Error> {
         let queue = volume.queue(io_bytes_max, thread, reactor)?;
         let depth = queue.geometry().depth.min(LANE_DEPTH);
-        let plain = matches!(volume.target.backing, Backing::File { .. });
-        let remote = |t: &&Target| matches!(t.backing, Backing::NvmeTcp(_) | Backing::VfioUser(_));
+        let plain = volume.target.is_file();
         Ok(Lane {
             over_files: !volume.target.files().is_empty(),
-            attentive: volume.target.walk().iter().any(remote),
+            attentive: volume.target.needs_ring(),
             geometry: Geometry::new(&volume.as_namespace(), AnaState::Optimized, Some(io_bytes_max)),
             faults: 0,
             travelled: Travelled::default(),

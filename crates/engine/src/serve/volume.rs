@@ -9,23 +9,24 @@ use crate::queue::Queue;
 use crate::reactor::Reactor;
 use crate::source::fault::{FaultPlan, FaultQueue};
 use crate::source::file::{FileAccess, FileTarget};
-use crate::source::nvme_tcp::Remote;
-use crate::source::stripe::stripe_bytes;
-use crate::source::vfio_user::Drive;
-use crate::source::{Backing, QueueNeeds, Route, SharedDrive, Target, Uri};
+use crate::source::nvme_tcp::{self, Remote};
+use crate::source::vfio_user::{self, Drive};
+use crate::source::{
+    Action, Draft, FileBacking, FilePlan, Look, Open, QueueNeeds, Route, SharedDrive, Target, Uri,
+};
 use forebay_model::device::DriveModel;
 use forebay_model::job::Engine;
 use forebay_model::random::derive;
 use forebay_model::Error;
 use forebay_nvme::controller::subsystem as nvme;
 use rustix::fs::{flock, FlockOperation};
+use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Address space of a modelled drive without content, as everywhere.
-const MODEL_BYTES: u64 = 1 << 40;
 /// Threads of a server at most.
 pub const THREADS_MAX: usize = 256;
 /// I/Os that a thread has in flight on one namespace.
@@ -107,7 +108,7 @@ impl Volume {
         let uri = Uri::parse(&given.source)?;
         let faults = given.faults.as_deref().map(FaultPlan::parse).transpose()?;
         let Namespace { writable, cache, block_bytes, .. } = *given;
-        let opener = Opener { writable, cache, block_bytes, threads };
+        let mut opener = Opener { writable, cache, block_bytes, threads, files: BTreeMap::new() };
         let target = opener.open(&uri)?;
         let block_bytes = opener.block_bytes(&target)?;
         let blocks = target.bytes / u64::from(block_bytes);
@@ -303,56 +304,85 @@ struct Opener {
     cache: Caching,
     block_bytes: Option<u32>,
     threads: u32,
+    /// What was looked at stays open: its size is what hosts are told.
+    files: BTreeMap<PathBuf, FileTarget>,
+}
+
+impl Look for Opener {
+    fn file(&mut self, path: &Path, _wanted: Option<u64>) -> Result<FilePlan, Error> {
+        let file = self.open_file(path)?;
+        let plan = FilePlan {
+            path: path.into(),
+            action: Action::Use,
+            is_new: false,
+            bytes: file.bytes,
+            is_device: file.is_device,
+            seed: None,
+            ours: false,
+        };
+        self.files.insert(path.into(), file);
+        Ok(plan)
+    }
+
+    fn remote(
+        &mut self,
+        options: &nvme_tcp::Options,
+        _wanted: Option<u64>,
+    ) -> Result<(Arc<Remote>, u64), Error> {
+        let remote = Remote::open(options, self.threads)?;
+        self.may_write(options, remote.namespace().read_only)?;
+        let bytes = remote.bytes();
+        Ok((remote, bytes))
+    }
+
+    fn drive(
+        &mut self,
+        options: &vfio_user::Options,
+        _wanted: Option<u64>,
+    ) -> Result<(Arc<Drive>, u64), Error> {
+        let drive = Drive::open(options, self.threads)?;
+        self.may_write(options, drive.namespace().read_only)?;
+        let bytes = drive.bytes();
+        Ok((drive, bytes))
+    }
+
+    fn model(&mut self, _drive: &DriveModel) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+impl Open for Opener {
+    fn file(&self, file: &FilePlan) -> Result<FileBacking, Error> {
+        let target = self.files[&file.path].clone();
+        Ok(FileBacking { engine: target.choose(Engine::Auto, !self.writable, false, true), target })
+    }
+
+    /// Hosts live in real time, whatever the URI says.
+    fn timed(&self, drive: &DriveModel) -> SharedDrive {
+        SharedDrive::new(drive, 7, false)
+    }
+
+    fn target(&self, draft: &Draft) -> Result<Target, Error> {
+        let (label, backing) = (draft.label(), draft.open(self)?);
+        Ok(Target { label, content_id: 0, bytes: draft.bytes(), backing, route: Route::default() })
+    }
 }
 
 impl Opener {
-    /// One function for every kind of source. What it can't open is refused by name.
-    fn open(&self, uri: &Uri) -> Result<Target, Error> {
-        let (bytes, backing) = match uri {
-            Uri::Nil { bytes } => (*bytes, Backing::Nil),
-            Uri::File(path) => {
-                let file = self.file(path)?;
-                (
-                    file.bytes,
-                    Backing::File {
-                        engine: file.choose(Engine::Auto, !self.writable, false, true),
-                        target: file,
-                    },
-                )
-            }
-            Uri::Stripe { chunk, members } => {
-                let members = members.iter().map(|m| self.open(m)).collect::<Result<Vec<_>, _>>()?;
-                let bytes = stripe_bytes(&members.iter().map(|m| m.bytes).collect::<Vec<_>>(), *chunk);
-                (bytes, Backing::Stripe { chunk: *chunk, members })
-            }
-            // Hosts live in real time, whatever the URI says.
-            Uri::Model { spec, over, .. } => {
-                let drive = SharedDrive::new(&DriveModel::parse(spec)?, 7, false);
-                let over = over.as_ref().map(|uri| self.open(uri).map(Box::new)).transpose()?;
-                (over.as_ref().map_or(MODEL_BYTES, |t| t.bytes), Backing::Model { drive, over })
-            }
-            Uri::NvmeTcp(options) => {
-                let remote = Remote::open(options, self.threads)?;
-                if self.writable && remote.namespace().read_only {
-                    let found = "the controller says that the namespace is write protected";
-                    return Err(Error::request(format!("serve {uri} to write"), found, "writable = false"));
-                }
-                (remote.bytes(), Backing::NvmeTcp(remote))
-            }
-            Uri::VfioUser(options) => {
-                let drive = Drive::open(options, self.threads)?;
-                if self.writable && drive.namespace().read_only {
-                    let found = "the controller says that the namespace is write protected";
-                    return Err(Error::request(format!("serve {uri} to write"), found, "writable = false"));
-                }
-                (drive.bytes(), Backing::VfioUser(drive))
-            }
-        };
-        let label = uri.to_string();
-        Ok(Target { label, content_id: 0, bytes, backing, route: Route::default() })
+    fn open(&mut self, uri: &Uri) -> Result<Target, Error> {
+        let draft = uri.draft(self, None)?;
+        Ok(Target { label: uri.to_string(), ..self.target(&draft)? })
     }
 
-    fn file(&self, path: &Path) -> Result<FileTarget, Error> {
+    fn may_write(&self, source: &dyn Display, read_only: bool) -> Result<(), Error> {
+        if !self.writable || !read_only {
+            return Ok(());
+        }
+        let found = "the controller says that the namespace is write protected";
+        Err(Error::request(format!("serve {source} to write"), found, "writable = false"))
+    }
+
+    fn open_file(&self, path: &Path) -> Result<FileTarget, Error> {
         if path.is_dir() {
             let next = format!("a file below {}, or a stripe: over several", path.display());
             return Err(Error::request(path.display().to_string(), "is a directory", next));
@@ -397,16 +427,7 @@ impl Opener {
 }
 
 fn content_of(target: &Target) -> Content {
-    let leaves: Vec<bool> = target
-        .walk()
-        .into_iter()
-        .filter_map(|t| match &t.backing {
-            Backing::Nil | Backing::Model { over: None, .. } => Some(false),
-            Backing::Stripe { .. } | Backing::Model { .. } => None,
-            _ => Some(true),
-        })
-        .collect();
-    match (leaves.contains(&true), leaves.contains(&false)) {
+    match (target.moves_bytes(), target.lacks_bytes()) {
         (true, false) => Content::Whole,
         (true, true) => Content::Partial,
         (false, _) => Content::None,

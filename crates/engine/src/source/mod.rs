@@ -1,6 +1,7 @@
 //! Where bytes come from: sources named by URI, and the targets they resolve to.
 
 pub(crate) mod at_once;
+mod draft;
 pub mod fault;
 pub mod file;
 mod model;
@@ -11,9 +12,14 @@ pub mod stripe;
 mod uri;
 pub mod vfio_user;
 
-pub use model::{ModelQueue, SharedDrive};
-pub use nil::NilQueue;
-pub use uri::Uri;
+pub use draft::{Action, Draft, Drafted, FilePlan, Look, Open};
+pub use file::FileBacking;
+pub use model::{ModelBacking, ModelDraft, ModelQueue, ModelUri, SharedDrive};
+pub use nil::{NilBacking, NilDraft, NilQueue};
+pub use nvme_tcp::RemoteBacking;
+pub use stripe::{StripeBacking, StripeDraft};
+pub use uri::{Source, Uri};
+pub use vfio_user::DriveBacking;
 
 use crate::arena::Arena;
 use crate::gpu::cuda::Device;
@@ -24,8 +30,8 @@ use file::FileTarget;
 use forebay_model::job::{Engine, PathKind};
 use forebay_model::Error;
 use nvme_tcp::{Remote, Transport};
+use std::fmt;
 use std::sync::Arc;
-use stripe::StripeQueue;
 use vfio_user::Drive;
 
 /// One kind of source, for help, docs and the contract suite.
@@ -33,6 +39,8 @@ pub struct SourceRow {
     pub scheme: &'static str,
     pub example: &'static str,
     pub what: &'static str,
+    /// Reads what stands behind `scheme:`.
+    pub parse: fn(uri::Text) -> Result<Uri, Error>,
     /// Whether this version can open it, or what it waits for.
     pub available: Result<(), &'static str>,
 }
@@ -42,42 +50,49 @@ pub const SOURCES: &[SourceRow] = &[
         scheme: "file",
         example: "/mnt/data, file:/dev/nvme0n1",
         what: "a file, a directory of files, a block device",
+        parse: file::parse,
         available: Ok(()),
     },
     SourceRow {
         scheme: "stripe",
         example: "stripe:?chunk=512k&m=/mnt/a/f&m=/mnt/b/f",
         what: "RAID0 over 1 to 64 sources",
+        parse: stripe::parse,
         available: Ok(()),
     },
     SourceRow {
         scheme: "nil",
         example: "nil:?size=64g",
         what: "completes at once: the cost of our own loop",
+        parse: nil::parse,
         available: Ok(()),
     },
     SourceRow {
         scheme: "model",
         example: "model:d7-ps1010?drives=4",
         what: "a timed model of a drive; over=PATH gives it content",
+        parse: model::parse,
         available: Ok(()),
     },
     SourceRow {
         scheme: "nvme+tcp",
         example: "nvme+tcp://host:4420/NQN?nsid=1&queues=8",
         what: "a namespace over NVMe/TCP",
+        parse: |text| nvme_tcp::parse(text, Transport::Tcp),
         available: Ok(()),
     },
     SourceRow {
         scheme: "nvme+rdma",
         example: "nvme+rdma://host:4420/NQN?nsid=1&queues=8",
         what: "a namespace over NVMe/RDMA",
+        parse: |text| nvme_tcp::parse(text, Transport::Rdma),
         available: Ok(()),
     },
     SourceRow {
         scheme: "vfio-user",
         example: "vfio-user:/run/forebay.sock?nsid=1&queues=8",
         what: "an emulated NVMe drive",
+        parse: vfio_user::parse,
         available: Ok(()),
     },
 ];
@@ -91,7 +106,7 @@ pub struct Target {
     pub content_id: u64,
     /// Bytes that the job uses, from offset 0.
     pub bytes: u64,
-    pub backing: Backing,
+    pub backing: Arc<dyn Backing>,
     pub route: Route,
 }
 
@@ -109,14 +124,84 @@ impl Default for Route {
     }
 }
 
-#[derive(Clone, Debug)]
-pub enum Backing {
-    File { target: FileTarget, engine: Engine },
-    Stripe { chunk: u64, members: Vec<Target> },
-    Nil,
-    Model { drive: SharedDrive, over: Option<Box<Target>> },
-    NvmeTcp(Arc<Remote>),
-    VfioUser(Arc<Drive>),
+/// What a target's bytes come from, opened. Each kind of source has one, in its own file; whoever uses a target asks it what
+/// it needs to know, and never which kind it is.
+pub trait Backing: fmt::Debug + Send + Sync {
+    /// That of its row in `SOURCES`.
+    fn scheme(&self) -> &'static str;
+
+    /// What moves its bytes, as records name it. None where the parts have engines of their own.
+    fn engine(&self) -> Option<&'static str>;
+
+    fn holds(&self) -> Holds;
+
+    /// The queue of a target of so many bytes, with each file below opened by `open`.
+    fn queue(
+        &self,
+        bytes: u64,
+        needs: QueueNeeds,
+        reactor: &mut Reactor,
+        open: OpenFile,
+    ) -> Result<Box<dyn Queue>, Error>;
+
+    /// Submissions that the worker's ring must carry for one queue of it.
+    fn ring_depth(&self, needs: QueueNeeds) -> u32 {
+        needs.depth
+    }
+
+    /// Targets that it is made of.
+    fn parts(&self) -> &[Target] {
+        &[]
+    }
+
+    /// The same of other parts: as many, in the same order. None where it has none.
+    fn of_parts(&self, _parts: Vec<Target>) -> Option<Arc<dyn Backing>> {
+        None
+    }
+
+    /// The file, if it is one, and what reads it.
+    fn file(&self) -> Option<(&FileTarget, Engine)> {
+        None
+    }
+
+    /// The namespace over a fabric, if it is one.
+    fn remote(&self) -> Option<&Arc<Remote>> {
+        None
+    }
+
+    /// The emulated drive, if it is one.
+    fn drive(&self) -> Option<&Arc<Drive>> {
+        None
+    }
+
+    /// Alignment of offsets and lengths, without that of its parts.
+    fn align(&self) -> u32 {
+        1
+    }
+
+    /// A length of a target of so many bytes at which I/Os are cut, so that it must be aligned, and what sets it.
+    fn boundary(&self, _bytes: u64) -> Option<(&'static str, u64)> {
+        None
+    }
+
+    /// It waits as a modelled drive would.
+    fn is_simulated(&self) -> bool {
+        false
+    }
+
+    /// Moves bytes by itself, out of memory that it was given before.
+    fn lend(&self, _arena: &Arena) -> Result<Option<Loan>, Error> {
+        Ok(None)
+    }
+}
+
+/// Whether there is anything to read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holds {
+    Bytes,
+    Nothing,
+    /// What its parts hold.
+    Parts,
 }
 
 /// GPU memory that a card is offered to find out whether it takes any: as much as the GPU's pages have.
@@ -142,6 +227,12 @@ pub type OpenFile<'a> =
     &'a mut dyn FnMut(&FileTarget, Engine, QueueNeeds, &mut Reactor) -> Result<Box<dyn Queue>, Error>;
 
 impl Target {
+    /// One that no seeded content is known of, on its way to host memory.
+    pub fn new(label: impl Into<String>, bytes: u64, backing: impl Backing + 'static) -> Target {
+        let (label, backing) = (label.into(), Arc::new(backing));
+        Target { label, content_id: 0, bytes, backing, route: Route::default() }
+    }
+
     pub fn queue(&self, needs: QueueNeeds, reactor: &mut Reactor) -> Result<Box<dyn Queue>, Error> {
         self.queue_over(needs, reactor, &mut |file, engine, needs, reactor| {
             file.queue(engine, needs, reactor)
@@ -155,75 +246,34 @@ impl Target {
         reactor: &mut Reactor,
         open: OpenFile,
     ) -> Result<Box<dyn Queue>, Error> {
-        match &self.backing {
-            Backing::File { target, engine } => open(target, *engine, needs, reactor),
-            Backing::Nil => Ok(Box::new(NilQueue::new(self.bytes, needs.depth))),
-            Backing::NvmeTcp(remote) => remote.queue(needs, reactor),
-            Backing::VfioUser(drive) => drive.queue(needs, reactor),
-            Backing::Stripe { chunk, members } => {
-                let inner = QueueNeeds {
-                    depth: self.member_depth(needs),
-                    io_bytes_max: needs.io_bytes_max.min(*chunk),
-                    ..needs
-                };
-                let queues = members
-                    .iter()
-                    .map(|m| m.queue_over(inner, reactor, open))
-                    .collect::<Result<Vec<_>, _>>()?;
-                Ok(Box::new(StripeQueue::new(queues, *chunk, needs.depth)))
-            }
-            Backing::Model { drive, over } => {
-                let inner = over.as_ref().map(|t| t.queue_over(needs, reactor, open)).transpose()?;
-                Ok(Box::new(ModelQueue::new(drive.clone(), inner, self.bytes, needs.depth)))
-            }
-        }
-    }
-
-    fn member_depth(&self, needs: QueueNeeds) -> u32 {
-        match &self.backing {
-            Backing::Stripe { chunk, members } => {
-                StripeQueue::member_depth(needs.depth, needs.io_bytes_max, *chunk, members.len())
-            }
-            _ => needs.depth,
-        }
+        self.backing.queue(self.bytes, needs, reactor, open)
     }
 
     /// Submissions that the worker's ring must carry for one queue of this target.
     pub fn ring_depth(&self, needs: QueueNeeds) -> u32 {
-        match &self.backing {
-            Backing::Stripe { members, .. } => self.member_depth(needs).saturating_mul(members.len() as u32),
-            _ => needs.depth,
-        }
+        self.backing.ring_depth(needs)
     }
 
     /// This target and all below it, depth first.
     pub fn walk(&self) -> Vec<&Target> {
         let mut all = vec![self];
-        match &self.backing {
-            Backing::Stripe { members, .. } => all.extend(members.iter().flat_map(Target::walk)),
-            Backing::Model { over: Some(t), .. } => all.extend(t.walk()),
-            _ => {}
-        }
+        all.extend(self.backing.parts().iter().flat_map(Target::walk));
         all
     }
 
     /// The files below, each with its engine.
     pub fn files(&self) -> Vec<(&FileTarget, Engine)> {
-        self.walk()
-            .into_iter()
-            .filter_map(|t| match &t.backing {
-                Backing::File { target, engine } => Some((target, *engine)),
-                _ => None,
-            })
-            .collect()
+        self.walk().into_iter().filter_map(|t| t.backing.file()).collect()
+    }
+
+    /// It is a file itself.
+    pub fn is_file(&self) -> bool {
+        self.backing.file().is_some()
     }
 
     /// The remote namespaces below.
     pub fn remotes(&self) -> impl Iterator<Item = &Arc<Remote>> {
-        self.walk().into_iter().filter_map(|t| match &t.backing {
-            Backing::NvmeTcp(remote) => Some(remote),
-            _ => None,
-        })
+        self.walk().into_iter().filter_map(|t| t.backing.remote())
     }
 
     /// Has remote namespaces move payload straight to and from its place (`Remote::keep_straight`); before the queues
@@ -234,10 +284,7 @@ impl Target {
 
     /// The emulated drives below.
     pub fn drives(&self) -> impl Iterator<Item = &Arc<Drive>> {
-        self.walk().into_iter().filter_map(|t| match &t.backing {
-            Backing::VfioUser(drive) => Some(drive),
-            _ => None,
-        })
+        self.walk().into_iter().filter_map(|t| t.backing.drive())
     }
 
     /// Gives what is below, where it moves bytes by itself, a worker's slots to move them to and from: nothing is staged
@@ -246,18 +293,12 @@ impl Target {
     /// # Errors
     /// `Machine`: a device refuses them, or more would be locked than may be.
     pub fn lend(&self, arena: &Arena) -> Result<Vec<Loan>, Error> {
-        let drives = self.drives().map(|drive| drive.lend(arena).map(|lent| lent.map(Loan::Drive)));
-        let remotes = self.remotes().map(|remote| remote.lend(arena).map(|lent| lent.map(Loan::Fabric)));
-        let loans = drives.chain(remotes).collect::<Result<Vec<_>, Error>>()?;
-        Ok(loans.into_iter().flatten().collect())
+        self.walk().into_iter().filter_map(|t| t.backing.lend(arena).transpose()).collect()
     }
 
     /// The namespace whose bytes a network card could move to and from a GPU's memory by itself.
     pub fn by_card(&self) -> Option<&Arc<Remote>> {
-        match &self.backing {
-            Backing::NvmeTcp(remote) if remote.options().transport == Transport::Rdma => Some(remote),
-            _ => None,
-        }
+        self.backing.remote().filter(|remote| remote.options().transport == Transport::Rdma)
     }
 
     /// Whether the card takes that GPU's memory.
@@ -277,25 +318,26 @@ impl Target {
 
     /// Bytes come from somewhere, so that I/Os need memory.
     pub fn moves_bytes(&self) -> bool {
-        self.walk()
-            .iter()
-            .any(|t| !matches!(t.backing, Backing::Nil | Backing::Model { .. } | Backing::Stripe { .. }))
+        self.walk().iter().any(|t| t.backing.holds() == Holds::Bytes)
+    }
+
+    /// Some of its I/Os move nothing.
+    pub fn lacks_bytes(&self) -> bool {
+        self.walk().iter().any(|t| t.backing.holds() == Holds::Nothing)
     }
 
     /// Alignment of offsets and lengths: the greatest below.
     pub fn align(&self) -> u32 {
-        let files = self.files().into_iter().map(|(f, _)| f.align).max();
-        let blocks = self.remotes().map(|r| r.block_bytes()).chain(self.drives().map(|d| d.block_bytes()));
-        files.into_iter().chain(blocks).max().unwrap_or(1)
+        self.walk().iter().map(|t| t.backing.align()).max().unwrap_or(1)
     }
 
     /// Every I/O finishes in `submit`, so that more than one in flight has no meaning.
     pub fn is_inline(&self) -> bool {
-        matches!(&self.backing, Backing::File { engine: Engine::Map | Engine::Inline, .. })
+        matches!(self.backing.file(), Some((_, Engine::Map | Engine::Inline)))
     }
 
     /// A modelled drive is part of it.
     pub fn is_simulated(&self) -> bool {
-        self.walk().iter().any(|t| matches!(t.backing, Backing::Model { .. }))
+        self.walk().iter().any(|t| t.backing.is_simulated())
     }
 }

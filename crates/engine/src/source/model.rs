@@ -1,15 +1,20 @@
 //! `model:` in real time: I/Os complete when the modelled drive would complete
 //! them, over content from another source or none.
 
+use super::draft::{Draft, Drafted, Look, Open};
 use super::nil::inside;
+use super::uri::{query, Source, Text, Uri};
+use super::{Backing, Holds, OpenFile, QueueNeeds, Target};
 use crate::arena::Mem;
 use crate::clock;
 use crate::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
 use crate::reactor::Reactor;
 use forebay_model::device::{DriveModel, Timeline};
-use forebay_model::job;
+use forebay_model::{job, Error};
+use serde_json::json;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -51,6 +56,188 @@ impl SharedDrive {
         };
         let mut timeline = self.timeline.lock().expect("no thread panics while it holds the timeline");
         timeline.complete_at(self.since(), op, io.offset, u64::from(io.len))
+    }
+}
+
+/// Address space of a drive without content.
+const BYTES: u64 = 1 << 40;
+
+#[derive(Clone, Debug)]
+pub struct ModelUri {
+    /// What stands behind `model:`, without `over` and `time`.
+    pub spec: String,
+    pub over: Option<Uri>,
+    pub real_time: bool,
+}
+
+pub fn parse(text: Text) -> Result<Uri, Error> {
+    let (name, tail) = text.rest.split_once('?').unwrap_or((text.rest, ""));
+    let (mut over, mut real_time, mut kept) = (None, None, Vec::new());
+    for (key, value) in query(tail) {
+        match (key.as_str(), value.as_str()) {
+            ("over", path) => over = Some(text.part(path)?),
+            ("time", "real") => real_time = Some(true),
+            ("time", "virtual") => real_time = Some(false),
+            ("time", _) => {
+                let found = format!("time={value} is neither real nor virtual");
+                return Err(text.wrong(&found, "model:d7-ps1010?time=real"));
+            }
+            _ => kept.push(format!("{key}={value}")),
+        }
+    }
+    if over.is_some() && real_time == Some(false) {
+        return Err(text.wrong("content can't be read in virtual time", "time=real, or no over="));
+    }
+    let spec = if kept.is_empty() { name.to_string() } else { format!("{name}?{}", kept.join("&")) };
+    Ok(ModelUri { spec, real_time: real_time.unwrap_or(over.is_some()), over }.into())
+}
+
+impl fmt::Display for ModelUri {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let joint = if self.spec.contains('?') { '&' } else { '?' };
+        write!(f, "model:{}", self.spec)?;
+        self.over.iter().try_for_each(|over| write!(f, "{joint}over={over}"))
+    }
+}
+
+impl Source for ModelUri {
+    fn scheme(&self) -> &'static str {
+        "model"
+    }
+
+    fn holds(&self) -> Holds {
+        if self.over.is_some() {
+            Holds::Parts
+        } else {
+            Holds::Nothing
+        }
+    }
+
+    fn parts(&self) -> &[Uri] {
+        self.over.as_slice()
+    }
+
+    fn model(&self) -> Option<&ModelUri> {
+        Some(self)
+    }
+
+    fn draft(&self, look: &mut dyn Look, wanted: Option<u64>) -> Result<Draft, Error> {
+        let drive = DriveModel::parse(&self.spec)?;
+        look.model(&drive)?;
+        let over = self.over.as_ref().map(|uri| uri.draft(look, wanted)).transpose()?;
+        if over.as_ref().is_some_and(Draft::is_virtual) {
+            let asked = format!("model:{}", self.spec);
+            return Err(Error::request(asked, "its content is itself a model", "over=FILE"));
+        }
+        let bytes = over.as_ref().map_or(wanted.unwrap_or(BYTES), |over| over.bytes());
+        Ok(ModelDraft { spec: self.spec.clone(), drive, over, bytes, real_time: self.real_time }.into())
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct ModelDraft {
+    pub spec: String,
+    pub drive: DriveModel,
+    pub over: Option<Draft>,
+    pub bytes: u64,
+    pub real_time: bool,
+}
+
+impl ModelDraft {
+    /// One without content, in real time.
+    pub fn new(spec: &str) -> Result<ModelDraft, Error> {
+        let drive = DriveModel::parse(spec)?;
+        Ok(ModelDraft { spec: spec.into(), drive, over: None, bytes: BYTES, real_time: true })
+    }
+}
+
+impl Drafted for ModelDraft {
+    fn scheme(&self) -> &'static str {
+        "model"
+    }
+
+    fn label(&self) -> String {
+        format!("model:{}", self.spec)
+    }
+
+    fn content_name(&self) -> String {
+        self.over.as_ref().map_or_else(String::new, |over| over.content_name())
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn parts(&self) -> &[Draft] {
+        self.over.as_slice()
+    }
+
+    fn model(&self) -> Option<&ModelDraft> {
+        Some(self)
+    }
+
+    fn open(&self, open: &dyn Open) -> Result<Arc<dyn Backing>, Error> {
+        let over = self.over.as_ref().map(|over| open.target(over)).transpose()?;
+        Ok(Arc::new(ModelBacking { drive: open.timed(&self.drive), over }))
+    }
+
+    fn document(&self) -> serde_json::Value {
+        json!({
+            "kind": "model", "spec": self.spec, "over": self.over, "bytes": self.bytes, "real_time": self.real_time,
+        })
+    }
+}
+
+/// A drive, and the target that it has content from.
+#[derive(Clone, Debug)]
+pub struct ModelBacking {
+    pub drive: SharedDrive,
+    pub over: Option<Target>,
+}
+
+impl Backing for ModelBacking {
+    fn scheme(&self) -> &'static str {
+        "model"
+    }
+
+    fn engine(&self) -> Option<&'static str> {
+        Some("model")
+    }
+
+    fn holds(&self) -> Holds {
+        if self.over.is_some() {
+            Holds::Parts
+        } else {
+            Holds::Nothing
+        }
+    }
+
+    fn queue(
+        &self,
+        bytes: u64,
+        needs: QueueNeeds,
+        reactor: &mut Reactor,
+        open: OpenFile,
+    ) -> Result<Box<dyn Queue>, Error> {
+        let inner = self.over.as_ref().map(|over| over.queue_over(needs, reactor, open)).transpose()?;
+        Ok(Box::new(ModelQueue::new(self.drive.clone(), inner, bytes, needs.depth)))
+    }
+
+    fn ring_depth(&self, needs: QueueNeeds) -> u32 {
+        self.over.as_ref().map_or(needs.depth, |over| over.ring_depth(needs))
+    }
+
+    fn parts(&self) -> &[Target] {
+        self.over.as_slice()
+    }
+
+    fn of_parts(&self, parts: Vec<Target>) -> Option<Arc<dyn Backing>> {
+        let over = Some(parts.into_iter().next()?);
+        Some(Arc::new(ModelBacking { over, ..self.clone() }))
+    }
+
+    fn is_simulated(&self) -> bool {
+        true
     }
 }
 

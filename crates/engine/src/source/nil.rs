@@ -1,7 +1,117 @@
 //! `nil:` — completes at once and moves nothing: the cost of our own loop.
 
+use super::draft::{Draft, Drafted, Look, Open};
+use super::uri::{query, Source, Text, Uri};
+use super::{Backing, Holds, OpenFile, QueueNeeds};
 use crate::queue::{Done, Full, Geometry, Io, Queue, Via};
 use crate::reactor::Reactor;
+use forebay_model::units::{format_bytes, parse_bytes};
+use forebay_model::Error;
+use serde_json::json;
+use std::fmt;
+use std::sync::Arc;
+
+const BYTES_DEFAULT: u64 = 1 << 40;
+
+#[derive(Clone, Copy, Debug)]
+struct NilUri {
+    bytes: u64,
+}
+
+pub fn parse(text: Text) -> Result<Uri, Error> {
+    let mut bytes = BYTES_DEFAULT;
+    for (key, value) in query(text.rest.trim_start_matches('?')) {
+        match key.as_str() {
+            "size" => bytes = parse_bytes(&value)?,
+            _ => return Err(text.wrong(&format!("'{key}' is no key of nil:"), "nil:?size=64g")),
+        }
+    }
+    if bytes == 0 {
+        return Err(text.wrong("its size is 0", "nil:?size=64g"));
+    }
+    Ok(NilUri { bytes }.into())
+}
+
+impl fmt::Display for NilUri {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.bytes {
+            BYTES_DEFAULT => f.write_str("nil:"),
+            bytes => write!(f, "nil:?size={}", format_bytes(bytes)),
+        }
+    }
+}
+
+impl Source for NilUri {
+    fn scheme(&self) -> &'static str {
+        "nil"
+    }
+
+    fn holds(&self) -> Holds {
+        Holds::Nothing
+    }
+
+    fn draft(&self, _: &mut dyn Look, wanted: Option<u64>) -> Result<Draft, Error> {
+        Ok(NilDraft { bytes: wanted.map_or(self.bytes, |w| w.min(self.bytes)) }.into())
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct NilDraft {
+    pub bytes: u64,
+}
+
+impl Drafted for NilDraft {
+    fn scheme(&self) -> &'static str {
+        "nil"
+    }
+
+    fn label(&self) -> String {
+        "nil:".into()
+    }
+
+    fn content_name(&self) -> String {
+        String::new()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn open(&self, _: &dyn Open) -> Result<Arc<dyn Backing>, Error> {
+        Ok(Arc::new(NilBacking))
+    }
+
+    fn document(&self) -> serde_json::Value {
+        json!({"kind": "nil", "bytes": self.bytes})
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct NilBacking;
+
+impl Backing for NilBacking {
+    fn scheme(&self) -> &'static str {
+        "nil"
+    }
+
+    fn engine(&self) -> Option<&'static str> {
+        Some("nil")
+    }
+
+    fn holds(&self) -> Holds {
+        Holds::Nothing
+    }
+
+    fn queue(
+        &self,
+        bytes: u64,
+        needs: QueueNeeds,
+        _: &mut Reactor,
+        _: OpenFile,
+    ) -> Result<Box<dyn Queue>, Error> {
+        Ok(Box::new(NilQueue::new(bytes, needs.depth)))
+    }
+}
 
 pub struct NilQueue {
     geometry: Geometry,

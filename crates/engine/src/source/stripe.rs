@@ -2,18 +2,182 @@
 //! member i mod n. Members are queues of the same worker, so they run in parallel
 //! and nothing here waits.
 
+use super::draft::{Draft, Drafted, Look, Open};
+use super::uri::{query, Source, Text, Uri};
+use super::{Backing, Holds, OpenFile, QueueNeeds, Target};
 use crate::arena::Mem;
 use crate::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
 use crate::reactor::Reactor;
+use forebay_model::units::{format_bytes, parse_bytes};
+use forebay_model::Error;
+use serde_json::json;
+use std::fmt;
+use std::sync::Arc;
 use std::time::Instant;
 
 pub const MEMBERS_MAX: usize = 64;
+const CHUNK_DEFAULT: u64 = 512 << 10;
 /// Deeper members than this make I/Os wait at the stripe instead.
 const MEMBER_DEPTH_MAX: u64 = 16384;
 
 /// Bytes that a stripe over members of these sizes can address: all use as much as the smallest, in whole chunks.
 pub fn stripe_bytes(members: &[u64], chunk: u64) -> u64 {
     members.iter().min().map_or(0, |least| (least / chunk * chunk).saturating_mul(members.len() as u64))
+}
+
+#[derive(Clone, Debug)]
+struct StripeUri {
+    chunk: u64,
+    members: Vec<Uri>,
+}
+
+pub fn parse(text: Text) -> Result<Uri, Error> {
+    let wrong = |found: String| Err(text.wrong(&found, "stripe:?chunk=512k&m=/mnt/a/f&m=/mnt/b/f"));
+    let (mut chunk, mut members) = (CHUNK_DEFAULT, Vec::new());
+    for (key, value) in query(text.rest.trim_start_matches('?')) {
+        match key.as_str() {
+            "chunk" => chunk = parse_bytes(&value)?,
+            "m" => members.push(text.part(&value)?),
+            _ => return wrong(format!("'{key}' is no key of stripe:")),
+        }
+    }
+    if members.is_empty() || members.len() > MEMBERS_MAX {
+        return wrong(format!("has {} members; a stripe has 1 to {MEMBERS_MAX}", members.len()));
+    }
+    if !(512..=1 << 30).contains(&chunk) || chunk % 512 != 0 {
+        return wrong(format!("a chunk of {chunk} bytes is not a multiple of 512 up to 1 GiB"));
+    }
+    Ok(StripeUri { chunk, members }.into())
+}
+
+impl fmt::Display for StripeUri {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "stripe:?chunk={}", format_bytes(self.chunk))?;
+        self.members.iter().try_for_each(|m| write!(f, "&m={m}"))
+    }
+}
+
+impl Source for StripeUri {
+    fn scheme(&self) -> &'static str {
+        "stripe"
+    }
+
+    fn holds(&self) -> Holds {
+        Holds::Parts
+    }
+
+    fn parts(&self) -> &[Uri] {
+        &self.members
+    }
+
+    fn chunk(&self) -> Option<u64> {
+        Some(self.chunk)
+    }
+
+    fn draft(&self, look: &mut dyn Look, wanted: Option<u64>) -> Result<Draft, Error> {
+        let share = wanted.map(|w| w.div_ceil(self.members.len() as u64).next_multiple_of(self.chunk));
+        let members = self.members.iter().map(|m| m.draft(look, share)).collect::<Result<_, _>>()?;
+        Ok(StripeDraft { chunk: self.chunk, members }.into())
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct StripeDraft {
+    pub chunk: u64,
+    pub members: Vec<Draft>,
+}
+
+impl Drafted for StripeDraft {
+    fn scheme(&self) -> &'static str {
+        "stripe"
+    }
+
+    fn label(&self) -> String {
+        let names: Vec<_> = self.members.iter().map(|m| m.label()).collect();
+        format!("stripe:?chunk={}&m={}", format_bytes(self.chunk), names.join("&m="))
+    }
+
+    fn content_name(&self) -> String {
+        let names: Vec<_> = self.members.iter().map(|m| m.content_name()).collect();
+        format!("stripe {} {}", self.chunk, names.join(" "))
+    }
+
+    fn bytes(&self) -> u64 {
+        stripe_bytes(&self.members.iter().map(|m| m.bytes()).collect::<Vec<_>>(), self.chunk)
+    }
+
+    fn parts(&self) -> &[Draft] {
+        &self.members
+    }
+
+    fn open(&self, open: &dyn Open) -> Result<Arc<dyn Backing>, Error> {
+        let members = self.members.iter().map(|m| open.target(m)).collect::<Result<_, _>>()?;
+        Ok(Arc::new(StripeBacking { chunk: self.chunk, members }))
+    }
+
+    fn document(&self) -> serde_json::Value {
+        json!({"kind": "stripe", "chunk": self.chunk, "members": self.members})
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct StripeBacking {
+    pub chunk: u64,
+    pub members: Vec<Target>,
+}
+
+impl StripeBacking {
+    /// What each member's queue must carry.
+    fn inner(&self, needs: QueueNeeds) -> QueueNeeds {
+        let depth =
+            StripeQueue::member_depth(needs.depth, needs.io_bytes_max, self.chunk, self.members.len());
+        QueueNeeds { depth, io_bytes_max: needs.io_bytes_max.min(self.chunk), ..needs }
+    }
+}
+
+impl Backing for StripeBacking {
+    fn scheme(&self) -> &'static str {
+        "stripe"
+    }
+
+    fn engine(&self) -> Option<&'static str> {
+        None
+    }
+
+    fn holds(&self) -> Holds {
+        Holds::Parts
+    }
+
+    fn queue(
+        &self,
+        _: u64,
+        needs: QueueNeeds,
+        reactor: &mut Reactor,
+        open: OpenFile,
+    ) -> Result<Box<dyn Queue>, Error> {
+        let inner = self.inner(needs);
+        let queues = self.members.iter().map(|m| m.queue_over(inner, reactor, open));
+        let queues = queues.collect::<Result<Vec<_>, _>>()?;
+        Ok(Box::new(StripeQueue::new(queues, self.chunk, needs.depth)))
+    }
+
+    /// All members submit to the ring of the one worker, and a member may be a stripe itself.
+    fn ring_depth(&self, needs: QueueNeeds) -> u32 {
+        let inner = self.inner(needs);
+        self.members.iter().map(|m| m.ring_depth(inner)).fold(0, u32::saturating_add)
+    }
+
+    fn parts(&self) -> &[Target] {
+        &self.members
+    }
+
+    fn of_parts(&self, members: Vec<Target>) -> Option<Arc<dyn Backing>> {
+        Some(Arc::new(StripeBacking { chunk: self.chunk, members }))
+    }
+
+    fn boundary(&self, _: u64) -> Option<(&'static str, u64)> {
+        Some(("a chunk of", self.chunk))
+    }
 }
 
 /// Part of a range that lies on one member.
@@ -300,8 +464,32 @@ impl Queue for StripeQueue {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{NilBacking, SharedDrive};
     use super::*;
+    use crate::source::ModelBacking;
+    use forebay_model::device::DriveModel;
     use proptest::prelude::*;
+
+    /// All of them submit to the ring of the one worker.
+    #[test]
+    fn the_ring_has_room_for_the_members_of_members() {
+        let stripe =
+            |members: Vec<Target>, chunk| Target::new("s", 1 << 30, StripeBacking { chunk, members });
+        let nil = || Target::new("n", 1 << 30, NilBacking);
+        let needs = QueueNeeds { depth: 8, io_bytes_max: 1 << 20, then_copied: false };
+        let flat = stripe(vec![nil(), nil()], 64 << 10);
+        let inner = QueueNeeds {
+            depth: StripeQueue::member_depth(8, 1 << 20, 512 << 10, 2),
+            io_bytes_max: 512 << 10,
+            ..needs
+        };
+        let nested = stripe(vec![flat.clone(), flat.clone()], 512 << 10);
+        assert_eq!(nested.ring_depth(needs), 2 * flat.ring_depth(inner));
+        assert!(flat.ring_depth(inner) > inner.depth, "several pieces of each I/O are under way");
+        let drive = SharedDrive::new(&DriveModel::parse("d7-ps1010").unwrap(), 1, false);
+        let paced = Target::new("m", 1 << 30, ModelBacking { drive, over: Some(flat.clone()) });
+        assert_eq!(paced.ring_depth(needs), flat.ring_depth(needs));
+    }
 
     proptest! {
         /// The pieces cover the range once, in order, and each byte lies where RAID0 puts it.

@@ -4,7 +4,9 @@
 use forebay_engine::queue::Op;
 use forebay_engine::reactor::{Reactor, RingOptions};
 use forebay_engine::source::file::{FileAccess, FileTarget};
-use forebay_engine::source::{stripe, Backing, Route, SharedDrive, Target};
+use forebay_engine::source::{
+    stripe, FileBacking, ModelBacking, NilBacking, SharedDrive, StripeBacking, Target,
+};
 use forebay_model::content;
 use forebay_model::device::DriveModel;
 use forebay_model::job::Engine;
@@ -81,29 +83,19 @@ pub fn file(path: &Path, data: &[u8], engine: Engine, direct: bool) -> Target {
     let target = FileTarget::open(path, FileAccess { write: writes, direct }).unwrap();
     let name = ENGINES.iter().find(|e| e.1 == engine).map_or("auto", |e| e.0);
     let how = if target.direct { "direct" } else { "buffered" };
-    Target {
-        label: format!("{name} {how} {}", path.file_name().unwrap().to_string_lossy()),
-        content_id: 0,
-        bytes: target.bytes,
-        backing: Backing::File { target, engine },
-        route: Route::default(),
-    }
+    let label = format!("{name} {how} {}", path.file_name().unwrap().to_string_lossy());
+    Target::new(label, target.bytes, FileBacking { target, engine })
 }
 
 pub fn striped(chunk: u64, members: Vec<Target>) -> Target {
     let sizes: Vec<u64> = members.iter().map(|m| m.bytes).collect();
     let names: Vec<&str> = members.iter().map(|m| m.label.as_str()).collect();
-    Target {
-        label: format!("stripe of {} by {chunk} over [{}]", members.len(), names.join(", ")),
-        content_id: 0,
-        bytes: stripe::stripe_bytes(&sizes, chunk),
-        backing: Backing::Stripe { chunk, members },
-        route: Route::default(),
-    }
+    let label = format!("stripe of {} by {chunk} over [{}]", members.len(), names.join(", "));
+    Target::new(label, stripe::stripe_bytes(&sizes, chunk), StripeBacking { chunk, members })
 }
 
 pub fn nil(bytes: u64) -> Target {
-    Target { label: "nil".into(), content_id: 0, bytes, backing: Backing::Nil, route: Route::default() }
+    Target::new("nil", bytes, NilBacking)
 }
 
 /// A drive so fast that the suite doesn't wait for it, over content or none.
@@ -113,28 +105,29 @@ pub fn model(over: Option<Target>) -> Target {
             .unwrap();
     let bytes = over.as_ref().map_or(1 << 20, |t| t.bytes);
     let label = over.as_ref().map_or("model".into(), |t| format!("model over {}", t.label));
-    let backing = Backing::Model { drive: SharedDrive::new(&drive, 1, false), over: over.map(Box::new) };
-    Target { label, content_id: 0, bytes, backing, route: Route::default() }
+    Target::new(label, bytes, ModelBacking { drive: SharedDrive::new(&drive, 1, false), over })
 }
 
 /// What the target holds, by reading its files plainly and putting chunks where RAID0 puts them.
 /// None where there is no content.
 pub fn truth(target: &Target) -> Option<Vec<u8>> {
-    match &target.backing {
-        Backing::File { target: file, .. } => {
-            let mut bytes = std::fs::read(&file.path).unwrap();
+    let backing = &target.backing;
+    match backing.scheme() {
+        "file" => {
+            let mut bytes = std::fs::read(&backing.file().unwrap().0.path).unwrap();
             bytes.truncate(target.bytes as usize);
             Some(bytes)
         }
-        Backing::Stripe { chunk, members } => {
+        "stripe" => {
+            let members = backing.parts();
             let parts: Vec<Vec<u8>> = members.iter().map(truth).collect::<Option<_>>()?;
-            let (chunk, count) = (*chunk as usize, members.len());
+            let (chunk, count) = (backing.boundary(target.bytes).unwrap().1 as usize, members.len());
             let at = |i: usize| parts[i / chunk % count][i / chunk / count * chunk + i % chunk];
             Some((0..target.bytes as usize).map(at).collect())
         }
-        Backing::Model { over, .. } => over.as_deref().and_then(truth),
-        Backing::Nil => None,
-        Backing::NvmeTcp(_) | Backing::VfioUser(_) => Some(crate::served::truth(target)),
+        "model" => backing.parts().first().and_then(truth),
+        "nil" => None,
+        _ => Some(crate::served::truth(target)),
     }
 }
 

@@ -9,7 +9,7 @@ use forebay_engine::path::BounceQueue;
 use forebay_engine::queue::Queue;
 use forebay_engine::reactor::Reactor;
 use forebay_engine::source::file::FileTarget;
-use forebay_engine::source::{Backing, QueueNeeds, Target};
+use forebay_engine::source::{QueueNeeds, Target};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -72,10 +72,9 @@ impl Mapped {
 
 /// Whether `mapped` can serve the target: files, read through the page cache.
 pub fn is_mappable(target: &Target) -> bool {
-    let is_file = |t: &&Target| match &t.backing {
-        Backing::File { target, .. } => !target.direct,
-        Backing::Stripe { .. } => true,
-        _ => false,
+    let is_read_there = |t: &&Target| match t.backing.file() {
+        Some((file, _)) => !file.direct,
+        None => t.backing.scheme() == "stripe",
     };
-    target.walk().iter().all(is_file)
+    target.walk().iter().all(is_read_there)
 }

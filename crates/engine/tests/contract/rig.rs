@@ -12,7 +12,7 @@ use forebay_engine::path::gds::{Base, Duty, Session, Station};
 use forebay_engine::path::{BounceQueue, Copier, HostCopier};
 use forebay_engine::queue::{Done, Fault, Full, Io, Op, Queue};
 use forebay_engine::reactor::{Reactor, RingOptions};
-use forebay_engine::source::{Backing, QueueNeeds, Target};
+use forebay_engine::source::{QueueNeeds, Target};
 use forebay_model::job::{CuFileMode, Engine, JobSpec, PathKind};
 use std::cell::Cell;
 use std::sync::Arc;
@@ -149,7 +149,7 @@ impl Cufile<'_> {
         if registered {
             base.add(memory.address(), memory.bytes() as u64);
         }
-        let plain = matches!(target.backing, Backing::File { .. });
+        let plain = target.is_file();
         let duty = Duty { job: &job, depth: target.ring_depth(needs), plain, whole_pages: false };
         let station = Station::open(&session, self.device, base, &duty, reactor).unwrap();
         let queue =

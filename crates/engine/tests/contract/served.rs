@@ -4,7 +4,7 @@ use crate::drive::{Control, Drive};
 use crate::target::{Fake, NQN};
 use forebay_engine::source::nvme_tcp::Remote;
 use forebay_engine::source::vfio_user;
-use forebay_engine::source::{Backing, Route, Target, Uri};
+use forebay_engine::source::{DriveBacking, RemoteBacking, Target, Uri};
 use std::sync::{Arc, Mutex};
 
 type Disk = Arc<Mutex<Vec<u8>>>;
@@ -25,18 +25,12 @@ pub fn target(data: Vec<u8>, more: &str) -> Target {
     let disk = Arc::new(Mutex::new(data));
     let fake = Fake::start(disk.clone(), 0);
     let uri = format!("nvme+tcp://{}/{NQN}?{more}", fake.address);
-    let Ok(Uri::NvmeTcp(options)) = Uri::parse(&uri) else { panic!("{uri}") };
+    let options = Uri::parse(&uri).unwrap().fabric().unwrap().clone();
     // Tests open queues for several workers at once.
     let remote = Remote::open(&options, 3).unwrap_or_else(|e| panic!("{e}"));
     let label = format!("{uri} of {} bytes", remote.bytes());
     SERVED.lock().unwrap().push((label.clone(), disk, Server::Target(fake)));
-    Target {
-        label,
-        content_id: 0,
-        bytes: remote.bytes(),
-        backing: Backing::NvmeTcp(remote),
-        route: Route::default(),
-    }
+    Target::new(label, remote.bytes(), RemoteBacking(remote))
 }
 
 /// An emulated drive with this content, connected to.
@@ -45,12 +39,11 @@ pub fn drive(data: Vec<u8>, more: &str, plain_doorbells: bool) -> Target {
     let control = Control { plain_doorbells: plain_doorbells.into(), ..Control::default() };
     let device = Drive::with(disk.clone(), control);
     let uri = device.uri(more);
-    let Ok(Uri::VfioUser(options)) = Uri::parse(&uri) else { panic!("{uri}") };
+    let options = Uri::parse(&uri).unwrap().drive().unwrap().clone();
     let drive = vfio_user::Drive::open(&options, 3).unwrap_or_else(|e| panic!("{e}"));
     let label = format!("{uri} of {} bytes", drive.bytes());
     SERVED.lock().unwrap().push((label.clone(), disk, Server::Drive(device)));
-    let bytes = drive.bytes();
-    Target { label, content_id: 0, bytes, backing: Backing::VfioUser(drive), route: Route::default() }
+    Target::new(label, drive.bytes(), DriveBacking(drive))
 }
 
 pub fn truth(target: &Target) -> Vec<u8> {

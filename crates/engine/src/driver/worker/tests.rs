@@ -3,7 +3,7 @@
 use super::*;
 use crate::driver::share;
 use crate::queue::{Geometry, Via};
-use crate::source::{Backing, Route};
+use crate::source::NilBacking;
 use std::sync::mpsc::{channel, Receiver};
 
 /// Keeps what it is given until it is told to let go; counts flushes.
@@ -45,13 +45,7 @@ fn done_well(io: &Io) -> Done {
 }
 
 fn worker_over(job: JobSpec, targets: usize, keep: bool) -> (Worker, Vec<Arc<AtomicU64>>, Receiver<Report>) {
-    let target = |n: usize| Target {
-        label: format!("nil {n}"),
-        content_id: 0,
-        bytes: 1 << 20,
-        backing: Backing::Nil,
-        route: Route::default(),
-    };
+    let target = |n: usize| Target::new(format!("nil {n}"), 1 << 20, NilBacking);
     let targets: Vec<Target> = (0..targets).map(target).collect();
     let spec = share::out(&job, &targets, &Destination::default()).unwrap().remove(0);
     let shared = Arc::new(Shared {

@@ -13,12 +13,15 @@ pub use pool::PoolQueue;
 pub use uring::UringQueue;
 
 use super::at_once::AtOnceQueue;
-use super::QueueNeeds;
+use super::draft::{Draft, Drafted, FilePlan, Look, Open};
+use super::uri::{parse_path, Source, Text, Uri};
+use super::{Backing, Holds, OpenFile, QueueNeeds};
 use crate::queue::{Geometry, Queue};
 use crate::reactor::Reactor;
 use forebay_model::job::Engine;
 use forebay_model::units::format_bytes;
 use forebay_model::Error;
+use std::fmt;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -52,6 +55,120 @@ pub struct FileTarget {
     /// Alignment of offsets and lengths, and of memory; 1 where anything goes.
     pub align: u32,
     pub mem_align: u32,
+}
+
+/// The path of a file, a folder or a block device.
+#[derive(Clone, Debug)]
+pub struct FileUri(pub PathBuf);
+
+pub fn parse(text: Text) -> Result<Uri, Error> {
+    parse_path(text.rest.strip_prefix("//").unwrap_or(text.rest))
+}
+
+impl fmt::Display for FileUri {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0.display())
+    }
+}
+
+impl Source for FileUri {
+    fn scheme(&self) -> &'static str {
+        "file"
+    }
+
+    fn holds(&self) -> Holds {
+        Holds::Bytes
+    }
+
+    fn path(&self) -> Option<&Path> {
+        Some(&self.0)
+    }
+
+    fn draft(&self, look: &mut dyn Look, wanted: Option<u64>) -> Result<Draft, Error> {
+        Ok(look.file(&self.0, wanted)?.into())
+    }
+}
+
+impl Drafted for FilePlan {
+    fn scheme(&self) -> &'static str {
+        "file"
+    }
+
+    fn label(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    fn content_name(&self) -> String {
+        self.path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned())
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn file(&self) -> Option<&FilePlan> {
+        Some(self)
+    }
+
+    fn open(&self, open: &dyn Open) -> Result<Arc<dyn Backing>, Error> {
+        Ok(Arc::new(open.file(self)?))
+    }
+
+    fn document(&self) -> serde_json::Value {
+        let mut told = serde_json::Map::from_iter([("kind".to_string(), "file".into())]);
+        if let Ok(serde_json::Value::Object(fields)) = serde_json::to_value(self) {
+            told.extend(fields);
+        }
+        told.into()
+    }
+}
+
+/// A file, and what reads it.
+#[derive(Clone, Debug)]
+pub struct FileBacking {
+    pub target: FileTarget,
+    pub engine: Engine,
+}
+
+impl Backing for FileBacking {
+    fn scheme(&self) -> &'static str {
+        "file"
+    }
+
+    fn engine(&self) -> Option<&'static str> {
+        Some(match self.engine {
+            Engine::Uring | Engine::Auto => "uring",
+            Engine::Pread => "pread",
+            Engine::Inline => "inline",
+            Engine::Map => "map",
+        })
+    }
+
+    fn holds(&self) -> Holds {
+        Holds::Bytes
+    }
+
+    fn queue(
+        &self,
+        _: u64,
+        needs: QueueNeeds,
+        reactor: &mut Reactor,
+        open: OpenFile,
+    ) -> Result<Box<dyn Queue>, Error> {
+        open(&self.target, self.engine, needs, reactor)
+    }
+
+    fn file(&self) -> Option<(&FileTarget, Engine)> {
+        Some((&self.target, self.engine))
+    }
+
+    fn align(&self) -> u32 {
+        self.target.align
+    }
+
+    fn boundary(&self, bytes: u64) -> Option<(&'static str, u64)> {
+        (bytes != self.target.bytes).then_some(("--file-size", bytes))
+    }
 }
 
 impl FileTarget {

@@ -22,8 +22,10 @@ mod tls;
 pub use options::{Address, Options, Policy, Transport, PORT};
 pub use queue::NvmeTcpQueue;
 
+use super::draft::{Draft, Drafted, Look, Open};
 use super::nvme::{await_end, lock, Identity, Notes, Shares, Traffic, Wakers};
-use super::QueueNeeds;
+use super::uri::{query, Source, Text, Uri};
+use super::{Backing, Holds, Loan, OpenFile, QueueNeeds};
 use crate::arena::Arena;
 use crate::clock;
 use crate::gpu::cuda::DeviceMemory;
@@ -36,7 +38,9 @@ use forebay_model::record::{FabricPath, FabricRan};
 use forebay_model::Error;
 use forebay_nvme::auth::Credentials;
 use forebay_nvme::host::{ControllerInfo, NamespaceInfo};
+use forebay_nvme::nqn;
 use path::{Path, State};
+use serde_json::json;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -77,6 +81,122 @@ pub struct Remote {
 impl fmt::Debug for Remote {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.shared.options)
+    }
+}
+
+/// `//HOST:PORT/NQN?…`; an IPv6 host stands in brackets.
+pub fn parse(text: Text, transport: Transport) -> Result<Uri, Error> {
+    let next = format!("{}://HOST:4420/NQN?nsid=1&queues=8", transport.scheme());
+    let wrong = |found: &str| text.wrong(found, &next);
+    let (address, tail) = text
+        .rest
+        .strip_prefix("//")
+        .and_then(|r| r.split_once('/'))
+        .ok_or_else(|| wrong("isn't an address and an NQN"))?;
+    let (nqn, tail) = tail.split_once('?').unwrap_or((tail, ""));
+    let address = Address::parse(address).map_err(|why| wrong(&why))?;
+    // The kernel's target takes any name, so the form of an NQN isn't asked for.
+    if nqn.is_empty() || nqn.len() > nqn::BYTES_MAX || nqn.contains(char::is_control) {
+        return Err(wrong("names no subsystem: an NQN has 1 to 223 bytes"));
+    }
+    let mut options = Options { transport, ..Options::new(address, nqn) };
+    for (key, value) in query(tail) {
+        options.set(&key, &value).map_err(|why| wrong(&why))?;
+    }
+    Ok(options.into())
+}
+
+impl Source for Options {
+    fn scheme(&self) -> &'static str {
+        self.transport.scheme()
+    }
+
+    fn holds(&self) -> Holds {
+        Holds::Bytes
+    }
+
+    fn fabric(&self) -> Option<&Options> {
+        Some(self)
+    }
+
+    fn draft(&self, look: &mut dyn Look, wanted: Option<u64>) -> Result<Draft, Error> {
+        let (remote, bytes) = look.remote(self, wanted)?;
+        Ok(RemoteDraft { remote, bytes }.into())
+    }
+}
+
+#[derive(Debug)]
+struct RemoteDraft {
+    remote: Arc<Remote>,
+    bytes: u64,
+}
+
+impl Drafted for RemoteDraft {
+    fn scheme(&self) -> &'static str {
+        self.remote.options().transport.scheme()
+    }
+
+    fn label(&self) -> String {
+        self.remote.options().to_string()
+    }
+
+    fn content_name(&self) -> String {
+        self.remote.content_name()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn open(&self, _: &dyn Open) -> Result<Arc<dyn Backing>, Error> {
+        Ok(Arc::new(RemoteBacking(self.remote.clone())))
+    }
+
+    fn document(&self) -> serde_json::Value {
+        json!({"kind": "nvme_tcp", "uri": self.label(), "bytes": self.bytes})
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct RemoteBacking(pub Arc<Remote>);
+
+impl Backing for RemoteBacking {
+    fn scheme(&self) -> &'static str {
+        self.0.options().transport.scheme()
+    }
+
+    fn engine(&self) -> Option<&'static str> {
+        Some(self.0.options().transport.engine())
+    }
+
+    fn holds(&self) -> Holds {
+        Holds::Bytes
+    }
+
+    fn queue(
+        &self,
+        _: u64,
+        needs: QueueNeeds,
+        reactor: &mut Reactor,
+        _: OpenFile,
+    ) -> Result<Box<dyn Queue>, Error> {
+        self.0.queue(needs, reactor)
+    }
+
+    fn remote(&self) -> Option<&Arc<Remote>> {
+        Some(&self.0)
+    }
+
+    fn align(&self) -> u32 {
+        self.0.block_bytes()
+    }
+
+    fn boundary(&self, bytes: u64) -> Option<(&'static str, u64)> {
+        Some(("--file-size", bytes))
+    }
+
+    fn lend(&self, arena: &Arena) -> Result<Option<Loan>, Error> {
+        Ok(self.0.lend(arena)?.map(Loan::Fabric))
     }
 }
 

@@ -26,8 +26,10 @@ pub use look::look;
 pub use options::Options;
 pub use queue::VfioUserQueue;
 
+use super::draft::{Draft, Drafted, Look, Open};
 use super::nvme::{await_end, lock, Identity, Notes, Shares, Wakers};
-use super::QueueNeeds;
+use super::uri::{decode, query, Source, Text, Uri};
+use super::{Backing, Holds, Loan, OpenFile, QueueNeeds};
 use crate::arena::Arena;
 use crate::clock;
 use crate::queue::Queue;
@@ -40,6 +42,7 @@ use lane::Pair;
 use maps::Table;
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::fd::OwnedFd;
+use serde_json::json;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -47,6 +50,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+/// What a Unix socket's address has room for.
+const SOCKET_BYTES_MAX: usize = 107;
 /// How long opening waits for the drive.
 const OPEN_WITHIN: Duration = Duration::from_secs(15);
 /// How long mapping memory into the device, or out of it, may take.
@@ -102,6 +107,117 @@ pub struct Drive {
 impl fmt::Debug for Drive {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.shared.options)
+    }
+}
+
+pub fn parse(text: Text) -> Result<Uri, Error> {
+    let wrong = |found: &str| text.wrong(found, "vfio-user:/run/forebay.sock?nsid=1&queues=8");
+    let (socket, tail) = text.rest.split_once('?').unwrap_or((text.rest, ""));
+    let socket = decode(socket.strip_prefix("//").unwrap_or(socket));
+    if socket.is_empty() {
+        return Err(wrong("names no socket"));
+    }
+    if socket.len() > SOCKET_BYTES_MAX {
+        return Err(wrong("names a socket by more than 107 bytes"));
+    }
+    let mut options = Options::new(socket.into());
+    for (key, value) in query(tail) {
+        options.set(&key, &value).map_err(|why| wrong(&why))?;
+    }
+    Ok(options.into())
+}
+
+impl Source for Options {
+    fn scheme(&self) -> &'static str {
+        "vfio-user"
+    }
+
+    fn holds(&self) -> Holds {
+        Holds::Bytes
+    }
+
+    fn drive(&self) -> Option<&Options> {
+        Some(self)
+    }
+
+    fn draft(&self, look: &mut dyn Look, wanted: Option<u64>) -> Result<Draft, Error> {
+        let (drive, bytes) = look.drive(self, wanted)?;
+        Ok(DriveDraft { drive, bytes }.into())
+    }
+}
+
+#[derive(Debug)]
+struct DriveDraft {
+    drive: Arc<Drive>,
+    bytes: u64,
+}
+
+impl Drafted for DriveDraft {
+    fn scheme(&self) -> &'static str {
+        "vfio-user"
+    }
+
+    fn label(&self) -> String {
+        self.drive.options().to_string()
+    }
+
+    fn content_name(&self) -> String {
+        self.drive.content_name()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn open(&self, _: &dyn Open) -> Result<Arc<dyn Backing>, Error> {
+        Ok(Arc::new(DriveBacking(self.drive.clone())))
+    }
+
+    fn document(&self) -> serde_json::Value {
+        json!({"kind": "vfio_user", "uri": self.label(), "bytes": self.bytes})
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct DriveBacking(pub Arc<Drive>);
+
+impl Backing for DriveBacking {
+    fn scheme(&self) -> &'static str {
+        "vfio-user"
+    }
+
+    fn engine(&self) -> Option<&'static str> {
+        Some("vfio-user")
+    }
+
+    fn holds(&self) -> Holds {
+        Holds::Bytes
+    }
+
+    fn queue(
+        &self,
+        _: u64,
+        needs: QueueNeeds,
+        reactor: &mut Reactor,
+        _: OpenFile,
+    ) -> Result<Box<dyn Queue>, Error> {
+        self.0.queue(needs, reactor)
+    }
+
+    fn drive(&self) -> Option<&Arc<Drive>> {
+        Some(&self.0)
+    }
+
+    fn align(&self) -> u32 {
+        self.0.block_bytes()
+    }
+
+    fn boundary(&self, bytes: u64) -> Option<(&'static str, u64)> {
+        Some(("--file-size", bytes))
+    }
+
+    fn lend(&self, arena: &Arena) -> Result<Option<Loan>, Error> {
+        Ok(self.0.lend(arena)?.map(Loan::Drive))
     }
 }
 
