@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from forebay import run as engine
 from forebay.errors import RequestError
 from forebay.flags import FIELDS, parse_settings, settle
 from forebay.units import format_bytes, parse_bytes, parse_percent, parse_seconds
@@ -35,6 +36,22 @@ def test_a_size_is_read_or_refused(text: str) -> None:
 @given(st.integers(0, (1 << 63) - 1))
 def test_sizes_round_trip(value: int) -> None:
     assert parse_bytes(format_bytes(value)) == value
+
+
+@given(st.from_regex(r"[0-9]{0,4}\.?[0-9]{0,3}[kmgtpxKMGTP]?(i?[bB]){0,2}", fullmatch=True))
+@example("8191.5p")
+@example("64kibib")
+@example("1.k")
+def test_the_engine_reads_sizes_alike(text: str) -> None:
+    try:
+        here = parse_bytes(text)
+    except RequestError:
+        here = None
+    try:
+        there = engine.plan({"sources": [f"nil:?size={text}"]})["targets"][0]["bytes"]
+    except RequestError:
+        there = None
+    assert (here or None) == there, "a size of 0 is refused there for being none"
 
 
 @given(NUMBERS)

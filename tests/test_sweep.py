@@ -9,10 +9,12 @@ import signal
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import processes
 import pytest
 from fake_machine import FakeMachine, typed
+from forebay import stripes
 from forebay.errors import MachineError, RunError
 from forebay.sweep import results as results_file
 from forebay.sweep.file import line_of, parse, presets
@@ -618,8 +620,17 @@ def test_the_power_of_two_paths_is_told_with_its_ratio(
 def test_sources_that_make_files_are_known(tmp_path: Path) -> None:
     assert folder_of(str(tmp_path)) == tmp_path and folder_of(f"file:{tmp_path}") == tmp_path
     assert folder_of(f"stripe:?chunk=64k&m={tmp_path}&m=/y") == tmp_path
-    for source in ("nil:", "model:x", f"{tmp_path}/file", "/dev/nvme0n1"):
+    for source in ("nil:", "model:x", f"{tmp_path}/file", "/dev/nvme0n1", "nvme+rdma://h:1/nqn.x", f"model:x?over={tmp_path}"):
         assert folder_of(source) is None
+
+
+def test_names_are_read_as_the_engine_reads_them(tmp_path: Path) -> None:
+    odd = tmp_path / "why?m=not"
+    odd.mkdir()
+    assert folder_of(str(odd)) == odd and folder_of(f"file://{odd}") == odd
+    inner = quote(f"stripe:?m={quote(str(odd))}", safe="")
+    assert folder_of(f"stripe:?m=nil:&m={inner}") == odd
+    assert stripes.members("stripe:?chunk=64k&m=/a/team=1&m=/b?x") == 2 and stripes.members("/a?m=1&m=2") == 0
 
 
 # Properties --------------------------------------------------------------------------------------------

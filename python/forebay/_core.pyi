@@ -43,6 +43,7 @@ __all__ = [
     "snap_keep",
     "snap_rpc",
     "snap_verbs",
+    "source",
     "stop",
 ]
 
@@ -87,6 +88,9 @@ def checkpoint_plan(spec: str) -> str:
 
 def plan(job: str) -> str:
     """What `run` would do: resolved targets, engine, path, files to be made. Touches nothing."""
+
+def source(uri: str) -> str:
+    """What a source's URI says: {scheme, path, parts}; `path` null where it names no file or folder. Looks at nothing."""
 
 def check(job: str) -> str:
     """The job with its defaults, or RequestError."""

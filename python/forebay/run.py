@@ -35,6 +35,14 @@ def plan(job: Job) -> dict[str, Any]:
     return json.loads(_core.plan(json.dumps(job)))
 
 
+def source(uri: str) -> dict[str, Any]:
+    """What a source's URI says: {scheme, path, parts}, `parts` being such again; `path` is None where it names no file or
+    folder. Looks at nothing. Raises RequestError."""
+    from forebay import _core
+
+    return json.loads(_core.source(uri))
+
+
 def check(job: Job) -> Job:
     """`job` with its defaults. Raises RequestError for what can't be right on any machine."""
     from forebay import _core

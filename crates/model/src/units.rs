@@ -19,7 +19,8 @@ pub fn parse_bytes(text: &str) -> Result<u64, Error> {
     let split = trimmed.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(trimmed.len());
     let (number, unit) = trimmed.split_at(split);
     let unit = unit.trim().to_ascii_lowercase();
-    let shift = match unit.trim_end_matches("ib").trim_end_matches('b') {
+    let unit = unit.strip_suffix("ib").or(unit.strip_suffix('b')).unwrap_or(&unit);
+    let shift = match unit {
         "" => 0,
         "k" => 10,
         "m" => 20,
@@ -34,8 +35,12 @@ pub fn parse_bytes(text: &str) -> Result<u64, Error> {
             .filter(|v| *v <= i64::MAX as u64)
             .ok_or_else(|| bad("overflows (more than 8 EiB)"));
     }
+    // No more digits than any size has, and some behind a point.
+    if number.ends_with('.') || number.split('.').any(|digits| digits.len() > 30) {
+        return Err(bad("is not a number"));
+    }
     let value = number.parse::<f64>().map_err(|_| bad("is not a number"))? * (1u64 << shift) as f64;
-    if !(0.0..9.0e18).contains(&value) {
+    if value >= (1u64 << 63) as f64 {
         return Err(bad("overflows (more than 8 EiB)"));
     }
     Ok(value as u64)
@@ -88,7 +93,18 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused_with_the_text_that_was_typed() {
-        for text in ["", "k", "12x", "1.2.3k", "-4k", "99999999999999999999g", "9223372036854775808"] {
+        for text in [
+            "",
+            "k",
+            "12x",
+            "1.2.3k",
+            "-4k",
+            "99999999999999999999g",
+            "9223372036854775808",
+            "64kibib",
+            "1.k",
+            ".",
+        ] {
             let error = parse_bytes(text).unwrap_err();
             assert!(error.asked.contains(text) && error.kind == crate::Kind::Request);
         }

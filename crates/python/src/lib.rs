@@ -13,12 +13,13 @@ mod simulate;
 mod snap;
 
 use forebay_engine::gpu::library;
+use forebay_engine::source::Uri;
 use forebay_engine::{doctor, driver, Error, Kind};
 use forebay_model::{job::JobSpec, merge, record, Latency, RunRecord};
 use observe::{stop_requested, Watcher};
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 #[pymodule]
@@ -28,6 +29,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(run, module)?)?;
     module.add_function(wrap_pyfunction!(stop, module)?)?;
     module.add_function(wrap_pyfunction!(plan, module)?)?;
+    module.add_function(wrap_pyfunction!(source, module)?)?;
     module.add_function(wrap_pyfunction!(check, module)?)?;
     module.add_function(wrap_pyfunction!(merge_records, module)?)?;
     module.add_function(wrap_pyfunction!(emulate::emulate_run, module)?)?;
@@ -113,6 +115,25 @@ fn ended(
 #[pyfunction]
 fn stop() {
     stop_requested().store(true, Ordering::Relaxed);
+}
+
+/// A source as its URI reads: {scheme, path, parts}; `path` null where it is no file or folder.
+#[derive(serde::Serialize)]
+struct Named<'a> {
+    scheme: &'static str,
+    path: Option<&'a Path>,
+    parts: Vec<Named<'a>>,
+}
+
+fn named(uri: &Uri) -> Named<'_> {
+    Named { scheme: uri.scheme(), path: uri.path(), parts: uri.parts().iter().map(named).collect() }
+}
+
+/// What a source's URI says, as JSON. Looks at nothing.
+#[pyfunction]
+fn source(py: Python<'_>, uri: &str) -> PyResult<String> {
+    let uri = Uri::recognise(uri).map_err(|error| raise(py, error))?;
+    json(py, &named(&uri))
 }
 
 /// What `run` would do. Touches nothing.

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from forebay import stripes
 from forebay.errors import RequestError
 from forebay.plan import catalogue, cores, cpu, flow
 from forebay.plan.fit import gain_nats
@@ -115,8 +116,7 @@ def _of_record(document: Any, where: str, drive: str, drives: int | None) -> lis
 
 def _members(job: dict[str, Any]) -> int:
     """Of the stripe that a job read; 1 for any other source."""
-    source = str(job.get("source") or "")
-    return max(1, len(re.findall(r"[?&]m=", source))) if source.startswith("stripe:") else 1
+    return max(1, stripes.members(str(job.get("source") or "")))
 
 
 def _host(record: dict[str, Any]) -> str | None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from forebay import stripes
 from forebay.report import numbers
 from forebay.report.load import Entry
 
@@ -225,8 +226,8 @@ def short_source(run: Run) -> str:
     if not sources:
         return run.text("job.source", "?")
     first = sources[0]
-    if first.startswith("stripe:"):
-        name = f"stripe of {first.count('m=')}"
+    if count := stripes.members(first):
+        name = f"stripe of {count}"
     elif first.startswith(("nil:", "model:", "nvme+tcp:", "nvme+rdma:", "vfio-user:")):
         name = first
     else:

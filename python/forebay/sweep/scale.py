@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 from forebay import own_files
 from forebay import run as engine
@@ -132,14 +130,16 @@ def _fitting(jobs: list[dict[str, Any]]) -> float:
 
 def folder_of(source: str) -> Path | None:
     """The folder that files of this source would be made in; None for what makes no files."""
-    if re.match(r"^(nil|model|nvme\+tcp|vfio-user):", source):
-        return None
-    if source.startswith("stripe:"):
-        members = [unquote(m) for m in re.findall(r"[?&]m=([^&]*)", source)]
-        folders = [f for f in map(folder_of, members) if f is not None]
-        return folders[0] if folders else None
-    path = Path(source.removeprefix("file:").split("?")[0])
-    return path if path.is_dir() else None
+    return _folder_in(engine.source(source))
+
+
+def _folder_in(source: dict[str, Any]) -> Path | None:
+    if source["path"] is not None:
+        path = Path(source["path"])
+        return path if path.is_dir() else None
+    # What a model has its content from is only read.
+    members = source["parts"] if source["scheme"] == "stripe" else []
+    return next((folder for member in members if (folder := _folder_in(member))), None)
 
 
 def room_in(folder: Path, file_name: str) -> int:
