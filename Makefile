@@ -23,9 +23,8 @@ TEST_WORKERS ?= $(shell echo $$(( 2 * $$(nproc) < 8 ? 2 * $$(nproc) : 8 )))
 PYTEST := $(BIN)/python -m pytest
 STEP := .ci/step
 # Of each property a quarter of proptest's usual cases; `make soak` and `make fuzz` try more.
-RUST_TESTS := env PROPTEST_CASES=64 .ci/rust-tests
+RUST_TESTS := env PROPTEST_CASES=64 RUST_TEST_THREADS=$(TEST_WORKERS) .ci/rust-tests
 PYTHON_TESTS = $(PYTEST) -n $(TEST_WORKERS) --dist worksteal --durations 10 -m "not vm and not wheel and not long and not soak" $(ARGS)
-BUILD_AND_TYPES = $(MAKE) --no-print-directory $(MADE)/tested-with types
 
 # One interpreter for every build, or PyO3 is compiled anew at each change between them.
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
@@ -55,7 +54,7 @@ test: ## What decides: installs what it needs, then formats, lints, types, stubs
 # compiled; in a place of its own, since nobody measures with it. On a machine that others use, more compilers at once
 # get a larger share of it.
 QUICK := PROFILE=dev VENV=target/tested/venv MADE=target/tested/made
-.PHONY: all-tests
+.PHONY: all-tests python-part
 all-tests: export CARGO_TARGET_DIR = $(CURDIR)/target/tested
 all-tests: export CARGO_BUILD_JOBS = $(shell echo $$((2 * $$(nproc))))
 all-tests: export CARGO_INCREMENTAL = 0
@@ -68,7 +67,11 @@ all-tests:
 	@[ -n "$$RUSTC_WORKSPACE_WRAPPER" ] || echo 'skipped: cargo clippy (not installed)'
 	@$(STEP) rust-build .ci/rust-tests --build
 	# Either waits where the other computes.
-	@.ci/beside '$(STEP) rust-tests $(RUST_TESTS)' '$(STEP) build-and-types $(BUILD_AND_TYPES) && $(STEP) python-tests $(PYTHON_TESTS)'
+	@.ci/beside '$(STEP) rust-tests $(RUST_TESTS)' '$(MAKE) --no-print-directory $(QUICK) python-part'
+
+python-part:
+	@$(STEP) build $(MAKE) --no-print-directory $(MADE)/tested-with
+	@.ci/beside '$(STEP) types $(MAKE) --no-print-directory types' '$(STEP) python-tests $(PYTHON_TESTS)'
 
 test-long: | $(MADE)/ready ## The tests of many processes: several hosts, kills and takeovers under load, whole tours
 	@.ci/prepare test
@@ -91,7 +94,7 @@ test-root: | $(MADE)/ready ## The tests that need root: loop devices, network na
 
 test-gpu: | $(MADE)/ready ## The tests that need an NVIDIA GPU: what `make test` runs on a stand-in, on the real one
 	@[ -e /dev/nvidiactl ] || { echo 'make test-gpu: no NVIDIA GPU here (/dev/nvidiactl is absent)' >&2; exit 3; }
-	FOREBAY_TEST_GPU=1 cargo test -p forebay-engine --test gpu --test contract --quiet
+	FOREBAY_TEST_GPU=1 cargo test -p forebay-engine --test gpu --test contract --quiet -- --include-ignored
 	@$(MAKE) --no-print-directory $(MADE)/tested-with
 	@$(call pytest_marked,gpu,no test needs a GPU yet)
 

@@ -20,7 +20,7 @@ import pytest
 from faults_support import MIB, check_manners
 
 SEED = int(os.environ.get("FOREBAY_TEST_SEED", random.SystemRandom().randrange(1 << 32)))
-MOMENTS = int(os.environ.get("FOREBAY_TEST_MOMENTS", 2))
+MOMENTS = int(os.environ.get("FOREBAY_TEST_MOMENTS", 1))
 MADE = 96 * MIB
 
 # what happens → (flags, seconds in which the signal comes)

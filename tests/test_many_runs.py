@@ -77,6 +77,7 @@ def test_a_preset_without_its_hardware_says_what_it_runs_instead(forebay: Run, t
     assert done.returncode == 0 and "10 of 10 runs" in done.stdout, done.stderr
 
 
+@pytest.mark.long
 def test_two_engines_are_compared_on_one_file(forebay: Run, data: Path) -> None:
     flags = ["--io-size", "64k", "--cache", "allow", "--duration", "0.5", "--pairs-min", "6"]
     flags += ["--pairs-max", "6", "--json"]

@@ -186,6 +186,7 @@ REACHED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", REACHED)
 def test_cross_validated_errors_stay_within_what_they_reached(results, name) -> None:
     cells = next(iter(results[name].values()))
@@ -195,6 +196,7 @@ def test_cross_validated_errors_stay_within_what_they_reached(results, name) -> 
     assert found.baseline_mean is None or found.mean < found.baseline_mean
 
 
+@pytest.mark.long
 def test_accelerators_are_within_a_tenth_in_thirteen_of_fifteen(results) -> None:
     found = score.summarise(results["greatest number of accelerators"]["cell"])
     assert found.good_counts / found.n >= 13 / 15
@@ -204,6 +206,7 @@ def test_accelerators_are_within_a_tenth_in_thirteen_of_fifteen(results) -> None
         assert any(c.published < c.least for c in cells)
 
 
+@pytest.mark.long
 def test_eighty_per_cent_intervals_hold_seventy_to_ninety(results) -> None:
     cells = [c for kinds in results.values() for c in next(iter(kinds.values()))]
     assert 0.7 <= sum(c.inside for c in cells) / len(cells) <= 0.9

@@ -550,6 +550,7 @@ def test_json_says_what_was_written(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_nulls_zeros_and_wrong_types_anywhere_leave_a_page(tmp_path: Path) -> None:
     """Every leaf of a record, one after the other, replaced by what a careless writer may put there."""
     whole = record("bounce", watts=60.0)

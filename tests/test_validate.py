@@ -333,6 +333,7 @@ def test_after_ctrl_c_the_same_command_goes_on_where_it_stopped(capsys, server, 
     assert "partial" not in states(output).values()
 
 
+@pytest.mark.long
 def test_a_run_that_took_the_machine_down_is_not_tried_again_unasked(capsys, server, drives, tmp_path):
     output = tmp_path / "v.json"
     seen = []
@@ -484,6 +485,7 @@ def test_with_a_gpu_the_steps_run_through_the_engine_into_its_memory(tmp_path):
     assert list(drive.iterdir()) == []
 
 
+@pytest.mark.long
 def test_each_of_cufiles_forms_runs_and_compatibility_mode_is_no_direct_dma(tmp_path):
     drive, output = tmp_path / "drive", tmp_path / "v.json"
     drive.mkdir()
@@ -499,6 +501,7 @@ def test_each_of_cufiles_forms_runs_and_compatibility_mode_is_no_direct_dma(tmp_
         assert runs[f"verify {form}"]["result"]["verified_bytes"] == 16 << 20
 
 
+@pytest.mark.long
 def test_bytes_that_no_drive_delivered_are_not_direct_whatever_cufile_counts(tmp_path):
     """The stand-in counts P2PDMA and reads through the page cache: the drive's counters give it away."""
     drive, output = tmp_path / "drive", tmp_path / "v.json"

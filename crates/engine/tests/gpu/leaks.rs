@@ -78,6 +78,7 @@ fn runs_give_back_all_that_they_took() {
 }
 
 #[test]
+#[ignore = "ten seconds of processor time: make test-long, make test-gpu"]
 fn emulated_runs_give_back_all_that_they_took() {
     Scenario::new("leaks::emulated_runs_give_back_all_that_they_took").run(|| {
         for path in paths() {
