@@ -66,8 +66,8 @@ all-tests:
 	@$(STEP) format $(MAKE) --no-print-directory format-check
 	@[ -n "$$RUSTC_WORKSPACE_WRAPPER" ] || echo 'skipped: cargo clippy (not installed)'
 	@$(STEP) rust-build .ci/rust-tests --build
-	# Either waits where the other computes.
-	@.ci/beside '$(STEP) rust-tests $(RUST_TESTS)' '$(MAKE) --no-print-directory $(QUICK) python-part'
+	# Either waits where the other computes; Python's part takes longer.
+	@.ci/beside '$(STEP) rust-tests nice -n 3 $(RUST_TESTS)' '$(MAKE) --no-print-directory $(QUICK) python-part'
 
 python-part:
 	@$(STEP) build $(MAKE) --no-print-directory $(MADE)/tested-with
