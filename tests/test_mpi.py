@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import itertools
 import json
 import os
-import shutil
 import signal
 import sys
 from pathlib import Path
@@ -15,13 +12,9 @@ import processes
 import pytest
 from forebay import mpi
 from forebay.errors import MachineError, RequestError
+from mpi_support import AS_ROOT, MPIRUN, needs_mpi, two_hosts  # noqa: F401  (two_hosts is a fixture)
 
 HERE = Path(__file__).parent
-MPIRUN = shutil.which("mpirun")
-AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-needs_mpi = pytest.mark.skipif(
-    MPIRUN is None or importlib.util.find_spec("mpi4py") is None, reason="mpirun or mpi4py isn't installed"
-)
 
 # By which a rank may be behind the others before any has begun.
 LATE_S = 3
@@ -240,65 +233,13 @@ def test_two_ranks_over_the_real_engine(tmp_path):
     assert [p.name for p in (tmp_path / "data").iterdir()] == ["below"]
 
 
-def ip(*arguments):
-    done = processes.run(["ip", *arguments])
-    assert done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr}"
-
-
-def new_namespace(names):
-    """The first of these names that nobody has taken, as a network namespace."""
-    for name in names:
-        made = processes.run(["ip", "netns", "add", name])
-        if made.returncode == 0:
-            return name
-        if "File exists" not in made.stderr:
-            pytest.skip(f"can't make a network namespace: {made.stderr.strip()}")
-
-
-@pytest.fixture
-def two_hosts(tmp_path):
-    """Two hosts as network namespaces joined by a veth pair, each with a name and an address of its own."""
-    free, names = (f"fb{os.getpid()}-{n}" for n in itertools.count()), []
-    try:
-        names += [new_namespace(free)]
-        names += [new_namespace(free)]
-        ends = [["veth0", "netns", name] for name in names]
-        ip("link", "add", *ends[0], "type", "veth", "peer", "name", *ends[1])
-        for number, name in enumerate(names, 1):
-            ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", "veth0")
-            for link in ("lo", "veth0"):
-                ip("-n", name, "link", "set", link, "up")
-        agent = tmp_path / "agent.sh"
-        # What ssh would do: run a command on the named host.
-        agent.write_text(
-            "#!/bin/sh\n"
-            f'host=$1; shift\n[ "$host" = 10.77.0.1 ] && ns={names[0]} || ns={names[1]}\n'
-            'exec ip netns exec $ns unshare --uts sh -c "hostname $ns.test; $*"\n'
-        )
-        agent.chmod(0o755)
-        yield names, agent
-    finally:
-        for name in names:
-            ip("netns", "del", name)
-
-
 @pytest.mark.root
 @needs_mpi
-def test_two_hosts_make_one_record(tmp_path, two_hosts):
-    names, agent = two_hosts
+def test_two_hosts_make_one_record(tmp_path, two_hosts):  # noqa: F811
+    names, launcher = two_hosts
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
-    network = "10.77.0.0/24"
-    parameters = {
-        "plm_rsh_agent": str(agent),
-        "oob_tcp_if_include": network,
-        "btl": "tcp,self",
-        "btl_tcp_if_include": network,
-        "pml": "ob1",
-    }
-    launcher = [agent, "10.77.0.1", MPIRUN, "--allow-run-as-root", "-n", "2", "--map-by", "node"]
-    launcher += [*flags(parameters), "--host", "10.77.0.1,10.77.0.2", "--wdir", tmp_path]
-    launcher += ["-x", "PYTHONPATH", "-x", "HOW"]
+    launcher += ["-x", "HOW"]
     environment = {**os.environ, "PYTHONPATH": os.environ.get("PYTHONPATH", ""), "HOW": "late"}
     job = ("bench", "/data/{host}", "--json", "-o", tmp_path / "run.json")
     done = processes.run([*launcher, sys.executable, script, *job], env=environment)
