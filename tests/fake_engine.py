@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from whole_records import whole
+
 LATENCY = {
     "min": 80.0,
     "mean": 512.0,
@@ -121,6 +123,8 @@ RECORD: dict[str, Any] = {
     "missing": {"result.power": "no RAPL in /sys/class/powercap, no NVML"},
     "warnings": [{"id": "too_short", "text": "measured for 2 s only", "next": "--duration 10"}],
 }
+
+RECORD = whole(RECORD)
 
 
 def record(**result: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import math
 import random
 from typing import Any
 
+import whole_records
 from forebay.errors import MachineError, RequestError
 
 GIB = 1 << 30
@@ -117,7 +118,7 @@ def record_of(
         "power": power or [],
         "noise": {"steal_pct": 0.0, "others_cores_busy": 0.1, "throttled": 0},
     }
-    return {
+    made = {
         "schema": "forebay.run/1",
         "id": f"{number:016x}",
         "started": "2026-01-01T00:00:00Z",
@@ -135,6 +136,7 @@ def record_of(
         "missing": {"result.power": "no meter answered"} if not power else {},
         "warnings": [],
     }
+    return whole_records.whole(made)
 
 
 def typed(capsys: Any, *arguments: Any) -> tuple[int, str, str]:

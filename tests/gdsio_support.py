@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import whole_records
 from forebay import cli
 from forebay import run as engine
 from forebay.gdsio import cufile, flags, machine
@@ -56,7 +57,7 @@ def record(**changes: Any) -> dict[str, Any]:
     }
     for section, values in changes.items():
         made[section].update(values)
-    return made
+    return whole_records.whole(made)
 
 
 class Engine:

@@ -1,4 +1,4 @@
-"""Test data: records in the exact shape of crates/model/src/record.rs, with made-up numbers.
+"""Test data: records as the engine reads them, with made-up numbers.
 
 Nothing here was measured. The host is called `test-data` so that no page made of it can be taken for a result.
 """
@@ -10,6 +10,8 @@ import itertools
 import math
 import random
 from typing import Any
+
+import whole_records
 
 _ids = itertools.count(1)
 JOB = {
@@ -171,7 +173,7 @@ def record(
         "label": label,
     }
     went = ran or path
-    return copy.deepcopy(
+    made = copy.deepcopy(
         {
             "schema": "forebay.run/1",
             "id": f"{next(_ids):016x}",
@@ -206,9 +208,9 @@ def record(
                 "result.power": "no power meter answers here",
                 **({} if missing is None else missing),
             },
-            "warnings": warnings or [],
         }
     )
+    return whole_records.whole({**made, "warnings": warnings or []})
 
 
 def _result(

@@ -16,6 +16,7 @@ import pytest
 from fake_machine import typed
 from forebay.emulate import datasize, judge, results
 from forebay.emulate.workloads import Training, builtin
+from whole_records import whole
 
 BEGAN = datetime(2026, 1, 5, 8, 0)
 MEMORY_GIB = 16.0
@@ -217,12 +218,13 @@ def record(number: int, **training: Any) -> dict[str, Any]:
         "skipped": {"count": 0, "examples": []}, "batch": known.batch, "compute_s": known.compute_s, "format": known.format,
         "record_bytes": known.record_bytes, "samples_per_file": known.samples_per_file, "loader": known.loader,
     } | training  # fmt: skip
-    return own | {
+    made = own | {
         "schema": "forebay.run/1", "id": f"{number:032x}", "started": f"2026-01-05T{8 + number:02}:00:00.000Z",
         "forebay": {"version": "0.1.0"}, "training": settings, "result": {"seconds": 601.5, "interrupted": False},
         "environment": {"host": "h", "cpu": "c", "cores": 2, "memory_bytes": int(MEMORY_GIB * 2**30)},
         "job": {"source": "/data/resnet50"},
     }  # fmt: skip
+    return whole(made)
 
 
 def saved(folder: Path, **training: Any) -> Path:

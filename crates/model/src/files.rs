@@ -10,9 +10,10 @@ pub const SCHEMA: &str = "forebay.files/1";
 pub const FILES_MAX: u64 = 100_000_000;
 pub const WORKERS_MAX: u32 = 1024;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
+    #[default]
     /// Open anew, write the content, fsync where asked, close.
     Create,
     /// One stat by path.
@@ -140,7 +141,8 @@ impl FilesSpec {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct FilesRecord {
     pub schema: String,
     pub id: String,
@@ -159,7 +161,8 @@ pub struct FilesRecord {
     pub warnings: Vec<Warning>,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct PhaseResult {
     pub phase: Phase,
     /// From the common start until the last worker was done.

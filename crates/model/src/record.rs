@@ -1,18 +1,24 @@
 //! What one run was and what it showed: schema `forebay.run/1`.
 //!
-//! A field that couldn't be measured is null, and `missing` says why: never 0.
+//! A field that couldn't be measured is null, and `missing` says why: never 0. A field that a file lacks, because an older
+//! version wrote it, has its default when it is read, and `missing` says so.
 //! Reports, plans and comparisons are pure functions of these records.
 
 use crate::checkpoint::Checkpoint;
 use crate::job::JobSpec;
 use crate::training::Training;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::collections::BTreeMap;
+
+mod read;
+
+pub use read::{migrate, read};
 
 pub const SCHEMA: &str = "forebay.run/1";
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct RunRecord {
     pub schema: String,
     /// 16 hexadecimal digits.
@@ -29,14 +35,14 @@ pub struct RunRecord {
     pub path: PathRan,
     pub cache: CacheState,
     /// What cuFile was and what its own counters say; absent where the path has none of it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub cufile: Option<Cufile>,
     pub result: RunResult,
     /// Emulated accelerators; absent where there were none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub training: Option<Training>,
     /// Checkpoints written and read; absent from every other run.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<Checkpoint>,
     /// Full path of a null field → why it is null.
     pub missing: BTreeMap<String, String>,
@@ -44,6 +50,7 @@ pub struct RunRecord {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Build {
     pub version: String,
     pub commit: Option<String>,
@@ -52,6 +59,7 @@ pub struct Build {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Environment {
     pub host: String,
     pub os: String,
@@ -68,6 +76,7 @@ pub struct Environment {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Gpu {
     pub index: u32,
     pub name: String,
@@ -77,6 +86,7 @@ pub struct Gpu {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Drive {
     /// Kernel name, as `nvme0n1`.
     pub name: String,
@@ -101,6 +111,7 @@ pub struct Drive {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Filesystem {
     pub kind: String,
     pub mount_point: String,
@@ -114,7 +125,8 @@ pub struct Filesystem {
 }
 
 /// The job with what was derived from it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Job {
     /// The sources joined by a space.
     pub source: String,
@@ -131,6 +143,7 @@ pub struct Job {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct PathRan {
     pub requested: String,
     pub ran: String,
@@ -147,10 +160,8 @@ pub struct PathRan {
     /// Payload that was read out of a mapping.
     pub mapped_bytes: u64,
     /// Payload that cuFile moved in its compatibility mode, or not provably without it.
-    #[serde(default)]
     pub compat_bytes: u64,
     /// Payload that the kernel copied between a socket and its place, and nothing else did.
-    #[serde(default)]
     pub fabric_bytes: u64,
     /// `host` or `gpu:N`.
     pub destination: String,
@@ -160,18 +171,18 @@ pub struct PathRan {
     /// Slots are pinned for the GPU.
     pub slots_pinned: bool,
     /// Short runs before the measured time, from which path and workers were chosen.
-    #[serde(default)]
     pub calibration: Vec<Trial>,
     /// What `mapped` registered; only there where it ran.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub mapped: Option<MappedRan>,
     /// Each namespace over NVMe/TCP; only there where there is one.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub fabric: Vec<FabricRan>,
 }
 
 /// A namespace over NVMe/TCP, or of an emulated drive, from when it was opened to the end of the run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct FabricRan {
     pub uri: String,
     /// Of the controller that was reached first, as it calls itself.
@@ -193,6 +204,7 @@ pub struct FabricRan {
 
 /// One address of a namespace; of an emulated drive its socket.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct FabricPath {
     pub address: String,
     /// At the end: `live` and its ANA state, `connecting` or `lost`, and why.
@@ -203,6 +215,7 @@ pub struct FabricPath {
 
 /// One I/O queue of one path: a TCP connection, or a queue pair in shared memory.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct FabricQueue {
     pub address: String,
     pub qid: u16,
@@ -215,6 +228,7 @@ pub struct FabricQueue {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct FabricEvent {
     /// Since the namespace was opened, seconds.
     pub at_s: f64,
@@ -223,6 +237,7 @@ pub struct FabricEvent {
 
 /// One short run on the sources, outside the measured time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Trial {
     /// `bounce`, `mapped`, `gds` or `host`; several joined by `+` where targets differ.
     pub path: String,
@@ -235,6 +250,7 @@ pub struct Trial {
 
 /// Registrations of the page cache with the GPU's driver, of all repeats together.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct MappedRan {
     /// Most that may be registered at once.
     pub pin_limit_bytes: u64,
@@ -261,6 +277,7 @@ pub struct MappedRan {
 
 /// cuFile in one run. Its counters cover the whole run, warm-up included.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Cufile {
     /// The file that was loaded.
     pub library: String,
@@ -283,6 +300,7 @@ pub struct Cufile {
 
 /// What cuFileDriverGetProperties says.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct CufileProperties {
     /// Of the kernel module; `0.0` where there is none.
     pub nvidia_fs: String,
@@ -299,6 +317,7 @@ pub struct CufileProperties {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct CufileRoute {
     /// A file on it.
     pub target: String,
@@ -310,6 +329,7 @@ pub struct CufileRoute {
 
 /// cuFile's own counters for one GPU (cuFileGetStatsL3).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct CufileGpu {
     pub uuid: String,
     pub reads: CufileCalls,
@@ -318,6 +338,7 @@ pub struct CufileGpu {
 
 /// Calls that cuFile made, by how the bytes went. A long I/O may be several.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct CufileCalls {
     pub bytes: u64,
     pub total: u64,
@@ -335,6 +356,7 @@ pub struct CufileCalls {
 
 /// How batches were submitted (cuFileGetStatsL3's first level).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct CufileBatches {
     pub submitted: u64,
     pub p2p: u64,
@@ -347,6 +369,7 @@ pub struct CufileBatches {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct CacheState {
     /// `bypass`, `drop`, `allow`, `warm`, `memory` (a file system that lives in memory) or `none`.
     pub policy: String,
@@ -356,11 +379,11 @@ pub struct CacheState {
     /// What the block devices delivered (or took) meanwhile.
     pub device_bytes: Option<u64>,
     /// The same by the kernel's name of the device (`nvme0n1p2`), `HOST:NAME` where several hosts were merged.
-    #[serde(default)]
     pub devices: BTreeMap<String, u64>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct RunResult {
     /// Measured seconds, warm-up excluded; of all repeats together.
     pub seconds: f64,
@@ -373,16 +396,13 @@ pub struct RunResult {
     /// From the start of an I/O (in an open loop: from when it was due) to its end.
     pub latency_us: LatencySummary,
     /// I/Os that finished after the measured time: in latency and histogram, in no other figure.
-    #[serde(default)]
     pub late: u64,
-    #[serde(default)]
     pub unfinished: Unfinished,
     /// HdrHistogram V2 deflate-free (V2) encoding, base64; nanoseconds.
     pub histogram: String,
     /// Time in the second stage (the copy) of `bounce`; null elsewhere.
     pub copy_latency_us: Option<LatencySummary>,
     /// What the law of the one modelled drive in real time gives.
-    #[serde(default)]
     pub foretold: Option<Foretold>,
     pub cpu: Cpu,
     pub power: Vec<Power>,
@@ -390,7 +410,6 @@ pub struct RunResult {
     pub noise: Noise,
     pub verified_bytes: u64,
     /// Where content was compared: `gpu:0` (in its memory, by a kernel), `host`; null where nothing was.
-    #[serde(default)]
     pub verified_on: Option<String>,
     pub repeats: Vec<Repeat>,
     pub summary: Summary,
@@ -400,7 +419,6 @@ pub struct RunResult {
     /// One entry per target (file, stripe, device), in order.
     pub targets: Vec<TargetResult>,
     /// One entry per GPU that was fed; empty where the destination is host memory.
-    #[serde(default)]
     pub gpus: Vec<GpuResult>,
     /// One entry per host of an MPI run.
     pub hosts: Vec<Value>,
@@ -411,6 +429,7 @@ pub struct RunResult {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct LatencySummary {
     pub min: f64,
     pub mean: f64,
@@ -424,6 +443,7 @@ pub struct LatencySummary {
 /// I/Os that were under way, or due, when the measured time ended, and never came back. Latency counts each as having
 /// waited until it was given up, which is less than what it took.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Unfinished {
     pub count: u64,
     /// Seconds that the oldest had waited; 0 where there is none.
@@ -441,6 +461,7 @@ impl Unfinished {
 
 /// A modelled drive in virtual time, under the job that it ran in real time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Foretold {
     pub iops: f64,
     pub throughput_gib_s: f64,
@@ -449,6 +470,7 @@ pub struct Foretold {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Cpu {
     pub user_s: f64,
     pub system_s: f64,
@@ -466,6 +488,7 @@ pub struct Cpu {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Power {
     /// `rapl`, `nvml`, `ipmi` or `redfish`.
     pub source: String,
@@ -478,6 +501,7 @@ pub struct Power {
 
 /// Counted, not absorbed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Errors {
     pub short: u64,
     pub retried: u64,
@@ -510,6 +534,7 @@ impl Errors {
 
 /// Why a number may be worth less than it looks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Noise {
     /// Per cent of CPU time that the hypervisor took.
     pub steal_pct: Option<f64>,
@@ -521,6 +546,7 @@ pub struct Noise {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Repeat {
     pub seconds: f64,
     pub bytes: u64,
@@ -535,6 +561,7 @@ pub struct Repeat {
 
 /// Over the repeats. Intervals are 95 %, by Student's t, and null under two repeats.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Summary {
     pub throughput_gib_s_median: f64,
     pub throughput_gib_s_min: f64,
@@ -545,6 +572,7 @@ pub struct Summary {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Point {
     /// Seconds since the first I/O; the end of the interval.
     pub t_s: f64,
@@ -559,14 +587,13 @@ pub struct Point {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct WorkerResult {
     pub worker: u32,
     pub cpu: Option<u32>,
     /// The GPU that it feeds; null where the destination is host memory.
-    #[serde(default)]
     pub gpu: Option<u32>,
     /// The NUMA node that it was kept on; null where it ran anywhere.
-    #[serde(default)]
     pub numa: Option<u32>,
     pub bytes: u64,
     pub ios: u64,
@@ -575,19 +602,19 @@ pub struct WorkerResult {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct TargetResult {
     pub target: String,
     /// The path that it went by.
-    #[serde(default)]
     pub path: String,
     /// `bypass` or `allow`, for a file.
-    #[serde(default)]
     pub cache: Option<String>,
     pub bytes: u64,
     pub ios: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct GpuResult {
     pub gpu: u32,
     pub bytes: u64,
@@ -596,46 +623,12 @@ pub struct GpuResult {
 }
 
 /// Something the reader should know before relying on the numbers.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Warning {
     /// `too_short`, `noisy`, `cached`, `throttled`, `scaled`, `simulated`, `interrupted` …
     pub id: String,
     pub text: String,
     /// What to do about it.
     pub next: String,
-}
-
-/// Reads a record of this or an older schema. An older one is brought up to date; a newer one is refused.
-pub fn read(text: &str) -> Result<RunRecord, crate::Error> {
-    let bad = |found: String| crate::Error::request("the record", found, "a file that forebay wrote");
-    let mut value: Value = serde_json::from_str(text).map_err(|e| bad(e.to_string()))?;
-    migrate(&mut value).map_err(bad)?;
-    serde_json::from_value(value).map_err(|e| bad(e.to_string()))
-}
-
-/// Brings a record up to `SCHEMA` in place. Version 0 was what pre-release builds
-/// wrote: rates in `gib_per_s`, no `warnings`, no `missing`.
-pub fn migrate(value: &mut Value) -> Result<(), String> {
-    let object = value.as_object_mut().ok_or("not a JSON object")?;
-    let schema = object.get("schema").and_then(Value::as_str).unwrap_or("").to_string();
-    match schema.as_str() {
-        SCHEMA => Ok(()),
-        "forebay.run/0" => {
-            from_0(object);
-            Ok(())
-        }
-        "" => Err("has no schema".into()),
-        other => Err(format!("has schema '{other}'; this version reads up to '{SCHEMA}'")),
-    }
-}
-
-fn from_0(object: &mut Map<String, Value>) {
-    object.insert("schema".into(), SCHEMA.into());
-    object.entry("missing").or_insert_with(|| Value::Object(Map::new()));
-    object.entry("warnings").or_insert_with(|| Value::Array(Vec::new()));
-    if let Some(result) = object.get_mut("result").and_then(Value::as_object_mut) {
-        if let Some(rate) = result.remove("gib_per_s") {
-            result.insert("throughput_gib_s".into(), rate);
-        }
-    }
 }

@@ -18,6 +18,8 @@ from forebay import stripes
 from forebay.report import numbers
 from forebay.report.load import Entry
 
+# As the engine says it of a record that it reads (crates/model/src/record/read.rs).
+ABSENT = "the record has no such field"
 PATH_ORDER = ("host", "bounce", "mapped", "gds", "gds-mixed", "gds-compat")
 OP_NAMES = {
     "read": "sequential read",
@@ -80,14 +82,25 @@ class Run:
         return [v for v in value if isinstance(v, dict)] if isinstance(value, list) else []
 
     def reason(self, path: str) -> str:
-        """Why `path` is null: the record's own word for it or for what it belongs to."""
+        """Why `path` is null: the record's own word for it or for what it belongs to; or that it isn't there."""
         missing = self.at("missing")
         missing = missing if isinstance(missing, dict) else {}
+        asked = path
         while path:
             if isinstance(missing.get(path), str):
                 return missing[path]
             path = path.rpartition(".")[0]
-        return "the record gives no reason"
+        return "the record gives no reason" if self._has(asked) else ABSENT
+
+    def _has(self, path: str) -> bool:
+        value: Any = self.record
+        for key in path.split("."):
+            if value is None:
+                return True  # null as a whole, which has no parts
+            if not isinstance(value, dict) or key not in value:
+                return False
+            value = value[key]
+        return True
 
     @property
     def repeats(self) -> int:

@@ -17,7 +17,7 @@ const OPTIMIZER_VALUES: u64 = 3;
 
 /// A transformer and how it is cut. Element types are given by their length.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct Model {
     pub layers: u64,
     pub hidden: u64,

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 const GIB: f64 = (1u64 << 30) as f64;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Checkpoint {
     /// Never anything else: no result of ours is one that MLCommons has verified.
     pub label: String,
@@ -45,6 +46,7 @@ pub struct Checkpoint {
 
 /// All checkpoints that were written, or read, to their end.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Phase {
     pub checkpoints: Vec<Turn>,
     /// Over the checkpoints: mean, and standard deviation of the population as DLIO has it.
@@ -63,6 +65,7 @@ pub struct Phase {
 
 /// One checkpoint, written or read.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Turn {
     /// Counted from 1; its folder is named by it.
     pub step: u32,
@@ -79,7 +82,8 @@ pub struct Turn {
     pub cpu: Cpu,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Rule {
     pub id: String,
     /// Null where it can't be told.

@@ -11,6 +11,7 @@ pub const LABEL: &str = "MLPerf-style, unverified";
 
 /// Emulated accelerators fed from storage.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Training {
     /// `MLPerf-style, unverified`.
     pub label: String,
@@ -61,6 +62,7 @@ pub struct Training {
 
 /// One pass over the data set.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Epoch {
     /// From 1.
     pub epoch: u32,
@@ -77,6 +79,7 @@ pub struct Epoch {
 
 /// What a rule says of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Verdict {
     pub id: String,
     pub ok: bool,
@@ -85,6 +88,7 @@ pub struct Verdict {
 
 /// Samples that `--on-error skip` left out.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Skipped {
     pub count: u64,
     /// The first few: file, record, offset and what is wrong.
@@ -97,6 +101,7 @@ impl Skipped {
 
 /// A distribution of times.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Timing {
     pub latency_us: LatencySummary,
     /// As `result.histogram`; empty where nothing was timed.
@@ -119,6 +124,7 @@ impl Timing {
 
 /// Times of what makes a step.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Latencies {
     /// One I/O, from its submission to its bytes.
     pub read: Timing,
@@ -130,6 +136,7 @@ pub struct Latencies {
 
 /// Where the accelerators' time went while they didn't compute, in accelerator-seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Waited {
     pub storage_s: f64,
     pub parse_s: f64,
@@ -139,6 +146,7 @@ pub struct Waited {
 
 /// Whether this client could have done more.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Headroom {
     pub cores_busy: Option<f64>,
     pub workers_busy_pct: Option<f64>,
@@ -149,6 +157,7 @@ pub struct Headroom {
 
 /// Memory of the client.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct TrainingMemory {
     pub per_accelerator: Option<u64>,
     pub rss: Option<u64>,
@@ -156,10 +165,18 @@ pub struct TrainingMemory {
 
 /// What a search found for one number of accelerators.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct CurvePoint {
     pub accelerators: u32,
     pub au_pct: Option<f64>,
     pub passes: bool,
+}
+
+/// What a record without these fields is taken to say.
+impl Default for Training {
+    fn default() -> Self {
+        Training::of_spec(&EmulateSpec::default(), 0, 0)
+    }
 }
 
 impl Training {

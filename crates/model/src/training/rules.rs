@@ -69,7 +69,8 @@ impl Steps {
 }
 
 /// What a rule set makes of some accelerators' epoch, or of several epochs.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Figures {
     pub rule_set: RuleSet,
     /// Mean over accelerators. None where the rule set counts no step.

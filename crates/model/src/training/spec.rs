@@ -7,10 +7,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 /// Whose arithmetic turns the times of a run into utilisation and throughput.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum RuleSet {
     #[serde(rename = "v1.0")]
     V10,
+    #[default]
     #[serde(rename = "v2.0")]
     V20,
     #[serde(rename = "v3.0")]
