@@ -11,6 +11,7 @@ from typing import Any
 
 import fake_engine
 from forebay.errors import ForebayError
+from whole_records import judged
 
 LATENCY = {"latency_us": {**fake_engine.LATENCY}, "histogram": ""}
 LABEL = "MLPerf-style, unverified"
@@ -117,7 +118,7 @@ class FakeStorage:
             "start_to_first_step_s": 0.1,
             "curve": [],
         }  # fmt: skip
-        return made
+        return judged(made)
 
 
 def progress(**changed: Any) -> dict[str, Any]:

@@ -123,7 +123,7 @@ def test_more_than_the_host_can_emulate_is_a_warning_with_its_evidence(
     storage.client_gib_s = 5.0
     code, out, err = run(capsys, *UNET, "--accelerators", 4, "--data", folder, "--json")
     [warning] = [w for w in json.loads(out)["warnings"] if w["id"] == "client_limited"]
-    assert code == 1 and "4 accelerators are more than this host can emulate: both cores are busy" in warning["text"]
+    assert code == 1 and "the client was measured, not the storage: both cores are busy" in warning["text"]
     assert warning["text"] in " ".join(err.split()) and "this client, not the storage" in err
 
 

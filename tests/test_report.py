@@ -16,10 +16,12 @@ from typing import Any
 import processes
 import pytest
 from click.testing import CliRunner
+from forebay.bench import summary
 from forebay.errors import MachineError, RequestError
 from forebay.report import command, load, write_report
 from forebay.report.numbers import significant, size
 from report_records import point, record, sweep
+from whole_records import judged
 
 try:
     import altair  # noqa: F401
@@ -40,8 +42,8 @@ def save(path: Path, *documents: dict[str, Any]) -> str:
 
 
 def page_of(tmp_path: Path, *documents: dict[str, Any], charts: bool = False) -> str:
-    runs = save(tmp_path / "runs.jsonl", *documents)
-    write_report([runs], str(tmp_path / "page.html"), charts=charts)
+    saved = save(tmp_path / "runs.jsonl", *documents)
+    write_report([saved], str(tmp_path / "page.html"), charts=charts)
     return (tmp_path / "page.html").read_text()
 
 
@@ -237,7 +239,7 @@ def test_what_really_ran_is_shown_with_why(tmp_path: Path) -> None:
     text = text_of(page_of(tmp_path, record("gds", ran="gds-compat")))
     assert (
         "gds → gds-compat" in text
-        and "gds-compat: made up for a test." in text
+        and "gds was asked for, gds-compat ran: made up for a test" in text
         and "Ran another path than asked" in text
     )
 
@@ -256,22 +258,32 @@ def test_only_computed_runs_say_so_in_the_headline(tmp_path: Path) -> None:
     assert "Simulated, not measured: host reached" in text_of(page_of(tmp_path, record(origin="simulated")))
 
 
-def test_warnings_recorded_and_derived_are_grouped(tmp_path: Path) -> None:
-    noisy = record(
-        "host",
-        repeats=1,
-        seconds=1.0,
-        warnings=[{"id": "noisy", "text": "steal 9 %", "next": "a quiet machine"}],
-    )
+def test_the_page_repeats_what_the_records_say_and_judges_none_of_it_again(tmp_path: Path) -> None:
+    noisy = record("host", repeats=1, seconds=1.0)
     noisy["result"]["noise"] |= {"throttled": 3, "steal_pct": 9.0}
+    noisy = judged(noisy)
     text = "the device delivered 50 % of the bytes that were read"
     cached = record("bounce", warnings=[{"id": "cached", "text": text, "next": "--cache bypass"}])
     write_report([save(tmp_path / "r.jsonl", noisy, cached)], str(tmp_path / "r.html"), charts=False)
     text = text_of((tmp_path / "r.html").read_text())
-    for expected in ("steal 9 %", "throttled 3 times", "Too short", "One run only", "Partly from memory"):
+    for expected in ("took 9.0 %", "throttled 3 times", "Too short", "One run only", "Partly from memory"):
         assert expected in text, expected
-    assert text.count("the device delivered") == 1, "the engine has judged the cache: the page repeats its words"
-    assert text.count("hypervisor") == 0, "the record's own warning stands for the derived one"
+    assert text.count("the device delivered") == 1 and text.count("hypervisor") == 1
+    noisy["warnings"] = []
+    text = text_of(page_of(tmp_path, noisy))
+    assert "One run only" in text and "hypervisor" not in text and "Too short" not in text
+
+
+def test_the_terminal_and_the_page_say_the_same(tmp_path: Path) -> None:
+    made = record(repeats=1, seconds=4.0)
+    made["result"]["noise"] |= {"steal_pct": 1.5, "series_cv_pct": 16.0}
+    made["cache"]["device_bytes"] = int(1.15 * made["result"]["bytes"])
+    made = judged(made)
+    assert [w["id"] for w in made["warnings"]] == ["too_short", "noisy", "noisy"]
+    shown, page = summary.text(made, 400), text_of(page_of(tmp_path, made))
+    for warning in made["warnings"]:
+        assert f"{warning['text']} → {warning['next']}" in shown
+        assert warning["text"] in page and warning["next"] in page
 
 
 def test_warnings_that_differ_in_their_numbers_only_are_told_once_by_the_worst(tmp_path: Path) -> None:
@@ -286,7 +298,7 @@ def test_warnings_that_differ_in_their_numbers_only_are_told_once_by_the_worst(t
 def test_the_environment_and_the_exact_command_are_there(tmp_path: Path) -> None:
     made = record(source="/data/my set")
     made["environment"]["drives"][0] |= {"pcie_gen": 3}
-    text = text_of(page_of(tmp_path, made))
+    text = text_of(page_of(tmp_path, judged(made)))
     assert "forebay bench '/data/my set' --path host" in text
     for expected in (
         "Imagined CPU 9000, 16 logical cores",

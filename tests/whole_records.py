@@ -1,4 +1,4 @@
-"""Records of tests as the engine reads them: with every field that it writes."""
+"""Records of tests as the engine reads them: with every field that it writes, and judged by it."""
 
 from __future__ import annotations
 
@@ -15,3 +15,8 @@ def whole(made: dict[str, Any]) -> dict[str, Any]:
     read = json.loads(_core.read_record(json.dumps(made)))
     read["missing"] = {field: why for field, why in read["missing"].items() if why != ABSENT}
     return read
+
+
+def judged(made: dict[str, Any]) -> dict[str, Any]:
+    """The same, with the warnings that follow from its figures in place of those that it has."""
+    return whole({key: value for key, value in made.items() if key != "warnings"})

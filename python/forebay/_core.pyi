@@ -200,7 +200,8 @@ def merge(records: list[str]) -> str:
     """One record out of those of several hosts that ran together."""
 
 def read_record(text: str) -> str:
-    """A record of this or an older schema, brought up to date."""
+    """A record of this or an older schema, brought up to date: fields that it lacks have their defaults, which `missing`
+    says, and one without `warnings` is judged. RequestError for what is no record, or one of a newer schema."""
 
 def buckets(histogram: str) -> list[tuple[int, int]]:
     """(ns, count) of each occupied bucket of a record's histogram."""

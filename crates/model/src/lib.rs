@@ -24,6 +24,7 @@ mod soonest;
 pub mod stats;
 pub mod training;
 pub mod units;
+pub mod warnings;
 
 pub use error::{Error, Kind};
 pub use histogram::Latency;

@@ -9,7 +9,8 @@ use crate::checkpoint;
 use crate::job::{JobSpec, PathKind, WorkersFrom};
 use crate::record::*;
 use crate::training::Training;
-use crate::{cached, stats, Error, Latency};
+use crate::warnings::{self, is_of_others, of_others};
+use crate::{stats, Error, Latency};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -55,11 +56,9 @@ pub fn merge(records: Vec<RunRecord>) -> Result<RunRecord, Error> {
     for record in &records[1..] {
         merged.missing.extend(record.missing.clone());
     }
-    merged.warnings = warnings(&records, &hosts);
-    // Ranks of one host see the same devices: what these delivered is judged for all together.
-    if merged.warnings.iter().all(|w| w.id != "cached") {
-        merged.warnings.extend(cached::judge(&merged.job, &merged.cache, &merged.result));
-    }
+    merged.warnings = gather(&records, &hosts);
+    // What all ranks' figures say together and none's said alone: those of one host see the same devices.
+    warnings::add(&mut merged);
     if merged.result.verified_on.is_some() {
         merged.missing.remove("result.verified_on");
     }
@@ -203,7 +202,7 @@ impl Hosts {
 
 /// Those of the first rank as they are, those of the others with their host. Where ranks share a host, each found
 /// its neighbours to be others on the machine: whether there were any is judged anew.
-fn warnings(records: &[RunRecord], hosts: &Hosts) -> Vec<Warning> {
+fn gather(records: &[RunRecord], hosts: &Hosts) -> Vec<Warning> {
     let mut all = Vec::new();
     for (n, record) in records.iter().enumerate() {
         let kept = record.warnings.iter().filter(|w| !(hosts.shares_one(n) && is_of_others(w)));
@@ -215,28 +214,12 @@ fn warnings(records: &[RunRecord], hosts: &Hosts) -> Vec<Warning> {
     }
     let others = hosts.others(&records.iter().map(|r| &r.result.cpu).collect::<Vec<_>>(), |_| None);
     for (ranks, cores) in hosts.ranks.iter().zip(others).filter(|(ranks, _)| ranks.len() > 1) {
-        let told = cores.and_then(of_others);
-        let host = &records[ranks[0]].environment.host;
+        let Environment { host, cores: of_host, .. } = &records[ranks[0]].environment;
+        let may_pin = ranks.iter().any(|n| records[*n].job.spec.cpus.is_none());
+        let told = cores.and_then(|busy| of_others(busy, (*of_host).into(), may_pin));
         all.extend(told.map(|w| Warning { text: format!("{host}: {}", w.text), ..w }));
     }
     all
-}
-
-/// Busy cores of others from which on they disturb a run.
-const OTHERS_CORES: f64 = 0.25;
-const OTHERS: &str = "other processes kept";
-
-/// The warning where others kept so many cores busy; None where that is little.
-pub fn of_others(cores: f64) -> Option<Warning> {
-    (cores > OTHERS_CORES).then(|| Warning {
-        id: "noisy".into(),
-        text: format!("{OTHERS} {cores:.2} cores busy"),
-        next: "stop them, or --cpus to stay clear of them".into(),
-    })
-}
-
-fn is_of_others(warning: &Warning) -> bool {
-    warning.id == "noisy" && warning.text.starts_with(OTHERS)
 }
 
 fn mean_of(records: &[RunRecord], field: impl Fn(&RunRecord) -> Option<f64>) -> Option<f64> {
@@ -488,7 +471,7 @@ mod tests {
             samples,
         };
         made.result.power = vec![power("rapl", "package-0", 2), power("nvml", &format!("gpu:{host}"), 1)];
-        made.warnings = of_others(3.0).into_iter().collect();
+        made.warnings = of_others(3.0, 2.0, true).into_iter().collect();
         made
     }
 
@@ -512,7 +495,8 @@ mod tests {
         let power: Vec<_> = result.power.iter().map(|p| (p.scope.as_str(), p.joules_per_gib)).collect();
         // 100 W over 2 s for the 2 GiB of both.
         assert_eq!(power, [("gpu:a", Some(100.0)), ("package-0", Some(100.0))]);
-        let texts: Vec<_> = merged.warnings.iter().map(|w| w.text.as_str()).collect();
+        let noisy = merged.warnings.iter().filter(|w| w.id == "noisy");
+        let texts: Vec<_> = noisy.map(|w| w.text.as_str()).collect();
         assert_eq!(texts, ["a: other processes kept 1.00 cores busy"]);
         assert_eq!(result.hosts.len(), 2, "each rank's own figures stay");
     }
@@ -526,7 +510,7 @@ mod tests {
         assert_eq!((result.cpu.machine_cores_busy, result.cpu.others_cores_busy), (Some(10.0), Some(6.0)));
         assert_eq!((result.noise.others_cores_busy, result.noise.throttled), (Some(3.0), Some(14)));
         assert_eq!(result.power.len(), 4);
-        assert_eq!(merged.warnings.len(), 2);
+        assert_eq!(merged.warnings.iter().filter(|w| w.id == "noisy").count(), 2);
     }
 
     #[test]

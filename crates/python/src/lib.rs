@@ -15,7 +15,7 @@ mod snap;
 use forebay_engine::gpu::library;
 use forebay_engine::source::Uri;
 use forebay_engine::{doctor, driver, Error, Kind};
-use forebay_model::{job::JobSpec, merge, record, Latency, RunRecord};
+use forebay_model::{job::JobSpec, merge, record, warnings, Latency, RunRecord};
 use observe::{stop_requested, Watcher};
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
@@ -99,6 +99,7 @@ fn ended(
 ) -> PyResult<String> {
     // One that comes when all is measured ends nothing, but whoever makes several runs must still hear of it.
     record.result.interrupted |= raised.as_ref().is_some_and(|e| e.is_instance_of::<PyKeyboardInterrupt>(py));
+    warnings::add(&mut record);
     let text = json(py, &record)?;
     // A KeyboardInterrupt is told by the record; anything else that was raised is a defect of its own.
     let defect = raised.filter(|e| !e.is_instance_of::<PyKeyboardInterrupt>(py));
@@ -159,7 +160,8 @@ fn merge_records(py: Python<'_>, records: Vec<String>) -> PyResult<String> {
     json(py, &merged.map_err(|error| raise(py, error))?)
 }
 
-/// A record of this or an older schema, brought up to date.
+/// A record of this or an older schema, brought up to date: fields that it lacks have their defaults, which `missing`
+/// says, and one without `warnings` is judged.
 #[pyfunction]
 fn read_record(py: Python<'_>, text: &str) -> PyResult<String> {
     json(py, &record::read(text).map_err(|error| raise(py, error))?)

@@ -132,7 +132,7 @@ def play_all(request: Request, number: int, times: int, output: Output, world: A
 def play(
     request: Request, number: int, interrupt: Interrupt, quiet: bool = False, label: str = "", world: Any = None
 ) -> measure.Outcome:
-    """One run under live progress. The client's limits become a warning of the record."""
+    """One run under live progress."""
     what = f"{request.workload.name} on {number:,} × {request.workload.accelerator.upper()}"
     watch = live.view(f"{label}: {what}" if label else what, request.workload.au_pct_min, quiet)
     began = time.monotonic()
@@ -146,20 +146,14 @@ def play(
 
 
 def warn(record: dict[str, Any], wall_s: float) -> None:
-    """Adds what a reader must know of the figures, where the engine hasn't said it already.
+    """Doubts a record by a clock that isn't in it.
 
     `wall_s`: what the run took by this process's monotonic clock. The engine's own time can't be longer.
     """
-    warnings = record.setdefault("warnings", [])
-    known = {w["id"] for w in warnings}
-    training, took = record["training"], record["result"]["seconds"]
-    if training["headroom"]["client_limited"] and "client_limited" not in known:
-        told = f"{training['accelerators']:,} accelerators are more than this host can emulate: {training['headroom']['why']}"
-        next = "fewer --accelerators, more processors, or more hosts (mpirun)"
-        warnings.append({"id": "client_limited", "text": told, "next": next})
+    took = record["result"]["seconds"]
     if record.get("origin") == "measured" and took > wall_s + 1.0:
         told = f"the run reports {took:.1f} s, but only {wall_s:.1f} s passed: don't trust its rates"
-        warnings.append({"id": "clock", "text": told, "next": "the same run again"})
+        record.setdefault("warnings", []).append({"id": "clock", "text": told, "next": "the same run again"})
 
 
 def show_plan(request: Request, number: int, as_json: bool) -> int:

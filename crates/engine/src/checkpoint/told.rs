@@ -11,8 +11,7 @@ use forebay_model::checkpoint::record::{Checkpoint, Phase, Turn};
 use forebay_model::checkpoint::rules::{judge, Seen};
 use forebay_model::checkpoint::CheckpointSpec;
 use forebay_model::job::JobSpec;
-use forebay_model::record::Warning;
-use forebay_model::{Error, Latency};
+use forebay_model::{warnings, Error, Latency};
 use std::sync::Arc;
 
 /// All that came of the run until it ended.
@@ -125,14 +124,8 @@ pub fn outcome(context: Context, story: Story, failed: Option<Error>) -> Outcome
     let memory_bytes = record.environment.memory_bytes;
     checkpoint.rules = judge(spec, &checkpoint, Seen { memory_bytes, resident: seen_resident, in_memory });
     note_missing(spec, &checkpoint, &mut record.missing);
-    if spec.scale != 1.0 {
-        record.warnings.push(Warning {
-            id: "scaled".into(),
-            text: format!("files have {} of their size: no result of the workload", spec.scale),
-            next: "--scale 1".into(),
-        });
-    }
     record.checkpoint = Some(checkpoint);
+    warnings::add(&mut record);
     let failure = failed.or_else(|| honour::of_record(&job, &record));
     Outcome { record, failure }
 }

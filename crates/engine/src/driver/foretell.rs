@@ -9,13 +9,11 @@ use super::pacing;
 use crate::source::{Draft, ModelDraft};
 use forebay_model::device::DriveModel;
 use forebay_model::job::{JobSpec, Sync};
-use forebay_model::record::{Foretold, RunRecord, Warning};
+use forebay_model::record::{Foretold, RunRecord};
 use forebay_model::simulate::{closed_loop, Load};
 use forebay_model::units::GIB;
-use forebay_model::Error;
+use forebay_model::{warnings, Error};
 
-/// A run that is further from its law than this shows the host, under the drive's name.
-const OFF_PCT_MAX: f64 = 5.0;
 /// Commands that are played at most: some tenths of a second.
 const COMMANDS_MAX: f64 = 2e6;
 /// Times are drawn: fewer commands than this are off by per cents by chance.
@@ -51,11 +49,10 @@ pub fn judge(job: &JobSpec, drafts: &[Draft], runs: &[Ran], record: &mut RunReco
     match told {
         Ok(iops) => {
             let foretold = compare(record.result.iops, iops, job.io_bytes);
-            let warning = warning_of(&drafts[0].label(), record.result.iops, &foretold);
             record.result.foretold = Some(foretold);
-            let failure = warning.clone().filter(|_| job.require_model);
-            record.warnings.extend(warning);
-            failure.map(|w| Error::check(asked, w.text, w.next))
+            warnings::off_model(record)
+                .filter(|_| job.require_model)
+                .map(|w| Error::check(asked, w.text, w.next))
         }
         Err(why) => {
             record.missing.insert(FIELD.into(), why.clone());
@@ -72,20 +69,6 @@ fn compare(iops: f64, told: f64, io_bytes: u64) -> Foretold {
         throughput_gib_s: told * io_bytes as f64 / GIB as f64,
         off_pct: 100.0 * (iops / told - 1.0),
     }
-}
-
-fn warning_of(label: &str, iops: f64, foretold: &Foretold) -> Option<Warning> {
-    let off = foretold.off_pct;
-    (off.abs() > OFF_PCT_MAX).then(|| Warning {
-        id: "off_model".into(),
-        text: format!(
-            "{label} did {iops:.0} I/Os per second and its own law gives {:.0}: {:.0} % {}, by this host and not by the drive",
-            foretold.iops,
-            off.abs(),
-            if off < 0.0 { "fewer" } else { "more" },
-        ),
-        next: "time=virtual, which no host slows down; a larger --depth or --io-size; cores that nobody else uses".into(),
-    })
 }
 
 /// What one model does under a job.
@@ -250,7 +233,11 @@ mod tests {
 
     #[test]
     fn over_five_per_cent_is_said_in_either_direction() {
-        let said = |iops| warning_of("model:d7-ps1010", iops, &compare(iops, 1000.0, 4096)).map(|w| w.text);
+        let said = |iops| {
+            let mut record = RunRecord::default();
+            (record.result.iops, record.result.foretold) = (iops, Some(compare(iops, 1000.0, 4096)));
+            warnings::off_model(&record).map(|w| w.text)
+        };
         assert_eq!((said(951.0), said(1049.0)), (None, None));
         assert!(said(850.0).unwrap().contains("15 % fewer"));
         assert!(said(1100.0).unwrap().contains("10 % more"));

@@ -236,6 +236,7 @@ fn run_job(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> 
     };
     let mut record = record::of(context, &runs);
     let off_model = foretell::judge(&job, &drafts, &runs, &mut record);
+    forebay_model::warnings::add(&mut record);
     // What was measured is kept, whatever becomes of the list of files.
     let closed = prepared.close(&job, failed.is_ok() && !record.result.interrupted);
     let failure = failed.err().or_else(|| failure_of(&job, &record)).or(off_model).or(closed.err());

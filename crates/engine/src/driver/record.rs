@@ -76,6 +76,7 @@ pub fn name_of(path: PathKind) -> String {
     serde_json::to_value(path).ok().and_then(|v| v.as_str().map(String::from)).unwrap_or_default()
 }
 
+/// Its warnings are what only the run knows; whoever completes the record has the rest judged.
 pub fn of(context: Context, runs: &[Ran]) -> RunRecord {
     let mut missing = BTreeMap::new();
     let cache = cache_state(&context, runs, &mut missing);
@@ -83,9 +84,7 @@ pub fn of(context: Context, runs: &[Ran]) -> RunRecord {
     note_missing(&context, runs, &result, &mut missing);
     let mut path = path_of(&context, runs);
     let cufile = of_cufile(&context, &mut path, &mut missing);
-    let mut warnings = warnings::of(&context, &result, &cache, runs);
-    warnings::of_cufile(&context, &path, &mut warnings);
-    warnings::of_fabric(&path, &mut warnings);
+    let warnings = warnings::of(runs, context.destination.cufile().map(|session| &**session));
     let paths: Vec<_> = context.targets.iter().flat_map(Target::files).map(|(f, _)| f.path.clone()).collect();
     let simulated = context.targets.iter().any(Target::is_simulated);
     RunRecord {

@@ -19,14 +19,11 @@ use forebay_model::training::record::{
     Latencies, Skipped, Timing, Training, TrainingMemory, Waited as WaitedPart,
 };
 use forebay_model::training::rules::Steps;
-use forebay_model::training::Loader;
-use forebay_model::{cached, merge, stats, Latency};
+use forebay_model::{stats, Latency};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 const GIB: f64 = (1u64 << 30) as f64;
-/// Of what was left out, in a warning; the record has more.
-const EXAMPLES_TOLD: usize = 5;
 
 /// What was measured.
 pub struct Ran {
@@ -110,12 +107,8 @@ pub fn of(shared: &Shared, command: Vec<String>, started: u64, ran: &Ran) -> Run
     let mut path = path_of(shared, &totals);
     let cufile = cufile_of(shared, &mut path, &mut missing);
     let job = Job { data_bytes: totals.bytes / u64::from(shared.spec.epochs.max(1)), ..job_of(shared) };
-    let mut warnings = warnings_of(shared, ran, &job, &training, &result, &cache);
-    if let Some(session) = session_of(shared) {
-        warnings::of_session(session, &path, &mut warnings);
-    }
     let simulated = shared.model.is_some() || shared.how.probe.is_simulated();
-    RunRecord {
+    let mut record = RunRecord {
         schema: SCHEMA.into(),
         id: new_id(),
         started: clock::rfc3339(started),
@@ -131,8 +124,10 @@ pub fn of(shared: &Shared, command: Vec<String>, started: u64, ran: &Ran) -> Run
         checkpoint: None,
         result,
         missing,
-        warnings,
-    }
+        warnings: warnings_of(shared),
+    };
+    forebay_model::warnings::add(&mut record);
+    record
 }
 
 fn paths_of(shared: &Shared) -> Vec<PathBuf> {
@@ -377,57 +372,13 @@ fn seen(
     }
 }
 
-fn warnings_of(
-    shared: &Shared,
-    ran: &Ran,
-    job: &Job,
-    training: &Training,
-    result: &RunResult,
-    cache: &CacheState,
-) -> Vec<Warning> {
-    let mut list = Vec::new();
-    let mut warn = |id: &str, text: String, next: &str| {
-        list.push(Warning { id: id.into(), text, next: next.into() });
-    };
-    if ran.interrupted {
-        let ended: u32 = training.epochs.iter().map(|e| e.steps).sum();
-        warn("interrupted", format!("stopped by a signal after {ended} steps"), "the same command again");
-    }
-    if training.headroom.client_limited {
-        let text = format!("the client was measured, not the storage: {}", training.headroom.why);
-        warn(
-            "client_limited",
-            text,
-            "fewer --accelerators, more hosts (mpirun), or a machine with more processors or less else to do",
-        );
-    }
-    if training.skipped.count > 0 {
-        let text = format!(
-            "{} samples were left out: {}",
-            training.skipped.count,
-            training.skipped.examples.iter().take(EXAMPLES_TOLD).cloned().collect::<Vec<_>>().join("; ")
-        );
-        warn("skipped", text, "rm those files, and forebay emulate datagen makes them anew");
-    }
-    if shared.spec.workload.loader == Loader::TensorFlow && shared.files < shared.spec.ranks {
-        let text = format!(
-            "{} files are fewer than {} accelerators: each of them goes through all files, as DLIO's reader does",
-            shared.files, shared.spec.ranks
-        );
-        warn("few_files", text, "a data set as large as forebay emulate datasize says");
-    }
-    if shared.supply.is_some() {
-        let rate = shared.spec.supply_gib_s.unwrap_or(0.0);
-        warn("throttled_supply", format!("bytes were handed on at {rate} GiB/s at most"), "no --supply");
-    }
-    if shared.model.is_some() || shared.how.probe.is_simulated() {
-        let text = "a modelled drive took part: these are not measurements of a device";
-        warn("simulated", text.into(), "a real source");
-    }
-    if let Some(steal) = result.noise.steal_pct.filter(|steal| *steal > 1.0) {
-        warn("noisy", format!("the hypervisor took {steal:.1} % of the CPU time"), "a quieter machine");
-    }
-    list.extend(cached::judge(job, cache, result));
-    list.extend(result.noise.others_cores_busy.and_then(merge::of_others));
-    list
+/// What the record's figures don't show.
+fn warnings_of(shared: &Shared) -> Vec<Warning> {
+    let rate = shared.supply.as_ref().and(shared.spec.supply_gib_s);
+    let held = rate.map(|rate| Warning {
+        id: "throttled_supply".into(),
+        text: format!("bytes were handed on at {rate} GiB/s at most"),
+        next: "no --supply".into(),
+    });
+    held.into_iter().chain(session_of(shared).into_iter().flat_map(warnings::of_session)).collect()
 }

@@ -12,7 +12,7 @@ use forebay_model::job::{JobSpec, PathKind};
 use forebay_model::record::*;
 use forebay_model::training::simulate::{file_sizes, simulate, Setup, Simulated};
 use forebay_model::training::EmulateSpec;
-use forebay_model::{stats, Error};
+use forebay_model::{stats, warnings, Error};
 
 const WORKERS: u32 = 4;
 const DEPTH: u32 = 32;
@@ -112,12 +112,8 @@ fn record(
     started: u64,
 ) -> RunRecord {
     let text = format!("{} played in virtual time: {}", model.name, model.source);
-    let mut warnings = vec![Warning { id: "simulated".into(), text, next: "a real source".into() }];
-    if played.interrupted {
-        let text = "stopped by a signal; the epochs until then stand".into();
-        warnings.push(Warning { id: "interrupted".into(), text, next: "the same command again".into() });
-    }
-    RunRecord {
+    let warnings = vec![Warning { id: "simulated".into(), text, next: "a real source".into() }];
+    let mut record = RunRecord {
         schema: SCHEMA.into(),
         id: new_id(),
         started: clock::rfc3339(started),
@@ -134,7 +130,9 @@ fn record(
         checkpoint: None,
         missing: no_machine(NULL_FIELDS),
         warnings,
-    }
+    };
+    warnings::add(&mut record);
+    record
 }
 
 fn job_of(spec: &EmulateSpec, setup: &Setup) -> Job {

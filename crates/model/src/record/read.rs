@@ -1,18 +1,18 @@
 //! Records as files hold them: of this or an older schema, whole or without fields that their writer didn't know.
 
 use super::{RunRecord, SCHEMA};
-use crate::Error;
+use crate::{warnings, Error};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
 /// Why a field has its default: the file that was read hasn't got it.
 pub const ABSENT: &str = "the record has no such field";
-/// Parts that many records do without; a record that lacks them lacks nothing.
+/// Parts that many records do without; a record that lacks them lacks nothing. The last two are made when it is read.
 const OPTIONAL: [&str; 7] =
     ["cufile", "training", "checkpoint", "path.mapped", "path.fabric", "missing", "warnings"];
 
 /// Reads a record of this or an older schema. An older one is brought up to date; a newer one is refused. A field that
-/// it lacks has its default, and `missing` says so.
+/// it lacks has its default, and `missing` says so; one without `warnings` has them judged.
 pub fn read(text: &str) -> Result<RunRecord, Error> {
     let bad = |found: String| Error::request("the record", found, "a file that forebay wrote");
     let mut value: Value = serde_json::from_str(text).map_err(|e| bad(e.to_string()))?;
@@ -20,6 +20,9 @@ pub fn read(text: &str) -> Result<RunRecord, Error> {
     let mut record: RunRecord = serde_json::from_value(value.clone()).map_err(|e| bad(e.to_string()))?;
     let whole = serde_json::to_value(&record).map_err(|e| bad(e.to_string()))?;
     note_absent("", &value, &whole, &mut record.missing);
+    if value.get("warnings").is_none() {
+        warnings::add(&mut record);
+    }
     Ok(record)
 }
 

@@ -1,0 +1,361 @@
+//! What a reader should know before relying on a run's numbers, judged from its record alone: the terminal, the page
+//! and `--json` show this list. What only the run itself can know (that memory couldn't be locked, words of a library)
+//! stands in the record already, and comes first.
+
+use crate::cached;
+use crate::job::JobSpec;
+use crate::record::{Errors, PathRan, RunRecord, Warning};
+use crate::training::{Loader, Training};
+
+/// Fewer measured seconds than this, per repeat, tell little about a drive: its write cache and the ramp are in them.
+pub const SHORT_S: f64 = 5.0;
+/// More CPU time than this, in per cent, taken by the hypervisor.
+pub const STEAL_PCT: f64 = 1.0;
+/// A larger coefficient of variation of the series, in per cent.
+pub const VARIATION_PCT: f64 = 15.0;
+/// Of reads past the page cache, devices move what was asked and a block at each end: more came from others' I/O.
+pub const TRAFFIC_MOST: f64 = 1.2;
+/// Below this share of the rate that was asked for, an open loop fell behind.
+const REACHED_LEAST: f64 = 0.98;
+/// A modelled drive in real time may be this much off its own law, in per cent.
+const OFF_MODEL_PCT: f64 = 5.0;
+/// Of what was read through the page cache, what the device may have delivered: metadata, and other users of it.
+const BOTH_PCT: f64 = 1.0;
+const BOTH_BYTES: u64 = 1 << 20;
+/// Samples that couldn't be read, named in the text.
+const EXAMPLES_TOLD: usize = 5;
+
+/// Adds to the record's warnings what its figures say. What it says already (by `id`) isn't said again.
+pub fn add(record: &mut RunRecord) {
+    let found: Vec<_> =
+        of(record).into_iter().filter(|w| record.warnings.iter().all(|k| k.id != w.id)).collect();
+    record.warnings.extend(found);
+}
+
+/// Everything that the record's figures say. Never reads `record.warnings`.
+pub fn of(record: &RunRecord) -> Vec<Warning> {
+    let mut list = Vec::new();
+    of_path(record, &mut list);
+    if record.training.is_none() {
+        of_errors(&record.result.errors, &mut list);
+    }
+    of_end(record, &mut list);
+    if let Some(training) = &record.training {
+        of_training(training, &mut list);
+    }
+    of_noise(record, &mut list);
+    of_cache(record, &mut list);
+    of_cufile(&record.path, &mut list);
+    of_fabric(&record.path, &mut list);
+    of_drives(record, &mut list);
+    list.extend(of_scale(record));
+    list.extend(off_model(record));
+    if record.origin != "measured" {
+        let text = "a modelled drive took part: these are not measurements of a device";
+        warn(&mut list, "simulated", text.into(), "a real source");
+    }
+    list
+}
+
+fn warn(list: &mut Vec<Warning>, id: &str, text: String, next: impl Into<String>) {
+    list.push(Warning { id: id.into(), text, next: next.into() });
+}
+
+/// Another path than the one that was asked for. What cuFile's compatibility mode moved has its own warning.
+fn of_path(record: &RunRecord, list: &mut Vec<Warning>) {
+    let PathRan { requested, ran, compat_bytes, .. } = &record.path;
+    if requested.is_empty() || requested == "auto" || requested == ran || *compat_bytes > 0 {
+        return;
+    }
+    let why = record.path.reason.as_deref().unwrap_or("the record gives no reason");
+    warn(list, "path", format!("{requested} was asked for, {ran} ran: {why}"), "forebay doctor SOURCE");
+}
+
+fn of_errors(errors: &Errors, list: &mut Vec<Warning>) {
+    let counts = [
+        (errors.failed, "failed"),
+        (errors.timed_out, "timed out"),
+        (errors.short, "came short"),
+        (errors.retried, "were retried"),
+        (errors.misaligned, "were misaligned"),
+    ];
+    let told: Vec<_> = counts.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
+    let first = errors.examples.first().map_or(String::new(), |e| format!("; the first: {e}"));
+    if !told.is_empty() {
+        let text = format!("of the I/Os {}{first}", told.join(", "));
+        warn(list, "failed_io", text, "dmesg | tail; forebay doctor SOURCE");
+    }
+    if errors.verify_failed > 0 {
+        let text = format!("{} blocks didn't hold what they should{first}", errors.verify_failed);
+        warn(list, "verify", text, "don't trust this storage with data until that is explained");
+    }
+}
+
+/// How and when the run ended.
+fn of_end(record: &RunRecord, list: &mut Vec<Warning>) {
+    let (result, job) = (&record.result, &record.job.spec);
+    if result.interrupted {
+        let text = match &record.training {
+            Some(training) => {
+                format!(
+                    "stopped by a signal after {} steps",
+                    training.epochs.iter().map(|e| e.steps).sum::<u32>()
+                )
+            }
+            None => format!("stopped by a signal after {:.1} s of measured time", result.seconds),
+        };
+        warn(list, "interrupted", text, "the same command again");
+    }
+    let each = result.seconds / result.repeats.len().max(1) as f64;
+    if each < SHORT_S && record.origin == "measured" && record.training.is_none() {
+        let text = format!("{each:.1} s of measured time says little about a drive");
+        warn(list, "too_short", text, longer(record, each));
+    }
+    let unfinished = &result.unfinished;
+    if unfinished.count > 0 {
+        let text = format!(
+            "{} I/Os that were under way or due never came back, and the oldest had waited {:.3} s when it was given up: \
+             latency counts them as if they had ended then",
+            unfinished.count, unfinished.oldest_s
+        );
+        let next = match (result.errors.timed_out > 0, rate_flag(job)) {
+            (true, _) => "dmesg | tail; a longer --timeout".into(),
+            (false, Some(flag)) => format!("a lower {flag}, more --depth, or a longer --duration"),
+            (false, None) => "dmesg | tail; a longer --duration".into(),
+        };
+        warn(list, "unfinished", text, next);
+    }
+    let late = |unit: &str, got: f64, asked: f64| {
+        (got < REACHED_LEAST * asked)
+            .then(|| format!("{got:.3} of {asked:.3} {unit} were reached; latency counts the waiting"))
+    };
+    let by_ios = job.rate_iops.and_then(|r| late("I/Os per second", result.iops.round(), r));
+    let by_bytes = job.rate_gib_s.and_then(|r| late("GiB/s", result.throughput_gib_s, r));
+    if let (Some(text), Some(flag)) = (by_ios.or(by_bytes), rate_flag(job)) {
+        warn(list, "behind_schedule", text, format!("a lower {flag}, or more --depth"));
+    }
+}
+
+fn rate_flag(job: &JobSpec) -> Option<&'static str> {
+    match (job.rate_gib_s, job.rate_iops) {
+        (Some(_), _) => Some("--rate"),
+        (None, Some(_)) => Some("--rate-iops"),
+        (None, None) => None,
+    }
+}
+
+/// What to type for more seconds than `each`, of what was typed.
+fn longer(record: &RunRecord, each: f64) -> String {
+    if record.checkpoint.is_some() {
+        return "more --writes and --reads, or a larger --scale".into();
+    }
+    let job = &record.job.spec;
+    match (job.passes, job.duration_s) {
+        (Some(passes), None) if each > 0.0 => {
+            let enough = (f64::from(passes) * 2.0 * SHORT_S / each).ceil();
+            format!("--passes {enough:.0}, or --duration 30")
+        }
+        _ if verb(record) == "sweep" => "a longer duration in the sweep's file".into(),
+        _ => "--duration 30".into(),
+    }
+}
+
+/// `bench` of `forebay bench …`; empty where the record doesn't say.
+fn verb(record: &RunRecord) -> &str {
+    record.command.get(1).map_or("", String::as_str)
+}
+
+fn of_training(training: &Training, list: &mut Vec<Warning>) {
+    if training.headroom.client_limited {
+        let text = format!("the client was measured, not the storage: {}", training.headroom.why);
+        let next =
+            "fewer --accelerators, more hosts (mpirun), or a machine with more processors or less else to do";
+        warn(list, "client_limited", text, next);
+    }
+    let skipped = &training.skipped;
+    if skipped.count > 0 {
+        let examples: Vec<_> = skipped.examples.iter().take(EXAMPLES_TOLD).map(String::as_str).collect();
+        let text = format!("{} samples were left out: {}", skipped.count, examples.join("; "));
+        warn(list, "skipped", text, "rm those files, and forebay emulate datagen makes them anew");
+    }
+    let (files, accelerators) = (training.files, training.accelerators);
+    if training.loader == Loader::TensorFlow && files < accelerators {
+        let text = format!(
+            "{files} files are fewer than {accelerators} accelerators: each of them goes through all files, as DLIO's reader does"
+        );
+        warn(list, "few_files", text, "a data set as large as forebay emulate datasize says");
+    }
+}
+
+fn of_noise(record: &RunRecord, list: &mut Vec<Warning>) {
+    let (noise, job, emulated) = (&record.result.noise, &record.job.spec, record.training.is_some());
+    // Repeats that were asked for already don't help further.
+    let repeat = if emulated || job.repeat >= 5 { None } else { Some("--repeat 5") };
+    if let Some(steal) = noise.steal_pct.filter(|s| *s > STEAL_PCT) {
+        let text = format!("the hypervisor took {steal:.1} % of the CPU time");
+        warn(list, "noisy", text, either(&[repeat, Some("a quieter machine")]));
+    }
+    let may_pin = job.cpus.is_none() && !emulated;
+    let others = noise.others_cores_busy;
+    list.extend(others.and_then(|busy| of_others(busy, record.environment.cores.into(), may_pin)));
+    // Steps and barriers make the rate of emulated training vary by themselves.
+    if let Some(cv) = noise.series_cv_pct.filter(|c| !emulated && *c > VARIATION_PCT) {
+        let steady = (!job.until_steady && job.passes.is_none()).then_some("--until-steady");
+        let none = (steady.is_none() && repeat.is_none()).then_some("a quieter machine");
+        let text = format!("throughput varied by {cv:.0} % from interval to interval");
+        warn(list, "noisy", text, either(&[steady, repeat, none]));
+    }
+    if let Some(times) = noise.throttled.filter(|t| *t > 0) {
+        warn(
+            list,
+            "throttled",
+            format!("the processor throttled {times} times"),
+            "check cooling and power limits",
+        );
+    }
+}
+
+fn either(ways: &[Option<&str>]) -> String {
+    ways.iter().flatten().copied().collect::<Vec<_>>().join(", or ")
+}
+
+const OTHERS: &str = "other processes kept";
+/// Busy cores of others, and their share of the machine, from which on they disturb a run: both must be passed.
+pub const OTHERS_CORES: f64 = 0.25;
+pub const OTHERS_SHARE: f64 = 0.05;
+
+/// The warning where others kept `busy` of `cores` processors busy; None where that is little.
+pub(crate) fn of_others(busy: f64, cores: f64, may_pin: bool) -> Option<Warning> {
+    let next = if may_pin { "stop them, or --cpus to stay clear of them" } else { "stop them" };
+    (busy > OTHERS_CORES.max(OTHERS_SHARE * cores)).then(|| Warning {
+        id: "noisy".into(),
+        text: format!("{OTHERS} {busy:.2} cores busy"),
+        next: next.into(),
+    })
+}
+
+pub(crate) fn is_of_others(warning: &Warning) -> bool {
+    warning.id == "noisy" && warning.text.starts_with(OTHERS)
+}
+
+fn of_cache(record: &RunRecord, list: &mut Vec<Warning>) {
+    let (result, cache) = (&record.result, &record.cache);
+    let direct = record.job.spec.require_direct;
+    if let Some(shown) = cached::unchecked(cache, result).filter(|_| direct) {
+        let next = "the client's own counters (nfsiostat, lctl get_param osc.*.stats)";
+        warn(list, "direct_unchecked", format!("what shows that bytes went direct: {shown}"), next);
+    }
+    list.extend(cached::judge(&record.job, cache, result));
+    of_both(record, list);
+    let pages = record.path.slot_pages.as_str();
+    if cache.policy == "bypass" && matches!(pages, "small" | "thp-partial") {
+        let text = format!("buffers lie in {pages} pages: the device sees each I/O as many small pieces");
+        warn(list, "small_pages", text, "sysctl vm.nr_hugepages=512, or --pages thp");
+    }
+    let moved = cache.device_bytes.filter(|_| cache.policy == "bypass" && result.write_bytes == 0);
+    if let Some(moved) =
+        moved.filter(|moved| *moved as f64 > TRAFFIC_MOST * result.bytes as f64 && result.bytes > 0)
+    {
+        let times = moved as f64 / result.bytes as f64;
+        let text =
+            format!("the drives moved {times:.1} times what the job asked for: others used them meanwhile");
+        warn(list, "traffic", text, "a drive that nothing else uses");
+    }
+}
+
+/// Reads through the page cache that had to touch the device, though not all of them: the rate is neither's.
+fn of_both(record: &RunRecord, list: &mut Vec<Warning>) {
+    let of = |kind: &str| {
+        let own = record.result.targets.iter().filter(|t| t.cache.as_deref() == Some(kind));
+        own.map(|t| t.bytes).sum::<u64>()
+    };
+    let (buffered, direct) = (of("allow"), of("bypass"));
+    let device = record.cache.device_bytes.filter(|_| buffered > 0 && !record.job.spec.writes());
+    let Some(device) = device.filter(|_| !matches!(record.cache.policy.as_str(), "drop" | "memory")) else {
+        return;
+    };
+    let touched = device.saturating_sub(direct);
+    let pct = 100.0 * touched as f64 / buffered as f64;
+    if pct > BOTH_PCT && touched > BOTH_BYTES {
+        let text = format!(
+            "{touched} of {buffered} bytes that were read through the page cache came from the device ({pct:.0} %)"
+        );
+        let next = "--cache warm to measure memory, --cache bypass to measure the drive";
+        warn(list, "cold_and_warm", text, next);
+    }
+}
+
+fn of_cufile(path: &PathRan, list: &mut Vec<Warning>) {
+    if path.compat_bytes > 0 {
+        let share = 100.0 * path.compat_bytes as f64 / (path.direct_bytes + path.compat_bytes) as f64;
+        let text = format!(
+            "{share:.0} % of the bytes went by cuFile's compatibility mode, which its settings allow: a CPU read and copied them"
+        );
+        let next = "forebay doctor SOURCE for what is in the way; --require-direct to refuse it";
+        warn(list, "gds_compat", text, next);
+    }
+}
+
+/// Connections that were lost on the way: what the run measured includes making them anew.
+fn of_fabric(path: &PathRan, list: &mut Vec<Warning>) {
+    for ran in &path.fabric {
+        let reconnects: u32 = ran.paths.iter().map(|p| p.reconnects).sum();
+        if reconnects > 0 {
+            let times = if reconnects == 1 { "once".into() } else { format!("{reconnects} times") };
+            let text = format!("{} lost its connections and was connected again {times}", ran.uri);
+            warn(list, "reconnected", text, "path.fabric[].events of the record, and the target's log");
+        }
+        let down = ran.paths.iter().filter(|p| !p.state.starts_with("live"));
+        let down: Vec<_> = down.map(|p| format!("{}: {}", p.address, p.state)).collect();
+        if !down.is_empty() {
+            let text = format!("{} ended with fewer paths than it has: {}", ran.uri, down.join("; "));
+            warn(list, "path_down", text, "the target's log");
+        }
+        let retries: u64 = ran.queues.iter().map(|q| q.retries).sum();
+        if retries > 0 {
+            let text = format!("{retries} commands to {} failed in passing and were sent again", ran.uri);
+            warn(list, "retried", text, "the target's log; a link that changes bits, if digests are on");
+        }
+    }
+}
+
+fn of_drives(record: &RunRecord, list: &mut Vec<Warning>) {
+    for drive in record.environment.drives.iter().filter(|_| record.origin == "measured") {
+        if let (Some(now), Some(best)) = (drive.pcie_gen, drive.pcie_gen_max) {
+            if now < best {
+                let text = format!("{} runs at PCIe generation {now}; it can do {best}", drive.name);
+                warn(list, "slow_link", text, "forebay doctor SOURCE");
+            }
+        }
+    }
+}
+
+fn of_scale(record: &RunRecord) -> Option<Warning> {
+    let scale = record.checkpoint.as_ref()?.scale;
+    (scale != 1.0).then(|| Warning {
+        id: "scaled".into(),
+        text: format!("files have {scale} of their size: no result of the workload"),
+        next: "--scale 1".into(),
+    })
+}
+
+/// A modelled drive in real time that didn't keep its own law.
+pub fn off_model(record: &RunRecord) -> Option<Warning> {
+    let foretold = record.result.foretold.as_ref()?;
+    let off = foretold.off_pct;
+    (off.abs() > OFF_MODEL_PCT).then(|| Warning {
+        id: "off_model".into(),
+        text: format!(
+            "{} did {:.0} I/Os per second and its own law gives {:.0}: {:.0} % {}, by this host and not by the drive",
+            record.job.source,
+            record.result.iops,
+            foretold.iops,
+            off.abs(),
+            if off < 0.0 { "fewer" } else { "more" },
+        ),
+        next: "time=virtual, which no host slows down; a larger --depth or --io-size; cores that nobody else uses".into(),
+    })
+}
+
+#[cfg(test)]
+mod tests;
