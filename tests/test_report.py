@@ -16,10 +16,12 @@ from typing import Any
 import processes
 import pytest
 from click.testing import CliRunner
+from forebay import flags
 from forebay.bench import summary
 from forebay.errors import MachineError, RequestError
 from forebay.report import command, load, write_report
 from forebay.report.numbers import significant, size
+from forebay.report.runs import studies
 from report_records import point, record, sweep
 from whole_records import judged
 
@@ -143,6 +145,65 @@ def test_nothing_to_report_is_a_wrong_request(tmp_path: Path, text: str) -> None
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     code, _, err = run([str(tmp_path / "gone.json")])
     assert code == 2 and "gone.json" in err
+
+
+# -- which runs are runs of one job ---------------------------------------------------------------------
+
+
+def series_of(*made: dict[str, Any]) -> list[list[str]]:
+    """For each point of the one study, the ids of its runs."""
+    (study,) = studies(load.Entry(r, "runs.jsonl") for r in made)
+    assert len({(p.x, p.series) for p in study.points}) == len(study.points)
+    return [[run.text("id") for run in p.runs] for p in study.points]
+
+
+# A value of each field that isn't its default.
+OTHER_VALUES: dict[str, Any] = {
+    "io-size": 4096, "file-size": 4096, "files": 3, "start": 4096, "align": 512, "workers": 2, "depth": 3,
+    "duration": 7.0, "passes": 2, "warmup": 1.0, "distribution": "zipf:0.9", "rate": 1.5, "rate-iops": 10.0,
+    "cpus": "0-1", "numa": 1, "cache": "allow", "engine": "pread", "pages": "small", "sync": "each", "gpu": [1],
+    "pair": ["0=/dev/nvme0n1"], "pin-limit": 1 << 20, "cufile": "batch", "cufile-batch": 4, "faults": "seed=2",
+    "label": "other", "op": "write", "read-pct": 30, "path": "mapped", "file-name": "x.%d", "seed": 8, "repeat": 9,
+    "until-ci": 3.0, "repeat-max": 7, "timeout": 9.0, "overwrite": ["f"], "overwrite-device": ["sda"], "power": ["rapl"],
+    "interval": 100,
+}  # fmt: skip
+# What a run did stands elsewhere than in its job.
+FOUND_AT = {"path": "path.ran", "cache": "cache.policy", "engine": "path.engine", "pages": "path.slot_pages"}
+
+
+@pytest.mark.parametrize("field", flags.FIELDS, ids=lambda f: f.flag)
+def test_runs_of_unlike_jobs_are_never_averaged(field: flags.Field) -> None:
+    a, b = record(), record()
+    value = True if field.is_flag else OTHER_VALUES[field.flag]
+    part, _, key = FOUND_AT.get(field.flag, f"job.{field.key}").partition(".")
+    b[part][key] = value
+    if field.flag in ("op", "read-pct"):
+        assert len(studies(load.Entry(r, "runs.jsonl") for r in (a, b))) == 2, "a study has one operation"
+        return
+    together = [[a["id"], b["id"]]]
+    apart = [[a["id"]], [b["id"]]]
+    assert sorted(series_of(a, b)) == (sorted(apart) if field.tells else together)
+
+
+def test_ranges_of_sizes_and_numbers_of_ranks_tell_runs_apart() -> None:
+    plain, ranged, finer, many = (record() for _ in range(4))
+    ranged["job"] |= {"io_bytes_max": 4 << 20}
+    finer["job"] |= {"io_bytes_max": 4 << 20, "io_bytes_step": 4096}
+    many["result"]["hosts"] = [{"host": "a"}, {"host": "b"}]
+    found = series_of(plain, ranged, finer, many)
+    assert sorted(found) == sorted([[r["id"]] for r in (plain, ranged, finer, many)])
+    again = record()
+    again["job"] |= {"duration_s": None, "passes": None}
+    same = record()
+    same["job"] |= {"duration_s": 10.0}
+    assert len(series_of(again, same)) == 1, "10 s is the default"
+
+
+def test_a_sweep_over_sync_has_a_bar_for_each(tmp_path: Path) -> None:
+    made = [record(op="write", gib_s=rate) for rate in (3.0, 1.0)]
+    made[1]["job"]["sync"] = "each"
+    text = text_of(page_of(tmp_path, *made))
+    assert "sync none" in text and "sync each" in text and "range of 2 runs" not in text
 
 
 # -- what the tables say ------------------------------------------------------------------------------

@@ -91,7 +91,10 @@ def _integers(text: Any, what: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Field:
-    """One field of the job: flag name, JobSpec key, parser, help."""
+    """One field of the job: flag name, JobSpec key, parser, help.
+
+    `tells`: runs that differ in it are different runs, which a report never takes for repeats of one.
+    """
 
     flag: str
     key: str
@@ -100,6 +103,7 @@ class Field:
     metavar: str | None = None
     is_flag: bool = False
     multiple: bool = False
+    tells: bool = True
 
 
 PATHS = ("host", "bounce", "mapped", "gds", "auto")
@@ -109,9 +113,9 @@ FIELDS: tuple[Field, ...] = (
     Field("read-pct", "read_pct", _share, "Per cent of I/Os that read, for a mixed job.", "PCT"),
     Field("io-size", "io_bytes", _text, "Bytes per I/O, as 128k; or MIN:MAX[:STEP].", "SIZE"),
     Field("file-size", "file_bytes", parse_bytes, "Of each file, what is read at most, and the size of what is made. Default: as found, else 1g.", "SIZE"),
-    Field("create", "create", _flag, "Make files that are missing, also for a read. A write makes them anyway.", is_flag=True),
+    Field("create", "create", _flag, "Make files that are missing, also for a read. A write makes them anyway.", is_flag=True, tells=False),
     Field("files", "files", _integer, "Files in a directory. Default: all that are found; one per worker where they are made.", "N"),
-    Field("file-name", "file_name", _text, "Name of file N in a directory; %d stands for N.", "NAME"),
+    Field("file-name", "file_name", _text, "Name of file N in a directory; %d stands for N.", "NAME", tells=False),
     Field("start", "start_bytes", parse_bytes, "First byte that is used.", "SIZE"),
     Field("align", "align_bytes", parse_bytes, "Alignment of random offsets. Default: the I/O size.", "SIZE"),
     Field("workers", "workers", _workers, "Threads, each with its own queue; auto finds the fewest that do.", "N"),
@@ -121,10 +125,10 @@ FIELDS: tuple[Field, ...] = (
     Field("warmup", "warmup_s", parse_seconds, "Seconds before measuring. Default: a tenth of the duration, 2 at most.", "SECONDS"),
     Field("distribution", "distribution", _text, "Random offsets: uniform or zipf:THETA.", "NAME"),
     Field("no-repeat", "no_repeat", _flag, "Random offsets without any block twice in a pass.", is_flag=True),
-    Field("seed", "seed", _seed, "Seed of offsets and content.", "N"),
-    Field("repeat", "repeat", _integer, "Run N times; the record holds each and their spread.", "N"),
-    Field("until-ci", "until_ci_pct", parse_percent, "Repeat until the 95 % interval is within PCT of the mean.", "PCT"),
-    Field("repeat-max", "repeat_max", _integer, "Bound on the repeats of --until-ci.", "N"),
+    Field("seed", "seed", _seed, "Seed of offsets and content.", "N", tells=False),
+    Field("repeat", "repeat", _integer, "Run N times; the record holds each and their spread.", "N", tells=False),
+    Field("until-ci", "until_ci_pct", parse_percent, "Repeat until the 95 % interval is within PCT of the mean.", "PCT", tells=False),
+    Field("repeat-max", "repeat_max", _integer, "Bound on the repeats of --until-ci.", "N", tells=False),
     Field("until-steady", "until_steady", _flag, "End each run once throughput is steady.", is_flag=True),
     Field("rate", "rate_gib_s", _number, "Open loop at this many GiB/s; latency counts from the schedule.", "GIB_S"),
     Field("rate-iops", "rate_iops", _number, "Open loop at this many I/Os per second.", "IOPS"),
@@ -138,20 +142,20 @@ FIELDS: tuple[Field, ...] = (
     Field("sync", "sync", _choice("none", "end", "each"), "Durability of writes: none, end (fdatasync) or each (DSYNC).", "WHEN"),
     Field("verify", "verify", _flag, "Check every byte against seeded content.", is_flag=True),
     Field("refill", "refill", _flag, "New content for each write.", is_flag=True),
-    Field("timeout", "timeout_s", parse_seconds, "An I/O unfinished after this long fails the run.", "SECONDS"),
-    Field("overwrite", "overwrite", _list, "A file that may be overwritten though Forebay didn't make it.", "FILE", multiple=True),
-    Field("overwrite-device", "overwrite_devices", _list, "A block device that may be overwritten.", "DEVICE", multiple=True),
+    Field("timeout", "timeout_s", parse_seconds, "An I/O unfinished after this long fails the run.", "SECONDS", tells=False),
+    Field("overwrite", "overwrite", _list, "A file that may be overwritten though Forebay didn't make it.", "FILE", multiple=True, tells=False),
+    Field("overwrite-device", "overwrite_devices", _list, "A block device that may be overwritten.", "DEVICE", multiple=True, tells=False),
     Field("gpu", "gpus", _integers, "GPUs to feed, as 0,1.", "LIST"),
     Field("pair", "pairs", _one_or_more, "A GPU and the source that feeds it, as 0=/dev/nvme0n1; in place of SOURCE.", "GPU=SOURCE", multiple=True),
-    Field("require-direct", "require_direct", _flag, "Anything but direct DMA is an error.", is_flag=True),
-    Field("require-model", "require_model", _flag, "A model in real time that is over 5 % off its own law ends with exit code 1.", is_flag=True),
-    Field("allow-compat", "allow_compat", _flag, "Let cuFile run in its compatibility mode.", is_flag=True),
+    Field("require-direct", "require_direct", _flag, "Anything but direct DMA is an error.", is_flag=True, tells=False),
+    Field("require-model", "require_model", _flag, "A model in real time that is over 5 % off its own law ends with exit code 1.", is_flag=True, tells=False),
+    Field("allow-compat", "allow_compat", _flag, "Let cuFile run in its compatibility mode.", is_flag=True, tells=False),
     Field("pin-limit", "pin_limit_bytes", parse_bytes, "Page cache that mapped may keep registered. Default: half of what is free.", "SIZE"),
     Field("cufile", "cufile", _choice("sync", "stream", "batch", "batch-stream"), "cuFile's interface: sync, stream, batch or batch-stream.", "MODE"),
     Field("cufile-batch", "cufile_batch", _integer, "I/Os per cuFile batch. Default: half of --depth, so that two are in flight.", "N"),
     Field("cufile-unregistered", "cufile_unregistered", _flag, "Leave buffers unregistered with cuFile.", is_flag=True),
-    Field("power", "power", _list, "Power meter: rapl, nvml, ipmi or redfish:HOST.", "METER", multiple=True),
-    Field("interval", "interval_ms", _integer, "Milliseconds between points of the time series.", "MS"),
+    Field("power", "power", _list, "Power meter: rapl, nvml, ipmi or redfish:HOST.", "METER", multiple=True, tells=False),
+    Field("interval", "interval_ms", _integer, "Milliseconds between points of the time series.", "MS", tells=False),
     Field("faults", "faults", _text, "Inject faults, as seed=1,error=0.01,short=0.01,delay_us=100.", "SPEC"),
     Field("label", "label", _text, "Free text kept in the record.", "TEXT"),
 )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from forebay import stripes
+from forebay import flags, stripes
 from forebay.report import numbers
 from forebay.report.load import Entry
 
@@ -248,27 +248,87 @@ def short_source(run: Run) -> str:
     return name if len(sources) == 1 else f"{name} + {len(sources) - 1} more"
 
 
-# What may tell two series apart, besides the path: how a run's value is read and how it is said.
-DIFFERENCES: tuple[tuple[str, Callable[[Run], Any], str], ...] = (
-    ("source", lambda r: r.text("job.source"), "{}"),
-    ("label", lambda r: r.text("job.label"), "{}"),
-    ("io_bytes", lambda r: r.number("job.io_bytes"), "{}"),
-    ("workers", lambda r: r.number("job.workers"), "{:.0f} workers"),
-    ("depth", lambda r: r.number("job.depth"), "depth {:.0f}"),
-    ("engine", lambda r: r.text("path.engine"), "{}"),
-    ("cache", lambda r: r.text("cache.policy"), "cache {}"),
-    ("pages", lambda r: r.text("path.slot_pages"), "{} pages"),
-    ("distribution", lambda r: r.text("job.distribution"), "{}"),
-    ("rate", lambda r: r.number("job.rate_gib_s"), "{:g} GiB/s asked"),
-    ("rate_iops", lambda r: r.number("job.rate_iops"), "{:g} IOPS asked"),
-    ("files", lambda r: r.number("job.files"), "{:.0f} files"),
-    ("file_bytes", lambda r: r.number("job.file_bytes"), "{} files"),
-    ("sqpoll", lambda r: r.at("job.sqpoll") is True, "sqpoll {}"),
-    ("iopoll", lambda r: r.at("job.iopoll") is True, "iopoll {}"),
-    ("cpus", lambda r: r.text("job.cpus"), "CPUs {}"),
-    ("destination", lambda r: r.text("path.destination"), "to {}"),
-    ("host", lambda r: r.text("environment.host"), "on {}"),
-    ("build", lambda r: f"{r.text('forebay.version')} {r.text('forebay.commit')}".strip(), "forebay {}"),
+@dataclass(frozen=True)
+class Difference:
+    """What may tell two series apart, besides the path: how a run's value is read, and how it is said.
+
+    `read` gives None or "" where a run has none: its series then does without that word.
+    """
+
+    name: str
+    read: Callable[[Run], Any]
+    said: Callable[[Any], str]
+
+
+def _form(form: str) -> Callable[[Any], str]:
+    return lambda value: form.format("on" if value is True else "off" if value is False else value)
+
+
+def _job_field(field: flags.Field) -> Difference:
+    """A field of the job as the user writes it: `sync each`, `numa 1`, `verify on`."""
+
+    def read(run: Run) -> Any:
+        value = run.at(f"job.{field.key}")
+        if field.is_flag:
+            return value is True
+        if value is None or value == []:
+            return None
+        try:
+            return flags.spelled(field, {field.key: value})
+        except (TypeError, ValueError, ArithmeticError):  # damaged: whatever it is, it isn't the same
+            return repr(value)[:60]
+
+    return Difference(field.flag, read, _form(f"{field.flag} {{}}"))
+
+
+def _sizes(run: Run) -> str | None:
+    """The range that sizes were drawn from; None where they were all alike."""
+    most, step = run.number("job.io_bytes_max"), run.number("job.io_bytes_step")
+    least = run.number("job.io_bytes")
+    if most is None or least is None or most == least:
+        return None
+    return f"{numbers.size(least)} to {numbers.size(most)} by {numbers.size(least if step is None else step)}"
+
+
+def _duration(run: Run) -> str | None:
+    """Seconds of a repeat; None where the data's end ended it, whatever was given besides."""
+    seconds = run.number("job.duration_s")
+    if seconds is None and run.number("job.passes") is None:
+        return "10 s"
+    return None if seconds is None else f"{seconds:g} s"
+
+
+# Those that are read elsewhere than in the job, or said in words of their own.
+_WORDED = (
+    Difference("source", lambda r: r.text("job.source"), str),
+    Difference("label", lambda r: r.text("job.label"), str),
+    Difference("io-size", lambda r: r.number("job.io_bytes"), numbers.size),
+    Difference("sizes", _sizes, str),
+    Difference("workers", lambda r: r.number("job.workers"), "{:.0f} workers".format),
+    Difference("depth", lambda r: r.number("job.depth"), "depth {:.0f}".format),
+    Difference("engine", lambda r: r.text("path.engine"), str),
+    Difference("cache", lambda r: r.text("cache.policy"), "cache {}".format),
+    Difference("pages", lambda r: r.text("path.slot_pages"), "{} pages".format),
+    Difference("distribution", lambda r: r.text("job.distribution"), str),
+    Difference("rate", lambda r: r.number("job.rate_gib_s"), "{:g} GiB/s asked".format),
+    Difference("rate-iops", lambda r: r.number("job.rate_iops"), "{:g} IOPS asked".format),
+    Difference("files", lambda r: r.number("job.files"), "{:.0f} files".format),
+    Difference("file-size", lambda r: r.number("job.file_bytes"), lambda v: f"{numbers.size(v)} files"),
+    Difference("duration", _duration, str),
+    Difference("cpus", lambda r: r.text("job.cpus"), "CPUs {}".format),
+    Difference("destination", lambda r: r.text("path.destination"), "to {}".format),
+    Difference("host", lambda r: r.text("environment.host"), "on {}".format),
+    Difference("hosts", lambda r: len(r.items("result.hosts")) or None, "{} ranks".format),
+    Difference(
+        "build",
+        lambda r: f"{r.text('forebay.version')} {r.text('forebay.commit')}".strip(),
+        "forebay {}".format,
+    ),
+)
+# A study has one operation, and a series one path.
+_TOLD_ALREADY = {"path", "op", "read-pct", *(d.name for d in _WORDED)}
+DIFFERENCES: tuple[Difference, ...] = _WORDED + tuple(
+    _job_field(f) for f in flags.FIELDS if f.tells and f.flag not in _TOLD_ALREADY
 )
 
 
@@ -339,10 +399,12 @@ def _series_names(runs: list[Run], by_x: dict[float, list[Run]], axis: Axis) -> 
     for x, members in by_x.items():
         for run in members:
             cells.setdefault((x, run.text("path.ran")), []).append(run)
+    own = next((f.flag for f in flags.FIELDS if f.key == axis.key), None)
     telling = [
-        (name, read, form)
-        for name, read, form in DIFFERENCES
-        if name != axis.key and any(len({read(r) for r in members}) > 1 for members in cells.values())
+        difference
+        for difference in DIFFERENCES
+        if difference.name != own
+        and any(len({difference.read(r) for r in members}) > 1 for members in cells.values())
     ]
     short = {run.text("job.source"): short_source(run) for run in runs}
     if len(set(short.values())) < len(short):
@@ -350,13 +412,9 @@ def _series_names(runs: list[Run], by_x: dict[float, list[Run]], axis: Axis) -> 
     names = {}
     for run in runs:
         parts = [run.text("path.ran")]
-        for name, read, form in telling:
-            value: Any = short[read(run)] if name == "source" else read(run)
-            if name in ("io_bytes", "file_bytes") and value is not None:
-                value = numbers.size(value)
-            if isinstance(value, bool):
-                value = "on" if value else "off"
+        for difference in telling:
+            value: Any = difference.read(run)
             if value not in (None, ""):
-                parts.append(form.format(value))
+                parts.append(short[value] if difference.name == "source" else difference.said(value))
         names[id(run)] = " · ".join(parts)
     return names
