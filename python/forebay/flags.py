@@ -106,6 +106,8 @@ class Field:
     tells: bool = True
 
 
+# JobSpec::measured_s: where neither a duration nor passes were given.
+DURATION_DEFAULT_S = 10.0
 PATHS = ("host", "bounce", "mapped", "gds", "auto")
 FIELDS: tuple[Field, ...] = (
     Field("path", "path", _choice(*PATHS), "How bytes reach the destination: host, bounce, mapped, gds or auto.", "PATH"),

@@ -1,11 +1,11 @@
 //! One job: what to move, how, and for how long. The same fields stand on the
 //! command line, in a sweep's TOML, in `compare --a`, and in every record.
 
+mod check;
 mod cufile;
 
 pub use cufile::CuFileMode;
 
-use crate::units::format_bytes;
 use crate::Error;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -271,6 +271,8 @@ impl Default for JobSpec {
     }
 }
 
+/// Where neither a duration nor passes were given.
+pub const DURATION_DEFAULT_S: f64 = 10.0;
 pub const FILE_NAME_DEFAULT: &str = "forebay.%d";
 pub const WORKERS_MAX: u32 = 4096;
 pub const DEPTH_MAX: u32 = 4096;
@@ -370,231 +372,9 @@ impl JobSpec {
         self.create || self.writes()
     }
 
-    /// Everything that is wrong on any machine. What depends on the machine is found when the job opens.
-    pub fn check(&self) -> Result<(), Error> {
-        let bound = |flag: &str, value: String, why: &str, next: &str| {
-            Err(Error::request(format!("{flag} {value}").trim_end(), why, next))
-        };
-        self.check_pairs()?;
-        if self.sources.is_empty() && self.pairs.is_empty() {
-            return bound(
-                "SOURCE",
-                String::new(),
-                "no source was given",
-                "forebay bench FILE, a directory, stripe:?m=A&m=B, nil: or model:NAME",
-            );
-        }
-        if self.workers == 0 || self.workers > WORKERS_MAX {
-            return bound("--workers", self.workers.to_string(), "must be 1 to 4096", "--workers 4");
-        }
-        if self.depth == 0 || self.depth > DEPTH_MAX {
-            let depth = self.depth.to_string();
-            return bound("--depth", depth, "must be 1 to 4096 (I/Os in flight per worker)", "--depth 32");
-        }
-        if self.io_bytes == 0 || self.io_bytes_largest() > IO_BYTES_MAX {
-            return bound(
-                "--io-size",
-                format_bytes(self.io_bytes_largest()),
-                "must be 1 byte to 1 GiB",
-                "--io-size 1m",
-            );
-        }
-        if self.io_bytes_largest() < self.io_bytes {
-            return bound(
-                "--io-size",
-                format!("{}:{}", self.io_bytes, self.io_bytes_largest()),
-                "the greatest is below the least",
-                "--io-size 4k:1m:4k",
-            );
-        }
-        if self.io_bytes_max.is_some() && self.io_bytes_step.unwrap_or(self.io_bytes) == 0 {
-            return bound(
-                "--io-size",
-                "step 0".into(),
-                "the step must be at least 1 byte",
-                "--io-size 4k:1m:4k",
-            );
-        }
-        let arena = self
-            .io_bytes_largest()
-            .saturating_mul(u64::from(self.depth))
-            .saturating_mul(u64::from(self.workers));
-        if arena > ARENA_BYTES_MAX {
-            return bound(
-                "--workers × --depth × --io-size",
-                format_bytes(arena),
-                "more than 1 TiB of buffers",
-                "a smaller --depth",
-            );
-        }
-        if self.cufile_batch.is_some_and(|n| n == 0 || n > DEPTH_MAX) {
-            return bound(
-                "--cufile-batch",
-                self.cufile_batch.unwrap_or(0).to_string(),
-                "must be 1 to 4096 (I/Os per batch)",
-                "--cufile-batch 32",
-            );
-        }
-        if self.file_bytes == Some(0) {
-            return bound(
-                "--file-size",
-                "0".into(),
-                "an empty file can't be read or written",
-                "--file-size 1g",
-            );
-        }
-        if self.files == Some(0) || self.files.is_some_and(|f| f > 10_000_000) {
-            return bound(
-                "--files",
-                self.files.unwrap_or(0).to_string(),
-                "must be 1 to 10,000,000",
-                "--files 4",
-            );
-        }
-        if self
-            .file_bytes
-            .unwrap_or(0)
-            .checked_mul(u64::from(self.files.unwrap_or(self.workers)))
-            .is_none_or(|b| b > i64::MAX as u64)
-        {
-            return bound(
-                "--file-size × files",
-                format_bytes(self.file_bytes.unwrap_or(0)),
-                "overflows (more than 8 EiB)",
-                "a smaller --file-size",
-            );
-        }
-        if self.start_bytes > i64::MAX as u64 {
-            return bound(
-                "--start",
-                self.start_bytes.to_string(),
-                "overflows (more than 8 EiB)",
-                "--start 0",
-            );
-        }
-        if self.io_bytes_step.is_some() && self.io_bytes_max.is_none() {
-            return bound(
-                "--io-size",
-                format!("{} in steps", self.io_bytes),
-                "steps need a greatest size",
-                "--io-size 4k:1m:4k",
-            );
-        }
-        if self.align_bytes.is_some() && !self.op.is_random() {
-            return bound(
-                "--align",
-                format_bytes(self.align_bytes.unwrap_or(0)),
-                "it is the alignment of random offsets, and these are sequential",
-                "--op randread, or no --align",
-            );
-        }
-        if self.align_bytes == Some(0) {
-            return bound("--align", "0".into(), "must be at least 1 byte", "--align 4k");
-        }
-        for (flag, seconds, least) in [
-            ("--duration", self.duration_s, 1e-3),
-            ("--warmup", self.warmup_s, 0.0),
-            ("--timeout", Some(self.timeout_s), 1e-3),
-        ] {
-            if seconds.is_some_and(|s| !s.is_finite() || s < least || s > 3.2e7) {
-                return bound(
-                    flag,
-                    format!("{}", seconds.unwrap_or(0.0)),
-                    "must be a number of seconds from 0.001 to a year",
-                    &format!("{flag} 10"),
-                );
-            }
-        }
-        if self.passes == Some(0) {
-            return bound("--passes", "0".into(), "must be at least 1", "--passes 1");
-        }
-        for (flag, repeats) in [("--repeat", self.repeat), ("--repeat-max", self.repeat_max)] {
-            if repeats == 0 || repeats > 10_000 {
-                return bound(flag, repeats.to_string(), "must be 1 to 10,000", &format!("{flag} 5"));
-            }
-        }
-        if self.until_ci_pct.is_some_and(|p| !(p > 0.0 && p < 100.0)) {
-            return bound(
-                "--until-ci",
-                self.until_ci_pct.unwrap_or(0.0).to_string(),
-                "must be between 0 and 100 per cent",
-                "--until-ci 2%",
-            );
-        }
-        if self.read_pct.is_some_and(|p| p > 100) {
-            return bound(
-                "--read-pct",
-                self.read_pct.unwrap_or(0).to_string(),
-                "must be 0 to 100",
-                "--read-pct 70",
-            );
-        }
-        for (flag, rate) in [("--rate", self.rate_gib_s), ("--rate-iops", self.rate_iops)] {
-            if rate.is_some_and(|r| !(r.is_finite() && r > 0.0)) {
-                return bound(
-                    flag,
-                    rate.unwrap_or(0.0).to_string(),
-                    "must be above 0",
-                    &format!("{flag} 1.5"),
-                );
-            }
-        }
-        if self.rate_gib_s.is_some() && self.rate_iops.is_some() {
-            return bound(
-                "--rate with --rate-iops",
-                String::new(),
-                "only one of them can hold",
-                "--rate 1.5",
-            );
-        }
-        if self.interval_ms < 10 {
-            return bound(
-                "--interval",
-                self.interval_ms.to_string(),
-                "must be at least 10 ms",
-                "--interval 500",
-            );
-        }
-        if self.file_name.matches("%d").count() != 1 || self.file_name.contains('/') {
-            return bound(
-                "--file-name",
-                self.file_name.clone(),
-                "must hold %d once and no slash",
-                "--file-name forebay.%d",
-            );
-        }
-        self.zipf_theta().map(|_| ())
-    }
-
-    fn check_pairs(&self) -> Result<(), Error> {
-        let count = self.parsed_pairs()?.len();
-        let refused = |asked: String, found: &str, next: &str| Err(Error::request(asked, found, next));
-        if count == 0 {
-            return Ok(());
-        }
-        if !self.sources.is_empty() {
-            let asked = format!("--pair {} with {}", self.pairs[0], self.sources.join(" "));
-            return refused(
-                asked,
-                "pairs name their own sources",
-                "--pair GPU=SOURCE for each, and no SOURCE",
-            );
-        }
-        if !self.gpus.is_empty() {
-            return refused(
-                "--pair with --gpu".into(),
-                "pairs name their own GPUs",
-                "--pair GPU=SOURCE for each, and no --gpu",
-            );
-        }
-        if self.workers_from == WorkersFrom::Given && (self.workers as usize) < count {
-            return refused(
-                format!("--workers {} for {count} pairs", self.workers),
-                "each pair needs a worker of its own",
-                &format!("--workers {count}, or a multiple of it"),
-            );
-        }
-        Ok(())
+    /// Seconds that a repeat is measured for; None where the data's end ends it.
+    pub fn measured_s(&self) -> Option<f64> {
+        self.duration_s.or(self.passes.is_none().then_some(DURATION_DEFAULT_S))
     }
 
     /// None for `uniform`.

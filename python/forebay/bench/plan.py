@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from forebay import flags
 from forebay.bench import summary
 from forebay.bench.summary import LABEL, bytes_
 
@@ -41,7 +42,7 @@ def length(job: dict[str, Any]) -> str:
         if job.get("duration_s"):
             measured += f", {summary.seconds(job['duration_s'])} at most"
     else:
-        measured = summary.seconds(job.get("duration_s") or 10.0)
+        measured = summary.seconds(job.get("duration_s") or flags.DURATION_DEFAULT_S)
     if job.get("until_steady"):
         measured += " or until steady"
     if job.get("until_ci_pct"):

@@ -294,7 +294,7 @@ def _duration(run: Run) -> str | None:
     """Seconds of a repeat; None where the data's end ended it, whatever was given besides."""
     seconds = run.number("job.duration_s")
     if seconds is None and run.number("job.passes") is None:
-        return "10 s"
+        seconds = flags.DURATION_DEFAULT_S
     return None if seconds is None else f"{seconds:g} s"
 
 

@@ -21,7 +21,6 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-pub const DURATION_DEFAULT: f64 = 10.0;
 const WARMUP_MAX: f64 = 2.0;
 /// Least time for what an open loop owes at its end.
 const DRAIN_MIN: f64 = 1.0;
@@ -101,7 +100,7 @@ struct Times {
 
 impl Times {
     fn of(job: &JobSpec) -> Times {
-        let measured = job.duration_s.or(if job.passes.is_some() { None } else { Some(DURATION_DEFAULT) });
+        let measured = job.measured_s();
         let warmup = job.warmup_s.unwrap_or(match (job.passes, measured) {
             (None, Some(s)) => (s / 10.0).min(WARMUP_MAX),
             _ => 0.0,

@@ -8,7 +8,7 @@ use super::fleet::Ran;
 use super::pacing;
 use crate::source::{Draft, ModelDraft};
 use forebay_model::device::DriveModel;
-use forebay_model::job::{JobSpec, Sync};
+use forebay_model::job::{JobSpec, Sync, DURATION_DEFAULT_S};
 use forebay_model::record::{Foretold, RunRecord};
 use forebay_model::simulate::{closed_loop, Load};
 use forebay_model::units::GIB;
@@ -32,7 +32,7 @@ pub fn check(job: &JobSpec, drafts: &[Draft]) -> Result<(), Error> {
         return Ok(());
     }
     let law = Law::of(job, drafts).and_then(|law| {
-        let seconds = job.duration_s.unwrap_or(super::fleet::DURATION_DEFAULT) * f64::from(job.repeat);
+        let seconds = job.duration_s.unwrap_or(DURATION_DEFAULT_S) * f64::from(job.repeat);
         law.enough(seconds)
     });
     law.map_err(|why| Error::request("--require-model", why, "'model:d7-ps1010?time=real' --duration 10"))

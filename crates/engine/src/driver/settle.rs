@@ -252,7 +252,7 @@ impl Settler<'_> {
     /// How often the job will come by the same bytes, as far as what was tried tells.
     fn passes(&self, bytes: u64, gave: &[(Way, Gave)]) -> f64 {
         let repeats = f64::from(self.job.repeat);
-        let of_time = self.job.duration_s.or(self.job.passes.is_none().then_some(10.0)).map(|seconds| {
+        let of_time = self.job.measured_s().map(|seconds| {
             let rate = gave.iter().map(|(_, g)| g.gib_s).fold(0.0, f64::max);
             seconds * rate * super::record::GIB / bytes.max(1) as f64
         });

@@ -6,13 +6,12 @@ use super::Outcome;
 use crate::source::Draft;
 use crate::{clock, doctor};
 use forebay_model::device::DriveModel;
-use forebay_model::job::{JobSpec, PathKind};
+use forebay_model::job::{JobSpec, PathKind, DURATION_DEFAULT_S};
 use forebay_model::record::*;
 use forebay_model::simulate::{self, closed_loop, Load};
 use forebay_model::{stats, Error, Latency};
 use std::collections::BTreeMap;
 
-const DURATION_DEFAULT: f64 = 10.0;
 const NO_MACHINE: &str = "virtual time: no machine took part";
 /// Fields that no drive on paper fills, whatever was played on it.
 const NULL_FIELDS: &[&str] = &[
@@ -48,7 +47,7 @@ pub fn run(job: &JobSpec, drafts: &[Draft], command: Vec<String>, started: u64) 
         read_pct: job.read_pct,
         io_bytes: job.io_bytes,
         data_bytes,
-        duration_s: job.duration_s.unwrap_or(DURATION_DEFAULT),
+        duration_s: job.duration_s.unwrap_or(DURATION_DEFAULT_S),
         seed: job.seed.wrapping_add(u64::from(n)),
         interval_s: f64::from(job.interval_ms) / 1e3,
     };
