@@ -10,6 +10,7 @@ use crate::identity::taken;
 use crate::meter::{cpu, disk};
 use forebay_model::files::{Cache, FilesRecord, FilesSpec, Phase, PhaseResult, SCHEMA};
 use forebay_model::record::Warning;
+use forebay_model::units::BYTES_PER_GIB as GIB;
 use forebay_model::{Error, Latency};
 use serde::Serialize;
 use site::{Buffer, Site};
@@ -21,7 +22,6 @@ use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 const TICK: Duration = Duration::from_millis(100);
-const GIB: f64 = (1u64 << 30) as f64;
 /// Above this share of cached pages a read phase says more about memory than about storage.
 const CACHED_SHARE: f64 = 0.05;
 

@@ -3,7 +3,7 @@
 use crate::notify::Systemd;
 use crate::signals::Signals;
 use crate::words::significant;
-use forebay_model::Error;
+use forebay_model::{Error, Kind};
 use rustix::time::{clock_gettime, ClockId};
 use serde_json::Value;
 use std::io::{IsTerminal, Write};
@@ -107,7 +107,7 @@ fn end(mut service: impl Service, options: &Options, on_terminal: bool) -> ExitC
         "forebay: commands were still in flight after {drain_s} s and were cut off\n  try: --drain {}",
         3.0 * drain_s
     );
-    ExitCode::from(4)
+    ExitCode::from(Kind::Run.exit_code() as u8)
 }
 
 /// On stdout or stderr; one that is closed is no reason to end.

@@ -11,7 +11,7 @@ mod snap;
 mod words;
 
 use flags::{Verb, SERVE, SNAP};
-use forebay_model::Error;
+use forebay_model::{Error, Kind};
 use life::tell;
 use std::process::ExitCode;
 
@@ -34,7 +34,7 @@ fn main() -> ExitCode {
 fn run(words: &[String]) -> Result<ExitCode, Error> {
     let Some((verb, rest)) = words.split_first() else {
         tell(USAGE, false);
-        return Ok(ExitCode::from(2));
+        return Ok(ExitCode::from(Kind::Request.exit_code() as u8));
     };
     match verb.as_str() {
         "serve" => with(&SERVE, rest, serve::command),

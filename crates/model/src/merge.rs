@@ -9,12 +9,11 @@ use crate::checkpoint;
 use crate::job::{JobSpec, PathKind, WorkersFrom};
 use crate::record::*;
 use crate::training::Training;
+use crate::units::BYTES_PER_GIB as GIB;
 use crate::warnings::{self, is_of_others, of_others};
 use crate::{stats, Error, Latency};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
-
-const GIB: f64 = (1u64 << 30) as f64;
 
 /// Merges records in the order of their hosts; the first lends what isn't summed. One record is itself.
 pub fn merge(records: Vec<RunRecord>) -> Result<RunRecord, Error> {

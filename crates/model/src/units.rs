@@ -5,6 +5,35 @@ use crate::Error;
 pub const KIB: u64 = 1 << 10;
 pub const MIB: u64 = 1 << 20;
 pub const GIB: u64 = 1 << 30;
+/// The same, for rates.
+pub const BYTES_PER_GIB: f64 = GIB as f64;
+
+/// Processors of one list: the kernel's own bound on their numbers is far below.
+const CPUS_MAX: u32 = 65_536;
+
+/// `0-3,8` → 0 1 2 3 8, as `--cpus` and the kernel list processors. An error says which part is none.
+pub fn parse_cpu_list(text: &str) -> Result<Vec<u32>, String> {
+    let mut cpus = Vec::new();
+    for part in text.trim().split(',').filter(|p| !p.is_empty()) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let number = |t: &str| {
+            let number = t.trim().parse::<u32>().ok().filter(|n| *n < CPUS_MAX);
+            number.ok_or_else(|| format!("'{part}' is no range of CPUs"))
+        };
+        let (first, last) = (number(first)?, number(last)?);
+        if last < first {
+            return Err(format!("'{part}' runs backwards"));
+        }
+        if cpus.len() + (last - first) as usize >= CPUS_MAX as usize {
+            return Err(format!("it names more than {CPUS_MAX} CPUs"));
+        }
+        cpus.extend(first..=last);
+    }
+    if cpus.is_empty() {
+        return Err("it names no CPU".into());
+    }
+    Ok(cpus)
+}
 
 /// `4096`, `64k`, `64K`, `1MiB`, `2g`, `1.5m`: bytes. Refuses what doesn't fit in 63 bits.
 pub fn parse_bytes(text: &str) -> Result<u64, Error> {
@@ -74,6 +103,16 @@ pub fn readable_bytes(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lists_of_cpus_parse() {
+        assert_eq!(parse_cpu_list("0-3,8").unwrap(), [0, 1, 2, 3, 8]);
+        assert_eq!(parse_cpu_list("0-3,8,10-11\n").unwrap(), [0, 1, 2, 3, 8, 10, 11]);
+        let endless = vec!["0-65535"; 1 << 10].join(",");
+        for bad in ["3-1", "a", "0-99999", "0-4294967295", "-1", "", ",", "\n", &endless] {
+            assert!(parse_cpu_list(bad).is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn sizes_are_binary_in_every_spelling() {

@@ -3,9 +3,8 @@
 use forebay_model::device::DriveModel;
 use forebay_model::training::simulate::{file_sizes, simulate, Setup, Simulated};
 use forebay_model::training::{EmulateSpec, Loader, RuleSet, Workload};
+use forebay_model::units::BYTES_PER_GIB as GIB;
 use proptest::prelude::*;
-
-const GIB: f64 = (1u64 << 30) as f64;
 
 /// A drive that is never the limit.
 const FAST: &str = "gen5-ideal?drives=64&latency_us=1";

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from forebay import environment
-from forebay.units import format_bytes
+from forebay.units import format_bytes, significant
+from forebay.units import show_micros as micros
 
 BARS = "▁▂▃▄▅▆▇█"
 LABEL = 10
@@ -334,27 +335,6 @@ def not_measured(record: dict[str, Any], field: str, otherwise: str) -> str:
     reasons = reasons or [reason for key, reason in missing.items() if key.startswith(f"{field}.")]
     reasons = reasons or [reason for key, reason in missing.items() if field.startswith(f"{key}.")]
     return f"not measured: {'; '.join(dict.fromkeys(reasons)) or otherwise}"
-
-
-def significant(value: float) -> str:
-    """Three significant digits, without an exponent between 0.0001 and a million."""
-    if value == 0:
-        return "0"
-    size = abs(value)
-    if size >= 1000:
-        return f"{value:,.0f}"
-    for bound, digits in ((100, 0), (10, 1), (1, 2), (0.1, 3), (0.01, 4), (0.001, 5), (0.0001, 6)):
-        if size >= bound:
-            return f"{value:.{digits}f}"
-    return f"{value:.2g}"
-
-
-def micros(value: float) -> str:
-    """Microseconds in the unit that reads best."""
-    for bound, factor, unit in ((1.0, 1e3, "ns"), (1e3, 1.0, "µs"), (1e6, 1e-3, "ms")):
-        if value < bound:
-            return f"{significant(value * factor)} {unit}"
-    return f"{significant(value / 1e6)} s"
 
 
 def seconds(value: float) -> str:

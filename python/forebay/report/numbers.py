@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from forebay.units import format_bytes
+from forebay.units import format_bytes, significant
+from forebay.units import show_micros as micros
+
+__all__ = ["DASH", "about_bytes", "count", "micros", "percent", "rate", "ratio", "significant", "size", "whole"]
 
 DASH = "—"
-GIB = 1 << 30
-
-
-def significant(value: float, digits: int = 3) -> str:
-    """3.1416 → 3.14, 0.01234 → 0.0123, 12345 → 12,345."""
-    if value == 0:
-        return "0"
-    magnitude = abs(value)
-    if magnitude >= 10 ** (digits - 1):
-        return f"{value:,.0f}"
-    for power in range(digits - 1, -12, -1):
-        if magnitude >= 10.0 ** (power - 1):
-            return f"{value:.{min(digits - power, 9)}f}"
-    return f"{value:.2g}"
 
 
 def rate(value: float) -> str:
@@ -37,14 +26,6 @@ def count(value: float) -> str:
 def whole(value: float) -> str:
     """Counts that are looked up rather than compared: 1,024."""
     return f"{value:,.0f}"
-
-
-def micros(value: float) -> str:
-    """Microseconds with the unit that keeps the number short."""
-    for unit, size in (("s", 1e6), ("ms", 1e3)):
-        if value >= size:
-            return f"{significant(value / size)} {unit}"
-    return f"{significant(value)} µs"
 
 
 def size(value: float) -> str:

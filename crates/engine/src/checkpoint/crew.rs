@@ -15,6 +15,7 @@ use crate::source::Target;
 use forebay_model::checkpoint::CheckpointSpec;
 use forebay_model::job::JobSpec;
 use forebay_model::record::Point;
+use forebay_model::units::BYTES_PER_GIB as GIB;
 use forebay_model::{Error, Latency};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -23,7 +24,6 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-const GIB: f64 = (1u64 << 30) as f64;
 /// How often the caller is asked whether to go on.
 const POLL: Duration = Duration::from_millis(100);
 

@@ -50,7 +50,7 @@ impl Pace {
 
 /// None where the job doesn't ask for a rate: a closed loop.
 pub fn pace_of(job: &JobSpec) -> Option<Pace> {
-    const GIB: f64 = (1u64 << 30) as f64;
+    use forebay_model::units::BYTES_PER_GIB as GIB;
     let ns_for = |rate: Option<f64>| rate.map_or(0.0, |r| f64::from(job.workers) * 1e9 / r);
     (job.rate_iops.is_some() || job.rate_gib_s.is_some()).then(|| Pace {
         next: clock::now(),

@@ -14,11 +14,10 @@ use crate::path::Destination;
 use crate::source::Target;
 use forebay_model::job::{Cache, JobSpec, PathKind};
 use forebay_model::record::*;
+pub use forebay_model::units::BYTES_PER_GIB as GIB;
 use forebay_model::{stats, Latency};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
-
-pub const GIB: f64 = (1u64 << 30) as f64;
 
 pub struct Context<'a> {
     pub job: &'a JobSpec,

@@ -5,11 +5,11 @@ use super::{TargetRate, WorkerRate};
 use crate::clock;
 use crate::meter::{self, cpu};
 use forebay_model::record::Point;
+use forebay_model::units::BYTES_PER_GIB as GIB;
 use forebay_model::Latency;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-const GIB: f64 = (1u64 << 30) as f64;
 /// A longer run keeps its first points: six days at the default interval.
 const POINTS_MAX: usize = 1_000_000;
 

@@ -1,5 +1,6 @@
 //! Where a worker's thread runs, and how precisely it sleeps.
 
+use forebay_model::units::parse_cpu_list;
 use forebay_model::Error;
 
 /// Pins the calling thread and its memory. The driver has checked that both exist.
@@ -77,7 +78,7 @@ fn set_memory(policy: i32, node: u32) -> std::io::Result<()> {
 /// CPUs of a NUMA node; empty where the node isn't there.
 pub fn cpus_of_node(node: u32) -> Vec<u32> {
     let path = format!("/sys/devices/system/node/node{node}/cpulist");
-    std::fs::read_to_string(path).ok().and_then(|t| parse_cpus(&t).ok()).unwrap_or_default()
+    std::fs::read_to_string(path).ok().and_then(|t| parse_cpu_list(&t).ok()).unwrap_or_default()
 }
 
 /// Logical processors of the machine that are online.
@@ -104,48 +105,10 @@ pub fn allowed() -> Vec<u32> {
 /// `Request`: it is no list, or names one that this process may not use.
 pub fn named(asked: &str, list: &str) -> Result<Vec<u32>, Error> {
     let refused = |found: String, next: &str| Error::request(format!("{asked} {list}"), found, next);
-    let cpus = parse_cpus(list).map_err(|why| refused(why, "0-3,8"))?;
+    let cpus = parse_cpu_list(list).map_err(|why| refused(why, "0-3,8"))?;
     let allowed = allowed();
     match cpus.iter().find(|cpu| !allowed.contains(cpu)) {
         Some(cpu) => Err(refused(format!("CPU {cpu} isn't one that this process may use"), "taskset -p $$")),
         None => Ok(cpus),
-    }
-}
-
-/// `0-3,8` → 0 1 2 3 8.
-pub fn parse_cpus(text: &str) -> Result<Vec<u32>, String> {
-    const CPUS_MAX: u32 = 1024;
-    let mut cpus = Vec::new();
-    for part in text.trim().split(',').filter(|p| !p.is_empty()) {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let number = |t: &str| {
-            t.trim()
-                .parse::<u32>()
-                .ok()
-                .filter(|n| *n < CPUS_MAX)
-                .ok_or(format!("'{part}' is no range of CPUs"))
-        };
-        let (first, last) = (number(first)?, number(last)?);
-        if last < first {
-            return Err(format!("'{part}' runs backwards"));
-        }
-        cpus.extend(first..=last);
-    }
-    if cpus.is_empty() {
-        return Err("it names no CPU".into());
-    }
-    Ok(cpus)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::parse_cpus;
-
-    #[test]
-    fn lists_of_cpus_parse() {
-        assert_eq!(parse_cpus("0-3,8").unwrap(), [0, 1, 2, 3, 8]);
-        for bad in ["3-1", "a", "0-99999", "", ","] {
-            assert!(parse_cpus(bad).is_err(), "{bad}");
-        }
     }
 }

@@ -20,6 +20,7 @@ use crate::meter::cpu;
 use forebay_model::job::PathKind;
 use forebay_model::record::Point;
 use forebay_model::training::{rules, EmulateSpec, Plan, RankStreams, Scheduler, Trace};
+use forebay_model::units::BYTES_PER_GIB as GIB;
 use forebay_model::{Error, Latency};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::mpsc::{channel, Receiver};
@@ -30,7 +31,6 @@ use std::time::{Duration, Instant};
 /// How often the caller is asked whether to go on.
 const POLL: Duration = Duration::from_millis(100);
 const LATE_SHOWN: usize = 8;
-const GIB: f64 = (1u64 << 30) as f64;
 
 /// Runs the spec. An error means that nothing was measured; what broke midway stands in the outcome.
 ///

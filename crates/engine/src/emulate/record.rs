@@ -19,11 +19,10 @@ use forebay_model::training::record::{
     Latencies, Skipped, Timing, Training, TrainingMemory, Waited as WaitedPart,
 };
 use forebay_model::training::rules::Steps;
+use forebay_model::units::BYTES_PER_GIB as GIB;
 use forebay_model::{stats, Latency};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-
-const GIB: f64 = (1u64 << 30) as f64;
 
 /// What was measured.
 pub struct Ran {

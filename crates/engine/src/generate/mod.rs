@@ -23,6 +23,7 @@ use crate::source::QueueNeeds;
 use folder::Folder;
 use forebay_model::job::Engine;
 use forebay_model::record::Build;
+use forebay_model::units::BYTES_PER_GIB as GIB;
 use forebay_model::Error;
 use pump::{Halt, Pump, Shared};
 use serde::Serialize;
@@ -34,7 +35,6 @@ use std::time::{Duration, Instant};
 pub const SCHEMA: &str = "forebay.datagen/1";
 /// How often somebody is told, and asked whether to go on.
 const LOOK: Duration = Duration::from_millis(100);
-const GIB: f64 = (1u64 << 30) as f64;
 
 /// How it is going. Bytes and files of this run alone.
 #[derive(Clone, Debug, Serialize)]

@@ -7,13 +7,12 @@
 
 use super::{Missing, Reason};
 use forebay_model::record;
+use forebay_model::units::BYTES_PER_GIB as GIB;
 use rustix::fd::AsFd;
 use std::time::{Duration, Instant};
 
 /// Below this the ticks of /proc/stat (10 ms on nearly every kernel) say too little.
 const MACHINE_WALL_MIN: Duration = Duration::from_millis(100);
-
-const GIB: f64 = (1u64 << 30) as f64;
 
 /// Seconds of processor time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

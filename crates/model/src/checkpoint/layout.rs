@@ -230,7 +230,7 @@ pub mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const GIB: f64 = (1u64 << 30) as f64;
+    use crate::units::BYTES_PER_GIB as GIB;
 
     pub fn llama(
         [layers, hidden, ffn_hidden, heads, kv_heads]: [u64; 5],

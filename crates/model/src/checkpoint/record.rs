@@ -3,10 +3,9 @@
 use super::rules::Edition;
 use super::{Mode, Model};
 use crate::record::{Cpu, LatencySummary};
+use crate::units::BYTES_PER_GIB as GIB;
 use crate::Latency;
 use serde::{Deserialize, Serialize};
-
-const GIB: f64 = (1u64 << 30) as f64;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]

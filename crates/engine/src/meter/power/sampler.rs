@@ -8,6 +8,7 @@
 use super::{Meter, Pace, Refused, Sample};
 use crate::meter::Reason;
 use forebay_model::record::Power;
+use forebay_model::units::BYTES_PER_GIB as GIB;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -29,8 +30,6 @@ const FIRST_WAIT: Duration = Duration::from_secs(6);
 
 /// Readings kept of one meter; beyond this every other one is let go.
 const READINGS_MAX: usize = 1 << 16;
-
-const GIB: f64 = (1u64 << 30) as f64;
 
 /// A span of time between two instants.
 pub type Span = (Instant, Instant);

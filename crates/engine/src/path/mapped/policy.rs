@@ -182,7 +182,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     const MIB: u64 = 1 << 20;
-    const GIB: u64 = 1 << 30;
+    use forebay_model::units::GIB;
 
     fn key(window: u32) -> Key {
         Key { file: 0, window }
