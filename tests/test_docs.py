@@ -200,3 +200,17 @@ def test_each_command_in_a_document_has_flags_that_exist(page: str, command: str
     options |= {"--help"}
     used = re.findall(r"(?<=\s)(--?[a-z][\w-]*)", command)
     assert set(used) <= options, f"{page}: {command}: {set(used) - options}"
+
+
+def test_the_walk_of_a_sample_names_functions_that_are_there() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    walk = re.search(r"^## One sample of latency.*?\n(.*?)(?=^## )", text, re.S | re.M)
+    assert walk
+    hops = re.findall(r"^(\d+)\. `(\S+?)::(\w+)`", walk[1], re.M)
+    assert [int(number) for number, _, _ in hops] == list(range(1, 11))
+    gone = [
+        f"{file}::{function}"
+        for _, file, function in hops
+        if not re.search(rf"\b(fn|def) {function}\b", (ROOT / file).read_text())
+    ]
+    assert not gone
