@@ -21,7 +21,7 @@ def study_charts(study: Study) -> list[Chart]:
     made = [
         _values(study, "throughput", "Throughput", "GiB/s", THROUGHPUT),
         _values(study, "iops", "I/Os per second", "1/s", "result.iops"),
-        _stacked(study, "cpu-cost", "CPU per GiB", "core-s/GiB", per_gib=True),
+        _stacked(study, "cpu-cost", "CPU per GiB", "CPU-s/GiB", per_gib=True),
         _stacked(study, "cpu-cores", "Cores busy", "cores", per_gib=False),
         latency.percentiles(study),
         *_repeats(study),

@@ -18,7 +18,7 @@ METRICS: dict[str, tuple[str, str, Callable[[float], str]]] = {
     "iops": ("I/Os per second", "1/s", numbers.count),
     "latency_mean": ("Mean latency", "", numbers.micros),
     "latency_p99": ("p99 latency", "", numbers.micros),
-    "cpu": ("CPU", "core-s/GiB", numbers.significant),
+    "cpu": ("CPU", "CPU-s/GiB", numbers.significant),
     "energy": ("Energy", "J/GiB", numbers.significant),
     "power": ("Power", "W", numbers.significant),
 }
@@ -230,7 +230,7 @@ def _setting(row: dict[str, Any]) -> str:
     rate, cost, watts = (finite(row.get(key)) for key in ("throughput_gib_s", "cpu_s_per_gib", "watts"))
     parts = [_where(row)]
     parts += [f"{numbers.rate(rate)} GiB/s"] if rate is not None else []
-    parts += [f"{numbers.significant(cost)} core-s/GiB"] if cost is not None else []
+    parts += [f"{numbers.significant(cost)} CPU-s/GiB"] if cost is not None else []
     parts += [f"{numbers.significant(watts)} W"] if watts is not None else []
     return "; ".join(p for p in parts if p) or numbers.DASH
 
@@ -256,7 +256,7 @@ def _probes(document: dict[str, Any], ident: str, notes: Notes) -> Table:
         rows.append(
             [notes.value(value, show, NOT_MEASURED) for value, show in zip(values, shows, strict=True)]
         )
-    columns = ["Block size", "Workers", "Depth", "GiB/s", "core-s/GiB", "Watts", "Runs"]
+    columns = ["Block size", "Workers", "Depth", "GiB/s", "CPU-s/GiB", "Watts", "Runs"]
     foot = f"The first {ROWS_MAX} of {len(probes)} settings are shown." if len(probes) > ROWS_MAX else ""
     return Table(f"{ident}-probes", "Every setting that was tried", [], columns, rows, foot)
 
@@ -274,7 +274,7 @@ def _curve(document: dict[str, Any], ident: str, axis: str, pick: dict[str, Any]
     made = []
     for key, what, unit in (
         ("throughput_gib_s", "Throughput", "GiB/s"),
-        ("cpu_s_per_gib", "CPU per GiB", "core-s/GiB"),
+        ("cpu_s_per_gib", "CPU per GiB", "CPU-s/GiB"),
     ):
         kept = [
             {

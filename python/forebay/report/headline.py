@@ -87,7 +87,7 @@ def _against(point: Point, base: Point, name: str) -> tuple[str, str]:
         return "", ""
     rest = []
     if quotient.low is None or quotient.high is None:
-        rest.append("One run of each: how sure that is, nobody knows.")
+        rest.append("One run of each: the uncertainty is unknown.")
     elif quotient.low <= 1 <= quotient.high:
         rest.append("Their intervals overlap: this is no proof of a difference.")
     mine_cpu, its_cpu = point.stat(CPU_COST), base.stat(CPU_COST)
@@ -113,7 +113,7 @@ def figures(studies: list[Study]) -> list[Figure]:
     measured = [s for s in studies if s.origin == "measured"] or studies
     found = [
         _extreme(measured, "Highest throughput", THROUGHPUT, max, numbers.rate, "GiB/s"),
-        _extreme(measured, "Least CPU", CPU_COST, min, numbers.significant, "core-s/GiB"),
+        _extreme(measured, "Least CPU", CPU_COST, min, numbers.significant, "CPU-s/GiB"),
         _extreme(measured, "Most I/Os", "result.iops", max, numbers.count, "per second"),
         _extreme(measured, "Lowest p99", "result.latency_us.p99", min, numbers.micros, ""),
     ]

@@ -122,7 +122,7 @@ def _wide(study: Study, notes: Notes) -> Table:
     groups = [Cell("", number=False)]
     groups += [Cell(s, number=False, span=2) for s in study.series]
     groups += [Cell(f"{s} ÷ {study.baseline(s)}", number=False, span=2) for s in compared]
-    columns = [study.axis.title] + ["GiB/s", "CPU core-s/GiB"] * len(study.series)
+    columns = [study.axis.title] + ["GiB/s", "CPU-s/GiB"] * len(study.series)
     columns += ["throughput", "CPU per GiB"] * len(compared)
     rows = []
     for x in study.xs:
@@ -141,7 +141,7 @@ def _wide(study: Study, notes: Notes) -> Table:
 def _long(study: Study, notes: Notes) -> Table:
     """The same with one row per series, where they are too many to stand side by side."""
     compared = any(study.baseline(s) for s in study.series)
-    columns = [*_place_columns(study), "GiB/s", "CPU core-s/GiB"]
+    columns = [*_place_columns(study), "GiB/s", "CPU-s/GiB"]
     columns += ["GiB/s ÷ host", "CPU per GiB ÷ host"] if compared else []
     rows = []
     for point in study.points:
@@ -284,11 +284,11 @@ def what_ran(study: Study, notes: Notes) -> Table:
         "Run",
         "Path asked → ran",
         "Engine",
-        "Slots",
+        "Buffers",
         "Cache",
         "Resident before → after",
         "Device ÷ asked",
-        "Way of the bytes",
+        "Route of the bytes",
         "Verified",
     ]
     foot = "Device ÷ asked: bytes that block devices delivered or took, per byte that the job asked for."
