@@ -49,6 +49,8 @@ def settings_of(draw: st.DrawFn, drive: str) -> dict[str, Any]:
         "memory": draw(st.floats(64, 4096)),
     }
     if draw(st.booleans()):
+        found["cores"] = draw(st.integers(1, found["threads"]))
+    if draw(st.booleans()):
         found |= {"location": "remote", "queues": draw(st.integers(1, 31))}
     if draw(st.booleans()):
         found["link"] = f"{draw(st.integers(10, 800))}Gb/s"
@@ -111,6 +113,20 @@ def test_reads_pass_no_link_no_drive_and_no_full_processor(drawn: tuple[Planner,
     assert row["throughput_gib_s"] <= most_of_drives(planner, s) * (1 + 1e-9)
     assert row["cpu_cores"] <= s.threads * (1 + 1e-6)
     assert row["next"].get("gain", 1.0) >= 1 - BEND
+
+
+def test_few_cores_beside_a_link_are_unsure_and_the_link_is_not() -> None:
+    """What a request costs is unsure within a factor of two, so cores may be the narrower; the link never gives more."""
+    planner, found = published(), []
+    for link in (2.0, 20.0, 25.0, 30.0, 200.0):
+        s = system.make({"drive": "D7-PS1010", "drives": 8, "path": "cpu", "cores": 1, "workers": 64, "link": link}, [])
+        rate = answer.rates(planner, [s])[0]
+        assert rate.p10 < rate.value <= rate.p90 <= link * (1 + 1e-9)
+        found.append(rate)
+    assert found[0].bottleneck == "link" and found[0].p10 > 0.95 * found[0].value
+    assert all("host cores" in rate.bottleneck for rate in found[2:])
+    assert all(rate.p10 < 0.7 * rate.value for rate in found[1:])
+    assert found[-1].p90 > 1.4 * found[-1].value
 
 
 def wider(s: system.System) -> list[system.System]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from forebay.plan import checkpoint, cpu, dlrm, flow, limits, training
-from forebay.plan.estimate import Z80, Estimate, from_log
+from forebay.plan.estimate import Z80, Estimate, capped, from_log
 from forebay.plan.planner import Planner
 from forebay.plan.system import System
 
@@ -100,12 +100,19 @@ def of_page_cache(system: System) -> list[str]:
 def rates(planner: Planner, systems: list[System]) -> list[Estimate]:
     """GiB/s of each, bounded by its links and cores."""
     found = planner.flow.predict([limits.load(planner, s) for s in systems])
-    return [_widened(rate, _of_cores(planner, s, rate)) for s, rate in zip(systems, found, strict=True)]
+    # However unsure the cost of a request is, no link lets more through than it can.
+    return [
+        capped(_widened(rate, _of_cores(planner, s, rate)), min(limits.links(s).values(), default=math.inf))
+        for s, rate in zip(systems, found, strict=True)
+    ]
 
 
 def _of_cores(planner: Planner, system: System, rate: Estimate) -> float:
-    """What the cost of a request is unsure by, as far as cores are what bounds the rate."""
-    share = rate.stations.get("host cores", 0.0)
+    """What the cost of a request is unsure by, as far as cores may be what bounds the rate: a link hardly narrower than
+    they are may be the wider one.
+    """
+    cores = min(system.cores or system.threads, system.threads)
+    share = min(1.0, rate.value / planner.cores.most_gibps(system.path, system.io_size / 1024, cores))
     if share < IDLE:
         return 0.0
     cost = busy_cores(planner, system, rate)["cpu_cores"]
