@@ -248,6 +248,18 @@ def test_an_outlier_is_named_and_hardly_moves_the_fit() -> None:
     assert abs(width[1] / width[0] - 1) < 0.03
 
 
+@pytest.mark.parametrize("slow", range(5))
+def test_of_few_runs_the_stray_is_named_and_not_those_beside_it(slow: int) -> None:
+    """Five runs, one of them at a quarter: the fit bends to it, so the furthest from the fit may be a good one."""
+    drive = catalogue.drive("D7-PS1010")
+    rates = [(4, 4, 0.17), (32, 64, 12.41), (32, 128, 13.3), (24, 512, 13.4), (24, 1024, 13.47)]
+    text = "".join(
+        GDSIO.format(kind="GPUD", workers=w, kib=k, rate=r / 4 if i == slow else r) for i, (w, k, r) in enumerate(rates)
+    )
+    _, found = calibrate.calibrate(calibrate.read(text, "f", drive.name, 1), drive, [])
+    assert [o.partition(":")[0] for o in found["outliers"]] == [f"f, line {slow + 1}"]
+
+
 def test_whatif_varies_all_combinations_and_refuses_what_cannot_vary(forebay) -> None:
     found = document(forebay, "whatif", "--drive", "D7-PS1010", "--vary", "drives=1:3", "--vary", "io-size=64k,1m")
     assert [(p["query"]["drives"], p["query"]["io_size"]) for p in found["points"]] == [

@@ -172,6 +172,20 @@ class Posterior:
             far = far[np.asarray(among, dtype=bool)]
         return math.sqrt((PSEUDO * usual**2 + float(far @ far)) / (PSEUDO + len(far)))
 
+    def cost(self) -> float:
+        """What the fit makes least: squares of what measurements and parameters are off by, each in its own spread."""
+        import numpy as np
+
+        middle, spread = _start(self.priors)
+        total = float(np.sum(((self.log - middle) / spread) ** 2))
+        if self.data is None or len(self.data.y) == 0:
+            return total
+        noise = np.diag(self.data.sd**2)
+        if self.data.kernel is not None:
+            noise = noise + self.data.kernel(self.data.rows, self.data.rows)
+        off = self.data.y - self.model(self.log, self.data.rows)
+        return total + float(off @ np.linalg.solve(noise, off))
+
     def outlier(self) -> int | None:
         """The measurement that is furthest off, if by more than OUTLIER_SD of what it is allowed; None: there is none.
 
