@@ -274,6 +274,63 @@ def test_clones_of_a_job_of_fios_are_one_run_whether_fio_adds_them_up_or_not() -
     assert rates([job(1.0, numjobs="2"), other]) == [(2.0, 1.0), (2.0, 1.5)]
 
 
+def fio_job(name: str = "a", group: int = 0, **more: Any) -> dict[str, Any]:
+    """One of four threads that have 32 requests in flight each, as fio adds them up: 12 % of a core in user mode, 40 % not."""
+    options = {"bs": "4k", "numjobs": "4", "iodepth": "32", "ioengine": "io_uring", "direct": "1", **more}
+    of_thread = {"usr_cpu": 12.0, "sys_cpu": 40.0}
+    return {"jobname": name, "groupid": group, "job options": options, "read": {"bw_bytes": 4 << 30}, **of_thread}
+
+
+def fio_runs(*jobs: dict[str, Any]) -> list[calibrate.Found]:
+    return calibrate.read(json.dumps({"fio version": "fio-3.36", "jobs": jobs}), "f.json", "D7-P5520", 1)
+
+
+def test_fios_processor_time_calibrates_the_cores_of_all_its_threads() -> None:
+    (whole,) = fio_runs(fio_job())
+    (parts,) = fio_runs(*[{**fio_job(), "read": {"bw_bytes": 1 << 30}}] * 4)
+    for run in (whole, parts):
+        assert run.spent is not None and run.measured.gibps == 4.0
+        assert (run.spent.user, run.spent.system) == pytest.approx((0.48, 1.6))
+    runs = [whole, *fio_runs({**fio_job(bs="1m", numjobs="1"), "usr_cpu": 0.5, "sys_cpu": 30.0})]
+    _, found = calibrate.calibrate(runs, catalogue.drive("D7-P5520"), [])
+    sources = {p["name"]: p["source"] for p in found["parameters"]}
+    assert sources["system_core_request[cpu]"] == sources["system_core_mib[cpu]"] == "calibrated"
+    kept = saved.read(json.dumps(saved.document(found, runs, catalogue.drive("D7-P5520"))), "c")
+    assert [r.spent for r in kept.runs] == [r.spent for r in runs]
+    assert fio_runs({**fio_job(), "usr_cpu": None, "sys_cpu": None})[0].spent is None
+    with pytest.raises(RequestError, match="job 1: is not as fio writes it"):
+        fio_runs({**fio_job(), "sys_cpu": -3})
+
+
+def test_fios_engine_says_what_is_in_flight_and_which_path() -> None:
+    def load(**more: Any) -> tuple[float, str]:
+        found = fio_runs(fio_job(**more))[0].measured.load
+        return found.depth, found.path
+
+    assert load() == (32.0, "cpu") and load(ioengine="psync") == (1.0, "cpu")
+    assert load(ioengine="libcufile")[1] == "gds" and load(ioengine="libcufile", cuda_io="posix")[1] == "cpu"
+
+
+def test_what_fio_says_against_its_own_figures_is_said() -> None:
+    drive = catalogue.drive("D7-P5520")
+
+    def doubts(*jobs: dict[str, Any]) -> list[str]:
+        runs = fio_runs(*jobs)
+        found = calibrate.calibrate(runs, drive, [])[1]
+        kept = saved.read(json.dumps(saved.document(found, runs, drive)), "c")
+        assert [r.doubt for r in kept.runs] == [r.doubt for r in runs]
+        return [t for t in found["warnings"] if t.startswith("f.json")]
+
+    large = {**fio_job("b", 1, bs="1m"), "read": {"bw_bytes": 6 << 30}}
+    assert doubts(fio_job(), large) == []
+    assert "ran beside job b" in doubts(fio_job(), {**large, "groupid": 0})[0]
+    (cached,) = doubts(fio_job(direct="0"), {**large, "job options": {"bs": "1m"}})
+    assert cached.startswith("f.json, job 1 and 1 more") and "direct=1" in cached
+    # Reads beside writes aren't what a drive reads.
+    with pytest.raises(RequestError, match="holds no run"):
+        fio_runs({**fio_job(), "write": {"bw_bytes": 5}})
+
+
 def test_runs_on_a_model_of_a_drive_are_said_to_be() -> None:
     drive = catalogue.drive("D7-P5520")
     lines = [json.loads(record(kib, rate)) for kib, rate in ((64, 4.3), (1024, 6.5))]

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from forebay import stripes
@@ -27,6 +27,8 @@ DIRECT = ("GPUD", "GPU_BATCH", "GPUD_BATCH", "GPU_DIRECT")
 SIZES_KIB = (4.0, 16.0, 64.0, 128.0, 256.0, 1024.0, 4096.0)
 WORKERS = (1, 4, 16, 32, 64)
 POINTS_LEAST, POINTS_MAX = 2, 1000
+# fio's engines that have one request in flight, whatever its iodepth says.
+SYNCHRONOUS = ("sync", "psync", "vsync", "pvsync", "pvsync2", "mmap")
 # Sources that lie across a network.
 REMOTE = ("nvme+tcp:",)
 # An outlier still counts, as if its noise were this share; of all runs, so many may be outliers.
@@ -39,7 +41,7 @@ FEW, CANDIDATES = 50, 4
 class Found:
     """A run as a load, with where it was read; `host` where the record names one; `spent` where it has processor time.
 
-    `simulated`: a model of a drive gave it, as `model:` does, and no drive.
+    `simulated`: a model of a drive gave it, as `model:` does, and no drive. `doubt`: why it may not be what it seems.
     """
 
     measured: flow.Measured
@@ -47,6 +49,7 @@ class Found:
     host: str | None = None
     spent: cores.Spent | None = None
     simulated: bool = False
+    doubt: str = ""
 
 
 def read(text: str, where: str, drive: str, drives: int | None) -> list[Found]:
@@ -152,14 +155,15 @@ def _fio(text: str, where: str, drive: str, drives: int | None) -> list[Found]:
     found = []
     for at, clones in _clones(document, where):
         try:
-            measured = _fio_job(document, clones, drive, drives)
+            run = _fio_job(document, clones, drive, drives)
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise RequestError(at, f"is not as fio writes it: {error}", "fio --output-format=json --output=FILE") from None
         except RequestError as error:
             raise RequestError(f"{at}: {error.asked}", error.found, error.next) from None
-        if measured is not None:
+        if run is not None:
             host = document.get("hostname")
-            found.append(Found(measured, at, host if isinstance(host, str) else None))
+            doubt = "; ".join(t for t in (run.doubt, _together(document["jobs"], clones[0])) if t)
+            found.append(replace(run, origin=at, host=host if isinstance(host, str) else None, doubt=doubt))
     return found
 
 
@@ -181,18 +185,50 @@ def _clones(document: dict[str, Any], where: str) -> list[tuple[str, list[Any]]]
     return made
 
 
-def _fio_job(document: dict[str, Any], clones: Sequence[Any], drive: str, drives: int | None) -> flow.Measured | None:
-    """The rate of all clones together. None where they read nothing or don't say their block size."""
+def _together(jobs: Sequence[Any], one: Any) -> str:
+    """Whether fio ran other jobs beside this one: those of its group of another name, which no stonewall parts from it."""
+    if not isinstance(one, dict) or "groupid" not in one:
+        return ""
+    others = [j for j in jobs if isinstance(j, dict) and j.get("groupid") == one["groupid"]]
+    names = sorted({str(j.get("jobname")) for j in others} - {str(one.get("jobname"))})
+    return f"ran beside job {', '.join(names[:3])}, so had a part of the drive: stonewall between them" if names else ""
+
+
+def _fio_job(document: dict[str, Any], clones: Sequence[Any], drive: str, drives: int | None) -> Found | None:
+    """The rate and the cores of all clones together. None where they write, read nothing or don't say their block size."""
     from forebay.units import parse_bytes
 
     options = {**(document.get("global options") or {}), **(clones[0].get("job options") or {})}
-    rate, size = sum(float((j.get("read") or {}).get("bw_bytes") or 0) for j in clones), options.get("bs")
-    if not size or not (math.isfinite(rate) and rate > 0):
+    rate, written = (sum(_number(j.get(way), "bw_bytes") for j in clones) for way in ("read", "write"))
+    size, engine = options.get("bs"), str(options.get("ioengine") or "")
+    if not size or written or not (math.isfinite(rate) and rate > 0):
         return None
     workers, depth = float(options.get("numjobs", 1)), float(options.get("iodepth", 1))
-    load = flow.Load(drive, parse_bytes(size, "bs") / 1024, workers, "cpu", drives=drives or 1, depth=depth)
+    if engine in SYNCHRONOUS:
+        depth = 1.0
+    path = "gds" if engine == "libcufile" and options.get("cuda_io", "cufile") == "cufile" else "cpu"
+    load = flow.Load(drive, parse_bytes(size, "bs") / 1024, workers, path, drives=drives or 1, depth=depth)
     flow.check([load])
-    return flow.Measured(load, rate / 2**30)
+    # Without group_reporting each clone has an entry of its own; with it, one has the mean of all.
+    threads = workers if len(clones) == 1 else 1.0
+    user, system = (sum(_number(j, name) for j in clones) * threads / 100 for name in ("usr_cpu", "sys_cpu"))
+    work = cpu.Work(path, load.io_kib, rate / 2**30)
+    told = all("usr_cpu" in j and "sys_cpu" in j for j in clones) and 0 < user + system < math.inf
+    doubt = "" if path == "gds" or _is_on(options.get("direct")) else "without direct=1 memory may have answered for the drive"
+    spent = cores.Spent(work, user, system) if told else None
+    return Found(flow.Measured(load, work.gibps), "", spent=spent, doubt=doubt)
+
+
+def _number(table: Any, key: str) -> float:
+    """A number of 0 or more; 0 where there is none. ValueError where it is something else."""
+    value = float((table or {}).get(key) or 0)
+    if value < 0:
+        raise ValueError(f"{key} {value:g}")
+    return value
+
+
+def _is_on(value: Any) -> bool:
+    return str(value) not in ("None", "0", "")
 
 
 def calibrate(runs: Sequence[Found], drive: catalogue.Drive, more: Sequence[catalogue.Drive]) -> tuple[flow.Flow, dict[str, Any]]:
@@ -248,6 +284,7 @@ def _document(runs: Sequence[Found], fitted: flow.Flow, strays: Sequence[int], d
     played = sum(r.simulated for r in runs)
     if played:
         doubts.append(f"{played} of {len(runs)} runs are simulated: they calibrate by a model of a drive, and not by a drive")
+    doubts += _of_origins(runs)
     doubts += [
         f"{r.origin}: {text}" for r in runs for text in doubtful(drive, r.measured.load.drives, r.measured.gibps)
     ]
@@ -260,6 +297,15 @@ def _document(runs: Sequence[Found], fitted: flow.Flow, strays: Sequence[int], d
         "outliers": [f"{runs[i].origin}: {runs[i].measured.gibps:.2f} GiB/s" for i in strays],
         "warnings": doubts,
     }
+
+
+def _of_origins(runs: Sequence[Found]) -> list[str]:
+    """What each run's own file says against it, once for all of which it says the same."""
+    by_text: dict[str, list[str]] = {}
+    for run in runs:
+        if run.doubt:
+            by_text.setdefault(run.doubt, []).append(run.origin)
+    return [f"{o[0]}{f' and {len(o) - 1} more' if len(o) > 1 else ''}: {text}" for text, o in by_text.items()]
 
 
 def next_measurement(runs: Sequence[Found], fitted: flow.Flow) -> dict[str, Any]:

@@ -63,6 +63,7 @@ def _point(run: calibrate.Found) -> dict[str, Any]:
         "system_cores": run.spent.system if run.spent else None,
         "origin": run.origin,
         "simulated": run.simulated,
+        "doubt": run.doubt,
     }
 
 
@@ -106,8 +107,11 @@ def _run(point: Any, where: str, drive: str, host: str | None) -> calibrate.Foun
     spent = None
     if got["user_cores"] is not None and got["system_cores"] is not None:
         spent = cores.Spent(cpu.Work(path, kib, rate), got["user_cores"], got["system_cores"])
-    origin = point.get("origin")
-    return calibrate.Found(flow.Measured(load, rate), origin if isinstance(origin, str) else where, host, spent, simulated)
+    origin, doubt = point.get("origin"), point.get("doubt", "")
+    if not isinstance(doubt, str):
+        raise RequestError(where, f"doubt {doubt!r}"[:200], "a text, or none")
+    named = origin if isinstance(origin, str) else where
+    return calibrate.Found(flow.Measured(load, rate), named, host, spent, simulated, doubt)
 
 
 def _number(point: Mapping[str, Any], name: str, where: str) -> float | None:
