@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from forebay.plan import backtest, catalogue, dlrm, flow, page, score
+from forebay.plan import backtest, catalogue, dlrm, flow, page, score, tables
 from forebay.plan.fit import Data, Prior, fit, prior_only
 from forebay.plan.planner import TABLES, Planner
 from forebay.plan.published import table
@@ -232,6 +232,17 @@ def test_a_cell_left_out_does_not_know_itself() -> None:
     only = {"gds_vs_cpu": [row]}
     found = [backtest.run(only, known, kinds=["cell"])["local throughput"]["cell"][0].predicted for known in (KNOWN, doubled)]
     assert found[0] == pytest.approx(found[1], rel=1e-9)
+
+
+def test_a_strangers_system_is_scored_by_its_data_sheet_alone() -> None:
+    """Whatever its own runs measured must not change what is foretold of them."""
+    row = next(r for r in KNOWN["ext_mlperf_storage_v1.0"] if r["workload"] == "unet3d")
+    measured = {c: "50" for c in tables.FORMS[1].fills if c != "num_accelerators"}
+    found = []
+    for one in (row, {**row, **measured}):
+        results = backtest.run({"ext_mlperf_storage_v1.0": [one]}, KNOWN)
+        found.append([results[f"other submitters: {name}"]["submitter"][0].predicted for name in ("AU", "MiB/s", "accelerators")])
+    assert found[0] == pytest.approx(found[1], rel=1e-12)
 
 
 def test_backtest_of_a_folder_scores_its_cells(forebay, tmp_path) -> None:

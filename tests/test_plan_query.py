@@ -12,6 +12,7 @@ from forebay.plan import backtest, random_reads, training
 from forebay.plan.planner import TABLES, Planner, published
 from forebay.plan.predict import ROWS, predict_text
 from forebay.plan.published import table
+from forebay.plan.tables import FORMS
 
 Row = dict[str, str]
 
@@ -121,6 +122,38 @@ def test_what_a_strangers_result_says_of_its_own_blanks_is_taken_from_it(planner
     assert [float(r["au_mean_pct"]) for r in rows[:2]] == pytest.approx([au, au], abs=1.5)
     assert float(rows[2]["num_accelerators"]) == pytest.approx(number, rel=0.02)
     assert float(rows[0]["throughput_mibps"]) == rate
+
+
+@pytest.mark.parametrize(
+    "blank",
+    [
+        ("au_min_pct",), ("au_max_pct",), ("au_mean_pct",), ("au_mean_pct", "au_max_pct"), ("au_mean_pct", "au_min_pct"),
+        ("au_mean_pct", "au_min_pct", "au_max_pct"), ("throughput_mibps",), ("samples_per_s",),
+        ("throughput_mibps", "samples_per_s"), ("identity_ratio",),
+    ],
+)  # fmt: skip
+def test_what_follows_from_a_strangers_other_cells_is_near_and_no_surer_than_it_should_be(blank: tuple[str, ...]) -> None:
+    """Each submitter left out, so that no ratio or spread of its own is known."""
+    name, inside, off = "ext_mlperf_storage_v1.0", [], []
+    form = next(f for f in FORMS if f.name == name)
+    for org in sorted({r["org"] for r in table(name)}):
+        planner = Planner({name: [r for r in table(name) if r["org"] != org]})
+        rows = [r for r in table(name) if r["org"] == org]
+        asked = [{**r, **dict.fromkeys(blank, "")} for r in rows]
+        for row, found in zip(rows, form.predict(planner, asked, [org] * len(rows)), strict=True):
+            for column in blank:
+                e, real = found[column], float(row[column])
+                assert e.p10 < e.p90 and e.p10 <= e.value <= e.p90, (column, e)
+                inside.append(e.p10 <= real * (1 + 1e-9) and real <= e.p90 * (1 + 1e-9))
+                off.append(abs(e.value / real - 1))
+    assert sum(inside) / len(inside) >= 0.75
+    assert sum(off) / len(off) <= 0.02
+
+
+def test_samples_a_second_tell_mib_a_second_to_the_digit(planner: Planner) -> None:
+    known = next(r for r in table("ext_mlperf_storage_v1.0") if r["workload"] == "cosmoflow")
+    row = filled(planner, text_of(list(known), [{**known, "throughput_mibps": ""}]))[0]
+    assert float(row["throughput_mibps"]) == pytest.approx(float(known["throughput_mibps"]), rel=1e-4)
 
 
 def test_a_row_may_ask_for_another_utilisation_than_the_rules_do(planner: Planner) -> None:

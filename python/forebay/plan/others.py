@@ -19,7 +19,7 @@ from forebay.plan.training import DEMAND_MIBPS, PASS_PCT
 RECORD_BYTES = {"unet3d": 146600628, "resnet50": 114660.07, "cosmoflow": 2828486}
 # Coefficients are drawn towards zero as if by this many rows' worth of evidence.
 RIDGE = 1.0
-AU_MOST = 99.9
+AU_LEAST, AU_MOST = 0.01, 99.9
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,7 @@ class Others:
         """MiB/s: an identity of accelerators, demand and AU, but for the start of each epoch."""
         mean, sd = self.ratio[system.workload].predict([1.0])
         demand = DEMAND_MIBPS[system.workload, system.accelerator] * (system.accelerators or 1.0)
-        of_au = 0.0 if known_au else (math.log(au.p90) - math.log(au.p10)) / (2 * Z80)
-        middle = math.log(demand * au.value / 100) + mean
+        low, share, high = (math.log(max(v, AU_LEAST)) for v in (au.p10, au.value, au.p90))
+        of_au = 0.0 if known_au else (high - low) / (2 * Z80)
+        middle = math.log(demand / 100) + share + mean
         return from_log(middle, math.hypot(sd, of_au), "MiB/s", bottleneck="not known from a data sheet")

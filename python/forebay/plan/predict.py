@@ -16,6 +16,8 @@ from forebay.plan.tables import Form, recognise
 WHOLE = {"accelerators_h100_emulated", "num_accelerators", "n_eval"}
 # Predicted at a time.
 ROWS = 500
+# Significant digits; more where an interval is narrower than such a share, and rounding would leave nothing of it.
+DIGITS, DIGITS_NARROW, NARROW = 5, 8, 1e-3
 
 
 def predict_text(text: str, where: str, planner: Planner) -> tuple[str, dict]:
@@ -67,14 +69,15 @@ def _filled(row: Row, found: dict[str, Estimate], fills: Sequence[str]) -> Row:
         if column == "valid":
             done[column] = "true" if estimate.value else "false"
             continue
-        done[column] = shown(column, estimate.value)
-        done[f"{column}_p10"], done[f"{column}_p90"] = shown(column, estimate.p10), shown(column, estimate.p90)
+        digits = DIGITS_NARROW if estimate.p90 - estimate.p10 < NARROW * abs(estimate.value) else DIGITS
+        for end, value in (("", estimate.value), ("_p10", estimate.p10), ("_p90", estimate.p90)):
+            done[f"{column}{end}"] = shown(column, value, digits)
         limit = limit or estimate.bottleneck
     done["bottleneck"] = limit or next((e.bottleneck for e in found.values()), "")
     return done
 
 
-def shown(column: str, value: float) -> str:
-    """Five significant digits; whole where the column counts."""
-    return f"{value:.0f}" if column in WHOLE else f"{value:.5g}"
+def shown(column: str, value: float, digits: int) -> str:
+    """So many significant digits; whole where the column counts."""
+    return f"{value:.0f}" if column in WHOLE else f"{value:.{digits}g}"
 

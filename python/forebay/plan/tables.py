@@ -166,41 +166,46 @@ def _other(planner: Planner, row: Row, where: str) -> Estimates:
     system = system_of(row, where)
     scale = 2**20 / RECORD_BYTES[system.workload]
     known_rate = number(row, "throughput_mibps", where) or (number(row, "samples_per_s", where) or 0.0) / scale or None
-    given = number(row, "au_mean_pct", where) or None
     ratio, sd = planner.others.ratio[system.workload].predict([1.0])
     # What its bytes would be at the benchmark's identity, which its own figures miss by this ratio.
-    demand = training.DEMAND_MIBPS[system.workload, system.accelerator] * math.exp(ratio)
+    each = training.DEMAND_MIBPS[system.workload, system.accelerator]
+    demand, apart = each * math.exp(ratio), Z80 * sd
     count = planner.others.count(system)
+    given = _mean_given(row, where, count.bottleneck)
     if known_rate and given:
-        count = identity.number(known_rate, demand, given, count.bottleneck)
+        count = identity.number(known_rate, demand, given.value, count.bottleneck, apart)
     full = system if finite_positive(system.accelerators) else replace(system, accelerators=count.value)
-    au = planner.others.au(full)
-    if known_rate and full is system and system.accelerators:
-        au = identity.share(known_rate, system.accelerators, demand, au.bottleneck)
-    share = Estimate(given, given, given, "%") if given else au
-    rate = planner.others.throughput(full, share, given is not None)
+    au = given or planner.others.au(full)
+    if known_rate and not given and full is system and system.accelerators:
+        au = identity.share(known_rate, system.accelerators, demand, au.bottleneck, apart)
+    rate = planner.others.throughput(full, au, given is not None and given.p10 == given.p90)
     if full is not system:  # the number itself is a guess, and throughput is proportional to it
         wide = math.hypot(math.log(rate.p90 / rate.p10), math.log(count.p90 / count.p10)) / (2 * Z80)
         rate = from_log(math.log(rate.value), wide, rate.unit, bottleneck=rate.bottleneck)
-    basis = Estimate(known_rate, known_rate, known_rate, "MiB/s") if known_rate else rate
-    samples = Estimate(basis.value * scale, basis.p10 * scale, basis.p90 * scale, "samples/s", au.bottleneck)
-    low, high = (_moved(share, au.bottleneck, by) for by in (-identity.RUNS_APART, identity.RUNS_APART))
+    if known_rate:
+        rate = identity.printed(known_rate, rate.unit, rate.bottleneck)
+    samples = Estimate(rate.value * scale, rate.p10 * scale, rate.p90 * scale, "samples/s", au.bottleneck)
+    miss = from_log(ratio, sd, "", bottleneck=au.bottleneck)
+    if known_rate and number(row, "au_mean_pct", where) and system.accelerators:
+        found = 100 * known_rate / (system.accelerators * each * au.value)
+        miss = identity.printed(found, "", au.bottleneck, identity.RATIO_PRINTED)
     return {
         "num_accelerators": count,
         "au_mean_pct": au,
-        "au_min_pct": low,
-        "au_max_pct": high,
+        "au_min_pct": identity.lowest(au, au.bottleneck),
+        "au_max_pct": identity.highest(au, au.bottleneck),
         "throughput_mibps": rate,
         "samples_per_s": samples,
-        "identity_ratio": from_log(ratio, sd, "", bottleneck=au.bottleneck),
+        "identity_ratio": miss,
     }
 
 
-
-def _moved(share: Estimate, limit: str, by: float) -> Estimate:
-    """An AU that is so many points more, and stays one."""
-    value, low, high = (min(100.0, max(0.0, v + by)) for v in (share.value, share.p10, share.p90))
-    return Estimate(value, low, high, "%", limit)
+def _mean_given(row: Row, where: str, limit: str) -> Estimate | None:
+    """The row's mean AU, or what its lowest and highest run say of it; None where it says nothing."""
+    mean = number(row, "au_mean_pct", where) or None
+    if mean is not None:
+        return Estimate(mean, mean, mean, "%", limit)
+    return identity.mean_of(number(row, "au_min_pct", where) or None, number(row, "au_max_pct", where) or None, limit)
 
 
 FORMS = (
