@@ -22,6 +22,10 @@ def fetched(file, rows, row, start=0, **more):
     assert out.bytes()[:len(rows) * row] == b"".join(now[start + n * row : start + (n + 1) * row] for n in rows), (row, start)
     out.free()
     return file.last_report
+
+def by_gpu(report):
+    # Fetched, or copied from where the same row had come to.
+    return report.mapped_bytes + report.repeated_bytes
 """
 
 
@@ -35,10 +39,10 @@ with forebay.open(path, "mapped") as file:
     for row, start in [*aligned, (1, 0), (100, 8), (512, 3), (70000, 1)]:
         rows = draw((SIZE - start) // row, size=3000 if row < 4096 else 300)
         report = fetched(file, rows, row, start)
-        assert report.mapped_bytes == report.bytes == len(rows) * row and not report.staged_bytes, report
+        assert by_gpu(report) == report.bytes == len(rows) * row and not report.staged_bytes, report
     # Several launches, rows that come twice, the first and the last one, none.
     rows = np.concatenate([draw(SIZE // 16, size=40000), [0, SIZE // 16 - 1, 0]])
-    assert fetched(file, rows, 16).mapped_bytes == 16 * len(rows)
+    assert by_gpu(fetched(file, rows, 16)) == 16 * len(rows)
     assert fetched(file, rows[:0], 16).bytes == 0
     # Too long for it, and too long for the file's windows: through slots.
     assert fetched(file, [1, 0], 3 << 20).bytes == 6 << 20
@@ -69,8 +73,8 @@ def test_auto_has_rows_fetched_once_enough_were_asked_for(scenario: Scenario) ->
 with forebay.open(path) as file:
     rows = draw(SIZE // 4096, size=SIZE // 4096 // 3)
     assert fetched(file, rows, 4096).staged_bytes == 4096 * len(rows)
-    assert fetched(file, rows, 4096).mapped_bytes == 4096 * len(rows)
-    assert fetched(file, rows[:3], 4096).mapped_bytes == 4096 * 3
+    assert by_gpu(fetched(file, rows, 4096)) == 4096 * len(rows)
+    assert by_gpu(fetched(file, rows[:3], 4096)) == 4096 * 3
 for way, direct in (("bounce", None), ("auto", True)):
     with forebay.open(path, way, direct) as file:
         for _ in range(3):
@@ -155,9 +159,9 @@ with forebay.open(path, "mapped") as file:
     rows = draw(SIZE // 512, size=2000)
     for _ in range(3):
         report = fetched(file, rows, 512)
-        assert report.mapped_bytes + report.staged_bytes == report.bytes, report
+        assert by_gpu(report) + report.staged_bytes == report.bytes, report
     # Where some of it could be registered, the GPU fetches what lies there.
-    assert "read_only" not in os.environ["FOREBAY_STUB_CUDA"] or report.staged_bytes == report.bytes, report
+    assert "read_only" not in os.environ["FOREBAY_STUB_CUDA"] or not report.mapped_bytes, report
 """,
         settings,
     )
@@ -181,6 +185,138 @@ with forebay.open(path, "mapped") as file:
         "hash=0",
         nvrtc="/nowhere/libnvrtc.so",
     )
+
+
+def test_a_row_that_comes_twice_is_fetched_once(scenario: Scenario) -> None:
+    scenario(
+        ROWS
+        + """
+with forebay.open(path, "mapped") as file:
+    for row, most in ((4096, 50), (512, 3), (100, 1), (7, 900)):
+        rows = draw(most, size=4000)
+        for _ in range(2):
+            report = fetched(file, rows, row)
+            assert report.mapped_bytes == len(set(rows)) * row, (report, row)
+            assert report.repeated_bytes == report.bytes - report.mapped_bytes, report
+    # Several launches, each of which knows its own.
+    rows = np.repeat(np.arange(40000), 2)
+    report = fetched(file, rows, 16)
+    assert by_gpu(report) == report.bytes and report.mapped_bytes == report.bytes // 2, report
+with forebay.open(path, "mapped", True) as file:
+    assert by_gpu(fetched(file, [5, 5, 5], 512)) + file.last_report.staged_bytes == 1536
+""",
+        "hash=0",
+    )
+
+
+def test_numbers_that_lie_on_a_gpu_are_taken_from_there(scenario: Scenario) -> None:
+    scenario(
+        ROWS
+        + """
+def there(numbers):
+    held = Array(max(numbers.nbytes, 1))
+    begin()
+    raw = numbers.tobytes()
+    call("cuMemcpyHtoDAsync_v2", held.at, raw, ctypes.c_size_t(len(raw)), None)
+    call("cuStreamSynchronize", None)
+    held.__cuda_array_interface__ = {**held.__cuda_array_interface__, "shape": numbers.shape, "typestr": numbers.dtype.str}
+    return held
+
+def refused(numbers, words, **more):
+    array = there(numbers)
+    array.__cuda_array_interface__.update(more)
+    out = Array(64)
+    before = out.bytes()
+    try:
+        file.gather(array, 16, out)
+    except RequestError as error:
+        assert words in str(error), error
+    else:
+        sys.exit(words)
+    assert out.bytes() == before
+
+with forebay.open(path, "mapped") as file:
+    for kind in ("i4", "i8", "u4", "u8", "u1"):
+        rows = draw(200, size=1000).astype(kind)
+        out = Array(1000 * 96)
+        assert file.gather(there(rows), 96, out) == 96000
+        assert out.bytes() == b"".join(content[n * 96 : n * 96 + 96] for n in rows.astype(int)), kind
+        host = bytearray(96000)
+        assert file.gather(there(rows), 96, host) == 96000 and host == out.bytes()
+        at = bytearray(1000 * 8)
+        file.read_at(there(rows), 8, at)
+        assert at == b"".join(content[n : n + 8] for n in rows.astype(int))
+    assert file.gather(there(np.array([], "i8")), 96, out) == 0
+    refused(np.array([0, SIZE // 16]), f"row {SIZE // 16} of")
+    refused(np.array([0, -1]), "rows[1] is -1")
+    refused(np.array([0.5]), "an array of float64")
+    refused(np.array([[0]]), "2 dimensions")
+    refused(np.array([0, 1]), "not contiguous", strides=(16,))
+    refused(np.array([0, 1]), "malformed", typestr="no type")
+forebay.release()
+"""
+    )
+
+
+@pytest.mark.parametrize("way", ["mapped", "auto", "bounce"])
+def test_several_files_are_one_table(scenario: Scenario, way: str) -> None:
+    scenario(
+        ROWS
+        + f"""
+way = {way!r}
+"""
+        + """
+parts = [content[:3_000_000], content[3_000_000:3_000_016], content[3_000_016:]]
+for n, part in enumerate(parts):
+    with open(f"{path}.{n}", "wb") as made:
+        made.write(part)
+with forebay.open([f"{path}.{n}" for n in range(3)], way) as table:
+    for row in (16, 500, 4096):
+        every = [part[at : at + row] for part in parts for at in range(0, len(part) - row + 1, row)]
+        rows = draw(len(every), size=9000)
+        for _ in range(3):
+            out = Array(len(rows) * row)
+            side = ctypes.c_void_p()
+            future = table.gather_async(rows, row, out)
+            future.wait_on_stream(0)
+            assert future.result() == len(rows) * row
+            assert out.bytes() == b"".join(every[n] for n in rows), row
+            report = table.last_report
+            assert by_gpu(report) + report.staged_bytes == report.bytes == len(rows) * row, report
+            out.free()
+        assert way != "mapped" or not report.staged_bytes, report
+        assert way != "bounce" or not by_gpu(report), report
+    # Rows that touch, in the files and in the batch.
+    out = Array(4096 * 500)
+    table.gather(np.arange(500), 4096, out)
+    assert out.bytes() == content[:4096 * 500]
+for n in range(3):
+    os.unlink(f"{path}.{n}")
+"""
+    )
+
+
+def test_processors_copy_cached_rows_where_slots_are_asked_for(scenario: Scenario) -> None:
+    books = scenario(
+        ROWS
+        + """
+with forebay.open(path, "bounce") as file:
+    for row, start in [(128, 0), (1, 5), (100, 8), (4096, 4096), (65536, 3), (65537, 0)]:
+        rows = draw((SIZE - start) // row, size=3000 if row < 4096 else 300)
+        for _ in range(2):
+            report = fetched(file, rows, row, start)
+            assert report.staged_bytes == report.bytes, report
+    for bad in ([SIZE // 128], [-1]):
+        try:
+            file.gather(bad, 128, Array(128))
+        except RequestError:
+            pass
+        else:
+            sys.exit("a row beyond the end")
+""",
+        "hash=0",
+    )
+    assert ON_REAL_GPU or books
 
 
 FAILING = ("cuLaunchKernel:3:719", "launch:3:719", "cuMemcpyHtoDAsync_v2:4:2", "cuMemAlloc_v2:4:2", "cuEventRecord:4:2")

@@ -121,10 +121,6 @@ def test_rows_arrive_in_the_order_that_was_asked_for(path: Path, draws: list[int
     assert out[:-1].tobytes() == wanted and out[-1] == 0xEE
 
 
-class OnGpu:
-    __cuda_array_interface__ = {"shape": (4,), "typestr": "<i8", "data": (4096, False), "version": 3}
-
-
 @pytest.mark.parametrize(
     ("rows", "row", "start", "words"),
     [
@@ -138,7 +134,9 @@ class OnGpu:
         ([0], 0, 0, "a row has a byte at least"),
         ([0], 16, -1, "begins in the file"),
         ([0, 1], 51, 0, "the buffer holds 100"),
-        (OnGpu(), 16, 0, "memory of a GPU"),
+        ([0, 7, SIZE, SIZE + 1], 16, 0, "rows[2] is the first of 2"),
+        ([0, -7], 16, 0, "rows[1] is -7"),
+        ([[0], [1, 2]], 16, 0, "integers in one dimension"),
     ],
 )
 def test_rows_that_cannot_be_are_refused_and_nothing_is_written(path: Path, rows: Any, row: int, start: int, words: str) -> None:

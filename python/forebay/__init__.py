@@ -7,10 +7,11 @@ if TYPE_CHECKING:
     from forebay import safetensors
     from forebay.checksum import crc32c
     from forebay.reader import File, FilesRead, Future, Report, open, read_files, release
+    from forebay.tables import Table
 
     __version__: str
 
-__all__ = ["File", "FilesRead", "Future", "Report", "crc32c", "open", "read_files", "release", "safetensors"]
+__all__ = ["File", "FilesRead", "Future", "Report", "Table", "crc32c", "open", "read_files", "release", "safetensors"]
 
 
 def __getattr__(name: str) -> object:
@@ -20,7 +21,8 @@ def __getattr__(name: str) -> object:
     if name == "safetensors":
         return import_module("forebay.safetensors")
     if name in __all__:
-        return getattr(import_module("forebay.checksum" if name == "crc32c" else "forebay.reader"), name)
+        elsewhere = {"crc32c": "forebay.checksum", "Table": "forebay.tables"}
+        return getattr(import_module(elsewhere.get(name, "forebay.reader")), name)
     raise AttributeError(f"module 'forebay' has no attribute {name!r}")
 
 

@@ -16,6 +16,7 @@ __all__ = [
     "checksum",
     "crc32c",
     "crc32c_on_gpu",
+    "device_bytes",
     "device_of",
     "dhchap_secret",
     "discover",
@@ -243,7 +244,7 @@ class Reader:
         after: Sequence[tuple[int, int]],
     ) -> Pending:
         """As `start`, for `size` bytes from each of `numbers` (64 bits each, in the machine's order) × `step` + `begin`, one
-        behind the other from `at` on."""
+        behind the other from `at` on. Where all bits of a number are set its place is left as it is."""
 
     def close(self) -> None:
         """Waits for what is being read, and lets go of the file."""
@@ -259,8 +260,8 @@ class Pending:
     def cancel(self) -> bool:
         """True if it had not ended; nothing is written once this has returned."""
 
-    def report(self) -> tuple[int, int, int, int, int, float]:
-        """After the end: (bytes, staged, mapped, direct, uncached, seconds). Raises what failed."""
+    def report(self) -> tuple[int, int, int, int, int, float, int]:
+        """After the end: (bytes, staged, mapped, direct, uncached, seconds, repeated). Raises what failed."""
 
     def order(self, gpu: int, stream: int, timeout: float | None = None) -> bool:
         """What is queued on the stream from now on sees the bytes; False where `timeout` seconds passed first."""
@@ -281,6 +282,9 @@ def read_files(
 ) -> Pending:
     """Begins to read `sizes[i]` bytes, the whole of `paths[i]`, to `addresses[i]` of GPU `gpus[i]` (one for all where
     there is one)."""
+
+def device_bytes(gpu: int, stream: int, address: int, bytes: int) -> builtins.bytes:
+    """So many bytes of a GPU's memory, once the work is done that its stream was given so far."""
 
 def device_of(address: int) -> int | None:
     """The GPU that an address belongs to; None where CUDA doesn't know it. Raises MachineError without a GPU."""

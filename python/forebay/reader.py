@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Sequence
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union, overload
 
 from forebay import _core
 from forebay.buffers import AT_ONCE, Memory, memory_of, stream_handle
 from forebay.errors import ForebayError, RequestError
+from forebay.rows import begins_of, check_inside, check_row, check_rows, whole_numbers
+
+if TYPE_CHECKING:
+    from forebay.tables import Table
 
 Path = Union[str, "os.PathLike[str]"]
 
@@ -24,6 +29,7 @@ class Report:
     direct_bytes    from storage to their place with no copy on the way
     uncached_bytes  read past the page cache (O_DIRECT), whatever way they took from there
     seconds         from the call to the last byte's arrival
+    repeated_bytes  of rows that the same call had fetched, copied by the GPU from there
     """
 
     bytes: int
@@ -32,6 +38,7 @@ class Report:
     direct_bytes: int
     uncached_bytes: int
     seconds: float
+    repeated_bytes: int = 0
 
     @property
     def gib_s(self) -> float | None:
@@ -52,15 +59,20 @@ class FilesRead:
 class Future:
     """A read under way. `await` it, or ask for its `result()`."""
 
-    def __init__(self, pending: _core.Pending, memories: Sequence[Memory], file: File | None) -> None:
-        self._pending = pending
+    def __init__(
+        self,
+        pending: _core.Pending | Sequence[_core.Pending],
+        memories: Sequence[Memory],
+        of: File | Table | None,
+    ) -> None:
+        self._pending = [pending] if isinstance(pending, _core.Pending) else list(pending)
         self._gpus = sorted({m.gpu for m in memories if m.gpu is not None})
-        self._file = file
+        self._of = of
         self._cancelled = False
 
     def done(self) -> bool:
         """Whether it has ended: well, with an error, or cancelled."""
-        return self._pending.done()
+        return all(pending.done() for pending in self._pending)
 
     def cancelled(self) -> bool:
         return self._cancelled
@@ -74,11 +86,13 @@ class Future:
 
     def report(self, timeout: float | None = None) -> Report:
         """`result`, told in full."""
-        if not self._pending.wait(timeout):
-            raise TimeoutError(f"the read has not ended within {timeout} s")
-        report = Report(*self._pending.report())
-        if self._file is not None:
-            self._file.last_report = report
+        left = time_left(timeout)
+        for pending in self._pending:
+            if not pending.wait(left()):
+                raise TimeoutError(f"the read has not ended within {timeout} s")
+        report = together([Report(*pending.report()) for pending in self._pending])
+        if self._of is not None:
+            self._of.last_report = report
         return report
 
     def exception(self, timeout: float | None = None) -> ForebayError | None:
@@ -92,7 +106,8 @@ class Future:
     def cancel(self) -> bool:
         """Ends the read. Once this has returned nothing writes to the buffers; what they hold is undefined. False
         where the read had ended before."""
-        self._cancelled = self._pending.cancel() or self._cancelled
+        ended = [pending.cancel() for pending in self._pending]
+        self._cancelled = any(ended) or self._cancelled
         return self._cancelled
 
     def wait_on_stream(self, stream: Any, timeout: float | None = None) -> None:
@@ -105,20 +120,23 @@ class Future:
         if not self._gpus:
             self.result(timeout)
             return
+        left = time_left(timeout)
         for gpu in self._gpus:
-            if not self._pending.order(gpu, handle, timeout):
-                raise TimeoutError(f"the read has not been queued within {timeout} s")
+            for pending in self._pending:
+                if not pending.order(gpu, handle, left()):
+                    raise TimeoutError(f"the read has not been queued within {timeout} s")
 
     def __await__(self) -> Generator[Any, None, int]:
-        if not self.done():
-            yield from self._arrival().__await__()
+        for pending in self._pending:
+            if not pending.done():
+                yield from self._arrival(pending).__await__()
         return self.result()
 
-    async def _arrival(self) -> None:
+    async def _arrival(self, pending: _core.Pending) -> None:
         import asyncio
 
         loop = asyncio.get_running_loop()
-        bell = self._pending.bell()
+        bell = pending.bell()
         rung: asyncio.Future[None] = loop.create_future()
         loop.add_reader(bell, lambda: None if rung.done() else rung.set_result(None))
         try:
@@ -129,6 +147,30 @@ class Future:
         finally:
             loop.remove_reader(bell)
             os.close(bell)
+
+
+def time_left(timeout: float | None) -> Callable[[], float | None]:
+    """Seconds until the timeout, whenever asked; None stands for ever."""
+    until = None if timeout is None else time.monotonic() + timeout
+    return lambda: None if until is None else max(0.0, until - time.monotonic())
+
+
+def together(reports: Sequence[Report]) -> Report:
+    """Of reads that went on beside each other, as of one."""
+    if len(reports) < 2:
+        return reports[0] if reports else Report(0, 0, 0, 0, 0, 0.0)
+    def total(count: Callable[[Report], int]) -> int:
+        return sum(map(count, reports))
+
+    return Report(
+        total(lambda r: r.bytes),
+        total(lambda r: r.staged_bytes),
+        total(lambda r: r.mapped_bytes),
+        total(lambda r: r.direct_bytes),
+        total(lambda r: r.uncached_bytes),
+        max(report.seconds for report in reports),
+        total(lambda r: r.repeated_bytes),
+    )
 
 
 class File:
@@ -194,31 +236,46 @@ class File:
             memories.append(memory)
         return self._start(asked, memories, stream)
 
-    def gather(self, rows: Any, row_bytes: int, out: Any, *, start: int = 0, stream: Any = None) -> int:
+    def gather(
+        self,
+        rows: Any,
+        row_bytes: int,
+        out: Any,
+        *,
+        start: int = 0,
+        offsets: Any = None,
+        stream: Any = None,
+    ) -> int:
         """Reads rows of a table into `out`, one behind the other; returns how many bytes in all.
 
-        rows       their numbers: integers in one dimension, in host memory, in any order, some of them twice
-        row_bytes  of each; row 0 begins at byte `start` of the file
+        rows       their numbers: integers in one dimension, in memory of the host or of a GPU, in any order, some of
+                   them twice
+        row_bytes  of each; row n begins at byte `start` + n × `row_bytes` of the file
         out        memory for len(rows) × row_bytes; of a GPU it is filled by one launch for thousands of rows, which
-                   fetches them out of the page cache without a copy by a processor, where the file is read so often
-                   that registering it pays (path="mapped": from the first time on)
+                   fetches each of them once out of the page cache without a copy by a processor, where the file is read
+                   so often that registering it pays (path="mapped": from the first time on). With path="bounce"
+                   processors copy cached rows into pinned memory, which takes processor time and is faster for rows
+                   below 1 KiB where there are processors to spare
+        offsets    in place of `start`: row n begins at byte offsets[n]
 
-        Raises RequestError for a row that the file doesn't have; nothing is written then. See `read_async` for `stream`.
+        Raises RequestError for a row that the file doesn't have; nothing is written then. Numbers on a GPU are fetched
+        first, once the work is done that their stream was given before. See `read_async` for `stream`.
         """
-        return self.gather_async(rows, row_bytes, out, start, stream).result()
+        return self.gather_async(rows, row_bytes, out, start, offsets, stream).result()
 
-    def gather_async(self, rows: Any, row_bytes: int, out: Any, start: int = 0, stream: Any = None) -> Future:
+    def gather_async(
+        self, rows: Any, row_bytes: int, out: Any, start: int = 0, offsets: Any = None, stream: Any = None
+    ) -> Future:
         """`gather` that goes on by itself."""
         numbers = whole_numbers(rows, "rows")
-        if row_bytes < 1 or start < 0:
-            asked = f"row_bytes={row_bytes}, start={start}"
-            raise RequestError(asked, "a row has a byte at least, and begins in the file", "row_bytes=4096, start=0")
-        if numbers.size:
-            there = max(0, self.size - start) // row_bytes
-            last = int(numbers.max())
-            if last >= there:
-                found = f"it has {there} rows of {row_bytes} bytes from byte {start} on"
-                raise RequestError(f"row {last} of {self.name}", found, "rows of the file; File.size says how long it is")
+        check_row(row_bytes, start)
+        if offsets is not None:
+            begins = begins_of(numbers, offsets, self.name, start)
+            check_inside(numbers, begins, row_bytes, self.size, self.name)
+            return self._read_each(begins, 0, 1, row_bytes, out, stream)
+        there = max(0, self.size - start) // row_bytes
+        what = f"{there} rows of {row_bytes} bytes from byte {start} on"
+        check_rows(numbers, there, self.name, what)
         return self._read_each(numbers, start, row_bytes, row_bytes, out, stream)
 
     def read_at(self, offsets: Any, size: int, buffer: Any, *, stream: Any = None) -> int:
@@ -237,15 +294,17 @@ class File:
         return self._read_each(begins, 0, 1, size, buffer, stream)
 
     def _read_each(self, numbers: Any, begin: int, step: int, size: int, buffer: Any, stream: Any) -> Future:
-        import numpy as np
-
         memory = memory_of(buffer)
         self._check_place(memory)
         self._fitting(memory, 0, int(size) * numbers.size)
-        after = streams_before([memory], stream)
-        sixty_four = numbers.astype(np.uint64, copy=False).tobytes()
-        pending = self._reader.gather(sixty_four, begin, step, size, memory.gpu, memory.address, [memory], after)
+        pending = self._begin(numbers, begin, step, size, memory, streams_before([memory], stream))
         return Future(pending, [memory], self)
+
+    def _begin(
+        self, numbers: Any, begin: int, step: int, size: int, memory: Memory, after: list[tuple[int, int]]
+    ) -> _core.Pending:
+        sixty_four = numbers.astype("=u8", copy=False).tobytes()
+        return self._reader.gather(sixty_four, begin, step, size, memory.gpu, memory.address, [memory], after)
 
     def _start(
         self, asked: list[tuple[int, int, int | None, int]], memories: list[Memory], stream: Any
@@ -271,21 +330,6 @@ class File:
                 f"read {size} bytes of {self.name}", f"the buffer holds {memory.bytes}", "a larger buffer"
             )
         return size
-
-
-def whole_numbers(values: Any, what: str) -> Any:
-    """The values as an array of integers in one dimension, none negative. Raises RequestError."""
-    import numpy as np
-
-    if hasattr(values, "__cuda_array_interface__"):
-        raise RequestError(what, "they lie in memory of a GPU", "the same in host memory: .cpu(), cupy.asnumpy()")
-    found = np.asarray(values)
-    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
-        shown = f"an array of {found.dtype} in {found.ndim} dimensions"
-        raise RequestError(what, shown, "integers in one dimension: numpy.array([0, 1])")
-    if found.size and found.dtype.kind == "i" and int(found.min()) < 0:
-        raise RequestError(what, "one is negative", "0 or more")
-    return found
 
 
 def streams_before(memories: Iterable[Memory], stream: Any) -> list[tuple[int, int]]:
@@ -368,11 +412,39 @@ def release() -> None:
     _core.release()
 
 
-def open(name: Path, path: str = "auto", direct: bool | None = None) -> File:
-    """Opens a file or block device for reading.
+@overload
+def open(name: Path, path: str = "auto", direct: bool | None = None) -> File: ...
 
-    path    "auto": what suits each range; "bounce": through pinned slots; "mapped": by the GPU, out of the page
-            cache, and through slots what isn't in it; "host": no GPU
-    direct  None: O_DIRECT for what isn't in the page cache; True: for everything; False: for nothing
+
+@overload
+def open(
+    name: list[Any] | tuple[Path, ...],
+    path: str = "auto",
+    direct: bool | None = None,
+    *,
+    stripe_bytes: int | None = None,
+) -> Table: ...
+
+
+def open(
+    name: Path | list[Any] | tuple[Path, ...],
+    path: str = "auto",
+    direct: bool | None = None,
+    *,
+    stripe_bytes: int | None = None,
+) -> File | Table:
+    """Opens a file or block device for reading; a list of them as one `Table`.
+
+    path          "auto": what suits each range; "bounce": through pinned slots; "mapped": by the GPU, out of the page
+                  cache, and through slots what isn't in it; "host": no GPU
+    direct        None: O_DIRECT for what isn't in the page cache; True: for everything; False: for nothing
+    stripe_bytes  of several files: so many bytes of the table lie in the first, as many in the second, and so on round.
+                  None: the files' rows lie one behind the other
     """
-    return File(name, path, direct)
+    if isinstance(name, (str, os.PathLike)):
+        if stripe_bytes is not None:
+            raise RequestError(f"stripe_bytes={stripe_bytes}", "there is one file", "a list of files")
+        return File(name, path, direct)
+    from forebay.tables import Table
+
+    return Table(name, path, direct, stripe_bytes)

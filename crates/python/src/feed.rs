@@ -6,6 +6,7 @@ use forebay_engine::feed::{self, Layout, Place, Range, Request, Way};
 use forebay_engine::gpu::cuda::{Cuda, Event, Stream};
 use forebay_model::{safetensors, Error};
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 use std::os::fd::IntoRawFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -14,8 +15,8 @@ use std::time::{Duration, Instant};
 /// A waiting thread looks after signals this often.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 
-/// (bytes, staged, mapped, direct, uncached, seconds)
-type Counts = (u64, u64, u64, u64, u64, f64);
+/// (bytes, staged, mapped, direct, uncached, seconds, repeated)
+type Counts = (u64, u64, u64, u64, u64, f64, u64);
 
 /// An open file.
 #[pyclass(module = "forebay._core", frozen)]
@@ -62,7 +63,7 @@ impl Reader {
     }
 
     /// As `start`, for `size` bytes from each of `numbers` (64 bits each, in the machine's order) × `step` + `begin`, one
-    /// behind the other from `at` on.
+    /// behind the other from `at` on. Where all bits of a number are set its place is left as it is.
     #[allow(clippy::too_many_arguments)]
     fn gather(
         &self,
@@ -168,7 +169,7 @@ impl Pending {
         was_under_way
     }
 
-    /// After the end: (bytes, staged, mapped, direct, uncached, seconds). Raises what failed.
+    /// After the end: (bytes, staged, mapped, direct, uncached, seconds, repeated). Raises what failed.
     fn report(&self, py: Python<'_>) -> PyResult<Counts> {
         self.request.outcome().map(|report| counts(&report)).map_err(|e| raise(py, e))
     }
@@ -209,7 +210,7 @@ impl Drop for Pending {
 
 fn counts(report: &feed::Report) -> Counts {
     let r = report;
-    (r.bytes, r.staged_bytes, r.mapped_bytes, r.direct_bytes, r.uncached_bytes, r.seconds)
+    (r.bytes, r.staged_bytes, r.mapped_bytes, r.direct_bytes, r.uncached_bytes, r.seconds, r.repeated_bytes)
 }
 
 fn place(gpu: Option<u32>, at: u64) -> Place {
@@ -266,6 +267,29 @@ pub fn read_files(
 #[pyfunction]
 pub fn device_of(py: Python<'_>, address: u64) -> PyResult<Option<u32>> {
     py.detach(|| feed::device_of(address)).map_err(|e| raise(py, e))
+}
+
+/// `bytes` of a GPU's memory from `address` on, once the work is done that its stream was given so far.
+#[pyfunction]
+pub fn device_bytes<'py>(
+    py: Python<'py>,
+    gpu: u32,
+    stream: u64,
+    address: u64,
+    bytes: usize,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let copied = py.detach(|| {
+        let mut copied = vec![0; bytes];
+        let stream = feed::device(gpu)?.borrowed_stream(stream);
+        // SAFETY: the vector is there until the stream has passed; the memory is its owner's promise.
+        let done = unsafe { stream.copy_to_host(copied.as_mut_ptr(), address, bytes) };
+        done.and_then(|()| stream.synchronize()).map_err(|why| {
+            let asked = format!("copy {bytes} bytes from GPU {gpu}");
+            Error::run(asked, why.to_string(), "if the CUDA context is gone, a new process; forebay doctor")
+        })?;
+        Ok(copied)
+    });
+    copied.map(|copied| PyBytes::new(py, &copied)).map_err(|e: Error| raise(py, e))
 }
 
 /// Ends the crew of reading threads and gives back its pinned memory; the next read starts it anew.

@@ -64,6 +64,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(feed::sizes_of, module)?)?;
     module.add_function(wrap_pyfunction!(feed::read_files, module)?)?;
     module.add_function(wrap_pyfunction!(feed::device_of, module)?)?;
+    module.add_function(wrap_pyfunction!(feed::device_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(feed::release, module)?)?;
     module.add_function(wrap_pyfunction!(feed::safetensors_header, module)?)?;
     Ok(())

@@ -2,7 +2,7 @@
 
 use super::crew;
 use super::request::{Place, Range, Request};
-use super::rows::ROW_BYTES_MAX;
+use super::rows::{Fetch, COPIED_ROW_BYTES_MAX, ROW_BYTES_MAX};
 use super::windows::{cap_bytes, Windows};
 use super::{WINDOWED_AT_ONCE_BYTES_MIN, WINDOWED_BYTES_MIN};
 use crate::copy;
@@ -15,6 +15,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::{Duration, Instant};
 
 /// How bytes shall reach a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +65,8 @@ pub struct Reader {
     windows: OnceLock<Result<Arc<Windows>, Error>>,
     /// Bytes of rows that were asked for.
     gathered: AtomicU64,
+    /// Rows that were asked for of processors.
+    copied: AtomicU64,
     /// What fetches rows, by GPU.
     rows: Mutex<Vec<(u32, Rows)>>,
     under_way: Mutex<Vec<Weak<Request>>>,
@@ -94,6 +97,7 @@ impl Reader {
             map,
             windows: OnceLock::new(),
             gathered: AtomicU64::new(0),
+            copied: AtomicU64::new(0),
             rows: Mutex::default(),
             under_way: Mutex::new(Vec::new()),
         })
@@ -174,14 +178,20 @@ impl Reader {
         made.as_ref().map_err(Error::clone).and_then(|w| w.refresh().map(|()| w))
     }
 
-    /// What has a GPU fetch `count` rows of `row_bytes` by itself, if that is asked for or pays: `auto` registers the
-    /// file once rows of half of its bytes were asked for, which by hand took about as long as that will.
+    /// Who brings `count` rows of `row_bytes`, where that is no matter of ranges: the GPU itself, if that is asked for or
+    /// pays, or processors, towards host memory and where slots are asked for. `auto` registers the file once rows of
+    /// half of its bytes were asked for, which by hand took about as long as that will.
     ///
     /// # Errors
     /// With `Way::Mapped`: why it can't. A file that is longer than may be registered goes through slots.
-    pub(super) fn rows_for(&self, to: Place, count: usize, row_bytes: usize) -> Result<Option<Rows>, Error> {
-        let (Some(gpu), true) = (to.gpu(), self.map.is_some()) else { return Ok(None) };
+    pub(super) fn rows_for(&self, to: Place, count: usize, row_bytes: usize) -> Result<Option<Fetch>, Error> {
         let bytes = (count * row_bytes) as u64;
+        if self.map.is_none() || bytes == 0 {
+            return Ok(None);
+        }
+        let Some(gpu) = to.gpu().filter(|_| self.way != Way::Bounce) else {
+            return Ok(self.copied_for(to, count, row_bytes));
+        };
         let asked = self.gathered.fetch_add(bytes, Ordering::Relaxed) + bytes;
         let fits = || self.windows().is_some() || Windows::fits(&self.cached);
         let wanted = match self.way {
@@ -189,13 +199,42 @@ impl Reader {
             Way::Auto => self.direct != Some(true) && asked >= self.cached.bytes / 2 && fits(),
             Way::Bounce | Way::Host => false,
         };
-        if !wanted || bytes == 0 || row_bytes > ROW_BYTES_MAX {
+        if !wanted || row_bytes > ROW_BYTES_MAX {
             return Ok(None);
         }
         match self.rows_on(gpu).and_then(|rows| self.fresh_windows(gpu).map(|_| rows)) {
             Err(error) if self.way == Way::Mapped => Err(error),
-            ready => Ok(ready.ok()),
+            ready => Ok(ready.ok().map(Fetch::Gpu)),
         }
+    }
+
+    /// Rows that processors copy out of the mapping, where the system tells what is cached, once so many were asked for
+    /// that filling page tables pays.
+    fn copied_for(&self, to: Place, count: usize, row_bytes: usize) -> Option<Fetch> {
+        let map = self.map.as_ref().filter(|_| self.direct != Some(true))?;
+        let asked = self.copied.fetch_add(count as u64, Ordering::Relaxed) + count as u64;
+        let pays = asked >= map.bytes.div_ceil(WINDOW) * ROWS_PER_WINDOW_MIN;
+        if !pays || row_bytes > COPIED_ROW_BYTES_MAX || self.cached_share(0, 1).is_none() {
+            return None;
+        }
+        map.look_again();
+        Some(Fetch::Processors(to.gpu().and_then(|gpu| self.rows_on(gpu).ok())))
+    }
+
+    /// Where a row lies in the mapping, if what lies around it is cached. That is asked once a second: what is dropped
+    /// meanwhile is read in again when it is copied.
+    pub(super) fn resident(&self, offset: u64, bytes: usize) -> Option<*const u8> {
+        let map = self.map.as_ref().filter(|map| offset + bytes as u64 <= map.bytes)?;
+        let whole = |window: u64| {
+            let bytes = WINDOW.min(map.bytes - window * WINDOW) as usize;
+            self.cached_share(window * WINDOW, bytes).is_some_and(|share| share >= 1.0)
+        };
+        let mut windows = offset / WINDOW..(offset + bytes as u64).div_ceil(WINDOW);
+        if !windows.all(|window| map.is_resident(window, whole)) {
+            return None;
+        }
+        // SAFETY: the row lies inside the mapping, as was just checked.
+        Some(unsafe { map.at.add(offset as usize) })
     }
 
     fn rows_on(&self, gpu: u32) -> Result<Rows, Error> {
@@ -269,6 +308,11 @@ struct Map {
     read: Bits,
     /// A bit per window whose page tables were filled: one call in place of a thousand faults.
     populated: Bits,
+    /// Bits per window: whether it was asked what is cached of it, and whether all was.
+    asked: Bits,
+    resident: Bits,
+    /// When all bits of these two were last unset.
+    looked: Mutex<Instant>,
 }
 
 struct Bits(Vec<AtomicU64>);
@@ -287,10 +331,18 @@ impl Bits {
         let bit = 1 << (index % 64);
         self.0[(index / 64) as usize].fetch_or(bit, Ordering::Relaxed) & bit != 0
     }
+
+    fn unset_all(&self) {
+        self.0.iter().for_each(|bits| bits.store(0, Ordering::Relaxed));
+    }
 }
 
 /// Windows of page tables.
 const WINDOW: u64 = 4 << 20;
+/// Filling the page tables of a window takes about as long as reading this many rows by system calls.
+const ROWS_PER_WINDOW_MIN: u64 = 32;
+/// So often it is asked what is cached of a window that rows are copied from.
+const LOOKED_EVERY: Duration = Duration::from_secs(1);
 
 // SAFETY: the mapping is read-only and stays until the Reader is dropped.
 unsafe impl Send for Map {}
@@ -311,6 +363,9 @@ impl Map {
             bytes: target.bytes,
             read: Bits::new(windows),
             populated: Bits::new(windows),
+            asked: Bits::new(windows),
+            resident: Bits::new(windows),
+            looked: Mutex::new(Instant::now()),
         })
     }
 
@@ -323,6 +378,29 @@ impl Map {
     fn was_read(&self, offset: u64, bytes: usize) -> bool {
         let end = offset + bytes as u64;
         end <= self.bytes && (offset / WINDOW..end.div_ceil(WINDOW)).all(|window| self.read.get(window))
+    }
+
+    /// Has `is_resident` ask anew, at most once a second.
+    fn look_again(&self) {
+        let mut looked = self.looked.lock().expect("no holder panics");
+        if looked.elapsed() >= LOOKED_EVERY {
+            *looked = Instant::now();
+            self.asked.unset_all();
+            self.resident.unset_all();
+        }
+    }
+
+    /// Whether all of a window was cached when that was last asked of `whole`; its page tables are filled then.
+    fn is_resident(&self, window: u64, whole: impl Fn(u64) -> bool) -> bool {
+        if self.resident.get(window) {
+            return true;
+        }
+        if self.asked.set(window) || !whole(window) {
+            return false;
+        }
+        self.populate(window * WINDOW, 1);
+        self.resident.set(window);
+        true
     }
 
     fn populate(&self, offset: u64, bytes: usize) {

@@ -1,5 +1,7 @@
 //! One thread of the crew: its slots, its streams, and how it fills a part.
 
+mod fetch;
+
 use super::crew;
 use super::layout::{
     add, aligned, choose, copy_out, direct, failed, plain, short, split, Layout, Manner, Run,
@@ -7,9 +9,8 @@ use super::layout::{
 use super::load::{self, Load, Loader};
 use super::many::Opened;
 use super::request::{Place, Range, Request, Source};
-use super::rows::{Table, NUMBERS_BYTES};
 use super::windows::{Gathered, Windows};
-use super::{PIECES_PER_PART, SLOTS, SLOT_BYTES};
+use super::{SLOTS, SLOT_BYTES};
 use crate::arena::Arena;
 use crate::gpu::cuda::{Cuda, CudaError, Device, DeviceMemory, Event, Registered, Stream};
 use crate::path::mapped::Bell;
@@ -110,7 +111,7 @@ impl Hand {
         let source = request.source();
         let done = match request.table() {
             _ if request.is_dropped() => Ok(None),
-            Some(table) => self.feed_rows(request, &source, table, index).map(Some),
+            Some(table) => self.fill_rows(request, &source, table, index),
             None => {
                 let part = request.part(index);
                 match part[0].to.gpu() {
@@ -323,103 +324,6 @@ impl Hand {
         }
     }
 
-    /// Rows that the GPU fetches by itself, and through slots those that lie in no window that it may read.
-    fn feed_rows(
-        &mut self,
-        request: &Arc<Request>,
-        source: &Source,
-        table: &Table,
-        index: usize,
-    ) -> Result<Arc<Mutex<Stream>>, Error> {
-        let gpu = table.to.gpu().expect("tables go to GPUs");
-        let (outlet, stream) = self.outlet_after(request, gpu)?;
-        let rest = self.queue_rows(request, source, table, index, outlet)?;
-        for some in rest.chunks(PIECES_PER_PART) {
-            self.feed_slots(request, source, some, outlet)?;
-        }
-        self.ends_with_the_last(request);
-        Ok(stream)
-    }
-
-    /// Launches what fetches the rows of a part; those that must go another way.
-    fn queue_rows(
-        &mut self,
-        request: &Arc<Request>,
-        source: &Source,
-        table: &Table,
-        index: usize,
-        outlet: usize,
-    ) -> Result<Vec<Range>, Error> {
-        let (numbers, to) = table.part(index);
-        let Source::One { reader, .. } = source else { unreachable!("tables are of one file") };
-        let windows = reader.windows().expect("made before the request was").clone();
-        let bell = self.bell.get_or_insert_with(wakes_this_thread).clone();
-        let (slot, slot_bytes) = self.free_slot(Some(outlet))?;
-        if slot_bytes < NUMBERS_BYTES {
-            // Hardly anything may be pinned, so hardly anything is registered.
-            self.give_slot_back(slot, true);
-            return Ok(table.layout.ranges(numbers, to));
-        }
-        // SAFETY: a slot that nothing is copied from, ours until it is given back, with room for as many.
-        let laid = unsafe { std::slice::from_raw_parts_mut(self.slot_at(slot).cast::<u64>(), numbers.len()) };
-        let meanwhile = || {
-            self.reap(false);
-            !request.is_dropped()
-        };
-        let (held, rest) = table.lay(&windows, numbers, to, &bell, meanwhile, laid);
-        let Some(held) = held else {
-            self.give_slot_back(slot, true);
-            return Ok(rest);
-        };
-        let fetched = (numbers.len() - rest.len()) * table.layout.row_bytes;
-        let gpu = self.outlets[outlet].device.index();
-        match windows.queue(&bell, || self.launch(table, &windows, numbers.len(), to, outlet, slot)) {
-            Ok(event) => {
-                let from = From::Rows(windows, held, slot);
-                self.flights.push_back(Flight { gpu, from, bytes: fetched, event, ends: None });
-                add(&request.counts.mapped, fetched);
-                Ok(rest)
-            }
-            Err(why) => {
-                let stream = &self.outlets[outlet].stream;
-                let ended = stream.lock().expect("no holder panics").synchronize().is_ok();
-                self.give_slot_back(slot, ended);
-                windows.release_all(&held);
-                Err(copy_failed(gpu, &why))
-            }
-        }
-    }
-
-    fn launch(
-        &mut self,
-        table: &Table,
-        windows: &Windows,
-        rows: usize,
-        to: Place,
-        outlet: usize,
-        slot: usize,
-    ) -> Cuda<Event> {
-        let from = self.slot_at(slot);
-        let Place::Device { at: to, .. } = to else { unreachable!("tables go to GPUs") };
-        let outlet = &mut self.outlets[outlet];
-        let numbers = match outlet.numbers.take() {
-            Some(there) => there,
-            None => outlet.device.allocate(SLOTS * NUMBERS_BYTES)?,
-        };
-        let at = outlet.numbers.insert(numbers).address() + (slot * NUMBERS_BYTES) as u64;
-        let stream = outlet.stream.lock().expect("no holder panics");
-        let (base, layout) = (windows.base(), table.layout);
-        // SAFETY: slot and numbers are this launch's until the event below has passed, and the windows of its rows are
-        // held; the destination is its owner's promise.
-        unsafe {
-            stream.copy_to_device(at, from, rows * size_of::<u64>())?;
-            let first = base.wrapping_add(layout.start as usize);
-            table.kernel.queue(&stream, first, layout.step, at, to, rows as u64, layout.row_bytes as u64)?;
-        }
-        let event = outlet.spare.pop().map_or_else(|| outlet.device.event(), Ok)?;
-        stream.record(&event).map(|()| event)
-    }
-
     /// A copy by the GPU out of a window of the page cache. False where its bytes must go another way.
     fn queue_window(
         &mut self,
@@ -488,16 +392,18 @@ impl Hand {
             let sent = if runs.is_empty() { Ok(()) } else { self.send(outlet, slot, base, &runs) };
             sent.map(|()| taken).map_err(|why| copy_failed(self.outlets[outlet].device.index(), &why))
         });
-        // Where it failed, some of its copies may be under way.
-        let stream = &self.outlets[outlet].stream;
-        let ended = sent.is_err() && stream.lock().expect("no holder panics").synchronize().is_ok();
-        let stage = self.stage.as_mut().expect("it gave the slot");
-        if runs.is_empty() || ended {
-            stage.free.push(slot);
+        if runs.is_empty() {
+            self.give_slot_back(slot, true);
         } else if sent.is_err() {
-            stage.lost = true;
+            self.give_slot_up(outlet, slot);
         }
         sent
+    }
+
+    /// After a failure: some copies of the slot may be under way.
+    fn give_slot_up(&mut self, outlet: usize, slot: usize) {
+        let ended = self.outlets[outlet].stream.lock().expect("no holder panics").synchronize().is_ok();
+        self.give_slot_back(slot, ended);
     }
 
     fn send(&mut self, outlet: usize, slot: usize, base: *mut u8, runs: &[Run]) -> Cuda<()> {

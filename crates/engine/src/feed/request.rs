@@ -1,9 +1,10 @@
 //! One call's worth of reading: what goes where, how far it is, how it ended.
 
 use super::file::{Reader, Stamp};
-use super::rows::{Layout, Table};
+use super::rows::{here, Layout, Table};
 use super::{PAGE, PIECES_PER_PART, SLOT_BYTES, WINDOWED_BYTES_MIN};
 use crate::gpu::cuda::{Event, Stream};
+use crate::gpu::kernels::ELSEWHERE;
 use forebay_model::Error;
 use rustix::fd::OwnedFd;
 use std::path::PathBuf;
@@ -67,6 +68,8 @@ pub struct Report {
     pub direct_bytes: u64,
     /// Read past the page cache, whatever way they took from there.
     pub uncached_bytes: u64,
+    /// Of rows that came before in the same call, copied by the GPU from there.
+    pub repeated_bytes: u64,
     pub seconds: f64,
 }
 
@@ -76,6 +79,7 @@ pub(super) struct Counts {
     pub mapped: AtomicU64,
     pub direct: AtomicU64,
     pub uncached: AtomicU64,
+    pub repeated: AtomicU64,
 }
 
 #[derive(Default)]
@@ -137,8 +141,8 @@ impl Request {
         Ok(request)
     }
 
-    /// Rows by their numbers, one behind the other from `to` on. A GPU fetches them by itself where that is asked for or
-    /// pays; else they are ranges.
+    /// Rows by their numbers, one behind the other from `to` on; where a number is `ELSEWHERE` the row's place is left as it
+    /// is. A GPU fetches them by itself where that is asked for or pays; else they are ranges.
     ///
     /// # Errors
     /// `Request`: a row that doesn't lie in the file. Nothing is read then.
@@ -151,7 +155,8 @@ impl Request {
         hands: usize,
     ) -> Result<Arc<Request>, Error> {
         let before = reader.stamp()?;
-        if let Some(last) = numbers.iter().max().filter(|_| layout.row_bytes > 0) {
+        let own = || numbers.iter().filter(|number| **number != ELSEWHERE);
+        if let Some(last) = own().max().filter(|_| layout.row_bytes > 0) {
             if layout.end(*last).is_none_or(|end| end > before.bytes) {
                 let Layout { start, step, row_bytes } = layout;
                 let place = if step == 1 { format!("{last}") } else { format!("{start} + {last} × {step}") };
@@ -162,12 +167,13 @@ impl Request {
                 ));
             }
         }
-        let Some(kernel) = reader.rows_for(to, numbers.len(), layout.row_bytes)? else {
+        let rows = here(&numbers);
+        let Some(fetch) = reader.rows_for(to, rows, layout.row_bytes)? else {
             return Request::of_file(reader, &layout.ranges(&numbers, to), after, hands);
         };
         let source = Source::One { reader: reader.clone(), before };
         let mut request = Request::new(source, &[], after, hands, None);
-        request.table = Some(Table { kernel, numbers, layout, to });
+        request.table = Some(Table { fetch, numbers, rows, layout, to });
         let request = Arc::new(request);
         reader.note(&request);
         Ok(request)
@@ -367,6 +373,7 @@ impl Request {
             mapped_bytes: count(&self.counts.mapped),
             direct_bytes: count(&self.counts.direct),
             uncached_bytes: count(&self.counts.uncached),
+            repeated_bytes: count(&self.counts.repeated),
             seconds: state.seconds,
         })
     }

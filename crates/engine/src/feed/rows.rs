@@ -1,7 +1,9 @@
-//! Rows of a file, fetched by a GPU itself out of registered windows: one launch for thousands of them.
+//! Rows of a file: fetched by a GPU itself out of registered windows, one launch for thousands of them, or copied out
+//! of the page cache by processors.
 
 use super::request::{Place, Range};
 use super::windows::{Gathered, Windows};
+use super::SLOT_BYTES;
 use crate::gpu::kernels::{Rows, ELSEWHERE};
 use crate::path::mapped::Bell;
 use std::ops::RangeInclusive;
@@ -15,6 +17,8 @@ const PART_BYTES: usize = 64 << 20;
 const ROWS_PER_PART_MIN: usize = 1024;
 /// Longer rows are ranges: the copy engine moves them as fast.
 pub(super) const ROW_BYTES_MAX: usize = 1 << 20;
+/// Longer ones are read as ranges, whose cached part is looked up for each.
+pub(super) const COPIED_ROW_BYTES_MAX: usize = 64 << 10;
 
 /// Where rows lie in a file: number n begins at byte `start` + n × `step`.
 #[derive(Clone, Copy, Debug)]
@@ -30,12 +34,16 @@ impl Layout {
         self.start + number * self.step
     }
 
-    /// These rows one behind the other, for who fetches them by hand.
+    /// These rows one behind the other, for who fetches them by hand: `ELSEWHERE` leaves its place as it is.
     pub(super) fn ranges(self, numbers: &[u64], to: Place) -> Vec<Range> {
-        numbers.iter().enumerate().map(|(i, number)| self.range(i, *number, to)).collect()
+        let mut ranges = Vec::with_capacity(numbers.len());
+        for (i, number) in numbers.iter().enumerate().filter(|(_, number)| **number != ELSEWHERE) {
+            append(&mut ranges, self.range(i, *number, to));
+        }
+        ranges
     }
 
-    fn range(self, i: usize, number: u64, to: Place) -> Range {
+    pub(super) fn range(self, i: usize, number: u64, to: Place) -> Range {
         let (offset, bytes) = (self.offset(number), self.row_bytes);
         Range { file: 0, offset, bytes, to: to.after(i * bytes) }
     }
@@ -46,17 +54,78 @@ impl Layout {
     }
 }
 
-/// Rows that one request is for: the i-th of `numbers` goes to `to` + i × `row_bytes`.
+/// Rows that touch in the file and at their places are read as one.
+pub(super) fn append(ranges: &mut Vec<Range>, next: Range) {
+    match ranges.last_mut() {
+        Some(last)
+            if last.offset + last.bytes as u64 == next.offset && last.to.after(last.bytes) == next.to =>
+        {
+            last.bytes += next.bytes;
+        }
+        _ => ranges.push(next),
+    }
+}
+
+/// How many of them are rows of the file.
+pub(super) fn here(numbers: &[u64]) -> usize {
+    numbers.iter().filter(|number| **number != ELSEWHERE).count()
+}
+
+/// The numbers with `ELSEWHERE` where one stood before, and in place of each of those the index of its first; that is
+/// empty where none comes twice.
+pub(super) fn told_apart(numbers: &[u64]) -> (Vec<u64>, Vec<u64>) {
+    let slots = (numbers.len() * 2).next_power_of_two().max(2);
+    let shift = 64 - slots.trailing_zeros();
+    let mut seen = vec![(ELSEWHERE, 0u32); slots];
+    let mut once = numbers.to_vec();
+    let mut again = Vec::new();
+    for (i, number) in once.iter_mut().enumerate().filter(|(_, number)| **number != ELSEWHERE) {
+        // Fibonacci hashing: neighbours go far apart.
+        let mut at = (number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> shift) as usize;
+        while seen[at].0 != ELSEWHERE && seen[at].0 != *number {
+            at = (at + 1) & (slots - 1);
+        }
+        if seen[at].0 == ELSEWHERE {
+            seen[at] = (*number, i as u32);
+            continue;
+        }
+        if again.is_empty() {
+            again.resize(numbers.len(), ELSEWHERE);
+        }
+        again[i] = seen[at].1.into();
+        *number = ELSEWHERE;
+    }
+    (once, again)
+}
+
+/// Who brings rows that are cached.
+pub(super) enum Fetch {
+    Gpu(Rows),
+    /// Copied by processors; towards a GPU, what scatters them there, if it can be had.
+    Processors(Option<Rows>),
+}
+
+/// Rows that one request is for: the i-th of `numbers` goes to `to` + i × `row_bytes`, unless it is `ELSEWHERE`.
 pub(super) struct Table {
-    pub kernel: Rows,
+    pub fetch: Fetch,
     pub numbers: Vec<u64>,
+    /// Of them, how many are rows of the file.
+    pub rows: usize,
     pub layout: Layout,
     pub to: Place,
 }
 
 impl Table {
     fn rows_each(&self) -> usize {
-        (PART_BYTES / self.layout.row_bytes).clamp(ROWS_PER_PART_MIN, ROWS_PER_PART_MAX)
+        match self.fetch {
+            Fetch::Gpu(_) => (PART_BYTES / self.layout.row_bytes).clamp(ROWS_PER_PART_MIN, ROWS_PER_PART_MAX),
+            Fetch::Processors(_) => (SLOT_BYTES / self.slot_bytes(1)).clamp(1, ROWS_PER_PART_MAX),
+        }
+    }
+
+    /// What so many rows take of a slot: themselves, and where they go.
+    pub fn slot_bytes(&self, rows: usize) -> usize {
+        (rows * self.layout.row_bytes).next_multiple_of(size_of::<u64>()) + rows * size_of::<u64>()
     }
 
     pub fn parts(&self) -> usize {
@@ -71,13 +140,15 @@ impl Table {
     }
 
     pub fn bytes(&self) -> u64 {
-        (self.numbers.len() * self.layout.row_bytes) as u64
+        (self.rows * self.layout.row_bytes) as u64
     }
+}
 
+impl Layout {
     /// Has the windows of these rows registered and holds those that are; `laid` gets each row's number, or `ELSEWHERE`
     /// and a range among the rest. None: nothing may be read that way. `go_on` is asked while the registrar works.
-    pub fn lay(
-        &self,
+    pub(super) fn lay(
+        self,
         windows: &Windows,
         numbers: &[u64],
         to: Place,
@@ -91,13 +162,13 @@ impl Table {
             return (Some(all), Vec::new());
         }
         let of = |number: u64| -> RangeInclusive<usize> {
-            let offset = self.layout.offset(number);
-            let last = offset + self.layout.row_bytes as u64 - 1;
+            let offset = self.offset(number);
+            let last = offset + self.row_bytes as u64 - 1;
             windows.number_of(offset) as usize..=windows.number_of(last) as usize
         };
         let mut bytes = vec![0u64; windows.count() as usize];
-        for number in numbers {
-            of(*number).for_each(|window| bytes[window] += self.layout.row_bytes as u64);
+        for number in numbers.iter().filter(|number| **number != ELSEWHERE) {
+            of(*number).for_each(|window| bytes[window] += self.row_bytes as u64);
         }
         let wanted: Vec<(u32, u64)> = (0u32..).zip(bytes).filter(|(_, bytes)| *bytes > 0).collect();
         let held = windows.hold_all(&wanted, bell, go_on);
@@ -108,9 +179,9 @@ impl Table {
         let mut rest = Vec::new();
         for (i, (number, place)) in numbers.iter().zip(laid).enumerate() {
             *place = *number;
-            if !of(*number).all(|window| ready[window]) {
+            if *number != ELSEWHERE && !of(*number).all(|window| ready[window]) {
                 *place = ELSEWHERE;
-                rest.push(self.layout.range(i, *number, to));
+                append(&mut rest, self.range(i, *number, to));
             }
         }
         (held, rest)

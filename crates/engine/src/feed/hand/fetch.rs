@@ -1,0 +1,256 @@
+//! Rows of a table: fetched by the GPU itself out of registered windows, or copied out of the mapping by this hand.
+
+use super::{copy_failed, wakes_this_thread, Flight, From, Hand};
+use crate::copy::Stores;
+use crate::feed::layout::{add, short, Run};
+use crate::feed::load;
+use crate::feed::request::{Place, Range, Request, Source};
+use crate::feed::rows::{append, here, told_apart, Fetch, Layout, Table, NUMBERS_BYTES};
+use crate::feed::{PIECES_PER_PART, SLOTS};
+use crate::gpu::cuda::{Cuda, Event, Stream};
+use crate::gpu::kernels::{Rows, ELSEWHERE};
+use forebay_model::Error;
+use std::sync::{Arc, Mutex};
+
+/// More copies than this take longer than one launch that scatters.
+const COPIES_MAX: usize = 4;
+
+/// Rows that this hand is to bring: the i-th of `numbers` to `to` + i × `row_bytes`.
+#[derive(Clone, Copy)]
+struct Part<'a> {
+    request: &'a Arc<Request>,
+    source: &'a Source,
+    layout: Layout,
+    numbers: &'a [u64],
+    to: Place,
+}
+
+impl Part<'_> {
+    fn to_device(self) -> u64 {
+        let Place::Device { at, .. } = self.to else { unreachable!("rows for a GPU") };
+        at
+    }
+
+    fn ranges(self) -> Vec<Range> {
+        self.layout.ranges(self.numbers, self.to)
+    }
+}
+
+/// What a launch reads: row n at `base` + n × `step`, its numbers in a slot from byte `numbers_at` on.
+struct Launch<'a> {
+    kernel: &'a Rows,
+    base: *const u8,
+    step: u64,
+    slot: usize,
+    numbers_at: usize,
+}
+
+impl Hand {
+    /// Reads the rows of a part; the stream that carries their copies, where they go to a GPU.
+    pub(super) fn fill_rows(
+        &mut self,
+        request: &Arc<Request>,
+        source: &Source,
+        table: &Table,
+        index: usize,
+    ) -> Result<Option<Arc<Mutex<Stream>>>, Error> {
+        let (numbers, to) = table.part(index);
+        if here(numbers) == 0 {
+            return Ok(None);
+        }
+        let part = Part { request, source, layout: table.layout, numbers, to };
+        let gpu = match to {
+            Place::Host(at) => {
+                let (rest, _) = copy_rows(&part, at as *mut u8)?;
+                return self.fill_host(request, source, &rest).map(|()| None);
+            }
+            Place::Device { gpu, .. } => gpu,
+        };
+        let (outlet, stream) = self.outlet_after(request, gpu)?;
+        let slot_bytes = self.free_slot_bytes(outlet)?;
+        match &table.fetch {
+            // Hardly anything may be pinned, so hardly anything is registered.
+            Fetch::Gpu(_) if slot_bytes < NUMBERS_BYTES => self.feed_rest(&part, &part.ranges(), outlet)?,
+            Fetch::Gpu(kernel) => self.fetch_rows(&part, kernel, outlet)?,
+            Fetch::Processors(_) if slot_bytes < table.slot_bytes(numbers.len()) => {
+                self.feed_rest(&part, &part.ranges(), outlet)?;
+            }
+            Fetch::Processors(scatter) => self.send_rows(&part, scatter.as_ref(), outlet)?,
+        }
+        self.ends_with_the_last(request);
+        Ok(Some(stream))
+    }
+
+    fn feed_rest(&mut self, part: &Part, rest: &[Range], outlet: usize) -> Result<(), Error> {
+        rest.chunks(PIECES_PER_PART)
+            .try_for_each(|some| self.feed_slots(part.request, part.source, some, outlet))
+    }
+
+    // Fetched by the GPU --------------------------------------------------------------------------------
+
+    /// Each row once, and through slots those that lie in no window that the GPU may read.
+    fn fetch_rows(&mut self, part: &Part, kernel: &Rows, outlet: usize) -> Result<(), Error> {
+        let (once, again) = told_apart(part.numbers);
+        let rest = self.queue_rows(&Part { numbers: &once, ..*part }, kernel, outlet)?;
+        self.feed_rest(part, &rest, outlet)?;
+        if again.is_empty() {
+            return Ok(());
+        }
+        // On the stream that carried the first of each.
+        let (slot, _) = self.free_slot(Some(outlet))?;
+        self.numbers_in(slot, 0, again.len()).copy_from_slice(&again);
+        let (base, step) = (part.to_device() as *const u8, part.layout.row_bytes as u64);
+        let launch = Launch { kernel, base, step, slot, numbers_at: 0 };
+        match self.launch(&launch, &Part { numbers: &again, ..*part }, outlet) {
+            Ok(event) => {
+                let bytes = here(&again) * part.layout.row_bytes;
+                add(&part.request.counts.repeated, bytes);
+                self.fly(outlet, From::Slot(slot), bytes, event);
+                Ok(())
+            }
+            Err(why) => {
+                self.give_slot_up(outlet, slot);
+                Err(copy_failed(self.outlets[outlet].device.index(), &why))
+            }
+        }
+    }
+
+    /// Launches what fetches the rows of a part; those that must go another way.
+    fn queue_rows(&mut self, part: &Part, kernel: &Rows, outlet: usize) -> Result<Vec<Range>, Error> {
+        let Source::One { reader, .. } = part.source else { unreachable!("tables are of one file") };
+        let windows = reader.windows().expect("made before the request was").clone();
+        let bell = self.bell.get_or_insert_with(wakes_this_thread).clone();
+        let (slot, _) = self.free_slot(Some(outlet))?;
+        let laid = self.numbers_in(slot, 0, part.numbers.len());
+        let meanwhile = || {
+            self.reap(false);
+            !part.request.is_dropped()
+        };
+        let (held, rest) = part.layout.lay(&windows, part.numbers, part.to, &bell, meanwhile, laid);
+        let Some(held) = held else {
+            self.give_slot_back(slot, true);
+            return Ok(rest);
+        };
+        let elsewhere: usize = rest.iter().map(|range| range.bytes).sum();
+        let fetched = here(part.numbers) * part.layout.row_bytes - elsewhere;
+        let base = windows.base().wrapping_add(part.layout.start as usize);
+        let launch = Launch { kernel, base, step: part.layout.step, slot, numbers_at: 0 };
+        match windows.queue(&bell, || self.launch(&launch, part, outlet)) {
+            Ok(event) => {
+                self.fly(outlet, From::Rows(windows, held, slot), fetched, event);
+                add(&part.request.counts.mapped, fetched);
+                Ok(rest)
+            }
+            Err(why) => {
+                self.give_slot_up(outlet, slot);
+                windows.release_all(&held);
+                Err(copy_failed(self.outlets[outlet].device.index(), &why))
+            }
+        }
+    }
+
+    fn launch(&mut self, launch: &Launch, part: &Part, outlet: usize) -> Cuda<Event> {
+        let (rows, row_bytes) = (part.numbers.len(), part.layout.row_bytes as u64);
+        let from = self.slot_at(launch.slot).wrapping_add(launch.numbers_at);
+        let outlet = &mut self.outlets[outlet];
+        let numbers = match outlet.numbers.take() {
+            Some(there) => there,
+            None => outlet.device.allocate(SLOTS * NUMBERS_BYTES)?,
+        };
+        let at = outlet.numbers.insert(numbers).address() + (launch.slot * NUMBERS_BYTES) as u64;
+        let stream = outlet.stream.lock().expect("no holder panics");
+        // SAFETY: slot and numbers are this launch's until the event below has passed, and what it reads stays as long:
+        // windows that are held, the slot, or the destination, which is its owner's promise.
+        unsafe {
+            stream.copy_to_device(at, from, rows * size_of::<u64>())?;
+            let to = part.to_device();
+            launch.kernel.queue(&stream, launch.base, launch.step, at, to, rows as u64, row_bytes)?;
+        }
+        let event = outlet.spare.pop().map_or_else(|| outlet.device.event(), Ok)?;
+        stream.record(&event).map(|()| event)
+    }
+
+    fn fly(&mut self, outlet: usize, from: From, bytes: usize, event: Event) {
+        let gpu = self.outlets[outlet].device.index();
+        self.flights.push_back(Flight { gpu, from, bytes, event, ends: None });
+    }
+
+    /// Room for `count` numbers in a slot that was taken, from byte `at` on.
+    fn numbers_in<'a>(&self, slot: usize, at: usize, count: usize) -> &'a mut [u64] {
+        // SAFETY: nothing is copied from the slot, which is ours until it is given back and has room for them.
+        unsafe { std::slice::from_raw_parts_mut(self.slot_at(slot).add(at).cast::<u64>(), count) }
+    }
+
+    // Copied by processors ------------------------------------------------------------------------------
+
+    /// Rows copied out of the mapping into a slot, and from there to their places by one copy; by one launch where others
+    /// lie between them.
+    fn send_rows(&mut self, part: &Part, scatter: Option<&Rows>, outlet: usize) -> Result<(), Error> {
+        let (slot, _) = self.free_slot(Some(outlet))?;
+        let (base, row_bytes) = (self.slot_at(slot), part.layout.row_bytes);
+        let (rest, runs) = match copy_rows(part, base) {
+            Ok(copied) => copied,
+            Err(error) => {
+                self.give_slot_back(slot, true);
+                return Err(error);
+            }
+        };
+        let sent = match scatter {
+            _ if runs.is_empty() => {
+                self.give_slot_back(slot, true);
+                Ok(())
+            }
+            Some(kernel) if runs.len() > COPIES_MAX => {
+                let numbers_at = (part.numbers.len() * row_bytes).next_multiple_of(size_of::<u64>());
+                let laid = self.numbers_in(slot, numbers_at, part.numbers.len());
+                laid.fill(ELSEWHERE);
+                for run in &runs {
+                    let first = run.from / row_bytes;
+                    (first..first + run.bytes / row_bytes).for_each(|i| laid[i] = i as u64);
+                }
+                let launch = Launch { kernel, base, step: row_bytes as u64, slot, numbers_at };
+                let bytes = runs.iter().map(|run| run.bytes).sum();
+                self.launch(&launch, part, outlet)
+                    .map(|event| self.fly(outlet, From::Slot(slot), bytes, event))
+            }
+            _ => self.send(outlet, slot, base, &runs),
+        };
+        if let Err(why) = sent {
+            self.give_slot_up(outlet, slot);
+            return Err(copy_failed(self.outlets[outlet].device.index(), &why));
+        }
+        self.feed_rest(part, &rest, outlet)
+    }
+}
+
+/// Copies what is cached out of the mapping, each row to its place from `at` on: what isn't, and what was copied.
+fn copy_rows(part: &Part, at: *mut u8) -> Result<(Vec<Range>, Vec<Run>), Error> {
+    let Source::One { reader, .. } = part.source else { unreachable!("tables are of one file") };
+    let (layout, bytes) = (part.layout, part.layout.row_bytes);
+    let first = match part.to {
+        Place::Device { at, .. } | Place::Host(at) => at,
+    };
+    let mut rest = Vec::new();
+    let mut runs: Vec<Run> = Vec::new();
+    let mut copied = 0;
+    for (i, number) in part.numbers.iter().enumerate().filter(|(_, number)| **number != ELSEWHERE) {
+        let range = layout.range(i, *number, part.to);
+        let Some(from) = reader.resident(range.offset, bytes) else {
+            append(&mut rest, range);
+            continue;
+        };
+        let place = i * bytes;
+        // SAFETY: `at` has room for every row of the part, and the row lies in the mapping.
+        let got = unsafe { load::out_of_mapping(at.add(place), from, bytes, Stores::Cached) };
+        if got < bytes {
+            return Err(short(part.source, &range, range.offset + got as u64));
+        }
+        copied += bytes;
+        match runs.last_mut() {
+            Some(run) if run.from + run.bytes == place => run.bytes += bytes,
+            _ => runs.push(Run { from: place, to: first + place as u64, bytes }),
+        }
+    }
+    add(&part.request.counts.staged, copied);
+    Ok((rest, runs))
+}

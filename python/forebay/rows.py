@@ -1,0 +1,130 @@
+"""Numbers of rows, as whoever asks for them has them: checked, and as an array in host memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from forebay import _core
+from forebay.buffers import AT_ONCE, CUDA, CUDA_MANAGED, Memory, contiguous, current_stream, of_dlpack
+from forebay.errors import RequestError
+
+if TYPE_CHECKING:
+    import numpy
+
+INTEGERS = "integers in one dimension: numpy.array([0, 1])"
+
+
+def whole_numbers(values: Any, what: str) -> Any:
+    """The values as an array of integers in one dimension in host memory, none negative. Raises RequestError.
+
+    Those on a GPU are copied from there, once the work is done that their stream was given so far.
+    """
+    import numpy as np
+
+    found = on_gpu(values, what)
+    if found is None:
+        try:
+            found = np.asarray(values)
+        except (TypeError, ValueError, RuntimeError) as error:  # ragged lists, tensors of a type that NumPy lacks
+            raise RequestError(what, str(error), INTEGERS) from None
+    check_kind(found.dtype, found.ndim, found.size, what)
+    if found.size and found.dtype.kind == "i" and int(found.min()) < 0:
+        first = int(np.argmax(found < 0))
+        raise RequestError(what, f"one is negative: {what}[{first}] is {int(found[first])}", "0 or more")
+    return found
+
+
+def check_kind(kind: numpy.dtype[Any], dimensions: int, count: int, what: str) -> None:
+    if dimensions != 1 or (count and kind.kind not in "iu"):
+        raise RequestError(what, f"an array of {kind} in {dimensions} dimensions", INTEGERS)
+
+
+def on_gpu(values: Any, what: str) -> Any:
+    """The values' copy in host memory; None where they don't lie on a GPU."""
+    try:
+        interface = getattr(values, "__cuda_array_interface__", None)
+    except Exception:  # PyTorch: of a tensor on the host, or of a type it lacks
+        interface = None
+    if interface is not None:
+        return by_interface(values, interface, what)
+    if not hasattr(values, "__dlpack_device__") or int(values.__dlpack_device__()[0]) not in (CUDA, CUDA_MANAGED):
+        return None
+    import numpy as np
+
+    # JAX's, whose interface names no type that NumPy lacks.
+    kind = np.dtype(str(values.dtype))
+    check_kind(kind, len(values.shape), int(np.prod(values.shape)), what)
+    return copied(of_dlpack(values), kind)
+
+
+def by_interface(values: Any, interface: Any, what: str) -> Any:
+    import numpy as np
+
+    try:
+        kind, shape = np.dtype(interface["typestr"]), tuple(int(n) for n in interface["shape"])
+        address, strides, stream = int(interface["data"][0] or 0), interface.get("strides"), interface.get("stream")
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        found = f"their __cuda_array_interface__ is malformed: {error!r}"
+        raise RequestError(what, found, "report it to their library") from None
+    count = shape[0] if len(shape) == 1 else 1
+    check_kind(kind, len(shape), count, what)
+    if strides is not None and not contiguous(shape, tuple(int(s) for s in strides), kind.itemsize):
+        raise RequestError(what, "they are not contiguous", "rows.contiguous(), or a copy of them")
+    if not count:
+        return np.empty(0, kind)
+    gpu = _core.device_of(address)
+    if gpu is None:
+        raise RequestError(what, f"CUDA doesn't know their address {address:#x}", "memory of a GPU")
+    own = current_stream(values, gpu) if stream is None else int(stream)
+    return copied(Memory(gpu, address, count * kind.itemsize, values, own), kind)
+
+
+def copied(memory: Memory, kind: numpy.dtype[Any]) -> Any:
+    import numpy as np
+
+    if memory.gpu is None:
+        return np.empty(0, kind)
+    stream = 0 if memory.stream == AT_ONCE else memory.stream
+    return np.frombuffer(_core.device_bytes(memory.gpu, stream, memory.address, memory.bytes), kind)
+
+
+def check_row(row_bytes: int, start: int) -> None:
+    if row_bytes < 1 or start < 0:
+        asked = f"row_bytes={row_bytes}, start={start}"
+        raise RequestError(asked, "a row has a byte at least, and begins in the file", "row_bytes=4096, start=0")
+
+
+def check_rows(numbers: Any, there: int, name: str, what: str) -> None:
+    """Names the first row that isn't there, and how many aren't. `what`: what is there."""
+    import numpy as np
+
+    if not numbers.size or int(numbers.max()) < there:
+        return
+    wrong = numbers >= there
+    first = int(np.argmax(wrong))
+    found = f"it has {what}; rows[{first}] is the first of {int(wrong.sum())} beyond them"
+    raise RequestError(f"row {int(numbers[first])} of {name}", found, "rows of the file; File.size says how long it is")
+
+
+def begins_of(numbers: Any, offsets: Any, name: str, start: int) -> Any:
+    """Where each row begins, by a table of offsets."""
+    import numpy as np
+
+    if start:
+        raise RequestError(f"start={start} with offsets", "offsets count from the file's first byte", "one of them")
+    table = whole_numbers(offsets, "offsets")
+    check_rows(numbers, table.size, name, f"{table.size} rows, as many as offsets")
+    return table.astype(np.uint64, copy=False)[numbers.astype(np.int64, copy=False)]
+
+
+def check_inside(numbers: Any, begins: Any, row_bytes: int, size: int, name: str) -> None:
+    """Refuses rows that don't lie in the file whole."""
+    import numpy as np
+
+    wrong = begins > np.uint64(max(0, size - row_bytes)) if size >= row_bytes else np.ones(begins.shape, bool)
+    if not wrong.any():
+        return
+    first = int(np.argmax(wrong))
+    asked = f"row {int(numbers[first])} of {name}, {row_bytes} bytes from {int(begins[first])} on"
+    found = f"it has {size} bytes; rows[{first}] is the first of {int(wrong.sum())} beyond them"
+    raise RequestError(asked, found, "offsets inside the file; File.size says how long it is")
