@@ -1,0 +1,130 @@
+"""Rows of files as a map-style data set, which PyTorch's DataLoader asks for a batch at a time.
+
+PyTorch is imported only where tensors are asked for: with a NumPy type rows are NumPy arrays.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from forebay.errors import RequestError
+from forebay.reader import File, Path, open
+from forebay.rows import check_row
+from forebay.tables import Table
+
+
+class Rows:
+    """`len()` rows of `shape` and `dtype`, row n of one file, or of several as one table.
+
+    names   of a file, or a list of names
+    shape   of one row; () for a single number
+    dtype   torch.float32 and the like: rows are tensors on `device`; a type of NumPy: arrays
+    path    as for forebay.open; start: the byte of each file where its rows begin
+
+    `data[7]` is a row, `data[[7, 8, 9]]` a batch of shape (3, *shape): `DataLoader(data, batch_size=None,
+    sampler=BatchSampler(…))` takes whole batches so, without a copy. `DataLoader(data, batch_size=64)` asks by
+    `__getitems__`, also for a batch at once, and collates what it is given. Workers of a DataLoader open the files anew;
+    rows for a GPU are read in the process that uses it (num_workers=0).
+    """
+
+    def __init__(
+        self,
+        names: Path | Sequence[Path],
+        shape: Sequence[int],
+        dtype: Any,
+        *,
+        path: str = "auto",
+        start: int = 0,
+        device: Any = "cpu",
+    ) -> None:
+        self.names = [os.fspath(names)] if isinstance(names, (str, os.PathLike)) else [os.fspath(n) for n in names]
+        self.shape = tuple(int(n) for n in shape)
+        self.dtype, self.device, self.path, self.start = dtype, device, path, start
+        self._torch = is_torch(dtype)
+        if not self._torch and str(device) != "cpu":
+            raise RequestError(f"rows of {dtype} on {device}", "NumPy's arrays are in host memory", "dtype=torch.float32")
+        self.row_bytes = prod(self.shape) * item_bytes(dtype)
+        check_row(self.row_bytes, start)
+        self._open: tuple[int, File | Table] | None = None
+        sizes = [file.size for file in self.files()]
+        self._length = sum(max(0, size - start) // self.row_bytes for size in sizes)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, rows: Any) -> Any:
+        if isinstance(rows, slice):
+            return self.batch(range(*rows.indices(len(self))))
+        if hasattr(rows, "__index__") and not getattr(rows, "shape", ()):
+            number = int(rows)
+            if not -len(self) <= number < len(self):
+                # How a sequence says that it has ended.
+                raise IndexError(f"row {number} of {len(self)}")
+            return self.batch([number % len(self)])[0]
+        return self.batch(rows)
+
+    def __getitems__(self, rows: Sequence[int]) -> list[Any]:
+        """Views of one batch, a row each."""
+        return list(self.batch(rows))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": None}
+
+    def batch(self, rows: Any) -> Any:
+        """Rows by their numbers, of shape (len(rows), *shape). Numbers may lie on a GPU. Raises RequestError."""
+        import numpy as np
+
+        wanted = np.asarray(rows, np.int64) if isinstance(rows, (list, tuple, range)) and not len(rows) else rows
+        out = self._empty((len(wanted), *self.shape))
+        if len(wanted):
+            self.source().gather(wanted, self.row_bytes, out, start=self.start)
+        return out
+
+    def _empty(self, shape: tuple[int, ...]) -> Any:
+        if not self._torch:
+            import numpy as np
+
+            return np.empty(shape, self.dtype)
+        import torch
+
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+    def source(self) -> File | Table:
+        """The open files; of this process, since a fork leaves a parent's readers behind."""
+        process = os.getpid()
+        if self._open is None or self._open[0] != process:
+            names = self.names
+            self._open = (process, open(names[0], self.path) if len(names) == 1 else open(names, self.path))
+        return self._open[1]
+
+    def files(self) -> list[File]:
+        source = self.source()
+        return source.files if isinstance(source, Table) else [source]
+
+    def close(self) -> None:
+        """Lets go of the files; the next read opens them anew."""
+        if self._open is not None and self._open[0] == os.getpid():
+            self._open[1].close()
+        self._open = None
+
+
+def is_torch(dtype: Any) -> bool:
+    return type(dtype).__module__.partition(".")[0] == "torch"
+
+
+def item_bytes(dtype: Any) -> int:
+    """Bytes of a number. Raises RequestError for what is no type of numbers."""
+    if is_torch(dtype):
+        return int(dtype.itemsize)
+    import numpy as np
+
+    try:
+        kind = np.dtype(dtype)
+    except TypeError as error:
+        raise RequestError(f"dtype={dtype!r}", str(error), "torch.float32, or numpy.float32") from None
+    if kind.hasobject or not kind.itemsize:
+        raise RequestError(f"dtype={dtype!r}", "its values aren't bytes in a row", "torch.float32, or numpy.float32")
+    return kind.itemsize

@@ -1,0 +1,195 @@
+"""Rows of files as a data set of PyTorch, and as features of PyTorch Geometric: with and without them."""
+
+# mypy: disable-error-code="no-untyped-call,misc"
+from __future__ import annotations
+
+import pickle
+import sys
+import types
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import processes
+import pytest
+from forebay.datasets import Rows
+from forebay.errors import RequestError
+
+COUNTS = (100, 37)
+TABLE = np.random.default_rng(11).random((sum(COUNTS), 4, 2), np.float32)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    made = [tmp_path_factory.mktemp("rows") / name for name in "ab"]
+    made[0].write_bytes(TABLE[: COUNTS[0]].tobytes())
+    made[1].write_bytes(TABLE[COUNTS[0] :].tobytes())
+    return made
+
+
+def test_rows_are_a_sequence_and_come_in_batches(files: list[Path]) -> None:
+    rows = Rows(files, (4, 2), np.float32)
+    assert len(rows) == sum(COUNTS)
+    assert (rows[3] == TABLE[3]).all() and (rows[-1] == TABLE[-1]).all() and rows[np.int64(99)].shape == (4, 2)
+    wanted = np.random.default_rng(1).integers(len(rows), size=300)
+    assert (rows[wanted] == TABLE[wanted]).all() and (rows[wanted.tolist()] == TABLE[wanted]).all()
+    assert (np.stack(rows.__getitems__(wanted.tolist())) == TABLE[wanted]).all()
+    assert (rows[90:120:3] == TABLE[90:120:3]).all() and (rows[::-1] == TABLE[::-1]).all()
+    assert rows[[]].shape == (0, 4, 2) and rows[:0].shape == (0, 4, 2)
+    assert sum(1 for _ in rows) == len(rows)
+    for beyond in (len(rows), -len(rows) - 1):
+        with pytest.raises(IndexError, match=f"of {len(rows)}"):
+            rows[beyond]
+    with pytest.raises(RequestError, match=f"row {len(rows)} of"):
+        rows[[0, len(rows)]]
+    rows.close()
+    assert (rows[5] == TABLE[5]).all()
+
+
+def test_one_file_with_a_head_and_rows_that_are_numbers(tmp_path: Path) -> None:
+    (tmp_path / "labels").write_bytes(b"head" + np.arange(50, dtype="<i8").tobytes() + b"tail")
+    labels = Rows(tmp_path / "labels", (), "<i8", start=4)
+    assert len(labels) == 50 and labels[7] == 7 and (labels[[9, 0, 9]] == [9, 0, 9]).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "more", "words"),
+    [
+        ((4,), object, {}, "aren't bytes in a row"),
+        ((4,), "no type", {}, "dtype='no type'"),
+        ((0,), np.float32, {}, "a row has a byte at least"),
+        ((4,), np.float32, {"start": -1}, "begins in the file"),
+        ((4,), np.float32, {"device": "cuda:0"}, "NumPy's arrays are in host memory"),
+        ((4,), np.float32, {"path": "no such way"}, "no such path"),
+    ],
+)
+def test_rows_that_cannot_be_are_refused(files: list[Path], shape: Any, dtype: Any, more: Any, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        Rows(files, shape, dtype, **more)
+
+
+def test_rows_go_to_other_processes(files: list[Path]) -> None:
+    rows = Rows([str(f) for f in files], (4, 2), np.float32)
+    assert (rows[1] == TABLE[1]).all()
+    assert (pickle.loads(pickle.dumps(rows))[2] == TABLE[2]).all()
+    code = f"""
+import os, numpy as np
+from forebay.datasets import Rows
+rows = Rows({[str(f) for f in files]!r}, (4, 2), np.float32)
+first = rows[120].copy()
+child = os.fork()
+if not child:
+    os._exit(0 if (rows[[120, 0]][0] == first).all() else 1)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    done = processes.run([sys.executable, "-c", code])
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_data_loader_takes_whole_batches(files: list[Path]) -> None:
+    torch = pytest.importorskip("torch")
+    data = torch.utils.data
+    rows = Rows(files, (4, 2), torch.float32)
+    wanted = torch.from_numpy(TABLE)
+    by_batch = data.DataLoader(rows, batch_size=None, sampler=data.BatchSampler(data.SequentialSampler(rows), 32, False))
+    assert torch.equal(torch.cat(list(by_batch)), wanted)
+    assert torch.equal(torch.cat(list(data.DataLoader(rows, batch_size=32))), wanted)
+    assert torch.equal(torch.cat(list(data.DataLoader(rows, batch_size=32, num_workers=2))), wanted)
+    assert torch.equal(rows[torch.tensor([3, 1])], wanted[[3, 1]])
+
+
+UNSET = object()
+
+
+@dataclass
+class Attr:
+    """What the adapter uses of torch_geometric.data.TensorAttr."""
+
+    group_name: Any = UNSET
+    attr_name: Any = UNSET
+    index: Any = UNSET
+
+
+class Base(ABC):
+    """The abstract part of torch_geometric.data.FeatureStore, and how it calls it."""
+
+    def get_tensor(self, attr: Attr) -> Any:
+        return self._get_tensor(attr)
+
+    def get_tensor_size(self, attr: Attr) -> Any:
+        return self._get_tensor_size(attr)
+
+    def remove_tensor(self, attr: Attr) -> Any:
+        return self._remove_tensor(attr)
+
+    def put_tensor(self, tensor: Any, attr: Attr) -> Any:
+        return self._put_tensor(tensor, attr)
+
+    @abstractmethod
+    def _put_tensor(self, tensor: Any, attr: Attr) -> bool: ...
+    @abstractmethod
+    def _get_tensor(self, attr: Attr) -> Any: ...
+    @abstractmethod
+    def _remove_tensor(self, attr: Attr) -> bool: ...
+    @abstractmethod
+    def _get_tensor_size(self, attr: Attr) -> Any: ...
+    @abstractmethod
+    def get_all_tensor_attrs(self) -> list[Attr]: ...
+
+
+@pytest.fixture
+def geometric(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """torch_geometric.data: the real one where it is installed, else its interface."""
+    monkeypatch.delitem(sys.modules, "forebay.graphs", raising=False)
+    try:
+        import torch_geometric.data as real  # type: ignore[import-not-found]
+
+        yield real
+    except ImportError:
+        data = types.ModuleType("torch_geometric.data")
+        data.__dict__.update(FeatureStore=Base, TensorAttr=Attr)
+        monkeypatch.setitem(sys.modules, "torch_geometric", types.ModuleType("torch_geometric"))
+        monkeypatch.setitem(sys.modules, "torch_geometric.data", data)
+        yield data
+    sys.modules.pop("forebay.graphs", None)
+
+
+def test_features_of_a_graph_are_rows_of_files(geometric: Any, files: list[Path]) -> None:
+    from forebay.graphs import FeatureStore
+
+    attr = geometric.TensorAttr
+    store = FeatureStore().add("paper", "x", files, (4, 2), np.float32).add("paper", "first", files[0], (8,), np.float32)
+    assert store.get_tensor_size(attr("paper", "x", None)) == (sum(COUNTS), 4, 2)
+    assert [(a.group_name, a.attr_name) for a in store.get_all_tensor_attrs()] == [("paper", "x"), ("paper", "first")]
+    nodes = np.random.default_rng(2).integers(sum(COUNTS), size=500)
+    assert (store.get_tensor(attr("paper", "x", nodes)) == TABLE[nodes]).all()
+    assert (store.get_tensor(attr("paper", "x", slice(5, 9))) == TABLE[5:9]).all()
+    assert (store.get_tensor(attr("paper", "x", None)) == TABLE).all()
+    assert (store.get_tensor(attr("paper", "x", 7)) == TABLE[7]).all()
+    with pytest.raises(RequestError, match="there are 'paper', 'x', 'paper', 'first'"):
+        store.get_tensor(attr("paper", "y", nodes))
+    # Files are read, and stay what they are.
+    assert not store.put_tensor(TABLE, attr("paper", "x", None)) and not store.update_tensor(TABLE, attr("paper", "x", None))
+    assert (store.get_tensor(attr("paper", "x", nodes)) == TABLE[nodes]).all()
+    assert store.remove_tensor(attr("paper", "first", None)) and not store.remove_tensor(attr("paper", "first", None))
+    assert len(store.get_all_tensor_attrs()) == 1 and files[0].exists()
+    store.close()
+
+
+def test_without_pytorch_geometric_the_adapter_says_what_to_install() -> None:
+    code = """
+import sys
+sys.modules["torch_geometric"] = None
+from forebay.errors import MachineError
+try:
+    import forebay.graphs
+except MachineError as error:
+    assert "pip install torch torch_geometric" in str(error), error
+else:
+    sys.exit("imported")
+"""
+    done = processes.run([sys.executable, "-c", code])
+    assert done.returncode == 0, done.stderr
