@@ -1,6 +1,7 @@
 """Rows of a table in a file into the GPU, as bench/child.py asks it: `child_rows.py WAY GPU PATH`.
 
-WAY is `gather` (`forebay.open(…, "mapped").gather`) or `torch`: the file mapped as a tensor, `index_select` into pinned
+WAY is `gather` (`forebay.open(…, path).gather`; a request may say `path`, "mapped" unless it does, and whether row
+`numbers` lie on the host or the "gpu") or `torch`: the file mapped as a tensor, `index_select` into pinned
 memory that is used again, and a copy to the GPU that overlaps with the next one, which is the fastest of PyTorch's own
 ways. A request says `row_bytes` and `at_once`, the rows of a batch. Row numbers are drawn beforehand: whoever trains has
 them.
@@ -35,11 +36,19 @@ def by_gather(gpu: int, path: str) -> Run:
     import torch
 
     outs = [torch.empty(ROOM, dtype=torch.uint8, device=f"cuda:{gpu}") for _ in range(2)]
-    file = forebay.open(path, "mapped")
+    files: dict[str, forebay.File] = {}
 
     def run(request: dict[str, Any]) -> Answer:
+        way = request.get("path", "mapped")
+        if way not in files:
+            files[way] = forebay.open(path, way)
+        file = files[way]
         batches, row_bytes = drawn(file.size, request), request["row_bytes"]
-        file.gather(batches[0], row_bytes, outs[0])
+        if request.get("numbers") == "gpu":
+            batches = [torch.from_numpy(batch).to(f"cuda:{gpu}") for batch in batches]
+        # Whatever is registered or mapped at the first use is there before the clock starts.
+        for _ in range(2):
+            file.gather(batches[0], row_bytes, outs[0])
         watch = Stopwatch()
         futures: list[Any] = []
         calls = 0

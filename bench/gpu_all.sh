@@ -23,10 +23,13 @@ if [ "${3:-}" = quick ]; then
 fi
 
 measure() {
-  local name=$1 began=$SECONDS code
+  local name=$1 began=$SECONDS code script=$here/gpu_$1.py
+  [ -e "$script" ] || script=$here/$1
+  local shown
+  shown=$(basename "$script" .py)
   shift
   [[ " ${ONLY:-$name} " == *" $name "* ]] || return 0
-  timeout -k 10 "$limit" "${PYTHON:-python3}" "$here/gpu_$name.py" "${common[@]}" --json "$out/now/$name.json" "$@" \
+  timeout -k 10 "$limit" "${PYTHON:-python3}" "$script" "${common[@]}" --json "$out/now/$name.json" "$@" \
     > "$out/now/$name.md" 2>> "$out/gpu.log"
   code=$?
   cat "$out/now/$name.md" >> "$out/gpu.md"
@@ -34,12 +37,13 @@ measure() {
   rm -f "$out/now/$name".*
   case $code in
     0) ;;
-    1) echo "gpu_$name: something does not hold; see its table" ;;
-    124 | 137) echo "gpu_$name: stopped after $limit s; what it had measured is kept" ;;
-    *) echo "gpu_$name: ended with $code: $(tail -n 1 "$out/gpu.log")" ;;
+    4) echo "$shown: time ran out; what it had measured is kept" ;;
+    1) echo "$shown: something does not hold; see its table" ;;
+    124 | 137) echo "$shown: stopped after $limit s; what it had measured is kept" ;;
+    *) echo "$shown: ended with $code: $(tail -n 1 "$out/gpu.log")" ;;
   esac
   [ $code -le $worst ] || worst=$code
-  echo "gpu_$name: $((SECONDS - began)) s" | tee -a "$out/gpu.log"
+  echo "$shown: $((SECONDS - began)) s" | tee -a "$out/gpu.log"
   # Without a GPU, none of the others can measure either.
   ! tail -n 2 "$out/gpu.log" | grep -qE 'no NVIDIA GPU|is a sandbox' || exit 3
 }
@@ -48,6 +52,9 @@ measure() {
 measure warm "${model[@]}"
 measure random "${model[@]}"
 measure rows "${model[@]}"
+# Its own time limit is nearer, so that it ends with a table of what it has.
+rm -f "$out/rows.jsonl"
+measure rows.py --file-gib 16 "${model[@]}" --lines "$out/rows.jsonl" --limit-s "$((limit - 40))"
 measure emulate "${model[@]}"
 measure safetensors "${model[@]}"
 measure small_files --keep "${small[@]}"

@@ -86,17 +86,17 @@ def test_all_of_them_keep_what_each_measured_and_end_with_the_worst(tmp_path: Pa
     fake.write_text(
         '#!/bin/bash\nname=$(basename "$1" .py); while [ $# -gt 0 ]; do [ "$1" != --json ] || json=$2; shift; done\n'
         'echo "## $name"; echo "{\\"study\\": \\"$name\\"}" > "$json"\n'
-        "case $name in gpu_random) exit 1 ;; gpu_cufile) echo broke >&2; exit 4 ;; esac\n"
+        "case $name in gpu_random) exit 1 ;; gpu_cufile) echo broke >&2; exit 5 ;; esac\n"
     )
     fake.chmod(0o755)
     environment = {**os.environ, "PYTHON": str(fake)}
     words = ["bash", str(BENCH / "gpu_all.sh"), str(tmp_path / "data"), str(tmp_path / "out"), "quick"]
     ran = processes.run(words, env=environment)
-    assert ran.returncode == 4
-    assert "gpu_random: something does not hold" in ran.stdout and "gpu_cufile: ended with 4: broke" in ran.stdout
+    assert ran.returncode == 5
+    assert "gpu_random: something does not hold" in ran.stdout and "gpu_cufile: ended with 5: broke" in ran.stdout
     studies = [d["study"] for d in publish.documents((tmp_path / "out/gpu.json").read_text())]
-    assert len(studies) == len(COMMANDS) == 11 and set(studies) == {c[:-3] for c in COMMANDS}
-    assert (tmp_path / "out/gpu.md").read_text().count("## ") == 11 and not (tmp_path / "out/now").exists()
+    assert len(studies) == len(COMMANDS) + 1 == 12 and set(studies) == {c[:-3] for c in COMMANDS} | {"rows"}
+    assert (tmp_path / "out/gpu.md").read_text().count("## ") == 12 and not (tmp_path / "out/now").exists()
     ran = processes.run(words, env={**environment, "ONLY": "warm two"})
     studies = [d["study"] for d in publish.documents((tmp_path / "out/gpu.json").read_text())]
     assert ran.returncode == 0 and studies == ["gpu_warm", "gpu_two"]
