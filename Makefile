@@ -112,7 +112,7 @@ check: | $(MADE)/ready ## The fast part of `make test`: format, lint, unit tests
 format: | $(MADE)/ready ## Format Rust and Python in place
 	@$(MAKE) --no-print-directory $(MADE)/tools
 	cargo fmt --all
-	$(BIN)/ruff check --fix python tests bench
+	$(BIN)/ruff check --fix python tests bench examples
 
 bench: | $(MADE)/ready ## Side by side with peers, each command of bench/ in turn (ROUNDS=5 BENCH_DIR=… ARGS=--write)
 	@$(MAKE) --no-print-directory $(MADE)/installed
@@ -184,7 +184,7 @@ clippy: | $(BIN)/python
 	else echo 'skipped: cargo clippy (not installed)'; fi
 
 types:
-	$(BIN)/ruff check python tests bench
+	$(BIN)/ruff check python tests bench examples
 	$(BIN)/mypy
 	$(BIN)/mypy tests/vm
 	$(BIN)/stubtest forebay._core --mypy-config-file pyproject.toml
