@@ -500,7 +500,7 @@ def test_solidigm_gds_is_the_published_method(machine: FakeMachine, tmp_path: Pa
 
 
 def test_the_other_presets_are_the_published_methods(machine: FakeMachine, capsys: Any) -> None:
-    machine.paths = ("host", "bounce", "gds")
+    machine.paths = ("host", "bounce", "mapped", "gds")
 
     def jobs(name: str) -> list[dict[str, Any]]:
         _, out, _ = typed(capsys, "sweep", name, "nil:", "--dry-run", "--json", "--scale", 1)
@@ -513,6 +513,9 @@ def test_the_other_presets_are_the_published_methods(machine: FakeMachine, capsy
     assert {j["io_bytes"] for j in sizes} == {4096 << i for i in range(9)} and {
         j["workers"] for j in sizes
     } == {16}
+    rows = jobs("rows")
+    assert {j["io_bytes"] for j in rows} == {128 << i for i in range(8)} and {j["cache"] for j in rows} == {"warm"}
+    assert {j["io_bytes"] for j in rows if j["path"] == "gds"} == {4096, 8192, 16384}
     power = jobs("solidigm-power")
     assert len(power) == 200 and [j["path"] for j in power[:4]] == ["gds", "host", "gds", "host"]
 
