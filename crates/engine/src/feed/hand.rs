@@ -75,8 +75,8 @@ enum From {
     Slot(usize),
     /// A registered window: its number, and the file's generation when the copy was queued.
     Window(Arc<Windows>, u32, u64),
-    /// Rows out of several, whose numbers came through the slot.
-    Rows(Arc<Windows>, Gathered, usize),
+    /// Rows out of several, whose numbers came through the slot; for a request that others of its copies may end.
+    Rows(Arc<Windows>, Gathered, usize, Arc<Request>),
 }
 
 /// Copies under way.
@@ -164,9 +164,13 @@ impl Hand {
                 true
             }
             From::Window(windows, number, generation) => windows.release(number, generation),
-            From::Rows(windows, held, slot) => {
+            From::Rows(windows, held, slot, request) => {
                 self.give_slot_back(slot, failed.is_none());
-                windows.release_all(&held)
+                let unchanged = windows.release_all(&held);
+                if !unchanged && flight.ends.is_none() {
+                    request.fail(request.changed());
+                }
+                unchanged
             }
         };
         if let Some(outlet) = self.outlets.iter_mut().find(|o| o.device.index() == flight.gpu) {

@@ -137,7 +137,7 @@ impl Hand {
         let launch = Launch { kernel, base, step: part.layout.step, slot, numbers_at: 0 };
         match windows.queue(&bell, || self.launch(&launch, part, outlet)) {
             Ok(event) => {
-                self.fly(outlet, From::Rows(windows, held, slot), fetched, event);
+                self.fly(outlet, From::Rows(windows, held, slot, part.request.clone()), fetched, event);
                 add(&part.request.counts.mapped, fetched);
                 Ok(rest)
             }
