@@ -99,7 +99,7 @@ def test_the_command_that_is_printed_gives_the_pick_back(machine: FakeMachine, c
 
 def test_the_text_shows_the_curve_and_ends_with_the_command(machine: FakeMachine, capsys: Any) -> None:
     code, out, err = typed(capsys, "tune", "/data/x")
-    assert code == 0 and "core-s/GiB" in out and "█" in out and "of the peak" in out
+    assert code == 0 and "CPU-s/GiB" in out and "█" in out and "of the peak" in out
     assert out.strip().splitlines()[-1].startswith("forebay bench /data/x --io-size")
     assert "confirm" in err and "probe" in err
 

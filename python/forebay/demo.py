@@ -430,7 +430,7 @@ def _figures(point: dict[str, Any] | None) -> str:
     if not point or point.get("throughput") is None:
         return "not measured".ljust(34)
     cpu = "–" if point.get("cpu") is None else f"{point['cpu']:.3f}"
-    return f"{point['throughput']:6.2f} GiB/s {cpu:>7} core-s/GiB"
+    return f"{point['throughput']:6.2f} GiB/s {cpu:>7} CPU-s/GiB"
 
 
 def _medians(side: dict[str, Any] | None) -> str:

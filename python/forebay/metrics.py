@@ -102,7 +102,7 @@ METRICS: dict[str, Metric] = {
         Metric(
             "cpu",
             "CPU",
-            "core-s/GiB",
+            "CPU-s/GiB",
             False,
             "{x} takes {r} × {y}'s CPU per GiB",
             "result.cpu.cpu_s_per_gib",

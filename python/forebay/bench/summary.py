@@ -84,7 +84,7 @@ def job(spec: dict[str, Any]) -> str:
 
 
 def path(record: dict[str, Any]) -> str:
-    """The path that ran and why; the engine; where the bytes ended; what the slots lie in."""
+    """The path that ran and why; the engine; where the bytes ended; what the buffers lie in."""
     ran = record["path"]
     head = f"{ran['ran']} ran" + (
         "" if ran["ran"] == ran["requested"] else f" ({ran['requested']} was asked)"
@@ -109,7 +109,7 @@ def path(record: dict[str, Any]) -> str:
     if ran.get("slot_bytes"):
         pinned = ", pinned" if ran.get("slots_pinned") else ""
         pages = "GPU memory" if ran["slot_pages"] == "none" else f"{ran['slot_pages']} pages{pinned}"
-        parts.append(f"slots {bytes_(ran['slot_bytes'])} in {pages}")
+        parts.append(f"buffers {bytes_(ran['slot_bytes'])} in {pages}")
     return " · ".join(parts)
 
 
@@ -169,7 +169,7 @@ def latency(record: dict[str, Any]) -> str:
 
 
 def cpu(record: dict[str, Any]) -> str:
-    """Cores (user and system), core-seconds per GiB, time per I/O, and what the rest of the machine did."""
+    """Cores (user and system), CPU-seconds per GiB, time per I/O, and what the rest of the machine did."""
     result = record["result"]
     used = result["cpu"]
     if "result.cpu" in (record.get("missing") or {}):
@@ -180,7 +180,7 @@ def cpu(record: dict[str, Any]) -> str:
         user, system = used["user_s"] / elapsed, used["system_s"] / elapsed
         line += f" (user {significant(user)}, system {significant(system)})"
     if used.get("cpu_s_per_gib") is not None:
-        line += f" · {significant(used['cpu_s_per_gib'])} core-s/GiB"
+        line += f" · {significant(used['cpu_s_per_gib'])} CPU-s/GiB"
         gib = result["bytes"] / GIB
         if gib:
             shares = (significant(used["user_s"] / gib), significant(used["system_s"] / gib))

@@ -70,7 +70,7 @@ def phase(found: dict[str, Any], part: dict[str, Any]) -> str:
     if found.get("fsync_us"):
         parts.append(f"fsync p50 {micros(found['fsync_us']['p50'])}, max {micros(found['fsync_us']['max'])}")
     if found.get("cpu_s_per_gib") is not None:
-        parts.append(f"{significant(found['cpu_s_per_gib'])} core-s/GiB")
+        parts.append(f"{significant(found['cpu_s_per_gib'])} CPU-s/GiB")
     if found.get("verified_bytes"):
         parts.append(f"{bytes_(found['verified_bytes'])} verified")
     return " · ".join(parts)

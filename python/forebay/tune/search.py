@@ -44,7 +44,7 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True)
 class Probe:
-    """One run: GiB/s, core-seconds per GiB and watts, None where not measured."""
+    """One run: GiB/s, CPU-seconds per GiB and watts, None where not measured."""
 
     gib_s: float
     cpu_s_per_gib: float | None

@@ -116,7 +116,7 @@ def show(document: dict[str, Any]) -> str:
 
 def _curve(name: str, rows: list[dict[str, Any]], pick: dict[str, Any], peak: dict[str, Any]) -> list[str]:
     axis = next(a for a, n in AXIS_NAMES.items() if n == name)
-    cells = [(name, "GiB/s", "of peak", "core-s/GiB", "W", "")]
+    cells = [(name, "GiB/s", "of peak", "CPU-s/GiB", "W", "")]
     top = peak["throughput_gib_s"]
     for row in rows:
         value = format_bytes(row[axis]) if axis == "io_bytes" else str(row[axis])
@@ -147,5 +147,5 @@ def _buffers(row: dict[str, Any]) -> str:
 
 
 def _cost(row: dict[str, Any]) -> str:
-    cost = "CPU not measured" if row["cpu_s_per_gib"] is None else f"{row['cpu_s_per_gib']:.4g} core-s/GiB"
+    cost = "CPU not measured" if row["cpu_s_per_gib"] is None else f"{row['cpu_s_per_gib']:.4g} CPU-s/GiB"
     return cost + (f" and {row['watts']:.0f} W" if row["watts"] is not None else "")

@@ -19,7 +19,7 @@ def records(runs: list[Run]) -> list[tuple[str, dict[str, Any]]]:
 
 def _rate(record: dict[str, Any]) -> str:
     cpu = record["result"]["cpu"].get("cpu_s_per_gib")
-    cost = f" at {cpu:.3f} core-s/GiB" if cpu is not None else ""
+    cost = f" at {cpu:.3f} CPU-s/GiB" if cpu is not None else ""
     return f"{record['result']['throughput_gib_s']:.2f} GiB/s{cost}"
 
 

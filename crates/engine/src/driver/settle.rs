@@ -350,7 +350,7 @@ impl Settler<'_> {
 }
 
 fn told(trial: &Trial) -> String {
-    let cost = trial.cpu_s_per_gib.map(|c| format!(" at {c:.3} core-s/GiB")).unwrap_or_default();
+    let cost = trial.cpu_s_per_gib.map(|c| format!(" at {c:.3} CPU-s/GiB")).unwrap_or_default();
     format!("{:.3} GiB/s{cost}", trial.gib_s)
 }
 
