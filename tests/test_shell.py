@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
+import select
 import shutil
 import sys
 
@@ -51,6 +53,69 @@ def test_tab_completes_flags_of_a_verb():
     assert {"--io-size", "--iopoll"} <= set(complete("forebay bench --io"))
     assert "recommend" in complete("forebay plan re")
     assert "--vary" in complete("forebay plan whatif --va")
+
+
+def offered(words: str) -> list[tuple[str, str]]:
+    """(type, value) of each line that the shells' script gets; `file` and `dir` make it complete paths by itself."""
+    count = str(len(words.split(" ")) - 1)
+    done = forebay(_FOREBAY_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=count)
+    return [tuple(line.split(",", 1)) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("words", "first", "names"),
+    [
+        ("forebay bench /mn", ("file", "/mn"), set()),
+        ("forebay bench x -o ", ("file", ""), set()),
+        ("forebay files ", ("dir", ""), set()),
+        ("forebay report ", ("file", ""), set()),
+        ("forebay compare /a --path ", None, {"host", "bounce", "mapped", "gds", "auto"}),
+        ("forebay sweep mic", ("file", "mic"), {"micron-4k", "micron-io-size"}),
+        ("forebay emulate matrix ", None, {"solidigm-mlperf"}),
+        ("forebay emulate run --workload res", ("file", "res"), {"resnet50"}),
+        ("forebay emulate search --accelerator h", None, {"h100"}),
+        ("forebay plan run --drive D7-PS", None, {"D7-PS1010"}),
+        ("forebay plan run --path ", None, {"gds", "cpu"}),
+        ("forebay man id", None, {"identify"}),
+    ],
+)
+def test_tab_completes_paths_names_and_values(words, first, names):
+    found = offered(words)
+    assert found[:1] == ([first] if first else found[:1])
+    assert {value for kind, value in found if kind == "plain"} == names
+
+
+def test_bash_itself_completes_a_path_and_a_value(tmp_path):
+    """In a terminal, as a user presses Tab."""
+    if shutil.which("bash") is None:
+        pytest.skip("bash isn't installed")
+    (tmp_path / "unmistakable.bin").write_text("")
+    command = tmp_path / "forebay"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m forebay.cli "$@"\n')
+    command.chmod(0o755)
+    script = tmp_path / "script"
+    script.write_text(forebay("completion", "bash").stdout)
+    ours, theirs = pty.openpty()
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "TERM": "dumb", "PS1": "$ "}
+    bash = processes.start(
+        ["bash", "--norc", "--noprofile", "-i"], stdin=theirs, stdout=theirs, stderr=theirs, env=env, cwd=tmp_path
+    )
+    os.close(theirs)
+    said = bytearray()
+
+    def reads(*texts: str) -> bool:
+        while select.select([ours], [], [], 0.1)[0]:
+            said.extend(os.read(ours, 4096))
+        return all(text.encode() in said for text in texts)
+
+    try:
+        os.write(ours, f". {script}; echo read''y\n".encode())
+        processes.wait_until(lambda: reads("ready"), "the script is read", bash)
+        os.write(ours, b"forebay bench ./unmis\t --path mapp\t")
+        processes.wait_until(lambda: reads("./unmistakable.bin", "--path mapped"), "both words are whole", bash)
+    finally:
+        processes.kill(bash)
+        os.close(ours)
 
 
 def test_every_page_is_made_and_names_its_flags(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import sys
+from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
 
@@ -12,6 +13,7 @@ import click
 
 from forebay.errors import BROKE, DONE, INTERRUPTED, MACHINE, RequestError
 from forebay.flags import _integer
+from forebay.spellings import SAME, Answering, Spelled
 from forebay.units import parse_bytes
 
 PHASES = ("create", "stat", "read", "delete")
@@ -21,11 +23,16 @@ Examples:
   forebay files /data --file-size 0 --phases create,delete --json"""
 
 
-@click.command("files", epilog=EXAMPLES, context_settings={"max_content_width": 110})
+def _spelled(flag: str, metavar: str, default: str, help: str) -> Callable[..., Any]:
+    """An option that fio's and elbencho's hands find, too."""
+    return click.option(f"--{flag}", cls=Spelled, spellings=SAME[flag], default=default, metavar=metavar, help=help)
+
+
+@click.command("files", cls=Answering, epilog=EXAMPLES, context_settings={"max_content_width": 110})
 @click.argument("directory", metavar="DIR")
-@click.option("--files", "files", default="10000", metavar="N", help="Files of all workers together.")
-@click.option("--file-size", default="64k", metavar="SIZE", help="Bytes in each file; 0 makes empty ones.")
-@click.option("--workers", default="8", metavar="N", help="Threads.")
+@_spelled("files", "N", "10000", "Files of all workers together.")
+@_spelled("file-size", "SIZE", "64k", "Bytes in each file; 0 makes empty ones.")
+@_spelled("workers", "N", "8", "Threads.")
 @click.option(
     "--phases", default=",".join(PHASES), metavar="LIST", help="Phases in order; create comes first."
 )

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from forebay.errors import RequestError
+from forebay.spellings import SAME, Spelled, value_of
 from forebay.units import format_bytes, parse_bytes, parse_percent, parse_seconds
 
 
@@ -65,10 +66,12 @@ def _flag(text: Any, what: str) -> bool:
 
 def _choice(*allowed: str) -> Callable[[Any, str], str]:
     def parse(text: Any, what: str) -> str:
-        if str(text) not in allowed:
+        chosen = value_of(what, str(text))
+        if chosen not in allowed:
             raise RequestError(f"{what} {text}", f"is none of {', '.join(allowed)}", f"{what} {allowed[0]}")
-        return str(text)
+        return chosen
 
+    parse.allowed = allowed  # type: ignore[attr-defined]
     return parse
 
 
@@ -104,6 +107,16 @@ class Field:
     is_flag: bool = False
     multiple: bool = False
     tells: bool = True
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """All that it may be, where that is a short list."""
+        return getattr(self.parse, "allowed", ())
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """What fio, gdsio and elbencho call it."""
+        return SAME.get(self.flag, ())
 
 
 # JobSpec::measured_s: where neither a duration nor passes were given.
@@ -162,6 +175,7 @@ FIELDS: tuple[Field, ...] = (
     Field("label", "label", _text, "Free text kept in the record.", "TEXT"),
 )
 BY_NAME = {name: f for f in FIELDS for name in {f.flag, f.flag.replace("-", "_"), f.key}}
+BY_NAME |= {name[2:]: f for f in FIELDS for name in f.spellings if name.startswith("--")}
 
 
 def settle(job: dict[str, Any], name: str, value: Any) -> None:
@@ -201,7 +215,10 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
         if f.is_flag:
             option = click.option(f"--{f.flag}", name, is_flag=True, default=None, help=f.help)
         else:
-            option = click.option(f"--{f.flag}", name, default=None, multiple=f.multiple, metavar=f.metavar, help=f.help)
+            option = click.option(
+                f"--{f.flag}", name, default=None, multiple=f.multiple, metavar=f.metavar, help=f.help,
+                cls=Spelled, spellings=f.spellings,
+            )  # fmt: skip
         command = option(command)
     command = click.option("--direct/--buffered", "direct", default=None, help="--cache bypass, or --cache allow.")(command)
     return command

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Mapping
 
 import click
@@ -21,7 +22,12 @@ class LazyGroup(click.Group):
         if name not in self.table:
             return None
         module, attribute = self.table[name][0].split(":")
-        return getattr(importlib.import_module(module), attribute)
+        command = getattr(importlib.import_module(module), attribute)
+        if "_FOREBAY_COMPLETE" in os.environ:  # a shell asks
+            from forebay import complete
+
+            complete.dress(command, name)
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -1,0 +1,149 @@
+"""Flags as fio, gdsio and elbencho spell them: understood where they mean what ours do, else answered with ours.
+
+They are left out of --help and of the manual pages, which have one name for each thing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from forebay.errors import RequestError
+
+# Our flag → other spellings of it.
+SAME: dict[str, tuple[str, ...]] = {
+    "io-size": ("--bs", "--blocksize", "--block", "-b"),
+    "depth": ("--iodepth", "--qd"),
+    "workers": ("--numjobs", "--threads", "-t"),
+    "duration": ("--runtime", "--timelimit"),
+    "op": ("--rw", "--readwrite"),
+    "engine": ("--ioengine",),
+    "file-size": ("--size", "--filesize", "-s"),
+    "files": ("--nrfiles",),
+    "start": ("--offset",),
+    "align": ("--blockalign", "--ba"),
+    "read-pct": ("--rwmixread", "--rwmixpct"),
+    "warmup": ("--ramp_time", "--ramp-time"),
+    "passes": ("--loops",),
+    "seed": ("--randseed",),
+    "distribution": ("--random_distribution",),
+    "rate-iops": ("--rate_iops",),
+    "cpus": ("--cpus_allowed",),
+    "gpu": ("--gpuids",),
+}
+
+_LEAVE = "leave it out: "
+# A flag of theirs that has no counterpart of the same meaning → what to type.
+ANSWERS: dict[str, str] = {
+    "--filename": "the file as SOURCE, without a flag: forebay bench FILE",
+    "--directory": "the folder as SOURCE, without a flag: forebay bench DIR",
+    "--name": "--label TEXT",
+    "--output": "-o FILE for the record, --json for stdout",
+    "--output-format": "--json; forebay export RUNS --csv for a table",
+    "--minimal": "--json; forebay export RUNS --csv for a table",
+    "--csvfile": "-o FILE.jsonl, then forebay export FILE.jsonl --csv",
+    "--resfile": "-o FILE.jsonl, then forebay export FILE.jsonl --csv",
+    "--jsonfile": "-o FILE.jsonl",
+    "--status-interval": "--live, or --metrics 127.0.0.1:9400",
+    "--time_based": _LEAVE + "--duration ends a run by the clock, --passes once the data was covered",
+    "--group_reporting": _LEAVE + "one record holds all workers, together and each",
+    "--thread": _LEAVE + "workers are threads",
+    "--norandommap": _LEAVE + "blocks may come twice unless --no-repeat is given",
+    "--randrepeat": "--seed N",
+    "--invalidate": "--cache drop, or --cache allow",
+    "--fsync": "--sync each, where it is 1",
+    "--fdatasync": "--sync each, where it is 1",
+    "--end_fsync": "--sync end",
+    "--bsrange": "--io-size MIN:MAX:STEP",
+    "--bssplit": "--io-size MIN:MAX:STEP, or a job file: --fio FILE",
+    "--stonewall": "a job file with sections: --fio FILE",
+    "--rwmixwrite": "--read-pct, which is 100 less that",
+    "--numa_cpu_nodes": "--numa NODE",
+    "--zones": "--numa NODE",
+    "--read": "--op read",
+    "--write": "--op write --create",
+    "--rand": "--op randread, or --op randwrite",
+    "--iterations": "--repeat N",
+    "--hosts": "mpirun -n N forebay bench '/data/{host}'",
+    "--mkdirs": "forebay files DIR",
+    "--stat": "forebay files DIR",
+    "--delfiles": "forebay files DIR",
+    "--deldirs": "forebay files DIR",
+    "-r": "--op read",
+    "-i": "--io-size (gdsio's -i), or --repeat (elbencho's)",
+    "-w": "--workers (gdsio's -w), or --op write (elbencho's)",
+    "-d": "--gpu (gdsio's -d), or forebay files DIR (elbencho's)",
+    "-n": "--numa (gdsio's -n), or forebay files --directories (elbencho's)",
+    "-N": "--files",
+    **{
+        letter: f"{ours}; forebay gdsio takes all of gdsio's flags"
+        for letter, ours in (
+            ("-D", "the folder as SOURCE"), ("-f", "the file as SOURCE"), ("-x", "--path"), ("-I", "--op"), ("-T", "--duration"),
+            ("-k", "--seed"), ("-V", "--verify"), ("-R", "nothing: buffers hold random data"), ("-F", "--refill"),
+            ("-a", "--align"), ("-B", "--cufile-batch"), ("-M", "--read-pct"), ("-m", "--path"), ("-O", "--buffered"),
+        )
+    },
+}  # fmt: skip
+
+# Values of theirs: our flag → theirs → ours, where both mean the same.
+VALUES: dict[str, dict[str, str]] = {
+    "--engine": {
+        "io_uring": "uring", "posixaio": "pread", "mmap": "map",
+        **dict.fromkeys(("psync", "sync", "pvsync", "pvsync2"), "inline"),
+    },
+}  # fmt: skip
+# And where they don't: what to type.
+VALUE_ANSWERS: dict[str, dict[str, str]] = {
+    "--op": {
+        "randrw": "--op randread --read-pct 50",
+        "rw": "--op read --read-pct 50",
+        "readwrite": "--op read --read-pct 50",
+    },
+    "--engine": {
+        "libaio": "--engine uring, which keeps as many I/Os in flight",
+        "null": "nil: as SOURCE",
+        "libcufile": "--path gds",
+    },
+}
+
+
+def value_of(flag: str, text: str) -> str:
+    """`text` in our words. RequestError where it is somebody else's and means something that has another flag."""
+    answer = VALUE_ANSWERS.get(flag, {}).get(text)
+    if answer is not None:
+        raise RequestError(f"{flag} {text}", "is fio's word", answer)
+    return VALUES.get(flag, {}).get(text, text)
+
+
+class Spelled(click.Option):
+    """An option that the command line also understands by other names, which --help doesn't list."""
+
+    def __init__(self, *args: Any, spellings: tuple[str, ...] = (), **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self.spellings = spellings
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        shown = self.opts
+        self.opts = [*shown, *self.spellings]
+        try:
+            super().add_to_parser(parser, ctx)
+        finally:
+            self.opts = shown
+
+
+class Answering(click.Command):
+    """A command that answers a flag of fio, gdsio or elbencho with what to type here."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            answer = ANSWERS.get(error.option_name)
+            if answer is None:
+                raise
+            raise RequestError(error.option_name, f"is no flag of {ctx.command_path}", answer) from None
+        except click.BadOptionUsage as error:
+            if error.option_name != "--direct":
+                raise
+            raise RequestError("--direct=", "takes no value", "--direct (fio's 1), or --buffered (fio's 0)") from None

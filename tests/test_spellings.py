@@ -1,0 +1,103 @@
+"""What hands know from fio, gdsio and elbencho: understood as ours, or answered with it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import processes
+import pytest
+from forebay.flags import FIELDS, job_from_flags, parse_settings
+from forebay.spellings import ANSWERS, SAME
+
+PAGE = (Path(__file__).parent.parent / "docs/bench.md").read_text()
+VALUES = {
+    "io-size": "4k", "depth": "3", "workers": "2", "duration": "5", "op": "randread", "engine": "inline", "file-size": "1m",
+    "files": "2", "start": "4k", "align": "4k", "read-pct": "70", "warmup": "1", "passes": "2", "seed": "9",
+    "distribution": "zipf:1.1", "rate-iops": "100", "cpus": "0", "gpu": "0",
+}  # fmt: skip
+
+
+def job_of(*arguments: str) -> dict:
+    """What `forebay bench nil: ARGUMENTS` would run."""
+    from forebay.bench import command
+
+    context = command.make_context("bench", ["nil:", *arguments])
+    return job_from_flags(("nil:",), context.params)
+
+
+@pytest.mark.parametrize("flag", SAME)
+def test_each_spelling_makes_the_job_that_our_flag_makes(flag: str) -> None:
+    ours = job_of(f"--{flag}", VALUES[flag])
+    assert len(ours) > 1
+    for spelling in SAME[flag]:
+        assert job_of(spelling, VALUES[flag]) == ours, spelling
+        if spelling.startswith("--"):
+            assert job_of(f"{spelling}={VALUES[flag]}") == ours
+            assert {"sources": ["nil:"], **parse_settings(f"{spelling[2:]}={VALUES[flag]}")} == ours
+
+
+def test_no_spelling_is_a_flag_of_ours_or_stands_twice() -> None:
+    every = [s for spellings in SAME.values() for s in spellings]
+    assert len(every) == len(set(every)) and not set(every) & set(ANSWERS)
+    assert not {f"--{f.flag}" for f in FIELDS} & {*every, *ANSWERS}
+
+
+@pytest.mark.parametrize("verb", ["bench", "compare", "tune"])
+@pytest.mark.parametrize("flag", ["--filename=x", "-x", "--group_reporting", "--hosts=a", "-T"])
+def test_a_flag_without_a_counterpart_is_answered(verb: str, flag: str) -> None:
+    from forebay.cli import VERBS, forebay
+    from forebay.errors import RequestError
+
+    assert verb in VERBS
+    with pytest.raises(RequestError) as refused:
+        forebay.main([verb, "nil:", flag], prog_name="forebay", standalone_mode=False)
+    name = flag.partition("=")[0]
+    assert refused.value.exit_code == 2 and refused.value.asked == name and refused.value.next == ANSWERS[name]
+
+
+@pytest.mark.parametrize(
+    ("words", "next"),
+    [
+        (("--rw", "randrw"), "--op randread --read-pct 50"),
+        (("--ioengine", "libaio"), "--engine uring"),
+        (("--ioengine=libcufile",), "--path gds"),
+        (("--direct=1",), "--direct (fio's 1)"),
+    ],
+)
+def test_values_that_mean_something_else_here_are_answered(words: tuple[str, ...], next: str) -> None:
+    done = processes.run([*processes.FOREBAY, "bench", "nil:", "--dry-run", *words])
+    assert done.returncode == 2 and next in done.stderr and "Traceback" not in done.stderr
+
+
+def test_engines_have_fios_names_too() -> None:
+    assert [job_of("--ioengine", e)["engine"] for e in ("io_uring", "psync", "mmap", "posixaio")] == [
+        "uring", "inline", "map", "pread",
+    ]  # fmt: skip
+
+
+def test_a_typed_line_runs_and_help_keeps_to_one_name() -> None:
+    line = ("nil:?size=64m", "--rw=randread", "--bs=64k", "--iodepth=4", "-t", "2", "--loops=1", "--json")
+    done = processes.run([*processes.FOREBAY, "bench", *line])
+    assert done.returncode == 0, done.stderr
+    job = json.loads(done.stdout)["job"]
+    assert (job["op"], job["io_bytes"], job["depth"], job["workers"]) == ("randread", 64 << 10, 4, 2)
+    help = processes.run([*processes.FOREBAY, "bench", "--help"]).stdout
+    assert "--io-size" in help and "--iodepth" not in help and "--bs" not in help
+
+
+def test_files_knows_them_too() -> None:
+    from forebay.files import command
+
+    params = command.make_context("files", ["/data", "-t", "2", "-s", "4k", "--nrfiles", "10"]).params
+    assert (params["workers"], params["file_size"], params["files"]) == ("2", "4k", "10")
+
+
+def test_the_page_lists_them() -> None:
+    section = re.search(r"^## Flags of fio, gdsio and elbencho\n(.*?)(?=^## )", PAGE, re.S | re.M)
+    assert section
+    rows = {r.split("|")[1].strip().strip("`"): r for r in section[1].splitlines() if r.startswith("| `--")}
+    assert set(rows) == {f"--{flag}" for flag in SAME}
+    for flag, spellings in SAME.items():
+        assert re.findall(r"`(-[^`]*)`", rows[f"--{flag}"].split("|")[2]) == list(spellings)
