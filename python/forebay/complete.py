@@ -99,7 +99,7 @@ VALUES: dict[str, Names] = {
     "--log": _are(*_LOGS),
     "--new-key": _are("sha256", "sha384", "sha512", "none"),
     "--only": _steps,
-    "--phases": _are("create", "stat", "read", "delete"),
+    "--phases": _are("mkdir", "create", "stat", "read", "delete"),
     "files --cache": _are("drop", "allow"),
     "serve --cache": _are("auto", "bypass", "allow"),
     **{f"plan {verb} --path": _are("gds", "cpu") for verb in ("run", "recommend", "whatif")},

@@ -1,4 +1,4 @@
-//! Creates, stats, reads and deletes many files on threads, and times each call.
+//! Makes directories, and creates, stats, reads and deletes many files, on threads, and times each call.
 //!
 //! Everything happens in one directory that the run makes and removes, so that nothing
 //! of the user's is ever in reach. Plain system calls on purpose: this measures the file
@@ -152,13 +152,18 @@ fn measure(
 
 /// Removes what is left of the files, then the directories. Some(what and why) where that failed.
 fn clean_up(site: &Site, observe: &mut dyn FnMut(&Progress) -> bool) -> Option<String> {
-    let outcome = Work { site, name: "cleanup", call: Call::Remove }.on_threads(observe);
     let shown = site.root.display();
-    if outcome.interrupted {
-        return Some(format!("{shown}: cleaning up was interrupted"));
-    }
-    if let Some(error) = outcome.failure {
-        return Some(format!("{shown}: {}", error.found));
+    for call in [Call::Remove, Call::RemoveDirectory] {
+        if matches!(call, Call::RemoveDirectory) && !site.has_begun_directories() {
+            continue;
+        }
+        let outcome = Work { site, name: "cleanup", call }.on_threads(observe);
+        if outcome.interrupted {
+            return Some(format!("{shown}: cleaning up was interrupted"));
+        }
+        if let Some(error) = outcome.failure {
+            return Some(format!("{shown}: {}", error.found));
+        }
     }
     site.remove_directories().err().map(|e| format!("{shown}: {e}"))
 }
@@ -194,6 +199,8 @@ enum Call {
     DropPages,
     /// As delete, and a file that isn't there is fine.
     Remove,
+    /// The same of what mkdir made. What anyone put into it keeps it there.
+    RemoveDirectory,
 }
 
 struct Work<'a> {
@@ -366,15 +373,16 @@ impl Work<'_> {
         shared.start.wait();
         let started = Instant::now();
         let mine = (u64::from(worker)..self.site.files).step_by(workers as usize);
-        let most = if self.creates() { usize::MAX } else { self.site.begun(worker) };
+        let of_directories = self.call.is_of_directories();
+        let most = if self.creates() { usize::MAX } else { self.site.begun(worker, of_directories) };
         for file in mine.take(most) {
             if shared.stop.load(Relaxed) {
                 break;
             }
             if self.creates() {
-                self.site.begin(worker);
+                self.site.begin(worker, of_directories);
             }
-            let path = self.site.path(file);
+            let path = if of_directories { self.site.path_of_directory(file) } else { self.site.path(file) };
             if self.removes() && !self.site.is_ours(&path, file) {
                 if matches!(self.call, Call::Remove) {
                     continue;
@@ -401,7 +409,7 @@ impl Work<'_> {
     }
 
     fn creates(&self) -> bool {
-        matches!(self.call, Call::Timed(Phase::Create))
+        matches!(self.call, Call::Timed(Phase::Create | Phase::Mkdir))
     }
 
     fn removes(&self) -> bool {
@@ -412,21 +420,20 @@ impl Work<'_> {
     fn one_file(&self, path: &Path, file: u64, buffer: &mut Buffer) -> io::Result<(u64, Duration)> {
         let bytes = match self.call {
             Call::Timed(Phase::Create) => return self.site.create(path, file, buffer.content(file)),
+            Call::Timed(Phase::Mkdir) => std::fs::create_dir(path).map(|()| 0),
             Call::Timed(Phase::Stat) => std::fs::symlink_metadata(path).map(|_| 0),
             Call::Timed(Phase::Read) => self.site.read(path, buffer.space()),
             Call::Timed(Phase::Delete) => std::fs::remove_file(path).map(|()| 0),
             Call::DropPages => self.site.drop_pages(path).map(|()| 0),
-            Call::Remove => match std::fs::remove_file(path) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
-                other => other.map(|()| 0),
-            },
+            Call::Remove => or_not_there(std::fs::remove_file(path)),
+            Call::RemoveDirectory => or_not_there(std::fs::remove_dir(path)),
         };
         bytes.map(|bytes| (bytes, Duration::ZERO))
     }
 
     /// What can't be done by all is done by none. Only cleaning up goes on: this thread does what the missing ones would.
     fn start_failed(&self, shared: &Shared, started: u32, error: &io::Error) {
-        if matches!(self.call, Call::Remove) {
+        if matches!(self.call, Call::Remove | Call::RemoveDirectory) {
             return;
         }
         shared.stop.store(true, Relaxed);
@@ -448,7 +455,18 @@ impl Work<'_> {
     }
 }
 
+fn or_not_there(removed: io::Result<()>) -> io::Result<u64> {
+    match removed {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
+        other => other.map(|()| 0),
+    }
+}
+
 impl Call {
+    fn is_of_directories(self) -> bool {
+        matches!(self, Call::Timed(Phase::Mkdir) | Call::RemoveDirectory)
+    }
+
     fn needs_content(self) -> bool {
         matches!(self, Call::Timed(Phase::Create | Phase::Read))
     }

@@ -47,6 +47,52 @@ fn each_phase_touches_every_file_once_and_nothing_is_left() {
     assert_eq!(fs::read_dir(home.path()).unwrap().count(), 1);
 }
 
+#[test]
+fn mkdir_makes_as_many_directories_as_files_and_nothing_is_left() {
+    for phases in [
+        vec![Phase::Mkdir],
+        vec![Phase::Mkdir, Phase::Create, Phase::Stat],
+        vec![Phase::Create, Phase::Mkdir],
+    ] {
+        let home = tempfile::tempdir().unwrap();
+        let root = home.path().join("forebay-files-0123456789abcdef");
+        let mut most = 0;
+        let spec = FilesSpec { phases: phases.clone(), ..spec(home.path()) };
+        let record = run(&spec, "0123456789abcdef", &mut |p: &Progress| {
+            if p.phase == "cleanup" && p.done == 0 {
+                let parents = fs::read_dir(&root).unwrap().map(|d| d.unwrap().path());
+                let made = parents.flat_map(|d| fs::read_dir(d).unwrap().map(|e| e.unwrap().path()));
+                most = most.max(made.filter(|path| path.is_dir()).count());
+            }
+            true
+        });
+        let record = record.unwrap();
+        assert_eq!((record.failure, record.left), (None, None));
+        let mkdir = record.phases.iter().find(|p| p.phase == Phase::Mkdir).unwrap();
+        assert_eq!((mkdir.files, mkdir.bytes, mkdir.complete, mkdir.throughput_gib_s), (101, 0, true, None));
+        assert_eq!(Latency::decode(&mkdir.histogram).unwrap().count(), 101);
+        assert_eq!(most, 101, "as cleaning up found them");
+        assert_eq!(fs::read_dir(home.path()).unwrap().count(), 0);
+    }
+}
+
+#[test]
+fn what_somebody_put_into_a_directory_of_mkdirs_stays() {
+    let home = tempfile::tempdir().unwrap();
+    let root = home.path().join("forebay-files-0123456789abcdef");
+    let theirs = root.join("d0001").join("m00000001").join("precious");
+    let spec = FilesSpec { phases: vec![Phase::Mkdir], ..spec(home.path()) };
+    let record = run(&spec, "0123456789abcdef", &mut |p: &Progress| {
+        if p.phase == "cleanup" && !theirs.exists() {
+            fs::write(&theirs, "mine").unwrap();
+        }
+        true
+    });
+    let record = record.unwrap();
+    assert_eq!(fs::read_to_string(&theirs).unwrap(), "mine");
+    assert!(record.left.is_some_and(|left| left.contains("forebay-files-")));
+}
+
 /// Both ways of removing: the phase, which fails with what it met, and the cleaning up.
 #[test]
 fn a_file_moved_under_a_name_of_ours_is_not_removed() {

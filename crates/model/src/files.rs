@@ -13,6 +13,8 @@ pub const WORKERS_MAX: u32 = 1024;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
+    /// Make an empty directory for each file, beside the files. Removed at the end, untimed.
+    Mkdir,
     #[default]
     /// Open anew, write the content, fsync where asked, close.
     Create,
@@ -27,6 +29,7 @@ pub enum Phase {
 impl Phase {
     pub fn name(self) -> &'static str {
         match self {
+            Phase::Mkdir => "mkdir",
             Phase::Create => "create",
             Phase::Stat => "stat",
             Phase::Read => "read",
@@ -56,7 +59,7 @@ pub struct FilesSpec {
     pub file_bytes: u64,
     /// Threads; file number i belongs to worker i mod `workers`.
     pub workers: u32,
-    /// In the order given; the first is `create`. What no `delete` removed is removed at the end, untimed.
+    /// In the order given; but for `mkdir`, the first is `create`. What no `delete` removed is removed at the end, untimed.
     pub phases: Vec<Phase>,
     /// Directories that the files are spread over. None: one per worker.
     pub directories: Option<u32>,
@@ -125,15 +128,18 @@ impl FilesSpec {
         let asked =
             format!("--phases {}", self.phases.iter().map(|p| p.name()).collect::<Vec<_>>().join(","));
         let next = "--phases create,stat,read,delete";
-        if self.phases.first() != Some(&Phase::Create) {
+        let of_files: Vec<Phase> = self.phases.iter().copied().filter(|p| *p != Phase::Mkdir).collect();
+        if self.phases.is_empty() || of_files.first().is_some_and(|p| *p != Phase::Create) {
             let found = "doesn't begin with create, and only files that this run made are touched";
             return Err(Error::request(asked, found, next));
         }
-        if self.phases.iter().filter(|p| **p == Phase::Create).count() > 1 {
-            return Err(Error::request(asked, "creates twice", next));
+        for (once, found) in [(Phase::Create, "creates twice"), (Phase::Mkdir, "makes directories twice")] {
+            if self.phases.iter().filter(|p| **p == once).count() > 1 {
+                return Err(Error::request(asked, found, next));
+            }
         }
-        match self.phases.iter().position(|p| *p == Phase::Delete) {
-            Some(at) if at + 1 < self.phases.len() => {
+        match of_files.iter().position(|p| *p == Phase::Delete) {
+            Some(at) if at + 1 < of_files.len() => {
                 Err(Error::request(asked, "has a phase after delete, when no file is left", next))
             }
             _ => Ok(()),
@@ -219,13 +225,23 @@ mod tests {
     #[test]
     fn phases_that_could_not_run_are_refused() {
         use Phase::*;
-        for phases in
-            [vec![], vec![Read], vec![Stat, Create], vec![Create, Create], vec![Create, Delete, Stat]]
-        {
+        for phases in [
+            vec![],
+            vec![Read],
+            vec![Stat, Create],
+            vec![Create, Create],
+            vec![Create, Delete, Stat],
+            vec![Mkdir, Read],
+            vec![Mkdir, Mkdir],
+        ] {
             let error = FilesSpec { phases: phases.clone(), ..spec() }.check().unwrap_err();
             assert!(error.asked.starts_with("--phases"), "{phases:?}: {error}");
         }
-        FilesSpec { phases: vec![Create, Read, Read], ..spec() }.check().unwrap();
+        for phases in
+            [vec![Create, Read, Read], vec![Mkdir], vec![Mkdir, Create], vec![Create, Delete, Mkdir]]
+        {
+            FilesSpec { phases, ..spec() }.check().unwrap();
+        }
     }
 
     #[test]

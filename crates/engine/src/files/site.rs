@@ -28,6 +28,8 @@ pub struct Site {
     seed: u64,
     /// Files that each worker has begun to create; cleaning up looks no further.
     begun: Vec<AtomicU64>,
+    /// The same of the directories that the mkdir phase makes.
+    begun_directories: Vec<AtomicU64>,
     /// Which file each name led to when we made it, 0 before: what took such a name since is not removed.
     made: Vec<AtomicU64>,
 }
@@ -51,6 +53,7 @@ impl Site {
             sync: spec.sync,
             seed: spec.seed,
             begun: (0..spec.workers).map(|_| AtomicU64::new(0)).collect(),
+            begun_directories: (0..spec.workers).map(|_| AtomicU64::new(0)).collect(),
             made: (0..spec.files).map(|_| AtomicU64::new(0)).collect(),
         };
         fs::create_dir(&site.root).map_err(|e| site.explain_directory(&e))?;
@@ -71,14 +74,32 @@ impl Site {
         self.directory(file % self.directories).join(format!("f{file:08}"))
     }
 
-    /// Notes that a worker is about to create its next file.
-    pub fn begin(&self, worker: u32) {
-        self.begun[worker as usize].fetch_add(1, Relaxed);
+    /// The directory that the mkdir phase makes in the place of a file.
+    pub fn path_of_directory(&self, file: u64) -> PathBuf {
+        self.directory(file % self.directories).join(format!("m{file:08}"))
     }
 
-    /// Files of a worker that may exist.
-    pub fn begun(&self, worker: u32) -> usize {
-        self.begun[worker as usize].load(Relaxed) as usize
+    /// Notes that a worker is about to create its next file, or directory.
+    pub fn begin(&self, worker: u32, directory: bool) {
+        self.begun_of(directory)[worker as usize].fetch_add(1, Relaxed);
+    }
+
+    /// Files, or directories, of a worker that may exist.
+    pub fn begun(&self, worker: u32, directory: bool) -> usize {
+        self.begun_of(directory)[worker as usize].load(Relaxed) as usize
+    }
+
+    /// Whether the mkdir phase may have made any.
+    pub fn has_begun_directories(&self) -> bool {
+        self.begun_directories.iter().any(|begun| begun.load(Relaxed) > 0)
+    }
+
+    fn begun_of(&self, directory: bool) -> &[AtomicU64] {
+        if directory {
+            &self.begun_directories
+        } else {
+            &self.begun
+        }
     }
 
     /// Bytes written, and the time that went into remembering which file this is: no program's create has that.
