@@ -26,6 +26,11 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "gpu": (lambda: os.path.exists("/dev/nvidiactl"), "needs an NVIDIA GPU (/dev/nvidiactl is absent)"),
 }
 
+# What is printed is judged as most terminals show it; tests of the locale C name it themselves.
+for _name in ("LC_ALL", "LC_CTYPE", "LANG"):
+    if os.environ.get(_name) in ("C", "POSIX"):
+        os.environ[_name] = "C.UTF-8"
+
 # A machine that is busy with other work is slow, not wrong.
 settings.register_profile(
     "forebay", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]

@@ -147,7 +147,9 @@ def progress(**changed: Any) -> dict[str, Any]:
         "bytes": 2 << 30,
         "ios": 2048,
         "latency_us_mean": 512.0,
+        "latency_us_p50": 480.0,
         "latency_us_p99": 1800.0,
+        "latency_us_p999": 2500.0,
         "cores_busy": 0.4,
         "workers": [{"gib_s": 1.5, "iops": 1536.0}, {"gib_s": 0.5, "iops": 512.0}],
         "targets": [

@@ -65,6 +65,19 @@ def test_the_summary_says_what_ran_how_fast_at_what_cost(bench, monkeypatch):
         assert expected in done.out
 
 
+def test_power_that_is_not_there_takes_one_line(bench, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    why = {"result.power.nvml": "no NVIDIA driver's library here (libnvidia-ml.so.1: cannot open)", "result.power.rapl": "none"}
+    absent = fake_engine.record()
+    absent["missing"] = {"result.power": "no power meter answered", **why}
+    done = bench("nil:", run=lambda job, **_: absent)
+    [line] = [x for x in done.out.splitlines() if x.startswith("power")]
+    assert line == "power     not measured: no meter here (nvml, rapl) → forebay doctor"
+    absent["job"]["power"] = ["nvml"]
+    asked = bench("nil:", "--power", "nvml", run=lambda job, **_: absent)
+    assert "cannot open" in asked.out, "who asks for a meter is told why it isn't there"
+
+
 def test_json_is_the_record_alone_on_stdout(bench):
     done = bench("nil:", "--json")
     assert json.loads(done.out) == fake_engine.RECORD

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -76,6 +78,15 @@ def test_a_read_of_one_pass_moves_the_data_once(data: Path, words: str, op: str,
     line = parsed(done.stdout.strip())
     assert (line["op"], line["io"], line["data"]) == (op, io, "8192")
     assert int(line["moved"]) == pytest.approx(8192, abs=64)
+
+
+def test_a_program_of_its_own_says_the_same(data: Path) -> None:
+    """The entry point forebay-gdsio."""
+    line = ["-x", "1", "-I", "0", "-D", data, "-w", "2", "-i", "64k", "--json"]
+    done = processes.run([sys.executable, "-c", "from forebay import cli; cli.gdsio()", *line])
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert record["command"][:3] == ["forebay", "gdsio", "-x"] and record["result"]["ios"] > 0
 
 
 def test_a_duration_is_kept(data: Path) -> None:

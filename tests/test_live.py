@@ -205,6 +205,25 @@ def test_ctrl_c_in_the_view_gives_the_screen_back_and_saves(tmp_path, over):
     assert len(list(tmp_path.glob("forebay-*.json"))) == 1
 
 
+def test_q_ends_as_ctrl_c_does_and_the_terminal_is_as_it_was(tmp_path, over):
+    with Terminal(["-c", DRIVER, str(over)], 80, 24, tmp_path) as terminal:
+        before = termios.tcgetattr(terminal.master)
+        terminal.read_until(b"worker 1")
+        processes.wait_until(lambda: not termios.tcgetattr(terminal.master)[3] & termios.ICANON, "keys are read")
+        os.write(terminal.master, b"xq")
+        while b"record" not in terminal.seen and b"what was measured is in" not in terminal.seen:
+            assert terminal.read()
+        assert termios.tcgetattr(terminal.master)[3] == before[3]
+        assert terminal.drain() == 130
+    assert len(list(tmp_path.glob("forebay-*.json"))) == 1
+
+
+def test_the_view_shows_three_percentiles():
+    text = "\n".join(live.frame(JOB, fake_engine.progress(), [], 100, 30))
+    for name, value in (("p50", "480 µs"), ("p99", "1.80 ms"), ("p99.9", "2.50 ms")):
+        assert re.search(rf"latency {name} +{value}", text), text
+
+
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux isn't installed")
 def test_in_tmux_the_screen_reads_as_meant(tmp_path, over):
     script = tmp_path / "driver.py"
@@ -226,6 +245,6 @@ def test_in_tmux_the_screen_reads_as_meant(tmp_path, over):
         lines = whole.split("\n")
         assert lines[0].startswith("forebay /data")
         assert any(line.startswith("worker 0") and "█" in line for line in lines)
-        assert any(line.startswith("Ctrl-C") for line in lines)
+        assert any(line.startswith("q or Ctrl-C") for line in lines)
     finally:
         tmux("kill-server")

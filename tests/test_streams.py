@@ -54,6 +54,29 @@ def test_an_encoding_that_lacks_a_character_is_no_obstacle(run: Run, encoding: s
     assert done.returncode == 0 and json.loads(done.stdout)["schema"] == "forebay.doctor/1"
 
 
+@pytest.mark.parametrize("locale", [{"LANG": "C"}, {"LC_ALL": "POSIX"}, {"LC_CTYPE": "C", "LANG": "de_DE.UTF-8"}])
+def test_a_locale_of_c_gets_ascii(run: Run, locale: dict[str, str], tmp_path: Path) -> None:
+    others = {k: v for k, v in os.environ.items() if k not in ("LANG", "LC_ALL", "LC_CTYPE", "PYTHONUTF8", "PYTHONIOENCODING")}
+    (tmp_path / "ü.bin").write_bytes(os.urandom(1 << 16))
+    done = run("bench", "./ü.bin", "--io-size", "64k", "--passes", "1", "-o", "r.json", env={**others, **locale})
+    assert done.returncode == 0 and done.stdout.isascii() and done.stderr.isascii(), done.stderr
+    assert " - p99 " in done.stdout and "us" in done.stdout and r"\xfc.bin" in done.stdout
+    assert json.loads((tmp_path / "r.json").read_text())["job"]["source"].endswith("ü.bin"), "a record is as ever"
+    wrong = run("bench", "nothing-here-é", env={**others, **locale})
+    assert wrong.returncode == 2 and wrong.stderr.isascii()
+    for utf8 in ({**locale, "PYTHONUTF8": "1"}, {"LC_ALL": "C.UTF-8"}):
+        assert "·" in run("bench", "./ü.bin", "--passes", "1", env={**others, **utf8}).stdout
+
+
+def test_every_character_that_we_print_has_a_stand_in() -> None:
+    from forebay.plain import plain
+
+    package = Path(__file__).parent.parent / "python/forebay"
+    texts = {p.relative_to(package): p.read_text() for p in package.rglob("*.py") if p.name != "plain.py"}
+    lacking = {f"{name}: {c}" for name, text in texts.items() for c in set(text) if not c.isascii() and "\\" in plain(c)}
+    assert not lacking
+
+
 def test_a_file_whose_name_is_no_text_is_named_in_the_report(run: Run, tmp_path: Path) -> None:
     run(*BENCH, "-q", "-o", "a.json")
     os.rename(tmp_path / "a.json", os.fsencode(tmp_path) + b"/runs\xff.json")

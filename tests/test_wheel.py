@@ -80,5 +80,6 @@ def test_wheel_runs(wheel: Path, version: str, tmp_path: Path) -> None:
     told = run(python, "-c", "import forebay; print(forebay.__version__)")
     assert told.strip() == wheel.name.split("-")[1]
     assert run(forebay, "--version").startswith("forebay ")
+    assert run(tmp_path / "venv/bin/forebay-gdsio", "--help").startswith("Usage: forebay gdsio")
     record = json.loads(run(forebay, "bench", "nil:?size=64m", "--io-size", "4k", "--passes", "1", "--json"))
     assert record["schema"].startswith("forebay.run/") and record["result"]["ios"] > 0

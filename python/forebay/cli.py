@@ -33,6 +33,7 @@ VERBS = {
     "emulate": ("forebay.emulate:command", "How many accelerators does this storage keep busy, by MLPerf's rules?"),
     "plan": ("forebay.plan:command", "What will k drives, n GPUs, q queues give? What should I change?"),
     "report": ("forebay.report:command", "One page that I can send on."),
+    "export": ("forebay.export:command", "The same runs as CSV, Parquet or Prometheus's text, a row each."),
     "completion": ("forebay.shell:completion", "Tab completion for bash, zsh or fish."),
     "man": ("forebay.shell:man", "The manual pages."),
 }
@@ -77,6 +78,12 @@ def main(arguments: list[str] | None = None) -> Any:
     except KeyboardInterrupt:  # a second signal, while the first one's end was being told
         os._exit(INTERRUPTED)
     sys.exit(code)
+
+
+def gdsio() -> Any:
+    """The command `forebay-gdsio`: `forebay gdsio` as one word, for scripts that name a program."""
+    sys.argv.insert(1, "gdsio")  # records keep the command
+    main()
 
 
 def _code_of(arguments: list[str] | None) -> int:
@@ -125,9 +132,19 @@ def _have_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - for good
+    if _locale_may_be_c():
+        from forebay import plain
+
+        if plain.wanted():
+            plain.streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace" if stream.encoding.lower() == "utf-8" else "replace")
+
+
+def _locale_may_be_c() -> bool:
+    """Whether it is worth a closer look; Python may have put C.UTF-8 in the place of C."""
+    return any(os.environ.get(n) in ("C", "POSIX", "C.UTF-8", "C.utf8", "UTF-8") for n in ("LC_ALL", "LC_CTYPE", "LANG"))
 
 
 def _say(text: str) -> None:

@@ -56,6 +56,8 @@ class Interrupt:
     def _first(self, number: int, frame: FrameType | None) -> None:
         for each in self._before:
             signal.signal(each, signal.SIG_DFL)
+        for restore in terminal.restorers:
+            restore()
         self.requested = True
         self.stop()
         _tell("\nstopping; what was measured is kept (once more to abort)\n")

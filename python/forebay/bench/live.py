@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
+import signal
 import sys
+import termios
+import threading
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, TextIO
@@ -35,6 +40,7 @@ class View:
         self._console = console
         self._own: TextIO | None = None
         self._live: Any = None
+        self._keys = Keys()
 
     def __call__(self, progress: dict[str, Any]) -> None:
         if progress.get("phase") in ("warmup", "measure"):
@@ -51,6 +57,7 @@ class View:
         self._live.update(Text("\n".join(lines), no_wrap=True, overflow="crop"), refresh=True)
 
     def close(self) -> None:
+        self._keys.close()
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -67,6 +74,68 @@ class View:
             self._console = Console(file=self._own, highlight=False)
         self._live = Live(console=self._console, screen=True, auto_refresh=False, transient=True)
         self._live.start()
+        self._keys.open()
+
+
+class Keys:
+    """A thread that reads keys: `q` is Ctrl-C. Only where standard input is this process's own terminal, in the foreground."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._number = -1
+        self._before: list[Any] = []
+        self._wake = (-1, -1)
+
+    def open(self) -> None:
+        """Takes keys as they are typed, without Enter and without an echo; signals stay what they are."""
+        try:
+            number = sys.stdin.fileno()
+            if not os.isatty(number) or os.tcgetpgrp(number) != os.getpgrp():
+                return
+            self._before = termios.tcgetattr(number)
+            taken = termios.tcgetattr(number)
+            taken[3] &= ~(termios.ICANON | termios.ECHO)
+            taken[6][termios.VMIN], taken[6][termios.VTIME] = 1, 0
+            termios.tcsetattr(number, termios.TCSANOW, taken)
+        except (OSError, ValueError, AttributeError, termios.error):
+            return
+        self._number, self._wake = number, os.pipe()
+        terminal.restorers.append(self._restore)
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        if self._thread is None:
+            return
+        os.write(self._wake[1], b".")
+        self._thread.join()
+        self._thread = None
+        for end in self._wake:
+            os.close(end)
+        terminal.restorers.remove(self._restore)
+        self._restore()
+
+    def _restore(self) -> None:
+        # Unless somebody else has the terminal now: setting it from the background would stop us.
+        with contextlib.suppress(OSError, termios.error):
+            if os.tcgetpgrp(self._number) == os.getpgrp():
+                termios.tcsetattr(self._number, termios.TCSANOW, self._before)
+
+    def _read(self) -> None:
+        while True:
+            ready, _, _ = select.select([self._number, self._wake[0]], [], [])
+            if self._wake[0] in ready:
+                return
+            try:
+                typed = os.read(self._number, 64)
+            except OSError:
+                return
+            if b"q" in typed or b"Q" in typed:
+                heard = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+                os.kill(os.getpid(), signal.SIGINT if heard else signal.SIGTERM)
+                return
+            if not typed:
+                return
 
 
 def frame(
@@ -90,7 +159,7 @@ def frame(
         if rows and count_rows > 0 and len(rows) + (noun == "target") > 1:
             lines += _bars(rows, count_rows, width, noun)
     lines = lines[: height - 1]
-    lines += [""] * (height - 1 - len(lines)) + ["Ctrl-C stops and keeps what was measured"]
+    lines += [""] * (height - 1 - len(lines)) + ["q or Ctrl-C stops and keeps what was measured"]
     return [line[:width] for line in lines[:height]]
 
 
@@ -124,13 +193,13 @@ def _numbers(progress: dict[str, Any], width: int) -> list[str]:
         ("latency p50", of("latency_us_p50", micros)),
         ("latency mean", of("latency_us_mean", micros)),
         ("latency p99", of("latency_us_p99", micros)),
+        ("latency p99.9", of("latency_us_p999", micros)),
         ("CPU", of("cores_busy", lambda v: f"{significant(v)} cores")),
         ("moved", of("bytes", lambda v: f"{significant(v / 2**30)} GiB")),
         ("I/Os", of("ios", lambda v: f"{v:,}")),
     ]
-    cells = [c for c in cells if c[0] != "latency p50" or "latency_us_p50" in progress]
-    texts = [f"{name:<13}{value:<14}" for name, value in cells]
-    columns = max(1, width // 28)
+    texts = [f"{name:<14}{value:<14}" for name, value in cells]
+    columns = max(1, width // 29)
     return ["".join(texts[i : i + columns]).rstrip() for i in range(0, len(texts), columns)]
 
 

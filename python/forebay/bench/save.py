@@ -168,12 +168,12 @@ def _is_ours(path: Path) -> bool:
     return not head.strip() or bool(_OURS.match(head))
 
 
-def place(target: Path, text: str, may_be_replaced: Callable[[Path], bool] | None = None) -> None:
+def place(target: Path, content: str | bytes, may_be_replaced: Callable[[Path], bool] | None = None) -> None:
     """Makes a file whole or not at all. FileExistsError where one is there, unless `may_be_replaced` says yes to it."""
     descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         mask = os.umask(0)

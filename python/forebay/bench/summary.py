@@ -193,14 +193,15 @@ def cpu(record: dict[str, Any]) -> str:
 
 
 def power(record: dict[str, Any]) -> str:
+    """One line where no meter is there; all the reasons where the user asked for some."""
     found = record["result"].get("power") or []
     if not found:
-        told = not_measured(record, "result.power", "no meter answered")
         asked = {k.removeprefix("result.power."): v for k, v in (record.get("missing") or {}).items()}
-        meters = [
-            f"{meter}: {why}" for meter, why in asked.items() if not meter.startswith(("result", "cache"))
-        ]
-        return told + (f" ({'; '.join(meters)})" if meters else "")
+        meters = {m: why for m, why in asked.items() if not m.startswith(("result", "cache"))}
+        if not meters or (record["job"].get("power") or []):
+            told = not_measured(record, "result.power", "no meter answered")
+            return told + (f" ({'; '.join(f'{m}: {why}' for m, why in meters.items())})" if meters else "")
+        return f"not measured: no meter here ({', '.join(meters)}) → forebay doctor"
     parts = []
     for meter in found:
         part = f"{meter['scope']} {significant(meter['watts_mean'])} W"

@@ -8,10 +8,15 @@ import os
 import select
 import sys
 import time
+from collections.abc import Callable
 from typing import TextIO, cast
+
+from forebay.plain import Plain, plain
 
 # What a terminal that lives takes a frame in.
 PATIENCE_S = 0.2
+# What gives the terminal back as it was; an interruption runs them, since the next one may end the process at once.
+restorers: list[Callable[[], None]] = []
 
 
 def takes_more(stream: TextIO | int) -> bool:
@@ -34,14 +39,14 @@ def stderr() -> TextIO:
         descriptor = os.open(name, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except (OSError, ValueError, AttributeError):
         return sys.stderr
-    return cast(TextIO, Lossy(descriptor, sys.stderr.encoding or "utf-8"))
+    return cast(TextIO, Lossy(descriptor, sys.stderr.encoding or "utf-8", isinstance(sys.stderr, Plain)))
 
 
 class Lossy(io.TextIOBase):
     """A terminal to write to without being held up: after a moment the rest of a text is dropped."""
 
-    def __init__(self, descriptor: int, encoding: str) -> None:
-        self._descriptor, self._encoding = descriptor, encoding
+    def __init__(self, descriptor: int, encoding: str, ascii_only: bool = False) -> None:
+        self._descriptor, self._encoding, self._ascii_only = descriptor, encoding, ascii_only
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
@@ -57,7 +62,8 @@ class Lossy(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        left, end = text.encode(self._encoding, "replace"), time.monotonic() + PATIENCE_S
+        shown = plain(text) if self._ascii_only else text
+        left, end = shown.encode(self._encoding, "replace"), time.monotonic() + PATIENCE_S
         while left and takes_more_until(self._descriptor, end):
             try:
                 left = left[os.write(self._descriptor, left) :]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,6 +67,7 @@ class Outcome:
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and touch nothing.")
 @click.option("--live", is_flag=True, help="A full-screen view while it runs.")
+@click.option("--metrics", metavar="ADDRESS", help="Prometheus metrics while it runs, at this port or HOST:PORT.")
 @click.option("--fio", metavar="FILE", help="Run the jobs of a fio job file, or refuse what would not be done as there.")
 @click.option("--fio-lenient", is_flag=True, help="Run them without what isn't done; the record says what was left out.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress and no summary.")
@@ -85,7 +87,7 @@ def command(sources: tuple[str, ...], **options: Any) -> int:
     """
     own = {
         k: options.pop(k)
-        for k in ("as_json", "out", "dry_run", "live", "fio", "fio_lenient", "quiet", "mpi", "host_source")
+        for k in ("as_json", "out", "dry_run", "live", "metrics", "fio", "fio_lenient", "quiet", "mpi", "host_source")
     }
     tasks = tasks_of(sources, options, own["fio"], own["fio_lenient"])
     if own["out"]:
@@ -128,8 +130,25 @@ def run_all(tasks: list[Task], own: dict[str, Any], world: Any) -> int:
     from forebay.bench import save
 
     records: list[dict[str, Any]] = []
-    with save.unless_said(records):
-        return _run_all(tasks, own, world, records)
+    with save.unless_said(records), metrics(own, world) as endpoint:
+        return _run_all(tasks, {**own, "endpoint": endpoint}, world, records)
+
+
+@contextmanager
+def metrics(own: dict[str, Any], world: Any) -> Iterator[Any]:
+    """The endpoint of `--metrics`, which listens before anything runs; None without it, and on ranks that don't lead."""
+    if own["metrics"] is None or (world is not None and not world.leads):
+        yield None
+        return
+    from forebay.bench.endpoint import Endpoint
+
+    endpoint = Endpoint(own["metrics"])
+    try:
+        if not own["quiet"]:
+            click.echo(f"metrics   {endpoint.url}", err=True)
+        yield endpoint
+    finally:
+        endpoint.close()
 
 
 def _run_all(
@@ -161,9 +180,13 @@ def measure(task: Task, own: dict[str, Any], interrupt: Interrupt, world: Any = 
     from forebay import run as engine
 
     watch = observer(task, own, world)
+    endpoint = own["endpoint"]
+    settled = _settled(task.job) if endpoint is not None else task.job
 
     def observe(progress: dict[str, Any]) -> None:
         interrupt.raise_if_requested()
+        if endpoint is not None:
+            endpoint.see(settled, task.name, progress)
         if world is not None:
             world.watch(progress)
         watch(progress)
@@ -183,6 +206,16 @@ def measure(task: Task, own: dict[str, Any], interrupt: Interrupt, world: Any = 
         return Outcome(None, interrupted=True)
     finally:
         watch.close()
+
+
+def _settled(job: dict[str, Any]) -> dict[str, Any]:
+    """With its defaults; what is wrong with it the run will say."""
+    from forebay import run as engine
+
+    try:
+        return engine.check(job)
+    except ForebayError:
+        return job
 
 
 def observer(task: Task, own: dict[str, Any], world: Any) -> Any:

@@ -83,7 +83,9 @@ pub struct Progress {
     #[serde(skip)]
     pub interval_bytes: u64,
     pub latency_us_mean: Option<f64>,
+    pub latency_us_p50: Option<f64>,
     pub latency_us_p99: Option<f64>,
+    pub latency_us_p999: Option<f64>,
     pub cores_busy: Option<f64>,
     pub workers: Vec<WorkerRate>,
     pub targets: Vec<TargetRate>,

@@ -19,6 +19,8 @@ pub struct Detail {
     pub bytes: u64,
     pub bytes_so_far: u64,
     pub ios_so_far: u64,
+    pub latency_us_p50: Option<f64>,
+    pub latency_us_p999: Option<f64>,
     pub workers: Vec<WorkerRate>,
     pub targets: Vec<TargetRate>,
 }
@@ -122,12 +124,14 @@ impl Series {
         self.bytes += bin.bytes;
         self.ios += bin.ios;
         let rate = |bytes: u64| bytes as f64 / GIB / seconds;
+        let latency = bin.latency.filter(|l| l.count() > 0);
+        let percentile = |p: f64| latency.as_ref().map(|l| l.percentile_ns(p) as f64 / 1e3);
         let point = Point {
             t_s: bin.end.as_secs_f64(),
             gib_s: rate(bin.bytes),
             iops: bin.ios as f64 / seconds,
             latency_us_mean: (bin.ios > 0).then(|| bin.mean_weighted / bin.ios as f64 / 1e3),
-            latency_us_p99: bin.latency.filter(|l| l.count() > 0).map(|l| l.percentile_ns(99.0) as f64 / 1e3),
+            latency_us_p99: percentile(99.0),
             // Two points at once: the second has next to no time of its own.
             cores_busy: (cpu_over > covers / 2 && !meter::is_astray(cpu_over.abs_diff(covers), covers))
                 .then(|| (cpu_s - self.last_cpu_s) / cpu_over.as_secs_f64()),
@@ -140,6 +144,8 @@ impl Series {
             bytes: bin.bytes,
             bytes_so_far: self.bytes,
             ios_so_far: self.ios,
+            latency_us_p50: percentile(50.0),
+            latency_us_p999: percentile(99.9),
             workers: workers
                 .iter()
                 .map(|(_, b, n)| WorkerRate { gib_s: rate(*b), iops: *n as f64 / seconds })

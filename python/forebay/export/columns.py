@@ -1,0 +1,162 @@
+"""The columns of an exported run: each has a name, a type, a unit, and the field of the record that it comes from.
+
+Names and units stay; more columns may be added behind the last. docs/export.md has a row for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from forebay.metrics import METRICS
+from forebay.report.load import Entry
+
+
+@dataclass(frozen=True)
+class Column:
+    """`kind`: str, int, float or bool. `field`: dotted path in the record; `of` computes it where that isn't enough."""
+
+    name: str
+    kind: type
+    unit: str
+    field: str
+    of: Callable[[Entry], Any] | None = None
+
+    def value(self, entry: Entry) -> Any:
+        """The cell of a run; None where the record doesn't hold it, or says that it wasn't measured."""
+        missing = entry.record.get("missing")
+        for path in missing if isinstance(missing, dict) else ():
+            if self.field == path or self.field.startswith(f"{path}."):
+                return None
+        found = self.of(entry) if self.of else _at(entry.record, self.field)
+        return _as(self.kind, found)
+
+
+def _at(document: Any, path: str) -> Any:
+    for name in path.split("."):
+        document = document.get(name) if isinstance(document, dict) else None
+    return document
+
+
+def _as(kind: type, value: Any) -> Any:
+    """`value` as this type, or None: records come from other machines, and may be damaged."""
+    if kind is bool or isinstance(value, bool):
+        return value if kind is bool and isinstance(value, bool) else None
+    if kind is str:
+        return value if isinstance(value, str) and value else None
+    if not isinstance(value, (int, float)) or value != value or abs(value) >= 1e300:
+        return None
+    if kind is int:
+        return int(value) if value == int(value) and abs(value) < 1 << 63 else None
+    return float(value)
+
+
+def _names(path: str, field: str) -> Callable[[Entry], str]:
+    def joined(entry: Entry) -> str:
+        found = _at(entry.record, path)
+        parts = [p.get(field) or p.get("name") for p in found if isinstance(p, dict)] if isinstance(found, list) else []
+        return "; ".join(str(p) for p in parts if p)
+
+    return joined
+
+
+def _warnings(entry: Entry) -> str:
+    found = entry.record.get("warnings")
+    return " ".join(str(w.get("id")) for w in found if isinstance(w, dict)) if isinstance(found, list) else ""
+
+
+def _missing(entry: Entry) -> str:
+    found = entry.record.get("missing")
+    return " ".join(map(str, found)) if isinstance(found, dict) else ""
+
+
+def _repeats(entry: Entry) -> Any:
+    found = _at(entry.record, "result.repeats")
+    return len(found) if isinstance(found, list) else None
+
+
+def _bound(index: int) -> Callable[[Entry], Any]:
+    def bound(entry: Entry) -> Any:
+        found = _at(entry.record, "result.summary.throughput_gib_s_ci95")
+        return found[index] if isinstance(found, list) and len(found) == 2 else None
+
+    return bound
+
+
+def _metric(name: str) -> Callable[[Entry], Any]:
+    return lambda entry: METRICS[name].value(entry.record["result"])
+
+
+def _same(kind: type, unit: str, fields: str) -> list[Column]:
+    """Columns that are called as their field, whose last name is enough."""
+    return [Column(field.rpartition(".")[2], kind, unit, field) for field in fields.split()]
+
+
+COLUMNS: tuple[Column, ...] = (
+    *_same(str, "text", "id started origin"),
+    Column("forebay_version", str, "text", "forebay.version"),
+    Column("file", str, "text", "file", lambda e: e.file),
+    Column("line", int, "number", "line", lambda e: e.line),
+    Column("sweep", str, "text", "sweep", lambda e: e.title or e.preset),
+    *_same(str, "text", "job.label environment.host environment.os environment.kernel environment.cpu"),
+    *_same(int, "count", "environment.cores"),
+    *_same(int, "bytes", "environment.memory_bytes"),
+    Column("gpus", str, "text", "environment.gpus", _names("environment.gpus", "name")),
+    Column("drives", str, "text", "environment.drives", _names("environment.drives", "model")),
+    Column("filesystem", str, "text", "environment.filesystem.kind"),
+    *_same(str, "text", "job.source job.op job.pattern"),
+    *_same(int, "per cent", "job.read_pct"),
+    *_same(int, "bytes", "job.io_bytes job.io_bytes_max job.data_bytes"),
+    *_same(int, "count", "job.workers job.depth job.queues"),
+    *_same(int, "number", "job.seed"),
+    Column("path_requested", str, "text", "path.requested"),
+    Column("path", str, "text", "path.ran"),
+    *_same(str, "text", "path.engine path.destination"),
+    *_same(int, "bytes", "path.direct_bytes path.compat_bytes path.staged_bytes path.mapped_bytes path.fabric_bytes"),
+    Column("cache_policy", str, "text", "cache.policy"),
+    *_same(float, "share", "cache.resident_before cache.resident_after"),
+    *_same(int, "bytes", "cache.device_bytes"),
+    *_same(float, "s", "result.seconds"),
+    *_same(int, "bytes", "result.bytes result.read_bytes result.write_bytes"),
+    *_same(int, "count", "result.ios"),
+    *_same(float, "GiB/s", "result.throughput_gib_s"),
+    *_same(float, "1/s", "result.iops"),
+    Column("repeats", int, "count", "result.repeats", _repeats),
+    *_same(
+        float,
+        "GiB/s",
+        "result.summary.throughput_gib_s_median result.summary.throughput_gib_s_min result.summary.throughput_gib_s_max",
+    ),
+    Column("throughput_gib_s_ci95_low", float, "GiB/s", "result.summary.throughput_gib_s_ci95", _bound(0)),
+    Column("throughput_gib_s_ci95_high", float, "GiB/s", "result.summary.throughput_gib_s_ci95", _bound(1)),
+    *(
+        Column(f"latency_us_{name}", float, "µs", f"result.latency_us.{name}")
+        for name in ("min", "mean", "p50", "p90", "p99", "p999", "max")
+    ),
+    Column("cpu_user_s", float, "s", "result.cpu.user_s"),
+    Column("cpu_system_s", float, "s", "result.cpu.system_s"),
+    Column("cpu_cores_busy", float, "cores", "result.cpu.cores_busy"),
+    *_same(float, "CPU-s/GiB", "result.cpu.cpu_s_per_gib"),
+    Column("cpu_ns_per_io", float, "ns", "result.cpu.ns_per_io"),
+    Column("others_cores_busy", float, "cores", "result.cpu.others_cores_busy"),
+    Column("power_watts", float, "W", "result.power", _metric("power")),
+    Column("joules_per_gib", float, "J/GiB", "result.power", _metric("energy")),
+    *_same(int, "bytes", "result.verified_bytes"),
+    *(
+        Column(f"errors_{name}", int, "count", f"result.errors.{name}")
+        for name in ("failed", "timed_out", "verify_failed", "short", "retried", "misaligned")
+    ),
+    *_same(bool, "true or false", "result.interrupted"),
+    *_same(str, "text", "training.workload training.accelerator"),
+    *_same(int, "count", "training.accelerators"),
+    *_same(float, "per cent", "training.au_pct"),
+    *_same(float, "1/s", "training.samples_per_s"),
+    Column("warnings", str, "identifiers", "warnings", _warnings),
+    Column("missing", str, "fields", "missing", _missing),
+)
+
+
+def rows(entries: list[Entry]) -> list[list[Any]]:
+    """A row for each run, in the order that they were read, with a cell for each column."""
+    return [[c.value(entry) for c in COLUMNS] for entry in entries]

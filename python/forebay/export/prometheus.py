@@ -1,0 +1,131 @@
+"""Prometheus's text format (version 0.0.4): finished runs for a textfile collector, and a run that is under way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from forebay.export.columns import COLUMNS
+from forebay.report.load import Entry
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+GIB = float(1 << 30)
+QUANTILES = (("p50", "0.5"), ("p90", "0.9"), ("p99", "0.99"), ("p999", "0.999"))
+# What tells runs apart, beside `id`.
+LABELS = ("host", "label", "sweep", "source", "op", "io_bytes", "workers", "depth", "path", "workload")
+# Name → help, type.
+HELP = {
+    "forebay_run_info": ("A finished run: its settings.", "gauge"),
+    "forebay_run_started_timestamp_seconds": ("When it started.", "gauge"),
+    "forebay_run_seconds": ("Measured time.", "gauge"),
+    "forebay_run_bytes": ("Bytes moved.", "gauge"),
+    "forebay_run_ios": ("I/Os finished.", "gauge"),
+    "forebay_run_throughput_bytes_per_second": ("Bytes over measured time.", "gauge"),
+    "forebay_run_ios_per_second": ("I/Os over measured time.", "gauge"),
+    "forebay_run_latency_seconds": ("Percentiles of the latency.", "gauge"),
+    "forebay_run_latency_mean_seconds": ("Mean latency.", "gauge"),
+    "forebay_run_latency_max_seconds": ("Greatest latency.", "gauge"),
+    "forebay_run_cpu_cores": ("Cores busy, user and system.", "gauge"),
+    "forebay_run_cpu_seconds_per_gib": ("CPU-seconds per GiB.", "gauge"),
+    "forebay_run_power_watts": ("Mean power of the server, or of the parts that were metered.", "gauge"),
+    "forebay_run_joules_per_gib": ("Energy per GiB.", "gauge"),
+    "forebay_run_failed_ios": ("I/Os that failed, timed out or failed verification.", "gauge"),
+    "forebay_run_accelerator_utilisation_ratio": ("Of emulated accelerators.", "gauge"),
+    "forebay_live_info": ("The run under way: its settings.", "gauge"),
+    "forebay_live_phase": ("1 for the phase that it is in.", "gauge"),
+    "forebay_live_repeat": ("Which repeat, from 1.", "gauge"),
+    "forebay_live_elapsed_seconds": ("Since the repeat began, warm-up included.", "gauge"),
+    "forebay_live_throughput_bytes_per_second": ("Over the last interval.", "gauge"),
+    "forebay_live_ios_per_second": ("Over the last interval.", "gauge"),
+    "forebay_live_bytes": ("Moved in this repeat.", "gauge"),
+    "forebay_live_ios": ("Finished in this repeat.", "gauge"),
+    "forebay_live_latency_seconds": ("Percentiles of the last interval's latency.", "gauge"),
+    "forebay_live_latency_mean_seconds": ("Mean latency of the last interval.", "gauge"),
+    "forebay_live_cpu_cores": ("Cores busy, user and system.", "gauge"),
+    "forebay_live_target_throughput_bytes_per_second": ("Over the last interval, of each target.", "gauge"),
+    "forebay_live_worker_throughput_bytes_per_second": ("Over the last interval, of each worker.", "gauge"),
+}
+Sample = tuple[str, dict[str, Any], Any]
+
+
+def text(samples: Iterable[Sample]) -> str:
+    """The exposition: samples of one name together, below its HELP and TYPE. A None is left out, never 0."""
+    grouped: dict[str, list[str]] = {}
+    for name, labels, value in samples:
+        if value is not None:
+            shown = ",".join(f'{key}="{escaped(str(word))}"' for key, word in labels.items() if word is not None)
+            grouped.setdefault(name, []).append(f"{name}{{{shown}}} {float(value)!r}" if shown else f"{name} {float(value)!r}")
+    lines = []
+    for name, found in grouped.items():
+        told, kind = HELP[name]
+        lines += [f"# HELP {name} {told}", f"# TYPE {name} {kind}", *found]
+    return "\n".join(lines) + "\n" if lines else ""
+
+
+def escaped(word: str) -> str:
+    return word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def of_runs(entries: list[Entry]) -> Iterator[Sample]:
+    """The samples of finished runs, each with the run's `id`; `forebay_run_info` has what else tells them apart."""
+    for number, entry in enumerate(entries):
+        run = {column.name: column.value(entry) for column in COLUMNS}
+        own = {"id": run["id"] or f"{entry.file}:{entry.line or number}"}
+        yield "forebay_run_info", {**own, **{label: run[label] for label in LABELS}}, 1
+        yield "forebay_run_started_timestamp_seconds", own, _timestamp(run["started"])
+        yield from ((name, own, value) for name, value in _figures(run))
+        for key, quantile in QUANTILES:
+            yield "forebay_run_latency_seconds", {**own, "quantile": quantile}, _times(run[f"latency_us_{key}"], 1e-6)
+
+
+def _figures(run: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    yield "forebay_run_seconds", run["seconds"]
+    yield "forebay_run_bytes", run["bytes"]
+    yield "forebay_run_ios", run["ios"]
+    yield "forebay_run_throughput_bytes_per_second", _times(run["throughput_gib_s"], GIB)
+    yield "forebay_run_ios_per_second", run["iops"]
+    yield "forebay_run_latency_mean_seconds", _times(run["latency_us_mean"], 1e-6)
+    yield "forebay_run_latency_max_seconds", _times(run["latency_us_max"], 1e-6)
+    yield "forebay_run_cpu_cores", run["cpu_cores_busy"]
+    yield "forebay_run_cpu_seconds_per_gib", run["cpu_s_per_gib"]
+    yield "forebay_run_power_watts", run["power_watts"]
+    yield "forebay_run_joules_per_gib", run["joules_per_gib"]
+    failed = [run[f"errors_{name}"] for name in ("failed", "timed_out", "verify_failed")]
+    yield "forebay_run_failed_ios", None if None in failed else sum(failed)
+    yield "forebay_run_accelerator_utilisation_ratio", _times(run["au_pct"], 0.01)
+
+
+def of_progress(job: dict[str, Any], title: str, progress: dict[str, Any]) -> Iterator[Sample]:
+    """The samples of a run under way; no label changes while it runs, but for the phase."""
+    named = {"source": " ".join(map(str, job.get("sources") or [])), "op": job.get("op"), "path": job.get("path")}
+    sizes = {key: job.get(key) for key in ("io_bytes", "workers", "depth", "label")}
+    yield "forebay_live_info", {"job": title or None, **named, **sizes}, 1
+    yield "forebay_live_phase", {"phase": progress.get("phase") or "prepare"}, 1
+    yield "forebay_live_repeat", {}, (progress.get("repeat") or 0) + 1
+    yield "forebay_live_elapsed_seconds", {}, progress.get("t_s")
+    yield "forebay_live_throughput_bytes_per_second", {}, _times(progress.get("gib_s"), GIB)
+    yield "forebay_live_ios_per_second", {}, progress.get("iops")
+    yield "forebay_live_bytes", {}, progress.get("bytes")
+    yield "forebay_live_ios", {}, progress.get("ios")
+    for key, quantile in QUANTILES:
+        yield "forebay_live_latency_seconds", {"quantile": quantile}, _times(progress.get(f"latency_us_{key}"), 1e-6)
+    yield "forebay_live_latency_mean_seconds", {}, _times(progress.get("latency_us_mean"), 1e-6)
+    yield "forebay_live_cpu_cores", {}, progress.get("cores_busy")
+    for target in progress.get("targets") or []:
+        rate = _times(target.get("gib_s"), GIB)
+        yield "forebay_live_target_throughput_bytes_per_second", {"target": target.get("target")}, rate
+    for number, worker in enumerate(progress.get("workers") or []):
+        yield "forebay_live_worker_throughput_bytes_per_second", {"worker": number}, _times(worker.get("gib_s"), GIB)
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+def _timestamp(started: str | None) -> float | None:
+    from datetime import datetime
+
+    try:
+        return datetime.fromisoformat((started or "").replace("Z", "+00:00")).timestamp()
+    except (ValueError, OverflowError):
+        return None

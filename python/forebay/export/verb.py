@@ -1,0 +1,158 @@
+"""The verb: which runs, which format, and where it goes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from forebay.errors import MachineError, RequestError, RunError
+
+EXAMPLES = """\b
+Examples:
+  forebay export runs.jsonl --csv > runs.csv
+  forebay export results/ more.json --csv -o runs.csv
+  forebay export results/ --parquet -o runs.parquet
+  forebay export runs.jsonl --prometheus -o /var/lib/node_exporter/forebay.prom"""
+
+
+@click.command("export", epilog=EXAMPLES, context_settings={"max_content_width": 110})
+@click.argument("runs", nargs=-1, required=True, metavar="RUNS...")
+@click.option("--csv", "form", flag_value="csv", help="A header and a row for each run.")
+@click.option("--parquet", "form", flag_value="parquet", help="The same table, typed; needs pyarrow and -o.")
+@click.option("--prometheus", "form", flag_value="prometheus", help="Prometheus's text format, for a textfile collector.")
+@click.option("-o", "--out", metavar="FILE", help="Write it here, in place of nothing but an older export. Default: stdout.")
+@click.option("--json", "as_json", is_flag=True, help="The rows as one JSON document on stdout.")
+def command(runs: tuple[str, ...], form: str | None, out: str | None, as_json: bool) -> int:
+    """One flat table of RUNS, a row for each: records, sweeps (.jsonl or their folder).
+
+    docs/export.md says what each column is. What wasn't measured is an empty cell.
+    """
+    if form is None and not as_json:
+        raise RequestError("forebay export", "no format was given", "--csv, --parquet, --prometheus or --json")
+    if form is not None and as_json:
+        raise RequestError(f"--{form} --json", "contradict each other", "one of them")
+    if form == "parquet" and out is None:
+        raise RequestError("--parquet", "is not for a terminal", "-o FILE.parquet")
+    if as_json and out is not None:
+        raise RequestError("--json -o", "the rows go to stdout", f"--json > {out}")
+    entries = _entries(list(runs))
+    if as_json:
+        click.echo(_json(entries))
+        return 0
+    made = {"csv": _csv, "prometheus": _prometheus, "parquet": _parquet}[str(form)](entries)
+    if out is None:
+        # As bytes: a table is UTF-8 whatever the terminal takes.
+        sys.stdout.buffer.write(made)
+        sys.stdout.buffer.flush()
+        return 0
+    _write(Path(out), made, str(form))
+    click.echo(f"{out}: {len(entries)} runs", err=True)
+    return 0
+
+
+def _entries(runs: list[str]) -> list[Any]:
+    from forebay.report import load
+
+    loaded = load.load(runs)
+    for problem in loaded.problems:
+        click.echo(f"warning: {problem}", err=True)
+    if not loaded.entries:
+        found = "hold comparisons or tunings, which are no runs"
+        raise RequestError(" ".join(runs), found, "the records: forebay bench SOURCE -o runs.jsonl")
+    return loaded.entries
+
+
+def _csv(entries: list[Any]) -> bytes:
+    """RFC 4180 but for its line ends, which are this system's; text that a spreadsheet would compute gets an apostrophe."""
+    from forebay.export.columns import COLUMNS, rows
+
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([c.name for c in COLUMNS])
+    for row in rows(entries):
+        writer.writerow([_cell(value) for value in row])
+    return out.getvalue().encode(errors="replace")
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        return "'" + value
+    return value
+
+
+def _json(entries: list[Any]) -> str:
+    import json
+
+    from forebay.export.columns import COLUMNS, rows
+
+    names = [c.name for c in COLUMNS]
+    made = [dict(zip(names, row, strict=True)) for row in rows(entries)]
+    return json.dumps({"schema": "forebay.export/1", "columns": {c.name: c.unit for c in COLUMNS}, "rows": made}, indent=1)
+
+
+def _prometheus(entries: list[Any]) -> bytes:
+    from forebay.export import prometheus
+
+    return prometheus.text(prometheus.of_runs(entries)).encode(errors="replace")
+
+
+def _parquet(entries: list[Any]) -> bytes:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        next = "pip install 'forebay[parquet]', or --csv"
+        raise MachineError("--parquet", "needs pyarrow, which isn't installed", next) from None
+    from forebay.export.columns import COLUMNS, rows
+
+    types = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64(), bool: pyarrow.bool_()}
+    fields = [pyarrow.field(c.name, types[c.kind], metadata={"unit": c.unit}) for c in COLUMNS]
+    cells = [list(column) for column in zip(*rows(entries), strict=True)]
+    columns = [pyarrow.array(found, field.type) for found, field in zip(cells, fields, strict=True)]
+    table = pyarrow.table(columns, schema=pyarrow.schema(fields, metadata={"schema": "forebay.export/1"}))
+    out = io.BytesIO()
+    pyarrow.parquet.write_table(table, out)
+    return out.getvalue()
+
+
+def _write(target: Path, made: bytes, form: str) -> None:
+    """Whole or not at all, in place of nothing but an older export in the same format."""
+    import os
+
+    from forebay.bench import save
+
+    asked = f"-o {target}"
+    if target.is_dir():
+        raise RequestError(asked, "is a directory", f"-o {target / ('runs.' + form)}")
+    try:
+        if target.exists() and not target.is_file():  # a pipe or a device
+            target.write_bytes(made)
+            return
+        save.place(Path(os.path.realpath(target)), made, lambda path: _is_ours(path, form))
+    except FileExistsError:
+        found = f"exists and isn't a {form} export of ours, so it isn't overwritten"
+        raise RequestError(asked, found, "another file name") from None
+    except OSError as error:
+        raise RunError(asked, f"can't be written ({error.strerror})", "another place; df -h") from error
+
+
+def _is_ours(path: Path, form: str) -> bool:
+    """An empty file, or one that begins (Parquet: ends) as an export does."""
+    with path.open("rb") as file:
+        head = file.read(4096)
+        file.seek(max(0, path.stat().st_size - (1 << 16)))
+        tail = file.read()
+    if not head.strip():
+        return True
+    if form == "csv":
+        return head.startswith(b"id,started,origin,forebay_version,")
+    if form == "prometheus":
+        return head.startswith(b"# HELP forebay_run_info ")
+    return head.startswith(b"PAR1") and b"forebay.export/1" in tail

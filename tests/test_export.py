@@ -1,0 +1,256 @@
+"""Runs as a flat table, as Prometheus's text, and a run's metrics over HTTP while it goes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import socket
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import fake_engine
+import processes
+import pytest
+from forebay.bench.endpoint import Endpoint, address
+from forebay.errors import MachineError, RequestError
+from forebay.export import prometheus
+from forebay.export.columns import COLUMNS, rows
+from forebay.report.load import Entry
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs/export.md").read_text()
+HERE = Path(__file__).parent
+# A sample of the text format: name, labels, value.
+LINE = re.compile(r'^([a-z_]+)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\\\|\\"|\\n)*",?)*)\})? (-?[0-9.e+-]+|nan|inf)$')
+
+
+def forebay(*arguments, cwd):
+    return processes.run([*processes.FOREBAY, *arguments], cwd=cwd)
+
+
+def a_record(number: int = 0, **job) -> dict:
+    made = fake_engine.record()
+    made["id"] = f"{number:016x}"
+    made["job"].update(job)
+    return made
+
+
+@pytest.fixture
+def runs(tmp_path) -> Path:
+    file = tmp_path / "runs.jsonl"
+    lines = [a_record(1), a_record(2, label='=SUM(A1), "x"\nµ', io_bytes=4096)]
+    file.write_text("".join(json.dumps(r) + "\n" for r in lines))
+    return file
+
+
+def table_of(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text, newline="")))
+
+
+def test_a_row_a_run_with_every_documented_column(runs, tmp_path):
+    done = forebay("export", runs, "--csv", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = table_of(done.stdout)
+    assert len(found) == 2 and list(found[0]) == [c.name for c in COLUMNS]
+    assert (found[0]["id"], found[0]["throughput_gib_s"], found[0]["latency_us_p99"]) == ("0000000000000001", "2.0", "1800.0")
+    assert found[1]["io_bytes"] == "4096" and found[1]["label"] == "'=SUM(A1), \"x\"\nµ"
+    assert found[0]["power_watts"] == "" and "result.power" in found[0]["missing"]
+    assert found[0]["interrupted"] == "false" and found[0]["line"] == "1"
+
+
+def test_names_are_unique_and_the_page_has_each_in_order():
+    names = [c.name for c in COLUMNS]
+    assert len(set(names)) == len(names)
+    section = re.search(r"^## The columns\n(.*?)(?=^## )", PAGE, re.S | re.M)
+    table = [[c.strip().strip("`") for c in r.split("|")[1:-1]] for r in section[1].splitlines() if r.startswith("| `")]
+    kinds = {str: "text", int: "integer", float: "number", bool: "boolean"}
+    assert [r[0] for r in table] == names
+    assert [(r[1], r[3]) for r in table] == [(kinds[c.kind], c.field) for c in COLUMNS]
+    assert all(r[4] for r in table)
+
+
+def test_what_was_not_measured_is_no_zero():
+    record = a_record()
+    record["missing"] = {"result.cpu": "virtual time", "cache.device_bytes": "no counter"}
+    [row] = rows([Entry(record, "a.json")])
+    cells = dict(zip((c.name for c in COLUMNS), row, strict=True))
+    assert [cells[n] for n in ("cpu_user_s", "cpu_s_per_gib", "cpu_cores_busy", "device_bytes")] == [None] * 4
+    assert cells["throughput_gib_s"] == 2.0
+    text = prometheus.text(prometheus.of_runs([Entry(record, "a.json")]))
+    assert "forebay_run_cpu" not in text and "forebay_run_throughput" in text
+
+
+@pytest.mark.parametrize("part", ["environment", "job", "path", "cache", "result"])
+@pytest.mark.parametrize("damage", [None, 3, "x", [], True, {"name": {}}])
+def test_a_damaged_record_has_empty_cells(part, damage):
+    record = a_record()
+    for key in record[part]:
+        if (part, key) not in (("result", "throughput_gib_s"), ("job", "io_bytes"), ("path", "ran")):
+            record[part][key] = damage
+    record["missing"], record["warnings"] = damage, damage
+    [row] = rows([Entry(record, "a.json")])
+    assert len(row) == len(COLUMNS)
+    assert all(v is None or isinstance(v, c.kind) for v, c in zip(row, COLUMNS, strict=True))
+    samples(prometheus.text(prometheus.of_runs([Entry(record, "a.json")])))
+
+
+def test_parquet_holds_the_same_table_typed(runs, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow isn't installed")
+    done = forebay("export", runs, "--parquet", "-o", "runs.parquet", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    read = parquet.read_table(tmp_path / "runs.parquet")
+    assert read.column_names == [c.name for c in COLUMNS] and read.num_rows == 2
+    assert read.column("latency_us_p99").to_pylist() == [1800.0, 1800.0]
+    assert read.column("power_watts").to_pylist() == [None, None]
+    assert read.schema.field("bytes").metadata[b"unit"] == b"bytes"
+    assert forebay("export", runs, "--parquet", "-o", "runs.parquet", cwd=tmp_path).returncode == 0, "its own may be replaced"
+
+
+def samples(text: str) -> dict[str, list[tuple[str, str]]]:
+    """Name → (labels, value) of each sample; fails where a line isn't the format's."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    told = None
+    for line in text.splitlines():
+        if line.startswith("# "):
+            told = line.split()[2]
+            continue
+        match = LINE.match(line)
+        assert match and match[1] == told, line
+        found.setdefault(match[1], []).append((match[2] or "", match[3]))
+    return found
+
+
+def test_prometheus_text_is_of_the_format_and_names_are_documented(runs, tmp_path):
+    done = forebay("export", runs, "--prometheus", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = samples(done.stdout)
+    assert len(found["forebay_run_info"]) == 2 and r'label="=SUM(A1), \"x\"\nµ"' in found["forebay_run_info"][1][0]
+    assert found["forebay_run_throughput_bytes_per_second"][0][1] == repr(2.0 * 2**30)
+    assert ('id="0000000000000001",quantile="0.99"', "0.0018") in found["forebay_run_latency_seconds"]
+    assert set(prometheus.HELP) == set(re.findall(r"`(forebay_(?:run|live)_\w+)`", PAGE))
+
+
+def test_one_library_reads_it(runs, tmp_path):
+    parser = pytest.importorskip("prometheus_client.parser", reason="prometheus-client isn't installed")
+    text = forebay("export", runs, "--prometheus", cwd=tmp_path).stdout
+    families = {f.name: f for f in parser.text_string_to_metric_families(text)}
+    assert families["forebay_run_info"].samples[1].labels["label"] == '=SUM(A1), "x"\nµ'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ((), "--csv, --parquet, --prometheus or --json"),
+        (("--parquet",), "-o FILE.parquet"),
+        (("--csv", "--json"), "one of them"),
+        (("--csv", "-o", "."), "is a directory"),
+        (("--csv", "-o", "thesis"), "isn't a csv export"),
+        (("--prometheus", "-o", "none/x"), "can't be written"),
+    ],
+)
+def test_a_wrong_request_is_refused_and_nothing_is_lost(runs, tmp_path, arguments, named):
+    (tmp_path / "thesis").write_text("mine")
+    done = forebay("export", runs, *arguments, cwd=tmp_path)
+    assert done.returncode in (2, 4) and named in done.stderr and "Traceback" not in done.stderr
+    assert (tmp_path / "thesis").read_text() == "mine"
+
+
+def test_an_export_replaces_its_own_and_damage_is_named(runs, tmp_path):
+    for form in ("csv", "prometheus"):
+        assert forebay("export", runs, f"--{form}", "-o", form, cwd=tmp_path).returncode == 0
+        assert forebay("export", runs, f"--{form}", "-o", form, cwd=tmp_path).returncode == 0
+    assert forebay("export", runs, "--csv", "-o", "prometheus", cwd=tmp_path).returncode == 2
+    with runs.open("a") as file:
+        file.write('{"schema": "forebay.run/9"}\n')
+    done = forebay("export", runs, "--json", cwd=tmp_path)
+    document = json.loads(done.stdout)
+    assert "runs.jsonl:3" in done.stderr and len(document["rows"]) == 2 and document["columns"]["bytes"] == "bytes"
+
+
+def test_comparisons_are_no_runs(tmp_path):
+    (tmp_path / "c.json").write_text('{"schema": "forebay.compare/1"}')
+    done = forebay("export", "c.json", "--csv", cwd=tmp_path)
+    assert done.returncode == 2 and "no runs" in done.stderr
+
+
+# While a run goes ---------------------------------------------------------------------------------
+
+
+def get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=processes.PATIENCE_S) as answer:
+        assert answer.headers["Content-Type"] == prometheus.CONTENT_TYPE
+        return answer.read().decode()
+
+
+def test_the_endpoint_hands_out_the_latest_progress():
+    endpoint = Endpoint("0")
+    try:
+        assert get(endpoint.url) == ""
+        job = {"sources": ['/a "b"'], "op": "read", "path": "host", "io_bytes": 4096, "workers": 2, "depth": 8}
+        endpoint.see(job, "", fake_engine.progress(gib_s=1.0))
+        endpoint.see(job, "", fake_engine.progress(latency_us_p50=None))
+        found = samples(get(endpoint.url))
+        assert found["forebay_live_throughput_bytes_per_second"] == [("", repr(2.0 * 2**30))]
+        assert [labels for labels, _ in found["forebay_live_latency_seconds"]] == ['quantile="0.99"', 'quantile="0.999"']
+        assert len(found["forebay_live_target_throughput_bytes_per_second"]) == 2
+        assert found["forebay_live_phase"] == [('phase="measure"', "1.0")]
+        assert set(found) <= set(prometheus.HELP)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(endpoint.url.replace("metrics", "other"), timeout=processes.PATIENCE_S)
+        assert refused.value.code == 404
+        refused.value.close()
+    finally:
+        endpoint.close()
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(endpoint.url, timeout=processes.PATIENCE_S)
+
+
+def test_a_client_that_says_nothing_holds_nothing_up():
+    endpoint = Endpoint("127.0.0.1:0")
+    port = int(endpoint.url.rpartition(":")[2].partition("/")[0])
+    with socket.create_connection(("127.0.0.1", port)):
+        assert get(endpoint.url) == ""
+        endpoint.close()
+
+
+def test_addresses_are_read_and_a_port_that_is_taken_is_named():
+    assert address("9400") == ("127.0.0.1", 9400) and address("[::1]:9400") == ("::1", 9400)
+    assert address("0.0.0.0:1") == ("0.0.0.0", 1)
+    for text in ("", "host", "host:", "1:2:3", "127.0.0.1:99999", ":9400", "-1"):
+        with pytest.raises(RequestError, match=re.escape(f"--metrics {text}")):
+            address(text)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(MachineError, match="can't listen there"):
+            Endpoint(str(taken.getsockname()[1]))
+
+
+def test_a_run_answers_until_it_is_over(tmp_path):
+    over = tmp_path / "over"
+    driver = f"""
+import sys; sys.path.insert(0, {str(HERE)!r})
+import fake_engine, forebay.run, forebay.cli
+from pathlib import Path
+forebay.run.run = fake_engine.slow_run(3600, over=Path(sys.argv[1]).exists)
+forebay.cli.main(["bench", "/data", "--metrics", "0", "--json"])
+"""
+    with processes.running([sys.executable, "-c", driver, over], cwd=tmp_path) as process:
+        url = process.stderr.readline().split()[1]
+        text = processes.wait_until(lambda: "forebay_live_ios " in (t := get(url)) and t, "progress", process)
+        assert 'forebay_live_info{source="/data",op="read",path="host",io_bytes="1048576"' in text
+        over.touch()
+        done = processes.finish(process)
+    assert done.returncode == 0 and json.loads(done.stdout)["schema"] == "forebay.run/1"
+
+
+def test_the_dashboard_asks_for_what_there_is():
+    board = json.loads((ROOT / "deploy/grafana-forebay.json").read_text())
+    asked = {t["expr"] for panel in board["panels"] for t in panel["targets"]}
+    names = {n for expression in asked for n in re.findall(r"forebay_\w+", expression)}
+    assert len(names) > 10 and names <= set(prometheus.HELP)
+    assert len({p["id"] for p in board["panels"]}) == len(board["panels"])
