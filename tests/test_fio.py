@@ -143,6 +143,17 @@ norandommap
         ("ramp_time=1", {"warmup_s": 1.0}),
         ("rw=randread rate=1m numjobs=4", {"rate_gib_s": 4 / 1024}),
         ("rw=randread rate_iops=1k numjobs=2", {"rate_iops": 2048.0}),
+        ("rw=randread rate_iops=100,50", {"rate_iops": 100.0}),
+        ("rw=randwrite rate_iops=100,50,7", {"rate_iops": 50.0}),
+        ("rw=randwrite rate_iops=,50", {"rate_iops": 50.0}),
+        ("rw=randrw rwmixread=80 rate_iops=100", {"rate_iops": 200.0, "read_pct": 50}),
+        ("rw=randrw rate_iops=30,10 numjobs=2", {"rate_iops": 80.0, "read_pct": 75}),
+        ("size=(2*(1m+512k)/4-1k)", {"file_bytes": 767 << 10}),
+        ("filesize=1g size=25%", {"file_bytes": 256 << 20}),
+        ("filesize=1000k offset=10% bs=64k", {"start_bytes": 128 << 10}),
+        ("filesize=1000k offset=10% bs=64k offset_align=4k", {"start_bytes": 100 << 10}),
+        ("filesize=1m offset=75% size=50%", {"start_bytes": 768 << 10, "file_bytes": 1 << 20}),
+        ("threads=1", {"workers": 1}),
         ("randseed=9", {"seed": 9}),
         ("rw=randread random_distribution=zipf:1.2", {"distribution": "zipf:1.2"}),
         ("rw=randread random_distribution=zipf", {"distribution": "zipf:1.1"}),
@@ -432,7 +443,20 @@ def test_what_differs_from_fio_is_noted(read: Any, setting: str, noted: str) -> 
         ("[a]\ntime_based\nfilename=f\n", "no runtime"),
         ("[a]\nrw=randread\nrandom_distribution=pareto:0.9\nfilename=f\n", "pareto"),
         ("[a]\nrw=randrw\nrwmixread=120\nfilename=f\n", "above 100"),
-        ("[a]\nrate=1m,2m\nfilename=f\n", "different rates"),
+        ("[a]\nrw=rw\nrate=1m,2m\nfilename=f\n", "no whole per cent"),
+        ("[a]\nrw=rw\nrate=1m,\nfilename=f\n", "paces one of"),
+        ("[a]\nrate=1m,2m,3m,4m\nfilename=f\n", "more than three"),
+        ("[a]\nioengine=filestat\nfilename=f\n", "forebay files DIR"),
+        ("[a]\nioengine=dircreate\nfilename=f\n", "--phases mkdir"),
+        ("[a]\nioengine=http\nfilename=f\n", "object store"),
+        ("[a]\nsize=(1k\nfilename=f\n", "closing bracket"),
+        ("[a]\nsize=(1k/0)\nfilename=f\n", "divides by 0"),
+        ("[a]\nsize=(1-2k)\nfilename=f\n", "below 0"),
+        ("[a]\nsize=(1k+)\nfilename=f\n", "not an expression"),
+        ("[a]\nsize=(1k;)\nfilename=f\n", "closing bracket"),
+        ("[a]\nsize=2*1k\nfilename=f\n", "is not a size"),
+        ("[a]\nsize=$ncpus/0\nfilename=f\n", "divides by 0"),
+        ("[a]\nsize=" + "(" * 99 + "1\nfilename=f\n", "nested too deeply"),
         ("[a]\ndirect=perhaps\nfilename=f\n", "direct=perhaps"),
         ("[a]\nsync=perhaps\nfilename=f\n", "sync=perhaps"),
         ("[a]\nmem=cudamalloc\nfilename=f\n", "mem=cudamalloc"),
@@ -442,7 +466,6 @@ def test_what_differs_from_fio_is_noted(read: Any, setting: str, noted: str) -> 
         ("[a]\nfilename=:\n", "names no file"),
         ("[a]\nfilename=a\0b\n", "NUL"),
         ("[a]\nsize=${FOREBAY_TEST_UNSET}\n", "FOREBAY_TEST_UNSET is not set"),
-        ("[a]\nbs=$pagesize\n", "keywords"),
         ("\n".join(f"[{n}]" for n in range(1002)), "more than 1000"),
     ],
 )
@@ -451,6 +474,31 @@ def test_a_wrong_file_is_refused_by_name(read: Any, text: str, named: str) -> No
         read(text)
     assert named in str(refused.value)
     assert refused.value.next
+
+
+def test_keywords_are_this_machines_and_calculate(read: Any) -> None:
+    page, cpus = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_NPROCESSORS_ONLN")
+    made = one(read, "rw=randread", "bs=$pagesize", "size=8*1024*$pagesize", "numjobs=$ncpus", "norandommap")
+    assert (made.job["io_bytes"], made.job["file_bytes"], made.job["workers"]) == (page, 8192 * page, cpus)
+    memory = one(read, "size=5*1024*1024*$mb_memory/8").job["file_bytes"]
+    assert memory == 5 * 1024 * 1024 * (os.sysconf("SC_PHYS_PAGES") * page >> 20) // 8
+    assert read("[j]\nfilename=/data/$ncpus-a\n")[0].job["sources"] == [f"/data/{cpus}-a"]
+
+
+@pytest.mark.skipif(shutil.which("fio") is None, reason="fio isn't installed; apt install fio")
+@pytest.mark.parametrize(
+    "shares", ["size=50%", "offset=30%", "size=50%\noffset=30%", "offset=30%\nsize=90%", "offset=30%\nsize=100%"]
+)
+def test_shares_of_a_file_cover_what_fio_covers(bench: Any, tmp_path: Path, shares: str) -> None:
+    (tmp_path / "f").write_bytes(os.urandom(1_000_000 // 4096 * 4096))
+    (tmp_path / "beside.fio").write_text(f"[a]\nfilename=f\nbs=4k\n{shares}\n")
+    theirs = processes.run(["fio", "--output-format=json", "beside.fio"], cwd=tmp_path)
+    assert theirs.returncode == 0, theirs.stderr
+    moved = json.loads(theirs.stdout[theirs.stdout.index("{") :])["jobs"][0]["read"]
+    ours = bench((tmp_path / "beside.fio").read_text(), "--json")
+    assert ours.returncode == 0, ours.stderr
+    result = json.loads(ours.stdout)[0]["result"]
+    assert (result["bytes"], result["ios"]) == (moved["io_bytes"], moved["total_ios"])
 
 
 def test_the_environment_fills_in_variables(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """fio's job files: which of Forebay's jobs each section asks for. What would make it another one is refused by name.
 
-fio_keys.py says of every key what becomes of it. Only the file format and the meaning of the keys are shared with
-fio, out of its documentation. Sizes follow fio's default (`kb_base=1024`): k and kb are 1024, kib is 1000.
+fio_keys.py says of every key what becomes of it, fio_file.py reads the file, fio_values.py what may be calculated. Only the
+file format and the meaning of the keys are shared with fio, out of its documentation. Sizes follow fio's default
+(`kb_base=1024`): k and kb are 1024, kib is 1000.
 """
 
 from __future__ import annotations
@@ -11,20 +12,12 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
+from forebay import fio_values
 from forebay.errors import RequestError
-from forebay.fio_keys import ALIASES, DONE, HARMLESS, HOLDS, REFUSED, TOLD
-
-FILE_BYTES_MAX = 1 << 20
-SECTIONS_MAX = 1000
-VALUE_MAX = (1 << 63) - 1
-
-
-@dataclass(frozen=True)
-class Section:
-    """One `[name]` with its settings in order; a key without `=` has the value "1"."""
-
-    name: str
-    settings: tuple[tuple[str, str], ...]
+from forebay.fio_file import FILE_BYTES_MAX as FILE_BYTES_MAX
+from forebay.fio_file import Section as Section
+from forebay.fio_file import expanded, sections
+from forebay.fio_keys import ALIASES, DONE, ELSEWHERE, HARMLESS, HOLDS, REFUSED, TOLD
 
 
 @dataclass(frozen=True)
@@ -66,7 +59,7 @@ def jobs(path: str, lenient: bool = False) -> list[FioJob]:
     found: list[FioJob] = []
     for section in sections(path):
         settings = {
-            ALIASES.get(key, key): _expanded(section.name, key, value) for key, value in section.settings
+            ALIASES.get(key, key): expanded(section.name, key, value) for key, value in section.settings
         }
         if section.name == "global":
             shared.update(settings)
@@ -110,80 +103,6 @@ def _refuse(path: str, found: list[FioJob]) -> None:
     raise RequestError(f"{path} [{section}] {setting}", f"is not done: {why}", next)
 
 
-def sections(path: str) -> list[Section]:
-    """The sections of the job file at `path`. Raises RequestError; reads at most 1 MiB."""
-    try:
-        with open(path, "rb") as file:
-            data = file.read(FILE_BYTES_MAX + 1)
-    except (OSError, ValueError) as error:
-        raise RequestError(
-            str(path), getattr(error, "strerror", None) or str(error), "the path of a job file"
-        ) from None
-    if len(data) > FILE_BYTES_MAX:
-        raise RequestError(str(path), "is larger than 1 MiB, so not a job file", "the path of a job file")
-    try:
-        return parse(data.decode("utf-8"), str(path))
-    except UnicodeDecodeError as error:
-        raise RequestError(str(path), f"is not text (byte {error.start})", "the path of a job file") from None
-
-
-def parse(text: str, path: str) -> list[Section]:
-    """Splits a job file's text. `;` and `#` begin comments, anywhere in a line, as in fio."""
-    names: list[str] = []
-    bodies: list[list[tuple[str, str]]] = []
-    for number, raw in enumerate(text.split("\n"), 1):
-        line = re.split("[;#]", raw, maxsplit=1)[0].strip()
-        if not line:
-            continue
-        where = f"{path}:{number}"
-        if line.startswith("["):
-            if not line.endswith("]") or not line[1:-1].strip():
-                raise RequestError(f"{where} {line[:80]}", "is not a section", "[name]")
-            names.append(line[1:-1].strip())
-            bodies.append([])
-        elif not names:
-            raise RequestError(f"{where} {line[:80]}", "stands before the first section", "[global] above it")
-        else:
-            bodies[-1].append(_setting(line, where))
-        if len(names) > SECTIONS_MAX:
-            raise RequestError(where, f"has more than {SECTIONS_MAX} sections", "several job files")
-    return [Section(name, tuple(body)) for name, body in zip(names, bodies, strict=True)]
-
-
-def _setting(line: str, where: str) -> tuple[str, str]:
-    key, equals, value = (part.strip() for part in line.partition("="))
-    if key.split(" ")[0] == "include":
-        raise RequestError(
-            f"{where} {line[:80]}", "other files are not read in", "one file with all sections"
-        )
-    if not re.fullmatch(r"[A-Za-z0-9_-]+", key):
-        raise RequestError(f"{where} {line[:80]}", "is not a setting", "key=value")
-    if "\0" in value:
-        raise RequestError(where, "holds a NUL byte", "key=value")
-    return key, value if equals else "1"
-
-
-def _expanded(section: str, key: str, value: str) -> str:
-    """`${NAME}` from the environment, as fio does."""
-
-    def replace(match: re.Match[str]) -> str:
-        known = os.environ.get(match[1])
-        if known is None:
-            raise RequestError(
-                f"[{section}] {key}={value}",
-                f"{match[1]} is not set in the environment",
-                f"{match[1]}=VALUE before the command",
-            )
-        return known
-
-    expanded = re.sub(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}", replace, value)
-    if re.search(r"\$(pagesize|mb_memory|ncpus)", expanded):
-        raise RequestError(
-            f"[{section}] {key}={value}", "fio's own keywords are not computed here", "the number itself"
-        )
-    return expanded
-
-
 OPS = {
     "read": ("read", False),
     "write": ("write", False),
@@ -203,6 +122,14 @@ SYNC_ENGINES = {
 }
 ASYNC_ENGINES = {"io_uring": "uring", "libaio": "uring", "posixaio": "pread"}
 MEMORY = {"malloc": "small", "shm": "small", "mmap": "small", "shmhuge": "hugetlb", "mmaphuge": "hugetlb"}
+
+
+NO_WHOLE = "a share is of filesize, or of one filename that is there"
+
+
+def named_files(filename: str) -> list[str]:
+    """`a:b` names two; `\\:` is a colon."""
+    return [re.sub(r"\\(.)", r"\1", part) for part in re.split(r"(?<!\\):", filename) if part]
 
 
 class _Reader:
@@ -261,7 +188,7 @@ class _Reader:
         text = self.left.pop(key, None)
         if text is None:
             return default
-        if not re.fullmatch(r"[0-9]{1,19}", text) or int(text) > VALUE_MAX:
+        if not re.fullmatch(r"[0-9]{1,19}", text) or int(text) > fio_values.VALUE_MAX:
             raise self.wrong(key, text, "is not a whole number", f"{key}={default or 1}")
         return int(text)
 
@@ -274,15 +201,10 @@ class _Reader:
         return text.lower() in ("1", "true")
 
     def size(self, key: str, text: str) -> int:
-        match = re.fullmatch(r"([0-9]{1,19})([kmgtp]?)(i?)b?", text.lower())
-        if not match or (match[3] and not match[2]):
-            raise self.wrong(key, text, "is not a size", f"{key}=128k")
-        other = 1000 if self.kb_base == 1024 else 1024
-        base = other if match[3] else self.kb_base
-        value: int = int(match[1]) * base ** " kmgtp".index(match[2] or " ")
-        if value > VALUE_MAX:
-            raise self.wrong(key, text, "overflows (more than 8 EiB)", f"{key}=1g")
-        return value
+        try:
+            return fio_values.size(text, self.kb_base)
+        except fio_values.Malformed as error:
+            raise self.wrong(key, text, str(error), f"{key}={'1g' if 'overflows' in str(error) else '128k'}") from None
 
     def seconds(self, key: str) -> float | None:
         text = self.left.pop(key, None)
@@ -386,6 +308,8 @@ class _Reader:
             self.fields["engine"] = SYNC_ENGINES[engine]
         elif engine == "libcufile":
             self.cufile()
+        elif engine in ELSEWHERE:
+            raise self.wrong("ioengine", engine, *ELSEWHERE[engine])
         else:
             known = ", ".join((*ASYNC_ENGINES, *SYNC_ENGINES, "null", "libcufile"))
             raise self.wrong("ioengine", engine, f"is none of {known}", "ioengine=io_uring")
@@ -402,12 +326,16 @@ class _Reader:
             self.fields["gpus"] = [int(g) for g in gpus.split(":")]
 
     def data(self, engine: str, threads: int) -> None:
-        size = self.file_size("size")
+        size_pct = fio_values.share(self.left.get("size", ""))
+        if size_pct in (0, 100):
+            size_pct = None
+        size = self.file_size("size") if size_pct is None else None
         each = self.file_size("filesize")
         count = self.number("nrfiles", 1)
         directory, filename = self.left.pop("directory", ""), self.left.pop("filename", "")
         name = re.sub(r"[/%]", "_", self.left.pop("name", self.name))
-        start = self.offset(self.left.pop("offset")) if "offset" in self.left else None
+        whole = self.whole(filename, directory, each, size, size_pct)
+        start = self.offset(self.left.pop("offset"), whole) if "offset" in self.left else None
         if threads < 1 or count < 1:
             raise self.wrong("numjobs" if threads < 1 else "nrfiles", "0", "must be at least 1", "numjobs=1")
         if engine == "null":
@@ -421,7 +349,9 @@ class _Reader:
         self.order_of_files(count)
         if start is not None:
             self.fields["start_bytes"] = start
-        if each is not None:
+        if size_pct is not None:
+            self.shared_size(size_pct, whole, start or 0)
+        elif each is not None:
             self.fields["file_bytes"] = each
             if size is not None and size < each * count:
                 self.leave_out("size", f"{size}", "a job covers its files whole; filesize alone, or no filesize")
@@ -433,6 +363,24 @@ class _Reader:
         # fio lays out the files that its jobs read.
         if "file_bytes" in self.fields and engine != "null" and self.fields["op"].endswith("read"):
             self.fields["create"] = True
+
+    def whole(self, filename: str, directory: str, each: int | None, size: int | None, size_pct: int | None) -> int | None:
+        """What shares are of: `filesize`, or the one file or device that is there. None where that isn't known."""
+        if each is not None or not filename or (size_pct is None and size is not None):
+            return each
+        names = named_files(filename)
+        return fio_values.bytes_there(os.path.join(directory, names[0])) if len(names) == 1 else None
+
+    def shared_size(self, size_pct: int, whole: int | None, start: int) -> None:
+        """`size=50%`."""
+        self.left.pop("size")
+        if not whole:
+            self.leave_out("size", f"{size_pct}%", NO_WHOLE)
+            return
+        part = fio_values.part_of(whole, size_pct, start, self.fields["io_bytes"])
+        if part == 0:
+            raise self.wrong("size", f"{size_pct}%", f"is less than an I/O (of {whole:,} bytes)", "size=100%")
+        self.fields["file_bytes"] = start + part
 
     def divides(self) -> bool:
         """Whether workers that share a file each have a part of it to themselves."""
@@ -476,14 +424,20 @@ class _Reader:
             raise self.wrong(key, text, "an empty file can't be read or written", f"{key}=1g")
         return value
 
-    def offset(self, text: str) -> int:
-        if text.endswith("%"):
-            raise self.wrong("offset", text, "a share of the file is not known here", "offset=1g")
-        return self.size("offset", text)
+    def offset(self, text: str, whole: int | None) -> int | None:
+        """`1g`, or `25%` of the file, from the next I/O on."""
+        share = fio_values.share(text)
+        if share is None:
+            return self.size("offset", text)
+        align = self.size("offset_align", self.left["offset_align"]) if "offset_align" in self.left else 0
+        if not whole:
+            self.leave_out("offset", text, NO_WHOLE)
+            return None
+        return fio_values.start_of(whole, share, align or self.fields["io_bytes"])
 
     def files(self, filename: str, directory: str) -> int:
         """Named files, which all of the section's jobs share. Returns how many."""
-        names = [re.sub(r"\\(.)", r"\1", part) for part in re.split(r"(?<!\\):", filename) if part]
+        names = named_files(filename)
         if not names:
             raise self.wrong("filename", filename, "names no file", "filename=FILE")
         paths = [os.path.join(directory, name) for name in names]
@@ -517,24 +471,34 @@ class _Reader:
         self.fields["warmup_s"] = self.seconds("ramp_time") or 0.0
 
     def pace(self, threads: int) -> None:
-        """fio's rates are per job; Forebay's are of all workers together."""
-        rate, iops = self.left.pop("rate", None), self.left.pop("rate_iops", None)
-        for key, text in (("rate", rate), ("rate_iops", iops)):
-            if text is not None and "," in text:
-                raise self.wrong(
-                    key,
-                    text,
-                    "gives reads and writes different rates, which one job can't have",
-                    f"{key}=100",
-                )
-        if rate is not None and (value := self.size("rate", rate)):
-            self.fields["rate_gib_s"] = value * threads / (1 << 30)
-        if iops is not None and (value := self.size("rate_iops", iops)):
-            self.fields["rate_iops"] = float(value * threads)
+        """fio's rates are per job, and of each direction; Forebay's are of all workers together."""
+        for key, name, unit in (("rate", "rate_gib_s", 1 / (1 << 30)), ("rate_iops", "rate_iops", 1.0)):
+            if key in self.left:
+                value = self.rate(key, self.left.pop(key))
+                if value:
+                    self.fields[name] = value * threads * unit
         if {"rate_gib_s", "rate_iops"} & self.fields.keys():
             self.notes.append(
                 "the rate is an open loop: I/Os start on schedule and latency counts from the schedule"
             )
+
+    def rate(self, key: str, text: str) -> int:
+        """`10m`, of reads and of writes each; `10m,5m`; `,5m`. 0 where nothing is paced."""
+        parts = [p.strip() for p in text.split(",")]
+        if len(parts) > 3:
+            raise self.wrong(key, text, "has more than three parts", f"{key}=10m")
+        reads, writes = (self.size(key, p) if p else 0 for p in (parts[0], parts[min(1, len(parts) - 1)]))
+        if "read_pct" not in self.fields:
+            return writes if self.fields["op"].endswith("write") else reads
+        if not reads and not writes:
+            return 0
+        if not reads or not writes or 100 * reads % (reads + writes):
+            whole = "reads and writes come to no whole per cent of the I/Os"
+            self.leave_out(key, text, whole if reads and writes else "paces one of reads and writes")
+            return 0
+        # In fio a rate is kept by each direction, whatever the mix would be.
+        self.fields["read_pct"] = 100 * reads // (reads + writes)
+        return reads + writes
 
     def cache(self) -> None:
         direct = self.flag("direct", False)

@@ -83,13 +83,13 @@ _HOLDS = {
     "log_issue_time bwavgtime iopsavgtime job_start_clock_id",
     "what is measured costs no more and no less here": "gtod_reduce disable_lat disable_clat disable_slat "
     "disable_bw_measurement disable_bw gtod_cpu clocksource",
-    "holds anyway": "thread registerfiles fixedbufs nonvectored userspace_reap",
+    "holds anyway": "thread threads registerfiles fixedbufs nonvectored userspace_reap",
     "buffers hold random data, new for each write with refill_buffers": "scramble_buffers",
     "which random numbers are drawn, not how they are distributed": "randrepeat allrandrepeat random_generator",
     "fio keeps no map where one doesn't fit; none is kept here": "softrandommap",
     "files are made before anything is measured": "create_serialize create_fsync",
     "only for clients of a fio server": "unique_filename",
-    "aligns shares of a file, which offset refuses": "offset_align",
+    "aligns shares of a file, of which offset names none": "offset_align",
     "says nothing without verify, which is refused": "do_verify verify_fatal verify_dump verify_async verify_async_cpus "
     "verify_interval verify_offset verify_backlog verify_backlog_batch verify_state_load verify_state_save "
     "verify_header_seed verify_pattern_interval verify_write_sequence verify_policy verifysort verifysort_nr "
@@ -180,6 +180,22 @@ _REFUSED = {
     "writes carry no placement": "fdp=0 dataplacement=none dp_scheme= plids= plid_select= fdp_pli= fdp_pli_select= "
     "data_placement=none",
 }
+
+
+_METADATA = "moves no bytes"
+_NETWORK = ("sends over a network, and reads no storage", "forebay serve SOURCE, read as nvme+tcp://HOST:PORT/NQN")
+_OBJECTS = ("is an object store's, which is out of scope", "a file, a device, stripe:, nvme+tcp: or nvme+rdma:")
+# Engines that do something else than our jobs: why, and what to type.
+ELSEWHERE: dict[str, tuple[str, str]] = {
+    **{f"file{what}": (_METADATA, f"forebay files DIR --files N --file-size SIZE --phases {phases}") for what, phases in (
+        ("create", "create"), ("stat", "create,stat"), ("delete", "create,delete"))},
+    "dircreate": (_METADATA, "forebay files DIR --files N --phases mkdir"),
+    "dirstat": (_METADATA, "forebay files DIR --files N --phases create,stat (of files)"),
+    "dirdelete": (_METADATA, "forebay files DIR --files N --phases create,delete (of files)"),
+    **dict.fromkeys(("net", "netsplice", "rdma"), _NETWORK),
+    "http": _OBJECTS,
+    "cpuio": ("burns processor time and moves no bytes", "stress-ng beside forebay bench"),
+}  # fmt: skip
 
 
 def _spread(table: dict[str, str]) -> dict[str, str]:

@@ -1,0 +1,123 @@
+"""fio's own example job files, one by one: which mean here what they mean in fio, and what stands in the way of the others.
+
+They come from a checkout of fio (its folder `examples`) and are only read. The installed fio says which of them it knows;
+nothing is run. `--write` puts the table into docs/fio.md.
+
+    python bench/fio_examples.py --examples ../fio/examples
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "python"))
+
+from forebay import fio  # noqa: E402
+from forebay.errors import RequestError  # noqa: E402
+
+PAGE = ROOT / "docs/fio.md"
+HEADING = "## fio's own examples"
+# What the examples want from the environment.
+ENVIRONMENT = {
+    "FIO_DIR": "/data", "GPU_DEV_IDS": "0", "FIO_BS": "4k", "FIO_RW": "randread", "FIO_IODEPTH": "32", "POOL": "p", "CONT": "c",
+    "S3_KEY": "k", "S3_ID": "i", "SSE_KEY": "s", "STORAGE_CLASS": "STANDARD", "SWIFT_id": "w", "uri": "nbd://localhost",
+}  # fmt: skip
+FIO_S = 30
+
+
+@dataclass(frozen=True)
+class Example:
+    """`refused`: the setting that stands in the way and why; None where the jobs mean what fio means. `parsed`: by the
+    installed fio; None where there is none."""
+
+    name: str
+    jobs: int
+    refused: tuple[str, str] | None
+    parsed: bool | None
+
+
+def examples(folder: Path, program: str | None) -> Iterator[Example]:
+    for path in sorted(folder.glob("*.fio")):
+        parsed = None if program is None else knows(program, path)
+        try:
+            yield Example(path.name, len(fio.jobs(str(path))), None, parsed)
+        except RequestError as error:
+            setting = error.asked.replace(str(path), "").strip(" :")
+            yield Example(path.name, 0, (setting, error.found.removeprefix("is not done: ").split("; nor ")[0]), parsed)
+
+
+def knows(program: str, path: Path) -> bool:
+    """Whether this fio takes the file, without running it. It drops a job that it can't read, and may end with 0 all the same."""
+    done = subprocess.run([program, "--parse-only", path.name], cwd=path.parent, capture_output=True, text=True, timeout=FIO_S)
+    said = done.stdout + done.stderr
+    return done.returncode == 0 and not re.search(r"dropped|Bad option|failed|not (found|loadable)|error", said)
+
+
+def version_of(program: str) -> str | None:
+    try:
+        return subprocess.run([program, "--version"], capture_output=True, text=True, timeout=FIO_S).stdout.strip() or None
+    except OSError:
+        return None
+
+
+def commit_of(folder: Path) -> str:
+    """Which fio the examples are of, as git says; empty outside of a checkout."""
+    command = ["git", "-C", str(folder), "log", "-1", "--format=%h, %cs", "--", "."]
+    try:
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    except OSError:
+        return ""
+
+
+def page(found: list[Example], version: str | None, commit: str) -> str:
+    runs = [e for e in found if e.refused is None]
+    known = f" {sum(bool(e.parsed) for e in found)} of them are known to {version}, which is installed there." if version else ""
+    of = f" (commit {commit})" if commit else ""
+    lines = [
+        HEADING, "",
+        f"`python bench/fio_examples.py --examples DIR`, {datetime.date.today()}: of the {len(found)} job files in fio's folder "
+        f"`examples`{of},",
+        f"{len(runs)} mean what they mean in fio; the other {len(found) - len(runs)} are refused by name, with the first setting "
+        f"that stands in the way.{known}",
+        "Nothing was run.", "",
+        "| example | fio knows it | here |", "|---|---|---|",
+    ]  # fmt: skip
+    for e in found:
+        parsed = {None: "–", True: "yes", False: "no"}[e.parsed]
+        said = f"{e.jobs} job{'s' * (e.jobs != 1)}" if e.refused is None else f"refused: `{e.refused[0]}` {e.refused[1]}"
+        lines.append(f"| {e.name} | {parsed} | {said.replace('|', chr(92) + '|')} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--examples", type=Path, required=True, metavar="DIR", help="fio's folder of examples")
+    parser.add_argument("--commit", default=None, help="which fio they are of, where git can't say")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/fio.md")
+    asked = parser.parse_args()
+    if not any(asked.examples.glob("*.fio")):
+        print(f"{asked.examples}: has no .fio file; try: git clone the fio project, and its folder examples", file=sys.stderr)
+        return 2
+    os.environ.update(ENVIRONMENT)
+    program = os.environ.get("FIO", "fio")
+    version = version_of(program)
+    commit = asked.commit if asked.commit is not None else commit_of(asked.examples)
+    made = page(list(examples(asked.examples, program if version else None)), version, commit)
+    print(made, end="")
+    if asked.write:
+        text = PAGE.read_text()
+        PAGE.write_text(text[: text.index(HEADING)] + made if HEADING in text else text.rstrip("\n") + "\n\n" + made)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

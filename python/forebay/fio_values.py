@@ -1,0 +1,138 @@
+"""Values of fio's job files: sizes, calculated ones, fio's keywords, and shares of a file that is there.
+
+Only the meaning is shared with fio, out of its documentation and from what it does.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from fractions import Fraction
+
+VALUE_MAX = (1 << 63) - 1
+_SIZE = re.compile(r"([0-9]{1,19})([kmgtp]?)(i?)b?", re.IGNORECASE)
+_KEYWORD = re.compile(r"\$(pagesize|mb_memory|ncpus)(?![A-Za-z0-9_])")
+_TOKEN = re.compile(r"\s*(?:([0-9]{1,19}(?:[kmgtp]i?)?b?)|([-+*/()]))", re.IGNORECASE)
+_NESTING_MAX = 50
+
+
+class Malformed(ValueError):
+    """The text is no value of its kind; says what is wrong with it."""
+
+
+def size(text: str, kb_base: int) -> int:
+    """Bytes of `128k`, or of an expression in brackets: `(4*1024k)`. Malformed where it is neither, or over 8 EiB."""
+    if text.startswith("("):
+        exact = _calculated(text, lambda word: _plain(word, kb_base), Fraction.__truediv__)
+        value = int(exact)
+    else:
+        value = _plain(text, kb_base)
+    if value < 0:
+        raise Malformed("is below 0")
+    if value > VALUE_MAX:
+        raise Malformed("overflows (more than 8 EiB)")
+    return value
+
+
+def _plain(text: str, kb_base: int) -> int:
+    match = _SIZE.fullmatch(text)
+    if not match or (match[3] and not match[2]):
+        raise Malformed("is not a size")
+    other = 1000 if kb_base == 1024 else 1024
+    value: int = int(match[1]) * (other if match[3] else kb_base) ** " kmgtp".index(match[2].lower() or " ")
+    return value
+
+
+def keywords(text: str) -> str:
+    """`text` with fio's keywords as numbers: $pagesize, $mb_memory (MiB), $ncpus. Around one, as in fio, `+ - * /` calculate
+    in whole numbers, without units: `8*$pagesize`."""
+    known = {
+        "pagesize": lambda: os.sysconf("SC_PAGE_SIZE"),
+        "mb_memory": lambda: os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20,
+        "ncpus": lambda: os.sysconf("SC_NPROCESSORS_ONLN"),
+    }
+    found = _KEYWORD.sub(lambda match: str(known[match[1]]()), text)
+    if found == text or not re.fullmatch(r"[-0-9+*/() ]+", found) or found.isdigit():
+        return found
+    return str(int(_calculated(found, int, lambda a, b: Fraction(int(a / b)))))
+
+
+def _calculated(text: str, value: Callable[[str], int], divide: Callable[[Fraction, Fraction], Fraction]) -> Fraction:
+    """The value of an expression of `+ - * /` and brackets. Malformed where it is none."""
+    tokens = _tokens(text)
+
+    def taken(*wanted: str) -> str | None:
+        return tokens.pop(0) if tokens and tokens[0] in wanted else None
+
+    def sum_(depth: int) -> Fraction:
+        total = product(depth)
+        while sign := taken("+", "-"):
+            following = product(depth)
+            total = total + following if sign == "+" else total - following
+        return total
+
+    def product(depth: int) -> Fraction:
+        total = factor(depth)
+        while sign := taken("*", "/"):
+            following = factor(depth)
+            if sign == "/" and following == 0:
+                raise Malformed("divides by 0")
+            total = total * following if sign == "*" else divide(total, following)
+        return total
+
+    def factor(depth: int) -> Fraction:
+        if depth > _NESTING_MAX:
+            raise Malformed("is nested too deeply")
+        if taken("-"):
+            return -factor(depth + 1)
+        if taken("("):
+            inner = sum_(depth + 1)
+            if not taken(")"):
+                raise Malformed("lacks a closing bracket")
+            return inner
+        if not tokens or tokens[0] in "+*/)":
+            raise Malformed("is not an expression")
+        return Fraction(value(tokens.pop(0)))
+
+    found = sum_(0)
+    if tokens:
+        raise Malformed("is not an expression")
+    return found
+
+
+def _tokens(text: str) -> list[str]:
+    found, at = [], 0
+    while at < len(text.rstrip()):
+        match = _TOKEN.match(text, at)
+        if match is None:
+            raise Malformed("is not an expression")
+        found.append(match[1] or match[2])
+        at = match.end()
+    return found
+
+
+def share(text: str) -> int | None:
+    """Per cent of `25%`; None where it is no share."""
+    match = re.fullmatch(r"([0-9]{1,3})%", text)
+    return int(match[1]) if match and int(match[1]) <= 100 else None
+
+
+def bytes_there(path: str) -> int | None:
+    """Of a file or a block device that is there; None where it isn't, or can't be asked."""
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            return file.seek(0, os.SEEK_END)
+    except (OSError, ValueError):
+        return None
+
+
+def part_of(whole: int, size_pct: int, start: int, least: int) -> int:
+    """Bytes of that share of a file which begins at `start`: whole I/Os of `least` bytes, and none behind its end."""
+    wanted = min(whole * size_pct // 100, max(0, whole - start))
+    return wanted - wanted % max(1, least)
+
+
+def start_of(whole: int, offset_pct: int, align: int) -> int:
+    """Where that share of a file ends, at the next boundary."""
+    return -(-(whole * offset_pct // 100) // max(1, align)) * max(1, align)
