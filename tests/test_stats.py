@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import statistics
 
 import pytest
-from forebay.compare.jobs import CONFIDENCE_WITH_STOPPING, Limits
+from forebay.compare.jobs import CONFIDENCE_WITH_STOPPING, Limits, orders
 from forebay.stats import (
     Pair,
     bootstrap_interval,
@@ -71,14 +72,14 @@ def test_a_over_b_is_the_inverse_of_b_over_a(values: list[tuple[float, float]]) 
 
 
 @given(st.integers(3, 15), st.floats(-0.1, 0.1), st.floats(0.5, 2.0))
-def test_a_linear_drift_cancels_exactly_in_a_b_b_a(n: int, drift: float, ratio: float) -> None:
+def test_a_linear_drift_cancels_exactly_whatever_the_order(n: int, drift: float, ratio: float) -> None:
     pairs, runs = [], 0
-    for i in range(n):
+    for a_first in itertools.islice(orders(n, n), n):
         value = {}
-        for who in "AB" if i % 2 == 0 else "BA":
+        for who in "AB" if a_first else "BA":
             value[who] = math.exp(drift * runs) * (ratio if who == "A" else 1.0)
             runs += 1
-        pairs.append(Pair(value["A"], value["B"], i % 2 == 0))
+        pairs.append(Pair(value["A"], value["B"], a_first))
     found = paired_ratio(pairs)
     assert found.estimate == pytest.approx(ratio, rel=1e-9)
     assert found.half_width_pct == pytest.approx(0.0, abs=1e-6), "a drift alone is no uncertainty"
@@ -96,8 +97,9 @@ def test_without_noise_from_drift_the_crossover_agrees_with_the_plain_paired_t()
 def stopped_comparison(seed: int, noise: float, drift: float, ratio: float) -> tuple[bool, int]:
     """One comparison as `compare` does it, on numbers: whether its interval holds the truth, and its pairs."""
     rng, limits, pairs, runs = random.Random(seed), Limits(), [], 0
+    order = orders(seed, limits.pairs_min)
     while len(pairs) < limits.pairs_max:
-        a_first, value = len(pairs) % 2 == 0, {}
+        a_first, value = next(order), {}
         for who in "AB" if a_first else "BA":
             value[who] = math.exp(drift * runs + rng.gauss(0, noise)) * (ratio if who == "A" else 1.0)
             runs += 1

@@ -117,7 +117,7 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
 
 
 def paired_ratio(pairs: Sequence[Pair], confidence: float = 0.95) -> Interval:
-    """A ÷ B out of pairs run in the order A B B A …: the analysis of a two-period crossover.
+    """A ÷ B out of pairs of which some ran A first and some B: the analysis of a two-period crossover.
 
     The pairs that began with A and those that began with B get equal weight, so whatever favours the
     first or the second of a pair (a linear drift of the machine, say) cancels exactly, however many
@@ -157,7 +157,8 @@ def unpaired_ratio(a: Sequence[float], b: Sequence[float], confidence: float = 0
     if total == 0:
         return Interval(exp(centre), exp(centre), exp(centre), n)
     df = total**2 / sum(p**2 / (len(v) - 1) for p, v in zip(parts, logs, strict=True))
-    half = student_t(round(df, 3), confidence) * math.sqrt(total)
+    # Rounded down: with three runs a side, as Welch gives it, it holds the truth a little less often than it says.
+    half = student_t(max(1, math.floor(df)), confidence) * math.sqrt(total)
     return Interval(exp(centre), exp(centre - half), exp(centre + half), n)
 
 

@@ -38,12 +38,13 @@ Examples:
 @click.option("--b-python", metavar="PYTHON", help="Run B with the forebay of this interpreter.")
 @click.option("--metric", default="throughput", metavar="NAME", help=f"What is judged: {', '.join(METRICS)}.")
 @click.option(
-    "--pairs-min", default=6, show_default=True, type=click.IntRange(3, 10_000), help="Least pairs."
+    "--pairs-min", type=click.IntRange(3, 10_000), help="Least pairs. Default: 8, or --pairs-max where that is less."
 )
 @click.option(
     "--pairs-max", default=30, show_default=True, type=click.IntRange(3, 10_000), help="Most pairs."
 )
 @click.option("--max-time", metavar="TIME", help="Begin no pair after this long.")
+@click.option("--order-seed", type=click.IntRange(0), help="Draws the order of each pair. Default: another each time.")
 @click.option("--tolerance", metavar="PCT", help="Two files: how much worse B may be. Default: 2%.")
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False), help="Save it here, after each pair; .jsonl adds a line at the end."
@@ -53,7 +54,7 @@ Examples:
 def command(source: tuple[str, ...], **values: Any) -> int:
     """Is A faster than B, and how sure is that?
 
-    Two jobs run interleaved, A B B A …, until the 95 % interval of their ratio is within --until-ci (2%)
+    Two jobs run in pairs, A B or B A by chance, until the 95 % interval of their ratio is within --until-ci (2%)
     of it. Two files of records are a gate: the exit code is 1 when B is worse than A by more than
     --tolerance, with confidence.
     """
@@ -93,13 +94,16 @@ def _limits(values: dict[str, Any]) -> Limits:
             raise RequestError(
                 f"--{flag.replace('_', '-')}", "compare repeats by itself", "--pairs-min and --pairs-max"
             )
-    until, longest = values.pop("until_ci", None), values.pop("max_time")
+    until, longest, seed = values.pop("until_ci", None), values.pop("max_time"), values.pop("order_seed")
     limits = Limits(
         until_pct=parse_percent(until, "--until-ci") if until is not None else 2.0,
-        pairs_min=values.pop("pairs_min"),
-        pairs_max=values.pop("pairs_max"),
+        pairs_min=values["pairs_min"] or min(Limits.pairs_min, values["pairs_max"]),
+        pairs_max=values["pairs_max"],
         seconds_max=parse_seconds(longest, "--max-time") if longest else None,
+        **({} if seed is None else {"order_seed": seed}),
     )
+    for bound in ("pairs_min", "pairs_max"):
+        values.pop(bound)
     if not 0 < limits.until_pct < 100:
         raise RequestError(f"--until-ci {until}", "must be between 0 and 100 per cent", "--until-ci 2%")
     if limits.pairs_max < limits.pairs_min:
