@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from fake_machine import FakeMachine, record_of, typed
-from forebay.compare.jobs import orders
+from forebay.compare.jobs import Limits, PairRun, _line, orders
 from forebay.compare.verdict import judge, span
 from forebay.errors import RunError
 from forebay.metrics import METRICS
@@ -166,6 +166,15 @@ def test_max_time_ends_it(machine: FakeMachine, capsys: Any, monkeypatch: pytest
     assert 2 <= len(found["pairs"]) <= 6
 
 
+def test_the_time_that_is_left_is_no_longer_than_there_is() -> None:
+    runs = [
+        PairRun(record_of({}, 1 + 0.3 * (n % 3), 1.0, 0.1), record_of({}, 1.2, 1.0, 0.1), n % 2 == 0) for n in range(4)
+    ]
+    assert "about 1 min 20 s left" in _line(runs, RATE, Limits(pairs_max=20), 20.0)
+    assert "about 5 s left" in _line(runs, RATE, Limits(pairs_max=20, seconds_max=25.0), 20.0)
+    assert "left" not in _line(runs, RATE, Limits(pairs_max=20, seconds_max=15.0), 20.0)
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -261,7 +270,8 @@ def test_an_interpreter_that_is_not_there_is_named(machine: FakeMachine, capsys:
         (1.004, 1.012, "differs", "A is 1.004–1.012 × B (a real difference, but below 2 %)"),
         (0.992, 1.013, "same", "no difference above 1.3 %"),
         (1.0, 1.0, "same", "no difference above 0.1 %"),
-        (0.81, 1.3, "too_noisy", "too noisy"),
+        (0.95, 1.07, "too_noisy", "no difference above 7 % in throughput; too noisy to say that of the 2 % asked"),
+        (0.81, 1.3, "too_noisy", "too noisy: A is 0.81–1.30 × B"),
         (2.4, 4.1, "differs", "wider than the 2 % asked"),
         (None, None, "none", "no verdict"),
     ],
@@ -321,6 +331,9 @@ def test_a_regression_ends_with_code_1_and_names_the_point(capsys: Any, tmp_path
     code, found = compare(capsys, a, b)
     assert code == 1 and found["verdict"]["kind"] == "worse"
     assert [p["verdict"] for p in found["points"]] == ["ok", "worse"]
+    # A ÷ B, as of two jobs.
+    low, high = found["points"][1]["ratio"]["ci95"]
+    assert found["ratio"] == "A ÷ B" and low < 4 / 3.6 < high
     assert "depth=8" in found["verdict"]["text"] and "depth=1" not in found["verdict"]["text"]
 
 

@@ -79,6 +79,7 @@ def compare_files(path_a: str, path_b: str, metric: Metric, tolerance_pct: float
         "kind": "files",
         "command": engine.typed(),
         "metric": metric.name,
+        "ratio": "A ÷ B",
         "tolerance_pct": tolerance_pct,
         "method": "Welch's t on logarithms per point, Bonferroni over them; overall, t on their log ratios",
         "a": {"file": path_a, "records": sum(len(w.records) for w in a.works.values())},
@@ -249,15 +250,15 @@ def _point(a: Work, b: Work, metric: Metric, tolerance_pct: float, confidence: f
     if not all(samples):
         missing = metric.why_missing((a if not samples[0] else b).records[-1])
         return {**row, "ratio": None, "verdict": f"not measured: {missing}"}
-    ratio = unpaired_ratio(samples[1], samples[0], confidence)
+    ratio = unpaired_ratio(samples[0], samples[1], confidence)
     interval = None if ratio.low is None or ratio.high is None else [ratio.low, ratio.high]
     row["ratio"] = {"estimate": ratio.estimate, "ci95": interval}
     return {**row, "verdict": _told(ratio, metric, tolerance_pct)}
 
 
 def _told(ratio: Interval, metric: Metric, tolerance_pct: float) -> str:
-    """`ratio` is B ÷ A. worse, better, ok (surely not worse), unsure, or one run (no interval)."""
-    good = ratio if metric.higher_is_better else ratio.inverse()
+    """`ratio` is A ÷ B. worse, better, ok (surely not worse), unsure, or one run (no interval)."""
+    good = ratio.inverse() if metric.higher_is_better else ratio
     if good.low is None or good.high is None:
         return "one run"
     # Worse by the tolerance, seen from the figure's own side: 2 % less throughput, or 2 % more CPU.
@@ -270,7 +271,7 @@ def _told(ratio: Interval, metric: Metric, tolerance_pct: float) -> str:
 
 
 def _overall(points: list[dict[str, Any]], metric: Metric, tolerance_pct: float) -> dict[str, Any] | None:
-    """B ÷ A over all points, each with equal weight; None under three points."""
+    """A ÷ B over all points, each with equal weight; None under three points."""
     logs = [math.log(p["ratio"]["estimate"]) for p in points if p["ratio"]]
     if len(logs) < 3:
         return None
@@ -299,7 +300,7 @@ def _verdict(
             "next": f"forebay compare --a … --b … to see it side by side: {worse[0]}",
         }
     if overall is not None and overall["verdict"] == "worse":
-        low, high = (f"{v:.3f}" for v in overall["ci95"])
+        low, high = (f"{1 / v:.3f}" for v in reversed(overall["ci95"]))
         return {
             "kind": "worse",
             "text": f"B is worse than A {by} over all points together: {low}–{high} × A",

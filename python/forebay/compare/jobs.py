@@ -182,8 +182,11 @@ def _line(done: list[PairRun], metric: Metric, limits: Limits, elapsed: float) -
     if ratio.half_width_pct > limits.until_pct:
         wanted = math.ceil(len(done) * (ratio.half_width_pct / limits.until_pct) ** 2)
         left = max(left, min(wanted, limits.pairs_max) - len(done))
+    seconds = left * elapsed / len(done)
+    if limits.seconds_max is not None:
+        seconds = min(seconds, max(limits.seconds_max - elapsed, 0.0))
     text += f"  A÷B {ratio.estimate:.3f} ± {ratio.half_width_pct:.1f} %"
-    return text + (f"  about {format_duration(left * elapsed / len(done))} left" if left else "")
+    return text + (f"  about {format_duration(seconds)} left" if seconds else "")
 
 
 def _document(

@@ -67,9 +67,9 @@ def show_files(document: dict[str, Any]) -> str:
         f"A  {document['a']['file']}  ({document['a']['records']} records)",
         f"B  {document['b']['file']}  ({document['b']['records']} records)",
         "",
-        f"{metric.title}, {metric.unit}; B ÷ A with its interval (95 % for all points together)",
+        f"{metric.title}, {metric.unit}; A ÷ B with its interval (95 % for all points together)",
     ]
-    rows = [("point", "A", "B", "B ÷ A", "", "runs", "")]
+    rows = [("point", "A", "B", "A ÷ B", "", "runs", "")]
     for point in document["points"]:
         runs = f"{point['runs'][0]}/{point['runs'][1]}"
         figures = (format_figure(point["a"]), format_figure(point["b"]))

@@ -10,6 +10,10 @@ from forebay.metrics import Metric
 from forebay.stats import Interval
 
 
+# An interval that leaves more than this open says nothing worth saying.
+BOUND_MAX_PCT = 25.0
+
+
 @dataclass(frozen=True)
 class Verdict:
     """`kind`: differs, same, too_noisy or none (too few pairs for an interval)."""
@@ -46,7 +50,10 @@ def judge(ratio: Interval, metric: Metric, asked_pct: float, noise: dict[str, An
     bound = max(1 - ratio.low, ratio.high - 1) * 100
     if not wide:
         return Verdict("same", f"no difference above {_at_least(bound)} %")
-    text = f"too noisy: A is {span(ratio.low, ratio.high)} × B in {metric.title}, which is no verdict"
+    if bound < BOUND_MAX_PCT:
+        text = f"no difference above {_at_least(bound)} % in {metric.title}; too noisy to say that of the {asked_pct:g} % asked"
+    else:
+        text = f"too noisy: A is {span(ratio.low, ratio.high)} × B in {metric.title}, which is no verdict"
     return Verdict("too_noisy", text, quieter(ratio, asked_pct, noise))
 
 

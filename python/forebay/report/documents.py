@@ -167,7 +167,9 @@ def _points(document: dict[str, Any], ident: str, notes: Notes) -> Table | None:
     foot = "Under each ratio: its interval." + (
         f" The first {ROWS_MAX} of {len(points)} points are shown." if len(points) > ROWS_MAX else ""
     )
-    columns = ["Point", "A, median", "B, median", "B ÷ A", "Runs", "Verdict"]
+    # Documents that don't say which quotient they hold are of versions that saved the other one.
+    ratio = document.get("ratio") if document.get("ratio") == "A ÷ B" else "B ÷ A"
+    columns = ["Point", "A, median", "B, median", str(ratio), "Runs", "Verdict"]
     return Table(
         f"{ident}-points", f"{title}{', ' + unit if unit else ''}, point by point", [], columns, rows, foot
     )
