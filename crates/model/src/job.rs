@@ -6,6 +6,7 @@ mod cufile;
 
 pub use cufile::CuFileMode;
 
+use crate::stats::Stop;
 use crate::Error;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -332,6 +333,15 @@ impl JobSpec {
         let job: JobSpec = serde_json::from_value(value).map_err(bad)?;
         job.check()?;
         Ok(job)
+    }
+
+    /// Whether it repeats as often as it says, or until the repeats agree.
+    pub fn repeats_stop(&self) -> Stop {
+        if self.until_ci_pct.is_some() {
+            Stop::Narrow
+        } else {
+            Stop::Counted
+        }
     }
 
     /// What the job reads and writes: its sources, or those of its pairs.

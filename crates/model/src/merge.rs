@@ -30,7 +30,7 @@ pub fn merge(records: Vec<RunRecord>) -> Result<RunRecord, Error> {
     let results: Vec<&RunResult> = records.iter().map(|r| &r.result).collect();
     let hosts = Hosts::of(&records);
     let mut merged = first.clone();
-    merged.result = merge_results(&results, &hosts)?;
+    merged.result = merge_results(&results, &hosts, first.job.spec.repeats_stop())?;
     merged.result.hosts = records.iter().map(host).collect();
     merged.path.direct_bytes = records.iter().map(|r| r.path.direct_bytes).sum();
     merged.path.staged_bytes = records.iter().map(|r| r.path.staged_bytes).sum();
@@ -239,7 +239,7 @@ fn host(record: &RunRecord) -> serde_json::Value {
     host
 }
 
-fn merge_results(parts: &[&RunResult], hosts: &Hosts) -> Result<RunResult, Error> {
+fn merge_results(parts: &[&RunResult], hosts: &Hosts, stop: stats::Stop) -> Result<RunResult, Error> {
     let mut latency = Latency::default();
     for part in parts.iter().filter(|p| !p.histogram.is_empty()) {
         latency.merge(&Latency::decode(&part.histogram)?);
@@ -269,7 +269,7 @@ fn merge_results(parts: &[&RunResult], hosts: &Hosts) -> Result<RunResult, Error
         noise: merge_noise(parts, hosts),
         verified_bytes: sum(|p| p.verified_bytes),
         verified_on: merge_places(parts),
-        summary: stats::summarize(&repeats),
+        summary: stats::summarize(&repeats, stop),
         series: merge_series(parts),
         workers: renumbered(parts),
         targets: parts.iter().flat_map(|p| p.targets.clone()).collect(),

@@ -146,7 +146,7 @@ fn result_of(context: &Context, runs: &[Ran]) -> RunResult {
         noise: mean_noise(&repeats, &series),
         verified_bytes: sum(|t| t.verified_bytes),
         verified_on: verified_on(context, runs),
-        summary: stats::summarize(&repeats),
+        summary: stats::summarize(&repeats, context.job.repeats_stop()),
         targets: targets_of(&tallies, context.targets),
         gpus: gpus_of(&workers, seconds),
         workers,

@@ -112,7 +112,7 @@ fn result_of(outcomes: &[simulate::Outcome], label: &str) -> RunResult {
         latency_us: latency.summary(),
         late: outcomes.iter().map(|o| o.late).sum(),
         histogram: latency.encode(),
-        summary: stats::summarize(&repeats),
+        summary: stats::summarize(&repeats, stats::Stop::Counted),
         series: outcomes.iter().enumerate().flat_map(numbered).collect(),
         targets: vec![TargetResult { target: label.into(), path: "host".into(), cache: None, bytes, ios }],
         repeats,

@@ -189,7 +189,7 @@ fn result_of(
         power,
         errors: Errors { verify_failed: skipped.count, examples: skipped.examples, ..Errors::default() },
         noise,
-        summary: stats::summarize(std::slice::from_ref(&repeat)),
+        summary: stats::summarize(std::slice::from_ref(&repeat), stats::Stop::Counted),
         repeats: vec![repeat],
         series: ran.points.clone(),
         interrupted: ran.interrupted,
