@@ -92,6 +92,13 @@ def test_reads_and_writes_mix_in_the_share_asked_for(tmp_path: Path) -> None:
     assert abs(result["read_bytes"] / result["bytes"] - 0.70) < 0.015
 
 
+def test_no_more_bytes_are_verified_than_were_moved(tmp_path: Path) -> None:
+    """A warm-up is checked and counts for neither; so is what comes back after the end."""
+    job = ("f", "--create", "--file-size", "4m", "--duration", 0.3, "--warmup", 0.2, "--verify")
+    result = bench(*job, cwd=tmp_path)["result"]
+    assert 0 < result["verified_bytes"] <= result["bytes"] and not result["errors"]["verify_failed"]
+
+
 def test_warm_up_is_in_the_series_and_in_no_figure(tmp_path: Path) -> None:
     job = ("nil:?size=1g", "--rate-iops", 2000, "--warmup", 1, "--duration", 1, "--interval", 100)
     result = bench(*job, cwd=tmp_path)["result"]

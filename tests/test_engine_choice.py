@@ -20,13 +20,21 @@ IO_URING_FIRST, IO_URING_LAST = 425, 427
 NO_NEW_PRIVS, SET_SECCOMP, FILTER = 38, 22, 2
 
 
-def forbid_io_uring() -> None:
+IO_URING_ENTER = 426
+
+
+def forbid_entering() -> None:
+    """A profile that knows of the setup alone: io_uring_enter ends with EPERM."""
+    forbid_io_uring(IO_URING_ENTER, IO_URING_ENTER)
+
+
+def forbid_io_uring(first: int = IO_URING_FIRST, last: int = IO_URING_LAST) -> None:
     """What Docker's and Kubernetes' profiles do: each call of io_uring ends with EPERM, from here on."""
     load, at_least, greater, give = 0x20, 0x35, 0x25, 0x06
     program = [
         (load, 0, 0, 0),
-        (at_least, 0, 2, IO_URING_FIRST),
-        (greater, 1, 0, IO_URING_LAST),
+        (at_least, 0, 2, first),
+        (greater, 1, 0, last),
         (give, 0, 0, 0x00050000 | errno.EPERM),
         (give, 0, 0, 0x7FFF0000),
     ]
@@ -67,6 +75,13 @@ def test_where_io_uring_is_forbidden_threads_write_and_read_the_same_bytes(foreb
     read = measured(forebay("bench", file, "--passes", "1", *QUICK[2:], "--verify", preexec_fn=forbid_io_uring))
     assert read["path"]["engine"] == "pread" and read["path"]["direct_bytes"] == read["result"]["bytes"]
     assert read["result"]["verified_bytes"] == 8 * MIB and not any(read["result"]["errors"].values())
+
+
+def test_where_io_uring_may_be_set_up_and_not_entered_threads_read(forebay, data):
+    read = measured(forebay("bench", data, "--passes", "1", *QUICK[2:], preexec_fn=forbid_entering))
+    assert read["path"]["engine"] == "pread" and read["result"]["bytes"] == 8 * MIB
+    refused = forebay("bench", data, "--engine", "uring", *QUICK, preexec_fn=forbid_entering)
+    assert refused.returncode == 3 and "--engine pread" in refused.stderr
 
 
 def test_where_io_uring_is_forbidden_asking_for_it_is_refused_and_doctor_knows(forebay, data):

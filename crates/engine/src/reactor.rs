@@ -536,6 +536,9 @@ fn build(options: RingOptions) -> std::io::Result<(IoUring, Vec<&'static str>)> 
                 return Err(std::io::Error::from_raw_os_error(libc::ENOSYS))
             }
             Ok(uring) => {
+                // A filter of system calls may allow the setup and not the entering: I/Os would then never begin.
+                // SAFETY: nothing was pushed, and nothing is waited for.
+                unsafe { uring.submitter().enter::<libc::sigset_t>(0, 0, 0, None) }?;
                 let iopoll = options.iopoll.then_some("iopoll");
                 return Ok((uring, [Some(*mode), iopoll].into_iter().flatten().collect()));
             }

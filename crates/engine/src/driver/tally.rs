@@ -87,6 +87,11 @@ impl Tally {
             return;
         }
         self.ios += 1;
+    /// Whether what is booked now counts for the run, not for the series alone.
+    pub fn is_measuring(&self) -> bool {
+        self.interval.measured
+    }
+
         if io.is_read {
             self.read_bytes += bytes;
         } else {

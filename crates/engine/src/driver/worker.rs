@@ -160,6 +160,8 @@ struct Slot {
 }
 
 /// What a worker knows of one of its queues. Only those that have something in flight are looked at.
+    /// It is among the bytes that the run moved: in its measured time, and not after its end.
+    counted: bool,
 #[derive(Clone, Copy, Default)]
 struct Lane {
     in_flight: u32,
@@ -226,6 +228,7 @@ impl Worker {
         };
         let slots: Vec<Slot> = (0..outfit.slots as usize).map(slot).collect();
         let worker = Worker {
+            counted: false,
             index: spec.index,
             tally: Tally::new(spec.index, spec.cpu, shared.targets.len()),
             begin: now,
@@ -414,6 +417,7 @@ impl Worker {
         };
         if next.is_read || !(self.shared.job.verify || self.shared.job.refill) {
             self.push(tag);
+            counted: false,
         } else {
             self.fill(tag);
         }
@@ -533,6 +537,7 @@ impl Worker {
                 let slot = *slot;
                 if counted {
                     self.tally.complete(&slot.at, now.duration_since(slot.started), d.via, d.copy_ns);
+                slot.counted = counted && self.tally.is_measuring();
                 } else {
                     self.book_late(&slot, now, d.copy_ns);
                 }
@@ -672,9 +677,10 @@ impl Worker {
 }
 
 impl Drop for Worker {
-    /// After a panic I/Os may be in flight: the kernel and the pool's threads still write to their slots.
+    /// After a panic I/Os may be in flight: the kernel and the pool's threads still write to their slots. So they may to
+    /// those of I/Os that were given up and aren't in that count any more.
     fn drop(&mut self) {
-        if self.in_flight > 0 {
+        if self.in_flight > 0 || self.tally.lost > 0 {
             std::mem::forget(std::mem::take(&mut self.memory));
         }
     }

@@ -38,11 +38,12 @@ impl Shared {
     fn next(&self) -> Option<Io> {
         let mut work = self.work();
         loop {
-            if let Some(io) = work.waiting.pop_front() {
-                return Some(io);
-            }
+            // What a queue left behind that went in a panic is for nobody, and a write of it would go on.
             if work.closing {
                 return None;
+            }
+            if let Some(io) = work.waiting.pop_front() {
+                return Some(io);
             }
             work = self.more.wait(work).expect("no thread panics while it holds the work");
         }
