@@ -360,6 +360,9 @@ fn merge_noise(parts: &[&RunResult], hosts: &Hosts) -> Noise {
         others_cores_busy: others.into_iter().flatten().reduce(f64::max),
         throttled: hosts.ranks.iter().filter_map(throttled).reduce(|a, b| a + b),
         series_cv_pct: most(|n| n.series_cv_pct),
+        stood_still_s: most(|n| n.stood_still_s),
+        cpu_limit_cores: parts.iter().filter_map(|p| p.noise.cpu_limit_cores).reduce(f64::min),
+        cpu_limited_pct: most(|n| n.cpu_limited_pct),
     }
 }
 

@@ -543,6 +543,15 @@ pub struct Noise {
     pub throttled: Option<u64>,
     /// Coefficient of variation of the series, in per cent.
     pub series_cv_pct: Option<f64>,
+    /// Seconds in which the process stood still: stopped by a signal, frozen, or paused with its virtual machine.
+    #[serde(default)]
+    pub stood_still_s: Option<f64>,
+    /// Cores that the control groups of the process grant it.
+    #[serde(default)]
+    pub cpu_limit_cores: Option<f64>,
+    /// Per cent of the scheduler's periods in which that limit held the process back.
+    #[serde(default)]
+    pub cpu_limited_pct: Option<f64>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -13,6 +13,8 @@ pub const SHORT_S: f64 = 5.0;
 pub const STEAL_PCT: f64 = 1.0;
 /// A larger coefficient of variation of the series, in per cent.
 pub const VARIATION_PCT: f64 = 15.0;
+/// Of the scheduler's periods, those in which a CPU limit may hold a run back before that is said.
+const LIMITED_PCT: f64 = 1.0;
 /// Of reads past the page cache, devices move what was asked and a block at each end: more came from others' I/O.
 pub const TRAFFIC_MOST: f64 = 1.2;
 /// Below this share of the rate that was asked for, an open loop fell behind.
@@ -195,8 +197,24 @@ fn of_noise(record: &RunRecord, list: &mut Vec<Warning>) {
         let text = format!("the hypervisor took {steal:.1} % of the CPU time");
         warn(list, "noisy", text, either(&[repeat, Some("a quieter machine")]));
     }
+    if let Some(seconds) = noise.stood_still_s.filter(|s| *s > 0.0) {
+        let text = format!(
+            "the process stood still for {seconds:.1} s (stopped, frozen, or its machine paused): rates and latency hold that time"
+        );
+        warn(list, "stood_still", text, "the same command again, left to run");
+    }
+    let held_back = noise.cpu_limited_pct.filter(|pct| *pct > LIMITED_PCT);
+    if let (Some(pct), Some(cores)) = (held_back, noise.cpu_limit_cores) {
+        let text = format!(
+            "the container's limit of {cores:.1} cores held this process back in {pct:.0} % of the scheduler's periods"
+        );
+        let fewer = if emulated { "" } else { ", or fewer --workers" };
+        let next = format!("start it with more (docker: --cpus, Kubernetes: resources.limits.cpu){fewer}");
+        warn(list, "cpu_limit", text, next);
+    }
     let may_pin = job.cpus.is_none() && !emulated;
-    let others = noise.others_cores_busy;
+    // Who is held back by a limit finds cores busy that wouldn't be its own anyway.
+    let others = noise.others_cores_busy.filter(|_| held_back.is_none());
     list.extend(others.and_then(|busy| of_others(busy, record.environment.cores.into(), may_pin)));
     // Steps and barriers make the rate of emulated training vary by themselves.
     if let Some(cv) = noise.series_cv_pct.filter(|c| !emulated && *c > VARIATION_PCT) {

@@ -192,6 +192,7 @@ impl Crew {
             points: watch.points,
             readings,
             interrupted: watch.interrupted && !whole,
+            stood_still_s: 0.0,
             steady_after_s: None,
             broken: None,
             kit: self.kit.clone(),

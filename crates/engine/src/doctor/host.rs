@@ -196,16 +196,23 @@ pub(super) fn cgroup_dirs(roots: &Roots, controller: &str) -> Vec<PathBuf> {
 }
 
 fn cpu_quota(roots: &Roots) -> Option<f64> {
+    cpu_limits(roots).into_iter().map(|(cores, _)| cores).reduce(f64::min)
+}
+
+/// Cores that each control group above this process grants it, and the group's folder, where it sets a limit.
+pub(crate) fn cpu_limits(roots: &Roots) -> Vec<(f64, PathBuf)> {
     let limits = cgroup_dirs(roots, "cpu").into_iter().filter_map(|dir| {
-        if let Some(limit) = line(&dir.join("cpu.max")) {
+        let cores = if let Some(limit) = line(&dir.join("cpu.max")) {
             let (quota, period) = limit.split_once(' ')?;
-            return Some(quota.parse::<f64>().ok()? / period.parse::<f64>().ok()?);
-        }
-        let quota: f64 = number(&dir.join("cpu.cfs_quota_us"))?;
-        let period: f64 = number(&dir.join("cpu.cfs_period_us"))?;
-        Some(quota / period)
+            quota.parse::<f64>().ok()? / period.parse::<f64>().ok()?
+        } else {
+            let quota: f64 = number(&dir.join("cpu.cfs_quota_us"))?;
+            let period: f64 = number(&dir.join("cpu.cfs_period_us"))?;
+            quota / period
+        };
+        Some((cores, dir))
     });
-    limits.filter(|cores| cores.is_finite() && *cores > 0.0).reduce(f64::min)
+    limits.filter(|(cores, _)| cores.is_finite() && *cores > 0.0).collect()
 }
 
 pub fn checks(host: &Host) -> Vec<Check> {

@@ -35,6 +35,7 @@ mod ublk;
 mod uring;
 mod verdict;
 
+pub(crate) use host::cpu_limits;
 pub(crate) use probe::within;
 pub use report::{Area, Check, Report, State, SCHEMA};
 pub use roots::Roots;

@@ -4,8 +4,9 @@
 use super::measure::{Meters, Readings};
 use super::series::{Detail, Series};
 use super::share;
-use super::tally::Tally;
-use super::worker::{work, Kit, Report, Shared, WorkerSpec};
+use super::silence::Silence;
+use super::tally::{Snapshot, Tally};
+use super::worker::{work, Kit, Report, Shared, WorkerSpec, STANDSTILL};
 use super::{Observer, Phase, Progress};
 use crate::clock;
 use crate::path::Destination;
@@ -39,6 +40,8 @@ pub struct Ran {
     pub readings: Readings,
     pub interrupted: bool,
     pub steady_after_s: Option<f64>,
+    /// Seconds in which the process stood still.
+    pub stood_still_s: f64,
     /// Why a worker ended before its time.
     pub broken: Option<Error>,
     /// Of all workers: the least pages, all slots, all queues.
@@ -223,15 +226,19 @@ impl Fleet {
         self.open_gate(Some(watch.begin));
         while watch.told() < self.threads.len() {
             watch.keep_time();
-            match self.reports.recv_timeout(watch.patience()) {
-                Ok(Report::Snapshot(s)) => watch.series.add(*s),
-                Ok(Report::Ended) => watch.one_ended(),
-                Ok(Report::Finished(t)) => watch.tallies.push(*t),
+            let (asked, patience) = (clock::now(), watch.patience());
+            let report = self.reports.recv_timeout(patience);
+            watch.note_standstill(asked.elapsed().saturating_sub(patience));
+            match report {
+                Ok(Report::Snapshot(s)) => watch.hear(*s),
+                Ok(Report::Ended(worker)) => watch.one_ended(worker),
+                Ok(Report::Finished(t)) => watch.finish(*t),
                 Ok(Report::Failed(e)) => watch.broken.push(e),
                 Ok(Report::Ready(_)) | Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
             }
             watch.look(observer);
+            watch.write_off_the_silent();
         }
         watch.close(self.kit.clone())
     }
@@ -278,6 +285,8 @@ struct Watch {
     steady: Option<Steady>,
     steady_after_s: Option<f64>,
     interrupted: bool,
+    stood_still: Duration,
+    silence: Silence,
     asked_at: Instant,
     /// What the observer was told last, until it was told that the time is over.
     told_last: Option<Progress>,
@@ -302,6 +311,8 @@ impl Watch {
             steady: shared.job.until_steady.then(|| Steady::new(SteadySpec::default())),
             steady_after_s: None,
             interrupted: false,
+            stood_still: Duration::ZERO,
+            silence: Silence::new(&shared.job),
             asked_at: begin,
             told_last: None,
         }
@@ -314,6 +325,7 @@ impl Watch {
         self.begin = clock::now();
         self.metered_from = Some(Duration::ZERO);
         self.asked_at = self.begin;
+        self.silence.begin(self.begin);
     }
 
     fn until(&self) -> Duration {
@@ -365,7 +377,38 @@ impl Watch {
         }
     }
 
-    fn one_ended(&mut self) {
+    /// How much later this thread woke than it asked to.
+    fn note_standstill(&mut self, late: Duration) {
+        if late > STANDSTILL {
+            self.stood_still += late;
+            self.silence.forgive(late);
+        }
+    }
+
+    fn hear(&mut self, snapshot: Snapshot) {
+        self.silence.hear(&snapshot, clock::now());
+        self.series.add(snapshot);
+    }
+
+    /// One that was written off has been counted, and may come back all the same.
+    fn finish(&mut self, tally: Tally) {
+        if self.tallies.iter().all(|told| told.worker != tally.worker) {
+            self.tallies.push(tally);
+        }
+    }
+
+    /// A worker that does its I/Os itself may be held in one for good: the others' figures, and its own so far, are
+    /// kept without it.
+    fn write_off_the_silent(&mut self) {
+        for tally in self.silence.overdue(clock::now(), self.interrupted) {
+            self.shared.stop.store(true, Ordering::Relaxed);
+            self.one_ended(tally.worker);
+            self.finish(tally);
+        }
+    }
+
+    fn one_ended(&mut self, worker: u32) {
+        self.silence.ended(worker);
         self.ended += 1;
         if self.ended == self.shared.job.workers {
             self.stop_meters();
@@ -427,6 +470,7 @@ impl Watch {
             readings,
             interrupted: self.interrupted,
             steady_after_s: self.steady_after_s,
+            stood_still_s: self.stood_still.as_secs_f64(),
             broken: self.broken.into_iter().next(),
             kit,
         }

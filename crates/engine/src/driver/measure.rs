@@ -39,7 +39,10 @@ impl Readings {
             signed(own.1, run.1),
             length.as_secs_f64()
         );
-        Readings { astray: Some(astray), missing: self.missing, ..Readings::default() }
+        // Which limit held the process back isn't a quantity of that time, and may be why its threads were late.
+        let Noise { cpu_limit_cores, cpu_limited_pct, .. } = self.noise;
+        let noise = Noise { cpu_limit_cores, cpu_limited_pct, ..Noise::default() };
+        Readings { noise, astray: Some(astray), missing: self.missing, ..Readings::default() }
     }
 }
 
@@ -138,7 +141,13 @@ mod tests {
     fn what_covers_another_time_than_the_run_says_nothing_and_why() {
         let cpu =
             cpu::CpuReading { wall_s: 1.0, process: cpu::Times::default(), machine: Err("no /proc".into()) };
-        let readings = || Readings { cpu: Some(cpu.clone()), device_bytes: Some(7), ..Readings::default() };
+        let noise = Noise { cpu_limited_pct: Some(30.0), steal_pct: Some(1.0), ..Noise::default() };
+        let readings = || Readings {
+            cpu: Some(cpu.clone()),
+            noise: noise.clone(),
+            device_bytes: Some(7),
+            ..Readings::default()
+        };
         let over = |from_ms, to_ms| (Duration::from_millis(from_ms), Duration::from_millis(to_ms));
         let run = over(1_000, 11_000);
         for kept in [over(1_000, 11_000), over(1_100, 11_099), over(1_000, 10_801)] {
@@ -149,6 +158,7 @@ mod tests {
             let told = readings().of_time(left_out, run);
             assert_eq!((told.cpu, told.device_bytes), (None, None), "{left_out:?}");
             assert!(told.astray.unwrap().contains("10.000 s"));
+            assert_eq!((told.noise.cpu_limited_pct, told.noise.steal_pct), (Some(30.0), None));
         }
         assert!(readings().of_time(over(500, 600), over(1_000, 400)).cpu.is_some());
     }

@@ -19,6 +19,7 @@ pub(crate) mod record;
 mod series;
 mod settle;
 mod share;
+mod silence;
 pub(crate) mod tally;
 pub(crate) mod threads;
 pub(crate) mod verify;

@@ -12,7 +12,7 @@ use crate::meter::{cpu, noise};
 use crate::path::gds::Session;
 use crate::path::Destination;
 use crate::source::Target;
-use forebay_model::job::{Cache, JobSpec, PathKind};
+use forebay_model::job::{Cache, Engine, JobSpec, PathKind};
 use forebay_model::record::*;
 pub use forebay_model::units::BYTES_PER_GIB as GIB;
 use forebay_model::{stats, Latency};
@@ -181,7 +181,11 @@ fn repeat_of(ran: &Ran, cores: u32) -> Repeat {
         latency_us: merged(ran.tallies.iter().map(|t| &t.latency)).summary(),
         cpu: cpu.unwrap_or_default(),
         power: with_joules(&ran.readings.power, bytes, ran.seconds),
-        noise: Noise { series_cv_pct: variation(&ran.points), ..ran.readings.noise.clone() },
+        noise: Noise {
+            series_cv_pct: variation(&ran.points),
+            stood_still_s: Some(ran.stood_still_s),
+            ..ran.readings.noise.clone()
+        },
     }
 }
 
@@ -246,6 +250,9 @@ fn mean_noise(repeats: &[Repeat], series: &[Point]) -> Noise {
         others_cores_busy: mean(|n| n.others_cores_busy),
         throttled: repeats.iter().filter_map(|r| r.noise.throttled).reduce(|a, b| a + b),
         series_cv_pct: variation(series),
+        stood_still_s: repeats.iter().filter_map(|r| r.noise.stood_still_s).reduce(|a, b| a + b),
+        cpu_limit_cores: repeats.iter().filter_map(|r| r.noise.cpu_limit_cores).reduce(f64::min),
+        cpu_limited_pct: mean(|n| n.cpu_limited_pct),
     }
 }
 
@@ -443,11 +450,13 @@ fn reason(context: &Context, runs: &[Ran]) -> Option<String> {
         reasons.extend(staged_reason(&registry.report(), staged_bytes, all));
     }
     let depth = effective_depth(context.job, context.targets.iter(), context.destination.feeds_gpu());
+    // Who asks for an engine that reads by itself gets it for data on a device, too.
+    let why = if context.job.engine == Engine::Auto { "the data is in memory and" } else { "each I/O is" };
     match depth {
         _ if depth == context.job.depth => {}
-        1 => reasons.push("the data is in memory and read inline: one I/O in flight per worker".into()),
+        1 => reasons.push(format!("{why} read inline: one I/O in flight per worker")),
         n => reasons.push(format!(
-            "the data is in memory and read inline: {n} slots per worker, so that they stay in the processor's cache"
+            "{why} read inline: {n} slots per worker, so that they stay in the processor's cache"
         )),
     }
     (!reasons.is_empty()).then(|| reasons.join("; "))
@@ -511,6 +520,8 @@ fn note_missing(context: &Context, runs: &[Ran], result: &RunResult, missing: &m
             ("result.noise.steal_pct", noise.steal_pct.is_none()),
             ("result.noise.others_cores_busy", noise.others_cores_busy.is_none()),
             ("result.noise.throttled", noise.throttled.is_none()),
+            ("result.noise.cpu_limit_cores", noise.cpu_limit_cores.is_none()),
+            ("result.noise.cpu_limited_pct", noise.cpu_limited_pct.is_none()),
         ] {
             note(field, absent, why);
         }

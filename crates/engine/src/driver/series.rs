@@ -169,6 +169,7 @@ mod tests {
 
     fn snapshot(index: u64, at: Duration) -> Snapshot {
         Snapshot {
+            so_far: Default::default(),
             worker: 0,
             index,
             at,

@@ -48,6 +48,16 @@ struct Interval {
     measured: bool,
 }
 
+/// Counts of a worker's measured time.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SoFar {
+    pub ios: u64,
+    pub read_bytes: u64,
+    pub write_bytes: u64,
+    pub travelled: Travelled,
+    pub verified_bytes: u64,
+}
+
 /// One interval of one worker.
 #[derive(Debug)]
 pub struct Snapshot {
@@ -58,6 +68,8 @@ pub struct Snapshot {
     pub at: Duration,
     pub bytes: u64,
     pub ios: u64,
+    /// What is booked by then, without its latencies.
+    pub so_far: SoFar,
     pub mean_ns: f64,
     pub measured: bool,
     pub latency: Option<Latency>,
@@ -75,6 +87,11 @@ impl Tally {
         self.interval.measured = measured;
     }
 
+    /// Whether what is booked now counts for the run, not for the series alone.
+    pub fn is_measuring(&self) -> bool {
+        self.interval.measured
+    }
+
     /// Books an I/O: in the warm-up only into the series.
     #[inline]
     pub fn complete(&mut self, io: &Next, took: Duration, via: Via, copy_ns: u32) {
@@ -87,11 +104,6 @@ impl Tally {
             return;
         }
         self.ios += 1;
-    /// Whether what is booked now counts for the run, not for the series alone.
-    pub fn is_measuring(&self) -> bool {
-        self.interval.measured
-    }
-
         if io.is_read {
             self.read_bytes += bytes;
         } else {
@@ -140,6 +152,13 @@ impl Tally {
             at,
             bytes: interval.bytes,
             ios: interval.ios,
+            so_far: SoFar {
+                ios: self.ios,
+                read_bytes: self.read_bytes,
+                write_bytes: self.write_bytes,
+                travelled: self.travelled,
+                verified_bytes: self.verified_bytes,
+            },
             mean_ns: interval.latency.mean_ns(),
             measured: interval.measured,
             latency: with_histogram.then(|| interval.latency.clone()),

@@ -34,6 +34,9 @@ const BATCH_PATIENCE: Duration = Duration::from_micros(30);
 const GRACE: Duration = Duration::from_secs(2);
 /// How often time-outs and a stop are looked for while nothing completes, however long the interval.
 const LOOK: Duration = Duration::from_millis(250);
+/// A look that comes this much later than it was due shows that the process stood still: stopped, frozen, or paused
+/// with its virtual machine. No machine that merely is busy keeps a thread waiting for so long.
+pub const STANDSTILL: Duration = Duration::from_secs(1);
 
 /// What all workers of a run share.
 pub struct Shared {
@@ -82,8 +85,8 @@ pub struct Kit {
 pub enum Report {
     Ready(Kit),
     Snapshot(Box<Snapshot>),
-    /// Its last I/O is booked. Letting go of its memory takes a while that is no part of the run.
-    Ended,
+    /// The worker's last I/O is booked. Letting go of its memory takes a while that is no part of the run.
+    Ended(u32),
     Finished(Box<Tally>),
     Failed(Error),
 }
@@ -157,11 +160,11 @@ struct Slot {
     flush: bool,
     /// Its content is being made or checked: no queue has it.
     chore: bool,
+    /// It is among the bytes that the run moved: in its measured time, and not after its end.
+    counted: bool,
 }
 
 /// What a worker knows of one of its queues. Only those that have something in flight are looked at.
-    /// It is among the bytes that the run moved: in its measured time, and not after its end.
-    counted: bool,
 #[derive(Clone, Copy, Default)]
 struct Lane {
     in_flight: u32,
@@ -225,10 +228,10 @@ impl Worker {
             abandoned: false,
             flush: false,
             chore: false,
+            counted: false,
         };
         let slots: Vec<Slot> = (0..outfit.slots as usize).map(slot).collect();
         let worker = Worker {
-            counted: false,
             index: spec.index,
             tally: Tally::new(spec.index, spec.cpu, shared.targets.len()),
             begin: now,
@@ -269,6 +272,7 @@ impl Worker {
                 begin + Duration::from_nanos((share * pace.ns_after(self.shared.job.io_bytes)) as u64);
         }
         self.next_tick = begin + self.first_tick();
+        self.next_look = begin;
         self.tally.measures(self.shared.from_ns.load(Ordering::Relaxed) == 0);
         loop {
             let now = clock::now();
@@ -277,8 +281,7 @@ impl Worker {
                 self.tick(now);
             }
             if now >= self.next_look {
-                self.next_look = now + LOOK.min(self.shared.interval);
-                self.abandon_overdue(now);
+                self.look(now);
             }
             self.start_ios(now);
             self.collect();
@@ -302,7 +305,7 @@ impl Worker {
         self.book_what_never_came(now);
         self.tally.ended = now.duration_since(self.begin);
         self.snapshot(now);
-        let _ = self.reports.send(Report::Ended);
+        let _ = self.reports.send(Report::Ended(self.index));
     }
 
     fn until(&self) -> Instant {
@@ -414,10 +417,10 @@ impl Worker {
             abandoned: false,
             flush: false,
             chore: false,
+            counted: false,
         };
         if next.is_read || !(self.shared.job.verify || self.shared.job.refill) {
             self.push(tag);
-            counted: false,
         } else {
             self.fill(tag);
         }
@@ -534,10 +537,10 @@ impl Worker {
         match d.result {
             Ok(_) if slot.flush => self.release(tag),
             Ok(moved) if moved == left => {
+                slot.counted = counted && self.tally.is_measuring();
                 let slot = *slot;
                 if counted {
                     self.tally.complete(&slot.at, now.duration_since(slot.started), d.via, d.copy_ns);
-                slot.counted = counted && self.tally.is_measuring();
                 } else {
                     self.book_late(&slot, now, d.copy_ns);
                 }
@@ -624,10 +627,38 @@ impl Worker {
         let _ = self.reports.send(Report::Snapshot(Box::new(snapshot)));
     }
 
+    /// What is done by now is collected before anything is called overdue: while this thread didn't run, nobody looked.
+    fn look(&mut self, now: Instant) {
+        let late = now.saturating_duration_since(self.next_look);
+        self.next_look = now + LOOK.min(self.shared.interval);
+        let timeout = self.timeout();
+        if late > STANDSTILL {
+            self.forgive(late);
+        }
+        if self.slots.iter().any(|slot| slot.busy && now.saturating_duration_since(slot.issued) > timeout) {
+            self.reactor.flush();
+            self.collect();
+            self.settle();
+            self.settle_chores();
+        }
+        self.abandon_overdue(now);
+    }
+
+    /// Whoever was to do the I/Os may have stood still, too: none has used up that part of its time.
+    fn forgive(&mut self, stood_still: Duration) {
+        for slot in self.slots.iter_mut().filter(|slot| slot.busy) {
+            slot.issued += stood_still;
+        }
+    }
+
+    fn timeout(&self) -> Duration {
+        Duration::from_secs_f64(self.shared.job.timeout_s)
+    }
+
     /// Names I/Os that took longer than the time-out and asks for their slots back; one that isn't given
     /// back either is left to the kernel, memory and all.
     fn abandon_overdue(&mut self, now: Instant) {
-        let timeout = Duration::from_secs_f64(self.shared.job.timeout_s);
+        let timeout = self.timeout();
         for tag in 0..self.slots.len() as u32 {
             let slot = self.slots[tag as usize];
             let age = now.saturating_duration_since(slot.issued);

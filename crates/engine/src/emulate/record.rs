@@ -214,6 +214,7 @@ fn note(missing: &mut BTreeMap<String, String>, cpu: &Cpu, noise: &Noise, power:
         noise.series_cv_pct.is_none(),
         "the run was shorter than two intervals",
     );
+    note("result.noise.stood_still_s", noise.stood_still_s.is_none(), "not looked for in an emulated run");
     note("result.power", power.is_empty(), "no power meter answered");
     note("result.copy_latency_us", true, "the path has no second stage");
     note("result.foretold", true, "no modelled drive took part");

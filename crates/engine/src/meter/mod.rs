@@ -11,6 +11,7 @@ use std::time::Duration;
 pub mod cache;
 pub mod cpu;
 pub mod disk;
+pub mod limit;
 pub mod noise;
 pub mod power;
 

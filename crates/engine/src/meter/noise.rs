@@ -1,6 +1,7 @@
 //! The noise guard: what else happened on the machine while we measured.
 
 use super::cpu::{Clock, CpuReading};
+use super::limit::{Held, Limit};
 use super::{Missing, Reason};
 use forebay_model::record::Noise;
 use std::collections::BTreeMap;
@@ -15,11 +16,12 @@ const CPUS: &str = "/sys/devices/system/cpu";
 pub struct Guard {
     clock: Clock,
     throttles: Result<u64, Reason>,
+    limit: Result<Limit, Reason>,
 }
 
 impl Guard {
     pub fn start() -> Guard {
-        Guard { clock: Clock::start(), throttles: throttle_counters().read() }
+        Guard { clock: Clock::start(), throttles: throttle_counters().read(), limit: Limit::find() }
     }
 
     /// The noise since `start`. The series' variation is the driver's to fill in.
@@ -33,11 +35,15 @@ impl Guard {
             .throttles
             .clone()
             .and_then(|earlier| throttle_counters().read().map(|now| now.saturating_sub(earlier)));
-        judged(reading, throttled)
+        judged(reading, throttled, self.limit.as_ref().map(Limit::held).map_err(Clone::clone))
     }
 }
 
-fn judged(reading: &CpuReading, throttled: Result<u64, Reason>) -> (Noise, Missing) {
+fn judged(
+    reading: &CpuReading,
+    throttled: Result<u64, Reason>,
+    limit: Result<Held, Reason>,
+) -> (Noise, Missing) {
     let mut missing = Missing::new();
     let mut noise = Noise::default();
     match &reading.machine {
@@ -54,6 +60,19 @@ fn judged(reading: &CpuReading, throttled: Result<u64, Reason>) -> (Noise, Missi
     match throttled {
         Ok(events) => noise.throttled = Some(events),
         Err(reason) => missing.push(("throttled", reason)),
+    }
+    match limit {
+        Ok(held) => {
+            noise.cpu_limit_cores = Some(held.cores);
+            match held.periods_pct {
+                Ok(pct) => noise.cpu_limited_pct = Some(pct),
+                Err(reason) => missing.push(("cpu_limited_pct", reason)),
+            }
+        }
+        Err(reason) => {
+            missing.push(("cpu_limit_cores", reason.clone()));
+            missing.push(("cpu_limited_pct", reason));
+        }
     }
     (noise, missing)
 }
@@ -133,7 +152,9 @@ mod tests {
             Machine { user_s: 5.0, softirq_s: 1.0, idle_s: 12.0, steal_s: 2.0, ..Machine::default() };
         let process = Times { user_s: 1.0, system_s: 1.0 };
         let reading = CpuReading { wall_s: 10.0, process, machine: Ok(machine) };
-        let (noise, missing) = judged(&reading, Ok(3));
+        let held = Held { cores: 1.5, periods_pct: Ok(40.0) };
+        let (noise, missing) = judged(&reading, Ok(3), Ok(held));
+        assert_eq!((noise.cpu_limit_cores, noise.cpu_limited_pct), (Some(1.5), Some(40.0)));
         assert_eq!(noise.steal_pct, Some(10.0));
         assert_eq!(noise.others_cores_busy, Some(0.4));
         assert_eq!(noise.throttled, Some(3));
@@ -143,10 +164,13 @@ mod tests {
     #[test]
     fn a_blind_guard_says_why() {
         let reading = CpuReading { wall_s: 1.0, process: Times::default(), machine: Err("sandbox".into()) };
-        let (noise, missing) = judged(&reading, Err("no counters".into()));
+        let (noise, missing) = judged(&reading, Err("no counters".into()), Err("no limit".into()));
         assert_eq!(noise, Noise::default());
         let fields: Vec<_> = missing.iter().map(|(field, _)| *field).collect();
-        assert_eq!(fields, ["steal_pct", "others_cores_busy", "throttled"]);
+        assert_eq!(
+            fields,
+            ["steal_pct", "others_cores_busy", "throttled", "cpu_limit_cores", "cpu_limited_pct"]
+        );
     }
 
     #[test]

@@ -15,6 +15,9 @@ fn quiet() -> RunRecord {
         others_cores_busy: Some(OTHERS_CORES),
         throttled: Some(0),
         series_cv_pct: Some(VARIATION_PCT),
+        stood_still_s: Some(0.0),
+        cpu_limit_cores: Some(2.0),
+        cpu_limited_pct: Some(LIMITED_PCT),
     };
     record
 }
@@ -152,4 +155,17 @@ fn emulated_training_is_judged_by_its_own_figures() {
     record.result.noise.series_cv_pct = Some(90.0);
     record.training = Some(training);
     assert_eq!(ids(&record), ["client_limited", "skipped", "few_files"]);
+}
+
+#[test]
+fn time_that_was_not_the_devices_is_told_and_a_limit_isnt_taken_for_others() {
+    let mut record = quiet();
+    record.result.noise.stood_still_s = Some(1.5);
+    assert_eq!(ids(&record), ["stood_still"]);
+    let mut record = quiet();
+    record.result.noise.others_cores_busy = Some(1.0);
+    assert_eq!(ids(&record), ["noisy"]);
+    record.result.noise.cpu_limited_pct = Some(40.0);
+    assert_eq!(ids(&record), ["cpu_limit"]);
+    assert!(next(&record, "limit of 2.0 cores").contains("--workers"));
 }

@@ -3,7 +3,9 @@
 use super::*;
 use crate::driver::share;
 use crate::queue::{Geometry, Via};
+use crate::source::file::{FileAccess, FileBacking, FileTarget};
 use crate::source::NilBacking;
+use forebay_model::job::Engine;
 use std::sync::mpsc::{channel, Receiver};
 
 /// Keeps what it is given until it is told to let go; counts flushes.
@@ -46,7 +48,14 @@ fn done_well(io: &Io) -> Done {
 
 fn worker_over(job: JobSpec, targets: usize, keep: bool) -> (Worker, Vec<Arc<AtomicU64>>, Receiver<Report>) {
     let target = |n: usize| Target::new(format!("nil {n}"), 1 << 20, NilBacking);
-    let targets: Vec<Target> = (0..targets).map(target).collect();
+    worker_of(job, (0..targets).map(target).collect(), keep)
+}
+
+fn worker_of(
+    job: JobSpec,
+    targets: Vec<Target>,
+    keep: bool,
+) -> (Worker, Vec<Arc<AtomicU64>>, Receiver<Report>) {
     let spec = share::out(&job, &targets, &Destination::default()).unwrap().remove(0);
     let shared = Arc::new(Shared {
         content_seeds: vec![0; targets.len()],
@@ -123,6 +132,62 @@ fn an_io_that_started_late_has_not_timed_out() {
     worker.start_ios(now);
     worker.abandon_overdue(now + Duration::from_secs(1));
     assert_eq!((worker.in_flight, worker.tally.errors.timed_out), (2, 0));
+}
+
+#[test]
+fn what_is_done_already_is_collected_before_it_could_be_called_overdue() {
+    let (mut worker, ..) = worker_over(JobSpec { timeout_s: 4.0, ..job() }, 1, false);
+    let now = clock::now();
+    worker.tally.measures(true);
+    worker.start_ios(now);
+    let late = now + Duration::from_secs(100);
+    worker.next_look = late;
+    worker.look(late);
+    assert_eq!((worker.in_flight, worker.tally.ios, worker.tally.errors.timed_out), (0, 2, 0));
+}
+
+#[test]
+fn time_in_which_the_process_stood_still_is_nobodys_time_out() {
+    let (mut worker, ..) = worker_over(JobSpec { timeout_s: 4.0, ..job() }, 1, true);
+    let now = clock::now();
+    worker.start_ios(now);
+    worker.next_look = now + LOOK;
+    let after = |s| now + Duration::from_secs(s);
+    worker.look(after(100));
+    assert_eq!((worker.in_flight, worker.tally.errors.timed_out), (2, 0));
+    worker.look(after(101));
+    assert_eq!(worker.tally.errors.timed_out, 0, "what was left of their time is still theirs");
+    worker.next_look = after(105);
+    worker.look(after(105));
+    assert_eq!(worker.tally.errors.timed_out, 2);
+}
+
+/// The kernel may still write there, whether the I/O counts as in flight or was given up.
+#[test]
+fn memory_of_an_io_that_was_given_up_stays_mapped_after_a_panic() {
+    let mapped = |at: *mut u8| {
+        let page = (at as usize & !4095) as *mut libc::c_void;
+        // SAFETY: mincore writes one byte on the stack for one page, and says ENOMEM where nothing is mapped.
+        unsafe { libc::mincore(page, 4096, &mut 0u8) == 0 }
+    };
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(1 << 20).unwrap();
+    let target = FileTarget::open(file.path(), FileAccess { write: false, direct: false }).unwrap();
+    let target = Target::new("file", 1 << 20, FileBacking { target, engine: Engine::Pread });
+    let (mut worker, ..) = worker_of(job(), vec![target], true);
+    let now = clock::now();
+    worker.start_ios(now);
+    let timeout = worker.timeout();
+    worker.abandon_overdue(now + timeout + Duration::from_secs(1));
+    worker.abandon_overdue(now + timeout + GRACE + Duration::from_secs(1));
+    assert_eq!((worker.in_flight, worker.tally.lost), (0, 2));
+    let at = worker.slots[0].mem.host_ptr();
+    assert!(mapped(at));
+    let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
+        let _worker = worker;
+        std::panic::resume_unwind(Box::new("on purpose"));
+    }));
+    assert!(unwound.is_err() && mapped(at));
 }
 
 #[test]

@@ -1,0 +1,150 @@
+//! Workers that say nothing any more. Where an engine reads in the worker itself (`inline`, `map`), or the kernel holds
+//! on to a submission, a device that never answers holds the thread: no time-out of its own can end that. The driver
+//! then goes on without it, with what its snapshots told.
+
+use super::tally::{Snapshot, Tally};
+use crate::clock;
+use forebay_model::job::JobSpec;
+use std::time::{Duration, Instant};
+
+/// Beyond the time-out: a look of the worker's, and the grace of what it abandons.
+const MARGIN: Duration = Duration::from_secs(3);
+/// Who interrupts a run doesn't wait for the whole time-out.
+const INTERRUPTED: Duration = Duration::from_secs(5);
+
+pub struct Silence {
+    timeout_s: f64,
+    interval: Duration,
+    workers: Vec<Worker>,
+}
+
+/// What was heard of one worker.
+struct Worker {
+    heard: Instant,
+    ended: bool,
+    /// Of its measured time, by its snapshots.
+    told: Tally,
+}
+
+impl Silence {
+    pub fn new(job: &JobSpec) -> Silence {
+        let heard = clock::now();
+        let worker = |index| Worker { heard, ended: false, told: Tally::new(index, None, 0) };
+        Silence {
+            timeout_s: job.timeout_s,
+            interval: Duration::from_millis(u64::from(job.interval_ms)),
+            workers: (0..job.workers).map(worker).collect(),
+        }
+    }
+
+    /// The workers begin now.
+    pub fn begin(&mut self, now: Instant) {
+        self.workers.iter_mut().for_each(|worker| worker.heard = now);
+    }
+
+    pub fn hear(&mut self, snapshot: &Snapshot, now: Instant) {
+        let Some(worker) = self.workers.get_mut(snapshot.worker as usize) else { return };
+        worker.heard = now;
+        if !snapshot.measured {
+            return;
+        }
+        let told = &mut worker.told;
+        let so_far = snapshot.so_far;
+        (told.ios, told.read_bytes, told.write_bytes) = (so_far.ios, so_far.read_bytes, so_far.write_bytes);
+        (told.travelled, told.verified_bytes) = (so_far.travelled, so_far.verified_bytes);
+        told.targets.resize(snapshot.targets.len(), (0, 0));
+        for (target, bytes) in told.targets.iter_mut().zip(&snapshot.targets) {
+            target.0 += bytes;
+        }
+        if let Some(latency) = &snapshot.latency {
+            told.latency.merge(latency);
+        }
+        told.ended = snapshot.at;
+    }
+
+    pub fn ended(&mut self, worker: u32) {
+        if let Some(worker) = self.workers.get_mut(worker as usize) {
+            worker.ended = true;
+        }
+    }
+
+    /// The whole process stood still: nobody was silent meanwhile.
+    pub fn forgive(&mut self, stood_still: Duration) {
+        self.workers.iter_mut().for_each(|worker| worker.heard += stood_still);
+    }
+
+    /// The workers that have been silent for too long, each once, with what they told.
+    pub fn overdue(&mut self, now: Instant, interrupted: bool) -> Vec<Tally> {
+        let timeout = Duration::from_secs_f64(self.timeout_s);
+        let patience = if interrupted { timeout.min(INTERRUPTED) } else { timeout } + self.interval + MARGIN;
+        let mut given_up = Vec::new();
+        for worker in self.workers.iter_mut().filter(|worker| !worker.ended) {
+            let silent = now.saturating_duration_since(worker.heard);
+            if silent <= patience {
+                continue;
+            }
+            worker.ended = true;
+            let mut tally = std::mem::take(&mut worker.told);
+            tally.lost = 1;
+            tally.errors.timed_out = 1;
+            tally.leave_unfinished(silent, 1);
+            tally.example(format!(
+                "worker {} said nothing for {:.1} s (--timeout {} s): the system holds it in a call that can't be \
+                 taken back; what it did since its last snapshot isn't counted",
+                tally.worker,
+                silent.as_secs_f64(),
+                self.timeout_s
+            ));
+            given_up.push(tally);
+        }
+        given_up
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job() -> JobSpec {
+        JobSpec { workers: 2, timeout_s: 10.0, interval_ms: 1000, ..JobSpec::default() }
+    }
+
+    fn snapshot(worker: u32, ios: u64) -> Snapshot {
+        let mut tally = Tally::new(worker, None, 1);
+        let io = forebay_model::pattern::Next { target: 0, offset: 0, len: 512, is_read: true, pass: 0 };
+        tally.measures(true);
+        for _ in 0..ios {
+            tally.complete(&io, Duration::from_millis(2), crate::queue::Via::Direct, 0);
+        }
+        tally.snapshot(Duration::from_secs(1), true, true)
+    }
+
+    #[test]
+    fn a_silent_worker_is_written_off_once_with_what_it_told() {
+        let (mut silence, begin) = (Silence::new(&job()), clock::now());
+        silence.begin(begin);
+        let after = |s| begin + Duration::from_secs(s);
+        silence.hear(&snapshot(0, 3), after(1));
+        silence.hear(&snapshot(1, 5), after(1));
+        silence.hear(&snapshot(1, 4), after(14));
+        assert!(silence.overdue(after(14), false).is_empty());
+        let [lost] = &silence.overdue(after(16), false)[..] else { panic!("worker 0 alone") };
+        assert_eq!((lost.worker, lost.ios, lost.read_bytes, lost.write_bytes), (0, 3, 3 * 512, 0));
+        assert_eq!((lost.lost, lost.errors.timed_out, lost.unfinished, lost.latency.count()), (1, 1, 1, 4));
+        assert_eq!((lost.targets[0].0, lost.unfinished_oldest), (3 * 512, Duration::from_secs(15)));
+        assert!(silence.overdue(after(17), false).is_empty(), "it is given up once");
+        silence.ended(1);
+        assert!(silence.overdue(after(1000), false).is_empty(), "who ended may be silent");
+    }
+
+    #[test]
+    fn an_interrupt_shortens_the_wait_and_a_standstill_is_nobodys_silence() {
+        let (mut silence, begin) = (Silence::new(&JobSpec { timeout_s: 600.0, ..job() }), clock::now());
+        silence.begin(begin);
+        silence.forgive(Duration::from_secs(100));
+        let after = |s| begin + Duration::from_secs(s);
+        assert!(silence.overdue(after(105), true).is_empty());
+        assert!(silence.overdue(after(600), false).is_empty());
+        assert_eq!(silence.overdue(after(110), true).len(), 2);
+    }
+}

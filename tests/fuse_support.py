@@ -1,0 +1,281 @@
+"""A device that isn't ours: one file served over /dev/fuse, by the kernel's protocol and nothing else, that answers each
+read and write as a schedule says (late, never, with an error, with less than was asked) and keeps a trace of its own.
+
+The trace knows nothing of Forebay: it has what the kernel asked for and when each answer was given. What a run reports is
+held against it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import heapq
+import itertools
+import os
+import random
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DEVICE = "/dev/fuse"
+REQUEST_BYTES = 1 << 20
+# Opcodes of linux/fuse.h.
+FORGET, GETATTR, SETATTR, OPEN, READ, WRITE, STATFS, RELEASE, FSYNC = 2, 3, 4, 14, 15, 16, 17, 18, 20
+FLUSH, INIT, INTERRUPT, DESTROY, BATCH_FORGET = 25, 26, 36, 38, 42
+ASYNC_READ, BIG_WRITES, ASYNC_DIO, MAX_PAGES = 1, 1 << 5, 1 << 15, 1 << 22
+PAGES_MAX = 32
+# A short answer is then the caller's to deal with; else the kernel asks for the rest, by its page cache.
+FOPEN_DIRECT_IO = 1
+MNT_DETACH = 2
+# What hangs is answered after so long, whatever becomes of the test.
+HANGS_S = 60.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What becomes of one I/O. `hangs`: it isn't answered before the device is told to let go.
+
+    Nor could whoever asked be ended before: a process that the kernel holds in an I/O stays until that is over.
+    """
+
+    delay_s: float = 0.0
+    error: int = 0
+    short: int | None = None
+    hangs: bool = False
+
+
+@dataclass
+class Traced:
+    """One I/O as the kernel asked for it. Times are of the monotonic clock, in ns; `done_ns` 0: never answered."""
+
+    write: bool
+    offset: int
+    size: int
+    came_ns: int
+    answer: Answer
+    done_ns: int = 0
+    moved: int = 0
+    error: int = 0
+
+    @property
+    def took_ns(self) -> int:
+        return self.done_ns - self.came_ns
+
+
+Schedule = Callable[[int, int, int], Answer]
+
+
+@dataclass
+class Device:
+    """The file, its content and its trace."""
+
+    path: Path
+    content: bytearray
+    schedule: Schedule = lambda nth, offset, size: Answer()
+    trace: list[Traced] = field(default_factory=list)
+    # The page cache takes part for whoever opens it from now on.
+    cached: bool = False
+
+    def __post_init__(self) -> None:
+        self._fd = -1
+        self._lock = threading.Condition()
+        self._due: list[tuple[float, int, int, Traced]] = []
+        self._hanging: dict[int, Traced] = {}
+        self._count = itertools.count()
+        self._over = False
+        self._threads: list[threading.Thread] = []
+
+    def begin(self, schedule: Schedule, cached: bool = False) -> None:
+        """From here on I/Os are answered so, numbered from 0, and traced anew."""
+        self.let_go()
+        with self._lock:
+            self.cached = cached
+            self.schedule, self.trace, self._count = schedule, [], itertools.count()
+
+    def let_go(self) -> None:
+        """Answers what hangs, with an error, and whatever would hang from now on."""
+        with self._lock:
+            for unique in list(self._hanging):
+                self._give_up(unique)
+            schedule = self.schedule
+            self.schedule = lambda nth, offset, size: replace(schedule(nth, offset, size), hangs=False)
+
+    # Mounting ----------------------------------------------------------------------------------------------
+
+    def mount(self) -> None:
+        self._fd = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
+        self.path.touch()
+        options = f"fd={self._fd},rootmode=100644,user_id={os.getuid()},group_id={os.getgid()},max_read={PAGES_MAX * 4096}"
+        _call("mount", b"forebay-test", os.fsencode(self.path), b"fuse", 0, options.encode())
+        for job in (self._serve, self._answer_what_is_due):
+            self._threads.append(threading.Thread(target=job, daemon=True))
+            self._threads[-1].start()
+
+    def unmount(self) -> None:
+        """Whatever still hangs ends with an error of the kernel's, when the device is closed."""
+        with self._lock:
+            self._over = True
+            for unique in list(self._hanging):
+                self._give_up(unique)
+            self._lock.notify()
+        with contextlib.suppress(OSError):
+            _call("umount2", os.fsencode(self.path), MNT_DETACH)
+        # The reader ends with ENODEV, once the last file is closed.
+        self._threads[0].join(30)
+        os.close(self._fd)
+        self._threads[1].join(30)
+        self.path.unlink(missing_ok=True)
+
+    # The protocol ------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                request = os.read(self._fd, REQUEST_BYTES)
+            except OSError as error:
+                if error.errno in (errno.EINTR, errno.EAGAIN, errno.ENOENT):
+                    continue
+                return
+            came_ns = time.monotonic_ns()
+            _, opcode, unique = struct.unpack_from("=IIQ", request)
+            if opcode in (READ, WRITE):
+                self._take(opcode == WRITE, unique, request, came_ns)
+            elif opcode == INIT:
+                self._reply(unique, self._init(request))
+            elif opcode in (GETATTR, SETATTR):
+                self._reply(unique, self._attributes())
+            elif opcode == OPEN:
+                self._reply(unique, struct.pack("=QIi", 1, 0 if self.cached else FOPEN_DIRECT_IO, 0))
+            elif opcode == STATFS:
+                self._reply(unique, struct.pack("=5Q4I6I", 1 << 20, 1 << 19, 1 << 19, 99, 98, 4096, 255, 4096, *(0,) * 7))
+            elif opcode in (RELEASE, FSYNC, FLUSH, DESTROY):
+                self._reply(unique)
+            elif opcode not in (FORGET, BATCH_FORGET, INTERRUPT):  # a device isn't interrupted
+                self._reply(unique, error=errno.ENOSYS)
+
+    @staticmethod
+    def _init(request: bytes) -> bytes:
+        _, minor, readahead, offered = struct.unpack_from("=4I", request, 40)
+        flags = offered & (ASYNC_READ | BIG_WRITES | ASYNC_DIO | MAX_PAGES)
+        sizes = struct.pack("=HHIIHH", 1024, 1024, PAGES_MAX * 4096, 1, PAGES_MAX, 0)
+        return struct.pack("=4I", 7, min(minor, 31), readahead, flags) + sizes + bytes(32)
+
+    def _attributes(self) -> bytes:
+        size = len(self.content)
+        owner = (0o100644, 1, os.getuid(), os.getgid(), 0, 4096, 0)
+        return struct.pack("=QII", 3600, 0, 0) + struct.pack("=6Q3I7I", 1, size, size // 512, 0, 0, 0, 0, 0, 0, *owner)
+
+    def _take(self, write: bool, unique: int, request: bytes, came_ns: int) -> None:
+        _, offset, size = struct.unpack_from("=QQI", request, 40)
+        if write:
+            self.content[offset : offset + size] = request[80 : 80 + size]
+        with self._lock:
+            nth = next(self._count)
+            answer = self.schedule(nth, offset, size)
+            traced = Traced(write, offset, size, came_ns, answer)
+            self.trace.append(traced)
+            if answer.hangs:
+                self._hanging[unique] = traced
+                heapq.heappush(self._due, (came_ns / 1e9 + HANGS_S, nth, unique, traced))
+                self._lock.notify()
+            elif answer.delay_s > 0:
+                heapq.heappush(self._due, (came_ns / 1e9 + answer.delay_s, nth, unique, traced))
+                self._lock.notify()
+            else:
+                self._finish(unique, traced)
+
+    def _answer_what_is_due(self) -> None:
+        with self._lock:
+            while not (self._over and not self._due):
+                left = self._due[0][0] - time.monotonic() if self._due else None
+                if left is not None and (left <= 0 or self._over):
+                    _, _, unique, traced = heapq.heappop(self._due)
+                    if not traced.answer.hangs:
+                        self._finish(unique, traced)
+                    else:
+                        self._give_up(unique)
+                else:
+                    self._lock.wait(left)
+
+    def _finish(self, unique: int, traced: Traced) -> None:
+        answer = traced.answer
+        traced.error = answer.error
+        traced.moved = 0 if answer.error else min(traced.size, answer.short or traced.size, len(self.content) - traced.offset)
+        end = traced.offset + traced.moved
+        data = struct.pack("=II", traced.moved, 0) if traced.write else bytes(self.content[traced.offset : end])
+        # Noted before it is said: who hears it has waited for at least as long.
+        traced.done_ns = time.monotonic_ns()
+        self._reply(unique, b"" if answer.error else data, answer.error)
+
+    def _give_up(self, unique: int) -> None:
+        traced = self._hanging.pop(unique, None)
+        if traced is not None:
+            traced.done_ns, traced.error = time.monotonic_ns(), errno.EIO
+            self._reply(unique, error=errno.EIO)
+
+    def _reply(self, unique: int, data: bytes = b"", error: int = 0) -> None:
+        # Who asked may be gone (ENOENT), and so may the mount (ENODEV).
+        with contextlib.suppress(OSError):
+            os.writev(self._fd, [struct.pack("=IiQ", 16 + len(data), -error, unique), data])
+
+
+def _call(name: str, *arguments: Any) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+@contextlib.contextmanager
+def serving(path: Path, size: int) -> Iterator[Device]:
+    """The device, mounted on a file at `path`; skips with the reason where that can't be."""
+    device = Device(path, bytearray(random.Random(size).randbytes(size)))
+    try:
+        device.mount()
+    except OSError as error:
+        pytest.skip(f"{DEVICE} can't be used here: {error.strerror}; as root, with the module fuse loaded")
+    try:
+        yield device
+    finally:
+        device.unmount()
+
+
+# What a trace says ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class Whole:
+    """One I/O of the job's: the reads that short answers cut it into, in their order."""
+
+    parts: list[Traced]
+
+    @property
+    def moved(self) -> int:
+        return sum(part.moved for part in self.parts)
+
+    @property
+    def waited_ns(self) -> int:
+        """From the first that came to the last answer: nobody can have waited for less."""
+        return self.parts[-1].done_ns - self.parts[0].came_ns
+
+
+def wholes(trace: list[Traced], io_bytes: int) -> list[Whole]:
+    """The trace by I/Os of `io_bytes`: what follows a short answer to `offset` begins where that ended."""
+    open_at: dict[int, Whole] = {}
+    found = []
+    for traced in sorted(trace, key=lambda t: t.came_ns):
+        whole = open_at.pop(traced.offset, None) if traced.offset % io_bytes else None
+        if whole is None:
+            whole = Whole([])
+            found.append(whole)
+        whole.parts.append(traced)
+        if 0 < traced.moved < traced.size:
+            open_at[traced.offset + traced.moved] = whole
+    return found

@@ -1,0 +1,239 @@
+"""Every engine on a device that isn't ours, whose own trace says what was asked and how long each answer took.
+
+What the record says is held against it: counts, bytes and errors to the last one; no latency below the trace's, and the
+longest no shorter than the longest wait. How far above the trace it may lie is judged where the machine is quiet (soak).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import processes
+import pytest
+from faults_support import check_manners
+from fuse_support import Answer, Device, Whole, serving, wholes
+
+MIB = 1 << 20
+BYTES = 4 * MIB
+IO_BYTES = 64 << 10
+IOS = BYTES // IO_BYTES
+# `map` reads what the kernel's read-ahead asked for: its requests aren't the job's.
+ENGINES = ("uring", "pread", "inline")
+
+
+@pytest.fixture(scope="module")
+def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
+    with serving(tmp_path_factory.mktemp("device") / "data", BYTES) as made:
+        yield made
+
+
+def run(device: Device, home: Path, *flags: Any, code: int | None = 0) -> dict[str, Any]:
+    """The record of a bench on the device, which ended with `code`; None: as its errors say."""
+    words = ["bench", device.path, "--io-size", IO_BYTES, "--warmup", 0, "--json", "-q", *flags]
+    with begun(device, home, words) as process:
+        done = ended(device, home, process)
+    record = json.loads(done.stdout)
+    code = (4 if record["result"]["errors"]["failed"] else 0) if code is None else code
+    assert done.returncode == code, f"{done.returncode}\n{done.stderr}"
+    return record
+
+
+@contextlib.contextmanager
+def begun(device: Device, home: Path, words: list[Any]) -> Iterator[subprocess.Popen[str]]:
+    """The command under way, its record into a file; what the device holds it in ends with the block."""
+    with (home / "out").open("w") as out:
+        try:
+            with processes.running([*processes.FOREBAY, *map(str, words)], cwd=home, stdout=out) as process:
+                try:
+                    yield process
+                finally:
+                    device.let_go()
+        finally:
+            device.let_go()
+
+
+def ended(device: Device, home: Path, process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    """Waits for all that it has to say, then lets go of it, so that it can end."""
+    out = home / "out"
+    processes.wait_until(lambda: process.poll() is not None or out.read_text().endswith("}\n"), "it has said all", within_s=60)
+    device.let_go()
+    done = processes.finish(process, within_s=60)
+    done.stdout = out.read_text()
+    check_manners(done)
+    return done
+
+
+def one_pass(device: Device, home: Path, engine: str, *flags: Any, code: int = 0) -> tuple[dict[str, Any], list[Whole]]:
+    record = run(device, home, "--engine", engine, "--op", "randread", "--no-repeat", "--passes", 1, *flags, code=code)
+    assert record["path"]["engine"] == engine
+    return record["result"], wholes(device.trace, IO_BYTES)
+
+
+def check_latency(result: dict[str, Any], found: list[Whole], above: bool = False) -> None:
+    """Nobody can have waited for less than the device took. A figure of the histogram has three digits.
+
+    `above`: nor for more than 1 % and 0.5 ms longer, which only a quiet machine holds.
+    """
+    waits = sorted(whole.waited_ns / 1e3 for whole in found if not whole.parts[-1].error)
+    latency = result["latency_us"]
+    assert latency["max"] >= waits[-1] * 0.999 and latency["min"] >= waits[0] * 0.999
+    for key, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p999", 0.999)):
+        nth = min(len(waits) - 1, max(0, int(share * len(waits) - 1e-9)))
+        assert latency[key] >= waits[nth] * 0.999, f"{key}: {latency[key]} below the trace's {waits[nth]}"
+        assert not above or latency[key] <= waits[nth] * 1.01 + 500, f"{key}: {latency[key]}, the trace has {waits[nth]}"
+    assert latency["mean"] >= sum(waits) / len(waits) * 0.999
+
+
+def uneven(seed: int, slowest_s: float = 0.02) -> Callable[[int, int, int], Answer]:
+    """Answers in an order of their own: mostly at once, some late."""
+    rng = random.Random(seed)
+    return lambda nth, offset, size: Answer(rng.choice((0.0, 0.0, 0.001, 0.004, slowest_s)))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_counts_bytes_and_latencies_agree_with_the_devices_own_trace(device: Device, tmp_path: Path, engine: str) -> None:
+    device.begin(uneven(1))
+    result, found = one_pass(device, tmp_path, engine, "--depth", 8, "--workers", 2)
+    assert len(found) == len(device.trace) == result["ios"] == IOS
+    assert sum(whole.moved for whole in found) == result["bytes"] == result["read_bytes"] == BYTES
+    assert not any(result["errors"].values()) and result["late"] == result["unfinished"]["count"] == 0
+    check_latency(result, found)
+
+
+def test_a_mapped_file_is_read_whole_and_no_faster_than_the_device(device: Device, tmp_path: Path) -> None:
+    device.begin(lambda nth, offset, size: Answer(0.002), cached=True)
+    # Its pages may be cached from before: they are dropped.
+    record = run(device, tmp_path, "--engine", "map", "--passes", 1, "--cache", "drop")
+    result = record["result"]
+    assert record["path"]["engine"] == "map" and result["bytes"] == BYTES == sum(t.moved for t in device.trace)
+    assert len({t.offset for t in device.trace}) == len(device.trace)
+    assert result["latency_us"]["max"] * 1e3 >= max(t.took_ns for t in device.trace) * 0.999
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_errors_are_counted_one_by_one_and_the_rest_is_measured(device: Device, tmp_path: Path, engine: str) -> None:
+    device.begin(lambda nth, offset, size: Answer(0.001, error=errno.EIO if nth % 7 == 3 else 0))
+    result, found = one_pass(device, tmp_path, engine, "--depth", 4, code=4)
+    failed = sum(1 for traced in device.trace if traced.error)
+    assert 0 < failed == result["errors"]["failed"] and len(found) == IOS
+    assert result["ios"] == IOS - failed and result["bytes"] == BYTES - failed * IO_BYTES
+    assert all("Input/output error" in text for text in result["errors"]["examples"])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_short_answers_are_counted_and_what_is_left_is_asked_for(device: Device, tmp_path: Path, engine: str) -> None:
+    device.begin(lambda nth, offset, size: Answer(0.001, short=size // 2 if nth % 5 == 1 and size == IO_BYTES else None))
+    result, found = one_pass(device, tmp_path, engine, "--depth", 4)
+    short = sum(1 for traced in device.trace if traced.moved < traced.size)
+    assert 0 < short == result["errors"]["short"] and len(device.trace) == IOS + short
+    assert len(found) == result["ios"] == IOS and sum(w.moved for w in found) == result["bytes"] == BYTES
+    check_latency(result, found)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_never_answers_is_given_up_and_all_else_is_kept(device: Device, tmp_path: Path, engine: str) -> None:
+    """`inline` is held by the kernel itself: the driver goes on without its worker."""
+    device.begin(lambda nth, offset, size: Answer(0.001, hangs=nth == 9))
+    flags = ("--depth", 4, "--timeout", 1, "--interval", 100)
+    result, found = one_pass(device, tmp_path, engine, *flags, code=4)
+    (hung,) = (whole for whole in found if whole.parts[-1].answer.hangs)
+    assert result["errors"]["timed_out"] == result["unfinished"]["count"] == 1
+    assert result["latency_us"]["max"] >= 1e6 and result["unfinished"]["oldest_s"] >= 1
+    assert hung.parts[0].took_ns >= 1e9, "nobody let go of it earlier"
+    # What the worker that is held did after its last snapshot isn't known.
+    assert (result["ios"] <= len(found) - 1) if engine == "inline" else (0 < result["ios"] <= len(found) - 1)
+    assert "ended" not in result["errors"]["examples"][0] and "--timeout 1 s" in result["errors"]["examples"][0]
+
+
+@pytest.mark.parametrize("engine", ["uring", "pread"])
+def test_an_open_loop_accounts_for_each_io_that_the_device_saw(device: Device, tmp_path: Path, engine: str) -> None:
+    device.begin(lambda nth, offset, size: Answer(0.3 if nth == 5 else 0.002))
+    flags = ("--op", "randread", "--rate-iops", 200, "--duration", 0.8, "--depth", 4)
+    result = run(device, tmp_path, "--engine", engine, *flags)["result"]
+    seen = len(wholes(device.trace, IO_BYTES))
+    assert result["ios"] + result["late"] == seen and 150 <= seen <= 170
+    assert result["latency_us"]["max"] >= max(t.took_ns for t in device.trace) / 1e3 * 0.999 >= 299_000
+
+
+@pytest.mark.parametrize("engine", ["uring", "pread"])
+def test_after_a_standstill_healthy_ios_are_not_called_overdue(device: Device, tmp_path: Path, engine: str) -> None:
+    """Stopped for three time-outs, with I/Os under way all the while: some done meanwhile, some not."""
+    device.begin(lambda nth, offset, size: Answer(3.5 if nth == 45 else 0.002))
+    words = ["bench", device.path, "--engine", engine, "--io-size", IO_BYTES, "--op", "randread", "--duration", 5]
+    with begun(device, tmp_path, [*words, "--warmup", 0, "--depth", 4, "--timeout", 1, "--json", "-q"]) as process:
+        processes.wait_until(lambda: len(device.trace) > 45, "its I/Os are under way", process)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(3)
+        process.send_signal(signal.SIGCONT)
+        done = ended(device, tmp_path, process)
+    record = json.loads(done.stdout)
+    assert done.returncode == 0 and record["result"]["errors"]["timed_out"] == 0, done.stderr
+    # From a second on it is noticed.
+    assert record["result"]["noise"]["stood_still_s"] > 1
+    assert "stood still" in next(w["text"] for w in record["warnings"] if w["id"] == "stood_still")
+
+
+@pytest.mark.parametrize("engine", ["uring", "inline"])
+def test_an_interrupt_while_nothing_answers_keeps_what_was_measured(device: Device, tmp_path: Path, engine: str) -> None:
+    device.begin(lambda nth, offset, size: Answer(0.001, hangs=nth >= 40))
+    words = ["bench", device.path, "--engine", engine, "--io-size", IO_BYTES, "--op", "randread", "--duration", 60]
+    more = ["--warmup", 0, "--depth", 2, "--timeout", 2, "--interval", 50, "--json", "-q"]
+    with begun(device, tmp_path, [*words, *more]) as process:
+        processes.wait_until(lambda: len(device.trace) > 40, "it hangs", process)
+        process.send_signal(signal.SIGINT)
+        done = ended(device, tmp_path, process)
+    result = json.loads(done.stdout)["result"]
+    assert done.returncode == 130 and result["interrupted"] and result["errors"]["timed_out"] >= 1
+    assert result["ios"] <= 40 and result["latency_us"]["max"] >= 1e6
+    assert list(tmp_path.glob("forebay-*.json")), "what was measured is saved"
+
+
+def scheduled(seed: int) -> Callable[[int, int, int], Answer]:
+    """A device with a temper: a usual delay, a spread, a tail; every third has errors, every third short answers."""
+    rng = random.Random(seed)
+    usual, spread, tail = rng.uniform(0.002, 0.006), rng.uniform(0.1, 0.5), rng.choice((0.0, 0.01, 0.05))
+    fails, cuts = seed % 3 == 1, seed % 3 == 2
+
+    def answer(nth: int, offset: int, size: int) -> Answer:
+        delay = usual * rng.lognormvariate(0, spread) * (rng.uniform(3, 8) if rng.random() < tail else 1)
+        error = errno.EIO if fails and rng.random() < 0.02 else 0
+        return Answer(delay, error, size // 2 if cuts and size == 16 << 10 and rng.random() < 0.1 else None)
+
+    return answer
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(50))
+def test_seeded_schedules_agree_with_the_trace_in_all_figures(
+    device: Device, tmp_path: Path, seed: int
+) -> None:
+    """Every engine in turn, closed loop and open; the open one well below what the device can do."""
+    rng, io_bytes = random.Random(1000 + seed), 16 << 10
+    engine, is_open = ENGINES[seed % 3], seed % 2 == 1
+    depth = 1 if engine == "inline" else rng.choice((1, 2, 4, 8))
+    device.begin(scheduled(seed // 3))
+    pace = ["--rate-iops", 20 * depth] if is_open else []
+    flags = ["--engine", engine, "--op", "randread", "--no-repeat", "--passes", 1, "--depth", depth, *pace]
+    # Its two threads take turns at more than one every 5 ms.
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(2e-4)
+    try:
+        record = run(device, tmp_path, *flags, "--io-size", io_bytes, code=None)
+    finally:
+        sys.setswitchinterval(before)
+    result, found = record["result"], wholes(device.trace, io_bytes)
+    failed = sum(1 for traced in device.trace if traced.error)
+    assert len(found) == BYTES // io_bytes == result["ios"] + failed and result["errors"]["failed"] == failed
+    assert sum(w.moved for w in found if not w.parts[-1].error) == result["bytes"]
+    assert result["errors"]["short"] == sum(1 for t in device.trace if 0 < t.moved < t.size)
+    check_latency(result, found, above=True)
