@@ -447,13 +447,13 @@ def test_an_interrupted_run_prints_what_was_measured_and_exits_130(
     assert len(fake.jobs) == 1
 
 
-def test_only_gdsios_own_regular_files_are_overwritten_unasked(
+def test_what_may_be_overwritten_is_named_by_file_or_by_directory(
     fake: Engine, tmp_path: Path, capsys: Capture
 ) -> None:
     directory = written(tmp_path / "d", 2, 4096)
     (directory / "gdsio.2").symlink_to(directory / "gdsio.0")
     (directory / "mine").touch()
-    gdsio(capsys, "-D", directory, *"-w 4 -s 4k -x 1 -I 1".split())
+    gdsio(capsys, "-D", directory, *"-w 4 -s 4k -x 1 -I 1 --overwrite".split(), directory)
     assert fake.jobs[0]["overwrite"] == [str(directory / "gdsio.0"), str(directory / "gdsio.1")]
     gdsio(capsys, "-f", directory / "mine", *"-s 4k -x 1 -I 1".split())
     assert "overwrite" not in fake.jobs[1]

@@ -151,10 +151,32 @@ def test_a_file_of_the_users_is_not_overwritten_unasked(tmp_path: Path) -> None:
     assert mine.read_bytes() != b"precious" * 8192
 
 
-def test_gdsios_own_names_are_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "gdsio.0").write_bytes(bytes(1 << 20))
-    done = gdsio("-D", tmp_path, *"-w 1 -s 1M -i 64k -x 1 -I 1".split())
+def test_a_file_called_as_gdsios_is_overwritten_only_where_that_is_said(tmp_path: Path) -> None:
+    (tmp_path / "gdsio.0").write_bytes(b"precious" * (1 << 17))
+    write = ("-D", tmp_path, *"-w 2 -s 1M -i 64k -x 1 -I 1".split())
+    done = gdsio(*write)
+    assert done.returncode == 2 and f"--overwrite {tmp_path}/gdsio.0" in done.stderr
+    assert (tmp_path / "gdsio.0").read_bytes() == b"precious" * (1 << 17)
+    done = gdsio(*write, "--overwrite", tmp_path)
     assert done.returncode == 0, done.stderr
+    assert b"precious" not in (tmp_path / "gdsio.0").read_bytes()
+
+
+@pytest.mark.parametrize("flag", ["", "--json"])
+def test_a_full_output_costs_no_measurement(tmp_path: Path, flag: str) -> None:
+    with open("/dev/full", "w") as full:
+        command = [*processes.FOREBAY, "gdsio", "-D", tmp_path, *"-w 1 -s 1M -i 64k -x 1 -I 1".split(), *flag.split()]
+        done = processes.run(command, cwd=tmp_path, stdout=full)
+    (kept,) = tmp_path.glob("forebay-*.json")
+    assert done.returncode == 4 and f"what was measured is in {kept.name}" in done.stderr
+    assert json.loads(kept.read_text())["result"]["bytes"] == 1 << 20
+
+
+def test_a_full_record_still_prints_the_line_and_says_where_the_record_is(tmp_path: Path) -> None:
+    command = [*processes.FOREBAY, "gdsio", "-D", tmp_path, *"-w 1 -s 1M -i 64k -x 1 -I 1 --record /dev/full".split()]
+    done = processes.run(command, cwd=tmp_path)
+    (kept,) = tmp_path.glob("forebay-*.json")
+    assert done.returncode == 4 and done.stdout.startswith("IoType: WRITE") and kept.name in done.stderr
 
 
 def test_the_papers_command_without_libcufile_names_x_1(data: Path) -> None:

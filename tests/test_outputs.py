@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import resource
+import sys
 from pathlib import Path
 from typing import Any
 
 import fake_engine
 import forebay.run
+import processes
 import pytest
 from forebay import cli
 from forebay.bench import save
@@ -138,3 +141,17 @@ def test_manual_pages_replace_only_older_ones(typed: Any, tmp_path: Path, is_lin
     code, said, _ = typed("man", "bench", "--out", ".")
     assert code == 2 and "forebay-bench.1 is there" in said
     assert precious.read_bytes() == before and page.samefile(precious)
+
+
+def test_a_disk_that_takes_no_more_leaves_no_empty_csv(tmp_path: Path) -> None:
+    program = (
+        "from types import SimpleNamespace; from forebay.report import export\n"
+        "export.write([SimpleNamespace(id='a', csv='x\\r\\n' * 1000)], '.', False)"
+    )
+
+    def full() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (512, 512))
+
+    done = processes.run([sys.executable, "-c", program], cwd=tmp_path, preexec_fn=full)
+    assert "RequestError" in done.stderr and "--csv" in done.stderr
+    assert not list(tmp_path.iterdir())

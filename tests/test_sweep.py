@@ -242,6 +242,21 @@ def test_sources_may_vary_point_by_point_but_not_twice(
 # Going on ----------------------------------------------------------------------------------------------
 
 
+def test_a_foreign_file_is_moved_by_no_restart_and_an_empty_one_survives_a_sweep_that_cannot_be_planned(
+    machine: FakeMachine, capsys: Any, tmp_path: Path
+) -> None:
+    thesis, empty = tmp_path / "thesis.txt", tmp_path / "empty.jsonl"
+    thesis.write_text("years of work")
+    empty.touch()
+    code, _, err = typed(capsys, "sweep", "micron-4k", tmp_path, "--restart", "-o", thesis)
+    assert code == 2 and "is not a file of sweep results" in err
+    assert thesis.read_text() == "years of work" and not list(tmp_path.glob("thesis.txt.*"))
+    for path, stays in ((empty, True), (tmp_path / "new.jsonl", False)):
+        with pytest.raises(MachineError), results_file.Results(path):
+            raise MachineError("/nowhere", "there is no such file", "another")
+        assert path.exists() == stays
+
+
 def test_after_ctrl_c_the_same_command_goes_on(machine: FakeMachine, sweep: Path, capsys: Any) -> None:
     machine.interrupt_at = 2
     code, out, err = typed(capsys, "sweep", sweep, "/x", "-o", "o")

@@ -178,11 +178,12 @@ def files(request: Request) -> list[str]:
     return [os.path.join(g.target, FILE_NAME % n) for g in request.groups for n in range(g.threads)]
 
 
-def ours(request: Request) -> list[str]:
-    """Regular files called gdsio.N in the directories of a write: gdsio's own, which it overwrites."""
-    if not (request.writes and request.in_directories):
-        return []
-    return [path for path in files(request) if _is_regular(path)]
+def overwritten(request: Request, named: tuple[str, ...]) -> list[str]:
+    """The files that a write may overwrite though Forebay didn't make them: those that are `named`, and of a directory
+    that is, the regular files called gdsio.N which the run writes. A symbolic link of that name isn't followed."""
+    folders = {os.path.realpath(n) for n in named if os.path.isdir(n)}
+    inside = [p for p in files(request) if request.in_directories and os.path.realpath(os.path.dirname(p)) in folders]
+    return [*(n for n in named if not os.path.isdir(n)), *(p for p in inside if _is_regular(p))]
 
 
 def _is_regular(path: str) -> bool:

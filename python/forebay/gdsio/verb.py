@@ -6,6 +6,7 @@ Everything but the line goes to stderr, and before it: scripts that read `2>&1 |
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ import click
 from forebay import run as engine
 from forebay.bench import save
 from forebay.bench.interrupt import Interrupt
-from forebay.errors import BROKE, CHECK_FAILED, DONE, INTERRUPTED, ForebayError, MachineError, RequestError
+from forebay.errors import BROKE, CHECK_FAILED, DONE, INTERRUPTED, ForebayError, MachineError, RequestError, RunError
 from forebay.gdsio import cufile, flags, job_file, jobs, machine, output
 from forebay.gdsio.request import Request
 from forebay.gdsio.wording import in_gdsios_words
@@ -35,8 +36,8 @@ Record = dict[str, Any]
 @click.option(
     "--overwrite",
     multiple=True,
-    metavar="FILE",
-    help="A file for -f that may be overwritten though Forebay didn't make it.",
+    metavar="FILE|DIR",
+    help="A file that may be overwritten though Forebay didn't make it; of a -D, all of its gdsio.N.",
 )
 @click.option(
     "--overwrite-device", multiple=True, metavar="DEVICE", help="A block device that may be overwritten."
@@ -94,7 +95,7 @@ def _request(path: str | None, given: dict[str, Any]) -> Request:
 def _job(request: Request, values: dict[str, Any]) -> dict[str, Any]:
     compat = not values["require_direct"] and (not request.xfer.needs_cufile or cufile.allows_compat())
     fields = jobs.job(request, allow_compat=compat)
-    overwrite = [*values["overwrite"], *jobs.ours(request)]
+    overwrite = jobs.overwritten(request, values["overwrite"])
     if overwrite:
         fields["overwrite"] = overwrite
     if values["overwrite_device"]:
@@ -116,14 +117,14 @@ def _check_seed(seed: int, fields: dict[str, Any]) -> None:
 
 def _phases(request: Request, fields: dict[str, Any], values: dict[str, Any]) -> int:
     """One run; after a write with -V a second that reads and checks, as gdsio does."""
+    measured: list[Record] = []
     # Until all is printed, or a signal between would lose what was measured.
-    with Interrupt() as interrupt:
+    with Interrupt() as interrupt, save.unless_said(measured):
         if request.writes and request.verify and request.duration_s:
             _say("writing every block once before the timed run: -T may leave some out, and -V reads them all")
             if _measure(request, jobs.laid_out(fields), values["record"], interrupt)["result"]["interrupted"]:
                 return INTERRUPTED
-        code, record = _run(request, fields, values, interrupt)
-        records = [record]
+        code, record = _run(request, fields, values, interrupt, measured)
         verifies = request.writes and request.verify and code == DONE
         if verifies and interrupt.requested:
             code = INTERRUPTED
@@ -131,20 +132,21 @@ def _phases(request: Request, fields: dict[str, Any], values: dict[str, Any]) ->
             if not values["as_json"]:
                 click.echo("Verifying data ")
             request = replace(request, op=request.op.replace("write", "read"))
-            code, record = _run(request, {**fields, "op": request.op}, values, interrupt)
-            records.append(record)
+            code, record = _run(request, {**fields, "op": request.op}, values, interrupt, measured)
         if values["as_json"]:
-            click.echo(json.dumps(records[0] if len(records) == 1 else records))
+            click.echo(json.dumps(measured[0] if len(measured) == 1 else measured))
+        sys.stdout.flush()
         return code
 
 
 def _run(
-    request: Request, fields: dict[str, Any], values: dict[str, Any], interrupt: Interrupt
+    request: Request, fields: dict[str, Any], values: dict[str, Any], interrupt: Interrupt, measured: list[Record]
 ) -> tuple[int, Record]:
-    """One run: measured, saved where that is due, reported. Returns the exit code and the record."""
+    """One run: measured, saved where that is due, reported. Returns the exit code and the record, which joins `measured`."""
     record = _measure(request, fields, values["record"], interrupt)
+    measured.append(record)
     if values["record"]:
-        values["record"].append(record)
+        _save(values["record"], request, record, values["as_json"])
     elif record["result"]["interrupted"] and not values["as_json"]:
         _rescue(record, None)
     _refuse_host_copy(request, record, values["allow_host_destination"])
@@ -153,6 +155,16 @@ def _run(
     if not values["as_json"]:
         click.echo(output.line(request, record, jobs.data_bytes(request)))
     return _exit_code(record), record
+
+
+def _save(out: save.Output, request: Request, record: Record, as_json: bool) -> None:
+    """Where the file takes no more, the line is still printed, behind which the error says where the record is."""
+    try:
+        out.append(record)
+    except RunError:
+        if not as_json:
+            click.echo(output.line(request, record, jobs.data_bytes(request)))
+        raise
 
 
 def _measure(

@@ -7,6 +7,7 @@ import csv
 import io
 from pathlib import Path
 
+from forebay.bench import save
 from forebay.errors import RequestError
 from forebay.report.marks import Chart, Row
 
@@ -45,7 +46,8 @@ def write(charts: list[Chart], folder: str, force: bool) -> list[str]:
         for chart in charts:
             _keep_strangers(where / file_name(chart), chart, force)
         for chart in charts:
-            (where / file_name(chart)).write_text(chart.csv, encoding="utf-8", errors="replace", newline="")
+            # Whole or not at all: what is there is an export of ours, or `force` says to replace it.
+            save.place(where / file_name(chart), chart.csv.encode(errors="replace").decode(), lambda _: True)
     except OSError as error:
         raise RequestError(
             f"--csv {folder}", error.strerror or str(error), "a folder that you may write to"

@@ -120,6 +120,8 @@ class Results:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        # An empty file that is there is somebody's; one that we make and leave empty isn't.
+        self._was_there = path.exists()
         self._file = self._locked()
         try:
             self.contents = read(path)
@@ -133,7 +135,7 @@ class Results:
     def __exit__(self, *exc: object) -> None:
         self._file.close()
         # A sweep that ended before its first line leaves nothing behind.
-        if self.path.exists() and self.path.stat().st_size == 0:
+        if not self._was_there and self.path.exists() and self.path.stat().st_size == 0:
             self.path.unlink()
 
     def _locked(self) -> Any:
@@ -207,7 +209,12 @@ class Results:
                     self._write(b"\n")
 
     def restart(self) -> Path:
-        """Moves what is there aside, and begins anew. Returns where the old lines are now."""
+        """Moves what is there aside, and begins anew. Returns where the old lines are now.
+
+        RequestError where no line of it is a sweep's: it isn't ours to move.
+        """
+        if self.contents.damaged and not self.contents.ours:
+            raise RequestError(f"--restart with -o {self.path}", "is not a file of sweep results", "-o another file")
         n = 1
         while (aside := self.path.with_name(f"{self.path.name}.{n}")).exists():
             n += 1
