@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from forebay import early
+
+    early.listen()
+
 import contextlib
 import io
 import os
@@ -78,12 +83,6 @@ def main(arguments: list[str] | None = None) -> Any:
     except KeyboardInterrupt:  # a second signal, while the first one's end was being told
         os._exit(INTERRUPTED)
     sys.exit(code)
-
-
-def gdsio() -> Any:
-    """The command `forebay-gdsio`: `forebay gdsio` as one word, for scripts that name a program."""
-    sys.argv.insert(1, "gdsio")  # records keep the command
-    main()
 
 
 def _code_of(arguments: list[str] | None) -> int:

@@ -13,6 +13,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,10 +171,13 @@ def _is_ours(path: Path) -> bool:
 
 def place(target: Path, content: str | bytes, may_be_replaced: Callable[[Path], bool] | None = None) -> None:
     """Makes a file whole or not at all. FileExistsError where one is there, unless `may_be_replaced` says yes to it."""
+    whole = content.encode() if isinstance(content, str) else content
+    if _place_unnamed(target, whole, may_be_replaced):
+        return
     descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            file.write(whole)
             file.flush()
             os.fsync(file.fileno())
         mask = os.umask(0)
@@ -187,6 +191,38 @@ def place(target: Path, content: str | bytes, may_be_replaced: Callable[[Path], 
             os.replace(name, target)
     finally:
         Path(name).unlink(missing_ok=True)
+
+
+def _place_unnamed(target: Path, content: bytes, may_be_replaced: Callable[[Path], bool] | None) -> bool:
+    """As `place`, by a file that has no name until it is whole: whatever ends the process leaves nothing of it behind.
+
+    False where the file system has no such files. A file that is replaced needs a name for the moment of it.
+    """
+    try:
+        descriptor = os.open(target.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o666)
+    except OSError:
+        return False
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+        # With a descriptor, absolute as the name is, Python follows the link that /proc has to the file.
+        name_it = partial(os.link, f"/proc/self/fd/{descriptor}", src_dir_fd=descriptor, follow_symlinks=True)
+        try:
+            name_it(target)
+            return True
+        except FileExistsError:
+            if may_be_replaced is None or target.is_symlink() or not target.is_file() or not may_be_replaced(target):
+                raise
+        except OSError:  # no /proc, or no links
+            return False
+        between = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}")
+        try:
+            name_it(between)
+            os.replace(between, target)
+        finally:
+            between.unlink(missing_ok=True)
+        return True
 
 
 def _claim(name: str, target: Path) -> None:

@@ -83,6 +83,9 @@ def compare_jobs(
     Ctrl-C and a run that breaks end it; the pairs before that stand, and the document says which it was.
     An error before the first pair is raised. `save` gets the document after each pair, not the one that is returned.
     """
+    # Before the first run: an interrupt in the midst of this import would leave none of it for the verdict.
+    import numpy  # noqa: F401
+
     started = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     pairs: list[PairRun] = []
     interrupted, failure = False, None

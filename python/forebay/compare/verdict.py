@@ -9,7 +9,6 @@ from typing import Any
 from forebay.metrics import Metric
 from forebay.stats import Interval
 
-
 # An interval that leaves more than this open says nothing worth saying.
 BOUND_MAX_PCT = 25.0
 

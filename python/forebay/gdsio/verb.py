@@ -15,7 +15,16 @@ import click
 from forebay import run as engine
 from forebay.bench import save
 from forebay.bench.interrupt import Interrupt
-from forebay.errors import BROKE, CHECK_FAILED, DONE, INTERRUPTED, ForebayError, MachineError, RequestError, RunError
+from forebay.errors import (
+    BROKE,
+    CHECK_FAILED,
+    DONE,
+    INTERRUPTED,
+    ForebayError,
+    MachineError,
+    RequestError,
+    RunError,
+)
 from forebay.gdsio import cufile, flags, job_file, jobs, machine, output
 from forebay.gdsio.request import Request
 from forebay.gdsio.wording import in_gdsios_words

@@ -1,0 +1,42 @@
+"""Signals while the command is still being loaded: it ends with 130 and one line, as it does later on.
+
+Imported before anything else by whoever is the program; `cli.main` puts its own handlers in place of these.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+INTERRUPTED = 130
+
+
+def _end(number: int, frame: object) -> None:
+    # Nothing has been done that could be kept, and half of what would say so isn't loaded.
+    try:
+        os.write(2, b"forebay: interrupted\n")
+    except OSError:
+        pass
+    os._exit(INTERRUPTED)
+
+
+def listen() -> None:
+    """What the caller ignores stays ignored."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _end)
+
+
+def main() -> None:
+    """The installed command."""
+    listen()
+    from forebay.cli import main
+
+    main()
+
+
+def gdsio() -> None:
+    """The installed command `forebay-gdsio`: `forebay gdsio` as one word, for scripts that name a program."""
+    sys.argv.insert(1, "gdsio")  # records keep the command
+    main()
