@@ -83,7 +83,7 @@ def test_a_read_of_one_pass_moves_the_data_once(data: Path, words: str, op: str,
 def test_a_program_of_its_own_says_the_same(data: Path) -> None:
     """The entry point forebay-gdsio."""
     line = ["-x", "1", "-I", "0", "-D", data, "-w", "2", "-i", "64k", "--json"]
-    done = processes.run([sys.executable, "-c", "from forebay import cli; cli.gdsio()", *line])
+    done = processes.run([sys.executable, "-c", "from forebay import early; early.gdsio()", *line])
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
     assert record["command"][:3] == ["forebay", "gdsio", "-x"] and record["result"]["ios"] > 0
