@@ -400,6 +400,21 @@ def test_for_real_a_dry_run_touches_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("job", "memory"),
+    [
+        (("nil:", "--depth", "4"), "no buffers: nothing is moved"),
+        (("nil:", "--depth", "4", "--io-size", "5000", "--verify"), "at most 64 KiB of buffers"),
+        (("FILE", "--depth", "4", "--io-size", "5000", "--cache", "allow"), "at most 64 KiB of buffers"),
+    ],
+)
+def test_for_real_a_dry_run_names_the_memory_that_is_made(tmp_path, job, memory):
+    (tmp_path / "f").write_bytes(bytes(1 << 20))
+    words = [str(tmp_path / "f") if word == "FILE" else word for word in job]
+    done = real(*words, "--workers", "2", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 0 and memory in done.stdout, done.stdout + done.stderr
+
+
 def test_for_real_content_that_is_not_what_was_written_exits_1(tmp_path):
     job = (tmp_path / "t", "--passes", "1", "--verify", "--cache", "allow", "--io-size", "64k")
     assert real(*job, "--op", "write", "--file-size", "1m", cwd=tmp_path).returncode == 0

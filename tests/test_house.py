@@ -181,6 +181,30 @@ def test_only_a_source_knows_its_kind() -> None:
     assert not found, "\n".join(found)
 
 
+# What still asks which path it is: file → places it has today. It may lose some, and leaves the table with the last.
+PATHS_ELSEWHERE = {
+    "crates/engine/src/emulate/straight.rs": 2,
+}
+
+
+def test_only_a_path_knows_its_kind() -> None:
+    """Whoever uses a path asks what it does: a new one is one file and one row. `auto` is none, and may be asked for."""
+    kind = r"PathKind::(?!Auto\b|ALL\b)\w+"
+    asked = re.compile(rf"[!=]= {kind}|matches!\([^)]*{kind}|{kind}[^=;{{}}]*=>")
+    found, elsewhere = [], dict.fromkeys(PATHS_ELSEWHERE, 0)
+    for path in files(".rs"):
+        if name(path).startswith("crates/engine/src/") and not name(path).startswith("crates/engine/src/path/"):
+            lines = enumerate(text_of(path).split("#[cfg(test)]")[0].splitlines(), 1)
+            hits = [f"{name(path)}:{n}: {line.strip()}" for n, line in lines if asked.search(line)]
+            if name(path) in elsewhere:
+                elsewhere[name(path)] = len(hits)
+            else:
+                found += hits
+    wrong = [f"{file}: {count} places, {PATHS_ELSEWHERE[file]} in PATHS_ELSEWHERE" for file, count in elsewhere.items()]
+    found += [line for line, count in zip(wrong, elsewhere.items(), strict=True) if count[1] != PATHS_ELSEWHERE[count[0]]]
+    assert not found, "\n".join(found)
+
+
 def test_unsafe_lives_in_its_modules_and_each_says_why_it_is_sound() -> None:
     found = []
     elsewhere = dict.fromkeys(UNSAFE_ELSEWHERE, 0)

@@ -46,6 +46,7 @@ __all__ = [
     "snap_verbs",
     "source",
     "stop",
+    "tables",
 ]
 
 def run(job: str, command: list[str], observer: Callable[[str], None] | None = None) -> str:
@@ -91,7 +92,13 @@ def plan(job: str) -> str:
     """What `run` would do: resolved targets, engine, path, files to be made. Touches nothing."""
 
 def source(uri: str) -> str:
-    """What a source's URI says: {scheme, path, parts}; `path` null where it names no file or folder. Looks at nothing."""
+    """What a source's URI says: {scheme, path, made_of, parts}; `path` null where it names no file or folder.
+
+    Looks at nothing.
+    """
+
+def tables() -> str:
+    """What there is to choose from: {sources: [{scheme, example, what, available}], paths: [{name, what, needs, schemes}]}."""
 
 def check(job: str) -> str:
     """The job with its defaults, or RequestError."""

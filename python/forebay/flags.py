@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from forebay import run
 from forebay.errors import RequestError
 from forebay.spellings import SAME, Spelled, value_of
 from forebay.units import format_bytes, parse_bytes, parse_percent, parse_seconds
@@ -111,7 +112,7 @@ class Field:
     @property
     def values(self) -> tuple[str, ...]:
         """All that it may be, where that is a short list."""
-        return getattr(self.parse, "allowed", ())
+        return paths() if self.parse is _path else getattr(self.parse, "allowed", ())
 
     @property
     def spellings(self) -> tuple[str, ...]:
@@ -121,9 +122,17 @@ class Field:
 
 # JobSpec::measured_s: where neither a duration nor passes were given.
 DURATION_DEFAULT_S = 10.0
-PATHS = ("host", "bounce", "mapped", "gds", "auto")
+def paths() -> tuple[str, ...]:
+    """What `--path` takes: the engine's data paths, and `auto`."""
+    return (*run.paths(), "auto")
+
+
+def _path(text: Any, what: str) -> str:
+    return _choice(*paths())(text, what)
+
+
 FIELDS: tuple[Field, ...] = (
-    Field("path", "path", _choice(*PATHS), "How bytes reach the destination: host, bounce, mapped, gds or auto.", "PATH"),
+    Field("path", "path", _path, "How bytes reach the destination: {paths} or auto.", "PATH"),
     Field("op", "op", _choice("read", "write", "randread", "randwrite"), "read, write, randread or randwrite.", "OP"),
     Field("read-pct", "read_pct", _share, "Per cent of I/Os that read, for a mixed job.", "PCT"),
     Field("io-size", "io_bytes", _text, "Bytes per I/O, as 128k; or MIN:MAX[:STEP].", "SIZE"),
@@ -211,12 +220,14 @@ def parse_settings(text: str) -> dict[str, Any]:
 def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds every field of the job to a click command; its values arrive as `flags`-ready keyword arguments."""
     for f in reversed(FIELDS):
-        name = f.flag.replace("-", "_")
+        name, text = f.flag.replace("-", "_"), f.help
+        if "{paths}" in text:
+            text = text.format(paths=", ".join(run.paths()))
         if f.is_flag:
-            option = click.option(f"--{f.flag}", name, is_flag=True, default=None, help=f.help)
+            option = click.option(f"--{f.flag}", name, is_flag=True, default=None, help=text)
         else:
             option = click.option(
-                f"--{f.flag}", name, default=None, multiple=f.multiple, metavar=f.metavar, help=f.help,
+                f"--{f.flag}", name, default=None, multiple=f.multiple, metavar=f.metavar, help=text,
                 cls=Spelled, spellings=f.spellings,
             )  # fmt: skip
         command = option(command)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 Job = dict[str, Any]
@@ -36,11 +37,20 @@ def plan(job: Job) -> dict[str, Any]:
 
 
 def source(uri: str) -> dict[str, Any]:
-    """What a source's URI says: {scheme, path, parts}, `parts` being such again; `path` is None where it names no file or
-    folder. Looks at nothing. Raises RequestError."""
+    """What a source's URI says: {scheme, path, made_of, parts}, `parts` being such again; `path` is None where it names no
+    file or folder. `made_of`: `file`, `card`, `elsewhere`, `parts`, `timed` (parts that it holds back) or `nothing`. Looks
+    at nothing. Raises RequestError."""
     from forebay import _core
 
     return json.loads(_core.source(uri))
+
+
+@cache
+def paths() -> tuple[str, ...]:
+    """Names of the data paths, in the order of the engine's table."""
+    from forebay import _core
+
+    return tuple(path["name"] for path in json.loads(_core.tables())["paths"])
 
 
 def check(job: Job) -> Job:

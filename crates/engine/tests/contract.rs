@@ -35,13 +35,15 @@ mod target;
 use arena::{untouched, UNTOUCHED};
 use cases::{is_writable, noise, truth};
 use forebay_engine::arena::{Mem, Piece};
-use forebay_engine::path::{self, PATHS};
+use forebay_engine::doctor;
+use forebay_engine::path::{self, DataPath, Ends, Gear, Site, PATHS};
 use forebay_engine::queue::{Full, Io, Op, Queue, Via};
 use forebay_engine::reactor::Reactor;
 use forebay_engine::source::fault::{FaultPlan, FaultQueue};
 use forebay_engine::source::{QueueNeeds, Target, SOURCES};
-use forebay_model::job::{Engine, PathKind};
-use mapped::is_mappable;
+use forebay_model::job::{self, Engine, JobSpec, PathKind};
+use forebay_model::Error;
+use mapped::is_opened_for;
 use rig::{plain, Layer, Request, Rig, PATIENCE};
 use scenario::Scenario;
 use std::io::Write;
@@ -52,10 +54,10 @@ const IO_BYTES: usize = 16 << 10;
 /// Runs `check` on every case of the tables: with host memory as the destination, then with a GPU's.
 fn each_case(what: &str, check: impl Fn(&Target, PathKind)) {
     if scenario::is_inside() {
-        return cases_of(what, |path| path != PathKind::Host, check);
+        return cases_of(what, |path| path.ends() != Ends::Host, check);
     }
-    // cuFile takes memory of a GPU only.
-    cases_of(what, |path| path != PathKind::Gds, &check);
+    // The host can play a GPU that reads the page cache, and none that something else writes to.
+    cases_of(what, |path| path.ends() != Ends::Gpu || path.cached() == Some(true), &check);
     // The check's type is named after the test that it stands in.
     let test = std::any::type_name_of_val(&check).split("::").nth(1).expect("a closure of a test");
     let books = Scenario::new(test).run(|| unreachable!("it runs in a process of its own"));
@@ -69,31 +71,28 @@ fn is_short() -> bool {
 }
 
 /// Says how many ran and which didn't.
-fn cases_of(what: &str, runs: impl Fn(PathKind) -> bool, check: impl Fn(&Target, PathKind)) {
+fn cases_of(what: &str, runs: impl Fn(&dyn DataPath) -> bool, check: impl Fn(&Target, PathKind)) {
     let (mut ran, mut skipped) = (0, Vec::new());
-    for (row, source) in PATHS
-        .iter()
-        .filter(|row| runs(row.kind))
-        .flat_map(|row| SOURCES.iter().map(move |source| (row, source)))
-    {
-        let pair = format!("{}: under {}", source.scheme, row.name);
+    let paths = PATHS.iter().filter(|path| runs(**path));
+    for (path, source) in paths.flat_map(|path| SOURCES.iter().map(move |source| (path, source))) {
+        let pair = format!("{}: under {}", source.scheme, path.name());
         if let Err(lacking) = source.available {
             skipped.push(format!("{pair}: {lacking} isn't there yet"));
             continue;
         }
-        if let Err(e) = path::legal(row.kind, source.scheme) {
-            skipped.push(format!("{pair}: {}", e.found));
+        if !path.accepts(&source.named().unwrap().made()) {
+            skipped.push(format!("{pair}: it can only serve {}", path.serves()));
             continue;
         }
         let home = cases::home();
         let (targets, missing) = cases::of(source.scheme, home.path());
         skipped.extend(missing.iter().map(|(what, why)| format!("{pair}: {what}: {why}")));
         for target in targets.iter().step_by(if is_short() && scenario::is_inside() { 2 } else { 1 }) {
-            if row.kind == PathKind::Mapped && !is_mappable(target) {
-                skipped.push(format!("{pair}: what isn't read through the page cache, or is no file"));
+            if !path.accepts(&target.made()) || !is_opened_for(*path, target) {
+                skipped.push(format!("{pair}: what isn't read as it reads, or is no file"));
                 continue;
             }
-            check(target, row.kind);
+            check(target, path.kind());
             ran += 1;
         }
     }
@@ -127,7 +126,7 @@ fn each_rig(target: &Target, path: PathKind, check: impl Fn(&mut Rig, &Target)) 
         let mut rig = Rig::open(target, path, depth, IO_BYTES, registered, layer);
         check(&mut rig, target);
     }
-    if path != PathKind::Host {
+    if path::of(path).ends() != Ends::Host {
         return;
     }
     for (layer, depth, registered) in
@@ -256,7 +255,8 @@ fn a_full_queue_hands_the_io_back_and_loses_nothing() {
 #[test]
 fn writes_zeroes_and_holes_land_where_they_belong() {
     each_case("writes", |target, path| {
-        if !is_writable(target) || path == PathKind::Mapped {
+        let write = JobSpec { op: job::Op::Write, ..JobSpec::default() };
+        if !is_writable(target) || path::of(path).refuses(&write).unwrap().is_some() {
             return;
         }
         each_rig(target, path, |rig, target| {
@@ -354,6 +354,70 @@ fn bytes_travel_as_the_queue_says() {
     });
 }
 
+/// Why the path isn't one of its own: bytes travel as under `host`, whatever it is called.
+fn same_as_host(path: &dyn DataPath) -> Option<String> {
+    let home = cases::home();
+    let past = path.cached() != Some(true);
+    let target = cases::file(&home.path().join("f"), &noise(1, 65536), Engine::Pread, past);
+    let way = |path: &dyn DataPath| {
+        let mut rig = Rig::by(path, &target, 2, IO_BYTES, true, &plain);
+        let done = rig.one(Request::read(0, 4096)).done;
+        (done.via, matches!(rig.slots.mem(0), Mem::Device { .. }))
+    };
+    let (host, own) = (way(path::of(PathKind::Host)), way(path));
+    (host == own && target.files()[0].0.direct == past)
+        .then(|| format!("{} does what host does: {own:?}", path.name()))
+}
+
+#[test]
+fn a_path_is_more_than_a_name() {
+    let others = || PATHS.iter().filter(|path| path.kind() != PathKind::Host);
+    if scenario::is_inside() {
+        return others().for_each(|path| assert_eq!(same_as_host(*path), None));
+    }
+    let on_host = |path: &&&dyn DataPath| path.ends() != Ends::Gpu || path.cached() == Some(true);
+    others().filter(on_host).for_each(|path| assert_eq!(same_as_host(*path), None));
+    assert!(same_as_host(&Hollow).is_some(), "a path that has no code of its own passes");
+    Scenario::new("a_path_is_more_than_a_name").run(|| unreachable!("it runs in a process of its own"));
+}
+
+/// `gds` with the code of `host`.
+struct Hollow;
+
+impl DataPath for Hollow {
+    fn kind(&self) -> PathKind {
+        PathKind::Gds
+    }
+
+    fn name(&self) -> &'static str {
+        "host"
+    }
+
+    fn what(&self) -> &'static str {
+        "nothing"
+    }
+
+    fn needs(&self) -> &'static str {
+        "nothing"
+    }
+
+    fn ends(&self) -> Ends {
+        Ends::GpuIfAny
+    }
+
+    fn examined(&self, verdicts: &doctor::Verdicts) -> doctor::Check {
+        path::of(PathKind::Host).examined(verdicts)
+    }
+
+    fn may_go_direct(&self) -> bool {
+        true
+    }
+
+    fn equip(&self, site: &Site, reactor: &mut Reactor) -> Result<Box<dyn Gear>, Error> {
+        path::of(PathKind::Host).equip(site, reactor)
+    }
+}
+
 #[test]
 fn a_path_that_copies_on_refuses_scattered_memory() {
     let home = cases::home();
@@ -382,7 +446,7 @@ fn memory_that_ends_too_early_is_a_fault_of_the_io_and_nothing_else() {
     let list = [piece(4096, 2048), piece(0, 1024)];
     cases_of(
         "short memory",
-        |path| path == PathKind::Host,
+        |path| path.ends() == Ends::Host,
         |target, path| {
             if truth(target).is_none() {
                 return;

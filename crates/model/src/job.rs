@@ -3,23 +3,15 @@
 
 mod check;
 mod cufile;
+mod path;
 
 pub use cufile::CuFileMode;
+pub use path::PathKind;
 
 use crate::stats::Stop;
 use crate::Error;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum PathKind {
-    Host,
-    Bounce,
-    Mapped,
-    Gds,
-    Auto,
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -54,6 +46,13 @@ pub enum Engine {
     Inline,
     /// Copies out of a mapping of the file.
     Map,
+}
+
+impl Engine {
+    /// Each I/O ends where it is submitted.
+    pub fn is_inline(self) -> bool {
+        matches!(self, Engine::Map | Engine::Inline)
+    }
 }
 
 /// What the page cache may do for this job.

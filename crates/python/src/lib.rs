@@ -13,7 +13,8 @@ mod simulate;
 mod snap;
 
 use forebay_engine::gpu::library;
-use forebay_engine::source::Uri;
+use forebay_engine::path::{self, PATHS};
+use forebay_engine::source::{MadeOf, Uri, SOURCES};
 use forebay_engine::{doctor, driver, Error, Kind};
 use forebay_model::{job::JobSpec, merge, record, warnings, Latency, RunRecord};
 use observe::{stop_requested, Watcher};
@@ -30,6 +31,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(stop, module)?)?;
     module.add_function(wrap_pyfunction!(plan, module)?)?;
     module.add_function(wrap_pyfunction!(source, module)?)?;
+    module.add_function(wrap_pyfunction!(tables, module)?)?;
     module.add_function(wrap_pyfunction!(check, module)?)?;
     module.add_function(wrap_pyfunction!(merge_records, module)?)?;
     module.add_function(wrap_pyfunction!(emulate::emulate_run, module)?)?;
@@ -119,16 +121,22 @@ fn stop() {
     stop_requested().store(true, Ordering::Relaxed);
 }
 
-/// A source as its URI reads: {scheme, path, parts}; `path` null where it is no file or folder.
+/// A source as its URI reads: {scheme, path, made_of, parts}; `path` null where it is no file or folder.
 #[derive(serde::Serialize)]
 struct Named<'a> {
     scheme: &'static str,
     path: Option<&'a Path>,
+    made_of: MadeOf,
     parts: Vec<Named<'a>>,
 }
 
 fn named(uri: &Uri) -> Named<'_> {
-    Named { scheme: uri.scheme(), path: uri.path(), parts: uri.parts().iter().map(named).collect() }
+    Named {
+        scheme: uri.scheme(),
+        path: uri.path(),
+        made_of: uri.made_of(),
+        parts: uri.parts().iter().map(named).collect(),
+    }
 }
 
 /// What a source's URI says, as JSON. Looks at nothing.
@@ -136,6 +144,18 @@ fn named(uri: &Uri) -> Named<'_> {
 fn source(py: Python<'_>, uri: &str) -> PyResult<String> {
     let uri = Uri::recognise(uri).map_err(|error| raise(py, error))?;
     json(py, &named(&uri))
+}
+
+/// The tables of sources and of data paths, as JSON.
+#[pyfunction]
+fn tables(py: Python<'_>) -> PyResult<String> {
+    let sources = SOURCES.iter().map(|s| {
+        serde_json::json!({"scheme": s.scheme, "example": s.example, "what": s.what, "available": s.available.is_ok()})
+    });
+    let paths = PATHS.iter().map(|p| {
+        serde_json::json!({"name": p.name(), "what": p.what(), "needs": p.needs(), "schemes": path::schemes(*p)})
+    });
+    json(py, &serde_json::json!({"sources": sources.collect::<Vec<_>>(), "paths": paths.collect::<Vec<_>>()}))
 }
 
 /// What `run` would do. Touches nothing.

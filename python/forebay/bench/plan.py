@@ -21,13 +21,27 @@ def text(plan: dict[str, Any]) -> str:
 def _lines(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
     job = {**plan["job"], "data_bytes": plan["data_bytes"]}
     yield "job", summary.job({**job, "source": " ".join(job["sources"] or job.get("pairs") or []), "pattern": ""})
-    yield "path", plan["path"] + (" · in virtual time, on paper" if plan.get("virtual_time") else "")
+    yield "path", _path(plan) + (" · in virtual time, on paper" if plan.get("virtual_time") else "")
     yield "engine", _engine(job)
     yield "length", length(job)
     yield from _listed("target", [target(t) for t in plan["targets"]])
     yield from _listed("make", plan["files_to_make"] or ["no file"])
     yield from _listed("overwrite", plan["files_to_overwrite"] or ["no file"])
-    yield "memory", f"at most {bytes_(plan['buffer_bytes'])} of buffers, in {job['pages']} pages"
+    yield "memory", _memory(plan, job["pages"])
+
+
+def _path(plan: dict[str, Any]) -> str:
+    """`gds`; `auto: gds, mapped or bounce, as found when it runs`."""
+    *others, last = plan.get("paths") or [plan["path"]]
+    return f"{plan['path']}: {', '.join(others)} or {last}, as found when it runs" if others else str(last)
+
+
+def _memory(plan: dict[str, Any], pages: str) -> str:
+    """Slots that the workers make, in host memory and in that of GPUs."""
+    host, gpu = plan["buffer_bytes"], plan.get("gpu_buffer_bytes", 0)
+    words = [f"at most {bytes_(host)} of buffers, in {pages} pages"] if host else []
+    words += [f"{'' if host else 'at most '}{bytes_(gpu)} of buffers in GPU memory"] if gpu else []
+    return "; ".join(words) or "no buffers: nothing is moved"
 
 
 def _engine(job: dict[str, Any]) -> str:

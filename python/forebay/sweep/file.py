@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import RequestError
-from forebay.flags import PATHS, settle
+from forebay.flags import paths, settle
 from forebay.sweep.fabric import NEEDS
 
 FILE_BYTES_MAX = 1 << 20
@@ -227,9 +227,9 @@ class _Reader:
     def _fallback(self, table: dict[str, Any]) -> dict[str, list[str]]:
         for path, instead in table.items():
             for name in [path, *self._texts("fallback", instead)]:
-                if name not in PATHS:
+                if name not in paths():
                     raise self._bad(
-                        "fallback", path, f'names "{name}", which is not a path', f"one of {', '.join(PATHS)}"
+                        "fallback", path, f'names "{name}", which is not a path', f"one of {', '.join(paths())}"
                     )
         return table
 

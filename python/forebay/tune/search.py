@@ -38,8 +38,8 @@ class Setting(NamedTuple):
 
     @property
     def buffer_bytes(self) -> int:
-        """Of all workers together."""
-        return self.io_bytes * self.workers * self.depth
+        """Of all workers together: slots are whole pages of 4 KiB."""
+        return -(-self.io_bytes // 4096) * 4096 * self.workers * self.depth
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ use super::kit::Kit;
 use super::Way;
 use crate::clock;
 use crate::identity::Identity;
-use crate::path::gds;
+use crate::path;
 use crate::queue::Queue;
 use crate::source::file::FileTarget;
 use forebay_model::checkpoint::CheckpointSpec;
@@ -132,11 +132,7 @@ impl OpenFile {
 
 /// Unit of a file's writes. cuFile's are whole pages: it has no direct way for others.
 pub fn align_of(target: &FileTarget, path: PathKind) -> u32 {
-    if path == PathKind::Gds {
-        target.align.max(gds::PAGE as u32)
-    } else {
-        target.align
-    }
+    path::of(path).unit(target.align)
 }
 
 /// Creates the file, never opening what somebody else made, and reserves its blocks: writes then lengthen nothing, and

@@ -246,7 +246,7 @@ impl Ground {
             },
             false => e,
         })?;
-        let align = super::file::align_of(&target, self.spec.path);
+        let align = super::file::align_of(&target, super::settled(&self.spec).0);
         Ok(FileTarget { path: self.dir.clone(), align, ..target })
     }
 

@@ -3,11 +3,10 @@
 
 use super::ground::places;
 use crate::arena::Mem;
-use crate::driver::outfit::{self, Copiers, Memory};
+use crate::driver::outfit::{self, Memory};
 use crate::driver::verify::{Contents, NameOf};
 use crate::driver::worker::{self, Shared, WorkerSpec};
-use crate::path::gds::Station;
-use crate::path::BounceQueue;
+use crate::path::{self, Buffers, Copiers, Gear, Site, Under};
 use crate::queue::Queue;
 use crate::reactor::Reactor;
 use crate::source::fault::FaultQueue;
@@ -15,7 +14,7 @@ use crate::source::file::FileTarget;
 use crate::source::{FileBacking, QueueNeeds, Target};
 use forebay_model::checkpoint::CheckpointSpec;
 use forebay_model::content;
-use forebay_model::job::{Engine, PathKind};
+use forebay_model::job::Engine;
 use forebay_model::pattern::PatternSpec;
 use forebay_model::Error;
 use std::sync::Arc;
@@ -25,7 +24,7 @@ const FOLDER: u32 = 0;
 
 pub struct Kit {
     // Field order is drop order: the ring goes before the memory that it points to.
-    station: Option<Station>,
+    gear: Box<dyn Gear>,
     copiers: Copiers,
     reactor: Reactor,
     pub contents: Contents,
@@ -45,15 +44,18 @@ impl Kit {
     ) -> Result<(Kit, worker::Kit), Error> {
         let job = &shared.job;
         let device = shared.destination.device_of(index);
-        let needs = QueueNeeds {
-            depth: job.depth,
-            io_bytes_max: job.io_bytes,
-            then_copied: job.path == PathKind::Bounce,
-        };
+        let needs = QueueNeeds { depth: job.depth, io_bytes_max: job.io_bytes, then_copied: false };
+        let folder = &shared.targets[FOLDER as usize];
         let mut reactor = outfit::reactor_for(shared, &[FOLDER], needs)?;
-        let mut memory = Memory::new(shared, device, job.depth as usize)?;
+        let buffers = Buffers::with_slots(job, &[Under::of(folder)], job.depth, device.is_some());
+        let mut memory = Memory::new(shared, device, &buffers)?;
         let warning = memory.register(&mut reactor);
-        let station = outfit::station_for(shared, &[FOLDER], needs, device, &mut memory, &mut reactor)?;
+        let copiers = Copiers::new(device);
+        let path = path::of(job.path);
+        let targets = [folder];
+        let site = memory.site(shared, device, &copiers, &targets, needs);
+        let site = Site { beside: memory.beside_of(job.path), ..site };
+        let gear = path.equip(&site, &mut reactor)?;
         let (contents, content_on_host) =
             Contents::open(job, names_of(spec.clone()), device, job.depth as usize)?;
         memory.fill_for_writes(job, index)?;
@@ -63,12 +65,12 @@ impl Kit {
             pages,
             slot_bytes,
             queues: 0,
+            ran: [(FOLDER, gear.ran())].into(),
             warning,
             content_on_host,
         };
-        let copiers = Copiers::new(device);
         let shared = shared.clone();
-        Ok((Kit { station, copiers, reactor, contents, memory, shared, index, needs, opened: 0 }, told))
+        Ok((Kit { gear, copiers, reactor, contents, memory, shared, index, needs, opened: 0 }, told))
     }
 
     pub fn reactor(&mut self) -> &mut Reactor {
@@ -90,48 +92,33 @@ impl Kit {
 
     /// A queue on a file that was just opened, by the run's path.
     pub fn queue(&mut self, file: &FileTarget) -> Result<Box<dyn Queue>, Error> {
-        let mut queue = match &self.station {
-            Some(station) => {
-                self.attach(file)?;
-                station.queue(file, self.needs.depth)?
+        let (shared, kind) = (&self.shared, self.shared.job.path);
+        let backing = Arc::new(FileBacking { target: file.clone(), engine: self.engine() });
+        let target = Target { backing, bytes: file.bytes, ..self.folder().clone() };
+        path::of(kind).attach(&shared.job, &target, &shared.destination, self.index)?;
+        // Each file meets faults of its own.
+        self.opened = self.opened.wrapping_add(1);
+        let salt = self.index.wrapping_add(self.opened.wrapping_mul(shared.job.workers));
+        let faults = |queue: Box<dyn Queue>| -> Box<dyn Queue> {
+            match shared.faults {
+                Some(plan) => Box::new(FaultQueue::new(queue, plan, salt)),
+                None => queue,
             }
-            None => file.queue(self.engine(), self.needs, &mut self.reactor)?,
         };
-        if let Some(plan) = self.shared.faults {
-            // Each file meets faults of its own.
-            self.opened = self.opened.wrapping_add(1);
-            let salt = self.index.wrapping_add(self.opened.wrapping_mul(self.shared.job.workers));
-            queue = Box::new(FaultQueue::new(queue, plan, salt));
-        }
-        let staging = self.memory.staging().filter(|_| self.shared.job.path == PathKind::Bounce);
-        Ok(match staging {
-            Some(staging) => {
-                let inline = self.folder().is_inline() && self.shared.faults.is_none();
-                Box::new(BounceQueue::new(queue, inline, self.copiers.next()?, staging))
-            }
-            None => queue,
-        })
+        let device = shared.destination.device_of(self.index);
+        let targets = [&target];
+        let site = self.memory.site(shared, device, &self.copiers, &targets, self.needs);
+        let site = Site { beside: self.memory.beside_of(kind), ..site };
+        self.gear.queue(&target, &faults, &site, &mut self.reactor)
     }
 
     fn engine(&self) -> Engine {
         self.folder().backing.file().map_or(Engine::Auto, |(_, engine)| engine)
     }
 
-    /// Has cuFile know the file.
-    fn attach(&self, file: &FileTarget) -> Result<(), Error> {
-        let destination = &self.shared.destination;
-        let (Some(session), Some(device)) = (destination.cufile(), destination.device_of(self.index)) else {
-            return Err(Error::machine("--path gds", "cuFile isn't open", "forebay doctor"));
-        };
-        let backing = Arc::new(FileBacking { target: file.clone(), engine: Engine::Pread });
-        session.attach(&Target { backing, bytes: file.bytes, ..self.folder().clone() }, device)
-    }
-
     /// Before a file is closed: nobody else keeps it open.
     pub fn forget(&mut self, file: &FileTarget) {
-        if let Some(session) = self.shared.destination.cufile() {
-            session.detach(file);
-        }
+        self.shared.destination.forget(file);
     }
 }
 

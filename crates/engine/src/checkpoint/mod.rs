@@ -19,6 +19,7 @@ use crate::driver::{aside, honour, outfit, prepare, Observer, Outcome};
 use crate::gpu::cuda;
 use crate::path::{self, Destination};
 use crate::source::fault::FaultPlan;
+use crate::source::Made;
 use crew::Crew;
 use forebay_model::checkpoint::{CheckpointSpec, Sizes};
 use forebay_model::job::{JobSpec, Op, PathKind, Sync, DEPTH_MAX};
@@ -109,7 +110,7 @@ fn run_watched(
     let started = clock::wall_seconds();
     let mut ground = Ground::look(spec)?;
     let (job, reason) = job_of(spec);
-    path::legal(job.path, "file")?;
+    path::legal(job.path, &spec.dir, &Made::file())?;
     let destination = Arc::new(Destination::open(&job)?);
     prepare::allow_descriptors(2 * spec.sizes_here().files + u64::from(job.workers) * 8);
     let crew = gather(spec, &job, &mut ground, destination).inspect_err(|_| ground.close())?;

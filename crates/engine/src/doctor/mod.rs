@@ -39,8 +39,10 @@ pub(crate) use host::cpu_limits;
 pub(crate) use probe::within;
 pub use report::{Area, Check, Report, State, SCHEMA};
 pub use roots::Roots;
+pub(crate) use verdict::remark;
 pub use verdict::{gds_verdict, path_verdicts, Answer, Cause, GdsVerdict, Through, Usable, Verdicts};
 
+use crate::path::DataPath;
 use cufile::Surroundings;
 use drives::DriveFacts;
 use filesystem::{Examined, Trial};
@@ -199,7 +201,7 @@ fn examine_found(
         nvme_tcp,
         ublk,
     };
-    report.verdicts = verdict::judge(&ground(&report), has_files(&report.source));
+    report.verdicts = verdict::judge(&ground(&report), maps(&report.source));
     report.checks = checks(roots, &report);
     report.verdict = paths::verdict(&report.checks, &report.filesystems);
     report
@@ -217,6 +219,11 @@ fn examined(roots: &Roots, asked: &source::Asked) -> Vec<Examined> {
 
 fn has_files(asked: &source::Asked) -> bool {
     asked.kind == "machine" || !asked.paths.is_empty()
+}
+
+/// `mapped` could serve it: it reads files themselves, and none through something else.
+fn maps(asked: &source::Asked) -> bool {
+    asked.made.as_ref().is_none_or(|made| crate::path::mapped::Mapped.accepts(made))
 }
 
 /// What decides about direct DMA.
@@ -262,7 +269,7 @@ fn checks(roots: &Roots, report: &Report) -> Vec<Check> {
     checks.extend(ublk::checks(report.ublk));
     checks.extend(power::checks(&report.power, gpu, &report.gpu.nvml, report.host.virtualization.is_some()));
     checks.extend(topology::checks(&report.topology, gpu));
-    checks.extend(paths::checks(&report.verdicts, has_files(&report.source)));
+    checks.extend(paths::checks(&report.verdicts, report.source.made.as_ref()));
     // Members of a stripe may share a file system: what is said of it is said once.
     let mut said = std::collections::HashSet::new();
     checks.retain(|check| said.insert(check.id.clone()));

@@ -1,52 +1,28 @@
-//! The four data paths: which of them run here, on this source.
+//! The data paths: which of them run here, on this source.
 
 use super::filesystem::Examined;
 use super::report::{count, Area, Check, State};
-use super::verdict::{remark, Answer, GdsVerdict, Usable, Verdicts};
+use super::verdict::Verdicts;
+use crate::path::PATHS;
+use crate::source::Made;
 
-/// `files`: the source is, or has, files.
-pub fn checks(verdicts: &Verdicts, files: bool) -> Vec<Check> {
-    vec![host(), bounce(&verdicts.bounce), mapped(&verdicts.mapped, files), gds(&verdicts.gds)]
-}
-
-fn check(name: &str, state: State, found: impl Into<String>) -> Check {
-    Check::new(Area::Paths, format!("path.{name}"), name, state, found)
-}
-
-fn host() -> Check {
-    check("host", State::Works, "storage to host memory")
-}
-
-fn bounce(usable: &Usable) -> Check {
-    match &usable.because {
-        None => check("bounce", State::Works, "storage to pinned host memory to the GPU"),
-        Some(because) => {
-            check("bounce", State::Limited, "its destination is host memory, and records say so").why(because)
+/// `made`: what the source is made of; None of the machine as a whole.
+pub fn checks(verdicts: &Verdicts, made: Option<&Made>) -> Vec<Check> {
+    let examined = |path: &&dyn crate::path::DataPath| match made {
+        Some(made) if !path.accepts(made) => {
+            let found = format!("it can only serve {}", path.serves());
+            Check::of_path(path.name(), State::NotApplicable, found)
         }
-    }
-}
-
-fn mapped(usable: &Usable, files: bool) -> Check {
-    match &usable.because {
-        Some(because) if !files => check("mapped", State::NotApplicable, because),
-        Some(because) => check("mapped", State::Missing, "needs a GPU").why(because),
-        None => {
-            let found = "page cache to the GPU without a CPU copy, for data that is cached";
-            check("mapped", State::Works, found)
-        }
-    }
-}
-
-fn gds(verdict: &GdsVerdict) -> Check {
-    let words = verdict.words();
-    let (state, found) = match verdict.answer {
-        Answer::Direct => return check("gds", State::Works, words),
-        Answer::CompatOnly => (State::Limited, "compat only: records say gds-compat"),
-        Answer::No => (State::Missing, "cuFile can't run here"),
+        _ => path.examined(verdicts),
     };
-    let mut check = check("gds", state, found).why(verdict.reason().unwrap_or(words));
-    check.next = verdict.next().map(|next| remark(&next, "meanwhile: --path bounce"));
-    check
+    PATHS.iter().map(examined).collect()
+}
+
+impl Check {
+    /// What is said of a data path.
+    pub fn of_path(name: &str, state: State, found: impl Into<String>) -> Check {
+        Check::new(Area::Paths, format!("path.{name}"), name, state, found)
+    }
 }
 
 /// One sentence: the paths that run, and how much there is to do.

@@ -4,7 +4,7 @@ use super::report::{count, size, Area, Check, State};
 use super::roots::Roots;
 use super::{probe, target};
 use crate::source::nvme_tcp::{Address, Options, Transport};
-use crate::source::{Holds, Uri};
+use crate::source::{Made, MadeOf, Uri};
 use forebay_model::Error;
 use serde::Serialize;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -30,6 +30,9 @@ pub struct Asked {
     /// What of it isn't a file.
     pub others: Vec<Other>,
     pub chunk_bytes: Option<u64>,
+    /// Of what; None of the machine.
+    #[serde(skip)]
+    pub made: Option<Made>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -67,7 +70,8 @@ pub enum Kind {
 pub fn parse(text: Option<&str>) -> Result<Asked, Error> {
     let Some(text) = text else { return Ok(Asked { kind: "machine", ..Asked::default() }) };
     let uri = Uri::recognise(text)?;
-    let mut asked = Asked { uri: Some(text.into()), kind: uri.scheme(), ..Asked::default() };
+    let mut asked =
+        Asked { uri: Some(text.into()), kind: uri.scheme(), made: Some(uri.made()), ..Asked::default() };
     collect(&uri, &mut asked);
     for path in &asked.paths {
         present(text, path)?;
@@ -115,7 +119,7 @@ fn collect(uri: &Uri, asked: &mut Asked) {
     } else if let Some(options) = uri.drive() {
         Some(Kind::VfioUser { socket: options.socket.clone() })
     } else {
-        (uri.holds() == Holds::Nothing).then_some(Kind::Nil)
+        (uri.made_of() == MadeOf::Nothing).then_some(Kind::Nil)
     };
     asked.others.extend(kind.map(|kind| Other { uri: uri.to_string(), kind }));
     uri.parts().iter().for_each(|part| collect(part, asked));

@@ -569,6 +569,19 @@ fn nothing_that_is_not_a_file_needs_a_drive() {
 }
 
 #[test]
+fn a_path_that_refuses_the_source_is_not_said_to_work_on_it() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let over = format!("model:d7-ps1010?over={}", file.path().display());
+    let report = examine(Some(&over), None).unwrap();
+    for path in ["path.mapped", "path.gds"] {
+        let check = find(&report, path);
+        assert_eq!(check.state, State::NotApplicable);
+        assert!(check.found.starts_with("it can only serve files"), "{}", check.found);
+    }
+    assert!(!report.verdicts.mapped.runs);
+}
+
+#[test]
 fn a_named_configuration_must_be_there() {
     let error = examine(None, Some(Path::new("/no/such.json"))).unwrap_err();
     assert_eq!(error.kind, forebay_model::Kind::Request);

@@ -262,6 +262,7 @@ impl Kit {
         self.features = other.features;
         self.slot_bytes += other.slot_bytes;
         self.queues += other.queues;
+        self.ran.extend(other.ran);
         self.warning = self.warning.take().or(other.warning);
         self.content_on_host = self.content_on_host.take().or(other.content_on_host);
     }

@@ -1,10 +1,10 @@
 //! What is asked for is done, or refused with the reason: options that can't hold for this job, or on what it opened.
 
 use super::share;
-use crate::path::by_card;
+use crate::path;
 use crate::source::Target;
 use forebay_model::cached;
-use forebay_model::job::{Cache, CuFileMode, Engine, JobSpec, PathKind, Sync};
+use forebay_model::job::{Cache, Engine, JobSpec, Sync};
 use forebay_model::pattern::{Pattern, Span};
 use forebay_model::record::{PathRan, RunRecord};
 use forebay_model::Error;
@@ -34,36 +34,6 @@ pub fn of_job(job: &JobSpec) -> Result<(), Error> {
             "--sync each",
         ),
         (
-            job.require_direct && job.path == PathKind::Bounce,
-            "--require-direct with --path bounce",
-            "bounce stages every byte in host memory",
-            "--path host, or no --require-direct",
-        ),
-        (
-            job.require_direct && job.path == PathKind::Mapped,
-            "--require-direct with --path mapped",
-            "its bytes come out of the page cache",
-            "--path gds, or no --require-direct",
-        ),
-        (
-            job.path == PathKind::Mapped && job.writes(),
-            "writes by --path mapped",
-            "it copies what the page cache holds, and a file system's pages can't be registered for writing",
-            "--path bounce",
-        ),
-        (
-            job.path == PathKind::Mapped && matches!(job.cache, Cache::Bypass | Cache::Drop),
-            "--path mapped without the page cache",
-            "what it copies is the page cache: every byte would go another way",
-            "--cache allow or --cache warm; --path bounce for data on a drive",
-        ),
-        (
-            job.pin_limit_bytes.is_some() && !matches!(job.path, PathKind::Mapped | PathKind::Auto),
-            "--pin-limit",
-            "only --path mapped registers pages of files",
-            "--path mapped, or no --pin-limit",
-        ),
-        (
             job.pin_limit_bytes.is_some_and(|bytes| bytes < PIN_LIMIT_MIN),
             "--pin-limit",
             "must be at least 1 MiB: less isn't worth registering",
@@ -77,49 +47,14 @@ pub fn of_job(job: &JobSpec) -> Result<(), Error> {
             "--cache bypass",
         ),
         (
-            !job.gpus.is_empty() && job.path == PathKind::Host,
-            "--gpu with --path host",
-            "that path ends in host memory",
-            "--path bounce, or no --gpu",
-        ),
-        (
-            (job.cufile != CuFileMode::Sync || job.cufile_batch.is_some() || job.cufile_unregistered)
-                && !matches!(job.path, PathKind::Gds | PathKind::Auto),
-            "--cufile with a path that isn't gds",
-            "no other path goes through cuFile",
-            "--path gds",
-        ),
-        (
             job.cufile_batch.is_some() && !job.cufile.batches(),
             "--cufile-batch",
             "only the batch modes of cuFile have batches",
             "--cufile batch, or batch-stream",
         ),
-        (
-            (job.cufile != CuFileMode::Sync || job.cufile_batch.is_some() || job.cufile_unregistered)
-                && job.path == PathKind::Gds
-                && by_card(job)?,
-            "--cufile from nvme+rdma:",
-            "its network card moves payload, and nothing goes through cuFile",
-            "no --cufile",
-        ),
-        (
-            job.path == PathKind::Gds && job.engine != Engine::Auto,
-            "--engine with --path gds",
-            "cuFile talks to the kernel itself",
-            "no --engine; --cufile sync, stream, batch or batch-stream",
-        ),
-        (
-            job.path == PathKind::Gds
-                && job.sync == Sync::Each
-                && job.writes()
-                && job.cufile != CuFileMode::Sync,
-            "--sync each with --cufile stream or batch",
-            "cuFile's asynchronous writes can't be made durable one by one",
-            "--cufile sync, or --sync end",
-        ),
     ];
-    if let Some((_, asked, found, next)) = refusals.into_iter().find(|(wrong, ..)| *wrong) {
+    let found = refusals.into_iter().find(|r| r.0).map(|(_, asked, found, next)| (asked, found, next));
+    if let Some((asked, found, next)) = path::refusal(job)?.or(found) {
         return Err(Error::request(asked, found, next));
     }
     // The order of offsets doesn't depend on the data, so what is wrong with it shows on any.
@@ -186,15 +121,18 @@ pub fn of_record(job: &JobSpec, record: &RunRecord) -> Option<Error> {
             "--warmup 0, or a longer run",
         ));
     }
-    let through_cufile = job.path == PathKind::Gds && !job.allow_compat;
-    all_direct(job.require_direct, through_cufile, path, result.bytes)
+    let insists = path::find(job.path).filter(|path| path.insists_on_direct(job.allow_compat));
+    all_direct(job.require_direct, insists.map(|path| path.name()), path, result.bytes)
         .or_else(|| not_seen_direct(job, record))
 }
 
-/// What is wrong where every byte was to go direct.
-pub fn all_direct(require_direct: bool, through_cufile: bool, path: &PathRan, bytes: u64) -> Option<Error> {
-    ((require_direct || through_cufile) && path.direct_bytes < bytes).then(|| {
-        let asked = if require_direct { "--require-direct" } else { "--path gds" };
+/// What is wrong where every byte was to go direct. `insists`: the path that has them go so by itself.
+pub fn all_direct(require_direct: bool, insists: Option<&str>, path: &PathRan, bytes: u64) -> Option<Error> {
+    ((require_direct || insists.is_some()) && path.direct_bytes < bytes).then(|| {
+        let asked = match insists.filter(|_| !require_direct) {
+            Some(path) => format!("--path {path}"),
+            None => "--require-direct".into(),
+        };
         let why = path.reason.as_ref().map_or_else(String::new, |why| format!(": {why}"));
         let found = format!("{} of {bytes} bytes went direct{why}", path.direct_bytes);
         Error::check(asked, found, "forebay doctor for what is in the way")

@@ -33,11 +33,11 @@ pub use record::{build, built_from};
 use crate::clock;
 use crate::gpu::cuda;
 use crate::meter::{cache, power};
-use crate::path::{self, Destination};
+use crate::path::{self, Buffers, DataPath, Destination, Ends, Under, PATHS};
 use crate::source::fault::FaultPlan;
 use crate::source::{Action, Draft, FilePlan, Target, Uri};
 use fleet::Ran;
-use forebay_model::job::{Cache, CuFileMode, JobSpec, PathKind, WorkersFrom};
+use forebay_model::job::{Cache, JobSpec, PathKind, WorkersFrom};
 use forebay_model::record::RunRecord;
 use forebay_model::{stats, Error};
 use plan::{draft, Manifests};
@@ -116,10 +116,15 @@ pub struct Outcome {
 #[derive(Debug, Serialize)]
 pub struct Plan {
     pub job: JobSpec,
+    /// `auto` where trials will decide.
     pub path: &'static str,
+    /// That path, or those that `auto` chooses from, the likeliest first.
+    pub paths: Vec<&'static str>,
     pub targets: Vec<PlannedTarget>,
     pub data_bytes: u64,
+    /// At most, in host memory and in that of GPUs.
     pub buffer_bytes: u64,
+    pub gpu_buffer_bytes: u64,
     pub files_to_make: Vec<String>,
     pub files_to_overwrite: Vec<String>,
     pub virtual_time: bool,
@@ -138,19 +143,24 @@ pub fn plan(job: &JobSpec) -> Result<Plan, Error> {
     check(job)?;
     let mut manifests = Manifests::default();
     let (drafts, _) = draft(job, &mut manifests)?;
-    let path = legal(job, &drafts)?;
     foretell::check(job, &drafts)?;
+    let virtual_time = drafts.iter().all(Draft::is_virtual);
+    let paths = candidates(job, virtual_time)?;
+    let (buffer_bytes, gpu_buffer_bytes) = if virtual_time { (0, 0) } else { buffers(job, &paths)? };
     let names = |keep: fn(&FilePlan) -> bool| -> Vec<String> {
         let files = drafts.iter().flat_map(Draft::files).filter(|f| keep(f));
         files.map(|f| f.path.display().to_string()).collect()
     };
+    let paths: Vec<_> = paths.iter().map(|path| path.name()).collect();
     Ok(Plan {
-        path,
+        path: if paths.len() == 1 { paths[0] } else { path::name_of(job.path) },
+        paths,
         data_bytes: drafts.iter().map(|d| d.bytes()).fold(0, u64::saturating_add),
-        buffer_bytes: job.io_bytes_largest() * u64::from(job.depth) * u64::from(job.workers),
+        buffer_bytes,
+        gpu_buffer_bytes,
         files_to_make: names(|f| f.action == Action::Make),
         files_to_overwrite: if job.writes() { names(|f| f.action == Action::Use) } else { Vec::new() },
-        virtual_time: drafts.iter().all(Draft::is_virtual),
+        virtual_time,
         targets: drafts
             .into_iter()
             .map(|draft| PlannedTarget { label: draft.label(), bytes: draft.bytes(), draft })
@@ -159,13 +169,56 @@ pub fn plan(job: &JobSpec) -> Result<Plan, Error> {
     })
 }
 
+/// The paths that a run would take or, by `auto`, choose from, the likeliest first.
+fn candidates(job: &JobSpec, virtual_time: bool) -> Result<Vec<&'static dyn DataPath>, Error> {
+    let settled = if virtual_time { job.clone() } else { into_host_memory(job).0 };
+    let kind = if virtual_time && job.path == PathKind::Auto { PathKind::Host } else { settled.path };
+    if let Some(path) = path::find(kind) {
+        return Ok(vec![path]);
+    }
+    let made =
+        job.source_uris()?.iter().map(|s| Ok(Uri::parse(s)?.made())).collect::<Result<Vec<_>, Error>>()?;
+    let mut open = Vec::new();
+    for path in PATHS.iter().rev().filter(|path| path.ends() != Ends::Host) {
+        if made.iter().any(|made| path.accepts(made)) && path.refuses(job)?.is_none() {
+            open.push(*path);
+        }
+    }
+    Ok(open)
+}
+
+/// Host and GPU memory of all workers, at most.
+fn buffers(job: &JobSpec, paths: &[&'static dyn DataPath]) -> Result<(u64, u64), Error> {
+    let sources = job.source_uris()?;
+    let moves =
+        sources.iter().map(|s| Ok(Uri::parse(s)?.made().moves_bytes())).collect::<Result<Vec<_>, Error>>()?;
+    let of = |path: &&'static dyn DataPath| {
+        let under: Vec<Under> =
+            moves.iter().map(|m| Under { path: *path, moves_bytes: *m, at_once: false }).collect();
+        let into_gpu = match path.ends() {
+            Ends::Host => false,
+            Ends::GpuIfAny => !job.gpus.is_empty() || !job.pairs.is_empty() || cuda::devices().0 > 0,
+            Ends::Gpu => true,
+        };
+        let each = Buffers::of(job, &under, &under, into_gpu);
+        let all = |bytes: u64| bytes.saturating_mul(u64::from(job.workers));
+        (all(each.host_bytes()), all(each.gpu_bytes()))
+    };
+    let each: Vec<_> = paths.iter().map(of).collect();
+    let most = |f: fn(&(u64, u64)) -> u64| each.iter().map(f).max().unwrap_or(0);
+    Ok((most(|b| b.0), most(|b| b.1)))
+}
+
 /// What is wrong with the job on any machine, the engine's own vocabulary included.
 pub fn check(job: &JobSpec) -> Result<(), Error> {
     job.check()?;
     honour::of_job(job)?;
     job.power.iter().try_for_each(|name| power::Name::parse(name).map(|_| ()))?;
     job.faults.as_deref().map(FaultPlan::parse).transpose()?;
-    job.source_uris()?.iter().try_for_each(|source| Uri::parse(source).map(|_| ()))
+    job.source_uris()?.iter().try_for_each(|source| {
+        let uri = Uri::parse(source)?;
+        path::legal(job.path, &uri, &uri.made())
+    })
 }
 
 /// Where nobody said how many workers, each pair still needs one.
@@ -179,13 +232,7 @@ pub(crate) fn open_sources(job: &JobSpec, observer: &mut dyn Observer) -> Result
     check(job)?;
     let mut manifests = Manifests::default();
     let (drafts, _) = draft(job, &mut manifests)?;
-    legal(job, &drafts)?;
     prepare::prepare(job, &drafts, manifests, observer)
-}
-
-fn legal(job: &JobSpec, drafts: &[Draft]) -> Result<&'static str, Error> {
-    let rows = drafts.iter().map(|d| path::legal(job.path, d.scheme())).collect::<Result<Vec<_>, _>>()?;
-    Ok(rows.first().map_or("host", |row| row.name))
 }
 
 /// Runs the job. An error means that nothing was measured; what broke midway stands in the outcome.
@@ -199,7 +246,6 @@ fn run_job(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> 
     let started = clock::wall_seconds();
     let mut manifests = Manifests::default();
     let (drafts, pair_of) = draft(job, &mut manifests)?;
-    legal(job, &drafts)?;
     foretell::check(job, &drafts)?;
     if drafts.iter().all(Draft::is_virtual) {
         return virtual_time::run(job, &drafts, command, started);
@@ -358,10 +404,9 @@ fn failure_of(job: &JobSpec, record: &RunRecord) -> Option<Error> {
         return Some(Error::run(
             asked,
             format!("{} I/Os timed out; {examples}", errors.timed_out),
-            match job.path == PathKind::Gds && job.cufile == CuFileMode::Batch {
-                true => "--cufile sync; or a smaller --cufile-batch, or a longer posix_pool_slab_count in cufile.json",
-                false => "dmesg | tail; a longer --timeout",
-            },
+            path::find(job.path)
+                .and_then(|path| path.after_timeouts(job))
+                .unwrap_or("dmesg | tail; a longer --timeout"),
         ));
     }
     if errors.failed > 0 {

@@ -4,23 +4,19 @@
 use super::worker::{Kit, Shared, WorkerSpec, BATCH_IO_BYTES_MAX};
 use crate::arena::{Arena, Mem};
 use crate::doctor;
-use crate::gpu::cuda::{Device, DeviceMemory, Pinned, Stream};
-use crate::gpu::cufile::Buffer;
-use crate::gpu::CudaCopier;
-use crate::path::gds::{Base, Duty, Station};
-use crate::path::mapped::{MappedQueue, Staging};
-use crate::path::{BounceQueue, Copier, HostCopier};
+use crate::gpu::cuda::{Device, DeviceMemory, Pinned};
+use crate::path::{self, Buffers, Copiers, Gear, Site, Under};
 use crate::queue::Queue;
 use crate::reactor::{Reactor, RingOptions};
 use crate::source::fault::FaultQueue;
 use crate::source::Loan;
 use crate::source::{QueueNeeds, Target};
 use forebay_model::content;
-use forebay_model::job::{Engine, JobSpec, PathKind, DEPTH_MAX};
+use forebay_model::job::{Engine, JobSpec, PathKind};
 use forebay_model::pattern::PatternSpec;
 use forebay_model::Error;
-use std::cell::{Cell, RefCell};
-use std::rc::Rc;
+use std::any::Any;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 pub struct Outfit {
@@ -36,181 +32,77 @@ pub struct Outfit {
     pub kit: Kit,
 }
 
-/// What the slots are made of. Pins are dropped before the memory that they pin.
+/// What the slots are made of. Loans and pins are dropped before the memory that they stand for.
 #[derive(Default)]
 pub struct Memory {
     /// Into emulated drives.
     lent: Vec<Loan>,
-    _pin: Option<Pinned>,
-    cufile: Option<Buffer>,
+    /// Of paths.
+    kept: Vec<Box<dyn Any>>,
+    _pins: Vec<Pinned>,
     device: Option<DeviceMemory>,
     slots: Option<Arena>,
-    staging: Option<Arena>,
-    _aside_pin: Option<Pinned>,
-    /// Staging for what of `mapped` goes another way.
-    aside: Option<Arena>,
+    /// Slots of paths' own.
+    beside: Vec<(PathKind, Arena)>,
 }
-
-/// Slots through which bytes go that `mapped` can't map; longer I/Os go in parts.
-const ASIDE_SLOTS: u32 = 4;
-const ASIDE_BYTES_MAX: u64 = 4 << 20;
 
 pub fn of(spec: &WorkerSpec, shared: &Shared) -> Result<Outfit, Error> {
     let job = &shared.job;
     let used = used_targets(&spec.pattern);
-    let targets = used.iter().map(|t| &shared.targets[*t as usize]);
+    let targets: Vec<&Target> = used.iter().map(|t| &shared.targets[*t as usize]).collect();
     let device = shared.destination.device_of(spec.index);
-    let depth = effective_depth(job, targets.clone(), device.is_some());
-    let slots = depth + slots_in_copy(job, targets, device.is_some());
-    let needs = QueueNeeds { depth: slots, io_bytes_max: job.io_bytes_largest(), then_copied: false };
+    let buffers = buffers_of(job, &shared.targets, &targets, device.is_some());
+    let needs = QueueNeeds { depth: buffers.slots, io_bytes_max: job.io_bytes_largest(), then_copied: false };
     let mut reactor = reactor_for(shared, &used, needs)?;
-    let mut memory = Memory::new(shared, device, slots as usize)?;
+    let mut memory = Memory::new(shared, device, &buffers)?;
     let warning = memory.register(&mut reactor);
-    memory.lend(used.iter().map(|t| &shared.targets[*t as usize]))?;
-    let station = station_for(shared, &used, needs, device, &mut memory, &mut reactor)?;
-    let aside = Aside::of(&memory, device);
+    memory.lend(targets.iter().copied())?;
     let copiers = Copiers::new(device);
-    let mut queue_of = vec![u32::MAX; shared.targets.len()];
+    let faults = |queue: Box<dyn Queue>| -> Box<dyn Queue> {
+        match shared.faults {
+            Some(plan) => Box::new(FaultQueue::new(queue, plan, spec.index)),
+            None => queue,
+        }
+    };
+    let (mut queue_of, mut ran) = (vec![u32::MAX; shared.targets.len()], BTreeMap::new());
     let mut queues: Vec<Box<dyn Queue>> = Vec::new();
-    for t in used {
-        queue_of[t as usize] = queues.len() as u32;
-        let target = &shared.targets[t as usize];
-        let then_copied = target.route.path == PathKind::Bounce;
-        let needs = QueueNeeds { then_copied, ..needs };
-        let mut queue = match (&aside, &station, target.route.path) {
-            (Some(aside), _, PathKind::Mapped) => {
-                aside.queue(shared, target, needs, &copiers, &mut reactor)?
+    let mut gears: Vec<(PathKind, Box<dyn Gear>)> = Vec::new();
+    let site = memory.site(shared, device, &copiers, &targets, needs);
+    for (t, target) in used.into_iter().zip(&targets) {
+        let kind = target.route.path;
+        let site = Site { beside: memory.beside_of(kind), at_work: buffers.at_work, ..site };
+        let known = gears.iter().position(|(of, _)| *of == kind);
+        let at = match known {
+            Some(at) => at,
+            None => {
+                gears.push((kind, path::of(kind).equip(&site, &mut reactor)?));
+                gears.len() - 1
             }
-            (_, Some(station), PathKind::Gds) if target.by_card().is_none() => {
-                target.queue_over(needs, &mut reactor, &mut |file, _, needs, _| {
-                    station.queue(file, needs.depth)
-                })?
-            }
-            // Its card knows the slots.
-            (_, _, PathKind::Gds) if target.by_card().is_some() => target.queue(needs, &mut reactor)?,
-            (_, None, PathKind::Gds) => return Err(unattached(target)),
-            _ => target.queue(needs, &mut reactor)?,
         };
-        if let Some(plan) = shared.faults {
-            queue = Box::new(FaultQueue::new(queue, plan, spec.index));
-        }
-        if let Some(staging) = memory.staging.as_ref().filter(|_| then_copied) {
-            let inline = target.is_inline() && shared.faults.is_none();
-            let bounce = BounceQueue::new(queue, inline, copiers.next()?, staging);
-            queue = Box::new(bounce.with_below_max(depth));
-        }
-        queues.push(queue);
+        let gear = &gears[at].1;
+        queue_of[t as usize] = queues.len() as u32;
+        ran.insert(t, gear.ran());
+        queues.push(gear.queue(target, &faults, &site, &mut reactor)?);
     }
+    memory.kept.extend(gears.into_iter().filter_map(|(_, gear)| gear.kept()));
     let (pages, slot_bytes) = memory.pages();
     let kit = Kit {
         features: reactor.features().to_vec(),
         pages,
         slot_bytes,
         queues: queues.len() as u32,
+        ran,
         warning,
         content_on_host: None,
     };
-    Ok(Outfit { queues, reactor, memory, queue_of, slots, in_turn: device.is_some(), kit })
+    Ok(Outfit { queues, reactor, memory, queue_of, slots: buffers.slots, in_turn: device.is_some(), kit })
 }
 
-/// What queues of `mapped` share: the way for what can't be mapped.
-struct Aside<'a> {
-    arena: &'a Arena,
-    staging: Staging,
-}
-
-impl<'a> Aside<'a> {
-    fn of(memory: &'a Memory, device: Option<&Arc<Device>>) -> Option<Aside<'a>> {
-        let arena = memory.aside.as_ref().filter(|_| device.is_some())?;
-        Some(Aside { arena, staging: Staging::new(arena.count() as u32, arena.slot_bytes() as u32) })
-    }
-
-    fn queue(
-        &self,
-        shared: &Shared,
-        target: &Target,
-        needs: QueueNeeds,
-        copiers: &Copiers,
-        reactor: &mut Reactor,
-    ) -> Result<Box<dyn Queue>, Error> {
-        let registry = shared.destination.registry(&shared.job)?;
-        target.queue_over(needs, reactor, &mut |file, engine, needs, reactor| {
-            let slots = QueueNeeds {
-                depth: self.arena.count() as u32,
-                io_bytes_max: self.arena.slot_bytes() as u64,
-                then_copied: true,
-            };
-            let inner = file.queue(engine, slots, reactor)?;
-            let inline = matches!(engine, Engine::Map | Engine::Inline);
-            let bounce = Box::new(BounceQueue::new(inner, inline, copiers.next()?, self.arena));
-            let staging = self.staging.clone();
-            let queue = MappedQueue::new(
-                file,
-                needs.depth,
-                registry.clone(),
-                copiers.next()?,
-                bounce,
-                staging,
-                reactor,
-            )?;
-            Ok(Box::new(queue))
-        })
-    }
-}
-
-fn maps(targets: &[Target]) -> bool {
-    targets.iter().any(|t| t.route.path == PathKind::Mapped)
-}
-
-fn bounces(targets: &[Target]) -> bool {
-    goes(targets, PathKind::Bounce)
-}
-
-fn goes(targets: &[Target], path: PathKind) -> bool {
-    targets.iter().any(|t| t.route.path == path)
-}
-
-fn unattached(target: &Target) -> Error {
-    Error::run(&target.label, "nobody told cuFile of it", "report it: a defect in Forebay")
-}
-
-/// What the worker's queues through cuFile share; its memory is registered once.
-pub fn station_for(
-    shared: &Shared,
-    used: &[u32],
-    needs: QueueNeeds,
-    device: Option<&Arc<Device>>,
-    memory: &mut Memory,
-    reactor: &mut Reactor,
-) -> Result<Option<Station>, Error> {
-    let (Some(session), Some(device)) = (shared.destination.cufile(), device) else { return Ok(None) };
-    let Some(slots) = &memory.device else { return Ok(None) };
-    let targets = || used.iter().map(|t| &shared.targets[*t as usize]);
-    device.enter().map_err(|why| Error::machine("--path gds", why.to_string(), "nvidia-smi"))?;
-    let base = Base::default();
-    if Station::registers(&shared.job) {
-        match session.driver().register_buffer(slots) {
-            Ok(buffer) => {
-                base.add(slots.address(), slots.bytes() as u64);
-                memory.cufile = Some(buffer);
-            }
-            Err(e) => session.stays_unregistered(&e),
-        }
-    }
-    let duty = Duty {
-        job: &shared.job,
-        depth: targets().map(|t| t.ring_depth(needs)).max().unwrap_or(1).max(needs.depth),
-        plain: targets().all(Target::is_file),
-        whole_pages: targets().flat_map(Target::files).all(|(f, _)| f.bytes % 4096 == 0),
-    };
-    Station::open(session, device, base, &duty, reactor).map(Some)
-}
-
-/// Slots are only worth having where something moves bytes into them.
-fn wants_slots(job: &JobSpec, targets: &[Target]) -> bool {
-    targets.iter().any(|t| t.route.path != PathKind::Host)
-        || job.verify
-        || targets.iter().any(Target::moves_bytes)
+/// What a worker on the `used` of these targets keeps.
+pub fn buffers_of(job: &JobSpec, all: &[Target], used: &[&Target], into_gpu: bool) -> Buffers {
+    let all: Vec<Under> = all.iter().map(Under::of).collect();
+    let used: Vec<Under> = used.iter().map(|t| Under::of(t)).collect();
+    Buffers::of(job, &all, &used, into_gpu)
 }
 
 /// What a worker takes beside its slots: its stack, its histograms and its share of the series.
@@ -218,22 +110,15 @@ const WORKER_BYTES: u64 = 1 << 20;
 
 /// Refuses slots that there is no memory for: the kernel would promise it, and kill somebody when they are touched.
 pub fn check_memory(job: &JobSpec, targets: &[Target], feeds_gpu: bool) -> Result<(), Error> {
-    let slot_bytes = job.io_bytes_largest().next_multiple_of(4096);
-    let depth = effective_depth(job, targets.iter(), feeds_gpu);
-    let depth = u64::from(depth + slots_in_copy(job, targets.iter(), feeds_gpu));
-    let arenas = 1 + u64::from(bounces(targets) && !feeds_gpu);
     let workers = u64::from(job.workers);
-    // Those of `gds` lie in GPU memory.
-    let on_host = targets.iter().any(|t| t.route.path != PathKind::Gds);
-    let slots = match on_host && wants_slots(job, targets) {
-        true => [depth, workers, arenas].into_iter().fold(slot_bytes, u64::saturating_mul),
-        false => 0,
-    };
+    let each = buffers_of(job, targets, &targets.iter().collect::<Vec<_>>(), feeds_gpu).host_bytes();
+    let slots = each.saturating_mul(workers);
     let own = workers * WORKER_BYTES;
+    let slot_bytes = job.io_bytes_largest().next_multiple_of(4096);
     let gib = |bytes: u64| format!("{:.1} GiB", bytes as f64 / (1u64 << 30) as f64);
     match doctor::memory_free_bytes() {
         Some(free) if slots.saturating_add(own) > free => Err(Error::machine(
-            format!("--workers {workers} × --depth {depth} × --io-size {slot_bytes}"),
+            format!("--workers {workers} × --depth {} × --io-size {slot_bytes}", job.depth),
             format!(
                 "needs {} of buffers and {} for the workers themselves, and {} of memory are free",
                 gib(slots),
@@ -247,28 +132,52 @@ pub fn check_memory(job: &JobSpec, targets: &[Target], feeds_gpu: bool) -> Resul
 }
 
 impl Memory {
-    pub fn new(shared: &Shared, device: Option<&Arc<Device>>, depth: usize) -> Result<Memory, Error> {
-        let job = &shared.job;
-        let io_bytes = job.io_bytes_largest() as usize;
+    pub fn new(shared: &Shared, device: Option<&Arc<Device>>, buffers: &Buffers) -> Result<Memory, Error> {
         let mut memory = Memory::default();
-        if !wants_slots(job, &shared.targets) {
+        if buffers.slot_bytes == 0 {
             return Ok(memory);
         }
-        if bounces(&shared.targets) {
+        for (path, beside) in &buffers.beside {
             // Owned from the start: should allocating fail, the pin goes before what it pins.
-            let staging = memory.staging.insert(arena_for(shared, depth, io_bytes)?);
-            memory._pin = device.map(|device| device.pin(staging)).transpose()?;
+            let arena = arena_for(shared, beside.count as usize, beside.bytes_each as usize)?;
+            memory.beside.push((*path, arena));
+            let arena = &memory.beside.last().expect("it was just put there").1;
+            memory._pins.extend(device.map(|device| device.pin(arena)).transpose()?);
         }
-        if let Some(device) = device.filter(|_| maps(&shared.targets)) {
-            let each = (io_bytes as u64).min(ASIDE_BYTES_MAX) as usize;
-            let aside = memory.aside.insert(Arena::new(ASIDE_SLOTS as usize, each, job.pages)?);
-            memory._aside_pin = Some(device.pin(aside)?);
-        }
+        let (count, each) = (buffers.slots as usize, buffers.slot_bytes as usize);
         match device {
-            Some(device) => memory.device = Some(device.slots(depth, io_bytes.next_multiple_of(4096))?),
-            None => memory.slots = Some(arena_for(shared, depth, io_bytes)?),
+            Some(device) => memory.device = Some(device.slots(count, each)?),
+            None => memory.slots = Some(arena_for(shared, count, each)?),
         }
         Ok(memory)
+    }
+
+    /// What paths have to build on, each with its own slots beside.
+    pub fn site<'a>(
+        &'a self,
+        shared: &'a Shared,
+        device: Option<&'a Arc<Device>>,
+        copiers: &'a Copiers,
+        targets: &'a [&'a Target],
+        needs: QueueNeeds,
+    ) -> Site<'a> {
+        Site {
+            job: &shared.job,
+            destination: &shared.destination,
+            device,
+            slots: self.device.as_ref(),
+            beside: None,
+            copiers,
+            targets,
+            needs,
+            at_work: needs.depth,
+            layered: shared.faults.is_some(),
+        }
+    }
+
+    /// The path's own slots.
+    pub fn beside_of(&self, path: PathKind) -> Option<&Arena> {
+        self.beside.iter().find(|(of, _)| *of == path).map(|(_, arena)| arena)
     }
 
     /// Where the worker's I/O number `index` has its payload.
@@ -280,14 +189,9 @@ impl Memory {
         }
     }
 
-    /// What bytes are copied through on their way, where the path does that.
-    pub fn staging(&self) -> Option<&Arena> {
-        self.staging.as_ref()
-    }
-
     /// The pages that the slots got, and their bytes.
     pub fn pages(&self) -> (&'static str, u64) {
-        let arena = self.staging.as_ref().or(self.slots.as_ref()).or(self.aside.as_ref());
+        let arena = self.beside.first().map(|(_, arena)| arena).or(self.slots.as_ref());
         let bytes = arena.map_or(0, |a| (a.slot_bytes() * a.count()) as u64);
         (arena.map_or("none", |a| a.got().name()), bytes.max(self.device_bytes()))
     }
@@ -300,10 +204,12 @@ impl Memory {
     /// Lends it to drives and network cards, so that nothing is staged on the way.
     fn lend<'a>(&mut self, targets: impl Iterator<Item = &'a Target>) -> Result<(), Error> {
         for target in targets {
-            for arena in [&self.staging, &self.slots].into_iter().flatten() {
-                self.lent.extend(target.lend(arena)?);
-            }
-            let by_card = target.by_card().filter(|_| target.route.path == PathKind::Gds);
+            let arenas = [self.beside_of(target.route.path), self.slots.as_ref()];
+            let lent = arenas.into_iter().flatten().map(|arena| target.lend(arena));
+            let lent = lent.collect::<Result<Vec<_>, _>>()?;
+            self.lent.extend(lent.into_iter().flatten());
+            // Where payload goes through no other slots, the card is to reach those of the GPU.
+            let by_card = target.by_card().filter(|_| self.beside_of(target.route.path).is_none());
             if let (Some(remote), Some(device)) = (by_card, &self.device) {
                 let lent = remote.lend_device(device).map_err(|why| {
                     Error::machine(
@@ -320,7 +226,7 @@ impl Memory {
 
     /// Registers what the kernel reads into; says so if it won't have it.
     pub fn register(&mut self, reactor: &mut Reactor) -> Option<String> {
-        let arena = self.staging.as_mut().or(self.slots.as_mut()).or(self.aside.as_mut())?;
+        let arena = self.beside.first_mut().map(|(_, arena)| arena).or(self.slots.as_mut())?;
         let e = reactor.register_arena(arena).err()?;
         let bytes = arena.slot_bytes() * arena.count();
         Some(format!("the kernel refused to register {bytes} bytes of buffers ({e}): each I/O pins its own pages; ulimit -l is too low"))
@@ -331,7 +237,7 @@ impl Memory {
         if !job.writes() {
             return Ok(());
         }
-        for arena in [self.slots.as_ref(), self.staging.as_ref()].into_iter().flatten() {
+        for arena in self.slots.iter().chain(self.beside.iter().map(|(_, arena)| arena)) {
             let (at, bytes) = arena.whole();
             // SAFETY: the arena is ours and no I/O is in flight yet.
             let whole = unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), bytes) };
@@ -371,44 +277,6 @@ fn used_targets(pattern: &PatternSpec) -> Vec<u32> {
     used
 }
 
-/// A source that finishes each I/O in `submit` gains nothing from a second slot, and loses the cache. Copies to
-/// a GPU go on meanwhile, so that feeding one takes as many slots as the last-level cache holds.
-pub fn effective_depth<'a>(
-    job: &JobSpec,
-    mut targets: impl Iterator<Item = &'a Target>,
-    feeds_gpu: bool,
-) -> u32 {
-    let reads_by_hand = |t: &Target| t.is_inline() && t.route.path != PathKind::Mapped;
-    if !targets.all(reads_by_hand) || job.faults.is_some() {
-        job.depth
-    } else if feeds_gpu {
-        job.depth.min(slots_in_cache(job))
-    } else {
-        1
-    }
-}
-
-/// Slots on top of those that the source works at: what they hold is on its way to the GPU, so that the source has
-/// no less to do meanwhile. None below four, where each I/O is meant to be seen through before the next.
-fn slots_in_copy<'a>(job: &JobSpec, mut targets: impl Iterator<Item = &'a Target>, feeds_gpu: bool) -> u32 {
-    const FROM_DEPTH: u32 = 4;
-    const BYTES_MAX: u64 = 16 << 20;
-    let asynchronous = |t: &Target| t.route.path == PathKind::Bounce && !t.is_inline();
-    if !feeds_gpu || job.depth < FROM_DEPTH || !targets.all(asynchronous) {
-        return 0;
-    }
-    let fitting = (BYTES_MAX / job.io_bytes_largest()).clamp(1, u64::from(DEPTH_MAX)) as u32;
-    (job.depth / 2).min(fitting)
-}
-
-/// What a worker's slots may take of the last-level cache: a slot that fell out of it is written to memory and
-/// read back for the copy, and both compete with the reads.
-fn slots_in_cache(job: &JobSpec) -> u32 {
-    const AT_LEAST: u64 = 3;
-    let share = doctor::last_level_cache_bytes() / 2 / u64::from(job.workers);
-    (share / job.io_bytes_largest()).clamp(AT_LEAST, u64::from(u32::MAX)) as u32
-}
-
 pub fn reactor_for(shared: &Shared, used: &[u32], needs: QueueNeeds) -> Result<Reactor, Error> {
     let job = &shared.job;
     let targets = || used.iter().map(|t| &shared.targets[*t as usize]);
@@ -431,32 +299,4 @@ pub fn reactor_for(shared: &Shared, used: &[u32], needs: QueueNeeds) -> Result<R
             )
         },
     )
-}
-
-/// Streams that a worker's queues share in turn: one for each of thousands of files would cost more than it gives.
-const STREAMS_MAX: usize = 4;
-
-/// Makes the copiers of a worker's queues.
-pub struct Copiers {
-    device: Option<Arc<Device>>,
-    streams: RefCell<Vec<Rc<Stream>>>,
-    made: Cell<usize>,
-}
-
-impl Copiers {
-    pub fn new(device: Option<&Arc<Device>>) -> Copiers {
-        Copiers { device: device.cloned(), streams: RefCell::default(), made: Cell::new(0) }
-    }
-
-    pub fn next(&self) -> Result<Box<dyn Copier>, Error> {
-        let Some(device) = &self.device else { return Ok(Box::new(HostCopier::default())) };
-        let made = self.made.replace(self.made.get() + 1);
-        let mut streams = self.streams.borrow_mut();
-        if streams.len() == STREAMS_MAX {
-            return Ok(Box::new(CudaCopier::on(streams[made % STREAMS_MAX].clone())));
-        }
-        let copier = CudaCopier::new(device.clone())?;
-        streams.push(copier.stream());
-        Ok(Box::new(copier))
-    }
 }

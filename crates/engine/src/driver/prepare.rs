@@ -7,6 +7,7 @@ use super::plan::{parent_of, Manifests};
 use super::{Observer, Phase, Progress};
 use crate::identity::{taken, Identity};
 use crate::meter::cache;
+use crate::path;
 use crate::path::auto::Way;
 use crate::reactor::{Reactor, RingOptions};
 use crate::source::file::{misaligned, FileAccess, FileTarget};
@@ -417,9 +418,9 @@ pub fn reopened(job: &JobSpec, target: &Target, way: Way, warm: bool, ring: bool
                 true => file.clone(),
                 false => FileTarget::open(&file.path, access)?,
             };
-            match way.path {
-                PathKind::Gds => Arc::new(for_cufile(file)),
-                _ => {
+            match path::of(way.path).opens(&file) {
+                Some(own) => Arc::new(own),
+                None => {
                     let engine = file.choose(job.engine, !job.writes(), warm, ring);
                     Arc::new(FileBacking { target: file, engine })
                 }
@@ -433,11 +434,6 @@ pub fn reopened(job: &JobSpec, target: &Target, way: Way, warm: bool, ring: bool
     let opened = Target { backing, ..target.clone() };
     check_alignment(job, &opened)?;
     Ok(opened)
-}
-
-/// cuFile reads the file, by whatever offsets and lengths: it rounds them itself.
-fn for_cufile(file: FileTarget) -> FileBacking {
-    FileBacking { target: FileTarget { align: 1, mem_align: 1, ..file }, engine: Engine::Pread }
 }
 
 pub fn has_ring(job: &JobSpec) -> Result<bool, Error> {
@@ -512,8 +508,8 @@ impl Open for Opener<'_> {
             Cache::Allow => cache::residency(&target.file, 0, file.bytes).is_ok_and(|share| share > 0.99),
             Cache::Auto | Cache::Bypass | Cache::Drop => false,
         };
-        if job.path == PathKind::Gds {
-            return Ok(for_cufile(target));
+        if let Some(own) = path::find(job.path).and_then(|path| path.opens(&target)) {
+            return Ok(own);
         }
         let engine = target.choose(job.engine, !self.write, resident, self.ring);
         if engine == Engine::Map && self.write {

@@ -1,7 +1,7 @@
 //! What happened, as a `RunRecord`.
 
 use super::fleet::Ran;
-use super::outfit::effective_depth;
+use super::outfit::buffers_of;
 use super::tally::Tally;
 use super::threads;
 use super::warnings;
@@ -9,8 +9,7 @@ use crate::clock;
 use crate::doctor;
 use crate::gpu::cuda;
 use crate::meter::{cpu, noise};
-use crate::path::gds::Session;
-use crate::path::Destination;
+use crate::path::{self, gds, Destination, Ends};
 use crate::source::Target;
 use forebay_model::job::{Cache, Engine, JobSpec, PathKind};
 use forebay_model::record::*;
@@ -71,18 +70,21 @@ pub fn pattern_of(job: &JobSpec) -> String {
     if job.op.is_random() { "random" } else { "sequential" }.into()
 }
 
-pub fn name_of(path: PathKind) -> String {
-    serde_json::to_value(path).ok().and_then(|v| v.as_str().map(String::from)).unwrap_or_default()
-}
-
 /// Its warnings are what only the run knows; whoever completes the record has the rest judged.
 pub fn of(context: Context, runs: &[Ran]) -> RunRecord {
     let mut missing = BTreeMap::new();
     let cache = cache_state(&context, runs, &mut missing);
-    let result = result_of(&context, runs);
-    note_missing(&context, runs, &result, &mut missing);
+    let mut ran = paths_of(&context, runs);
+    let moved = |t: usize| {
+        runs.iter().flat_map(|r| &r.tallies).filter_map(|w| w.targets.get(t)).map(|w: &(u64, u64)| w.0).sum()
+    };
+    let moved: Vec<u64> = (0..context.targets.len()).map(moved).collect();
     let mut path = path_of(&context, runs);
-    let cufile = of_cufile(&context, &mut path, &mut missing);
+    let cufile =
+        gds::judge_run(context.destination, (context.targets, &moved), &mut ran, &mut path, &mut missing);
+    path.ran = joined(ran.iter().map(|name| (*name).to_owned()));
+    let result = result_of(&context, &ran, runs);
+    note_missing(&context, runs, &result, &mut missing);
     let warnings = warnings::of(runs, context.destination.cufile().map(|session| &**session));
     let paths: Vec<_> = context.targets.iter().flat_map(Target::files).map(|(f, _)| f.path.clone()).collect();
     let simulated = context.targets.iter().any(Target::is_simulated);
@@ -106,7 +108,7 @@ pub fn of(context: Context, runs: &[Ran]) -> RunRecord {
     }
 }
 
-fn result_of(context: &Context, runs: &[Ran]) -> RunResult {
+fn result_of(context: &Context, paths: &[&str], runs: &[Ran]) -> RunResult {
     let cores = threads::online();
     let repeats: Vec<Repeat> = runs.iter().map(|r| repeat_of(r, cores)).collect();
     let tallies: Vec<&Tally> = runs.iter().flat_map(|r| &r.tallies).collect();
@@ -147,7 +149,7 @@ fn result_of(context: &Context, runs: &[Ran]) -> RunResult {
         verified_bytes: sum(|t| t.verified_bytes),
         verified_on: verified_on(context, runs),
         summary: stats::summarize(&repeats, context.job.repeats_stop()),
-        targets: targets_of(&tallies, context.targets),
+        targets: targets_of(&tallies, context.targets, paths),
         gpus: gpus_of(&workers, seconds),
         workers,
         hosts: Vec::new(),
@@ -281,12 +283,12 @@ fn workers_of(tallies: &[&Tally], workers: u32, destination: &Destination) -> Ve
     (0..workers).map(of).collect()
 }
 
-fn targets_of(tallies: &[&Tally], targets: &[Target]) -> Vec<TargetResult> {
+fn targets_of(tallies: &[&Tally], targets: &[Target], paths: &[&str]) -> Vec<TargetResult> {
     let total =
         |i: usize, f: fn(&(u64, u64)) -> u64| tallies.iter().filter_map(|t| t.targets.get(i)).map(f).sum();
     let result = |(i, t): (usize, &Target)| TargetResult {
         target: t.label.clone(),
-        path: name_of(t.route.path),
+        path: paths[i].into(),
         cache: cache_of(t).map(String::from),
         bytes: total(i, |c| c.0),
         ios: total(i, |c| c.1),
@@ -304,7 +306,7 @@ pub fn trial_of(targets: &[Target], ran: &Ran, workers: u32) -> Trial {
     let gib = ran.bytes() as f64 / GIB;
     let used = ran.readings.cpu.as_ref().map(|cpu| cpu.process.total_s());
     Trial {
-        path: joined(targets.iter().map(|t| name_of(t.route.path))),
+        path: joined(targets.iter().map(|t| path::name_of(t.route.path).to_owned())),
         cache: joined(targets.iter().filter_map(cache_of).map(String::from)),
         workers,
         gib_s: throughput(ran),
@@ -355,10 +357,9 @@ pub fn job_of(context: &Context, queues: u32) -> Job {
 fn path_of(context: &Context, runs: &[Ran]) -> PathRan {
     let sum = |f: fn(&Tally) -> u64| runs.iter().flat_map(|r| &r.tallies).map(f).sum::<u64>();
     let kit = &runs[0].kit;
-    let ran = joined(context.targets.iter().map(|t| name_of(t.route.path)));
     PathRan {
-        requested: name_of(context.requested),
-        ran,
+        requested: path::name_of(context.requested).into(),
+        ran: String::new(),
         reason: reason(context, runs),
         engine: engines(context.targets),
         engine_features: kit.features.iter().map(|f| (*f).to_string()).collect(),
@@ -370,9 +371,8 @@ fn path_of(context: &Context, runs: &[Ran]) -> PathRan {
         destination: context.destination.name(),
         slot_pages: kit.pages.into(),
         slot_bytes: kit.slot_bytes,
-        // Slots that a card reaches are the GPU's own.
         slots_pinned: context.destination.feeds_gpu()
-            && !context.targets.iter().all(|t| t.route.path == PathKind::Gds),
+            && context.targets.iter().any(|t| path::of(t.route.path).pins()),
         calibration: context.calibration.clone(),
         mapped: context.destination.registered().map(|registry| registry.report()),
         fabric: {
@@ -384,40 +384,11 @@ fn path_of(context: &Context, runs: &[Ran]) -> PathRan {
     }
 }
 
-/// What cuFile says of the run, and what its bytes are called for it.
-fn of_cufile(
-    context: &Context,
-    path: &mut PathRan,
-    missing: &mut BTreeMap<String, String>,
-) -> Option<Cufile> {
-    let session = context.destination.cufile()?;
-    let all_through = context.targets.iter().all(|t| t.route.path == PathKind::Gds);
-    // Where other paths took part, direct bytes may be theirs too.
-    let direct = if all_through { path.direct_bytes } else { 0 };
-    Some(judge_cufile(session, direct, context.job.path == PathKind::Gds, path, missing))
-}
-
-/// Calls bytes that went through cuFile what its counters say. `direct`: those that were taken for direct; `alone`: no
-/// other path took part.
-pub fn judge_cufile(
-    session: &Session,
-    direct: u64,
-    alone: bool,
-    path: &mut PathRan,
-    missing: &mut BTreeMap<String, String>,
-) -> Cufile {
-    let (cufile, verdict, why_null) = session.report(direct, path.compat_bytes);
-    missing.extend(why_null);
-    path.direct_bytes = path.direct_bytes - direct + verdict.direct_bytes;
-    path.compat_bytes = verdict.compat_bytes;
-    if alone {
-        path.ran = verdict.ran.into();
-        path.engine = "cufile".into();
-        path.slots_pinned = false;
-    }
-    let reason = path.reason.take().into_iter().chain([verdict.reason]).collect::<Vec<_>>();
-    path.reason = Some(reason.join("; "));
-    cufile
+/// The path of each target: what its queues said that they are.
+fn paths_of(context: &Context, runs: &[Ran]) -> Vec<&'static str> {
+    let said = |t: u32| runs.iter().find_map(|run| run.kit.ran.get(&t).copied());
+    let of = |(t, target): (usize, &Target)| said(t as u32).unwrap_or(path::name_of(target.route.path));
+    context.targets.iter().enumerate().map(of).collect()
 }
 
 /// Why bytes of a job by `mapped` went another way; None if none did.
@@ -439,7 +410,8 @@ pub fn staged_reason(ran: &MappedRan, staged_bytes: u64, bytes: u64) -> Option<S
 
 fn reason(context: &Context, runs: &[Ran]) -> Option<String> {
     let mut reasons: Vec<String> = context.reasons.clone();
-    if context.job.path == PathKind::Bounce && !context.destination.feeds_gpu() {
+    let wants_gpu = path::find(context.job.path).is_some_and(|path| path.ends() != Ends::Host);
+    if wants_gpu && !context.destination.feeds_gpu() {
         let why = cuda::devices().1.unwrap_or_else(|| "no GPU".into());
         reasons.push(format!("the destination is host memory: {why}"));
     }
@@ -449,7 +421,8 @@ fn reason(context: &Context, runs: &[Ran]) -> Option<String> {
         let all = runs.iter().map(Ran::bytes).sum();
         reasons.extend(staged_reason(&registry.report(), staged_bytes, all));
     }
-    let depth = effective_depth(context.job, context.targets.iter(), context.destination.feeds_gpu());
+    let all: Vec<&Target> = context.targets.iter().collect();
+    let depth = buffers_of(context.job, context.targets, &all, context.destination.feeds_gpu()).at_work;
     // Who asks for an engine that reads by itself gets it for data on a device, too.
     let why = if context.job.engine == Engine::Auto { "the data is in memory and" } else { "each I/O is" };
     match depth {

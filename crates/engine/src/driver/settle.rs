@@ -6,16 +6,14 @@
 use super::pacing::Unseen;
 use super::{fleet, prepare, threads, Observer};
 use crate::clock;
-use crate::doctor::{self, Answer};
 use crate::meter::cache;
-use crate::path::auto::{self, Gave, Open, Situation, Way};
-use crate::path::{self, Destination};
+use crate::path::auto::{self, Gave, Known, Open, Situation, Way};
+use crate::path::{self, Destination, PATHS};
 use crate::source::{Route, Target};
 use forebay_model::job::{Cache, JobSpec, PathKind, WorkersFrom};
 use forebay_model::record::Trial;
 use forebay_model::Error;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -55,7 +53,7 @@ pub fn on(
 ) -> Result<Settled, Error> {
     let ring = prepare::has_ring(job)?;
     let mut settler = Settler { job: job.clone(), seeds, destination, observer, trials: Vec::new(), ring };
-    let mut reasons = cards(job, targets, destination)?;
+    let mut reasons = by_target(job, targets, destination)?;
     if job.path == PathKind::Auto || job.cache == Cache::Auto {
         for group in settler.groups(targets) {
             reasons.push(settler.choose(&group, targets)?);
@@ -71,28 +69,14 @@ pub fn on(
     Ok(Settled { job, reasons, calibration: trials })
 }
 
-/// Of a job by `gds`: what cards can't move into the GPU goes through pinned memory where that is allowed. Says so.
-fn cards(job: &JobSpec, targets: &mut [Target], destination: &Destination) -> Result<Vec<String>, Error> {
-    let Some(device) = destination.devices.first().filter(|_| job.path == PathKind::Gds) else {
-        return Ok(Vec::new());
-    };
+/// Which path each target of a job by one path takes: most take that one. Says what decided otherwise.
+fn by_target(job: &JobSpec, targets: &mut [Target], destination: &Destination) -> Result<Vec<String>, Error> {
+    let Some(path) = path::find(job.path) else { return Ok(Vec::new()) };
     let mut said = Vec::new();
-    for target in targets.iter_mut().filter(|t| t.by_card().is_some()) {
-        match target.reaches(device) {
-            Ok(()) => said.push("the card moves payload to and from the GPU's memory, by dma-buf".to_owned()),
-            Err(why) if job.allow_compat && !job.require_direct => {
-                target.route.path = PathKind::Bounce;
-                said.push(format!("through pinned memory: {why}"));
-            }
-            Err(why) => {
-                let asked = format!("--path gds from {}", target.label);
-                return Err(Error::machine(
-                    asked,
-                    why,
-                    "--allow-compat, or --path bounce: through pinned memory",
-                ));
-            }
-        }
+    for target in targets {
+        let why;
+        (target.route.path, why) = path.settle(job, target, destination)?;
+        said.extend(why);
     }
     said.dedup();
     Ok(said)
@@ -110,10 +94,10 @@ struct Settler<'a> {
 
 impl Settler<'_> {
     fn groups(&self, targets: &[Target]) -> Vec<Group> {
-        let mut direct_dma = BTreeMap::new();
+        let mut known = Known::new();
         let mut groups: Vec<Group> = Vec::new();
         for (t, target) in targets.iter().enumerate() {
-            let open = self.open(target, &mut direct_dma);
+            let open = self.open(target, &mut known);
             match groups.iter_mut().find(|g| g.open.ways == open.ways) {
                 Some(group) => group.targets.push(t),
                 None => groups.push(Group { open, targets: vec![t] }),
@@ -123,48 +107,41 @@ impl Settler<'_> {
     }
 
     /// The ways that the path asked for leaves; it runs as asked even where `auto` wouldn't take it.
-    fn open(&self, target: &Target, direct_dma: &mut BTreeMap<u64, Result<(), String>>) -> Open {
-        let situation = self.situation(target, direct_dma);
+    fn open(&self, target: &Target, known: &mut Known) -> Open {
+        let situation = self.situation(target, known);
         let mut open = auto::open(&situation);
-        if let (Some(_), Some(why)) = (target.by_card(), situation.gds.as_ref().err()) {
-            open.because = format!("gds can't: {why}");
+        if let Some(why) = situation.no_direct().filter(|_| target.by_card().is_some()) {
+            open.because = why;
         }
-        if self.job.path != PathKind::Auto {
-            let cached = match self.job.path {
-                PathKind::Mapped => true,
-                // Through the page cache nothing goes direct.
-                PathKind::Gds => false,
-                _ => open.ways.iter().all(|w| w.cached),
-            };
-            // What a card can't do is settled.
-            let refused = target.by_card().is_some() && target.route.path == PathKind::Bounce;
-            let path = if refused { PathKind::Bounce } else { self.job.path };
-            open.ways = vec![Way { path, cached }];
+        if let Some(path) = path::find(self.job.path) {
+            let cached = path.cached().unwrap_or_else(|| open.ways.iter().all(|w| w.cached));
+            open.ways = vec![Way { path: target.route.path, cached }];
         }
         open
     }
 
-    fn situation(&self, target: &Target, direct_dma: &mut BTreeMap<u64, Result<(), String>>) -> Situation {
+    fn situation(&self, target: &Target, known: &mut Known) -> Situation {
         let job = &self.job;
         let files = target.files();
-        let device = self.destination.devices.first();
-        let reads_mapped = device.is_some_and(|d| d.registers_read_only());
-        let serves = |kind| path::legal(kind, target.backing.scheme()).is_ok();
-        let asks_gds = job.path == PathKind::Auto && serves(PathKind::Gds);
+        let made = target.made();
+        let mut cannot = BTreeMap::new();
+        // What the path asked for can't do shows when it is tried.
+        for path in PATHS.iter().filter(|_| job.path == PathKind::Auto && self.destination.feeds_gpu()) {
+            let able = match path.accepts(&made) {
+                true => path.can(target, self.destination, known),
+                false => Err(format!("it can only serve {}", path.serves())),
+            };
+            able.err().and_then(|why| cannot.insert(path.kind(), why));
+        }
         Situation {
-            gpu: device.is_some(),
+            gpu: self.destination.feeds_gpu(),
             writes: job.writes(),
             bytes: files.iter().map(|(f, _)| f.bytes).min().unwrap_or(0),
             io_bytes: job.io_bytes,
             resident: resident(target),
             cache: job.cache,
             direct: files.iter().any(|(f, _)| f.direct) || files.is_empty(),
-            mapped: reads_mapped && serves(PathKind::Mapped),
-            gds: match device.filter(|_| asks_gds) {
-                Some(device) if target.by_card().is_some() => target.reaches(device),
-                Some(_) => direct_dma_to(target, direct_dma),
-                None => Err("not asked".into()),
-            },
+            cannot,
             require_direct: job.require_direct,
         }
     }
@@ -172,7 +149,7 @@ impl Settler<'_> {
     /// Settles the way of a group: the only one, or the best of those tried.
     fn choose(&mut self, group: &Group, targets: &mut [Target]) -> Result<String, Error> {
         let Open { ways, because } = &group.open;
-        if self.job.require_direct && ways[0].path == PathKind::Bounce {
+        if self.job.require_direct && !path::of(ways[0].path).may_go_direct() {
             return Err(Error::machine(
                 "--require-direct with --path auto",
                 because.clone(),
@@ -195,14 +172,14 @@ impl Settler<'_> {
         if targets[group.targets[0]].files().is_empty() {
             let because = match targets[group.targets[0]].by_card() {
                 Some(_) if self.job.path == PathKind::Auto && self.destination.feeds_gpu() => {
-                    match way.path {
-                        PathKind::Gds => " (the card takes the GPU's memory, by dma-buf)".to_owned(),
-                        _ => format!(" ({because})"),
+                    match path::of(way.path).may_go_direct() {
+                        true => " (the card takes the GPU's memory, by dma-buf)".to_owned(),
+                        false => format!(" ({because})"),
                     }
                 }
                 _ => String::new(),
             };
-            return Ok(format!("{chose} {}{which}{because}", super::record::name_of(way.path)));
+            return Ok(format!("{chose} {}{which}{because}", path::name_of(way.path)));
         }
         Ok(format!("{chose} {way}{which} ({because}{short}{shown})"))
     }
@@ -302,7 +279,7 @@ impl Settler<'_> {
     }
 
     fn finds_workers(&self, targets: &[Target]) -> bool {
-        let by_copies = |t: &Target| matches!(t.route.path, PathKind::Bounce | PathKind::Mapped);
+        let by_copies = |t: &Target| path::of(t.route.path).tries_workers();
         match self.job.workers_from {
             WorkersFrom::Given => false,
             WorkersFrom::Auto => true,
@@ -380,25 +357,4 @@ fn resident(target: &Target) -> Option<f64> {
 fn would_warm(target: &Target) -> bool {
     let buffered = target.files().iter().any(|(f, _)| !f.direct && !f.in_memory);
     buffered && resident(target).is_none_or(|share| share < 0.95)
-}
-
-/// Whether cuFile would move the target's bytes by direct DMA: asked once for each device.
-fn direct_dma_to(target: &Target, known: &mut BTreeMap<u64, Result<(), String>>) -> Result<(), String> {
-    if target.remotes().next().is_some() {
-        return Err("it is no file of this machine's".into());
-    }
-    for (file, _) in target.files() {
-        let device =
-            file.device().map_or(u64::MAX, |(major, minor)| u64::from(major) << 32 | u64::from(minor));
-        let paths: [PathBuf; 1] = [file.path.clone()];
-        let ask = || {
-            let verdict = doctor::gds_verdict(&paths);
-            match verdict.answer {
-                Answer::Direct => Ok(()),
-                _ => Err(verdict.reason().unwrap_or_else(|| "cuFile wouldn't go direct".into())),
-            }
-        };
-        known.entry(device).or_insert_with(ask).clone()?;
-    }
-    Ok(())
 }

@@ -1,8 +1,9 @@
 //! A modelled drive without content: the job is played in virtual time, as fast
 //! as the arithmetic goes, with no limit from this machine.
 
-use super::record::{build, name_of, new_id, pattern_of, GIB};
+use super::record::{build, new_id, pattern_of, GIB};
 use super::Outcome;
+use crate::path;
 use crate::source::Draft;
 use crate::{clock, doctor};
 use forebay_model::device::DriveModel;
@@ -158,10 +159,9 @@ fn refuse_what_time_cannot_show(job: &JobSpec) -> Result<(), Error> {
 
 /// `free`: what costs nothing there.
 pub(crate) fn path_of(path: PathKind, model: &DriveModel, free: &str) -> PathRan {
-    let requested = name_of(path);
     PathRan {
-        ran: if path == PathKind::Auto { "host".into() } else { requested.clone() },
-        requested,
+        ran: path::find(path).map_or("host", |path| path.name()).into(),
+        requested: path::name_of(path).into(),
         reason: Some(format!("simulated: {} in virtual time; {free} nothing there", model.name)),
         engine: "model".into(),
         destination: "none".into(),

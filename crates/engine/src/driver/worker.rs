@@ -17,6 +17,7 @@ use crate::source::Target;
 use forebay_model::job::{JobSpec, Sync};
 use forebay_model::pattern::{Next, Pattern, PatternSpec};
 use forebay_model::Error;
+use std::collections::BTreeMap;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
@@ -75,6 +76,8 @@ pub struct Kit {
     pub pages: &'static str,
     pub slot_bytes: u64,
     pub queues: u32,
+    /// By target: the path whose queue it got.
+    pub ran: BTreeMap<u32, &'static str>,
     pub warning: Option<String>,
     /// Why the content of slots in GPU memory is looked after by the host.
     pub content_on_host: Option<String>,

@@ -17,7 +17,7 @@ use crate::driver::honour;
 use crate::driver::measure::Meters;
 use crate::driver::{aside, Observer};
 use crate::meter::cpu;
-use forebay_model::job::PathKind;
+use crate::path;
 use forebay_model::record::Point;
 use forebay_model::training::{rules, EmulateSpec, Plan, RankStreams, Scheduler, Trace};
 use forebay_model::units::BYTES_PER_GIB as GIB;
@@ -78,10 +78,10 @@ fn run_watched(
     }
     let ran = Ran { epochs, points, readings, latencies, step, interrupted, rss_before, rss, first_step_s };
     let record = record::of(&shared, command, started, &ran);
-    let through_cufile = shared.route.path == PathKind::Gds && !spec.allow_compat;
-    let failure = failure.or_else(|| {
-        honour::all_direct(spec.require_direct, through_cufile, &record.path, record.result.bytes)
-    });
+    let path = path::of(shared.route.path);
+    let insists = path.insists_on_direct(spec.allow_compat).then(|| path.name());
+    let failure = failure
+        .or_else(|| honour::all_direct(spec.require_direct, insists, &record.path, record.result.bytes));
     Ok(Outcome { record, failure })
 }
 

@@ -5,6 +5,7 @@ use super::dataset::{DataSet, Folder};
 use super::reading::BLOCK;
 use crate::driver::threads;
 use crate::meter::cache;
+use crate::path::{self, DataPath};
 use crate::reactor::{Reactor, RingOptions};
 use crate::source::file::FileTarget;
 use crate::source::{FileBacking, Target};
@@ -17,12 +18,6 @@ const CACHED_IO_BYTES: u64 = 256 << 10;
 /// Long enough for a drive, short enough that many are in flight.
 const DEVICE_IO_BYTES: u64 = 1 << 20;
 const DEVICE_DEPTH: u32 = 16;
-/// Of `mapped`: one or two threads keep the copy engine busy, with reads as long as the windows that are registered.
-const MAPPED_WORKERS: u32 = 2;
-const MAPPED_IO_BYTES: u64 = 16 << 20;
-/// Of cuFile: each read under way is a thread that waits in a call, and many of them spin for each other.
-const CUFILE_WORKERS: u32 = 4;
-const CUFILE_DEPTH: u32 = 4;
 /// Files that stand for all of them where the page cache is asked about.
 const PROBES: usize = 64;
 /// Of each of them, from its begin: looking at pages takes time.
@@ -57,11 +52,8 @@ impl How {
         path: PathKind,
     ) -> Result<How, Error> {
         let has_ring = Reactor::with_ring(RingOptions { depth: 8, ..RingOptions::default() }).is_ok();
-        let workers = spec.workers.unwrap_or(match path {
-            PathKind::Mapped => workers_of(spec).min(MAPPED_WORKERS),
-            PathKind::Gds => workers_of(spec).min(CUFILE_WORKERS),
-            _ => workers_of(spec),
-        });
+        let most = path::of(path).readers().workers_max.unwrap_or(u32::MAX);
+        let workers = spec.workers.unwrap_or(workers_of(spec).min(most));
         let how = match data {
             DataSet::Folder(folder) => {
                 let probe = folder.probe(0, false)?;
@@ -82,8 +74,8 @@ impl How {
         has_ring: bool,
     ) -> Result<How, Error> {
         let cached = resident.as_ref().is_ok_and(|share| *share >= CACHED_SHARE);
-        let (mut direct, reason) = past_the_cache(spec, path, probe.in_memory, cached);
-        let mut reason = reason.to_string();
+        let readers = path::of(path).readers();
+        let (mut direct, mut reason) = past_the_cache(spec, path::of(path), probe.in_memory, cached);
         let mut probe = probe;
         if direct {
             match folder.probe(0, true) {
@@ -102,16 +94,14 @@ impl How {
             align: if direct { probe.align.max(1) } else { 1 },
             is_inline,
             has_ring,
-            io_bytes: spec.io_bytes.unwrap_or(match path {
-                // No longer than files are, or memory for the rest would lie idle.
-                PathKind::Mapped => probe.bytes.clamp(DEVICE_IO_BYTES, MAPPED_IO_BYTES),
-                PathKind::Gds => DEVICE_IO_BYTES,
-                _ if is_inline && !direct => CACHED_IO_BYTES,
-                _ => DEVICE_IO_BYTES,
+            io_bytes: spec.io_bytes.unwrap_or(match readers.io_bytes {
+                Some((least, most)) => probe.bytes.clamp(least, most),
+                None if is_inline && !direct => CACHED_IO_BYTES,
+                None => DEVICE_IO_BYTES,
             }),
-            depth: match path {
-                PathKind::Gds => spec.depth.unwrap_or(CUFILE_DEPTH),
-                _ => depth_of(spec),
+            depth: match readers.depth {
+                Some(depth) => spec.depth.unwrap_or(depth),
+                None => depth_of(spec),
             },
             workers: 0,
             in_memory: probe.in_memory,
@@ -160,18 +150,19 @@ impl How {
 }
 
 /// Whether O_DIRECT is wanted, and why.
-fn past_the_cache(spec: &EmulateSpec, path: PathKind, in_memory: bool, cached: bool) -> (bool, &'static str) {
-    match spec.cache {
+fn past_the_cache(spec: &EmulateSpec, path: &dyn DataPath, in_memory: bool, cached: bool) -> (bool, String) {
+    let (direct, why) = match (spec.cache, path.cached()) {
         _ if in_memory => (false, "the files live in memory"),
-        _ if path == PathKind::Mapped => (false, "mapped takes them from the page cache"),
-        Cache::Auto if path == PathKind::Gds => (true, "gds goes past the page cache"),
-        Cache::Bypass => (true, "--cache bypass"),
-        Cache::Allow => (false, "--cache allow"),
-        Cache::Warm => (false, "--cache warm"),
-        Cache::Drop => (false, "--cache drop"),
-        Cache::Auto if cached => (false, "the files are in the page cache"),
-        Cache::Auto => (true, "the files aren't in the page cache"),
-    }
+        (_, Some(true)) => return (false, format!("{} takes them from the page cache", path.name())),
+        (Cache::Auto, Some(false)) => return (true, format!("{} goes past the page cache", path.name())),
+        (Cache::Bypass, _) => (true, "--cache bypass"),
+        (Cache::Allow, _) => (false, "--cache allow"),
+        (Cache::Warm, _) => (false, "--cache warm"),
+        (Cache::Drop, _) => (false, "--cache drop"),
+        (Cache::Auto, None) if cached => (false, "the files are in the page cache"),
+        (Cache::Auto, None) => (true, "the files aren't in the page cache"),
+    };
+    (direct, why.into())
 }
 
 /// Whether workers read with their own calls.

@@ -7,12 +7,14 @@ use super::Shared;
 use crate::clock;
 use crate::doctor;
 use crate::driver::measure::Readings;
-use crate::driver::record::{build, judge_cufile, name_of, new_id, staged_reason};
+use crate::driver::record::{build, new_id, staged_reason};
 use crate::driver::threads;
 use crate::driver::warnings;
 use crate::meter::{cpu, noise};
+use crate::path::gds::judge_cufile;
 use crate::path::gds::Session;
 use crate::path::mapped::Registry;
+use crate::path::{self, Ends};
 use forebay_model::job::{JobSpec, Op, PathKind, WorkersFrom};
 use forebay_model::record::*;
 use forebay_model::training::record::{
@@ -249,13 +251,14 @@ fn path_of(shared: &Shared, totals: &Totals) -> PathRan {
     let how = &shared.how;
     let destination = shared.board.destination.as_ref();
     let to_gpu = destination.is_some_and(|to| to.feeds_gpu());
-    let path = shared.route.path;
-    let stays = match (destination, path) {
+    let way = shared.route.path;
+    let straight = path::of(way).ends() == Ends::Gpu;
+    let stays = match (destination, path::of(way).cached()) {
         (None, _) => "bytes are let go of once they were read and checked",
-        (Some(_), PathKind::Mapped) => {
+        (Some(_), Some(true)) if straight => {
             "the GPU reads them where they lie; batches stay on the GPU until their step"
         }
-        (Some(_), PathKind::Gds) => "cuFile reads into the GPU; batches stay there until their step",
+        (Some(_), _) if straight => "cuFile reads into the GPU; batches stay there until their step",
         (Some(_), _) if !to_gpu => "batches stay in host memory until their step",
         (Some(_), _) => {
             "bytes are checked in pinned slots and copied on; batches stay on the GPU until their step"
@@ -271,8 +274,8 @@ fn path_of(shared: &Shared, totals: &Totals) -> PathRan {
     }
     let outfit = shared.board.outfit.get().cloned().unwrap_or_default();
     PathRan {
-        requested: name_of(shared.spec.path),
-        ran: name_of(path),
+        requested: path::name_of(shared.spec.path).into(),
+        ran: path::name_of(way).into(),
         reason: Some(reasons.join("; ")),
         engine: how.engine().into(),
         engine_features: outfit.features.iter().map(|feature| (*feature).to_string()).collect(),
@@ -284,10 +287,10 @@ fn path_of(shared: &Shared, totals: &Totals) -> PathRan {
         mapped,
         destination: destination.map_or("host", |to| to.name()).into(),
         slots_pinned: to_gpu,
-        slot_pages: if path == PathKind::Gds { "none".into() } else { outfit.pages.into() },
-        slot_bytes: match path {
-            PathKind::Gds => destination.map_or(0, |to| to.bytes()),
-            _ => outfit.slot_bytes * u64::from(how.workers),
+        slot_pages: if path::of(way).pins() { outfit.pages.into() } else { "none".into() },
+        slot_bytes: match path::of(way).pins() {
+            false => destination.map_or(0, |to| to.bytes()),
+            true => outfit.slot_bytes * u64::from(how.workers),
         },
         ..PathRan::default()
     }
@@ -305,7 +308,7 @@ fn session_of(shared: &Shared) -> Option<&Session> {
 fn cufile_of(shared: &Shared, path: &mut PathRan, missing: &mut BTreeMap<String, String>) -> Option<Cufile> {
     let session = session_of(shared)?;
     let direct = path.direct_bytes;
-    Some(judge_cufile(session, direct, true, path, missing))
+    Some(judge_cufile(session, direct, true, path, missing).0)
 }
 
 fn training_of(shared: &Shared, ran: &Ran, totals: &Totals, result: &RunResult) -> Training {

@@ -2,15 +2,16 @@
 //! are open, the likeliest. Nothing is tried: what is known of the files decides.
 
 use super::dataset::DataSet;
-use crate::doctor::{self, Answer};
 use crate::format::pick::PickSpec;
 use crate::format::FormatRow;
 use crate::gpu::cuda::Device;
-use crate::path::auto::{self, Situation};
+use crate::path::auto::{self, Known, Situation};
+use crate::path::{self, Destination, Ends, PATHS};
 use crate::source::file::FileTarget;
 use forebay_model::job::PathKind;
 use forebay_model::training::{EmulateSpec, Level};
 use forebay_model::Error;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Reads of files that pass the workers' slots by, where nobody says otherwise.
@@ -27,13 +28,17 @@ pub struct Route {
 impl Route {
     /// Bytes never lie in a slot of the host.
     pub fn passes_host(&self) -> bool {
-        matches!(self.path, PathKind::Mapped | PathKind::Gds)
+        passes_host(self.path)
     }
+}
+
+fn passes_host(path: PathKind) -> bool {
+    path::find(path).is_some_and(|path| path.ends() == Ends::Gpu)
 }
 
 /// Refuses what can't be on any machine: bytes that the host must see, by a path that passes it.
 pub fn check(spec: &EmulateSpec, row: &FormatRow) -> Result<(), Error> {
-    if !matches!(spec.path, PathKind::Mapped | PathKind::Gds) {
+    if !passes_host(spec.path) {
         return Ok(());
     }
     match host_needs(spec, row) {
@@ -43,7 +48,7 @@ pub fn check(spec: &EmulateSpec, row: &FormatRow) -> Result<(), Error> {
 }
 
 fn asked(spec: &EmulateSpec) -> String {
-    format!("--path {} of {} files", crate::driver::record::name_of(spec.path), spec.workload.format)
+    format!("--path {} of {} files", path::name_of(spec.path), spec.workload.format)
 }
 
 /// What the host does with bytes on their way.
@@ -63,21 +68,18 @@ pub fn choose(
     resident: &Result<f64, String>,
     devices: &[Arc<Device>],
 ) -> Result<Route, Error> {
-    let Some(device) = devices.first() else { return Ok(Route { path: PathKind::Host, because: None }) };
+    if devices.is_empty() {
+        return Ok(Route { path: PathKind::Host, because: None });
+    }
     let folder = match data {
         DataSet::Folder(folder) => Some(folder),
         DataSet::Packed(_) => None,
     };
     if spec.path != PathKind::Auto {
-        let passes = matches!(spec.path, PathKind::Mapped | PathKind::Gds);
-        if passes && folder.is_none() {
+        if passes_host(spec.path) && folder.is_none() {
             let found = "the data set lies in one address space: these paths read files";
             return Err(Error::request(
-                format!(
-                    "--path {} from --data {}",
-                    crate::driver::record::name_of(spec.path),
-                    spec.data.join(" ")
-                ),
+                format!("--path {} from --data {}", path::name_of(spec.path), spec.data.join(" ")),
                 found,
                 "--path bounce, or a folder",
             ));
@@ -93,13 +95,13 @@ pub fn choose(
         }
         return Ok(Route { path: PathKind::Bounce, because: Some(format!("auto chose bounce: {because}")) });
     };
-    let situation = situation(spec, &folder.probe(0, false)?, folder.probe(0, true).ok(), resident, device);
+    let situation = situation(spec, &folder.probe(0, false)?, folder.probe(0, true).ok(), resident, devices);
     let open = auto::open(&situation);
     let path = open.ways[0].path;
-    if spec.require_direct && path != PathKind::Gds {
+    if spec.require_direct && !path::of(path).may_go_direct() {
         return Err(Error::machine("--require-direct with --path auto", open.because, "forebay doctor"));
     }
-    let name = crate::driver::record::name_of(path);
+    let name = path::name_of(path);
     Ok(Route { path, because: Some(format!("auto chose {name} ({})", open.because)) })
 }
 
@@ -108,8 +110,15 @@ fn situation(
     probe: &FileTarget,
     direct: Option<FileTarget>,
     resident: &Result<f64, String>,
-    device: &Device,
+    devices: &[Arc<Device>],
 ) -> Situation {
+    let destination = Destination::on(devices.to_vec());
+    let target = super::straight::target_of(probe.clone());
+    let (mut cannot, mut known) = (BTreeMap::new(), Known::new());
+    for path in PATHS {
+        let able = path.can(&target, &destination, &mut known);
+        able.err().and_then(|why| cannot.insert(path.kind(), why));
+    }
     let resident = if probe.in_memory { Some(1.0) } else { resident.as_ref().ok().copied() };
     Situation {
         gpu: true,
@@ -119,17 +128,7 @@ fn situation(
         resident,
         cache: spec.cache,
         direct: direct.is_some_and(|file| file.direct),
-        mapped: device.registers_read_only(),
-        gds: direct_dma_from(probe),
+        cannot,
         require_direct: spec.require_direct,
-    }
-}
-
-/// Whether cuFile would read the files by direct DMA.
-fn direct_dma_from(probe: &FileTarget) -> Result<(), String> {
-    let verdict = doctor::gds_verdict(std::slice::from_ref(&probe.path));
-    match verdict.answer {
-        Answer::Direct => Ok(()),
-        _ => Err(verdict.reason().unwrap_or_else(|| "cuFile wouldn't go direct".into())),
     }
 }

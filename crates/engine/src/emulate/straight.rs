@@ -204,7 +204,7 @@ pub fn descriptors(route: &Route, files: u32) -> u64 {
     }
 }
 
-fn target_of(file: FileTarget) -> Target {
+pub fn target_of(file: FileTarget) -> Target {
     let label = file.path.display().to_string();
     Target::new(label, file.bytes, FileBacking { target: file, engine: Engine::Inline })
 }

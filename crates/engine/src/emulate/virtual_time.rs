@@ -3,12 +3,13 @@
 use super::{EmulateProgress, Outcome};
 use crate::clock;
 use crate::doctor;
-use crate::driver::record::{build, name_of, new_id};
+use crate::driver::record::{build, new_id};
 use crate::driver::virtual_time::{no_machine, path_of};
 use crate::driver::Observer;
+use crate::path::{self, Ends};
 use crate::source::Uri;
 use forebay_model::device::DriveModel;
-use forebay_model::job::{JobSpec, PathKind};
+use forebay_model::job::JobSpec;
 use forebay_model::record::*;
 use forebay_model::training::simulate::{file_sizes, simulate, Setup, Simulated};
 use forebay_model::training::EmulateSpec;
@@ -63,8 +64,8 @@ pub fn run(
             "model:NAME?over=DIR, or a folder",
         ));
     }
-    if matches!(spec.path, PathKind::Mapped | PathKind::Gds) {
-        let asked = format!("--path {} from {}", name_of(spec.path), spec.data.join(" "));
+    if let Some(path) = path::find(spec.path).filter(|path| path.ends() == Ends::Gpu) {
+        let asked = format!("--path {} from {}", path.name(), spec.data.join(" "));
         return Err(Error::request(
             asked,
             "a modelled drive has no content",

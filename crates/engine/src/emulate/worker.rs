@@ -17,12 +17,12 @@ use crate::clock;
 use crate::driver::threads;
 use crate::format::Damage;
 use crate::gpu::cuda::Pinned;
+use crate::path;
 use crate::path::Copier;
 use crate::queue::{Done, Fault, Io, Op, Queue, Via};
 use crate::reactor::{Reactor, RingOptions};
 use crate::source::Loan;
 use crate::source::QueueNeeds;
-use forebay_model::job::PathKind;
 use forebay_model::training::{Grant, Stream};
 use forebay_model::{Error, Latency};
 use rustix::io::Errno;
@@ -148,10 +148,10 @@ impl Worker {
             })?,
         };
         let drives = || shared.data.target().into_iter().flat_map(|target| target.drives());
-        let slot_bytes = match shared.route.path {
+        let slot_bytes = match path::of(shared.route.path).pins() {
+            true => how.io_bytes as usize + 2 * BLOCK as usize,
             // Nothing goes through them.
-            PathKind::Gds => BLOCK as usize,
-            _ => how.io_bytes as usize + 2 * BLOCK as usize,
+            false => BLOCK as usize,
         };
         let mut slots = Slots::new(depth, slot_bytes, drives().next().is_some())?;
         let lent = shared.data.target().map_or(Ok(Vec::new()), |target| target.lend(slots.arena()))?;

@@ -8,7 +8,7 @@ use super::{checked, damaged, parser, phase, record_of, DatagenRecord, Observe, 
 use crate::driver::{self, Observer};
 use crate::queue::Queue;
 use crate::reactor::{Reactor, RingOptions};
-use crate::source::{Holds, QueueNeeds, Target, Uri};
+use crate::source::{MadeOf, QueueNeeds, Target, Uri};
 use forebay_model::job::{JobSpec, Op, PathKind, WorkersFrom};
 use forebay_model::units::readable_bytes;
 use forebay_model::Error;
@@ -41,7 +41,7 @@ impl Observer for Nobody {
 
 pub fn run(spec: &DatagenSpec, observe: Observe) -> Result<DatagenRecord, Error> {
     let uri = Uri::parse(&spec.data)?;
-    if uri.model().is_some() || uri.holds() == Holds::Nothing {
+    if matches!(uri.made().whole, MadeOf::Timed | MadeOf::Nothing) {
         let found = "it keeps no bytes of its own";
         return Err(Error::request(
             &spec.data,

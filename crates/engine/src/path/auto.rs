@@ -2,17 +2,13 @@
 //! of it, and which of those to take by what short trials of them gave. Nothing is
 //! opened or measured here.
 
+use super::{DataPath, Ends, PATHS};
 use forebay_model::job::{Cache, PathKind};
+use std::collections::BTreeMap;
 use std::fmt;
 
-/// From this share on a file counts as cached.
-const WARM_SHARE: f64 = 0.95;
 /// From this share on the page cache gives more than the drive past it would.
 const HALF_WARM_SHARE: f64 = 0.5;
-/// Below this a registration costs more than copying the bytes.
-const MAPPED_BYTES_MIN: u64 = 4 << 20;
-/// Below this a copy per I/O costs the device more than the bytes do, and bounce sends many as one.
-const MAPPED_IO_BYTES_MIN: u64 = 64 << 10;
 /// Ways within this share of the best are as good; then the one that takes the least CPU.
 const ALIKE: f64 = 0.97;
 /// Numbers of workers within this share of the best are as good; then the fewest.
@@ -27,14 +23,13 @@ pub struct Way {
 
 impl fmt::Display for Way {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match (self.path, self.cached) {
-            (PathKind::Gds, _) => "gds",
-            (PathKind::Mapped, _) => "mapped",
-            (PathKind::Bounce, true) => "bounce from the page cache",
-            (PathKind::Bounce, false) => "bounce past the page cache",
-            (_, true) => "host from the page cache",
-            (_, false) => "host past the page cache",
-        })
+        let goes_either_way = super::find(self.path).is_some_and(|path| path.cached().is_none());
+        let name = super::name_of(self.path);
+        match (goes_either_way, self.cached) {
+            (false, _) => f.write_str(name),
+            (true, true) => write!(f, "{name} from the page cache"),
+            (true, false) => write!(f, "{name} past the page cache"),
+        }
     }
 }
 
@@ -51,13 +46,25 @@ pub struct Situation {
     pub cache: Cache,
     /// It can be opened with O_DIRECT.
     pub direct: bool,
-    /// This version and this machine can map it for the GPU.
-    pub mapped: bool,
-    /// Whether cuFile would move it by direct DMA, or why not.
-    pub gds: Result<(), String>,
+    /// Paths that can't serve it here, each with the reason.
+    pub cannot: BTreeMap<PathKind, String>,
     /// Anything but direct DMA is an error.
     pub require_direct: bool,
 }
+
+impl Situation {
+    /// Why nothing can go direct into the GPU, in words: what the likeliest path that could lacks.
+    pub fn no_direct(&self) -> Option<String> {
+        let could = |path: &&&dyn DataPath| path.ends() == Ends::Gpu && path.may_go_direct();
+        let why =
+            |path: &&dyn DataPath| Some(format!("{} can't: {}", path.name(), self.cannot.get(&path.kind())?));
+        let whys: Option<Vec<String>> = PATHS.iter().rev().filter(could).map(why).collect();
+        whys?.into_iter().next()
+    }
+}
+
+/// What was found out of devices that cuFile was asked about.
+pub type Known = BTreeMap<u64, Result<(), String>>;
 
 /// The ways that are open, the likeliest first and at least one, and what decided so far.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,23 +76,16 @@ pub struct Open {
 /// Which ways a target could go. Host memory is none where there is a GPU.
 pub fn open(s: &Situation) -> Open {
     let (cached, because) = page_cache(s);
-    let way = |path, cached| Way { path, cached };
-    let mut ways = Vec::new();
-    if !s.gpu {
-        return Open { ways: vec![way(PathKind::Host, cached)], because };
+    let fits = |path: &&&dyn DataPath| {
+        path.cached().is_none_or(|only| only == cached)
+            && !s.cannot.contains_key(&path.kind())
+            && path.is_open(s)
+    };
+    let mut open: Vec<&dyn DataPath> = PATHS.iter().rev().filter(fits).copied().collect();
+    if s.require_direct && open.iter().any(|path| path.may_go_direct()) {
+        open.retain(|path| path.may_go_direct());
     }
-    if cached {
-        let warm = s.resident.is_some_and(|share| share >= WARM_SHARE);
-        let long = s.bytes >= MAPPED_BYTES_MIN && s.io_bytes >= MAPPED_IO_BYTES_MIN;
-        if s.mapped && !s.writes && warm && long {
-            ways.push(way(PathKind::Mapped, true));
-        }
-    } else if s.gds.is_ok() {
-        ways.push(way(PathKind::Gds, false));
-    }
-    if !s.require_direct || ways.is_empty() {
-        ways.push(way(PathKind::Bounce, cached));
-    }
+    let ways = open.into_iter().map(|path| Way { path: path.kind(), cached }).collect();
     Open { ways, because }
 }
 
@@ -102,9 +102,9 @@ fn page_cache(s: &Situation) -> (bool, String) {
         Cache::Allow => (true, told),
         Cache::Warm => (true, "--cache warm".into()),
         Cache::Auto if s.writes => (false, "writes go past the page cache".into()),
-        Cache::Auto | Cache::Bypass if s.require_direct => match &s.gds {
-            Ok(()) => (false, "--require-direct".into()),
-            Err(why) => (false, format!("gds can't: {why}")),
+        Cache::Auto | Cache::Bypass if s.require_direct => match s.no_direct() {
+            None => (false, "--require-direct".into()),
+            Some(why) => (false, why),
         },
         Cache::Bypass => (false, "--cache bypass".into()),
         Cache::Auto => (share >= HALF_WARM_SHARE, told),
@@ -123,8 +123,9 @@ pub struct Gave {
 pub fn foretold(tried: &[(Way, Gave)], passes: f64) -> Vec<Gave> {
     let passes = if passes.is_finite() { passes.max(1.0) } else { 1.0 };
     let best = tried.iter().map(|(_, gave)| gave.gib_s).fold(0.0, f64::max);
-    let foretell = |(way, gave): &(Way, Gave)| match way.path {
-        PathKind::Mapped if gave.gib_s > 0.0 => Gave {
+    let keeps = |way: &Way| super::find(way.path).is_some_and(|path| path.keeps_what_it_paid_for());
+    let foretell = |(way, gave): &(Way, Gave)| match keeps(way) {
+        true if gave.gib_s > 0.0 => Gave {
             gib_s: passes / (1.0 / gave.gib_s + (passes - 1.0) / best),
             cpu_s_per_gib: gave.cpu_s_per_gib.map(|cost| cost / passes),
         },
@@ -168,10 +169,13 @@ mod tests {
             resident: Some(0.0),
             cache: Cache::Auto,
             direct: true,
-            mapped: true,
-            gds: Err("no nvidia-fs".into()),
+            cannot: [(PathKind::Gds, "no nvidia-fs".to_string())].into(),
             require_direct: false,
         }
+    }
+
+    fn without(path: PathKind) -> BTreeMap<PathKind, String> {
+        [(path, "no".to_string())].into()
     }
 
     fn warm() -> Situation {
@@ -185,18 +189,22 @@ mod tests {
 
     #[test]
     fn each_situation_has_its_ways() {
-        let gds = Ok(());
+        let gds = BTreeMap::new;
         let table: Vec<(&str, Situation, Vec<Way>)> = vec![
             ("cold", cold(), vec![PAST]),
-            ("cold, direct DMA", Situation { gds: gds.clone(), ..cold() }, vec![GDS, PAST]),
+            ("cold, direct DMA", Situation { cannot: gds(), ..cold() }, vec![GDS, PAST]),
             ("nobody tells", Situation { resident: None, ..cold() }, vec![PAST]),
             ("a little cached", Situation { resident: Some(0.3), ..cold() }, vec![PAST]),
             ("mostly cached", Situation { resident: Some(0.8), ..cold() }, vec![FROM]),
             ("cached", warm(), vec![MAPPED, FROM]),
-            ("cached, direct DMA", Situation { gds: gds.clone(), ..warm() }, vec![MAPPED, FROM]),
+            ("cached, direct DMA", Situation { cannot: gds(), ..warm() }, vec![MAPPED, FROM]),
             ("cached, short I/Os", Situation { io_bytes: 4096, ..warm() }, vec![FROM]),
             ("cached, a short file", Situation { bytes: 1 << 20, ..warm() }, vec![FROM]),
-            ("cached, can't be mapped", Situation { mapped: false, ..warm() }, vec![FROM]),
+            (
+                "cached, can't be mapped",
+                Situation { cannot: without(PathKind::Mapped), ..warm() },
+                vec![FROM],
+            ),
             ("a file system in memory", Situation { direct: false, ..warm() }, vec![MAPPED, FROM]),
             ("no O_DIRECT, not cached", Situation { direct: false, ..cold() }, vec![FROM]),
             ("cached, --cache bypass", Situation { cache: Cache::Bypass, ..warm() }, vec![PAST]),
@@ -208,8 +216,8 @@ mod tests {
             ("--cache warm", Situation { cache: Cache::Warm, ..warm() }, vec![MAPPED, FROM]),
             ("--cache allow, cold", Situation { cache: Cache::Allow, ..cold() }, vec![FROM]),
             ("written, cached", Situation { writes: true, ..warm() }, vec![PAST]),
-            ("written, direct DMA", Situation { writes: true, gds: gds.clone(), ..warm() }, vec![GDS, PAST]),
-            ("only direct DMA", Situation { require_direct: true, gds, ..warm() }, vec![GDS]),
+            ("written, direct DMA", Situation { writes: true, cannot: gds(), ..warm() }, vec![GDS, PAST]),
+            ("only direct DMA", Situation { require_direct: true, cannot: gds(), ..warm() }, vec![GDS]),
             ("only direct DMA, none", Situation { require_direct: true, ..warm() }, vec![PAST]),
         ];
         for (name, situation, ways) in table {
@@ -267,8 +275,11 @@ mod tests {
                 resident,
                 cache: [Cache::Auto, Cache::Bypass, Cache::Drop, Cache::Allow, Cache::Warm][cache],
                 direct: on(4),
-                mapped: on(5),
-                gds: if on(6) { Ok(()) } else { Err("no".into()) },
+                cannot: [(5, PathKind::Mapped), (6, PathKind::Gds)]
+                    .into_iter()
+                    .filter(|(bit, _)| on(*bit))
+                    .map(|(_, path)| (path, "no".to_string()))
+                    .collect(),
                 require_direct: false,
             };
             let ways = open(&situation).ways;

@@ -5,12 +5,105 @@
 //! The staging slots are pinned for the GPU and registered with the ring, so
 //! that neither stage pins a page per I/O.
 
+use super::auto::Situation;
+use super::{Beside, DataPath, Ends, Gear, Layer, Refusal, Site};
 use crate::arena::{Arena, Mem};
 use crate::clock;
+use crate::doctor::{Check, State, Verdicts};
 use crate::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
 use crate::reactor::Reactor;
+use crate::source::{QueueNeeds, Target};
+use forebay_model::job::{JobSpec, PathKind};
+use forebay_model::Error;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
+
+pub struct Bounce;
+
+impl DataPath for Bounce {
+    fn kind(&self) -> PathKind {
+        PathKind::Bounce
+    }
+
+    fn name(&self) -> &'static str {
+        "bounce"
+    }
+
+    fn what(&self) -> &'static str {
+        "storage to reused pinned host buffers to the GPU, reads and copies overlapped"
+    }
+
+    fn needs(&self) -> &'static str {
+        "libcuda; with no GPU the destination is host memory, and the record says so"
+    }
+
+    fn ends(&self) -> Ends {
+        Ends::GpuIfAny
+    }
+
+    fn examined(&self, verdicts: &Verdicts) -> Check {
+        let check = |state, found: &str| Check::of_path(self.name(), state, found);
+        match &verdicts.bounce.because {
+            None => check(State::Works, "storage to pinned host memory to the GPU"),
+            Some(because) => check(State::Limited, "its destination is host memory, and records say so")
+                .why(because.clone()),
+        }
+    }
+
+    fn refuses(&self, job: &JobSpec) -> Result<Option<Refusal>, Error> {
+        Ok(job.require_direct.then_some((
+            "--require-direct with --path bounce",
+            "bounce stages every byte in host memory",
+            "--path host, or no --require-direct",
+        )))
+    }
+
+    fn may_go_direct(&self) -> bool {
+        false
+    }
+
+    fn is_open(&self, situation: &Situation) -> bool {
+        situation.gpu
+    }
+
+    fn tries_workers(&self) -> bool {
+        true
+    }
+
+    fn beside(&self, slots: u32, slot_bytes: u64, _: bool) -> Option<Beside> {
+        Some(Beside { count: slots, bytes_each: slot_bytes })
+    }
+
+    fn copies_on(&self) -> bool {
+        true
+    }
+
+    fn equip(&self, _: &Site, _: &mut Reactor) -> Result<Box<dyn Gear>, Error> {
+        Ok(Box::new(Bouncing))
+    }
+}
+
+struct Bouncing;
+
+impl Gear for Bouncing {
+    fn ran(&self) -> &'static str {
+        Bounce.name()
+    }
+
+    fn queue(
+        &self,
+        target: &Target,
+        layer: Layer,
+        site: &Site,
+        reactor: &mut Reactor,
+    ) -> Result<Box<dyn Queue>, Error> {
+        let staging = site.beside.expect("it asked for slots of its own");
+        let inner = layer(target.queue(QueueNeeds { then_copied: true, ..site.needs }, reactor)?);
+        let inline = target.is_inline() && !site.layered;
+        let bounce = BounceQueue::new(inner, inline, site.copiers.next()?, staging);
+        Ok(Box::new(bounce.with_below_max(site.at_work)))
+    }
+}
 
 /// Moves payload between staging slots and the destination. Never blocks on a device: what
 /// isn't finished at once is reaped later, and wakes the reactor.

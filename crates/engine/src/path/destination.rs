@@ -3,10 +3,12 @@
 
 use super::gds::Session;
 use super::mapped::{window_bytes, DevicePinner, Limits, Registry, LEAST_BYTES};
+use super::Ends;
 use crate::doctor;
 use crate::gpu::cuda::{self, Device};
+use crate::source::file::FileTarget;
 use crate::source::Target;
-use forebay_model::job::{JobSpec, PathKind};
+use forebay_model::job::JobSpec;
 use forebay_model::Error;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -19,15 +21,6 @@ pub fn limits(pin_limit_bytes: Option<u64>, in_flight_bytes: u64) -> Limits {
     let half_of_free = || doctor::memory_free_bytes().map_or(PIN_BYTES_DEFAULT, |free| free / 2);
     let cap_bytes = pin_limit_bytes.unwrap_or_else(half_of_free);
     Limits { cap_bytes, window_bytes: window_bytes(in_flight_bytes, cap_bytes), least_bytes: LEAST_BYTES }
-}
-
-/// Only network cards move bytes, and nothing goes through cuFile.
-pub fn by_card(job: &JobSpec) -> Result<bool, Error> {
-    let rdma = |source: &str| source.starts_with("nvme+rdma:");
-    let pairs = job.parsed_pairs()?;
-    let mut sources =
-        job.sources.iter().map(String::as_str).chain(pairs.iter().map(|pair| pair.source.as_str()));
-    Ok(sources.all(rdma))
 }
 
 #[derive(Default)]
@@ -45,21 +38,20 @@ impl Destination {
     pub fn open(job: &JobSpec) -> Result<Destination, Error> {
         let of_pairs: Vec<u32> = job.parsed_pairs()?.iter().map(|pair| pair.gpu).collect();
         let asked = if of_pairs.is_empty() { &job.gpus } else { &of_pairs };
-        let devices = match (job.path, asked.as_slice()) {
-            (PathKind::Host, _) => Vec::new(),
-            (PathKind::Bounce | PathKind::Auto, []) if cuda::devices().0 == 0 => Vec::new(),
+        let path = super::find(job.path);
+        let devices = match (path.map_or(Ends::GpuIfAny, |path| path.ends()), asked.as_slice()) {
+            (Ends::Host, _) => Vec::new(),
+            (Ends::GpuIfAny, []) if cuda::devices().0 == 0 => Vec::new(),
             (_, []) => vec![Device::open(0)?],
             (_, asked) => asked.iter().map(|gpu| Device::open(*gpu)).collect::<Result<_, _>>()?,
         };
-        let destination = Destination { devices, ..Destination::default() };
-        if job.path == PathKind::Gds && !by_card(job)? {
-            // Before files are made for it.
-            destination.through_cufile(job)?;
-        }
+        let destination = Destination::on(devices);
+        path.map_or(Ok(()), |path| path.begin(job, &destination))?;
         Ok(destination)
     }
 
-    fn through_cufile(&self, job: &JobSpec) -> Result<&Arc<Session>, Error> {
+    /// cuFile, opened if it wasn't.
+    pub fn through_cufile(&self, job: &JobSpec) -> Result<&Arc<Session>, Error> {
         if let Some(session) = self.cufile.get() {
             return Ok(session);
         }
@@ -78,12 +70,8 @@ impl Destination {
 
     /// Makes the files known to what the path goes through, before a worker needs them.
     pub fn attach(&self, job: &JobSpec, targets: &[Target]) -> Result<(), Error> {
-        let through = |t: &&Target| t.route.path == PathKind::Gds && t.by_card().is_none();
-        for target in targets.iter().filter(through) {
-            let session = self.through_cufile(job)?;
-            let device =
-                self.device_of(target.route.pair.unwrap_or(0)).expect("cuFile is open, so there is a GPU");
-            session.attach(target, device)?;
+        for target in targets {
+            super::of(target.route.path).attach(job, target, self, target.route.pair.unwrap_or(0))?;
         }
         if let Some(session) = self.cufile() {
             session.begin();
@@ -91,21 +79,38 @@ impl Destination {
         Ok(())
     }
 
+    /// On these GPUs, with nothing set up.
+    pub fn on(devices: Vec<Arc<Device>>) -> Destination {
+        Destination { devices, ..Destination::default() }
+    }
+
+    /// One whose registrations are these, on GPUs or none.
+    pub fn with_registry(self, registry: Arc<Registry>) -> Destination {
+        Destination { mapped: Mutex::new(Some(registry)), ..self }
+    }
+
+    /// Lets go of a file that is about to be closed.
+    pub fn forget(&self, file: &FileTarget) {
+        if let Some(session) = self.cufile() {
+            session.detach(file);
+        }
+    }
+
     /// The same GPUs with nothing set up: what a trial registers is its own.
     pub fn afresh(&self) -> Destination {
-        Destination { devices: self.devices.clone(), ..Destination::default() }
+        Destination::on(self.devices.clone())
     }
 
     /// Registrations of all workers and repeats. One that any of the GPUs made serves them all.
     pub fn registry(&self, job: &JobSpec) -> Result<Arc<Registry>, Error> {
-        let device = self.devices.first().ok_or_else(|| {
-            let why = cuda::devices().1.unwrap_or_else(|| "no GPU".into());
-            Error::machine("--path mapped", why, "forebay doctor; --path host needs no GPU")
-        })?;
         let mut held = self.mapped.lock().expect("nothing panics while it holds it");
         if let Some(registry) = held.as_ref() {
             return Ok(registry.clone());
         }
+        let device = self.devices.first().ok_or_else(|| {
+            let why = cuda::devices().1.unwrap_or_else(|| "no GPU".into());
+            Error::machine("--path mapped", why, "forebay doctor; --path host needs no GPU")
+        })?;
         let in_flight = job.io_bytes_largest().saturating_mul(u64::from(job.depth));
         let limits = limits(job.pin_limit_bytes, in_flight.saturating_mul(u64::from(job.workers)));
         let registry = Arc::new(Registry::new(Box::new(DevicePinner(device.clone())), limits)?);

@@ -1,18 +1,29 @@
-//! How bytes reach their destination. A path owns the destination; a source
-//! offers what it can. Which pairs are legal is one table.
+//! How bytes reach their destination. A path is one file, which says all that
+//! anybody asks of it, and one row of `PATHS`: what it accepts, its memory, how
+//! it makes queues, what ran. Nobody else asks which path it is.
 
 pub mod auto;
 mod bounce;
+mod buffers;
 mod destination;
 pub mod gds;
+mod host;
 pub mod mapped;
+mod site;
 
 pub use bounce::{BounceQueue, Copier, HostCopier};
-pub use destination::{by_card, limits, Destination};
+pub use buffers::{Buffers, Under};
+pub use destination::{limits, Destination};
+pub use site::{Copiers, Gear, Layer, Site};
 
+use crate::doctor::{Check, Verdicts};
 use crate::queue::Fault;
-use forebay_model::job::PathKind;
+use crate::source::file::FileTarget;
+use crate::source::{FileBacking, Made, SourceRow, Target, SOURCES};
+use auto::{Known, Situation};
+use forebay_model::job::{JobSpec, PathKind};
 use forebay_model::Error;
+use std::fmt::Display;
 
 /// What a path that copies payload on says of memory in several places: nobody gives it any, for its destinations are
 /// slots.
@@ -23,69 +34,243 @@ fn scattered() -> Fault {
     )
 }
 
-pub struct PathRow {
-    pub kind: PathKind,
-    pub name: &'static str,
-    pub what: &'static str,
-    pub needs: &'static str,
-    /// Schemes that it can serve; None: all.
-    pub sources: Option<&'static [&'static str]>,
-    /// Whether this version has it.
-    pub available: Result<(), &'static str>,
+/// In the order in which `auto` prefers them: the last that is open first.
+pub static PATHS: &[&dyn DataPath] = &[&host::Host, &bounce::Bounce, &mapped::Mapped, &gds::Gds];
+
+/// Where a path ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ends {
+    Host,
+    /// In a GPU where there is one, else in host memory.
+    GpuIfAny,
+    Gpu,
 }
 
-pub const PATHS: &[PathRow] = &[
-    PathRow {
-        kind: PathKind::Host,
-        name: "host",
-        what: "storage to host memory, and no further",
-        needs: "nothing",
-        sources: None,
-        available: Ok(()),
-    },
-    PathRow {
-        kind: PathKind::Bounce,
-        name: "bounce",
-        what: "storage to reused pinned host buffers to the GPU, reads and copies overlapped",
-        needs: "libcuda; with no GPU the destination is host memory, and the record says so",
-        sources: None,
-        available: Ok(()),
-    },
-    PathRow {
-        kind: PathKind::Mapped,
-        name: "mapped",
-        what: "page cache to GPU with no CPU copy",
-        needs: "libcuda; data already cached",
-        sources: Some(&["file", "stripe"]),
-        available: Ok(()),
-    },
-    PathRow {
-        kind: PathKind::Gds,
-        name: "gds",
-        what: "storage DMAs into GPU memory, through cuFile; or a network card does, by RDMA",
-        needs: "libcufile and nvidia-fs or PCI P2PDMA; of nvme+rdma a card that takes dma-bufs",
-        sources: Some(&["file", "stripe", "nvme+rdma"]),
-        available: Ok(()),
-    },
-];
+/// What can't be: what was asked for, why not, what to type next.
+pub type Refusal = (&'static str, &'static str, &'static str);
 
-/// The row of the path, or why it can't serve the source. `auto` is never worse than `host`.
-pub fn legal(kind: PathKind, scheme: &str) -> Result<&'static PathRow, Error> {
-    let kind = if kind == PathKind::Auto { PathKind::Host } else { kind };
-    let row = PATHS.iter().find(|row| row.kind == kind).expect("every path has a row");
-    if let Err(why) = row.available {
-        return Err(Error::machine(
-            format!("--path {}", row.name),
-            format!("{why}; it needs {}", row.needs),
-            "--path bounce or --path host",
-        ));
+/// A path that a target could take instead of the one asked for, and why; or why neither can be.
+pub type Settled = Result<(PathKind, Option<String>), Error>;
+
+/// Slots of a path's own, beside those that payload ends in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Beside {
+    pub count: u32,
+    pub bytes_each: u64,
+}
+
+/// How an emulated run reads by a path, where nobody says otherwise and it isn't as by any other.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Readers {
+    pub workers_max: Option<u32>,
+    /// Bytes per read: as many as the files have, within these bounds.
+    pub io_bytes: Option<(u64, u64)>,
+    pub depth: Option<u32>,
+}
+
+/// A data path.
+pub trait DataPath: Sync {
+    fn kind(&self) -> PathKind;
+
+    /// As typed, and as records have it.
+    fn name(&self) -> &'static str;
+
+    fn what(&self) -> &'static str;
+
+    fn needs(&self) -> &'static str;
+
+    /// Which sources it serves, in words.
+    fn serves(&self) -> &'static str {
+        "every source"
     }
-    match row.sources {
-        Some(served) if !served.contains(&scheme) => Err(Error::request(
-            format!("--path {} from {scheme}:", row.name),
-            format!("it can only serve {}", served.join(", ")),
-            "--path host",
-        )),
-        _ => Ok(row),
+
+    fn accepts(&self, _made: &Made) -> bool {
+        true
+    }
+
+    fn ends(&self) -> Ends;
+
+    /// What `doctor` says of it on this machine.
+    fn examined(&self, verdicts: &Verdicts) -> Check;
+
+    /// What of this job, which goes by it, it can't do.
+    ///
+    /// # Errors
+    /// The job's sources can't be read.
+    fn refuses(&self, _job: &JobSpec) -> Result<Option<Refusal>, Error> {
+        Ok(None)
+    }
+
+    /// An option that only this path has, which the job has: another path refuses it.
+    fn option_of_its_own(&self, _job: &JobSpec) -> Option<Refusal> {
+        None
+    }
+
+    /// From (`Some(true)`) or past (`Some(false)`) the page cache only.
+    fn cached(&self) -> Option<bool> {
+        None
+    }
+
+    /// Its bytes may go from a device to where they end with no copy by a CPU.
+    fn may_go_direct(&self) -> bool;
+
+    /// A job by it fails where bytes don't go direct.
+    fn insists_on_direct(&self, _allow_compat: bool) -> bool {
+        false
+    }
+
+    /// `auto` may take it there.
+    fn is_open(&self, _situation: &Situation) -> bool {
+        false
+    }
+
+    /// Why the target can't go by it here, where `auto` asks. `known`: what was found out for other targets.
+    fn can(&self, _target: &Target, _destination: &Destination, _known: &mut Known) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// What it set up for the first pass over the data serves the later ones.
+    fn keeps_what_it_paid_for(&self) -> bool {
+        false
+    }
+
+    /// How many workers are best is found out by trials, where nobody said.
+    fn tries_workers(&self) -> bool {
+        false
+    }
+
+    /// The path that an opened target of a job by this one takes.
+    fn settle(&self, _job: &JobSpec, _target: &Target, _destination: &Destination) -> Settled {
+        Ok((self.kind(), None))
+    }
+
+    /// Its own way to read a file, instead of an engine.
+    fn opens(&self, _file: &FileTarget) -> Option<FileBacking> {
+        None
+    }
+
+    /// Unit of a file's writes, where its file system wants multiples of `align`.
+    fn unit(&self, align: u32) -> u32 {
+        align
+    }
+
+    /// Before files are made for a job by it.
+    fn begin(&self, _job: &JobSpec, _destination: &Destination) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Makes an opened target known to what it goes through; `pair` of the job, or worker, that feeds its GPU.
+    fn attach(&self, _: &JobSpec, _: &Target, _: &Destination, _pair: u32) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Slots that each worker keeps for it, beside `slots` of `slot_bytes` that payload ends in.
+    fn beside(&self, _slots: u32, _slot_bytes: u64, _into_gpu: bool) -> Option<Beside> {
+        None
+    }
+
+    /// Payload is copied on from its slots, while the source goes on with others.
+    fn copies_on(&self) -> bool {
+        false
+    }
+
+    /// The target's I/Os end in `submit`, so that a second in flight gains nothing.
+    fn ends_at_once(&self, target: &Target) -> bool {
+        target.is_inline()
+    }
+
+    /// What a worker has for it, after its slots.
+    fn equip(&self, site: &Site, reactor: &mut crate::reactor::Reactor) -> Result<Box<dyn Gear>, Error>;
+
+    /// Slots that bytes pass, or end in, are host memory pinned for the GPU.
+    fn pins(&self) -> bool {
+        true
+    }
+
+    fn readers(&self) -> Readers {
+        Readers::default()
+    }
+
+    /// What to type where its I/Os timed out.
+    fn after_timeouts(&self, _job: &JobSpec) -> Option<&'static str> {
+        None
+    }
+}
+
+/// The path; None of `auto`, which is none until it is settled.
+pub fn find(kind: PathKind) -> Option<&'static dyn DataPath> {
+    PATHS.iter().find(|path| path.kind() == kind).copied()
+}
+
+/// The path of a target that is settled.
+pub fn of(kind: PathKind) -> &'static dyn DataPath {
+    find(kind).expect("every path has a row, and `auto` was settled")
+}
+
+pub fn name_of(kind: PathKind) -> &'static str {
+    find(kind).map_or("auto", |path| path.name())
+}
+
+/// Whether the path can serve a source that is made of that. `auto` serves all that any path does.
+pub fn legal(kind: PathKind, source: &dyn Display, made: &Made) -> Result<(), Error> {
+    let Some(path) = find(kind) else { return Ok(()) };
+    if path.accepts(made) {
+        return Ok(());
+    }
+    Err(Error::request(
+        format!("--path {} from {source}", path.name()),
+        format!("it can only serve {}", path.serves()),
+        "--path host",
+    ))
+}
+
+/// Schemes of the sources that the path serves, in the order of their table.
+pub fn schemes(path: &dyn DataPath) -> Vec<&'static str> {
+    let served = |row: &&SourceRow| row.named().is_ok_and(|uri| path.accepts(&uri.made()));
+    SOURCES.iter().filter(served).map(|row| row.scheme).collect()
+}
+
+/// The first thing that the job's path refuses of it, and options of other paths.
+pub fn refusal(job: &JobSpec) -> Result<Option<Refusal>, Error> {
+    let Some(path) = find(job.path) else { return Ok(None) };
+    let others = PATHS.iter().filter(|other| other.kind() != path.kind());
+    let foreign = others.filter_map(|other| other.option_of_its_own(job)).next();
+    Ok(path.refuses(job)?.or(foreign))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::Uri;
+
+    #[test]
+    fn every_path_has_one_row_under_the_name_that_is_typed() {
+        for kind in PathKind::ALL.into_iter().filter(|kind| *kind != PathKind::Auto) {
+            let rows: Vec<_> = PATHS.iter().filter(|path| path.kind() == kind).collect();
+            assert_eq!(rows.len(), 1, "{kind:?}");
+            assert_eq!(serde_json::to_value(kind).unwrap(), rows[0].name());
+        }
+        assert_eq!(PATHS.len() + 1, PathKind::ALL.len());
+    }
+
+    #[test]
+    fn a_path_takes_what_its_source_is_made_of() {
+        let legal = |kind, text: &str| legal(kind, &text, &Uri::parse(text).unwrap().made());
+        let files = ["/a", "stripe:?m=/a&m=/b", "stripe:?m=/a&m=stripe:%3Fm=/b%26m=/c"];
+        let others = ["nil:", "stripe:?m=/a&m=nil:", "model:d7-ps1010?over=/a", "nvme+tcp://h:1/nqn.x"];
+        for kind in [PathKind::Mapped, PathKind::Gds] {
+            files.iter().for_each(|source| legal(kind, source).unwrap());
+            for source in others {
+                let error = legal(kind, source).unwrap_err();
+                assert!(error.found.contains("can only serve files"), "{error}");
+            }
+        }
+        let card = "nvme+rdma://h:1/nqn.x";
+        legal(PathKind::Gds, card).unwrap();
+        legal(PathKind::Mapped, card).unwrap_err();
+        legal(PathKind::Gds, "stripe:?m=nvme%2Brdma://h:1/nqn.x").unwrap_err();
+        for kind in [PathKind::Host, PathKind::Bounce, PathKind::Auto] {
+            files.iter().chain(&others).chain([&card]).for_each(|source| legal(kind, source).unwrap());
+        }
     }
 }

@@ -30,6 +30,7 @@ use file::FileTarget;
 use forebay_model::job::{Engine, PathKind};
 use forebay_model::Error;
 use nvme_tcp::{Remote, Transport};
+use serde::Serialize;
 use std::fmt;
 use std::sync::Arc;
 use vfio_user::Drive;
@@ -43,6 +44,13 @@ pub struct SourceRow {
     pub parse: fn(uri::Text) -> Result<Uri, Error>,
     /// Whether this version can open it, or what it waits for.
     pub available: Result<(), &'static str>,
+}
+
+impl SourceRow {
+    /// The source that its example names.
+    pub fn named(&self) -> Result<Uri, Error> {
+        Uri::recognise(self.example.split(", ").next().unwrap_or_default())
+    }
 }
 
 pub const SOURCES: &[SourceRow] = &[
@@ -133,7 +141,7 @@ pub trait Backing: fmt::Debug + Send + Sync {
     /// What moves its bytes, as records name it. None where the parts have engines of their own.
     fn engine(&self) -> Option<&'static str>;
 
-    fn holds(&self) -> Holds;
+    fn made_of(&self) -> MadeOf;
 
     /// The queue of a target of so many bytes, with each file below opened by `open`.
     fn queue(
@@ -195,13 +203,55 @@ pub trait Backing: fmt::Debug + Send + Sync {
     }
 }
 
-/// Whether there is anything to read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Holds {
-    Bytes,
-    Nothing,
-    /// What its parts hold.
+/// What a source is made of: all that a path asks of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MadeOf {
+    /// A file or block device of this machine's.
+    File,
+    /// A namespace that a network card moves to and from memory by itself.
+    Card,
+    /// Bytes that come another way.
+    Elsewhere,
+    /// Its parts, which pass through it as they come.
     Parts,
+    /// Its parts, which it holds back as a modelled drive would.
+    Timed,
+    /// No bytes: an I/O moves nothing.
+    Nothing,
+}
+
+/// What a source is made of, with all below it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Made {
+    pub whole: MadeOf,
+    /// All that isn't `Parts`, depth first.
+    pub below: Vec<MadeOf>,
+}
+
+impl Made {
+    fn of(whole: MadeOf, parts: impl Iterator<Item = Made>) -> Made {
+        let own = (whole != MadeOf::Parts).then_some(whole);
+        Made { whole, below: own.into_iter().chain(parts.flat_map(|part| part.below)).collect() }
+    }
+
+    pub fn file() -> Made {
+        Made::of(MadeOf::File, std::iter::empty())
+    }
+
+    /// It is that, or has it for parts, and nothing else.
+    pub fn is_all(&self, of: MadeOf) -> bool {
+        self.below.iter().all(|made| *made == of)
+    }
+
+    pub fn has(&self, of: MadeOf) -> bool {
+        self.below.contains(&of)
+    }
+
+    /// Bytes come from somewhere, so that I/Os need memory.
+    pub fn moves_bytes(&self) -> bool {
+        [MadeOf::File, MadeOf::Card, MadeOf::Elsewhere].into_iter().any(|of| self.has(of))
+    }
 }
 
 /// GPU memory that a card is offered to find out whether it takes any: as much as the GPU's pages have.
@@ -252,6 +302,10 @@ impl Target {
     /// Submissions that the worker's ring must carry for one queue of this target.
     pub fn ring_depth(&self, needs: QueueNeeds) -> u32 {
         self.backing.ring_depth(needs)
+    }
+
+    pub fn made(&self) -> Made {
+        Made::of(self.backing.made_of(), self.backing.parts().iter().map(Target::made))
     }
 
     /// This target and all below it, depth first.
@@ -318,12 +372,12 @@ impl Target {
 
     /// Bytes come from somewhere, so that I/Os need memory.
     pub fn moves_bytes(&self) -> bool {
-        self.walk().iter().any(|t| t.backing.holds() == Holds::Bytes)
+        self.made().moves_bytes()
     }
 
     /// Some of its I/Os move nothing.
     pub fn lacks_bytes(&self) -> bool {
-        self.walk().iter().any(|t| t.backing.holds() == Holds::Nothing)
+        self.made().has(MadeOf::Nothing)
     }
 
     /// Alignment of offsets and lengths: the greatest below.
@@ -333,7 +387,7 @@ impl Target {
 
     /// Every I/O finishes in `submit`, so that more than one in flight has no meaning.
     pub fn is_inline(&self) -> bool {
-        matches!(self.backing.file(), Some((_, Engine::Map | Engine::Inline)))
+        self.backing.file().is_some_and(|(_, engine)| engine.is_inline())
     }
 
     /// A modelled drive is part of it.

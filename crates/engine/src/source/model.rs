@@ -4,7 +4,7 @@
 use super::draft::{Draft, Drafted, Look, Open};
 use super::nil::inside;
 use super::uri::{query, Source, Text, Uri};
-use super::{Backing, Holds, OpenFile, QueueNeeds, Target};
+use super::{Backing, MadeOf, OpenFile, QueueNeeds, Target};
 use crate::arena::Mem;
 use crate::clock;
 use crate::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
@@ -105,11 +105,11 @@ impl Source for ModelUri {
         "model"
     }
 
-    fn holds(&self) -> Holds {
+    fn made_of(&self) -> MadeOf {
         if self.over.is_some() {
-            Holds::Parts
+            MadeOf::Timed
         } else {
-            Holds::Nothing
+            MadeOf::Nothing
         }
     }
 
@@ -204,11 +204,11 @@ impl Backing for ModelBacking {
         Some("model")
     }
 
-    fn holds(&self) -> Holds {
+    fn made_of(&self) -> MadeOf {
         if self.over.is_some() {
-            Holds::Parts
+            MadeOf::Timed
         } else {
-            Holds::Nothing
+            MadeOf::Nothing
         }
     }
 

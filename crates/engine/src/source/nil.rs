@@ -2,7 +2,7 @@
 
 use super::draft::{Draft, Drafted, Look, Open};
 use super::uri::{query, Source, Text, Uri};
-use super::{Backing, Holds, OpenFile, QueueNeeds};
+use super::{Backing, MadeOf, OpenFile, QueueNeeds};
 use crate::queue::{Done, Full, Geometry, Io, Queue, Via};
 use crate::reactor::Reactor;
 use forebay_model::units::{format_bytes, parse_bytes};
@@ -46,8 +46,8 @@ impl Source for NilUri {
         "nil"
     }
 
-    fn holds(&self) -> Holds {
-        Holds::Nothing
+    fn made_of(&self) -> MadeOf {
+        MadeOf::Nothing
     }
 
     fn draft(&self, _: &mut dyn Look, wanted: Option<u64>) -> Result<Draft, Error> {
@@ -98,8 +98,8 @@ impl Backing for NilBacking {
         Some("nil")
     }
 
-    fn holds(&self) -> Holds {
-        Holds::Nothing
+    fn made_of(&self) -> MadeOf {
+        MadeOf::Nothing
     }
 
     fn queue(

@@ -4,7 +4,7 @@
 
 use super::draft::{Draft, Drafted, Look, Open};
 use super::uri::{query, Source, Text, Uri};
-use super::{Backing, Holds, OpenFile, QueueNeeds, Target};
+use super::{Backing, MadeOf, OpenFile, QueueNeeds, Target};
 use crate::arena::Mem;
 use crate::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
 use crate::reactor::Reactor;
@@ -62,8 +62,8 @@ impl Source for StripeUri {
         "stripe"
     }
 
-    fn holds(&self) -> Holds {
-        Holds::Parts
+    fn made_of(&self) -> MadeOf {
+        MadeOf::Parts
     }
 
     fn parts(&self) -> &[Uri] {
@@ -144,8 +144,8 @@ impl Backing for StripeBacking {
         None
     }
 
-    fn holds(&self) -> Holds {
-        Holds::Parts
+    fn made_of(&self) -> MadeOf {
+        MadeOf::Parts
     }
 
     fn queue(

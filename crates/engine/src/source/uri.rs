@@ -3,7 +3,7 @@
 use super::draft::{Draft, Look};
 use super::file::FileUri;
 use super::model::ModelUri;
-use super::{nvme_tcp, vfio_user, Holds, SOURCES};
+use super::{nvme_tcp, vfio_user, Made, MadeOf, SOURCES};
 use forebay_model::Error;
 use std::fmt;
 use std::ops::Deref;
@@ -19,7 +19,7 @@ pub trait Source: fmt::Display + fmt::Debug + Send + Sync {
     /// That of its row in `SOURCES`.
     fn scheme(&self) -> &'static str;
 
-    fn holds(&self) -> Holds;
+    fn made_of(&self) -> MadeOf;
 
     /// Sources that it is made of.
     fn parts(&self) -> &[Uri] {
@@ -125,6 +125,10 @@ impl Uri {
     /// As `parse`, but sources that this version can't open are sources too: for looking at them.
     pub fn recognise(text: &str) -> Result<Uri, Error> {
         Uri::nested(text, 0)
+    }
+
+    pub fn made(&self) -> Made {
+        Made::of(self.made_of(), self.parts().iter().map(Uri::made))
     }
 
     /// Or what this version lacks for it.

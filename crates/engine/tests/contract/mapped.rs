@@ -2,14 +2,10 @@
 //! with the host in its part.
 
 use super::arena::Slots;
-use super::rig::copier_for;
-use forebay_engine::gpu::cuda::{CudaError, Device, Pinned};
-use forebay_engine::path::mapped::{DevicePinner, Limits, MappedQueue, Pin, Pinner, Registry, Staging};
-use forebay_engine::path::BounceQueue;
-use forebay_engine::queue::Queue;
-use forebay_engine::reactor::Reactor;
-use forebay_engine::source::file::FileTarget;
-use forebay_engine::source::{QueueNeeds, Target};
+use forebay_engine::gpu::cuda::{CudaError, Device};
+use forebay_engine::path::mapped::{DevicePinner, Limits, Pin, Pinner, Registry};
+use forebay_engine::path::{DataPath, Ends};
+use forebay_engine::source::Target;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -27,54 +23,30 @@ impl Pinner for HostPinner {
     }
 }
 
-/// What queues of the mapped path share: windows smaller than an I/O, a cap that the larger files are beyond, and
-/// too few slots for what goes another way.
-pub struct Mapped {
-    registry: Arc<Registry>,
-    staging: Staging,
-    device: Option<Arc<Device>>,
-    _pin: Option<Pinned>,
-    slots: Slots,
-}
+/// Shorter than an I/O, so that it lies in several.
+const WINDOW: u64 = 12 << 10;
 
-impl Mapped {
-    const WINDOW: u64 = 12 << 10;
-
-    pub fn new(device: Option<&Arc<Device>>) -> Mapped {
-        let slots = Slots::new(2, 8192);
-        let limits = Limits { cap_bytes: 6 * Self::WINDOW, window_bytes: Self::WINDOW, least_bytes: 1 };
-        let pinner: Box<dyn Pinner> = match device {
-            Some(device) => Box::new(DevicePinner(device.clone())),
-            None => Box::new(HostPinner),
-        };
-        Mapped {
-            registry: Arc::new(Registry::new(pinner, limits).unwrap()),
-            staging: Staging::new(2, 8192),
-            device: device.cloned(),
-            _pin: device.map(|device| device.pin(slots.arena()).unwrap()),
-            slots,
-        }
-    }
-
-    pub fn queue(&self, target: &Target, needs: QueueNeeds, reactor: &mut Reactor) -> Box<dyn Queue> {
-        let open = &mut |file: &FileTarget, engine, needs: QueueNeeds, reactor: &mut Reactor| {
-            let inner =
-                file.queue(engine, QueueNeeds { depth: 2, io_bytes_max: 8192, then_copied: true }, reactor)?;
-            let copier = || copier_for(self.device.as_ref());
-            let bounce = Box::new(BounceQueue::new(inner, false, copier(), self.slots.arena()));
-            let (registry, staging) = (self.registry.clone(), self.staging.clone());
-            let queue = MappedQueue::new(file, needs.depth, registry, copier(), bounce, staging, reactor)?;
-            Ok(Box::new(queue) as Box<dyn Queue>)
-        };
-        target.queue_over(needs, reactor, open).unwrap()
-    }
-}
-
-/// Whether `mapped` can serve the target: files, read through the page cache.
-pub fn is_mappable(target: &Target) -> bool {
-    let is_read_there = |t: &&Target| match t.backing.file() {
-        Some((file, _)) => !file.direct,
-        None => t.backing.scheme() == "stripe",
+/// Registrations under a cap that the larger files are beyond.
+pub fn registry(device: Option<&Arc<Device>>) -> Arc<Registry> {
+    let limits = Limits { cap_bytes: 6 * WINDOW, window_bytes: WINDOW, least_bytes: 1 };
+    let pinner: Box<dyn Pinner> = match device {
+        Some(device) => Box::new(DevicePinner(device.clone())),
+        None => Box::new(HostPinner),
     };
-    target.walk().iter().all(is_read_there)
+    Arc::new(Registry::new(pinner, limits).unwrap())
+}
+
+/// The path's own slots: as many as it says, but where it would have a few of its own number too few and too short
+/// for what goes another way.
+pub fn beside(path: &dyn DataPath, depth: u32, io_bytes: usize) -> Option<Slots> {
+    let own = path.beside(depth, io_bytes as u64, path.ends() != Ends::Host)?;
+    match own.count == depth {
+        true => Some(Slots::new(own.count as usize, own.bytes_each as usize)),
+        false => Some(Slots::new(2, 8192)),
+    }
+}
+
+/// Whether every file below is opened as the path reads it: from the page cache, past it, or either.
+pub fn is_opened_for(path: &dyn DataPath, target: &Target) -> bool {
+    path.cached() != Some(true) || target.files().iter().all(|(file, _)| !file.direct)
 }

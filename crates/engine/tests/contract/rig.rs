@@ -3,17 +3,15 @@
 //! the test with its name instead of hanging it.
 
 use super::arena::Slots;
-use super::mapped::Mapped;
+use super::mapped;
 use super::scattered::Scattered;
 use forebay_engine::gpu::cuda::{Device, Pinned};
-use forebay_engine::gpu::cufile::Buffer;
-use forebay_engine::gpu::CudaCopier;
-use forebay_engine::path::gds::{Base, Duty, Session, Station};
-use forebay_engine::path::{BounceQueue, Copier, HostCopier};
+use forebay_engine::path::{self, Copiers, DataPath, Destination, Ends, Site};
 use forebay_engine::queue::{Done, Fault, Full, Io, Op, Queue};
 use forebay_engine::reactor::{Reactor, RingOptions};
 use forebay_engine::source::{QueueNeeds, Target};
 use forebay_model::job::{CuFileMode, Engine, JobSpec, PathKind};
+use std::any::Any;
 use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -68,13 +66,12 @@ impl std::fmt::Debug for Answer {
 pub struct Rig {
     pub queue: Box<dyn Queue>,
     pub reactor: Reactor,
-    // Before what it registers.
-    _buffer: Option<Buffer>,
+    // Of the path, before what it registers.
+    _kept: Option<Box<dyn Any>>,
     pub slots: Slots,
     // Before what it pins.
     _pin: Option<Pinned>,
-    _staging: Option<Slots>,
-    _mapped: Option<Mapped>,
+    _beside: Option<Slots>,
     /// Payload lies here instead of in the slots.
     scattered: Option<Scattered>,
     /// What to say when a check fails: the case, and the seed if any.
@@ -91,23 +88,9 @@ pub fn plain(queue: Box<dyn Queue>) -> Box<dyn Queue> {
 }
 
 /// The GPU that a path feeds: the first, where the test is a scenario's process (gpu/scenario.rs).
-fn gpu_under(path: PathKind) -> Option<Arc<Device>> {
-    let on_gpu = std::env::var_os("FOREBAY_GPU_SCENARIO").is_some() && path != PathKind::Host;
+fn gpu_under(path: &dyn DataPath) -> Option<Arc<Device>> {
+    let on_gpu = std::env::var_os("FOREBAY_GPU_SCENARIO").is_some() && path.ends() != Ends::Host;
     on_gpu.then(|| Device::open(0).unwrap())
-}
-
-pub fn copier_for(device: Option<&Arc<Device>>) -> Box<dyn Copier> {
-    match device {
-        Some(device) => Box::new(CudaCopier::new(device.clone()).unwrap()),
-        None => Box::new(HostCopier::default()),
-    }
-}
-
-/// What a worker has for `gds`; which of cuFile's interfaces depends on the rig, so that all come to pass.
-struct Cufile<'a> {
-    device: &'a Arc<Device>,
-    slots: &'a Slots,
-    registered: bool,
 }
 
 /// Which of cuFile's interfaces: the one that FOREBAY_TEST_CUFILE names, else each in turn.
@@ -124,37 +107,16 @@ fn form(depth: u32, registered: bool) -> CuFileMode {
     }
 }
 
-impl Cufile<'_> {
-    fn open(
-        &self,
-        target: &Target,
-        needs: QueueNeeds,
-        reactor: &mut Reactor,
-    ) -> (Box<dyn Queue>, Option<Buffer>) {
-        let cufile = form(needs.depth, self.registered);
-        let job = JobSpec {
-            path: PathKind::Gds,
-            cufile,
-            depth: needs.depth,
-            io_bytes: needs.io_bytes_max,
-            allow_compat: true,
-            ..JobSpec::default()
-        };
-        let session = Session::open(&job, self.device).unwrap();
-        session.attach(target, self.device).unwrap();
-        let memory = self.slots.gpu_memory();
-        let registered = self.registered && Station::registers(&job);
-        let buffer = registered.then(|| session.driver().register_buffer(memory).unwrap());
-        let base = Base::default();
-        if registered {
-            base.add(memory.address(), memory.bytes() as u64);
-        }
-        let plain = target.is_file();
-        let duty = Duty { job: &job, depth: target.ring_depth(needs), plain, whole_pages: false };
-        let station = Station::open(&session, self.device, base, &duty, reactor).unwrap();
-        let queue =
-            target.queue_over(needs, reactor, &mut |file, _, needs, _| station.queue(file, needs.depth));
-        (queue.unwrap(), buffer)
+/// The job of a worker that has so much to do; which of cuFile's interfaces depends on the rig, so that all come to pass.
+fn job_of(path: PathKind, needs: QueueNeeds, registered: bool) -> JobSpec {
+    JobSpec {
+        path,
+        cufile: form(needs.depth, registered),
+        cufile_unregistered: !registered,
+        depth: needs.depth,
+        io_bytes: needs.io_bytes_max,
+        allow_compat: true,
+        ..JobSpec::default()
     }
 }
 
@@ -168,8 +130,18 @@ impl Rig {
         registered: bool,
         layer: Layer,
     ) -> Rig {
-        let needs =
-            QueueNeeds { depth, io_bytes_max: io_bytes as u64, then_copied: path == PathKind::Bounce };
+        Rig::by(path::of(path), target, depth, io_bytes, registered, layer)
+    }
+
+    pub fn by(
+        row: &dyn DataPath,
+        target: &Target,
+        depth: u32,
+        io_bytes: usize,
+        registered: bool,
+        layer: Layer,
+    ) -> Rig {
+        let needs = QueueNeeds { depth, io_bytes_max: io_bytes as u64, then_copied: false };
         let wants_ring = target.files().iter().any(|(_, e)| *e == Engine::Uring) || target.needs_ring();
         let mut reactor = if wants_ring {
             Reactor::with_ring(RingOptions { depth: target.ring_depth(needs), ..RingOptions::default() })
@@ -177,49 +149,51 @@ impl Rig {
         } else {
             Reactor::without_ring()
         };
-        let device = gpu_under(path);
+        let path = row.kind();
+        let device = gpu_under(row);
         let mut slots = match &device {
             Some(device) => Slots::on(device, depth as usize, io_bytes),
             None => Slots::new(depth as usize, io_bytes),
         };
-        let mut staging = (path == PathKind::Bounce).then(|| Slots::new(depth as usize, io_bytes));
+        let mut beside = mapped::beside(row, depth, io_bytes);
         if registered {
-            staging.as_mut().unwrap_or(&mut slots).register(&mut reactor);
+            beside.as_mut().unwrap_or(&mut slots).register(&mut reactor);
         }
-        let mut registered_with_cufile = None;
-        let mapped = (path == PathKind::Mapped).then(|| Mapped::new(device.as_ref()));
-        let source = match (&mapped, &device) {
-            (Some(mapped), _) => mapped.queue(target, needs, &mut reactor),
-            (None, Some(device)) if path == PathKind::Gds => {
-                let through = Cufile { device, slots: &slots, registered };
-                let (queue, buffer) = through.open(target, needs, &mut reactor);
-                registered_with_cufile = buffer;
-                queue
-            }
-            _ => target.queue(needs, &mut reactor).unwrap(),
+        let pin = device.as_ref().zip(beside.as_ref()).map(|(gpu, own)| gpu.pin(own.arena()).unwrap());
+        let job = job_of(path, needs, registered);
+        let destination = Destination::on(device.iter().cloned().collect());
+        let destination = match row.cached() {
+            Some(true) => destination.with_registry(mapped::registry(device.as_ref())),
+            _ => destination,
         };
-        let through = match path {
-            PathKind::Gds if device.is_some() => {
-                format!(" ({:?}, registered {registered})", form(depth, registered))
-            }
-            _ => String::new(),
+        row.attach(&job, target, &destination, 0).unwrap();
+        let copiers = Copiers::new(device.as_ref());
+        let targets = [target];
+        let site = Site {
+            job: &job,
+            destination: &destination,
+            device: device.as_ref(),
+            slots: device.as_ref().map(|_| slots.gpu_memory()),
+            beside: beside.as_ref().map(Slots::arena),
+            copiers: &copiers,
+            targets: &targets,
+            needs,
+            at_work: depth,
+            layered: true,
         };
-        let mut queue = layer(source);
-        let mut pin = None;
-        if let Some(staging) = &staging {
-            pin = device.as_ref().map(|device| device.pin(staging.arena()).unwrap());
-            queue = Box::new(BounceQueue::new(queue, false, copier_for(device.as_ref()), staging.arena()));
-        }
+        let gear = row.equip(&site, &mut reactor).unwrap();
+        assert_eq!(gear.ran(), row.name(), "what runs under {} says that it is another path", row.name());
+        let queue = gear.queue(target, &|queue| layer(queue), &site, &mut reactor).unwrap();
+        let kept = gear.kept();
         Rig {
             queue,
             reactor,
-            _buffer: registered_with_cufile,
+            _kept: kept,
             slots,
             _pin: pin,
-            _staging: staging,
-            _mapped: mapped,
+            _beside: beside,
             scattered: None,
-            name: format!("{} on {path:?}{through}, depth {depth}", target.label),
+            name: format!("{} on {path:?}, {:?}, depth {depth}", target.label, job.cufile),
             out: vec![None; depth as usize],
         }
     }

@@ -2,6 +2,7 @@
 
 use super::runs::{file, go, home, job, refused};
 use super::scenario::Scenario;
+use forebay_engine::driver;
 use forebay_engine::meter::cache;
 use forebay_model::job::{Cache, JobSpec, PathKind, WorkersFrom};
 use std::fs::File;
@@ -68,6 +69,21 @@ fn what_was_tried_stands_in_the_record_and_the_best_of_it_runs() {
         assert!(tried.iter().all(|t| t.workers == 2 && t.cpu_s_per_gib.is_none_or(|cost| cost > 0.0)));
         let reason = record.path.reason.unwrap();
         assert!(tried.iter().all(|t| reason.contains(&format!("{:.3} GiB/s", t.gib_s))), "{reason}");
+    });
+}
+
+#[test]
+fn a_plan_names_the_ways_that_are_open_and_the_memory_that_they_take() {
+    Scenario::new("auto::a_plan_names_the_ways_that_are_open_and_the_memory_that_they_take").run(|| {
+        let home = home();
+        let source = file(&home, "f", 1 << 20);
+        let job = JobSpec { workers: 2, depth: 2, io_bytes: 64 << 10, ..auto(&[&source]) };
+        let plan = driver::plan(&job).unwrap();
+        assert_eq!((plan.path, plan.paths), ("auto", vec!["gds", "mapped", "bounce"]));
+        // Two slots of each worker in the GPU; beside them four of `mapped`, or two of `bounce`.
+        assert_eq!((plan.buffer_bytes, plan.gpu_buffer_bytes), (2 * 4 * (64 << 10), 2 * 2 * (64 << 10)));
+        let nothing = JobSpec { sources: vec!["nil:".into()], ..job };
+        assert_eq!(driver::plan(&nothing).unwrap().paths, ["bounce"]);
     });
 }
 

@@ -129,6 +129,7 @@ fn compatibility_mode_is_refused_unless_allowed_and_never_called_direct() {
             let record = record(&JobSpec { allow_compat: true, cufile: mode, ..unverified(&path) });
             let path = &record.path;
             assert_eq!((path.requested.as_str(), path.ran.as_str()), ("gds", "gds-compat"));
+            assert!(record.result.targets.iter().all(|target| target.path == "gds-compat"));
             assert_eq!((path.direct_bytes, path.compat_bytes), (0, record.result.bytes));
             assert!(path.reason.as_ref().unwrap().contains("in compatibility mode"), "{:?}", path.reason);
             let cufile = record.cufile.unwrap();

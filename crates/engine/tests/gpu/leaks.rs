@@ -5,6 +5,7 @@ use super::scenario::Scenario;
 use forebay_engine::driver::run;
 use forebay_engine::gpu::cuda::Device;
 use forebay_engine::path::legal;
+use forebay_engine::source::Made;
 use forebay_model::job::{JobSpec, PathKind};
 
 /// What a process may leak: open descriptors, mappings, threads, GPU memory.
@@ -59,7 +60,7 @@ const WARM_UPS: u32 = 4;
 
 fn paths() -> impl Iterator<Item = PathKind> {
     let all = [PathKind::Bounce, PathKind::Mapped, PathKind::Gds];
-    all.into_iter().filter(|path| legal(*path, "file").is_ok())
+    all.into_iter().filter(|path| legal(*path, &"a file", &Made::file()).is_ok())
 }
 
 #[test]

@@ -6,11 +6,13 @@
 mod batch;
 mod crew;
 mod inline;
+mod row;
 mod session;
 mod station;
 mod stream;
 mod verdict;
 
+pub use row::{judge_cufile, judge_run, Gds};
 pub use session::{GdsFile, Note, Session, PAGE};
 pub use station::{Duty, Station};
 pub use verdict::{judge, Verdict};

@@ -8,12 +8,14 @@ mod identity;
 mod map;
 mod policy;
 mod registry;
+mod row;
 mod turns;
 
 pub use file::{MappedFile, Phase, Window};
 pub use map::{DevicePinner, Pin, Pinner};
 pub use policy::{window_bytes, Key, Policy, Verdict};
 pub use registry::{Bell, Limits, Registry, LEAST_BYTES};
+pub use row::Mapped;
 
 use super::Copier;
 use crate::arena::{Mem, UNREGISTERED};

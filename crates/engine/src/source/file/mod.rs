@@ -15,7 +15,7 @@ pub use uring::UringQueue;
 use super::at_once::AtOnceQueue;
 use super::draft::{Draft, Drafted, FilePlan, Look, Open};
 use super::uri::{parse_path, Source, Text, Uri};
-use super::{Backing, Holds, OpenFile, QueueNeeds};
+use super::{Backing, MadeOf, OpenFile, QueueNeeds};
 use crate::queue::{Geometry, Queue};
 use crate::reactor::Reactor;
 use forebay_model::job::Engine;
@@ -76,8 +76,8 @@ impl Source for FileUri {
         "file"
     }
 
-    fn holds(&self) -> Holds {
-        Holds::Bytes
+    fn made_of(&self) -> MadeOf {
+        MadeOf::File
     }
 
     fn path(&self) -> Option<&Path> {
@@ -144,8 +144,8 @@ impl Backing for FileBacking {
         })
     }
 
-    fn holds(&self) -> Holds {
-        Holds::Bytes
+    fn made_of(&self) -> MadeOf {
+        MadeOf::File
     }
 
     fn queue(

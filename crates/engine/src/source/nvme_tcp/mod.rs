@@ -25,7 +25,7 @@ pub use queue::NvmeTcpQueue;
 use super::draft::{Draft, Drafted, Look, Open};
 use super::nvme::{await_end, lock, Identity, Notes, Shares, Traffic, Wakers};
 use super::uri::{query, Source, Text, Uri};
-use super::{Backing, Holds, Loan, OpenFile, QueueNeeds};
+use super::{Backing, Loan, MadeOf, OpenFile, QueueNeeds};
 use crate::arena::Arena;
 use crate::clock;
 use crate::gpu::cuda::DeviceMemory;
@@ -111,8 +111,8 @@ impl Source for Options {
         self.transport.scheme()
     }
 
-    fn holds(&self) -> Holds {
-        Holds::Bytes
+    fn made_of(&self) -> MadeOf {
+        self.transport.made_of()
     }
 
     fn fabric(&self) -> Option<&Options> {
@@ -169,8 +169,8 @@ impl Backing for RemoteBacking {
         Some(self.0.options().transport.engine())
     }
 
-    fn holds(&self) -> Holds {
-        Holds::Bytes
+    fn made_of(&self) -> MadeOf {
+        self.0.options().transport.made_of()
     }
 
     fn queue(

@@ -1,5 +1,6 @@
 //! What stands in an `nvme+tcp://` or `nvme+rdma://` URI: names of options as Linux and nvme-cli have them.
 
+use super::MadeOf;
 use crate::inspect::identity::parse_uuid;
 use crate::queue::Via;
 use crate::source::nvme::query::{count, seconds, spin, switch};
@@ -86,6 +87,14 @@ impl Transport {
         match self {
             Transport::Tcp => "nvme+tcp",
             Transport::Rdma => "nvme+rdma",
+        }
+    }
+
+    /// Only an RDMA device moves bytes by itself.
+    pub fn made_of(self) -> MadeOf {
+        match self {
+            Transport::Tcp => MadeOf::Elsewhere,
+            Transport::Rdma => MadeOf::Card,
         }
     }
 

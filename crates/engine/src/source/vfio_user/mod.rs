@@ -29,7 +29,7 @@ pub use queue::VfioUserQueue;
 use super::draft::{Draft, Drafted, Look, Open};
 use super::nvme::{await_end, lock, Identity, Notes, Shares, Wakers};
 use super::uri::{decode, query, Source, Text, Uri};
-use super::{Backing, Holds, Loan, OpenFile, QueueNeeds};
+use super::{Backing, Loan, MadeOf, OpenFile, QueueNeeds};
 use crate::arena::Arena;
 use crate::clock;
 use crate::queue::Queue;
@@ -132,8 +132,8 @@ impl Source for Options {
         "vfio-user"
     }
 
-    fn holds(&self) -> Holds {
-        Holds::Bytes
+    fn made_of(&self) -> MadeOf {
+        MadeOf::Elsewhere
     }
 
     fn drive(&self) -> Option<&Options> {
@@ -190,8 +190,8 @@ impl Backing for DriveBacking {
         Some("vfio-user")
     }
 
-    fn holds(&self) -> Holds {
-        Holds::Bytes
+    fn made_of(&self) -> MadeOf {
+        MadeOf::Elsewhere
     }
 
     fn queue(

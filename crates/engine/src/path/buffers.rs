@@ -1,0 +1,154 @@
+//! The memory that workers keep for I/Os: one rule, for who plans, who checks and
+//! who makes it.
+
+use super::{of, Beside, DataPath, Ends};
+use crate::doctor;
+use crate::source::Target;
+use forebay_model::job::{JobSpec, PathKind, DEPTH_MAX};
+
+/// A target, as far as memory depends on it.
+#[derive(Clone, Copy)]
+pub struct Under {
+    pub path: &'static dyn DataPath,
+    pub moves_bytes: bool,
+    /// Its I/Os end in `submit`.
+    pub at_once: bool,
+}
+
+impl Under {
+    /// Of an opened target that is settled.
+    pub fn of(target: &Target) -> Under {
+        let path = of(target.route.path);
+        Under { path, moves_bytes: target.moves_bytes(), at_once: path.ends_at_once(target) }
+    }
+}
+
+/// What one worker keeps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Buffers {
+    /// I/Os that have a slot, and those of them that sources work at; the others are copied on meanwhile.
+    pub slots: u32,
+    pub at_work: u32,
+    /// Whole pages; 0 where nothing moves bytes.
+    pub slot_bytes: u64,
+    pub in_gpu: bool,
+    /// Slots of the paths' own, in host memory, in the order of `PATHS`.
+    pub beside: Vec<(PathKind, Beside)>,
+}
+
+impl Buffers {
+    /// Of a worker on some of these targets, by the numbers that `used` gives.
+    pub fn of(job: &JobSpec, all: &[Under], used: &[Under], into_gpu: bool) -> Buffers {
+        let at_work = at_work(job, used, into_gpu);
+        let slots = at_work + in_copy(job, used, into_gpu);
+        Buffers { at_work, ..Buffers::with_slots(job, all, slots, into_gpu) }
+    }
+
+    /// Of a worker that has that many I/Os under way, whatever it works on.
+    pub fn with_slots(job: &JobSpec, all: &[Under], slots: u32, into_gpu: bool) -> Buffers {
+        let wanted = job.verify || all.iter().any(|u| u.moves_bytes || u.path.ends() != Ends::Host);
+        let slot_bytes = if wanted { job.io_bytes_largest().next_multiple_of(4096) } else { 0 };
+        let goes = |path: &&&dyn DataPath| wanted && all.iter().any(|u| u.path.kind() == path.kind());
+        let own =
+            |path: &&'static dyn DataPath| Some((path.kind(), path.beside(slots, slot_bytes, into_gpu)?));
+        let beside = super::PATHS.iter().filter(goes).filter_map(own).collect();
+        Buffers { slots, at_work: slots, slot_bytes, in_gpu: into_gpu, beside }
+    }
+
+    /// Bytes in host memory.
+    pub fn host_bytes(&self) -> u64 {
+        let beside = self.beside.iter().map(|(_, b)| u64::from(b.count).saturating_mul(b.bytes_each));
+        let own = if self.in_gpu { 0 } else { self.payload_bytes() };
+        beside.fold(own, u64::saturating_add)
+    }
+
+    /// Bytes in a GPU's memory.
+    pub fn gpu_bytes(&self) -> u64 {
+        if self.in_gpu {
+            self.payload_bytes()
+        } else {
+            0
+        }
+    }
+
+    fn payload_bytes(&self) -> u64 {
+        u64::from(self.slots).saturating_mul(self.slot_bytes)
+    }
+}
+
+/// A source that finishes each I/O in `submit` gains nothing from a second slot, and loses the cache. Copies to
+/// a GPU go on meanwhile, so that feeding one takes as many slots as the last-level cache holds.
+fn at_work(job: &JobSpec, used: &[Under], into_gpu: bool) -> u32 {
+    if !used.iter().all(|u| u.at_once) || job.faults.is_some() {
+        job.depth
+    } else if into_gpu {
+        job.depth.min(slots_in_cache(job))
+    } else {
+        1
+    }
+}
+
+/// Slots on top of those that the source works at: what they hold is on its way to the GPU, so that the source has
+/// no less to do meanwhile. None below four, where each I/O is meant to be seen through before the next.
+fn in_copy(job: &JobSpec, used: &[Under], into_gpu: bool) -> u32 {
+    const FROM_DEPTH: u32 = 4;
+    const BYTES_MAX: u64 = 16 << 20;
+    if !into_gpu || job.depth < FROM_DEPTH || !used.iter().all(|u| u.path.copies_on() && !u.at_once) {
+        return 0;
+    }
+    let fitting = (BYTES_MAX / job.io_bytes_largest()).clamp(1, u64::from(DEPTH_MAX)) as u32;
+    (job.depth / 2).min(fitting)
+}
+
+/// What a worker's slots may take of the last-level cache: a slot that fell out of it is written to memory and
+/// read back for the copy, and both compete with the reads.
+fn slots_in_cache(job: &JobSpec) -> u32 {
+    const AT_LEAST: u64 = 3;
+    let share = doctor::last_level_cache_bytes() / 2 / u64::from(job.workers);
+    (share / job.io_bytes_largest()).clamp(AT_LEAST, u64::from(u32::MAX)) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn under(kind: PathKind, moves_bytes: bool) -> Vec<Under> {
+        vec![Under { path: of(kind), moves_bytes, at_once: false }]
+    }
+
+    fn buffers(job: &JobSpec, kind: PathKind, moves_bytes: bool, into_gpu: bool) -> (u64, u64) {
+        let all = under(kind, moves_bytes);
+        let buffers = Buffers::of(job, &all, &all, into_gpu);
+        (buffers.host_bytes(), buffers.gpu_bytes())
+    }
+
+    #[test]
+    fn slots_are_whole_pages_and_none_where_nothing_moves() {
+        let job = JobSpec { io_bytes: 5000, depth: 4, ..JobSpec::default() };
+        assert_eq!(buffers(&job, PathKind::Host, true, false), (4 * 8192, 0));
+        assert_eq!(buffers(&job, PathKind::Host, false, false), (0, 0), "nil:");
+        let verified = JobSpec { verify: true, ..job };
+        assert_eq!(buffers(&verified, PathKind::Host, false, false), (4 * 8192, 0));
+    }
+
+    #[test]
+    fn a_path_s_own_slots_count_and_those_in_a_gpu_aren_t_the_host_s() {
+        let job = JobSpec { io_bytes: 1 << 20, depth: 2, ..JobSpec::default() };
+        let mib = |n: u64| n << 20;
+        assert_eq!(buffers(&job, PathKind::Bounce, true, false), (mib(4), 0), "staged, and where it ends");
+        assert_eq!(buffers(&job, PathKind::Bounce, true, true), (mib(2), mib(2)));
+        assert_eq!(
+            buffers(&job, PathKind::Mapped, true, true),
+            (mib(4), mib(2)),
+            "four for what isn't cached"
+        );
+        assert_eq!(buffers(&job, PathKind::Gds, true, true), (0, mib(2)));
+    }
+
+    #[test]
+    fn one_slot_does_where_each_io_ends_in_submit() {
+        let job = JobSpec { io_bytes: 4096, depth: 32, ..JobSpec::default() };
+        let all = [Under { at_once: true, ..under(PathKind::Host, true)[0] }];
+        assert_eq!(Buffers::of(&job, &all, &all, false).slots, 1);
+    }
+}

@@ -1,0 +1,335 @@
+//! What anybody asks of `gds`, its part of a worker, and what its bytes are called
+//! once cuFile has said how they went.
+
+use super::{Base, Duty, Session, Station, PAGE};
+use crate::doctor::{self, Answer, Check, State, Verdicts};
+use crate::gpu::cufile::Buffer;
+use crate::path::auto::{Known, Situation};
+use crate::path::{DataPath, Destination, Ends, Gear, Layer, Readers, Refusal, Settled, Site};
+use crate::queue::Queue;
+use crate::reactor::Reactor;
+use crate::source::file::FileTarget;
+use crate::source::{FileBacking, Made, MadeOf, Target, Uri};
+use forebay_model::job::{CuFileMode, Engine, JobSpec, PathKind, Sync};
+use forebay_model::record::{Cufile, PathRan};
+use forebay_model::Error;
+use std::any::Any;
+use std::collections::BTreeMap;
+
+pub struct Gds;
+
+/// Only network cards move bytes, and nothing goes through cuFile.
+fn by_card(job: &JobSpec) -> Result<bool, Error> {
+    let is_card = |source: &String| Uri::parse(source).map(|uri| uri.made().whole == MadeOf::Card);
+    let sources = job.source_uris()?.iter().map(is_card).collect::<Result<Vec<_>, _>>()?;
+    Ok(sources.into_iter().all(|card| card))
+}
+
+fn has_cufile_options(job: &JobSpec) -> bool {
+    job.cufile != CuFileMode::Sync || job.cufile_batch.is_some() || job.cufile_unregistered
+}
+
+impl DataPath for Gds {
+    fn kind(&self) -> PathKind {
+        PathKind::Gds
+    }
+
+    fn name(&self) -> &'static str {
+        "gds"
+    }
+
+    fn what(&self) -> &'static str {
+        "storage DMAs into GPU memory, through cuFile; or a network card does, by RDMA"
+    }
+
+    fn needs(&self) -> &'static str {
+        "libcufile and nvidia-fs or PCI P2PDMA; of nvme+rdma a card that takes dma-bufs"
+    }
+
+    fn serves(&self) -> &'static str {
+        "files, stripes of them, and nvme+rdma:"
+    }
+
+    fn accepts(&self, made: &Made) -> bool {
+        made.is_all(MadeOf::File) || made.whole == MadeOf::Card
+    }
+
+    fn ends(&self) -> Ends {
+        Ends::Gpu
+    }
+
+    fn examined(&self, verdicts: &Verdicts) -> Check {
+        let verdict = &verdicts.gds;
+        let words = verdict.words();
+        let (state, found) = match verdict.answer {
+            Answer::Direct => return Check::of_path(self.name(), State::Works, words),
+            Answer::CompatOnly => (State::Limited, "compat only: records say gds-compat"),
+            Answer::No => (State::Missing, "cuFile can't run here"),
+        };
+        let mut check = Check::of_path(self.name(), state, found).why(verdict.reason().unwrap_or(words));
+        check.next = verdict.next().map(|next| doctor::remark(&next, "meanwhile: --path bounce"));
+        check
+    }
+
+    fn refuses(&self, job: &JobSpec) -> Result<Option<Refusal>, Error> {
+        let refusals = [
+            (
+                has_cufile_options(job) && by_card(job)?,
+                "--cufile from nvme+rdma:",
+                "its network card moves payload, and nothing goes through cuFile",
+                "no --cufile",
+            ),
+            (
+                job.engine != Engine::Auto,
+                "--engine with --path gds",
+                "cuFile talks to the kernel itself",
+                "no --engine; --cufile sync, stream, batch or batch-stream",
+            ),
+            (
+                job.sync == Sync::Each && job.writes() && job.cufile != CuFileMode::Sync,
+                "--sync each with --cufile stream or batch",
+                "cuFile's asynchronous writes can't be made durable one by one",
+                "--cufile sync, or --sync end",
+            ),
+        ];
+        Ok(refusals.into_iter().find(|r| r.0).map(|(_, asked, found, next)| (asked, found, next)))
+    }
+
+    fn option_of_its_own(&self, job: &JobSpec) -> Option<Refusal> {
+        let refusal =
+            ("--cufile with a path that isn't gds", "no other path goes through cuFile", "--path gds");
+        has_cufile_options(job).then_some(refusal)
+    }
+
+    /// Through the page cache nothing goes direct.
+    fn cached(&self) -> Option<bool> {
+        Some(false)
+    }
+
+    fn may_go_direct(&self) -> bool {
+        true
+    }
+
+    fn insists_on_direct(&self, allow_compat: bool) -> bool {
+        !allow_compat
+    }
+
+    fn is_open(&self, situation: &Situation) -> bool {
+        situation.gpu
+    }
+
+    fn can(&self, target: &Target, destination: &Destination, known: &mut Known) -> Result<(), String> {
+        match destination.devices.first() {
+            Some(device) if target.by_card().is_some() => target.reaches(device),
+            Some(_) => direct_dma_to(target, known),
+            None => Err("no GPU".into()),
+        }
+    }
+
+    /// What cards can't move into the GPU goes through pinned memory where that is allowed.
+    fn settle(&self, job: &JobSpec, target: &Target, destination: &Destination) -> Settled {
+        let (Some(device), Some(_)) = (destination.devices.first(), target.by_card()) else {
+            return Ok((self.kind(), None));
+        };
+        match target.reaches(device) {
+            Ok(()) => {
+                let said = "the card moves payload to and from the GPU's memory, by dma-buf";
+                Ok((self.kind(), Some(said.into())))
+            }
+            Err(why) if job.allow_compat && !job.require_direct => {
+                Ok((PathKind::Bounce, Some(format!("through pinned memory: {why}"))))
+            }
+            Err(why) => Err(Error::machine(
+                format!("--path gds from {}", target.label),
+                why,
+                "--allow-compat, or --path bounce: through pinned memory",
+            )),
+        }
+    }
+
+    /// cuFile reads the file, by whatever offsets and lengths: it rounds them itself.
+    fn opens(&self, file: &FileTarget) -> Option<FileBacking> {
+        let target = FileTarget { align: 1, mem_align: 1, ..file.clone() };
+        Some(FileBacking { target, engine: Engine::Pread })
+    }
+
+    /// Whole pages: cuFile has no direct way for others.
+    fn unit(&self, align: u32) -> u32 {
+        align.max(PAGE as u32)
+    }
+
+    fn begin(&self, job: &JobSpec, destination: &Destination) -> Result<(), Error> {
+        if !by_card(job)? {
+            destination.through_cufile(job)?;
+        }
+        Ok(())
+    }
+
+    fn attach(
+        &self,
+        job: &JobSpec,
+        target: &Target,
+        destination: &Destination,
+        pair: u32,
+    ) -> Result<(), Error> {
+        if target.by_card().is_some() {
+            return Ok(());
+        }
+        let session = destination.through_cufile(job)?;
+        let device = destination.device_of(pair).expect("cuFile is open, so there is a GPU");
+        session.attach(target, device)
+    }
+
+    /// Each read under way is a thread that waits in a call of cuFile's, and many of them spin for each other.
+    fn readers(&self) -> Readers {
+        Readers { workers_max: Some(4), io_bytes: Some((1 << 20, 1 << 20)), depth: Some(4) }
+    }
+
+    fn ends_at_once(&self, _: &Target) -> bool {
+        false
+    }
+
+    /// A station, where anything goes through cuFile; the worker's memory is registered once.
+    fn equip(&self, site: &Site, reactor: &mut Reactor) -> Result<Box<dyn Gear>, Error> {
+        let (Some(session), Some(device), Some(slots)) = (site.destination.cufile(), site.device, site.slots)
+        else {
+            return Ok(Box::new(Own { station: None, buffer: None }));
+        };
+        device.enter().map_err(|why| Error::machine("--path gds", why.to_string(), "nvidia-smi"))?;
+        let (base, mut buffer) = (Base::default(), None);
+        if Station::registers(site.job) {
+            match session.driver().register_buffer(slots) {
+                Ok(known) => {
+                    base.add(slots.address(), slots.bytes() as u64);
+                    buffer = Some(known);
+                }
+                Err(e) => session.stays_unregistered(&e),
+            }
+        }
+        let targets = || site.targets.iter();
+        let depth = targets().map(|t| t.ring_depth(site.needs)).max().unwrap_or(1).max(site.needs.depth);
+        let duty = Duty {
+            job: site.job,
+            depth,
+            plain: targets().all(|t| t.is_file()),
+            whole_pages: targets().flat_map(|t| t.files()).all(|(f, _)| f.bytes % PAGE == 0),
+        };
+        let station = Station::open(session, device, base, &duty, reactor)?;
+        Ok(Box::new(Own { station: Some(station), buffer }))
+    }
+
+    /// Slots that cuFile or a card reaches are the GPU's own.
+    fn pins(&self) -> bool {
+        false
+    }
+
+    fn after_timeouts(&self, job: &JobSpec) -> Option<&'static str> {
+        (job.cufile == CuFileMode::Batch).then_some(
+            "--cufile sync; or a smaller --cufile-batch, or a longer posix_pool_slab_count in cufile.json",
+        )
+    }
+}
+
+struct Own {
+    /// None where only cards move bytes.
+    station: Option<Station>,
+    buffer: Option<Buffer>,
+}
+
+impl Gear for Own {
+    fn ran(&self) -> &'static str {
+        Gds.name()
+    }
+
+    fn queue(
+        &self,
+        target: &Target,
+        layer: Layer,
+        site: &Site,
+        reactor: &mut Reactor,
+    ) -> Result<Box<dyn Queue>, Error> {
+        let queue = match &self.station {
+            // Its card knows the slots.
+            _ if target.by_card().is_some() => target.queue(site.needs, reactor)?,
+            Some(station) => target
+                .queue_over(site.needs, reactor, &mut |file, _, needs, _| station.queue(file, needs.depth))?,
+            None => {
+                let next = "report it: a defect in Forebay";
+                return Err(Error::run(&target.label, "nobody told cuFile of it", next));
+            }
+        };
+        Ok(layer(queue))
+    }
+
+    fn kept(self: Box<Self>) -> Option<Box<dyn Any>> {
+        self.buffer.map(|buffer| Box::new(buffer) as Box<dyn Any>)
+    }
+}
+
+/// Whether cuFile would move the target's bytes by direct DMA: asked once for each device.
+fn direct_dma_to(target: &Target, known: &mut Known) -> Result<(), String> {
+    if target.remotes().next().is_some() {
+        return Err("it is no file of this machine's".into());
+    }
+    for (file, _) in target.files() {
+        let device =
+            file.device().map_or(u64::MAX, |(major, minor)| u64::from(major) << 32 | u64::from(minor));
+        let ask = || {
+            let verdict = doctor::gds_verdict(std::slice::from_ref(&file.path));
+            match verdict.answer {
+                Answer::Direct => Ok(()),
+                _ => Err(verdict.reason().unwrap_or_else(|| "cuFile wouldn't go direct".into())),
+            }
+        };
+        known.entry(device).or_insert_with(ask).clone()?;
+    }
+    Ok(())
+}
+
+/// What cuFile says of a run on these targets, of which so many bytes were moved, and what its bytes are called for it. `ran`: the path of each target, as
+/// its queues said; what went through cuFile is `gds`, `gds-compat` or `gds-mixed` afterwards.
+pub fn judge_run(
+    destination: &Destination,
+    (targets, moved): (&[Target], &[u64]),
+    ran: &mut [&'static str],
+    path: &mut PathRan,
+    missing: &mut BTreeMap<String, String>,
+) -> Option<Cufile> {
+    let session = destination.cufile()?;
+    let through = |t: &Target, ran: &str| ran == Gds.name() && t.by_card().is_none();
+    let alone = targets.iter().zip(ran.iter()).all(|(t, ran)| through(t, ran));
+    // Where other paths took part, direct bytes may be theirs too.
+    let own = targets.iter().zip(ran.iter()).zip(moved).filter(|((t, ran), _)| through(t, ran));
+    let own: u64 = own.map(|(_, bytes)| bytes).sum();
+    let direct = match alone {
+        true => path.direct_bytes,
+        false => path.direct_bytes.min(own.saturating_sub(path.compat_bytes)),
+    };
+    let (cufile, verdict) = judge_cufile(session, direct, alone, path, missing);
+    let by_cufile = targets.iter().zip(ran.iter_mut()).filter(|(t, ran)| through(t, ran));
+    by_cufile.for_each(|(_, ran)| *ran = verdict);
+    Some(cufile)
+}
+
+/// Calls bytes that went through cuFile what its counters say, and says the path's name for it. `direct`: those that were
+/// taken for direct; `alone`: no other path took part.
+pub fn judge_cufile(
+    session: &Session,
+    direct: u64,
+    alone: bool,
+    path: &mut PathRan,
+    missing: &mut BTreeMap<String, String>,
+) -> (Cufile, &'static str) {
+    let (cufile, verdict, why_null) = session.report(direct, path.compat_bytes);
+    missing.extend(why_null);
+    path.direct_bytes = path.direct_bytes - direct + verdict.direct_bytes;
+    path.compat_bytes = verdict.compat_bytes;
+    if alone {
+        path.ran = verdict.ran.into();
+        path.engine = "cufile".into();
+        path.slots_pinned = false;
+    }
+    let reason = path.reason.take().into_iter().chain([verdict.reason]).collect::<Vec<_>>();
+    path.reason = Some(reason.join("; "));
+    (cufile, verdict.ran)
+}

@@ -1,0 +1,74 @@
+//! `host`: storage to host memory, and no further. The source's own queue.
+
+use super::auto::Situation;
+use super::{DataPath, Ends, Gear, Layer, Refusal, Site};
+use crate::doctor::{Check, State, Verdicts};
+use crate::queue::Queue;
+use crate::reactor::Reactor;
+use crate::source::Target;
+use forebay_model::job::{JobSpec, PathKind};
+use forebay_model::Error;
+
+pub struct Host;
+
+impl DataPath for Host {
+    fn kind(&self) -> PathKind {
+        PathKind::Host
+    }
+
+    fn name(&self) -> &'static str {
+        "host"
+    }
+
+    fn what(&self) -> &'static str {
+        "storage to host memory, and no further"
+    }
+
+    fn needs(&self) -> &'static str {
+        "nothing"
+    }
+
+    fn ends(&self) -> Ends {
+        Ends::Host
+    }
+
+    fn examined(&self, _: &Verdicts) -> Check {
+        Check::of_path(self.name(), State::Works, "storage to host memory")
+    }
+
+    fn refuses(&self, job: &JobSpec) -> Result<Option<Refusal>, Error> {
+        let refusal =
+            ("--gpu with --path host", "that path ends in host memory", "--path bounce, or no --gpu");
+        Ok((!job.gpus.is_empty()).then_some(refusal))
+    }
+
+    fn may_go_direct(&self) -> bool {
+        true
+    }
+
+    fn is_open(&self, situation: &Situation) -> bool {
+        !situation.gpu
+    }
+
+    fn equip(&self, _: &Site, _: &mut Reactor) -> Result<Box<dyn Gear>, Error> {
+        Ok(Box::new(Straight))
+    }
+}
+
+struct Straight;
+
+impl Gear for Straight {
+    fn ran(&self) -> &'static str {
+        Host.name()
+    }
+
+    fn queue(
+        &self,
+        target: &Target,
+        layer: Layer,
+        site: &Site,
+        reactor: &mut Reactor,
+    ) -> Result<Box<dyn Queue>, Error> {
+        Ok(layer(target.queue(site.needs, reactor)?))
+    }
+}

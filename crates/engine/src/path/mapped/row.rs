@@ -1,0 +1,179 @@
+//! What anybody asks of `mapped`, and its part of a worker.
+
+use super::{MappedQueue, Staging};
+use crate::doctor::{Check, State, Verdicts};
+use crate::gpu::cuda;
+use crate::path::auto::{Known, Situation};
+use crate::path::{Beside, BounceQueue, DataPath, Destination, Ends, Gear, Layer, Readers, Refusal, Site};
+use crate::queue::Queue;
+use crate::reactor::Reactor;
+use crate::source::{Made, MadeOf, QueueNeeds, Target};
+use forebay_model::job::{Cache, JobSpec, PathKind};
+use forebay_model::Error;
+
+/// From this share on a file counts as cached.
+const WARM_SHARE: f64 = 0.95;
+/// Below this a registration costs more than copying the bytes.
+const BYTES_MIN: u64 = 4 << 20;
+/// Below this a copy per I/O costs the device more than the bytes do, and bounce sends many as one.
+const IO_BYTES_MIN: u64 = 64 << 10;
+/// Slots through which bytes go that can't be mapped; longer I/Os go in parts.
+const ASIDE_SLOTS: u32 = 4;
+const ASIDE_BYTES_MAX: u64 = 4 << 20;
+
+pub struct Mapped;
+
+impl DataPath for Mapped {
+    fn kind(&self) -> PathKind {
+        PathKind::Mapped
+    }
+
+    fn name(&self) -> &'static str {
+        "mapped"
+    }
+
+    fn what(&self) -> &'static str {
+        "page cache to GPU with no CPU copy"
+    }
+
+    fn needs(&self) -> &'static str {
+        "libcuda; data already cached"
+    }
+
+    fn serves(&self) -> &'static str {
+        "files and stripes of them"
+    }
+
+    fn accepts(&self, made: &Made) -> bool {
+        made.is_all(MadeOf::File)
+    }
+
+    fn ends(&self) -> Ends {
+        Ends::Gpu
+    }
+
+    fn examined(&self, verdicts: &Verdicts) -> Check {
+        let check = |state, found: &str| Check::of_path(self.name(), state, found);
+        match &verdicts.mapped.because {
+            Some(because) => check(State::Missing, "needs a GPU").why(because.clone()),
+            None => check(State::Works, "page cache to the GPU without a CPU copy, for data that is cached"),
+        }
+    }
+
+    fn refuses(&self, job: &JobSpec) -> Result<Option<Refusal>, Error> {
+        let refusals = [
+            (
+                job.require_direct,
+                "--require-direct with --path mapped",
+                "its bytes come out of the page cache",
+                "--path gds, or no --require-direct",
+            ),
+            (
+                job.writes(),
+                "writes by --path mapped",
+                "it copies what the page cache holds, and a file system's pages can't be registered for writing",
+                "--path bounce",
+            ),
+            (
+                matches!(job.cache, Cache::Bypass | Cache::Drop),
+                "--path mapped without the page cache",
+                "what it copies is the page cache: every byte would go another way",
+                "--cache allow or --cache warm; --path bounce for data on a drive",
+            ),
+        ];
+        Ok(refusals.into_iter().find(|r| r.0).map(|(_, asked, found, next)| (asked, found, next)))
+    }
+
+    fn option_of_its_own(&self, job: &JobSpec) -> Option<Refusal> {
+        let next = "--path mapped, or no --pin-limit";
+        job.pin_limit_bytes.map(|_| ("--pin-limit", "only --path mapped registers pages of files", next))
+    }
+
+    fn cached(&self) -> Option<bool> {
+        Some(true)
+    }
+
+    fn may_go_direct(&self) -> bool {
+        false
+    }
+
+    fn is_open(&self, s: &Situation) -> bool {
+        let warm = s.resident.is_some_and(|share| share >= WARM_SHARE);
+        s.gpu && !s.writes && warm && s.bytes >= BYTES_MIN && s.io_bytes >= IO_BYTES_MIN
+    }
+
+    fn can(&self, _: &Target, destination: &Destination, _: &mut Known) -> Result<(), String> {
+        match destination.devices.first() {
+            Some(device) if device.registers_read_only() => Ok(()),
+            Some(_) => Err("the driver can't register pages of files".into()),
+            None => Err("no GPU".into()),
+        }
+    }
+
+    /// Later passes find the pages registered, cost next to nothing, and are at least as fast as by any other way.
+    fn keeps_what_it_paid_for(&self) -> bool {
+        true
+    }
+
+    fn tries_workers(&self) -> bool {
+        true
+    }
+
+    fn beside(&self, _: u32, slot_bytes: u64, into_gpu: bool) -> Option<Beside> {
+        into_gpu.then(|| Beside { count: ASIDE_SLOTS, bytes_each: slot_bytes.min(ASIDE_BYTES_MAX) })
+    }
+
+    /// One or two threads keep the copy engine busy, with reads as long as the windows that are registered, and no longer
+    /// than files are, or memory for the rest would lie idle.
+    fn readers(&self) -> Readers {
+        Readers { workers_max: Some(2), io_bytes: Some((1 << 20, 16 << 20)), depth: None }
+    }
+
+    fn ends_at_once(&self, _: &Target) -> bool {
+        false
+    }
+
+    fn equip(&self, site: &Site, _: &mut Reactor) -> Result<Box<dyn Gear>, Error> {
+        let Some(aside) = site.beside else {
+            let why = cuda::devices().1.unwrap_or_else(|| "no GPU".into());
+            return Err(Error::machine("--path mapped", why, "forebay doctor; --path host needs no GPU"));
+        };
+        Ok(Box::new(Aside { staging: Staging::new(aside.count() as u32, aside.slot_bytes() as u32) }))
+    }
+}
+
+/// What queues of `mapped` share: the way for what can't be mapped.
+struct Aside {
+    staging: Staging,
+}
+
+impl Gear for Aside {
+    fn ran(&self) -> &'static str {
+        Mapped.name()
+    }
+
+    fn queue(
+        &self,
+        target: &Target,
+        layer: Layer,
+        site: &Site,
+        reactor: &mut Reactor,
+    ) -> Result<Box<dyn Queue>, Error> {
+        let arena = site.beside.expect("it was there when the worker was equipped");
+        let registry = site.destination.registry(site.job)?;
+        let queue = target.queue_over(site.needs, reactor, &mut |file, engine, needs, reactor| {
+            let slots = QueueNeeds {
+                depth: arena.count() as u32,
+                io_bytes_max: arena.slot_bytes() as u64,
+                then_copied: true,
+            };
+            let inner = file.queue(engine, slots, reactor)?;
+            let copier = site.copiers.next()?;
+            let bounce = Box::new(BounceQueue::new(inner, engine.is_inline(), copier, arena));
+            let (registry, staging) = (registry.clone(), self.staging.clone());
+            let copier = site.copiers.next()?;
+            Ok(Box::new(MappedQueue::new(file, needs.depth, registry, copier, bounce, staging, reactor)?))
+        })?;
+        Ok(layer(queue))
+    }
+}
