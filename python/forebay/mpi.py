@@ -149,7 +149,7 @@ def _has_own_files(job: Job) -> bool:
     from forebay import own_files
 
     first = str(job.get("file_name", "forebay.%d")).replace("%d", "0")
-    return any(os.path.exists(os.path.join(s.removeprefix("file:"), first)) for s in own_files.named(job))
+    return any((path / first).exists() for path in map(own_files.path_of, own_files.named(job)) if path is not None)
 
 
 def may_make(job: Job) -> bool:

@@ -7,7 +7,6 @@ count them as data. A job that says `create` or `file_name` itself is left as it
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ Job = dict[str, Any]
 SWEEP, TUNE = "forebay-sweep", "forebay-tune"
 # The engine leaves folders of these names out where it looks for data (driver/found.rs).
 NAMES = (SWEEP, TUNE)
-_PLACELESS = re.compile(r"^(nil|model):")
 
 
 def named(job: Job) -> list[str]:
@@ -34,7 +32,7 @@ def wanted(job: Job) -> bool:
         ("file_bytes" in job or "files" in job)
         and not {"create", "file_name"} & job.keys()
         and any(is_folder(s) for s in sources)
-        and all(_PLACELESS.match(s) or is_folder(s) for s in sources)
+        and all(_placeless(s) or is_folder(s) for s in sources)
     )
 
 
@@ -44,7 +42,7 @@ def placed(job: Job, folder: str) -> Job:
         return job
 
     def moved(source: str) -> str:
-        return source if _PLACELESS.match(source) else f"{source.rstrip('/')}/{folder}"
+        return source if _placeless(source) else f"{source.rstrip('/')}/{folder}"
 
     there = {**job, "create": True}
     if job.get("sources"):
@@ -57,7 +55,7 @@ def placed(job: Job, folder: str) -> Job:
 def looked_at(job: Job, folder: str) -> Job:
     """As `placed`, for a plan, which makes no folder: one that isn't there yet is as empty as a new one."""
     there = placed(job, folder)
-    if all(_PLACELESS.match(s) or is_folder(s) for s in named(there)):
+    if all(_placeless(s) or is_folder(s) for s in named(there)):
         return there
     return {**job, "create": True}
 
@@ -67,7 +65,7 @@ def run(
 ) -> dict[str, Any]:
     """Runs the job on files in `folder` (None: where the job says). A folder in which nothing was made is removed."""
     mine = placed(job, folder) if folder else job
-    homes = [_path(s) for s in named(mine) if mine.get("create") and not _PLACELESS.match(s)]
+    homes = [home for s in named(mine) if mine.get("create") and (home := path_of(s))]
     made: dict[Path, tuple[int, int]] = {}
     try:
         for home in homes:
@@ -81,12 +79,20 @@ def run(
                     home.rmdir()
 
 
-def _path(source: str) -> Path:
-    return Path(source.removeprefix("file:"))
+def _placeless(source: str) -> bool:
+    """Whether it has no files: what moves no bytes, and what only paces another source."""
+    return engine.source(source)["made_of"] in ("nothing", "timed")
+
+
+def path_of(source: str) -> Path | None:
+    """The file or folder that it is, if any."""
+    path = engine.source(source)["path"]
+    return Path(path) if path is not None else None
 
 
 def is_folder(source: str) -> bool:
-    return _path(source).is_dir()
+    path = path_of(source)
+    return path is not None and path.is_dir()
 
 
 def _identity(folder: Path) -> tuple[int, int]:

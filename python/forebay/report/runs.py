@@ -9,6 +9,7 @@ has one series per path, while a true matrix over workers has one per path and n
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -241,7 +242,7 @@ def short_source(run: Run) -> str:
     first = sources[0]
     if count := stripes.members(first):
         name = f"stripe of {count}"
-    elif first.startswith(("nil:", "model:", "nvme+tcp:", "nvme+rdma:", "vfio-user:")):
+    elif re.match(r"(?!file:)[a-z][a-z+-]+:", first):
         name = first
     else:
         name = first.removeprefix("file:").rstrip("/").rsplit("/", 1)[-1] or first

@@ -39,6 +39,7 @@ pub(crate) use host::cpu_limits;
 pub(crate) use probe::within;
 pub use report::{Area, Check, Report, State, SCHEMA};
 pub use roots::Roots;
+pub(crate) use source::{local_socket, targets};
 pub(crate) use verdict::remark;
 pub use verdict::{gds_verdict, path_verdicts, Answer, Cause, GdsVerdict, Through, Usable, Verdicts};
 

@@ -3,10 +3,11 @@
 use super::report::{count, size, Area, Check, State};
 use super::roots::Roots;
 use super::{probe, target};
-use crate::source::nvme_tcp::{Address, Options, Transport};
-use crate::source::{Made, MadeOf, Uri};
+use crate::source::nvme_tcp::{Address, Options};
+use crate::source::{Made, Uri};
 use forebay_model::Error;
 use serde::Serialize;
+use std::fmt::Display;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -38,32 +39,11 @@ pub struct Asked {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Other {
     pub uri: String,
+    /// `kind`, and what the source tells of itself.
     #[serde(flatten)]
-    pub kind: Kind,
-}
-
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Kind {
-    Nil,
-    Model {
-        name: String,
-    },
-    NvmeTcp {
-        host: String,
-        port: u16,
-        nqn: String,
-        #[serde(skip)]
-        options: Box<Options>,
-    },
-    /// Nothing is tried: a connection is a run's.
-    NvmeRdma {
-        host: String,
-        port: u16,
-    },
-    VfioUser {
-        socket: PathBuf,
-    },
+    pub told: serde_json::Value,
+    #[serde(skip)]
+    source: Uri,
 }
 
 /// None: the machine as a whole. Fails where the text can't be a source, or a file isn't there.
@@ -106,22 +86,8 @@ fn present(text: &str, path: &std::path::Path) -> Result<(), Error> {
 fn collect(uri: &Uri, asked: &mut Asked) {
     asked.paths.extend(uri.path().map(Path::to_path_buf));
     asked.chunk_bytes = asked.chunk_bytes.or(uri.chunk());
-    let kind = if let Some(model) = uri.model() {
-        Some(Kind::Model { name: model.spec.split('?').next().unwrap_or_default().into() })
-    } else if let Some(options) = uri.fabric() {
-        let Address { host, port } = options.addresses[0].clone();
-        Some(match options.transport {
-            Transport::Tcp => {
-                Kind::NvmeTcp { host, port, nqn: options.nqn.clone(), options: Box::new(options.clone()) }
-            }
-            Transport::Rdma => Kind::NvmeRdma { host, port },
-        })
-    } else if let Some(options) = uri.drive() {
-        Some(Kind::VfioUser { socket: options.socket.clone() })
-    } else {
-        (uri.made_of() == MadeOf::Nothing).then_some(Kind::Nil)
-    };
-    asked.others.extend(kind.map(|kind| Other { uri: uri.to_string(), kind }));
+    let other = |told| Other { uri: uri.to_string(), told, source: uri.clone() };
+    asked.others.extend(uri.told().map(other));
     uri.parts().iter().for_each(|part| collect(part, asked));
 }
 
@@ -136,36 +102,25 @@ pub fn checks(roots: &Roots, asked: &Asked) -> Vec<Check> {
         }
         checks.push(Check::new(Area::Source, "source", "source", State::Works, found));
     }
-    checks.extend(asked.others.iter().flat_map(|other| match &other.kind {
-        Kind::Nil => vec![Check::new(
-            Area::Source,
-            format!("source.nil {}", other.uri),
-            other.uri.clone(),
-            State::Works,
-            "completes at once: the cost of our own loop; no hardware applies",
-        )],
-        Kind::Model { name } => vec![Check::new(
-            Area::Source,
-            format!("source.model {}", other.uri),
-            other.uri.clone(),
-            State::Works,
-            format!("a timed model of {name}: results are simulated, whatever hardware is here"),
-        )],
-        Kind::NvmeTcp { options, .. } => targets(roots, options),
-        Kind::NvmeRdma { host, port } => vec![Check::new(
-            Area::Source,
-            format!("source.nvme_rdma {}", other.uri),
-            "NVMe/RDMA target",
-            State::Unknown,
-            format!("{host}:{port}, which only a run connects to; what this machine can: nvme_rdma"),
-        )],
-        Kind::VfioUser { socket } => vec![local_socket(socket)],
-    }));
+    checks.extend(asked.others.iter().flat_map(|other| other.source.examine(roots)));
     checks
 }
 
+impl Check {
+    /// What is said of a source that is no file.
+    pub fn of_source(
+        id: &str,
+        uri: &dyn Display,
+        title: &str,
+        state: State,
+        found: impl Into<String>,
+    ) -> Check {
+        Check::new(Area::Source, format!("source.{id} {uri}"), title, state, found)
+    }
+}
+
 /// Every address of a namespace, side by side: one that doesn't answer holds up no other.
-fn targets(roots: &Roots, options: &Options) -> Vec<Check> {
+pub fn targets(roots: &Roots, options: &Options) -> Vec<Check> {
     let one = |address: &Address| {
         let here = Options { addresses: vec![address.clone()], ..options.clone() };
         let uri = here.to_string();
@@ -222,7 +177,7 @@ fn reach(uri: &str, host: &str, port: u16, nqn: &str) -> (Check, Option<SocketAd
     }
 }
 
-fn local_socket(socket: &std::path::Path) -> Check {
+pub fn local_socket(socket: &std::path::Path) -> Check {
     let check = |state, found: String| {
         Check::new(
             Area::Source,

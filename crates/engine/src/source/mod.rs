@@ -16,10 +16,9 @@ pub use draft::{Action, Draft, Drafted, FilePlan, Look, Open};
 pub use file::FileBacking;
 pub use model::{ModelBacking, ModelDraft, ModelQueue, ModelUri, SharedDrive};
 pub use nil::{NilBacking, NilDraft, NilQueue};
-pub use nvme_tcp::RemoteBacking;
+pub use nvme::NamespaceBacking;
 pub use stripe::{StripeBacking, StripeDraft};
 pub use uri::{Source, Uri};
-pub use vfio_user::DriveBacking;
 
 use crate::arena::Arena;
 use crate::gpu::cuda::Device;

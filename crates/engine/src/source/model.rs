@@ -7,6 +7,7 @@ use super::uri::{query, Source, Text, Uri};
 use super::{Backing, MadeOf, OpenFile, QueueNeeds, Target};
 use crate::arena::Mem;
 use crate::clock;
+use crate::doctor::{Check, Roots, State};
 use crate::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
 use crate::reactor::Reactor;
 use forebay_model::device::{DriveModel, Timeline};
@@ -92,6 +93,13 @@ pub fn parse(text: Text) -> Result<Uri, Error> {
     Ok(ModelUri { spec, real_time: real_time.unwrap_or(over.is_some()), over }.into())
 }
 
+impl ModelUri {
+    /// The drive, without what is changed of it.
+    fn name(&self) -> &str {
+        self.spec.split('?').next().unwrap_or_default()
+    }
+}
+
 impl fmt::Display for ModelUri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let joint = if self.spec.contains('?') { '&' } else { '?' };
@@ -119,6 +127,16 @@ impl Source for ModelUri {
 
     fn model(&self) -> Option<&ModelUri> {
         Some(self)
+    }
+
+    fn told(&self) -> Option<serde_json::Value> {
+        Some(json!({"kind": "model", "name": self.name()}))
+    }
+
+    fn examine(&self, _: &Roots) -> Vec<Check> {
+        let found =
+            format!("a timed model of {}: results are simulated, whatever hardware is here", self.name());
+        vec![Check::of_source("model", self, &self.to_string(), State::Works, found)]
     }
 
     fn draft(&self, look: &mut dyn Look, wanted: Option<u64>) -> Result<Draft, Error> {

@@ -3,6 +3,7 @@
 use super::draft::{Draft, Drafted, Look, Open};
 use super::uri::{query, Source, Text, Uri};
 use super::{Backing, MadeOf, OpenFile, QueueNeeds};
+use crate::doctor::{Check, Roots, State};
 use crate::queue::{Done, Full, Geometry, Io, Queue, Via};
 use crate::reactor::Reactor;
 use forebay_model::units::{format_bytes, parse_bytes};
@@ -48,6 +49,15 @@ impl Source for NilUri {
 
     fn made_of(&self) -> MadeOf {
         MadeOf::Nothing
+    }
+
+    fn told(&self) -> Option<serde_json::Value> {
+        Some(json!({"kind": "nil"}))
+    }
+
+    fn examine(&self, _: &Roots) -> Vec<Check> {
+        let found = "completes at once: the cost of our own loop; no hardware applies";
+        vec![Check::of_source("nil", self, &self.to_string(), State::Works, found)]
     }
 
     fn draft(&self, _: &mut dyn Look, wanted: Option<u64>) -> Result<Draft, Error> {

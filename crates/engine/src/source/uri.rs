@@ -4,6 +4,7 @@ use super::draft::{Draft, Look};
 use super::file::FileUri;
 use super::model::ModelUri;
 use super::{nvme_tcp, vfio_user, Made, MadeOf, SOURCES};
+use crate::doctor::{Check, Roots};
 use forebay_model::Error;
 use std::fmt;
 use std::ops::Deref;
@@ -48,6 +49,16 @@ pub trait Source: fmt::Display + fmt::Debug + Send + Sync {
     /// The emulated drive, if it is one.
     fn drive(&self) -> Option<&vfio_user::Options> {
         None
+    }
+
+    /// What `doctor` has in its document of a source that is no file: an object with `kind`.
+    fn told(&self) -> Option<serde_json::Value> {
+        None
+    }
+
+    /// What `doctor` finds of it where it is no file.
+    fn examine(&self, _roots: &Roots) -> Vec<Check> {
+        Vec::new()
     }
 
     /// What it stands for here, of which `wanted` bytes are to be used where somebody said.

@@ -4,7 +4,7 @@ use crate::drive::{Control, Drive};
 use crate::target::{Fake, NQN};
 use forebay_engine::source::nvme_tcp::Remote;
 use forebay_engine::source::vfio_user;
-use forebay_engine::source::{DriveBacking, RemoteBacking, Target, Uri};
+use forebay_engine::source::{NamespaceBacking, Target, Uri};
 use std::sync::{Arc, Mutex};
 
 type Disk = Arc<Mutex<Vec<u8>>>;
@@ -30,7 +30,7 @@ pub fn target(data: Vec<u8>, more: &str) -> Target {
     let remote = Remote::open(&options, 3).unwrap_or_else(|e| panic!("{e}"));
     let label = format!("{uri} of {} bytes", remote.bytes());
     SERVED.lock().unwrap().push((label.clone(), disk, Server::Target(fake)));
-    Target::new(label, remote.bytes(), RemoteBacking(remote))
+    Target::new(label, remote.bytes(), NamespaceBacking(remote))
 }
 
 /// An emulated drive with this content, connected to.
@@ -43,7 +43,7 @@ pub fn drive(data: Vec<u8>, more: &str, plain_doorbells: bool) -> Target {
     let drive = vfio_user::Drive::open(&options, 3).unwrap_or_else(|e| panic!("{e}"));
     let label = format!("{uri} of {} bytes", drive.bytes());
     SERVED.lock().unwrap().push((label.clone(), disk, Server::Drive(device)));
-    Target::new(label, drive.bytes(), DriveBacking(drive))
+    Target::new(label, drive.bytes(), NamespaceBacking(drive))
 }
 
 pub fn truth(target: &Target) -> Vec<u8> {

@@ -4,6 +4,7 @@
 //! is told, and that what is there again is what was there before.
 
 mod identity;
+mod namespace;
 mod notes;
 pub mod query;
 mod share;
@@ -11,6 +12,7 @@ pub mod status;
 mod work;
 
 pub use identity::{Identity, Stranger};
+pub use namespace::{Namespace, NamespaceBacking, NamespaceDraft};
 pub use notes::{Notes, Traffic};
 pub use share::{Shares, Wakers};
 pub use work::{Command, Outcome, Work, REST};

@@ -22,12 +22,13 @@ mod tls;
 pub use options::{Address, Options, Policy, Transport, PORT};
 pub use queue::NvmeTcpQueue;
 
-use super::draft::{Draft, Drafted, Look, Open};
-use super::nvme::{await_end, lock, Identity, Notes, Shares, Traffic, Wakers};
+use super::draft::{Draft, Look};
+use super::nvme::{await_end, lock, Identity, Namespace, NamespaceDraft, Notes, Shares, Traffic, Wakers};
 use super::uri::{query, Source, Text, Uri};
-use super::{Backing, Loan, MadeOf, OpenFile, QueueNeeds};
+use super::{Loan, MadeOf, QueueNeeds};
 use crate::arena::Arena;
 use crate::clock;
+use crate::doctor::{self, Check, Roots};
 use crate::gpu::cuda::DeviceMemory;
 use crate::inspect::identity;
 use crate::queue::Queue;
@@ -119,84 +120,67 @@ impl Source for Options {
         Some(self)
     }
 
+    fn told(&self) -> Option<serde_json::Value> {
+        let Address { host, port } = &self.addresses[0];
+        Some(match self.transport {
+            Transport::Tcp => json!({"kind": "nvme_tcp", "host": host, "port": port, "nqn": self.nqn}),
+            Transport::Rdma => json!({"kind": "nvme_rdma", "host": host, "port": port}),
+        })
+    }
+
+    fn examine(&self, roots: &Roots) -> Vec<Check> {
+        if self.transport == Transport::Tcp {
+            return doctor::targets(roots, self);
+        }
+        // Nothing is tried: a connection is a run's.
+        let Address { host, port } = &self.addresses[0];
+        let found = format!("{host}:{port}, which only a run connects to; what this machine can: nvme_rdma");
+        vec![Check::of_source("nvme_rdma", self, "NVMe/RDMA target", doctor::State::Unknown, found)]
+    }
+
     fn draft(&self, look: &mut dyn Look, wanted: Option<u64>) -> Result<Draft, Error> {
         let (remote, bytes) = look.remote(self, wanted)?;
-        Ok(RemoteDraft { remote, bytes }.into())
+        Ok(NamespaceDraft { namespace: remote, bytes }.into())
     }
 }
 
-#[derive(Debug)]
-struct RemoteDraft {
-    remote: Arc<Remote>,
-    bytes: u64,
-}
+impl Namespace for Remote {
+    const KIND: &'static str = "nvme_tcp";
 
-impl Drafted for RemoteDraft {
     fn scheme(&self) -> &'static str {
-        self.remote.options().transport.scheme()
-    }
-
-    fn label(&self) -> String {
-        self.remote.options().to_string()
-    }
-
-    fn content_name(&self) -> String {
-        self.remote.content_name()
-    }
-
-    fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    fn open(&self, _: &dyn Open) -> Result<Arc<dyn Backing>, Error> {
-        Ok(Arc::new(RemoteBacking(self.remote.clone())))
-    }
-
-    fn document(&self) -> serde_json::Value {
-        json!({"kind": "nvme_tcp", "uri": self.label(), "bytes": self.bytes})
-    }
-}
-
-#[derive(Clone, Debug)]
-pub struct RemoteBacking(pub Arc<Remote>);
-
-impl Backing for RemoteBacking {
-    fn scheme(&self) -> &'static str {
-        self.0.options().transport.scheme()
-    }
-
-    fn engine(&self) -> Option<&'static str> {
-        Some(self.0.options().transport.engine())
+        self.options().transport.scheme()
     }
 
     fn made_of(&self) -> MadeOf {
-        self.0.options().transport.made_of()
+        self.options().transport.made_of()
     }
 
-    fn queue(
-        &self,
-        _: u64,
-        needs: QueueNeeds,
-        reactor: &mut Reactor,
-        _: OpenFile,
-    ) -> Result<Box<dyn Queue>, Error> {
-        self.0.queue(needs, reactor)
+    fn engine(&self) -> &'static str {
+        self.options().transport.engine()
     }
 
-    fn remote(&self) -> Option<&Arc<Remote>> {
-        Some(&self.0)
+    fn label(&self) -> String {
+        self.options().to_string()
     }
 
-    fn align(&self) -> u32 {
-        self.0.block_bytes()
+    fn content_name(&self) -> String {
+        self.content_name()
     }
 
-    fn boundary(&self, bytes: u64) -> Option<(&'static str, u64)> {
-        Some(("--file-size", bytes))
+    fn block_bytes(&self) -> u32 {
+        self.block_bytes()
     }
 
-    fn lend(&self, arena: &Arena) -> Result<Option<Loan>, Error> {
-        Ok(self.0.lend(arena)?.map(Loan::Fabric))
+    fn queue(self: &Arc<Remote>, needs: QueueNeeds, reactor: &mut Reactor) -> Result<Box<dyn Queue>, Error> {
+        Remote::queue(self, needs, reactor)
+    }
+
+    fn lend(self: &Arc<Remote>, arena: &Arena) -> Result<Option<Loan>, Error> {
+        Ok(Remote::lend(self, arena)?.map(Loan::Fabric))
+    }
+
+    fn as_remote(self: &Arc<Remote>) -> Option<&Arc<Remote>> {
+        Some(self)
     }
 }
 

@@ -26,12 +26,13 @@ pub use look::look;
 pub use options::Options;
 pub use queue::VfioUserQueue;
 
-use super::draft::{Draft, Drafted, Look, Open};
-use super::nvme::{await_end, lock, Identity, Notes, Shares, Wakers};
+use super::draft::{Draft, Look};
+use super::nvme::{await_end, lock, Identity, Namespace, NamespaceDraft, Notes, Shares, Wakers};
 use super::uri::{decode, query, Source, Text, Uri};
-use super::{Backing, Loan, MadeOf, OpenFile, QueueNeeds};
+use super::{Loan, MadeOf, QueueNeeds};
 use crate::arena::Arena;
 use crate::clock;
+use crate::doctor::{self, Check, Roots};
 use crate::queue::Queue;
 use crate::reactor::Reactor;
 use care::State;
@@ -140,84 +141,57 @@ impl Source for Options {
         Some(self)
     }
 
+    fn told(&self) -> Option<serde_json::Value> {
+        Some(json!({"kind": "vfio_user", "socket": self.socket}))
+    }
+
+    fn examine(&self, _: &Roots) -> Vec<Check> {
+        vec![doctor::local_socket(&self.socket)]
+    }
+
     fn draft(&self, look: &mut dyn Look, wanted: Option<u64>) -> Result<Draft, Error> {
         let (drive, bytes) = look.drive(self, wanted)?;
-        Ok(DriveDraft { drive, bytes }.into())
+        Ok(NamespaceDraft { namespace: drive, bytes }.into())
     }
 }
 
-#[derive(Debug)]
-struct DriveDraft {
-    drive: Arc<Drive>,
-    bytes: u64,
-}
+impl Namespace for Drive {
+    const KIND: &'static str = "vfio_user";
 
-impl Drafted for DriveDraft {
     fn scheme(&self) -> &'static str {
         "vfio-user"
-    }
-
-    fn label(&self) -> String {
-        self.drive.options().to_string()
-    }
-
-    fn content_name(&self) -> String {
-        self.drive.content_name()
-    }
-
-    fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    fn open(&self, _: &dyn Open) -> Result<Arc<dyn Backing>, Error> {
-        Ok(Arc::new(DriveBacking(self.drive.clone())))
-    }
-
-    fn document(&self) -> serde_json::Value {
-        json!({"kind": "vfio_user", "uri": self.label(), "bytes": self.bytes})
-    }
-}
-
-#[derive(Clone, Debug)]
-pub struct DriveBacking(pub Arc<Drive>);
-
-impl Backing for DriveBacking {
-    fn scheme(&self) -> &'static str {
-        "vfio-user"
-    }
-
-    fn engine(&self) -> Option<&'static str> {
-        Some("vfio-user")
     }
 
     fn made_of(&self) -> MadeOf {
         MadeOf::Elsewhere
     }
 
-    fn queue(
-        &self,
-        _: u64,
-        needs: QueueNeeds,
-        reactor: &mut Reactor,
-        _: OpenFile,
-    ) -> Result<Box<dyn Queue>, Error> {
-        self.0.queue(needs, reactor)
+    fn engine(&self) -> &'static str {
+        "vfio-user"
     }
 
-    fn drive(&self) -> Option<&Arc<Drive>> {
-        Some(&self.0)
+    fn label(&self) -> String {
+        self.options().to_string()
     }
 
-    fn align(&self) -> u32 {
-        self.0.block_bytes()
+    fn content_name(&self) -> String {
+        self.content_name()
     }
 
-    fn boundary(&self, bytes: u64) -> Option<(&'static str, u64)> {
-        Some(("--file-size", bytes))
+    fn block_bytes(&self) -> u32 {
+        self.block_bytes()
     }
 
-    fn lend(&self, arena: &Arena) -> Result<Option<Loan>, Error> {
-        Ok(self.0.lend(arena)?.map(Loan::Drive))
+    fn queue(self: &Arc<Drive>, needs: QueueNeeds, reactor: &mut Reactor) -> Result<Box<dyn Queue>, Error> {
+        Drive::queue(self, needs, reactor)
+    }
+
+    fn lend(self: &Arc<Drive>, arena: &Arena) -> Result<Option<Loan>, Error> {
+        Ok(Drive::lend(self, arena)?.map(Loan::Drive))
+    }
+
+    fn as_drive(self: &Arc<Drive>) -> Option<&Arc<Drive>> {
+        Some(self)
     }
 }
 
