@@ -98,6 +98,11 @@ def make(given: Mapping[str, Any], more: list[catalogue.Drive], where: str = "pl
         raise RequestError(f"{where}: queues", "are the DPU's, and a local drive has none", "location remote, or no queues")
     if "sharers" in settled and "link" not in settled:
         raise RequestError(f"{where}: sharers", "of which link?", "link = 25.0 (GiB/s) beside it")
+    cores, threads = settled.get("cores"), settled.get("threads")
+    if cores and threads and cores > threads:
+        raise RequestError(f"{where}: cores {cores}", f"the host has {threads} threads", f"cores {threads}, or threads {cores}")
+    if cores and not threads:
+        settled["threads"] = max(cores, System.threads)
     system = System(**settled)
     _suits(system, where)
     here = sum(s.drives for s in system.pcie)
