@@ -166,6 +166,22 @@ def test_a_row_may_ask_for_another_utilisation_than_the_rules_do(planner: Planne
         predict_text(RUNS + "unet3d,D7-PS1010,1,4,,,,,101\n", "q.csv", planner)
 
 
+def test_a_host_that_nobody_knows_may_have_more_or_fewer_process_slots(planner: Planner) -> None:
+    header = "workload,drive,n_drives,system,accelerators_h100_emulated\n"
+    hosts = ("D54U-3U", "", "Mystery")
+    slots = filled(planner, header + "".join(f"unet3d,D7-PS1010,4,{s},\n" for s in hosts))
+    bytes_ = filled(planner, header + "".join(f"unet3d,D5-P5336,1,{s},\n" for s in hosts))
+    name = "accelerators_h100_emulated"
+    ends = [[(int(r[f"{name}_p10"]), int(r[name]), int(r[f"{name}_p90"])) for r in rows] for rows in (slots, bytes_)]
+    known, unsaid, unknown = ends[0]
+    assert known == unsaid and unknown[1] == known[1]
+    assert unknown[0] <= known[0] // 2 and unknown[2] >= 1.5 * known[2]
+    # 4 × 13.5 GiB/s feed no more than 18 of them, whatever the host.
+    assert unknown[2] <= 20
+    # Where bytes limit, the host doesn't matter.
+    assert len(set(ends[1])) == 1
+
+
 def test_a_figure_too_small_to_be_printed_has_an_interval_of_a_rounding(planner: Planner) -> None:
     head = "drive,path,io_size_kib,throughput_gibps,cpu_usr_pct\n"
     row = filled(planner, head + "D3-S4520,gds,16384,,\n")[0]

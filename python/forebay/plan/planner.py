@@ -31,6 +31,8 @@ MICRON_DRIVE = "Micron 9300 PRO"
 UNSTATED = ("not ", "unknown", "n/a")
 # Memory (GiB) and hardware threads of the published MLPerf Storage hosts, from systems.csv.
 SYSTEMS = {"D54U-3U": (2048.0, 208.0), "D74H-7U": (2048.0, 224.0)}
+# Of a host by another name the same is taken; the logarithm of its threads is then unsure by so much, 32 to 512 or so.
+THREADS_SD = 0.6
 
 
 class Planner:

@@ -11,6 +11,8 @@ from forebay.plan import cpu, flow, identity, random_reads, runs, training
 from forebay.plan.estimate import Z80, Estimate, from_log
 from forebay.plan.planner import (
     AU_COLUMNS,
+    SYSTEMS,
+    THREADS_SD,
     Planner,
     finite_positive,
     job_of,
@@ -95,6 +97,7 @@ def _training(planner: Planner, rows: Sequence[Row], where: Sequence[str]) -> li
         _choice(row, "workload", training.WORKLOADS, at)
     setups = [setup_of(row, at) for row, at in zip(rows, where, strict=True)]
     greatest = planner.training.greatest(setups)
+    greatest = [_of_host(row, g) for row, g in zip(rows, greatest, strict=True)]
     greatest = [_as_measured(row, s, g) for row, s, g in zip(rows, setups, greatest, strict=True)]
     numbers = [s.accelerators or max(1.0, g.value) for s, g in zip(setups, greatest, strict=True)]
     at_number = [replace(s, accelerators=n) for s, n in zip(setups, numbers, strict=True)]
@@ -104,6 +107,20 @@ def _training(planner: Planner, rows: Sequence[Row], where: Sequence[str]) -> li
         count, au = _marked(count, out), _marked(au, out)
         found.append({"accelerators_h100_emulated": count, **_run_columns(row, setup, au)})
     return found
+
+
+def _of_host(row: Row, count: Estimate) -> Estimate:
+    """As unsure as the threads of a host that nobody knows, as far as its process slots limit."""
+    slots, name = count.stations.get("process slots", 0.0), row.get("system", "")
+    sd = THREADS_SD * slots**training.SHARP
+    if not name or name in SYSTEMS or count.value < 1 or sd < 0.01:
+        return count
+    # With as many slots as one likes, what else limits does.
+    others = [share for station, share in count.stations.items() if station != "process slots" and share > 0]
+    most = math.floor(count.value / max(others)) if others else math.inf
+    low = math.floor(count.value * math.exp(-math.hypot(Z80 * sd, math.log(count.value / max(count.p10, 0.5)))))
+    high = count.value * math.exp(math.hypot(Z80 * sd, math.log(count.p90 / count.value)))
+    return replace(count, p10=float(low), p90=max(count.p90, float(math.floor(min(high, most)))))
 
 
 def _as_measured(row: Row, setup: training.Setup, foretold: Estimate) -> Estimate:
