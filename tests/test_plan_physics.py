@@ -67,6 +67,20 @@ def test_intervals_hold_their_middle_and_are_narrowest_where_it_was_measured(pla
     assert width[0] < width[1] < width[2]
 
 
+def test_more_drives_than_were_measured_are_less_sure_as_far_as_drives_limit(planner: Planner) -> None:
+    def width(flows: flow.Flow, drives: int, **more: float) -> float:
+        e = flows.predict([flow.Load("D7-PS1010", 1024, 64, drives=drives, **more)])[0]  # type: ignore[arg-type]
+        return e.p90 / e.p10
+
+    widths = [width(planner.flow, n) for n in (1, 2, 4, 8)]
+    assert widths == sorted(widths) and widths[-1] > 1 + 3 * (widths[0] - 1)
+    assert width(planner.flow, 8, cap_gibps=10.0) < widths[1]
+    # Whose runs were of eight knows eight, and not one.
+    eight = [flow.Measured(flow.Load("D7-PS1010", k, 64, drives=8), r) for k, r in ((128, 70.0), (1024, 106.0), (4096, 107.0))]
+    own = flow.Flow(eight)
+    assert width(own, 8) < 1.08 < width(own, 1)
+
+
 def test_a_slow_link_before_fast_flash_does_not_slow_the_flash(planner: Planner) -> None:
     """Eight SATA drives with four requests each: a command waits for its own link, hardly longer."""
     eight = rates(planner, [flow.Load("D3-S4520", 64, 32, drives=8)])[0, 1]

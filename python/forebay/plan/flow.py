@@ -47,6 +47,9 @@ DEVIATION, OCTAVES, QUEUE_FOLDS, PATHS_ALIKE = 0.02, 2.0, 1.5, 0.6
 # One cell measured again: the papers print the same remote set-up twice, 1 to 3 % apart.
 NOISE, NOISE_REMOTE = 0.01, 0.018
 NEW_DRIVE = 0.03
+# For each doubling of drives beyond (or short of) what was measured: a stripe gives about what its members do, and no
+# published throughput is of several. It counts as far as drives are what limits.
+STRIPE, STRIPE_SHARP = 0.02, 4
 # Of what a drive's own transfers take longer by size, the part that leaves room for others, so that a longer way there
 # costs throughput. Drives that wait for their own channels hide the way, others don't; no cell tells, so: half.
 FELT = 0.5
@@ -202,6 +205,7 @@ class Flow:
             place = (m.load.drive.lower(), m.load.remote)
             self._best[place] = max(self._best.get(place, 0.0), m.gibps / m.load.drives)
         self._remote = {m.load.drive.lower() for m in measured if m.load.remote}
+        self._striped = {m.load.drives for m in measured} or {1.0}
         priors = list(SHARED)
         for name in self.names:
             priors += drive_priors(catalogue.drive(name, self.more))
@@ -249,7 +253,8 @@ class Flow:
         found = []
         for i, load in enumerate(loads):
             spread = self.width[load.remote] * math.hypot(float(sd[i]), usual_noise(load), self._extra(load))
-            spread = math.hypot(spread, FAR_SD * len(outside(load)))
+            striped = self._doublings(load) * STRIPE * shares["drive bandwidth"][i] ** STRIPE_SHARP
+            spread = math.hypot(spread, striped, FAR_SD * len(outside(load)))
             names = {"link": load.cap_name, "drive bandwidth": "drive IOPS" if by_requests[i] else "drive bandwidth"}
             stations = {names.get(name, name): share[i] for name, share in shares.items() if share[i] > 0.005}
             limit = bottleneck(stations)
@@ -271,6 +276,10 @@ class Flow:
         """A drive, or a drive across a fabric, of which nothing was measured."""
         known = self._remote if load.remote else self._known
         return 0.0 if load.drive.lower() in known else NEW_DRIVE
+
+    def _doublings(self, load: Load) -> float:
+        """Of drives, from the nearest number that was measured."""
+        return min(abs(math.log2(load.drives / n)) for n in self._striped)
 
     def queues_gibps(self, queues: float | None) -> tuple[float, float]:
         """What so many of a DPU's queues let through, whatever stands behind them; and how unsure its logarithm is."""
