@@ -268,7 +268,7 @@ def test_dry_run_prints_the_plan_and_runs_nothing(bench, monkeypatch):
 @pytest.fixture
 def fio_jobs(monkeypatch):
     def install(*jobs):
-        found = [FioJob(n, j, tuple(u)) for n, j, u in jobs]
+        found = [FioJob(n, j, tuple(u), waits=True) for n, j, u in jobs]
         monkeypatch.setattr(forebay.fio, "jobs", lambda path, lenient: found)
 
     return install

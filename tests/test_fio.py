@@ -6,6 +6,8 @@ import json
 import os
 import re
 import shutil
+import signal
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +156,7 @@ norandommap
         ("filesize=1000k offset=10% bs=64k offset_align=4k", {"start_bytes": 100 << 10}),
         ("filesize=1m offset=75% size=50%", {"start_bytes": 768 << 10, "file_bytes": 1 << 20}),
         ("threads=1", {"workers": 1}),
+        ("rate_iops=100 io_submit_mode=offload", {"rate_iops": 100.0}),
         ("randseed=9", {"seed": 9}),
         ("rw=randread random_distribution=zipf:1.2", {"distribution": "zipf:1.2"}),
         ("rw=randread random_distribution=zipf", {"distribution": "zipf:1.1"}),
@@ -302,19 +305,29 @@ def test_all_that_stands_in_the_way_is_named_at_once(read: Any) -> None:
         assert key in str(refused.value)
 
 
-def test_sections_that_fio_runs_together_are_not_run_in_turn(read: Any) -> None:
-    two = "[global]\nfilename=/f\n[a]\n[b]\n"
-    with pytest.raises(RequestError) as refused:
-        read(two)
-    assert "[b] no stonewall" in refused.value.asked and "together with [a]" in refused.value.found
-    assert "stonewall in each section" in refused.value.next and "--fio-lenient" in refused.value.next
-    first, second = read(two, lenient=True)
-    assert first.warnings() == [] and "together with [a]" in second.warnings()[0]["text"]
+def turns(read: Any, *sections: str) -> list[list[str]]:
+    """The names of the sections that run at the same time, in the order of their turns."""
+    from forebay.bench.verb import Task, groups
+
+    made = read("[global]\nfilename=/f\n" + "\n".join(sections) + "\n")
+    return [[task.name for task in group] for group in groups([Task({}, j.name, [], j.waits) for j in made])]
+
+
+def test_sections_run_together_unless_one_waits(read: Any) -> None:
+    assert turns(read, "[a]", "[b]", "[c]") == [["a", "b", "c"]]
     for apart in ("stonewall", "stonewall=1", "wait_for_previous", "wait_for=a"):
-        assert [j.warnings() for j in read(two + apart + "\n")] == [[], []]
-    # [c] waits for [a] alone: it would run together with [b].
-    with pytest.raises(RequestError, match=r"\[c\] no stonewall"):
-        read(two + "stonewall\n[c]\nwait_for=a\n")
+        assert turns(read, "[a]", "[b]", apart) == [["a"], ["b"]]
+    assert turns(read, "[a]", "[b]", "new_group", "[c]", "stonewall", "[d]") == [["a", "b"], ["c", "d"]]
+    # [a] has ended when [b] may start.
+    assert turns(read, "[a]", "[b]", "stonewall", "[c]", "wait_for=a") == [["a"], ["b", "c"]]
+    first, second = read("[global]\nfilename=/f\n[a]\n[b]\n")
+    assert first.notes == () and "together with [a]" in second.messages()[0] and second.warnings() == []
+
+
+@pytest.mark.parametrize(("awaited", "why"), [("a", "may outlast it"), ("c", "no section above"), ("", "no section above")])
+def test_a_wait_that_would_be_another_is_refused(read: Any, awaited: str, why: str) -> None:
+    with pytest.raises(RequestError, match=why):
+        read(f"[global]\nfilename=/f\n[a]\n[b]\n[c]\nwait_for={awaited}\n")
 
 
 @pytest.mark.parametrize("key", sorted(fio_keys.REFUSED))
@@ -369,15 +382,58 @@ def test_a_job_that_would_be_another_ends_with_2_and_lenient_records_what_was_le
     text = "[a]\nioengine=null\nsize=1m\nverify=crc32c\nwrite_bw_log=x\n[b]\nioengine=null\nsize=1m\n"
     refused = bench(text, "--json")
     assert refused.returncode == 2 and refused.stdout == ""
-    for said in ("jobs.fio [a] verify=crc32c", "[b] no stonewall", "--fio-lenient"):
+    for said in ("jobs.fio [a] verify=crc32c", "--fio-lenient"):
         assert said in refused.stderr
     done = bench(text, "--fio-lenient", "--json")
     assert done.returncode == 0, done.stderr
     assert "[a] not supported and left out: verify=crc32c" in done.stderr
     assert "[a] write_bw_log=x has no effect" in done.stderr
     left = [[w["text"] for w in r["warnings"] if w["id"] == "left_out"] for r in json.loads(done.stdout)]
-    assert [len(each) for each in left] == [1, 1]
-    assert "verify=crc32c" in left[0][0] and "together with [a]" in left[1][0]
+    assert [len(each) for each in left] == [1, 0] and "verify=crc32c" in left[0][0]
+    assert "[b] runs together with [a]" in done.stderr
+
+
+def test_sections_together_each_move_theirs(bench: Any, tmp_path: Path) -> None:
+    text = "[global]\nbs=64k\n[a]\nfilename=fa\nsize=1m\n[b]\nfilename=fb\nsize=2m\n[c]\nstonewall\nfilename=fa\n"
+    done = bench(text, "--json", "-o", "r.jsonl")
+    assert done.returncode == 0, done.stderr
+    records = json.loads(done.stdout)
+    assert [(r["job"]["source"], r["result"]["bytes"]) for r in records] == [("fa", 1 << 20), ("fb", 2 << 20), ("fa", 1 << 20)]
+    beside = [[w["text"] for w in r["warnings"] if w["id"] == "together"] for r in records]
+    assert "[b]" in beside[0][0] and "[a]" in beside[1][0] and beside[2] == []
+    assert records[0]["command"][:2] == ["forebay", "bench"]
+    assert len((tmp_path / "r.jsonl").read_text().splitlines()) == 3
+
+
+def test_they_run_at_the_same_time_and_a_signal_ends_them_all(tmp_path: Path) -> None:
+    """Neither ends by itself, so that what both measured was measured at once."""
+    (tmp_path / "two.fio").write_text("[global]\nioengine=null\nsize=1g\ntime_based\nruntime=1h\n[a]\n[b]\n")
+    command = [*processes.FOREBAY, "bench", "--fio", "two.fio", "--json", "--metrics", "0"]
+    with processes.running(command, cwd=tmp_path) as process:
+        url = ""
+        while not url:
+            url = next(iter(re.findall(r"http://\S+", process.stderr.readline())), "")
+
+        def both() -> bool:
+            with urllib.request.urlopen(url, timeout=processes.PATIENCE_S) as answer:
+                return 'worker="1"' in answer.read().decode()
+
+        processes.wait_until(both, "both report", process)
+        process.send_signal(signal.SIGINT)
+        done = processes.finish(process)
+    assert done.returncode == 130, done.stderr
+    first, second = json.loads(done.stdout)
+    assert first["result"]["interrupted"] and second["result"]["interrupted"]
+    assert first["result"]["ios"] and second["result"]["ios"]
+
+
+def test_one_that_breaks_takes_no_other_with_it_and_is_named(bench: Any, tmp_path: Path) -> None:
+    (tmp_path / "short").write_bytes(bytes(1 << 20))
+    done = bench("[a]\nioengine=null\nsize=1m\n[b]\nfilename=none-there\n", "--json")
+    assert done.returncode == 2 and "none-there" in done.stderr and done.stdout == "", "refused before anything runs"
+    shared = bench("[global]\ndirectory=.\nsize=1m\n[a]\n[b]\nrw=write\n", "--json")
+    assert shared.returncode == 2 and "[b]" in shared.stderr and "stonewall" in shared.stderr
+    assert not list(tmp_path.glob("*.0.0"))
 
 
 def test_clones_move_as_much_as_fios_and_a_size_counts_from_the_offset(bench: Any, tmp_path: Path) -> None:

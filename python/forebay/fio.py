@@ -25,8 +25,8 @@ class FioJob:
     """One section as a job of Forebay's (JobSpec fields).
 
     `unsupported`: what the run would do without, each with the reason; such a job is refused unless the caller is lenient.
-    `notes`: where the run differs from fio's though each setting is honoured. `waits`: starts after the jobs before it
-    (`stonewall`, or `wait_for` the job above); fio starts others together.
+    `notes`: where the run differs from fio's though each setting is honoured. `waits`: starts once the jobs before it have ended
+    (`stonewall`, or `wait_for` the only one that would still run); others run together with the one above.
     """
 
     name: str
@@ -64,9 +64,8 @@ def jobs(path: str, lenient: bool = False) -> list[FioJob]:
         if section.name == "global":
             shared.update(settings)
         else:
-            previous = found[-1].name if found else ""
-            job = _Reader(section.name, {**shared, **settings}, previous).job()
-            found.append(job if job.waits or not found else _after(job, previous))
+            job = _Reader(section.name, {**shared, **settings}, found).job()
+            found.append(_among(job, found))
     if not found:
         raise RequestError(
             path, "has no job section", "a fio job file with a section such as [read] below [global]"
@@ -76,12 +75,18 @@ def jobs(path: str, lenient: bool = False) -> list[FioJob]:
     return found
 
 
-TOGETHER = "no stonewall"
+def _group(found: list[FioJob]) -> list[FioJob]:
+    """The jobs that would still run when the next section starts."""
+    last = max((n for n, job in enumerate(found) if job.waits), default=0)
+    return found[last:]
 
 
-def _after(job: FioJob, before: str) -> FioJob:
-    why = f"{TOGETHER}: fio would run it together with [{before}]; sections run one after the other here"
-    return replace(job, unsupported=(*job.unsupported, why))
+def _among(job: FioJob, found: list[FioJob]) -> FioJob:
+    """`job` with a note where others run beside it."""
+    if job.waits or not found:
+        return job
+    names = ", ".join(f"[{other.name}]" for other in _group(found))
+    return replace(job, notes=(*job.notes, f"runs together with {names}, in a process of its own, as in fio"))
 
 
 NAMED = 5
@@ -97,10 +102,7 @@ def _refuse(path: str, found: list[FioJob]) -> None:
     if more:
         left = len(rest) - len(more)
         why += f"; nor {', '.join(more)}" + (f" and {left} more" if left else "")
-    next = "--fio-lenient to run without"
-    if any(other == TOGETHER for _, other, _ in named):
-        next = "stonewall in each section but the first, or --fio-lenient to run them in turn"
-    raise RequestError(f"{path} [{section}] {setting}", f"is not done: {why}", next)
+    raise RequestError(f"{path} [{section}] {setting}", f"is not done: {why}", "--fio-lenient to run without")
 
 
 OPS = {
@@ -135,8 +137,8 @@ def named_files(filename: str) -> list[str]:
 class _Reader:
     """Takes one section's settings apart; what nobody takes is without effect, or unsupported."""
 
-    def __init__(self, name: str, settings: dict[str, str], previous: str = "") -> None:
-        self.name, self.left, self.previous = name, dict(settings), previous
+    def __init__(self, name: str, settings: dict[str, str], before: list[FioJob] | None = None) -> None:
+        self.name, self.left, self.before = name, dict(settings), before or []
         self.fields: dict[str, Any] = {}
         self.unsupported: list[str] = []
         self.notes: list[str] = []
@@ -173,11 +175,16 @@ class _Reader:
             self.leave_out(key, value, "a key that Forebay doesn't know")
 
     def waits(self) -> bool:
-        """Whether it starts once the sections above have ended, as all do here."""
+        """Whether it starts once the sections above have ended."""
         waits, awaited = self.flag("stonewall", False), self.left.pop("wait_for", None)
-        if awaited is not None and not self.previous:
-            self.leave_out("wait_for", awaited, "no section stands above this one")
-        return waits or (awaited is not None and awaited == self.previous)
+        if awaited is None or waits:
+            return waits
+        running = [job.name for job in _group(self.before)]
+        if awaited not in [job.name for job in self.before]:
+            self.leave_out("wait_for", awaited, "no section above is called so")
+        elif awaited in running and len(running) > 1:
+            self.leave_out("wait_for", awaited, "others run beside it, and may outlast it")
+        return running == [awaited]
 
     # What a value may look like.
 
@@ -478,6 +485,9 @@ class _Reader:
                 if value:
                     self.fields[name] = value * threads * unit
         if {"rate_gib_s", "rate_iops"} & self.fields.keys():
+            # What a thread of its own would be for: no completion holds up what is due.
+            if self.left.get("io_submit_mode") == "offload":
+                self.left.pop("io_submit_mode")
             self.notes.append(
                 "the rate is an open loop: I/Os start on schedule and latency counts from the schedule"
             )

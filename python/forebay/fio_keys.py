@@ -139,7 +139,7 @@ _REFUSED = {
     "no latency ends a job; --timeout bounds one": "max_latency=0",
     "forebay tune finds the depth": "latency_target=0",
     "--until-steady ends a run once it is steady": "steadystate= ss=",
-    "I/Os are submitted by the worker": "io_submit_mode=inline",
+    "I/Os are submitted by the worker, which a rate alone keeps to its schedule": "io_submit_mode=inline",
     "each I/O is submitted once another ends": "iodepth_batch=1 iodepth_batch_submit=1 iodepth_batch_complete_min=1 "
     "iodepth_batch_complete=1 iodepth_batch_complete_max=1 iodepth_low=",
     "I/Os of one job may overlap": "serialize_overlap=0",

@@ -29,11 +29,13 @@ Examples:
 
 @dataclass
 class Task:
-    """One job of this command: its fields, its name if any, and what its record must warn of."""
+    """One job of this command: its fields, its name if any, what its record must warn of, and whether it starts once those
+    before it have ended."""
 
     job: dict[str, Any]
     name: str = ""
     warnings: list[dict[str, str]] = field(default_factory=list)
+    waits: bool = True
 
 
 @dataclass
@@ -97,6 +99,9 @@ def command(sources: tuple[str, ...], **options: Any) -> int:
     from forebay import mpi
 
     world = mpi.world(explicit=own["mpi"], host_sources=own["host_source"])
+    if world is not None and len(groups(tasks)) < len(tasks):
+        found = "sections that run at the same time are of one host here"
+        raise RequestError(f"--fio {own['fio']}", found, "stonewall in each section but the first, or one host")
     if own["dry_run"]:
         return dry_run(tasks, own["as_json"]) if world is None or world.leads else DONE
     return run_all(tasks, own, world)
@@ -122,7 +127,7 @@ def tasks_of(
     found = jobs(fio, lenient)
     for message in (message for job in found for message in job.messages()):
         click.echo(f"forebay: {fio} {message}", err=True)
-    return [Task({**job.job, **over}, job.name, job.warnings()) for job in found]
+    return [Task({**job.job, **over}, job.name, job.warnings(), job.waits) for job in found]
 
 
 def run_all(tasks: list[Task], own: dict[str, Any], world: Any) -> int:
@@ -154,16 +159,17 @@ def metrics(own: dict[str, Any], world: Any) -> Iterator[Any]:
 def _run_all(
     tasks: list[Task], own: dict[str, Any], world: Any, records: list[dict[str, Any]]
 ) -> int:
-    code = DONE
+    code, left = DONE, len(tasks)
     with Interrupt() as interrupt:
-        for left, task in zip(range(len(tasks) - 1, -1, -1), tasks, strict=True):
-            outcome = measure(task, own, interrupt, world)
-            if outcome.record is not None:
-                outcome.record.setdefault("warnings", []).extend(task.warnings)
-                records.append(outcome.record)
-            if world is None or world.leads:
-                conclude(task, outcome, records, own, several=len(tasks) > 1)
-            code = code or outcome.exit_code
+        for group in groups(tasks):
+            left -= len(group)
+            for task, outcome in zip(group, measure_group(group, own, interrupt, world), strict=True):
+                if outcome.record is not None:
+                    outcome.record.setdefault("warnings", []).extend(task.warnings)
+                    records.append(outcome.record)
+                if world is None or world.leads:
+                    conclude(task, outcome, records, own, several=len(tasks) > 1)
+                code = code or outcome.exit_code
             stopped = interrupt.requested if world is None else world.anywhere(interrupt.requested)
             # One that comes once the last task is over has nothing to end.
             if stopped and left:
@@ -173,6 +179,26 @@ def _run_all(
         if own["as_json"] and records and (world is None or world.leads):
             click.echo(json.dumps(records if own["fio"] else records[0], indent=1))
     return world.agree(code) if world is not None else code
+
+
+def groups(tasks: list[Task]) -> list[list[Task]]:
+    """Those that run at the same time, in the order of their turns."""
+    found: list[list[Task]] = []
+    for task in tasks:
+        if task.waits or not found:
+            found.append([task])
+        else:
+            found[-1].append(task)
+    return found
+
+
+def measure_group(group: list[Task], own: dict[str, Any], interrupt: Interrupt, world: Any) -> list[Outcome]:
+    """One task here, several at once in a process each."""
+    if len(group) == 1:
+        return [measure(group[0], own, interrupt, world)]
+    from forebay.bench import together
+
+    return together.measure(group, own, interrupt)
 
 
 def measure(task: Task, own: dict[str, Any], interrupt: Interrupt, world: Any = None) -> Outcome:
