@@ -143,3 +143,31 @@ def owner(path: Path) -> int | None:
         return path.stat().st_uid
     except OSError:
         return None
+
+
+def test_what_a_killed_run_left_is_named_by_doctor_and_removed_by_clean(tmp_path):
+    """Two runs: one killed, whose folder goes; one under way, whose folder stays."""
+    many = ("files", tmp_path, "--files", "2000000", "--file-size", "0", "--workers", "1", "--phases", "create")
+    (tmp_path / "precious").write_text("mine")
+    folders = lambda: sorted(tmp_path.glob("forebay-files-*"))  # noqa: E731
+    with processes.running([*processes.FOREBAY, *many]) as process:
+        processes.wait_until(lambda: any(tmp_path.glob("forebay-files-*/d0000/f*")), "files are there", process)
+        processes.kill(process)
+        process.wait()
+    (dead,) = folders()
+    with processes.running([*processes.FOREBAY, *many]) as process:
+        processes.wait_until(lambda: len(folders()) == 2, "the other has a folder", process)
+        report = json.loads(processes.run([*processes.FOREBAY, "doctor", tmp_path, "--json"]).stdout)
+        (left,) = [c for c in report["checks"] if c["id"] == "filesystem.files_left"]
+        assert dead.name in left["found"] and left["found"].startswith("1 of") and left["next"].endswith("--clean")
+        (dead / "notes").write_text("mine, too")
+        done = processes.run([*processes.FOREBAY, *left["next"].split()[1:]])
+        assert done.returncode == 4 and "not empty" in done.stderr and (dead / "notes").read_text() == "mine, too"
+        (dead / "notes").unlink()
+        done = processes.run([*processes.FOREBAY, *left["next"].split()[1:], "--json"])
+        assert [row["directory"] for row in json.loads(done.stdout)["removed"]] == [str(dead)]
+        assert len(folders()) == 1 and process.poll() is None, "what is in use stays"
+        process.send_signal(signal.SIGINT)
+        processes.finish(process)
+    assert [p.name for p in tmp_path.iterdir()] == ["precious"]
+    assert "nothing was left" in processes.run([*processes.FOREBAY, *left["next"].split()[1:]]).stdout

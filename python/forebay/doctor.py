@@ -135,9 +135,12 @@ def _show_udev(report: Report, as_json: bool) -> int:
 
 def examine(source: str | None = None, cufile_json: str | None = None) -> Report:
     """The report as a dict of schema forebay.doctor/1. Raises RequestError where SOURCE isn't there."""
-    from forebay import _core
+    from forebay import _core, files_left
 
-    return json.loads(_core.doctor(source, cufile_json))
+    report = json.loads(_core.doctor(source, cufile_json))
+    if source is not None and (left := files_left.check(source)) is not None:
+        report["checks"].append(left)
+    return report
 
 
 def by_area(report: Report) -> Iterator[tuple[str, list[Check]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import sys
 from collections.abc import Callable
@@ -46,16 +47,19 @@ def _spelled(flag: str, metavar: str, default: str, help: str) -> Callable[..., 
     "--cache", default="drop", metavar="POLICY", help="Before reading: drop the files' pages, or allow them."
 )
 @click.option("--seed", default="7", metavar="N", help="Seed of the content.")
+@click.option("--clean", is_flag=True, help="Measure nothing: remove what runs that were killed left in DIR.")
 @click.option("--json", "as_json", is_flag=True, help="The record as one JSON document on stdout.")
 @click.option("-o", "--out", metavar="FILE", help="Save the record here; .jsonl adds a line.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress and no summary.")
-def command(directory: str, as_json: bool, out: str | None, quiet: bool, **flags: Any) -> int:
+def command(directory: str, clean: bool, as_json: bool, out: str | None, quiet: bool, **flags: Any) -> int:
     """How fast are create, stat, read and delete of many files in DIR, and mkdir of as many directories?
 
     The run makes its own directory in DIR, touches nothing else, and removes it when it is done or stopped.
     """
     from forebay.bench import save
 
+    if clean:
+        return _clean(directory, as_json)
     spec = spec_of(directory, flags)
     output = save.Output(out, save.FILES) if out else None
     record = run(spec, quiet)
@@ -77,6 +81,23 @@ def command(directory: str, as_json: bool, out: str | None, quiet: bool, **flags
             with save.unless_said([record]):
                 click.echo(json.dumps(record, indent=1))
     return code
+
+
+def _clean(directory: str, as_json: bool) -> int:
+    from forebay import files_left
+
+    if not os.path.isdir(directory):
+        raise RequestError(f"--clean in {directory}", "there is no such directory", "the one that was measured")
+    removed = {str(folder): files_left.remove(folder) for folder in files_left.found(directory)}
+    if as_json:
+        rows = [{"directory": folder, "files": count} for folder, count in removed.items()]
+        click.echo(json.dumps({"schema": "forebay.files-clean/1", "removed": rows}))
+        return DONE
+    for folder, count in removed.items():
+        click.echo(f"removed {folder} with {count:,} files")
+    if not removed:
+        click.echo(f"nothing was left in {directory}")
+    return DONE
 
 
 def spec_of(directory: str, flags: dict[str, Any]) -> dict[str, Any]:

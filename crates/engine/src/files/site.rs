@@ -32,6 +32,8 @@ pub struct Site {
     begun_directories: Vec<AtomicU64>,
     /// Which file each name led to when we made it, 0 before: what took such a name since is not removed.
     made: Vec<AtomicU64>,
+    /// Held for as long as the run has the folder: who finds it free may remove what a killed run left.
+    _lock: Option<File>,
 }
 
 impl Site {
@@ -44,7 +46,7 @@ impl Site {
             return Err(Error::request(asked, found, format!("mkdir -p {}", parent.display())));
         }
         room(parent, spec, &asked)?;
-        let site = Site {
+        let mut site = Site {
             root: parent.join(format!("forebay-files-{id}")),
             files: spec.files,
             workers: spec.workers,
@@ -55,8 +57,14 @@ impl Site {
             begun: (0..spec.workers).map(|_| AtomicU64::new(0)).collect(),
             begun_directories: (0..spec.workers).map(|_| AtomicU64::new(0)).collect(),
             made: (0..spec.files).map(|_| AtomicU64::new(0)).collect(),
+            _lock: None,
         };
         fs::create_dir(&site.root).map_err(|e| site.explain_directory(&e))?;
+        site._lock = File::open(&site.root).ok();
+        if let Some(folder) = &site._lock {
+            // A file system without locks keeps its folders from being taken for left ones, too.
+            let _ = rustix::fs::flock(folder, rustix::fs::FlockOperation::NonBlockingLockExclusive);
+        }
         for number in 0..site.directories {
             if let Err(error) = fs::create_dir(site.directory(number)) {
                 let _ = site.remove_directories();
