@@ -8,7 +8,6 @@ mod path;
 pub use cufile::CuFileMode;
 pub use path::PathKind;
 
-use crate::stats::Stop;
 use crate::Error;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -332,15 +331,6 @@ impl JobSpec {
         let job: JobSpec = serde_json::from_value(value).map_err(bad)?;
         job.check()?;
         Ok(job)
-    }
-
-    /// Whether it repeats as often as it says, or until the repeats agree.
-    pub fn repeats_stop(&self) -> Stop {
-        if self.until_ci_pct.is_some() {
-            Stop::Narrow
-        } else {
-            Stop::Counted
-        }
     }
 
     /// What the job reads and writes: its sources, or those of its pairs.

@@ -30,7 +30,7 @@ pub fn merge(records: Vec<RunRecord>) -> Result<RunRecord, Error> {
     let results: Vec<&RunResult> = records.iter().map(|r| &r.result).collect();
     let hosts = Hosts::of(&records);
     let mut merged = first.clone();
-    merged.result = merge_results(&results, &hosts, first.job.spec.repeats_stop())?;
+    merged.result = merge_results(&results, &hosts, stats::Stop::of(&first.job.spec))?;
     merged.result.hosts = records.iter().map(host).collect();
     merged.path.direct_bytes = records.iter().map(|r| r.path.direct_bytes).sum();
     merged.path.staged_bytes = records.iter().map(|r| r.path.staged_bytes).sum();

@@ -1,6 +1,7 @@
 //! Statistics of repeats and of series: medians, Student's intervals, and when a
 //! throughput has become steady.
 
+use crate::job::JobSpec;
 use crate::record::{Repeat, Summary};
 use std::collections::VecDeque;
 
@@ -51,6 +52,15 @@ pub enum Stop {
 }
 
 impl Stop {
+    /// How a job's repeats end.
+    pub fn of(job: &JobSpec) -> Stop {
+        if job.until_ci_pct.is_some() {
+            Stop::Narrow
+        } else {
+            Stop::Counted
+        }
+    }
+
     /// The confidence at which intervals are computed, so that 95 % of them hold the true mean.
     fn confidence(self) -> f64 {
         match self {

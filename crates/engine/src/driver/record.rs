@@ -148,7 +148,7 @@ fn result_of(context: &Context, paths: &[&str], runs: &[Ran]) -> RunResult {
         noise: mean_noise(&repeats, &series),
         verified_bytes: sum(|t| t.verified_bytes),
         verified_on: verified_on(context, runs),
-        summary: stats::summarize(&repeats, context.job.repeats_stop()),
+        summary: stats::summarize(&repeats, stats::Stop::of(context.job)),
         targets: targets_of(&tallies, context.targets, paths),
         gpus: gpus_of(&workers, seconds),
         workers,
