@@ -3,13 +3,20 @@
 //!
 //! A core that walks one page after the other has few lines of memory on their way
 //! at a time: its prefetchers stop at each page's end. Eight pages side by side keep
-//! more of them coming, and copy up to a fifth faster than `rep movsb`.
+//! more of them coming, and copy up to a fifth faster than `rep movsb` on some
+//! processors; on others that is the faster one. `Choice` finds out.
+
+mod choice;
+
+pub use choice::Choice;
 
 /// Where a copy leaves what it wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stores {
     /// In the processor's cache.
     Cached,
+    /// There too, by the processor's own instruction for copies.
+    Moved,
     /// In memory, past the cache.
     Streamed,
 }
@@ -190,7 +197,8 @@ mod imp {
     /// `to` is valid for `bytes`; `from` lies in a mapping at least that long, whose pages may be gone.
     #[inline]
     pub unsafe fn guarded(to: *mut u8, from: *const u8, bytes: usize, stores: Stores) -> usize {
-        let strips = if std::arch::is_x86_feature_detected!("avx512f") { bytes / STRIP } else { 0 };
+        let by_strips = stores != Stores::Moved && std::arch::is_x86_feature_detected!("avx512f");
+        let strips = if by_strips { bytes / STRIP } else { 0 };
         let mut done = 0;
         if strips > 0 {
             // SAFETY: the caller's promise, for the whole strips; a SIGBUS inside is handled by `on_bus`.
@@ -272,7 +280,7 @@ mod tests {
     fn every_length_and_place_is_copied_as_it_is_and_not_a_byte_more() {
         const BYTES: usize = 5 * 32768 + 777;
         let (_file, map, content) = mapped(BYTES);
-        for stores in [Stores::Cached, Stores::Streamed] {
+        for stores in [Stores::Cached, Stores::Moved, Stores::Streamed] {
             for (from, to, bytes) in [
                 (0, 0, BYTES),
                 (0, 0, 4 * 32768),
@@ -303,7 +311,7 @@ mod tests {
 
     #[test]
     fn a_truncated_file_stops_the_copy_and_says_what_is_left() {
-        for stores in [Stores::Cached, Stores::Streamed] {
+        for stores in [Stores::Cached, Stores::Moved, Stores::Streamed] {
             for (bytes, kept) in [(16384, 8192), (4 * 32768, 2 * 32768 + 8192), (3 * 32768, 0)] {
                 let (file, map, content) = mapped(bytes);
                 let mut to = vec![0u8; bytes];

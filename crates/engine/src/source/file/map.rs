@@ -4,7 +4,7 @@
 
 use super::FileTarget;
 use crate::arena::{Mem, UNREGISTERED};
-use crate::copy::{self, Stores};
+use crate::copy::{self, Choice, Stores};
 use crate::queue::{Done, Fault, Io, Op, Via};
 use crate::source::at_once::AtOnce;
 use forebay_model::Error;
@@ -23,6 +23,7 @@ pub(super) struct Map {
     /// A bit per window whose page tables were filled.
     filled: Vec<u64>,
     then_copied: bool,
+    choice: Choice,
     target: FileTarget,
 }
 
@@ -62,6 +63,7 @@ impl Map {
             bytes: target.bytes,
             filled: vec![0; words as usize],
             then_copied,
+            choice: Choice::default(),
             target,
         })
     }
@@ -76,24 +78,20 @@ impl Map {
             return self.still_has(io.offset + len).map(|()| len as u32);
         }
         self.fill_all(io.offset, io.offset + len);
-        let stores = if self.then_copied { Stores::Cached } else { Stores::for_slot(len as usize) };
         if !io.mem.holds(len as usize) {
             return Err(Fault::note(libc::EFAULT, "the payload's memory is shorter than it"));
         }
-        let mut from = self.at.as_ptr().wrapping_add(io.offset as usize);
-        let mut left = 0;
-        for piece in io.mem.each(len as usize) {
-            // SAFETY: source and length lie inside the mapping (bounded above); the memory is ours until the I/O is
-            // reaped. A page that is gone makes the copy stop, which is what `guarded` is for.
-            left = unsafe { copy::guarded(piece.at.as_ptr(), from, piece.len, stores) };
-            if left > 0 {
-                break;
-            }
-            from = from.wrapping_add(piece.len);
-        }
-        match left {
-            0 => Ok(len as u32),
-            _ => Err(self.changed()),
+        let from = self.at.as_ptr().wrapping_add(io.offset as usize);
+        // SAFETY: source and length lie inside the mapping (bounded above); the memory is ours until the I/O is reaped.
+        let all = |stores| unsafe { copy_all(io, from, len as usize, stores) };
+        let whole = match self.then_copied {
+            true => all(Stores::Cached),
+            false => self.choice.copy(len as usize, all),
+        };
+        if whole {
+            Ok(len as u32)
+        } else {
+            Err(self.changed())
         }
     }
 
@@ -134,6 +132,21 @@ impl Map {
             libc::madvise(self.at.as_ptr().add(from as usize).cast(), len as usize, MADV_POPULATE_READ)
         };
     }
+}
+
+/// Into all pieces of an I/O's memory; false where a page of the source is gone.
+///
+/// # Safety
+/// `from` lies in a mapping of `len` bytes or more, whose pages may be gone; the I/O's memory holds as many.
+unsafe fn copy_all(io: &Io, mut from: *const u8, len: usize, stores: Stores) -> bool {
+    for piece in io.mem.each(len) {
+        // SAFETY: the caller's promise. A page that is gone makes the copy stop, which is what `guarded` is for.
+        if unsafe { copy::guarded(piece.at.as_ptr(), from, piece.len, stores) } > 0 {
+            return false;
+        }
+        from = from.wrapping_add(piece.len);
+    }
+    true
 }
 
 impl AtOnce for Map {
