@@ -5,7 +5,7 @@ use crate::copy::Stores;
 use crate::feed::layout::{add, short, Run};
 use crate::feed::load;
 use crate::feed::request::{Place, Range, Request, Source};
-use crate::feed::rows::{append, here, told_apart, Fetch, Layout, Table, NUMBERS_BYTES};
+use crate::feed::rows::{append, here, repeats_pay, told_apart, Fetch, Layout, Table, NUMBERS_BYTES};
 use crate::feed::{PIECES_PER_PART, SLOTS};
 use crate::gpu::cuda::{Cuda, Event, Stream};
 use crate::gpu::kernels::{Rows, ELSEWHERE};
@@ -88,8 +88,12 @@ impl Hand {
 
     // Fetched by the GPU --------------------------------------------------------------------------------
 
-    /// Each row once, and through slots those that lie in no window that the GPU may read.
+    /// Each row once, where many come twice, and through slots those that lie in no window that the GPU may read.
     fn fetch_rows(&mut self, part: &Part, kernel: &Rows, outlet: usize) -> Result<(), Error> {
+        if !repeats_pay(part.numbers) {
+            let rest = self.queue_rows(part, kernel, outlet)?;
+            return self.feed_rest(part, &rest, outlet);
+        }
         let (once, again) = told_apart(part.numbers);
         let rest = self.queue_rows(&Part { numbers: &once, ..*part }, kernel, outlet)?;
         self.feed_rest(part, &rest, outlet)?;
