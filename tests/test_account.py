@@ -58,6 +58,7 @@ def bench(*flags: Any, **options: Any) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.soak
 def test_a_cpu_limit_is_named_and_counted_and_not_taken_for_other_processes(group: Group) -> None:
     group.limit(0.25)
     record = bench("nil:", "--workers", 2, "--duration", 1, "--warmup", 0, preexec_fn=group.enter)
@@ -80,6 +81,12 @@ def sectors(disk: str) -> tuple[int, int]:
     return int(fields[2]), int(fields[6])
 
 
+def told(record: dict[str, Any]) -> int | None:
+    """None only where the reading came late, as on a busy machine, and the record says so."""
+    assert (record["cache"]["device_bytes"] is None) == ("cache.device_bytes" in record["missing"])
+    return record["cache"]["device_bytes"]
+
+
 @pytest.mark.root
 @pytest.mark.parametrize("engine", ["uring", "pread", "inline"])
 def test_device_bytes_are_the_kernels_to_the_sector(loop: Callable[..., Path], engine: str) -> None:  # noqa: F811
@@ -90,10 +97,11 @@ def test_device_bytes_are_the_kernels_to_the_sector(loop: Callable[..., Path], e
     between = sectors(disk.name)
     written = bench(*flags, "--op", "write", "--overwrite-device", disk, "--sync", "none")
     after = sectors(disk.name)
-    assert read["cache"]["device_bytes"] == 512 * (between[0] - before[0]) == read["result"]["bytes"] == 8 * MIB
+    assert 512 * (between[0] - before[0]) == read["result"]["bytes"] == 8 * MIB
+    assert told(read) in (None, 8 * MIB)
     assert written["result"]["bytes"] == 8 * MIB == 512 * (after[1] - between[1])
     # What is read while the device is opened and written to is the kernel's and the device's, before the run begins.
-    assert 8 * MIB <= written["cache"]["device_bytes"] <= 512 * (after[1] - between[1] + after[0] - between[0])
+    assert told(written) is None or 8 * MIB <= told(written) <= 512 * (after[1] - between[1] + after[0] - between[0])
 
 
 def used_s(group: Group) -> float:
