@@ -66,6 +66,29 @@ assert descriptors() == before, descriptors() ^ before
     assert ON_REAL_GPU or books["launches"] >= 14
 
 
+@pytest.mark.parametrize("way", ["mapped", "auto", "bounce"])
+def test_rows_that_a_file_grew_by_since_it_was_opened_are_read_past_its_mapping(scenario: Scenario, way: str) -> None:
+    """Where the mapping ended, a kernel that went on would end its context, and a copy the process."""
+    scenario(
+        ROWS
+        + f"""
+os.truncate(path, SIZE // 2 + 5)
+with forebay.open(path, "{way}") as file:
+    few = draw(SIZE // 2 // 512, size=2000)
+    for _ in range(3):
+        fetched(file, few, 512)
+    with open(path, "r+b") as handle:
+        handle.seek(SIZE // 2)
+        handle.write(content[SIZE // 2:])
+    rows = np.concatenate([few, [SIZE // 512 - 1, SIZE // 2 // 512, SIZE // 2 // 512 + 1]])
+    assert fetched(file, rows, 512).mapped_bytes == 0
+    whole = Array(SIZE)
+    assert file.read_into(whole) == SIZE and whole.bytes() == content
+    fetched(file, few, 512)
+"""
+    )
+
+
 def test_auto_has_rows_fetched_once_enough_were_asked_for(scenario: Scenario) -> None:
     scenario(
         ROWS

@@ -145,6 +145,12 @@ impl Reader {
         Some(unsafe { map.at.add(offset as usize) })
     }
 
+    /// Whether the file was as long when it was opened: what is mapped and registered ends there, and who grew it since
+    /// has the rest read by system calls.
+    pub(super) fn was_as_long(&self, end: u64) -> bool {
+        end <= self.cached.bytes
+    }
+
     /// Windows to read these ranges through, if that is asked for or pays: registering and unregistering take as long
     /// as one reading gains, so `auto` does so from the second one on; from the first where nobody waits for the latter.
     pub(super) fn windows_for(&self, ranges: &[Range]) -> Result<Option<&Arc<Windows>>, Error> {

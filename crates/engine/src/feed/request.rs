@@ -134,7 +134,10 @@ impl Request {
                 ));
             }
         }
-        let windows = reader.windows_for(ranges)?.map(|w| w.bytes_each);
+        let windows = match ranges.iter().all(|r| reader.was_as_long(r.offset + r.bytes as u64)) {
+            true => reader.windows_for(ranges)?.map(|w| w.bytes_each),
+            false => None,
+        };
         let source = Source::One { reader: reader.clone(), before };
         let request = Arc::new(Request::new(source, ranges, after, hands, windows));
         reader.note(&request);
@@ -156,8 +159,11 @@ impl Request {
     ) -> Result<Arc<Request>, Error> {
         let before = reader.stamp()?;
         let own = || numbers.iter().filter(|number| **number != ELSEWHERE);
+        let mut mapped = true;
         if let Some(last) = own().max().filter(|_| layout.row_bytes > 0) {
-            if layout.end(*last).is_none_or(|end| end > before.bytes) {
+            let end = layout.end(*last);
+            mapped = end.is_some_and(|end| reader.was_as_long(end));
+            if end.is_none_or(|end| end > before.bytes) {
                 let Layout { start, step, row_bytes } = layout;
                 let place = if step == 1 { format!("{last}") } else { format!("{start} + {last} × {step}") };
                 return Err(Error::request(
@@ -168,7 +174,8 @@ impl Request {
             }
         }
         let rows = here(&numbers);
-        let Some(fetch) = reader.rows_for(to, rows, layout.row_bytes)? else {
+        let fetch = if mapped { reader.rows_for(to, rows, layout.row_bytes)? } else { None };
+        let Some(fetch) = fetch else {
             return Request::of_file(reader, &layout.ranges(&numbers, to), after, hands);
         };
         let source = Source::One { reader: reader.clone(), before };
