@@ -95,6 +95,9 @@ fn cases_of(what: &str, runs: impl Fn(&dyn DataPath) -> bool, check: impl Fn(&Ta
             check(target, path.kind());
             ran += 1;
         }
+        let labels: Vec<String> = targets.iter().map(|target| target.label.clone()).collect();
+        drop(targets);
+        served::end(&labels);
     }
     say(what, ran, skipped);
     assert!(ran > 20, "{what}: only {ran} cases ran");

@@ -21,6 +21,7 @@ mod rig;
 #[allow(dead_code)]
 mod scattered;
 #[path = "contract/served.rs"]
+#[allow(dead_code)]
 mod served;
 #[path = "remote/target.rs"]
 #[allow(dead_code)]

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 type Disk = Arc<Mutex<Vec<u8>>>;
 
-/// By label; they serve until the process ends.
+/// By label; they serve until `end`.
 static SERVED: Mutex<Vec<(String, Disk, Server)>> = Mutex::new(Vec::new());
 
 /// Held for what it does.
@@ -51,4 +51,13 @@ pub fn truth(target: &Target) -> Vec<u8> {
     let (_, disk, _) = served.iter().find(|(label, _, _)| *label == target.label).expect("it is served here");
     let data = disk.lock().unwrap().clone();
     data
+}
+
+/// They serve nobody any more: each would go on looking at what it was lent, and keep the others waiting.
+pub fn end(labels: &[String]) {
+    let mut served = SERVED.lock().unwrap();
+    let (over, on) = served.drain(..).partition(|(label, ..)| labels.contains(label));
+    *served = on;
+    drop(served);
+    drop::<Vec<_>>(over);
 }

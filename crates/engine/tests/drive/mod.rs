@@ -100,6 +100,7 @@ impl Drive {
     pub fn kill(&mut self) {
         self.control.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
+            let _ = UnixStream::connect(&self.socket); // It may be waiting for somebody.
             thread.join().unwrap();
         }
     }
@@ -121,15 +122,15 @@ impl Drop for Drive {
 
 fn serve(socket: &Path, data: Arc<Mutex<Vec<u8>>>, control: Arc<Control>) -> JoinHandle<()> {
     let listener = UnixListener::bind(socket).unwrap();
-    listener.set_nonblocking(true).unwrap();
     std::thread::spawn(move || {
-        while !control.stop.load(Ordering::Relaxed) {
-            match listener.accept() {
-                Ok((stream, _)) => {
-                    control.connections.fetch_add(1, Ordering::Relaxed);
-                    Served::new(stream, &data, &control).run();
-                }
-                Err(_) => std::thread::sleep(Duration::from_millis(1)),
+        for stream in listener.incoming().flatten() {
+            if control.stop.load(Ordering::Relaxed) {
+                return;
+            }
+            control.connections.fetch_add(1, Ordering::Relaxed);
+            Served::new(stream, &data, &control).run();
+            if control.stop.load(Ordering::Relaxed) {
+                return;
             }
         }
     })

@@ -314,6 +314,8 @@ impl<'a> Served<'a> {
                     }
                     controller.aborted(tag, hears);
                 }
+                // All is durable that there is; a host that leaves waits for this.
+                Effect::ShutDown => controller.shut_down_complete(),
                 _ => {}
             }
         }
