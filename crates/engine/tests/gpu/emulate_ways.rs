@@ -268,11 +268,15 @@ fn what_is_cached_is_read_where_it_lies_and_stays_registered_for_later_epochs() 
         let record = record(&spec);
         let path = &record.path;
         assert_eq!((path.ran.as_str(), path.destination.as_str()), ("mapped", "gpu:0"));
-        assert_eq!((path.mapped_bytes, path.staged_bytes), (assert_exact(&record), 0));
+        let bytes = path.mapped_bytes + path.staged_bytes;
+        assert_eq!(bytes, assert_exact(&record));
         let mapped = path.mapped.as_ref().unwrap();
-        assert_eq!((mapped.registrations, mapped.evictions, mapped.stale), (8, 0, 0), "{mapped:?}");
+        // What a system that gives memory back took out of the cache meanwhile is read another way.
+        let registrations = if path.staged_bytes == 0 { 8..=8 } else { 0..=8 };
+        assert!(path.mapped_bytes > 0 && registrations.contains(&mapped.registrations), "{mapped:?}");
+        assert_eq!((mapped.evictions, mapped.stale), (0, 0), "{mapped:?}");
         assert!(path.slots_pinned && record.training.unwrap().level == Level::Bytes);
-        path.mapped_bytes
+        bytes
     });
     if let Some((books, bytes)) = told {
         assert_eq!((bytes, books.over_gpus("to_device_bytes")), (5 * 24 * MIB as u64, bytes));
@@ -512,7 +516,8 @@ fn auto_says_what_it_chose_and_why() {
         let warm = record(&EmulateSpec { cache: Cache::Warm, ..auto.clone() });
         assert_eq!((warm.path.requested.as_str(), warm.path.ran.as_str()), ("auto", "mapped"));
         assert!(warm.path.reason.as_ref().unwrap().starts_with("auto chose mapped (--cache warm)"));
-        assert_eq!(warm.path.mapped_bytes, assert_exact(&warm));
+        assert!(warm.path.mapped_bytes > 0);
+        assert_eq!(warm.path.mapped_bytes + warm.path.staged_bytes, assert_exact(&warm));
         let parsed = record(&EmulateSpec { cache: Cache::Warm, level: Level::Parse, ..auto.clone() });
         assert_eq!(parsed.path.staged_bytes, assert_exact(&parsed));
         let reason = parsed.path.reason.unwrap();

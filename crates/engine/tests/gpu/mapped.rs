@@ -1,20 +1,51 @@
 //! Whole jobs by `mapped` into a GPU: what they put there, what stays registered, and files that change meanwhile.
 
-use super::runs::{file, go, job, refused, Quiet};
+use super::runs::{file, go, job, refused};
 use super::scenario::{on_real_gpu, Scenario};
-use forebay_engine::driver::run;
+use forebay_engine::driver::{run, Observer, Progress};
 use forebay_engine::meter::cache;
 use forebay_model::job::{Cache, JobSpec, Op, PathKind};
 use forebay_model::record::{MappedRan, RunRecord};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
+
+/// Acts once every byte was read twice, and ends the run when nothing has been read for a while.
+struct AtWork<'a> {
+    twice: u64,
+    act: &'a dyn Fn(),
+    bytes: u64,
+    /// Since when, after the act.
+    silent: Option<Instant>,
+}
+
+impl Observer for AtWork<'_> {
+    fn progress(&mut self, progress: &Progress) {
+        if self.silent.is_none() && progress.bytes >= self.twice {
+            (self.act)();
+            self.silent = Some(Instant::now());
+        }
+        if progress.bytes > self.bytes {
+            self.silent = self.silent.map(|_| Instant::now());
+        }
+        self.bytes = progress.bytes;
+    }
+
+    fn stop(&mut self) -> bool {
+        self.silent.is_some_and(|since| since.elapsed() > Duration::from_secs(1))
+    }
+}
 
 /// One pass over what is cached, each byte checked.
 fn mapped(source: &Path) -> JobSpec {
     JobSpec { path: PathKind::Mapped, cache: Cache::Warm, io_bytes: MIB, verify: true, ..job(source) }
+}
+
+/// A system that gives memory back takes pages out of the cache at any time: of several runs one is let alone.
+fn undisturbed(job: &JobSpec) -> RunRecord {
+    (0..5).map(|_| go(job)).find(|r| r.path.staged_bytes == 0).expect("one without staging")
 }
 
 fn ran(record: &RunRecord) -> &MappedRan {
@@ -29,9 +60,7 @@ fn later_repeats_find_what_the_first_registered() {
         let source = file(&home, "f", 40 * MIB + 777);
         let job = JobSpec { repeat: 3, passes: Some(2), workers: 2, ..mapped(&source) };
         let bytes = 6 * (40 * MIB + 777);
-        // A system that gives memory back takes pages out of the cache at any time: of several runs one is let alone.
-        let record =
-            (0..5).map(|_| go(&job)).find(|r| r.path.staged_bytes == 0).expect("one without staging");
+        let record = undisturbed(&job);
         assert_eq!((record.result.verified_bytes, record.path.mapped_bytes), (bytes, bytes));
         assert_eq!(record.path.reason.as_deref(), None);
         let ran = ran(&record);
@@ -53,7 +82,7 @@ fn a_stripe_over_files_is_mapped() {
             file_bytes: Some(12 * MIB),
             ..mapped(home.path())
         };
-        let record = go(&wanted);
+        let record = undisturbed(&wanted);
         assert_eq!((record.result.verified_bytes, record.path.mapped_bytes), (12 * MIB, 12 * MIB));
         assert_eq!(ran(&record).windows, 3);
     });
@@ -151,18 +180,14 @@ fn a_file_that_changes_fails_the_run_and_leaves_nothing_registered() {
             let source = file(&home, "f", 32 * MIB);
             let wanted = JobSpec {
                 passes: None,
-                duration_s: Some(1.5),
+                duration_s: Some(60.0),
                 warmup_s: Some(0.0),
+                interval_ms: 20,
                 verify: false,
                 ..mapped(&source)
             };
-            let outcome = std::thread::scope(|scope| {
-                scope.spawn(|| {
-                    std::thread::sleep(Duration::from_millis(600));
-                    act(&source);
-                });
-                run(&wanted, vec!["test".into()], &mut Quiet).unwrap()
-            });
+            let mut at_work = AtWork { twice: 64 * MIB, act: &|| act(&source), bytes: 0, silent: None };
+            let outcome = run(&wanted, vec!["test".into()], &mut at_work).unwrap();
             let failure = outcome.failure.expect("it changed").to_string();
             assert!(failure.contains(words) && failure.contains("--path bounce"), "{words}: {failure}");
             assert!(outcome.record.result.bytes > 0 && ran(&outcome.record).stale >= 1);
