@@ -127,8 +127,9 @@ def test_until_ci_ends_when_the_interval_is_narrow_or_at_its_bound(tmp_path: Pat
     paced = ("nil:", "--rate-iops", 2000, "--duration", 0.3, "--warmup", 0)
     result = bench(*paced, "--until-ci", "20%", "--repeat-max", 20, cwd=tmp_path)["result"]
     rates = [r["throughput_gib_s"] for r in result["repeats"]]
-    # However the rates turned out: the first three repeats or more of which the interval is narrow, or all.
-    found = [mean_interval(rates[:n]) for n in range(3, len(rates) + 1)]
+    # However the rates turned out: the first three repeats or more of which the interval is narrow, or all. Whoever
+    # looks after each repeat sees a narrow one by chance more often: 98 % each time, so that 95 % hold in the end.
+    found = [mean_interval(rates[:n], 0.98) for n in range(3, len(rates) + 1)]
     assert [f.n for f in found if f.half_width_pct <= 20] in ([len(rates)], []), rates
     assert found[-1].half_width_pct <= 20 or len(rates) == 20, rates
     assert result["summary"]["throughput_gib_s_ci95"] == pytest.approx([found[-1].low, found[-1].high], rel=1e-3)

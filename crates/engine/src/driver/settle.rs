@@ -266,8 +266,9 @@ impl Settler<'_> {
         let (mut tried, began): (Vec<(u32, f64)>, Instant) = (Vec::new(), clock::now());
         for workers in WORKERS.iter().filter(|w| **w <= cores()).map(|w| w * turns) {
             let spent = began.elapsed();
-            let next = if tried.is_empty() { TRIAL } else { spent / tried.len() as u32 };
-            if auto::is_flat(&tried) || (!tried.is_empty() && spent + next > TRIALS) || self.observer.stop() {
+            // One trial alone tells nothing.
+            let late = tried.len() >= 2 && spent + spent / tried.len() as u32 > TRIALS;
+            if auto::is_flat(&tried) || late || self.observer.stop() {
                 break;
             }
             tried.push((workers, self.trial(targets, &all, workers)?.gib_s));
@@ -287,12 +288,30 @@ impl Settler<'_> {
         }
     }
 
-    /// The job for a moment, with so many workers, on these of its targets.
+    /// The job for a moment, with so many workers, on these of its targets; for longer where nothing came in it.
     fn trial(&mut self, targets: &[Target], numbers: &[usize], workers: u32) -> Result<Trial, Error> {
+        let mut trial = self.trial_of(TRIAL, targets, numbers, workers)?;
+        for longer in [4, 16] {
+            if trial.gib_s > 0.0 {
+                break;
+            }
+            trial = self.trial_of(TRIAL * longer, targets, numbers, workers)?;
+        }
+        self.trials.push(trial.clone());
+        Ok(trial)
+    }
+
+    fn trial_of(
+        &mut self,
+        time: Duration,
+        targets: &[Target],
+        numbers: &[usize],
+        workers: u32,
+    ) -> Result<Trial, Error> {
         let job = JobSpec {
             workers,
-            duration_s: Some(TRIAL.as_secs_f64()),
-            warmup_s: Some(TRIAL.as_secs_f64() / 3.0),
+            duration_s: Some(time.as_secs_f64()),
+            warmup_s: Some(time.as_secs_f64() / 3.0),
             passes: None,
             rate_gib_s: None,
             rate_iops: None,
@@ -320,9 +339,7 @@ impl Settler<'_> {
         if errors.failed + errors.timed_out > 0 {
             return Err(Error::run("a trial", errors.examples.join("; "), "forebay doctor"));
         }
-        let trial = super::record::trial_of(&own, &ran, workers);
-        self.trials.push(trial.clone());
-        Ok(trial)
+        Ok(super::record::trial_of(&own, &ran, workers))
     }
 }
 
