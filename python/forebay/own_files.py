@@ -16,7 +16,7 @@ from forebay.errors import RequestError
 
 Job = dict[str, Any]
 SWEEP, TUNE = "forebay-sweep", "forebay-tune"
-# The engine leaves folders of these names out where it looks for data (driver/found.rs).
+# The engine leaves folders of these names out where it looks for data (opening/found.rs).
 NAMES = (SWEEP, TUNE)
 
 

@@ -18,6 +18,7 @@ pub mod gpu;
 mod identity;
 pub mod inspect;
 pub mod meter;
+mod opening;
 pub mod path;
 mod process;
 pub mod queue;

@@ -1,10 +1,10 @@
 //! The folder that checkpoints are written to: what is there already, whose it is, whether there is room, and what is
 //! taken away again.
 
-use crate::driver::manifest::{Content, Held};
-use crate::driver::prepare::{has_ring, KEEP_FREE};
 use crate::identity::Identity;
 use crate::meter::cache;
+use crate::opening::manifest::{Content, Held};
+use crate::opening::{has_ring, KEEP_FREE};
 use crate::source::file::{misaligned, FileAccess, FileTarget};
 use crate::source::{FileBacking, Route, Target};
 use forebay_model::checkpoint::layout::scaled;
@@ -212,7 +212,7 @@ impl Ground {
         if job.io_bytes % u64::from(file.align) != 0 {
             return Err(misaligned(&self.dir, "--io-size", job.io_bytes, file.align));
         }
-        let engine = file.choose(job.engine, false, false, has_ring(job)?);
+        let engine = file.choose(job.engine, false, false, has_ring(job.engine, job.sqpoll, job.iopoll)?);
         Ok(Target {
             label: self.spec.dir.clone(),
             content_id: 0,

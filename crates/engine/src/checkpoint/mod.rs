@@ -15,8 +15,9 @@ mod worker;
 mod tests;
 
 use crate::clock;
-use crate::driver::{aside, honour, outfit, prepare, Observer, Outcome};
+use crate::driver::{aside, honour, outfit, Observer, Outcome};
 use crate::gpu::cuda;
+use crate::opening;
 use crate::path::{self, Destination};
 use crate::source::fault::FaultPlan;
 use crate::source::Made;
@@ -112,7 +113,7 @@ fn run_watched(
     let (job, reason) = job_of(spec);
     path::legal(job.path, &spec.dir, &Made::file())?;
     let destination = Arc::new(Destination::open(&job)?);
-    prepare::allow_descriptors(2 * spec.sizes_here().files + u64::from(job.workers) * 8);
+    opening::allow_descriptors(2 * spec.sizes_here().files + u64::from(job.workers) * 8);
     let crew = gather(spec, &job, &mut ground, destination).inspect_err(|_| ground.close())?;
     let mut show = Show { spec, crew, ground, story: Story::default(), barrier };
     let failed = show.play(observer).err();

@@ -4,17 +4,13 @@
 pub(crate) mod aside;
 pub(crate) mod fleet;
 mod foretell;
-mod found;
 pub(crate) mod free;
 pub(crate) mod honour;
-pub(crate) mod manifest;
 pub(crate) mod measure;
-pub(crate) mod mounts;
 pub(crate) mod outfit;
 mod pace;
 mod pacing;
-mod plan;
-pub(crate) mod prepare;
+mod purpose;
 pub(crate) mod record;
 mod series;
 mod settle;
@@ -27,12 +23,12 @@ pub(crate) mod virtual_time;
 pub(crate) mod warnings;
 pub(crate) mod worker;
 
-pub(crate) use prepare::allow_descriptors;
 pub use record::{build, built_from};
 
 use crate::clock;
 use crate::gpu::cuda;
 use crate::meter::{cache, power};
+use crate::opening::{self, Opened};
 use crate::path::{self, Buffers, DataPath, Destination, Ends, Under, PATHS};
 use crate::source::fault::FaultPlan;
 use crate::source::{Action, Draft, FilePlan, Target, Uri};
@@ -40,8 +36,6 @@ use fleet::Ran;
 use forebay_model::job::{Cache, JobSpec, PathKind, WorkersFrom};
 use forebay_model::record::RunRecord;
 use forebay_model::{stats, Error};
-use plan::{draft, Manifests};
-pub(crate) use prepare::KEEP_FREE;
 use serde::Serialize;
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
@@ -141,8 +135,7 @@ pub struct PlannedTarget {
 /// Everything that can be found wrong without touching anything, and what the job comes to.
 pub fn plan(job: &JobSpec) -> Result<Plan, Error> {
     check(job)?;
-    let mut manifests = Manifests::default();
-    let (drafts, _) = draft(job, &mut manifests)?;
+    let drafts = opening::look(&purpose::of(job)?)?.drafts;
     foretell::check(job, &drafts)?;
     let virtual_time = drafts.iter().all(Draft::is_virtual);
     let paths = candidates(job, virtual_time)?;
@@ -227,14 +220,6 @@ fn with_a_worker_each(job: &JobSpec) -> JobSpec {
     JobSpec { workers: job.workers.max(at_least), ..job.clone() }
 }
 
-/// The targets of a job, as a run of it would open them.
-pub(crate) fn open_sources(job: &JobSpec, observer: &mut dyn Observer) -> Result<prepare::Prepared, Error> {
-    check(job)?;
-    let mut manifests = Manifests::default();
-    let (drafts, _) = draft(job, &mut manifests)?;
-    prepare::prepare(job, &drafts, manifests, observer)
-}
-
 /// Runs the job. An error means that nothing was measured; what broke midway stands in the outcome.
 pub fn run(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> Result<Outcome, Error> {
     aside::with(observer, |word| run_job(job, command, word))
@@ -244,30 +229,29 @@ fn run_job(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> 
     check(job)?;
     let job = &with_a_worker_each(job);
     let started = clock::wall_seconds();
-    let mut manifests = Manifests::default();
-    let (drafts, pair_of) = draft(job, &mut manifests)?;
-    foretell::check(job, &drafts)?;
-    if drafts.iter().all(Draft::is_virtual) {
-        return virtual_time::run(job, &drafts, command, started);
+    let mut looked = opening::look(&purpose::of(job)?)?;
+    foretell::check(job, &looked.drafts)?;
+    if looked.drafts.iter().all(Draft::is_virtual) {
+        return virtual_time::run(job, &looked.drafts, command, started);
     }
     let requested = job.path;
     let (job, no_gpu) = into_host_memory(job);
     let destination = Arc::new(Destination::open(&job)?);
-    pacing::check(&job, &drafts, observer)?;
-    let mut prepared = prepare::prepare(&job, &drafts, manifests, observer)?;
-    prepared.targets.iter_mut().zip(pair_of).for_each(|(target, pair)| target.route.pair = pair);
+    pacing::check(&job, &looked.drafts, observer)?;
+    let mut opened =
+        looked.open(&purpose::of(&job)?, &mut |targets| purpose::fill(&job, targets, observer))?;
     if job.cache == Cache::Warm {
-        set_cache(&job, &prepared.targets, observer)?;
+        set_cache(&job, &opened.targets, observer)?;
     }
     let settle::Settled { job, reasons, calibration } =
-        settle::on(&job, &mut prepared.targets, &prepared.content_seeds, &destination, observer)?;
-    honour::of_targets(&job, &prepared.targets)?;
-    outfit::check_memory(&job, &prepared.targets, destination.feeds_gpu())?;
-    destination.attach(&job, &prepared.targets)?;
+        settle::on(&job, &mut opened.targets, &opened.content_seeds, &destination, observer)?;
+    honour::of_targets(&job, &opened.targets)?;
+    outfit::check_memory(&job, &opened.targets, destination.feeds_gpu())?;
+    destination.attach(&job, &opened.targets)?;
     let mut resident_before = Err("the page cache was never set".into());
     let mut runs = Vec::new();
-    let failed = repeat(&job, &prepared, &destination, observer, &mut resident_before, &mut runs);
-    let resident_after = residency(&prepared.targets);
+    let failed = repeat(&job, &opened, &destination, observer, &mut resident_before, &mut runs);
+    let resident_after = residency(&opened.targets);
     if let (true, Err(e)) = (runs.is_empty(), &failed) {
         return Err(e.clone());
     }
@@ -275,7 +259,7 @@ fn run_job(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> 
         job: &job,
         command,
         started,
-        targets: &prepared.targets,
+        targets: &opened.targets,
         destination: &destination,
         requested,
         reasons: no_gpu.into_iter().chain(reasons).collect(),
@@ -284,10 +268,10 @@ fn run_job(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> 
         resident_after,
     };
     let mut record = record::of(context, &runs);
-    let off_model = foretell::judge(&job, &drafts, &runs, &mut record);
+    let off_model = foretell::judge(&job, &looked.drafts, &runs, &mut record);
     forebay_model::warnings::add(&mut record);
     // What was measured is kept, whatever becomes of the list of files.
-    let closed = prepared.close(&job, failed.is_ok() && !record.result.interrupted);
+    let closed = opened.close(purpose::covers(&job) && failed.is_ok() && !record.result.interrupted);
     let failure = failed.err().or_else(|| failure_of(&job, &record)).or(off_model).or(closed.err());
     Ok(Outcome { record, failure })
 }
@@ -323,7 +307,7 @@ fn residency(targets: &[Target]) -> Result<f64, String> {
 
 fn repeat(
     job: &JobSpec,
-    prepared: &prepare::Prepared,
+    opened: &Opened,
     destination: &Arc<Destination>,
     observer: &mut dyn Observer,
     resident_before: &mut Result<f64, String>,
@@ -331,18 +315,13 @@ fn repeat(
 ) -> Result<(), Error> {
     let most = if job.until_ci_pct.is_some() { job.repeat_max.max(job.repeat) } else { job.repeat };
     for n in 0..most {
-        set_cache(job, &prepared.targets, observer)?;
+        set_cache(job, &opened.targets, observer)?;
         if n == 0 {
-            *resident_before = residency(&prepared.targets);
+            *resident_before = residency(&opened.targets);
         }
         let mut numbered = Numbered { observer, repeat: n, repeats: most };
-        let ran = fleet::run_once(
-            job,
-            &prepared.targets,
-            &prepared.content_seeds,
-            destination.clone(),
-            &mut numbered,
-        )?;
+        let ran =
+            fleet::run_once(job, &opened.targets, &opened.content_seeds, destination.clone(), &mut numbered)?;
         let errors = ran.errors();
         let broken = ran.broken.clone();
         let over = ran.interrupted || errors.failed + errors.timed_out > 0;

@@ -4,9 +4,10 @@
 //! stands in the record.
 
 use super::pacing::Unseen;
-use super::{fleet, prepare, threads, Observer};
+use super::{fleet, purpose, threads, Observer};
 use crate::clock;
 use crate::meter::cache;
+use crate::opening;
 use crate::path::auto::{self, Gave, Known, Open, Situation, Way};
 use crate::path::{self, Destination, PATHS};
 use crate::source::{Route, Target};
@@ -51,7 +52,7 @@ pub fn on(
     destination: &Arc<Destination>,
     observer: &mut dyn Observer,
 ) -> Result<Settled, Error> {
-    let ring = prepare::has_ring(job)?;
+    let ring = opening::has_ring(job.engine, job.sqpoll, job.iopoll)?;
     let mut settler = Settler { job: job.clone(), seeds, destination, observer, trials: Vec::new(), ring };
     let mut reasons = by_target(job, targets, destination)?;
     if job.path == PathKind::Auto || job.cache == Cache::Auto {
@@ -222,7 +223,7 @@ impl Settler<'_> {
     /// The target opened for this way.
     fn routed(&self, target: &Target, way: Way) -> Result<Target, Error> {
         let warm = way.cached && resident(target).is_some_and(|share| share > 0.99);
-        let opened = prepare::reopened(&self.job, target, way, warm, self.ring)?;
+        let opened = opening::reopened(&purpose::of(&self.job)?, target, way, warm, self.ring)?;
         Ok(Target { route: Route { path: way.path, ..target.route }, ..opened })
     }
 

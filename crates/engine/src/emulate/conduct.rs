@@ -12,11 +12,11 @@ use super::supply;
 use super::worker::{Latencies, Worker};
 use super::{check, cpus_of, row_of, virtual_time, EmulateProgress, Outcome, Shared, StepBarrier};
 use crate::clock;
-use crate::driver::allow_descriptors;
 use crate::driver::honour;
 use crate::driver::measure::Meters;
 use crate::driver::{aside, Observer};
 use crate::meter::cpu;
+use crate::opening::allow_descriptors;
 use crate::path;
 use forebay_model::record::Point;
 use forebay_model::training::{rules, EmulateSpec, Plan, RankStreams, Scheduler, Trace};
@@ -87,8 +87,8 @@ fn run_watched(
 
 fn prepare(spec: &EmulateSpec, awaits_others: bool, begin: Instant) -> Result<Shared, Error> {
     let row = row_of(spec)?;
-    let (workers, depth) = (how::workers_of(spec), how::depth_of(spec));
-    let (data, model) = DataSet::open(spec, row.extension, workers, depth)?;
+    let workers = how::workers_of(spec);
+    let (data, model) = DataSet::open(spec, row.extension, workers)?;
     let found = u32::try_from(data.len()).unwrap_or(u32::MAX);
     let files = match spec.workload.files {
         0 => found,

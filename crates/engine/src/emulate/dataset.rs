@@ -63,7 +63,6 @@ impl DataSet {
         spec: &EmulateSpec,
         extension: &str,
         workers: u32,
-        depth: u32,
     ) -> Result<(DataSet, Option<SharedDrive>), Error> {
         let uris = uris_of(spec)?;
         if let Some((drive, folder)) = paced_folder(&uris) {
@@ -72,7 +71,7 @@ impl DataSet {
             return Ok((DataSet::Folder(folder), Some(drive)));
         }
         if is_one_space(&uris) {
-            return Ok((DataSet::Packed(Packed::open(spec, workers, depth)?), None));
+            return Ok((DataSet::Packed(Packed::open(spec, workers)?), None));
         }
         let folders: Vec<PathBuf> = uris
             .iter()

@@ -5,11 +5,10 @@ use super::manifest::{Manifest, FILE_ALIGN, TEXT_BYTES_MAX};
 use super::reading::Opened;
 use super::uring::Slots;
 use crate::clock;
-use crate::driver::{self, Observer};
+use crate::opening::{self, Purpose};
 use crate::queue::{Io, Op, Queue};
 use crate::reactor::{Reactor, RingOptions};
 use crate::source::{QueueNeeds, Target};
-use forebay_model::job::{JobSpec, PathKind, WorkersFrom};
 use forebay_model::training::EmulateSpec;
 use forebay_model::units::format_bytes;
 use forebay_model::Error;
@@ -29,34 +28,20 @@ pub struct Packed {
     bytes: Vec<u64>,
 }
 
-/// Nobody watches while sources are opened: nothing is made.
-struct Nobody;
-
-impl Observer for Nobody {
-    fn progress(&mut self, _: &driver::Progress) {}
-
-    fn stop(&mut self) -> bool {
-        false
-    }
-}
-
 impl Packed {
-    pub fn open(spec: &EmulateSpec, workers: u32, depth: u32) -> Result<Packed, Error> {
-        let job = JobSpec {
+    pub fn open(spec: &EmulateSpec, workers: u32) -> Result<Packed, Error> {
+        let purpose = Purpose {
             sources: spec.data.clone(),
-            path: PathKind::Host,
-            op: forebay_model::job::Op::Read,
-            workers,
-            workers_from: WorkersFrom::Given,
-            depth,
             cache: spec.cache,
             engine: spec.engine,
+            workers,
+            workers_most: workers,
             seed: spec.seed,
-            passes: Some(1),
-            ..JobSpec::default()
+            units: vec![("the manifest's reads", PIECE_BYTES)],
+            ..Purpose::default()
         };
-        let prepared = driver::open_sources(&job, &mut Nobody)?;
-        let [target] = prepared.targets.as_slice() else {
+        let opened = opening::look(&purpose)?.open(&purpose, &mut opening::fills_nothing)?;
+        let [target] = opened.targets.as_slice() else {
             return Err(Error::request(
                 format!("--data {}", spec.data.join(" ")),
                 "is neither folders of files nor a single source",

@@ -6,8 +6,8 @@
 use super::manifest::{self, Manifest};
 use super::spec::DatagenSpec;
 use super::Made;
-use crate::driver::KEEP_FREE;
 use crate::format::write::{Beside, BesidePlace, Writer};
+use crate::opening::KEEP_FREE;
 use forebay_model::units::readable_bytes;
 use forebay_model::Error;
 use rustix::fs::{flock, FallocateFlags, FlockOperation};

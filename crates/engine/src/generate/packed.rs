@@ -5,11 +5,10 @@ use super::manifest::{self, Manifest, FILE_ALIGN};
 use super::pump::{Halt, Pump, Shared};
 use super::spec::DatagenSpec;
 use super::{checked, damaged, parser, phase, record_of, DatagenRecord, Observe, Work};
-use crate::driver::{self, Observer};
+use crate::opening::{self, Purpose};
 use crate::queue::Queue;
 use crate::reactor::{Reactor, RingOptions};
 use crate::source::{MadeOf, QueueNeeds, Target, Uri};
-use forebay_model::job::{JobSpec, Op, PathKind, WorkersFrom};
 use forebay_model::units::readable_bytes;
 use forebay_model::Error;
 use std::sync::atomic::Ordering;
@@ -28,17 +27,6 @@ pub fn is_source(data: &str) -> bool {
     }
 }
 
-/// Who watches `driver`'s preparations, which make no files here.
-struct Nobody;
-
-impl Observer for Nobody {
-    fn progress(&mut self, _progress: &driver::Progress) {}
-
-    fn stop(&mut self) -> bool {
-        false
-    }
-}
-
 pub fn run(spec: &DatagenSpec, observe: Observe) -> Result<DatagenRecord, Error> {
     let uri = Uri::parse(&spec.data)?;
     if matches!(uri.made().whole, MadeOf::Timed | MadeOf::Nothing) {
@@ -53,12 +41,12 @@ pub fn run(spec: &DatagenSpec, observe: Observe) -> Result<DatagenRecord, Error>
     let (manifest, text) = manifest_of(spec, &bytes)?;
     let mut record = record_of(spec, &bytes, 0);
     record.workers = record.workers.min(WORKERS_MAX);
-    let job = job_of(spec, record.workers);
+    let purpose = purpose_of(spec, record.workers);
     if spec.dry_run {
         return Ok(record);
     }
-    let prepared = driver::open_sources(&job, &mut Nobody)?;
-    let target = prepared.targets.first().ok_or_else(|| {
+    let opened = opening::look(&purpose)?.open(&purpose, &mut opening::fills_nothing)?;
+    let target = opened.targets.first().ok_or_else(|| {
         Error::request(&spec.data, "is no single source", "a block device, a stripe or a namespace")
     })?;
     let place = Place::new(spec, target, &bytes, manifest.data_begin, record.workers)?;
@@ -78,23 +66,22 @@ pub fn run(spec: &DatagenSpec, observe: Observe) -> Result<DatagenRecord, Error>
         let read = phase("check", &spec_of_phase, &all, &bytes, observe, &|work| place.check(work))?;
         record.check = Some(checked(&read, spec.files)?);
     }
-    prepared.close(&job, false)?;
+    opened.close(false)?;
     Ok(record)
 }
 
-fn job_of(spec: &DatagenSpec, workers: u32) -> JobSpec {
-    JobSpec {
+fn purpose_of(spec: &DatagenSpec, workers: u32) -> Purpose {
+    Purpose {
         sources: vec![spec.data.clone()],
-        path: PathKind::Host,
-        op: Op::Write,
-        io_bytes: spec.io_bytes,
+        reads: false,
+        writes: true,
+        makes: true,
         workers,
-        workers_from: WorkersFrom::Given,
-        depth: DEPTH,
-        passes: Some(1),
+        workers_most: workers,
         overwrite: spec.overwrite.clone(),
         overwrite_devices: spec.overwrite.clone(),
-        ..JobSpec::default()
+        units: vec![("--io-size", spec.io_bytes)],
+        ..Purpose::default()
     }
 }
 

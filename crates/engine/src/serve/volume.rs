@@ -4,7 +4,7 @@ use super::claim::claim;
 use super::config::{self, Caching, Namespace};
 use super::health::{Busy, Thermometer};
 use super::stats::{Counts, NamespaceStats};
-use crate::driver::mounts;
+use crate::opening::mounts;
 use crate::queue::Queue;
 use crate::reactor::Reactor;
 use crate::source::fault::{FaultPlan, FaultQueue};

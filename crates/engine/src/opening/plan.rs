@@ -1,13 +1,13 @@
-//! From a job's sources to what exactly would be opened, made or overwritten. Looks, and touches nothing.
+//! From sources to what exactly would be opened, made or overwritten. Looks, and touches nothing.
 
 use super::found;
 use super::manifest::Held;
-use super::mounts;
+use super::{mounts, Looked, Purpose};
 use crate::source::nvme_tcp::{self, Remote};
 use crate::source::vfio_user::{self, Drive};
 use crate::source::{Action, Draft, FilePlan, Look, Uri};
 use forebay_model::device::DriveModel;
-use forebay_model::job::{JobSpec, Op, WorkersFrom};
+use forebay_model::job::Op;
 use forebay_model::units::{format_bytes, GIB};
 use forebay_model::Error;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,7 +16,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Size of files that a job makes where nobody said.
+/// Size of files that are made where nobody said.
 const FILE_BYTES_DEFAULT: u64 = GIB;
 
 /// Directories whose manifests a plan looked into.
@@ -40,26 +40,27 @@ pub fn parent_of(file: &Path) -> PathBuf {
     }
 }
 
-/// Everything that the job's sources stand for, and the pair that each belongs to, where there are pairs.
-pub fn draft(job: &JobSpec, manifests: &mut Manifests) -> Result<(Vec<Draft>, Vec<Option<u32>>), Error> {
-    let sources = job.source_uris()?;
+/// Everything that the sources stand for.
+pub fn look(purpose: &Purpose) -> Result<Looked, Error> {
+    let sources = &purpose.sources;
+    let mut manifests = Manifests::default();
     let uris = sources.iter().map(|source| Uri::parse(source)).collect::<Result<Vec<_>, _>>()?;
-    has_directory_for_files(job, &sources, &uris)?;
-    let mut planner = Planner { job, manifests };
+    has_directory_for_files(purpose, &uris)?;
+    let mut planner = Planner { purpose, manifests: &mut manifests };
     let (mut drafts, mut pair_of) = (Vec::new(), Vec::new());
     for (n, uri) in uris.into_iter().enumerate() {
         match uri.path().filter(|path| path.is_dir()) {
             Some(dir) => {
-                for (file, size) in files_in(dir, job)? {
+                for (file, size) in files_in(dir, purpose)? {
                     drafts.push(planner.sized(&file, size)?.into());
                 }
             }
-            None => drafts.push(uri.draft(&mut planner, job.file_bytes)?),
+            None => drafts.push(uri.draft(&mut planner, purpose.file_bytes)?),
         }
-        pair_of.resize(drafts.len(), (!job.pairs.is_empty()).then_some(n as u32));
+        pair_of.resize(drafts.len(), purpose.by_pairs.then_some(n as u32));
     }
-    distinct(job, &drafts)?;
-    drafts.iter().try_for_each(|d| spare_members(job, d))?;
+    distinct(purpose, &drafts)?;
+    drafts.iter().try_for_each(|d| spare_members(purpose, d))?;
     if drafts.iter().any(Draft::is_virtual) && !drafts.iter().all(Draft::is_virtual) {
         return Err(Error::request(
             sources.join(" "),
@@ -67,7 +68,8 @@ pub fn draft(job: &JobSpec, manifests: &mut Manifests) -> Result<(Vec<Draft>, Ve
             "model:NAME?time=real",
         ));
     }
-    let used = drafts.iter().map(|d| d.bytes().saturating_sub(job.start_bytes)).fold(0, u64::saturating_add);
+    let used =
+        drafts.iter().map(|d| d.bytes().saturating_sub(purpose.start_bytes)).fold(0, u64::saturating_add);
     if used == 0 {
         return Err(Error::request(
             sources.join(" "),
@@ -75,17 +77,18 @@ pub fn draft(job: &JobSpec, manifests: &mut Manifests) -> Result<(Vec<Draft>, Ve
             "--file-size 1g, or a smaller --start",
         ));
     }
-    Ok((drafts, pair_of))
+    Ok(Looked { drafts, pair_of, manifests })
 }
 
 /// Content is made for a target as a whole: what it would write over must be ours, or named by the user.
-fn spare_members(job: &JobSpec, draft: &Draft) -> Result<(), Error> {
+fn spare_members(purpose: &Purpose, draft: &Draft) -> Result<(), Error> {
     let files = draft.files();
-    if !job.reads() || !files.iter().any(|f| f.action == Action::Make && f.ours) {
+    if !purpose.reads || !files.iter().any(|f| f.action == Action::Make && f.ours) {
         return Ok(());
     }
-    let named =
-        |f: &FilePlan| named_in(&f.path, if f.is_device { &job.overwrite_devices } else { &job.overwrite });
+    let named = |f: &FilePlan| {
+        named_in(&f.path, if f.is_device { &purpose.overwrite_devices } else { &purpose.overwrite })
+    };
     match files.iter().find(|f| !f.ours && !named(f)) {
         Some(file) => Err(Error::request(
             format!("make what {} lacks", draft.label()),
@@ -97,7 +100,7 @@ fn spare_members(job: &JobSpec, draft: &Draft) -> Result<(), Error> {
 }
 
 /// One file or device under two names would write over itself.
-fn distinct(job: &JobSpec, drafts: &[Draft]) -> Result<(), Error> {
+fn distinct(purpose: &Purpose, drafts: &[Draft]) -> Result<(), Error> {
     let mut seen = BTreeSet::new();
     for file in drafts.iter().flat_map(Draft::files) {
         let path = std::fs::canonicalize(&file.path).unwrap_or_else(|_| file.path.clone());
@@ -111,7 +114,7 @@ fn distinct(job: &JobSpec, drafts: &[Draft]) -> Result<(), Error> {
     }
     let mut known: BTreeMap<(u64, u64), &Path> = BTreeMap::new();
     let files = || drafts.iter().flat_map(Draft::files);
-    let writes = job.writes() || files().any(|f| f.action == Action::Make);
+    let writes = purpose.writes || files().any(|f| f.action == Action::Make);
     for file in files().filter(|_| writes) {
         let Ok(meta) = std::fs::metadata(&file.path) else { continue };
         // No file system has the number 0.
@@ -128,10 +131,10 @@ fn distinct(job: &JobSpec, drafts: &[Draft]) -> Result<(), Error> {
 }
 
 /// --files counts files of a directory, and means nothing elsewhere.
-fn has_directory_for_files(job: &JobSpec, sources: &[String], uris: &[Uri]) -> Result<(), Error> {
+fn has_directory_for_files(purpose: &Purpose, uris: &[Uri]) -> Result<(), Error> {
     let is_directory = |uri: &Uri| uri.path().is_some_and(Path::is_dir);
-    let Some(files) = job.files.filter(|_| !uris.iter().any(is_directory)) else { return Ok(()) };
-    let source = &sources[0];
+    let Some(files) = purpose.files.filter(|_| !uris.iter().any(is_directory)) else { return Ok(()) };
+    let source = &purpose.sources[0];
     let (found, next) = match uris[0].path() {
         Some(path) if !path.exists() => {
             ("there is no such directory", format!("mkdir -p {}", path.display()))
@@ -151,19 +154,19 @@ enum Size {
     AtMost(Option<u64>),
 }
 
-/// Which files of a directory: those named by --file-name where the job may make them, else what is there.
-fn files_in(dir: &Path, job: &JobSpec) -> Result<Vec<(PathBuf, Size)>, Error> {
-    if !job.may_make() {
-        let files = found::files_of(dir, job)?;
-        return Ok(files.into_iter().map(|f| (f, Size::AtMost(job.file_bytes))).collect());
+/// Which files of a directory: those named by --file-name where they may be made, else what is there.
+fn files_in(dir: &Path, purpose: &Purpose) -> Result<Vec<(PathBuf, Size)>, Error> {
+    if !purpose.makes {
+        let files = found::files_of(dir, purpose)?;
+        return Ok(files.into_iter().map(|f| (f, Size::AtMost(purpose.file_bytes))).collect());
     }
-    let named = |n: u32| dir.join(job.file_name.replace("%d", &n.to_string()));
-    let count = job.files.unwrap_or(job.workers);
-    Ok((0..count).map(|n| (named(n), Size::Exactly(job.file_bytes))).collect())
+    let named = |n: u32| dir.join(purpose.file_name.replace("%d", &n.to_string()));
+    let count = purpose.files.unwrap_or(purpose.files_usual);
+    Ok((0..count).map(|n| (named(n), Size::Exactly(purpose.file_bytes))).collect())
 }
 
 struct Planner<'a> {
-    job: &'a JobSpec,
+    purpose: &'a Purpose,
     manifests: &'a mut Manifests,
 }
 
@@ -171,7 +174,7 @@ impl Look for Planner<'_> {
     fn file(&mut self, path: &Path, wanted: Option<u64>) -> Result<FilePlan, Error> {
         match path.is_dir() {
             true => {
-                let file = path.join(self.job.file_name.replace("%d", "0"));
+                let file = path.join(self.purpose.file_name.replace("%d", "0"));
                 self.sized(&file, Size::Exactly(wanted))
             }
             false => self.sized(path, Size::Exactly(wanted)),
@@ -185,7 +188,7 @@ impl Look for Planner<'_> {
     ) -> Result<(Arc<Remote>, u64), Error> {
         let same = |uri: Uri| uri.fabric().is_some_and(|o| o.is_same(options));
         self.may_write(options, self.is_named(same))?;
-        let remote = Remote::open_for(options, self.job.workers, self.workers_most())?;
+        let remote = Remote::open_for(options, self.purpose.workers, self.purpose.workers_most)?;
         let bytes = self.part_of(options, remote.bytes(), remote.namespace().read_only, wanted)?;
         Ok((remote, bytes))
     }
@@ -197,17 +200,17 @@ impl Look for Planner<'_> {
     ) -> Result<(Arc<Drive>, u64), Error> {
         let same = |uri: Uri| uri.drive().is_some_and(|o| o.is_same(options));
         self.may_write(options, self.is_named(same))?;
-        let drive = Drive::open_for(options, self.job.workers, self.workers_most())?;
+        let drive = Drive::open_for(options, self.purpose.workers, self.purpose.workers_most)?;
         let bytes = self.part_of(options, drive.bytes(), drive.namespace().read_only, wanted)?;
         Ok((drive, bytes))
     }
 
     fn model(&mut self, drive: &DriveModel) -> Result<(), Error> {
-        let random = self.job.op.is_random();
-        if self.job.reads() {
+        let random = self.purpose.random;
+        if self.purpose.reads {
             drive.check(if random { Op::RandRead } else { Op::Read })?;
         }
-        if self.job.writes() {
+        if self.purpose.writes {
             drive.check(if random { Op::RandWrite } else { Op::Write })?;
         }
         Ok(())
@@ -217,12 +220,12 @@ impl Look for Planner<'_> {
 impl Planner<'_> {
     /// Whether the user named that namespace as one to write to.
     fn is_named(&self, same: impl Fn(Uri) -> bool) -> bool {
-        self.job.overwrite_devices.iter().any(|name| Uri::parse(name).is_ok_and(&same))
+        self.purpose.overwrite_devices.iter().any(|name| Uri::parse(name).is_ok_and(&same))
     }
 
     /// A namespace is written to as a block device is: only where it was named.
     fn may_write(&self, source: &dyn Display, named: bool) -> Result<(), Error> {
-        if !self.job.writes() || named {
+        if !self.purpose.writes || named {
             return Ok(());
         }
         Err(Error::request(
@@ -232,15 +235,7 @@ impl Planner<'_> {
         ))
     }
 
-    /// A calibration may settle on more workers than there are now.
-    fn workers_most(&self) -> u32 {
-        match self.job.workers_from {
-            WorkersFrom::Given => self.job.workers,
-            _ => super::settle::workers_most() * self.job.gpus.len().max(self.job.pairs.len()).max(1) as u32,
-        }
-    }
-
-    /// How much of a namespace of `bytes` the job uses.
+    /// How much of a namespace of `bytes` is used.
     fn part_of(
         &self,
         source: &dyn Display,
@@ -248,7 +243,7 @@ impl Planner<'_> {
         read_only: bool,
         wanted: Option<u64>,
     ) -> Result<u64, Error> {
-        if self.job.writes() && read_only {
+        if self.purpose.writes && read_only {
             return Err(Error::request(
                 format!("write to {source}"),
                 "the controller says that the namespace is write protected",
@@ -294,7 +289,7 @@ impl Planner<'_> {
             if held.is_changed(path) { "it isn't as Forebay left it" } else { "Forebay didn't make it" };
         let ours = entry.is_some();
         let shown = path.display();
-        if self.job.writes() && !ours && !named_in(path, &self.job.overwrite) {
+        if self.purpose.writes && !ours && !named_in(path, &self.purpose.overwrite) {
             return Err(Error::request(
                 format!("write to {shown}"),
                 format!("it exists ({have} bytes), and {whose}"),
@@ -304,11 +299,11 @@ impl Planner<'_> {
         let bytes = wanted.unwrap_or(have);
         let action = if bytes <= have { Action::Use } else { Action::Make };
         let asked = || format!("--file-size {} of {shown}", format_bytes(bytes));
-        if action == Action::Make && !ours && !self.job.writes() {
+        if action == Action::Make && !ours && !self.purpose.writes {
             let found = format!("it has {have} bytes, and {whose}");
             return Err(Error::request(asked(), found, format!("--file-size {have}, or none")));
         }
-        if action == Action::Make && !self.job.may_make() {
+        if action == Action::Make && !self.purpose.makes {
             let next = format!("--file-size {have}, or --create to have it made larger");
             return Err(Error::request(asked(), format!("it has {have} bytes"), next));
         }
@@ -335,11 +330,11 @@ impl Planner<'_> {
         if path.starts_with("/dev") && !path.starts_with("/dev/shm") {
             return Err(Error::request(format!("use {shown}"), "there is no such device", "lsblk"));
         }
-        if !self.job.may_make() {
+        if !self.purpose.makes {
             return Err(Error::request(
                 format!("read {shown}"),
                 "there is no such file",
-                format!("a path that exists, or {} to have it made", found::how_to_make(self.job)),
+                format!("a path that exists, or {} to have it made", found::how_to_make(self.purpose)),
             ));
         }
         let dir = parent_of(path);
@@ -363,7 +358,7 @@ impl Planner<'_> {
 
     fn block_device(&self, path: &Path, wanted: Option<u64>) -> Result<FilePlan, Error> {
         let shown = path.display();
-        if self.job.writes() {
+        if self.purpose.writes {
             if let Some(why) = mounts::in_use(path) {
                 return Err(Error::request(
                     format!("write to {shown}"),
@@ -371,7 +366,7 @@ impl Planner<'_> {
                     "a device that nothing uses, or a file on it",
                 ));
             }
-            if !named_in(path, &self.job.overwrite_devices) {
+            if !named_in(path, &self.purpose.overwrite_devices) {
                 let found = "it is a block device, and what it holds would be lost";
                 return Err(Error::request(
                     format!("write to {shown}"),

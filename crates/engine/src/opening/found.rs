@@ -1,7 +1,7 @@
 //! What of a directory a read measures: what is there, nested folders included, always in the same order.
 
-use super::manifest;
-use forebay_model::job::{JobSpec, FILE_NAME_DEFAULT};
+use super::{manifest, Purpose};
+use forebay_model::job::FILE_NAME_DEFAULT;
 use forebay_model::units::{format_bytes, GIB};
 use forebay_model::Error;
 use std::collections::HashSet;
@@ -14,25 +14,25 @@ const DEPTH_MAX: usize = 64;
 /// Below a data set, but not of it: what sweeps and tune made there, which has our list, and the file system's own.
 const NOT_OF_THE_DATA: [&str; 3] = ["forebay-sweep", "forebay-tune", "lost+found"];
 
-/// The files called --file-name if there are any; else, where the job names none, all files below `dir`.
-pub fn files_of(dir: &Path, job: &JobSpec) -> Result<Vec<PathBuf>, Error> {
-    let most = job.files.map_or(usize::MAX, |n| n as usize);
-    let mut files = numbered(dir, &job.file_name, most);
-    if files.is_empty() && job.file_name == FILE_NAME_DEFAULT {
+/// The files called --file-name if there are any; else, where no name was given, all files below `dir`.
+pub fn files_of(dir: &Path, purpose: &Purpose) -> Result<Vec<PathBuf>, Error> {
+    let most = purpose.files.map_or(usize::MAX, |n| n as usize);
+    let mut files = numbered(dir, &purpose.file_name, most);
+    if files.is_empty() && purpose.file_name == FILE_NAME_DEFAULT {
         files = below(dir, most, ENTRIES_MAX)?;
     }
-    let make = how_to_make(job);
+    let make = how_to_make(purpose);
     if files.is_empty() {
-        let found = match job.file_name.as_str() {
+        let found = match purpose.file_name.as_str() {
             FILE_NAME_DEFAULT => "there is no file with data in it or below it".to_string(),
             name => format!("there is no file called {name} in it"),
         };
         let next = format!("{make} to have files made there, or another directory");
         return Err(Error::request(format!("read {}", dir.display()), found, next));
     }
-    match job.files {
-        Some(wanted) if files.len() < most => Err(Error::request(
-            format!("read {wanted} files of {}", dir.display()),
+    match purpose.files {
+        Some(count) if files.len() < most => Err(Error::request(
+            format!("read {count} files of {}", dir.display()),
             format!("there are {}, the first of them {}", files.len(), files[0].display()),
             format!("--files {}, or {make} to have the others made", files.len()),
         )),
@@ -41,8 +41,8 @@ pub fn files_of(dir: &Path, job: &JobSpec) -> Result<Vec<PathBuf>, Error> {
 }
 
 /// The flags that ask for files.
-pub fn how_to_make(job: &JobSpec) -> String {
-    format!("--create --file-size {}", format_bytes(job.file_bytes.unwrap_or(GIB)))
+pub fn how_to_make(purpose: &Purpose) -> String {
+    format!("--create --file-size {}", format_bytes(purpose.file_bytes.unwrap_or(GIB)))
 }
 
 /// NAME.0, NAME.1 … as far as they go without a gap.

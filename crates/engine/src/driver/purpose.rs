@@ -1,0 +1,118 @@
+//! What a job opens its targets for, and how files are filled that it makes.
+
+use super::fleet;
+use super::settle::workers_most;
+use super::{Observer, Phase, Progress};
+use crate::opening::Purpose;
+use crate::source::Target;
+use forebay_model::job::{JobSpec, Op, PathKind, Sync, WorkersFrom};
+use forebay_model::Error;
+use std::sync::Arc;
+
+const FILL_WORKERS: u32 = 4;
+const FILL_IO_BYTES: u64 = 1 << 20;
+
+pub fn of(job: &JobSpec) -> Result<Purpose, Error> {
+    let step = job.io_bytes_max.map(|_| job.io_bytes_step.unwrap_or(job.io_bytes));
+    let units = [
+        ("--io-size", Some(job.io_bytes)),
+        ("--io-size up to", job.io_bytes_max),
+        ("--io-size in steps of", step),
+        ("--start", Some(job.start_bytes)),
+        ("--align", job.align_bytes),
+    ];
+    // A calibration may settle on more workers than there are now.
+    let workers_most = match job.workers_from {
+        WorkersFrom::Given => job.workers,
+        _ => workers_most() * job.gpus.len().max(job.pairs.len()).max(1) as u32,
+    };
+    Ok(Purpose {
+        sources: job.source_uris()?,
+        by_pairs: !job.pairs.is_empty(),
+        reads: job.reads(),
+        writes: job.writes(),
+        random: job.op.is_random(),
+        makes: job.may_make(),
+        file_bytes: job.file_bytes,
+        files: job.files,
+        files_usual: job.workers,
+        file_name: job.file_name.clone(),
+        start_bytes: job.start_bytes,
+        overwrite: job.overwrite.clone(),
+        overwrite_devices: job.overwrite_devices.clone(),
+        path: job.path,
+        cache: job.cache,
+        engine: job.engine,
+        sqpoll: job.sqpoll,
+        iopoll: job.iopoll,
+        workers: job.workers,
+        workers_most,
+        seed: job.seed,
+        verify: job.verify,
+        writes_content: job.verify || job.refill,
+        units: units.into_iter().filter_map(|(flag, value)| Some((flag, value?))).collect(),
+    })
+}
+
+/// Whether a run that ended as it should wrote each block of its targets.
+pub fn covers(job: &JobSpec) -> bool {
+    let in_order = !job.op.is_random() || job.no_repeat;
+    in_order && job.passes.is_some() && !job.reads() && job.start_bytes == 0 && job.duration_s.is_none()
+}
+
+/// Writes the job's content by the workers of a run of its own.
+pub fn fill(job: &JobSpec, targets: &[Target], observer: &mut dyn Observer) -> Result<(), Error> {
+    let write = JobSpec {
+        sources: vec!["(files to make)".into()],
+        path: PathKind::Host,
+        op: Op::Write,
+        io_bytes: FILL_IO_BYTES,
+        workers: FILL_WORKERS.min(targets.len() as u32),
+        depth: 8,
+        passes: Some(1),
+        seed: job.seed,
+        verify: true,
+        sync: Sync::End,
+        timeout_s: job.timeout_s.max(30.0),
+        interval_ms: 250,
+        ..JobSpec::default()
+    };
+    let total = targets.iter().map(|t| t.bytes).sum();
+    let mut filling = Filling { observer, total, done: 0 };
+    let ran =
+        fleet::run_once(&write, &targets, &vec![job.seed; targets.len()], Arc::default(), &mut filling)?;
+    let errors = ran.errors();
+    if let Some(e) = ran.broken {
+        return Err(e);
+    }
+    if ran.interrupted {
+        return Err(Error::run(
+            "making the files",
+            "interrupted; they were taken away again",
+            "the same command again",
+        ));
+    }
+    if errors.failed + errors.timed_out > 0 {
+        return Err(Error::run("making the files", errors.examples.join("; "), "df -h; dmesg | tail"));
+    }
+    Ok(())
+}
+
+struct Filling<'a> {
+    observer: &'a mut dyn Observer,
+    total: u64,
+    done: u64,
+}
+
+impl Observer for Filling<'_> {
+    fn progress(&mut self, p: &Progress) {
+        self.done += p.interval_bytes;
+        let share = 100.0 * self.done as f64 / self.total.max(1) as f64;
+        let message = format!("making files: {share:.0} % of {} MiB", self.total >> 20);
+        self.observer.progress(&Progress { phase: Phase::Prepare, message: Some(message), ..p.clone() });
+    }
+
+    fn stop(&mut self) -> bool {
+        self.observer.stop()
+    }
+}

@@ -1,0 +1,304 @@
+//! Makes what a plan says is missing, and takes it away again where that doesn't end well.
+
+use super::manifest::{Content, Held};
+use super::open::Opener;
+use super::plan::parent_of;
+use super::{Fill, Locked, Ours, Purpose, Written};
+use crate::identity::{taken, Identity};
+use crate::source::{Action, Draft, FilePlan, Target};
+use forebay_model::job::{Cache, Engine, PathKind};
+use forebay_model::units::format_bytes;
+use forebay_model::Error;
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+/// What is left free on a file system, so that making files never fills it to the brim.
+pub(crate) const KEEP_FREE: u64 = 64 << 20;
+/// Targets, the seeds of their content, and files that are written.
+type Made = (Vec<Target>, Vec<u64>, Vec<Written>);
+
+pub(super) fn make_and_open(
+    purpose: &Purpose,
+    drafts: &[Draft],
+    held: &mut Locked,
+    fill: Fill,
+) -> Result<Made, Error> {
+    know_what_to_verify(purpose, drafts, held)?;
+    lock_what_changes(purpose, drafts, held)?;
+    let missing: Vec<&FilePlan> =
+        drafts.iter().flat_map(Draft::files).filter(|f| f.action == Action::Make).collect();
+    check_room(&missing)?;
+    let mut ours = still_ours(purpose, drafts, held)?;
+    let mut undo = Undo::default();
+    if let Err(e) = make_all(purpose, drafts, &missing, held, fill, &mut ours, &mut undo) {
+        undo.run(held);
+        return Err(e);
+    }
+    let opener = Opener::new(purpose, &ours)?;
+    let targets = drafts.iter().map(|d| opener.aligned(d)).collect::<Result<Vec<_>, _>>()?;
+    let written = note_written(purpose, drafts, held, &ours)?;
+    let known_seed = |d: &Draft| d.files().first().and_then(|f| f.seed).unwrap_or(purpose.seed);
+    let content_seeds =
+        drafts.iter().map(|d| if purpose.writes { purpose.seed } else { known_seed(d) }).collect();
+    Ok((targets, content_seeds, written))
+}
+
+/// A read verifies against what was written. Where that is known to be something else, each block would fail.
+fn know_what_to_verify(purpose: &Purpose, drafts: &[Draft], held: &Locked) -> Result<(), Error> {
+    if !purpose.verify || purpose.writes {
+        return Ok(());
+    }
+    let unknown = |f: &&FilePlan| {
+        let entry = held.get(&parent_of(&f.path)).and_then(|h| h.entry(&f.path));
+        f.action == Action::Use && entry.is_some_and(|e| e.seed.is_none() && e.partly.is_none())
+    };
+    match drafts.iter().flat_map(Draft::files).find(unknown) {
+        Some(file) => Err(Error::request(
+            format!("--verify of {}", file.path.display()),
+            "it was written without --verify, so that nobody knows what it should hold",
+            "write it first: --op write --verify",
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Writers hold their directories alone; readers keep the shared lock of the plan.
+fn lock_what_changes(purpose: &Purpose, drafts: &[Draft], held: &mut Locked) -> Result<(), Error> {
+    let changes = |f: &&FilePlan| !f.is_device && (purpose.writes || f.action == Action::Make);
+    let dirs: BTreeSet<PathBuf> =
+        drafts.iter().flat_map(Draft::files).filter(changes).map(|f| parent_of(&f.path)).collect();
+    for dir in dirs {
+        held.remove(&dir);
+        held.insert(dir.clone(), Held::alone(&dir)?);
+    }
+    Ok(())
+}
+
+/// Files of ours that are to change, looked at again now that nobody else's run may.
+fn still_ours(purpose: &Purpose, drafts: &[Draft], held: &Locked) -> Result<Ours, Error> {
+    let changes = |f: &&FilePlan| f.ours && !f.is_new && (purpose.writes || f.action == Action::Make);
+    let known = |f: &FilePlan| {
+        let found = held.get(&parent_of(&f.path)).and_then(|h| h.identity(&f.path));
+        Ok((f.path.clone(), found.ok_or_else(|| taken(&f.path))?))
+    };
+    drafts.iter().flat_map(Draft::files).filter(changes).map(known).collect()
+}
+
+fn check_room(missing: &[&FilePlan]) -> Result<(), Error> {
+    let mut wanted: BTreeMap<u64, (u64, PathBuf)> = BTreeMap::new();
+    for file in missing {
+        let dir = parent_of(&file.path);
+        let have = std::fs::metadata(&file.path).map_or(0, |m| m.len());
+        let device = std::fs::metadata(&dir).map_or(0, |m| m.dev());
+        let entry = wanted.entry(device).or_insert((0, dir));
+        entry.0 = entry.0.saturating_add(file.bytes.saturating_sub(have));
+    }
+    for (bytes, dir) in wanted.values() {
+        let free = rustix::fs::statvfs(dir).map_or(u64::MAX, |s| s.f_bavail.saturating_mul(s.f_frsize));
+        if bytes.saturating_add(KEEP_FREE) > free {
+            return Err(Error::machine(
+                format!("make {} of files in {}", format_bytes(*bytes), dir.display()),
+                format!("{} MiB are free there", free >> 20),
+                "a smaller --file-size, fewer --files, or another directory",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Files to take away again if making them doesn't end well.
+#[derive(Default)]
+struct Undo(Vec<(PathBuf, Identity)>);
+
+impl Undo {
+    fn run(self, held: &mut Locked) {
+        for (path, made) in self.0 {
+            let _ = made.remove(&path);
+            if let Some(h) = held.get_mut(&parent_of(&path)) {
+                h.remove(&path);
+            }
+        }
+        for h in held.values_mut() {
+            let _ = h.save();
+        }
+    }
+}
+
+fn make_all(
+    purpose: &Purpose,
+    drafts: &[Draft],
+    missing: &[&FilePlan],
+    held: &mut Locked,
+    fill: Fill,
+    ours: &mut Ours,
+    undo: &mut Undo,
+) -> Result<(), Error> {
+    for file in missing {
+        let dir = held.get_mut(&parent_of(&file.path)).expect("its directory was locked");
+        let made = allocate(file, ours.get(&file.path).copied(), undo)?;
+        if file.ours {
+            dir.begin(&file.path, made, file.bytes, "");
+            ours.insert(file.path.clone(), made);
+        }
+    }
+    if missing.is_empty() {
+        return Ok(());
+    }
+    held.values_mut().try_for_each(Held::save)?;
+    let to_fill: Vec<&Draft> = drafts
+        .iter()
+        .filter(|d| purpose.reads && d.files().iter().any(|f| f.action == Action::Make && f.ours))
+        .collect();
+    if to_fill.is_empty() {
+        return Ok(());
+    }
+    fill(&opened_to_fill(purpose, &to_fill, ours)?)?;
+    for draft in to_fill {
+        for file in draft.files().into_iter().filter(|f| f.ours) {
+            let dir = held.get_mut(&parent_of(&file.path)).expect("its directory was locked");
+            let content = Content { seed: Some(purpose.seed), name: &draft.content_name() };
+            dir.leave(&file.path, ours[&file.path], &content)?;
+        }
+    }
+    held.values_mut().try_for_each(Held::save)
+}
+
+/// Creates the file (never opening what somebody else just made) and reserves its blocks. `ours`: the file that
+/// is to be there already.
+fn allocate(file: &FilePlan, ours: Option<Identity>, undo: &mut Undo) -> Result<Identity, Error> {
+    let asked = format!("make {} of {} bytes", file.path.display(), file.bytes);
+    let opened = std::fs::OpenOptions::new().write(true).create_new(file.is_new).open(&file.path);
+    let handle = opened.map_err(|e| match e.raw_os_error() {
+        Some(libc::EROFS) => Error::request(
+            &asked,
+            "the file system is mounted read-only",
+            "a directory on a writable file system",
+        ),
+        Some(libc::EACCES | libc::EPERM) => {
+            Error::request(&asked, "permission denied", "a directory of yours")
+        }
+        Some(libc::EEXIST) => Error::run(
+            &asked,
+            "somebody else made it meanwhile, or it is a link that leads nowhere",
+            format!("ls -l {}; another name", file.path.display()),
+        ),
+        _ => Error::run(&asked, e.to_string(), "df -h; df -i"),
+    })?;
+    let made =
+        Identity::of(&handle.metadata().map_err(|e| Error::run(&asked, e.to_string(), "df -h; df -i"))?);
+    if file.is_new {
+        undo.0.push((file.path.clone(), made));
+    }
+    if ours.is_some_and(|ours| ours != made) {
+        return Err(taken(&file.path));
+    }
+    // SAFETY: fallocate on a descriptor that is open for writing.
+    if unsafe { libc::fallocate(handle.as_raw_fd(), 0, 0, file.bytes as i64) } == 0 {
+        return Ok(made);
+    }
+    let e = std::io::Error::last_os_error();
+    match e.raw_os_error() {
+        Some(libc::EOPNOTSUPP) => {
+            handle.set_len(file.bytes).map(|()| made).map_err(|e| Error::run(asked, e.to_string(), "df -h"))
+        }
+        Some(libc::ENOSPC | libc::EDQUOT) => Err(Error::machine(
+            asked,
+            "the file system is full",
+            "a smaller --file-size, or another directory",
+        )),
+        Some(libc::EFBIG) => Err(Error::request(
+            asked,
+            "the file system has no room for a file this large",
+            "a smaller --file-size",
+        )),
+        _ => Err(Error::run(asked, e.to_string(), "df -h")),
+    }
+}
+
+/// Opens targets to be filled by the queues that they will be read with, whatever the page cache is to do then.
+fn opened_to_fill(purpose: &Purpose, drafts: &[&Draft], ours: &Ours) -> Result<Vec<Target>, Error> {
+    let purpose = Purpose {
+        path: PathKind::Host,
+        cache: Cache::Bypass,
+        engine: Engine::Auto,
+        sqpoll: false,
+        iopoll: false,
+        writes: true,
+        random: false,
+        ..purpose.clone()
+    };
+    let opener = Opener::new(&purpose, ours)?;
+    drafts.iter().map(|draft| open_to_fill(draft, &opener)).collect()
+}
+
+/// O_DIRECT where it can be had; a tail that isn't a whole block goes through the page cache.
+fn open_to_fill(draft: &Draft, opener: &Opener) -> Result<Target, Error> {
+    let direct = opener.opened(draft).ok().filter(|t| t.bytes % u64::from(t.align()) == 0);
+    match direct {
+        Some(target) => Ok(target),
+        None => opener.through_cache().opened(draft),
+    }
+}
+
+/// Files of ours that are about to hold something else: until the run has ended well nobody knows what.
+fn note_written(
+    purpose: &Purpose,
+    drafts: &[Draft],
+    held: &mut Locked,
+    ours: &Ours,
+) -> Result<Vec<Written>, Error> {
+    let mut written = Vec::new();
+    if !purpose.writes {
+        return Ok(written);
+    }
+    for draft in drafts {
+        for file in draft.files().into_iter().filter(|f| !f.is_device && f.ours) {
+            let dir = held.get_mut(&parent_of(&file.path)).expect("its directory was locked");
+            let (path, made, content) = (file.path.clone(), ours[&file.path], draft.content_name());
+            dir.begin(&path, made, file.bytes, &content);
+            written.push(Written { path, made, content, bytes: file.bytes, seed: file.seed });
+        }
+    }
+    if !written.is_empty() {
+        held.values_mut().try_for_each(Held::save)?;
+    }
+    Ok(written)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    /// Between making a file and opening it anew to fill it, its name may come to lead elsewhere.
+    #[test]
+    fn what_took_the_name_of_a_file_just_made_is_neither_opened_nor_removed() {
+        let home = tempfile::tempdir().unwrap();
+        let (users, path) = (home.path().join("users"), home.path().join("ours"));
+        fs::write(&users, vec![7u8; 2 << 20]).unwrap();
+        let plan = FilePlan {
+            path: path.clone(),
+            action: Action::Make,
+            is_new: true,
+            bytes: 1 << 20,
+            is_device: false,
+            seed: None,
+            ours: true,
+        };
+        let mut undo = Undo::default();
+        let ours = Ours::from([(path.clone(), allocate(&plan, None, &mut undo).unwrap())]);
+        let (purpose, draft) =
+            (Purpose { cache: Cache::Allow, writes: true, ..Purpose::default() }, Draft::from(plan.clone()));
+        let opener = Opener::new(&purpose, &ours).unwrap();
+        open_to_fill(&draft, &opener).expect("it is the one that was made");
+        fs::rename(&users, &path).unwrap();
+        let error = open_to_fill(&draft, &opener).unwrap_err();
+        assert!(error.found.contains("another file"), "{error}");
+        let again = FilePlan { is_new: false, bytes: 4 << 20, ..plan };
+        allocate(&again, ours.get(&path).copied(), &mut Undo::default()).expect_err("to make it larger");
+        undo.run(&mut Locked::new());
+        assert!(fs::read(&path).unwrap() == vec![7u8; 2 << 20]);
+    }
+}

@@ -1,0 +1,224 @@
+//! Targets for whoever needs some: what sources stand for is looked at, files that are missing are made and filled,
+//! and all are opened. It is told what they are for, and knows no job; what fills files is the caller's.
+
+pub(crate) mod found;
+mod make;
+pub(crate) mod manifest;
+pub(crate) mod mounts;
+mod open;
+mod plan;
+
+pub(crate) use make::KEEP_FREE;
+pub(crate) use open::{allow_descriptors, has_ring, reopened};
+pub(crate) use plan::look;
+
+use crate::identity::Identity;
+use crate::source::{Draft, Target};
+use forebay_model::job::{Cache, Engine, PathKind, FILE_NAME_DEFAULT};
+use forebay_model::Error;
+use manifest::{Content, Held};
+use plan::{parent_of, Manifests};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// What targets are opened for, and what may be done so that there are any.
+#[derive(Clone, Debug)]
+pub struct Purpose {
+    pub sources: Vec<String>,
+    /// Each source is used apart from the others.
+    pub by_pairs: bool,
+    pub reads: bool,
+    pub writes: bool,
+    pub random: bool,
+    /// Missing files may be made.
+    pub makes: bool,
+    /// Of each file.
+    pub file_bytes: Option<u64>,
+    /// Files of a directory. None: all that are found, `files_usual` where they are made.
+    pub files: Option<u32>,
+    pub files_usual: u32,
+    /// In a directory; `%d` stands for its number.
+    pub file_name: String,
+    /// The first byte that is used.
+    pub start_bytes: u64,
+    /// Files and devices that may be written over though they aren't ours.
+    pub overwrite: Vec<String>,
+    pub overwrite_devices: Vec<String>,
+    /// Whose way of opening files is taken, where it has one.
+    pub path: PathKind,
+    pub cache: Cache,
+    pub engine: Engine,
+    pub sqpoll: bool,
+    pub iopoll: bool,
+    /// Threads that open queues: now, and at most.
+    pub workers: u32,
+    pub workers_most: u32,
+    /// Of content that is made.
+    pub seed: u64,
+    /// What is read is held against its content.
+    pub verify: bool,
+    /// What is written is content of `seed`.
+    pub writes_content: bool,
+    /// Offsets and lengths of I/Os that must be aligned, with the flags that set them.
+    pub units: Vec<(&'static str, u64)>,
+}
+
+/// All of a file by one thread, past the page cache, with nothing made.
+impl Default for Purpose {
+    fn default() -> Purpose {
+        Purpose {
+            sources: Vec::new(),
+            by_pairs: false,
+            reads: true,
+            writes: false,
+            random: false,
+            makes: false,
+            file_bytes: None,
+            files: None,
+            files_usual: 1,
+            file_name: FILE_NAME_DEFAULT.into(),
+            start_bytes: 0,
+            overwrite: Vec::new(),
+            overwrite_devices: Vec::new(),
+            path: PathKind::Host,
+            cache: Cache::Bypass,
+            engine: Engine::Auto,
+            sqpoll: false,
+            iopoll: false,
+            workers: 1,
+            workers_most: 1,
+            seed: 7,
+            verify: false,
+            writes_content: false,
+            units: Vec::new(),
+        }
+    }
+}
+
+/// Writes content of the purpose's seed over all of these targets. An error has the files taken away again.
+pub type Fill<'a> = &'a mut dyn FnMut(&[Target]) -> Result<(), Error>;
+
+/// For whoever makes no files with content.
+pub fn fills_nothing(_: &[Target]) -> Result<(), Error> {
+    Err(Error::run("making files", "nobody fills them", "a path that exists"))
+}
+
+/// What sources stand for; nothing was touched.
+pub struct Looked {
+    pub drafts: Vec<Draft>,
+    /// The pair that each belongs to, where there are pairs.
+    pair_of: Vec<Option<u32>>,
+    manifests: Manifests,
+}
+
+type Locked = BTreeMap<PathBuf, Held>;
+/// Files of ours that are made or written: nothing else is opened by their names.
+type Ours = BTreeMap<PathBuf, Identity>;
+
+/// Open targets, and the locks on their directories for as long as they are used.
+pub struct Opened {
+    pub targets: Vec<Target>,
+    /// Of each target's content.
+    pub content_seeds: Vec<u64>,
+    held: Locked,
+    /// Files of ours that are written.
+    written: Vec<Written>,
+    /// Of what is written, where that is content.
+    seed: Option<u64>,
+}
+
+struct Written {
+    path: PathBuf,
+    made: Identity,
+    /// The name that its content carries.
+    content: String,
+    bytes: u64,
+    /// Seed of what it held before, where that was known.
+    seed: Option<u64>,
+}
+
+impl Looked {
+    /// Makes what is missing, and opens everything. The locks of what was looked at go over.
+    pub fn open(&mut self, purpose: &Purpose, fill: Fill) -> Result<Opened, Error> {
+        let files = self.drafts.iter().map(|d| d.files().len()).sum::<usize>() as u64;
+        allow_descriptors(files.saturating_add(u64::from(purpose.workers) * 8));
+        let mut held = std::mem::take(&mut self.manifests).0;
+        match make::make_and_open(purpose, &self.drafts, &mut held, fill) {
+            Ok((mut targets, content_seeds, written)) => {
+                targets.iter_mut().zip(&self.pair_of).for_each(|(target, pair)| target.route.pair = *pair);
+                let seed = purpose.writes_content.then_some(purpose.seed);
+                Ok(Opened { targets, content_seeds, held, written, seed })
+            }
+            Err(e) => {
+                held.into_values().for_each(Held::remove_if_empty);
+                Err(e)
+            }
+        }
+    }
+}
+
+impl Opened {
+    /// After the last I/O: says what the files hold now. They hold seeded content where they did before, or where each
+    /// of their blocks was written, which is what `covered` says.
+    pub fn close(mut self, covered: bool) -> Result<(), Error> {
+        // Some file systems settle a file's times when it is closed.
+        self.targets.clear();
+        for w in &self.written {
+            let Some(held) = self.held.get_mut(&parent_of(&w.path)) else { continue };
+            let len = std::fs::metadata(&w.path).map_or(0, |m| m.len());
+            let seed = self.seed.filter(|seed| (covered && len == w.bytes) || w.seed == Some(*seed));
+            // What was measured is the file that was opened, whatever has its name by now.
+            let still_there = held.leave(&w.path, w.made, &Content { seed, name: &w.content }).is_ok();
+            if let (true, None, Some(partly)) = (still_there, seed, self.seed) {
+                held.note_part(&w.path, partly);
+            }
+        }
+        let saved =
+            if self.written.is_empty() { Ok(()) } else { self.held.values_mut().try_for_each(Held::save) };
+        self.held.into_values().for_each(Held::remove_if_empty);
+        saved
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(dir: &std::path::Path) -> Purpose {
+        Purpose {
+            sources: vec![dir.display().to_string()],
+            makes: true,
+            files: Some(2),
+            file_bytes: Some(1 << 20),
+            cache: Cache::Allow,
+            ..Purpose::default()
+        }
+    }
+
+    #[test]
+    fn files_are_made_and_opened_without_a_job_and_filled_by_the_caller() {
+        let home = tempfile::tempdir().unwrap();
+        let purpose = of(home.path());
+        let mut filled = Vec::new();
+        let opened = look(&purpose).unwrap().open(&purpose, &mut |targets| {
+            filled.extend(targets.iter().map(|t| (t.bytes, t.files()[0].0.path.clone())));
+            Ok(())
+        });
+        let opened = opened.unwrap();
+        let opened_are = opened.targets.iter().map(|t| (t.bytes, t.files()[0].0.path.clone()));
+        assert_eq!(filled, opened_are.collect::<Vec<_>>());
+        assert_eq!((filled.len(), filled[0].0, &opened.content_seeds[..]), (2, 1 << 20, &[7, 7][..]));
+        opened.close(false).unwrap();
+        let again = look(&purpose).unwrap().open(&purpose, &mut fills_nothing).unwrap();
+        assert_eq!(again.targets.len(), 2, "what is there is filled no second time");
+    }
+
+    #[test]
+    fn files_that_could_not_be_filled_are_taken_away_again() {
+        let home = tempfile::tempdir().unwrap();
+        let purpose = of(home.path());
+        let error = look(&purpose).unwrap().open(&purpose, &mut fills_nothing).err().unwrap();
+        assert!(error.found.contains("nobody fills them"), "{error}");
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
+    }
+}

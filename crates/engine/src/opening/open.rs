@@ -1,0 +1,178 @@
+//! Opens what a draft names, and refuses what can't work, before a single byte is moved.
+
+use super::{Ours, Purpose};
+use crate::meter::cache;
+use crate::path::{self, auto::Way};
+use crate::reactor::{Reactor, RingOptions};
+use crate::source::file::{misaligned, FileAccess, FileTarget};
+use crate::source::{Backing, Draft, FileBacking, FilePlan, Open, Route, SharedDrive, Target};
+use forebay_model::content;
+use forebay_model::device::DriveModel;
+use forebay_model::job::{Cache, Engine};
+use forebay_model::Error;
+use std::borrow::Cow;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Raises the process's soft limit on open files towards its hard one, as far as is needed: programs that
+/// call select(2) elsewhere in the process want it no higher. What isn't enough shows when a file is opened.
+pub(crate) fn allow_descriptors(more: u64) {
+    use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
+    // For everything else that this process has open.
+    const SPARE: u64 = 512;
+    let now = getrlimit(Resource::Nofile);
+    let wanted = more.saturating_add(SPARE).min(now.maximum.unwrap_or(u64::MAX));
+    if now.current.is_some_and(|c| c < wanted) {
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum: now.maximum });
+    }
+}
+
+/// The target again, with its files opened for this way. `warm`: they are all in the page cache.
+pub(crate) fn reopened(
+    purpose: &Purpose,
+    target: &Target,
+    way: Way,
+    warm: bool,
+    ring: bool,
+) -> Result<Target, Error> {
+    let again = |t: &Target| reopened(purpose, t, way, warm, ring);
+    let backing: Arc<dyn Backing> = match target.backing.file() {
+        Some((file, _)) => {
+            let access = FileAccess { write: purpose.writes, direct: !way.cached };
+            let file = match file.direct == (access.direct && !file.in_memory) {
+                true => file.clone(),
+                false => FileTarget::open(&file.path, access)?,
+            };
+            match path::of(way.path).opens(&file) {
+                Some(own) => Arc::new(own),
+                None => {
+                    let engine = file.choose(purpose.engine, !purpose.writes, warm, ring);
+                    Arc::new(FileBacking { target: file, engine })
+                }
+            }
+        }
+        None => {
+            let parts = target.backing.parts().iter().map(again).collect::<Result<_, _>>()?;
+            target.backing.of_parts(parts).unwrap_or_else(|| target.backing.clone())
+        }
+    };
+    let opened = Target { backing, ..target.clone() };
+    check_alignment(purpose, &opened)?;
+    Ok(opened)
+}
+
+/// Whether a ring can be had; an error where none can, and nothing else would do.
+pub(crate) fn has_ring(engine: Engine, sqpoll: bool, iopoll: bool) -> Result<bool, Error> {
+    let insists = sqpoll || iopoll || engine == Engine::Uring;
+    match Reactor::with_ring(RingOptions { depth: 8, sqpoll, iopoll, one_by_one: false }) {
+        Ok(_) => Ok(true),
+        Err(e) if insists => Err(Error::machine(
+            "io_uring",
+            format!("the kernel refuses the ring: {e}"),
+            "forebay doctor for the reason, or --engine pread",
+        )),
+        Err(_) => Ok(false),
+    }
+}
+
+#[derive(Clone)]
+pub(super) struct Opener<'a> {
+    purpose: Cow<'a, Purpose>,
+    ring: bool,
+    ours: &'a Ours,
+}
+
+impl<'a> Opener<'a> {
+    pub fn new(purpose: &'a Purpose, ours: &'a Ours) -> Result<Opener<'a>, Error> {
+        let ring = has_ring(purpose.engine, purpose.sqpoll, purpose.iopoll)?;
+        Ok(Opener { purpose: Cow::Borrowed(purpose), ring, ours })
+    }
+
+    /// The same through the page cache.
+    pub fn through_cache(&self) -> Opener<'a> {
+        let purpose = Purpose { cache: Cache::Allow, ..self.purpose.as_ref().clone() };
+        Opener { purpose: Cow::Owned(purpose), ..self.clone() }
+    }
+
+    pub fn opened(&self, draft: &Draft) -> Result<Target, Error> {
+        Open::target(self, draft)
+    }
+
+    /// The target, past the page cache where that was asked for; left to us, where it can be.
+    pub fn aligned(&self, draft: &Draft) -> Result<Target, Error> {
+        let aligned = |opener: &Opener| {
+            let opened = opener.opened(draft)?;
+            check_alignment(&self.purpose, &opened).map(|()| opened)
+        };
+        let opened = aligned(self);
+        if opened.is_ok() || self.purpose.cache != Cache::Auto {
+            return opened;
+        }
+        aligned(&self.through_cache()).or(opened)
+    }
+}
+
+impl Open for Opener<'_> {
+    fn target(&self, draft: &Draft) -> Result<Target, Error> {
+        Ok(Target {
+            route: Route { path: self.purpose.path, pair: None },
+            label: draft.label(),
+            content_id: content::file_id(&draft.content_name()),
+            bytes: draft.bytes(),
+            backing: draft.open(self)?,
+        })
+    }
+
+    fn timed(&self, drive: &DriveModel) -> SharedDrive {
+        SharedDrive::new(drive, self.purpose.seed, self.purpose.random)
+    }
+
+    fn file(&self, file: &FilePlan) -> Result<FileBacking, Error> {
+        let purpose = &*self.purpose;
+        let direct = matches!(purpose.cache, Cache::Auto | Cache::Bypass) && purpose.engine != Engine::Map;
+        let target = FileTarget::open(&file.path, FileAccess { write: purpose.writes, direct })?;
+        if let Some(made) = self.ours.get(&file.path) {
+            made.check(&file.path, &target.file)?;
+        }
+        if target.bytes < file.bytes {
+            let found = format!("it has {} bytes; {} were there a moment ago", target.bytes, file.bytes);
+            return Err(Error::run(
+                format!("open {}", file.path.display()),
+                found,
+                "the same command again, with nothing else writing there",
+            ));
+        }
+        let resident = match purpose.cache {
+            Cache::Warm => true,
+            Cache::Allow => cache::residency(&target.file, 0, file.bytes).is_ok_and(|share| share > 0.99),
+            Cache::Auto | Cache::Bypass | Cache::Drop => false,
+        };
+        if let Some(own) = path::find(purpose.path).and_then(|path| path.opens(&target)) {
+            return Ok(own);
+        }
+        let engine = target.choose(purpose.engine, !purpose.writes, resident, self.ring);
+        if engine == Engine::Map && purpose.writes {
+            return Err(Error::request("--engine map", "it only reads", "--engine inline"));
+        }
+        Ok(FileBacking { target, engine })
+    }
+}
+
+/// A stripe's chunks, and the end of a file that isn't used to its own.
+fn check_pieces(target: &Target, align: u32) -> Result<(), Error> {
+    let Some((what, value)) = target.backing.boundary(target.bytes) else { return Ok(()) };
+    if value % u64::from(align) == 0 {
+        return Ok(());
+    }
+    Err(misaligned(Path::new(&target.label), what, value, align))
+}
+
+fn check_alignment(purpose: &Purpose, target: &Target) -> Result<(), Error> {
+    let align = target.align();
+    target.walk().into_iter().try_for_each(|part| check_pieces(part, align))?;
+    let whole = purpose.writes.then_some(("--file-size", target.bytes));
+    match purpose.units.iter().copied().chain(whole).find(|(_, value)| value % u64::from(align) != 0) {
+        Some((what, value)) => Err(misaligned(Path::new(&target.label), what, value, align)),
+        None => Ok(()),
+    }
+}
