@@ -4,6 +4,7 @@ pub mod arena;
 pub mod auth;
 pub mod checkpoint;
 pub mod checksum;
+mod client;
 pub mod clock;
 pub mod copy;
 pub mod doctor;

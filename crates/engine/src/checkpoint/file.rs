@@ -6,7 +6,6 @@ use super::Way;
 use crate::clock;
 use crate::identity::Identity;
 use crate::path;
-use crate::queue::Queue;
 use crate::source::file::FileTarget;
 use forebay_model::checkpoint::CheckpointSpec;
 use forebay_model::job::PathKind;
@@ -20,7 +19,8 @@ pub struct OpenFile {
     pub id: u64,
     /// The flow that it belongs to, by its place in the worker's list.
     pub flow: usize,
-    pub queue: Box<dyn Queue>,
+    /// Its number at the client.
+    pub queue: u32,
     target: FileTarget,
     way: Way,
     /// Where the next I/O begins.
@@ -30,8 +30,6 @@ pub struct OpenFile {
     /// When the flush was asked for.
     pub flush_from: Option<Instant>,
     pub is_flushed: bool,
-    /// It has I/Os that its queue doesn't know of yet, or hasn't started.
-    pub is_busy: bool,
 }
 
 /// One I/O's part of a file: `len` of it are the file's, `io_len` are moved.
@@ -80,7 +78,6 @@ impl OpenFile {
             in_flight: 0,
             flush_from: None,
             is_flushed: false,
-            is_busy: false,
         })
     }
 
@@ -120,13 +117,14 @@ impl OpenFile {
     }
 
     /// Takes back what the ring holds of it.
-    pub fn close(mut self, kit: &mut Kit) {
-        self.queue.close(kit.reactor());
+    pub fn close(self, kit: &mut Kit) {
+        let mut queue = kit.client.remove(self.queue);
+        queue.close(&mut kit.reactor);
         kit.forget(&self.target);
-        let OpenFile { queue, target, .. } = self;
+        let OpenFile { target, .. } = self;
         drop(queue);
         drop(target);
-        kit.reactor().forget_files();
+        kit.reactor.forget_files();
     }
 }
 

@@ -2,7 +2,9 @@
 //! a queue on a file that is opened later.
 
 use super::ground::places;
-use crate::arena::Mem;
+use super::worker::Part;
+use crate::client::Client;
+use crate::clock;
 use crate::driver::outfit::{self, Memory};
 use crate::driver::verify::{Contents, NameOf};
 use crate::driver::worker::{self, Shared, WorkerSpec};
@@ -23,10 +25,11 @@ use std::sync::Arc;
 const FOLDER: u32 = 0;
 
 pub struct Kit {
-    // Field order is drop order: the ring goes before the memory that it points to.
+    // Field order is drop order: queues go before the ring, and that before the memory that both point to.
+    pub client: Client<Part>,
     gear: Box<dyn Gear>,
     copiers: Copiers,
-    reactor: Reactor,
+    pub reactor: Reactor,
     pub contents: Contents,
     memory: Memory,
     shared: Arc<Shared>,
@@ -70,15 +73,20 @@ impl Kit {
             content_on_host,
         };
         let shared = shared.clone();
-        Ok((Kit { gear, copiers, reactor, contents, memory, shared, index, needs, opened: 0 }, told))
+        let now = clock::now();
+        let nothing = Part::nothing(now);
+        let client =
+            Client::new(job.depth, shared.destination.feeds_gpu(), nothing, |slot| memory.slot(slot));
+        Ok((Kit { client, gear, copiers, reactor, contents, memory, shared, index, needs, opened: 0 }, told))
     }
 
-    pub fn reactor(&mut self) -> &mut Reactor {
-        &mut self.reactor
+    /// Hands an I/O that has begun to its file's queue.
+    pub fn push(&mut self, tag: u32) {
+        self.client.push(tag, &mut self.reactor);
     }
 
-    pub fn slot(&self, index: usize) -> Mem {
-        self.memory.slot(index)
+    pub fn collect(&mut self) {
+        self.client.collect(&mut self.reactor);
     }
 
     fn folder(&self) -> &Target {
@@ -90,8 +98,8 @@ impl Kit {
         self.folder().align()
     }
 
-    /// A queue on a file that was just opened, by the run's path.
-    pub fn queue(&mut self, file: &FileTarget) -> Result<Box<dyn Queue>, Error> {
+    /// A queue on a file that was just opened, by the run's path: its number at the client.
+    pub fn queue(&mut self, file: &FileTarget) -> Result<u32, Error> {
         let (shared, kind) = (&self.shared, self.shared.job.path);
         let backing = Arc::new(FileBacking { target: file.clone(), engine: self.engine() });
         let target = Target { backing, bytes: file.bytes, ..self.folder().clone() };
@@ -109,7 +117,8 @@ impl Kit {
         let targets = [&target];
         let site = self.memory.site(shared, device, &self.copiers, &targets, self.needs);
         let site = Site { beside: self.memory.beside_of(kind), ..site };
-        self.gear.queue(&target, &faults, &site, &mut self.reactor)
+        let queue = self.gear.queue(&target, &faults, &site, &mut self.reactor)?;
+        Ok(self.client.add(queue))
     }
 
     fn engine(&self) -> Engine {

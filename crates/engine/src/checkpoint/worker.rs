@@ -6,13 +6,12 @@ use super::flow::Flow;
 use super::ground::{places, Made};
 use super::kit::Kit;
 use super::Way;
-use crate::arena::Mem;
+use crate::client::{Client, End, Late, Order as Asked, Over, Ticket};
 use crate::clock;
-use crate::driver::free::FreeSlots;
 use crate::driver::tally::Tally;
-use crate::driver::verify::{Chore, Ended, Part};
+use crate::driver::verify::{self as content, Chore, Ended};
 use crate::driver::worker::Shared;
-use crate::queue::{Done, Fault, Full, Io, Op};
+use crate::queue::{Fault, Op};
 use forebay_model::checkpoint::CheckpointSpec;
 use forebay_model::pattern::Next;
 use forebay_model::{Error, Latency};
@@ -22,9 +21,6 @@ use std::time::{Duration, Instant};
 
 /// How often time-outs and a stop are looked for while nothing completes.
 const LOOK: Duration = Duration::from_millis(100);
-/// How long an abandoned I/O may take to come back before its memory is left to the kernel.
-const GRACE: Duration = Duration::from_secs(2);
-
 /// What is to be done, by all workers at once.
 #[derive(Clone, Copy, Debug)]
 pub struct Order {
@@ -53,29 +49,21 @@ pub struct Report {
     pub is_whole: bool,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Doing {
-    Nothing,
-    Io,
-    Flush,
-    /// Its content is being made or checked by the GPU.
-    Chore,
-}
-
+/// What an I/O moves: a part of a file, or nothing where it flushes one.
 #[derive(Clone, Copy)]
-struct Slot {
-    mem: Mem,
+pub struct Part {
     file: usize,
     span: Span,
-    moved: u32,
     started: Instant,
-    issued: Instant,
-    doing: Doing,
-    abandoned: bool,
+}
+
+impl Part {
+    pub fn nothing(now: Instant) -> Part {
+        Part { file: 0, span: Span { offset: 0, len: 0, io_len: 0 }, started: now }
+    }
 }
 
 pub struct Worker {
-    // Field order is drop order: queues of open files go before the kit's ring.
     files: Vec<Option<OpenFile>>,
     kit: Kit,
     index: u32,
@@ -87,14 +75,12 @@ pub struct Worker {
     flows: Vec<Flow>,
     /// The flow that is served next.
     turn: usize,
-    slots: Vec<Slot>,
-    free: FreeSlots,
     /// Files that wait for a slot to be flushed with.
     to_flush: Vec<usize>,
-    again: Vec<u32>,
+    /// I/Os that have begun and aren't over.
     in_flight: u32,
     next_look: Instant,
-    done: Vec<Done>,
+    late: Vec<(u32, Late)>,
     ended: Vec<Ended>,
     report: Report,
 }
@@ -109,21 +95,7 @@ impl Worker {
         ranks: Vec<u64>,
     ) -> Worker {
         let now = clock::now();
-        let depth = shared.job.depth;
-        let span = Span { offset: 0, len: 0, io_len: 0 };
-        let slot = |n: usize| Slot {
-            mem: kit.slot(n),
-            file: 0,
-            span,
-            moved: 0,
-            started: now,
-            issued: now,
-            doing: Doing::Nothing,
-            abandoned: false,
-        };
         Worker {
-            slots: (0..depth as usize).map(slot).collect(),
-            free: FreeSlots::new(depth, shared.destination.feeds_gpu()),
             files: Vec::new(),
             kit,
             index,
@@ -135,10 +107,9 @@ impl Worker {
             flows: Vec::new(),
             turn: 0,
             to_flush: Vec::new(),
-            again: Vec::new(),
             in_flight: 0,
             next_look: now,
-            done: Vec::with_capacity(depth as usize),
+            late: Vec::new(),
             ended: Vec::new(),
             report: Report::new(index),
         }
@@ -159,12 +130,12 @@ impl Worker {
             }
             self.settle_chores();
             self.start();
-            self.collect();
-            if self.done.is_empty() && self.in_flight > 0 {
+            self.kit.collect();
+            if !self.kit.client.has_done() && self.in_flight > 0 {
                 self.wait(now);
-                self.collect();
+                self.kit.collect();
             } else {
-                self.kit.reactor().submit();
+                self.kit.reactor.submit();
             }
             self.settle();
         }
@@ -190,30 +161,30 @@ impl Worker {
             file.close(&mut self.kit);
         }
         self.to_flush.clear();
-        self.again.clear();
         let mut report = std::mem::replace(&mut self.report, Report::new(self.index));
         report.is_whole = self.flows.iter().all(|f| f.ended.is_some()) && report.failed.is_none();
         report.ranks = self.flows.iter().filter_map(|f| f.ended.map(|e| (f.rank, e.as_secs_f64()))).collect();
         let took = self.order.begin.elapsed();
         report.tally.ended = took;
+        let Client { short, retried, .. } = &mut self.kit.client;
+        report.tally.errors.short = std::mem::take(short);
+        report.tally.errors.retried = std::mem::take(retried);
+        report.tally.lost = self.kit.client.lost();
         report.tally.snapshot(took, false, false);
         report
     }
 
     fn start(&mut self) {
-        for tag in std::mem::take(&mut self.again) {
-            self.push(tag);
-        }
+        self.kit.client.push_again(&mut self.kit.reactor);
         if self.is_stopping() {
             return self.submit();
         }
-        while let Some(file) = self.to_flush.last().copied() {
-            let Some(tag) = self.free.take() else { break };
+        while let Some(file) = self.to_flush.last().copied().filter(|_| self.kit.client.has_free()) {
             self.to_flush.pop();
-            self.flush(tag, file);
+            self.flush(file);
         }
         let mut idle = 0;
-        while idle < self.flows.len() && !self.free.is_empty() && !self.is_stopping() {
+        while idle < self.flows.len() && self.kit.client.has_free() && !self.is_stopping() {
             let flow = self.turn % self.flows.len();
             self.turn = flow + 1;
             if self.start_one(flow) {
@@ -226,9 +197,7 @@ impl Worker {
     }
 
     fn submit(&mut self) {
-        for file in self.files.iter_mut().flatten().filter(|f| f.is_busy) {
-            file.queue.submit(self.kit.reactor());
-        }
+        self.kit.client.submit(&mut self.kit.reactor);
         self.kit.contents.submit();
     }
 
@@ -243,11 +212,14 @@ impl Worker {
         if file.is_all_asked_for() {
             self.flows[flow].current = None;
         }
-        let Some(tag) = self.free.take() else { return false };
-        self.take_slot(tag, at, span, Doing::Io);
+        let op = match self.order.way {
+            Way::Write => Op::Write { durable: false },
+            Way::Read => Op::Read,
+        };
+        let Some(tag) = self.begin(at, op, span) else { return false };
         match self.order.way {
             Way::Write if self.spec.verify => self.fill(tag),
-            _ => self.push(tag),
+            _ => self.kit.push(tag),
         }
         true
     }
@@ -276,47 +248,37 @@ impl Worker {
         Some(at)
     }
 
-    fn take_slot(&mut self, tag: u32, at: usize, span: Span, doing: Doing) {
-        let now = clock::now();
-        let slot = &mut self.slots[tag as usize];
-        *slot = Slot {
-            mem: slot.mem,
-            file: at,
-            span,
-            moved: 0,
-            started: now,
-            issued: now,
-            doing,
-            abandoned: false,
-        };
+    fn begin(&mut self, at: usize, op: Op, span: Span) -> Option<u32> {
+        let (now, queue) = (clock::now(), self.files[at].as_ref()?.queue);
+        let want = if op == Op::Read { span.len } else { span.io_len };
+        let owner = Part { file: at, span, started: now };
+        let asked = Asked { queue, op, offset: span.offset, len: span.io_len, want, owner };
+        let tag = self.kit.client.begin(asked, now)?;
         self.in_flight += 1;
         if let Some(file) = &mut self.files[at] {
             file.in_flight += 1;
             self.flows[file.flow].in_flight += 1;
         }
+        Some(tag)
     }
 
-    fn part_of(&self, slot: &Slot) -> Part {
-        let file = self.files[slot.file].as_ref().map_or(0, |f| f.id);
-        let (span, write) = (slot.span, self.order.way == Way::Write);
-        Part {
-            seed: self.order.seed,
-            file,
-            offset: span.offset,
-            len: if write { span.io_len } else { span.len },
-        }
+    fn content_of(&self, part: Part) -> content::Part {
+        let file = self.files[part.file].as_ref().map_or(0, |f| f.id);
+        let (span, write) = (part.span, self.order.way == Way::Write);
+        let len = if write { span.io_len } else { span.len };
+        content::Part { seed: self.order.seed, file, offset: span.offset, len }
     }
 
     /// Makes the content of a write, which goes on from there.
     fn fill(&mut self, tag: u32) {
-        let slot = self.slots[tag as usize];
-        let part = self.part_of(&slot);
-        if self.kit.contents.is_on_gpu(slot.mem) {
-            self.slots[tag as usize].doing = Doing::Chore;
-            return self.kit.contents.start(tag, Chore::Fill, slot.mem, part);
+        let Ticket { order, mem, .. } = *self.kit.client.ticket(tag);
+        let part = self.content_of(order.owner);
+        if self.kit.contents.is_on_gpu(mem) {
+            self.kit.client.hold(tag);
+            return self.kit.contents.start(tag, Chore::Fill, mem, part);
         }
-        match self.kit.contents.fill(slot.mem, part) {
-            Ok(()) => self.push(tag),
+        match self.kit.contents.fill(mem, part) {
+            Ok(()) => self.kit.push(tag),
             Err(why) => self.io_failed(tag, &Fault::note(libc::EIO, why)),
         }
     }
@@ -325,136 +287,89 @@ impl Worker {
         let mut ended = std::mem::take(&mut self.ended);
         self.kit.contents.reap(&mut ended);
         for Ended { tag, chore, result } in ended.drain(..) {
-            let slot = self.slots[tag as usize];
+            if !self.kit.client.unhold(tag) {
+                continue;
+            }
             match (chore, result) {
-                _ if slot.doing == Doing::Nothing => self.found_again(tag),
                 (Chore::Check, result) => self.verified(tag, result),
-                (Chore::Fill, Ok(())) => {
-                    self.slots[tag as usize].doing = Doing::Io;
-                    self.push(tag);
-                }
+                (Chore::Fill, Ok(())) => self.kit.push(tag),
                 (Chore::Fill, Err(why)) => self.io_failed(tag, &Fault::note(libc::EIO, why)),
             }
         }
         self.ended = ended;
     }
 
-    /// Hands the slot's I/O, or what a short one left of it, to its file's queue.
-    fn push(&mut self, tag: u32) {
-        let slot = self.slots[tag as usize];
-        let Some(file) = &mut self.files[slot.file] else { return };
-        let op = match (slot.doing, self.order.way) {
-            (Doing::Flush, _) => Op::Flush,
-            (_, Way::Write) => Op::Write { durable: false },
-            (_, Way::Read) => Op::Read,
-        };
-        let io = Io {
-            tag,
-            op,
-            offset: slot.span.offset + u64::from(slot.moved),
-            len: slot.span.io_len - slot.moved,
-            mem: slot.mem.after(slot.moved as usize),
-        };
-        file.is_busy = true;
-        if let Err(Full(_)) = file.queue.push(io, self.kit.reactor()) {
-            self.again.push(tag);
-        }
-    }
-
-    fn flush(&mut self, tag: u32, at: usize) {
+    fn flush(&mut self, at: usize) {
         let Some(file) = &mut self.files[at] else { return };
         file.flushes();
-        self.take_slot(tag, at, Span { offset: 0, len: 0, io_len: 0 }, Doing::Flush);
-        self.push(tag);
-    }
-
-    fn collect(&mut self) {
-        for file in self.files.iter_mut().flatten().filter(|f| f.is_busy) {
-            file.queue.reap(self.kit.reactor(), &mut self.done);
-            file.is_busy = file.in_flight > 0;
+        if let Some(tag) = self.begin(at, Op::Flush, Span { offset: 0, len: 0, io_len: 0 }) {
+            self.kit.push(tag);
         }
     }
 
     fn wait(&mut self, now: Instant) {
-        let dues = self.files.iter().flatten().filter(|f| f.is_busy).filter_map(|f| f.queue.next_due());
-        let until = dues.chain(self.kit.contents.next_due()).fold(self.next_look, Instant::min);
+        let dues = self.kit.client.next_due().into_iter().chain(self.kit.contents.next_due());
+        let until = dues.fold(self.next_look, Instant::min);
         if until > now {
-            self.kit.reactor().wait(1, until, Duration::ZERO);
+            self.kit.reactor.wait(1, until, Duration::ZERO);
         } else {
-            self.kit.reactor().flush();
+            self.kit.reactor.flush();
         }
     }
 
     fn settle(&mut self) {
-        let mut done = std::mem::take(&mut self.done);
         let now = clock::now();
+        let mut done = self.kit.client.take_done();
         for d in done.drain(..) {
-            self.settle_one(d, now);
+            if let Some(over) = self.kit.client.settle(d) {
+                self.settle_one(over, now);
+            }
         }
-        self.done = done;
+        self.kit.client.spare(done);
     }
 
-    fn settle_one(&mut self, d: Done, now: Instant) {
-        let slot = self.slots[d.tag as usize];
-        if slot.doing == Doing::Nothing {
-            return self.found_again(d.tag);
-        }
-        let wanted = if self.order.way == Way::Read { slot.span.len } else { slot.span.io_len };
-        let left = wanted.saturating_sub(slot.moved);
-        match d.result {
-            Ok(_) if slot.doing == Doing::Flush => {
-                self.report.fsync.record(now.duration_since(slot.started).as_nanos() as u64);
-                self.release(d.tag);
+    fn settle_one(&mut self, over: Over, now: Instant) {
+        let (tag, Asked { op, owner, .. }) = (over.tag, self.kit.client.ticket(over.tag).order);
+        match over.end {
+            End::Whole if op == Op::Flush => {
+                self.report.fsync.record(now.duration_since(owner.started).as_nanos() as u64);
+                self.release(tag);
             }
-            Ok(moved) if moved >= left => {
-                let at = Next {
-                    target: 0,
-                    offset: slot.span.offset,
-                    len: slot.span.len,
-                    is_read: self.order.way == Way::Read,
-                    pass: 0,
-                };
-                self.report.tally.complete(&at, now.duration_since(slot.started), d.via, d.copy_ns);
-                self.moved.bytes.fetch_add(u64::from(slot.span.len), Ordering::Relaxed);
+            End::Whole => {
+                let Span { offset, len, .. } = owner.span;
+                let at = Next { target: 0, offset, len, is_read: op == Op::Read, pass: 0 };
+                let took = now.duration_since(owner.started);
+                self.report.tally.complete(&at, took, over.via, over.copy_ns);
+                self.moved.bytes.fetch_add(u64::from(len), Ordering::Relaxed);
                 self.moved.ios.fetch_add(1, Ordering::Relaxed);
-                if self.order.way == Way::Read && self.spec.verify {
-                    self.check(d.tag);
+                if op == Op::Read && self.spec.verify {
+                    self.check(tag);
                 } else {
-                    self.release(d.tag);
+                    self.release(tag);
                 }
             }
-            Ok(0) => self.io_failed(
-                d.tag,
-                &Fault::note(libc::EIO, "the data ended early: the file is shorter than it was written"),
-            ),
-            Ok(moved) => {
-                self.slots[d.tag as usize].moved += moved;
-                self.report.tally.errors.short += 1;
-                self.again.push(d.tag);
+            End::Early => {
+                let found = "the data ended early: the file is shorter than it was written";
+                self.io_failed(tag, &Fault::note(libc::EIO, found));
             }
-            Err(_) if slot.abandoned => self.release(d.tag),
-            Err(fault) if matches!(fault.errno, libc::EAGAIN | libc::EINTR) => {
-                self.report.tally.errors.retried += 1;
-                self.again.push(d.tag);
-            }
-            Err(fault) => self.io_failed(d.tag, &fault),
+            End::GivenUp(_) => self.release(tag),
+            End::Failed(fault) => self.io_failed(tag, &fault),
         }
     }
 
     fn check(&mut self, tag: u32) {
-        let slot = self.slots[tag as usize];
-        let part = self.part_of(&slot);
-        if self.kit.contents.is_on_gpu(slot.mem) {
-            self.slots[tag as usize].doing = Doing::Chore;
-            self.slots[tag as usize].issued = clock::now();
-            return self.kit.contents.start(tag, Chore::Check, slot.mem, part);
+        let Ticket { order, mem, .. } = *self.kit.client.ticket(tag);
+        let part = self.content_of(order.owner);
+        if self.kit.contents.is_on_gpu(mem) {
+            self.kit.client.hold(tag);
+            return self.kit.contents.start(tag, Chore::Check, mem, part);
         }
-        let result = self.kit.contents.check(slot.mem, part);
+        let result = self.kit.contents.check(mem, part);
         self.verified(tag, result);
     }
 
     fn verified(&mut self, tag: u32, result: Result<(), String>) {
-        let len = self.slots[tag as usize].span.len;
+        let len = self.kit.client.ticket(tag).order.owner.span.len;
         match result {
             Ok(()) => self.report.tally.verified_bytes += u64::from(len),
             Err(why) => {
@@ -467,14 +382,13 @@ impl Worker {
 
     /// The slot is free again; what its file does next.
     fn release(&mut self, tag: u32) {
-        let slot = &mut self.slots[tag as usize];
-        let (at, was) = (slot.file, slot.doing);
-        slot.doing = Doing::Nothing;
-        self.free.give(tag);
+        let Asked { op, owner, .. } = self.kit.client.ticket(tag).order;
+        let at = owner.file;
+        self.kit.client.release(tag);
         self.in_flight -= 1;
         let Some(file) = &mut self.files[at] else { return };
         file.in_flight -= 1;
-        file.is_flushed |= was == Doing::Flush;
+        file.is_flushed |= op == Op::Flush;
         let flow = file.flow;
         self.flows[flow].in_flight -= 1;
         if !self.is_stopping() {
@@ -517,19 +431,14 @@ impl Worker {
         }
     }
 
-    /// Given up on, and here after all: its memory is ours again.
-    fn found_again(&mut self, tag: u32) {
-        self.report.tally.lost = self.report.tally.lost.saturating_sub(1);
-        self.free.give(tag);
-    }
-
-    fn name(&self, slot: &Slot) -> String {
-        let what = match (slot.doing, self.order.way) {
-            (Doing::Flush, _) => "flush".into(),
-            (_, Way::Write) => format!("write of {} bytes at {}", slot.span.io_len, slot.span.offset),
-            (_, Way::Read) => format!("read of {} bytes at {}", slot.span.len, slot.span.offset),
+    fn name(&self, asked: &Asked<Part>) -> String {
+        let Asked { op, offset, owner, .. } = asked;
+        let what = match op {
+            Op::Flush => "flush".into(),
+            Op::Read => format!("read of {} bytes at {offset}", owner.span.len),
+            _ => format!("write of {} bytes at {offset}", owner.span.io_len),
         };
-        match &self.files[slot.file] {
+        match &self.files[owner.file] {
             Some(file) => {
                 format!("{what} of {} by rank {}", file.place.path.display(), self.flows[file.flow].rank)
             }
@@ -538,13 +447,12 @@ impl Worker {
     }
 
     fn io_failed(&mut self, tag: u32, fault: &Fault) {
-        let slot = self.slots[tag as usize];
+        let name = self.name(&self.kit.client.ticket(tag).order);
         let errors = &mut self.report.tally.errors;
         errors.failed += 1;
         if fault.errno == libc::EINVAL {
             errors.misaligned += 1;
         }
-        let name = self.name(&slot);
         self.report.tally.example(format!("{name}: {fault}"));
         let next = match fault.errno {
             libc::ENOSPC | libc::EDQUOT => "df -h; a smaller --scale, fewer --writes, or another --dir",
@@ -564,30 +472,19 @@ impl Worker {
     /// is left to the kernel, memory and all.
     fn abandon_overdue(&mut self, now: Instant) {
         let timeout = Duration::from_secs_f64(self.spec.timeout_s);
-        for tag in 0..self.slots.len() as u32 {
-            let slot = self.slots[tag as usize];
-            let age = now.saturating_duration_since(slot.issued);
-            if slot.doing == Doing::Nothing || age <= timeout {
-                continue;
-            }
-            if !slot.abandoned {
-                self.slots[tag as usize].abandoned = true;
-                self.report.tally.errors.timed_out += 1;
-                let name = self.name(&slot);
-                let found = format!("unfinished after --timeout {} s", self.spec.timeout_s);
-                self.report.tally.example(format!("{name}: {found}"));
-                self.fail(Error::run(name, found, "dmesg | tail; a longer --timeout"));
-                if let Some(file) = self.files[slot.file].as_mut().filter(|_| slot.doing != Doing::Chore) {
-                    file.queue.abandon(tag, self.kit.reactor());
+        let mut late = std::mem::take(&mut self.late);
+        self.kit.client.give_up_late(now, timeout, &mut self.kit.reactor, &mut late);
+        for (tag, what) in late.drain(..) {
+            match what {
+                Late::TimedOut => {
+                    self.report.tally.errors.timed_out += 1;
+                    let name = self.name(&self.kit.client.ticket(tag).order);
+                    let found = format!("unfinished after --timeout {} s", self.spec.timeout_s);
+                    self.report.tally.example(format!("{name}: {found}"));
+                    self.fail(Error::run(name, found, "dmesg | tail; a longer --timeout"));
                 }
-            } else if let Some(at) = self.again.iter().position(|t| *t == tag) {
-                // No queue has it.
-                self.again.swap_remove(at);
-                self.release(tag);
-            } else if age > timeout + GRACE {
-                self.report.tally.lost += 1;
-                self.in_flight -= 1;
-                self.slots[tag as usize].doing = Doing::Nothing;
+                Late::NeverTaken => self.release(tag),
+                Late::Lost => self.in_flight -= 1,
             }
         }
     }

@@ -4,7 +4,6 @@
 pub(crate) mod aside;
 pub(crate) mod fleet;
 mod foretell;
-pub(crate) mod free;
 pub(crate) mod honour;
 pub(crate) mod measure;
 pub(crate) mod outfit;

@@ -1,16 +1,15 @@
 //! One worker: a thread with its own reactor, slots and queues, that keeps its
 //! I/Os in flight and books what becomes of them.
 
-use super::free::FreeSlots;
 use super::outfit::{self, Memory};
 use super::pace::{pace_of, Pace};
 use super::tally::{Snapshot, Tally};
 use super::threads;
 use super::verify::{Contents, Ended, NameOf};
-use crate::arena::Mem;
+use crate::client::{Client, End, Late, Order, Over};
 use crate::clock;
 use crate::path::Destination;
-use crate::queue::{Done, Fault, Full, Io, Op, Queue};
+use crate::queue::{Fault, Op};
 use crate::reactor::Reactor;
 use crate::source::fault::FaultPlan;
 use crate::source::Target;
@@ -31,8 +30,6 @@ const FAILURES_MAX: u64 = 1000;
 const BATCH_SHARE: u32 = 8;
 pub const BATCH_IO_BYTES_MAX: u64 = 128 << 10;
 const BATCH_PATIENCE: Duration = Duration::from_micros(30);
-/// How long an abandoned I/O may take to come back before its memory is left to the kernel.
-const GRACE: Duration = Duration::from_secs(2);
 /// How often time-outs and a stop are looked for while nothing completes, however long the interval.
 const LOOK: Duration = Duration::from_millis(250);
 /// A look that comes this much later than it was due shows that the process stood still: stopped, frozen, or paused
@@ -147,33 +144,17 @@ fn names_of(shared: &Arc<Shared>) -> NameOf {
     Box::new(move |id| shared.targets.iter().find(|t| t.content_id == id).map(|t| t.label.clone()))
 }
 
-/// One I/O in flight, whole or what a short transfer left of it.
+/// What an I/O is for.
 #[derive(Clone, Copy)]
-struct Slot {
-    mem: Mem,
+struct Load {
     /// Latency counts from here: in an open loop when the I/O was due.
     started: Instant,
-    /// The time-out counts from here.
-    issued: Instant,
-    at: Next,
-    queue: u32,
-    moved: u32,
-    busy: bool,
-    abandoned: bool,
-    flush: bool,
-    /// Its content is being made or checked: no queue has it.
-    chore: bool,
+    target: u32,
     /// It is among the bytes that the run moved: in its measured time, and not after its end.
     counted: bool,
 }
 
-/// What a worker knows of one of its queues. Only those that have something in flight are looked at.
-#[derive(Clone, Copy, Default)]
-struct Lane {
-    in_flight: u32,
-    /// It stands in `Worker::busy`.
-    listed: bool,
-}
+type Ticket = crate::client::Ticket<Load>;
 
 struct Worker {
     index: u32,
@@ -184,22 +165,14 @@ struct Worker {
     upcoming: Option<Next>,
     pace: Option<Pace>,
     // Field order is drop order: queues, then the ring, then the memory that both point to.
-    queues: Vec<Box<dyn Queue>>,
+    client: Client<Load>,
     reactor: Reactor,
     contents: Contents,
     memory: Memory,
     /// Which queue serves a target.
     queue_of: Vec<u32>,
-    lanes: Vec<Lane>,
-    /// Queues with something in flight, and some that just ran dry.
-    busy: Vec<u32>,
-    slots: Vec<Slot>,
-    free: FreeSlots,
     /// The next I/O waits for its queue, though there is a slot for it.
     held_back: bool,
-    /// I/Os that a full queue handed back, and rests of short ones.
-    again: Vec<u32>,
-    in_flight: u32,
     tally: Tally,
     next_tick: Instant,
     next_look: Instant,
@@ -207,7 +180,7 @@ struct Worker {
     closing: bool,
     /// Queues that were told to flush, after the last I/O.
     flushed: u32,
-    done: Vec<Done>,
+    late: Vec<(u32, Late)>,
     ended: Vec<Ended>,
 }
 
@@ -219,21 +192,11 @@ impl Worker {
             Contents::open(&shared.job, names_of(&shared), device, outfit.slots as usize)?;
         outfit.kit.content_on_host = why_not;
         let now = clock::now();
-        let idle = Next { target: 0, offset: 0, len: 0, is_read: true, pass: 0 };
-        let slot = |i| Slot {
-            mem: outfit.memory.slot(i),
-            started: now,
-            issued: now,
-            at: idle,
-            queue: 0,
-            moved: 0,
-            busy: false,
-            abandoned: false,
-            flush: false,
-            chore: false,
-            counted: false,
-        };
-        let slots: Vec<Slot> = (0..outfit.slots as usize).map(slot).collect();
+        let idle = Load { started: now, target: 0, counted: false };
+        let mut client = Client::new(outfit.slots, outfit.in_turn, idle, |slot| outfit.memory.slot(slot));
+        for queue in outfit.queues {
+            client.add(queue);
+        }
         let worker = Worker {
             index: spec.index,
             tally: Tally::new(spec.index, spec.cpu, shared.targets.len()),
@@ -241,24 +204,18 @@ impl Worker {
             pattern: Pattern::new(spec.pattern)?,
             upcoming: None,
             pace: pace_of(&shared.job),
-            lanes: vec![Lane::default(); outfit.queues.len()],
-            busy: Vec::new(),
-            queues: outfit.queues,
+            client,
             reactor: outfit.reactor,
             contents,
             memory: outfit.memory,
             queue_of: outfit.queue_of,
-            free: FreeSlots::new(outfit.slots, outfit.in_turn),
             held_back: false,
-            slots,
-            again: Vec::new(),
-            in_flight: 0,
             next_tick: now,
             next_look: now,
             tick_index: 0,
             closing: false,
             flushed: 0,
-            done: Vec::with_capacity(outfit.slots as usize),
+            late: Vec::new(),
             ended: Vec::new(),
             shared,
             reports,
@@ -287,17 +244,17 @@ impl Worker {
                 self.look(now);
             }
             self.start_ios(now);
-            self.collect();
-            if self.done.is_empty() && self.in_flight == 0 {
+            self.client.collect(&mut self.reactor);
+            if !self.client.has_done() && self.client.in_flight() == 0 {
                 if self.finished() {
                     break;
                 }
                 // A flush may have ended where it began, with nothing to wake a wait.
-                self.collect();
+                self.client.collect(&mut self.reactor);
             }
-            if self.done.is_empty() {
+            if !self.client.has_done() {
                 self.wait(now);
-                self.collect();
+                self.client.collect(&mut self.reactor);
             } else {
                 // More was done already than it takes to wait: let the device have the new I/Os meanwhile.
                 self.reactor.submit();
@@ -328,13 +285,14 @@ impl Worker {
 
     /// Nothing is in flight: is there nothing left to start?
     fn finished(&mut self) -> bool {
-        if !self.closing || !(self.again.is_empty() || self.given_up()) {
+        let is_over = |w: &Worker| !w.client.is_owed() || w.given_up();
+        if !self.closing || !is_over(self) {
             return false;
         }
         if self.ends_with_flush() {
             self.flush_more();
         }
-        self.in_flight == 0 && (self.again.is_empty() || self.given_up())
+        self.client.in_flight() == 0 && is_over(self)
     }
 
     fn ends_with_flush(&self) -> bool {
@@ -347,44 +305,31 @@ impl Worker {
 
     /// Flushes the next queues, as many as there are free slots.
     fn flush_more(&mut self) {
-        while (self.flushed as usize) < self.queues.len() {
-            let Some(tag) = self.free.take() else { return };
-            let (queue, now) = (self.flushed, clock::now());
+        while self.flushed < self.client.queue_count() {
+            let now = clock::now();
+            let target = self.queue_of.iter().position(|queue| *queue == self.flushed).unwrap_or(0) as u32;
+            let owner = Load { started: now, target, counted: false };
+            let order = Order { queue: self.flushed, op: Op::Flush, offset: 0, len: 0, want: 0, owner };
+            let Some(tag) = self.client.begin(order, now) else { return };
+            self.client.push(tag, &mut self.reactor);
+            self.client.queue(self.flushed).submit(&mut self.reactor);
             self.flushed += 1;
-            let slot = &mut self.slots[tag as usize];
-            *slot = Slot {
-                started: now,
-                issued: now,
-                queue,
-                moved: 0,
-                busy: true,
-                abandoned: false,
-                flush: true,
-                at: Next { len: 0, ..slot.at },
-                ..*slot
-            };
-            self.push(tag);
-            self.queues[queue as usize].submit(&mut self.reactor);
         }
     }
 
     fn start_ios(&mut self, now: Instant) {
         self.settle_chores();
-        for tag in std::mem::take(&mut self.again) {
-            self.push(tag);
-        }
+        self.client.push_again(&mut self.reactor);
         self.held_back = false;
-        while !self.closing && self.again.is_empty() && self.start_one(now) {}
-        for queue in &self.busy {
-            self.queues[*queue as usize].submit(&mut self.reactor);
-        }
+        while !self.closing && !self.client.is_owed() && self.start_one(now) {}
+        self.client.submit(&mut self.reactor);
         self.contents.submit();
     }
 
     /// False when there is no slot, when the next I/O isn't due yet, or after the last pass.
     #[inline]
     fn start_one(&mut self, now: Instant) -> bool {
-        if self.free.is_empty() {
+        if !self.client.has_free() {
             return false;
         }
         let started = match &self.pace {
@@ -399,93 +344,38 @@ impl Worker {
             return false;
         }
         let queue = self.queue_of[next.target as usize];
-        if !self.queues[queue as usize].takes_more() {
+        if !self.client.queue(queue).takes_more() {
             self.upcoming = Some(next);
             self.held_back = true;
             return false;
         }
-        let Some(tag) = self.free.take() else { return false };
+        let op = match next.is_read {
+            true => Op::Read,
+            false => Op::Write { durable: self.shared.job.sync == Sync::Each },
+        };
+        let owner = Load { started, target: next.target, counted: false };
+        let order = Order { queue, op, offset: next.offset, len: next.len, want: next.len, owner };
+        let Some(tag) = self.client.begin(order, now) else { return false };
         if let Some(pace) = &mut self.pace {
             pace.advance(u64::from(next.len));
         }
-        let slot = &mut self.slots[tag as usize];
-        *slot = Slot {
-            mem: slot.mem,
-            at: next,
-            queue,
-            started,
-            issued: now,
-            moved: 0,
-            busy: true,
-            abandoned: false,
-            flush: false,
-            chore: false,
-            counted: false,
-        };
         if next.is_read || !(self.shared.job.verify || self.shared.job.refill) {
-            self.push(tag);
+            self.client.push(tag, &mut self.reactor);
         } else {
             self.fill(tag);
         }
         true
     }
 
-    /// Hands the slot's I/O, or the rest of it, to its queue.
-    #[inline]
-    fn push(&mut self, tag: u32) {
-        let slot = &self.slots[tag as usize];
-        let op = match (slot.flush, slot.at.is_read) {
-            (true, _) => Op::Flush,
-            (false, true) => Op::Read,
-            (false, false) => Op::Write { durable: self.shared.job.sync == Sync::Each },
-        };
-        let moved = slot.moved;
-        let io = Io {
-            tag,
-            op,
-            offset: slot.at.offset + u64::from(moved),
-            len: slot.at.len - moved,
-            mem: slot.mem.after(moved as usize),
-        };
-        match self.queues[slot.queue as usize].push(io, &mut self.reactor) {
-            Ok(()) => {
-                self.in_flight += 1;
-                let lane = &mut self.lanes[slot.queue as usize];
-                lane.in_flight += 1;
-                if !lane.listed {
-                    lane.listed = true;
-                    self.busy.push(slot.queue);
-                }
-            }
-            Err(Full(_)) => self.again.push(tag),
-        }
-    }
-
-    fn collect(&mut self) {
-        let mut i = 0;
-        while i < self.busy.len() {
-            let queue = self.busy[i] as usize;
-            let lane = &mut self.lanes[queue];
-            if lane.in_flight == 0 {
-                lane.listed = false;
-                self.busy.swap_remove(i);
-            } else {
-                self.queues[queue].reap(&mut self.reactor, &mut self.done);
-                i += 1;
-            }
-        }
-    }
-
     fn wait(&mut self, now: Instant) {
         let mut until = self.next_tick.min(self.next_look);
         if !self.closing {
             until = until.min(self.next_edge(now));
-            if let Some(pace) = self.pace.as_ref().filter(|_| !self.free.is_empty() && !self.held_back) {
+            if let Some(pace) = self.pace.as_ref().filter(|_| self.client.has_free() && !self.held_back) {
                 until = until.min(pace.next);
             }
         }
-        let dues = self.busy.iter().filter_map(|q| self.queues[*q as usize].next_due());
-        for due in dues.chain(self.contents.next_due()) {
+        for due in self.client.next_due().into_iter().chain(self.contents.next_due()) {
             until = until.min(due);
         }
         if until > now {
@@ -499,15 +389,17 @@ impl Worker {
     /// How many completions to wait for, and how long the first may wait for the others.
     fn batch(&self) -> (u32, Duration) {
         // Long I/Os keep the device busy one by one (`RingOptions::one_by_one`).
-        let few = self.busy.iter().any(|q| self.queues[*q as usize].wakes_at_first());
-        if few || self.pace.is_some() || self.shared.job.io_bytes_largest() > BATCH_IO_BYTES_MAX {
+        if self.client.wakes_at_first()
+            || self.pace.is_some()
+            || self.shared.job.io_bytes_largest() > BATCH_IO_BYTES_MAX
+        {
             return (1, Duration::ZERO);
         }
-        ((self.in_flight / BATCH_SHARE).max(1), BATCH_PATIENCE)
+        ((self.client.in_flight() / BATCH_SHARE).max(1), BATCH_PATIENCE)
     }
 
     fn settle(&mut self) {
-        if self.done.is_empty() {
+        if !self.client.has_done() {
             return;
         }
         let now = clock::now();
@@ -517,94 +409,71 @@ impl Worker {
         }
         // Time that ends with a flush includes the last I/Os, so they count too.
         let counted = now <= self.until() || self.ends_with_flush();
-        let mut done = std::mem::take(&mut self.done);
+        let mut done = self.client.take_done();
         for d in done.drain(..) {
-            self.settle_one(d, now, counted);
+            if let Some(over) = self.client.settle(d) {
+                self.settle_one(over, now, counted);
+            }
         }
-        self.done = done;
+        self.client.spare(done);
     }
 
     #[inline]
-    fn settle_one(&mut self, d: Done, now: Instant, counted: bool) {
-        let tag = d.tag;
-        let slot = &mut self.slots[tag as usize];
-        self.lanes[slot.queue as usize].in_flight -= 1;
-        if !slot.busy {
-            // Given up on, and here after all: its memory is ours again.
-            self.tally.lost -= 1;
-            self.release(tag);
-            return;
-        }
-        self.in_flight -= 1;
-        let left = slot.at.len - slot.moved;
-        match d.result {
-            Ok(_) if slot.flush => self.release(tag),
-            Ok(moved) if moved == left => {
-                slot.counted = counted && self.tally.is_measuring();
-                let slot = *slot;
-                if counted {
-                    self.tally.complete(&slot.at, now.duration_since(slot.started), d.via, d.copy_ns);
-                } else {
-                    self.book_late(&slot, now, d.copy_ns);
+    fn settle_one(&mut self, over: Over, now: Instant, counted: bool) {
+        let tag = over.tag;
+        match over.end {
+            End::Whole => {
+                let measuring = self.tally.is_measuring();
+                self.client.order(tag).owner.counted = counted && measuring;
+                let ticket = self.client.ticket(tag);
+                let Order { op, offset, len, owner, .. } = ticket.order;
+                if op == Op::Flush {
+                    return self.client.release(tag);
                 }
-                if slot.at.is_read && self.shared.job.verify {
+                let at = Next { target: owner.target, offset, len, is_read: op == Op::Read, pass: 0 };
+                if counted {
+                    self.tally.complete(&at, now.duration_since(owner.started), over.via, over.copy_ns);
+                } else {
+                    self.book_late(owner, now, over.copy_ns);
+                }
+                if at.is_read && self.shared.job.verify {
                     self.verify(tag);
                 } else {
-                    self.release(tag);
+                    self.client.release(tag);
                 }
             }
-            Ok(0) => self.failed(
-                tag,
-                &Fault::note(
-                    libc::EIO,
-                    "the data ended early: the file is shorter than it was when the run began",
-                ),
-            ),
-            Ok(moved) => {
-                slot.moved += moved;
-                self.tally.errors.short += 1;
-                self.again.push(tag);
+            End::Early => {
+                let found = "the data ended early: the file is shorter than it was when the run began";
+                self.failed(tag, &Fault::note(libc::EIO, found));
             }
-            Err(_) if slot.abandoned => {
+            End::GivenUp(_) => {
                 self.book_unfinished(tag, now);
-                self.release(tag);
+                self.client.release(tag);
             }
-            Err(fault) if matches!(fault.errno, libc::EAGAIN | libc::EINTR) => {
-                self.tally.errors.retried += 1;
-                self.again.push(tag);
-            }
-            Err(fault) => self.failed(tag, &fault),
+            End::Failed(fault) => self.failed(tag, &fault),
         }
-    }
-
-    fn release(&mut self, tag: u32) {
-        self.slots[tag as usize].busy = false;
-        self.free.give(tag);
     }
 
     /// Which I/O it was, for people.
-    fn name(&self, slot: &Slot) -> String {
-        let what = match (slot.flush, slot.at.is_read) {
-            (true, _) => "flush",
-            (false, true) => "read",
-            (false, false) => "write",
+    fn name(&self, ticket: &Ticket) -> String {
+        let Order { op, offset, len, owner, .. } = ticket.order;
+        let what = match op {
+            Op::Flush => "flush",
+            Op::Read => "read",
+            _ => "write",
         };
-        let label = &self.shared.targets[slot.at.target as usize].label;
-        format!(
-            "{what} of {} bytes at {} of {label}",
-            slot.at.len - slot.moved,
-            slot.at.offset + u64::from(slot.moved)
-        )
+        let label = &self.shared.targets[owner.target as usize].label;
+        format!("{what} of {} bytes at {} of {label}", len - ticket.moved, offset + u64::from(ticket.moved))
     }
 
     fn failed(&mut self, tag: u32, fault: &Fault) {
-        let slot = self.slots[tag as usize];
+        let name = self.name(self.client.ticket(tag));
         self.tally.errors.failed += 1;
         if fault.errno == libc::EINVAL {
             self.tally.errors.misaligned += 1;
         }
-        self.tally.example(format!("{}: {fault}", self.name(&slot)));
-        self.release(tag);
+        self.tally.example(format!("{name}: {fault}"));
+        self.client.release(tag);
         let hopeless =
             matches!(fault.errno, libc::ENOSPC | libc::EROFS | libc::EDQUOT | libc::ENODEV | libc::ENXIO);
         if hopeless || self.tally.errors.failed > FAILURES_MAX {
@@ -630,16 +499,22 @@ impl Worker {
         let _ = self.reports.send(Report::Snapshot(Box::new(snapshot)));
     }
 
+    /// What the client counted, put where records have it.
+    fn take_stock(&mut self) {
+        let Client { short, retried, .. } = self.client;
+        (self.tally.errors.short, self.tally.errors.retried) = (short, retried);
+        self.tally.lost = self.client.lost();
+    }
+
     /// Lets go of everything, but for memory that the kernel may still write to.
     fn close(mut self) {
+        self.take_stock();
         let tally = std::mem::take(&mut self.tally);
-        let lost = tally.lost > 0;
         let reports = self.reports.clone();
-        if lost {
+        if tally.lost > 0 {
             std::mem::forget(self);
         } else {
-            let Worker { queues, reactor, .. } = &mut self;
-            queues.iter_mut().for_each(|q| q.close(reactor));
+            self.client.close(&mut self.reactor);
             drop(self);
         }
         let _ = reports.send(Report::Finished(Box::new(tally)));
@@ -650,7 +525,7 @@ impl Drop for Worker {
     /// After a panic I/Os may be in flight: the kernel and the pool's threads still write to their slots. So they may to
     /// those of I/Os that were given up and aren't in that count any more.
     fn drop(&mut self) {
-        if self.in_flight > 0 || self.tally.lost > 0 {
+        if self.client.in_flight() > 0 || self.client.lost() > 0 {
             std::mem::forget(std::mem::take(&mut self.memory));
         }
     }

@@ -3,12 +3,14 @@
 
 use super::manifest::{Manifest, FILE_ALIGN, TEXT_BYTES_MAX};
 use super::reading::Opened;
-use super::uring::Slots;
+use crate::arena::Arena;
+use crate::client::{Client, End, Order};
 use crate::clock;
 use crate::opening::{self, Purpose};
-use crate::queue::{Io, Op, Queue};
+use crate::queue::Op;
 use crate::reactor::{Reactor, RingOptions};
 use crate::source::{QueueNeeds, Target};
+use forebay_model::job::Pages;
 use forebay_model::training::EmulateSpec;
 use forebay_model::units::format_bytes;
 use forebay_model::Error;
@@ -104,10 +106,13 @@ fn read_manifest(target: &Target) -> Result<Manifest, Error> {
     let needs = QueueNeeds { depth: 1, io_bytes_max: PIECE_BYTES, then_copied: true };
     let options = RingOptions { depth: target.ring_depth(needs).max(8), ..RingOptions::default() };
     let mut reactor = Reactor::with_ring(options).unwrap_or_else(|_| Reactor::without_ring());
-    let shared = target.drives().next().is_some();
-    let mut slots = Slots::new(1, PIECE_BYTES as usize, shared)?;
-    let lent = target.lend(slots.arena())?;
-    let mut queue = target.queue(needs, &mut reactor)?;
+    let mut arena = match target.drives().next().is_some() {
+        true => Arena::shared(1, PIECE_BYTES as usize, Pages::Auto)?,
+        false => Arena::new(1, PIECE_BYTES as usize, Pages::Auto)?,
+    };
+    let lent = target.lend(&arena)?;
+    let mut client = Client::new(1, false, (), |slot| arena.slot(slot));
+    let queue = client.add(target.queue(needs, &mut reactor)?);
     let mut text: Vec<u8> = Vec::new();
     let result = loop {
         let at = text.len() as u64;
@@ -115,7 +120,8 @@ fn read_manifest(target: &Target) -> Result<Manifest, Error> {
         if len == 0 || at >= TEXT_BYTES_MAX {
             break Err(bad(target, "there is no manifest of a data set at its begin".into()));
         }
-        match read_piece(queue.as_mut(), &mut reactor, &mut slots, at, len as u32) {
+        let order = Order { queue, op: Op::Read, offset: at, len: len as u32, want: len as u32, owner: () };
+        match read_piece(&mut client, &mut reactor, order) {
             Ok(()) => {}
             Err(found) => {
                 break Err(Error::run(
@@ -125,7 +131,7 @@ fn read_manifest(target: &Target) -> Result<Manifest, Error> {
                 ))
             }
         }
-        let piece = &slots.bytes(0)[..len as usize];
+        let piece = &arena.slot_bytes_mut(0)[..len as usize];
         let end = piece.iter().position(|byte| *byte == 0);
         text.extend_from_slice(&piece[..end.unwrap_or(piece.len())]);
         if at == 0 && !text.starts_with(b"{") {
@@ -136,46 +142,29 @@ fn read_manifest(target: &Target) -> Result<Manifest, Error> {
             break Manifest::parse(&text).map_err(|found| bad(target, format!("its manifest: {found}")));
         }
     };
-    queue.close(&mut reactor);
-    if slots.any_lent() {
+    if client.in_flight() > 0 {
         // The device may still write there.
-        std::mem::forget((slots, reactor, queue, lent));
+        std::mem::forget((client, reactor, arena, lent));
+    } else {
+        client.close(&mut reactor);
     }
     result
 }
 
-fn read_piece(
-    queue: &mut dyn Queue,
-    reactor: &mut Reactor,
-    slots: &mut Slots,
-    offset: u64,
-    len: u32,
-) -> Result<(), String> {
-    let (mut done, until) = (Vec::new(), clock::now() + PATIENCE);
-    let mut got = 0;
-    while got < len {
-        let mem = slots.lend(0).after(got as usize);
-        let io = Io { tag: 0, op: Op::Read, offset: offset + u64::from(got), len: len - got, mem };
-        queue.push(io, reactor).map_err(|_| "a queue with room for one refuses it")?;
-        queue.submit(reactor);
-        while done.is_empty() {
-            queue.reap(reactor, &mut done);
-            if done.is_empty() {
-                if clock::now() >= until {
-                    return Err("it didn't answer for 30 s".into());
-                }
-                let soon = clock::now() + Duration::from_millis(20);
-                reactor.wait(1, queue.next_due().map_or(soon, |due| due.min(soon)), Duration::ZERO);
-            }
-        }
-        slots.is_back(0);
-        match done.pop().expect("something is done").result {
-            Ok(0) => return Err("it ends before its manifest does".into()),
-            Ok(moved) => got += moved,
-            Err(fault) => return Err(fault.to_string()),
-        }
+fn read_piece(client: &mut Client<()>, reactor: &mut Reactor, order: Order<()>) -> Result<(), String> {
+    let tag = client.begin(order, clock::now()).expect("nothing is under way");
+    client.push(tag, reactor);
+    let mut ended = None;
+    let drained = client.drain(reactor, clock::now() + PATIENCE, |client, over| {
+        client.release(over.tag);
+        ended = Some(over.end);
+    });
+    match ended.filter(|_| drained) {
+        None => Err("it didn't answer for 30 s".into()),
+        Some(End::Whole) => Ok(()),
+        Some(End::Early) => Err("it ends before its manifest does".into()),
+        Some(End::Failed(fault) | End::GivenUp(fault)) => Err(fault.to_string()),
     }
-    Ok(())
 }
 
 #[cfg(test)]

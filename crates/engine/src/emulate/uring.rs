@@ -1,19 +1,23 @@
-//! Slots that reads land in, and reads of many files through a worker's ring: one
-//! token for all of them, so that opening a file costs the ring nothing.
+//! Slots that reads land in, and one queue for reads of many files: opening a file
+//! costs it nothing.
 
 use crate::arena::{Arena, Mem, UNREGISTERED};
+use crate::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
 use crate::reactor::{Completion, Reactor};
 use forebay_model::job::Pages;
 use forebay_model::Error;
 use io_uring::{opcode, types};
+use rustix::io::Errno;
+use std::cell::RefCell;
 use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::rc::Rc;
+use std::sync::Arc;
 
 /// A worker's memory. A slot is lent to the kernel, or read here, never both.
 pub struct Slots {
     arena: Arena,
     lent: Vec<bool>,
-    free: Vec<u32>,
 }
 
 impl Slots {
@@ -23,12 +27,17 @@ impl Slots {
             true => Arena::shared(count as usize, bytes_each, Pages::Auto)?,
             false => Arena::new(count as usize, bytes_each, Pages::Auto)?,
         };
-        Ok(Slots { arena, lent: vec![false; count as usize], free: (0..count).rev().collect() })
+        Ok(Slots { arena, lent: vec![false; count as usize] })
     }
 
     /// Which pages they lie in.
     pub fn pages(&self) -> &'static str {
         self.arena.got().name()
+    }
+
+    /// Where a slot is, for whom it will be lent to.
+    pub fn mem(&self, tag: usize) -> Mem {
+        self.arena.slot(tag)
     }
 
     pub fn arena(&self) -> &Arena {
@@ -43,20 +52,6 @@ impl Slots {
         self.lent.len() as u32
     }
 
-    pub fn has_free(&self) -> bool {
-        !self.free.is_empty()
-    }
-
-    /// The one that was free last: it is still in the processor's cache.
-    pub fn take(&mut self) -> Option<u32> {
-        self.free.pop()
-    }
-
-    pub fn give(&mut self, tag: u32) {
-        debug_assert!(!self.lent[tag as usize]);
-        self.free.push(tag);
-    }
-
     /// From now on somebody else writes to it.
     pub fn lend(&mut self, tag: u32) -> Mem {
         self.lent[tag as usize] = true;
@@ -65,10 +60,6 @@ impl Slots {
 
     pub fn is_back(&mut self, tag: u32) {
         self.lent[tag as usize] = false;
-    }
-
-    pub fn is_lent(&self, tag: u32) -> bool {
-        self.lent[tag as usize]
     }
 
     pub fn any_lent(&self) -> bool {
@@ -81,63 +72,107 @@ impl Slots {
         // SAFETY: the slot is that long, initialised when the arena was made, and nobody writes to it.
         unsafe { std::slice::from_raw_parts(at, self.arena.slot_bytes()) }
     }
-
-    pub fn bytes_mut(&mut self, tag: u32) -> &mut [u8] {
-        assert!(!self.lent[tag as usize], "slot {tag} is somebody else's");
-        self.arena.slot_bytes_mut(tag as usize)
-    }
 }
 
-/// `len` bytes from the file's byte `offset` on, to the slot's byte `at`.
-#[derive(Clone, Copy, Debug)]
-pub struct Read {
-    pub offset: u64,
-    pub at: usize,
-    pub len: u32,
-}
+/// By tag, the file that an I/O reads: open until its tag reads another.
+pub type Reading = Rc<RefCell<Vec<Option<Arc<File>>>>>;
 
-/// The worker's part of the ring.
-pub struct Ring {
-    token: u32,
+/// Reads of many files; an I/O's offset is one of the file that `Reading` has for its tag. Through the worker's ring,
+/// under one token, or by pread in `submit`.
+pub struct Files {
+    of: Reading,
+    /// None: by pread.
+    token: Option<u32>,
+    pushed: Vec<Io>,
     completions: Vec<Completion>,
+    done: Vec<Done>,
+    in_flight: u32,
 }
 
-impl Ring {
-    pub fn new(reactor: &mut Reactor) -> Ring {
-        Ring { token: reactor.token(), completions: Vec::new() }
+impl Files {
+    /// `reactor`: whose ring reads them; None where they are read by pread.
+    pub fn new(of: Reading, reactor: Option<&mut Reactor>) -> Files {
+        let token = reactor.map(|reactor| reactor.token());
+        let (pushed, completions, done) = (Vec::new(), Vec::new(), Vec::new());
+        Files { of, token, pushed, completions, done, in_flight: 0 }
     }
 
-    /// Reads into a slot. The file stays open until the slot is back.
-    pub fn push(&mut self, reactor: &mut Reactor, slots: &mut Slots, tag: u32, file: &File, read: Read) {
-        let Read { offset, at, len } = read;
-        assert!(at + len as usize <= slots.arena.slot_bytes(), "a slot holds the read");
-        let Mem::Host { at: base, piece } = slots.lend(tag).after(at) else {
-            unreachable!("slots lie in the host")
-        };
+    fn start(&self, token: u32, io: Io, reactor: &mut Reactor) {
+        let Mem::Host { at, piece } = io.mem else { unreachable!("slots lie in the host") };
+        let of = self.of.borrow();
+        let file = of[io.tag as usize].as_ref().expect("a file that is read is open");
         let fd = types::Fd(file.as_raw_fd());
         let entry = match piece {
-            UNREGISTERED => opcode::Read::new(fd, base.as_ptr(), len).offset(offset).build(),
-            piece => opcode::ReadFixed::new(fd, base.as_ptr(), len, piece).offset(offset).build(),
+            UNREGISTERED => opcode::Read::new(fd, at.as_ptr(), io.len).offset(io.offset).build(),
+            piece => opcode::ReadFixed::new(fd, at.as_ptr(), io.len, piece).offset(io.offset).build(),
         };
-        // SAFETY: the slot has room for it, and is lent until the completion was taken; so the file is open.
-        unsafe { reactor.push(self.token, tag, entry) };
+        // SAFETY: its memory belongs to the queue until the completion was taken, and the file stays open as long.
+        unsafe { reactor.push(token, io.tag, entry) };
     }
 
-    /// What completed: (tag, bytes or errno).
-    pub fn reap(
-        &mut self,
-        reactor: &mut Reactor,
-        slots: &mut Slots,
-        mut each: impl FnMut(u32, Result<u32, i32>),
-    ) {
-        reactor.take(self.token, &mut self.completions);
-        for done in self.completions.drain(..) {
-            slots.is_back(done.tag);
-            each(done.tag, if done.result < 0 { Err(-done.result) } else { Ok(done.result as u32) });
+    fn read(&self, io: &Io) -> Result<u32, Fault> {
+        let Mem::Host { at, .. } = io.mem else { unreachable!("slots lie in the host") };
+        let of = self.of.borrow();
+        let file = of[io.tag as usize].as_ref().expect("a file that is read is open");
+        // SAFETY: the memory of an I/O is that long, initialised when its arena was made, and the queue's until it is reaped.
+        let into = unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), io.len as usize) };
+        loop {
+            match rustix::io::pread(file, &mut *into, io.offset) {
+                Ok(got) => return Ok(got as u32),
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(Fault::errno(e.raw_os_error())),
+            }
+        }
+    }
+}
+
+fn done(tag: u32, result: Result<u32, Fault>) -> Done {
+    Done { tag, result, via: Via::Nothing, copy_ns: 0 }
+}
+
+impl Queue for Files {
+    fn geometry(&self) -> Geometry {
+        let depth = self.of.borrow().len() as u32;
+        Geometry { bytes: u64::MAX, align: 1, mem_align: 1, io_bytes_max: u32::MAX, depth }
+    }
+
+    fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+
+    fn push(&mut self, io: Io, reactor: &mut Reactor) -> Result<(), Full> {
+        assert!(io.op == Op::Read, "files of a data set are read");
+        match self.token {
+            Some(token) => self.start(token, io, reactor),
+            None => self.pushed.push(io),
+        }
+        self.in_flight += 1;
+        Ok(())
+    }
+
+    fn submit(&mut self, _: &mut Reactor) {
+        for io in std::mem::take(&mut self.pushed) {
+            let result = self.read(&io);
+            self.done.push(done(io.tag, result));
         }
     }
 
-    pub fn cancel(&self, reactor: &mut Reactor, tag: u32) {
-        reactor.cancel(self.token, tag);
+    fn reap(&mut self, reactor: &mut Reactor, into: &mut Vec<Done>) {
+        if let Some(token) = self.token {
+            reactor.take(token, &mut self.completions);
+            let result = |c: &Completion| match c.result {
+                failed if failed < 0 => Err(Fault::errno(-failed)),
+                got => Ok(got as u32),
+            };
+            self.done.extend(self.completions.drain(..).map(|c| done(c.tag, result(&c))));
+        }
+        self.in_flight -= self.done.len() as u32;
+        into.append(&mut self.done);
+    }
+
+    fn abandon(&mut self, tag: u32, reactor: &mut Reactor) {
+        if let Some(token) = self.token {
+            reactor.cancel(token, tag);
+        }
     }
 }

@@ -10,24 +10,25 @@ use self::straight::Lanes;
 use super::board::{add, Board, Counters, Outfit, ACCOUNT_NS};
 use super::reading::{Opened, Reading, BLOCK};
 use super::supply::Delays;
-use super::uring::{Read, Ring, Slots};
+use super::uring::{Files, Reading as OpenFiles, Slots};
 use super::Shared;
 use crate::arena::Mem;
+use crate::client::{Client, Order};
 use crate::clock;
 use crate::driver::threads;
 use crate::format::Damage;
 use crate::gpu::cuda::Pinned;
 use crate::path;
 use crate::path::Copier;
-use crate::queue::{Done, Fault, Io, Op, Queue, Via};
+use crate::queue::{Fault, Op, Via};
 use crate::reactor::{Reactor, RingOptions};
 use crate::source::Loan;
 use crate::source::QueueNeeds;
 use forebay_model::training::{Grant, Stream};
 use forebay_model::{Error, Latency};
-use rustix::io::Errno;
+use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::fs::File;
+use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,13 +40,17 @@ const GRACE: Duration = Duration::from_secs(2);
 /// Streams that a worker reads side by side at most.
 const STREAMS_MAX: usize = 16;
 
-/// How reads are carried out.
+/// The number of the queue that fills slots, at the worker's client.
+const READS: u32 = 0;
+
+/// How slots are filled.
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Reads {
     /// By the worker itself: what is in memory.
     Inline,
-    Ring(Ring),
+    Ring,
     /// One address space that holds all files.
-    Queue(Box<dyn Queue>),
+    Whole { align: u32 },
 }
 
 /// A stream in this worker's hands.
@@ -55,8 +60,8 @@ struct Active {
     lane: u32,
     file: u32,
     upto: u32,
-    /// Of the file straight into a GPU. It goes before what it reads.
-    straight: Option<Box<dyn Queue>>,
+    /// The number of a queue of its own, which goes straight into a GPU.
+    straight: Option<u32>,
     reading: Reading,
     /// Bytes of the file that were asked for, and how far to go for what is wanted.
     pushed: u64,
@@ -77,7 +82,6 @@ struct Active {
 /// A read, until its bytes were parsed.
 #[derive(Clone, Copy, Debug, Default)]
 struct Flight {
-    active: usize,
     /// Of the file; and how many bytes before those that are wanted a block begins.
     offset: u64,
     head: u32,
@@ -104,10 +108,14 @@ pub struct Latencies {
 pub struct Worker {
     index: usize,
     shared: Arc<Shared>,
-    // Field order is drop order: what points to the slots goes first.
+    // Field order is drop order: queues go before the files and lanes that they stand on, and what points to the slots
+    // before these.
+    client: Client<()>,
     actives: Vec<Option<Active>>,
     lanes: Option<Lanes>,
     reads: Reads,
+    /// By tag: the file that a read is of.
+    files: OpenFiles,
     reactor: Reactor,
     /// To the destination, one for each GPU.
     copiers: Vec<Box<dyn Copier>>,
@@ -124,9 +132,7 @@ pub struct Worker {
     in_flight: u32,
     latencies: Latencies,
     accounted: u64,
-    done: Vec<Done>,
     copies: Vec<(u32, Option<Fault>)>,
-    arrived: Vec<(u32, Result<u32, i32>)>,
 }
 
 impl Worker {
@@ -159,10 +165,22 @@ impl Worker {
             // Where it is refused, each read pins its own pages.
             let _ = reactor.register_arena(slots.arena_mut());
         }
+        let files: OpenFiles = Rc::new(RefCell::new(vec![None; depth as usize]));
+        // O_DIRECT goes on from a block.
+        let mut client = Client::new(depth, false, (), |slot| slots.mem(slot)).with_unit(how.align.max(1));
         let reads = match shared.data.target() {
-            Some(target) => Reads::Queue(target.queue(needs, &mut reactor)?),
-            None if how.is_inline || !how.has_ring => Reads::Inline,
-            None => Reads::Ring(Ring::new(&mut reactor)),
+            Some(target) => {
+                let queue = target.queue(needs, &mut reactor)?;
+                let align = queue.geometry().align.max(1);
+                client.add(queue);
+                Reads::Whole { align }
+            }
+            None => {
+                let by_ring = !how.is_inline && how.has_ring;
+                let ring = by_ring.then_some(&mut reactor);
+                client.add(Box::new(Files::new(files.clone(), ring)));
+                if by_ring { Reads::Ring } else { Reads::Inline }
+            }
         };
         let pin = destination.map_or(Ok(None), |to| to.pin(slots.arena()))?;
         let copiers = destination.map_or(Ok(Vec::new()), |to| to.copiers())?;
@@ -176,7 +194,9 @@ impl Worker {
         });
         Ok(Worker {
             index,
+            client,
             reads,
+            files,
             reactor,
             copiers,
             _pin: pin,
@@ -192,8 +212,6 @@ impl Worker {
             in_flight: 0,
             latencies: Latencies::default(),
             accounted: 0,
-            done: Vec::new(),
-            arrived: Vec::new(),
             shared,
         })
     }
@@ -229,8 +247,9 @@ impl Worker {
 
     /// Takes streams and asks for bytes, as long as there are slots.
     fn start(&mut self) -> bool {
-        let mut any = false;
-        while self.slots.has_free() && !self.board().stop.load(Ordering::Relaxed) {
+        let mut any = self.client.is_owed();
+        self.client.push_again(&mut self.reactor);
+        while self.client.has_free() && !self.board().stop.load(Ordering::Relaxed) {
             if self.has_room() && self.board().has_work() && self.take() {
                 any = true;
             }
@@ -238,9 +257,11 @@ impl Worker {
             self.push(next);
             any = true;
         }
-        self.submit_straight();
-        if let Reads::Queue(queue) = &mut self.reads {
-            queue.submit(&mut self.reactor);
+        let began = self.now();
+        self.client.submit(&mut self.reactor);
+        if any && self.reads == Reads::Inline {
+            // Where slots are filled, it is done here.
+            add(&self.counters().read_ns, self.now().saturating_sub(began));
         } else if any {
             self.reactor.submit();
         }
@@ -334,8 +355,7 @@ impl Worker {
 
     fn push(&mut self, index: usize) {
         let Some(to) = self.place_for(index) else { return };
-        let tag = self.slots.take().expect("a slot is free");
-        let (io_bytes, began) = (self.shared.how.io_bytes, self.now());
+                let (io_bytes, began) = (self.shared.how.io_bytes, self.now());
         let active = self.actives[index].as_mut().expect("it was chosen");
         let (begins, left) = active.reading.place(active.pushed);
         let most = match &self.shared.straight {
@@ -344,87 +364,57 @@ impl Worker {
         };
         let bytes = (active.goal - active.pushed).min(left).min(most) as u32;
         active.pushed += u64::from(bytes);
-        active.slots.push_back(tag);
         // What goes straight begins anywhere.
         let align = if to.is_some() { 1 } else { u64::from(self.shared.how.align) };
         let head = (begins % align) as u32;
         let (offset, want) = (begins - u64::from(head), head + bytes);
         let at = active.reading.base + offset;
         let due = if self.delays.any() { self.delays.of(&self.shared, began, at, want) } else { 0 };
+        let len = self.length_of(index, want);
+        let active = self.actives[index].as_ref().expect("it was chosen");
+        let (queue, offset_there) = match (active.straight, self.reads) {
+            (Some(queue), _) => (queue, offset),
+            (None, Reads::Whole { .. }) => (READS, at),
+            (None, _) => (READS, offset),
+        };
+        let order = Order { queue, op: Op::Read, offset: offset_there, len, want, owner: () };
+        let tag = self.client.begin(order, clock::now()).expect("a slot is free");
+        self.actives[index].as_mut().expect("it was chosen").slots.push_back(tag);
+        let mem = match to {
+            Some(to) => to,
+            None => self.slots.lend(tag),
+        };
+        self.client.set_mem(tag, mem);
         self.flights[tag as usize] =
-            Flight { active: index, offset, head, want, began, due, to, ..Flight::default() };
+            Flight { offset, head, want, began, due, to, ..Flight::default() };
         self.in_flight += 1;
         self.notes.retain(|(of, _)| *of != tag);
-        self.issue(tag);
+        let file = self.actives[index].as_ref().and_then(|active| active.reading.file.clone());
+        self.files.borrow_mut()[tag as usize] = file;
+        self.client.push(tag, &mut self.reactor);
     }
 
-    /// Hands over a read, or what a short one left of it.
-    fn issue(&mut self, tag: u32) {
-        let flight = self.flights[tag as usize];
-        let active = self.actives[flight.active].as_mut().expect("its stream is read");
-        let (offset, at) = (flight.offset + u64::from(flight.got), flight.got as usize);
-        let left = flight.want - flight.got;
-        if let Some(queue) = &mut active.straight {
-            let mem = flight.to.expect("it has a place on the GPU").after(at);
-            let io = Io { tag, op: Op::Read, offset, len: left, mem };
-            if queue.push(io, &mut self.reactor).is_err() {
-                self.arrived.push((tag, Err(libc::EAGAIN)));
-            }
-            return;
-        }
-        match &mut self.reads {
-            Reads::Inline => {
-                let file = active.reading.file.as_ref().expect("a file that is read is open");
-                let ask = self.shared.how.ask(left);
-                let result = pread(file, &mut self.slots.bytes_mut(tag)[at..at + ask as usize], offset);
-                let now = self.now();
-                add(&self.counters().read_ns, now.saturating_sub(flight.began));
-                self.arrived.push((tag, result));
-            }
-            Reads::Ring(ring) => {
-                let file = active.reading.file.clone().expect("a file that is read is open");
-                let ask = self.shared.how.ask(left);
-                let read = Read { offset, at, len: ask };
-                ring.push(&mut self.reactor, &mut self.slots, tag, &file, read);
-            }
-            Reads::Queue(queue) => {
-                let align = queue.geometry().align.max(1);
-                let len = left.next_multiple_of(align);
-                let mem = self.slots.lend(tag).after(at);
-                let io = Io { tag, op: Op::Read, offset: active.reading.base + offset, len, mem };
-                if queue.push(io, &mut self.reactor).is_err() {
-                    self.slots.is_back(tag);
-                    self.arrived.push((tag, Err(libc::EAGAIN)));
-                }
-            }
+    /// Bytes to ask for, so that those that are wanted come.
+    fn length_of(&self, index: usize, want: u32) -> u32 {
+        let active = self.actives[index].as_ref().expect("it was chosen");
+        match (active.straight, self.reads) {
+            (Some(_), _) => want,
+            (None, Reads::Whole { align }) => want.next_multiple_of(align),
+            (None, _) => self.shared.how.ask(want),
         }
     }
 
     /// Takes what arrived, and lets through what is due.
     fn collect(&mut self) -> bool {
-        match &mut self.reads {
-            Reads::Inline => {}
-            Reads::Ring(ring) => {
-                let arrived = &mut self.arrived;
-                ring.reap(&mut self.reactor, &mut self.slots, |tag, result| arrived.push((tag, result)));
-            }
-            Reads::Queue(queue) => {
-                queue.reap(&mut self.reactor, &mut self.done);
-                for done in self.done.drain(..) {
-                    self.slots.is_back(done.tag);
-                    self.arrived.push((done.tag, done.result.map_err(|fault: Fault| fault.errno)));
-                }
+        self.client.collect(&mut self.reactor);
+        let mut any = self.client.has_done();
+        let mut done = self.client.take_done();
+        for done in done.drain(..) {
+            if let Some(over) = self.client.settle(done) {
+                self.arrive(over);
             }
         }
-        self.reap_straight();
-        let mut any = false;
-        let mut arrived = std::mem::take(&mut self.arrived);
-        for (tag, result) in arrived.drain(..) {
-            any |= self.arrive(tag, result);
-        }
-        if self.arrived.is_empty() {
-            self.arrived = arrived;
-        }
+        self.client.spare(done);
         if self.delays.any() {
             let now = self.now();
             while let Some(tag) = self.delays.next(now) {
@@ -437,7 +427,7 @@ impl Worker {
 
     /// Sleeps until something lands, is due or is to be read.
     fn wait(&mut self) {
-        let could_begin = self.slots.has_free() && self.has_room();
+        let could_begin = self.client.has_free() && self.has_room();
         let Some(keeps) = self.board().rest(self.index, could_begin) else { return };
         let now = clock::now();
         let mut until = now + LOOK;
@@ -451,12 +441,7 @@ impl Worker {
         for due in self.copiers.iter().filter_map(|copier| copier.next_due()) {
             until = until.min(due);
         }
-        for due in self.straight_queues().filter_map(|queue| queue.next_due()) {
-            until = until.min(due);
-        }
-        if let Reads::Queue(queue) = &self.reads {
-            until = queue.next_due().map_or(until, |due| until.min(due));
-        }
+        until = self.client.next_due().map_or(until, |due| until.min(due));
         if until > now && !self.board().stop.load(Ordering::Relaxed) {
             self.reactor.wait(1, until, Duration::ZERO);
         } else {
@@ -492,49 +477,29 @@ impl Worker {
         for (tag, fault) in std::mem::take(&mut self.copies) {
             self.end_copy(tag, fault);
         }
-        let until = clock::now() + GRACE;
-        self.abandon_straight();
-        for tag in 0..self.slots.count() {
-            match &mut self.reads {
-                Reads::Inline => {}
-                Reads::Ring(ring) => ring.cancel(&mut self.reactor, tag),
-                Reads::Queue(queue) if queue.in_flight() > 0 && self.slots.is_lent(tag) => {
-                    queue.abandon(tag, &mut self.reactor)
-                }
-                Reads::Queue(_) => {}
-            }
+        let under_way: Vec<u32> = self.client.tags().collect();
+        under_way.into_iter().for_each(|tag| self.client.abandon(tag, &mut self.reactor));
+        for tag in self.client.take_owed(|_| true) {
+            self.slots.is_back(tag);
         }
-        while (self.slots.any_lent() || self.is_straight_busy()) && clock::now() < until {
-            self.submit_straight();
-            self.reactor.wait(1, clock::now() + Duration::from_millis(5), Duration::ZERO);
-            self.reap_straight();
-            match &mut self.reads {
-                Reads::Inline => {}
-                Reads::Ring(ring) => ring.reap(&mut self.reactor, &mut self.slots, |_, _| {}),
-                Reads::Queue(queue) => {
-                    queue.reap(&mut self.reactor, &mut self.done);
-                    self.done.drain(..).for_each(|done| self.slots.is_back(done.tag));
-                }
+        let Worker { client, reactor, slots, flights, shared, index, .. } = &mut self;
+        let ways = &shared.board.counters[*index].ways;
+        let is_back = client.drain(reactor, clock::now() + GRACE, |client, over| {
+            let flight = &flights[over.tag as usize];
+            match flight.to {
+                // It got to the GPU, whoever waits for it.
+                Some(_) => ways.add(over.via, client.ticket(over.tag).moved.min(flight.want).into()),
+                None => slots.is_back(over.tag),
             }
-        }
+        });
         let now = self.now();
         self.account(now);
         let latencies = std::mem::take(&mut self.latencies);
-        if self.slots.any_lent() || self.is_straight_busy() {
+        if !is_back || self.slots.any_lent() {
             std::mem::forget(self);
-        } else if let Reads::Queue(queue) = &mut self.reads {
-            queue.close(&mut self.reactor);
+        } else {
+            self.client.close(&mut self.reactor);
         }
         latencies
-    }
-}
-
-fn pread(file: &File, into: &mut [u8], offset: u64) -> Result<u32, i32> {
-    loop {
-        match rustix::io::pread(file, &mut *into, offset) {
-            Ok(got) => return Ok(got as u32),
-            Err(Errno::INTR) => {}
-            Err(e) => return Err(e.raw_os_error()),
-        }
     }
 }

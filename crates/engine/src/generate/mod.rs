@@ -326,9 +326,12 @@ impl Site<'_> {
         let target = open(&path, true)?;
         self.direct.fetch_or(target.direct, Ordering::Relaxed);
         let align = target.align;
-        let mut queue = target.queue(Engine::Inline, self.needs(), &mut pump.reactor)?;
+        let queue = target.queue(Engine::Inline, self.needs(), &mut pump.reactor)?;
+        pump.take_on(queue);
         let shape = self.spec.shape(number);
-        match pump.write(writer, shape, &mut *queue, 0, align, shared) {
+        let written = pump.write(writer, shape, 0, align, shared);
+        pump.let_go();
+        match written {
             Ok(()) => {
                 self.folder.put_beside(self.spec, number, &writer.beside(shape))?;
                 self.folder.finish(self.spec, number, bytes).map(|()| true)
@@ -346,9 +349,12 @@ impl Site<'_> {
         while let Some(number) = work.take() {
             let path = self.folder.path(self.spec, number);
             let target = open(&path, false)?;
-            let mut queue = target.queue(Engine::Inline, self.needs(), &mut pump.reactor)?;
+            let queue = target.queue(Engine::Inline, self.needs(), &mut pump.reactor)?;
+            pump.take_on(queue);
             let bytes = self.bytes[number as usize];
-            match pump.check(&mut *parser, &mut *queue, 0, bytes, 1, &work.shared) {
+            let checked = pump.check(&mut *parser, 0, bytes, 1, &work.shared);
+            pump.let_go();
+            match checked {
                 Ok(()) => work.done.fetch_add(1, Ordering::Relaxed),
                 Err(Halt::Stopped) => break,
                 Err(halt) => return Err(self.failed(&path, halt)),

@@ -6,7 +6,6 @@ use super::pump::{Halt, Pump, Shared};
 use super::spec::DatagenSpec;
 use super::{checked, damaged, parser, phase, record_of, DatagenRecord, Observe, Work};
 use crate::opening::{self, Purpose};
-use crate::queue::Queue;
 use crate::reactor::{Reactor, RingOptions};
 use crate::source::{MadeOf, QueueNeeds, Target, Uri};
 use forebay_model::units::readable_bytes;
@@ -142,33 +141,34 @@ impl<'a> Place<'a> {
         Ok(Place { spec, target, bytes, begins, align: align.max(1) })
     }
 
-    fn open(&self) -> Result<(Pump, Box<dyn Queue>), Error> {
+    fn open(&self) -> Result<Pump, Error> {
         let needs = QueueNeeds { depth: DEPTH, io_bytes_max: self.spec.io_bytes, then_copied: false };
         let depth = self.target.ring_depth(needs);
         let reactor = Reactor::with_ring(RingOptions { depth, ..RingOptions::default() });
         let mut pump =
             Pump::new(reactor.unwrap_or_else(|_| Reactor::without_ring()), DEPTH, self.spec.io_bytes)?;
         let queue = self.target.queue(needs, &mut pump.reactor)?;
-        Ok((pump, queue))
+        pump.take_on(queue);
+        Ok(pump)
     }
 
     /// Writes what stands before the files, and has everything so far durable.
     fn put(&self, text: &[u8]) -> Result<(), Error> {
-        let (mut pump, mut queue) = self.open()?;
+        let mut pump = self.open()?;
         let shared = Shared::default();
-        let put = pump.put(text, &mut *queue, &shared).and_then(|()| pump.flush(&mut *queue, &shared));
-        queue.close(&mut pump.reactor);
+        let put = pump.put(text, &shared).and_then(|()| pump.flush(&shared));
+        pump.let_go();
         put.map_err(|halt| self.failed("the manifest", halt))
     }
 
     fn make(&self, work: &Work) -> Result<(), Error> {
-        let (mut pump, mut queue) = self.open()?;
+        let mut pump = self.open()?;
         let mut writer = self.spec.writer()?;
         let mut made = Ok(());
         while let Some(number) = work.take() {
             let base = self.begins[number as usize];
             let shape = self.spec.shape(number);
-            match pump.write(&mut writer, shape, &mut *queue, base, self.align, &work.shared) {
+            match pump.write(&mut writer, shape, base, self.align, &work.shared) {
                 Ok(()) => work.done.fetch_add(1, Ordering::Relaxed),
                 Err(Halt::Stopped) => break,
                 Err(halt) => {
@@ -177,17 +177,17 @@ impl<'a> Place<'a> {
                 }
             };
         }
-        queue.close(&mut pump.reactor);
+        pump.let_go();
         made
     }
 
     fn check(&self, work: &Work) -> Result<(), Error> {
-        let (mut pump, mut queue) = self.open()?;
+        let mut pump = self.open()?;
         let mut parser = parser(self.spec)?;
         let mut read = Ok(());
         while let Some(number) = work.take() {
             let (base, bytes) = (self.begins[number as usize], self.bytes[number as usize]);
-            match pump.check(&mut *parser, &mut *queue, base, bytes, self.align, &work.shared) {
+            match pump.check(&mut *parser, base, bytes, self.align, &work.shared) {
                 Ok(()) => work.done.fetch_add(1, Ordering::Relaxed),
                 Err(Halt::Stopped) => break,
                 Err(halt) => {
@@ -196,7 +196,7 @@ impl<'a> Place<'a> {
                 }
             };
         }
-        queue.close(&mut pump.reactor);
+        pump.let_go();
         read
     }
 

@@ -3,10 +3,11 @@
 //! A slot is filled, summed and handed to the device while it lies in L2.
 
 use crate::arena::Arena;
+use crate::client::{Client, End, Order};
 use crate::clock;
 use crate::format::write::{FileShape, Writer};
 use crate::format::{Damage, Parser};
-use crate::queue::{Done, Fault, Io, Op, Queue};
+use crate::queue::{Fault, Op, Queue};
 use crate::reactor::Reactor;
 use forebay_model::job::Pages;
 use forebay_model::Error;
@@ -33,26 +34,33 @@ pub struct Shared {
     pub bytes: AtomicU64,
 }
 
+/// The number of the pump's queue at its client.
+const QUEUE: u32 = 0;
+
 /// One thread's slots.
 pub struct Pump {
-    arena: Arena,
+    // Field order is drop order: the queue, then the ring, then the memory that both point to.
+    client: Client<()>,
     pub reactor: Reactor,
-    done: Vec<Done>,
-    /// Slots that no I/O has.
-    free: Vec<u32>,
-    /// By slot: what its I/O has to move, and where.
-    asked: Vec<(u64, u32)>,
+    arena: Arena,
 }
 
 impl Pump {
     pub fn new(reactor: Reactor, depth: u32, io_bytes: u64) -> Result<Pump, Error> {
-        Ok(Pump {
-            arena: Arena::new(depth as usize, io_bytes as usize, Pages::Thp)?,
-            reactor,
-            done: Vec::new(),
-            free: (0..depth).rev().collect(),
-            asked: vec![(0, 0); depth as usize],
-        })
+        let arena = Arena::new(depth as usize, io_bytes as usize, Pages::Thp)?;
+        let client = Client::new(depth, false, (), |slot| arena.slot(slot));
+        Ok(Pump { client, reactor, arena })
+    }
+
+    /// Where bytes go to and come from, from now on.
+    pub fn take_on(&mut self, queue: Box<dyn Queue>) {
+        let number = self.client.add(queue);
+        debug_assert_eq!(number, QUEUE);
+    }
+
+    pub fn let_go(&mut self) {
+        self.client.close(&mut self.reactor);
+        self.client.remove(QUEUE);
     }
 
     /// Writes a file at `base`, its last block filled up with zeroes to a multiple of `align`.
@@ -60,7 +68,6 @@ impl Pump {
         &mut self,
         writer: &mut Writer,
         shape: FileShape,
-        queue: &mut dyn Queue,
         base: u64,
         align: u32,
         shared: &Shared,
@@ -70,20 +77,22 @@ impl Pump {
         let mut at = base;
         let mut written = Ok(());
         while left > 0 && written.is_ok() && !shared.stop.load(Ordering::Relaxed) {
-            let Some(slot) = self.free.pop() else {
-                written = self.wait(queue, shared);
+            let Some(tag) = self.begin(Op::Write { durable: false }, at, 0) else {
+                written = self.wait(shared);
                 continue;
             };
-            let memory = self.arena.slot_bytes_mut(slot as usize);
+            let memory = self.arena.slot_bytes_mut(tag as usize);
             let filled = writer.fill(memory);
             let len = filled.next_multiple_of(align as usize);
             memory[filled..len].fill(0);
-            self.push(queue, slot, Op::Write { durable: false }, at, len as u32);
+            let order = self.client.order(tag);
+            (order.len, order.want) = (len as u32, len as u32);
+            self.push(tag);
             at += len as u64;
             left -= filled as u64;
             shared.bytes.fetch_add(filled as u64, Ordering::Relaxed);
         }
-        let drained = self.drain(queue, shared);
+        let drained = self.drain(shared);
         written.and(drained)
     }
 
@@ -91,7 +100,6 @@ impl Pump {
     pub fn check(
         &mut self,
         parser: &mut dyn Parser,
-        queue: &mut dyn Queue,
         base: u64,
         bytes: u64,
         align: u32,
@@ -104,8 +112,10 @@ impl Pump {
             let used = slot_bytes.min(bytes - at) as usize;
             let len = used.next_multiple_of(align as usize);
             // One after another: threads do the rest.
-            self.alone(queue, Op::Read, base + at, len as u32, shared)?;
-            let memory = self.arena.slot_bytes_mut(0);
+            let tag = self.begin(Op::Read, base + at, len as u32).expect("nothing is under way");
+            self.push(tag);
+            self.drain(shared)?;
+            let memory = self.arena.slot_bytes_mut(tag as usize);
             parser.take(&memory[..used]).map_err(Halt::Damaged)?;
             at += used as u64;
             shared.bytes.fetch_add(used as u64, Ordering::Relaxed);
@@ -114,94 +124,77 @@ impl Pump {
     }
 
     /// Writes bytes at offset 0; their length is a multiple of any block.
-    pub fn put(&mut self, bytes: &[u8], queue: &mut dyn Queue, shared: &Shared) -> Result<(), Halt> {
+    pub fn put(&mut self, bytes: &[u8], shared: &Shared) -> Result<(), Halt> {
         let slot_bytes = self.arena.slot_bytes();
         for (index, piece) in bytes.chunks(slot_bytes).enumerate() {
-            self.arena.slot_bytes_mut(0)[..piece.len()].copy_from_slice(piece);
-            self.alone(
-                queue,
-                Op::Write { durable: false },
-                (index * slot_bytes) as u64,
-                piece.len() as u32,
-                shared,
-            )?;
+            let (op, at) = (Op::Write { durable: false }, (index * slot_bytes) as u64);
+            let tag = self.begin(op, at, piece.len() as u32).expect("nothing is under way");
+            self.arena.slot_bytes_mut(tag as usize)[..piece.len()].copy_from_slice(piece);
+            self.push(tag);
+            self.drain(shared)?;
         }
         Ok(())
     }
 
     /// What was written is durable.
-    pub fn flush(&mut self, queue: &mut dyn Queue, shared: &Shared) -> Result<(), Halt> {
-        self.alone(queue, Op::Flush, 0, 0, shared)
+    pub fn flush(&mut self, shared: &Shared) -> Result<(), Halt> {
+        let tag = self.begin(Op::Flush, 0, 0).expect("nothing is under way");
+        self.push(tag);
+        self.drain(shared)
     }
 
-    /// One I/O with the first slot, and nothing beside it.
-    fn alone(
-        &mut self,
-        queue: &mut dyn Queue,
-        op: Op,
-        offset: u64,
-        len: u32,
-        shared: &Shared,
-    ) -> Result<(), Halt> {
-        self.free.retain(|free| *free != 0);
-        self.push(queue, 0, op, offset, len);
-        self.drain(queue, shared)
+    fn begin(&mut self, op: Op, offset: u64, len: u32) -> Option<u32> {
+        self.client.begin(Order { queue: QUEUE, op, offset, len, want: len, owner: () }, clock::now())
     }
 
-    fn push(&mut self, queue: &mut dyn Queue, slot: u32, op: Op, offset: u64, len: u32) {
-        self.asked[slot as usize] = (offset, len);
-        let io = Io { tag: slot, op, offset, len, mem: self.arena.slot(slot as usize) };
-        // As many slots as the queue is deep.
-        let taken = queue.push(io, &mut self.reactor);
-        assert!(taken.is_ok(), "a queue as deep as its slots takes an I/O of a free one");
-        queue.submit(&mut self.reactor);
+    fn push(&mut self, tag: u32) {
+        self.client.push(tag, &mut self.reactor);
+        self.client.submit(&mut self.reactor);
         self.reactor.submit();
     }
 
     /// Until an I/O is done. A first fault is told once all are done.
-    fn wait(&mut self, queue: &mut dyn Queue, shared: &Shared) -> Result<(), Halt> {
-        let silent_at = clock::now() + SILENCE;
+    fn wait(&mut self, shared: &Shared) -> Result<(), Halt> {
         loop {
-            queue.reap(&mut self.reactor, &mut self.done);
-            if !self.done.is_empty() {
-                return self.take_back();
+            let (mut over, mut first) = (false, Ok(()));
+            self.client.turn(&mut self.reactor, &mut |client, ended| {
+                over = true;
+                let ticket = client.ticket(ended.tag);
+                let Order { offset, len, .. } = ticket.order;
+                let fault = match ended.end {
+                    End::Whole => None,
+                    End::Early => {
+                        let found = format!("{} of {len} bytes were moved", ticket.moved);
+                        Some(Fault::note(libc::EIO, found))
+                    }
+                    End::Failed(fault) | End::GivenUp(fault) => Some(fault),
+                };
+                if let (Some(fault), Ok(())) = (fault, &first) {
+                    first = Err(Halt::Io { offset, fault });
+                }
+                client.release(ended.tag);
+            });
+            if over {
+                return first;
             }
-            let now = clock::now();
-            if now >= silent_at {
-                (0..self.asked.len() as u32)
-                    .filter(|slot| !self.free.contains(slot))
-                    .for_each(|slot| queue.abandon(slot, &mut self.reactor));
-            }
-            if shared.stop.load(Ordering::Relaxed) && queue.in_flight() == 0 {
+            if shared.stop.load(Ordering::Relaxed) && self.client.in_flight() == 0 {
                 return Err(Halt::Stopped);
             }
-            let until = queue.next_due().unwrap_or(now + LOOK).min(now + LOOK);
+            let now = clock::now();
+            if self.client.any_late(now, SILENCE) {
+                let late: Vec<u32> = self.client.tags().collect();
+                late.into_iter().for_each(|tag| self.client.abandon(tag, &mut self.reactor));
+            }
+            let until = self.client.next_due().unwrap_or(now + LOOK).min(now + LOOK);
             self.reactor.wait(1, until, Duration::ZERO);
         }
     }
 
-    fn take_back(&mut self) -> Result<(), Halt> {
-        let mut first = Ok(());
-        for done in self.done.drain(..) {
-            self.free.push(done.tag);
-            let (offset, len) = self.asked[done.tag as usize];
-            let fault = match done.result {
-                Ok(moved) if moved == len => continue,
-                Ok(moved) => Fault::note(libc::EIO, format!("{moved} of {len} bytes were moved")),
-                Err(fault) => fault,
-            };
-            if first.is_ok() {
-                first = Err(Halt::Io { offset, fault });
-            }
-        }
-        first
-    }
-
     /// Until nothing is under way.
-    fn drain(&mut self, queue: &mut dyn Queue, shared: &Shared) -> Result<(), Halt> {
+    fn drain(&mut self, shared: &Shared) -> Result<(), Halt> {
         let mut first = Ok(());
-        while queue.in_flight() > 0 {
-            first = first.and(self.wait(queue, shared));
+        while self.client.in_flight() > 0 || self.client.is_owed() {
+            first = first.and(self.wait(shared));
         }
         match first {
             Ok(()) if shared.stop.load(Ordering::Relaxed) => Err(Halt::Stopped),

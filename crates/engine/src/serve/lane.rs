@@ -3,7 +3,9 @@
 use super::stats::{Counts, LatencyStats, NamespaceStats};
 use super::volume::{Volume, LANE_DEPTH};
 use crate::arena::Mem;
-use crate::queue::{Done, Fault, Io, Op, Queue, Travelled, Via};
+use crate::client::{Client, End, Order, Over, Patience};
+use crate::clock;
+use crate::queue::{Fault, Op, Travelled, Via};
 use crate::reactor::Reactor;
 use forebay_model::Error;
 use forebay_nvme::controller::subsystem::AnaState;
@@ -13,6 +15,9 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
+
+/// The number of a lane's queue at its client.
+const QUEUE: u32 = 0;
 
 /// A command of one of the thread's connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,13 +74,13 @@ pub struct Lane<O = Owner> {
     pub over_files: bool,
     /// Longest piece of Write Zeroes and Deallocate.
     pub piece_max: u32,
-    queue: Box<dyn Queue>,
-    /// By tag.
-    owners: Vec<Option<O>>,
-    free: Vec<u32>,
+    /// Of one queue. A host tries again what can't be carried out now.
+    client: Client<Option<O>>,
+    /// Steps that no tag was free for, or that came after those.
     full: VecDeque<(O, Step)>,
     pushed: bool,
-    done: Vec<Done>,
+    /// Nothing here has a time-out, so that this will do for all of them.
+    opened: Instant,
 }
 
 impl<O: Copy> Lane<O> {
@@ -87,6 +92,8 @@ impl<O: Copy> Lane<O> {
     ) -> Result<Lane<O>, Error> {
         let queue = volume.queue(io_bytes_max, thread, reactor)?;
         let depth = queue.geometry().depth.min(LANE_DEPTH);
+        let mut client = Client::new(depth, false, None, |_| Mem::None).with_patience(Patience::None);
+        client.add(queue);
         let plain = volume.target.is_file();
         Ok(Lane {
             over_files: !volume.target.files().is_empty(),
@@ -96,12 +103,10 @@ impl<O: Copy> Lane<O> {
             travelled: Travelled::default(),
             piece_max: if plain { 1 << 30 } else { io_bytes_max },
             volume,
-            queue,
-            owners: vec![None; depth as usize],
-            free: (0..depth).rev().collect(),
+            client,
             full: VecDeque::new(),
             pushed: false,
-            done: Vec::with_capacity(depth as usize),
+            opened: clock::now(),
             retired: false,
             counts: Counts::default(),
             published: Counts::default(),
@@ -112,59 +117,77 @@ impl<O: Copy> Lane<O> {
 
     /// Where these bytes lie in memory already.
     pub fn lend(&mut self, offset: u64, len: u32) -> Option<Mem> {
-        self.queue.lend(offset, len)
+        self.client.queue(QUEUE).lend(offset, len)
     }
 
     /// Hands a step to the source, or keeps it until there is room.
     pub fn start(&mut self, owner: O, step: Step, reactor: &mut Reactor) {
-        if !self.full.is_empty() || !self.push(owner, step, reactor) {
+        if !self.full.is_empty() || self.client.is_owed() || !self.push(owner, step, reactor) {
             self.full.push_back((owner, step));
         }
     }
 
+    /// False: all tags are taken.
     fn push(&mut self, owner: O, step: Step, reactor: &mut Reactor) -> bool {
-        let Some(tag) = self.free.pop() else { return false };
-        let io = Io { tag, op: step.op, offset: step.offset, len: step.len, mem: step.mem };
-        if self.queue.push(io, reactor).is_err() {
-            self.free.push(tag);
-            return false;
-        }
-        self.owners[tag as usize] = Some(owner);
-        self.pushed = true;
+        let Step { op, offset, len, mem } = step;
+        let order = Order { queue: QUEUE, op, offset, len, want: len, owner: Some(owner) };
+        let Some(tag) = self.client.begin(order, self.opened) else { return false };
+        self.client.set_mem(tag, mem);
         #[cfg(test)]
-        self.volume.recorded.begin(tag, step.op);
+        self.volume.recorded.begin(tag, op);
+        self.client.push(tag, reactor);
+        self.pushed = true;
         true
     }
 
     /// Starts what was pushed, and appends what is done.
     pub fn turn(&mut self, reactor: &mut Reactor, finished: &mut Vec<Finished<O>>) {
         if std::mem::take(&mut self.pushed) {
-            self.queue.submit(reactor);
+            self.client.submit(reactor);
         }
-        if self.attentive || self.queue.in_flight() > 0 {
-            self.queue.reap(reactor, &mut self.done);
+        match self.attentive {
+            true => self.client.collect_all(reactor),
+            false => self.client.collect(reactor),
         }
-        for done in self.done.drain(..) {
-            self.free.push(done.tag);
-            self.travelled.add(done.via, done.result.as_ref().map_or(0, |bytes| (*bytes).into()));
-            #[cfg(test)]
-            self.volume.recorded.end(done.tag);
-            let owner = self.owners[done.tag as usize].take().expect("a tag in flight has an owner");
-            finished.push(Finished { owner, result: done.result, via: done.via });
+        let mut done = self.client.take_done();
+        for done in done.drain(..) {
+            if let Some(over) = self.client.settle(done) {
+                finished.push(self.finish(over));
+            }
         }
+        self.client.spare(done);
+        self.offer(reactor);
+        while let Some(over) = self.client.take_refused() {
+            finished.push(self.finish(over));
+        }
+    }
+
+    /// Hands over what waits, as far as there is room.
+    fn offer(&mut self, reactor: &mut Reactor) {
+        let before = self.client.in_flight();
+        self.client.push_again(reactor);
+        self.pushed |= self.client.in_flight() > before;
         while let Some((owner, step)) = self.full.front().copied() {
-            if !self.push(owner, step, reactor) {
-                // A source that takes nothing though it holds nothing never will.
-                if self.queue.in_flight() == 0 {
-                    self.full.pop_front();
-                    let result = Err(Fault::errno(libc::EINVAL));
-                    finished.push(Finished { owner, result, via: Via::Nothing });
-                    continue;
-                }
-                break;
+            if self.client.is_owed() || !self.push(owner, step, reactor) {
+                return;
             }
             self.full.pop_front();
         }
+    }
+
+    fn finish(&mut self, over: Over) -> Finished<O> {
+        let ticket = self.client.ticket(over.tag);
+        let moved = ticket.moved;
+        let owner = ticket.order.owner.expect("a step has an owner");
+        let result = match over.end {
+            End::Whole | End::Early => Ok(moved),
+            End::Failed(fault) | End::GivenUp(fault) => Err(fault),
+        };
+        self.travelled.add(over.via, result.as_ref().map_or(0, |bytes| (*bytes).into()));
+        #[cfg(test)]
+        self.volume.recorded.end(over.tag);
+        self.client.release(over.tag);
+        Finished { owner, result, via: over.via }
     }
 
     /// Something was pushed that isn't started.
@@ -173,20 +196,25 @@ impl<O: Copy> Lane<O> {
     }
 
     pub fn is_idle(&self) -> bool {
-        self.queue.in_flight() == 0 && self.full.is_empty()
+        self.client.in_flight() == 0 && !self.client.is_owed() && self.full.is_empty()
     }
 
     /// Asks the source to give up on all that `whose` names. Returns those that it hadn't got yet: they are over.
     pub fn abandon(&mut self, whose: impl Fn(&O) -> bool, reactor: &mut Reactor) -> Vec<O> {
-        for (tag, owner) in self.owners.iter().enumerate() {
-            if owner.as_ref().is_some_and(&whose) {
-                self.queue.abandon(tag as u32, reactor);
-            }
+        let named = |owner: &Option<O>| owner.as_ref().is_some_and(&whose);
+        let mut over: Vec<O> = Vec::new();
+        for tag in self.client.take_owed(named) {
+            over.extend(self.client.ticket(tag).order.owner);
+            self.client.release(tag);
         }
+        let tags: Vec<u32> =
+            self.client.tags().filter(|tag| named(&self.client.ticket(*tag).order.owner)).collect();
+        tags.into_iter().for_each(|tag| self.client.abandon(tag, reactor));
         let (gone, kept): (VecDeque<_>, _) =
             std::mem::take(&mut self.full).into_iter().partition(|(owner, _)| whose(owner));
         self.full = kept;
-        gone.into_iter().map(|(owner, _)| owner).collect()
+        over.extend(gone.into_iter().map(|(owner, _)| owner));
+        over
     }
 
     /// Shows other threads what was counted here, up to `now`.
@@ -213,7 +241,7 @@ impl<O: Copy> Lane<O> {
     }
 
     pub fn next_due(&self) -> Option<Instant> {
-        self.queue.next_due()
+        self.client.due_of(QUEUE)
     }
 }
 

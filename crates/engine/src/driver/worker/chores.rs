@@ -1,82 +1,73 @@
 //! What a worker does about content: before a write, and after a read.
 
-use super::{Slot, Worker};
+use super::{Ticket, Worker};
 use crate::arena::Mem;
-use crate::clock;
 use crate::driver::verify::{Chore, Ended, Part};
 use crate::queue::Fault;
 
 impl Worker {
     /// Makes the content of a write, which goes on from there.
     pub(super) fn fill(&mut self, tag: u32) {
-        let slot = self.slots[tag as usize];
-        if self.contents.is_on_gpu(slot.mem) {
+        let ticket = *self.client.ticket(tag);
+        if self.contents.is_on_gpu(ticket.mem) {
             return self.begin(tag, Chore::Fill);
         }
-        match self.contents.fill(slot.mem, self.part_of(&slot)) {
-            Ok(()) => self.push(tag),
+        match self.contents.fill(ticket.mem, self.part_of(&ticket)) {
+            Ok(()) => self.client.push(tag, &mut self.reactor),
             Err(why) => self.failed(tag, &Fault::note(libc::EIO, why)),
         }
     }
 
     /// Checks the content of a finished read, and gives its slot free.
     pub(super) fn verify(&mut self, tag: u32) {
-        let slot = self.slots[tag as usize];
-        if self.contents.is_on_gpu(slot.mem) {
+        let ticket = *self.client.ticket(tag);
+        if self.contents.is_on_gpu(ticket.mem) {
             return self.begin(tag, Chore::Check);
         }
-        let result = self.contents.check(slot.mem, self.part_of(&slot));
-        self.verified(&slot, result);
-        self.release(tag);
+        let result = self.contents.check(ticket.mem, self.part_of(&ticket));
+        self.verified(&ticket, result);
+        self.client.release(tag);
     }
 
     /// Leaves the slot to the GPU for a while.
     fn begin(&mut self, tag: u32, chore: Chore) {
-        let part = self.part_of(&self.slots[tag as usize]);
-        let slot = &mut self.slots[tag as usize];
-        slot.chore = true;
-        slot.issued = clock::now();
-        self.in_flight += 1;
-        self.contents.start(tag, chore, slot.mem, part);
+        let ticket = *self.client.ticket(tag);
+        self.client.hold(tag);
+        self.contents.start(tag, chore, ticket.mem, self.part_of(&ticket));
     }
 
     pub(super) fn settle_chores(&mut self) {
         let mut ended = std::mem::take(&mut self.ended);
         self.contents.reap(&mut ended);
         for Ended { tag, chore, result } in ended.drain(..) {
-            let slot = &mut self.slots[tag as usize];
-            slot.chore = false;
-            if !slot.busy {
-                self.tally.lost -= 1;
-                self.release(tag);
+            if !self.client.unhold(tag) {
                 continue;
             }
-            self.in_flight -= 1;
-            let slot = *slot;
+            let ticket = *self.client.ticket(tag);
             match (chore, result) {
                 (Chore::Check, result) => {
-                    self.verified(&slot, result);
-                    self.release(tag);
+                    self.verified(&ticket, result);
+                    self.client.release(tag);
                 }
-                (Chore::Fill, _) if slot.abandoned => self.release(tag),
-                (Chore::Fill, Ok(())) => self.push(tag),
+                (Chore::Fill, _) if ticket.is_abandoned() => self.client.release(tag),
+                (Chore::Fill, Ok(())) => self.client.push(tag, &mut self.reactor),
                 (Chore::Fill, Err(why)) => self.failed(tag, &Fault::note(libc::EIO, why)),
             }
         }
         self.ended = ended;
     }
 
-    fn part_of(&self, slot: &Slot) -> Part {
-        let target = slot.at.target as usize;
+    fn part_of(&self, ticket: &Ticket) -> Part {
+        let target = ticket.order.owner.target as usize;
         let (seed, file) = (self.shared.content_seeds[target], self.shared.targets[target].content_id);
-        Part { seed, file, offset: slot.at.offset, len: slot.at.len }
+        Part { seed, file, offset: ticket.order.offset, len: ticket.order.len }
     }
 
     /// Bytes that are right count where they count as moved: those of the warm-up do for neither. Wrong ones are told.
-    fn verified(&mut self, slot: &Slot, result: Result<(), String>) {
+    fn verified(&mut self, ticket: &Ticket, result: Result<(), String>) {
         match result {
-            Ok(()) if slot.mem == Mem::None || !slot.counted => {}
-            Ok(()) => self.tally.verified_bytes += u64::from(slot.at.len),
+            Ok(()) if ticket.mem == Mem::None || !ticket.order.owner.counted => {}
+            Ok(()) => self.tally.verified_bytes += u64::from(ticket.order.len),
             Err(why) => {
                 self.tally.errors.verify_failed += 1;
                 self.tally.example(why);

@@ -5,8 +5,9 @@
 //! after the end, for as long as `Shared::drain_ns`. What never comes back is counted as having waited until it was
 //! given up.
 
-use super::{Slot, Worker};
+use super::{Load, Worker};
 use crate::driver::pacing::mean_io_bytes;
+use crate::queue::Op;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -41,23 +42,23 @@ impl Worker {
     }
 
     /// Books an I/O that finished after the end.
-    pub(super) fn book_late(&mut self, slot: &Slot, now: Instant, copy_ns: u32) {
+    pub(super) fn book_late(&mut self, load: Load, now: Instant, copy_ns: u32) {
         if self.has_measured(now) {
-            self.tally.complete_late(now.duration_since(slot.started), copy_ns);
+            self.tally.complete_late(now.duration_since(load.started), copy_ns);
         }
     }
 
     /// Books an I/O that was given up.
     pub(super) fn book_unfinished(&mut self, tag: u32, now: Instant) {
-        let slot = &self.slots[tag as usize];
-        if !slot.flush && self.has_measured(now) {
-            self.tally.leave_unfinished(now.duration_since(slot.started), 1);
+        let order = self.client.ticket(tag).order;
+        if order.op != Op::Flush && self.has_measured(now) {
+            self.tally.leave_unfinished(now.duration_since(order.owner.started), 1);
         }
     }
 
     /// At the very end: rests that no queue took any more, and what was due and never started.
     pub(super) fn book_what_never_came(&mut self, now: Instant) {
-        for tag in std::mem::take(&mut self.again) {
+        for tag in self.client.take_owed(|_| true) {
             self.book_unfinished(tag, now);
         }
         let passes = self.shared.job.passes.unwrap_or(u32::MAX);

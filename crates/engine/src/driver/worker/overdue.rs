@@ -1,6 +1,7 @@
 //! Which I/Os have taken too long, and what becomes of them.
 
-use super::{Worker, GRACE, LOOK, STANDSTILL};
+use super::{Worker, LOOK, STANDSTILL};
+use crate::client::Late;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -11,60 +12,41 @@ impl Worker {
         self.next_look = now + LOOK.min(self.shared.interval);
         let timeout = self.timeout();
         if late > STANDSTILL {
-            self.forgive(late);
+            self.client.forgive(late);
         }
-        if self.slots.iter().any(|slot| slot.busy && now.saturating_duration_since(slot.issued) > timeout) {
+        if self.client.any_late(now, timeout) {
             self.reactor.flush();
-            self.collect();
+            self.client.collect(&mut self.reactor);
             self.settle();
             self.settle_chores();
         }
         self.abandon_overdue(now);
     }
 
-    /// Whoever was to do the I/Os may have stood still, too: none has used up that part of its time.
-    fn forgive(&mut self, stood_still: Duration) {
-        for slot in self.slots.iter_mut().filter(|slot| slot.busy) {
-            slot.issued += stood_still;
-        }
-    }
-
     pub(super) fn timeout(&self) -> Duration {
         Duration::from_secs_f64(self.shared.job.timeout_s)
     }
 
-    /// Names I/Os that took longer than the time-out and asks for their slots back; one that isn't given
-    /// back either is left to the kernel, memory and all.
+    /// Names I/Os that took longer than the time-out, and stops the run.
     pub(super) fn abandon_overdue(&mut self, now: Instant) {
-        let timeout = self.timeout();
-        for tag in 0..self.slots.len() as u32 {
-            let slot = self.slots[tag as usize];
-            let age = now.saturating_duration_since(slot.issued);
-            if !slot.busy || age <= timeout {
-                continue;
-            }
-            if !slot.abandoned {
-                self.slots[tag as usize].abandoned = true;
-                self.tally.errors.timed_out += 1;
-                self.tally.example(format!(
-                    "{}: unfinished after --timeout {} s",
-                    self.name(&slot),
-                    self.shared.job.timeout_s
-                ));
-                if !slot.chore {
-                    self.queues[slot.queue as usize].abandon(tag, &mut self.reactor);
+        let mut late = std::mem::take(&mut self.late);
+        self.client.give_up_late(now, self.timeout(), &mut self.reactor, &mut late);
+        for (tag, what) in late.drain(..) {
+            match what {
+                Late::TimedOut => {
+                    self.tally.errors.timed_out += 1;
+                    let name = self.name(self.client.ticket(tag));
+                    self.tally.example(format!(
+                        "{name}: unfinished after --timeout {} s",
+                        self.shared.job.timeout_s
+                    ));
+                    self.shared.stop.store(true, Ordering::Relaxed);
                 }
-                self.shared.stop.store(true, Ordering::Relaxed);
-            } else if let Some(at) = self.again.iter().position(|t| *t == tag) {
-                // No queue has it.
-                self.again.swap_remove(at);
-                self.book_unfinished(tag, now);
-                self.release(tag);
-            } else if age > timeout + GRACE {
-                self.book_unfinished(tag, now);
-                self.tally.lost += 1;
-                self.in_flight -= 1;
-                self.slots[tag as usize].busy = false;
+                Late::NeverTaken => {
+                    self.book_unfinished(tag, now);
+                    self.client.release(tag);
+                }
+                Late::Lost => self.book_unfinished(tag, now),
             }
         }
     }

@@ -1,8 +1,9 @@
 //! A worker over queues that do what real ones do once in a while.
 
 use super::*;
+use crate::client::GRACE;
 use crate::driver::share;
-use crate::queue::{Geometry, Via};
+use crate::queue::{Done, Full, Geometry, Io, Queue, Via};
 use crate::source::file::{FileAccess, FileBacking, FileTarget};
 use crate::source::NilBacking;
 use forebay_model::job::Engine;
@@ -73,10 +74,11 @@ fn worker_of(
     let (sender, reports) = channel();
     let (mut worker, _) = Worker::open(spec, shared, sender).unwrap();
     let mut counts = Vec::new();
-    for queue in &mut worker.queues {
+    for number in 0..worker.client.queue_count() {
         let holding = Holding { keep, ..Holding::default() };
         counts.push(holding.flushes.clone());
-        *queue = Box::new(holding);
+        worker.client.remove(number);
+        assert_eq!(worker.client.add(Box::new(holding)), number);
     }
     (worker, counts, reports)
 }
@@ -98,15 +100,15 @@ fn an_io_that_comes_back_after_it_was_given_up_is_taken_back() {
     let (mut worker, _, _reports) = worker_over(job(), 1, true);
     let now = clock::now();
     worker.start_ios(now);
-    assert_eq!(worker.in_flight, 2);
+    assert_eq!(worker.client.in_flight(), 2);
     let timeout = Duration::from_secs_f64(worker.shared.job.timeout_s);
     worker.abandon_overdue(now + timeout + Duration::from_secs(1));
     worker.abandon_overdue(now + timeout + GRACE + Duration::from_secs(1));
-    assert_eq!((worker.in_flight, worker.tally.lost, worker.tally.errors.timed_out), (0, 2, 2));
-    worker.done.push(Done { tag: 1, result: Ok(4096), via: Via::Nothing, copy_ns: 0 });
+    assert_eq!((worker.client.in_flight(), worker.client.lost(), worker.tally.errors.timed_out), (0, 2, 2));
+    worker.client.came(Done { tag: 1, result: Ok(4096), via: Via::Nothing, copy_ns: 0 });
     worker.settle();
-    assert_eq!((worker.in_flight, worker.tally.lost, worker.tally.ios), (0, 1, 0));
-    assert_eq!((worker.free.len(), worker.free.take()), (1, Some(1)));
+    assert_eq!((worker.client.in_flight(), worker.client.lost(), worker.tally.ios), (0, 1, 0));
+    assert_eq!(worker.client.free_tags(), [1]);
 }
 
 #[test]
@@ -114,14 +116,19 @@ fn an_io_that_no_queue_has_is_not_lost() {
     let (mut worker, _, _reports) = worker_over(job(), 1, true);
     let now = clock::now();
     worker.start_ios(now);
-    worker.done.push(Done { tag: 0, result: Err(Fault::errno(libc::EAGAIN)), via: Via::Nothing, copy_ns: 0 });
+    worker.client.came(Done {
+        tag: 0,
+        result: Err(Fault::errno(libc::EAGAIN)),
+        via: Via::Nothing,
+        copy_ns: 0,
+    });
     worker.settle();
-    assert_eq!(worker.again, [0]);
+    assert!(worker.client.is_owed());
     let late = now + Duration::from_secs(100);
     worker.abandon_overdue(late);
     worker.abandon_overdue(late);
-    assert_eq!((worker.in_flight, worker.tally.lost), (0, 1));
-    assert_eq!((worker.free.len(), worker.free.take()), (1, Some(0)));
+    assert_eq!((worker.client.in_flight(), worker.client.lost()), (0, 1));
+    assert_eq!(worker.client.free_tags(), [0]);
 }
 
 #[test]
@@ -131,7 +138,7 @@ fn an_io_that_started_late_has_not_timed_out() {
     worker.pace.as_mut().unwrap().next = now - Duration::from_secs(1000);
     worker.start_ios(now);
     worker.abandon_overdue(now + Duration::from_secs(1));
-    assert_eq!((worker.in_flight, worker.tally.errors.timed_out), (2, 0));
+    assert_eq!((worker.client.in_flight(), worker.tally.errors.timed_out), (2, 0));
 }
 
 #[test]
@@ -143,7 +150,7 @@ fn what_is_done_already_is_collected_before_it_could_be_called_overdue() {
     let late = now + Duration::from_secs(100);
     worker.next_look = late;
     worker.look(late);
-    assert_eq!((worker.in_flight, worker.tally.ios, worker.tally.errors.timed_out), (0, 2, 0));
+    assert_eq!((worker.client.in_flight(), worker.tally.ios, worker.tally.errors.timed_out), (0, 2, 0));
 }
 
 #[test]
@@ -154,7 +161,7 @@ fn time_in_which_the_process_stood_still_is_nobodys_time_out() {
     worker.next_look = now + LOOK;
     let after = |s| now + Duration::from_secs(s);
     worker.look(after(100));
-    assert_eq!((worker.in_flight, worker.tally.errors.timed_out), (2, 0));
+    assert_eq!((worker.client.in_flight(), worker.tally.errors.timed_out), (2, 0));
     worker.look(after(101));
     assert_eq!(worker.tally.errors.timed_out, 0, "what was left of their time is still theirs");
     worker.next_look = after(105);
@@ -183,8 +190,8 @@ fn memory_of_an_io_that_was_given_up_stays_mapped_after_a_panic() {
     let timeout = worker.timeout();
     worker.abandon_overdue(now + timeout + Duration::from_secs(1));
     worker.abandon_overdue(now + timeout + GRACE + Duration::from_secs(1));
-    assert_eq!((worker.in_flight, worker.tally.lost), (0, 2));
-    let at = worker.slots[0].mem.host_ptr();
+    assert_eq!((worker.client.in_flight(), worker.client.lost()), (0, 2));
+    let at = worker.client.ticket(0).mem.host_ptr();
     assert!(mapped(at));
     let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
         let _worker = worker;
@@ -230,7 +237,7 @@ fn what_comes_back_after_the_end_is_in_the_latency_and_in_no_other_count() {
     let begin = clock::now() - Duration::from_secs(9);
     measured_until(&mut worker, begin, Duration::from_secs(3));
     worker.start_ios(begin + Duration::from_secs(2));
-    worker.done.push(Done { tag: 1, result: Ok(4096), via: Via::Nothing, copy_ns: 5 });
+    worker.client.came(Done { tag: 1, result: Ok(4096), via: Via::Nothing, copy_ns: 5 });
     worker.settle();
     let tally = &worker.tally;
     assert_eq!((tally.late, tally.ios, tally.read_bytes, tally.latency.count()), (1, 0, 0, 1));
@@ -248,7 +255,7 @@ fn what_is_given_up_has_waited_until_then() {
     worker.abandon_overdue(late);
     worker.abandon_overdue(late);
     let tally = &worker.tally;
-    assert_eq!((tally.lost, tally.unfinished, tally.latency.count()), (2, 2, 2));
+    assert_eq!((worker.client.lost(), tally.unfinished, tally.latency.count()), (2, 2, 2));
     assert_eq!(tally.unfinished_oldest, Duration::from_secs(19));
     assert!(tally.latency.percentile_ns(0.0) > 18_900_000_000);
 }
@@ -296,7 +303,7 @@ fn a_run_that_ended_in_its_warm_up_has_no_latency() {
     measured_until(&mut worker, begin, Duration::from_secs(3));
     worker.shared.from_ns.store(4_000_000_000, Ordering::Relaxed);
     worker.start_ios(begin + Duration::from_secs(2));
-    worker.done.push(Done { tag: 1, result: Ok(4096), via: Via::Nothing, copy_ns: 0 });
+    worker.client.came(Done { tag: 1, result: Ok(4096), via: Via::Nothing, copy_ns: 0 });
     worker.settle();
     worker.book_what_never_came(clock::now());
     assert_eq!((worker.tally.late, worker.tally.unfinished, worker.tally.latency.count()), (0, 0, 0));

@@ -3,40 +3,39 @@
 
 use super::super::board::{add, ACCOUNT_NS};
 use super::{Active, Flight, Worker};
+use crate::client::{End, Over};
 use crate::format::Damage;
 use crate::queue::Fault;
 use forebay_model::Error;
 
 impl Worker {
-    /// Books a read. False where the rest of it was asked for again.
-    pub(super) fn arrive(&mut self, tag: u32, result: Result<u32, i32>) -> bool {
+    /// Books a read.
+    pub(super) fn arrive(&mut self, over: Over) {
+        let Over { tag, end, via, .. } = over;
+        let moved = self.client.ticket(tag).moved;
         let flight = &mut self.flights[tag as usize];
-        let left = flight.want - flight.got;
-        match result {
-            Ok(got) if got < left && got > 0 => {
-                // O_DIRECT goes on from a block; where it can't, the file has ended.
-                let before = flight.got;
-                flight.got += got - (before + got) % self.shared.how.align;
-                if flight.got > before {
-                    self.issue(tag);
-                    return false;
-                }
-                flight.errno = libc::ENODATA;
+        flight.got = moved.min(flight.want);
+        let straight = flight.to.is_some();
+        match end {
+            End::Whole => {}
+            End::Early => flight.errno = libc::ENODATA,
+            End::Failed(fault) | End::GivenUp(fault) => {
+                flight.errno = fault.errno;
+                self.notes.extend(fault.note.map(|note| (tag, note)));
             }
-            Ok(0) => flight.errno = libc::ENODATA,
-            Ok(_) => flight.got = flight.want,
-            Err(libc::EAGAIN | libc::EINTR) => {
-                self.issue(tag);
-                return false;
-            }
-            Err(errno) => flight.errno = errno,
+        }
+        let flight = *flight;
+        if straight {
+            // It counts from here on, by the way that it took.
+            self.counters().ways.add(via, flight.got.into());
+        } else {
+            self.slots.is_back(tag);
         }
         if flight.due > 0 {
             self.delays.add(flight.due, tag);
-            return false;
+        } else {
+            self.flights[tag as usize].landed = true;
         }
-        flight.landed = true;
-        true
     }
 
     /// Parses what has landed, stream by stream, in the order of its bytes.
@@ -157,7 +156,7 @@ impl Worker {
         let to = match destination.take(turn) {
             Ok(to) => to,
             Err(error) => {
-                self.slots.give(tag);
+                self.client.release(tag);
                 active.reading.give_up();
                 self.board().fail(error);
                 return;
@@ -211,7 +210,7 @@ impl Worker {
 
     /// What lies at the destination stays there until its step.
     fn keep(&mut self, active: &Active, tag: u32) {
-        self.slots.give(tag);
+        self.client.release(tag);
         let Flight { to, whole, .. } = self.flights[tag as usize];
         if let (Some(destination), Some(piece)) = (&self.shared.board.destination, to) {
             // Of the sample that ends last, which may be under way.
@@ -224,7 +223,7 @@ impl Worker {
 
     /// Nobody wants what was read.
     fn let_go(&mut self, active: &Active, tag: u32) {
-        self.slots.give(tag);
+        self.client.release(tag);
         let piece = self.flights[tag as usize].to.take();
         if let (Some(destination), Some(piece)) = (&self.shared.board.destination, piece) {
             destination.give_back(destination.turn_of(active.rank), piece);
@@ -244,7 +243,9 @@ impl Worker {
 
     pub(super) fn give_back(&mut self, mut active: Active) {
         // Whoever reads it next has a queue of its own.
-        active.straight = None;
+        if let Some(queue) = active.straight.take() {
+            drop(self.client.remove(queue));
+        }
         add(&self.counters().payload_bytes, active.reading.take_payload());
         // The epoch may have ended with its last sample, and the next one begun.
         self.board().change(|s| match s.begun() == active.epoch {

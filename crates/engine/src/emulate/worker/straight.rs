@@ -12,7 +12,7 @@ use crate::gpu::CudaCopier;
 use crate::path::gds::{Base, Duty, Station};
 use crate::path::mapped::{MappedQueue, Registry, Staging};
 use crate::path::{BounceQueue, Copier};
-use crate::queue::{Done, Queue};
+use crate::queue::Queue;
 use crate::reactor::Reactor;
 use crate::source::QueueNeeds;
 use forebay_model::job::{Engine, Pages};
@@ -142,7 +142,7 @@ impl Worker {
         let (Some(lanes), Some(held)) = (&self.lanes, &active.reading.held) else { return true };
         let turn = self.shared.board.destination.as_ref().map_or(0, |to| to.turn_of(active.rank));
         match lanes.queue(held, turn, &mut self.reactor) {
-            Ok(queue) => active.straight = Some(queue),
+            Ok(queue) => active.straight = Some(self.client.add(queue)),
             Err(error) => {
                 self.refused(active.file, error);
                 return false;
@@ -167,62 +167,9 @@ impl Worker {
         }
     }
 
-    pub(super) fn straight_queues(&self) -> impl Iterator<Item = &dyn Queue> {
-        self.actives.iter().flatten().filter_map(|active| active.straight.as_deref())
-    }
-
-    pub(super) fn submit_straight(&mut self) {
-        for active in self.actives.iter_mut().flatten() {
-            if let Some(queue) = &mut active.straight {
-                queue.submit(&mut self.reactor);
-            }
-        }
-    }
-
-    /// Takes what got to the GPU; it counts from here on, by the way that it took.
-    pub(super) fn reap_straight(&mut self) {
-        let mut done = std::mem::take(&mut self.done);
-        for active in self.actives.iter_mut().flatten() {
-            if let Some(queue) = &mut active.straight {
-                queue.reap(&mut self.reactor, &mut done);
-            }
-        }
-        for Done { tag, result, via, .. } in done.drain(..) {
-            let result = match result {
-                Ok(bytes) => {
-                    self.counters().ways.add(via, bytes.into());
-                    Ok(bytes)
-                }
-                Err(fault) => {
-                    if let Some(note) = fault.note {
-                        self.notes.push((tag, note));
-                    }
-                    Err(fault.errno)
-                }
-            };
-            self.arrived.push((tag, result));
-        }
-        self.done = done;
-    }
-
     /// Why the read failed, in words.
     pub(super) fn note_of(&mut self, tag: u32) -> Option<Box<str>> {
         let at = self.notes.iter().position(|(of, _)| *of == tag)?;
         Some(self.notes.swap_remove(at).1)
-    }
-
-    /// Asks for nothing that is under way any more.
-    pub(super) fn abandon_straight(&mut self) {
-        for active in self.actives.iter_mut().flatten() {
-            if let Some(queue) = &mut active.straight {
-                for tag in active.slots.iter().filter(|tag| !self.flights[**tag as usize].landed) {
-                    queue.abandon(*tag, &mut self.reactor);
-                }
-            }
-        }
-    }
-
-    pub(super) fn is_straight_busy(&self) -> bool {
-        self.straight_queues().any(|queue| queue.in_flight() > 0)
     }
 }

@@ -35,11 +35,6 @@ impl FreeSlots {
     pub fn give(&mut self, tag: u32) {
         self.tags.push_back(tag);
     }
-
-    #[cfg(test)]
-    pub fn len(&self) -> usize {
-        self.tags.len()
-    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,605 @@
+//! Drives queues for whoever has I/Os to make: keeps what a full queue gave back, goes on where a transfer was short,
+//! repeats what the system asked to have repeated, gives up what takes too long, and drains. `bench`, checkpoints, the
+//! emulator, targets and gateways all use it; what an I/O is for travels with it as its owner, `O`.
+//!
+//! An I/O has a tag, and its slot of memory, from `begin` until `release`. Between the two it is the caller's (`begin`, and
+//! again once it is over) or the client's (`push` until `settle` says that it is over).
+
+mod free;
+
+pub use free::FreeSlots;
+
+use crate::arena::Mem;
+use crate::clock;
+use crate::queue::{Done, Fault, Full, Io, Op, Queue, Via};
+use crate::reactor::Reactor;
+use std::time::{Duration, Instant};
+
+/// How long an I/O that was given up may take to come back before its memory is left to the kernel.
+pub const GRACE: Duration = Duration::from_secs(2);
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Order<O> {
+    /// By its number, as `add` gave it.
+    pub queue: u32,
+    pub op: Op,
+    pub offset: u64,
+    /// Bytes asked for, and how many of them suffice: a file may end inside its last block.
+    pub len: u32,
+    pub want: u32,
+    pub owner: O,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Nobody has it.
+    Free,
+    /// The caller has it.
+    Held,
+    /// So it has, and what it does with it counts as under way.
+    Chore,
+    /// No queue had room for it, or what a short one left is to go on.
+    Again,
+    Pushed,
+    /// Given up, and not back: its memory may still be written to.
+    Lost,
+}
+
+/// An I/O, whole or what a short transfer left of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Ticket<O> {
+    pub order: Order<O>,
+    pub mem: Mem,
+    /// Bytes that were moved.
+    pub moved: u32,
+    /// The time-out counts from here.
+    pub issued: Instant,
+    state: State,
+    abandoned: bool,
+}
+
+impl<O> Ticket<O> {
+    /// It was given up before it was over.
+    pub fn is_abandoned(&self) -> bool {
+        self.abandoned
+    }
+}
+
+/// How an I/O ended.
+#[derive(Debug)]
+pub enum End {
+    /// All that was wanted was moved.
+    Whole,
+    /// The data ended before it.
+    Early,
+    Failed(Fault),
+    /// It came back without all its bytes, after it was given up.
+    GivenUp(Fault),
+}
+
+/// An I/O that is over: the caller has it, until `release`.
+#[derive(Debug)]
+pub struct Over {
+    pub tag: u32,
+    pub end: End,
+    pub via: Via,
+    pub copy_ns: u32,
+}
+
+/// What became of an I/O that took too long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Late {
+    /// Its queue was asked to give up on it.
+    TimedOut,
+    /// No queue had it: its tag is the caller's.
+    NeverTaken,
+    /// It didn't come back. Its memory is the kernel's, and its tag nobody's, until it does.
+    Lost,
+}
+
+/// What is done about I/Os that can't be carried out for the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// They are tried again until they are given up.
+    UntilGivenUp,
+    /// They fail, for somebody further away to try again: interrupted ones, and those that a queue doesn't take though it
+    /// holds none.
+    None,
+}
+
+struct Lane {
+    queue: Option<Box<dyn Queue>>,
+    in_flight: u32,
+    /// It stands in `busy`.
+    listed: bool,
+}
+
+/// Memory isn't owned here: it must outlive what is in flight, and what was lost.
+pub struct Client<O> {
+    lanes: Vec<Lane>,
+    /// Queues with something in flight, and some that just ran dry.
+    busy: Vec<u32>,
+    tickets: Vec<Ticket<O>>,
+    free: FreeSlots,
+    /// I/Os that a full queue handed back, and rests of short ones.
+    again: Vec<u32>,
+    in_flight: u32,
+    patience: Patience,
+    /// A short transfer goes on from a multiple of this.
+    unit: u32,
+    done: Vec<Done>,
+    /// I/Os that failed before a queue had them.
+    refused: Vec<u32>,
+    pub short: u64,
+    pub retried: u64,
+    lost: u32,
+}
+
+impl<O: Copy> Client<O> {
+    /// For so many I/Os at a time, each with the memory that `slot` gives its tag. `in_turn`: see `FreeSlots`.
+    pub fn new(depth: u32, in_turn: bool, idle: O, slot: impl Fn(usize) -> Mem) -> Client<O> {
+        let (queue, op) = (0, Op::Read);
+        let order = Order { queue, op, offset: 0, len: 0, want: 0, owner: idle };
+        let now = clock::now();
+        let ticket =
+            |n| Ticket { order, mem: slot(n), moved: 0, issued: now, state: State::Free, abandoned: false };
+        Client {
+            lanes: Vec::new(),
+            busy: Vec::new(),
+            tickets: (0..depth as usize).map(ticket).collect(),
+            free: FreeSlots::new(depth, in_turn),
+            again: Vec::new(),
+            in_flight: 0,
+            patience: Patience::UntilGivenUp,
+            unit: 1,
+            done: Vec::with_capacity(depth as usize),
+            refused: Vec::new(),
+            short: 0,
+            retried: 0,
+            lost: 0,
+        }
+    }
+
+    pub fn with_patience(self, patience: Patience) -> Client<O> {
+        Client { patience, ..self }
+    }
+
+    pub fn with_unit(self, unit: u32) -> Client<O> {
+        Client { unit, ..self }
+    }
+
+    /// Takes a queue on; its number.
+    pub fn add(&mut self, queue: Box<dyn Queue>) -> u32 {
+        let at = self.lanes.iter().position(|l| l.queue.is_none() && !l.listed).unwrap_or(self.lanes.len());
+        if at == self.lanes.len() {
+            self.lanes.push(Lane { queue: None, in_flight: 0, listed: false });
+        }
+        self.lanes[at].queue = Some(queue);
+        at as u32
+    }
+
+    /// Lets go of a queue. What of its I/Os was lost won't be found again.
+    pub fn remove(&mut self, queue: u32) -> Box<dyn Queue> {
+        let lane = &mut self.lanes[queue as usize];
+        lane.in_flight = 0;
+        if std::mem::take(&mut lane.listed) {
+            self.busy.retain(|busy| *busy != queue);
+        }
+        lane.queue.take().expect("its number names it until it is removed")
+    }
+
+    pub fn queue_count(&self) -> u32 {
+        self.lanes.iter().filter(|lane| lane.queue.is_some()).count() as u32
+    }
+
+    #[inline]
+    pub fn queue(&mut self, number: u32) -> &mut dyn Queue {
+        queue_of(&mut self.lanes, number)
+    }
+
+    /// When the queue next has something to do, whether it holds an I/O or not.
+    pub fn due_of(&self, number: u32) -> Option<Instant> {
+        self.lanes[number as usize].queue.as_ref()?.next_due()
+    }
+
+    #[inline]
+    pub fn has_free(&self) -> bool {
+        !self.free.is_empty()
+    }
+
+    #[inline]
+    pub fn ticket(&self, tag: u32) -> &Ticket<O> {
+        &self.tickets[tag as usize]
+    }
+
+    #[inline]
+    pub fn order(&mut self, tag: u32) -> &mut Order<O> {
+        &mut self.tickets[tag as usize].order
+    }
+
+    /// I/Os that are under way: their queues have them, or the caller said so by `hold`.
+    #[inline]
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+
+    /// Rests and I/Os that no queue has taken.
+    #[inline]
+    pub fn is_owed(&self) -> bool {
+        !self.again.is_empty()
+    }
+
+    #[inline]
+    pub fn has_done(&self) -> bool {
+        !self.done.is_empty() || !self.refused.is_empty()
+    }
+
+    /// Given up, and not back.
+    pub fn lost(&self) -> u32 {
+        self.lost
+    }
+
+    /// Tags whose I/Os are the client's.
+    pub fn tags(&self) -> impl Iterator<Item = u32> + '_ {
+        let busy = |(_, t): &(usize, &Ticket<O>)| matches!(t.state, State::Again | State::Pushed);
+        self.tickets.iter().enumerate().filter(busy).map(|(tag, _)| tag as u32)
+    }
+
+    /// A tag for this I/O, which is the caller's until it is pushed. None: all are taken.
+    #[inline]
+    pub fn begin(&mut self, order: Order<O>, now: Instant) -> Option<u32> {
+        let tag = self.free.take()?;
+        let ticket = &mut self.tickets[tag as usize];
+        let mem = ticket.mem;
+        *ticket = Ticket { order, mem, moved: 0, issued: now, state: State::Held, abandoned: false };
+        Some(tag)
+    }
+
+    /// Of an I/O that the caller has: where its bytes are.
+    pub fn set_mem(&mut self, tag: u32, mem: Mem) {
+        self.tickets[tag as usize].mem = mem;
+    }
+
+    /// The tag is free; or was lost, and stays so.
+    #[inline]
+    pub fn release(&mut self, tag: u32) {
+        debug_assert_eq!(self.tickets[tag as usize].state, State::Held);
+        self.tickets[tag as usize].state = State::Free;
+        self.free.give(tag);
+    }
+
+    /// What the caller does with it takes time, and may take too long: it counts as under way until `unhold`.
+    pub fn hold(&mut self, tag: u32) {
+        let ticket = &mut self.tickets[tag as usize];
+        (ticket.state, ticket.issued) = (State::Chore, clock::now());
+        self.in_flight += 1;
+    }
+
+    /// False where it had been given up as lost: its tag is free.
+    pub fn unhold(&mut self, tag: u32) -> bool {
+        if self.is_found_again(tag) {
+            return false;
+        }
+        self.tickets[tag as usize].state = State::Held;
+        self.in_flight -= 1;
+        true
+    }
+
+    /// Given up on, and here after all: its memory is ours again.
+    fn is_found_again(&mut self, tag: u32) -> bool {
+        let ticket = &mut self.tickets[tag as usize];
+        let found = ticket.state == State::Lost;
+        if found {
+            ticket.state = State::Held;
+            self.lost -= 1;
+            self.release(tag);
+        }
+        found
+    }
+
+    /// Hands the I/O, or the rest of it, to its queue; where that is full, it is kept for `push_again`.
+    #[inline]
+    pub fn push(&mut self, tag: u32, reactor: &mut Reactor) {
+        let ticket = &mut self.tickets[tag as usize];
+        let (Order { queue, op, offset, len, .. }, moved) = (&ticket.order, ticket.moved);
+        let io = Io {
+            tag,
+            op: *op,
+            offset: offset + u64::from(moved),
+            len: len - moved,
+            mem: ticket.mem.after(moved as usize),
+        };
+        let number = *queue;
+        match queue_of(&mut self.lanes, number).push(io, reactor) {
+            Ok(()) => {
+                ticket.state = State::Pushed;
+                self.in_flight += 1;
+                let lane = &mut self.lanes[number as usize];
+                lane.in_flight += 1;
+                if !lane.listed {
+                    lane.listed = true;
+                    self.busy.push(number);
+                }
+            }
+            Err(Full(_)) => {
+                ticket.state = State::Again;
+                self.again.push(tag);
+            }
+        }
+    }
+
+    /// Offers their queues once more what they had no room for, and rests of short transfers.
+    #[inline]
+    pub fn push_again(&mut self, reactor: &mut Reactor) {
+        if self.again.is_empty() {
+            return;
+        }
+        for tag in std::mem::take(&mut self.again) {
+            self.push(tag, reactor);
+        }
+        if self.patience == Patience::None {
+            self.refuse();
+        }
+    }
+
+    /// What is owed to a queue that takes nothing though it holds nothing is over.
+    fn refuse(&mut self) {
+        let Client { again, lanes, tickets, refused, .. } = self;
+        again.retain(|tag| {
+            let ticket = &mut tickets[*tag as usize];
+            let never = queue_of(lanes, ticket.order.queue).in_flight() == 0;
+            if never {
+                ticket.state = State::Held;
+                refused.push(*tag);
+            }
+            !never
+        });
+    }
+
+    /// Starts what was pushed.
+    #[inline]
+    pub fn submit(&mut self, reactor: &mut Reactor) {
+        for queue in &self.busy {
+            queue_of(&mut self.lanes, *queue).submit(reactor);
+        }
+    }
+
+    /// Gathers what is done, to be taken by `next_done` or `settle`.
+    #[inline]
+    pub fn collect(&mut self, reactor: &mut Reactor) {
+        let mut i = 0;
+        while i < self.busy.len() {
+            let number = self.busy[i];
+            let lane = &mut self.lanes[number as usize];
+            if lane.in_flight == 0 {
+                lane.listed = false;
+                self.busy.swap_remove(i);
+            } else {
+                queue_of(&mut self.lanes, number).reap(reactor, &mut self.done);
+                i += 1;
+            }
+        }
+    }
+
+    /// The same of all queues: one may have something to do though no I/O of ours is under way.
+    pub fn collect_all(&mut self, reactor: &mut Reactor) {
+        let Client { lanes, done, .. } = self;
+        lanes.iter_mut().filter_map(|lane| lane.queue.as_mut()).for_each(|queue| queue.reap(reactor, done));
+    }
+
+    /// What was collected; given back by `spare`, so that it is allocated once.
+    #[inline]
+    pub fn take_done(&mut self) -> Vec<Done> {
+        std::mem::take(&mut self.done)
+    }
+
+    #[inline]
+    pub fn spare(&mut self, done: Vec<Done>) {
+        if self.done.is_empty() {
+            self.done = done;
+        }
+    }
+
+    /// I/Os that no queue would ever take.
+    pub fn take_refused(&mut self) -> Option<Over> {
+        let tag = self.refused.pop()?;
+        let end = End::Failed(Fault::errno(libc::EINVAL));
+        Some(Over { tag, end, via: Via::Nothing, copy_ns: 0 })
+    }
+
+    /// Books what a queue is done with. None: it goes on, or its tag was found again.
+    #[inline]
+    pub fn settle(&mut self, done: Done) -> Option<Over> {
+        let Done { tag, result, via, copy_ns } = done;
+        let ticket = &mut self.tickets[tag as usize];
+        self.lanes[ticket.order.queue as usize].in_flight -= 1;
+        if ticket.state == State::Lost {
+            self.is_found_again(tag);
+            return None;
+        }
+        self.in_flight -= 1;
+        ticket.state = State::Held;
+        let left = ticket.order.want - ticket.moved;
+        let end = match result {
+            Ok(moved) if moved >= left => {
+                ticket.moved += moved;
+                End::Whole
+            }
+            Ok(moved) => return self.go_on(tag, moved).map(|end| Over { tag, end, via, copy_ns }),
+            Err(fault) if ticket.abandoned => End::GivenUp(fault),
+            Err(fault) if self.patience != Patience::None && is_passing(&fault) => {
+                self.retried += 1;
+                ticket.state = State::Again;
+                self.again.push(tag);
+                return None;
+            }
+            Err(fault) => End::Failed(fault),
+        };
+        Some(Over { tag, end, via, copy_ns })
+    }
+
+    /// After a short transfer: the rest is asked for, from a whole unit on. Where that leads no further, the data has ended.
+    #[cold]
+    fn go_on(&mut self, tag: u32, moved: u32) -> Option<End> {
+        let ticket = &mut self.tickets[tag as usize];
+        let before = ticket.moved;
+        let reached = before + moved;
+        let whole = reached - reached % self.unit;
+        if moved == 0 || whole <= before {
+            ticket.moved = reached;
+            return Some(End::Early);
+        }
+        if ticket.abandoned {
+            return Some(End::GivenUp(Fault::errno(libc::ECANCELED)));
+        }
+        ticket.moved = whole;
+        self.short += 1;
+        ticket.state = State::Again;
+        self.again.push(tag);
+        None
+    }
+
+    /// When something is due though nothing external will wake the reactor.
+    pub fn next_due(&self) -> Option<Instant> {
+        self.busy_queues().filter_map(|queue| queue.next_due()).min()
+    }
+
+    /// A wait for several completions at once would wait for nothing.
+    #[inline]
+    pub fn wakes_at_first(&self) -> bool {
+        self.busy_queues().any(|queue| queue.wakes_at_first())
+    }
+
+    #[inline]
+    fn busy_queues(&self) -> impl Iterator<Item = &dyn Queue> {
+        self.busy.iter().filter_map(|queue| self.lanes[*queue as usize].queue.as_deref())
+    }
+
+    /// Some I/O has been under way for longer than that.
+    pub fn any_late(&self, now: Instant, timeout: Duration) -> bool {
+        self.tickets.iter().any(|t| is_under_way(t) && now.saturating_duration_since(t.issued) > timeout)
+    }
+
+    /// Whoever was to do the I/Os may have stood still, too: none has used up that part of its time.
+    pub fn forgive(&mut self, stood_still: Duration) {
+        self.tickets.iter_mut().filter(|t| is_under_way(t)).for_each(|t| t.issued += stood_still);
+    }
+
+    /// Asks for I/Os back that took longer than `timeout`; one that isn't given back either, within `GRACE`, is left to the
+    /// kernel, memory and all. What each came to is added to `late`.
+    pub fn give_up_late(
+        &mut self,
+        now: Instant,
+        timeout: Duration,
+        reactor: &mut Reactor,
+        late: &mut Vec<(u32, Late)>,
+    ) {
+        for tag in 0..self.tickets.len() as u32 {
+            let ticket = &self.tickets[tag as usize];
+            let age = now.saturating_duration_since(ticket.issued);
+            if !is_under_way(ticket) || age <= timeout {
+                continue;
+            }
+            if !ticket.abandoned {
+                self.abandon(tag, reactor);
+                late.push((tag, Late::TimedOut));
+            } else if ticket.state == State::Again {
+                self.again.retain(|again| *again != tag);
+                self.tickets[tag as usize].state = State::Held;
+                late.push((tag, Late::NeverTaken));
+            } else if age > timeout + GRACE {
+                self.tickets[tag as usize].state = State::Lost;
+                (self.lost, self.in_flight) = (self.lost + 1, self.in_flight - 1);
+                late.push((tag, Late::Lost));
+            }
+        }
+    }
+
+    /// Asks its queue to give up on an I/O.
+    pub fn abandon(&mut self, tag: u32, reactor: &mut Reactor) {
+        let ticket = &mut self.tickets[tag as usize];
+        ticket.abandoned = true;
+        if ticket.state == State::Pushed {
+            queue_of(&mut self.lanes, ticket.order.queue).abandon(tag, reactor);
+        }
+    }
+
+    /// I/Os that no queue has: they are over, and the caller's.
+    pub fn take_owed(&mut self, whose: impl Fn(&O) -> bool) -> Vec<u32> {
+        let tickets = &self.tickets;
+        let (gone, kept): (Vec<u32>, Vec<u32>) = std::mem::take(&mut self.again)
+            .into_iter()
+            .partition(|t| whose(&tickets[*t as usize].order.owner));
+        self.again = kept;
+        gone.iter().for_each(|tag| self.tickets[*tag as usize].state = State::Held);
+        gone
+    }
+
+    /// Carries on until nothing is under way, or `until`; true where nothing is left. What is over goes to `each`.
+    pub fn drain(
+        &mut self,
+        reactor: &mut Reactor,
+        until: Instant,
+        mut each: impl FnMut(&mut Self, Over),
+    ) -> bool {
+        loop {
+            self.turn(reactor, &mut each);
+            if self.in_flight == 0 && self.again.is_empty() {
+                return true;
+            }
+            let now = clock::now();
+            if now >= until {
+                return false;
+            }
+            let due = self.next_due().map_or(until, |due| due.min(until));
+            reactor.wait(1, due, Duration::ZERO);
+        }
+    }
+
+    /// One round: offers, starts and gathers, and hands what is over to `each`.
+    pub fn turn(&mut self, reactor: &mut Reactor, each: &mut impl FnMut(&mut Self, Over)) {
+        self.push_again(reactor);
+        self.submit(reactor);
+        self.collect(reactor);
+        let mut done = self.take_done();
+        for done in done.drain(..) {
+            if let Some(over) = self.settle(done) {
+                each(self, over);
+            }
+        }
+        self.spare(done);
+        while let Some(over) = self.take_refused() {
+            each(self, over);
+        }
+    }
+
+    /// As a queue would say it.
+    #[cfg(test)]
+    pub fn came(&mut self, done: Done) {
+        self.done.push(done);
+    }
+
+    #[cfg(test)]
+    pub fn free_tags(&mut self) -> Vec<u32> {
+        std::iter::from_fn(|| self.free.take()).collect()
+    }
+
+    /// Has the queues take back what the ring still holds; with nothing in flight.
+    pub fn close(&mut self, reactor: &mut Reactor) {
+        self.lanes.iter_mut().filter_map(|lane| lane.queue.as_mut()).for_each(|queue| queue.close(reactor));
+    }
+}
+
+#[inline]
+fn queue_of(lanes: &mut [Lane], number: u32) -> &mut dyn Queue {
+    lanes[number as usize].queue.as_deref_mut().expect("its number names it until it is removed")
+}
+
+fn is_passing(fault: &Fault) -> bool {
+    matches!(fault.errno, libc::EAGAIN | libc::EINTR)
+}
+
+fn is_under_way<O>(ticket: &Ticket<O>) -> bool {
+    matches!(ticket.state, State::Again | State::Pushed | State::Chore)
+}
