@@ -181,6 +181,56 @@ def test_only_a_source_knows_its_kind() -> None:
     assert not found, "\n".join(found)
 
 
+# Modules of the engine, each above those that it may use.
+LAYERS = """
+clock identity process rate tls arena reactor queue machine stream copy client format gpu rdma auth meter
+source inspect path opening doctor driver serve front generate emulate checkpoint checksum feed files
+""".split()
+# Who still calls back up: file → modules. It may lose some, and leaves the table with the last.
+UPWARD = {
+    # What direct DMA would do, and what a target says of itself, is examined where somebody asks.
+    "path/gds/row.rs": {"doctor"},
+    "source/nvme_tcp/mod.rs": {"doctor"},
+}
+
+
+def test_no_module_of_the_engine_calls_back_up() -> None:
+    engine = ROOT / "crates/engine/src"
+    found = []
+    upward: dict[str, set[str]] = {}
+    for path in files(".rs"):
+        if not path.is_relative_to(engine) or "tests" in path.relative_to(engine).as_posix():
+            continue
+        inside = path.relative_to(engine)
+        own = inside.parts[0].removesuffix(".rs")
+        code = re.sub(r"//[^\n]*", "", re.split(r"#\[cfg\(test\)\]\s*mod tests \{", text_of(path))[0])
+        used = set(re.findall(r"\bcrate::(\w+)", code)) & set(LAYERS)
+        for group in re.findall(r"use crate::\{([^}]*)", code):
+            used |= set(re.findall(r"(?:^|,)\s*(\w+)", group)) & set(LAYERS)
+        if own != "lib" and own not in LAYERS:
+            found.append(f"{name(path)}: give {own} its place in LAYERS")
+        elif own != "lib":
+            above = {module for module in used if LAYERS.index(module) > LAYERS.index(own)}
+            if above:
+                upward[inside.as_posix()] = above
+    for file in sorted({*upward, *UPWARD}):
+        if upward.get(file) != UPWARD.get(file):
+            uses, may = upward.get(file, set()), UPWARD.get(file, set())
+            found.append(f"{file} uses {sorted(uses)} above it; UPWARD says {sorted(may)}")
+    assert not found, "\n".join(found)
+
+
+def test_targets_are_opened_without_a_job() -> None:
+    found = [
+        f"{name(path)}: {word}"
+        for path in files(".rs")
+        if path.is_relative_to(ROOT / "crates/engine/src/opening")
+        for word in ("JobSpec", "Observer")
+        if word in "\n".join(code_lines(text_of(path)))
+    ]
+    assert not found, "\n".join(found)
+
+
 # What still asks which path it is: file → places it has today. It may lose some, and leaves the table with the last.
 PATHS_ELSEWHERE = {
     "crates/engine/src/emulate/straight.rs": 2,

@@ -1,16 +1,14 @@
-//! Where secrets of NVMe authentication come from, and what a target does with those of its configuration.
+//! Where secrets of NVMe authentication come from.
 //!
 //! A host's own secrets come from files or from the environment: never from a URI, which records keep, or from the
 //! command line, which every user of the machine can read.
 
-use crate::serve::config::Host;
 use forebay_model::Error;
-use forebay_nvme::auth::psk::{ConfiguredPsk, PskError};
-use forebay_nvme::auth::{Credentials, Hash, Policy, Random, Secret};
+use forebay_nvme::auth::psk::ConfiguredPsk;
+use forebay_nvme::auth::{Hash, Random, Secret};
 use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
-use std::sync::Arc;
 
 /// The variables that a host's secrets may come from.
 pub const SECRET_VARIABLE: &str = "FOREBAY_DHCHAP_SECRET";
@@ -139,49 +137,6 @@ fn find(file: Option<&Path>, variable: &str) -> Result<Option<Secret>, Error> {
     }
 }
 
-/// What a host of the configuration has to know, towards this subsystem. None: it needn't authenticate.
-///
-/// # Errors
-/// Kind `Request`: a key that is none, or a name that is unknown.
-pub fn credentials(host: &Host, subsystem_nqn: &str) -> Result<Option<Arc<Credentials>>, Error> {
-    let asked = |field: &str| format!("{field} of {}", host.nqn);
-    let key = |field: &str, text: Option<&str>| match text {
-        None => Ok(None),
-        Some(text) => Secret::parse(text).map(Some).map_err(|e| {
-            Error::request(asked(field), e.to_string(), "the line that `nvme gen-dhchap-key` prints")
-        }),
-    };
-    let controller = key("dhchap_ctrl_key", host.dhchap_ctrl_key.as_ref().map(|key| key.reveal()))?;
-    let Some(secret) = key("dhchap_key", host.dhchap_key.as_ref().map(|key| key.reveal()))? else {
-        return Ok(None);
-    };
-    let policy = Policy::named(&host.dhchap_hashes, &host.dhchap_groups).map_err(|name| {
-        Error::request(
-            asked("dhchap_hashes and dhchap_groups"),
-            format!("there is no '{name}'"),
-            "sha256, ffdhe2048",
-        )
-    })?;
-    Ok(Some(Arc::new(Credentials {
-        host_nqn: host.nqn.clone(),
-        subsystem_nqn: subsystem_nqn.to_owned(),
-        host: secret,
-        controller,
-        policy,
-    })))
-}
-
-/// The TLS key of a host of the configuration, where it has one.
-///
-/// # Errors
-/// Kind `Request`: a key that is none.
-pub fn tls_key(host: &Host) -> Result<Option<ConfiguredPsk>, Error> {
-    let Some(key) = &host.tls_key else { return Ok(None) };
-    let next = "the line that `nvme gen-tls-key` prints";
-    let wrong = |e: PskError| Error::request(format!("tls_key of {}", host.nqn), e.to_string(), next);
-    ConfiguredPsk::parse(key.reveal()).map(Some).map_err(wrong)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -212,20 +167,5 @@ mod tests {
         assert_ne!(one, generate("sha384").expect("a transform"));
         assert!(generate("none").expect("no transform").starts_with("DHHC-1:00:"));
         assert!(generate("md5").is_err());
-    }
-
-    #[test]
-    fn a_configured_host_authenticates_where_it_has_a_key() {
-        let mut host = Host { nqn: "nqn.2014-08.org.example:h".into(), ..Host::default() };
-        assert!(credentials(&host, "nqn.s").expect("nothing to be wrong").is_none());
-        let secret = |text: &str| serde_json::from_value(serde_json::Value::from(text)).expect("a string");
-        host.dhchap_key = Some(secret(SECRET));
-        host.dhchap_groups = vec!["null".into()];
-        let found = credentials(&host, "nqn.s").expect("a key").expect("it must authenticate");
-        assert_eq!(found.policy.groups.len(), 1);
-        assert_eq!(found.policy.hashes.len(), 3);
-        host.dhchap_ctrl_key = Some(secret("DHHC-1:00:short:"));
-        let error = credentials(&host, "nqn.s").map(|_| ()).expect_err("no key").to_string();
-        assert!(error.contains("dhchap_ctrl_key") && !error.contains("short"), "{error}");
     }
 }

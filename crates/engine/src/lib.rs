@@ -18,6 +18,7 @@ pub mod generate;
 pub mod gpu;
 mod identity;
 pub mod inspect;
+mod machine;
 pub mod meter;
 mod opening;
 pub mod path;

@@ -70,7 +70,7 @@ pub fn from_proc(roots: &Roots) -> GpuFacts {
 pub fn within(roots: &Roots, limit: Duration) -> GpuFacts {
     let mut facts = from_proc(roots);
     if has_driver(roots, &facts) {
-        facts.nvml = super::probe::within(limit, nvml::read).unwrap_or_default();
+        facts.nvml = crate::machine::within(limit, nvml::read).unwrap_or_default();
         merge(roots, &mut facts);
     }
     facts

@@ -19,12 +19,10 @@ mod nvme_tcp;
 mod nvml;
 mod pageable;
 mod paths;
-mod pci;
 mod power;
 mod probe;
 mod raid;
 mod report;
-mod roots;
 mod source;
 mod syscalls;
 mod target;
@@ -35,17 +33,16 @@ mod ublk;
 mod uring;
 mod verdict;
 
-pub(crate) use host::cpu_limits;
-pub(crate) use probe::within;
+pub use crate::machine::roots::Roots;
+pub use crate::machine::verdict::{Answer, Cause, GdsVerdict, Through, Usable, Verdicts};
 pub use report::{Area, Check, Report, State, SCHEMA};
-pub use roots::Roots;
-pub(crate) use source::{local_socket, targets};
-pub(crate) use verdict::remark;
-pub use verdict::{gds_verdict, path_verdicts, Answer, Cause, GdsVerdict, Through, Usable, Verdicts};
+pub(crate) use source::targets;
+pub use verdict::{gds_verdict, path_verdicts};
 
+use crate::machine::{pci, roots};
 use crate::path::DataPath;
 use cufile::Surroundings;
-use drives::DriveFacts;
+use drives::{behind, device_number, DriveFacts};
 use filesystem::{Examined, Trial};
 use forebay_model::record::Environment;
 use forebay_model::Error;
@@ -68,28 +65,6 @@ pub fn examine(source: Option<&str>, cufile_json: Option<&Path>) -> Result<Repor
 /// How long the environment card waits for NVML, which takes 10 ms where the driver stays
 /// loaded and seconds where it doesn't.
 const CARD_NVML: std::time::Duration = std::time::Duration::from_millis(35);
-
-/// Degrees Celsius of the warmest drive below this file or block device. None where none has a sensor.
-pub fn temperature_c(path: &Path) -> Option<f64> {
-    let roots = Roots::host();
-    let names = behind(&roots, device_number(path).into_iter());
-    names.iter().filter_map(|name| drives::temperature_of(&roots, name)).reduce(f64::max)
-}
-
-/// Bytes of memory that can be had here and now; None where the system doesn't say.
-pub fn memory_free_bytes() -> Option<u64> {
-    memory::facts(&Roots::host()).free_bytes()
-}
-
-/// Bytes of the last-level cache that the first processor shares; 32 MiB where the system doesn't say.
-pub fn last_level_cache_bytes() -> u64 {
-    memory::last_level_cache_bytes(&Roots::host()).unwrap_or(32 << 20)
-}
-
-/// The NUMA node of the PCI function with this address; None where the firmware doesn't say.
-pub fn numa_node_of(pci: &str) -> Option<u32> {
-    pci::numa_node(&Roots::host(), pci).and_then(|node| u32::try_from(node).ok())
-}
 
 /// The environment part of a record, for what lies at `paths`. Takes under 50 ms and never
 /// fails: what isn't known stays null or empty.
@@ -125,28 +100,6 @@ fn card(
         drives: drives.iter().map(|d| d.drive.clone()).collect(),
         filesystem,
     }
-}
-
-/// Major and minor of the device that a path is on, or that it is.
-fn device_number(path: &Path) -> Option<(u32, u32)> {
-    use std::os::unix::fs::{FileTypeExt, MetadataExt};
-    let stat = std::fs::metadata(path).ok()?;
-    let block = stat.file_type().is_block_device();
-    let number = if block { stat.rdev() } else { stat.dev() };
-    Some((rustix::fs::major(number), rustix::fs::minor(number)))
-}
-
-/// Names of the drives behind device numbers, with what they are made of, each once.
-fn behind(roots: &Roots, numbers: impl Iterator<Item = (u32, u32)>) -> Vec<String> {
-    let mut found: Vec<String> = Vec::new();
-    for name in numbers.filter_map(|n| drives::named(roots, n)) {
-        for part in drives::with_members(roots, &name) {
-            if !found.contains(&part) {
-                found.push(part);
-            }
-        }
-    }
-    found
 }
 
 fn examine_with(roots: &Roots, asked: source::Asked, around: &Surroundings) -> Report {

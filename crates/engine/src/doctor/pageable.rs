@@ -3,10 +3,10 @@
 //! the check says why.
 
 use super::gds::{has_option, kernel_config};
-use super::probe;
 use super::report::{Area, Check, State};
 use super::roots::{line, Roots};
 use crate::gpu::cuda;
+use crate::machine;
 use serde::Serialize;
 use std::time::Duration;
 
@@ -56,7 +56,7 @@ pub fn facts(roots: &Roots, asks: bool) -> Pageable {
         ..Pageable::default()
     };
     if asks {
-        match probe::within(LIMIT, ask) {
+        match machine::within(LIMIT, ask) {
             Some(Ok(gpus)) => found.gpus = gpus,
             Some(Err(why)) => found.refused = Some(why),
             None => found.refused = Some(format!("no answer in {} s", LIMIT.as_secs())),

@@ -3,12 +3,12 @@
 //! file server can't hang the examination.
 
 use super::filesystem::{alignment, open_direct};
+use crate::machine::within;
 use crate::source::file::{told_alignment, NO_DIRECT};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(3);
@@ -29,17 +29,6 @@ pub struct DirectProbe {
     /// The failure says nothing about the file system: no permission, an empty file.
     pub inconclusive: bool,
     pub timed_out: bool,
-}
-
-/// Runs `work` on a thread of its own; None when it isn't done in time. The thread
-/// then stays behind, waiting for the kernel, and ends with the process.
-pub fn within<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    let (sender, receiver) = mpsc::channel();
-    let spawned = std::thread::Builder::new().name("doctor-probe".into()).spawn(move || {
-        let _ = sender.send(work());
-    });
-    spawned.ok()?;
-    receiver.recv_timeout(limit).ok()
 }
 
 /// Direct I/O on a file or device (read only) or in a directory: on a temporary file if
@@ -212,6 +201,7 @@ fn drops(file: &OwnedFd, bytes: usize) -> Option<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::mpsc;
 
     #[test]
     fn a_probe_that_hangs_is_given_up() {

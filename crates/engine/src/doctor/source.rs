@@ -2,14 +2,13 @@
 
 use super::report::{count, size, Area, Check, State};
 use super::roots::Roots;
-use super::{probe, target};
+use super::target;
+use crate::machine;
 use crate::source::nvme_tcp::{Address, Options};
 use crate::source::{Made, Uri};
 use forebay_model::Error;
 use serde::Serialize;
-use std::fmt::Display;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
-use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -62,7 +61,7 @@ pub fn parse(text: Option<&str>) -> Result<Asked, Error> {
 fn present(text: &str, path: &std::path::Path) -> Result<(), Error> {
     let shown = path.display();
     let asked = path.to_path_buf();
-    let Some(looked) = probe::within(ANSWER, move || std::fs::metadata(asked).map(drop)) else {
+    let Some(looked) = machine::within(ANSWER, move || std::fs::metadata(asked).map(drop)) else {
         let found = format!("{shown}: no answer in {} s", ANSWER.as_secs());
         return Err(Error::machine(
             format!("source '{text}'"),
@@ -106,19 +105,6 @@ pub fn checks(roots: &Roots, asked: &Asked) -> Vec<Check> {
     checks
 }
 
-impl Check {
-    /// What is said of a source that is no file.
-    pub fn of_source(
-        id: &str,
-        uri: &dyn Display,
-        title: &str,
-        state: State,
-        found: impl Into<String>,
-    ) -> Check {
-        Check::new(Area::Source, format!("source.{id} {uri}"), title, state, found)
-    }
-}
-
 /// Every address of a namespace, side by side: one that doesn't answer holds up no other.
 pub fn targets(roots: &Roots, options: &Options) -> Vec<Check> {
     let one = |address: &Address| {
@@ -140,7 +126,7 @@ fn reach(uri: &str, host: &str, port: u16, nqn: &str) -> (Check, Option<SocketAd
         Check::new(Area::Source, format!("source.nvme_tcp {uri}"), "NVMe/TCP target", state, found)
     };
     let name = host.to_string();
-    let resolved = probe::within(RESOLVE, move || {
+    let resolved = machine::within(RESOLVE, move || {
         (name.as_str(), port).to_socket_addrs().map(|a| a.collect::<Vec<_>>())
     });
     let addresses = match resolved {
@@ -174,28 +160,6 @@ fn reach(uri: &str, host: &str, port: u16, nqn: &str) -> (Check, Option<SocketAd
                 .next(next);
             (check, None)
         }
-    }
-}
-
-pub fn local_socket(socket: &std::path::Path) -> Check {
-    let check = |state, found: String| {
-        Check::new(
-            Area::Source,
-            format!("source.vfio_user {}", socket.display()),
-            "vfio-user socket",
-            state,
-            found,
-        )
-    };
-    let shown = socket.display();
-    match std::fs::metadata(socket) {
-        Ok(stat) if stat.file_type().is_socket() => check(State::Works, format!("{shown} is a socket")),
-        Ok(_) => check(State::Missing, format!("{shown} isn't a socket"))
-            .why("an emulated drive listens on a UNIX socket")
-            .next(format!("ls -l {shown}")),
-        Err(error) => check(State::Missing, format!("{shown}: {error}"))
-            .why("the program that emulates the drive isn't running, or listens elsewhere")
-            .next("start it first; then name the socket that it makes"),
     }
 }
 

@@ -3,7 +3,8 @@
 
 use super::report::{size, Area, Check, State};
 use super::roots::{text, Roots};
-use crate::inspect::{identity::Identity, Link};
+use crate::inspect::Link;
+use crate::machine::nvme_host::Identity;
 use crate::source::nvme_tcp::Options;
 use crate::Error;
 use forebay_nvme::host::{self, ControllerInfo, NamespaceInfo, Session};

@@ -7,69 +7,9 @@ use super::drives::{self, DriveFacts};
 use super::filesystem::{self, Examined};
 use super::roots::Roots;
 use super::{gds, gpu, host, raid, topology};
-use forebay_model::Error;
-use serde::Serialize;
+pub use crate::machine::verdict::Verdicts;
+use crate::machine::verdict::{Answer, Cause, GdsVerdict, Through, Usable};
 use std::path::PathBuf;
-
-/// Something that stands in the way, and what to type.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Cause {
-    /// The condition's id, as `nvidia_fs` or `p2pdma_raid`: docs/doctor.md lists them.
-    pub id: &'static str,
-    /// A clause: "the kernel module nvidia-fs isn't loaded".
-    pub because: String,
-    pub next: String,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Through {
-    NvidiaFs,
-    P2pdma,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Answer {
-    /// Bytes go from the drive into the GPU.
-    Direct,
-    /// cuFile runs, through host memory.
-    CompatOnly,
-    /// cuFile would refuse.
-    #[default]
-    No,
-}
-
-/// What `--path gds` would do.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct GdsVerdict {
-    pub answer: Answer,
-    /// Null unless direct.
-    pub through: Option<Through>,
-    /// In the way of nvidia-fs; of P2PDMA; of both, or of cuFile as a whole.
-    pub nvidia_fs: Vec<Cause>,
-    pub p2pdma: Vec<Cause>,
-    pub both: Vec<Cause>,
-    /// What doesn't stop it, but costs speed or couldn't be told.
-    pub doubts: Vec<Cause>,
-    /// cufile.json and the environment let cuFile fall back.
-    pub compat_allowed: bool,
-}
-
-/// What `--path mapped` or `--path bounce` would do.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Usable {
-    pub runs: bool,
-    /// Why it doesn't; null where it does.
-    pub because: Option<String>,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Verdicts {
-    pub gds: GdsVerdict,
-    pub mapped: Usable,
-    pub bounce: Usable,
-}
 
 /// What `--path gds` would do with what lies at `paths` (files, directories, block devices) on
 /// this machine. Loads libcufile, reads one block of a file with O_DIRECT, writes nothing; takes
@@ -196,95 +136,12 @@ fn p2pdma_known(ground: &Ground) -> bool {
     ground.gds.p2pdma.in_kernel == Some(true)
 }
 
-/// A command with one more thing said behind it, where a shell won't read it.
-pub fn remark(command: &str, more: &str) -> String {
-    match command.contains("   # ") {
-        true => format!("{command}; {more}"),
-        false => format!("{command}   # {more}"),
-    }
-}
-
 impl GdsVerdict {
-    pub fn is_direct(&self) -> bool {
-        self.answer == Answer::Direct
-    }
-
     /// The way to direct DMA that isn't needed, since the other works.
     pub fn needless(&self) -> Option<Stops> {
         Some(match self.through? {
             Through::NvidiaFs => Stops::P2pdma,
             Through::P2pdma => Stops::NvidiaFs,
         })
-    }
-
-    /// Why it isn't direct, in one clause: what stops both ways, else what stops each.
-    pub fn reason(&self) -> Option<String> {
-        if self.is_direct() {
-            return None;
-        }
-        let first = |causes: &[Cause]| causes.first().map(|c| c.because.clone());
-        let more = |causes: &[Cause]| match causes.len() {
-            0 | 1 => String::new(),
-            n => format!(" (and {} more)", n - 1),
-        };
-        if let Some(because) = first(&self.both) {
-            return Some(because + &more(&self.both));
-        }
-        let ways = [&self.nvidia_fs, &self.p2pdma].map(|causes| Some(first(causes)? + &more(causes)));
-        let ways: Vec<String> = ways.into_iter().flatten().collect();
-        Some(match ways.is_empty() {
-            true => "the kernel's configuration can't be read, so P2PDMA isn't sure to be there".into(),
-            false => ways.join("; "),
-        })
-    }
-
-    /// What to type: for what stops both ways, else for the way with the fewest steps.
-    pub fn next(&self) -> Option<String> {
-        if self.is_direct() {
-            return None;
-        }
-        if let Some(cause) = self.both.first() {
-            return Some(cause.next.clone());
-        }
-        let ways = [&self.nvidia_fs, &self.p2pdma];
-        let shortest = ways.into_iter().filter(|causes| !causes.is_empty()).min_by_key(|c| c.len())?;
-        // One step at a time: some end in a restart.
-        Some(match shortest.len() {
-            1 => shortest[0].next.clone(),
-            n => remark(&shortest[0].next, &format!("then forebay doctor again: {} more", n - 1)),
-        })
-    }
-
-    /// `direct, through nvidia-fs`, or `compat only, because …`, or `no, because …`.
-    pub fn words(&self) -> String {
-        let because = self.reason().unwrap_or_default();
-        match (self.answer, self.through) {
-            (Answer::Direct, Some(Through::NvidiaFs)) => "direct, through nvidia-fs".into(),
-            (Answer::Direct, _) => "direct, through PCI P2PDMA".into(),
-            (Answer::CompatOnly, _) => format!("compat only, because {because}"),
-            (Answer::No, _) if self.compat_allowed => format!("no, because {because}"),
-            (Answer::No, _) => {
-                format!("no, because {because}, and cufile.json forbids the compatibility mode")
-            }
-        }
-    }
-
-    /// The error that `--path gds` ends with where direct DMA can't run; None where it can, or
-    /// where the compatibility mode would run and `allow_compat` takes it.
-    pub fn refusal(&self, asked: &str, allow_compat: bool) -> Option<Error> {
-        match self.answer {
-            Answer::Direct => None,
-            Answer::CompatOnly if allow_compat => None,
-            Answer::CompatOnly => Some(Error::machine(
-                asked,
-                format!("cuFile would run in its compatibility mode, because {}", self.reason()?),
-                format!("{}; or --allow-compat, or --path bounce", self.next().unwrap_or_default()),
-            )),
-            Answer::No => Some(Error::machine(
-                asked,
-                format!("cuFile can't run here: {}", self.words()),
-                format!("{}; or --path bounce", self.next().unwrap_or_default()),
-            )),
-        }
     }
 }

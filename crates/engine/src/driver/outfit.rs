@@ -3,8 +3,8 @@
 
 use super::worker::{Kit, Shared, WorkerSpec, BATCH_IO_BYTES_MAX};
 use crate::arena::{Arena, Mem};
-use crate::doctor;
 use crate::gpu::cuda::{Device, DeviceMemory, Pinned};
+use crate::machine;
 use crate::path::{self, Buffers, Copiers, Gear, Site, Under};
 use crate::queue::Queue;
 use crate::reactor::{Reactor, RingOptions};
@@ -116,7 +116,7 @@ pub fn check_memory(job: &JobSpec, targets: &[Target], feeds_gpu: bool) -> Resul
     let own = workers * WORKER_BYTES;
     let slot_bytes = job.io_bytes_largest().next_multiple_of(4096);
     let gib = |bytes: u64| format!("{:.1} GiB", bytes as f64 / (1u64 << 30) as f64);
-    match doctor::memory_free_bytes() {
+    match machine::memory_free_bytes() {
         Some(free) if slots.saturating_add(own) > free => Err(Error::machine(
             format!("--workers {workers} × --depth {} × --io-size {slot_bytes}", job.depth),
             format!(

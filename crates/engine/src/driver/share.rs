@@ -4,8 +4,8 @@
 
 use super::threads;
 use super::worker::WorkerSpec;
-use crate::doctor;
 use crate::gpu::cuda::Device;
+use crate::machine;
 use crate::path::Destination;
 use crate::source::Target;
 use forebay_model::job::JobSpec;
@@ -31,7 +31,7 @@ fn node_near(job: &JobSpec, device: &Device) -> Option<u32> {
     if job.cpus.is_some() || job.numa.is_some() || threads::nodes() < 2 {
         return None;
     }
-    doctor::numa_node_of(&device.bus_id().ok()?)
+    machine::numa_node_of(&device.bus_id().ok()?)
 }
 
 /// What worker `w` does to its spans.

@@ -50,7 +50,9 @@ enum Reads {
     Inline,
     Ring,
     /// One address space that holds all files.
-    Whole { align: u32 },
+    Whole {
+        align: u32,
+    },
 }
 
 /// A stream in this worker's hands.
@@ -179,7 +181,11 @@ impl Worker {
                 let by_ring = !how.is_inline && how.has_ring;
                 let ring = by_ring.then_some(&mut reactor);
                 client.add(Box::new(Files::new(files.clone(), ring)));
-                if by_ring { Reads::Ring } else { Reads::Inline }
+                if by_ring {
+                    Reads::Ring
+                } else {
+                    Reads::Inline
+                }
             }
         };
         let pin = destination.map_or(Ok(None), |to| to.pin(slots.arena()))?;
@@ -355,7 +361,7 @@ impl Worker {
 
     fn push(&mut self, index: usize) {
         let Some(to) = self.place_for(index) else { return };
-                let (io_bytes, began) = (self.shared.how.io_bytes, self.now());
+        let (io_bytes, began) = (self.shared.how.io_bytes, self.now());
         let active = self.actives[index].as_mut().expect("it was chosen");
         let (begins, left) = active.reading.place(active.pushed);
         let most = match &self.shared.straight {
@@ -385,8 +391,7 @@ impl Worker {
             None => self.slots.lend(tag),
         };
         self.client.set_mem(tag, mem);
-        self.flights[tag as usize] =
-            Flight { offset, head, want, began, due, to, ..Flight::default() };
+        self.flights[tag as usize] = Flight { offset, head, want, began, due, to, ..Flight::default() };
         self.in_flight += 1;
         self.notes.retain(|(of, _)| *of != tag);
         let file = self.actives[index].as_ref().and_then(|active| active.reading.file.clone());

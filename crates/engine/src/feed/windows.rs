@@ -1,7 +1,7 @@
 //! Windows of a file's page cache that GPUs read by themselves: what `path::mapped` registers, for one open file.
 
-use crate::doctor;
 use crate::gpu::cuda::Device;
+use crate::machine;
 use crate::path::mapped::{
     window_bytes, Bell, DevicePinner, Limits, MappedFile, Phase, Registry, LEAST_BYTES,
 };
@@ -207,5 +207,5 @@ pub(super) struct Gathered {
 
 /// How much may be registered: half of the memory that is free.
 pub(super) fn cap_bytes() -> u64 {
-    doctor::memory_free_bytes().map_or(CAP_BYTES_UNKNOWN, |free| free / 2)
+    machine::memory_free_bytes().map_or(CAP_BYTES_UNKNOWN, |free| free / 2)
 }

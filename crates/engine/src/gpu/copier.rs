@@ -7,13 +7,41 @@
 use super::cuda::{Cuda, Device, Event, Stream};
 use crate::arena::Mem;
 use crate::clock;
-use crate::path::Copier;
 use crate::queue::Fault;
 use forebay_model::Error;
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// Moves payload between staging slots and the destination. Never blocks on a device: what
+/// isn't finished at once is reaped later, and wakes the reactor.
+pub trait Copier {
+    /// Takes a copy of `bytes`, named by `tag`; it begins with `submit` at the latest.
+    fn start(&mut self, tag: u32, from: Mem, to: Mem, bytes: usize);
+
+    /// What comes next doesn't travel with what came before, even if it lies beside it: their memory was registered
+    /// apart.
+    fn cut(&mut self) {}
+
+    /// Begins what was taken.
+    fn submit(&mut self) {}
+
+    /// Waits until no copy is under way.
+    fn finish(&mut self) {}
+
+    /// Appends the tags of finished copies, each with its fault if it failed.
+    fn reap(&mut self, done: &mut Vec<(u32, Option<Fault>)>);
+
+    /// Copies that the worker should start before it looks after its reads again: one, where it copies
+    /// with its own hands.
+    fn at_once(&self) -> usize;
+
+    /// When there may next be something to reap, if nothing wakes the reactor for it.
+    fn next_due(&self) -> Option<Instant> {
+        None
+    }
+}
 
 /// Longer copies gain nothing, and make the first of their I/Os wait for the last.
 const COPY_BYTES_MAX: usize = 8 << 20;

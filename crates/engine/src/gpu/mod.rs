@@ -9,5 +9,5 @@ pub mod library;
 pub mod nvrtc;
 mod summer;
 
-pub use copier::CudaCopier;
+pub use copier::{Copier, CudaCopier};
 pub use summer::{Summed, Summer};

@@ -1,8 +1,8 @@
 //! The discovery log page of a target, record by record.
 
-use super::identity::Identity;
 use super::link::Link;
 use super::{first, resolve, Looking};
+use crate::machine::nvme_host::Identity;
 use crate::Error;
 use forebay_nvme::controller::subsystem::Endpoint;
 use forebay_nvme::discovery::{adrfam, name_of, sectype, subtype, treq, trtype};

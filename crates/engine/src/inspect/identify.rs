@@ -1,9 +1,9 @@
 //! One controller and its namespaces: every field of Identify by its name in the specification, and what matters
 //! of them in units that can be used.
 
-use super::identity::{show_uuid, Identity};
 use super::link::{Accepted, Link};
 use super::{first, resolve, Looking};
+use crate::machine::nvme_host::{show_uuid, Identity};
 use crate::source::nvme_tcp::{self, Address, Transport};
 use crate::source::vfio_user;
 use crate::source::Uri;

@@ -3,14 +3,13 @@
 
 mod discover;
 mod identify;
-pub mod identity;
 mod link;
 
 pub use discover::{discover, Discovered, Record};
 pub use identify::{identify, Identified};
 pub(crate) use link::Link;
 
-use crate::doctor::within;
+use crate::machine::within;
 use crate::Error;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;

@@ -4,7 +4,8 @@
 //! like a machine that is busy with something else.
 
 use super::Reason;
-use crate::doctor::{cpu_limits, Roots};
+use crate::machine::cgroups::cpu_limits;
+use crate::machine::roots::Roots;
 use std::fs;
 use std::path::{Path, PathBuf};
 

@@ -9,7 +9,9 @@ use super::auto::Situation;
 use super::{Beside, DataPath, Ends, Gear, Layer, Refusal, Site};
 use crate::arena::{Arena, Mem};
 use crate::clock;
-use crate::doctor::{Check, State, Verdicts};
+use crate::gpu::Copier;
+use crate::machine::finding::{Check, State};
+use crate::machine::verdict::Verdicts;
 use crate::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
 use crate::reactor::Reactor;
 use crate::source::{QueueNeeds, Target};
@@ -102,35 +104,6 @@ impl Gear for Bouncing {
         let inline = target.is_inline() && !site.layered;
         let bounce = BounceQueue::new(inner, inline, site.copiers.next()?, staging);
         Ok(Box::new(bounce.with_below_max(site.at_work)))
-    }
-}
-
-/// Moves payload between staging slots and the destination. Never blocks on a device: what
-/// isn't finished at once is reaped later, and wakes the reactor.
-pub trait Copier {
-    /// Takes a copy of `bytes`, named by `tag`; it begins with `submit` at the latest.
-    fn start(&mut self, tag: u32, from: Mem, to: Mem, bytes: usize);
-
-    /// What comes next doesn't travel with what came before, even if it lies beside it: their memory was registered
-    /// apart.
-    fn cut(&mut self) {}
-
-    /// Begins what was taken.
-    fn submit(&mut self) {}
-
-    /// Waits until no copy is under way.
-    fn finish(&mut self) {}
-
-    /// Appends the tags of finished copies, each with its fault if it failed.
-    fn reap(&mut self, done: &mut Vec<(u32, Option<Fault>)>);
-
-    /// Copies that the worker should start before it looks after its reads again: one, where it copies
-    /// with its own hands.
-    fn at_once(&self) -> usize;
-
-    /// When there may next be something to reap, if nothing wakes the reactor for it.
-    fn next_due(&self) -> Option<Instant> {
-        None
     }
 }
 

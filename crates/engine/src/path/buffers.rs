@@ -2,7 +2,7 @@
 //! who makes it.
 
 use super::{of, Beside, DataPath, Ends};
-use crate::doctor;
+use crate::machine;
 use crate::source::Target;
 use forebay_model::job::{JobSpec, PathKind, DEPTH_MAX};
 
@@ -104,7 +104,7 @@ fn in_copy(job: &JobSpec, used: &[Under], into_gpu: bool) -> u32 {
 /// read back for the copy, and both compete with the reads.
 fn slots_in_cache(job: &JobSpec) -> u32 {
     const AT_LEAST: u64 = 3;
-    let share = doctor::last_level_cache_bytes() / 2 / u64::from(job.workers);
+    let share = machine::last_level_cache_bytes() / 2 / u64::from(job.workers);
     (share / job.io_bytes_largest()).clamp(AT_LEAST, u64::from(u32::MAX)) as u32
 }
 

@@ -4,8 +4,8 @@
 use super::gds::Session;
 use super::mapped::{window_bytes, DevicePinner, Limits, Registry, LEAST_BYTES};
 use super::Ends;
-use crate::doctor;
 use crate::gpu::cuda::{self, Device};
+use crate::machine;
 use crate::source::file::FileTarget;
 use crate::source::Target;
 use forebay_model::job::JobSpec;
@@ -18,7 +18,7 @@ const PIN_BYTES_DEFAULT: u64 = 4 << 30;
 
 /// What `mapped` may register for readers that keep so many bytes under way, where `--pin-limit` may be given.
 pub fn limits(pin_limit_bytes: Option<u64>, in_flight_bytes: u64) -> Limits {
-    let half_of_free = || doctor::memory_free_bytes().map_or(PIN_BYTES_DEFAULT, |free| free / 2);
+    let half_of_free = || machine::memory_free_bytes().map_or(PIN_BYTES_DEFAULT, |free| free / 2);
     let cap_bytes = pin_limit_bytes.unwrap_or_else(half_of_free);
     Limits { cap_bytes, window_bytes: window_bytes(in_flight_bytes, cap_bytes), least_bytes: LEAST_BYTES }
 }

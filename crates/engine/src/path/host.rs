@@ -2,7 +2,8 @@
 
 use super::auto::Situation;
 use super::{DataPath, Ends, Gear, Layer, Refusal, Site};
-use crate::doctor::{Check, State, Verdicts};
+use crate::machine::finding::{Check, State};
+use crate::machine::verdict::Verdicts;
 use crate::queue::Queue;
 use crate::reactor::Reactor;
 use crate::source::Target;

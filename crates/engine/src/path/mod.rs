@@ -11,12 +11,14 @@ mod host;
 pub mod mapped;
 mod site;
 
-pub use bounce::{BounceQueue, Copier, HostCopier};
+pub use crate::gpu::Copier;
+pub use bounce::{BounceQueue, HostCopier};
 pub use buffers::{Buffers, Under};
 pub use destination::{limits, Destination};
 pub use site::{Copiers, Gear, Layer, Site};
 
-use crate::doctor::{Check, Verdicts};
+use crate::machine::finding::Check;
+use crate::machine::verdict::Verdicts;
 use crate::queue::Fault;
 use crate::source::file::FileTarget;
 use crate::source::{FileBacking, Made, SourceRow, Target, SOURCES};

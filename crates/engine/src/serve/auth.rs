@@ -3,6 +3,7 @@
 
 use super::connection::{Connection, Role};
 use super::log::Level;
+use super::secrets;
 use super::worker::Worker;
 use crate::auth;
 use forebay_nvme::auth::{Failure, Outcome, TargetAuth, MESSAGE_BYTES_MAX};
@@ -20,7 +21,7 @@ impl Worker {
         let host = subsystem.and_then(|s| s.hosts.iter().find(|h| h.nqn == connect.host_nqn));
         // The keys were checked with the configuration.
         let credentials =
-            host.and_then(|host| auth::credentials(host, &connect.subsystem_nqn).ok().flatten());
+            host.and_then(|host| secrets::credentials(host, &connect.subsystem_nqn).ok().flatten());
         c.auth = credentials.map(|credentials| Box::new(TargetAuth::new(credentials)));
     }
 

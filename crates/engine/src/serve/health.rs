@@ -3,7 +3,7 @@
 use super::stats::Counts;
 use super::volume::Volume;
 use crate::clock;
-use crate::doctor;
+use crate::machine;
 use forebay_nvme::controller::Health;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
@@ -95,7 +95,7 @@ impl Thermometer {
         }
         let (files, read) = (self.files.clone(), self.read.clone());
         let thread = std::thread::Builder::new().name("forebay-sensor".into()).spawn(move || {
-            let warmest = files.iter().filter_map(|file| doctor::temperature_c(file)).fold(None, warmer);
+            let warmest = files.iter().filter_map(|file| machine::temperature_c(file)).fold(None, warmer);
             read.kelvin.store(warmest.map_or(0, kelvin), Ordering::Relaxed);
             read.under_way.store(false, Ordering::Relaxed);
         });

@@ -24,6 +24,7 @@ pub(crate) mod mail;
 mod metrics;
 mod rdma;
 pub mod reload;
+mod secrets;
 mod server;
 pub(crate) mod site;
 pub mod stats;

@@ -4,9 +4,9 @@ use super::config::Config;
 use super::connection::Connection;
 use super::log::Level;
 use super::mail::{Letter, Mailbox, Newcomer, Way};
+use super::secrets;
 use super::site::Site;
 use super::worker::Worker;
-use crate::auth;
 use crate::tls::bridge::{Arrival, Bridge, Client};
 use crate::tls::openssl::Context;
 use forebay_model::Error;
@@ -73,7 +73,7 @@ fn keys(config: &Config) -> Result<HashMap<String, TlsPsk>, Error> {
     let mut keys = HashMap::new();
     for subsystem in &config.subsystems {
         for host in &subsystem.hosts {
-            let Some(key) = auth::tls_key(host)? else { continue };
+            let Some(key) = secrets::tls_key(host)? else { continue };
             for (nqn, version) in [subsystem.nqn.as_str(), DISCOVERY]
                 .into_iter()
                 .flat_map(|nqn| [(nqn, Version::V1), (nqn, Version::V0)])

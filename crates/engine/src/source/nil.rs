@@ -3,7 +3,8 @@
 use super::draft::{Draft, Drafted, Look, Open};
 use super::uri::{query, Source, Text, Uri};
 use super::{Backing, MadeOf, OpenFile, QueueNeeds};
-use crate::doctor::{Check, Roots, State};
+use crate::machine::finding::{Check, State};
+use crate::machine::roots::Roots;
 use crate::queue::{Done, Full, Geometry, Io, Queue, Via};
 use crate::reactor::Reactor;
 use forebay_model::units::{format_bytes, parse_bytes};

@@ -2,8 +2,10 @@
 //! once cuFile has said how they went.
 
 use super::{Base, Duty, Session, Station, PAGE};
-use crate::doctor::{self, Answer, Check, State, Verdicts};
+use crate::doctor;
 use crate::gpu::cufile::Buffer;
+use crate::machine::finding::{remark, Check, State};
+use crate::machine::verdict::{Answer, Verdicts};
 use crate::path::auto::{Known, Situation};
 use crate::path::{DataPath, Destination, Ends, Gear, Layer, Readers, Refusal, Settled, Site};
 use crate::queue::Queue;
@@ -67,7 +69,7 @@ impl DataPath for Gds {
             Answer::No => (State::Missing, "cuFile can't run here"),
         };
         let mut check = Check::of_path(self.name(), state, found).why(verdict.reason().unwrap_or(words));
-        check.next = verdict.next().map(|next| doctor::remark(&next, "meanwhile: --path bounce"));
+        check.next = verdict.next().map(|next| remark(&next, "meanwhile: --path bounce"));
         check
     }
 

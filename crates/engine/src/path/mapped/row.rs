@@ -1,8 +1,9 @@
 //! What anybody asks of `mapped`, and its part of a worker.
 
 use super::{MappedQueue, Staging};
-use crate::doctor::{Check, State, Verdicts};
 use crate::gpu::cuda;
+use crate::machine::finding::{Check, State};
+use crate::machine::verdict::Verdicts;
 use crate::path::auto::{Known, Situation};
 use crate::path::{Beside, BounceQueue, DataPath, Destination, Ends, Gear, Layer, Readers, Refusal, Site};
 use crate::queue::Queue;

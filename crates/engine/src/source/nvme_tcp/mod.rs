@@ -28,9 +28,11 @@ use super::uri::{query, Source, Text, Uri};
 use super::{Loan, MadeOf, QueueNeeds};
 use crate::arena::Arena;
 use crate::clock;
-use crate::doctor::{self, Check, Roots};
+use crate::doctor;
 use crate::gpu::cuda::DeviceMemory;
-use crate::inspect::identity;
+use crate::machine::finding::{Check, State as Found};
+use crate::machine::nvme_host as identity;
+use crate::machine::roots::Roots;
 use crate::queue::Queue;
 use crate::rdma::{Domains, Lent};
 use crate::reactor::Reactor;
@@ -135,7 +137,7 @@ impl Source for Options {
         // Nothing is tried: a connection is a run's.
         let Address { host, port } = &self.addresses[0];
         let found = format!("{host}:{port}, which only a run connects to; what this machine can: nvme_rdma");
-        vec![Check::of_source("nvme_rdma", self, "NVMe/RDMA target", doctor::State::Unknown, found)]
+        vec![Check::of_source("nvme_rdma", self, "NVMe/RDMA target", Found::Unknown, found)]
     }
 
     fn draft(&self, look: &mut dyn Look, wanted: Option<u64>) -> Result<Draft, Error> {

@@ -1,7 +1,7 @@
 //! What stands in an `nvme+tcp://` or `nvme+rdma://` URI: names of options as Linux and nvme-cli have them.
 
 use super::MadeOf;
-use crate::inspect::identity::parse_uuid;
+use crate::machine::nvme_host::parse_uuid;
 use crate::queue::Via;
 use crate::source::nvme::query::{count, seconds, spin, switch};
 use forebay_model::units::parse_bytes;

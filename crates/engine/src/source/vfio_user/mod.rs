@@ -32,7 +32,8 @@ use super::uri::{decode, query, Source, Text, Uri};
 use super::{Loan, MadeOf, QueueNeeds};
 use crate::arena::Arena;
 use crate::clock;
-use crate::doctor::{self, Check, Roots};
+use crate::machine::finding::{Area, Check, State as Found};
+use crate::machine::roots::Roots;
 use crate::queue::Queue;
 use crate::reactor::Reactor;
 use care::State;
@@ -46,6 +47,7 @@ use rustix::fd::OwnedFd;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::os::unix::fs::FileTypeExt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
@@ -146,7 +148,7 @@ impl Source for Options {
     }
 
     fn examine(&self, _: &Roots) -> Vec<Check> {
-        vec![doctor::local_socket(&self.socket)]
+        vec![about_socket(&self.socket)]
     }
 
     fn draft(&self, look: &mut dyn Look, wanted: Option<u64>) -> Result<Draft, Error> {
@@ -451,5 +453,28 @@ impl Shared {
         let found = state.why().unwrap_or("no answer yet").to_string();
         let next = format!("ls -l {}, and look at the gateway's log", self.options.socket.display());
         Err(Error::machine(self.options.to_string(), found, next))
+    }
+}
+
+/// Whether somebody listens there.
+fn about_socket(socket: &std::path::Path) -> Check {
+    let check = |state, found: String| {
+        Check::new(
+            Area::Source,
+            format!("source.vfio_user {}", socket.display()),
+            "vfio-user socket",
+            state,
+            found,
+        )
+    };
+    let shown = socket.display();
+    match std::fs::metadata(socket) {
+        Ok(stat) if stat.file_type().is_socket() => check(Found::Works, format!("{shown} is a socket")),
+        Ok(_) => check(Found::Missing, format!("{shown} isn't a socket"))
+            .why("an emulated drive listens on a UNIX socket")
+            .next(format!("ls -l {shown}")),
+        Err(error) => check(Found::Missing, format!("{shown}: {error}"))
+            .why("the program that emulates the drive isn't running, or listens elsewhere")
+            .next("start it first; then name the socket that it makes"),
     }
 }

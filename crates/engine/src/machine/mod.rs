@@ -1,0 +1,51 @@
+//! Facts about this machine, as its kernel tells them. Whoever needs one reads it here; `doctor` judges them, and
+//! advises.
+//!
+//! They are read through `Roots`, so that tests can hand in a machine made of files.
+
+pub mod cgroups;
+pub mod drives;
+pub mod finding;
+pub mod memory;
+pub mod nvme_host;
+pub mod pci;
+pub mod roots;
+pub mod verdict;
+
+use roots::Roots;
+use std::path::Path;
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// Degrees Celsius of the warmest drive below this file or block device. None where none has a sensor.
+pub fn temperature_c(path: &Path) -> Option<f64> {
+    let roots = Roots::host();
+    let names = drives::behind(&roots, drives::device_number(path).into_iter());
+    names.iter().filter_map(|name| drives::temperature_of(&roots, name)).reduce(f64::max)
+}
+
+/// Bytes of memory that can be had here and now; None where the system doesn't say.
+pub fn memory_free_bytes() -> Option<u64> {
+    memory::facts(&Roots::host()).free_bytes()
+}
+
+/// Bytes of the last-level cache that the first processor shares; 32 MiB where the system doesn't say.
+pub fn last_level_cache_bytes() -> u64 {
+    memory::last_level_cache_bytes(&Roots::host()).unwrap_or(32 << 20)
+}
+
+/// The NUMA node of the PCI function with this address; None where the firmware doesn't say.
+pub fn numa_node_of(pci: &str) -> Option<u32> {
+    pci::numa_node(&Roots::host(), pci).and_then(|node| u32::try_from(node).ok())
+}
+
+/// Runs `work` on a thread of its own; None when it isn't done in time. The thread
+/// then stays behind, waiting for the kernel, and ends with the process.
+pub fn within<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (sender, receiver) = mpsc::channel();
+    let spawned = std::thread::Builder::new().name("doctor-probe".into()).spawn(move || {
+        let _ = sender.send(work());
+    });
+    spawned.ok()?;
+    receiver.recv_timeout(limit).ok()
+}
