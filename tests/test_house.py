@@ -14,9 +14,33 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-LINES_MAX = 700
+LINES_MAX = 500
 # file → lines it has today; it may lose some, and leaves the table once it is short enough.
-LONG_FILES: dict[str, int] = {}
+LONG_FILES: dict[str, int] = {
+    "crates/engine/src/doctor/tests.rs": 656,
+    "crates/engine/src/format/tests.rs": 576,
+    "crates/engine/src/front/ublk/tests.rs": 558,
+    "crates/engine/tests/contract.rs": 566,
+    "crates/engine/tests/drive/mod.rs": 509,
+    "crates/engine/tests/emulate.rs": 554,
+    "crates/engine/tests/gpu/emulate_ways.rs": 574,
+    "crates/engine/tests/power.rs": 699,
+    "crates/nvme/tests/hostile.rs": 600,
+    "crates/nvme/tests/pcie/device.rs": 503,
+    "crates/nvme/tests/pcie/pair.rs": 506,
+    "crates/nvme/tests/pcie/world.rs": 508,
+    "crates/nvme/tests/session.rs": 656,
+    "crates/nvme/tests/whole.rs": 508,
+    "fuzz/src/pcie.rs": 507,
+    "python/forebay/fio.py": 570,
+    "tests/gpu_stubs/cuda_stream.c": 658,
+    "tests/gpu_stubs/cufile.c": 631,
+    "tests/test_fio.py": 630,
+    "tests/test_house.py": 620,
+    "tests/test_report.py": 662,
+    "tests/test_sweep.py": 694,
+    "tests/test_validate.py": 644,
+}
 
 # Modules that may hold unsafe code, by file or folder name: what each needs it for.
 UNSAFE = {

@@ -5,16 +5,19 @@
 //! until the queue reaps. Where io_uring is forbidden the reactor waits in
 //! poll(2), and queues that need a ring say so when they open.
 
+mod ring;
 mod trust;
 
 use crate::arena::Arena;
 use crate::clock;
 use forebay_model::Error;
-use io_uring::{squeue, types, IoUring};
+use io_uring::squeue;
+use io_uring::types;
+use ring::{build, gather, GetEventsArg, Ring};
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use trust::Trust;
 
@@ -101,40 +104,7 @@ impl AsFd for Waker {
     }
 }
 
-/// The argument of io_uring_enter with IORING_ENTER_EXT_ARG: struct io_uring_getevents_arg.
-#[repr(C)]
-struct GetEventsArg {
-    sigmask: u64,
-    sigmask_bytes: u32,
-    min_wait_us: u32,
-    timeout: u64,
-}
 const _: () = assert!(std::mem::size_of::<GetEventsArg>() == 24);
-
-const ENTER_GETEVENTS: u32 = 1;
-const ENTER_SQ_WAKEUP: u32 = 2;
-const ENTER_EXT_ARG: u32 = 8;
-
-struct Ring {
-    uring: IoUring,
-    sqpoll: bool,
-    /// By their place in the table.
-    files: Vec<Option<Weak<File>>>,
-    min_wait: bool,
-    /// Submissions that one call of the kernel may hand over.
-    together: u32,
-    /// Queued submissions that complete as they are handed over, as a rule.
-    soon: u32,
-    /// Those of them, and of earlier ones, that didn't complete yet.
-    soon_left: u32,
-    /// Something waits behind one of these: they end a wait, until none is left.
-    soon_awaited: bool,
-    trust: Trust,
-    wake_buffer: Box<u64>,
-    wake_armed: bool,
-    /// A waker called since the last `wait` ended: the next one doesn't sleep.
-    woken: bool,
-}
 
 pub struct Reactor {
     ring: Option<Ring>,
@@ -486,210 +456,9 @@ impl Reactor {
     }
 }
 
-fn gather(ring: &mut Ring, inboxes: &mut [Inbox], gathered: &mut u32) {
-    let Ring { uring, soon_left, soon_awaited, wake_armed, woken, .. } = ring;
-    for cqe in uring.completion() {
-        match cqe.user_data() {
-            WAKE => (*wake_armed, *woken) = (false, true),
-            CANCEL => {}
-            data => {
-                let inbox = &mut inboxes[((data & !SOON) >> 32) as usize];
-                let soon = data & SOON != 0;
-                let counts = u32::from(!soon || *soon_awaited || cqe.result() < 0);
-                *soon_left -= u32::from(soon);
-                *soon_awaited &= *soon_left > 0;
-                let completion = Completion { tag: data as u32, result: cqe.result(), flags: cqe.flags() };
-                inbox.completions.push(completion);
-                inbox.waited_for += counts;
-                *gathered += counts;
-            }
-        }
-    }
-}
-
 fn user_data(token: u32, tag: u32) -> u64 {
     (u64::from(token) << 32) | u64::from(tag)
 }
 
-/// The ring with the best task-running mode that the kernel has, and which that is.
-fn build(options: RingOptions) -> std::io::Result<(IoUring, Vec<&'static str>)> {
-    let entries = options.depth.clamp(8, ENTRIES_MAX).next_power_of_two();
-    let completions = options.depth.saturating_mul(2).clamp(entries * 2, 65536).next_power_of_two();
-    let modes: &[&'static str] =
-        if options.sqpoll { &["sqpoll"] } else { &["defer_taskrun", "coop_taskrun", "plain"] };
-    let mut refusal = std::io::Error::from_raw_os_error(libc::EINVAL);
-    for mode in modes {
-        let mut builder = IoUring::builder();
-        builder.setup_cqsize(completions).setup_clamp().setup_submit_all();
-        match *mode {
-            "sqpoll" => builder.setup_sqpoll(1000),
-            "defer_taskrun" => builder.setup_single_issuer().setup_defer_taskrun(),
-            "coop_taskrun" => builder.setup_coop_taskrun(),
-            _ => &mut builder,
-        };
-        if options.iopoll {
-            builder.setup_iopoll();
-        }
-        match builder.build(entries) {
-            // Waiting with a deadline came with Linux 5.11.
-            Ok(uring) if !uring.params().is_feature_ext_arg() => {
-                return Err(std::io::Error::from_raw_os_error(libc::ENOSYS))
-            }
-            Ok(uring) => {
-                // A filter of system calls may allow the setup and not the entering: I/Os would then never begin.
-                // SAFETY: nothing was pushed, and nothing is waited for.
-                unsafe { uring.submitter().enter::<libc::sigset_t>(0, 0, 0, None) }?;
-                let iopoll = options.iopoll.then_some("iopoll");
-                return Ok((uring, [Some(*mode), iopoll].into_iter().flatten().collect()));
-            }
-            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => refusal = e,
-            Err(e) => return Err(e),
-        }
-    }
-    Err(refusal)
-}
-
-impl Drop for Ring {
-    /// A read that a wake has just satisfied may run after the ring is closed.
-    fn drop(&mut self) {
-        if self.wake_armed {
-            std::mem::forget(std::mem::take(&mut self.wake_buffer));
-        }
-    }
-}
-
-impl Ring {
-    /// False where the kernel has taken none of the submissions that fill the queue.
-    ///
-    /// # Safety
-    /// What the entry points to must live until its completion was taken.
-    unsafe fn push(&mut self, entry: &squeue::Entry) -> bool {
-        // SAFETY: the caller's promise.
-        if unsafe { self.uring.submission().push(entry) }.is_ok() {
-            return true;
-        }
-        self.enter(0, None, 0);
-        // SAFETY: as above.
-        unsafe { self.uring.submission().push(entry) }.is_ok()
-    }
-
-    /// One call of the kernel: submits what is queued; with a deadline also gathers, and waits for `wanted`. Whether
-    /// it counted on what should complete soon.
-    fn enter(&mut self, wanted: u32, until: Option<Instant>, batch_us: u32) -> bool {
-        let queue = self.uring.submission();
-        let queued = queue.len() as u32;
-        let asleep = self.sqpoll && queue.need_wakeup();
-        drop(queue);
-        let flags = if asleep { ENTER_SQ_WAKEUP } else { 0 };
-        let soon = std::mem::take(&mut self.soon);
-        let mut queued = queued;
-        while queued > self.together {
-            // SAFETY: plain submission; entries were pushed under `push`'s contract.
-            match unsafe { self.uring.submitter().enter::<libc::sigset_t>(self.together, 0, flags, None) } {
-                Ok(taken) if taken > 0 => queued -= (taken as u32).min(queued),
-                _ => break,
-            }
-        }
-        let Some(until) = until else {
-            // SAFETY: plain submission; entries were pushed under `push`'s contract.
-            let _ = unsafe { self.uring.submitter().enter::<libc::sigset_t>(queued, 0, flags, None) };
-            return false;
-        };
-        // A kernel before 6.12 can't be told to be content with fewer after a while.
-        let wanted = if self.min_wait { wanted } else { wanted.min(1) };
-        // Nor could it be when what should complete soon doesn't.
-        let counts = wanted > 0 && soon > 0 && self.min_wait && self.trust.is_due();
-        let soon = if counts { soon } else { 0 };
-        let patience_us = if wanted > 1 { batch_us } else { soon.min(1) * SOON_US };
-        let wanted = wanted + soon;
-        let left = until.saturating_duration_since(clock::now());
-        let timeout = types::Timespec::new().sec(left.as_secs()).nsec(left.subsec_nanos());
-        let arg = GetEventsArg {
-            sigmask: 0,
-            sigmask_bytes: 0,
-            min_wait_us: patience_us,
-            timeout: std::ptr::addr_of!(timeout) as u64,
-        };
-        // SAFETY: the argument and its timespec live on this stack frame until the call returns. ETIME,
-        // EINTR and EBUSY mean "nothing yet": the caller looks at the clock and comes back.
-        let _ = unsafe {
-            self.uring.submitter().enter(queued, wanted, flags | ENTER_GETEVENTS | ENTER_EXT_ARG, Some(&arg))
-        };
-        counts
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use rustix::event::{poll, PollFd, PollFlags, Timespec};
-
-    #[test]
-    fn a_file_that_nobody_has_open_any_more_is_let_go_of() {
-        let options = RingOptions { depth: 8, sqpoll: false, iopoll: false, one_by_one: false };
-        let Ok(mut reactor) = Reactor::with_ring(options) else { return };
-        let (read, write) = rustix::pipe::pipe().unwrap();
-        let closed = |seconds| {
-            let limit = Timespec { tv_sec: seconds, tv_nsec: 10_000_000 };
-            poll(&mut [PollFd::new(&read, PollFlags::IN)], Some(&limit)).unwrap() == 1
-        };
-        let file = Arc::new(File::from(write));
-        let Some(at) = reactor.register_file(&file) else { return };
-        reactor.forget_files();
-        drop(file);
-        assert!(!closed(0), "the ring has it");
-        reactor.forget_files();
-        assert!(closed(60), "nobody has it");
-        let other = Arc::new(File::open("/dev/null").unwrap());
-        assert_eq!(reactor.register_file(&other), Some(at), "its place is free again");
-    }
-
-    /// A call that something else collects on its way still ends the next wait: else it would be lost.
-    #[test]
-    fn a_call_that_was_collected_before_the_wait_ends_it() {
-        let options = RingOptions { depth: 8, sqpoll: false, iopoll: false, one_by_one: false };
-        let Ok(mut reactor) = Reactor::with_ring(options) else { return };
-        let (waker, token) = (reactor.waker().unwrap(), reactor.token());
-        let mut none = Vec::new();
-        for spin in [Duration::ZERO, Duration::from_millis(20)] {
-            reactor.spin(spin);
-            // The first wait has the kernel listen.
-            reactor.wait(1, clock::now() + Duration::from_millis(1), Duration::ZERO);
-            waker.wake();
-            reactor.flush();
-            reactor.take(token, &mut none);
-            let began = clock::now();
-            reactor.wait(1, began + Duration::from_secs(120), Duration::ZERO);
-            assert!(clock::now() - began < Duration::from_secs(60), "lost, spinning {spin:?}");
-            // A signal may end one, too.
-            let lasts = |_| {
-                let began = clock::now();
-                reactor.wait(1, began + Duration::from_millis(50), Duration::ZERO);
-                clock::now() - began >= Duration::from_millis(50)
-            };
-            assert!((0..3).any(lasts), "it ends one wait, not all");
-            let late = waker.clone();
-            let caller = std::thread::spawn(move || {
-                std::thread::sleep(Duration::from_millis(5));
-                late.wake();
-            });
-            let began = clock::now();
-            reactor.wait(1, began + Duration::from_secs(120), Duration::ZERO);
-            assert!(
-                clock::now() - began < Duration::from_secs(60),
-                "lost while it looked, spinning {spin:?}"
-            );
-            caller.join().unwrap();
-            // Who looks by itself leaves the call to the wait behind it.
-            waker.wake();
-            let began = clock::now();
-            assert!(
-                reactor.look(Duration::from_secs(120), began + Duration::from_secs(120)),
-                "it saw no call"
-            );
-            reactor.wait(1, began + Duration::from_secs(120), Duration::ZERO);
-            assert!(clock::now() - began < Duration::from_secs(60), "lost to a look, spinning {spin:?}");
-        }
-        assert!(none.is_empty());
-    }
-}
+mod tests;

@@ -4,9 +4,15 @@
 //! version wrote it, has its default when it is read, and `missing` says so.
 //! Reports, plans and comparisons are pure functions of these records.
 
+mod cufile;
+
 use crate::checkpoint::Checkpoint;
 use crate::job::JobSpec;
 use crate::training::Training;
+pub use cufile::{
+    Cufile, CufileBatches, CufileCalls, CufileGpu, CufileProperties, CufileRoute, FabricEvent, FabricPath,
+    FabricQueue, FabricRan, MappedRan,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -180,61 +186,6 @@ pub struct PathRan {
     pub fabric: Vec<FabricRan>,
 }
 
-/// A namespace over NVMe/TCP, or of an emulated drive, from when it was opened to the end of the run.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct FabricRan {
-    pub uri: String,
-    /// Of the controller that was reached first, as it calls itself.
-    pub model: String,
-    pub firmware: String,
-    pub block_bytes: u32,
-    /// Longest transfer of one command; longer I/Os went in several.
-    pub transfer_bytes: u32,
-    pub header_digest: bool,
-    pub data_digest: bool,
-    pub paths: Vec<FabricPath>,
-    /// I/O queues that carried commands.
-    pub queues: Vec<FabricQueue>,
-    /// Changes of the paths, the last 64 of them.
-    pub events: Vec<FabricEvent>,
-    /// Changes before those.
-    pub events_dropped: u64,
-}
-
-/// One address of a namespace; of an emulated drive its socket.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct FabricPath {
-    pub address: String,
-    /// At the end: `live` and its ANA state, `connecting` or `lost`, and why.
-    pub state: String,
-    /// Times that it came up again.
-    pub reconnects: u32,
-}
-
-/// One I/O queue of one path: a TCP connection, or a queue pair in shared memory.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct FabricQueue {
-    pub address: String,
-    pub qid: u16,
-    pub commands: u64,
-    /// Commands that were sent again because they failed in a way that may pass, as by a data digest.
-    pub retries: u64,
-    /// From submission to completion, of one command.
-    pub mean_us: f64,
-    pub max_us: f64,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct FabricEvent {
-    /// Since the namespace was opened, seconds.
-    pub at_s: f64,
-    pub text: String,
-}
-
 /// One short run on the sources, outside the measured time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -246,126 +197,6 @@ pub struct Trial {
     pub workers: u32,
     pub gib_s: f64,
     pub cpu_s_per_gib: Option<f64>,
-}
-
-/// Registrations of the page cache with the GPU's driver, of all repeats together.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct MappedRan {
-    /// Most that may be registered at once.
-    pub pin_limit_bytes: u64,
-    /// Bytes that are registered as a whole.
-    pub window_bytes: u64,
-    /// Windows that the files have.
-    pub windows: u64,
-    pub registered_bytes_peak: u64,
-    /// Windows that were registered, each time counted.
-    pub registrations: u64,
-    /// Rate at which they were registered, residency not counted; null where none was.
-    pub register_gib_s: Option<f64>,
-    /// Windows that were unregistered to make room, and how often that was waited for.
-    pub evictions: u64,
-    pub eviction_batches: u64,
-    /// Windows that weren't registered because they weren't cached.
-    pub uncached: u64,
-    /// Windows that the system wouldn't pin, and its words for the first.
-    pub refused: u64,
-    pub refusal: Option<String>,
-    /// Times that a file was found changed.
-    pub stale: u64,
-}
-
-/// cuFile in one run. Its counters cover the whole run, warm-up included.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Cufile {
-    /// The file that was loaded.
-    pub library: String,
-    /// As 1.15.
-    pub version: Option<String>,
-    /// `sync`, `stream`, `batch` or `batch-stream`.
-    pub mode: String,
-    /// I/Os per batch; null where the mode has none.
-    pub batch: Option<u32>,
-    pub buffers_registered: bool,
-    pub allow_compat_mode: Option<bool>,
-    pub properties: CufileProperties,
-    /// How each device below goes, as found before the run.
-    pub routes: Vec<CufileRoute>,
-    /// I/Os whose offset or length isn't a multiple of 4 KiB.
-    pub unaligned_ios: u64,
-    pub gpus: Option<Vec<CufileGpu>>,
-    pub batches: Option<CufileBatches>,
-}
-
-/// What cuFileDriverGetProperties says.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct CufileProperties {
-    /// Of the kernel module; `0.0` where there is none.
-    pub nvidia_fs: String,
-    /// Storage that can go direct: `nvme`, `nvme-p2p`, `nvmeof`, `lustre` …
-    pub direct: Vec<String>,
-    pub poll_mode: bool,
-    pub poll_threshold_kib: u64,
-    pub direct_io_max_kib: u64,
-    pub device_cache_max_kib: u64,
-    pub buffer_cache_kib: u64,
-    pub pinned_max_kib: u64,
-    pub batch_max: u32,
-    pub batch_timeout_ms: u32,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct CufileRoute {
-    /// A file on it.
-    pub target: String,
-    /// `direct`, `compat` or `unproven`.
-    pub route: String,
-    /// What shows it.
-    pub evidence: String,
-}
-
-/// cuFile's own counters for one GPU (cuFileGetStatsL3).
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct CufileGpu {
-    pub uuid: String,
-    pub reads: CufileCalls,
-    pub writes: CufileCalls,
-}
-
-/// Calls that cuFile made, by how the bytes went. A long I/O may be several.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct CufileCalls {
-    pub bytes: u64,
-    pub total: u64,
-    /// PCI P2PDMA.
-    pub p2p: u64,
-    /// nvidia-fs.
-    pub nvfs: u64,
-    /// Compatibility mode.
-    pub posix: u64,
-    pub unaligned: u64,
-    /// Over another GPU or the host's memory (dynamic routing).
-    pub rerouted: u64,
-    pub errors: u64,
-}
-
-/// How batches were submitted (cuFileGetStatsL3's first level).
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct CufileBatches {
-    pub submitted: u64,
-    pub p2p: u64,
-    pub nvfs: u64,
-    pub aio: u64,
-    pub io_uring: u64,
-    pub mixed: u64,
-    /// Entries that went to the threads of the compatibility mode.
-    pub posix_entries: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

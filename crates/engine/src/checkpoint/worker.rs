@@ -1,6 +1,8 @@
 //! One thread, with some of the ranks: keeps the I/Os of each in flight, a slot's turn going from rank to rank, and says
 //! when each rank was done.
 
+mod overdue;
+
 use super::file::{OpenFile, Span};
 use super::flow::Flow;
 use super::ground::{places, Made};
@@ -431,62 +433,10 @@ impl Worker {
         }
     }
 
-    fn name(&self, asked: &Asked<Part>) -> String {
-        let Asked { op, offset, owner, .. } = asked;
-        let what = match op {
-            Op::Flush => "flush".into(),
-            Op::Read => format!("read of {} bytes at {offset}", owner.span.len),
-            _ => format!("write of {} bytes at {offset}", owner.span.io_len),
-        };
-        match &self.files[owner.file] {
-            Some(file) => {
-                format!("{what} of {} by rank {}", file.place.path.display(), self.flows[file.flow].rank)
-            }
-            None => what,
-        }
-    }
-
-    fn io_failed(&mut self, tag: u32, fault: &Fault) {
-        let name = self.name(&self.kit.client.ticket(tag).order);
-        let errors = &mut self.report.tally.errors;
-        errors.failed += 1;
-        if fault.errno == libc::EINVAL {
-            errors.misaligned += 1;
-        }
-        self.report.tally.example(format!("{name}: {fault}"));
-        let next = match fault.errno {
-            libc::ENOSPC | libc::EDQUOT => "df -h; a smaller --scale, fewer --writes, or another --dir",
-            _ => "dmesg | tail; forebay doctor",
-        };
-        self.fail(Error::run(name, fault.to_string(), next));
-        self.release(tag);
-    }
-
     /// The first failure is what the run ends with; all workers stop.
     fn fail(&mut self, e: Error) {
         self.report.failed.get_or_insert(e);
         self.shared.stop.store(true, Ordering::Relaxed);
-    }
-
-    /// Names I/Os that took longer than the time-out, and asks for their slots back; one that isn't given back either
-    /// is left to the kernel, memory and all.
-    fn abandon_overdue(&mut self, now: Instant) {
-        let timeout = Duration::from_secs_f64(self.spec.timeout_s);
-        let mut late = std::mem::take(&mut self.late);
-        self.kit.client.give_up_late(now, timeout, &mut self.kit.reactor, &mut late);
-        for (tag, what) in late.drain(..) {
-            match what {
-                Late::TimedOut => {
-                    self.report.tally.errors.timed_out += 1;
-                    let name = self.name(&self.kit.client.ticket(tag).order);
-                    let found = format!("unfinished after --timeout {} s", self.spec.timeout_s);
-                    self.report.tally.example(format!("{name}: {found}"));
-                    self.fail(Error::run(name, found, "dmesg | tail; a longer --timeout"));
-                }
-                Late::NeverTaken => self.release(tag),
-                Late::Lost => self.in_flight -= 1,
-            }
-        }
     }
 }
 

@@ -6,6 +6,8 @@
 //! again once it is over) or the client's (`push` until `settle` says that it is over).
 
 mod free;
+mod overdue;
+mod rounds;
 
 pub use free::FreeSlots;
 
@@ -235,11 +237,6 @@ impl<O: Copy> Client<O> {
         !self.done.is_empty() || !self.refused.is_empty()
     }
 
-    /// Given up, and not back.
-    pub fn lost(&self) -> u32 {
-        self.lost
-    }
-
     /// Tags whose I/Os are the client's.
     pub fn tags(&self) -> impl Iterator<Item = u32> + '_ {
         let busy = |(_, t): &(usize, &Ticket<O>)| matches!(t.state, State::Again | State::Pushed);
@@ -267,35 +264,6 @@ impl<O: Copy> Client<O> {
         debug_assert_eq!(self.tickets[tag as usize].state, State::Held);
         self.tickets[tag as usize].state = State::Free;
         self.free.give(tag);
-    }
-
-    /// What the caller does with it takes time, and may take too long: it counts as under way until `unhold`.
-    pub fn hold(&mut self, tag: u32) {
-        let ticket = &mut self.tickets[tag as usize];
-        (ticket.state, ticket.issued) = (State::Chore, clock::now());
-        self.in_flight += 1;
-    }
-
-    /// False where it had been given up as lost: its tag is free.
-    pub fn unhold(&mut self, tag: u32) -> bool {
-        if self.is_found_again(tag) {
-            return false;
-        }
-        self.tickets[tag as usize].state = State::Held;
-        self.in_flight -= 1;
-        true
-    }
-
-    /// Given up on, and here after all: its memory is ours again.
-    fn is_found_again(&mut self, tag: u32) -> bool {
-        let ticket = &mut self.tickets[tag as usize];
-        let found = ticket.state == State::Lost;
-        if found {
-            ticket.state = State::Held;
-            self.lost -= 1;
-            self.release(tag);
-        }
-        found
     }
 
     /// Hands the I/O, or the rest of it, to its queue; where that is full, it is kept for `push_again`.
@@ -380,12 +348,6 @@ impl<O: Copy> Client<O> {
                 i += 1;
             }
         }
-    }
-
-    /// The same of all queues: one may have something to do though no I/O of ours is under way.
-    pub fn collect_all(&mut self, reactor: &mut Reactor) {
-        let Client { lanes, done, .. } = self;
-        lanes.iter_mut().filter_map(|lane| lane.queue.as_mut()).for_each(|queue| queue.reap(reactor, done));
     }
 
     /// What was collected; given back by `spare`, so that it is allocated once.
@@ -475,120 +437,6 @@ impl<O: Copy> Client<O> {
     fn busy_queues(&self) -> impl Iterator<Item = &dyn Queue> {
         self.busy.iter().filter_map(|queue| self.lanes[*queue as usize].queue.as_deref())
     }
-
-    /// Some I/O has been under way for longer than that.
-    pub fn any_late(&self, now: Instant, timeout: Duration) -> bool {
-        self.tickets.iter().any(|t| is_under_way(t) && now.saturating_duration_since(t.issued) > timeout)
-    }
-
-    /// Whoever was to do the I/Os may have stood still, too: none has used up that part of its time.
-    pub fn forgive(&mut self, stood_still: Duration) {
-        self.tickets.iter_mut().filter(|t| is_under_way(t)).for_each(|t| t.issued += stood_still);
-    }
-
-    /// Asks for I/Os back that took longer than `timeout`; one that isn't given back either, within `GRACE`, is left to the
-    /// kernel, memory and all. What each came to is added to `late`.
-    pub fn give_up_late(
-        &mut self,
-        now: Instant,
-        timeout: Duration,
-        reactor: &mut Reactor,
-        late: &mut Vec<(u32, Late)>,
-    ) {
-        for tag in 0..self.tickets.len() as u32 {
-            let ticket = &self.tickets[tag as usize];
-            let age = now.saturating_duration_since(ticket.issued);
-            if !is_under_way(ticket) || age <= timeout {
-                continue;
-            }
-            if !ticket.abandoned {
-                self.abandon(tag, reactor);
-                late.push((tag, Late::TimedOut));
-            } else if ticket.state == State::Again {
-                self.again.retain(|again| *again != tag);
-                self.tickets[tag as usize].state = State::Held;
-                late.push((tag, Late::NeverTaken));
-            } else if age > timeout + GRACE {
-                self.tickets[tag as usize].state = State::Lost;
-                (self.lost, self.in_flight) = (self.lost + 1, self.in_flight - 1);
-                late.push((tag, Late::Lost));
-            }
-        }
-    }
-
-    /// Asks its queue to give up on an I/O.
-    pub fn abandon(&mut self, tag: u32, reactor: &mut Reactor) {
-        let ticket = &mut self.tickets[tag as usize];
-        ticket.abandoned = true;
-        if ticket.state == State::Pushed {
-            queue_of(&mut self.lanes, ticket.order.queue).abandon(tag, reactor);
-        }
-    }
-
-    /// I/Os that no queue has: they are over, and the caller's.
-    pub fn take_owed(&mut self, whose: impl Fn(&O) -> bool) -> Vec<u32> {
-        let tickets = &self.tickets;
-        let (gone, kept): (Vec<u32>, Vec<u32>) = std::mem::take(&mut self.again)
-            .into_iter()
-            .partition(|t| whose(&tickets[*t as usize].order.owner));
-        self.again = kept;
-        gone.iter().for_each(|tag| self.tickets[*tag as usize].state = State::Held);
-        gone
-    }
-
-    /// Carries on until nothing is under way, or `until`; true where nothing is left. What is over goes to `each`.
-    pub fn drain(
-        &mut self,
-        reactor: &mut Reactor,
-        until: Instant,
-        mut each: impl FnMut(&mut Self, Over),
-    ) -> bool {
-        loop {
-            self.turn(reactor, &mut each);
-            if self.in_flight == 0 && self.again.is_empty() {
-                return true;
-            }
-            let now = clock::now();
-            if now >= until {
-                return false;
-            }
-            let due = self.next_due().map_or(until, |due| due.min(until));
-            reactor.wait(1, due, Duration::ZERO);
-        }
-    }
-
-    /// One round: offers, starts and gathers, and hands what is over to `each`.
-    pub fn turn(&mut self, reactor: &mut Reactor, each: &mut impl FnMut(&mut Self, Over)) {
-        self.push_again(reactor);
-        self.submit(reactor);
-        self.collect(reactor);
-        let mut done = self.take_done();
-        for done in done.drain(..) {
-            if let Some(over) = self.settle(done) {
-                each(self, over);
-            }
-        }
-        self.spare(done);
-        while let Some(over) = self.take_refused() {
-            each(self, over);
-        }
-    }
-
-    /// As a queue would say it.
-    #[cfg(test)]
-    pub fn came(&mut self, done: Done) {
-        self.done.push(done);
-    }
-
-    #[cfg(test)]
-    pub fn free_tags(&mut self) -> Vec<u32> {
-        std::iter::from_fn(|| self.free.take()).collect()
-    }
-
-    /// Has the queues take back what the ring still holds; with nothing in flight.
-    pub fn close(&mut self, reactor: &mut Reactor) {
-        self.lanes.iter_mut().filter_map(|lane| lane.queue.as_mut()).for_each(|queue| queue.close(reactor));
-    }
 }
 
 #[inline]
@@ -598,8 +446,4 @@ fn queue_of(lanes: &mut [Lane], number: u32) -> &mut dyn Queue {
 
 fn is_passing(fault: &Fault) -> bool {
     matches!(fault.errno, libc::EAGAIN | libc::EINTR)
-}
-
-fn is_under_way<O>(ticket: &Ticket<O>) -> bool {
-    matches!(ticket.state, State::Again | State::Pushed | State::Chore)
 }

@@ -1,26 +1,31 @@
 //! One run of one job: starts the workers together, watches the clock, gathers
 //! what they report, and stops them together.
 
+mod watch;
+
 use super::measure::{Meters, Readings};
-use super::series::{Detail, Series};
 use super::share;
-use super::silence::Silence;
-use super::tally::{Snapshot, Tally};
-use super::worker::{work, Kit, Report, Shared, WorkerSpec, STANDSTILL};
-use super::{Observer, Phase, Progress};
+use super::tally::Tally;
+use super::worker::work;
+use super::worker::Kit;
+use super::worker::Report;
+use super::worker::Shared;
+use super::worker::WorkerSpec;
+use super::Observer;
 use crate::clock;
 use crate::path::Destination;
 use crate::source::fault::FaultPlan;
 use crate::source::Target;
-use forebay_model::job::{JobSpec, Sync};
+use forebay_model::job::JobSpec;
 use forebay_model::record::{Errors, Point};
-use forebay_model::stats::{Steady, SteadySpec};
 use forebay_model::Error;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use watch::Watch;
 
 const WARMUP_MAX: f64 = 2.0;
 /// Least time for what an open loop owes at its end.
@@ -268,216 +273,6 @@ impl Kit {
     }
 }
 
-/// The driver's side of the clock while workers run.
-struct Watch {
-    shared: Arc<Shared>,
-    begin: Instant,
-    times: Times,
-    meters: Meters,
-    /// When the meters started and stopped, since the run began.
-    metered_from: Option<Duration>,
-    metered_to: Duration,
-    readings: Option<Readings>,
-    /// Workers that have booked their last I/O.
-    ended: u32,
-    series: Series,
-    tallies: Vec<Tally>,
-    broken: Vec<Error>,
-    steady: Option<Steady>,
-    steady_after_s: Option<f64>,
-    interrupted: bool,
-    stood_still: Duration,
-    silence: Silence,
-    asked_at: Instant,
-    /// What the observer was told last, until it was told that the time is over.
-    told_last: Option<Progress>,
-}
-
-impl Watch {
-    fn new(shared: &Arc<Shared>, times: Times, meters: Meters) -> Watch {
-        let begin = clock::now();
-        let labels = shared.targets.iter().map(|t| t.label.clone()).collect();
-        Watch {
-            shared: shared.clone(),
-            begin,
-            times,
-            meters,
-            metered_from: None,
-            metered_to: Duration::ZERO,
-            readings: None,
-            ended: 0,
-            series: Series::new(shared.job.workers, labels, shared.interval),
-            tallies: Vec::new(),
-            broken: Vec::new(),
-            steady: shared.job.until_steady.then(|| Steady::new(SteadySpec::default())),
-            steady_after_s: None,
-            interrupted: false,
-            stood_still: Duration::ZERO,
-            silence: Silence::new(&shared.job),
-            asked_at: begin,
-            told_last: None,
-        }
-    }
-
-    /// Without a warm-up the first I/Os are measured: the devices' counters are read before them, and the run begins
-    /// after that.
-    fn meters_first(&mut self) {
-        self.meters.start();
-        self.begin = clock::now();
-        self.metered_from = Some(Duration::ZERO);
-        self.asked_at = self.begin;
-        self.silence.begin(self.begin);
-    }
-
-    fn until(&self) -> Duration {
-        Duration::from_nanos(self.shared.until_ns.load(Ordering::Relaxed))
-    }
-
-    /// Workers that have nothing more to say.
-    fn told(&self) -> usize {
-        self.tallies.len() + self.broken.len()
-    }
-
-    fn ends_with_flush(&self) -> bool {
-        self.shared.job.sync == Sync::End && self.shared.job.writes()
-    }
-
-    /// Starts and stops the meters on the edges of the measured time.
-    fn keep_time(&mut self) {
-        let elapsed = self.begin.elapsed();
-        if elapsed >= self.times.warmup {
-            self.start_meters();
-        }
-        if elapsed >= self.until() && !self.ends_with_flush() {
-            self.stop_meters();
-        }
-    }
-
-    fn start_meters(&mut self) {
-        if self.metered_from.is_none() {
-            self.meters.start();
-            self.metered_from = Some(self.begin.elapsed());
-        }
-    }
-
-    fn stop_meters(&mut self) {
-        if self.metered_from.is_some() && self.readings.is_none() {
-            self.metered_to = self.begin.elapsed();
-            self.readings = Some(self.meters.stop());
-        }
-    }
-
-    fn patience(&self) -> Duration {
-        let elapsed = self.begin.elapsed();
-        let edge = if elapsed < self.times.warmup { self.times.warmup } else { self.until() };
-        let left = edge.saturating_sub(elapsed);
-        if left.is_zero() {
-            POLL
-        } else {
-            left.min(POLL)
-        }
-    }
-
-    /// How much later this thread woke than it asked to.
-    fn note_standstill(&mut self, late: Duration) {
-        if late > STANDSTILL {
-            self.stood_still += late;
-            self.silence.forgive(late);
-        }
-    }
-
-    fn hear(&mut self, snapshot: Snapshot) {
-        self.silence.hear(&snapshot, clock::now());
-        self.series.add(snapshot);
-    }
-
-    /// One that was written off has been counted, and may come back all the same.
-    fn finish(&mut self, tally: Tally) {
-        if self.tallies.iter().all(|told| told.worker != tally.worker) {
-            self.tallies.push(tally);
-        }
-    }
-
-    /// A worker that does its I/Os itself may be held in one for good: the others' figures, and its own so far, are
-    /// kept without it.
-    fn write_off_the_silent(&mut self) {
-        for tally in self.silence.overdue(clock::now(), self.interrupted) {
-            self.shared.stop.store(true, Ordering::Relaxed);
-            self.one_ended(tally.worker);
-            self.finish(tally);
-        }
-    }
-
-    fn one_ended(&mut self, worker: u32) {
-        self.silence.ended(worker);
-        self.ended += 1;
-        if self.ended == self.shared.job.workers {
-            self.stop_meters();
-        }
-    }
-
-    fn look(&mut self, observer: &mut dyn Observer) {
-        for (point, detail) in self.series.ripe() {
-            if let Some(steady) = self.steady.as_mut().filter(|_| !point.warmup) {
-                if steady.push(point.t_s, point.gib_s) && self.steady_after_s.is_none() {
-                    self.steady_after_s = Some(point.t_s);
-                    self.end_now();
-                }
-            }
-            let progress = progress_of(&point, detail, self.times);
-            observer.progress(&progress);
-            self.told_last = Some(progress);
-            self.series.keep(point);
-        }
-        if self.begin.elapsed() > self.until().saturating_add(WAITS) {
-            if let Some(last) = self.told_last.take() {
-                let message = Some("waiting for I/Os that were under way or due at the end".into());
-                // Its bytes were told.
-                observer.progress(&Progress { message, interval_bytes: 0, ..last });
-            }
-        }
-        if self.asked_at.elapsed() >= POLL && !self.interrupted {
-            self.asked_at = clock::now();
-            if observer.stop() {
-                self.interrupted = true;
-                self.end_now();
-                self.drain_no_more();
-            }
-        }
-    }
-
-    fn end_now(&self) {
-        self.shared.until_ns.fetch_min(self.begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
-    }
-
-    /// Who interrupts a run doesn't want to wait for what it owes; what has just fallen due is still started.
-    fn drain_no_more(&self) {
-        let since_end = self.begin.elapsed().saturating_sub(self.until()) + POLL;
-        self.shared.drain_ns.fetch_min(since_end.as_nanos() as u64, Ordering::Relaxed);
-    }
-
-    fn close(mut self, kit: Kit) -> Ran {
-        self.start_meters();
-        self.stop_meters();
-        let ended = self.tallies.iter().map(|t| t.ended).max().unwrap_or(self.begin.elapsed());
-        let end = if self.ends_with_flush() { ended } else { ended.min(self.until()) };
-        let (from, to) = (self.metered_from.unwrap_or_default(), self.metered_to);
-        let readings = self.readings.take().unwrap_or_default().of_time((from, to), (self.times.warmup, end));
-        self.tallies.sort_by_key(|t| t.worker);
-        Ran {
-            seconds: end.saturating_sub(self.times.warmup).as_secs_f64(),
-            points: self.series.finish(),
-            tallies: self.tallies,
-            readings,
-            interrupted: self.interrupted,
-            steady_after_s: self.steady_after_s,
-            stood_still_s: self.stood_still.as_secs_f64(),
-            broken: self.broken.into_iter().next(),
-            kit,
-        }
-    }
-}
-
 fn pass(gate: &Gate) -> Option<Instant> {
     let mut state = gate.0.lock().expect("no thread panics while it holds the gate");
     loop {
@@ -485,28 +280,5 @@ fn pass(gate: &Gate) -> Option<Instant> {
             return begin;
         }
         state = gate.1.wait(state).expect("no thread panics while it holds the gate");
-    }
-}
-
-fn progress_of(point: &Point, detail: Detail, times: Times) -> Progress {
-    Progress {
-        phase: if point.warmup { Phase::Warmup } else { Phase::Measure },
-        repeat: 0,
-        repeats: 1,
-        t_s: point.t_s,
-        duration_s: times.measured.map(|d| (times.warmup + d).as_secs_f64()),
-        gib_s: point.gib_s,
-        iops: point.iops,
-        bytes: detail.bytes_so_far,
-        ios: detail.ios_so_far,
-        interval_bytes: detail.bytes,
-        latency_us_mean: point.latency_us_mean,
-        latency_us_p50: detail.latency_us_p50,
-        latency_us_p99: point.latency_us_p99,
-        latency_us_p999: detail.latency_us_p999,
-        cores_busy: point.cores_busy,
-        workers: detail.workers,
-        targets: detail.targets,
-        message: None,
     }
 }

@@ -1,15 +1,19 @@
 //! One worker: a thread with its own reactor, slots and queues, that keeps its
 //! I/Os in flight and books what becomes of them.
 
+mod settle;
+
 use super::outfit::{self, Memory};
 use super::pace::{pace_of, Pace};
 use super::tally::{Snapshot, Tally};
 use super::threads;
 use super::verify::{Contents, Ended, NameOf};
-use crate::client::{Client, End, Late, Order, Over};
+use crate::client::Client;
+use crate::client::Late;
+use crate::client::Order;
 use crate::clock;
 use crate::path::Destination;
-use crate::queue::{Fault, Op};
+use crate::queue::Op;
 use crate::reactor::Reactor;
 use crate::source::fault::FaultPlan;
 use crate::source::Target;
@@ -396,89 +400,6 @@ impl Worker {
             return (1, Duration::ZERO);
         }
         ((self.client.in_flight() / BATCH_SHARE).max(1), BATCH_PATIENCE)
-    }
-
-    fn settle(&mut self) {
-        if !self.client.has_done() {
-            return;
-        }
-        let now = clock::now();
-        // Ticks come before bookings, so that an interval lies on one side of the warm-up's end.
-        if now >= self.next_tick {
-            self.tick(now);
-        }
-        // Time that ends with a flush includes the last I/Os, so they count too.
-        let counted = now <= self.until() || self.ends_with_flush();
-        let mut done = self.client.take_done();
-        for d in done.drain(..) {
-            if let Some(over) = self.client.settle(d) {
-                self.settle_one(over, now, counted);
-            }
-        }
-        self.client.spare(done);
-    }
-
-    #[inline]
-    fn settle_one(&mut self, over: Over, now: Instant, counted: bool) {
-        let tag = over.tag;
-        match over.end {
-            End::Whole => {
-                let measuring = self.tally.is_measuring();
-                self.client.order(tag).owner.counted = counted && measuring;
-                let ticket = self.client.ticket(tag);
-                let Order { op, offset, len, owner, .. } = ticket.order;
-                if op == Op::Flush {
-                    return self.client.release(tag);
-                }
-                let at = Next { target: owner.target, offset, len, is_read: op == Op::Read, pass: 0 };
-                if counted {
-                    self.tally.complete(&at, now.duration_since(owner.started), over.via, over.copy_ns);
-                } else {
-                    self.book_late(owner, now, over.copy_ns);
-                }
-                if at.is_read && self.shared.job.verify {
-                    self.verify(tag);
-                } else {
-                    self.client.release(tag);
-                }
-            }
-            End::Early => {
-                let found = "the data ended early: the file is shorter than it was when the run began";
-                self.failed(tag, &Fault::note(libc::EIO, found));
-            }
-            End::GivenUp(_) => {
-                self.book_unfinished(tag, now);
-                self.client.release(tag);
-            }
-            End::Failed(fault) => self.failed(tag, &fault),
-        }
-    }
-
-    /// Which I/O it was, for people.
-    fn name(&self, ticket: &Ticket) -> String {
-        let Order { op, offset, len, owner, .. } = ticket.order;
-        let what = match op {
-            Op::Flush => "flush",
-            Op::Read => "read",
-            _ => "write",
-        };
-        let label = &self.shared.targets[owner.target as usize].label;
-        format!("{what} of {} bytes at {} of {label}", len - ticket.moved, offset + u64::from(ticket.moved))
-    }
-
-    fn failed(&mut self, tag: u32, fault: &Fault) {
-        let name = self.name(self.client.ticket(tag));
-        self.tally.errors.failed += 1;
-        if fault.errno == libc::EINVAL {
-            self.tally.errors.misaligned += 1;
-        }
-        self.tally.example(format!("{name}: {fault}"));
-        self.client.release(tag);
-        let hopeless =
-            matches!(fault.errno, libc::ENOSPC | libc::EROFS | libc::EDQUOT | libc::ENODEV | libc::ENXIO);
-        if hopeless || self.tally.errors.failed > FAILURES_MAX {
-            self.shared.stop.store(true, Ordering::Relaxed);
-        }
     }
 
     fn tick(&mut self, now: Instant) {

@@ -4,15 +4,20 @@ mod block;
 mod describe;
 mod give;
 mod kept;
+mod state;
+mod subsystems;
 mod take;
 
 pub use give::PATIENCE;
+use state::{end, no_controller, no_namespace, sheets};
 
-use super::config::{self, Config, Front, Qos};
+use super::config;
+use super::config::Config;
+use super::config::Front;
 use super::controller::{Controller, Parts};
 use super::keeper::{Keeper, Link};
 use super::port::{Lent, Options, Port, Word};
-use super::qos::{Limiter, Limits};
+use super::qos::Limiter;
 use super::rpc::Door;
 use super::shm::QUEUES_MAX;
 use super::stats::{Stats, SubsystemStats};
@@ -23,13 +28,11 @@ use crate::reactor::Waker;
 use crate::serve::crew::{self, join_by, spawn};
 use crate::serve::log::{Level, Log, Sink};
 use crate::serve::mail::Mailbox;
-use crate::serve::site::free_nsid;
 use crate::serve::volume::Volume;
 use block::Block;
 use describe::{controller_stats, describe, health, namespace_stats, view};
 use forebay_model::Error;
 use forebay_nvme::controller::connect::Ids;
-use forebay_nvme::controller::subsystem as nvme;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -143,152 +146,6 @@ impl Gateway {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-
-    /// A subsystem with its namespaces and controllers; all of it or nothing.
-    pub fn subsystem_create(&self, given: &config::Subsystem) -> Result<(), Error> {
-        given.check()?;
-        let made = Subsystem {
-            given: config::Subsystem { namespaces: Vec::new(), controllers: Vec::new(), ..given.clone() },
-            namespaces: BTreeMap::new(),
-            ids: Ids::new(nvme::Limits::default().controllers),
-        };
-        let mut state = self.state();
-        if state.subsystems.contains_key(&given.nqn) {
-            return Err(Error::request(&given.nqn, "there is such a subsystem", "another NQN"));
-        }
-        state.subsystems.insert(given.nqn.clone(), made);
-        drop(state);
-        let all = || -> Result<(), Error> {
-            for namespace in &given.namespaces {
-                self.namespace_create(&given.nqn, namespace)?;
-            }
-            given.controllers.iter().try_for_each(|c| self.controller_create(&given.nqn, c))
-        };
-        all().inspect_err(|_| {
-            for controller in &given.controllers {
-                if controller.front == Front::VfioUser {
-                    let _ = self.controller_destroy(&controller.name, true);
-                }
-            }
-            self.blocks_undo(|nqn| nqn == given.nqn);
-            self.state().subsystems.remove(&given.nqn);
-        })
-    }
-
-    /// # Errors
-    /// It has controllers, or there is none such.
-    pub fn subsystem_destroy(&self, nqn: &str) -> Result<(), Error> {
-        let mut state = self.state();
-        state.subsystem(nqn)?;
-        if let Some(name) = state.controllers_of(nqn).chain(state.blocks_of(nqn)).next() {
-            let found = format!("it has the controller {name}");
-            return Err(Error::request(nqn, found, format!("nvme_controller_destroy {name} first")));
-        }
-        state.subsystems.remove(nqn);
-        Ok(())
-    }
-
-    /// Opens a source and shows it by all controllers that show all. Returns its nsid.
-    pub fn namespace_create(&self, nqn: &str, given: &config::Namespace) -> Result<u32, Error> {
-        given.check()?;
-        let nsid = {
-            let state = self.state();
-            let subsystem = state.subsystem(nqn)?;
-            let taken = |nsid: &u32| subsystem.namespaces.contains_key(nsid);
-            match given.nsid {
-                0 => free_nsid(&taken)?,
-                nsid if taken(&nsid) => {
-                    let found = format!("{nqn} has it already");
-                    return Err(Error::request(format!("nsid = {nsid}"), found, "another nsid, or 0"));
-                }
-                nsid => nsid,
-            }
-        };
-        let given = config::Namespace { nsid, ..given.clone() };
-        // It may take its time: the state isn't held.
-        let mut kept = self.locks.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let locks = kept.remove(&(nqn.to_string(), nsid));
-        drop(kept);
-        let threads = self.hub.threads as u32;
-        let volume = Arc::new(Volume::open_straight_locked(nqn, nsid, &given.served(), threads, locks)?);
-        let mut state = self.state();
-        let subsystem = state.subsystem_mut(nqn)?;
-        if subsystem.namespaces.contains_key(&nsid) {
-            return Err(Error::request(format!("nsid = {nsid}"), "another call has just made it", "another"));
-        }
-        let limiter = Limiter::new(limits(given.qos));
-        subsystem.namespaces.insert(nsid, Namespace { given, volume, limiter });
-        state.announce(nqn);
-        self.say("namespace added", &[("subsystem", nqn.into()), ("nsid", nsid.into())]);
-        Ok(nsid)
-    }
-
-    /// Commands that come from now on find no such namespace; those in flight finish.
-    ///
-    /// # Errors
-    /// There is none such, or a block device over it is in use.
-    pub fn namespace_destroy(&self, nqn: &str, nsid: u32) -> Result<(), Error> {
-        self.blocks_let_go(nqn, nsid)?;
-        let mut state = self.state();
-        let removed = state.subsystem_mut(nqn)?.namespaces.remove(&nsid);
-        let Some(Namespace { volume, .. }) = removed else { return Err(no_namespace(nqn, nsid)) };
-        for running in state.controllers.values_mut().filter(|c| c.nqn == nqn) {
-            if let Some(shown) = &mut running.given.namespaces {
-                shown.retain(|other| *other != nsid);
-            }
-        }
-        state.announce(nqn);
-        drop(state);
-        self.await_release(volume);
-        self.say("namespace removed", &[("subsystem", nqn.into()), ("nsid", nsid.into())]);
-        Ok(())
-    }
-
-    /// Puts another source in the place of one; hosts don't notice, but for what they read. I/O in flight ends on the
-    /// old one.
-    ///
-    /// # Errors
-    /// Its size or its blocks aren't the same, or it can't be opened.
-    pub fn namespace_set_source(&self, nqn: &str, nsid: u32, given: &config::Namespace) -> Result<(), Error> {
-        let old = self.state().namespace(nqn, nsid)?.volume.clone();
-        let given = config::Namespace { nsid, ..given.clone() };
-        given.check()?;
-        let volume = Arc::new(Volume::open_straight(nqn, nsid, &given.served(), self.hub.threads as u32)?);
-        let shape = |v: &Volume| (v.blocks, v.block_bytes, v.writable);
-        if shape(&volume) != shape(&old) {
-            let (blocks, bytes, writable) = shape(&volume);
-            let found = format!("it has {blocks} blocks of {bytes} bytes (writable: {writable})");
-            let (blocks, bytes, writable) = shape(&old);
-            let next = format!("a source of {blocks} blocks of {bytes} bytes (writable: {writable})");
-            return Err(Error::request(&given.source, found, next));
-        }
-        self.blocks_replace(nqn, &given, &volume)?;
-        let mut state = self.state();
-        let there =
-            state.subsystem_mut(nqn)?.namespaces.get_mut(&nsid).ok_or_else(|| no_namespace(nqn, nsid))?;
-        there.limiter.set(limits(given.qos), self.now_ns());
-        (there.given, there.volume) = (given, volume);
-        state.announce(nqn);
-        drop(state);
-        self.await_release(old);
-        self.say("source replaced", &[("subsystem", nqn.into()), ("nsid", nsid.into())]);
-        Ok(())
-    }
-
-    /// Limits of a namespace from now on.
-    pub fn namespace_set_qos(&self, nqn: &str, nsid: u32, qos: Qos) -> Result<(), Error> {
-        qos.check()?;
-        let mut state = self.state();
-        let there =
-            state.subsystem_mut(nqn)?.namespaces.get_mut(&nsid).ok_or_else(|| no_namespace(nqn, nsid))?;
-        there.given.qos = qos;
-        there.limiter.set(limits(qos), self.now_ns());
-        // Those that wait are looked at again.
-        self.workers.iter().for_each(|worker| worker.post(Letter::Look));
-        drop(state);
-        self.blocks_look(nqn, nsid);
-        Ok(())
     }
 
     /// Makes a controller's socket and starts its thread, or makes its block device.
@@ -574,81 +431,4 @@ impl Drop for Gateway {
             join_by(thread, clock::now() + STOP);
         }
     }
-}
-
-impl State {
-    fn subsystem(&self, nqn: &str) -> Result<&Subsystem, Error> {
-        self.subsystems.get(nqn).ok_or_else(|| self.no_subsystem(nqn))
-    }
-
-    fn subsystem_mut(&mut self, nqn: &str) -> Result<&mut Subsystem, Error> {
-        let missing = self.no_subsystem(nqn);
-        self.subsystems.get_mut(nqn).ok_or(missing)
-    }
-
-    fn no_subsystem(&self, nqn: &str) -> Error {
-        let all: Vec<&str> = self.subsystems.keys().map(String::as_str).collect();
-        let next = if all.is_empty() { "nvme_subsystem_create".into() } else { all.join(", ") };
-        Error::request(nqn, "there is no such subsystem", next)
-    }
-
-    fn namespace(&self, nqn: &str, nsid: u32) -> Result<&Namespace, Error> {
-        self.subsystem(nqn)?.namespaces.get(&nsid).ok_or_else(|| no_namespace(nqn, nsid))
-    }
-
-    fn controllers_of<'a>(&'a self, nqn: &'a str) -> impl Iterator<Item = &'a String> {
-        self.controllers.iter().filter(move |(_, c)| c.nqn == nqn).map(|(name, _)| name)
-    }
-
-    fn blocks_of<'a>(&'a self, nqn: &'a str) -> impl Iterator<Item = &'a String> {
-        self.blocks.iter().filter(move |(_, b)| b.nqn == nqn).map(|(name, _)| name)
-    }
-
-    fn name_is_free(&self, name: &str) -> Result<(), Error> {
-        if self.controllers.contains_key(name) || self.blocks.contains_key(name) {
-            return Err(Error::request(name, "there is such a controller", "another name"));
-        }
-        Ok(())
-    }
-
-    /// nsids that a controller shows.
-    fn shown(&self, running: &Running) -> Vec<u32> {
-        let subsystem = self.subsystems.get(&running.nqn);
-        subsystem.map_or(Vec::new(), |s| view(s, &running.given).iter().map(|(nsid, _)| *nsid).collect())
-    }
-
-    /// Tells a subsystem's controllers what it has now.
-    fn announce(&self, nqn: &str) {
-        self.controllers_of(nqn).for_each(|name| self.announce_to(name));
-    }
-
-    fn announce_to(&self, name: &str) {
-        let Some(running) = self.controllers.get(name) else { return };
-        let Some(subsystem) = self.subsystems.get(&running.nqn) else { return };
-        let (described, view) = (describe(subsystem, &running.given), view(subsystem, &running.given));
-        running.port.say(Word::Call(Box::new(move |controller| controller.update(described, view))));
-    }
-}
-
-/// Numbers of queues and entries of a queue that a keeper's paper has room for.
-fn sheets(given: &config::Controller) -> (u16, u16) {
-    (given.queues.unwrap_or(config::QUEUES), given.entries_max())
-}
-
-fn limits(qos: Qos) -> Limits {
-    Limits { bytes_per_s: qos.rate.map(|rate| rate.0), iops: qos.iops }
-}
-
-fn no_controller(name: &str) -> Error {
-    Error::request(name, "there is no such controller", "nvme_controller_list for those that are there")
-}
-
-fn no_namespace(nqn: &str, nsid: u32) -> Error {
-    let found = format!("{nqn} has no such namespace");
-    Error::request(format!("nsid = {nsid}"), found, "nvme_namespace_list for those that are there")
-}
-
-fn end(running: Running) {
-    running.port.say(Word::Call(Box::new(|controller| controller.leave(STOP))));
-    join_by(running.thread, clock::now() + STOP * 2);
 }

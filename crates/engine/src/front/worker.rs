@@ -4,14 +4,16 @@
 //! for each completion queue. Before it sleeps it asks hosts to ring (EventIdx), looks once more, and waits for
 //! whatever comes first: a doorbell, an I/O, a letter.
 
+mod ends;
+mod sleep;
+
 use super::function::{report_fault, Function, Taken};
 use super::handover::state::QueueKept;
 use super::io::Pages;
-use super::port::{Port, Word};
+use super::port::Port;
 use super::stats::QueueStats;
 use crate::clock;
 use crate::driver::threads;
-use crate::queue::Fault;
 use crate::reactor::{Completion, Reactor, RingOptions};
 use crate::serve::crew::{self, Hand};
 use crate::serve::lane::{Finished, Lane};
@@ -355,53 +357,6 @@ impl Worker {
         }
     }
 
-    fn wait(&mut self) {
-        let functions = || self.functions.iter().flatten();
-        let polled = functions().any(|f| f.is_polled(self.now));
-        let spins = self.now < self.busy_until && functions().any(|f| f.awake);
-        let more = self.lanes.iter().flatten().any(Lane::is_pushed) || self.mailbox.has_letters();
-        if more || spins || polled {
-            self.rounds += 1;
-            let waits = self.lanes.iter().flatten().any(|lane| !lane.is_idle());
-            if waits || self.rounds >= ROUNDS {
-                self.rounds = 0;
-                self.reactor.flush();
-            }
-            return;
-        }
-        if self.fall_asleep() {
-            self.rounds = 0;
-            let until = self.due();
-            self.reactor.wait(1, until, Duration::ZERO);
-        }
-    }
-
-    /// Asks the hosts to ring. False: somebody was faster.
-    fn fall_asleep(&mut self) -> bool {
-        let mut asleep = true;
-        for f in self.functions.iter_mut().flatten() {
-            if std::mem::take(&mut f.awake) && !f.suspending && !f.closing {
-                f.awake = !f.sleep();
-                asleep &= !f.awake;
-            }
-        }
-        asleep
-    }
-
-    /// When to wake though nothing comes.
-    fn due(&self) -> Instant {
-        let lanes = self.lanes.iter().flatten().filter_map(Lane::next_due);
-        let functions = self.functions.iter().flatten();
-        let interrupts = functions.clone().flat_map(|f| &f.queues).filter_map(|q| q.interrupt_at);
-        let interrupts = interrupts.map(|us| self.hub.began + Duration::from_micros(us));
-        let polls =
-            functions.clone().filter(|f| f.port.poll && !f.queues.is_empty()).map(|_| self.now + POLL_EVERY);
-        let held = functions.clone().flat_map(|f| &f.queues).filter_map(|q| q.lines.due());
-        let held = held.map(|ns| self.hub.began + Duration::from_nanos(ns));
-        let all = lanes.chain(interrupts).chain(held).chain(polls).chain(self.stop_by);
-        all.min().unwrap_or(self.now + FOREVER)
-    }
-
     fn read_mail(&mut self) {
         for letter in self.mailbox.take() {
             self.busy_until = self.now + self.hub.spin;
@@ -485,91 +440,6 @@ impl Worker {
         self.views_changed = true;
     }
 
-    /// The kernel watches the function's eventfd no longer, once that completes.
-    pub fn forget_kick(&mut self, at: u32) {
-        self.reactor.cancel(self.token, at);
-    }
-
-    /// Stops fetching from a submission queue that is deleted, and asks sources to give up on what it has.
-    fn close_submission(&mut self, f: &mut Function, at: u32, cqid: u16, sqid: u16) {
-        let Some(queue) = f.queues.iter().position(|q| q.cq.id() == cqid) else {
-            return f.port.say(Word::SubmissionClosed(sqid));
-        };
-        let q = &mut f.queues[queue];
-        q.cq.close(sqid);
-        q.forget_doorbell(sqid);
-        q.closing.push(sqid);
-        let slots: Vec<u16> = q.cq.in_flight_of(sqid).collect();
-        let here = (at, queue as u32);
-        let whose = |owner: &Owner| (owner.function, owner.queue) == here && slots.contains(&owner.slot);
-        self.turn_away(f, at, whose);
-        self.give_up(f, whose);
-    }
-
-    /// The controller is reset: nothing is fetched or completed any more.
-    fn close_queues(&mut self, f: &mut Function, at: u32) {
-        f.closing = true;
-        self.turn_away(f, at, |_| true);
-        self.give_up(f, |owner| owner.function == at && owner.slot != Owner::SHUTDOWN);
-    }
-
-    /// Asks the sources to give up on commands; those that they hadn't got are over.
-    pub fn give_up(&mut self, f: &mut Function, whose: impl Fn(&Owner) -> bool) {
-        let mut over = Vec::new();
-        for lane in self.lanes.iter_mut().flatten() {
-            over.extend(lane.abandon(&whose, &mut self.reactor));
-        }
-        for owner in over {
-            self.moved(f, owner, Err(Fault::errno(libc::ECANCELED)));
-        }
-    }
-
-    fn abort(&mut self, f: &mut Function, at: u32, cqid: u16, sqid: u16, cid: u16) {
-        let queue = f.queues.iter().position(|q| q.cq.id() == cqid);
-        let found = queue.and_then(|queue| f.queues[queue].cq.find(sqid, cid).map(|slot| (queue, slot)));
-        let Some((queue, slot)) = found else {
-            return f.port.say(Word::Aborted { sqid, cid, aborted: false });
-        };
-        f.queues[queue].commands[usize::from(slot)].abort = true;
-        let owner = Owner { function: at, queue: queue as u32, slot };
-        self.turn_away(f, at, |other| *other == owner);
-        self.give_up(f, |other| *other == owner);
-    }
-
-    /// Everything that was written to its namespaces is made durable.
-    fn flush(&mut self, f: &mut Function, at: u32) {
-        let view = f.view.clone();
-        for (nsid, _) in view.iter().filter(|(_, shown)| shown.volume.write_cache) {
-            if let Ok(Some(lane)) = self.lane(f, *nsid) {
-                let owner = Owner { function: at, queue: 0, slot: Owner::SHUTDOWN };
-                let lane = self.lanes[lane as usize].as_mut().expect("it was just found");
-                lane.start(owner, crate::serve::steps::FLUSH, &mut self.reactor);
-                f.flushes += 1;
-            }
-        }
-        if f.flushes == 0 {
-            f.port.say(Word::Flushed);
-        }
-    }
-
-    /// Lanes of namespaces that no controller shows any more finish what they have, and go.
-    fn retire_lanes(&mut self) {
-        if !std::mem::take(&mut self.views_changed) && !self.lanes.iter().flatten().any(|lane| lane.retired) {
-            return;
-        }
-        for at in 0..self.lanes.len() {
-            let mut functions = self.functions.iter().flatten();
-            let used = functions.any(|f| f.lanes.iter().any(|(_, lane)| *lane as usize == at));
-            let Some(lane) = &mut self.lanes[at] else { continue };
-            lane.retired = !used;
-            if !used && lane.is_idle() {
-                lane.end(self.number);
-                self.lanes[at] = None;
-                self.reactor.forget_files();
-            }
-        }
-    }
-
     fn report(&mut self) -> Report {
         let mut report = Report::default();
         for lane in self.lanes.iter().flatten() {
@@ -591,19 +461,5 @@ impl Worker {
     pub fn say(&self, level: Level, what: &'static str, f: &Function, why: String) {
         let fields = [("controller", f.port.name.clone().into()), ("why", why.into())];
         self.hub.log.say(level, what, &fields);
-    }
-
-    /// Memory that the kernel or a device may still write to is left to it.
-    fn let_go(self) {
-        let quiet = self.lanes.iter().flatten().all(Lane::is_idle);
-        self.lanes.iter().flatten().for_each(|lane| lane.end(self.number));
-        let Worker { lanes, functions, reactor, blank, .. } = self;
-        if quiet {
-            drop((lanes, reactor));
-            drop((functions, blank));
-        } else {
-            std::mem::forget((lanes, functions, blank));
-            drop(reactor);
-        }
     }
 }

@@ -1,10 +1,16 @@
 //! What a target serves, to whom, and within which bounds. One structure, whether it was written as TOML or as
 //! JSON; what is left out has the default of its field.
 
+mod rules;
+
 use crate::source::fault::FaultPlan;
 use forebay_model::units::parse_bytes;
 use forebay_model::Error;
-use serde::de::DeserializeOwned;
+pub(super) use rules::address;
+pub(crate) use rules::{
+    check_nqn, different_nqns, different_nsids, parse_uuid, printable, read_json, read_toml, within,
+};
+use rules::{known, seconds};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -411,185 +417,5 @@ impl Namespace {
     }
 }
 
-/// A configuration from TOML. `fields`: where its fields are described.
-///
-/// # Errors
-/// Kind `Request`: what is no TOML, has a field that is unknown, or a value of another kind.
-pub(crate) fn read_toml<C: DeserializeOwned>(text: &str, fields: &str) -> Result<C, Error> {
-    let asked = "the configuration";
-    if text.len() > TEXT_BYTES_MAX {
-        return Err(Error::request(asked, "is longer than 4 MiB", "fewer subsystems"));
-    }
-    let next = format!("{fields} for its fields");
-    toml::from_str(text).map_err(|e| Error::request(asked, e.to_string().trim_end(), next))
-}
-
-/// As `read_toml`, from JSON.
-pub(crate) fn read_json<C: DeserializeOwned>(text: &str, fields: &str) -> Result<C, Error> {
-    let next = format!("{fields} for its fields");
-    serde_json::from_str(text).map_err(|e| Error::request("the configuration", e.to_string(), next))
-}
-
-pub(crate) fn different_nqns<'a>(nqns: impl Iterator<Item = &'a str>) -> Result<(), Error> {
-    let mut seen = BTreeSet::new();
-    for nqn in nqns {
-        if !seen.insert(nqn) {
-            return Err(Error::request(nqn, "two subsystems have this NQN", "another NQN"));
-        }
-    }
-    Ok(())
-}
-
-/// All nsids of a subsystem's namespaces.
-pub(crate) fn different_nsids(nqn: &str, nsids: impl Iterator<Item = u32>) -> Result<BTreeSet<u32>, Error> {
-    let mut seen = BTreeSet::new();
-    for nsid in nsids {
-        if !seen.insert(nsid) {
-            let found = format!("two namespaces of {nqn} have it");
-            return Err(Error::request(format!("nsid = {nsid}"), found, "another nsid"));
-        }
-    }
-    Ok(seen)
-}
-
-/// Sixteen bytes as they are written, with or without hyphens.
-pub(crate) fn parse_uuid(text: &str) -> Result<[u8; 16], Error> {
-    let wrong = || {
-        let next = "32 hexadecimal digits, as uuidgen makes";
-        Error::request(format!("uuid = \"{text}\""), "is no UUID", next)
-    };
-    let digits: Vec<u8> = text
-        .bytes()
-        .filter(|b| *b != b'-')
-        .map(|b| (b as char).to_digit(16).map(|d| d as u8).ok_or_else(wrong))
-        .collect::<Result<_, _>>()?;
-    let mut uuid = [0; 16];
-    if digits.len() != 32 || digits.iter().all(|d| *d == 0) {
-        return Err(wrong());
-    }
-    for (byte, pair) in uuid.iter_mut().zip(digits.chunks_exact(2)) {
-        *byte = pair[0] << 4 | pair[1];
-    }
-    Ok(uuid)
-}
-
-/// `1.2.3.4:5`, `[::1]:5`, `::1`, `1.2.3.4`, `5`.
-pub(super) fn address(field: &str, text: &str, ip: IpAddr, port: u16) -> Result<SocketAddr, Error> {
-    if let Ok(whole) = text.parse::<SocketAddr>() {
-        return Ok(whole);
-    }
-    let bare = text.trim_start_matches('[').trim_end_matches(']');
-    if let Some(only_ip) = bare.parse::<IpAddr>().ok().filter(|_| port != 0) {
-        return Ok(SocketAddr::new(only_ip, port));
-    }
-    match text.trim_start_matches(':').parse::<u16>() {
-        Ok(port) => Ok(SocketAddr::new(ip, port)),
-        Err(_) => Err(Error::request(
-            format!("{field} = \"{text}\""),
-            "is no IP address with a port",
-            "127.0.0.1:4420 or [::1]:4420 (a name: getent hosts NAME)",
-        )),
-    }
-}
-
-pub(crate) fn check_nqn(field: &str, nqn: &str) -> Result<(), Error> {
-    let wrong = |found: &str| {
-        let next = "nqn.2014-08.org.nvmexpress:uuid:… or nqn.YYYY-MM.reverse.domain:name";
-        Err(Error::request(format!("{field} = \"{nqn}\""), found, next))
-    };
-    match nqn {
-        n if n.len() > NQN_BYTES_MAX => wrong("is longer than 223 bytes"),
-        n if !n.starts_with("nqn.") || n.len() < 12 => wrong("is no NVMe qualified name"),
-        n if n.chars().any(|c| c.is_control() || c.is_whitespace()) => wrong("has a space in it"),
-        _ => Ok(()),
-    }
-}
-
-pub(crate) fn printable(nqn: &str, field: &str, text: &str, bytes_max: usize) -> Result<(), Error> {
-    if text.len() <= bytes_max && text.bytes().all(|b| (0x20..0x7f).contains(&b)) {
-        return Ok(());
-    }
-    let found = format!("\"{text}\" is longer than {bytes_max} characters, or not ASCII");
-    Err(Error::request(format!("{field} of {nqn}"), found, "a shorter one, of letters and digits"))
-}
-
-fn known(nqn: &str, field: &str, given: &[String], all: &[&str]) -> Result<(), Error> {
-    match given.iter().find(|g| !all.contains(&g.as_str())) {
-        Some(odd) => {
-            let found = format!("'{odd}' is not known");
-            Err(Error::request(format!("{field} of {nqn}"), found, all.join(", ")))
-        }
-        None => Ok(()),
-    }
-}
-
-pub(crate) fn within(what: &str, value: u64, least: u64, most: u64) -> Result<(), Error> {
-    if (least..=most).contains(&value) {
-        return Ok(());
-    }
-    Err(Error::request(what, format!("{value} is out of bounds"), format!("{least} to {most}")))
-}
-
-fn seconds(what: &str, value: f64, least: f64, most: f64) -> Result<(), Error> {
-    if value >= least && value <= most {
-        return Ok(());
-    }
-    Err(Error::request(what, format!("{value} is out of bounds"), format!("{least} to {most} seconds")))
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const GOOD: &str = r#"
-        listen = ["127.0.0.1:0", "[::1]:4420", "10.0.0.1"]
-        metrics = "9420"
-        max_transfer = "512k"
-        [host_limits]
-        connections = 64
-        [[subsystems]]
-        nqn = "nqn.2026-11.io.example:a"
-        [[subsystems.hosts]]
-        nqn = "nqn.2026-11.io.example:host"
-        dhchap_key = "DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:"
-        [[subsystems.namespaces]]
-        source = "nil:?size=1g"
-        uuid = "0f2d4c1e-0000-4000-8000-000000000001"
-    "#;
-
-    #[test]
-    fn toml_and_json_are_one_structure() {
-        let config = Config::from_toml(GOOD).unwrap();
-        assert_eq!(config.max_transfer, Size(512 << 10));
-        assert_eq!(config.addresses().unwrap()[2], "10.0.0.1:4420".parse().unwrap());
-        assert_eq!(config.metrics_address().unwrap(), Some("127.0.0.1:9420".parse().unwrap()));
-        let json = serde_json::to_string(&config).unwrap();
-        assert!(!json.contains("ia6zGodOr4SEG0"), "secrets are never written out");
-        assert!(!format!("{config:?}").contains("DHHC"));
-        assert!(Config::from_json(&json).is_err(), "a secret that was left out is not taken for one");
-        let again = Config::from_json(&json.replace(r#""(secret)""#, "null")).unwrap();
-        assert_eq!(again.subsystems[0].namespaces, config.subsystems[0].namespaces);
-    }
-
-    #[test]
-    fn what_is_wrong_is_named() {
-        let with = |from: &str, to: &str| Config::from_toml(&GOOD.replace(from, to));
-        for (from, to, found) in [
-            ("max_transfer = \"512k\"", "max_transfer = \"500k\"", "power of two"),
-            ("max_transfer = \"512k\"", "max_transfr = 1", "max_transfr"),
-            ("connections = 64", "connections = 0", "connections"),
-            ("nqn.2026-11.io.example:a", "example", "qualified name"),
-            ("127.0.0.1:0", "localhost:1", "no IP address"),
-            ("0f2d4c1e", "xf2d4c1e", "no UUID"),
-            ("source = \"nil:?size=1g\"", "source = \"\"", "empty"),
-            ("uuid", "block_bytes = 1024\nuuid", "neither"),
-        ] {
-            let error = with(from, to).unwrap_err();
-            assert_eq!(error.kind, forebay_model::Kind::Request);
-            assert!(error.to_string().contains(found), "{to}: {error}");
-        }
-        let nobody = "[[subsystems]]\nnqn = \"nqn.2026-11.io.example:a\"";
-        assert!(Config::from_toml(nobody).unwrap_err().found.contains("nobody"));
-        assert!(Config::from_toml("listen = [\"1.1.1.1:1\"]").unwrap_err().asked.contains("subsystems"));
-    }
-}
+mod tests;

@@ -1,18 +1,25 @@
 //! I/O commands: from their arrival to their completion. Each is a few steps on its namespace's source.
 
-use super::arena::{Lump, Slot};
-use super::command::{place, Command, Memory, Placed, State};
+mod answer;
+mod memory;
+
+use super::command::place;
+use super::command::Command;
+use super::command::Placed;
+use super::command::State;
 use super::connection::{Connection, Role, Stuck};
 use super::lane::{self, Lane, Owner};
 use super::log::Level;
-use super::steps::{failure, next, After, Flush, Next, FLUSH, VERIFIED_BYTES};
-use super::volume::Content;
+use super::steps::next;
+use super::steps::After;
+use super::steps::Flush;
+use super::steps::Next;
+use super::steps::FLUSH;
 use super::worker::Worker;
-use crate::arena::Mem;
 use crate::queue::{self, Fault};
 use crate::stream;
-use forebay_nvme::command::{io, Cqe, FABRICS};
-use forebay_nvme::controller::Mishap;
+use forebay_nvme::command::io;
+use forebay_nvme::command::FABRICS;
 use forebay_nvme::nvm::{Op, Request, Transfer};
 use forebay_nvme::status::{Code, Status};
 use forebay_nvme::transport::tcp::target::Event;
@@ -172,23 +179,6 @@ impl Worker {
         }
     }
 
-    /// Memory for data that come with the capsule. False: there is none now.
-    fn hold_capsule(&mut self, c: &mut Connection, at: Handle, request: Request, bytes: u32) -> bool {
-        let alone = request.op != Op::Write;
-        let slot = if alone { None } else { self.take(c, bytes as usize) };
-        let memory = match slot {
-            Some(slot) => Memory::Slot(slot),
-            None if alone => Memory::Lump(Lump::new(bytes as usize)),
-            None if !std::mem::replace(&mut c.has_spare, true) => Memory::Spare(Lump::new(bytes as usize)),
-            None => return false,
-        };
-        let command = c.command(at);
-        (command.memory, command.state) = (memory, State::Collecting);
-        c.collects(self.now);
-        self.want_sweep();
-        true
-    }
-
     /// Begins, unless others wait before it.
     fn begin_now(&mut self, c: &mut Connection, at: Handle) -> bool {
         if c.waiting.is_empty() && self.turns.is_empty() {
@@ -295,72 +285,6 @@ impl Worker {
             _ => self.start(c, at),
         }
         Begun::Yes
-    }
-
-    /// All the memory that a command lacks, or none.
-    fn equip(&mut self, c: &mut Connection, at: Handle, request: Request) -> bool {
-        let content =
-            self.lanes.get(c.command(at).lane as usize).and_then(Option::as_ref).map(|l| l.volume.content);
-        let bytes = request.transfer.bytes() as usize;
-        let scratch_bytes = match (request.op, content) {
-            (Op::Compare | Op::Verify, Some(Content::None)) => 0,
-            (Op::Compare, _) => request.bytes as usize,
-            (Op::Verify, _) => request.bytes.min(VERIFIED_BYTES) as usize,
-            _ => 0,
-        };
-        let has_memory = !matches!(c.command(at).memory, Memory::None);
-        let anywhere = c.link.sends_from_anywhere();
-        if anywhere && request.op == Op::Read && content == Some(Content::None) {
-            c.command(at).memory = Memory::Blank;
-        } else if let Some(mem) = self.lent(c, at, request) {
-            c.command(at).memory = Memory::Lent(mem);
-        } else if bytes > 0 && !has_memory {
-            let Some(slot) = self.take(c, bytes) else { return false };
-            if matches!(content, Some(Content::Partial | Content::None)) {
-                self.pool.clear(&slot, bytes);
-            }
-            c.command(at).memory = Memory::Slot(slot);
-        }
-        if scratch_bytes > 0 && c.command(at).scratch.is_none() {
-            let Some(slot) = self.take(c, scratch_bytes) else {
-                if !has_memory {
-                    let memory = std::mem::take(&mut c.command(at).memory);
-                    self.give_back(c, memory);
-                }
-                return false;
-            };
-            if content == Some(Content::Partial) {
-                self.pool.clear(&slot, scratch_bytes);
-            }
-            c.command(at).scratch = Some(slot);
-        }
-        true
-    }
-
-    /// Where what is read lies already. A digest would have to be computed there, while the file may be cut short.
-    fn lent(&mut self, c: &mut Connection, at: Handle, request: Request) -> Option<Mem> {
-        if request.op != Op::Read || c.data_digest || !c.link.sends_from_anywhere() {
-            return None;
-        }
-        self.lanes.get_mut(c.command(at).lane as usize)?.as_mut()?.lend(request.offset, request.bytes as u32)
-    }
-
-    fn take(&mut self, c: &mut Connection, bytes: usize) -> Option<Slot> {
-        self.pool.take(bytes, &mut c.held)
-    }
-
-    fn give_back(&mut self, c: &mut Connection, memory: Memory) {
-        match memory {
-            Memory::Slot(slot) => {
-                self.pool.give_back(slot, &mut c.held);
-                self.freed = true;
-            }
-            Memory::Spare(_) => {
-                c.has_spare = false;
-                self.freed = true;
-            }
-            Memory::None | Memory::Blank | Memory::Lump(_) | Memory::Lent(_) => {}
-        }
     }
 
     /// A command's data are all here.
@@ -473,125 +397,6 @@ impl Worker {
         }
     }
 
-    fn failed(&mut self, c: &mut Connection, at: Handle, request: Request, fault: &Fault) {
-        if let Some(lane) = self.lanes[c.command(at).lane as usize].as_mut() {
-            lane.faults += 1;
-            // Each time twice as many: a source that fails for good doesn't fill the log.
-            if lane.faults.is_power_of_two() {
-                self.site.log.say(
-                    Level::Error,
-                    "source failed",
-                    &[
-                        ("source", lane.volume.source.clone().into()),
-                        ("op", format!("{:?}", request.op).into()),
-                        ("offset", request.offset.into()),
-                        ("bytes", request.bytes.into()),
-                        ("fault", fault.to_string().into()),
-                        ("faults", lane.faults.into()),
-                    ],
-                );
-            }
-        }
-        self.finish(c, at, failure(&request, fault));
-    }
-
-    /// Answers an I/O command, counts it, and frees what its answer doesn't need.
-    pub(super) fn finish(&mut self, c: &mut Connection, at: Handle, status: Status) {
-        self.count(c, at, status);
-        if !c.aborts.is_empty() {
-            self.answer_aborts(c, |given_up| given_up == at, status.code == Code::ABORT_REQUESTED);
-        }
-        let command = c.command(at);
-        let (request, cid) = (command.request, command.sqe.cid.get());
-        if command.state == State::Running {
-            c.running -= 1;
-        }
-        let cqe = Cqe::new(cid, status, 0);
-        match request {
-            Some(Request { op: Op::Read, bytes, .. }) if status.is_success() => {
-                c.command(at).state = State::Answering;
-                c.link.answer(at, bytes as u32, cqe);
-                self.want_sweep();
-            }
-            _ => {
-                c.link.complete(at, cqe);
-                self.free(c, at);
-            }
-        }
-        self.soil_this(c);
-    }
-
-    fn count(&mut self, c: &mut Connection, at: Handle, status: Status) {
-        let now_ns = self.now_ns();
-        let command = &c.commands[at.0 as usize];
-        let ns = now_ns.saturating_sub(command.began_ns);
-        let lane = match command.request {
-            Some(_) => self.lanes.get_mut(command.lane as usize).and_then(Option::as_mut),
-            None => None,
-        };
-        if !status.is_success() {
-            c.counts.count_failed(status);
-            if let Some(lane) = lane {
-                lane.counts.count_failed(status);
-            }
-            if let Role::Io { cell, qid } = &c.role {
-                let sqe = &command.sqe;
-                let lba = u64::from(sqe.cdw10.get()) | u64::from(sqe.cdw11.get()) << 32;
-                let mishap = Mishap { sqid: *qid, cid: sqe.cid.get(), status, nsid: sqe.nsid.get(), lba };
-                cell.controller().record(mishap);
-            }
-            return;
-        }
-        let Some((request, lane)) = command.request.zip(lane) else { return };
-        c.counts.count(&request);
-        lane.counts.count(&request);
-        match request.op {
-            Op::Read => lane.read_latency.record(ns),
-            Op::Write => lane.write_latency.record(ns),
-            _ => {}
-        }
-    }
-
-    /// Nothing of a command is left; its handle may come again.
-    pub(super) fn free(&mut self, c: &mut Connection, at: Handle) {
-        let command = std::mem::take(c.command(at));
-        if let (true, Some(request), Some(cell)) = (command.is_charged, command.request, c.role.cell()) {
-            cell.host.leave(u64::from(request.transfer.bytes()));
-        }
-        self.give_back(c, command.memory);
-        if let Some(slot) = command.scratch {
-            self.give_back(c, Memory::Slot(slot));
-        }
-    }
-
-    /// Sends what there is, and takes back the memory of what was sent.
-    pub(super) fn write(&mut self, c: &mut Connection) {
-        if c.closing {
-            return;
-        }
-        if c.link.is_sent() {
-            // What goes now has all its time.
-            c.sent_at = self.now;
-        }
-        let (commands, pool) = (&c.commands, &self.pool);
-        c.link.send(&mut self.reactor, &|at| place(commands, pool, at));
-        let mut released = std::mem::take(&mut self.released);
-        c.link.take_released(&mut released);
-        let progress = !released.is_empty() || c.link.is_sent();
-        for at in released.drain(..) {
-            self.free(c, at);
-        }
-        self.released = released;
-        if progress {
-            c.sent_at = self.now;
-        }
-        if c.link.is_sent() && c.last_words {
-            self.end(c, "");
-        } else if self.draining {
-            self.leave_if_idle(c);
-        }
-    }
-
     /// The thread's queue of a namespace, opened when the first command wants it. None: there is no such namespace.
     pub(super) fn lane(&mut self, subsystem: usize, nsid: u32) -> Result<Option<u32>, Status> {
         if let Some(lane) = self.lane_of[subsystem].get(&nsid) {
@@ -608,14 +413,6 @@ impl Worker {
         let number = lane::place(&mut self.lanes, lane);
         self.lane_of[subsystem].insert(nsid, number);
         Ok(Some(number))
-    }
-
-    fn leave_unanswered(&mut self, c: &mut Connection, at: Handle, in_capsule: u32) {
-        let command = c.command(at);
-        command.state = State::Left;
-        if in_capsule > 0 {
-            command.memory = Memory::Lump(Lump::new(in_capsule as usize));
-        }
     }
 
     pub(super) fn now_ns(&self) -> u64 {

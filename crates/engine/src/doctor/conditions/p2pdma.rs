@@ -1,6 +1,7 @@
 //! What the kernel's PCI P2PDMA asks for: the kernel itself, the driver, the GPU, the drive, cufile.json.
 
-use super::{fails, holds, library_version, open, physical, rdma_driver, version, Finding, Ground};
+use super::software::library_version;
+use super::{fails, holds, open, physical, rdma_driver, version, Finding, Ground};
 use crate::doctor::drives::DriveFacts;
 use crate::doctor::gpu::present;
 use crate::doctor::report::size;

@@ -3,7 +3,7 @@
 use super::*;
 use crate::client::GRACE;
 use crate::driver::share;
-use crate::queue::{Done, Full, Geometry, Io, Queue, Via};
+use crate::queue::{Done, Fault, Full, Geometry, Io, Queue, Via};
 use crate::source::file::{FileAccess, FileBacking, FileTarget};
 use crate::source::NilBacking;
 use forebay_model::job::Engine;

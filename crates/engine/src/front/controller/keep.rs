@@ -1,6 +1,7 @@
 //! A controller held still while another process takes it over, and one that was taken over.
 
-use super::{config_space, settings, Controller, Parts, Peer, Suspension, Tally};
+use super::super::vfio_user::config_space;
+use super::{settings, Controller, Parts, Peer, Suspension, Tally};
 use crate::front::function::Taken;
 use crate::front::handover::descriptors::{Fd, Given, Received};
 use crate::front::handover::state::{Bytes, ControllerState, MappingState, QueueKept, TallyState};

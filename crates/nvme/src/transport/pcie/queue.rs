@@ -4,7 +4,10 @@
 //! A command is fetched only where its completion will have room, so that completing never waits.
 
 pub mod book;
+mod doorbells;
+mod interrupts;
 mod state;
+mod submission;
 
 use super::memory::{HostMemory, Unmapped};
 use super::registers::Doorbell;
@@ -15,97 +18,13 @@ use crate::status::{Code, Status};
 use book::Book;
 use serde::{Deserialize, Serialize};
 pub use state::QueueState;
-use std::sync::atomic::{fence, Ordering};
+pub use submission::SubmissionQueue;
 use zerocopy::{FromBytes, IntoBytes};
 
 const SQE_BYTES: u64 = size_of::<Sqe>() as u64;
 const CQE_BYTES: u64 = size_of::<Cqe>() as u64;
 /// Bytes of a completion before the dword with its phase tag.
 const BEFORE_PHASE: usize = 12;
-
-/// A submission queue of the host's, from the function's side.
-#[derive(Debug)]
-pub struct SubmissionQueue {
-    id: u16,
-    /// Of its first entry.
-    address: u64,
-    ring: Ring,
-    /// Its doorbell in the host's memory, and EventIdx.
-    shadow: Option<(u64, u64)>,
-    /// What the shadow doorbell last held: a wrong value is told of once.
-    seen: u32,
-    /// It still is as it was when it was announced: the register counts.
-    fresh: bool,
-    /// Entries taken since EventIdx was last moved out of the way.
-    passed: u16,
-    /// It is being deleted.
-    closing: bool,
-    in_flight: u16,
-    /// Command identifiers in flight, a bit each.
-    identifiers: Box<[u64]>,
-}
-
-impl SubmissionQueue {
-    pub fn new(id: u16, address: u64, entries: u16) -> SubmissionQueue {
-        SubmissionQueue {
-            id,
-            address,
-            ring: Ring::new(entries),
-            shadow: None,
-            seen: 0,
-            fresh: false,
-            passed: 0,
-            closing: false,
-            in_flight: 0,
-            identifiers: vec![0; 1 << 10].into(),
-        }
-    }
-
-    pub fn id(&self) -> u16 {
-        self.id
-    }
-
-    pub fn entries(&self) -> u16 {
-        self.ring.entries()
-    }
-
-    /// Commands that were fetched and not completed.
-    pub fn in_flight(&self) -> u16 {
-        self.in_flight
-    }
-
-    /// The host rings it by Doorbell Buffer Config.
-    pub fn has_shadow(&self) -> bool {
-        self.shadow.is_some()
-    }
-
-    /// A new queue's shadow doorbell starts at 0, whatever a queue of that number left behind: before the host hears that
-    /// the queue is there.
-    pub(super) fn begin_shadow<M: HostMemory + ?Sized>(
-        &mut self,
-        memory: &M,
-        shadow: Shadow,
-    ) -> Result<(), Unmapped> {
-        self.shadow = shadow.of(Doorbell::Submission(self.id));
-        if let Some((doorbell, event_index)) = self.shadow {
-            memory.store(doorbell, 0)?;
-            memory.store(event_index, 0)?;
-        }
-        Ok(())
-    }
-
-    /// True: it was not in flight.
-    fn enter(&mut self, cid: u16) -> bool {
-        let (word, bit) = (&mut self.identifiers[usize::from(cid >> 6)], 1 << (cid & 63));
-        let fresh = *word & bit == 0;
-        *word |= bit;
-        fresh
-    }
-
-    fn leave(&mut self, cid: u16) {
-        self.identifiers[usize::from(cid >> 6)] &= !(1 << (cid & 63));
-    }
-}
 
 /// A command that is to be carried out. `slot` is free again once it is completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -311,94 +230,6 @@ impl CompletionQueue {
         self.submissions.iter()
     }
 
-    /// The admin queue's: without shadow doorbells.
-    pub(super) fn open_plain(&mut self, queue: SubmissionQueue) {
-        self.submissions.push(queue);
-    }
-
-    /// A new queue's shadow doorbell starts at 0, whatever a queue of that number left behind.
-    pub(super) fn begin_shadow<M: HostMemory + ?Sized>(
-        &mut self,
-        memory: &M,
-        shadow: Shadow,
-    ) -> Result<(), Unmapped> {
-        self.own_shadow = shadow.of(Doorbell::Completion(self.id));
-        if let Some((doorbell, event_index)) = self.own_shadow {
-            memory.store(doorbell, 0)?;
-            memory.store(event_index, self.ring.previous(0).into())?;
-        }
-        Ok(())
-    }
-
-    /// A submission queue of this completion queue was created. The host may have put commands into it by now.
-    pub fn open<M: HostMemory + ?Sized>(
-        &mut self,
-        memory: &M,
-        queue: SubmissionQueue,
-    ) -> Result<(), QueueFault> {
-        self.submissions.push(queue);
-        self.poll(memory)
-    }
-
-    fn at(&self, sqid: u16) -> Option<usize> {
-        self.submissions.iter().position(|queue| queue.id == sqid)
-    }
-
-    /// A doorbell register was written. Err: it changed nothing, and the host is to be told. The value of a queue with
-    /// a shadow doorbell is the one there: the write only says that there is something to see (`poll`).
-    pub fn ring(&mut self, doorbell: Doorbell, value: u32) -> Result<(), InvalidDoorbell> {
-        let wrong = |known| InvalidDoorbell { doorbell, value, known };
-        match doorbell {
-            Doorbell::Completion(cqid) if cqid != self.id => Err(wrong(false)),
-            Doorbell::Completion(_) if self.own_shadow.is_some() => {
-                if self.own_fresh {
-                    self.move_head(value);
-                }
-                Ok(())
-            }
-            Doorbell::Completion(_) => self.move_head(value).then_some(()).ok_or(wrong(true)),
-            Doorbell::Submission(sqid) => {
-                let at = self.at(sqid).ok_or(wrong(false))?;
-                let queue = &mut self.submissions[at];
-                if queue.shadow.is_some() || queue.closing {
-                    if queue.fresh && !queue.closing {
-                        queue.ring.move_tail(value);
-                    }
-                    return Ok(());
-                }
-                queue.ring.move_tail(value).then_some(()).ok_or(wrong(true))
-            }
-        }
-    }
-
-    fn move_head(&mut self, value: u32) -> bool {
-        let moved = self.ring.move_head(value);
-        if let (true, Some(book)) = (moved, &self.book) {
-            book.set_head(self.ring.head());
-        }
-        moved
-    }
-
-    /// Looks at the shadow doorbells of the submission queues. Nothing to do where there are none.
-    pub fn poll<M: HostMemory + ?Sized>(&mut self, memory: &M) -> Result<(), QueueFault> {
-        for queue in &mut self.submissions {
-            let Some((doorbell, _)) = queue.shadow.filter(|_| !queue.closing) else { continue };
-            let value = memory.load(doorbell)?;
-            if value == queue.seen {
-                continue;
-            }
-            if let (true, Some(book)) = (queue.fresh, &self.book) {
-                book.set_submission_heard(queue.id, true);
-            }
-            (queue.seen, queue.fresh) = (value, false);
-            if !queue.ring.move_tail(value) {
-                let doorbell = Doorbell::Submission(queue.id);
-                return Err(QueueFault::Doorbell(InvalidDoorbell { doorbell, value, known: true }));
-            }
-        }
-        Ok(())
-    }
-
     /// The next command, round robin over the submission queues. None: there is none, or no room for its completion.
     pub fn fetch<M: HostMemory + ?Sized>(&mut self, memory: &M) -> Result<Option<Fetched>, QueueFault> {
         while let Some(at) = self.waiting() {
@@ -549,51 +380,6 @@ impl CompletionQueue {
             }
         }
         Some(gone)
-    }
-
-    /// Whether to interrupt the host for what was completed. Once in each turn of the owner's loop; `Now` is said once.
-    pub fn interrupt(&mut self, now_us: u64) -> Interrupt {
-        let Some(vector) = self.vector.filter(|_| self.untold > 0) else {
-            self.untold = 0;
-            return Interrupt::None;
-        };
-        let Coalescing { completions, time_us, excepted } = &self.coalescing;
-        let since = *self.untold_since_us.get_or_insert(now_us);
-        let until = since.saturating_add((*time_us).into());
-        let waits = self.untold < *completions && now_us < until && !excepted.contains(&vector);
-        if waits {
-            return Interrupt::At(until);
-        }
-        (self.untold, self.untold_since_us) = (0, None);
-        Interrupt::Now(vector)
-    }
-
-    pub fn set_coalescing(&mut self, coalescing: Coalescing) {
-        self.coalescing = coalescing;
-    }
-
-    /// Before its owner sleeps: asks the host to write the doorbell registers, then looks once more. False: there is
-    /// something to do.
-    pub fn sleep<M: HostMemory + ?Sized>(&mut self, memory: &M) -> Result<bool, QueueFault> {
-        for queue in &self.submissions {
-            if let Some((_, event_index)) = queue.shadow {
-                memory.store(event_index, queue.ring.tail().into())?;
-            }
-        }
-        // Either the host sees the index, or this end sees what the host wrote before it looked.
-        fence(Ordering::SeqCst);
-        self.poll(memory)?;
-        if self.waiting().is_none() {
-            return Ok(true);
-        }
-        // Commands wait for room in the completion queue.
-        if self.has_room(memory)? {
-            return Ok(false);
-        }
-        let Some((_, event_index)) = self.own_shadow else { return Ok(true) };
-        memory.store(event_index, self.ring.head().into())?;
-        fence(Ordering::SeqCst);
-        Ok(!self.has_room(memory)?)
     }
 
     /// The slot of a command in flight.

@@ -1,15 +1,27 @@
 //! The host's end of a connection.
 
+mod incoming;
+mod outgoing;
+
 use super::frame::{Framer, Step};
-use super::pdu::{
-    self, field, flag, invalid, kind, read, CapsuleCmd, CapsuleResp, Carries, CommonHeader, Parts, Rules,
-};
-use super::{Expect, Fatal, FatalStatus, Handle, Outgoing, Place};
+use super::pdu;
+use super::pdu::field;
+use super::pdu::invalid;
+use super::pdu::kind;
+use super::pdu::read;
+use super::pdu::CapsuleResp;
+use super::pdu::Carries;
+use super::pdu::Parts;
+use super::pdu::Rules;
+use super::Expect;
+use super::Fatal;
+use super::FatalStatus;
+use super::Handle;
+use super::Place;
 use crate::command::{Cqe, Sgl, Sqe};
-use crate::status::{Code, Status};
+use crate::status::Status;
 use std::collections::VecDeque;
 use std::ops::Range;
-use zerocopy::IntoBytes;
 
 /// Reads up to this many bytes are cheaper copied than received by themselves.
 pub const COPIED_MAX: u32 = 8192;
@@ -230,89 +242,6 @@ impl HostEnd {
         self.in_flight
     }
 
-    /// Appends all that can be sent now. What it lists is sent before it is called again.
-    pub fn take_outgoing(&mut self, out: &mut Outgoing) {
-        self.round = self.round.wrapping_add(1);
-        match self.state {
-            State::Greeting => {
-                self.state = State::Greeted;
-                out.push_bytes(self.ic_req().as_bytes());
-            }
-            State::Greeted => {}
-            State::Ready => {
-                while let Some(index) = self.commands.pop_front() {
-                    self.list_command(index, out);
-                }
-                while let Some(asked) = self.asked.pop_front() {
-                    self.list_data(&asked, out);
-                }
-            }
-            State::Ended(_) => {
-                if let Some(term) = self.term.take() {
-                    out.push_bytes(&term);
-                }
-            }
-        }
-    }
-
-    fn ic_req(&self) -> pdu::IcReq {
-        let header = if self.options.header_digest { pdu::digest::HEADER } else { 0 };
-        let data = if self.options.data_digest { pdu::digest::DATA } else { 0 };
-        pdu::IcReq {
-            ch: CommonHeader::plain(kind::IC_REQ, size_of::<pdu::IcReq>(), 0),
-            format: 0.into(),
-            hpda: 0,
-            digests: header | data,
-            max_r2t: (self.options.r2ts - 1).into(),
-            reserved: [0; 112],
-        }
-    }
-
-    fn list_command(&mut self, index: u16, out: &mut Outgoing) {
-        let slot = &mut self.slots[usize::from(index)];
-        slot.sent = true;
-        let data = match slot.data {
-            Data::Out { len } if slot.in_capsule => len,
-            _ => 0,
-        };
-        let ch = CommonHeader::new(kind::CAPSULE_CMD, size_of::<CapsuleCmd>(), data, &self.outgoing);
-        out.push_header(&ch, CapsuleCmd { ch, sqe: slot.sqe }.as_bytes());
-        if data > 0 {
-            slot.listed = self.round;
-            out.push_data(&ch, Handle(index), 0, data);
-        }
-    }
-
-    /// Answers an R2T, in PDUs of at most MAXH2CDATA (tcp, section 3.3.2).
-    fn list_data(&mut self, asked: &Asked, out: &mut Outgoing) {
-        let slot = &mut self.slots[usize::from(asked.slot)];
-        if !slot.in_flight || slot.sqe.cid.get() != asked.cid {
-            return; // The controller completed it meanwhile.
-        }
-        slot.r2ts -= 1;
-        slot.listed = self.round;
-        let mut done = 0;
-        while done < asked.len {
-            let len = (asked.len - done).min(self.max_h2c);
-            let mut ch = CommonHeader::new(kind::H2C_DATA, HEADER, len, &self.outgoing);
-            if done + len == asked.len {
-                ch.flags |= flag::LAST;
-            }
-            let offset = asked.offset + done;
-            let header = pdu::Transfer {
-                ch,
-                cid: asked.cid.into(),
-                tag: asked.tag.into(),
-                offset: offset.into(),
-                len: len.into(),
-                reserved: [0; 4],
-            };
-            out.push_header(&ch, header.as_bytes());
-            out.push_data(&ch, Handle(asked.slot), offset, len);
-            done += len;
-        }
-    }
-
     pub fn expect(&mut self) -> Expect<'_> {
         let (lead, bulk) = match self.state {
             State::Greeting | State::Greeted => (size_of::<pdu::IcResp>(), 0),
@@ -482,129 +411,6 @@ impl HostEnd {
         self.outgoing = Rules { align: 4 * (u32::from(response.cpda) + 1), ..self.incoming };
         self.state = State::Ready;
         Ok(Header::Found(Found::Ready))
-    }
-
-    /// The slot of a command that the controller has.
-    fn find(&self, cid: u16, field: u32) -> Result<u16, Fatal> {
-        let index = cid & self.slot_mask;
-        match self.slots.get(usize::from(index)) {
-            Some(slot) if slot.sent && slot.in_flight && slot.sqe.cid.get() == cid => Ok(index),
-            _ => Err(invalid(field, "no command with this identifier is in flight")),
-        }
-    }
-
-    fn response(&mut self, cqe: Cqe, parts: &Parts) -> Result<Header, Fatal> {
-        let index = self.find(cqe.cid.get(), field::RESP_CID)?;
-        self.framer.consume(parts);
-        Ok(Header::Found(Found::Completed(Handle(index), cqe)))
-    }
-
-    /// C2HData (tcp, section 3.6.2.9).
-    fn data(&mut self, header: &pdu::Transfer, parts: &Parts) -> Result<Header, Fatal> {
-        let index = self.find(header.cid.get(), field::CID)?;
-        let slot = &mut self.slots[usize::from(index)];
-        let Data::In { len } = slot.data else {
-            return Err(Fatal::new(
-                FatalStatus::DataOutOfRange,
-                0,
-                "data came for a command that reads none",
-            ));
-        };
-        if slot.last {
-            return Err(Fatal::new(
-                FatalStatus::SequenceError,
-                0,
-                "data came behind a command's last data PDU",
-            ));
-        }
-        if header.len.get() != parts.data {
-            return Err(invalid(field::LEN, "DATAL isn't the data's length"));
-        }
-        let last = header.ch.flags & flag::LAST != 0;
-        let success = header.ch.flags & flag::SUCCESS != 0;
-        if success && !last {
-            return Err(invalid(pdu::at::FLAGS, "SUCCESS is set, LAST_PDU isn't"));
-        }
-        if header.offset.get() != slot.moved {
-            return Err(Fatal::new(FatalStatus::DataOutOfRange, 0, "data aren't those behind the last ones"));
-        }
-        if parts.data > len - slot.moved {
-            return Err(Fatal::new(
-                FatalStatus::DataOutOfRange,
-                0,
-                "more data came than the command asked for",
-            ));
-        }
-        let offset = slot.moved;
-        slot.moved += parts.data;
-        slot.last = last;
-        self.success = success;
-        self.framer.begin(parts, Handle(index), offset, true);
-        Ok(Header::Taken)
-    }
-
-    /// R2T (tcp, section 3.6.2.10).
-    fn asked_for(&mut self, header: &pdu::Transfer, parts: &Parts) -> Result<Header, Fatal> {
-        let index = self.find(header.cid.get(), field::CID)?;
-        let slot = &mut self.slots[usize::from(index)];
-        let len = match slot.data {
-            Data::Out { len } if !slot.in_capsule => len,
-            _ => {
-                return Err(Fatal::new(
-                    FatalStatus::DataOutOfRange,
-                    0,
-                    "R2T for a command with nothing to send",
-                ))
-            }
-        };
-        if slot.r2ts == self.options.r2ts {
-            return Err(Fatal::new(FatalStatus::LimitExceeded, 0, "more R2Ts than MAXR2T are outstanding"));
-        }
-        let (offset, wanted) = (header.offset.get(), header.len.get());
-        if wanted == 0 {
-            return Err(invalid(field::LEN, "R2TL is 0"));
-        }
-        // Each byte goes once, and in order: what was asked for is never asked for again.
-        if offset < slot.moved || offset > len || wanted > len - offset {
-            return Err(Fatal::new(
-                FatalStatus::DataOutOfRange,
-                0,
-                "R2T for data sent before, or not the command's",
-            ));
-        }
-        slot.moved = offset + wanted;
-        slot.r2ts += 1;
-        let (cid, tag) = (header.cid.get(), header.tag.get());
-        self.asked.push_back(Asked { slot: index, cid, tag, offset, len: wanted });
-        self.framer.consume(parts);
-        Ok(Header::Taken)
-    }
-
-    fn complete(&mut self, command: Handle, mut cqe: Cqe) -> Event<'static> {
-        let slot = &mut self.slots[usize::from(command.0)];
-        if slot.failed && cqe.status().is_success() {
-            cqe.status = Status::again(Code::TRANSIENT_TRANSPORT_ERROR).to_bits().into();
-        }
-        let received = match slot.data {
-            Data::In { .. } => slot.moved,
-            _ => 0,
-        };
-        slot.in_flight = false;
-        let held = slot.listed == self.round;
-        // The next command of this slot has another identifier, and never FFFFh.
-        let cid = slot.sqe.cid.get().wrapping_add(self.slot_mask.wrapping_add(1));
-        slot.sqe.cid = if cid == u16::MAX { command.0 } else { cid }.into();
-        self.in_flight -= 1;
-        self.large -= u16::from(slot.data.is_large_read());
-        if !held {
-            self.free.push(command.0);
-        }
-        Event::Completed { command, cqe, received, held }
-    }
-
-    /// A command that completed as `held`: nothing of its data is still to be sent.
-    pub fn release(&mut self, command: Handle) {
-        self.free.push(command.0);
     }
 }
 

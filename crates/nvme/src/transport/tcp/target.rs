@@ -1,15 +1,27 @@
 //! The controller's end of a connection.
 
+mod incoming;
+mod outgoing;
+
 use super::frame::{Framer, Step};
-use super::pdu::{self, field, flag, invalid, kind, read, CapsuleCmd, CapsuleResp, Carries, CommonHeader};
+use super::pdu;
+use super::pdu::field;
+use super::pdu::invalid;
+use super::pdu::kind;
+use super::pdu::read;
+use super::pdu::CapsuleCmd;
+use super::pdu::Carries;
 use super::pdu::{Parts, Rules, Transfer};
-use super::{Expect, Fatal, FatalStatus, Handle, Outgoing, Place, Segment};
+use super::Expect;
+use super::Fatal;
+use super::FatalStatus;
+use super::Handle;
+use super::Place;
 use crate::command::{Cqe, Sgl, Sqe, FABRICS};
-use crate::status::{Code, Status};
+use crate::status::Code;
 use crate::transport::flow::Flow;
 use std::collections::VecDeque;
 use std::ops::Range;
-use zerocopy::IntoBytes;
 
 /// Data that any Fabrics or admin command may carry in its capsule (tcp, section 3.3.1).
 const IN_CAPSULE_LEAST: u32 = 8192;
@@ -227,100 +239,6 @@ impl TargetEnd {
         }
     }
 
-    pub fn take_outgoing(&mut self, out: &mut Outgoing) {
-        self.free.append(&mut self.parked);
-        match self.state {
-            State::Start => {}
-            State::Answering => {
-                self.state = State::Ready;
-                out.push_bytes(self.ic_resp().as_bytes());
-            }
-            State::Ready => {
-                while let Some(Ready { slot, what }) = self.ready.pop_front() {
-                    match what {
-                        What::R2t => self.list_r2t(slot, out),
-                        What::Response => self.list_response(slot, out),
-                        What::Data { len } => self.list_data(slot, len, out),
-                    }
-                }
-            }
-            State::Ended(_) => {
-                if let Some(term) = self.term.take() {
-                    out.push_bytes(&term);
-                }
-            }
-        }
-    }
-
-    fn ic_resp(&self) -> pdu::IcResp {
-        let header = if self.incoming.header_digest { pdu::digest::HEADER } else { 0 };
-        let data = if self.incoming.data_digest { pdu::digest::DATA } else { 0 };
-        pdu::IcResp {
-            ch: CommonHeader::plain(kind::IC_RESP, size_of::<pdu::IcResp>(), 0),
-            format: 0.into(),
-            cpda: 0,
-            digests: header | data,
-            max_h2c: self.options.max_h2c.into(),
-            reserved: [0; 112],
-        }
-    }
-
-    /// One R2T for all that is wanted: a command never has a second one outstanding, whatever MAXR2T allows.
-    fn list_r2t(&mut self, index: u16, out: &mut Outgoing) {
-        let slot = &mut self.slots[usize::from(index)];
-        let len = slot.wanted - slot.granted;
-        if len == 0 {
-            return; // It was completed meanwhile.
-        }
-        let ch = CommonHeader::new(kind::R2T, size_of::<Transfer>(), 0, &self.outgoing);
-        let header = Transfer {
-            ch,
-            cid: slot.cid.into(),
-            tag: index.into(),
-            offset: slot.granted.into(),
-            len: len.into(),
-            reserved: [0; 4],
-        };
-        slot.granted = slot.wanted;
-        out.push_header(&ch, header.as_bytes());
-    }
-
-    fn list_response(&mut self, index: u16, out: &mut Outgoing) {
-        let slot = &self.slots[usize::from(index)];
-        let ch = CommonHeader::new(kind::CAPSULE_RESP, size_of::<CapsuleResp>(), 0, &self.outgoing);
-        let cqe = Cqe { cid: slot.cid.into(), sqhd: self.flow.head().into(), ..slot.cqe };
-        out.push_header(&ch, CapsuleResp { ch, cqe }.as_bytes());
-        self.release(index);
-        self.free.push(index);
-    }
-
-    /// A read's data, in PDUs of at most `max_c2h`, and its response.
-    fn list_data(&mut self, index: u16, len: u32, out: &mut Outgoing) {
-        let slot = self.slots[usize::from(index)];
-        let success = len > 0 && self.flow.may_say_success(&slot.cqe);
-        let mut offset = 0;
-        while offset < len {
-            let part = (len - offset).min(self.options.max_c2h);
-            let mut ch = CommonHeader::new(kind::C2H_DATA, size_of::<Transfer>(), part, &self.outgoing);
-            if offset + part == len {
-                ch.flags |= flag::LAST | if success { flag::SUCCESS } else { 0 };
-            }
-            let (cid, offset_field) = (slot.cid.into(), offset.into());
-            let header = Transfer { ch, cid, offset: offset_field, len: part.into(), ..Transfer::default() };
-            out.push_header(&ch, header.as_bytes());
-            out.push_data(&ch, Handle(index), offset, part);
-            offset += part;
-        }
-        if success {
-            self.release(index);
-        } else {
-            self.list_response(index, out);
-            self.free.pop();
-        }
-        self.parked.push(index);
-        out.segments.push(Segment::Release { command: Handle(index) });
-    }
-
     /// A command is answered.
     fn release(&mut self, index: u16) {
         self.cids[usize::from(index)] = NO_CID;
@@ -496,99 +414,6 @@ impl TargetEnd {
         self.outgoing = Rules { align: 4 * (u32::from(request.hpda) + 1), ..self.incoming };
         self.state = State::Answering;
         Ok(Header::Found(Found::Ready))
-    }
-
-    /// CapsuleCmd (tcp, section 3.6.2.6).
-    fn capsule(&mut self, sqe: Sqe, parts: &Parts) -> Result<Header, Fatal> {
-        if parts.data > self.options.in_capsule_max {
-            return Err(invalid(pdu::at::PLEN, "a capsule carries more data than capsules may"));
-        }
-        if self.in_flight == self.depth {
-            return Err(Fatal::new(
-                FatalStatus::SequenceError,
-                0,
-                "more commands than the queue has entries",
-            ));
-        }
-        let refusal = self.refusal(&sqe, parts.data);
-        let index = self.slot(sqe.cid.get());
-        let command = Handle(index);
-        let slot = &mut self.slots[usize::from(index)];
-        slot.granted = parts.data;
-        slot.wanted = parts.data;
-        if let Some(code) = refusal {
-            slot.over = true;
-            slot.cqe = Cqe::new(sqe.cid.get(), Status::fatal(code), 0);
-            if parts.data == 0 {
-                self.ready.push_back(Ready { slot: index, what: What::Response });
-            }
-        }
-        if parts.data > 0 {
-            self.framer.begin(parts, command, 0, refusal.is_none());
-        } else {
-            self.framer.consume(parts);
-        }
-        Ok(match refusal {
-            Some(_) => Header::Taken,
-            None => Header::Found(Found::Command(command, sqe, parts.data)),
-        })
-    }
-
-    /// Why a command is completed here, and never seen by a controller.
-    fn refusal(&self, sqe: &Sqe, in_capsule: u32) -> Option<Code> {
-        // A conflict may be looked for among all commands in flight (base, figure 95), and is.
-        if self.cids.contains(&u32::from(sqe.cid.get())) {
-            return Some(Code::COMMAND_ID_CONFLICT);
-        }
-        check_sgl(sqe, in_capsule).err()
-    }
-
-    /// Takes a slot for a command.
-    fn slot(&mut self, cid: u16) -> u16 {
-        self.in_flight += 1;
-        let index = self.free.pop().unwrap_or(self.slots.len() as u16);
-        if usize::from(index) == self.slots.len() {
-            self.slots.push(Slot::default());
-            self.cids.push(NO_CID);
-        }
-        self.slots[usize::from(index)] = Slot { cid, ..Slot::default() };
-        self.cids[usize::from(index)] = cid.into();
-        index
-    }
-
-    /// H2CData (tcp, section 3.6.2.8).
-    fn data(&mut self, header: &Transfer, parts: &Parts) -> Result<Header, Fatal> {
-        let index = header.tag.get();
-        let slot = match self.slots.get_mut(usize::from(index)) {
-            Some(slot) if self.cids[usize::from(index)] != NO_CID && slot.arrived < slot.granted => slot,
-            _ => return Err(invalid(field::TAG, "no R2T with this transfer tag is outstanding")),
-        };
-        if header.cid.get() != slot.cid {
-            return Err(invalid(field::CID, "CCCID isn't that of the command that the transfer tag names"));
-        }
-        if header.len.get() != parts.data {
-            return Err(invalid(field::LEN, "DATAL isn't the data's length"));
-        }
-        if parts.data > self.options.max_h2c {
-            return Err(Fatal::new(FatalStatus::LimitExceeded, 0, "data of a PDU exceed MAXH2CDATA"));
-        }
-        if header.offset.get() != slot.arrived {
-            return Err(Fatal::new(FatalStatus::DataOutOfRange, 0, "data aren't those behind the last ones"));
-        }
-        let left = slot.granted - slot.arrived;
-        if parts.data > left {
-            return Err(Fatal::new(FatalStatus::DataOutOfRange, 0, "more data came than R2T asked for"));
-        }
-        if (header.ch.flags & flag::LAST != 0) != (parts.data == left) {
-            return Err(invalid(
-                pdu::at::FLAGS,
-                "LAST_PDU isn't set on what R2T asked for last, and only there",
-            ));
-        }
-        let (offset, kept) = (slot.arrived, !slot.over);
-        self.awaited -= u64::from(parts.data);
-        self.framer.begin(parts, Handle(index), offset, kept);
-        Ok(Header::Taken)
     }
 }
 

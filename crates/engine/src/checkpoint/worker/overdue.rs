@@ -1,0 +1,65 @@
+//! I/Os of a checkpoint that fail, or take too long.
+
+use super::Part;
+use super::Worker;
+use crate::client::Late;
+use crate::client::Order as Asked;
+use crate::queue::Fault;
+use crate::queue::Op;
+use forebay_model::Error;
+use std::time::Duration;
+use std::time::Instant;
+
+impl Worker {
+    pub(super) fn name(&self, asked: &Asked<Part>) -> String {
+        let Asked { op, offset, owner, .. } = asked;
+        let what = match op {
+            Op::Flush => "flush".into(),
+            Op::Read => format!("read of {} bytes at {offset}", owner.span.len),
+            _ => format!("write of {} bytes at {offset}", owner.span.io_len),
+        };
+        match &self.files[owner.file] {
+            Some(file) => {
+                format!("{what} of {} by rank {}", file.place.path.display(), self.flows[file.flow].rank)
+            }
+            None => what,
+        }
+    }
+
+    pub(super) fn io_failed(&mut self, tag: u32, fault: &Fault) {
+        let name = self.name(&self.kit.client.ticket(tag).order);
+        let errors = &mut self.report.tally.errors;
+        errors.failed += 1;
+        if fault.errno == libc::EINVAL {
+            errors.misaligned += 1;
+        }
+        self.report.tally.example(format!("{name}: {fault}"));
+        let next = match fault.errno {
+            libc::ENOSPC | libc::EDQUOT => "df -h; a smaller --scale, fewer --writes, or another --dir",
+            _ => "dmesg | tail; forebay doctor",
+        };
+        self.fail(Error::run(name, fault.to_string(), next));
+        self.release(tag);
+    }
+
+    /// Names I/Os that took longer than the time-out, and asks for their slots back; one that isn't given back either
+    /// is left to the kernel, memory and all.
+    pub(super) fn abandon_overdue(&mut self, now: Instant) {
+        let timeout = Duration::from_secs_f64(self.spec.timeout_s);
+        let mut late = std::mem::take(&mut self.late);
+        self.kit.client.give_up_late(now, timeout, &mut self.kit.reactor, &mut late);
+        for (tag, what) in late.drain(..) {
+            match what {
+                Late::TimedOut => {
+                    self.report.tally.errors.timed_out += 1;
+                    let name = self.name(&self.kit.client.ticket(tag).order);
+                    let found = format!("unfinished after --timeout {} s", self.spec.timeout_s);
+                    self.report.tally.example(format!("{name}: {found}"));
+                    self.fail(Error::run(name, found, "dmesg | tail; a longer --timeout"));
+                }
+                Late::NeverTaken => self.release(tag),
+                Late::Lost => self.in_flight -= 1,
+            }
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! I/Os that take too long, are given up, or are lost.
+
+use super::queue_of;
+use super::Client;
+use super::Late;
+use super::State;
+use super::Ticket;
+use super::GRACE;
+use crate::clock;
+use crate::reactor::Reactor;
+use std::time::Duration;
+use std::time::Instant;
+
+impl<O: Copy> Client<O> {
+    /// Given up, and not back.
+    pub fn lost(&self) -> u32 {
+        self.lost
+    }
+
+    /// What the caller does with it takes time, and may take too long: it counts as under way until `unhold`.
+    pub fn hold(&mut self, tag: u32) {
+        let ticket = &mut self.tickets[tag as usize];
+        (ticket.state, ticket.issued) = (State::Chore, clock::now());
+        self.in_flight += 1;
+    }
+
+    /// False where it had been given up as lost: its tag is free.
+    pub fn unhold(&mut self, tag: u32) -> bool {
+        if self.is_found_again(tag) {
+            return false;
+        }
+        self.tickets[tag as usize].state = State::Held;
+        self.in_flight -= 1;
+        true
+    }
+
+    /// Given up on, and here after all: its memory is ours again.
+    pub(super) fn is_found_again(&mut self, tag: u32) -> bool {
+        let ticket = &mut self.tickets[tag as usize];
+        let found = ticket.state == State::Lost;
+        if found {
+            ticket.state = State::Held;
+            self.lost -= 1;
+            self.release(tag);
+        }
+        found
+    }
+
+    /// Some I/O has been under way for longer than that.
+    pub fn any_late(&self, now: Instant, timeout: Duration) -> bool {
+        self.tickets.iter().any(|t| is_under_way(t) && now.saturating_duration_since(t.issued) > timeout)
+    }
+
+    /// Whoever was to do the I/Os may have stood still, too: none has used up that part of its time.
+    pub fn forgive(&mut self, stood_still: Duration) {
+        self.tickets.iter_mut().filter(|t| is_under_way(t)).for_each(|t| t.issued += stood_still);
+    }
+
+    /// Asks for I/Os back that took longer than `timeout`; one that isn't given back either, within `GRACE`, is left to the
+    /// kernel, memory and all. What each came to is added to `late`.
+    pub fn give_up_late(
+        &mut self,
+        now: Instant,
+        timeout: Duration,
+        reactor: &mut Reactor,
+        late: &mut Vec<(u32, Late)>,
+    ) {
+        for tag in 0..self.tickets.len() as u32 {
+            let ticket = &self.tickets[tag as usize];
+            let age = now.saturating_duration_since(ticket.issued);
+            if !is_under_way(ticket) || age <= timeout {
+                continue;
+            }
+            if !ticket.abandoned {
+                self.abandon(tag, reactor);
+                late.push((tag, Late::TimedOut));
+            } else if ticket.state == State::Again {
+                self.again.retain(|again| *again != tag);
+                self.tickets[tag as usize].state = State::Held;
+                late.push((tag, Late::NeverTaken));
+            } else if age > timeout + GRACE {
+                self.tickets[tag as usize].state = State::Lost;
+                (self.lost, self.in_flight) = (self.lost + 1, self.in_flight - 1);
+                late.push((tag, Late::Lost));
+            }
+        }
+    }
+
+    /// Asks its queue to give up on an I/O.
+    pub fn abandon(&mut self, tag: u32, reactor: &mut Reactor) {
+        let ticket = &mut self.tickets[tag as usize];
+        ticket.abandoned = true;
+        if ticket.state == State::Pushed {
+            queue_of(&mut self.lanes, ticket.order.queue).abandon(tag, reactor);
+        }
+    }
+
+    /// I/Os that no queue has: they are over, and the caller's.
+    pub fn take_owed(&mut self, whose: impl Fn(&O) -> bool) -> Vec<u32> {
+        let tickets = &self.tickets;
+        let (gone, kept): (Vec<u32>, Vec<u32>) = std::mem::take(&mut self.again)
+            .into_iter()
+            .partition(|t| whose(&tickets[*t as usize].order.owner));
+        self.again = kept;
+        gone.iter().for_each(|tag| self.tickets[*tag as usize].state = State::Held);
+        gone
+    }
+}
+
+pub(super) fn is_under_way<O>(ticket: &Ticket<O>) -> bool {
+    matches!(ticket.state, State::Again | State::Pushed | State::Chore)
+}

@@ -1,0 +1,141 @@
+//! What a record lacks, and why.
+
+use super::super::fleet::Ran;
+use super::Context;
+use crate::source::Target;
+use forebay_model::job::Cache;
+use forebay_model::record::*;
+use std::collections::BTreeMap;
+
+pub(super) fn cache_state(
+    context: &Context,
+    runs: &[Ran],
+    missing: &mut BTreeMap<String, String>,
+) -> CacheState {
+    let files: Vec<_> = context.targets.iter().flat_map(Target::files).map(|(f, _)| f).collect();
+    let policy = match context.job.cache {
+        _ if files.is_empty() => "none",
+        _ if files.iter().all(|f| f.in_memory) => "memory",
+        Cache::Auto if files.iter().any(|f| f.direct) && files.iter().any(|f| !f.direct) => "mixed",
+        Cache::Auto | Cache::Bypass if files.iter().any(|f| f.direct) => "bypass",
+        Cache::Auto | Cache::Bypass | Cache::Allow => "allow",
+        Cache::Drop => "drop",
+        Cache::Warm => "warm",
+    };
+    let mut told = |field: &str, value: &Result<f64, String>| {
+        value.as_ref().map_err(|why| missing.insert(format!("cache.{field}"), why.clone())).ok().copied()
+    };
+    CacheState {
+        policy: policy.into(),
+        resident_before: told("resident_before", &context.resident_before),
+        resident_after: told("resident_after", &context.resident_after),
+        device_bytes: runs.iter().map(|r| r.readings.device_bytes).sum::<Option<u64>>(),
+        devices: runs.iter().flat_map(|r| &r.readings.devices).fold(
+            BTreeMap::new(),
+            |mut all, (name, bytes)| {
+                *all.entry(name.clone()).or_default() += bytes;
+                all
+            },
+        ),
+    }
+}
+
+pub(super) fn note_missing(
+    context: &Context,
+    runs: &[Ran],
+    result: &RunResult,
+    missing: &mut BTreeMap<String, String>,
+) {
+    for run in runs {
+        missing.extend(run.readings.missing.iter().map(|(k, v)| (k.clone(), v.clone())));
+    }
+    let mut note = |field: &str, absent: bool, why: &str| {
+        if absent {
+            missing.entry(field.into()).or_insert_with(|| why.into());
+        }
+    };
+    if let Some(why) = runs.iter().find_map(|r| r.readings.astray.as_ref()) {
+        let (cpu, noise) = (&result.cpu, &result.noise);
+        for (field, absent) in [
+            ("cache.device_bytes", true),
+            ("result.cpu", true),
+            ("result.cpu.cpu_s_per_gib", cpu.cpu_s_per_gib.is_none()),
+            ("result.cpu.ns_per_io", cpu.ns_per_io.is_none()),
+            ("result.cpu.machine_cores_busy", cpu.machine_cores_busy.is_none()),
+            ("result.cpu.others_cores_busy", cpu.others_cores_busy.is_none()),
+            ("result.summary.cpu_s_per_gib_median", result.summary.cpu_s_per_gib_median.is_none()),
+            ("result.power", result.power.is_empty()),
+            ("result.noise.steal_pct", noise.steal_pct.is_none()),
+            ("result.noise.others_cores_busy", noise.others_cores_busy.is_none()),
+            ("result.noise.throttled", noise.throttled.is_none()),
+            ("result.noise.cpu_limit_cores", noise.cpu_limit_cores.is_none()),
+            ("result.noise.cpu_limited_pct", noise.cpu_limited_pct.is_none()),
+        ] {
+            note(field, absent, why);
+        }
+    }
+    note(
+        "result.series[].cores_busy",
+        result.series.iter().any(|p| p.cores_busy.is_none()),
+        "read too late: the driver's thread got no processor when the interval ended",
+    );
+    let steady = if context.job.until_steady {
+        "the run never became steady"
+    } else {
+        "--until-steady wasn't asked for"
+    };
+    note(
+        "cache.device_bytes",
+        runs.iter().any(|r| r.readings.device_bytes.is_none()),
+        "no block device is below this source",
+    );
+    note("result.copy_latency_us", result.copy_latency_us.is_none(), "the path has no second stage");
+    let unverified = if context.job.verify { "nothing was read" } else { "--verify wasn't asked for" };
+    note("result.verified_on", result.verified_on.is_none(), unverified);
+    note("result.power", result.power.is_empty(), "no power meter answered");
+    note(
+        "result.noise.series_cv_pct",
+        result.noise.series_cv_pct.is_none(),
+        "the run was shorter than two intervals",
+    );
+    note("result.cpu.cpu_s_per_gib", result.cpu.cpu_s_per_gib.is_none(), "no bytes were moved");
+    note("result.cpu.ns_per_io", result.cpu.ns_per_io.is_none(), "no I/O was done");
+    note(
+        "result.cpu.machine_cores_busy",
+        result.cpu.machine_cores_busy.is_none(),
+        "/proc/stat doesn't say, or the run was too short for its ticks",
+    );
+    note(
+        "result.cpu.others_cores_busy",
+        result.cpu.others_cores_busy.is_none(),
+        "/proc/stat doesn't say, or the run was too short for its ticks",
+    );
+    note(
+        "result.summary.throughput_gib_s_sd",
+        result.summary.throughput_gib_s_sd.is_none(),
+        "one repeat has no spread; --repeat 5",
+    );
+    note(
+        "result.summary.throughput_gib_s_ci95",
+        result.summary.throughput_gib_s_ci95.is_none(),
+        "one repeat has no spread; --repeat 5",
+    );
+    let no_gpu = "the destination is host memory";
+    note("result.workers[].gpu", result.workers.iter().any(|w| w.gpu.is_none()), no_gpu);
+    note(
+        "result.workers[].numa",
+        result.workers.iter().any(|w| w.numa.is_none()),
+        "the machine has one node, the GPU doesn't say which it is near, or --cpus or --numa decided",
+    );
+    note(
+        "result.targets[].cache",
+        result.targets.iter().any(|t| t.cache.is_none()),
+        "the target has no files, or some of either kind",
+    );
+    note(
+        "path.calibration[].cpu_s_per_gib",
+        context.calibration.iter().any(|t| t.cpu_s_per_gib.is_none()),
+        "the trial moved no bytes",
+    );
+    note("result.steady_after_s", result.steady_after_s.is_none(), steady);
+}

@@ -1,0 +1,44 @@
+use super::*;
+use proptest::prelude::*;
+
+proptest! {
+    #[test]
+    fn parts_hold_every_byte_once_and_fit_a_slot_or_a_window(
+        lengths in prop::collection::vec((0u64..20_000_000, 0usize..12_000_000), 0..40), hands in 1usize..17,
+        long in prop::option::of((0u64..1 << 30, WINDOWED_BYTES_MIN..200 << 20)), gpu: bool, power in 24u32..28,
+    ) {
+        let window = 1u64 << power;
+        let mut at = 0;
+        let ranges: Vec<Range> = lengths.into_iter().chain(long).map(|(offset, bytes)| {
+            at += bytes as u64 + 7;
+            let to = if gpu { Place::Device { gpu: 1, at } } else { Place::Host(at) };
+            Range { file: 0, offset, bytes, to }
+        }).collect();
+        let (pieces, parts) = cut(&ranges, hands, Some(window));
+        for pair in parts.windows(2) {
+            let part = &pieces[pair[0] as usize..pair[1] as usize];
+            prop_assert!(!part.is_empty() && part.len() <= PIECES_PER_PART);
+            if part[0].bytes > SLOT_BYTES {
+                prop_assert!(gpu && part.len() == 1);
+                let last = part[0].offset + part[0].bytes as u64 - 1;
+                prop_assert_eq!(part[0].offset / window, last / window, "it lies in one window");
+            } else {
+                prop_assert!(part.iter().map(|p| p.bytes).sum::<usize>() <= SLOT_BYTES);
+                prop_assert!(part.iter().all(|p| p.offset as usize % PAGE + p.bytes <= SLOT_BYTES));
+            }
+        }
+        prop_assert_eq!(*parts.last().unwrap() as usize, pieces.len());
+        let mut rest = pieces.iter();
+        for range in ranges.iter().filter(|r| r.bytes > 0) {
+            let mut done = 0;
+            while done < range.bytes {
+                let piece = rest.next().unwrap();
+                prop_assert_eq!(piece.offset, range.offset + done as u64);
+                prop_assert_eq!(piece.to, range.to.after(done));
+                done += piece.bytes;
+            }
+            prop_assert_eq!(done, range.bytes);
+        }
+        prop_assert!(rest.next().is_none());
+    }
+}

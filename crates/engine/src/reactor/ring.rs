@@ -1,0 +1,183 @@
+//! A worker's ring: made, filled, entered, emptied.
+
+use super::trust::Trust;
+use super::Completion;
+use super::Inbox;
+use super::RingOptions;
+use super::CANCEL;
+use super::ENTRIES_MAX;
+use super::SOON;
+use super::SOON_US;
+use super::WAKE;
+use crate::clock;
+use io_uring::squeue;
+use io_uring::types;
+use io_uring::IoUring;
+use std::fs::File;
+use std::sync::Weak;
+use std::time::Instant;
+
+/// The argument of io_uring_enter with IORING_ENTER_EXT_ARG: struct io_uring_getevents_arg.
+#[repr(C)]
+pub(super) struct GetEventsArg {
+    pub(super) sigmask: u64,
+    pub(super) sigmask_bytes: u32,
+    pub(super) min_wait_us: u32,
+    pub(super) timeout: u64,
+}
+
+pub(super) const ENTER_GETEVENTS: u32 = 1;
+
+pub(super) const ENTER_SQ_WAKEUP: u32 = 2;
+
+pub(super) const ENTER_EXT_ARG: u32 = 8;
+
+pub(super) struct Ring {
+    pub(super) uring: IoUring,
+    pub(super) sqpoll: bool,
+    /// By their place in the table.
+    pub(super) files: Vec<Option<Weak<File>>>,
+    pub(super) min_wait: bool,
+    /// Submissions that one call of the kernel may hand over.
+    pub(super) together: u32,
+    /// Queued submissions that complete as they are handed over, as a rule.
+    pub(super) soon: u32,
+    /// Those of them, and of earlier ones, that didn't complete yet.
+    pub(super) soon_left: u32,
+    /// Something waits behind one of these: they end a wait, until none is left.
+    pub(super) soon_awaited: bool,
+    pub(super) trust: Trust,
+    pub(super) wake_buffer: Box<u64>,
+    pub(super) wake_armed: bool,
+    /// A waker called since the last `wait` ended: the next one doesn't sleep.
+    pub(super) woken: bool,
+}
+
+pub(super) fn gather(ring: &mut Ring, inboxes: &mut [Inbox], gathered: &mut u32) {
+    let Ring { uring, soon_left, soon_awaited, wake_armed, woken, .. } = ring;
+    for cqe in uring.completion() {
+        match cqe.user_data() {
+            WAKE => (*wake_armed, *woken) = (false, true),
+            CANCEL => {}
+            data => {
+                let inbox = &mut inboxes[((data & !SOON) >> 32) as usize];
+                let soon = data & SOON != 0;
+                let counts = u32::from(!soon || *soon_awaited || cqe.result() < 0);
+                *soon_left -= u32::from(soon);
+                *soon_awaited &= *soon_left > 0;
+                let completion = Completion { tag: data as u32, result: cqe.result(), flags: cqe.flags() };
+                inbox.completions.push(completion);
+                inbox.waited_for += counts;
+                *gathered += counts;
+            }
+        }
+    }
+}
+
+/// The ring with the best task-running mode that the kernel has, and which that is.
+pub(super) fn build(options: RingOptions) -> std::io::Result<(IoUring, Vec<&'static str>)> {
+    let entries = options.depth.clamp(8, ENTRIES_MAX).next_power_of_two();
+    let completions = options.depth.saturating_mul(2).clamp(entries * 2, 65536).next_power_of_two();
+    let modes: &[&'static str] =
+        if options.sqpoll { &["sqpoll"] } else { &["defer_taskrun", "coop_taskrun", "plain"] };
+    let mut refusal = std::io::Error::from_raw_os_error(libc::EINVAL);
+    for mode in modes {
+        let mut builder = IoUring::builder();
+        builder.setup_cqsize(completions).setup_clamp().setup_submit_all();
+        match *mode {
+            "sqpoll" => builder.setup_sqpoll(1000),
+            "defer_taskrun" => builder.setup_single_issuer().setup_defer_taskrun(),
+            "coop_taskrun" => builder.setup_coop_taskrun(),
+            _ => &mut builder,
+        };
+        if options.iopoll {
+            builder.setup_iopoll();
+        }
+        match builder.build(entries) {
+            // Waiting with a deadline came with Linux 5.11.
+            Ok(uring) if !uring.params().is_feature_ext_arg() => {
+                return Err(std::io::Error::from_raw_os_error(libc::ENOSYS))
+            }
+            Ok(uring) => {
+                // A filter of system calls may allow the setup and not the entering: I/Os would then never begin.
+                // SAFETY: nothing was pushed, and nothing is waited for.
+                unsafe { uring.submitter().enter::<libc::sigset_t>(0, 0, 0, None) }?;
+                let iopoll = options.iopoll.then_some("iopoll");
+                return Ok((uring, [Some(*mode), iopoll].into_iter().flatten().collect()));
+            }
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => refusal = e,
+            Err(e) => return Err(e),
+        }
+    }
+    Err(refusal)
+}
+
+impl Drop for Ring {
+    /// A read that a wake has just satisfied may run after the ring is closed.
+    fn drop(&mut self) {
+        if self.wake_armed {
+            std::mem::forget(std::mem::take(&mut self.wake_buffer));
+        }
+    }
+}
+
+impl Ring {
+    /// False where the kernel has taken none of the submissions that fill the queue.
+    ///
+    /// # Safety
+    /// What the entry points to must live until its completion was taken.
+    pub(super) unsafe fn push(&mut self, entry: &squeue::Entry) -> bool {
+        // SAFETY: the caller's promise.
+        if unsafe { self.uring.submission().push(entry) }.is_ok() {
+            return true;
+        }
+        self.enter(0, None, 0);
+        // SAFETY: as above.
+        unsafe { self.uring.submission().push(entry) }.is_ok()
+    }
+
+    /// One call of the kernel: submits what is queued; with a deadline also gathers, and waits for `wanted`. Whether
+    /// it counted on what should complete soon.
+    pub(super) fn enter(&mut self, wanted: u32, until: Option<Instant>, batch_us: u32) -> bool {
+        let queue = self.uring.submission();
+        let queued = queue.len() as u32;
+        let asleep = self.sqpoll && queue.need_wakeup();
+        drop(queue);
+        let flags = if asleep { ENTER_SQ_WAKEUP } else { 0 };
+        let soon = std::mem::take(&mut self.soon);
+        let mut queued = queued;
+        while queued > self.together {
+            // SAFETY: plain submission; entries were pushed under `push`'s contract.
+            match unsafe { self.uring.submitter().enter::<libc::sigset_t>(self.together, 0, flags, None) } {
+                Ok(taken) if taken > 0 => queued -= (taken as u32).min(queued),
+                _ => break,
+            }
+        }
+        let Some(until) = until else {
+            // SAFETY: plain submission; entries were pushed under `push`'s contract.
+            let _ = unsafe { self.uring.submitter().enter::<libc::sigset_t>(queued, 0, flags, None) };
+            return false;
+        };
+        // A kernel before 6.12 can't be told to be content with fewer after a while.
+        let wanted = if self.min_wait { wanted } else { wanted.min(1) };
+        // Nor could it be when what should complete soon doesn't.
+        let counts = wanted > 0 && soon > 0 && self.min_wait && self.trust.is_due();
+        let soon = if counts { soon } else { 0 };
+        let patience_us = if wanted > 1 { batch_us } else { soon.min(1) * SOON_US };
+        let wanted = wanted + soon;
+        let left = until.saturating_duration_since(clock::now());
+        let timeout = types::Timespec::new().sec(left.as_secs()).nsec(left.subsec_nanos());
+        let arg = GetEventsArg {
+            sigmask: 0,
+            sigmask_bytes: 0,
+            min_wait_us: patience_us,
+            timeout: std::ptr::addr_of!(timeout) as u64,
+        };
+        // SAFETY: the argument and its timespec live on this stack frame until the call returns. ETIME,
+        // EINTR and EBUSY mean "nothing yet": the caller looks at the clock and comes back.
+        let _ = unsafe {
+            self.uring.submitter().enter(queued, wanted, flags | ENTER_GETEVENTS | ENTER_EXT_ARG, Some(&arg))
+        };
+        counts
+    }
+}
