@@ -160,7 +160,7 @@ def series_of(*made: dict[str, Any]) -> list[list[str]]:
 # A value of each field that isn't its default.
 OTHER_VALUES: dict[str, Any] = {
     "io-size": 4096, "file-size": 4096, "files": 3, "start": 4096, "align": 512, "workers": 2, "depth": 3,
-    "duration": 7.0, "passes": 2, "warmup": 1.0, "distribution": "zipf:0.9", "rate": 1.5, "rate-iops": 10.0,
+    "batch": 4, "duration": 7.0, "passes": 2, "warmup": 1.0, "distribution": "zipf:0.9", "rate": 1.5, "rate-iops": 10.0,
     "cpus": "0-1", "numa": 1, "cache": "allow", "engine": "pread", "pages": "small", "sync": "each", "gpu": [1],
     "pair": ["0=/dev/nvme0n1"], "pin-limit": 1 << 20, "cufile": "batch", "cufile-batch": 4, "faults": "seed=2",
     "label": "other", "op": "write", "read-pct": 30, "path": "mapped", "file-name": "x.%d", "seed": 8, "repeat": 9,

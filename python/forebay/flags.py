@@ -144,6 +144,7 @@ FIELDS: tuple[Field, ...] = (
     Field("align", "align_bytes", parse_bytes, "Alignment of random offsets. Default: the I/O size.", "SIZE"),
     Field("workers", "workers", _workers, "Threads, each with its own queue; auto finds the fewest that do.", "N"),
     Field("depth", "depth", _integer, "I/Os in flight per worker.", "N"),
+    Field("batch", "batch", _integer, "I/Os that are one request, as rows of a batch: they start together, and it ends with the last. Without --depth two are in flight.", "N"),
     Field("duration", "duration_s", parse_seconds, "Measured seconds. Default: 10, or as long as --passes takes.", "SECONDS"),
     Field("passes", "passes", _integer, "Stop once the data was covered N times.", "N"),
     Field("warmup", "warmup_s", parse_seconds, "Seconds before measuring. Default: a tenth of the duration, 2 at most.", "SECONDS"),

@@ -106,16 +106,20 @@ unsafe impl Send for Arena {}
 impl Arena {
     /// Slots are aligned to 4 KiB, and never straddle a registered piece.
     pub fn new(count: usize, bytes_each: usize, pages: Pages) -> Result<Arena, Error> {
-        Arena::of(count, bytes_each, pages, false)
+        Arena::of(count, bytes_each.max(1).next_multiple_of(SMALL), pages, false)
+    }
+
+    /// Slots lie side by side whatever their length, for who wants no alignment.
+    pub fn tight(count: usize, bytes_each: usize, pages: Pages) -> Result<Arena, Error> {
+        Arena::of(count, bytes_each.max(1), pages, false)
     }
 
     /// As `new`, in memory that can be mapped into an emulated device, too.
     pub fn shared(count: usize, bytes_each: usize, pages: Pages) -> Result<Arena, Error> {
-        Arena::of(count, bytes_each, pages, true)
+        Arena::of(count, bytes_each.max(1).next_multiple_of(SMALL), pages, true)
     }
 
-    fn of(count: usize, bytes_each: usize, pages: Pages, shared: bool) -> Result<Arena, Error> {
-        let slot_bytes = bytes_each.max(1).next_multiple_of(SMALL);
+    fn of(count: usize, slot_bytes: usize, pages: Pages, shared: bool) -> Result<Arena, Error> {
         let slots_per_piece = (PIECE_BYTES_MAX / slot_bytes).max(1).min(count.max(1));
         let mapped_bytes =
             slot_bytes.checked_mul(count.max(1)).and_then(|b| b.checked_next_multiple_of(HUGE)).ok_or_else(

@@ -121,6 +121,22 @@ mod imp {
         "sfence",
         "mov rax, rdx",
         "ret",
+        ".globl forebay_lines_begin",
+        ".hidden forebay_lines_begin",
+        ".globl forebay_lines_end",
+        ".hidden forebay_lines_end",
+        ".p2align 6",
+        "forebay_lines_begin:",
+        "6:",
+        "vmovdqu64 zmm16, [rsi]",
+        "vmovdqu64 [rdi], zmm16",
+        "add rsi, 64",
+        "add rdi, 64",
+        "dec rdx",
+        "jnz 6b",
+        "forebay_lines_end:",
+        "mov rax, rdx",
+        "ret",
         ".globl forebay_word_begin",
         ".hidden forebay_word_begin",
         ".globl forebay_word_end",
@@ -142,19 +158,26 @@ mod imp {
         fn forebay_strips_end();
         fn forebay_streamed_begin(to: *mut u8, from: *const u8, strips: usize) -> usize;
         fn forebay_streamed_end();
+        fn forebay_lines_begin(to: *mut u8, from: *const u8, lines: usize) -> usize;
+        fn forebay_lines_end();
         fn forebay_word_begin(to: *mut u32, from: *const u32) -> u32;
         fn forebay_word_end();
     }
 
     const STRIP: usize = 8 * 4096;
     const LINE: usize = 64;
+    /// Longer copies are as fast by `rep movsb`.
+    const SHORT_BYTES_MAX: usize = 8 << 10;
+    /// The processor itself asks for what follows that in a page.
+    const AHEAD_BYTES: usize = 256;
 
     /// First and last instruction of each routine that a fault may interrupt, and goes on at the last.
-    fn routines() -> [(i64, i64); 4] {
+    fn routines() -> [(i64, i64); 5] {
         [
             (forebay_copy_begin as *const () as i64, forebay_copy_end as *const () as i64),
             (forebay_strips_begin as *const () as i64, forebay_strips_end as *const () as i64),
             (forebay_streamed_begin as *const () as i64, forebay_streamed_end as *const () as i64),
+            (forebay_lines_begin as *const () as i64, forebay_lines_end as *const () as i64),
             (forebay_word_begin as *const () as i64, forebay_word_end as *const () as i64),
         ]
     }
@@ -197,8 +220,12 @@ mod imp {
     /// `to` is valid for `bytes`; `from` lies in a mapping at least that long, whose pages may be gone.
     #[inline]
     pub unsafe fn guarded(to: *mut u8, from: *const u8, bytes: usize, stores: Stores) -> usize {
-        let by_strips = stores != Stores::Moved && std::arch::is_x86_feature_detected!("avx512f");
-        let strips = if by_strips { bytes / STRIP } else { 0 };
+        let wide = stores != Stores::Moved && std::arch::is_x86_feature_detected!("avx512f");
+        if wide && (LINE..=SHORT_BYTES_MAX).contains(&bytes) {
+            // SAFETY: the caller's promise.
+            return unsafe { guarded_short(to, from, bytes) };
+        }
+        let strips = if wide { bytes / STRIP } else { 0 };
         let mut done = 0;
         if strips > 0 {
             // SAFETY: the caller's promise, for the whole strips; a SIGBUS inside is handled by `on_bus`.
@@ -213,6 +240,39 @@ mod imp {
         }
         // SAFETY: likewise, for the rest. After a fault it meets the same page, and counts exactly.
         unsafe { forebay_copy_begin(to.add(done), from.add(done), bytes - done) }
+    }
+
+    /// As `guarded`, for a line at least: `rep movsb` takes longer to begin than a short row takes to copy.
+    ///
+    /// # Safety
+    /// As for `guarded`; the processor has AVX-512.
+    #[inline]
+    unsafe fn guarded_short(to: *mut u8, from: *const u8, bytes: usize) -> usize {
+        let (lines, odd) = (bytes / LINE, bytes % LINE);
+        // SAFETY: the caller's promise; a SIGBUS inside is handled by `on_bus`, and leaves the lines that are missing.
+        let mut left = unsafe { forebay_lines_begin(to, from, lines) };
+        let mut done = (lines - left) * LINE;
+        if left == 0 && odd > 0 {
+            let last = bytes - LINE;
+            // SAFETY: the last line of the range, which overlaps the one before.
+            left = unsafe { forebay_lines_begin(to.add(last), from.add(last), 1) };
+            done = if left == 0 { bytes } else { done };
+        }
+        if done == bytes {
+            return 0;
+        }
+        // SAFETY: the rest, as promised; it meets the same page, and counts exactly.
+        unsafe { forebay_copy_begin(to.add(done), from.add(done), bytes - done) }
+    }
+
+    /// Asks for the first lines of memory that is read next; what isn't there is no fault.
+    #[inline]
+    pub fn ahead(from: *const u8, bytes: usize) {
+        use std::arch::x86_64::{_mm_prefetch, _MM_HINT_T0};
+        for line in (0..bytes.min(AHEAD_BYTES)).step_by(LINE) {
+            // SAFETY: a hint, which no address makes fault.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line).cast()) };
+        }
     }
 
     /// Copies an aligned word by one load and one store. False: the page of one of them is gone.
@@ -242,6 +302,9 @@ mod imp {
         0
     }
 
+    /// A hint that nobody needs to take.
+    pub fn ahead(_: *const u8, _: usize) {}
+
     /// Faults aren't survived here; whoever maps memory of others asks `GUARDED` first.
     ///
     /// # Safety
@@ -253,7 +316,7 @@ mod imp {
     }
 }
 
-pub use imp::{guarded, guarded_word, install_guard};
+pub use imp::{ahead, guarded, guarded_word, install_guard};
 
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
@@ -289,6 +352,12 @@ mod tests {
                 (4096, 17, 3 * 32768 + 4095),
                 (5, 5, 0),
                 (0, 128, 32767),
+                (3, 1, 64),
+                (7, 0, 65),
+                (1, 2, 63),
+                (4001, 9, 912),
+                (4096, 0, 4096),
+                (11, 3, 8192),
             ] {
                 let mut slot = vec![0xA5u8; BYTES + 512];
                 let base = slot.as_ptr().align_offset(64);
@@ -312,7 +381,14 @@ mod tests {
     #[test]
     fn a_truncated_file_stops_the_copy_and_says_what_is_left() {
         for stores in [Stores::Cached, Stores::Moved, Stores::Streamed] {
-            for (bytes, kept) in [(16384, 8192), (4 * 32768, 2 * 32768 + 8192), (3 * 32768, 0)] {
+            for (bytes, kept) in [
+                (16384, 8192),
+                (4 * 32768, 2 * 32768 + 8192),
+                (3 * 32768, 0),
+                (8192, 4096),
+                (4100, 4096),
+                (160, 0),
+            ] {
                 let (file, map, content) = mapped(bytes);
                 let mut to = vec![0u8; bytes];
                 file.set_len(kept as u64).unwrap();

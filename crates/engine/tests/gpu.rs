@@ -23,6 +23,8 @@ mod kernels;
 mod leaks;
 #[path = "gpu/mapped.rs"]
 mod mapped;
+#[path = "gpu/rows.rs"]
+mod rows;
 #[path = "gpu/runs.rs"]
 mod runs;
 #[path = "gpu/scenario.rs"]

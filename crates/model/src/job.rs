@@ -138,6 +138,9 @@ pub struct JobSpec {
     pub workers_from: WorkersFrom,
     /// I/Os in flight per worker.
     pub depth: u32,
+    /// I/Os that are one request, as the rows of a batch: they start together, and it ends with the last of them. None: each
+    /// is one.
+    pub batch: Option<u32>,
     /// Measured seconds. None with `passes` None: 10 s.
     pub duration_s: Option<f64>,
     /// Stop after the data was covered this many times.
@@ -228,6 +231,7 @@ impl Default for JobSpec {
             workers: 1,
             workers_from: WorkersFrom::Given,
             depth: 8,
+            batch: None,
             duration_s: None,
             passes: None,
             warmup_s: None,
@@ -312,12 +316,24 @@ fn settle_defaults(fields: &mut Map<String, Value>) {
         Some(_) => "given",
     };
     fields.entry("workers_from").or_insert_with(|| workers_from.into());
+    settle_batch(fields);
     let cache = match fields.get("path").and_then(Value::as_str) {
         Some("auto") => "auto",
         Some("mapped") => "allow",
         _ => return,
     };
     fields.entry("cache").or_insert_with(|| cache.into());
+}
+
+/// Two batches are in flight, and cuFile takes each as one of its own, unless told.
+fn settle_batch(fields: &mut Map<String, Value>) {
+    let Some(batch) = fields.get("batch").and_then(Value::as_u64) else { return };
+    let two = batch.saturating_mul(2);
+    let depth = if two <= u64::from(DEPTH_MAX) { two } else { batch };
+    fields.entry("depth").or_insert_with(|| depth.into());
+    if fields.get("path").and_then(Value::as_str) == Some("gds") {
+        fields.entry("cufile").or_insert_with(|| "batch".into());
+    }
 }
 
 impl JobSpec {
@@ -421,6 +437,26 @@ mod tests {
         assert_eq!(read(r#"{"sources":["nil:"],"workers":"auto"}"#), (1, WorkersFrom::Auto));
         assert_eq!(read(r#"{"sources":["nil:"],"workers":6,"workers_from":"auto"}"#), (6, WorkersFrom::Auto));
         assert!(JobSpec::from_json(r#"{"sources":["nil:"],"workers":"many"}"#).is_err());
+    }
+
+    #[test]
+    fn two_batches_are_in_flight_unless_told() {
+        let read = |text: &str| {
+            let job = JobSpec::from_json(text).unwrap();
+            (job.depth, job.cufile)
+        };
+        assert_eq!(read(r#"{"sources":["nil:"],"batch":64}"#), (128, CuFileMode::Sync));
+        assert_eq!(read(r#"{"sources":["nil:"],"batch":3000}"#), (3000, CuFileMode::Sync));
+        assert_eq!(
+            read(r#"{"sources":["nil:"],"batch":64,"depth":64,"path":"gds"}"#),
+            (64, CuFileMode::Batch)
+        );
+        let error = JobSpec::from_json(r#"{"sources":["nil:"],"batch":64,"depth":100}"#).unwrap_err();
+        assert_eq!(
+            (error.asked.as_str(), error.next.as_str()),
+            ("--batch 64 with --depth 100", "--depth 128")
+        );
+        JobSpec::from_json(r#"{"sources":["nil:"],"batch":64,"depth":32}"#).unwrap_err();
     }
 
     #[test]

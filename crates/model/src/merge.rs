@@ -262,6 +262,7 @@ fn merge_results(parts: &[&RunResult], hosts: &Hosts, stop: stats::Stop) -> Resu
         unfinished: Unfinished::sum(parts.iter().map(|p| &p.unfinished)),
         histogram: latency.encode(),
         copy_latency_us: None,
+        batch: merge_batches(parts)?,
         foretold: merge_foretold(parts, rate(ios as f64)),
         cpu: merge_cpu(&parts.iter().map(|p| &p.cpu).collect::<Vec<_>>(), seconds, bytes, ios, hosts),
         power: hosts.power(&parts.iter().map(|p| (&p.power[..], p.seconds, p.bytes)).collect::<Vec<_>>()),
@@ -279,6 +280,25 @@ fn merge_results(parts: &[&RunResult], hosts: &Hosts, stop: stats::Stop) -> Resu
         steady_after_s: None,
         repeats,
     })
+}
+
+/// All hosts run the same job, so all have batches or none has.
+fn merge_batches(parts: &[&RunResult]) -> Result<Option<BatchResult>, Error> {
+    let Some(batches) = parts.iter().map(|p| p.batch.as_ref()).collect::<Option<Vec<_>>>() else {
+        return Ok(None);
+    };
+    let mut latency = Latency::default();
+    for batch in &batches {
+        latency.merge(&Latency::decode(&batch.histogram)?);
+    }
+    let by: BTreeSet<&str> = batches.iter().map(|b| b.by.as_str()).collect();
+    Ok(batches.first().map(|first| BatchResult {
+        ios: first.ios,
+        count: batches.iter().map(|b| b.count).sum(),
+        latency_us: latency.summary(),
+        histogram: latency.encode(),
+        by: by.into_iter().collect::<Vec<_>>().join("; "),
+    }))
 }
 
 /// `gpu:0+host` where hosts differ.

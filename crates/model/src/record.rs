@@ -233,6 +233,9 @@ pub struct RunResult {
     pub histogram: String,
     /// Time in the second stage (the copy) of `bounce`; null elsewhere.
     pub copy_latency_us: Option<LatencySummary>,
+    /// Of `--batch`; absent where each I/O was a request of its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub batch: Option<BatchResult>,
     /// What the law of the one modelled drive in real time gives.
     pub foretold: Option<Foretold>,
     pub cpu: Cpu,
@@ -257,6 +260,22 @@ pub struct RunResult {
     pub interrupted: bool,
     /// Seconds from start at which `until_steady` found the run steady.
     pub steady_after_s: Option<f64>,
+}
+
+/// Requests of several I/Os each.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct BatchResult {
+    /// I/Os of each.
+    pub ios: u32,
+    /// Whole ones that ended in the measured time with no failure among their I/Os.
+    pub count: u64,
+    /// From the start of the first I/O to the end of the last.
+    pub latency_us: LatencySummary,
+    /// As `RunResult::histogram`.
+    pub histogram: String,
+    /// How their I/Os were brought together, in words.
+    pub by: String,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -49,6 +49,8 @@ def _lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if len(gpus) > 1:
         yield "gpus", " · ".join(f"GPU {g['gpu']} {significant(g['throughput_gib_s'])} GiB/s" for g in gpus)
     yield "latency", latency(record)
+    if record["result"].get("batch"):
+        yield "batches", batches(record["result"]["batch"])
     yield "cpu", cpu(record)
     yield "power", power(record)
     yield "cache", cache(record)
@@ -73,7 +75,8 @@ def job(spec: dict[str, Any]) -> str:
     if spec.get("data_bytes"):
         parts[0] += f" ({bytes_(spec['data_bytes'])})"
     found = " (found by calibration)" if spec.get("workers_from") == "auto" else ""
-    parts.append(f"{count(spec['workers'], 'worker')}{found} × depth {spec['depth']}")
+    batch = f" in batches of {spec['batch']}" if spec.get("batch") else ""
+    parts.append(f"{count(spec['workers'], 'worker')}{found} × depth {spec['depth']}{batch}")
     if spec.get("rate_gib_s"):
         parts.append(f"paced at {significant(spec['rate_gib_s'])} GiB/s")
     if spec.get("rate_iops"):
@@ -153,19 +156,23 @@ def latency(record: dict[str, Any]) -> str:
     found = result.get("latency_us")
     if not result.get("ios") or not found:
         return not_measured(record, "result.latency_us", "no I/O finished")
-    marks = (
-        ("p50", "p50"),
-        ("p90", "p90"),
-        ("p99", "p99"),
-        ("p999", "p99.9"),
-        ("max", "max"),
-        ("mean", "mean"),
-    )
-    line = " · ".join(f"{word} {micros(found[key])}" for key, word in marks)
+    line = percentiles(found)
     copy = result.get("copy_latency_us")
     if copy:
         line += f" · copy stage p50 {micros(copy['p50'])}, p99 {micros(copy['p99'])}"
     return line
+
+
+def percentiles(found: dict[str, Any]) -> str:
+    words = {"p50": "p50", "p90": "p90", "p99": "p99", "p999": "p99.9", "max": "max", "mean": "mean"}
+    return " · ".join(f"{word} {micros(found[key])}" for key, word in words.items())
+
+
+def batches(found: dict[str, Any]) -> str:
+    """Of requests of several I/Os: how long they took, and how their I/Os were brought together."""
+    if not found["count"]:
+        return f"none of {found['ios']} I/Os ended whole"
+    return f"{found['count']:,} of {found['ios']} I/Os · {percentiles(found['latency_us'])} · {found['by']}"
 
 
 def cpu(record: dict[str, Any]) -> str:

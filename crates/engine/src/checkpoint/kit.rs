@@ -53,7 +53,7 @@ impl Kit {
         let buffers = Buffers::with_slots(job, &[Under::of(folder)], job.depth, device.is_some());
         let mut memory = Memory::new(shared, device, &buffers)?;
         let warning = memory.register(&mut reactor);
-        let copiers = Copiers::new(device);
+        let copiers = Copiers::new(device, needs);
         let path = path::of(job.path);
         let targets = [folder];
         let site = memory.site(shared, device, &copiers, &targets, needs);

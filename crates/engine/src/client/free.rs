@@ -35,6 +35,10 @@ impl FreeSlots {
     pub fn give(&mut self, tag: u32) {
         self.tags.push_back(tag);
     }
+
+    pub fn len(&self) -> usize {
+        self.tags.len()
+    }
 }
 
 #[cfg(test)]

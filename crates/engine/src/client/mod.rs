@@ -211,6 +211,11 @@ impl<O: Copy> Client<O> {
     }
 
     #[inline]
+    pub fn free_count(&self) -> usize {
+        self.free.len()
+    }
+
+    #[inline]
     pub fn ticket(&self, tag: u32) -> &Ticket<O> {
         &self.tickets[tag as usize]
     }

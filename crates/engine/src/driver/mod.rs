@@ -2,6 +2,7 @@
 //! happened.
 
 pub(crate) mod aside;
+mod batches;
 pub(crate) mod fleet;
 mod foretell;
 pub(crate) mod honour;
@@ -185,8 +186,10 @@ fn buffers(job: &JobSpec, paths: &[&'static dyn DataPath]) -> Result<(u64, u64),
     let moves =
         sources.iter().map(|s| Ok(Uri::parse(s)?.made().moves_bytes())).collect::<Result<Vec<_>, Error>>()?;
     let of = |path: &&'static dyn DataPath| {
-        let under: Vec<Under> =
-            moves.iter().map(|m| Under { path: *path, moves_bytes: *m, at_once: false }).collect();
+        let under: Vec<Under> = moves
+            .iter()
+            .map(|m| Under { path: *path, moves_bytes: *m, at_once: false, tight: false })
+            .collect();
         let into_gpu = match path.ends() {
             Ends::Host => false,
             Ends::GpuIfAny => !job.gpus.is_empty() || !job.pairs.is_empty() || cuda::devices().0 > 0,

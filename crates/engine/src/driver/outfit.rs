@@ -57,7 +57,7 @@ pub fn of(spec: &WorkerSpec, shared: &Shared) -> Result<Outfit, Error> {
     let mut memory = Memory::new(shared, device, &buffers)?;
     let warning = memory.register(&mut reactor);
     memory.lend(targets.iter().copied())?;
-    let copiers = Copiers::new(device);
+    let copiers = Copiers::new(device, needs);
     let faults = |queue: Box<dyn Queue>| -> Box<dyn Queue> {
         match shared.faults {
             Some(plan) => Box::new(FaultQueue::new(queue, plan, spec.index)),
@@ -264,9 +264,11 @@ fn fill_device(memory: &DeviceMemory, seed: u64, worker: u32) -> Result<(), Erro
 
 /// Emulated drives can only be lent memory that has a descriptor.
 fn arena_for(shared: &Shared, count: usize, bytes_each: usize) -> Result<Arena, Error> {
+    let pages = shared.job.pages;
     match shared.targets.iter().any(|t| t.drives().next().is_some()) {
-        true => Arena::shared(count, bytes_each, shared.job.pages),
-        false => Arena::new(count, bytes_each, shared.job.pages),
+        true => Arena::shared(count, bytes_each, pages),
+        false if bytes_each % 4096 != 0 => Arena::tight(count, bytes_each, pages),
+        false => Arena::new(count, bytes_each, pages),
     }
 }
 

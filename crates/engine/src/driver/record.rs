@@ -142,6 +142,7 @@ fn result_of(context: &Context, paths: &[&str], runs: &[Ran]) -> RunResult {
         unfinished: Unfinished::sum(tallies.iter().map(|t| unfinished_of(t)).collect::<Vec<_>>().iter()),
         histogram: latency.encode(),
         copy_latency_us: has_copy.then(|| merged(tallies.iter().filter_map(|t| t.copy.as_deref())).summary()),
+        batch: context.job.batch.map(|ios| batch_of(ios, context, &tallies)),
         // Without that of one repeat the sum is that of another run.
         cpu: if runs.iter().all(|r| r.readings.cpu.is_some()) {
             add_cpu(&repeats, cores)
@@ -162,6 +163,18 @@ fn result_of(context: &Context, paths: &[&str], runs: &[Ran]) -> RunResult {
         steady_after_s: runs.iter().find_map(|r| r.steady_after_s),
         repeats,
         series,
+    }
+}
+
+fn batch_of(ios: u32, context: &Context, tallies: &[&Tally]) -> BatchResult {
+    let latency = merged(tallies.iter().filter_map(|t| t.batches.as_deref()));
+    let by = context.targets.iter().map(|t| path::of(t.route.path).brings_together(context.job).to_owned());
+    BatchResult {
+        ios,
+        count: latency.count(),
+        latency_us: latency.summary(),
+        histogram: latency.encode(),
+        by: joined(by),
     }
 }
 

@@ -18,6 +18,8 @@ pub struct Tally {
     pub latency: Latency,
     /// The copy of `bounce`.
     pub copy: Option<Box<Latency>>,
+    /// Of whole batches.
+    pub batches: Option<Box<Latency>>,
     pub ios: u64,
     pub read_bytes: u64,
     pub write_bytes: u64,
@@ -38,10 +40,38 @@ pub struct Tally {
     interval: Interval,
 }
 
+/// The latency that came last, and how often in a row: I/Os that started together and were found done together have the
+/// same, and looking its bucket up costs as much as all else about one.
+#[derive(Clone, Copy, Debug, Default)]
+struct Row {
+    ns: u64,
+    count: u64,
+}
+
+impl Row {
+    #[inline]
+    fn record(&mut self, ns: u64, into: &mut Latency) {
+        if ns != self.ns {
+            self.flush(into);
+            self.ns = ns;
+        }
+        self.count += 1;
+    }
+
+    fn flush(&mut self, into: &mut Latency) {
+        if self.count > 0 {
+            into.record_n(self.ns, std::mem::take(&mut self.count));
+        }
+    }
+}
+
 /// Since the last snapshot.
 #[derive(Clone, Debug, Default)]
 struct Interval {
     latency: Latency,
+    /// Of `latency`, and of the copies.
+    row: Row,
+    copy_row: Row,
     bytes: u64,
     ios: u64,
     targets: Vec<u64>,
@@ -96,7 +126,7 @@ impl Tally {
     #[inline]
     pub fn complete(&mut self, io: &Next, took: Duration, via: Via, copy_ns: u32) {
         let bytes = u64::from(io.len);
-        self.interval.latency.record(took.as_nanos() as u64);
+        self.interval.row.record(took.as_nanos() as u64, &mut self.interval.latency);
         self.interval.bytes += bytes;
         self.interval.ios += 1;
         self.interval.targets[io.target as usize] += bytes;
@@ -114,7 +144,14 @@ impl Tally {
         target.0 += bytes;
         target.1 += 1;
         if copy_ns > 0 {
-            self.copy.get_or_insert_default().record(u64::from(copy_ns));
+            self.interval.copy_row.record(u64::from(copy_ns), self.copy.get_or_insert_default());
+        }
+    }
+
+    /// Books a batch whose last I/O finished.
+    pub fn complete_batch(&mut self, took: Duration) {
+        if self.interval.measured {
+            self.batches.get_or_insert_default().record(took.as_nanos() as u64);
         }
     }
 
@@ -143,6 +180,10 @@ impl Tally {
     /// Closes the interval that ends at `at`. Its latencies join the total if it was measured.
     pub fn snapshot(&mut self, at: Duration, measures_next: bool, with_histogram: bool) -> Snapshot {
         let interval = &mut self.interval;
+        interval.row.flush(&mut interval.latency);
+        if let Some(copy) = &mut self.copy {
+            interval.copy_row.flush(copy);
+        }
         if interval.measured {
             self.latency.merge(&interval.latency);
         }

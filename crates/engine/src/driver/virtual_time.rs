@@ -145,6 +145,7 @@ fn refuse_what_time_cannot_show(job: &JobSpec) -> Result<(), Error> {
         ("--until-steady", job.until_steady),
         ("--until-ci", job.until_ci_pct.is_some()),
         ("--faults", job.faults.is_some()),
+        ("--batch", job.batch.is_some()),
         ("--distribution other than uniform", job.distribution != "uniform"),
     ];
     match unknown.iter().find(|(_, asked)| *asked) {

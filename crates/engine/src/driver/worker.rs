@@ -3,6 +3,7 @@
 
 mod settle;
 
+use super::batches::{self, Batches};
 use super::outfit::{self, Memory};
 use super::pace::{pace_of, Pace};
 use super::tally::{Snapshot, Tally};
@@ -156,6 +157,8 @@ struct Load {
     target: u32,
     /// It is among the bytes that the run moved: in its measured time, and not after its end.
     counted: bool,
+    /// The batch that it is of, or `batches::NONE`.
+    batch: u32,
 }
 
 type Ticket = crate::client::Ticket<Load>;
@@ -175,6 +178,7 @@ struct Worker {
     memory: Memory,
     /// Which queue serves a target.
     queue_of: Vec<u32>,
+    batches: Option<Batches>,
     /// The next I/O waits for its queue, though there is a slot for it.
     held_back: bool,
     tally: Tally,
@@ -196,7 +200,7 @@ impl Worker {
             Contents::open(&shared.job, names_of(&shared), device, outfit.slots as usize)?;
         outfit.kit.content_on_host = why_not;
         let now = clock::now();
-        let idle = Load { started: now, target: 0, counted: false };
+        let idle = Load { started: now, target: 0, counted: false, batch: batches::NONE };
         let mut client = Client::new(outfit.slots, outfit.in_turn, idle, |slot| outfit.memory.slot(slot));
         for queue in outfit.queues {
             client.add(queue);
@@ -213,6 +217,7 @@ impl Worker {
             contents,
             memory: outfit.memory,
             queue_of: outfit.queue_of,
+            batches: Batches::of(shared.job.batch),
             held_back: false,
             next_tick: now,
             next_look: now,
@@ -312,7 +317,7 @@ impl Worker {
         while self.flushed < self.client.queue_count() {
             let now = clock::now();
             let target = self.queue_of.iter().position(|queue| *queue == self.flushed).unwrap_or(0) as u32;
-            let owner = Load { started: now, target, counted: false };
+            let owner = Load { started: now, target, counted: false, batch: batches::NONE };
             let order = Order { queue: self.flushed, op: Op::Flush, offset: 0, len: 0, want: 0, owner };
             let Some(tag) = self.client.begin(order, now) else { return };
             self.client.push(tag, &mut self.reactor);
@@ -321,11 +326,13 @@ impl Worker {
         }
     }
 
-    fn start_ios(&mut self, now: Instant) {
+    fn start_ios(&mut self, mut now: Instant) {
         self.settle_chores();
         self.client.push_again(&mut self.reactor);
         self.held_back = false;
-        while !self.closing && !self.client.is_owed() && self.start_one(now) {}
+        while !self.closing && !self.client.is_owed() && self.start_one(now) {
+            self.send_batch(&mut now);
+        }
         self.client.submit(&mut self.reactor);
         self.contents.submit();
     }
@@ -336,7 +343,16 @@ impl Worker {
         if !self.client.has_free() {
             return false;
         }
+        let begun = match &self.batches {
+            Some(batches) if !batches.may_start(self.client.free_count()) => {
+                self.held_back = true;
+                return false;
+            }
+            Some(batches) => batches.began(),
+            None => None,
+        };
         let started = match &self.pace {
+            _ if begun.is_some() => begun.unwrap_or(now),
             Some(pace) if pace.next > now || !pace.is_due_before(self.until()) => return false,
             Some(pace) => pace.next,
             None => now,
@@ -345,6 +361,7 @@ impl Worker {
         if self.shared.job.passes.is_some_and(|p| next.pass >= p) {
             self.upcoming = Some(next);
             self.closing = true;
+            self.batches.iter_mut().for_each(Batches::cut);
             return false;
         }
         let queue = self.queue_of[next.target as usize];
@@ -357,11 +374,14 @@ impl Worker {
             true => Op::Read,
             false => Op::Write { durable: self.shared.job.sync == Sync::Each },
         };
-        let owner = Load { started, target: next.target, counted: false };
+        let owner = Load { started, target: next.target, counted: false, batch: batches::NONE };
         let order = Order { queue, op, offset: next.offset, len: next.len, want: next.len, owner };
         let Some(tag) = self.client.begin(order, now) else { return false };
         if let Some(pace) = &mut self.pace {
             pace.advance(u64::from(next.len));
+        }
+        if let Some(batches) = &mut self.batches {
+            self.client.order(tag).owner.batch = batches.start(started);
         }
         if next.is_read || !(self.shared.job.verify || self.shared.job.refill) {
             self.client.push(tag, &mut self.reactor);
@@ -455,5 +475,6 @@ impl Drop for Worker {
 mod chores;
 mod ending;
 mod overdue;
+mod requests;
 #[cfg(test)]
 mod tests;

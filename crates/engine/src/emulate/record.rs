@@ -187,6 +187,7 @@ fn result_of(
         latency_us: repeat.latency_us.clone(),
         histogram: ran.latencies.read.encode(),
         copy_latency_us: None,
+        batch: None,
         cpu: used,
         power,
         errors: Errors { verify_failed: skipped.count, examples: skipped.examples, ..Errors::default() },

@@ -1,10 +1,13 @@
 //! Copies between pinned slots and GPU memory, by the device's copy engines.
 //!
 //! What is asked for side by side travels as one copy, since a copy of 4 KiB costs
-//! the device as much time as one of 128 KiB. Completion is looked up, not called
+//! the device as much time as one of 128 KiB; many short ones apart from each other
+//! travel by one launch of a kernel (`scatter`). Completion is looked up, not called
 //! back: a callback costs 25 µs of CPU, an event's query a fraction of one.
 
 use super::cuda::{Cuda, Device, Event, Stream};
+use super::kernels::Piece;
+use super::scatter::Scattering;
 use crate::arena::Mem;
 use crate::clock;
 use crate::queue::Fault;
@@ -56,6 +59,9 @@ const AGAIN_MAX: Duration = Duration::from_micros(50);
 const REACTION: Duration = Duration::from_micros(7);
 /// Shorter batches say more about the device's reaction than about the link.
 const LEARN_BYTES: usize = 256 << 10;
+/// More copies than this cost more than one launch, if they are shorter than that on the average.
+const COPIES_MAX: usize = 4;
+const SHORT_BYTES: usize = 64 << 10;
 /// Before any copy was timed: a PCIe 5.0 link of 16 lanes. A slower one shows at the first copy; a faster one would
 /// be found out slowly.
 const BYTES_PER_US_AT_FIRST: f64 = 50_000.0;
@@ -88,6 +94,8 @@ fn same_place(a: Mem, b: Mem) -> bool {
 /// What one event stands for.
 struct Batch {
     event: Event,
+    /// Of pieces, where it is a launch.
+    list: Option<usize>,
     tags: Vec<u32>,
     bytes: usize,
     sent: Instant,
@@ -110,6 +118,10 @@ pub struct CudaCopier {
     failed: Vec<(u32, Option<Fault>)>,
     /// The next copy begins a run of its own.
     cut: bool,
+    /// What moves many short runs at once, where it can be had.
+    scattering: Option<Rc<Scattering>>,
+    /// What was taken waits for a list.
+    waits: bool,
     bytes_per_us: f64,
     /// When the last batch that was reaped had ended, at the latest.
     ended: Instant,
@@ -136,10 +148,18 @@ impl CudaCopier {
             spare: Vec::new(),
             failed: Vec::new(),
             cut: false,
+            scattering: None,
+            waits: false,
             bytes_per_us: BYTES_PER_US_AT_FIRST,
             ended: clock::now(),
             ended_is_known: false,
         }
+    }
+
+    /// Many short copies at once go by one launch.
+    pub fn with_scattering(mut self, scattering: Option<Rc<Scattering>>) -> CudaCopier {
+        self.scattering = scattering;
+        self
     }
 
     pub fn stream(&self) -> Rc<Stream> {
@@ -161,14 +181,61 @@ impl CudaCopier {
         }
     }
 
-    /// Hands the runs to the driver, with an event behind them.
+    /// What takes the runs together, where that is cheaper.
+    fn together(&self) -> Option<Rc<Scattering>> {
+        if self.runs.len() <= COPIES_MAX {
+            return None;
+        }
+        let scattering = self.scattering.as_ref().filter(|s| self.runs.len() <= s.capacity())?;
+        let into = |run: &Run| matches!((run.from, run.to), (Mem::Host { .. }, Mem::Device { .. }));
+        let bytes: usize = self.runs.iter().map(|run| run.bytes).sum();
+        (bytes < self.runs.len() * SHORT_BYTES && self.runs.iter().all(into)).then(|| scattering.clone())
+    }
+
+    fn queue_runs(&self, together: Option<(&Scattering, usize)>) -> Cuda<()> {
+        let Some((scattering, list)) = together else {
+            return self.runs.iter().try_for_each(|run| self.queue(run));
+        };
+        let pieces = self.runs.iter().map(|run| match (run.from, run.to) {
+            (Mem::Host { at: from, .. }, Mem::Device { at: to, .. }) => {
+                Piece { from: from.as_ptr() as u64, to, bytes: run.bytes as u64 }
+            }
+            _ => unreachable!("only what goes into the device goes together"),
+        });
+        // SAFETY: as for the copies; the list is given back with its batch.
+        unsafe { scattering.queue(&self.stream, list, pieces) }
+    }
+
+    /// Hands the runs to the driver, with an event behind them. Those that want a list of which all are in use wait until
+    /// `reap`.
     fn send(&mut self) -> Cuda<()> {
+        let together = self.together();
+        let list = match &together {
+            Some(scattering) => match scattering.take() {
+                Some(list) => Some(list),
+                None => {
+                    self.waits = true;
+                    return Ok(());
+                }
+            },
+            None => None,
+        };
+        let sent = self.send_with(together.as_deref().zip(list));
+        if let (Err(_), Some(scattering), Some(list)) = (&sent, &together, list) {
+            // The failed batch is waited for before anything else is queued.
+            let _ = self.stream.synchronize();
+            scattering.give(list);
+        }
+        sent
+    }
+
+    fn send_with(&mut self, together: Option<(&Scattering, usize)>) -> Cuda<()> {
         let (event, mut tags) = match self.spare.pop() {
             Some(spare) => spare,
             None => (self.device.event()?, Vec::new()),
         };
-        let sent = self.runs.iter().try_for_each(|run| self.queue(run));
-        sent.and_then(|()| self.stream.record(&event))?;
+        self.queue_runs(together).and_then(|()| self.stream.record(&event))?;
+        let list = together.map(|(_, list)| list);
         let bytes = self.runs.drain(..).map(|run| run.bytes).sum();
         std::mem::swap(&mut tags, &mut self.tags);
         let sent = clock::now();
@@ -176,7 +243,7 @@ impl CudaCopier {
         let takes = self.takes(bytes);
         let due = (from + takes.mul_f64(EARLY)).max(sent + REACTION);
         let again = (takes / 8).clamp(AGAIN_MIN, AGAIN_MAX);
-        self.batches.push_back(Batch { event, tags, bytes, sent, due, again, missed: false });
+        self.batches.push_back(Batch { event, list, tags, bytes, sent, due, again, missed: false });
         Ok(())
     }
 
@@ -249,7 +316,30 @@ impl Copier for CudaCopier {
     }
 
     fn reap(&mut self, done: &mut Vec<(u32, Option<Fault>)>) {
+        self.reap_batches(done);
+        if std::mem::take(&mut self.waits) {
+            self.submit();
+        }
         done.append(&mut self.failed);
+    }
+
+    /// Starting one takes a microsecond.
+    fn at_once(&self) -> usize {
+        usize::MAX
+    }
+
+    fn next_due(&self) -> Option<Instant> {
+        if !self.failed.is_empty() {
+            return Some(clock::now());
+        }
+        // The list that it waits for may be given back by others.
+        let waits = self.waits.then(|| clock::now() + AGAIN_MIN);
+        self.batches.front().map(|b| b.due).into_iter().chain(waits).min()
+    }
+}
+
+impl CudaCopier {
+    fn reap_batches(&mut self, done: &mut Vec<(u32, Option<Fault>)>) {
         if self.batches.is_empty() {
             return;
         }
@@ -274,20 +364,10 @@ impl Copier for CudaCopier {
             self.bring_forward(now);
             late = !batch.missed;
             done.extend(batch.tags.drain(..).map(|tag| (tag, fault.clone())));
+            if let (Some(scattering), Some(list)) = (&self.scattering, batch.list) {
+                scattering.give(list);
+            }
             self.spare.push((batch.event, batch.tags));
-        }
-    }
-
-    /// Starting one takes a microsecond.
-    fn at_once(&self) -> usize {
-        usize::MAX
-    }
-
-    fn next_due(&self) -> Option<Instant> {
-        if self.failed.is_empty() {
-            self.batches.front().map(|b| b.due)
-        } else {
-            Some(clock::now())
         }
     }
 }

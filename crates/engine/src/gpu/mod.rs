@@ -7,7 +7,9 @@ pub mod cufile;
 pub mod kernels;
 pub mod library;
 pub mod nvrtc;
+mod scatter;
 mod summer;
 
 pub use copier::{Copier, CudaCopier};
+pub use scatter::Scattering;
 pub use summer::{Summed, Summer};

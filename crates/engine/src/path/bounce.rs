@@ -76,6 +76,10 @@ impl DataPath for Bounce {
         Some(Beside { count: slots, bytes_each: slot_bytes })
     }
 
+    fn brings_together(&self, _: &JobSpec) -> &'static str {
+        "what was read together goes on together: by one copy where it lies side by side, else by one launch of a kernel"
+    }
+
     fn copies_on(&self) -> bool {
         true
     }
@@ -103,6 +107,7 @@ impl Gear for Bouncing {
         let inner = layer(target.queue(QueueNeeds { then_copied: true, ..site.needs }, reactor)?);
         let inline = target.is_inline() && !site.layered;
         let bounce = BounceQueue::new(inner, inline, site.copiers.next()?, staging);
+        let bounce = if site.job.batch.is_some() { bounce.sending_whole() } else { bounce };
         Ok(Box::new(bounce.with_below_max(site.at_work)))
     }
 }
@@ -198,6 +203,11 @@ impl BounceQueue {
     /// the source still has as many as were asked for.
     pub fn with_below_max(self, below_max: u32) -> Self {
         BounceQueue { below_max, ..self }
+    }
+
+    /// All that was pushed before a `submit` goes on together.
+    pub fn sending_whole(self) -> Self {
+        BounceQueue { send_bytes: usize::MAX, ..self }
     }
 
     fn through_staging(&self, io: &Io) -> Io {

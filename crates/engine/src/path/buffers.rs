@@ -6,6 +6,8 @@ use crate::machine;
 use crate::source::Target;
 use forebay_model::job::{JobSpec, PathKind, DEPTH_MAX};
 
+const PAGE: u64 = 4096;
+
 /// A target, as far as memory depends on it.
 #[derive(Clone, Copy)]
 pub struct Under {
@@ -13,13 +15,17 @@ pub struct Under {
     pub moves_bytes: bool,
     /// Its I/Os end in `submit`.
     pub at_once: bool,
+    /// And they go anywhere, by way of the path's own slots.
+    pub tight: bool,
 }
 
 impl Under {
     /// Of an opened target that is settled.
     pub fn of(target: &Target) -> Under {
         let path = of(target.route.path);
-        Under { path, moves_bytes: target.moves_bytes(), at_once: path.ends_at_once(target) }
+        let at_once = path.ends_at_once(target);
+        let tight = at_once && path.copies_on() && target.align() == 1;
+        Under { path, moves_bytes: target.moves_bytes(), at_once, tight }
     }
 }
 
@@ -29,7 +35,7 @@ pub struct Buffers {
     /// I/Os that have a slot, and those of them that sources work at; the others are copied on meanwhile.
     pub slots: u32,
     pub at_work: u32,
-    /// Whole pages; 0 where nothing moves bytes.
+    /// Whole pages, but for short I/Os that travel on into a GPU together (`tight`); 0 where nothing moves bytes.
     pub slot_bytes: u64,
     pub in_gpu: bool,
     /// Slots of the paths' own, in host memory, in the order of `PATHS`.
@@ -47,7 +53,9 @@ impl Buffers {
     /// Of a worker that has that many I/Os under way, whatever it works on.
     pub fn with_slots(job: &JobSpec, all: &[Under], slots: u32, into_gpu: bool) -> Buffers {
         let wanted = job.verify || all.iter().any(|u| u.moves_bytes || u.path.ends() != Ends::Host);
-        let slot_bytes = if wanted { job.io_bytes_largest().next_multiple_of(4096) } else { 0 };
+        let largest = job.io_bytes_largest();
+        let unit = if into_gpu && all.iter().all(|u| u.tight) && largest < PAGE { largest } else { PAGE };
+        let slot_bytes = if wanted { largest.next_multiple_of(unit) } else { 0 };
         let goes = |path: &&&dyn DataPath| wanted && all.iter().any(|u| u.path.kind() == path.kind());
         let own =
             |path: &&'static dyn DataPath| Some((path.kind(), path.beside(slots, slot_bytes, into_gpu)?));
@@ -82,10 +90,15 @@ fn at_work(job: &JobSpec, used: &[Under], into_gpu: bool) -> u32 {
     if !used.iter().all(|u| u.at_once) || job.faults.is_some() {
         job.depth
     } else if into_gpu {
-        job.depth.min(slots_in_cache(job))
+        job.depth.min(whole_batches(job, slots_in_cache(job)))
     } else {
-        1
+        job.batch.unwrap_or(1)
     }
+}
+
+/// So many slots, or as many as whole batches need: two, if one is to be on its way while the next is read.
+fn whole_batches(job: &JobSpec, slots: u32) -> u32 {
+    job.batch.map_or(slots, |batch| batch.saturating_mul((slots / batch).max(2)))
 }
 
 /// Slots on top of those that the source works at: what they hold is on its way to the GPU, so that the source has
@@ -93,7 +106,11 @@ fn at_work(job: &JobSpec, used: &[Under], into_gpu: bool) -> u32 {
 fn in_copy(job: &JobSpec, used: &[Under], into_gpu: bool) -> u32 {
     const FROM_DEPTH: u32 = 4;
     const BYTES_MAX: u64 = 16 << 20;
-    if !into_gpu || job.depth < FROM_DEPTH || !used.iter().all(|u| u.path.copies_on() && !u.at_once) {
+    if !into_gpu
+        || job.depth < FROM_DEPTH
+        || job.batch.is_some()
+        || !used.iter().all(|u| u.path.copies_on() && !u.at_once)
+    {
         return 0;
     }
     let fitting = (BYTES_MAX / job.io_bytes_largest()).clamp(1, u64::from(DEPTH_MAX)) as u32;
@@ -113,7 +130,7 @@ mod tests {
     use super::*;
 
     fn under(kind: PathKind, moves_bytes: bool) -> Vec<Under> {
-        vec![Under { path: of(kind), moves_bytes, at_once: false }]
+        vec![Under { path: of(kind), moves_bytes, at_once: false, tight: false }]
     }
 
     fn buffers(job: &JobSpec, kind: PathKind, moves_bytes: bool, into_gpu: bool) -> (u64, u64) {
@@ -143,6 +160,34 @@ mod tests {
             "four for what isn't cached"
         );
         assert_eq!(buffers(&job, PathKind::Gds, true, true), (0, mib(2)));
+    }
+
+    #[test]
+    fn short_rows_on_their_way_into_a_gpu_lie_side_by_side() {
+        let job = JobSpec { io_bytes: 912, depth: 8, ..JobSpec::default() };
+        let bounce = Under { at_once: true, tight: true, ..under(PathKind::Bounce, true)[0] };
+        let each = |all: &[Under], into_gpu| Buffers::of(&job, all, all, into_gpu).slot_bytes;
+        assert_eq!(each(&[bounce], true), 912);
+        assert_eq!(each(&[bounce], false), 4096);
+        assert_eq!(
+            each(&[bounce, under(PathKind::Bounce, true)[0]], true),
+            4096,
+            "one of them wants whole pages"
+        );
+    }
+
+    #[test]
+    fn batches_have_room_as_a_whole() {
+        let job =
+            JobSpec { io_bytes: 1 << 20, depth: 256, batch: Some(64), workers: 64, ..JobSpec::default() };
+        let slots = |job: &JobSpec, at_once, into_gpu| {
+            let all = [Under { at_once, ..under(PathKind::Bounce, true)[0] }];
+            Buffers::of(job, &all, &all, into_gpu).slots
+        };
+        assert_eq!(slots(&job, true, false), 64);
+        assert_eq!(slots(&job, true, true), 128, "whatever the cache holds");
+        assert_eq!(slots(&JobSpec { depth: 64, ..job.clone() }, true, true), 64);
+        assert_eq!(slots(&job, false, true), 256);
     }
 
     #[test]

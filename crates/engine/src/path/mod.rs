@@ -193,6 +193,11 @@ pub trait DataPath: Sync {
         Readers::default()
     }
 
+    /// How it brings the I/Os of a batch together.
+    fn brings_together(&self, _job: &JobSpec) -> &'static str {
+        "each I/O by itself, handed to the system together"
+    }
+
     /// What to type where its I/Os timed out.
     fn after_timeouts(&self, _job: &JobSpec) -> Option<&'static str> {
         None

@@ -3,14 +3,14 @@
 use super::{Copier, Destination, HostCopier};
 use crate::arena::Arena;
 use crate::gpu::cuda::{Device, DeviceMemory, Stream};
-use crate::gpu::CudaCopier;
+use crate::gpu::{CudaCopier, Scattering};
 use crate::queue::Queue;
 use crate::reactor::Reactor;
 use crate::source::{QueueNeeds, Target};
 use forebay_model::job::JobSpec;
 use forebay_model::Error;
 use std::any::Any;
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -60,16 +60,38 @@ pub trait Gear {
 /// Streams that a worker's queues share in turn: one for each of thousands of files would cost more than it gives.
 const STREAMS_MAX: usize = 4;
 
+/// I/Os from this length on are copied one by one where they don't lie side by side.
+const SCATTERED_BYTES_MAX: u64 = 64 << 10;
+
 /// Makes the copiers of a worker's queues.
 pub struct Copiers {
     device: Option<Arc<Device>>,
     streams: RefCell<Vec<Rc<Stream>>>,
     made: Cell<usize>,
+    /// What moves many short I/Os by one launch, shared like the streams.
+    scattering: OnceCell<Option<Rc<Scattering>>>,
+    needs: QueueNeeds,
 }
 
 impl Copiers {
-    pub fn new(device: Option<&Arc<Device>>) -> Copiers {
-        Copiers { device: device.cloned(), streams: RefCell::default(), made: Cell::new(0) }
+    /// For I/Os as `needs` says. Short ones are copied one by one where the GPU can't move them together: where it lacks a
+    /// compiler for its kernels, or doesn't read host memory.
+    pub fn new(device: Option<&Arc<Device>>, needs: QueueNeeds) -> Copiers {
+        Copiers {
+            device: device.cloned(),
+            streams: RefCell::default(),
+            made: Cell::new(0),
+            scattering: OnceCell::new(),
+            needs,
+        }
+    }
+
+    fn scattering(&self, device: &Arc<Device>) -> Option<Rc<Scattering>> {
+        let short = self.needs.depth > 1 && self.needs.io_bytes_max < SCATTERED_BYTES_MAX;
+        // An I/O may lie in two windows of the page cache.
+        let pieces = 2 * self.needs.depth as usize;
+        let made = || if short { Scattering::new(device, pieces).ok().map(Rc::new) } else { None };
+        self.scattering.get_or_init(made).clone()
     }
 
     pub fn next(&self) -> Result<Box<dyn Copier>, Error> {
@@ -77,10 +99,11 @@ impl Copiers {
         let made = self.made.replace(self.made.get() + 1);
         let mut streams = self.streams.borrow_mut();
         if streams.len() == STREAMS_MAX {
-            return Ok(Box::new(CudaCopier::on(streams[made % STREAMS_MAX].clone())));
+            let copier = CudaCopier::on(streams[made % STREAMS_MAX].clone());
+            return Ok(Box::new(copier.with_scattering(self.scattering(device))));
         }
         let copier = CudaCopier::new(device.clone())?;
         streams.push(copier.stream());
-        Ok(Box::new(copier))
+        Ok(Box::new(copier.with_scattering(self.scattering(device))))
     }
 }

@@ -5,9 +5,15 @@ use crate::arena::Mem;
 use crate::queue::{Done, Full, Geometry, Io, Queue};
 use crate::reactor::Reactor;
 
+/// As far ahead as takes memory to answer while short rows are copied.
+const AHEAD: usize = 8;
+
 /// How one I/O is done.
 pub(crate) trait AtOnce {
     fn perform(&mut self, io: &Io) -> Done;
+
+    /// Said of an I/O a few before its turn.
+    fn ahead(&mut self, _io: &Io) {}
 
     /// Said of each I/O as it is taken.
     fn taken(&mut self, _io: &Io) {}
@@ -55,9 +61,13 @@ impl<W: AtOnce> Queue for AtOnceQueue<W> {
     }
 
     fn submit(&mut self, _reactor: &mut Reactor) {
-        for io in self.pushed.drain(..) {
-            self.ready.push(self.work.perform(&io));
+        for (i, io) in self.pushed.iter().enumerate() {
+            if let Some(later) = self.pushed.get(i + AHEAD) {
+                self.work.ahead(later);
+            }
+            self.ready.push(self.work.perform(io));
         }
+        self.pushed.clear();
     }
 
     fn reap(&mut self, _reactor: &mut Reactor, done: &mut Vec<Done>) {

@@ -167,7 +167,7 @@ impl Rig {
             _ => destination,
         };
         row.attach(&job, target, &destination, 0).unwrap();
-        let copiers = Copiers::new(device.as_ref());
+        let copiers = Copiers::new(device.as_ref(), needs);
         let targets = [target];
         let site = Site {
             job: &job,

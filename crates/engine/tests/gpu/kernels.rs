@@ -4,8 +4,10 @@
 use super::scenario::Scenario;
 use forebay_engine::arena::Arena;
 use forebay_engine::gpu::cuda::{Cuda, Device, DeviceMemory, Stream};
-use forebay_engine::gpu::kernels::{Checker, Crc32c, Filler, Finding, Lists, Range, Rows, Sums, ELSEWHERE};
-use forebay_engine::gpu::nvrtc;
+use forebay_engine::gpu::kernels::{
+    Checker, Crc32c, Filler, Finding, Lists, Piece, Range, Rows, Sums, ELSEWHERE,
+};
+use forebay_engine::gpu::{nvrtc, Scattering};
 use forebay_model::content;
 use forebay_model::job::Pages;
 use proptest::prelude::*;
@@ -257,6 +259,43 @@ fn rows_go_from_registered_memory_to_their_places_and_nothing_beside_them() {
                     expected[skew + i * row..][..row].copy_from_slice(&held[*from as usize..][..row]);
                 }
                 assert!(bench.held() == expected, "{} rows of {row_bytes} from {skew} on", laid.len());
+            });
+            drop(pinned);
+        },
+    );
+}
+
+#[test]
+fn pieces_go_from_wherever_they_lie_to_their_places_and_nothing_beside_them() {
+    Scenario::new("kernels::pieces_go_from_wherever_they_lie_to_their_places_and_nothing_beside_them").run(
+        || {
+            let bench = Bench::new();
+            let lists = Scattering::new(&bench.gpu, 64).unwrap();
+            let table = Arena::new(1, TABLE, Pages::Small).unwrap();
+            let base = table.slot(0).host_ptr();
+            // SAFETY: the arena's one slot, which nobody writes to from here on.
+            let held = unsafe { std::slice::from_raw_parts_mut(base, TABLE) };
+            content::fill(held, 1, 2, 0);
+            let pinned = bench.gpu.pin(&table).unwrap();
+            let draws = prop::collection::vec((any::<u32>(), 0..9u32, 1..3000u32), 1..64);
+            for_any(draws, |draws| {
+                let mut expected = vec![0xAA; ROOM];
+                bench.hold(&expected);
+                let mut at = 0;
+                let mut pieces = Vec::new();
+                for (from, gap, bytes) in draws {
+                    let (from, gap, bytes) =
+                        (from as usize % (TABLE - bytes as usize), gap as usize * 4, bytes as usize);
+                    expected[at + gap..][..bytes].copy_from_slice(&held[from..][..bytes]);
+                    let to = bench.memory.address() + (at + gap) as u64;
+                    pieces.push(Piece { from: base as u64 + from as u64, to, bytes: bytes as u64 });
+                    at += gap + bytes;
+                }
+                let list = lists.take().unwrap();
+                // SAFETY: the table is pinned, pieces and places lie inside; nobody else uses the memory or the list.
+                bench.done(unsafe { lists.queue(&bench.stream, list, pieces.iter().copied()) });
+                lists.give(list);
+                assert!(bench.held() == expected, "{pieces:?}");
             });
             drop(pinned);
         },

@@ -44,6 +44,13 @@ const BOUNDS: &[Bound] = &[
         "32",
     ),
     bound(
+        "--batch",
+        |j| j.batch.map(f64::from),
+        |n| to(n, DEPTH_MAX),
+        "must be 1 to 4096 (I/Os per request, of those in flight)",
+        "64",
+    ),
+    bound(
         "--cufile-batch",
         |j| j.cufile_batch.map(f64::from),
         |n| to(n, DEPTH_MAX),
@@ -102,6 +109,7 @@ impl JobSpec {
         }
         self.check_sizes()?;
         self.check_bytes()?;
+        self.check_batch()?;
         if self.align_bytes.is_some() && !self.op.is_random() {
             let asked = format!("--align {}", format_bytes(self.align_bytes.unwrap_or(0)));
             let found = "it is the alignment of random offsets, and these are sequential";
@@ -157,6 +165,15 @@ impl JobSpec {
         Ok(())
     }
 
+    /// What is in flight is whole batches.
+    fn check_batch(&self) -> Result<(), Error> {
+        let Some(batch) = self.batch.filter(|batch| self.depth % batch != 0) else { return Ok(()) };
+        let found = "what is in flight per worker must be a whole number of batches";
+        let most = (DEPTH_MAX / batch).max(1);
+        let next = format!("--depth {}", batch * self.depth.div_ceil(batch).min(most));
+        refused(format!("--batch {batch} with --depth {}", self.depth), found, next)
+    }
+
     fn check_pairs(&self) -> Result<(), Error> {
         let count = self.parsed_pairs()?.len();
         if count == 0 {
@@ -194,6 +211,7 @@ mod tests {
         let beyond: &[(&str, JobSpec)] = &[
             ("--workers 4097", JobSpec { workers: 4097, ..job() }),
             ("--depth 0", JobSpec { depth: 0, ..job() }),
+            ("--batch 0", JobSpec { batch: Some(0), ..job() }),
             ("--cufile-batch 0", JobSpec { cufile_batch: Some(0), ..job() }),
             ("--file-size 0", JobSpec { file_bytes: Some(0), ..job() }),
             ("--files 10000001", JobSpec { files: Some(FILES_MAX + 1), ..job() }),

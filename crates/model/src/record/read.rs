@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 /// Why a field has its default: the file that was read hasn't got it.
 pub const ABSENT: &str = "the record has no such field";
 /// Parts that many records do without; a record that lacks them lacks nothing. The last two are made when it is read.
-const OPTIONAL: [&str; 7] =
-    ["cufile", "training", "checkpoint", "path.mapped", "path.fabric", "missing", "warnings"];
+const OPTIONAL: [&str; 8] =
+    ["cufile", "training", "checkpoint", "path.mapped", "path.fabric", "result.batch", "missing", "warnings"];
 
 /// Reads a record of this or an older schema. An older one is brought up to date; a newer one is refused. A field that
 /// it lacks has its default, and `missing` says so; one without `warnings` has them judged.
@@ -105,6 +105,7 @@ mod tests {
         });
         record.result = RunResult {
             copy_latency_us: Some(LatencySummary::default()),
+            batch: Some(BatchResult::default()),
             foretold: Some(Foretold::default()),
             power: vec![Power::default()],
             repeats: vec![Repeat { power: vec![Power::default()], ..Repeat::default() }],

@@ -26,7 +26,7 @@ impl Worker {
         }
         let result = self.contents.check(ticket.mem, self.part_of(&ticket));
         self.verified(&ticket, result);
-        self.client.release(tag);
+        self.release(tag);
     }
 
     /// Leaves the slot to the GPU for a while.
@@ -47,9 +47,9 @@ impl Worker {
             match (chore, result) {
                 (Chore::Check, result) => {
                     self.verified(&ticket, result);
-                    self.client.release(tag);
+                    self.release(tag);
                 }
-                (Chore::Fill, _) if ticket.is_abandoned() => self.client.release(tag),
+                (Chore::Fill, _) if ticket.is_abandoned() => self.release(tag),
                 (Chore::Fill, Ok(())) => self.client.push(tag, &mut self.reactor),
                 (Chore::Fill, Err(why)) => self.failed(tag, &Fault::note(libc::EIO, why)),
             }

@@ -44,7 +44,7 @@ impl Worker {
                 }
                 Late::NeverTaken => {
                     self.book_unfinished(tag, now);
-                    self.client.release(tag);
+                    self.release(tag);
                 }
                 Late::Lost => self.book_unfinished(tag, now),
             }

@@ -44,7 +44,7 @@ impl Worker {
                 let ticket = self.client.ticket(tag);
                 let Order { op, offset, len, owner, .. } = ticket.order;
                 if op == Op::Flush {
-                    return self.client.release(tag);
+                    return self.release(tag);
                 }
                 let at = Next { target: owner.target, offset, len, is_read: op == Op::Read, pass: 0 };
                 if counted {
@@ -52,10 +52,11 @@ impl Worker {
                 } else {
                     self.book_late(owner, now, over.copy_ns);
                 }
+                self.end_of_batch(tag, now, counted);
                 if at.is_read && self.shared.job.verify {
                     self.verify(tag);
                 } else {
-                    self.client.release(tag);
+                    self.release(tag);
                 }
             }
             End::Early => {
@@ -64,7 +65,7 @@ impl Worker {
             }
             End::GivenUp(_) => {
                 self.book_unfinished(tag, now);
-                self.client.release(tag);
+                self.release(tag);
             }
             End::Failed(fault) => self.failed(tag, &fault),
         }
@@ -89,7 +90,7 @@ impl Worker {
             self.tally.errors.misaligned += 1;
         }
         self.tally.example(format!("{name}: {fault}"));
-        self.client.release(tag);
+        self.release(tag);
         let hopeless =
             matches!(fault.errno, libc::ENOSPC | libc::EROFS | libc::EDQUOT | libc::ENODEV | libc::ENXIO);
         if hopeless || self.tally.errors.failed > FAILURES_MAX {

@@ -1,5 +1,5 @@
-// Rows of a table in host memory that the device may read, each to its place in
-// device memory. As many lanes as a row keeps busy take one; the others of their
+// Rows in host memory that the device may read, each to its place in device
+// memory: of a table by their numbers, or pieces from wherever they lie. As many lanes as a row keeps busy take one; the others of their
 // warp take the rows beside it.
 
 // What stands for a row that comes another way.
@@ -49,6 +49,52 @@ extern "C" __global__ void rows_gather(const u8 *base, u64 step, const u64 *numb
             u64 number = numbers[row];
             if (number != ELSEWHERE)
                 copy_row(to + row * row_bytes, base + number * step, row_bytes, lane % (u32)lanes, (u32)lanes);
+        }
+    }
+}
+
+// `count` pieces, each three words of the list: where it lies, where it goes, how long it is. `lanes` as above.
+extern "C" __global__ void rows_scatter(const u64 *list, u64 count, u64 lanes)
+{
+    if (IDLE)
+        return;
+    u64 side_by_side = LANES / lanes;
+    u64 first = ((u64)blockIdx.x * WARPS_OF_BLOCK + WARP_OF_BLOCK) * side_by_side;
+    u64 stride = (u64)gridDim.x * WARPS_OF_BLOCK * side_by_side;
+    EACH_LANE(lane) {
+        for (u64 i = first + lane / lanes; i < count; i += stride) {
+            const u64 *piece = list + i * 3;
+            copy_row((u8 *)piece[1], (const u8 *)piece[0], piece[2], lane % (u32)lanes, (u32)lanes);
+        }
+    }
+}
+
+INLINE u64 number_of(const u8 *given, u64 i, u64 bytes_each, u64 is_signed)
+{
+    if (bytes_each == 8)
+        return ((const u64 *)given)[i];
+    if (bytes_each == 4)
+        return is_signed ? (u64)(long long)((const int *)given)[i] : ((const u32 *)given)[i];
+    if (bytes_each == 2)
+        return is_signed ? (u64)(long long)((const short *)given)[i] : ((const unsigned short *)given)[i];
+    return is_signed ? (u64)(long long)((const signed char *)given)[i] : given[i];
+}
+
+// `count` numbers of whatever integers become words behind the first of `out`, which counts those that are negative, or
+// `limit` or more.
+extern "C" __global__ void rows_numbers(const u8 *given, u64 bytes_each, u64 is_signed, u64 count, u64 limit, u64 *out)
+{
+    if (IDLE)
+        return;
+    u64 first = ((u64)blockIdx.x * WARPS_OF_BLOCK + WARP_OF_BLOCK) * LANES;
+    u64 stride = (u64)gridDim.x * WARPS_OF_BLOCK * LANES;
+    EACH_LANE(lane) {
+        for (u64 i = first + lane; i < count; i += stride) {
+            u64 number = number_of(given, i, bytes_each, is_signed);
+            out[1 + i] = number;
+            // Negative ones are beyond every limit, without their sign.
+            if (number >= limit)
+                ATOMIC_ADD(out, 1ull);
         }
     }
 }

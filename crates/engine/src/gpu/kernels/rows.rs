@@ -28,8 +28,7 @@ impl Rows {
     /// `Machine`: no compiler for it (NVRTC), or a driver that refuses it.
     pub fn open(device: &Arc<Device>) -> Result<Rows, Error> {
         let kernel = kernel(device, &ROWS, "rows_gather")?;
-        let blocks_max = device.multiprocessors().map_or(16, |n| n.max(1) as u32) * BLOCKS_EACH;
-        Ok(Rows { kernel, blocks_max: blocks_max.into() })
+        Ok(Rows { kernel, blocks_max: blocks_max(device) })
     }
 
     /// Queues the fetching of `rows` rows of `row_bytes` each: from `base` + `numbers[i]` × `step` to `to` + i ×
@@ -49,10 +48,96 @@ impl Rows {
         rows: u64,
         row_bytes: u64,
     ) -> Cuda<()> {
-        let lanes = row_bytes.div_ceil(WORD_BYTES).next_power_of_two().clamp(1, LANES);
-        let warps = rows.div_ceil(LANES / lanes);
-        let blocks = warps.div_ceil(u64::from(WARPS)).clamp(1, self.blocks_max);
+        let (lanes, blocks) = grid(rows, row_bytes, self.blocks_max);
         let arguments = [base as u64, step, numbers, to, rows, row_bytes, lanes];
+        // SAFETY: the kernel takes these; the rest is the caller's promise.
+        unsafe { stream.launch(&self.kernel, blocks, THREADS, &arguments) }
+    }
+}
+
+/// Lanes that take a row together, and blocks of threads.
+fn grid(rows: u64, row_bytes: u64, blocks_max: u64) -> (u64, u32) {
+    let lanes = row_bytes.div_ceil(WORD_BYTES).next_power_of_two().clamp(1, LANES);
+    let warps = rows.div_ceil(LANES / lanes);
+    (lanes, warps.div_ceil(u64::from(WARPS)).clamp(1, blocks_max) as u32)
+}
+
+fn blocks_max(device: &Device) -> u64 {
+    (device.multiprocessors().map_or(16, |n| n.max(1) as u32) * BLOCKS_EACH).into()
+}
+
+/// Memory of the host that the device may read, and where its bytes go: an entry of a list, as the kernel reads it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Piece {
+    pub from: u64,
+    pub to: u64,
+    pub bytes: u64,
+}
+
+pub const PIECE_BYTES: usize = size_of::<Piece>();
+const _: () = assert!(PIECE_BYTES == 24);
+
+/// What takes many short pieces to their places by one launch.
+#[derive(Clone)]
+pub struct Scatter {
+    kernel: Function,
+    blocks_max: u64,
+}
+
+impl Scatter {
+    /// As `Rows::open`.
+    ///
+    /// # Errors
+    /// As of `Rows::open`.
+    pub fn open(device: &Arc<Device>) -> Result<Scatter, Error> {
+        Ok(Scatter { kernel: kernel(device, &ROWS, "rows_scatter")?, blocks_max: blocks_max(device) })
+    }
+
+    /// Queues `count` pieces, none of them longer than `longest` bytes by much. `list` is a device address.
+    ///
+    /// # Safety
+    /// As for `Rows::queue`, of each piece; the list is the launch's until the stream has passed.
+    pub unsafe fn queue(&self, stream: &Stream, list: u64, count: u64, longest: u64) -> Cuda<()> {
+        let (lanes, blocks) = grid(count, longest, self.blocks_max);
+        // SAFETY: the kernel takes these; the rest is the caller's promise.
+        unsafe { stream.launch(&self.kernel, blocks, THREADS, &[list, count, lanes]) }
+    }
+}
+
+/// What checks numbers of rows in device memory, and copies them.
+pub struct Numbers {
+    kernel: Function,
+    blocks_max: u64,
+}
+
+impl Numbers {
+    /// As `Rows::open`.
+    ///
+    /// # Errors
+    /// As of `Rows::open`.
+    pub fn open(device: &Arc<Device>) -> Result<Numbers, Error> {
+        Ok(Numbers { kernel: kernel(device, &ROWS, "rows_numbers")?, blocks_max: blocks_max(device) })
+    }
+
+    /// Queues the copying of `count` integers of a kind (bytes of each, whether they have a sign) from `given`, an address
+    /// that is a multiple of their length, to words behind the first of `out`; that one grows by one for each that is
+    /// negative, or `limit` or more.
+    ///
+    /// # Safety
+    /// Both lie in device memory, with room for the words, and are the caller's until the stream has passed.
+    pub unsafe fn queue(
+        &self,
+        stream: &Stream,
+        given: u64,
+        (bytes_each, signed): (usize, bool),
+        count: usize,
+        limit: u64,
+        out: u64,
+    ) -> Cuda<()> {
+        let warps = (count as u64).div_ceil(LANES);
+        let blocks = warps.div_ceil(u64::from(WARPS)).clamp(1, self.blocks_max);
+        let arguments = [given, bytes_each as u64, signed.into(), count as u64, limit, out];
         // SAFETY: the kernel takes these; the rest is the caller's promise.
         unsafe { stream.launch(&self.kernel, blocks as u32, THREADS, &arguments) }
     }

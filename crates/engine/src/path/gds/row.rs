@@ -183,6 +183,14 @@ impl DataPath for Gds {
     }
 
     /// Each read under way is a thread that waits in a call of cuFile's, and many of them spin for each other.
+    fn brings_together(&self, job: &JobSpec) -> &'static str {
+        match job.cufile {
+            CuFileMode::Batch => "cuFile's batches",
+            CuFileMode::BatchStream => "stream calls of cuFile with one event behind them",
+            CuFileMode::Sync | CuFileMode::Stream => "a call of cuFile's for each I/O",
+        }
+    }
+
     fn readers(&self) -> Readers {
         Readers { workers_max: Some(4), io_bytes: Some((1 << 20, 1 << 20)), depth: Some(4) }
     }

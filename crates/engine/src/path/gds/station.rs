@@ -109,9 +109,10 @@ fn is_aligned(job: &JobSpec) -> bool {
     [job.io_bytes, step, job.start_bytes, job.align_bytes.unwrap_or(0)].into_iter().all(aligned)
 }
 
-/// I/Os per batch: two share the depth where nobody said, so that one is filled while the other is under way.
+/// I/Os per batch: those of a request, or else two share the depth where nobody said, so that one is filled while the
+/// other is under way.
 fn per_batch(job: &JobSpec, depth: u32) -> u32 {
-    job.cufile_batch.unwrap_or(depth.div_ceil(2)).clamp(1, depth.max(1))
+    job.cufile_batch.or(job.batch).unwrap_or(depth.div_ceil(2)).clamp(1, depth.max(1))
 }
 
 /// A thread per batch in flight.

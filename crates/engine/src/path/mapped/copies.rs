@@ -3,7 +3,7 @@
 use super::file::Phase;
 use super::MappedQueue;
 use super::Place;
-use super::SEND_BYTES;
+use super::{SEND_BYTES, SHORT_BYTES};
 use crate::arena::Mem;
 use crate::arena::UNREGISTERED;
 use crate::queue::Fault;
@@ -56,7 +56,7 @@ impl MappedQueue {
             let from = Mem::Host { at, piece: UNREGISTERED };
             self.copier.start(*id, from, io.mem.after(piece.at as usize), piece.len as usize);
             unsent += piece.len;
-            if unsent >= SEND_BYTES {
+            if unsent >= SEND_BYTES && piece.len >= SHORT_BYTES {
                 self.copier.submit();
                 unsent = 0;
             }

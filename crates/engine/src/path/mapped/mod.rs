@@ -33,6 +33,8 @@ use std::time::Instant;
 /// Copies go out together up to this many bytes: fewer, and the device waits between them; more, and it waits for
 /// the first.
 const SEND_BYTES: u32 = 1 << 20;
+/// Shorter pieces that are ready go by one launch, however many they are.
+const SHORT_BYTES: u32 = 64 << 10;
 /// A piece at least this long waits for its window even where its reader jumps about.
 const WAITS_BYTES: u32 = 1 << 20;
 /// Breaks that a reader in order may have, and still count as one.

@@ -124,6 +124,10 @@ impl DataPath for Mapped {
         into_gpu.then(|| Beside { count: ASIDE_SLOTS, bytes_each: slot_bytes.min(ASIDE_BYTES_MAX) })
     }
 
+    fn brings_together(&self, _: &JobSpec) -> &'static str {
+        "one launch of a kernel, which fetches them from where they lie"
+    }
+
     /// One or two threads keep the copy engine busy, with reads as long as the windows that are registered, and no longer
     /// than files are, or memory for the rest would lie idle.
     fn readers(&self) -> Readers {

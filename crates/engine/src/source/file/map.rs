@@ -8,8 +8,11 @@ use crate::copy::{self, Choice, Stores};
 use crate::queue::{Done, Fault, Io, Op, Via};
 use crate::source::at_once::AtOnce;
 use forebay_model::Error;
+use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 
 pub const SUPPORTED: bool = copy::GUARDED;
 
@@ -17,26 +20,41 @@ pub const SUPPORTED: bool = copy::GUARDED;
 /// thousands of I/Os, small enough not to stall the first one.
 const WINDOW: u64 = 8 << 20;
 
-pub(super) struct Map {
+/// A file's mapping, which all workers share: of a large file the tables of one fit in the processor's cache, and those of
+/// sixteen don't, so that each short read would wait for memory twice.
+struct Mapping {
     at: NonNull<u8>,
     bytes: u64,
     /// A bit per window whose page tables were filled.
-    filled: Vec<u64>,
-    then_copied: bool,
-    choice: Choice,
+    filled: Vec<AtomicU64>,
     target: FileTarget,
 }
 
-impl Map {
-    pub fn new(target: FileTarget, then_copied: bool) -> Result<Map, Error> {
-        if !SUPPORTED {
-            return Err(Error::machine(
-                "--engine map",
-                "needs an x86-64 processor (the guarded copy)",
-                "--engine inline",
-            ));
+// SAFETY: a read-only mapping, which stays until the last worker has let go of it; the rest is atomic or never changes.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+/// Those that some worker has, by their open file and its length.
+static MAPPINGS: Mutex<BTreeMap<(usize, u64), Weak<Mapping>>> = Mutex::new(BTreeMap::new());
+
+fn key_of(target: &FileTarget) -> (usize, u64) {
+    (Arc::as_ptr(&target.file) as usize, target.bytes)
+}
+
+impl Mapping {
+    fn of(target: FileTarget) -> Result<Arc<Mapping>, Error> {
+        let mut all = MAPPINGS.lock().expect("no holder panics");
+        let key = key_of(&target);
+        if let Some(known) = all.get(&key).and_then(Weak::upgrade) {
+            return Ok(known);
         }
-        copy::install_guard();
+        let made = Arc::new(Mapping::new(target)?);
+        all.insert(key, Arc::downgrade(&made));
+        Ok(made)
+    }
+
+    fn new(target: FileTarget) -> Result<Mapping, Error> {
         let bytes = target.bytes.max(1);
         // SAFETY: a fresh read-only mapping of a file that the target holds open.
         let at = unsafe {
@@ -58,30 +76,86 @@ impl Map {
             ));
         }
         let words = bytes.div_ceil(WINDOW).div_ceil(64);
-        Ok(Map {
+        Ok(Mapping {
             at: NonNull::new(at.cast()).expect("mmap gave an address"),
             bytes: target.bytes,
-            filled: vec![0; words as usize],
-            then_copied,
-            choice: Choice::default(),
+            filled: (0..words).map(|_| AtomicU64::new(0)).collect(),
             target,
         })
     }
 
+    fn place(&self, offset: u64) -> *mut u8 {
+        self.at.as_ptr().wrapping_add(offset as usize)
+    }
+
+    #[inline]
+    fn fill_all(&self, from: u64, to: u64) {
+        (from / WINDOW..to.div_ceil(WINDOW)).for_each(|window| self.fill(window));
+    }
+
+    #[inline]
+    fn fill(&self, window: u64) {
+        const MADV_POPULATE_READ: i32 = 22;
+        let (word, bit) = (&self.filled[(window / 64) as usize], 1u64 << (window % 64));
+        if word.load(Ordering::Relaxed) & bit != 0 || word.fetch_or(bit, Ordering::Relaxed) & bit != 0 {
+            return;
+        }
+        let from = window * WINDOW;
+        let len = WINDOW.min(self.bytes - from);
+        // SAFETY: the range lies inside our mapping. Refusal (old kernel, a page that is gone) costs only speed:
+        // the copy takes the faults itself.
+        unsafe { libc::madvise(self.place(from).cast(), len as usize, MADV_POPULATE_READ) };
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        {
+            let mut all = MAPPINGS.lock().expect("no holder panics");
+            let key = key_of(&self.target);
+            // Another worker may have made one since.
+            if all.get(&key).is_some_and(|other| other.strong_count() == 0) {
+                all.remove(&key);
+            }
+        }
+        // SAFETY: our mapping, and no copy is running: its last worker lets go of it.
+        unsafe { libc::munmap(self.at.as_ptr().cast(), self.bytes.max(1) as usize) };
+    }
+}
+
+pub(super) struct Map {
+    mapping: Arc<Mapping>,
+    then_copied: bool,
+    choice: Choice,
+}
+
+impl Map {
+    pub fn new(target: FileTarget, then_copied: bool) -> Result<Map, Error> {
+        if !SUPPORTED {
+            return Err(Error::machine(
+                "--engine map",
+                "needs an x86-64 processor (the guarded copy)",
+                "--engine inline",
+            ));
+        }
+        copy::install_guard();
+        Ok(Map { mapping: Mapping::of(target)?, then_copied, choice: Choice::default() })
+    }
+
     /// Bytes copied; fewer than asked for where the file ended when it was opened.
     fn read(&mut self, io: &Io) -> Result<u32, Fault> {
-        let len = u64::from(io.len).min(self.bytes.saturating_sub(io.offset));
+        let len = u64::from(io.len).min(self.mapping.bytes.saturating_sub(io.offset));
         if len == 0 {
             return Ok(0);
         }
-        if std::ptr::eq(io.mem.host_ptr(), self.at.as_ptr().wrapping_add(io.offset as usize)) {
+        let from = self.mapping.place(io.offset);
+        if std::ptr::eq(io.mem.host_ptr(), from) {
             return self.still_has(io.offset + len).map(|()| len as u32);
         }
-        self.fill_all(io.offset, io.offset + len);
+        self.mapping.fill_all(io.offset, io.offset + len);
         if !io.mem.holds(len as usize) {
             return Err(Fault::note(libc::EFAULT, "the payload's memory is shorter than it"));
         }
-        let from = self.at.as_ptr().wrapping_add(io.offset as usize);
         // SAFETY: source and length lie inside the mapping (bounded above); the memory is ours until the I/O is reaped.
         let all = |stores| unsafe { copy_all(io, from, len as usize, stores) };
         let whole = match self.then_copied {
@@ -97,40 +171,22 @@ impl Map {
 
     /// What was lent is still there. A device doesn't shrink, and its node says nothing of its size.
     fn still_has(&self, end: u64) -> Result<(), Fault> {
-        let len = self.target.file.metadata().map_or(0, |m| m.len());
-        if self.target.is_device || len >= end {
+        let target = &self.mapping.target;
+        let len = target.file.metadata().map_or(0, |m| m.len());
+        if target.is_device || len >= end {
             return Ok(());
         }
         Err(self.changed())
     }
 
     fn changed(&self) -> Fault {
-        let now = self.target.file.metadata().map_or(0, |m| m.len());
-        let (path, bytes) = (self.target.path.display(), self.bytes);
+        let Mapping { target, bytes, .. } = &*self.mapping;
+        let now = target.file.metadata().map_or(0, |m| m.len());
+        let path = target.path.display();
         let note = format!(
             "{path} had {bytes} bytes when it was opened and has {now} now: it changed while it was read"
         );
         Fault::note(libc::EIO, note)
-    }
-
-    fn fill_all(&mut self, from: u64, to: u64) {
-        (from / WINDOW..to.div_ceil(WINDOW)).for_each(|window| self.fill(window));
-    }
-
-    fn fill(&mut self, window: u64) {
-        const MADV_POPULATE_READ: i32 = 22;
-        let (word, bit) = ((window / 64) as usize, 1u64 << (window % 64));
-        if self.filled[word] & bit != 0 {
-            return;
-        }
-        self.filled[word] |= bit;
-        let from = window * WINDOW;
-        let len = WINDOW.min(self.bytes - from);
-        // SAFETY: the range lies inside our mapping. Refusal (old kernel, a page that is gone) costs only speed:
-        // the copy takes the faults itself.
-        unsafe {
-            libc::madvise(self.at.as_ptr().add(from as usize).cast(), len as usize, MADV_POPULATE_READ)
-        };
     }
 }
 
@@ -159,19 +215,16 @@ impl AtOnce for Map {
         Done { tag: io.tag, result, via, copy_ns: 0 }
     }
 
+    fn ahead(&mut self, io: &Io) {
+        if io.op == Op::Read && io.offset < self.mapping.bytes {
+            copy::ahead(self.mapping.place(io.offset), io.len as usize);
+        }
+    }
+
     /// A place inside the mapping. Its page tables are filled, so that who reads there seldom faults.
     fn lend(&mut self, offset: u64, len: u32) -> Option<Mem> {
-        let end = offset.checked_add(len.into()).filter(|end| *end <= self.bytes)?;
-        self.fill_all(offset, end);
-        // SAFETY: the range lies inside the mapping.
-        let at = unsafe { self.at.add(offset as usize) };
-        Some(Mem::Host { at, piece: UNREGISTERED })
-    }
-}
-
-impl Drop for Map {
-    fn drop(&mut self) {
-        // SAFETY: our mapping, and no copy is running: it belongs to one worker.
-        unsafe { libc::munmap(self.at.as_ptr().cast(), self.bytes.max(1) as usize) };
+        let end = offset.checked_add(len.into()).filter(|end| *end <= self.mapping.bytes)?;
+        self.mapping.fill_all(offset, end);
+        Some(Mem::Host { at: NonNull::new(self.mapping.place(offset))?, piece: UNREGISTERED })
     }
 }

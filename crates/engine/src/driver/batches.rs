@@ -1,0 +1,124 @@
+//! I/Os that are one request: they start together once there are slots for all of them, and the request ends with the
+//! last.
+
+use std::time::{Duration, Instant};
+
+/// Of an I/O that belongs to no batch.
+pub const NONE: u32 = u32::MAX;
+
+#[derive(Clone, Copy)]
+struct Group {
+    started: Instant,
+    /// I/Os that were started and haven't ended.
+    under_way: u32,
+    /// None of them failed, and none is missing.
+    whole: bool,
+}
+
+/// The batches of a worker.
+pub struct Batches {
+    size: u32,
+    groups: Vec<Group>,
+    free: Vec<u32>,
+    /// The one that is being started, and how many of its I/Os are still to come.
+    open: Option<(u32, u32)>,
+}
+
+impl Batches {
+    /// `size`: I/Os of each. None where each I/O stands for itself.
+    pub fn of(size: Option<u32>) -> Option<Batches> {
+        size.map(|size| Batches { size, groups: Vec::new(), free: Vec::new(), open: None })
+    }
+
+    /// Whether an I/O may start, with so many slots free: one of a batch that has begun, or the first of the next.
+    pub fn may_start(&self, slots: usize) -> bool {
+        self.open.is_some() || slots >= self.size as usize
+    }
+
+    /// No batch lacks I/Os that are still to be started.
+    pub fn is_between(&self) -> bool {
+        self.open.is_none()
+    }
+
+    /// When the batch began that is being started.
+    pub fn began(&self) -> Option<Instant> {
+        self.open.map(|(group, _)| self.groups[group as usize].started)
+    }
+
+    /// The batch of an I/O that starts now.
+    pub fn start(&mut self, now: Instant) -> u32 {
+        let (group, left) = self.open.take().unwrap_or_else(|| (self.begin(now), self.size));
+        self.groups[group as usize].under_way += 1;
+        self.open = (left > 1).then_some((group, left - 1));
+        group
+    }
+
+    fn begin(&mut self, started: Instant) -> u32 {
+        let group = Group { started, under_way: 0, whole: true };
+        match self.free.pop() {
+            Some(at) => {
+                self.groups[at as usize] = group;
+                at
+            }
+            None => {
+                self.groups.push(group);
+                (self.groups.len() - 1) as u32
+            }
+        }
+    }
+
+    /// An I/O has ended; how long its batch took, if it was the last and all of them came.
+    pub fn end(&mut self, group: u32, now: Instant, came: bool) -> Option<Duration> {
+        let at = &mut self.groups[group as usize];
+        at.under_way -= 1;
+        at.whole &= came;
+        let is_open = self.open.is_some_and(|(open, _)| open == group);
+        if at.under_way > 0 || is_open {
+            return None;
+        }
+        let took = at.whole.then(|| now.saturating_duration_since(at.started));
+        self.free.push(group);
+        took
+    }
+
+    /// No more I/Os come: what has begun stays short of some, and isn't counted.
+    pub fn cut(&mut self) {
+        let Some((group, _)) = self.open.take() else { return };
+        let at = &mut self.groups[group as usize];
+        at.whole = false;
+        if at.under_way == 0 {
+            self.free.push(group);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_begins_with_room_for_all_and_ends_with_the_last() {
+        let mut batches = Batches::of(Some(3)).unwrap();
+        let (start, after) = (Instant::now(), |ms| Duration::from_millis(ms));
+        assert!(!batches.may_start(2) && batches.may_start(3));
+        let first = batches.start(start);
+        assert!(batches.may_start(0), "it has begun");
+        assert_eq!((batches.start(start + after(1)), batches.start(start)), (first, first));
+        assert_eq!(batches.began(), None);
+        let second = batches.start(start + after(5));
+        assert_ne!(first, second);
+        assert_eq!(batches.end(first, start + after(9), true), None);
+        assert_eq!(batches.end(second, start + after(9), true), None, "two of it are still to come");
+        assert_eq!(batches.end(first, start + after(9), true), None);
+        assert_eq!(batches.end(first, start + after(10), true), Some(after(10)));
+        assert_eq!(batches.start(start), second);
+        batches.cut();
+        assert_eq!(batches.end(second, start + after(12), true), None, "it was cut short");
+        let third = batches.start(start);
+        batches.start(start);
+        batches.start(start);
+        assert_eq!(batches.end(third, start, true), None);
+        assert_eq!(batches.end(third, start, false), None);
+        assert_eq!(batches.end(third, start, true), None, "one of it failed");
+    }
+}

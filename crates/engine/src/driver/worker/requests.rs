@@ -1,0 +1,37 @@
+//! What a worker does about batches: each is sent as a whole, and timed.
+
+use super::Worker;
+use crate::clock;
+use crate::driver::batches::{self, Batches};
+use std::time::Instant;
+
+impl Worker {
+    /// Where the last I/O that was started is the last of its batch, that goes out before the next begins.
+    #[inline]
+    pub(super) fn send_batch(&mut self, now: &mut Instant) {
+        if self.batches.as_ref().is_some_and(Batches::is_between) {
+            self.client.submit(&mut self.reactor);
+            *now = clock::now();
+        }
+    }
+
+    /// The I/O has ended as far as its batch goes. `came`: whole, and in time.
+    #[inline]
+    pub(super) fn end_of_batch(&mut self, tag: u32, now: Instant, came: bool) {
+        let Some(batches) = &mut self.batches else { return };
+        let batch = std::mem::replace(&mut self.client.order(tag).owner.batch, batches::NONE);
+        if batch == batches::NONE {
+            return;
+        }
+        if let Some(took) = batches.end(batch, now, came) {
+            self.tally.complete_batch(took);
+        }
+    }
+
+    /// The I/O's slot is free. A batch whose I/O ends without having come is no whole one.
+    #[inline]
+    pub(super) fn release(&mut self, tag: u32) {
+        self.end_of_batch(tag, self.begin, false);
+        self.client.release(tag);
+    }
+}

@@ -1,0 +1,88 @@
+//! Short pieces of pinned memory that go to places apart from each other: one launch for all of them. A copy of the
+//! driver's for each costs 20 µs and more of a processor, whatever its length.
+
+use super::cuda::{Cuda, Device, DeviceMemory, Pinned, Stream};
+use super::kernels::{Piece, Scatter, PIECE_BYTES};
+use crate::arena::Arena;
+use forebay_model::job::Pages;
+use forebay_model::Error;
+use std::cell::RefCell;
+use std::sync::Arc;
+
+/// Launches under way at a time.
+const LISTS: usize = 8;
+
+/// The lists of a worker's launches: pinned, made once, each for one launch at a time.
+pub struct Scattering {
+    // Field order is drop order: the pin goes before what it pins.
+    _pin: Pinned,
+    host: Arena,
+    device: DeviceMemory,
+    kernel: Scatter,
+    capacity: usize,
+    free: RefCell<Vec<usize>>,
+}
+
+impl Scattering {
+    /// Lists of at most `capacity` pieces.
+    ///
+    /// # Errors
+    /// `Machine`: the device doesn't read host memory where it lies, or there is no compiler for its kernel.
+    pub fn new(device: &Arc<Device>, capacity: usize) -> Result<Scattering, Error> {
+        if !device.reads_registered() {
+            let asked = format!("pieces scattered by GPU {}", device.index());
+            return Err(Error::machine(
+                asked,
+                "it doesn't read registered memory at the host's addresses",
+                "",
+            ));
+        }
+        let kernel = Scatter::open(device)?;
+        let host = Arena::new(LISTS, capacity.max(1).saturating_mul(PIECE_BYTES), Pages::Small)?;
+        let pin = device.pin(&host)?;
+        let memory = device.slots(LISTS, host.slot_bytes())?;
+        let free = RefCell::new((0..LISTS).collect());
+        Ok(Scattering { _pin: pin, host, device: memory, kernel, capacity, free })
+    }
+
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// A list that no launch uses; the taker gives it back once its launch has ended.
+    pub fn take(&self) -> Option<usize> {
+        self.free.borrow_mut().pop()
+    }
+
+    pub fn give(&self, list: usize) {
+        self.free.borrow_mut().push(list);
+    }
+
+    /// Sends the pieces to the device as list `list`, and launches what moves them.
+    ///
+    /// # Safety
+    /// The device may read and write the pieces, and nobody else touches them; the list was taken; both until the stream
+    /// has passed.
+    pub unsafe fn queue(
+        &self,
+        stream: &Stream,
+        list: usize,
+        pieces: impl ExactSizeIterator<Item = Piece>,
+    ) -> Cuda<()> {
+        let count = pieces.len();
+        assert!(count <= self.capacity, "{count} pieces in a list of {}", self.capacity);
+        let host = self.host.slot(list).host_ptr().cast::<Piece>();
+        let there = self.device.address() + (list * self.host.slot_bytes()) as u64;
+        let mut longest = 0;
+        for (i, piece) in pieces.enumerate() {
+            longest = longest.max(piece.bytes);
+            // SAFETY: i < capacity, so the entry lies in the list's slot, which no launch uses.
+            unsafe { host.add(i).write(piece) };
+        }
+        // SAFETY: both lists hold as many entries; the rest is the caller's promise.
+        unsafe {
+            stream.copy_to_device(there, host.cast(), count * PIECE_BYTES)?;
+            self.kernel.queue(stream, there, count as u64, longest)
+        }
+    }
+}
