@@ -270,8 +270,23 @@ with forebay.open(path, "mapped") as file:
         file.read_at(there(rows), 8, at)
         assert at == b"".join(content[n : n + 8] for n in rows.astype(int))
     assert file.gather(there(np.array([], "i8")), 96, out) == 0
+    # Of the whole file, now registered, by numbers that never leave the GPU: no copy goes there but of what counts the wrong.
+    for kind, count in (("i8", 50000), ("u8", 3000), ("i4", 3000), ("i2", 3000), ("u1", 200)):
+        rows = draw.__self__.permutation(min(SIZE // 96, np.iinfo(kind).max))[:count].astype(kind)
+        held, out, before = there(rows), Array(len(rows) * 96), live()
+        assert file.gather(held, 96, out) == len(rows) * 96
+        assert out.bytes() == b"".join(content[n * 96 : n * 96 + 96] for n in rows.astype(int)), kind
+        assert file.last_report.mapped_bytes == len(rows) * 96
+        assert live().get("to_device_bytes") == before.get("to_device_bytes"), kind
+        assert live().get("launches", 2) - before.get("launches", 0) >= 2
+    # Its owner may write over them at once.
+    future = file.gather_async(held, 96, out)
+    call("cuMemsetD8Async", held.at, ctypes.c_ubyte(0), ctypes.c_size_t(200), None)
+    assert future.result() == 200 * 96
+    assert out.bytes() == b"".join(content[n * 96 : n * 96 + 96] for n in rows.astype(int))
     refused(np.array([0, SIZE // 16]), f"row {SIZE // 16} of")
     refused(np.array([0, -1]), "rows[1] is -1")
+    refused(np.array([0, -1], "i4"), "rows[1] is -1")
     refused(np.array([0.5]), "an array of float64")
     refused(np.array([[0]]), "2 dimensions")
     refused(np.array([0, 1]), "not contiguous", strides=(16,))

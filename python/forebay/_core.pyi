@@ -241,7 +241,8 @@ class Reader:
 
     def gather(
         self,
-        numbers: builtins.bytes,
+        numbers: int,
+        count: int,
         begin: int,
         step: int,
         size: int,
@@ -250,8 +251,26 @@ class Reader:
         hold: object,
         after: Sequence[tuple[int, int]],
     ) -> Pending:
-        """As `start`, for `size` bytes from each of `numbers` (64 bits each, in the machine's order) × `step` + `begin`, one
-        behind the other from `at` on. Where all bits of a number are set its place is left as it is."""
+        """As `start`, for `size` bytes from each of `count` numbers at address `numbers` (64 bits each; they are copied) × `step`
+        + `begin`, one behind the other from `at` on. Where all bits of a number are set its place is left as it is."""
+
+    def gather_there(
+        self,
+        gpu: int,
+        stream: int,
+        numbers: int,
+        bytes_each: int,
+        signed: bool,
+        count: int,
+        limit: int,
+        begin: int,
+        step: int,
+        at: int,
+        hold: object,
+        after: Sequence[tuple[int, int]],
+    ) -> Pending | None:
+        """As `gather`, for numbers below `limit` in a GPU's memory, `count` integers of `bytes_each` that their `stream` has
+        written by now, and which don't leave it. None where that can't be, or one of them is wrong."""
 
     def close(self) -> None:
         """Waits for what is being read, and lets go of the file."""

@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Any, Union, overload
 from forebay import _core
 from forebay.buffers import AT_ONCE, Memory, memory_of, stream_handle
 from forebay.errors import ForebayError, RequestError
-from forebay.rows import begins_of, check_inside, check_row, check_rows, whole_numbers
+from forebay.rows import (
+    begins_of,
+    check_inside,
+    check_row,
+    check_rows,
+    check_signs,
+    integers,
+    on_gpu,
+    stream_of,
+    whole_numbers,
+    words_of,
+)
 
 if TYPE_CHECKING:
     from forebay.tables import Table
@@ -258,8 +269,9 @@ class File:
                    below 1 KiB where there are processors to spare
         offsets    in place of `start`: row n begins at byte offsets[n]
 
-        Raises RequestError for a row that the file doesn't have; nothing is written then. Numbers on a GPU are fetched
-        first, once the work is done that their stream was given before. See `read_async` for `stream`.
+        Raises RequestError for a row that the file doesn't have; nothing is written then. Numbers on a GPU are checked, once
+        the work is done that their stream was given before, and stay there where the GPU fetches the rows itself. See
+        `read_async` for `stream`.
         """
         return self.gather_async(rows, row_bytes, out, start, offsets, stream).result()
 
@@ -267,16 +279,45 @@ class File:
         self, rows: Any, row_bytes: int, out: Any, start: int = 0, offsets: Any = None, stream: Any = None
     ) -> Future:
         """`gather` that goes on by itself."""
-        numbers = whole_numbers(rows, "rows")
         check_row(row_bytes, start)
+        if offsets is None:
+            ours = self._gather_there(rows, row_bytes, out, start, stream)
+            if ours is not None:
+                return ours
         if offsets is not None:
+            numbers = whole_numbers(rows, "rows")
             begins = begins_of(numbers, offsets, self.name, start)
             check_inside(numbers, begins, row_bytes, self.size, self.name)
             return self._read_each(begins, 0, 1, row_bytes, out, stream)
         there = max(0, self.size - start) // row_bytes
-        what = f"{there} rows of {row_bytes} bytes from byte {start} on"
-        check_rows(numbers, there, self.name, what)
-        return self._read_each(numbers, start, row_bytes, row_bytes, out, stream)
+        found = integers(rows, "rows")
+        words = words_of(found)
+        # Each look at all of them takes as long as a processor has for copying some of the rows.
+        if words.size and int(words.max()) >= there:
+            check_signs(found, "rows")
+            check_rows(found, there, self.name, f"{there} rows of {row_bytes} bytes from byte {start} on")
+        return self._read_each(words, start, row_bytes, row_bytes, out, stream)
+
+    def _gather_there(self, rows: Any, row_bytes: int, out: Any, start: int, stream: Any) -> Future | None:
+        """`gather_async` by numbers that stay on the GPU. None where they must come to the host: they lie there already, not
+        all of the file may be read by the GPU yet, or one of them is wrong."""
+        there = on_gpu(rows, "rows") if self._path in ("auto", "mapped") else None
+        if there is None:
+            return None
+        given, kind = there
+        count = given.bytes // kind.itemsize
+        if given.gpu is None or given.address % kind.itemsize or kind.itemsize > 8 or not kind.isnative:
+            return None
+        memory = memory_of(out)
+        if memory.gpu != given.gpu:
+            return None
+        self._fitting(memory, 0, row_bytes * count)
+        limit = max(0, self.size - start) // row_bytes
+        pending = self._reader.gather_there(
+            given.gpu, stream_of(given), given.address, kind.itemsize, kind.kind == "i", count, limit,
+            start, row_bytes, memory.address, [memory, given], streams_before([memory], stream),
+        )  # fmt: skip
+        return None if pending is None else Future(pending, [memory], self)
 
     def read_at(self, offsets: Any, size: int, buffer: Any, *, stream: Any = None) -> int:
         """Reads `size` bytes from each of `offsets` into `buffer`, one behind the other; returns how many in all.
@@ -303,8 +344,10 @@ class File:
     def _begin(
         self, numbers: Any, begin: int, step: int, size: int, memory: Memory, after: list[tuple[int, int]]
     ) -> _core.Pending:
-        sixty_four = numbers.astype("=u8", copy=False).tobytes()
-        return self._reader.gather(sixty_four, begin, step, size, memory.gpu, memory.address, [memory], after)
+        words = words_of(numbers)
+        address, _ = words.__array_interface__["data"]
+        count = words.size
+        return self._reader.gather(address, count, begin, step, size, memory.gpu, memory.address, [memory], after)
 
     def _start(
         self, asked: list[tuple[int, int, int | None, int]], memories: list[Memory], stream: Any

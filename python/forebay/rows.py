@@ -19,19 +19,43 @@ def whole_numbers(values: Any, what: str) -> Any:
 
     Those on a GPU are copied from there, once the work is done that their stream was given so far.
     """
+    found = integers(values, what)
+    check_signs(found, what)
+    return found
+
+
+def integers(values: Any, what: str) -> Any:
+    """As `whole_numbers`, whatever their signs."""
     import numpy as np
 
-    found = on_gpu(values, what)
-    if found is None:
+    there = on_gpu(values, what)
+    if there is not None:
+        found = copied(*there)
+    else:
         try:
             found = np.asarray(values)
         except (TypeError, ValueError, RuntimeError) as error:  # ragged lists, tensors of a type that NumPy lacks
             raise RequestError(what, str(error), INTEGERS) from None
     check_kind(found.dtype, found.ndim, found.size, what)
+    return found
+
+
+def words_of(numbers: Any) -> Any:
+    """Integers as 64 bits each without a sign, side by side; negative ones are greater than any other. No copy where they
+    are that long."""
+    import numpy as np
+
+    if numbers.dtype == np.int64:
+        return np.ascontiguousarray(numbers).view(np.uint64)
+    return np.ascontiguousarray(numbers, np.uint64)
+
+
+def check_signs(found: Any, what: str) -> None:
+    import numpy as np
+
     if found.size and found.dtype.kind == "i" and int(found.min()) < 0:
         first = int(np.argmax(found < 0))
         raise RequestError(what, f"one is negative: {what}[{first}] is {int(found[first])}", "0 or more")
-    return found
 
 
 def check_kind(kind: numpy.dtype[Any], dimensions: int, count: int, what: str) -> None:
@@ -39,8 +63,8 @@ def check_kind(kind: numpy.dtype[Any], dimensions: int, count: int, what: str) -
         raise RequestError(what, f"an array of {kind} in {dimensions} dimensions", INTEGERS)
 
 
-def on_gpu(values: Any, what: str) -> Any:
-    """The values' copy in host memory; None where they don't lie on a GPU."""
+def on_gpu(values: Any, what: str) -> tuple[Memory, numpy.dtype[Any]] | None:
+    """Where integers in one dimension lie on a GPU, and their type; None where they don't. Raises RequestError."""
     try:
         interface = getattr(values, "__cuda_array_interface__", None)
     except Exception:  # PyTorch: of a tensor on the host, or of a type it lacks
@@ -54,10 +78,10 @@ def on_gpu(values: Any, what: str) -> Any:
     # JAX's, whose interface names no type that NumPy lacks.
     kind = np.dtype(str(values.dtype))
     check_kind(kind, len(values.shape), int(np.prod(values.shape)), what)
-    return copied(of_dlpack(values), kind)
+    return of_dlpack(values), kind
 
 
-def by_interface(values: Any, interface: Any, what: str) -> Any:
+def by_interface(values: Any, interface: Any, what: str) -> tuple[Memory, numpy.dtype[Any]]:
     import numpy as np
 
     try:
@@ -71,21 +95,26 @@ def by_interface(values: Any, interface: Any, what: str) -> Any:
     if strides is not None and not contiguous(shape, tuple(int(s) for s in strides), kind.itemsize):
         raise RequestError(what, "they are not contiguous", "rows.contiguous(), or a copy of them")
     if not count:
-        return np.empty(0, kind)
+        return Memory(None, 0, 0, values, 0), kind
     gpu = _core.device_of(address)
     if gpu is None:
         raise RequestError(what, f"CUDA doesn't know their address {address:#x}", "memory of a GPU")
     own = current_stream(values, gpu) if stream is None else int(stream)
-    return copied(Memory(gpu, address, count * kind.itemsize, values, own), kind)
+    return Memory(gpu, address, count * kind.itemsize, values, own), kind
 
 
 def copied(memory: Memory, kind: numpy.dtype[Any]) -> Any:
+    """The values' copy in host memory."""
     import numpy as np
 
     if memory.gpu is None:
         return np.empty(0, kind)
-    stream = 0 if memory.stream == AT_ONCE else memory.stream
-    return np.frombuffer(_core.device_bytes(memory.gpu, stream, memory.address, memory.bytes), kind)
+    own = stream_of(memory)
+    return np.frombuffer(_core.device_bytes(memory.gpu, own, memory.address, memory.bytes), kind)
+
+
+def stream_of(memory: Memory) -> int:
+    return 0 if memory.stream == AT_ONCE else memory.stream
 
 
 def check_row(row_bytes: int, start: int) -> None:

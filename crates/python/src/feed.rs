@@ -2,7 +2,7 @@
 //! and keeps them alive; see python/forebay/buffers.py.
 
 use crate::raise;
-use forebay_engine::feed::{self, Layout, Place, Range, Request, Way};
+use forebay_engine::feed::{self, Given, Layout, Place, Range, Request, Way};
 use forebay_engine::gpu::cuda::{Cuda, Event, Stream};
 use forebay_model::{safetensors, Error};
 use pyo3::prelude::*;
@@ -62,13 +62,14 @@ impl Reader {
         begun.map(|request| Pending::new(request, hold)).map_err(|e| raise(py, e))
     }
 
-    /// As `start`, for `size` bytes from each of `numbers` (64 bits each, in the machine's order) × `step` + `begin`, one
-    /// behind the other from `at` on. Where all bits of a number are set its place is left as it is.
+    /// As `start`, for `size` bytes from each of `count` numbers at address `numbers` (64 bits each; they are copied) × `step`
+    /// + `begin`, one behind the other from `at` on. Where all bits of a number are set its place is left as it is.
     #[allow(clippy::too_many_arguments)]
     fn gather(
         &self,
         py: Python<'_>,
-        numbers: &[u8],
+        numbers: usize,
+        count: usize,
         begin: u64,
         step: u64,
         size: usize,
@@ -77,15 +78,44 @@ impl Reader {
         hold: Py<PyAny>,
         after: Vec<(u32, u64)>,
     ) -> PyResult<Pending> {
-        let number = |n: &[u8]| u64::from_ne_bytes(n.try_into().expect("eight bytes"));
         let begun = py.detach(|| {
-            let numbers = numbers.chunks_exact(8).map(number).collect();
+            let numbers = feed::numbers_at(numbers, count);
             let layout = Layout { start: begin, step, row_bytes: size };
             let (reader, after) = (self.open()?, marks(after)?);
             let request = Request::of_rows(&reader, numbers, layout, place(gpu, at), after, feed::threads())?;
             feed::submit(&request).map(|()| request)
         });
         begun.map(|request| Pending::new(request, hold)).map_err(|e| raise(py, e))
+    }
+
+    /// As `gather`, for numbers below `limit` in a GPU's memory, `count` integers of `bytes_each` that their `stream` has
+    /// written by now, and which don't leave it. None where that can't be, or one of them is wrong.
+    #[allow(clippy::too_many_arguments)]
+    fn gather_there(
+        &self,
+        py: Python<'_>,
+        gpu: u32,
+        stream: u64,
+        numbers: u64,
+        bytes_each: usize,
+        signed: bool,
+        count: usize,
+        limit: u64,
+        begin: u64,
+        step: u64,
+        at: u64,
+        hold: Py<PyAny>,
+        after: Vec<(u32, u64)>,
+    ) -> PyResult<Option<Pending>> {
+        let begun = py.detach(|| {
+            let given = Given { gpu, stream, at: numbers, bytes_each, signed, count };
+            let layout = Layout { start: begin, step, row_bytes: step as usize };
+            let (reader, after) = (self.open()?, marks(after)?);
+            let to = place(Some(gpu), at);
+            let request = Request::of_rows_there(&reader, &given, limit, layout, to, after)?;
+            request.map(|request| feed::submit(&request).map(|()| request)).transpose()
+        });
+        begun.map(|request| Some(Pending::new(request?, hold))).map_err(|e| raise(py, e))
     }
 
     /// Waits for what is being read, and lets go of the file.

@@ -3,6 +3,7 @@
 use super::file::Reader;
 use super::hand::Hand;
 use super::request::Request;
+use super::there;
 use crate::clock;
 use crate::gpu::cuda::{self, Device};
 use forebay_model::Error;
@@ -12,8 +13,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// More hands than this fill no link faster, and cost the caches.
+/// More hands than this fill no link faster, and cost the caches, but where each row is copied by a processor: then all
+/// that there are take part, up to `HANDS_ALL_MAX`.
 const HANDS_MAX: usize = 8;
+const HANDS_ALL_MAX: usize = 64;
 /// So long after a part was last begun nobody reads, and files that were read one time are let go of.
 const QUIET: Duration = Duration::from_millis(200);
 
@@ -21,7 +24,8 @@ struct Crew {
     /// Threads don't survive a fork: a child's first request finds a crew of another process.
     process: u32,
     todo: Mutex<Todo>,
-    more: Condvar,
+    /// Of the first `HANDS_MAX` hands, and of the others.
+    more: [Condvar; 2],
     hands: Mutex<Vec<JoinHandle<()>>>,
     leaving: Mutex<Leaving>,
     /// Files are to be let go of at once.
@@ -43,17 +47,22 @@ struct Todo {
     began: Option<Instant>,
     /// Each with the number of its next part.
     requests: VecDeque<(Arc<Request>, usize)>,
-    idle: usize,
+    idle: [usize; 2],
     ending: bool,
 }
 
 /// Never freed once it is set: a fork may have left its locks held, and hands of it may still look at it.
 static CREW: AtomicPtr<Crew> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Threads that the crew has, or will have.
+/// Threads that the crew has, or will have, for most requests.
 pub fn threads() -> usize {
+    all_threads().min(HANDS_MAX)
+}
+
+/// Processors that this process may use.
+fn all_threads() -> usize {
     static COUNT: OnceLock<usize> = OnceLock::new();
-    *COUNT.get_or_init(|| std::thread::available_parallelism().map_or(2, |n| n.get()).min(HANDS_MAX))
+    *COUNT.get_or_init(|| std::thread::available_parallelism().map_or(2, |n| n.get()).min(HANDS_ALL_MAX))
 }
 
 fn crew() -> &'static Crew {
@@ -64,15 +73,7 @@ fn crew() -> &'static Crew {
         if let Some(crew) = unsafe { at.as_ref() }.filter(|c| c.process == process) {
             return crew;
         }
-        let new = Box::new(Crew {
-            process,
-            todo: Mutex::default(),
-            more: Condvar::new(),
-            hands: Mutex::default(),
-            leaving: Mutex::default(),
-            hurry: Condvar::new(),
-        });
-        let new = Box::into_raw(new);
+        let new = Box::into_raw(Box::new(Crew::new(process)));
         if CREW.compare_exchange(at, new, Ordering::AcqRel, Ordering::Acquire).is_err() {
             // SAFETY: nobody else saw it.
             drop(unsafe { Box::from_raw(new) });
@@ -88,12 +89,14 @@ pub fn submit(request: &Arc<Request>) -> Result<(), Error> {
     }
     let crew = crew();
     // Held, so that the crew doesn't end between being there and being told.
-    let _hands = crew.start()?;
+    let _hands = crew.start(if request.is_for_all() { all_threads() } else { threads() })?;
     let mut todo = crew.todo();
     todo.requests.push_back((request.clone(), 0));
     // No more are woken than have something to do.
-    for _ in 0..parts.min(todo.idle) {
-        crew.more.notify_one();
+    let usual = parts.min(todo.idle[0]);
+    let others = if request.is_for_all() { (parts - usual).min(todo.idle[1]) } else { 0 };
+    for (more, count) in crew.more.iter().zip([usual, others]) {
+        (0..count).for_each(|_| more.notify_one());
     }
     Ok(())
 }
@@ -129,14 +132,26 @@ pub fn release() {
     crew.let_go();
     let mut hands = crew.hands.lock().expect("no holder panics");
     crew.todo().ending = true;
-    crew.more.notify_all();
+    crew.more.iter().for_each(Condvar::notify_all);
     for hand in hands.drain(..) {
         let _ = hand.join();
     }
     crew.todo().ending = false;
+    there::release();
 }
 
 impl Crew {
+    fn new(process: u32) -> Crew {
+        Crew {
+            process,
+            todo: Mutex::default(),
+            more: [Condvar::new(), Condvar::new()],
+            hands: Mutex::default(),
+            leaving: Mutex::default(),
+            hurry: Condvar::new(),
+        }
+    }
+
     fn todo(&self) -> MutexGuard<'_, Todo> {
         self.todo.lock().expect("no holder panics")
     }
@@ -173,11 +188,12 @@ impl Crew {
         self.leaving().ending = false;
     }
 
-    fn start(&'static self) -> Result<MutexGuard<'static, Vec<JoinHandle<()>>>, Error> {
+    fn start(&'static self, count: usize) -> Result<MutexGuard<'static, Vec<JoinHandle<()>>>, Error> {
         let mut hands = self.hands.lock().expect("no holder panics");
-        while hands.len() < threads() {
-            let name = format!("forebay-feed-{}", hands.len());
-            let started = std::thread::Builder::new().name(name).spawn(|| self.work());
+        while hands.len() < count {
+            let number = hands.len();
+            let name = format!("forebay-feed-{number}");
+            let started = std::thread::Builder::new().name(name).spawn(move || self.work(number));
             match started {
                 Ok(hand) => hands.push(hand),
                 // Fewer do it too.
@@ -190,12 +206,12 @@ impl Crew {
         Ok(hands)
     }
 
-    fn work(&self) {
+    fn work(&self, number: usize) {
         settle_in();
         let mut hand = Hand::default();
         loop {
             hand.reap(false);
-            match self.take(!hand.has_flights()) {
+            match self.take(number >= HANDS_MAX, !hand.has_flights()) {
                 Next::Part(request, index) => hand.serve(&request, index),
                 Next::Nothing => hand.reap(true),
                 Next::End => return,
@@ -203,16 +219,18 @@ impl Crew {
         }
     }
 
-    fn take(&self, wait: bool) -> Next {
+    /// `extra`: only of requests that are for all.
+    fn take(&self, extra: bool, wait: bool) -> Next {
         let mut todo = self.todo();
         loop {
-            if let Some((request, next)) = todo.requests.front_mut() {
-                let index = *next;
+            let mine = |(request, _): &(Arc<Request>, usize)| !extra || request.is_for_all();
+            if let Some(at) = todo.requests.iter().position(mine) {
+                let (request, next) = &mut todo.requests[at];
+                let (request, index) = (request.clone(), *next);
                 *next += 1;
-                let request = request.clone();
                 todo.began = Some(clock::now());
                 if index + 1 == request.part_count() {
-                    todo.requests.pop_front();
+                    todo.requests.remove(at);
                 }
                 return Next::Part(request, index);
             }
@@ -222,9 +240,10 @@ impl Crew {
             if todo.ending {
                 return Next::End;
             }
-            todo.idle += 1;
-            todo = self.more.wait(todo).expect("no holder panics");
-            todo.idle -= 1;
+            let kind = usize::from(extra);
+            todo.idle[kind] += 1;
+            todo = self.more[kind].wait(todo).expect("no holder panics");
+            todo.idle[kind] -= 1;
         }
     }
 }
@@ -273,4 +292,39 @@ pub fn device_of(address: u64) -> Result<Option<u32>, Error> {
         Error::run("memory of a GPU", why.to_string(), "a new process, started with the spawn method")
     })?;
     Ok(device.owner_of(address))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::feed::{Layout, Place, Range, Way};
+    use std::io::Write;
+
+    #[test]
+    fn hands_beyond_the_usual_take_only_rows_that_processors_copy() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&[7; 1 << 16]).unwrap();
+        let reader = Arc::new(Reader::open(file.path(), Way::Host, None, false).unwrap());
+        let mut to = vec![0u8; 1 << 16];
+        let place = Place::Host(to.as_mut_ptr() as u64);
+        let range = Range { file: 0, offset: 0, bytes: 4096, to: place };
+        let plain = Request::of_file(&reader, &[range], Vec::new(), 1).unwrap();
+        let layout = Layout { start: 0, step: 64, row_bytes: 64 };
+        let rows = Request::of_rows(&reader, (0..1024).collect(), layout, place, Vec::new(), 1).unwrap();
+        assert!(!plain.is_for_all());
+        if !rows.is_for_all() {
+            eprintln!("skipped: the system doesn't tell what is cached");
+            return;
+        }
+        let crew = Crew::new(std::process::id());
+        crew.todo().requests.extend([(plain.clone(), 0), (rows.clone(), 0)]);
+        let took = |next| match next {
+            Next::Part(request, 0) => Some(request),
+            _ => None,
+        };
+        assert!(took(crew.take(true, false)).is_some_and(|request| Arc::ptr_eq(&request, &rows)));
+        assert!(matches!(crew.take(true, false), Next::Nothing));
+        assert!(took(crew.take(false, false)).is_some_and(|request| Arc::ptr_eq(&request, &plain)));
+        assert!(crew.todo().requests.is_empty());
+    }
 }

@@ -243,6 +243,11 @@ impl Reader {
         Some(unsafe { map.at.add(offset as usize) })
     }
 
+    /// Where the file lies in memory, if all of it is cached, as far as `resident` was told in the last second.
+    pub(super) fn whole(&self) -> Option<*const u8> {
+        self.map.as_ref().filter(|map| map.is_whole()).map(|map| map.at)
+    }
+
     fn rows_on(&self, gpu: u32) -> Result<Rows, Error> {
         let mut all = self.rows.lock().expect("no holder panics");
         if let Some((_, rows)) = all.iter().find(|(of, _)| *of == gpu) {
@@ -317,6 +322,8 @@ struct Map {
     /// Bits per window: whether it was asked what is cached of it, and whether all was.
     asked: Bits,
     resident: Bits,
+    /// How many of the latter are set, or so: what is dropped meanwhile is read in again.
+    resident_count: AtomicU64,
     /// When all bits of these two were last unset.
     looked: Mutex<Instant>,
 }
@@ -371,6 +378,7 @@ impl Map {
             populated: Bits::new(windows),
             asked: Bits::new(windows),
             resident: Bits::new(windows),
+            resident_count: AtomicU64::new(0),
             looked: Mutex::new(Instant::now()),
         })
     }
@@ -393,6 +401,7 @@ impl Map {
             *looked = Instant::now();
             self.asked.unset_all();
             self.resident.unset_all();
+            self.resident_count.store(0, Ordering::Relaxed);
         }
     }
 
@@ -405,8 +414,14 @@ impl Map {
             return false;
         }
         self.populate(window * WINDOW, 1);
-        self.resident.set(window);
+        if !self.resident.set(window) {
+            self.resident_count.fetch_add(1, Ordering::Relaxed);
+        }
         true
+    }
+
+    fn is_whole(&self) -> bool {
+        self.resident_count.load(Ordering::Relaxed) == self.bytes.div_ceil(WINDOW)
     }
 
     fn populate(&self, offset: u64, bytes: usize) {

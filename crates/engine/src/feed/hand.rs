@@ -74,8 +74,8 @@ enum From {
     Slot(usize),
     /// A registered window: its number, and the file's generation when the copy was queued.
     Window(Arc<Windows>, u32, u64),
-    /// Rows out of several, whose numbers came through the slot; for a request that others of its copies may end.
-    Rows(Arc<Windows>, Gathered, usize, Arc<Request>),
+    /// Rows out of several, whose numbers came through the slot, or lay there; for a request that others of its copies may end.
+    Rows(Arc<Windows>, Gathered, Option<usize>, Arc<Request>),
 }
 
 /// Copies under way.
@@ -164,7 +164,9 @@ impl Hand {
             }
             From::Window(windows, number, generation) => windows.release(number, generation),
             From::Rows(windows, held, slot, request) => {
-                self.give_slot_back(slot, failed.is_none());
+                if let Some(slot) = slot {
+                    self.give_slot_back(slot, failed.is_none());
+                }
                 let unchanged = windows.release_all(&held);
                 if !unchanged && flight.ends.is_none() {
                     request.fail(request.changed());

@@ -14,13 +14,15 @@ mod load;
 mod many;
 mod request;
 mod rows;
+mod there;
 mod windows;
 
 pub use crew::{device, device_of, release, submit, threads};
 pub use file::{Reader, Way};
 pub use many::{read_files, sizes_of};
 pub use request::{Place, Range, Report, Request};
-pub use rows::Layout;
+pub use rows::{numbers_at, Layout};
+pub use there::{Given, There};
 
 /// What the hands of the crew read into and copy from: large enough for the link, small enough that all of them
 /// stay in the last-level cache.

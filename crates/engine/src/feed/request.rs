@@ -1,10 +1,10 @@
 //! One call's worth of reading: what goes where, how far it is, how it ended.
 
 use super::file::{Reader, Stamp};
-use super::rows::{here, Layout, Table};
+use super::rows::{told, Fetch, Layout, Numbers, Table};
+use super::there::{Given, There};
 use super::{PAGE, PIECES_PER_PART, SLOT_BYTES, WINDOWED_BYTES_MIN};
 use crate::gpu::cuda::{Event, Stream};
-use crate::gpu::kernels::ELSEWHERE;
 use forebay_model::Error;
 use rustix::fd::OwnedFd;
 use std::path::PathBuf;
@@ -158,10 +158,10 @@ impl Request {
         hands: usize,
     ) -> Result<Arc<Request>, Error> {
         let before = reader.stamp()?;
-        let own = || numbers.iter().filter(|number| **number != ELSEWHERE);
+        let (rows, last) = told(&numbers);
         let mut mapped = true;
-        if let Some(last) = own().max().filter(|_| layout.row_bytes > 0) {
-            let end = layout.end(*last);
+        if let Some(last) = last.filter(|_| layout.row_bytes > 0) {
+            let end = layout.end(last);
             mapped = end.is_some_and(|end| reader.was_as_long(end));
             if end.is_none_or(|end| end > before.bytes) {
                 let Layout { start, step, row_bytes } = layout;
@@ -173,17 +173,52 @@ impl Request {
                 ));
             }
         }
-        let rows = here(&numbers);
         let fetch = if mapped { reader.rows_for(to, rows, layout.row_bytes)? } else { None };
         let Some(fetch) = fetch else {
             return Request::of_file(reader, &layout.ranges(&numbers, to), after, hands);
         };
         let source = Source::One { reader: reader.clone(), before };
         let mut request = Request::new(source, &[], after, hands, None);
-        request.table = Some(Table { fetch, numbers, rows, layout, to });
+        request.table = Some(Table { fetch, numbers: Numbers::Here(numbers), rows, layout, to });
         let request = Arc::new(request);
         reader.note(&request);
         Ok(request)
+    }
+
+    /// As `of_rows`, for numbers below `limit` in the memory of the GPU that the rows go to, which they don't leave. None
+    /// where it doesn't go that way, or one of them is wrong: whoever asks has `of_rows` say what is.
+    ///
+    /// # Errors
+    /// The GPU failed.
+    pub fn of_rows_there(
+        reader: &Arc<Reader>,
+        given: &Given,
+        limit: u64,
+        layout: Layout,
+        to: Place,
+        after: Vec<Event>,
+    ) -> Result<Option<Arc<Request>>, Error> {
+        let before = reader.stamp()?;
+        let end = limit.checked_sub(1).and_then(|last| layout.end(last));
+        let inside = end.is_some_and(|end| end <= before.bytes && reader.was_as_long(end));
+        let whole = || reader.windows().is_some_and(|windows| windows.is_whole());
+        if !inside || given.count == 0 || to.gpu() != Some(given.gpu) || !whole() {
+            return Ok(None);
+        }
+        let Some(numbers) = There::take(given, limit)? else { return Ok(None) };
+        let fetch = match reader.rows_for(to, given.count, layout.row_bytes) {
+            Ok(Some(fetch @ Fetch::Gpu(_))) => fetch,
+            other => {
+                numbers.give_back();
+                return other.map(|_| None);
+            }
+        };
+        let mut request = Request::new(Source::One { reader: reader.clone(), before }, &[], after, 1, None);
+        request.table =
+            Some(Table { fetch, rows: numbers.len(), numbers: Numbers::There(numbers), layout, to });
+        let request = Arc::new(request);
+        reader.note(&request);
+        Ok(Some(request))
     }
 
     /// `windows`: bytes of those that long ranges are read through.
@@ -217,6 +252,11 @@ impl Request {
 
     pub(super) fn part_count(&self) -> usize {
         self.table.as_ref().map_or(self.parts.len() - 1, Table::parts)
+    }
+
+    /// Worth a hand on every processor: each row is copied by one.
+    pub(super) fn is_for_all(&self) -> bool {
+        self.table.as_ref().is_some_and(|table| matches!(table.fetch, Fetch::Processors(_)))
     }
 
     pub(super) fn table(&self) -> Option<&Table> {
@@ -291,6 +331,9 @@ impl Request {
     fn end(&self, state: &mut State) {
         state.seconds = self.began.elapsed().as_secs_f64();
         state.streams.clear();
+        if let Some(Table { numbers: Numbers::There(numbers), .. }) = &self.table {
+            numbers.give_back();
+        }
         self.source.lock().expect("no holder panics").take();
         for bell in state.bells.drain(..) {
             let _ = rustix::io::write(&bell, &1u64.to_ne_bytes());

@@ -2,11 +2,11 @@
 //! of the page cache by processors.
 
 use super::request::{Place, Range};
+use super::there::There;
 use super::windows::{Gathered, Windows};
-use super::SLOT_BYTES;
 use crate::gpu::kernels::{Rows, ELSEWHERE};
 use crate::path::mapped::Bell;
-use std::ops::RangeInclusive;
+use std::ops::{Range as Span, RangeInclusive};
 use std::sync::Arc;
 
 /// Rows of one launch at most; their numbers fit a slot.
@@ -15,6 +15,8 @@ pub(super) const NUMBERS_BYTES: usize = ROWS_PER_PART_MAX * size_of::<u64>();
 /// Enough for the link to be busy for a millisecond, in which the next launch is made ready.
 const PART_BYTES: usize = 64 << 20;
 const ROWS_PER_PART_MIN: usize = 1024;
+/// Of rows that processors copy: what a hand has in its slots then stays in the last-level cache until it is copied on.
+const COPIED_PART_BYTES: usize = 1 << 20;
 /// Longer rows are ranges: the copy engine moves them as fast.
 pub(super) const ROW_BYTES_MAX: usize = 1 << 20;
 /// Longer ones are read as ranges, whose cached part is looked up for each.
@@ -54,6 +56,21 @@ impl Layout {
     }
 }
 
+/// A copy of so many numbers at an address, which whoever calls holds meanwhile.
+pub fn numbers_at(address: usize, count: usize) -> Vec<u64> {
+    if count == 0 {
+        return Vec::new();
+    }
+    let mut numbers = Vec::with_capacity(count);
+    // SAFETY: Python's caller holds an array of as many for the length of the call; another thread may write to it, which
+    // gives other numbers, all of which are looked at after this.
+    unsafe {
+        std::ptr::copy_nonoverlapping(address as *const u64, numbers.as_mut_ptr(), count);
+        numbers.set_len(count);
+    }
+    numbers
+}
+
 /// Rows that touch in the file and at their places are read as one.
 pub(super) fn append(ranges: &mut Vec<Range>, next: Range) {
     match ranges.last_mut() {
@@ -71,19 +88,30 @@ pub(super) fn here(numbers: &[u64]) -> usize {
     numbers.iter().filter(|number| **number != ELSEWHERE).count()
 }
 
+/// How many of them are rows of the file, and the last of those, by one look.
+pub(super) fn told(numbers: &[u64]) -> (usize, Option<u64>) {
+    // One more than the number, so that `ELSEWHERE` is 0.
+    let (count, next) = numbers.iter().fold((0, 0u64), |(count, most), number| {
+        let next = number.wrapping_add(1);
+        (count + usize::from(next != 0), most.max(next))
+    });
+    (count, next.checked_sub(1))
+}
+
 /// Of a long launch's numbers, how many are looked at to tell whether rows come twice often enough to look at all: it
 /// takes tens of nanoseconds of a processor for each, as much as all else about a row.
-const SAMPLE: usize = 1024;
+pub(super) const SAMPLE: usize = 1024;
 /// So many of them twice tell of a tenth in a launch of 32,768, or more.
 const OFTEN: usize = 4;
 
 /// Whether to look which of these rows come twice.
 pub(super) fn repeats_pay(numbers: &[u64]) -> bool {
-    if numbers.len() <= SAMPLE {
-        return true;
-    }
-    let (_, again) = told_apart(&numbers[..SAMPLE]);
-    here(&again) >= OFTEN
+    numbers.len() <= SAMPLE || many_repeat(&numbers[..SAMPLE])
+}
+
+/// Whether many of these first numbers come twice.
+pub(super) fn many_repeat(sample: &[u64]) -> bool {
+    here(&told_apart(sample).1) >= OFTEN
 }
 
 /// The numbers with `ELSEWHERE` where one stood before, and in place of each of those the index of its first; that is
@@ -120,10 +148,26 @@ pub(super) enum Fetch {
     Processors(Option<Rows>),
 }
 
+/// Where the numbers of rows are.
+pub(super) enum Numbers {
+    Here(Vec<u64>),
+    /// In the memory of the GPU that fetches the rows. None of them is `ELSEWHERE`.
+    There(There),
+}
+
+impl Numbers {
+    fn len(&self) -> usize {
+        match self {
+            Numbers::Here(all) => all.len(),
+            Numbers::There(there) => there.len(),
+        }
+    }
+}
+
 /// Rows that one request is for: the i-th of `numbers` goes to `to` + i × `row_bytes`, unless it is `ELSEWHERE`.
 pub(super) struct Table {
     pub fetch: Fetch,
-    pub numbers: Vec<u64>,
+    pub numbers: Numbers,
     /// Of them, how many are rows of the file.
     pub rows: usize,
     pub layout: Layout,
@@ -134,7 +178,7 @@ impl Table {
     fn rows_each(&self) -> usize {
         match self.fetch {
             Fetch::Gpu(_) => (PART_BYTES / self.layout.row_bytes).clamp(ROWS_PER_PART_MIN, ROWS_PER_PART_MAX),
-            Fetch::Processors(_) => (SLOT_BYTES / self.slot_bytes(1)).clamp(1, ROWS_PER_PART_MAX),
+            Fetch::Processors(_) => (COPIED_PART_BYTES / self.slot_bytes(1)).clamp(1, ROWS_PER_PART_MAX),
         }
     }
 
@@ -147,11 +191,11 @@ impl Table {
         self.numbers.len().div_ceil(self.rows_each())
     }
 
-    /// The rows of a part, and where the first of them goes.
-    pub fn part(&self, index: usize) -> (&[u64], Place) {
+    /// Which of the numbers a part is for, and where its first row goes.
+    pub fn part(&self, index: usize) -> (Span<usize>, Place) {
         let first = index * self.rows_each();
         let end = self.numbers.len().min(first + self.rows_each());
-        (&self.numbers[first..end], self.to.after(first * self.layout.row_bytes))
+        (first..end, self.to.after(first * self.layout.row_bytes))
     }
 
     pub fn bytes(&self) -> u64 {

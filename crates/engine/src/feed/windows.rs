@@ -88,13 +88,17 @@ impl Windows {
         self.file.address(0).as_ptr()
     }
 
+    /// Whether all windows may be read.
+    pub fn is_whole(&self) -> bool {
+        (0..self.count()).all(|n| self.file.window(n).phase() == Phase::Ready)
+    }
+
     /// Holds all windows, if all of them may be read.
     pub fn hold_whole(&self) -> Option<Gathered> {
-        let numbers: Vec<u32> = (0..self.count()).collect();
-        let ready = |n: &u32| self.file.window(*n).phase() == Phase::Ready;
-        if !numbers.iter().all(ready) {
+        if !self.is_whole() {
             return None;
         }
+        let numbers: Vec<u32> = (0..self.count()).collect();
         let held: Vec<u32> = numbers.iter().copied().take_while(|n| self.hold_ready(*n)).collect();
         if held.len() < numbers.len() {
             held.iter().for_each(|number| self.file.window(*number).release());

@@ -1,11 +1,15 @@
 //! Rows of a table: fetched by the GPU itself out of registered windows, or copied out of the mapping by this hand.
 
 use super::{copy_failed, wakes_this_thread, Flight, From, Hand};
-use crate::copy::Stores;
+use crate::copy::{self, Stores};
 use crate::feed::layout::{add, short, Run};
 use crate::feed::load;
 use crate::feed::request::{Place, Range, Request, Source};
-use crate::feed::rows::{append, here, repeats_pay, told_apart, Fetch, Layout, Table, NUMBERS_BYTES};
+use crate::feed::rows::{
+    append, here, repeats_pay, told_apart, Fetch, Layout, Numbers, Table, NUMBERS_BYTES,
+};
+use crate::feed::there::There;
+use crate::feed::windows::Windows;
 use crate::feed::{PIECES_PER_PART, SLOTS};
 use crate::gpu::cuda::{Cuda, Event, Stream};
 use crate::gpu::kernels::{Rows, ELSEWHERE};
@@ -14,6 +18,11 @@ use std::sync::{Arc, Mutex};
 
 /// More copies than this take longer than one launch that scatters.
 const COPIES_MAX: usize = 4;
+
+/// What the GPU reads of a row takes the link as long as this many bytes, however short it is.
+const ROW_TAKES_BYTES: usize = 1500;
+/// So many rows ahead their first bytes are asked of memory: as long as it takes to answer.
+const AHEAD: usize = 8;
 
 /// Rows that this hand is to bring: the i-th of `numbers` to `to` + i × `row_bytes`.
 #[derive(Clone, Copy)]
@@ -54,7 +63,18 @@ impl Hand {
         table: &Table,
         index: usize,
     ) -> Result<Option<Arc<Mutex<Stream>>>, Error> {
-        let (numbers, to) = table.part(index);
+        let (span, to) = table.part(index);
+        let read;
+        let numbers = match &table.numbers {
+            Numbers::Here(all) => &all[span],
+            Numbers::There(there) => match self.fetch_there(request, source, table, there, index)? {
+                Some(stream) => return Ok(Some(stream)),
+                None => {
+                    read = there.read(span).map_err(|why| copy_failed(there.gpu(), &why))?;
+                    &read[..]
+                }
+            },
+        };
         if here(numbers) == 0 {
             return Ok(None);
         }
@@ -141,7 +161,8 @@ impl Hand {
         let launch = Launch { kernel, base, step: part.layout.step, slot, numbers_at: 0 };
         match windows.queue(&bell, || self.launch(&launch, part, outlet)) {
             Ok(event) => {
-                self.fly(outlet, From::Rows(windows, held, slot, part.request.clone()), fetched, event);
+                let from = From::Rows(windows, held, Some(slot), part.request.clone());
+                self.fly(outlet, from, as_long_as(fetched, part.layout), event);
                 add(&part.request.counts.mapped, fetched);
                 Ok(rest)
             }
@@ -149,6 +170,51 @@ impl Hand {
                 self.give_slot_up(outlet, slot);
                 windows.release_all(&held);
                 Err(copy_failed(self.outlets[outlet].device.index(), &why))
+            }
+        }
+    }
+
+    /// Rows by numbers that lie in the GPU's memory; None where not all of the file may be read there any more.
+    fn fetch_there(
+        &mut self,
+        request: &Arc<Request>,
+        source: &Source,
+        table: &Table,
+        numbers: &There,
+        index: usize,
+    ) -> Result<Option<Arc<Mutex<Stream>>>, Error> {
+        let (Source::One { reader, .. }, Fetch::Gpu(kernel)) = (source, &table.fetch) else {
+            unreachable!("tables are of one file, and processors don't reach these numbers")
+        };
+        let (span, Place::Device { gpu, at: to }) = table.part(index) else { unreachable!("rows for a GPU") };
+        let windows: Arc<Windows> = reader.windows().expect("made before the request was").clone();
+        let (outlet, stream) = self.outlet_after(request, gpu)?;
+        let bell = self.bell.get_or_insert_with(wakes_this_thread).clone();
+        let Some(held) = windows.hold_whole() else { return Ok(None) };
+        let Layout { start, step, row_bytes } = table.layout;
+        let (base, rows) = (windows.base().wrapping_add(start as usize), span.len());
+        let queued = windows.queue(&bell, || {
+            let outlet = &mut self.outlets[outlet];
+            let stream = outlet.stream.lock().expect("no holder panics");
+            let at = numbers.address(span.start);
+            // SAFETY: the windows are held until the event below has passed, and so stay the numbers, each of which is a row
+            // inside; the destination is its owner's promise.
+            unsafe { kernel.queue(&stream, base, step, at, to, rows as u64, row_bytes as u64)? };
+            let event = outlet.spare.pop().map_or_else(|| outlet.device.event(), Ok)?;
+            stream.record(&event).map(|()| event)
+        });
+        match queued {
+            Ok(event) => {
+                let from = From::Rows(windows, held, None, request.clone());
+                self.fly(outlet, from, as_long_as(rows * row_bytes, table.layout), event);
+                self.ends_with_the_last(request);
+                add(&request.counts.mapped, rows * row_bytes);
+                Ok(Some(stream))
+            }
+            Err(why) => {
+                let _ = stream.lock().expect("no holder panics").synchronize();
+                windows.release_all(&held);
+                Err(copy_failed(gpu, &why))
             }
         }
     }
@@ -227,6 +293,11 @@ impl Hand {
     }
 }
 
+/// The length of a copy that takes as long as these rows: how often it is asked whether they have come goes by that.
+fn as_long_as(bytes: usize, layout: Layout) -> usize {
+    bytes.max(bytes / layout.row_bytes * ROW_TAKES_BYTES)
+}
+
 /// Copies what is cached out of the mapping, each row to its place from `at` on: what isn't, and what was copied.
 fn copy_rows(part: &Part, at: *mut u8) -> Result<(Vec<Range>, Vec<Run>), Error> {
     let Source::One { reader, .. } = part.source else { unreachable!("tables are of one file") };
@@ -234,6 +305,12 @@ fn copy_rows(part: &Part, at: *mut u8) -> Result<(Vec<Range>, Vec<Run>), Error> 
     let first = match part.to {
         Place::Device { at, .. } | Place::Host(at) => at,
     };
+    if let Some(from) = reader.whole().filter(|_| !part.numbers.contains(&ELSEWHERE)) {
+        copy_each(part, from, at)?;
+        let bytes = part.numbers.len() * bytes;
+        add(&part.request.counts.staged, bytes);
+        return Ok((Vec::new(), vec![Run { from: 0, to: first, bytes }]));
+    }
     let mut rest = Vec::new();
     let mut runs: Vec<Run> = Vec::new();
     let mut copied = 0;
@@ -257,4 +334,23 @@ fn copy_rows(part: &Part, at: *mut u8) -> Result<(Vec<Range>, Vec<Run>), Error> 
     }
     add(&part.request.counts.staged, copied);
     Ok((rest, runs))
+}
+
+/// Copies rows of a file that is cached as a whole, one behind the other to `at`.
+fn copy_each(part: &Part, file: *const u8, at: *mut u8) -> Result<(), Error> {
+    let Layout { start, step, row_bytes } = part.layout;
+    let place = |number: u64| file.wrapping_add((start + number * step) as usize);
+    for (i, number) in part.numbers.iter().enumerate() {
+        if let Some(later) = part.numbers.get(i + AHEAD) {
+            copy::ahead(place(*later), row_bytes);
+        }
+        // SAFETY: `at` has room for every row of the part, and the row lies in the mapping, as the request saw.
+        let got =
+            unsafe { load::out_of_mapping(at.add(i * row_bytes), place(*number), row_bytes, Stores::Cached) };
+        if got < row_bytes {
+            let range = part.layout.range(i, *number, part.to);
+            return Err(short(part.source, &range, range.offset + got as u64));
+        }
+    }
+    Ok(())
 }

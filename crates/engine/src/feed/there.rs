@@ -1,0 +1,136 @@
+//! Numbers of rows that lie in a GPU's memory, and stay there: checked and copied by a kernel, in the order of their
+//! owner's stream, so that whoever changes them afterwards changes nothing here.
+
+use super::crew;
+use super::rows::{many_repeat, SAMPLE};
+use crate::gpu::cuda::{Cuda, Device, DeviceMemory};
+use crate::gpu::kernels::Numbers;
+use forebay_model::Error;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+const NUMBER_BYTES: usize = size_of::<u64>();
+/// Freeing device memory waits for the device, so some of it is kept for the next call.
+const SPARE_MAX: usize = 4;
+
+static SPARE: Mutex<Vec<DeviceMemory>> = Mutex::new(Vec::new());
+
+fn spare() -> MutexGuard<'static, Vec<DeviceMemory>> {
+    SPARE.lock().expect("no holder panics")
+}
+
+/// Frees what is kept for the next call.
+pub(super) fn release() {
+    spare().clear();
+}
+
+/// Numbers as their owner has them.
+#[derive(Clone, Copy, Debug)]
+pub struct Given {
+    pub gpu: u32,
+    /// What was queued on it by now has written them.
+    pub stream: u64,
+    pub at: u64,
+    pub bytes_each: usize,
+    pub signed: bool,
+    pub count: usize,
+}
+
+/// A copy of them, 64 bits each.
+pub struct There {
+    count: usize,
+    device: Arc<Device>,
+    /// How many were wrong, and then the numbers; None once nobody reads them any more.
+    memory: Mutex<Option<DeviceMemory>>,
+}
+
+impl There {
+    /// None where one is negative, or `limit` or more; where many come twice, whose rows would cross the link as often; or
+    /// where there is no compiler for the kernel that looks.
+    ///
+    /// # Errors
+    /// The GPU failed.
+    pub fn take(given: &Given, limit: u64) -> Result<Option<There>, Error> {
+        let device = crew::device(given.gpu)?;
+        let Ok(kernel) = Numbers::open(&device) else { return Ok(None) };
+        let failed = |why: crate::gpu::cuda::CudaError| {
+            let asked = format!("{} numbers of rows on GPU {}", given.count, given.gpu);
+            Error::run(asked, why.to_string(), "if the CUDA context is gone, a new process; forebay doctor")
+        };
+        let memory = room(&device, (given.count + 1) * NUMBER_BYTES).map_err(failed)?;
+        let seen = look(&kernel, &device, given, limit, memory.address()).map_err(failed)?;
+        let there = There { count: given.count, device, memory: Mutex::new(Some(memory)) };
+        if seen[0] > 0 || many_repeat(&seen[1..]) {
+            there.give_back();
+            return Ok(None);
+        }
+        Ok(Some(there))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.count
+    }
+
+    pub(super) fn gpu(&self) -> u32 {
+        self.device.index()
+    }
+
+    fn memory(&self) -> MutexGuard<'_, Option<DeviceMemory>> {
+        self.memory.lock().expect("no holder panics")
+    }
+
+    /// The device address of number `index`, for a request that has not ended.
+    pub(super) fn address(&self, index: usize) -> u64 {
+        let at = self.memory().as_ref().expect("its request goes on").address();
+        at + ((index + 1) * NUMBER_BYTES) as u64
+    }
+
+    /// Copies some of them to the host, for who must know them there.
+    pub(super) fn read(&self, some: Range<usize>) -> Cuda<Vec<u64>> {
+        let mut bytes = vec![0; some.len() * NUMBER_BYTES];
+        self.device.read_back(self.address(some.start), &mut bytes)?;
+        Ok(words(&bytes))
+    }
+
+    /// At the end of its request: nothing on the device reads them any more.
+    pub(super) fn give_back(&self) {
+        let memory = self.memory().take();
+        let mut spare = spare();
+        if let Some(memory) = memory.filter(|_| spare.len() < SPARE_MAX) {
+            spare.push(memory);
+        }
+    }
+}
+
+fn room(device: &Arc<Device>, bytes: usize) -> Cuda<DeviceMemory> {
+    let mut spare = spare();
+    let fits = |memory: &DeviceMemory| memory.device().index() == device.index() && memory.bytes() >= bytes;
+    if let Some(at) = spare.iter().position(fits) {
+        return Ok(spare.swap_remove(at));
+    }
+    // Too short ones would only lie there.
+    let at = spare.iter().position(|memory| memory.device().index() == device.index());
+    drop(at.map(|at| spare.swap_remove(at)));
+    drop(spare);
+    device.allocate(bytes.next_power_of_two())
+}
+
+fn words(bytes: &[u8]) -> Vec<u64> {
+    let word = |n: &[u8]| u64::from_ne_bytes(n.try_into().expect("eight bytes"));
+    bytes.chunks_exact(NUMBER_BYTES).map(word).collect()
+}
+
+/// Copies and checks them; how many are wrong, and the first of them.
+fn look(kernel: &Numbers, device: &Arc<Device>, given: &Given, limit: u64, to: u64) -> Cuda<Vec<u64>> {
+    let stream = device.borrowed_stream(given.stream);
+    let mut seen = vec![0; (1 + given.count.min(SAMPLE)) * NUMBER_BYTES];
+    // SAFETY: `to` has room for the count and the numbers, which nobody else uses; what was given is its owner's promise;
+    // the local is there until the stream has passed.
+    unsafe {
+        stream.set_bytes(to, 0, NUMBER_BYTES)?;
+        kernel.queue(&stream, given.at, (given.bytes_each, given.signed), given.count, limit, to)?;
+        stream.copy_to_host(seen.as_mut_ptr(), to, seen.len())?;
+    }
+    stream.synchronize()?;
+    Ok(words(&seen))
+}
