@@ -1,7 +1,7 @@
 #!/bin/bash
 # Every table of the GPU in turn: bench/gpu_all.sh DIR OUT [quick]
 #
-# DIR is a folder on the storage to measure (about 36 GiB are needed; quick: 7). What was measured goes to OUT, and is
+# DIR is a folder on the storage to measure (about 60 GiB are needed; quick: 9). What was measured goes to OUT, and is
 # kept after every command: gpu.md (the tables), gpu.json (everything, for bench/publish.py), gpu.log (what went on).
 # Builds nothing and fetches nothing; peers that aren't installed are left out and named. PYTHON names the interpreter.
 # ONLY='warm cold' runs just those; ROUNDS (5) and LIMIT_S (170, of each command) may be set likewise.
@@ -51,10 +51,9 @@ measure() {
 : > "$out/gpu.md"; : > "$out/gpu.json"; : > "$out/gpu.log"
 measure warm "${model[@]}"
 measure random "${model[@]}"
-measure rows "${model[@]}"
 # Its own time limit is nearer, so that it ends with a table of what it has.
 rm -f "$out/rows.jsonl"
-measure rows.py --file-gib 16 "${model[@]}" --lines "$out/rows.jsonl" --limit-s "$((limit - 40))"
+measure rows.py "${model[@]}" --lines "$out/rows.jsonl" --limit-s "$((limit - 40))"
 measure emulate "${model[@]}"
 measure safetensors "${model[@]}"
 measure small_files --keep "${small[@]}"

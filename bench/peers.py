@@ -114,6 +114,7 @@ def forebay(
         keys = "ran reason engine engine_features slot_pages destination direct_bytes staged_bytes mapped_bytes"
         proof = {k: path.get(k) for k in keys.split()} | {"cache": record["cache"]}
         proof |= {k: result.get(k) for k in ("latency_us", "copy_latency_us")}
+        proof |= {"batch_latency_us": (result.get("batch") or {}).get("latency_us")}
         cpu_s = cpu["user_s"] + cpu["system_s"]
         return Figure(result["seconds"], result["bytes"], result["ios"], cpu_s, ran.cpu_s, proof)
 

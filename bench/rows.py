@@ -1,8 +1,9 @@
 """Random rows of a cached file → the GPU, by every way there is: `python bench/rows.py --dir DIR`.
 
-Forebay's `gather` and `bench`, beside what the machine itself does (bench/rows_floor.cu: a kernel alone, 16 threads that
-gather, threads and a scatter kernel), PyTorch's index_select at its best, KvikIO, and fio for rows that aren't cached. Needs
-Python 3.10 or newer, NumPy, torch, CuPy and forebay's wheel; nvcc for the floor. Who isn't installed is left out and named.
+Forebay's `gather` and `bench`, in batches and without, beside what the machine itself does (bench/rows_floor.cu: a kernel
+alone, 16 threads that gather, threads and a scatter kernel), PyTorch's index_select at its best, KvikIO, and fio for rows
+that aren't cached. Needs Python 3.10 or newer, NumPy, torch, CuPy and forebay's wheel; nvcc for the floor. Who isn't
+installed is left out and named.
 
 Every run is a line of JSON in --lines, written when it ends. Started again with the same file and settings on the same
 machine, it measures what is missing; --limit-s ends it before a machine's time does. Exit: 0 if every bound holds, 1 if one
@@ -14,6 +15,8 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -27,6 +30,7 @@ from child import HERE, Child, asked, closing
 from gpu import COPY, KVIKIO, MIB, arguments, cached, copy_rate, data_file, kvikio, ours, ready, run_main
 from peers import fio_uring
 from side_by_side import (
+    GIB,
     Bound,
     Cell,
     Contender,
@@ -43,12 +47,14 @@ from side_by_side import (
 )
 
 MAPPED, ON_GPU, BOUNCE = "gather, mapped", "gather, numbers on the GPU", "gather, bounce"
-BENCH = "forebay bench"
+BENCH, BATCHES = "forebay bench", "forebay bench --batch 2048"
+BENCH_MAPPED, BENCH_BOUNCE = "bench --path mapped --batch", "bench --path bounce --batch"
 KERNEL, THREADS, SCATTER = "kernel alone", "16 threads gather", "16 threads, scatter kernel"
 TORCH, FIO = "torch index_select", "fio, host only"
 TITLE = "Into the GPU, rows by every way"
+FILE = "forebay-rows.dat"
 BATCH_BYTES = 256 * MIB
-CORES = 16
+CORES = min(16, os.cpu_count() or 16)
 # Row bytes of `mapped`: its least share of the kernel's rate, and of PyTorch's.
 ROWS: dict[int, tuple[float | None, float | None]] = {
     4096: (0.9, 2.1),
@@ -59,6 +65,11 @@ ROWS: dict[int, tuple[float | None, float | None]] = {
     128: (0.9, None),
 }
 SCATTERED = {4096: (0.95, 150.0), 512: (0.95, None)}
+IN_BATCHES = (4096, 512, 128)
+# Page tables of the mapping are filled first: so many times a run's length before each.
+WARMUPS = 2.5
+# A table of 24 GiB where there is room for it, else one of 8.
+TABLES_GIB = (24.0, 8.0)
 
 Made = Callable[[], Contender]
 
@@ -152,19 +163,21 @@ def mapped_cells(children: dict[str, Child]) -> list[Asked]:
 
 
 def bench_cells(options: argparse.Namespace, file: Path, children: dict[str, Child]) -> list[Asked]:
-    cells = []
+    cells, warmup_s = [], WARMUPS * options.seconds
     for row, (of_floor, of_kvikio) in SCATTERED.items():
-        flags = f"--path bounce --op randread --io-size {row} --cache allow --workers {CORES} --depth 256"
+        flags = f"--path bounce --op randread --io-size {row} --cache allow --workers {CORES} --depth 4096"
         bounds = [Bound("rate", (SCATTER,), at_least=of_floor)]
         bounds += [Bound("rate", (KVIKIO,), at_least=of_kvikio)] if of_kvikio else []
         request = {"row_bytes": row, "at_once": BATCH_BYTES // row, "threads": CORES, "mode": "scatter"}
         made: dict[str, Made] = {
-            BENCH: functools.partial(ours, BENCH, file, options, flags),
+            BENCH: functools.partial(ours, BENCH, file, options, flags, warmup_s=warmup_s),
+            BATCHES: functools.partial(ours, BATCHES, file, options, f"{flags} --batch 2048", warmup_s=warmup_s),
             SCATTER: functools.partial(asked, SCATTER, children["floor"], **request),
         }
         if of_kvikio:
             made[KVIKIO] = functools.partial(kvikio, children["kvikio"], mode="futures", threads=16, task=4 * MIB, block=row)
         cells.append(Asked(f"{row} bytes, bounce", BENCH, bounds, made))
+    cells += [batch_cell(options, file, row, children) for row in IN_BATCHES]
     flags = "--path bounce --op randread --io-size 4096 --cache bypass --workers 2 --depth 64"
     cold: dict[str, Made] = {
         BENCH: functools.partial(ours, BENCH, file, options, flags),
@@ -172,6 +185,20 @@ def bench_cells(options: argparse.Namespace, file: Path, children: dict[str, Chi
     }
     bounds = [Bound("rate", (FIO,), at_least=0.98), Bound("cost", (FIO,), at_most=1.15)]
     return [*cells, Asked("4096 bytes, from the disk", BENCH, bounds, cold)]
+
+
+def batch_cell(options: argparse.Namespace, file: Path, row: int, children: dict[str, Child]) -> Asked:
+    """Requests of 2,048 rows each, two in flight per worker."""
+    flags = f"--op randread --io-size {row} --cache allow --batch 2048 --depth 4096"
+    bench = functools.partial(ours, warmup_s=WARMUPS * options.seconds, file=file, options=options)
+    made: dict[str, Made] = {
+        BENCH_MAPPED: functools.partial(bench, BENCH_MAPPED, flags=f"{flags} --path mapped --workers 4"),
+        BENCH_BOUNCE: functools.partial(bench, BENCH_BOUNCE, flags=f"{flags} --path bounce --workers {CORES}"),
+        KERNEL: functools.partial(
+            asked, KERNEL, children["floor"], row_bytes=row, at_once=BATCH_BYTES // row, threads=CORES, mode="kernel"
+        ),
+    }
+    return Asked(f"{row} bytes, in batches", BENCH_MAPPED, [], made)
 
 
 def measure(
@@ -233,18 +260,35 @@ def settled(cells: list[Asked], lines: Lines) -> list[tuple[Cell, Rounds, list[d
 
 def parser() -> argparse.ArgumentParser:
     made = arguments(__doc__ or "", seconds=0.5)
-    made.set_defaults(file_gib=8)
+    made.set_defaults(file_gib=None)
     made.add_argument("--lines", type=Path, help="where runs are kept, a line of JSON each (DIR/forebay-rows.jsonl)")
     made.add_argument("--limit-s", type=float, default=480, help="begin no run after so many seconds (480)")
     return made
 
 
+def table_gib(folder: Path, name: str) -> float:
+    """As large a table as disk and memory hold, with as much of both to spare; of one that is there already, its size."""
+    found = folder / name
+    if found.exists():
+        return found.stat().st_size / GIB
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") + cached_bytes()
+    disk = shutil.disk_usage(folder).free
+    return next((gib for gib in TABLES_GIB if 2 * gib * GIB < min(memory, disk)), TABLES_GIB[-1])
+
+
+def cached_bytes() -> int:
+    """Of the page cache, which gives way."""
+    found = re.search(r"^Cached:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    return int(found[1]) << 10 if found else 0
+
+
 def main() -> int:
     began = time.monotonic()
     options = ready(parser())
+    options.file_gib = options.file_gib or table_gib(options.dir, FILE)
     about = {"study": TITLE, "machine": {**machine_card(options.dir), "date": None}, "file_gib": options.file_gib}
     lines = Lines(options.lines or options.dir / "forebay-rows.jsonl", about | {"seconds": options.seconds})
-    file = data_file(options)
+    file = data_file(options, FILE)
     gpu = str(options.gpu)
     children: dict[str, Child] = {
         "gather": Child("child_rows.py", "gather", gpu, str(file)),
