@@ -2,7 +2,8 @@
 read and write as a schedule says (late, never, with an error, with less than was asked) and keeps a trace of its own.
 
 The trace knows nothing of Forebay: it has what the kernel asked for and when each answer was given. What a run reports is
-held against it.
+held against it. One thread does it all, so that it isn't its own rival, and notes what it can't know as a span: an I/O
+came at the latest when it was read, and at the earliest when there was none.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import heapq
 import itertools
 import os
 import random
+import select
 import struct
 import threading
 import time
@@ -58,14 +60,19 @@ class Traced:
     write: bool
     offset: int
     size: int
+    # It came between the two: there was nothing to read yet, and this was read.
+    absent_ns: int
     came_ns: int
     answer: Answer
+    # Its answer was given between the two: before and after the call that gave it.
     done_ns: int = 0
+    told_ns: int = 0
     moved: int = 0
     error: int = 0
 
     @property
     def took_ns(self) -> int:
+        """At the least."""
         return self.done_ns - self.came_ns
 
 
@@ -85,12 +92,11 @@ class Device:
 
     def __post_init__(self) -> None:
         self._fd = -1
-        self._lock = threading.Condition()
-        self._due: list[tuple[float, int, int, Traced]] = []
+        self._lock = threading.Lock()
+        self._due: list[tuple[int, int, int, Traced]] = []
         self._hanging: dict[int, Traced] = {}
         self._count = itertools.count()
-        self._over = False
-        self._threads: list[threading.Thread] = []
+        self._thread = threading.Thread(target=self._serve, daemon=True)
 
     def begin(self, schedule: Schedule, cached: bool = False) -> None:
         """From here on I/Os are answered so, numbered from 0, and traced anew."""
@@ -110,55 +116,76 @@ class Device:
     # Mounting ----------------------------------------------------------------------------------------------
 
     def mount(self) -> None:
-        self._fd = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
+        self._fd = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
         self.path.touch()
         options = f"fd={self._fd},rootmode=100644,user_id={os.getuid()},group_id={os.getgid()},max_read={PAGES_MAX * 4096}"
-        _call("mount", b"forebay-test", os.fsencode(self.path), b"fuse", 0, options.encode())
-        for job in (self._serve, self._answer_what_is_due):
-            self._threads.append(threading.Thread(target=job, daemon=True))
-            self._threads[-1].start()
+        try:
+            _call("mount", b"forebay-test", os.fsencode(self.path), b"fuse", 0, options.encode())
+        except OSError:
+            os.close(self._fd)
+            raise
+        self._thread.start()
 
     def unmount(self) -> None:
-        """Whatever still hangs ends with an error of the kernel's, when the device is closed."""
-        with self._lock:
-            self._over = True
-            for unique in list(self._hanging):
-                self._give_up(unique)
-            self._lock.notify()
+        """Whatever still hangs is answered with an error."""
+        self.let_go()
         with contextlib.suppress(OSError):
             _call("umount2", os.fsencode(self.path), MNT_DETACH)
-        # The reader ends with ENODEV, once the last file is closed.
-        self._threads[0].join(30)
+        # It ends with ENODEV, once the last file is closed.
+        self._thread.join(30)
         os.close(self._fd)
-        self._threads[1].join(30)
         self.path.unlink(missing_ok=True)
 
     # The protocol ------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
+        # A device doesn't wait for a processor. Where it may not ask for that, its trace says what it took.
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(2))
+        absent_ns = time.monotonic_ns()
         while True:
+            # What came while the last ones were answered came at the earliest when there was nothing to read.
+            if not select.select([self._fd], [], [], 0)[0]:
+                left_s = max(0.0, (self._due[0][0] - time.monotonic_ns()) / 1e9) if self._due else None
+                select.select([self._fd], [], [], left_s)
+                absent_ns = time.monotonic_ns()
+            try:
+                absent_ns = self._read_all(absent_ns)
+            except OSError:
+                return
+            with self._lock:
+                self._answer_what_is_due()
+
+    def _read_all(self, absent_ns: int) -> int:
+        """Takes what is there; when there was no more. Errors but EAGAIN are the end of the mount."""
+        while True:
+            asked_ns = time.monotonic_ns()
             try:
                 request = os.read(self._fd, REQUEST_BYTES)
             except OSError as error:
-                if error.errno in (errno.EINTR, errno.EAGAIN, errno.ENOENT):
+                if error.errno == errno.EAGAIN:
+                    return asked_ns
+                if error.errno in (errno.EINTR, errno.ENOENT):
                     continue
-                return
-            came_ns = time.monotonic_ns()
-            _, opcode, unique = struct.unpack_from("=IIQ", request)
-            if opcode in (READ, WRITE):
-                self._take(opcode == WRITE, unique, request, came_ns)
-            elif opcode == INIT:
-                self._reply(unique, self._init(request))
-            elif opcode in (GETATTR, SETATTR):
-                self._reply(unique, self._attributes())
-            elif opcode == OPEN:
-                self._reply(unique, struct.pack("=QIi", 1, 0 if self.cached else FOPEN_DIRECT_IO, 0))
-            elif opcode == STATFS:
-                self._reply(unique, struct.pack("=5Q4I6I", 1 << 20, 1 << 19, 1 << 19, 99, 98, 4096, 255, 4096, *(0,) * 7))
-            elif opcode in (RELEASE, FSYNC, FLUSH, DESTROY):
-                self._reply(unique)
-            elif opcode not in (FORGET, BATCH_FORGET, INTERRUPT):  # a device isn't interrupted
-                self._reply(unique, error=errno.ENOSYS)
+                raise
+            self._take_in(request, absent_ns, time.monotonic_ns())
+
+    def _take_in(self, request: bytes, absent_ns: int, came_ns: int) -> None:
+        _, opcode, unique = struct.unpack_from("=IIQ", request)
+        if opcode in (READ, WRITE):
+            self._take(opcode == WRITE, unique, request, absent_ns, came_ns)
+        elif opcode == INIT:
+            self._reply(unique, self._init(request))
+        elif opcode in (GETATTR, SETATTR):
+            self._reply(unique, self._attributes())
+        elif opcode == OPEN:
+            self._reply(unique, struct.pack("=QIi", 1, 0 if self.cached else FOPEN_DIRECT_IO, 0))
+        elif opcode == STATFS:
+            self._reply(unique, struct.pack("=5Q4I6I", 1 << 20, 1 << 19, 1 << 19, 99, 98, 4096, 255, 4096, *(0,) * 7))
+        elif opcode in (RELEASE, FSYNC, FLUSH, DESTROY):
+            self._reply(unique)
+        elif opcode not in (FORGET, BATCH_FORGET, INTERRUPT):  # a device isn't interrupted
+            self._reply(unique, error=errno.ENOSYS)
 
     @staticmethod
     def _init(request: bytes) -> bytes:
@@ -172,37 +199,30 @@ class Device:
         owner = (0o100644, 1, os.getuid(), os.getgid(), 0, 4096, 0)
         return struct.pack("=QII", 3600, 0, 0) + struct.pack("=6Q3I7I", 1, size, size // 512, 0, 0, 0, 0, 0, 0, *owner)
 
-    def _take(self, write: bool, unique: int, request: bytes, came_ns: int) -> None:
+    def _take(self, write: bool, unique: int, request: bytes, absent_ns: int, came_ns: int) -> None:
         _, offset, size = struct.unpack_from("=QQI", request, 40)
         if write:
             self.content[offset : offset + size] = request[80 : 80 + size]
         with self._lock:
             nth = next(self._count)
             answer = self.schedule(nth, offset, size)
-            traced = Traced(write, offset, size, came_ns, answer)
+            traced = Traced(write, offset, size, absent_ns, came_ns, answer)
             self.trace.append(traced)
             if answer.hangs:
                 self._hanging[unique] = traced
-                heapq.heappush(self._due, (came_ns / 1e9 + HANGS_S, nth, unique, traced))
-                self._lock.notify()
-            elif answer.delay_s > 0:
-                heapq.heappush(self._due, (came_ns / 1e9 + answer.delay_s, nth, unique, traced))
-                self._lock.notify()
+            delay_s = HANGS_S if answer.hangs else answer.delay_s
+            if delay_s > 0:
+                heapq.heappush(self._due, (came_ns + int(delay_s * 1e9), nth, unique, traced))
             else:
                 self._finish(unique, traced)
 
     def _answer_what_is_due(self) -> None:
-        with self._lock:
-            while not (self._over and not self._due):
-                left = self._due[0][0] - time.monotonic() if self._due else None
-                if left is not None and (left <= 0 or self._over):
-                    _, _, unique, traced = heapq.heappop(self._due)
-                    if not traced.answer.hangs:
-                        self._finish(unique, traced)
-                    else:
-                        self._give_up(unique)
-                else:
-                    self._lock.wait(left)
+        while self._due and self._due[0][0] <= time.monotonic_ns():
+            _, _, unique, traced = heapq.heappop(self._due)
+            if not traced.answer.hangs:
+                self._finish(unique, traced)
+            else:
+                self._give_up(unique)
 
     def _finish(self, unique: int, traced: Traced) -> None:
         answer = traced.answer
@@ -213,12 +233,14 @@ class Device:
         # Noted before it is said: who hears it has waited for at least as long.
         traced.done_ns = time.monotonic_ns()
         self._reply(unique, b"" if answer.error else data, answer.error)
+        traced.told_ns = time.monotonic_ns()
 
     def _give_up(self, unique: int) -> None:
         traced = self._hanging.pop(unique, None)
         if traced is not None:
             traced.done_ns, traced.error = time.monotonic_ns(), errno.EIO
             self._reply(unique, error=errno.EIO)
+            traced.told_ns = time.monotonic_ns()
 
     def _reply(self, unique: int, data: bytes = b"", error: int = 0) -> None:
         # Who asked may be gone (ENOENT), and so may the mount (ENODEV).
@@ -264,6 +286,11 @@ class Whole:
     def waited_ns(self) -> int:
         """From the first that came to the last answer: nobody can have waited for less."""
         return self.parts[-1].done_ns - self.parts[0].came_ns
+
+    @property
+    def waited_ns_max(self) -> int:
+        """As long as the device can have held it."""
+        return self.parts[-1].told_ns - self.parts[0].absent_ns
 
 
 def wholes(trace: list[Traced], io_bytes: int) -> list[Whole]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
+import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,13 +38,12 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
         yield made
 
 
-def run(device: Device, home: Path, *flags: Any, code: int | None = 0) -> dict[str, Any]:
-    """The record of a bench on the device, which ended with `code`; None: as its errors say."""
+def run(device: Device, home: Path, *flags: Any, code: int = 0) -> dict[str, Any]:
+    """The record of a bench on the device, which ended with `code`."""
     words = ["bench", device.path, "--io-size", IO_BYTES, "--warmup", 0, "--json", "-q", *flags]
     with begun(device, home, words) as process:
         done = ended(device, home, process)
     record = json.loads(done.stdout)
-    code = (4 if record["result"]["errors"]["failed"] else 0) if code is None else code
     assert done.returncode == code, f"{done.returncode}\n{done.stderr}"
     return record
 
@@ -79,19 +79,30 @@ def one_pass(device: Device, home: Path, engine: str, *flags: Any, code: int = 0
     return record["result"], wholes(device.trace, IO_BYTES)
 
 
-def check_latency(result: dict[str, Any], found: list[Whole], above: bool = False) -> None:
-    """Nobody can have waited for less than the device took. A figure of the histogram has three digits.
+PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
 
-    `above`: nor for more than 1 % and 0.5 ms longer, which only a quiet machine holds.
-    """
-    waits = sorted(whole.waited_ns / 1e3 for whole in found if not whole.parts[-1].error)
+
+def percentiles(waits_us: list[float]) -> dict[str, float]:
+    """By nearest rank, as a run's."""
+    waits = sorted(waits_us)
+    return {key: waits[max(0, math.ceil(share * len(waits) - 1e-9) - 1)] for key, share in PERCENTILES.items()}
+
+
+def check_latency(result: dict[str, Any], found: list[Whole]) -> None:
+    """Nobody can have waited for less than the device took. A figure of the histogram has three digits."""
+    waits = [whole.waited_ns / 1e3 for whole in found if not whole.parts[-1].error]
     latency = result["latency_us"]
-    assert latency["max"] >= waits[-1] * 0.999 and latency["min"] >= waits[0] * 0.999
-    for key, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p999", 0.999)):
-        nth = min(len(waits) - 1, max(0, int(share * len(waits) - 1e-9)))
-        assert latency[key] >= waits[nth] * 0.999, f"{key}: {latency[key]} below the trace's {waits[nth]}"
-        assert not above or latency[key] <= waits[nth] * 1.01 + 500, f"{key}: {latency[key]}, the trace has {waits[nth]}"
+    assert latency["max"] >= max(waits) * 0.999 and latency["min"] >= min(waits) * 0.999
+    for key, least in percentiles(waits).items():
+        assert latency[key] >= least * 0.999, f"{key}: {latency[key]} below the trace's {least}"
     assert latency["mean"] >= sum(waits) / len(waits) * 0.999
+
+
+def too_high(result: dict[str, Any], found: list[Whole]) -> list[str]:
+    """Percentiles that lie more than 1 % and 0.5 ms above what the device can have taken."""
+    most = percentiles([whole.waited_ns_max / 1e3 for whole in found if not whole.parts[-1].error])
+    latency = result["latency_us"]
+    return [f"{k}: {latency[k]:.0f} us, the trace {us:.0f}" for k, us in most.items() if latency[k] > us * 1.01 + 500]
 
 
 def uneven(seed: int, slowest_s: float = 0.02) -> Callable[[int, int, int], Answer]:
@@ -198,7 +209,7 @@ def test_an_interrupt_while_nothing_answers_keeps_what_was_measured(device: Devi
     assert list(tmp_path.glob("forebay-*.json")), "what was measured is saved"
 
 
-def scheduled(seed: int) -> Callable[[int, int, int], Answer]:
+def scheduled(seed: int, slowest_s: float) -> Callable[[int, int, int], Answer]:
     """A device with a temper: a usual delay, a spread, a tail; every third has errors, every third short answers."""
     rng = random.Random(seed)
     usual, spread, tail = rng.uniform(0.002, 0.006), rng.uniform(0.1, 0.5), rng.choice((0.0, 0.01, 0.05))
@@ -207,33 +218,87 @@ def scheduled(seed: int) -> Callable[[int, int, int], Answer]:
     def answer(nth: int, offset: int, size: int) -> Answer:
         delay = usual * rng.lognormvariate(0, spread) * (rng.uniform(3, 8) if rng.random() < tail else 1)
         error = errno.EIO if fails and rng.random() < 0.02 else 0
-        return Answer(delay, error, size // 2 if cuts and size == 16 << 10 and rng.random() < 0.1 else None)
+        cut = size // 2 if cuts and size == 16 << 10 and rng.random() < 0.1 else None
+        return Answer(min(delay, slowest_s), error, cut)
 
     return answer
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", range(50))
-def test_seeded_schedules_agree_with_the_trace_in_all_figures(
-    device: Device, tmp_path: Path, seed: int
-) -> None:
-    """Every engine in turn, closed loop and open; the open one well below what the device can do."""
+@contextlib.contextmanager
+def urgently() -> Iterator[None]:
+    """What this thread does and starts waits for no other program, where it may ask for that."""
+    before = os.sched_getscheduler(0), os.sched_getparam(0)
+    with contextlib.suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, *before)
+
+
+class Disturbance:
+    """How long threads of a process waited for a processor, and whether another machine had it meanwhile."""
+
+    # In 10 ms of a quiet machine each thread is woken a few times, and waits for some microseconds each time.
+    QUIET_NS = 200_000
+
+    def __init__(self) -> None:
+        self._waited: dict[str, int] = {}
+        self._steal = self._stolen()
+        self.longest_ns = 0
+
+    @staticmethod
+    def _stolen() -> int:
+        return int(Path("/proc/stat").read_text().split(None, 9)[8])
+
+    def look(self, process: subprocess.Popen[str]) -> None:
+        for thread in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError, IndexError):
+                waited = int(thread.read_text().split()[1])
+                self.longest_ns = max(self.longest_ns, waited - self._waited.get(str(thread), 0))
+                self._waited[str(thread)] = waited
+
+    def told(self) -> str:
+        """Empty: there was none."""
+        stolen = self._stolen() - self._steal
+        if not stolen and self.longest_ns < self.QUIET_NS:
+            return ""
+        return f"a thread waited {self.longest_ns / 1e6:.2f} ms for a processor within 10 ms; {stolen} ticks stolen"
+
+
+def played(device: Device, home: Path, seed: int) -> tuple[list[str], str]:
+    """One schedule: what lies too high, and what disturbed the machine. All else agrees, however busy it is."""
     rng, io_bytes = random.Random(1000 + seed), 16 << 10
     engine, is_open = ENGINES[seed % 3], seed % 2 == 1
     depth = 1 if engine == "inline" else rng.choice((1, 2, 4, 8))
-    device.begin(scheduled(seed // 3))
-    pace = ["--rate-iops", 20 * depth] if is_open else []
-    flags = ["--engine", engine, "--op", "randread", "--no-repeat", "--passes", 1, "--depth", depth, *pace]
-    # Its two threads take turns at more than one every 5 ms.
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(2e-4)
-    try:
-        record = run(device, tmp_path, *flags, "--io-size", io_bytes, code=None)
-    finally:
-        sys.setswitchinterval(before)
-    result, found = record["result"], wholes(device.trace, io_bytes)
+    # An open loop has a slot for each I/O that is due, even for one in two parts.
+    device.begin(scheduled(seed // 3, 0.01 if is_open else 0.1))
+    pace = ["--rate-iops", 40 * depth] if is_open else []
+    words = ["bench", device.path, "--engine", engine, "--op", "randread", "--no-repeat", "--passes", 1, "--depth", depth]
+    disturbance = Disturbance()
+    with urgently(), begun(device, home, [*words, *pace, "--io-size", io_bytes, "--warmup", 0, "--json", "-q"]) as process:
+        processes.wait_until(lambda: disturbance.look(process) or process.poll() is not None, "it has ended")
+        done = ended(device, home, process)
+    result, found = json.loads(done.stdout)["result"], wholes(device.trace, io_bytes)
     failed = sum(1 for traced in device.trace if traced.error)
+    assert done.returncode == (4 if failed else 0), done.stderr
     assert len(found) == BYTES // io_bytes == result["ios"] + failed and result["errors"]["failed"] == failed
     assert sum(w.moved for w in found if not w.parts[-1].error) == result["bytes"]
     assert result["errors"]["short"] == sum(1 for t in device.trace if 0 < t.moved < t.size)
-    check_latency(result, found, above=True)
+    check_latency(result, found)
+    return too_high(result, found), disturbance.told()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(50))
+def test_seeded_schedules_agree_with_the_trace_in_all_figures(device: Device, tmp_path: Path, seed: int) -> None:
+    """Every engine in turn, closed loop and open. A run that the machine was disturbed in is judged by another, twice."""
+    told = []
+    for _ in range(3):
+        high, disturbed = played(device, tmp_path, seed)
+        if not high:
+            return
+        told.append(f"{'; '.join(high)} ({disturbed or 'nothing disturbed the machine'})")
+        if not disturbed:
+            break
+    pytest.fail("\n".join(told))

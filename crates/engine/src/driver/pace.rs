@@ -13,9 +13,16 @@ pub struct Pace {
     pub ns_per_byte: f64,
     /// What the clock can't show of `next`, below 1 ns.
     pub rest_ns: f64,
+    /// How late timers end a sleep here, as far as was seen.
+    pub lateness: Duration,
 }
 
 impl Pace {
+    /// A sleep that ends later than this was held up by something else than its timer.
+    const LATENESS_MAX: Duration = Duration::from_micros(250);
+    /// The share of a worker's time that it may spend awake for the next I/O to fall due.
+    const AWAKE_SHARE: u32 = 20;
+
     const LONGEST_NS: f64 = 1e15;
     const OWED_MAX: f64 = 1e15;
 
@@ -27,6 +34,20 @@ impl Pace {
         let ns = self.rest_ns + self.ns_after(bytes);
         self.next += Duration::from_nanos(ns as u64);
         self.rest_ns = ns.fract();
+    }
+
+    /// When to be awake for the next I/O. A timer ends a sleep tens of microseconds late, more on a virtual machine, and
+    /// all of that would be latency that no device has; the worker looks at the clock from here on.
+    pub fn wakes_at(&self, bytes: u64) -> Instant {
+        let gap = Duration::from_nanos(self.ns_after(bytes) as u64);
+        let ahead = self.lateness.min(gap / Self::AWAKE_SHARE);
+        self.next.checked_sub(ahead).unwrap_or(self.next)
+    }
+
+    /// Learns from a sleep that its timer ended so much late: from the long ones at once, from shorter ones slowly.
+    pub fn overslept(&mut self, by: Duration) {
+        let by = by.min(Self::LATENESS_MAX);
+        self.lateness = by.max(self.lateness - self.lateness.saturating_sub(by) / 16);
     }
 
     /// Whether the next I/O falls into the time that ends at `end`.
@@ -57,5 +78,43 @@ pub fn pace_of(job: &JobSpec) -> Option<Pace> {
         ns_per_io: ns_for(job.rate_iops),
         ns_per_byte: ns_for(job.rate_gib_s.map(|r| r * GIB)),
         rest_ns: 0.0,
+        lateness: Duration::ZERO,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pace(rate_iops: f64) -> Pace {
+        let job = JobSpec { rate_iops: Some(rate_iops), workers: 1, ..JobSpec::default() };
+        pace_of(&job).unwrap()
+    }
+
+    fn ahead(pace: &Pace) -> Duration {
+        pace.next - pace.wakes_at(4096)
+    }
+
+    #[test]
+    fn it_wakes_up_as_much_ahead_as_timers_are_late_here() {
+        let (mut pace, us) = (pace(100.0), Duration::from_micros);
+        assert_eq!(ahead(&pace), Duration::ZERO, "nothing was seen yet");
+        pace.overslept(us(120));
+        assert_eq!(ahead(&pace), us(120));
+        pace.overslept(us(40));
+        assert_eq!(ahead(&pace), us(115));
+        (0..200).for_each(|_| pace.overslept(us(40)));
+        assert!(ahead(&pace) >= us(40) && ahead(&pace) < us(41));
+        pace.overslept(us(9000));
+        assert_eq!(ahead(&pace), Pace::LATENESS_MAX, "something else held it up");
+    }
+
+    #[test]
+    fn it_is_awake_for_a_twentieth_of_its_time_at_most() {
+        for (rate_iops, most_us) in [(1000.0, 50), (100_000.0, 0)] {
+            let mut pace = pace(rate_iops);
+            pace.overslept(Duration::from_millis(1));
+            assert_eq!(ahead(&pace).as_micros(), most_us);
+        }
+    }
 }

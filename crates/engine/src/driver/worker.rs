@@ -246,13 +246,15 @@ impl Worker {
         loop {
             let now = clock::now();
             self.closing |= self.shared.stop.load(Ordering::Relaxed) || self.starts_no_more(now);
-            if now >= self.next_tick {
-                self.tick(now);
-            }
             if now >= self.next_look {
                 self.look(now);
             }
             self.start_ios(now);
+            if now >= self.next_tick {
+                // Schedules of round rates and ticks coincide: what is due now doesn't wait for a snapshot.
+                self.reactor.submit();
+                self.tick(now);
+            }
             self.client.collect(&mut self.reactor);
             if !self.client.has_done() && self.client.in_flight() == 0 {
                 if self.finished() {
@@ -393,11 +395,12 @@ impl Worker {
 
     fn wait(&mut self, now: Instant) {
         let mut until = self.next_tick.min(self.next_look);
+        let mut paced = None;
         if !self.closing {
             until = until.min(self.next_edge(now));
-            if let Some(pace) = self.pace.as_ref().filter(|_| self.client.has_free() && !self.held_back) {
-                until = until.min(pace.next);
-            }
+            let pace = self.pace.as_ref().filter(|_| self.client.has_free() && !self.held_back);
+            paced = pace.map(|pace| pace.wakes_at(self.shared.job.io_bytes));
+            until = paced.map_or(until, |at| until.min(at));
         }
         for due in self.client.next_due().into_iter().chain(self.contents.next_due()) {
             until = until.min(due);
@@ -405,6 +408,12 @@ impl Worker {
         if until > now {
             let (at_least, patience) = self.batch();
             self.reactor.wait(at_least, until, patience);
+            if let Some(pace) = self.pace.as_mut().filter(|_| paced == Some(until)) {
+                let late = clock::now().saturating_duration_since(until);
+                if !late.is_zero() {
+                    pace.overslept(late);
+                }
+            }
         } else {
             self.reactor.flush();
         }
