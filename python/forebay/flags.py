@@ -34,6 +34,15 @@ def _workers(text: Any, what: str) -> int | str:
     return "auto" if text == "auto" else _integer(text, what)
 
 
+def _signed_bytes(text: Any, what: str) -> int:
+    below = isinstance(text, str) and text.startswith("-")
+    return -parse_bytes(text[1:], what) if below else parse_bytes(text, what)
+
+
+def _whole(text: Any, what: str) -> int:
+    return _integer(text, what, (1 << 63) - 1)
+
+
 def _seed(text: Any, what: str) -> int:
     return _integer(text, what, (1 << 64) - 1)
 
@@ -122,6 +131,10 @@ class Field:
 
 # JobSpec::measured_s: where neither a duration nor passes were given.
 DURATION_DEFAULT_S = 10.0
+# JobSpec::ends_by_count: fields that end a run by what it moved, not by time.
+COUNTED = frozenset(("passes", "limit_bytes", "limit_ios"))
+
+
 def paths() -> tuple[str, ...]:
     """What `--path` takes: the engine's data paths, and `auto`."""
     return (*run.paths(), "auto")
@@ -136,19 +149,26 @@ FIELDS: tuple[Field, ...] = (
     Field("op", "op", _choice("read", "write", "randread", "randwrite"), "read, write, randread or randwrite.", "OP"),
     Field("read-pct", "read_pct", _share, "Per cent of I/Os that read, for a mixed job.", "PCT"),
     Field("io-size", "io_bytes", _text, "Bytes per I/O, as 128k; or MIN:MAX[:STEP].", "SIZE"),
+    Field("io-mix", "io_mix", _text, "Sizes and their shares, as 4k=60,64k=40; or READS/WRITES. In place of --io-size.", "MIX"),
     Field("file-size", "file_bytes", parse_bytes, "Of each file, what is read at most, and the size of what is made. Default: as found, else 1g.", "SIZE"),
     Field("create", "create", _flag, "Make files that are missing, also for a read. A write makes them anyway.", is_flag=True, tells=False),
     Field("files", "files", _integer, "Files in a directory. Default: all that are found; one per worker where they are made.", "N"),
     Field("file-name", "file_name", _text, "Name of file N in a directory; %d stands for N.", "NAME", tells=False),
     Field("start", "start_bytes", parse_bytes, "First byte that is used.", "SIZE"),
+    Field("start-step", "start_step_bytes", parse_bytes, "With --clones, worker N starts N times this much further on.", "SIZE"),
+    Field("skip", "skip_bytes", _signed_bytes, "Bytes passed over after each sequential I/O; below 0, gone back from its end.", "SIZE"),
+    Field("skip-every", "skip_every_bytes", parse_bytes, "Skip after this many bytes, in place of after each I/O.", "SIZE"),
     Field("align", "align_bytes", parse_bytes, "Alignment of random offsets. Default: the I/O size.", "SIZE"),
     Field("workers", "workers", _workers, "Threads, each with its own queue; auto finds the fewest that do.", "N"),
+    Field("clones", "clones", _flag, "Each worker covers all of the data, in place of a part of it.", is_flag=True),
     Field("depth", "depth", _integer, "I/Os in flight per worker.", "N"),
     Field("batch", "batch", _integer, "I/Os that are one request, as rows of a batch: they start together, and it ends with the last. Without --depth two are in flight.", "N"),
-    Field("duration", "duration_s", parse_seconds, "Measured seconds. Default: 10, or as long as --passes takes.", "SECONDS"),
+    Field("duration", "duration_s", parse_seconds, "Measured seconds. Default: 10, or as long as --passes or a limit takes.", "SECONDS"),
     Field("passes", "passes", _integer, "Stop once the data was covered N times.", "N"),
+    Field("limit-bytes", "limit_bytes", parse_bytes, "Stop once each worker has moved this much.", "SIZE"),
+    Field("limit-ios", "limit_ios", _whole, "Stop once each worker has done N I/Os.", "N"),
     Field("warmup", "warmup_s", parse_seconds, "Seconds before measuring. Default: a tenth of the duration, 2 at most.", "SECONDS"),
-    Field("distribution", "distribution", _text, "Random offsets: uniform or zipf:THETA.", "NAME"),
+    Field("distribution", "distribution", _text, "Random offsets: uniform, zipf:THETA, zoned:IOS/DATA,… in per cent, list:BLOCK,… or list+:BLOCK,…", "NAME"),
     Field("no-repeat", "no_repeat", _flag, "Random offsets without any block twice in a pass.", is_flag=True),
     Field("seed", "seed", _seed, "Seed of offsets and content.", "N", tells=False),
     Field("repeat", "repeat", _integer, "Run N times; the record holds each and their spread.", "N", tells=False),
@@ -157,6 +177,9 @@ FIELDS: tuple[Field, ...] = (
     Field("until-steady", "until_steady", _flag, "End each run once throughput is steady.", is_flag=True),
     Field("rate", "rate_gib_s", _number, "Open loop at this many GiB/s; latency counts from the schedule.", "GIB_S"),
     Field("rate-iops", "rate_iops", _number, "Open loop at this many I/Os per second.", "IOPS"),
+    Field("arrivals", "arrivals", _choice("even", "poisson"), "How the I/Os of an open loop follow on each other: even or poisson.", "LAW"),
+    Field("think", "think_s", parse_seconds, "Each worker pauses this long, once its I/Os in flight have ended.", "SECONDS"),
+    Field("think-ios", "think_ios", _integer, "I/Os from one pause to the next. Default: 1.", "N"),
     Field("cpus", "cpus", _text, "CPUs to pin workers to, in turn, as 0-3,8.", "LIST"),
     Field("numa", "numa", _integer, "NUMA node for threads and memory.", "NODE"),
     Field("cache", "cache", _choice("auto", "bypass", "drop", "allow", "warm"), "Page cache: bypass (O_DIRECT), drop, allow, warm, or auto: by what is cached.", "POLICY"),

@@ -305,7 +305,7 @@ class World:
         In rounds: a directory takes one maker at a time, so on a shared one the ranks that found it taken try
         again once the others are done. A round in which no rank got further ends it.
         """
-        brief = {k: v for k, v in job.items() if k not in ("passes", "until_ci_pct", "until_steady")}
+        brief = {k: v for k, v in job.items() if k not in ("passes", "limit_bytes", "limit_ios", "until_ci_pct", "until_steady")}
         brief.update(duration_s=0.001, warmup_s=0.0, repeat=1)
         due = not writes(job) and bool(self._plan["files_to_make"])
         while True:

@@ -3,9 +3,11 @@
 
 mod check;
 mod cufile;
+mod offsets;
 mod path;
 
 pub use cufile::CuFileMode;
+pub use offsets::{Distribution, IoMix, SizeShare, Zone};
 pub use path::PathKind;
 
 use crate::Error;
@@ -94,6 +96,17 @@ pub enum Pages {
     Small,
 }
 
+/// How the I/Os of an open loop follow on each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Arrivals {
+    /// At equal distances.
+    #[default]
+    Even,
+    /// At distances that are exponentially distributed around the mean.
+    Poisson,
+}
+
 /// Durability of writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -120,6 +133,8 @@ pub struct JobSpec {
     /// Sizes are drawn uniformly from io_bytes, io_bytes + io_bytes_step, … io_bytes_max.
     pub io_bytes_max: Option<u64>,
     pub io_bytes_step: Option<u64>,
+    /// Sizes and their shares, `4k=60,64k=40`, or for reads and writes each, `4k=1/64k=1`. It settles the three above.
+    pub io_mix: Option<String>,
     /// Of each file, the size of what is made, and the most that is read. None: as found, 1 GiB where made.
     pub file_bytes: Option<u64>,
     /// Missing files are made, also for a read. A write makes them anyway.
@@ -130,24 +145,36 @@ pub struct JobSpec {
     pub file_name: String,
     /// First byte of the sources that is used.
     pub start_bytes: u64,
+    /// Worker N starts N times so many bytes later, with `clones`.
+    pub start_step_bytes: u64,
+    /// After each sequential I/O so many bytes are passed over; below 0: gone back from its end.
+    pub skip_bytes: i64,
+    /// `skip_bytes` are passed over after so many bytes. None: after each I/O.
+    pub skip_every_bytes: Option<u64>,
     /// Random offsets need not be multiples of the I/O size, only of this. None: the I/O size.
     pub align_bytes: Option<u64>,
     /// Threads. Each owns its queues and `depth` slots.
     pub workers: u32,
     /// `given`, `default` or `auto`: who said how many workers.
     pub workers_from: WorkersFrom,
+    /// Each worker covers all of the data, in place of a part of it.
+    pub clones: bool,
     /// I/Os in flight per worker.
     pub depth: u32,
     /// I/Os that are one request, as the rows of a batch: they start together, and it ends with the last of them. None: each
     /// is one.
     pub batch: Option<u32>,
-    /// Measured seconds. None with `passes` None: 10 s.
+    /// Measured seconds. None: 10 s where no pass or limit ends the run.
     pub duration_s: Option<f64>,
     /// Stop after the data was covered this many times.
     pub passes: Option<u32>,
-    /// Seconds before measuring. None: a tenth of the duration, 2 s at most; 0 with `passes`.
+    /// Stop once each worker has started I/Os of so many bytes.
+    pub limit_bytes: Option<u64>,
+    /// Stop once each worker has started so many I/Os.
+    pub limit_ios: Option<u64>,
+    /// Seconds before measuring. None: a tenth of the duration, 2 s at most; 0 with `passes` or a limit.
     pub warmup_s: Option<f64>,
-    /// `uniform` or `zipf:THETA` with 0 < THETA < 3.
+    /// `uniform`, `zipf:THETA` with 0 < THETA < 3, `zoned:IOS/DATA,…`, `list:BLOCK,…` or `list+:BLOCK,…`.
     pub distribution: String,
     /// Random offsets are a permutation: no block twice in a pass.
     pub no_repeat: bool,
@@ -163,6 +190,12 @@ pub struct JobSpec {
     /// Open loop: I/Os start on schedule at this rate and latency counts from the schedule.
     pub rate_gib_s: Option<f64>,
     pub rate_iops: Option<f64>,
+    /// `even` or `poisson`: how the I/Os of an open loop follow on each other.
+    pub arrivals: Arrivals,
+    /// Each worker pauses for so many seconds, once its I/Os in flight have ended.
+    pub think_s: Option<f64>,
+    /// I/Os from one pause to the next. None: 1.
+    pub think_ios: Option<u32>,
     /// CPUs to pin workers to, in turn: `0-3,8`.
     pub cpus: Option<String>,
     /// NUMA node for threads and memory.
@@ -222,18 +255,25 @@ impl Default for JobSpec {
             io_bytes: 1 << 20,
             io_bytes_max: None,
             io_bytes_step: None,
+            io_mix: None,
             file_bytes: None,
             create: false,
             files: None,
             file_name: FILE_NAME_DEFAULT.into(),
             start_bytes: 0,
+            start_step_bytes: 0,
+            skip_bytes: 0,
+            skip_every_bytes: None,
             align_bytes: None,
             workers: 1,
             workers_from: WorkersFrom::Given,
+            clones: false,
             depth: 8,
             batch: None,
             duration_s: None,
             passes: None,
+            limit_bytes: None,
+            limit_ios: None,
             warmup_s: None,
             distribution: "uniform".into(),
             no_repeat: false,
@@ -244,6 +284,9 @@ impl Default for JobSpec {
             until_steady: false,
             rate_gib_s: None,
             rate_iops: None,
+            arrivals: Arrivals::Even,
+            think_s: None,
+            think_ios: None,
             cpus: None,
             numa: None,
             cache: Cache::Bypass,
@@ -304,6 +347,24 @@ impl Pair {
     }
 }
 
+/// The sizes that a mix holds, for all that only asks how small, how large and how aligned I/Os are.
+fn settle_mix(fields: &mut Map<String, Value>) -> Result<(), Error> {
+    let Some(Value::String(text)) = fields.get("io_mix") else { return Ok(()) };
+    let mix = IoMix::parse(text)?;
+    let asked = format!("--io-size with --io-mix {text}");
+    for (key, bytes) in
+        [("io_bytes", mix.least()), ("io_bytes_max", mix.most()), ("io_bytes_step", mix.step())]
+    {
+        let settled = fields.entry(key).or_insert(Value::Null);
+        if settled.is_null() {
+            *settled = bytes.into();
+        } else if settled.as_u64() != Some(bytes) {
+            return Err(Error::request(asked, "the mix names all sizes", "one of the two"));
+        }
+    }
+    Ok(())
+}
+
 /// What depends on whether a field was named: `workers`, a number, `"auto"` or nobody's choice; and the page
 /// cache, which `--path auto` judges for itself unless told, and which `--path mapped` is about.
 fn settle_defaults(fields: &mut Map<String, Value>) {
@@ -343,6 +404,7 @@ impl JobSpec {
         let mut value: Value = serde_json::from_str(text).map_err(bad)?;
         if let Some(fields) = value.as_object_mut() {
             settle_defaults(fields);
+            settle_mix(fields)?;
         }
         let job: JobSpec = serde_json::from_value(value).map_err(bad)?;
         job.check()?;
@@ -387,28 +449,14 @@ impl JobSpec {
         self.create || self.writes()
     }
 
-    /// Seconds that a repeat is measured for; None where the data's end ends it.
-    pub fn measured_s(&self) -> Option<f64> {
-        self.duration_s.or(self.passes.is_none().then_some(DURATION_DEFAULT_S))
+    /// Whether so many bytes or I/Os end a repeat, whatever time it takes.
+    pub fn ends_by_count(&self) -> bool {
+        self.passes.is_some() || self.limit_bytes.is_some() || self.limit_ios.is_some()
     }
 
-    /// None for `uniform`.
-    pub fn zipf_theta(&self) -> Result<Option<f64>, Error> {
-        if self.distribution == "uniform" {
-            return Ok(None);
-        }
-        self.distribution
-            .strip_prefix("zipf:")
-            .and_then(|t| t.parse::<f64>().ok())
-            .filter(|t| *t > 0.0 && *t < 3.0)
-            .map(Some)
-            .ok_or_else(|| {
-                Error::request(
-                    format!("--distribution {}", self.distribution),
-                    "is neither uniform nor zipf:THETA with THETA between 0 and 3",
-                    "--distribution zipf:1.1",
-                )
-            })
+    /// Seconds that a repeat is measured for; None where a count ends it.
+    pub fn measured_s(&self) -> Option<f64> {
+        self.duration_s.or((!self.ends_by_count()).then_some(DURATION_DEFAULT_S))
     }
 }
 

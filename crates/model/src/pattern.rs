@@ -1,19 +1,26 @@
 //! Which byte range each I/O touches: an endless sequence, the same for the same
 //! seed on every machine, in constant memory and a few nanoseconds per I/O.
 //!
-//! Sequential patterns walk the spans in order. Random ones draw aligned
-//! positions: uniform, Zipf, or as a permutation in which no block comes twice
-//! in a pass.
+//! Sequential patterns walk the spans in order, with holes if so asked. Random
+//! ones draw aligned positions: uniform, Zipf, by zones, from a list, or as a
+//! permutation in which no block comes twice in a pass. Only such a pass over
+//! I/Os of several sizes takes memory: a bit for each block.
 
+mod covered;
 pub(crate) mod permutation;
 mod places;
+mod sizes;
+mod walk;
 mod zipf;
 
-use crate::job::IO_BYTES_MAX;
+use crate::job::{Distribution, IoMix, Zone, IO_BYTES_MAX};
 use crate::random::{derive, Below, Xoshiro256};
 use crate::Error;
+use covered::{Covered, BLOCKS_MAX};
 use permutation::Permutation;
 use places::Places;
+use sizes::Sizes;
+use walk::Walk;
 use zipf::Zipf;
 
 /// Bytes of one target (a file, a device, a stripe) that a pattern may touch.
@@ -26,21 +33,26 @@ pub struct Span {
 }
 
 /// What a pattern should be.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct PatternSpec {
     /// Empty ones are passed over; together at most 2^63 bytes.
     pub spans: Vec<Span>,
     pub random: bool,
-    /// Random positions by Zipf's law with this exponent (0 to 3, both excluded) in place of uniform.
-    pub zipf_theta: Option<f64>,
+    /// How random positions are drawn.
+    pub distribution: Distribution,
     /// Random positions are a permutation, new in each pass.
     pub no_repeat: bool,
+    /// Sequential: passed over after each I/O or, with `skip_every`, after so many bytes. Below 0: gone back.
+    pub skip: i64,
+    pub skip_every: Option<u64>,
     /// Bytes per I/O; with `io_bytes_max`, the least.
     pub io_bytes: u64,
     /// Sizes are drawn uniformly from io_bytes, io_bytes + step, … up to this.
     pub io_bytes_max: Option<u64>,
     /// None: io_bytes.
     pub io_bytes_step: Option<u64>,
+    /// Sizes by their shares, from `io_bytes` to `io_bytes_max`.
+    pub mix: Option<IoMix>,
     /// Random offsets, counted from their span's start, are multiples of this. Sequential ones follow on each other.
     pub align: u64,
     /// Share of reads, in per cent.
@@ -84,6 +96,7 @@ enum Order {
         index: usize,
         rest: Span,
     },
+    Skipping(Walk),
     Uniform {
         places: Places,
         below: Below,
@@ -99,6 +112,20 @@ enum Order {
         permutation: Permutation,
         seed: u64,
     },
+    Covered(Covered),
+    Zoned {
+        places: Places,
+        /// Up to which of 100 a drawn number means this zone; its first place, and how many it has.
+        zones: Vec<(u64, u64, Below)>,
+    },
+    Listed {
+        places: Places,
+        blocks: Vec<u64>,
+        /// What a round adds to all blocks.
+        step: u64,
+        index: usize,
+        base: u64,
+    },
 }
 
 /// Hot blocks lie at the same places for every seed, so that workers with seeds
@@ -112,8 +139,8 @@ impl Pattern {
         let spans: Vec<Span> = spec.spans.iter().copied().filter(|s| s.bytes > 0).collect();
         let data_bytes = spans.iter().map(|s| s.bytes).sum();
         Ok(Pattern {
-            order: spec.order(&spans),
-            sizes: spec.sizes(),
+            order: spec.order(&spans)?,
+            sizes: Sizes::of(&spec),
             read_below: (u64::from(spec.read_pct) << 32) / 100,
             random: Xoshiro256::new(spec.seed),
             align: spec.align,
@@ -136,9 +163,14 @@ impl Pattern {
         reason = "endless: an Option would have to be unwrapped everywhere"
     )]
     pub fn next(&mut self) -> Next {
+        // A seed's offsets stay what they were: a size that doesn't depend on the direction is drawn before it.
         let len = self.sizes.draw(&mut self.random);
         let is_read = self.read_below >> 32 != 0
             || (self.read_below != 0 && self.random.next_u64() >> 32 < self.read_below);
+        let len = match len {
+            Some(len) => len,
+            None => self.sizes.draw_for(is_read, &mut self.random),
+        };
         let (index, inside) = match &mut self.order {
             Order::Sequential { index, rest } => {
                 let len = len.min(rest.bytes);
@@ -157,6 +189,37 @@ impl Pattern {
                     self.pass = self.pass.saturating_add(u32::from(*index == 0));
                 }
                 return io;
+            }
+            Order::Skipping(walk) => {
+                let (index, inside, len) = walk.next(&self.spans, len);
+                let io = self.io((index, inside), len, is_read, self.pass);
+                self.count(len);
+                return io;
+            }
+            Order::Covered(covered) => {
+                let pass = self.pass;
+                let (index, inside, len, is_last) = covered.next(&self.spans, len);
+                if is_last {
+                    self.pass = pass.saturating_add(1);
+                    covered.begin(self.pass);
+                }
+                return self.io((index, inside), len, is_read, pass);
+            }
+            Order::Zoned { places, zones } => {
+                let drawn = Below::new(100).draw(&mut self.random);
+                let zone = zones.partition_point(|(end, ..)| *end <= drawn).min(zones.len() - 1);
+                let (_, first, within) = zones[zone];
+                let at = places.at(first + within.draw(&mut self.random));
+                self.fit_back(at, len)
+            }
+            Order::Listed { places, blocks, step, index, base } => {
+                let at = places.at((*base + blocks[*index]) % places.total());
+                *index += 1;
+                if *index == blocks.len() {
+                    *index = 0;
+                    *base = (*base + *step) % places.total();
+                }
+                self.fit_back(at, len)
             }
             Order::Uniform { places, below } => {
                 let at = places.at(below.draw(&mut self.random));
@@ -229,25 +292,6 @@ impl Pattern {
     }
 }
 
-/// io_bytes + k × step for k below a count.
-#[derive(Clone, Debug)]
-struct Sizes {
-    least: u64,
-    step: u64,
-    /// None: only one size.
-    steps: Option<Below>,
-}
-
-impl Sizes {
-    #[inline]
-    fn draw(&self, random: &mut Xoshiro256) -> u64 {
-        match self.steps {
-            None => self.least,
-            Some(steps) => self.least + steps.draw(random) * self.step,
-        }
-    }
-}
-
 impl PatternSpec {
     fn check(&self) -> Result<(), Error> {
         let refuse = |asked: String, found: &str, next: &str| Err(Error::request(asked, found, next));
@@ -305,11 +349,18 @@ impl PatternSpec {
 
     fn check_order(&self) -> Result<(), Error> {
         let refuse = |asked: String, found: &str, next: &str| Err(Error::request(asked, found, next));
-        if let Some(theta) = self.zipf_theta {
-            let asked = format!("--distribution zipf:{theta}");
+        if let Distribution::Zipf(theta) = self.distribution {
             if !(theta > 0.0 && theta < 3.0) {
+                let asked = format!("--distribution zipf:{theta}");
                 return refuse(asked, "the exponent must lie between 0 and 3", "--distribution zipf:1.1");
             }
+        }
+        if self.distribution != Distribution::Uniform {
+            let asked = String::from(match self.distribution {
+                Distribution::Zipf(_) => "--distribution zipf",
+                Distribution::Zoned(_) => "--distribution zoned",
+                _ => "--distribution list",
+            });
             if !self.random {
                 return refuse(asked, "needs random offsets", "--op randread");
             }
@@ -321,43 +372,83 @@ impl PatternSpec {
                 );
             }
         }
-        if self.random && self.no_repeat && self.io_bytes_max.is_some_and(|m| m != self.io_bytes) {
+        if self.has_sizes() && self.random && self.no_repeat && self.blocks() > BLOCKS_MAX {
             return refuse(
-                "--no-repeat with a range of sizes".into(),
-                "blocks of one size are needed to visit each once",
-                "--io-size 128k",
+                "--no-repeat with several sizes".into(),
+                "it keeps account of each block of the least size, and these are more than 4,294,967,296",
+                "no --no-repeat, larger I/Os, or more workers",
             );
         }
         Ok(())
     }
 
-    fn sizes(&self) -> Sizes {
-        let step = self.io_bytes_step.unwrap_or(self.io_bytes);
-        let steps = (self.io_bytes_max.unwrap_or(self.io_bytes) - self.io_bytes) / step;
-        Sizes { least: self.io_bytes, step, steps: (steps > 0).then(|| Below::new(steps + 1)) }
+    /// I/Os differ in size.
+    fn has_sizes(&self) -> bool {
+        self.io_bytes_max.is_some_and(|m| m != self.io_bytes)
     }
 
-    fn order(&self, spans: &[Span]) -> Order {
+    /// From one block of a permutation to the next.
+    fn stride(&self) -> u64 {
+        self.io_bytes.div_ceil(self.align) * self.align
+    }
+
+    fn blocks(&self) -> u64 {
+        self.spans.iter().map(|s| s.bytes.div_ceil(self.stride())).fold(0, u64::saturating_add)
+    }
+
+    fn order(&self, spans: &[Span]) -> Result<Order, Error> {
         if !self.random {
-            return Order::Sequential { index: 0, rest: spans[0] };
+            return Ok(match self.skip {
+                0 => Order::Sequential { index: 0, rest: spans[0] },
+                skip => Order::Skipping(Walk::new(skip, self.skip_every)),
+            });
         }
         if self.no_repeat {
             // Blocks side by side, each aligned; the last of a span may be short.
-            let stride = self.io_bytes.div_ceil(self.align) * self.align;
+            let stride = self.stride();
             let places = Places::new(spans, stride, |s| s.bytes.div_ceil(stride));
+            if self.has_sizes() {
+                return Ok(Order::Covered(Covered::new(places, stride, self.seed)));
+            }
             let permutation = Permutation::new(places.total(), derive(self.seed, 0));
-            return Order::Permuted { places, index: 0, permutation, seed: self.seed };
+            return Ok(Order::Permuted { places, index: 0, permutation, seed: self.seed });
         }
         // Every position at which the least I/O fits; one where even that doesn't.
         let places =
             Places::new(spans, self.align, |s| s.bytes.saturating_sub(self.io_bytes) / self.align + 1);
-        match self.zipf_theta {
-            None => Order::Uniform { below: Below::new(places.total()), places },
-            Some(theta) => Order::Zipf {
-                zipf: Zipf::new(places.total(), theta),
+        Ok(match &self.distribution {
+            Distribution::Uniform => Order::Uniform { below: Below::new(places.total()), places },
+            Distribution::Zipf(theta) => Order::Zipf {
+                zipf: Zipf::new(places.total(), *theta),
                 scatter: Permutation::new(places.total(), SCATTER_KEY),
                 places,
             },
-        }
+            Distribution::Zoned(zones) => Order::Zoned { zones: zoned(zones, places.total()), places },
+            Distribution::Listed { blocks, moves_on } => {
+                if let Some(beyond) = blocks.iter().find(|b| **b >= places.total()) {
+                    return Err(Error::request(
+                        format!("--distribution list with block {beyond}"),
+                        format!("the data has {} blocks, counted from 0", places.total()),
+                        "a larger --file-size, or lower numbers",
+                    ));
+                }
+                let step = if *moves_on { blocks.len() as u64 } else { 0 };
+                Order::Listed { places, blocks: blocks.clone(), step, index: 0, base: 0 }
+            }
+        })
     }
+}
+
+/// Zones of so many places in all: each has one at least.
+fn zoned(zones: &[Zone], places: u64) -> Vec<(u64, u64, Below)> {
+    let share = |pct: u64| (u128::from(places) * u128::from(pct) / 100) as u64;
+    let (mut ios_pct, mut data_pct) = (0, 0);
+    let mut found = Vec::new();
+    for zone in zones {
+        let first = share(data_pct).min(places - 1);
+        ios_pct += u64::from(zone.ios_pct);
+        data_pct += u64::from(zone.data_pct);
+        found.push((ios_pct, first, Below::new(share(data_pct).saturating_sub(first).max(1))));
+    }
+    found
 }

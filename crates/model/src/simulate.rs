@@ -183,14 +183,11 @@ impl Load {
                 Pattern::new(PatternSpec {
                     spans: vec![Span { target: 0, start, bytes }],
                     random,
-                    zipf_theta: None,
-                    no_repeat: false,
                     io_bytes: self.io_bytes,
-                    io_bytes_max: None,
-                    io_bytes_step: None,
                     align: self.io_bytes.max(1),
                     read_pct: self.read_pct.unwrap_or(if self.op.is_write() { 0 } else { 100 }),
                     seed: derive(self.seed, u64::from(worker)),
+                    ..PatternSpec::default()
                 })
             })
             .collect()

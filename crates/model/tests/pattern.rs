@@ -1,21 +1,22 @@
 //! Patterns through their public face: coverage, bounds, distribution, determinism.
 
+use forebay_model::job::{Distribution, IoMix};
 use forebay_model::pattern::{Next, Pattern, PatternSpec, Span};
 use proptest::prelude::*;
 
 fn spec(bytes: u64, io_bytes: u64) -> PatternSpec {
     PatternSpec {
         spans: vec![Span { target: 0, start: 0, bytes }],
-        random: false,
-        zipf_theta: None,
-        no_repeat: false,
         io_bytes,
-        io_bytes_max: None,
-        io_bytes_step: None,
         align: io_bytes,
         read_pct: 100,
         seed: 7,
+        ..PatternSpec::default()
     }
+}
+
+fn by(law: &str) -> Distribution {
+    Distribution::parse(law).unwrap()
 }
 
 fn take(spec: PatternSpec, count: usize) -> Vec<Next> {
@@ -60,18 +61,21 @@ fn any_spans() -> impl Strategy<Value = Vec<Span>> {
 
 fn any_spec() -> impl Strategy<Value = PatternSpec> {
     let sizes = (1u64..600, prop::option::of(0u64..900), prop::option::of(1u64..300));
-    (any_spans(), sizes, 1u64..300, 0u8..=100, any::<u64>(), 0u8..4).prop_map(
+    (any_spans(), sizes, 1u64..300, 0u8..=100, any::<u64>(), 0u8..5).prop_map(
         |(spans, (io_bytes, more, step), align, read_pct, seed, order)| PatternSpec {
             spans,
             random: order > 0,
-            zipf_theta: (order == 2).then_some(1.1),
+            distribution: by(
+                ["uniform", "uniform", "zipf:1.1", "uniform", "zoned:50/5,30/15,20/80"][usize::from(order)]
+            ),
             no_repeat: order == 3,
             io_bytes,
-            io_bytes_max: more.filter(|_| order != 3).map(|m| io_bytes + m),
+            io_bytes_max: more.map(|m| io_bytes + m),
             io_bytes_step: step,
             align,
             read_pct,
             seed,
+            ..PatternSpec::default()
         },
     )
 }
@@ -91,13 +95,16 @@ proptest! {
             }
             let ends_span = io.offset + len == span.start + span.bytes;
             let whole = len >= spec.io_bytes && (len - spec.io_bytes) % step == 0;
-            prop_assert!(whole || ends_span, "a short I/O in the middle of a span");
+            // Where each byte comes once, an I/O ends at what was read before.
+            let is_cut = spec.no_repeat && spec.io_bytes_max.is_some();
+            prop_assert!(whole || ends_span || is_cut, "a short I/O in the middle of a span");
         }
     }
 
     #[test]
-    fn a_permuted_pass_covers_all_data_exactly_once(spans in any_spans(), io_bytes in 1u64..500, seed: u64) {
-        let spec = PatternSpec { spans: spans.clone(), random: true, no_repeat: true, seed, ..spec(0, io_bytes) };
+    fn a_permuted_pass_covers_all_data_exactly_once(spans in any_spans(), io_bytes in 1u64..500, more in 0u64..900, seed: u64) {
+        let sizes = (more > 300).then_some(io_bytes + more);
+        let spec = PatternSpec { spans: spans.clone(), random: true, no_repeat: true, io_bytes_max: sizes, seed, ..spec(0, io_bytes) };
         let ios = passes(spec, 3);
         for pass in 0..3 {
             let one: Vec<Next> = ios.iter().copied().filter(|io| io.pass == pass).collect();
@@ -124,7 +131,7 @@ proptest! {
     fn the_largest_spans_do_not_overflow(io_bytes in 1u64..1 << 30, align in 1u64..1 << 40, order in 0u8..4, seed: u64) {
         let most = 1u64 << 63;
         let spec = PatternSpec {
-            random: order > 0, zipf_theta: (order == 2).then_some(0.9), no_repeat: order == 3, align, seed,
+            random: order > 0, distribution: by(if order == 2 { "zipf:0.9" } else { "uniform" }), no_repeat: order == 3, align, seed,
             ..spec(most, io_bytes)
         };
         for io in take(spec, 50) {
@@ -197,8 +204,12 @@ fn zipf_heat_follows_the_law_and_lies_scattered() {
     let blocks = 1000usize;
     let mut counts = vec![0u32; blocks];
     for seed in 0..4 {
-        let spec =
-            PatternSpec { random: true, zipf_theta: Some(1.0), seed, ..spec(4096 * blocks as u64, 4096) };
+        let spec = PatternSpec {
+            random: true,
+            distribution: by("zipf:1"),
+            seed,
+            ..spec(4096 * blocks as u64, 4096)
+        };
         take(spec, 100_000).iter().for_each(|io| counts[io.offset as usize / 4096] += 1);
     }
     let mut hottest: Vec<usize> = (0..blocks).collect();
@@ -216,13 +227,13 @@ fn zipf_heat_follows_the_law_and_lies_scattered() {
 
 #[test]
 fn a_seed_means_these_offsets_for_ever() {
-    let offsets = |zipf_theta, no_repeat| {
-        let spec = PatternSpec { random: true, zipf_theta, no_repeat, ..spec(1 << 40, 4096) };
+    let offsets = |law, no_repeat| {
+        let spec = PatternSpec { random: true, distribution: by(law), no_repeat, ..spec(1 << 40, 4096) };
         take(spec, 3).iter().map(|io| io.offset / 4096).collect::<Vec<_>>()
     };
-    assert_eq!(offsets(None, false), PINNED_UNIFORM);
-    assert_eq!(offsets(Some(1.1), false), PINNED_ZIPF);
-    assert_eq!(offsets(None, true), PINNED_PERMUTED);
+    assert_eq!(offsets("uniform", false), PINNED_UNIFORM);
+    assert_eq!(offsets("zipf:1.1", false), PINNED_ZIPF);
+    assert_eq!(offsets("uniform", true), PINNED_PERMUTED);
 }
 
 /// Change these only with the record's schema: they make old seeds mean something else.
@@ -246,13 +257,23 @@ fn what_cannot_be_is_refused_by_name() {
         ("--io-size", spec(9, (1 << 30) + 1)),
         ("--align", PatternSpec { align: 0, ..spec(9, 1) }),
         ("--read-pct", PatternSpec { read_pct: 101, ..spec(9, 1) }),
-        ("--distribution", PatternSpec { zipf_theta: Some(1.0), ..spec(9, 1) }),
-        ("--distribution", PatternSpec { zipf_theta: Some(f64::NAN), random: true, ..spec(9, 1) }),
+        ("--distribution", PatternSpec { distribution: by("zipf:1"), ..spec(9, 1) }),
         (
             "--distribution",
-            PatternSpec { zipf_theta: Some(1.0), random: true, no_repeat: true, ..spec(9, 1) },
+            PatternSpec { distribution: Distribution::Zipf(f64::NAN), random: true, ..spec(9, 1) },
         ),
-        ("--no-repeat", PatternSpec { random: true, no_repeat: true, io_bytes_max: Some(8), ..spec(9, 4) }),
+        (
+            "--distribution",
+            PatternSpec { distribution: by("zoned:100/100"), random: true, no_repeat: true, ..spec(9, 1) },
+        ),
+        (
+            "--no-repeat with several sizes",
+            PatternSpec { random: true, no_repeat: true, io_bytes_max: Some(8), ..spec(1 << 40, 4) },
+        ),
+        (
+            "--distribution list with block 2",
+            PatternSpec { random: true, distribution: by("list:1,2"), ..spec(8, 4) },
+        ),
         ("9223372036854775809 bytes", spec((1 << 63) + 1, 1)),
         (
             "2 bytes from 9223372036854775807",
@@ -263,4 +284,73 @@ fn what_cannot_be_is_refused_by_name() {
         let error = Pattern::new(spec).unwrap_err();
         assert!(error.asked.starts_with(asked), "{asked}: {error}");
     }
+}
+
+fn offsets_of(ios: &[Next]) -> Vec<u64> {
+    ios.iter().map(|io| io.offset).collect()
+}
+
+#[test]
+fn holes_lie_between_sequential_ios_and_a_pass_moves_as_much_as_the_data_holds() {
+    let forwards = PatternSpec { skip: 8, ..spec(40, 4) };
+    let ios = passes(forwards, 1);
+    assert_eq!(offsets_of(&ios), [0, 12, 24, 36, 0, 12, 24, 36, 0, 12]);
+    let backwards = passes(PatternSpec { skip: -8, ..spec(20, 4) }, 1);
+    assert_eq!(offsets_of(&backwards), [0, 12, 8, 4, 0]);
+    let short = take(PatternSpec { skip: 3, ..spec(9, 4) }, 4);
+    assert_eq!(
+        short.iter().map(|io| (io.offset, io.len)).collect::<Vec<_>>(),
+        [(0, 4), (7, 2), (0, 4), (7, 2)]
+    );
+}
+
+#[test]
+fn zones_are_read_whole_and_what_lies_between_them_is_not() {
+    let ios = take(PatternSpec { skip: 20, skip_every: Some(8), ..spec(64, 4) }, 10);
+    assert_eq!(offsets_of(&ios), [0, 4, 28, 32, 56, 60, 0, 4, 28, 32]);
+    let cut = take(PatternSpec { skip: 20, skip_every: Some(8), ..spec(60, 4) }, 7);
+    assert_eq!(offsets_of(&cut), [0, 4, 28, 32, 56, 0, 4]);
+}
+
+#[test]
+fn a_list_of_blocks_is_gone_through_again_and_again_and_may_move_on() {
+    let listed = |law| {
+        let spec = PatternSpec { random: true, distribution: by(law), ..spec(36, 4) };
+        take(spec, 9).iter().map(|io| io.offset / 4).collect::<Vec<_>>()
+    };
+    assert_eq!(listed("list:2,0,1"), [2, 0, 1, 2, 0, 1, 2, 0, 1]);
+    assert_eq!(listed("list+:2,0,1"), [2, 0, 1, 5, 3, 4, 8, 6, 7]);
+}
+
+#[test]
+fn zones_get_their_share_of_the_ios() {
+    let zoned =
+        PatternSpec { random: true, distribution: by("zoned:50/5,30/15,20/80"), ..spec(4096 * 1000, 4096) };
+    let mut found = [0u32; 3];
+    for io in take(zoned, 100_000) {
+        let block = io.offset / 4096;
+        found[usize::from(block >= 50) + usize::from(block >= 200)] += 1;
+    }
+    for (count, share) in found.iter().zip([0.5, 0.3, 0.2]) {
+        assert!((f64::from(*count) / 1e5 - share).abs() < 0.01, "{found:?}");
+    }
+}
+
+#[test]
+fn sizes_of_a_mix_come_by_their_shares_for_reads_and_writes_each() {
+    let mix = IoMix::parse("512=10,4k=90/64k=1").unwrap();
+    let spec = PatternSpec {
+        random: true,
+        read_pct: 50,
+        io_bytes: mix.least(),
+        io_bytes_max: Some(mix.most()),
+        align: 512,
+        mix: Some(mix),
+        ..spec(1 << 30, 512)
+    };
+    let ios = take(spec, 100_000);
+    let (reads, writes): (Vec<Next>, Vec<Next>) = ios.into_iter().partition(|io| io.is_read);
+    assert!(writes.iter().all(|io| io.len == 65536));
+    let small = reads.iter().filter(|io| io.len == 512).count() as f64 / reads.len() as f64;
+    assert!((small - 0.1).abs() < 0.01 && reads.iter().all(|io| io.len == 512 || io.len == 4096), "{small}");
 }

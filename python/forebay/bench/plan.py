@@ -8,6 +8,7 @@ from typing import Any
 from forebay import flags
 from forebay.bench import summary
 from forebay.bench.summary import LABEL, bytes_
+from forebay.units import format_bytes
 
 NOTHING = "nothing was touched (--dry-run)"
 LISTED = 12
@@ -55,6 +56,10 @@ def length(job: dict[str, Any]) -> str:
         measured = f"{summary.count(job['passes'], 'pass').replace('passs', 'passes')} over the data"
         if job.get("duration_s"):
             measured += f", {summary.seconds(job['duration_s'])} at most"
+    elif job.get("limit_bytes") or job.get("limit_ios"):
+        limits = [format_bytes(job["limit_bytes"])] if job.get("limit_bytes") else []
+        limits += [f"{job['limit_ios']:,} I/Os"] if job.get("limit_ios") else []
+        measured = f"{' or '.join(limits)} by each worker"
     else:
         measured = summary.seconds(job.get("duration_s") or flags.DURATION_DEFAULT_S)
     if job.get("until_steady"):

@@ -265,6 +265,10 @@ def _form(form: str) -> Callable[[Any], str]:
     return lambda value: form.format("on" if value is True else "off" if value is False else value)
 
 
+# Values of fields that older records lack: what held when there was no such field.
+_AS_BEFORE = (("start_step_bytes", 0), ("skip_bytes", 0), ("arrivals", "even"))
+
+
 def _job_field(field: flags.Field) -> Difference:
     """A field of the job as the user writes it: `sync each`, `numa 1`, `verify on`."""
 
@@ -272,7 +276,7 @@ def _job_field(field: flags.Field) -> Difference:
         value = run.at(f"job.{field.key}")
         if field.is_flag:
             return value is True
-        if value is None or value == []:
+        if value is None or value == [] or (field.key, value) in _AS_BEFORE:
             return None
         try:
             return flags.spelled(field, {field.key: value})
@@ -294,7 +298,7 @@ def _sizes(run: Run) -> str | None:
 def _duration(run: Run) -> str | None:
     """Seconds of a repeat; None where the data's end ended it, whatever was given besides."""
     seconds = run.number("job.duration_s")
-    if seconds is None and run.number("job.passes") is None:
+    if seconds is None and all(run.number(f"job.{key}") is None for key in flags.COUNTED):
         seconds = flags.DURATION_DEFAULT_S
     return None if seconds is None else f"{seconds:g} s"
 

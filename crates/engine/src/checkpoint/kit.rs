@@ -144,17 +144,6 @@ fn names_of(spec: CheckpointSpec) -> NameOf {
 
 /// A worker of the driver's vocabulary; its pattern is never drawn from.
 pub fn spec_of(index: u32, cpu: Option<u32>, near: Option<u32>) -> WorkerSpec {
-    let pattern = PatternSpec {
-        spans: Vec::new(),
-        random: false,
-        zipf_theta: None,
-        no_repeat: false,
-        io_bytes: 1,
-        io_bytes_max: None,
-        io_bytes_step: None,
-        align: 1,
-        read_pct: 0,
-        seed: 0,
-    };
+    let pattern = PatternSpec { io_bytes: 1, align: 1, ..PatternSpec::default() };
     WorkerSpec { index, cpu, near, pattern }
 }

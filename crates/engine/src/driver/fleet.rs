@@ -102,15 +102,15 @@ pub fn run_once(
 #[derive(Clone, Copy)]
 struct Times {
     warmup: Duration,
-    /// None where passes end the run.
+    /// None where a count ends the run.
     measured: Option<Duration>,
 }
 
 impl Times {
     fn of(job: &JobSpec) -> Times {
         let measured = job.measured_s();
-        let warmup = job.warmup_s.unwrap_or(match (job.passes, measured) {
-            (None, Some(s)) => (s / 10.0).min(WARMUP_MAX),
+        let warmup = job.warmup_s.unwrap_or(match (job.ends_by_count(), measured) {
+            (false, Some(s)) => (s / 10.0).min(WARMUP_MAX),
             _ => 0.0,
         });
         Times { warmup: Duration::from_secs_f64(warmup), measured: measured.map(Duration::from_secs_f64) }

@@ -8,7 +8,7 @@ use super::fleet::Ran;
 use super::pacing;
 use crate::source::{Draft, ModelDraft};
 use forebay_model::device::DriveModel;
-use forebay_model::job::{JobSpec, Sync, DURATION_DEFAULT_S};
+use forebay_model::job::{Arrivals, JobSpec, Sync, DURATION_DEFAULT_S};
 use forebay_model::record::{Foretold, RunRecord};
 use forebay_model::simulate::{closed_loop, Load};
 use forebay_model::units::GIB;
@@ -98,7 +98,10 @@ impl Law {
             None => return Err("a model among other sources or members has no law of its own".into()),
         };
         let unlike = [
-            (job.passes.is_some(), "passes end the run, and the law is one of time"),
+            (job.ends_by_count(), "passes or a limit end the run, and the law is one of time"),
+            (job.think_s.is_some(), "the workers pause, which isn't played in virtual time"),
+            (job.skip_bytes != 0, "holes between I/Os can't be played in virtual time"),
+            (job.arrivals != Arrivals::Even, "the I/Os come irregularly, which isn't played in virtual time"),
             (job.io_bytes_max.is_some(), "I/Os of several sizes can't be played in virtual time"),
             (job.faults.is_some(), "faults were asked for, which the model doesn't have"),
             (

@@ -10,6 +10,7 @@ pub(crate) mod measure;
 pub(crate) mod outfit;
 mod pace;
 mod pacing;
+mod pause;
 mod purpose;
 pub(crate) mod record;
 mod series;

@@ -2,7 +2,8 @@
 //! the earlier ones, and their latency counts from there.
 
 use crate::clock;
-use forebay_model::job::JobSpec;
+use forebay_model::job::{Arrivals, JobSpec};
+use forebay_model::random::{derive, Xoshiro256};
 use std::time::{Duration, Instant};
 
 /// An open loop's schedule.
@@ -15,6 +16,8 @@ pub struct Pace {
     pub rest_ns: f64,
     /// How late timers end a sleep here, as far as was seen.
     pub lateness: Duration,
+    /// Distances are drawn around their mean; None: they are all alike.
+    pub random: Option<Xoshiro256>,
 }
 
 impl Pace {
@@ -31,7 +34,8 @@ impl Pace {
     }
 
     pub fn advance(&mut self, bytes: u64) {
-        let ns = self.rest_ns + self.ns_after(bytes);
+        let drawn = self.random.as_mut().map_or(1.0, |random| -(1.0 - random.next_f64()).ln());
+        let ns = self.rest_ns + (self.ns_after(bytes) * drawn).min(Self::LONGEST_NS);
         self.next += Duration::from_nanos(ns as u64);
         self.rest_ns = ns.fract();
     }
@@ -69,8 +73,8 @@ impl Pace {
     }
 }
 
-/// None where the job doesn't ask for a rate: a closed loop.
-pub fn pace_of(job: &JobSpec) -> Option<Pace> {
+/// Worker number `worker`'s. None where the job doesn't ask for a rate: a closed loop.
+pub fn pace_of(job: &JobSpec, worker: u32) -> Option<Pace> {
     use forebay_model::units::BYTES_PER_GIB as GIB;
     let ns_for = |rate: Option<f64>| rate.map_or(0.0, |r| f64::from(job.workers) * 1e9 / r);
     (job.rate_iops.is_some() || job.rate_gib_s.is_some()).then(|| Pace {
@@ -79,6 +83,9 @@ pub fn pace_of(job: &JobSpec) -> Option<Pace> {
         ns_per_byte: ns_for(job.rate_gib_s.map(|r| r * GIB)),
         rest_ns: 0.0,
         lateness: Duration::ZERO,
+        // Not the numbers that the worker's offsets are drawn with.
+        random: (job.arrivals == Arrivals::Poisson)
+            .then(|| Xoshiro256::new(derive(!job.seed, u64::from(worker)))),
     })
 }
 
@@ -88,7 +95,7 @@ mod tests {
 
     fn pace(rate_iops: f64) -> Pace {
         let job = JobSpec { rate_iops: Some(rate_iops), workers: 1, ..JobSpec::default() };
-        pace_of(&job).unwrap()
+        pace_of(&job, 0).unwrap()
     }
 
     fn ahead(pace: &Pace) -> Duration {
@@ -116,5 +123,20 @@ mod tests {
             pace.overslept(Duration::from_millis(1));
             assert_eq!(ahead(&pace).as_micros(), most_us);
         }
+    }
+
+    #[test]
+    fn distances_drawn_around_their_mean_come_to_it() {
+        let job = JobSpec { rate_iops: Some(1e6), arrivals: Arrivals::Poisson, ..JobSpec::default() };
+        let mut pace = pace_of(&job, 3).unwrap();
+        let (begin, mut shorter) = (pace.next, 0);
+        for _ in 0..100_000 {
+            let from = pace.next;
+            pace.advance(4096);
+            shorter += u32::from(pace.next - from < Duration::from_micros(1));
+        }
+        // A share of 1 - 1/e of exponentially distributed distances is shorter than their mean.
+        let (mean_us, share) = ((pace.next - begin).as_secs_f64() * 10.0, f64::from(shorter) / 1e5);
+        assert!((mean_us - 1.0).abs() < 0.02 && (share - 0.632).abs() < 0.01, "{mean_us} {share}");
     }
 }

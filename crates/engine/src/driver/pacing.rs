@@ -7,7 +7,7 @@ use super::{threads, Observer, Progress};
 use crate::clock;
 use crate::source::{Draft, ModelBacking, ModelDraft, SharedDrive, Target};
 use forebay_model::device::DriveModel;
-use forebay_model::job::{JobSpec, Op, PathKind};
+use forebay_model::job::{Arrivals, JobSpec, Op, PathKind};
 use forebay_model::simulate::mean_value_analysis;
 use forebay_model::units::GIB;
 use forebay_model::Error;
@@ -62,6 +62,9 @@ fn next(specs: &[&str], other: &str) -> String {
 }
 
 pub fn mean_io_bytes(job: &JobSpec) -> f64 {
+    if let Ok(Some(mix)) = job.parsed_mix() {
+        return mix.mean_bytes(job.reads_pct());
+    }
     let step = job.io_bytes_step.unwrap_or(job.io_bytes);
     let most = job.io_bytes + (job.io_bytes_largest() - job.io_bytes) / step * step;
     (job.io_bytes + most) as f64 / 2.0
@@ -103,8 +106,13 @@ fn loop_iops(job: &JobSpec, drive: &DriveModel, observer: &mut dyn Observer) -> 
         duration_s: Some(TRIED.as_secs_f64()),
         warmup_s: Some(TRIED.as_secs_f64() / 4.0),
         passes: None,
+        limit_bytes: None,
+        limit_ios: None,
         rate_iops: None,
         rate_gib_s: None,
+        arrivals: Arrivals::Even,
+        think_s: None,
+        think_ios: None,
         until_steady: false,
         verify: false,
         faults: None,

@@ -19,6 +19,9 @@ pub fn of(job: &JobSpec) -> Result<Purpose, Error> {
         ("--io-size up to", job.io_bytes_max),
         ("--io-size in steps of", step),
         ("--start", Some(job.start_bytes)),
+        ("--start-step", Some(job.start_step_bytes)),
+        ("--skip", Some(job.skip_bytes.unsigned_abs())),
+        ("--skip-every", job.skip_every_bytes),
         ("--align", job.align_bytes),
     ];
     // A calibration may settle on more workers than there are now.
@@ -57,7 +60,13 @@ pub fn of(job: &JobSpec) -> Result<Purpose, Error> {
 /// Whether a run that ended as it should wrote each block of its targets.
 pub fn covers(job: &JobSpec) -> bool {
     let in_order = !job.op.is_random() || job.no_repeat;
-    in_order && job.passes.is_some() && !job.reads() && job.start_bytes == 0 && job.duration_s.is_none()
+    in_order
+        && job.passes.is_some()
+        && !job.reads()
+        && job.start_bytes == 0
+        && (job.start_step_bytes, job.skip_bytes) == (0, 0)
+        && (job.limit_bytes, job.limit_ios) == (None, None)
+        && job.duration_s.is_none()
 }
 
 /// Writes the job's content by the workers of a run of its own.

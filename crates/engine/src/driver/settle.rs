@@ -11,7 +11,7 @@ use crate::opening;
 use crate::path::auto::{self, Gave, Known, Open, Situation, Way};
 use crate::path::{self, Destination, PATHS};
 use crate::source::{Route, Target};
-use forebay_model::job::{Cache, JobSpec, PathKind, WorkersFrom};
+use forebay_model::job::{Arrivals, Cache, JobSpec, PathKind, WorkersFrom};
 use forebay_model::record::Trial;
 use forebay_model::Error;
 use std::collections::BTreeMap;
@@ -314,8 +314,13 @@ impl Settler<'_> {
             duration_s: Some(time.as_secs_f64()),
             warmup_s: Some(time.as_secs_f64() / 3.0),
             passes: None,
+            limit_bytes: None,
+            limit_ios: None,
             rate_gib_s: None,
             rate_iops: None,
+            arrivals: Arrivals::Even,
+            think_s: None,
+            think_ios: None,
             until_steady: false,
             verify: false,
             faults: None,

@@ -1,5 +1,5 @@
 //! Who does what, and where: files go round the workers; workers that share a
-//! target walk parts of it, or draw from all of it; with pairs, those of each pair
+//! target walk parts of it, or draw from all of it, or each cover it; with pairs, those of each pair
 //! among themselves. A worker that feeds a GPU stays near it.
 
 use super::threads;
@@ -39,11 +39,14 @@ pub fn pattern(job: &JobSpec, w: u64, spans: Vec<Span>) -> Result<PatternSpec, E
     Ok(PatternSpec {
         spans,
         random: job.op.is_random(),
-        zipf_theta: job.zipf_theta()?,
+        distribution: job.parsed_distribution()?,
         no_repeat: job.no_repeat,
+        skip: job.skip_bytes,
+        skip_every: job.skip_every_bytes,
         io_bytes: job.io_bytes,
         io_bytes_max: job.io_bytes_max,
         io_bytes_step: job.io_bytes_step,
+        mix: job.parsed_mix()?,
         align: job.align_bytes.unwrap_or(job.io_bytes),
         read_pct: job.reads_pct(),
         seed: job.seed.wrapping_add(w),
@@ -78,6 +81,12 @@ fn share(job: &JobSpec, targets: &[Target], own: &[usize], workers: &[usize], sp
         start: job.start_bytes,
         bytes: targets[t].bytes.saturating_sub(job.start_bytes),
     };
+    if job.clones {
+        for w in workers {
+            spans[*w] = own.iter().map(|t| moved_on(whole(*t), job.start_step_bytes * *w as u64)).collect();
+        }
+        return;
+    }
     let divide = !job.op.is_random() || job.no_repeat;
     for (n, t) in own.iter().enumerate() {
         let sharers: Vec<usize> = if own.len() >= workers.len() {
@@ -100,6 +109,12 @@ fn share(job: &JobSpec, targets: &[Target], own: &[usize], workers: &[usize], sp
             *own = own.iter().map(|s| whole(s.target as usize)).collect();
         }
     }
+}
+
+/// What is left of it from so many bytes on.
+fn moved_on(whole: Span, bytes: u64) -> Span {
+    let past = bytes.min(whole.bytes);
+    Span { start: whole.start + past, bytes: whole.bytes - past, ..whole }
 }
 
 /// Part `i` of `n`, cut at multiples of the I/O size.
@@ -138,6 +153,19 @@ mod tests {
             let bytes: u64 = spans.iter().flatten().filter(|s| s.target == t).map(|s| s.bytes).sum();
             assert_eq!(bytes, 1 << 20, "target {t}");
         }
+    }
+
+    #[test]
+    fn clones_each_have_all_of_it_and_may_begin_further_on() {
+        let job =
+            JobSpec { clones: true, workers: 3, start_bytes: 4096, io_bytes: 4096, ..JobSpec::default() };
+        let whole = |target, start| Span { target, start, bytes: (1 << 20) - start };
+        let all = vec![whole(0, 4096), whole(1, 4096)];
+        assert_eq!(spans(&job, &[target(None), target(None)]), [all.clone(), all.clone(), all]);
+        let stepped = JobSpec { start_step_bytes: 512 << 10, ..job };
+        let starts = |own: &Vec<Span>| own.iter().map(|s| (s.start, s.bytes)).collect::<Vec<_>>();
+        let found: Vec<_> = spans(&stepped, &[target(None)]).iter().map(starts).collect();
+        assert_eq!(found, [vec![(4096, 1044480)], vec![(528384, 520192)], vec![(1048576, 0)]]);
     }
 
     proptest! {

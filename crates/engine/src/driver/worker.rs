@@ -6,6 +6,7 @@ mod settle;
 use super::batches::{self, Batches};
 use super::outfit::{self, Memory};
 use super::pace::{pace_of, Pace};
+use super::pause::{Left, Pause};
 use super::tally::{Snapshot, Tally};
 use super::threads;
 use super::verify::{Contents, Ended, NameOf};
@@ -171,6 +172,9 @@ struct Worker {
     pattern: Pattern,
     upcoming: Option<Next>,
     pace: Option<Pace>,
+    pause: Option<Pause>,
+    /// I/Os and bytes that it may start yet.
+    left: Left,
     // Field order is drop order: queues, then the ring, then the memory that both point to.
     client: Client<Load>,
     reactor: Reactor,
@@ -211,7 +215,9 @@ impl Worker {
             begin: now,
             pattern: Pattern::new(spec.pattern)?,
             upcoming: None,
-            pace: pace_of(&shared.job),
+            pace: pace_of(&shared.job, spec.index),
+            pause: Pause::of(&shared.job),
+            left: Left::of(&shared.job),
             client,
             reactor: outfit.reactor,
             contents,
@@ -345,6 +351,11 @@ impl Worker {
         if !self.client.has_free() {
             return false;
         }
+        if let Some(pause) = &mut self.pause {
+            if !pause.is_over(now, self.client.in_flight()) {
+                return false;
+            }
+        }
         let begun = match &self.batches {
             Some(batches) if !batches.may_start(self.client.free_count()) => {
                 self.held_back = true;
@@ -360,7 +371,7 @@ impl Worker {
             None => now,
         };
         let next = self.upcoming.take().unwrap_or_else(|| self.pattern.next());
-        if self.shared.job.passes.is_some_and(|p| next.pass >= p) {
+        if self.left.is_none() || self.shared.job.passes.is_some_and(|p| next.pass >= p) {
             self.upcoming = Some(next);
             self.closing = true;
             self.batches.iter_mut().for_each(Batches::cut);
@@ -385,6 +396,10 @@ impl Worker {
         if let Some(batches) = &mut self.batches {
             self.client.order(tag).owner.batch = batches.start(started);
         }
+        if let Some(pause) = &mut self.pause {
+            pause.count();
+        }
+        self.left.take(u64::from(next.len));
         if next.is_read || !(self.shared.job.verify || self.shared.job.refill) {
             self.client.push(tag, &mut self.reactor);
         } else {
@@ -401,6 +416,9 @@ impl Worker {
             let pace = self.pace.as_ref().filter(|_| self.client.has_free() && !self.held_back);
             paced = pace.map(|pace| pace.wakes_at(self.shared.job.io_bytes));
             until = paced.map_or(until, |at| until.min(at));
+            if let Some(over) = self.pause.as_ref().and_then(Pause::until) {
+                until = until.min(over);
+            }
         }
         for due in self.client.next_due().into_iter().chain(self.contents.next_due()) {
             until = until.min(due);

@@ -1,6 +1,6 @@
 //! What is wrong with a job on any machine. What depends on the machine is found when the job opens.
 
-use super::{JobSpec, WorkersFrom, ARENA_BYTES_MAX, DEPTH_MAX, IO_BYTES_MAX, WORKERS_MAX};
+use super::{Arrivals, JobSpec, WorkersFrom, ARENA_BYTES_MAX, DEPTH_MAX, IO_BYTES_MAX, WORKERS_MAX};
 use crate::units::format_bytes;
 use crate::Error;
 
@@ -70,6 +70,29 @@ const BOUNDS: &[Bound] = &[
     bound("--warmup", |j| j.warmup_s, |s| (0.0..=SECONDS_MAX).contains(&s), SECONDS, "10"),
     bound("--timeout", |j| Some(j.timeout_s), |s| (1e-3..=SECONDS_MAX).contains(&s), SECONDS, "10"),
     bound("--passes", |j| j.passes.map(f64::from), |n| n >= 1.0, "must be at least 1", "1"),
+    bound(
+        "--limit-bytes",
+        |j| j.limit_bytes.map(|n| n as f64),
+        |n| n >= 1.0,
+        "must be at least 1 byte",
+        "1g",
+    ),
+    bound("--limit-ios", |j| j.limit_ios.map(|n| n as f64), |n| n >= 1.0, "must be at least 1", "1000"),
+    bound(
+        "--skip-every",
+        |j| j.skip_every_bytes.map(|n| n as f64),
+        |n| n >= 1.0,
+        "must be at least 1 byte",
+        "256m",
+    ),
+    bound(
+        "--think",
+        |j| j.think_s,
+        |s| (0.0..=SECONDS_MAX).contains(&s),
+        "must be a number of seconds up to a year",
+        "0.01",
+    ),
+    bound("--think-ios", |j| j.think_ios.map(f64::from), |n| n >= 1.0, "must be at least 1", "8"),
     bound("--repeat", |j| Some(j.repeat.into()), |n| to(n, REPEATS_MAX), "must be 1 to 10,000", "5"),
     bound("--repeat-max", |j| Some(j.repeat_max.into()), |n| to(n, REPEATS_MAX), "must be 1 to 10,000", "5"),
     bound(
@@ -122,7 +145,54 @@ impl JobSpec {
             let asked = format!("--file-name {}", self.file_name);
             return refused(asked.trim_end(), "must hold %d once and no slash", "--file-name forebay.%d");
         }
-        self.zipf_theta().map(|_| ())
+        self.check_walk()?;
+        self.check_pace()?;
+        self.parsed_mix()?;
+        self.parsed_distribution().map(|_| ())
+    }
+
+    /// What belongs to sequential offsets, and to workers that each cover all of the data.
+    fn check_walk(&self) -> Result<(), Error> {
+        if self.skip_bytes != 0 && self.op.is_random() {
+            let asked = format!("--skip {}", self.skip_bytes);
+            return refused(asked, "random offsets follow on nothing", "--op read, or no --skip");
+        }
+        if self.skip_every_bytes.is_some() && self.skip_bytes <= 0 {
+            let found = "it says after how many bytes something is passed over";
+            return refused("--skip-every without --skip", found, "--skip 2g --skip-every 256m");
+        }
+        if self.skip_bytes.unsigned_abs() > OFFSET_MAX {
+            return refused(
+                format!("--skip {}", self.skip_bytes),
+                "overflows (more than 8 EiB)",
+                "--skip 64k",
+            );
+        }
+        if self.start_step_bytes == 0 {
+            return Ok(());
+        }
+        let asked = format!("--start-step {}", format_bytes(self.start_step_bytes));
+        if !self.clones {
+            return refused(
+                asked,
+                "workers that share the data start where their parts do",
+                "--clones --start-step 1g",
+            );
+        }
+        if self.start_step_bytes.checked_mul(self.workers.into()).is_none_or(|all| all > OFFSET_MAX) {
+            return refused(asked, "overflows (more than 8 EiB)", "a smaller --start-step");
+        }
+        Ok(())
+    }
+
+    fn check_pace(&self) -> Result<(), Error> {
+        if self.arrivals == Arrivals::Poisson && self.rate_gib_s.is_none() && self.rate_iops.is_none() {
+            return refused("--arrivals poisson", "needs a rate", "--rate-iops 1000 --arrivals poisson");
+        }
+        if self.think_ios.is_some() && self.think_s.is_none() {
+            return refused("--think-ios", "needs a pause", "--think 0.01 --think-ios 8");
+        }
+        Ok(())
     }
 
     /// The sizes of I/Os: one, or a range.
@@ -199,6 +269,7 @@ impl JobSpec {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Op;
     use super::*;
 
     fn job() -> JobSpec {
@@ -220,6 +291,11 @@ mod tests {
             ("--warmup -1", JobSpec { warmup_s: Some(-1.0), ..job() }),
             ("--timeout inf", JobSpec { timeout_s: f64::INFINITY, ..job() }),
             ("--passes 0", JobSpec { passes: Some(0), ..job() }),
+            ("--limit-bytes 0", JobSpec { limit_bytes: Some(0), ..job() }),
+            ("--limit-ios 0", JobSpec { limit_ios: Some(0), ..job() }),
+            ("--skip-every 0", JobSpec { skip_every_bytes: Some(0), ..job() }),
+            ("--think -1", JobSpec { think_s: Some(-1.0), ..job() }),
+            ("--think-ios 0", JobSpec { think_ios: Some(0), ..job() }),
             ("--repeat 10001", JobSpec { repeat: REPEATS_MAX + 1, ..job() }),
             ("--repeat-max 0", JobSpec { repeat_max: 0, ..job() }),
             ("--until-ci 100", JobSpec { until_ci_pct: Some(100.0), ..job() }),
@@ -235,6 +311,27 @@ mod tests {
             assert_eq!(error.next, format!("{} {}", row.flag, row.example));
         }
         job().check().unwrap();
+    }
+
+    #[test]
+    fn what_needs_another_field_is_refused_without_it() {
+        for (asked, job) in [
+            ("--skip 4096", JobSpec { skip_bytes: 4096, op: Op::RandRead, ..job() }),
+            ("--skip-every without --skip", JobSpec { skip_every_bytes: Some(1), ..job() }),
+            ("--skip-every without --skip", JobSpec { skip_every_bytes: Some(1), skip_bytes: -8, ..job() }),
+            ("--start-step 1k", JobSpec { start_step_bytes: 1024, ..job() }),
+            (
+                "--start-step 4194304t",
+                JobSpec { start_step_bytes: 1 << 62, clones: true, workers: 2, ..job() },
+            ),
+            ("--arrivals poisson", JobSpec { arrivals: Arrivals::Poisson, ..job() }),
+            ("--think-ios", JobSpec { think_ios: Some(1), ..job() }),
+            ("--distribution zoned:1/1", JobSpec { distribution: "zoned:1/1".into(), ..job() }),
+        ] {
+            let error = job.check().unwrap_err();
+            assert_eq!(error.asked, asked);
+            assert!(!error.next.is_empty());
+        }
     }
 
     #[test]

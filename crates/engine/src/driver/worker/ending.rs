@@ -62,7 +62,7 @@ impl Worker {
             self.book_unfinished(tag, now);
         }
         let passes = self.shared.job.passes.unwrap_or(u32::MAX);
-        let is_over = self.upcoming.as_ref().is_some_and(|next| next.pass >= passes);
+        let is_over = self.left.is_none() || self.upcoming.as_ref().is_some_and(|next| next.pass >= passes);
         let Some(pace) = self.pace.as_ref().filter(|_| self.has_measured(now) && !is_over) else { return };
         let (gap_ns, due) = pace.owed(self.until().min(now), mean_io_bytes(&self.shared.job));
         let oldest = now.saturating_duration_since(pace.next);

@@ -312,14 +312,14 @@ fn a_run_that_ended_in_its_warm_up_has_no_latency() {
 #[test]
 fn a_rate_in_bytes_holds_for_any_sizes() {
     let job = JobSpec { rate_gib_s: Some(1.0), rate_iops: None, workers: 3, ..job() };
-    let mut pace = pace_of(&job).unwrap();
+    let mut pace = pace_of(&job, 0).unwrap();
     let from = pace.next;
     for bytes in [1u64 << 20, 1 << 10, 3 << 28] {
         pace.advance(bytes);
     }
     let wanted = 3.0 * ((1u64 << 20) + (1 << 10) + (3 << 28)) as f64 / (1u64 << 30) as f64;
     assert!((pace.next.duration_since(from).as_secs_f64() - wanted).abs() < 1e-6);
-    let mut pace = pace_of(&JobSpec { rate_gib_s: None, rate_iops: Some(3e9), ..job }).unwrap();
+    let mut pace = pace_of(&JobSpec { rate_gib_s: None, rate_iops: Some(3e9), ..job }, 0).unwrap();
     let from = pace.next;
     (0..1000).for_each(|_| pace.advance(4096));
     assert_eq!(pace.next.duration_since(from), Duration::from_nanos(1000));

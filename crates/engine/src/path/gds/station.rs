@@ -106,7 +106,8 @@ impl Station {
 fn is_aligned(job: &JobSpec) -> bool {
     let step = job.io_bytes_step.unwrap_or(0);
     let aligned = |n: u64| n % PAGE == 0;
-    [job.io_bytes, step, job.start_bytes, job.align_bytes.unwrap_or(0)].into_iter().all(aligned)
+    let starts = [job.start_bytes, job.start_step_bytes, job.skip_bytes.unsigned_abs()];
+    [job.io_bytes, step, job.align_bytes.unwrap_or(0)].into_iter().chain(starts).all(aligned)
 }
 
 /// I/Os per batch: those of a request, or else two share the depth where nobody said, so that one is filled while the
@@ -168,8 +169,8 @@ fn bounded(entries: u32, depth: u32, workers: u32, pool: Option<u32>) -> Option<
 
 /// Buffers of the smallest size that holds an I/O and what its ends round to.
 fn staging_buffers(slabs: &[(u64, u64)], job: &JobSpec) -> u32 {
-    let aligned =
-        [job.io_bytes, job.io_bytes_step.unwrap_or(0), job.start_bytes].iter().all(|n| n % PAGE == 0);
+    let starts = [job.start_bytes, job.start_step_bytes, job.skip_bytes.unsigned_abs()];
+    let aligned = [job.io_bytes, job.io_bytes_step.unwrap_or(0)].iter().chain(&starts).all(|n| n % PAGE == 0);
     let bytes = job.io_bytes_largest() + if aligned { 0 } else { 2 * PAGE };
     let count = match slabs.iter().find(|(size, _)| *size >= bytes) {
         Some((_, count)) => *count,
