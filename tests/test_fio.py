@@ -128,6 +128,36 @@ norandommap
         ("bs=4k,64k rw=randread", {"io_bytes": 4096}),
         ("bsrange=4k-64k", {"io_bytes": 4096, "io_bytes_max": 65536, "io_bytes_step": 4096}),
         ("rw=randread blockalign=512", {"align_bytes": 512}),
+        ("rw=randread bssplit=4k/60:64k/40", {"io_mix": "4k=60,64k=40", "io_bytes": 4096, "no_repeat": True}),
+        ("rw=randrw norandommap bssplit=4k/60:64k/:1m/,2k/:4k/0", {"io_mix": "4k=60,64k=20,1m=20/2k=100", "io_bytes": 2048}),
+        ("rw=randwrite bssplit=4k/60:64k/40,512/100", {"io_mix": "512=100", "io_bytes": 512}),
+        ("rw=rw bs=4k,8k", {"io_mix": "4k=1/8k=1", "io_bytes": 4096, "read_pct": 50}),
+        ("rw=read:-8k", {"op": "read", "skip_bytes": -8192}),
+        ("rw=write:112k", {"op": "write", "skip_bytes": 112 << 10}),
+        ("rw=read zonemode=strided zonesize=256m zoneskip=2g", {"skip_bytes": 2 << 30, "skip_every_bytes": 256 << 20}),
+        ("rw=read zonesize=1m zoneskip=1m", {"skip_bytes": 1 << 20, "skip_every_bytes": 1 << 20}),
+        ("rw=randread random_distribution=zoned:50/5:30/15:20/", {"distribution": "zoned:50/5,30/15,20/80"}),
+        ("rw=randread random_distribution=sequence:2,0,1", {"distribution": "list:2,0,1"}),
+        ("rw=randread random_distribution=sequence:2,0 random_sequence_stride=1", {"distribution": "list+:2,0"}),
+        ("rate_iops=100 rate_process=poisson", {"rate_iops": 100.0, "arrivals": "poisson"}),
+        ("size=48k io_size=24k", {"limit_bytes": 24 << 10}),
+        ("io_limit=1g number_ios=7", {"limit_bytes": 1 << 30, "limit_ios": 7}),
+        ("number_ios=7", {"limit_ios": 7, "passes": 1}),
+        ("thinktime=2000", {"think_s": 0.002, "think_ios": 1}),
+        ("thinktime=5ms thinktime_blocks=4", {"think_s": 0.005, "think_ios": 4}),
+        ("numjobs=4", {"workers": 4, "clones": True, "passes": 1}),
+        (
+            "numjobs=3 offset=1m offset_increment=1g size=4m",
+            {"start_step_bytes": 1 << 30, "limit_bytes": 4 << 20, "file_bytes": (2 << 30) + (5 << 20)},
+        ),
+        ("offset_increment=1g", {"workers": 1}),
+        ("allow_file_create=0 size=1g", {"file_bytes": 1 << 30}),
+        (
+            "ioengine=libblkio libblkio_driver=io_uring libblkio_path=/dev/x iodepth=4",
+            {"engine": "uring", "sources": ["/dev/x"], "depth": 4},
+        ),
+        ("ioengine=cpp_null size=1g", {"sources": ["nil:"]}),
+        ("time_based", {"passes": 1}),
         ("ioengine=libaio iodepth=64", {"engine": "uring", "depth": 64}),
         ("ioengine=psync iodepth=64", {"engine": "inline", "depth": 1}),
         ("ioengine=posixaio iodepth=8", {"engine": "pread", "depth": 8}),
@@ -168,10 +198,10 @@ norandommap
         ("offset=1g", {"start_bytes": 1 << 30}),
         ("size=2g filesize=2g", {"file_bytes": 2 << 30}),
         ("offset=1g size=1g", {"start_bytes": 1 << 30, "file_bytes": 2 << 30}),
-        ("ioengine=null size=1g numjobs=3", {"file_bytes": 1 << 30, "passes": 3}),
-        ("rw=randread numjobs=4", {"workers": 4, "no_repeat": True, "passes": 4}),
+        ("ioengine=null size=1g numjobs=3", {"file_bytes": 1 << 30, "clones": True, "passes": 1}),
+        ("rw=randread numjobs=4", {"workers": 4, "no_repeat": True, "clones": True, "passes": 1}),
         ("rw=randread numjobs=4 norandommap loops=2", {"workers": 4, "no_repeat": False, "passes": 2}),
-        ("rw=randread numjobs=3 norandommap filename=/a:/b", {"passes": 2}),
+        ("rw=randread numjobs=3 norandommap filename=/a:/b", {"clones": True, "passes": 1}),
         ("rw=randread filename=/a:/b file_service_type=random", {"sources": ["/a", "/b"]}),
         ("filename=/a:/b file_service_type=sequential", {"sources": ["/a", "/b"]}),
         ("cpus_allowed=0-3 cpus_allowed_policy=split", {"cpus": "0-3"}),
@@ -196,7 +226,9 @@ def test_each_key_reaches_its_field(read: Any, lines: str, fields: dict[str, Any
     made = one(read, *lines.split())
     assert fields.items() <= made.job.items()
     assert made.unsupported == ()
-    if "time_based" in lines:
+    if "time_based" in lines and "runtime" in lines:
+        assert "passes" not in made.job
+    if "io_size" in lines or "io_limit" in lines:
         assert "passes" not in made.job
     if lines == "size=100%":
         assert "file_bytes" not in made.job
@@ -224,31 +256,41 @@ ANOTHER_WORKLOAD = [
     "verify_pattern=0xdeadbeef",
     "verify_only",
     "rw=randread:8",
-    "rw=write:64k",
-    "bssplit=4k/60:64k/40",
+    "rw=rw:64k",
     "percentage_random=50",
-    "rw=randread random_distribution=zoned:50/5:30/15:20/",
-    "rate_process=poisson",
+    "rate=1m rate_process=odd",
     "rate_min=1m",
     "zonemode=zbd",
-    "zonesize=256m",
+    "rw=randread zonesize=256m zoneskip=1g",
+    "zonesize=6k zoneskip=1g",
+    "zonesize=256m zonerange=128m",
     "write_iolog=log",
     "read_iolog=log",
     "trim_percentage=10",
-    "thinktime=10",
+    "thinktime_spin=5 thinktime=10",
+    "thinktime_iotime=5 thinktime=10",
+    "ioengine=libaio iodepth=8 thinktime_blocks=4 thinktime=10",
     "fsync=32",
-    "startdelay=5",
+    "startdelay=5-10",
     "exitall",
     "flow=2",
     "iodepth_batch=8",
     "io_submit_mode=offload",
-    "offset_increment=1g",
-    "io_size=1g",
+    "rw=randread numjobs=2 offset_increment=1g",
+    "numjobs=2 offset_increment=5%",
+    "io_size=50%",
+    "io_size=1g loops=2",
+    "rw=randrw bs=4k,8k",
+    "rw=write allow_file_create=0",
+    "rw=write verify=pattern",
+    "rw=write verify_backlog=8 verify=md5",
+    "rw=write runtime=5 verify=md5",
+    "rw=randwrite norandommap verify=md5",
+    "rw=randrw verify=md5",
     "nrfiles=4 directory=/data filename=",
     "filename=/a:/b",
     "rw=randread filename=/a:/b file_service_type=sequential",
     "size=1g filesize=2g",
-    "numjobs=4",
     "directory=/a:/b filename=",
     "openfiles=1",
     "pre_read=1",
@@ -282,6 +324,8 @@ def test_what_would_be_another_workload_is_refused_by_name(read: Any, lines: str
     with pytest.raises(RequestError) as refused:
         read(text_of(lines))
     key = "nrfiles" if "nrfiles" in lines else re.split("[ =]", lines.split()[-1])[0]
+    for named in ("thinktime_spin", "thinktime_iotime", "thinktime_blocks", "zonesize"):
+        key = named if named in lines else key
     if lines == "filename=/a:/b" or "nrfiles" in lines:
         key = "file_service_type"  # fio's default takes the files in turn
     elif lines.startswith("directory"):
@@ -290,8 +334,6 @@ def test_what_would_be_another_workload_is_refused_by_name(read: Any, lines: str
         key = "size"
     assert f"[job] {key}" in refused.value.asked
     assert refused.value.exit_code == 2 and refused.value.next
-    if "zoned" in lines:
-        return  # no distribution is like it
     (lenient,) = read(text_of(lines), lenient=True)
     assert f"[job] not supported and left out: {key}" in lenient.messages()[0]
     (warning,) = lenient.warnings()
@@ -300,8 +342,8 @@ def test_what_would_be_another_workload_is_refused_by_name(read: Any, lines: str
 
 def test_all_that_stands_in_the_way_is_named_at_once(read: Any) -> None:
     with pytest.raises(RequestError) as refused:
-        read(text_of("verify=md5 thinktime=5 flow=1 zonesize=1m bssplit=4k/100 nice=3 made_up"))
-    for key in ("verify=md5", "thinktime=5", "flow=1", "zonesize=1m", "bssplit=4k/100", "and 2 more"):
+        read(text_of("verify=md5 thinkcycles=5 flow=1 zonemode=zbd fsync=4 nice=3 made_up"))
+    for key in ("verify=md5", "thinkcycles=5", "flow=1", "zonemode=zbd", "fsync=4", "and 2 more"):
         assert key in str(refused.value)
 
 
@@ -427,6 +469,28 @@ def test_they_run_at_the_same_time_and_a_signal_ends_them_all(tmp_path: Path) ->
     assert first["result"]["ios"] and second["result"]["ios"]
 
 
+def test_a_section_that_verifies_is_read_back_in_a_turn_of_its_own(read: Any) -> None:
+    written = "[a]\nfilename=/f\nsize=1m\nrw=randwrite\nverify=crc32c\n"
+    write, check = read(written)
+    assert write.job["verify"] and write.job["op"] == "randwrite" and not write.waits
+    assert (check.name, check.waits) == ("a verify", True)
+    assert check.job == {**write.job, "op": "randread"}
+    # What a section above wrote may be checked by another; what fio wrote may not.
+    later = "[c]\nstonewall\nfilename=/f\nrw=read\nverify=md5\n"
+    *_, last = read(written + "do_verify=0\n" + later)
+    assert last.name == "c" and last.job["verify"] and last.job["op"] == "read"
+    with pytest.raises(RequestError, match="fio wrote"):
+        read(later)
+    with pytest.raises(RequestError, match="once it alone has run"):
+        read(written + "[b]\nfilename=/g\n")
+    assert [job.waits for job in read(written + "[b]\nwait_for=a\nfilename=/g\n")] == [False, True, True]
+
+
+def test_a_job_may_start_later_than_those_beside_it(read: Any) -> None:
+    first, second = read("[global]\nfilename=/f\n[a]\n[b]\nstartdelay=1500ms\n")
+    assert (first.delay_s, second.delay_s) == (0.0, 1.5)
+
+
 def test_one_that_breaks_takes_no_other_with_it_and_is_named(bench: Any, tmp_path: Path) -> None:
     (tmp_path / "short").write_bytes(bytes(1 << 20))
     done = bench("[a]\nioengine=null\nsize=1m\n[b]\nfilename=none-there\n", "--json")
@@ -456,7 +520,8 @@ def test_lenient_without_a_job_file_is_refused(tmp_path: Path) -> None:
     [
         ("ioengine=libaio", "io_uring"),
         ("iodepth=4", "iodepth=4 has no effect"),
-        ("numjobs=2 rw=randread", "share the file"),
+        ("time_based", "no effect without runtime"),
+        ("rw=write verify=crc32c", "Forebay's own content"),
         ("rw=rw", "along one sequence"),
         ("cpus_allowed=0-1", "cpus_allowed_policy=split"),
         ("write_lat_log=x", "the record holds the time series"),
@@ -483,7 +548,14 @@ def test_what_differs_from_fio_is_noted(read: Any, setting: str, noted: str) -> 
         ("[a]\nrw=readd\n", "[a] rw=readd"),
         ("[a]\nbs=4q\n", "[a] bs=4q"),
         ("[a]\nbs=4i\n", "[a] bs=4i"),
-        ("[a]\nrw=rw\nbs=4k,8k\n", "different sizes"),
+        ("[a]\nrw=rw\nbsrange=4k-8k,8k-16k\n", "different ranges"),
+        ("[a]\nbssplit=4k/60:8k/60\n", "don't come to 100"),
+        ("[a]\nbssplit=4k/60\n", "don't come to 100"),
+        ("[a]\nbssplit=:\n", "1 to 64 sizes"),
+        ("[a]\nrw=randread\nrandom_distribution=zoned:60/5:60/95\n", "don't come to 100"),
+        ("[a]\nrw=randread\nrandom_distribution=zoned:50/0:50/100\n", "zone of no size"),
+        ("[a]\nrw=randread\nrandom_distribution=zoned:50/5:50/95,100/100\n", "is none of"),
+        ("[a]\nrw=randread\nrandom_distribution=sequence:a\n", "is none of"),
         ("[a]\nbs=1,2,3,4\n", "more than three"),
         ("[a]\nsize=9999999999999999p\nfilename=f\n", "overflows"),
         ("[a]\nsize=50%\nfilename=f\n", "size=50%"),
@@ -496,7 +568,6 @@ def test_what_differs_from_fio_is_noted(read: Any, setting: str, noted: str) -> 
         ("[a]\nioengine=libcufile\ncuda_io=odd\nfilename=f\n", "cuda_io=odd"),
         ("[a]\nioengine=libcufile\ngpu_dev_ids=a\nfilename=f\n", "gpu_dev_ids=a"),
         ("[a]\nruntime=soon\nfilename=f\n", "runtime=soon"),
-        ("[a]\ntime_based\nfilename=f\n", "no runtime"),
         ("[a]\nrw=randread\nrandom_distribution=pareto:0.9\nfilename=f\n", "pareto"),
         ("[a]\nrw=randrw\nrwmixread=120\nfilename=f\n", "above 100"),
         ("[a]\nrw=rw\nrate=1m,2m\nfilename=f\n", "no whole per cent"),
@@ -583,7 +654,9 @@ KEYS = (
     "norandommap random_distribution invalidate fsync end_fsync sync offset filename directory name "
     "cpus_allowed numa_cpu_nodes mem kb_base "
     "cuda_io gpu_dev_ids sqthread_poll rwmixread rwmixwrite stonewall wait_for file_service_type cpus_allowed_policy "
-    "numa_mem_policy thinktime unlink hugepage-size verify made_up"
+    "bssplit zonemode zonesize zoneskip zonerange io_size number_ios startdelay thinktime thinktime_blocks rate_process "
+    "offset_increment do_verify verify_backlog random_sequence_stride allow_file_create "
+    "numa_mem_policy unlink hugepage-size verify made_up"
 ).split()
 VALUES = st.one_of(
     st.text(max_size=10),

@@ -1,8 +1,8 @@
 """fio's job files: which of Forebay's jobs each section asks for. What would make it another one is refused by name.
 
-fio_keys.py says of every key what becomes of it, fio_file.py reads the file, fio_values.py what may be calculated. Only the
-file format and the meaning of the keys are shared with fio, out of its documentation. Sizes follow fio's default
-(`kb_base=1024`): k and kb are 1024, kib is 1000.
+fio_keys.py says of every key what becomes of it, fio_file.py reads the file, fio_values.py what may be calculated,
+fio_settings.py the values of a section, fio_offsets.py where its I/Os go. Only the file format and the meaning of the keys
+are shared with fio, out of its documentation. Sizes follow fio's default (`kb_base=1024`): k and kb are 1024, kib is 1000.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from forebay.fio_file import FILE_BYTES_MAX as FILE_BYTES_MAX
 from forebay.fio_file import Section as Section
 from forebay.fio_file import expanded, sections
 from forebay.fio_keys import ALIASES, DONE, ELSEWHERE, HARMLESS, HOLDS, REFUSED, TOLD
+from forebay.fio_offsets import Offsets
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ class FioJob:
 
     `unsupported`: what the run would do without, each with the reason; such a job is refused unless the caller is lenient.
     `notes`: where the run differs from fio's though each setting is honoured. `waits`: starts once the jobs before it have ended
-    (`stonewall`, or `wait_for` the only one that would still run); others run together with the one above.
+    (`stonewall`, or `wait_for` the only one that would still run); others run together with the one above. `delay_s`: and
+    so long after those beside it.
     """
 
     name: str
@@ -34,6 +36,7 @@ class FioJob:
     unsupported: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     waits: bool = False
+    delay_s: float = 0.0
 
     def messages(self) -> list[str]:
         """What to print on stderr before the run, one line each."""
@@ -64,15 +67,28 @@ def jobs(path: str, lenient: bool = False) -> list[FioJob]:
         if section.name == "global":
             shared.update(settings)
         else:
-            job = _Reader(section.name, {**shared, **settings}, found).job()
-            found.append(_among(job, found))
+            reader = _Reader(section.name, {**shared, **settings}, found)
+            found.append(_among(reader.job(), found))
+            found += reader.checks()
     if not found:
         raise RequestError(
             path, "has no job section", "a fio job file with a section such as [read] below [global]"
         )
+    found = _apart(found)
     if not lenient:
         _refuse(path, found)
     return found
+
+
+def _apart(found: list[FioJob]) -> list[FioJob]:
+    """In fio a job checks what it wrote while others still run; here that has a turn of its own."""
+    refused = "verify: what the section wrote is checked once it alone has run; stonewall in it and in the one below"
+    kept = list(found)
+    for n, (job, check) in enumerate(zip(found, found[1:], strict=False)):
+        beside = (n > 0 and not job.waits) or (n + 2 < len(found) and not found[n + 2].waits)
+        if beside and check.name == job.name + CHECK:
+            kept[n] = replace(job, unsupported=(*job.unsupported, refused))
+    return kept
 
 
 def _group(found: list[FioJob]) -> list[FioJob]:
@@ -122,11 +138,18 @@ SYNC_ENGINES = {
     "vsync": "inline",
     "mmap": "map",
 }
+# fio's example of an engine in C++ does what null does.
+NOTHING = ("null", "cpp_null")
 ASYNC_ENGINES = {"io_uring": "uring", "libaio": "uring", "posixaio": "pread"}
 MEMORY = {"malloc": "small", "shm": "small", "mmap": "small", "shmhuge": "hugetlb", "mmaphuge": "hugetlb"}
 
 
-NO_WHOLE = "a share is of filesize, or of one filename that is there"
+CHECKED_OTHERWISE = ("verify_backlog", "verify_async", "verify_state_load")
+# The name of the job that reads what a section wrote.
+CHECK = " verify"
+VERIFIED = (
+    "md5 crc64 crc32c crc32c-intel crc32 crc16 crc7 xxhash sha512 sha256 sha1 sha3-224 sha3-256 sha3-384 sha3-512 meta"
+).split()
 
 
 def named_files(filename: str) -> list[str]:
@@ -134,18 +157,13 @@ def named_files(filename: str) -> list[str]:
     return [re.sub(r"\\(.)", r"\1", part) for part in re.split(r"(?<!\\):", filename) if part]
 
 
-class _Reader:
+class _Reader(Offsets):
     """Takes one section's settings apart; what nobody takes is without effect, or unsupported."""
 
     def __init__(self, name: str, settings: dict[str, str], before: list[FioJob] | None = None) -> None:
-        self.name, self.left, self.before = name, dict(settings), before or []
-        self.fields: dict[str, Any] = {}
-        self.unsupported: list[str] = []
-        self.notes: list[str] = []
-        self.rounds = 1
-        self.kb_base = self.number("kb_base", 1024)
-        if self.kb_base not in (1000, 1024):
-            raise self.wrong("kb_base", str(self.kb_base), "is neither 1000 nor 1024", "kb_base=1024")
+        super().__init__(name, settings)
+        self.before = before or []
+        self.reads_back = False
 
     def job(self) -> FioJob:
         engine, threads = self.left.pop("ioengine", "psync"), self.number("numjobs", 1)
@@ -153,17 +171,63 @@ class _Reader:
         self.pattern()
         self.engine(engine)
         self.data(engine, threads)
+        self.zones()
         self.time()
         self.pace(threads)
+        self.pauses()
+        delay = self.delay()
         self.cache()
         self.placement()
+        self.verify()
         waits = self.waits()
         for key, value in self.left.items():
             self.remaining(key, value)
-        return FioJob(self.name, self.fields, tuple(self.unsupported), tuple(self.notes), waits)
+        return FioJob(self.name, self.fields, tuple(self.unsupported), tuple(self.notes), waits, delay)
 
-    def leave_out(self, key: str, value: str, why: str) -> None:
-        self.unsupported.append(f"{key}={value}: {why}")
+    def delay(self) -> float:
+        text = self.left.get("startdelay", "0")
+        if "-" not in text:
+            return self.seconds("startdelay") or 0.0
+        self.leave_out("startdelay", self.left.pop("startdelay"), "a job waits for a set time, not for one of a range")
+        return 0.0
+
+    def checks(self) -> list[FioJob]:
+        """The job that reads back and checks what this one wrote, in the same order; none without `verify`."""
+        if not self.reads_back:
+            return []
+        kept = {k: v for k, v in self.fields.items() if k not in ("sync", "refill")}
+        read = {**kept, "op": self.fields["op"].replace("write", "read")}
+        return [FioJob(self.name + CHECK, read, waits=True)]
+
+    def verify(self) -> None:
+        """fio's `verify` as a check of Forebay's own content: written, then read back."""
+        kind = self.left.pop("verify", "0")
+        reads_back, fields = self.flag("do_verify", True), self.fields
+        if kind in ("0", "none"):
+            return
+        otherwise = [key for key in CHECKED_OTHERWISE if self.left.pop(key, "0") != "0"]
+        why = None
+        if kind not in VERIFIED or otherwise:
+            why = f"what is written is read back and checked by its own content, without {', '.join(otherwise or [kind])}"
+        elif not self.is_write() and not self.was_written():
+            why = "a section above must have written it with verify: what fio wrote carries fio's checksums"
+        elif self.is_write() or "read_pct" in fields:
+            partly = {"read_pct", "duration_s", "limit_bytes", "limit_ios", "skip_bytes", "distribution", "rate_gib_s"}
+            held = sorted(partly & fields.keys())
+            if held or fields.get("passes") != 1 or fields.get("no_repeat") is False:
+                why = "only a job that writes everything once, at full speed, is read back and checked"
+        if why:
+            self.leave_out("verify", kind, why)
+            return
+        fields["verify"] = True
+        self.reads_back = self.is_write() and reads_back
+        self.notes.append(f"verify={kind} is a check of Forebay's own content, which no other program knows")
+
+    def was_written(self) -> bool:
+        same = ("sources", "file_name", "seed")
+        return any(
+            job.job.get("verify") and all(job.job.get(k) == self.fields.get(k) for k in same) for job in self.before
+        )
 
     def remaining(self, key: str, value: str) -> None:
         """A key that makes no field: without effect, asking for what holds anyway, or left out."""
@@ -179,51 +243,12 @@ class _Reader:
         waits, awaited = self.flag("stonewall", False), self.left.pop("wait_for", None)
         if awaited is None or waits:
             return waits
-        running = [job.name for job in _group(self.before)]
+        running = [job.name.removesuffix(CHECK) for job in _group(self.before)]
         if awaited not in [job.name for job in self.before]:
             self.leave_out("wait_for", awaited, "no section above is called so")
         elif awaited in running and len(running) > 1:
             self.leave_out("wait_for", awaited, "others run beside it, and may outlast it")
         return running == [awaited]
-
-    # What a value may look like.
-
-    def wrong(self, key: str, value: str, found: str, next: str) -> RequestError:
-        return RequestError(f"[{self.name}] {key}={value}", found, next)
-
-    def number(self, key: str, default: int) -> int:
-        text = self.left.pop(key, None)
-        if text is None:
-            return default
-        if not re.fullmatch(r"[0-9]{1,19}", text) or int(text) > fio_values.VALUE_MAX:
-            raise self.wrong(key, text, "is not a whole number", f"{key}={default or 1}")
-        return int(text)
-
-    def flag(self, key: str, default: bool) -> bool:
-        text = self.left.pop(key, None)
-        if text is None:
-            return default
-        if text.lower() not in ("0", "1", "true", "false"):
-            raise self.wrong(key, text, "is neither 0 nor 1", f"{key}=1")
-        return text.lower() in ("1", "true")
-
-    def size(self, key: str, text: str) -> int:
-        try:
-            return fio_values.size(text, self.kb_base)
-        except fio_values.Malformed as error:
-            raise self.wrong(key, text, str(error), f"{key}={'1g' if 'overflows' in str(error) else '128k'}") from None
-
-    def seconds(self, key: str) -> float | None:
-        text = self.left.pop(key, None)
-        if text is None:
-            return None
-        match = re.fullmatch(r"([0-9]{1,12})(d|h|m|s|ms|us)?", text.lower())
-        if not match:
-            raise self.wrong(key, text, "is not a time", f"{key}=30s")
-        return (
-            int(match[1])
-            * {"d": 86400.0, "h": 3600.0, "m": 60.0, None: 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}[match[2]]
-        )
 
     # What moves.
 
@@ -232,8 +257,6 @@ class _Reader:
         word, colon, modifier = text.partition(":")
         if word not in OPS:
             raise self.wrong("rw", text, f"is none of {', '.join(OPS)}", "rw=randread")
-        if colon:
-            self.leave_out("rw", text, f"offsets follow on each other or are drawn, without the ':{modifier}'")
         op, mixed = OPS[word]
         self.fields["op"] = op
         reads = self.number("rwmixread", 50)
@@ -244,53 +267,10 @@ class _Reader:
             self.fields["read_pct"] = 100 - writes
             if op == "read":
                 self.notes.append("reads and writes take turns along one sequence; in fio each has one of its own")
+        if colon:
+            self.modifier(word, modifier)
         self.block_sizes(mixed)
-        self.random(op.startswith("rand"))
-
-    def block_sizes(self, mixed: bool) -> None:
-        """`bs=8k`, `bs=4k,64k` (reads, writes), `bsrange=4k-64k`."""
-        key = "bsrange" if "bsrange" in self.left else "bs"
-        text = self.left.pop(key, "4k")
-        self.left.pop("bs", None)
-        parts = [p.strip() for p in text.split(",")]
-        if len(parts) > 3:
-            raise self.wrong(key, text, "has more than three parts", f"{key}=128k")
-        reads, writes = parts[0], (parts[1] if len(parts) > 1 and parts[1] else parts[0])
-        if mixed and reads != writes:
-            raise self.wrong(
-                key,
-                text,
-                "gives reads and writes different sizes, which one job can't have",
-                f"{key}={reads}",
-            )
-        chosen = writes if self.fields["op"].endswith("write") else reads
-        least, dash, most = chosen.partition("-")
-        self.fields["io_bytes"] = self.size(key, least)
-        if dash:
-            self.fields.update(io_bytes_max=self.size(key, most), io_bytes_step=self.fields["io_bytes"])
-        # Alignment of random offsets; sequential ones follow on each other.
-        if "ba" in self.left and self.fields["op"].startswith("rand"):
-            self.fields["align_bytes"] = self.size("ba", self.left.pop("ba"))
-
-    def random(self, is_random: bool) -> None:
-        norandommap = self.flag("norandommap", False)
-        text = self.left.pop("random_distribution", "random")
-        if "randseed" in self.left:
-            self.fields["seed"] = self.number("randseed", 1)
-        if not is_random:
-            return
-        kind, _, theta = text.partition(":")
-        if kind == "random" and not theta:
-            self.fields["no_repeat"] = not norandommap
-        elif kind == "zipf" and re.fullmatch(r"[0-9]{0,3}(\.[0-9]{1,9})?", theta or "1.1"):
-            self.fields["distribution"] = f"zipf:{theta or '1.1'}"
-        else:
-            raise self.wrong(
-                "random_distribution",
-                text,
-                "is neither random nor zipf:THETA",
-                "random_distribution=zipf:1.2",
-            )
+        self.random()
 
     def engine(self, engine: str) -> None:
         depth = self.number("iodepth", 1)
@@ -303,8 +283,13 @@ class _Reader:
                     "ioengine=posixaio runs through a pool of threads that call pread and pwrite"
                 )
             return
-        if engine == "null":
+        if engine in NOTHING:
             self.fields["depth"] = depth
+            return
+        if engine == "libblkio" and self.left.get("libblkio_driver") == "io_uring":
+            self.left.pop("libblkio_driver")
+            self.left["filename"] = self.left.pop("libblkio_path", "").replace(":", "\\:")
+            self.fields.update(engine="uring", depth=depth)
             return
         self.fields["depth"] = 1
         if depth > 1:
@@ -345,15 +330,17 @@ class _Reader:
         start = self.offset(self.left.pop("offset"), whole) if "offset" in self.left else None
         if threads < 1 or count < 1:
             raise self.wrong("numjobs" if threads < 1 else "nrfiles", "0", "must be at least 1", "numjobs=1")
-        if engine == "null":
+        if engine in NOTHING:
             self.fields["sources"], count = ["nil:"], 1
-            self.rounds = threads if self.divides() else 1
+            self.share(threads)
         elif filename:
             count = self.files(filename, directory)
-            self.share(threads, count)
+            self.share(threads)
         else:
             count = self.directory(directory or ".", name, threads, count)
         self.order_of_files(count)
+        if self.left.get("offset_increment", "0") != "0" and threads > 1:
+            self.leave_out("offset_increment", self.left.pop("offset_increment"), "each job has a file of its own")
         if start is not None:
             self.fields["start_bytes"] = start
         if size_pct is not None:
@@ -365,11 +352,15 @@ class _Reader:
         elif size is not None:
             # fio's size counts from the offset on.
             self.fields["file_bytes"] = max(size // count, 1) + (start or 0)
-        elif self.fields["op"].endswith("write") and not filename and engine != "null":
+            self.stepped_size(size, threads)
+        elif self.is_write() and not filename and engine not in NOTHING:
             raise RequestError(f"[{self.name}]", "has no size", "size=1g")
         # fio lays out the files that its jobs read.
-        if "file_bytes" in self.fields and engine != "null" and self.fields["op"].endswith("read"):
+        may_make = self.flag("allow_file_create", True)
+        if "file_bytes" in self.fields and engine not in NOTHING and not self.is_write() and may_make:
             self.fields["create"] = True
+        if not may_make and (self.is_write() or "read_pct" in self.fields):
+            self.leave_out("allow_file_create", "0", "a write makes the files that are missing")
 
     def whole(self, filename: str, directory: str, each: int | None, size: int | None, size_pct: int | None) -> int | None:
         """What shares are of: `filesize`, or the one file or device that is there. None where that isn't known."""
@@ -382,31 +373,34 @@ class _Reader:
         """`size=50%`."""
         self.left.pop("size")
         if not whole:
-            self.leave_out("size", f"{size_pct}%", NO_WHOLE)
+            self.leave_out("size", f"{size_pct}%", fio_values.NO_WHOLE)
             return
         part = fio_values.part_of(whole, size_pct, start, self.fields["io_bytes"])
         if part == 0:
             raise self.wrong("size", f"{size_pct}%", f"is less than an I/O (of {whole:,} bytes)", "size=100%")
         self.fields["file_bytes"] = start + part
 
-    def divides(self) -> bool:
-        """Whether workers that share a file each have a part of it to themselves."""
-        return not self.fields["op"].startswith("rand") or bool(self.fields.get("no_repeat"))
+    def share(self, threads: int) -> None:
+        """Several jobs over the same files: each goes through all of them."""
+        if threads > 1:
+            self.fields["clones"] = True
+        text = self.left.pop("offset_increment", "0")
+        if text.endswith("%"):
+            self.leave_out("offset_increment", text, "it is given in bytes")
+        elif threads > 1 and self.size("offset_increment", text):
+            self.fields["start_step_bytes"] = self.size("offset_increment", text)
 
-    def share(self, threads: int, count: int) -> None:
-        """Several jobs over the same files. In fio each goes through all of them; here one pass is that of all together."""
-        if threads == 1:
+    def stepped_size(self, size: int, threads: int) -> None:
+        """With `offset_increment` each of the jobs has so much from its own offset on."""
+        step = self.fields.get("start_step_bytes", 0)
+        if not step:
             return
-        if not self.fields["op"].startswith("rand"):
-            why = "in fio each of the jobs goes through all of the file, in order; here they share one pass"
-            self.leave_out("numjobs", str(threads), f"{why}; directory=DIR gives each a file of its own")
-            return
-        self.rounds = threads if self.divides() or count >= threads else count
-        if self.rounds > 1:
-            self.notes.append(
-                f"the {threads} jobs share the file, each keeps to a part of it and covers that {self.rounds} times as often; "
-                "in fio each covers all of it"
-            )
+        self.fields["file_bytes"] += step * (threads - 1)
+        # Without a limit each would go on to the end of the file.
+        self.fields["limit_bytes"] = size
+        if self.is_random() or self.left.get("time_based", "0") != "0" or self.left.get("loops", "1") != "1":
+            why = "with a size, each of the jobs goes through its part of the file in order, and once"
+            self.leave_out("offset_increment", str(step), why)
 
     def order_of_files(self, count: int) -> None:
         typed = self.left.pop("file_service_type", "")
@@ -438,7 +432,7 @@ class _Reader:
             return self.size("offset", text)
         align = self.size("offset_align", self.left["offset_align"]) if "offset_align" in self.left else 0
         if not whole:
-            self.leave_out("offset", text, NO_WHOLE)
+            self.leave_out("offset", text, fio_values.NO_WHOLE)
             return None
         return fio_values.start_of(whole, share, align or self.fields["io_bytes"])
 
@@ -470,11 +464,13 @@ class _Reader:
         runtime, time_based = self.seconds("runtime"), self.flag("time_based", False)
         loops = self.number("loops", 1)
         if time_based and not runtime:
-            raise RequestError(f"[{self.name}] time_based", "there is no runtime", "runtime=30s")
+            self.notes.append("time_based has no effect without runtime, as in fio")
+            time_based = False
         if runtime:
             self.fields["duration_s"] = runtime
         if not time_based:
-            self.fields["passes"] = max(loops, 1) * self.rounds
+            self.fields["passes"] = max(loops, 1)
+        self.limits(time_based, loops)
         self.fields["warmup_s"] = self.seconds("ramp_time") or 0.0
 
     def pace(self, threads: int) -> None:
@@ -488,6 +484,11 @@ class _Reader:
             # What a thread of its own would be for: no completion holds up what is due.
             if self.left.get("io_submit_mode") == "offload":
                 self.left.pop("io_submit_mode")
+            process = self.left.pop("rate_process", "linear")
+            if process == "poisson":
+                self.fields["arrivals"] = "poisson"
+            elif process != "linear":
+                self.leave_out("rate_process", process, "I/Os start evenly spaced, or by a Poisson process")
             self.notes.append(
                 "the rate is an open loop: I/Os start on schedule and latency counts from the schedule"
             )

@@ -18,6 +18,7 @@ ALIASES = {
     "wait_for_previous": "stonewall",
     "timeout": "runtime",
     "nr_files": "nrfiles",
+    "io_limit": "io_size",
 }
 
 # Done: key → what it becomes. docs/fio.md says the details.
@@ -30,16 +31,37 @@ DONE = {
     "rwmixwrite": "--read-pct",
     "bs": "--io-size",
     "bsrange": "--io-size",
+    "bssplit": "--io-mix",
     "ba": "--align",
     "size": "--file-size",
     "filesize": "--file-size",
     "nrfiles": "--files",
     "file_service_type": "how sequential and random jobs go through several files",
     "offset": "--start",
+    "offset_increment": "--start-step",
+    "zonemode": "--skip, --skip-every",
+    "zonesize": "--skip-every",
+    "zoneskip": "--skip",
+    "zonerange": "--skip-every",
+    "allow_file_create": "--create",
     "ioengine": "--engine, sources",
     "iodepth": "--depth",
     "numjobs": "--workers",
     "loops": "--passes",
+    "io_size": "--limit-bytes",
+    "number_ios": "--limit-ios",
+    "startdelay": "when it starts",
+    "thinktime": "--think",
+    "thinktime_blocks": "--think-ios",
+    "thinktime_blocks_type": "--think-ios",
+    "thinktime_spin": "--think",
+    "thinktime_iotime": "--think",
+    "rate_process": "--arrivals",
+    "verify": "--verify",
+    "do_verify": "a job that reads back",
+    "verify_backlog": "--verify",
+    "verify_async": "--verify",
+    "verify_state_load": "--verify",
     "runtime": "--duration",
     "time_based": "--duration without --passes",
     "ramp_time": "--warmup",
@@ -56,6 +78,7 @@ DONE = {
     "randseed": "--seed",
     "norandommap": "--no-repeat",
     "random_distribution": "--distribution",
+    "random_sequence_stride": "--distribution",
     "refill_buffers": "--refill",
     "mem": "--pages",
     "cpus_allowed": "--cpus",
@@ -66,6 +89,8 @@ DONE = {
     "hipri": "--iopoll",
     "gpu_dev_ids": "--gpu",
     "cuda_io": "--path",
+    "libblkio_driver": "--engine",
+    "libblkio_path": "sources",
     "stonewall": "order",
     "wait_for": "order",
     "kb_base": "how sizes are read",
@@ -90,17 +115,16 @@ _HOLDS = {
     "files are made before anything is measured": "create_serialize create_fsync",
     "only for clients of a fio server": "unique_filename",
     "aligns shares of a file, of which offset names none": "offset_align",
-    "says nothing without verify, which is refused": "do_verify verify_fatal verify_dump verify_async verify_async_cpus "
-    "verify_interval verify_offset verify_backlog verify_backlog_batch verify_state_load verify_state_save "
+    "says how fio lays out and keeps its own checksums": "verify_interval verify_offset verify_state_save "
     "verify_header_seed verify_pattern_interval verify_write_sequence verify_policy verifysort verifysort_nr "
     "experimental_verify",
+    "says nothing without verify_async and verify_backlog, which are refused": "verify_async_cpus verify_backlog_batch",
+    "all is checked, and what is wrong fails the run and is shown": "verify_fatal verify_dump",
     "says nothing without trim_percentage, which is refused": "trim_verify_zero trim_backlog trim_backlog_batch",
     "says nothing without read_iolog, which is refused": "read_iolog_chunked replay_no_stall replay_redirect "
     "replay_scale replay_align replay_time_scale replay_skip merge_blktrace_scalars merge_blktrace_iters",
-    "says nothing without zonemode, which is refused": "zonecapacity read_beyond_wp max_open_zones job_max_open_zones "
+    "says nothing without zonemode=zbd, which is refused": "zonecapacity read_beyond_wp max_open_zones job_max_open_zones "
     "ignore_zone_limits zone_reset_threshold zone_reset_frequency write_zone_remainder recover_zbd_write_error",
-    "says nothing without thinktime, which is refused": "thinktime_spin thinktime_blocks thinktime_blocks_type "
-    "thinktime_iotime rate_ignore_thinktime",
     "says nothing without latency_target, which is refused": "latency_window latency_percentile latency_run",
     "says nothing without steadystate, which is refused": "steadystate_duration ss_dur steadystate_ramp_time ss_ramp "
     "steadystate_check_interval ss_interval",
@@ -121,19 +145,16 @@ _TOLD = {
 
 # Refused: why → keys, each with the values that ask for no more than what holds anyway.
 _REFUSED = {
-    "fio's checksums aren't read or written; --verify checks Forebay's own content": "verify=0,none verify_only=0 "
-    "verify_pattern=",
+    "fio's checksums and patterns aren't read or written": "verify_only=0 verify_pattern=",
     "nothing is trimmed": "trim_percentage=0 num_range=0,1",
     "no list of I/Os is played back": "read_iolog= merge_blktrace_file=",
     "no list of I/Os is kept": "write_iolog=",
-    "zones are not kept apart": "zonemode=none zonesize=0 zonerange=0 zoneskip=0",
-    "sizes are drawn evenly; bsrange is known": "bssplit=",
     "I/O sizes are multiples of the least": "bs_unaligned=0 blocksize_unaligned=0",
     "sizes go by reads and writes": "bs_is_seq_rand=0",
     "offsets are all sequential or all random": "percentage_random=100",
-    "offsets follow on each other, or are drawn": "rw_sequencer=sequential random_sequence_stride=",
-    "workers don't pause; --rate-iops paces them": "thinktime=0 thinkcycles=0",
-    "I/Os start evenly spaced": "rate_process=linear",
+    "offsets follow on each other, or are drawn": "rw_sequencer=sequential",
+    "workers pause without work": "thinkcycles=0",
+    "a schedule catches up after a pause": "rate_ignore_thinktime=0",
     "no rate ends a job": "rate_min=0 ratemin=0 rate_iops_min=0",
     "the schedule has no window": "rate_cycle=1000 ratecycle=1000",
     "no latency ends a job; --timeout bounds one": "max_latency=0",
@@ -143,16 +164,14 @@ _REFUSED = {
     "each I/O is submitted once another ends": "iodepth_batch=1 iodepth_batch_submit=1 iodepth_batch_complete_min=1 "
     "iodepth_batch_complete=1 iodepth_batch_complete_max=1 iodepth_low=",
     "I/Os of one job may overlap": "serialize_overlap=0",
-    "a job starts at once": "startdelay=0,0s",
-    "runtime or loops end a job": "io_size= io_limit= number_ios=0 fill_device=0 fill_fs=0",
+    "io_size, runtime or loops end a job": "fill_device=0 fill_fs=0",
     "--warmup takes seconds": "ramp_size=0",
     "I/Os start where offset says": "file_append=0",
-    "each job would need a start of its own": "offset_increment=0",
     "other files would be used": "filename_format= opendir= filetype=",
     "files aren't locked": "lockfile=none",
     "all files stay open": "openfiles=",
     "files are made whole, with fallocate, before anything is measured": "fallocate=native,posix,1 create_on_open=0 "
-    "create_only=0 allow_file_create=1 overwrite=0",
+    "create_only=0 overwrite=0",
     "--cache warm reads the files first": "pre_read=0",
     "a file is opened once, and stays": "unlink_each_loop=0",
     "the kernel isn't advised": "fadvise_hint=1 write_hint=none,0",

@@ -44,7 +44,7 @@ class Section:
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        self._tell(json.dumps({"job": task.job, "command": command}))
+        self._tell(json.dumps({"job": task.job, "command": command, "delay_s": task.delay_s}))
 
     def go(self) -> None:
         self._tell("go")
@@ -184,7 +184,7 @@ def _make_files(job: dict[str, Any], plan: dict[str, Any]) -> None:
     from forebay import run as engine
 
     if job.get("op", "read").endswith("read") and plan["files_to_make"]:
-        brief = {k: v for k, v in job.items() if k not in ("passes", "until_ci_pct", "until_steady")}
+        brief = {k: v for k, v in job.items() if k not in ("passes", "until_ci_pct", "until_steady", "limit_bytes", "limit_ios")}
         engine.run({**brief, "duration_s": 0.001, "warmup_s": 0.0, "repeat": 1})
 
 
@@ -229,6 +229,8 @@ def main() -> None:
         _say({"progress": found})
 
     try:
+        if stopped.wait(asked["delay_s"]):
+            raise KeyboardInterrupt
         record = engine.run(asked["job"], observer=observe, command=asked["command"])
         _say({"record": record, "interrupted": stopped.is_set()})
     except ForebayError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,13 +30,14 @@ Examples:
 
 @dataclass
 class Task:
-    """One job of this command: its fields, its name if any, what its record must warn of, and whether it starts once those
-    before it have ended."""
+    """One job of this command: its fields, its name if any, what its record must warn of, whether it starts once those
+    before it have ended, and how long after that."""
 
     job: dict[str, Any]
     name: str = ""
     warnings: list[dict[str, str]] = field(default_factory=list)
     waits: bool = True
+    delay_s: float = 0.0
 
 
 @dataclass
@@ -127,7 +129,7 @@ def tasks_of(
     found = jobs(fio, lenient)
     for message in (message for job in found for message in job.messages()):
         click.echo(f"forebay: {fio} {message}", err=True)
-    return [Task({**job.job, **over}, job.name, job.warnings(), job.waits) for job in found]
+    return [Task({**job.job, **over}, job.name, job.warnings(), job.waits, job.delay_s) for job in found]
 
 
 def run_all(tasks: list[Task], own: dict[str, Any], world: Any) -> int:
@@ -221,6 +223,10 @@ def measure(task: Task, own: dict[str, Any], interrupt: Interrupt, world: Any = 
         return engine.run(job, observer=relay)
 
     try:
+        until = time.monotonic() + task.delay_s
+        while (left := until - time.monotonic()) > 0:
+            interrupt.raise_if_requested()
+            time.sleep(min(left, 0.1))
         record = go(task.job) if world is None else world.run(task.job, go, observe, interrupt)
         return Outcome(record, interrupted=interrupt.requested)
     except ForebayError as error:

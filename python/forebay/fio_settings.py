@@ -1,0 +1,69 @@
+"""One section's settings, and what their values may look like."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from forebay import fio_values
+from forebay.errors import RequestError
+
+# fio's units of time in seconds.
+SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
+
+
+class Settings:
+    """A section's settings that nobody took yet (`left`), and what was made of the others."""
+
+    def __init__(self, name: str, settings: dict[str, str]) -> None:
+        self.name, self.left = name, dict(settings)
+        self.fields: dict[str, Any] = {}
+        self.unsupported: list[str] = []
+        self.notes: list[str] = []
+        self.kb_base = self.number("kb_base", 1024)
+        if self.kb_base not in (1000, 1024):
+            raise self.wrong("kb_base", str(self.kb_base), "is neither 1000 nor 1024", "kb_base=1024")
+
+    def leave_out(self, key: str, value: str, why: str) -> None:
+        self.unsupported.append(f"{key}={value}: {why}")
+
+    def wrong(self, key: str, value: str, found: str, next: str) -> RequestError:
+        return RequestError(f"[{self.name}] {key}={value}", found, next)
+
+    def number(self, key: str, default: int) -> int:
+        text = self.left.pop(key, None)
+        if text is None:
+            return default
+        if not re.fullmatch(r"[0-9]{1,19}", text) or int(text) > fio_values.VALUE_MAX:
+            raise self.wrong(key, text, "is not a whole number", f"{key}={default or 1}")
+        return int(text)
+
+    def flag(self, key: str, default: bool) -> bool:
+        text = self.left.pop(key, None)
+        if text is None:
+            return default
+        if text.lower() not in ("0", "1", "true", "false"):
+            raise self.wrong(key, text, "is neither 0 nor 1", f"{key}=1")
+        return text.lower() in ("1", "true")
+
+    def size(self, key: str, text: str) -> int:
+        try:
+            return fio_values.size(text, self.kb_base)
+        except fio_values.Malformed as error:
+            raise self.wrong(key, text, str(error), f"{key}={'1g' if 'overflows' in str(error) else '128k'}") from None
+
+    def seconds(self, key: str, unit: str = "s") -> float | None:
+        """A time; `unit` where the text names none."""
+        text = self.left.pop(key, None)
+        if text is None:
+            return None
+        match = re.fullmatch(r"([0-9]{1,12})(d|h|m|s|ms|us)?", text.lower())
+        if not match:
+            raise self.wrong(key, text, "is not a time", f"{key}=30s")
+        return int(match[1]) * SECONDS[match[2] or unit]
+
+    def is_random(self) -> bool:
+        return str(self.fields["op"]).startswith("rand")
+
+    def is_write(self) -> bool:
+        return str(self.fields["op"]).endswith("write")
