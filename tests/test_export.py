@@ -15,7 +15,10 @@ from pathlib import Path
 import fake_engine
 import processes
 import pytest
+from forebay import cli
+from forebay import run as engine
 from forebay.bench.endpoint import Endpoint, address
+from forebay.emulate import run
 from forebay.errors import MachineError, RequestError
 from forebay.export import prometheus
 from forebay.export.columns import COLUMNS, rows
@@ -246,6 +249,65 @@ forebay.cli.main(["bench", "/data", "--metrics", "0", "--json"])
         over.touch()
         done = processes.finish(process)
     assert done.returncode == 0 and json.loads(done.stdout)["schema"] == "forebay.run/1"
+
+
+SMALL = "[job]\nduration = 0.05\nwarmup = 0\ninterval = 10\n[matrix]\ndepth = [1]\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["compare", "--a", "depth=1", "--b", "depth=2", "nil:?size=1m", "--pairs-max", "3"],
+        ["sweep", "small.toml", "nil:?size=1m", "-o", "r.jsonl"],
+    ],
+)
+def test_commands_of_many_runs_hand_out_the_one_under_way(words, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(engine, "run", fake_engine.slow_run(0.01, tick_s=0.005))
+    monkeypatch.setattr(Endpoint, "see", lambda self, job, title, progress: seen.append((job, title, progress)))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.toml").write_text(SMALL)
+    assert cli.forebay.main([*words, "--metrics", "0"], standalone_mode=False) in (0, 1, None)
+    job, title, progress = seen[-1]
+    assert job["sources"] == ["nil:?size=1m"] and ("pair 3/3" in title or "[1/1]" in title) and "gib_s" in progress
+
+
+def test_emulated_training_hands_out_its_utilisation(monkeypatch):
+    class Asked:
+        data = ["/data"]
+        accelerator = "h100"
+        workload = type("Workload", (), {"name": "resnet50", "accelerator": "h100", "au_pct_min": 90.0})
+
+        def spec(self, number):
+            return {}
+
+    told = {"phase": "run", "epoch": 2, "step": 5, "t_s": 1.0, "au_pct": 75.0, "gib_s": 1.5, "cores_busy": 0.5}
+
+    def measured(spec, watch, interrupt, world):
+        watch(told)
+        return run.measure.Outcome(None)
+
+    monkeypatch.setattr(run.measure, "measure", measured)
+    monkeypatch.setattr(run.live, "view", lambda *_: type("View", (), {"__call__": lambda *_: None, "close": lambda _: None})())
+    endpoint = Endpoint("0")
+    try:
+        run.play(Asked(), 8, None, listens=endpoint)
+        found = samples(endpoint.text())
+        assert found["forebay_live_accelerator_utilisation_ratio"] == [("", repr(0.75))]
+        assert found["forebay_live_epoch"] == [("", "2.0")] and found["forebay_live_step"] == [("", "5.0")]
+        assert 'source="/data"' in found["forebay_live_info"][0][0]
+    finally:
+        endpoint.close()
+
+
+def test_every_long_command_takes_an_address_and_names_a_wrong_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.toml").write_text(SMALL)
+    for words in (["bench", "nil:"], ["sweep", "small.toml", "nil:"], ["tune", "nil:"], ["compare", "--a", "depth=1", "nil:"]):
+        with pytest.raises(RequestError, match="--metrics nowhere"):
+            cli.forebay.main([*words, "--metrics", "nowhere"], standalone_mode=False)
+    assert list(tmp_path.iterdir()) == [tmp_path / "small.toml"]
+    assert "--metrics" in {word for option in run.command.params for word in option.opts}
 
 
 def test_the_dashboard_asks_for_what_there_is():

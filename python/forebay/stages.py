@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from forebay.bench.progress import describe
+
+if TYPE_CHECKING:
+    from forebay.bench.endpoint import Endpoint
 
 
 def format_duration(seconds: float) -> str:
@@ -19,14 +22,17 @@ def format_duration(seconds: float) -> str:
 
 
 class Stages:
-    """A context manager around the runs. `observe` is the observer to hand to `run`.
+    """A context manager around the runs. `observe` is the observer to hand to `run`. `endpoint`: of `--metrics`, which
+    hands out what is observed.
 
     A live display is drawn only on a terminal; it is taken down before the block's result is printed,
     whatever ends the block.
     """
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, endpoint: Endpoint | None = None) -> None:
         self.stream = stream if stream is not None else sys.stderr
+        self._endpoint = endpoint
+        self._title, self._job = "", {}  # type: tuple[str, dict[str, Any]]
         self._bar: Any = None
         self._task: Any = None
 
@@ -47,13 +53,16 @@ class Stages:
             self._bar.stop()
             self._bar = None
 
-    def begin(self, title: str) -> None:
-        """Names the run that starts now."""
+    def begin(self, title: str, job: dict[str, Any] | None = None) -> None:
+        """Names the run that starts now, and what it runs."""
+        self._title, self._job = title, job or {}
         if self._bar is not None:
             self._bar.update(self._task, description=title, completed=0.0, rate="")
 
     def observe(self, progress: dict[str, Any]) -> None:
         """Shows one Progress of the run."""
+        if self._endpoint is not None:
+            self._endpoint.see(self._job, self._title, progress)
         if self._bar is None:
             return
         duration = progress.get("duration_s") if progress.get("phase") == "measure" else None

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import click
 
+from forebay.bench import listen
 from forebay.bench.interrupt import Interrupt
 from forebay.errors import BROKE, CHECK_FAILED, DONE, INTERRUPTED, ForebayError, RequestError, RunError
 from forebay.flags import job_from_flags, job_options
@@ -71,7 +71,7 @@ class Outcome:
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and touch nothing.")
 @click.option("--live", is_flag=True, help="A full-screen view while it runs.")
-@click.option("--metrics", metavar="ADDRESS", help="Prometheus metrics while it runs, at this port or HOST:PORT.")
+@listen.option
 @click.option("--fio", metavar="FILE", help="Run the jobs of a fio job file, or refuse what would not be done as there.")
 @click.option("--fio-lenient", is_flag=True, help="Run them without what isn't done; the record says what was left out.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress and no summary.")
@@ -137,25 +137,9 @@ def run_all(tasks: list[Task], own: dict[str, Any], world: Any) -> int:
     from forebay.bench import save
 
     records: list[dict[str, Any]] = []
-    with save.unless_said(records), metrics(own, world) as endpoint:
-        return _run_all(tasks, {**own, "endpoint": endpoint}, world, records)
-
-
-@contextmanager
-def metrics(own: dict[str, Any], world: Any) -> Iterator[Any]:
-    """The endpoint of `--metrics`, which listens before anything runs; None without it, and on ranks that don't lead."""
-    if own["metrics"] is None or (world is not None and not world.leads):
-        yield None
-        return
-    from forebay.bench.endpoint import Endpoint
-
-    endpoint = Endpoint(own["metrics"])
-    try:
-        if not own["quiet"]:
-            click.echo(f"metrics   {endpoint.url}", err=True)
-        yield endpoint
-    finally:
-        endpoint.close()
+    leads = world is None or world.leads
+    with save.unless_said(records), listen.listening(own["metrics"] if leads else None, own["quiet"]) as listens:
+        return _run_all(tasks, {**own, "endpoint": listens}, world, records)
 
 
 def _run_all(
@@ -208,13 +192,13 @@ def measure(task: Task, own: dict[str, Any], interrupt: Interrupt, world: Any = 
     from forebay import run as engine
 
     watch = observer(task, own, world)
-    endpoint = own["endpoint"]
-    settled = _settled(task.job) if endpoint is not None else task.job
+    listens = own["endpoint"]
+    settled = _settled(task.job) if listens is not None else task.job
 
     def observe(progress: dict[str, Any]) -> None:
         interrupt.raise_if_requested()
-        if endpoint is not None:
-            endpoint.see(settled, task.name, progress)
+        if listens is not None:
+            listens.see(settled, task.name, progress)
         if world is not None:
             world.watch(progress)
         watch(progress)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from forebay.bench import save
+from forebay.bench import listen, save
 from forebay.compare.files import compare_files
 from forebay.compare.jobs import Limits, compare_jobs
 from forebay.compare.show import show_files, show_jobs
@@ -49,6 +49,7 @@ Examples:
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False), help="Save it here, after each pair; .jsonl adds a line at the end."
 )
+@listen.option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 @job_options
 def command(source: tuple[str, ...], **values: Any) -> int:
@@ -61,11 +62,13 @@ def command(source: tuple[str, ...], **values: Any) -> int:
     metric = METRICS.get(values.pop("metric"))
     if metric is None:
         raise RequestError("--metric", f"is none of {', '.join(METRICS)}", "--metric throughput")
-    as_json, output = values.pop("as_json"), values.pop("output")
+    as_json, output, metrics = (values.pop(name) for name in ("as_json", "output", "metrics"))
     texts = [values.pop("a_text"), values.pop("b_text")]
     pythons = [values.pop("a_python"), values.pop("b_python")]
     tolerance = values.pop("tolerance")
     if texts == [None, None] and pythons == [None, None]:
+        if metrics is not None:
+            raise RequestError(f"--metrics {metrics}", "two files are compared, and nothing runs", "--a and --b")
         return _files(source, metric, tolerance, output, as_json)
     if tolerance is not None:
         raise RequestError("--tolerance", "belongs to the comparison of two files", "--until-ci 2%")
@@ -79,7 +82,8 @@ def command(source: tuple[str, ...], **values: Any) -> int:
             "forebay: A and B are the same job; the verdict shows the noise of this machine.", err=True
         )
     out = _output(output)
-    document = compare_jobs(subjects[0], subjects[1], metric, limits, out)
+    with listen.listening(metrics) as listens:
+        document = compare_jobs(subjects[0], subjects[1], metric, limits, out, listens)
     _finish(document, show_jobs, as_json, out)
     if document["error"]:
         return int(document["error"]["exit_code"])

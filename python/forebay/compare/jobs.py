@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forebay import run as engine
 from forebay.bench.save import Output
@@ -25,6 +25,9 @@ from forebay.flags import COUNTED
 from forebay.metrics import METRICS, Metric, format_figure
 from forebay.stages import Stages, format_duration
 from forebay.stats import Interval, Pair, bootstrap_interval, paired_ratio
+
+if TYPE_CHECKING:
+    from forebay.bench.endpoint import Endpoint
 
 # Stopping at the first interval that is narrow enough prefers those that are narrow by luck, and noise that comes and
 # goes with the runs lets few pairs agree by chance. Computed at 98.5 %, from 8 pairs on, at least 94 % of intervals hold
@@ -78,6 +81,7 @@ def compare_jobs(
     metric: Metric,
     limits: Limits,
     out: Output | None = None,
+    endpoint: Endpoint | None = None,
 ) -> dict[str, Any]:
     """Runs the pairs and returns the document (forebay.compare/1).
 
@@ -90,7 +94,7 @@ def compare_jobs(
     started = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     pairs: list[PairRun] = []
     interrupted, failure = False, None
-    with Stages() as stages:
+    with Stages(endpoint=endpoint) as stages:
         try:
             for pair in _pairs(a, b, metric, limits, stages, pairs):
                 pairs.append(pair)
@@ -121,7 +125,7 @@ def _pairs(
 def _settle(a: Subject, b: Subject, metric: Metric, stages: Stages) -> None:
     """A short run of each that doesn't count: files are made, caches filled, errors met early."""
     for subject in (a, b):
-        stages.begin(f"{subject.name} settles")
+        stages.begin(f"{subject.name} settles", subject.job)
         duration = min(SETTLE_S, subject.job.get("duration_s") or SETTLE_S)
         brief = {} if COUNTED & subject.job.keys() else {"duration_s": duration, "warmup_s": 0.0}
         record = _run(subject, stages, **brief)
@@ -138,7 +142,7 @@ def _pair(
 ) -> PairRun:
     records = {}
     for subject in (a, b) if a_first else (b, a):
-        stages.begin(f"pair {index + 1}/{limits.pairs_max} {subject.name}")
+        stages.begin(f"pair {index + 1}/{limits.pairs_max} {subject.name}", subject.job)
         records[subject.name] = _run(subject, stages)
         if metric.value(records[subject.name]["result"]) is None:
             raise RunError(

@@ -6,16 +6,19 @@ import json
 import shutil
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from forebay import mpi
-from forebay.bench import save
+from forebay.bench import listen, save
 from forebay.bench.interrupt import Interrupt
 from forebay.emulate import data, division, engine, live, measure, show
 from forebay.emulate.request import Request, count, request_of, run_options, workload_options
 from forebay.errors import BROKE, DONE, INTERRUPTED, RequestError, RunError
+
+if TYPE_CHECKING:
+    from forebay.bench.endpoint import Endpoint
 
 RUNS_MAX = 100
 EXAMPLES = """\b
@@ -35,6 +38,7 @@ Examples:
 @click.option("-o", "--out", metavar="FILE", help="Save the records here. .jsonl adds lines; else only records are replaced.")
 @click.option("--mpi", "use_mpi", is_flag=True, help="One run over all hosts of mpirun or srun (detected by mpi4py).")
 @click.option("--dry-run", is_flag=True, help="Check the request and say what would run; read nothing.")
+@listen.option
 @click.option("--json", "as_json", is_flag=True, help="The record as one JSON document on stdout.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress and no summary.")
 def command(
@@ -44,6 +48,7 @@ def command(
     out: str | None,
     use_mpi: bool,
     dry_run: bool,
+    metrics: str | None,
     as_json: bool,
     quiet: bool,
     **values: Any,
@@ -66,7 +71,9 @@ def command(
         return show_plan(request, number, as_json) if world is None or world.leads else DONE
     folder = measure.results_folder(results) if results else None
     leads = world is None or world.leads
-    return play_all(request, number, times, Output(as_json, quiet or not leads, saved, folder), world)
+    output = Output(as_json, quiet or not leads, saved, folder)
+    with listen.listening(metrics if leads else None, output.quiet) as listens:
+        return play_all(request, number, times, output, world, listens)
 
 
 class Output:
@@ -108,13 +115,15 @@ class Output:
             click.echo(f"record    {', '.join(kept)}", err=True)
 
 
-def play_all(request: Request, number: int, times: int, output: Output, world: Any = None) -> int:
+def play_all(
+    request: Request, number: int, times: int, output: Output, world: Any = None, listens: Endpoint | None = None
+) -> int:
     """The runs in turn; the exit code of the first that didn't go well. Ctrl-C ends them after saving."""
     code = DONE
     with save.unless_said(output.records), Interrupt() as interrupt:
         for turn in range(times):
             label = f"run {turn + 1} of {times}" if times > 1 else ""
-            outcome = play(request, number, interrupt, output.quiet, label, world)
+            outcome = play(request, number, interrupt, output.quiet, label, world, listens)
             if world is None or world.leads:
                 output.take(outcome)
             code = code or outcome.exit_code
@@ -130,14 +139,27 @@ def play_all(request: Request, number: int, times: int, output: Output, world: A
 
 
 def play(
-    request: Request, number: int, interrupt: Interrupt, quiet: bool = False, label: str = "", world: Any = None
+    request: Request,
+    number: int,
+    interrupt: Interrupt,
+    quiet: bool = False,
+    label: str = "",
+    world: Any = None,
+    listens: Endpoint | None = None,
 ) -> measure.Outcome:
-    """One run under live progress."""
+    """One run under live progress, which `listens` hands out too."""
     what = f"{request.workload.name} on {number:,} × {request.workload.accelerator.upper()}"
-    watch = live.view(f"{label}: {what}" if label else what, request.workload.au_pct_min, quiet)
+    title = f"{label}: {what}" if label else what
+    watch = live.view(title, request.workload.au_pct_min, quiet)
     began = time.monotonic()
+
+    def seen(progress: dict[str, Any]) -> None:
+        if listens is not None:
+            listens.see({"sources": request.data}, title, progress)
+        watch(progress)
+
     try:
-        outcome = measure.measure(request.spec(number), watch, interrupt, world)
+        outcome = measure.measure(request.spec(number), seen, interrupt, world)
     finally:
         watch.close()
     if outcome.record is not None:

@@ -42,6 +42,9 @@ HELP = {
     "forebay_live_latency_seconds": ("Percentiles of the last interval's latency.", "gauge"),
     "forebay_live_latency_mean_seconds": ("Mean latency of the last interval.", "gauge"),
     "forebay_live_cpu_cores": ("Cores busy, user and system.", "gauge"),
+    "forebay_live_accelerator_utilisation_ratio": ("Of emulated accelerators, in this epoch so far.", "gauge"),
+    "forebay_live_epoch": ("Which epoch, from 1.", "gauge"),
+    "forebay_live_step": ("Steps done in this epoch.", "gauge"),
     "forebay_live_target_throughput_bytes_per_second": ("Over the last interval, of each target.", "gauge"),
     "forebay_live_worker_throughput_bytes_per_second": ("Over the last interval, of each worker.", "gauge"),
 }
@@ -111,6 +114,9 @@ def of_progress(job: dict[str, Any], title: str, progress: dict[str, Any]) -> It
         yield "forebay_live_latency_seconds", {"quantile": quantile}, _times(progress.get(f"latency_us_{key}"), 1e-6)
     yield "forebay_live_latency_mean_seconds", {}, _times(progress.get("latency_us_mean"), 1e-6)
     yield "forebay_live_cpu_cores", {}, progress.get("cores_busy")
+    yield "forebay_live_accelerator_utilisation_ratio", {}, _times(progress.get("au_pct"), 0.01)
+    yield "forebay_live_epoch", {}, progress.get("epoch")
+    yield "forebay_live_step", {}, progress.get("step")
     for target in progress.get("targets") or []:
         rate = _times(target.get("gib_s"), GIB)
         yield "forebay_live_target_throughput_bytes_per_second", {"target": target.get("target")}, rate

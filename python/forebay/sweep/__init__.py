@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from forebay import run as engine
+from forebay.bench import listen
 from forebay.errors import RequestError
 from forebay.stages import format_duration
 from forebay.sweep import plan as planning
@@ -21,6 +22,9 @@ from forebay.sweep.runner import is_finished, run_points
 from forebay.sweep.scale import parse_scale
 from forebay.sweep.show import dry_run, heading, making, show, summary
 from forebay.units import parse_seconds
+
+if TYPE_CHECKING:
+    from forebay.bench.endpoint import Endpoint
 
 EXAMPLES = """\b
 Examples:
@@ -72,6 +76,7 @@ Examples:
 @click.option(
     "--list", "list_presets", is_flag=True, help="List the presets and where their methods come from."
 )
+@listen.option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def command(sweep: str | None, source: tuple[str, ...], **values: Any) -> int:
     """The same over any matrix of settings, or as a paper did it.
@@ -107,9 +112,9 @@ def command(sweep: str | None, source: tuple[str, ...], **values: Any) -> int:
     output = Path(values["output"] or time.strftime(f"{asked.name}-%Y%m%d-%H%M%S.jsonl"))
     # A request that can't be right fails before anything is written.
     planning.define(asked, asks)
-    with Results(output) as results:
+    with listen.listening(values["metrics"]) as listens, Results(output) as results:
         plan = _continue(asked, asks, results, values["restart"], values["extend"])
-        return _run(plan, results, values["as_json"], link)
+        return _run(plan, results, values["as_json"], link, listens)
 
 
 def _pairs(pairs: tuple[str, ...], sources: tuple[str, ...]) -> dict[str, Any]:
@@ -120,7 +125,7 @@ def _pairs(pairs: tuple[str, ...], sources: tuple[str, ...]) -> dict[str, Any]:
     return {"pairs": list(pairs)} if pairs else {}
 
 
-def _run(plan: planning.Plan, results: Results, as_json: bool, link: Link) -> int:
+def _run(plan: planning.Plan, results: Results, as_json: bool, link: Link, listens: Endpoint | None) -> int:
     for line in [*heading(plan), *making(plan)]:
         click.echo(line, err=True)
     finished = results.contents.finished()
@@ -134,7 +139,7 @@ def _run(plan: planning.Plan, results: Results, as_json: bool, link: Link) -> in
         outcome = run_points(plan, results)
     else:
         with Fabric(plan, link, lambda text: click.echo(text, err=True)) as fabric:
-            outcome = run_points(plan, results, fabric.resolve)
+            outcome = run_points(plan, results, fabric.resolve, listens)
     document = summary(plan, results.contents.finished(), outcome, str(results.path))
     click.echo(json.dumps(document) if as_json else show(document, plan))
     if outcome.interrupted:

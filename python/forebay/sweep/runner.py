@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forebay import own_files
 from forebay.errors import BROKE, DONE, INTERRUPTED, ForebayError
@@ -16,6 +16,9 @@ from forebay.sweep.plan import Plan
 from forebay.sweep.points import Point
 from forebay.sweep.results import POINT, Results
 from forebay.sweep.scale import seconds_of
+
+if TYPE_CHECKING:
+    from forebay.bench.endpoint import Endpoint
 
 Job = dict[str, Any]
 
@@ -40,7 +43,9 @@ class Outcome:
         return codes.pop() if len(codes) == 1 and not self.finished and not self.skipped else BROKE
 
 
-def run_points(plan: Plan, results: Results, resolve: Callable[[Job], Job] = lambda job: job) -> Outcome:
+def run_points(
+    plan: Plan, results: Results, resolve: Callable[[Job], Job] = lambda job: job, endpoint: Endpoint | None = None
+) -> Outcome:
     """Ctrl-C ends it after saving what the point in progress had measured, as a partial one. `resolve` puts in what
     stands for sources that were started for the sweep."""
     outcome = Outcome()
@@ -48,13 +53,13 @@ def run_points(plan: Plan, results: Results, resolve: Callable[[Job], Job] = lam
     left = [p for p in plan.points if not is_finished(p, finished)]
     outcome.skipped = len(plan.points) - len(left)
     clock = _Clock(left)
-    with Stages() as stages:
+    with Stages(endpoint=endpoint) as stages:
         try:
             for number, point in enumerate(left, outcome.skipped + 1):
                 title = f"[{number}/{len(plan.points)}] {point.name}" + (
                     f" round {point.round + 1}" if plan.definition["rounds"] > 1 else ""
                 )
-                stages.begin(f"{title}  ({clock.left()} left)")
+                stages.begin(f"{title}  ({clock.left()} left)", point.job)
                 line = _run(point, plan, stages, resolve)
                 clock.tick()
                 results.append(line)

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from forebay import own_files
-from forebay.bench import save
+from forebay.bench import listen, save
 from forebay.errors import BROKE, DONE, INTERRUPTED, ForebayError, MachineError, RequestError
 from forebay.flags import job_from_flags, job_options, parse_settings, spell
 from forebay.metrics import METRICS
@@ -50,6 +50,7 @@ Examples:
     "--max-buffers", default="256m", show_default=True, metavar="SIZE", help="Most memory for the buffers of all workers."
 )
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Save the document here; .jsonl adds a line.")
+@listen.option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 @job_options
 def command(source: tuple[str, ...], **values: Any) -> int:
@@ -57,7 +58,7 @@ def command(source: tuple[str, ...], **values: Any) -> int:
 
     Any flag of bench holds its field. For random I/O, hold the size that your program uses: --io-size 4k.
     """
-    as_json, output = values.pop("as_json"), values.pop("output")
+    as_json, output, metrics = (values.pop(name) for name in ("as_json", "output", "metrics"))
     seconds = parse_seconds(values.pop("max_time"), "--max-time")
     share = parse_percent(values.pop("share"), "--share") / 100
     if not 0 < share <= 1:
@@ -70,7 +71,7 @@ def command(source: tuple[str, ...], **values: Any) -> int:
     allowed = _bounded(axes, most_bytes)
     if job.get("op", "read").startswith("rand") and "io_bytes" not in job:
         click.echo("forebay: random I/O favours large sizes; hold your program's with --io-size 4k", err=True)
-    with Stages() as stages:
+    with listen.listening(metrics) as listens, Stages(endpoint=listens) as stages:
         runner = _Runner(job, stages, seconds)
         search = Search(axes, runner.measure, runner.elapsed, seconds, allowed, share)
         code = _search(search, runner)
@@ -204,7 +205,7 @@ class _Runner:
         """One run; None, noted, where the setting can't run here. Raises once many can't."""
         self._count += 1
         name = f"io-size {format_bytes(setting.io_bytes)} workers {setting.workers} depth {setting.depth}"
-        self.stages.begin(f"{'confirm' if long else 'probe'} {name}")
+        self.stages.begin(f"{'confirm' if long else 'probe'} {name}", {**self.job, **setting._asdict()})
         try:
             result = self._run(setting, self._probe_s * (2 if long else 1))["result"]
         except ForebayError as error:
