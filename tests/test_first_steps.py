@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import processes
@@ -12,10 +14,26 @@ import pytest
 from forebay.cli import VERBS
 from other_user import OtherUser, somebody  # noqa: F401
 
+ROOT = Path(__file__).parent.parent
+
 
 def forebay(*arguments: str | bytes, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     kept = {k: v for k, v in os.environ.items() if k not in ("HOME", "COLUMNS")}
     return processes.run([*processes.FOREBAY, *arguments], cwd=cwd, env={**kept, **env})
+
+
+def test_the_first_commands_of_readme_are_those_that_are_timed() -> None:
+    """bench/first_measurement.py takes them from the page."""
+    spec = importlib.util.spec_from_file_location("first_measurement", ROOT / "bench/first_measurement.py")
+    assert spec is not None and spec.loader is not None
+    first = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = first  # its data classes look for their module there
+    spec.loader.exec_module(first)
+    typed = first.steps("URL", Path("scratch"), (ROOT / "README.md").read_text())
+    assert typed[:3] == ["git clone --quiet URL scratch/clone", "make wheel", "pip install dist/forebay-*.whl"]
+    assert [words.split()[:3] for words in typed[3:]] == [["forebay", verb, "scratch/data"] for verb in ("doctor", "bench")]
+    with pytest.raises(ValueError, match="## Install"):
+        first.commands("# Forebay\n")
 
 
 def test_a_misspelt_verb_is_answered_with_the_right_one(tmp_path: Path) -> None:

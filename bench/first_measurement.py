@@ -1,0 +1,109 @@
+"""From clone to the first own measurement, by the commands that README gives, each timed.
+
+The commands are read out of README's sections, so what is timed is what it says. They run in a scratch folder: a clone, a
+build folder and a virtual environment of their own. Cargo's and pip's download caches are the user's; `--cold` starts with
+empty ones.
+
+    python bench/first_measurement.py --dry-run
+    python bench/first_measurement.py --scratch /mnt/data/scratch
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# Of these sections, each command of the first block.
+SECTIONS = ("## Install", "## Your first own measurement")
+README_DATA = "/mnt/data"
+LIMIT_S = 300.0
+
+
+@dataclass(frozen=True)
+class Step:
+    command: str
+    seconds: float
+
+
+def commands(readme: str) -> list[str]:
+    """What README says to type, without its remarks. ValueError where a section or its block is missing."""
+    found = []
+    for section in SECTIONS:
+        _, heading, rest = readme.partition(f"\n{section}\n")
+        block = re.search(r"^```\n(.*?)^```$", rest.partition("\n## ")[0], re.M | re.S)
+        if not heading or block is None:
+            raise ValueError(f"README has no block of commands below '{section}'")
+        found += [line.partition("  #")[0].strip() for line in block[1].splitlines() if line.strip()]
+    return found
+
+
+def steps(url: str, scratch: Path, readme: str) -> list[str]:
+    """All that is typed, in order; README's folder of data is one of ours."""
+    data = scratch / "data"
+    typed = [command.replace(README_DATA, shlex.quote(str(data))) for command in commands(readme)]
+    return [f"git clone --quiet {shlex.quote(url)} {shlex.quote(str(scratch / 'clone'))}", *typed]
+
+
+def environment(scratch: Path, cold: bool) -> dict[str, str]:
+    """A virtual environment first in PATH, and no build folder but the clone's."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("CARGO_TARGET_DIR", "VIRTUAL_ENV", "PYTHONPATH", "MAKEFLAGS")}
+    made = {**kept, "PATH": f"{scratch / 'venv/bin'}:{os.environ['PATH']}", "VIRTUAL_ENV": str(scratch / "venv")}
+    if cold:
+        made |= {"CARGO_HOME": str(scratch / "cargo"), "PIP_NO_CACHE_DIR": "1"}
+    return made
+
+
+def play(typed: list[str], scratch: Path, cold: bool) -> list[Step]:
+    """Runs the commands in turn, those after the clone inside it. CalledProcessError for one that fails."""
+    (scratch / "data").mkdir()
+    subprocess.run([sys.executable, "-m", "venv", scratch / "venv"], check=True)
+    found = []
+    for number, command in enumerate(typed):
+        began = time.monotonic()
+        where = scratch / "clone" if number else scratch
+        subprocess.run(command, shell=True, check=True, cwd=where, env=environment(scratch, cold))
+        found.append(Step(command, time.monotonic() - began))
+    return found
+
+
+def table(found: list[Step], scratch: Path) -> str:
+    lines = ["| step | s |", "|---|---|"]
+    lines += [f"| `{step.command.replace(str(scratch), 'SCRATCH')}` | {step.seconds:.1f} |" for step in found]
+    return "\n".join([*lines, f"| in all | {sum(step.seconds for step in found):.1f} |"])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", default=str(ROOT), help="what is cloned; this checkout by default")
+    parser.add_argument("--scratch", type=Path, default=None, metavar="DIR", help="where the scratch folder is made and removed")
+    parser.add_argument("--cold", action="store_true", help="empty caches of cargo and pip")
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be typed")
+    asked = parser.parse_args()
+    readme = (ROOT / "README.md").read_text()
+    if asked.dry_run:
+        print("\n".join(steps(asked.url, Path("SCRATCH"), readme)))
+        return 0
+    scratch = Path(tempfile.mkdtemp(prefix="forebay-first-", dir=asked.scratch))
+    try:
+        found = play(steps(asked.url, scratch, readme), scratch, asked.cold)
+    except subprocess.CalledProcessError as error:
+        print(f"{error.cmd}: ended with {error.returncode}", file=sys.stderr)
+        return 1
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    print(table(found, scratch))
+    return 0 if sum(step.seconds for step in found) < LIMIT_S else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
