@@ -1,9 +1,10 @@
 """fio's own example job files, one by one: which mean here what they mean in fio, and what stands in the way of the others.
 
-They come from a checkout of fio (its folder `examples`) and are only read. The installed fio says which of them it knows;
-nothing is run. `--write` puts the table into docs/fio.md.
+They come from a checkout of fio (its folder `examples`) and are only read. The installed fio says which of them it knows.
+With `--beside` those that both know are made small and run by both (bench/fio_beside.py), by the Forebay that is installed;
+nothing is run otherwise. `--write` puts the table into docs/fio.md.
 
-    python bench/fio_examples.py --examples ../fio/examples
+    python bench/fio_examples.py --examples ../fio/examples --beside
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "python"))
+# Where Forebay isn't installed its source will do, but to run anything.
+sys.path.append(str(ROOT / "python"))
 
+from fio_beside import beside  # noqa: E402
 from forebay import fio  # noqa: E402
 from forebay.errors import RequestError  # noqa: E402
 
@@ -37,19 +40,21 @@ FIO_S = 30
 @dataclass(frozen=True)
 class Example:
     """`refused`: the setting that stands in the way and why; None where the jobs mean what fio means. `parsed`: by the
-    installed fio; None where there is none."""
+    installed fio; None where there is none. `beside`: what came of running it beside fio; empty where it wasn't."""
 
     name: str
     jobs: int
     refused: tuple[str, str] | None
     parsed: bool | None
+    beside: str = ""
 
 
-def examples(folder: Path, program: str | None) -> Iterator[Example]:
+def examples(folder: Path, program: str | None, run: bool) -> Iterator[Example]:
     for path in sorted(folder.glob("*.fio")):
         parsed = None if program is None else knows(program, path)
         try:
-            yield Example(path.name, len(fio.jobs(str(path))), None, parsed)
+            jobs = len(fio.jobs(str(path)))
+            yield Example(path.name, jobs, None, parsed, beside(path, program) if run and parsed and program else "")
         except RequestError as error:
             setting = error.asked.replace(str(path), "").strip(" :")
             yield Example(path.name, 0, (setting, error.found.removeprefix("is not done: ").split("; nor ")[0]), parsed)
@@ -88,20 +93,32 @@ def page(found: list[Example], version: str | None, commit: str) -> str:
         f"`examples`{of},",
         f"{len(runs)} mean what they mean in fio; the other {len(found) - len(runs)} are refused by name, with the first setting "
         f"that stands in the way.{known}",
-        "Nothing was run.", "",
+        f"{compared(found)}", "",
         "| example | fio knows it | here |", "|---|---|---|",
     ]  # fmt: skip
     for e in found:
         parsed = {None: "–", True: "yes", False: "no"}[e.parsed]
-        said = f"{e.jobs} job{'s' * (e.jobs != 1)}" if e.refused is None else f"refused: `{e.refused[0]}` {e.refused[1]}"
+        said = "; ".join([f"{e.jobs} job{'s' * (e.jobs != 1)}", *([e.beside] if e.beside else [])])
+        if e.refused is not None:
+            said = f"refused: `{e.refused[0]}` {e.refused[1]}"
         lines.append(f"| {e.name} | {parsed} | {said.replace('|', chr(92) + '|')} |")
     return "\n".join(lines) + "\n"
+
+
+def compared(found: list[Example]) -> str:
+    ran = [e.beside for e in found if e.beside]
+    if not ran:
+        return "Nothing was run."
+    same = sum(said.startswith("same") for said in ran)
+    drawn = "in as many I/Os where no size is drawn"
+    return f"{len(ran)} of them were made small for both to run: {same} moved the same bytes, {drawn}."
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", type=Path, required=True, metavar="DIR", help="fio's folder of examples")
     parser.add_argument("--commit", default=None, help="which fio they are of, where git can't say")
+    parser.add_argument("--beside", action="store_true", help="run those that both know, made small")
     parser.add_argument("--write", action="store_true", help="put the table into docs/fio.md")
     asked = parser.parse_args()
     if not any(asked.examples.glob("*.fio")):
@@ -111,7 +128,7 @@ def main() -> int:
     program = os.environ.get("FIO", "fio")
     version = version_of(program)
     commit = asked.commit if asked.commit is not None else commit_of(asked.examples)
-    made = page(list(examples(asked.examples, program if version else None)), version, commit)
+    made = page(list(examples(asked.examples, program if version else None, asked.beside)), version, commit)
     print(made, end="")
     if asked.write:
         text = PAGE.read_text()

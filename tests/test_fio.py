@@ -612,22 +612,6 @@ def test_keywords_are_this_machines_and_calculate(read: Any) -> None:
     assert read("[j]\nfilename=/data/$ncpus-a\n")[0].job["sources"] == [f"/data/{cpus}-a"]
 
 
-@pytest.mark.skipif(shutil.which("fio") is None, reason="fio isn't installed; apt install fio")
-@pytest.mark.parametrize(
-    "shares", ["size=50%", "offset=30%", "size=50%\noffset=30%", "offset=30%\nsize=90%", "offset=30%\nsize=100%"]
-)
-def test_shares_of_a_file_cover_what_fio_covers(bench: Any, tmp_path: Path, shares: str) -> None:
-    (tmp_path / "f").write_bytes(os.urandom(1_000_000 // 4096 * 4096))
-    (tmp_path / "beside.fio").write_text(f"[a]\nfilename=f\nbs=4k\n{shares}\n")
-    theirs = processes.run(["fio", "--output-format=json", "beside.fio"], cwd=tmp_path)
-    assert theirs.returncode == 0, theirs.stderr
-    moved = json.loads(theirs.stdout[theirs.stdout.index("{") :])["jobs"][0]["read"]
-    ours = bench((tmp_path / "beside.fio").read_text(), "--json")
-    assert ours.returncode == 0, ours.stderr
-    result = json.loads(ours.stdout)[0]["result"]
-    assert (result["bytes"], result["ios"]) == (moved["io_bytes"], moved["total_ios"])
-
-
 def test_the_environment_fills_in_variables(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIZE", "64m")
     assert one(read, "size=${SIZE}").job["file_bytes"] == 64 << 20

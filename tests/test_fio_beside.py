@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -104,3 +105,18 @@ def written(path: Path) -> list[int]:
     """The blocks that hold anything but zeroes."""
     data = path.read_bytes()
     return [at for at in range(0, len(data), 4096) if any(data[at : at + 4096])]
+
+
+@pytest.mark.parametrize(
+    "shares", ["size=50%", "offset=30%", "size=50%\noffset=30%", "offset=30%\nsize=90%", "offset=30%\nsize=100%"]
+)
+def test_shares_of_a_file_cover_what_fio_covers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shares: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "f").write_bytes(os.urandom(1_000_000 // 4096 * 4096))
+    (tmp_path / "beside.fio").write_text(f"[a]\nfilename=f\nbs=4k\n{shares}\n")
+    theirs = processes.run(["fio", "--output-format=json", "beside.fio"], cwd=tmp_path)
+    assert theirs.returncode == 0, theirs.stderr
+    moved = json.loads(theirs.stdout[theirs.stdout.index("{") :])["jobs"][0]["read"]
+    (job,) = fio.jobs("beside.fio")
+    result = engine.run(job.job)["result"]
+    assert (result["bytes"], result["ios"]) == (moved["io_bytes"], moved["total_ios"])
