@@ -44,7 +44,9 @@ def beside(path: Path, program: str) -> str:
             Path("small.fio").write_text(text)
             try:
                 found.append(run(program, names))
-            except (subprocess.SubprocessError, ForebayError, ValueError) as error:
+            except subprocess.TimeoutExpired:
+                return f"not run: fio isn't done after {RUN_S} s"
+            except (ForebayError, ValueError) as error:
                 return f"not run: {str(error).splitlines()[0][:100]}"
     mixed = re.search(r"^(rw|readwrite)=(randrw|rw|readwrite)$", text, re.M)
     return compared(*found, drawn="bssplit" in text, mixed=mixed is not None)

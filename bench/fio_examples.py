@@ -106,7 +106,7 @@ def page(found: list[Example], version: str | None, commit: str) -> str:
 
 
 def compared(found: list[Example]) -> str:
-    ran = [e.beside for e in found if e.beside]
+    ran = [e.beside for e in found if e.beside and not e.beside.startswith("not run")]
     if not ran:
         return "Nothing was run."
     same = sum(said.startswith("same") for said in ran)
