@@ -66,7 +66,8 @@ def compared(their: Counts, our: Counts, drawn: bool, mixed: bool) -> str:
 
 def small(path: Path) -> tuple[str, list[str]]:
     """The file made small, and the files that it names."""
-    lines: list[str] = []
+    # Threads end with fio; its processes would outlast it.
+    lines: list[str] = ["[global]", "thread"]
     names: dict[str, str] = {}
     for section in fio_file.sections(str(path)):
         lines.append(f"[{section.name}]")
