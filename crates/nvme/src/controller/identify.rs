@@ -144,7 +144,7 @@ impl Controller {
             nn: NAMESPACES_MAX.into(),
             mnan: NAMESPACES_MAX.into(),
             oncs: commands.into(),
-            vwc: if cached { vwc::PRESENT | vwc::FLUSH_ALL_REFUSED } else { vwc::FLUSH_ALL_REFUSED },
+            vwc: if cached { vwc::PRESENT | vwc::FLUSH_ALL } else { vwc::FLUSH_ALL },
             nwpc: WRITE_PROTECTION_CAPABILITIES,
             ..self.common()
         };

@@ -333,8 +333,6 @@ pub mod oncs {
 /// Volatile Write Cache.
 pub mod vwc {
     pub const PRESENT: u8 = 1 << 0;
-    /// Flush with NSID FFFFFFFFh fails (bits 2:1).
-    pub const FLUSH_ALL_REFUSED: u8 = 0b10 << 1;
     /// Flush with NSID FFFFFFFFh flushes all namespaces (bits 2:1).
     pub const FLUSH_ALL: u8 = 0b11 << 1;
 }

@@ -16,6 +16,7 @@ fn identify_controller_holds_what_hosts_check() {
     assert_eq!(id.oaes.get(), 1 << 8 | 1 << 11);
     assert_eq!(&id.subnqn[..NQN.len()], NQN.as_bytes());
     assert_eq!(id.vwc & 1, 0, "no namespace has a volatile write cache");
+    assert_eq!(id.vwc & 0b110, 0b110, "a Flush of all namespaces is carried out");
     assert_eq!(id.oncs.get() & 0b1001_1101, 0b1001_1101, "Compare, DSM, Write Zeroes, Save, Verify");
 }
 
