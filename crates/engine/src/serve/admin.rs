@@ -190,8 +190,6 @@ impl Worker {
         connect: &Connect,
         subsystem: &Arc<Subsystem>,
     ) -> Result<Admitted, Refusal> {
-        let connect =
-            &Connect { keep_alive_ms: self.keep_alive_ms(connect.keep_alive_ms), ..connect.clone() };
         let discovery = subsystem.is_discovery().then(|| self.site.discovery_at(c.local));
         let cntlid = subsystem.state().ids.take().ok_or_else(|| connect.busy())?;
         let mut state = subsystem.state();
@@ -234,17 +232,6 @@ impl Worker {
         drop(queues);
         c.role = Role::Io { cell, qid: connect.qid };
         Ok(admitted)
-    }
-
-    /// What a host's keep-alive time-out becomes within our bounds.
-    fn keep_alive_ms(&self, asked: u32) -> u32 {
-        let bounds = &self.site.config.keep_alive;
-        let (least, most) = ((bounds.min_s * 1e3) as u32, (bounds.max_s * 1e3) as u32);
-        match asked {
-            0 if !bounds.required => 0,
-            0 => most,
-            some => some.clamp(least, most.max(least)),
-        }
     }
 
     /// What came of commands besides their answers.

@@ -14,6 +14,7 @@ use rules::{known, seconds};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::ops::RangeInclusive;
 
 /// IANA's port for NVMe over TCP, and that of the discovery service.
 pub const PORT: u16 = 4420;
@@ -110,6 +111,12 @@ pub struct KeepAlive {
 impl Default for KeepAlive {
     fn default() -> KeepAlive {
         KeepAlive { min_s: 1.0, max_s: 3600.0, required: false }
+    }
+}
+
+impl KeepAlive {
+    pub fn range_ms(&self) -> RangeInclusive<u32> {
+        (self.min_s * 1e3).round() as u32..=(self.max_s * 1e3).round() as u32
     }
 }
 

@@ -408,6 +408,8 @@ fn describe(config: &Config, given: &super::config::Subsystem, kind: nvme::Kind)
             queue_entries: config.queue_depth,
             in_capsule_bytes: config.in_capsule.0 as u32,
             transfer_bytes: Some(config.max_transfer.0 as u32),
+            keep_alive_ms: config.keep_alive.range_ms(),
+            keep_alive_required: config.keep_alive.required,
             ..nvme::Limits::default()
         },
     }
@@ -461,6 +463,17 @@ mod tests {
         assert!(host.enter(512, 0).is_err());
         host.leave(8192);
         assert_eq!(host.enter(4096, 0), Ok(()));
+    }
+
+    #[test]
+    fn keep_alive_has_the_bounds_that_were_given_shorter_and_longer_than_usual() {
+        let text = "keep_alive = {min_s = 0.5, max_s = 7200, required = true}\n\
+                    [[subsystems]]\nnqn = \"nqn.2026-11.io.example:a\"\nallow_any_host = true";
+        let config = Config::from_toml(text).unwrap();
+        let kind = nvme::Kind::Nvm { namespaces: BTreeMap::new(), ana: BTreeMap::new() };
+        let limits = describe(&config, &config.subsystems[0], kind).limits;
+        let granted = [0, 100, 5000, 90_000_000].map(|asked| limits.keep_alive(asked));
+        assert_eq!(granted, [7_200_000, 500, 5000, 7_200_000]);
     }
 
     #[test]

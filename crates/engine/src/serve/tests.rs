@@ -45,19 +45,25 @@ impl Rig {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("content");
         std::fs::write(&path, vec![0; 1 << 20]).unwrap();
-        let config = format!(
-            "listen = [\"127.0.0.1:0\"]\nthreads = 1\nbuffers = \"16m\"\n[[subsystems]]\nnqn = \"{SUBSYSTEM}\"\n\
-             allow_any_host = true\n[[subsystems.namespaces]]\nsource = \"{}\"\nwritable = true\n\
-             faults = \"delay_us=20000,reorder=1\"",
+        let namespace = format!(
+            "source = \"{}\"\nwritable = true\nfaults = \"delay_us=20000,reorder=1\"",
             path.display()
         );
-        let server = Server::start(Config::from_toml(&config).unwrap(), Box::new(|_| {})).unwrap();
-        Rig { server, _dir: dir }
+        Rig { server: target("", &namespace), _dir: dir }
     }
 
     fn take(&self) -> Vec<(Op, bool)> {
         self.server.site.subsystems[0].state().volumes[&1].recorded.take()
     }
+}
+
+/// A target of one subsystem that any host may use: these lines at the top, this namespace.
+fn target(top: &str, namespace: &str) -> Server {
+    let config = format!(
+        "listen = [\"127.0.0.1:0\"]\nthreads = 1\nbuffers = \"16m\"\n{top}\n[[subsystems]]\nnqn = \"{SUBSYSTEM}\"\n\
+         allow_any_host = true\n[[subsystems.namespaces]]\n{namespace}"
+    );
+    Server::start(Config::from_toml(&config).unwrap(), Box::new(|_| {})).unwrap()
 }
 
 fn write(queue: &mut Queue, fua: bool) {
@@ -113,5 +119,23 @@ fn a_flush_comes_after_every_write_that_was_acknowledged() {
         assert!(before.len() == 16 && before.iter().all(|(_, done)| *done), "acknowledged is finished");
         assert_eq!(queue.code(nvm::flush(1), Data::None, vec![]), Code::SUCCESS);
         assert_eq!(rig.take(), [(Op::Flush, true)]);
+    }
+}
+
+#[test]
+fn a_keep_alive_timeout_that_is_changed_later_stays_within_the_same_bounds() {
+    const KEEP_ALIVE: u32 = 0x0f;
+    let server =
+        target("keep_alive = {min_s = 600, max_s = 7200, required = true}", "source = \"nil:?size=1m\"");
+    let mut host = Host::up(server.addresses()[0], Digests(false, false));
+    let mut of_timer = |opcode, value: u32| {
+        let sqe = Sqe { opcode, cdw10: KEEP_ALIVE.into(), cdw11: value.into(), ..Sqe::default() };
+        let (cqe, _) = host.admin.call(sqe, Data::None, vec![]);
+        assert_eq!(cqe.status().code, Code::SUCCESS);
+        cqe.result.get()
+    };
+    for (asked, granted) in [(1000, 600_000), (900_000, 900_000), (90_000_000, 7_200_000), (0, 7_200_000)] {
+        of_timer(0x09, asked);
+        assert_eq!(of_timer(0x0a, 0), granted, "{asked} ms");
     }
 }
