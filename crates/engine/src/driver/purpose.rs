@@ -88,8 +88,7 @@ pub fn fill(job: &JobSpec, targets: &[Target], observer: &mut dyn Observer) -> R
     };
     let total = targets.iter().map(|t| t.bytes).sum();
     let mut filling = Filling { observer, total, done: 0 };
-    let ran =
-        fleet::run_once(&write, targets, &vec![job.seed; targets.len()], Arc::default(), &mut filling)?;
+    let ran = fleet::run_once(&write, targets, &vec![job.seed; targets.len()], Arc::default(), &mut filling)?;
     let errors = ran.errors();
     if let Some(e) = ran.broken {
         return Err(e);

@@ -6,6 +6,7 @@ mod rules;
 use crate::source::fault::FaultPlan;
 use forebay_model::units::parse_bytes;
 use forebay_model::Error;
+use forebay_nvme::controller::subsystem::NAMESPACES_MAX;
 pub(super) use rules::address;
 pub(crate) use rules::{
     check_nqn, different_nqns, different_nsids, parse_uuid, printable, read_json, read_toml, within,
@@ -413,8 +414,9 @@ impl Namespace {
         if self.source.is_empty() {
             return Err(Error::request("namespaces.source", "is empty", "source = \"/path/to/file\""));
         }
-        if self.nsid > 0xffff {
-            return Err(Error::request(format!("nsid = {}", self.nsid), "is past 65535", "a lower nsid"));
+        if self.nsid > NAMESPACES_MAX {
+            let next = format!("1 to {NAMESPACES_MAX}, or leave it out");
+            return Err(Error::request(format!("nsid = {}", self.nsid), "is too high", next));
         }
         if let Some(bytes) = self.block_bytes.filter(|b| ![512, 4096].contains(b)) {
             return Err(Error::request(format!("block_bytes = {bytes}"), "is neither", "512 or 4096"));

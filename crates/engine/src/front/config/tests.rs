@@ -51,6 +51,7 @@ fn what_is_wrong_is_named() {
         ("nqn.2026-11.io.example:a", "disk", "qualified name"),
         ("serial = \"S1\"", "serial = \"123456789012345678901\"", "serial"),
         ("writable = true", "writable = true\nblock_bytes = 1000", "512 or 4096"),
+        ("writable = true", "writable = true\nnsid = 1025", "1 to 1024"),
         ("source = \"nil:?size=1g\"", "source = \"\"", "empty"),
         ("source = \"nil:?size=1g\"", "source = \"nil:?sise=1g\"", "sise"),
         ("rate = \"1g\"", "rate = 0", "0 would let nothing through"),

@@ -42,11 +42,13 @@ fn what_is_wrong_is_named() {
         ("0f2d4c1e", "xf2d4c1e", "no UUID"),
         ("source = \"nil:?size=1g\"", "source = \"\"", "empty"),
         ("uuid", "block_bytes = 1024\nuuid", "neither"),
+        ("uuid", "nsid = 1025\nuuid", "1 to 1024"),
     ] {
         let error = with(from, to).unwrap_err();
         assert_eq!(error.kind, forebay_model::Kind::Request);
         assert!(error.to_string().contains(found), "{to}: {error}");
     }
+    assert!(with("uuid", "nsid = 1024\nuuid").is_ok());
     let nobody = "[[subsystems]]\nnqn = \"nqn.2026-11.io.example:a\"";
     assert!(Config::from_toml(nobody).unwrap_err().found.contains("nobody"));
     assert!(Config::from_toml("listen = [\"1.1.1.1:1\"]").unwrap_err().asked.contains("subsystems"));
