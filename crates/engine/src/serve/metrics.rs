@@ -1,21 +1,26 @@
 //! The counters in Prometheus's text format, and the few lines of HTTP that hand them out.
 
 use super::stats::{Counts, LatencyStats, Stats};
+use crate::clock;
 use rustix::event::{poll, PollFd, PollFlags};
 use std::fmt::Write as _;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longest request that is read.
 const REQUEST_BYTES_MAX: usize = 8 << 10;
-/// A client has this long for each of its steps.
+/// A client has this long for its request, and as long to take the answer: others wait meanwhile.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Answers requests, one at a time, until `stop` is readable.
 pub fn serve(listener: &TcpListener, stop: &Arc<OwnedFd>, text: &dyn Fn() -> String) {
+    serve_within(listener, stop, text, PATIENCE);
+}
+
+fn serve_within(listener: &TcpListener, stop: &Arc<OwnedFd>, text: &dyn Fn() -> String, patience: Duration) {
     loop {
         let mut both = [PollFd::new(&**stop, PollFlags::IN), PollFd::new(listener, PollFlags::IN)];
         if poll(&mut both, None).is_err() {
@@ -27,7 +32,7 @@ pub fn serve(listener: &TcpListener, stop: &Arc<OwnedFd>, text: &dyn Fn() -> Str
         match listener.accept() {
             Ok((client, _)) => {
                 // What a client does wrong is its own trouble.
-                let _ = answer(client, text);
+                let _ = answer(client, text, patience);
             }
             Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => {
                 std::thread::sleep(Duration::from_millis(200));
@@ -37,13 +42,36 @@ pub fn serve(listener: &TcpListener, stop: &Arc<OwnedFd>, text: &dyn Fn() -> Str
     }
 }
 
-fn answer(mut client: TcpStream, text: &dyn Fn() -> String) -> std::io::Result<()> {
+/// What is left until then; an error once nothing is.
+fn left(until: Instant) -> std::io::Result<Duration> {
+    let left = until.saturating_duration_since(clock::now());
+    if left.is_zero() {
+        return Err(std::io::ErrorKind::TimedOut.into());
+    }
+    Ok(left)
+}
+
+/// All of the bytes, however few a client takes at a time.
+fn send(client: &mut TcpStream, mut bytes: &[u8], until: Instant) -> std::io::Result<()> {
+    while !bytes.is_empty() {
+        client.set_write_timeout(Some(left(until)?))?;
+        match client.write(bytes) {
+            Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
+            Ok(n) => bytes = &bytes[n..],
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+fn answer(mut client: TcpStream, text: &dyn Fn() -> String, patience: Duration) -> std::io::Result<()> {
     client.set_nonblocking(false)?;
-    client.set_read_timeout(Some(PATIENCE))?;
-    client.set_write_timeout(Some(PATIENCE))?;
+    let until = clock::now() + patience;
     let mut request = Vec::new();
     let mut part = [0; 1024];
     while !request.windows(4).any(|w| w == b"\r\n\r\n") && request.len() < REQUEST_BYTES_MAX {
+        client.set_read_timeout(Some(left(until)?))?;
         match client.read(&mut part)? {
             0 => break,
             n => request.extend_from_slice(&part[..n]),
@@ -62,8 +90,7 @@ fn answer(mut client: TcpStream, text: &dyn Fn() -> String) -> std::io::Result<(
         "HTTP/1.0 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
         body.len()
     );
-    client.write_all(head.as_bytes())?;
-    client.write_all(body.as_bytes())
+    send(&mut client, (head + &body).as_bytes(), clock::now() + patience)
 }
 
 /// All of a snapshot. Names end in their units; counters end in `_total`.
@@ -221,5 +248,41 @@ mod tests {
         assert!(ask(b"\x00\xff\r\n\r\n").starts_with("HTTP/1.0 405"));
         rustix::io::write(&*stop, &1u64.to_ne_bytes()).unwrap();
         thread.join().unwrap();
+    }
+
+    #[test]
+    fn a_client_that_sends_a_byte_now_and_then_keeps_nobody_out() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let flags = rustix::event::EventfdFlags::CLOEXEC;
+        let stop = Arc::new(rustix::event::eventfd(0, flags).unwrap());
+        let stopped = stop.clone();
+        let patience = Duration::from_millis(300);
+        let thread =
+            std::thread::spawn(move || serve_within(&listener, &stopped, &|| "a 1\n".into(), patience));
+        let mut slow = TcpStream::connect(address).unwrap();
+        slow.write_all(b"G").unwrap();
+        // Ends when it is disconnected: its request never would.
+        let drip = std::thread::spawn(move || {
+            let began = clock::now();
+            while slow.write_all(b"x").is_ok() && began.elapsed() < Duration::from_secs(90) {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let asks = || -> std::io::Result<String> {
+            let mut client = TcpStream::connect(address)?;
+            client.set_read_timeout(Some(Duration::from_secs(60)))?;
+            client.write_all(b"GET /metrics HTTP/1.1\r\n\r\n")?;
+            let mut text = String::new();
+            client.read_to_string(&mut text).map(|_| text)
+        };
+        let began = clock::now();
+        // On a busy machine this client, too, may be out of time.
+        while !asks().is_ok_and(|text| text.ends_with("\r\n\r\na 1\n")) {
+            assert!(began.elapsed() < Duration::from_secs(60), "nobody else is answered");
+        }
+        rustix::io::write(&*stop, &1u64.to_ne_bytes()).unwrap();
+        thread.join().unwrap();
+        drip.join().unwrap();
     }
 }
