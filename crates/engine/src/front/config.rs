@@ -101,7 +101,7 @@ pub struct Controller {
     pub queues: Option<u16>,
     /// Entries of each queue: 2 to 4096 (MQES); of ublk to 256. None: 1024; of ublk: 64.
     pub queue_depth: Option<u16>,
-    /// Longest transfer of one command (MDTS): a power of two times 4 KiB, from 4k to 4m.
+    /// Longest transfer of one command (MDTS): a power of two from 8k to 4m.
     pub max_transfer: Size,
     /// Look at doorbells in shared memory without end instead of waiting to be told of them: lowest latency, and a core
     /// that is always busy while a host has the controller enabled.
@@ -309,10 +309,10 @@ impl Controller {
         let entries_max = if self.front == Front::Ublk { UBLK_ENTRIES_MAX } else { ENTRIES_MAX };
         within(&of("queues"), self.queues.unwrap_or(1).into(), 1, QUEUES_MAX.into())?;
         within(&of("queue_depth"), self.queue_depth.unwrap_or(2).into(), 2, entries_max.into())?;
-        within(&format!("{} in KiB", of("max_transfer")), self.max_transfer.0 >> 10, 4, 4096)?;
+        within(&format!("{} in KiB", of("max_transfer")), self.max_transfer.0 >> 10, 8, 4096)?;
         if !self.max_transfer.0.is_power_of_two() {
             let found = format!("{} is no power of two", self.max_transfer.0);
-            return Err(Error::request(of("max_transfer"), found, "4k, 8k … 1m, 2m, 4m"));
+            return Err(Error::request(of("max_transfer"), found, "8k, 16k … 1m, 2m, 4m"));
         }
         Ok(())
     }

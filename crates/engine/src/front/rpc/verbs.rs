@@ -203,7 +203,7 @@ pub const VERBS: &[Verb] = &[
             number(
                 "mdts",
                 &["-m"],
-                "Longest transfer: 4 KiB times two to the power of this, 0 to 10. Default: 8.",
+                "Longest transfer: 4 KiB times two to the power of this, 1 to 10. Default: 8.",
             ),
             flag("poll", "Look at doorbells without end: lowest latency, and a busy core."),
             text("when_down", &[], "Of ublk: I/O while no gateway runs: wait or fail. Default: wait."),
@@ -410,8 +410,8 @@ fn controller_create(control: &dyn Control, given: &Arguments) -> Result<Value, 
     let socket = given.text("socket").map(Into::into);
     let max_transfer = match given.number("mdts") {
         None => Controller::default().max_transfer,
-        Some(power @ 0..=10) => Size(4096 << power),
-        Some(other) => return Err(none_of("mdts", &other.to_string(), "0 to 10 (4 KiB to 4 MiB)")),
+        Some(power @ 1..=10) => Size(4096 << power),
+        Some(other) => return Err(none_of("mdts", &other.to_string(), "1 to 10 (8 KiB to 4 MiB)")),
     };
     let controller = Controller {
         socket: if front == Front::VfioUser { socket.or_else(|| Some(beside())) } else { socket },
