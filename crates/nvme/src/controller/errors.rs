@@ -1,6 +1,7 @@
 //! The Error Information log: commands that failed, the newest kept (base, section 5.16.1.2).
 
 use super::{Controller, Mishap};
+use crate::discovery::trtype;
 use crate::log::ErrorEntry;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -10,8 +11,6 @@ use zerocopy::IntoBytes;
 pub(super) const ENTRIES_MAX: usize = 64;
 /// Parameter Error Location: not specific to a field.
 const NO_LOCATION: u16 = 0xffff;
-/// TRTYPE of TCP (base, figure 263); 0 where nothing is to say of the transport.
-const TCP: u8 = 3;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Errors {
@@ -77,6 +76,12 @@ impl Controller {
     /// Puts a failed I/O command into the Error Information log; the number of its entry. The completion should say
     /// that there is more (`Status::more`).
     pub fn record(&mut self, mishap: Mishap) -> u64 {
-        self.errors.add(mishap, if self.transport.is_pcie() { 0 } else { TCP })
+        let transport = match (self.transport.is_pcie(), self.transport.is_keyed()) {
+            // Nothing is to say of it.
+            (true, _) => 0,
+            (false, true) => trtype::RDMA,
+            (false, false) => trtype::TCP,
+        };
+        self.errors.add(mishap, transport)
     }
 }

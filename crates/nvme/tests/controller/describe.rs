@@ -158,6 +158,19 @@ fn failures_are_kept_the_newest_first_and_not_without_end() {
 }
 
 #[test]
+fn a_failure_names_the_transport_by_which_its_command_came() {
+    for (keyed, trtype) in [(false, 3), (true, 1)] {
+        let by = Connect { keyed, ..connect(0, 32, 0xffff) };
+        let mut controller = Controller::connect(Arc::new(subsystem()), &by, 1, 0).unwrap().0;
+        assert_eq!(set(&mut controller, Cc::enabled()).code, Code::SUCCESS);
+        let status = Status::fatal(Code::UNRECOVERED_READ);
+        controller.record(Mishap { sqid: 1, cid: 2, status, nsid: 1, lba: 0 });
+        let page = log(&mut controller, GetLogPage::new(lid::ERROR_INFORMATION, 0, 64)).unwrap();
+        assert_eq!(<[ErrorEntry]>::ref_from_bytes(&page).unwrap()[0].trtype, trtype);
+    }
+}
+
+#[test]
 fn the_ana_log_counts_changes_by_group() {
     let mut controller = controller();
     let read = |controller: &mut Controller| {
