@@ -92,6 +92,7 @@ pub struct Cell {
     queues: Mutex<BTreeMap<u16, Seat>>,
     /// I/O commands came since the keep-alive timer was last looked at.
     pub traffic: AtomicBool,
+    /// The host hasn't switched it off, whether or not a namespace has one yet: one that comes later may.
     pub write_cache: AtomicBool,
     /// It ended: no more queues may join.
     pub gone: AtomicBool,
@@ -104,7 +105,7 @@ impl Cell {
             subsystem,
             host,
             admin,
-            write_cache: AtomicBool::new(controller.write_cache()),
+            write_cache: AtomicBool::new(true),
             controller: Mutex::new(controller),
             queues: Mutex::default(),
             traffic: AtomicBool::new(false),

@@ -4,6 +4,7 @@
 #[path = "../../tests/serve/client.rs"]
 mod client;
 
+use super::config::Namespace;
 use super::{Config, Server};
 use crate::queue::Op;
 use client::{Digests, Host, Queue, SUBSYSTEM};
@@ -138,4 +139,24 @@ fn a_keep_alive_timeout_that_is_changed_later_stays_within_the_same_bounds() {
         of_timer(0x09, asked);
         assert_eq!(of_timer(0x0a, 0), granted, "{asked} ms");
     }
+}
+
+#[test]
+fn a_namespace_that_comes_after_the_host_has_its_cache_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("content");
+    std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+    let server = target("", "source = \"nil:?size=1m\"");
+    let host = Host::up(server.addresses()[0], Digests(false, false));
+    let mut queue = host.queue(1, 9);
+    let later = Namespace { source: path.display().to_string(), writable: true, ..Namespace::default() };
+    assert_eq!(server.add_namespace(SUBSYSTEM, &later).unwrap(), 2);
+    let written = |queue: &mut Queue| {
+        let write = nvm::write(2, 0, 8, false);
+        let code = queue.code(write, Data::Out { len: 4096 }, vec![1; 4096]);
+        assert_eq!(code, Code::SUCCESS);
+    };
+    written(&mut queue);
+    let recorded = server.site.subsystems[0].state().volumes[&2].recorded.take();
+    assert_eq!(recorded, [(Op::Write { durable: false }, true)]);
 }
