@@ -226,13 +226,15 @@ def test_compatibility_mode_is_never_taken_for_direct(capsys, server, drives, tm
     assert validate(capsys, "--check", output)[0] == 1
 
 
-@pytest.mark.parametrize("posix, p2p, holds", [(0, 8, True), (1, 7, False), (0, 0, False)])
-def test_one_posix_call_in_cufiles_counters_is_enough_to_doubt(posix, p2p, holds):
-    calls = {"p2p": p2p, "nvfs": 0, "posix": posix}
+@pytest.mark.parametrize(
+    "posix, p2p, rerouted, holds", [(0, 8, 0, True), (1, 7, 0, False), (0, 0, 0, False), (0, 8, 1, False)]
+)
+def test_one_posix_or_rerouted_call_in_cufiles_counters_is_enough_to_doubt(posix, p2p, rerouted, holds):
+    calls = {"p2p": p2p, "nvfs": 0, "posix": posix, "rerouted": rerouted}
     record = {
         "path": {"ran": "gds", "compat_bytes": 0, "direct_bytes": 100},
         "result": {"bytes": 100, "errors": {}, "throughput_gib_s": 1.0, "cpu": {}},
-        "cufile": {"gpus": [{"reads": calls, "writes": {"p2p": 0, "nvfs": 0, "posix": 0}}]},
+        "cufile": {"gpus": [{"reads": calls, "writes": dict.fromkeys(calls, 0)}]},
         "cache": {"device_bytes": 100},
     }
     assert proofs.direct([{"name": "a", "state": "ran", "record": record}])[0] is holds

@@ -97,7 +97,7 @@ class Server:
         )
         made["cache"]["device_bytes"] = None if self.blind else bytes_
         if path == "gds":
-            calls = {"bytes": bytes_, "total": 8, "p2p": 8, "nvfs": 0, "posix": 0}
+            calls = {"bytes": bytes_, "total": 8, "p2p": 8, "nvfs": 0, "posix": 0, "rerouted": 0}
             if self.compat:
                 calls.update(p2p=0, posix=8)
             made["cufile"] = {"gpus": [{"reads": calls, "writes": dict.fromkeys(calls, 0)}]}

@@ -1,7 +1,7 @@
 /* A stand-in for libcufile: files, buffers, synchronous and stream calls, counters.
  *
  * FOREBAY_STUB_CUFILE is a list: `mode=compat|nvfs|p2p|mixed` (by which way I/O goes, and is counted), `version=1150`
- * (1.15), `stats=0` (no counters), `batch_max`, `batch_hang=N` (in compatibility mode a batch of more than N entries
+ * (1.15), `reroute=N` (every Nth I/O that goes direct is counted as rerouted, too), `stats=0` (no counters), `batch_max`, `batch_hang=N` (in compatibility mode a batch of more than N entries
  * waits for ever when it is submitted), `batch_stall=N` (the Nth batch never ends by itself), `io_max=BYTES` (longer
  * calls are short), `delay_us`, and `fail=CALL:NTH[+]:CODE` as for libcuda's: a code from 5000 on is cuFile's own, one
  * below an errno. A file that isn't open with O_DIRECT, and I/O that isn't aligned to 4 KiB, goes by POSIX in all modes. */
@@ -113,6 +113,7 @@ static void read_settings(void)
         else if (!strcmp(one, "io_max")) cufile_settings.io_max = strtoull(value, NULL, 10);
         else if (!strcmp(one, "delay_us")) cufile_settings.delay_us = atoll(value);
         else if (!strcmp(one, "stats")) cufile_settings.stats = atoi(value);
+        else if (!strcmp(one, "reroute")) cufile_settings.reroute = (unsigned)atoi(value);
         else refuse(one);
     }
     free(text);
@@ -376,6 +377,9 @@ static void count(int gpu, ssize_t moved, bool unaligned, bool writes, enum way 
             *(writes ? &g->nvfs_writes : &g->nvfs_reads) += 1;
         else
             *(writes ? &g->p2p_writes : &g->p2p_reads) += 1;
+        static unsigned went;
+        if (way != POSIX && cufile_settings.reroute && ++went % cufile_settings.reroute == 0)
+            *(writes ? &g->rerouted_writes : &g->rerouted_reads) += 1;
     }
     pthread_mutex_unlock(&cufile_lock);
 }

@@ -123,6 +123,7 @@ struct cufile_settings {
     bool stats;
     unsigned batch_hang;      /* a batch of more entries never gets its staging buffers; 0: none */
     unsigned batch_stall;     /* the batch of this number never ends by itself; 0: none */
+    unsigned reroute;         /* each so many direct I/Os one goes over another GPU; 0: none */
     size_t io_max;            /* of one call, which then is short; 0: none */
 };
 

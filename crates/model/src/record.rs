@@ -165,7 +165,8 @@ pub struct PathRan {
     pub staged_bytes: u64,
     /// Payload that was read out of a mapping.
     pub mapped_bytes: u64,
-    /// Payload that cuFile moved in its compatibility mode, or not provably without it.
+    /// Payload that cuFile moved in its compatibility mode, or over another GPU or the host's memory, or not provably
+    /// without either.
     pub compat_bytes: u64,
     /// Payload that the kernel copied between a socket and its place, and nothing else did.
     pub fabric_bytes: u64,

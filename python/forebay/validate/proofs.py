@@ -107,9 +107,9 @@ def _direct(r: dict[str, Any]) -> Proof:
     if gpus is None:
         return None, said[0] + ", but this libcufile has no counters per GPU (1.15 has)"
     calls = [g[side] for g in gpus for side in ("reads", "writes")]
-    p2p, nvfs, posix = (sum(c[k] for c in calls) for k in ("p2p", "nvfs", "posix"))
-    said.append(f"cuFile counted {p2p} P2PDMA, {nvfs} nvidia-fs, {posix} POSIX")
-    if posix or not p2p + nvfs:
+    p2p, nvfs, posix, rerouted = (sum(c.get(k, 0) for c in calls) for k in ("p2p", "nvfs", "posix", "rerouted"))
+    said.append(f"cuFile counted {p2p} P2PDMA, {nvfs} nvidia-fs, {posix} POSIX, {rerouted} rerouted")
+    if posix or rerouted or not p2p + nvfs:
         return False, ", ".join(said)
     device = r["cache"].get("device_bytes")
     if device is None:

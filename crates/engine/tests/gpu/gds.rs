@@ -152,6 +152,20 @@ fn a_mixture_is_named_and_divided() {
 }
 
 #[test]
+fn reads_that_cufile_rerouted_are_not_called_direct() {
+    with("gds::reads_that_cufile_rerouted_are_not_called_direct", "mode=p2p,reroute=4", || {
+        let dir = folder();
+        let path = made(dir.path(), "a", 4 << 20);
+        let record = record(&JobSpec { allow_compat: true, ..unverified(&path) });
+        assert_eq!(record.path.ran, "gds-mixed");
+        assert!(record.path.compat_bytes > 0 && record.path.direct_bytes < record.result.bytes);
+        assert!(record.path.reason.unwrap().contains("rerouted"));
+        let gpus = record.cufile.unwrap().gpus.unwrap();
+        assert!(gpus.iter().map(|g| g.reads.rerouted).sum::<u64>() > 0, "{gpus:?}");
+    });
+}
+
+#[test]
 fn a_cufile_that_falls_back_unasked_fails_the_check_and_keeps_the_record() {
     let name = "gds::a_cufile_that_falls_back_unasked_fails_the_check_and_keeps_the_record";
     with(name, "mode=mixed,fail=cuFileSetParameterBool:1+:5022", || {

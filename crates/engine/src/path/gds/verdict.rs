@@ -25,7 +25,7 @@ pub fn judge(bytes: ByRoute, told: Result<&Stats, &str>, no_fallback: bool, able
     let total = bytes.direct + bytes.compat;
     let counted = told.map(Counted::of);
     let (direct, reason) = match counted {
-        Ok(c) if c.straight() + c.posix > 0 => (c.direct_share(bytes), c.words()),
+        Ok(c) if c.straight() + c.astray() > 0 => (c.direct_share(bytes), c.words()),
         silent => {
             let why = silent.err().unwrap_or("cuFile's counters didn't move");
             match (no_fallback, able) {
@@ -47,6 +47,8 @@ struct Counted {
     p2p: u64,
     nvfs: u64,
     posix: u64,
+    /// Over another GPU or the host's memory. They may be among those above.
+    rerouted: u64,
     what: &'static str,
 }
 
@@ -54,37 +56,47 @@ impl Counted {
     /// Per GPU, else by batches: a library may count batches in one place only.
     fn of(stats: &Stats) -> Counted {
         let (calls, b) = (stats.calls(), &stats.batches);
+        let rerouted = calls.rerouted;
         if calls.p2p + calls.nvfs + calls.posix > 0 {
-            return Counted { p2p: calls.p2p, nvfs: calls.nvfs, posix: calls.posix, what: "calls" };
+            return Counted { p2p: calls.p2p, nvfs: calls.nvfs, posix: calls.posix, rerouted, what: "calls" };
         }
         // A mixed batch shows that some of it fell back.
         let posix = b.aio + b.io_uring + b.mixed + b.posix_entries;
-        Counted { p2p: b.p2p, nvfs: b.nvfs, posix, what: "batches" }
+        Counted { p2p: b.p2p, nvfs: b.nvfs, posix, rerouted, what: "batches" }
     }
 
+    /// From a drive into the GPU that the bytes were for.
     fn straight(&self) -> u64 {
-        self.p2p + self.nvfs
+        (self.p2p + self.nvfs).saturating_sub(self.rerouted)
+    }
+
+    fn astray(&self) -> u64 {
+        self.posix + self.rerouted
     }
 
     /// Counters count calls, not bytes: a mixture is divided by the routes of the files where these differ, else
     /// by calls.
     fn direct_share(&self, bytes: ByRoute) -> u64 {
         let total = bytes.direct + bytes.compat;
-        match (self.straight(), self.posix) {
+        match (self.straight(), self.astray()) {
             (_, 0) => total,
             (0, _) => 0,
-            _ if bytes.direct > 0 && bytes.compat > 0 => bytes.direct,
+            _ if self.rerouted == 0 && bytes.direct > 0 && bytes.compat > 0 => bytes.direct,
             // Rounded down, and never all.
-            (straight, posix) => {
-                let share = u128::from(total) * u128::from(straight) / u128::from(straight + posix);
+            (straight, astray) => {
+                let share = u128::from(total) * u128::from(straight) / u128::from(straight + astray);
                 (share as u64).min(total.saturating_sub(1))
             }
         }
     }
 
     fn words(&self) -> String {
+        let rerouted = match self.rerouted {
+            0 => String::new(),
+            n => format!(", {n} of them rerouted over another GPU or the host's memory"),
+        };
         format!(
-            "cuFile counted {} {} by P2PDMA, {} by nvidia-fs, {} in compatibility mode",
+            "cuFile counted {} {} by P2PDMA, {} by nvidia-fs, {} in compatibility mode{rerouted}",
             self.p2p, self.what, self.nvfs, self.posix
         )
     }
@@ -122,6 +134,20 @@ mod tests {
         assert_eq!((v.ran, v.direct_bytes), ("gds-mixed", 75));
         let v = judge(all(1000, 0), Ok(&stats(u64::MAX >> 1, 0, 1)), false, true);
         assert_eq!((v.ran, v.compat_bytes), ("gds-mixed", 1));
+    }
+
+    #[test]
+    fn what_was_rerouted_is_never_direct() {
+        let routed = |p2p, rerouted| {
+            let mut stats = stats(p2p, 0, 0);
+            stats.gpus[0].reads.rerouted = rerouted;
+            judge(all(100, 0), Ok(&stats), true, true)
+        };
+        assert_eq!((routed(4, 1).ran, routed(4, 1).direct_bytes), ("gds-mixed", 75));
+        assert!(routed(4, 1).reason.contains("1 of them rerouted"), "{}", routed(4, 1).reason);
+        assert_eq!((routed(4, 4).ran, routed(4, 4).direct_bytes), ("gds-compat", 0));
+        assert_eq!(routed(0, 4).ran, "gds-compat", "also where a library counts them nowhere else");
+        assert_eq!(routed(u64::MAX >> 1, 1).compat_bytes, 1);
     }
 
     #[test]
