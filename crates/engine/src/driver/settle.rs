@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Measured time of a trial, after a third of that for warming up.
+/// Measured time of a trial, at most; after a third of that for warming up, where it may.
 const TRIAL: Duration = Duration::from_millis(120);
 /// Trials of one question take no longer than this together.
 const TRIALS: Duration = Duration::from_millis(1300);
@@ -159,7 +159,8 @@ impl Settler<'_> {
         }
         let bytes: u64 = group.targets.iter().map(|t| targets[*t].bytes).sum();
         let tries = ways.len() > 1 && self.is_worth_trying(bytes);
-        let (way, shown) = if tries { self.try_ways(group, targets)? } else { (ways[0], String::new()) };
+        let (way, shown) =
+            if tries { self.try_ways(group, targets)? } else { (self.untried(ways), String::new()) };
         for t in &group.targets {
             targets[*t] = self.routed(&targets[*t], way)?;
         }
@@ -185,6 +186,17 @@ impl Settler<'_> {
         Ok(format!("{chose} {way}{which} ({because}{short}{shown})"))
     }
 
+    /// The way that is taken on trust: for a single pass one that doesn't first pay for later ones.
+    fn untried(&self, ways: &[Way]) -> Way {
+        let first_free = || ways.iter().find(|way| !keeps_what_it_paid_for(way.path)).copied();
+        self.is_one_pass().then(first_free).flatten().unwrap_or(ways[0])
+    }
+
+    /// The job comes by the same bytes once only.
+    fn is_one_pass(&self) -> bool {
+        self.job.passes == Some(1) && self.job.repeat <= 1
+    }
+
     /// The best way, and what each gave, in words. A way that fails in its trial isn't one.
     fn try_ways(&mut self, group: &Group, targets: &[Target]) -> Result<(Way, String), Error> {
         let workers = match self.job.workers_from {
@@ -194,8 +206,10 @@ impl Settler<'_> {
         let (mut tried, mut words, mut refusal) = (Vec::new(), String::new(), None);
         for way in &group.open.ways {
             let own = group.targets.iter().map(|t| self.routed(&targets[*t], *way));
-            match own.collect::<Result<Vec<_>, _>>().and_then(|own| self.trial(&own, &group.targets, workers))
-            {
+            // What its first pass pays for, later ones have: `foretold` reckons with them, given the first alone.
+            let of = if keeps_what_it_paid_for(way.path) { Measures::FirstPass } else { Measures::Steady };
+            let own = own.collect::<Result<Vec<_>, _>>();
+            match own.and_then(|own| self.trial(of, &own, &group.targets, workers)) {
                 Ok(trial) => {
                     words.push_str(&format!("; {way} {}", told(&trial)));
                     tried.push((*way, trial));
@@ -264,6 +278,8 @@ impl Settler<'_> {
             return Ok(Some(format!("{} workers: {found}", self.job.workers)));
         }
         let all: Vec<usize> = (0..targets.len()).collect();
+        let pays = self.is_one_pass() && targets.iter().any(|t| keeps_what_it_paid_for(t.route.path));
+        let of = if pays { Measures::FirstPass } else { Measures::Steady };
         let (mut tried, began): (Vec<(u32, f64)>, Instant) = (Vec::new(), clock::now());
         for workers in WORKERS.iter().filter(|w| **w <= cores()).map(|w| w * turns) {
             let spent = began.elapsed();
@@ -272,7 +288,7 @@ impl Settler<'_> {
             if auto::is_flat(&tried) || late || self.observer.stop() {
                 break;
             }
-            tried.push((workers, self.trial(targets, &all, workers)?.gib_s));
+            tried.push((workers, self.trial(of, targets, &all, workers)?.gib_s));
         }
         let Some(found) = auto::fewest(&tried) else { return Ok(None) };
         self.job.workers = found;
@@ -290,43 +306,25 @@ impl Settler<'_> {
     }
 
     /// The job for a moment, with so many workers, on these of its targets; for longer where nothing came in it.
-    fn trial(&mut self, targets: &[Target], numbers: &[usize], workers: u32) -> Result<Trial, Error> {
-        let mut trial = self.trial_of(TRIAL, targets, numbers, workers)?;
+    fn trial(
+        &mut self,
+        of: Measures,
+        targets: &[Target],
+        numbers: &[usize],
+        workers: u32,
+    ) -> Result<Trial, Error> {
+        let mut trial = self.trial_of(of.job(&self.job, TRIAL, workers), targets, numbers)?;
         for longer in [4, 16] {
             if trial.gib_s > 0.0 {
                 break;
             }
-            trial = self.trial_of(TRIAL * longer, targets, numbers, workers)?;
+            trial = self.trial_of(of.job(&self.job, TRIAL * longer, workers), targets, numbers)?;
         }
         self.trials.push(trial.clone());
         Ok(trial)
     }
 
-    fn trial_of(
-        &mut self,
-        time: Duration,
-        targets: &[Target],
-        numbers: &[usize],
-        workers: u32,
-    ) -> Result<Trial, Error> {
-        let job = JobSpec {
-            workers,
-            duration_s: Some(time.as_secs_f64()),
-            warmup_s: Some(time.as_secs_f64() / 3.0),
-            passes: None,
-            limit_bytes: None,
-            limit_ios: None,
-            rate_gib_s: None,
-            rate_iops: None,
-            arrivals: Arrivals::Even,
-            think_s: None,
-            think_ios: None,
-            until_steady: false,
-            verify: false,
-            faults: None,
-            power: vec!["none".into()],
-            ..self.job.clone()
-        };
+    fn trial_of(&mut self, job: JobSpec, targets: &[Target], numbers: &[usize]) -> Result<Trial, Error> {
         let seeds: Vec<u64> = numbers.iter().map(|n| self.seeds[*n]).collect();
         // A group may lack the targets of a pair, whose workers then take those of others.
         let together = numbers.len() < self.seeds.len();
@@ -345,8 +343,48 @@ impl Settler<'_> {
         if errors.failed + errors.timed_out > 0 {
             return Err(Error::run("a trial", errors.examples.join("; "), "forebay doctor"));
         }
-        Ok(super::record::trial_of(&own, &ran, workers))
+        Ok(super::record::trial_of(&own, &ran, job.workers))
     }
+}
+
+/// What a trial is to tell.
+#[derive(Clone, Copy)]
+enum Measures {
+    /// The rate once it has settled, however often that comes by the same bytes.
+    Steady,
+    /// That of bytes which nothing has been set up for yet: from the start, and one pass at most.
+    FirstPass,
+}
+
+impl Measures {
+    fn job(self, job: &JobSpec, time: Duration, workers: u32) -> JobSpec {
+        let (warmup_s, passes) = match self {
+            Measures::Steady => (time.as_secs_f64() / 3.0, None),
+            Measures::FirstPass => (0.0, Some(1)),
+        };
+        JobSpec {
+            workers,
+            duration_s: Some(time.as_secs_f64()),
+            warmup_s: Some(warmup_s),
+            passes,
+            limit_bytes: None,
+            limit_ios: None,
+            rate_gib_s: None,
+            rate_iops: None,
+            arrivals: Arrivals::Even,
+            think_s: None,
+            think_ios: None,
+            until_steady: false,
+            verify: false,
+            faults: None,
+            power: vec!["none".into()],
+            ..job.clone()
+        }
+    }
+}
+
+fn keeps_what_it_paid_for(path: PathKind) -> bool {
+    path::find(path).is_some_and(|path| path.keeps_what_it_paid_for())
 }
 
 fn told(trial: &Trial) -> String {

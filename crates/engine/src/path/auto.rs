@@ -118,16 +118,18 @@ pub struct Gave {
     pub cpu_s_per_gib: Option<f64>,
 }
 
-/// What trials of a moment mean for a job that comes by the same bytes so many times: `mapped` keeps what it
-/// registered, so that later passes cost it nearly nothing and are at least as fast as any other way.
+/// What trials of a moment mean for a job that comes by the same bytes so many times: `mapped`, whose trial is a first
+/// pass, keeps what it registered, so that later passes cost it nearly nothing and are at least as fast as any other way.
 pub fn foretold(tried: &[(Way, Gave)], passes: f64) -> Vec<Gave> {
     let passes = if passes.is_finite() { passes.max(1.0) } else { 1.0 };
     let best = tried.iter().map(|(_, gave)| gave.gib_s).fold(0.0, f64::max);
     let keeps = |way: &Way| super::find(way.path).is_some_and(|path| path.keeps_what_it_paid_for());
+    // A first pass over few bytes may be over before its cost can be told; where others follow, the dearest will do.
+    let dearest = tried.iter().filter_map(|(_, gave)| gave.cpu_s_per_gib).reduce(f64::max);
     let foretell = |(way, gave): &(Way, Gave)| match keeps(way) {
         true if gave.gib_s > 0.0 => Gave {
             gib_s: passes / (1.0 / gave.gib_s + (passes - 1.0) / best),
-            cpu_s_per_gib: gave.cpu_s_per_gib.map(|cost| cost / passes),
+            cpu_s_per_gib: gave.cpu_s_per_gib.or(dearest.filter(|_| passes > 1.0)).map(|cost| cost / passes),
         },
         _ => *gave,
     };
@@ -244,6 +246,9 @@ mod tests {
         assert_eq!(takes(1.0), FROM, "the first pass is slower than by bounce");
         assert_eq!(takes(30.0), MAPPED, "and thirty are as fast, for less");
         assert_eq!(takes(f64::NAN), FROM);
+        let untold = [(FROM, gave(50.0, 0.1)), (MAPPED, Gave { gib_s: 45.0, cpu_s_per_gib: None })];
+        let takes = |passes| untold[pick(&foretold(&untold, passes))].0;
+        assert_eq!((takes(1.0), takes(30.0)), (FROM, MAPPED), "a pass that was too short to tell its cost");
     }
 
     #[test]

@@ -73,6 +73,55 @@ fn what_was_tried_stands_in_the_record_and_the_best_of_it_runs() {
 }
 
 #[test]
+fn a_trial_of_mapped_for_a_single_pass_finds_nothing_registered_and_comes_by_nothing_twice() {
+    const BYTES: u64 = 16 << 20;
+    let name =
+        "auto::a_trial_of_mapped_for_a_single_pass_finds_nothing_registered_and_comes_by_nothing_twice";
+    let books = Scenario::new(name).run(|| {
+        let home = home();
+        let source = file(&home, "f", BYTES);
+        warm(&source);
+        let wanted = JobSpec {
+            path: PathKind::Mapped,
+            cache: Cache::Allow,
+            passes: Some(1),
+            workers_from: WorkersFrom::Auto,
+            verify: false,
+            io_bytes: 1 << 20,
+            ..auto(&[&source])
+        };
+        let record = go(&wanted);
+        assert_eq!((record.path.ran.as_str(), record.result.bytes), ("mapped", BYTES));
+    });
+    let Some(books) = books else { return };
+    let cores = std::thread::available_parallelism().unwrap().get();
+    let trials = [1, 2, 4, 6, 8, 12, 16].into_iter().filter(|workers| *workers <= cores).count();
+    // One in which a busy machine booked nothing is made three times.
+    let most = BYTES * (3 * trials as u64 + 1);
+    let moved = books.over_gpus("to_device_bytes");
+    assert!((BYTES..=most).contains(&moved), "{moved} bytes in at most {trials} trials and the run");
+}
+
+#[test]
+fn a_single_pass_over_little_is_no_first_of_many() {
+    Scenario::new("auto::a_single_pass_over_little_is_no_first_of_many").run(|| {
+        let home = home();
+        let source = file(&home, "f", 8 << 20);
+        warm(&source);
+        let once = JobSpec {
+            workers: 2,
+            io_bytes: 1 << 20,
+            duration_s: None,
+            passes: Some(1),
+            verify: false,
+            ..auto(&[&source])
+        };
+        let record = go(&once);
+        assert_eq!((record.path.ran.as_str(), record.path.calibration.len()), ("bounce", 0));
+    });
+}
+
+#[test]
 fn a_plan_names_the_ways_that_are_open_and_the_memory_that_they_take() {
     Scenario::new("auto::a_plan_names_the_ways_that_are_open_and_the_memory_that_they_take").run(|| {
         let home = home();
