@@ -2,6 +2,8 @@
 
 use super::report::{Area, Check, State};
 use super::roots::{bytes, names, text, Roots};
+use crate::gpu::library;
+use crate::gpu::places::{self, mapped_sites, Places};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -25,7 +27,9 @@ pub struct Surroundings {
     pub use_p2pdma: Option<bool>,
     /// LD_LIBRARY_PATH.
     pub library_path: Vec<PathBuf>,
-    /// VIRTUAL_ENV or CONDA_PREFIX.
+    /// CUDA_HOME and CUDA_PATH.
+    pub homes: Vec<PathBuf>,
+    /// VIRTUAL_ENV and CONDA_PREFIX.
     pub prefixes: Vec<PathBuf>,
 }
 
@@ -46,7 +50,8 @@ impl Surroundings {
             force_compat: switch("CUFILE_FORCE_COMPAT_MODE"),
             use_p2pdma: switch("CUFILE_USE_PCIP2PDMA"),
             library_path: std::env::split_paths(&listed).filter(|p| p.is_absolute()).collect(),
-            prefixes: [path("VIRTUAL_ENV"), path("CONDA_PREFIX")].into_iter().flatten().collect(),
+            homes: places::homes_of_process(),
+            prefixes: places::prefixes_of_process(),
         }
     }
 }
@@ -118,53 +123,26 @@ fn libraries(roots: &Roots, around: &Surroundings) -> Vec<Found> {
     for path in cached(roots) {
         add(path, "loader cache");
     }
-    for directory in toolkits(roots) {
+    let places = places(roots, around);
+    for directory in places.toolkits() {
         both(directory).into_iter().for_each(|p| add(p, "CUDA toolkit"));
     }
-    for site in site_packages(roots, around) {
-        for part in ["nvidia/cufile/lib", "nvidia/cu13/lib", "nvidia/cu12/lib"] {
-            both(site.join(part)).into_iter().for_each(|p| add(p, "Python package"));
-        }
+    for directory in places.packages() {
+        both(directory).into_iter().for_each(|p| add(p, "Python package"));
     }
     found
 }
 
-fn toolkits(roots: &Roots) -> Vec<PathBuf> {
-    let local = roots.root.join("usr/local");
-    let homes = names(&local).into_iter().filter(|n| n == "cuda" || n.starts_with("cuda-"));
-    let parts = ["targets/x86_64-linux/lib", "targets/sbsa-linux/lib", "lib64"];
-    let mut found: Vec<PathBuf> =
-        homes.flat_map(|home| parts.map(|part| local.join(&home).join(part))).collect();
-    for part in ["usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64"] {
-        found.push(roots.root.join(part));
-    }
-    found
-}
-
-/// Where Python packages of this process may lie: beside whatever extension modules
-/// are mapped into it, in the environments it was started from, in the system's.
-fn site_packages(roots: &Roots, around: &Surroundings) -> Vec<PathBuf> {
+/// As the engine has them, which looks at this machine only.
+fn places(roots: &Roots, around: &Surroundings) -> Places {
     let maps = text(&roots.proc("self/maps")).unwrap_or_default();
-    let mut found: Vec<PathBuf> = maps.lines().filter_map(site_of).collect();
-    let mut bases: Vec<PathBuf> = around.prefixes.iter().map(|p| p.join("lib")).collect();
-    bases.push(roots.root.join("usr/local/lib"));
-    bases.push(roots.root.join("usr/lib"));
-    for base in bases {
-        for python in names(&base).iter().filter(|n| n.starts_with("python3")) {
-            found.push(base.join(python).join("site-packages"));
-            found.push(base.join(python).join("dist-packages"));
-        }
+    let here = roots.root == Path::new("/");
+    Places {
+        root: roots.root.clone(),
+        homes: around.homes.clone(),
+        prefixes: around.prefixes.clone(),
+        sites: if here { library::packages(&maps) } else { mapped_sites(&maps) },
     }
-    found.sort();
-    found.dedup();
-    found
-}
-
-fn site_of(mapping: &str) -> Option<PathBuf> {
-    let path = &mapping[mapping.find('/')?..];
-    let end =
-        ["/site-packages/", "/dist-packages/"].iter().find_map(|p| Some(path.find(p)? + p.len() - 1))?;
-    Some(PathBuf::from(&path[..end]))
 }
 
 /// Entries for libcufile in the loader's cache (glibc's `glibc-ld.so.cache1.1`).

@@ -1,6 +1,7 @@
 //! Finding NVIDIA's libraries: where an environment variable says, by the
-//! system's search, in a CUDA toolkit, in Python's wheels.
+//! system's search, in a CUDA toolkit, in Python's wheels. `doctor` looks at the same places.
 
+use super::places::{self, Places};
 use libloading::Library;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -58,18 +59,19 @@ fn open(path: &Path) -> Result<Library, String> {
     unsafe { Library::new(path) }.map_err(|e| e.to_string())
 }
 
-/// Toolkits, then wheels (`nvidia/cu13/lib`, `nvidia/cufile/lib`).
+/// Toolkits, the system, then wheels.
 fn folders() -> Vec<PathBuf> {
-    let mut found: Vec<PathBuf> = Vec::new();
-    for root in ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os).map(PathBuf::from) {
-        found.extend([root.join("lib64"), root.join("targets/x86_64-linux/lib")]);
-    }
-    found.extend(["/usr/local/cuda/lib64", "/usr/local/cuda/targets/x86_64-linux/lib"].map(PathBuf::from));
-    for packages in PACKAGES.get().into_iter().flatten() {
-        let Ok(entries) = std::fs::read_dir(packages.join("nvidia")) else { continue };
-        let mut below: Vec<PathBuf> = entries.flatten().map(|e| e.path().join("lib")).collect();
-        below.sort();
-        found.extend(below);
-    }
-    found
+    let places = Places {
+        root: "/".into(),
+        homes: places::homes_of_process(),
+        prefixes: places::prefixes_of_process(),
+        sites: packages(&std::fs::read_to_string("/proc/self/maps").unwrap_or_default()),
+    };
+    [places.toolkits(), places.packages()].concat()
+}
+
+/// Folders of Python packages of this process: those that were named, and those that something is mapped from.
+pub fn packages(maps: &str) -> Vec<PathBuf> {
+    let named = PACKAGES.get().cloned().unwrap_or_default();
+    [named, places::mapped_sites(maps)].concat()
 }

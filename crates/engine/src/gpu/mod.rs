@@ -1,5 +1,5 @@
 //! NVIDIA's libraries, through dlopen: never linked, never needed, never a panic
-//! where they are absent. `library` finds them, each module wraps one.
+//! where they are absent. `library` finds them in `places`, each other module wraps one.
 
 mod copier;
 pub mod cuda;
@@ -7,6 +7,7 @@ pub mod cufile;
 pub mod kernels;
 pub mod library;
 pub mod nvrtc;
+pub mod places;
 mod scatter;
 mod summer;
 

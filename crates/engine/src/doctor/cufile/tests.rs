@@ -70,9 +70,14 @@ fn libraries_are_found_in_toolkit_cache_and_python_packages_each_once() {
         "etc/ld.so.cache",
         &loader_cache(&[("libcufile.so.0", "/usr/local/cuda-13.0/targets/x86_64-linux/lib/libcufile.so.0")]),
     );
-    let found = libraries(&Roots::under(root.path()), &Surroundings::default());
+    make("opt/kit/lib64/libcufile.so.1.14.0", b"");
+    let around = Surroundings { homes: vec![root.path().join("opt/kit")], ..Surroundings::default() };
+    std::os::unix::fs::symlink("libcufile.so.1.14.0", root.path().join("opt/kit/lib64/libcufile.so.0"))
+        .unwrap();
+    let found = libraries(&Roots::under(root.path()), &around);
     let short: Vec<_> = found.iter().map(|f| (f.place, f.version.as_deref().unwrap())).collect();
-    assert_eq!(short, [("loader cache", "1.15.1"), ("Python package", "1.13.1.3")]);
+    let wanted = [("loader cache", "1.15.1"), ("CUDA toolkit", "1.14.0"), ("Python package", "1.13.1.3")];
+    assert_eq!(short, wanted);
 }
 
 #[test]
@@ -115,6 +120,6 @@ proptest! {
 
     #[test]
     fn any_mapping_is_survived(text in ".{0,80}(/site-packages/)?.{0,10}") {
-        let _ = site_of(&text);
+        let _ = mapped_sites(&text);
     }
 }
