@@ -390,6 +390,8 @@ def section(title: str, options: argparse.Namespace, text: str) -> str:
     about = f"{card['cpu']}, {card['cores']} cores, {card['memory_gib']} GiB, Linux {card['kernel']}"
     about += f", {card['gpu']}" if card["gpu"] else ""
     command = f"python bench/{Path(sys.argv[0]).name} --dir DIR --rounds {options.rounds}"
+    if getattr(options, "delay_in", "link") != "link":
+        command += f" --delay-in {options.delay_in}"
     run = f", {options.seconds:g} s a run" if options.seconds else ""
     return f"## {title}\n\n`{command}`{run}. {about}, {card['filesystem']}, {card['date']}.\n\n{text}"
 

@@ -86,8 +86,9 @@ class Outcome:
 def command(sources: tuple[str, ...], **options: Any) -> int:
     """How fast, and at what CPU cost and power, does a path move data between SOURCE and memory?
 
-    SOURCE is a file, a directory, a block device, stripe:?chunk=512k&m=A&m=B, nil: or model:NAME. One job
-    makes one record; the summary on the terminal says what ran, on what, and what to doubt.
+    SOURCE is a file, a directory, a block device, stripe:?chunk=512k&m=A&m=B, nil:, model:NAME,
+    nvme+tcp://HOST/NQN, nvme+rdma://HOST/NQN or vfio-user:SOCKET. One job makes one record; the summary on
+    the terminal says what ran, on what, and what to doubt.
     """
     own = {
         k: options.pop(k)
