@@ -3,8 +3,8 @@
 Driver, gateway and target are three processes on one machine. What the gateway adds must be little: 12 us at 4 KiB one
 at a time, a tenth of the throughput at 64 KiB, a twentieth from 128 KiB on. Latency is measured twice: on one processor,
 which shows what the gateway's work costs, and wherever the kernel puts the three, where each wake-up of another processor
-counts. The paced drive is a model with content in
-memory, at half of what TCP carries here, so that neither the link nor the memory is what limits it.
+counts. The paced drive is a model with content in memory, at half of what TCP carries here, so that neither the link
+nor the memory is what limits it. The disk of `--dir` stands beside it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from gateway import through
-from peers import available
+from peers import available, made
 from remote import forebay
 from remote_local import LOCAL, local, paced
 from side_by_side import Bound, Cell, arguments, compare, existing_folder
@@ -50,13 +50,14 @@ def beside_direct(block: int, depth: int, at_least: float) -> Cell:
     return Cell(f"direct, {block >> 10}k", contenders, [Bound("rate", (DIRECT,), at_least=at_least)])
 
 
-def beside_local(drive: str, block: int, depth: int, at_least: float) -> Cell:
+def beside_local(kind: str, drive: str, block: int, depth: int, at_least: float | None) -> Cell:
+    """`at_least`: None where the figures only stand beside the others."""
     flags = f"--op read --io-size {block} --workers {SIDES} --depth {depth}".split()
     contenders = available(
         lambda: local(drive, *flags), lambda: through("forebay", drive, "?queues=2", *flags, threads=SIDES)
     )
-    bounds = [Bound("rate", (LOCAL,), at_least=at_least, sure=True)]
-    return Cell(f"paced drive, {block >> 10}k", contenders, bounds)
+    bounds = [] if at_least is None else [Bound("rate", (LOCAL,), at_least=at_least, sure=True)]
+    return Cell(f"{kind}, {block >> 10}k", contenders, bounds)
 
 
 def main() -> int:
@@ -70,10 +71,13 @@ def main() -> int:
     cells = [functools.partial(latency, *spot) for spot in spots if wants(spot[0])]
     cells += [functools.partial(beside_direct, *size) for size in SIZES if wants(f"direct, {size[0] >> 10}k")]
     try:
-        chosen = [size for size in PACED if wants(f"paced drive, {size[0] >> 10}k")]
-        if chosen:
-            drive = paced(options.memory, options.file_mib << 20)
-            cells += [functools.partial(beside_local, drive, *size) for size in chosen]
+        size = options.file_mib << 20
+        if chosen := [one for one in PACED if wants(f"paced drive, {one[0] >> 10}k")]:
+            drive = paced(options.memory, size)
+            cells += [functools.partial(beside_local, "paced drive", drive, *one) for one in chosen]
+        if chosen := [one for one in PACED if wants(f"disk, {one[0] >> 10}k")]:
+            disk = str(made(options.dir / "forebay-bench.dat", size))
+            cells += [functools.partial(beside_local, "disk", disk, *one[:2], None) for one in chosen]
         return compare("The gateway over NVMe/TCP", options, cells)
     finally:
         (options.memory / "forebay-bench.dat").unlink(missing_ok=True)
