@@ -1,12 +1,13 @@
 /* cuFile's calls in a plain loop, and nothing else: what `forebay bench --path gds` is set beside.
  *
- *   cufile_loop sync|batch|stream FILE IO_BYTES WORKERS DEPTH SECONDS DIRECT
+ *   cufile_loop sync|batch|stream|batch-stream FILE IO_BYTES WORKERS DEPTH SECONDS DIRECT
  *
  * Each worker is a thread with its own handle on the file, its own registered GPU buffer of DEPTH slots, and a part
  * of the file that it reads again and again, in order:
  *   sync    cuFileRead, one after the other (DEPTH must be 1)
  *   batch   a batch of DEPTH reads, submitted anew once all have finished
  *   stream  cuFileReadAsync, DEPTH of them, each on a stream of its own; the oldest is waited for
+ *   batch-stream  the same in two groups, each on a stream, with one event behind it
  * Prints one JSON object: bytes, I/Os, seconds, and the process's CPU seconds of exactly that time.
  * libcuda and libcufile are opened by name (LIBCUDA, LIBCUFILE name others), so that no link flags are needed. */
 #define _GNU_SOURCE
@@ -185,32 +186,45 @@ static void batch_loop(struct worker *w) {
   }
 }
 
-static void stream_loop(struct worker *w) {
+/* Reads on streams, so many together on one with one event behind them. */
+static void in_groups(struct worker *w, int together) {
   CUstream streams[DEPTH_MAX];
   CUevent events[DEPTH_MAX];
   size_t sizes[DEPTH_MAX];
   off_t offsets[DEPTH_MAX], places[DEPTH_MAX];
   ssize_t got[DEPTH_MAX];
-  for (int i = 0; i < job.depth; i++) {
-    cu("cuStreamCreate", cuda.stream_create(&streams[i], STREAM_NON_BLOCKING));
-    cf("cuFileStreamRegister", cufile.stream(streams[i], 15));
-    cu("cuEventCreate", cuda.event_create(&events[i], EVENT_DISABLE_TIMING | EVENT_BLOCKING_SYNC));
+  size_t groups = (size_t)(job.depth / together);
+  for (size_t g = 0; g < groups; g++) {
+    cu("cuStreamCreate", cuda.stream_create(&streams[g], STREAM_NON_BLOCKING));
+    cf("cuFileStreamRegister", cufile.stream(streams[g], 15));
+    cu("cuEventCreate", cuda.event_create(&events[g], EVENT_DISABLE_TIMING | EVENT_BLOCKING_SYNC));
   }
   size_t sent = 0, seen = 0;
   while (!job.stop || seen < sent) {
-    if (!job.stop && sent - seen < (size_t)job.depth) {
-      int i = (int)(sent % job.depth);
-      sizes[i] = job.io_bytes, offsets[i] = advance(w), places[i] = (off_t)(i * job.io_bytes), got[i] = 0;
-      cf("cuFileReadAsync", cufile.read_async(w->handle, (void *)w->memory, &sizes[i], &offsets[i], &places[i], &got[i], streams[i]));
-      cu("cuEventRecord", cuda.event_record(events[i], streams[i]));
+    if (!job.stop && sent - seen < groups) {
+      size_t g = sent % groups;
+      for (int i = (int)g * together; i < ((int)g + 1) * together; i++) {
+        sizes[i] = job.io_bytes, offsets[i] = advance(w), places[i] = (off_t)(i * job.io_bytes), got[i] = 0;
+        cf("cuFileReadAsync", cufile.read_async(w->handle, (void *)w->memory, &sizes[i], &offsets[i], &places[i], &got[i], streams[g]));
+      }
+      cu("cuEventRecord", cuda.event_record(events[g], streams[g]));
       sent++;
       continue;
     }
-    int i = (int)(seen % job.depth);
-    cu("cuEventSynchronize", cuda.event_wait(events[i]));
-    finished(w, got[i], "cuFileReadAsync");
+    size_t g = seen % groups;
+    cu("cuEventSynchronize", cuda.event_wait(events[g]));
+    for (int i = (int)g * together; i < ((int)g + 1) * together; i++) finished(w, got[i], "cuFileReadAsync");
     seen++;
   }
+}
+
+static void stream_loop(struct worker *w) {
+  in_groups(w, 1);
+}
+
+/* Two groups, as forebay has without --cufile-batch. */
+static void batch_stream_loop(struct worker *w) {
+  in_groups(w, (job.depth + 1) / 2);
 }
 
 static void (*loop)(struct worker *);
@@ -239,8 +253,8 @@ static size_t ios(struct worker *all) {
 }
 
 int main(int count, char **words) {
-  if (count != 8) { fprintf(stderr, "cufile_loop sync|batch|stream FILE IO_BYTES WORKERS DEPTH SECONDS DIRECT\n"); return 2; }
-  loop = !strcmp(words[1], "sync") ? sync_loop : !strcmp(words[1], "batch") ? batch_loop : stream_loop;
+  if (count != 8) { fprintf(stderr, "cufile_loop sync|batch|stream|batch-stream FILE IO_BYTES WORKERS DEPTH SECONDS DIRECT\n"); return 2; }
+  loop = !strcmp(words[1], "sync") ? sync_loop : !strcmp(words[1], "batch") ? batch_loop : !strcmp(words[1], "stream") ? stream_loop : batch_stream_loop;
   job.file = words[2], job.io_bytes = strtoull(words[3], NULL, 10);
   job.workers = atoi(words[4]), job.depth = atoi(words[5]), job.direct = atoi(words[7]);
   double seconds = atof(words[6]);

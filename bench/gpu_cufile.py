@@ -1,9 +1,9 @@
 """cuFile's calls: `forebay bench --path gds` beside the same calls in a plain C loop (bench/cufile_loop.c).
 
 Both read the same file in I/Os of the same size, with as many workers and as many I/Os in flight: synchronous calls,
-batches, and reads on a stream. Where cuFile runs in its compatibility mode, both do; the proof of each run of ours
-says what the bytes did. In a container without udev cuFile registers no file; --make-udev writes the two small files
-under /run/udev that it looks for, and removes them at the end.
+batches, reads on a stream, and these in groups with one event behind each. Where cuFile runs in its compatibility mode,
+both do; the proof of each run of ours says what the bytes did. In a container without udev cuFile registers no file;
+--make-udev writes the two small files under /run/udev that it looks for, and removes them at the end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,12 @@ from side_by_side import Bound, Cell, Contender, Figure, Unavailable, compare, f
 OURS, LOOP = "forebay", "C loop"
 # name, cuFile's interface, bytes, workers, depth. In compatibility mode no more batched I/Os than cuFile has host
 # buffers (64 of 1 MiB) may be in flight, or it hangs.
-CELLS = [("sync 1m", "sync", MIB, 8, 1), ("batch 1m", "batch", MIB, 4, 8), ("stream 1m", "stream", MIB, 4, 8)]
+CELLS = [
+    ("sync 1m", "sync", MIB, 8, 1),
+    ("batch 1m", "batch", MIB, 4, 8),
+    ("stream 1m", "stream", MIB, 4, 8),
+    ("stream in groups 1m", "batch-stream", MIB, 4, 8),
+]
 BOUNDS = [Bound("rate", (LOOP,), at_least=0.98)]
 
 
