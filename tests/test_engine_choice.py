@@ -7,10 +7,12 @@ import errno
 import json
 import os
 import struct
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import processes
 import pytest
 
 MIB = 1 << 20
@@ -18,6 +20,9 @@ POOL = Path("/proc/sys/vm/nr_hugepages")
 # Numbers of the three calls of io_uring; the same on every architecture.
 IO_URING_FIRST, IO_URING_LAST = 425, 427
 NO_NEW_PRIVS, SET_SECCOMP, FILTER = 38, 22, 2
+# seccomp(2), which knows of filters for all threads of a process.
+SECCOMP_CALL = {"x86_64": 317, "aarch64": 277}
+SET_MODE_FILTER, TSYNC = 1, 1
 
 
 IO_URING_ENTER = 426
@@ -28,7 +33,7 @@ def forbid_entering() -> None:
     forbid_io_uring(IO_URING_ENTER, IO_URING_ENTER)
 
 
-def forbid_io_uring(first: int = IO_URING_FIRST, last: int = IO_URING_LAST) -> None:
+def forbid_io_uring(first: int = IO_URING_FIRST, last: int = IO_URING_LAST, all_threads: bool = False) -> None:
     """What Docker's and Kubernetes' profiles do: each call of io_uring ends with EPERM, from here on."""
     load, at_least, greater, give = 0x20, 0x35, 0x25, 0x06
     program = [
@@ -45,9 +50,13 @@ def forbid_io_uring(first: int = IO_URING_FIRST, last: int = IO_URING_LAST) -> N
 
     whole = Filter(len(program), ctypes.cast(words, ctypes.c_void_p))
     libc = ctypes.CDLL(None, use_errno=True)
-    for call in ((NO_NEW_PRIVS, 1, 0, 0, 0), (SET_SECCOMP, FILTER, ctypes.byref(whole), 0, 0)):
-        if libc.prctl(*call) != 0:
-            raise OSError(ctypes.get_errno(), "prctl")
+    refused = libc.prctl(NO_NEW_PRIVS, 1, 0, 0, 0)
+    if all_threads:
+        refused = refused or libc.syscall(SECCOMP_CALL[os.uname().machine], SET_MODE_FILTER, TSYNC, ctypes.byref(whole))
+    else:
+        refused = refused or libc.prctl(SET_SECCOMP, FILTER, ctypes.byref(whole), 0, 0)
+    if refused:
+        raise OSError(ctypes.get_errno(), "a filter of system calls")
 
 
 def measured(done) -> dict:
@@ -82,6 +91,38 @@ def test_where_io_uring_may_be_set_up_and_not_entered_threads_read(forebay, data
     assert read["path"]["engine"] == "pread" and read["result"]["bytes"] == 8 * MIB
     refused = forebay("bench", data, "--engine", "uring", *QUICK, preexec_fn=forbid_entering)
     assert refused.returncode == 3 and "--engine pread" in refused.stderr
+
+
+# A run whose process loads such a profile for all its threads, once they are at work.
+FORBIDDEN_MEANWHILE = """
+import sys, threading, time
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from test_engine_choice import IO_URING_ENTER, forbid_io_uring
+import forebay.early
+
+def forbid():
+    while not any(c.read_text().startswith("worker-") for c in Path("/proc/self/task").glob("*/comm")):
+        time.sleep(0.01)
+    time.sleep(0.3)
+    forbid_io_uring(IO_URING_ENTER, IO_URING_ENTER, all_threads=True)
+
+threading.Thread(target=forbid, daemon=True).start()
+forebay.early.main()
+"""
+
+
+def test_where_io_uring_is_forbidden_meanwhile_the_run_ends_with_that_and_what_it_had(tmp_path):
+    program = FORBIDDEN_MEANWHILE.format(tests=str(Path(__file__).parent))
+    # Reads of what is in the page cache need no ring.
+    words = ["bench", "written", "--file-size", "8m", "--op", "write", "--engine", "uring", "--duration", "60", "--warmup", "0"]
+    done = processes.run([sys.executable, "-c", program, *words, "--json", "-q"], cwd=tmp_path)
+    if done.returncode == 3:
+        pytest.skip("there is no io_uring here")
+    result = json.loads(done.stdout)["result"]
+    assert done.returncode == 4 and result["ios"] > 0, done.stderr
+    assert result["errors"]["failed"] > 0 == result["errors"]["timed_out"]
+    assert "io_uring_enter" in result["errors"]["examples"][0] and "Operation not permitted" in result["errors"]["examples"][0]
 
 
 def test_where_io_uring_is_forbidden_asking_for_it_is_refused_and_doctor_knows(forebay, data):

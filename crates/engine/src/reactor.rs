@@ -6,6 +6,8 @@
 //! poll(2), and queues that need a ring say so when they open.
 
 mod ring;
+#[cfg(test)]
+pub(crate) mod tests;
 mod trust;
 
 use crate::arena::Arena;
@@ -35,6 +37,8 @@ const SOON: u64 = 1 << 63;
 /// How long a wait counts on it at most. Beyond the kernel's next tick: an earlier timer has to be programmed into the
 /// processor and taken back, for each wait, and on a virtual machine each costs as much as the wait's own work.
 const SOON_US: u32 = 10_000;
+/// A wait on a ring that the kernel refuses to enter: nothing comes, and nobody is to spin over it.
+const REFUSED: Duration = Duration::from_millis(10);
 
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RingOptions {
@@ -152,6 +156,7 @@ impl Reactor {
             wake_buffer: Box::new(0),
             wake_armed: false,
             woken: false,
+            refused: None,
         };
         Ok(Reactor {
             ring: Some(ring),
@@ -166,6 +171,12 @@ impl Reactor {
 
     pub fn has_ring(&self) -> bool {
         self.ring.is_some()
+    }
+
+    /// Why the kernel takes no calls for the ring any more, as of a filter of system calls that was loaded meanwhile.
+    /// What was pushed and isn't back by then may still write to its memory, and never completes.
+    pub fn refused(&self) -> Option<std::io::Error> {
+        self.ring.as_ref()?.refused.map(std::io::Error::from_raw_os_error)
     }
 
     /// Kernel features that are in force, for the record.
@@ -226,10 +237,16 @@ impl Reactor {
     /// # Safety
     /// What the entry points to must live until its completion was taken.
     pub unsafe fn push(&mut self, token: u32, tag: u32, entry: squeue::Entry) {
-        let ring = self.ring.as_mut().expect("a queue that needs a ring opened on one");
-        let entry = entry.user_data(user_data(token, tag));
         // SAFETY: the caller's promise.
-        while unsafe { !ring.push(&entry) } {
+        unsafe { self.queue(entry.user_data(user_data(token, tag))) };
+    }
+
+    /// # Safety
+    /// As of `push`.
+    unsafe fn queue(&mut self, entry: squeue::Entry) {
+        let ring = self.ring.as_mut().expect("a queue that needs a ring opened on one");
+        // SAFETY: the caller's promise.
+        while unsafe { !ring.push(&entry) } && ring.refused.is_none() {
             // A ring whose completions overflow takes no more until they are collected.
             ring.enter(0, Some(clock::now()), 0);
             gather(ring, &mut self.inboxes, &mut self.gathered);
@@ -242,14 +259,10 @@ impl Reactor {
     /// # Safety
     /// As of `push`.
     pub unsafe fn push_soon(&mut self, token: u32, tag: u32, entry: squeue::Entry, soon: bool) {
-        let ring = self.ring.as_mut().expect("a queue that needs a ring opened on one");
         let mark = if soon { SOON } else { 0 };
-        let entry = entry.user_data(user_data(token, tag) | mark);
         // SAFETY: the caller's promise.
-        while unsafe { !ring.push(&entry) } {
-            ring.enter(0, Some(clock::now()), 0);
-            gather(ring, &mut self.inboxes, &mut self.gathered);
-        }
+        unsafe { self.queue(entry.user_data(user_data(token, tag) | mark)) };
+        let ring = self.ring.as_mut().expect("a queue that needs a ring opened on one");
         ring.soon += u32::from(soon);
         ring.soon_left += u32::from(soon);
     }
@@ -290,12 +303,10 @@ impl Reactor {
     }
 
     fn cancel_named(&mut self, name: u64) {
-        let Some(ring) = self.ring.as_mut() else { return };
-        let entry = io_uring::opcode::AsyncCancel::new(name).build().user_data(CANCEL);
-        // SAFETY: a cancellation points to nothing.
-        while unsafe { !ring.push(&entry) } {
-            ring.enter(0, Some(clock::now()), 0);
-            gather(ring, &mut self.inboxes, &mut self.gathered);
+        if self.ring.is_some() {
+            let entry = io_uring::opcode::AsyncCancel::new(name).build().user_data(CANCEL);
+            // SAFETY: a cancellation points to nothing.
+            unsafe { self.queue(entry) };
         }
     }
 
@@ -353,6 +364,9 @@ impl Reactor {
         }
         let counted =
             self.ring.as_mut().is_some_and(|r| r.enter(wanted, Some(until), batch.as_micros() as u32));
+        if self.refused().is_some() {
+            std::thread::sleep(until.saturating_duration_since(clock::now()).min(REFUSED));
+        }
         self.gather();
         if let Some(ring) = self.ring.as_mut().filter(|_| counted) {
             ring.trust.judge(ring.soon_left == 0);
@@ -456,9 +470,15 @@ impl Reactor {
     }
 }
 
+/// What a run ends with where the kernel takes no calls for a ring any more (`Reactor::refused`).
+pub fn refused(why: &std::io::Error) -> Error {
+    Error::run(
+        "io_uring",
+        format!("the kernel refuses io_uring_enter, which it allowed before: {why}"),
+        "forebay doctor; a filter of system calls was loaded meanwhile",
+    )
+}
+
 fn user_data(token: u32, tag: u32) -> u64 {
     (u64::from(token) << 32) | u64::from(tag)
 }
-
-#[cfg(test)]
-mod tests;

@@ -140,6 +140,9 @@ impl Worker {
                 self.kit.reactor.submit();
             }
             self.settle();
+            if let Some(why) = self.kit.reactor.refused() {
+                self.give_up_all(&why);
+            }
         }
         self.put_away()
     }

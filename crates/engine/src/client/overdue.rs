@@ -79,11 +79,29 @@ impl<O: Copy> Client<O> {
                 self.tickets[tag as usize].state = State::Held;
                 late.push((tag, Late::NeverTaken));
             } else if age > timeout + GRACE {
-                self.tickets[tag as usize].state = State::Lost;
-                (self.lost, self.in_flight) = (self.lost + 1, self.in_flight - 1);
+                self.lose(tag);
                 late.push((tag, Late::Lost));
             }
         }
+    }
+
+    /// Nothing that is under way is ever heard of (`Reactor::refused`): what a queue has is left to the kernel, memory and
+    /// all. What each came to.
+    pub fn give_up_all(&mut self) -> Vec<(u32, Late)> {
+        let owed = self.take_owed(|_| true).into_iter();
+        let mut late: Vec<_> = owed.map(|tag| (tag, Late::NeverTaken)).collect();
+        for tag in 0..self.tickets.len() as u32 {
+            if self.tickets[tag as usize].state == State::Pushed {
+                self.lose(tag);
+                late.push((tag, Late::Lost));
+            }
+        }
+        late
+    }
+
+    fn lose(&mut self, tag: u32) {
+        self.tickets[tag as usize].state = State::Lost;
+        (self.lost, self.in_flight) = (self.lost + 1, self.in_flight - 1);
     }
 
     /// Asks its queue to give up on an I/O.

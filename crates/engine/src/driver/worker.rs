@@ -277,6 +277,9 @@ impl Worker {
                 self.reactor.submit();
             }
             self.settle();
+            if let Some(why) = self.reactor.refused() {
+                self.give_up_all(&why);
+            }
         }
         let now = clock::now();
         self.book_what_never_came(now);

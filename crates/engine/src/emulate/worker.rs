@@ -22,7 +22,7 @@ use crate::gpu::cuda::Pinned;
 use crate::path;
 use crate::path::Copier;
 use crate::queue::{Fault, Op, Via};
-use crate::reactor::{Reactor, RingOptions};
+use crate::reactor::{self, Reactor, RingOptions};
 use crate::source::Loan;
 use crate::source::QueueNeeds;
 use forebay_model::training::{Grant, Stream};
@@ -235,6 +235,9 @@ impl Worker {
             let parsed = self.digest();
             if !(began || landed || parsed) {
                 self.wait();
+            }
+            if let Some(why) = self.reactor.refused() {
+                self.board().fail(reactor::refused(&why));
             }
         }
         self.close()

@@ -51,6 +51,8 @@ pub(super) struct Ring {
     pub(super) wake_armed: bool,
     /// A waker called since the last `wait` ended: the next one doesn't sleep.
     pub(super) woken: bool,
+    /// The error with which the kernel refused a call for good.
+    pub(super) refused: Option<i32>,
 }
 
 pub(super) fn gather(ring: &mut Ring, inboxes: &mut [Inbox], gathered: &mut u32) {
@@ -148,14 +150,17 @@ impl Ring {
         let mut queued = queued;
         while queued > self.together {
             // SAFETY: plain submission; entries were pushed under `push`'s contract.
-            match unsafe { self.uring.submitter().enter::<libc::sigset_t>(self.together, 0, flags, None) } {
-                Ok(taken) if taken > 0 => queued -= (taken as u32).min(queued),
-                _ => break,
+            let told =
+                unsafe { self.uring.submitter().enter::<libc::sigset_t>(self.together, 0, flags, None) };
+            match self.heed(told) {
+                0 => break,
+                taken => queued -= (taken as u32).min(queued),
             }
         }
         let Some(until) = until else {
             // SAFETY: plain submission; entries were pushed under `push`'s contract.
-            let _ = unsafe { self.uring.submitter().enter::<libc::sigset_t>(queued, 0, flags, None) };
+            let told = unsafe { self.uring.submitter().enter::<libc::sigset_t>(queued, 0, flags, None) };
+            self.heed(told);
             return false;
         };
         // A kernel before 6.12 can't be told to be content with fewer after a while.
@@ -173,11 +178,24 @@ impl Ring {
             min_wait_us: patience_us,
             timeout: std::ptr::addr_of!(timeout) as u64,
         };
-        // SAFETY: the argument and its timespec live on this stack frame until the call returns. ETIME,
-        // EINTR and EBUSY mean "nothing yet": the caller looks at the clock and comes back.
-        let _ = unsafe {
+        // SAFETY: the argument and its timespec live on this stack frame until the call returns.
+        let told = unsafe {
             self.uring.submitter().enter(queued, wanted, flags | ENTER_GETEVENTS | ENTER_EXT_ARG, Some(&arg))
         };
+        self.heed(told);
         counts
+    }
+
+    /// How many submissions a call of the kernel took. Some errors mean "nothing yet" (completions overflow, memory is
+    /// short, a signal came, the time is over): the caller looks at the clock and comes back. Others come back, too.
+    fn heed(&mut self, told: std::io::Result<usize>) -> usize {
+        const NOTHING_YET: [i32; 5] = [libc::ETIME, libc::EINTR, libc::EBUSY, libc::EAGAIN, libc::ENOMEM];
+        told.unwrap_or_else(|e| {
+            let errno = e.raw_os_error().unwrap_or(libc::EIO);
+            if !NOTHING_YET.contains(&errno) {
+                self.refused.get_or_insert(errno);
+            }
+            0
+        })
     }
 }

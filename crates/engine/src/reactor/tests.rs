@@ -1,5 +1,47 @@
+//! What ends a wait, what a ring keeps, and what becomes of one that is refused.
+
 use super::*;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
+
+/// A filter of system calls as a container's: the calling thread, and it alone, may not enter a ring from here on.
+pub(crate) fn forbid_entering() {
+    let line = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+    let mut program = [
+        line(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        line(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_io_uring_enter as u32),
+        line(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        line(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let whole = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: integers, and a program that lives until both calls have returned.
+    let answers = unsafe {
+        let first = libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1u64, 0u64, 0u64, 0u64);
+        (first, libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &whole))
+    };
+    assert_eq!(answers, (0, 0), "{}", std::io::Error::last_os_error());
+}
+
+/// However much is pushed, and however long a wait may last.
+#[test]
+fn a_ring_that_may_not_be_entered_any_more_says_why_and_holds_nobody_up() {
+    let all = std::thread::spawn(|| {
+        let options = RingOptions { depth: 8, ..RingOptions::default() };
+        let Ok(mut reactor) = Reactor::with_ring(options) else { return };
+        let token = reactor.token();
+        reactor.flush();
+        assert!(reactor.refused().is_none());
+        forbid_entering();
+        for tag in 0..100 {
+            // SAFETY: it points to nothing.
+            unsafe { reactor.push(token, tag, io_uring::opcode::Nop::new().build()) };
+            reactor.cancel(token, tag);
+        }
+        reactor.wait(1, clock::now() + Duration::from_secs(3600), Duration::ZERO);
+        assert_eq!(reactor.refused().and_then(|e| e.raw_os_error()), Some(libc::EPERM));
+        assert!(refused(&reactor.refused().unwrap()).found.contains("Operation not permitted"));
+    });
+    all.join().unwrap();
+}
 
 #[test]
 fn a_file_that_nobody_has_open_any_more_is_let_go_of() {

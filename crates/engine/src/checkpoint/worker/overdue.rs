@@ -6,6 +6,7 @@ use crate::client::Late;
 use crate::client::Order as Asked;
 use crate::queue::Fault;
 use crate::queue::Op;
+use crate::reactor;
 use forebay_model::Error;
 use std::time::Duration;
 use std::time::Instant;
@@ -59,6 +60,17 @@ impl Worker {
                 }
                 Late::NeverTaken => self.release(tag),
                 Late::Lost => self.in_flight -= 1,
+            }
+        }
+    }
+
+    /// Nothing that is under way is ever heard of: memory that the kernel may still write to is left to it.
+    pub(super) fn give_up_all(&mut self, why: &std::io::Error) {
+        self.fail(reactor::refused(why));
+        for (tag, what) in self.kit.client.give_up_all() {
+            match what {
+                Late::Lost => self.in_flight -= 1,
+                _ => self.release(tag),
             }
         }
     }

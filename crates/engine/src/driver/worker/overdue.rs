@@ -2,6 +2,7 @@
 
 use super::{Worker, LOOK, STANDSTILL};
 use crate::client::Late;
+use crate::clock;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -47,6 +48,29 @@ impl Worker {
                     self.release(tag);
                 }
                 Late::Lost => self.book_unfinished(tag, now),
+            }
+        }
+    }
+
+    /// The kernel takes no calls for the ring any more, so that nothing that is under way is ever heard of: the run
+    /// ends, with what was measured before, and memory that the kernel may still write to is left to it.
+    pub(super) fn give_up_all(&mut self, why: &std::io::Error) {
+        let now = clock::now();
+        let why = format!(
+            "the kernel refuses io_uring_enter, which it allowed before: {why}; --engine pread does without"
+        );
+        self.shared.stop.store(true, Ordering::Relaxed);
+        if self.client.in_flight() == 0 && !self.closing {
+            self.tally.errors.failed += 1;
+            self.tally.example(why.clone());
+        }
+        for (tag, what) in self.client.give_up_all() {
+            self.tally.errors.failed += 1;
+            let name = self.name(self.client.ticket(tag));
+            self.tally.example(format!("{name}: {why}"));
+            self.book_unfinished(tag, now);
+            if what == Late::NeverTaken {
+                self.release(tag);
             }
         }
     }

@@ -4,6 +4,7 @@ use super::*;
 use crate::client::GRACE;
 use crate::driver::share;
 use crate::queue::{Done, Fault, Full, Geometry, Io, Queue, Via};
+use crate::reactor::tests::forbid_entering;
 use crate::source::file::{FileAccess, FileBacking, FileTarget};
 use crate::source::NilBacking;
 use forebay_model::job::Engine;
@@ -57,6 +58,20 @@ fn worker_of(
     targets: Vec<Target>,
     keep: bool,
 ) -> (Worker, Vec<Arc<AtomicU64>>, Receiver<Report>) {
+    let (opened, reports) = opened(job, targets);
+    let (mut worker, _) = opened.unwrap();
+    let mut counts = Vec::new();
+    for number in 0..worker.client.queue_count() {
+        let holding = Holding { keep, ..Holding::default() };
+        counts.push(holding.flushes.clone());
+        worker.client.remove(number);
+        assert_eq!(worker.client.add(Box::new(holding)), number);
+    }
+    (worker, counts, reports)
+}
+
+/// A worker with the queues of its targets, and what it tells.
+fn opened(job: JobSpec, targets: Vec<Target>) -> (Result<(Worker, Kit), Error>, Receiver<Report>) {
     let spec = share::out(&job, &targets, &Destination::default()).unwrap().remove(0);
     let shared = Arc::new(Shared {
         content_seeds: vec![0; targets.len()],
@@ -72,15 +87,7 @@ fn worker_of(
         job,
     });
     let (sender, reports) = channel();
-    let (mut worker, _) = Worker::open(spec, shared, sender).unwrap();
-    let mut counts = Vec::new();
-    for number in 0..worker.client.queue_count() {
-        let holding = Holding { keep, ..Holding::default() };
-        counts.push(holding.flushes.clone());
-        worker.client.remove(number);
-        assert_eq!(worker.client.add(Box::new(holding)), number);
-    }
-    (worker, counts, reports)
+    (Worker::open(spec, shared, sender), reports)
 }
 
 fn job() -> JobSpec {
@@ -167,6 +174,41 @@ fn time_in_which_the_process_stood_still_is_nobodys_time_out() {
     worker.next_look = after(105);
     worker.look(after(105));
     assert_eq!(worker.tally.errors.timed_out, 2);
+}
+
+/// As where a filter is loaded, or changed, while a run is under way.
+#[test]
+fn a_ring_that_may_not_be_entered_any_more_ends_the_run_with_that_and_with_no_time_out() {
+    let run = || {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let target = FileTarget::open(file.path(), FileAccess { write: true, direct: false }).unwrap();
+        let target = Target::new("file", 1 << 20, FileBacking { target, engine: Engine::Uring });
+        // Reads of what is in the page cache need no ring.
+        let writes = JobSpec { op: forebay_model::job::Op::Write, sync: Sync::None, ..job() };
+        let (worker, reports) = opened(writes, vec![target]);
+        // Where the kernel has no ring there is none to be refused.
+        let Ok((mut worker, _)) = worker else { return None };
+        let begin = clock::now();
+        measured_until(&mut worker, begin, Duration::from_secs(3600));
+        worker.start_ios(begin);
+        while worker.tally.ios < 2 {
+            worker.wait(begin);
+            worker.client.collect(&mut worker.reactor);
+            worker.settle();
+        }
+        forbid_entering();
+        worker.run(begin);
+        assert!(worker.shared.stop.load(Ordering::Relaxed));
+        worker.close();
+        Some(finished(&reports))
+    };
+    let Some(tally) = std::thread::spawn(run).join().unwrap() else { return };
+    assert_eq!((tally.ios, tally.errors.failed, tally.errors.timed_out), (2, 2, 0));
+    assert_eq!((tally.lost, tally.unfinished), (2, 2), "the kernel may still write to their memory");
+    assert!(
+        tally.errors.examples[0].contains("io_uring_enter") && tally.errors.examples[0].contains("write of")
+    );
 }
 
 /// The kernel may still write there, whether the I/O counts as in flight or was given up.
