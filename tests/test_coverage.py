@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 from forebay.compare.jobs import CONFIDENCE_WITH_STOPPING, Limits, orders
+from forebay.plan.simulation.run import interval
+from forebay.report.runs import Stat
 from forebay.stats import Interval, Pair, bootstrap_interval, mean_interval, paired_ratio, unpaired_ratio
 
 # Noise of mean 0 and a size near 1, for so many runs after each other.
@@ -148,10 +150,21 @@ def of_a_median(rng: random.Random) -> tuple[Interval, float]:
     return bootstrap_interval([rng.expovariate(1.0) for _ in range(rng.randint(8, 30))], statistics.median), math.log(2)
 
 
-INTERVALS = {"mean": of_a_mean, "two files": of_two_files, "median": of_a_median}
+def of_a_quotient(rng: random.Random) -> tuple[Interval, float]:
+    """`report`'s bar of one run over another: the widest that the intervals of both allow."""
+    bars = []
+    for mean in (3.0, 2.0):
+        found = mean_interval([rng.gauss(mean, 0.1) for _ in range(rng.randint(3, 8))])
+        bars.append(Stat(found.estimate, found.low, found.high))
+    over = bars[0].over(bars[1])
+    assert over is not None
+    return Interval(over.value, over.low, over.high, 2), 1.5
 
 
-@pytest.mark.parametrize(("name", "n"), [("mean", 300), ("two files", 200), ("median", 60)])
+INTERVALS = {"mean": of_a_mean, "two files": of_two_files, "median": of_a_median, "quotient": of_a_quotient}
+
+
+@pytest.mark.parametrize(("name", "n"), [("mean", 300), ("two files", 200), ("median", 60), ("quotient", 200)])
 def test_intervals_hold_the_truth(name: str, n: int) -> None:
     """94 %, less four standard errors."""
     share = held(n, INTERVALS[name])
@@ -163,3 +176,17 @@ def test_intervals_hold_the_truth(name: str, n: int) -> None:
 def test_intervals_hold_the_truth_in_94_per_cent(name: str) -> None:
     share = held(6000, INTERVALS[name])
     assert share >= 0.94, f"{name}: {share:.3f}"
+
+
+def one_more_is_inside(seed: int) -> bool:
+    rng = random.Random(seed)
+    found = interval([rng.gauss(5, 1) for _ in range(rng.randint(2, 6))])
+    low, high = found["p10"], found["p90"]
+    assert low is not None and high is not None
+    return low <= rng.gauss(5, 1) <= high
+
+
+def test_a_simulations_interval_holds_one_more_seed_as_often_as_it_says() -> None:
+    """`plan run --simulate`: in 80 %, within four standard errors."""
+    share = sum(map(one_more_is_inside, range(1000))) / 1000
+    assert share == pytest.approx(0.8, abs=4 * math.sqrt(0.8 * 0.2 / 1000))
