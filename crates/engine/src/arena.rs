@@ -4,6 +4,8 @@
 //! is one descriptor per contiguous piece, so slots lie in huge pages where they
 //! can be had, and the arena says which pages it got.
 
+#[cfg(debug_assertions)]
+mod freed;
 mod pieces;
 
 pub use pieces::{Each, Piece, PieceList};
@@ -207,6 +209,11 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
+        // Huge pages of the pool are few, and memory with a descriptor may be another process's, too.
+        #[cfg(debug_assertions)]
+        if self.fd.is_none() && self.got != Got::Hugetlb {
+            return freed::keep(self.base, self.mapped_bytes);
+        }
         // SAFETY: the mapping is ours, and the worker dropped its queues (or forgot the arena) first.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.mapped_bytes) };
     }

@@ -216,8 +216,10 @@ fn a_ring_that_may_not_be_entered_any_more_ends_the_run_with_that_and_with_no_ti
 fn memory_of_an_io_that_was_given_up_stays_mapped_after_a_panic() {
     let mapped = |at: *mut u8| {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        // What was let go of isn't writable any more.
         let ends = |line: &str| {
-            let (from, to) = line.split(' ').next()?.split_once('-')?;
+            let (range, rest) = line.split_once(' ')?;
+            let (from, to) = range.split_once('-').filter(|_| rest.starts_with("rw"))?;
             Some((usize::from_str_radix(from, 16).ok()?, usize::from_str_radix(to, 16).ok()?))
         };
         maps.lines().filter_map(ends).any(|(from, to)| (from..to).contains(&(at as usize)))
