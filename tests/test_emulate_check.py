@@ -148,6 +148,7 @@ def test_the_first_of_six_runs_of_v3_warms_up_and_no_run_is_left_out(tmp_path: P
         (place / "provenance.json").write_text("{}")
     code, document = check(tmp_path)
     assert document["rules"] == "v3.0" and code == 0, document["verdicts"]
+    assert document["result"]["samples_per_s"] == 80.0, "the run that warms up is no part of the mean"
     summary = tmp_path / "run4" / "summary.json"
     late = json.loads(summary.read_text()) | {"start": "2026-01-05T14:00:00", "end": "2026-01-05T14:50:00"}
     summary.write_text(json.dumps(late))
@@ -211,11 +212,14 @@ def record(number: int, **training: Any) -> dict[str, Any]:
     ]
     epochs = [{"epoch": n + 1, "steps": 500, "seconds": 120.0, "by_rules": figures} for n in range(5)]
     own = {"cache": {"policy": training.pop("cache", "drop")}, "origin": training.pop("origin", "measured")}
+    if warnings := training.pop("warnings", None):
+        own["warnings"] = warnings
     settings = {
         "label": "MLPerf-style, unverified", "rule_set": "v1.0", "workload": "resnet50", "accelerator": "h100", "accelerators": 4,
         "hosts": 1, "level": "parse", "files": enough_files("resnet50", "h100", 4), "epochs": epochs, "au_pct": 93.0,
         "au_pct_min": 90.0, "passes": True, "samples_per_s": 7000.0 + number, "prefetch": 2, "read_threads": 8,
-        "skipped": {"count": 0, "examples": []}, "batch": known.batch, "compute_s": known.compute_s, "format": known.format,
+        "skipped": {"count": 0, "examples": []}, "version": "1.0", "seed": 123, "steps": 500, "batch": known.batch,
+        "compute_s": known.compute_s, "format": known.format,
         "record_bytes": known.record_bytes, "samples_per_file": known.samples_per_file, "loader": known.loader,
     } | training  # fmt: skip
     made = own | {
@@ -227,11 +231,17 @@ def record(number: int, **training: Any) -> dict[str, Any]:
     return whole(made)
 
 
-def saved(folder: Path, **training: Any) -> Path:
+def saved(folder: Path, runs: int = 5, **training: Any) -> Path:
+    """`training`: as `record` takes it; a function is called with the number of the run."""
     folder.mkdir(exist_ok=True)
-    for number in range(1, 6):
-        (folder / f"{number}.json").write_text(json.dumps([record(number, **dict(training))]))
+    for number in range(1, runs + 1):
+        mine = {key: value(number) if callable(value) else value for key, value in training.items()}
+        (folder / f"{number}.json").write_text(json.dumps([record(number, **mine)]))
     return folder
+
+
+V2 = {"rule_set": "v2.0", "version": "2.0", "seed": lambda number: 1000 + number}
+THROTTLED = {"id": "throttled_supply", "text": "the supply was held back to 2 GiB/s", "next": "without --supply"}
 
 
 def test_five_records_of_ours_stand_caches_and_all(tmp_path: Path, check: Check) -> None:
@@ -246,11 +256,41 @@ def test_five_records_of_ours_stand_caches_and_all(tmp_path: Path, check: Check)
         ("cache", {"cache": "allow"}), ("measured", {"origin": "simulated"}), ("level", {"level": "bytes"}),
         ("on-error", {"skipped": {"count": 1, "examples": []}}), ("parameters", {"batch": 200}),
         ("parameters", {"compute_s": 0.5}), ("prefetch", {"prefetch": 9}), ("au", {"au_pct": 20.0, "passes": False}),
+        ("parameters", {"steps": 50}), ("supply", {"warnings": [THROTTLED]}), ("odirect", {"cache": "bypass"}),
+        ("workload", {"version": "own"}), ("seed", V2 | {"seed": 123}), ("odirect", V2 | {"cache": "bypass"}),
+        ("cache", V2 | {"cache": "warm"}), ("cache", {"cache": "memory"}),
     ],
 )  # fmt: skip
 def test_each_rule_looks_into_our_records(tmp_path: Path, rule: str, change: dict[str, Any], check: Check) -> None:
     code, document = check(saved(tmp_path, **change))
     assert code == 1 and rule in broken(document), document["verdicts"]
+
+
+def test_what_earlier_rules_forbid_later_ones_may_allow(tmp_path: Path, check: Check) -> None:
+    """v2.0: caches needn't be empty, 3D U-Net may be read by O_DIRECT, the seed changes."""
+    code, document = check(saved(tmp_path / "warm", **V2, cache="allow"))
+    assert code == 0 and "cache" not in {v["id"] for v in document["verdicts"]}, document["verdicts"]
+    known = workload("unet3d", "h100")
+    files = enough_files("unet3d", "h100", 4, "v2.0")
+    unet = {key: getattr(known, key) for key in ("batch", "compute_s", "record_bytes", "samples_per_file", "format", "loader")}
+    direct = {"workload": "unet3d", "cache": "bypass", "files": files, "steps": files // 28, **unet}
+    code, document = check(saved(tmp_path / "direct", **V2, **direct))
+    assert code == 0, document["verdicts"]
+
+
+def test_v2_may_have_a_run_that_warms_up_and_leaves_it_out(tmp_path: Path, check: Check) -> None:
+    rates, utilisations = [10.0] + [7000.0] * 5, [5.0] + [93.0] * 5
+    slow = {"samples_per_s": lambda number: rates[number - 1], "au_pct": lambda number: utilisations[number - 1]}
+    code, document = check(saved(tmp_path, 6, **V2, **slow))
+    assert code == 0 and document["result"]["samples_per_s"] == 7000.0, document["verdicts"]
+    assert {"runs", "spread", "au"} <= broken(check(tmp_path, "--rules", "v1.0")[1]), "v1.0 has none"
+
+
+def test_a_closed_data_set_of_v3_is_no_larger_than_its_rules_say(tmp_path: Path, check: Check) -> None:
+    for number in range(1, 7):
+        more = enough_files("unet3d", "b200", 4, "v3.0") + 1
+        (dlio_run(tmp_path, number, accelerator="b200", num_files_train=more) / "provenance.json").write_text("{}")
+    assert broken(check(tmp_path)[1]) == {"data-size"} and check(tmp_path, "--open")[0] == 0
 
 
 def test_other_json_beside_records_is_passed_over(tmp_path: Path, check: Check) -> None:

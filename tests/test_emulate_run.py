@@ -275,6 +275,63 @@ def test_runs_of_a_later_submission_have_different_seeds(
     assert {s["seed"] for s in storage.specs} == {123}
 
 
+def test_a_submission_empties_caches_unless_it_is_told_otherwise(
+    capsys: Any, storage: FakeStorage, folder: Path, large_enough: None
+) -> None:
+    run(capsys, *UNET, "--data", folder)
+    assert "cache" not in storage.specs[-1]
+    for rules, flags in (("v1.0", ["--closed"]), ("v2.0", ["--closed"]), ("v1.0", ["--open"])):
+        assert run(capsys, *UNET, "--data", folder, "--rules", rules, *flags)[0] == 0
+        assert storage.specs[-1]["cache"] == "drop"
+    assert "[cache]" in run(capsys, *UNET, "--data", folder, "--closed", "--cache", "auto")[2]
+    assert run(capsys, *UNET, "--data", folder, "--rules", "v2.0", "--closed", "--cache", "allow")[0] == 0
+    assert "[cache]" in run(capsys, *UNET, "--data", folder, "--rules", "v2.0", "--closed", "--cache", "warm")[2]
+
+
+def test_a_run_that_warms_up_is_kept_and_decides_nothing(
+    capsys: Any, storage: FakeStorage, folder: Path, large_enough: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    au = storage.au_pct
+    monkeypatch.setattr(storage, "au_pct", lambda spec: 30.0 if len(storage.specs) == 1 else au(spec))
+    v2 = (*UNET, "--data", folder, "--closed", "--rules", "v2.0", "--runs", 5, "--results", tmp_path / "r")
+    assert run(capsys, *v2, "--warmup-run")[0] == 0
+    assert len(storage.specs) == len(list((tmp_path / "r").iterdir())) == 6 and len({s["seed"] for s in storage.specs}) == 6
+    code, _, err = run(capsys, *UNET, "--data", folder, "--closed", "--warmup-run")
+    assert code == 2 and "[runs]" in err and len(storage.specs) == 6
+
+
+def test_what_is_no_folder_is_no_submission_unless_its_files_are_counted(capsys: Any, storage: FakeStorage) -> None:
+    assert "is simulated, on a model of a drive [measured]" in run(capsys, *UNET, "--data", "model:d7-ps1010", "--closed")[2]
+    stripe = (*UNET, "--data", "stripe:/dev/a,/dev/b", "--closed")
+    code, _, err = run(capsys, *stripe)
+    assert code == 2 and "isn't known beforehand" in err and "[data-size]" in err and not storage.specs
+    assert run(capsys, *stripe, "--files", re.findall(r"try: --files (\d+)", err)[0])[0] == 0
+
+
+def test_v3_uses_as_many_files_as_datasize_says(
+    capsys: Any, storage: FakeStorage, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forebay.emulate import data, datasize
+
+    monkeypatch.setattr(data, "memory_of_this_host", lambda: 1 << 30)
+    b200 = ("--workload", "unet3d", "--accelerator", "b200", "--data", folder, "--files")
+    files = datasize.size(load("unet3d", "b200")[0], "v3.0", 1, 1 << 30).files
+    assert run(capsys, *b200, files, "--closed")[0] == 0 and run(capsys, *b200, files + 1, "--open")[0] == 0
+    code, _, err = run(capsys, *b200, files + 1, "--closed")
+    assert code == 2 and f"try: --files {files}" in err and "[data-size]" in err
+
+
+def test_a_file_of_the_published_constants_is_the_published_workload(folder: Path) -> None:
+    from dataclasses import replace
+
+    from forebay.emulate.request import workload_spec
+
+    own = replace(load("unet3d", "h100")[0], status="own", rules=("v1.0", "v2.0", "v3.0"), files=9, read_threads=2)
+    assert [workload_spec(own, rules, None)["version"] for rules in ("v1.0", "v2.0", "text")] == ["1.0", "2.0", "2.0"]
+    assert workload_spec(replace(own, record_bytes_stdev=0.0), "v1.0", None)["version"] == "own"
+    assert workload_spec(own, "v3.0", None)["version"] == "own"
+
+
 def test_a_workload_of_ones_own_is_no_submission(capsys: Any, storage: FakeStorage, folder: Path, tmp_path: Path) -> None:
     from test_emulate_workloads import OWN
 

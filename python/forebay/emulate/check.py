@@ -59,7 +59,7 @@ def report(
         "division": division,
         "stands": not any(v.ok is False for v in verdicts),
         "untold": [v.id for v in verdicts if v.ok is None],
-        "result": result(runs),
+        "result": result(judge.counted(runs, rules)),
         "verdicts": [asdict(v) for v in verdicts],
         "runs": [asdict(r) for r in runs],
         "damaged": [asdict(d) for d in damaged],
@@ -67,7 +67,7 @@ def report(
 
 
 def result(runs: Sequence[Run]) -> dict[str, Any] | None:
-    """The means that a submission would state, to two decimals as the rules want; None without runs."""
+    """The means that a submission would state of the runs that count, to two decimals as the rules want; None without runs."""
     rates = [r.samples_per_s for r in runs if r.samples_per_s is not None]
     utilisations = [r.au_pct for r in runs if r.au_pct is not None]
     if not rates or not utilisations:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from forebay.emulate.datasize import memory_of_this_host, size
+from forebay.emulate.datasize import EXACT, memory_of_this_host, size
 from forebay.emulate.request import Request
 from forebay.errors import MachineError, RequestError
 
@@ -39,19 +39,25 @@ def found_files(request: Request) -> int | None:
         raise RequestError(f"--data {error.filename}", f"can't be listed ({error.strerror})", "ls -l DIR") from error
 
 
-def check_size(request: Request, accelerators: int, hosts: int = 1) -> None:
-    """RequestError where a submission's data set is smaller than its rules want. Nothing without a division."""
+def check_size(request: Request, accelerators: int, hosts: int = 1, exact: bool = True) -> None:
+    """RequestError where a submission's data set is smaller than its rules want, or as large as nobody knows. Nothing
+    without a division. `exact`: a closed one of v3.0 uses no more files than that, either."""
     if request.division is None:
         return
     has = request.files if request.files is not None else found_files(request)
-    if has is None:
-        return
+    asked = f"--{request.division} by {request.rules}"
     wanted = size(request.workload, request.rules, accelerators * hosts, memory_of_this_host() * hosts)
+    if has is None:
+        told = f"how many files {request.data[0]} carries isn't known beforehand, and the rules want {wanted.files:,} [data-size]"
+        raise RequestError(asked, told, f"--files {wanted.files}")
     if has < wanted.files:
         told = f"the data set has {has:,} files, and {accelerators * hosts:,} accelerators need {wanted.files:,} [data-size]"
         which = f"--workload {request.workload.name} --accelerator {request.workload.accelerator}"
         next = f"forebay emulate datasize {which} --accelerators {accelerators * hosts}"
-        raise RequestError(f"--{request.division} by {request.rules}", told, next)
+        raise RequestError(asked, told, next)
+    if exact and has > wanted.files and request.division == "closed" and request.rules in EXACT:
+        told = f"{has:,} files are more than the {wanted.files:,} that datasize gives [data-size]"
+        raise RequestError(asked, told, f"--files {wanted.files}")
 
 
 def check_memory(request: Request, accelerators: int) -> None:

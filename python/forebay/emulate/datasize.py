@@ -24,6 +24,8 @@ from forebay.units import parse_bytes
 STEPS_MIN = 500
 MEMORY_FACTOR = 5
 FILES_PER_FOLDER = 131072
+# Rule sets whose closed division uses as many files as the formula gives, and no more.
+EXACT = ("v3.0",)
 
 
 @dataclass(frozen=True)

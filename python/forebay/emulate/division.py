@@ -30,6 +30,10 @@ OPEN_ADDS = frozenset({"framework", "dataset.format", "dataset.num_samples_per_f
 # Values: 0, 1 or 2.
 PREFETCH_MAX = 2
 ODIRECT_ONLY = "unet3d"
+# Rule sets by which nothing may be in the page cache when a run begins. The others have a run that warms up instead.
+EMPTIED = ("v1.0", "text")
+# Rule sets by which those who submit change the seed from run to run.
+NEW_SEEDS = ("v2.0", "v3.0")
 
 # Flag → the parameter that it sets.
 FLAGS = {
@@ -82,6 +86,18 @@ def allowed(rules: str, division: str) -> frozenset[str]:
     return closed | OPEN_ADDS if division == "open" else closed
 
 
+def caches(rules: str) -> tuple[str, ...]:
+    """The policies of the page cache by which a run may read. O_DIRECT has a rule of its own."""
+    return ("drop", "bypass") if rules in EMPTIED else ("drop", "bypass", "allow")
+
+
+def no_odirect(workload: str, rules: str, division: str) -> str | None:
+    """Why a workload may not be read by O_DIRECT; None where it may."""
+    if "reader.odirect" not in allowed(rules, division):
+        return f"which {rules} doesn't have"
+    return None if workload == ODIRECT_ONLY else f"which is for {ODIRECT_ONLY} alone"
+
+
 def check(request: Request) -> None:
     """RequestError that lists every rule of the request's division that it breaks. Nothing without a division."""
     if request.division is None:
@@ -95,7 +111,7 @@ def check(request: Request) -> None:
 
 def breaches(request: Request) -> Iterator[Breach]:
     division = request.division or "closed"
-    yield from _of_workload(request.workload, request.rules, division)
+    yield from breaches_of_workload(request.workload, request.rules, division)
     may = allowed(request.rules, division)
     for flag, parameter in FLAGS.items():
         if flag in request.given and parameter not in may:
@@ -103,27 +119,31 @@ def breaches(request: Request) -> Iterator[Breach]:
             yield Breach("parameters", f"{spelled} sets {parameter}, which may not change", f"without {spelled}")
     if division == "closed" and request.prefetch > PREFETCH_MAX:
         yield Breach("prefetch", f"reader.prefetch_size is {request.prefetch}, at most {PREFETCH_MAX}", "--prefetch 2")
-    yield from _of_reading(request, division, may)
+    yield from _of_reading(request, division)
 
 
-def _of_reading(request: Request, division: str, may: frozenset[str]) -> Iterator[Breach]:
+def _of_reading(request: Request, division: str) -> Iterator[Breach]:
     cache = request.job.get("cache")
-    if cache == "bypass" and "reader.odirect" not in may:
-        yield Breach("odirect", f"--cache bypass sets reader.odirect, which {request.rules} doesn't have", "--cache drop")
-    elif cache == "bypass" and request.workload.name != ODIRECT_ONLY:
-        yield Breach("odirect", f"--cache bypass sets reader.odirect, which is for {ODIRECT_ONLY} alone", "--cache drop")
-    if cache in ("warm", "allow"):
+    why = no_odirect(request.workload.name, request.rules, division) if cache == "bypass" else None
+    if why:
+        yield Breach("odirect", f"--cache bypass sets reader.odirect, {why}", "--cache drop")
+    if cache == "auto":
+        yield Breach("cache", "--cache auto reads past the page cache or through a warm one", "--cache drop")
+    elif cache is not None and cache not in caches(request.rules):
         yield Breach("cache", f"--cache {cache} may serve reads from memory that the rules have empty", "--cache drop")
     if division == "closed" and request.level == "bytes" and request.rules != "v3.0":
         yield Breach("level", f"--level bytes leaves out checks that {request.rules}'s readers make", "--level parse")
     if request.on_error == "skip":
         yield Breach("on-error", "--on-error skip counts samples that were never read", "--on-error fail")
+    models = [source for source in request.data if source.startswith("model:")]
+    if models:
+        yield Breach("measured", f"--data {models[0]} is simulated, on a model of a drive", "--data DIR")
     if request.supply_gib_s is not None:
         yield Breach("supply", "--supply measures a limit of its own", "without --supply")
 
 
-def _of_workload(workload: Training, rules: str, division: str) -> Iterator[Breach]:
-    """What of the workload isn't as the rules have it."""
+def breaches_of_workload(workload: Training, rules: str, division: str) -> Iterator[Breach]:
+    """What of the workload isn't as the rules have it. Nothing: it is the published one, whoever's file it is from."""
     reference = published(workload, rules)
     if reference is None:
         what = f"{workload.name} on {workload.accelerator} isn't a workload of {rules}"

@@ -6,7 +6,8 @@ result doesn't tell is `ok` None. The checkers leave epochs, pauses and caches u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -15,7 +16,14 @@ from forebay.emulate import datasize, division
 from forebay.emulate.results import Damaged, Run
 from forebay.emulate.workloads import Training
 
-RUNS = {"v1.0": 5, "v2.0": 5, "v3.0": 6, "text": 5}
+# How many runs a result may have. Of six the first warms up, and doesn't count.
+RUNS: Mapping[str, tuple[int, ...]] = {"v1.0": (5,), "v2.0": (5, 6), "v3.0": (6,), "text": (5,)}
+WITH_WARMUP = 6
+RUNS_TOLD = {
+    (5,): "five",
+    (6,): "six, of which the first warms up",
+    (5, 6): "five, or six of which the first warms up",
+}
 SPREAD_PCT = 5.0
 # Overridden by the tools themselves, or of no effect on what is measured.
 HARMLESS = ("workflow.", "output.", "profiling.", "dataset.keep_files", "hydra.", "checkpoint.checkpoint_folder")
@@ -24,7 +32,6 @@ STATED = {
     key: division.CONSTANTS[key]
     for key in ("batch", "compute_s", "record_bytes", "samples_per_file", "format", "loader", "au_pct_min")
 }
-COLD = ("drop", "bypass")
 
 
 @dataclass(frozen=True)
@@ -50,8 +57,13 @@ class Case:
 
     @property
     def counted(self) -> Sequence[Run]:
-        """v3.0's first run only warms up."""
-        return self.runs[1:] if self.rules == "v3.0" and len(self.runs) == RUNS["v3.0"] else self.runs
+        """Without the run that only warms up."""
+        return counted(self.runs, self.rules)
+
+
+def counted(runs: Sequence[Run], rules: str) -> Sequence[Run]:
+    """The runs that a result is made of: v2.0's and v3.0's first of six only warms up."""
+    return runs[1:] if len(runs) == WITH_WARMUP and WITH_WARMUP in RUNS[rules] else runs
 
 
 def judge(runs: Sequence[Run], damaged: Sequence[Damaged], rules: str, which: str) -> list[Verdict]:
@@ -91,18 +103,22 @@ def known_workload(case: Case) -> Iterator[Verdict]:
     if first is None:
         return
     asked = f"{first.workload} on {first.accelerator or 'an unnamed accelerator'}"
+    own = [r for r in case.runs if r.own_constants]
     if case.workload is None:
         yield Verdict("workload", False, f"{asked} isn't a workload of {case.rules}")
     elif case.workload.status != "closed":
         yield Verdict("workload", False, f"{asked} is part of no division")
+    elif own:
+        why = f"{asked} by a file of one's own, whose constants aren't those of {case.rules}"
+        yield Verdict("workload", False, why, tuple(r.place for r in own))
     else:
         yield Verdict("workload", True, f"{asked} is one of {case.rules}")
 
 
 def number_of_runs(case: Case) -> Iterator[Verdict]:
-    wanted = RUNS[case.rules]
-    what = f"{len(case.runs)} runs; {case.rules} wants {'six, of which the first warms up' if wanted == 6 else 'five'}"
-    yield Verdict("runs", len(case.runs) == wanted, what)
+    allowed = RUNS[case.rules]
+    what = f"{len(case.runs)} runs; {case.rules} wants {RUNS_TOLD[allowed]}"
+    yield Verdict("runs", len(case.runs) in allowed, what)
 
 
 def same_setup(case: Case) -> Iterator[Verdict]:
@@ -122,17 +138,17 @@ def utilisation(case: Case) -> Iterator[Verdict]:
     if least is None:
         yield Verdict("au", None, "without a published workload there is no least utilisation")
         return
-    unknown = [r for r in case.runs if r.au_pct is None]
-    low = [r for r in case.runs if r.au_pct is not None and r.au_pct < least]
+    unknown = [r for r in case.counted if r.au_pct is None]
+    low = [r for r in case.counted if r.au_pct is not None and r.au_pct < least]
     told = _some(f"{r.place} {r.au_pct:.2f} %" for r in low)
     if low:
         yield Verdict("au", False, f"below {least:g} %: {told}", tuple(r.place for r in low))
     elif unknown:
         yield Verdict("au", False, "too few steps for a figure", tuple(r.place for r in unknown))
-    elif case.runs:
-        lowest = min(r.au_pct for r in case.runs if r.au_pct is not None)
+    elif case.counted:
+        lowest = min(r.au_pct for r in case.counted if r.au_pct is not None)
         yield Verdict("au", True, f"every run at {lowest:.2f} % or above; it takes {least:g} %")
-    told_of = [r for r in case.runs if r.said_to_pass is not None and r.au_pct is not None]
+    told_of = [r for r in case.counted if r.said_to_pass is not None and r.au_pct is not None]
     wrong = [r for r in told_of if r.said_to_pass != (r.au_pct is not None and r.au_pct >= least)]
     if wrong:
         told = _some(f"{r.place} says {'success' if r.said_to_pass else 'fail'} of {r.au_pct:.2f} %" for r in wrong)
@@ -154,7 +170,8 @@ def spread(case: Case) -> Iterator[Verdict]:
 def data_size(case: Case) -> Iterator[Verdict]:
     if case.workload is None or not case.runs:
         return
-    short, unknown = [], []
+    short, unknown, more = [], [], []
+    exact = case.rules in datasize.EXACT and case.division == "closed"
     need = 0
     for run in case.runs:
         size = datasize.size(case.workload, case.rules, run.accelerators, int(run.memory_bytes or 0))
@@ -163,11 +180,16 @@ def data_size(case: Case) -> Iterator[Verdict]:
             short.append(run)
         if run.memory_bytes is None:
             unknown.append(run)
+        elif exact and run.files > size.files:
+            more.append(run)
     if short:
         memory = f"{short[0].memory_bytes / 2**30:.4g} GiB of memory" if short[0].memory_bytes else "memory unknown"
         wants = f"{need:,} that {case.rules} wants for {short[0].accelerators} accelerators and {memory}"
         why = f"{short[0].files:,} files, of {wants}"
         yield Verdict("data-size", False, why, tuple(r.place for r in short))
+    elif more:
+        why = f"{more[0].files:,} files, more than the {need:,} that {case.rules} has for it: --files {need}"
+        yield Verdict("data-size", False, why, tuple(r.place for r in more))
     elif unknown:
         why = "the results don't say how much memory the hosts have"
         yield Verdict("data-size", None, why, tuple(r.place for r in unknown))
@@ -208,13 +230,44 @@ def hosts(case: Case) -> Iterator[Verdict]:
         yield Verdict("hosts", True, "the same number of accelerators on each")
 
 
+def throttled(case: Case) -> Iterator[Verdict]:
+    held = [r for r in case.runs if r.throttled]
+    if held:
+        yield Verdict("supply", False, "--supply: a limit of one's own was measured", tuple(r.place for r in held))
+
+
+def seeds(case: Case) -> Iterator[Verdict]:
+    """v2.0 and v3.0: the storage must not know the order of a run by an earlier one."""
+    if case.rules not in division.NEW_SEEDS or len(case.runs) < 2:
+        return
+    known = [r for r in case.runs if r.seed is not None]
+    times = Counter(r.seed for r in known)
+    again = [r for r in known if times[r.seed] > 1]
+    if again:
+        told = _some(f"{r.place} {r.seed}" for r in again)
+        yield Verdict("seed", False, f"must change from run to run: {told}", tuple(r.place for r in again))
+    elif len(known) == len(case.runs):
+        yield Verdict("seed", True, "another one in each run")
+    else:
+        yield Verdict("seed", None, "the results don't say by which seed each run was shuffled")
+
+
+def odirect(case: Case) -> Iterator[Verdict]:
+    past = [r for r in case.runs if r.cache == "bypass" or r.parameters.get("reader.odirect", "").lower() == "true"]
+    why = division.no_odirect(past[0].workload, case.rules, case.division) if past else None
+    if why:
+        yield Verdict("odirect", False, f"read by O_DIRECT, {why}; --cache drop", tuple(r.place for r in past))
+
+
 def caches(case: Case) -> Iterator[Verdict]:
     ours = [r for r in case.runs if r.cache is not None]
-    warm = [r for r in ours if r.cache not in COLD]
+    warm = [r for r in ours if r.cache not in division.caches(case.rules)]
     if warm:
         told = ", ".join(sorted({str(r.cache) for r in warm}))
         why = f"the page cache was {told}: reads may have come from memory; --cache drop before each run"
         yield Verdict("cache", False, why, tuple(r.place for r in warm))
+    elif case.rules not in division.EMPTIED:
+        return
     elif ours and len(ours) == len(case.runs):
         yield Verdict("cache", True, "dropped before each run, or passed by")
     else:
@@ -279,7 +332,7 @@ def pauses(case: Case) -> Iterator[Verdict]:
 
 RULES: tuple[Callable[[Case], Iterator[Verdict]], ...] = (
     readable, known_workload, number_of_runs, whole_runs, measured, same_setup, utilisation, spread, data_size, epochs,
-    hosts, caches, level, parameters, pauses,
+    hosts, throttled, seeds, odirect, caches, level, parameters, pauses,
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from forebay.emulate import workloads
+from forebay.emulate import division, workloads
 from forebay.emulate.workloads import Training
 from forebay.errors import RequestError
 from forebay.flags import BY_NAME
@@ -131,7 +131,7 @@ class Request:
         """The seed of one run: those who submit by v2.0 and later must change it from run to run."""
         if self.seed is not None:
             return self.seed
-        if self.division is not None and self.rules in ("v2.0", "v3.0"):
+        if self.division is not None and self.rules in division.NEW_SEEDS:
             return int.from_bytes(os.urandom(4), "little")
         return SEED
 
@@ -142,10 +142,14 @@ class Request:
 def workload_spec(workload: Training, rules: str, files: int | None) -> dict[str, Any]:
     """The workload as the engine takes it; `files` 0 stands for all that are found."""
     read = [c.name for c in workload.columns if c.read]
-    edition = rules if rules in workload.rules else workload.rules[-1]
+    has = workload.rules
+    own = workload.status == "own" and any(division.breaches_of_workload(workload, rules, "closed"))
+    if workload.status == "own" and not own and (reference := division.published(workload, rules)):
+        has = reference.rules
+    edition = rules if rules in has else has[-1]
     return {
         "name": workload.name,
-        "version": "own" if workload.status == "own" else edition.removeprefix("v"),
+        "version": "own" if own else edition.removeprefix("v"),
         "accelerator": workload.accelerator,
         "loader": workload.loader,
         "format": workload.format,
@@ -197,6 +201,10 @@ def request_of(values: dict[str, Any]) -> Request:
     for theirs, ours in (("transfer_bytes", "io_bytes"), ("cache", "cache")):
         if theirs in more:
             job.setdefault(ours, more[theirs])
+    which = values.pop("division")
+    if which is not None and job.get("path") != "mapped" and not job.get("require_direct"):
+        # `auto` reads by O_DIRECT what isn't cached, and out of a warm cache what is: no rules have both.
+        job.setdefault("cache", "drop")
     decode = bool(values.pop("decode"))
     level = _choice("--level", taken["level"], LEVELS) or ("parse" if decode else LEVEL_OF[rules])
     return Request(
@@ -204,7 +212,7 @@ def request_of(values: dict[str, Any]) -> Request:
         rules=rules,
         level=level,
         data=data,
-        division=values.pop("division"),
+        division=which,
         files=_whole("--files", taken["files"], 1, None),
         steps=_whole("--steps", taken["steps"], 1, more.get("steps")),
         epochs=_whole("--epochs", taken["epochs"], 1, workload.epochs) or 1,

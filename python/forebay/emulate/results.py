@@ -25,6 +25,8 @@ ENTRIES_MAX = 20_000
 OVERRIDES_MAX = 10_000
 # Of files, accelerators, bytes: more is damage.
 COUNT_MAX = 1 << 60
+# The engine's warning of a run with --supply.
+THROTTLED = "throttled_supply"
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,11 @@ class Run:
     interrupted: bool = False
     skipped: int = 0
     uneven_hosts: bool | None = None
+    seed: int | None = None
+    # What it was fed was held back to a rate (--supply).
+    throttled: bool = False
+    # By constants from a file of the user's that aren't all the published ones.
+    own_constants: bool = False
     parameters: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
 
@@ -146,6 +153,9 @@ def of_record(record: Mapping[str, Any], place: str) -> Run:
     memory = record["environment"].get("memory_bytes")
     parameters = {"dataset.num_files_train": training["files"], "reader.prefetch_size": training["prefetch"]}
     parameters["reader.read_threads"] = training["read_threads"]
+    steps, all_steps = training.get("steps"), steps_of(training)
+    if steps and steps < all_steps:
+        parameters["train.total_training_steps"] = f"{steps} of {all_steps}"
     return Run(
         place=place,
         written_by="forebay",
@@ -170,9 +180,19 @@ def of_record(record: Mapping[str, Any], place: str) -> Run:
         skipped=int(training["skipped"]["count"]),
         # Merging hosts refuses unequal ones.
         uneven_hosts=False,
+        seed=whole(training["seed"], "seed") if "seed" in training else None,
+        throttled=any(w.get("id") == THROTTLED for w in record.get("warnings") or ()),
+        own_constants=training.get("version") == "own",
         parameters={key: str(value) for key, value in parameters.items()},
         constants={key: training[key] for key in constants if key in training},
     )
+
+
+def steps_of(training: Mapping[str, Any]) -> int:
+    """Steps of an epoch that uses the whole data set."""
+    samples = whole(training["files"], "files") * whole(training["samples_per_file"], "samples_per_file")
+    a_step = whole(training["batch"], "batch") * whole(training["accelerators"], "accelerators")
+    return samples // a_step if a_step else 0
 
 
 # DLIO's and MLCommons' ----------------------------------------------------------------------------------
@@ -195,6 +215,7 @@ def of_summary(file: Path, place: str) -> list[Run]:
     if not accelerators or not hosts:
         raise ValueError(f"{accelerators} accelerators on {hosts} hosts ran nothing")
     said = metric.get("train_au_meet_expectation")
+    seed = overrides.get("train.seed", "")
     return [
         Run(
             place=place,
@@ -214,6 +235,7 @@ def of_summary(file: Path, place: str) -> list[Run]:
             ended=timestamp(summary.get("end")),
             memory_bytes=memory_of(memory, hosts),
             uneven_hosts=bool(accelerators % hosts) if hosts else None,
+            seed=int(seed) if seed.isascii() and seed.isdigit() and len(seed) < 20 else None,
             parameters={k: v for k, v in overrides.items() if k != "workload"},
         )
     ]

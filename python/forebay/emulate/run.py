@@ -15,7 +15,7 @@ from forebay.bench import listen, save
 from forebay.bench.interrupt import Interrupt
 from forebay.emulate import data, division, engine, live, measure, show
 from forebay.emulate.request import Request, count, request_of, run_options, workload_options
-from forebay.errors import BROKE, DONE, INTERRUPTED, RequestError, RunError
+from forebay.errors import BROKE, CHECK_FAILED, DONE, INTERRUPTED, RequestError, RunError
 
 if TYPE_CHECKING:
     from forebay.bench.endpoint import Endpoint
@@ -34,6 +34,7 @@ Examples:
 @click.option("--accelerators", default="1", show_default=True, metavar="N", help="Emulated on this host.")
 @run_options
 @click.option("--runs", default="1", metavar="N", help="Run so many times; a submission has five.")
+@click.option("--warmup-run", is_flag=True, help="Play one more run first, that doesn't count (v2.0, v3.0).")
 @click.option("--results", metavar="DIR", help="Save each run's record in this folder.")
 @click.option("-o", "--out", metavar="FILE", help="Save the records here. .jsonl adds lines; else only records are replaced.")
 @click.option("--mpi", "use_mpi", is_flag=True, help="One run over all hosts of mpirun or srun (detected by mpi4py).")
@@ -44,6 +45,7 @@ Examples:
 def command(
     accelerators: str,
     runs: str,
+    warmup_run: bool,
     results: str | None,
     out: str | None,
     use_mpi: bool,
@@ -63,6 +65,9 @@ def command(
         raise RequestError(f"--runs {runs}", f"is more than {RUNS_MAX}", "--runs 5")
     request = request_of(values)
     division.check(request)
+    if warmup_run and request.division is not None and request.rules in division.EMPTIED:
+        told = "a run that warms caches up is what these rules forbid [runs]"
+        raise RequestError(f"--warmup-run --{request.division} by {request.rules}", told, "without --warmup-run")
     world = mpi.world(explicit=use_mpi)
     data.check_size(request, number, 1 if world is None else world.size)
     data.check_memory(request, number)
@@ -73,7 +78,7 @@ def command(
     leads = world is None or world.leads
     output = Output(as_json, quiet or not leads, saved, folder)
     with listen.listening(metrics if leads else None, output.quiet) as listens:
-        return play_all(request, number, times, output, world, listens)
+        return play_all(request, number, times, output, world, listens, warmup_run)
 
 
 class Output:
@@ -116,25 +121,35 @@ class Output:
 
 
 def play_all(
-    request: Request, number: int, times: int, output: Output, world: Any = None, listens: Endpoint | None = None
+    request: Request,
+    number: int,
+    times: int,
+    output: Output,
+    world: Any = None,
+    listens: Endpoint | None = None,
+    warmup: bool = False,
 ) -> int:
-    """The runs in turn; the exit code of the first that didn't go well. Ctrl-C ends them after saving."""
+    """The runs in turn; the exit code of the first that didn't go well. Ctrl-C ends them after saving.
+
+    `warmup`: one comes before them. It is kept like the others, and whether it passes decides nothing.
+    """
     code = DONE
+    labels = ["warm-up run"] * warmup + ([f"run {turn + 1} of {times}" for turn in range(times)] if times > 1 else [""])
     with save.unless_said(output.records), Interrupt() as interrupt:
-        for turn in range(times):
-            label = f"run {turn + 1} of {times}" if times > 1 else ""
+        for turn, label in enumerate(labels):
             outcome = play(request, number, interrupt, output.quiet, label, world, listens)
             if world is None or world.leads:
                 output.take(outcome)
-            code = code or outcome.exit_code
+            warms = warmup and turn == 0 and outcome.exit_code == CHECK_FAILED
+            code = code or (DONE if warms else outcome.exit_code)
             ended = outcome.record is None or outcome.interrupted
             if outcome.interrupted:
                 code = INTERRUPTED
-            if ended if world is None or turn + 1 == times else world.anywhere(ended):
+            if ended if world is None or turn + 1 == len(labels) else world.anywhere(ended):
                 break
     if output.as_json and output.records:
         with save.unless_said(output.records):
-            click.echo(json.dumps(output.records if times > 1 else output.records[0], indent=1))
+            click.echo(json.dumps(output.records if len(labels) > 1 else output.records[0], indent=1))
     return world.agree(code) if world is not None else code
 
 
