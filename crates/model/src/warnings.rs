@@ -268,7 +268,10 @@ fn of_cache(record: &RunRecord, list: &mut Vec<Warning>) {
     let pages = record.path.slot_pages.as_str();
     if cache.policy == "bypass" && matches!(pages, "small" | "thp-partial") {
         let text = format!("buffers lie in {pages} pages: the device sees each I/O as many small pieces");
-        warn(list, "small_pages", text, "sysctl vm.nr_hugepages=512, or --pages thp");
+        let huge = "sysctl vm.nr_hugepages=512";
+        // Emulated runs have no --pages.
+        let next = if record.training.is_some() { huge.into() } else { format!("{huge}, or --pages thp") };
+        warn(list, "small_pages", text, next);
     }
     let moved = cache.device_bytes.filter(|_| cache.policy == "bypass" && result.write_bytes == 0);
     if let Some(moved) =

@@ -158,6 +158,16 @@ fn emulated_training_is_judged_by_its_own_figures() {
 }
 
 #[test]
+fn emulated_training_is_told_of_no_flag_that_it_lacks() {
+    let mut record = quiet();
+    record.cache.policy = "bypass".into();
+    record.path.slot_pages = "small".into();
+    assert_eq!(next(&record, "small pages"), "sysctl vm.nr_hugepages=512, or --pages thp");
+    record.training = Some(Training::of_spec(&EmulateSpec::default(), 3, 10));
+    assert_eq!(next(&record, "small pages"), "sysctl vm.nr_hugepages=512");
+}
+
+#[test]
 fn time_that_was_not_the_devices_is_told_and_a_limit_isnt_taken_for_others() {
     let mut record = quiet();
     record.result.noise.stood_still_s = Some(1.5);
