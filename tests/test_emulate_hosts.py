@@ -16,7 +16,6 @@ from forebay.emulate import hosts
 from forebay.errors import RequestError
 from mpi_support import AS_ROOT, MPIRUN, needs_mpi, two_hosts  # noqa: F401  (two_hosts is a fixture)
 
-pytestmark = pytest.mark.long
 HERE = Path(__file__).parent
 # GiB/s that keep an H100 of 3D U-Net at 90 %.
 NEEDED = 0.9 * 3029.92 / 1024
@@ -98,6 +97,7 @@ def mpirun(tmp_path, *arguments, **options):
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.long
 @needs_mpi
 def test_hosts_are_one_run_whose_steps_end_together(tmp_path):
     code, out, err = mpirun(tmp_path, *RUN, "/data/{rank}", "--json", "--seed", "5")
@@ -116,6 +116,7 @@ def test_hosts_are_one_run_whose_steps_end_together(tmp_path):
     assert err.count("AU ") <= 1, "one summary, not one a rank"
 
 
+@pytest.mark.long
 @needs_mpi
 def test_a_host_that_breaks_ends_the_run_behind_the_same_step_everywhere(tmp_path):
     code, out, err = mpirun(tmp_path, *RUN, "/data", how="breaks")
@@ -126,6 +127,7 @@ def test_a_host_that_breaks_ends_the_run_behind_the_same_step_everywhere(tmp_pat
     assert [h["failure"] is None for h in saved["result"]["hosts"]] == [True, False]
 
 
+@pytest.mark.long
 @needs_mpi
 def test_a_process_that_is_killed_ends_the_run_and_the_others_keep_their_parts(tmp_path):
     code, _, err = mpirun(tmp_path, *RUN, "/data", how="killed", ranks=3)
@@ -135,6 +137,7 @@ def test_a_process_that_is_killed_ends_the_run_and_the_others_keep_their_parts(t
     assert all(p["result"]["interrupted"] and len(p["ended"]) == 7 for p in parts)
 
 
+@pytest.mark.long
 @needs_mpi
 def test_hosts_with_other_numbers_of_steps_say_so_and_end(tmp_path):
     code, _, err = mpirun(tmp_path, *RUN, "/data", how="longer")
@@ -142,6 +145,7 @@ def test_hosts_with_other_numbers_of_steps_say_so_and_end(tmp_path):
     assert "rank 1 on " in err and "another host has no such step" in err and "Traceback" not in err
 
 
+@pytest.mark.long
 @needs_mpi
 def test_ctrl_c_ends_all_hosts_and_what_was_measured_is_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("STEPS", "100000")
@@ -156,6 +160,7 @@ def test_ctrl_c_ends_all_hosts_and_what_was_measured_is_kept(tmp_path, monkeypat
     assert max(ended) - min(ended) <= 1 and 10 <= max(ended) < 100000
 
 
+@pytest.mark.long
 @needs_mpi
 def test_a_dry_run_is_shown_once(tmp_path):
     code, out, err = mpirun(tmp_path, *RUN, "/data", "--dry-run")
@@ -163,6 +168,7 @@ def test_a_dry_run_is_shown_once(tmp_path):
 
 
 @pytest.mark.root
+@pytest.mark.long
 @needs_mpi
 def test_two_hosts_with_networks_of_their_own_are_one_run(tmp_path, two_hosts):  # noqa: F811
     names, launcher = two_hosts
@@ -187,6 +193,7 @@ def listed(tmp_path, monkeypatch):
     return tmp_path / "data"
 
 
+@pytest.mark.long
 @needs_mpi
 def test_a_search_on_several_hosts_finds_how_many_each_of_them_feeds(tmp_path, listed):
     words = (*SEARCH, str(listed), "--results", "found", "--json")
@@ -206,6 +213,7 @@ def test_a_search_on_several_hosts_finds_how_many_each_of_them_feeds(tmp_path, l
     assert code == 2 and "holds a search that differs in hosts" in err and "Traceback" not in err
 
 
+@pytest.mark.long
 @needs_mpi
 def test_a_search_over_unequal_hosts_or_without_data_ends_on_all(tmp_path, listed, monkeypatch):
     (tmp_path / "empty").mkdir()
@@ -216,6 +224,7 @@ def test_a_search_over_unequal_hosts_or_without_data_ends_on_all(tmp_path, liste
     assert code == 4 and "another host has no such step" in err and "Traceback" not in err
 
 
+@pytest.mark.long
 @needs_mpi
 def test_a_search_keeps_what_was_measured_when_a_rank_is_killed_and_goes_on_from_there(tmp_path, listed):
     words = (*SEARCH, str(listed), "--results", "found", "--json")
@@ -230,6 +239,7 @@ def test_a_search_keeps_what_was_measured_when_a_rank_is_killed_and_goes_on_from
 
 
 @pytest.mark.root
+@pytest.mark.long
 @needs_mpi
 def test_two_hosts_with_networks_of_their_own_search_together(tmp_path, two_hosts, listed):  # noqa: F811
     _, launcher = two_hosts
@@ -267,6 +277,7 @@ compute_s = 0.004
 """
 
 
+@pytest.mark.long
 @needs_mpi
 def test_two_ranks_over_the_real_engine_read_each_sample_once(tmp_path):
     (tmp_path / "tiny.toml").write_text(TINY.replace("record_bytes_resize = 0\n", ""))
