@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_machine import typed
+from forebay.emulate import datagen
 from forebay.emulate.datasize import size
 from forebay.emulate.workloads import load
 from hypothesis import given, settings
@@ -62,6 +65,36 @@ def test_by_the_text_both_conditions_hold_and_one_file_less_breaks_one(
     for rules in ("v1.0", "v2.0"):
         assert found.files - 1 <= size(workload, rules, accelerators, memory).files <= found.files
     assert found.steps_per_epoch == math.floor(found.samples / (workload.batch * accelerators))
+
+
+def test_datagen_makes_as_many_files_as_the_rules_want(
+    capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr(datagen, "run", lambda spec, quiet: made.append(spec) or {})
+    command = ("emulate", "datagen", *UNET, "--data", tmp_path, "--quiet", "--accelerators")
+    assert typed(capsys, *command, 4, "--hosts", 2, "--memory", "1g")[0] == 0 and made[-1]["files"] == 14000
+    assert typed(capsys, *command, 4, "--memory", "1t")[0] == 0 and made[-1]["files"] == 37500
+    refused = [
+        ((*command, 4, "--files", 9), "both say how many"),
+        ((*command, 5, "--hosts", 2), "equally many"),
+        ((*command[:-1], "--memory", "1g"), "without a number of accelerators"),
+        (("emulate", "datagen", "--workload", "unet3d", "--data", tmp_path, "--accelerators", 4), "runs on several accelerators"),
+    ]
+    for words, told in refused:
+        code, _, err = typed(capsys, *words)
+        assert code == 2 and told in err and len(made) == 2, err
+
+
+def test_datasize_names_the_workload_as_it_was_typed(capsys: Any, tmp_path: Path) -> None:
+    from test_emulate_dlio_files import UNET as DLIO
+    from test_emulate_workloads import OWN
+
+    (tmp_path / "my own.toml").write_text(OWN)
+    (tmp_path / "unet3d_h100.yaml").write_text(DLIO)
+    for typed_as in (("--workload", tmp_path / "my own.toml"), ("--dlio", tmp_path / "unet3d_h100.yaml")):
+        code, out, err = typed(capsys, "emulate", "datasize", *typed_as, "--memory", "1g")
+        assert code == 0 and f"emulate datagen {typed_as[0]} {shlex.quote(str(typed_as[1]))} --files" in out, err
 
 
 def test_datasize_says_what_asks_for_most_and_what_to_type(capsys: Any) -> None:

@@ -201,6 +201,50 @@ def test_a_data_set_by_dlios_file(capsys: Any, tmp_path: Path) -> None:
     assert typed(capsys, "emulate", "datagen", "--data", tmp_path)[0] == 2
 
 
+# The keys of v1.0's unet3d_datagen.yaml: nothing trains, and there is no accelerator.
+DATAGEN = """\
+model: unet3d
+framework: pytorch
+workflow: {generate_data: True, train: False, checkpoint: False}
+dataset:
+  data_folder: data/unet3d/
+  format: npz
+  num_files_train: 12
+  num_subfolders_train: 3
+  num_samples_per_file: 1
+  record_length: 146600628
+  record_length_stdev: 68341808
+  record_length_resize: 2097152
+"""
+
+
+def test_a_file_that_only_makes_data_makes_them(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from forebay.emulate import datagen
+
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr(datagen, "run", lambda spec, quiet: made.append(spec) or {})
+    file = tmp_path / "unet3d_datagen.yaml"
+    file.write_text(DATAGEN)
+    command = ("emulate", "datagen", "--dlio", file, "--data", tmp_path / "data", "--quiet")
+    code, _, err = typed(capsys, *command)
+    assert code == 0 and "of no effect" in err and "subfolders" not in err
+    assert (made[-1]["files"], made[-1]["subfolders"], made[-1]["format"]) == (12, 3, "npz")
+    assert typed(capsys, *command, "--subfolders", 0, "--files", 5)[0] == 0
+    assert (made[-1]["files"], made[-1]["subfolders"]) == (5, 0)
+    code, _, err = typed(capsys, *command, "--accelerators", 4)
+    assert code == 2 and "only makes data" in err and len(made) == 2
+    code, _, err = typed(capsys, "emulate", "run", "--dlio", file)
+    assert code == 2 and f"try: forebay emulate datagen --dlio {file}" in err
+
+
+def test_dlios_checkpoint_files_are_told_by_our_name(capsys: Any, tmp_path: Path) -> None:
+    file = tmp_path / "llama3_8b.yaml"
+    file.write_text("model: {name: llama3-8b}\nworkflow: {generate_data: False, train: False, checkpoint: True}\n")
+    for verb in ("run", "datagen"):
+        code, _, err = typed(capsys, "emulate", verb, "--dlio", file, "--data", tmp_path)
+        assert code == 2 and "try: forebay emulate checkpoint --workload llama3-8b --dir DIR" in err
+
+
 # The part of YAML -----------------------------------------------------------------------------------
 
 

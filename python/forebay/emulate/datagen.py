@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from forebay.emulate import request
+from forebay.emulate import datasize, request
 from forebay.emulate.workloads import Training, variants
 from forebay.errors import DONE, INTERRUPTED, RequestError
 from forebay.flags import _integer
@@ -33,8 +33,11 @@ Examples:
 @click.option("--accelerator", metavar="NAME", help="As for run. Not needed: data are the same for all of them.")
 @click.option("--rules", metavar="SET", help="As for run: v1.0, v2.0, v3.0 or text.")
 @click.option("--data", required=True, metavar="DIR|URI", help="A folder, made where missing, or a source that takes the files.")
-@click.option("--files", metavar="N", help="Default: the workload's; forebay emulate datasize says how many the rules want.")
-@click.option("--subfolders", default="0", metavar="N", help="Deal the files out to N folders.")
+@click.option("--files", metavar="N", help="Default: the workload's.")
+@click.option("--accelerators", metavar="N", help="In place of --files: as many files as the rules want for N accelerators.")
+@click.option("--hosts", metavar="N", help="With --accelerators: hosts that read. Default: 1.")
+@click.option("--memory", metavar="SIZE", help="With --accelerators: of each host, as 64g. Default: this machine's.")
+@click.option("--subfolders", metavar="N", help="Deal the files out to N folders. Default: a DLIO file's, else none.")
 @click.option("--seed", default="0", metavar="N", help="Of the content. File sizes don't depend on it.")
 @click.option("--workers", metavar="N", help="Threads. Default: twice the processors, at least 4.")
 @click.option("--io-size", default="1m", metavar="SIZE", help="Bytes per write, a multiple of 4096.")
@@ -50,7 +53,13 @@ def command(as_json: bool, quiet: bool, **flags: Any) -> int:
 
     Files have DLIO's names and sizes. What is finished stays when a run ends early: the same command goes on.
     """
-    chosen, flags = workload_of(**flags)
+    asked = {key: flags.pop(key) for key in ("accelerators", "hosts", "memory")}
+    wanted = any(value is not None for value in asked.values())
+    if wanted and flags["files"] is not None:
+        raise RequestError("--files and --accelerators", "both say how many files", "one of them")
+    chosen, rules, flags = workload_of(**flags, any_accelerator=not wanted)
+    if wanted:
+        flags["files"] = str(datasize.asked_for(chosen, rules, **asked).files)
     spec = spec_of(chosen, **{k: v for k, v in flags.items() if v is not None})
     try:
         record = run(spec, quiet)
@@ -69,14 +78,19 @@ def workload_of(
     dlio: str | None = None,
     accelerator: str | None = None,
     rules: str | None = None,
+    any_accelerator: bool = True,
     **flags: Any,
-) -> tuple[Training, dict[str, Any]]:
-    """The training workload of that name or file, whose data are the same for all accelerators; and the other flags."""
-    if workload is not None and accelerator is None:
+) -> tuple[Training, str, dict[str, Any]]:
+    """The training workload of that name or file, the rule set, and the other flags: a DLIO file's subfolders, unless
+    others are asked for. Data are the same for all accelerators (`any_accelerator`); how many the rules want isn't."""
+    if workload is not None and accelerator is None and any_accelerator:
         fit = (w for w in variants(workload) if isinstance(w, Training) and rules in (None, "text", *w.rules))
         accelerator = next((w.accelerator for w in fit), None)
     asked = {"workload": workload, "dlio": dlio, "accelerator": accelerator, "rules": rules}
-    return request.workload_of(asked)[0], flags
+    chosen, edition, more = request.workload_of(asked, needs_training=False)
+    if flags.get("subfolders") is None and "subfolders" in more:
+        flags["subfolders"] = str(more["subfolders"])
+    return chosen, edition, flags
 
 
 def spec_of(

@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -85,7 +87,19 @@ def memory_of_this_host() -> int:
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def command(accelerators: str, hosts: str, memory: str | None, as_json: bool, **values: Any) -> int:
     """How large must the data set be, by the rules?"""
+    source = spelled(values)
     workload, rules, _ = workload_of(values)
+    number, machines, each = reading(accelerators, hosts, memory)
+    found = size(workload, rules, number, each * machines)
+    if as_json:
+        click.echo(json.dumps(document(workload, rules, number, machines, each, found)))
+    else:
+        click.echo("\n".join(lines(workload, rules, number, machines, each, found, source)))
+    return DONE
+
+
+def reading(accelerators: str | None, hosts: str | None, memory: str | None) -> tuple[int, int, int]:
+    """(accelerators in all, hosts, bytes of each host's memory) of those flags. RequestError where they can't be."""
     number, machines = count(accelerators), count(hosts, "--hosts")
     if number % machines:
         raise RequestError(
@@ -93,13 +107,24 @@ def command(accelerators: str, hosts: str, memory: str | None, as_json: bool, **
             "hosts must have equally many",
             f"--accelerators {number // machines * machines + machines}",
         )
-    each = parse_bytes(memory, "--memory") if memory else memory_of_this_host()
-    found = size(workload, rules, number, each * machines)
-    if as_json:
-        click.echo(json.dumps(document(workload, rules, number, machines, each, found)))
-    else:
-        click.echo("\n".join(lines(workload, rules, number, machines, each, found)))
-    return DONE
+    return number, machines, parse_bytes(memory, "--memory") if memory else memory_of_this_host()
+
+
+def asked_for(workload: Training, rules: str, accelerators: str | None, hosts: str | None, memory: str | None) -> Size:
+    """The least data set by those flags, of which --accelerators must be there."""
+    if accelerators is None:
+        raise RequestError("--hosts or --memory", "says nothing without a number of accelerators", "--accelerators 8")
+    if not workload.compute_s:
+        found = f"the file of {workload.name} only makes data, and names neither batch nor accelerator"
+        raise RequestError(f"--accelerators {accelerators}", found, "--workload and --accelerator, or --files N")
+    number, machines, each = reading(accelerators, hosts, memory)
+    return size(workload, rules, number, each * machines)
+
+
+def spelled(values: Mapping[str, Any]) -> str:
+    """The workload as it was typed, for the command that makes its data."""
+    typed = "--dlio" if values.get("dlio") else "--workload"
+    return f"{typed} {shlex.quote(str(values.get('dlio') or values.get('workload')))}"
 
 
 def document(w: Training, rules: str, accelerators: int, hosts: int, memory: int, found: Size) -> dict[str, Any]:
@@ -128,7 +153,7 @@ def run_seconds(w: Training, found: Size) -> float:
     return found.steps_per_epoch * w.epochs * w.compute_s
 
 
-def lines(w: Training, rules: str, accelerators: int, hosts: int, memory: int, found: Size) -> list[str]:
+def lines(w: Training, rules: str, accelerators: int, hosts: int, memory: int, found: Size, source: str) -> list[str]:
     because = {
         "memory": f"{MEMORY_FACTOR} × the memory of {hosts} host{'s' * (hosts > 1)} with {memory / 2**30:.4g} GiB",
         "steps": f"{STEPS_MIN} steps of {accelerators} × {w.batch} samples",
@@ -146,5 +171,5 @@ def lines(w: Training, rules: str, accelerators: int, hosts: int, memory: int, f
     if found.steps_per_epoch < STEPS_MIN:
         short = f"{rules}'s formula rounds down, which leaves {found.steps_per_epoch} of {STEPS_MIN} steps"
         told.append(f"note      {short}; --rules text rounds up")
-    told.append(f"next      forebay emulate datagen --workload {w.name} --files {found.files} --data DIR")
+    told.append(f"next      forebay emulate datagen {source} --files {found.files} --data DIR")
     return told

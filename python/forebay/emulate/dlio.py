@@ -8,13 +8,23 @@ something else.
 from __future__ import annotations
 
 import difflib
+import re
 from pathlib import Path
 from typing import Any
 
 import click
 
 from forebay.emulate import workloads, yaml_subset
-from forebay.emulate.workloads import COLUMN_BYTES, FORMATS, LOADERS, RULES, Column, Training, builtin
+from forebay.emulate.workloads import (
+    COLUMN_BYTES,
+    FORMATS,
+    LOADERS,
+    RULES,
+    Checkpoint,
+    Column,
+    Training,
+    builtin,
+)
 from forebay.errors import RequestError
 
 # Used: DLIO's key → ours. `dataset.record_length…` is v1.0's spelling.
@@ -95,14 +105,19 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 KNOWN = frozenset({*CONSTANTS, *READ, *WITHOUT_EFFECT, *REFUSED})
 # DLIO reads its readers' part under either name; v1.0's files say `model: unet3d`.
 ALIASES = {"data_reader": "reader", "model": "model.name"}
+# How a data set is made, rather than read.
+SUBFOLDERS = "dataset.num_subfolders_train"
 FORMAT_ALIASES = {"mmap_indexed_binary": "indexed_binary"}
 TYPE_ALIASES = {"float": "float32", "double": "float64", "int": "int32"}
 
 
-def load(file: str, accelerator: str | None, rules: str | None) -> tuple[Training, str, dict[str, Any]]:
+def load(
+    file: str, accelerator: str | None, rules: str | None, needs_training: bool = True
+) -> tuple[Training, str, dict[str, Any]]:
     """(workload, rule set, {data, files, steps, seed}: what the file says of the run) of a DLIO file.
 
     DLIO's files name no accelerator: without --accelerator it is the end of the file's name, as unet3d_h100.yaml.
+    Without `needs_training` a file that only makes data will do, as DLIO's unet3d_datagen.yaml; `compute_s` is then 0.
     """
     from forebay.plan.catalogue import read_text
 
@@ -112,12 +127,15 @@ def load(file: str, accelerator: str | None, rules: str | None) -> tuple[Trainin
     found = _File(yaml_subset.parse(text, file), file)
     stem = Path(file).stem
     named = accelerator or (stem.rsplit("_", 1)[1].lower() if "_" in stem else "own")
-    workload = found.workload(stem, named)
+    workload = found.workload(stem, named, needs_training)
     has = [w for w in builtin().get(workload.name, ()) if isinstance(w, Training) and w.accelerator == named]
     if rules is not None and rules not in RULES:
         raise RequestError(f"--rules {rules}", "is not a rule set", "one of " + ", ".join(RULES))
-    if found.without_effect:
-        click.echo(f"forebay: {file}: of no effect on training: {', '.join(found.without_effect)}", err=True)
+    without = found.without_effect
+    if not needs_training:
+        without = [key for key in without if key != SUBFOLDERS]
+    if without:
+        click.echo(f"forebay: {file}: of no effect on training: {', '.join(without)}", err=True)
     return workload, rules or (has[0].rules[0] if has else "v1.0"), found.run()
 
 
@@ -157,10 +175,11 @@ class _File:
             if value not in off:
                 raise self._bad(key, f"is {self.flat[key]}: {why}", f"without {key}")
 
-    def workload(self, stem: str, accelerator: str) -> Training:
-        if self.flat.get("workflow.train") is False:
+    def workload(self, stem: str, accelerator: str, trains: bool = True) -> Training:
+        self._refuse_checkpoints(stem)
+        if trains and self.flat.get("workflow.train") is False:
             told = "is false: nothing trains, so nothing is emulated"
-            raise self._bad("workflow.train", told, "forebay emulate datagen, or forebay emulate checkpoint")
+            raise self._bad("workflow.train", told, f"forebay emulate datagen --dlio {self.origin}")
         name = str(self.flat.get("model.name") or stem)
         table: dict[str, Any] = {**DEFAULTS, "name": name, "title": name, "status": "own", "rules": RULES[:3]}
         for key, ours in CONSTANTS.items():
@@ -172,7 +191,7 @@ class _File:
             accelerator=accelerator,
             format=self._choice("dataset.format", "tfrecord", FORMATS, FORMAT_ALIASES),
             loader=self._choice("reader.data_loader", self._framework(), LOADERS, {}),
-            compute_s=self._compute(),
+            compute_s=self._compute() if trains or "train.computation_time" in self.flat else 0.0,
             au_pct_min=self._au(),
             file_shuffle=self._shuffle("reader.file_shuffle"),
             sample_shuffle=self._shuffle("reader.sample_shuffle"),
@@ -182,12 +201,25 @@ class _File:
             raise self._bad("dataset.parquet.columns", "is missing", "the columns of the files, with their types")
         return Training(**table)
 
+    def _refuse_checkpoints(self, stem: str) -> None:
+        """DLIO's llama3_8b.yaml and its like write and read checkpoints alone."""
+        if self.flat.get("workflow.train") is not False or not self.flat.get("workflow.checkpoint"):
+            return
+        known = [name for name, of in builtin().items() if isinstance(of[0], Checkpoint)]
+        named = [str(self.flat.get("model.name") or ""), stem]
+        same = [k for k in known for name in named if re.sub(r"[^a-z0-9]", "", name.lower()) == k.replace("-", "")]
+        if same:
+            next = f"forebay emulate checkpoint --workload {same[0]} --dir DIR"
+            raise self._bad("workflow.train", "is false and workflow.checkpoint true: a checkpoint workload", next)
+
     def run(self) -> dict[str, Any]:
-        """Folder, steps and seed."""
+        """Folder, subfolders, steps and seed."""
         more: dict[str, Any] = {}
         folder, steps = self.flat.get("dataset.data_folder"), self.flat.get("train.total_training_steps")
         if folder is not None:
             more["data"] = (str(folder),)
+        if self.flat.get(SUBFOLDERS):
+            more["subfolders"] = self._whole(SUBFOLDERS, 0)
         if steps is not None and steps != -1:
             more["steps"] = self._whole("train.total_training_steps", 1)
         if self.flat.get("train.seed") is not None:

@@ -172,8 +172,11 @@ def workload_spec(workload: Training, rules: str, files: int | None) -> dict[str
     }
 
 
-def workload_of(values: dict[str, Any]) -> tuple[Training, str, dict[str, Any]]:
-    """(workload, rule set, what a DLIO file says besides) of the flags above, which are taken out of `values`."""
+def workload_of(values: dict[str, Any], needs_training: bool = True) -> tuple[Training, str, dict[str, Any]]:
+    """(workload, rule set, what a DLIO file says besides) of the flags above, which are taken out of `values`.
+
+    Without `needs_training` a DLIO file that only makes data will do, too.
+    """
     name, file = values.pop("workload"), values.pop("dlio")
     accelerator, rules = values.pop("accelerator"), values.pop("rules")
     if rules is not None and rules not in workloads.RULES:
@@ -183,7 +186,7 @@ def workload_of(values: dict[str, Any]) -> tuple[Training, str, dict[str, Any]]:
             raise RequestError(f"--dlio {file} --workload {name}", "both name a workload", "one of them")
         from forebay.emulate import dlio
 
-        return dlio.load(file, accelerator, rules)
+        return dlio.load(file, accelerator, rules, needs_training)
     if name is None:
         raise RequestError("--workload", "no workload was given", "forebay emulate workloads lists them")
     return *workloads.load(name, accelerator, rules), {}
@@ -224,7 +227,7 @@ def request_of(values: dict[str, Any]) -> Request:
         supply_gib_s=_rate(taken["supply"]),
         decode=decode,
         job=job,
-        given=given | more.keys(),
+        given=given | (more.keys() - {"subfolders"}),
     )
 
 
