@@ -298,6 +298,31 @@ def test_other_json_beside_records_is_passed_over(tmp_path: Path, check: Check) 
     assert check(tmp_path)[0] == 0
 
 
+def of_checkpoints(folder: Path) -> list[str]:
+    """Results of checkpoints: ours, DLIO's, MLCommons' tool's, and one of DLIO's that ended early. Their places."""
+    ours = {"schema": "forebay.run/1", "checkpoint": {"workload": "llama3-8b"}}
+    dlio, tool, early = (folder / name for name in ("dlio", "tool", "early"))
+    for place in (dlio, tool, early):
+        (place / "configs").mkdir(parents=True)
+        (place / "summary.json").write_text('{"metric": {}}')
+    (folder / "ckpt.json").write_text(json.dumps([ours]))
+    (dlio / "summary.json").write_text('{"metric": {"save_checkpoint_io_mean_GB_per_second": 3.5}}')
+    (tool / "checkpointing_metadata.json").write_text('{"args": {"benchmark": "checkpointing", "model": "llama3-8b"}}')
+    (early / "configs" / "overrides.yaml").write_text("- workload=llama3_8b\n")
+    return ["ckpt.json", "dlio", "early", "tool"]
+
+
+def test_results_of_checkpoints_are_passed_over_and_named(tmp_path: Path, check: Check, capsys: Any) -> None:
+    places = of_checkpoints(saved(tmp_path / "both"))
+    code, document = check(tmp_path / "both")
+    assert code == 0 and sorted(document["passed_over"]) == places and document["damaged"] == []
+    assert "passed over, results of checkpoints: " in typed(capsys, "emulate", "check", tmp_path / "both")[1]
+    (tmp_path / "alone").mkdir()
+    of_checkpoints(tmp_path / "alone")
+    code, _, err = typed(capsys, "emulate", "check", tmp_path / "alone")
+    assert code == 2 and "results of checkpoints alone (4)" in err and "try: forebay emulate checkpoint" in err
+
+
 def test_exported_runs_are_read_as_what_they_were(tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "out"
     assert typed(capsys, "emulate", "export", saved(tmp_path / "in"), out)[0] == 0

@@ -39,10 +39,11 @@ def command(folder: str, rules: str | None, division: str, as_json: bool) -> int
     """
     if rules is not None and rules not in RULES:
         raise RequestError(f"--rules {rules}", "is not a rule set", "one of " + ", ".join(RULES))
-    runs, damaged = results.read(folder)
+    found = results.survey(folder)
+    runs, damaged = found.runs, found.damaged
     chosen = rules or (runs[0].edition if runs and runs[0].edition in RULES else "v1.0")
     verdicts = judge.judge(runs, damaged, chosen, division)
-    document = report(folder, runs, damaged, chosen, division, verdicts)
+    document = report(folder, runs, damaged, chosen, division, verdicts) | {"passed_over": found.checkpoints}
     click.echo(json.dumps(document, indent=1) if as_json else "\n".join(lines(document)))
     return DONE if document["stands"] else CHECK_FAILED
 
@@ -50,7 +51,8 @@ def command(folder: str, rules: str | None, division: str, as_json: bool) -> int
 def report(
     folder: str, runs: Sequence[Run], damaged: Sequence[Damaged], rules: str, division: str, verdicts: Sequence[Verdict]
 ) -> dict[str, Any]:
-    """Schema forebay.emulate-check/1. `stands`: no rule is broken; `untold`: rules of which the results say nothing."""
+    """Schema forebay.emulate-check/1, less `passed_over`: the places of results of checkpoints. `stands`: no rule is broken;
+    `untold`: rules of which the results say nothing."""
     return {
         "schema": SCHEMA,
         "label": LABEL,
@@ -94,6 +96,8 @@ def lines(document: dict[str, Any]) -> list[str]:
         some = 0 < len(runs) < len(document["runs"]) and verdict["ok"] is not True
         about = f"   [{', '.join(runs[:4])}{', …' if len(runs) > 4 else ''}]" if some else ""
         told.append(f"{MARKS[verdict['ok']]} {verdict['id']:<11}{verdict['why']}{about}")
+    if passed := document["passed_over"]:
+        told.append(f"passed over, results of checkpoints: {', '.join(passed[:4])}{', …' if len(passed) > 4 else ''}")
     division, rules = document["division"], document["rules"]
     if not document["stands"]:
         told.append(f"These results don't stand in {rules}'s {division} division.")

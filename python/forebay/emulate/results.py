@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from forebay.emulate.workloads import Checkpoint, builtin
 from forebay.errors import RequestError
 
 SUMMARY = "summary.json"
@@ -80,23 +82,48 @@ class Damaged:
     why: str
 
 
+class OfCheckpoints(Exception):
+    """A result of checkpoints, which rules of training say nothing of."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is below a folder: runs by their beginning, what couldn't be read, and the places of results of checkpoints."""
+
+    runs: list[Run]
+    damaged: list[Damaged]
+    checkpoints: list[str]
+
+
 def read(folder: str) -> tuple[list[Run], list[Damaged]]:
     """The runs below a folder by their beginning, and what couldn't be read. RequestError where there are none."""
+    found = survey(folder)
+    return found.runs, found.damaged
+
+
+def survey(folder: str) -> Found:
+    """All results below a folder. RequestError where none is of training."""
     root = Path(folder)
     if not root.exists():
         raise RequestError(folder, "there is no such folder", "the folder that --results named, or DLIO's")
     runs: list[Run] = []
     damaged: list[Damaged] = []
+    checkpoints: list[str] = []
     for file in candidates(root):
         place = os.path.relpath(file.parent if file.name == SUMMARY else file, root)
         try:
             runs += of_summary(file, place) if file.name == SUMMARY else of_records(file, place)
+        except OfCheckpoints:
+            checkpoints.append(place)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError) as error:
             damaged.append(Damaged(place, described(error)))
+    if not runs and not damaged and checkpoints:
+        found = f"holds results of checkpoints alone ({len(checkpoints)}): a record of ours judges itself (checkpoint.rules)"
+        raise RequestError(folder, found, "forebay emulate checkpoint --closed")
     if not runs and not damaged:
         found = "holds no result: neither a record of an emulated run nor a summary.json"
         raise RequestError(folder, found, "forebay emulate run --results DIR")
-    return sorted(runs, key=lambda r: (r.began or 0.0, r.place)), damaged
+    return Found(sorted(runs, key=lambda r: (r.began or 0.0, r.place)), damaged, checkpoints)
 
 
 def candidates(root: Path) -> Iterator[Path]:
@@ -142,7 +169,10 @@ def of_records(file: Path, place: str) -> list[Run]:
     document = load(file)
     records = document if isinstance(document, list) else [document]
     ours = [r for r in records if isinstance(r, dict) and str(r.get("schema", "")).startswith("forebay.run/")]
-    return [of_record(r, place) for r in ours if r.get("training")]
+    training = [of_record(r, place) for r in ours if r.get("training")]
+    if not training and any(r.get("checkpoint") for r in ours):
+        raise OfCheckpoints
+    return training
 
 
 def of_record(record: Mapping[str, Any], place: str) -> Run:
@@ -203,11 +233,13 @@ def of_summary(file: Path, place: str) -> list[Run]:
     if not isinstance(summary, dict):
         raise ValueError("summary.json isn't an object")
     metric = summary["metric"]
-    if "train_au_mean_percentage" not in metric:
-        # A checkpoint run, or one that ended before its first epoch did.
-        raise ValueError("summary.json states no AU: not a finished training run")
     overrides = read_overrides(file.parent)
     metadata = read_metadata(file.parent)
+    if "train_au_mean_percentage" not in metric:
+        if is_of_checkpoints(metric, overrides, metadata):
+            raise OfCheckpoints
+        # It ended before its first epoch did.
+        raise ValueError("summary.json states no AU: not a finished training run")
     workload, accelerator = named(overrides, metadata)
     memory = summary.get("host_memory_GB")
     accelerators = whole(summary["num_accelerators"], "num_accelerators")
@@ -239,6 +271,18 @@ def of_summary(file: Path, place: str) -> list[Run]:
             parameters={k: v for k, v in overrides.items() if k != "workload"},
         )
     ]
+
+
+def is_of_checkpoints(metric: Any, overrides: Mapping[str, str], metadata: Mapping[str, Any]) -> bool:
+    """DLIO's figures of checkpoints have names of their own; what ended before it had any is told by its workload."""
+    if any("checkpoint" in key for key in metric):
+        return True
+    arguments = metadata.get("args")
+    said = [metadata, arguments if isinstance(arguments, dict) else {}]
+    names = [overrides.get("workload", ""), *(str(each.get("model", "")) for each in said)]
+    kinds = [str(each.get(key, "")) for each in said for key in ("benchmark", "benchmark_type", "program")]
+    models = {re.sub(r"[^a-z0-9]", "", name) for name, of in builtin().items() if isinstance(of[0], Checkpoint)}
+    return "checkpointing" in kinds or any(re.sub(r"[^a-z0-9]", "", name.lower()) in models for name in names)
 
 
 def read_overrides(folder: Path) -> dict[str, str]:
