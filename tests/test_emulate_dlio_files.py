@@ -237,12 +237,66 @@ def test_a_file_that_only_makes_data_makes_them(capsys: Any, tmp_path: Path, mon
     assert code == 2 and f"try: forebay emulate datagen --dlio {file}" in err
 
 
-def test_dlios_checkpoint_files_are_told_by_our_name(capsys: Any, tmp_path: Path) -> None:
+# The keys of v2.0's llama3_8b.yaml, in a text of ours. MLCommons' tool says the data parallelism on the command line.
+LLAMA = """\
+model:
+  name: llama3-8b
+  type: transformer
+  model_size: 30102
+  num_layers: 32
+  parallelism: {tensor: 1, pipeline: 1, zero_stage: 3}
+  transformer:
+    vocab_size: 128256
+    hidden_size: 4096
+    ffn_hidden_size: 14336
+    num_attention_heads: 32
+    num_kv_heads: 8
+framework: pytorch
+workflow: {generate_data: False, train: False, checkpoint: True}
+checkpoint:
+  checkpoint_folder: checkpoints/llama3-8b
+  time_between_checkpoints: 5
+  num_checkpoints_write: 10
+  num_checkpoints_read: 10
+  fsync: True
+"""
+
+
+def checkpoint_spec(*flags: str) -> dict[str, Any]:
+    from forebay.emulate import checkpoint
+
+    given = checkpoint.command.make_context("checkpoint", ["--dir", "d", *flags]).params
+    return checkpoint.spec_of(given)
+
+
+def test_dlios_checkpoint_file_is_the_published_workload(tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "llama3_8b.yaml"
-    file.write_text("model: {name: llama3-8b}\nworkflow: {generate_data: False, train: False, checkpoint: True}\n")
+    file.write_text(LLAMA)
+    assert checkpoint_spec("--dlio", str(file), "--closed") == checkpoint_spec("--workload", "llama3-8b", "--closed")
     for verb in ("run", "datagen"):
         code, _, err = typed(capsys, "emulate", verb, "--dlio", file, "--data", tmp_path)
-        assert code == 2 and "try: forebay emulate checkpoint --workload llama3-8b --dir DIR" in err
+        assert code == 2 and f"try: forebay emulate checkpoint --dlio {file} --dir DIR" in err
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (("num_layers: 32", "num_layers: 0"), "llama3_8b.yaml:5: key 'model.num_layers': is 0"),
+        (("    vocab_size: 128256\n", ""), "'model.transformer.vocab_size': is missing"),
+        (("zero_stage: 3", "zero_stage: 4"), "a whole number from 0 to 3"),
+        (("fsync: True", "fsync: True\n  recovery_rank_shift: True"), "isn't emulated"),
+        (("name: llama3-8b", "name: mine"), "'model.parallelism.data': is missing"),
+        (("num_layers: 32", "num_layers: 31"), "layers not as published [workload]"),
+        (("num_layers", "num_layer"), "is not a key that DLIO reads"),
+    ],
+)
+def test_what_a_checkpoint_file_cannot_say_is_refused(change: tuple[str, str], told: str, tmp_path: Path) -> None:
+    file = tmp_path / "llama3_8b.yaml"
+    assert change[0] in LLAMA
+    file.write_text(LLAMA.replace(*change))
+    with pytest.raises(RequestError) as refused:
+        checkpoint_spec("--dlio", str(file), "--closed")
+    assert told in str(refused.value)
 
 
 # The part of YAML -----------------------------------------------------------------------------------

@@ -33,7 +33,8 @@ Record = dict[str, Any]
 
 
 @click.command("checkpoint", epilog=EXAMPLES, context_settings={"max_content_width": 110})
-@click.option("--workload", required=True, metavar="NAME", help="llama3-8b, -70b, -405b or -1t, or a TOML file.")
+@click.option("--workload", metavar="NAME", help="llama3-8b, -70b, -405b or -1t, or a TOML file.")
+@click.option("--dlio", metavar="FILE.yaml", help="A checkpoint file of DLIO's, in place of --workload.")
 @click.option("--dir", "folder", required=True, metavar="DIR", help="Where checkpoints go, each in a folder of its own.")
 @click.option("--rules", type=click.Choice(EDITIONS), help="Whose rules the record judges by. Default: v2.0.")
 @click.option("--ranks", metavar="N", help="Ranks of the run. Default: as many as the model is cut for; fewer: a subset.")
@@ -115,7 +116,7 @@ FIELDS: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
 
 def spec_of(options: dict[str, Any]) -> Spec:
     """The engine's CheckpointSpec. Raises RequestError for what can't be understood."""
-    workload = workloads.load_checkpoint(options["workload"])
+    workload = workload_of(options["workload"], options.get("dlio"), options["closed"])
     rules = options["rules"] or workload.rules[0]
     spec: Spec = {
         "workload": workload.name,
@@ -138,6 +139,22 @@ def spec_of(options: dict[str, Any]) -> Spec:
     spec |= {key: options[key] for key in ("path", "cache", "engine") if options[key] is not None}
     given = {key: True for key in ("allow_compat", "require_direct") if options[key]}
     return spec | given | {key: options[key] for key in ("shift", "keep", "replace", "closed")}
+
+
+def workload_of(name: str | None, file: str | None, closed: bool) -> workloads.Checkpoint:
+    """Of --workload or --dlio, of which one must be there."""
+    if file is None and name is None:
+        raise RequestError("--workload", "no workload was given", "--workload llama3-8b")
+    if file is None:
+        return workloads.load_checkpoint(str(name))
+    if name is not None:
+        raise RequestError(f"--dlio {file} --workload {name}", "both name a workload", "one of them")
+    from forebay.emulate import dlio_checkpoint
+
+    workload = dlio_checkpoint.load(file)
+    if closed:
+        dlio_checkpoint.check_closed(file, workload)
+    return workload
 
 
 def model_of(workload: workloads.Checkpoint) -> dict[str, int]:

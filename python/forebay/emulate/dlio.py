@@ -119,12 +119,7 @@ def load(
     DLIO's files name no accelerator: without --accelerator it is the end of the file's name, as unet3d_h100.yaml.
     Without `needs_training` a file that only makes data will do, as DLIO's unet3d_datagen.yaml; `compute_s` is then 0.
     """
-    from forebay.plan.catalogue import read_text
-
-    text = read_text(file, "--dlio")
-    if len(text) > workloads.FILE_BYTES_MAX:
-        raise RequestError(f"--dlio {file}", "is larger than 1 MiB, so hardly a workload", "a workload file of DLIO's")
-    found = _File(yaml_subset.parse(text, file), file)
+    found = read(file)
     stem = Path(file).stem
     named = accelerator or (stem.rsplit("_", 1)[1].lower() if "_" in stem else "own")
     workload = found.workload(stem, named, needs_training)
@@ -139,7 +134,22 @@ def load(
     return workload, rules or (has[0].rules[0] if has else "v1.0"), found.run()
 
 
-class _File:
+def read(file: str) -> File:
+    """The file, its keys checked. RequestError where it can't be read, or has a key that DLIO doesn't read."""
+    from forebay.plan.catalogue import read_text
+
+    text = read_text(file, "--dlio")
+    if len(text) > workloads.FILE_BYTES_MAX:
+        raise RequestError(f"--dlio {file}", "is larger than 1 MiB, so hardly a workload", "a workload file of DLIO's")
+    return File(yaml_subset.parse(text, file), file)
+
+
+def plain(name: str) -> str:
+    """A model's name without what its spellings differ by: llama3_8b and llama3-8b are one."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+class File:
     """A parsed file, its keys checked and flattened: dotted key → value."""
 
     def __init__(self, document: yaml_subset.Document, origin: str) -> None:
@@ -159,7 +169,7 @@ class _File:
                 self._flatten(value, key, place)
             elif value is not None or key in KNOWN:
                 if key in self.flat:
-                    raise self._bad(key, "is set a second time", "one of them")
+                    raise self.bad(key, "is set a second time", "one of them")
                 self.flat[key] = value
                 self.document.lines.setdefault(key, self.document.lines.get(place, 0))
 
@@ -168,18 +178,18 @@ class _File:
             if self.flat[key] is None or self.flat[key] == {}:
                 return
             near = difflib.get_close_matches(key, KNOWN, n=1, cutoff=0.5)
-            raise self._bad(key, "is not a key that DLIO reads", near[0] if near else "DLIO's documentation lists its keys")
+            raise self.bad(key, "is not a key that DLIO reads", near[0] if near else "DLIO's documentation lists its keys")
         if key in REFUSED:
             off, why = REFUSED[key]
             value = self.flat[key].lower() if isinstance(self.flat[key], str) else self.flat[key]
             if value not in off:
-                raise self._bad(key, f"is {self.flat[key]}: {why}", f"without {key}")
+                raise self.bad(key, f"is {self.flat[key]}: {why}", f"without {key}")
 
     def workload(self, stem: str, accelerator: str, trains: bool = True) -> Training:
         self._refuse_checkpoints(stem)
         if trains and self.flat.get("workflow.train") is False:
             told = "is false: nothing trains, so nothing is emulated"
-            raise self._bad("workflow.train", told, f"forebay emulate datagen --dlio {self.origin}")
+            raise self.bad("workflow.train", told, f"forebay emulate datagen --dlio {self.origin}")
         name = str(self.flat.get("model.name") or stem)
         table: dict[str, Any] = {**DEFAULTS, "name": name, "title": name, "status": "own", "rules": RULES[:3]}
         for key, ours in CONSTANTS.items():
@@ -198,7 +208,7 @@ class _File:
             columns=self._columns(),
         )
         if table["format"] == "parquet" and not table["columns"]:
-            raise self._bad("dataset.parquet.columns", "is missing", "the columns of the files, with their types")
+            raise self.bad("dataset.parquet.columns", "is missing", "the columns of the files, with their types")
         return Training(**table)
 
     def _refuse_checkpoints(self, stem: str) -> None:
@@ -207,10 +217,9 @@ class _File:
             return
         known = [name for name, of in builtin().items() if isinstance(of[0], Checkpoint)]
         named = [str(self.flat.get("model.name") or ""), stem]
-        same = [k for k in known for name in named if re.sub(r"[^a-z0-9]", "", name.lower()) == k.replace("-", "")]
-        if same:
-            next = f"forebay emulate checkpoint --workload {same[0]} --dir DIR"
-            raise self._bad("workflow.train", "is false and workflow.checkpoint true: a checkpoint workload", next)
+        if any(plain(name) == plain(k) for k in known for name in named):
+            next = f"forebay emulate checkpoint --dlio {self.origin} --dir DIR"
+            raise self.bad("workflow.train", "is false and workflow.checkpoint true: a checkpoint workload", next)
 
     def run(self) -> dict[str, Any]:
         """Folder, subfolders, steps and seed."""
@@ -241,14 +250,14 @@ class _File:
         if ours == "record_bytes_resize" and value == 0:
             return None
         if wanted is not None:
-            raise self._bad(key, f"is {value!r}", wanted)
+            raise self.bad(key, f"is {value!r}", wanted)
         return value
 
     def _choice(self, key: str, otherwise: str, choices: tuple[str, ...], aliases: dict[str, str]) -> str:
         value = str(self.flat.get(key) or otherwise).lower()
         value = aliases.get(value, value)
         if value not in choices:
-            raise self._bad(key, f"is {value}, which isn't emulated", "one of " + ", ".join(choices))
+            raise self.bad(key, f"is {value}, which isn't emulated", "one of " + ", ".join(choices))
         return value
 
     def _compute(self) -> float:
@@ -257,11 +266,11 @@ class _File:
         if isinstance(value, dict):
             unknown = [k for k in value if k not in ("mean", "stdev", "type")]
             if unknown or value.get("stdev") not in (None, 0, 0.0) or value.get("type") not in (None, "normal"):
-                raise self._bad(key, f"is {value}: a computation of varying length isn't emulated", f"{key}: 0.323")
+                raise self.bad(key, f"is {value}: a computation of varying length isn't emulated", f"{key}: 0.323")
             value = value.get("mean")
         wanted = workloads.TRAINING["compute_s"](value)
         if wanted is not None:
-            raise self._bad(key, "is missing" if value is None else f"is {value!r}", wanted)
+            raise self.bad(key, "is missing" if value is None else f"is {value!r}", wanted)
         assert isinstance(value, (int, float))
         return float(value)
 
@@ -269,7 +278,7 @@ class _File:
         value = self.flat.get("metric.au", 0.9)
         good = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
         if not good:
-            raise self._bad("metric.au", f"is {value!r}", "a share from 0 to 1, as 0.90")
+            raise self.bad("metric.au", f"is {value!r}", "a share from 0 to 1, as 0.90")
         return round(100 * float(value), 9)
 
     def _shuffle(self, key: str) -> bool:
@@ -278,41 +287,41 @@ class _File:
             return True
         if value in (None, False) or isinstance(value, str) and value.lower() == "off":
             return False
-        raise self._bad(key, f"is {value!r}", "seed, random or off")
+        raise self.bad(key, f"is {value!r}", "seed, random or off")
 
     def _switch(self, key: str) -> bool:
         value = self.flat.get(key)
         if value not in (None, True, False):
-            raise self._bad(key, f"is {value!r}", "true or false")
+            raise self.bad(key, f"is {value!r}", "true or false")
         return bool(value)
 
     def _whole(self, key: str, low: int) -> int:
         value = self.flat[key]
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value < 1 << 32:
-            raise self._bad(key, f"is {value!r}", f"a whole number from {low}")
+            raise self.bad(key, f"is {value!r}", f"a whole number from {low}")
         return value
 
     def _columns(self) -> tuple[Column, ...]:
         key, listed = "dataset.parquet.columns", self.flat.get("dataset.parquet.columns") or []
         if not isinstance(listed, list) or len(listed) > 100_000:
-            raise self._bad(key, "is not a list of columns", "- name: a")
+            raise self.bad(key, "is not a list of columns", "- name: a")
         return tuple(self._column(c, key) for c in listed)
 
     def _column(self, column: Any, key: str) -> Column:
         if not isinstance(column, dict) or not isinstance(column.get("name"), str):
-            raise self._bad(key, f"has {str(column)[:60]}", "name, dtype, size and read of each column")
+            raise self.bad(key, f"has {str(column)[:60]}", "name, dtype, size and read of each column")
         unknown = sorted(set(column) - {"name", "dtype", "size", "read"})
         if unknown:
-            raise self._bad(key, f"sets {unknown[0]} of {column['name']}", "name, dtype, size and read of each column")
+            raise self.bad(key, f"sets {unknown[0]} of {column['name']}", "name, dtype, size and read of each column")
         kind = str(column.get("dtype", "float32")).lower()
         kind = TYPE_ALIASES.get(kind, kind)
         values, read = column.get("size", 1), column.get("read", True)
         if kind not in COLUMN_BYTES:
-            raise self._bad(key, f"has {column['name']} of type {kind}", "one of " + ", ".join(COLUMN_BYTES))
+            raise self.bad(key, f"has {column['name']} of type {kind}", "one of " + ", ".join(COLUMN_BYTES))
         if not isinstance(values, int) or isinstance(values, bool) or not 1 <= values <= 1 << 30 or not isinstance(read, bool):
-            raise self._bad(key, f"has a size or read of {column['name']} that can't be", "size: 1, read: true")
+            raise self.bad(key, f"has a size or read of {column['name']} that can't be", "size: 1, read: true")
         return Column(column["name"], kind, values, read)
 
-    def _bad(self, key: str, found: str, next: str) -> RequestError:
+    def bad(self, key: str, found: str, next: str) -> RequestError:
         line = self.document.lines.get(key)
         return RequestError(f"{self.origin}:{line}: key '{key}'" if line else f"{self.origin}: key '{key}'", found, next)
