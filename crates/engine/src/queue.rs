@@ -10,7 +10,7 @@ use std::time::Instant;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     Read,
-    /// `durable`: the data and what is needed to read it back survive a power cut once it completes (FUA).
+    /// `durable`: the data and the metadata needed to read it back survive a power failure once it completes (FUA).
     Write {
         durable: bool,
     },
@@ -23,7 +23,7 @@ pub enum Op {
 /// One request. `offset` and `len` count bytes of the queue's address space.
 #[derive(Clone, Copy, Debug)]
 pub struct Io {
-    /// The caller's name for it; unique among those in flight, below the queue's depth.
+    /// The caller's identifier for it; unique among those in flight, below the queue's depth.
     pub tag: u32,
     pub op: Op,
     pub offset: u64,
@@ -35,28 +35,28 @@ pub struct Io {
     pub mem: Mem,
 }
 
-/// The queue had no room for all of the I/O: here it is again, untouched.
+/// The queue had no room for all of the I/O, which is returned unchanged.
 #[derive(Debug)]
 pub struct Full(pub Io);
 
-/// How the payload of one I/O travelled.
+/// Which path the payload of one I/O took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Via {
     /// DMA straight into its destination.
     Direct,
     /// By cuFile in its compatibility mode, or not provably without it.
     Compat,
-    /// Through memory that a CPU copied from (page cache, bounce slot).
+    /// Through memory that a CPU copied from (page cache, bounce buffer).
     Staged,
-    /// Copied once, out of a mapping of the page cache.
+    /// Copied once, from a mapping of the page cache.
     Mapped,
-    /// Copied once, by the kernel, between a socket and its place.
+    /// Copied once, by the kernel, between a socket and its destination.
     Fabric,
     /// No payload moved.
     Nothing,
 }
 
-/// Payload bytes by how they travelled.
+/// Payload bytes by path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Travelled {
     pub direct: u64,
@@ -84,7 +84,7 @@ impl Travelled {
     }
 }
 
-/// Why an I/O failed: an errno, and words where a number says too little.
+/// Why an I/O failed: an errno, and a text if the number isn't enough.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     pub errno: i32,
@@ -137,7 +137,7 @@ pub struct Geometry {
 
 /// A submission queue over an address space, owned by one worker.
 ///
-/// The contract, which `tests/contract.rs` holds every implementation to:
+/// The contract, which `tests/contract.rs` checks for every implementation:
 /// - `push` either takes the whole I/O or returns it in `Full`. It starts nothing that the caller could see.
 /// - `submit` starts what was pushed. It may finish I/Os that need no waiting.
 /// - Every I/O taken is reaped exactly once, in any order, whatever happens to the device.
@@ -149,7 +149,7 @@ pub trait Queue {
     /// I/Os that were pushed and not yet reaped.
     fn in_flight(&self) -> u32;
 
-    /// False while an I/O would be handed back, where that is known: then the caller needn't make one up.
+    /// False if it is known that an I/O would be returned as `Full`, so that the caller needn't prepare one.
     fn takes_more(&self) -> bool {
         true
     }

@@ -40,11 +40,11 @@ pub struct RunRecord {
     pub job: Job,
     pub path: PathRan,
     pub cache: CacheState,
-    /// What cuFile was and what its own counters say; absent where the path has none of it.
+    /// cuFile's version, settings and counters; absent if the path doesn't use it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cufile: Option<Cufile>,
     pub result: RunResult,
-    /// Emulated accelerators; absent where there were none.
+    /// Emulated accelerators; absent if there were none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub training: Option<Training>,
     /// Checkpoints written and read; absent from every other run.
@@ -130,7 +130,7 @@ pub struct Filesystem {
     pub free_bytes: Option<u64>,
 }
 
-/// The job with what was derived from it.
+/// The job's settings, and values derived from them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Job {
@@ -153,36 +153,36 @@ pub struct Job {
 pub struct PathRan {
     pub requested: String,
     pub ran: String,
-    /// Why it ran so, where that isn't what was asked for or needs saying.
+    /// Why this path ran, if it isn't the one requested or needs an explanation.
     pub reason: Option<String>,
     /// `uring`, `pread`, `inline`, `map`, `nil`, `model`, `nvme-tcp`; several joined by `+`.
     pub engine: String,
-    /// Kernel features that were in force: `fixed_files`, `fixed_buffers`, `defer_taskrun` …
+    /// Kernel features in use: `fixed_files`, `fixed_buffers`, `defer_taskrun` …
     pub engine_features: Vec<String>,
-    /// Payload that went from storage to its destination without the host's memory.
+    /// Bytes that went from storage to their destination without passing through another buffer in host memory.
     pub direct_bytes: u64,
-    /// Payload that was copied by a CPU, or lay in a bounce slot, on its way.
+    /// Bytes that were copied by a CPU, or went through a bounce buffer, on the way.
     pub staged_bytes: u64,
-    /// Payload that was read out of a mapping.
+    /// Bytes that were read from a memory mapping.
     pub mapped_bytes: u64,
-    /// Payload that cuFile moved in its compatibility mode, or over another GPU or the host's memory, or not provably
-    /// without either.
+    /// Bytes that cuFile moved in its compatibility mode, rerouted over another GPU or host memory, or not provably without
+    /// either.
     pub compat_bytes: u64,
-    /// Payload that the kernel copied between a socket and its place, and nothing else did.
+    /// Bytes that were only copied once, by the kernel, between a socket and their destination.
     pub fabric_bytes: u64,
     /// `host` or `gpu:N`.
     pub destination: String,
     /// `hugetlb`, `thp`, `thp-partial` or `small`.
     pub slot_pages: String,
     pub slot_bytes: u64,
-    /// Slots are pinned for the GPU.
+    /// Buffers are pinned for the GPU.
     pub slots_pinned: bool,
     /// Short runs before the measured time, from which path and workers were chosen.
     pub calibration: Vec<Trial>,
-    /// What `mapped` registered; only there where it ran.
+    /// What `mapped` registered; only present if it ran.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mapped: Option<MappedRan>,
-    /// Each namespace over NVMe/TCP; only there where there is one.
+    /// Each remote namespace and emulated drive; only present if there is one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub fabric: Vec<FabricRan>,
 }
@@ -193,7 +193,7 @@ pub struct PathRan {
 pub struct Trial {
     /// `bounce`, `mapped`, `gds` or `host`; several joined by `+` where targets differ.
     pub path: String,
-    /// What the page cache had to do with it: `bypass` or `allow`; several joined by `+`.
+    /// Page-cache policy: `bypass` or `allow`; several joined by `+`.
     pub cache: String,
     pub workers: u32,
     pub gib_s: f64,
@@ -208,9 +208,9 @@ pub struct CacheState {
     /// Share of the data's pages in the page cache, 0 to 1, as the first repeat began: after `--cache drop` or `warm`.
     pub resident_before: Option<f64>,
     pub resident_after: Option<f64>,
-    /// What the block devices delivered (or took) meanwhile.
+    /// Bytes that the block devices delivered (or received) during the run.
     pub device_bytes: Option<u64>,
-    /// The same by the kernel's name of the device (`nvme0n1p2`), `HOST:NAME` where several hosts were merged.
+    /// The same by the kernel's name of the device (`nvme0n1p2`), `HOST:NAME` if several hosts were merged.
     pub devices: BTreeMap<String, u64>,
 }
 
@@ -234,17 +234,17 @@ pub struct RunResult {
     pub histogram: String,
     /// Time in the second stage (the copy) of `bounce`; null elsewhere.
     pub copy_latency_us: Option<LatencySummary>,
-    /// Of `--batch`; absent where each I/O was a request of its own.
+    /// Requests of several I/Os (`--batch`); absent if each I/O was a separate request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch: Option<BatchResult>,
-    /// What the law of the one modelled drive in real time gives.
+    /// Prediction for the one modelled drive in real time.
     pub foretold: Option<Foretold>,
     pub cpu: Cpu,
     pub power: Vec<Power>,
     pub errors: Errors,
     pub noise: Noise,
     pub verified_bytes: u64,
-    /// Where content was compared: `gpu:0` (in its memory, by a kernel), `host`; null where nothing was.
+    /// Where content was compared: `gpu:0` (in its memory, by a kernel), `host`; null if nothing was.
     pub verified_on: Option<String>,
     pub repeats: Vec<Repeat>,
     pub summary: Summary,
@@ -253,11 +253,11 @@ pub struct RunResult {
     pub workers: Vec<WorkerResult>,
     /// One entry per target (file, stripe, device), in order.
     pub targets: Vec<TargetResult>,
-    /// One entry per GPU that was fed; empty where the destination is host memory.
+    /// One entry per GPU that was fed; empty if the destination is host memory.
     pub gpus: Vec<GpuResult>,
     /// One entry per host of an MPI run.
     pub hosts: Vec<Value>,
-    /// The run was stopped by a signal; what was measured until then stands.
+    /// The run was stopped by a signal; what was measured up to then is kept.
     pub interrupted: bool,
     /// Seconds from start at which `until_steady` found the run steady.
     pub steady_after_s: Option<f64>,
@@ -291,13 +291,13 @@ pub struct LatencySummary {
     pub max: f64,
 }
 
-/// I/Os that were under way, or due, when the measured time ended, and never came back. Latency counts each as having
-/// waited until it was given up, which is less than what it took.
+/// I/Os that were in flight, or due, when the measured time ended, and never completed. Latency counts each as completed
+/// when it was given up, which is less than it really took.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Unfinished {
     pub count: u64,
-    /// Seconds that the oldest had waited; 0 where there is none.
+    /// Seconds that the oldest had waited; 0 if there is none.
     pub oldest_s: f64,
 }
 
@@ -310,13 +310,13 @@ impl Unfinished {
     }
 }
 
-/// A modelled drive in virtual time, under the job that it ran in real time.
+/// A modelled drive in virtual time, for the job that it ran in real time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Foretold {
     pub iops: f64,
     pub throughput_gib_s: f64,
-    /// What the run is off it, in per cent; below 0 it was slower.
+    /// Deviation of the run from it, in per cent; below 0 the run was slower.
     pub off_pct: f64,
 }
 
@@ -350,7 +350,7 @@ pub struct Power {
     pub samples: u32,
 }
 
-/// Counted, not absorbed.
+/// Errors are counted, never hidden.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Errors {
@@ -360,7 +360,7 @@ pub struct Errors {
     pub timed_out: u64,
     pub misaligned: u64,
     pub verify_failed: u64,
-    /// The first few, in words.
+    /// Messages of the first few.
     pub examples: Vec<String>,
 }
 
@@ -383,14 +383,14 @@ impl Errors {
     }
 }
 
-/// Why a number may be worth less than it looks.
+/// Disturbances that make a figure less reliable than it looks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Noise {
     /// Per cent of CPU time that the hypervisor took.
     pub steal_pct: Option<f64>,
     pub others_cores_busy: Option<f64>,
-    /// Throttle events counted by the processor meanwhile.
+    /// Throttle events that the CPU counted during the run.
     pub throttled: Option<u64>,
     /// Coefficient of variation of the series, in per cent.
     pub series_cv_pct: Option<f64>,
@@ -451,7 +451,7 @@ pub struct Point {
 pub struct WorkerResult {
     pub worker: u32,
     pub cpu: Option<u32>,
-    /// The GPU that it feeds; null where the destination is host memory.
+    /// The GPU that it feeds; null if the destination is host memory.
     pub gpu: Option<u32>,
     /// The NUMA node that it was kept on; null where it ran anywhere.
     pub numa: Option<u32>,

@@ -27,8 +27,7 @@ use forebay_model::job::{JobSpec, PathKind};
 use forebay_model::Error;
 use std::fmt::Display;
 
-/// What a path that copies payload on says of memory in several places: nobody gives it any, for its destinations are
-/// slots.
+/// Error of a path that copies payload, for scattered memory; it never gets any, because its destinations are slots.
 fn scattered() -> Fault {
     Fault::note(
         libc::EINVAL,
@@ -36,10 +35,10 @@ fn scattered() -> Fault {
     )
 }
 
-/// In the order in which `auto` prefers them: the last that is open first.
+/// In increasing order of `auto`'s preference: it takes the last one that is possible.
 pub static PATHS: &[&dyn DataPath] = &[&host::Host, &bounce::Bounce, &mapped::Mapped, &gds::Gds];
 
-/// Where a path ends.
+/// Destination of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ends {
     Host,
@@ -48,10 +47,10 @@ pub enum Ends {
     Gpu,
 }
 
-/// What can't be: what was asked for, why not, what to type next.
+/// A refusal: what was asked for, why it isn't possible, what to type next.
 pub type Refusal = (&'static str, &'static str, &'static str);
 
-/// A path that a target could take instead of the one asked for, and why; or why neither can be.
+/// A path that a target could take instead of the one asked for, and why; or why neither is possible.
 pub type Settled = Result<(PathKind, Option<String>), Error>;
 
 /// Slots of a path's own, beside those that payload ends in.
@@ -61,7 +60,7 @@ pub struct Beside {
     pub bytes_each: u64,
 }
 
-/// How an emulated run reads by a path, where nobody says otherwise and it isn't as by any other.
+/// Defaults of an emulated run on a path, where they differ from those of other paths.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Readers {
     pub workers_max: Option<u32>,
@@ -81,7 +80,7 @@ pub trait DataPath: Sync {
 
     fn needs(&self) -> &'static str;
 
-    /// Which sources it serves, in words.
+    /// The sources that it serves, as text.
     fn serves(&self) -> &'static str {
         "every source"
     }
@@ -95,7 +94,7 @@ pub trait DataPath: Sync {
     /// What `doctor` says of it on this machine.
     fn examined(&self, verdicts: &Verdicts) -> Check;
 
-    /// What of this job, which goes by it, it can't do.
+    /// What it can't do of this job, which uses it.
     ///
     /// # Errors
     /// The job's sources can't be read.
@@ -103,85 +102,85 @@ pub trait DataPath: Sync {
         Ok(None)
     }
 
-    /// An option that only this path has, which the job has: another path refuses it.
+    /// An option of the job that only this path has; other paths refuse it.
     fn option_of_its_own(&self, _job: &JobSpec) -> Option<Refusal> {
         None
     }
 
-    /// From (`Some(true)`) or past (`Some(false)`) the page cache only.
+    /// Only through (`Some(true)`) or only bypassing (`Some(false)`) the page cache.
     fn cached(&self) -> Option<bool> {
         None
     }
 
-    /// Its bytes may go from a device to where they end with no copy by a CPU.
+    /// Its bytes may go from a device to their destination without a copy by a CPU.
     fn may_go_direct(&self) -> bool;
 
-    /// A job by it fails where bytes don't go direct.
+    /// A job on it fails if bytes aren't direct.
     fn insists_on_direct(&self, _allow_compat: bool) -> bool {
         false
     }
 
-    /// `auto` may take it there.
+    /// Whether `auto` may choose it there.
     fn is_open(&self, _situation: &Situation) -> bool {
         false
     }
 
-    /// Why the target can't go by it here, where `auto` asks. `known`: what was found out for other targets.
+    /// Why the target can't use it here, for `auto`. `known`: what was found out for other targets.
     fn can(&self, _target: &Target, _destination: &Destination, _known: &mut Known) -> Result<(), String> {
         Ok(())
     }
 
-    /// What it set up for the first pass over the data serves the later ones.
+    /// Its set-up for the first pass over the data is reused by later ones.
     fn keeps_what_it_paid_for(&self) -> bool {
         false
     }
 
-    /// How many workers are best is found out by trials, where nobody said.
+    /// Trials find the best number of workers, if the user gave none.
     fn tries_workers(&self) -> bool {
         false
     }
 
-    /// The path that an opened target of a job by this one takes.
+    /// The path that an opened target takes in a job on this one.
     fn settle(&self, _job: &JobSpec, _target: &Target, _destination: &Destination) -> Settled {
         Ok((self.kind(), None))
     }
 
-    /// Its own way to read a file, instead of an engine.
+    /// Its own method of reading a file, instead of an engine.
     fn opens(&self, _file: &FileTarget) -> Option<FileBacking> {
         None
     }
 
-    /// Unit of a file's writes, where its file system wants multiples of `align`.
+    /// Unit of writes to a file whose file system requires multiples of `align`.
     fn unit(&self, align: u32) -> u32 {
         align
     }
 
-    /// Before files are made for a job by it.
+    /// Called before files are created for a job on it.
     fn begin(&self, _job: &JobSpec, _destination: &Destination) -> Result<(), Error> {
         Ok(())
     }
 
-    /// Makes an opened target known to what it goes through; `pair` of the job, or worker, that feeds its GPU.
+    /// Registers an opened target with the path's library; `pair` of the job, or worker, that feeds its GPU.
     fn attach(&self, _: &JobSpec, _: &Target, _: &Destination, _pair: u32) -> Result<(), Error> {
         Ok(())
     }
 
-    /// Slots that each worker keeps for it, beside `slots` of `slot_bytes` that payload ends in.
+    /// Slots that each worker keeps for it, in addition to the `slots` of `slot_bytes` that are the destination.
     fn beside(&self, _slots: u32, _slot_bytes: u64, _into_gpu: bool) -> Option<Beside> {
         None
     }
 
-    /// Payload is copied on from its slots, while the source goes on with others.
+    /// Payload is copied from its slots, while the source continues with others.
     fn copies_on(&self) -> bool {
         false
     }
 
-    /// The target's I/Os end in `submit`, so that a second in flight gains nothing.
+    /// The target's I/Os complete in `submit`, so a second one in flight gains nothing.
     fn ends_at_once(&self, target: &Target) -> bool {
         target.is_inline()
     }
 
-    /// What a worker has for it, after its slots.
+    /// What a worker sets up for it, after its slots.
     fn equip(&self, site: &Site, reactor: &mut crate::reactor::Reactor) -> Result<Box<dyn Gear>, Error>;
 
     /// Slots that bytes pass, or end in, are host memory pinned for the GPU.
@@ -193,23 +192,23 @@ pub trait DataPath: Sync {
         Readers::default()
     }
 
-    /// How it brings the I/Os of a batch together.
+    /// How it combines the I/Os of a batch.
     fn brings_together(&self, _job: &JobSpec) -> &'static str {
         "each I/O by itself, handed to the system together"
     }
 
-    /// What to type where its I/Os timed out.
+    /// What to type if its I/Os timed out.
     fn after_timeouts(&self, _job: &JobSpec) -> Option<&'static str> {
         None
     }
 }
 
-/// The path; None of `auto`, which is none until it is settled.
+/// The path; None for `auto`, which isn't one until it is decided.
 pub fn find(kind: PathKind) -> Option<&'static dyn DataPath> {
     PATHS.iter().find(|path| path.kind() == kind).copied()
 }
 
-/// The path of a target that is settled.
+/// The path of a target, once decided.
 pub fn of(kind: PathKind) -> &'static dyn DataPath {
     find(kind).expect("every path has a row, and `auto` was settled")
 }
@@ -218,7 +217,7 @@ pub fn name_of(kind: PathKind) -> &'static str {
     find(kind).map_or("auto", |path| path.name())
 }
 
-/// Whether the path can serve a source that is made of that. `auto` serves all that any path does.
+/// Whether the path can serve a source made of these parts. `auto` serves whatever any path does.
 pub fn legal(kind: PathKind, source: &dyn Display, made: &Made) -> Result<(), Error> {
     let Some(path) = find(kind) else { return Ok(()) };
     if path.accepts(made) {
@@ -237,7 +236,7 @@ pub fn schemes(path: &dyn DataPath) -> Vec<&'static str> {
     SOURCES.iter().filter(served).map(|row| row.scheme).collect()
 }
 
-/// The first thing that the job's path refuses of it, and options of other paths.
+/// The first thing in the job that its path refuses, including options of other paths.
 pub fn refusal(job: &JobSpec) -> Result<Option<Refusal>, Error> {
     let Some(path) = find(job.path) else { return Ok(None) };
     let others = PATHS.iter().filter(|other| other.kind() != path.kind());

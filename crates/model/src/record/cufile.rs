@@ -3,36 +3,36 @@
 use serde::Deserialize;
 use serde::Serialize;
 
-/// A namespace over NVMe/TCP, or of an emulated drive, from when it was opened to the end of the run.
+/// A remote namespace, or an emulated drive, from when it was opened to the end of the run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct FabricRan {
     pub uri: String,
-    /// Of the controller that was reached first, as it calls itself.
+    /// Model of the controller that was reached first, as it reports it.
     pub model: String,
     pub firmware: String,
     pub block_bytes: u32,
-    /// Longest transfer of one command; longer I/Os went in several.
+    /// Maximum transfer size of one command; longer I/Os are split.
     pub transfer_bytes: u32,
     pub header_digest: bool,
     pub data_digest: bool,
     pub paths: Vec<FabricPath>,
     /// I/O queues that carried commands.
     pub queues: Vec<FabricQueue>,
-    /// Changes of the paths, the last 64 of them.
+    /// The last 64 events of the paths.
     pub events: Vec<FabricEvent>,
-    /// Changes before those.
+    /// Earlier events, which are only counted.
     pub events_dropped: u64,
 }
 
-/// One address of a namespace; of an emulated drive its socket.
+/// One address of a namespace, or the socket of an emulated drive.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct FabricPath {
     pub address: String,
     /// At the end: `live` and its ANA state, `connecting` or `lost`, and why.
     pub state: String,
-    /// Times that it came up again.
+    /// How often it was reconnected.
     pub reconnects: u32,
 }
 
@@ -43,7 +43,7 @@ pub struct FabricQueue {
     pub address: String,
     pub qid: u16,
     pub commands: u64,
-    /// Commands that were sent again because they failed in a way that may pass, as by a data digest.
+    /// Commands that were resent because of a temporary failure, for example a wrong data digest.
     pub retries: u64,
     /// From submission to completion, of one command.
     pub mean_us: f64,
@@ -62,26 +62,26 @@ pub struct FabricEvent {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MappedRan {
-    /// Most that may be registered at once.
+    /// Limit on the bytes registered at once.
     pub pin_limit_bytes: u64,
-    /// Bytes that are registered as a whole.
+    /// Size of a window, which is registered as a unit.
     pub window_bytes: u64,
     /// Windows that the files have.
     pub windows: u64,
     pub registered_bytes_peak: u64,
-    /// Windows that were registered, each time counted.
+    /// Registrations of windows, counting repeated ones.
     pub registrations: u64,
     /// Rate at which they were registered, residency not counted; null where none was.
     pub register_gib_s: Option<f64>,
-    /// Windows that were unregistered to make room, and how often that was waited for.
+    /// Windows that were unregistered to make room, and in how many batches.
     pub evictions: u64,
     pub eviction_batches: u64,
     /// Windows that weren't registered because they weren't cached.
     pub uncached: u64,
-    /// Windows that the system wouldn't pin, and its words for the first.
+    /// Windows that the system refused to pin, and its error for the first.
     pub refused: u64,
     pub refusal: Option<String>,
-    /// Times that a file was found changed.
+    /// How often a file was found to have changed.
     pub stale: u64,
 }
 
@@ -100,7 +100,7 @@ pub struct Cufile {
     pub buffers_registered: bool,
     pub allow_compat_mode: Option<bool>,
     pub properties: CufileProperties,
-    /// How each device below goes, as found before the run.
+    /// Route of each device, as determined before the run.
     pub routes: Vec<CufileRoute>,
     /// I/Os whose offset or length isn't a multiple of 4 KiB.
     pub unaligned_ios: u64,
@@ -133,7 +133,7 @@ pub struct CufileRoute {
     pub target: String,
     /// `direct`, `compat` or `unproven`.
     pub route: String,
-    /// What shows it.
+    /// The evidence.
     pub evidence: String,
 }
 

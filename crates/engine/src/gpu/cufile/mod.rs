@@ -1,6 +1,6 @@
 //! libcufile, wrapped: the driver and its properties, files and buffers known to
 //! it, its three kinds of I/O, and its counters. Found by dlopen; what an older
-//! library lacks is an error with words, or null.
+//! library lacks is an explained error, or null.
 
 mod calls;
 mod error;
