@@ -50,7 +50,7 @@ def test_a_file_that_is_there_is_kept_unless_said_otherwise(forebay, tmp_path):
     target = tmp_path / "mine.json"
     target.write_text("mine")
     done = forebay("doctor", "--write-cufile-json", target)
-    assert done.returncode == 2 and "is there already" in done.stderr and "--overwrite" in done.stderr
+    assert done.returncode == 2 and "already exists" in done.stderr and "--overwrite" in done.stderr
     assert target.read_text() == "mine"
     assert forebay("doctor", "--write-cufile-json", target, "--overwrite").returncode == 0
     assert "allow_compat_mode" in target.read_text()

@@ -58,10 +58,10 @@ def test_one_file_with_a_head_and_rows_that_are_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shape", "dtype", "more", "words"),
     [
-        ((4,), object, {}, "aren't bytes in a row"),
+        ((4,), object, {}, "aren't contiguous bytes"),
         ((4,), "no type", {}, "dtype='no type'"),
-        ((0,), np.float32, {}, "a row has a byte at least"),
-        ((4,), np.float32, {"start": -1}, "begins in the file"),
+        ((0,), np.float32, {}, "a row has at least one byte"),
+        ((4,), np.float32, {"start": -1}, "starts within the file"),
         ((4,), np.float32, {"device": "cuda:0"}, "NumPy's arrays are in host memory"),
         ((4,), np.float32, {"path": "no such way"}, "no such path"),
     ],

@@ -194,7 +194,7 @@ def test_a_disk_that_fills_up_leaves_finished_files(tmp_path: Path) -> None:
         with pytest.raises(RunError) as full:
             _core.emulate_datagen(json.dumps(asked))
         filler.join(10)
-        assert "the file system is full" in full.value.found and "goes on" in full.value.next
+        assert "the file system is full" in full.value.found and "continues" in full.value.next
         kept = list((tmp_path / "train").iterdir())
         assert kept and len({f.stat().st_size for f in kept}) == 1
         (tmp_path / "ballast").unlink()

@@ -106,6 +106,6 @@ def test_datasize_says_what_asks_for_most_and_what_to_type(capsys: Any) -> None:
     assert code == 0 and document["files"] == 14000 and document["by"] == "steps" and document["steps_per_epoch"] == 500
     assert document["seconds_min"] == pytest.approx(500 * 5 * 0.323)
     code, _, err = typed(capsys, "emulate", "datasize", *UNET, "--accelerators", 5, "--hosts", 2)
-    assert code == 2 and "equally many" in err
+    assert code == 2 and "the same number" in err
     code, out, _ = typed(capsys, "emulate", "datasize", "--workload", "retinanet", "--accelerator", "b200", "--memory", "1t")
     assert code == 0 and "folders" in out

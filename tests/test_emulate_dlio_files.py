@@ -356,7 +356,7 @@ def test_lists_and_mappings_nest_by_indentation() -> None:
         ("just words", "is no 'key: value'"),
         ("- 1", "is a list"),
         ('a: "\\x41"', "isn't understood"),
-        ("a: [1] 2", "goes on behind"),
+        ("a: [1] 2", "has text after"),
         ("a: " + "[" * 99 + "]" * 99, "nested too deeply"),
         ("\n".join(" " * n + "a:" for n in range(60)), "nested too deeply"),
     ],

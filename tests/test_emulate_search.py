@@ -223,7 +223,7 @@ def test_after_ctrl_c_the_same_command_goes_on(
     fake = FakeStorage(5.6 * NEEDED).install(monkeypatch)
     fake.interrupt_at = 3
     code, out, err = search(capsys, *flags)
-    assert code == 130 and "the same command goes on" in err and not json.loads(out)["search"]["finished"]
+    assert code == 130 and "the same command continues" in err and not json.loads(out)["search"]["finished"]
     done = len(fake.specs) - 1
     fake.interrupt_at = None
     code, out, err = search(capsys, *flags)
@@ -291,7 +291,7 @@ def test_probes_are_short_and_full_runs_as_asked(capsys: Any, folder: Path, monk
     ("flags", "told"),
     [
         (["--max", "0"], "--max 0"),
-        (["--accelerators", "9", "--max", "4"], "begins above its end"),
+        (["--accelerators", "9", "--max", "4"], "starts above its maximum"),
         (["--probe", "0"], "--probe 0"),
         (["--probe", "soon"], "--probe soon"),
         (["--confirm", "-1"], "--confirm -1"),

@@ -177,7 +177,7 @@ def test_an_export_replaces_its_own_and_damage_is_named(runs, tmp_path):
 def test_comparisons_are_no_runs(tmp_path):
     (tmp_path / "c.json").write_text('{"schema": "forebay.compare/1"}')
     done = forebay("export", "c.json", "--csv", cwd=tmp_path)
-    assert done.returncode == 2 and "no runs" in done.stderr
+    assert done.returncode == 2 and "not runs" in done.stderr
 
 
 # While a run goes ---------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ def test_a_file_that_ends_inside_a_block_is_read_to_its_end(run: Run, direct_hom
         (("--distribution", "zipf:9"), ("--distribution zipf:9",)),
         (("--cpus", "0-99999999999"), ("--cpus 0-99999999999",)),
         (("--numa", "77"), ("--numa 77", "no such NUMA node")),
-        (("--faults", "eror=0.1"), ("--faults eror=0.1", "no fault that is known")),
+        (("--faults", "eror=0.1"), ("--faults eror=0.1", "not a known fault")),
     ],
 )
 def test_a_number_that_cannot_be_is_refused_by_flag_and_value(

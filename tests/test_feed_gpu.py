@@ -127,7 +127,7 @@ with forebay.open(path) as file:
         try:
             file.read_async(array, stream=bad)
         except RequestError as error:
-            assert "no CUDA stream" in str(error)
+            assert "not a CUDA stream" in str(error)
         else:
             sys.exit("taken")
 call("cuStreamDestroy_v2", stream)

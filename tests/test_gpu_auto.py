@@ -108,7 +108,7 @@ def test_pairs_feed_each_gpu_from_its_own_source(gpu: Gpu, made: Any) -> None:
     [
         (("--pair", "0"), "--pair 0: is not a GPU's number"),
         (("--pair", "0=nil:", "--gpu", "0"), "pairs name their own GPUs"),
-        (("nil:", "--pair", "0=nil:"), "pairs name their own sources"),
+        (("nil:", "--pair", "0=nil:"), "each --pair names its own source"),
         (
             ("--pair", "0=nil:", "--pair", "1=nil:?size=1g", "--workers", "1"),
             "each pair needs a worker of its own",

@@ -65,7 +65,7 @@ def test_a_signal_within_a_run_keeps_it_as_partial_and_the_sweep_goes_on(
         watched.wait_until_measured(witness, child)
         child.send_signal(number)
         done = processes.finish(child)
-    assert done.returncode == 130 and "goes on" in done.stderr, done.stderr
+    assert done.returncode == 130 and "continues" in done.stderr, done.stderr
     points = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()][1:]
     assert [p["partial"] for p in points] == [True] and points[0]["record"]["result"]["bytes"] > 0
 

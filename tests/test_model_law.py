@@ -32,7 +32,7 @@ def test_a_model_that_its_host_holds_up_is_said_to_be_off_and_required_ends_with
     warning = next(w for w in record["warnings"] if w["id"] == "off_model")
     # On the terminal, where lines are broken, and on the page.
     assert " ".join(warning["text"].split()) in " ".join(done.stdout.split())
-    assert f"its law gives {foretold['iops']:,.0f} IOPS" in " ".join(done.stdout.split())
+    assert f"its model predicts {foretold['iops']:,.0f} IOPS" in " ".join(done.stdout.split())
     write_report([str(tmp_path / "run.json")], str(tmp_path / "page.html"), charts=False)
     assert "The host, not the model" in (tmp_path / "page.html").read_text()
 

@@ -39,7 +39,7 @@ def test_a_machine_without_a_card_says_how_to_come_by_one(forebay):
     [
         (URI + "?hdgst=1", "hdgst is for nvme+tcp: alone"),
         (URI + "?tls=1", "tls is for nvme+tcp: alone"),
-        (URI + "?nr=1", "'nr' is no key of nvme+rdma:"),
+        (URI + "?nr=1", "'nr' is not a key of nvme+rdma:"),
         ("nvme+rdma:h", "nvme+rdma://HOST:4420/NQN"),
     ],
 )
@@ -82,7 +82,7 @@ def test_doctor_tells_which_devices_take_gpu_memory(forebay, rdma_stub, tmp_path
     ("settings", "said"),
     [
         ("resolve=19", "no way there by RDMA: No such device"),
-        ("deaf", "nobody listens there for RDMA"),
+        ("deaf", "nothing is listening there for RDMA"),
         ("reject=4", "the queue can't have so many commands in flight"),
         ("reject=99", "was rejected, for reason 28"),
         ("strange", "no NVMe/RDMA controller"),

@@ -213,7 +213,7 @@ def test_a_file_that_is_no_calibration_is_refused_by_name(folder: Path) -> None:
         bad["points"][1][key] = value
         with pytest.raises(RequestError, match="c, point 2"):
             saved.read(json.dumps(bad), "c")
-    for text, said in (("[" * 100_000, "nested|JSON"), ("{", "not JSON"), ("[]", "no calibration"), (" " * (5 << 20), "larger")):
+    for text, said in (("[" * 100_000, "nested|JSON"), ("{", "not JSON"), ("[]", "a calibration"), (" " * (5 << 20), "larger")):
         with pytest.raises(RequestError, match=said):
             saved.read(text, "c")
 

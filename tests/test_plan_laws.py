@@ -298,7 +298,7 @@ def test_checkpoints_take_their_bytes_at_the_rate_of_drives_or_link() -> None:
     [
         ({"accelerators": 8}, "are emulated, and workload io is not"),
         ({"workload": "dlrm", "accelerators": 8}, "workload dlrm is not"),
-        ({"workload": "job"}, "doesn't say how fast"),
+        ({"workload": "job"}, "needs a training rate"),
         ({"workload": "unet3d", "samples_per_s": 3.0}, "has a rate of its own"),
         ({"workload": "retinanet"}, "has no constants for it"),
         ({"workload": "unet3d", "rules": "v3.0"}, "v1.0 or v2.0"),

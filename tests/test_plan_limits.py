@@ -89,9 +89,9 @@ def test_emulated_accelerators_feel_the_tree_too() -> None:
 @pytest.mark.parametrize(
     ("tables", "said"),
     [
-        ([{"name": "a", "gib_s": 10.0, "under": "b"}], "which isn't there"),
+        ([{"name": "a", "gib_s": 10.0, "under": "b"}], "which doesn't exist"),
         ([{"name": "a", "gib_s": 10.0, "under": "b"}, {"name": "b", "gib_s": 10.0, "under": "a"}], "is under itself"),
-        ([{"name": "a", "gib_s": 10.0}, {"name": "a", "gib_s": 10.0}], "stands there twice"),
+        ([{"name": "a", "gib_s": 10.0}, {"name": "a", "gib_s": 10.0}], "is given twice"),
         ([{"name": "a"}], "needs its link's speed"),
         ([{"name": "a", "gib_s": 10.0, "gen": 5, "lanes": 16}], "needs its link's speed, once"),
         ([{"name": "a", "gen": 9, "lanes": 16}], "is no PCIe link"),
@@ -100,7 +100,7 @@ def test_emulated_accelerators_feel_the_tree_too() -> None:
         ([{"name": "a", "gib_s": 10.0, "drives": 9}], "the PCIe tree has 9"),
         ([{"name": "a", "gib_s": 10.0, "disks": 1}], "has no key 'disks'"),
         ([{"gib_s": 10.0}], "has no name"),
-        ("a", "is no list"),
+        ("a", "is not a list"),
     ],
 )
 def test_a_tree_that_cannot_exist_is_refused(tables, said) -> None:

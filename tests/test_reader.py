@@ -131,8 +131,8 @@ def test_rows_arrive_in_the_order_that_was_asked_for(path: Path, draws: list[int
         ([-1], 16, 0, "one is negative"),
         ([[0]], 16, 0, "2 dimensions"),
         (["1"], 16, 0, "integers in one dimension"),
-        ([0], 0, 0, "a row has a byte at least"),
-        ([0], 16, -1, "begins in the file"),
+        ([0], 0, 0, "a row has at least one byte"),
+        ([0], 16, -1, "starts within the file"),
         ([0, 1], 51, 0, "the buffer holds 100"),
         ([0, 7, SIZE, SIZE + 1], 16, 0, "rows[2] is the first of 2"),
         ([0, -7], 16, 0, "rows[1] is -7"),
@@ -468,7 +468,7 @@ def test_many_files_that_do_not_fit_or_are_missing(small: list[Path], tmp_path: 
         (small[:9], bytearray(99999), {"sizes": [-1] * 9}, "sizes"),
         (small[:9], bytearray(99999), {"align": 0}, "1 or more"),
         ([*small[:9], tmp_path / "absent"], bytearray(99999), {}, "no such file"),
-        ([tmp_path], bytearray(99999), {}, "no regular file"),
+        ([tmp_path], bytearray(99999), {}, "not a regular file"),
     ]:
         with pytest.raises(RequestError, match=reason):
             forebay.read_files(paths, into, **asked)  # type: ignore[arg-type]

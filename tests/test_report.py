@@ -564,7 +564,7 @@ def test_every_chart_has_its_data_as_csv_on_the_page_and_in_a_folder(tmp_path: P
     kinds = {r["kind"] for r in csv.DictReader((folder / "forebay-s1-cpu-cost.csv").open(newline=""))}
     assert kinds == {"user", "system"}
     (folder / "forebay-s1-iops.csv").write_text("mine,all mine\n")
-    with pytest.raises(RequestError, match="isn't an export of ours"):
+    with pytest.raises(RequestError, match="isn't a Forebay export"):
         write_report([runs], str(tmp_path / "r.html"), csv_folder=str(folder))
 
 

@@ -110,9 +110,9 @@ def test_a_strange_drive_is_refused_and_strange_records_do_no_harm(tmp_path: Pat
     file = save(tmp_path / "r.jsonl", *runs("host"), evil_record())
     with pytest.raises(RequestError, match="is in no catalogue"):
         write_report([file], str(tmp_path / "r.html"), charts=False, plan="D9")
-    with pytest.raises(RequestError, match="is of --plan"):
+    with pytest.raises(RequestError, match="applies only to --plan"):
         write_report([file], str(tmp_path / "r.html"), charts=False, catalogue="x.toml")
-    with pytest.raises(RequestError, match="is of --plan"):
+    with pytest.raises(RequestError, match="applies only to --plan"):
         write_report([file], str(tmp_path / "r.html"), charts=False, plan_drives=2)
     assert not (tmp_path / "r.html").exists()
     write_report([file], str(tmp_path / "r.html"), charts=False, plan="D7-P5520")

@@ -33,7 +33,7 @@ def test_a_library_that_is_missing_is_named_with_its_package(forebay, variable):
     ("errno", "said", "status"),
     [
         (19, "no RDMA device has that address\n  try: rdma link show", 2),
-        (98, "something else listens there", 2),
+        (98, "the address is already in use", 2),
         (99, "this machine has no such address", 2),
         (13, "a port above 1023", 2),
         (5, "Input/output error", 3),

@@ -72,7 +72,7 @@ BAD_FILES = [
     ('rpc = "off"', "rpc = [", "line"),
     ('source = "nil:?size=1g"', 'source = "nil:?sise=1g"', "sise"),
     ('source = "nil:?size=1g"', 'source = "nil:"\nblock_bytes = 1000', "512 or 4096"),
-    ("iops = 5000", "iops = 0", "0 would let nothing through"),
+    ("iops = 5000", "iops = 0", "0 would block all I/O"),
     ('socket = "/run/forebay/a.sock"', "", "needs it"),
     ('socket = "/run/forebay/a.sock"', f'socket = "/{"x" * 120}"', "at most 107"),
     ('front = "ublk"', 'front = "nbd"', "nbd"),
@@ -104,7 +104,7 @@ def test_a_file_that_cannot_be_is_refused_by_name(forebay, tmp_path, old, new, s
         (["rpc", "nvme_subsystem_create"], "--nqn"),
         (["rpc", "nvme_subsystem_create", "--nqn"], "no value"),
         (["rpc", "nvme_subsystem_list", "--all"], "no such flag"),
-        (["rpc", "nvme_namespace_destroy", "-s", NQN, "-n", "one"], "no number"),
+        (["rpc", "nvme_namespace_destroy", "-s", NQN, "-n", "one"], "not a number"),
         (["rpc", "--socket"], "no value"),
     ],
 )

@@ -549,7 +549,7 @@ def test_pairs_run_at_once_each_with_the_workers_of_the_paper(machine: FakeMachi
     assert all(j["pairs"] == [pairs[1], pairs[3]] and "sources" not in j for j in full)
     assert all(j["workers"] % 2 == 0 for j in points("--scale", 0.1)), "each pair has as many"
     code, _, err = typed(capsys, "sweep", "micron-4k", "nil:", *pairs, "--dry-run")
-    assert code == 2 and "pairs name their own sources" in err
+    assert code == 2 and "each --pair names its own source" in err
 
 
 def test_every_preset_says_where_its_method_comes_from(capsys: Any) -> None:

@@ -83,11 +83,11 @@ def test_without_a_source_the_machine_alone_is_examined(forebay, tmp_path):
     "arguments, words",
     [
         ([], "no source was given"),
-        (["/no/such/place"], "is no file, directory or block device"),
-        (["nil:"], "is no file, directory or block device"),
+        (["/no/such/place"], "is not a file, directory or block device"),
+        (["nil:"], "is not a file, directory or block device"),
         ([".", "."], "is named twice"),
-        (["--only", "teleport"], "is no step"),
-        (["--gpu", "first", "--only", "doctor"], "is no list of numbers"),
+        (["--only", "teleport"], "is not a step"),
+        (["--gpu", "first", "--only", "doctor"], "is not a list of numbers"),
         (["--gpu", "-1", "--only", "doctor"], "counted from 0"),
         (["--scale", "auto", "--only", "doctor"], "must be a number"),
         (["--scale", "7", "--only", "doctor"], "above 0 and at most 1"),
@@ -402,7 +402,7 @@ def test_a_folder_of_somebody_elses_is_left_alone(capsys, server, drives, tmp_pa
     theirs.mkdir()
     (theirs / "thesis.txt").write_text("years of work")
     code, _, err = validate(capsys, drives[0], "-o", tmp_path / "v.json", *QUICK)
-    assert code == 2 and "wasn't made by forebay validate" in err
+    assert code == 2 and "wasn't created by forebay validate" in err
     assert (theirs / "thesis.txt").read_text() == "years of work" and not server.jobs
 
 

@@ -1,7 +1,7 @@
-"""Memory that a read may fill: what it is, where it lies, and what keeps it there.
+"""Memory that a read can fill: its kind, its address, and what keeps it alive.
 
-Taken are the buffer protocol (bytearray, NumPy), `__cuda_array_interface__` (CuPy, Numba, PyTorch) and DLPack.
-No framework is imported: an object says itself where its memory is.
+Accepted are the buffer protocol (bytearray, NumPy), `__cuda_array_interface__` (CuPy, Numba, PyTorch) and DLPack.
+No framework is imported: the object itself says where its memory is.
 """
 
 from __future__ import annotations
@@ -231,6 +231,6 @@ def stream_handle(stream: Any) -> int:
             return int(getattr(found, "value", found) or 0)
     raise RequestError(
         f"stream={stream!r}",
-        "it is no CUDA stream",
+        "it is not a CUDA stream",
         "a number, a stream of PyTorch, CuPy or Numba, or an object with __cuda_stream__",
     )

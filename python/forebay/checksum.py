@@ -23,19 +23,19 @@ PIECE_BYTES = 1 << 20
 
 @click.command("checksum", epilog=EXAMPLES, context_settings={"max_content_width": 110})
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
-@click.option("--gpu", metavar="N", help="Compute on this GPU. Default: the first; without one, the host.")
+@click.option("--gpu", metavar="N", help="Compute on this GPU. Default: the first GPU, or the host without one.")
 @click.option(
     "--path",
     default="auto",
     metavar="PATH",
-    help="auto; bounce: through pinned buffers into GPU memory, and computed there; host: no GPU.",
+    help="auto, bounce (through pinned buffers into GPU memory, computed there) or host (no GPU).",
 )
-@click.option("--workers", metavar="N", help="Threads that read. Default: up to eight.")
+@click.option("--workers", metavar="N", help="Number of reading threads. Default: up to eight.")
 @click.option("--json", "as_json", is_flag=True, help="The record as one JSON document on stdout.")
 def command(files: tuple[str, ...], gpu: str | None, path: str, workers: str | None, as_json: bool) -> int:
-    """What is the CRC32C of these files, computed where they are going: on the GPU?
+    """What is the CRC32C of these files, computed where the data is going: on the GPU?
 
-    One line for each file: the checksum, the bytes, the name.
+    Prints one line for each file: checksum, size, name.
     """
     record = run(spec_of(files, gpu, path, workers))
     if as_json:
@@ -50,7 +50,7 @@ def command(files: tuple[str, ...], gpu: str | None, path: str, workers: str | N
 def spec_of(files: tuple[str, ...], gpu: str | None, path: str, workers: str | None) -> dict[str, Any]:
     """The flags as ChecksumSpec's fields; RequestError names a flag that doesn't fit."""
     if path not in ("auto", "bounce", "host"):
-        raise RequestError(f"--path {path}", "checksums go by auto, bounce or host", "--path auto")
+        raise RequestError(f"--path {path}", "is none of auto, bounce and host", "--path auto")
     spec: dict[str, Any] = {"files": list(files), "host": path == "host"}
     if gpu is not None or path == "bounce":
         spec["gpu"] = natural(gpu or "0", "--gpu")

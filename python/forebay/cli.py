@@ -21,24 +21,24 @@ from forebay.lazy import LazyGroup
 
 # verb → (module:command, the question it answers)
 VERBS = {
-    "demo": ("forebay.demo:command", "Show me all of it in a minute, on whatever I have."),
-    "doctor": ("forebay.doctor:command", "What can this machine do, what is in the way, what do I type to fix it?"),
+    "demo": ("forebay.demo:command", "Show everything in a minute, on whatever hardware I have."),
+    "doctor": ("forebay.doctor:command", "What can this machine do, what is wrong, and what do I type to fix it?"),
     "bench": ("forebay.bench:command", "How fast, and at what CPU cost, does a path move data?"),
-    "sweep": ("forebay.sweep:command", "The same over any matrix of settings, or as a paper did it."),
+    "sweep": ("forebay.sweep:command", "The same over any matrix of settings, or by a published method."),
     "compare": ("forebay.compare:command", "Is A faster than B, and how sure is that?"),
     "tune": ("forebay.tune:command", "Which depth, workers and size reach the peak at the least CPU?"),
     "gdsio": ("forebay.gdsio:command", "gdsio's own flags and output line."),
     "files": ("forebay.files:command", "How fast are create, stat, read and delete of many files?"),
     "serve": ("forebay.serve:command", "Can other machines read this storage, over NVMe/TCP?"),
-    "snap": ("forebay.snap:command", "Can remote storage look like a local drive, to a machine or a virtual one?"),
-    "discover": ("forebay.discover:command", "What does an NVMe/TCP host offer, and how is it named?"),
+    "snap": ("forebay.snap:command", "Can remote storage look like a local drive, to this machine or a virtual one?"),
+    "discover": ("forebay.discover:command", "What does an NVMe/TCP target offer, and under which names?"),
     "identify": ("forebay.identify:command", "What can a namespace and its controller do?"),
     "validate": ("forebay.validate:command", "Which promises hold on this hardware? One file that I can send back."),
     "checksum": ("forebay.checksum:command", "What is the CRC32C of these files, computed on the GPU?"),
     "emulate": ("forebay.emulate:command", "How many accelerators does this storage keep busy, by MLPerf's rules?"),
     "plan": ("forebay.plan:command", "What will k drives, n GPUs, q queues give? What should I change?"),
-    "report": ("forebay.report:command", "One page that I can send on."),
-    "export": ("forebay.export:command", "The same runs as CSV, Parquet or Prometheus's text, a row each."),
+    "report": ("forebay.report:command", "One self-contained page to share."),
+    "export": ("forebay.export:command", "The same runs as CSV, Parquet or Prometheus text, one row each."),
     "completion": ("forebay.shell:completion", "Tab completion for bash, zsh or fish."),
     "man": ("forebay.shell:man", "The manual pages."),
 }
@@ -170,7 +170,7 @@ def _refuse_other_encodings(arguments: list[str]) -> None:
         except UnicodeEncodeError:
             shown = ascii(os.fsencode(text))[2:-1]
             raise RequestError(
-                f"argument '{shown}'", "isn't UTF-8, and a record couldn't name it", "a link to it: ln -s OLD NEW"
+                f"argument '{shown}'", "isn't UTF-8, so a record couldn't name it", "a link to it: ln -s OLD NEW"
             ) from None
 
 

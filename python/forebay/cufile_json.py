@@ -91,7 +91,7 @@ def render(report: Report, allow_compat: bool | None) -> str:
 def write(path: Path, text: str, overwrite: bool) -> None:
     """Makes the file whole or not at all. Raises RequestError where it is there and may not be written over."""
     if path.is_dir():
-        raise RequestError(f"--write-cufile-json {path}", "is a directory", "a file's name")
+        raise RequestError(f"--write-cufile-json {path}", "is a directory", "a file name")
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         aside.write_text(text)
@@ -104,13 +104,13 @@ def write(path: Path, text: str, overwrite: bool) -> None:
             aside.unlink(missing_ok=True)
     except FileExistsError:
         raise RequestError(
-            f"--write-cufile-json {path}", "is there already", "--overwrite, or another name"
+            f"--write-cufile-json {path}", "already exists", "--overwrite, or another name"
         ) from None
     except OSError as error:
         raise RunError(
             f"--write-cufile-json {path}",
             f"can't be written: {error.strerror}",
-            "a place that you may write to",
+            "a location that you can write to",
         ) from error
 
 

@@ -1,6 +1,6 @@
-"""Rows of files as a map-style data set, which PyTorch's DataLoader asks for a batch at a time.
+"""Rows of files as a map-style data set, from which PyTorch's DataLoader requests a batch at a time.
 
-PyTorch is imported only where tensors are asked for: with a NumPy type rows are NumPy arrays.
+PyTorch is imported only if tensors are requested: with a NumPy dtype, rows are NumPy arrays.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from forebay.tables import Table
 class Rows:
     """`len()` rows of `shape` and `dtype`, row n of one file, or of several as one table.
 
-    names   of a file, or a list of names
-    shape   of one row; () for a single number
-    dtype   torch.float32 and the like: rows are tensors on `device`; a type of NumPy: arrays
+    names   name of a file, or a list of names
+    shape   shape of one row; () for a single number
+    dtype   torch.float32 and the like: rows are tensors on `device`; a NumPy dtype: arrays
     path    as for forebay.open; start: the byte of each file where its rows begin
 
     `data[7]` is a row, `data[[7, 8, 9]]` a batch of shape (3, *shape): `DataLoader(data, batch_size=None,
@@ -67,14 +67,14 @@ class Rows:
         return self.batch(rows)
 
     def __getitems__(self, rows: Sequence[int]) -> list[Any]:
-        """Views of one batch, a row each."""
+        """Views of one batch, one per row."""
         return list(self.batch(rows))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": None}
 
     def batch(self, rows: Any) -> Any:
-        """Rows by their numbers, of shape (len(rows), *shape). Numbers may lie on a GPU. Raises RequestError."""
+        """Rows by number, of shape (len(rows), *shape). Numbers can be on a GPU. Raises RequestError."""
         import numpy as np
 
         wanted = np.asarray(rows, np.int64) if isinstance(rows, (list, tuple, range)) and not len(rows) else rows
@@ -105,7 +105,7 @@ class Rows:
         return source.files if isinstance(source, Table) else [source]
 
     def close(self) -> None:
-        """Lets go of the files; the next read opens them anew."""
+        """Closes the files; the next read opens them again."""
         if self._open is not None and self._open[0] == os.getpid():
             self._open[1].close()
         self._open = None
@@ -126,5 +126,5 @@ def item_bytes(dtype: Any) -> int:
     except TypeError as error:
         raise RequestError(f"dtype={dtype!r}", str(error), "torch.float32, or numpy.float32") from None
     if kind.hasobject or not kind.itemsize:
-        raise RequestError(f"dtype={dtype!r}", "its values aren't bytes in a row", "torch.float32, or numpy.float32")
+        raise RequestError(f"dtype={dtype!r}", "its values aren't contiguous bytes", "torch.float32, or numpy.float32")
     return kind.itemsize

@@ -50,25 +50,25 @@ PAPER_DRIVE = "D7-PS1010"
 MODEL = "model:d7-ps1010"
 
 
-@click.command("demo", short_help="Show me all of it in a minute, on whatever I have.")
+@click.command("demo", short_help="Show everything in a minute, on whatever hardware I have.")
 @click.option(
-    "--dir", "folder", default=".demo", metavar="DIR", help="Where the data files are made. Default: .demo"
+    "--dir", "folder", default=".demo", metavar="DIR", help="Where to create the data files. Default: .demo"
 )
 @click.option("--out", metavar="DIR", help="Where records and report go. Default: .demo/DATE-TIME")
 @click.option(
-    "--seconds", default=1.0, metavar="S", type=click.FloatRange(0.05, 60), help="Measured in each run."
+    "--seconds", default=1.0, metavar="S", type=click.FloatRange(0.05, 60), help="Measured time of each run."
 )
 @click.option(
-    "--file-size", metavar="SIZE", help="Of each data file. Default: 256m, less where room is short."
+    "--file-size", metavar="SIZE", help="Size of each data file. Default: 256m, less if space is short."
 )
-@click.option("--keep", is_flag=True, help="Leave the data files.")
+@click.option("--keep", is_flag=True, help="Keep the data files.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def command(
     folder: str, out: str | None, seconds: float, file_size: str | None, keep: bool, as_json: bool
 ) -> int:
-    """Show all of it on this machine: what it can do, paths by block size, a stripe against one file, how many GPUs of
-    a training job the disk feeds, a simulated drive beside a paper's table, and the report. Needs
-    about 3 GiB of free disk while it runs."""
+    """Show everything on this machine: what it can do, paths by block size, a stripe against one file, how many GPUs of
+    a training job the disk can feed, a simulated drive next to a published table, and the report. Needs
+    about 3 GiB of free disk space while it runs."""
     results = Path(out) if out else Path(".demo") / time.strftime("%Y%m%d-%H%M%S")
     size = parse_bytes(file_size, "--file-size") if file_size else None
     tour = Tour(Path(folder), results, seconds, size, as_json)

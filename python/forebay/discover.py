@@ -21,18 +21,18 @@ Examples:
 @click.command(
     "discover",
     epilog=EXAMPLES,
-    short_help="What does an NVMe/TCP host offer, and how is it named?",
+    short_help="What does an NVMe/TCP target offer, and under which names?",
     context_settings={"max_content_width": 110},
 )
 @click.argument("host", metavar="HOST[:PORT]")
-@click.option("--hostnqn", metavar="NQN", help="Ask as this host. Default: this host's own, /etc/nvme/hostnqn.")
-@click.option("--timeout", default=TIMEOUT, metavar="SECONDS", help="How long an answer may take. Default: 5.")
+@click.option("--hostnqn", metavar="NQN", help="Host NQN to identify as. Default: this host's own, /etc/nvme/hostnqn.")
+@click.option("--timeout", default=TIMEOUT, metavar="SECONDS", help="How long to wait for an answer. Default: 5.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def command(host: str, hostnqn: str | None, timeout: str, as_json: bool) -> int:
     """What does HOST offer to this host over NVMe/TCP?
 
-    Port 4420 is asked, then 8009, unless one is named. Each line ends in the URI that other verbs take as a source.
-    Exit code 1: it answered, and offers nothing to this host.
+    Tries port 4420, then 8009, unless a port is given. Each line ends with the URI that other verbs take as a source.
+    Exit code 1: it answered, but offers nothing to this host.
     """
     found = discover(host, hostnqn, waiting(timeout))
     click.echo(json.dumps(found, indent=1) if as_json else "\n".join(lines(found)))

@@ -45,35 +45,37 @@ _TITLE_WIDTH_MAX = 30
 _NARROWEST = 24
 
 
-@click.command(name="doctor", short_help="What can this machine do, and what is in the way?")
+@click.command(name="doctor", short_help="What can this machine do, and what is wrong?")
 @click.argument("source", required=False)
 @click.option(
     "--json", "as_json", is_flag=True, help="One JSON document (schema forebay.doctor/1) on stdout."
 )
-@click.option("--gdscheck", is_flag=True, help="Print in the shape of `gdscheck -p`.")
-@click.option("--cufile-json", metavar="PATH", help="Default: CUFILE_ENV_PATH_JSON, else /etc/cufile.json.")
+@click.option("--gdscheck", is_flag=True, help="Print in the format of `gdscheck -p`.")
 @click.option(
-    "--write-cufile-json", "write_to", metavar="FILE", help="Write a cufile.json that suits this machine."
+    "--cufile-json", metavar="PATH", help="The cufile.json to examine. Default: CUFILE_ENV_PATH_JSON, else /etc/cufile.json."
+)
+@click.option(
+    "--write-cufile-json", "write_to", metavar="FILE", help="Write a cufile.json for this machine."
 )
 @click.option(
     "--allow-compat/--no-compat",
     "allow_compat",
     default=None,
-    help="In that file: may cuFile fall back to its compatibility mode? Default: as in force.",
+    help="In that file: allow cuFile's compatibility mode or not. Default: as currently configured.",
 )
-@click.option("--overwrite", is_flag=True, help="That file may be there already.")
-@click.option("--fix-udev", is_flag=True, help="Print the commands that end error 5027; change nothing.")
+@click.option("--overwrite", is_flag=True, help="Overwrite that file if it exists.")
+@click.option("--fix-udev", is_flag=True, help="Print the commands that fix error 5027; change nothing.")
 def command(
     source: str | None, as_json: bool, gdscheck: bool, cufile_json: str | None, **writing: Any
 ) -> int:
     """Examine this machine, and the storage that SOURCE names.
 
     SOURCE is a path, or a URI (file:, stripe:, nil:, model:, nvme+tcp:, nvme+rdma:, vfio-user:). In a directory that you
-    may write to, a nameless temporary file shows what direct I/O does; nothing is left behind. Each line says
-    what works, or why not and what to type.
+    may write to, an unnamed temporary file shows what direct I/O can do; nothing is left behind. Each line says
+    what works, or why it doesn't and what to type.
     """
     if as_json and gdscheck:
-        raise RequestError("--json with --gdscheck", "are two shapes of one answer", "one of them")
+        raise RequestError("--json with --gdscheck", "are two formats of one report", "one of them")
     asked = {True: "--allow-compat", False: "--no-compat"}.get(writing["allow_compat"])
     asked = asked or ("--overwrite" if writing["overwrite"] else None)
     if asked and writing["write_to"] is None:

@@ -37,24 +37,24 @@ def _spelled(flag: str, metavar: str, default: str, help: str) -> Callable[..., 
 @_spelled("file-size", "SIZE", "64k", "Bytes in each file; 0 makes empty ones.")
 @_spelled("workers", "N", "8", "Threads.")
 @click.option(
-    "--phases", default=",".join(PHASES), metavar="LIST", help="Phases in order; create comes first, mkdir anywhere."
+    "--phases", default=",".join(PHASES), metavar="LIST", help="Phases in order: create comes first; mkdir may be anywhere."
 )
 @click.option(
     "--directories", metavar="N", help="Directories to spread the files over. Default: one per worker."
 )
 @click.option("--sync", is_flag=True, help="fsync each file before it is closed.")
 @click.option(
-    "--cache", default="drop", metavar="POLICY", help="Before reading: drop the files' pages, or allow them."
+    "--cache", default="drop", metavar="POLICY", help="Page cache before reading: drop the files' pages, or allow them."
 )
-@click.option("--seed", default="7", metavar="N", help="Seed of the content.")
-@click.option("--clean", is_flag=True, help="Measure nothing: remove what runs that were killed left in DIR.")
+@click.option("--seed", default="7", metavar="N", help="Seed for the content.")
+@click.option("--clean", is_flag=True, help="Measure nothing; remove what killed runs left behind in DIR.")
 @click.option("--json", "as_json", is_flag=True, help="The record as one JSON document on stdout.")
-@click.option("-o", "--out", metavar="FILE", help="Save the record here; .jsonl adds a line.")
+@click.option("-o", "--out", metavar="FILE", help="Save the record to FILE; .jsonl appends a line.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress and no summary.")
 def command(directory: str, clean: bool, as_json: bool, out: str | None, quiet: bool, **flags: Any) -> int:
     """How fast are create, stat, read and delete of many files in DIR, and mkdir of as many directories?
 
-    The run makes its own directory in DIR, touches nothing else, and removes it when it is done or stopped.
+    The run creates its own directory in DIR, touches nothing else, and removes it when it finishes or is stopped.
     """
     from forebay.bench import save
 

@@ -1,4 +1,4 @@
-"""A doctor's report in the shape of NVIDIA's `gdscheck -p`, for eyes and scripts that know it.
+"""A doctor's report in the format of NVIDIA's `gdscheck -p`, for people and scripts that know it.
 
 The shape is kept (headings between bars, `name : Supported`); what stands in it is what was found here.
 `Supported` means that a direct path was found ready, never that the library knows the name.
@@ -68,18 +68,18 @@ def _library(report: Report) -> dict[str, Any] | None:
 
 def _release(report: Report) -> str:
     library = _library(report)
-    return (library["version"] or "not told") if library else "not found"
+    return (library["version"] or "not reported") if library else "not found"
 
 
 def _api(report: Report) -> str:
     if _library(report) is None:
         return "not found"
-    return report["cufile"]["api_version"] or "not told"
+    return report["cufile"]["api_version"] or "not reported"
 
 
 def _nvidia_fs(report: Report) -> str:
     facts = report["gds"]["nvidia_fs"]
-    return (facts["version"] or "not told") if facts["loaded"] else "not loaded"
+    return (facts["version"] or "not reported") if facts["loaded"] else "not loaded"
 
 
 def _platform() -> str:
@@ -159,7 +159,7 @@ def _gpus(report: Report) -> Iterator[str]:
     direct = "ready for direct DMA" if _ready(report) else "not ready for direct DMA"
     iommu = _IOMMU[report["gds"]["iommu"]["mode"]]
     for gpu in report["gpu"]["gpus"]:
-        bar = "not told" if gpu["bar1_bytes"] is None else str(gpu["bar1_bytes"] >> 20)
+        bar = "not reported" if gpu["bar1_bytes"] is None else str(gpu["bar1_bytes"] >> 20)
         yield f" GPU index {gpu['index']} {gpu['name']} bar:1 bar size (MiB):{bar} {direct}, IOMMU State: {iommu}"
 
 

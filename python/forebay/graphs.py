@@ -1,4 +1,4 @@
-"""Features of a graph's nodes in files, as PyTorch Geometric's loaders ask for them.
+"""Features of a graph's nodes in files, for PyTorch Geometric's loaders.
 
 `pip install torch torch_geometric`; nothing else of Forebay imports them.
 """
@@ -22,13 +22,13 @@ except ImportError as missing:
 
 
 class FeatureStore(Interface):
-    """`torch_geometric.data.FeatureStore` over files: a row for each node, or edge.
+    """`torch_geometric.data.FeatureStore` over files, with one row per node or edge.
 
         store = FeatureStore(device="cuda:0", path="mapped")
         store.add("paper", "x", "papers.bin", (128,), torch.float32)
         loader = NeighborLoader((store, graph), …)
 
-    `device` is where batches go to, `path` as for forebay.open. Files are read and never written: `put_tensor` and
+    `device` is where batches go, `path` as for forebay.open. Files are read and never written: `put_tensor` and
     `update_tensor` return False. Batches for a GPU are read where the loader's process uses it:
     `NeighborLoader(…, num_workers=0)`, or `filter_per_worker=False`.
     """
@@ -53,7 +53,7 @@ class FeatureStore(Interface):
         return self
 
     def close(self) -> None:
-        """Lets go of the files."""
+        """Closes the files."""
         for rows in self._tables.values():
             rows.close()
 

@@ -25,8 +25,8 @@ Examples:
     context_settings={"max_content_width": 110},
 )
 @click.argument("uri", metavar="URI")
-@click.option("--hostnqn", metavar="NQN", help="Ask as this host. Default: this host's own, /etc/nvme/hostnqn.")
-@click.option("--timeout", default=TIMEOUT, metavar="SECONDS", help="How long an answer may take. Default: 5.")
+@click.option("--hostnqn", metavar="NQN", help="Host NQN to identify as. Default: this host's own, /etc/nvme/hostnqn.")
+@click.option("--timeout", default=TIMEOUT, metavar="SECONDS", help="How long to wait for an answer. Default: 5.")
 @click.option("--json", "as_json", is_flag=True, help="Every field, by its name in the specification, as JSON.")
 def command(uri: str, hostnqn: str | None, timeout: str, as_json: bool) -> int:
     """What can the controller and the namespaces behind URI (nvme+tcp://HOST/NQN[?nsid=N], vfio-user:SOCKET) do?"""

@@ -111,4 +111,4 @@ def _make(home: Path) -> tuple[int, int] | None:
             return None
         raise RequestError(f"make {home}", "something else has that name", f"ls -ld {home}") from None
     except OSError as error:
-        raise RequestError(f"make {home}", str(error.strerror), "a folder of yours, or a file") from error
+        raise RequestError(f"make {home}", str(error.strerror), "a folder that you can write to, or a file") from error

@@ -32,13 +32,13 @@ Path = Union[str, "os.PathLike[str]"]
 
 @dataclass(frozen=True)
 class Report:
-    """How the bytes of a read went.
+    """Which path the bytes of a read took.
 
-    bytes           in all
-    staged_bytes    copied by a processor, or through a pinned slot
+    bytes           total
+    staged_bytes    copied by a CPU, or through a pinned buffer
     mapped_bytes    by DMA from the page cache's own pages
-    direct_bytes    from storage to their place with no copy on the way
-    uncached_bytes  read past the page cache (O_DIRECT), whatever way they took from there
+    direct_bytes    from storage to their destination without a copy
+    uncached_bytes  read with the page cache bypassed (O_DIRECT), whatever path they took from there
     seconds         from the call to the last byte's arrival
     repeated_bytes  of rows that the same call had fetched, copied by the GPU from there
     """
@@ -53,7 +53,7 @@ class Report:
 
     @property
     def gib_s(self) -> float | None:
-        """GiB/s; None where nothing was read."""
+        """GiB/s; None if nothing was read."""
         return self.bytes / self.seconds / (1 << 30) if self.bytes and self.seconds else None
 
 
@@ -68,7 +68,7 @@ class FilesRead:
 
 
 class Future:
-    """A read under way. `await` it, or ask for its `result()`."""
+    """A read in flight. `await` it, or call `result()`."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Future:
         self._cancelled = False
 
     def done(self) -> bool:
-        """Whether it has ended: well, with an error, or cancelled."""
+        """Whether it has finished: successfully, with an error, or cancelled."""
         return all(pending.done() for pending in self._pending)
 
     def cancelled(self) -> bool:
@@ -91,12 +91,12 @@ class Future:
     def result(self, timeout: float | None = None) -> int:
         """Waits until the bytes are in place, for work on any stream to see, and returns how many.
 
-        Raises TimeoutError after `timeout` seconds (the read goes on), or what failed as forebay.errors.*.
+        Raises TimeoutError after `timeout` seconds (the read continues), or the failure as forebay.errors.*.
         """
         return self.report(timeout).bytes
 
     def report(self, timeout: float | None = None) -> Report:
-        """`result`, told in full."""
+        """Like `result`, but returns the whole Report."""
         left = time_left(timeout)
         for pending in self._pending:
             if not pending.wait(left()):
@@ -107,7 +107,7 @@ class Future:
         return report
 
     def exception(self, timeout: float | None = None) -> ForebayError | None:
-        """What failed; None where nothing did."""
+        """The failure; None if the read succeeded."""
         try:
             self.result(timeout)
         except ForebayError as error:
@@ -115,8 +115,8 @@ class Future:
         return None
 
     def cancel(self) -> bool:
-        """Ends the read. Once this has returned nothing writes to the buffers; what they hold is undefined. False
-        where the read had ended before."""
+        """Ends the read. Once this has returned, nothing writes to the buffers any more; their content is undefined. False
+        if the read had already finished."""
         ended = [pending.cancel() for pending in self._pending]
         self._cancelled = any(ended) or self._cancelled
         return self._cancelled
@@ -124,8 +124,8 @@ class Future:
     def wait_on_stream(self, stream: Any, timeout: float | None = None) -> None:
         """Work queued on `stream` after this returns sees the bytes.
 
-        Waits on the host until the files are read and the last copy to the GPU is queued, not until it has ended.
-        Raises as `result` does for what failed until then; a copy that fails later is told by `result`.
+        Waits on the host until the files are read and the last copy to the GPU is queued, not until it has finished.
+        Raises like `result` for failures up to then; a copy that fails later is reported by `result`.
         """
         handle = stream_handle(stream)
         if not self._gpus:
@@ -167,7 +167,7 @@ def time_left(timeout: float | None) -> Callable[[], float | None]:
 
 
 def together(reports: Sequence[Report]) -> Report:
-    """Of reads that went on beside each other, as of one."""
+    """One report for several concurrent reads."""
     if len(reports) < 2:
         return reports[0] if reports else Report(0, 0, 0, 0, 0, 0.0)
     def total(count: Callable[[Report], int]) -> int:
@@ -185,10 +185,10 @@ def together(reports: Sequence[Report]) -> Report:
 
 
 class File:
-    """An open file. Reads may run at once, from any number of threads."""
+    """An open file. Any number of threads may read at the same time."""
 
     def __init__(self, name: Path, path: str = "auto", direct: bool | None = None, *, once: bool = False) -> None:
-        """`once`: it is read one time; `close` then lets go of it in the background, `release` waits for that."""
+        """`once`: it is read only once; `close` then releases it in the background, and `release` waits for that."""
         self.name = os.fspath(name)
         self._path = path
         self._reader = _core.Reader(self.name, path, direct, once)
@@ -205,17 +205,17 @@ class File:
 
     @property
     def size(self) -> int:
-        """Bytes of the file now."""
+        """Current size of the file in bytes."""
         return self._reader.bytes()
 
     def close(self) -> None:
-        """Waits for the reads under way and lets go of the file."""
+        """Waits for the reads in flight and closes the file."""
         self._reader.close()
 
     def read_into(
         self, buffer: Any, offset: int = 0, size: int | None = None, *, stream: Any = None
     ) -> int:
-        """Reads `size` bytes (as many as file and buffer hold) from `offset` on into `buffer`; returns how many.
+        """Reads `size` bytes (default: as many as file and buffer hold) from `offset` into `buffer`; returns how many.
 
         They are in place when it returns. See `read_async` for `stream`.
         """
@@ -224,20 +224,20 @@ class File:
     def read_async(
         self, buffer: Any, offset: int = 0, size: int | None = None, stream: Any = None
     ) -> Future:
-        """`read_into` that goes on by itself. The Future keeps the buffer alive.
+        """`read_into`, returning a Future instead of waiting. The Future keeps the buffer alive.
 
-        Bytes of a GPU's buffer are written once the work is done that `stream` was given before this call. None
-        stands for the buffer's own: PyTorch's current stream, the one that CuPy names, else the default stream.
-        -1 waits for nothing. Work after `Future.result()` or `Future.wait_on_stream()` sees the bytes.
+        A buffer on a GPU is written to only after the work queued on `stream` before this call has finished. None
+        stands for the buffer's own stream: PyTorch's current one, the one that CuPy names, else the default stream.
+        -1 doesn't wait. Work after `Future.result()` or `Future.wait_on_stream()` sees the bytes.
         """
         return self.read_ranges_async([(offset, size, buffer)], stream)
 
     def read_ranges(self, ranges: Iterable[tuple[int, int | None, Any]], *, stream: Any = None) -> int:
-        """Reads each (offset, size, buffer), all of them at once; returns how many bytes in all."""
+        """Reads all (offset, size, buffer) at the same time; returns the total number of bytes."""
         return self.read_ranges_async(ranges, stream).result()
 
     def read_ranges_async(self, ranges: Iterable[tuple[int, int | None, Any]], stream: Any = None) -> Future:
-        """`read_ranges` that goes on by itself."""
+        """`read_ranges`, returning a Future instead of waiting."""
         asked: list[tuple[int, int, int | None, int]] = []
         memories: list[Memory] = []
         for offset, size, buffer in ranges:
@@ -257,16 +257,16 @@ class File:
         offsets: Any = None,
         stream: Any = None,
     ) -> int:
-        """Reads rows of a table into `out`, one behind the other; returns how many bytes in all.
+        """Reads rows of a table into `out`, packed one after another; returns the total number of bytes.
 
-        rows       their numbers: integers in one dimension, in memory of the host or of a GPU, in any order, some of
-                   them twice
-        row_bytes  of each; row n begins at byte `start` + n × `row_bytes` of the file
-        out        memory for len(rows) × row_bytes; of a GPU it is filled by one launch for thousands of rows, which
-                   fetches each of them once out of the page cache without a copy by a processor, where the file is read
-                   so often that registering it pays (path="mapped": from the first time on). With path="bounce"
-                   processors copy cached rows into pinned memory, which takes processor time and is faster for rows
-                   below 1 KiB where there are processors to spare
+        rows       their numbers: one-dimensional integers, in memory of the host or of a GPU, in any order, duplicates
+                   allowed
+        row_bytes  size of each; row n begins at byte `start` + n × `row_bytes` of the file
+        out        memory for len(rows) × row_bytes; on a GPU it is filled by one launch for thousands of rows, which
+                   fetches each of them once from the page cache without a copy by a CPU, if the file is read
+                   so often that registering it pays off (path="mapped": from the first time on). With path="bounce"
+                   CPUs copy cached rows into pinned memory, which takes CPU time and is faster for rows
+                   below 1 KiB if there are spare CPUs
         offsets    in place of `start`: row n begins at byte offsets[n]
 
         Raises RequestError for a row that the file doesn't have; nothing is written then. Numbers on a GPU are checked, once
@@ -278,7 +278,7 @@ class File:
     def gather_async(
         self, rows: Any, row_bytes: int, out: Any, start: int = 0, offsets: Any = None, stream: Any = None
     ) -> Future:
-        """`gather` that goes on by itself."""
+        """`gather`, returning a Future instead of waiting."""
         check_row(row_bytes, start)
         if offsets is None:
             ours = self._gather_there(rows, row_bytes, out, start, stream)
@@ -320,15 +320,15 @@ class File:
         return None if pending is None else Future(pending, [memory], self)
 
     def read_at(self, offsets: Any, size: int, buffer: Any, *, stream: Any = None) -> int:
-        """Reads `size` bytes from each of `offsets` into `buffer`, one behind the other; returns how many in all.
+        """Reads `size` bytes from each of `offsets` into `buffer`, packed one after another; returns the total.
 
-        As `gather`, for what doesn't lie in rows: `offsets` is an array of integers, and nothing is made in Python for
+        Like `gather`, for data that isn't in rows: `offsets` is an array of integers, and no Python object is created for
         each.
         """
         return self.read_at_async(offsets, size, buffer, stream).result()
 
     def read_at_async(self, offsets: Any, size: int, buffer: Any, stream: Any = None) -> Future:
-        """`read_at` that goes on by itself."""
+        """`read_at`, returning a Future instead of waiting."""
         begins = whole_numbers(offsets, "offsets")
         if size < 0:
             raise RequestError(f"size={size}", "it is negative", "0 or more")
@@ -365,7 +365,7 @@ class File:
 
     def _fitting(self, memory: Memory, offset: int, size: int | None) -> int:
         if offset < 0 or (size is not None and size < 0):
-            raise RequestError(f"offset={offset}, size={size}", "neither may be negative", "0 or more")
+            raise RequestError(f"offset={offset}, size={size}", "must not be negative", "0 or more")
         if size is None:
             return max(0, min(memory.bytes, self.size - offset)) if memory.bytes else 0
         if size > memory.bytes:
@@ -451,7 +451,7 @@ def own_buffers(names: list[str], sizes: list[int], into: Sequence[Any]) -> list
 
 
 def release() -> None:
-    """Ends the threads that read and gives their pinned memory back; the next read starts them anew."""
+    """Ends the reading threads and frees their pinned memory; the next read starts them again."""
     _core.release()
 
 
@@ -478,11 +478,11 @@ def open(
 ) -> File | Table:
     """Opens a file or block device for reading; a list of them as one `Table`.
 
-    path          "auto": what suits each range; "bounce": through pinned slots; "mapped": by the GPU, out of the page
-                  cache, and through slots what isn't in it; "host": no GPU
-    direct        None: O_DIRECT for what isn't in the page cache; True: for everything; False: for nothing
-    stripe_bytes  of several files: so many bytes of the table lie in the first, as many in the second, and so on round.
-                  None: the files' rows lie one behind the other
+    path          "auto": chosen for each range; "bounce": through pinned buffers; "mapped": read by the GPU from the page
+                  cache, data that isn't cached through pinned buffers; "host": no GPU
+    direct        None: O_DIRECT for data that isn't in the page cache; True: for everything; False: for nothing
+    stripe_bytes  for several files: stripe unit of the table, which is distributed over the files in turn.
+                  None: the files' rows are concatenated
     """
     if isinstance(name, (str, os.PathLike)):
         if stripe_bytes is not None:

@@ -120,7 +120,7 @@ def stream_of(memory: Memory) -> int:
 def check_row(row_bytes: int, start: int) -> None:
     if row_bytes < 1 or start < 0:
         asked = f"row_bytes={row_bytes}, start={start}"
-        raise RequestError(asked, "a row has a byte at least, and begins in the file", "row_bytes=4096, start=0")
+        raise RequestError(asked, "a row has at least one byte and starts within the file", "row_bytes=4096, start=0")
 
 
 def check_rows(numbers: Any, there: int, name: str, what: str) -> None:

@@ -98,7 +98,7 @@ class SafetensorsFile:
         return self.load([name], device)[name]
 
     def load(self, names: Iterable[str] | None = None, device: Any = "cuda:0") -> dict[str, Any]:
-        """Tensors by name (all of them), as views of one allocation on `device`, which lives while one of them does."""
+        """Tensors by name (default: all), as views of one allocation on `device`, which lives as long as any of them."""
         torch = import_torch()
         wanted = list(self.tensors.values()) if names is None else [self._named(n) for n in names]
         wanted.sort(key=lambda t: t.offset)
@@ -131,7 +131,7 @@ class SafetensorsFile:
             raise RequestError(
                 f"tensor {name!r} of {self.file.name}",
                 f"it has {len(self.tensors)} others: {some}, …",
-                "a name out of keys()",
+                "a name from keys()",
             )
         return self.tensors[name]
 
@@ -181,7 +181,7 @@ def import_torch() -> Any:
         raise MachineError(
             "tensors of PyTorch",
             f"PyTorch can't be imported: {error}",
-            "pip install torch; or SafetensorsFile.read_into with a buffer of yours",
+            "pip install torch; or SafetensorsFile.read_into with your own buffer",
         ) from None
 
 
@@ -191,14 +191,14 @@ def torch_type(torch: Any, tensor: Tensor) -> Any:
         raise MachineError(
             f"tensor {tensor.name!r} of type {tensor.dtype}",
             f"PyTorch {getattr(torch, '__version__', '')} has no such type",
-            "a newer PyTorch; or SafetensorsFile.read_into with a buffer of yours",
+            "a newer PyTorch; or SafetensorsFile.read_into with your own buffer",
         )
     return found
 
 
 def load(name: Path, device: Any = "cuda:0", *, path: str = "auto", direct: bool | None = None) -> dict[str, Any]:
-    """All tensors of a file, by name, as views of one allocation on `device`. A file that is cached, and 256 MiB at
-    least, is read by the GPU itself; its pages stay registered until nobody has read for 0.2 s, or forebay.release()."""
+    """All tensors of a file, by name, as views of one allocation on `device`. A cached file of at least 256 MiB is read
+    directly by the GPU; its pages stay registered until 0.2 s after the last read, or forebay.release()."""
     with SafetensorsFile(name, path, direct, once=True) as file:
         return file.load(device=device)
 

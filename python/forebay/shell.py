@@ -21,7 +21,7 @@ INSTALL = {
 @click.command("completion")
 @click.argument("shell", required=False, metavar="[bash|zsh|fish]")
 def completion(shell: str | None) -> int:
-    """Print the script that completes forebay's verbs and flags on Tab.
+    """Print a script for tab completion of forebay's verbs and flags.
 
     \b
     bash: eval "$(forebay completion bash)" in ~/.bashrc
@@ -47,9 +47,9 @@ def completion(shell: str | None) -> int:
 
 @click.command("man")
 @click.argument("verb", required=False)
-@click.option("--out", metavar="DIR", help="Write every page there, as forebay.1, forebay-bench.1 and so on.")
+@click.option("--out", metavar="DIR", help="Write all pages to DIR, as forebay.1, forebay-bench.1 and so on.")
 def man(verb: str | None, out: str | None) -> int:
-    """Print the manual page of forebay, or of a VERB, as man reads it: forebay man bench | man -l -"""
+    """Print the manual page of forebay, or of a VERB, as input for man: forebay man bench | man -l -"""
     if out is not None:
         return write_pages(Path(out), verb)
     click.echo(page(verb), nl=False)

@@ -112,7 +112,7 @@ def value_of(flag: str, text: str) -> str:
     """`text` in our words. RequestError where it is somebody else's and means something that has another flag."""
     answer = VALUE_ANSWERS.get(flag, {}).get(text)
     if answer is not None:
-        raise RequestError(f"{flag} {text}", "is fio's word", answer)
+        raise RequestError(f"{flag} {text}", "is fio's name", answer)
     return VALUES.get(flag, {}).get(text, text)
 
 
@@ -142,7 +142,7 @@ class Answering(click.Command):
             answer = ANSWERS.get(error.option_name)
             if answer is None:
                 raise
-            raise RequestError(error.option_name, f"is no flag of {ctx.command_path}", answer) from None
+            raise RequestError(error.option_name, f"is not a flag of {ctx.command_path}", answer) from None
         except click.BadOptionUsage as error:
             if error.option_name != "--direct":
                 raise

@@ -1,4 +1,4 @@
-"""Several files as one table of rows: one behind the other, striped, or by tables of offsets."""
+"""Several files as one table of rows: concatenated, striped, or by tables of offsets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ELSEWHERE = 2**64 - 1
 
 
 class Table:
-    """Open files whose rows are numbered through. Gathers may run at once, from any number of threads."""
+    """Open files whose rows are numbered consecutively. Any number of threads may gather at the same time."""
 
     def __init__(
         self,
@@ -52,11 +52,11 @@ class Table:
 
     @property
     def size(self) -> int:
-        """Bytes of all files now."""
+        """Current size of all files together, in bytes."""
         return sum(file.size for file in self.files)
 
     def close(self) -> None:
-        """Waits for the reads under way and lets go of the files."""
+        """Waits for the reads in flight and closes the files."""
         for file in self.files:
             file.close()
 
@@ -70,11 +70,11 @@ class Table:
         offsets: Sequence[Any] | None = None,
         stream: Any = None,
     ) -> int:
-        """`File.gather` over all files; returns how many bytes in all.
+        """`File.gather` over all files; returns the total number of bytes.
 
-        Each file holds the rows that fit whole between its byte `start` and its end, and rows are numbered through in the
-        order of the files. Striped, row n begins at byte n × `row_bytes` of the stripe, whose unit is a multiple of
-        `row_bytes`. `offsets`: an array for each file; the file's rows are as many, and begin at these bytes of it.
+        Each file holds as many whole rows as fit between its byte `start` and its end, and rows are numbered consecutively
+        in the order of the files. If striped, row n begins at byte n × `row_bytes` of the stripe, whose unit is a multiple
+        of `row_bytes`. `offsets`: one array per file, with the offset in that file of each of its rows.
         """
         return self.gather_async(rows, row_bytes, out, start, offsets, stream).result()
 
@@ -87,7 +87,7 @@ class Table:
         offsets: Sequence[Any] | None = None,
         stream: Any = None,
     ) -> Future:
-        """`gather` that goes on by itself."""
+        """`gather`, returning a Future instead of waiting."""
         import numpy as np
 
         numbers = whole_numbers(rows, "rows")

@@ -197,7 +197,7 @@ def test_a_card_that_takes_no_gpu_memory_says_so_and_pinned_memory_stands_betwee
 def test_what_cannot_be_reached_says_why(card: Card) -> None:
     exported(card)
     for source, why in [
-        (uri(port=PORT + 1), "nobody listens there for RDMA"),
+        (uri(port=PORT + 1), "nothing is listening there for RDMA"),
         (uri(nqn=NQN + "x"), "Connect"),
         (uri("hdgst=1"), "nvme+tcp: alone"),
     ]:

@@ -134,12 +134,12 @@ impl Arena {
         let (base, got, fd) = given.map_err(|e| match pages {
             Pages::Hugetlb => Error::machine(
                 "--pages hugetlb",
-                format!("no huge pages to be had: {e}"),
+                format!("no huge pages are available: {e}"),
                 format!("sysctl vm.nr_hugepages={} or --pages thp", mapped_bytes / HUGE),
             ),
             _ => Error::machine(
                 format!("{count} buffers of {slot_bytes} bytes"),
-                format!("the system gave no memory for them: {e}"),
+                format!("the system has no memory for them: {e}"),
                 "a smaller --depth, --workers or --io-size",
             ),
         })?;

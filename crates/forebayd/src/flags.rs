@@ -159,7 +159,7 @@ const fn valued(long: &'static str, value: &'static str, help: &'static str) -> 
 }
 
 const fn quiet() -> Flag {
-    Flag { short: Some("-q"), ..flag("quiet", "Of the log, warnings and errors alone; no totals.") }
+    Flag { short: Some("-q"), ..flag("quiet", "Log only warnings and errors; print no totals.") }
 }
 
 pub const SERVE: Verb = Verb {
@@ -169,7 +169,7 @@ pub const SERVE: Verb = Verb {
         "Serve SOURCE (a file, a block device, stripe:, nil:, model:, nvme+tcp:) to NVMe/TCP and NVMe/RDMA\n\
             hosts, or all that CONFIG.toml names (docs/serve.md).",
     flags: &[
-        valued("nqn", "NQN", "The name that hosts connect to, as nqn.2026-01.io.example:big."),
+        valued("nqn", "NQN", "The name that hosts connect to, e.g. nqn.2026-01.io.example:big."),
         Flag {
             many: true,
             ..valued("listen", "ADDRESS", "Address and port; may be repeated. Default: 127.0.0.1:4420.")
@@ -179,31 +179,34 @@ pub const SERVE: Verb = Verb {
             ..valued(
                 "listen-rdma",
                 "ADDRESS",
-                "The same over RDMA, at a card's address; alone, not over TCP.",
+                "Address and port of an RDMA card. Without --listen, the target is on RDMA only.",
             )
         },
-        flag("writable", "Hosts may write too; a namespace is read-only otherwise."),
-        Flag { many: true, ..valued("allow", "HOSTNQN", "Only this host, or these. Default: any host.") },
+        flag("writable", "Let hosts write. Default: read-only."),
+        Flag {
+            many: true,
+            ..valued("allow", "HOSTNQN", "Allow only this host; may be repeated. Default: any host.")
+        },
         valued("serial", "TEXT", "Serial number, 20 characters. Default: made from the NQN."),
         valued("block-size", "SIZE", "Logical block: 512 or 4096."),
         valued("cache", "POLICY", "Page cache: auto, bypass (O_DIRECT) or allow."),
-        valued("threads", "N", "Threads that serve. Default: one per processor, at most 8."),
-        valued("cpus", "LIST", "CPUs that the threads stay on, in turn, as 0-3,8. Default: anywhere."),
-        valued("spin-us", "N", "Look for more to do this long before sleeping. Default: 0."),
-        valued("max-transfer", "SIZE", "Longest transfer of one command. Default: 1m."),
-        valued("metrics", "ADDRESS", "Prometheus metrics: a port of the loopback interface, or an address."),
-        valued("drain", "SECONDS", "Time for commands to finish. Default: 10."),
+        valued("threads", "N", "Number of serving threads. Default: one per CPU, at most 8."),
+        valued("cpus", "LIST", "CPUs to pin the threads to, in turn, e.g. 0-3,8. Default: not pinned."),
+        valued("spin-us", "N", "Poll this long before sleeping, in microseconds. Default: 0."),
+        valued("max-transfer", "SIZE", "Maximum transfer size of one command. Default: 1m."),
+        valued("metrics", "ADDRESS", "Serve Prometheus metrics on this port (loopback only) or HOST:PORT."),
+        valued("drain", "SECONDS", "Time for commands to finish at shutdown. Default: 10."),
         valued("log", "FORMAT", "Log on stderr: text, json or off. Default: text."),
-        flag("check", "Check the configuration, open nothing, and end."),
+        flag("check", "Check the configuration without opening anything, and exit."),
         Flag {
             bare: Some("sha256"),
             ..valued(
                 "new-key",
                 "HASH",
-                "Print a new key for dhchap_key, and end. HASH: sha256, sha384, sha512 or none.",
+                "Print a new key for dhchap_key, and exit. HASH: sha256, sha384, sha512 or none.",
             )
         },
-        flag("json", "One JSON document on stdout at the end: what was served."),
+        flag("json", "Print totals as one JSON document on stdout at the end."),
         quiet(),
     ],
 };
@@ -211,19 +214,19 @@ pub const SERVE: Verb = Verb {
 pub const SNAP: Verb = Verb {
     name: "snap",
     subject: "CONFIG.toml|rpc VERB …",
-    about: "Show sources (above all nvme+tcp:) as NVMe drives to virtual machines (vfio-user): all that CONFIG.toml names\n\
-            (docs/snap.md). forebayd snap rpc VERB asks a gateway that runs.",
+    about: "Present sources (above all nvme+tcp:) as NVMe drives to virtual machines (vfio-user), as CONFIG.toml says\n\
+            (docs/snap.md). forebayd snap rpc VERB controls a running gateway.",
     flags: &[
-        valued("rpc", "PATH", "Socket for RPCs, or off. Default: the file's, or snap.sock of the runtime directory."),
+        valued("rpc", "PATH", "Socket for RPCs, or off. Default: the file's, or snap.sock in the runtime directory."),
         flag(
             "take-over",
-            "Take the place of the gateway that runs at the RPC socket, unnoticed by hosts; where none does, start.",
+            "Replace the gateway running at the RPC socket without hosts noticing; if none runs, start.",
         ),
-        flag("keep", "Start the gateway again when it is killed; hosts stay connected meanwhile."),
-        valued("drain", "SECONDS", "Time for commands to finish. Default: 10."),
+        flag("keep", "Restart the gateway if it is killed; hosts stay connected."),
+        valued("drain", "SECONDS", "Time for commands to finish at shutdown. Default: 10."),
         valued("log", "FORMAT", "Log on stderr: text, json or off. Default: text."),
-        flag("check", "Check the configuration, open nothing, and end."),
-        flag("json", "One JSON document on stdout at the end: what went through."),
+        flag("check", "Check the configuration without opening anything, and exit."),
+        flag("json", "Print totals as one JSON document on stdout at the end."),
         quiet(),
     ],
 };

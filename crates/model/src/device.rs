@@ -167,7 +167,7 @@ impl DriveModel {
         if !unknown {
             return Ok(());
         }
-        let found = format!("nobody has published its {what}");
+        let found = format!("its {what} has not been published");
         Err(Error::request(format!("model:{}", self.name), found, format!("model:{}?{key}", self.name)))
     }
 

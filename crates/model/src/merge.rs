@@ -62,7 +62,7 @@ pub fn merge(records: Vec<RunRecord>) -> Result<RunRecord, Error> {
         merged.missing.remove("result.verified_on");
     }
     let result = &merged.result;
-    let lost = "it is told by host, and can't be put together; see the hosts' own records";
+    let lost = "it is reported per host and can't be combined; see the hosts' own records";
     for (field, is_null) in [
         ("result.copy_latency_us", result.copy_latency_us.is_none()),
         ("result.steady_after_s", result.steady_after_s.is_none()),

@@ -18,7 +18,7 @@ pub fn parse_cpu_list(text: &str) -> Result<Vec<u32>, String> {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let number = |t: &str| {
             let number = t.trim().parse::<u32>().ok().filter(|n| *n < CPUS_MAX);
-            number.ok_or_else(|| format!("'{part}' is no range of CPUs"))
+            number.ok_or_else(|| format!("'{part}' is not a range of CPUs"))
         };
         let (first, last) = (number(first)?, number(last)?);
         if last < first {

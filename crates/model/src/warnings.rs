@@ -53,7 +53,7 @@ pub fn of(record: &RunRecord) -> Vec<Warning> {
     list.extend(of_scale(record));
     list.extend(off_model(record));
     if record.origin != "measured" {
-        let text = "a modelled drive took part: these are not measurements of a device";
+        let text = "a modelled drive was used: these are not measurements of a device";
         warn(&mut list, "simulated", text.into(), "a real source");
     }
     list
@@ -77,19 +77,19 @@ fn of_errors(errors: &Errors, list: &mut Vec<Warning>) {
     let counts = [
         (errors.failed, "failed"),
         (errors.timed_out, "timed out"),
-        (errors.short, "came short"),
+        (errors.short, "were short"),
         (errors.retried, "were retried"),
         (errors.misaligned, "were misaligned"),
     ];
     let told: Vec<_> = counts.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
-    let first = errors.examples.first().map_or(String::new(), |e| format!("; the first: {e}"));
+    let first = errors.examples.first().map_or(String::new(), |e| format!("; the first one: {e}"));
     if !told.is_empty() {
         let text = format!("of the I/Os {}{first}", told.join(", "));
         warn(list, "failed_io", text, "dmesg | tail; forebay doctor SOURCE");
     }
     if errors.verify_failed > 0 {
-        let text = format!("{} blocks didn't hold what they should{first}", errors.verify_failed);
-        warn(list, "verify", text, "don't trust this storage with data until that is explained");
+        let text = format!("{} blocks had the wrong content{first}", errors.verify_failed);
+        warn(list, "verify", text, "don't trust this storage with data until this is explained");
     }
 }
 
@@ -116,8 +116,8 @@ fn of_end(record: &RunRecord, list: &mut Vec<Warning>) {
     let unfinished = &result.unfinished;
     if unfinished.count > 0 {
         let text = format!(
-            "{} I/Os that were under way or due never came back, and the oldest had waited {:.3} s when it was given up: \
-             latency counts them as if they had ended then",
+            "{} I/Os in flight or due never completed; the oldest had waited {:.3} s when it was given up: \
+             latency counts them as if they had completed then",
             unfinished.count, unfinished.oldest_s
         );
         let next = match (result.errors.timed_out > 0, rate_flag(job)) {
@@ -129,7 +129,7 @@ fn of_end(record: &RunRecord, list: &mut Vec<Warning>) {
     }
     let late = |unit: &str, got: f64, asked: f64| {
         (got < REACHED_LEAST * asked)
-            .then(|| format!("{got:.3} of {asked:.3} {unit} were reached; latency counts the waiting"))
+            .then(|| format!("{got:.3} of {asked:.3} {unit} were reached; latency includes the waiting time"))
     };
     let by_ios = job.rate_iops.and_then(|r| late("I/Os per second", result.iops.round(), r));
     let by_bytes = job.rate_gib_s.and_then(|r| late("GiB/s", result.throughput_gib_s, r));
@@ -171,14 +171,14 @@ fn of_training(training: &Training, list: &mut Vec<Warning>) {
     if training.headroom.client_limited {
         let text = format!("the client was measured, not the storage: {}", training.headroom.why);
         let next =
-            "fewer --accelerators, more hosts (mpirun), or a machine with more processors or less else to do";
+            "fewer --accelerators, more hosts (mpirun), or a machine with more CPUs or less other work";
         warn(list, "client_limited", text, next);
     }
     let skipped = &training.skipped;
     if skipped.count > 0 {
         let examples: Vec<_> = skipped.examples.iter().take(EXAMPLES_TOLD).map(String::as_str).collect();
-        let text = format!("{} samples were left out: {}", skipped.count, examples.join("; "));
-        warn(list, "skipped", text, "rm those files, and forebay emulate datagen makes them anew");
+        let text = format!("{} samples were skipped: {}", skipped.count, examples.join("; "));
+        warn(list, "skipped", text, "rm those files, and forebay emulate datagen creates them again");
     }
     let (files, accelerators) = (training.files, training.accelerators);
     if training.loader == Loader::TensorFlow && files < accelerators {
@@ -199,7 +199,7 @@ fn of_noise(record: &RunRecord, list: &mut Vec<Warning>) {
     }
     if let Some(seconds) = noise.stood_still_s.filter(|s| *s > 0.0) {
         let text = format!(
-            "the process stood still for {seconds:.1} s (stopped, frozen, or its machine paused): rates and latency hold that time"
+            "the process stood still for {seconds:.1} s (stopped, frozen, or its machine paused): rates and latency include that time"
         );
         warn(list, "stood_still", text, "the same command again, left to run");
     }
@@ -209,7 +209,7 @@ fn of_noise(record: &RunRecord, list: &mut Vec<Warning>) {
             "the container's limit of {cores:.1} cores held this process back in {pct:.0} % of the scheduler's periods"
         );
         let fewer = if emulated { "" } else { ", or fewer --workers" };
-        let next = format!("start it with more (docker: --cpus, Kubernetes: resources.limits.cpu){fewer}");
+        let next = format!("raise the limit (docker: --cpus, Kubernetes: resources.limits.cpu){fewer}");
         warn(list, "cpu_limit", text, next);
     }
     let may_pin = job.cpus.is_none() && !emulated;
@@ -261,7 +261,7 @@ fn of_cache(record: &RunRecord, list: &mut Vec<Warning>) {
     let direct = record.job.spec.require_direct;
     if let Some(shown) = cached::unchecked(cache, result).filter(|_| direct) {
         let next = "the client's own counters (nfsiostat, lctl get_param osc.*.stats)";
-        warn(list, "direct_unchecked", format!("what shows that bytes went direct: {shown}"), next);
+        warn(list, "direct_unchecked", format!("evidence that I/O was direct: {shown}"), next);
     }
     list.extend(cached::judge(&record.job, cache, result));
     of_both(record, list);
@@ -279,7 +279,7 @@ fn of_cache(record: &RunRecord, list: &mut Vec<Warning>) {
     {
         let times = moved as f64 / result.bytes as f64;
         let text =
-            format!("the drives moved {times:.1} times what the job asked for: others used them meanwhile");
+            format!("the drives moved {times:.1} times what the job asked for: something else used them at the same time");
         warn(list, "traffic", text, "a drive that nothing else uses");
     }
 }
@@ -310,9 +310,9 @@ fn of_cufile(path: &PathRan, list: &mut Vec<Warning>) {
     if path.compat_bytes > 0 {
         let share = 100.0 * path.compat_bytes as f64 / (path.direct_bytes + path.compat_bytes) as f64;
         let text = format!(
-            "{share:.0} % of the bytes went by cuFile's compatibility mode, which its settings allow: a CPU read and copied them"
+            "{share:.0} % of the bytes went through cuFile's compatibility mode, which its settings allow: a CPU read and copied them"
         );
-        let next = "forebay doctor SOURCE for what is in the way; --require-direct to refuse it";
+        let next = "forebay doctor SOURCE for the reason; --require-direct to refuse it";
         warn(list, "gds_compat", text, next);
     }
 }
@@ -323,7 +323,7 @@ fn of_fabric(path: &PathRan, list: &mut Vec<Warning>) {
         let reconnects: u32 = ran.paths.iter().map(|p| p.reconnects).sum();
         if reconnects > 0 {
             let times = if reconnects == 1 { "once".into() } else { format!("{reconnects} times") };
-            let text = format!("{} lost its connections and was connected again {times}", ran.uri);
+            let text = format!("{} lost its connections and was reconnected {times}", ran.uri);
             warn(list, "reconnected", text, "path.fabric[].events of the record, and the target's log");
         }
         let down = ran.paths.iter().filter(|p| !p.state.starts_with("live"));
@@ -334,7 +334,7 @@ fn of_fabric(path: &PathRan, list: &mut Vec<Warning>) {
         }
         let retries: u64 = ran.queues.iter().map(|q| q.retries).sum();
         if retries > 0 {
-            let text = format!("{retries} commands to {} failed in passing and were sent again", ran.uri);
+            let text = format!("{retries} commands to {} failed temporarily and were sent again", ran.uri);
             warn(list, "retried", text, "the target's log; a link that changes bits, if digests are on");
         }
     }
@@ -355,7 +355,7 @@ fn of_scale(record: &RunRecord) -> Option<Warning> {
     let scale = record.checkpoint.as_ref()?.scale;
     (scale != 1.0).then(|| Warning {
         id: "scaled".into(),
-        text: format!("files have {scale} of their size: no result of the workload"),
+        text: format!("files have {scale} of their size: this is not a result of the workload"),
         next: "--scale 1".into(),
     })
 }
@@ -367,14 +367,14 @@ pub fn off_model(record: &RunRecord) -> Option<Warning> {
     (off.abs() > OFF_MODEL_PCT).then(|| Warning {
         id: "off_model".into(),
         text: format!(
-            "{} did {:.0} I/Os per second and its own law gives {:.0}: {:.0} % {}, by this host and not by the drive",
+            "{} did {:.0} I/Os per second, and its model predicts {:.0}: {:.0} % {}, because of this host and not the drive",
             record.job.source,
             record.result.iops,
             foretold.iops,
             off.abs(),
             if off < 0.0 { "fewer" } else { "more" },
         ),
-        next: "time=virtual, which no host slows down; a larger --depth or --io-size; cores that nobody else uses".into(),
+        next: "time=virtual, which no host slows down; a larger --depth or --io-size; cores that nothing else uses".into(),
     })
 }
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def option(command: Callable[..., Any]) -> Callable[..., Any]:
-    told = "Prometheus metrics while it runs, at this port or HOST:PORT."
+    told = "Serve Prometheus metrics during the run, on this port or HOST:PORT."
     return click.option("--metrics", metavar="ADDRESS", help=told)(command)
 
 

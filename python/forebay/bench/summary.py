@@ -135,7 +135,7 @@ def rate(result: dict[str, Any]) -> str:
     line = f"{significant(result['throughput_gib_s'])} GiB/s · {result['iops']:,.0f} IOPS"
     foretold = result.get("foretold")
     if foretold:
-        line += f" · its law gives {foretold['iops']:,.0f} IOPS ({foretold['off_pct']:+.1f} %)"
+        line += f" · its model predicts {foretold['iops']:,.0f} IOPS ({foretold['off_pct']:+.1f} %)"
     repeats = result.get("repeats") or []
     if len(repeats) < 2:
         return line

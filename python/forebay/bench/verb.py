@@ -24,7 +24,7 @@ Examples:
   forebay bench /data --create --file-size 1g --workers 4                  (files made for it)
   forebay bench 'stripe:?chunk=512k&m=/nvme0/a&m=/nvme1/a' --path bounce --repeat 5
   forebay bench --pair 0=/dev/nvme0n1 --pair 1=/dev/nvme1n1 --path bounce --workers 8
-  forebay bench nil: --io-size 4k             (the cost of our own loop)
+  forebay bench nil: --io-size 4k             (the overhead of Forebay's own loop)
   mpirun -n 2 forebay bench '/data/{host}' --duration 30"""
 
 
@@ -67,18 +67,18 @@ class Outcome:
 @job_options
 @click.option("--json", "as_json", is_flag=True, help="The record as one JSON document on stdout.")
 @click.option(
-    "-o", "--out", metavar="FILE", help="Save the record here. .jsonl adds a line; else only a record is replaced."
+    "-o", "--out", metavar="FILE", help="Save the record to FILE: .jsonl appends a line; otherwise only a record is replaced."
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and touch nothing.")
-@click.option("--live", is_flag=True, help="A full-screen view while it runs.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done, and change nothing.")
+@click.option("--live", is_flag=True, help="Show a full-screen view during the run.")
 @listen.option
-@click.option("--fio", metavar="FILE", help="Run the jobs of a fio job file, or refuse what would not be done as there.")
-@click.option("--fio-lenient", is_flag=True, help="Run them without what isn't done; the record says what was left out.")
+@click.option("--fio", metavar="FILE", help="Run the jobs of a fio job file; a setting that can't be honoured is refused.")
+@click.option("--fio-lenient", is_flag=True, help="With --fio: ignore such settings instead; the record lists them.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress and no summary.")
 @click.option(
     "--mpi",
     is_flag=True,
-    help="One run over all ranks of mpirun or srun (detected where mpi4py is installed).",
+    help="Run one job over all ranks of mpirun or srun (detected if mpi4py is installed).",
 )
 @click.option(
     "--host-source", multiple=True, metavar="HOST=SOURCE", help="In an MPI run, this host's SOURCE."
@@ -87,8 +87,8 @@ def command(sources: tuple[str, ...], **options: Any) -> int:
     """How fast, and at what CPU cost and power, does a path move data between SOURCE and memory?
 
     SOURCE is a file, a directory, a block device, stripe:?chunk=512k&m=A&m=B, nil:, model:NAME,
-    nvme+tcp://HOST/NQN, nvme+rdma://HOST/NQN or vfio-user:SOCKET. One job makes one record; the summary on
-    the terminal says what ran, on what, and what to doubt.
+    nvme+tcp://HOST/NQN, nvme+rdma://HOST/NQN or vfio-user:SOCKET. Each job writes one record; the summary
+    on the terminal says what ran, on what, and what to be careful about.
     """
     own = {
         k: options.pop(k)

@@ -32,22 +32,25 @@ Examples:
 
 @click.command(name="compare", cls=Answering, epilog=EXAMPLES, context_settings={"max_content_width": 110})
 @click.argument("source", nargs=-1)
-@click.option("--a", "a_text", metavar="SETTINGS", help="What A does, as 'path=bounce depth=8'.")
-@click.option("--b", "b_text", metavar="SETTINGS", help="What B does, as 'path=mapped'.")
+@click.option("--a", "a_text", metavar="SETTINGS", help="Settings of A, e.g. 'path=bounce depth=8'.")
+@click.option("--b", "b_text", metavar="SETTINGS", help="Settings of B, e.g. 'path=mapped'.")
 @click.option("--a-python", metavar="PYTHON", help="Run A with the forebay of this interpreter.")
 @click.option("--b-python", metavar="PYTHON", help="Run B with the forebay of this interpreter.")
 @click.option("--metric", default="throughput", metavar="NAME", help=f"What is judged: {', '.join(METRICS)}.")
 @click.option(
-    "--pairs-min", type=click.IntRange(3, 10_000), help="Least pairs. Default: 8, or --pairs-max where that is less."
+    "--pairs-min", type=click.IntRange(3, 10_000), help="Minimum number of pairs. Default: 8, or --pairs-max if that is less."
 )
 @click.option(
-    "--pairs-max", default=30, show_default=True, type=click.IntRange(3, 10_000), help="Most pairs."
+    "--pairs-max", default=30, show_default=True, type=click.IntRange(3, 10_000), help="Maximum number of pairs."
 )
-@click.option("--max-time", metavar="TIME", help="Begin no pair after this long.")
-@click.option("--order-seed", type=click.IntRange(0), help="Draws the order of each pair. Default: another each time.")
-@click.option("--tolerance", metavar="PCT", help="Two files: how much worse B may be. Default: 2%.")
+@click.option("--max-time", metavar="TIME", help="Start no further pair after this time.")
 @click.option(
-    "-o", "--output", type=click.Path(dir_okay=False), help="Save it here, after each pair; .jsonl adds a line at the end."
+    "--order-seed", type=click.IntRange(0), help="Seed for the random order within pairs. Default: a new one each time."
+)
+@click.option("--tolerance", metavar="PCT", help="With two files: how much worse B may be. Default: 2%.")
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False),
+    help="Save the document to FILE after each pair; .jsonl appends a line at the end.",
 )
 @listen.option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
@@ -55,8 +58,8 @@ Examples:
 def command(source: tuple[str, ...], **values: Any) -> int:
     """Is A faster than B, and how sure is that?
 
-    Two jobs run in pairs, A B or B A by chance, until the 95 % interval of their ratio is within --until-ci (2%)
-    of it. Two files of records are a gate: the exit code is 1 when B is worse than A by more than
+    Two jobs run in pairs, A B or B A at random, until the 95 % interval of their ratio is within --until-ci (2%)
+    of it. Given two files of records, it acts as a gate: the exit code is 1 if B is worse than A by more than
     --tolerance, with confidence.
     """
     metric = METRICS.get(values.pop("metric"))
@@ -71,7 +74,7 @@ def command(source: tuple[str, ...], **values: Any) -> int:
             raise RequestError(f"--metrics {metrics}", "two files are compared, and nothing runs", "--a and --b")
         return _files(source, metric, tolerance, output, as_json)
     if tolerance is not None:
-        raise RequestError("--tolerance", "belongs to the comparison of two files", "--until-ci 2%")
+        raise RequestError("--tolerance", "applies only to comparing two files", "--until-ci 2%")
     limits = _limits(values)
     subjects = [
         _subject(name, text or "", python, source, dict(values))
@@ -96,7 +99,7 @@ def _limits(values: dict[str, Any]) -> Limits:
     for flag in ("repeat", "repeat_max"):
         if values.pop(flag, None) is not None:
             raise RequestError(
-                f"--{flag.replace('_', '-')}", "compare repeats by itself", "--pairs-min and --pairs-max"
+                f"--{flag.replace('_', '-')}", "compare does its own repeats", "--pairs-min and --pairs-max"
             )
     until, longest, seed = values.pop("until_ci", None), values.pop("max_time"), values.pop("order_seed")
     limits = Limits(

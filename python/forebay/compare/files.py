@@ -233,7 +233,7 @@ def _matched(a: Runs, b: Runs) -> list[tuple[Work, Work]]:
     if not pairs:
         raise RequestError(
             f"compare {a.path} {b.path}",
-            f"no point of the one is in the other ({len(a.works)} and {len(b.works)} points)",
+            f"they have no point in common ({len(a.works)} and {len(b.works)} points)",
             "two results of the same sweep, scaled alike",
         )
     return pairs

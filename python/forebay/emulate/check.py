@@ -29,13 +29,15 @@ Examples:
 @click.command("check", epilog=EXAMPLES, context_settings={"max_content_width": 110})
 @click.argument("folder")
 @click.option("--rules", metavar="SET", help="v1.0, v2.0, v3.0 or text. Default: the results' own.")
-@click.option("--open", "division", flag_value="open", help="By the rules of the open division.")
-@click.option("--closed", "division", flag_value="closed", default="closed", help="Of the closed division (default).")
+@click.option("--open", "division", flag_value="open", help="Apply the rules of the open division.")
+@click.option(
+    "--closed", "division", flag_value="closed", default="closed", help="Apply the rules of the closed division (default)."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def command(folder: str, rules: str | None, division: str, as_json: bool) -> int:
-    """Would these results stand by the rules of MLPerf Storage? Exit code 1 says no.
+    """Do these results comply with the rules of MLPerf Storage? Exit code 1 means no.
 
-    Takes a folder of records that `forebay emulate run --results` saved, or one that DLIO or MLCommons' own tool wrote.
+    FOLDER holds records saved by `forebay emulate run --results`, or results of DLIO or MLCommons' own tool.
     """
     if rules is not None and rules not in RULES:
         raise RequestError(f"--rules {rules}", "is not a rule set", "one of " + ", ".join(RULES))
@@ -102,7 +104,7 @@ def lines(document: dict[str, Any]) -> list[str]:
     if not document["stands"]:
         told.append(f"These results don't stand in {rules}'s {division} division.")
     elif document["untold"]:
-        told.append(f"Nothing here speaks against {rules}'s {division} division; not told: {', '.join(document['untold'])}.")
+        told.append(f"No rule of {rules}'s {division} division is broken; unknown: {', '.join(document['untold'])}.")
     else:
         told.append(f"These results stand by every rule of {rules}'s {division} division that is known here.")
     return told

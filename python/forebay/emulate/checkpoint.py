@@ -34,44 +34,46 @@ Record = dict[str, Any]
 
 @click.command("checkpoint", epilog=EXAMPLES, context_settings={"max_content_width": 110})
 @click.option("--workload", metavar="NAME", help="llama3-8b, -70b, -405b or -1t, or a TOML file.")
-@click.option("--dlio", metavar="FILE.yaml", help="A checkpoint file of DLIO's, in place of --workload.")
-@click.option("--dir", "folder", required=True, metavar="DIR", help="Where checkpoints go, each in a folder of its own.")
-@click.option("--rules", type=click.Choice(EDITIONS), help="Whose rules the record judges by. Default: v2.0.")
-@click.option("--ranks", metavar="N", help="Ranks of the run. Default: as many as the model is cut for; fewer: a subset.")
+@click.option("--dlio", metavar="FILE.yaml", help="A DLIO checkpoint file, instead of --workload.")
+@click.option("--dir", "folder", required=True, metavar="DIR", help="Where to write the checkpoints, each in its own folder.")
+@click.option("--rules", type=click.Choice(EDITIONS), help="Edition of the rules to judge by. Default: v2.0.")
+@click.option("--ranks", metavar="N", help="Number of ranks. Default: as many as the model is divided into; fewer: a subset.")
 @click.option("--writes", metavar="N", help="Checkpoints to write. Default: the workload's, 10.")
 @click.option("--reads", metavar="N", help="Checkpoints to read. Default: the workload's, 10.")
 @click.option("--between", metavar="SECONDS", help="Time between checkpoints. Default: the workload's, 5.")
 @click.option("--scale", metavar="SHARE", help="Multiply every file's size by this. Default: 1.")
 @click.option("--io-size", metavar="SIZE", help="Bytes per I/O. Default: 1m.")
 @click.option("--depth", metavar="N", help="I/Os in flight per rank. Default: 4.")
-@click.option("--workers", metavar="N", help="Threads that play the ranks. Default: one for each processor.")
-@click.option("--buffers", metavar="SIZE", help="Memory for I/Os in flight of all ranks here. Default: 256m.")
+@click.option("--workers", metavar="N", help="Threads that emulate the ranks. Default: one per CPU.")
+@click.option("--buffers", metavar="SIZE", help="Buffer memory of all ranks on this host. Default: 256m.")
 @click.option("--path", type=click.Choice(("auto", "host", "bounce", "gds")), help="host, bounce or gds. Default: auto.")
-@click.option("--allow-compat", is_flag=True, help="With gds: let cuFile run in its compatibility mode.")
-@click.option("--require-direct", is_flag=True, help="Anything but direct DMA is an error.")
-@click.option("--gpu", metavar="LIST", help="GPUs whose memory is written from and read into, as 0,1.")
+@click.option("--allow-compat", is_flag=True, help="With gds: allow cuFile's compatibility mode.")
+@click.option("--require-direct", is_flag=True, help="Treat anything but direct DMA as an error.")
+@click.option("--gpu", metavar="LIST", help="GPUs whose memory is written from and read into, e.g. 0,1.")
 @click.option("--cache", type=click.Choice(("bypass", "drop", "allow")), help="Page cache. Default: bypass (O_DIRECT).")
-@click.option("--engine", type=click.Choice(("auto", "uring", "pread", "inline")), help="How files are written and read.")
+@click.option("--engine", type=click.Choice(("auto", "uring", "pread", "inline")), help="I/O engine.")
 @click.option("--no-fsync", is_flag=True, help="Don't flush files before they are closed.")
-@click.option("--no-verify", is_flag=True, help="Write the same bytes again and again, and compare nothing.")
+@click.option("--no-verify", is_flag=True, help="Write the same bytes repeatedly, and don't compare what is read.")
 @click.option("--shift", is_flag=True, help="Under mpirun: each host reads what the next one wrote.")
-@click.option("--keep", is_flag=True, help="Leave the files after the last read.")
-@click.option("--replace", is_flag=True, help="Remove checkpoints of ours that are there already.")
-@click.option("--closed", is_flag=True, help="Refuse what breaks a rule of CLOSED.")
+@click.option("--keep", is_flag=True, help="Keep the files after the last read.")
+@click.option("--replace", is_flag=True, help="Remove existing checkpoints that Forebay wrote.")
+@click.option("--closed", is_flag=True, help="Refuse settings that break a rule of the closed division.")
 @click.option("--seed", metavar="N", help="Seed of the content. Default: 7.")
-@click.option("--timeout", metavar="SECONDS", help="An I/O unfinished after this long fails the run. Default: 30.")
-@click.option("--power", metavar="LIST", help="Power meters, as of bench.")
+@click.option("--timeout", metavar="SECONDS", help="Fail the run if an I/O takes longer than this. Default: 30.")
+@click.option("--power", metavar="LIST", help="Power meters, as for bench.")
 @click.option("--json", "as_json", is_flag=True, help="The record as one JSON document on stdout.")
-@click.option("-o", "--out", metavar="FILE", help="Save the record here. .jsonl adds a line; else only a record is replaced.")
-@click.option("--dry-run", is_flag=True, help="Say what would be written and read, and touch nothing.")
+@click.option(
+    "-o", "--out", metavar="FILE", help="Save the record to FILE: .jsonl appends a line; otherwise only a record is replaced."
+)
+@click.option("--dry-run", is_flag=True, help="Show what would be written and read, and change nothing.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress and no summary.")
-@click.option("--mpi", is_flag=True, help="One run over all ranks of mpirun or srun (detected where mpi4py is installed).")
+@click.option("--mpi", is_flag=True, help="Run one job over all ranks of mpirun or srun (detected if mpi4py is installed).")
 def command(
     as_json: bool, out: str | None, dry_run: bool, quiet: bool, mpi: bool, **options: Any
 ) -> int:
-    """How fast does this storage take a large model's checkpoint, and give it back?
+    """How fast can a large model's checkpoint be written to this storage and read back?
 
-    Each rank writes its own files, layers and its part of the optimizer's state, and flushes them; later each reads them
+    Each rank writes its own files (layers and its share of the optimizer state) and flushes them; later it reads them
     back. A checkpoint takes as long as its slowest rank. Results are MLPerf-style and unverified.
     """
     from forebay import mpi as launch
@@ -174,7 +176,7 @@ def share_of(spec: Spec, process: int, processes: int) -> Spec:
     if ranks % processes:
         raise RequestError(
             f"--ranks {ranks} on {processes} processes",
-            "every one needs the same number of ranks",
+            "each process needs the same number of ranks",
             f"mpirun -n N with N a divisor of {ranks}",
         )
     here = ranks // processes

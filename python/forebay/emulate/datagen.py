@@ -28,30 +28,36 @@ Examples:
 
 
 @click.command("datagen", epilog=EXAMPLES, context_settings={"max_content_width": 110})
-@click.option("--workload", metavar="NAME|FILE", help="As forebay emulate workloads lists it, or a TOML file.")
-@click.option("--dlio", metavar="FILE.yaml", help="A workload file of DLIO's, in place of --workload.")
-@click.option("--accelerator", metavar="NAME", help="As for run. Not needed: data are the same for all of them.")
+@click.option("--workload", metavar="NAME|FILE", help="A workload listed by forebay emulate workloads, or a TOML file.")
+@click.option("--dlio", metavar="FILE.yaml", help="A DLIO workload file, instead of --workload.")
+@click.option("--accelerator", metavar="NAME", help="As for run. Optional: the data is the same for all of them.")
 @click.option("--rules", metavar="SET", help="As for run: v1.0, v2.0, v3.0 or text.")
-@click.option("--data", required=True, metavar="DIR|URI", help="A folder, made where missing, or a source that takes the files.")
-@click.option("--files", metavar="N", help="Default: the workload's.")
-@click.option("--accelerators", metavar="N", help="In place of --files: as many files as the rules want for N accelerators.")
-@click.option("--hosts", metavar="N", help="With --accelerators: hosts that read. Default: 1.")
-@click.option("--memory", metavar="SIZE", help="With --accelerators: of each host, as 64g. Default: this machine's.")
-@click.option("--subfolders", metavar="N", help="Deal the files out to N folders. Default: a DLIO file's, else none.")
-@click.option("--seed", default="0", metavar="N", help="Of the content. File sizes don't depend on it.")
-@click.option("--workers", metavar="N", help="Threads. Default: twice the processors, at least 4.")
+@click.option(
+    "--data", required=True, metavar="DIR|URI", help="A folder (created if missing), or a source to write the files to."
+)
+@click.option(
+    "--files", metavar="N",
+    help="Number of files. Default: the workload's; see forebay emulate datasize for what the rules require.",
+)
+@click.option("--accelerators", metavar="N", help="Instead of --files: as many files as the rules require for N accelerators.")
+@click.option("--hosts", metavar="N", help="With --accelerators: number of hosts that read. Default: 1.")
+@click.option("--memory", metavar="SIZE", help="With --accelerators: memory of each host, e.g. 64g. Default: this machine's.")
+@click.option("--subfolders", metavar="N", help="Distribute the files over N folders. Default: a DLIO file's, else none.")
+@click.option("--seed", default="0", metavar="N", help="Seed for the content. File sizes don't depend on it.")
+@click.option("--workers", metavar="N", help="Threads. Default: twice the number of CPUs, at least 4.")
 @click.option("--io-size", default="1m", metavar="SIZE", help="Bytes per write, a multiple of 4096.")
 @click.option("--check", is_flag=True, help="Read everything back, and check framing and checksums.")
-@click.option("--dry-run", is_flag=True, help="Say what would be made, and make nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be created, and create nothing.")
 @click.option(
-    "--overwrite-device", "overwrite", multiple=True, metavar="NAME", help="A device, namespace or file to be lost."
+    "--overwrite-device", "overwrite", multiple=True, metavar="NAME",
+    help="A device, namespace or file whose content may be lost.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The record as one JSON document on stdout.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress and no summary.")
 def command(as_json: bool, quiet: bool, **flags: Any) -> int:
-    """Make a workload's data set, as fast as the device takes it.
+    """Create a workload's data set, as fast as the device allows.
 
-    Files have DLIO's names and sizes. What is finished stays when a run ends early: the same command goes on.
+    Files have DLIO's names and sizes. If a run ends early, finished files are kept and the same command continues.
     """
     asked = {key: flags.pop(key) for key in ("accelerators", "hosts", "memory")}
     wanted = any(value is not None for value in asked.values())
@@ -202,7 +208,7 @@ def lines(record: dict[str, Any]) -> list[str]:
     """The summary, for people."""
     size = f"{record['files']:,} {record['format']} files, {record['samples']:,} samples, {record['bytes'] / GIB:,.4g} GiB"
     if record["dry_run"]:
-        found = f"; {record['files_found']:,} of them are there already" if record["files_found"] else ""
+        found = f"; {record['files_found']:,} of them already exist" if record["files_found"] else ""
         return [f"would make {size} in {record['data']}{found}"]
     told = [f"{record['data']}: {size}"]
     if record["files_found"]:

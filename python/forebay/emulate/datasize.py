@@ -81,12 +81,12 @@ def memory_of_this_host() -> int:
 
 @click.command("datasize", context_settings={"max_content_width": 110})
 @workload_options
-@click.option("--accelerators", default="1", show_default=True, metavar="N", help="Emulated, on all hosts together.")
-@click.option("--hosts", default="1", show_default=True, metavar="N", help="That read.")
-@click.option("--memory", metavar="SIZE", help="Of each host, as 64g. Default: this machine's.")
+@click.option("--accelerators", default="1", show_default=True, metavar="N", help="Accelerators on all hosts together.")
+@click.option("--hosts", default="1", show_default=True, metavar="N", help="Hosts that read.")
+@click.option("--memory", metavar="SIZE", help="Memory of each host, e.g. 64g. Default: this machine's.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def command(accelerators: str, hosts: str, memory: str | None, as_json: bool, **values: Any) -> int:
-    """How large must the data set be, by the rules?"""
+    """How large must the data set be under the rules?"""
     source = spelled(values)
     workload, rules, _ = workload_of(values)
     number, machines, each = reading(accelerators, hosts, memory)
@@ -104,7 +104,7 @@ def reading(accelerators: str | None, hosts: str | None, memory: str | None) -> 
     if number % machines:
         raise RequestError(
             f"--accelerators {number} --hosts {machines}",
-            "hosts must have equally many",
+            "every host must have the same number",
             f"--accelerators {number // machines * machines + machines}",
         )
     return number, machines, parse_bytes(memory, "--memory") if memory else memory_of_this_host()

@@ -140,7 +140,7 @@ def read(file: str) -> File:
 
     text = read_text(file, "--dlio")
     if len(text) > workloads.FILE_BYTES_MAX:
-        raise RequestError(f"--dlio {file}", "is larger than 1 MiB, so hardly a workload", "a workload file of DLIO's")
+        raise RequestError(f"--dlio {file}", "is larger than 1 MiB, so it isn't a workload file", "a workload file of DLIO's")
     return File(yaml_subset.parse(text, file), file)
 
 

@@ -62,7 +62,7 @@ class StepBarrier:
         if least != most:
             self._over = True
             where = f"step {step + 1} of epoch {epoch + 1}"
-            raise RunError(where, "another host has no such step: its data set has fewer files", "the same files on every host")
+            raise RunError(where, "another host has fewer steps: its data set has fewer files", "the same files on every host")
 
     def finish(self, through: bool) -> bool:
         """Tells the others that this host went to its end, or that it stops. False: they didn't answer.

@@ -73,13 +73,18 @@ class Cell:
 
 @click.command("matrix", epilog=EXAMPLES, context_settings={"max_content_width": 110})
 @click.argument("preset")
-@click.option("--drive", "drives", multiple=True, metavar="NAME=SOURCE", help="Where a drive's data sets are; {n}, {workload}.")
-@click.option("--workload", "workloads", multiple=True, metavar="NAME", help="Only these of the preset. Repeat it.")
-@click.option("--count", "counts", multiple=True, metavar="N", help="Only these numbers of drives. Repeat it.")
-@click.option("--probe", default="20", show_default=True, metavar="TIME", help="Computing time of a probe, as 20 or 1m.")
-@click.option("--confirm", default="5", show_default=True, metavar="N", help="Full runs of a real drive's answer; 0: none.")
-@click.option("--max", "most", default="4096", show_default=True, metavar="N", help="Try no more accelerators.")
-@click.option("--results", metavar="DIR", help="Keep the cells here. Default: a folder of the preset's name.")
+@click.option(
+    "--drive", "drives", multiple=True, metavar="NAME=SOURCE",
+    help="Where a drive's data sets are; may contain {n} and {workload}.",
+)
+@click.option("--workload", "workloads", multiple=True, metavar="NAME", help="Only this workload of the preset; can be repeated.")
+@click.option("--count", "counts", multiple=True, metavar="N", help="Only this number of drives; can be repeated.")
+@click.option("--probe", default="20", show_default=True, metavar="TIME", help="Compute time of a probe, e.g. 20 or 1m.")
+@click.option(
+    "--confirm", default="5", show_default=True, metavar="N", help="Full runs that confirm a real drive's answer; 0: none."
+)
+@click.option("--max", "most", default="4096", show_default=True, metavar="N", help="Try no more than N accelerators.")
+@click.option("--results", metavar="DIR", help="Where to keep the cells. Default: a folder named after the preset.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def command(
     preset: str,
@@ -92,7 +97,7 @@ def command(
     results: str | None,
     as_json: bool,
 ) -> int:
-    """How many accelerators does each drive keep busy, alone and in numbers? A paper's table, measured or simulated."""
+    """How many accelerators do one or several of each drive keep busy? A published table, measured or simulated."""
     mpi.refuse("emulate matrix", "without mpirun: a cell is one host's")
     matrix = find(preset)
     cells = list(cells_of(matrix, sources_of(drives, matrix), workloads, [count(n, "--count") for n in counts]))
@@ -142,7 +147,7 @@ def find(name: str) -> Matrix:
     data = load_toml(known[name], f"preset {name}")
     unknown = sorted(set(data) - KEYS)
     if unknown:
-        told = f"has keys that nobody knows: {', '.join(unknown)}"
+        told = f"has unknown keys: {', '.join(unknown)}"
         raise RequestError(f"preset {name}", told, "report it: a defect in Forebay")
     return Matrix(
         name=name,

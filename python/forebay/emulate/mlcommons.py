@@ -30,9 +30,9 @@ Examples:
 @click.argument("out")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def command(folder: str, out: str, as_json: bool) -> int:
-    """Write saved records as MLPerf Storage v1.0 lays them out.
+    """Write saved records in the layout of MLPerf Storage v1.0.
 
-    FOLDER holds what `forebay emulate run --results` saved. OUT must not exist, or be empty.
+    FOLDER holds what `forebay emulate run --results` saved. OUT must be empty or not exist.
     """
     records = saved(Path(folder))
     written = write(Path(out), records)
@@ -70,7 +70,7 @@ def saved(folder: Path) -> list[dict[str, Any]]:
 def write(out: Path, records: Sequence[Mapping[str, Any]]) -> list[Path]:
     """One folder per record; refuses a folder that holds something."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RequestError(str(out), "is there and not an empty folder", "another name")
+        raise RequestError(str(out), "exists and is not an empty folder", "another name")
     written = []
     for number, record in enumerate(records, 1):
         folder = out / f"run{number}"

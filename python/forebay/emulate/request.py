@@ -24,23 +24,23 @@ DIVISIONS = ("closed", "open")
 
 # flag, metavar or type, help: those that a run and a search share.
 WORKLOAD_OPTIONS = (
-    ("--workload", "NAME|FILE", "As forebay emulate workloads lists it, or a TOML file of yours."),
-    ("--dlio", "FILE.yaml", "A workload file of DLIO's, in place of --workload."),
-    ("--accelerator", "NAME", "Emulated: h100, a100, b200, mi355. Default: the workload's only one."),
-    ("--rules", "SET", "v1.0, v2.0, v3.0 or text. Default: the first that has the workload."),
+    ("--workload", "NAME|FILE", "A workload listed by forebay emulate workloads, or your own TOML file."),
+    ("--dlio", "FILE.yaml", "A DLIO workload file, instead of --workload."),
+    ("--accelerator", "NAME", "Accelerator to emulate: h100, a100, b200 or mi355. Default: the workload's, if it has only one."),
+    ("--rules", "SET", "Rule set: v1.0, v2.0, v3.0 or text. Default: the first that has the workload."),
 )
 RUN_OPTIONS = (
-    ("--data", "DIR|URI", "Folder of the data set, or a source that carries it, as model:NAME. Several folders: repeat it."),
+    ("--data", "DIR|URI", "Folder of the data set, or a source that holds it, e.g. model:NAME; can be repeated."),
     ("--files", "N", "Use the first N files of the data set. Default: all."),
     ("--epochs", "N", "Passes over the data. Default: the workload's."),
-    ("--steps", "N", "Most steps of an epoch."),
-    ("--level", "LEVEL", "parse: framing and checksums, too; bytes: every byte read. Default: by the rules."),
-    ("--prefetch", "N", "Batches read ahead. Default: the workload's."),
-    ("--read-threads", "N", "Files that one accelerator reads at a time. Default: the workload's."),
-    ("--seed", "N", "Of the shuffling. Default: 123, as DLIO's; a new one for each run of a v2.0 or v3.0 submission."),
-    ("--on-error", "WHAT", "A damaged record or a lost file: fail or skip. Default: fail."),
-    ("--destination", "WHERE", "Batches end in: drop (checked, let go), host, gpu:0, gpu:0,1. Default: drop."),
-    ("--supply", "GIB_S", "Hand on at most so many GiB/s: what if the storage were slower?"),
+    ("--steps", "N", "Maximum number of steps per epoch."),
+    ("--level", "LEVEL", "parse (check framing and checksums) or bytes (only read every byte). Default: as the rules do."),
+    ("--prefetch", "N", "Number of batches to read ahead. Default: the workload's."),
+    ("--read-threads", "N", "Files that each accelerator reads at a time. Default: the workload's."),
+    ("--seed", "N", "Seed of the shuffling. Default: 123, as in DLIO; a new one for each run of a v2.0 or v3.0 submission."),
+    ("--on-error", "WHAT", "What to do about a damaged record or a missing file: fail or skip. Default: fail."),
+    ("--destination", "WHERE", "Where batches go: drop (checked, then discarded), host, gpu:0 or gpu:0,1. Default: drop."),
+    ("--supply", "GIB_S", "Limit the supply to this many GiB/s: what if the storage were slower?"),
 )
 # Fields of a job that mean the same here.
 JOB_OPTIONS = (
@@ -48,11 +48,11 @@ JOB_OPTIONS = (
     "interval_ms", "power",
 )  # fmt: skip
 OWN_HELP = {
-    "path": "Batches get to GPUs by bounce, mapped, gds or auto; mapped and gds want --level bytes.",
-    "cache": "Page cache: bypass (O_DIRECT), drop, allow, warm or auto: by what is cached. Default: auto.",
-    "engine": "How files are read: auto, uring or inline. Default: auto.",
-    "io_bytes": "Bytes per I/O, as 1m.",
-    "workers": "Threads. Default: one per processor.",
+    "path": "How batches reach GPUs: bounce, mapped, gds or auto; mapped and gds need --level bytes.",
+    "cache": "Page cache: bypass (O_DIRECT), drop, allow, warm or auto (depends on what is cached). Default: auto.",
+    "engine": "I/O engine: auto, uring (io_uring) or inline. Default: auto.",
+    "io_bytes": "Bytes per I/O, e.g. 1m.",
+    "workers": "Threads. Default: one per CPU.",
 }
 
 
@@ -75,7 +75,7 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
         command = option(command)
     for name, metavar, text in reversed(RUN_OPTIONS):
         command = click.option(name, metavar=metavar, multiple=name == "--data", help=text)(command)
-    command = click.option("--decode", is_flag=True, default=None, help="Decode JPEGs and PNGs, too, as training would.")(command)
+    command = click.option("--decode", is_flag=True, default=None, help="Also decode JPEGs and PNGs, as training would.")(command)
     command = click.option("--open", "division", flag_value="open", help="Refuse what the open division forbids.")(command)
     return click.option("--closed", "division", flag_value="closed", help="Refuse what the closed division forbids.")(command)
 
@@ -241,7 +241,7 @@ def _job(values: dict[str, Any]) -> dict[str, Any]:
         parse = parse_bytes if key == "io_bytes" else BY_NAME[key].parse
         job[key] = parse(value, f"--{BY_NAME[key].flag}")
     if job.get("workers") == "auto":
-        raise RequestError("--workers auto", "an emulated run takes one worker per processor by itself", "a number, or none")
+        raise RequestError("--workers auto", "an emulated run uses one worker per CPU by default", "a number, or none")
     if "interval_ms" in job:
         job["interval_s"] = job.pop("interval_ms") / 1e3
     return job

@@ -136,7 +136,7 @@ def candidates(root: Path) -> Iterator[Path]:
         folders.sort()
         seen += len(files) + len(folders)
         if seen > ENTRIES_MAX:
-            raise RequestError(str(root), f"holds more than {ENTRIES_MAX:,} files", "the folder of the results alone")
+            raise RequestError(str(root), f"holds more than {ENTRIES_MAX:,} files", "the folder that holds only the results")
         if SUMMARY in files:
             folders.clear()
             yield Path(at, SUMMARY)

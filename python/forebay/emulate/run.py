@@ -31,14 +31,16 @@ Examples:
 
 @click.command("run", epilog=EXAMPLES, context_settings={"max_content_width": 110})
 @workload_options
-@click.option("--accelerators", default="1", show_default=True, metavar="N", help="Emulated on this host.")
+@click.option("--accelerators", default="1", show_default=True, metavar="N", help="Accelerators to emulate on this host.")
 @run_options
-@click.option("--runs", default="1", metavar="N", help="Run so many times; a submission has five.")
-@click.option("--warmup-run", is_flag=True, help="Play one more run first, that doesn't count (v2.0, v3.0).")
+@click.option("--runs", default="1", metavar="N", help="Number of runs; a submission has five.")
+@click.option("--warmup-run", is_flag=True, help="Make one more run first, which doesn't count (v2.0, v3.0).")
 @click.option("--results", metavar="DIR", help="Save each run's record in this folder.")
-@click.option("-o", "--out", metavar="FILE", help="Save the records here. .jsonl adds lines; else only records are replaced.")
-@click.option("--mpi", "use_mpi", is_flag=True, help="One run over all hosts of mpirun or srun (detected by mpi4py).")
-@click.option("--dry-run", is_flag=True, help="Check the request and say what would run; read nothing.")
+@click.option(
+    "-o", "--out", metavar="FILE", help="Save the records to FILE: .jsonl appends lines; otherwise only records are replaced."
+)
+@click.option("--mpi", "use_mpi", is_flag=True, help="Run over all hosts of mpirun or srun (detected by mpi4py).")
+@click.option("--dry-run", is_flag=True, help="Check the request and show what would run; read nothing.")
 @listen.option
 @click.option("--json", "as_json", is_flag=True, help="The record as one JSON document on stdout.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress and no summary.")
@@ -55,10 +57,10 @@ def command(
     quiet: bool,
     **values: Any,
 ) -> int:
-    """Is this storage fast enough for N accelerators? Exit code 1 says no.
+    """Is this storage fast enough for N accelerators? Exit code 1 means no.
 
-    Reads the workload's samples as its readers would, computes for as long as an accelerator would, and reports the
-    share of the time that it was busy (AU) by the rules' own formula.
+    Reads the workload's samples as its readers would, waits as long as an accelerator would compute, and reports the
+    share of time that it was busy (accelerator utilisation, AU) by the rules' own formula.
     """
     number, times = count(accelerators), count(runs, "--runs")
     if times > RUNS_MAX:

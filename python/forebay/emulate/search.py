@@ -46,12 +46,14 @@ Examples:
 @workload_options
 @run_options
 @click.option("--accelerators", "start", default="1", metavar="N", help="The number to try first. Default: 1.")
-@click.option("--max", "most", metavar="N", help="Try no more than N. Default: as many as the data set has steps for.")
-@click.option("--probe", default=PROBE_S, show_default=True, metavar="TIME", help="Of the short runs that close in.")
+@click.option("--max", "most", metavar="N", help="Try no more than N. Default: as many as the data set suffices for.")
+@click.option(
+    "--probe", default=PROBE_S, show_default=True, metavar="TIME", help="Length of the short runs that narrow the search."
+)
 @click.option("--confirm", default="5", show_default=True, metavar="N", help="Full runs that must pass; 0 for none.")
-@click.option("--results", metavar="DIR", help="Where each run is kept. Default: WORKLOAD-ACCELERATOR-search.")
-@click.option("--restart", is_flag=True, help="Begin anew; what was found is moved aside.")
-@click.option("--mpi", "use_mpi", is_flag=True, help="One search over all hosts of mpirun or srun (detected by mpi4py).")
+@click.option("--results", metavar="DIR", help="Where to keep each run. Default: WORKLOAD-ACCELERATOR-search.")
+@click.option("--restart", is_flag=True, help="Start over; the earlier results are moved aside.")
+@click.option("--mpi", "use_mpi", is_flag=True, help="Search over all hosts of mpirun or srun (detected by mpi4py).")
 @click.option("--json", "as_json", is_flag=True, help="The confirmed run's record as one JSON document on stdout.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress.")
 def command(
@@ -68,16 +70,16 @@ def command(
 ) -> int:
     """How many accelerators does this storage keep busy? The greatest number that passes, and what limits it.
 
-    Short runs close in on it, then full runs confirm it: each of them must pass, and one with one accelerator more must
-    not. Exit code 1 where not even one accelerator passes. After Ctrl-C the same command goes on. Under mpirun every host
-    has as many, and --accelerators and --max are each host's.
+    Short runs narrow it down, then full runs confirm it: each of them must pass, and one with one more accelerator must
+    fail. Exit code 1 if not even one accelerator passes. After Ctrl-C the same command continues. Under mpirun every host
+    has the same number, and --accelerators and --max are per host.
     """
     request = request_of(values)
     confirmations = _confirmations(confirm, request)
     bound = count(most, "--max") if most else None
     first = count(start)
     if bound is not None and first > bound:
-        raise RequestError(f"--accelerators {first} --max {bound}", "begins above its end", f"--accelerators {bound}")
+        raise RequestError(f"--accelerators {first} --max {bound}", "starts above its maximum", f"--accelerators {bound}")
     seconds = parse_seconds(probe, "--probe")
     if seconds <= 0:
         raise RequestError(f"--probe {probe}", "must be above 0", "--probe 20")
@@ -352,7 +354,7 @@ def conclude(hunt: Hunt, greatest: Greatest, first: int, folder: Path, as_json: 
     if as_json:
         click.echo(json.dumps(document, indent=1))
     if interrupted:
-        click.echo("forebay: interrupted; the same command goes on", err=True)
+        click.echo("forebay: interrupted; the same command continues", err=True)
         return INTERRUPTED
     if ended is not None:
         click.echo(f"forebay: {ended}", err=True)

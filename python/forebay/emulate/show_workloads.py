@@ -19,7 +19,7 @@ from forebay.table import table
 def command(words: tuple[str, ...], accelerator: str | None, as_json: bool) -> int:
     """Which workloads are there, and with which constants?
 
-    Without words, or with list: all of them. With show: every constant of one, or of a TOML file of yours.
+    Without arguments, or with list: all of them. With show: every constant of one, or of your own TOML file.
     """
     if not words or words == ("list",):
         found = [w for ws in builtin().values() for w in ws if fits(w, accelerator)]

@@ -17,12 +17,12 @@ Examples:
 VERBS = {
     "run": ("forebay.emulate.run:command", "Is this storage fast enough for N accelerators?"),
     "search": ("forebay.emulate.search:command", "How many accelerators does this storage keep busy?"),
-    "datasize": ("forebay.emulate.datasize:command", "How large must the data set be, by the rules?"),
-    "matrix": ("forebay.emulate.matrix:command", "A paper's table: workloads × drives × numbers of drives."),
-    "datagen": ("forebay.emulate.datagen:command", "How is a workload's data set made?"),
-    "check": ("forebay.emulate.check:command", "Would these results stand by the rules?"),
-    "export": ("forebay.emulate.mlcommons:command", "Write results as MLPerf Storage v1.0 lays them out."),
-    "checkpoint": ("forebay.emulate.checkpoint:command", "How fast is a large model's checkpoint written and read?"),
+    "datasize": ("forebay.emulate.datasize:command", "How large must the data set be under the rules?"),
+    "matrix": ("forebay.emulate.matrix:command", "A published table: workloads × drives × numbers of drives."),
+    "datagen": ("forebay.emulate.datagen:command", "Create a workload's data set."),
+    "check": ("forebay.emulate.check:command", "Do these results comply with the rules?"),
+    "export": ("forebay.emulate.mlcommons:command", "Write results in the layout of MLPerf Storage v1.0."),
+    "checkpoint": ("forebay.emulate.checkpoint:command", "How fast can a large model's checkpoint be written and read?"),
     "workloads": ("forebay.emulate.show_workloads:command", "Which workloads are there, and with which constants?"),
 }
 
@@ -40,8 +40,8 @@ class EmulateVerbs(LazyGroup):
     context_settings={"max_content_width": 110, "help_option_names": ["-h", "--help"]},
 )
 def command() -> None:
-    """How many accelerators does this storage keep busy, by the rules of MLPerf Storage?
+    """How many accelerators does this storage keep busy under the rules of MLPerf Storage?
 
-    Reads real samples, waits as long as an accelerator would compute, and says what share of the time it was busy (AU).
-    Results are MLPerf-style and unverified.
+    Reads real samples, waits as long as an accelerator would compute, and reports the share of time that it was busy
+    (accelerator utilisation, AU). Results are MLPerf-style and unverified.
     """

@@ -234,7 +234,7 @@ def variants(name: str) -> tuple[Workload, ...]:
 
         path = Path(name)
         if path.is_file() and path.stat().st_size > FILE_BYTES_MAX:
-            raise RequestError(f"--workload {name}", "is larger than 1 MiB, so hardly a workload", PAGE)
+            raise RequestError(f"--workload {name}", "is larger than 1 MiB, so it isn't a workload file", PAGE)
         return parse(read_text(name, "--workload"), path.stem, name)
     known = builtin()
     if name not in known:

@@ -174,7 +174,7 @@ class _Reader:
         """A value on one line."""
         value, rest = self._value(text, number, 0, "")
         if rest.strip():
-            raise self._bad(number, f"goes on behind its value: {rest.strip()[:40]}")
+            raise self._bad(number, f"has text after its value: {rest.strip()[:40]}")
         return value
 
     def _value(self, text: str, number: int, depth: int, ends: str) -> tuple[Any, str]:

@@ -24,13 +24,13 @@ Examples:
 @click.argument("runs", nargs=-1, required=True, metavar="RUNS...")
 @click.option("--csv", "form", flag_value="csv", help="A header and a row for each run.")
 @click.option("--parquet", "form", flag_value="parquet", help="The same table, typed; needs pyarrow and -o.")
-@click.option("--prometheus", "form", flag_value="prometheus", help="Prometheus's text format, for a textfile collector.")
-@click.option("-o", "--out", metavar="FILE", help="Write it here, in place of nothing but an older export. Default: stdout.")
+@click.option("--prometheus", "form", flag_value="prometheus", help="Prometheus text format, for a textfile collector.")
+@click.option("-o", "--out", metavar="FILE", help="Write to FILE, which may only replace an older export. Default: stdout.")
 @click.option("--json", "as_json", is_flag=True, help="The rows as one JSON document on stdout.")
 def command(runs: tuple[str, ...], form: str | None, out: str | None, as_json: bool) -> int:
-    """One flat table of RUNS, a row for each: records, sweeps (.jsonl or their folder).
+    """One flat table of RUNS (records, sweeps as .jsonl or their folder), one row per run.
 
-    docs/export.md says what each column is. What wasn't measured is an empty cell.
+    docs/export.md describes the columns. A value that wasn't measured is an empty cell.
     """
     if form is None and not as_json:
         raise RequestError("forebay export", "no format was given", "--csv, --parquet, --prometheus or --json")
@@ -62,7 +62,7 @@ def _entries(runs: list[str]) -> list[Any]:
     for problem in loaded.problems:
         click.echo(f"warning: {problem}", err=True)
     if not loaded.entries:
-        found = "hold comparisons or tunings, which are no runs"
+        found = "hold comparisons or tunings, which are not runs"
         raise RequestError(" ".join(runs), found, "the records: forebay bench SOURCE -o runs.jsonl")
     return loaded.entries
 
@@ -137,7 +137,7 @@ def _write(target: Path, made: bytes, form: str) -> None:
             return
         save.place(Path(os.path.realpath(target)), made, lambda path: _is_ours(path, form))
     except FileExistsError:
-        found = f"exists and isn't a {form} export of ours, so it isn't overwritten"
+        found = f"exists and isn't a {form} export by Forebay, so it isn't overwritten"
         raise RequestError(asked, found, "another file name") from None
     except OSError as error:
         raise RunError(asked, f"can't be written ({error.strerror})", "another place; df -h") from error

@@ -123,7 +123,7 @@ FLAGS = (
         "num_threads",
         _whole(1, THREADS_MAX, "8"),
         "N",
-        "Threads; with -D also files. Each has one I/O under way. Default 1.",
+        "Threads; with -D also files. Each has one I/O in flight. Default 1.",
         True,
     ),
     Flag(
@@ -132,7 +132,7 @@ FLAGS = (
         "size",
         _size,
         "SIZE",
-        "Size of the file (-f), of each file (-D). Default for reads: as found.",
+        "Size of the file (-f) or of each file (-D). Default for reads: as found.",
     ),
     Flag(
         "o", "start_bytes", "start_offset", _size, "SIZE", "Offset of the first byte in each file. Default 0."
@@ -156,7 +156,7 @@ FLAGS = (
         "0-4",
         "Buffers: 0 cudaMalloc, 1 cuMem, 2 cudaMallocHost, 3 malloc, 4 mmap.",
     ),
-    Flag("O", "buffered", None, _switch, "0|1", "1: without O_DIRECT. Default 0."),
+    Flag("O", "buffered", None, _switch, "0|1", "1: don't use O_DIRECT. Default 0."),
     Flag("V", "verify", "do_verify", _switch, None, "Verify. A write is followed by a read that checks it."),
     Flag(
         "R",
@@ -166,7 +166,7 @@ FLAGS = (
         None,
         "Fill write buffers with random data (Forebay always does).",
     ),
-    Flag("F", "refill", "refill_buffer", _switch, None, "Fill them anew for each write."),
+    Flag("F", "refill", "refill_buffer", _switch, None, "Fill write buffers with new data for each write."),
     Flag(
         "k",
         "seed",
@@ -189,14 +189,14 @@ FLAGS = (
         None,
         _size,
         "SIZE",
-        "Random offsets are multiples of this. Default: the I/O size.",
+        "Alignment of random offsets. Default: the I/O size.",
     ),
     Flag("B", "batch", None, _whole(1, 4096, "8"), "N", "I/Os per batch, with -x 6 and 7."),
-    Flag("M", "read_pct", None, _percent, "PCT", "Per cent of reads, with -x 6."),
+    Flag("M", "read_pct", None, _percent, "PCT", "Percentage of reads, with -x 6."),
     Flag("b", "skip_register", "skip_bufregister", _switch, None, "Do not register GPU buffers with cuFile."),
-    Flag("p", "nvlink", "enable_nvlinks", _switch, None, "Let cuFile go over NVLink."),
+    Flag("p", "nvlink", "enable_nvlinks", _switch, None, "Allow cuFile to use NVLink."),
     Flag("P", "url", "url", None, "URL", "RDMA URL (refused: Forebay has no user-space RDMA)."),
-    Flag("J", "per_job", None, _switch, None, "Statistics of each target and thread, on stderr."),
+    Flag("J", "per_job", None, _switch, None, "Print statistics of each target and thread on stderr."),
 )
 BY_FIELD = {f.field: f for f in FLAGS}
 BY_KEY = {f.key: f for f in FLAGS if f.key}

@@ -49,7 +49,7 @@ Record = dict[str, Any]
     help="A file that may be overwritten though Forebay didn't make it; of a -D, all of its gdsio.N.",
 )
 @click.option(
-    "--overwrite-device", multiple=True, metavar="DEVICE", help="A block device that may be overwritten."
+    "--overwrite-device", multiple=True, metavar="DEVICE", help="Allow overwriting this block device."
 )
 @click.option(
     "--require-direct", is_flag=True, help="Fail where cuFile would fall back, whatever cufile.json allows."

@@ -69,7 +69,7 @@ XFERS = (
         "bounce",
         2,
         False,
-        "the same through two slots per thread: one is read while the other is copied",
+        "the same with two buffers per thread: one is read while the other is copied",
     ),
     Xfer(
         4,

@@ -44,14 +44,14 @@ def switches(tables: Any, where: str) -> tuple[Switch, ...]:
     if isinstance(tables, tuple) and all(isinstance(t, Switch) for t in tables):
         return tables
     if not isinstance(tables, list) or not all(isinstance(t, dict) for t in tables):
-        raise RequestError(f"{where}: pcie", "is no list of tables", '[[pcie]] with name = "switch0", gib_s = 50.0')
+        raise RequestError(f"{where}: pcie", "is not a list of tables", '[[pcie]] with name = "switch0", gib_s = 50.0')
     found = tuple(_switch(t, f"{where}: pcie {t.get('name', i + 1)}") for i, t in enumerate(tables))
     names = [s.name for s in found]
     for s in found:
         if names.count(s.name) > 1:
-            raise RequestError(f"{where}: pcie {s.name}", "stands there twice", "a name of its own for each switch")
+            raise RequestError(f"{where}: pcie {s.name}", "is given twice", "a unique name for each switch")
         if s.under != CPU and s.under not in names:
-            raise RequestError(f"{where}: pcie {s.name}", f"is under {s.under}, which isn't there", ", ".join(names))
+            raise RequestError(f"{where}: pcie {s.name}", f"is under {s.under}, which doesn't exist", ", ".join(names))
     for s in found:
         _way_up({x.name: x for x in found}, s.name, where)
     return found

@@ -36,7 +36,7 @@ def parse(text: str, where: str) -> tuple[list[str], list[Row]]:
     for other in (";", "\t"):
         if len(columns) == 1 and other in columns[0]:
             said = "a tab" if other == "\t" else other
-            raise RequestError(where, f"has cells that are parted by {said}", "the same table, its cells parted by commas")
+            raise RequestError(where, f"has cells separated by {said}", "the same table with cells separated by commas")
     doubled = sorted({c for c in columns if columns.count(c) > 1})
     if doubled:
         raise RequestError(where, f"has the column '{doubled[0]}' twice", "one column of each name")

@@ -79,7 +79,7 @@ def read(text: str, where: str) -> Calibration:
         raise RequestError(where, f"is not JSON: {error}", AGAIN) from None
     schema = found.get("schema") if isinstance(found, dict) else None
     if schema != SCHEMA:
-        said = f"is of schema {schema!r}" if schema else "is no calibration"
+        said = f"is of schema {schema!r}" if schema else "is not a calibration"
         raise RequestError(where, f"{said}; this version reads {SCHEMA}", AGAIN)
     sheet, points = found.get("sheet"), found.get("points")
     if not isinstance(sheet, dict) or not isinstance(points, list):

@@ -89,7 +89,7 @@ def make(given: Mapping[str, Any], more: list[catalogue.Drive], where: str = "pl
     """A checked system out of settings. RequestError names the setting, what it is, and what would do."""
     unknown = sorted(set(given) - set(KEYS))
     if unknown:
-        raise RequestError(f"{where}: {unknown[0]}", "is no setting of a plan", "one of " + ", ".join(KEYS))
+        raise RequestError(f"{where}: {unknown[0]}", "is not a setting of a plan", "one of " + ", ".join(KEYS))
     settled = {key: _value(key, value, where) for key, value in given.items() if value is not None}
     if "drive" not in settled:
         raise RequestError(where, "names no drive", "--drive D7-PS1010, or drive = \"D7-PS1010\"")
@@ -97,7 +97,7 @@ def make(given: Mapping[str, Any], more: list[catalogue.Drive], where: str = "pl
     if "queues" in settled and settled.get("location", "local") == "local":
         raise RequestError(f"{where}: queues", "are the DPU's, and a local drive has none", "location remote, or no queues")
     if "sharers" in settled and "link" not in settled:
-        raise RequestError(f"{where}: sharers", "of which link?", "link = 25.0 (GiB/s) beside it")
+        raise RequestError(f"{where}: sharers", "doesn't say of which link", "link = 25.0 (GiB/s) beside it")
     cores, threads = settled.get("cores"), settled.get("threads")
     if cores and threads and cores > threads:
         raise RequestError(f"{where}: cores {cores}", f"the host has {threads} threads", f"cores {threads}, or threads {cores}")

@@ -39,33 +39,33 @@ def catalogue_of(path: str | None) -> list[Any]:
 
 
 CATALOGUE = click.option("--catalogue", metavar="FILE", help="More drives, as [[drive]] tables in TOML.")
-CALIBRATION = click.option("--calibration", metavar="FILE", help="What calibrate --out wrote, in place of --runs.")
+CALIBRATION = click.option("--calibration", metavar="FILE", help="File written by calibrate --out, instead of --runs.")
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 
 
 OPTIONS = (
-    ("--drive", str, "NAME", "Its model, as in the catalogue."),
-    ("--drives", int, "N", "Side by side, as RAID0 (1)."),
-    ("--location", str, "WHERE", "local or remote, through a DPU (local)."),
-    ("--queues", int, "N", "Of the DPU, up to 31; remote only (31)."),
-    ("--io-size", str, "SIZE", "Of a request (1m)."),
-    ("--workers", int, "N", "That read (24)."),
-    ("--depth", int, "N", "Requests in flight of each worker (1)."),
+    ("--drive", str, "NAME", "Drive model, as named in the catalogue."),
+    ("--drives", int, "N", "Number of drives, as RAID 0 (1)."),
+    ("--location", str, "WHERE", "local, or remote through a DPU (local)."),
+    ("--queues", int, "N", "Queues of the DPU, up to 31; remote only (31)."),
+    ("--io-size", str, "SIZE", "Size of a request (1m)."),
+    ("--workers", int, "N", "Number of reading workers (24)."),
+    ("--depth", int, "N", "Requests in flight per worker (1)."),
     ("--path", str, "PATH", "gds or cpu (gds)."),
-    ("--link", str, "GIB_S", "What the narrowest link on the way lets through: an uplink, a NIC. 200Gb/s will do, too."),
-    ("--sharers", int, "N", "How many share that link alike (1)."),
-    ("--gpu-link", str, "GIB_S", "What the link of each GPU lets through."),
-    ("--cores", int, "N", "Processor cores that I/O may use, as a limit (the host's threads)."),
-    ("--workload", str, "NAME", "io, dlrm, job, one that forebay emulate workloads lists, or its TOML file (io)."),
+    ("--link", str, "GIB_S", "Bandwidth of the narrowest link on the way, e.g. an uplink or a NIC; also as 200Gb/s."),
+    ("--sharers", int, "N", "How many share that link equally (1)."),
+    ("--gpu-link", str, "GIB_S", "Bandwidth of each GPU's link."),
+    ("--cores", int, "N", "Limit on the CPU cores that I/O may use (the host's threads)."),
+    ("--workload", str, "NAME", "io, dlrm, job, a workload listed by forebay emulate workloads, or a TOML file (io)."),
     ("--accelerator", str, "NAME", "h100, a100, b200 or mi355 (h100)."),
-    ("--rules", str, "SET", "Whose variant of the workload: v1.0, v2.0, v3.0 (the first that has it)."),
-    ("--accelerators", int, "N", "Emulated; without it, the greatest number that passes."),
-    ("--dataset", float, "GIB", "Its size (five times the memory)."),
-    ("--memory", float, "GIB", "Of the host (2048)."),
+    ("--rules", str, "SET", "Edition of the workload: v1.0, v2.0 or v3.0 (the first that has it)."),
+    ("--accelerators", int, "N", "Number of accelerators; default: the greatest number that passes."),
+    ("--dataset", float, "GIB", "Size of the data set (five times the memory)."),
+    ("--memory", float, "GIB", "Memory of the host (2048)."),
     ("--threads", int, "N", "Hardware threads of the host (208)."),
-    ("--gpus", str, "SYSTEM", "Whose GPUs train, for dlrm (D74H-7U)."),
-    ("--sample-bytes", float, "BYTES", "Of a training sample, for dlrm and job (912)."),
-    ("--samples-per-s", float, "RATE", "Of one accelerator that never waits, for job."),
+    ("--gpus", str, "SYSTEM", "System whose GPUs train, for dlrm (D74H-7U)."),
+    ("--sample-bytes", float, "BYTES", "Size of a training sample, for dlrm and job (912)."),
+    ("--samples-per-s", float, "RATE", "Rate of one accelerator that never waits, for job."),
 )
 
 
@@ -77,7 +77,7 @@ def system_options(less: tuple[str, ...] = ()) -> Callable[[Any], Any]:
             if name not in less:
                 function = click.option(name, type=kind, metavar=metavar, help=text)(function)
         function = CALIBRATION(function)
-        function = click.option("--runs", metavar="FILE", help="Runs of your own, of one such drive, that calibrate.")(function)
+        function = click.option("--runs", metavar="FILE", help="Your own runs on one such drive, to calibrate with.")(function)
         return click.argument("file", required=False, metavar="[TOML]")(function)
 
     return add
@@ -128,14 +128,14 @@ def calibration_of(path: str | None, runs: str | None = None) -> Any:
 def run(as_json: bool, **values: Any) -> int:
     """What one system gives: throughput, latency, CPU, accelerators or minutes, each with an 80 % interval.
 
-    --simulate plays it in virtual time beside the formulas: jitter, barriers over many hosts, drives and hosts that fail,
+    --simulate also simulates it in virtual time: jitter, barriers over many hosts, drives and hosts that fail,
     and several jobs on the same drives.
     """
     from forebay.plan import answer, show
 
     simulated, flags = taken(values)
     if flags and not simulated:
-        raise RequestError("--" + next(iter(flags)), "belongs to a simulation", "--simulate beside it")
+        raise RequestError("--" + next(iter(flags)), "applies only to a simulation", "--simulate beside it")
     file = values["file"]
     planner, system, more = prepared(values)
     if not simulated:
@@ -154,25 +154,25 @@ def run(as_json: bool, **values: Any) -> int:
 
 @command.command(name="recommend")
 @system_options(less=("--drive", "--drives", "--accelerators"))
-@click.option("--accelerators", type=int, metavar="N", help="Target: so many pass.")
+@click.option("--accelerators", type=int, metavar="N", help="Target: number of accelerators that must pass.")
 @click.option("--gib-s", type=float, metavar="RATE", help="Target: GiB/s.")
 @click.option("--minutes", type=float, metavar="TIME", help="Target: minutes to train (dlrm).")
-@click.option("--by", default="drives", show_default=True, metavar="WHAT", help="Least of: drives, price or watts.")
+@click.option("--by", default="drives", show_default=True, metavar="WHAT", help="What to minimize: drives, price or watts.")
 @CATALOGUE
 @JSON
 def recommend(
     as_json: bool, accelerators: int | None, gib_s: float | None, minutes: float | None, by: str, **values: Any
 ) -> int:
-    """Meet a target at the least drives, price or watts; with advice on GDS and on what is over-provisioned.
+    """Meet a target with the fewest drives or the lowest price or power; with advice on GDS and over-provisioning.
 
-    A choice counts if the 10 % end of its interval meets the target. Prices and watts come from your catalogue alone.
+    A choice qualifies if the 10 % end of its interval meets the target. Prices and watts come only from your catalogue.
     """
     from forebay.plan import catalogue as sheets
     from forebay.plan import recommend as advice
     from forebay.plan import show
 
     if by not in advice.BY:
-        raise RequestError(f"--by {by}", "is no measure", "one of " + ", ".join(advice.BY))
+        raise RequestError(f"--by {by}", "is not a measure", "one of " + ", ".join(advice.BY))
     target = advice.Target(accelerators, gib_s, minutes)
     target.check()
     if values["file"] is None and values["runs"] is not None:
@@ -189,18 +189,18 @@ def recommend(
 @command.command(name="whatif")
 @system_options()
 @click.option("--vary", multiple=True, metavar="SETTING=RANGE", help="drives=1:8, io-size=64k,1m; repeat it for more axes.")
-@click.option("--page", metavar="HTML", help="One page with sliders and curves, which needs no network.")
+@click.option("--page", metavar="HTML", help="Write one page with sliders and curves; it needs no network.")
 @simulation_options
 @CATALOGUE
 @JSON
 def whatif(as_json: bool, vary: tuple[str, ...], page: str | None, **values: Any) -> int:
-    """The same over ranges of settings, every combination; or a page with sliders. --simulate plays each of them, too."""
+    """The same over ranges of settings, in every combination; or a page with sliders. --simulate also simulates each."""
     from forebay.plan import show
     from forebay.plan import whatif as varied
 
     simulated, flags = taken(values)
     if (flags and not simulated) or (simulated and not vary):
-        raise RequestError("--" + next(iter(flags), "simulate"), "belongs to points that are simulated", "--simulate and --vary")
+        raise RequestError("--" + next(iter(flags), "simulate"), "applies only to simulated points", "--simulate and --vary")
     file = values["file"]
     if not vary and not page:
         raise RequestError("whatif", "varies nothing", "--vary drives=1:8, or --page whatif.html")
@@ -231,17 +231,17 @@ def whatif(as_json: bool, vary: tuple[str, ...], page: str | None, **values: Any
 
 @command.command(name="calibrate")
 @click.argument("runs", nargs=-1, required=True, metavar="RUNS...")
-@click.option("--drive", required=True, metavar="NAME", help="What the runs read: a model of the catalogue.")
-@click.option("--drives", type=click.IntRange(1), metavar="N", help="Side by side, as RAID0 (a stripe's members, else 1).")
-@click.option("--out", metavar="FILE", help="Save it, for --calibration of the other verbs.")
+@click.option("--drive", required=True, metavar="NAME", help="The drive that the runs read: a model in the catalogue.")
+@click.option("--drives", type=click.IntRange(1), metavar="N", help="Number of drives, as RAID 0 (a stripe's members, else 1).")
+@click.option("--out", metavar="FILE", help="Save the calibration, for --calibration of the other verbs.")
 @CATALOGUE
 @JSON
 def calibrate(
     runs: tuple[str, ...], drive: str, drives: int | None, out: str | None, catalogue: str | None, as_json: bool
 ) -> int:
-    """Parameters out of your own runs: our records, gdsio's output lines, fio's JSON.
+    """Fit the parameters to your own runs: records, gdsio's output lines, fio's JSON.
 
-    Says which parameters the runs found out, which they can't, and which measurement would tell most.
+    Says which parameters the runs determine, which they can't, and which measurement would add most.
     """
     from forebay.plan import calibrate as calibration
     from forebay.plan import catalogue as sheets
@@ -261,15 +261,15 @@ def calibrate(
 
 
 @command.command(name="predict")
-@click.option("--query", required=True, metavar="CSV", help="A table of a published form; its blank cells are asked for.")
-@click.option("--out", metavar="CSV", help="Where the filled table goes; stdout without it.")
+@click.option("--query", required=True, metavar="CSV", help="A table in a published format; its blank cells are predicted.")
+@click.option("--out", metavar="CSV", help="Where to write the completed table. Default: stdout.")
 @CALIBRATION
 @CATALOGUE
 @JSON
 def predict(query: str, out: str | None, calibration: str | None, catalogue: str | None, as_json: bool) -> int:
     """Fill the blanks of a table, each with its 80 % interval and the bottleneck.
 
-    The table is known by its columns; rows may come in any order, and columns that nobody knows are kept.
+    The table is recognised by its columns; rows may be in any order, and unknown columns are kept.
     """
     from forebay.plan import catalogue as sheets
     from forebay.plan import saved
@@ -277,7 +277,7 @@ def predict(query: str, out: str | None, calibration: str | None, catalogue: str
     from forebay.plan.predict import predict_text
 
     if as_json and not out:
-        raise RequestError("--json", "would share stdout with the table", "--out predicted.csv")
+        raise RequestError("--json", "would mix with the table on stdout", "--out predicted.csv")
     if out is not None:
         output.check("--out", out, output.TABLE, (query,))
     more = catalogue_of(catalogue)
@@ -301,11 +301,11 @@ def predict(query: str, out: str | None, calibration: str | None, catalogue: str
 
 @command.command(name="backtest")
 @click.argument("folder", required=False, metavar="[DIR]")
-@click.option("--page", metavar="MD", help="Write the page of the documentation here.")
+@click.option("--page", metavar="MD", help="Write the documentation page to this file.")
 @CATALOGUE
 @JSON
 def backtest(folder: str | None, page: str | None, catalogue: str | None, as_json: bool) -> int:
-    """Score the planner on tables of measurements, each cell predicted without it and its like.
+    """Score the planner on tables of measurements, predicting each cell without it and similar ones.
 
     DIR holds tables of the published forms, as CSV; without it, the published tables that come with Forebay.
     What calibrates is always the published tables, less what is being predicted.

@@ -33,7 +33,7 @@ def axis(text: str) -> tuple[str, list[Any]]:
     if match and name != "io_size":
         low, high, step = int(match[1]), int(match[2]), int(match[3] or 1)
         if step < 1 or high < low or (high - low) // step > POINTS_MAX:
-            raise RequestError(f"--vary {text}", f"is no range of at most {POINTS_MAX} points", f"{name}=1:8")
+            raise RequestError(f"--vary {text}", f"is not a range of at most {POINTS_MAX} points", f"{name}=1:8")
         return name, list(range(low, high + 1, step))
     return name, [_one(name, v.strip()) for v in values.split(",")]
 

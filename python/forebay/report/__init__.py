@@ -20,13 +20,16 @@ __all__ = ["command", "write_report"]
 )
 @click.option("--csv", "csv_folder", metavar="DIR", help="Also write the data of every chart, one CSV each.")
 @click.option("--no-charts", is_flag=True, help="Tables only; needs no drawing library.")
-@click.option("--plan", metavar="DRIVE", help="Sliders: what more of this drive, queues or other blocks would give.")
 @click.option(
-    "--plan-drives", type=click.IntRange(1), metavar="N", help="So many of them the runs read (a stripe's members, else 1)."
+    "--plan", metavar="DRIVE", help="Add sliders: what more of these drives, more queues or other block sizes would give."
+)
+@click.option(
+    "--plan-drives", type=click.IntRange(1), metavar="N",
+    help="Number of these drives that the runs read. Default: a stripe's members, else 1.",
 )
 @click.option("--catalogue", metavar="FILE", help="More drives for --plan, as [[drive]] tables in TOML.")
-@click.option("--force", is_flag=True, help="Write over files that aren't reports of ours.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout about what was written.")
+@click.option("--force", is_flag=True, help="Overwrite files that aren't Forebay reports.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was written as one JSON document on stdout.")
 def command(
     runs: tuple[str, ...],
     output: str,
@@ -89,7 +92,7 @@ def write_report(
         if value is not None and plan is None:
             from forebay.errors import RequestError
 
-            raise RequestError(flag, "is of --plan", "--plan DRIVE beside it")
+            raise RequestError(flag, "applies only to --plan", "--plan DRIVE beside it")
     if plan is not None:
         from forebay.plan.verb import catalogue_of
         from forebay.report import whatif

@@ -50,7 +50,7 @@ def write(charts: list[Chart], folder: str, force: bool) -> list[str]:
             save.place(where / file_name(chart), chart.csv.encode(errors="replace").decode(), lambda _: True)
     except OSError as error:
         raise RequestError(
-            f"--csv {folder}", error.strerror or str(error), "a folder that you may write to"
+            f"--csv {folder}", error.strerror or str(error), "a folder that you can write to"
         ) from error
     return [str(where / file_name(chart)) for chart in charts]
 
@@ -63,6 +63,6 @@ def _keep_strangers(path: Path, chart: Chart, force: bool) -> None:
     if found != chart.csv.split("\r\n", 1)[0]:
         raise RequestError(
             f"--csv {path.parent}",
-            f"{path.name} is there and isn't an export of ours",
+            f"{path.name} exists and isn't a Forebay export",
             "another folder, or --force",
         )

@@ -166,7 +166,7 @@ def _read(path: str) -> str:
             raise RequestError(path, f"has more than {FILE_BYTES_MAX} bytes", "a smaller file")
         return data.decode("utf-8", errors="replace")
     except OSError as error:
-        raise RequestError(path, error.strerror or str(error), "a file that you may read") from error
+        raise RequestError(path, error.strerror or str(error), "a file that you can read") from error
 
 
 def _parse(text: str) -> Any:

@@ -214,7 +214,7 @@ def refuse_strangers(output: str, inputs: list[str], force: bool) -> None:
         raise RequestError(f"-o {output}", "is one of the files to report on", "-o report.html")
     if path.exists() and not force and not _ours(path):
         raise RequestError(
-            f"-o {output}", "is there and isn't a report of Forebay's", "another name, or --force"
+            f"-o {output}", "exists and isn't a Forebay report", "another name, or --force"
         )
 
 
@@ -233,7 +233,7 @@ def save(html: str, output: str) -> None:
             os.unlink(temporary)
             raise
     except OSError as error:
-        raise RequestError(f"-o {output}", error.strerror or str(error), "-o in a folder of yours") from error
+        raise RequestError(f"-o {output}", error.strerror or str(error), "-o in a folder that you can write to") from error
 
 
 def _ours(path: Path) -> bool:

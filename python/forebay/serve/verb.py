@@ -34,40 +34,41 @@ def _print_key(context: click.Context, _option: click.Parameter, transform: str 
     context_settings={"max_content_width": 110},
 )
 @click.argument("source", metavar="SOURCE|CONFIG.toml")
-@click.option("--nqn", metavar="NQN", help="The name that hosts connect to, as nqn.2026-01.io.example:big.")
+@click.option("--nqn", metavar="NQN", help="The name that hosts connect to, e.g. nqn.2026-01.io.example:big.")
 @click.option(
     "--listen", multiple=True, metavar="ADDRESS", help="Address and port; may be repeated. Default: 127.0.0.1:4420."
 )
 @click.option(
-    "--listen-rdma", multiple=True, metavar="ADDRESS", help="The same over RDMA, at a card's address; alone, not over TCP."
+    "--listen-rdma", multiple=True, metavar="ADDRESS",
+    help="Address and port of an RDMA card. Without --listen, the target is on RDMA only.",
 )
-@click.option("--writable", is_flag=True, help="Hosts may write too; a namespace is read-only otherwise.")
-@click.option("--allow", multiple=True, metavar="HOSTNQN", help="Only this host, or these. Default: any host.")
+@click.option("--writable", is_flag=True, help="Let hosts write. Default: read-only.")
+@click.option("--allow", multiple=True, metavar="HOSTNQN", help="Allow only this host; may be repeated. Default: any host.")
 @click.option("--serial", metavar="TEXT", help="Serial number, 20 characters. Default: made from the NQN.")
 @click.option("--block-size", metavar="SIZE", help="Logical block: 512 or 4096.")
 @click.option("--cache", metavar="POLICY", help="Page cache: auto, bypass (O_DIRECT) or allow.")
-@click.option("--threads", metavar="N", help="Threads that serve. Default: one per processor, at most 8.")
-@click.option("--cpus", metavar="LIST", help="CPUs that the threads stay on, in turn, as 0-3,8. Default: anywhere.")
-@click.option("--spin-us", metavar="N", help="Look for more to do this long before sleeping. Default: 0.")
-@click.option("--max-transfer", metavar="SIZE", help="Longest transfer of one command. Default: 1m.")
-@click.option("--metrics", metavar="ADDRESS", help="Prometheus metrics: a port of the loopback interface, or an address.")
+@click.option("--threads", metavar="N", help="Number of serving threads. Default: one per CPU, at most 8.")
+@click.option("--cpus", metavar="LIST", help="CPUs to pin the threads to, in turn, e.g. 0-3,8. Default: not pinned.")
+@click.option("--spin-us", metavar="N", help="Poll this long before sleeping, in microseconds. Default: 0.")
+@click.option("--max-transfer", metavar="SIZE", help="Maximum transfer size of one command. Default: 1m.")
+@click.option("--metrics", metavar="ADDRESS", help="Serve Prometheus metrics on this port (loopback only) or HOST:PORT.")
 @click.option(
-    "--drain", "drain_s", default=DRAIN_S, metavar="SECONDS", help="Time for commands to finish. Default: 10."
+    "--drain", "drain_s", default=DRAIN_S, metavar="SECONDS", help="Time for commands to finish at shutdown. Default: 10."
 )
 @click.option("--log", "log", default="text", metavar="FORMAT", help="Log on stderr: text, json or off. Default: text.")
-@click.option("--check", is_flag=True, help="Check the configuration, open nothing, and end.")
+@click.option("--check", is_flag=True, help="Check the configuration without opening anything, and exit.")
 @click.option(
     "--new-key", is_flag=False, flag_value="sha256", metavar="HASH", is_eager=True, expose_value=False,
-    callback=_print_key, help="Print a new key for dhchap_key, and end. HASH: sha256, sha384, sha512 or none.",
+    callback=_print_key, help="Print a new key for dhchap_key, and exit. HASH: sha256, sha384, sha512 or none.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout at the end: what was served.")
-@click.option("--quiet", "-q", is_flag=True, help="Of the log, warnings and errors alone; no totals.")
+@click.option("--json", "as_json", is_flag=True, help="Print totals as one JSON document on stdout at the end.")
+@click.option("--quiet", "-q", is_flag=True, help="Log only warnings and errors; print no totals.")
 def command(source: str, drain_s: str, log: str, check: bool, as_json: bool, quiet: bool, **flags: Any) -> int:
     """Serve SOURCE (a file, a block device, stripe:, nil:, model:, nvme+tcp:) to NVMe/TCP and NVMe/RDMA
     hosts, or all that CONFIG.toml names (docs/serve.md).
 
-    Prints "listening on ..." once hosts may come. SIGHUP reads CONFIG.toml again and adds and removes namespaces.
-    SIGINT and SIGTERM let commands finish, then end; a second one ends at once.
+    Prints "listening on ..." once it is ready for hosts. SIGHUP rereads CONFIG.toml and adds and removes namespaces.
+    On SIGINT and SIGTERM commands may finish before it ends; a second signal ends it at once.
     """
     check_log(log)
     seconds = parse_seconds(drain_s, "--drain")

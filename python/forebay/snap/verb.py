@@ -52,21 +52,21 @@ class Snap(click.Command):
 )
 @click.argument("file", metavar="CONFIG.toml|rpc VERB …")
 @click.option(
-    "--rpc", metavar="PATH", help="Socket for RPCs, or off. Default: the file's, or snap.sock of the runtime directory."
+    "--rpc", metavar="PATH", help="Socket for RPCs, or off. Default: the file's, or snap.sock in the runtime directory."
 )
 @click.option(
     "--take-over",
     is_flag=True,
-    help="Take the place of the gateway that runs at the RPC socket, unnoticed by hosts; where none does, start.",
+    help="Replace the gateway running at the RPC socket without hosts noticing; if none runs, start.",
 )
-@click.option("--keep", is_flag=True, help="Start the gateway again when it is killed; hosts stay connected meanwhile.")
+@click.option("--keep", is_flag=True, help="Restart the gateway if it is killed; hosts stay connected.")
 @click.option(
-    "--drain", "drain_s", default=DRAIN_S, metavar="SECONDS", help="Time for commands to finish. Default: 10."
+    "--drain", "drain_s", default=DRAIN_S, metavar="SECONDS", help="Time for commands to finish at shutdown. Default: 10."
 )
 @click.option("--log", "log", default="text", metavar="FORMAT", help="Log on stderr: text, json or off. Default: text.")
-@click.option("--check", is_flag=True, help="Check the configuration, open nothing, and end.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout at the end: what went through.")
-@click.option("--quiet", "-q", is_flag=True, help="Of the log, warnings and errors alone; no totals.")
+@click.option("--check", is_flag=True, help="Check the configuration without opening anything, and exit.")
+@click.option("--json", "as_json", is_flag=True, help="Print totals as one JSON document on stdout at the end.")
+@click.option("--quiet", "-q", is_flag=True, help="Log only warnings and errors; print no totals.")
 def command(
     file: str,
     rpc: str | None,
@@ -78,12 +78,12 @@ def command(
     as_json: bool,
     quiet: bool,
 ) -> int:
-    """Show sources (above all nvme+tcp:) as NVMe drives to virtual machines (vfio-user): all that CONFIG.toml names
+    """Present sources (above all nvme+tcp:) as NVMe drives to virtual machines (vfio-user), as CONFIG.toml says
     (docs/snap.md).
 
-    Prints "ready: ..." once hosts may come. `forebay snap rpc VERB` asks a gateway that runs, in the verbs of
-    NVIDIA's SNAP: list, create, attach, suspend, resume, statistics. SIGINT and SIGTERM let commands finish, then end; a
-    second one ends at once.
+    Prints "ready: ..." once it is ready for hosts. `forebay snap rpc VERB` controls a running gateway with the commands of
+    NVIDIA's SNAP: list, create, attach, suspend, resume, statistics. On SIGINT and SIGTERM commands may finish before it
+    ends; a second signal ends it at once.
     """
     check_log(log)
     seconds = parse_seconds(drain_s, "--drain")

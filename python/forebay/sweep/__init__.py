@@ -43,18 +43,18 @@ Examples:
     "-o",
     "--output",
     type=click.Path(dir_okay=False),
-    help="The file of results; an unfinished one is continued.",
+    help="Results file; an unfinished one is continued.",
 )
 @click.option(
     "--scale",
     metavar="F|auto",
-    help="Factor of file sizes and durations. Default: auto for presets, 1 for files.",
+    help="Scale file sizes and durations by this factor. Default: auto for presets, 1 for files.",
 )
 @click.option("--max-time", metavar="TIME", help="Shorten the durations until the sweep fits.")
 @click.option(
     "--rounds",
     type=click.IntRange(1, ROUNDS_MAX),
-    help="How often each point runs, in place of the file's rounds.",
+    help="How often each point runs; overrides the file's rounds.",
 )
 @click.option(
     "--set", "settings", multiple=True, metavar="FIELD=VALUE", help="Override a field of every point."
@@ -62,27 +62,27 @@ Examples:
 @click.option(
     "--pair", "pairs", multiple=True, metavar="GPU=SOURCE", help="A GPU and the source that feeds it."
 )
-@click.option("--fabric", "elsewhere", metavar="tcp://HOST:PORT/NQN", help="A target that runs already, as on another machine.")
-@click.option("--netns", is_flag=True, help="The target in a network namespace, over a veth pair (root).")
-@click.option("--link-delay", "delay", metavar="TIME", help="Of that link, by tc netem, as 30us.")
-@click.option("--link-rate", "rate", metavar="RATE", help="Of that link, by tc netem, as 25gbit.")
-@click.option("--restart", is_flag=True, help="Begin anew; the old results are moved to FILE.1.")
+@click.option("--fabric", "elsewhere", metavar="tcp://HOST:PORT/NQN", help="Use a running target, e.g. on another machine.")
+@click.option("--netns", is_flag=True, help="Run the target in a network namespace, behind a veth pair (root).")
+@click.option("--link-delay", "delay", metavar="TIME", help="Delay of that link, set by tc netem, e.g. 30us.")
+@click.option("--link-rate", "rate", metavar="RATE", help="Rate of that link, set by tc netem, e.g. 25gbit.")
+@click.option("--restart", is_flag=True, help="Start over; the old results are moved to FILE.1.")
 @click.option(
     "--extend",
     is_flag=True,
-    help="Go on although the sweep has changed; points that are still in it are kept.",
+    help="Continue although the sweep has changed; keep the points that are still in it.",
 )
-@click.option("--dry-run", "only_show", is_flag=True, help="List the runs and their time.")
+@click.option("--dry-run", "only_show", is_flag=True, help="List the runs and how long they take.")
 @click.option(
     "--list", "list_presets", is_flag=True, help="List the presets and where their methods come from."
 )
 @listen.option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def command(sweep: str | None, source: tuple[str, ...], **values: Any) -> int:
-    """The same over any matrix of settings, or as a paper did it.
+    """The same over any matrix of settings, or by a published method.
 
-    SWEEP is a TOML file, or the name of a preset. Each finished point is a line of the file of results.
-    After Ctrl-C or a crash, the same command with the same -o goes on where it stopped.
+    SWEEP is a TOML file, or the name of a preset. Each finished point is one line of the results file.
+    After Ctrl-C or a crash, the same command with the same -o continues where it stopped.
     """
     if values["list_presets"]:
         return _list(values["as_json"])
@@ -103,7 +103,7 @@ def command(sweep: str | None, source: tuple[str, ...], **values: Any) -> int:
     link.check(asked.needs, asked.name)
     if values["restart"] and values["extend"]:
         raise RequestError(
-            "--restart with --extend", "only one of them can hold", "--extend keeps what is finished"
+            "--restart with --extend", "contradict each other", "--extend keeps what is finished"
         )
     if values["only_show"]:
         plan = planning.make(asked, asks)
@@ -120,7 +120,7 @@ def command(sweep: str | None, source: tuple[str, ...], **values: Any) -> int:
 def _pairs(pairs: tuple[str, ...], sources: tuple[str, ...]) -> dict[str, Any]:
     if pairs and sources:
         raise RequestError(
-            f"--pair {pairs[0]} with {' '.join(sources)}", "pairs name their own sources", "no SOURCE"
+            f"--pair {pairs[0]} with {' '.join(sources)}", "each --pair names its own source", "no SOURCE"
         )
     return {"pairs": list(pairs)} if pairs else {}
 
@@ -143,7 +143,7 @@ def _run(plan: planning.Plan, results: Results, as_json: bool, link: Link, liste
     document = summary(plan, results.contents.finished(), outcome, str(results.path))
     click.echo(json.dumps(document) if as_json else show(document, plan))
     if outcome.interrupted:
-        click.echo(f"forebay: interrupted; the same command with -o {results.path} goes on", err=True)
+        click.echo(f"forebay: interrupted; the same command with -o {results.path} continues", err=True)
     return outcome.exit_code
 
 
@@ -164,7 +164,7 @@ def _continue(
         raise RequestError(
             f"-o {results.path}",
             found,
-            "--extend to keep the points that match, --restart to begin anew, or -o another file",
+            "--extend to keep the points that match, --restart to start over, or -o another file",
         )
     same_scale = old is not None and not any(
         c.startswith(("scale:", "max_time_s:", "fallback:")) for c in changes

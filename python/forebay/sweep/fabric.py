@@ -60,7 +60,7 @@ class Link:
         if flags and "target" not in needs:
             raise RequestError(flags[0], f"but {name} starts no target", "solidigm-remote, or solidigm-snap-queues")
         if self.elsewhere and len(flags) > 1:
-            raise RequestError(f"--fabric with {flags[1]}", "what runs elsewhere has a link of its own", "only one of them")
+            raise RequestError(f"--fabric with {flags[1]}", "a target elsewhere has its own link", "only one of them")
         if self.shaped and not self.netns:
             raise RequestError(flags[0], "shapes the link of a network namespace", f"{flags[0]} with --netns")
         for option, value, form, like in (
@@ -242,7 +242,7 @@ class Service:
         self.reader.join(1)
         told = "; ".join(self.lines[-3:]) or "nothing"
         why = f"wasn't ready in {READY_S:g} s; it said: {told}"
-        raise RunError(f"forebay {' '.join(self.words)}", why, "the same command by itself")
+        raise RunError(f"forebay {' '.join(self.words)}", why, "run that command by itself")
 
     def __exit__(self, *exc: object) -> None:
         if self.process.poll() is None:
@@ -269,7 +269,7 @@ class Namespace:
 
     def __enter__(self) -> Namespace:
         if os.geteuid() != 0 or shutil.which("ip") is None:
-            raise MachineError("--netns", "takes root and iproute2", "sudo, or without --netns: loopback")
+            raise MachineError("--netns", "needs root and iproute2", "sudo, or without --netns: loopback")
         near, far = self.name.replace("forebay", "fb") + "a", self.name.replace("forebay", "fb") + "b"
         try:
             _ip("netns", "add", self.name)

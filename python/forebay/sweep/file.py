@@ -80,7 +80,7 @@ def load(name: str) -> Sweep:
         with path.open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
         if len(data) > FILE_BYTES_MAX:
-            raise RequestError(name, "is larger than 1 MiB, so hardly a sweep", "forebay sweep --list")
+            raise RequestError(name, "is larger than 1 MiB, so it isn't a sweep", "forebay sweep --list")
         text = data.decode("utf-8")
     except OSError as error:
         next = f"a TOML file, or one of {', '.join(known)}"

@@ -145,7 +145,7 @@ class Results:
                 file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - lives as long as the sweep
             except OSError as error:
                 raise RequestError(
-                    f"-o {self.path}", f"can't be written: {error.strerror}", "-o in a folder of yours"
+                    f"-o {self.path}", f"can't be written: {error.strerror}", "-o in a folder that you can write to"
                 ) from error
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -150,7 +150,7 @@ def room_in(folder: Path, file_name: str) -> int:
         return shutil.disk_usage(folder if folder.exists() else folder.parent).free + held
     except OSError as error:
         raise MachineError(
-            str(folder), f"can't be looked into: {error.strerror}", "another folder"
+            str(folder), f"can't be read: {error.strerror}", "another folder"
         ) from error
 
 

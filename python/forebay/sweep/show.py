@@ -161,7 +161,7 @@ def show(document: dict[str, Any], plan: Plan) -> str:
     left = document["runs"] - document["finished"]
     lines += ["", f"{document['finished']} of {document['runs']} runs in {document['output']}"]
     if left:
-        lines.append(f"  {left} are left: the same command with -o {document['output']} goes on from here")
+        lines.append(f"  {left} are left: the same command with -o {document['output']} continues from here")
     return "\n".join(lines)
 
 

@@ -39,24 +39,24 @@ Examples:
 
 @click.command(name="tune", cls=Answering, epilog=EXAMPLES, context_settings={"max_content_width": 110})
 @click.argument("source", nargs=-1)
-@click.option("--fix", multiple=True, metavar="FIELD=VALUE", help="Hold a field, as io-size=4k.")
+@click.option("--fix", multiple=True, metavar="FIELD=VALUE", help="Keep a field fixed, e.g. io-size=4k.")
 @click.option(
-    "--share", default="98%", show_default=True, metavar="PCT", help="Of the peak, what must be reached."
+    "--share", default="98%", show_default=True, metavar="PCT", help="Share of the peak that must be reached."
 )
 @click.option(
     "--max-time", default="60s", show_default=True, metavar="TIME", help="How long the search may take."
 )
 @click.option(
-    "--max-buffers", default="256m", show_default=True, metavar="SIZE", help="Most memory for the buffers of all workers."
+    "--max-buffers", default="256m", show_default=True, metavar="SIZE", help="Memory limit for the buffers of all workers."
 )
-@click.option("-o", "--output", type=click.Path(dir_okay=False), help="Save the document here; .jsonl adds a line.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False), help="Save the document to FILE; .jsonl appends a line.")
 @listen.option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 @job_options
 def command(source: tuple[str, ...], **values: Any) -> int:
     """Which depth, workers and size reach the peak at the least CPU?
 
-    Any flag of bench holds its field. For random I/O, hold the size that your program uses: --io-size 4k.
+    Any flag of bench keeps its field fixed. For random I/O, fix the size that your program uses: --io-size 4k.
     """
     as_json, output, metrics = (values.pop(name) for name in ("as_json", "output", "metrics"))
     seconds = parse_seconds(values.pop("max_time"), "--max-time")
@@ -112,10 +112,10 @@ def _prepared(job: dict[str, Any]) -> dict[str, Any]:
     if not job.get("sources") and not job.get("pairs"):
         raise RequestError("SOURCE", "no source was given", "forebay tune FILE, a folder, nil: or model:NAME")
     if job.get("workers") == "auto":
-        raise RequestError("--workers auto", "tune itself looks for the best number", "no --workers, or a number")
+        raise RequestError("--workers auto", "tune searches for the best number itself", "no --workers, or a number")
     for key, flag in (("repeat", "--repeat"), ("until_ci_pct", "--until-ci"), ("passes", "--passes")):
         if key in job:
-            raise RequestError(flag, "tune decides itself how often and how long it runs", "--max-time 2m")
+            raise RequestError(flag, "tune chooses itself how often and how long to run", "--max-time 2m")
     sources = own_files.named(job)
     folders = [f for f in map(folder_of, sources) if f is not None]
     # What is there is tuned for with `--fix create=no`, and by name.

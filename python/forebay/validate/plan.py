@@ -114,14 +114,14 @@ def check_sources(sources: tuple[str, ...]) -> None:
         if kind == "other":
             raise RequestError(
                 f"source '{source}'",
-                "is no file, directory or block device here",
+                "is not a file, directory or block device here",
                 "a directory on the drive, or /dev/nvme0n1",
             )
         folder = Path(place(source))
         if kind == "directory" and folder.exists() and not (folder / MARK).is_file():
             raise RequestError(
                 f"source '{source}'",
-                f"{folder} is there and wasn't made by forebay validate",
+                f"{folder} exists and wasn't created by forebay validate",
                 "another directory",
             )
     if len(set(sources)) < len(sources):
@@ -140,7 +140,7 @@ def make_folders(sources: tuple[str, ...]) -> None:
             raise MachineError(
                 f"source '{source}'",
                 f"{folder} can't be made: {error.strerror}",
-                "a directory that you may write to",
+                "a directory that you can write to",
             ) from error
 
 

@@ -11,7 +11,7 @@ PROMISES = {
     "DOC-1": "doctor covers a GPU beside a drive, RDMA and meters",
     "BEN-7": "pinning to NUMA nodes",
     "REC-7": "power from the meters of a real server and GPU",
-    "ENG-5": "slots in hugetlb pages",
+    "ENG-5": "buffers in hugetlb pages",
     "ENG-8": "bounce copies to a GPU",
     "GIO-1": "cuFile's interfaces by gdsio's -x",
     "GIO-2": "the label tells the path that ran",

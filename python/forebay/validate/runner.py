@@ -277,7 +277,7 @@ class Validation:
                 timeout=self.options.seconds + GDSIO_GRACE_S,
             )
         except subprocess.TimeoutExpired:
-            raise RunError(shown, "didn't end", "run it by hand") from None
+            raise RunError(shown, "didn't finish", "run it by hand") from None
         except OSError as error:
             raise RunError(shown, f"doesn't start: {error.strerror}", "run it by hand") from error
         if done.returncode:
@@ -319,7 +319,7 @@ def _unfinished(step: Entry) -> bool:
 def state_of(runs: list[Entry], interrupted: bool) -> tuple[str, str | None]:
     """A step's state from those of its runs: the worst that says most."""
     if interrupted:
-        return "partial", "interrupted; the same command goes on"
+        return "partial", "interrupted; the same command continues"
     for state in ("partial", "failed"):
         found = [r for r in runs if r["state"] == state]
         if found:

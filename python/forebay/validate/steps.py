@@ -190,7 +190,7 @@ STEPS: tuple[Step, ...] = (
     ),
     Step(
         "hugetlb",
-        "slots in a pool of huge pages",
+        "buffers in a pool of huge pages",
         {"ENG-5": proofs.in_huge_pages},
         ("source", "huge-pages"),
         (Run("hugetlb", {"pages": "hugetlb"}),),

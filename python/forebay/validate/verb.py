@@ -29,33 +29,33 @@ Examples:
 
 @click.command("validate", epilog=EXAMPLES, context_settings={"max_content_width": 110})
 @click.argument("sources", nargs=-1, metavar="[SOURCE]...")
-@click.option("--gpu", default="0", metavar="LIST", help="GPUs, as 0 or 0,1.")
+@click.option("--gpu", default="0", metavar="LIST", help="GPUs to use, e.g. 0 or 0,1.")
 @click.option(
     "-o",
     "--output",
     default="validation.json",
     metavar="FILE",
-    help="The file to send back; an unfinished one is continued.",
+    help="File to send back; an unfinished one is continued.",
 )
-@click.option("--only", multiple=True, metavar="STEP", help="This step alone; may be given again.")
+@click.option("--only", multiple=True, metavar="STEP", help="Run only this step; can be repeated.")
 @click.option("--seconds", default="10", metavar="TIME", help="Measured time of each run.")
 @click.option(
-    "--file-size", metavar="SIZE", help="A set of files. Default: an eighth of the free space, 16g at most."
+    "--file-size", metavar="SIZE", help="Size of a set of files. Default: an eighth of the free space, at most 16g."
 )
-@click.option("--scale", default="0.1", metavar="F", help="Factor of the papers' file sizes and durations.")
+@click.option("--scale", default="0.1", metavar="F", help="Scale the published file sizes and durations by this factor.")
 @click.option(
     "--check", "checked", metavar="FILE", help="Say which promises a validation file is evidence for."
 )
 @click.option("--dry-run", "only_show", is_flag=True, help="List the steps, and why some would be skipped.")
-@click.option("--restart", is_flag=True, help="Begin anew; the old file becomes FILE.1.")
-@click.option("--keep", is_flag=True, help="Leave the files that it made.")
+@click.option("--restart", is_flag=True, help="Start over; the old file becomes FILE.1.")
+@click.option("--keep", is_flag=True, help="Keep the files that it created.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def command(sources: tuple[str, ...], **values: Any) -> int:
-    """Run every path that waits for hardware, into one file that can be sent back.
+    """Run every test that is waiting for hardware, and collect the results in one file to send back.
 
-    SOURCE is a directory on the drive (files are made in a folder of its own, and removed), or a block device or a
-    file, which are only read. Each step runs, is skipped with the reason, or fails with the reason. After Ctrl-C the
-    same command goes on where it stopped.
+    SOURCE is a directory on the drive (files are created in a separate folder, and removed), or a block device or a
+    file, which is only read. Each step runs, is skipped with a reason, or fails with a reason. After Ctrl-C the
+    same command continues where it stopped.
     """
     if values["checked"]:
         return check(Path(values["checked"]), values["as_json"])
@@ -78,7 +78,7 @@ def chosen(only: tuple[str, ...], sources: tuple[str, ...]) -> list[Step]:
     """The steps in their order; those that make our files come along where there is a directory for them."""
     unknown = [name for name in only if name not in BY_NAME]
     if unknown:
-        raise RequestError(f"--only {unknown[0]}", "is no step", f"one of {', '.join(BY_NAME)}")
+        raise RequestError(f"--only {unknown[0]}", "is not a step", f"one of {', '.join(BY_NAME)}")
     if not only:
         return list(STEPS)
     return [s for s in STEPS if s.name in only]
@@ -88,7 +88,7 @@ def options_of(sources: tuple[str, ...], values: dict[str, Any]) -> plan.Options
     try:
         gpus = tuple(int(g) for g in values["gpu"].split(","))
     except ValueError:
-        raise RequestError(f"--gpu {values['gpu']}", "is no list of numbers", "--gpu 0,1") from None
+        raise RequestError(f"--gpu {values['gpu']}", "is not a list of numbers", "--gpu 0,1") from None
     if any(g < 0 for g in gpus):
         raise RequestError(f"--gpu {values['gpu']}", "GPUs are counted from 0", "--gpu 0,1")
     scale = parse_scale(values["scale"])

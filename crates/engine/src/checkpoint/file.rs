@@ -163,8 +163,12 @@ pub fn cannot_make(path: &Path, e: &std::io::Error) -> Error {
             "the file system is mounted read-only",
             "a folder on a writable file system",
         ),
-        Some(libc::EACCES | libc::EPERM) => Error::request(asked, "permission denied", "a folder of yours"),
-        Some(libc::EEXIST) => Error::run(asked, "somebody else made it meanwhile", "another --dir"),
+        Some(libc::EACCES | libc::EPERM) => {
+            Error::request(asked, "permission denied", "a folder that you can write to")
+        }
+        Some(libc::EEXIST) => {
+            Error::run(asked, "another process has created it in the meantime", "another --dir")
+        }
         Some(libc::EFBIG) => {
             Error::request(asked, "the file system has no room for a file this large", "a smaller --scale")
         }

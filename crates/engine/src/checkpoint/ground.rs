@@ -116,7 +116,7 @@ impl Ground {
         let Ok(old) = entries(&at) else {
             // A file or a link of that name.
             return if std::fs::symlink_metadata(&at).is_ok() {
-                let found = "is there, and is no folder that can be read";
+                let found = "exists and is not a readable folder";
                 Err(Error::request(format!("write {}", at.display()), found, "another --dir"))
             } else {
                 Ok(())

@@ -323,7 +323,7 @@ fn library(cufile: &Cufile, gpu: bool) -> Check {
     let version = first.version.clone().or_else(|| cufile.api_version.clone());
     let mut found = format!(
         "{} at {} ({})",
-        version.as_deref().unwrap_or("version not told"),
+        version.as_deref().unwrap_or("version not reported"),
         first.path.display(),
         first.place
     );

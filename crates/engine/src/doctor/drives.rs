@@ -161,7 +161,7 @@ fn heat(facts: &DriveFacts) -> Option<Check> {
         ),
         Some(degrees) => Some(check(facts, "temperature", title, State::Works, format!("{degrees:.0} °C"))),
         None if drive.kind == "nvme" => Some(
-            check(facts, "temperature", title, State::Unknown, "not told".into())
+            check(facts, "temperature", title, State::Unknown, "not reported".into())
                 .why("the kernel has no hwmon for it (CONFIG_NVME_HWMON)")
                 .next(format!("sudo nvme smart-log /dev/{}", drive.name)),
         ),

@@ -112,8 +112,9 @@ pub fn checks(fabric: &Fabric, gpu: bool) -> Vec<Check> {
 
 fn nic_check(nic: &Nic) -> Check {
     let mut found = nic.pci.clone().unwrap_or_default();
-    found +=
-        &nic.megabits.map_or(", link speed not told".into(), |m| format!(", {} Gbit/s", m as f64 / 1000.0));
+    found += &nic
+        .megabits
+        .map_or(", link speed not reported".into(), |m| format!(", {} Gbit/s", m as f64 / 1000.0));
     if let Some(node) = nic.numa_node {
         found += &format!(", NUMA node {node}");
     }
@@ -137,7 +138,7 @@ fn rdma_check(device: &Rdma, verbs: bool) -> Check {
         })
         .collect();
     let found =
-        format!("{}, firmware {}", ports.join("; "), device.firmware.as_deref().unwrap_or("not told"));
+        format!("{}, firmware {}", ports.join("; "), device.firmware.as_deref().unwrap_or("not reported"));
     let check =
         |state| Check::new(Area::Fabric, format!("rdma.{}", device.name), device.name.clone(), state, found);
     if !device.ports.iter().any(|p| p.state == "ACTIVE") {

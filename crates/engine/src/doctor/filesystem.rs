@@ -286,7 +286,7 @@ fn ordered(examined: &Examined, fs: &Filesystem) -> Check {
         (_, Some(other)) => check(State::Missing, format!("data={other}"))
             .why("cuFile takes ext4 only with data=ordered; it falls back to its compatibility mode")
             .next(again),
-        (_, None) => check(State::Limited, "not told".into())
+        (_, None) => check(State::Limited, "not reported".into())
             .why("cuFile takes ext4 only with data=ordered among its mount options")
             .next(again),
     }

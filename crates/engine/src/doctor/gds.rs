@@ -235,7 +235,7 @@ fn nvidia_fs_check(facts: &NvidiaFs, here: bool) -> Check {
             false => check,
         };
     }
-    let version = facts.version.as_deref().unwrap_or("version not told");
+    let version = facts.version.as_deref().unwrap_or("version not reported");
     if facts.drivers.is_empty() {
         return check(State::Limited, format!("{version}, loaded"))
             .why("no storage driver has signed up with it: the NVMe driver in use lacks NVIDIA's patch")
@@ -254,7 +254,7 @@ fn p2pdma_check(ground: &Ground) -> Check {
                 .why("the kernel can't let a drive write into a GPU")
         }
         None => {
-            return check(State::Unknown, "not told".into())
+            return check(State::Unknown, "not reported".into())
                 .why("no kernel configuration can be read")
                 .next("grep p2pdma_pgmap_ops /proc/kallsyms   # a line means that the kernel has it")
         }

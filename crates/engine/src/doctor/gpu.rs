@@ -217,7 +217,7 @@ fn driver(facts: &GpuFacts) -> Check {
         (Some(version), true) => check(State::Missing, format!("{version}, but no GPU"))
             .why("the driver found no GPU that it may use")
             .next("nvidia-smi -L; dmesg | grep -i nvrm"),
-        (None, false) => check(State::Works, "version not told".into()),
+        (None, false) => check(State::Works, "version not reported".into()),
         (None, true) => check(State::NotApplicable, "no NVIDIA GPU here".into())
             .why("the destination of every path is host memory, and records say so"),
     }

@@ -205,7 +205,8 @@ fn processor(host: &Host) -> Check {
 fn numa(host: &Host) -> Check {
     let check = |state, found| Check::new(Area::Machine, "numa", "NUMA nodes", state, found);
     if host.numa.is_empty() {
-        return check(State::Unknown, "not told".into()).why("the kernel shows no /sys/devices/system/node");
+        return check(State::Unknown, "not reported".into())
+            .why("the kernel shows no /sys/devices/system/node");
     }
     let nodes: Vec<String> = host.numa.iter().map(|n| format!("node {}: CPUs {}", n.node, n.cpus)).collect();
     check(State::Works, nodes.join("; "))

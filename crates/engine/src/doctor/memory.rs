@@ -13,7 +13,7 @@ pub fn checks(memory: &Memory) -> Vec<Check> {
 fn total(memory: &Memory) -> Check {
     let check = |state, found| Check::new(Area::Memory, "memory", "memory", state, found);
     let Some(total) = memory.total_bytes else {
-        return check(State::Unknown, "not told".into()).why("/proc/meminfo can't be read");
+        return check(State::Unknown, "not reported".into()).why("/proc/meminfo can't be read");
     };
     let mut found = size(total);
     if let Some(available) = memory.available_bytes {
@@ -46,7 +46,7 @@ fn locked_check(locked: &Locked) -> Check {
     };
     check(State::Limited, size(soft))
         .why(format!(
-            "registered io_uring buffers and slots pinned for a GPU count against it: 4 workers × depth 32 × 1 MiB want {}",
+            "registered io_uring buffers and buffers pinned for a GPU count against it: 4 workers × depth 32 × 1 MiB need {}",
             size(LOCKED_BYTES_WANTED)
         ))
         .next(raise)
@@ -69,9 +69,9 @@ fn hugetlb(memory: &Memory) -> Check {
         return check(State::Works, found);
     }
     let why = if memory.thp.as_deref() == Some("never") {
-        "slots in small pages make scattered requests, which cost throughput and CPU"
+        "buffers in small pages make scattered requests, which cost throughput and CPU"
     } else {
-        "slots fall back to transparent huge pages, which the kernel grants only while memory is unfragmented"
+        "buffers fall back to transparent huge pages, which the kernel grants only while memory is unfragmented"
     };
     let pages = (pool.pages - pool.free.min(pool.pages)).saturating_add(wanted);
     check(State::Limited, found).why(why).next(format!("sudo sysctl vm.nr_hugepages={pages}"))
@@ -89,7 +89,7 @@ fn thp(memory: &Memory) -> Check {
     }
     if mode == "never" {
         return check(State::Limited, found)
-            .why("slots outside the hugetlb pool get 4 KiB pages")
+            .why("buffers outside the hugetlb pool get 4 KiB pages")
             .next("echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled");
     }
     check(State::Works, found)

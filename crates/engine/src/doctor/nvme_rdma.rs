@@ -67,7 +67,10 @@ pub fn check(found: &NvmeRdma, fabric: &Fabric, locked: &Locked) -> Check {
         format!("reads (nvme+rdma://HOST:4420/NQN) over {}, by {}{gpus}", devices.join(", "), libraries());
     match locked.soft_bytes {
         Some(soft) if !locked.exempt && soft < LOCKED_BYTES_FEW => check(State::Limited, reads)
-            .why(format!("slots are locked while the device knows them, and {} may be", format_bytes(soft)))
+            .why(format!(
+                "buffers are locked while they are registered with the device, and the limit is {}",
+                format_bytes(soft)
+            ))
             .next("ulimit -l unlimited   # the check of locked memory says how to keep it so"),
         _ => check(State::Works, reads),
     }

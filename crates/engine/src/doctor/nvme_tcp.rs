@@ -99,9 +99,10 @@ fn port(taken: bool) -> Check {
     let check = |state, found: &str| Check::new(Area::Fabric, "nvme_tcp.port", "port 4420", state, found);
     match taken {
         false => check(State::Works, "free to listen on"),
-        true => {
-            check(State::Works, "somebody listens there: ss -ltnp 'sport = :4420'; or serve on another port")
-        }
+        true => check(
+            State::Works,
+            "something is listening there: ss -ltnp 'sport = :4420'; or serve on another port",
+        ),
     }
 }
 

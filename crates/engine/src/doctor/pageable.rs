@@ -93,12 +93,12 @@ pub fn check(found: &Pageable, open_modules: Option<bool>) -> Check {
         );
     }
     if let (Some(why), true) = (&found.refused, found.gpus.is_empty()) {
-        return check(State::Unknown, "not told".into())
+        return check(State::Unknown, "not reported".into())
             .why(format!("the driver wasn't to be asked: {why}"))
             .next("nvidia-smi -q | grep Addressing   # HMM, ATS or None");
     }
     check(State::NotApplicable, format!("GPUs don't read it: {}", hindrance(found, open_modules))).why(
-        "no path needs it: mapped registers what GPUs read of the page cache, bounce copies to pinned slots",
+        "no path needs it: mapped registers what GPUs read from the page cache, bounce copies to pinned buffers",
     )
 }
 

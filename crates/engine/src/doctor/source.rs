@@ -72,7 +72,7 @@ fn present(text: &str, path: &std::path::Path) -> Result<(), Error> {
     let Err(error) = looked else { return Ok(()) };
     let (found, next) = match error.kind() {
         std::io::ErrorKind::NotFound => {
-            (format!("{shown} isn't there"), "a file, directory or block device that exists".to_string())
+            (format!("{shown} doesn't exist"), "a file, directory or block device that exists".to_string())
         }
         std::io::ErrorKind::PermissionDenied => {
             (format!("{shown}: permission denied"), format!("sudo forebay doctor {shown}"))

@@ -262,7 +262,7 @@ impl Say<'_> {
             return check(State::Works, "reno, as on all connections of loopback: nothing is paced".into());
         }
         match text(&roots.proc("sys/net/ipv4/tcp_congestion_control")) {
-            None => check(State::Unknown, "not told".into())
+            None => check(State::Unknown, "not reported".into())
                 .why("net.ipv4.tcp_congestion_control can't be read"),
             Some(name) if name.trim().starts_with("bbr") => check(State::Limited, name.trim().into())
                 .why("it paces: a timer for every few segments costs processor time, on virtual machines the most")
@@ -295,7 +295,7 @@ impl Say<'_> {
             line.split_whitespace().nth(2)?.parse::<u64>().ok()
         };
         let (Some(receive), Some(send)) = (most("tcp_rmem"), most("tcp_wmem")) else {
-            return check(State::Unknown, "not told".into())
+            return check(State::Unknown, "not reported".into())
                 .why("net.ipv4.tcp_rmem and tcp_wmem can't be read");
         };
         // Half of a receive buffer is bookkeeping (tcp_adv_win_scale).

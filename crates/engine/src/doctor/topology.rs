@@ -34,7 +34,7 @@ impl Relation {
             Relation::SameHostBridge => "below one host bridge of the processor",
             Relation::SameNode => "below different host bridges of one NUMA node",
             Relation::CrossNode => "across NUMA nodes",
-            Relation::Unknown => "at a distance that isn't told",
+            Relation::Unknown => "at an unknown distance",
         }
     }
 }
@@ -136,7 +136,7 @@ fn check(distance: &Distance) -> Check {
         Relation::CrossNode => check(State::Limited, distance.relation.words())
             .why("every byte crosses the link between sockets: expect a good deal less, for direct DMA above all")
             .next(hint),
-        Relation::Unknown => check(State::Unknown, "not told")
+        Relation::Unknown => check(State::Unknown, "not reported")
             .why("different host bridges, and the firmware doesn't name their NUMA nodes (a virtual machine does this)")
             .next("nvidia-smi topo -m"),
     }

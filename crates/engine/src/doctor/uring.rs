@@ -216,7 +216,7 @@ fn operations_check(operations: &[(&'static str, bool)]) -> Check {
     let lacking: Vec<&str> = operations.iter().filter(|o| !o.1).map(|o| o.0).collect();
     let check = |state, found| Check::new(Area::IoUring, "uring.operations", "operations", state, found);
     if operations.is_empty() {
-        return check(State::Unknown, "not told".into())
+        return check(State::Unknown, "not reported".into())
             .why("the kernel doesn't answer IORING_REGISTER_PROBE");
     }
     if lacking.is_empty() {

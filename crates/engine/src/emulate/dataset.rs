@@ -194,7 +194,7 @@ impl Folder {
         for file in 0..self.len() as u32 {
             let path = self.path(file);
             let bad = |found: String| {
-                let next = "forebay emulate datagen to make the data set anew";
+                let next = "forebay emulate datagen to create the data set again";
                 Error::request(path.display().to_string(), found, next)
             };
             let beside = |ending: &str| {
@@ -256,7 +256,7 @@ impl Folder {
         let file = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(self.path(file))?;
         let meta = file.metadata()?;
         if !meta.is_file() {
-            return Err(std::io::Error::other("it is no regular file"));
+            return Err(std::io::Error::other("it is not a regular file"));
         }
         Ok((file, meta.len()))
     }

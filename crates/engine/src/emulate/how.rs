@@ -170,7 +170,7 @@ fn is_inline(spec: &EmulateSpec, by_hand: bool, has_ring: bool) -> Result<bool, 
     match spec.engine {
         Engine::Uring if !has_ring => Err(Error::machine(
             "--engine uring",
-            "io_uring is forbidden or missing here",
+            "io_uring is disabled or missing on this system",
             "--engine inline, or forebay doctor for the reason",
         )),
         Engine::Uring => Ok(false),

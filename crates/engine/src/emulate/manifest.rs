@@ -10,7 +10,7 @@ impl Manifest {
     pub fn beside(folder: &Path) -> Result<Option<Manifest>, Error> {
         let path = folder.join(NAME);
         Manifest::read(&path).map_err(|found| {
-            let next = "forebay emulate datagen to make the data set anew, or remove that file";
+            let next = "forebay emulate datagen to create the data set again, or remove that file";
             Error::request(path.display().to_string(), found, next)
         })
     }

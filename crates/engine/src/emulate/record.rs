@@ -262,7 +262,7 @@ fn path_of(shared: &Shared, totals: &Totals) -> PathRan {
         (Some(_), _) if straight => "cuFile reads into the GPU; batches stay there until their step",
         (Some(_), _) if !to_gpu => "batches stay in host memory until their step",
         (Some(_), _) => {
-            "bytes are checked in pinned slots and copied on; batches stay on the GPU until their step"
+            "bytes are checked in pinned buffers and copied from there; batches stay on the GPU until their step"
         }
     };
     let kib = how.io_bytes >> 10;

@@ -52,7 +52,7 @@ pub fn run(
     if has_others {
         return Err(Error::request(
             format!("--data {} on several hosts", spec.data.join(" ")),
-            "virtual time has one clock and no hosts",
+            "virtual time can't be shared by several hosts",
             "all accelerators in one process, without mpirun",
         ));
     }
@@ -76,7 +76,7 @@ pub fn run(
     let setup = setup_of(spec)?;
     let played = simulate(spec, model, &setup, &mut || !observer.stop())?;
     if played.interrupted && played.training.epochs.is_empty() {
-        return Err(Error::run("the simulation", "was ended before its first step", "fewer --steps"));
+        return Err(Error::run("the simulation", "was stopped before its first step", "fewer --steps"));
     }
     Ok(Outcome { record: record(spec, model, &setup, played, command, started), failure: None })
 }
@@ -93,7 +93,7 @@ fn setup_of(spec: &EmulateSpec) -> Result<Setup, Error> {
     let files = u32::try_from(wanted).ok().filter(|files| *files <= 1 << 27).ok_or_else(|| {
         Error::request(
             format!("--accelerators {}", spec.ranks),
-            format!("{wanted} files are more than can be simulated"),
+            format!("{wanted} files are too many to simulate"),
             "fewer --steps",
         )
     })?;
@@ -252,6 +252,6 @@ mod tests {
         assert!(model_of(&spec("model:no-such-drive")).is_err());
         let model = model_of(&spec("model:d7-ps1010")).unwrap().unwrap();
         let error = run(&spec("model:d7-ps1010"), &model, Vec::new(), &mut Nobody, true).unwrap_err();
-        assert!(error.found.contains("no hosts"), "{error}");
+        assert!(error.found.contains("several hosts"), "{error}");
     }
 }

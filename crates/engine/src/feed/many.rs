@@ -37,7 +37,7 @@ fn regular(path: &Path, meta: &Metadata) -> Result<u64, Error> {
     }
     Err(Error::request(
         format!("read {}", path.display()),
-        "it is no regular file",
+        "it is not a regular file",
         "files only; forebay.open() reads block devices",
     ))
 }

@@ -76,7 +76,7 @@ impl Jpeg {
                 return Err(self.damage(what));
             }
             State::Marker if first != 0xFF => {
-                return Err(self.damage(format!("{first:#04x} {second:#04x} is no marker")));
+                return Err(self.damage(format!("{first:#04x} {second:#04x} is not a marker")));
             }
             // Filling.
             State::Marker if second == 0xFF => {

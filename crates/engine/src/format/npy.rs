@@ -87,7 +87,7 @@ fn fixed_bytes(head: &[u8]) -> Result<usize, String> {
 }
 
 fn parse(text: &[u8], header_bytes: u64) -> Result<Array, String> {
-    let text = std::str::from_utf8(text).map_err(|_| "the .npy header is no text")?;
+    let text = std::str::from_utf8(text).map_err(|_| "the .npy header is not text")?;
     let bad = |key: &str| format!("the .npy header has no usable '{key}'");
     let order = value(text, "fortran_order").ok_or_else(|| bad("fortran_order"))?;
     if !order.starts_with("True") && !order.starts_with("False") {

@@ -192,7 +192,7 @@ impl Npz {
             zip::END64 if all_listed && self.wide.is_none() => Ok(zip::END64_BYTES),
             zip::LOCATOR64 if self.wide.is_some() => Ok(zip::LOCATOR64_BYTES),
             zip::END if all_listed => Ok(zip::END_BYTES),
-            _ => Err(self.damage(format!("{signature:#010x} is no signature that a zip may have here"))),
+            _ => Err(self.damage(format!("{signature:#010x} is not a valid zip signature here"))),
         }
     }
 

@@ -114,7 +114,7 @@ impl Parquet {
             [_, Seen::List, ..]
             | [_, Seen::Number(_), Seen::List, Seen::List, ..]
             | [_, Seen::Nothing, Seen::Number(_), Seen::Struct, ..] => self.next_struct(),
-            _ => return Err(self.damage("what stands here is no page, no index and no footer")),
+            _ => return Err(self.damage("this is neither a page, an index nor the footer")),
         }
         Ok(())
     }

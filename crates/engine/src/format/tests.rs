@@ -494,7 +494,7 @@ fn parquet_names_what_is_wrong() {
     }
     assert_eq!(what(&file, 11), "the array holds 10 samples, not 11");
     assert!(what(b"PAR2....", 0).contains("doesn't begin"));
-    assert!(what(&[b"PAR1", &[0u8][..]].concat(), 0).contains("no page, no index and no footer"));
+    assert!(what(&[b"PAR1", &[0u8][..]].concat(), 0).contains("neither a page, an index nor the footer"));
     assert!(what(&[b"PAR1", &[0x19u8; 40][..]].concat(), 0).contains("structs lie in more than 16 others"));
     let length = file.len() - 8;
     let mut bad = file.clone();

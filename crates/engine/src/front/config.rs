@@ -271,7 +271,7 @@ impl Qos {
         for (what, value) in [("qos.rate", self.rate.map(|s| s.0)), ("qos.iops", self.iops)] {
             if value == Some(0) {
                 let next = "a positive number, or leave it out for no limit";
-                return Err(Error::request(what, "0 would let nothing through", next));
+                return Err(Error::request(what, "0 would block all I/O", next));
             }
         }
         Ok(())
@@ -311,7 +311,7 @@ impl Controller {
         within(&of("queue_depth"), self.queue_depth.unwrap_or(2).into(), 2, entries_max.into())?;
         within(&format!("{} in KiB", of("max_transfer")), self.max_transfer.0 >> 10, 8, 4096)?;
         if !self.max_transfer.0.is_power_of_two() {
-            let found = format!("{} is no power of two", self.max_transfer.0);
+            let found = format!("{} is not a power of two", self.max_transfer.0);
             return Err(Error::request(of("max_transfer"), found, "8k, 16k … 1m, 2m, 4m"));
         }
         Ok(())
@@ -372,7 +372,7 @@ pub fn check_name(name: &str) -> Result<(), Error> {
 fn socket_path(field: &str, path: &str) -> Result<(), Error> {
     let asked = || format!("{field} = \"{}\"", path.escape_debug());
     if !path.starts_with('/') || path.ends_with('/') || path.contains('\0') {
-        return Err(Error::request(asked(), "is no absolute path of a file", "/run/forebay/NAME.sock"));
+        return Err(Error::request(asked(), "is not the absolute path of a file", "/run/forebay/NAME.sock"));
     }
     if path.len() > SOCKET_BYTES_MAX {
         let found = format!("has {} bytes, and a socket's path at most {SOCKET_BYTES_MAX}", path.len());

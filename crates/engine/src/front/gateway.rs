@@ -157,7 +157,11 @@ impl Gateway {
         }
         if queues > QUEUES_MAX {
             let asked = format!("queues = {queues} of {}", given.name);
-            return Err(Error::request(asked, "more than have doorbells", format!("at most {QUEUES_MAX}")));
+            return Err(Error::request(
+                asked,
+                "there are more than doorbells",
+                format!("at most {QUEUES_MAX}"),
+            ));
         }
         let mut state = self.state();
         state.name_is_free(&given.name)?;
@@ -337,7 +341,7 @@ impl Gateway {
             let _ = reply.send(what(controller));
         })));
         answer.recv_timeout(REPLY).map_err(|_| {
-            Error::run(name, "its thread does not answer", "the gateway's log says what it is doing")
+            Error::run(name, "its thread does not respond", "the gateway's log says what it is doing")
         })
     }
 

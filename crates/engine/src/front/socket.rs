@@ -43,14 +43,16 @@ fn clear(path: &Path) -> Result<(), Error> {
     match std::fs::symlink_metadata(path) {
         Err(_) => return Ok(()),
         Ok(found) if !found.file_type().is_socket() => {
-            return Err(Error::request(asked, "is there, and is no socket", "another path"));
+            return Err(Error::request(asked, "exists and is not a socket", "another path"));
         }
         Ok(_) => {}
     }
     match UnixStream::connect(path) {
-        Ok(_) => {
-            Err(Error::request(asked, "somebody listens there already", "another path, or stop that one"))
-        }
+        Ok(_) => Err(Error::request(
+            asked,
+            "something is already listening there",
+            "another path, or stop that one",
+        )),
         Err(e) if e.kind() == ErrorKind::ConnectionRefused => std::fs::remove_file(path)
             .map_err(|e| Error::request(asked, e.to_string(), format!("rm {}", path.display()))),
         Err(e) => Err(Error::request(asked, e.to_string(), format!("rm {}", path.display()))),
@@ -82,7 +84,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         std::fs::write(&path, "mine").unwrap();
-        assert!(listen_at(&path).unwrap_err().found.contains("no socket"));
+        assert!(listen_at(&path).unwrap_err().found.contains("not a socket"));
         assert_eq!(std::fs::read(&path).unwrap(), b"mine");
         let error = listen_at(Path::new("/proc/none/a.sock")).unwrap_err();
         assert_eq!(error.kind, forebay_model::Kind::Request);

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 
 const UNFINISHED: &str = ".forebay-dataset.json.part";
 const PART: &str = ".part";
-const SAME: &str = "the same command again: it goes on where this one ended";
+const SAME: &str = "the same command again: it continues where this one ended";
 
 /// A folder that nobody else fills meanwhile.
 pub struct Folder {
@@ -79,7 +79,9 @@ impl Folder {
     fn cannot_make(&self, e: &std::io::Error) -> Error {
         let asked = format!("make {}", self.root.display());
         match e.kind() {
-            ErrorKind::PermissionDenied => Error::request(asked, "permission denied", "a folder of yours"),
+            ErrorKind::PermissionDenied => {
+                Error::request(asked, "permission denied", "a folder that you can write to")
+            }
             ErrorKind::StorageFull => Error::machine(asked, "the file system is full", "df -h; df -i"),
             ErrorKind::ReadOnlyFilesystem => {
                 Error::request(asked, "the file system is mounted read-only", "a folder on a writable one")
@@ -95,7 +97,7 @@ impl Folder {
         let dir = File::open(&self.root).map_err(|e| self.cannot_make(&e))?;
         flock(&dir, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
             let asked = format!("make a data set in {}", self.root.display());
-            Error::request(asked, "another forebay fills it right now", "wait for it, or another --data")
+            Error::request(asked, "another forebay process is filling it", "wait for it, or another --data")
         })?;
         Ok(dir)
     }
@@ -112,7 +114,7 @@ impl Folder {
             if let Some(differs) = found.differs(spec) {
                 return Err(Error::request(
                     format!("make a data set for {} in {}", spec.workload, self.root.display()),
-                    format!("one for {} is there already, with {differs}", found.workload),
+                    format!("it already holds one for {}, with {differs}", found.workload),
                     "another --data, or rm -r that folder",
                 ));
             }
@@ -154,7 +156,7 @@ impl Folder {
             }
             return Err(Error::request(
                 format!("make {} files in {}", spec.files, self.root.display()),
-                format!("{} is there already, and would count as a part of the data set", path.display()),
+                format!("{} already exists, and would be taken for part of the data set", path.display()),
                 "another --data, or rm that file",
             ));
         };
@@ -163,7 +165,7 @@ impl Folder {
         if found != wanted {
             return Err(Error::request(
                 format!("make {}", path.display()),
-                format!("it is there already, with {found} bytes instead of {wanted}"),
+                format!("it already exists, with {found} bytes instead of {wanted}"),
                 "another --data, or rm that file",
             ));
         }

@@ -46,7 +46,7 @@ pub fn run(spec: &DatagenSpec, observe: Observe) -> Result<DatagenRecord, Error>
     }
     let opened = opening::look(&purpose)?.open(&purpose, &mut opening::fills_nothing)?;
     let target = opened.targets.first().ok_or_else(|| {
-        Error::request(&spec.data, "is no single source", "a block device, a stripe or a namespace")
+        Error::request(&spec.data, "is not a single source", "a block device, a stripe or a namespace")
     })?;
     let place = Place::new(spec, target, &bytes, manifest.data_begin, record.workers)?;
     place.put(&[0; FILE_ALIGN as usize])?;

@@ -94,7 +94,7 @@ impl DatagenSpec {
         within("--io-size", self.io_bytes, IO_BYTES_STEP, IO_BYTES_MAX)?;
         if self.io_bytes % IO_BYTES_STEP != 0 {
             let asked = format!("--io-size {}", self.io_bytes);
-            return Err(Error::request(asked, "is no multiple of 4096", "--io-size 1m"));
+            return Err(Error::request(asked, "is not a multiple of 4096", "--io-size 1m"));
         }
         let given = self.dimensions.len();
         if given != 1 && given != self.files as usize {
@@ -106,7 +106,7 @@ impl DatagenSpec {
         }
         if self.prefix.is_empty() || self.prefix.contains(['/', '\0']) || self.prefix.starts_with('.') {
             let asked = format!("--prefix {}", self.prefix);
-            return Err(Error::request(asked, "is no begin of a file's name", "--prefix img"));
+            return Err(Error::request(asked, "can't be the beginning of a file name", "--prefix img"));
         }
         if matches!(self.format.as_str(), "jpeg" | "png") && self.samples_per_file != 1 {
             let asked = format!("{} samples in a {} file", self.samples_per_file, self.format);

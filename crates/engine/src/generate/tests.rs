@@ -91,7 +91,7 @@ fn another_data_set_in_the_folder_is_refused() {
         assert!(error.kind == forebay_model::Kind::Request && error.found.contains(words), "{error}");
     }
     std::fs::write(dir.path().join("train/other.npz"), "x").expect("written");
-    assert!(run_all(&first).expect_err("a stranger").found.contains("would count as a part"));
+    assert!(run_all(&first).expect_err("a stranger").found.contains("would be taken for part"));
 }
 
 #[test]

@@ -85,7 +85,7 @@ fn split(host: &str) -> Result<(String, Option<u16>), Error> {
     let port =
         port.map(|p| p.parse().map_err(|_| wrong("its port isn't a number up to 65535"))).transpose()?;
     if name.is_empty() || name.contains(['/', '?', ' ', '\0']) {
-        return Err(wrong("is no name and no address"));
+        return Err(wrong("is neither a name nor an address"));
     }
     Ok((name.into(), port))
 }

@@ -34,7 +34,7 @@ pub fn bind(address: SocketAddr) -> Result<TcpListener, Error> {
     let bound = open(address).map_err(|e| match e.raw_os_error() {
         libc::EADDRINUSE => {
             let next = format!("another port (port 0: any), or ss -ltnp 'sport = :{}'", address.port());
-            Error::request(&asked, "something else listens there", next)
+            Error::request(&asked, "the address is already in use", next)
         }
         libc::EADDRNOTAVAIL => {
             Error::request(&asked, "this machine has no such address", "ip -brief address, or 0.0.0.0")

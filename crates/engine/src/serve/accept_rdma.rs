@@ -105,7 +105,7 @@ fn unusable(at: SocketAddr, e: &io::Error) -> Error {
     let asked = asked_for(at);
     match e.raw_os_error() {
         Some(libc::EADDRINUSE) => {
-            Error::request(asked, "something else listens there", "another port; rdma resource show cm_id")
+            Error::request(asked, "the address is already in use", "another port; rdma resource show cm_id")
         }
         Some(libc::EADDRNOTAVAIL) => {
             Error::request(asked, "this machine has no such address", "ip -brief address, or 0.0.0.0")

@@ -309,13 +309,13 @@ impl Config {
         within("spin_us", self.spin_us.into(), 0, 1_000_000)?;
         within("max_transfer in KiB", kib(self.max_transfer), 64, 4096)?;
         if !self.max_transfer.0.is_power_of_two() {
-            let found = format!("{} is no power of two", self.max_transfer.0);
+            let found = format!("{} is not a power of two", self.max_transfer.0);
             return Err(Error::request("max_transfer", found, "64k, 128k … 1m, 2m, 4m"));
         }
         within("buffers in MiB", self.buffers.0 >> 20, 4, 1 << 20)?;
         within("in_capsule", self.in_capsule.0, 0, 64 << 10)?;
         if self.in_capsule.0 % 16 != 0 {
-            return Err(Error::request("in_capsule", "it is no multiple of 16 bytes", "16k"));
+            return Err(Error::request("in_capsule", "is not a multiple of 16 bytes", "16k"));
         }
         within("queue_depth", self.queue_depth.into(), 2, 4096)?;
         within("queues", self.queues.into(), 1, QUEUES_MAX.into())?;
@@ -336,7 +336,7 @@ impl Subsystem {
         if self.nqn == "nqn.2014-08.org.nvmexpress.discovery" {
             return Err(Error::request(
                 &self.nqn,
-                "this NQN is the discovery service's, which is there by itself",
+                "this NQN belongs to the discovery service, which always exists",
                 "another NQN",
             ));
         }
@@ -352,7 +352,7 @@ impl Subsystem {
         {
             return Err(Error::request(
                 format!("the key of {}", host.nqn),
-                "allow_any_host lets everybody in, under any name, so the key would prove nothing",
+                "allow_any_host admits any host under any name, so the key would prove nothing",
                 "allow_any_host = false",
             ));
         }
@@ -379,7 +379,7 @@ impl Host {
         if self.dhchap_ctrl_key.is_some() && self.dhchap_key.is_none() {
             return Err(Error::request(
                 format!("dhchap_ctrl_key of {}", self.nqn),
-                "a host that needn't prove itself can't ask us to",
+                "a host that doesn't authenticate can't ask the controller to",
                 "dhchap_key as well",
             ));
         }
@@ -397,7 +397,7 @@ impl HostLimits {
         let at_least_one = |what: &str, value: Option<u64>| match value {
             Some(0) => {
                 let next = "a positive number, or leave it out for no limit";
-                Err(Error::request(format!("{what} of {whose}"), "0 would let nothing through", next))
+                Err(Error::request(format!("{what} of {whose}"), "0 would block all I/O", next))
             }
             _ => Ok(()),
         };

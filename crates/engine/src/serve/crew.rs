@@ -95,7 +95,7 @@ pub fn begin<H: Hand>(
     drop(tell);
     let mailboxes = told.iter().collect::<Result<BTreeMap<usize, _>, Error>>()?;
     if mailboxes.len() < threads {
-        return Err(Error::machine("the threads", "one of them ended", "threads = 1"));
+        return Err(Error::machine("the threads", "one of them has ended", "threads = 1"));
     }
     Ok(Crew { mailboxes: mailboxes.into_values().collect(), threads: begun })
 }

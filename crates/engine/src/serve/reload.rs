@@ -56,7 +56,7 @@ pub fn changes(running: &Config, asked: &Config) -> Result<Changes, Error> {
     if let Some(what) = difference(running, asked) {
         return Err(Error::request(
             what,
-            "differs from what is being served, and only namespaces can change meanwhile",
+            "differs from what is being served; only namespaces can change while it runs",
             "a restart: systemctl restart forebay-serve",
         ));
     }

@@ -51,7 +51,7 @@ impl FaultPlan {
                 "stall" => plan.stall = share()?,
                 "delay_us" => plan.delay_us = whole()?.min(60_000_000),
                 "reorder" => plan.reorder = whole()? != 0,
-                _ => return Err(bad(word, "is no fault that is known")),
+                _ => return Err(bad(word, "is not a known fault")),
             }
         }
         Ok(plan)

@@ -25,7 +25,7 @@ pub fn parse(text: Text) -> Result<Uri, Error> {
     for (key, value) in query(text.rest.trim_start_matches('?')) {
         match key.as_str() {
             "size" => bytes = parse_bytes(&value)?,
-            _ => return Err(text.wrong(&format!("'{key}' is no key of nil:"), "nil:?size=64g")),
+            _ => return Err(text.wrong(&format!("'{key}' is not a key of nil:"), "nil:?size=64g")),
         }
     }
     if bytes == 0 {

@@ -38,7 +38,7 @@ pub fn parse(text: Text) -> Result<Uri, Error> {
         match key.as_str() {
             "chunk" => chunk = parse_bytes(&value)?,
             "m" => members.push(text.part(&value)?),
-            _ => return wrong(format!("'{key}' is no key of stripe:")),
+            _ => return wrong(format!("'{key}' is not a key of stripe:")),
         }
     }
     if members.is_empty() || members.len() > MEMBERS_MAX {

@@ -59,7 +59,7 @@ pub fn refuse_open(spec: &CheckpointSpec) -> Result<(), Error> {
         Some(rule) => Err(Error::request(
             format!("--closed, {}", rule.id),
             rule.why,
-            "without --closed the run goes on, and its record names the rule",
+            "without --closed the run continues, and its record names the rule",
         )),
         None => Ok(()),
     }

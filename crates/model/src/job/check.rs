@@ -139,7 +139,7 @@ impl JobSpec {
             return refused(asked, found, "--op randread, or no --align");
         }
         if self.rate_gib_s.is_some() && self.rate_iops.is_some() {
-            return refused("--rate with --rate-iops", "only one of them can hold", "--rate 1.5");
+            return refused("--rate with --rate-iops", "contradict each other", "--rate 1.5");
         }
         if self.file_name.matches("%d").count() != 1 || self.file_name.contains('/') {
             let asked = format!("--file-name {}", self.file_name);
@@ -252,7 +252,7 @@ impl JobSpec {
         if !self.sources.is_empty() {
             let asked = format!("--pair {} with {}", self.pairs[0], self.sources.join(" "));
             let next = "--pair GPU=SOURCE for each, and no SOURCE";
-            return refused(asked, "pairs name their own sources", next);
+            return refused(asked, "each --pair names its own source", next);
         }
         if !self.gpus.is_empty() {
             let next = "--pair GPU=SOURCE for each, and no --gpu";

@@ -356,7 +356,7 @@ impl Training {
         let ranks = u32::try_from(hosts).ok().and_then(|hosts| hosts.checked_mul(self.accelerators));
         let ranks = ranks.ok_or_else(|| {
             let asked = format!("{hosts} hosts of {} accelerators", self.accelerators);
-            Error::request(asked, "are more than can be counted", "at most 1,048,576 in all")
+            Error::request(asked, "are too many", "at most 1,048,576 in all")
         })?;
         Ok(EmulateSpec {
             workload: self.workload.clone(),

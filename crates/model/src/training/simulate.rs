@@ -110,7 +110,11 @@ pub fn simulate(
 
 fn check(spec: &EmulateSpec, setup: &Setup) -> Result<(), Error> {
     if setup.in_flight == 0 || setup.io_bytes == 0 {
-        return Err(Error::request("the simulation", "needs I/Os in flight of some bytes", "--depth 32"));
+        return Err(Error::request(
+            "the simulation",
+            "needs at least one I/O in flight of at least one byte",
+            "--depth 32",
+        ));
     }
     let ios: u64 = setup.files.iter().map(|bytes| bytes.div_ceil(setup.io_bytes).max(1)).sum();
     if ios.saturating_mul(u64::from(spec.epochs)) > IOS_MAX {

@@ -265,7 +265,7 @@ def files_of(entry: Class) -> int:
     gib = job.system.dataset or training.RULE_OF_FIVE * job.system.memory * job.hosts
     files = math.ceil(max(gib * 2**30 / each, least))
     if files > FILES_MAX:
-        raise RequestError(f"dataset {gib:g} GiB", f"is {files:,} files, more than can be counted", "--dataset with fewer GiB")
+        raise RequestError(f"dataset {gib:g} GiB", f"is {files:,} files, which is too many", "--dataset with fewer GiB")
     if files * workload.samples_per_file < step:
         asked = f"dataset {gib:g} GiB for {step:,} samples a step"
         raise RequestError(asked, "doesn't fill one step", f"--dataset {STEPS_LEAST * step * workload.record_bytes / 2**30:.0f}")

@@ -13,17 +13,27 @@ FLAGS = ("hosts", "hours", "seed", "seeds", "storage", "copies", "sizes", "jitte
 def simulation_options(function: Any) -> Any:
     """--simulate and what belongs to it; a flag wins over the file's [simulate]."""
     more: tuple[Callable[[Any], Any], ...] = (
-        click.option("--simulate", is_flag=True, help="Play it in virtual time, too: jitter, barriers, failures, mixed jobs."),
-        click.option("--hosts", type=int, metavar="N", help="Simulated: hosts like this one, stepping together (1)."),
-        click.option("--hours", type=float, metavar="H", help="Simulated: how long (1)."),
-        click.option("--storage", metavar="WHOSE", help="own: each host's; shared: one set of drives for all (as location)."),
-        click.option("--copies", is_flag=True, default=None, help="Data lies on several drives: one that fails is missed only."),
-        click.option("--sizes", metavar="WHICH", help="mean: all samples alike; trace: each of its own size, as read (mean)."),
+        click.option(
+            "--simulate", is_flag=True, help="Also simulate it in virtual time: jitter, barriers, failures, mixed jobs."
+        ),
+        click.option("--hosts", type=int, metavar="N", help="Simulation: number of identical hosts that step together (1)."),
+        click.option("--hours", type=float, metavar="H", help="Simulation: simulated hours (1)."),
+        click.option(
+            "--storage", metavar="WHOSE",
+            help="own: each host has its drives; shared: one set of drives for all (depends on location).",
+        ),
+        click.option(
+            "--copies", is_flag=True, default=None, help="Data is on several drives, so that a failed drive only costs speed."
+        ),
+        click.option(
+            "--sizes", metavar="WHICH",
+            help="Sample sizes: mean (all alike) or trace (each its own, in reading order) (mean).",
+        ),
         click.option("--jitter", multiple=True, metavar="WHAT=CV", help="compute=0.05, requests=pareto:0.5; repeat it for both."),
         click.option("--fault", multiple=True, metavar="WHAT@S", help="drive@600:slow=0.5,until=1200 or host@600:back=900."),
         click.option("--job", multiple=True, metavar="K=V,...", help="Another job: workload=io,workers=64,start=600,stop=1200."),
-        click.option("--seed", type=int, metavar="N", help="Of what is drawn (7)."),
-        click.option("--seeds", type=int, metavar="N", help="Play so many times, for intervals (5 where anything is drawn)."),
+        click.option("--seed", type=int, metavar="N", help="Random seed (7)."),
+        click.option("--seeds", type=int, metavar="N", help="Number of simulations, for intervals (5 if anything is random)."),
     )
     for option in reversed(more):
         function = option(function)

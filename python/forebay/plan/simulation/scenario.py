@@ -85,7 +85,7 @@ def make_scenario(system: System, of_file: Mapping[str, Any], flags: Mapping[str
     """Out of the file's [simulate] and the flags, which win. RequestError names what can't be."""
     unknown = sorted(set(of_file) - set(FLAGS))
     if unknown:
-        raise RequestError(f"{where}: [simulate] {unknown[0]}", "is no setting of a simulation", "one of " + ", ".join(FLAGS))
+        raise RequestError(f"{where}: [simulate] {unknown[0]}", "is not a setting of a simulation", "one of " + ", ".join(FLAGS))
     given = {**of_file, **flags}
     hours = _number("hours", given.get("hours", 1.0), 0.0, HOURS_MAX)
     remote = system.location == "remote"
@@ -125,7 +125,7 @@ def _named(jobs: Sequence[Job]) -> tuple[Job, ...]:
 def _tables(what: str, given: Any, parse: Any) -> list[dict[str, Any]]:
     """Tables of a file as they are, texts of flags parsed."""
     if not isinstance(given, (list, tuple)):
-        raise RequestError(f"[simulate] {what}", "is no list of tables", f"[[simulate.{what}]]")
+        raise RequestError(f"[simulate] {what}", "is not a list of tables", f"[[simulate.{what}]]")
     return [t if isinstance(t, dict) else parse(f"--{what} {t}", str(t)) for t in given]
 
 
@@ -136,7 +136,7 @@ def _settings(asked: str, text: str) -> dict[str, Any]:
         key, equals, value = pair.partition("=")
         key = key.strip().replace("-", "_")
         if not equals or key in found:
-            raise RequestError(asked, f"'{pair}' is no setting, or stands there twice", "workload=io,workers=64")
+            raise RequestError(asked, f"'{pair}' is not a setting, or is given twice", "workload=io,workers=64")
         found[key] = _scalar(value.strip()) if key != "io_size" else value.strip()
     return found
 
@@ -163,7 +163,7 @@ def _job(table: dict[str, Any], system: System, seconds: float, more: list[Any])
     where = f"job {table.get('name', table.get('workload', IO))}"
     unknown = sorted(set(table) - set(JOB_KEYS))
     if unknown:
-        raise RequestError(f"{where}: {unknown[0]}", "is no setting of a job", "one of " + ", ".join(JOB_KEYS))
+        raise RequestError(f"{where}: {unknown[0]}", "is not a setting of a job", "one of " + ", ".join(JOB_KEYS))
     base = {k: v for k, v in system.__dict__.items() if v is not None and not (k == "sharers" and system.link is None)}
     base.pop("accelerators", None)
     own = make({**base, "workload": IO, **{k: v for k, v in table.items() if k in OF_JOB}}, more, where)
@@ -185,14 +185,14 @@ def _jitter(given: Any) -> dict[str, tuple[str, float]]:
     for what, value in pairs:
         asked, next_ = f"--jitter {what}={value}", "compute=0.05, or requests=pareto:0.5"
         if what not in JITTERED or what in found:
-            raise RequestError(asked, "is not what differs, or stands there twice", next_)
+            raise RequestError(asked, "is not something that can differ, or is given twice", next_)
         shape, colon, cv = str(value).rpartition(":")
         if not colon and cv in SHAPES:
             shape, cv = cv, "1"
         shape = shape or SHAPES[0]
         number = _scalar(cv)
         if shape not in SHAPES or not isinstance(number, (int, float)) or not 0 < number <= 10:
-            raise RequestError(asked, "is no shape with a coefficient of variation from 0 to 10", next_)
+            raise RequestError(asked, "is not a distribution with a coefficient of variation from 0 to 10", next_)
         if shape == "exponential" and number != 1:
             raise RequestError(asked, "an exponential time's coefficient of variation is 1", "exponential, or lognormal:0.5")
         found[what] = (shape, float(number))
@@ -203,10 +203,10 @@ def _fault(table: dict[str, Any], jobs: Sequence[Job], storage: str, seconds: fl
     kind = table.get("kind")
     where = f"fault {kind}@{table.get('at')}"
     if kind not in FAULT_KEYS:
-        raise RequestError(where, "is no kind of fault", "drive@600 or host@600")
+        raise RequestError(where, "is not a kind of fault", "drive@600 or host@600")
     unknown = sorted(set(table) - {"kind", *FAULT_KEYS[kind]})
     if unknown:
-        raise RequestError(f"{where}: {unknown[0]}", f"is no setting of a {kind}'s", "one of " + ", ".join(FAULT_KEYS[kind]))
+        raise RequestError(f"{where}: {unknown[0]}", f"isn't a setting of {kind} faults", "one of " + ", ".join(FAULT_KEYS[kind]))
     at = _number(f"{where}: at", table.get("at"), -1.0, math.inf)
     if not 0 <= at < seconds:
         raise RequestError(where, f"is outside of the {seconds:g} s that are simulated", "a second within them, or more --hours")
@@ -240,7 +240,7 @@ def _later(where: str, key: str, value: Any, at: float) -> float:
 
 def _which(where: str, key: str, value: Any, count: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
-        raise RequestError(f"{where}: {key} {value}", f"isn't there: {count} of them, counted from 0", f"{key}={count - 1}")
+        raise RequestError(f"{where}: {key} {value}", f"doesn't exist: there are {count}, counted from 0", f"{key}={count - 1}")
     return value
 
 

@@ -15,7 +15,7 @@ pub fn kernel(ground: &Ground) -> Finding {
             "grep CONFIG_PCI_P2PDMA /boot/config-*   # and boot one with CONFIG_PCI_P2PDMA=y (Ubuntu's from 6.2 on), or use nvidia-fs",
         ),
         None => open(
-            "not told",
+            "not reported",
             "no kernel configuration can be read",
             "grep p2pdma_pgmap_ops /proc/kallsyms   # a line means that the kernel has it",
         ),

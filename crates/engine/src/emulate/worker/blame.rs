@@ -19,7 +19,7 @@ impl Worker {
         let name = self.shared.data.name(file);
         let (found, next) = match e.raw_os_error() {
             Some(libc::ENOENT) => {
-                ("the file is gone since the run began".into(), "forebay emulate datagen to make it anew")
+                ("the file is gone since the run began".into(), "forebay emulate datagen to create it again")
             }
             Some(libc::EMFILE | libc::ENFILE) => {
                 ("too many open files".into(), "ulimit -n 1048576, or fewer --read-threads")
@@ -46,7 +46,7 @@ impl Worker {
         self.forget(file);
         let name = self.shared.data.name(file);
         let next =
-            "--on-error skip to leave it out; or rm that file, and forebay emulate datagen makes it anew";
+            "--on-error skip to leave it out; or rm that file, and forebay emulate datagen creates it again";
         let error = Error::run(format!("read {name}"), damage.to_string(), next);
         self.wrong(format!("{name}: {damage}"), error);
     }

@@ -54,7 +54,7 @@ fn what_is_wrong_is_named() {
         ("writable = true", "writable = true\nnsid = 1025", "1 to 1024"),
         ("source = \"nil:?size=1g\"", "source = \"\"", "empty"),
         ("source = \"nil:?size=1g\"", "source = \"nil:?sise=1g\"", "sise"),
-        ("rate = \"1g\"", "rate = 0", "0 would let nothing through"),
+        ("rate = \"1g\"", "rate = 0", "0 would block all I/O"),
         ("queues = 15", "queues = 0", "queues of NVMeCtrl1"),
         ("queues = 15", "queues = 1025", "1 to 1024"),
         ("queues = 15", "queue_depth = 1", "queue_depth of NVMeCtrl1"),

@@ -52,9 +52,11 @@ impl Gateway {
     pub fn may_change(&self) -> Result<(), Error> {
         match self.place.0.load(Ordering::Acquire) {
             HERE => Ok(()),
-            _ => {
-                Err(Error::run("a change of the gateway", "it is being handed over to another", "ask again"))
-            }
+            _ => Err(Error::run(
+                "a change of the gateway",
+                "it is being handed over to another gateway",
+                "try again",
+            )),
         }
     }
 
@@ -70,7 +72,7 @@ impl Gateway {
             return Err(Error::request(format!("a hand-over in format {format}"), found, next));
         }
         if self.keeper.is_some() {
-            let next = "kill -9 of this gateway's process: its keeper starts the installed one in its place";
+            let next = "kill -9 this gateway's process: its keeper then starts the installed version";
             return Err(Error::request("a hand-over", "this gateway has a keeper (--keep)", next));
         }
         let alone = self.place.0.compare_exchange(HERE, LEAVING, Ordering::AcqRel, Ordering::Acquire);
@@ -92,7 +94,11 @@ impl Gateway {
             .map_err(|e| Error::request(asked(), e.to_string(), "forebay snap CONFIG.toml --take-over"))?;
         let mut line = Line::new(stream, PATIENCE)?;
         if !line.is_ours() {
-            return Err(Error::request(asked(), "another user's process listens there", "this user's"));
+            return Err(Error::request(
+                asked(),
+                "a process of another user is listening there",
+                "a socket of this user",
+            ));
         }
         let (offer, locks) = self.offer()?;
         line.send(&Message::Offer(Box::new(offer)), &locks.0)?;
@@ -134,7 +140,7 @@ impl Gateway {
         for name in &names {
             if !self.ask(name, Controller::hold)? {
                 let next = "again once it is over";
-                return Err(Error::run(name, "an RPC suspends it just now", next));
+                return Err(Error::run(name, "an RPC is suspending it", next));
             }
         }
         let began = clock::now();
@@ -221,7 +227,7 @@ impl Gateway {
         if parts.len() != self.workers.len() {
             return Err(Error::run(
                 name,
-                "a thread does not answer",
+                "a thread does not respond",
                 "the gateway's log says what it is doing",
             ));
         }

@@ -45,7 +45,7 @@ impl State {
 
     pub(super) fn name_is_free(&self, name: &str) -> Result<(), Error> {
         if self.controllers.contains_key(name) || self.blocks.contains_key(name) {
-            return Err(Error::request(name, "there is such a controller", "another name"));
+            return Err(Error::request(name, "this controller already exists", "another name"));
         }
         Ok(())
     }

@@ -29,7 +29,7 @@ impl Gateway {
         };
         let mut state = self.state();
         if state.subsystems.contains_key(&given.nqn) {
-            return Err(Error::request(&given.nqn, "there is such a subsystem", "another NQN"));
+            return Err(Error::request(&given.nqn, "this subsystem already exists", "another NQN"));
         }
         state.subsystems.insert(given.nqn.clone(), made);
         drop(state);

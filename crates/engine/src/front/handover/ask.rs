@@ -36,7 +36,7 @@ pub struct Taken {
 pub fn take_over(config: &Config, sink: Sink) -> Result<Option<Taken>, Error> {
     let path = rpc_path(config.rpc.as_deref()).ok_or_else(|| {
         let next = "rpc = \"/run/forebay/snap.sock\", of the gateway that runs, too";
-        Error::request("--take-over", "there is no socket of RPCs, by which a gateway is asked", next)
+        Error::request("--take-over", "there is no RPC socket to reach the gateway through", next)
     })?;
     if UnixStream::connect(&path).is_err() {
         return Ok(None);

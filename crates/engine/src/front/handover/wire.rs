@@ -131,7 +131,7 @@ impl Line {
         let lost = received.flags.contains(net::ReturnFlags::CTRUNC) || fds.len() == before;
         if lost {
             let next = "ulimit -n 65536";
-            return Err(Error::machine("the descriptors of a gateway", "some did not come", next));
+            return Err(Error::machine("the descriptors of a gateway", "some did not arrive", next));
         }
         Ok(())
     }

@@ -167,7 +167,7 @@ impl Keeping {
                 self.phase = Phase::Rests(clock::now() + pause);
             }
             Phase::Rests(_) | Phase::Ebbs(_) if self.ending => {
-                return Err(Error::run("the gateway", "was to be started again, and was to end", ""));
+                return Err(Error::run("the gateway", "was to be restarted and to be stopped", ""));
             }
             Phase::Rests(then) if clock::now() >= *then => self.start()?,
             Phase::Rests(_) | Phase::Ebbs(_) => {}
@@ -254,11 +254,7 @@ impl Keeping {
             return Ok(Some(code));
         }
         if !self.served {
-            return Err(Error::run(
-                "the gateway",
-                format!("{}, and had not begun to serve", told(status)),
-                "",
-            ));
+            return Err(Error::run("the gateway", format!("{}, before it began to serve", told(status)), ""));
         }
         self.count(&running, status)?;
         self.phase = Phase::Ebbs(running.life);

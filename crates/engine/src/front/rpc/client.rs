@@ -35,8 +35,9 @@ pub fn run(words: &[String]) -> Result<String, Error> {
     match parse(words)? {
         Asked::Help(text) => Ok(text),
         Asked::Call { socket, method, params } => {
-            let path = config::rpc_path(socket.as_deref())
-                .ok_or_else(|| Error::request("--socket off", "nobody listens there", "--socket PATH"))?;
+            let path = config::rpc_path(socket.as_deref()).ok_or_else(|| {
+                Error::request("--socket off", "nothing is listening there", "--socket PATH")
+            })?;
             let answer = call(&path, &method, &params)?;
             Ok(serde_json::to_string_pretty(&answer).expect("an answer is plain data"))
         }
@@ -116,7 +117,11 @@ fn typed(parameter: &Parameter, flag: &str, value: &str) -> Result<Value, Error>
     match parameter.kind {
         Kind::Number => value.parse::<u64>().map(Value::from).map_err(|_| {
             let shown = value.escape_debug();
-            Error::request(format!("{flag} {shown}"), "is no number", format!("{flag} N: {}", parameter.help))
+            Error::request(
+                format!("{flag} {shown}"),
+                "is not a number",
+                format!("{flag} N: {}", parameter.help),
+            )
         }),
         Kind::Flag => Ok(Value::Bool(true)),
         Kind::Text | Kind::Size => Ok(value.into()),

@@ -82,7 +82,7 @@ fn execute(method: &str, params: Option<Value>, control: &dyn Control) -> Result
         Some(Value::Object(named)) => named,
         Some(_) => {
             let next = "an object with the parameters by name";
-            return Err((INVALID_PARAMS, Error::request(method, "\"params\" is no object", next)));
+            return Err((INVALID_PARAMS, Error::request(method, "\"params\" is not an object", next)));
         }
     };
     let done = Arguments::new(verb, params).and_then(|arguments| (verb.call)(control, &arguments));

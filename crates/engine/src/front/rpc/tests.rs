@@ -212,15 +212,12 @@ fn what_is_wrong_is_named_and_changes_nothing() {
         ("nvme_subsystem_destroy --nqn nqn.2026-11.io.example:a", "has controllers"),
         ("nvme_subsystem_destroy --nqn nqn.2026-11.io.example:a --force=1", "no value"),
         ("nvme_namespace_create --nqn nqn.2026-11.io.example:a --source ftp://h/f", "ftp"),
-        ("nvme_namespace_create --nqn nqn.2026-11.io.example:a --source nil: --nsid one", "no number"),
+        ("nvme_namespace_create --nqn nqn.2026-11.io.example:a --source nil: --nsid one", "not a number"),
         (
             "nvme_namespace_create --nqn nqn.2026-11.io.example:a --source nil: --nsid 99999999999",
             "too large",
         ),
-        (
-            "nvme_namespace_create --nqn nqn.2026-11.io.example:a --source nil: --rate 0",
-            "0 would let nothing",
-        ),
+        ("nvme_namespace_create --nqn nqn.2026-11.io.example:a --source nil: --rate 0", "0 would block"),
         ("nvme_namespace_create --nqn nqn.2026-11.io.example:a --source nil: --rate x", "rate"),
         (
             "nvme_namespace_create --nqn nqn.2026-11.io.example:a --source nil: --cache none",

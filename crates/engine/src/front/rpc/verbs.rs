@@ -107,7 +107,7 @@ pub const VERBS: &[Verb] = &[
     Verb {
         name: "nvme_subsystem_create",
         snap: true,
-        help: "Make a subsystem, which namespaces and controllers belong to.",
+        help: "Create a subsystem, to which namespaces and controllers belong.",
         parameters: &[
             needed(NQN),
             text(
@@ -122,21 +122,21 @@ pub const VERBS: &[Verb] = &[
     Verb {
         name: "nvme_subsystem_destroy",
         snap: true,
-        help: "Take a subsystem away, with its namespaces.",
+        help: "Remove a subsystem and its namespaces.",
         parameters: &[needed(NQN), flag("force", "With its controllers, too, even those in use.")],
         call: subsystem_destroy,
     },
     Verb {
         name: "nvme_subsystem_list",
         snap: true,
-        help: "Subsystems, each with its namespaces and controllers.",
+        help: "List subsystems, with their namespaces and controllers.",
         parameters: &[NQN],
         call: |control, given| Ok(show::subsystems(&control.config(), &control.stats(), given.text("nqn"))),
     },
     Verb {
         name: "nvme_namespace_create",
         snap: true,
-        help: "Open a source as a namespace; no controller shows it before nvme_controller_attach_ns.",
+        help: "Open a source as a namespace; controllers show it only after nvme_controller_attach_ns.",
         parameters: &[
             needed(NQN),
             needed(SOURCE),
@@ -153,7 +153,7 @@ pub const VERBS: &[Verb] = &[
     Verb {
         name: "nvme_namespace_destroy",
         snap: true,
-        help: "Close a namespace; controllers that show it show it no more.",
+        help: "Close a namespace, and detach it from all controllers.",
         parameters: &[needed(NQN), needed(NSID)],
         call: |control, given| {
             control.namespace_destroy(given.the("nqn"), nsid_of(given)?)?;
@@ -163,21 +163,21 @@ pub const VERBS: &[Verb] = &[
     Verb {
         name: "nvme_namespace_list",
         snap: true,
-        help: "Namespaces.",
+        help: "List namespaces.",
         parameters: &[NQN],
         call: |control, given| Ok(show::namespaces(&control.config(), &control.stats(), given.text("nqn"))),
     },
     Verb {
         name: "nvme_namespace_set_source",
         snap: false,
-        help: "Put another source of the same size below a namespace, while hosts use it.",
+        help: "Replace a namespace's source by another of the same size, while hosts use it.",
         parameters: &[needed(NQN), needed(NSID), needed(SOURCE)],
         call: namespace_set_source,
     },
     Verb {
         name: "nvme_namespace_set_qos",
         snap: false,
-        help: "Limit a namespace from now on; a limit that isn't given is lifted.",
+        help: "Set a namespace's limits; a limit that isn't given is removed.",
         parameters: &[needed(NQN), needed(NSID), RATE, IOPS],
         call: |control, given| {
             control.namespace_set_qos(given.the("nqn"), nsid_of(given)?, qos_of(given)?)?;
@@ -187,7 +187,7 @@ pub const VERBS: &[Verb] = &[
     Verb {
         name: "nvme_controller_create",
         snap: true,
-        help: "Make a drive that a host can have, without namespaces.",
+        help: "Create a controller (a drive for one host), without namespaces.",
         parameters: &[
             needed(NQN),
             text("ctrl", &["ctrl_id", "-c"], "Its name. Default: NVMeCtrl and the lowest free number."),
@@ -214,7 +214,7 @@ pub const VERBS: &[Verb] = &[
     Verb {
         name: "nvme_controller_destroy",
         snap: true,
-        help: "Take a controller away.",
+        help: "Remove a controller.",
         parameters: &[needed(CTRL), flag("force", "Even while a host uses it.")],
         call: |control, given| {
             control.controller_destroy(given.the("ctrl"), given.flag("force"))?;
@@ -224,7 +224,7 @@ pub const VERBS: &[Verb] = &[
     Verb {
         name: "nvme_controller_list",
         snap: true,
-        help: "Controllers, each with its state and its namespaces.",
+        help: "List controllers, with their state and namespaces.",
         parameters: &[NQN, CTRL],
         call: |control, given| {
             show::controllers(&control.config(), &control.stats(), given.text("nqn"), given.text("ctrl"))
@@ -233,7 +233,7 @@ pub const VERBS: &[Verb] = &[
     Verb {
         name: "nvme_controller_attach_ns",
         snap: true,
-        help: "Have a controller show a namespace of its subsystem; its host is told.",
+        help: "Attach a namespace of its subsystem to a controller, and notify the host.",
         parameters: &[needed(CTRL), needed(NSID)],
         call: |control, given| {
             control.attach(given.the("ctrl"), nsid_of(given)?)?;
@@ -243,7 +243,7 @@ pub const VERBS: &[Verb] = &[
     Verb {
         name: "nvme_controller_detach_ns",
         snap: true,
-        help: "Have a controller show a namespace no more; its host is told.",
+        help: "Detach a namespace from a controller, and notify the host.",
         parameters: &[needed(CTRL), needed(NSID)],
         call: |control, given| {
             control.detach(given.the("ctrl"), nsid_of(given)?)?;
@@ -253,7 +253,7 @@ pub const VERBS: &[Verb] = &[
     Verb {
         name: "nvme_controller_suspend",
         snap: true,
-        help: "Take nothing more from a host's queues, and wait until nothing is in flight.",
+        help: "Stop taking commands from the host's queues, and wait until none is in flight.",
         parameters: &[
             needed(CTRL),
             number("timeout_ms", &["-t"], "Where it takes longer, it goes on as before. Default: 10000."),
@@ -267,7 +267,7 @@ pub const VERBS: &[Verb] = &[
     Verb {
         name: "nvme_controller_resume",
         snap: true,
-        help: "Go on with a controller that is suspended.",
+        help: "Resume a suspended controller.",
         parameters: &[needed(CTRL)],
         call: |control, given| {
             control.resume(given.the("ctrl"))?;
@@ -277,28 +277,28 @@ pub const VERBS: &[Verb] = &[
     Verb {
         name: "nvme_controller_dbg_io_stats_get",
         snap: true,
-        help: "What each queue of a controller counted.",
+        help: "Show the counters of each queue of a controller.",
         parameters: &[needed(CTRL)],
         call: |control, given| show::queues(&control.stats(), given.the("ctrl")),
     },
     Verb {
         name: "snap_stats_get",
         snap: false,
-        help: "Everything that is counted.",
+        help: "Show all counters.",
         parameters: &[],
         call: |control, _| Ok(json!(control.stats())),
     },
     Verb {
         name: "snap_config_get",
         snap: false,
-        help: "The configuration as it is now: a file that the gateway can begin with.",
+        help: "Print the current configuration as a file that the gateway can start from.",
         parameters: &[],
         call: |control, _| Ok(json!(control.config())),
     },
     Verb {
         name: "snap_hand_over",
         snap: false,
-        help: "Give everything to a gateway that takes over; forebay snap --take-over asks for it.",
+        help: "Hand everything over to another gateway; used by forebay snap --take-over.",
         parameters: &[
             needed(text("socket", &[], "Where that one listens.")),
             needed(number("format", &[], "Of the state that it reads.")),
@@ -312,7 +312,7 @@ pub const VERBS: &[Verb] = &[
     Verb {
         name: "rpc_get_methods",
         snap: true,
-        help: "The verbs that there are.",
+        help: "List the verbs.",
         parameters: &[],
         call: |_, _| Ok(VERBS.iter().map(|v| v.name).collect()),
     },

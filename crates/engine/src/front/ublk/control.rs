@@ -197,7 +197,7 @@ pub fn may_follow(volume: &Volume, info: &DeviceInfo, there: &Parameters) -> Res
         Err(Error::request(format!("recover {device} over {}", volume.source), found, next))
     };
     if info.ublksrv_flags != identity(volume) {
-        return refuse("the device was made over another namespace".into());
+        return refuse("the device was created over another namespace".into());
     }
     let (was, is) = (there.basic, wanted.basic);
     if was.dev_sectors != is.dev_sectors {

@@ -176,7 +176,7 @@ impl Ublk {
         match failed {
             Some(e) => Err(e),
             None if self.mailboxes.len() < threads as usize => {
-                Err(Error::run("the threads of a ublk device", "one of them ended", "threads = 1"))
+                Err(Error::run("the threads of a ublk device", "one of them has ended", "threads = 1"))
             }
             None => Ok(()),
         }
@@ -339,7 +339,7 @@ impl Ublk {
 
     fn switch(&self, volume: &Arc<Volume>) -> Result<(), Error> {
         let lost =
-            || Error::run("another source", "a thread of the device doesn't answer", "forebay snap again");
+            || Error::run("another source", "a thread of the device doesn't respond", "forebay snap again");
         let ask = |mailbox: &Arc<Mailbox>| {
             let (to, from) = sync_channel(1);
             mailbox.post(Letter::Prepare(volume.clone(), to));

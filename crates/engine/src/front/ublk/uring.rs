@@ -52,7 +52,7 @@ fn refused(path: &Path, e: &std::io::Error) -> Error {
         ),
         Some(libc::EACCES | libc::EPERM) => Error::machine(
             asked,
-            format!("{} may be opened by root alone, and this process isn't", path.display()),
+            format!("{} can only be opened by root, which this process isn't", path.display()),
             "sudo, or a service with CAP_SYS_ADMIN (deploy/). A guest can have vfio-user without",
         ),
         _ => Error::machine(asked, format!("{}: {e}", path.display()), "forebay doctor"),

@@ -151,7 +151,7 @@ impl<P: Port> Worker<P> {
             if one.open < u32::from(one.port.depth()) {
                 let asked = format!("hardware queue {} of a ublk device", one.queue);
                 let next = "forebay snap again; dmesg may say why";
-                return Err(Error::run(asked, "the driver refuses to hand out requests", next));
+                return Err(Error::run(asked, "the driver doesn't deliver requests", next));
             }
         }
         Ok(())

@@ -121,8 +121,11 @@ impl DeviceMemory {
             return Err(CudaError::new("it doesn't order what other devices write before its own reads"));
         }
         if self.at % PAGE != 0 || self.bytes() as u64 % PAGE != 0 {
-            let text =
-                format!("{} bytes at {:#x} are no whole pages: a larger --io-size", self.bytes(), self.at);
+            let text = format!(
+                "{} bytes at {:#x} are not whole pages: use a larger --io-size",
+                self.bytes(),
+                self.at
+            );
             return Err(CudaError::new(text));
         }
         self.device.enter()?;

@@ -265,7 +265,7 @@ impl Gear for Own {
                 .queue_over(site.needs, reactor, &mut |file, _, needs, _| station.queue(file, needs.depth))?,
             None => {
                 let next = "report it: a defect in Forebay";
-                return Err(Error::run(&target.label, "nobody told cuFile of it", next));
+                return Err(Error::run(&target.label, "it isn't registered with cuFile", next));
             }
         };
         Ok(layer(queue))
@@ -279,7 +279,7 @@ impl Gear for Own {
 /// Whether cuFile would move the target's bytes by direct DMA: asked once for each device.
 fn direct_dma_to(target: &Target, known: &mut Known) -> Result<(), String> {
     if target.remotes().next().is_some() {
-        return Err("it is no file of this machine's".into());
+        return Err("it is not a file on this machine".into());
     }
     for (file, _) in target.files() {
         let device =

@@ -169,7 +169,7 @@ impl Session {
         lock(&self.files).get(&target.file.as_raw_fd()).cloned().ok_or_else(|| {
             Error::run(
                 target.path.display().to_string(),
-                "cuFile wasn't told of it",
+                "it isn't registered with cuFile",
                 "report it: a defect in Forebay",
             )
         })
@@ -286,8 +286,8 @@ impl Session {
             let number = target.device().map_or_else(|| "?".into(), |(a, b)| format!("b{a}:{b}"));
             return Error::machine(
                 asked,
-                format!("{e}: libudev doesn't answer here, as in a container without udev (/run/udev/data/{number})"),
-                "forebay doctor SOURCE --fix-udev prints what ends it (docker run -v /run/udev:/run/udev:ro does); --path bounce",
+                format!("{e}: libudev has no answer, as in a container without udev (/run/udev/data/{number})"),
+                "forebay doctor SOURCE --fix-udev prints the fix (docker run -v /run/udev:/run/udev:ro works, too); --path bounce",
             );
         }
         let next = if self.asked.allow_compat { "--path bounce; forebay doctor SOURCE" } else { NEXT_COMPAT };

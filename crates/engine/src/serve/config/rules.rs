@@ -53,7 +53,7 @@ pub(crate) fn different_nsids(nqn: &str, nsids: impl Iterator<Item = u32>) -> Re
 pub(crate) fn parse_uuid(text: &str) -> Result<[u8; 16], Error> {
     let wrong = || {
         let next = "32 hexadecimal digits, as uuidgen makes";
-        Error::request(format!("uuid = \"{text}\""), "is no UUID", next)
+        Error::request(format!("uuid = \"{text}\""), "is not a UUID", next)
     };
     let digits: Vec<u8> = text
         .bytes()
@@ -83,7 +83,7 @@ pub(crate) fn address(field: &str, text: &str, ip: IpAddr, port: u16) -> Result<
         Ok(port) => Ok(SocketAddr::new(ip, port)),
         Err(_) => Err(Error::request(
             format!("{field} = \"{text}\""),
-            "is no IP address with a port",
+            "is not an IP address with a port",
             "127.0.0.1:4420 or [::1]:4420 (a name: getent hosts NAME)",
         )),
     }

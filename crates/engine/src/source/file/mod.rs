@@ -336,7 +336,7 @@ fn without_direct(path: &Path, found: &str) -> Error {
     Error::machine(
         format!("O_DIRECT on {}", path.display()),
         found,
-        "--buffered (the page cache then takes part, and the record says so)",
+        "--buffered (this uses the page cache, and the record says so)",
     )
 }
 
@@ -346,17 +346,17 @@ fn cannot_open(path: &Path, access: FileAccess, e: &std::io::Error) -> Error {
         Some(libc::ENOENT) => Error::request(
             asked,
             "there is no such file",
-            "a path that exists, or --create --file-size 1g to have it made",
+            "a path that exists, or --create --file-size 1g to create it",
         ),
         Some(libc::EACCES | libc::EPERM) => Error::request(
             asked,
             "permission denied",
-            format!("ls -ld {}; sudo, or a directory of yours", path.display()),
+            format!("ls -ld {}; sudo, or a directory that you can write to", path.display()),
         ),
         Some(libc::EBUSY) => Error::request(
             asked,
             "the kernel keeps it for a mount, a volume or another program",
-            "a device that nothing uses, or a file on it",
+            "an unused device, or a file on it",
         ),
         Some(libc::EROFS) => Error::request(
             asked,

@@ -68,7 +68,7 @@ impl UringQueue {
         if !reactor.has_ring() {
             return Err(Error::machine(
                 "--engine uring",
-                "io_uring is forbidden or missing here",
+                "io_uring is disabled or missing on this system",
                 "--engine pread, or forebay doctor for the reason",
             ));
         }

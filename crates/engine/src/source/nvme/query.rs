@@ -6,7 +6,7 @@ use std::time::Duration;
 pub fn count(key: &str, value: &str, most: u32) -> Result<u32, String> {
     match value.parse::<u32>() {
         Ok(n) if n > 0 && n <= most => Ok(n),
-        _ => Err(format!("{key}={value} is no count up to {most}")),
+        _ => Err(format!("{key}={value} is not a whole number up to {most}")),
     }
 }
 
@@ -35,6 +35,6 @@ pub fn spin(key: &str, value: &str) -> Result<Duration, String> {
     const MOST: u32 = 1_000_000;
     match value.parse::<u32>() {
         Ok(us) if us <= MOST => Ok(Duration::from_micros(us.into())),
-        _ => Err(format!("{key}={value} is no count of microseconds up to {MOST}")),
+        _ => Err(format!("{key}={value} is not a number of microseconds up to {MOST}")),
     }
 }

@@ -257,7 +257,7 @@ impl Options {
                     return Err(format!("has more than {PATHS_MAX} addresses"));
                 }
             }
-            _ => return Err(format!("'{key}' is no key of {}:", self.transport.scheme())),
+            _ => return Err(format!("'{key}' is not a key of {}:", self.transport.scheme())),
         }
         Ok(())
     }

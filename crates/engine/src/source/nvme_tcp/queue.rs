@@ -115,7 +115,7 @@ impl NvmeTcpQueue {
         if !reactor.has_ring() {
             return Err(Error::machine(
                 remote.options().to_string(),
-                "io_uring is forbidden or missing here",
+                "io_uring is disabled or missing on this system",
                 "forebay doctor for the reason",
             ));
         }

@@ -406,7 +406,7 @@ fn response(buffer: &Buffer, entries: u16, index: u16) -> Sge {
 fn why_rejected(event: &Event) -> String {
     match (event.status, rejected(&event.private)) {
         (REJECTED_BY_PEER, Some(refusal)) => format!("the controller refuses the queue: {refusal}"),
-        (REJECTED_UNKNOWN, _) => "nobody listens there for RDMA".into(),
+        (REJECTED_UNKNOWN, _) => "nothing is listening there for RDMA".into(),
         (status, _) => format!("the connection was rejected, for reason {status}"),
     }
 }

@@ -289,7 +289,7 @@ impl Drive {
         let (_, bytes) = arena.whole();
         let asked = || format!("map {bytes} bytes of buffers into {}", shared.options);
         if !shared.wait_until(settled, until) {
-            return Err(Error::machine(asked(), "the device doesn't answer", "the gateway's log"));
+            return Err(Error::machine(asked(), "the device doesn't respond", "the gateway's log"));
         }
         match mapping.refusal() {
             Some(why) => Err(Error::machine(asked(), why, "the gateway's log; fewer --workers")),

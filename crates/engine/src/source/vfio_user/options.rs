@@ -66,7 +66,7 @@ impl Options {
             "fast_io_fail_tmo" => self.fast_io_fail = seconds(key, value)?,
             "replay_writes" => self.replay_writes = switch(key, value)?,
             "content" => self.content = Some(value.into()),
-            _ => return Err(format!("'{key}' is no key of vfio-user:")),
+            _ => return Err(format!("'{key}' is not a key of vfio-user:")),
         }
         Ok(())
     }

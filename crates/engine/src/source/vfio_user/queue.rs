@@ -63,7 +63,7 @@ impl VfioUserQueue {
         if !reactor.has_ring() {
             return Err(Error::machine(
                 drive.options().to_string(),
-                "io_uring is forbidden or missing here",
+                "io_uring is disabled or missing on this system",
                 "forebay doctor for the reason",
             ));
         }
