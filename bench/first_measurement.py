@@ -24,7 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # Of these sections, each command of the first block.
-SECTIONS = ("## Install", "## Your first own measurement")
+SECTIONS = ("## Install", "## Your first measurement")
 README_DATA = "/mnt/data"
 LIMIT_S = 300.0
 

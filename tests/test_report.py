@@ -160,6 +160,8 @@ def series_of(*made: dict[str, Any]) -> list[list[str]]:
 # A value of each field that isn't its default.
 OTHER_VALUES: dict[str, Any] = {
     "io-size": 4096, "file-size": 4096, "files": 3, "start": 4096, "align": 512, "workers": 2, "depth": 3,
+    "io-mix": "4k=50,64k=50", "start-step": 4096, "skip": 4096, "skip-every": 8192, "limit-bytes": 1 << 20, "limit-ios": 5,
+    "arrivals": "poisson", "think": 0.1, "think-ios": 4,
     "batch": 4, "duration": 7.0, "passes": 2, "warmup": 1.0, "distribution": "zipf:0.9", "rate": 1.5, "rate-iops": 10.0,
     "cpus": "0-1", "numa": 1, "cache": "allow", "engine": "pread", "pages": "small", "sync": "each", "gpu": [1],
     "pair": ["0=/dev/nvme0n1"], "pin-limit": 1 << 20, "cufile": "batch", "cufile-batch": 4, "faults": "seed=2",

@@ -168,7 +168,7 @@ FIELDS: tuple[Field, ...] = (
     Field("limit-bytes", "limit_bytes", parse_bytes, "Stop once each worker has transferred SIZE bytes.", "SIZE"),
     Field("limit-ios", "limit_ios", _whole, "Stop once each worker has completed N I/Os.", "N"),
     Field("warmup", "warmup_s", parse_seconds, "Warm-up time before measuring. Default: a tenth of the duration, at most 2.", "SECONDS"),
-    Field("distribution", "distribution", _text, "Distribution of random offsets: uniform, zipf:THETA, zoned:IOS/DATA,… (percentages), list:BLOCK,… or list+:BLOCK,…", "NAME"),
+    Field("distribution", "distribution", _text, "Distribution of random offsets: uniform, zipf:THETA, zoned:IOS/DATA,... (percentages), list:BLOCK,... or list+:BLOCK,...", "NAME"),
     Field("no-repeat", "no_repeat", _flag, "Random offsets that never repeat a block within a pass.", is_flag=True),
     Field("seed", "seed", _seed, "Seed for offsets and content.", "N", tells=False),
     Field("repeat", "repeat", _integer, "Run N times; the record holds each run and their spread.", "N", tells=False),

@@ -440,18 +440,6 @@ impl Worker {
         }
     }
 
-    /// How many completions to wait for, and how long the first may wait for the others.
-    fn batch(&self) -> (u32, Duration) {
-        // Long I/Os keep the device busy one by one (`RingOptions::one_by_one`).
-        if self.client.wakes_at_first()
-            || self.pace.is_some()
-            || self.shared.job.io_bytes_largest() > BATCH_IO_BYTES_MAX
-        {
-            return (1, Duration::ZERO);
-        }
-        ((self.client.in_flight() / BATCH_SHARE).max(1), BATCH_PATIENCE)
-    }
-
     fn tick(&mut self, now: Instant) {
         self.snapshot(now);
         while self.next_tick <= now {

@@ -31,10 +31,8 @@ impl Place {
     }
 
     pub fn gpu(self) -> Option<u32> {
-        match self {
-            Place::Host(_) => None,
-            Place::Device { gpu, .. } => Some(gpu),
-        }
+        let Place::Device { gpu, .. } = self else { return None };
+        Some(gpu)
     }
 }
 

@@ -1,9 +1,9 @@
 //! What a worker does about batches: each is sent as a whole, and timed.
 
-use super::Worker;
+use super::{Worker, BATCH_IO_BYTES_MAX, BATCH_PATIENCE, BATCH_SHARE};
 use crate::clock;
 use crate::driver::batches::{self, Batches};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 impl Worker {
     /// Where the last I/O that was started is the last of its batch, that goes out before the next begins.
@@ -33,5 +33,17 @@ impl Worker {
     pub(super) fn release(&mut self, tag: u32) {
         self.end_of_batch(tag, self.begin, false);
         self.client.release(tag);
+    }
+
+    /// How many completions to wait for, and how long the first may wait for the others.
+    pub(super) fn batch(&self) -> (u32, Duration) {
+        // Long I/Os keep the device busy one by one (`RingOptions::one_by_one`).
+        if self.client.wakes_at_first()
+            || self.pace.is_some()
+            || self.shared.job.io_bytes_largest() > BATCH_IO_BYTES_MAX
+        {
+            return (1, Duration::ZERO);
+        }
+        ((self.client.in_flight() / BATCH_SHARE).max(1), BATCH_PATIENCE)
     }
 }

@@ -1,0 +1,91 @@
+use super::*;
+
+fn job() -> JobSpec {
+    JobSpec { sources: vec!["nil:".into()], ..JobSpec::default() }
+}
+
+#[test]
+fn an_unknown_key_is_named() {
+    let error = JobSpec::from_json(r#"{"sources":["nil:"],"dept":3}"#).unwrap_err();
+    assert!(error.found.contains("dept"), "{error}");
+}
+
+#[test]
+fn workers_say_who_chose_them() {
+    let read = |text: &str| {
+        let job = JobSpec::from_json(text).unwrap();
+        (job.workers, job.workers_from)
+    };
+    assert_eq!(read(r#"{"sources":["nil:"]}"#), (1, WorkersFrom::Default));
+    assert_eq!(read(r#"{"sources":["nil:"],"workers":4}"#), (4, WorkersFrom::Given));
+    assert_eq!(read(r#"{"sources":["nil:"],"workers":"auto"}"#), (1, WorkersFrom::Auto));
+    assert_eq!(read(r#"{"sources":["nil:"],"workers":6,"workers_from":"auto"}"#), (6, WorkersFrom::Auto));
+    assert!(JobSpec::from_json(r#"{"sources":["nil:"],"workers":"many"}"#).is_err());
+}
+
+#[test]
+fn two_batches_are_in_flight_unless_told() {
+    let read = |text: &str| {
+        let job = JobSpec::from_json(text).unwrap();
+        (job.depth, job.cufile)
+    };
+    assert_eq!(read(r#"{"sources":["nil:"],"batch":64}"#), (128, CuFileMode::Sync));
+    assert_eq!(read(r#"{"sources":["nil:"],"batch":3000}"#), (3000, CuFileMode::Sync));
+    assert_eq!(read(r#"{"sources":["nil:"],"batch":64,"depth":64,"path":"gds"}"#), (64, CuFileMode::Batch));
+    let error = JobSpec::from_json(r#"{"sources":["nil:"],"batch":64,"depth":100}"#).unwrap_err();
+    assert_eq!((error.asked.as_str(), error.next.as_str()), ("--batch 64 with --depth 100", "--depth 128"));
+    JobSpec::from_json(r#"{"sources":["nil:"],"batch":64,"depth":32}"#).unwrap_err();
+}
+
+#[test]
+fn auto_judges_the_page_cache_unless_told() {
+    let cache = |text: &str| JobSpec::from_json(text).unwrap().cache;
+    assert_eq!(cache(r#"{"sources":["nil:"],"path":"auto"}"#), Cache::Auto);
+    assert_eq!(cache(r#"{"sources":["nil:"],"path":"auto","cache":"bypass"}"#), Cache::Bypass);
+    assert_eq!(cache(r#"{"sources":["nil:"],"path":"bounce"}"#), Cache::Bypass);
+    assert_eq!(cache(r#"{"sources":["nil:"],"path":"mapped"}"#), Cache::Allow);
+}
+
+#[test]
+fn pairs_are_a_gpu_and_a_source_and_stand_alone() {
+    let pairs = |list: &[&str]| JobSpec {
+        sources: Vec::new(),
+        pairs: list.iter().map(|p| (*p).to_string()).collect(),
+        workers: 2,
+        ..job()
+    };
+    let good = pairs(&["0=/a", "1=stripe:?chunk=4k&m=/b&m=/c"]);
+    good.check().unwrap();
+    assert_eq!(good.source_uris().unwrap(), ["/a", "stripe:?chunk=4k&m=/b&m=/c"]);
+    for bad in ["", "0", "=/a", "0=", "gpu0=/a", "-1=/a"] {
+        assert!(pairs(&[bad]).check().unwrap_err().asked.starts_with("--pair"), "{bad}");
+    }
+    assert!(JobSpec { gpus: vec![0], ..good.clone() }.check().is_err());
+    assert!(JobSpec { sources: vec!["/x".into()], ..good.clone() }.check().is_err());
+    assert!(JobSpec { workers: 1, ..good }.check().unwrap_err().next.contains("--workers 2, or"));
+}
+
+#[test]
+fn json_round_trips() {
+    assert_eq!(JobSpec::from_json(&serde_json::to_string(&job()).unwrap()).unwrap(), job());
+}
+
+#[test]
+fn each_bound_is_refused_with_the_flag_and_the_value() {
+    let cases: Vec<(&str, JobSpec)> = vec![
+        ("--workers 0", JobSpec { workers: 0, ..job() }),
+        ("--depth 5000", JobSpec { depth: 5000, ..job() }),
+        ("--io-size", JobSpec { io_bytes: 0, ..job() }),
+        ("--file-size", JobSpec { file_bytes: Some(u64::MAX), ..job() }),
+        ("--duration", JobSpec { duration_s: Some(f64::NAN), ..job() }),
+        ("--repeat 0", JobSpec { repeat: 0, ..job() }),
+        ("--repeat-max 0", JobSpec { repeat_max: 0, ..job() }),
+        ("--distribution", JobSpec { distribution: "zipf:9".into(), ..job() }),
+        ("--read-pct", JobSpec { read_pct: Some(101), ..job() }),
+    ];
+    for (flag, job) in cases {
+        let error = job.check().unwrap_err();
+        assert!(error.asked.starts_with(flag), "{flag}: {error}");
+        assert_eq!(error.kind, crate::Kind::Request);
+    }
+}
