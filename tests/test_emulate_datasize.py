@@ -77,7 +77,7 @@ def test_datagen_makes_as_many_files_as_the_rules_want(
     assert typed(capsys, *command, 4, "--memory", "1t")[0] == 0 and made[-1]["files"] == 37500
     refused = [
         ((*command, 4, "--files", 9), "both say how many"),
-        ((*command, 5, "--hosts", 2), "equally many"),
+        ((*command, 5, "--hosts", 2), "the same number"),
         ((*command[:-1], "--memory", "1g"), "without a number of accelerators"),
         (("emulate", "datagen", "--workload", "unet3d", "--data", tmp_path, "--accelerators", 4), "runs on several accelerators"),
     ]
