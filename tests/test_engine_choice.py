@@ -93,7 +93,8 @@ def test_where_io_uring_may_be_set_up_and_not_entered_threads_read(forebay, data
     assert refused.returncode == 3 and "--engine pread" in refused.stderr
 
 
-# A run whose process loads such a profile for all its threads, once they are at work.
+# A run whose process loads such a profile for all its threads, once they have written: the file has had more times of
+# change than the run has I/Os in flight, so some of them are done and counted.
 FORBIDDEN_MEANWHILE = """
 import sys, threading, time
 from pathlib import Path
@@ -104,7 +105,10 @@ import forebay.early
 def forbid():
     while not any(c.read_text().startswith("worker-") for c in Path("/proc/self/task").glob("*/comm")):
         time.sleep(0.01)
-    time.sleep(0.3)
+    changes = set()
+    while len(changes) < 50:
+        changes.add(Path("written").stat().st_mtime_ns)
+        time.sleep(0.001)
     forbid_io_uring(IO_URING_ENTER, IO_URING_ENTER, all_threads=True)
 
 threading.Thread(target=forbid, daemon=True).start()

@@ -257,7 +257,7 @@ fn a_file_that_is_removed_midway_is_named_and_what_was_measured_is_kept() {
     (spec.epochs, spec.interval_s, spec.workload.compute_s) = (4000, 0.01, 0.005);
     let mut watch = Watch {
         each: |progress: &EmulateProgress| {
-            if progress.epoch > 1 {
+            if progress.epoch > 3 {
                 let _ = std::fs::remove_file(&gone);
             }
             false
