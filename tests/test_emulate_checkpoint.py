@@ -258,6 +258,7 @@ def test_two_processes_share_the_ranks_and_read_each_others_files(tmp_path: Path
     assert not (tmp_path / "c").exists() or files(tmp_path / "c") == {}
 
 
+@pytest.mark.long  # mpirun kills what hasn't ended a few seconds after the signal, as on a machine that others use
 @needs_mpi
 def test_ctrl_c_ends_all_processes_and_keeps_what_was_measured(tmp_path: Path) -> None:
     with under_mpirun(tmp_path, "--scale", "0.001", "--between", "4") as started:

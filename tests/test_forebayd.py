@@ -192,7 +192,7 @@ def test_a_killed_server_is_started_again_at_once(forebayd, tmp_path):
     running = Running(forebayd, *serve, "127.0.0.1:0")
     for _ in range(4):
         address = running.line.removeprefix("listening on ")
-        uri = f"nvme+tcp://{address}/{NQN}?fast_io_fail_tmo=0&ctrl_loss_tmo=0"
+        uri = f"nvme+tcp://{address}/{NQN}?fast_io_fail_tmo=0&ctrl_loss_tmo=0&kato=60"
         words = ["--op", "randwrite", "--io-size", "64k", "--depth", "32", "--overwrite-device", uri, "--duration", "600"]
         bench = [sys.executable, "-m", "forebay.cli", "bench", uri, *words]
         load = subprocess.Popen(bench, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -205,6 +205,9 @@ def test_a_killed_server_is_started_again_at_once(forebayd, tmp_path):
             running.process.communicate()
             running = Running(forebayd, *serve, address)
             assert running.line.startswith("listening on "), running.process.communicate()
+        except BaseException:
+            running.process.kill()
+            raise
         finally:
             load.kill()
             load.wait()

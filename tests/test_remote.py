@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import processes
 import pytest
 from serve_support import NQN, PATIENCE_S, Target, document, eventually, parse_metrics, toml
 
@@ -20,7 +21,7 @@ MIB = 1 << 20
 # A run waits for as long as a busy machine takes to start its target again.
 PATIENT = "reconnect_delay=0.2&io_timeout=60&fast_io_fail_tmo=200"
 # What a lost connection costs at most before the run gives up on it.
-SOON = "reconnect_delay=0.1&ctrl_loss_tmo=2&fast_io_fail_tmo=2"
+SOON = "reconnect_delay=0.1&ctrl_loss_tmo=2&fast_io_fail_tmo=2&kato=60"
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +208,7 @@ def test_a_target_killed_and_started_again_under_a_verifying_run_loses_nothing(c
 
 def test_a_target_that_ends_for_good_fails_the_run_and_keeps_what_was_measured(target):
     run = Bench(target.uri(SOON), "--io-size", "64k", "--depth", "8", "--duration", "600", "--warmup", "0")
-    eventually(lambda: reads(target) > 100, "the run reads")
+    processes.wait_until(lambda: reads(target) > 100, "the run reads", run.process)
     assert target.end() == 0, "commands in flight are finished, not cut off"
     code, record, err = run.end()
     assert code == 4, err
@@ -257,8 +258,9 @@ def test_the_backing_file_cut_off_is_an_error_and_never_wrong_bytes(content, tmp
     copy = tmp_path / "copy"
     shutil.copy(content, copy)
     with Target(copy, "--nqn", NQN, "--metrics", "0") as target:
-        run = Bench(target.uri(f"content=forebay.0&{SOON}"), "--io-size", "64k", "--duration", "600", "--verify", "--warmup", "0")
-        eventually(lambda: reads(target) > 50, "the run reads")
+        uri = target.uri(f"content=forebay.0&{PATIENT}&kato=60")
+        run = Bench(uri, "--io-size", "64k", "--duration", "600", "--verify", "--warmup", "0")
+        processes.wait_until(lambda: reads(target) > 50, "the run reads", run.process)
         os.truncate(copy, 4 * MIB)
         code, record, err = run.end()
         assert code == 4, err

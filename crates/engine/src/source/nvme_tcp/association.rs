@@ -16,10 +16,11 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a connection may take to stand and be initialised.
-pub(super) const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+/// How long a connection may take to stand and be initialised: a target on a busy machine may need seconds for each
+/// of its answers, and Linux's own host gives it a minute.
+pub(super) const CONNECT_WITHIN: Duration = Duration::from_secs(20);
 /// How long a command of the admin queue may take.
-pub(super) const COMMAND_WITHIN: Duration = Duration::from_secs(10);
+pub(super) const COMMAND_WITHIN: Duration = Duration::from_secs(20);
 /// How long the kernel may take to let go of a closed connection's memory.
 const QUIET_WITHIN: Duration = Duration::from_secs(1);
 /// Commands in flight on an admin queue.
