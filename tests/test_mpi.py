@@ -129,11 +129,14 @@ def test_ranks_begin_together_however_late_one_is(tmp_path):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_each_rank_waits_for_the_agreed_time_by_its_own_clock(monkeypatch, rank):
-    """The lead's clock says 100 when rank 1's, 7 s ahead, says 107; a start at T is at T + 7 there."""
+    """The lead's clock says 100 when rank 1's, 7 s ahead, says 107; a start at T is at T + 7 there.
+
+    Nothing but monotonic clocks is asked: a clock that is set during a run moves no start, and no rank's beginning.
+    """
     clock, waits = 100.0 + 7 * rank, []
 
     class Clock:
-        time = staticmethod(lambda: clock)
+        monotonic = staticmethod(lambda: clock)
         sleep = staticmethod(waits.append)
 
     class Communicator:
@@ -165,6 +168,9 @@ def test_each_rank_waits_for_the_agreed_time_by_its_own_clock(monkeypatch, rank)
     monkeypatch.setattr(world, "_measure_clock", lambda: mpi.World._measure_clock(world, rounds=3))
     world._start_together()
     assert waits == pytest.approx([mpi.START_LEAD_S / (1 + rank)])
+    monkeypatch.setattr(world, "_heed_stops", lambda: None)
+    world.watch({"phase": "run", "t_s": 2.0})
+    assert world._started == pytest.approx(clock - 2.0)
 
 
 @needs_mpi

@@ -239,7 +239,7 @@ class World:
     def watch(self, progress: dict[str, Any]) -> None:
         """For the observer: notes when measuring began, and ends the run when another rank has."""
         if self._started is None and progress.get("phase") in ("measure", "run"):
-            self._started = time.time() - (progress.get("t_s") or 0.0)
+            self._started = time.monotonic() - (progress.get("t_s") or 0.0)
         self._heed_stops()
 
     def _heed_stops(self) -> None:
@@ -328,28 +328,31 @@ class World:
         """A barrier, then a time on the lead's clock that every rank waits for on its own."""
         self._clock_ahead_s = self._measure_clock()
         self.comm.barrier()
-        start = self.comm.bcast(time.time() + START_LEAD_S if self.leads else None, root=0)
-        delay = start + self._clock_ahead_s - time.time()
+        start = self.comm.bcast(time.monotonic() + START_LEAD_S if self.leads else None, root=0)
+        delay = start + self._clock_ahead_s - time.monotonic()
         time.sleep(min(max(0.0, delay), 10 * START_LEAD_S))
 
     def _measure_clock(self, rounds: int = 8) -> float:
-        """Seconds that this rank's clock is ahead of the lead's, by the exchange that took least."""
+        """Seconds that this rank's clock is ahead of the lead's, by the exchange that took least.
+
+        Of monotonic clocks, which count from another moment on each host but can't be set in the middle of a run.
+        """
         ahead = 0.0
         for rank in range(1, self.size):
             if self.leads:
                 for _ in range(rounds):
                     self.comm.recv(source=rank, tag=TAG_CLOCK)
-                    self.comm.send(time.time(), dest=rank, tag=TAG_CLOCK)
+                    self.comm.send(time.monotonic(), dest=rank, tag=TAG_CLOCK)
             elif rank == self.rank:
                 ahead = min((self._exchange() for _ in range(rounds)), key=lambda e: e[0])[1]
             self.comm.barrier()
         return ahead
 
     def _exchange(self) -> tuple[float, float]:
-        sent = time.time()
+        sent = time.monotonic()
         self.comm.send(None, dest=0, tag=TAG_CLOCK)
         theirs = self.comm.recv(source=0, tag=TAG_CLOCK)
-        received = time.time()
+        received = time.monotonic()
         return received - sent, (sent + received) / 2 - theirs
 
     def _measure(self, job: Job, go: Callable[..., Record], interrupt: Any) -> dict[str, Any]:
