@@ -184,6 +184,90 @@ def test_mlcommons_own_files_hold_the_constants_of_our_workloads(rules: str) -> 
             assert getattr(theirs, key) == getattr(mine, key), f"{file.name}: {key}"
 
 
+# What DLIO's own LoadConfig makes of all workload files that it and MLCommons bring: our name → its.
+THEIRS = {
+    "format": "format", "loader": "data_loader", "batch": "batch_size", "epochs": "epochs", "files": "num_files_train",
+    "read_threads": "read_threads", "computation_threads": "computation_threads", "prefetch": "prefetch_size",
+    "record_bytes": "record_length", "record_bytes_stdev": "record_length_stdev", "samples_per_file": "num_samples_per_file",
+}  # fmt: skip
+ASK = f"""
+import enum, json, sys
+from pathlib import Path
+from omegaconf import OmegaConf
+from dlio_benchmark.utils.config import ConfigArguments, LoadConfig
+from dlio_benchmark.utils.utility import DLIOMPI
+DLIOMPI.get_instance().initialize()
+said = {{}}
+def plain(value):
+    return value.value if isinstance(value, enum.Enum) else dict(value) if hasattr(value, "items") else value
+for file in sys.argv[1:]:
+    ConfigArguments._ConfigArguments__instance = None
+    args = ConfigArguments.get_instance()
+    LoadConfig(args, OmegaConf.load(file))
+    names = {sorted(THEIRS.values())!r} + ["computation_time", "au", "seed", "total_training_steps", "file_shuffle",
+        "sample_shuffle", "record_length_resize", "do_train", "num_layers", "num_checkpoints_write", "fsync", "odirect"]
+    said[file] = {{name: plain(getattr(args, name, None)) for name in names}}
+print("said " + json.dumps(said))
+"""
+
+
+def workload_files(peer: dlio.Dlio) -> list[Path]:
+    """All that DLIO brings, and MLCommons' of that version, where it is named."""
+    found = subprocess.run(
+        [peer.python, "-c", "import dlio_benchmark as d; print('at', *d.__path__)"], capture_output=True, text=True, check=True
+    )
+    folders = [Path(found.stdout.split("at ")[-1].strip(), "configs/workload")]
+    variable, within = YAML[peer.version]
+    if os.environ.get(variable):
+        folders.append(Path(os.environ[variable], within))
+    files = [file for folder in folders for file in sorted(folder.glob("*.yaml"))]
+    assert len(files) >= 10
+    return files
+
+
+def test_every_file_of_theirs_is_read_as_they_read_it(peer: dlio.Dlio, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a training workload, or one that only makes data, or one of checkpoints; or a key of it is refused by its line."""
+    import yaml
+    from forebay.emulate import dlio as reader
+    from forebay.emulate import dlio_checkpoint, yaml_subset
+    from forebay.errors import RequestError
+
+    files = workload_files(peer)
+    asked = [peer.python, "-c", ASK, *map(str, files)]
+    done = subprocess.run(asked, env=dlio.environment(peer), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.split("said ")[-1])
+    refused = {}
+    for file in files:
+        theirs = said[str(file)]
+        values = yaml_subset.parse(file.read_text(), file.name).values
+        assert values == yaml.safe_load(file.read_text()), file
+        try:
+            if "transformer" in values["model"]:
+                model = dlio_checkpoint.load(str(file), 64)
+                assert (model.layers, model.writes) == (theirs["num_layers"], max(theirs["num_checkpoints_write"], 0)), file
+                continue
+            ours, _, run = reader.load(str(file), None, peer.version, needs_training=theirs["do_train"])
+        except RequestError as error:
+            refused[file.name] = str(error)
+            continue
+        odd = {key: (getattr(ours, key), theirs[name]) for key, name in THEIRS.items() if getattr(ours, key) != theirs[name]}
+        if theirs["format"] == "mmap_indexed_binary":  # one format has two readers there
+            odd.pop("format")
+        if not theirs["do_train"]:  # what reads isn't said
+            odd.pop("loader", None)
+        assert not odd, f"{file}: {odd}"
+        time = theirs["computation_time"]
+        assert ours.compute_s == (time.get("mean", 0) if isinstance(time, dict) else time), file
+        assert ours.au_pct_min == pytest.approx(100 * theirs["au"]), file
+        assert (ours.record_bytes_resize or 0) == theirs["record_length_resize"], file
+        assert (ours.file_shuffle, ours.sample_shuffle) == tuple(theirs[k] != "off" for k in ("file_shuffle", "sample_shuffle"))
+        assert run.get("seed", 123) == theirs["seed"] and run.get("steps", -1) == theirs["total_training_steps"]
+        assert run["files"] == theirs["num_files_train"] and (run.get("cache") == "bypass") == bool(theirs["odirect"])
+    # DeepSpeed's state a list of their layers' sizes.
+    assert all("megatron_deepspeed" in name and "layer_parameters" in why for name, why in refused.items()), refused
+
+
 # Data of each, in the hands of the other ---------------------------------------------------------------
 
 

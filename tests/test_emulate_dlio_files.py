@@ -94,7 +94,7 @@ def read(tmp_path: Path, text: str, name: str = "unet3d_h100.yaml", **flags: Any
 def test_dlios_file_is_the_published_workload(text: str, tmp_path: Path) -> None:
     workload, rules, more = read(tmp_path, text)
     published, _ = load("unet3d", "h100")
-    assert rules == "v1.0" and more == {"data": ("data/unet3d/",)}
+    assert rules == "v1.0" and more == {"files": 168, "data": ("data/unet3d/",)}
     ours = {k: getattr(workload, k) for k in TRAINING if k not in ("rules", "status", "title", "note")}
     assert ours == {k: getattr(published, k) for k in ours}
 
@@ -114,13 +114,14 @@ def test_what_is_absent_is_dlios_default(tmp_path: Path) -> None:
     workload, _, more = read(tmp_path, "train: {computation_time: 1}\n", "mine.yaml")
     assert (workload.record_bytes, workload.files, workload.batch, workload.prefetch, workload.epochs) == (65536, 8, 1, 2, 1)
     assert (workload.format, workload.loader, workload.au_pct_min, workload.name) == ("tfrecord", "tensorflow", 90.0, "mine")
-    assert workload.accelerator == "own" and more == {} and not workload.file_shuffle
+    assert workload.accelerator == "own" and more == {"files": 8} and not workload.file_shuffle
 
 
 def test_the_run_that_a_file_asks_for(tmp_path: Path) -> None:
     text = UNET.replace("epochs: 5", "epochs: 5\n    total_training_steps: 20\n    seed: 7")
     text = text.replace("batch_size: 7", "batch_size: 7\n  transfer_size: 262144\n  odirect: True")
     _, _, more = read(tmp_path, text)
+    assert more.pop("files") == 168
     assert more == {"data": ("data/unet3d/",), "steps": 20, "seed": 7, "transfer_bytes": 262144, "cache": "bypass"}
 
 
@@ -145,6 +146,8 @@ def test_the_run_that_a_file_asks_for(tmp_path: Path) -> None:
         (("train: True", "train: False"), "nothing trains"),
         (("metric:", "storage: {storage_type: s3}\nmetric:"), "object stores are out of scope"),
         (("au: 0.90", "au: 90"), "a share from 0 to 1"),
+        (("metric:", "output: {metric: {exclude_start_steps: 5}}\nmetric:"), "leave out the first step, and it alone"),
+        (("metric:", "output: {metric: {exclude_end_steps: 1}}\nmetric:"), "try: without output.metric.exclude_end_steps"),
         (("file_shuffle: seed", "file_shuffle: maybe"), "seed, random or off"),
         (("data_reader", "x"), ""),
     ],
@@ -172,19 +175,38 @@ def test_keys_without_effect_are_told(tmp_path: Path, capsys: Any) -> None:
     assert "of no effect on training: model.type, model.model_size, workflow.checkpoint" in told and "batch_size" not in told
 
 
+def test_a_shuffle_that_is_to_stay_the_same_is_said_not_to(tmp_path: Path, capsys: Any) -> None:
+    text = UNET.replace("epochs: 5", "epochs: 5\n    seed_change_epoch: False")
+    read(tmp_path, text)
+    assert "every epoch is shuffled anew here" in capsys.readouterr().err
+    read(tmp_path, text.replace("_epoch: False", "_epoch: True"))
+    read(tmp_path, text.replace("epochs: 5", "epochs: 1"))
+    assert "anew" not in capsys.readouterr().err
+
+
 def test_a_run_by_dlios_file(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file's folder and constants; flags win; what it changes counts in a division."""
     monkeypatch.chdir(tmp_path)
     fake = FakeStorage(10.0).install(monkeypatch)
-    (tmp_path / "data" / "unet3d" / "train").mkdir(parents=True)
+    train = tmp_path / "data" / "unet3d" / "train"
+    train.mkdir(parents=True)
+    for number in range(170):
+        (train / f"img_{number:03d}_of_170.npz").touch()
     file = tmp_path / "unet3d_h100.yaml"
     file.write_text(UNET.replace("epochs: 5", "epochs: 3"))
-    code, out, _ = typed(capsys, "emulate", "run", "--dlio", file, "--json")
+    code, out, err = typed(capsys, "emulate", "run", "--dlio", file, "--json")
     spec = fake.specs[-1]
     assert code == 0 and json.loads(out)["training"]["workload"] == "unet3d"
-    assert (spec["data"], spec["epochs"], spec["workload"]["files"]) == (["data/unet3d/"], 3, 0)
-    code, _, _ = typed(capsys, "emulate", "run", "--dlio", file, "--data", tmp_path, "--epochs", 1)
-    assert fake.specs[-1]["data"] == [str(tmp_path)] and fake.specs[-1]["epochs"] == 1
+    assert (spec["data"], spec["epochs"], spec["workload"]["files"]) == (["data/unet3d/"], 3, 168)
+    assert "of 170 files the first 168 are read; --files 170 for all" in err
+    code, _, err = typed(capsys, "emulate", "run", "--dlio", file, "--data", tmp_path / "data", "--epochs", 1, "--files", 169)
+    assert fake.specs[-1]["data"] == [str(tmp_path / "data")] and fake.specs[-1]["epochs"] == 1
+    assert fake.specs[-1]["workload"]["files"] == 169 and "are read" not in err
+    for number in range(10):
+        (train / f"img_{number:03d}_of_170.npz").unlink()
+    for verb in ("run", "search"):
+        code, _, err = typed(capsys, "emulate", verb, "--dlio", file)
+        assert code == 2 and "holds 160 .npz files, and dataset.num_files_train is 168" in err and "--files 160" in err
     code, _, err = typed(capsys, "emulate", "run", "--dlio", file, "--closed")
     assert code == 2 and "train.epochs is 3, not 5 [parameters]" in err
     code, _, err = typed(capsys, "emulate", "run", "--dlio", tmp_path / "none.yaml")
@@ -237,10 +259,11 @@ def test_a_file_that_only_makes_data_makes_them(capsys: Any, tmp_path: Path, mon
     assert code == 2 and f"try: forebay emulate datagen --dlio {file}" in err
 
 
-# The keys of v2.0's llama3_8b.yaml, in a text of ours. MLCommons' tool says the data parallelism on the command line.
+# The keys of v2.0's llama3_8b.yaml, in a text of ours: it calls the model llama_8b, and leaves the data parallelism to the
+# number of processes.
 LLAMA = """\
 model:
-  name: llama3-8b
+  name: llama_8b
   type: transformer
   model_size: 30102
   num_layers: 32
@@ -271,11 +294,25 @@ def checkpoint_spec(*flags: str) -> dict[str, Any]:
 
 def test_dlios_checkpoint_file_is_the_published_workload(tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "llama3_8b.yaml"
-    file.write_text(LLAMA)
-    assert checkpoint_spec("--dlio", str(file), "--closed") == checkpoint_spec("--workload", "llama3-8b", "--closed")
+    published = checkpoint_spec("--workload", "llama3-8b", "--closed")
+    for name in ("mine", "llama3-8b", "llama_8b"):
+        file.write_text(LLAMA.replace("llama_8b", name))
+        assert checkpoint_spec("--dlio", str(file), "--closed") == published
     for verb in ("run", "datagen"):
         code, _, err = typed(capsys, "emulate", verb, "--dlio", file, "--data", tmp_path)
         assert code == 2 and f"try: forebay emulate checkpoint --dlio {file} --dir DIR" in err
+
+
+def test_the_ranks_of_a_model_of_ones_own_say_how_many_copies_there_are(tmp_path: Path) -> None:
+    """As the number of DLIO's processes does."""
+    file = tmp_path / "mine.yaml"
+    text = LLAMA.replace("num_layers: 32", "num_layers: 31").replace("tensor: 1", "tensor: 4")
+    file.write_text(text.replace("llama_8b", "mine"))
+    spec = checkpoint_spec("--dlio", str(file), "--ranks", "12")
+    assert (spec["workload"], spec["ranks"], spec["model"]["data"]) == ("mine", 12, 3)
+    for flags in ((), ("--ranks", "3"), ("--ranks", "6")):
+        with pytest.raises(RequestError, match="try: --ranks 4, or a multiple of tensor × pipeline, 4"):
+            checkpoint_spec("--dlio", str(file), *flags)
 
 
 @pytest.mark.parametrize(
@@ -285,8 +322,9 @@ def test_dlios_checkpoint_file_is_the_published_workload(tmp_path: Path, capsys:
         (("    vocab_size: 128256\n", ""), "'model.transformer.vocab_size': is missing"),
         (("zero_stage: 3", "zero_stage: 4"), "a whole number from 0 to 3"),
         (("fsync: True", "fsync: True\n  recovery_rank_shift: True"), "isn't emulated"),
-        (("name: llama3-8b", "name: mine"), "'model.parallelism.data': is missing"),
-        (("num_layers: 32", "num_layers: 31"), "layers not as published [workload]"),
+        (("num_layers: 32", "num_layers: 31"), "'model.parallelism.data': is missing"),
+        (("num_layers: 32\n  parallelism: {", "num_layers: 31\n  parallelism: {data: 8, "), "llama_8b isn't a published model"),
+        (("llama_8b\n  type: transformer\n", "llama3-8b\n  model_datatype: bf16\n"), "model_type not as published [workload]"),
         (("num_layers", "num_layer"), "is not a key that DLIO reads"),
     ],
 )

@@ -118,7 +118,8 @@ FIELDS: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
 
 def spec_of(options: dict[str, Any]) -> Spec:
     """The engine's CheckpointSpec. Raises RequestError for what can't be understood."""
-    workload = workload_of(options["workload"], options.get("dlio"), options["closed"])
+    ranks = flags._integer(options["ranks"], "--ranks") if options["ranks"] is not None else None
+    workload = workload_of(options["workload"], options.get("dlio"), options["closed"], ranks)
     rules = options["rules"] or workload.rules[0]
     spec: Spec = {
         "workload": workload.name,
@@ -143,8 +144,8 @@ def spec_of(options: dict[str, Any]) -> Spec:
     return spec | given | {key: options[key] for key in ("shift", "keep", "replace", "closed")}
 
 
-def workload_of(name: str | None, file: str | None, closed: bool) -> workloads.Checkpoint:
-    """Of --workload or --dlio, of which one must be there."""
+def workload_of(name: str | None, file: str | None, closed: bool, ranks: int | None = None) -> workloads.Checkpoint:
+    """Of --workload or --dlio, of which one must be there. `ranks`: as many as were asked for."""
     if file is None and name is None:
         raise RequestError("--workload", "no workload was given", "--workload llama3-8b")
     if file is None:
@@ -153,7 +154,7 @@ def workload_of(name: str | None, file: str | None, closed: bool) -> workloads.C
         raise RequestError(f"--dlio {file} --workload {name}", "both name a workload", "one of them")
     from forebay.emulate import dlio_checkpoint
 
-    workload = dlio_checkpoint.load(file)
+    workload = dlio_checkpoint.load(file, ranks)
     if closed:
         dlio_checkpoint.check_closed(file, workload)
     return workload

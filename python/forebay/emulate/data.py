@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
+
 from forebay.emulate.datasize import EXACT, memory_of_this_host, size
 from forebay.emulate.request import Request
 from forebay.errors import MachineError, RequestError
@@ -39,6 +41,18 @@ def found_files(request: Request) -> int | None:
         raise RequestError(f"--data {error.filename}", f"can't be listed ({error.strerror})", "ls -l DIR") from error
 
 
+def check_number(request: Request, tells: bool = True) -> None:
+    """RequestError where there are fewer files than a DLIO file says, as in DLIO. Where there are more, who `tells` says so."""
+    if not request.files_by_dlio or (has := found_files(request)) is None:
+        return
+    files, key = request.files or 0, "dataset.num_files_train"
+    if 0 < has < files:
+        told = f"holds {has:,} .{request.workload.format} files, and {key} is {files:,}"
+        raise RequestError(f"--data {request.data[0]}", told, f"--files {has}; forebay emulate datagen --dlio makes all of them")
+    if has > files and tells:
+        click.echo(f"forebay: {key} is {files:,}: of {has:,} files the first {files:,} are read; --files {has} for all", err=True)
+
+
 def check_size(request: Request, accelerators: int, hosts: int = 1, exact: bool = True) -> None:
     """RequestError where a submission's data set is smaller than its rules want, or as large as nobody knows. Nothing
     without a division. `exact`: a closed one of v3.0 uses no more files than that, either."""
@@ -54,6 +68,8 @@ def check_size(request: Request, accelerators: int, hosts: int = 1, exact: bool 
         told = f"the data set has {has:,} files, and {accelerators * hosts:,} accelerators need {wanted.files:,} [data-size]"
         which = f"--workload {request.workload.name} --accelerator {request.workload.accelerator}"
         next = f"forebay emulate datasize {which} --accelerators {accelerators * hosts}"
+        if request.files is not None and (found_files(request) or 0) >= wanted.files:
+            next = f"--files {wanted.files}"
         raise RequestError(asked, told, next)
     if exact and has > wanted.files and request.division == "closed" and request.rules in EXACT:
         told = f"{has:,} files are more than the {wanted.files:,} that datasize gives [data-size]"

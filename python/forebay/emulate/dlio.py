@@ -20,7 +20,6 @@ from forebay.emulate.workloads import (
     FORMATS,
     LOADERS,
     RULES,
-    Checkpoint,
     Column,
     Training,
     builtin,
@@ -50,7 +49,8 @@ CONSTANTS = {
 READ = (
     "model.name", "framework", "workflow.train", "workflow.generate_data", "dataset.data_folder", "dataset.format",
     "dataset.parquet.columns", "reader.data_loader", "reader.file_shuffle", "reader.sample_shuffle", "reader.odirect",
-    "train.computation_time", "train.total_training_steps", "train.seed", "metric.au",
+    "train.computation_time", "train.total_training_steps", "train.seed",
+    "train.seed_change_epoch", "metric.au",
 )  # fmt: skip
 # What DLIO takes where a key is absent.
 DEFAULTS: dict[str, Any] = {
@@ -61,7 +61,6 @@ DEFAULTS: dict[str, Any] = {
 WITHOUT_EFFECT = (
     "workflow.checkpoint", "workflow.profiling", "workflow.debug", "workflow.do_eval", "workflow.evaluation",
     "profiling.profiler", "profiling.iostat_devices", "output.folder", "output.log_file",
-    "output.metric.exclude_start_steps", "output.metric.exclude_end_steps", "train.seed_change_epoch",
     "train.total_eval_steps", "storage.storage_root", "storage.storage_library",
     "storage.post_generation_settle_seconds", "dataset.keep_files", "dataset.file_prefix",
     "dataset.num_subfolders_train", "dataset.num_subfolders_eval", "dataset.num_files_eval",
@@ -100,6 +99,8 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "reader.data_loader_classname": ((None,), "code of one's own isn't run"),
     "reader.data_loader_sampler": (("iterative", "index", None), "this sampler isn't known"),
     "train.computation_time_stdev": ((0, 0.0, None), "a computation of varying length isn't emulated"),
+    "output.metric.exclude_start_steps": ((1, None), "the rules' formulas leave out the first step, and it alone"),
+    "output.metric.exclude_end_steps": ((0, None), "the rules' formulas leave out the first step, and it alone"),
     "storage.storage_options": ((None,), "object stores are out of scope; --data takes folders and block sources"),
 }
 KNOWN = frozenset({*CONSTANTS, *READ, *WITHOUT_EFFECT, *REFUSED})
@@ -114,7 +115,7 @@ TYPE_ALIASES = {"float": "float32", "double": "float64", "int": "int32"}
 def load(
     file: str, accelerator: str | None, rules: str | None, needs_training: bool = True
 ) -> tuple[Training, str, dict[str, Any]]:
-    """(workload, rule set, {data, files, steps, seed}: what the file says of the run) of a DLIO file.
+    """(workload, rule set, {data, files, steps, seed, …}: what the file says of the run) of a DLIO file.
 
     DLIO's files name no accelerator: without --accelerator it is the end of the file's name, as unet3d_h100.yaml.
     Without `needs_training` a file that only makes data will do, as DLIO's unet3d_datagen.yaml; `compute_s` is then 0.
@@ -131,7 +132,11 @@ def load(
         without = [key for key in without if key != SUBFOLDERS]
     if without:
         click.echo(f"forebay: {file}: of no effect on training: {', '.join(without)}", err=True)
-    return workload, rules or (has[0].rules[0] if has else "v1.0"), found.run()
+    shuffles = workload.file_shuffle or workload.sample_shuffle
+    if needs_training and shuffles and workload.epochs > 1 and found.flat.get("train.seed_change_epoch") is False:
+        told = "train.seed_change_epoch is false, but every epoch is shuffled anew here: no easier for caches"
+        click.echo(f"forebay: {file}: {told}", err=True)
+    return workload, rules or (has[0].rules[0] if has else "v1.0"), found.run(workload.files)
 
 
 def read(file: str) -> File:
@@ -186,7 +191,7 @@ class File:
                 raise self.bad(key, f"is {self.flat[key]}: {why}", f"without {key}")
 
     def workload(self, stem: str, accelerator: str, trains: bool = True) -> Training:
-        self._refuse_checkpoints(stem)
+        self._refuse_checkpoints()
         if trains and self.flat.get("workflow.train") is False:
             told = "is false: nothing trains, so nothing is emulated"
             raise self.bad("workflow.train", told, f"forebay emulate datagen --dlio {self.origin}")
@@ -211,19 +216,17 @@ class File:
             raise self.bad("dataset.parquet.columns", "is missing", "the columns of the files, with their types")
         return Training(**table)
 
-    def _refuse_checkpoints(self, stem: str) -> None:
-        """DLIO's llama3_8b.yaml and its like write and read checkpoints alone."""
-        if self.flat.get("workflow.train") is not False or not self.flat.get("workflow.checkpoint"):
-            return
-        known = [name for name, of in builtin().items() if isinstance(of[0], Checkpoint)]
-        named = [str(self.flat.get("model.name") or ""), stem]
-        if any(plain(name) == plain(k) for k in known for name in named):
+    def _refuse_checkpoints(self) -> None:
+        """DLIO's llama3_8b.yaml and its like write and read a transformer's checkpoints, and nothing else."""
+        alone = self.flat.get("workflow.train") is False and not self.flat.get("workflow.generate_data")
+        of_layers = any(self.flat.get(key) for key in ("model.num_layers", "checkpoint.num_layers"))
+        if alone and of_layers and self.flat.get("workflow.checkpoint"):
             next = f"forebay emulate checkpoint --dlio {self.origin} --dir DIR"
             raise self.bad("workflow.train", "is false and workflow.checkpoint true: a checkpoint workload", next)
 
-    def run(self) -> dict[str, Any]:
-        """Folder, subfolders, steps and seed."""
-        more: dict[str, Any] = {}
+    def run(self, files: int) -> dict[str, Any]:
+        """Folder, how many of its files, subfolders, steps and seed."""
+        more: dict[str, Any] = {"files": files}
         folder, steps = self.flat.get("dataset.data_folder"), self.flat.get("train.total_training_steps")
         if folder is not None:
             more["data"] = (str(folder),)

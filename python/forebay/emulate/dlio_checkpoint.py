@@ -52,17 +52,30 @@ MODEL = (
 )  # fmt: skip
 
 
-def load(file: str) -> Checkpoint:
+def load(file: str, ranks: int | None = None) -> Checkpoint:
     """The checkpoint workload of a DLIO file. RequestError names the key that can't be.
 
-    DLIO takes the data parallelism from the number of its processes; where the file doesn't state it, either, it is that
-    of the published model of the same name.
+    DLIO takes the data parallelism from the number of its processes. Where the file doesn't state it, either, it is that
+    of the published model of those dimensions or of that name; of another model, `ranks` say it.
     """
     found = dlio.read(file)
     for key, off in REFUSED.items():
         if found.flat.get(key) not in off:
             raise found.bad(key, f"is {str(found.flat[key])[:60]}, which isn't emulated", f"without {key}")
-    name = str(found.flat.get("model.name") or Path(file).stem)
+    table = _stated(found)
+    said = str(found.flat.get("model.name") or Path(file).stem)
+    published = of_shape(table) or of_name(said)
+    model_ranks = table["tensor"] * table["pipeline"]
+    if "data" not in table:
+        table["data"] = published.data if published else _replicas(found, ranks, model_ranks)
+    processes = model_ranks * table["data"]
+    table.update(name=published.name if published else said, title=said, rules=published.rules if published else ("v2.0",))
+    table.update(status="own", processes=processes, processes_subset=min(processes, 8), pause_s=float(table["pause_s"]))
+    return Checkpoint(**table)
+
+
+def _stated(found: dlio.File) -> dict[str, Any]:
+    """What the file says of the model and of its checkpoints, by our names. Only the data parallelism may be missing."""
     table: dict[str, Any] = dict(DEFAULTS)
     for key, ours in KEYS.items():
         value = found.flat.get(key)
@@ -76,19 +89,31 @@ def load(file: str) -> Checkpoint:
     for key, ours in KEYS.items():
         if ours not in table and ours != "data":
             raise found.bad(key, "is missing", f"a file of a transformer's checkpoints, or --workload {', '.join(models())}")
-    published = of_name(name)
-    if "data" not in table and published is None:
-        raise found.bad("model.parallelism.data", "is missing", "model.parallelism.data, the copies of the model")
-    data = table.setdefault("data", published.data if published else 1)
-    processes = table["tensor"] * table["pipeline"] * data
-    table.update(name=published.name if published else name, title=name, rules=published.rules if published else ("v2.0",))
-    table.update(status="own", processes=processes, processes_subset=min(processes, 8), pause_s=float(table["pause_s"]))
-    return Checkpoint(**table)
+    return table
+
+
+def _replicas(found: dlio.File, ranks: int | None, model_ranks: int) -> int:
+    """How many copies of the model so many ranks hold."""
+    if ranks is None or ranks < model_ranks or ranks % model_ranks:
+        each = f"a multiple of tensor × pipeline, {model_ranks}"
+        told = "is missing" if ranks is None else f"is missing, and {ranks} ranks aren't {each}"
+        raise found.bad("model.parallelism.data", told, f"--ranks {model_ranks}, or {each}")
+    return ranks // model_ranks
 
 
 def models() -> list[str]:
     """Names of the checkpoint workloads that come with Forebay."""
     return [name for name, of in builtin().items() if isinstance(of[0], Checkpoint)]
+
+
+def of_shape(table: dict[str, Any]) -> Checkpoint | None:
+    """The published model of those dimensions, however a file calls it: MLCommons' llama3_8b.yaml says llama_8b."""
+    keys = [key for key in MODEL if key != "data"]
+    for known in models():
+        found = builtin()[known][0]
+        if isinstance(found, Checkpoint) and all(getattr(found, key) == table[key] for key in keys):
+            return found
+    return None
 
 
 def of_name(name: str) -> Checkpoint | None:

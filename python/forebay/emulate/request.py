@@ -91,6 +91,8 @@ class Request:
     data: tuple[str, ...]
     division: str | None = None
     files: int | None = None
+    # A DLIO file's number, which DLIO reads of however many there are.
+    files_by_dlio: bool = False
     steps: int | None = None
     epochs: int = 1
     prefetch: int = 2
@@ -216,7 +218,8 @@ def request_of(values: dict[str, Any]) -> Request:
         level=level,
         data=data,
         division=which,
-        files=_whole("--files", taken["files"], 1, None),
+        files=_whole("--files", taken["files"], 1, more.get("files")),
+        files_by_dlio=taken["files"] is None and "files" in more,
         steps=_whole("--steps", taken["steps"], 1, more.get("steps")),
         epochs=_whole("--epochs", taken["epochs"], 1, workload.epochs) or 1,
         prefetch=_zero(_whole("--prefetch", taken["prefetch"], 0, workload.prefetch)),

@@ -71,6 +71,7 @@ def command(
         told = "a run that warms caches up is what these rules forbid [runs]"
         raise RequestError(f"--warmup-run --{request.division} by {request.rules}", told, "without --warmup-run")
     world = mpi.world(explicit=use_mpi)
+    data.check_number(request, tells=world is None or world.leads)
     data.check_size(request, number, 1 if world is None else world.size)
     data.check_memory(request, number)
     saved = save.Output(out, save.RUN) if out else None

@@ -88,6 +88,7 @@ def command(
     if not team.leads:
         return team.follow()
     with team:
+        data.check_number(request)
         held = samples_held(request)
         # How many files would be the right ones depends on the answer.
         data.check_size(request, first, team.hosts, exact=False)
