@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fake_machine import typed
 from fake_storage import FakeStorage
-from forebay.emulate.greatest import MARGIN, Greatest, Trial, curve
+from forebay.emulate.greatest import MARGIN, WARM_UP, Greatest, Trial, curve
 from forebay.errors import RequestError, RunError
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -85,6 +85,30 @@ def test_a_full_run_that_passes_overrules_the_probe_that_failed() -> None:
         return Trial(n, full, turn, au, au >= 90)
 
     assert Greatest(run, 90.0, 100).search() == 3
+
+
+@settings(max_examples=200, deadline=None)
+@given(capacity=st.floats(0.05, 300), noise=st.sampled_from([0.0, 1.0]), seed=st.integers(0, 1 << 30))
+def test_a_run_that_warms_up_comes_right_before_those_that_count(capacity: float, noise: float, seed: int) -> None:
+    truth = Truth(capacity, 90.0, noise, seed)
+    found = Greatest(truth.run, 90.0, 1 << 20, warm_up=True)
+    number = found.search()
+    runs = [(t.accelerators, t.full, t.turn) for t in truth.played]
+    assert found.confirmed and all(run[2] != WARM_UP or run[1] for run in runs)
+    if number:
+        begin = runs.index((number, True, WARM_UP))
+        assert runs[begin + 1 : begin + 6] == [(number, True, turn) for turn in range(1, 6)], runs
+        assert all(t.passes for t in truth.played[begin + 1 : begin + 6])
+
+
+def test_a_run_that_warms_up_decides_nothing() -> None:
+    def run(n: int, full: bool, turn: int) -> Trial:
+        au = 10.0 if turn == WARM_UP else 95.0 if n <= 4 else 50.0
+        return Trial(n, full, turn, au, au >= 90)
+
+    found = Greatest(run, 90.0, 100, warm_up=True)
+    assert found.search() == 4 and found.confirmed and found.first_failing == 5
+    assert {p["accelerators"]: p["au_pct"] for p in curve(found.trials)}[4] == 95.0
 
 
 def test_one_failed_confirmation_of_five_is_a_failure() -> None:
@@ -192,6 +216,37 @@ def test_a_submission_needs_500_steps_with_the_number_that_is_found(
     code, out, _ = search(capsys, *flags, "--json")
     assert code == 0 and json.loads(out)["search"]["accelerators"] == 6 and all(s["closed"] for s in fake.specs)
     assert "fewer than 500 steps" in json.loads(out)["search"]["limit"]["text"]
+
+
+@pytest.mark.parametrize(
+    ("rules", "accelerator", "flags", "warms"),
+    [("v3.0", "b200", (), True), ("v2.0", "h100", (), False), ("v2.0", "h100", ("--warmup-run",), True)],
+)
+def test_a_submissions_search_warms_up_as_its_rules_say(
+    rules: str,
+    accelerator: str,
+    flags: tuple[str, ...],
+    warms: bool,
+    capsys: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("forebay.emulate.data.memory_of_this_host", lambda: 1 << 30)
+    monkeypatch.setattr("forebay.emulate.data.found_files", lambda request: 7 * 500 * 2)
+    fake = FakeStorage(1e6).install(monkeypatch)
+    words = ("--workload", "unet3d", "--accelerator", accelerator, "--rules", rules, "--data", tmp_path, "--open", *flags)
+    code, out, err = search(capsys, *words, "--results", tmp_path / "r", "--json")
+    found = json.loads(out)["search"]
+    assert code == 0 and found["accelerators"] == 2 and found["confirmed"]
+    full = [r for r in found["runs"] if r["full"]]
+    assert [r["warm_up"] for r in full] == [True] * warms + [False] * 5
+    assert len({s["seed"] for s in fake.specs[-6:]}) == 6, "each has a seed of its own"
+    assert "in the mean of 5 full runs" in err and ("warm-up" in err) == warms
+    # It is kept and found like the others, and belongs to the search.
+    before = len(fake.specs)
+    assert search(capsys, *words, "--results", tmp_path / "r")[0] == 0 and len(fake.specs) == before
+    code, _, err = search(capsys, *words, "--confirm", "5", "--results", tmp_path / "r", *(() if warms else ("--warmup-run",)))
+    assert (code == 0) == warms and (warms or "differs in warm_up" in err)
 
 
 def test_a_source_that_only_the_engine_can_count_ends_the_search_where_it_has_too_little(
@@ -306,6 +361,13 @@ def test_nonsense_is_refused(
     fake = FakeStorage(10.0).install(monkeypatch)
     code, _, err = search(capsys, *UNET, "--data", folder, *flags)
     assert code == 2 and told in err and not fake.specs
+
+
+def test_v1_has_no_run_that_warms_up(capsys: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeStorage(10.0).install(monkeypatch)
+    words = ("--workload", "unet3d", "--accelerator", "h100", "--data", folder, "--closed", "--warmup-run")
+    code, _, err = search(capsys, *words)
+    assert code == 2 and "these rules forbid [runs]" in err and "try: without --warmup-run" in err and not fake.specs
 
 
 def test_an_empty_folder_is_refused(capsys: Any, tmp_path: Path) -> None:

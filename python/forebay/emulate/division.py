@@ -32,6 +32,8 @@ PREFETCH_MAX = 2
 ODIRECT_ONLY = "unet3d"
 # Rule sets by which nothing may be in the page cache when a run begins. The others have a run that warms up instead.
 EMPTIED = ("v1.0", "text")
+# Rule sets whose submissions have a run that warms up; in the others of those above they may.
+WARMED_UP = ("v3.0",)
 # Rule sets by which those who submit change the seed from run to run.
 NEW_SEEDS = ("v2.0", "v3.0")
 
@@ -107,6 +109,14 @@ def check(request: Request) -> None:
         told = "; ".join(f"{b.what} [{b.id}]" for b in found)
         ways = "; ".join(dict.fromkeys(b.next for b in found))
         raise RequestError(f"--{request.division} by {request.rules}", told, f"{ways}; or no --{request.division}")
+
+
+def check_warm_up(request: Request, wanted: bool) -> bool:
+    """Whether a run that doesn't count comes before the others. RequestError where it is `wanted`, and rules forbid it."""
+    if wanted and request.division is not None and request.rules in EMPTIED:
+        told = "a run that warms caches up is what these rules forbid [runs]"
+        raise RequestError(f"--warmup-run --{request.division} by {request.rules}", told, "without --warmup-run")
+    return wanted or request.division is not None and request.rules in WARMED_UP
 
 
 def breaches(request: Request) -> Iterator[Breach]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 # Points of utilisation: nearer than this to the threshold, a probe decides nothing.
 MARGIN = 1.0
+# The turn of a full run that warms caches up before those that count, and counts for nothing.
+WARM_UP = -1
 
 
 @dataclass(frozen=True)
@@ -24,11 +26,16 @@ class Trial:
     au_pct: float | None
     passes: bool
 
+    @property
+    def warms_up(self) -> bool:
+        return self.turn == WARM_UP
+
 
 @dataclass
 class Greatest:
     """`run(accelerators, full, turn)` plays one run; `needed_pct`: the threshold; `confirmations`: full runs that must
-    pass, 0 for none; `most`: no number above is tried. Every step of the search is a run that wasn't made before, of
+    pass, 0 for none; `most`: no number above is tried; `warm_up`: before those full runs comes one that doesn't count, and
+    they follow it without any other between them. Every step of the search is a run that wasn't made before, of
     finitely many, so it ends.
     """
 
@@ -37,6 +44,7 @@ class Greatest:
     most: int
     confirmations: int = 5
     trials: list[Trial] = field(default_factory=list)
+    warm_up: bool = False
 
     def search(self, start: int = 1) -> int:
         """Finds and confirms; returns the number, 0 where not even one accelerator passes."""
@@ -84,10 +92,12 @@ class Greatest:
         if not self.confirmations:
             return None
         if number:
-            made = {t.turn for t in self._full(number)}
-            lacking = [turn for turn in range(self.confirmations) if turn not in made]
+            made = {t.turn for t in self.trials if t.full and t.accelerators == number}
+            # A full run that decided a probe was made before others, and warmed up by none.
+            first = 1 if self.warm_up else 0
+            lacking = [turn for turn in range(first, first + self.confirmations) if turn not in made]
             if lacking:
-                return number, True, lacking[0]
+                return number, True, WARM_UP if self.warm_up and WARM_UP not in made else lacking[0]
         if failing is not None and not self._full(failing) and not self.too_few_steps(failing):
             return failing, True, 0
         return None
@@ -111,7 +121,7 @@ class Greatest:
         full = self._full(n)
         if full:
             return all(t.passes for t in full)
-        probe = next(t for t in self.trials if t.accelerators == n)
+        probe = next(t for t in self.trials if t.accelerators == n and not t.warms_up)
         if probe.au_pct is not None and abs(probe.au_pct - self.needed_pct) < MARGIN:
             return None
         return probe.passes
@@ -120,7 +130,7 @@ class Greatest:
         return sorted({t.accelerators for t in self.trials})
 
     def _full(self, n: int) -> list[Trial]:
-        return [t for t in self.trials if t.full and t.accelerators == n]
+        return [t for t in self.trials if t.full and t.accelerators == n and not t.warms_up]
 
 
 def curve(trials: list[Trial]) -> list[dict[str, float | int | bool | None]]:
@@ -128,7 +138,7 @@ def curve(trials: list[Trial]) -> list[dict[str, float | int | bool | None]]:
     points: list[dict[str, float | int | bool | None]] = []
     for n in sorted({t.accelerators for t in trials}):
         mine = [t for t in trials if t.accelerators == n]
-        chosen = [t for t in mine if t.full] or mine
+        chosen = [t for t in mine if t.full and not t.warms_up] or mine
         values = [t.au_pct for t in chosen if t.au_pct is not None]
         mean = sum(values) / len(values) if values else None
         points.append({"accelerators": n, "au_pct": mean, "passes": all(t.passes for t in chosen)})

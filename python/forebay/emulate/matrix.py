@@ -250,7 +250,8 @@ def one(matrix: Matrix, cell: Cell, folder: Path, asks: Asks) -> tuple[dict[str,
     request = request_for(matrix, cell, asks.probe_s)
     held = search.samples_held(request)
     most = search.largest(request, held, asks.most)
-    with search.Kept(measure.results_folder(str(folder)), request, asks.probe_s, False) as kept:
+    wanted = search.definition(request, asks.probe_s)
+    with search.Kept(measure.results_folder(str(folder)), request, wanted, False) as kept:
         hunt = search.Hunt(search.Team(None, request, asks.probe_s), kept, True, held)
         # A simulation gives the same figure each time: there is nothing to confirm.
         confirmations = 0 if cell.simulated else asks.confirmations

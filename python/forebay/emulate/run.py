@@ -67,9 +67,7 @@ def command(
         raise RequestError(f"--runs {runs}", f"is more than {RUNS_MAX}", "--runs 5")
     request = request_of(values)
     division.check(request)
-    if warmup_run and request.division is not None and request.rules in division.EMPTIED:
-        told = "a run that warms caches up is what these rules forbid [runs]"
-        raise RequestError(f"--warmup-run --{request.division} by {request.rules}", told, "without --warmup-run")
+    division.check_warm_up(request, warmup_run)
     world = mpi.world(explicit=use_mpi)
     data.check_number(request, tells=world is None or world.leads)
     data.check_size(request, number, 1 if world is None else world.size)

@@ -21,7 +21,7 @@ from forebay.bench.interrupt import Interrupt
 from forebay.bench.summary import count as times
 from forebay.bench.summary import significant
 from forebay.emulate import data, datasize, division, measure, show
-from forebay.emulate.greatest import Greatest, Trial, curve
+from forebay.emulate.greatest import WARM_UP, Greatest, Trial, curve
 from forebay.emulate.request import Request, count, request_of, run_options, workload_options, workload_spec
 from forebay.emulate.run import play
 from forebay.errors import BROKE, CHECK_FAILED, DONE, INTERRUPTED, ForebayError, RequestError
@@ -51,6 +51,9 @@ Examples:
     "--probe", default=PROBE_S, show_default=True, metavar="TIME", help="Length of the short runs that narrow the search."
 )
 @click.option("--confirm", default="5", show_default=True, metavar="N", help="Full runs that must pass; 0 for none.")
+@click.option(
+    "--warmup-run", is_flag=True, help="Before those full runs make one that doesn't count (v2.0; always by v3.0's divisions)."
+)
 @click.option("--results", metavar="DIR", help="Where to keep each run. Default: WORKLOAD-ACCELERATOR-search.")
 @click.option("--restart", is_flag=True, help="Start over; the earlier results are moved aside.")
 @click.option("--mpi", "use_mpi", is_flag=True, help="Search over all hosts of mpirun or srun (detected by mpi4py).")
@@ -61,6 +64,7 @@ def command(
     most: str | None,
     probe: str,
     confirm: str,
+    warmup_run: bool,
     results: str | None,
     restart: bool,
     use_mpi: bool,
@@ -84,6 +88,7 @@ def command(
     if seconds <= 0:
         raise RequestError(f"--probe {probe}", "must be above 0", "--probe 20")
     division.check(request)
+    warm_up = division.check_warm_up(request, warmup_run) and confirmations > 0
     team = Team(mpi.world(explicit=use_mpi), request, seconds)
     if not team.leads:
         return team.follow()
@@ -95,9 +100,10 @@ def command(
         greatest_number = largest(request, held, bound, team.hosts)
         name = f"{request.workload.name}-{request.workload.accelerator}-search"
         folder = measure.results_folder(results or name)
-        with Kept(folder, request, seconds, restart, team.hosts) as kept:
+        wanted = definition(request, seconds, team.hosts, warm_up)
+        with Kept(folder, request, wanted, restart) as kept:
             hunt = Hunt(team, kept, quiet, held)
-            greatest = Greatest(hunt.run, request.workload.au_pct_min, greatest_number, confirmations, [])
+            greatest = Greatest(hunt.run, request.workload.au_pct_min, greatest_number, confirmations, [], warm_up)
             return team.end(conclude(hunt, greatest, first, folder, as_json))
 
 
@@ -136,23 +142,25 @@ def steps_wanted(request: Request) -> int:
     return datasize.STEPS_MIN if request.division is not None else 3
 
 
-def definition(request: Request, probe_s: float, hosts: int = 1) -> dict[str, Any]:
+def definition(request: Request, probe_s: float, hosts: int = 1, warm_up: bool = False) -> dict[str, Any]:
     """What must be the same for two searches to be one: the spec, less what varies between its runs."""
     spec = request.spec(1)
     for key in ("accelerators", "ranks", "seed"):
         spec.pop(key, None)
     workload = workload_spec(request.workload, request.rules, request.files)
-    several = {"hosts": hosts} if hosts > 1 else {}
+    several: dict[str, Any] = {"hosts": hosts} if hosts > 1 else {}
+    several |= {"warm_up": True} if warm_up else {}
     return {**spec, "workload": workload, "probe_s": probe_s, "division": request.division, **several}
 
 
 class Kept:
     """The folder's file of runs: one line each, on disk before the next begins. One search at a time has it."""
 
-    def __init__(self, folder: Path, request: Request, probe_s: float, restart: bool, hosts: int = 1) -> None:
+    def __init__(self, folder: Path, request: Request, wanted: dict[str, Any], restart: bool) -> None:
+        """`wanted`: the search's definition."""
         self.results = Results(folder / FILE)
         try:
-            self._begin(definition(request, probe_s, hosts), request, restart)
+            self._begin(wanted, request, restart)
         except BaseException:
             self.results.__exit__()
             raise
@@ -283,8 +291,8 @@ class Hunt:
 
     def run(self, number: int, full: bool, turn: int) -> Trial:
         """One run as a Trial. Raises Interrupted, or what ended it."""
-        key, kind = (f"full-{number}", "full ") if full else (f"probe-{number}", "probe")
-        record = self.kept.find(key, turn)
+        key, kind = named(number, full, turn)
+        record = self.kept.find(key, max(turn, 0))
         if record is None:
             try:
                 record = self._play(number, full, key, turn, kind)
@@ -307,7 +315,7 @@ class Hunt:
     def _play(self, number: int, full: bool, key: str, turn: int, kind: str) -> dict[str, Any]:
         outcome = self.team.play(number, full, self.quiet, kind.strip())
         if outcome.record is not None:
-            self.kept.add(key, turn, f"{kind.strip()} with {self.all(number)} accelerators", outcome.record)
+            self.kept.add(key, max(turn, 0), f"{kind.strip()} with {self.all(number)} accelerators", outcome.record)
         if outcome.interrupted:
             raise Interrupted
         if outcome.error is not None:
@@ -318,6 +326,13 @@ class Hunt:
     def all(self, number: int) -> int:
         """On all hosts together."""
         return number * self.hosts
+
+
+def named(number: int, full: bool, turn: int) -> tuple[str, str]:
+    """(key of a run among those that are kept, what it is called)."""
+    if turn == WARM_UP:
+        return f"warm-up-{number}", "warm-up"
+    return (f"full-{number}", "full ") if full else (f"probe-{number}", "probe")
 
 
 def told(trial: Trial, record: dict[str, Any], number: int) -> str:
@@ -367,7 +382,8 @@ def document_of(hunt: Hunt, greatest: Greatest, seconds: float, early: bool) -> 
     """The record of the run nearest to the answer (of several the one with the median AU), its `training.curve`, and `search`:
     the answer, how sure it is, and what limits. `accelerators` 0: not even one passes."""
     number = greatest.number
-    mine = [t for t in greatest.trials if t.accelerators == (number or min(x.accelerators for x in greatest.trials))]
+    counted = [t for t in greatest.trials if not t.warms_up]
+    mine = [t for t in counted if t.accelerators == (number or min(x.accelerators for x in counted))]
     chosen = sorted([t for t in mine if t.full] or mine, key=lambda t: t.au_pct or 0.0)
     median = chosen[(len(chosen) - 1) // 2]
     record = json.loads(json.dumps(hunt.records[median.accelerators, median.full, median.turn]))
@@ -379,7 +395,7 @@ def document_of(hunt: Hunt, greatest: Greatest, seconds: float, early: bool) -> 
         "confirmed": greatest.confirmed and not early,
         "finished": not early,
         "au_pct": statistics.fmean(values) if values else None,
-        "runs": [{**vars(t), "accelerators": hunt.all(t.accelerators)} for t in greatest.trials],
+        "runs": [{**vars(t), "accelerators": hunt.all(t.accelerators), "warm_up": t.warms_up} for t in greatest.trials],
         "limit": limit_of(hunt, greatest),
         "seconds": seconds,
         "found_before": hunt.found_before,
@@ -400,7 +416,7 @@ def _limit_of(hunt: Hunt, greatest: Greatest) -> dict[str, Any]:
             text = f"the data set: {hunt.held:,} samples give more accelerators fewer than {steps} steps of an epoch"
             return {"id": "data", "text": text}
         return {"id": "max", "text": f"nothing up to {hunt.all(greatest.most):,} accelerators"}
-    trial = max((t for t in greatest.trials if t.accelerators == above), key=lambda t: t.full)
+    trial = max((t for t in greatest.trials if t.accelerators == above and not t.warms_up), key=lambda t: t.full)
     if above in hunt.refused:
         return {"id": "data", "text": f"the data set: {hunt.refused[above].found}"}
     if greatest.too_few_steps(above):
@@ -415,7 +431,7 @@ def lines(document: dict[str, Any], folder: Path) -> list[str]:
     found, training = document["search"], document["training"]
     which = f"{training['accelerator'].upper()} of {training['workload']}"
     told = show.curve(training["curve"], training["au_pct_min"])
-    full = [r for r in found["runs"] if r["full"] and r["accelerators"] == found["accelerators"]]
+    full = [r for r in found["runs"] if r["full"] and not r["warm_up"] and r["accelerators"] == found["accelerators"]]
     if not found["accelerators"]:
         answer = f"not even one {which} reaches {training['au_pct_min']:g} %"
     else:
