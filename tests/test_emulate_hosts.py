@@ -97,6 +97,48 @@ def mpirun(tmp_path, *arguments, **options):
     return done.returncode, done.stdout, done.stderr
 
 
+# The barrier alone, of a real MPI: in a first round both ranks go to their end, in a second rank 1 stops before its fourth step.
+BARRIER = """
+import json, sys, time
+from mpi4py import MPI
+from forebay.emulate.hosts import StepBarrier
+world, came, ended, told = MPI.COMM_WORLD, [], [], []
+rank = world.rank
+barrier = StepBarrier(world, lambda: False)
+for step in range(12):
+    time.sleep(0.002 if step % 2 == rank else 0)
+    came.append(time.monotonic())
+    barrier(0, step)
+    ended.append(time.monotonic())
+told.append(barrier.finish(True))
+barrier = StepBarrier(world, lambda: False)
+for step in range(3 if rank else 9):
+    try:
+        barrier(1, step)
+    except KeyboardInterrupt:
+        told.append(step)
+        break
+told += [barrier.stopped, barrier.finish(False)]
+with open(f"rank-{rank}.json", "w") as file:
+    json.dump([came, ended, told], file)
+MPI.Finalize()
+"""
+
+
+@needs_mpi
+def test_two_ranks_end_each_step_together_and_stop_behind_the_same_one(tmp_path):
+    command = [MPIRUN, "--oversubscribe", "-n", "2", sys.executable, "-c", BARRIER]
+    done = processes.run(command, cwd=tmp_path, env={**os.environ, **AS_ROOT})
+    # Where a machine is busy, Open MPI's launcher may learn of a rank's end before it learns that the rank finalized.
+    files = [tmp_path / f"rank-{rank}.json" for rank in (0, 1)]
+    assert all(file.exists() for file in files), done.stderr
+    (came, ended, told), (came_1, ended_1, told_1) = (json.loads(file.read_text()) for file in files)
+    assert [len(steps) for steps in (came, came_1, ended, ended_1)] == [12] * 4
+    assert all(max(a, b) <= min(c, d) for a, b, c, d in zip(came, came_1, ended, ended_1, strict=True))
+    # Whoever stops by itself isn't stopped by another.
+    assert told == [True, 3, True, True] and told_1 == [True, False, True]
+
+
 @pytest.mark.long
 @needs_mpi
 def test_hosts_are_one_run_whose_steps_end_together(tmp_path):
