@@ -261,7 +261,7 @@ def test_a_data_set_below_the_rules_size_is_refused_in_a_division(
     capsys: Any, storage: FakeStorage, folder: Path
 ) -> None:
     code, _, err = run(capsys, *UNET, "--data", folder, "--closed")
-    assert code == 2 and "the data set has 12 files" in err and "[data-size]" in err and "emulate datasize" in err
+    assert code == 2 and "the data set has 12 files" in err and "[data-size]" in err and "emulate datagen" in err
     assert run(capsys, *UNET, "--data", folder)[0] == 0
 
 
@@ -306,6 +306,27 @@ def test_what_is_no_folder_is_no_submission_unless_its_files_are_counted(capsys:
     code, _, err = run(capsys, *stripe)
     assert code == 2 and "isn't known beforehand" in err and "[data-size]" in err and not storage.specs
     assert run(capsys, *stripe, "--files", re.findall(r"try: --files (\d+)", err)[0])[0] == 0
+
+
+def test_a_submissions_data_that_isnt_there_is_refused_with_the_command_that_makes_it(
+    capsys: Any, storage: FakeStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forebay.emulate.data.memory_of_this_host", lambda: 1 << 30)
+    make = "forebay emulate datagen --workload unet3d --accelerator h100"
+    for verb in ("run", "search"):
+        code, _, err = typed(capsys, "emulate", verb, *UNET, "--data", tmp_path / "none", "--closed")
+        assert code == 2 and "there is no such folder" in err and f"try: {make} --data {tmp_path / 'none'}" in err
+    (tmp_path / "few" / "train").mkdir(parents=True)
+    for n in range(3):
+        (tmp_path / "few" / "train" / f"img_{n}.npz").touch()
+    flags = (*UNET, "--data", tmp_path / "few", "--closed", "--rules", "v2.0")
+    code, _, err = run(capsys, *flags)
+    assert code == 2 and "has 3 files, and 1 accelerator needs 3,500 [data-size]" in err
+    assert f"try: {make} --accelerators 1 --rules v2.0 --data DIR" in err
+    # Where only --files leaves too few of them, it is what to change.
+    monkeypatch.setattr("forebay.emulate.data.found_files", lambda request: 7000)
+    code, _, err = run(capsys, *flags, "--files", 3)
+    assert code == 2 and "try: --files 3500" in err and not storage.specs
 
 
 def test_v3_uses_as_many_files_as_datasize_says(

@@ -34,11 +34,20 @@ def found_files(request: Request) -> int | None:
     """Files of the request's folders; None where the data set is no folder, which only the engine can count."""
     folders = [Path(d.removeprefix("file:")) for d in request.data]
     if not all(f.is_dir() for f in folders):
+        for data, folder in zip(request.data, folders, strict=True):
+            if ":" not in str(folder) and "{" not in data and not folder.exists():
+                next = f"{making(request)} --data {data}, or another --data"
+                raise RequestError(f"--data {data}", "there is no such folder", next)
         return None
     try:
         return sum(files_in(f, request.workload.format) for f in folders)
     except OSError as error:
         raise RequestError(f"--data {error.filename}", f"can't be listed ({error.strerror})", "ls -l DIR") from error
+
+
+def making(request: Request) -> str:
+    """The command that makes a data set of the request's workload, less how large and where."""
+    return f"forebay emulate datagen --workload {request.workload.name} --accelerator {request.workload.accelerator}"
 
 
 def check_number(request: Request, tells: bool = True) -> None:
@@ -65,9 +74,10 @@ def check_size(request: Request, accelerators: int, hosts: int = 1, exact: bool 
         told = f"how many files {request.data[0]} carries isn't known beforehand, and the rules want {wanted.files:,} [data-size]"
         raise RequestError(asked, told, f"--files {wanted.files}")
     if has < wanted.files:
-        told = f"the data set has {has:,} files, and {accelerators * hosts:,} accelerators need {wanted.files:,} [data-size]"
-        which = f"--workload {request.workload.name} --accelerator {request.workload.accelerator}"
-        next = f"forebay emulate datasize {which} --accelerators {accelerators * hosts}"
+        number = f"{accelerators * hosts:,} accelerator{'s need' if accelerators * hosts > 1 else ' needs'}"
+        told = f"the data set has {has:,} files, and {number} {wanted.files:,} [data-size]"
+        several = f" --hosts {hosts}" if hosts > 1 else ""
+        next = f"{making(request)} --accelerators {accelerators * hosts}{several} --rules {request.rules} --data DIR"
         if request.files is not None and (found_files(request) or 0) >= wanted.files:
             next = f"--files {wanted.files}"
         raise RequestError(asked, told, next)

@@ -117,7 +117,7 @@ def known_workload(case: Case) -> Iterator[Verdict]:
 
 def number_of_runs(case: Case) -> Iterator[Verdict]:
     allowed = RUNS[case.rules]
-    what = f"{len(case.runs)} runs; {case.rules} wants {RUNS_TOLD[allowed]}"
+    what = f"{len(case.runs)} run{'s' * (len(case.runs) != 1)}; {case.rules} wants {RUNS_TOLD[allowed]}"
     yield Verdict("runs", len(case.runs) in allowed, what)
 
 
