@@ -104,7 +104,8 @@ test-gpu: | $(MADE)/ready ## The tests that need an NVIDIA GPU: what `make test`
 test-dlio: | $(MADE)/ready ## Data sets and results in DLIO's hands and its in ours (DLIO_V1=PYTHON DLIO_V2=PYTHON …: docs/building.md)
 	@[ -n "$(DLIO_V1)$(DLIO_V2)" ] || { echo 'make test-dlio: no DLIO is named; try: make test-dlio DLIO_V1=PYTHON DLIO_V2=PYTHON' >&2; exit 3; }
 	@$(MAKE) --no-print-directory $(MADE)/tested-with
-	$(foreach v,$(DLIO_NAMES),$(if $($(v)),$(v)='$($(v))')) $(PYTEST) tests/test_emulate_dlio.py $(ARGS)
+	$(foreach v,$(DLIO_NAMES),$(if $($(v)),$(v)='$($(v))')) $(PYTEST) tests/test_emulate_dlio.py \
+	  tests/test_emulate_check.py::test_the_real_report_script_takes_what_was_exported $(ARGS)
 
 check: | $(MADE)/ready ## The fast part of `make test`: format, lint, unit tests, house rules
 	@$(MAKE) --no-print-directory format-check clippy
