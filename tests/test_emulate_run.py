@@ -329,6 +329,19 @@ def test_a_submissions_data_that_isnt_there_is_refused_with_the_command_that_mak
     assert code == 2 and "try: --files 3500" in err and not storage.specs
 
 
+def test_a_missing_gpu_is_told_in_the_flags_of_emulation(capsys: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from forebay import _core
+    from forebay.errors import MachineError
+
+    def refuse(*_: Any) -> str:
+        raise MachineError("--gpu 0", "no CUDA driver", "forebay doctor; --path host needs no GPU")
+
+    monkeypatch.setattr(_core, "emulate_run", refuse)
+    code, _, err = run(capsys, *UNET, "--data", folder, "--destination", "gpu:0")
+    assert code == 3 and "--destination gpu:0: no CUDA driver" in err
+    assert "try: forebay doctor; --destination drop needs no GPU" in err and "--path" not in err and "--gpu" not in err
+
+
 def test_v3_uses_as_many_files_as_datasize_says(
     capsys: Any, storage: FakeStorage, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

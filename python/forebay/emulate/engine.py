@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from forebay.errors import MachineError
 from forebay.run import typed
 
 Spec = dict[str, Any]
@@ -33,7 +34,18 @@ def run(
             observer(json.loads(text))
 
     typed_words = command if command is not None else typed()
-    return json.loads(_core.emulate_run(json.dumps(spec), typed_words, relay, barrier))
+    try:
+        return json.loads(_core.emulate_run(json.dumps(spec), typed_words, relay, barrier))
+    except MachineError as error:
+        spell(error, spec)
+        raise
+
+
+def spell(error: MachineError, spec: Spec) -> None:
+    """Says what a machine lacks in the flags of these verbs: GPUs are a job's --gpu elsewhere, a destination here."""
+    if error.asked.startswith("--gpu"):
+        error.asked = f"--destination {spec.get('destination')}"
+    error.next = error.next.replace("--path host needs no GPU", "--destination drop needs no GPU")
 
 
 def check(spec: Spec) -> Spec:
