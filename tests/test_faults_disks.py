@@ -258,6 +258,23 @@ def test_too_little_locked_memory_is_warned_about_and_the_run_goes_on(somebody: 
     assert record["result"]["bytes"] == 8 * MIB and "fixed_buffers" not in record["path"]["engine_features"]
 
 
+def test_workers_that_cannot_all_have_a_ring_read_by_threads_or_name_the_limit(somebody: OtherUser) -> None:
+    """Kernels that charge rings have room for eight of the smallest in 64 KiB."""
+    if shutil.which("prlimit") is None:
+        pytest.skip("prlimit is absent; try: apt install util-linux")
+    file = somebody.readable("f", 8 * MIB)
+    flags = (*BENCH, file, "--workers", "16", "--io-size", "4k", "--json")
+    limited = ("prlimit", "--memlock=65536:65536")
+    done = as_them(somebody, *flags, before=limited)
+    assert done.returncode == 0, done.stderr
+    path = json.loads(done.stdout)["path"]
+    if path["engine"] != "pread":
+        pytest.skip(f"this kernel charges nobody for rings (engine {path['engine']})")
+    assert "ulimit -l" in path["reason"], path
+    done = as_them(somebody, *flags, "--engine", "uring", before=limited)
+    refused(done, 3, "64 KiB", "ulimit -l unlimited", "LimitMEMLOCK=infinity")
+
+
 def test_too_few_open_files_are_named(tmp_path: Path, run: Run) -> None:
     done = run(*BENCH, ".", "--create", "--files", "200", "--file-size", "64k")
     assert done.returncode == 0, done.stderr

@@ -193,6 +193,13 @@ impl Arena {
         (self.base, self.mapped_bytes)
     }
 
+    /// What the kernel locks where the pieces are registered: a huge page as a whole.
+    pub fn locked_bytes(&self) -> u64 {
+        let used = self.count * self.slot_bytes;
+        let unit = if self.got == Got::Small { SMALL } else { HUGE };
+        used.next_multiple_of(unit) as u64
+    }
+
     /// What to register with the kernel, by piece.
     pub fn pieces(&self) -> Vec<libc::iovec> {
         let piece_bytes = self.slots_per_piece * self.slot_bytes;

@@ -5,6 +5,7 @@
 //! until the queue reaps. Where io_uring is forbidden the reactor waits in
 //! poll(2), and queues that need a ring say so when they open.
 
+pub mod memlock;
 mod ring;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -157,6 +158,7 @@ impl Reactor {
             wake_armed: false,
             woken: false,
             refused: None,
+            registered: Vec::new(),
         };
         Ok(Reactor {
             ring: Some(ring),
@@ -187,11 +189,13 @@ impl Reactor {
     /// Registers the arena's pieces, so that I/Os into its slots pin no pages of their own.
     ///
     /// # Errors
-    /// The kernel's: ENOMEM where the locked-memory limit is too low.
+    /// The kernel's, or ours before it: ENOMEM where the locked-memory limit is too low.
     pub fn register_arena(&mut self, arena: &mut Arena) -> std::io::Result<()> {
-        let Some(ring) = &self.ring else { return Ok(()) };
+        let Some(ring) = &mut self.ring else { return Ok(()) };
+        let registered = memlock::Registered::take(arena.locked_bytes(), memlock::limit())?;
         // SAFETY: the pieces are the arena's own mapping; the worker keeps the arena until after the ring.
         unsafe { ring.uring.submitter().register_buffers(&arena.pieces()) }?;
+        ring.registered.push(registered);
         arena.mark_registered();
         self.features.push("fixed_buffers");
         Ok(())

@@ -4,7 +4,7 @@
 use crate::identity::Identity;
 use crate::meter::cache;
 use crate::opening::manifest::{Content, Held};
-use crate::opening::{has_ring, KEEP_FREE};
+use crate::opening::{has_rings, KEEP_FREE};
 use crate::source::file::{misaligned, FileAccess, FileTarget};
 use crate::source::{FileBacking, Route, Target};
 use forebay_model::checkpoint::layout::scaled;
@@ -212,7 +212,8 @@ impl Ground {
         if job.io_bytes % u64::from(file.align) != 0 {
             return Err(misaligned(&self.dir, "--io-size", job.io_bytes, file.align));
         }
-        let engine = file.choose(job.engine, false, false, has_ring(job.engine, job.sqpoll, job.iopoll)?);
+        let rings = has_rings(job.engine, job.sqpoll, job.iopoll, job.workers)?.is_ok();
+        let engine = file.choose(job.engine, false, false, rings);
         Ok(Target {
             label: self.spec.dir.clone(),
             content_id: 0,

@@ -2,6 +2,7 @@
 
 use super::report::{size, Area, Check, State};
 pub use crate::machine::memory::{facts, HugetlbPool, Locked, Memory};
+use crate::reactor::memlock::LEFT_BYTES;
 
 /// What four workers with 32 slots of 1 MiB register.
 const LOCKED_BYTES_WANTED: u64 = 128 << 20;
@@ -35,19 +36,21 @@ fn locked_check(locked: &Locked) -> Check {
     if locked.exempt {
         return check(State::Works, format!("{}, lifted by CAP_IPC_LOCK", size(soft)));
     }
-    if soft >= LOCKED_BYTES_WANTED {
+    let wanted = LOCKED_BYTES_WANTED + LEFT_BYTES;
+    if soft >= wanted {
         return check(State::Works, size(soft));
     }
     let raise = match locked.hard_bytes {
-        Some(hard) if hard < LOCKED_BYTES_WANTED => {
+        Some(hard) if hard < wanted => {
             "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/90-memlock.conf   # then log in again; containers: --ulimit memlock=-1; systemd: LimitMEMLOCK=infinity"
         }
         _ => "ulimit -l unlimited",
     };
     check(State::Limited, size(soft))
         .why(format!(
-            "registered io_uring buffers and buffers pinned for a GPU count against it: 4 workers × depth 32 × 1 MiB need {}",
-            size(LOCKED_BYTES_WANTED)
+            "io_uring rings, registered buffers and buffers pinned for a GPU count against it, in all processes of a user: 4 workers × depth 32 × 1 MiB need {}, and {} are left to rings",
+            size(LOCKED_BYTES_WANTED),
+            size(LEFT_BYTES)
         ))
         .next(raise)
 }

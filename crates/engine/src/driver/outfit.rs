@@ -7,7 +7,7 @@ use crate::gpu::cuda::{Device, DeviceMemory, Pinned};
 use crate::machine;
 use crate::path::{self, Buffers, Copiers, Gear, Site, Under};
 use crate::queue::Queue;
-use crate::reactor::{Reactor, RingOptions};
+use crate::reactor::{memlock, Reactor, RingOptions};
 use crate::source::fault::FaultQueue;
 use crate::source::Loan;
 use crate::source::{QueueNeeds, Target};
@@ -228,8 +228,8 @@ impl Memory {
     pub fn register(&mut self, reactor: &mut Reactor) -> Option<String> {
         let arena = self.beside.first_mut().map(|(_, arena)| arena).or(self.slots.as_mut())?;
         let e = reactor.register_arena(arena).err()?;
-        let bytes = arena.slot_bytes() * arena.count();
-        Some(format!("the kernel refused to register {bytes} bytes of buffers ({e}): each I/O pins its own pages; ulimit -l is too low"))
+        let bytes = arena.locked_bytes();
+        Some(format!("{bytes} bytes of buffers aren't registered with io_uring ({e}): each I/O pins its own pages; ulimit -l is too low"))
     }
 
     /// Writes carry bytes that don't compress, even where nobody will verify them.
@@ -292,13 +292,7 @@ pub fn reactor_for(shared: &Shared, used: &[u32], needs: QueueNeeds) -> Result<R
     }
     let depth = targets().map(|t| t.ring_depth(needs)).fold(0u32, u32::saturating_add);
     let one_by_one = needs.io_bytes_max > BATCH_IO_BYTES_MAX;
-    Reactor::with_ring(RingOptions { depth, sqpoll: job.sqpoll, iopoll: job.iopoll, one_by_one }).map_err(
-        |e| {
-            Error::machine(
-                "io_uring",
-                format!("the kernel refuses a ring: {e}"),
-                "--engine pread, or forebay doctor for the reason",
-            )
-        },
-    )
+    let options = RingOptions { depth, sqpoll: job.sqpoll, iopoll: job.iopoll, one_by_one };
+    let otherwise = "--engine pread, or forebay doctor for the reason";
+    Reactor::with_ring(options).map_err(|e| memlock::refusal("a worker of this run", &e, otherwise))
 }

@@ -11,7 +11,7 @@ use crate::opening;
 use crate::path::auto::{self, Gave, Known, Open, Situation, Way};
 use crate::path::{self, Destination, PATHS};
 use crate::source::{Route, Target};
-use forebay_model::job::{Arrivals, Cache, JobSpec, PathKind, WorkersFrom};
+use forebay_model::job::{Arrivals, Cache, Engine, JobSpec, PathKind, WorkersFrom};
 use forebay_model::record::Trial;
 use forebay_model::Error;
 use std::collections::BTreeMap;
@@ -52,7 +52,8 @@ pub fn on(
     destination: &Arc<Destination>,
     observer: &mut dyn Observer,
 ) -> Result<Settled, Error> {
-    let ring = opening::has_ring(job.engine, job.sqpoll, job.iopoll)?;
+    let rings = opening::has_rings(job.engine, job.sqpoll, job.iopoll, job.workers)?;
+    let ring = rings.is_ok();
     let mut settler = Settler { job: job.clone(), seeds, destination, observer, trials: Vec::new(), ring };
     let mut reasons = by_target(job, targets, destination)?;
     if job.path == PathKind::Auto || job.cache == Cache::Auto {
@@ -61,6 +62,9 @@ pub fn on(
         }
     }
     reasons.extend(settler.workers(targets)?);
+    let by_threads = |t: &Target| t.files().iter().any(|(_, engine)| *engine == Engine::Pread);
+    let instead = rings.err().filter(|_| job.engine == Engine::Auto && targets.iter().any(by_threads));
+    reasons.extend(instead.map(|why| format!("a pool of threads (engine pread), since each worker {why}")));
     let Settler { mut job, trials, .. } = settler;
     if let Some(first) = targets.first().map(|t| t.route.path) {
         if job.path == PathKind::Auto && targets.iter().all(|t| t.route.path == first) {

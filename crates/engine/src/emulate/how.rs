@@ -5,8 +5,8 @@ use super::dataset::{DataSet, Folder};
 use super::reading::BLOCK;
 use crate::driver::threads;
 use crate::meter::cache;
+use crate::opening;
 use crate::path::{self, DataPath};
-use crate::reactor::{Reactor, RingOptions};
 use crate::source::file::FileTarget;
 use crate::source::{FileBacking, Target};
 use forebay_model::job::{Cache, Engine, PathKind};
@@ -51,15 +51,15 @@ impl How {
         resident: Result<f64, String>,
         path: PathKind,
     ) -> Result<How, Error> {
-        let has_ring = Reactor::with_ring(RingOptions { depth: 8, ..RingOptions::default() }).is_ok();
         let most = path::of(path).readers().workers_max.unwrap_or(u32::MAX);
         let workers = spec.workers.unwrap_or(workers_of(spec).min(most));
+        let rings = opening::has_rings(Engine::Auto, false, false, workers)?;
         let how = match data {
             DataSet::Folder(folder) => {
                 let probe = folder.probe(0, false)?;
-                How::of_files(spec, folder, probe, resident, path, has_ring)?
+                How::of_files(spec, folder, probe, resident, path, rings)?
             }
-            DataSet::Packed(packed) => How::of_space(spec, &packed.target, has_ring),
+            DataSet::Packed(packed) => How::of_space(spec, &packed.target, rings.is_ok()),
         };
         let io_bytes = how.io_bytes.next_multiple_of(BLOCK);
         Ok(How { workers, io_bytes, ..how })
@@ -71,7 +71,7 @@ impl How {
         probe: FileTarget,
         resident: Result<f64, String>,
         path: PathKind,
-        has_ring: bool,
+        rings: Result<(), String>,
     ) -> Result<How, Error> {
         let cached = resident.as_ref().is_ok_and(|share| *share >= CACHED_SHARE);
         let readers = path::of(path).readers();
@@ -88,12 +88,15 @@ impl How {
             }
         }
         let by_hand = probe.in_memory || (!direct && (cached || spec.cache == Cache::Warm));
-        let is_inline = is_inline(spec, by_hand, has_ring)?;
+        let is_inline = is_inline(spec, by_hand, &rings)?;
+        if let Some(why) = rings.as_ref().err().filter(|_| spec.engine == Engine::Auto && !by_hand) {
+            reason.push_str(&format!(", and are read inline, since each worker {why}"));
+        }
         Ok(How {
             direct,
             align: if direct { probe.align.max(1) } else { 1 },
             is_inline,
-            has_ring,
+            has_ring: rings.is_ok(),
             io_bytes: spec.io_bytes.unwrap_or(match readers.io_bytes {
                 Some((least, most)) => probe.bytes.clamp(least, most),
                 None if is_inline && !direct => CACHED_IO_BYTES,
@@ -166,16 +169,16 @@ fn past_the_cache(spec: &EmulateSpec, path: &dyn DataPath, in_memory: bool, cach
 }
 
 /// Whether workers read with their own calls.
-fn is_inline(spec: &EmulateSpec, by_hand: bool, has_ring: bool) -> Result<bool, Error> {
-    match spec.engine {
-        Engine::Uring if !has_ring => Err(Error::machine(
+fn is_inline(spec: &EmulateSpec, by_hand: bool, rings: &Result<(), String>) -> Result<bool, Error> {
+    match (spec.engine, rings) {
+        (Engine::Uring, Err(why)) => Err(Error::machine(
             "--engine uring",
-            "io_uring is disabled or missing on this system",
+            format!("each worker {why}"),
             "--engine inline, or forebay doctor for the reason",
         )),
-        Engine::Uring => Ok(false),
-        Engine::Auto => Ok(by_hand || !has_ring),
-        Engine::Inline | Engine::Pread | Engine::Map => Ok(true),
+        (Engine::Uring, Ok(())) => Ok(false),
+        (Engine::Auto, _) => Ok(by_hand || rings.is_err()),
+        (Engine::Inline | Engine::Pread | Engine::Map, _) => Ok(true),
     }
 }
 

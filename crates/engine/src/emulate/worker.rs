@@ -22,7 +22,7 @@ use crate::gpu::cuda::Pinned;
 use crate::path;
 use crate::path::Copier;
 use crate::queue::{Fault, Op, Via};
-use crate::reactor::{self, Reactor, RingOptions};
+use crate::reactor::{self, memlock, Reactor, RingOptions};
 use crate::source::Loan;
 use crate::source::QueueNeeds;
 use forebay_model::training::{Grant, Stream};
@@ -152,9 +152,8 @@ impl Worker {
             RingOptions { depth: depth.saturating_mul(2), one_by_one: true, ..RingOptions::default() };
         let mut reactor = match how.is_inline || !how.has_ring {
             true => Reactor::without_ring(),
-            false => Reactor::with_ring(options).map_err(|e| {
-                Error::machine("io_uring", format!("the kernel refuses a ring: {e}"), "--engine inline")
-            })?,
+            false => Reactor::with_ring(options)
+                .map_err(|e| memlock::refusal("a worker of this run", &e, "--engine inline"))?,
         };
         let drives = || shared.data.target().into_iter().flat_map(|target| target.drives());
         let slot_bytes = match path::of(shared.route.path).pins() {

@@ -14,7 +14,7 @@ use super::port::Port;
 use super::stats::QueueStats;
 use crate::clock;
 use crate::driver::threads;
-use crate::reactor::{Completion, Reactor, RingOptions};
+use crate::reactor::{memlock, Completion, Reactor, RingOptions};
 use crate::serve::crew::{self, Hand};
 use crate::serve::lane::{Finished, Lane};
 use crate::serve::log::{Level, Log};
@@ -194,8 +194,11 @@ impl Worker {
         let options = RingOptions { depth: RING_DEPTH, ..RingOptions::default() };
         let mut reactor = Reactor::with_ring(options).map_err(|e| {
             let next = "forebay doctor for the reason (sysctl kernel.io_uring_disabled)";
-            Error::machine("the gateway", format!("needs io_uring, which the kernel refuses: {e}"), next)
+            memlock::refusal("the gateway", &e, next)
         })?;
+        if let Some(why) = memlock::short(&reactor).filter(|_| number == 0) {
+            hub.log.say(Level::Info, "short rings", &[("why", why.into())]);
+        }
         if let Some(life) = &hub.life {
             reactor.register_file(life);
         }

@@ -9,7 +9,7 @@ mod open;
 mod plan;
 
 pub(crate) use make::KEEP_FREE;
-pub(crate) use open::{allow_descriptors, has_ring, reopened};
+pub(crate) use open::{allow_descriptors, has_rings, reopened};
 pub(crate) use plan::look;
 
 use crate::identity::Identity;

@@ -3,7 +3,7 @@
 use super::{Ours, Purpose};
 use crate::meter::cache;
 use crate::path::{self, auto::Way};
-use crate::reactor::{Reactor, RingOptions};
+use crate::reactor::{memlock, RingOptions};
 use crate::source::file::{misaligned, FileAccess, FileTarget};
 use crate::source::{Backing, Draft, FileBacking, FilePlan, Open, Route, SharedDrive, Target};
 use forebay_model::content;
@@ -61,31 +61,35 @@ pub(crate) fn reopened(
     Ok(opened)
 }
 
-/// Whether a ring can be had; an error where none can, and nothing else would do.
-pub(crate) fn has_ring(engine: Engine, sqpoll: bool, iopoll: bool) -> Result<bool, Error> {
+/// Whether each worker can have a ring, or why not; an error where none can be had, and nothing else would do.
+pub(crate) fn has_rings(
+    engine: Engine,
+    sqpoll: bool,
+    iopoll: bool,
+    workers: u32,
+) -> Result<Result<(), String>, Error> {
     let insists = sqpoll || iopoll || engine == Engine::Uring;
-    match Reactor::with_ring(RingOptions { depth: 8, sqpoll, iopoll, one_by_one: false }) {
-        Ok(_) => Ok(true),
-        Err(e) if insists => Err(Error::machine(
-            "io_uring",
-            format!("the kernel refuses the ring: {e}"),
-            "forebay doctor for the reason, or --engine pread",
-        )),
-        Err(_) => Ok(false),
+    let options = RingOptions { depth: 8, sqpoll, iopoll, one_by_one: false };
+    match memlock::room_for(workers, options) {
+        Ok(()) => Ok(Ok(())),
+        Err(e) if insists => {
+            Err(memlock::refusal("the run", &e, "forebay doctor for the reason, or --engine pread"))
+        }
+        Err(e) => Ok(Err(memlock::refusal("a run", &e, "").found)),
     }
 }
 
 #[derive(Clone)]
 pub(super) struct Opener<'a> {
     purpose: Cow<'a, Purpose>,
-    ring: bool,
+    rings: bool,
     ours: &'a Ours,
 }
 
 impl<'a> Opener<'a> {
     pub fn new(purpose: &'a Purpose, ours: &'a Ours) -> Result<Opener<'a>, Error> {
-        let ring = has_ring(purpose.engine, purpose.sqpoll, purpose.iopoll)?;
-        Ok(Opener { purpose: Cow::Borrowed(purpose), ring, ours })
+        let rings = has_rings(purpose.engine, purpose.sqpoll, purpose.iopoll, purpose.workers)?.is_ok();
+        Ok(Opener { purpose: Cow::Borrowed(purpose), rings, ours })
     }
 
     /// The same through the page cache.
@@ -150,7 +154,7 @@ impl Open for Opener<'_> {
         if let Some(own) = path::find(purpose.path).and_then(|path| path.opens(&target)) {
             return Ok(own);
         }
-        let engine = target.choose(purpose.engine, !purpose.writes, resident, self.ring);
+        let engine = target.choose(purpose.engine, !purpose.writes, resident, self.rings);
         if engine == Engine::Map && purpose.writes {
             return Err(Error::request("--engine map", "it only reads", "--engine inline"));
         }

@@ -1,5 +1,6 @@
 //! A worker's ring: made, filled, entered, emptied.
 
+use super::memlock;
 use super::trust::Trust;
 use super::Completion;
 use super::Inbox;
@@ -53,6 +54,8 @@ pub(super) struct Ring {
     pub(super) woken: bool,
     /// The error with which the kernel refused a call for good.
     pub(super) refused: Option<i32>,
+    /// Leave to lock what is registered with it.
+    pub(super) registered: Vec<memlock::Registered>,
 }
 
 pub(super) fn gather(ring: &mut Ring, inboxes: &mut [Inbox], gathered: &mut u32) {
@@ -76,10 +79,26 @@ pub(super) fn gather(ring: &mut Ring, inboxes: &mut [Inbox], gathered: &mut u32)
     }
 }
 
-/// The ring with the best task-running mode that the kernel has, and which that is.
+/// The ring with the best task-running mode that the kernel has, and what it has of what is in force. A shorter one where
+/// no more can be locked: what it has no entries for is handed over in several calls.
 pub(super) fn build(options: RingOptions) -> std::io::Result<(IoUring, Vec<&'static str>)> {
-    let entries = options.depth.clamp(8, ENTRIES_MAX).next_power_of_two();
-    let completions = options.depth.saturating_mul(2).clamp(entries * 2, 65536).next_power_of_two();
+    let wanted = options.depth.clamp(8, ENTRIES_MAX).next_power_of_two();
+    let limit = memlock::limit();
+    let mut entries = memlock::entries(wanted, limit);
+    let (uring, mut features) = match best(options, entries, wanted) {
+        Err(e) if e.raw_os_error() == Some(libc::ENOMEM) => {
+            entries = entries.min(memlock::ENTRIES_MIN);
+            memlock::patiently(|| best(options, entries, wanted))?
+        }
+        told => told?,
+    };
+    features.extend((entries < wanted).then_some(memlock::SHORT));
+    Ok((uring, features))
+}
+
+fn best(options: RingOptions, entries: u32, wanted: u32) -> std::io::Result<(IoUring, Vec<&'static str>)> {
+    let at_most = if entries < wanted { entries * 2 } else { 65536 };
+    let completions = options.depth.saturating_mul(2).clamp(entries * 2, at_most).next_power_of_two();
     let modes: &[&'static str] =
         if options.sqpoll { &["sqpoll"] } else { &["defer_taskrun", "coop_taskrun", "plain"] };
     let mut refusal = std::io::Error::from_raw_os_error(libc::EINVAL);

@@ -17,7 +17,7 @@ use super::rdma::{Cards, Rdma};
 use super::site::{Seat, Site, Volumes};
 use crate::clock;
 use crate::driver::threads;
-use crate::reactor::{Completion, Reactor, RingOptions};
+use crate::reactor::{memlock, Completion, Reactor, RingOptions};
 use crate::stream::{self, Stream};
 use forebay_model::Error;
 use forebay_nvme::transport::rdma::connect::Offer;
@@ -112,8 +112,11 @@ impl Worker {
         let options = RingOptions { depth: RING_DEPTH, ..RingOptions::default() };
         let mut reactor = Reactor::with_ring(options).map_err(|e| {
             let next = "forebay doctor for the reason (sysctl kernel.io_uring_disabled)";
-            Error::machine("forebay serve", format!("needs io_uring, which the kernel refuses: {e}"), next)
+            memlock::refusal("forebay serve", &e, next)
         })?;
+        if let Some(why) = memlock::short(&reactor).filter(|_| number == 0) {
+            site.log.say(Level::Info, "short rings", &[("why", why.into())]);
+        }
         let pool = Pool::new(site.config.buffers.0 / site.threads as u64, site.config.max_transfer.0 as u32)?;
         let mailbox = Arc::new(Mailbox::new(reactor.waker()?));
         let subsystems = site.subsystems.len();

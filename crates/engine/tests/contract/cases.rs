@@ -2,7 +2,7 @@
 //! over files whose content is known by other means.
 
 use forebay_engine::queue::Op;
-use forebay_engine::reactor::{Reactor, RingOptions};
+use forebay_engine::reactor::{memlock, Reactor, RingOptions};
 use forebay_engine::source::file::{FileAccess, FileTarget};
 use forebay_engine::source::{
     stripe, FileBacking, ModelBacking, NilBacking, SharedDrive, StripeBacking, Target,
@@ -11,8 +11,6 @@ use forebay_model::content;
 use forebay_model::device::DriveModel;
 use forebay_model::job::Engine;
 use rustix::fs::FallocateFlags;
-use rustix::process::{getrlimit, Resource};
-use rustix::thread::{capabilities, CapabilitySet};
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
@@ -31,9 +29,8 @@ const LOCKED_BYTES: u64 = 8 << 20;
 
 /// Why rings would fail once in a while; None where there is enough memory to lock.
 fn little_to_lock() -> Option<String> {
-    let limit = getrlimit(Resource::Memlock).current?;
-    let unbound = capabilities(None).is_ok_and(|c| c.effective.contains(CapabilitySet::IPC_LOCK));
-    (limit < LOCKED_BYTES && !unbound)
+    let limit = memlock::limit()?;
+    (limit < LOCKED_BYTES)
         .then(|| format!("only {limit} bytes may be locked for io_uring: ulimit -l {}", LOCKED_BYTES >> 10))
 }
 

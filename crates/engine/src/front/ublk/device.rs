@@ -13,7 +13,7 @@ use super::uring::{DevicePort, Kernel};
 use super::worker::{Setup, Throttle, Worker};
 use crate::clock;
 use crate::driver::threads;
-use crate::reactor::{Reactor, RingOptions};
+use crate::reactor::{memlock, Reactor, RingOptions};
 use crate::serve::config::Namespace;
 use crate::serve::volume::Volume;
 use forebay_model::Error;
@@ -451,7 +451,7 @@ impl Station {
         let options = RingOptions { depth: depth.saturating_mul(2), ..RingOptions::default() };
         let mut reactor = Reactor::with_ring(options).map_err(|e| {
             let next = "forebay doctor for the reason (sysctl kernel.io_uring_disabled)";
-            Error::machine("a ublk device", format!("needs io_uring, which the kernel refuses: {e}"), next)
+            memlock::refusal("a ublk device", &e, next)
         })?;
         reactor.spin(spin);
         let mailbox = Arc::new(Mailbox::new(reactor.waker()?));

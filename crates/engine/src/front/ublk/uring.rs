@@ -8,7 +8,7 @@ use super::port::{Arrival, Port};
 use super::uapi::{self, ControlCommand, Descriptor, IoCommand, COMMIT_AND_FETCH_REQ, CONTROL, FETCH_REQ};
 use crate::arena::Mem;
 use crate::clock;
-use crate::reactor::{Completion, Reactor};
+use crate::reactor::{memlock, Completion, Reactor};
 use forebay_model::Error;
 use io_uring::{cqueue, opcode, squeue, types, IoUring};
 use std::fs::{File, OpenOptions};
@@ -36,7 +36,7 @@ impl Kernel {
         let device = device.map_err(|e| refused(path, &e))?;
         let ring = IoUring::builder().build(8).map_err(|e| {
             let next = "forebay doctor for the reason (sysctl kernel.io_uring_disabled)";
-            Error::machine("a ublk device", format!("needs io_uring, which the kernel refuses: {e}"), next)
+            memlock::refusal("a ublk device", &e, next)
         })?;
         Ok(Kernel { device, ring, serial: 0 })
     }

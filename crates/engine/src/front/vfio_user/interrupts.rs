@@ -5,6 +5,7 @@ use super::uring::Bell;
 use crate::front::handover::descriptors::{Given, Received};
 use crate::front::handover::state::VectorState;
 use crate::front::handover::wire::broken;
+use crate::reactor::memlock;
 use forebay_model::Error;
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard};
@@ -143,15 +144,25 @@ impl Vectors {
     /// As another process had them.
     ///
     /// # Errors
-    /// `Run`: what came is no eventfd, or they aren't as many.
+    /// `Run`: what came is no eventfd, or they aren't as many. `Machine`: no descriptor or memory for what signals it.
     pub fn restore(&self, all: Vec<VectorState>, came: &mut Received) -> Result<(), Error> {
         if all.len() != self.0.len() {
             return Err(broken(&format!("{} vectors, where there are {}", all.len(), self.0.len())));
         }
         for (at, VectorState { bell, masked, pending }) in (0..).zip(all) {
             let fd = bell.map(|fd| came.take(fd)).transpose()?;
-            let bell =
-                fd.map(Bell::new).transpose().map_err(|_| broken("an interrupt that is no eventfd"))?;
+            let refused = |errno| match errno {
+                libc::EINVAL => broken("an interrupt that is no eventfd"),
+                _ => {
+                    let e = std::io::Error::from_raw_os_error(errno);
+                    memlock::refusal(
+                        "an interrupt of a controller",
+                        &e,
+                        "ulimit -n 1048576, or forebay doctor",
+                    )
+                }
+            };
+            let bell = fd.map(Bell::new).transpose().map_err(refused)?;
             if let Some(mut vector) = self.at(at) {
                 *vector = Vector { bell, masked, pending };
             }

@@ -3,6 +3,7 @@
 //! Whether a write waits for room in a counter that is full, its owner decides at any time: the flag belongs to the
 //! description that both ends share. The kernel's own signal never waits, and a ring gives it for each completion.
 
+use crate::reactor::memlock;
 use io_uring::{opcode, IoUring};
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -17,7 +18,7 @@ impl Bell {
     /// An errno: EINVAL where it isn't an eventfd; no descriptor or memory for a ring.
     pub fn new(eventfd: OwnedFd) -> Result<Bell, i32> {
         let errno = |e: std::io::Error| e.raw_os_error().unwrap_or(libc::EINVAL);
-        let ring = IoUring::new(1).map_err(errno)?;
+        let ring = memlock::patiently(|| IoUring::new(1)).map_err(errno)?;
         ring.submitter().register_eventfd(eventfd.as_raw_fd()).map_err(errno)?;
         Ok(Bell { ring, eventfd })
     }

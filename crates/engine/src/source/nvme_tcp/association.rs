@@ -5,7 +5,7 @@ use super::connection::{Broken, Connection, Report, Unsent, Way};
 use super::options::Address;
 use crate::arena::{Mem, UNREGISTERED};
 use crate::clock;
-use crate::reactor::{Completion, Reactor, RingOptions};
+use crate::reactor::{memlock, Completion, Reactor, RingOptions};
 use crate::source::nvme::Stranger;
 use forebay_model::Error;
 use forebay_nvme::auth::{Agreement, Credentials};
@@ -96,13 +96,8 @@ pub(super) struct Association<S> {
 
 /// A reactor for an admin queue.
 pub(super) fn reactor() -> Result<Reactor, Error> {
-    Reactor::with_ring(RingOptions { depth: 8, ..RingOptions::default() }).map_err(|e| {
-        Error::machine(
-            "an NVMe host in user space",
-            format!("the kernel refuses io_uring: {e}"),
-            "forebay doctor for the reason",
-        )
-    })
+    Reactor::with_ring(RingOptions { depth: 8, ..RingOptions::default() })
+        .map_err(|e| memlock::refusal("an NVMe host in user space", &e, "forebay doctor for the reason"))
 }
 
 impl<S: Care> Association<S> {
