@@ -17,7 +17,9 @@ from pathlib import Path
 import processes
 import pytest
 
-UID = 65534
+# Limits on threads and on locked memory are those of a user in all processes of the machine: each process of tests has
+# a user to itself, from a range that nobody is given.
+UID = 0x70000000 + os.getpid()
 BECOME = ("setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups")
 # Read-only rights, with which an interpreter in root's own home can still be found.
 FINDS = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")

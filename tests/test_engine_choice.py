@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
+import fcntl
 import json
 import os
 import struct
@@ -157,16 +159,26 @@ def test_data_that_is_not_in_the_page_cache_is_left_to_io_uring(forebay, data):
     assert record["path"]["engine"] == from_disk["path"]["engine"] in ("uring", "pread")
 
 
+@contextlib.contextmanager
+def pool_held(how: int) -> Iterator[None]:
+    """The machine has one pool: tests of another clone that change it, or want none, wait."""
+    with POOL.open() as file:
+        fcntl.flock(file, how)
+        yield
+
+
 @pytest.fixture
 def pool() -> Iterator[None]:
     """32 huge pages of 2 MiB, and as many as before afterwards."""
-    before = POOL.read_text()
-    POOL.write_text("32")
-    if int(POOL.read_text()) < 32:
-        POOL.write_text(before)
-        pytest.skip("the memory is too scattered for 32 huge pages")
-    yield
-    POOL.write_text(before)
+    with pool_held(fcntl.LOCK_EX):
+        before = POOL.read_text()
+        POOL.write_text("32")
+        try:
+            if int(POOL.read_text()) < 32:
+                pytest.skip("the memory is too scattered for 32 huge pages")
+            yield
+        finally:
+            POOL.write_text(before)
 
 
 def slots_of(done) -> str:
@@ -188,7 +200,8 @@ def test_slots_lie_in_huge_pages_of_the_pool_and_give_them_back(forebay, data, p
 
 
 def test_without_a_pool_huge_pages_are_refused_by_name(forebay, data):
-    if POOL.read_text().strip() != "0":
-        pytest.skip("this machine has a pool of huge pages")
-    refused = forebay("bench", data, "--pages", "hugetlb", *QUICK)
+    with pool_held(fcntl.LOCK_SH):
+        if POOL.read_text().strip() != "0":
+            pytest.skip("this machine has a pool of huge pages")
+        refused = forebay("bench", data, "--pages", "hugetlb", *QUICK)
     assert refused.returncode == 3 and "vm.nr_hugepages" in refused.stderr and "--pages thp" in refused.stderr

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import signal
+import tempfile
 from pathlib import Path
 
 import processes
@@ -121,7 +122,8 @@ def test_files_on_a_memory_file_system_are_called_cached():
     shm = Path("/dev/shm")
     if not os.access(shm, os.W_OK):
         pytest.skip("/dev/shm can't be written")
-    record = json.loads(forebay(shm, *FAST, "--json").stdout)
+    with tempfile.TemporaryDirectory(prefix="forebay-test-", dir=shm) as folder:
+        record = json.loads(forebay(folder, *FAST, "--json").stdout)
     assert "cached" in [w["id"] for w in record["warnings"]]
 
 
