@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from xml.etree import ElementTree
 
 import fake_server
 import pytest
@@ -352,6 +353,15 @@ def test_the_example_configuration_can_be(forebay):
 
 
 def test_the_units_commands_are_ours(forebay):
+def test_what_avahi_announces_is_the_discovery_service(forebay):
+    service = ElementTree.parse(DEPLOY / "forebay-serve.avahi.service").getroot().find("service")
+    assert service is not None and service.findtext("type") == "_nvme-disc._tcp"
+    records = dict((e.text or "").split("=", 1) for e in service.findall("txt-record"))
+    assert records == {"p": "tcp", "nqn": "nqn.2014-08.org.nvmexpress.discovery"}
+    done = forebay("serve", "--check", DEPLOY / "serve.toml", "--json")
+    assert json.loads(done.stdout)["listen"][0].endswith(":" + (service.findtext("port") or ""))
+
+
     from forebay.serve import command
 
     unit = (DEPLOY / "forebay-serve.service").read_text()

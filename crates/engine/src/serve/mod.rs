@@ -14,6 +14,7 @@ mod command;
 pub mod config;
 mod connection;
 pub(crate) mod crew;
+mod discovery;
 mod fault;
 pub(crate) mod health;
 mod io;

@@ -1,7 +1,7 @@
 //! What the threads of one server share: subsystems, controllers, hosts. None of it is on the way of an I/O but
 //! for a number that says whether something changed, and a host's limits where it has any.
 
-use super::config::{Config, HostLimits, PORT};
+use super::config::{Config, HostLimits};
 use super::crew;
 use super::log::Log;
 use super::mail::Mailbox;
@@ -13,9 +13,8 @@ use forebay_model::Error;
 use forebay_nvme::controller::connect::Ids;
 use forebay_nvme::controller::subsystem as nvme;
 use forebay_nvme::controller::Controller;
-use forebay_nvme::discovery::trtype;
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
@@ -295,67 +294,6 @@ impl Site {
         mailbox.load.fetch_add(1, Ordering::Relaxed);
         Some(mailbox)
     }
-
-    /// The discovery subsystem as who connected to `local` sees it: our listeners by addresses that lead here.
-    pub fn discovery_at(&self, local: SocketAddr) -> Arc<nvme::Subsystem> {
-        let discovery = self.subsystems.last().expect("the discovery subsystem is always there");
-        let mut entries = Vec::new();
-        let listeners = self.addresses.get().into_iter().flat_map(|all| {
-            let tcp = all.tcp.iter().map(|at| (trtype::TCP, at));
-            tcp.chain(all.rdma.iter().map(|at| (trtype::RDMA, at)))
-        });
-        for (port, (transport, listener)) in (1..).zip(listeners) {
-            let Some(ip) = reachable(listener.ip(), local.ip()) else { continue };
-            let at = SocketAddr::new(ip, listener.port());
-            for (subsystem, given) in self.subsystems.iter().zip(&self.config.subsystems) {
-                let hosts =
-                    (!given.allow_any_host).then(|| given.hosts.iter().map(|h| h.nqn.clone()).collect());
-                entries
-                    .push(nvme::Offer { endpoint: endpoint(transport, at, port, 2, &subsystem.nqn), hosts });
-            }
-            entries.push(nvme::Offer { endpoint: endpoint(transport, at, port, 3, DISCOVERY), hosts: None });
-        }
-        for referral in &self.config.referrals {
-            let Ok(at) =
-                super::config::address("referral", &referral.address, IpAddr::from([127, 0, 0, 1]), PORT)
-            else {
-                continue;
-            };
-            let nqn = if referral.nqn.is_empty() { DISCOVERY } else { &referral.nqn };
-            entries.push(nvme::Offer { endpoint: endpoint(trtype::TCP, at, 0, 1, nqn), hosts: None });
-        }
-        let base = discovery.state().nvme.clone();
-        Arc::new(nvme::Subsystem {
-            kind: nvme::Kind::Discovery { entries, generation: 0 },
-            ..(*base).clone()
-        })
-    }
-}
-
-/// How a listener's address is reached by who reached us at `local`.
-fn reachable(listener: IpAddr, local: IpAddr) -> Option<IpAddr> {
-    match listener.is_unspecified() {
-        true => (listener.is_ipv4() == local.is_ipv4()).then_some(local),
-        false => Some(listener),
-    }
-}
-
-fn endpoint(transport: u8, at: SocketAddr, port: u16, kind: u8, nqn: &str) -> nvme::Endpoint {
-    nvme::Endpoint {
-        transport,
-        family: if at.is_ipv4() { 1 } else { 2 },
-        kind,
-        // TREQ: no secure channel required, SQ flow control may be switched off.
-        requirements: 0b110,
-        port,
-        controller: 0xffff,
-        admin_entries: 32,
-        flags: 0,
-        service: at.port().to_string(),
-        nqn: nqn.into(),
-        address: at.ip().to_string(),
-        security: 0,
-    }
 }
 
 fn named(given: &super::config::Subsystem, nsid: u32) -> bool {
@@ -386,7 +324,7 @@ fn subsystem(index: usize, nvme: nvme::Subsystem, volumes: Volumes) -> Arc<Subsy
     })
 }
 
-fn describe(config: &Config, given: &super::config::Subsystem, kind: nvme::Kind) -> nvme::Subsystem {
+pub fn describe(config: &Config, given: &super::config::Subsystem, kind: nvme::Kind) -> nvme::Subsystem {
     let settings = |host: Option<&super::config::Host>| nvme::HostSettings {
         authentication: host.is_some_and(|h| h.dhchap_key.is_some()),
         queues: host.and_then(|h| h.limits).unwrap_or(config.host_limits).queues,
@@ -475,13 +413,5 @@ mod tests {
         let limits = describe(&config, &config.subsystems[0], kind).limits;
         let granted = [0, 100, 5000, 90_000_000].map(|asked| limits.keep_alive(asked));
         assert_eq!(granted, [7_200_000, 500, 5000, 7_200_000]);
-    }
-
-    #[test]
-    fn listeners_are_offered_by_addresses_that_lead_here() {
-        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
-        assert_eq!(reachable(ip("0.0.0.0"), ip("10.0.0.1")), Some(ip("10.0.0.1")));
-        assert_eq!(reachable(ip("::"), ip("10.0.0.1")), None);
-        assert_eq!(reachable(ip("10.0.0.9"), ip("10.0.0.1")), Some(ip("10.0.0.9")));
     }
 }
