@@ -63,7 +63,7 @@ class FakeServer:
 
         if "bad" in asked.text:
             raise RequestError("listen", "differs from what is being served", "a restart")
-        return {"removed": [], "added": [{"subsystem": "nqn.x", "nsid": 2, "source": "/data/b"}]}
+        return {"removed": [], "added": [{"subsystem": "nqn.x", "nsid": 2, "source": "/data/b"}], "ana": []}
 
     def drain(self, seconds: float) -> bool:
         # As in the engine: no Python code runs meanwhile, so that a signal's handler doesn't either.

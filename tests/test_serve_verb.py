@@ -337,7 +337,8 @@ def test_the_end_says_what_was_served_refused_and_broken():
 
 
 def test_a_reload_that_changed_nothing_says_so():
-    assert show.changes({"removed": [], "added": []}) == "nothing changed"
+    assert show.changes({"removed": [], "added": [], "ana": []}) == "nothing changed"
+    assert show.changes({"removed": [], "added": [], "ana": [{"subsystem": "nqn.x"}]}) == "ANA states of nqn.x changed"
 
 
 # What is handed out with it ------------------------------------------------------------------------
@@ -352,7 +353,6 @@ def test_the_example_configuration_can_be(forebay):
     assert subsystem["allow_any_host"] is False and [n["nsid"] for n in subsystem["namespaces"]] == [1, 2]
 
 
-def test_the_units_commands_are_ours(forebay):
 def test_what_avahi_announces_is_the_discovery_service(forebay):
     service = ElementTree.parse(DEPLOY / "forebay-serve.avahi.service").getroot().find("service")
     assert service is not None and service.findtext("type") == "_nvme-disc._tcp"
@@ -362,6 +362,7 @@ def test_what_avahi_announces_is_the_discovery_service(forebay):
     assert json.loads(done.stdout)["listen"][0].endswith(":" + (service.findtext("port") or ""))
 
 
+def test_the_units_commands_are_ours(forebay):
     from forebay.serve import command
 
     unit = (DEPLOY / "forebay-serve.service").read_text()

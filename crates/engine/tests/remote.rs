@@ -1,6 +1,8 @@
 //! The NVMe/TCP host against a target that is cut off, killed, started again and stalled: whatever happens to the
 //! way, no wrong byte arrives.
 
+#[path = "remote/ana.rs"]
+mod ana;
 #[path = "remote/link.rs"]
 mod link;
 #[path = "rig/mod.rs"]

@@ -2,6 +2,8 @@
 
 #[path = "serve/abort.rs"]
 mod abort;
+#[path = "serve/ana.rs"]
+mod ana;
 #[path = "serve/client.rs"]
 mod client;
 #[path = "serve/hostile.rs"]

@@ -205,7 +205,8 @@ impl Serving {
         let removed = changes.removed.iter().map(|c| format!("nsid {} of {} removed", c.nsid, c.subsystem));
         let added =
             changes.added.iter().map(|c| format!("nsid {} of {} added ({})", c.nsid, c.subsystem, c.source));
-        let told: Vec<String> = removed.chain(added).collect();
+        let states = changes.ana.iter().map(|s| format!("ANA states of {} changed", s.subsystem));
+        let told: Vec<String> = removed.chain(added).chain(states).collect();
         Ok(if told.is_empty() { "nothing changed".into() } else { told.join(", ") })
     }
 }

@@ -109,4 +109,5 @@ def changes(found: dict[str, Any]) -> str:
     """`nsid 3 of nqn.x added (file), nsid 2 of nqn.x removed`; `nothing changed`."""
     parts = [f"nsid {n['nsid']} of {n['subsystem']} removed" for n in found["removed"]]
     parts += [f"nsid {n['nsid']} of {n['subsystem']} added ({n['source']})" for n in found["added"]]
+    parts += [f"ANA states of {s['subsystem']} changed" for s in found["ana"]]
     return ", ".join(parts) or "nothing changed"

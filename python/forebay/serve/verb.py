@@ -67,7 +67,8 @@ def command(source: str, drain_s: str, log: str, check: bool, as_json: bool, qui
     """Serve SOURCE (a file, a block device, stripe:, nil:, model:, nvme+tcp:) to NVMe/TCP and NVMe/RDMA
     hosts, or all that CONFIG.toml names (docs/serve.md).
 
-    Prints "listening on ..." once it is ready for hosts. SIGHUP rereads CONFIG.toml and adds and removes namespaces.
+    Prints "listening on ..." once it is ready for hosts. SIGHUP rereads CONFIG.toml: it adds and removes
+    namespaces and sets their ANA states.
     On SIGINT and SIGTERM commands may finish before it ends; a second signal ends it at once.
     """
     check_log(log)

@@ -254,6 +254,8 @@ impl Namespace {
             writable: self.writable,
             block_bytes: self.block_bytes,
             uuid: self.uuid.clone(),
+            // A PCIe function has no ANA, and a block device neither.
+            ana_group: None,
             cache: self.cache,
             faults: self.faults.clone(),
         }

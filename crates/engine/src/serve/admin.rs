@@ -193,7 +193,7 @@ impl Worker {
         let discovery = subsystem.is_discovery().then(|| self.site.discovery_at(c.local));
         let cntlid = subsystem.state().ids.take().ok_or_else(|| connect.busy())?;
         let mut state = subsystem.state();
-        let nvme = discovery.unwrap_or_else(|| state.nvme.clone());
+        let nvme = discovery.unwrap_or_else(|| state.access.seen_from(c.local, &state.nvme));
         let (controller, admitted) =
             Controller::connect(nvme, connect, cntlid, self.now_ms()).inspect_err(|_| {
                 state.ids.give_back(cntlid);
@@ -203,7 +203,7 @@ impl Worker {
             state.ids.give_back(cntlid);
             return Err(connect.busy());
         }
-        let cell = Arc::new(Cell::new(subsystem.clone(), host, c.seat, controller));
+        let cell = Arc::new(Cell::new(subsystem.clone(), host, (c.seat, c.local), controller));
         state.controllers.insert(cntlid, cell.clone());
         c.role = Role::Admin(cell);
         Ok(admitted)
@@ -446,12 +446,14 @@ impl Worker {
             report.hosts.push((subsystem, host));
             report.queues.push((subsystem, cell.id, self.queue_stats(c)));
             if let Role::Admin(_) = c.role {
+                let keep_alive_ms = cell.controller().keep_alive_ms();
                 report.controllers.push(ControllerStats {
                     cntlid: cell.id,
                     subsystem: cell.subsystem.nqn.clone(),
                     host: cell.host.nqn.clone(),
                     address: c.peer.to_string(),
-                    keep_alive_s: None,
+                    keep_alive_s: keep_alive_ms.map(|ms| f64::from(ms) / 1e3),
+                    ana: cell.states(),
                     queues: Vec::new(),
                 });
             }

@@ -1,9 +1,12 @@
 //! What a target serves, to whom, and within which bounds. One structure, whether it was written as TOML or as
 //! JSON; what is left out has the default of its field.
 
+mod ana;
 mod rules;
 
 use crate::source::fault::FaultPlan;
+pub use ana::Ana;
+pub(super) use ana::Rule;
 use forebay_model::units::parse_bytes;
 use forebay_model::Error;
 use forebay_nvme::controller::subsystem::NAMESPACES_MAX;
@@ -26,6 +29,8 @@ const FIELDS: &str = "docs/serve.md";
 const NQN_BYTES_MAX: usize = 223;
 /// I/O queues that a controller can have: queue identifiers are 16 bits, and this is what hosts can use.
 pub const QUEUES_MAX: u16 = 1024;
+/// Highest identifier of a controller (base, section 3.1.1).
+const CNTLID_MAX: u16 = 0xffef;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -133,6 +138,11 @@ pub struct Subsystem {
     pub allow_any_host: bool,
     pub hosts: Vec<Host>,
     pub namespaces: Vec<Namespace>,
+    /// How hosts reach groups of its namespaces. None: all the best way.
+    pub ana: Vec<Ana>,
+    /// Controller identifiers to give out, 1 to 65519: servers that are paths to one subsystem need different ones.
+    pub cntlid_min: Option<u16>,
+    pub cntlid_max: Option<u16>,
 }
 
 /// A host that may connect.
@@ -179,6 +189,8 @@ pub struct Namespace {
     pub block_bytes: Option<u32>,
     /// Names its content, the same on every path to it. None: made from the subsystem's NQN and the nsid.
     pub uuid: Option<String>,
+    /// Its group, of which the subsystem's `ana` says how hosts reach it: 1 to 128. None: 1.
+    pub ana_group: Option<u32>,
     pub cache: Caching,
     /// Faults on purpose, to see what hosts make of them: `seed=1,error=0.01,delay_us=500` (docs/bench.md).
     pub faults: Option<String>,
@@ -273,7 +285,7 @@ impl Config {
         if self.subsystems.is_empty() {
             return Err(Error::request("subsystems", "there is none", "[[subsystems]] with nqn = \"nqn.…\""));
         }
-        self.subsystems.iter().try_for_each(Subsystem::check)?;
+        self.subsystems.iter().try_for_each(|s| s.check().and_then(|()| s.check_ana(self)))?;
         different_nqns(self.subsystems.iter().map(|s| s.nqn.as_str()))?;
         self.referrals.iter().try_for_each(|r| {
             if !r.nqn.is_empty() {
@@ -367,9 +379,19 @@ impl Subsystem {
                 ));
             }
         }
+        self.cntlids()?;
         self.namespaces.iter().try_for_each(Namespace::check)?;
         different_nsids(&self.nqn, self.namespaces.iter().map(|n| n.nsid).filter(|nsid| *nsid != 0))
             .map(|_| ())
+    }
+}
+
+impl Subsystem {
+    pub(super) fn cntlids(&self) -> Result<RangeInclusive<u16>, Error> {
+        let (least, most) = (self.cntlid_min.unwrap_or(1), self.cntlid_max.unwrap_or(CNTLID_MAX));
+        within(&format!("cntlid_min of {}", self.nqn), least.into(), 1, CNTLID_MAX.into())?;
+        within(&format!("cntlid_max of {}", self.nqn), most.into(), least.into(), CNTLID_MAX.into())?;
+        Ok(least..=most)
     }
 }
 
@@ -421,6 +443,7 @@ impl Namespace {
         if let Some(bytes) = self.block_bytes.filter(|b| ![512, 4096].contains(b)) {
             return Err(Error::request(format!("block_bytes = {bytes}"), "is neither", "512 or 4096"));
         }
+        ana::check_group("ana_group", self.ana_group)?;
         self.faults.as_ref().map_or(Ok(()), |text| FaultPlan::parse(text).map(|_| ()))?;
         self.uuid.as_ref().map_or(Ok(()), |text| parse_uuid(text).map(|_| ()))
     }

@@ -20,7 +20,8 @@ use crate::queue::{self, Fault};
 use crate::stream;
 use forebay_nvme::command::io;
 use forebay_nvme::command::FABRICS;
-use forebay_nvme::nvm::{Op, Request, Transfer};
+use forebay_nvme::log::AnaState;
+use forebay_nvme::nvm::{Geometry, Op, Request, Transfer};
 use forebay_nvme::status::{Code, Status};
 use forebay_nvme::transport::tcp::target::Event;
 use forebay_nvme::transport::tcp::{Fatal, Handle};
@@ -159,8 +160,10 @@ impl Worker {
                 return true;
             }
         };
-        let geometry = lane.and_then(|lane| self.lanes[lane as usize].as_ref()).map(|lane| &lane.geometry);
-        let request = match Request::parse(&sqe, geometry, in_capsule) {
+        let lane_there = lane.and_then(|lane| self.lanes[lane as usize].as_ref());
+        let ana = c.role.cell().map_or(AnaState::Optimized, |cell| cell.reaches(sqe.nsid.get()));
+        let geometry = lane_there.map(|lane| Geometry { ana, ..lane.geometry });
+        let request = match Request::parse(&sqe, geometry.as_ref(), in_capsule) {
             Ok(Request { op: Op::DatasetManagement { deallocate: false, .. }, .. }) => {
                 self.finish(c, at, Status::SUCCESS);
                 return true;

@@ -6,6 +6,7 @@
 mod abort;
 mod accept;
 mod accept_rdma;
+mod access;
 mod admin;
 pub(crate) mod arena;
 mod auth;

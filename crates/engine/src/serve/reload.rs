@@ -1,6 +1,7 @@
-//! A configuration read again while serving: which namespaces come and go. Anything else takes a restart.
+//! A configuration read again while serving: which namespaces come and go, and how hosts reach them (ANA). Anything
+//! else takes a restart.
 
-use super::config::{Config, Namespace, Subsystem};
+use super::config::{Ana, Config, Namespace, Subsystem};
 use super::Server;
 use forebay_model::Error;
 use serde::Serialize;
@@ -11,6 +12,8 @@ use std::collections::BTreeSet;
 pub struct Changes {
     pub removed: Vec<Change>,
     pub added: Vec<Change>,
+    /// ANA states of these subsystems.
+    pub ana: Vec<States>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -20,6 +23,13 @@ pub struct Change {
     pub source: String,
     #[serde(skip)]
     namespace: Namespace,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct States {
+    pub subsystem: String,
+    #[serde(skip)]
+    states: Vec<Ana>,
 }
 
 /// Gives each namespace of nsid 0 the lowest that is free. Those that `running` has, too, with all the same
@@ -51,12 +61,12 @@ pub fn number(config: &mut Config, running: Option<&Config>) {
 /// What leads from one numbered configuration to another.
 ///
 /// # Errors
-/// Kind `Request`: they differ in more than their namespaces.
+/// Kind `Request`: they differ in more than their namespaces and ANA states.
 pub fn changes(running: &Config, asked: &Config) -> Result<Changes, Error> {
     if let Some(what) = difference(running, asked) {
         return Err(Error::request(
             what,
-            "differs from what is being served; only namespaces can change while it runs",
+            "differs from what is being served; only namespaces and their ANA states can change while it runs",
             "a restart: systemctl restart forebay-serve",
         ));
     }
@@ -71,6 +81,9 @@ pub fn changes(running: &Config, asked: &Config) -> Result<Changes, Error> {
         };
         made.removed.extend(old.iter().filter(|n| !new.namespaces.contains(n)).map(change));
         made.added.extend(new.namespaces.iter().filter(|n| !old.contains(n)).map(change));
+        if find(running, &new.nqn).is_some_and(|old| old.ana != new.ana) {
+            made.ana.push(States { subsystem: new.nqn.clone(), states: new.ana.clone() });
+        }
     }
     Ok(made)
 }
@@ -83,6 +96,7 @@ pub fn apply(server: &Server, running: &mut Config, changes: &Changes) -> Result
         if let Ok(back) = self::changes(running, &before) {
             let _ = back.removed.iter().try_for_each(|c| remove(server, running, c));
             let _ = back.added.iter().try_for_each(|c| add(server, running, c));
+            let _ = back.ana.iter().try_for_each(|s| reach(server, running, s));
         }
     }
     made
@@ -98,13 +112,21 @@ fn make(server: &Server, running: &mut Config, changes: &Changes) -> Result<(), 
     let (second, first): (Vec<_>, Vec<_>) = changes.added.iter().partition(takes_over);
     first.into_iter().try_for_each(|c| add(server, running, c))?;
     changes.removed.iter().try_for_each(|c| remove(server, running, c))?;
-    second.into_iter().try_for_each(|c| add(server, running, c))
+    second.into_iter().try_for_each(|c| add(server, running, c))?;
+    changes.ana.iter().try_for_each(|s| reach(server, running, s))
 }
 
 fn add(server: &Server, running: &mut Config, change: &Change) -> Result<(), Error> {
     server.add_namespace(&change.subsystem, &change.namespace)?;
     let subsystem = running.subsystems.iter_mut().find(|s| s.nqn == change.subsystem);
     subsystem.expect("changes are of subsystems that run").namespaces.push(change.namespace.clone());
+    Ok(())
+}
+
+fn reach(server: &Server, running: &mut Config, to: &States) -> Result<(), Error> {
+    server.set_ana(&to.subsystem, &to.states)?;
+    let subsystem = running.subsystems.iter_mut().find(|s| s.nqn == to.subsystem);
+    subsystem.expect("changes are of subsystems that run").ana.clone_from(&to.states);
     Ok(())
 }
 
@@ -119,11 +141,11 @@ fn find<'a>(config: &'a Config, nqn: &str) -> Option<&'a Subsystem> {
     config.subsystems.iter().find(|s| s.nqn == nqn)
 }
 
-/// The first field other than namespaces in which they differ.
+/// The first field other than namespaces and ANA states in which they differ.
 fn difference(running: &Config, asked: &Config) -> Option<String> {
     let bare = |config: &Config| {
         let mut config = config.clone();
-        config.subsystems.iter_mut().for_each(|s| s.namespaces.clear());
+        config.subsystems.iter_mut().for_each(|s| (s.namespaces, s.ana) = Default::default());
         config
     };
     let (old, new) = (bare(running), bare(asked));
@@ -199,6 +221,17 @@ mod tests {
         );
         let one = numbered("{source='a'}", Some(&running));
         assert_eq!(changes(&running, &one).unwrap().removed[0].nsid, 2);
+    }
+
+    #[test]
+    fn other_states_are_a_change_of_their_own() {
+        let running = numbered("{source='a'}", None);
+        let mut asked = running.clone();
+        asked.subsystems[0].ana.push(Ana { state: "inaccessible".into(), ..Ana::default() });
+        let found = changes(&running, &asked).unwrap();
+        assert_eq!((found.removed.len(), found.added.len(), found.ana.len()), (0, 0, 1));
+        assert_eq!(found.ana[0].states, asked.subsystems[0].ana);
+        assert_eq!(changes(&asked, &running).unwrap().ana[0].states, []);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::accept::{self, Acceptor};
 use super::accept_rdma::Listeners;
+use super::access::Access;
 use super::config::{self, Config};
 use super::crew::{self, join_by, spawn};
 use super::log::{Level, Log, Sink};
@@ -170,6 +171,22 @@ impl Server {
         self.site.mailboxes().iter().for_each(|m| m.post(Letter::Changed));
         let fields = [("subsystem", subsystem.nqn.clone().into()), ("nsid", nsid.into())];
         self.site.log.say(Level::Info, "namespace removed", &fields);
+        Ok(())
+    }
+
+    /// Puts other ANA states in place of those of a subsystem's groups; connected hosts are told by an async event.
+    /// Commands that arrive from now on meet them, those in flight finish.
+    pub fn set_ana(&self, subsystem: &str, given: &[config::Ana]) -> Result<(), Error> {
+        let subsystem = self.subsystem(subsystem)?;
+        let access = Access::of(&subsystem.nqn, given)?;
+        let _one_at_a_time = subsystem.change();
+        let mut state = subsystem.state();
+        state.access = access;
+        let told = subsystem.show(&state);
+        drop(state);
+        self.announce(told);
+        let fields = [("subsystem", subsystem.nqn.clone().into())];
+        self.site.log.say(Level::Info, "ANA states changed", &fields);
         Ok(())
     }
 

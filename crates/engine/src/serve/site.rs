@@ -1,6 +1,7 @@
 //! What the threads of one server share: subsystems, controllers, hosts. None of it is on the way of an I/O but
 //! for a number that says whether something changed, and a host's limits where it has any.
 
+use super::access::{self, Access};
 use super::config::{Config, HostLimits};
 use super::crew;
 use super::log::Log;
@@ -66,7 +67,9 @@ pub struct Subsystem {
 
 /// Behind the subsystem's lock.
 pub struct State {
+    /// As hosts see it but for ANA states, which depend on where they came to: `access`.
     pub nvme: Arc<nvme::Subsystem>,
+    pub access: Access,
     pub volumes: Arc<Volumes>,
     pub ids: Ids,
     pub controllers: BTreeMap<u16, Arc<Cell>>,
@@ -87,6 +90,10 @@ pub struct Cell {
     pub subsystem: Arc<Subsystem>,
     pub host: Arc<Host>,
     pub admin: Seat,
+    /// The address of ours that its host came to.
+    pub local: SocketAddr,
+    /// Some of its namespaces can't be reached (ANA).
+    pub(super) lossy: AtomicBool,
     controller: Mutex<Controller>,
     queues: Mutex<BTreeMap<u16, Seat>>,
     /// I/O commands came since the keep-alive timer was last looked at.
@@ -98,8 +105,15 @@ pub struct Cell {
 }
 
 impl Cell {
-    pub fn new(subsystem: Arc<Subsystem>, host: Arc<Host>, admin: Seat, controller: Controller) -> Cell {
+    pub fn new(
+        subsystem: Arc<Subsystem>,
+        host: Arc<Host>,
+        (admin, local): (Seat, SocketAddr),
+        controller: Controller,
+    ) -> Cell {
         Cell {
+            local,
+            lossy: AtomicBool::new(access::is_lossy(controller.subsystem())),
             id: controller.id(),
             subsystem,
             host,
@@ -223,10 +237,7 @@ impl Subsystem {
         let kind = nvme::Kind::Nvm { namespaces, ana: ana.clone() };
         state.nvme = Arc::new(nvme::Subsystem { kind, ..(*state.nvme).clone() });
         state.volumes = Arc::new(volumes);
-        for cell in state.controllers.values() {
-            cell.controller().update(state.nvme.clone());
-        }
-        state.controllers.values().map(|cell| cell.admin).collect()
+        self.show(state)
     }
 }
 
@@ -246,7 +257,8 @@ impl Site {
             let namespaces = volumes.iter().map(|(nsid, v)| (*nsid, v.as_namespace())).collect();
             let kind = nvme::Kind::Nvm { namespaces, ana: BTreeMap::new() };
             let nvme = describe(&config, given, kind);
-            subsystems.push(subsystem(index, nvme, volumes));
+            let access = Access::of(&given.nqn, &given.ana)?;
+            subsystems.push(subsystem(index, nvme, access, volumes));
         }
         let discovery = super::config::Subsystem {
             nqn: DISCOVERY.into(),
@@ -254,7 +266,8 @@ impl Site {
             ..super::config::Subsystem::default()
         };
         let kind = nvme::Kind::Discovery { entries: Vec::new(), generation: 0 };
-        subsystems.push(subsystem(subsystems.len(), describe(&config, &discovery, kind), Volumes::new()));
+        let nvme = describe(&config, &discovery, kind);
+        subsystems.push(subsystem(subsystems.len(), nvme, Access::default(), Volumes::new()));
         Ok(Site {
             config,
             cpus,
@@ -308,12 +321,13 @@ pub fn free_nsid(taken: &dyn Fn(&u32) -> bool) -> Result<u32, Error> {
     })
 }
 
-fn subsystem(index: usize, nvme: nvme::Subsystem, volumes: Volumes) -> Arc<Subsystem> {
+fn subsystem(index: usize, nvme: nvme::Subsystem, access: Access, volumes: Volumes) -> Arc<Subsystem> {
     let state = State {
         ids: Ids::new(nvme.limits.controllers.clone()),
         volumes: Arc::new(volumes),
         controllers: BTreeMap::new(),
         hosts: BTreeMap::new(),
+        access,
         nvme: Arc::new(nvme),
     };
     Arc::new(Subsystem {
@@ -349,6 +363,7 @@ pub fn describe(config: &Config, given: &super::config::Subsystem, kind: nvme::K
             transfer_bytes: Some(config.max_transfer.0 as u32),
             keep_alive_ms: config.keep_alive.range_ms(),
             keep_alive_required: config.keep_alive.required,
+            controllers: given.cntlids().expect("the configuration was checked"),
             ..nvme::Limits::default()
         },
     }

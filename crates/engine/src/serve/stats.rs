@@ -4,6 +4,7 @@ use forebay_nvme::controller::Health;
 use forebay_nvme::nvm::{Op, Request};
 use forebay_nvme::status::{Code, Status};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Since the server began.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -55,8 +56,11 @@ pub struct ControllerStats {
     pub subsystem: String,
     pub host: String,
     pub address: String,
+    /// As granted. None: the host asked for no time-out.
     pub keep_alive_s: Option<f64>,
     pub queues: Vec<QueueStats>,
+    /// ANA groups that this host doesn't reach the best way, and the state of each.
+    pub ana: BTreeMap<u32, &'static str>,
 }
 
 #[derive(Clone, Debug, Default, Serialize)]

@@ -46,6 +46,7 @@ pub enum Content {
 #[derive(Debug)]
 pub struct Volume {
     pub nsid: u32,
+    pub ana_group: u32,
     pub source: String,
     pub target: Target,
     pub block_bytes: u32,
@@ -121,6 +122,7 @@ impl Volume {
             None => made_up_uuid(nqn, nsid),
         };
         Ok(Volume {
+            ana_group: given.ana_group.unwrap_or(1),
             nsid,
             source: uri.to_string(),
             block_bytes,
@@ -258,7 +260,7 @@ impl Volume {
             uuid: Some(self.uuid),
             nguid: None,
             eui64: None,
-            ana_group: 1,
+            ana_group: self.ana_group,
             optimal: nvme::Optimal {
                 write_granularity: in_blocks(4096),
                 deallocate_granularity: in_blocks(4096),

@@ -305,6 +305,11 @@ impl Controller {
         self.effects.pop_front()
     }
 
+    /// The keep-alive time-out (KATO) that its host was granted. None: it asked for none.
+    pub fn keep_alive_ms(&self) -> Option<u32> {
+        Some(self.keep_alive.asked_ms()).filter(|ms| *ms > 0)
+    }
+
     /// Replaces the subsystem: namespaces that came, went or changed, ANA states, discovery entries. The host hears
     /// of it by asynchronous events, where it asked for them. Limits and hosts count for new connections only.
     pub fn update(&mut self, subsystem: Arc<Subsystem>) {

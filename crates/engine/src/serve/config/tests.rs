@@ -43,12 +43,35 @@ fn what_is_wrong_is_named() {
         ("source = \"nil:?size=1g\"", "source = \"\"", "empty"),
         ("uuid", "block_bytes = 1024\nuuid", "neither"),
         ("uuid", "nsid = 1025\nuuid", "1 to 1024"),
+        ("uuid", "ana_group = 129\nuuid", "1 to 128"),
+        ("[[subsystems.hosts]]", "cntlid_min = 9\ncntlid_max = 8\n[[subsystems.hosts]]", "9 to 65519"),
+        (
+            "[[subsystems.hosts]]",
+            "[[subsystems.ana]]\nstate = \"slow\"\n[[subsystems.hosts]]",
+            "non-optimized",
+        ),
+        (
+            "[[subsystems.hosts]]",
+            "[[subsystems.ana]]\ngroup = 0\nstate = \"change\"\n[[subsystems.hosts]]",
+            "1 to 128",
+        ),
     ] {
         let error = with(from, to).unwrap_err();
         assert_eq!(error.kind, forebay_model::Kind::Request);
         assert!(error.to_string().contains(found), "{to}: {error}");
     }
     assert!(with("uuid", "nsid = 1024\nuuid").is_ok());
+    let at = |address: &str| {
+        let ana =
+            format!("[[subsystems.ana]]\naddress = \"{address}\"\nstate = \"change\"\n[[subsystems.hosts]]");
+        with("[[subsystems.hosts]]", &ana).map(drop).map_err(|e| e.found)
+    };
+    for listened in ["10.0.0.1", "10.0.0.1:4420", "[::1]:4420", "::1", "127.0.0.1", ""] {
+        assert_eq!(at(listened), Ok(()), "{listened}");
+    }
+    assert!(at("10.0.0.1:4421").unwrap_err().contains("no listener"));
+    assert!(at("10.0.0.2").unwrap_err().contains("no listener"));
+    assert!(at("storage").unwrap_err().contains("not an IP address"));
     let nobody = "[[subsystems]]\nnqn = \"nqn.2026-11.io.example:a\"";
     assert!(Config::from_toml(nobody).unwrap_err().found.contains("nobody"));
     assert!(Config::from_toml("listen = [\"1.1.1.1:1\"]").unwrap_err().asked.contains("subsystems"));

@@ -1,0 +1,83 @@
+//! Asymmetric namespace access: one subsystem, as hosts see it that came to different addresses.
+
+use super::config::{Ana, Rule};
+use super::site::{Cell, Seat, State, Subsystem};
+use forebay_model::Error;
+use forebay_nvme::controller::subsystem as nvme;
+use forebay_nvme::controller::subsystem::AnaState;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+
+/// The states of a subsystem's groups.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Access(Vec<Rule>);
+
+impl Access {
+    /// # Errors
+    /// Of `Ana::rule`.
+    pub fn of(nqn: &str, given: &[Ana]) -> Result<Access, Error> {
+        given.iter().map(|ana| ana.rule(nqn)).collect::<Result<_, _>>().map(Access)
+    }
+
+    /// The subsystem as hosts see it that came to `local`.
+    pub fn seen_from(&self, local: SocketAddr, subsystem: &Arc<nvme::Subsystem>) -> Arc<nvme::Subsystem> {
+        let states: BTreeMap<u32, AnaState> =
+            self.0.iter().filter(|rule| rule.applies(local)).map(|rule| (rule.group, rule.state)).collect();
+        match &subsystem.kind {
+            nvme::Kind::Nvm { namespaces, .. } if !states.is_empty() => {
+                let kind = nvme::Kind::Nvm { namespaces: namespaces.clone(), ana: states };
+                Arc::new(nvme::Subsystem { kind, ..(**subsystem).clone() })
+            }
+            _ => subsystem.clone(),
+        }
+    }
+}
+
+/// Some of its groups can't be reached.
+pub fn is_lossy(subsystem: &nvme::Subsystem) -> bool {
+    let nvme::Kind::Nvm { ana, .. } = &subsystem.kind else { return false };
+    ana.values().any(|state| !matches!(state, AnaState::Optimized | AnaState::NonOptimized))
+}
+
+impl Subsystem {
+    /// Shows each controller the subsystem as it is now. Returns the admin queues that may have events to send.
+    pub fn show(&self, state: &State) -> Vec<Seat> {
+        for cell in state.controllers.values() {
+            cell.update(state.access.seen_from(cell.local, &state.nvme));
+        }
+        state.controllers.values().map(|cell| cell.admin).collect()
+    }
+}
+
+impl Cell {
+    fn update(&self, subsystem: Arc<nvme::Subsystem>) {
+        let mut controller = self.controller();
+        self.lossy.store(is_lossy(&subsystem), Ordering::Release);
+        controller.update(subsystem);
+    }
+
+    /// How its host reaches a namespace. Costs a lock only where some can't be reached.
+    pub fn reaches(&self, nsid: u32) -> AnaState {
+        if !self.lossy.load(Ordering::Acquire) {
+            return AnaState::Optimized;
+        }
+        let controller = self.controller();
+        let subsystem = controller.subsystem();
+        let namespace = subsystem.namespace(nsid);
+        namespace.map_or(AnaState::Optimized, |namespace| subsystem.ana_state(namespace.ana_group))
+    }
+
+    /// The groups that its host reaches by other than the best way, by name of their state.
+    pub fn states(&self) -> BTreeMap<u32, &'static str> {
+        match &self.controller().subsystem().kind {
+            nvme::Kind::Nvm { ana, .. } => ana
+                .iter()
+                .filter(|(_, state)| **state != AnaState::Optimized)
+                .map(|(group, state)| (*group, state.name()))
+                .collect(),
+            nvme::Kind::Discovery { .. } => BTreeMap::new(),
+        }
+    }
+}
