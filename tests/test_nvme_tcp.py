@@ -38,6 +38,7 @@ def test_what_is_read_is_what_the_file_holds_and_goes_through_sockets_alone(fore
             assert sum(q["commands"] for q in fabric["queues"]) >= result["ios"]
             assert len(fabric["queues"]) == (5 if query else 2)
             assert all(0 < q["mean_us"] <= q["max_us"] for q in fabric["queues"])
+            assert all(q["latencies"][-1][1] == q["commands"] for q in fabric["queues"])
         assert target.end() == 0
 
 

@@ -463,7 +463,7 @@ impl Worker {
 
     fn queue_stats(&self, c: &Connection) -> QueueStats {
         let waits = |state: State| !matches!(state, State::Free | State::Left);
-        QueueStats {
+        let mut stats = QueueStats {
             qid: c.qid(),
             thread: self.number as u32,
             depth: c.depth,
@@ -471,7 +471,11 @@ impl Worker {
             header_digest: c.header_digest,
             data_digest: c.data_digest,
             counts: c.counts,
-        }
+            ..QueueStats::default()
+        };
+        c.read_latency.add_to(&mut stats.read_latency);
+        c.write_latency.add_to(&mut stats.write_latency);
+        stats
     }
 
     pub(super) fn now_ms(&self) -> u64 {

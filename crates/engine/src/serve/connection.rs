@@ -2,6 +2,7 @@
 
 use super::arena::Held;
 use super::command::{Command, State};
+use super::lane::Histogram;
 use super::link::Link;
 use super::site::{Cell, Seat};
 use super::stats::Counts;
@@ -86,6 +87,9 @@ pub struct Connection {
     pub header_digest: bool,
     pub data_digest: bool,
     pub counts: Counts,
+    /// Of its reads and writes that went well.
+    pub read_latency: Histogram,
+    pub write_latency: Histogram,
     /// When it was accepted; what it waits for must come in time.
     pub began: Instant,
     /// Receives nothing from here on, and ends at that time.
@@ -127,6 +131,8 @@ impl Connection {
             header_digest: false,
             data_digest: false,
             counts: Counts::default(),
+            read_latency: Histogram::default(),
+            write_latency: Histogram::default(),
             began: now,
             lingers_until: None,
             data_at: now,

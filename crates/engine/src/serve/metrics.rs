@@ -135,8 +135,8 @@ pub fn render(stats: &Stats) -> String {
         "gauge",
         namespaces.iter().map(|(l, n)| (l.as_str(), n.bytes)),
     );
-    histograms(&mut out, "read", namespaces.iter().map(|(l, n)| (l.as_str(), &n.read_latency)));
-    histograms(&mut out, "write", namespaces.iter().map(|(l, n)| (l.as_str(), &n.write_latency)));
+    histograms(&mut out, "namespace_read", namespaces.iter().map(|(l, n)| (l.as_str(), &n.read_latency)));
+    histograms(&mut out, "namespace_write", namespaces.iter().map(|(l, n)| (l.as_str(), &n.write_latency)));
     counters(&mut out, "host", hosts.iter().map(|(l, h)| (l.as_str(), &h.counts)));
     family(
         &mut out,
@@ -145,6 +145,8 @@ pub fn render(stats: &Stats) -> String {
         hosts.iter().map(|(l, h)| (l.as_str(), h.connections)),
     );
     counters(&mut out, "queue", queues.iter().map(|(l, q)| (l.as_str(), &q.counts)));
+    histograms(&mut out, "queue_read", queues.iter().map(|(l, q)| (l.as_str(), &q.read_latency)));
+    histograms(&mut out, "queue_write", queues.iter().map(|(l, q)| (l.as_str(), &q.write_latency)));
     let in_flight = queues.iter().map(|(l, q)| (l.as_str(), u64::from(q.in_flight)));
     family(&mut out, "forebay_queue_in_flight", "gauge", in_flight);
     out
@@ -177,7 +179,7 @@ fn counters<'a>(out: &mut String, whose: &str, all: impl Iterator<Item = (&'a st
 }
 
 fn histograms<'a>(out: &mut String, what: &str, all: impl Iterator<Item = (&'a str, &'a LatencyStats)>) {
-    let name = format!("forebay_namespace_{what}_latency_seconds");
+    let name = format!("forebay_{what}_latency_seconds");
     for (at, (labels, latency)) in all.filter(|(_, l)| l.count > 0).enumerate() {
         if at == 0 {
             let _ = writeln!(out, "# TYPE {name} histogram");
@@ -199,16 +201,19 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::serve::stats::{HostStats, NamespaceStats, SubsystemStats};
+    use crate::serve::stats::{ControllerStats, HostStats, NamespaceStats, QueueStats, SubsystemStats};
 
     fn stats() -> Stats {
         let counts = Counts { reads: 3, read_bytes: 12288, ..Counts::default() };
         let read_latency = LatencyStats { count: 3, sum_s: 0.5, buckets: vec![(1e-6, 1), (2e-6, 2)] };
+        let queue =
+            QueueStats { qid: 2, counts, read_latency: read_latency.clone(), ..QueueStats::default() };
+        let controller = ControllerStats { cntlid: 7, queues: vec![queue], ..ControllerStats::default() };
         let namespace = NamespaceStats { nsid: 1, counts, read_latency, ..NamespaceStats::default() };
         let host = HostStats { nqn: "nqn.\"odd\"".into(), connections: 2, counts };
         let subsystem =
             SubsystemStats { nqn: "nqn.s".into(), namespaces: vec![namespace], hosts: vec![host] };
-        Stats { subsystems: vec![subsystem], ..Stats::default() }
+        Stats { subsystems: vec![subsystem], controllers: vec![controller], ..Stats::default() }
     }
 
     #[test]
@@ -217,6 +222,10 @@ mod tests {
         assert!(text.contains("forebay_namespace_read_bytes_total{subsystem=\"nqn.s\",nsid=\"1\"} 12288\n"));
         assert!(text.contains("forebay_host_connections{subsystem=\"nqn.s\",host=\"nqn.\\\"odd\\\"\"} 2\n"));
         assert!(text.contains("le=\"+Inf\"} 3\n"));
+        let of_queue =
+            "forebay_queue_read_latency_seconds_bucket{subsystem=\"\",host=\"\",cntlid=\"7\",qid=\"2\"";
+        assert!(text.contains(&format!("{of_queue},le=\"0.000002\"}} 2\n")), "{text}");
+        assert!(!text.contains("queue_write_latency"), "nothing was written");
         for line in text.lines() {
             let sample = line.rsplit_once(' ').is_some_and(|(_, value)| value.parse::<f64>().is_ok());
             assert!(line.starts_with("# TYPE forebay_") || sample, "{line}");

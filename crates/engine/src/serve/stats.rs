@@ -58,9 +58,9 @@ pub struct ControllerStats {
     pub address: String,
     /// As granted. None: the host asked for no time-out.
     pub keep_alive_s: Option<f64>,
-    pub queues: Vec<QueueStats>,
     /// ANA groups that this host doesn't reach the best way, and the state of each.
     pub ana: BTreeMap<u32, &'static str>,
+    pub queues: Vec<QueueStats>,
 }
 
 #[derive(Clone, Debug, Default, Serialize)]
@@ -73,6 +73,8 @@ pub struct QueueStats {
     pub header_digest: bool,
     pub data_digest: bool,
     pub counts: Counts,
+    pub read_latency: LatencyStats,
+    pub write_latency: LatencyStats,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -211,6 +211,10 @@ fn counters_are_handed_out_over_http() {
         format!("forebay_namespace_read_bytes_total{{subsystem=\"{SUBSYSTEM}\",nsid=\"1\"}} 20480"),
         format!("forebay_host_connections{{subsystem=\"{SUBSYSTEM}\",host=\"{HOST}\"}} 2"),
         "forebay_connections 2".to_string(),
+        format!(
+            "forebay_queue_read_latency_seconds_count{{subsystem=\"{SUBSYSTEM}\",host=\"{HOST}\",cntlid=\"{}\",qid=\"1\"}} 5",
+            host.cntlid
+        ),
     ] {
         assert!(text.lines().any(|l| l == line), "{line}\nin\n{text}");
     }

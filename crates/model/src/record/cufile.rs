@@ -48,6 +48,8 @@ pub struct FabricQueue {
     /// From submission to completion, of one command.
     pub mean_us: f64,
     pub max_us: f64,
+    /// Upper bound in µs and how many commands took no longer, up to the first that is all of them: powers of two.
+    pub latencies: Vec<(f64, u64)>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

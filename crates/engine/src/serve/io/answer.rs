@@ -91,11 +91,13 @@ impl Worker {
         let Some((request, lane)) = command.request.zip(lane) else { return };
         c.counts.count(&request);
         lane.counts.count(&request);
-        match request.op {
-            Op::Read => lane.read_latency.record(ns),
-            Op::Write => lane.write_latency.record(ns),
-            _ => {}
-        }
+        let (of_lane, of_queue) = match request.op {
+            Op::Read => (&mut lane.read_latency, &mut c.read_latency),
+            Op::Write => (&mut lane.write_latency, &mut c.write_latency),
+            _ => return,
+        };
+        of_lane.record(ns);
+        of_queue.record(ns);
     }
 
     /// Nothing of a command is left; its handle may come again.

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 /// Changes that are kept for the record.
 const NOTES_MAX: usize = 64;
+/// Up to 1 µs, 2 µs, 4 µs … 2147 s.
+const BUCKETS: usize = 32;
 
 pub struct Notes {
     pub began: Instant,
@@ -34,6 +36,8 @@ pub struct Traffic {
     /// From submission to completion.
     pub ns: AtomicU64,
     pub ns_max: AtomicU64,
+    /// By powers of two of a microsecond: commands that took longer than the one before, and no longer than this.
+    buckets: [AtomicU64; BUCKETS],
 }
 
 impl Default for Notes {
@@ -92,6 +96,7 @@ impl Notes {
                 retries: get(&t.retries),
                 mean_us: get(&t.ns) as f64 / 1e3 / commands.max(1) as f64,
                 max_us: get(&t.ns_max) as f64 / 1e3,
+                latencies: t.latencies(),
             }
         };
         self.all_traffic().iter().map(queue).filter(|q| q.commands > 0).collect()
@@ -105,5 +110,46 @@ impl Traffic {
         self.commands.fetch_add(1, Ordering::Relaxed);
         self.ns.fetch_add(ns, Ordering::Relaxed);
         self.ns_max.fetch_max(ns, Ordering::Relaxed);
+        self.buckets[bucket(ns)].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// (upper bound in µs, how many took no longer), up to the first that is all.
+    fn latencies(&self) -> Vec<(f64, u64)> {
+        let counts = self.buckets.each_ref().map(|n| n.load(Ordering::Relaxed));
+        let last = counts.iter().rposition(|n| *n > 0).map_or(0, |at| at + 1);
+        let so_far = |below: &mut u64, (at, count): (usize, &u64)| {
+            *below += count;
+            Some(((1u64 << at) as f64, *below))
+        };
+        counts[..last].iter().enumerate().scan(0, so_far).collect()
+    }
+}
+
+/// The first bound that is no less: 2 to the power of this, in microseconds.
+fn bucket(ns: u64) -> usize {
+    let us = ns.div_ceil(1000).max(1);
+    (us - 1).checked_ilog2().map_or(0, |log| log as usize + 1).min(BUCKETS - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_queue_has_its_latencies_by_powers_of_two() {
+        let notes = Notes::default();
+        notes.traffic(0, 2);
+        let queue = notes.traffic(1, 1);
+        [1, 1000, 1001, 3000, 4000, 4001].into_iter().for_each(|ns| queue.took(Duration::from_nanos(ns)));
+        let told = notes.queues(|path| path.to_string());
+        assert_eq!(told.len(), 1, "what carried nothing isn't told of");
+        assert_eq!((&*told[0].address, told[0].qid, told[0].commands), ("1", 1, 6));
+        assert_eq!(told[0].latencies, [(1.0, 2), (2.0, 3), (4.0, 5), (8.0, 6)]);
+        queue.took(Duration::from_secs(1 << 40));
+        assert_eq!(
+            notes.queues(|_| String::new())[0].latencies.len(),
+            BUCKETS,
+            "the last holds what is longer"
+        );
     }
 }
