@@ -45,6 +45,8 @@ pub struct Port {
     /// CC.MPS in bytes.
     pub page_bytes: AtomicU32,
     pub write_cache: AtomicBool,
+    /// Commands that a worker may take from one queue before it looks at the next (Arbitration Burst).
+    pub burst: AtomicU32,
     /// A fault of a queue waits to be heard: more of them say nothing new.
     pub faulted: AtomicBool,
     view: Mutex<Arc<View>>,
@@ -119,6 +121,7 @@ impl Port {
             transfer_bytes_max,
             page_bytes: AtomicU32::new(4096),
             write_cache: AtomicBool::new(true),
+            burst: AtomicU32::new(u32::MAX),
             faulted: AtomicBool::new(false),
             view: Mutex::new(Arc::new(view)),
             view_generation: AtomicU64::new(1),

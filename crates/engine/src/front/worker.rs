@@ -34,7 +34,8 @@ use std::time::{Duration, Instant};
 
 /// Places in the ring for what is in flight.
 const RING_DEPTH: u32 = 4096;
-/// Commands that one completion queue's submission queues may bring in a round, before others have their turn.
+/// Commands that one completion queue's submission queues may bring in a round, before others have their turn; fewer,
+/// where the host's Arbitration Burst says so.
 const BATCH: u32 = 64;
 /// Payload of files after which a round hands on what it has, where that is seven eighths of what waited, and after which
 /// it does so anyway. A processor copies what lies in the page cache while the source takes it: where a round did that for
@@ -287,7 +288,8 @@ impl Worker {
         f.follow_memory();
         let mut copied = 0;
         let share = f.queues[queue as usize].cq.waits() * 7 / 8;
-        while *taken < BATCH && (copied < COPIED || *taken < share && copied < COPIED_MOST) {
+        let batch = f.port.burst.load(Ordering::Relaxed).min(BATCH);
+        while *taken < batch && (copied < COPIED || *taken < share && copied < COPIED_MOST) {
             let Some(fetched) = f.queues[queue as usize].cq.fetch(&*f.map)? else { break };
             *taken += 1;
             if f.kicked && *taken == 1 {

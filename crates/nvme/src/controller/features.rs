@@ -19,6 +19,8 @@ use serde::{Deserialize, Serialize};
 pub(super) const WRITE_PROTECTION_CAPABILITIES: u8 = 1;
 /// Bits of Arbitration that have a meaning: AB, and three weights.
 const ARBITRATION_BITS: u32 = 0xffff_ff07;
+/// AB (base, section 5.27.1.1): no limit.
+const NO_BURST_LIMIT: u32 = 0b111;
 
 /// What may be asked of a feature.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +35,7 @@ const FIXED: Feature = Feature { changeable: false, namespace_specific: false };
 /// Current values, where they aren't kept elsewhere.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Features {
+    /// AB in bits 2:0; the weights behind it are of an arbitration that CAP doesn't offer.
     arbitration: u32,
     temperature_over: u16,
     temperature_under: u16,
@@ -46,7 +49,7 @@ pub(super) struct Features {
 impl Default for Features {
     fn default() -> Features {
         Features {
-            arbitration: 0,
+            arbitration: NO_BURST_LIMIT,
             temperature_over: u16::MAX,
             temperature_under: 0,
             error_recovery: 0,
@@ -124,6 +127,8 @@ impl Controller {
             fid::KEEP_ALIVE_TIMER => CHANGEABLE,
             fid::HOST_IDENTIFIER => FIXED,
             _ if !of_nvm => return None,
+            // Over fabrics each queue has a connection of its own, and nothing to arbitrate.
+            fid::ARBITRATION if !self.transport.is_pcie() => FIXED,
             fid::ARBITRATION
             | fid::POWER_MANAGEMENT
             | fid::TEMPERATURE_THRESHOLD
@@ -136,6 +141,13 @@ impl Controller {
             fid::NAMESPACE_WRITE_PROTECTION => Feature { changeable: false, namespace_specific: true },
             _ => return None,
         })
+    }
+
+    /// Commands that may be fetched from one submission queue before others have their turn (Arbitration Burst). None:
+    /// as many as it has.
+    pub fn arbitration_burst(&self) -> Option<u32> {
+        let exponent = self.features.arbitration & NO_BURST_LIMIT;
+        (exponent != NO_BURST_LIMIT).then_some(1 << exponent)
     }
 
     pub(super) fn has_write_cache(&self) -> bool {
@@ -215,7 +227,9 @@ impl Controller {
         }
         let value = asked.cdw11;
         match asked.fid {
-            fid::ARBITRATION => self.features.arbitration = value & ARBITRATION_BITS,
+            fid::ARBITRATION if self.transport.is_pcie() => {
+                self.features.arbitration = value & ARBITRATION_BITS;
+            }
             // There is one power state, and one combination of command sets: number 0.
             fid::POWER_MANAGEMENT if value & 0x1f != 0 => return Err(Code::INVALID_FIELD),
             fid::POWER_MANAGEMENT => {}

@@ -184,11 +184,15 @@ fn in_sixteens(limits: &Limits) -> u32 {
     limits.in_capsule_bytes / 16 + 4
 }
 
+/// Recommended Arbitration Burst: 64 commands.
+const RECOMMENDED_BURST: u8 = 6;
+
 /// What a function says otherwise: SGLs whose addresses are the host's memory, no capsules, no keep alive, no other
 /// controllers.
 fn of_function(controller: layout::Controller, function: Function) -> layout::Controller {
     layout::Controller {
         vid: function.vendor.into(),
+        rab: RECOMMENDED_BURST,
         ssvid: function.subsystem_vendor.into(),
         cmic: 0,
         ctratt: 0.into(),

@@ -21,6 +21,14 @@ fn identify_controller_holds_what_hosts_check() {
 }
 
 #[test]
+fn over_fabrics_there_is_nothing_to_arbitrate() {
+    let mut controller = controller();
+    assert_eq!(feature(&mut controller, fid::ARBITRATION), Ok(7), "no limit");
+    assert_eq!(set_feature(&mut controller, fid::ARBITRATION, 3), Err(Code::FEATURE_NOT_CHANGEABLE));
+    assert_eq!(controller.arbitration_burst(), None);
+}
+
+#[test]
 fn identify_namespace_tells_size_form_and_protection() {
     let mut controller = controller();
     let bytes = identify(&mut controller, cns::NAMESPACE, 1).unwrap();

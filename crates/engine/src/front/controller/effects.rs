@@ -13,17 +13,25 @@ impl Controller {
     pub(super) fn pump(&mut self) {
         loop {
             self.carry_out_all();
+            self.tell_burst();
             if self.held.is_some() || !matches!(self.suspension, Suspension::Running) {
                 return;
             }
             let (map, now_ms) = (self.port.dma.map_now(), self.now_ms());
             let more = self.device.work(&*map, now_ms);
+            self.tell_burst();
             match self.device.next_effect() {
                 Some(effect) => self.carry_out(effect),
                 None if !more => return,
                 None => {}
             }
         }
+    }
+
+    /// What the host's last Set Features, or a reset, made of the Arbitration Burst.
+    fn tell_burst(&self) {
+        let burst = self.device.controller().arbitration_burst().unwrap_or(u32::MAX);
+        self.port.burst.store(burst, Ordering::Relaxed);
     }
 
     pub(super) fn carry_out_all(&mut self) {

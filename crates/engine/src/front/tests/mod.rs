@@ -5,6 +5,7 @@ mod drive;
 mod hostile;
 mod interrupts;
 mod limits;
+mod raw;
 
 use super::config::{self, Config};
 use super::Gateway;
