@@ -8,7 +8,7 @@ use super::dma::Map;
 use super::hold::Lines;
 use super::io::Command;
 use super::port::{Port, View, Word};
-use super::stats::QueueStats;
+use super::stats::{Ends, QueueStats};
 use super::worker::{Owner, POLL_AWAKE};
 use crate::serve::lane::Histogram;
 use crate::serve::lane::Lane;
@@ -115,12 +115,27 @@ impl Queue {
                 interrupts: self.interrupts,
                 staged_bytes: tally.staged_bytes,
                 counts: tally.counts,
+                ends: Some(self.ends(queue)),
                 ..QueueStats::default()
             };
             tally.read_latency.add_to(&mut stats.read_latency);
             tally.write_latency.add_to(&mut stats.write_latency);
             stats
         })
+    }
+
+    fn ends(&self, queue: &SubmissionQueue) -> Ends {
+        let ((sq_head, sq_tail), (cq_head, cq_tail)) = (queue.ends(), self.cq.ends());
+        Ends {
+            sq_head,
+            sq_tail,
+            cqid: self.cq.id(),
+            cq_entries: self.cq.entries(),
+            cq_head,
+            cq_tail,
+            vector: self.cq.vector(),
+            held_back: self.lines.len() as u32,
+        }
     }
 
     pub fn tally(&mut self, sqid: u16) -> Option<&mut Tally> {

@@ -100,4 +100,24 @@ pub struct QueueStats {
     pub counts: Counts,
     pub read_latency: LatencyStats,
     pub write_latency: LatencyStats,
+    /// For who looks for a fault. None: of the admin queue, and of block devices.
+    #[serde(skip)]
+    pub ends: Option<Ends>,
+}
+
+/// Where a submission queue and its completion queue are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Ends {
+    /// The next entry that the controller takes, and the one behind the last that the host has rung for.
+    pub sq_head: u16,
+    pub sq_tail: u16,
+    pub cqid: u16,
+    pub cq_entries: u16,
+    /// The next entry that the host takes, as it has rung, and the next that the controller writes.
+    pub cq_head: u16,
+    pub cq_tail: u16,
+    /// MSI-X vector. None: the host polls.
+    pub vector: Option<u16>,
+    /// Commands that wait for their namespace's limits.
+    pub held_back: u32,
 }

@@ -5,7 +5,7 @@ use forebay_model::Error;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicU8, Ordering};
 use std::sync::mpsc::{sync_channel, SyncSender};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 /// Lines that may wait for whoever writes them.
 const WAITING_MAX: usize = 1024;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
     Info,
@@ -75,6 +75,8 @@ pub struct Log {
     /// None once it is closed.
     lines: Arc<Mutex<Option<SyncSender<Entry>>>>,
     dropped: Arc<AtomicU64>,
+    /// A `Level`: what is less isn't said.
+    least: Arc<AtomicU8>,
 }
 
 impl Log {
@@ -86,10 +88,19 @@ impl Log {
             .name("log".into())
             .spawn(write)
             .map_err(|e| Error::machine("a thread that writes the log", e.to_string(), "ulimit -u"))?;
-        Ok((Log { lines: Arc::new(Mutex::new(Some(lines))), dropped: Arc::default() }, thread))
+        let lines = Arc::new(Mutex::new(Some(lines)));
+        Ok((Log { lines, dropped: Arc::default(), least: Arc::default() }, thread))
+    }
+
+    /// Says nothing less than this from now on.
+    pub fn set_least(&self, level: Level) {
+        self.least.store(level as u8, Ordering::Relaxed);
     }
 
     pub fn say(&self, level: Level, event: &'static str, fields: &[(&str, serde_json::Value)]) {
+        if (level as u8) < self.least.load(Ordering::Relaxed) {
+            return;
+        }
         let lines = self.lines.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let Some(lines) = &*lines else { return };
         let fields = fields.iter().map(|(k, v)| ((*k).to_string(), v.clone())).collect();
@@ -130,6 +141,22 @@ mod tests {
         assert!(line.contains(" level=warning event=refused host=nqn.x why=\"not allowed\" n=3"), "{line}");
         let json: serde_json::Value = serde_json::from_str(&json).unwrap();
         assert_eq!((json["event"].as_str(), json["n"].as_u64()), (Some("refused"), Some(3)));
+    }
+
+    #[test]
+    fn what_is_less_than_asked_for_is_not_said() {
+        let (tell, told) = channel();
+        let (log, thread) = Log::start(Box::new(move |e| tell.send(e.event).unwrap())).unwrap();
+        let say = |event| log.say(Level::Warning, event, &[]);
+        log.set_least(Level::Error);
+        say("quiet");
+        log.set_least(Level::Warning);
+        say("heard");
+        log.clone().set_least(Level::Info);
+        log.say(Level::Info, "all", &[]);
+        log.close();
+        thread.join().unwrap();
+        assert_eq!(told.iter().collect::<Vec<_>>(), ["heard", "all"]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What the lists show, under SNAP's names where it has one.
 
-use crate::front::config::{Config, Controller, Namespace, Subsystem};
-use crate::front::stats::{ControllerStats, NamespaceStats, Stats};
+use crate::front::config::{Config, Controller, Front, Namespace, Subsystem};
+use crate::front::stats::{ControllerStats, NamespaceStats, QueueStats, Stats};
 use forebay_model::Error;
 use serde_json::{json, Value};
 
@@ -49,6 +49,51 @@ pub fn queues(stats: &Stats, name: &str) -> Result<Value, Error> {
         Some(found) => Ok(json!(found)),
         None => Err(no_controller(stats, name)),
     }
+}
+
+/// Where each queue is: what a host has asked for, and what it was answered.
+pub fn debug(stats: &Stats, name: &str) -> Result<Value, Error> {
+    let found = stats.controllers.iter().find(|c| c.name == name);
+    let found = found.ok_or_else(|| no_controller(stats, name))?;
+    let queue = |q: &QueueStats| {
+        let mut shown = json!({
+            "sqid": q.qid,
+            "thread": q.thread,
+            "sq_entries": q.entries,
+            "in_flight": q.in_flight,
+            "shadow": q.shadow,
+        });
+        if let (Some(shown), Ok(Value::Object(ends))) = (shown.as_object_mut(), serde_json::to_value(q.ends))
+        {
+            shown.extend(ends);
+        }
+        shown
+    };
+    Ok(json!({
+        "ctrl_id": found.name,
+        "state": found.state,
+        "why": found.why,
+        "mapped_bytes": found.mapped_bytes,
+        "mappings": found.mappings,
+        "queues": found.queues.iter().map(queue).collect::<Vec<_>>(),
+    }))
+}
+
+/// What hosts may find on a bus. `all`: block devices of this machine, too.
+pub fn functions(config: &Config, stats: &Stats, all: bool) -> Value {
+    let shown = config.controllers().filter(|(_, c)| all || c.front == Front::VfioUser);
+    let one = |(subsystem, given): (&Subsystem, &Controller)| {
+        let found = stats.controllers.iter().find(|c| c.name == given.name);
+        json!({
+            "emulation_type": if given.front == Front::VfioUser { "NVME" } else { "BLOCK" },
+            "ctrl_id": given.name,
+            "nqn": subsystem.nqn,
+            "cntlid": found.map(|c| c.cntlid),
+            "place": found.map(|c| c.place.clone()),
+            "state": found.map(|c| c.state),
+        })
+    };
+    shown.map(one).collect()
 }
 
 fn no_controller(stats: &Stats, name: &str) -> Error {

@@ -168,6 +168,11 @@ fn a_script_of_snap_runs_as_it_is() {
         (&drive["state"], &drive["mdts"], &drive["num_queues"]),
         (&json!("suspended"), &json!(6), &json!(31))
     );
+    let functions = said(&gateway, "emulation_function_list").unwrap();
+    assert_eq!(
+        (functions.as_array().unwrap().len(), &functions[0]["ctrl_id"], &functions[0]["emulation_type"]),
+        (1, &json!("SnapCtrl0"), &json!("NVME"))
+    );
     said(&gateway, "nvme_controller_detach_ns -c SnapCtrl0 -n 1").unwrap();
     said(&gateway, "nvme_controller_destroy -c SnapCtrl0 --force").unwrap();
     said(&gateway, &format!("nvme_namespace_destroy --nqn {NQN} --nsid 1")).unwrap();
@@ -236,6 +241,11 @@ fn what_is_wrong_is_named_and_changes_nothing() {
         ("nvme_controller_list --ctrl none", "no such controller"),
         ("nvme_controller_suspend --ctrl c --timeout_ms 1", "in flight"),
         ("nvme_controller_dbg_io_stats_get --ctrl x", "no such controller"),
+        ("nvme_controller_dbg_debug_stats_get --ctrl x", "no such controller"),
+        ("snap_log_level_set", "--level"),
+        ("snap_log_level_set -l 6", "0 to 5"),
+        ("snap_log_level_set -l 2", "nothing is logged"),
+        ("emulation_function_list --some", "--some"),
     ] {
         let error = said(&gateway, line).expect_err(line);
         assert!(error.to_string().contains(found), "{line}: {error}");

@@ -6,6 +6,7 @@ use super::Control;
 use crate::front::config::{
     free_name, runtime_directory, Caching, Controller, Front, Namespace, Qos, Size, Subsystem, WhenDown,
 };
+use crate::serve::log::Level;
 use forebay_model::Error;
 use serde_json::{json, Value};
 use std::path::Path;
@@ -282,6 +283,31 @@ pub const VERBS: &[Verb] = &[
         call: |control, given| show::queues(&control.stats(), given.the("ctrl")),
     },
     Verb {
+        name: "nvme_controller_dbg_debug_stats_get",
+        snap: true,
+        help: "Show where each queue of a controller is: heads, tails, commands in flight.",
+        parameters: &[needed(CTRL)],
+        call: |control, given| show::debug(&control.stats(), given.the("ctrl")),
+    },
+    Verb {
+        name: "emulation_function_list",
+        snap: true,
+        help: "List the PCI functions that hosts may find.",
+        parameters: &[flag("all", "Block devices of this machine, too.")],
+        call: |control, given| Ok(show::functions(&control.config(), &control.stats(), given.flag("all"))),
+    },
+    Verb {
+        name: "snap_log_level_set",
+        snap: true,
+        help: "Set what is logged, until the gateway ends.",
+        parameters: &[needed(number(
+            "level",
+            &["-l"],
+            "0 or 1: errors; 2: warnings, too; 3 to 5: everything.",
+        ))],
+        call: log_level_set,
+    },
+    Verb {
         name: "snap_stats_get",
         snap: false,
         help: "Show all counters.",
@@ -429,6 +455,24 @@ fn controller_create(control: &dyn Control, given: &Arguments) -> Result<Value, 
     controller.check()?;
     control.controller_create(given.the("nqn"), &controller)?;
     Ok(json!({ "ctrl_id": controller.name, "socket": controller.socket }))
+}
+
+fn log_level_set(control: &dyn Control, given: &Arguments) -> Result<Value, Error> {
+    let level = match given.number("level").expect("required") {
+        0 | 1 => Level::Error,
+        2 => Level::Warning,
+        3..=5 => Level::Info,
+        other => return Err(none_of("level", &other.to_string(), "0 to 5")),
+    };
+    let Some(log) = control.log() else {
+        return Err(Error::request(
+            "snap_log_level_set",
+            "nothing is logged here",
+            "forebay snap CONFIG.toml",
+        ));
+    };
+    log.set_least(level);
+    Ok(json!(true))
 }
 
 fn none_of(what: &str, given: &str, all: &str) -> Error {

@@ -213,6 +213,11 @@ impl CompletionQueue {
     }
 
     /// The interrupt vector. None: the host doesn't want interrupts of it.
+    /// The host's head, and the next entry to write.
+    pub fn ends(&self) -> (u16, u16) {
+        (self.ring.head(), self.ring.tail())
+    }
+
     pub fn vector(&self) -> Option<u16> {
         self.vector
     }

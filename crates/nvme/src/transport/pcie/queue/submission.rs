@@ -52,6 +52,11 @@ impl SubmissionQueue {
         self.ring.entries()
     }
 
+    /// The next entry to take, and the one behind the last that the host has rung for.
+    pub fn ends(&self) -> (u16, u16) {
+        (self.ring.head(), self.ring.tail())
+    }
+
     /// Commands that were fetched and not completed.
     pub fn in_flight(&self) -> u16 {
         self.in_flight
