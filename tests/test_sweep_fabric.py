@@ -75,6 +75,10 @@ def test_queues_of_an_emulated_drive_are_swept(tmp_path: Path, capsys: Any) -> N
     # Its 0.2 s may be over before an I/O is, where others take the processors.
     assert any(m["record"]["result"]["bytes"] > 0 for m in made)
     assert queues["1 queue"]["workers"] == 1 and not services(tmp_path)
+    # As many on the fabric as the drive has: each has its own gateway's socket.
+    places = {label: Path(job["source"].split("?")[0]).stem for label, job in queues.items()}
+    assert places == {label: "drive" + label.split()[0] for label in queues}
+    assert "of 1, 7, 15, 23, 31 queues on the fabric" in ran.stderr
     code, _, err = typed(capsys, "report", out, "-o", tmp_path / "p.html", "--no-charts")
     assert code == 0, err
     assert "GiB/s by queues" in (tmp_path / "p.html").read_text()
@@ -109,6 +113,26 @@ def test_the_target_may_live_in_a_network_namespace(tmp_path: Path) -> None:
     sources = [m["record"]["job"]["source"] for m in lines(out)]
     (network,) = {s.split("//")[1].rpartition(".")[0] + "." for s in sources if s.startswith("nvme+tcp://198.18.")}
     assert network not in subprocess.run(["ip", "route"], capture_output=True, text=True).stdout
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None, reason="needs root and iproute2"
+)
+def test_a_link_is_shaped_where_the_kernel_can_and_else_says_how() -> None:
+    def names() -> str:
+        return subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
+
+    space = fabric.Namespace(fabric.Link(netns=True, delay="20ms", rate="1gbit"))
+    try:
+        with space:
+            told = subprocess.run([*space.prefix, "tc", "qdisc", "show"], capture_output=True, text=True, check=True).stdout
+            assert "netem" in told and "delay 20" in told and "rate 1Gbit" in told, told
+    except fabric.MachineError as error:
+        # No namespaces here, or no netem: the command that was refused, and why.
+        assert error.asked.startswith("ip ") and error.next, error
+        if "netem" in error.asked:
+            assert "delay 20ms rate 1gbit" in error.asked and error.next == "modprobe sch_netem"
+    assert space.name not in names(), "it goes with the sweep, and where it can't be made"
 
 
 @pytest.mark.parametrize(
@@ -155,6 +179,19 @@ def test_a_sweep_names_what_it_needs_rightly() -> None:
 def test_as_many_in_flight_by_as_many_workers_as_have_queues(
     queues: int, workers: int, depth: int, then: tuple[int, int]
 ) -> None:
-    job = {"sources": [f"{{gateway}}?queues={queues}"], "workers": workers, "depth": depth}
-    fitted, changes = fabric.fit(job, ())
-    assert (fitted["workers"], fitted["depth"]) == then and bool(changes) == (then != (workers, depth))
+    for drive in ("{gateway}", "{gateway:7}", "{target}"):
+        job = {"sources": [f"{drive}?queues={queues}"], "workers": workers, "depth": depth}
+        fitted, changes = fabric.fit(job, ())
+        assert (fitted["workers"], fitted["depth"]) == then and bool(changes) == (then != (workers, depth))
+
+
+def test_drives_are_told_apart_by_their_queues_on_the_fabric(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = fabric.drives(["{gateway}?queues=3", "{gateway:31}", "stripe:?m={gateway:7}&m={gateway}", "{target}", "/x"])
+    assert found == {"{gateway}": 4, "{gateway:31}": 31, "{gateway:7}": 7}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
+    assert [fabric.threads_of(n) for n in (1, 7, 15)] == [1, 7, 8]
+    put = fabric.named({"sources": ["{gateway:7}?queues=2"], "file_bytes": 1}, {"{gateway:7}": "vfio-user:/s"})
+    assert put == {"sources": ["vfio-user:/s?queues=2"]}
+    for wrong in ("{gateway:0}", "{gateway:x}", "{gateway:}"):
+        with pytest.raises(fabric.RequestError, match="names no gateway"):
+            fabric.stand_in({"sources": [wrong]})

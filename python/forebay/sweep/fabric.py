@@ -2,7 +2,7 @@
 
 Both are the commands that a user would start, `forebay serve` and `forebay snap`, on this machine (or the target in a network
 namespace of its own, behind a veth pair), and are stopped when the sweep ends. Points name them `{target}` and `{gateway}`, so
-that a sweep is the same sweep on whatever port they listen.
+that a sweep is the same sweep on whatever port they listen; `{gateway:7}` is a drive whose gateway has 7 queues on the fabric.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ from forebay.errors import MachineError, RequestError, RunError
 if TYPE_CHECKING:
     from forebay.sweep.plan import Plan
 
-SOURCE, TARGET, GATEWAY = "{source}", "{target}", "{gateway}"
+SOURCE, TARGET = "{source}", "{target}"
 NEEDS = ("target", "gateway")
 NQN = "nqn.2026-01.io.forebay:sweep"
 FILE = "forebay-fabric.dat"
 ELSE = "a folder, in which a file is made"
-# For what is checked before anything is started.
-STAND_INS = {TARGET: f"nvme+tcp://127.0.0.1:4420/{NQN}", GATEWAY: "vfio-user:/run/forebay-sweep.sock"}
-# Of the target's queues that a gateway opens.
+# A gateway's drive, with so many of the target's queues behind it.
+DRIVE = re.compile(r"\{gateway(?::([1-9]\d{0,3}))?\}")
+# Where it isn't said.
 GATEWAY_QUEUES = 4
+# Threads that a gateway has unless told, at most: each takes a queue at least.
+THREADS_MAX = 8
 READY_S = 60.0
 STOP_S = 15.0
 # Links get their addresses from the block that is set aside for benchmarks (RFC 2544), four each.
@@ -100,20 +102,37 @@ def local_source(given: Sequence[str], needs: Sequence[str], name: str) -> str:
 def named(job: dict[str, Any], places: dict[str, str]) -> dict[str, Any]:
     """The job with what stands for its sources put in. A namespace has the size that it has."""
     sources = job.get("sources")
-    if not sources or not any(p in s for s in sources for p in (TARGET, GATEWAY)):
+    if not sources or not any(TARGET in s or DRIVE.search(s) for s in sources):
         return job
     return {**{k: v for k, v in job.items() if k != "file_bytes"}, "sources": [_put(s, places) for s in sources]}
 
 
+def drives(sources: Sequence[str]) -> dict[str, int]:
+    """What stands for gateways' drives in these sources, each with its queues on the fabric."""
+    found = [m for source in sources for m in DRIVE.finditer(source)]
+    return {m[0]: int(m[1] or GATEWAY_QUEUES) for m in found}
+
+
+def threads_of(queues: int) -> int:
+    """Of a gateway's, for so many queues on the fabric: as many as it would have, and no more than have a queue."""
+    return min(queues, len(os.sched_getaffinity(0)), THREADS_MAX)
+
+
 def stand_in(job: dict[str, Any]) -> dict[str, Any]:
     """A job that can be checked before there is a target."""
-    return named(job, STAND_INS)
+    there = drives(job.get("sources") or ())
+    places = {TARGET: f"nvme+tcp://127.0.0.1:4420/{NQN}", **dict.fromkeys(there, "vfio-user:/run/forebay-sweep.sock")}
+    put = named(job, places)
+    for source in put.get("sources") or ():
+        if "{gateway" in source:
+            raise RequestError(source, "names no gateway", "{gateway}, or {gateway:7} for 7 queues on the fabric (1 to 9999)")
+    return put
 
 
 def fit(job: dict[str, Any], changes: tuple[str, ...]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """As many I/Os in flight by fewer workers, where a source has fewer queues than workers: each takes one at least."""
     workers, depth = job.get("workers", 1), job.get("depth", 1)
-    told = [int(n) for s in job.get("sources") or () for n in re.findall(r"^\{(?:target|gateway)\}\?.*\bqueues=(\d+)", s)]
+    told = [int(n) for s in job.get("sources") or () for n in re.findall(r"^\{(?:target|gateway[:\d]*)\}\?.*\bqueues=(\d+)", s)]
     if not told or not isinstance(workers, int) or workers <= min(told):
         return job, changes
     flying = workers * depth
@@ -134,6 +153,7 @@ class Fabric:
     def __init__(self, plan: Plan, link: Link, say: Callable[[str], None]) -> None:
         self.needs, self.source, self.link, self.say = plan.sweep.needs, plan.source, link, say
         self.bytes = max((p.job.get("file_bytes") or 0 for p in plan.points), default=0)
+        self.drives = drives([s for p in plan.points for s in p.job.get("sources") or ()])
         self.places: dict[str, str] = {}
         self._stack = contextlib.ExitStack()
 
@@ -160,7 +180,7 @@ class Fabric:
         else:
             self.places[TARGET] = self._target()
         if "gateway" in self.needs:
-            self.places[GATEWAY] = self._gateway(folder)
+            self._gateways(folder)
 
     def _target(self) -> str:
         file = self._file()
@@ -189,16 +209,29 @@ class Fabric:
         engine.run({**job, "create": True, "file_bytes": self.bytes, "duration_s": 0.05})
         return str(file)
 
-    def _gateway(self, folder: Path) -> str:
-        socket, config = folder / "drive.sock", folder / "snap.toml"
-        upstream = f"{self.places[TARGET]}?queues={GATEWAY_QUEUES}"
-        config.write_text(
-            f'[[subsystems]]\nnqn = "{NQN}-gateway"\n\n[[subsystems.namespaces]]\nsource = "{upstream}"\n\n'
-            f'[[subsystems.controllers]]\nname = "drive"\nsocket = "{socket}"\n'
+    def _gateways(self, folder: Path) -> None:
+        """One drive for each number of queues on the fabric; one process for those that have as many threads."""
+        by_threads: dict[int, list[tuple[str, int]]] = {}
+        for name, queues in self.drives.items():
+            by_threads.setdefault(threads_of(queues), []).append((name, queues))
+        for threads, drives in by_threads.items():
+            config = folder / f"snap{threads}.toml"
+            config.write_text(f"threads = {threads}\n" + "".join(self._drive(folder, *drive) for drive in drives))
+            self._stack.enter_context(
+                Service([], ["snap", str(config), "--rpc", str(folder / f"rpc{threads}.sock")], r"ready: ")
+            )
+        told = ", ".join(str(n) for n in self.drives.values())
+        self.say(f"gateway   drives before {self.places[TARGET].split('?')[0]}, of {told} queues on the fabric")
+
+    def _drive(self, folder: Path, name: str, queues: int) -> str:
+        """Of a gateway's configuration."""
+        socket = folder / f"drive{queues}.sock"
+        self.places[name] = f"vfio-user:{socket}"
+        return (
+            f'[[subsystems]]\nnqn = "{NQN}-gateway-{queues}"\n\n[[subsystems.namespaces]]\n'
+            f'source = "{self.places[TARGET]}?queues={queues}"\n\n'
+            f'[[subsystems.controllers]]\nname = "drive{queues}"\nsocket = "{socket}"\n\n'
         )
-        self._stack.enter_context(Service([], ["snap", str(config), "--rpc", str(folder / "rpc.sock")], r"ready: "))
-        self.say(f"gateway   one emulated drive before {self.places[TARGET].split('?')[0]}")
-        return f"vfio-user:{socket}"
 
 
 class Service:
