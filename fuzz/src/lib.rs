@@ -28,6 +28,10 @@ mod vfio_user;
 #[cfg(feature = "engine")]
 pub use vfio_user::vfio_user;
 #[cfg(feature = "engine")]
+mod vfio_user_drive;
+#[cfg(feature = "engine")]
+pub use vfio_user_drive::vfio_user_drive;
+#[cfg(feature = "engine")]
 mod formats;
 #[cfg(feature = "engine")]
 pub use formats::formats;
@@ -67,6 +71,8 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("snap_state", snap_state),
     #[cfg(feature = "engine")]
     ("vfio_user", vfio_user),
+    #[cfg(feature = "engine")]
+    ("vfio_user_drive", vfio_user_drive),
     ("nvme_wire", nvme_wire),
     ("nvme_command", nvme_command),
     ("nvme_discovery", nvme_discovery),

@@ -88,6 +88,12 @@ fn vfio_user_seeds() {
 
 #[cfg(feature = "engine")]
 #[test]
+fn vfio_user_drive_seeds() {
+    replay("vfio_user_drive");
+}
+
+#[cfg(feature = "engine")]
+#[test]
 fn snap_state_seeds() {
     replay("snap_state");
 }
