@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +43,16 @@ class Subsystem:
     nqn: str = NQN
     # Host NQN → the other fields of its row. None: any host.
     hosts: dict[str, dict[str, Any]] | None = None
+    # Address of a listener → the ANA state of all namespaces for hosts that come there.
+    ana: dict[str, str] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
         rows = ["[[subsystems]]", f'nqn = "{self.nqn}"', f"allow_any_host = {str(self.hosts is None).lower()}"]
         for host, fields in (self.hosts or {}).items():
             rows += ["[[subsystems.hosts]]", f'nqn = "{host}"']
             rows += [f"{key} = {json.dumps(value)}" for key, value in fields.items()]
+        for address, state in self.ana.items():
+            rows += ["[[subsystems.ana]]", f'address = "{address}"', f'state = "{state}"']
         return rows + [line for namespace in self.namespaces for line in namespace.lines()]
 
 
@@ -159,8 +163,9 @@ class Serving(Daemon):
 
     def write(self) -> None:
         """The configuration as it is now, for a start or a reload."""
-        rows = [f'listen = ["{self.listen}"]']
-        rows += [f"{key} = {json.dumps(value)}" for key, value in self.top.items()]
+        # Listeners that are asked for come beside its own.
+        top = {**self.top, "listen": [self.listen, *self.top.get("listen", ())]}
+        rows = [f"{key} = {json.dumps(value)}" for key, value in top.items()]
         rows += [line for subsystem in self.subsystems for line in subsystem.lines()]
         self.config.write_text("\n".join(rows) + "\n")
 
