@@ -20,7 +20,7 @@ LONG_FILES: dict[str, int] = {
     "crates/engine/src/doctor/tests.rs": 656,
     "crates/engine/src/format/tests.rs": 576,
     "crates/engine/src/front/ublk/tests.rs": 558,
-    "crates/engine/tests/contract.rs": 566,
+    "crates/engine/tests/contract.rs": 554,
     "crates/engine/tests/drive/mod.rs": 509,
     "crates/engine/tests/emulate.rs": 554,
     "crates/engine/tests/gpu/emulate_ways.rs": 574,
@@ -210,18 +210,10 @@ LAYERS = """
 clock identity process rate tls arena reactor queue machine stream copy client format gpu rdma auth meter
 source inspect path opening doctor driver serve front generate emulate checkpoint checksum feed files
 """.split()
-# Who still calls back up: file → modules. It may lose some, and leaves the table with the last.
-UPWARD = {
-    # What direct DMA would do, and what a target says of itself, is examined where somebody asks.
-    "path/gds/row.rs": {"doctor"},
-    "source/nvme_tcp/mod.rs": {"doctor"},
-}
-
 
 def test_no_module_of_the_engine_calls_back_up() -> None:
     engine = ROOT / "crates/engine/src"
     found = []
-    upward: dict[str, set[str]] = {}
     for path in files(".rs"):
         if not path.is_relative_to(engine) or "tests" in path.relative_to(engine).as_posix():
             continue
@@ -236,11 +228,7 @@ def test_no_module_of_the_engine_calls_back_up() -> None:
         elif own != "lib":
             above = {module for module in used if LAYERS.index(module) > LAYERS.index(own)}
             if above:
-                upward[inside.as_posix()] = above
-    for file in sorted({*upward, *UPWARD}):
-        if upward.get(file) != UPWARD.get(file):
-            uses, may = upward.get(file, set()), UPWARD.get(file, set())
-            found.append(f"{file} uses {sorted(uses)} above it; UPWARD says {sorted(may)}")
+                found.append(f"{name(path)} uses {', '.join(sorted(above))} above it: let its caller hand that down")
     assert not found, "\n".join(found)
 
 
@@ -255,27 +243,15 @@ def test_targets_are_opened_without_a_job() -> None:
     assert not found, "\n".join(found)
 
 
-# What still asks which path it is: file → places it has today. It may lose some, and leaves the table with the last.
-PATHS_ELSEWHERE = {
-    "crates/engine/src/emulate/straight.rs": 2,
-}
-
-
 def test_only_a_path_knows_its_kind() -> None:
     """Whoever uses a path asks what it does: a new one is one file and one row. `auto` is none, and may be asked for."""
     kind = r"PathKind::(?!Auto\b|ALL\b)\w+"
     asked = re.compile(rf"[!=]= {kind}|matches!\([^)]*{kind}|{kind}[^=;{{}}]*=>")
-    found, elsewhere = [], dict.fromkeys(PATHS_ELSEWHERE, 0)
+    found = []
     for path in files(".rs"):
         if name(path).startswith("crates/engine/src/") and not name(path).startswith("crates/engine/src/path/"):
             lines = enumerate(text_of(path).split("#[cfg(test)]")[0].splitlines(), 1)
-            hits = [f"{name(path)}:{n}: {line.strip()}" for n, line in lines if asked.search(line)]
-            if name(path) in elsewhere:
-                elsewhere[name(path)] = len(hits)
-            else:
-                found += hits
-    wrong = [f"{file}: {count} places, {PATHS_ELSEWHERE[file]} in PATHS_ELSEWHERE" for file, count in elsewhere.items()]
-    found += [line for line, count in zip(wrong, elsewhere.items(), strict=True) if count[1] != PATHS_ELSEWHERE[count[0]]]
+            found += [f"{name(path)}:{n}: {line.strip()}" for n, line in lines if asked.search(line)]
     assert not found, "\n".join(found)
 
 

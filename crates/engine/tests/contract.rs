@@ -36,7 +36,7 @@ use arena::{untouched, UNTOUCHED};
 use cases::{is_writable, noise, truth};
 use forebay_engine::arena::{Mem, Piece};
 use forebay_engine::doctor;
-use forebay_engine::path::{self, DataPath, Ends, Gear, Site, PATHS};
+use forebay_engine::path::{self, About, DataPath, Ends, Gear, Site, PATHS};
 use forebay_engine::queue::{Full, Io, Op, Queue, Via};
 use forebay_engine::reactor::Reactor;
 use forebay_engine::source::fault::{FaultPlan, FaultQueue};
@@ -395,32 +395,20 @@ fn a_path_is_more_than_a_name() {
 struct Hollow;
 
 impl DataPath for Hollow {
-    fn kind(&self) -> PathKind {
-        PathKind::Gds
-    }
-
-    fn name(&self) -> &'static str {
-        "host"
-    }
-
-    fn what(&self) -> &'static str {
-        "nothing"
-    }
-
-    fn needs(&self) -> &'static str {
-        "nothing"
-    }
-
-    fn ends(&self) -> Ends {
-        Ends::GpuIfAny
+    fn about(&self) -> &'static About {
+        &About {
+            kind: PathKind::Gds,
+            name: "host",
+            what: "nothing",
+            needs: "nothing",
+            serves: "every source",
+            ends: Ends::GpuIfAny,
+            may_go_direct: true,
+        }
     }
 
     fn examined(&self, verdicts: &doctor::Verdicts) -> doctor::Check {
         path::of(PathKind::Host).examined(verdicts)
-    }
-
-    fn may_go_direct(&self) -> bool {
-        true
     }
 
     fn equip(&self, site: &Site, reactor: &mut Reactor) -> Result<Box<dyn Gear>, Error> {

@@ -36,7 +36,6 @@ mod verdict;
 pub use crate::machine::roots::Roots;
 pub use crate::machine::verdict::{Answer, Cause, GdsVerdict, Through, Usable, Verdicts};
 pub use report::{Area, Check, Report, State, SCHEMA};
-pub(crate) use source::targets;
 pub use verdict::{gds_verdict, path_verdicts};
 
 use crate::machine::{pci, roots};

@@ -5,7 +5,7 @@ use super::roots::Roots;
 use super::target;
 use crate::machine;
 use crate::source::nvme_tcp::{Address, Options};
-use crate::source::{Made, Uri};
+use crate::source::{Examiner, Made, Uri};
 use forebay_model::Error;
 use serde::Serialize;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -101,12 +101,21 @@ pub fn checks(roots: &Roots, asked: &Asked) -> Vec<Check> {
         }
         checks.push(Check::new(Area::Source, "source", "source", State::Works, found));
     }
-    checks.extend(asked.others.iter().flat_map(|other| other.source.examine(roots)));
+    checks.extend(asked.others.iter().flat_map(|other| other.source.examine(&FromHere(roots))));
     checks
 }
 
+/// Connects from this machine.
+struct FromHere<'a>(&'a Roots);
+
+impl Examiner for FromHere<'_> {
+    fn targets(&self, options: &Options) -> Vec<Check> {
+        targets(self.0, options)
+    }
+}
+
 /// Every address of a namespace, side by side: one that doesn't answer holds up no other.
-pub fn targets(roots: &Roots, options: &Options) -> Vec<Check> {
+fn targets(roots: &Roots, options: &Options) -> Vec<Check> {
     let one = |address: &Address| {
         let here = Options { addresses: vec![address.clone()], ..options.clone() };
         let uri = here.to_string();

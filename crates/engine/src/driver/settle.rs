@@ -6,6 +6,7 @@
 use super::pacing::Unseen;
 use super::{fleet, purpose, threads, Observer};
 use crate::clock;
+use crate::doctor;
 use crate::meter::cache;
 use crate::opening;
 use crate::path::auto::{self, Gave, Known, Open, Situation, Way};
@@ -99,7 +100,7 @@ struct Settler<'a> {
 
 impl Settler<'_> {
     fn groups(&self, targets: &[Target]) -> Vec<Group> {
-        let mut known = Known::new();
+        let mut known = Known::by(doctor::gds_verdict);
         let mut groups: Vec<Group> = Vec::new();
         for (t, target) in targets.iter().enumerate() {
             let open = self.open(target, &mut known);

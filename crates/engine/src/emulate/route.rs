@@ -2,6 +2,7 @@
 //! are open, the likeliest. Nothing is tried: what is known of the files decides.
 
 use super::dataset::DataSet;
+use crate::doctor;
 use crate::format::pick::PickSpec;
 use crate::format::FormatRow;
 use crate::gpu::cuda::Device;
@@ -114,7 +115,7 @@ fn situation(
 ) -> Situation {
     let destination = Destination::on(devices.to_vec());
     let target = super::straight::target_of(probe.clone());
-    let (mut cannot, mut known) = (BTreeMap::new(), Known::new());
+    let (mut cannot, mut known) = (BTreeMap::new(), Known::by(doctor::gds_verdict));
     for path in PATHS {
         let able = path.can(&target, &destination, &mut known);
         able.err().and_then(|why| cannot.insert(path.kind(), why));

@@ -2,15 +2,18 @@
 //! are mapped and read by the device where they lie in the page cache, or cuFile knows
 //! them; either way they are let go of when the last one who reads them is done.
 
+use super::destination::Destination;
 use super::how::How;
 use super::route::Route;
 use crate::gpu::cuda::Device;
 use crate::path::gds::Session;
-use crate::path::limits;
-use crate::path::mapped::{DevicePinner, Registry, LEAST_BYTES};
+use crate::path::mapped::Registry;
+use crate::path::straight::{LaneNeeds, Lanes, Means};
+use crate::path::{self, limits};
+use crate::reactor::Reactor;
 use crate::source::file::FileTarget;
 use crate::source::{FileBacking, Target};
-use forebay_model::job::{Engine, JobSpec, PathKind};
+use forebay_model::job::{Engine, JobSpec};
 use forebay_model::training::EmulateSpec;
 use forebay_model::Error;
 use std::collections::HashMap;
@@ -20,32 +23,15 @@ use std::sync::{Arc, Mutex};
 /// Files that stay mapped from epoch to epoch, with what of them is registered: a process may have 65,530 mappings.
 const KEPT_MAX: u64 = 16_384;
 
-pub enum Means {
-    Mapped(Arc<Registry>),
-    Gds(Arc<Session>),
-}
-
-impl Clone for Means {
-    fn clone(&self) -> Means {
-        match self {
-            Means::Mapped(registry) => Means::Mapped(registry.clone()),
-            Means::Gds(session) => Means::Gds(session.clone()),
-        }
-    }
-}
-
 /// A file that the means know, as long as anybody has this.
 pub struct Held {
     pub target: FileTarget,
-    means: Means,
+    means: Arc<dyn Means>,
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        match &self.means {
-            Means::Mapped(registry) => registry.forget(&self.target),
-            Means::Gds(session) => session.detach(&self.target),
-        }
+        self.means.forget(&self.target);
     }
 }
 
@@ -53,13 +39,12 @@ pub struct Straight {
     /// By the number of the file. They go before the means do.
     kept: Mutex<HashMap<u32, Arc<Held>>>,
     kept_max: usize,
-    pub means: Means,
+    means: Arc<dyn Means>,
     devices: Vec<Arc<Device>>,
     /// One of the files, for what is the same of all.
     probe: FileTarget,
-    window_bytes: u64,
-    /// In cuFile's vocabulary.
-    pub job: JobSpec,
+    /// What the path is asked in the words of.
+    job: JobSpec,
 }
 
 impl Straight {
@@ -86,48 +71,39 @@ impl Straight {
         };
         let limits =
             limits(spec.pin_limit_bytes, how.io_bytes * u64::from(how.depth) * u64::from(how.workers));
-        let means = match route.path {
-            PathKind::Mapped => {
-                Means::Mapped(Arc::new(Registry::new(Box::new(DevicePinner(device.clone())), limits)?))
-            }
-            _ => Means::Gds(Session::open(&job, device)?),
-        };
+        let means = path::of(route.path).means(&job, device, limits)?;
+        let means = means.expect("what passes the host has means to");
         let straight = Straight {
             kept: Mutex::default(),
-            kept_max: kept_max(files),
+            kept_max: if path::of(route.path).keeps_what_it_paid_for() { kept_max(files) } else { 0 },
             means,
             devices: devices.to_vec(),
             probe: probe.clone(),
-            window_bytes: limits.window_bytes,
             job,
         };
-        straight.begin()?;
+        straight.means.begin(&straight.probe, &straight.devices)?;
         Ok(Some(straight))
     }
 
-    /// Has cuFile show, for each GPU, how it goes; from here on its counters count.
-    fn begin(&self) -> Result<(), Error> {
-        let Means::Gds(session) = &self.means else { return Ok(()) };
-        for device in &self.devices {
-            session.attach(&target_of(self.probe.clone()), device)?;
-        }
-        session.detach(&self.probe);
-        session.begin();
-        Ok(())
-    }
-
     pub fn registry(&self) -> Option<&Arc<Registry>> {
-        match &self.means {
-            Means::Mapped(registry) => Some(registry),
-            Means::Gds(_) => None,
-        }
+        self.means.registry()
     }
 
     pub fn session(&self) -> Option<&Arc<Session>> {
-        match &self.means {
-            Means::Mapped(_) => None,
-            Means::Gds(session) => Some(session),
-        }
+        self.means.session()
+    }
+
+    /// What a worker has for its streams, on the worker's thread.
+    pub fn lanes(
+        &self,
+        to: &Destination,
+        how: &How,
+        depth: u32,
+        reactor: &mut Reactor,
+    ) -> Result<Box<dyn Lanes>, Error> {
+        let devices = (0..to.turns()).filter_map(|turn| to.device(turn)).collect();
+        let needs = LaneNeeds { job: &self.job, devices, depth, io_bytes: how.io_bytes };
+        self.means.lanes(&needs, reactor)
     }
 
     /// A file that stayed mapped.
@@ -145,20 +121,17 @@ impl Straight {
         bytes: u64,
         turn: usize,
     ) -> Result<Option<Arc<Held>>, Error> {
-        if matches!(self.means, Means::Mapped(_)) && bytes < LEAST_BYTES {
+        if bytes < self.means.bytes_min() {
             return Ok(None);
         }
         let target = FileTarget { path, file: file.clone(), bytes, ..self.probe.clone() };
-        if let Means::Gds(session) = &self.means {
-            session.attach(&target_of(target.clone()), &self.devices[turn])?;
-        }
+        self.means.hold(&target, &self.devices[turn])?;
         let held = Arc::new(Held { target, means: self.means.clone() });
-        if self.registry().is_some() {
-            let mut kept = self.lock();
-            if kept.len() < self.kept_max {
-                kept.insert(number, held.clone());
-            }
+        let mut kept = self.lock();
+        if kept.len() < self.kept_max {
+            kept.insert(number, held.clone());
         }
+        drop(kept);
         Ok(Some(held))
     }
 
@@ -169,18 +142,13 @@ impl Straight {
 
     /// No read is longer than what is registered as a whole: memory for it would lie idle.
     pub fn within(&self, how: How) -> How {
-        match self.means {
-            Means::Mapped(_) => How { io_bytes: how.io_bytes.min(self.window_bytes), ..how },
-            Means::Gds(_) => how,
-        }
+        let io_bytes = self.means.window_bytes().map_or(how.io_bytes, |most| how.io_bytes.min(most));
+        How { io_bytes, ..how }
     }
 
     /// Most bytes that a read from `offset` on may have: none goes two ways.
     pub fn io_bytes_max(&self, offset: u64) -> u64 {
-        match self.means {
-            Means::Mapped(_) => self.window_bytes - offset % self.window_bytes,
-            Means::Gds(_) => u64::MAX,
-        }
+        self.means.window_bytes().map_or(u64::MAX, |window| window - offset % window)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u32, Arc<Held>>> {
@@ -197,7 +165,7 @@ fn kept_max(files: u32) -> usize {
 
 /// Descriptors that such files take.
 pub fn descriptors(route: &Route, files: u32) -> u64 {
-    if route.path == PathKind::Mapped {
+    if route.passes_host() && path::of(route.path).keeps_what_it_paid_for() {
         2 * u64::from(files).min(KEPT_MAX)
     } else {
         0

@@ -7,7 +7,6 @@ mod digest;
 mod ending;
 mod straight;
 
-use self::straight::Lanes;
 use super::board::{add, Board, Counters, Outfit, ACCOUNT_NS};
 use super::reading::{Opened, Reading, BLOCK};
 use super::supply::Delays;
@@ -20,6 +19,7 @@ use crate::driver::threads;
 use crate::format::Damage;
 use crate::gpu::cuda::Pinned;
 use crate::path;
+use crate::path::straight::Lanes;
 use crate::path::Copier;
 use crate::queue::{Fault, Op, Via};
 use crate::reactor::{self, memlock, Reactor, RingOptions};
@@ -115,7 +115,7 @@ pub struct Worker {
     // before these.
     client: Client<()>,
     actives: Vec<Option<Active>>,
-    lanes: Option<Lanes>,
+    lanes: Option<Box<dyn Lanes>>,
     reads: Reads,
     /// By tag: the file that a read is of.
     files: OpenFiles,
@@ -190,7 +190,7 @@ impl Worker {
         };
         let pin = destination.map_or(Ok(None), |to| to.pin(slots.arena()))?;
         let copiers = destination.map_or(Ok(Vec::new()), |to| to.copiers())?;
-        let lanes = Lanes::open(&shared, slots.count(), &mut reactor)?;
+        let lanes = straight::lanes(&shared, slots.count(), &mut reactor)?;
         let via = if how.direct && !feeds_gpu { Via::Direct } else { Via::Staged };
         shared.board.set_waker(index, reactor.waker()?);
         shared.board.outfit.get_or_init(|| Outfit {

@@ -3,9 +3,12 @@
 //! opened or measured here.
 
 use super::{DataPath, Ends, PATHS};
+use crate::machine::verdict::{Answer, GdsVerdict};
+use crate::source::file::FileTarget;
 use forebay_model::job::{Cache, PathKind};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::PathBuf;
 
 /// From this share on the page cache gives more than the drive past it would.
 const HALF_WARM_SHARE: f64 = 0.5;
@@ -63,8 +66,35 @@ impl Situation {
     }
 }
 
-/// What was found out of devices that cuFile was asked about.
-pub type Known = BTreeMap<u64, Result<(), String>>;
+/// What a machine's settings say of files: whoever knows the machine (`doctor`) stands above the paths.
+pub type Judge = fn(&[PathBuf]) -> GdsVerdict;
+
+/// What was found out of devices, each examined once.
+pub struct Known {
+    judge: Judge,
+    direct: BTreeMap<u64, Result<(), String>>,
+}
+
+impl Known {
+    pub fn by(judge: Judge) -> Known {
+        Known { judge, direct: BTreeMap::new() }
+    }
+
+    /// Whether cuFile would move the file's bytes by direct DMA; else why not.
+    pub fn goes_direct(&mut self, file: &FileTarget) -> Result<(), String> {
+        let number = |(major, minor)| u64::from(major) << 32 | u64::from(minor);
+        let device = file.device().map_or(u64::MAX, number);
+        let judge = self.judge;
+        let ask = || {
+            let verdict = judge(std::slice::from_ref(&file.path));
+            match verdict.answer {
+                Answer::Direct => Ok(()),
+                _ => Err(verdict.reason().unwrap_or_else(|| "cuFile wouldn't go direct".into())),
+            }
+        };
+        self.direct.entry(device).or_insert_with(ask).clone()
+    }
+}
 
 /// The ways that are open, the likeliest first and at least one, and what decided so far.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,8 +5,7 @@
 //! The staging slots are pinned for the GPU and registered with the ring, so
 //! that neither stage pins a page per I/O.
 
-use super::auto::Situation;
-use super::{Beside, DataPath, Ends, Gear, Layer, Refusal, Site};
+use super::{About, Beside, DataPath, Ends, Gear, Layer, Refusal, Site};
 use crate::arena::{Arena, Mem};
 use crate::clock;
 use crate::gpu::Copier;
@@ -23,24 +22,16 @@ use std::time::{Duration, Instant};
 pub struct Bounce;
 
 impl DataPath for Bounce {
-    fn kind(&self) -> PathKind {
-        PathKind::Bounce
-    }
-
-    fn name(&self) -> &'static str {
-        "bounce"
-    }
-
-    fn what(&self) -> &'static str {
-        "storage to reused pinned host buffers to the GPU, reads and copies overlapped"
-    }
-
-    fn needs(&self) -> &'static str {
-        "libcuda; with no GPU the destination is host memory, and the record says so"
-    }
-
-    fn ends(&self) -> Ends {
-        Ends::GpuIfAny
+    fn about(&self) -> &'static About {
+        &About {
+            kind: PathKind::Bounce,
+            name: "bounce",
+            what: "storage to reused pinned host buffers to the GPU, reads and copies overlapped",
+            needs: "libcuda; with no GPU the destination is host memory, and the record says so",
+            serves: "every source",
+            ends: Ends::GpuIfAny,
+            may_go_direct: false,
+        }
     }
 
     fn examined(&self, verdicts: &Verdicts) -> Check {
@@ -58,18 +49,6 @@ impl DataPath for Bounce {
             "bounce stages every byte in host memory",
             "--path host, or no --require-direct",
         )))
-    }
-
-    fn may_go_direct(&self) -> bool {
-        false
-    }
-
-    fn is_open(&self, situation: &Situation) -> bool {
-        situation.gpu
-    }
-
-    fn tries_workers(&self) -> bool {
-        true
     }
 
     fn beside(&self, slots: u32, slot_bytes: u64, _: bool) -> Option<Beside> {

@@ -1,7 +1,6 @@
 //! `host`: storage to host memory, and no further. The source's own queue.
 
-use super::auto::Situation;
-use super::{DataPath, Ends, Gear, Layer, Refusal, Site};
+use super::{About, DataPath, Ends, Gear, Layer, Refusal, Site};
 use crate::machine::finding::{Check, State};
 use crate::machine::verdict::Verdicts;
 use crate::queue::Queue;
@@ -13,24 +12,16 @@ use forebay_model::Error;
 pub struct Host;
 
 impl DataPath for Host {
-    fn kind(&self) -> PathKind {
-        PathKind::Host
-    }
-
-    fn name(&self) -> &'static str {
-        "host"
-    }
-
-    fn what(&self) -> &'static str {
-        "storage to host memory, and no further"
-    }
-
-    fn needs(&self) -> &'static str {
-        "nothing"
-    }
-
-    fn ends(&self) -> Ends {
-        Ends::Host
+    fn about(&self) -> &'static About {
+        &About {
+            kind: PathKind::Host,
+            name: "host",
+            what: "storage to host memory, and no further",
+            needs: "nothing",
+            serves: "every source",
+            ends: Ends::Host,
+            may_go_direct: true,
+        }
     }
 
     fn examined(&self, _: &Verdicts) -> Check {
@@ -41,14 +32,6 @@ impl DataPath for Host {
         let refusal =
             ("--gpu with --path host", "that path ends in host memory", "--path bounce, or no --gpu");
         Ok((!job.gpus.is_empty()).then_some(refusal))
-    }
-
-    fn may_go_direct(&self) -> bool {
-        true
-    }
-
-    fn is_open(&self, situation: &Situation) -> bool {
-        !situation.gpu
     }
 
     fn equip(&self, _: &Site, _: &mut Reactor) -> Result<Box<dyn Gear>, Error> {

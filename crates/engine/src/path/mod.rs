@@ -10,6 +10,7 @@ pub mod gds;
 mod host;
 pub mod mapped;
 mod site;
+pub mod straight;
 
 pub use crate::gpu::Copier;
 pub use bounce::{BounceQueue, HostCopier};
@@ -17,6 +18,7 @@ pub use buffers::{Buffers, Under};
 pub use destination::{limits, Destination};
 pub use site::{Copiers, Gear, Layer, Site};
 
+use crate::gpu::cuda::Device;
 use crate::machine::finding::Check;
 use crate::machine::verdict::Verdicts;
 use crate::queue::Fault;
@@ -25,7 +27,10 @@ use crate::source::{FileBacking, Made, SourceRow, Target, SOURCES};
 use auto::{Known, Situation};
 use forebay_model::job::{JobSpec, PathKind};
 use forebay_model::Error;
+use mapped::Limits;
 use std::fmt::Display;
+use std::sync::Arc;
+use straight::Means;
 
 /// Error of a path that copies payload, for scattered memory; it never gets any, because its destinations are slots.
 fn scattered() -> Fault {
@@ -69,27 +74,55 @@ pub struct Readers {
     pub depth: Option<u32>,
 }
 
+/// What is fixed of a path.
+pub struct About {
+    pub kind: PathKind,
+    /// As typed, and as records have it.
+    pub name: &'static str,
+    pub what: &'static str,
+    pub needs: &'static str,
+    /// The sources that it serves, as text.
+    pub serves: &'static str,
+    pub ends: Ends,
+    /// Its bytes may go from a device to their destination without a copy by a CPU.
+    pub may_go_direct: bool,
+}
+
 /// A data path.
 pub trait DataPath: Sync {
-    fn kind(&self) -> PathKind;
+    fn about(&self) -> &'static About;
 
-    /// As typed, and as records have it.
-    fn name(&self) -> &'static str;
+    fn kind(&self) -> PathKind {
+        self.about().kind
+    }
 
-    fn what(&self) -> &'static str;
+    fn name(&self) -> &'static str {
+        self.about().name
+    }
 
-    fn needs(&self) -> &'static str;
+    fn what(&self) -> &'static str {
+        self.about().what
+    }
 
-    /// The sources that it serves, as text.
+    fn needs(&self) -> &'static str {
+        self.about().needs
+    }
+
     fn serves(&self) -> &'static str {
-        "every source"
+        self.about().serves
+    }
+
+    fn ends(&self) -> Ends {
+        self.about().ends
+    }
+
+    fn may_go_direct(&self) -> bool {
+        self.about().may_go_direct
     }
 
     fn accepts(&self, _made: &Made) -> bool {
         true
     }
-
-    fn ends(&self) -> Ends;
 
     /// What `doctor` says of it on this machine.
     fn examined(&self, verdicts: &Verdicts) -> Check;
@@ -112,17 +145,14 @@ pub trait DataPath: Sync {
         None
     }
 
-    /// Its bytes may go from a device to their destination without a copy by a CPU.
-    fn may_go_direct(&self) -> bool;
-
     /// A job on it fails if bytes aren't direct.
     fn insists_on_direct(&self, _allow_compat: bool) -> bool {
         false
     }
 
-    /// Whether `auto` may choose it there.
-    fn is_open(&self, _situation: &Situation) -> bool {
-        false
+    /// Whether `auto` may choose it there: what ends in host memory where there is no GPU, and anything else where there is.
+    fn is_open(&self, situation: &Situation) -> bool {
+        situation.gpu == (self.ends() != Ends::Host)
     }
 
     /// Why the target can't use it here, for `auto`. `known`: what was found out for other targets.
@@ -135,9 +165,10 @@ pub trait DataPath: Sync {
         false
     }
 
-    /// Trials find the best number of workers, if the user gave none.
+    /// Trials find the best number of workers, if the user gave none: where threads copy bytes on to a GPU, by themselves
+    /// or by asking it to.
     fn tries_workers(&self) -> bool {
-        false
+        !self.may_go_direct()
     }
 
     /// The path that an opened target takes in a job on this one.
@@ -182,6 +213,12 @@ pub trait DataPath: Sync {
 
     /// What a worker sets up for it, after its slots.
     fn equip(&self, site: &Site, reactor: &mut crate::reactor::Reactor) -> Result<Box<dyn Gear>, Error>;
+
+    /// What a run that reads many files has to read them straight into GPUs, the first of which is `device`; None: its bytes
+    /// pass the host.
+    fn means(&self, _: &JobSpec, _device: &Arc<Device>, _: Limits) -> Result<Option<Arc<dyn Means>>, Error> {
+        Ok(None)
+    }
 
     /// Slots that bytes pass, or end in, are host memory pinned for the GPU.
     fn pins(&self) -> bool {

@@ -18,7 +18,7 @@ pub use model::{ModelBacking, ModelDraft, ModelQueue, ModelUri, SharedDrive};
 pub use nil::{NilBacking, NilDraft, NilQueue};
 pub use nvme::NamespaceBacking;
 pub use stripe::{StripeBacking, StripeDraft};
-pub use uri::{Source, Uri};
+pub use uri::{Examiner, Source, Uri};
 
 use crate::arena::Arena;
 use crate::gpu::cuda::Device;

@@ -3,12 +3,11 @@
 
 use super::draft::{Draft, Drafted, Look, Open};
 use super::nil::inside;
-use super::uri::{query, Source, Text, Uri};
+use super::uri::{query, Examiner, Source, Text, Uri};
 use super::{Backing, MadeOf, OpenFile, QueueNeeds, Target};
 use crate::arena::Mem;
 use crate::clock;
 use crate::machine::finding::{Check, State};
-use crate::machine::roots::Roots;
 use crate::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
 use crate::reactor::Reactor;
 use forebay_model::device::{DriveModel, Timeline};
@@ -134,7 +133,7 @@ impl Source for ModelUri {
         Some(json!({"kind": "model", "name": self.name()}))
     }
 
-    fn examine(&self, _: &Roots) -> Vec<Check> {
+    fn examine(&self, _: &dyn Examiner) -> Vec<Check> {
         let found =
             format!("a timed model of {}: results are simulated, whatever hardware is here", self.name());
         vec![Check::of_source("model", self, &self.to_string(), State::Works, found)]

@@ -1,10 +1,9 @@
 //! `nil:` — completes at once and moves nothing: the cost of our own loop.
 
 use super::draft::{Draft, Drafted, Look, Open};
-use super::uri::{query, Source, Text, Uri};
+use super::uri::{query, Examiner, Source, Text, Uri};
 use super::{Backing, MadeOf, OpenFile, QueueNeeds};
 use crate::machine::finding::{Check, State};
-use crate::machine::roots::Roots;
 use crate::queue::{Done, Full, Geometry, Io, Queue, Via};
 use crate::reactor::Reactor;
 use forebay_model::units::{format_bytes, parse_bytes};
@@ -56,7 +55,7 @@ impl Source for NilUri {
         Some(json!({"kind": "nil"}))
     }
 
-    fn examine(&self, _: &Roots) -> Vec<Check> {
+    fn examine(&self, _: &dyn Examiner) -> Vec<Check> {
         let found = "completes at once: the cost of our own loop; no hardware applies";
         vec![Check::of_source("nil", self, &self.to_string(), State::Works, found)]
     }

@@ -5,7 +5,6 @@ use super::file::FileUri;
 use super::model::ModelUri;
 use super::{nvme_tcp, vfio_user, Made, MadeOf, SOURCES};
 use crate::machine::finding::Check;
-use crate::machine::roots::Roots;
 use forebay_model::Error;
 use std::fmt;
 use std::ops::Deref;
@@ -58,7 +57,7 @@ pub trait Source: fmt::Display + fmt::Debug + Send + Sync {
     }
 
     /// What `doctor` finds of it where it is no file.
-    fn examine(&self, _roots: &Roots) -> Vec<Check> {
+    fn examine(&self, _by: &dyn Examiner) -> Vec<Check> {
         Vec::new()
     }
 
@@ -67,6 +66,12 @@ pub trait Source: fmt::Display + fmt::Debug + Send + Sync {
     /// # Errors
     /// Of `look`; and where the parts don't fit each other.
     fn draft(&self, look: &mut dyn Look, wanted: Option<u64>) -> Result<Draft, Error>;
+}
+
+/// Who examines what a source can only name: `doctor`, which stands above all sources.
+pub trait Examiner {
+    /// What answers at each address of an NVMe/TCP namespace.
+    fn targets(&self, options: &nvme_tcp::Options) -> Vec<Check>;
 }
 
 /// A parsed source.

@@ -9,6 +9,7 @@ mod inline;
 mod row;
 mod session;
 mod station;
+mod straight;
 mod stream;
 mod verdict;
 

@@ -1,13 +1,16 @@
 //! What anybody asks of `gds`, its part of a worker, and what its bytes are called
 //! once cuFile has said how they went.
 
+use super::straight::CufileMeans;
 use super::{Base, Duty, Session, Station, PAGE};
-use crate::doctor;
+use crate::gpu::cuda::Device;
 use crate::gpu::cufile::Buffer;
 use crate::machine::finding::{remark, Check, State};
 use crate::machine::verdict::{Answer, Verdicts};
-use crate::path::auto::{Known, Situation};
-use crate::path::{DataPath, Destination, Ends, Gear, Layer, Readers, Refusal, Settled, Site};
+use crate::path::auto::Known;
+use crate::path::mapped::Limits;
+use crate::path::straight::Means;
+use crate::path::{About, DataPath, Destination, Ends, Gear, Layer, Readers, Refusal, Settled, Site};
 use crate::queue::Queue;
 use crate::reactor::Reactor;
 use crate::source::file::FileTarget;
@@ -17,6 +20,7 @@ use forebay_model::record::{Cufile, PathRan};
 use forebay_model::Error;
 use std::any::Any;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 pub struct Gds;
 
@@ -32,32 +36,20 @@ fn has_cufile_options(job: &JobSpec) -> bool {
 }
 
 impl DataPath for Gds {
-    fn kind(&self) -> PathKind {
-        PathKind::Gds
-    }
-
-    fn name(&self) -> &'static str {
-        "gds"
-    }
-
-    fn what(&self) -> &'static str {
-        "storage DMAs into GPU memory, through cuFile; or a network card does, by RDMA"
-    }
-
-    fn needs(&self) -> &'static str {
-        "libcufile and nvidia-fs or PCI P2PDMA; of nvme+rdma a card that takes dma-bufs"
-    }
-
-    fn serves(&self) -> &'static str {
-        "files, stripes of them, and nvme+rdma:"
+    fn about(&self) -> &'static About {
+        &About {
+            kind: PathKind::Gds,
+            name: "gds",
+            what: "storage DMAs into GPU memory, through cuFile; or a network card does, by RDMA",
+            needs: "libcufile and nvidia-fs or PCI P2PDMA; of nvme+rdma a card that takes dma-bufs",
+            serves: "files, stripes of them, and nvme+rdma:",
+            ends: Ends::Gpu,
+            may_go_direct: true,
+        }
     }
 
     fn accepts(&self, made: &Made) -> bool {
         made.is_all(MadeOf::File) || made.whole == MadeOf::Card
-    }
-
-    fn ends(&self) -> Ends {
-        Ends::Gpu
     }
 
     fn examined(&self, verdicts: &Verdicts) -> Check {
@@ -108,16 +100,8 @@ impl DataPath for Gds {
         Some(false)
     }
 
-    fn may_go_direct(&self) -> bool {
-        true
-    }
-
     fn insists_on_direct(&self, allow_compat: bool) -> bool {
         !allow_compat
-    }
-
-    fn is_open(&self, situation: &Situation) -> bool {
-        situation.gpu
     }
 
     fn can(&self, target: &Target, destination: &Destination, known: &mut Known) -> Result<(), String> {
@@ -228,6 +212,10 @@ impl DataPath for Gds {
         Ok(Box::new(Own { station: Some(station), buffer }))
     }
 
+    fn means(&self, job: &JobSpec, device: &Arc<Device>, _: Limits) -> Result<Option<Arc<dyn Means>>, Error> {
+        Ok(Some(Arc::new(CufileMeans(Session::open(job, device)?))))
+    }
+
     /// Slots that cuFile or a card reaches are the GPU's own.
     fn pins(&self) -> bool {
         false
@@ -281,19 +269,7 @@ fn direct_dma_to(target: &Target, known: &mut Known) -> Result<(), String> {
     if target.remotes().next().is_some() {
         return Err("it is not a file on this machine".into());
     }
-    for (file, _) in target.files() {
-        let device =
-            file.device().map_or(u64::MAX, |(major, minor)| u64::from(major) << 32 | u64::from(minor));
-        let ask = || {
-            let verdict = doctor::gds_verdict(std::slice::from_ref(&file.path));
-            match verdict.answer {
-                Answer::Direct => Ok(()),
-                _ => Err(verdict.reason().unwrap_or_else(|| "cuFile wouldn't go direct".into())),
-            }
-        };
-        known.entry(device).or_insert_with(ask).clone()?;
-    }
-    Ok(())
+    target.files().iter().try_for_each(|(file, _)| known.goes_direct(file))
 }
 
 /// What cuFile says of a run on these targets, of which so many bytes were moved, and what its bytes are called for it. `ran`: the path of each target, as

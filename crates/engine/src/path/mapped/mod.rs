@@ -10,6 +10,7 @@ mod map;
 mod policy;
 mod registry;
 mod row;
+mod straight;
 mod turns;
 
 pub use file::{MappedFile, Phase, Window};

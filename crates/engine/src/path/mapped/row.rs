@@ -1,16 +1,21 @@
 //! What anybody asks of `mapped`, and its part of a worker.
 
-use super::{MappedQueue, Staging};
-use crate::gpu::cuda;
+use super::straight::MappedMeans;
+use super::{Limits, MappedQueue, Staging};
+use crate::gpu::cuda::{self, Device};
 use crate::machine::finding::{Check, State};
 use crate::machine::verdict::Verdicts;
 use crate::path::auto::{Known, Situation};
-use crate::path::{Beside, BounceQueue, DataPath, Destination, Ends, Gear, Layer, Readers, Refusal, Site};
+use crate::path::straight::Means;
+use crate::path::{
+    About, Beside, BounceQueue, DataPath, Destination, Ends, Gear, Layer, Readers, Refusal, Site,
+};
 use crate::queue::Queue;
 use crate::reactor::Reactor;
 use crate::source::{Made, MadeOf, QueueNeeds, Target};
 use forebay_model::job::{Cache, JobSpec, PathKind};
 use forebay_model::Error;
+use std::sync::Arc;
 
 /// From this share on a file counts as cached.
 const WARM_SHARE: f64 = 0.95;
@@ -19,38 +24,26 @@ const BYTES_MIN: u64 = 4 << 20;
 /// Below this a copy per I/O costs the device more than the bytes do, and bounce sends many as one.
 const IO_BYTES_MIN: u64 = 64 << 10;
 /// Slots through which bytes go that can't be mapped; longer I/Os go in parts.
-const ASIDE_SLOTS: u32 = 4;
-const ASIDE_BYTES_MAX: u64 = 4 << 20;
+pub(super) const ASIDE_SLOTS: u32 = 4;
+pub(super) const ASIDE_BYTES_MAX: u64 = 4 << 20;
 
 pub struct Mapped;
 
 impl DataPath for Mapped {
-    fn kind(&self) -> PathKind {
-        PathKind::Mapped
-    }
-
-    fn name(&self) -> &'static str {
-        "mapped"
-    }
-
-    fn what(&self) -> &'static str {
-        "page cache to GPU with no CPU copy"
-    }
-
-    fn needs(&self) -> &'static str {
-        "libcuda; data already cached"
-    }
-
-    fn serves(&self) -> &'static str {
-        "files and stripes of them"
+    fn about(&self) -> &'static About {
+        &About {
+            kind: PathKind::Mapped,
+            name: "mapped",
+            what: "page cache to GPU with no CPU copy",
+            needs: "libcuda; data already cached",
+            serves: "files and stripes of them",
+            ends: Ends::Gpu,
+            may_go_direct: false,
+        }
     }
 
     fn accepts(&self, made: &Made) -> bool {
         made.is_all(MadeOf::File)
-    }
-
-    fn ends(&self) -> Ends {
-        Ends::Gpu
     }
 
     fn examined(&self, verdicts: &Verdicts) -> Check {
@@ -94,10 +87,6 @@ impl DataPath for Mapped {
         Some(true)
     }
 
-    fn may_go_direct(&self) -> bool {
-        false
-    }
-
     fn is_open(&self, s: &Situation) -> bool {
         let warm = s.resident.is_some_and(|share| share >= WARM_SHARE);
         s.gpu && !s.writes && warm && s.bytes >= BYTES_MIN && s.io_bytes >= IO_BYTES_MIN
@@ -113,10 +102,6 @@ impl DataPath for Mapped {
 
     /// Later passes find the pages registered, cost next to nothing, and are at least as fast as by any other way.
     fn keeps_what_it_paid_for(&self) -> bool {
-        true
-    }
-
-    fn tries_workers(&self) -> bool {
         true
     }
 
@@ -136,6 +121,15 @@ impl DataPath for Mapped {
 
     fn ends_at_once(&self, _: &Target) -> bool {
         false
+    }
+
+    fn means(
+        &self,
+        _: &JobSpec,
+        device: &Arc<Device>,
+        limits: Limits,
+    ) -> Result<Option<Arc<dyn Means>>, Error> {
+        Ok(Some(Arc::new(MappedMeans::open(device, limits)?)))
     }
 
     fn equip(&self, site: &Site, _: &mut Reactor) -> Result<Box<dyn Gear>, Error> {

@@ -24,15 +24,13 @@ pub use queue::NvmeTcpQueue;
 
 use super::draft::{Draft, Look};
 use super::nvme::{await_end, lock, Identity, Namespace, NamespaceDraft, Notes, Shares, Traffic, Wakers};
-use super::uri::{query, Source, Text, Uri};
+use super::uri::{query, Examiner, Source, Text, Uri};
 use super::{Loan, MadeOf, QueueNeeds};
 use crate::arena::Arena;
 use crate::clock;
-use crate::doctor;
 use crate::gpu::cuda::DeviceMemory;
 use crate::machine::finding::{Check, State as Found};
 use crate::machine::nvme_host as identity;
-use crate::machine::roots::Roots;
 use crate::queue::Queue;
 use crate::rdma::{Domains, Lent};
 use crate::reactor::Reactor;
@@ -130,9 +128,9 @@ impl Source for Options {
         })
     }
 
-    fn examine(&self, roots: &Roots) -> Vec<Check> {
+    fn examine(&self, by: &dyn Examiner) -> Vec<Check> {
         if self.transport == Transport::Tcp {
-            return doctor::targets(roots, self);
+            return by.targets(self);
         }
         // Nothing is tried: a connection is a run's.
         let Address { host, port } = &self.addresses[0];

@@ -28,12 +28,11 @@ pub use queue::VfioUserQueue;
 
 use super::draft::{Draft, Look};
 use super::nvme::{await_end, lock, Identity, Namespace, NamespaceDraft, Notes, Shares, Wakers};
-use super::uri::{decode, query, Source, Text, Uri};
+use super::uri::{decode, query, Examiner, Source, Text, Uri};
 use super::{Loan, MadeOf, QueueNeeds};
 use crate::arena::Arena;
 use crate::clock;
 use crate::machine::finding::{Area, Check, State as Found};
-use crate::machine::roots::Roots;
 use crate::queue::Queue;
 use crate::reactor::Reactor;
 use care::State;
@@ -147,7 +146,7 @@ impl Source for Options {
         Some(json!({"kind": "vfio_user", "socket": self.socket}))
     }
 
-    fn examine(&self, _: &Roots) -> Vec<Check> {
+    fn examine(&self, _: &dyn Examiner) -> Vec<Check> {
         vec![about_socket(&self.socket)]
     }
 

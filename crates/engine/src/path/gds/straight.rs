@@ -1,0 +1,60 @@
+//! `gds` for many files, which come and go while a run reads them.
+
+use super::{Duty, Session, Station};
+use crate::gpu::cuda::Device;
+use crate::path::straight::{LaneNeeds, Lanes, Means};
+use crate::queue::Queue;
+use crate::reactor::Reactor;
+use crate::source::file::FileTarget;
+use crate::source::{FileBacking, Target};
+use forebay_model::job::Engine;
+use forebay_model::Error;
+use std::sync::Arc;
+
+pub struct CufileMeans(pub Arc<Session>);
+
+impl Means for CufileMeans {
+    /// Has cuFile show, for each GPU, how it goes; from here on its counters count.
+    fn begin(&self, probe: &FileTarget, devices: &[Arc<Device>]) -> Result<(), Error> {
+        devices.iter().try_for_each(|device| self.hold(probe, device))?;
+        self.0.detach(probe);
+        self.0.begin();
+        Ok(())
+    }
+
+    fn hold(&self, file: &FileTarget, device: &Arc<Device>) -> Result<(), Error> {
+        let backing = FileBacking { target: file.clone(), engine: Engine::Inline };
+        self.0.attach(&Target::new(file.path.display().to_string(), file.bytes, backing), device)
+    }
+
+    fn forget(&self, file: &FileTarget) {
+        self.0.detach(file);
+    }
+
+    fn lanes(&self, needs: &LaneNeeds, reactor: &mut Reactor) -> Result<Box<dyn Lanes>, Error> {
+        let plain = needs.devices.len() == 1;
+        let duty = Duty { job: needs.job, depth: needs.depth, plain, whole_pages: false };
+        let mut stations = Vec::with_capacity(needs.devices.len());
+        for (device, base) in &needs.devices {
+            device.enter().map_err(|why| Error::machine("--path gds", why.to_string(), "nvidia-smi"))?;
+            stations.push(Station::open(&self.0, device, (*base).clone(), &duty, reactor)?);
+        }
+        Ok(Box::new(Stations { stations, depth: needs.depth }))
+    }
+
+    fn session(&self) -> Option<&Arc<Session>> {
+        Some(&self.0)
+    }
+}
+
+/// One for each GPU.
+struct Stations {
+    stations: Vec<Station>,
+    depth: u32,
+}
+
+impl Lanes for Stations {
+    fn queue(&self, file: &FileTarget, turn: usize, _: &mut Reactor) -> Result<Box<dyn Queue>, Error> {
+        self.stations[turn].queue(file, self.depth)
+    }
+}
