@@ -661,9 +661,9 @@ def test_any_settings_are_read_or_refused(read: Any, pairs: list[tuple[str, str]
         made = read(text, lenient)
     except (RequestError, UnicodeEncodeError):
         return
-    from forebay.flags import BY_NAME
+    from forebay.flags import by_name
 
-    names = {f.key for f in BY_NAME.values()} | {"sources", "io_bytes_max", "io_bytes_step"}
+    names = {f.key for f in by_name().values()} | {"sources", "io_bytes_max", "io_bytes_step"}
     assert all(set(j.job) <= names for j in made)
     assert lenient or not any(j.unsupported or j.warnings() for j in made)
 

@@ -157,26 +157,20 @@ def series_of(*made: dict[str, Any]) -> list[list[str]]:
     return [[run.text("id") for run in p.runs] for p in study.points]
 
 
-# A value of each field that isn't its default.
+# A value of each kind that no field has by default.
 OTHER_VALUES: dict[str, Any] = {
-    "io-size": 4096, "file-size": 4096, "files": 3, "start": 4096, "align": 512, "workers": 2, "depth": 3,
-    "io-mix": "4k=50,64k=50", "start-step": 4096, "skip": 4096, "skip-every": 8192, "limit-bytes": 1 << 20, "limit-ios": 5,
-    "arrivals": "poisson", "think": 0.1, "think-ios": 4,
-    "batch": 4, "duration": 7.0, "passes": 2, "warmup": 1.0, "distribution": "zipf:0.9", "rate": 1.5, "rate-iops": 10.0,
-    "cpus": "0-1", "numa": 1, "cache": "allow", "engine": "pread", "pages": "small", "sync": "each", "gpu": [1],
-    "pair": ["0=/dev/nvme0n1"], "pin-limit": 1 << 20, "cufile": "batch", "cufile-batch": 4, "faults": "seed=2",
-    "label": "other", "op": "write", "read-pct": 30, "path": "mapped", "file-name": "x.%d", "seed": 8, "repeat": 9,
-    "until-ci": 3.0, "repeat-max": 7, "timeout": 9.0, "overwrite": ["f"], "overwrite-device": ["sda"], "power": ["rapl"],
-    "interval": 100,
+    "path": "mapped", "text": "other", "list": ["other"], "words": ["0=/dev/nvme0n1"], "flag": True, "integer": 3,
+    "integers": [1], "whole": 5, "seed": 8, "workers": 2, "number": 1.5, "share": 30, "percent": 3.0, "seconds": 7.0,
+    "size": 4096, "signed_size": 4096, "sizes": 4096,
 }  # fmt: skip
 # What a run did stands elsewhere than in its job.
 FOUND_AT = {"path": "path.ran", "cache": "cache.policy", "engine": "path.engine", "pages": "path.slot_pages"}
 
 
-@pytest.mark.parametrize("field", flags.FIELDS, ids=lambda f: f.flag)
+@pytest.mark.parametrize("field", flags.fields(), ids=lambda f: f.flag)
 def test_runs_of_unlike_jobs_are_never_averaged(field: flags.Field) -> None:
     a, b = record(), record()
-    value = True if field.is_flag else OTHER_VALUES[field.flag]
+    value = field.words[-1] if field.words else OTHER_VALUES[field.kind]
     part, _, key = FOUND_AT.get(field.flag, f"job.{field.key}").partition(".")
     b[part][key] = value
     if field.flag in ("op", "read-pct"):

@@ -7,7 +7,7 @@ import math
 import pytest
 from forebay import run as engine
 from forebay.errors import RequestError
-from forebay.flags import FIELDS, parse_settings, settle
+from forebay.flags import fields, parse_settings, settle
 from forebay.units import format_bytes, parse_bytes, parse_percent, parse_seconds
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -65,7 +65,7 @@ def test_a_time_or_percentage_is_a_number_or_refused(text: str) -> None:
             assert error.next
 
 
-@given(st.sampled_from([f.flag for f in FIELDS] + [f.key for f in FIELDS]), VALUES)
+@given(st.sampled_from([f.flag for f in fields()] + [f.key for f in fields()]), VALUES)
 @example("read-pct", "nan")
 @example("read-pct", "1e999")
 @example("workers", "9" * 5000)
@@ -89,7 +89,7 @@ def test_settings_text_is_read_or_refused(text: str) -> None:
     except RequestError as error:
         assert str(error)
     else:
-        assert set(job) <= {f.key for f in FIELDS} | {"sources", "io_bytes_max", "io_bytes_step"}
+        assert set(job) <= {f.key for f in fields()} | {"sources", "io_bytes_max", "io_bytes_step"}
 
 
 def test_a_field_that_is_not_one_names_those_that_are() -> None:

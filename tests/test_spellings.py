@@ -8,7 +8,7 @@ from pathlib import Path
 
 import processes
 import pytest
-from forebay.flags import FIELDS, job_from_flags, parse_settings
+from forebay.flags import fields, job_from_flags, parse_settings
 from forebay.spellings import ANSWERS, SAME
 
 PAGE = (Path(__file__).parent.parent / "docs/bench.md").read_text()
@@ -41,7 +41,7 @@ def test_each_spelling_makes_the_job_that_our_flag_makes(flag: str) -> None:
 def test_no_spelling_is_a_flag_of_ours_or_stands_twice() -> None:
     every = [s for spellings in SAME.values() for s in spellings]
     assert len(every) == len(set(every)) and not set(every) & set(ANSWERS)
-    assert not {f"--{f.flag}" for f in FIELDS} & {*every, *ANSWERS}
+    assert not {f"--{f.flag}" for f in fields()} & {*every, *ANSWERS}
 
 
 @pytest.mark.parametrize("verb", ["bench", "compare", "tune"])

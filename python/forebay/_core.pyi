@@ -98,7 +98,11 @@ def source(uri: str) -> str:
     """
 
 def tables() -> str:
-    """The tables of sources and paths: {sources: [{scheme, example, what, available}], paths: [{name, what, needs, schemes}]}."""
+    """The engine's tables: {sources: [{scheme, example, what, available}], paths: [{name, what, needs, schemes}],
+    fields: [{key, flag, kind, metavar, help, tells, ends}], duration_default_s}.
+
+    `fields` are the job's; `kind` is a word, or {choice: words}.
+    """
 
 def check(job: str) -> str:
     """The job with its defaults filled in; raises RequestError if it is invalid."""

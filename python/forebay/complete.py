@@ -138,9 +138,9 @@ def _names(parameter: click.Parameter, path: str) -> Names | None:
     for key in (f"{path} {own}", f"{path.split(' ')[-1]} {own}", own):
         if key in VALUES:
             return VALUES[key]
-    from forebay.flags import FIELDS
+    from forebay.flags import fields
 
-    values = next((f.values for f in FIELDS if f"--{f.flag}" == own and f.values), None)
+    values = next((f.values for f in fields() if f"--{f.flag}" == own and f.values), None)
     return _are(*values) if values else None
 
 

@@ -46,11 +46,16 @@ def source(uri: str) -> dict[str, Any]:
 
 
 @cache
-def paths() -> tuple[str, ...]:
-    """Names of the data paths, in the order of the engine's table."""
+def tables() -> dict[str, Any]:
+    """The engine's tables: `sources`, `paths`, the job's `fields`, and `duration_default_s`."""
     from forebay import _core
 
-    return tuple(path["name"] for path in json.loads(_core.tables())["paths"])
+    return json.loads(_core.tables())
+
+
+def paths() -> tuple[str, ...]:
+    """Names of the data paths, in the order of the engine's table."""
+    return tuple(path["name"] for path in tables()["paths"])
 
 
 def check(job: Job) -> Job:

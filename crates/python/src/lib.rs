@@ -16,7 +16,8 @@ use forebay_engine::gpu::library;
 use forebay_engine::path::{self, PATHS};
 use forebay_engine::source::{MadeOf, Uri, SOURCES};
 use forebay_engine::{doctor, driver, Error, Kind};
-use forebay_model::{job::JobSpec, merge, record, warnings, Latency, RunRecord};
+use forebay_model::job::{self, JobSpec};
+use forebay_model::{merge, record, warnings, Latency, RunRecord};
 use observe::{stop_requested, Watcher};
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
@@ -146,7 +147,7 @@ fn source(py: Python<'_>, uri: &str) -> PyResult<String> {
     json(py, &named(&uri))
 }
 
-/// The tables of sources and of data paths, as JSON.
+/// The tables of sources, of data paths and of a job's fields, as JSON.
 #[pyfunction]
 fn tables(py: Python<'_>) -> PyResult<String> {
     let sources = SOURCES.iter().map(|s| {
@@ -155,7 +156,13 @@ fn tables(py: Python<'_>) -> PyResult<String> {
     let paths = PATHS.iter().map(|p| {
         serde_json::json!({"name": p.name(), "what": p.what(), "needs": p.needs(), "schemes": path::schemes(*p)})
     });
-    json(py, &serde_json::json!({"sources": sources.collect::<Vec<_>>(), "paths": paths.collect::<Vec<_>>()}))
+    let tables = serde_json::json!({
+        "sources": sources.collect::<Vec<_>>(),
+        "paths": paths.collect::<Vec<_>>(),
+        "fields": job::FIELDS,
+        "duration_default_s": job::DURATION_DEFAULT_S,
+    });
+    json(py, &tables)
 }
 
 /// What `run` would do. Touches nothing.

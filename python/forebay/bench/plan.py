@@ -61,7 +61,7 @@ def length(job: dict[str, Any]) -> str:
         limits += [f"{job['limit_ios']:,} I/Os"] if job.get("limit_ios") else []
         measured = f"{' or '.join(limits)} by each worker"
     else:
-        measured = summary.seconds(job.get("duration_s") or flags.DURATION_DEFAULT_S)
+        measured = summary.seconds(job.get("duration_s") or flags.duration_default_s())
     if job.get("until_steady"):
         measured += " or until steady"
     if job.get("until_ci_pct"):

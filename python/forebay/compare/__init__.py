@@ -13,7 +13,7 @@ from forebay.compare.jobs import Limits, compare_jobs
 from forebay.compare.show import show_files, show_jobs
 from forebay.compare.subject import Subject
 from forebay.errors import CHECK_FAILED, INTERRUPTED, RequestError
-from forebay.flags import COUNTED, job_from_flags, job_options, parse_settings
+from forebay.flags import counted, job_from_flags, job_options, parse_settings
 from forebay.metrics import METRICS
 from forebay.spellings import Answering
 from forebay.units import parse_percent, parse_seconds
@@ -130,7 +130,7 @@ def _subject(
         raise RequestError(
             "SOURCE", f"{name} has none", "forebay compare --a … --b … FILE, or source=FILE in both"
         )
-    if not {"duration_s", *COUNTED} & job.keys():
+    if not {"duration_s", *counted()} & job.keys():
         job["duration_s"] = DURATION_S
     return Subject(name, text.strip(), job, python)
 

@@ -21,7 +21,7 @@ from forebay.bench.save import Output
 from forebay.compare.subject import Subject
 from forebay.compare.verdict import judge
 from forebay.errors import ForebayError, MachineError, RunError
-from forebay.flags import COUNTED
+from forebay.flags import counted
 from forebay.metrics import METRICS, Metric, format_figure
 from forebay.stages import Stages, format_duration
 from forebay.stats import Interval, Pair, bootstrap_interval, paired_ratio
@@ -127,7 +127,7 @@ def _settle(a: Subject, b: Subject, metric: Metric, stages: Stages) -> None:
     for subject in (a, b):
         stages.begin(f"{subject.name} settles", subject.job)
         duration = min(SETTLE_S, subject.job.get("duration_s") or SETTLE_S)
-        brief = {} if COUNTED & subject.job.keys() else {"duration_s": duration, "warmup_s": 0.0}
+        brief = {} if counted() & subject.job.keys() else {"duration_s": duration, "warmup_s": 0.0}
         record = _run(subject, stages, **brief)
         if metric.value(record["result"]) is None:
             raise MachineError(

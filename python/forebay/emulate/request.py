@@ -12,7 +12,7 @@ import click
 from forebay.emulate import division, workloads
 from forebay.emulate.workloads import Training
 from forebay.errors import RequestError
-from forebay.flags import BY_NAME
+from forebay.flags import by_name
 from forebay.units import parse_bytes
 
 # What DLIO shuffles by where nothing else is said.
@@ -66,7 +66,7 @@ def workload_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The flags that say what is read, and how."""
     for key in reversed(JOB_OPTIONS):
-        known = BY_NAME[key]
+        known = by_name()[key]
         text = OWN_HELP.get(key, known.help)
         if known.is_flag:
             option = click.option(f"--{known.flag}", key, is_flag=True, default=None, help=text)
@@ -241,8 +241,8 @@ def _job(values: dict[str, Any]) -> dict[str, Any]:
         value = values.pop(key)
         if value in (None, ()):
             continue
-        parse = parse_bytes if key == "io_bytes" else BY_NAME[key].parse
-        job[key] = parse(value, f"--{BY_NAME[key].flag}")
+        parse = parse_bytes if key == "io_bytes" else by_name()[key].parse
+        job[key] = parse(value, f"--{by_name()[key].flag}")
     if job.get("workers") == "auto":
         raise RequestError("--workers auto", "an emulated run uses one worker per CPU by default", "a number, or none")
     if "interval_ms" in job:
@@ -271,7 +271,7 @@ def _zero(value: int | None) -> int:
 def _rate(text: str | None) -> float | None:
     if text is None:
         return None
-    rate: float = BY_NAME["rate_gib_s"].parse(text, "--supply")
+    rate: float = by_name()["rate_gib_s"].parse(text, "--supply")
     if rate <= 0:
         raise RequestError(f"--supply {text}", "must be above 0 GiB/s", "--supply 2.5")
     return rate

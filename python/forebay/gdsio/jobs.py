@@ -231,10 +231,10 @@ def _bytes_of(path: str) -> int:
 
 def as_bench(fields: dict[str, Any]) -> str:
     """The `forebay bench` command of the same job."""
-    from forebay.flags import FIELDS
+    from forebay.flags import fields as job_fields
 
     words = ["forebay", "bench", *fields["sources"]]
-    for field in FIELDS:
+    for field in job_fields():
         value = fields.get(field.key)
         if value is None or value is False or value == []:
             continue

@@ -13,6 +13,7 @@ import re
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from forebay import flags, stripes
@@ -298,8 +299,8 @@ def _sizes(run: Run) -> str | None:
 def _duration(run: Run) -> str | None:
     """Seconds of a repeat; None where the data's end ended it, whatever was given besides."""
     seconds = run.number("job.duration_s")
-    if seconds is None and all(run.number(f"job.{key}") is None for key in flags.COUNTED):
-        seconds = flags.DURATION_DEFAULT_S
+    if seconds is None and all(run.number(f"job.{key}") is None for key in flags.counted()):
+        seconds = flags.duration_default_s()
     return None if seconds is None else f"{seconds:g} s"
 
 
@@ -332,9 +333,13 @@ _WORDED = (
 )
 # A study has one operation, and a series one path.
 _TOLD_ALREADY = {"path", "op", "read-pct", *(d.name for d in _WORDED)}
-DIFFERENCES: tuple[Difference, ...] = _WORDED + tuple(
-    _job_field(f) for f in flags.FIELDS if f.tells and f.flag not in _TOLD_ALREADY
-)
+
+
+@cache
+def differences() -> tuple[Difference, ...]:
+    """All that may tell two series apart."""
+    fields = (f for f in flags.fields() if f.tells and f.flag not in _TOLD_ALREADY)
+    return (*_WORDED, *map(_job_field, fields))
 
 
 def studies(entries: Iterable[Entry]) -> list[Study]:
@@ -404,10 +409,10 @@ def _series_names(runs: list[Run], by_x: dict[float, list[Run]], axis: Axis) -> 
     for x, members in by_x.items():
         for run in members:
             cells.setdefault((x, run.text("path.ran")), []).append(run)
-    own = next((f.flag for f in flags.FIELDS if f.key == axis.key), None)
+    own = next((f.flag for f in flags.fields() if f.key == axis.key), None)
     telling = [
         difference
-        for difference in DIFFERENCES
+        for difference in differences()
         if difference.name != own
         and any(len({difference.read(r) for r in members}) > 1 for members in cells.values())
     ]

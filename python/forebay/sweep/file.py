@@ -216,13 +216,13 @@ class _Reader:
         name = self._typed(top, "alternate", str, None)
         if name is None:
             return None
-        from forebay.flags import BY_NAME
+        from forebay.flags import by_name
 
-        if name not in BY_NAME:
+        if name not in by_name():
             raise self._bad(
                 "", "alternate", f'names "{name}", which is not a field of a job', 'alternate = "path"'
             )
-        return BY_NAME[name].key
+        return by_name()[name].key
 
     def _fallback(self, table: dict[str, Any]) -> dict[str, list[str]]:
         for path, instead in table.items():

@@ -11,14 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from forebay.errors import RequestError
-from forebay.flags import BY_NAME, FIELDS, spelled
+from forebay.flags import by_name, fields, spelled
 from forebay.sweep import fabric
 from forebay.sweep.file import Sweep
 
 POINTS_MAX = 100_000
 # Fields that name a thing, or say who may make it, rather than describe the work: two machines' sweeps match without them.
 NOT_IN_KEY = ("sources", "pairs", "create", "label", "overwrite", "overwrite_devices")
-_FLAGS = {f.key: f for f in FIELDS}
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ def odd_field(job: dict[str, Any]) -> str | None:
 
 def varying_fields(jobs: list[dict[str, Any]]) -> list[str]:
     """Keys whose value isn't the same in all jobs, in the order of the flags."""
-    keys = ["sources", *(f.key for f in FIELDS if f.key != "label")]
+    keys = ["sources", *(f.key for f in fields() if f.key != "label")]
     return [k for k in keys if len({canonical({"v": j.get(k)}) for j in jobs}) > 1]
 
 
@@ -140,7 +139,7 @@ def describe(job: dict[str, Any], keys: list[str]) -> str:
         words.append(
             f"source={','.join(job[key])}"
             if key == "sources"
-            else f"{_FLAGS[key].flag}={spelled(_FLAGS[key], job)}"
+            else f"{by_name()[key].flag}={spelled(by_name()[key], job)}"
         )
     return " ".join(words) or "the job"
 
@@ -177,11 +176,11 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         if not equals:
             raise RequestError(f"--set {text}", "has no value", "--set duration=5")
-        if name not in BY_NAME:
+        if name not in by_name():
             raise RequestError(
                 f"--set {text}",
                 f"'{name}' is not a field of a job",
-                f"one of {', '.join(f.flag for f in FIELDS)}",
+                f"one of {', '.join(f.flag for f in fields())}",
             )
         settle(job, name, value)
     return job

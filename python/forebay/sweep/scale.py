@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from forebay import own_files
+from forebay import flags, own_files
 from forebay import run as engine
 from forebay.errors import ForebayError, MachineError, RequestError
 from forebay.sweep.file import Sweep
@@ -20,7 +20,6 @@ WORKERS_PER_CORE_MAX = 8
 FILL = 0.5
 DURATION_S_MIN = 0.2
 FILE_BYTES_STEP = 1 << 20
-DURATION_S_DEFAULT = 10.0
 # Opening files, allocating slots, reading meters: a guess until runs have been timed.
 OVERHEAD_S = 0.5
 
@@ -74,11 +73,16 @@ def choose(jobs: list[dict[str, Any]], asked: float | None, seconds_max: float |
     return Scale(files, duration, workers_max)
 
 
+def ended_by_count(job: dict[str, Any]) -> bool:
+    """So many bytes or I/Os end a run of it, whatever time that takes."""
+    return job.get("duration_s") is None and any(job.get(key) is not None for key in flags.counted())
+
+
 def seconds_of(job: dict[str, Any], factor: float = 1.0) -> float:
     """How long a run takes, but for files it has to make."""
-    if job.get("passes") and not job.get("duration_s"):
+    if ended_by_count(job):
         return OVERHEAD_S
-    duration = factor * (job["duration_s"] if job.get("duration_s") is not None else DURATION_S_DEFAULT)
+    duration = factor * (job["duration_s"] if job.get("duration_s") is not None else flags.duration_default_s())
     warmup = job["warmup_s"] if job.get("warmup_s") is not None else min(2.0, duration / 10)
     return (duration + warmup) * job.get("repeat", 1) + OVERHEAD_S
 
@@ -97,8 +101,8 @@ def apply(job: dict[str, Any], scale: Scale) -> tuple[dict[str, Any], tuple[str,
         job["file_bytes"] = min(size, max(4 * unit, int(size * scale.files) // unit * unit))
         if job["file_bytes"] != size:
             changes.append(f"file-size {format_bytes(size)} → {format_bytes(job['file_bytes'])}")
-    if scale.duration < 1 and not (job.get("passes") and job.get("duration_s") is None):
-        duration = job["duration_s"] if job.get("duration_s") is not None else DURATION_S_DEFAULT
+    if scale.duration < 1 and not ended_by_count(job):
+        duration = job["duration_s"] if job.get("duration_s") is not None else flags.duration_default_s()
         job["duration_s"] = round(min(duration, max(DURATION_S_MIN, duration * scale.duration)), 3)
         if job["duration_s"] != duration:
             changes.append(f"duration {duration:g} s → {job['duration_s']:g} s")

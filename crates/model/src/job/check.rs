@@ -1,117 +1,11 @@
 //! What is wrong with a job on any machine. What depends on the machine is found when the job opens.
 
-use super::{Arrivals, JobSpec, WorkersFrom, ARENA_BYTES_MAX, DEPTH_MAX, IO_BYTES_MAX, WORKERS_MAX};
+use super::{Arrivals, JobSpec, WorkersFrom, ARENA_BYTES_MAX, DEPTH_MAX, FIELDS, IO_BYTES_MAX};
 use crate::units::format_bytes;
 use crate::Error;
 
-const FILES_MAX: u32 = 10_000_000;
-const REPEATS_MAX: u32 = 10_000;
-/// A year.
-const SECONDS_MAX: f64 = 3.2e7;
 /// File offsets are signed.
 const OFFSET_MAX: u64 = i64::MAX as u64;
-
-/// What the number of one field must be, whatever the others are.
-struct Bound {
-    flag: &'static str,
-    /// None where nothing was asked for.
-    of: fn(&JobSpec) -> Option<f64>,
-    within: fn(f64) -> bool,
-    must: &'static str,
-    example: &'static str,
-}
-
-const fn bound(
-    flag: &'static str,
-    of: fn(&JobSpec) -> Option<f64>,
-    within: fn(f64) -> bool,
-    must: &'static str,
-    example: &'static str,
-) -> Bound {
-    Bound { flag, of, within, must, example }
-}
-
-const SECONDS: &str = "must be a number of seconds from 0.001 to a year";
-
-/// A row for each field that is a number with bounds of its own.
-const BOUNDS: &[Bound] = &[
-    bound("--workers", |j| Some(j.workers.into()), |n| to(n, WORKERS_MAX), "must be 1 to 4096", "4"),
-    bound(
-        "--depth",
-        |j| Some(j.depth.into()),
-        |n| to(n, DEPTH_MAX),
-        "must be 1 to 4096 (I/Os in flight per worker)",
-        "32",
-    ),
-    bound(
-        "--batch",
-        |j| j.batch.map(f64::from),
-        |n| to(n, DEPTH_MAX),
-        "must be 1 to 4096 (I/Os per request, of those in flight)",
-        "64",
-    ),
-    bound(
-        "--cufile-batch",
-        |j| j.cufile_batch.map(f64::from),
-        |n| to(n, DEPTH_MAX),
-        "must be 1 to 4096 (I/Os per batch)",
-        "32",
-    ),
-    bound(
-        "--file-size",
-        |j| j.file_bytes.map(|n| n as f64),
-        |n| n >= 1.0,
-        "an empty file can't be read or written",
-        "1g",
-    ),
-    bound("--files", |j| j.files.map(f64::from), |n| to(n, FILES_MAX), "must be 1 to 10,000,000", "4"),
-    bound("--align", |j| j.align_bytes.map(|n| n as f64), |n| n >= 1.0, "must be at least 1 byte", "4k"),
-    bound("--duration", |j| j.duration_s, |s| (1e-3..=SECONDS_MAX).contains(&s), SECONDS, "10"),
-    bound("--warmup", |j| j.warmup_s, |s| (0.0..=SECONDS_MAX).contains(&s), SECONDS, "10"),
-    bound("--timeout", |j| Some(j.timeout_s), |s| (1e-3..=SECONDS_MAX).contains(&s), SECONDS, "10"),
-    bound("--passes", |j| j.passes.map(f64::from), |n| n >= 1.0, "must be at least 1", "1"),
-    bound(
-        "--limit-bytes",
-        |j| j.limit_bytes.map(|n| n as f64),
-        |n| n >= 1.0,
-        "must be at least 1 byte",
-        "1g",
-    ),
-    bound("--limit-ios", |j| j.limit_ios.map(|n| n as f64), |n| n >= 1.0, "must be at least 1", "1000"),
-    bound(
-        "--skip-every",
-        |j| j.skip_every_bytes.map(|n| n as f64),
-        |n| n >= 1.0,
-        "must be at least 1 byte",
-        "256m",
-    ),
-    bound(
-        "--think",
-        |j| j.think_s,
-        |s| (0.0..=SECONDS_MAX).contains(&s),
-        "must be a number of seconds up to a year",
-        "0.01",
-    ),
-    bound("--think-ios", |j| j.think_ios.map(f64::from), |n| n >= 1.0, "must be at least 1", "8"),
-    bound("--repeat", |j| Some(j.repeat.into()), |n| to(n, REPEATS_MAX), "must be 1 to 10,000", "5"),
-    bound("--repeat-max", |j| Some(j.repeat_max.into()), |n| to(n, REPEATS_MAX), "must be 1 to 10,000", "5"),
-    bound(
-        "--until-ci",
-        |j| j.until_ci_pct,
-        |p| p > 0.0 && p < 100.0,
-        "must be between 0 and 100 per cent",
-        "2%",
-    ),
-    bound("--read-pct", |j| j.read_pct.map(f64::from), |p| p <= 100.0, "must be 0 to 100", "70"),
-    bound("--rate", |j| j.rate_gib_s, |r| r.is_finite() && r > 0.0, "must be above 0", "1.5"),
-    bound("--rate-iops", |j| j.rate_iops, |r| r.is_finite() && r > 0.0, "must be above 0", "1.5"),
-    bound("--interval", |j| Some(j.interval_ms.into()), |ms| ms >= 10.0, "must be at least 10 ms", "500"),
-];
-
-/// 1 to `most`.
-fn to(number: f64, most: u32) -> bool {
-    (1.0..=f64::from(most)).contains(&number)
-}
 
 fn refused<T>(asked: impl Into<String>, found: &str, next: impl Into<String>) -> Result<T, Error> {
     Err(Error::request(asked.into(), found, next))
@@ -125,9 +19,14 @@ impl JobSpec {
             let next = "forebay bench FILE, a directory, stripe:?m=A&m=B, nil: or model:NAME";
             return refused("SOURCE", "no source was given", next);
         }
-        for Bound { flag, of, within, must, example } in BOUNDS {
-            if let Some(value) = of(self).filter(|value| !within(*value)) {
-                return refused(format!("{flag} {value}"), must, format!("{flag} {example}"));
+        for (field, bound) in FIELDS.iter().filter_map(|field| Some((field, field.bound?))) {
+            if let Some(value) = (field.number)(self).filter(|value| !bound.holds(*value)) {
+                let flag = field.flag;
+                return refused(
+                    format!("--{flag} {value}"),
+                    bound.must,
+                    format!("--{flag} {}", bound.example),
+                );
             }
         }
         self.check_sizes()?;
@@ -274,43 +173,6 @@ mod tests {
 
     fn job() -> JobSpec {
         JobSpec { sources: vec!["nil:".into()], ..JobSpec::default() }
-    }
-
-    /// Each row sees its field: beyond its bound it is refused by the flag, with the value, and what to type is good.
-    #[test]
-    fn each_number_is_refused_beyond_its_bounds_and_by_its_flag_alone() {
-        let beyond: &[(&str, JobSpec)] = &[
-            ("--workers 4097", JobSpec { workers: 4097, ..job() }),
-            ("--depth 0", JobSpec { depth: 0, ..job() }),
-            ("--batch 0", JobSpec { batch: Some(0), ..job() }),
-            ("--cufile-batch 0", JobSpec { cufile_batch: Some(0), ..job() }),
-            ("--file-size 0", JobSpec { file_bytes: Some(0), ..job() }),
-            ("--files 10000001", JobSpec { files: Some(FILES_MAX + 1), ..job() }),
-            ("--align 0", JobSpec { align_bytes: Some(0), ..job() }),
-            ("--duration 0", JobSpec { duration_s: Some(0.0), ..job() }),
-            ("--warmup -1", JobSpec { warmup_s: Some(-1.0), ..job() }),
-            ("--timeout inf", JobSpec { timeout_s: f64::INFINITY, ..job() }),
-            ("--passes 0", JobSpec { passes: Some(0), ..job() }),
-            ("--limit-bytes 0", JobSpec { limit_bytes: Some(0), ..job() }),
-            ("--limit-ios 0", JobSpec { limit_ios: Some(0), ..job() }),
-            ("--skip-every 0", JobSpec { skip_every_bytes: Some(0), ..job() }),
-            ("--think -1", JobSpec { think_s: Some(-1.0), ..job() }),
-            ("--think-ios 0", JobSpec { think_ios: Some(0), ..job() }),
-            ("--repeat 10001", JobSpec { repeat: REPEATS_MAX + 1, ..job() }),
-            ("--repeat-max 0", JobSpec { repeat_max: 0, ..job() }),
-            ("--until-ci 100", JobSpec { until_ci_pct: Some(100.0), ..job() }),
-            ("--read-pct 101", JobSpec { read_pct: Some(101), ..job() }),
-            ("--rate NaN", JobSpec { rate_gib_s: Some(f64::NAN), ..job() }),
-            ("--rate-iops 0", JobSpec { rate_iops: Some(0.0), ..job() }),
-            ("--interval 9", JobSpec { interval_ms: 9, ..job() }),
-        ];
-        assert_eq!(beyond.len(), BOUNDS.len());
-        for ((asked, job), row) in beyond.iter().zip(BOUNDS) {
-            let error = job.check().unwrap_err();
-            assert_eq!(error.asked, *asked);
-            assert_eq!(error.next, format!("{} {}", row.flag, row.example));
-        }
-        job().check().unwrap();
     }
 
     #[test]
