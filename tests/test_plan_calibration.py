@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 SIZES = {64: 5.0, 128: 6.1, 512: 6.6, 4096: 6.7}
 
 
-def record(kib: int, rate: float, host: str = "mine", **job: Any) -> str:
+def record(kib: int, rate: float, host: str = "mine", members: int = 0, **job: Any) -> str:
     spent = {"user_s": 0.5 * rate, "system_s": 1.5 * rate}
     return json.dumps(
         {
             "job": {"io_bytes": kib << 10, "workers": 32, "depth": 1, "op": "read", **job},
-            "result": {"throughput_gib_s": rate, "seconds": 10.0, "cpu": spent},
+            "result": {"throughput_gib_s": rate, "seconds": 10.0, "cpu": spent, "targets": [{"members": members}]},
             "environment": {"host": host},
             "path": {"ran": "gds"},
         }
@@ -93,9 +93,8 @@ def test_every_planning_verb_takes_it(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_stripe_says_how_many_drives_its_runs_read_unless_the_user_does(tmp_path: Path) -> None:
-    striped = {"source": "stripe:?chunk=512k&m=/dev/nvme0n1&m=/dev/nvme1n1&m=/dev/nvme2n1"}
     runs = tmp_path / "r.jsonl"
-    runs.write_text("\n".join(record(k, 3 * r, **striped) for k, r in SIZES.items()))
+    runs.write_text("\n".join(record(k, 3 * r, members=3) for k, r in SIZES.items()))
     asked = ("calibrate", runs, "--drive", "D7-P5520")
     assert [p["drives"] for p in document(*asked)["points"]] == [3] * len(SIZES)
     assert not document(*asked)["warnings"], "three drives read three times as much"

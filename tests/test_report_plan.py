@@ -12,6 +12,7 @@ import pytest
 from forebay.errors import RequestError
 from forebay.plan import explore
 from forebay.report import load, whatif, write_report
+from forebay.report.runs import Run, short_source
 from report_browser import Browser, executable
 from report_records import record, sweep
 from test_report import EVIL, charts, evil_record, save
@@ -23,6 +24,12 @@ def runs(path: str = "gds") -> list[dict[str, Any]]:
     """A sweep of the made-up machine that this drive could have given."""
     rates = {64: 4.4, 128: 4.9, 512: 6.5, 1024: 6.55, 4096: 6.6}
     return [record(path, gib_s=rate, io_bytes=kib << 10, workers=32, depth=1) for kib, rate in rates.items()]
+
+
+def test_a_stripe_goes_by_its_members_and_any_other_source_by_its_name() -> None:
+    striped, plain = record(source="stripe:?m=/a&m=/b"), record(source="/data/f")
+    striped["result"]["targets"][0]["members"] = 2
+    assert [short_source(Run(load.Entry(r, "runs.jsonl"))) for r in (striped, plain)] == ["stripe of 2", "f"]
 
 
 @pytest.fixture(scope="module")

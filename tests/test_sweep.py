@@ -14,7 +14,6 @@ from urllib.parse import quote
 import processes
 import pytest
 from fake_machine import FakeMachine, typed
-from forebay import stripes
 from forebay.errors import MachineError, RunError
 from forebay.sweep import results as results_file
 from forebay.sweep.file import line_of, parse, presets
@@ -648,7 +647,6 @@ def test_names_are_read_as_the_engine_reads_them(tmp_path: Path) -> None:
     assert folder_of(str(odd)) == odd and folder_of(f"file://{odd}") == odd
     inner = quote(f"stripe:?m={quote(str(odd))}", safe="")
     assert folder_of(f"stripe:?m=nil:&m={inner}") == odd
-    assert stripes.members("stripe:?chunk=64k&m=/a/team=1&m=/b?x") == 2 and stripes.members("/a?m=1&m=2") == 0
 
 
 # Properties --------------------------------------------------------------------------------------------

@@ -469,6 +469,8 @@ pub struct TargetResult {
     pub path: String,
     /// `bypass` or `allow`, for a file.
     pub cache: Option<String>,
+    /// Sources that a stripe is made of, those of stripes within it included; 0 for any other target.
+    pub members: u32,
     pub bytes: u64,
     pub ios: u64,
 }

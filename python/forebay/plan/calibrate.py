@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from forebay import stripes
 from forebay.errors import RequestError
 from forebay.plan import catalogue, cores, cpu, flow
 from forebay.plan.fit import gain_nats
@@ -111,7 +110,7 @@ def _of_record(document: Any, where: str, drive: str, drives: int | None) -> lis
     remote = str(job.get("source") or "").startswith(REMOTE)
     queues = min(float(job.get("queues") or flow.QUEUES_MAX), flow.QUEUES_MAX) if remote else None
     load = flow.Load(
-        drive, size / 1024, float(job.get("workers") or 1), path, remote, drives or _members(job),
+        drive, size / 1024, float(job.get("workers") or 1), path, remote, drives or _members(result),
         float(job.get("depth") or 1), queues,
     )  # fmt: skip
     spent = _spent(result, cpu.Work(path, load.io_kib, float(rate)))
@@ -119,9 +118,9 @@ def _of_record(document: Any, where: str, drive: str, drives: int | None) -> lis
     return [Found(flow.Measured(load, float(rate)), where, _host(record), spent, simulated)]
 
 
-def _members(job: dict[str, Any]) -> int:
-    """Of the stripe that a job read; 1 for any other source."""
-    return max(1, stripes.members(str(job.get("source") or "")))
+def _members(result: dict[str, Any]) -> int:
+    """Of the widest stripe that was read; 1 for any other source."""
+    return max((int(target.get("members") or 1) for target in result.get("targets") or ()), default=1)
 
 
 def _host(record: dict[str, Any]) -> str | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from forebay import flags, stripes
+from forebay import flags
 from forebay.report import numbers
 from forebay.report.load import Entry
 
@@ -234,6 +234,11 @@ def op_name(run: Run) -> str:
     return f"{'random' if op.startswith('rand') else 'sequential'}, {pct:.0f} % reads"
 
 
+def members(run: Run) -> int:
+    """Of the stripe that is the run's first source; 0 where it is none, or the record doesn't say."""
+    return next((int(finite(target.get("members")) or 0) for target in run.items("result.targets")), 0)
+
+
 def short_source(run: Run) -> str:
     """A source in a few characters: the file's name, `stripe of 4`, `model:NAME`."""
     sources = run.at("job.sources")
@@ -241,7 +246,7 @@ def short_source(run: Run) -> str:
     if not sources:
         return run.text("job.source", "?")
     first = sources[0]
-    if count := stripes.members(first):
+    if count := members(run):
         name = f"stripe of {count}"
     elif re.match(r"(?!file:)[a-z][a-z+-]+:", first):
         name = first

@@ -308,6 +308,7 @@ fn targets_of(tallies: &[&Tally], targets: &[Target], paths: &[&str]) -> Vec<Tar
         target: t.label.clone(),
         path: paths[i].into(),
         cache: cache_of(t).map(String::from),
+        members: t.members(),
         bytes: total(i, |c| c.0),
         ios: total(i, |c| c.1),
     };

@@ -118,7 +118,13 @@ fn result_of(outcomes: &[simulate::Outcome], label: &str) -> RunResult {
         histogram: latency.encode(),
         summary: stats::summarize(&repeats, stats::Stop::Counted),
         series: outcomes.iter().enumerate().flat_map(numbered).collect(),
-        targets: vec![TargetResult { target: label.into(), path: "host".into(), cache: None, bytes, ios }],
+        targets: vec![TargetResult {
+            target: label.into(),
+            path: "host".into(),
+            bytes,
+            ios,
+            ..TargetResult::default()
+        }],
         repeats,
         ..RunResult::default()
     }

@@ -171,9 +171,9 @@ fn result_of(spec: &EmulateSpec, played: &Simulated) -> RunResult {
     let target = TargetResult {
         target: spec.data.join(" "),
         path: "host".into(),
-        cache: None,
         bytes: played.bytes,
         ios: played.ios,
+        ..TargetResult::default()
     };
     RunResult {
         seconds: played.seconds,

@@ -314,6 +314,17 @@ impl Target {
         all
     }
 
+    /// Sources that a stripe is made of, those of stripes within it included; 0 for any other target.
+    pub fn members(&self) -> u32 {
+        let striped = self.backing.made_of() == MadeOf::Parts;
+        let leaves = || self.walk().iter().filter(|target| target.backing.parts().is_empty()).count();
+        if striped {
+            leaves() as u32
+        } else {
+            0
+        }
+    }
+
     /// The files below, each with its engine.
     pub fn files(&self) -> Vec<(&FileTarget, Engine)> {
         self.walk().into_iter().filter_map(|t| t.backing.file()).collect()

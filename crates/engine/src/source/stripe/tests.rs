@@ -22,6 +22,7 @@ fn the_ring_has_room_for_the_members_of_members() {
     let drive = SharedDrive::new(&DriveModel::parse("d7-ps1010").unwrap(), 1, false);
     let paced = Target::new("m", 1 << 30, ModelBacking { drive, over: Some(flat.clone()) });
     assert_eq!(paced.ring_depth(needs), flat.ring_depth(needs));
+    assert_eq!([&nil(), &flat, &nested, &paced].map(|target| target.members()), [0, 2, 4, 0]);
 }
 
 proptest! {
