@@ -11,6 +11,7 @@ import click
 from forebay.buffers import memory_of
 from forebay.errors import RequestError
 from forebay.flags import _integer
+from forebay.units import GIB
 
 EXAMPLES = """\b
 Examples:
@@ -79,7 +80,7 @@ def summary(record: dict[str, Any]) -> str:
     pace = (
         ""
         if rate is None
-        else f" · {rate:.2f} GiB/s · {record['cpu_s'] * (1 << 30) / record['bytes']:.3f} CPU-s/GiB"
+        else f" · {rate:.2f} GiB/s · {record['cpu_s'] * GIB / record['bytes']:.3f} CPU-s/GiB"
     )
     why = f" ({record['reason']})" if record["reason"] else ""
     return f"{record['bytes']:,} bytes in {record['seconds']:.2f} s{pace} · computed on {record['computed_on']}{why}"

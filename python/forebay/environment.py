@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from forebay.units import format_bytes
+from forebay.units import GIB, format_bytes
 
 
 def card(environment: dict[str, Any]) -> list[tuple[str, str]]:
@@ -28,7 +28,7 @@ def machine(environment: dict[str, Any]) -> str:
         processor += f" on {nodes} NUMA nodes"
     parts = [environment.get("host") or "unnamed host", processor]
     if environment.get("memory_bytes"):
-        parts.append(f"{environment['memory_bytes'] / 2**30:.0f} GiB")
+        parts.append(f"{environment['memory_bytes'] / GIB:.0f} GiB")
     kernel = environment.get("kernel")
     if kernel and kernel[0].isdigit():
         kernel = f"Linux {kernel}"
@@ -99,4 +99,4 @@ def gpus(environment: dict[str, Any]) -> str:
 
 
 def _capacity(size: int) -> str:
-    return f"{size / 2**40:.1f} TiB" if size >= 10 << 40 else f"{size / 2**30:,.0f} GiB"
+    return f"{size / 2**40:.1f} TiB" if size >= 10 << 40 else f"{size / GIB:,.0f} GiB"

@@ -23,6 +23,7 @@ from forebay.rows import (
     whole_numbers,
     words_of,
 )
+from forebay.units import GIB
 
 if TYPE_CHECKING:
     from forebay.tables import Table
@@ -54,7 +55,7 @@ class Report:
     @property
     def gib_s(self) -> float | None:
         """GiB/s; None if nothing was read."""
-        return self.bytes / self.seconds / (1 << 30) if self.bytes and self.seconds else None
+        return self.bytes / self.seconds / GIB if self.bytes and self.seconds else None
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,9 @@ import re
 
 from forebay.errors import RequestError
 
+# Bytes of one.
+GIB = 1 << 30
+
 # Thirty digits hold any size; Python refuses to convert thousands of them.
 _SIZE = re.compile(r"^\s*([0-9]{1,30}(?:\.[0-9]{1,30})?|\.[0-9]{1,30})\s*([kmgtp]?)(?:i?b)?\s*$", re.IGNORECASE)
 _SHIFT = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
@@ -46,7 +49,7 @@ def parse_gib_s(text: str, what: str = "rate") -> float:
         return number
     power = "KMGT".index(unit[0]) + 1
     bits = unit.removeprefix(unit[0]).removeprefix("i").startswith("b")
-    return number * (1024.0 if unit[1] == "i" else 1000.0) ** power / (8 if bits else 1) / 2**30
+    return number * (1024.0 if unit[1] == "i" else 1000.0) ** power / (8 if bits else 1) / GIB
 
 
 def parse_seconds(text: str | float, what: str = "duration") -> float:

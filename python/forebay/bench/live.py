@@ -16,7 +16,7 @@ from typing import Any, TextIO
 from forebay.bench import terminal
 from forebay.bench.progress import WORDS, time_left
 from forebay.bench.summary import count, micros, seconds, significant, sparkline
-from forebay.units import format_bytes
+from forebay.units import GIB, format_bytes
 
 WIDTH_MIN, HEIGHT_MIN = 24, 6
 HISTORY = 600
@@ -195,7 +195,7 @@ def _numbers(progress: dict[str, Any], width: int) -> list[str]:
         ("latency p99", of("latency_us_p99", micros)),
         ("latency p99.9", of("latency_us_p999", micros)),
         ("CPU", of("cores_busy", lambda v: f"{significant(v)} cores")),
-        ("moved", of("bytes", lambda v: f"{significant(v / 2**30)} GiB")),
+        ("moved", of("bytes", lambda v: f"{significant(v / GIB)} GiB")),
         ("I/Os", of("ios", lambda v: f"{v:,}")),
     ]
     texts = [f"{name:<14}{value:<14}" for name, value in cells]

@@ -8,6 +8,7 @@ from typing import Any, TextIO
 
 from forebay.bench import terminal
 from forebay.bench.summary import micros, seconds, significant
+from forebay.units import GIB
 
 WORDS = {"prepare": "preparing", "warmup": "warming up", "measure": "measuring", "done": "done"}
 
@@ -39,7 +40,7 @@ def describe(progress: dict[str, Any]) -> str:
     if left is not None:
         parts.append(f"{seconds(left)} left")
     elif phase == "measure" and progress.get("bytes"):
-        parts.append(f"{significant(progress['bytes'] / 2**30)} GiB so far")
+        parts.append(f"{significant(progress['bytes'] / GIB)} GiB so far")
     return " · ".join(p for p in parts if p)
 
 

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from forebay import environment
-from forebay.units import format_bytes, significant
+from forebay.units import GIB, format_bytes, significant
 from forebay.units import show_micros as micros
 
 BARS = "▁▂▃▄▅▆▇█"
 LABEL = 10
-GIB = 1 << 30
 
 
 def text(record: dict[str, Any], width: int = 100) -> str:

@@ -11,6 +11,7 @@ import click
 from forebay.emulate.datasize import EXACT, memory_of_this_host, size
 from forebay.emulate.request import Request
 from forebay.errors import MachineError, RequestError
+from forebay.units import GIB
 
 
 def files_in(folder: Path, format: str) -> int:
@@ -93,5 +94,5 @@ def check_memory(request: Request, accelerators: int) -> None:
     wanted = accelerators * max(request.prefetch, 1) * request.workload.batch_bytes
     has = memory_of_this_host()
     if wanted > has:
-        told = f"{wanted / 2**30:,.0f} GiB of batches read ahead don't fit into {has / 2**30:,.0f} GiB of memory"
+        told = f"{wanted / GIB:,.0f} GiB of batches read ahead don't fit into {has / GIB:,.0f} GiB of memory"
         raise MachineError(f"--accelerators {accelerators} --destination host", told, "--destination drop, or fewer")

@@ -14,11 +14,10 @@ from forebay.emulate.workloads import Training, variants
 from forebay.errors import DONE, INTERRUPTED, RequestError
 from forebay.flags import _integer
 from forebay.stages import format_duration
-from forebay.units import parse_bytes
+from forebay.units import GIB, parse_bytes
 
 # DLIO draws its files' sizes from numpy's RandomState with this seed, whatever a run's own seed is.
 SIZES_SEED = 10
-GIB = 1 << 30
 EXAMPLES = """\b
 Examples:
   forebay emulate datagen --workload resnet50 --data /data/resnet50 --files 100 --check

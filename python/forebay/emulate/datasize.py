@@ -21,7 +21,7 @@ from forebay.emulate.request import count, workload_of, workload_options
 from forebay.emulate.workloads import Training
 from forebay.errors import DONE, RequestError
 from forebay.stages import format_duration
-from forebay.units import parse_bytes
+from forebay.units import GIB, parse_bytes
 
 STEPS_MIN = 500
 MEMORY_FACTOR = 5
@@ -155,14 +155,14 @@ def run_seconds(w: Training, found: Size) -> float:
 
 def lines(w: Training, rules: str, accelerators: int, hosts: int, memory: int, found: Size, source: str) -> list[str]:
     because = {
-        "memory": f"{MEMORY_FACTOR} × the memory of {hosts} host{'s' * (hosts > 1)} with {memory / 2**30:.4g} GiB",
+        "memory": f"{MEMORY_FACTOR} × the memory of {hosts} host{'s' * (hosts > 1)} with {memory / GIB:.4g} GiB",
         "steps": f"{STEPS_MIN} steps of {accelerators} × {w.batch} samples",
     }
     other = {"memory": f"the steps alone would take {found.files_by_steps:,}"}
     other["steps"] = f"the memory alone would take {found.files_by_memory:,}"
     told = [
         f"files     {found.files:,}, because of {because[found.by]}; {other[found.by]}",
-        f"samples   {found.samples:,}, {found.bytes / 2**30:,.4g} GiB by the nominal record",
+        f"samples   {found.samples:,}, {found.bytes / GIB:,.4g} GiB by the nominal record",
         f"steps     {found.steps_per_epoch:,} per epoch with {accelerators} {w.accelerator.upper()}",
         f"one run   {format_duration(run_seconds(w, found))} at least, for {w.epochs} epoch{'s' * (w.epochs > 1)}",
     ]

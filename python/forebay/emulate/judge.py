@@ -15,6 +15,7 @@ from typing import Any
 from forebay.emulate import datasize, division
 from forebay.emulate.results import Damaged, Run
 from forebay.emulate.workloads import Training
+from forebay.units import GIB
 
 # How many runs a result may have. Of six the first warms up, and doesn't count.
 RUNS: Mapping[str, tuple[int, ...]] = {"v1.0": (5,), "v2.0": (5, 6), "v3.0": (6,), "text": (5,)}
@@ -183,7 +184,7 @@ def data_size(case: Case) -> Iterator[Verdict]:
         elif exact and run.files > size.files:
             more.append(run)
     if short:
-        memory = f"{short[0].memory_bytes / 2**30:.4g} GiB of memory" if short[0].memory_bytes else "memory unknown"
+        memory = f"{short[0].memory_bytes / GIB:.4g} GiB of memory" if short[0].memory_bytes else "memory unknown"
         wants = f"{need:,} that {case.rules} wants for {short[0].accelerators} accelerators and {memory}"
         why = f"{short[0].files:,} files, of {wants}"
         yield Verdict("data-size", False, why, tuple(r.place for r in short))

@@ -28,7 +28,7 @@ from forebay.emulate.workloads import load
 from forebay.errors import DONE, INTERRUPTED, ForebayError, RequestError
 from forebay.run import typed
 from forebay.sweep.results import POINT
-from forebay.units import parse_seconds
+from forebay.units import GIB, parse_seconds
 
 SCHEMA = "forebay.emulate-matrix/1"
 SWEEP = "forebay.sweep/1"
@@ -210,7 +210,7 @@ def request_for(matrix: Matrix, cell: Cell, probe_s: float) -> Request:
         rules=rules,
         level=LEVEL_OF[rules],
         data=(cell.source,),
-        files=int(matrix.dataset_gib * 2**30 / file_bytes) if cell.simulated else None,
+        files=int(matrix.dataset_gib * GIB / file_bytes) if cell.simulated else None,
         epochs=1 if cell.simulated else workload.epochs,
         steps=steps if cell.simulated else None,
         prefetch=workload.prefetch,

@@ -17,6 +17,7 @@ import click
 
 from forebay.emulate import results
 from forebay.errors import DONE, RequestError
+from forebay.units import GIB
 
 EDITION = "v1.0"
 EXAMPLES = """\b
@@ -113,7 +114,7 @@ def summary(record: Mapping[str, Any]) -> dict[str, Any]:
         )
     mib = training["record_bytes"] / (1 << 20)
     hosts = training["hosts"]
-    memory = (environment.get("memory_bytes") or 0) / 2**30
+    memory = (environment.get("memory_bytes") or 0) / GIB
     begins, ends = span(record)
     return {
         "label": training["label"],

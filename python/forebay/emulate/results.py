@@ -18,6 +18,7 @@ from typing import Any
 
 from forebay.emulate.workloads import Checkpoint, builtin
 from forebay.errors import RequestError
+from forebay.units import GIB
 
 SUMMARY = "summary.json"
 CONFIG_FOLDERS = ("configs", "dlio_config", ".hydra")
@@ -338,7 +339,7 @@ def memory_of(stated: Any, hosts: int) -> float | None:
     if not isinstance(stated, list) or not stated:
         return None
     each = [float(gib) for gib in stated]
-    total = (sum(each) if len(each) == hosts else each[0] * hosts) * 2**30
+    total = (sum(each) if len(each) == hosts else each[0] * hosts) * GIB
     if not 0 <= total <= COUNT_MAX:
         raise ValueError(f"host_memory_GB is {str(stated)[:60]}")
     return total

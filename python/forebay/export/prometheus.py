@@ -7,9 +7,9 @@ from typing import Any
 
 from forebay.export.columns import COLUMNS
 from forebay.report.load import Entry
+from forebay.units import GIB
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-GIB = float(1 << 30)
 QUANTILES = (("p50", "0.5"), ("p90", "0.9"), ("p99", "0.99"), ("p999", "0.999"))
 # What tells runs apart, beside `id`.
 LABELS = ("host", "label", "sweep", "source", "op", "io_bytes", "workers", "depth", "path", "workload")

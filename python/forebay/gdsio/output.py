@@ -7,6 +7,7 @@ from typing import Any
 from forebay.gdsio.request import Request
 from forebay.gdsio.wording import said
 from forebay.gdsio.xfer import label
+from forebay.units import GIB
 
 KIB = 1024
 
@@ -18,7 +19,7 @@ def line(request: Request, record: dict[str, Any], data_bytes: int) -> str:
     bytes moved over total_time, so that the numbers of a line agree with each other.
     """
     result, seconds = record["result"], record["result"]["seconds"]
-    rate = result["bytes"] / seconds / (1 << 30) if seconds > 0 else 0.0
+    rate = result["bytes"] / seconds / GIB if seconds > 0 else 0.0
     words = [
         f"IoType: {request.op.upper()} XferType: {label(request.xfer, record)}",
         f"Threads: {record['job']['workers']}",

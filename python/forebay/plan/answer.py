@@ -11,6 +11,7 @@ from forebay.plan import checkpoint, cpu, dlrm, flow, limits, training
 from forebay.plan.estimate import Z80, Estimate, capped, from_log
 from forebay.plan.planner import Planner
 from forebay.plan.system import System
+from forebay.units import GIB
 
 SIZES = tuple(4096 << i for i in range(0, 13))
 PLATEAU = (0.95, 0.99)
@@ -129,7 +130,7 @@ def _widened(rate: Estimate, *more: float) -> Estimate:
 
 def latency(system: System, rate: Estimate) -> Estimate:
     """Mean microseconds of a request, by Little's law: requests in flight over requests per second."""
-    in_flight = system.workers * system.depth * system.io_size / 2**30 * 1e6
+    in_flight = system.workers * system.depth * system.io_size / GIB * 1e6
     return Estimate(in_flight / rate.value, in_flight / rate.p90, in_flight / rate.p10, "us", rate.bottleneck)
 
 

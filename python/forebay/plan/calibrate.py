@@ -17,6 +17,7 @@ from forebay.errors import RequestError
 from forebay.plan import catalogue, cores, cpu, flow
 from forebay.plan.fit import gain_nats
 from forebay.plan.recommend import doubtful
+from forebay.units import GIB
 
 LINE = re.compile(
     r"XferType: (?P<type>\S+) Threads: (?P<threads>\d+) .*?IOSize: (?P<kib>[\d.]+)(?:-\S+)?\(KiB\) "
@@ -211,7 +212,7 @@ def _fio_job(document: dict[str, Any], clones: Sequence[Any], drive: str, drives
     # Without group_reporting each clone has an entry of its own; with it, one has the mean of all.
     threads = workers if len(clones) == 1 else 1.0
     user, system = (sum(_number(j, name) for j in clones) * threads / 100 for name in ("usr_cpu", "sys_cpu"))
-    work = cpu.Work(path, load.io_kib, rate / 2**30)
+    work = cpu.Work(path, load.io_kib, rate / GIB)
     told = all("usr_cpu" in j and "sys_cpu" in j for j in clones) and 0 < user + system < math.inf
     doubt = "" if path == "gds" or _is_on(options.get("direct")) else "without direct=1 memory may have answered for the drive"
     spent = cores.Spent(work, user, system) if told else None

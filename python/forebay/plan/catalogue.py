@@ -12,6 +12,7 @@ from importlib import resources
 from typing import Any
 
 from forebay.errors import RequestError
+from forebay.units import GIB
 
 FILE_BYTES_MAX = 1 << 20
 # Seconds to the first byte of a read on an idle drive, by kind; data sheets seldom say. Median and spread of log.
@@ -48,7 +49,7 @@ class Drive:
 
     @property
     def read_gibps(self) -> float:
-        return self.seq_read_mbps * 1e6 / 2**30
+        return self.seq_read_mbps * 1e6 / GIB
 
     @property
     def iops(self) -> float:

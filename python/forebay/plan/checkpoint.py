@@ -13,6 +13,7 @@ from forebay.plan import catalogue, limits
 from forebay.plan.estimate import Z80, Estimate, bottleneck, from_log
 from forebay.plan.planner import Planner
 from forebay.plan.system import System
+from forebay.units import GIB
 
 # Of a data sheet's rate, with the spread of its logarithm.
 WRITE, READ = (0.85, 0.2), (0.9, 0.15)
@@ -35,7 +36,7 @@ def drive_gibps(planner: Planner, system: System) -> tuple[float, float]:
     if drive.seq_write_mbps is None:
         said = "has no seq_write_mbps in its data sheet"
         raise RequestError(f"drive {drive.name}", said, "--catalogue with seq_write_mbps = 4000")
-    return drive.seq_write_mbps * 1e6 / 2**30 * WRITE[0], drive.read_gibps * READ[0]
+    return drive.seq_write_mbps * 1e6 / GIB * WRITE[0], drive.read_gibps * READ[0]
 
 
 def seconds(planner: Planner, system: System) -> dict[str, Estimate]:

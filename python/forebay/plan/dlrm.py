@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from forebay.plan import catalogue
 from forebay.plan.estimate import Estimate, bottleneck, from_log
 from forebay.plan.fit import Data, Posterior, Prior, fit
+from forebay.units import GIB
 
 if TYPE_CHECKING:
     from forebay.plan.fit import Array
@@ -52,7 +53,7 @@ class Rows:
         mbps = [catalogue.drive(j.drive, more).seq_read_mbps * j.drives for j in jobs]
         each = np.array([j.sample_bytes for j in jobs])
         self.feed = np.array(mbps) / each
-        self.cap = np.array([j.cap_gibps for j in jobs]) * 2**30 / each / 1e6
+        self.cap = np.array([j.cap_gibps for j in jobs]) * GIB / each / 1e6
 
 
 SHARED = (

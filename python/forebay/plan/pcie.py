@@ -14,6 +14,7 @@ from typing import Any
 
 from forebay.errors import RequestError
 from forebay.plan.catalogue import LANE_GBPS
+from forebay.units import GIB
 
 # Of a lane's rate, what payload reaches (headers, flow control).
 PAYLOAD = 0.85
@@ -80,7 +81,7 @@ def _gib_s(table: Mapping[str, Any], where: str) -> float:
         gen, lanes = table.get("gen"), table.get("lanes")
         if gen not in tuple(LANE_GBPS) or lanes not in LANES:
             raise RequestError(where, f"gen {gen}, lanes {lanes} is no PCIe link", "gen 3 to 6; lanes 1, 2, 4, 8 or 16")
-        return float(LANE_GBPS[gen] * lanes * PAYLOAD * 1e9 / 2**30)
+        return float(LANE_GBPS[gen] * lanes * PAYLOAD * 1e9 / GIB)
     if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 < given < 1e6:
         raise RequestError(where, f"gib_s = {given!r} is not a number above 0", "gib_s = 50.0")
     return float(given)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from forebay.bench.summary import bytes_, count, seconds, significant
+from forebay.units import GIB
 
 Stats = dict[str, Any]
 COUNTED = ("reads", "writes", "flushes", "others")
@@ -55,8 +56,8 @@ def rates(now: Stats, before: Stats) -> list[str]:
         return max(0, sum(new.get(k, 0) - old.get(k, 0) for k in keys)) / span
 
     return [
-        f"read {significant(rate('read_bytes') / 2**30)} GiB/s",
-        f"write {significant(rate('write_bytes') / 2**30)} GiB/s",
+        f"read {significant(rate('read_bytes') / GIB)} GiB/s",
+        f"write {significant(rate('write_bytes') / GIB)} GiB/s",
         f"{rate(*COUNTED):,.0f} IOPS",
     ]
 

@@ -21,6 +21,7 @@ from forebay.plan.jobs import LEAST_PCT
 from forebay.plan.planner import Planner
 from forebay.plan.simulation.scenario import SHARED, TRACE, Fault, Job, Scenario
 from forebay.plan.system import IO, JOB, System
+from forebay.units import GIB
 
 POINTS = 193
 # The first entry of a table: so small a part of a host's even share is proportional to it.
@@ -107,7 +108,7 @@ def load_at(planner: Planner, scenario: Scenario, job: Job, drives: float) -> fl
 
 
 def _way(drives: Sequence[float], gibps: Sequence[float], pressure: float) -> dict[str, Any]:
-    return {"drives": list(drives), "bytes_s": [r * 2**30 for r in gibps], "pressure": pressure}
+    return {"drives": list(drives), "bytes_s": [r * GIB for r in gibps], "pressure": pressure}
 
 
 def _parts(planner: Planner, load: flow.Load) -> dict[str, float]:
@@ -190,7 +191,7 @@ def _steps(name: str, accelerator: str, batch: int, rate: float, sample_bytes: f
     """A workload whose accelerators take `rate` samples a second, `batch` a step, out of files of about a GiB."""
     return workloads.Training(
         name, accelerator, ("v1.0",), "own", name, "raw", "pytorch", batch, batch / rate, sample_bytes,
-        max(1, round(2**30 / sample_bytes)), 1, 4, 1, LEAST_PCT, prefetch=prefetch,
+        max(1, round(GIB / sample_bytes)), 1, 4, 1, LEAST_PCT, prefetch=prefetch,
     )  # fmt: skip
 
 
@@ -263,12 +264,12 @@ def files_of(entry: Class) -> int:
     if job.system.dataset is not None:
         least = 0.0
     gib = job.system.dataset or training.RULE_OF_FIVE * job.system.memory * job.hosts
-    files = math.ceil(max(gib * 2**30 / each, least))
+    files = math.ceil(max(gib * GIB / each, least))
     if files > FILES_MAX:
         raise RequestError(f"dataset {gib:g} GiB", f"is {files:,} files, which is too many", "--dataset with fewer GiB")
     if files * workload.samples_per_file < step:
         asked = f"dataset {gib:g} GiB for {step:,} samples a step"
-        raise RequestError(asked, "doesn't fill one step", f"--dataset {STEPS_LEAST * step * workload.record_bytes / 2**30:.0f}")
+        raise RequestError(asked, "doesn't fill one step", f"--dataset {STEPS_LEAST * step * workload.record_bytes / GIB:.0f}")
     return files
 
 
@@ -294,7 +295,7 @@ def _job(scenario: Scenario, entry: Class) -> dict[str, Any]:
         of = entry.saving.workload
         work = {
             "checkpoint": {
-                "bytes": entry.saving.gib * 2**30 / job.hosts,
+                "bytes": entry.saving.gib * GIB / job.hosts,
                 "writes": of.writes,
                 "reads": of.reads,
                 "pause_s": of.pause_s,

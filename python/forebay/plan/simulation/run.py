@@ -15,10 +15,10 @@ from forebay.plan.planner import Planner
 from forebay.plan.simulation import fleet as fleets
 from forebay.plan.simulation.fleet import Class
 from forebay.plan.simulation.scenario import SHARED, TRACE, Scenario
+from forebay.units import GIB
 
 SCHEMA = "forebay.simulation/1"
 INTERVAL = 0.8
-GIB = 2**30
 # A station below this has time to spare.
 FULL = 0.93
 WAITS = {"waiting for data": "reads that come late", "waiting for others": "barriers"}
