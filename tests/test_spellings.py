@@ -11,7 +11,8 @@ import pytest
 from forebay.flags import fields, job_from_flags, parse_settings
 from forebay.spellings import ANSWERS, SAME
 
-PAGE = (Path(__file__).parent.parent / "docs/bench.md").read_text()
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs/bench.md").read_text()
 VALUES = {
     "io-size": "4k", "depth": "3", "workers": "2", "duration": "5", "op": "randread", "engine": "inline", "file-size": "1m",
     "files": "2", "start": "4k", "align": "4k", "read-pct": "70", "warmup": "1", "passes": "2", "seed": "9",
@@ -101,3 +102,19 @@ def test_the_page_lists_them() -> None:
     assert set(rows) == {f"--{flag}" for flag in SAME}
     for flag, spellings in SAME.items():
         assert re.findall(r"`(-[^`]*)`", rows[f"--{flag}"].split("|")[2]) == list(spellings)
+
+
+# Places in the engine's words that name a flag of a job; these numbers may only fall.
+FLAGS_NAMED = {"engine": 325, "model": 173}
+
+
+@pytest.mark.parametrize("crate", FLAGS_NAMED)
+def test_the_engine_names_no_more_flags_than_it_does(crate: str) -> None:
+    """An error carries what is wrong; how that is typed is for the verb to say that was asked for it."""
+    flag = re.compile(rf"--(?:{'|'.join(re.escape(f.flag) for f in fields())})\b(?!-)")
+    named = 0
+    for file in (ROOT / "crates" / crate / "src").rglob("*.rs"):
+        if "tests" not in file.as_posix() and file.name != "fields.rs":
+            code = re.sub(r"^\s*//.*", "", file.read_text().split("#[cfg(test)]")[0], flags=re.M)
+            named += len(flag.findall(code))
+    assert named == FLAGS_NAMED[crate], f"{named} places; at most {FLAGS_NAMED[crate]}, and the number goes down with them"
