@@ -57,14 +57,14 @@ test: ## What decides: installs what it needs, then formats, lints, types, stubs
 # compiled; in a place of its own, since nobody measures with it. On a machine that others use, more compilers at once
 # get a larger share of it.
 QUICK := PROFILE=dev VENV=target/tested/venv MADE=target/tested/made
-.PHONY: all-tests python-part
-all-tests: export CARGO_TARGET_DIR = $(CURDIR)/target/tested
-all-tests: export CARGO_BUILD_JOBS = $(shell echo $$((2 * $$(nproc))))
-all-tests: export CARGO_INCREMENTAL = 0
-all-tests: export CARGO_PROFILE_DEV_DEBUG = 0
-all-tests: export RUSTC_WORKSPACE_WRAPPER = $(wildcard $(shell rustc --print sysroot)/bin/clippy-driver)
-all-tests: export CLIPPY_ARGS = -D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__
-all-tests: export FOREBAYD = $(CURDIR)/target/tested/debug/forebayd
+.PHONY: all-tests disturbed python-part
+all-tests disturbed: export CARGO_TARGET_DIR = $(CURDIR)/target/tested
+all-tests disturbed: export CARGO_BUILD_JOBS = $(shell echo $$((2 * $$(nproc))))
+all-tests disturbed: export CARGO_INCREMENTAL = 0
+all-tests disturbed: export CARGO_PROFILE_DEV_DEBUG = 0
+all-tests disturbed: export RUSTC_WORKSPACE_WRAPPER = $(wildcard $(shell rustc --print sysroot)/bin/clippy-driver)
+all-tests disturbed: export CLIPPY_ARGS = -D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__
+all-tests disturbed: export FOREBAYD = $(CURDIR)/target/tested/debug/forebayd
 all-tests:
 	@$(STEP) format $(MAKE) --no-print-directory format-check
 	@[ -n "$$RUSTC_WORKSPACE_WRAPPER" ] || echo 'skipped: cargo clippy (not installed)'
@@ -75,6 +75,16 @@ all-tests:
 python-part:
 	@$(STEP) build $(MAKE) --no-print-directory $(MADE)/tested-with
 	@.ci/beside '$(STEP) types $(MAKE) --no-print-directory types' '$(STEP) python-tests $(PYTHON_TESTS)'
+
+test-disturbed: ## The tests of `make test` while random threads of theirs are held still for up to 3 s (SEED=N HOLD=6)
+	@.ci/prepare test
+	@$(MAKE) --no-print-directory $(QUICK) disturbed
+
+disturbed:
+	@.ci/rust-tests --build
+	@$(MAKE) --no-print-directory $(MADE)/tested-with
+	.ci/disturb $(RUST_TESTS)
+	.ci/disturb $(PYTHON_TESTS)
 
 test-long: | $(MADE)/ready ## The tests of many processes: several hosts, kills and takeovers under load, whole tours
 	@.ci/prepare test

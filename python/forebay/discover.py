@@ -11,7 +11,7 @@ import click
 from forebay.errors import CHECK_FAILED, DONE, RequestError
 from forebay.units import parse_seconds
 
-TIMEOUT = "5"
+TIMEOUT = "20"
 EXAMPLES = """\b
 Examples:
   forebay discover 10.0.0.7
@@ -26,7 +26,7 @@ Examples:
 )
 @click.argument("host", metavar="HOST[:PORT]")
 @click.option("--hostnqn", metavar="NQN", help="Host NQN to identify as. Default: this host's own, /etc/nvme/hostnqn.")
-@click.option("--timeout", default=TIMEOUT, metavar="SECONDS", help="How long to wait for an answer. Default: 5.")
+@click.option("--timeout", default=TIMEOUT, metavar="SECONDS", help="How long to wait for an answer. Default: 20.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def command(host: str, hostnqn: str | None, timeout: str, as_json: bool) -> int:
     """What does HOST offer to this host over NVMe/TCP?
@@ -39,7 +39,7 @@ def command(host: str, hostnqn: str | None, timeout: str, as_json: bool) -> int:
     return DONE if found["records"] else CHECK_FAILED
 
 
-def discover(host: str, hostnqn: str | None = None, timeout_s: float = 5.0) -> dict[str, Any]:
+def discover(host: str, hostnqn: str | None = None, timeout_s: float = 20.0) -> dict[str, Any]:
     """The document `forebay.discover/1`. RequestError, MachineError or RunError where there is none to be had."""
     from forebay import _core
 

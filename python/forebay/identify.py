@@ -26,7 +26,7 @@ Examples:
 )
 @click.argument("uri", metavar="URI")
 @click.option("--hostnqn", metavar="NQN", help="Host NQN to identify as. Default: this host's own, /etc/nvme/hostnqn.")
-@click.option("--timeout", default=TIMEOUT, metavar="SECONDS", help="How long to wait for an answer. Default: 5.")
+@click.option("--timeout", default=TIMEOUT, metavar="SECONDS", help="How long to wait for an answer. Default: 20.")
 @click.option("--json", "as_json", is_flag=True, help="Every field, by its name in the specification, as JSON.")
 def command(uri: str, hostnqn: str | None, timeout: str, as_json: bool) -> int:
     """What can the controller and the namespaces behind URI (nvme+tcp://HOST/NQN[?nsid=N], vfio-user:SOCKET) do?"""
@@ -35,7 +35,7 @@ def command(uri: str, hostnqn: str | None, timeout: str, as_json: bool) -> int:
     return DONE
 
 
-def identify(uri: str, hostnqn: str | None = None, timeout_s: float = 5.0) -> dict[str, Any]:
+def identify(uri: str, hostnqn: str | None = None, timeout_s: float = 20.0) -> dict[str, Any]:
     """The document `forebay.identify/1`. RequestError, MachineError or RunError where there is none to be had."""
     from forebay import _core
 
