@@ -15,7 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from peers import installed, run
-from side_by_side import Bound, Cell, Contender, Figure, Unavailable, arguments, compare, find_depth, say
+from side_by_side import (
+    Bound,
+    Cell,
+    Contender,
+    Figure,
+    Unavailable,
+    arguments,
+    compare,
+    find_depth,
+    say,
+    spent_s,
+)
 
 RANKS = 8
 # One checkpoint of all eight ranks at full size.
@@ -38,7 +49,7 @@ def ours(name: str, folder: Path, scale: float, *flags: str) -> Contender:
         path, result = record["path"], record["result"]
         if path["direct_bytes"] != turn["bytes"] or not record["checkpoint"]["fsync"]:
             raise Unavailable(f"{name}: {path['direct_bytes']} of {turn['bytes']} bytes went past the page cache")
-        cpu_s = turn["cpu"]["user_s"] + turn["cpu"]["system_s"]
+        cpu_s = spent_s(turn["cpu"])
         proof: dict[str, Any] = {key: path[key] for key in ("engine", "engine_features", "slot_pages", "direct_bytes")}
         proof |= {"latency_us": result["latency_us"], "fsync_us": record["checkpoint"]["write"]["fsync_us"]}
         return Figure(turn["duration_s"], turn["bytes"], result["ios"], cpu_s, ran.cpu_s, proof)

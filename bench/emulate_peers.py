@@ -15,7 +15,7 @@ from typing import Any
 
 import dlio
 from peers import installed, run
-from side_by_side import GIB, Contender, Figure, Unavailable, find_depth, say
+from side_by_side import GIB, Contender, Figure, Unavailable, find_depth, say, spent_s
 
 # Exit code 1 of ours: it ran, and the accelerators weren't busy enough.
 TOO_SLOW = 1
@@ -196,7 +196,7 @@ def ours(name: str, data: Data, accelerators: int, level: str) -> Contender:
         result, training = record["result"], record["training"]
         cpu = result["cpu"]
         proof = {"au_pct": training["au_pct"], "level": training["level"], "samples": training["samples"]}
-        cpu_s = cpu["user_s"] + cpu["system_s"]
+        cpu_s = spent_s(cpu)
         return Figure(
             result["seconds"],
             training["read_bytes"],

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gpu import arguments, cached, fastest, ready, run_main, write_random
 from peers import installed, run
-from side_by_side import GIB, Bound, Cell, Contender, Figure, Unavailable, compare, say
+from side_by_side import GIB, Bound, Cell, Contender, Figure, Unavailable, compare, say, spent_s
 
 BOUNCE, FIRST, LATER, GDS = "bounce", "mapped, first epoch", "mapped, 12 epochs", "gds, compatibility mode"
 # Of 3D U-Net: the mean of a sample, one sample a file.
@@ -73,7 +73,7 @@ def emulated(name: str, options: argparse.Namespace, data: tuple[Path, Path], fl
             raise Unavailable(f"{name}: {path['ran']} ran: {path['reason']}")
         cpu = result["cpu"]
         keys = ("ran", "reason", "staged_bytes", "mapped_bytes", "compat_bytes", "direct_bytes")
-        cpu_s = cpu["user_s"] + cpu["system_s"]
+        cpu_s = spent_s(cpu)
         proof = {key: path[key] for key in keys}
         return Figure(result["seconds"], result["bytes"], result["ios"], cpu_s, done.cpu_s, proof)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from side_by_side import Contender, Figure, Unavailable, say
+from side_by_side import Contender, Figure, Unavailable, say, spent_s
 
 WARMUP_S = 0.5
 HUGE_PAGE = 2 << 20
@@ -115,7 +115,7 @@ def forebay(
         proof = {k: path.get(k) for k in keys.split()} | {"cache": record["cache"]}
         proof |= {k: result.get(k) for k in ("latency_us", "copy_latency_us")}
         proof |= {"batch_latency_us": (result.get("batch") or {}).get("latency_us")}
-        cpu_s = cpu["user_s"] + cpu["system_s"]
+        cpu_s = spent_s(cpu)
         return Figure(result["seconds"], result["bytes"], result["ios"], cpu_s, ran.cpu_s, proof)
 
     shown = [*limit, "SECONDS" if passes is None else str(passes)]

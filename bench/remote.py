@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from peers import installed, run
-from side_by_side import Contender, Figure, Unavailable
+from side_by_side import Contender, Figure, Unavailable, spent_s
 
 NQN = "nqn.2025-01.org.forebay:bench"
 SPDK_NQN = "nqn.2016-06.io.spdk:bench"
@@ -120,7 +120,8 @@ def host_run(name: str, uri: str, flags: tuple[str, ...], seconds: float, target
     if any(result["errors"].get(k) for k in ("failed", "timed_out", "retried", "short")):
         raise Unavailable(f"{name}: {result['errors']}")
     share = result["seconds"] / (result["seconds"] + 0.5)
-    cpu_s = result["cpu"]["user_s"] + result["cpu"]["system_s"] + beside * share
+    used_s = spent_s(result["cpu"])
+    cpu_s = None if used_s is None else used_s + beside * share
     proof = {k: path.get(k) for k in ("ran", "engine", "engine_features", "staged_bytes", "slot_pages")}
     proof |= {"latency_us": result["latency_us"]}
     return Figure(result["seconds"], result["bytes"], result["ios"], cpu_s, ran.cpu_s + beside, proof)

@@ -63,6 +63,12 @@ class Figure:
         return cpu_s * 1e3 / (self.bytes / GIB) if per == "GiB" else cpu_s * 1e9 / self.ios
 
 
+def spent_s(cpu: dict[str, Any]) -> float | None:
+    """User and system seconds of a record; None where no meter covered the run."""
+    user, system = cpu["user_s"], cpu["system_s"]
+    return None if user is None or system is None else user + system
+
+
 @dataclass(frozen=True)
 class Contender:
     """A tool and its settings. `measure(seconds)` runs it once."""

@@ -21,6 +21,7 @@ from forebay import cli
 from forebay.bench import plan, progress, summary
 from forebay.errors import MachineError, RunError
 from forebay.fio import FioJob
+from forebay.gdsio import output as gdsio_output
 
 HERE = Path(__file__).parent
 
@@ -339,6 +340,16 @@ def test_a_run_without_a_single_io_still_has_a_summary():
         "others_cores_busy": None,
     }
     assert "not measured: no I/O finished" in summary.text(made)
+
+
+def test_processor_time_that_no_meter_covered_is_said_and_shown_as_no_figure():
+    why = "the meters started +0.000 s and stopped +0.300 s beside the measured 0.400 s"
+    made = fake_engine.record()
+    made["result"]["cpu"] = dict.fromkeys(fake_engine.CPU)
+    made["missing"] = {f"result.cpu.{name}": why for name in fake_engine.CPU}
+    assert f"not measured: {why}" in summary.cpu(made) and "0.0" not in summary.cpu(made).replace(why, "")
+    assert "cores" not in summary.host({"host": "a", "cpu": made["result"]["cpu"]})
+    assert "processor time not measured" in "".join(gdsio_output.notes(made))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@
 pub mod cached;
 pub mod checkpoint;
 pub mod content;
+mod cpu;
 pub mod crc32c;
 pub mod device;
 mod error;

@@ -173,7 +173,8 @@ impl Hosts {
                 return alone(*rank);
             }
             let machine = ranks.iter().filter_map(|n| cpus[*n].machine_cores_busy).reduce(f64::max)?;
-            Some((machine - ranks.iter().map(|n| cpus[*n].cores_busy).sum::<f64>()).max(0.0))
+            let ours = ranks.iter().map(|n| cpus[*n].cores_busy).sum::<Option<f64>>()?;
+            Some((machine - ours).max(0.0))
         };
         self.ranks.iter().map(of).collect()
     }
@@ -352,20 +353,12 @@ fn slower(a: LatencySummary, b: LatencySummary) -> LatencySummary {
 }
 
 fn merge_cpu(parts: &[&Cpu], seconds: f64, bytes: u64, ios: u64, hosts: &Hosts) -> Cpu {
-    let cores = hosts.cores;
-    let (user_s, system_s) = parts.iter().fold((0.0, 0.0), |(u, s), c| (u + c.user_s, s + c.system_s));
-    let busy_s = user_s + system_s;
-    let share = |s: f64| if seconds > 0.0 && cores > 0.0 { 100.0 * s / seconds / cores } else { 0.0 };
+    let sum = |f: fn(&Cpu) -> Option<f64>| parts.iter().map(|c| f(c)).sum::<Option<f64>>();
+    let spent = (sum(|c| c.user_s), sum(|c| c.system_s));
     Cpu {
-        user_s,
-        system_s,
-        cores_busy: if seconds > 0.0 { busy_s / seconds } else { 0.0 },
-        user_pct: share(user_s),
-        system_pct: share(system_s),
-        cpu_s_per_gib: (bytes > 0).then(|| busy_s / (bytes as f64 / GIB)),
-        ns_per_io: (ios > 0).then(|| busy_s * 1e9 / ios as f64),
         machine_cores_busy: hosts.sum_of_most(|n| parts[n].machine_cores_busy),
         others_cores_busy: hosts.others(parts, |n| parts[n].others_cores_busy).into_iter().sum(),
+        ..Cpu::spent(spent, seconds, (bytes, ios), hosts.cores)
     }
 }
 

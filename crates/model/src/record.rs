@@ -323,13 +323,14 @@ pub struct Foretold {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Cpu {
-    pub user_s: f64,
-    pub system_s: f64,
+    /// None, as all of it, where no meter covered the run's time.
+    pub user_s: Option<f64>,
+    pub system_s: Option<f64>,
     /// (user + system) / seconds, of this process and its threads.
-    pub cores_busy: f64,
+    pub cores_busy: Option<f64>,
     /// Per cent of all cores of the machine, this process.
-    pub user_pct: f64,
-    pub system_pct: f64,
+    pub user_pct: Option<f64>,
+    pub system_pct: Option<f64>,
     pub cpu_s_per_gib: Option<f64>,
     pub ns_per_io: Option<f64>,
     /// The whole machine over the same seconds, in cores (irq and softirq included).

@@ -178,7 +178,7 @@ def cpu(record: dict[str, Any]) -> str:
     """Cores (user and system), CPU-seconds per GiB, time per I/O, and what the rest of the machine did."""
     result = record["result"]
     used = result["cpu"]
-    if "result.cpu" in (record.get("missing") or {}):
+    if used.get("cores_busy") is None or "result.cpu" in (record.get("missing") or {}):
         return not_measured(record, "result.cpu", "")
     elapsed = result["seconds"]
     line = f"{significant(used['cores_busy'])} cores"
@@ -320,7 +320,7 @@ def host(found: dict[str, Any]) -> str:
     spread = found.get("latency_us")
     if spread:
         parts.append(f"p50 {micros(spread['p50'])}, p99 {micros(spread['p99'])}")
-    if found.get("cpu"):
+    if (found.get("cpu") or {}).get("cores_busy") is not None:
         parts.append(f"{significant(found['cpu']['cores_busy'])} cores")
     if found.get("started_after_s") is not None:
         parts.append(f"began {seconds(found['started_after_s'])} after the first")

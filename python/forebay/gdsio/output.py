@@ -46,9 +46,10 @@ def notes(record: dict[str, Any]) -> list[str]:
     percentiles = ", ".join(f"{name} {latency[name]:.0f}" for name in ("p50", "p90", "p99", "p999", "max"))
     cost = cpu.get("cpu_s_per_gib")
     spent = f", {cost:.3f} CPU-seconds per GiB" if cost is not None else ""
+    busy = "processor time not measured" if cpu["cores_busy"] is None else f"{cpu['cores_busy']:.2f} cores busy"
     written = [
         f"{where}, page cache: {record['cache']['policy']}{reason}",
-        f"latency in us: {percentiles}; {result['iops']:.0f} IOPS; {cpu['cores_busy']:.2f} cores busy{spent}",
+        f"latency in us: {percentiles}; {result['iops']:.0f} IOPS; {busy}{spent}",
     ]
     copied = path["staged_bytes"] + path.get("compat_bytes", 0)
     if path["direct_bytes"] and copied:

@@ -123,7 +123,8 @@ pub fn outcome(context: Context, story: Story, failed: Option<Error>) -> Outcome
     };
     let memory_bytes = record.environment.memory_bytes;
     checkpoint.rules = judge(spec, &checkpoint, Seen { memory_bytes, resident: seen_resident, in_memory });
-    note_missing(spec, &checkpoint, &mut record.missing);
+    let unmetered = record.missing.get("result.cpu").cloned();
+    note_missing(spec, &checkpoint, unmetered.as_deref(), &mut record.missing);
     record.checkpoint = Some(checkpoint);
     warnings::add(&mut record);
     let failure = failed.or_else(|| honour::of_record(&job, &record));
@@ -133,6 +134,7 @@ pub fn outcome(context: Context, story: Story, failed: Option<Error>) -> Outcome
 fn note_missing(
     spec: &CheckpointSpec,
     checkpoint: &Checkpoint,
+    unmetered: Option<&str>,
     missing: &mut std::collections::BTreeMap<String, String>,
 ) {
     let mut note = |field: &str, absent: bool, why: &str| {
@@ -151,6 +153,10 @@ fn note_missing(
         checkpoint.read.as_ref().is_some_and(|p| p.fsync_us.is_none()),
         "no file is flushed for reading",
     );
+    for (name, phase) in [("write", &checkpoint.write), ("read", &checkpoint.read)] {
+        let absent = phase.as_ref().is_some_and(|p| p.cpu_s_per_gib.is_none());
+        note(&format!("{name}.cpu_s_per_gib"), absent, unmetered.unwrap_or("no bytes were moved"));
+    }
     let untold = checkpoint.rules.iter().any(|r| r.ok.is_none());
     note("rules[].ok", untold, "the rule says why it can't be told");
 }

@@ -3,7 +3,7 @@
 use crate::meter::{self, cpu, disk, noise, power};
 use crate::source::Target;
 use forebay_model::job::JobSpec;
-use forebay_model::record::{Noise, Power};
+use forebay_model::record::{Noise, Power, RunResult};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -43,6 +43,28 @@ impl Readings {
         let Noise { cpu_limit_cores, cpu_limited_pct, .. } = self.noise;
         let noise = Noise { cpu_limit_cores, cpu_limited_pct, ..Noise::default() };
         Readings { noise, astray: Some(astray), missing: self.missing, ..Readings::default() }
+    }
+
+    /// Says of each field of `result` that is null since the meters covered another time than the run.
+    pub fn explain(&self, result: &RunResult, missing: &mut BTreeMap<String, String>) {
+        let Some(why) = &self.astray else { return };
+        let noise = &result.noise;
+        let noise = [
+            ("noise.steal_pct", noise.steal_pct.is_none()),
+            ("noise.others_cores_busy", noise.others_cores_busy.is_none()),
+            ("noise.throttled", noise.throttled.is_none()),
+            ("noise.cpu_limit_cores", noise.cpu_limit_cores.is_none()),
+            ("noise.cpu_limited_pct", noise.cpu_limited_pct.is_none()),
+            ("summary.cpu_s_per_gib_median", result.summary.cpu_s_per_gib_median.is_none()),
+            ("power", result.power.is_empty()),
+            ("cpu", true),
+        ];
+        let noise = noise.map(|(name, absent)| (name.to_owned(), absent));
+        let cpu = result.cpu.fields().map(|(name, value)| (format!("cpu.{name}"), value.is_none()));
+        for (name, _) in noise.into_iter().chain(cpu).filter(|(_, absent)| *absent) {
+            missing.insert(format!("result.{name}"), why.clone());
+        }
+        missing.insert("cache.device_bytes".into(), why.clone());
     }
 }
 
@@ -100,8 +122,10 @@ impl Meters {
             _ => Noise::default(),
         };
         let before = self.disk.take();
-        let traffic = before
-            .and_then(|b| disk::Counters::read(&self.devices).and_then(|after| after.by_device(&b)).ok());
+        let traffic = before.and_then(|b| {
+            let after = disk::Counters::read(&self.devices).and_then(|after| after.by_device(&b));
+            after.map_err(|why| self.missing.insert("cache.device_bytes".into(), why)).ok()
+        });
         let moved = |(number, t): ((u32, u32), disk::Traffic)| {
             (disk::name(number), t.read_bytes.saturating_add(t.written_bytes))
         };
@@ -156,9 +180,23 @@ mod tests {
         // As long as the run, and a second late.
         for left_out in [over(2_000, 12_000), over(1_000, 11_201), over(10_000, 10_001)] {
             let told = readings().of_time(left_out, run);
-            assert_eq!((told.cpu, told.device_bytes), (None, None), "{left_out:?}");
-            assert!(told.astray.unwrap().contains("10.000 s"));
+            assert_eq!((&told.cpu, told.device_bytes), (&None, None), "{left_out:?}");
+            assert!(told.astray.as_ref().unwrap().contains("10.000 s"));
             assert_eq!((told.noise.cpu_limited_pct, told.noise.steal_pct), (Some(30.0), None));
+            let mut missing = BTreeMap::new();
+            told.explain(&RunResult { noise: told.noise.clone(), ..RunResult::default() }, &mut missing);
+            let nulls = [
+                "result.cpu.user_s",
+                "result.cpu.system_s",
+                "result.cpu.cores_busy",
+                "result.cpu.cpu_s_per_gib",
+            ];
+            for name in
+                nulls.into_iter().chain(["cache.device_bytes", "result.noise.steal_pct", "result.power"])
+            {
+                assert!(missing[name].contains("got no processor in time"), "{name}: {missing:?}");
+            }
+            assert!(!missing.contains_key("result.noise.cpu_limited_pct"), "{missing:?}");
         }
         assert!(readings().of_time(over(500, 600), over(1_000, 400)).cpu.is_some());
     }

@@ -222,21 +222,15 @@ fn with_joules(power: &[Power], bytes: u64, seconds: f64) -> Vec<Power> {
 fn add_cpu(repeats: &[Repeat], cores: u32) -> Cpu {
     let (seconds, bytes, ios) =
         repeats.iter().fold((0.0, 0, 0), |(s, b, n), r| (s + r.seconds, b + r.bytes, n + r.ios));
-    let sum = |f: fn(&Cpu) -> f64| repeats.iter().map(|r| f(&r.cpu)).sum::<f64>();
-    let (user_s, system_s) = (sum(|c| c.user_s), sum(|c| c.system_s));
+    let sum = |f: fn(&Cpu) -> Option<f64>| repeats.iter().map(|r| f(&r.cpu)).sum::<Option<f64>>();
+    let spent = (sum(|c| c.user_s), sum(|c| c.system_s));
     let mean = |f: fn(&Cpu) -> Option<f64>| {
         repeats.iter().map(|r| f(&r.cpu)).collect::<Option<Vec<_>>>().map(|v| stats::mean(&v))
     };
     Cpu {
-        user_s,
-        system_s,
-        cores_busy: per(user_s + system_s, seconds),
-        user_pct: per(100.0 * user_s, seconds * f64::from(cores)),
-        system_pct: per(100.0 * system_s, seconds * f64::from(cores)),
-        cpu_s_per_gib: (bytes > 0).then(|| (user_s + system_s) / (bytes as f64 / GIB)),
-        ns_per_io: (ios > 0).then(|| (user_s + system_s) * 1e9 / ios as f64),
         machine_cores_busy: mean(|c| c.machine_cores_busy),
         others_cores_busy: mean(|c| c.others_cores_busy),
+        ..Cpu::spent(spent, seconds, (bytes, ios), f64::from(cores))
     }
 }
 

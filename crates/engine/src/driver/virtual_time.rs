@@ -22,10 +22,6 @@ const NULL_FIELDS: &[&str] = &[
     "result.copy_latency_us",
     "result.foretold",
     "result.cpu",
-    "result.cpu.cpu_s_per_gib",
-    "result.cpu.ns_per_io",
-    "result.cpu.machine_cores_busy",
-    "result.cpu.others_cores_busy",
     "result.power",
     "result.verified_on",
     "result.noise.steal_pct",
@@ -184,7 +180,9 @@ pub(crate) fn path_of(path: PathKind, model: &DriveModel, free: &str) -> PathRan
 
 /// Why fields are null in a record of virtual time: the common ones, and `more`.
 pub(crate) fn no_machine(more: &[&str]) -> BTreeMap<String, String> {
-    NULL_FIELDS.iter().chain(more).map(|f| ((*f).to_string(), NO_MACHINE.to_string())).collect()
+    let cpu = Cpu::default().fields().map(|(name, _)| format!("result.cpu.{name}"));
+    let fields = NULL_FIELDS.iter().chain(more).map(|f| (*f).to_owned()).chain(cpu);
+    fields.map(|field| (field, NO_MACHINE.to_owned())).collect()
 }
 
 fn missing(job: &JobSpec) -> BTreeMap<String, String> {

@@ -104,6 +104,7 @@ pub fn of(shared: &Shared, command: Vec<String>, started: u64, ran: &Ran) -> Run
     let mut missing: BTreeMap<String, String> = ran.readings.missing.clone();
     let result = result_of(shared, ran, &totals, &mut missing);
     let cache = cache_of(shared, ran, &mut missing);
+    ran.readings.explain(&result, &mut missing);
     let training = training_of(shared, ran, &totals, &result);
     let mut path = path_of(shared, &totals);
     let cufile = cufile_of(shared, &mut path, &mut missing);
@@ -172,9 +173,6 @@ fn result_of(
         power: power.clone(),
         noise: noise.clone(),
     };
-    if let Some(why) = &readings.astray {
-        missing.entry("result.cpu".into()).or_insert_with(|| why.clone());
-    }
     note(missing, &used, &noise, &power);
     RunResult {
         seconds,
@@ -369,7 +367,7 @@ fn seen(
         seconds: ran.readings.cpu.as_ref().map_or(result.seconds, |c| c.wall_s),
         totals: *totals,
         waited,
-        cores_busy: Some(result.cpu.cores_busy),
+        cores_busy: result.cpu.cores_busy,
         others_cores_busy: result.cpu.others_cores_busy,
         waited_pct: training.au_pct.map_or(0.0, |au| 100.0 - au),
         is_paced: shared.supply.is_some() || shared.model.is_some(),

@@ -7,7 +7,6 @@
 
 use super::{Missing, Reason};
 use forebay_model::record;
-use forebay_model::units::BYTES_PER_GIB as GIB;
 use rustix::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -124,19 +123,16 @@ pub fn thread_seconds() -> Times {
 /// on a machine of `cores` logical processors.
 pub fn fill(reading: &CpuReading, seconds: f64, bytes: u64, ios: u64, cores: u32) -> record::Cpu {
     let ours = reading.process;
-    let per = |value: f64, base: f64| if base > 0.0 { value / base } else { 0.0 };
-    let core_s = seconds * f64::from(cores);
     let machine = reading.machine.as_ref().ok().filter(|_| seconds > 0.0);
     record::Cpu {
-        user_s: ours.user_s,
-        system_s: ours.system_s,
-        cores_busy: per(ours.total_s(), seconds),
-        user_pct: per(100.0 * ours.user_s, core_s),
-        system_pct: per(100.0 * ours.system_s, core_s),
-        cpu_s_per_gib: (bytes > 0).then(|| ours.total_s() / (bytes as f64 / GIB)),
-        ns_per_io: (ios > 0).then(|| ours.total_s() * 1e9 / ios as f64),
         machine_cores_busy: machine.map(|m| m.busy_s() / seconds),
         others_cores_busy: machine.map(|m| (m.busy_s() - ours.total_s()).max(0.0) / seconds),
+        ..record::Cpu::spent(
+            (Some(ours.user_s), Some(ours.system_s)),
+            seconds,
+            (bytes, ios),
+            f64::from(cores),
+        )
     }
 }
 
@@ -238,8 +234,8 @@ mod tests {
     fn record_fields_follow_from_the_reading() {
         let machine = Machine { user_s: 12.0, softirq_s: 3.0, steal_s: 9.0, ..Default::default() };
         let cpu = fill(&reading(4.0, 6.0, Ok(machine)), 10.0, 5 << 30, 1_000_000, 8);
-        assert_eq!(cpu.cores_busy, 1.0);
-        assert_eq!((cpu.user_pct, cpu.system_pct), (5.0, 7.5));
+        assert_eq!(cpu.cores_busy, Some(1.0));
+        assert_eq!((cpu.user_pct, cpu.system_pct), (Some(5.0), Some(7.5)));
         assert_eq!(cpu.cpu_s_per_gib, Some(2.0));
         assert_eq!(cpu.ns_per_io, Some(10_000.0));
         assert_eq!(cpu.machine_cores_busy, Some(1.5));
@@ -273,7 +269,7 @@ mod tests {
     #[test]
     fn a_run_without_time_divides_by_nothing() {
         let cpu = fill(&reading(1.0, 1.0, Ok(Machine::default())), 0.0, 1, 1, 0);
-        assert_eq!((cpu.cores_busy, cpu.user_pct, cpu.machine_cores_busy), (0.0, 0.0, None));
+        assert_eq!((cpu.cores_busy, cpu.user_pct, cpu.machine_cores_busy), (Some(0.0), Some(0.0), None));
     }
 
     proptest! {

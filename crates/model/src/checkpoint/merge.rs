@@ -51,7 +51,7 @@ fn merge_phases<'a>(
 fn merge_turns<'a>(turns: impl Iterator<Item = &'a Turn>, bytes: u64) -> Turn {
     let turns: Vec<&Turn> = turns.collect();
     let slowest = turns.iter().fold(turns[0], |a, b| if b.duration_s > a.duration_s { b } else { a });
-    let sum = |f: fn(&Cpu) -> f64| turns.iter().map(|t| f(&t.cpu)).sum::<f64>();
+    let sum = |f: fn(&Cpu) -> Option<f64>| turns.iter().map(|t| f(&t.cpu)).sum::<Option<f64>>();
     Turn {
         gib_s: rate(bytes, slowest.duration_s),
         rank_s_min: turns.iter().map(|t| t.rank_s_min).fold(f64::INFINITY, f64::min),
@@ -91,7 +91,7 @@ mod tests {
 
     fn part(seconds: f64, rank: u64, ok: bool) -> Checkpoint {
         let gib = 1u64 << 30;
-        let cpu = Cpu { user_s: 1.0, ..Cpu::default() };
+        let cpu = Cpu { user_s: Some(1.0), system_s: Some(0.0), ..Cpu::default() };
         let turn = Turn::new(1, 4 * gib, 2 * gib, &[(rank, seconds)], cpu);
         let mut latency = Latency::default();
         latency.record((seconds * 1e6) as u64);

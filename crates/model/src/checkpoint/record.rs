@@ -151,7 +151,7 @@ impl Phase {
         let (duration_s_mean, duration_s_stdev) = spread(checkpoints.iter().map(|c| c.duration_s));
         let (gib_s_mean, gib_s_stdev) = spread(checkpoints.iter().map(|c| c.gib_s));
         let gib = checkpoints.iter().map(|c| c.bytes).sum::<u64>() as f64 / GIB;
-        let cpu_s: f64 = checkpoints.iter().map(|c| c.cpu.user_s + c.cpu.system_s).sum();
+        let cpu_s: Option<f64> = checkpoints.iter().map(|c| Some(c.cpu.user_s? + c.cpu.system_s?)).sum();
         Some(Phase {
             checkpoints,
             duration_s_mean,
@@ -161,7 +161,7 @@ impl Phase {
             latency_us: latency.summary(),
             histogram: latency.encode(),
             fsync_us: fsync.map(Latency::summary),
-            cpu_s_per_gib: (gib > 0.0).then(|| cpu_s / gib),
+            cpu_s_per_gib: cpu_s.filter(|_| gib > 0.0).map(|s| s / gib),
             verified_bytes: verified,
         })
     }
@@ -196,7 +196,8 @@ mod tests {
 
     #[test]
     fn a_phase_averages_its_checkpoints() {
-        let of = |s: f64| Turn::new(1, 1 << 30, 1 << 30, &[(0, s)], Cpu { user_s: 0.5, ..Cpu::default() });
+        let cpu = Cpu::spent((Some(0.5), Some(0.0)), 1.0, (1 << 30, 1), 1.0);
+        let of = |s: f64| Turn::new(1, 1 << 30, 1 << 30, &[(0, s)], cpu.clone());
         let phase = Phase::of(vec![of(1.0), of(3.0)], &Latency::default(), None, 0).unwrap();
         assert_eq!((phase.duration_s_mean, phase.duration_s_stdev), (2.0, 1.0));
         assert!((phase.gib_s_mean - (1.0 + 1.0 / 3.0) / 2.0).abs() < 1e-12);

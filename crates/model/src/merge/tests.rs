@@ -6,7 +6,7 @@ fn record(host: &str, ios: u64, ns: u64, seconds: f64) -> RunRecord {
     let mut latency = Latency::default();
     latency.record_n(ns, ios);
     let bytes = ios * 4096;
-    let cpu = Cpu { user_s: 1.0, system_s: 0.5, ..Cpu::default() };
+    let cpu = Cpu { user_s: Some(1.0), system_s: Some(0.5), ..Cpu::default() };
     RunRecord {
         schema: SCHEMA.into(),
         id: host.into(),
@@ -50,7 +50,7 @@ fn percentiles_are_of_all_ios_of_all_hosts() {
     assert!(merged.result.latency_us.p50 < 1.01 && merged.result.latency_us.p999 > 990.0);
     assert!((merged.result.iops - 400.0).abs() < 1e-9);
     assert_eq!(merged.result.hosts.len(), 2);
-    assert!((merged.result.cpu.user_s - 2.0).abs() < 1e-9);
+    assert!((merged.result.cpu.user_s.unwrap() - 2.0).abs() < 1e-9);
     assert_eq!(merged.cache.device_bytes, Some(1000 * 4096));
 }
 
@@ -62,8 +62,8 @@ fn rank(host: &str, devices: &[(&str, u64)]) -> RunRecord {
     made.cache.device_bytes = Some(devices.iter().map(|(_, bytes)| bytes).sum());
     let others = Some(3.0);
     made.result.cpu = Cpu {
-        user_s: 4.0,
-        cores_busy: 2.0,
+        user_s: Some(4.0),
+        cores_busy: Some(2.0),
         machine_cores_busy: Some(5.0),
         others_cores_busy: others,
         ..Cpu::default()
@@ -88,12 +88,16 @@ fn what_a_host_is_metered_for_counts_once_for_all_its_ranks() {
     assert_eq!(merged.cache.devices["sda"], (3 << 30) + 4096, "the one that saw most");
     assert_eq!(merged.cache.device_bytes, Some((3 << 30) + 4096 + 5), "another device adds");
     let result = &merged.result;
-    assert_eq!((result.bytes, result.cpu.user_s), (2 << 30, 8.0), "the processes' own adds up");
+    assert_eq!((result.bytes, result.cpu.user_s), (2 << 30, Some(8.0)), "the processes' own adds up");
     assert_eq!(result.cpu.machine_cores_busy, Some(5.0));
     // A neighbour isn't an other: 5 - 2 - 2.
     assert_eq!((result.cpu.others_cores_busy, result.noise.others_cores_busy), (Some(1.0), Some(1.0)));
     assert_eq!(result.noise.throttled, Some(7));
-    assert!((result.cpu.user_pct - 200.0).abs() < 1e-9, "of the host's two cores, once: {:?}", result.cpu);
+    assert!(
+        (result.cpu.user_pct.unwrap() - 200.0).abs() < 1e-9,
+        "of the host's two cores, once: {:?}",
+        result.cpu
+    );
     let power: Vec<_> = result.power.iter().map(|p| (p.scope.as_str(), p.joules_per_gib)).collect();
     // 100 W over 2 s for the 2 GiB of both.
     assert_eq!(power, [("gpu:a", Some(100.0)), ("package-0", Some(100.0))]);
@@ -181,4 +185,13 @@ fn different_jobs_are_refused_and_one_record_is_itself() {
     assert!(merge(vec![record("a", 1, 1, 1.0), other]).is_err());
     assert!(merge(Vec::new()).is_err());
     assert_eq!(merge(vec![record("a", 5, 1, 1.0)]).unwrap(), record("a", 5, 1, 1.0));
+}
+
+#[test]
+fn processor_time_that_one_host_lacks_is_lacking_for_all() {
+    let mut unmetered = record("b", 10, 1, 1.0);
+    unmetered.result.cpu = Cpu::default();
+    let merged = merge(vec![record("a", 10, 1, 1.0), unmetered]).unwrap();
+    let cpu = &merged.result.cpu;
+    assert_eq!((cpu.user_s, cpu.system_s, cpu.cores_busy, cpu.cpu_s_per_gib), (None, None, None, None));
 }

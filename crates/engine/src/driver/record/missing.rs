@@ -49,31 +49,14 @@ pub(super) fn note_missing(
     for run in runs {
         missing.extend(run.readings.missing.iter().map(|(k, v)| (k.clone(), v.clone())));
     }
+    if let Some(astray) = runs.iter().map(|r| &r.readings).find(|r| r.astray.is_some()) {
+        astray.explain(result, missing);
+    }
     let mut note = |field: &str, absent: bool, why: &str| {
         if absent {
             missing.entry(field.into()).or_insert_with(|| why.into());
         }
     };
-    if let Some(why) = runs.iter().find_map(|r| r.readings.astray.as_ref()) {
-        let (cpu, noise) = (&result.cpu, &result.noise);
-        for (field, absent) in [
-            ("cache.device_bytes", true),
-            ("result.cpu", true),
-            ("result.cpu.cpu_s_per_gib", cpu.cpu_s_per_gib.is_none()),
-            ("result.cpu.ns_per_io", cpu.ns_per_io.is_none()),
-            ("result.cpu.machine_cores_busy", cpu.machine_cores_busy.is_none()),
-            ("result.cpu.others_cores_busy", cpu.others_cores_busy.is_none()),
-            ("result.summary.cpu_s_per_gib_median", result.summary.cpu_s_per_gib_median.is_none()),
-            ("result.power", result.power.is_empty()),
-            ("result.noise.steal_pct", noise.steal_pct.is_none()),
-            ("result.noise.others_cores_busy", noise.others_cores_busy.is_none()),
-            ("result.noise.throttled", noise.throttled.is_none()),
-            ("result.noise.cpu_limit_cores", noise.cpu_limit_cores.is_none()),
-            ("result.noise.cpu_limited_pct", noise.cpu_limited_pct.is_none()),
-        ] {
-            note(field, absent, why);
-        }
-    }
     note(
         "result.series[].cores_busy",
         result.series.iter().any(|p| p.cores_busy.is_none()),
