@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import struct
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -95,21 +96,28 @@ def test_where_io_uring_may_be_set_up_and_not_entered_threads_read(forebay, data
     assert refused.returncode == 3 and "--engine pread" in refused.stderr
 
 
-# A run whose process loads such a profile for all its threads, once they have written: the file has had more times of
-# change than the run has I/Os in flight, so some of them are done and counted.
+# A run whose process loads such a profile for all its threads, once a ring of theirs has answered more I/Os than are in
+# flight: the kernel says of each how far it is. 77: no ring had anything to do.
 FORBIDDEN_MEANWHILE = """
-import sys, threading, time
+import os, sys, threading, time
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from test_engine_choice import IO_URING_ENTER, forbid_io_uring
 import forebay.early
 
+def answered():
+    for ring in Path("/proc/self/fdinfo").iterdir():
+        try:
+            said = ring.read_text()
+        except OSError:
+            continue  # closed since
+        yield from (int(line.split()[1], 0) for line in said.splitlines() if line.startswith("CqTail:"))
+
 def forbid():
-    while not any(c.read_text().startswith("worker-") for c in Path("/proc/self/task").glob("*/comm")):
-        time.sleep(0.01)
-    changes = set()
-    while len(changes) < 50:
-        changes.add(Path("written").stat().st_mtime_ns)
+    end = time.monotonic() + 60
+    while max(answered(), default=0) < 200:
+        if time.monotonic() > end:
+            os._exit(77)
         time.sleep(0.001)
     forbid_io_uring(IO_URING_ENTER, IO_URING_ENTER, all_threads=True)
 
@@ -118,17 +126,43 @@ forebay.early.main()
 """
 
 
-def test_where_io_uring_is_forbidden_meanwhile_the_run_ends_with_that_and_what_it_had(tmp_path):
+def forbidden_meanwhile(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     program = FORBIDDEN_MEANWHILE.format(tests=str(Path(__file__).parent))
+    done = processes.run([sys.executable, "-c", program, *words, "--engine", "uring", "--json"], cwd=folder)
+    if done.returncode in (3, 77):
+        pytest.skip(f"io_uring has nothing to do here: {done.stderr}")
+    assert done.returncode == 4 and "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+def test_where_io_uring_is_forbidden_meanwhile_the_run_ends_with_that_and_what_it_had(tmp_path):
     # Reads of what is in the page cache need no ring.
-    words = ["bench", "written", "--file-size", "8m", "--op", "write", "--engine", "uring", "--duration", "60", "--warmup", "0"]
-    done = processes.run([sys.executable, "-c", program, *words, "--json", "-q"], cwd=tmp_path)
-    if done.returncode == 3:
-        pytest.skip("there is no io_uring here")
+    writes = ("bench", "written", "--file-size", "8m", "--op", "write", "--duration", "60", "--warmup", "0", "-q")
+    done = forbidden_meanwhile(tmp_path, *writes)
     result = json.loads(done.stdout)["result"]
-    assert done.returncode == 4 and result["ios"] > 0, done.stderr
+    assert result["ios"] > 0, done.stderr
     assert result["errors"]["failed"] > 0 == result["errors"]["timed_out"]
     assert "io_uring_enter" in result["errors"]["examples"][0] and "Operation not permitted" in result["errors"]["examples"][0]
+
+
+def test_where_io_uring_is_forbidden_meanwhile_a_checkpoint_ends_with_that_and_leaves_no_half(tmp_path):
+    small = ("--workload", "llama3-8b", "--scale", "0.0001", "--between", "0", "--io-size", "4k")
+    done = forbidden_meanwhile(tmp_path, "emulate", "checkpoint", "--dir", "c", *small)
+    assert "the kernel refuses io_uring_enter" in done.stderr and "Operation not permitted" in done.stderr
+    assert not [f for f in tmp_path.rglob("*.bin") if not (f.parent / ".forebay.json").exists()]
+
+
+def test_where_io_uring_is_forbidden_meanwhile_an_emulated_run_ends_with_that(tmp_path):
+    (tmp_path / "small.toml").write_text(
+        'title = "small"\nformat = "npz"\nloader = "pytorch"\nrecord_bytes = 65536\nsamples_per_file = 1\nfiles = 60\n'
+        "batch = 2\ncompute_s = 0.005\nread_threads = 2\nprefetch = 2\nfile_shuffle = true\nsample_shuffle = true\n"
+        "epochs = 1000\nau_pct_min = 1\n"
+    )
+    of = ("--workload", "small.toml", "--data", "set")
+    made = processes.run([*processes.FOREBAY, "emulate", "datagen", *of, "--quiet"], cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    done = forbidden_meanwhile(tmp_path, "emulate", "run", *of, "--io-size", "4k", "--cache", "bypass")
+    assert "the kernel refuses io_uring_enter" in done.stderr and "Operation not permitted" in done.stderr
 
 
 def test_where_io_uring_is_forbidden_asking_for_it_is_refused_and_doctor_knows(forebay, data):

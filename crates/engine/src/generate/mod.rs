@@ -17,7 +17,7 @@ use crate::driver;
 use crate::format::write::Writer;
 use crate::format::{ParseSpec, Parser};
 use crate::meter::cpu;
-use crate::reactor::Reactor;
+use crate::reactor::{self, Reactor};
 use crate::source::file::{FileAccess, FileTarget};
 use crate::source::QueueNeeds;
 use folder::Folder;
@@ -372,6 +372,7 @@ impl Site<'_> {
                 Error::run(format!("{} at {offset}", path.display()), fault.to_string(), "dmesg | tail")
             }
             Halt::Damaged(damage) => damaged(&path.display().to_string(), &damage),
+            Halt::Refused(why) => reactor::refused(&why),
             Halt::Stopped => {
                 Error::run(path.display().to_string(), "was interrupted", "the same command again")
             }

@@ -6,7 +6,7 @@ use super::pump::{Halt, Pump, Shared};
 use super::spec::DatagenSpec;
 use super::{checked, damaged, parser, phase, record_of, DatagenRecord, Observe, Work};
 use crate::opening::{self, Purpose};
-use crate::reactor::{Reactor, RingOptions};
+use crate::reactor::{self, Reactor, RingOptions};
 use crate::source::{MadeOf, QueueNeeds, Target, Uri};
 use forebay_model::units::readable_bytes;
 use forebay_model::Error;
@@ -207,6 +207,7 @@ impl<'a> Place<'a> {
                 Error::run(format!("{name}, at {offset}"), fault.to_string(), "dmesg | tail")
             }
             Halt::Damaged(damage) => damaged(&name, &damage),
+            Halt::Refused(why) => reactor::refused(&why),
             Halt::Stopped => Error::run(name, "was interrupted", "the same command again"),
         }
     }

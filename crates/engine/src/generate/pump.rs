@@ -3,7 +3,7 @@
 //! A slot is filled, summed and handed to the device while it lies in L2.
 
 use crate::arena::Arena;
-use crate::client::{Client, End, Order};
+use crate::client::{Client, End, Late, Order};
 use crate::clock;
 use crate::format::write::{FileShape, Writer};
 use crate::format::{Damage, Parser};
@@ -23,8 +23,13 @@ const LOOK: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub enum Halt {
     Stopped,
-    Io { offset: u64, fault: Fault },
+    Io {
+        offset: u64,
+        fault: Fault,
+    },
     Damaged(Damage),
+    /// The kernel takes no calls for the ring any more (`Reactor::refused`).
+    Refused(std::io::Error),
 }
 
 /// What all threads look at.
@@ -42,14 +47,14 @@ pub struct Pump {
     // Field order is drop order: the queue, then the ring, then the memory that both point to.
     client: Client<()>,
     pub reactor: Reactor,
-    arena: Arena,
+    arena: Option<Arena>,
 }
 
 impl Pump {
     pub fn new(reactor: Reactor, depth: u32, io_bytes: u64) -> Result<Pump, Error> {
         let arena = Arena::new(depth as usize, io_bytes as usize, Pages::Thp)?;
         let client = Client::new(depth, false, (), |slot| arena.slot(slot));
-        Ok(Pump { client, reactor, arena })
+        Ok(Pump { client, reactor, arena: Some(arena) })
     }
 
     /// Where bytes go to and come from, from now on.
@@ -58,7 +63,14 @@ impl Pump {
         debug_assert_eq!(number, QUEUE);
     }
 
+    fn arena(&mut self) -> &mut Arena {
+        self.arena.as_mut().expect("it goes with the pump")
+    }
+
     pub fn let_go(&mut self) {
+        if self.client.lost() > 0 {
+            return;
+        }
         self.client.close(&mut self.reactor);
         self.client.remove(QUEUE);
     }
@@ -81,7 +93,7 @@ impl Pump {
                 written = self.wait(shared);
                 continue;
             };
-            let memory = self.arena.slot_bytes_mut(tag as usize);
+            let memory = self.arena().slot_bytes_mut(tag as usize);
             let filled = writer.fill(memory);
             let len = filled.next_multiple_of(align as usize);
             memory[filled..len].fill(0);
@@ -106,7 +118,7 @@ impl Pump {
         shared: &Shared,
     ) -> Result<(), Halt> {
         parser.begin(bytes);
-        let slot_bytes = self.arena.slot_bytes() as u64;
+        let slot_bytes = self.arena().slot_bytes() as u64;
         let mut at = 0;
         while at < bytes {
             let used = slot_bytes.min(bytes - at) as usize;
@@ -115,7 +127,7 @@ impl Pump {
             let tag = self.begin(Op::Read, base + at, len as u32).expect("nothing is under way");
             self.push(tag);
             self.drain(shared)?;
-            let memory = self.arena.slot_bytes_mut(tag as usize);
+            let memory = self.arena().slot_bytes_mut(tag as usize);
             parser.take(&memory[..used]).map_err(Halt::Damaged)?;
             at += used as u64;
             shared.bytes.fetch_add(used as u64, Ordering::Relaxed);
@@ -125,11 +137,11 @@ impl Pump {
 
     /// Writes bytes at offset 0; their length is a multiple of any block.
     pub fn put(&mut self, bytes: &[u8], shared: &Shared) -> Result<(), Halt> {
-        let slot_bytes = self.arena.slot_bytes();
+        let slot_bytes = self.arena().slot_bytes();
         for (index, piece) in bytes.chunks(slot_bytes).enumerate() {
             let (op, at) = (Op::Write { durable: false }, (index * slot_bytes) as u64);
             let tag = self.begin(op, at, piece.len() as u32).expect("nothing is under way");
-            self.arena.slot_bytes_mut(tag as usize)[..piece.len()].copy_from_slice(piece);
+            self.arena().slot_bytes_mut(tag as usize)[..piece.len()].copy_from_slice(piece);
             self.push(tag);
             self.drain(shared)?;
         }
@@ -174,6 +186,10 @@ impl Pump {
                 }
                 client.release(ended.tag);
             });
+            if let Some(why) = self.reactor.refused() {
+                self.give_up_all();
+                return first.and(Err(Halt::Refused(why)));
+            }
             if over {
                 return first;
             }
@@ -190,6 +206,15 @@ impl Pump {
         }
     }
 
+    /// Nothing that is under way is ever heard of.
+    fn give_up_all(&mut self) {
+        for (tag, what) in self.client.give_up_all() {
+            if what == Late::NeverTaken {
+                self.client.release(tag);
+            }
+        }
+    }
+
     /// Until nothing is under way.
     fn drain(&mut self, shared: &Shared) -> Result<(), Halt> {
         let mut first = Ok(());
@@ -199,6 +224,15 @@ impl Pump {
         match first {
             Ok(()) if shared.stop.load(Ordering::Relaxed) => Err(Halt::Stopped),
             other => other,
+        }
+    }
+}
+
+impl Drop for Pump {
+    /// What is under way, after a panic, or was given up may still be written to by the kernel.
+    fn drop(&mut self) {
+        if self.client.in_flight() > 0 || self.client.lost() > 0 {
+            std::mem::forget(self.arena.take());
         }
     }
 }

@@ -1,5 +1,6 @@
 use super::spec::tests::spec;
 use super::*;
+use crate::reactor::{tests::forbid_entering, RingOptions};
 use std::path::PathBuf;
 
 fn run_all(spec: &DatagenSpec) -> Result<DatagenRecord, Error> {
@@ -148,4 +149,32 @@ fn a_dry_run_makes_nothing() {
     let record = run_all(&spec).expect("a plan");
     assert_eq!((record.files, record.files_made), (4, 0));
     assert!(files_below(dir.path()).is_empty());
+}
+
+/// As by a filter of system calls that is loaded meanwhile: nothing that is under way is ever heard of.
+#[test]
+fn a_ring_that_may_not_be_entered_any_more_ends_the_work_with_that() {
+    let run = || {
+        let options = RingOptions { depth: 2, ..RingOptions::default() };
+        // Where the kernel has no ring there is none to be refused.
+        let Ok(reactor) = Reactor::with_ring(options) else { return };
+        let io_bytes = 64 << 10;
+        let mut pump = Pump::new(reactor, 2, io_bytes).expect("two slots");
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let access = FileAccess { write: true, direct: false };
+        let target = FileTarget::open(file.path(), access).expect("it is ours");
+        let needs = QueueNeeds { depth: 2, io_bytes_max: io_bytes, then_copied: false };
+        let queue = target.queue(Engine::Uring, needs, &mut pump.reactor).expect("a queue of the ring");
+        pump.take_on(queue);
+        let shared = Shared::default();
+        pump.put(&[7; 128 << 10], &shared).expect("nothing is forbidden yet");
+        forbid_entering();
+        let refused = pump.put(&[7; 4 << 10], &shared).expect_err("it may not be entered");
+        assert!(
+            matches!(&refused, Halt::Refused(why) if why.raw_os_error() == Some(libc::EPERM)),
+            "{refused:?}"
+        );
+        pump.let_go();
+    };
+    std::thread::spawn(run).join().expect("no panic");
 }
