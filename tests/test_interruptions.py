@@ -153,6 +153,23 @@ def test_a_signal_while_a_module_makes_a_class_ends_with_130_too(number: signal.
     assert (done.returncode, done.stderr) == (130, "forebay: interrupted\n")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
+def test_a_signal_where_no_exception_leaves_is_not_lost(number: signal.Signals) -> None:
+    """A callback of a weak reference, as each import ends with; the verb would go on for a minute."""
+    program = (
+        "import forebay.cli as c, os, time, weakref\n"
+        "class Lock: pass\n"
+        "def verb(**_):\n"
+        f"    lock = Lock(); kept = weakref.ref(lock, lambda _: (os.kill(os.getpid(), {int(number)}), time.sleep(1)))\n"
+        "    del lock; end = time.monotonic() + 60\n"
+        "    while time.monotonic() < end: time.sleep(0.01)\n"
+        "c.forebay.main = verb; c.main([])"
+    )
+    done = processes.run([sys.executable, "-c", program])
+    check_manners(done)
+    assert (done.returncode, done.stderr) == (130, "forebay: interrupted\n")
+
+
 def test_a_signal_after_the_end_of_the_run_changes_nothing(tmp_path: Path) -> None:
     program = (
         "import forebay.cli as c, os, signal; from forebay.bench import summary; text = summary.text\n"

@@ -7,11 +7,13 @@ if __name__ == "__main__":
 
     early.listen()
 
+import _thread
 import contextlib
 import io
 import os
 import signal
 import sys
+import time
 from typing import Any
 
 import click
@@ -91,6 +93,8 @@ def _code_of(arguments: list[str] | None) -> int:
         # One that the caller ignores (nohup, a script's `command &`) stays ignored.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
+    if sys.unraisablehook is sys.__unraisablehook__:
+        sys.unraisablehook = _send_again
     try:
         _refuse_other_encodings(sys.argv[1:] if arguments is None else arguments)
         code = forebay.main(args=arguments, prog_name="forebay", standalone_mode=False)
@@ -189,7 +193,25 @@ class _Interrupted(KeyboardInterrupt):
 
 
 def _interrupt(signum: int, frame: Any) -> None:
-    raise _Interrupted
+    raise _Interrupted(signum)
+
+
+def _send_again(lost: Any) -> None:
+    """`sys.unraisablehook`: an interrupt that came where no exception leaves isn't lost.
+
+    Such places are callbacks of weak references, of which each import has one, and `__del__`. The signal comes once
+    more, when that is over, for whoever takes signals by then.
+    """
+    number = lost.exc_value.args[0] if isinstance(lost.exc_value, _Interrupted) else None
+    if number is None:
+        sys.__unraisablehook__(lost)
+        return
+
+    def send() -> None:
+        time.sleep(0.001)
+        os.kill(os.getpid(), number)
+
+    _thread.start_new_thread(send, ())
 
 
 if __name__ == "__main__":
