@@ -169,7 +169,7 @@ forebayd: | $(MADE)/ready ## dist/forebayd-ARCH for any Linux with glibc 2.28 (A
 
 soak: | $(MADE)/ready ## Signals at hundreds of moments, kills in turn, what a clock judges, long fuzzing (MOMENTS=100)
 	@$(MAKE) --no-print-directory $(MADE)/tested-with
-	FOREBAY_TEST_MOMENTS=$(MOMENTS) $(PYTEST) --timeout 7200 tests/test_interruptions.py tests/test_interrupted_verbs.py $(ARGS)
+	FOREBAY_TEST_MOMENTS=$(MOMENTS) $(PYTEST) -n $(TEST_WORKERS) --dist worksteal --timeout 7200 tests/test_interruptions.py tests/test_interrupted_verbs.py $(ARGS)
 	$(PYTEST) -m soak $(ARGS)
 	FOREBAY_TEST_ALL=1 PROPTEST_CASES=2000 cargo test --workspace --quiet -- --include-ignored
 	@$(MAKE) --no-print-directory fuzz FUZZ_S=600

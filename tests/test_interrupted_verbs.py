@@ -6,6 +6,7 @@ The seed and the number of moments are those of tests/test_interruptions.py.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -59,6 +60,12 @@ def test_every_verb_is_interrupted_here() -> None:
     assert set(COMMANDS) == set(VERBS)
 
 
+@functools.cache
+def a_record() -> str:
+    words = ("bench", "nil:", "--passes", "1", "--file-size", "1m", "--json")
+    return processes.run([*processes.FOREBAY, *words]).stdout
+
+
 def fill(home: Path) -> dict[str, bytes]:
     """A user's folder, and what is in it."""
     (home / "d").mkdir(parents=True)
@@ -67,8 +74,7 @@ def fill(home: Path) -> dict[str, bytes]:
     (home / "sweep.toml").write_text(SWEEP)
     (home / "snap.toml").write_text(SNAP)
     (home / "q.csv").write_text("drives,gpus\n1,1\n")
-    done = processes.run([*processes.FOREBAY, "bench", "nil:", "--passes", "1", "--file-size", "1m", "--json"], cwd=home)
-    (home / "run.json").write_text(done.stdout)
+    (home / "run.json").write_text(a_record())
     return {str(p.relative_to(home)): p.read_bytes() for p in home.rglob("*") if p.is_file()}
 
 
