@@ -250,13 +250,15 @@ class Reader:
         begin: int,
         step: int,
         size: int,
+        limit: int | None,
         gpu: int | None,
         at: int,
         hold: object,
         after: Sequence[tuple[int, int]],
     ) -> Pending:
         """Like `start`, for `size` bytes from each of `count` numbers at address `numbers` (64 bits each; they are copied)
-        × `step` + `begin`, packed from `at` on. If all bits of a number are set, its destination is left unchanged."""
+        × `step` + `begin`, packed from `at` on. If all bits of a number are set, its destination is left unchanged. With
+        `limit`, RequestError unless each number is below it."""
 
     def gather_there(
         self,

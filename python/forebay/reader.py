@@ -292,12 +292,13 @@ class File:
             return self._read_each(begins, 0, 1, row_bytes, out, stream)
         there = max(0, self.size - start) // row_bytes
         found = integers(rows, "rows")
-        words = words_of(found)
-        # Each look at all of them takes as long as a processor has for copying some of the rows.
-        if words.size and int(words.max()) >= there:
+        try:
+            # They are checked while they are copied: a look of its own takes as long as processors have for some of the rows.
+            return self._read_each(words_of(found), start, row_bytes, row_bytes, out, stream, there)
+        except RequestError:
             check_signs(found, "rows")
             check_rows(found, there, self.name, f"{there} rows of {row_bytes} bytes from byte {start} on")
-        return self._read_each(words, start, row_bytes, row_bytes, out, stream)
+            raise
 
     def _gather_there(self, rows: Any, row_bytes: int, out: Any, start: int, stream: Any) -> Future | None:
         """`gather_async` by numbers that stay on the GPU. None where they must come to the host: they lie there already, not
@@ -335,20 +336,23 @@ class File:
             raise RequestError(f"size={size}", "it is negative", "0 or more")
         return self._read_each(begins, 0, 1, size, buffer, stream)
 
-    def _read_each(self, numbers: Any, begin: int, step: int, size: int, buffer: Any, stream: Any) -> Future:
+    def _read_each(
+        self, numbers: Any, begin: int, step: int, size: int, buffer: Any, stream: Any, limit: int | None = None
+    ) -> Future:
         memory = memory_of(buffer)
         self._check_place(memory)
         self._fitting(memory, 0, int(size) * numbers.size)
-        pending = self._begin(numbers, begin, step, size, memory, streams_before([memory], stream))
+        pending = self._begin(numbers, begin, step, size, memory, streams_before([memory], stream), limit)
         return Future(pending, [memory], self)
 
     def _begin(
-        self, numbers: Any, begin: int, step: int, size: int, memory: Memory, after: list[tuple[int, int]]
+        self, numbers: Any, begin: int, step: int, size: int, memory: Memory, after: Any, limit: int | None = None
     ) -> _core.Pending:
         words = words_of(numbers)
-        address, _ = words.__array_interface__["data"]
-        count = words.size
-        return self._reader.gather(address, count, begin, step, size, memory.gpu, memory.address, [memory], after)
+        (address, _), at = words.__array_interface__["data"], memory.address
+        return self._reader.gather(
+            address, words.size, begin, step, size, limit, memory.gpu, at, [memory], after
+        )  # fmt: skip
 
     def _start(
         self, asked: list[tuple[int, int, int | None, int]], memories: list[Memory], stream: Any

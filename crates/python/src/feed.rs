@@ -2,7 +2,7 @@
 //! and keeps them alive; see python/forebay/buffers.py.
 
 use crate::raise;
-use forebay_engine::feed::{self, Given, Layout, Place, Range, Request, Way};
+use forebay_engine::feed::{self, Copied, Given, Layout, Place, Range, Request, Way};
 use forebay_engine::gpu::cuda::{Cuda, Event, Stream};
 use forebay_model::{safetensors, Error};
 use pyo3::prelude::*;
@@ -63,7 +63,8 @@ impl Reader {
     }
 
     /// As `start`, for `size` bytes from each of `count` numbers at address `numbers` (64 bits each; they are copied) × `step`
-    /// + `begin`, one behind the other from `at` on. Where all bits of a number are set its place is left as it is.
+    /// + `begin`, one behind the other from `at` on. Where all bits of a number are set its place is left as it is; none may
+    /// be, and each is below `limit`, where that is given.
     #[allow(clippy::too_many_arguments)]
     fn gather(
         &self,
@@ -73,13 +74,18 @@ impl Reader {
         begin: u64,
         step: u64,
         size: usize,
+        limit: Option<u64>,
         gpu: Option<u32>,
         at: u64,
         hold: Py<PyAny>,
         after: Vec<(u32, u64)>,
     ) -> PyResult<Pending> {
         let begun = py.detach(|| {
-            let numbers = feed::numbers_at(numbers, count);
+            let numbers = Copied::from_address(numbers, count);
+            if let Some(limit) = limit.filter(|limit| !numbers.are_below(*limit)) {
+                let found = "one of the numbers is negative, or too great";
+                return Err(Error::request(format!("{count} rows of {limit}"), found, "rows of the file"));
+            }
             let layout = Layout { start: begin, step, row_bytes: size };
             let (reader, after) = (self.open()?, marks(after)?);
             let request = Request::of_rows(&reader, numbers, layout, place(gpu, at), after, feed::threads())?;

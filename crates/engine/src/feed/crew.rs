@@ -2,6 +2,7 @@
 
 use super::file::Reader;
 use super::hand::Hand;
+use super::numbers;
 use super::request::Request;
 use super::there;
 use crate::clock;
@@ -138,6 +139,7 @@ pub fn release() {
     }
     crew.todo().ending = false;
     there::release();
+    numbers::release();
 }
 
 impl Crew {
@@ -310,7 +312,8 @@ mod tests {
         let range = Range { file: 0, offset: 0, bytes: 4096, to: place };
         let plain = Request::of_file(&reader, &[range], Vec::new(), 1).unwrap();
         let layout = Layout { start: 0, step: 64, row_bytes: 64 };
-        let rows = Request::of_rows(&reader, (0..1024).collect(), layout, place, Vec::new(), 1).unwrap();
+        let rows =
+            Request::of_rows(&reader, (0..1024).collect::<Vec<u64>>(), layout, place, Vec::new(), 1).unwrap();
         assert!(!plain.is_for_all());
         if !rows.is_for_all() {
             eprintln!("skipped: the system doesn't tell what is cached");

@@ -12,6 +12,7 @@ mod hand;
 mod layout;
 mod load;
 mod many;
+mod numbers;
 mod request;
 mod rows;
 mod there;
@@ -20,8 +21,9 @@ mod windows;
 pub use crew::{device, device_of, release, submit, threads};
 pub use file::{Reader, Way};
 pub use many::{read_files, sizes_of};
+pub use numbers::Copied;
 pub use request::{Place, Range, Report, Request};
-pub use rows::{numbers_at, Layout};
+pub use rows::Layout;
 pub use there::{Given, There};
 
 /// What the hands of the crew read into and copy from: large enough for the link, small enough that all of them

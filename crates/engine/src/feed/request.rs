@@ -1,7 +1,8 @@
 //! One call's worth of reading: what goes where, how far it is, how it ended.
 
 use super::file::{Reader, Stamp};
-use super::rows::{told, Fetch, Layout, Numbers, Table};
+use super::numbers::Copied;
+use super::rows::{Fetch, Layout, Numbers, Table};
 use super::there::{Given, There};
 use super::{PAGE, PIECES_PER_PART, SLOT_BYTES, WINDOWED_BYTES_MIN};
 use crate::gpu::cuda::{Event, Stream};
@@ -149,16 +150,16 @@ impl Request {
     /// `Request`: a row that doesn't lie in the file. Nothing is read then.
     pub fn of_rows(
         reader: &Arc<Reader>,
-        numbers: Vec<u64>,
+        numbers: impl Into<Copied>,
         layout: Layout,
         to: Place,
         after: Vec<Event>,
         hands: usize,
     ) -> Result<Arc<Request>, Error> {
         let before = reader.stamp()?;
-        let (rows, last) = told(&numbers);
+        let numbers: Copied = numbers.into();
         let mut mapped = true;
-        if let Some(last) = last.filter(|_| layout.row_bytes > 0) {
+        if let Some(last) = numbers.last().filter(|_| layout.row_bytes > 0) {
             let end = layout.end(last);
             mapped = end.is_some_and(|end| reader.was_as_long(end));
             if end.is_none_or(|end| end > before.bytes) {
@@ -171,13 +172,14 @@ impl Request {
                 ));
             }
         }
-        let fetch = if mapped { reader.rows_for(to, rows, layout.row_bytes)? } else { None };
+        let fetch = if mapped { reader.rows_for(to, numbers.rows(), layout.row_bytes)? } else { None };
         let Some(fetch) = fetch else {
-            return Request::of_file(reader, &layout.ranges(&numbers, to), after, hands);
+            return Request::of_file(reader, &layout.ranges(numbers.numbers(), to), after, hands);
         };
         let source = Source::One { reader: reader.clone(), before };
         let mut request = Request::new(source, &[], after, hands, None);
-        request.table = Some(Table { fetch, numbers: Numbers::Here(numbers), rows, layout, to });
+        request.table =
+            Some(Table { fetch, rows: numbers.rows(), numbers: Numbers::Here(numbers), layout, to });
         let request = Arc::new(request);
         reader.note(&request);
         Ok(request)

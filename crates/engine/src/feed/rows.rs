@@ -1,6 +1,7 @@
 //! Rows of a file: fetched by a GPU itself out of registered windows, one launch for thousands of them, or copied out
 //! of the page cache by processors.
 
+use super::numbers::Copied;
 use super::request::{Place, Range};
 use super::there::There;
 use super::windows::{Gathered, Windows};
@@ -56,21 +57,6 @@ impl Layout {
     }
 }
 
-/// A copy of so many numbers at an address, which whoever calls holds meanwhile.
-pub fn numbers_at(address: usize, count: usize) -> Vec<u64> {
-    if count == 0 {
-        return Vec::new();
-    }
-    let mut numbers = Vec::with_capacity(count);
-    // SAFETY: Python's caller holds an array of as many for the length of the call; another thread may write to it, which
-    // gives other numbers, all of which are looked at after this.
-    unsafe {
-        std::ptr::copy_nonoverlapping(address as *const u64, numbers.as_mut_ptr(), count);
-        numbers.set_len(count);
-    }
-    numbers
-}
-
 /// Rows that touch in the file and at their places are read as one.
 pub(super) fn append(ranges: &mut Vec<Range>, next: Range) {
     match ranges.last_mut() {
@@ -86,16 +72,6 @@ pub(super) fn append(ranges: &mut Vec<Range>, next: Range) {
 /// How many of them are rows of the file.
 pub(super) fn here(numbers: &[u64]) -> usize {
     numbers.iter().filter(|number| **number != ELSEWHERE).count()
-}
-
-/// How many of them are rows of the file, and the last of those, by one look.
-pub(super) fn told(numbers: &[u64]) -> (usize, Option<u64>) {
-    // One more than the number, so that `ELSEWHERE` is 0.
-    let (count, next) = numbers.iter().fold((0, 0u64), |(count, most), number| {
-        let next = number.wrapping_add(1);
-        (count + usize::from(next != 0), most.max(next))
-    });
-    (count, next.checked_sub(1))
 }
 
 /// Of a long launch's numbers, how many are looked at to tell whether rows come twice often enough to look at all: it
@@ -150,7 +126,7 @@ pub(super) enum Fetch {
 
 /// Where the numbers of rows are.
 pub(super) enum Numbers {
-    Here(Vec<u64>),
+    Here(Copied),
     /// In the memory of the GPU that fetches the rows. None of them is `ELSEWHERE`.
     There(There),
 }
@@ -158,7 +134,7 @@ pub(super) enum Numbers {
 impl Numbers {
     fn len(&self) -> usize {
         match self {
-            Numbers::Here(all) => all.len(),
+            Numbers::Here(all) => all.numbers().len(),
             Numbers::There(there) => there.len(),
         }
     }
@@ -189,6 +165,11 @@ impl Table {
 
     pub fn parts(&self) -> usize {
         self.numbers.len().div_ceil(self.rows_each())
+    }
+
+    /// Whether every number is a row of the file.
+    pub fn is_dense(&self) -> bool {
+        self.rows == self.numbers.len()
     }
 
     /// Which of the numbers a part is for, and where its first row goes.

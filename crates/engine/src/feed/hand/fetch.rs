@@ -31,6 +31,8 @@ struct Part<'a> {
     source: &'a Source,
     layout: Layout,
     numbers: &'a [u64],
+    /// None of them is `ELSEWHERE`.
+    dense: bool,
     to: Place,
 }
 
@@ -66,7 +68,7 @@ impl Hand {
         let (span, to) = table.part(index);
         let read;
         let numbers = match &table.numbers {
-            Numbers::Here(all) => &all[span],
+            Numbers::Here(all) => &all.numbers()[span],
             Numbers::There(there) => match self.fetch_there(request, source, table, there, index)? {
                 Some(stream) => return Ok(Some(stream)),
                 None => {
@@ -75,10 +77,10 @@ impl Hand {
                 }
             },
         };
-        if here(numbers) == 0 {
+        if !table.is_dense() && here(numbers) == 0 {
             return Ok(None);
         }
-        let part = Part { request, source, layout: table.layout, numbers, to };
+        let part = Part { request, source, layout: table.layout, numbers, dense: table.is_dense(), to };
         let gpu = match to {
             Place::Host(at) => {
                 let (rest, _) = copy_rows(&part, at as *mut u8)?;
@@ -115,7 +117,8 @@ impl Hand {
             return self.feed_rest(part, &rest, outlet);
         }
         let (once, again) = told_apart(part.numbers);
-        let rest = self.queue_rows(&Part { numbers: &once, ..*part }, kernel, outlet)?;
+        let rest =
+            self.queue_rows(&Part { numbers: &once, dense: again.is_empty(), ..*part }, kernel, outlet)?;
         self.feed_rest(part, &rest, outlet)?;
         if again.is_empty() {
             return Ok(());
@@ -125,7 +128,7 @@ impl Hand {
         self.numbers_in(slot, 0, again.len()).copy_from_slice(&again);
         let (base, step) = (part.to_device() as *const u8, part.layout.row_bytes as u64);
         let launch = Launch { kernel, base, step, slot, numbers_at: 0 };
-        match self.launch(&launch, &Part { numbers: &again, ..*part }, outlet) {
+        match self.launch(&launch, &Part { numbers: &again, dense: false, ..*part }, outlet) {
             Ok(event) => {
                 let bytes = here(&again) * part.layout.row_bytes;
                 add(&part.request.counts.repeated, bytes);
@@ -305,7 +308,7 @@ fn copy_rows(part: &Part, at: *mut u8) -> Result<(Vec<Range>, Vec<Run>), Error> 
     let first = match part.to {
         Place::Device { at, .. } | Place::Host(at) => at,
     };
-    if let Some(from) = reader.whole().filter(|_| !part.numbers.contains(&ELSEWHERE)) {
+    if let Some(from) = reader.whole().filter(|_| part.dense) {
         copy_each(part, from, at)?;
         let bytes = part.numbers.len() * bytes;
         add(&part.request.counts.staged, bytes);
