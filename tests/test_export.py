@@ -87,6 +87,27 @@ def test_what_was_not_measured_is_no_zero():
     assert "forebay_run_cpu" not in text and "forebay_run_throughput" in text
 
 
+def test_batches_have_columns_of_their_own_which_are_empty_for_other_runs():
+    plain, batched, none_whole = a_record(1), a_record(2, batch=2048), a_record(3, batch=2048)
+    latency = {"min": 90.0, "mean": 120.0, "p50": 110.0, "p90": 150.0, "p99": 200.0, "p999": 250.0, "max": 300.0}
+    found = {"ios": 2048, "count": 900, "latency_us": latency, "histogram": "", "by": "one launch of a kernel"}
+    batched["result"]["batch"] = found
+    none_whole["result"]["batch"] = {**found, "count": 0, "latency_us": dict.fromkeys(latency, 0.0)}
+    entries = [Entry(record, "a.json") for record in (plain, batched, none_whole)]
+    names = ("batch", "batches", "batch_latency_us_p50", "batch_latency_us_max", "batch_by")
+    cells = [dict(zip((c.name for c in COLUMNS), row, strict=True)) for row in rows(entries)]
+    assert [[c[name] for name in names] for c in cells] == [
+        [None] * 5,
+        [2048, 900, 110.0, 300.0, "one launch of a kernel"],
+        [2048, 0, None, None, "one launch of a kernel"],
+    ]
+    told = samples(prometheus.text(prometheus.of_runs(entries)))
+    latencies = [("0000000000000002" in labels, float(value)) for labels, value in told["forebay_run_batch_latency_seconds"]]
+    assert latencies == [(True, pytest.approx(us / 1e6)) for us in (110, 150, 200, 250)]
+    assert [value for _, value in told["forebay_run_batches"]] == ["900.0", "0.0"]
+    assert sum('batch="2048"' in labels for labels, _ in told["forebay_run_info"]) == 2
+
+
 @pytest.mark.parametrize("part", ["environment", "job", "path", "cache", "result"])
 @pytest.mark.parametrize("damage", [None, 3, "x", [], True, {"name": {}}])
 def test_a_damaged_record_has_empty_cells(part, damage):

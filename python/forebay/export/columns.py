@@ -71,6 +71,12 @@ def _missing(entry: Entry) -> str:
     return " ".join(map(str, found)) if isinstance(found, dict) else ""
 
 
+def _batch_latency(name: str) -> Callable[[Entry], Any]:
+    """Where no batch ended, the record's zeros are no latency."""
+    field = f"result.batch.latency_us.{name}"
+    return lambda entry: _at(entry.record, field) if _at(entry.record, "result.batch.count") else None
+
+
 def _repeats(entry: Entry) -> Any:
     found = _at(entry.record, "result.repeats")
     return len(found) if isinstance(found, list) else None
@@ -154,6 +160,13 @@ COLUMNS: tuple[Column, ...] = (
     *_same(float, "1/s", "training.samples_per_s"),
     Column("warnings", str, "identifiers", "warnings", _warnings),
     Column("missing", str, "fields", "missing", _missing),
+    *_same(int, "count", "job.batch"),
+    Column("batches", int, "count", "result.batch.count"),
+    *(
+        Column(f"batch_latency_us_{name}", float, "µs", f"result.batch.latency_us.{name}", _batch_latency(name))
+        for name in ("min", "mean", "p50", "p90", "p99", "p999", "max")
+    ),
+    Column("batch_by", str, "text", "result.batch.by"),
 )
 
 

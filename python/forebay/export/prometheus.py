@@ -12,7 +12,7 @@ from forebay.units import GIB
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 QUANTILES = (("p50", "0.5"), ("p90", "0.9"), ("p99", "0.99"), ("p999", "0.999"))
 # What tells runs apart, beside `id`.
-LABELS = ("host", "label", "sweep", "source", "op", "io_bytes", "workers", "depth", "path", "workload")
+LABELS = ("host", "label", "sweep", "source", "op", "io_bytes", "workers", "depth", "batch", "path", "workload")
 # Name → help, type.
 HELP = {
     "forebay_run_info": ("A finished run: its settings.", "gauge"),
@@ -27,6 +27,10 @@ HELP = {
     "forebay_run_latency_max_seconds": ("Greatest latency.", "gauge"),
     "forebay_run_cpu_cores": ("Cores busy, user and system.", "gauge"),
     "forebay_run_cpu_seconds_per_gib": ("CPU-seconds per GiB.", "gauge"),
+    "forebay_run_batches": ("Completed batches (--batch).", "gauge"),
+    "forebay_run_batch_latency_seconds": ("Percentiles of the latency of batches.", "gauge"),
+    "forebay_run_batch_latency_mean_seconds": ("Mean latency of batches.", "gauge"),
+    "forebay_run_batch_latency_max_seconds": ("Greatest latency of a batch.", "gauge"),
     "forebay_run_power_watts": ("Mean power of the server, or of the parts that were metered.", "gauge"),
     "forebay_run_joules_per_gib": ("Energy per GiB.", "gauge"),
     "forebay_run_failed_ios": ("I/Os that failed, timed out or failed verification.", "gauge"),
@@ -78,7 +82,9 @@ def of_runs(entries: list[Entry]) -> Iterator[Sample]:
         yield "forebay_run_started_timestamp_seconds", own, _timestamp(run["started"])
         yield from ((name, own, value) for name, value in _figures(run))
         for key, quantile in QUANTILES:
-            yield "forebay_run_latency_seconds", {**own, "quantile": quantile}, _times(run[f"latency_us_{key}"], 1e-6)
+            told = {**own, "quantile": quantile}
+            yield "forebay_run_latency_seconds", told, _times(run[f"latency_us_{key}"], 1e-6)
+            yield "forebay_run_batch_latency_seconds", told, _times(run[f"batch_latency_us_{key}"], 1e-6)
 
 
 def _figures(run: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -89,6 +95,9 @@ def _figures(run: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "forebay_run_ios_per_second", run["iops"]
     yield "forebay_run_latency_mean_seconds", _times(run["latency_us_mean"], 1e-6)
     yield "forebay_run_latency_max_seconds", _times(run["latency_us_max"], 1e-6)
+    yield "forebay_run_batches", run["batches"]
+    yield "forebay_run_batch_latency_mean_seconds", _times(run["batch_latency_us_mean"], 1e-6)
+    yield "forebay_run_batch_latency_max_seconds", _times(run["batch_latency_us_max"], 1e-6)
     yield "forebay_run_cpu_cores", run["cpu_cores_busy"]
     yield "forebay_run_cpu_seconds_per_gib", run["cpu_s_per_gib"]
     yield "forebay_run_power_watts", run["power_watts"]

@@ -162,6 +162,7 @@ def _strap(runs: list[Run]) -> str:
 HELD = (
     ("workers", "{:.0f} workers", "{:.0f} worker"),
     ("depth", "{:.0f} I/Os in flight each", "{:.0f} I/O in flight each"),
+    ("batch", "batches of {:,.0f} I/Os", "batches of {:.0f} I/O"),
     ("duration_s", "{:g} s a time", "{:g} s a time"),
 )
 

@@ -1,7 +1,7 @@
 """Runs put in order: each study is a set of runs that can be read against one another.
 
 A study holds the runs of one sweep (or of all the single records given) with one operation and one origin.
-Within it, runs lie along one axis (block size, else workers, else depth) and belong to series named by
+Within it, runs lie along one axis (block size, else workers, else batch, else depth) and belong to series named by
 whatever else differs at the same place on that axis. So a preset that uses more workers for small blocks
 has one series per path, while a true matrix over workers has one per path and number of workers.
 """
@@ -151,6 +151,8 @@ class Axis:
 AXES = (
     Axis("io_bytes", "Block size", numbers.size),
     Axis("workers", "Workers", lambda v: f"{v:,.0f}"),
+    # Before the depth, which is a multiple of it.
+    Axis("batch", "I/Os per batch", lambda v: f"{v:,.0f}" if v else "no batches"),
     Axis("depth", "I/Os in flight per worker", lambda v: f"{v:,.0f}"),
     Axis("read_pct", "Reads, % of I/Os", lambda v: f"{v:.0f} %"),
 )

@@ -69,9 +69,8 @@ def study_tables(study: Study, notes: Notes) -> list[Table]:
     """As in the papers: throughput and CPU by block size and path, with each ratio; then the details."""
     wide = study.axis.key and len(study.series) <= WIDE_SERIES_MAX
     first = _wide(study, notes) if wide else _long(study, notes)
-    tables = [first, _latency(study, notes), _cpu(study, notes)]
-    power = _power(study)
-    return tables + ([power] if power else [])
+    tables = [first, _latency(study, notes), _batches(study, notes), _cpu(study, notes), _power(study)]
+    return [table for table in tables if table]
 
 
 THROUGHPUT, CPU_COST = "result.throughput_gib_s", "result.cpu.cpu_s_per_gib"
@@ -217,6 +216,35 @@ def _latency(study: Study, notes: Notes) -> Table:
     if paced:
         foot = "Paced runs: from the moment each I/O was due, so waiting in line counts."
     return Table(f"{study.id}-io", "I/O rate and latency", [], columns, rows, foot)
+
+
+ALONE = "each I/O was a request of its own"
+NONE_WHOLE = "no batch was completed in the measured time"
+
+
+def _batches(study: Study, notes: Notes) -> Table | None:
+    """Of runs whose I/Os were requested in batches, as the rows of a training step are; None where none were."""
+    if not any(run.number("result.batch.ios") for run in study.runs):
+        return None
+    rows = []
+    for point in study.points:
+        run = point.runs[0]
+        ended = run.number("result.batch.count")
+        why = ALONE if ended is None else NONE_WHOLE
+        row = [
+            *_places(study, point),
+            notes.value(run.number("result.batch.ios"), numbers.count, ALONE),
+            notes.cell(point.stat("result.iops"), numbers.count, point.reason("result.iops")),
+            notes.value(ended, numbers.count, ALONE),
+        ]
+        for _, key in LATENCY:
+            stat = point.stat(f"result.batch.latency_us.{key}") if ended else None
+            row.append(notes.value(stat.value if stat else None, numbers.micros, why))
+        rows.append([*row, text(run.text("result.batch.by", numbers.DASH))])
+    titles = [title for title, _ in LATENCY]
+    columns = [*_place_columns(study), "I/Os per batch", "I/Os per second", "Batches", *titles, "Transferred by"]
+    foot = "From the start of a batch's first I/O to the end of its last."
+    return Table(f"{study.id}-batches", "Batches: I/O rate and latency", [], columns, rows, foot)
 
 
 CPU_COLUMNS = (
