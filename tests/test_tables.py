@@ -160,6 +160,23 @@ def test_numbers_on_a_gpu_without_a_gpu_are_an_error_that_says_so(paths: list[Pa
         file.gather(OnGpu(), 16, bytearray(64))
 
 
+def test_numbers_on_a_gpu_whose_type_is_not_told_are_refused(paths: list[Path]) -> None:
+    class Tensor:
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return (2, 0)
+
+        def __dlpack__(self, **how: Any) -> Any:
+            raise AssertionError("its type is looked at first")
+
+    class Odd(Tensor):
+        dtype = "float3_of_somebody"
+
+    with forebay.open(paths[0]) as file:
+        for numbers in (Tensor(), Odd()):
+            with pytest.raises(RequestError, match="dtype is none that NumPy has"):
+                file.gather(numbers, 64, bytearray(64))
+
+
 def test_many_rows_of_a_cached_file_are_the_files_own_also_once_it_changed(tmp_path: Path) -> None:
     """So many are copied out of the mapping, whose pages were asked for a moment ago."""
     path, row = tmp_path / "rows", 100

@@ -75,8 +75,12 @@ def on_gpu(values: Any, what: str) -> tuple[Memory, numpy.dtype[Any]] | None:
         return None
     import numpy as np
 
-    # JAX's, whose interface names no type that NumPy lacks.
-    kind = np.dtype(str(values.dtype))
+    try:
+        # JAX's, whose interface names no type that NumPy lacks.
+        kind = np.dtype(str(values.dtype))
+    except (AttributeError, TypeError):
+        found = "they lie on a GPU, and their dtype is none that NumPy has"
+        raise RequestError(what, found, "a tensor of PyTorch, CuPy or JAX") from None
     check_kind(kind, len(values.shape), int(np.prod(values.shape)), what)
     return of_dlpack(values), kind
 
