@@ -59,6 +59,7 @@ measure safetensors "${model[@]}"
 measure small_files --keep "${small[@]}"
 measure verify
 measure cold "${model[@]}"
+measure auto "${model[@]}"
 measure two "${model[@]}"
 measure cufile --make-udev "${model[@]}"
 measure gdsio "${model[@]}"

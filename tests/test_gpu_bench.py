@@ -95,8 +95,8 @@ def test_all_of_them_keep_what_each_measured_and_end_with_the_worst(tmp_path: Pa
     assert ran.returncode == 5
     assert "gpu_random: something does not hold" in ran.stdout and "gpu_cufile: ended with 5: broke" in ran.stdout
     studies = [d["study"] for d in publish.documents((tmp_path / "out/gpu.json").read_text())]
-    assert len(studies) == len(COMMANDS) + 1 == 11 and set(studies) == {c[:-3] for c in COMMANDS} | {"rows"}
-    assert (tmp_path / "out/gpu.md").read_text().count("## ") == 11 and not (tmp_path / "out/now").exists()
+    assert len(studies) == len(COMMANDS) + 1 == 12 and set(studies) == {c[:-3] for c in COMMANDS} | {"rows"}
+    assert (tmp_path / "out/gpu.md").read_text().count("## ") == 12 and not (tmp_path / "out/now").exists()
     ran = processes.run(words, env={**environment, "ONLY": "warm two"})
     studies = [d["study"] for d in publish.documents((tmp_path / "out/gpu.json").read_text())]
     assert ran.returncode == 0 and studies == ["gpu_warm", "gpu_two"]
