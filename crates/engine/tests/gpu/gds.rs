@@ -194,20 +194,29 @@ fn a_cufile_that_falls_back_unasked_fails_the_check_and_keeps_the_record() {
 
 #[test]
 fn what_falls_back_after_the_look_fails_the_run_and_keeps_its_record() {
-    // The look reads an aligned block; the run then asks for what the stand-in can only read by POSIX.
-    with("gds::what_falls_back_after_the_look_fails_the_run_and_keeps_its_record", "mode=nvfs", || {
+    // The look reads whole blocks, and direct. The run then asks for sizes that the stand-in can only read by POSIX, of
+    // a cuFile that can't be told not to.
+    let name = "gds::what_falls_back_after_the_look_fails_the_run_and_keeps_its_record";
+    with(name, "mode=nvfs,fail=cuFileSetParameterBool:1+:5022", || {
         let dir = folder();
         let path = made(dir.path(), "a", (1 << 20) + 4096);
-        let job = JobSpec { allow_compat: true, ..unverified(&path) };
-        let record = record(&JobSpec {
+        let job = JobSpec {
             io_bytes: 4096,
             io_bytes_max: Some(12288),
             io_bytes_step: Some(4000),
-            ..job.clone()
-        });
-        assert_eq!(record.path.ran, "gds-mixed");
-        let failed = run(&JobSpec { io_bytes: 1000, allow_compat: false, ..job }).unwrap_err();
-        assert_eq!(failed.kind, Kind::Machine, "{failed}");
+            ..unverified(&path)
+        };
+        let allowed = record(&JobSpec { allow_compat: true, ..job.clone() });
+        assert_eq!(allowed.path.ran, "gds-mixed");
+        for require_direct in [false, true] {
+            let outcome = run(&JobSpec { require_direct, ..job.clone() }).unwrap();
+            let failure = outcome.failure.unwrap();
+            assert!(failure.kind == Kind::Check && failure.found.contains("went direct"), "{failure}");
+            let (ran, result) = (&outcome.record.path, &outcome.record.result);
+            assert_eq!((ran.ran.as_str(), result.bytes), ("gds-mixed", allowed.result.bytes));
+            assert!(ran.direct_bytes > 0 && ran.compat_bytes > 0, "{ran:?}");
+            assert_eq!(outcome.record.cufile.unwrap().routes[0].route, "direct");
+        }
     });
 }
 
