@@ -35,6 +35,7 @@ __all__ = [
     "read_record",
     "release",
     "run",
+    "run_beside_others",
     "safetensors_header",
     "schema",
     "serve_check",
@@ -71,6 +72,10 @@ def emulate_check(spec: str) -> str:
 def simulate_fleet(fleet: str, observer: Callable[[str], None] | None = None) -> str:
     """Simulates a Fleet (JSON: hosts, jobs, pools of drives, faults) in virtual time; returns its Outcome. `observer` gets
     {"share": done} about four times a second. If interrupted, it returns the result so far, with `interrupted` true."""
+
+def run_beside_others(written: list[str]) -> None:
+    """This process is one of several of one command that use the same folders at the same time; called once, before any run.
+    `written`: paths of files that it isn't alone in writing."""
 
 def stop() -> None:
     """Asks the run in progress to end; safe in a signal handler."""

@@ -9,47 +9,17 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, replace
-from typing import Any
 
 from forebay import fio_values
 from forebay.errors import RequestError
 from forebay.fio_file import FILE_BYTES_MAX as FILE_BYTES_MAX
 from forebay.fio_file import Section as Section
 from forebay.fio_file import expanded, sections
+from forebay.fio_job import CHECK as CHECK
+from forebay.fio_job import FioJob as FioJob
+from forebay.fio_job import among, running, settled
 from forebay.fio_keys import ALIASES, DONE, ELSEWHERE, HARMLESS, HOLDS, REFUSED, TOLD
-from forebay.fio_offsets import Offsets
-
-
-@dataclass(frozen=True)
-class FioJob:
-    """One section as a job of Forebay's (JobSpec fields).
-
-    `unsupported`: what the run would do without, each with the reason; such a job is refused unless the caller is lenient.
-    `notes`: where the run differs from fio's though each setting is honoured. `waits`: starts once the jobs before it have ended
-    (`stonewall`, or `wait_for` the only one that would still run); others run together with the one above. `delay_s`: and
-    so long after those beside it.
-    """
-
-    name: str
-    job: dict[str, Any]
-    unsupported: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    waits: bool = False
-    delay_s: float = 0.0
-
-    def messages(self) -> list[str]:
-        """What to print on stderr before the run, one line each."""
-        return [f"[{self.name}] not supported and left out: {u}" for u in self.unsupported] + [
-            f"[{self.name}] {n}" for n in self.notes
-        ]
-
-    def warnings(self) -> list[dict[str, str]]:
-        """What a record of the job must say: it isn't what the job file asks for."""
-        if not self.unsupported:
-            return []
-        text = f"not as [{self.name}] of the fio job file asks, left out: {'; '.join(self.unsupported)}"
-        return [{"id": "left_out", "text": text, "next": "without --fio-lenient such a job is refused"}]
+from forebay.fio_side import Sides
 
 
 def jobs(path: str, lenient: bool = False) -> list[FioJob]:
@@ -68,41 +38,16 @@ def jobs(path: str, lenient: bool = False) -> list[FioJob]:
             shared.update(settings)
         else:
             reader = _Reader(section.name, {**shared, **settings}, found)
-            found.append(_among(reader.job(), found))
+            found.append(among(reader.job(), found))
             found += reader.checks()
     if not found:
         raise RequestError(
             path, "has no job section", "a fio job file with a section such as [read] below [global]"
         )
-    found = _apart(found)
+    found = settled(found)
     if not lenient:
         _refuse(path, found)
     return found
-
-
-def _apart(found: list[FioJob]) -> list[FioJob]:
-    """In fio a job checks what it wrote while others still run; here that has a turn of its own."""
-    refused = "verify: what the section wrote is checked once it alone has run; stonewall in it and in the one below"
-    kept = list(found)
-    for n, (job, check) in enumerate(zip(found, found[1:], strict=False)):
-        beside = (n > 0 and not job.waits) or (n + 2 < len(found) and not found[n + 2].waits)
-        if beside and check.name == job.name + CHECK:
-            kept[n] = replace(job, unsupported=(*job.unsupported, refused))
-    return kept
-
-
-def _group(found: list[FioJob]) -> list[FioJob]:
-    """The jobs that would still run when the next section starts."""
-    last = max((n for n, job in enumerate(found) if job.waits), default=0)
-    return found[last:]
-
-
-def _among(job: FioJob, found: list[FioJob]) -> FioJob:
-    """`job` with a note where others run beside it."""
-    if job.waits or not found:
-        return job
-    names = ", ".join(f"[{other.name}]" for other in _group(found))
-    return replace(job, notes=(*job.notes, f"runs together with {names}, in a process of its own, as in fio"))
 
 
 NAMED = 5
@@ -144,9 +89,9 @@ ASYNC_ENGINES = {"io_uring": "uring", "libaio": "uring", "posixaio": "pread"}
 MEMORY = {"malloc": "small", "shm": "small", "mmap": "small", "shmhuge": "hugetlb", "mmaphuge": "hugetlb"}
 
 
+# What a job that reads back does without.
+WRITES_ALONE = ("sync", "refill", "atomic", "flow", "rate_min_gib_s", "rate_min_iops", "until_steady", "steady")
 CHECKED_OTHERWISE = ("verify_backlog", "verify_async", "verify_state_load")
-# The name of the job that reads what a section wrote.
-CHECK = " verify"
 VERIFIED = (
     "md5 crc64 crc32c crc32c-intel crc32 crc16 crc7 xxhash sha512 sha256 sha1 sha3-224 sha3-256 sha3-384 sha3-512 meta"
 ).split()
@@ -157,13 +102,14 @@ def named_files(filename: str) -> list[str]:
     return [re.sub(r"\\(.)", r"\1", part) for part in re.split(r"(?<!\\):", filename) if part]
 
 
-class _Reader(Offsets):
+class _Reader(Sides):
     """Takes one section's settings apart; what nobody takes is without effect, or unsupported."""
 
     def __init__(self, name: str, settings: dict[str, str], before: list[FioJob] | None = None) -> None:
         super().__init__(name, settings)
         self.before = before or []
         self.reads_back = False
+        self.before_group = 0
 
     def job(self) -> FioJob:
         engine, threads = self.left.pop("ioengine", "psync"), self.number("numjobs", 1)
@@ -179,10 +125,14 @@ class _Reader(Offsets):
         self.cache()
         self.placement()
         self.verify()
+        self.sides(threads)
+        ends = self.endings(threads)
         waits = self.waits()
+        group = self.group(waits)
         for key, value in self.left.items():
             self.remaining(key, value)
-        return FioJob(self.name, self.fields, tuple(self.unsupported), tuple(self.notes), waits, delay)
+        left, notes = tuple(self.unsupported), tuple(self.notes)
+        return FioJob(self.name, self.fields, left, notes, waits, delay, group=group, ends=ends)
 
     def delay(self) -> float:
         text = self.left.get("startdelay", "0")
@@ -195,9 +145,9 @@ class _Reader(Offsets):
         """The job that reads back and checks what this one wrote, in the same order; none without `verify`."""
         if not self.reads_back:
             return []
-        kept = {k: v for k, v in self.fields.items() if k not in ("sync", "refill")}
+        kept = {k: v for k, v in self.fields.items() if k not in WRITES_ALONE}
         read = {**kept, "op": self.fields["op"].replace("write", "read")}
-        return [FioJob(self.name + CHECK, read, waits=True)]
+        return [FioJob(self.name + CHECK, read, follows=True, group=self.before_group)]
 
     def verify(self) -> None:
         """fio's `verify` as a check of Forebay's own content: written, then read back."""
@@ -243,12 +193,18 @@ class _Reader(Offsets):
         waits, awaited = self.flag("stonewall", False), self.left.pop("wait_for", None)
         if awaited is None or waits:
             return waits
-        running = [job.name.removesuffix(CHECK) for job in _group(self.before)]
+        still = [job.name for job in running(self.before)]
         if awaited not in [job.name for job in self.before]:
             self.leave_out("wait_for", awaited, "no section above is called so")
-        elif awaited in running and len(running) > 1:
+        elif awaited in still and len(still) > 1:
             self.leave_out("wait_for", awaited, "others run beside it, and may outlast it")
-        return running == [awaited]
+        return still == [awaited]
+
+    def group(self, waits: bool) -> int:
+        """fio's number of the reporting group, which begins with `new_group` or `stonewall`."""
+        begins = self.flag("new_group", False) or waits
+        self.before_group = (self.before[-1].group if self.before else 0) + (begins and bool(self.before))
+        return self.before_group
 
     # What moves.
 
@@ -548,15 +504,7 @@ class _Reader(Offsets):
                     "each worker keeps to one of cpus_allowed, in turn; in fio each may use all of them "
                     "(cpus_allowed_policy=split says so)"
                 )
-        if "numa_cpu_nodes" in self.left:
-            nodes = self.left.pop("numa_cpu_nodes")
-            if not re.fullmatch(r"[0-9]{1,4}", nodes):
-                raise self.wrong("numa_cpu_nodes", nodes, "is not one node", "numa_cpu_nodes=0")
-            self.fields["numa"] = int(nodes)
-        if "numa_mem_policy" in self.left:
-            policy = self.left.pop("numa_mem_policy")
-            if policy not in ("default", "local") and policy != f"bind:{self.fields.get('numa')}":
-                self.leave_out("numa_mem_policy", policy, "memory lies on the node of its threads")
+        self.nodes()
         if "mem" in self.left:
             kind = self.left.pop("mem").split(":")[0]
             if kind not in MEMORY:
@@ -565,6 +513,8 @@ class _Reader(Offsets):
         self.option("sqthread_poll", "sqpoll")
         self.option("hipri", "iopoll")
         self.option("refill_buffers", "refill")
+        if self.flag("atomic", False) and (self.is_write() or "read_pct" in self.fields):
+            self.fields["atomic"] = True
 
     def option(self, key: str, name: str) -> None:
         if self.flag(key, False):

@@ -19,6 +19,11 @@ ALIASES = {
     "timeout": "runtime",
     "nr_files": "nrfiles",
     "io_limit": "io_size",
+    "ratemin": "rate_min",
+    "steadystate": "ss",
+    "steadystate_duration": "ss_dur",
+    "steadystate_ramp_time": "ss_ramp",
+    "steadystate_check_interval": "ss_interval",
 }
 
 # Done: key → what it becomes. docs/fio.md says the details.
@@ -67,6 +72,29 @@ DONE = {
     "ramp_time": "--warmup",
     "rate": "--rate",
     "rate_iops": "--rate-iops",
+    "rate_min": "--rate-min",
+    "rate_iops_min": "--rate-min-iops",
+    "ss": "--steady",
+    "ss_dur": "--steady",
+    "ss_ramp": "--steady",
+    "ss_interval": "--steady, --interval",
+    "exitall": "which sections end with it",
+    "exit_what": "which sections end with it",
+    "new_group": "which sections exitall ends",
+    "atomic": "--atomic",
+    "buffer_compress_percentage": "--content",
+    "buffer_compress_chunk": "--content",
+    "dedupe_percentage": "--content",
+    "dedupe_mode": "--content",
+    "dedupe_working_set_percentage": "--content",
+    "dedupe_global": "--content",
+    "prio": "--priority",
+    "prioclass": "--priority",
+    "cmdprio": "--priority",
+    "cmdprio_class": "--priority",
+    "cmdprio_percentage": "--priority",
+    "flow": "--flow",
+    "flow_id": "--flow",
     "direct": "--cache",
     "buffered": "--cache",
     "invalidate": "--cache",
@@ -99,7 +127,7 @@ DONE = {
 # Without effect here: why → keys. Nobody misses these, so nothing is said.
 _HOLDS = {
     "names the job in fio's own output": "description comm",
-    "shapes fio's own output; a record holds all of it": "group_reporting new_group unit_base eta significant_figures "
+    "shapes fio's own output; a record holds all of it": "group_reporting unit_base eta significant_figures "
     "unified_rw_reporting clat_percentiles lat_percentiles slat_percentiles percentile_list disk_util "
     "block_error_percentiles error_dump stats",
     "shapes fio's logs; a record holds the time series, and --interval sets its points": "per_job_logs log_entries "
@@ -126,13 +154,8 @@ _HOLDS = {
     "says nothing without zonemode=zbd, which is refused": "zonecapacity read_beyond_wp max_open_zones job_max_open_zones "
     "ignore_zone_limits zone_reset_threshold zone_reset_frequency write_zone_remainder recover_zbd_write_error",
     "says nothing without latency_target, which is refused": "latency_window latency_percentile latency_run",
-    "says nothing without steadystate, which is refused": "steadystate_duration ss_dur steadystate_ramp_time ss_ramp "
-    "steadystate_check_interval ss_interval",
-    "says nothing without exitall, which is refused": "exit_what",
-    "says nothing without flow, which is refused": "flow_id flow_sleep",
+    "a job that is ahead of its flow looks again after 0.1 ms": "flow_sleep",
     "says nothing without cgroup, which is refused": "cgroup_nodelete cgroup_weight",
-    "says nothing without dedupe_percentage, which is refused": "dedupe_mode dedupe_working_set_percentage dedupe_global",
-    "says nothing without buffer_compress_percentage, which is refused": "buffer_compress_chunk",
     "fio itself ignores it": "rwmixcycle percentage_sequential priohint flow_watermark",
 }
 
@@ -155,11 +178,9 @@ _REFUSED = {
     "offsets follow on each other, or are drawn": "rw_sequencer=sequential",
     "workers pause without work": "thinkcycles=0",
     "a schedule catches up after a pause": "rate_ignore_thinktime=0",
-    "no rate ends a job": "rate_min=0 ratemin=0 rate_iops_min=0",
-    "the schedule has no window": "rate_cycle=1000 ratecycle=1000",
+    "a rate is kept, and a least one judged, second by second": "rate_cycle=1000 ratecycle=1000",
     "no latency ends a job; --timeout bounds one": "max_latency=0",
     "forebay tune finds the depth": "latency_target=0",
-    "--until-steady ends a run once it is steady": "steadystate= ss=",
     "I/Os are submitted by the worker, which a rate alone keeps to its schedule": "io_submit_mode=inline",
     "each I/O is submitted once another ends": "iodepth_batch=1 iodepth_batch_submit=1 iodepth_batch_complete_min=1 "
     "iodepth_batch_complete=1 iodepth_batch_complete_max=1 iodepth_low=",
@@ -176,15 +197,14 @@ _REFUSED = {
     "a file is opened once, and stays": "unlink_each_loop=0",
     "the kernel isn't advised": "fadvise_hint=1 write_hint=none,0",
     "writes are made durable each, at the end, or never": "write_barrier=0 sync_file_range= end_syncfs=0",
-    "reads and writes carry no flags but O_DIRECT and DSYNC": "atomic=0 uncached=0 nowait=0 force_async=0 cmd_type=",
+    "reads and writes carry no flags but O_DIRECT, DSYNC and ATOMIC": "uncached=0 nowait=0 force_async=0 cmd_type=",
     "a mapping has pages as the kernel gives them": "thp=0",
-    "buffers hold random data": "zero_buffers=0 buffer_pattern= buffer_compress_percentage=0 dedupe_percentage=0 "
-    "sprandom=0 spr_op= spr_num_regions= spr_cs=",
+    "buffers hold random data": "zero_buffers=0 buffer_pattern= sprandom=0 spr_op= spr_num_regions= spr_cs=",
     "buffers lie on pages": "iomem_align=0 mem_align=0",
     "huge pages are as large as the machine's": "hugepage-size=",
     "memory isn't locked away": "lockmem=0",
-    "a job's priority is that of the command; try nice and ionice": "nice=0 prio=0 prioclass=0 cmdprio=0 "
-    "cmdprio_percentage=0 cmdprio_class= cmdprio_bssplit=",
+    "a job's share of the processors is that of the command; try nice": "nice=0",
+    "which I/Os carry a priority doesn't depend on their size": "cmdprio_bssplit=",
     "cpus_allowed takes a list": "cpumask=",
     "the kernel places its own thread": "sqthread_poll_cpu=",
     "I/Os are polled for all or none": "hipri_percentage=100",
@@ -192,8 +212,7 @@ _REFUSED = {
     "jobs run as whoever types the command": "uid= gid= cgroup=",
     "no other program is started": "exec_prerun= exec_postrun=",
     "the machine's settings stay as they are": "ioscheduler=",
-    "jobs don't wait for each other's I/Os": "flow=0",
-    "a job's end ends no other": "exitall=0 exitall_on_error=0",
+    "what breaks takes no other section with it": "exitall_on_error=0",
     "an error ends the run": "continue_on_error=none ignore_error=",
     "built-in tests of fio's": "profile=",
     "writes carry no placement": "fdp=0 dataplacement=none dp_scheme= plids= plid_select= fdp_pli= fdp_pli_select= "

@@ -2,17 +2,23 @@
 //! command line, in a sweep's TOML, in `compare --a`, and in every record.
 
 mod check;
+mod content;
 mod cufile;
 mod field;
 mod fields;
 mod offsets;
 mod path;
+mod side;
+mod steady;
 
+pub use content::{Blend, Blender};
 pub use cufile::CuFileMode;
 pub use field::{Bound, Field, Kind};
 pub use fields::{JobSpec, FIELDS};
 pub use offsets::{Distribution, IoMix, SizeShare, Zone};
 pub use path::PathKind;
+pub use side::{Flow, Priorities, Priority};
+pub use steady::{Judge, SteadyRule};
 
 use crate::Error;
 use serde::{Deserialize, Serialize};
@@ -187,6 +193,11 @@ fn settle_defaults(fields: &mut Map<String, Value>) {
     };
     fields.entry("workers_from").or_insert_with(|| workers_from.into());
     settle_batch(fields);
+    for (rule, implied) in [("steady", "until_steady"), ("content", "refill")] {
+        if fields.get(rule).is_some_and(|rule| !rule.is_null()) {
+            fields.insert(implied.into(), true.into());
+        }
+    }
     let cache = match fields.get("path").and_then(Value::as_str) {
         Some("auto") => "auto",
         Some("mapped") => "allow",

@@ -29,6 +29,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     driver::built_from(option_env!("FOREBAY_COMMIT"));
     library::search_packages(packages(module.py()).unwrap_or_default());
     module.add_function(wrap_pyfunction!(run, module)?)?;
+    module.add_function(wrap_pyfunction!(run_beside_others, module)?)?;
     module.add_function(wrap_pyfunction!(stop, module)?)?;
     module.add_function(wrap_pyfunction!(plan, module)?)?;
     module.add_function(wrap_pyfunction!(source, module)?)?;
@@ -120,6 +121,12 @@ fn ended(
 #[pyfunction]
 fn stop() {
     stop_requested().store(true, Ordering::Relaxed);
+}
+
+/// This process is one of several that use their folders side by side; `written` has the files that it isn't alone in writing.
+#[pyfunction]
+fn run_beside_others(written: Vec<std::path::PathBuf>) {
+    forebay_engine::driver::run_beside_others(&written);
 }
 
 /// A source as its URI reads: {scheme, path, made_of, parts}; `path` null where it is no file or folder.

@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from forebay import errors
@@ -23,6 +26,8 @@ from forebay.bench.verb import Outcome, Task
 from forebay.errors import ForebayError, RequestError, RunError
 
 TICK_S = 0.1
+# Files that are memory.
+SHARED = "/dev/shm"
 # Of a Progress: what several runs at once have in sum.
 SUMS = ("gib_s", "iops", "bytes", "ios", "cores_busy")
 # And of what the worst is told.
@@ -30,13 +35,15 @@ WORST = ("latency_us_mean", "latency_us_p50", "latency_us_p99", "latency_us_p999
 
 
 class Section:
-    """One task in a process of its own."""
+    """One task and those that follow on it, in a process of their own."""
 
-    def __init__(self, task: Task, command: list[str]) -> None:
-        self.task = task
+    def __init__(self, tasks: Sequence[Task], command: list[str], written: Sequence[str]) -> None:
+        self.tasks = tasks
         self.ready = threading.Event()
         self.latest: dict[str, Any] | None = None
-        self.result: dict[str, Any] | None = None
+        self.results: list[dict[str, Any]] = []
+        # The section whose end ended this one.
+        self.ended_by = ""
         # A group of its own: Ctrl-C reaches the parent alone, which hands it on once.
         self.process = subprocess.Popen(
             [sys.executable, "-m", "forebay.bench.together"],
@@ -44,7 +51,13 @@ class Section:
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        self._tell(json.dumps({"job": task.job, "command": command, "delay_s": task.delay_s}))
+        jobs = [task.job for task in tasks]
+        asked = {"jobs": jobs, "command": command, "delay_s": tasks[0].delay_s, "written": list(written)}
+        self._tell(json.dumps(asked))
+
+    @property
+    def task(self) -> Task:
+        return self.tasks[0]
 
     def go(self) -> None:
         self._tell("go")
@@ -72,18 +85,29 @@ class Section:
         if self.process.stdout is not None:
             self.process.stdout.close()
 
-    def outcome(self) -> Outcome:
-        """What came of it. A process that ended without a word is a run that broke."""
-        result = self.result
-        if result is None:
+    def outcomes(self) -> list[Outcome]:
+        """What came of each task. A process that ended without a word is a run that broke; what follows on one that went
+        wrong isn't run."""
+        found = [self._outcome(result) for result in self.results]
+        for task in self.tasks[len(found) :]:
+            if found:
+                asked, last = f"[{task.name}]", self.tasks[len(self.results) - 1].name
+                skipped = RunError(asked, f"isn't run, for [{last}] didn't end well", "what that one says")
+                found.append(Outcome(None, None if found[-1].interrupted else skipped, found[-1].interrupted))
+                continue
             code = self.process.poll()
             silent = f"its process ended with {code} and said nothing"
-            return Outcome(None, RunError(f"[{self.task.name}]", silent, "its section alone"))
+            found.append(Outcome(None, RunError(f"[{task.name}]", silent, "its section alone")))
+        return found
+
+    def _outcome(self, result: dict[str, Any]) -> Outcome:
         error: ForebayError | None = None
         if result.get("error"):
             kind, asked, found, next = result["error"]
             error = getattr(errors, kind, RunError)(asked, found, next)
-        return Outcome(result.get("record"), error, bool(result.get("interrupted")))
+        interrupted = bool(result.get("interrupted"))
+        ended_by = self.ended_by if interrupted else ""
+        return Outcome(result.get("record"), error, interrupted and not ended_by, ended_by)
 
     def _tell(self, line: str) -> None:
         assert self.process.stdin is not None, "it was asked for"
@@ -100,7 +124,7 @@ class Section:
             if "progress" in said:
                 self.latest = said["progress"]
             elif "ready" not in said:
-                self.result = said
+                self.results.append(said)
             self.ready.set()
         self.ready.set()
 
@@ -109,46 +133,83 @@ class Section:
 GRACE_S = 45.0
 
 
-def measure(tasks: Sequence[Task], own: dict[str, Any], interrupt: Interrupt) -> list[Outcome]:
-    """Runs the tasks at the same time; one outcome for each, in order.
+def measure(chains: Sequence[Sequence[Task]], own: dict[str, Any], interrupt: Interrupt) -> list[Outcome]:
+    """Runs the chains at the same time, the tasks of each in turn; one outcome for each task, in order.
 
     Raises what any of them is refused for, before anything runs.
     """
+    with tempfile.TemporaryDirectory(prefix="forebay-", dir=SHARED if os.path.isdir(SHARED) else None) as folder:
+        return _measure([_flowing(chain, folder) for chain in chains], own, interrupt)
+
+
+def _flowing(chain: Sequence[Task], folder: str) -> list[Task]:
+    """With the file that sections of one flow have in common."""
+    with_file = [{**t.job, "flow": t.job["flow"].replace("@", f"@{folder}/")} if "flow" in t.job else t.job for t in chain]
+    return [replace(task, job=job) for task, job in zip(chain, with_file, strict=True)]
+
+
+def _measure(chains: Sequence[Sequence[Task]], own: dict[str, Any], interrupt: Interrupt) -> list[Outcome]:
     from forebay import run as engine
 
+    tasks = [chain[0] for chain in chains]
     plans = [engine.plan(task.job) for task in tasks]
-    _refuse_shared_folders(tasks, plans)
+    written = _written_by_several(chains, plans)
     for task, plan in zip(tasks, plans, strict=True):
-        _make_files(task.job, plan)
+        _make_files(task.job, plan, written)
     watch = progress.line(own["quiet"], " + ".join(task.name for task in tasks))
     sections: list[Section] = []
-    told = False
     try:
-        sections += [Section(task, engine.typed()) for task in tasks]
+        sections += [Section(chain, engine.typed(), written) for chain in chains]
         while not all(s.ready.is_set() for s in sections):
             time.sleep(TICK_S / 10)
         for section in sections:
             section.go()
-        while not all(s.is_over() for s in sections):
-            if interrupt.requested and not told:
-                told = True
-                for section in sections:
-                    section.stop()
-            merged = together([s.latest for s in sections if s.latest is not None])
-            if merged is not None:
-                watch(merged)
-                if own["endpoint"] is not None:
-                    own["endpoint"].see({"sources": [], "op": None}, " + ".join(t.name for t in tasks), merged)
-            time.sleep(TICK_S)
+        _watch(sections, tasks, watch, own["endpoint"], interrupt)
     finally:
         watch.close()
         for section in sections:
             section.close()
-    outcomes = [section.outcome() for section in sections]
-    for task, outcome in zip(tasks, outcomes, strict=True):
+    outcomes = [outcome for section in sections for outcome in section.outcomes()]
+    every = [task for chain in chains for task in chain]
+    for task, outcome in zip(every, outcomes, strict=True):
         if outcome.record is not None:
             outcome.record.setdefault("warnings", []).append(_beside(task, tasks))
+            if outcome.ended_by:
+                _is_complete(outcome.record, outcome.ended_by)
     return outcomes
+
+
+def _watch(
+    sections: Sequence[Section], tasks: Sequence[Task], watch: Any, endpoint: Any, interrupt: Interrupt
+) -> None:
+    """Until all are over: shows how it goes, and ends those whose time is over with another's."""
+    told, over = False, set()
+    while True:
+        for section in sections:
+            if section.is_over() and section.task.name not in over:
+                over.add(section.task.name)
+                _end_others(section, sections)
+        if all(s.is_over() for s in sections):
+            return
+        if interrupt.requested and not told:
+            told = True
+            for section in sections:
+                section.stop()
+        merged = together([s.latest for s in sections if s.latest is not None])
+        if merged is not None:
+            watch(merged)
+            if endpoint is not None:
+                endpoint.see({"sources": [], "op": None}, " + ".join(t.name for t in tasks), merged)
+        time.sleep(TICK_S)
+
+
+def _end_others(ended: Section, sections: Sequence[Section]) -> None:
+    """`exitall`: with a section its group ends, or all that run."""
+    for other in sections:
+        in_reach = ended.task.ends in ("stonewall", "all") or ended.task.group == other.task.group
+        if ended.task.ends and in_reach and other is not ended and not other.is_over() and not other.ended_by:
+            other.ended_by = ended.task.name
+            other.stop()
 
 
 def _beside(task: Task, tasks: Sequence[Task]) -> dict[str, str]:
@@ -157,35 +218,62 @@ def _beside(task: Task, tasks: Sequence[Task]) -> dict[str, str]:
     return {"id": "together", "text": text, "next": "the section alone, for what it does by itself"}
 
 
-def _refuse_shared_folders(tasks: Sequence[Task], plans: Sequence[dict[str, Any]]) -> None:
-    """A folder that is written to has one run at a time: who made which of its files would be lost otherwise."""
-    places = [{_place(target["path"]) for target in plan["targets"] if target.get("path")} for plan in plans]
-    for task, own in zip(tasks, places, strict=True):
-        if not writes(task.job):
+def _is_complete(record: dict[str, Any], ended_by: str) -> None:
+    """It ended when it was to: nobody interrupted it."""
+    record["result"]["interrupted"] = False
+    kept = [warning for warning in record["warnings"] if warning["id"] != "interrupted"]
+    text = f"ended when [{ended_by}] did, as exitall asks"
+    record["warnings"] = [*kept, {"id": "ended_by", "text": text, "next": "no exitall, for a run of its full length"}]
+
+
+def _written_by_several(chains: Sequence[Sequence[Task]], plans: Sequence[dict[str, Any]]) -> list[str]:
+    """Files that one section writes and another uses. Refused: a device, which is claimed by who writes to it, and content
+    that is checked while another section changes it."""
+    used = [{os.path.realpath(t["path"]) for t in plan["targets"] if t.get("path")} for plan in plans]
+    found: set[str] = set()
+    for chain, own in zip(chains, used, strict=True):
+        if not writes(chain[0].job):
             continue
-        for other, theirs in zip(tasks, places, strict=True):
-            shared = own & theirs if other is not task else set()
-            if shared:
-                found = f"writes to {min(shared)} while [{other.name}] uses it, and a folder is written to by one run at a time"
-                raise RequestError(f"[{task.name}]", found, "a folder for each, or stonewall in the later of the two")
+        for other, theirs in zip(chains, used, strict=True):
+            shared = own & theirs if other is not chain else set()
+            devices = sorted(path for path in shared if _is_device(path))
+            checked = [task for task in (*chain, *other) if task.job.get("verify")]
+            if devices:
+                text = f"writes to {devices[0]} while [{other[0].name}] uses it, and a device is claimed by who writes to it"
+                raise RequestError(f"[{chain[0].name}]", text, "stonewall in the later of the two")
+            if shared and checked:
+                text = f"checks {min(shared)} while another section writes to it"
+                raise RequestError(f"[{checked[0].name}] verify", text, "a file for each, or stonewall in the later of the two")
+            found |= shared
+    return sorted(found)
 
 
-def _place(path: str) -> str:
-    whole = os.path.realpath(path)
-    return whole if whole.startswith("/dev/") or os.path.isdir(whole) else os.path.dirname(whole)
+def _is_device(path: str) -> bool:
+    try:
+        return stat.S_ISBLK(os.stat(path).st_mode)
+    except OSError:
+        return False
 
 
 def writes(job: dict[str, Any]) -> bool:
     return str(job.get("op", "read")).endswith("write") or job.get("read_pct", 100) not in (100, None)
 
 
-def _make_files(job: dict[str, Any], plan: dict[str, Any]) -> None:
-    """Before the common start, by a read of the least length: as fio lays its files out before any job runs."""
+def _make_files(job: dict[str, Any], plan: dict[str, Any], written: Sequence[str]) -> None:
+    """Before the common start, by a read of the least length: as fio lays its files out before any job runs. Of several that
+    write a missing file, none could make it."""
     from forebay import run as engine
 
-    if job.get("op", "read").endswith("read") and plan["files_to_make"]:
-        brief = {k: v for k, v in job.items() if k not in ("passes", "until_ci_pct", "until_steady", "limit_bytes", "limit_ios")}
-        engine.run({**brief, "duration_s": 0.001, "warmup_s": 0.0, "repeat": 1})
+    shared = any(os.path.realpath(path) in written for path in plan["files_to_make"])
+    reads = str(job.get("op", "read")).endswith("read")
+    if not plan["files_to_make"] or not (reads or shared):
+        return
+    ended_by = ("passes", "until_ci_pct", "until_steady", "steady", "until_first", "limit_bytes", "limit_ios", "atomic", "sync")
+    paced = ("rate_min_gib_s", "rate_min_iops", "refill", "verify", "content", "flow")
+    brief = {k: v for k, v in job.items() if k not in (*ended_by, *paced, "read_pct")}
+    op = brief.get("op", "read").replace("write", "read")
+    if reads or not all(os.path.exists(path) for path in plan["files_to_make"]):
+        engine.run({**brief, "op": op, "create": True, "duration_s": 0.001, "warmup_s": 0.0, "repeat": 1})
 
 
 def together(parts: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
@@ -228,11 +316,15 @@ def main() -> None:
             raise KeyboardInterrupt
         _say({"progress": found})
 
+    _core.run_beside_others(asked["written"])
     try:
         if stopped.wait(asked["delay_s"]):
             raise KeyboardInterrupt
-        record = engine.run(asked["job"], observer=observe, command=asked["command"])
-        _say({"record": record, "interrupted": stopped.is_set()})
+        for job in asked["jobs"]:
+            record = engine.run(job, observer=observe, command=asked["command"])
+            _say({"record": record, "interrupted": stopped.is_set()})
+            if stopped.is_set():
+                break
     except ForebayError as error:
         kept = getattr(error, "record", None)
         kept = json.loads(kept) if isinstance(kept, str) else kept

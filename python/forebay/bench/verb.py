@@ -31,22 +31,28 @@ Examples:
 @dataclass
 class Task:
     """One job of this command: its fields, its name if any, what its record must warn of, whether it starts once those
-    before it have ended, and how long after that."""
+    before it have ended, or the one above it, and how long after that. What else ends with it: its `group`, all that run
+    (`stonewall`), `all`, or nothing (empty)."""
 
     job: dict[str, Any]
     name: str = ""
     warnings: list[dict[str, str]] = field(default_factory=list)
     waits: bool = True
     delay_s: float = 0.0
+    follows: bool = False
+    group: int = 0
+    ends: str = ""
 
 
 @dataclass
 class Outcome:
-    """What a task came to: a record, an error, or both (the part measured before the error)."""
+    """What a task came to: a record, an error, or both (the part measured before the error). `ended_by`: the section whose
+    end ended it, as its job file asks; that is no interruption."""
 
     record: dict[str, Any] | None
     error: ForebayError | None = None
     interrupted: bool = False
+    ended_by: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -54,7 +60,7 @@ class Outcome:
             return INTERRUPTED
         if self.error is not None:
             return self.error.exit_code
-        if self.record and self.record["result"].get("interrupted"):
+        if self.record and self.record["result"].get("interrupted") and not self.ended_by:
             return INTERRUPTED
         found = self.record["result"]["errors"] if self.record else {}
         if found.get("failed") or found.get("timed_out"):
@@ -102,7 +108,7 @@ def command(sources: tuple[str, ...], **options: Any) -> int:
     from forebay import mpi
 
     world = mpi.world(explicit=own["mpi"], host_sources=own["host_source"])
-    if world is not None and len(groups(tasks)) < len(tasks):
+    if world is not None and any(len(chains(group)) > 1 for group in groups(tasks)):
         found = "sections that run at the same time are of one host here"
         raise RequestError(f"--fio {own['fio']}", found, "stonewall in each section but the first, or one host")
     if own["dry_run"]:
@@ -130,7 +136,10 @@ def tasks_of(
     found = jobs(fio, lenient)
     for message in (message for job in found for message in job.messages()):
         click.echo(f"forebay: {fio} {message}", err=True)
-    return [Task({**job.job, **over}, job.name, job.warnings(), job.waits, job.delay_s) for job in found]
+    return [
+        Task({**job.job, **over}, job.name, job.warnings(), job.waits, job.delay_s, job.follows, job.group, job.ends)
+        for job in found
+    ]
 
 
 def run_all(tasks: list[Task], own: dict[str, Any], world: Any) -> int:
@@ -150,7 +159,8 @@ def _run_all(
     with Interrupt() as interrupt:
         for group in groups(tasks):
             left -= len(group)
-            for task, outcome in zip(group, measure_group(group, own, interrupt, world), strict=True):
+            outcomes = measure_group(group, own, interrupt, world)
+            for task, outcome in zip(group, outcomes, strict=True):
                 if outcome.record is not None:
                     outcome.record.setdefault("warnings", []).extend(task.warnings)
                     records.append(outcome.record)
@@ -162,6 +172,8 @@ def _run_all(
             if stopped and left:
                 code = INTERRUPTED
                 break
+            if any(task.ends == "all" for task in group):
+                break
         # Still under the first signal's handler, or one would cut the document off.
         if own["as_json"] and records and (world is None or world.leads):
             click.echo(json.dumps(records if own["fio"] else records[0], indent=1))
@@ -172,10 +184,21 @@ def groups(tasks: list[Task]) -> list[list[Task]]:
     """Those that run at the same time, in the order of their turns."""
     found: list[list[Task]] = []
     for task in tasks:
-        if task.waits or not found:
+        if (task.waits and not task.follows) or not found:
             found.append([task])
         else:
             found[-1].append(task)
+    return found
+
+
+def chains(group: list[Task]) -> list[list[Task]]:
+    """Of those that run at the same time: each with those that follow on it."""
+    found: list[list[Task]] = []
+    for task in group:
+        if task.follows and found:
+            found[-1].append(task)
+        else:
+            found.append([task])
     return found
 
 
@@ -185,7 +208,7 @@ def measure_group(group: list[Task], own: dict[str, Any], interrupt: Interrupt, 
         return [measure(group[0], own, interrupt, world)]
     from forebay.bench import together
 
-    return together.measure(group, own, interrupt)
+    return together.measure(chains(group), own, interrupt)
 
 
 def measure(task: Task, own: dict[str, Any], interrupt: Interrupt, world: Any = None) -> Outcome:
@@ -278,6 +301,8 @@ def conclude(
         click.echo(f"forebay: {told}", err=True)
     if outcome.error is not None:
         click.echo(f"forebay: {outcome.error}", err=True)
+    elif record is None and outcome.ended_by:
+        click.echo(f"forebay: [{task.name}] had not begun when [{outcome.ended_by}] ended it", err=True)
     elif record is None:
         click.echo("forebay: interrupted before anything was measured", err=True)
 

@@ -60,7 +60,7 @@ impl Kit {
         let site = Site { beside: memory.beside_of(job.path), ..site };
         let gear = path.equip(&site, &mut reactor)?;
         let (contents, content_on_host) =
-            Contents::open(job, names_of(spec.clone()), device, job.depth as usize)?;
+            Contents::open(job, 0, names_of(spec.clone()), device, job.depth as usize)?;
         memory.fill_for_writes(job, index)?;
         let (pages, slot_bytes) = memory.pages();
         let told = worker::Kit {

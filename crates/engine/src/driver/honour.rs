@@ -85,6 +85,17 @@ pub fn of_targets(job: &JobSpec, targets: &[Target]) -> Result<(), Error> {
             format!("no {asked}, or --engine uring on files"),
         ));
     }
+    let of_ring = |engine: &Engine| matches!(engine, Engine::Uring | Engine::Auto);
+    let elsewhere = files.is_empty() || !files.iter().all(|(_, engine)| of_ring(engine));
+    if targets.iter().flat_map(Target::files).any(|(file, _)| file.priority.is_some())
+        && (elsewhere || job.sqpoll)
+    {
+        return Err(Error::request(
+            format!("--priority {}", job.priority.as_deref().unwrap_or_default()),
+            "only I/Os that a worker submits to io_uring carry a priority of their own",
+            "--engine uring without --sqpoll, or one priority for all",
+        ));
+    }
     if let Some((file, _)) = files.iter().find(|(file, _)| job.iopoll && file.direct && !file.polls()) {
         return Err(Error::machine(
             format!("--iopoll on {}", file.path.display()),

@@ -4,8 +4,10 @@
 pub(crate) mod aside;
 mod batches;
 pub(crate) mod fleet;
+mod flow;
 mod foretell;
 pub(crate) mod honour;
+mod least;
 pub(crate) mod measure;
 pub(crate) mod outfit;
 mod pace;
@@ -24,6 +26,7 @@ pub(crate) mod virtual_time;
 pub(crate) mod warnings;
 pub(crate) mod worker;
 
+pub use crate::opening::run_beside_others;
 pub use record::{build, built_from};
 
 use crate::clock;

@@ -1,10 +1,19 @@
-//! What keeps a worker from starting its next I/O, but for a schedule: a pause after so many, and an end after so many.
+//! What keeps a worker from starting its next I/O, but for a schedule: a pause after so many, others that are behind, and an
+//! end after so many.
 
+use super::flow::Share;
 use forebay_model::job::JobSpec;
+use forebay_model::Error;
 use std::time::{Duration, Instant};
 
-/// Think time: after every so many I/Os the worker waits for those in flight, and then for as long again as was asked for.
+/// What may hold a worker up.
 pub struct Pause {
+    think: Option<Think>,
+    flow: Option<Share>,
+}
+
+/// Think time: after every so many I/Os the worker waits for those in flight, and then for as long again as was asked for.
+struct Think {
     lasts: Duration,
     every: u32,
     started: u32,
@@ -12,14 +21,44 @@ pub struct Pause {
 }
 
 impl Pause {
-    pub fn of(job: &JobSpec) -> Option<Pause> {
-        let lasts = job.think_s.filter(|s| *s > 0.0).map(Duration::from_secs_f64)?;
-        Some(Pause { lasts, every: job.think_ios.unwrap_or(1), started: 0, until: None })
+    /// None where nothing does.
+    ///
+    /// # Errors
+    /// As `Share::of`.
+    pub fn of(job: &JobSpec) -> Result<Option<Pause>, Error> {
+        let (think, flow) = (Think::of(job), Share::of(job)?);
+        Ok((think.is_some() || flow.is_some()).then_some(Pause { think, flow }))
     }
 
-    /// Whether an I/O may be started. A pause begins with the first look at which none is in flight.
+    /// Whether an I/O may be started.
     #[inline]
     pub fn is_over(&mut self, now: Instant, in_flight: u32) -> bool {
+        self.think.as_mut().is_none_or(|think| think.is_over(now, in_flight))
+            && self.flow.as_mut().is_none_or(|flow| flow.may_start(now))
+    }
+
+    #[inline]
+    pub fn count(&mut self) {
+        self.think.iter_mut().for_each(Think::count);
+        self.flow.iter_mut().for_each(Share::count);
+    }
+
+    /// When to look again.
+    pub fn until(&self) -> Option<Instant> {
+        let think = self.think.as_ref().and_then(Think::until);
+        think.into_iter().chain(self.flow.as_ref().and_then(Share::again)).min()
+    }
+}
+
+impl Think {
+    fn of(job: &JobSpec) -> Option<Think> {
+        let lasts = job.think_s.filter(|s| *s > 0.0).map(Duration::from_secs_f64)?;
+        Some(Think { lasts, every: job.think_ios.unwrap_or(1), started: 0, until: None })
+    }
+
+    /// A pause begins with the first look at which no I/O is in flight.
+    #[inline]
+    fn is_over(&mut self, now: Instant, in_flight: u32) -> bool {
         if self.started < self.every {
             return true;
         }
@@ -34,12 +73,12 @@ impl Pause {
     }
 
     #[inline]
-    pub fn count(&mut self) {
+    fn count(&mut self) {
         self.started += 1;
     }
 
     /// When the pause that was begun is over.
-    pub fn until(&self) -> Option<Instant> {
+    fn until(&self) -> Option<Instant> {
         self.until
     }
 }
@@ -75,7 +114,7 @@ mod tests {
     #[test]
     fn a_pause_begins_once_nothing_is_in_flight_and_comes_after_every_so_many() {
         let job = JobSpec { think_s: Some(2.0), think_ios: Some(2), ..JobSpec::default() };
-        let (mut pause, now) = (Pause::of(&job).unwrap(), clock::now());
+        let (mut pause, now) = (Pause::of(&job).unwrap().unwrap(), clock::now());
         let after = |s: f64| now + Duration::from_secs_f64(s);
         assert!(pause.is_over(now, 0));
         pause.count();
@@ -85,7 +124,7 @@ mod tests {
         assert!(!pause.is_over(after(1.0), 0) && pause.until() == Some(after(3.0)));
         assert!(!pause.is_over(after(2.5), 0));
         assert!(pause.is_over(after(3.0), 0) && pause.until().is_none());
-        assert!(Pause::of(&JobSpec { think_s: Some(0.0), ..JobSpec::default() }).is_none());
+        assert!(Pause::of(&JobSpec { think_s: Some(0.0), ..JobSpec::default() }).unwrap().is_none());
     }
 
     #[test]

@@ -5,7 +5,7 @@ use super::settle::workers_most;
 use super::{Observer, Phase, Progress};
 use crate::opening::Purpose;
 use crate::source::Target;
-use forebay_model::job::{JobSpec, Op, PathKind, Sync, WorkersFrom};
+use forebay_model::job::{JobSpec, Op, PathKind, Priorities, Sync, WorkersFrom};
 use forebay_model::Error;
 use std::sync::Arc;
 
@@ -46,13 +46,15 @@ pub fn of(job: &JobSpec) -> Result<Purpose, Error> {
         path: job.path,
         cache: job.cache,
         engine: job.engine,
+        atomic: job.atomic,
+        priority: job.priority.as_deref().map(Priorities::parse).transpose()?.and_then(|p| p.some),
         sqpoll: job.sqpoll,
         iopoll: job.iopoll,
         workers: job.workers,
         workers_most,
         seed: job.seed,
         verify: job.verify,
-        writes_content: job.verify || job.refill,
+        writes_content: job.verify || (job.refill && job.content.is_none()),
         units: units.into_iter().filter_map(|(flag, value)| Some((flag, value?))).collect(),
     })
 }
@@ -65,6 +67,7 @@ pub fn covers(job: &JobSpec) -> bool {
         && !job.reads()
         && job.start_bytes == 0
         && (job.start_step_bytes, job.skip_bytes) == (0, 0)
+        && !job.until_first
         && (job.limit_bytes, job.limit_ios) == (None, None)
         && job.duration_s.is_none()
 }

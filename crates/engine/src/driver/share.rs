@@ -28,7 +28,7 @@ pub fn out(job: &JobSpec, targets: &[Target], destination: &Destination) -> Resu
 
 /// The NUMA node that a GPU hangs on, where that means anything and nobody said otherwise.
 fn node_near(job: &JobSpec, device: &Device) -> Option<u32> {
-    if job.cpus.is_some() || job.numa.is_some() || threads::nodes() < 2 {
+    if job.cpus.is_some() || job.numa.is_some() || job.numa_interleave.is_some() || threads::nodes() < 2 {
         return None;
     }
     machine::numa_node_of(&device.bus_id().ok()?)
@@ -57,6 +57,7 @@ fn cpus_of(job: &JobSpec) -> Result<Vec<u32>, Error> {
     if let Some(node) = job.numa.filter(|n| threads::cpus_of_node(*n).is_empty()) {
         return Err(Error::request(format!("--numa {node}"), "there is no such NUMA node", "lscpu"));
     }
+    job.numa_interleave.as_deref().map_or(Ok(Vec::new()), threads::nodes_named)?;
     let Some(text) = &job.cpus else { return Ok(Vec::new()) };
     threads::named("--cpus", text)
 }

@@ -1,7 +1,9 @@
 //! Where a worker's thread runs, and how precisely it sleeps.
 
+use forebay_model::job::{JobSpec, Priorities};
 use forebay_model::units::parse_cpu_list;
 use forebay_model::Error;
+use std::path::Path;
 
 /// Pins the calling thread and its memory. The driver has checked that both exist.
 ///
@@ -10,13 +12,6 @@ use forebay_model::Error;
 pub fn settle_in(cpu: Option<u32>, numa: Option<u32>) -> Result<(), Error> {
     // SAFETY: prctl with integers; 1 ns of slack makes timed waits as sharp as the hardware allows.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1u64, 0u64, 0u64, 0u64) };
-    let refused = |asked: String, e: std::io::Error| {
-        Error::machine(
-            asked,
-            format!("the system refuses it: {e}"),
-            "taskset -p $$; a container may need --cap-add SYS_NICE",
-        )
-    };
     match (cpu, numa) {
         (Some(cpu), _) => pin(&[cpu]).map_err(|e| refused(format!("--cpus {cpu}"), e))?,
         (None, Some(node)) => pin(&cpus_of_node(node)).map_err(|e| refused(format!("--numa {node}"), e))?,
@@ -25,13 +20,44 @@ pub fn settle_in(cpu: Option<u32>, numa: Option<u32>) -> Result<(), Error> {
     numa.map_or(Ok(()), |node| bind_memory(node).map_err(|e| refused(format!("--numa {node}"), e)))
 }
 
+/// The calling thread as a worker of this job: where it runs, where its memory lies, and how soon its I/Os come to the device.
+///
+/// # Errors
+/// As `settle_in` and `spread_over`; a priority may need a privilege.
+pub fn settle_as(job: &JobSpec, cpu: Option<u32>) -> Result<(), Error> {
+    settle_in(cpu, job.numa)?;
+    spread_over(job.numa_interleave.as_deref())?;
+    let Some(text) = &job.priority else { return Ok(()) };
+    let Some(all) = Priorities::parse(text)?.all else { return Ok(()) };
+    const IOPRIO_WHO_PROCESS: i32 = 1;
+    // SAFETY: ioprio_set with integers, of the calling thread.
+    answer(unsafe { libc::syscall(libc::SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, u32::from(all.bits())) })
+        .map_err(|e| refused(format!("--priority {text}"), e))
+}
+
+/// Spreads what the calling thread allocates from now on over NUMA nodes, page by page.
+///
+/// # Errors
+/// As `nodes_named`; containers may forbid it.
+pub fn spread_over(nodes: Option<&str>) -> Result<(), Error> {
+    const MPOL_INTERLEAVE: i32 = 3;
+    let Some(list) = nodes else { return Ok(()) };
+    set_memory(MPOL_INTERLEAVE, &nodes_named(list)?)
+        .map_err(|e| refused(format!("--numa-interleave {list}"), e))
+}
+
+fn refused(asked: String, e: std::io::Error) -> Error {
+    let found = format!("the system refuses it: {e}");
+    Error::machine(asked, found, "taskset -p $$; a container may need --cap-add SYS_NICE")
+}
+
 /// Keeps the calling thread on a node's CPUs, as far as this process may use them, and its memory there while
 /// it has any. False where the system won't have it: then the thread runs as before.
 pub fn settle_near(node: u32) -> bool {
     let allowed = allowed();
     let cpus: Vec<u32> = cpus_of_node(node).into_iter().filter(|cpu| allowed.contains(cpu)).collect();
     const MPOL_PREFERRED: i32 = 1;
-    !cpus.is_empty() && pin(&cpus).is_ok() && set_memory(MPOL_PREFERRED, node).is_ok()
+    !cpus.is_empty() && pin(&cpus).is_ok() && set_memory(MPOL_PREFERRED, &[node]).is_ok()
 }
 
 /// NUMA nodes that have processors.
@@ -62,23 +88,44 @@ fn pin(cpus: &[u32]) -> std::io::Result<()> {
 
 fn bind_memory(node: u32) -> std::io::Result<()> {
     const MPOL_BIND: i32 = 2;
-    set_memory(MPOL_BIND, node)
+    set_memory(MPOL_BIND, &[node])
 }
 
-fn set_memory(policy: i32, node: u32) -> std::io::Result<()> {
-    if node >= 1024 {
-        return Err(std::io::Error::from_raw_os_error(libc::EINVAL));
-    }
+fn set_memory(policy: i32, nodes: &[u32]) -> std::io::Result<()> {
     let mut mask = [0u64; 16];
-    mask[(node / 64) as usize] = 1 << (node % 64);
+    for node in nodes {
+        let word = mask.get_mut((node / 64) as usize);
+        *word.ok_or_else(|| std::io::Error::from_raw_os_error(libc::EINVAL))? |= 1 << (node % 64);
+    }
     // SAFETY: the mask lives on this stack frame and its length in bits is given.
     answer(unsafe { libc::syscall(libc::SYS_set_mempolicy, policy, mask.as_ptr(), 1025u64) })
+}
+
+/// The NUMA nodes of a list such as `0-1,3`, all of them there.
+///
+/// # Errors
+/// `Request`: it is no list, or names a node that this machine hasn't got.
+pub fn nodes_named(list: &str) -> Result<Vec<u32>, Error> {
+    let refused = |found: String| Error::request(format!("--numa-interleave {list}"), found, "0-1; lscpu");
+    let nodes = parse_cpu_list(list).map_err(refused)?;
+    match nodes.iter().find(|node| !Path::new(&format!("/sys/devices/system/node/node{node}")).is_dir()) {
+        Some(node) => Err(refused(format!("there is no NUMA node {node}"))),
+        None => Ok(nodes),
+    }
 }
 
 /// CPUs of a NUMA node; empty where the node isn't there.
 pub fn cpus_of_node(node: u32) -> Vec<u32> {
     let path = format!("/sys/devices/system/node/node{node}/cpulist");
     std::fs::read_to_string(path).ok().and_then(|t| parse_cpu_list(&t).ok()).unwrap_or_default()
+}
+
+fn cpus_of_nodes(nodes: &[u32]) -> Result<Vec<u32>, String> {
+    let of_each: Vec<Vec<u32>> = nodes.iter().map(|node| cpus_of_node(*node)).collect();
+    match nodes.iter().zip(&of_each).find(|(_, cpus)| cpus.is_empty()) {
+        Some((node, _)) => Err(format!("there is no NUMA node {node} with processors")),
+        None => Ok(of_each.concat()),
+    }
 }
 
 /// Logical processors of the machine that are online.
@@ -99,13 +146,17 @@ pub fn allowed() -> Vec<u32> {
     }
 }
 
-/// The CPUs of a list, for who stays on them in turn. `asked`: what holds the list, such as `--cpus`.
+/// The CPUs of a list, `0-3,8` or `nodes:0-1`, for who stays on them in turn. `asked`: what holds the list, such as `--cpus`.
 ///
 /// # Errors
 /// `Request`: it is no list, or names one that this process may not use.
 pub fn named(asked: &str, list: &str) -> Result<Vec<u32>, Error> {
     let refused = |found: String, next: &str| Error::request(format!("{asked} {list}"), found, next);
-    let cpus = parse_cpu_list(list).map_err(|why| refused(why, "0-3,8"))?;
+    let numbers = |text: &str| parse_cpu_list(text).map_err(|why| refused(why, "0-3,8, or nodes:0-1"));
+    let cpus = match list.strip_prefix("nodes:") {
+        Some(nodes) => cpus_of_nodes(&numbers(nodes)?).map_err(|why| refused(why, "lscpu"))?,
+        None => numbers(list)?,
+    };
     let allowed = allowed();
     match cpus.iter().find(|cpu| !allowed.contains(cpu)) {
         Some(cpu) => Err(refused(format!("CPU {cpu} isn't one that this process may use"), "taskset -p $$")),

@@ -10,7 +10,7 @@ use crate::clock;
 use crate::gpu::cuda::{Cuda, Device, Event, Stream};
 use crate::gpu::kernels::{Checker, Filler, Finding, Lists, Range};
 use forebay_model::content;
-use forebay_model::job::JobSpec;
+use forebay_model::job::{Blend, Blender, JobSpec};
 use forebay_model::Error;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -56,6 +56,8 @@ pub struct Contents {
     device: Option<Arc<Device>>,
     name_of: NameOf,
     scratch: Vec<u8>,
+    /// What writes carry, where that isn't content that is verified.
+    blender: Option<Blender>,
 }
 
 /// What a file is called that content says it belongs to, where that is known.
@@ -66,17 +68,20 @@ impl Contents {
     /// by the host.
     pub fn open(
         job: &JobSpec,
+        worker: u32,
         name_of: NameOf,
         device: Option<&Arc<Device>>,
         depth: usize,
     ) -> Result<(Contents, Option<String>), Error> {
-        let wanted = job.verify || (job.refill && job.writes());
+        let blend = job.content.as_deref().map(Blend::parse).transpose()?;
+        let blender = blend.map(|blend| Blender::new(blend, job.seed, worker));
+        let wanted = blender.is_none() && (job.verify || (job.refill && job.writes()));
         let (gpu, why_not) = match device.filter(|_| wanted).map(|d| OnDevice::open(d, depth)) {
             None => (None, None),
             Some(Ok(gpu)) => (Some(gpu), None),
             Some(Err(why)) => (None, Some(why.found)),
         };
-        Ok((Contents { gpu, device: device.cloned(), name_of, scratch: Vec::new() }, why_not))
+        Ok((Contents { gpu, device: device.cloned(), name_of, scratch: Vec::new(), blender }, why_not))
     }
 
     /// Whether a chore on this memory is the GPU's: begun by `start`, ended in `reap`.
@@ -138,16 +143,23 @@ impl Contents {
 
     /// Makes content with the host's hands.
     pub fn fill(&mut self, mem: Mem, part: Part) -> Result<(), String> {
+        let part = match &mut self.blender {
+            Some(blender) => Part { seed: blender.next_seed(), file: 0, offset: 0, ..part },
+            None => part,
+        };
         let Part { seed, file, .. } = part;
+        let thin = |bytes: &mut [u8]| self.blender.iter().for_each(|blender| blender.blend.thin(bytes));
         match mem {
             Mem::Host { at, .. } => {
                 // SAFETY: the slot is free, ours, and holds the longest I/O.
                 let bytes = unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), part.len as usize) };
                 content::fill(bytes, seed, file, part.offset);
+                thin(bytes);
             }
             Mem::Device { at, .. } => {
                 self.scratch.resize(part.len as usize, 0);
                 content::fill(&mut self.scratch, seed, file, part.offset);
+                thin(&mut self.scratch);
                 let device = self.device.as_ref().ok_or("the slot's GPU isn't open")?;
                 device
                     .write(at, &self.scratch)

@@ -125,7 +125,7 @@ fn work_on(
     start: &dyn Fn() -> Option<Instant>,
     reports: &Sender<Report>,
 ) {
-    let settled = threads::settle_in(spec.cpu, shared.job.numa);
+    let settled = threads::settle_as(&shared.job, spec.cpu);
     let numa = shared.job.numa.or(spec.near.filter(|node| threads::settle_near(*node)));
     let mut worker = match settled.and_then(|()| Worker::open(spec, shared, reports.clone())) {
         Ok((mut worker, kit)) => {
@@ -201,7 +201,7 @@ impl Worker {
         let mut outfit = outfit::of(&spec, &shared)?;
         let device = shared.destination.device_of(spec.index);
         let (contents, why_not) =
-            Contents::open(&shared.job, names_of(&shared), device, outfit.slots as usize)?;
+            Contents::open(&shared.job, spec.index, names_of(&shared), device, outfit.slots as usize)?;
         outfit.kit.content_on_host = why_not;
         let now = clock::now();
         let idle = Load { started: now, target: 0, counted: false, batch: batches::NONE };
@@ -216,7 +216,7 @@ impl Worker {
             pattern: Pattern::new(spec.pattern)?,
             upcoming: None,
             pace: pace_of(&shared.job, spec.index),
-            pause: Pause::of(&shared.job),
+            pause: Pause::of(&shared.job)?,
             left: Left::of(&shared.job),
             client,
             reactor: outfit.reactor,

@@ -1,17 +1,23 @@
 //! `.forebay.json`: which files of a directory Forebay made, and what they hold.
 //! What isn't in it is somebody else's, and isn't written to unless named.
 //!
-//! The same file carries the lock that keeps two writing runs apart.
+//! The same file carries the lock that keeps two writing runs apart. Runs of one command that write side by side share it,
+//! and each puts what it knows of its own files into the list that is there.
 
+use crate::clock;
 use crate::identity::{taken, Identity};
 use forebay_model::Error;
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::Duration;
 
 pub const NAME: &str = ".forebay.json";
 const SCHEMA: &str = "forebay.manifest/1";
@@ -19,6 +25,55 @@ const SCHEMA: &str = "forebay.manifest/1";
 const SCHEMA_BEFORE: &str = "forebay.files/1";
 /// Two million files.
 const BYTES_MAX: u64 = 256 << 20;
+
+/// Set where other runs of the same command use folders at the same time: the files that more than one of them writes.
+static BESIDE: OnceLock<BTreeSet<PathBuf>> = OnceLock::new();
+
+/// From now on this process is one of several that share their folders. `written`: files that it isn't alone in writing,
+/// of which nobody can say what they hold afterwards. The first call holds.
+pub fn run_beside_others(written: &[PathBuf]) {
+    let whole = |path: &PathBuf| std::fs::canonicalize(path).unwrap_or_else(|_| path.clone());
+    let _ = BESIDE.set(written.iter().map(whole).collect());
+}
+
+fn is_written_by_others(file: &Path) -> bool {
+    let whole = || std::fs::canonicalize(file).unwrap_or_else(|_| file.to_path_buf());
+    BESIDE.get().is_some_and(|written| !written.is_empty() && written.contains(&whole()))
+}
+
+/// Holds a list for the moment in which it is read or written, where several runs share the folder's lock. A lock of another
+/// kind, which doesn't meet the folder's.
+struct Turn(OwnedFd);
+
+impl Turn {
+    /// To read. A list that can't be locked so (on NFS) isn't shared either.
+    fn to_read(list: &File) -> Option<Turn> {
+        Turn::take(list, FlockOperation::NonBlockingLockShared).ok()
+    }
+
+    fn to_write(list: &File) -> std::io::Result<Turn> {
+        Turn::take(list, FlockOperation::NonBlockingLockExclusive)
+    }
+
+    fn take(list: &File, how: FlockOperation) -> std::io::Result<Turn> {
+        const PATIENCE: Duration = Duration::from_secs(20);
+        let (held, end) = (list.as_fd().try_clone_to_owned()?, clock::now() + PATIENCE);
+        loop {
+            match rustix::fs::fcntl_lock(&held, how) {
+                Err(Errno::AGAIN | Errno::ACCESS) if clock::now() < end => {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                done => return Ok(done.map(|()| Turn(held))?),
+            }
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let _ = rustix::fs::fcntl_lock(&self.0, FlockOperation::Unlock);
+    }
+}
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
@@ -87,6 +142,8 @@ pub struct Held {
     alone: bool,
     manifest: Manifest,
     path: PathBuf,
+    /// Files that it says something new of.
+    touched: BTreeSet<String>,
 }
 
 impl Held {
@@ -94,11 +151,11 @@ impl Held {
     pub fn shared(dir: &Path) -> Result<Held, Error> {
         let path = dir.join(NAME);
         let Ok(mut file) = plain().open(&path) else {
-            return Ok(Held { file: None, alone: false, manifest: Manifest::default(), path });
+            return Ok(Held::of(None, false, Manifest::default(), path));
         };
         lock(&file, libc::LOCK_SH, dir)?;
         let manifest = read(&mut file, &path)?;
-        Ok(Held { file: Some(file), alone: false, manifest, path })
+        Ok(Held::of(Some(file), false, manifest, path))
     }
 
     /// For making and writing files.
@@ -107,14 +164,18 @@ impl Held {
         let mut file = loop {
             let opened = plain().write(true).create(true).truncate(false).open(&path);
             let file = opened.map_err(|e| cannot_write(dir, &e))?;
-            lock(&file, libc::LOCK_EX, dir)?;
+            lock(&file, if BESIDE.get().is_some() { libc::LOCK_SH } else { libc::LOCK_EX }, dir)?;
             // A run that ended in between may have removed the very file that is locked now.
             if is_still(&file, &path) {
                 break file;
             }
         };
         let manifest = read(&mut file, &path)?;
-        Ok(Held { file: Some(file), alone: true, manifest, path })
+        Ok(Held::of(Some(file), true, manifest, path))
+    }
+
+    fn of(file: Option<File>, alone: bool, manifest: Manifest, path: PathBuf) -> Held {
+        Held { file, alone, manifest, path, touched: BTreeSet::new() }
     }
 
     /// What we know of a file: None if it isn't ours, isn't the file that we made, or was changed since.
@@ -165,6 +226,7 @@ impl Held {
             content: content.to_string(),
         };
         self.manifest.files.insert(name.to_string(), entry);
+        self.touched.insert(name.to_string());
     }
 
     /// A file that was begun is left as it lies there now. One that took its name isn't claimed: that is the error.
@@ -177,13 +239,16 @@ impl Held {
         self.begin(file, made, meta.len(), content.name);
         if let Some(entry) = name_of(file).and_then(|name| self.manifest.files.get_mut(name)) {
             entry.left = Some(Times::of(&meta));
-            entry.seed = content.seed;
+            entry.seed = content.seed.filter(|_| !is_written_by_others(file));
         }
         Ok(())
     }
 
     /// Parts of a file that `leave` just told of hold seeded content.
     pub fn note_part(&mut self, file: &Path, seed: u64) {
+        if is_written_by_others(file) {
+            return;
+        }
         if let Some(entry) = name_of(file).and_then(|name| self.manifest.files.get_mut(name)) {
             entry.partly = Some(seed);
         }
@@ -192,12 +257,28 @@ impl Held {
     pub fn remove(&mut self, file: &Path) {
         if let Some(name) = name_of(file) {
             self.manifest.files.remove(name);
+            self.touched.insert(name.to_string());
         }
     }
 
     /// Writes it back in place: the lock is on this very file. What is only read stays as it is.
     pub fn save(&mut self) -> Result<(), Error> {
         let Some(file) = self.file.as_mut().filter(|_| self.alone) else { return Ok(()) };
+        let refused = |e: std::io::Error| {
+            Error::run(format!("write {}", self.path.display()), e.to_string(), "df -h; a local file system")
+        };
+        let turn = BESIDE.get().map(|_| Turn::to_write(file)).transpose().map_err(refused)?;
+        if turn.is_some() {
+            file.seek(SeekFrom::Start(0)).map_err(refused)?;
+            let mut there = read_unlocked(file, &self.path)?;
+            for name in &self.touched {
+                match self.manifest.files.remove(name) {
+                    Some(entry) => there.files.insert(name.clone(), entry),
+                    None => there.files.remove(name),
+                };
+            }
+            self.manifest = there;
+        }
         self.manifest.schema = SCHEMA.into();
         let text = serde_json::to_string_pretty(&self.manifest).expect("a manifest is plain data");
         if text.len() as u64 > BYTES_MAX {
@@ -213,7 +294,17 @@ impl Held {
     }
 
     /// Removes the manifest of a directory that holds nothing of ours (any more).
-    pub fn remove_if_empty(self) {
+    pub fn remove_if_empty(mut self) {
+        // The last of several that leaves has a look.
+        let turn = self.file.as_ref().filter(|_| BESIDE.get().is_some()).map(Turn::to_write);
+        if let (Some(turn), Some(file)) = (&turn, &mut self.file) {
+            let last = rustix::fs::flock(&*file, FlockOperation::NonBlockingLockExclusive).is_ok();
+            let there = file.seek(SeekFrom::Start(0)).ok().and_then(|_| read_unlocked(file, &self.path).ok());
+            match there.filter(|_| last && turn.is_ok()) {
+                Some(there) => self.manifest = there,
+                None => return,
+            }
+        }
         let is_ours = self.file.as_ref().is_some_and(|file| is_still(file, &self.path));
         if self.alone && self.manifest.files.is_empty() && is_ours {
             let _ = std::fs::remove_file(&self.path);
@@ -282,6 +373,11 @@ fn lock(file: &File, how: i32, dir: &Path) -> Result<(), Error> {
 }
 
 fn read(file: &mut File, path: &Path) -> Result<Manifest, Error> {
+    let _turn = Turn::to_read(file);
+    read_unlocked(file, path)
+}
+
+fn read_unlocked(file: &mut File, path: &Path) -> Result<Manifest, Error> {
     let damaged = |why: String| {
         let found = format!("isn't a list of files that Forebay wrote: {why}");
         Error::request(path.display().to_string(), found, format!("mv {0} {0}.bad", path.display()))

@@ -9,12 +9,13 @@ mod open;
 mod plan;
 
 pub(crate) use make::KEEP_FREE;
+pub use manifest::run_beside_others;
 pub(crate) use open::{allow_descriptors, has_rings, reopened};
 pub(crate) use plan::look;
 
 use crate::identity::Identity;
 use crate::source::{Draft, Target};
-use forebay_model::job::{Cache, Engine, PathKind, FILE_NAME_DEFAULT};
+use forebay_model::job::{Cache, Engine, PathKind, Priority, FILE_NAME_DEFAULT};
 use forebay_model::Error;
 use manifest::{Content, Held};
 use plan::{parent_of, Manifests};
@@ -48,6 +49,10 @@ pub struct Purpose {
     pub path: PathKind,
     pub cache: Cache,
     pub engine: Engine,
+    /// Writes are RWF_ATOMIC.
+    pub atomic: bool,
+    /// Per cent of the I/Os that carry a priority, and which.
+    pub priority: Option<(u8, Priority)>,
     pub sqpoll: bool,
     pub iopoll: bool,
     /// Threads that open queues: now, and at most.
@@ -83,6 +88,8 @@ impl Default for Purpose {
             path: PathKind::Host,
             cache: Cache::Bypass,
             engine: Engine::Auto,
+            atomic: false,
+            priority: None,
             sqpoll: false,
             iopoll: false,
             workers: 1,

@@ -41,7 +41,7 @@ pub(crate) fn reopened(
             let access = FileAccess { write: purpose.writes, direct: !way.cached };
             let file = match file.direct == (access.direct && !file.in_memory) {
                 true => file.clone(),
-                false => FileTarget::open(&file.path, access)?,
+                false => FileTarget::open(&file.path, access)?.marked(purpose.atomic, purpose.priority),
             };
             match path::of(way.path).opens(&file) {
                 Some(own) => Arc::new(own),
@@ -135,6 +135,7 @@ impl Open for Opener<'_> {
         let purpose = &*self.purpose;
         let direct = matches!(purpose.cache, Cache::Auto | Cache::Bypass) && purpose.engine != Engine::Map;
         let target = FileTarget::open(&file.path, FileAccess { write: purpose.writes, direct })?;
+        let target = target.marked(purpose.atomic, purpose.priority);
         if let Some(made) = self.ours.get(&file.path) {
             made.check(&file.path, &target.file)?;
         }

@@ -3,6 +3,7 @@
 use super::found;
 use super::manifest::Held;
 use super::{mounts, Looked, Purpose};
+use crate::source::file::is_endless;
 use crate::source::nvme_tcp::{self, Remote};
 use crate::source::vfio_user::{self, Drive};
 use crate::source::{Action, Draft, FilePlan, Look, Uri};
@@ -267,6 +268,7 @@ impl Planner<'_> {
         };
         match std::fs::metadata(path) {
             Ok(meta) if meta.file_type().is_block_device() => self.block_device(path, wanted(u64::MAX)),
+            Ok(meta) if is_endless(&meta) => self.endless(path, wanted(u64::MAX)),
             Ok(meta) if meta.is_file() => self.existing(path, meta.len(), wanted(meta.len())),
             Ok(_) => Err(Error::request(
                 path.display().to_string(),
@@ -353,6 +355,26 @@ impl Planner<'_> {
             is_device: false,
             seed: None,
             ours: true,
+        })
+    }
+
+    /// `/dev/null` and `/dev/zero` are as long as one says.
+    fn endless(&self, path: &Path, wanted: Option<u64>) -> Result<FilePlan, Error> {
+        let shown = path.display();
+        if self.purpose.reads && path.ends_with("null") {
+            return Err(Error::request(format!("read {shown}"), "it holds nothing", "/dev/zero, or nil:"));
+        }
+        let bytes = wanted.filter(|bytes| *bytes > 0).ok_or_else(|| {
+            Error::request(shown.to_string(), "has no size of its own", format!("{shown} --file-size 1g"))
+        })?;
+        Ok(FilePlan {
+            path: path.into(),
+            action: Action::Use,
+            is_new: false,
+            bytes,
+            is_device: true,
+            seed: None,
+            ours: false,
         })
     }
 

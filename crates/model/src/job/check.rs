@@ -1,6 +1,9 @@
 //! What is wrong with a job on any machine. What depends on the machine is found when the job opens.
 
-use super::{Arrivals, JobSpec, WorkersFrom, ARENA_BYTES_MAX, DEPTH_MAX, FIELDS, IO_BYTES_MAX};
+use super::{
+    Arrivals, Blend, Cache, Flow, JobSpec, PathKind, Priorities, SteadyRule, WorkersFrom, ARENA_BYTES_MAX,
+    DEPTH_MAX, FIELDS, IO_BYTES_MAX,
+};
 use crate::units::format_bytes;
 use crate::Error;
 
@@ -46,6 +49,11 @@ impl JobSpec {
         }
         self.check_walk()?;
         self.check_pace()?;
+        self.check_steady()?;
+        self.check_atomic()?;
+        self.check_content()?;
+        self.priority.as_deref().map_or(Ok(()), |text| Priorities::parse(text).map(drop))?;
+        self.flow.as_deref().map_or(Ok(()), |text| Flow::parse(text).map(drop))?;
         self.parsed_mix()?;
         self.parsed_distribution().map(|_| ())
     }
@@ -90,6 +98,44 @@ impl JobSpec {
         }
         if self.think_ios.is_some() && self.think_s.is_none() {
             return refused("--think-ios", "needs a pause", "--think 0.01 --think-ios 8");
+        }
+        Ok(())
+    }
+
+    fn check_steady(&self) -> Result<(), Error> {
+        let Some(text) = &self.steady else { return Ok(()) };
+        let rule = SteadyRule::parse(text)?;
+        if rule.points(self.interval_ms) < SteadyRule::POINTS_MIN {
+            let found = format!("its window holds less than 3 points of {} ms", self.interval_ms);
+            return refused(format!("--steady {text}"), &found, "a longer window, or a shorter --interval");
+        }
+        Ok(())
+    }
+
+    fn check_content(&self) -> Result<(), Error> {
+        let Some(text) = &self.content else { return Ok(()) };
+        Blend::parse(text)?;
+        let asked = format!("--content {text}");
+        if self.verify {
+            return refused(asked, "what is verified is Forebay's own content", "no --verify");
+        }
+        if !self.writes() {
+            return refused(asked, "nothing is written", "--op write, or no --content");
+        }
+        Ok(())
+    }
+
+    /// Only the kernel's own writes carry the flag, and only past the page cache.
+    fn check_atomic(&self) -> Result<(), Error> {
+        if !self.atomic {
+            return Ok(());
+        }
+        if !self.writes() {
+            return refused("--atomic", "nothing is written", "--op write, or no --atomic");
+        }
+        if !matches!(self.path, PathKind::Host | PathKind::Bounce) || self.cache != Cache::Bypass {
+            let found = "atomic writes go past the page cache, by the kernel";
+            return refused("--atomic", found, "--path host --cache bypass");
         }
         Ok(())
     }
@@ -188,6 +234,20 @@ mod tests {
             ),
             ("--arrivals poisson", JobSpec { arrivals: Arrivals::Poisson, ..job() }),
             ("--think-ios", JobSpec { think_ios: Some(1), ..job() }),
+            ("--atomic", JobSpec { atomic: true, ..job() }),
+            ("--atomic", JobSpec { atomic: true, op: Op::Write, cache: Cache::Allow, ..job() }),
+            ("--atomic", JobSpec { atomic: true, op: Op::Write, path: PathKind::Auto, ..job() }),
+            (
+                "--steady iops=5,window=4",
+                JobSpec { steady: Some("iops=5,window=4".into()), interval_ms: 2000, ..job() },
+            ),
+            ("--content dedupe=5", JobSpec { content: Some("dedupe=5".into()), ..job() }),
+            (
+                "--content dedupe=5",
+                JobSpec { content: Some("dedupe=5".into()), op: Op::Write, verify: true, ..job() },
+            ),
+            ("--priority fast", JobSpec { priority: Some("fast".into()), ..job() }),
+            ("--flow 8", JobSpec { flow: Some("8".into()), ..job() }),
             ("--distribution zoned:1/1", JobSpec { distribution: "zoned:1/1".into(), ..job() }),
         ] {
             let error = job.check().unwrap_err();

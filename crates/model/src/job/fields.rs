@@ -131,6 +131,13 @@ job! {
     /// End each run once throughput is steady (or at `duration_s`).
     until_steady: bool = false,
         switch("until-steady", "End each run once throughput is steady.");
+    /// What counts as steady, with `until_steady`: `iops=10,window=30,skip=10`. None: range and slope of the throughput.
+    steady: Option<String> = None,
+        flag("steady", Text, "RULE",
+            "What --until-steady takes for steady: bw, iops or lat within PCT of the mean, or a slope, e.g. iops=10,window=30,skip=10.");
+    /// End each run once the first worker has nothing left to do.
+    until_first: bool = false,
+        switch("until-first", "End each run once the first worker has nothing left to do.");
     /// Open loop: I/Os start on schedule at this rate and latency counts from the schedule.
     rate_gib_s: Option<f64> = None,
         flag("rate", Number, "GIB_S", "Open loop at this many GiB/s; latency counts from the schedule.")
@@ -138,6 +145,13 @@ job! {
     rate_iops: Option<f64> = None,
         flag("rate-iops", Number, "IOPS", "Open loop at this many I/Os per second.")
             .between(0.0, ANY, "must be above 0", "1.5");
+    /// The run fails once a worker moves less than its part of this for a second.
+    rate_min_gib_s: Option<f64> = None,
+        flag("rate-min", Number, "GIB_S", "Fail the run once a worker has less than its part of this many GiB/s for a second.")
+            .between(0.0, ANY, "must be above 0", "0.5");
+    rate_min_iops: Option<f64> = None,
+        flag("rate-min-iops", Number, "IOPS", "The same in I/Os per second.")
+            .between(0.0, ANY, "must be above 0", "500");
     /// `even` or `poisson`: how the I/Os of an open loop follow on each other.
     arrivals: Arrivals = Arrivals::Even,
         flag("arrivals", Choice(&["even", "poisson"]), "LAW",
@@ -150,12 +164,21 @@ job! {
     think_ios: Option<u32> = None,
         flag("think-ios", Integer, "N", "I/Os between two pauses. Default: 1.")
             .within(1.0, ANY, "must be at least 1", "8");
-    /// CPUs to pin workers to, in turn: `0-3,8`.
+    /// `8@FILE`: each worker has eight parts of the I/Os of all runs that name this file.
+    flow: Option<String> = None,
+        flag("flow", Text, "WEIGHT@FILE", "Each worker gets WEIGHT parts of the I/Os of all runs that name FILE, which is created for it.");
+    /// CPUs to pin workers to, in turn: `0-3,8`, or those of NUMA nodes, `nodes:0-1`.
     cpus: Option<String> = None,
-        flag("cpus", Text, "LIST", "CPUs to pin workers to, in turn, e.g. 0-3,8.");
+        flag("cpus", Text, "LIST", "CPUs to pin workers to, in turn, e.g. 0-3,8 or nodes:0-1.");
     /// NUMA node for threads and memory.
     numa: Option<u32> = None,
         flag("numa", Integer, "NODE", "NUMA node for threads and memory.");
+    /// Of I/Os: `idle`, `be/4`, `20=rt/0`.
+    priority: Option<String> = None,
+        flag("priority", Text, "RULE", "I/O priority: idle, be/LEVEL or rt/LEVEL, or of some I/Os, e.g. 20=rt/0.");
+    /// NUMA nodes that buffers are spread over, page by page: `0-1`.
+    numa_interleave: Option<String> = None,
+        flag("numa-interleave", Text, "NODES", "NUMA nodes to spread buffers over, page by page, e.g. 0-1.");
     cache: Cache = Cache::Bypass,
         flag("cache", Choice(&["auto", "bypass", "drop", "allow", "warm"]), "POLICY",
             "Page cache: bypass (O_DIRECT), drop, allow, warm, or auto (depends on what is cached).");
@@ -171,12 +194,18 @@ job! {
         switch("iopoll", "Use io_uring and poll the device for completions.");
     sync: Sync = Sync::None,
         flag("sync", Choice(&["none", "end", "each"]), "WHEN", "Durability of writes: none, end (fdatasync) or each (DSYNC).");
+    /// Each write is all there or not at all after a power failure (RWF_ATOMIC).
+    atomic: bool = false,
+        switch("atomic", "Atomic writes (RWF_ATOMIC), on Linux 6.11 or newer and devices that offer them.");
     /// Check every byte read against seeded content (and write that content).
     verify: bool = false,
         switch("verify", "Check every byte against seeded content.");
     /// Fill write buffers anew, from the seed, for each write.
     refill: bool = false,
         switch("refill", "New content for each write.");
+    /// What writes carry, each anew: `compress=50,dedupe=30`.
+    content: Option<String> = None,
+        flag("content", Text, "RULE", "Content of writes: compress=PCT,chunk=BYTES and dedupe=PCT,set=N. New for each write.");
     /// An I/O unfinished after this many seconds fails the run.
     timeout_s: f64 = 30.0,
         flag("timeout", Seconds, "SECONDS", "Fail the run if an I/O takes longer than this.")

@@ -1,5 +1,6 @@
 //! The driver's side of the clock while workers run.
 
+use super::super::least::Least;
 use super::super::measure::Meters;
 use super::super::measure::Readings;
 use super::super::series::Detail;
@@ -18,10 +19,9 @@ use super::Times;
 use super::POLL;
 use super::WAITS;
 use crate::clock;
+use forebay_model::job::Judge;
 use forebay_model::job::Sync;
 use forebay_model::record::Point;
-use forebay_model::stats::Steady;
-use forebay_model::stats::SteadySpec;
 use forebay_model::Error;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -43,8 +43,9 @@ pub(super) struct Watch {
     pub(super) series: Series,
     pub(super) tallies: Vec<Tally>,
     pub(super) broken: Vec<Error>,
-    pub(super) steady: Option<Steady>,
+    pub(super) steady: Option<Judge>,
     pub(super) steady_after_s: Option<f64>,
+    pub(super) least: Option<Least>,
     pub(super) interrupted: bool,
     pub(super) stood_still: Duration,
     pub(super) silence: Silence,
@@ -69,8 +70,9 @@ impl Watch {
             series: Series::new(shared.job.workers, labels, shared.interval),
             tallies: Vec::new(),
             broken: Vec::new(),
-            steady: shared.job.until_steady.then(|| Steady::new(SteadySpec::default())),
+            steady: Judge::of(&shared.job),
             steady_after_s: None,
+            least: Least::of(&shared.job),
             interrupted: false,
             stood_still: Duration::ZERO,
             silence: Silence::new(&shared.job),
@@ -148,6 +150,10 @@ impl Watch {
 
     pub(super) fn hear(&mut self, snapshot: Snapshot) {
         self.silence.hear(&snapshot, clock::now());
+        if self.least.as_mut().is_some_and(|least| least.is_missed_by(&snapshot)) {
+            self.end_now();
+            self.drain_no_more();
+        }
         self.series.add(snapshot);
     }
 
@@ -171,6 +177,13 @@ impl Watch {
     pub(super) fn one_ended(&mut self, worker: u32) {
         self.silence.ended(worker);
         self.ended += 1;
+        if let Some(least) = &mut self.least {
+            least.ended(worker);
+        }
+        if self.shared.job.until_first {
+            self.end_now();
+            self.drain_no_more();
+        }
         if self.ended == self.shared.job.workers {
             self.stop_meters();
         }
@@ -179,7 +192,7 @@ impl Watch {
     pub(super) fn look(&mut self, observer: &mut dyn Observer) {
         for (point, detail) in self.series.ripe() {
             if let Some(steady) = self.steady.as_mut().filter(|_| !point.warmup) {
-                if steady.push(point.t_s, point.gib_s) && self.steady_after_s.is_none() {
+                if steady.push(&point) && self.steady_after_s.is_none() {
                     self.steady_after_s = Some(point.t_s);
                     self.end_now();
                 }
@@ -232,7 +245,7 @@ impl Watch {
             interrupted: self.interrupted,
             steady_after_s: self.steady_after_s,
             stood_still_s: self.stood_still.as_secs_f64(),
-            broken: self.broken.into_iter().next(),
+            broken: self.broken.into_iter().next().or(self.least.and_then(Least::error)),
             kit,
         }
     }

@@ -18,7 +18,7 @@ use super::uri::{parse_path, Source, Text, Uri};
 use super::{Backing, MadeOf, OpenFile, QueueNeeds};
 use crate::queue::{Geometry, Queue};
 use crate::reactor::Reactor;
-use forebay_model::job::Engine;
+use forebay_model::job::{Engine, Priority};
 use forebay_model::units::format_bytes;
 use forebay_model::Error;
 use std::fmt;
@@ -33,6 +33,9 @@ const TMPFS_MAGIC: i64 = 0x0102_1994;
 const RAMFS_MAGIC: i64 = 0x8584_58f6;
 /// One kernel read or write moves at most this much (MAX_RW_COUNT, rounded down).
 const IO_BYTES_MAX: u32 = 1 << 30;
+
+/// Linux has it from 6.11 on.
+const RWF_ATOMIC: i32 = 0x40;
 
 /// How a file is to be opened.
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +58,10 @@ pub struct FileTarget {
     /// Alignment of offsets and lengths, and of memory; 1 where anything goes.
     pub align: u32,
     pub mem_align: u32,
+    /// Of each write, beside what its I/O asks for: RWF_ATOMIC, or nothing.
+    pub write_flags: i32,
+    /// Per cent of the I/Os that carry a priority of their own, and which. Only a ring's do.
+    pub priority: Option<(u8, Priority)>,
 }
 
 /// The path of a file, a folder or a block device.
@@ -187,7 +194,8 @@ impl FileTarget {
         let probe = open_with(path, access.write, 0).map_err(refused)?;
         let kind = probe.metadata().map_err(refused)?;
         let is_device = kind.file_type().is_block_device();
-        if !is_device && !kind.file_type().is_file() {
+        let endless = is_endless(&kind);
+        if !is_device && !endless && !kind.file_type().is_file() {
             return Err(Error::request(
                 path.display().to_string(),
                 "is neither a file, a directory nor a block device",
@@ -195,7 +203,7 @@ impl FileTarget {
             ));
         }
         // A device's node lives in devtmpfs, its data don't.
-        let in_memory = !is_device && lives_in_memory(&probe);
+        let in_memory = endless || (!is_device && lives_in_memory(&probe));
         let direct = access.direct && !in_memory;
         // Claimed for as long as it is open, so that nobody mounts what is being written.
         let claim = if claims && is_device && access.write { libc::O_EXCL } else { 0 };
@@ -207,7 +215,11 @@ impl FileTarget {
         } else {
             probe
         };
-        let bytes = if is_device { device_bytes(&file)? } else { kind.len() };
+        let bytes = match (endless, is_device) {
+            (true, _) => i64::MAX as u64,
+            (_, true) => device_bytes(&file)?,
+            _ => kind.len(),
+        };
         let (align, mem_align) = match direct {
             true => direct_alignment(told_alignment(&file), is_device).ok_or_else(|| buffered(path))?,
             false => (1, 1),
@@ -218,10 +230,17 @@ impl FileTarget {
             bytes,
             direct,
             in_memory,
-            is_device,
+            is_device: is_device || endless,
             align,
             mem_align,
+            write_flags: 0,
+            priority: None,
         })
+    }
+
+    /// The same, with writes that are all there or not at all, and with so many I/Os of a priority.
+    pub fn marked(self, atomic: bool, priority: Option<(u8, Priority)>) -> FileTarget {
+        FileTarget { write_flags: if atomic { RWF_ATOMIC } else { 0 }, priority, ..self }
     }
 
     pub fn geometry(&self, depth: u32) -> Geometry {
@@ -264,7 +283,7 @@ impl FileTarget {
     pub fn choose(&self, asked: Engine, reads_only: bool, resident: bool, has_ring: bool) -> Engine {
         match asked {
             Engine::Auto if self.in_memory || (!self.direct && resident) => {
-                if reads_only && map::SUPPORTED {
+                if reads_only && map::SUPPORTED && !self.is_device {
                     Engine::Map
                 } else {
                     Engine::Inline
@@ -295,6 +314,12 @@ impl FileTarget {
             }
         })
     }
+}
+
+/// `/dev/null` or `/dev/zero`, whatever its name: it takes what is written, and gives zeroes or nothing.
+pub fn is_endless(meta: &std::fs::Metadata) -> bool {
+    let number = (libc::major(meta.rdev()), libc::minor(meta.rdev()));
+    meta.file_type().is_char_device() && [(1, 3), (1, 5)].contains(&number)
 }
 
 fn open_with(path: &Path, write: bool, flags: i32) -> std::io::Result<File> {

@@ -63,7 +63,8 @@ fn call(target: &FileTarget, io: &Io, list: &[libc::iovec]) -> i64 {
                 libc::pread(fd, at.cast(), len as usize, offset) as i64
             }
             Op::Write { durable } => {
-                libc::pwritev2(fd, places, count, offset, if durable { libc::RWF_DSYNC } else { 0 }) as i64
+                let flags = target.write_flags | if durable { libc::RWF_DSYNC } else { 0 };
+                libc::pwritev2(fd, places, count, offset, flags) as i64
             }
             Op::Flush => i64::from(libc::fdatasync(fd)),
             Op::WriteZeroes => i64::from(libc::fallocate(fd, libc::FALLOC_FL_ZERO_RANGE, offset, len)),

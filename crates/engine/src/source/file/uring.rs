@@ -4,6 +4,7 @@ use super::{scatter, FileTarget};
 use crate::arena::{Mem, UNREGISTERED};
 use crate::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
 use crate::reactor::{Completion, Reactor};
+use forebay_model::random::Xoshiro256;
 use forebay_model::Error;
 use io_uring::{opcode, squeue, types};
 use std::os::fd::AsRawFd;
@@ -21,27 +22,37 @@ pub struct UringQueue {
     ready: Vec<Done>,
     /// Where scattered payload lies, by tag: the kernel may look until it is done.
     lists: Vec<Vec<libc::iovec>>,
+    /// Which I/Os carry a priority.
+    random: Xoshiro256,
 }
 
 /// One submission; `$fd` is a registered place or a descriptor, which are different types.
 macro_rules! build {
-    ($fd:expr, $io:expr, $len:expr) => {{
+    ($fd:expr, $io:expr, $len:expr, $flags:expr, $priority:expr) => {{
         let (at, piece) = match $io.mem {
             Mem::Host { at, piece } => (at.as_ptr(), piece),
             _ => (std::ptr::null_mut(), UNREGISTERED),
         };
-        let durable = if let Op::Write { durable: true } = $io.op { libc::RWF_DSYNC } else { 0 };
+        let durable = $flags | if let Op::Write { durable: true } = $io.op { libc::RWF_DSYNC } else { 0 };
         let fallocate =
             |mode| opcode::Fallocate::new($fd, u64::from($io.len)).offset($io.offset).mode(mode).build();
         match ($io.op, piece) {
-            (Op::Read, UNREGISTERED) => opcode::Read::new($fd, at, $len).offset($io.offset).build(),
-            (Op::Read, piece) => opcode::ReadFixed::new($fd, at, $len, piece).offset($io.offset).build(),
-            (Op::Write { .. }, UNREGISTERED) => {
-                opcode::Write::new($fd, at, $len).offset($io.offset).rw_flags(durable).build()
+            (Op::Read, UNREGISTERED) => {
+                opcode::Read::new($fd, at, $len).offset($io.offset).ioprio($priority).build()
             }
-            (Op::Write { .. }, piece) => {
-                opcode::WriteFixed::new($fd, at, $len, piece).offset($io.offset).rw_flags(durable).build()
+            (Op::Read, piece) => {
+                opcode::ReadFixed::new($fd, at, $len, piece).offset($io.offset).ioprio($priority).build()
             }
+            (Op::Write { .. }, UNREGISTERED) => opcode::Write::new($fd, at, $len)
+                .offset($io.offset)
+                .rw_flags(durable)
+                .ioprio($priority)
+                .build(),
+            (Op::Write { .. }, piece) => opcode::WriteFixed::new($fd, at, $len, piece)
+                .offset($io.offset)
+                .rw_flags(durable)
+                .ioprio($priority)
+                .build(),
             (Op::Flush, _) => opcode::Fsync::new($fd).flags(types::FsyncFlags::DATASYNC).build(),
             (Op::WriteZeroes, _) => fallocate(libc::FALLOC_FL_ZERO_RANGE),
             (Op::Deallocate, _) => fallocate(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE),
@@ -51,14 +62,18 @@ macro_rules! build {
 
 /// `build` for payload that lies in several places.
 macro_rules! build_scattered {
-    ($fd:expr, $io:expr, $list:expr) => {{
+    ($fd:expr, $io:expr, $list:expr, $flags:expr, $priority:expr) => {{
         let (list, count) = ($list.as_ptr(), $list.len() as u32);
         match $io.op {
             Op::Write { durable } => {
-                let flags = if durable { libc::RWF_DSYNC } else { 0 };
-                opcode::Writev::new($fd, list, count).offset($io.offset).rw_flags(flags).build()
+                let flags = $flags | if durable { libc::RWF_DSYNC } else { 0 };
+                opcode::Writev::new($fd, list, count)
+                    .offset($io.offset)
+                    .rw_flags(flags)
+                    .ioprio($priority)
+                    .build()
             }
-            _ => opcode::Readv::new($fd, list, count).offset($io.offset).build(),
+            _ => opcode::Readv::new($fd, list, count).offset($io.offset).ioprio($priority).build(),
         }
     }};
 }
@@ -73,9 +88,11 @@ impl UringQueue {
             ));
         }
         let fixed = reactor.register_file(&target.file);
+        let token = reactor.token();
         Ok(UringQueue {
             geometry: target.geometry(depth),
-            token: reactor.token(),
+            token,
+            random: Xoshiro256::new(u64::from(token)),
             fixed,
             asked: vec![(0, Op::Read); depth as usize],
             in_flight: 0,
@@ -86,18 +103,30 @@ impl UringQueue {
         })
     }
 
-    fn entry(&self, io: &Io) -> squeue::Entry {
+    /// Of the next I/O; 0: its thread's.
+    fn priority(&mut self) -> u16 {
+        let Some((pct, priority)) = self.target.priority else { return 0 };
+        let carries = self.random.next_f64() * 100.0 < f64::from(pct);
+        if carries {
+            priority.bits()
+        } else {
+            0
+        }
+    }
+
+    fn entry(&mut self, io: &Io) -> squeue::Entry {
+        let (flags, priority) = (self.target.write_flags, self.priority());
         if io.mem.is_scattered() && moves_payload(io.op) {
             let list = &self.lists[io.tag as usize];
             return match self.fixed {
-                Some(at) => build_scattered!(types::Fixed(at), io, list),
-                None => build_scattered!(types::Fd(self.target.file.as_raw_fd()), io, list),
+                Some(at) => build_scattered!(types::Fixed(at), io, list, flags, priority),
+                None => build_scattered!(types::Fd(self.target.file.as_raw_fd()), io, list, flags, priority),
             };
         }
         let len = self.padded(io);
         match self.fixed {
-            Some(at) => build!(types::Fixed(at), io, len),
-            None => build!(types::Fd(self.target.file.as_raw_fd()), io, len),
+            Some(at) => build!(types::Fixed(at), io, len, flags, priority),
+            None => build!(types::Fd(self.target.file.as_raw_fd()), io, len, flags, priority),
         }
     }
 
