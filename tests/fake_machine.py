@@ -30,6 +30,8 @@ class FakeMachine:
         self.paths = ("host", "bounce", "mapped")
         self.watts: dict[str, float] = {}
         self.cpu = True
+        # Runs, counted from 0, in which no I/O finishes.
+        self.empty: set[int] = set()
 
     def install(self, monkeypatch: Any) -> FakeMachine:
         from forebay import run as engine
@@ -70,15 +72,11 @@ class FakeMachine:
             observer(
                 {"phase": "measure", "t_s": seconds / 2, "duration_s": seconds, "gib_s": rate, "iops": 1.0}
             )
-        return record_of(
-            job,
-            rate,
-            seconds,
-            self.true_cpu_s_per_gib(job) if self.cpu else None,
-            number,
-            interrupted,
-            self._power(job, rate),
-        )
+        cpu = self.true_cpu_s_per_gib(job) if self.cpu else None
+        record = record_of(job, rate, seconds, cpu, number, interrupted, self._power(job, rate))
+        if number in self.empty:
+            record["result"] |= {"ios": 0, "gib_s": 0.0, "iops": 0.0}
+        return record
 
     def _power(self, job: dict[str, Any], rate: float) -> list[dict[str, Any]]:
         watts = self.watts.get(job.get("path", "host"))

@@ -63,6 +63,17 @@ def test_pairs_run_in_an_order_that_the_seed_draws_after_one_of_each_that_does_n
     assert len(others) > 40 and all(3 <= sum(each[:8]) <= 5 for each in others)
 
 
+def test_a_run_in_which_no_io_finished_is_repeated_and_counted(machine: FakeMachine, capsys: Any) -> None:
+    machine.empty = {0, 3, 6, 7}  # one of the two short runs, and three of the pairs'
+    asked = ["--a", "path=mapped", "--b", "path=bounce", "/data/x", "--pairs-max", 8, "--json"]
+    code, out, err = typed(capsys, "compare", *asked)
+    found = json.loads(out)
+    assert code == 0 and len(machine.jobs) == 2 + 2 * 8 + 4
+    assert sum(found["runs_without_io"].values()) == 3
+    assert all(run["result"]["ios"] for side in "ab" for run in found["runs"][side])
+    assert err.count("no I/O finished; the run is repeated and doesn't count") == 4
+
+
 def test_settings_lie_over_the_common_flags(machine: FakeMachine, capsys: Any) -> None:
     _, found = compare(
         capsys,

@@ -12,6 +12,7 @@ import pytest
 from forebay import _core
 from forebay.cli import VERBS
 from forebay.flags import fields
+from forebay.validate.steps import STEPS
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "crates/model/src"
@@ -212,3 +213,17 @@ def test_the_walk_of_a_sample_names_functions_that_are_there() -> None:
         if not re.search(rf"\b(fn|def) {function}\b", (ROOT / file).read_text())
     ]
     assert not gone
+
+
+def test_promises_that_no_step_proves_but_that_can_be_tried_by_hand_have_their_commands() -> None:
+    page = (ROOT / "docs/validate.md").read_text()
+    section = re.search(r"^## Steps by hand\n(.*?)(?=^## )", page, re.S | re.M)
+    assert section
+    by_hand = dict(re.findall(r"^\| ([A-Z]+-\d+) \|(.*)$", section[1], re.MULTILINE))
+    specification = (ROOT / "SPECIFICATION.md").read_text()
+    promises = dict(re.findall(r"^\| ([A-Z]+-\d+) \|(.*)$", specification, re.MULTILINE))
+    assert set(by_hand) == {p for p, row in promises.items() if "docs/validate.md#steps-by-hand" in row}
+    for promise, row in by_hand.items():
+        _, commands, holds = row.strip(" |").split(" | ")
+        assert "pending:" in promises[promise] and "`forebay " in commands and holds, promise
+        assert not any(promise in step.proofs for step in STEPS), promise

@@ -159,18 +159,6 @@ def test_each_promise_that_a_step_is_evidence_for_names_the_step():
             assert named and step.name in re.split(r", | and ", named[1].strip()), (promise, step.name)
 
 
-def test_promises_that_no_step_proves_but_that_can_be_tried_by_hand_have_their_commands():
-    page = (Path(__file__).resolve().parent.parent / "docs/validate.md").read_text()
-    section = re.search(r"^## Steps by hand\n(.*?)(?=^## )", page, re.S | re.M)[1]
-    by_hand = dict(re.findall(r"^\| ([A-Z]+-\d+) \|(.*)$", section, re.MULTILINE))
-    rows = dict(re.findall(r"^\| ([A-Z]+-\d+) \|(.*)$", SPECIFICATION, re.MULTILINE))
-    assert set(by_hand) == {p for p, row in rows.items() if "docs/validate.md#steps-by-hand" in row}
-    for promise, row in by_hand.items():
-        _, commands, holds = row.strip(" |").split(" | ")
-        assert "pending:" in rows[promise] and "`forebay " in commands and holds, promise
-        assert not any(promise in step.proofs for step in STEPS), promise
-
-
 def test_steps_ask_for_the_paths_and_forms_that_they_name(capsys, server, drives, tmp_path):
     validate(capsys, *drives, "-o", tmp_path / "v.json", *QUICK)
     jobs = {str(j.get("label")): j for j in server.jobs}

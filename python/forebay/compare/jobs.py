@@ -71,6 +71,8 @@ class PairRun:
     a: dict[str, Any]
     b: dict[str, Any]
     a_first: bool
+    # "A" or "B" for each run in which no I/O finished, and which was repeated.
+    empty: tuple[str, ...] = ()
 
     def of(self, metric: Metric) -> Pair | None:
         values = metric.value(self.a["result"]), metric.value(self.b["result"])
@@ -130,7 +132,7 @@ def _settle(a: Subject, b: Subject, metric: Metric, stages: Stages) -> None:
         stages.begin(f"{subject.name} settles", subject.job)
         duration = min(SETTLE_S, subject.job.get("duration_s") or SETTLE_S)
         brief = {} if counted() & subject.job.keys() else {"duration_s": duration, "warmup_s": 0.0}
-        record = _run_that_finds(subject, stages, **brief)
+        record = _run_that_finds(subject, stages, [], **brief)
         if metric.value(record["result"]) is None:
             raise MachineError(
                 f"--metric {metric.name}",
@@ -143,24 +145,29 @@ def _pair(
     a: Subject, b: Subject, metric: Metric, a_first: bool, index: int, limits: Limits, stages: Stages
 ) -> PairRun:
     records = {}
+    empty: list[str] = []
     for subject in (a, b) if a_first else (b, a):
         stages.begin(f"pair {index + 1}/{limits.pairs_max} {subject.name}", subject.job)
-        records[subject.name] = _run_that_finds(subject, stages)
+        records[subject.name] = _run_that_finds(subject, stages, empty)
         if metric.value(records[subject.name]["result"]) is None:
             raise RunError(
                 f"{subject.name} in pair {index + 1}",
                 f"reported no {metric.title}: {metric.why_missing(records[subject.name])}",
                 "a longer --duration",
             )
-    return PairRun(records["A"], records["B"], a_first)
+    return PairRun(records["A"], records["B"], a_first, tuple(empty))
 
 
-def _run_that_finds(subject: Subject, stages: Stages, **changes: Any) -> dict[str, Any]:
-    """Once more where no I/O finished: a short run may wait all its time for a processor that others use."""
+def _run_that_finds(
+    subject: Subject, stages: Stages, empty: list[str], **changes: Any
+) -> dict[str, Any]:
+    """Repeats a run in which no I/O finished: a short one may wait all its time for a processor that others use."""
     for _ in range(TRIES - 1):
         record = _run(subject, stages, **changes)
         if record["result"].get("ios") != 0:
             return record
+        empty.append(subject.name)
+        stages.say(f"{subject.name}: no I/O finished; the run is repeated and doesn't count")
     return _run(subject, stages, **changes)
 
 
@@ -245,6 +252,7 @@ def _document(
             "found": failure.found,
             "next": failure.next,
         },
+        "runs_without_io": {side: sum(p.empty.count(side.upper()) for p in pairs) for side in ("a", "b")},
         "runs": {"a": [p.a for p in pairs], "b": [p.b for p in pairs]},
     }
 

@@ -163,13 +163,7 @@ impl Request {
             let end = layout.end(last);
             mapped = end.is_some_and(|end| reader.was_as_long(end));
             if end.is_none_or(|end| end > before.bytes) {
-                let Layout { start, step, row_bytes } = layout;
-                let place = if step == 1 { format!("{last}") } else { format!("{start} + {last} × {step}") };
-                return Err(Error::request(
-                    format!("{row_bytes} bytes from {place} of {}", reader.path.display()),
-                    format!("it has {} bytes", before.bytes),
-                    "rows inside the file; File.size says how long it is",
-                ));
+                return Err(layout.outside(last, &reader.path, before.bytes));
             }
         }
         let fetch = if mapped { reader.rows_for(to, numbers.rows(), layout.row_bytes)? } else { None };

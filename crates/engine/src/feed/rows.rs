@@ -7,7 +7,9 @@ use super::there::There;
 use super::windows::{Gathered, Windows};
 use crate::gpu::kernels::{Rows, ELSEWHERE};
 use crate::path::mapped::Bell;
+use crate::Error;
 use std::ops::{Range as Span, RangeInclusive};
+use std::path::Path;
 use std::sync::Arc;
 
 /// Rows of one launch at most; their numbers fit a slot.
@@ -54,6 +56,17 @@ impl Layout {
     /// None where no file is that long.
     pub fn end(self, number: u64) -> Option<u64> {
         number.checked_mul(self.step)?.checked_add(self.start)?.checked_add(self.row_bytes as u64)
+    }
+
+    /// That a row ends beyond a file of so many bytes.
+    pub(super) fn outside(self, number: u64, path: &Path, file_bytes: u64) -> Error {
+        let Layout { start, step, row_bytes } = self;
+        let place = if step == 1 { format!("{number}") } else { format!("{start} + {number} × {step}") };
+        Error::request(
+            format!("{row_bytes} bytes from {place} of {}", path.display()),
+            format!("it has {file_bytes} bytes"),
+            "rows inside the file; File.size says how long it is",
+        )
     }
 }
 
