@@ -200,7 +200,7 @@ def repeated(once: Callable[[], int], seconds: float, after: Callable[[], Any] =
     return watch.answer(moved, runs, after)
 
 
-def drop(path: str) -> None:
+def drop(path: str | Path) -> None:
     """Out of the page cache; pages that aren't on the disk yet would stay."""
     fd = os.open(path, os.O_RDONLY)
     try:

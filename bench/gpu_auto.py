@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import argparse
 import functools
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from child import drop
 from gpu import arguments, cached, data_file, fastest, ours, ready, run_main
 from side_by_side import Bound, Cell, Contender, Figure, compare
 
@@ -45,20 +45,10 @@ def prepared(contender: Contender, before: Callable[[], None]) -> Contender:
     return replace(contender, measure=measure)
 
 
-def dropped(file: Path) -> None:
-    """Takes it out of the page cache."""
-    fd = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(fd)
-
-
 def cell(options: argparse.Namespace, file: Path, name: str, ios: str, warm: bool) -> Cell:
     bound = Bound("rate", (BOUNCE, MAPPED) if warm else (BOUNCE,), at_least=LEAST, pick="fastest")
     made = Cell(name, [], [bound], ours=AUTO)
-    before = functools.partial(cached if warm else dropped, file)
+    before = functools.partial(cached if warm else drop, file)
     cache = "--cache allow" if warm else "--cache bypass"
 
     def by(path: str, setting: str) -> Contender:

@@ -233,6 +233,14 @@ impl JobSpec {
         Ok(job)
     }
 
+    /// The job for a moment, to see how fast its I/Os go: nothing else ends, paces or checks them, and no power meter runs.
+    pub fn trial(&self, seconds: f64, warmup_s: f64) -> JobSpec {
+        let mut trial = self.clone();
+        FIELDS.iter().filter(|field| !field.tried).for_each(|field| (field.reset)(&mut trial));
+        let power = vec!["none".into()];
+        JobSpec { duration_s: Some(seconds), warmup_s: Some(warmup_s), power, ..trial }
+    }
+
     /// What the job reads and writes: its sources, or those of its pairs.
     pub fn source_uris(&self) -> Result<Vec<String>, Error> {
         if self.pairs.is_empty() {

@@ -7,7 +7,7 @@ use super::{threads, Observer, Progress};
 use crate::clock;
 use crate::source::{Draft, ModelBacking, ModelDraft, SharedDrive, Target};
 use forebay_model::device::DriveModel;
-use forebay_model::job::{Arrivals, JobSpec, Op, PathKind};
+use forebay_model::job::{JobSpec, Op, PathKind};
 use forebay_model::simulate::mean_value_analysis;
 use forebay_model::units::GIB;
 use forebay_model::Error;
@@ -101,28 +101,8 @@ fn loop_iops(job: &JobSpec, drive: &DriveModel, observer: &mut dyn Observer) -> 
         command_overhead_s: 0.0,
         ..drive.clone()
     };
-    let tried = JobSpec {
-        path: PathKind::Host,
-        duration_s: Some(TRIED.as_secs_f64()),
-        warmup_s: Some(TRIED.as_secs_f64() / 4.0),
-        passes: None,
-        limit_bytes: None,
-        limit_ios: None,
-        rate_iops: None,
-        rate_gib_s: None,
-        rate_min_gib_s: None,
-        rate_min_iops: None,
-        until_first: false,
-        flow: None,
-        arrivals: Arrivals::Even,
-        think_s: None,
-        think_ios: None,
-        until_steady: false,
-        verify: false,
-        faults: None,
-        start_bytes: 0,
-        ..job.clone()
-    };
+    let tried = job.trial(TRIED.as_secs_f64(), TRIED.as_secs_f64() / 4.0);
+    let tried = JobSpec { path: PathKind::Host, start_bytes: 0, ..tried };
     let drive = SharedDrive::new(&instant, job.seed, job.op.is_random());
     let target = Target::new("model", 1 << 40, ModelBacking { drive, over: None });
     let ran = fleet::run_once(&tried, &[target], &[job.seed], Arc::default(), &mut Unseen(observer))?;

@@ -12,7 +12,7 @@ use crate::opening;
 use crate::path::auto::{self, Gave, Known, Open, Situation, Way};
 use crate::path::{self, Destination, PATHS};
 use crate::source::{Route, Target};
-use forebay_model::job::{Arrivals, Cache, Engine, JobSpec, PathKind, WorkersFrom};
+use forebay_model::job::{Cache, Engine, JobSpec, PathKind, WorkersFrom};
 use forebay_model::record::Trial;
 use forebay_model::Error;
 use std::collections::BTreeMap;
@@ -363,32 +363,12 @@ enum Measures {
 
 impl Measures {
     fn job(self, job: &JobSpec, time: Duration, workers: u32) -> JobSpec {
-        let (warmup_s, passes) = match self {
-            Measures::Steady => (time.as_secs_f64() / 3.0, None),
-            Measures::FirstPass => (0.0, Some(1)),
+        let seconds = time.as_secs_f64();
+        let trial = match self {
+            Measures::Steady => job.trial(seconds, seconds / 3.0),
+            Measures::FirstPass => JobSpec { passes: Some(1), ..job.trial(seconds, 0.0) },
         };
-        JobSpec {
-            workers,
-            duration_s: Some(time.as_secs_f64()),
-            warmup_s: Some(warmup_s),
-            passes,
-            limit_bytes: None,
-            limit_ios: None,
-            rate_gib_s: None,
-            rate_iops: None,
-            rate_min_gib_s: None,
-            rate_min_iops: None,
-            until_first: false,
-            flow: None,
-            arrivals: Arrivals::Even,
-            think_s: None,
-            think_ios: None,
-            until_steady: false,
-            verify: false,
-            faults: None,
-            power: vec!["none".into()],
-            ..job.clone()
-        }
+        JobSpec { workers, ..trial }
     }
 }
 

@@ -81,15 +81,34 @@ pub struct Field {
     pub tells: bool,
     /// It ends a run by what was moved, and not by time.
     pub ends: bool,
+    /// A trial of the job keeps it. What ends, paces or checks a run isn't what a trial is about.
+    #[serde(skip)]
+    pub tried: bool,
     #[serde(skip)]
     pub bound: Option<Bound>,
     /// Its value, if it is a number and was set.
     #[serde(skip)]
     pub number: fn(&JobSpec) -> Option<f64>,
+    /// Gives it its default.
+    #[serde(skip)]
+    pub reset: fn(&mut JobSpec),
 }
 
 pub const fn flag(flag: &'static str, kind: Kind, metavar: &'static str, help: &'static str) -> Field {
-    Field { key: "", flag, kind, metavar, help, tells: true, ends: false, bound: None, number: |_| None }
+    let (number, reset): (fn(&JobSpec) -> Option<f64>, fn(&mut JobSpec)) = (|_| None, |_| ());
+    Field {
+        key: "",
+        flag,
+        kind,
+        metavar,
+        help,
+        tells: true,
+        ends: false,
+        tried: true,
+        bound: None,
+        number,
+        reset,
+    }
 }
 
 pub const fn switch(name: &'static str, help: &'static str) -> Field {
@@ -107,7 +126,12 @@ impl Field {
     }
 
     pub const fn ending(self) -> Field {
-        Field { ends: true, ..self }
+        Field { ends: true, tried: false, ..self }
+    }
+
+    /// A trial leaves it at its default.
+    pub const fn untried(self) -> Field {
+        Field { tried: false, ..self }
     }
 
     /// Runs that differ in it may be repeats of one.
@@ -166,7 +190,12 @@ macro_rules! job {
 
         /// The fields that users can set, in the order in which `--help` lists them.
         pub const FIELDS: &[Field] = &[ $( $(
-            Field { key: stringify!($key), number: |job| job.$key.as_number(), ..$row },
+            Field {
+                key: stringify!($key),
+                number: |job| job.$key.as_number(),
+                reset: |job| job.$key = $default,
+                ..$row
+            },
         )? )* ];
     };
 }

@@ -130,43 +130,51 @@ job! {
             .untold();
     /// End each run once throughput is steady (or at `duration_s`).
     until_steady: bool = false,
-        switch("until-steady", "End each run once throughput is steady.");
+        switch("until-steady", "End each run once throughput is steady.").untried();
     /// What counts as steady, with `until_steady`: `iops=10,window=30,skip=10`. None: range and slope of the throughput.
     steady: Option<String> = None,
         flag("steady", Text, "RULE",
-            "What --until-steady takes for steady: bw, iops or lat within PCT of the mean, or a slope, e.g. iops=10,window=30,skip=10.");
+            "What --until-steady takes for steady: bw, iops or lat within PCT of the mean, or a slope, e.g. iops=10,window=30,skip=10.")
+            .untried();
     /// End each run once the first worker has nothing left to do.
     until_first: bool = false,
-        switch("until-first", "End each run once the first worker has nothing left to do.");
+        switch("until-first", "End each run once the first worker has nothing left to do.").untried();
     /// Open loop: I/Os start on schedule at this rate and latency counts from the schedule.
     rate_gib_s: Option<f64> = None,
         flag("rate", Number, "GIB_S", "Open loop at this many GiB/s; latency counts from the schedule.")
-            .between(0.0, ANY, "must be above 0", "1.5");
+            .between(0.0, ANY, "must be above 0", "1.5")
+            .untried();
     rate_iops: Option<f64> = None,
         flag("rate-iops", Number, "IOPS", "Open loop at this many I/Os per second.")
-            .between(0.0, ANY, "must be above 0", "1.5");
+            .between(0.0, ANY, "must be above 0", "1.5")
+            .untried();
     /// The run fails once a worker moves less than its part of this for a second.
     rate_min_gib_s: Option<f64> = None,
         flag("rate-min", Number, "GIB_S", "Fail the run once a worker has less than its part of this many GiB/s for a second.")
-            .between(0.0, ANY, "must be above 0", "0.5");
+            .between(0.0, ANY, "must be above 0", "0.5")
+            .untried();
     rate_min_iops: Option<f64> = None,
         flag("rate-min-iops", Number, "IOPS", "The same in I/Os per second.")
-            .between(0.0, ANY, "must be above 0", "500");
+            .between(0.0, ANY, "must be above 0", "500")
+            .untried();
     /// `even` or `poisson`: how the I/Os of an open loop follow on each other.
     arrivals: Arrivals = Arrivals::Even,
         flag("arrivals", Choice(&["even", "poisson"]), "LAW",
-            "Arrival process of an open loop: even (fixed intervals) or poisson.");
+            "Arrival process of an open loop: even (fixed intervals) or poisson.").untried();
     /// Each worker pauses for so many seconds, once its I/Os in flight have ended.
     think_s: Option<f64> = None,
         flag("think", Seconds, "SECONDS", "Each worker pauses for this long, after its I/Os in flight have completed.")
-            .within(0.0, SECONDS_MAX, "must be a number of seconds up to a year", "0.01");
+            .within(0.0, SECONDS_MAX, "must be a number of seconds up to a year", "0.01")
+            .untried();
     /// I/Os from one pause to the next. None: 1.
     think_ios: Option<u32> = None,
         flag("think-ios", Integer, "N", "I/Os between two pauses. Default: 1.")
-            .within(1.0, ANY, "must be at least 1", "8");
+            .within(1.0, ANY, "must be at least 1", "8")
+            .untried();
     /// `8@FILE`: each worker has eight parts of the I/Os of all runs that name this file.
     flow: Option<String> = None,
-        flag("flow", Text, "WEIGHT@FILE", "Each worker gets WEIGHT parts of the I/Os of all runs that name FILE, which is created for it.");
+        flag("flow", Text, "WEIGHT@FILE", "Each worker gets WEIGHT parts of the I/Os of all runs that name FILE, which is created for it.")
+            .untried();
     /// CPUs to pin workers to, in turn: `0-3,8`, or those of NUMA nodes, `nodes:0-1`.
     cpus: Option<String> = None,
         flag("cpus", Text, "LIST", "CPUs to pin workers to, in turn, e.g. 0-3,8 or nodes:0-1.");
@@ -199,7 +207,7 @@ job! {
         switch("atomic", "Atomic writes (RWF_ATOMIC), on Linux 6.11 or newer and devices that offer them.");
     /// Check every byte read against seeded content (and write that content).
     verify: bool = false,
-        switch("verify", "Check every byte against seeded content.");
+        switch("verify", "Check every byte against seeded content.").untried();
     /// Fill write buffers anew, from the seed, for each write.
     refill: bool = false,
         switch("refill", "New content for each write.");
@@ -258,7 +266,7 @@ job! {
             .untold();
     /// Faults to inject (tests): `seed=1,error=0.01,short=0.01,delay_us=100,reorder=1`.
     faults: Option<String> = None,
-        flag("faults", Text, "SPEC", "Inject faults, e.g. seed=1,error=0.01,short=0.01,delay_us=100.");
+        flag("faults", Text, "SPEC", "Inject faults, e.g. seed=1,error=0.01,short=0.01,delay_us=100.").untried();
     /// Free text kept in the record.
     label: Option<String> = None,
         flag("label", Text, "TEXT", "Free text to store in the record.");
@@ -324,6 +332,20 @@ mod tests {
             assert_eq!(job.ends_by_count(), field.ends, "{}", field.key);
         }
         assert_eq!(FIELDS.iter().filter(|field| field.ends).count(), 3);
+    }
+
+    #[test]
+    fn a_trial_leaves_out_what_ends_paces_or_checks_a_run_and_keeps_its_ios() {
+        let asked = json!({
+            "sources": ["nil:"], "io_bytes": 4096, "depth": 3, "seed": 9, "op": "randread", "passes": 2,
+            "rate_iops": 10.0, "arrivals": "poisson", "think_s": 1.0, "think_ios": 4, "verify": true,
+            "faults": "error=1", "steady": "iops=10,window=30,skip=10", "until_first": true, "power": ["rapl"],
+        });
+        let job = JobSpec::from_json(&asked.to_string()).unwrap();
+        let kept = json!({"sources": ["nil:"], "io_bytes": 4096, "depth": 3, "seed": 9, "op": "randread"});
+        let kept = JobSpec::from_json(&kept.to_string()).unwrap();
+        let times = JobSpec { duration_s: Some(0.3), warmup_s: Some(0.1), ..kept };
+        assert_eq!(job.trial(0.3, 0.1), JobSpec { power: vec!["none".into()], ..times });
     }
 
     #[test]
