@@ -3,7 +3,7 @@
 use super::found;
 use super::manifest::Held;
 use super::{mounts, Looked, Purpose};
-use crate::source::file::is_endless;
+use crate::source::file::{is_endless, is_neither};
 use crate::source::nvme_tcp::{self, Remote};
 use crate::source::vfio_user::{self, Drive};
 use crate::source::{Action, Draft, FilePlan, Look, Uri};
@@ -229,11 +229,7 @@ impl Planner<'_> {
         if !self.purpose.writes || named {
             return Ok(());
         }
-        Err(Error::request(
-            format!("write to {source}"),
-            "it is a namespace, and what it holds would be lost",
-            format!("--overwrite-device {source} if that is what you want"),
-        ))
+        Err(would_be_lost(source, "namespace"))
     }
 
     /// How much of a namespace of `bytes` is used.
@@ -252,11 +248,9 @@ impl Planner<'_> {
             ));
         }
         match wanted {
-            Some(wanted) if wanted > bytes => Err(Error::request(
-                format!("--file-size {} of {source}", format_bytes(wanted)),
-                format!("the namespace has {bytes} bytes"),
-                format!("--file-size {bytes}, or none"),
-            )),
+            Some(wanted) if wanted > bytes => {
+                Err(too_small(wanted, source, bytes, format!("the namespace has {bytes} bytes")))
+            }
             wanted => Ok(wanted.unwrap_or(bytes)),
         }
     }
@@ -270,11 +264,7 @@ impl Planner<'_> {
             Ok(meta) if meta.file_type().is_block_device() => self.block_device(path, wanted(u64::MAX)),
             Ok(meta) if is_endless(&meta) => self.endless(path, wanted(u64::MAX)),
             Ok(meta) if meta.is_file() => self.existing(path, meta.len(), wanted(meta.len())),
-            Ok(_) => Err(Error::request(
-                path.display().to_string(),
-                "is neither a file, a directory nor a block device",
-                "a path to one of these",
-            )),
+            Ok(_) => Err(is_neither(path)),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => self.new_file(path, wanted(u64::MAX)),
             Err(e) => Err(Error::request(
                 format!("look at {}", path.display()),
@@ -300,14 +290,12 @@ impl Planner<'_> {
         }
         let bytes = wanted.unwrap_or(have);
         let action = if bytes <= have { Action::Use } else { Action::Make };
-        let asked = || format!("--file-size {} of {shown}", format_bytes(bytes));
         if action == Action::Make && !ours && !self.purpose.writes {
-            let found = format!("it has {have} bytes, and {whose}");
-            return Err(Error::request(asked(), found, format!("--file-size {have}, or none")));
+            return Err(too_small(bytes, &shown, have, format!("it has {have} bytes, and {whose}")));
         }
         if action == Action::Make && !self.purpose.makes {
             let next = format!("--file-size {have}, or --create to have it made larger");
-            return Err(Error::request(asked(), format!("it has {have} bytes"), next));
+            return Err(Error { next, ..too_small(bytes, &shown, have, format!("it has {have} bytes")) });
         }
         if bytes == 0 {
             return Err(Error::request(
@@ -367,15 +355,7 @@ impl Planner<'_> {
         let bytes = wanted.filter(|bytes| *bytes > 0).ok_or_else(|| {
             Error::request(shown.to_string(), "has no size of its own", format!("{shown} --file-size 1g"))
         })?;
-        Ok(FilePlan {
-            path: path.into(),
-            action: Action::Use,
-            is_new: false,
-            bytes,
-            is_device: true,
-            seed: None,
-            ours: false,
-        })
+        Ok(device(path, bytes))
     }
 
     fn block_device(&self, path: &Path, wanted: Option<u64>) -> Result<FilePlan, Error> {
@@ -389,33 +369,43 @@ impl Planner<'_> {
                 ));
             }
             if !named_in(path, &self.purpose.overwrite_devices) {
-                let found = "it is a block device, and what it holds would be lost";
-                return Err(Error::request(
-                    format!("write to {shown}"),
-                    found,
-                    format!("--overwrite-device {shown} if that is what you want"),
-                ));
+                return Err(would_be_lost(&shown, "block device"));
             }
         }
         let have = mounts::device_bytes(path)?;
         let bytes = wanted.unwrap_or(have);
         if bytes > have {
-            return Err(Error::request(
-                format!("--file-size {} of {shown}", format_bytes(bytes)),
-                format!("the device has {have} bytes"),
-                format!("--file-size {have}, or none"),
-            ));
+            return Err(too_small(bytes, &shown, have, format!("the device has {have} bytes")));
         }
-        Ok(FilePlan {
-            path: path.into(),
-            action: Action::Use,
-            is_new: false,
-            bytes,
-            is_device: true,
-            seed: None,
-            ours: false,
-        })
+        Ok(device(path, bytes))
     }
+}
+
+fn device(path: &Path, bytes: u64) -> FilePlan {
+    FilePlan {
+        path: path.into(),
+        action: Action::Use,
+        is_new: false,
+        bytes,
+        is_device: true,
+        seed: None,
+        ours: false,
+    }
+}
+
+/// A device is written to only where it was named.
+fn would_be_lost(source: &dyn Display, kind: &str) -> Error {
+    Error::request(
+        format!("write to {source}"),
+        format!("it is a {kind}, and what it holds would be lost"),
+        format!("--overwrite-device {source} if that is what you want"),
+    )
+}
+
+/// More was asked for than the `have` bytes that are there.
+fn too_small(wanted: u64, source: &dyn Display, have: u64, found: String) -> Error {
+    let asked = format!("--file-size {} of {source}", format_bytes(wanted));
+    Error::request(asked, found, format!("--file-size {have}, or none"))
 }
 
 /// Whether the user named this very file: by the same path, or another path to it.

@@ -11,6 +11,8 @@ use forebay_model::units::parse_bytes;
 use forebay_model::Error;
 use forebay_nvme::controller::subsystem::NAMESPACES_MAX;
 pub(super) use rules::address;
+#[cfg(test)]
+pub(crate) use rules::assert_each_is_named;
 pub(crate) use rules::{
     check_nqn, different_nqns, different_nsids, parse_uuid, printable, read_json, read_toml, within,
 };

@@ -72,8 +72,6 @@ pub trait Open {
 
 /// A draft of one kind of source.
 pub trait Drafted: fmt::Debug + Send + Sync {
-    fn scheme(&self) -> &'static str;
-
     /// As records and messages name it.
     fn label(&self) -> String;
 

@@ -170,10 +170,6 @@ impl ModelDraft {
 }
 
 impl Drafted for ModelDraft {
-    fn scheme(&self) -> &'static str {
-        "model"
-    }
-
     fn label(&self) -> String {
         format!("model:{}", self.spec)
     }

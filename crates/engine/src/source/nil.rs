@@ -71,10 +71,6 @@ pub struct NilDraft {
 }
 
 impl Drafted for NilDraft {
-    fn scheme(&self) -> &'static str {
-        "nil"
-    }
-
     fn label(&self) -> String {
         "nil:".into()
     }

@@ -25,6 +25,11 @@ pub fn stripe_bytes(members: &[u64], chunk: u64) -> u64 {
     members.iter().min().map_or(0, |least| (least / chunk * chunk).saturating_mul(members.len() as u64))
 }
 
+fn uri_of<M: fmt::Display>(chunk: u64, members: impl Iterator<Item = M>) -> String {
+    let members: String = members.map(|m| format!("&m={m}")).collect();
+    format!("stripe:?chunk={}{members}", format_bytes(chunk))
+}
+
 #[derive(Clone, Debug)]
 struct StripeUri {
     chunk: u64,
@@ -52,8 +57,7 @@ pub fn parse(text: Text) -> Result<Uri, Error> {
 
 impl fmt::Display for StripeUri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "stripe:?chunk={}", format_bytes(self.chunk))?;
-        self.members.iter().try_for_each(|m| write!(f, "&m={m}"))
+        f.write_str(&uri_of(self.chunk, self.members.iter()))
     }
 }
 
@@ -88,13 +92,8 @@ pub struct StripeDraft {
 }
 
 impl Drafted for StripeDraft {
-    fn scheme(&self) -> &'static str {
-        "stripe"
-    }
-
     fn label(&self) -> String {
-        let names: Vec<_> = self.members.iter().map(|m| m.label()).collect();
-        format!("stripe:?chunk={}&m={}", format_bytes(self.chunk), names.join("&m="))
+        uri_of(self.chunk, self.members.iter().map(|m| m.label()))
     }
 
     fn content_name(&self) -> String {

@@ -133,3 +133,19 @@ pub(super) fn seconds(what: &str, value: f64, least: f64, most: f64) -> Result<(
     }
     Err(Error::request(what, format!("{value} is out of bounds"), format!("{least} to {most} seconds")))
 }
+
+/// A good configuration in which the first of each three is replaced by the second must be refused, by an error that
+/// holds the third.
+#[cfg(test)]
+pub(crate) fn assert_each_is_named<C: std::fmt::Debug>(
+    good: &str,
+    read: fn(&str) -> Result<C, Error>,
+    edits: &[(&str, &str, &str)],
+) {
+    for (from, to, found) in edits {
+        assert!(good.contains(from), "{from}");
+        let error = read(&good.replacen(from, to, 1)).expect_err(to);
+        assert_eq!(error.kind, forebay_model::Kind::Request);
+        assert!(error.to_string().contains(found), "{to}: {error}");
+    }
+}

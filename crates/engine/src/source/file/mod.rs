@@ -97,10 +97,6 @@ impl Source for FileUri {
 }
 
 impl Drafted for FilePlan {
-    fn scheme(&self) -> &'static str {
-        "file"
-    }
-
     fn label(&self) -> String {
         self.path.display().to_string()
     }
@@ -196,11 +192,7 @@ impl FileTarget {
         let is_device = kind.file_type().is_block_device();
         let endless = is_endless(&kind);
         if !is_device && !endless && !kind.file_type().is_file() {
-            return Err(Error::request(
-                path.display().to_string(),
-                "is neither a file, a directory nor a block device",
-                "a path to one of these",
-            ));
+            return Err(is_neither(path));
         }
         // A device's node lives in devtmpfs, its data don't.
         let in_memory = endless || (!is_device && lives_in_memory(&probe));
@@ -320,6 +312,12 @@ impl FileTarget {
 pub fn is_endless(meta: &std::fs::Metadata) -> bool {
     let number = (libc::major(meta.rdev()), libc::minor(meta.rdev()));
     meta.file_type().is_char_device() && [(1, 3), (1, 5)].contains(&number)
+}
+
+/// A socket, a pipe, a terminal.
+pub fn is_neither(path: &Path) -> Error {
+    let found = "is neither a file, a directory nor a block device";
+    Error::request(path.display().to_string(), found, "a path to one of these")
 }
 
 fn open_with(path: &Path, write: bool, flags: i32) -> std::io::Result<File> {

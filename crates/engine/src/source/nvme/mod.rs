@@ -3,6 +3,7 @@
 //! again, what a status means, I/O queues divided among workers, what the record
 //! is told, and that what is there again is what was there before.
 
+mod host;
 mod identity;
 mod namespace;
 mod notes;
@@ -11,6 +12,7 @@ mod share;
 pub mod status;
 mod work;
 
+pub use host::{Host, OPEN_WITHIN};
 pub use identity::{Identity, Stranger};
 pub use namespace::{Namespace, NamespaceBacking, NamespaceDraft};
 pub use notes::{Notes, Traffic};

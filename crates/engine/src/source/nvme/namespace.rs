@@ -1,6 +1,7 @@
 //! A namespace as a source, whoever is its host: what a draft of it is, and what is
 //! open of it.
 
+use super::Host;
 use crate::arena::Arena;
 use crate::queue::Queue;
 use crate::reactor::Reactor;
@@ -10,10 +11,11 @@ use crate::source::{Backing, Drafted, Loan, MadeOf, Open, OpenFile, QueueNeeds};
 use forebay_model::Error;
 use serde_json::json;
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 
 /// A host's connection to a namespace.
-pub trait Namespace: fmt::Debug + Send + Sync + 'static {
+pub trait Namespace: Deref<Target = Host> + fmt::Debug + Send + Sync + 'static {
     /// `kind` of documents.
     const KIND: &'static str;
 
@@ -23,12 +25,8 @@ pub trait Namespace: fmt::Debug + Send + Sync + 'static {
 
     fn engine(&self) -> &'static str;
 
-    /// As a URI.
-    fn label(&self) -> String;
-
+    /// The name that its seeded content carries.
     fn content_name(&self) -> String;
-
-    fn block_bytes(&self) -> u32;
 
     fn queue(self: &Arc<Self>, needs: QueueNeeds, reactor: &mut Reactor) -> Result<Box<dyn Queue>, Error>;
 
@@ -51,12 +49,8 @@ pub struct NamespaceDraft<N> {
 }
 
 impl<N: Namespace> Drafted for NamespaceDraft<N> {
-    fn scheme(&self) -> &'static str {
-        self.namespace.scheme()
-    }
-
     fn label(&self) -> String {
-        self.namespace.label()
+        self.namespace.name.clone()
     }
 
     fn content_name(&self) -> String {

@@ -173,7 +173,7 @@ impl Lane {
             }
             Err(e) => {
                 self.by = Some(now + REFUSED_PAUSE);
-                shared.notes.note(format!("{}: no socket: {e}", shared.paths[self.path].address));
+                shared.host.notes.note(format!("{}: no socket: {e}", shared.paths[self.path].address));
             }
         }
     }
@@ -348,6 +348,7 @@ impl Lane {
             let cid = connection.cid(Handle(at as u16));
             let path = &shared.paths[self.path];
             shared
+                .host
                 .notes
                 .note(format!("{}: I/O queue {}: asked to abort command {cid}", path.address, self.qid));
             path.abort(self.number, self.qid, cid);

@@ -23,7 +23,7 @@ pub use options::{Address, Options, Policy, Transport, PORT};
 pub use queue::NvmeTcpQueue;
 
 use super::draft::{Draft, Look};
-use super::nvme::{await_end, lock, Identity, Namespace, NamespaceDraft, Notes, Shares, Traffic, Wakers};
+use super::nvme::{await_end, lock, Host, Namespace, NamespaceDraft, OPEN_WITHIN};
 use super::uri::{query, Examiner, Source, Text, Uri};
 use super::{Loan, MadeOf, QueueNeeds};
 use crate::arena::Arena;
@@ -38,18 +38,14 @@ use connection::Way;
 use forebay_model::record::{FabricPath, FabricRan};
 use forebay_model::Error;
 use forebay_nvme::auth::Credentials;
-use forebay_nvme::host::{ControllerInfo, NamespaceInfo};
 use forebay_nvme::nqn;
 use path::{Path, State};
 use serde_json::json;
 use std::fmt;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
-
-/// How long opening waits for the first path.
-const OPEN_WITHIN: Duration = Duration::from_secs(15);
 
 /// What the paths, the workers' queues and the record share.
 struct Shared {
@@ -62,13 +58,10 @@ struct Shared {
     /// Devices and the memory lent to them, over RDMA.
     domains: Option<Arc<Domains>>,
     paths: Vec<Path>,
-    identity: Identity,
+    /// A queue has the same number on every path.
+    host: Host,
     /// Counts changes of any path.
     changes: (Mutex<u64>, Condvar),
-    wakers: Wakers,
-    /// A queue has the same number on every path.
-    shares: Shares,
-    notes: Notes,
     /// Payload never passes through a connection's own buffer.
     straight: AtomicBool,
 }
@@ -82,6 +75,14 @@ pub struct Remote {
 impl fmt::Debug for Remote {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.shared.options)
+    }
+}
+
+impl Deref for Remote {
+    type Target = Host;
+
+    fn deref(&self) -> &Host {
+        &self.shared.host
     }
 }
 
@@ -159,16 +160,9 @@ impl Namespace for Remote {
         self.options().transport.engine()
     }
 
-    fn label(&self) -> String {
-        self.options().to_string()
-    }
-
     fn content_name(&self) -> String {
-        self.content_name()
-    }
-
-    fn block_bytes(&self) -> u32 {
-        self.block_bytes()
+        let options = self.options();
+        options.content.clone().unwrap_or_else(|| format!("{} {}", options.nqn, options.nsid))
     }
 
     fn queue(self: &Arc<Remote>, needs: QueueNeeds, reactor: &mut Reactor) -> Result<Box<dyn Queue>, Error> {
@@ -209,44 +203,38 @@ impl Remote {
     /// As `open`, for a number of workers that isn't known yet: as many queues as the controller grants up to
     /// `workers_most`, and one for each of `workers` at least.
     pub fn open_for(options: &Options, workers: u32, workers_most: u32) -> Result<Arc<Remote>, Error> {
-        let shares = Shares::divide(options.to_string(), options.queues, workers, workers_most)?;
-        let host = options
+        let host = Host::new(options, options.queues, workers, workers_most)?;
+        let own = options
             .host_nqn
             .as_deref()
             .map_or_else(identity::Identity::of_this_machine, identity::Identity::named);
-        let credentials = auth::credentials(options, &host.nqn)?;
-        let tls = tls::Tls::of(options, &host.nqn)?;
+        let credentials = auth::credentials(options, &own.nqn)?;
+        let tls = tls::Tls::of(options, &own.nqn)?;
         let domains = match options.transport {
             Transport::Tcp => None,
-            Transport::Rdma => Some(Domains::new(crate::rdma::ready(&options.to_string())?)),
+            Transport::Rdma => Some(Domains::new(crate::rdma::ready(&host.name)?)),
         };
         let shared = Arc::new(Shared {
             options: options.clone(),
-            host_id: options.host_id.unwrap_or(host.id),
-            host_nqn: host.nqn,
+            host_id: options.host_id.unwrap_or(own.id),
+            host_nqn: own.nqn,
             credentials,
             tls,
             domains,
             paths: options.addresses.iter().cloned().map(Path::new).collect(),
-            identity: Identity::default(),
+            host,
             changes: Default::default(),
-            wakers: Wakers::default(),
-            shares,
-            notes: Notes::default(),
             straight: AtomicBool::new(false),
         });
         // Owned from the first thread on: should another not start, dropping it ends those that did.
         let mut remote = Remote { shared, threads: Vec::new() };
         for index in 0..remote.shared.paths.len() {
             let shared = remote.shared.clone();
-            let thread = std::thread::Builder::new().name("nvme-admin".into());
-            let thread = thread
-                .spawn(move || path::care(&shared, index))
-                .map_err(|e| Error::machine(format!("a thread for {options}"), e.to_string(), "ulimit -u"))?;
+            let thread = remote.spawn("nvme-admin", move || path::care(&shared, index))?;
             remote.threads.push(thread);
         }
         let granted = remote.shared.first_path()?;
-        remote.shared.shares.keep(granted);
+        remote.shares.keep(granted);
         Ok(Arc::new(remote))
     }
 
@@ -281,34 +269,6 @@ impl Remote {
         &self.shared.options
     }
 
-    pub fn bytes(&self) -> u64 {
-        self.shared.identity.bytes()
-    }
-
-    pub fn block_bytes(&self) -> u32 {
-        self.shared.identity.block_bytes()
-    }
-
-    /// As the first controller described it.
-    pub fn namespace(&self) -> &NamespaceInfo {
-        self.shared.identity.namespace()
-    }
-
-    pub fn controller(&self) -> &ControllerInfo {
-        self.shared.identity.controller()
-    }
-
-    /// The name that its seeded content carries.
-    pub fn content_name(&self) -> String {
-        let options = &self.shared.options;
-        options.content.clone().unwrap_or_else(|| format!("{} {}", options.nqn, options.nsid))
-    }
-
-    /// I/O queues of each path.
-    pub fn queues(&self) -> u16 {
-        self.shared.shares.queues
-    }
-
     pub fn paths(&self) -> Vec<PathReport> {
         self.shared.paths.iter().map(Path::report).collect()
     }
@@ -316,7 +276,6 @@ impl Remote {
     /// All of it, for a record.
     pub fn report(&self) -> FabricRan {
         let options = self.options();
-        let (events, events_dropped) = self.shared.notes.events();
         let path = |p: PathReport| FabricPath {
             state: [Some(p.state), p.ana, p.why.as_deref()]
                 .into_iter()
@@ -326,34 +285,9 @@ impl Remote {
             address: p.address,
             reconnects: p.reconnects,
         };
-        FabricRan {
-            uri: options.to_string(),
-            model: self.controller().model.clone(),
-            firmware: self.controller().firmware.clone(),
-            block_bytes: self.block_bytes(),
-            transfer_bytes: self.transfer_bytes(),
-            header_digest: options.header_digest,
-            data_digest: options.data_digest,
-            paths: self.paths().into_iter().map(path).collect(),
-            queues: self.shared.notes.queues(|path| options.addresses[path].to_string()),
-            events,
-            events_dropped,
-        }
-    }
-
-    /// Longest transfer of one command, bytes, a multiple of the block.
-    pub fn transfer_bytes(&self) -> u32 {
-        self.shared.identity.transfer_bytes()
-    }
-
-    /// What changed, and when since it was opened; how many changes weren't kept.
-    pub fn notes(&self) -> (Vec<(Duration, String)>, u64) {
-        self.shared.notes.kept()
-    }
-
-    /// What each I/O queue carried so far.
-    pub fn traffic(&self) -> Vec<Arc<Traffic>> {
-        self.shared.notes.all_traffic()
+        let paths = self.paths().into_iter().map(path).collect();
+        let (header_digest, data_digest) = (options.header_digest, options.data_digest);
+        FabricRan { header_digest, data_digest, ..self.report_on(paths) }
     }
 
     /// Opens a worker's share of the I/O queues, on the worker's thread.
@@ -399,7 +333,7 @@ impl Shared {
     fn changed(&self) {
         *lock(&self.changes.0) += 1;
         self.changes.1.notify_all();
-        self.wakers.wake();
+        self.host.wakers.wake();
     }
 
     /// Waits for the first path that is up, and says how many queues it grants; an error once each was tried and none is.

@@ -180,7 +180,7 @@ pub(super) fn care(shared: &Shared, index: usize) {
         if path.connects.load(Ordering::Relaxed) > connects {
             (down_since, failures) = (clock::now(), 0);
         }
-        shared.notes.note(format!("{}: {}", path.address, ended.why));
+        shared.host.notes.note(format!("{}: {}", path.address, ended.why));
         let too_late = shared.options.ctrl_loss.is_some_and(|most| down_since.elapsed() >= most);
         // Somebody who opens it wants to know at once.
         if ended.for_good || too_late {
@@ -230,7 +230,7 @@ impl<'a> Up<'a> {
             host_nqn: shared.host_nqn.clone(),
             host_id: shared.host_id,
             subsystem_nqn: shared.options.nqn.clone(),
-            queues: shared.shares.queues,
+            queues: shared.host.shares.queues,
             queue_entries: shared.options.depth.saturating_add(1),
             keep_alive_ms: shared.options.keep_alive.as_millis().min(u128::from(u32::MAX)) as u32,
             timeout_ms: COMMAND_WITHIN.as_millis() as u64,
@@ -281,10 +281,11 @@ impl<'a> Up<'a> {
             Event::Ready => {
                 let live = self.live()?;
                 let nsid = self.shared.options.nsid;
-                self.shared.identity.check(nsid, live.namespace.as_ref(), &live.controller)?;
+                self.shared.host.identity.check(nsid, live.namespace.as_ref(), &live.controller)?;
                 self.path.connects.fetch_add(1, Ordering::Relaxed);
                 let what = if self.number > 1 { "connected again" } else { "connected" };
                 self.shared
+                    .host
                     .notes
                     .note(format!("{}: {what}, controller {}", self.path.address, live.controller.cntlid));
                 self.path.change(self.shared, State::Live(Arc::new(live)));
@@ -292,18 +293,19 @@ impl<'a> Up<'a> {
             Event::Changed(_) | Event::Gone(_) | Event::Ana => {
                 let live = self.live()?;
                 if let Some(state) = live.ana() {
-                    self.shared.notes.note(format!(
+                    self.shared.host.notes.note(format!(
                         "{}: the namespace is {}",
                         self.path.address,
                         state.name()
                     ));
                 } else {
-                    self.shared.notes.note(format!("{}: the namespace is gone", self.path.address));
+                    self.shared.host.notes.note(format!("{}: the namespace is gone", self.path.address));
                 }
                 self.path.change(self.shared, State::Live(Arc::new(live)));
             }
             Event::Warning(result) => {
                 self.shared
+                    .host
                     .notes
                     .note(format!("{}: the controller warns, event {result:#x}", self.path.address));
             }
@@ -314,7 +316,7 @@ impl<'a> Up<'a> {
     fn live(&self) -> Result<Live, Ended> {
         let session = &self.association.session;
         let controller = session.controller().clone();
-        let least = self.shared.shares.least;
+        let least = self.shared.host.shares.least;
         if controller.queues < least {
             let why = format!("it grants {} I/O queues, {least} are needed", controller.queues);
             return Err(Ended { why, for_good: true });
@@ -323,7 +325,7 @@ impl<'a> Up<'a> {
             number: self.number,
             to: self.association.to,
             namespace: session.namespaces().get(&self.shared.options.nsid).cloned(),
-            connects: (1..=self.shared.shares.queues.min(controller.queues))
+            connects: (1..=self.shared.host.shares.queues.min(controller.queues))
                 .map(|qid| session.connect_io(qid))
                 .collect::<Result<_, _>>()?,
             controller,

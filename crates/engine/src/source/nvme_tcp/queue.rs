@@ -121,7 +121,7 @@ impl NvmeTcpQueue {
         }
         let waker = reactor.waker()?;
         reactor.spin(remote.shared.options.spin);
-        let share = remote.shared.shares.take()?;
+        let share = remote.shared.host.shares.take()?;
         let paths = 0..remote.shared.paths.len();
         let of = |path: usize| share.iter().map(move |qid| (path, *qid));
         let lanes: Vec<Lane> = paths
@@ -129,14 +129,20 @@ impl NvmeTcpQueue {
             .flat_map(of)
             .enumerate()
             .map(|(index, (path, qid))| {
-                Lane::new(path, qid, index as u32, remote.shared.notes.traffic(path, qid))
+                Lane::new(path, qid, index as u32, remote.shared.host.notes.traffic(path, qid))
             })
             .collect();
         let nsid = remote.options().nsid;
         let mut queue = NvmeTcpQueue {
-            work: Work::new(&remote.shared.identity, nsid, needs.depth, 1, remote.options().transport.via()),
+            work: Work::new(
+                &remote.shared.host.identity,
+                nsid,
+                needs.depth,
+                1,
+                remote.options().transport.via(),
+            ),
             token: reactor.token(),
-            watch: remote.shared.wakers.watch(waker),
+            watch: remote.shared.host.wakers.watch(waker),
             views: paths.map(|_| View::default()).collect(),
             lanes,
             share,
@@ -437,8 +443,8 @@ impl Queue for NvmeTcpQueue {
 
 impl Drop for NvmeTcpQueue {
     fn drop(&mut self) {
-        self.remote.shared.wakers.unwatch(self.watch);
-        self.remote.shared.shares.give_back(&self.share);
+        self.remote.shared.host.wakers.unwatch(self.watch);
+        self.remote.shared.host.shares.give_back(&self.share);
     }
 }
 

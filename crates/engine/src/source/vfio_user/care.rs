@@ -66,12 +66,12 @@ pub(super) fn care(shared: &Shared) {
         let too_late = shared.options.ctrl_loss.is_some_and(|most| down_since.elapsed() >= most);
         if ended.for_good || too_late {
             let late = if too_late && !ended.for_good { "; ctrl_loss_tmo has passed" } else { "" };
-            shared.notes.note(ended.why.clone());
+            shared.host.notes.note(ended.why.clone());
             return shared.change(State::Lost { why: format!("{}{late}", ended.why), clean: ended.clean });
         }
         // The same again and again would push what matters out of the notes.
         if failures < 2 {
-            shared.notes.note(ended.why.clone());
+            shared.host.notes.note(ended.why.clone());
         }
         shared.change(State::Connecting { why: Some(ended.why), clean: ended.clean });
         if failures > 0 {
@@ -86,8 +86,8 @@ pub(super) fn care(shared: &Shared) {
 fn associate(shared: &Shared) -> Ended {
     match Function::open(
         &shared.options,
-        shared.shares.queues,
-        shared.shares.queues,
+        shared.host.shares.queues,
+        shared.host.shares.queues,
         Some(shared.options.nsid),
         ANSWER_WITHIN,
     ) {
@@ -146,13 +146,17 @@ impl Up<'_> {
 
     fn act(&mut self, event: &Event) -> Result<(), Ended> {
         if let Some(text) = words(event) {
-            self.shared.notes.note(text);
+            self.shared.host.notes.note(text);
         }
         match event {
             Event::Ready => {
                 let (nsid, session) = (self.shared.options.nsid, self.function.host.session());
-                self.shared.identity.check(nsid, session.namespaces().get(&nsid), session.controller())?;
-                let (granted, least) = (self.function.create_queues(), self.shared.shares.least);
+                self.shared.host.identity.check(
+                    nsid,
+                    session.namespaces().get(&nsid),
+                    session.controller(),
+                )?;
+                let (granted, least) = (self.function.create_queues(), self.shared.host.shares.least);
                 if granted < least {
                     let why = format!("it grants {granted} I/O queues, {least} are needed");
                     return Err(Ended { why, for_good: true, clean: true });
@@ -172,6 +176,7 @@ impl Up<'_> {
         self.shared.connects.fetch_add(1, Ordering::Relaxed);
         let what = if self.number > 1 { "connected again" } else { "connected" };
         self.shared
+            .host
             .notes
             .note(format!("{what}, controller {}, {} I/O queues", live.controller.cntlid, live.queues));
         self.shared.change(State::Live(Arc::new(live)));

@@ -27,7 +27,7 @@ pub use options::Options;
 pub use queue::VfioUserQueue;
 
 use super::draft::{Draft, Look};
-use super::nvme::{await_end, lock, Identity, Namespace, NamespaceDraft, Notes, Shares, Wakers};
+use super::nvme::{await_end, lock, Host, Namespace, NamespaceDraft, OPEN_WITHIN};
 use super::uri::{decode, query, Examiner, Source, Text, Uri};
 use super::{Loan, MadeOf, QueueNeeds};
 use crate::arena::Arena;
@@ -38,7 +38,7 @@ use crate::reactor::Reactor;
 use care::State;
 use forebay_model::record::{FabricPath, FabricRan};
 use forebay_model::Error;
-use forebay_nvme::host::{ControllerInfo, NamespaceInfo};
+use forebay_nvme::host::ControllerInfo;
 use lane::Pair;
 use maps::Table;
 use rustix::event::{eventfd, EventfdFlags};
@@ -46,6 +46,7 @@ use rustix::fd::OwnedFd;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Deref;
 use std::os::unix::fs::FileTypeExt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -54,8 +55,6 @@ use std::time::{Duration, Instant};
 
 /// What a Unix socket's address has room for.
 const SOCKET_BYTES_MAX: usize = 107;
-/// How long opening waits for the drive.
-const OPEN_WITHIN: Duration = Duration::from_secs(15);
 /// How long mapping memory into the device, or out of it, may take.
 const MAP_WITHIN: Duration = Duration::from_secs(10);
 
@@ -92,10 +91,7 @@ struct Shared {
     /// Ends the thread's wait.
     wake: OwnedFd,
     maps: Table,
-    identity: Identity,
-    wakers: Wakers,
-    shares: Shares,
-    notes: Notes,
+    host: Host,
     /// Connections that came up.
     connects: AtomicU32,
 }
@@ -109,6 +105,14 @@ pub struct Drive {
 impl fmt::Debug for Drive {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.shared.options)
+    }
+}
+
+impl Deref for Drive {
+    type Target = Host;
+
+    fn deref(&self) -> &Host {
+        &self.shared.host
     }
 }
 
@@ -171,16 +175,8 @@ impl Namespace for Drive {
         "vfio-user"
     }
 
-    fn label(&self) -> String {
-        self.options().to_string()
-    }
-
     fn content_name(&self) -> String {
-        self.content_name()
-    }
-
-    fn block_bytes(&self) -> u32 {
-        self.block_bytes()
+        self.options().content.clone().unwrap_or_else(|| self.name.clone())
     }
 
     fn queue(self: &Arc<Drive>, needs: QueueNeeds, reactor: &mut Reactor) -> Result<Box<dyn Queue>, Error> {
@@ -214,10 +210,10 @@ impl Drive {
     /// As `open`, for a number of workers that isn't known yet: as many queues as the controller grants up to
     /// `workers_most`, and one for each of `workers` at least.
     pub fn open_for(options: &Options, workers: u32, workers_most: u32) -> Result<Arc<Drive>, Error> {
-        let shares = Shares::divide(options.to_string(), options.queues, workers, workers_most)?;
-        let machine = |e: String| Error::machine(options.to_string(), e, "ulimit -n; ulimit -u");
+        let host = Host::new(options, options.queues, workers, workers_most)?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let wake = eventfd(0, flags).map_err(|e| machine(e.to_string()))?;
+        let wake = eventfd(0, flags)
+            .map_err(|e| Error::machine(host.name.clone(), e.to_string(), "ulimit -n; ulimit -u"))?;
         let state = State::Connecting { why: None, clean: true };
         let shared = Arc::new(Shared {
             options: options.clone(),
@@ -226,51 +222,19 @@ impl Drive {
             generation: AtomicU64::new(0),
             wake,
             maps: Table::default(),
-            identity: Identity::default(),
-            wakers: Wakers::default(),
-            shares,
-            notes: Notes::default(),
+            host,
             connects: AtomicU32::new(0),
         });
         let cared = shared.clone();
-        let thread = std::thread::Builder::new().name("vfio-admin".into());
-        let thread = thread.spawn(move || care::care(&cared)).map_err(|e| machine(e.to_string()))?;
+        let thread = shared.host.spawn("vfio-admin", move || care::care(&cared))?;
         let drive = Drive { shared, thread: Some(thread) };
         let granted = drive.shared.first()?;
-        drive.shared.shares.keep(granted);
+        drive.shares.keep(granted);
         Ok(Arc::new(drive))
     }
 
     pub fn options(&self) -> &Options {
         &self.shared.options
-    }
-
-    pub fn bytes(&self) -> u64 {
-        self.shared.identity.bytes()
-    }
-
-    pub fn block_bytes(&self) -> u32 {
-        self.shared.identity.block_bytes()
-    }
-
-    /// As the first controller described it.
-    pub fn namespace(&self) -> &NamespaceInfo {
-        self.shared.identity.namespace()
-    }
-
-    pub fn controller(&self) -> &ControllerInfo {
-        self.shared.identity.controller()
-    }
-
-    /// The name that its seeded content carries.
-    pub fn content_name(&self) -> String {
-        let options = &self.shared.options;
-        options.content.clone().unwrap_or_else(|| options.to_string())
-    }
-
-    /// Longest transfer of one command, bytes, a multiple of the block.
-    pub fn transfer_bytes(&self) -> u32 {
-        self.shared.identity.transfer_bytes()
     }
 
     /// Maps a worker's slots into the device, so that nothing need be staged. None: they can't be (`Arena::new`).
@@ -319,21 +283,7 @@ impl Drive {
         let state = shared.state();
         let words = [Some(state.name()), state.why()].into_iter().flatten().collect::<Vec<_>>();
         let reconnects = shared.connects.load(Ordering::Relaxed).saturating_sub(1);
-        let path = FabricPath { address: address.clone(), state: words.join(", "), reconnects };
-        let (events, events_dropped) = shared.notes.events();
-        FabricRan {
-            uri: shared.options.to_string(),
-            model: self.controller().model.clone(),
-            firmware: self.controller().firmware.clone(),
-            block_bytes: self.block_bytes(),
-            transfer_bytes: self.transfer_bytes(),
-            header_digest: false,
-            data_digest: false,
-            paths: vec![path],
-            queues: shared.notes.queues(|_| address.clone()),
-            events,
-            events_dropped,
-        }
+        self.report_on(vec![FabricPath { address, state: words.join(", "), reconnects }])
     }
 }
 
@@ -389,7 +339,7 @@ impl Shared {
         // Taken, so that nobody looks and then sleeps meanwhile.
         drop(lock(&self.inner));
         self.changed.notify_all();
-        self.wakers.wake();
+        self.host.wakers.wake();
     }
 
     fn wake(&self) {

@@ -70,13 +70,13 @@ impl VfioUserQueue {
         let waker = reactor.waker()?;
         let spin = drive.options().spin;
         reactor.spin(spin);
-        let share = drive.shared.shares.take()?;
+        let share = drive.shared.host.shares.take()?;
         let nsid = drive.options().nsid;
         let mut queue = VfioUserQueue {
-            work: Work::new(&drive.shared.identity, nsid, needs.depth, 4, Via::Direct),
+            work: Work::new(&drive.shared.host.identity, nsid, needs.depth, 4, Via::Direct),
             spin,
             token: reactor.token(),
-            watch: drive.shared.wakers.watch(waker),
+            watch: drive.shared.host.wakers.watch(waker),
             lanes: Vec::with_capacity(share.len()),
             share,
             generation: 0,
@@ -160,7 +160,7 @@ impl VfioUserQueue {
         for qid in &self.share {
             let pair = lock(&live.pairs).remove(qid);
             let Some(pair) = pair else { continue };
-            let traffic = self.drive.shared.notes.traffic(0, *qid);
+            let traffic = self.drive.shared.host.notes.traffic(0, *qid);
             self.lanes.push(Lane::new(self.lanes_made, *qid, pair, live.sgl, traffic, reactor));
             self.lanes_made = self.lanes_made.wrapping_add(1) % (u32::MAX / 2);
         }
@@ -465,7 +465,7 @@ impl Drop for VfioUserQueue {
     /// The next queue gets these pairs, unless something is in flight: then a reset makes new ones.
     fn drop(&mut self) {
         let shared = &self.drive.shared;
-        shared.wakers.unwatch(self.watch);
+        shared.host.wakers.unwatch(self.watch);
         if let Some(live) = &self.live {
             for lane in self.lanes.drain(..) {
                 match lane.into_pair() {
@@ -474,6 +474,6 @@ impl Drop for VfioUserQueue {
                 }
             }
         }
-        shared.shares.give_back(&self.share);
+        shared.host.shares.give_back(&self.share);
     }
 }

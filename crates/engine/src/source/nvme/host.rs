@@ -1,0 +1,105 @@
+//! What every host of a namespace keeps, whatever leads to its controllers.
+
+use super::{Identity, Notes, Shares, Wakers};
+use forebay_model::record::{FabricPath, FabricRan};
+use forebay_model::Error;
+use forebay_nvme::host::{ControllerInfo, NamespaceInfo};
+use std::fmt::Display;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How long opening waits for the first controller.
+pub const OPEN_WITHIN: Duration = Duration::from_secs(15);
+
+pub struct Host {
+    /// Its URI.
+    pub name: String,
+    pub identity: Identity,
+    pub wakers: Wakers,
+    pub shares: Shares,
+    pub notes: Notes,
+}
+
+impl Host {
+    /// Of the namespace at this URI, for so many workers at least and at most, by as many I/O queues as the URI wants.
+    ///
+    /// # Errors
+    /// Fewer are wanted than there are workers.
+    pub fn new(uri: &dyn Display, wanted: Option<u16>, workers: u32, most: u32) -> Result<Host, Error> {
+        let name = uri.to_string();
+        Ok(Host {
+            shares: Shares::divide(name.clone(), wanted, workers, most)?,
+            identity: Identity::default(),
+            wakers: Wakers::default(),
+            notes: Notes::default(),
+            name,
+        })
+    }
+
+    /// Starts a thread that looks after a controller.
+    ///
+    /// # Errors
+    /// The system refuses more threads.
+    pub fn spawn(&self, name: &str, care: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, Error> {
+        std::thread::Builder::new()
+            .name(name.into())
+            .spawn(care)
+            .map_err(|e| Error::machine(format!("a thread for {}", self.name), e.to_string(), "ulimit -u"))
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.identity.bytes()
+    }
+
+    pub fn block_bytes(&self) -> u32 {
+        self.identity.block_bytes()
+    }
+
+    /// As the first controller described it.
+    pub fn namespace(&self) -> &NamespaceInfo {
+        self.identity.namespace()
+    }
+
+    pub fn controller(&self) -> &ControllerInfo {
+        self.identity.controller()
+    }
+
+    /// Longest transfer of one command, bytes, a multiple of the block.
+    pub fn transfer_bytes(&self) -> u32 {
+        self.identity.transfer_bytes()
+    }
+
+    /// I/O queues of each path.
+    pub fn queues(&self) -> u16 {
+        self.shares.queues
+    }
+
+    /// What changed, and when since it was opened; how many changes weren't kept.
+    pub fn notes(&self) -> (Vec<(Duration, String)>, u64) {
+        self.notes.kept()
+    }
+
+    /// What each I/O queue carried so far.
+    pub fn traffic(&self) -> Vec<Arc<super::Traffic>> {
+        self.notes.all_traffic()
+    }
+
+    /// All of it, for a record, without digests.
+    pub fn report_on(&self, paths: Vec<FabricPath>) -> FabricRan {
+        let (events, events_dropped) = self.notes.events();
+        FabricRan {
+            uri: self.name.clone(),
+            model: self.controller().model.clone(),
+            firmware: self.controller().firmware.clone(),
+            block_bytes: self.block_bytes(),
+            transfer_bytes: self.transfer_bytes(),
+            header_digest: false,
+            data_digest: false,
+            queues: self.notes.queues(|path| paths[path].address.clone()),
+            paths,
+            events,
+            events_dropped,
+        }
+    }
+}
