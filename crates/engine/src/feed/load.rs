@@ -1,5 +1,12 @@
 //! Reading into memory of the host: out of a mapping, out of the page cache without waiting, or from the device,
 //! many at a time.
+//!
+//! It drives a ring of its own, and no `Client`. A client's queue stands for one open file: it has an inbox of its
+//! reactor, which keeps it to its own end (`Reactor::token`), and tables as long as it is deep, and is made before the
+//! first I/O. A hand reads any of thousands of files, most of them once or twice, by the descriptors that its request
+//! brought along: each would cost a queue, and an inbox for as long as the thread lives. And of what a client adds a hand
+//! needs nothing: whoever asked owns the memory, no load is given up before it ends (a buffer must not be written to after its
+//! request), and a part waits for all of its loads, so that the rest of a short one is read where it stands.
 
 use crate::copy::{self, Stores};
 use io_uring::{opcode, types, IoUring};
