@@ -33,3 +33,4 @@ pub mod stream;
 pub mod tls;
 
 pub use forebay_model::{Error, Kind};
+pub use machine::environment;

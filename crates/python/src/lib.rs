@@ -231,7 +231,7 @@ fn examine(py: Python<'_>, source: Option<String>, cufile_json: Option<PathBuf>)
 /// The environment part of a record.
 #[pyfunction]
 fn environment(py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<String> {
-    json(py, &py.detach(|| doctor::environment(&paths)))
+    json(py, &py.detach(|| forebay_engine::environment::of(&paths)))
 }
 
 fn json(py: Python<'_>, value: &impl serde::Serialize) -> PyResult<String> {

@@ -1,7 +1,7 @@
 //! Block devices: what limits them, and what would help.
 
 use super::report::{count, size, Area, Check, State};
-pub use crate::machine::drives::{all, behind, block, describe, device_number, DriveFacts};
+pub use crate::machine::drives::{all, behind, block, describe, DriveFacts};
 use crate::machine::pci;
 use forebay_model::record::Drive;
 

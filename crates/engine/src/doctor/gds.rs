@@ -5,12 +5,10 @@ use super::conditions::{Finding, Ground, Stops, CONDITIONS};
 use super::filesystem::Examined;
 use super::pci;
 use super::report::{count, Area, Check, State};
-use super::roots::{bytes, field, line, names, text, Roots};
-use flate2::read::GzDecoder;
+use super::roots::{field, line, names, text, Roots};
+use crate::machine::kernel::{has_option, kernel_config};
 use serde::Serialize;
-use std::io::Read;
 
-const CONFIG_BYTES_MAX: u64 = 4 << 20;
 const BRIDGES_MAX: usize = 512;
 
 #[derive(Clone, Debug, Default, Serialize)]
@@ -133,25 +131,6 @@ pub fn dword(registry: &str, key: &str) -> Option<u32> {
             None => value.parse().ok(),
         }
     })
-}
-
-/// The kernel's configuration: its own copy, else the one that was installed with it.
-pub fn kernel_config(roots: &Roots) -> Option<String> {
-    if let Some(packed) = bytes(&roots.proc("config.gz")) {
-        let mut config = Vec::new();
-        GzDecoder::new(packed.as_slice()).take(CONFIG_BYTES_MAX).read_to_end(&mut config).ok()?;
-        return Some(String::from_utf8_lossy(&config).into_owned());
-    }
-    let release = line(&roots.proc("sys/kernel/osrelease"))?;
-    text(&roots.root.join("boot").join(format!("config-{release}")))
-        .or_else(|| text(&roots.root.join("lib/modules").join(release).join("config")))
-}
-
-/// An option that is built in, or as a module.
-pub fn has_option(config: &str, name: &str) -> bool {
-    config
-        .lines()
-        .any(|l| l.split_once('=').is_some_and(|(key, value)| key == name && (value == "y" || value == "m")))
 }
 
 fn iommu(roots: &Roots) -> Iommu {

@@ -16,7 +16,6 @@ mod host;
 mod memory;
 mod nvme_rdma;
 mod nvme_tcp;
-mod nvml;
 mod pageable;
 mod paths;
 mod power;
@@ -38,12 +37,11 @@ pub use crate::machine::verdict::{Answer, Cause, GdsVerdict, Through, Usable, Ve
 pub use report::{Area, Check, Report, State, SCHEMA};
 pub use verdict::{gds_verdict, path_verdicts};
 
-use crate::machine::{pci, roots};
+use crate::machine::{environment, pci, roots};
 use crate::path::DataPath;
 use cufile::Surroundings;
-use drives::{behind, device_number, DriveFacts};
+use drives::{behind, DriveFacts};
 use filesystem::{Examined, Trial};
-use forebay_model::record::Environment;
 use forebay_model::Error;
 use std::path::{Path, PathBuf};
 
@@ -59,46 +57,6 @@ pub fn examine(source: Option<&str>, cufile_json: Option<&Path>) -> Result<Repor
     }
     let asked = source::parse(source)?;
     Ok(examine_with(&Roots::host(), asked, &Surroundings::of_process(cufile_json)))
-}
-
-/// How long the environment card waits for NVML, which takes 10 ms where the driver stays
-/// loaded and seconds where it doesn't.
-const CARD_NVML: std::time::Duration = std::time::Duration::from_millis(35);
-
-/// The environment part of a record, for what lies at `paths`. Takes under 50 ms and never
-/// fails: what isn't known stays null or empty.
-pub fn environment(paths: &[PathBuf]) -> Environment {
-    environment_with(&Roots::host(), paths)
-}
-
-fn environment_with(roots: &Roots, paths: &[PathBuf]) -> Environment {
-    let names = behind(roots, paths.iter().filter_map(|path| device_number(path)));
-    let drives: Vec<DriveFacts> = names.iter().map(|n| drives::describe(roots, n)).collect();
-    let filesystem = paths.iter().find_map(|path| filesystem::facts(roots, path));
-    card(roots, &host::facts(roots), &gpu::within(roots, CARD_NVML), &drives, filesystem)
-}
-
-fn card(
-    roots: &Roots,
-    host: &host::Host,
-    gpu: &gpu::GpuFacts,
-    drives: &[DriveFacts],
-    filesystem: Option<forebay_model::record::Filesystem>,
-) -> Environment {
-    let meminfo = roots::text(&roots.proc("meminfo")).unwrap_or_default();
-    Environment {
-        host: host.name.clone(),
-        os: host.os.clone(),
-        kernel: host.kernel.clone(),
-        cpu: host.cpu.clone(),
-        cores: host.cores,
-        numa_nodes: host.numa.len() as u32,
-        memory_bytes: roots::kib_field(&meminfo, "MemTotal").unwrap_or(0),
-        virtualization: host.virtualization.clone(),
-        gpus: gpu::card(gpu),
-        drives: drives.iter().map(|d| d.drive.clone()).collect(),
-        filesystem,
-    }
 }
 
 fn examine_with(roots: &Roots, asked: source::Asked, around: &Surroundings) -> Report {
@@ -132,7 +90,7 @@ fn examine_found(
     let filesystem = examined.iter().find_map(|e| e.filesystem.clone());
     let mut report = Report {
         schema: SCHEMA,
-        environment: card(roots, &host, &gpu, &drives, filesystem),
+        environment: environment::card_of(roots, &host, &gpu, &drives, filesystem),
         verdict: String::new(),
         checks: Vec::new(),
         memory: memory::facts(roots),

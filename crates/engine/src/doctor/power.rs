@@ -1,8 +1,8 @@
 //! Power meters: which of them answer, and what the others need.
 
-use super::nvml::Nvml;
 use super::report::{count, Area, Check, State};
 use super::roots::{line, names, Roots};
+use crate::machine::nvml::Nvml;
 use crate::meter::power::{
     ipmi,
     redfish::{PASSWORD_ENV, USER_ENV},

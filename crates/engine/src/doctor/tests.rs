@@ -593,7 +593,7 @@ fn the_environment_card_comes_quickly_and_names_this_machine() {
     let tried = Instant::now();
     loop {
         let started = Instant::now();
-        let card = environment(std::slice::from_ref(&here));
+        let card = environment::of(std::slice::from_ref(&here));
         let took = started.elapsed();
         assert!(card.cores > 0 && card.memory_bytes > 0 && card.filesystem.is_some());
         if took < Duration::from_millis(50) {
@@ -602,13 +602,13 @@ fn the_environment_card_comes_quickly_and_names_this_machine() {
         // A busy machine may hold it up many a time, and not every time.
         assert!(tried.elapsed() < Duration::from_secs(120), "never in 50 ms: {took:?}");
     }
-    assert!(environment(&["/no/such/path".into()]).filesystem.is_none());
+    assert!(environment::of(&["/no/such/path".into()]).filesystem.is_none());
 }
 
 #[test]
 fn an_empty_machine_is_no_reason_to_fail() {
     let empty = tempfile::tempdir().unwrap();
-    let card = environment_with(&Roots::under(empty.path()), &[]);
+    let card = environment::on(&Roots::under(empty.path()), &[]);
     assert_eq!((card.memory_bytes, card.cores, card.gpus.len()), (0, 0, 0));
     examine_with(&Roots::under(empty.path()), source::parse(None).unwrap(), &Surroundings::default());
 }
@@ -637,13 +637,13 @@ proptest! {
             std::fs::write(path, &garbage[index % garbage.len()]).unwrap();
         }
         let roots = machine.roots();
-        environment_with(&roots, &[PathBuf::from("/")]);
+        environment::on(&roots, &[PathBuf::from("/")]);
         for name in drives::all(&roots).iter().chain(&["nvme0n1".to_string(), "md0".into()]) {
             drives::checks(&[drives::describe(&roots, name)]);
         }
         memory::checks(&memory::facts(&roots));
         host::checks(&host::facts(&roots));
-        let gpu = gpu::from_proc(&roots);
+        let gpu = crate::machine::gpu::from_proc(&roots);
         let gds = gds::facts(&roots, &[]);
         let cufile = cufile::facts(&roots, &Surroundings::default());
         let facts = verdict::Facts { gpu, cufile, gds, ..Facts::gather(&roots, Vec::new(), &Surroundings::default()) };

@@ -8,8 +8,8 @@ use super::tally::Tally;
 use super::threads;
 use super::warnings;
 use crate::clock;
-use crate::doctor;
 use crate::gpu::cuda;
+use crate::machine::environment;
 use crate::meter::{cpu, noise};
 use crate::path::{self, gds, Destination, Ends};
 use crate::source::Target;
@@ -99,7 +99,7 @@ pub fn of(context: Context, runs: &[Ran]) -> RunRecord {
         started: clock::rfc3339(context.started),
         origin: if simulated { "simulated" } else { "measured" }.into(),
         forebay: build(),
-        environment: doctor::environment(&paths),
+        environment: environment::of(&paths),
         job: job_of(&context, runs[0].kit.queues),
         path,
         command: context.command,

@@ -5,7 +5,8 @@ use super::record::{build, new_id, pattern_of, GIB};
 use super::Outcome;
 use crate::path;
 use crate::source::Draft;
-use crate::{clock, doctor};
+use crate::clock;
+use crate::machine::environment;
 use forebay_model::device::DriveModel;
 use forebay_model::job::{JobSpec, PathKind, DURATION_DEFAULT_S};
 use forebay_model::record::*;
@@ -68,7 +69,7 @@ pub fn run(job: &JobSpec, drafts: &[Draft], command: Vec<String>, started: u64) 
         command,
         origin: "simulated".into(),
         forebay: build(),
-        environment: doctor::environment(&[]),
+        environment: environment::of(&[]),
         job: job_ran,
         path: path_of(job.path, &model, "the path itself costs"),
         cufile: None,

@@ -5,11 +5,11 @@ use super::headroom::{self, Seen};
 use super::worker::Latencies as Measured;
 use super::Shared;
 use crate::clock;
-use crate::doctor;
 use crate::driver::measure::Readings;
 use crate::driver::record::{build, new_id, staged_reason};
 use crate::driver::threads;
 use crate::driver::warnings;
+use crate::machine::environment;
 use crate::meter::{cpu, noise};
 use crate::path::gds::judge_cufile;
 use crate::path::gds::Session;
@@ -117,7 +117,7 @@ pub fn of(shared: &Shared, command: Vec<String>, started: u64, ran: &Ran) -> Run
         command,
         origin: if simulated { "simulated" } else { "measured" }.into(),
         forebay: build(),
-        environment: doctor::environment(&paths_of(shared)),
+        environment: environment::of(&paths_of(shared)),
         job,
         path,
         cache,

@@ -2,10 +2,10 @@
 
 use super::{EmulateProgress, Outcome};
 use crate::clock;
-use crate::doctor;
 use crate::driver::record::{build, new_id};
 use crate::driver::virtual_time::{no_machine, path_of};
 use crate::driver::Observer;
+use crate::machine::environment;
 use crate::path::{self, Ends};
 use crate::source::Uri;
 use forebay_model::device::DriveModel;
@@ -121,7 +121,7 @@ fn record(
         command,
         origin: "simulated".into(),
         forebay: build(),
-        environment: doctor::environment(&[]),
+        environment: environment::of(&[]),
         job: job_of(spec, setup),
         path: path_of(spec.path, model, "the path and the client cost"),
         cufile: None,

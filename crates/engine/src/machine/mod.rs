@@ -5,9 +5,16 @@
 
 pub mod cgroups;
 pub mod drives;
+pub mod environment;
+pub mod filesystem;
 pub mod finding;
+pub mod gpu;
+pub mod host;
+pub mod kernel;
 pub mod memory;
 pub mod nvme_host;
+pub mod nvml;
+pub mod pageable;
 pub mod pci;
 pub mod roots;
 pub mod verdict;

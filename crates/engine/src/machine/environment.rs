@@ -1,0 +1,48 @@
+//! What a record says of the machine that it was made on.
+
+use super::drives::{behind, describe, device_number, DriveFacts};
+use super::roots::{kib_field, text, Roots};
+use super::{filesystem, gpu, host};
+use forebay_model::record::{Environment, Filesystem};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How long the environment card waits for NVML, which takes 10 ms where the driver stays
+/// loaded and seconds where it doesn't.
+const CARD_NVML: Duration = Duration::from_millis(35);
+
+/// The environment part of a record, for what lies at `paths`. Takes under 50 ms and never
+/// fails: what isn't known stays null or empty.
+pub fn of(paths: &[PathBuf]) -> Environment {
+    on(&Roots::host(), paths)
+}
+
+pub fn on(roots: &Roots, paths: &[PathBuf]) -> Environment {
+    let names = behind(roots, paths.iter().filter_map(|path| device_number(path)));
+    let drives: Vec<DriveFacts> = names.iter().map(|n| describe(roots, n)).collect();
+    let filesystem = paths.iter().find_map(|path| filesystem::facts(roots, path));
+    card_of(roots, &host::facts(roots), &gpu::within(roots, CARD_NVML), &drives, filesystem)
+}
+
+pub fn card_of(
+    roots: &Roots,
+    host: &host::Host,
+    gpu: &gpu::GpuFacts,
+    drives: &[DriveFacts],
+    filesystem: Option<Filesystem>,
+) -> Environment {
+    let meminfo = text(&roots.proc("meminfo")).unwrap_or_default();
+    Environment {
+        host: host.name.clone(),
+        os: host.os.clone(),
+        kernel: host.kernel.clone(),
+        cpu: host.cpu.clone(),
+        cores: host.cores,
+        numa_nodes: host.numa.len() as u32,
+        memory_bytes: kib_field(&meminfo, "MemTotal").unwrap_or(0),
+        virtualization: host.virtualization.clone(),
+        gpus: gpu::card(gpu),
+        drives: drives.iter().map(|d| d.drive.clone()).collect(),
+        filesystem,
+    }
+}
