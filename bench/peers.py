@@ -89,13 +89,15 @@ def forebay(
     passes: int | None = None,
     destination: str | None = None,
     cached: bool = False,
+    program: str | None = None,
 ) -> Contender:
-    """`forebay bench SOURCE …` as typed. With `passes` it ends after so many, whatever the seconds, and has no warm-up.
+    """`forebay bench SOURCE …` as typed, by this installation or by `program`. With `passes` it ends after so many, whatever
+    the seconds, and has no warm-up.
 
     `destination` is where the bytes must have ended (as `gpu:0`), and `cached` says that all of them must have been in
     the page cache; a run of which that isn't true isn't counted.
     """
-    base = [installed(), "bench", source, *flags]
+    base = [program or installed(), "bench", source, *flags]
     limit = ["--warmup", str(warmup_s), "--duration"] if passes is None else ["--passes"]
 
     def measure(seconds: float) -> Figure:

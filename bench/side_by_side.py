@@ -88,7 +88,7 @@ class Bound:
     at_most: float | None = None
     pick: str = "slowest"  # among `against`: "slowest" in each round, or "fastest" by its median
     of: str | None = None  # which contender must reach it; None: the cell's `ours`
-    sure: bool = False  # not the median but the lower end of the ratio's 95 % interval must reach `at_least`
+    sure: bool = False  # not the median but the lower end of the ratio's 95 % interval must be within the limit
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,9 @@ def test_a_bound_that_must_be_sure_holds_by_the_lower_end_of_its_interval() -> N
     told = settle(bound, Cell("x", [], []), loose)
     assert told["median"] == pytest.approx(1.0) and not told["holds"]
     assert "95 % interval" in side_by_side.verdict(Cell("x", [], []), told)
+    dear = {"forebay": [figure(1, c) for c in (10.1, 10.3, 10.2, 10.4)], "peer": [figure(1)] * 4}
+    most = {limit: Bound("cost", ("peer",), at_most=limit, sure=True) for limit in (1.0, 1.02)}
+    assert [settle(bound, Cell("x", [], []), dear)["holds"] for bound in most.values()] == [False, True]
 
 
 def test_time_is_compared_by_its_difference() -> None:
