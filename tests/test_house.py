@@ -17,7 +17,6 @@ ROOT = Path(__file__).resolve().parent.parent
 LINES_MAX = 500
 # file → lines it has today; it may lose some, and leaves the table once it is short enough.
 LONG_FILES: dict[str, int] = {
-    "crates/engine/src/format/tests.rs": 576,
     "crates/engine/src/front/ublk/tests.rs": 558,
     "crates/engine/tests/contract.rs": 554,
     "crates/engine/tests/drive/mod.rs": 509,
@@ -35,7 +34,7 @@ LONG_FILES: dict[str, int] = {
     "tests/gpu_stubs/cuda_stream.c": 658,
     "tests/gpu_stubs/cufile.c": 635,
     "tests/test_fio.py": 687,
-    "tests/test_house.py": 607,
+    "tests/test_house.py": 606,
     "tests/test_report.py": 658,
     "tests/test_sweep.py": 692,
     "tests/test_validate.py": 646,
