@@ -331,6 +331,9 @@ def test_warnings_reach_stderr_with_what_to_do(fake: Engine, tmp_path: Path, cap
         ("--overwrite F to let it be", "--overwrite F to let it be"),
         ("--until-steady", "--until-steady (with forebay bench: --dry-run prints its command)"),
         ("a-b--c, 3 -- 4", "a-b--c, 3 -- 4"),
+        ("a smaller ‹io_bytes› on ‹gpus› 1", "a smaller -i on -d 1"),
+        ("‹passes› 1, or ‹cache› allow", "no -T, or -O 1"),
+        ("‹depth› 4 on ‹mine›", "--depth 4 on ‹mine› (with forebay bench: --dry-run prints its command)"),
     ],
 )
 def test_the_engines_hints_name_gdsios_flags(text: str, spoken: str) -> None:
@@ -340,7 +343,8 @@ def test_the_engines_hints_name_gdsios_flags(text: str, spoken: str) -> None:
 def test_an_error_names_gdsios_flags_and_keeps_its_kind(
     fake: Engine, tmp_path: Path, capsys: Capture
 ) -> None:
-    fake.answer = RequestError("--io-size 1000", "O_DIRECT needs a multiple of 512", "--buffered")
+    fake.answer = RequestError("--bs 1000", "O_DIRECT needs a multiple of 512", "--buffered")
+    fake.answer.marked = ("‹io_bytes› 1000", "O_DIRECT needs a multiple of 512", "--buffered")
     code, _, err = gdsio(capsys, "-D", written(tmp_path / "d", 1, 1 << 20), "-s", "1M", "-x", "1")
     assert code == 2
     assert "-i 1000: O_DIRECT" in err and "-O 1" in err and "--" not in err

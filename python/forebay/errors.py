@@ -9,6 +9,8 @@ class ForebayError(Exception):
     """Ends a command with `exit_code` and one message, never a traceback."""
 
     exit_code = BROKE
+    # The three texts as the engine has them, where it raised this: fields of a job by their keys, as ‹io_bytes›.
+    marked: tuple[str, str, str] | None = None
 
     def __init__(self, asked: str, found: str, next: str = "") -> None:
         super().__init__(asked, found, next)

@@ -1,4 +1,5 @@
-use serde::{Deserialize, Serialize};
+use crate::wording::as_flags;
+use serde::{Deserialize, Serialize, Serializer};
 
 /// Whose turn it is to act, which is also the exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,14 +26,28 @@ impl Kind {
     }
 }
 
-/// An error as a user meets it: what was asked, what was found, what to type next.
+/// An error as a user meets it: what was asked, what was found, what to type next. Its texts name a job's fields by their
+/// keys (`wording`); shown or written out, it speaks as the command line does.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
-#[error("{asked}: {found}{}{next}", if .next.is_empty() { "" } else { "\n  try: " })]
+#[error(
+    "{}: {}{}{}",
+    as_flags(.asked),
+    as_flags(.found),
+    if .next.is_empty() { "" } else { "\n  try: " },
+    as_flags(.next)
+)]
 pub struct Error {
     pub kind: Kind,
+    #[serde(serialize_with = "shown")]
     pub asked: String,
+    #[serde(serialize_with = "shown")]
     pub found: String,
+    #[serde(serialize_with = "shown")]
     pub next: String,
+}
+
+fn shown<S: Serializer>(text: &str, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&as_flags(text))
 }
 
 impl Error {

@@ -26,6 +26,7 @@ pub mod stats;
 pub mod training;
 pub mod units;
 pub mod warnings;
+pub mod wording;
 
 pub use error::{Error, Kind};
 pub use histogram::Latency;

@@ -21,7 +21,7 @@ pub fn run(py: Python<'_>, spec: &str, observer: Option<Py<PyAny>>) -> PyResult<
     let record = py.detach(|| generate::run(&spec, &mut observe));
     match (raised, record) {
         (Some(raised), record) => {
-            let kept = record.err().map_or_else(String::new, |error| error.found);
+            let kept = record.err().map_or_else(String::new, |error| crate::in_flags(error.found));
             raised.value(py).setattr("kept", kept)?;
             Err(raised)
         }

@@ -17,10 +17,12 @@ use forebay_engine::path::{self, PATHS};
 use forebay_engine::source::{MadeOf, Uri, SOURCES};
 use forebay_engine::{doctor, driver, Error, Kind};
 use forebay_model::job::{self, JobSpec};
+use forebay_model::wording::as_flags;
 use forebay_model::{merge, record, warnings, Latency, RunRecord};
 use observe::{stop_requested, Watcher};
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
@@ -237,10 +239,20 @@ fn environment(py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<String> {
 fn json(py: Python<'_>, value: &impl serde::Serialize) -> PyResult<String> {
     const NEXT: &str = "report it: a defect in Forebay";
     serde_json::to_string(value)
+        .map(in_flags)
         .map_err(|error| raise(py, Error::run("writing JSON", error.to_string(), NEXT)))
 }
 
-/// As an exception of forebay.errors, so that the exit code follows.
+/// A text, or a document of texts, that names fields of a job: as the command line does.
+fn in_flags(text: String) -> String {
+    match as_flags(&text) {
+        Cow::Borrowed(_) => text,
+        Cow::Owned(said) => said,
+    }
+}
+
+/// As an exception of forebay.errors, so that the exit code follows. It speaks as the command line does; `marked` has its
+/// texts with the keys of fields, for faces that speak otherwise.
 fn raise(py: Python<'_>, error: Error) -> PyErr {
     let name = match error.kind {
         Kind::Request => "RequestError",
@@ -248,8 +260,12 @@ fn raise(py: Python<'_>, error: Error) -> PyErr {
         Kind::Machine => "MachineError",
         Kind::Run => "RunError",
     };
-    let made = py
-        .import("forebay.errors")
-        .and_then(|errors| errors.getattr(name)?.call1((error.asked, error.found, error.next)));
+    let marked = (error.asked, error.found, error.next);
+    let said = (as_flags(&marked.0), as_flags(&marked.1), as_flags(&marked.2));
+    let made = py.import("forebay.errors").and_then(|errors| {
+        let made = errors.getattr(name)?.call1((&*said.0, &*said.1, &*said.2))?;
+        made.setattr("marked", &marked)?;
+        Ok(made)
+    });
     made.map_or_else(|failed| failed, PyErr::from_value)
 }

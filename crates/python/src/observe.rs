@@ -31,7 +31,7 @@ impl Watcher {
 impl<W: Serialize> Observer<W> for Watcher {
     fn progress(&mut self, progress: &W) {
         let Some(observer) = self.observer.as_ref().filter(|_| self.raised.is_none()) else { return };
-        let Ok(text) = serde_json::to_string(progress) else { return };
+        let Ok(text) = serde_json::to_string(progress).map(crate::in_flags) else { return };
         self.raised = Python::attach(|py| observer.call1(py, (text,)).err());
     }
 

@@ -1,24 +1,30 @@
-"""The engine names bench's flags; here they are said as gdsio's."""
+"""The engine names a job's fields; here they are said as gdsio's flags."""
 
 from __future__ import annotations
 
 import re
+from functools import cache
 
 from forebay.errors import ForebayError
+from forebay.flags import fields
 
-SAID = {
-    "--duration": "-T",
-    "--io-size": "-i",
-    "--file-size": "-s",
-    "--workers": "-w",
-    "--start": "-o",
-    "--align": "-a",
-    "--seed": "-k",
-    "--numa": "-n",
-    "--gpu": "-d",
+# By the field's key.
+FIELDS = {
+    "duration_s": "-T",
+    "io_bytes": "-i",
+    "file_bytes": "-s",
+    "workers": "-w",
+    "start_bytes": "-o",
+    "align_bytes": "-a",
+    "seed": "-k",
+    "numa": "-n",
+    "gpus": "-d",
+    "verify": "-V",
+    "refill": "-F",
+}
+# What takes more than a field, as bench spells it.
+PHRASES = {
     "--op write": "-I 1",
-    "--verify": "-V",
-    "--refill": "-F",
     "--buffered": "-O 1",
     "--direct": "-O 0",
     "--cache allow": "-O 1",
@@ -29,26 +35,43 @@ OURS = ("--overwrite", "--overwrite-device", "--require-direct", "--json", "--re
 _WORD = re.compile(r"(?<![\w-])--[a-z][a-z-]*(?: allow| bypass| write| 1\b)?")
 
 
+_FIELD = re.compile("‹([a-z_]+)›")
+
+
+@cache
+def _flags() -> dict[str, str]:
+    """Key → flag of bench's, of each field."""
+    return {f.key: f"--{f.flag}" for f in fields()}
+
+
+@cache
+def _spoken() -> dict[str, str]:
+    return PHRASES | {_flags()[key]: flag for key, flag in FIELDS.items()}
+
+
 def said(text: str) -> str:
-    """`text` with gdsio's flags for bench's; what gdsio lacks is marked as bench's."""
+    """`text` with gdsio's flags for fields and for bench's flags; what gdsio lacks is marked as bench's."""
     foreign = False
+    known = _spoken()
 
     def replace(match: re.Match[str]) -> str:
         nonlocal foreign
         flag, space, value = match[0].partition(" ")
-        if match[0] in SAID:
-            return SAID[match[0]]
-        if flag in SAID:
-            return SAID[flag] + space + value
+        if match[0] in known:
+            return known[match[0]]
+        if flag in known:
+            return known[flag] + space + value
         foreign |= flag not in OURS
         return match[0]
 
-    spoken = _WORD.sub(replace, text)
+    spoken = _WORD.sub(replace, _FIELD.sub(lambda field: _flags().get(field[1], field[0]), text))
     return f"{spoken} (with forebay bench: --dry-run prints its command)" if foreign else spoken
 
 
 def in_gdsios_words(error: ForebayError) -> ForebayError:
     """The same error, with the record that it may carry."""
-    spoken = type(error)(said(error.asked), said(error.found), said(error.next))
-    spoken.__dict__.update({k: v for k, v in vars(error).items() if k not in ("asked", "found", "next")})
+    asked, found, next = error.marked or (error.asked, error.found, error.next)
+    spoken = type(error)(said(asked), said(found), said(next))
+    own = ("asked", "found", "next", "marked")
+    spoken.__dict__.update({k: v for k, v in vars(error).items() if k not in own})
     return spoken

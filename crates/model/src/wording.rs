@@ -1,0 +1,76 @@
+//! How texts name a field of a job: by its key between `‹` and `›`, as in `a smaller ‹depth›`. Nothing here knows how it was
+//! typed: whoever shows a text says each field in its own words, of a command line or of another tool's.
+
+use crate::job::{Field, FIELDS};
+use std::borrow::Cow;
+
+/// `text`, with `word` of each field that it names. What stands between the marks and is no field's key stays as it is.
+pub fn said(text: &str, word: impl Fn(&Field) -> String) -> Cow<'_, str> {
+    let mut rest = text;
+    let mut out = String::new();
+    while let Some((before, behind)) = rest.split_once('‹') {
+        out.push_str(before);
+        let named = behind.split_once('›').and_then(|(key, after)| Some((field(key)?, after)));
+        rest = match named {
+            Some((field, after)) => {
+                out.push_str(&word(field));
+                after
+            }
+            None => {
+                out.push('‹');
+                behind
+            }
+        };
+    }
+    match rest.len() == text.len() {
+        true => Cow::Borrowed(text),
+        false => Cow::Owned(out + rest),
+    }
+}
+
+/// As on Forebay's command line, and so in records: `--io-size`.
+pub fn as_flags(text: &str) -> Cow<'_, str> {
+    said(text, |field| format!("--{}", field.flag))
+}
+
+fn field(key: &str) -> Option<&'static Field> {
+    FIELDS.iter().find(|field| field.key == key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Error;
+
+    #[test]
+    fn a_field_is_said_in_the_words_of_who_shows_it() {
+        let text = "a smaller ‹depth›, ‹workers› or ‹io_bytes›; ‹depth› 4";
+        assert_eq!(as_flags(text), "a smaller --depth, --workers or --io-size; --depth 4");
+        assert_eq!(
+            said(text, |field| field.key.to_uppercase()),
+            "a smaller DEPTH, WORKERS or IO_BYTES; DEPTH 4"
+        );
+        for field in FIELDS {
+            assert_eq!(as_flags(&format!("‹{}›", field.key)), format!("--{}", field.flag));
+        }
+    }
+
+    #[test]
+    fn what_is_no_field_stays() {
+        for text in ["", "--depth 4", "/data/‹mine›", "‹", "›‹", "‹depth", "‹‹x›"] {
+            assert_eq!(as_flags(text), text);
+        }
+        assert_eq!(as_flags("‹‹depth›"), "‹--depth");
+    }
+
+    #[test]
+    fn an_error_that_is_shown_names_flags() {
+        let error = Error::request("‹depth› 0", "must be 1 to 4096", "‹depth› 32, or no ‹batch›");
+        assert_eq!(error.to_string(), "--depth 0: must be 1 to 4096\n  try: --depth 32, or no --batch");
+        let document = serde_json::to_value(&error).unwrap();
+        assert_eq!(
+            (&document["asked"], &document["next"]),
+            (&"--depth 0".into(), &"--depth 32, or no --batch".into())
+        );
+    }
+}
