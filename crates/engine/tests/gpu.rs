@@ -30,3 +30,5 @@ mod runs;
 #[path = "gpu/scenario.rs"]
 #[allow(dead_code)] // shared with the contract suite
 mod scenario;
+#[path = "gpu/stripes.rs"]
+mod stripes;

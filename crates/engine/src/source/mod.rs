@@ -161,6 +161,11 @@ pub trait Backing: fmt::Debug + Send + Sync {
         &[]
     }
 
+    /// Which of its parts has the byte at `offset`, and where there. None where its bytes aren't dealt out to parts.
+    fn part_at(&self, _offset: u64) -> Option<(usize, u64)> {
+        None
+    }
+
     /// The same of other parts: as many, in the same order. None where it has none.
     fn of_parts(&self, _parts: Vec<Target>) -> Option<Arc<dyn Backing>> {
         None
@@ -312,6 +317,14 @@ impl Target {
         let mut all = vec![self];
         all.extend(self.backing.parts().iter().flat_map(Target::walk));
         all
+    }
+
+    /// The source that has the byte at `offset`: of a stripe a member, else this one.
+    pub fn source_at(&self, offset: u64) -> &Target {
+        match self.backing.part_at(offset) {
+            Some((part, offset)) => self.backing.parts()[part].source_at(offset),
+            None => self,
+        }
     }
 
     /// Sources that a stripe is made of, those of stripes within it included; 0 for any other target.

@@ -170,6 +170,11 @@ impl Backing for StripeBacking {
         &self.members
     }
 
+    fn part_at(&self, offset: u64) -> Option<(usize, u64)> {
+        let piece = pieces(self.members.len() as u64, self.chunk, offset, 1).next()?;
+        Some((piece.member, piece.offset))
+    }
+
     fn of_parts(&self, members: Vec<Target>) -> Option<Arc<dyn Backing>> {
         Some(Arc::new(StripeBacking { chunk: self.chunk, members }))
     }

@@ -60,8 +60,8 @@ impl Worker {
                 }
             }
             End::Early => {
-                let found = "the data ended early: the file is shorter than it was when the run began";
-                self.failed(tag, &Fault::note(libc::EIO, found));
+                let fault = self.ended_early(self.client.ticket(tag));
+                self.failed(tag, &fault);
             }
             End::GivenUp(_) => {
                 self.book_unfinished(tag, now);
@@ -69,6 +69,16 @@ impl Worker {
             }
             End::Failed(fault) => self.failed(tag, &fault),
         }
+    }
+
+    /// Of a stripe it names the member, which the I/O's own name doesn't tell.
+    fn ended_early(&self, ticket: &Ticket) -> Fault {
+        let Order { offset, owner, .. } = ticket.order;
+        let target = &self.shared.targets[owner.target as usize];
+        let source = target.source_at(offset + u64::from(ticket.moved));
+        let member = if std::ptr::eq(source, target) { String::new() } else { format!("{}: ", source.label) };
+        let found = "the data ended early: the file is shorter than it was when the run began";
+        Fault::note(libc::EIO, member + found)
     }
 
     /// Which I/O it was, for people.
