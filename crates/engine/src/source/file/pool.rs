@@ -171,3 +171,41 @@ impl Drop for PoolQueue {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arena::Mem;
+    use crate::queue::Op;
+    use crate::source::file::FileAccess;
+
+    /// As after a panic of its worker, whose files may be another's by then.
+    #[test]
+    fn what_waits_when_the_queue_goes_is_never_begun() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let target = FileTarget::open(file.path(), FileAccess { write: true, direct: false }).unwrap();
+        let mut reactor = Reactor::without_ring();
+        let shared = Arc::new(Shared {
+            work: Mutex::default(),
+            more: Condvar::new(),
+            finished: Mutex::default(),
+            waker: reactor.waker().unwrap(),
+        });
+        // The test is its thread.
+        let (geometry, write) = (target.geometry(2), Op::Write { durable: false });
+        let mut pool = PoolQueue {
+            shared: shared.clone(),
+            threads: Vec::new(),
+            geometry,
+            pushed: Vec::new(),
+            in_flight: 0,
+        };
+        for tag in 0..2 {
+            pool.push(Io { tag, op: write, offset: 0, len: 0, mem: Mem::None }, &mut reactor).unwrap();
+        }
+        pool.submit(&mut reactor);
+        assert_eq!(shared.next().map(|io| io.tag), Some(0));
+        drop(pool);
+        assert!(shared.next().is_none(), "a write is begun for nobody");
+    }
+}
