@@ -48,6 +48,9 @@ class FakeGateway:
     def has_left(self) -> bool:
         return "left" in os.environ.get("FAKE_GATEWAY", "")
 
+    def failure(self) -> str | None:
+        return None
+
     def drain(self, seconds: float) -> bool:
         return "cut" not in os.environ.get("FAKE_GATEWAY", "")
 

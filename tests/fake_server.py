@@ -47,7 +47,8 @@ def stats(seconds: float = 1.0, **counts: int) -> dict[str, Any]:
 
 
 class FakeServer:
-    """Behaves as FAKE_SERVER says: `drain=SECONDS` is how long a drain takes, `cut` that it cuts off."""
+    """Behaves as FAKE_SERVER says: `drain=SECONDS` is how long a drain takes, `cut` that it cuts off, `failing` that a
+    thread can't go on."""
 
     def __init__(self, asked: Any, log: str, warnings_only: bool = False) -> None:
         self.addresses, self.metrics_address = ["127.0.0.1:4420", "[::1]:4420"], None
@@ -64,6 +65,9 @@ class FakeServer:
         if "bad" in asked.text:
             raise RequestError("listen", "differs from what is being served", "a restart")
         return {"removed": [], "added": [{"subsystem": "nqn.x", "nsid": 2, "source": "/data/b"}], "ana": []}
+
+    def failure(self) -> str | None:
+        return "io_uring: refused\n  try: forebay doctor" if "failing" in self.settings else None
 
     def drain(self, seconds: float) -> bool:
         # As in the engine: no Python code runs meanwhile, so that a signal's handler doesn't either.

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LINES_MAX = 500
 # file → lines it has today; it may lose some, and leaves the table once it is short enough.
 LONG_FILES: dict[str, int] = {
-    "crates/engine/src/front/ublk/tests.rs": 558,
+    "crates/engine/src/front/ublk/tests.rs": 550,
     "crates/engine/tests/contract.rs": 554,
     "crates/engine/tests/drive/mod.rs": 509,
     "crates/engine/tests/emulate.rs": 554,

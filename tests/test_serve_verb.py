@@ -18,6 +18,7 @@ import pytest
 import service_process
 from forebay.serve import config, show
 from forebay.serve.notify import Systemd
+from processes import PATIENCE_S
 
 NQN = "nqn.2026-01.io.example:a"
 HERE = Path(__file__).parent
@@ -245,6 +246,14 @@ def test_commands_that_were_cut_off_are_said_with_exit_code_4():
         running.wait_for("stdout", "listening")
         code, _, err = running.end()
     assert code == 4 and "cut off" in err and "--drain 0.3" in err
+
+
+def test_a_thread_that_cannot_go_on_ends_it_with_exit_code_4_and_totals():
+    with Running("nil:", "--nqn", NQN, "--json", fake="failing") as running:
+        out, err = running.process.communicate(timeout=PATIENCE_S)
+    document = json.loads(out)
+    assert running.process.returncode == 4 and document["drained"] is False and document["stats"]["connections_accepted"] == 4
+    assert "forebay: io_uring: refused\n  try: forebay doctor" in err and "letting commands finish" not in err
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -170,6 +170,9 @@ class Server:
         """Adds and removes namespaces to match this configuration; returns what changed. RequestError if anything
         other than namespaces differs; nothing has changed then."""
 
+    def failure(self) -> str | None:
+        """Why one of its threads can't continue and serves its hosts no longer; None while all of them serve."""
+
     def drain(self, timeout_s: float) -> bool:
         """Accepts no more commands and lets those in flight finish. True: none was cut off."""
 
@@ -206,6 +209,9 @@ class Gateway:
 
     def stats(self) -> str:
         """Statistics since the start."""
+
+    def failure(self) -> str | None:
+        """Why one of its threads can't continue and serves its hosts no longer; None while all of them serve."""
 
     def drain(self, timeout_s: float) -> bool:
         """Takes no more commands from hosts' queues and lets those in flight finish. True: none was cut off."""

@@ -16,6 +16,7 @@ use crate::clock;
 use forebay_model::Error;
 use io_uring::squeue;
 use io_uring::types;
+pub(crate) use ring::is_nothing_yet;
 use ring::{build, gather, GetEventsArg, Ring};
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -476,11 +477,20 @@ impl Reactor {
 
 /// What a run ends with where the kernel takes no calls for a ring any more (`Reactor::refused`).
 pub fn refused(why: &std::io::Error) -> Error {
-    Error::run(
-        "io_uring",
-        format!("the kernel refuses io_uring_enter, which it allowed before: {why}"),
-        "forebay doctor; a filter of system calls was loaded meanwhile",
-    )
+    let next = match why.raw_os_error() {
+        Some(libc::EBADR) => "more memory, or fewer I/Os in flight",
+        _ => "forebay doctor; a filter of system calls was loaded meanwhile",
+    };
+    Error::run("io_uring", refusal(why), next)
+}
+
+/// The same in words.
+pub fn refusal(why: &std::io::Error) -> String {
+    match why.raw_os_error() {
+        // It says so once: what was lost never comes.
+        Some(libc::EBADR) => "the kernel had no memory for completions of io_uring, and lost some".into(),
+        _ => format!("the kernel refuses io_uring_enter, which it allowed before: {why}"),
+    }
 }
 
 fn user_data(token: u32, tag: u32) -> u64 {

@@ -32,6 +32,9 @@ pub trait Service {
         false
     }
 
+    /// Why it can't go on.
+    fn failure(&self) -> Option<Error>;
+
     /// True: nothing was cut off.
     fn drain(&mut self, within: Duration) -> bool;
 
@@ -53,6 +56,14 @@ pub fn run(mut service: impl Service, options: &Options) -> Result<ExitCode, Err
     announce(&service, &systemd, options);
     let mut last = (Instant::now(), cpu_s());
     while !signals.end_asked() && !service.has_left() {
+        if let Some(failure) = service.failure() {
+            systemd.stopping();
+            if on_terminal {
+                eprint!("\r\x1b[K");
+            }
+            stop(service, options, false);
+            return Err(failure);
+        }
         signals.wait(TICK);
         if signals.take_reload() {
             systemd.reloading();
@@ -90,6 +101,19 @@ fn end(mut service: impl Service, options: &Options, on_terminal: bool) -> ExitC
     };
     say(&told, on_terminal);
     let drained = service.drain(options.drain);
+    stop(service, options, drained);
+    if drained {
+        return ExitCode::SUCCESS;
+    }
+    eprintln!(
+        "forebay: commands were still in flight after {drain_s} s and were cut off\n  try: --drain {}",
+        3.0 * drain_s
+    );
+    ExitCode::from(Kind::Run.exit_code() as u8)
+}
+
+/// Says what was done.
+fn stop(service: impl Service, options: &Options, drained: bool) {
     let (lines, mut document) = service.closing(drained);
     drop(service);
     if !options.quiet {
@@ -100,14 +124,6 @@ fn end(mut service: impl Service, options: &Options, on_terminal: bool) -> ExitC
         document["cpu_s"] = ((cpu_s() * 1e3).round() / 1e3).into();
         tell(&serde_json::to_string_pretty(&document).expect("plain data"), true);
     }
-    if drained {
-        return ExitCode::SUCCESS;
-    }
-    eprintln!(
-        "forebay: commands were still in flight after {drain_s} s and were cut off\n  try: --drain {}",
-        3.0 * drain_s
-    );
-    ExitCode::from(Kind::Run.exit_code() as u8)
 }
 
 /// On stdout or stderr; one that is closed is no reason to end.

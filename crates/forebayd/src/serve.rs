@@ -283,6 +283,10 @@ impl Service for Serving {
         }
     }
 
+    fn failure(&self) -> Option<Error> {
+        self.server.failure()
+    }
+
     fn drain(&mut self, within: Duration) -> bool {
         self.server.drain(within)
     }

@@ -168,6 +168,10 @@ impl Service for Showing {
         self.service.has_left()
     }
 
+    fn failure(&self) -> Option<Error> {
+        self.service.failure()
+    }
+
     fn drain(&mut self, within: Duration) -> bool {
         self.service.drain(within)
     }

@@ -88,6 +88,11 @@ impl Server {
         json(py, &changed)
     }
 
+    /// Why a thread of it can't go on; hosts of that one have nobody.
+    fn failure(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        self.with(py, |r| Ok(r.server.failure().map(|e| e.to_string())))
+    }
+
     /// Accepts nothing more, lets commands finish. True: nothing was cut off.
     fn drain(&self, py: Python<'_>, timeout_s: f64) -> PyResult<bool> {
         let timeout = Duration::try_from_secs_f64(timeout_s).unwrap_or(Duration::MAX);

@@ -41,6 +41,10 @@ class Server:
         """Adds and removes namespaces until they are those asked for: {added: […], removed: […]}."""
         return json.loads(_named(asked, self._core.reload, asked.text, asked.form))
 
+    def failure(self) -> str | None:
+        """Why a thread of it can't go on, whose hosts have nobody then."""
+        return self._core.failure()
+
     def drain(self, seconds: float) -> bool:
         """Accepts nothing more and lets commands finish. True: nothing was cut off."""
         return self._core.drain(seconds)

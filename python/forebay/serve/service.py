@@ -28,6 +28,10 @@ class Engine(Protocol):
 
     def stats(self) -> Stats: ...
 
+    def failure(self) -> str | None:
+        """Why it can't go on, and what to type."""
+        ...
+
     def drain(self, seconds: float) -> bool:
         """Takes nothing more and lets commands finish. True: nothing was cut off."""
         ...
@@ -82,6 +86,8 @@ class Service(ABC):
         with Signals() as signals:
             self.announce()
             while not signals.end_asked and not self.has_left():
+                if failure := self._engine.failure():
+                    return self.fail(failure)
                 signals.wait(TICK_S)
                 if signals.take_reload():
                     self.reload()
@@ -114,7 +120,21 @@ class Service(ABC):
         self.systemd.stopping()
         finishing = f"letting commands finish, for {self.drain_s:g} s at most (once more to abort)"
         self.say("another gateway has taken over" if self.has_left() else finishing)
-        drained = self._engine.drain(self.drain_s)
+        if self.stop(self._engine.drain(self.drain_s)):
+            return DONE
+        cut_off = f"commands were still in flight after {self.drain_s:g} s and were cut off"
+        click.echo(f"forebay: {cut_off}\n  try: --drain {3 * self.drain_s:g}", err=True)
+        return BROKE
+
+    def fail(self, failure: str) -> int:
+        """It can't go on: hosts are left to whoever serves them next."""
+        self.systemd.stopping()
+        self.stop(drained=False)
+        self.say(failure)
+        return BROKE
+
+    def stop(self, drained: bool) -> bool:
+        """Says what went through, as for `drained`, which it returns."""
         stats, about = self._engine.stats(), self.about()  # an engine that was stopped answers nothing
         self._engine.stop()
         if not self.quiet:
@@ -123,11 +143,7 @@ class Service(ABC):
         if self.as_json:
             counts = {"cpu_s": round(_cpu_s(), 3), "stats": stats}
             click.echo(json.dumps({**about, "drained": drained, **counts}, indent=1))
-        if drained:
-            return DONE
-        cut_off = f"commands were still in flight after {self.drain_s:g} s and were cut off"
-        click.echo(f"forebay: {cut_off}\n  try: --drain {3 * self.drain_s:g}", err=True)
-        return BROKE
+        return drained
 
 
 def check_log(log: str) -> None:

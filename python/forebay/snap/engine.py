@@ -53,6 +53,10 @@ class Gateway:
         """Another process has taken over: there is nothing left to do here."""
         return self._core.has_left()
 
+    def failure(self) -> str | None:
+        """Why a thread of it can't go on, whose hosts have nobody then."""
+        return self._core.failure()
+
     def drain(self, seconds: float) -> bool:
         """Takes nothing more from hosts' queues and lets commands finish. True: nothing was cut off."""
         return self._core.drain(seconds)

@@ -14,7 +14,8 @@ impl<O: Copy> Client<O> {
         lanes.iter_mut().filter_map(|lane| lane.queue.as_mut()).for_each(|queue| queue.reap(reactor, done));
     }
 
-    /// Carries on until nothing is under way, or `until`; true where nothing is left. What is over goes to `each`.
+    /// Carries on until nothing is under way, or `until`, or the ring is refused; true where nothing is left. What is over
+    /// goes to `each`.
     pub fn drain(
         &mut self,
         reactor: &mut Reactor,
@@ -27,7 +28,7 @@ impl<O: Copy> Client<O> {
                 return true;
             }
             let now = clock::now();
-            if now >= until {
+            if now >= until || reactor.refused().is_some() {
                 return false;
             }
             let due = self.next_due().map_or(until, |due| due.min(until));

@@ -8,7 +8,7 @@ use crate::client::{Client, End, Order};
 use crate::clock;
 use crate::opening::{self, Purpose};
 use crate::queue::Op;
-use crate::reactor::{Reactor, RingOptions};
+use crate::reactor::{self, Reactor, RingOptions};
 use crate::source::{QueueNeeds, Target};
 use forebay_model::job::Pages;
 use forebay_model::training::EmulateSpec;
@@ -160,7 +160,10 @@ fn read_piece(client: &mut Client<()>, reactor: &mut Reactor, order: Order<()>) 
         ended = Some(over.end);
     });
     match ended.filter(|_| drained) {
-        None => Err("it didn't answer for 30 s".into()),
+        None => Err(match reactor.refused() {
+            Some(why) => reactor::refusal(&why),
+            None => "it didn't answer for 30 s".into(),
+        }),
         Some(End::Whole) => Ok(()),
         Some(End::Early) => Err("it ends before its manifest does".into()),
         Some(End::Failed(fault) | End::GivenUp(fault)) => Err(fault.to_string()),

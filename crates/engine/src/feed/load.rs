@@ -9,12 +9,16 @@
 //! request), and a part waits for all of its loads, so that the rest of a short one is read where it stands.
 
 use crate::copy::{self, Stores};
+use crate::reactor::is_nothing_yet;
 use io_uring::{opcode, types, IoUring};
 use std::io::{Error as IoError, Result as IoResult};
 use std::os::fd::RawFd;
+use std::time::Duration;
 
 /// Reads under way at a time on one hand's ring.
 const RING_ENTRIES: u32 = 256;
+/// How often completions are looked for on a ring that the kernel refuses to enter.
+const LOOK: Duration = Duration::from_millis(1);
 
 /// A read that may have to wait for the device.
 pub struct Load {
@@ -75,7 +79,7 @@ unsafe fn read(fd: RawFd, offset: u64, at: *mut u8, bytes: usize, flags: i32) ->
 #[derive(Default)]
 pub struct Loader {
     ring: Option<IoUring>,
-    /// Some systems forbid rings.
+    /// Some systems forbid rings, or forbid them meanwhile.
     no_ring: bool,
 }
 
@@ -125,15 +129,21 @@ impl Loader {
         }
         let mut failed = None;
         let mut left = loads.len();
+        let mut refused = false;
         while left > 0 {
-            match ring.submit_and_wait(1) {
+            match ring.submit_and_wait(1).map_err(|e| e.raw_os_error()) {
                 Ok(_) => {}
-                Err(e) if e.raw_os_error() == Some(libc::EINTR) => continue,
-                // Out of memory for the moment, or the completions must be reaped first.
-                Err(e) if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY)) => {
-                    std::thread::yield_now();
+                // Out of memory for the moment, say, or the completions must be reaped first.
+                Err(Some(errno)) if is_nothing_yet(errno) => std::thread::yield_now(),
+                // A filter of system calls may come at any time. What the kernel has by then it completes all the same,
+                // into memory that is lent to it: there are twice as many places for completions as for reads. The
+                // rest is never begun, and is left to the waiting reads.
+                Err(_) => {
+                    if !std::mem::replace(&mut refused, true) {
+                        left -= ring.submission().len();
+                    }
+                    std::thread::sleep(LOOK);
                 }
-                Err(e) => panic!("io_uring_enter on a ring of our own: {e}"),
             }
             for done in ring.completion() {
                 left -= 1;
@@ -145,6 +155,9 @@ impl Loader {
                     errno => failed = failed.or(Some((load.tag, IoError::from_raw_os_error(-errno)))),
                 }
             }
+        }
+        if refused {
+            (self.ring, self.no_ring) = (None, true);
         }
         failed
     }
@@ -167,4 +180,85 @@ unsafe fn finish(load: &mut Load) -> IoResult<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reactor::tests::{forbid_entering, forbid_waiting_on};
+    use std::io::Write;
+    use std::os::fd::AsRawFd;
+
+    const BYTES: usize = 4096;
+
+    fn loads<'a>(fds: &'a [RawFd], into: &'a mut [[u8; BYTES]]) -> Vec<Load> {
+        let load = |(tag, (fd, room)): (usize, (&RawFd, &mut [u8; BYTES]))| Load {
+            fd: *fd,
+            offset: 0,
+            at: room.as_mut_ptr(),
+            want: BYTES,
+            ask: BYTES,
+            got: 0,
+            tag,
+        };
+        fds.iter().zip(into).enumerate().map(load).collect()
+    }
+
+    fn file() -> std::fs::File {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&[7; BYTES]).unwrap();
+        file
+    }
+
+    /// Of a ring that was entered before, and of one that never was.
+    #[test]
+    fn where_rings_may_not_be_entered_any_more_it_reads_on_without() {
+        let run = || {
+            let file = file();
+            let fds = [file.as_raw_fd(); 3];
+            let (mut early, mut late) = (Loader::default(), Loader::default());
+            for forbidden in [false, true] {
+                if forbidden {
+                    forbid_entering(libc::EPERM);
+                }
+                for loader in [&mut early, &mut late].into_iter().take(1 + usize::from(forbidden)) {
+                    let mut into = [[0; BYTES]; 3];
+                    let mut loads = loads(&fds, &mut into);
+                    // SAFETY: each has as much room as it asks for.
+                    unsafe { loader.run(&mut loads) }.unwrap();
+                    assert_eq!(into, [[7; BYTES]; 3]);
+                    assert_eq!(loader.no_ring, forbidden || loader.ring.is_none());
+                }
+            }
+        };
+        std::thread::spawn(run).join().unwrap();
+    }
+
+    /// The kernel has a read by then, and completes it when its bytes come.
+    #[test]
+    fn reads_that_a_refused_ring_has_are_waited_for() {
+        let run = || {
+            let file = file();
+            let (read, write) = rustix::pipe::pipe().unwrap();
+            let fds = [file.as_raw_fd(), read.as_raw_fd()];
+            let mut into = [[0; BYTES]; 2];
+            let mut loads = loads(&fds, &mut into);
+            let mut loader = Loader::default();
+            if loader.ring().is_none() {
+                return;
+            }
+            let sender = std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(50));
+                assert_eq!(rustix::io::write(&write, &[9; BYTES]), Ok(BYTES));
+                write
+            });
+            // A call that hands something over is allowed.
+            forbid_waiting_on(libc::EPERM);
+            // SAFETY: each has as much room as it asks for.
+            unsafe { loader.run(&mut loads) }.unwrap();
+            drop(sender.join().unwrap());
+            assert_eq!(into, [[7; BYTES], [9; BYTES]]);
+        };
+        std::thread::spawn(run).join().unwrap();
+    }
 }

@@ -25,7 +25,7 @@ use super::vfio_user::socket::Listener;
 use super::worker::{Hub, Letter, Report, Worker, STOP};
 use crate::clock;
 use crate::reactor::Waker;
-use crate::serve::crew::{self, join_by, spawn};
+use crate::serve::crew::{self, join_by, spawn, Failure};
 use crate::serve::log::{Level, Log, Sink};
 use crate::serve::mail::Mailbox;
 use crate::serve::volume::Volume;
@@ -119,7 +119,7 @@ impl Gateway {
         let (log, log_thread) = Log::start(sink)?;
         let spin = Duration::from_micros(config.spin_us.into());
         let life = keeper.as_ref().map(|keeper| keeper.life());
-        let hub = Arc::new(Hub { threads, cpus, spin, log, began, life });
+        let hub = Arc::new(Hub { threads, cpus, spin, log, began, life, failure: Failure::default() });
         let made_for = hub.clone();
         let crew = crew::begin("gw", threads, move |number| Worker::new(made_for.clone(), number))?;
         let gateway = Gateway {
@@ -395,6 +395,11 @@ impl Gateway {
         }
         stats.controllers.sort_by(|a, b| a.name.cmp(&b.name));
         stats
+    }
+
+    /// Why a thread can't go on. The others do, but hosts of that one have nobody: stop, and start anew.
+    pub fn failure(&self) -> Option<Error> {
+        self.hub.failure.get().or_else(|| self.blocks_failure())
     }
 
     fn reports(&self) -> Vec<Report> {

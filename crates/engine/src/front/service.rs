@@ -93,6 +93,11 @@ impl Service {
         self.gateway.has_left()
     }
 
+    /// Why a thread of it can't go on.
+    pub fn failure(&self) -> Option<Error> {
+        self.gateway.failure()
+    }
+
     pub fn rpc_path(&self) -> Option<&Path> {
         self.rpc.as_ref().map(Server::path)
     }

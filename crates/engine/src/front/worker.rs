@@ -15,7 +15,7 @@ use super::stats::QueueStats;
 use crate::clock;
 use crate::driver::threads;
 use crate::reactor::{memlock, Completion, Reactor, RingOptions};
-use crate::serve::crew::{self, Hand};
+use crate::serve::crew::{self, Failure, Hand};
 use crate::serve::lane::{Finished, Lane};
 use crate::serve::log::{Level, Log};
 use crate::serve::mail::Mailbox;
@@ -65,6 +65,7 @@ pub struct Hub {
     pub began: Instant,
     /// Where a keeper waits for the end of all rings.
     pub life: Option<Arc<File>>,
+    pub failure: Failure,
 }
 
 /// A command in flight, as lanes name it.
@@ -179,7 +180,8 @@ impl Hand for Worker {
             self.interrupt_all();
             self.retire_lanes();
             let quiet = || self.lanes.iter().flatten().all(Lane::is_idle);
-            if self.stop_by.is_some_and(|by| self.now >= by || quiet()) {
+            let failed = self.hub.failure.heed(&self.reactor);
+            if self.stop_by.is_some_and(|by| failed || self.now >= by || quiet()) {
                 break;
             }
             self.wait();

@@ -168,7 +168,7 @@ fn a_ring_that_may_not_be_entered_any_more_ends_the_work_with_that() {
         pump.take_on(queue);
         let shared = Shared::default();
         pump.put(&[7; 128 << 10], &shared).expect("nothing is forbidden yet");
-        forbid_entering();
+        forbid_entering(libc::EPERM);
         let refused = pump.put(&[7; 4 << 10], &shared).expect_err("it may not be entered");
         assert!(
             matches!(&refused, Halt::Refused(why) if why.raw_os_error() == Some(libc::EPERM)),

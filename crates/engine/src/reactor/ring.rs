@@ -133,6 +133,12 @@ fn best(options: RingOptions, entries: u32, wanted: u32) -> std::io::Result<(IoU
     Err(refusal)
 }
 
+/// What io_uring_enter ends with where the next call may do better: the time is over, a signal came, completions
+/// overflow, memory is short.
+pub(crate) fn is_nothing_yet(errno: i32) -> bool {
+    [libc::ETIME, libc::EINTR, libc::EBUSY, libc::EAGAIN, libc::ENOMEM].contains(&errno)
+}
+
 impl Drop for Ring {
     /// A read that a wake has just satisfied may run after the ring is closed.
     fn drop(&mut self) {
@@ -205,13 +211,12 @@ impl Ring {
         counts
     }
 
-    /// How many submissions a call of the kernel took. Some errors mean "nothing yet" (completions overflow, memory is
-    /// short, a signal came, the time is over): the caller looks at the clock and comes back. Others come back, too.
+    /// How many submissions a call of the kernel took. After an error that means "nothing yet" the caller looks at the
+    /// clock and comes back. Others come back, too.
     fn heed(&mut self, told: std::io::Result<usize>) -> usize {
-        const NOTHING_YET: [i32; 5] = [libc::ETIME, libc::EINTR, libc::EBUSY, libc::EAGAIN, libc::ENOMEM];
         told.unwrap_or_else(|e| {
             let errno = e.raw_os_error().unwrap_or(libc::EIO);
-            if !NOTHING_YET.contains(&errno) {
+            if !is_nothing_yet(errno) {
                 self.refused.get_or_insert(errno);
             }
             0

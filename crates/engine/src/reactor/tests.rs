@@ -3,15 +3,48 @@
 use super::*;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 
-/// A filter of system calls as a container's: the calling thread, and it alone, may not enter a ring from here on.
-pub(crate) fn forbid_entering() {
+/// Which calls of io_uring_enter a filter refuses.
+enum Calls {
+    All,
+    /// Those that wait.
+    Waiting,
+    /// Those that wait, and hand nothing over.
+    WaitingAlone,
+}
+
+/// A filter of system calls as a container's: from here on the calling thread, and those that it begins, get `errno`
+/// for each call that enters a ring.
+pub(crate) fn forbid_entering(errno: i32) {
+    forbid(errno, Calls::All);
+}
+
+/// The same for calls that wait: a ring can be made, and given something to do.
+pub(crate) fn forbid_waiting(errno: i32) {
+    forbid(errno, Calls::Waiting);
+}
+
+/// The same for calls that wait and hand nothing over: for what the kernel has already.
+pub(crate) fn forbid_waiting_on(errno: i32) {
+    forbid(errno, Calls::WaitingAlone);
+}
+
+fn forbid(errno: i32, calls: Calls) {
     let line = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
-    let mut program = [
-        line(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        line(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_io_uring_enter as u32),
-        line(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
-        line(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
+    // Low words of struct seccomp_data's arguments: what is handed over, and what is waited for.
+    let word = |argument: u32| 16 + 8 * argument + if cfg!(target_endian = "big") { 4 } else { 0 };
+    let load = |at| line(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, at);
+    let unless = |jt, jf, k| line(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, jt, jf, k);
+    let answer = |k| line(libc::BPF_RET | libc::BPF_K, 0, 0, k);
+    let (refuse, allow) = (answer(libc::SECCOMP_RET_ERRNO | errno as u32), answer(libc::SECCOMP_RET_ALLOW));
+    let mut checks = match calls {
+        Calls::All => Vec::new(),
+        Calls::Waiting => vec![load(word(2)), unless(1, 0, 0)],
+        Calls::WaitingAlone => vec![load(word(1)), unless(0, 3, 0), load(word(2)), unless(1, 0, 0)],
+    };
+    let other = checks.len() as u8 + 1;
+    let mut program = vec![load(0), unless(0, other, libc::SYS_io_uring_enter as u32)];
+    program.append(&mut checks);
+    program.extend([refuse, allow]);
     let whole = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
     // SAFETY: integers, and a program that lives until both calls have returned.
     let answers = unsafe {
@@ -30,7 +63,7 @@ fn a_ring_that_may_not_be_entered_any_more_says_why_and_holds_nobody_up() {
         let token = reactor.token();
         reactor.flush();
         assert!(reactor.refused().is_none());
-        forbid_entering();
+        forbid_entering(libc::EPERM);
         for tag in 0..100 {
             // SAFETY: it points to nothing.
             unsafe { reactor.push(token, tag, io_uring::opcode::Nop::new().build()) };
@@ -41,6 +74,36 @@ fn a_ring_that_may_not_be_entered_any_more_says_why_and_holds_nobody_up() {
         assert!(refused(&reactor.refused().unwrap()).found.contains("Operation not permitted"));
     });
     all.join().unwrap();
+}
+
+/// Of the errors that io_uring_enter(2) names, some pass: a wait ends, and the next one asks again. After the others
+/// nothing comes any more.
+#[test]
+fn errors_of_a_wait_that_pass_are_told_from_those_that_stay() {
+    let passing = [libc::EAGAIN, libc::EBUSY, libc::EINTR, libc::ENOMEM, libc::ETIME];
+    let staying = [libc::EPERM, libc::EACCES, libc::ENOSYS, libc::EBADR, libc::EBADFD, libc::EOWNERDEAD];
+    for errno in passing.into_iter().chain(staying) {
+        let run = move || {
+            let Ok(mut reactor) = Reactor::with_ring(RingOptions { depth: 8, ..RingOptions::default() })
+            else {
+                return;
+            };
+            let (token, mut came) = (reactor.token(), Vec::new());
+            forbid_waiting_on(errno);
+            reactor.wait(1, clock::now() + Duration::from_secs(3600), Duration::ZERO);
+            let found = reactor.refused().and_then(|e| e.raw_os_error());
+            assert_eq!(found, staying.contains(&errno).then_some(errno));
+            // A call that hands something over is allowed.
+            // SAFETY: it points to nothing.
+            unsafe { reactor.push(token, 3, io_uring::opcode::Nop::new().build()) };
+            reactor.wait(1, clock::now() + Duration::from_secs(3600), Duration::ZERO);
+            reactor.take(token, &mut came);
+            assert_eq!(came.len(), 1, "errno {errno}");
+        };
+        std::thread::spawn(run).join().unwrap();
+    }
+    let lost = refused(&std::io::Error::from_raw_os_error(libc::EBADR));
+    assert!(lost.found.contains("no memory") && lost.next.contains("memory"), "{lost}");
 }
 
 #[test]

@@ -2,10 +2,11 @@
 
 use super::mail::Mailbox;
 use crate::clock;
+use crate::reactor::{self, Reactor};
 use forebay_model::Error;
 use std::collections::BTreeMap;
 use std::sync::mpsc::{channel, sync_channel, SyncSender};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -27,6 +28,23 @@ pub trait Hand {
 pub struct Crew<L> {
     pub mailboxes: Vec<Arc<Mailbox<L>>>,
     pub threads: Vec<JoinHandle<()>>,
+}
+
+/// Why a thread can't go on, that which was first: the service ends with it.
+#[derive(Debug, Default)]
+pub struct Failure(OnceLock<Error>);
+
+impl Failure {
+    /// Whether the thread's ring is refused (`Reactor::refused`): nothing that it waits for comes any more.
+    pub fn heed(&self, reactor: &Reactor) -> bool {
+        let Some(why) = reactor.refused() else { return false };
+        let _ = self.0.set(reactor::refused(&why));
+        true
+    }
+
+    pub fn get(&self) -> Option<Error> {
+        self.0.get().cloned()
+    }
 }
 
 /// How many threads to have. `asked`: 0 for one per processor, of those in `cpus` where it names any.

@@ -213,6 +213,11 @@ impl Server {
         snapshot(&self.site)
     }
 
+    /// Why a thread can't go on. The others do, but hosts of that one have nobody: stop, and start anew.
+    pub fn failure(&self) -> Option<Error> {
+        self.site.failure.get()
+    }
+
     /// The same in Prometheus's text format, as the metrics address gives it.
     pub fn metrics(&self) -> String {
         metrics::render(&self.stats())

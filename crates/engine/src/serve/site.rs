@@ -3,7 +3,7 @@
 
 use super::access::{self, Access};
 use super::config::{Config, HostLimits};
-use super::crew;
+use super::crew::{self, Failure};
 use super::log::Log;
 use super::mail::Mailbox;
 use super::stats::Counts;
@@ -41,6 +41,7 @@ pub struct Site {
     pub generation: AtomicU64,
     pub draining: AtomicBool,
     pub totals: Totals,
+    pub failure: Failure,
 }
 
 #[derive(Debug, Default)]
@@ -280,6 +281,7 @@ impl Site {
             generation: AtomicU64::new(0),
             draining: AtomicBool::new(false),
             totals: Totals::default(),
+            failure: Failure::default(),
         })
     }
 

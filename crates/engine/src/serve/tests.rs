@@ -7,12 +7,14 @@ mod client;
 use super::config::Namespace;
 use super::{Config, Server};
 use crate::queue::Op;
+use crate::reactor::tests::forbid_waiting;
 use client::{Digests, Host, Queue, SUBSYSTEM};
 use forebay_nvme::command::Sqe;
 use forebay_nvme::nvm;
 use forebay_nvme::status::Code;
 use forebay_nvme::transport::tcp::host::Data;
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 /// Every I/O that a source was given, in order, and which of them it has finished.
 #[derive(Debug, Default)]
@@ -60,11 +62,15 @@ impl Rig {
 
 /// A target of one subsystem that any host may use: these lines at the top, this namespace.
 fn target(top: &str, namespace: &str) -> Server {
+    started(top, namespace).unwrap()
+}
+
+fn started(top: &str, namespace: &str) -> Result<Server, forebay_model::Error> {
     let config = format!(
         "listen = [\"127.0.0.1:0\"]\nthreads = 1\nbuffers = \"16m\"\n{top}\n[[subsystems]]\nnqn = \"{SUBSYSTEM}\"\n\
          allow_any_host = true\n[[subsystems.namespaces]]\n{namespace}"
     );
-    Server::start(Config::from_toml(&config).unwrap(), Box::new(|_| {})).unwrap()
+    Server::start(Config::from_toml(&config).unwrap(), Box::new(|_| {}))
 }
 
 fn write(queue: &mut Queue, fua: bool) {
@@ -159,4 +165,30 @@ fn a_namespace_that_comes_after_the_host_has_its_cache_on() {
     written(&mut queue);
     let recorded = server.site.subsystems[0].state().volumes[&2].recorded.take();
     assert_eq!(recorded, [(Op::Write { durable: false }, true)]);
+}
+
+/// A thread whose ring may be entered no more serves nobody: who runs the server learns it, and what was counted. And a host
+/// says so, not that nobody answers.
+#[test]
+fn a_ring_that_may_not_be_entered_any_more_fails_a_target_and_a_host() {
+    let there = target("", "source = \"nil:?size=1m\"");
+    let remote = format!("source = \"nvme+tcp://{}/{SUBSYSTEM}\"", there.addresses()[0]);
+    let run = move || {
+        // Threads that this one begins have the filter, too.
+        forbid_waiting(libc::EPERM);
+        let error = started("", &remote).map(drop).unwrap_err();
+        assert!(error.to_string().contains("refuses io_uring_enter"), "{error}");
+        let server = target("", "source = \"nil:?size=1m\"");
+        let until = Instant::now() + Duration::from_secs(60);
+        while server.failure().is_none() {
+            assert!(Instant::now() < until, "nobody is told");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let failure = server.failure().unwrap();
+        assert_eq!(failure.kind, forebay_model::Kind::Run);
+        assert!(failure.found.contains("Operation not permitted"), "{failure}");
+        server.stop();
+    };
+    std::thread::spawn(run).join().unwrap();
+    assert!(there.failure().is_none());
 }

@@ -90,7 +90,8 @@ impl Hand for Worker {
             self.follow_changes();
             self.run_timers();
             let more = self.work();
-            if self.stop_by.is_some_and(|by| self.is_empty() || self.now >= by) {
+            let failed = self.site.failure.heed(&self.reactor);
+            if self.stop_by.is_some_and(|by| failed || self.is_empty() || self.now >= by) {
                 break;
             }
             let until = if more || self.mailbox.has_letters() { self.now } else { self.due() };

@@ -3,6 +3,7 @@
 use super::{Worker, LOOK, STANDSTILL};
 use crate::client::Late;
 use crate::clock;
+use crate::reactor;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -56,9 +57,7 @@ impl Worker {
     /// ends, with what was measured before, and memory that the kernel may still write to is left to it.
     pub(super) fn give_up_all(&mut self, why: &std::io::Error) {
         let now = clock::now();
-        let why = format!(
-            "the kernel refuses io_uring_enter, which it allowed before: {why}; --engine pread does without"
-        );
+        let why = format!("{}; --engine pread does without", reactor::refusal(why));
         self.shared.stop.store(true, Ordering::Relaxed);
         if self.client.in_flight() == 0 && !self.closing {
             self.tally.errors.failed += 1;

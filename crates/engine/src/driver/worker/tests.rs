@@ -197,7 +197,7 @@ fn a_ring_that_may_not_be_entered_any_more_ends_the_run_with_that_and_with_no_ti
             worker.client.collect(&mut worker.reactor);
             worker.settle();
         }
-        forbid_entering();
+        forbid_entering(libc::EPERM);
         worker.run(begin);
         assert!(worker.shared.stop.load(Ordering::Relaxed));
         worker.close();

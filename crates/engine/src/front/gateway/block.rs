@@ -229,6 +229,12 @@ impl Gateway {
         }
     }
 
+    /// As of `failure`, of the threads of block devices.
+    pub(super) fn blocks_failure(&self) -> Option<Error> {
+        let all: Vec<Arc<Block>> = self.state().blocks.values().cloned().collect();
+        all.iter().find_map(|block| block.shown().and_then(|(_, device)| device.failure()))
+    }
+
     /// The gateway ends: its devices wait for the next one.
     pub(super) fn blocks_leave(&self) {
         for (name, block) in std::mem::take(&mut self.state().blocks) {

@@ -10,6 +10,7 @@ mod raw;
 use super::config::{self, Config};
 use super::Gateway;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 const NQN: &str = "nqn.2026-11.io.example:gateway";
 
@@ -63,4 +64,23 @@ pub fn file(dir: &Path, bytes: usize) -> (String, Vec<u8>) {
     let path = dir.join("file");
     std::fs::write(&path, &content).unwrap();
     (path.display().to_string(), content)
+}
+
+/// A thread whose ring may be entered no more serves nobody: who runs the gateway learns it.
+#[test]
+fn a_ring_that_may_not_be_entered_any_more_fails_the_gateway() {
+    let run = || {
+        // Threads that this one begins have the filter, too.
+        crate::reactor::tests::forbid_waiting(libc::EPERM);
+        let rig = Rig::new(&["nil:?size=1m"]);
+        let until = Instant::now() + Duration::from_secs(60);
+        while rig.gateway.failure().is_none() {
+            assert!(Instant::now() < until, "nobody is told");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let failure = rig.gateway.failure().unwrap();
+        assert!(failure.found.contains("refuses io_uring_enter"), "{failure}");
+        rig.gateway.stop();
+    };
+    std::thread::spawn(run).join().unwrap();
 }

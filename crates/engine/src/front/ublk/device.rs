@@ -15,6 +15,7 @@ use crate::clock;
 use crate::driver::threads;
 use crate::reactor::{memlock, Reactor, RingOptions};
 use crate::serve::config::Namespace;
+use crate::serve::crew::Failure;
 use crate::serve::volume::Volume;
 use forebay_model::Error;
 pub use node::delete;
@@ -52,6 +53,7 @@ pub struct Ublk {
     /// What threads counted that have ended.
     past: Mutex<Vec<Report>>,
     suspended: Mutex<bool>,
+    failure: Arc<Failure>,
 }
 
 impl Ublk {
@@ -101,6 +103,7 @@ impl Ublk {
             threads: Mutex::default(),
             past: Mutex::default(),
             suspended: Mutex::new(false),
+            failure: Arc::default(),
         };
         match device.go_live(&mut kernel, options, throttle.as_ref()) {
             Ok(()) => Ok(device),
@@ -132,6 +135,7 @@ impl Ublk {
                     transfer_max: self.info.max_io_buf_bytes,
                     io_timeout: options.io_timeout(),
                     throttle: throttle.cloned(),
+                    failure: self.failure.clone(),
                 },
                 info: self.info,
                 spin: Duration::from_micros(options.spin_us.into()),
@@ -194,6 +198,11 @@ impl Ublk {
     /// It waited for a daemon, and got this one.
     pub fn recovered(&self) -> bool {
         self.recovered
+    }
+
+    /// Why a thread of it ended: nobody serves its queues until the next daemon does.
+    pub fn failure(&self) -> Option<Error> {
+        self.failure.get()
     }
 
     /// Hardware queues that the kernel gave.

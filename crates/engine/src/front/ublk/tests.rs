@@ -13,6 +13,7 @@ use super::worker::{Setup, Throttle, Worker};
 use crate::arena::Mem;
 use crate::reactor::{Reactor, RingOptions, Waker};
 use crate::serve::config::Namespace;
+use crate::serve::crew::Failure;
 use crate::serve::volume::Volume;
 use forebay_model::random::Xoshiro256;
 use std::collections::VecDeque;
@@ -112,6 +113,7 @@ struct Rig {
     mailbox: Arc<Mailbox>,
     waker: Arc<Waker>,
     thread: JoinHandle<Report>,
+    failure: Arc<Failure>,
 }
 
 impl Rig {
@@ -131,18 +133,20 @@ impl Rig {
             stopped: false,
         };
         let (tell, told) = sync_channel(1);
+        let failure = Arc::<Failure>::default();
+        let of_thread = failure.clone();
         let thread = std::thread::spawn(move || {
             let options = RingOptions { depth: 256, ..RingOptions::default() };
             let mut reactor = Reactor::with_ring(options).unwrap();
             let waker = reactor.waker().unwrap();
             let mailbox = Arc::new(Mailbox::new(waker.clone()));
-            let setup = Setup { number: 0, transfer_max: SLOT, io_timeout, throttle };
+            let setup = Setup { number: 0, transfer_max: SLOT, io_timeout, throttle, failure: of_thread };
             let worker = Worker::new(setup, volume, vec![(0, port)], reactor, mailbox.clone()).unwrap();
             tell.send((mailbox, waker)).unwrap();
             worker.run()
         });
         let (mailbox, waker) = told.recv().unwrap();
-        Rig { events, answers: answered, mailbox, waker, thread }
+        Rig { events, answers: answered, mailbox, waker, thread, failure }
     }
 
     fn ask(&self, tag: u16, op_flags: u32, offset: u64, bytes: usize, payload: &[u8]) {
@@ -296,18 +300,6 @@ fn a_fault_of_the_source_is_an_error_of_the_device() {
     let rig = Rig::new(volume(&path, true, Some("error=1")), None);
     assert_eq!(rig.one(READ, 0, 4096, &[]).result, -libc::EIO);
     assert_eq!(rig.one(WRITE, 0, 4096, &[1; 4096]).result, -libc::EIO);
-    rig.stop();
-}
-
-#[test]
-fn a_request_that_the_source_keeps_is_given_up_in_time() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = file(dir.path(), "a", 1 << 20, 0);
-    let rig = Rig::new(volume(&path, true, Some("stall=1")), Some(Duration::from_millis(200)));
-    (0..DEPTH).for_each(|tag| rig.ask(tag, READ, 0, 4096, &[]));
-    for _ in 0..DEPTH {
-        assert_eq!(rig.answer().result, -libc::ETIMEDOUT);
-    }
     rig.stop();
 }
 

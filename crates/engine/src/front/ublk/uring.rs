@@ -8,7 +8,7 @@ use super::port::{Arrival, Port};
 use super::uapi::{self, ControlCommand, Descriptor, IoCommand, COMMIT_AND_FETCH_REQ, CONTROL, FETCH_REQ};
 use crate::arena::Mem;
 use crate::clock;
-use crate::reactor::{memlock, Completion, Reactor};
+use crate::reactor::{self, memlock, Completion, Reactor};
 use forebay_model::Error;
 use io_uring::{cqueue, opcode, squeue, types, IoUring};
 use std::fs::{File, OpenOptions};
@@ -77,9 +77,12 @@ impl Control for Kernel {
         // SAFETY: the entry points to `lent`, which lives until its completion, or for ever if none comes in time.
         let pushed = unsafe { self.ring.submission().push(&entry.user_data(self.serial)) };
         pushed.map_err(|_| libc::EBUSY)?;
-        let Some(result) = self.answer(self.serial, within) else {
-            std::mem::forget(lent);
-            return Err(libc::ETIMEDOUT);
+        let result = match self.answer(self.serial, within) {
+            Ok(result) => result,
+            Err(errno) => {
+                std::mem::forget(lent);
+                return Err(errno);
+            }
         };
         buffer.copy_from_slice(&lent);
         if result < 0 {
@@ -91,21 +94,27 @@ impl Control for Kernel {
 
 impl Kernel {
     /// What a command completed with; answers to others, whose time was over, are dropped.
-    fn answer(&mut self, serial: u64, within: Duration) -> Option<i32> {
+    ///
+    /// # Errors
+    /// ETIMEDOUT, or what the kernel refuses calls for the ring with: the command may still be carried out.
+    fn answer(&mut self, serial: u64, within: Duration) -> Result<i32, i32> {
         let until = clock::now() + within;
         loop {
             let answers: Vec<(u64, i32)> =
                 self.ring.completion().map(|c| (c.user_data(), c.result())).collect();
             if let Some((_, result)) = answers.into_iter().find(|(of, _)| *of == serial) {
-                return Some(result);
+                return Ok(result);
             }
             let left = until.saturating_duration_since(clock::now());
             if left.is_zero() {
-                return None;
+                return Err(libc::ETIMEDOUT);
             }
             let timeout = types::Timespec::from(left);
-            // ETIME, EINTR: nothing yet, look at the clock.
-            let _ = self.ring.submitter().submit_with_args(1, &types::SubmitArgs::new().timespec(&timeout));
+            let args = types::SubmitArgs::new().timespec(&timeout);
+            match self.ring.submitter().submit_with_args(1, &args).map_err(|e| e.raw_os_error()) {
+                Err(Some(errno)) if !reactor::is_nothing_yet(errno) => return Err(errno),
+                _ => {}
+            }
         }
     }
 }
@@ -214,6 +223,18 @@ mod tests {
         assert!(error.next.contains("modprobe ublk_drv"), "{error}");
         let error = refused(Path::new(CONTROL), &std::io::Error::from_raw_os_error(libc::EACCES));
         assert!(error.found.contains("root") && error.next.contains("sudo"), "{error}");
+    }
+
+    #[test]
+    fn a_ring_that_may_not_be_entered_any_more_ends_a_command_at_once() {
+        let run = || {
+            let Ok(mut kernel) = Kernel::open_at(Path::new("/dev/null")) else { return };
+            crate::reactor::tests::forbid_entering(libc::EPERM);
+            let command = ControlCommand::default();
+            let answer = kernel.call(uapi::GET_FEATURES, command, &mut [7; 8], Duration::from_secs(3600));
+            assert_eq!(answer, Err(libc::EPERM));
+        };
+        std::thread::spawn(run).join().unwrap();
     }
 
     #[test]

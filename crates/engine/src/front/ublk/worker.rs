@@ -11,7 +11,8 @@ use crate::clock;
 use crate::front::hold::Lines;
 use crate::front::qos::Limiter;
 use crate::queue::{Fault, Via};
-use crate::reactor::Reactor;
+use crate::reactor::{self, Reactor};
+use crate::serve::crew::Failure;
 use crate::serve::lane::{Finished, Histogram, Lane, Owner, Step};
 use crate::serve::stats::Counts;
 use crate::serve::volume::{Content, Volume};
@@ -43,6 +44,7 @@ pub struct Setup {
     pub transfer_max: u32,
     pub io_timeout: Option<Duration>,
     pub throttle: Option<Throttle>,
+    pub failure: Arc<Failure>,
 }
 
 struct Working {
@@ -148,6 +150,9 @@ impl<P: Port> Worker<P> {
             self.reactor.flush();
             self.collect(at);
             let one = &self.hardware[at];
+            if let Some(why) = self.reactor.refused() {
+                return Err(reactor::refused(&why));
+            }
             if one.open < u32::from(one.port.depth()) {
                 let asked = format!("hardware queue {} of a ublk device", one.queue);
                 let next = "forebay snap again; dmesg may say why";
@@ -169,6 +174,9 @@ impl<P: Port> Worker<P> {
             }
             let until = if more || self.mailbox.has_letters() { self.now } else { self.due() };
             self.reactor.wait(1, until, Duration::ZERO);
+            if self.setup.failure.heed(&self.reactor) {
+                break;
+            }
         }
         self.flush();
         let report = self.report();

@@ -107,6 +107,9 @@ impl Worker {
 
     /// What hosts wrote is made durable before the server is gone.
     pub(super) fn flush_all(&mut self) {
+        if self.reactor.refused().is_some() {
+            return;
+        }
         let owner = Owner { connection: NOBODY, command: Handle(0) };
         for lane in self.lanes.iter_mut().flatten().filter(|l| l.volume.write_cache && l.is_idle()) {
             lane.start(owner, FLUSH, &mut self.reactor);

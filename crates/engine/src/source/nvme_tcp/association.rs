@@ -5,7 +5,7 @@ use super::connection::{Broken, Connection, Report, Unsent, Way};
 use super::options::Address;
 use crate::arena::{Mem, UNREGISTERED};
 use crate::clock;
-use crate::reactor::{memlock, Completion, Reactor, RingOptions};
+use crate::reactor::{self, memlock, Completion, Reactor, RingOptions};
 use crate::source::nvme::Stranger;
 use forebay_model::Error;
 use forebay_nvme::auth::{Agreement, Credentials};
@@ -164,6 +164,7 @@ impl<S: Care> Association<S> {
         }
         self.connection.send(&mut self.reactor);
         self.reactor.wait(1, wait, Duration::ZERO);
+        not_refused(&self.reactor)?;
         Ok(None)
     }
 
@@ -185,6 +186,7 @@ impl<S: Care> Association<S> {
             self.connection.send(&mut self.reactor);
             let done = loop {
                 self.reactor.wait(1, by, Duration::ZERO);
+                not_refused(&self.reactor)?;
                 take(&mut self.connection, &mut self.reactor, self.token, &mut self.completions);
                 let driven = self.connection.drive(&mut self.reactor, &mut self.reports);
                 let done = self.reports.drain(..).find_map(|report| match report {
@@ -245,13 +247,21 @@ impl<S: Care> Association<S> {
         self.connection.close(&mut self.reactor);
         let until = clock::now() + QUIET_WITHIN;
         while !self.connection.is_quiet() {
-            if clock::now() > until {
+            if clock::now() > until || self.reactor.refused().is_some() {
                 std::mem::forget((std::mem::take(&mut self.in_flight), self.proof.take()));
                 return;
             }
             self.reactor.wait(1, until, Duration::ZERO);
             take(&mut self.connection, &mut self.reactor, self.token, &mut self.completions);
         }
+    }
+}
+
+/// Nothing comes through a ring that the kernel takes no calls for any more.
+fn not_refused(reactor: &Reactor) -> Result<(), Ended> {
+    match reactor.refused() {
+        None => Ok(()),
+        Some(why) => Err(Ended { why: reactor::refusal(&why), for_good: true }),
     }
 }
 
@@ -281,6 +291,7 @@ fn connect(
             Ok(connection) => return Ok((connection, to)),
             Err(why) => last = why,
         }
+        not_refused(reactor)?;
     }
     Err(Ended { why: last, for_good: false })
 }
@@ -313,6 +324,9 @@ fn initialise(
         if (peer.stops)() {
             break "closed".into();
         }
+        if reactor.refused().is_some() {
+            break "the ring is refused".into(); // `connect` says more.
+        }
         if clock::now() > by {
             break format!("no answer within {} s", CONNECT_WITHIN.as_secs());
         }
@@ -321,7 +335,7 @@ fn initialise(
     };
     connection.close(reactor);
     let until = clock::now() + QUIET_WITHIN;
-    while !connection.is_quiet() && clock::now() < until {
+    while !connection.is_quiet() && clock::now() < until && reactor.refused().is_none() {
         reactor.wait(1, until, Duration::ZERO);
         take(&mut connection, reactor, token, &mut completions);
     }

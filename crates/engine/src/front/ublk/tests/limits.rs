@@ -1,4 +1,4 @@
-//! Limits of a namespace, which a device's threads share with all other fronts.
+//! Limits of a namespace, which a device's threads share with all other fronts; of a request's time; and a thread's end.
 
 use super::*;
 use crate::front::qos::{Limiter, Limits};
@@ -78,4 +78,30 @@ fn requests_that_wait_are_suspended_given_up_and_left_like_others() {
         "nothing is waited for"
     );
     assert!(rig.answers.try_recv().is_err(), "the next daemon is given them");
+}
+
+#[test]
+fn a_request_that_the_source_keeps_is_given_up_in_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = file(dir.path(), "a", 1 << 20, 0);
+    let rig = Rig::new(volume(&path, true, Some("stall=1")), Some(Duration::from_millis(200)));
+    (0..DEPTH).for_each(|tag| rig.ask(tag, READ, 0, 4096, &[]));
+    for _ in 0..DEPTH {
+        assert_eq!(rig.answer().result, -libc::ETIMEDOUT);
+    }
+    rig.stop();
+}
+
+/// Nobody serves the device's queues then: its thread ends, and whoever has it learns why.
+#[test]
+fn a_ring_that_may_not_be_entered_any_more_ends_the_thread() {
+    let run = || {
+        crate::reactor::tests::forbid_waiting(libc::EPERM);
+        let rig = Rig::new(volume("nil:?size=1m", false, None), None);
+        let report = rig.thread.join().unwrap();
+        assert!(report.open, "the driver wasn't told of an end");
+        let failure = rig.failure.get().expect("it is told why");
+        assert!(failure.found.contains("refuses io_uring_enter"), "{failure}");
+    };
+    std::thread::spawn(run).join().unwrap();
 }

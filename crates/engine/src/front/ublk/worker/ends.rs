@@ -89,7 +89,8 @@ impl<P: Port> Worker<P> {
 
     /// What was written is durable before the thread is gone.
     pub(super) fn flush(&mut self) {
-        if !self.limits.write_cache || !self.lane.is_idle() || self.failing {
+        let refused = self.reactor.refused().is_some();
+        if !self.limits.write_cache || !self.lane.is_idle() || self.failing || refused {
             return;
         }
         let nobody = Owner { connection: u32::MAX, command: Handle(0) };
