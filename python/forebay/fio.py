@@ -1,17 +1,19 @@
 """fio's job files: which of Forebay's jobs each section asks for. What would make it another one is refused by name.
 
 fio_keys.py says of every key what becomes of it, fio_file.py reads the file, fio_values.py what may be calculated,
-fio_settings.py the values of a section, fio_offsets.py where its I/Os go. Only the file format and the meaning of the keys
-are shared with fio, out of its documentation. Sizes follow fio's default (`kb_base=1024`): k and kb are 1024, kib is 1000.
+fio_settings.py the values of a section, fio_offsets.py where its I/Os go, fio_data.py in which files, fio_checks.py how they
+are checked. Only the file format and the meaning of the keys are shared with fio, out of its documentation. Sizes follow
+fio's default (`kb_base=1024`): k and kb are 1024, kib is 1000.
 """
 
 from __future__ import annotations
 
-import os
 import re
 
-from forebay import fio_values
 from forebay.errors import RequestError
+from forebay.fio_checks import Checks
+from forebay.fio_data import NOTHING
+from forebay.fio_data import named_files as named_files
 from forebay.fio_file import FILE_BYTES_MAX as FILE_BYTES_MAX
 from forebay.fio_file import Section as Section
 from forebay.fio_file import expanded, sections
@@ -19,7 +21,6 @@ from forebay.fio_job import CHECK as CHECK
 from forebay.fio_job import FioJob as FioJob
 from forebay.fio_job import among, running, settled
 from forebay.fio_keys import ALIASES, DONE, ELSEWHERE, HARMLESS, HOLDS, REFUSED, TOLD
-from forebay.fio_side import Sides
 
 
 def jobs(path: str, lenient: bool = False) -> list[FioJob]:
@@ -83,33 +84,12 @@ SYNC_ENGINES = {
     "vsync": "inline",
     "mmap": "map",
 }
-# fio's example of an engine in C++ does what null does.
-NOTHING = ("null", "cpp_null")
 ASYNC_ENGINES = {"io_uring": "uring", "libaio": "uring", "posixaio": "pread"}
 MEMORY = {"malloc": "small", "shm": "small", "mmap": "small", "shmhuge": "hugetlb", "mmaphuge": "hugetlb"}
 
 
-# What a job that reads back does without.
-WRITES_ALONE = ("sync", "refill", "atomic", "flow", "rate_min_gib_s", "rate_min_iops", "until_steady", "steady")
-CHECKED_OTHERWISE = ("verify_backlog", "verify_async", "verify_state_load")
-VERIFIED = (
-    "md5 crc64 crc32c crc32c-intel crc32 crc16 crc7 xxhash sha512 sha256 sha1 sha3-224 sha3-256 sha3-384 sha3-512 meta"
-).split()
-
-
-def named_files(filename: str) -> list[str]:
-    """`a:b` names two; `\\:` is a colon."""
-    return [re.sub(r"\\(.)", r"\1", part) for part in re.split(r"(?<!\\):", filename) if part]
-
-
-class _Reader(Sides):
+class _Reader(Checks):
     """Takes one section's settings apart; what nobody takes is without effect, or unsupported."""
-
-    def __init__(self, name: str, settings: dict[str, str], before: list[FioJob] | None = None) -> None:
-        super().__init__(name, settings)
-        self.before = before or []
-        self.reads_back = False
-        self.before_group = 0
 
     def job(self) -> FioJob:
         engine, threads = self.left.pop("ioengine", "psync"), self.number("numjobs", 1)
@@ -140,44 +120,6 @@ class _Reader(Sides):
             return self.seconds("startdelay") or 0.0
         self.leave_out("startdelay", self.left.pop("startdelay"), "a job waits for a set time, not for one of a range")
         return 0.0
-
-    def checks(self) -> list[FioJob]:
-        """The job that reads back and checks what this one wrote, in the same order; none without `verify`."""
-        if not self.reads_back:
-            return []
-        kept = {k: v for k, v in self.fields.items() if k not in WRITES_ALONE}
-        read = {**kept, "op": self.fields["op"].replace("write", "read")}
-        return [FioJob(self.name + CHECK, read, follows=True, group=self.before_group)]
-
-    def verify(self) -> None:
-        """fio's `verify` as a check of Forebay's own content: written, then read back."""
-        kind = self.left.pop("verify", "0")
-        reads_back, fields = self.flag("do_verify", True), self.fields
-        if kind in ("0", "none"):
-            return
-        otherwise = [key for key in CHECKED_OTHERWISE if self.left.pop(key, "0") != "0"]
-        why = None
-        if kind not in VERIFIED or otherwise:
-            why = f"what is written is read back and checked by its own content, without {', '.join(otherwise or [kind])}"
-        elif not self.is_write() and not self.was_written():
-            why = "a section above must have written it with verify: what fio wrote carries fio's checksums"
-        elif self.is_write() or "read_pct" in fields:
-            partly = {"read_pct", "duration_s", "limit_bytes", "limit_ios", "skip_bytes", "distribution", "rate_gib_s"}
-            held = sorted(partly & fields.keys())
-            if held or fields.get("passes") != 1 or fields.get("no_repeat") is False:
-                why = "only a job that writes everything once, at full speed, is read back and checked"
-        if why:
-            self.leave_out("verify", kind, why)
-            return
-        fields["verify"] = True
-        self.reads_back = self.is_write() and reads_back
-        self.notes.append(f"verify={kind} is a check of Forebay's own content, which no other program knows")
-
-    def was_written(self) -> bool:
-        same = ("sources", "file_name", "seed")
-        return any(
-            job.job.get("verify") and all(job.job.get(k) == self.fields.get(k) for k in same) for job in self.before
-        )
 
     def remaining(self, key: str, value: str) -> None:
         """A key that makes no field: without effect, asking for what holds anyway, or left out."""
@@ -272,147 +214,6 @@ class _Reader(Sides):
             raise self.wrong("gpu_dev_ids", gpus, "is not a list of GPUs", "gpu_dev_ids=0:1")
         if gpus:
             self.fields["gpus"] = [int(g) for g in gpus.split(":")]
-
-    def data(self, engine: str, threads: int) -> None:
-        size_pct = fio_values.share(self.left.get("size", ""))
-        if size_pct in (0, 100):
-            size_pct = None
-        size = self.file_size("size") if size_pct is None else None
-        each = self.file_size("filesize")
-        count = self.number("nrfiles", 1)
-        directory, filename = self.left.pop("directory", ""), self.left.pop("filename", "")
-        name = re.sub(r"[/%]", "_", self.left.pop("name", self.name))
-        whole = self.whole(filename, directory, each, size, size_pct)
-        start = self.offset(self.left.pop("offset"), whole) if "offset" in self.left else None
-        if threads < 1 or count < 1:
-            raise self.wrong("numjobs" if threads < 1 else "nrfiles", "0", "must be at least 1", "numjobs=1")
-        if engine in NOTHING:
-            self.fields["sources"], count = ["nil:"], 1
-            self.share(threads)
-        elif filename:
-            count = self.files(filename, directory)
-            self.share(threads)
-        else:
-            count = self.directory(directory or ".", name, threads, count)
-        self.order_of_files(count)
-        if self.left.get("offset_increment", "0") != "0" and threads > 1:
-            self.leave_out("offset_increment", self.left.pop("offset_increment"), "each job has a file of its own")
-        if start is not None:
-            self.fields["start_bytes"] = start
-        if size_pct is not None:
-            self.shared_size(size_pct, whole, start or 0)
-        elif each is not None:
-            self.fields["file_bytes"] = each
-            if size is not None and size < each * count:
-                self.leave_out("size", f"{size}", "a job covers its files whole; filesize alone, or no filesize")
-        elif size is not None:
-            # fio's size counts from the offset on.
-            self.fields["file_bytes"] = max(size // count, 1) + (start or 0)
-            self.stepped_size(size, threads)
-        elif self.is_write() and not filename and engine not in NOTHING:
-            raise RequestError(f"[{self.name}]", "has no size", "size=1g")
-        # fio lays out the files that its jobs read.
-        may_make = self.flag("allow_file_create", True)
-        if "file_bytes" in self.fields and engine not in NOTHING and not self.is_write() and may_make:
-            self.fields["create"] = True
-        if not may_make and (self.is_write() or "read_pct" in self.fields):
-            self.leave_out("allow_file_create", "0", "a write makes the files that are missing")
-
-    def whole(self, filename: str, directory: str, each: int | None, size: int | None, size_pct: int | None) -> int | None:
-        """What shares are of: `filesize`, or the one file or device that is there. None where that isn't known."""
-        if each is not None or not filename or (size_pct is None and size is not None):
-            return each
-        names = named_files(filename)
-        return fio_values.bytes_there(os.path.join(directory, names[0])) if len(names) == 1 else None
-
-    def shared_size(self, size_pct: int, whole: int | None, start: int) -> None:
-        """`size=50%`."""
-        self.left.pop("size")
-        if not whole:
-            self.leave_out("size", f"{size_pct}%", fio_values.NO_WHOLE)
-            return
-        part = fio_values.part_of(whole, size_pct, start, self.fields["io_bytes"])
-        if part == 0:
-            raise self.wrong("size", f"{size_pct}%", f"is less than an I/O (of {whole:,} bytes)", "size=100%")
-        self.fields["file_bytes"] = start + part
-
-    def share(self, threads: int) -> None:
-        """Several jobs over the same files: each goes through all of them."""
-        if threads > 1:
-            self.fields["clones"] = True
-        text = self.left.pop("offset_increment", "0")
-        if text.endswith("%"):
-            self.leave_out("offset_increment", text, "it is given in bytes")
-        elif threads > 1 and self.size("offset_increment", text):
-            self.fields["start_step_bytes"] = self.size("offset_increment", text)
-
-    def stepped_size(self, size: int, threads: int) -> None:
-        """With `offset_increment` each of the jobs has so much from its own offset on."""
-        step = self.fields.get("start_step_bytes", 0)
-        if not step:
-            return
-        self.fields["file_bytes"] += step * (threads - 1)
-        # Without a limit each would go on to the end of the file.
-        self.fields["limit_bytes"] = size
-        if self.is_random() or self.left.get("time_based", "0") != "0" or self.left.get("loops", "1") != "1":
-            why = "with a size, each of the jobs goes through its part of the file in order, and once"
-            self.leave_out("offset_increment", str(step), why)
-
-    def order_of_files(self, count: int) -> None:
-        typed = self.left.pop("file_service_type", "")
-        kind = (typed or "roundrobin").removesuffix(":1")
-        if count == 1:
-            return
-        if not self.fields["op"].startswith("rand"):
-            if kind != "sequential":
-                why = "" if typed else "fio's default; "
-                why += "one file follows on the other here; file_service_type=sequential, or a section for each file"
-                self.leave_out("file_service_type", kind, why)
-        elif kind not in ("roundrobin", "random"):
-            self.leave_out("file_service_type", kind, "each I/O may go to any of the files")
-
-    def file_size(self, key: str) -> int | None:
-        """Bytes; None where absent or 100 %: as found."""
-        text = self.left.pop(key, None)
-        if text is None or text == "100%":
-            return None
-        value = self.size(key, text)
-        if value == 0:
-            raise self.wrong(key, text, "an empty file can't be read or written", f"{key}=1g")
-        return value
-
-    def offset(self, text: str, whole: int | None) -> int | None:
-        """`1g`, or `25%` of the file, from the next I/O on."""
-        share = fio_values.share(text)
-        if share is None:
-            return self.size("offset", text)
-        align = self.size("offset_align", self.left["offset_align"]) if "offset_align" in self.left else 0
-        if not whole:
-            self.leave_out("offset", text, fio_values.NO_WHOLE)
-            return None
-        return fio_values.start_of(whole, share, align or self.fields["io_bytes"])
-
-    def files(self, filename: str, directory: str) -> int:
-        """Named files, which all of the section's jobs share. Returns how many."""
-        names = named_files(filename)
-        if not names:
-            raise self.wrong("filename", filename, "names no file", "filename=FILE")
-        paths = [os.path.join(directory, name) for name in names]
-        self.fields["sources"] = [f"file:{path}" if ":" in path else path for path in paths]
-        return len(names)
-
-    def directory(self, directory: str, name: str, threads: int, count: int) -> int:
-        """Files called as fio calls them, NAME.JOB.FILE. Returns how many each job has."""
-        self.fields["sources"] = [d for d in directory.split(":") if d] or ["."]
-        if len(self.fields["sources"]) > 1:
-            self.leave_out("directory", directory, "fio gives each job one of the folders; here each has all files")
-        if count > 1 and threads > 1:
-            self.leave_out("nrfiles", str(count), "with numjobs above 1 each job has one file")
-            count = 1
-        self.fields.update(
-            file_name=f"{name}.0.%d" if count > 1 else f"{name}.%d.0", files=count if count > 1 else threads
-        )
-        return count
 
     # For how long, how fast.
 
