@@ -42,6 +42,7 @@ use forebay_engine::{
     source::{fault::FaultPlan, Uri},
 };
 use forebay_model::device::DriveModel;
+use forebay_model::fio_blocks::{check, Rule};
 use forebay_model::safetensors::Header;
 use forebay_model::{record, units, JobSpec, Latency};
 
@@ -59,6 +60,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     #[cfg(feature = "engine")]
     ("faults", faults),
     ("safetensors", safetensors),
+    ("fio_blocks", fio_blocks),
     #[cfg(feature = "engine")]
     ("formats", formats),
     #[cfg(feature = "engine")]
@@ -159,6 +161,18 @@ pub fn serve(data: &[u8]) {
     config.metrics_address().expect("checked");
     let written = serde_json::to_string(&config).expect("a checked configuration holds no NaN");
     assert!(!written.contains("DHHC-1:"), "a secret is written");
+}
+
+/// Blocks that fio wrote, and a rule about them: its length, the rule, how far into the file they lie, the blocks.
+pub fn fio_blocks(data: &[u8]) {
+    let Some((&rule_len, rest)) = data.split_first() else { return };
+    let Some((rule, rest)) = rest.split_at_checked(rule_len.into()) else { return };
+    let Some((place, blocks)) = rest.split_first_chunk::<8>() else { return };
+    let Some(rule) = std::str::from_utf8(rule).ok().and_then(|text| Rule::parse(text).ok()) else { return };
+    let at = u64::from_le_bytes(*place);
+    let Err(wrong) = check(blocks, at, &rule) else { return };
+    let inside = wrong.at.wrapping_sub(at);
+    assert!(inside < blocks.len() as u64 && wrong.blocks >= 1, "{}", wrong.describe("the file"));
 }
 
 /// A safetensors header; its first two bytes say how much data follows it. Tensors cover that, and nothing else.

@@ -58,6 +58,11 @@ fn faults_seeds() {
 }
 
 #[test]
+fn fio_blocks_seeds() {
+    replay("fio_blocks");
+}
+
+#[test]
 fn safetensors_seeds() {
     replay("safetensors");
 }

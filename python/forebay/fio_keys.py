@@ -67,6 +67,10 @@ DONE = {
     "verify_backlog": "--verify",
     "verify_async": "--verify",
     "verify_state_load": "--verify",
+    "verify_only": "--verify-fio",
+    "verify_interval": "--verify-fio",
+    "verify_offset": "--verify-fio",
+    "verify_pattern": "--verify-fio",
     "runtime": "--duration",
     "time_based": "--duration without --passes",
     "ramp_time": "--warmup",
@@ -143,9 +147,8 @@ _HOLDS = {
     "files are made before anything is measured": "create_serialize create_fsync",
     "only for clients of a fio server": "unique_filename",
     "aligns shares of a file, of which offset names none": "offset_align",
-    "says how fio lays out and keeps its own checksums": "verify_interval verify_offset verify_state_save "
-    "verify_header_seed verify_pattern_interval verify_write_sequence verify_policy verifysort verifysort_nr "
-    "experimental_verify",
+    "says what fio keeps of its own writes": "verify_state_save verify_header_seed verify_write_sequence verify_policy "
+    "verifysort verifysort_nr experimental_verify",
     "says nothing without verify_async and verify_backlog, which are refused": "verify_async_cpus verify_backlog_batch",
     "all is checked, and what is wrong fails the run and is shown": "verify_fatal verify_dump",
     "says nothing without trim_percentage, which is refused": "trim_verify_zero trim_backlog trim_backlog_batch",
@@ -168,7 +171,7 @@ _TOLD = {
 
 # Refused: why → keys, each with the values that ask for no more than what holds anyway.
 _REFUSED = {
-    "fio's checksums and patterns aren't read or written": "verify_only=0 verify_pattern=",
+    "a pattern begins with each I/O": "verify_pattern_interval=0",
     "nothing is trimmed": "trim_percentage=0 num_range=0,1",
     "no list of I/Os is played back": "read_iolog= merge_blktrace_file=",
     "no list of I/Os is kept": "write_iolog=",

@@ -15,7 +15,9 @@ NO_WHOLE = "a share is of filesize, or of one filename that is there"
 _SIZE = re.compile(r"([0-9]{1,19})([kmgtp]?)(i?)b?", re.IGNORECASE)
 _KEYWORD = re.compile(r"\$(pagesize|mb_memory|ncpus)(?![A-Za-z0-9_])")
 _TOKEN = re.compile(r"\s*(?:([0-9]{1,19}(?:[kmgtp]i?)?b?)|([-+*/()]))", re.IGNORECASE)
+_PATTERN = re.compile(r'"([^"]*)"|0[xX]([0-9a-fA-F]+?)(?=0[xX]|[^0-9a-fA-F]|$)|(-?[0-9]{1,10}?)(?=0[xX]|[^0-9]|$)')
 _NESTING_MAX = 50
+PATTERN_MAX = 512
 
 
 class Malformed(ValueError):
@@ -43,6 +45,27 @@ def _plain(text: str, kb_base: int) -> int:
     other = 1000 if kb_base == 1024 else 1024
     value: int = int(match[1]) * (other if match[3] else kb_base) ** " kmgtp".index(match[2].lower() or " ")
     return value
+
+
+def pattern(text: str) -> bytes | None:
+    """What fio's `verify_pattern` repeats: `0xdeadbeef`, `"text"`, whole numbers, or several of them. None where it is more."""
+    found, rest = bytearray(), text
+    while rest:
+        part = _PATTERN.match(rest)
+        if part is None:
+            return None
+        quoted, digits, number = part.groups()
+        if quoted is not None:
+            found += quoted.encode()
+        elif digits is not None:
+            found += bytes.fromhex("0" * (len(digits) % 2) + digits)
+        elif not -(1 << 31) <= int(number) < 1 << 31:
+            return None
+        else:
+            value = int(number) & 0xFFFF_FFFF
+            found += value.to_bytes(max((value.bit_length() + 7) // 8, 1), "little")
+        rest = rest[part.end() :]
+    return bytes(found) if 0 < len(found) <= PATTERN_MAX else None
 
 
 def keywords(text: str) -> str:

@@ -274,6 +274,11 @@ impl JobSpec {
         self.reads_pct() > 0
     }
 
+    /// Whether what is read is compared with what it should be.
+    pub fn checks_reads(&self) -> bool {
+        self.verify || self.verify_fio.is_some()
+    }
+
     /// Whether files that are missing are made: where asked for, or by a write.
     pub fn may_make(&self) -> bool {
         self.create || self.writes()

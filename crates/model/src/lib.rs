@@ -13,6 +13,7 @@ pub mod crc32c;
 pub mod device;
 mod error;
 pub mod files;
+pub mod fio_blocks;
 pub mod histogram;
 pub mod job;
 pub mod merge;

@@ -10,6 +10,7 @@ use crate::clock;
 use crate::gpu::cuda::{Cuda, Device, Event, Stream};
 use crate::gpu::kernels::{Checker, Filler, Finding, Lists, Range};
 use forebay_model::content;
+use forebay_model::fio_blocks;
 use forebay_model::job::{Blend, Blender, JobSpec};
 use forebay_model::Error;
 use std::collections::VecDeque;
@@ -25,6 +26,7 @@ const LAUNCH: Duration = Duration::from_micros(10);
 const BYTES_PER_US: u64 = 1_000_000;
 
 const SCATTERED: &str = "content is checked and made in contiguous slots, and this memory is scattered";
+pub const FIO_ON_HOST: &str = "fio's checksums are computed by the host";
 
 /// Which part of which file's content a slot holds.
 #[derive(Clone, Copy, Debug)]
@@ -58,6 +60,8 @@ pub struct Contents {
     scratch: Vec<u8>,
     /// What writes carry, where that isn't content that is verified.
     blender: Option<Blender>,
+    /// What reads are held against, where fio wrote it.
+    fio: Option<fio_blocks::Rule>,
 }
 
 /// What a file is called that content says it belongs to, where that is known.
@@ -75,13 +79,14 @@ impl Contents {
     ) -> Result<(Contents, Option<String>), Error> {
         let blend = job.content.as_deref().map(Blend::parse).transpose()?;
         let blender = blend.map(|blend| Blender::new(blend, job.seed, worker));
+        let fio = job.parsed_verify_fio()?;
         let wanted = blender.is_none() && (job.verify || (job.refill && job.writes()));
         let (gpu, why_not) = match device.filter(|_| wanted).map(|d| OnDevice::open(d, depth)) {
-            None => (None, None),
+            None => (None, (fio.is_some() && device.is_some()).then(|| FIO_ON_HOST.into())),
             Some(Ok(gpu)) => (Some(gpu), None),
             Some(Err(why)) => (None, Some(why.found)),
         };
-        Ok((Contents { gpu, device: device.cloned(), name_of, scratch: Vec::new(), blender }, why_not))
+        Ok((Contents { gpu, device: device.cloned(), name_of, scratch: Vec::new(), blender, fio }, why_not))
     }
 
     /// Whether a chore on this memory is the GPU's: begun by `start`, ended in `reap`.
@@ -184,6 +189,10 @@ impl Contents {
     }
 
     fn compare(&self, bytes: &[u8], part: Part) -> Result<(), String> {
+        if let Some(rule) = &self.fio {
+            let name = || (self.name_of)(part.file).unwrap_or_else(|| "the file".into());
+            return fio_blocks::check(bytes, part.offset, rule).map_err(|wrong| wrong.describe(&name()));
+        }
         content::check(bytes, part.seed, part.file, part.offset)
             .map_err(|mismatch| mismatch.describe(&self.name_of))
     }

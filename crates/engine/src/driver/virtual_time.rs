@@ -142,6 +142,7 @@ fn one_model(drafts: &[Draft]) -> Result<DriveModel, Error> {
 fn refuse_what_time_cannot_show(job: &JobSpec) -> Result<(), Error> {
     let unknown = [
         ("--verify", job.verify),
+        ("--verify-fio", job.verify_fio.is_some()),
         ("--rate", job.rate_gib_s.is_some() || job.rate_iops.is_some()),
         ("--passes", job.passes.is_some()),
         ("--limit-bytes", job.limit_bytes.is_some()),

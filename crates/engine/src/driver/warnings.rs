@@ -1,6 +1,7 @@
 //! What only the run itself can know and its reader should: the rest is judged from the record (`forebay_model::warnings`).
 
 use super::fleet::Ran;
+use super::verify::FIO_ON_HOST;
 use crate::path::gds::Session;
 use forebay_model::record::Warning;
 
@@ -12,7 +13,11 @@ pub fn of(runs: &[Ran], session: Option<&Session>) -> Vec<Warning> {
     if let Some(why) = runs.iter().find_map(|r| r.kit.content_on_host.clone()) {
         let text =
             format!("content in GPU memory was checked or made by the host, at the host's speed: {why}");
-        warn(&mut list, "content_on_host", text, "pip install nvidia-cuda-nvrtc, or a CUDA toolkit");
+        let next = match why.as_str() {
+            FIO_ON_HOST => "nothing, unless the host is the bottleneck",
+            _ => "pip install nvidia-cuda-nvrtc, or a CUDA toolkit",
+        };
+        warn(&mut list, "content_on_host", text, next);
     }
     list.extend(session.into_iter().flat_map(of_session));
     list

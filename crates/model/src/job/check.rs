@@ -4,6 +4,7 @@ use super::{
     Arrivals, Blend, Cache, Flow, JobSpec, PathKind, Priorities, SteadyRule, WorkersFrom, ARENA_BYTES_MAX,
     DEPTH_MAX, FIELDS, IO_BYTES_MAX,
 };
+use crate::fio_blocks::Rule;
 use crate::units::format_bytes;
 use crate::Error;
 
@@ -52,6 +53,7 @@ impl JobSpec {
         self.check_steady()?;
         self.check_atomic()?;
         self.check_content()?;
+        self.parsed_verify_fio()?;
         self.priority.as_deref().map_or(Ok(()), |text| Priorities::parse(text).map(drop))?;
         self.flow.as_deref().map_or(Ok(()), |text| Flow::parse(text).map(drop))?;
         self.parsed_mix()?;
@@ -123,6 +125,31 @@ impl JobSpec {
             return refused(asked, "nothing is written", "--op write, or no --content");
         }
         Ok(())
+    }
+
+    /// What reads are held against, where fio wrote it.
+    pub fn parsed_verify_fio(&self) -> Result<Option<Rule>, Error> {
+        let Some(text) = &self.verify_fio else { return Ok(None) };
+        let asked = format!("--verify-fio {text}");
+        let rule = match Rule::parse(text) {
+            Ok(rule) => rule,
+            Err(found) => return refused(asked, &found, "--verify-fio crc32c,interval=4k"),
+        };
+        if self.verify {
+            return refused(
+                asked,
+                "a file holds fio's blocks or Forebay's content, not both",
+                "one of the two",
+            );
+        }
+        if self.writes() || self.create {
+            return refused(
+                asked,
+                "fio must have written the data: it is only read, and not created",
+                "--op read",
+            );
+        }
+        Ok(Some(rule))
     }
 
     /// Only the kernel's own writes carry the flag, and only past the page cache.

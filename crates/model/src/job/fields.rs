@@ -208,6 +208,11 @@ job! {
     /// Check every byte read against seeded content (and write that content).
     verify: bool = false,
         switch("verify", "Check every byte against seeded content.").untried();
+    /// Check what fio wrote with `verify=`: `crc32c,interval=4k`.
+    verify_fio: Option<String> = None,
+        flag("verify-fio", Text, "RULE",
+            "Check the headers and checksums of what fio wrote with verify=, e.g. crc32c or crc32c,interval=4k.")
+            .untried();
     /// Fill write buffers anew, from the seed, for each write.
     refill: bool = false,
         switch("refill", "New content for each write.");

@@ -73,7 +73,8 @@ pub(super) fn note_missing(
         "no block device is below this source",
     );
     note("result.copy_latency_us", result.copy_latency_us.is_none(), "the path has no second stage");
-    let unverified = if context.job.verify { "nothing was read" } else { "--verify wasn't asked for" };
+    let unverified =
+        if context.job.checks_reads() { "nothing was read" } else { "--verify wasn't asked for" };
     note("result.verified_on", result.verified_on.is_none(), unverified);
     note("result.power", result.power.is_empty(), "no power meter answered");
     note(

@@ -53,7 +53,7 @@ impl Worker {
                     self.book_late(owner, now, over.copy_ns);
                 }
                 self.end_of_batch(tag, now, counted);
-                if at.is_read && self.shared.job.verify {
+                if at.is_read && self.shared.job.checks_reads() {
                     self.verify(tag);
                 } else {
                     self.release(tag);
