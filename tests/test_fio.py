@@ -180,7 +180,7 @@ norandommap
         ("rw=randwrite rate_iops=,50", {"rate_iops": 50.0}),
         ("rw=randrw rwmixread=80 rate_iops=100", {"rate_iops": 200.0, "read_pct": 50}),
         ("rw=randrw rate_iops=30,10 numjobs=2", {"rate_iops": 80.0, "read_pct": 75}),
-        ("size=(2*(1m+512k)/4-1k)", {"file_bytes": 767 << 10}),
+        ("bs=1k size=(2*(1m+512k)/4-1k)", {"file_bytes": 767 << 10}),
         ("filesize=1g size=25%", {"file_bytes": 256 << 20}),
         ("filesize=1000k offset=10% bs=64k", {"start_bytes": 128 << 10}),
         ("filesize=1000k offset=10% bs=64k offset_align=4k", {"start_bytes": 100 << 10}),

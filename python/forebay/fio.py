@@ -98,6 +98,7 @@ class _Reader(Checks):
         self.engine(engine)
         self.data(engine, threads)
         self.zones()
+        self.holes()
         self.time()
         self.pace(threads)
         self.pauses()

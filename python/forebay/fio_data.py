@@ -50,21 +50,50 @@ class Data(Sides):
         if size_pct is not None:
             self.shared_size(size_pct, whole, start or 0)
         elif each is not None:
-            self.fields["file_bytes"] = each
+            self.fields["file_bytes"] = self.whole_ios("filesize", each, start or 0)
             if size is not None and size < each * count:
                 self.leave_out("size", f"{size}", "a job covers its files whole; filesize alone, or no filesize")
         elif size is not None:
             # fio's size counts from the offset on.
-            self.fields["file_bytes"] = max(size // count, 1) + (start or 0)
+            begin = start or 0
+            self.fields["file_bytes"] = self.whole_ios("size", max(size // count, 1) + begin, begin)
             self.stepped_size(size, threads)
         elif self.is_write() and not filename and engine not in NOTHING:
             raise RequestError(f"[{self.name}]", "has no size", "size=1g")
+        else:
+            self.whole_file(start or 0)
         # fio lays out the files that its jobs read.
         may_make = self.flag("allow_file_create", True)
         if "file_bytes" in self.fields and engine not in NOTHING and not self.is_write() and may_make:
             self.fields["create"] = True
         if not may_make and (self.is_write() or "read_pct" in self.fields):
             self.leave_out("allow_file_create", "0", "a write makes the files that are missing")
+
+    def whole_ios(self, key: str, end: int, start: int) -> int:
+        """Where the last whole I/O of a job ends, as in fio: what is left is less than one, or, in order in a file that goes
+        on behind it, has one of its own."""
+        least, rest = self.fields["io_bytes"], (end - start) % self.fields["io_bytes"]
+        if 0 < end - start < least:
+            raise self.wrong(key, str(end - start), f"is less than an I/O of {least:,} bytes", f"{key}={least}")
+        one_size = not {"io_bytes_max", "io_mix"} & self.fields.keys()
+        more = end - rest + least
+        goes_on = rest and one_size and not self.is_random() and (self.there() or 0) >= more
+        return more if goes_on else end - rest
+
+    def whole_file(self, start: int) -> None:
+        """The one file that is there, without a last part that no I/O would fill."""
+        there = self.there()
+        if there is not None and there - start >= self.fields["io_bytes"]:
+            rest = (there - start) % self.fields["io_bytes"]
+            if rest:
+                self.fields["file_bytes"] = there - rest
+
+    def there(self) -> int | None:
+        """Bytes of the one file or device that the section names; None where there is none, or more than one."""
+        sources = self.fields["sources"]
+        if len(sources) != 1 or "file_name" in self.fields:
+            return None
+        return fio_values.bytes_there(sources[0].removeprefix("file:"))
 
     def whole(self, filename: str, directory: str, each: int | None, size: int | None, size_pct: int | None) -> int | None:
         """What shares are of: `filesize`, or the one file or device that is there. None where that isn't known."""
@@ -100,11 +129,28 @@ class Data(Sides):
         if not step:
             return
         self.fields["file_bytes"] += step * (threads - 1)
+        if size % self.fields["io_bytes"]:
+            self.leave_out("size", str(size), "with offset_increment it is a whole number of I/Os")
         # Without a limit each would go on to the end of the file.
         self.fields["limit_bytes"] = size
         if self.is_random() or self.left.get("time_based", "0") != "0" or self.left.get("loops", "1") != "1":
             why = "with a size, each of the jobs goes through its part of the file in order, and once"
             self.leave_out("offset_increment", str(step), why)
+
+    def holes(self) -> None:
+        """What is passed over in a part of a file: there fio goes ways of its own."""
+        skip, end = self.fields.get("skip_bytes", 0), self.fields.get("file_bytes")
+        there = self.there()
+        beyond = end is not None and there is not None and there > end
+        if not skip:
+            return
+        if "skip_every_bytes" in self.fields:
+            if beyond:
+                why = f"fio's zones go on behind size to the end of the file, at {there:,}; io_size in place of size"
+                self.leave_out("zoneskip", str(skip), why)
+        elif self.fields.get("start_bytes") or (beyond and skip > 0):
+            why = "with holes, fio goes another way where offset or size leaves out a part of the file"
+            self.leave_out("rw", self.hole, why)
 
     def order_of_files(self, count: int) -> None:
         typed = self.left.pop("file_service_type", "")

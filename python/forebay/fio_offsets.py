@@ -27,7 +27,7 @@ class Offsets(Settings):
             below = text.startswith("-")
             hole = self.size("rw", text.removeprefix("-"))
             if hole:
-                self.fields["skip_bytes"] = -hole if below else hole
+                self.fields["skip_bytes"], self.hole = -hole if below else hole, key
 
     def block_sizes(self, mixed: bool) -> None:
         """`bs=8k`, `bs=4k,64k` (reads, writes), `bsrange=4k-64k`, `bssplit=4k/60:64k/40`."""
@@ -38,6 +38,9 @@ class Offsets(Settings):
         parts = [p.strip() for p in text.split(",")]
         if len(parts) > 3:
             raise self.wrong(key, text, "has more than three parts", f"{key}=128k")
+        if key != "bssplit":
+            # A part that is left blank is fio's default: `bs=,8k`, `bs=8k,`.
+            parts = [part or "4k" for part in parts]
         reads, writes = parts[0], (parts[1] if len(parts) > 1 and parts[1] else parts[0])
         if key == "bssplit":
             self.split(text, reads, writes, mixed)
@@ -50,6 +53,8 @@ class Offsets(Settings):
         else:
             least, dash, most = (writes if self.is_write() else reads).partition("-")
             self.fields["io_bytes"] = self.size(key, least)
+            if not self.fields["io_bytes"]:
+                raise self.wrong(key, text, "an I/O has 1 byte at least", f"{key}=4k")
             if dash:
                 self.fields.update(io_bytes_max=self.size(key, most), io_bytes_step=self.fields["io_bytes"])
         # Alignment of random offsets; sequential ones follow on each other.
@@ -101,7 +106,9 @@ class Offsets(Settings):
             return
         kind, _, rest = text.partition(":")
         if kind == "random" and not rest:
-            self.fields["no_repeat"] = not norandommap
+            # Without its own alignment a block has no place in fio's map.
+            apart = self.fields.get("align_bytes", self.fields["io_bytes"]) != self.fields["io_bytes"]
+            self.fields["no_repeat"] = not norandommap and not apart
         elif kind == "zipf" and re.fullmatch(r"[0-9]{0,3}(\.[0-9]{1,9})?", rest or "1.1"):
             self.fields["distribution"] = f"zipf:{rest or '1.1'}"
         elif kind == "zoned" and rest and "," not in rest:

@@ -20,6 +20,8 @@ class Settings:
         self.fields: dict[str, Any] = {}
         self.unsupported: list[str] = []
         self.notes: list[str] = []
+        # What was typed of holes.
+        self.hole = ""
         self.kb_base = self.number("kb_base", 1024)
         if self.kb_base not in (1000, 1024):
             raise self.wrong("kb_base", str(self.kb_base), "is neither 1000 nor 1024", "kb_base=1024")
