@@ -45,7 +45,7 @@ def _main(studies: list[Study]) -> Study:
 
 def _of_study(study: Study) -> tuple[str, str]:
     point = _telling_point(study)
-    where = f" at {study.axis.label(point.x)}" if study.axis.key else ""
+    where = f" at {study.axis.place(point.x)}" if study.axis.key else ""
     text = f"{point.series} reached {_speed(point)}{where}"
     if not study.axis.key:
         io_bytes = point.runs[0].number("job.io_bytes") or 0
@@ -130,7 +130,7 @@ def _extreme(studies: list[Study], title: str, path: str, better: Any, show: Any
     if not found:
         return None
     stat, study, point = better(found, key=lambda f: f[0].value)
-    where = f"{point.series}, {study.axis.label(point.x)}" if study.axis.key else point.series
+    where = f"{point.series}, {study.axis.place(point.x)}" if study.axis.key else point.series
     if len(studies) > 1:
         where += f", {study.op}"
     text = show(stat.value)

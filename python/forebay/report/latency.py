@@ -98,7 +98,7 @@ def curves(study: Study) -> list[Chart]:
                 marks.row_of(study, point, **r) for r in _curve(point.runs[0].text("result.histogram"), _core)
             ]
         if rows:
-            where = f" at {study.axis.label(x)}" if study.axis.key else ""
+            where = f" at {study.axis.place(x)}" if study.axis.key else ""
             title = f"Latency distribution{where}"
             desc = f"Latency against percentile{where}, both scales logarithmic, of {len({r['series'] for r in rows})} series."
             name = f"{study.id}-distribution" + (f"-{int(x)}" if study.axis.key else "")

@@ -146,15 +146,25 @@ class Axis:
     key: str | None
     title: str
     label: Callable[[float], str]
+    # What a label counts, where it stands by itself.
+    counts: str = ""
+
+    def place(self, x: float) -> str:
+        """The label with its unit: `8 workers`, `1 MiB`."""
+        label = self.label(x)
+        if not self.counts or not label[:1].isdigit():
+            return label
+        counts = self.counts.replace("workers", "worker").replace("I/Os", "I/O") if x == 1 else self.counts
+        return f"{label} {counts}"
 
 
 AXES = (
     Axis("io_bytes", "Block size", numbers.size),
-    Axis("workers", "Workers", lambda v: f"{v:,.0f}"),
+    Axis("workers", "Workers", lambda v: f"{v:,.0f}", "workers"),
     # Before the depth, which is a multiple of it.
-    Axis("batch", "I/Os per batch", lambda v: f"{v:,.0f}" if v else "no batches"),
-    Axis("depth", "I/Os in flight per worker", lambda v: f"{v:,.0f}"),
-    Axis("read_pct", "Reads, % of I/Os", lambda v: f"{v:.0f} %"),
+    Axis("batch", "I/Os per batch", lambda v: f"{v:,.0f}" if v else "no batches", "I/Os per batch"),
+    Axis("depth", "I/Os in flight per worker", lambda v: f"{v:,.0f}", "I/Os in flight per worker"),
+    Axis("read_pct", "Reads, % of I/Os", lambda v: f"{v:.0f} %", "reads"),
 )
 NO_AXIS = Axis(None, "", lambda v: "")
 
@@ -374,7 +384,7 @@ def _study(ident: str, key: tuple[str, str, str], runs: list[Run]) -> Study:
             alone = len(names) == 1 and not axis.key
             named = Run(
                 run.entry,
-                f"{series}, {axis.label(x)}"
+                f"{series}, {axis.place(x)}"
                 if axis.key
                 else f"{series} from {short_source(run)}"
                 if alone

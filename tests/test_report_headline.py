@@ -1,0 +1,35 @@
+"""The page's first sentence says of what there were so many."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from forebay.report import write_report
+from forebay.report.runs import AXES
+from report_records import record
+
+
+@pytest.mark.parametrize(
+    ("key", "one", "several"),
+    [
+        ("io_bytes", "1 B", "64 B"),
+        ("workers", "1 worker", "64 workers"),
+        ("batch", "1 I/O per batch", "64 I/Os per batch"),
+        ("depth", "1 I/O in flight per worker", "64 I/Os in flight per worker"),
+        ("read_pct", "1 % reads", "64 % reads"),
+    ],
+)
+def test_a_place_on_an_axis_has_its_unit(key: str, one: str, several: str) -> None:
+    (axis,) = (axis for axis in AXES if axis.key == key)
+    assert (axis.place(1), axis.place(64)) == (one, several)
+
+
+def test_the_headline_says_what_there_were_eight_of(tmp_path: Path) -> None:
+    saved = tmp_path / "r.jsonl"
+    saved.write_text("".join(json.dumps(record("bounce", gib_s=workers, workers=workers)) + "\n" for workers in (1, 8)))
+    write_report([str(saved)], str(tmp_path / "r.html"), charts=False)
+    text = " ".join(re.sub(r"<[^>]+>", " ", (tmp_path / "r.html").read_text()).split())
+    assert re.search(r"Bounce reached [78][0-9.]* GiB/s at 8 workers[ ,.]", text), text[:500]
