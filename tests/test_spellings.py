@@ -58,13 +58,21 @@ def test_a_flag_without_a_counterpart_is_answered(verb: str, flag: str) -> None:
     assert refused.value.exit_code == 2 and refused.value.asked == name and refused.value.next == ANSWERS[name]
 
 
+@pytest.mark.parametrize(("flag", "next"), [("--direct=1", "--direct (fio's 1)"), ("--verify=crc32c", "--verify-fio crc32c")])
+def test_a_value_for_a_switch_is_answered(flag: str, next: str) -> None:
+    from forebay.errors import RequestError
+
+    with pytest.raises(RequestError) as refused:
+        job_of(flag)
+    assert refused.value.asked == flag.partition("=")[0] + "=" and next in refused.value.next
+
+
 @pytest.mark.parametrize(
     ("words", "next"),
     [
         (("--rw", "randrw"), "--op randread --read-pct 50"),
         (("--ioengine", "libaio"), "--engine uring"),
         (("--ioengine=libcufile",), "--path gds"),
-        (("--direct=1",), "--direct (fio's 1)"),
     ],
 )
 def test_values_that_mean_something_else_here_are_answered(words: tuple[str, ...], next: str) -> None:

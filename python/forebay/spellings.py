@@ -56,7 +56,17 @@ ANSWERS: dict[str, str] = {
     "--fdatasync": "--sync each, where it is 1",
     "--end_fsync": "--sync end",
     "--bsrange": "--io-size MIN:MAX:STEP",
-    "--bssplit": "--io-size MIN:MAX:STEP, or a job file: --fio FILE",
+    "--bssplit": "--io-mix 4k=60,64k=40",
+    "--thinktime": "--think SECONDS",
+    "--rate_process": "--arrivals poisson",
+    "--io_size": "--limit-bytes SIZE, of each worker",
+    "--number_ios": "--limit-ios N, of each worker",
+    "--offset_increment": "--clones --start-step SIZE",
+    "--zonesize": "--skip SIZE --skip-every SIZE",
+    "--zoneskip": "--skip SIZE --skip-every SIZE",
+    "--verify_only": "--op read --verify-fio KIND",
+    "--verify_pattern": "--verify-fio meta,pattern=HEX",
+    "--do_verify": _LEAVE + "--op write --verify writes content, --op read --verify checks it",
     "--stonewall": "a job file with sections: --fio FILE",
     "--rwmixwrite": "--read-pct, which is 100 less that",
     "--numa_cpu_nodes": "--numa NODE",
@@ -66,7 +76,7 @@ ANSWERS: dict[str, str] = {
     "--rand": "--op randread, or --op randwrite",
     "--iterations": "--repeat N",
     "--hosts": "mpirun -n N forebay bench '/data/{host}'",
-    "--mkdirs": "forebay files DIR",
+    "--mkdirs": "forebay files DIR --phases mkdir",
     "--stat": "forebay files DIR",
     "--delfiles": "forebay files DIR",
     "--deldirs": "forebay files DIR",
@@ -86,6 +96,11 @@ ANSWERS: dict[str, str] = {
     },
 }  # fmt: skip
 
+# Flags of ours without a value, which theirs have → what to type.
+SWITCHES = {
+    "--direct": "--direct (fio's 1), or --buffered (fio's 0)",
+    "--verify": "--verify (Forebay's content), or --verify-fio crc32c (what fio wrote with that)",
+}
 # Values of theirs: our flag → theirs → ours, where both mean the same.
 VALUES: dict[str, dict[str, str]] = {
     "--engine": {
@@ -144,6 +159,7 @@ class Answering(click.Command):
                 raise
             raise RequestError(error.option_name, f"is not a flag of {ctx.command_path}", answer) from None
         except click.BadOptionUsage as error:
-            if error.option_name != "--direct":
+            answer = SWITCHES.get(error.option_name)
+            if answer is None:
                 raise
-            raise RequestError("--direct=", "takes no value", "--direct (fio's 1), or --buffered (fio's 0)") from None
+            raise RequestError(f"{error.option_name}=", "takes no value", answer) from None
