@@ -1,12 +1,15 @@
 """Reads of data that is in memory already, from tmpfs and from the page cache, on one thread and on two.
 
 Each thread reads a file of its own, over and over. memcpy runs in the same rounds as the floor: from as much memory
-as the files hold, into slots that are used again, as a reader's buffers are; and, for comparison, into as much memory
+as the files hold, into buffers that are used again, as a reader's buffers are; and, for comparison, into as much memory
 again.
+
+All of it takes about 25 minutes. Part of it: `--threads 2 --sizes 64k,256k --rounds 3`, or `--only tmpfs`.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
 import sys
 from pathlib import Path
@@ -17,7 +20,7 @@ from side_by_side import Bound, Cell, Contender, arguments, compare, existing_fo
 SIZES = {"64k": 64 << 10, "256k": 256 << 10, "1m": 1 << 20, "4m": 4 << 20}
 DEPTH = 4
 PSYNC, MMAP = "fio psync", "fio mmap"
-SLOTS, MEMORY = "memcpy into slots", "memcpy into memory"
+SLOTS, MEMORY = "memcpy into reused buffers", "memcpy into memory"
 
 
 def bounds(threads: int) -> list[Bound]:
@@ -55,6 +58,13 @@ def cell(name: str, folder: Path, file_bytes: int, block: int, threads: int) -> 
     return Cell(name, contenders, bounds(threads))
 
 
+def sizes(text: str) -> list[str]:
+    asked = text.split(",")
+    if not set(asked) <= set(SIZES):
+        raise argparse.ArgumentTypeError(f"{text}: of {', '.join(SIZES)}")
+    return asked
+
+
 def warm(file: Path) -> None:
     with open(file, "rb", buffering=0) as handle:
         while handle.read(8 << 20):
@@ -65,12 +75,14 @@ def main() -> int:
     parser = arguments(__doc__ or "", seconds=3)
     parser.add_argument("--tmpfs", type=existing_folder, default=Path("/dev/shm"), help="a folder in memory (/dev/shm)")
     parser.add_argument("--file-mib", type=int, default=1024, help="size of each thread's file (1024)")
+    parser.add_argument("--sizes", type=sizes, default=list(SIZES), help=f"block sizes, of {','.join(SIZES)}; all by default")
+    parser.add_argument("--threads", type=int, choices=(1, 2), help="on so many threads; on one and on two by default")
     options = parser.parse_args()
     cells = []
     for where, folder in (("tmpfs", options.tmpfs / "forebay-bench"), ("page cache", options.dir / "cached")):
         folder.mkdir(parents=True, exist_ok=True)
-        for threads in (1, 2):
-            for label, block in SIZES.items():
+        for threads in (options.threads,) if options.threads else (1, 2):
+            for label, block in ((label, SIZES[label]) for label in options.sizes):
                 name = f"{where} {label}, {threads} thread{'s' * (threads > 1)}"
                 if not options.only or options.only in name:
                     cells.append(

@@ -398,6 +398,10 @@ def section(title: str, options: argparse.Namespace, text: str) -> str:
     command = f"python bench/{Path(sys.argv[0]).name} --dir DIR --rounds {options.rounds}"
     if getattr(options, "delay_in", "link") != "link":
         command += f" --delay-in {options.delay_in}"
+    if getattr(options, "threads", None):
+        command += f" --threads {options.threads}"
+    if getattr(options, "only", None):
+        command += f" --only {shlex.quote(options.only)}"
     run = f", {options.seconds:g} s a run" if options.seconds else ""
     return f"## {title}\n\n`{command}`{run}. {about}, {card['filesystem']}, {card['date']}.\n\n{text}"
 
