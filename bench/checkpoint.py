@@ -48,7 +48,7 @@ def ours(name: str, folder: Path, scale: float, *flags: str) -> Contender:
         turn = record["checkpoint"]["write"]["checkpoints"][0]
         path, result = record["path"], record["result"]
         if path["direct_bytes"] != turn["bytes"] or not record["checkpoint"]["fsync"]:
-            raise Unavailable(f"{name}: {path['direct_bytes']} of {turn['bytes']} bytes went past the page cache")
+            raise Unavailable(f"{name}: {path['direct_bytes']} of {turn['bytes']} bytes went bypassing the page cache")
         cpu_s = spent_s(turn["cpu"])
         proof: dict[str, Any] = {key: path[key] for key in ("engine", "engine_features", "slot_pages", "direct_bytes")}
         proof |= {"latency_us": result["latency_us"], "fsync_us": record["checkpoint"]["write"]["fsync_us"]}

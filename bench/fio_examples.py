@@ -1,4 +1,4 @@
-"""fio's own example job files, one by one: which mean here what they mean in fio, and what stands in the way of the others.
+"""fio's own example job files, one by one: which run with the same meaning as in fio, and what prevents the others.
 
 They come from a checkout of fio (its folder `examples`) and are only read. The installed fio says which of them it knows.
 With `--beside` those that both know are made small and run by both (bench/fio_beside.py), by the Forebay that is installed;
@@ -57,7 +57,7 @@ def examples(folder: Path, program: str | None, run: bool) -> Iterator[Example]:
             yield Example(path.name, jobs, None, parsed, beside(path, program) if run and parsed and program else "")
         except RequestError as error:
             setting = error.asked.replace(str(path), "").strip(" :")
-            yield Example(path.name, 0, (setting, error.found.removeprefix("is not done: ").split("; nor ")[0]), parsed)
+            yield Example(path.name, 0, (setting, error.found.removeprefix("isn't supported: ").split("; nor ")[0]), parsed)
 
 
 def knows(program: str, path: Path) -> bool:
@@ -85,14 +85,15 @@ def commit_of(folder: Path) -> str:
 
 def page(found: list[Example], version: str | None, commit: str) -> str:
     runs = [e for e in found if e.refused is None]
-    known = f" {sum(bool(e.parsed) for e in found)} of them are known to {version}, which is installed there." if version else ""
+    accepted = f"{sum(bool(e.parsed) for e in found)} of the {len(found)}"
+    known = f" {version}, which is installed there, accepts {accepted}." if version else ""
     of = f" (commit {commit})" if commit else ""
     lines = [
         HEADING, "",
         f"`python bench/fio_examples.py --examples DIR`, {datetime.date.today()}: of the {len(found)} job files in fio's folder "
         f"`examples`{of},",
-        f"{len(runs)} mean what they mean in fio; the other {len(found) - len(runs)} are refused by name, with the first setting "
-        f"that stands in the way.{known}",
+        f"{len(runs)} run with the same meaning as in fio; the other {len(found) - len(runs)} are refused by name, with the "
+        f"first setting that prevents it.{known}",
         f"{compared(found)}", "",
         "| example | fio knows it | here |", "|---|---|---|",
     ]  # fmt: skip
@@ -110,8 +111,8 @@ def compared(found: list[Example]) -> str:
     if not ran:
         return "Nothing was run."
     same = sum(said.startswith("same") for said in ran)
-    drawn = "in as many I/Os where no size is drawn"
-    return f"{len(ran)} of them were made small for both to run: {same} moved the same bytes, {drawn}."
+    drawn = "in the same number of I/Os unless sizes are random"
+    return f"{len(ran)} were scaled down so that both could run them: {same} moved the same bytes, {drawn}."
 
 
 def main() -> int:

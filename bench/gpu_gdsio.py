@@ -30,7 +30,7 @@ LINE = re.compile(
 
 
 def read_line(text: str) -> dict[str, str]:
-    """The fields of gdsio's one line; unavailable where there is none of that shape."""
+    """The fields of gdsio's one line; unavailable where there is not one of that shape."""
     found = LINE.search(re.sub(r"[ \t]+", " ", text))
     if found is None:
         raise Unavailable(f"printed no line of gdsio's shape: {text.strip()[-300:]!r}")

@@ -54,7 +54,7 @@ def test_the_summary_says_what_ran_how_fast_at_what_cost(bench, monkeypatch):
     assert done.jobs == [{"sources": ["/data/t"], "io_bytes": 1 << 20, "depth": 32}]
     for expected in (
         "testhost · Test CPU, 2 cores · 24 GiB · Debian 12, Linux 6.18.1 · in kvm",
-        "host ran · engine uring (fixed_files, fixed_buffers) · into host memory",
+        "host ran · engine io_uring (fixed_files, fixed_buffers) · into host memory",
         "2.00 GiB/s · 2,048 IOPS",
         "p50 480 µs",
         "p99.9 2.50 ms",
@@ -214,7 +214,7 @@ def interrupted(tmp_path, *numbers: int, engine: str = FAKE):
         processes.wait_until(begun.exists, "the engine began", started)
         for number in numbers[:-1]:
             started.send_signal(number)
-            processes.wait_until(lambda: "once more to abort" in said.read_text(), "an answer", started)
+            processes.wait_until(lambda: "interrupt again to abort" in said.read_text(), "an answer", started)
         started.send_signal(numbers[-1])
         done = processes.finish(started)
     return done.returncode, done.stdout, said.read_text()
@@ -224,7 +224,7 @@ def interrupted(tmp_path, *numbers: int, engine: str = FAKE):
 def test_one_signal_stops_and_keeps_what_was_measured(tmp_path, number):
     code, out, err = interrupted(tmp_path, number)
     assert code == 130, err
-    assert "once more to abort" in err and "Traceback" not in err
+    assert "interrupt again to abort" in err and "Traceback" not in err
     saved = json.loads(next(tmp_path.glob("forebay-*.json")).read_text())
     assert saved["result"]["interrupted"] is True
 
@@ -414,7 +414,7 @@ def test_for_real_a_dry_run_touches_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("job", "memory"),
     [
-        (("nil:", "--depth", "4"), "no buffers: nothing is moved"),
+        (("nil:", "--depth", "4"), "no buffers: no data is moved"),
         (("nil:", "--depth", "4", "--io-size", "5000", "--verify"), "at most 64 KiB of buffers"),
         (("FILE", "--depth", "4", "--io-size", "5000", "--cache", "allow"), "at most 64 KiB of buffers"),
     ],

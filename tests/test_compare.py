@@ -281,9 +281,9 @@ def test_an_interpreter_that_is_not_there_is_named(machine: FakeMachine, capsys:
         (1.004, 1.012, "differs", "A is 1.004–1.012 × B (a real difference, but below 2 %)"),
         (0.992, 1.013, "same", "no difference above 1.3 %"),
         (1.0, 1.0, "same", "no difference above 0.1 %"),
-        (0.95, 1.07, "too_noisy", "no difference above 7 % in throughput; too noisy to say that of the 2 % asked"),
+        (0.95, 1.07, "too_noisy", "no difference above 7 % in throughput; too noisy to rule out 2 %"),
         (0.81, 1.3, "too_noisy", "too noisy: A is 0.81–1.30 × B"),
-        (2.4, 4.1, "differs", "wider than the 2 % asked"),
+        (2.4, 4.1, "differs", "wider than the 2 % requested"),
         (None, None, "none", "no verdict"),
     ],
 )

@@ -20,7 +20,7 @@ def with_verdict(report, *, p2pdma=(), both=(), in_kernel=True):
     made = copy.deepcopy(report)
 
     def causes(ids):
-        return [{"id": i, "because": f"{i} is amiss", "next": "mend it"} for i in ids]
+        return [{"id": i, "because": f"{i} is amiss", "next": "correct it"} for i in ids]
 
     made["verdicts"]["gds"].update(p2pdma=causes(p2pdma), both=causes(both))
     made["gds"]["p2pdma"]["in_kernel"] = in_kernel

@@ -27,7 +27,7 @@ def test_every_step_runs_and_the_last_line_names_the_report(tmp_path):
     assert done.returncode == 0, done.stderr
     page = Path(out.splitlines()[-1])
     assert page.is_absolute() and page.read_text().lstrip().lower().startswith("<!doctype html")
-    assert all(f"{n}. " in out for n in range(1, 7)) and "did not work" not in out
+    assert all(f"{n}. " in out for n in range(1, 7)) and "step failed" not in out
     for size in demo.SIZES:
         assert out.count(f" {size} ") >= 2, "in the sweep and in the table of the paper"
     assert sorted(p.name for p in page.parent.iterdir()) == [

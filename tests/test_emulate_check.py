@@ -316,7 +316,7 @@ def test_results_of_checkpoints_are_passed_over_and_named(tmp_path: Path, check:
     places = of_checkpoints(saved(tmp_path / "both"))
     code, document = check(tmp_path / "both")
     assert code == 0 and sorted(document["passed_over"]) == places and document["damaged"] == []
-    assert "passed over, results of checkpoints: " in typed(capsys, "emulate", "check", tmp_path / "both")[1]
+    assert "skipped, results of checkpoints: " in typed(capsys, "emulate", "check", tmp_path / "both")[1]
     (tmp_path / "alone").mkdir()
     of_checkpoints(tmp_path / "alone")
     code, _, err = typed(capsys, "emulate", "check", tmp_path / "alone")

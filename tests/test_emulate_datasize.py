@@ -78,7 +78,7 @@ def test_datagen_makes_as_many_files_as_the_rules_want(
     refused = [
         ((*command, 4, "--files", 9), "both say how many"),
         ((*command, 5, "--hosts", 2), "the same number"),
-        ((*command[:-1], "--memory", "1g"), "without a number of accelerators"),
+        ((*command[:-1], "--memory", "1g"), "needs --accelerators"),
         (("emulate", "datagen", "--workload", "unet3d", "--data", tmp_path, "--accelerators", 4), "runs on several accelerators"),
     ]
     for words, told in refused:

@@ -142,7 +142,7 @@ def test_the_run_that_a_file_asks_for(tmp_path: Path) -> None:
         (("format: npz", "format: parquet"), "dataset.parquet.columns': is missing"),
         (("format: npz", "format: npz\n  compression: gzip"), "compressed samples"),
         (("data_loader: pytorch", "data_loader: dali"), "one of pytorch, tensorflow"),
-        (("read_threads: 4", "read_threads: 4\n  preprocess_time: 0.1"), "time that readers spend"),
+        (("read_threads: 4", "read_threads: 4\n  preprocess_time: 0.1"), "time spent by readers"),
         (("train: True", "train: False"), "nothing trains"),
         (("metric:", "storage: {storage_type: s3}\nmetric:"), "object stores are out of scope"),
         (("au: 0.90", "au: 90"), "a share from 0 to 1"),
@@ -156,7 +156,7 @@ def test_each_key_that_cannot_be_is_refused_by_its_line(change: tuple[str, str],
     text = UNET.replace(*change, 1)
     if not told:
         text = UNET + "data_reader:\n  batch_size: 3\n"
-        told = "is set a second time"
+        told = "is set twice"
     assert text != UNET
     with pytest.raises(RequestError) as refused:
         read(tmp_path, text)
@@ -178,7 +178,7 @@ def test_keys_without_effect_are_told(tmp_path: Path, capsys: Any) -> None:
 def test_a_shuffle_that_is_to_stay_the_same_is_said_not_to(tmp_path: Path, capsys: Any) -> None:
     text = UNET.replace("epochs: 5", "epochs: 5\n    seed_change_epoch: False")
     read(tmp_path, text)
-    assert "every epoch is shuffled anew here" in capsys.readouterr().err
+    assert "shuffles every epoch anew" in capsys.readouterr().err
     read(tmp_path, text.replace("_epoch: False", "_epoch: True"))
     read(tmp_path, text.replace("epochs: 5", "epochs: 1"))
     assert "anew" not in capsys.readouterr().err
@@ -392,7 +392,7 @@ def test_lists_and_mappings_nest_by_indentation() -> None:
         ("a: [1, 2", "has no closing ]"),
         ("a: {b 1}", "without 'key: value'"),
         ("a: b: c", "second ':'"),
-        ("just words", "is no 'key: value'"),
+        ("just words", "is not 'key: value'"),
         ("- 1", "is a list"),
         ('a: "\\x41"', "isn't understood"),
         ("a: [1] 2", "has text after"),

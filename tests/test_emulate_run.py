@@ -146,7 +146,7 @@ def test_ctrl_c_keeps_what_was_measured_and_says_so(capsys: Any, storage: FakeSt
     storage.interrupt_at = 1
     code, out, err = run(capsys, *UNET, "--data", folder, "--runs", 5, "--results", tmp_path / "r")
     assert code == 130 and len(list((tmp_path / "r").iterdir())) == 2 and len(storage.specs) == 2
-    assert "interrupted: this is what was measured until then" in " ".join(out.split())
+    assert "interrupted: these are the results up to that point" in " ".join(out.split())
 
 
 def test_an_error_of_the_engine_is_told_and_its_part_is_saved(
@@ -301,10 +301,10 @@ def test_a_run_that_warms_up_is_kept_and_decides_nothing(
 
 
 def test_what_is_no_folder_is_no_submission_unless_its_files_are_counted(capsys: Any, storage: FakeStorage) -> None:
-    assert "is simulated, on a model of a drive [measured]" in run(capsys, *UNET, "--data", "model:d7-ps1010", "--closed")[2]
+    assert "is simulated with a modelled drive [measured]" in run(capsys, *UNET, "--data", "model:d7-ps1010", "--closed")[2]
     stripe = (*UNET, "--data", "stripe:/dev/a,/dev/b", "--closed")
     code, _, err = run(capsys, *stripe)
-    assert code == 2 and "isn't known beforehand" in err and "[data-size]" in err and not storage.specs
+    assert code == 2 and "isn't known in advance" in err and "[data-size]" in err and not storage.specs
     assert run(capsys, *stripe, "--files", re.findall(r"try: --files (\d+)", err)[0])[0] == 0
 
 

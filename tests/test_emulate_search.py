@@ -367,7 +367,7 @@ def test_v1_has_no_run_that_warms_up(capsys: Any, folder: Path, monkeypatch: pyt
     fake = FakeStorage(10.0).install(monkeypatch)
     words = ("--workload", "unet3d", "--accelerator", "h100", "--data", folder, "--closed", "--warmup-run")
     code, _, err = search(capsys, *words)
-    assert code == 2 and "these rules forbid [runs]" in err and "try: without --warmup-run" in err and not fake.specs
+    assert code == 2 and "a run that warms caches [runs]" in err and "try: without --warmup-run" in err and not fake.specs
 
 
 def test_an_empty_folder_is_refused(capsys: Any, tmp_path: Path) -> None:

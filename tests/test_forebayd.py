@@ -179,7 +179,7 @@ def test_a_second_signal_ends_it_at_once(forebayd, forebay):
     with socket.create_connection((host, int(port))):
         running.process.send_signal(signal.SIGTERM)
         for line in running.process.stderr or []:
-            if "once more to abort" in line:
+            if "interrupt again to abort" in line:
                 break
         code, _, _ = running.end(signal.SIGTERM)
     assert code in (0, -signal.SIGTERM)

@@ -100,7 +100,7 @@ def test_pairs_feed_each_gpu_from_its_own_source(gpu: Gpu, made: Any) -> None:
     plan = gpu.forebay("bench", "--pair", f"0={a}", "--dry-run", cuda="gpus=2")
     assert plan.exit == 0 and f"0={a}" in plan.out
     plan = gpu.forebay("bench", a, "--path", "auto", "--dry-run", cuda="gpus=2")
-    assert plan.exit == 0 and "auto: gds, mapped or bounce, as found when it runs" in plan.out
+    assert plan.exit == 0 and "auto: gds, mapped or bounce, decided when it runs" in plan.out
 
 
 @pytest.mark.parametrize(

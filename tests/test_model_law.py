@@ -34,7 +34,7 @@ def test_a_model_that_its_host_holds_up_is_said_to_be_off_and_required_ends_with
     assert " ".join(warning["text"].split()) in " ".join(done.stdout.split())
     assert f"its model predicts {foretold['iops']:,.0f} IOPS" in " ".join(done.stdout.split())
     write_report([str(tmp_path / "run.json")], str(tmp_path / "page.html"), charts=False)
-    assert "The host, not the model" in (tmp_path / "page.html").read_text()
+    assert "Limited by the host, not the model" in (tmp_path / "page.html").read_text()
 
 
 def test_a_law_is_told_or_its_absence_explained(tmp_path: Path) -> None:

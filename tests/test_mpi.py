@@ -117,7 +117,7 @@ def check_they_waited_for_the_late_one(tmp_path, hosts):
     assert list(ready) == [1] and sorted(began) == list(range(len(hosts)))
     assert min(began.values()) >= ready[1], "a rank began before the last one was ready"
     after = [h["started_after_s"] for h in hosts]
-    assert min(after) == 0.0 and max(after) < LATE_S, "the delay before the start is none of the run's"
+    assert min(after) == 0.0 and max(after) < LATE_S, "the delay before the start is not one of the run's"
 
 
 @needs_mpi

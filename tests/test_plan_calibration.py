@@ -114,8 +114,8 @@ def test_what_contradicts_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ([record(64, 5.0)], "all of one setting"),
-        ([record(64, 5.0), record(64, 5.1)], "all of one setting"),
+        ([record(64, 5.0)], "all have the same settings"),
+        ([record(64, 5.0), record(64, 5.1)], "all have the same settings"),
         ([record(64, 5.0), record(512, 6.6, "other")], "different machines: mine, other"),
         ([record(64 + i, 5.0) for i in range(1001)], "at most 1000"),
         (["hello"], "holds no run"),

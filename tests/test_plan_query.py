@@ -202,7 +202,7 @@ def test_no_more_cores_are_busy_than_there_are(planner: Planner) -> None:
     [
         ("drive;path;io_size_kib;throughput_gibps\nD7-PS1010;gds;64;\n", "separated by ;"),
         ("drive\tpath\tio_size_kib\tthroughput_gibps\n", "separated by a tab"),
-        ("drive,path,io_size_kib,throughput_gibps\nD7-PS1010,gds,1e300,\n", "nothing that is measured comes near it"),
+        ("drive,path,io_size_kib,throughput_gibps\nD7-PS1010,gds,1e300,\n", "beyond anything that can be measured"),
         ("drive,path,io_size_kib,throughput_gibps\nD7-PS1010,gds,64,-2\n", "must be 0 or more"),
         ("drive,path,io_size_kib,throughput_gibps,cpu_usr_pct\nD7-PS1010,gds,64,,120\n", "must be 0 to 100"),
         ("drive,location,path,io_size_kib,throughput_gibps,snap_queues\nD7-PS1010,remote,gds,64,,1O\n", "'1O' is not a number"),

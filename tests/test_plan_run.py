@@ -224,7 +224,7 @@ def test_records_and_fio_are_read_and_what_cannot_calibrate_is_refused(tmp_path:
     mixed = "\n".join([record("a", 64, 4.0), record("b", 1024, 6.4)])
     with pytest.raises(RequestError, match="different machines: a, b"):
         calibrate.calibrate(calibrate.read(mixed, "f", drive.name, 1), drive, [])
-    with pytest.raises(RequestError, match="all of one setting"):
+    with pytest.raises(RequestError, match="all have the same settings"):
         calibrate.calibrate(calibrate.read(record("a", 64, 4.0), "f", drive.name, 1), drive, [])
     with pytest.raises(RequestError, match="holds no run"):
         calibrate.read("hello\n", "f", drive.name, 1)

@@ -297,7 +297,7 @@ def test_what_really_ran_is_shown_with_why(tmp_path: Path) -> None:
     assert (
         "gds → gds-compat" in text
         and "gds was asked for, gds-compat ran: made up for a test" in text
-        and "Ran another path than asked" in text
+        and "Path differs from the one requested" in text
     )
 
 

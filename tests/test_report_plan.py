@@ -104,8 +104,8 @@ def test_without_plan_the_report_stays_free_of_scripts(tmp_path: Path) -> None:
 
 def test_runs_that_cannot_calibrate_are_said_to_and_the_data_sheet_stands_in(tmp_path: Path) -> None:
     for documents, said in (
-        ([record("gds", gib_s=5.0)], "all of one setting"),
-        ([record("gds", gib_s=5.0, origin="simulated")], "no measured read"),
+        ([record("gds", gib_s=5.0)], "all have the same settings"),
+        ([record("gds", gib_s=5.0, origin="simulated")], "is a measured read"),
         (runs()[:1] + [{**runs()[2], "environment": {**runs()[2]["environment"], "host": "other"}}], "different machines"),
     ):
         loaded = load.load([save(tmp_path / "r.jsonl", *documents)])

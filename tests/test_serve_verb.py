@@ -261,7 +261,7 @@ def test_a_second_signal_ends_it_at_once_even_while_the_engine_drains(number):
     with Running("nil:", "--nqn", NQN, "--drain", "600", fake="drain=600") as running:
         running.wait_for("stdout", "listening")
         running.process.send_signal(number)
-        running.wait_for("stderr", "once more to abort")
+        running.wait_for("stderr", "interrupt again to abort")
         time.sleep(0.2)
         code, _, _ = running.end(number)
     assert code == -number

@@ -352,7 +352,7 @@ def test_a_run_that_took_the_machine_down_is_not_tried_again_unasked(capsys, ser
     assert validate(capsys, drives[0], "-o", output, *QUICK)[0] == 0
     host = next(s for s in json.loads(output.read_text())["steps"] if s["name"] == "host")
     assert [r["state"] for r in host["runs"]] == ["skipped", "ran", "ran"]
-    assert "went down within it" in host["runs"][0]["reason"]
+    assert "went down during this step" in host["runs"][0]["reason"]
     assert validate(capsys, drives[0], "-o", output, "--only", "host", *QUICK)[0] == 0
     host = next(s for s in json.loads(output.read_text())["steps"] if s["name"] == "host")
     assert [r["state"] for r in host["runs"]] == ["ran", "ran", "ran"]
@@ -585,7 +585,7 @@ def test_a_record_that_lacks_what_would_tell_proves_nothing(capsys, tmp_path):
     step = {"name": "gds-direct", "state": "ran", "reason": None, "runs": [run]}
     path.write_text(json.dumps({"schema": "forebay.validation/1", "options": {}, "steps": [step]}))
     code, out, _ = validate(capsys, "--check", path)
-    assert code == 0 and "the file lacks what would tell" in out
+    assert code == 0 and "the file lacks the evidence" in out
 
 
 def leaves(value, path=()):

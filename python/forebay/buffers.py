@@ -132,7 +132,7 @@ def of_interface(buffer: object, interface: Any) -> Memory:
 
     gpu = _core.device_of(address)
     if gpu is None:
-        raise refused(buffer, f"CUDA doesn't know its address {address:#x}", "memory of a GPU")
+        raise refused(buffer, f"CUDA doesn't recognise its address {address:#x}", "memory of a GPU")
     return Memory(gpu, address, total, buffer, current_stream(buffer, gpu) if stream is None else stream)
 
 
@@ -141,7 +141,7 @@ def of_dlpack(buffer: Any) -> Memory:
     frees it."""
     kind = int(buffer.__dlpack_device__()[0])
     if kind not in (CPU, CUDA, CUDA_HOST, CUDA_MANAGED):
-        raise refused(buffer, f"it lies on a device of DLPack's type {kind}", "memory of the host or of CUDA")
+        raise refused(buffer, f"it is on a device of DLPack type {kind}", "memory of the host or of CUDA")
     # -1: we order streams ourselves.
     stream = AT_ONCE if kind in (CUDA, CUDA_MANAGED) else None
     try:
@@ -155,7 +155,7 @@ def of_dlpack(buffer: Any) -> Memory:
     if flags & READ_ONLY:
         raise refused(buffer, "it is read-only", "a tensor that may be written to")
     if flags & IS_COPIED:
-        raise refused(buffer, "its library gives out a copy of it", "a tensor that lies where it says")
+        raise refused(buffer, "its library returns a copy", "a tensor whose __dlpack__ shares its memory")
     if not 0 <= tensor.ndim <= NDIM_MAX or (tensor.ndim and not tensor.shape):
         raise refused(buffer, f"its DLPack has {tensor.ndim} dimensions", "report it to its library")
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
@@ -189,12 +189,12 @@ def unpack(buffer: object, capsule: object) -> tuple[DLTensor, int]:
         managed = DLManagedTensorVersioned.from_address(pointer(capsule, b"dltensor_versioned"))
         if managed.major == 1:
             return managed.tensor, managed.flags
-    raise refused(buffer, "its __dlpack__ gives no capsule of DLPack 0 or 1", "a newer forebay")
+    raise refused(buffer, "its __dlpack__ returns no capsule of DLPack 0 or 1", "a newer forebay")
 
 
 def check_shape(buffer: object, shape: tuple[int, ...], item_bytes: int) -> None:
     if item_bytes <= 0 or any(n < 0 for n in shape) or prod(shape) * item_bytes >= 1 << 63:
-        raise refused(buffer, f"its shape {shape} of {item_bytes} bytes each can't be", "another buffer")
+        raise refused(buffer, f"its shape {shape} of {item_bytes} bytes each is impossible", "another buffer")
 
 
 def contiguous(shape: tuple[int, ...], strides: tuple[int, ...], item: int) -> bool:

@@ -51,7 +51,7 @@ def command(files: tuple[str, ...], gpu: str | None, path: str, workers: str | N
 def spec_of(files: tuple[str, ...], gpu: str | None, path: str, workers: str | None) -> dict[str, Any]:
     """The flags as ChecksumSpec's fields; RequestError names a flag that doesn't fit."""
     if path not in ("auto", "bounce", "host"):
-        raise RequestError(f"--path {path}", "is none of auto, bounce and host", "--path auto")
+        raise RequestError(f"--path {path}", "is not one of auto, bounce and host", "--path auto")
     spec: dict[str, Any] = {"files": list(files), "host": path == "host"}
     if gpu is not None or path == "bounce":
         spec["gpu"] = natural(gpu or "0", "--gpu")

@@ -39,15 +39,15 @@ def settings(report: Report, allow_compat: bool | None) -> list[Setting]:
     elif known:
         why_p2pdma = "the kernel, the driver and the GPU are ready for it"
     else:
-        why_p2pdma = "no kernel configuration can be read, so it isn't sure to be there"
+        why_p2pdma = "the kernel configuration can't be read, so support is uncertain"
     allowed = bool(config["allow_compat_mode"]) if allow_compat is None else allow_compat
     if allow_compat is None:
-        why_compat = "as in force before; --no-compat turns a silent fall-back into an error"
+        why_compat = "as configured before; --no-compat turns a silent fallback into an error"
     elif allowed:
-        why_compat = "asked for: cuFile may go through host memory where direct DMA can't run"
+        why_compat = "requested: cuFile may go through host memory where direct DMA can't run"
     else:
         why_compat = (
-            "asked for: where direct DMA can't run, cuFile fails in place of going through host memory"
+            "requested: where direct DMA can't run, cuFile fails instead of going through host memory"
         )
     return [
         Setting("properties.allow_compat_mode", allowed, why_compat),
@@ -60,10 +60,10 @@ def base(report: Report) -> tuple[dict[str, Any], str]:
     """The file in force and what to say of it; empty where there is none or it can't be read."""
     config = report["cufile"]["config"]
     if config["refused"]:
-        return {}, f"{config['path']} can't be read ({config['refused']}), so nothing of it is kept"
+        return {}, f"{config['path']} can't be read ({config['refused']}), so none of it is kept"
     if not config["exists"]:
-        return {}, "no cufile.json was in force: all else takes cuFile's defaults"
-    return cufile.parse(Path(config["path"])), f"all else as in {config['path']}"
+        return {}, "no cufile.json was in use: all other settings are cuFile's defaults"
+    return cufile.parse(Path(config["path"])), f"all other settings as in {config['path']}"
 
 
 def render(report: Report, allow_compat: bool | None) -> str:

@@ -100,10 +100,10 @@ class Tour:
         cache = self.cache_policy()
         steps: list[tuple[str, str, Callable[[], dict[str, Any]]]] = [
             ("doctor", "What this machine can do.", self.doctor),
-            ("sweep", "Two paths over block sizes, on files made just now.", lambda: self.sweep(cache)),
+            ("sweep", "Two paths at several block sizes, on newly created files.", lambda: self.sweep(cache)),
             ("stripe", "A stripe of four files against one file, interleaved.", lambda: self.stripe(cache)),
-            ("emulate", "How many GPUs of a job with 128 MiB/s each this disk feeds.", lambda: self.emulate(cache)),
-            ("model", "A drive known by its data sheet alone, beside a paper's measurement.", self.model),
+            ("emulate", "How many GPUs, each reading 128 MiB/s, this disk can feed.", lambda: self.emulate(cache)),
+            ("model", "A drive modelled from its data sheet, next to a published measurement.", self.model),
             ("report", "All of it on one page.", self.report),
         ]
         for name, heading, work in steps:
@@ -120,7 +120,7 @@ class Tour:
             entry.update(work())
         except ForebayError as error:
             entry.update(error=str(error), exit_code=error.exit_code)
-            self.say(f"   this step did not work: {error}")
+            self.say(f"   this step failed: {error}")
         entry["seconds"] = time.monotonic() - begun
         self.steps.append(entry)
         return entry.get("exit_code", DONE)
@@ -270,7 +270,7 @@ class Tour:
             gds, cpu = (_cell(row.get(path)) for path in ("gds", "cpu"))
             self.say(f"   {row['io_size']:>6}{row['simulated_gib_s']:>12.2f}{gds:>21}{cpu:>26}".rstrip())
         self.say(
-            f"   {PAPER_DRIVE}: from its data sheet, nothing fitted to the paper. Blank: blank in the data we have."
+            f"   {PAPER_DRIVE}: from its data sheet, nothing fitted to the paper. A blank cell is blank in the published data."
         )
         return {"exit_code": code, "table": rows}
 

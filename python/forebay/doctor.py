@@ -128,7 +128,7 @@ def _show_udev(report: Report, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps({"schema": "forebay.udev/1", "commands": commands}))
         return 0
-    for line in commands or ["# libudev has what libcufile asks for: nothing to do"]:
+    for line in commands or ["# libudev already has what libcufile needs: nothing to do"]:
         click.echo(line)
     if commands:
         click.echo("# or start the container with: -v /run/udev:/run/udev:ro", err=True)

@@ -106,7 +106,7 @@ def spec_of(directory: str, flags: dict[str, Any]) -> dict[str, Any]:
     for phase in phases:
         if phase not in (*MORE_PHASES, *PHASES):
             known = ", ".join((*MORE_PHASES, *PHASES))
-            raise RequestError(f"--phases {flags['phases']}", f"'{phase}' is none of {known}", ",".join(PHASES))
+            raise RequestError(f"--phases {flags['phases']}", f"'{phase}' is not one of {known}", ",".join(PHASES))
     if flags["cache"] not in ("drop", "allow"):
         raise RequestError(f"--cache {flags['cache']}", "is neither drop nor allow", "--cache drop")
     spec = {
@@ -232,7 +232,7 @@ def _storage(record: dict[str, Any], number: int, phase: dict[str, Any]) -> list
         return []
     moved = phase[key]
     told = not_measured(record, f"phases.{number}.{key}", "no counter") if moved is None else bytes_(moved)
-    line = f"{phase['phase']}: devices moved {told} for {bytes_(phase['bytes'])} asked"
+    line = f"{phase['phase']}: devices moved {told} for {bytes_(phase['bytes'])} requested"
     if phase["resident_before"] is not None:
         line += f"; {100 * phase['resident_before']:.0f} % was cached before"
     return [f"{'storage':<10}{line}"]

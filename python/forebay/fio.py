@@ -64,7 +64,7 @@ def _refuse(path: str, found: list[FioJob]) -> None:
     if more:
         left = len(rest) - len(more)
         why += f"; nor {', '.join(more)}" + (f" and {left} more" if left else "")
-    raise RequestError(f"{path} [{section}] {setting}", f"is not done: {why}", "--fio-lenient to run without")
+    raise RequestError(f"{path} [{section}] {setting}", f"isn't supported: {why}", "--fio-lenient to run without")
 
 
 OPS = {
@@ -119,7 +119,7 @@ class _Reader(Checks):
         text = self.left.get("startdelay", "0")
         if "-" not in text:
             return self.seconds("startdelay") or 0.0
-        self.leave_out("startdelay", self.left.pop("startdelay"), "a job waits for a set time, not for one of a range")
+        self.leave_out("startdelay", self.left.pop("startdelay"), "a fixed delay is supported, a range isn't")
         return 0.0
 
     def remaining(self, key: str, value: str) -> None:
@@ -138,9 +138,9 @@ class _Reader(Checks):
             return waits
         still = [job.name for job in running(self.before)]
         if awaited not in [job.name for job in self.before]:
-            self.leave_out("wait_for", awaited, "no section above is called so")
+            self.leave_out("wait_for", awaited, "no section above has this name")
         elif awaited in still and len(still) > 1:
-            self.leave_out("wait_for", awaited, "others run beside it, and may outlast it")
+            self.leave_out("wait_for", awaited, "others run at the same time, and may outlast it")
         return still == [awaited]
 
     def group(self, waits: bool) -> int:
@@ -155,7 +155,7 @@ class _Reader(Checks):
         text = self.left.pop("rw", "read")
         word, colon, modifier = text.partition(":")
         if word not in OPS:
-            raise self.wrong("rw", text, f"is none of {', '.join(OPS)}", "rw=randread")
+            raise self.wrong("rw", text, f"is not one of {', '.join(OPS)}", "rw=randread")
         op, mixed = OPS[word]
         self.fields["op"] = op
         reads = self.number("rwmixread", 50)
@@ -165,7 +165,7 @@ class _Reader(Checks):
         if mixed:
             self.fields["read_pct"] = 100 - writes
             if op == "read":
-                self.notes.append("reads and writes take turns along one sequence; in fio each has one of its own")
+                self.notes.append("reads and writes share one sequence here; in fio each has its own")
         if colon:
             self.modifier(word, modifier)
         self.block_sizes(mixed)
@@ -203,7 +203,7 @@ class _Reader(Checks):
             raise self.wrong("ioengine", engine, *ELSEWHERE[engine])
         else:
             known = ", ".join((*ASYNC_ENGINES, *SYNC_ENGINES, "null", "libcufile"))
-            raise self.wrong("ioengine", engine, f"is none of {known}", "ioengine=io_uring")
+            raise self.wrong("ioengine", engine, f"is not one of {known}", "ioengine=io_uring")
 
     def cufile(self) -> None:
         mode = self.left.pop("cuda_io", "cufile")
@@ -262,8 +262,8 @@ class _Reader(Checks):
         if not reads and not writes:
             return 0
         if not reads or not writes or 100 * reads % (reads + writes):
-            whole = "reads and writes come to no whole per cent of the I/Os"
-            self.leave_out(key, text, whole if reads and writes else "paces one of reads and writes")
+            whole = "the shares of reads and writes aren't whole percentages"
+            self.leave_out(key, text, whole if reads and writes else "sets a rate for only one of reads and writes")
             return 0
         # In fio a rate is kept by each direction, whatever the mix would be.
         self.fields["read_pct"] = 100 * reads // (reads + writes)
@@ -280,13 +280,13 @@ class _Reader(Checks):
             self.notes.append("direct=1 has no effect with ioengine=mmap")
         each, end = self.left.pop("sync", "0"), False
         if each not in ("0", "none", "1", "sync", "dsync"):
-            raise self.wrong("sync", each, "is none of none, sync, dsync", "sync=dsync")
+            raise self.wrong("sync", each, "is not one of none, sync, dsync", "sync=dsync")
         durable = each not in ("0", "none")
         for key in ("fsync", "fdatasync"):
             every = self.number(key, 0)
             durable |= every == 1
             if every > 1:
-                self.leave_out(key, str(every), "writes are made durable each, at the end, or never")
+                self.leave_out(key, str(every), "writes are synced one by one, at the end, or never")
         for key in ("end_fsync", "fsync_on_close"):
             end |= self.flag(key, False)
         if durable or end:
@@ -300,7 +300,7 @@ class _Reader(Checks):
             self.fields["cpus"] = cpus.replace(":", ",")
             policy = self.left.pop("cpus_allowed_policy", "")
             if policy not in ("", "split"):
-                self.leave_out("cpus_allowed_policy", policy, "each worker keeps to one CPU, in turn, as with split")
+                self.leave_out("cpus_allowed_policy", policy, "workers are pinned to the CPUs in turn, as with split")
             elif not policy and not cpus.isdigit():
                 self.notes.append(
                     "each worker keeps to one of cpus_allowed, in turn; in fio each may use all of them "
@@ -310,7 +310,7 @@ class _Reader(Checks):
         if "mem" in self.left:
             kind = self.left.pop("mem").split(":")[0]
             if kind not in MEMORY:
-                raise self.wrong("mem", kind, f"is none of {', '.join(MEMORY)}", "mem=mmaphuge")
+                raise self.wrong("mem", kind, f"is not one of {', '.join(MEMORY)}", "mem=mmaphuge")
             self.fields["pages"] = MEMORY[kind]
         self.option("sqthread_poll", "sqpoll")
         self.option("hipri", "iopoll")

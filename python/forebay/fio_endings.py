@@ -20,7 +20,7 @@ class Endings(Offsets):
         self.steady(threads)
         exits, what = self.flag("exitall", False), self.left.pop("exit_what", "group")
         if what not in WHAT:
-            raise self.wrong("exit_what", what, f"is none of {', '.join(WHAT)}", "exit_what=group")
+            raise self.wrong("exit_what", what, f"is not one of {', '.join(WHAT)}", "exit_what=group")
         if exits and "wait_for" in self.left:
             self.leave_out("exitall", "1", "with wait_for a section could be ended before its turn; use stonewall")
         return what if exits else ""
@@ -34,7 +34,7 @@ class Endings(Offsets):
             if len(least) > 3:
                 raise self.wrong(key, text, "has more than three parts", f"{key}=10m")
             if "read_pct" in self.fields:
-                self.leave_out(key, text, "in a mixed job each direction has a least rate of its own")
+                self.leave_out(key, text, "in a mixed job fio applies a minimum rate to each direction")
                 continue
             own = least[min(1, len(least) - 1)] if self.is_write() else least[0]
             if own:
@@ -49,11 +49,11 @@ class Endings(Offsets):
             return
         found = _STEADY.fullmatch(rule)
         if not found or not float(found[3]):
-            self.leave_out("ss", rule, "it is of iops, bw, lat or a slope of them, and within a percentage")
+            self.leave_out("ss", rule, "must be iops, bw, lat or one of their slopes, as a percentage")
         elif not window or not 0.01 <= every <= window / 3:
             self.leave_out("ss", rule, "ss_dur must hold at least three times ss_interval")
         elif threads > 1 and "group_reporting" not in self.left:
-            self.leave_out("ss", rule, "the jobs of a section end together; group_reporting")
+            self.leave_out("ss", rule, "the jobs of a section are judged together; add group_reporting")
         elif every * 1000 > (1 << 32) - 1:
             raise self.wrong("ss_interval", str(every), "is longer than 49 days", "ss_interval=1s")
         else:
@@ -76,4 +76,4 @@ class Endings(Offsets):
                 raise self.wrong("numa_mem_policy", policy, "names no nodes", "numa_mem_policy=interleave:0-1")
             self.fields["numa_interleave"] = places
         elif policy not in ("default", "local") and policy != f"bind:{self.fields.get('numa')}":
-            self.leave_out("numa_mem_policy", policy, "memory lies on the node of its threads, or is spread over nodes")
+            self.leave_out("numa_mem_policy", policy, "memory is on the node of its threads, or interleaved over nodes")

@@ -53,7 +53,7 @@ def parse(text: str, path: str) -> list[Section]:
             names.append(line[1:-1].strip())
             bodies.append([])
         elif not names:
-            raise RequestError(f"{where} {line[:80]}", "stands before the first section", "[global] above it")
+            raise RequestError(f"{where} {line[:80]}", "comes before the first section", "[global] above it")
         else:
             bodies[-1].append(_setting(line, where))
         if len(names) > SECTIONS_MAX:
@@ -65,7 +65,7 @@ def _setting(line: str, where: str) -> tuple[str, str]:
     key, equals, value = (part.strip() for part in line.partition("="))
     if key.split(" ")[0] == "include":
         raise RequestError(
-            f"{where} {line[:80]}", "other files are not read in", "one file with all sections"
+            f"{where} {line[:80]}", "include isn't supported", "one file with all sections"
         )
     if not re.fullmatch(r"[A-Za-z0-9_-]+", key):
         raise RequestError(f"{where} {line[:80]}", "is not a setting", "key=value")

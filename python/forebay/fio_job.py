@@ -42,7 +42,7 @@ class FioJob:
         """What a record of the job must say: it isn't what the job file asks for."""
         if not self.unsupported:
             return []
-        text = f"not as [{self.name}] of the fio job file asks, left out: {'; '.join(self.unsupported)}"
+        text = f"not as [{self.name}] of the fio job file; left out: {'; '.join(self.unsupported)}"
         return [{"id": "left_out", "text": text, "next": "without --fio-lenient such a job is refused"}]
 
 
@@ -88,7 +88,7 @@ def _flowing(job: FioJob, beside: list[FioJob]) -> FioJob:
     if sum(other.job.get("flow", "").endswith(f"@{group}") for other in beside) > 1:
         return job
     alone = {key: value for key, value in job.job.items() if key != "flow"}
-    why = "the jobs of one section keep no step with each other"
+    why = "flow between the jobs of one section isn't supported"
     left = (f"flow={job.job['flow'].split('@')[0]}: {why}",) if alone.get("workers", 1) > 1 else ()
     return replace(job, job=alone, unsupported=(*job.unsupported, *left))
 
@@ -107,7 +107,7 @@ def _ending_others(job: FioJob) -> FioJob:
     """In fio one section's `exitall` is everyone's; what else ends is up to each."""
     unsupported = job.unsupported
     if job.job.get("verify"):
-        why = "in fio a job whose end ends others has checked what it wrote; here that comes after its end"
+        why = "in fio a job has verified its files before its end triggers exitall; here they are verified afterwards"
         unsupported = (*unsupported, f"exitall=1: {why}")
     # All jobs of a section are in one group, so the first that ends it ends the others.
     first = {"until_first": True} if job.job.get("workers", 1) > 1 else {}

@@ -131,34 +131,34 @@ DONE = {
 # Without effect here: why → keys. Nobody misses these, so nothing is said.
 _HOLDS = {
     "names the job in fio's own output": "description comm",
-    "shapes fio's own output; a record holds all of it": "group_reporting unit_base eta significant_figures "
+    "affects only fio's own output; the record holds everything": "group_reporting unit_base eta significant_figures "
     "unified_rw_reporting clat_percentiles lat_percentiles slat_percentiles percentile_list disk_util "
     "block_error_percentiles error_dump stats",
-    "shapes fio's logs; a record holds the time series, and --interval sets its points": "per_job_logs log_entries "
+    "affects only fio's logs; the record holds the time series, and --interval sets its resolution": "per_job_logs log_entries "
     "log_avg_msec log_hist_msec log_hist_coarseness log_max_value log_window_value log_offset log_prio log_compression "
     "log_compression_cpus log_store_compressed log_unix_epoch log_alternate_epoch log_alternate_epoch_clock_id "
     "log_issue_time bwavgtime iopsavgtime job_start_clock_id",
-    "what is measured costs no more and no less here": "gtod_reduce disable_lat disable_clat disable_slat "
+    "has no influence on the cost of measuring here": "gtod_reduce disable_lat disable_clat disable_slat "
     "disable_bw_measurement disable_bw gtod_cpu clocksource",
     "holds anyway": "thread threads registerfiles fixedbufs nonvectored userspace_reap",
     "buffers hold random data, new for each write with refill_buffers": "scramble_buffers",
-    "which random numbers are drawn, not how they are distributed": "randrepeat allrandrepeat random_generator",
-    "fio keeps no map where one doesn't fit; none is kept here": "softrandommap",
-    "files are made before anything is measured": "create_serialize create_fsync",
+    "affects which random numbers are drawn, not their distribution": "randrepeat allrandrepeat random_generator",
+    "fio's fallback where its map doesn't fit into memory; none is needed here": "softrandommap",
+    "files are created before the measurement": "create_serialize create_fsync",
     "only for clients of a fio server": "unique_filename",
-    "aligns shares of a file, of which offset names none": "offset_align",
+    "aligns percentages of a file, and offset isn't one": "offset_align",
     "says what fio keeps of its own writes": "verify_state_save verify_header_seed verify_write_sequence verify_policy "
     "verifysort verifysort_nr experimental_verify",
-    "says nothing without verify_async and verify_backlog, which are refused": "verify_async_cpus verify_backlog_batch",
-    "all is checked, and what is wrong fails the run and is shown": "verify_fatal verify_dump",
-    "says nothing without trim_percentage, which is refused": "trim_verify_zero trim_backlog trim_backlog_batch",
-    "says nothing without read_iolog, which is refused": "read_iolog_chunked replay_no_stall replay_redirect "
+    "has no meaning without verify_async and verify_backlog, which are refused": "verify_async_cpus verify_backlog_batch",
+    "everything is checked; any error fails the run and is shown": "verify_fatal verify_dump",
+    "has no meaning without trim_percentage, which is refused": "trim_verify_zero trim_backlog trim_backlog_batch",
+    "has no meaning without read_iolog, which is refused": "read_iolog_chunked replay_no_stall replay_redirect "
     "replay_scale replay_align replay_time_scale replay_skip merge_blktrace_scalars merge_blktrace_iters",
-    "says nothing without zonemode=zbd, which is refused": "zonecapacity read_beyond_wp max_open_zones job_max_open_zones "
+    "has no meaning without zonemode=zbd, which is refused": "zonecapacity read_beyond_wp max_open_zones job_max_open_zones "
     "ignore_zone_limits zone_reset_threshold zone_reset_frequency write_zone_remainder recover_zbd_write_error",
-    "says nothing without latency_target, which is refused": "latency_window latency_percentile latency_run",
-    "a job that is ahead of its flow looks again after 0.1 ms": "flow_sleep",
-    "says nothing without cgroup, which is refused": "cgroup_nodelete cgroup_weight",
+    "has no meaning without latency_target, which is refused": "latency_window latency_percentile latency_run",
+    "a job that is ahead of its flow checks again after 0.1 ms": "flow_sleep",
+    "has no meaning without cgroup, which is refused": "cgroup_nodelete cgroup_weight",
     "fio itself ignores it": "rwmixcycle percentage_sequential priohint flow_watermark",
 }
 
@@ -173,19 +173,19 @@ _TOLD = {
 _REFUSED = {
     "a pattern begins with each I/O": "verify_pattern_interval=0",
     "nothing is trimmed": "trim_percentage=0 num_range=0,1",
-    "no list of I/Os is played back": "read_iolog= merge_blktrace_file=",
-    "no list of I/Os is kept": "write_iolog=",
-    "I/O sizes are multiples of the least": "bs_unaligned=0 blocksize_unaligned=0",
-    "sizes go by reads and writes": "bs_is_seq_rand=0",
+    "lists of I/Os can't be replayed": "read_iolog= merge_blktrace_file=",
+    "lists of I/Os aren't recorded": "write_iolog=",
+    "I/O sizes are multiples of the smallest": "bs_unaligned=0 blocksize_unaligned=0",
+    "sizes are set for reads and for writes": "bs_is_seq_rand=0",
     "offsets are all sequential or all random": "percentage_random=100",
-    "offsets follow on each other, or are drawn": "rw_sequencer=sequential",
-    "workers pause without work": "thinkcycles=0",
-    "a schedule catches up after a pause": "rate_ignore_thinktime=0",
-    "a rate is kept, and a least one judged, second by second": "rate_cycle=1000 ratecycle=1000",
-    "no latency ends a job; --timeout bounds one": "max_latency=0",
+    "offsets are sequential or random": "rw_sequencer=sequential",
+    "workers pause without using the CPU": "thinkcycles=0",
+    "the schedule catches up after a pause": "rate_ignore_thinktime=0",
+    "rates are kept, and minimum rates checked, second by second": "rate_cycle=1000 ratecycle=1000",
+    "no latency ends a job; --timeout limits how long an I/O may take": "max_latency=0",
     "forebay tune finds the depth": "latency_target=0",
-    "I/Os are submitted by the worker, which a rate alone keeps to its schedule": "io_submit_mode=inline",
-    "each I/O is submitted once another ends": "iodepth_batch=1 iodepth_batch_submit=1 iodepth_batch_complete_min=1 "
+    "workers submit their own I/Os; with a rate they follow its schedule": "io_submit_mode=inline",
+    "each I/O is submitted as soon as another completes": "iodepth_batch=1 iodepth_batch_submit=1 iodepth_batch_complete_min=1 "
     "iodepth_batch_complete=1 iodepth_batch_complete_max=1 iodepth_low=",
     "I/Os of one job may overlap": "serialize_overlap=0",
     "io_size, runtime or loops end a job": "fill_device=0 fill_fs=0",
@@ -194,38 +194,38 @@ _REFUSED = {
     "other files would be used": "filename_format= opendir= filetype=",
     "files aren't locked": "lockfile=none",
     "all files stay open": "openfiles=",
-    "files are made whole, with fallocate, before anything is measured": "fallocate=native,posix,1 create_on_open=0 "
+    "files are created in full, with fallocate, before the measurement": "fallocate=native,posix,1 create_on_open=0 "
     "create_only=0 overwrite=0",
     "--cache warm reads the files first": "pre_read=0",
-    "a file is opened once, and stays": "unlink_each_loop=0",
-    "the kernel isn't advised": "fadvise_hint=1 write_hint=none,0",
-    "writes are made durable each, at the end, or never": "write_barrier=0 sync_file_range= end_syncfs=0",
-    "reads and writes carry no flags but O_DIRECT, DSYNC and ATOMIC": "uncached=0 nowait=0 force_async=0 cmd_type=",
-    "a mapping has pages as the kernel gives them": "thp=0",
+    "files are opened once and stay open": "unlink_each_loop=0",
+    "the kernel gets no hints": "fadvise_hint=1 write_hint=none,0",
+    "writes are synced one by one, at the end, or never": "write_barrier=0 sync_file_range= end_syncfs=0",
+    "no flags are used other than O_DIRECT, DSYNC and ATOMIC": "uncached=0 nowait=0 force_async=0 cmd_type=",
+    "the kernel chooses the page size of a mapping": "thp=0",
     "buffers hold random data": "zero_buffers=0 buffer_pattern= sprandom=0 spr_op= spr_num_regions= spr_cs=",
-    "buffers lie on pages": "iomem_align=0 mem_align=0",
-    "huge pages are as large as the machine's": "hugepage-size=",
-    "memory isn't locked away": "lockmem=0",
-    "a job's share of the processors is that of the command; try nice": "nice=0",
-    "which I/Os carry a priority doesn't depend on their size": "cmdprio_bssplit=",
+    "buffers are page-aligned": "iomem_align=0 mem_align=0",
+    "the machine's huge page size is used": "hugepage-size=",
+    "memory can't be reserved": "lockmem=0",
+    "jobs run at the priority of the command; try nice": "nice=0",
+    "priorities don't depend on the I/O size": "cmdprio_bssplit=",
     "cpus_allowed takes a list": "cpumask=",
-    "the kernel places its own thread": "sqthread_poll_cpu=",
-    "I/Os are polled for all or none": "hipri_percentage=100",
-    "all cards are named by gpu_dev_ids": "gpu_dev_id=",
-    "jobs run as whoever types the command": "uid= gid= cgroup=",
+    "the kernel places its polling thread": "sqthread_poll_cpu=",
+    "either all I/Os are polled or none": "hipri_percentage=100",
+    "use gpu_dev_ids": "gpu_dev_id=",
+    "jobs run as the user who types the command": "uid= gid= cgroup=",
     "no other program is started": "exec_prerun= exec_postrun=",
-    "the machine's settings stay as they are": "ioscheduler=",
-    "what breaks takes no other section with it": "exitall_on_error=0",
+    "the machine's settings aren't changed": "ioscheduler=",
+    "an error doesn't end other sections": "exitall_on_error=0",
     "an error ends the run": "continue_on_error=none ignore_error=",
-    "built-in tests of fio's": "profile=",
-    "writes carry no placement": "fdp=0 dataplacement=none dp_scheme= plids= plid_select= fdp_pli= fdp_pli_select= "
+    "fio's built-in tests aren't supported": "profile=",
+    "data placement isn't supported": "fdp=0 dataplacement=none dp_scheme= plids= plid_select= fdp_pli= fdp_pli_select= "
     "data_placement=none",
 }
 
 
 _METADATA = "moves no bytes"
 _NETWORK = ("sends over a network, and reads no storage", "forebay serve SOURCE, read as nvme+tcp://HOST:PORT/NQN")
-_OBJECTS = ("is an object store's, which is out of scope", "a file, a device, stripe:, nvme+tcp: or nvme+rdma:")
+_OBJECTS = ("is for object stores, which are out of scope", "a file, a device, stripe:, nvme+tcp: or nvme+rdma:")
 # Engines that do something else than our jobs: why, and what to type.
 ELSEWHERE: dict[str, tuple[str, str]] = {
     **{f"file{what}": (_METADATA, f"forebay files DIR --files N --file-size SIZE --phases {phases}") for what, phases in (

@@ -20,9 +20,9 @@ class Offsets(Settings):
         """`rw=read:-8k`: a hole behind each sequential I/O."""
         key = f"{word}:{text}"
         if word.startswith("rand"):
-            self.leave_out("rw", key, f"an offset is drawn for each I/O, without the ':{text}'")
+            self.leave_out("rw", key, f"every I/O has a random offset, without the ':{text}'")
         elif word in ("rw", "readwrite"):
-            self.leave_out("rw", key, "reads and writes share one sequence here, and each has holes of its own in fio")
+            self.leave_out("rw", key, "reads and writes share one sequence here; in fio each has its own gaps")
         else:
             below = text.startswith("-")
             hole = self.size("rw", text.removeprefix("-"))
@@ -75,7 +75,8 @@ class Offsets(Settings):
             raise self.wrong("bs", "0", "an I/O has 1 byte at least", "bs=4k")
         # fio's map has blocks of either size, and ends before all is covered.
         if least[0] != least[-1] and self.is_random() and self.left.get("norandommap", "0") == "0":
-            self.leave_out("bs", text, "reads and writes of different least sizes cover everything once; norandommap=1")
+            why = "reads and writes have different smallest sizes, so no map can cover each block once; norandommap=1"
+            self.leave_out("bs", text, why)
 
     def shares(self, text: str, side: str) -> list[tuple[int, int]]:
         """`4k/60:64k/` → sizes and their per cents; those that are blank share what is left, as in fio."""
@@ -88,7 +89,7 @@ class Offsets(Settings):
 
     def per_cents(self, key: str, text: str, written: list[str]) -> list[int]:
         """Whole numbers that come to 100; each blank has an equal part of what the others leave."""
-        wrong = self.wrong(key, text, "has shares that are no whole per cents, or don't come to 100", f"{key} with 60 and 40")
+        wrong = self.wrong(key, text, "has shares that aren't whole percentages, or don't add up to 100", f"{key} with 60 and 40")
         if not all(re.fullmatch(r"[0-9]{0,3}", share) for share in written):
             raise wrong
         left, blanks = 100 - sum(int(share) for share in written if share), written.count("")
@@ -116,7 +117,7 @@ class Offsets(Settings):
         elif kind == "sequence" and re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9}){0,63}", rest):
             self.fields["distribution"] = f"{'list+' if moves_on else 'list'}:{rest}"
         else:
-            found = "is none of random, zipf:THETA, zoned:IOS/DATA:… (for reads and writes alike), sequence:BLOCK,…"
+            found = "is not one of random, zipf:THETA, zoned:IOS/DATA:… (for reads and writes alike), sequence:BLOCK,…"
             raise self.wrong("random_distribution", text, found, "random_distribution=zipf:1.2")
 
     def zoned(self, text: str, rest: str) -> str:
@@ -124,7 +125,7 @@ class Offsets(Settings):
         ios = self.per_cents("random_distribution", text, [share for share, _, _ in entries])
         data = self.per_cents("random_distribution", text, [share for _, _, share in entries])
         if any(share and not part for share, part in zip(ios, data, strict=True)):
-            found = "sends I/Os to a zone of no size"
+            found = "sends I/Os to an empty zone"
             raise self.wrong("random_distribution", text, found, "random_distribution=zoned:50/5:30/15:20/80")
         return "zoned:" + ",".join(f"{share}/{part}" for share, part in zip(ios, data, strict=True))
 
@@ -134,14 +135,14 @@ class Offsets(Settings):
         size, skip, length = (self.size(key, told.get(key, "0")) for key in ("zonesize", "zoneskip", "zonerange"))
         mode = told.get("zonemode", "strided" if size else "none")
         if mode not in ("none", "strided"):
-            self.leave_out("zonemode", mode, "zones of a device are not kept apart; zonemode=strided is known")
+            self.leave_out("zonemode", mode, "zoned devices aren't supported; zonemode=strided is")
         if mode != "strided" or not size:
             return
         first = next(iter(told.items()))
         if self.is_random() or "read_pct" in self.fields or "skip_bytes" in self.fields:
-            self.leave_out(*first, "only jobs that read or write in order, without other holes, go by zones")
+            self.leave_out(*first, "zones need sequential reads or writes without other gaps")
         elif length not in (0, size) or size % self.fields["io_bytes"] or "io_bytes_max" in self.fields:
-            self.leave_out(*first, "a zone is gone through once, in whole I/Os of one size")
+            self.leave_out(*first, "a zone is covered once, in whole I/Os of one size")
         elif skip:
             self.fields.update(skip_bytes=skip, skip_every_bytes=size)
 
@@ -171,7 +172,7 @@ class Offsets(Settings):
         for key in ("thinktime_spin", "thinktime_iotime"):
             value = self.left.pop(key, "0")
             if value != "0":
-                self.leave_out(key, value, "workers pause without work, after so many I/Os")
+                self.leave_out(key, value, "workers pause without using the CPU, after so many I/Os")
         if kind == "complete" and every > 1 and self.fields["depth"] > 1:
             found = "I/Os are counted as they start; thinktime_blocks_type=issue, or iodepth=1"
             self.leave_out("thinktime_blocks", str(every), found)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 VALUE_MAX = (1 << 63) - 1
-NO_WHOLE = "a share is of filesize, or of one filename that is there"
+NO_WHOLE = "a percentage refers to filesize, or to a single existing filename"
 _SIZE = re.compile(r"([0-9]{1,19})([kmgtp]?)(i?)b?", re.IGNORECASE)
 _KEYWORD = re.compile(r"\$(pagesize|mb_memory|ncpus)(?![A-Za-z0-9_])")
 _TOKEN = re.compile(r"\s*(?:([0-9]{1,19}(?:[kmgtp]i?)?b?)|([-+*/()]))", re.IGNORECASE)

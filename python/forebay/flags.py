@@ -20,6 +20,14 @@ from forebay.errors import RequestError
 from forebay.spellings import SAME, Spelled, value_of
 from forebay.units import format_bytes, parse_bytes, parse_percent, parse_seconds
 
+# Engines that records and flags name otherwise than the system calls that they use.
+_ENGINES = {"uring": "io_uring", "map": "mmap"}
+
+
+def engine_name(engine: str) -> str:
+    """The name shown to people: `io_uring` for `uring`."""
+    return _ENGINES.get(engine, engine)
+
 
 def _integer(text: Any, what: str, most: int = (1 << 32) - 1) -> int:
     try:
@@ -76,10 +84,10 @@ def _flag(text: Any, what: str) -> bool:
 
 
 def one_of(allowed: tuple[str, ...], text: Any, what: str) -> str:
-    """The word, or what fio, gdsio or elbencho call it. Raises RequestError where it is none of those allowed."""
+    """The word, or what fio, gdsio or elbencho call it. Raises RequestError where it is not one of those allowed."""
     chosen = value_of(what, str(text))
     if chosen not in allowed:
-        raise RequestError(f"{what} {text}", f"is none of {', '.join(allowed)}", f"{what} {allowed[0]}")
+        raise RequestError(f"{what} {text}", f"is not one of {', '.join(allowed)}", f"{what} {allowed[0]}")
     return chosen
 
 
@@ -225,7 +233,7 @@ def parse_settings(text: str) -> dict[str, Any]:
     for word in text.split():
         name, equals, value = word.partition("=")
         if not equals:
-            raise RequestError(f"setting '{word}'", "has no value", "name=value, as path=bounce depth=8")
+            raise RequestError(f"setting '{word}'", "has no value", "name=value, e.g. path=bounce depth=8")
         settle(job, name.lstrip("-"), value)
     return job
 

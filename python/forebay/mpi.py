@@ -437,7 +437,7 @@ class World:
             merged["warnings"] += warn(gathered)
             self._merged = True
         if failures:
-            following = "the same job on the failing host alone, to see its cause"
+            following = "run the job on the failing host alone to see the cause"
             error = RunError(f"a run on {self.size} ranks", "; ".join(failures), following)
             error.record = merged  # type: ignore[attr-defined]
             raise error

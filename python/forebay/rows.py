@@ -102,7 +102,7 @@ def by_interface(values: Any, interface: Any, what: str) -> tuple[Memory, numpy.
         return Memory(None, 0, 0, values, 0), kind
     gpu = _core.device_of(address)
     if gpu is None:
-        raise RequestError(what, f"CUDA doesn't know their address {address:#x}", "memory of a GPU")
+        raise RequestError(what, f"CUDA doesn't recognise their address {address:#x}", "memory of a GPU")
     own = current_stream(values, gpu) if stream is None else int(stream)
     return Memory(gpu, address, count * kind.itemsize, values, own), kind
 

@@ -67,7 +67,7 @@ def write_pages(folder: Path, verb: str | None = None) -> int:
             try:
                 place(folder / name, page(each), _is_a_page)
             except FileExistsError as error:
-                found = f"{name} is there and isn't a page of Forebay's, so it isn't overwritten"
+                found = f"{name} exists and isn't a Forebay manual page, so it isn't overwritten"
                 raise RequestError(f"--out {folder}", found, "another directory") from error
             click.echo(str(folder / name))
     except OSError as error:

@@ -19,7 +19,7 @@ def parse_bytes(text: str | int, what: str = "size") -> int:
     """`4096`, `64k`, `1MiB`, `1.5g` → bytes. Raises RequestError naming `what`."""
     match = _SIZE.match(str(text))
     if not match:
-        raise RequestError(f"{what} {text}", "is not a size", "a number with k, m, g or t, as 128k or 1GiB (binary units)")
+        raise RequestError(f"{what} {text}", "is not a size", "a number with k, m, g or t, e.g. 128k or 1GiB (binary units)")
     number, unit = match.groups()
     factor = 1 << _SHIFT[unit.lower()]
     value = int(number) * factor if number.isdigit() else int(float(number) * factor)

@@ -345,7 +345,7 @@ fn a_supply_is_kept_and_accelerators_wait_for_it() {
     // A burst of 50 ms is in reserve once.
     assert!(outcome.record.result.seconds > data.bytes as f64 / bytes_per_s - 0.05);
     assert!(!training.passes && training.waited.storage_s > 0.0, "{training:?}");
-    assert!(!training.headroom.client_limited && training.headroom.why.contains("held to a rate"));
+    assert!(!training.headroom.client_limited && training.headroom.why.contains("limited to a rate"));
     assert!(outcome.record.warnings.iter().any(|w| w.id == "throttled_supply"));
 }
 

@@ -409,7 +409,7 @@ fn a_model_faster_than_the_host_is_refused_in_real_time() {
     let error = go(&many).unwrap_err();
     assert_eq!(error.kind, Kind::Machine);
     assert!(error.next.contains("time=virtual") && error.found.contains("per second"), "{error}");
-    // A rate that the host can keep is none of the model's business.
+    // A rate that the host can keep needs no check.
     assert!(go(&JobSpec { rate_iops: Some(1000.0), ..many }).is_ok());
 
     let home = tempfile::tempdir().unwrap();

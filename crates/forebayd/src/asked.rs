@@ -19,7 +19,7 @@ pub fn log_form(given: &Given) -> Result<&str, Error> {
     let form = given.text("log").unwrap_or("text");
     match form {
         "text" | "json" | "off" => Ok(form),
-        other => Err(Error::request(format!("--log {other}"), "is none of text, json, off", "--log json")),
+        other => Err(Error::request(format!("--log {other}"), "is not one of text, json, off", "--log json")),
     }
 }
 

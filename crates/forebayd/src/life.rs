@@ -97,7 +97,9 @@ fn end(mut service: impl Service, options: &Options, on_terminal: bool) -> ExitC
     let drain_s = options.drain.as_secs_f64();
     let told = match service.has_left() {
         true => "forebay: another gateway has taken over".to_string(),
-        false => format!("forebay: letting commands finish, for {drain_s} s at most (once more to abort)"),
+        false => {
+            format!("forebay: waiting up to {drain_s} s for commands to finish (interrupt again to abort)")
+        }
     };
     say(&told, on_terminal);
     let drained = service.drain(options.drain);

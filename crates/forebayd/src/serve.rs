@@ -116,9 +116,11 @@ fn caching(text: Option<&str>) -> Result<Caching, Error> {
         None | Some("auto") => Ok(Caching::Auto),
         Some("bypass") => Ok(Caching::Bypass),
         Some("allow") => Ok(Caching::Allow),
-        Some(other) => {
-            Err(Error::request(format!("--cache {other}"), "is none of auto, bypass, allow", "--cache auto"))
-        }
+        Some(other) => Err(Error::request(
+            format!("--cache {other}"),
+            "is not one of auto, bypass, allow",
+            "--cache auto",
+        )),
     }
 }
 
@@ -269,7 +271,7 @@ impl Service for Serving {
 
     fn reload(&mut self) -> String {
         let Some(path) = self.file.clone() else {
-            return "reload: nothing to read again, for there is no CONFIG.toml".into();
+            return "reload ignored: there is no CONFIG.toml to read again".into();
         };
         match self.read_again(&path) {
             Ok(told) => {

@@ -52,8 +52,8 @@ pub fn command(given: &Given) -> Result<ExitCode, Error> {
 /// Runs the same command without `--keep`, and again whenever it is killed.
 fn keep(given: &Given, sink: log::Sink) -> Result<ExitCode, Error> {
     if given.is("take-over") {
-        let found = "a gateway with a keeper begins as one";
-        return Err(Error::request("--keep --take-over", found, "end the one that runs, then --keep"));
+        let found = "a keeper can't take over a running gateway";
+        return Err(Error::request("--keep --take-over", found, "stop the running gateway, then use --keep"));
     }
     let own =
         std::env::current_exe().map_err(|e| Error::machine("forebayd", e.to_string(), "forebayd --help"))?;
@@ -161,7 +161,7 @@ impl Service for Showing {
     }
 
     fn reload(&mut self) -> String {
-        "a gateway changes by RPCs, not by a reload: forebay snap rpc --help".into()
+        "a gateway is reconfigured by RPCs, not by a reload: forebay snap rpc --help".into()
     }
 
     fn has_left(&self) -> bool {

@@ -71,7 +71,7 @@ fn entered(job: &Job, cache: &CacheState, result: &RunResult) -> Option<String> 
     let most = ENTERED_MOST * result.read_bytes.min(job.data_bytes) as f64;
     (result.read_bytes > 0 && (after - before) * job.data_bytes as f64 > most).then(|| {
         let (after, before) = (100.0 * after, 100.0 * before);
-        format!("{after:.1} % of the data lies in the page cache, {before:.1} % before")
+        format!("{after:.1} % of the data is in the page cache, {before:.1} % before")
     })
 }
 
@@ -83,7 +83,7 @@ pub fn not_direct(job: &Job, cache: &CacheState, result: &RunResult) -> Option<S
     let Some(moved) = cache.device_bytes else {
         // Pages that were there before may have been what was read.
         let from_empty = CacheState { resident_before: Some(0.0), ..cache.clone() };
-        let found = "the data lies in the page cache, and no device tells that it wasn't read from there";
+        let found = "the data is in the page cache, and no device tells that it wasn't read from there";
         return entered(job, &from_empty, result).map(|_| found.into());
     };
     if (moved as f64) < DIRECT_LEAST * result.read_bytes as f64 {
@@ -100,7 +100,7 @@ pub fn unchecked(cache: &CacheState, result: &RunResult) -> Option<&'static str>
         (None, Some(_)) => {
             Some("that the data didn't enter the page cache: no device is known, and nothing else could be checked")
         }
-        (None, None) => Some("nothing: no device is known, and the page cache doesn't tell"),
+        (None, None) => Some("none: no device is known, and the page cache can't be queried"),
     }
 }
 

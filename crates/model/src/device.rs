@@ -91,7 +91,7 @@ impl DriveModel {
         let (name, query) = text.split_once('?').unwrap_or((text, ""));
         let sheet = presets::SHEETS.iter().find(|s| s.name.eq_ignore_ascii_case(name)).ok_or_else(|| {
             let names = Self::names().join(", ");
-            Error::request(format!("model:{name}"), "is not a drive that is known", format!("one of {names}"))
+            Error::request(format!("model:{name}"), "is not a known drive", format!("one of {names}"))
         })?;
         let mut model = sheet.model();
         let mut channels = None;

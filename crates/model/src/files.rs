@@ -130,10 +130,10 @@ impl FilesSpec {
         let next = "--phases create,stat,read,delete";
         let of_files: Vec<Phase> = self.phases.iter().copied().filter(|p| *p != Phase::Mkdir).collect();
         if self.phases.is_empty() || of_files.first().is_some_and(|p| *p != Phase::Create) {
-            let found = "doesn't begin with create, and only files that this run made are touched";
+            let found = "doesn't begin with create, and only files that this run created are touched";
             return Err(Error::request(asked, found, next));
         }
-        for (once, found) in [(Phase::Create, "creates twice"), (Phase::Mkdir, "makes directories twice")] {
+        for (once, found) in [(Phase::Create, "creates twice"), (Phase::Mkdir, "creates directories twice")] {
             if self.phases.iter().filter(|p| **p == once).count() > 1 {
                 return Err(Error::request(asked, found, next));
             }

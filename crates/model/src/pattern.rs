@@ -375,7 +375,7 @@ impl PatternSpec {
         if self.has_sizes() && self.random && self.no_repeat && self.blocks() > BLOCKS_MAX {
             return refuse(
                 "--no-repeat with several sizes".into(),
-                "it keeps account of each block of the least size, and these are more than 4,294,967,296",
+                "it tracks each block of the smallest size, and there are more than 4,294,967,296",
                 "no --no-repeat, larger I/Os, or more workers",
             );
         }

@@ -41,7 +41,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, Error> {
         Error::request(
             format!("size '{text}'"),
             found,
-            "a number with k, m, g or t, as 128k or 1GiB (binary units)",
+            "a number with k, m, g or t, e.g. 128k or 1GiB (binary units)",
         )
     };
     let trimmed = text.trim();

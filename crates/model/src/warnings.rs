@@ -70,7 +70,7 @@ fn of_path(record: &RunRecord, list: &mut Vec<Warning>) {
         return;
     }
     let why = record.path.reason.as_deref().unwrap_or("the record gives no reason");
-    warn(list, "path", format!("{requested} was asked for, {ran} ran: {why}"), "forebay doctor SOURCE");
+    warn(list, "path", format!("{requested} was requested, {ran} ran: {why}"), "forebay doctor SOURCE");
 }
 
 fn of_errors(errors: &Errors, list: &mut Vec<Warning>) {
@@ -267,7 +267,7 @@ fn of_cache(record: &RunRecord, list: &mut Vec<Warning>) {
     of_both(record, list);
     let pages = record.path.slot_pages.as_str();
     if cache.policy == "bypass" && matches!(pages, "small" | "thp-partial") {
-        let text = format!("buffers lie in {pages} pages: the device sees each I/O as many small pieces");
+        let text = format!("buffers are in {pages} pages: the device sees each I/O as many small pieces");
         let huge = "sysctl vm.nr_hugepages=512";
         // Emulated runs have no --pages.
         let next = if record.training.is_some() { huge.into() } else { format!("{huge}, or --pages thp") };
@@ -279,7 +279,7 @@ fn of_cache(record: &RunRecord, list: &mut Vec<Warning>) {
     {
         let times = moved as f64 / result.bytes as f64;
         let text =
-            format!("the drives moved {times:.1} times what the job asked for: something else used them at the same time");
+            format!("the drives moved {times:.1} times what the job requested: something else used them at the same time");
         warn(list, "traffic", text, "a drive that nothing else uses");
     }
 }

@@ -81,7 +81,7 @@ def _server(host: str, port: int, text: Any) -> ThreadingHTTPServer:
 
         def do_GET(self) -> None:
             there = self.path.split("?")[0] in ("/", "/metrics")
-            body = (text() if there else "only /metrics is here\n").encode(errors="replace")
+            body = (text() if there else "only /metrics is served here\n").encode(errors="replace")
             self.send_response(200 if there else 404)
             self.send_header("Content-Type", prometheus.CONTENT_TYPE if there else "text/plain; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))

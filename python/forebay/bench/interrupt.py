@@ -60,14 +60,14 @@ class Interrupt:
             restore()
         self.requested = True
         self.stop()
-        _tell("\nstopping; what was measured is kept (once more to abort)\n")
+        _tell("\nstopping; what was measured is kept (interrupt again to abort)\n")
 
 
 def _say_what_is_ignored(heard: list[signal.Signals]) -> None:
     if signal.SIGINT in heard:
         return
     how = f"kill {os.getpid()}" if signal.SIGTERM in heard else f"kill -9 {os.getpid()}, which loses what was measured"
-    _tell(f"forebay: whoever started this ignores Ctrl-C; to end it: {how}\n")
+    _tell(f"forebay: the process that started this one ignores Ctrl-C; to stop it: {how}\n")
 
 
 def _tell(text: str) -> None:

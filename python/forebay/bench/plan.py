@@ -8,9 +8,10 @@ from typing import Any
 from forebay import flags
 from forebay.bench import summary
 from forebay.bench.summary import LABEL, bytes_
+from forebay.flags import engine_name
 from forebay.units import format_bytes
 
-NOTHING = "nothing was touched (--dry-run)"
+NOTHING = "nothing was changed (--dry-run)"
 LISTED = 12
 
 
@@ -22,7 +23,7 @@ def text(plan: dict[str, Any]) -> str:
 def _lines(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
     job = {**plan["job"], "data_bytes": plan["data_bytes"]}
     yield "job", summary.job({**job, "source": " ".join(job["sources"] or job.get("pairs") or []), "pattern": ""})
-    yield "path", _path(plan) + (" · in virtual time, on paper" if plan.get("virtual_time") else "")
+    yield "path", _path(plan) + (" · simulated in virtual time" if plan.get("virtual_time") else "")
     yield "engine", _engine(job)
     yield "length", length(job)
     yield from _listed("target", [target(t) for t in plan["targets"]])
@@ -34,7 +35,7 @@ def _lines(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _path(plan: dict[str, Any]) -> str:
     """`gds`; `auto: gds, mapped or bounce, as found when it runs`."""
     *others, last = plan.get("paths") or [plan["path"]]
-    return f"{plan['path']}: {', '.join(others)} or {last}, as found when it runs" if others else str(last)
+    return f"{plan['path']}: {', '.join(others)} or {last}, decided when it runs" if others else str(last)
 
 
 def _memory(plan: dict[str, Any], pages: str) -> str:
@@ -42,12 +43,12 @@ def _memory(plan: dict[str, Any], pages: str) -> str:
     host, gpu = plan["buffer_bytes"], plan.get("gpu_buffer_bytes", 0)
     words = [f"at most {bytes_(host)} of buffers, in {pages} pages"] if host else []
     words += [f"{'' if host else 'at most '}{bytes_(gpu)} of buffers in GPU memory"] if gpu else []
-    return "; ".join(words) or "no buffers: nothing is moved"
+    return "; ".join(words) or "no buffers: no data is moved"
 
 
 def _engine(job: dict[str, Any]) -> str:
     polled = [name for name in ("sqpoll", "iopoll") if job.get(name)]
-    return ", ".join([f"{job['engine']}, page cache: {job['cache']}", *polled])
+    return ", ".join([f"{engine_name(job['engine'])}, page cache: {job['cache']}", *polled])
 
 
 def length(job: dict[str, Any]) -> str:
@@ -81,7 +82,7 @@ def target(found: dict[str, Any]) -> str:
         words.append(
             "a block device"
             if found.get("is_device")
-            else "exists" + (", made by Forebay" if found["ours"] else "")
+            else "exists" + (", created by Forebay" if found["ours"] else "")
         )
     return ", ".join(words)
 

@@ -47,7 +47,7 @@ class Output:
         elif not target.exists():
             folder = target.parent
             if not folder.is_dir():
-                raise RequestError(self.asked, f"there is no directory {folder}", f"mkdir -p {folder}")
+                raise RequestError(self.asked, f"the directory {folder} doesn't exist", f"mkdir -p {folder}")
             if not os.access(folder, os.W_OK | os.X_OK):
                 raise RequestError(self.asked, f"the directory {folder} can't be written", "another directory")
         self._was_there = target.is_file()
@@ -83,7 +83,7 @@ class Output:
             place(self._target, text, self._may_be_replaced if self._was_there else None)
         except FileExistsError:
             self._refuse_others()
-            found = "came to be while this ran, so it isn't overwritten"
+            found = "was created by something else during the run, so it isn't overwritten"
             raise RequestError(self.asked, found, "another file name") from None
         self._was_there = True
 
@@ -98,12 +98,12 @@ class Output:
 
     def _refuse_others(self) -> None:
         if self._target.name == LIST_OF_FILES:
-            raise RequestError(self.asked, "is Forebay's list of the files that it made", "another file name")
+            raise RequestError(self.asked, "is Forebay's list of the files it created", "another file name")
         if self.lines and not self._holds_lines():
-            found = f"exists and holds no {self.kind} records, one a line, so nothing is added to it"
+            found = f"exists and doesn't hold {self.kind} records, one per line, so nothing is appended"
             raise RequestError(self.asked, found, "another file name")
         if not self.lines and not self._may_be_replaced(self._target):
-            found = f"exists and isn't one {self.kind} document, so it isn't overwritten"
+            found = f"exists and isn't a single {self.kind} document, so it isn't overwritten"
             raise RequestError(self.asked, found, "another file name; one that ends in .jsonl keeps them all")
 
     def _holds_lines(self) -> bool:
@@ -156,7 +156,7 @@ def write_text(path: str | Path, text: str) -> None:
         else:
             place(target, text, _is_ours)
     except FileExistsError:
-        found = "is there and isn't Forebay's, so it isn't overwritten"
+        found = "exists and isn't Forebay's, so it isn't overwritten"
         raise RequestError(asked, found, "another folder, or another file name") from None
     except OSError as error:
         raise RequestError(asked, f"can't be written ({error.strerror})", "another folder, or another file name") from error

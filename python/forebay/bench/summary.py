@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from forebay import environment
+from forebay.flags import engine_name
 from forebay.units import GIB, format_bytes, significant
 from forebay.units import show_micros as micros
 
@@ -86,14 +87,14 @@ def job(spec: dict[str, Any]) -> str:
 
 
 def path(record: dict[str, Any]) -> str:
-    """The path that ran and why; the engine; where the bytes ended; what the buffers lie in."""
+    """The path that ran and why; the engine; the destination of the bytes; the page size of the buffers."""
     ran = record["path"]
     head = f"{ran['ran']} ran" + (
-        "" if ran["ran"] == ran["requested"] else f" ({ran['requested']} was asked)"
+        "" if ran["ran"] == ran["requested"] else f" ({ran['requested']} was requested)"
     )
     if ran.get("reason"):
         head += f": {ran['reason']}"
-    engine = f"engine {ran['engine']}"
+    engine = f"engine {engine_name(ran['engine'])}"
     if ran.get("engine_features"):
         engine += f" ({', '.join(ran['engine_features'])})"
     where = {"host": "into host memory", "none": "no bytes moved"}
@@ -125,7 +126,7 @@ def moved(result: dict[str, Any]) -> str:
     if result.get("steady_after_s") is not None:
         line += f" · steady after {seconds(result['steady_after_s'])}"
     if result.get("interrupted"):
-        line += " · interrupted: this is what was measured until then"
+        line += " · interrupted: these are the results up to that point"
     return line
 
 
@@ -170,7 +171,7 @@ def percentiles(found: dict[str, Any]) -> str:
 def batches(found: dict[str, Any]) -> str:
     """Of requests of several I/Os: how long they took, and how their I/Os were brought together."""
     if not found["count"]:
-        return f"none of {found['ios']} I/Os ended whole"
+        return f"none of {found['ios']} I/Os belonged to a complete batch"
     return f"{found['count']:,} of {found['ios']} I/Os · {percentiles(found['latency_us'])} · {found['by']}"
 
 
@@ -194,7 +195,7 @@ def cpu(record: dict[str, Any]) -> str:
     if used.get("ns_per_io") is not None:
         line += f" · {micros(used['ns_per_io'] / 1e3)} per I/O"
     if used.get("others_cores_busy") is not None:
-        line += f" · others on this machine {significant(used['others_cores_busy'])} cores"
+        line += f" · other processes {significant(used['others_cores_busy'])} cores"
     return line
 
 
@@ -218,7 +219,7 @@ def power(record: dict[str, Any]) -> str:
 
 
 def cache(record: dict[str, Any]) -> str:
-    """Policy, residency before and after, and what the devices delivered beside what was asked for."""
+    """Policy, residency before and after, and what the devices delivered next to what was requested."""
     state = record["cache"]
     names = {
         "bypass": "bypassed (O_DIRECT)",
@@ -227,7 +228,7 @@ def cache(record: dict[str, Any]) -> str:
         "warm": "warmed first",
         "mixed": "bypassed (O_DIRECT) for some files, used for others",
         "memory": "the file system lives in memory",
-        "none": "none to speak of",
+        "none": "doesn't apply",
     }
     parts = [names.get(state["policy"], state["policy"])]
     before, after = state.get("resident_before"), state.get("resident_after")
@@ -235,7 +236,7 @@ def cache(record: dict[str, Any]) -> str:
         parts.append(f"data in page cache {100 * before:.0f} % before, {100 * after:.0f} % after")
     elif state["policy"] not in ("none", "memory"):
         key = "cache.resident_before" if before is None else "cache.resident_after"
-        parts.append("residency " + not_measured(record, key, "nothing answered"))
+        parts.append("residency " + not_measured(record, key, "no reason given"))
     if state.get("device_bytes") is not None:
         parts.append(_device_share(state["device_bytes"], record["result"]))
     elif state["policy"] != "none":
@@ -245,7 +246,7 @@ def cache(record: dict[str, Any]) -> str:
 
 def _device_share(device: int, result: dict[str, Any]) -> str:
     asked = result["bytes"]
-    line = f"devices moved {bytes_(device)} for {bytes_(asked)} asked"
+    line = f"devices moved {bytes_(device)} for {bytes_(asked)} requested"
     if not asked:
         return line
     return line + f" ({100 * device / asked:.0f} %)"

@@ -92,12 +92,12 @@ class Section:
         for task in self.tasks[len(found) :]:
             if found:
                 asked, last = f"[{task.name}]", self.tasks[len(self.results) - 1].name
-                skipped = RunError(asked, f"isn't run, for [{last}] didn't end well", "what that one says")
+                skipped = RunError(asked, f"wasn't run, because [{last}] failed", "see the error of that section")
                 found.append(Outcome(None, None if found[-1].interrupted else skipped, found[-1].interrupted))
                 continue
             code = self.process.poll()
-            silent = f"its process ended with {code} and said nothing"
-            found.append(Outcome(None, RunError(f"[{task.name}]", silent, "its section alone")))
+            silent = f"its process ended with code {code} and no message"
+            found.append(Outcome(None, RunError(f"[{task.name}]", silent, "run that section alone")))
         return found
 
     def _outcome(self, result: dict[str, Any]) -> Outcome:
@@ -214,16 +214,16 @@ def _end_others(ended: Section, sections: Sequence[Section]) -> None:
 
 def _beside(task: Task, tasks: Sequence[Task]) -> dict[str, str]:
     others = ", ".join(f"[{other.name}]" for other in tasks if other is not task)
-    text = f"ran at the same time as {others}, which count among the others on this machine"
-    return {"id": "together", "text": text, "next": "the section alone, for what it does by itself"}
+    text = f"ran at the same time as {others}, which count as other processes"
+    return {"id": "together", "text": text, "next": "run the section alone to measure it by itself"}
 
 
 def _is_complete(record: dict[str, Any], ended_by: str) -> None:
     """It ended when it was to: nobody interrupted it."""
     record["result"]["interrupted"] = False
     kept = [warning for warning in record["warnings"] if warning["id"] != "interrupted"]
-    text = f"ended when [{ended_by}] did, as exitall asks"
-    record["warnings"] = [*kept, {"id": "ended_by", "text": text, "next": "no exitall, for a run of its full length"}]
+    text = f"ended when [{ended_by}] did, because of exitall"
+    record["warnings"] = [*kept, {"id": "ended_by", "text": text, "next": "leave out exitall for a run of its full length"}]
 
 
 def _written_by_several(chains: Sequence[Sequence[Task]], plans: Sequence[dict[str, Any]]) -> list[str]:
@@ -239,11 +239,11 @@ def _written_by_several(chains: Sequence[Sequence[Task]], plans: Sequence[dict[s
             devices = sorted(path for path in shared if _is_device(path))
             checked = [task for task in (*chain, *other) if task.job.get("verify")]
             if devices:
-                text = f"writes to {devices[0]} while [{other[0].name}] uses it, and a device is claimed by who writes to it"
-                raise RequestError(f"[{chain[0].name}]", text, "stonewall in the later of the two")
+                text = f"writes to {devices[0]} while [{other[0].name}] uses it; a device that is written to can't be shared"
+                raise RequestError(f"[{chain[0].name}]", text, "add stonewall to the later of the two")
             if shared and checked:
                 text = f"checks {min(shared)} while another section writes to it"
-                raise RequestError(f"[{checked[0].name}] verify", text, "a file for each, or stonewall in the later of the two")
+                raise RequestError(f"[{checked[0].name}] verify", text, "one file each, or add stonewall to the later of the two")
             found |= shared
     return sorted(found)
 

@@ -20,8 +20,8 @@ from forebay.spellings import Answering
 EXAMPLES = """\b
 Examples:
   forebay bench /data/big.bin --path host --io-size 1m --depth 32
-  forebay bench /data --op randread --io-size 4k --workers 4 --depth 64     (what is there)
-  forebay bench /data --create --file-size 1g --workers 4                  (files made for it)
+  forebay bench /data --op randread --io-size 4k --workers 4 --depth 64     (existing files)
+  forebay bench /data --create --file-size 1g --workers 4                  (files created for it)
   forebay bench 'stripe:?chunk=512k&m=/nvme0/a&m=/nvme1/a' --path bounce --repeat 5
   forebay bench --pair 0=/dev/nvme0n1 --pair 1=/dev/nvme1n1 --path bounce --workers 8
   forebay bench nil: --io-size 4k             (the overhead of Forebay's own loop)
@@ -109,8 +109,8 @@ def command(sources: tuple[str, ...], **options: Any) -> int:
 
     world = mpi.world(explicit=own["mpi"], host_sources=own["host_source"])
     if world is not None and any(len(chains(group)) > 1 for group in groups(tasks)):
-        found = "sections that run at the same time are of one host here"
-        raise RequestError(f"--fio {own['fio']}", found, "stonewall in each section but the first, or one host")
+        found = "sections that run at the same time are limited to one host"
+        raise RequestError(f"--fio {own['fio']}", found, "add stonewall to each section but the first, or use one host")
     if own["dry_run"]:
         return dry_run(tasks, own["as_json"]) if world is None or world.leads else DONE
     return run_all(tasks, own, world)

@@ -36,7 +36,7 @@ Examples:
 @click.option("--b", "b_text", metavar="SETTINGS", help="Settings of B, e.g. 'path=mapped'.")
 @click.option("--a-python", metavar="PYTHON", help="Run A with the forebay of this interpreter.")
 @click.option("--b-python", metavar="PYTHON", help="Run B with the forebay of this interpreter.")
-@click.option("--metric", default="throughput", metavar="NAME", help=f"What is judged: {', '.join(METRICS)}.")
+@click.option("--metric", default="throughput", metavar="NAME", help=f"Metric to compare by: {', '.join(METRICS)}.")
 @click.option(
     "--pairs-min", type=click.IntRange(3, 10_000), help="Minimum number of pairs. Default: 8, or --pairs-max if that is less."
 )
@@ -64,7 +64,7 @@ def command(source: tuple[str, ...], **values: Any) -> int:
     """
     metric = METRICS.get(values.pop("metric"))
     if metric is None:
-        raise RequestError("--metric", f"is none of {', '.join(METRICS)}", "--metric throughput")
+        raise RequestError("--metric", f"is not one of {', '.join(METRICS)}", "--metric throughput")
     as_json, output, metrics = (values.pop(name) for name in ("as_json", "output", "metrics"))
     texts = [values.pop("a_text"), values.pop("b_text")]
     pythons = [values.pop("a_python"), values.pop("b_python")]
@@ -99,7 +99,7 @@ def _limits(values: dict[str, Any]) -> Limits:
     for flag in ("repeat", "repeat_max"):
         if values.pop(flag, None) is not None:
             raise RequestError(
-                f"--{flag.replace('_', '-')}", "compare does its own repeats", "--pairs-min and --pairs-max"
+                f"--{flag.replace('_', '-')}", "compare repeats the runs itself", "--pairs-min and --pairs-max"
             )
     until, longest, seed = values.pop("until_ci", None), values.pop("max_time"), values.pop("order_seed")
     limits = Limits(

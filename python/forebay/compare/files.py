@@ -97,7 +97,7 @@ def _unjudged(path_a: str, path_b: str, points: list[dict[str, Any]]) -> Request
     unmeasured = next((p["verdict"] for p in points if p["verdict"].startswith("not measured")), None)
     if unmeasured:
         return RequestError(f"compare {path_a} {path_b}", unmeasured, "another --metric")
-    found = "a single run of each on both sides gives no confidence"
+    found = "a single run on each side gives no confidence interval"
     return RequestError(
         f"compare {path_a} {path_b}",
         found,
@@ -118,11 +118,11 @@ def read_runs(path: str) -> Runs:
             _take(runs, place, value)
     except OSError as error:
         raise RequestError(
-            path, f"can't be read: {error.strerror}", "a file of forebay bench --json, or of forebay sweep"
+            path, f"can't be read: {error.strerror}", "a file written by forebay bench --json or forebay sweep"
         ) from error
     if not runs.works:
         found = "holds no record of a finished run" + "".join(f"; {s.lstrip(': ')}" for s in runs.skipped[:3])
-        raise RequestError(path, found, "a file of forebay bench --json, or of forebay sweep")
+        raise RequestError(path, found, "a file written by forebay bench --json or forebay sweep")
     _name(runs)
     return runs
 
@@ -234,7 +234,7 @@ def _matched(a: Runs, b: Runs) -> list[tuple[Work, Work]]:
         raise RequestError(
             f"compare {a.path} {b.path}",
             f"they have no point in common ({len(a.works)} and {len(b.works)} points)",
-            "two results of the same sweep, scaled alike",
+            "two results of the same sweep at the same scale",
         )
     return pairs
 
@@ -317,6 +317,6 @@ def _verdict(
             "next": "",
         }
     if unsure:
-        text = f"B is not shown to be worse than A {by}; {len(unsure)} of {len(points)} points are unsure"
+        text = f"B is not shown to be worse than A {by}; {len(unsure)} of {len(points)} points are undecided"
         return {"kind": "unsure", "text": text, "next": "more --rounds or --repeat, or longer runs"}
     return {"kind": "not_worse", "text": f"B is not worse than A {by}, at any point", "next": ""}

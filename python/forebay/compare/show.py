@@ -12,7 +12,7 @@ def show_jobs(document: dict[str, Any]) -> str:
     """The two sides, a table of every figure with its ratio, and the verdict last."""
     lines = [_side(name, document[name.lower()]) for name in "AB"]
     pairs = len(document["pairs"])
-    lines += ["", f"{pairs} pairs, each in an order drawn by chance, medians, and A ÷ B with its 95 % interval"]
+    lines += ["", f"{pairs} pairs, in random order, medians, and A ÷ B with its 95 % interval"]
     rows = [("", "A", "B", "A ÷ B", "")]
     for name, metric in METRICS.items():
         a, b, ratio = document["a"]["medians"][name], document["b"]["medians"][name], document["ratios"][name]

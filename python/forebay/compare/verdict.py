@@ -42,7 +42,7 @@ def judge(ratio: Interval, metric: Metric, asked_pct: float, noise: dict[str, An
         if wide:
             return Verdict(
                 "differs",
-                f"{text}; the interval is wider than the {asked_pct:g} % asked",
+                f"{text}; the interval is wider than the {asked_pct:g} % requested",
                 quieter(ratio, asked_pct, noise),
             )
         return Verdict("differs", text)
@@ -50,9 +50,9 @@ def judge(ratio: Interval, metric: Metric, asked_pct: float, noise: dict[str, An
     if not wide:
         return Verdict("same", f"no difference above {_at_least(bound)} %")
     if bound < BOUND_MAX_PCT:
-        text = f"no difference above {_at_least(bound)} % in {metric.title}; too noisy to say that of the {asked_pct:g} % asked"
+        text = f"no difference above {_at_least(bound)} % in {metric.title}; too noisy to rule out {asked_pct:g} %"
     else:
-        text = f"too noisy: A is {span(ratio.low, ratio.high)} × B in {metric.title}, which is no verdict"
+        text = f"too noisy: A is {span(ratio.low, ratio.high)} × B in {metric.title}, too wide for a verdict"
     return Verdict("too_noisy", text, quieter(ratio, asked_pct, noise))
 
 
@@ -99,7 +99,7 @@ def quieter(ratio: Interval, asked_pct: float, noise: dict[str, Any] | None) -> 
         pairs = math.ceil(ratio.n * (half / asked_pct) ** 2)
         if pairs <= 200:
             hints.append(
-                f"about {max(pairs, ratio.n + 1)} pairs would do: --pairs-max {max(pairs, ratio.n + 1)}"
+                f"about {max(pairs, ratio.n + 1)} pairs would be enough: --pairs-max {max(pairs, ratio.n + 1)}"
             )
         hints.append(f"longer runs (--duration), or a wider interval (--until-ci {math.ceil(half)}%)")
     return "; ".join(hints)

@@ -99,12 +99,12 @@ def lines(document: dict[str, Any]) -> list[str]:
         about = f"   [{', '.join(runs[:4])}{', …' if len(runs) > 4 else ''}]" if some else ""
         told.append(f"{MARKS[verdict['ok']]} {verdict['id']:<11}{verdict['why']}{about}")
     if passed := document["passed_over"]:
-        told.append(f"passed over, results of checkpoints: {', '.join(passed[:4])}{', …' if len(passed) > 4 else ''}")
+        told.append(f"skipped, results of checkpoints: {', '.join(passed[:4])}{', …' if len(passed) > 4 else ''}")
     division, rules = document["division"], document["rules"]
     if not document["stands"]:
-        told.append(f"These results don't stand in {rules}'s {division} division.")
+        told.append(f"These results break rules of {rules}'s {division} division.")
     elif document["untold"]:
         told.append(f"No rule of {rules}'s {division} division is broken; unknown: {', '.join(document['untold'])}.")
     else:
-        told.append(f"These results stand by every rule of {rules}'s {division} division that is known here.")
+        told.append(f"These results comply with every rule of {rules}'s {division} division that Forebay checks.")
     return told

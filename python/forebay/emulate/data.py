@@ -58,7 +58,7 @@ def check_number(request: Request, tells: bool = True) -> None:
     files, key = request.files or 0, "dataset.num_files_train"
     if 0 < has < files:
         told = f"holds {has:,} .{request.workload.format} files, and {key} is {files:,}"
-        raise RequestError(f"--data {request.data[0]}", told, f"--files {has}; forebay emulate datagen --dlio makes all of them")
+        raise RequestError(f"--data {request.data[0]}", told, f"--files {has}; forebay emulate datagen --dlio creates them all")
     if has > files and tells:
         click.echo(f"forebay: {key} is {files:,}: of {has:,} files the first {files:,} are read; --files {has} for all", err=True)
 
@@ -72,7 +72,7 @@ def check_size(request: Request, accelerators: int, hosts: int = 1, exact: bool 
     asked = f"--{request.division} by {request.rules}"
     wanted = size(request.workload, request.rules, accelerators * hosts, memory_of_this_host() * hosts)
     if has is None:
-        told = f"how many files {request.data[0]} carries isn't known beforehand, and the rules want {wanted.files:,} [data-size]"
+        told = f"how many files {request.data[0]} has isn't known in advance, and the rules require {wanted.files:,} [data-size]"
         raise RequestError(asked, told, f"--files {wanted.files}")
     if has < wanted.files:
         number = f"{accelerators * hosts:,} accelerator{'s need' if accelerators * hosts > 1 else ' needs'}"

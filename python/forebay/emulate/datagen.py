@@ -115,7 +115,7 @@ def spec_of(
     if workload.format not in known:
         raise RequestError(
             f"a data set for {workload.name}",
-            f"its format, {workload.format}, can't be made",
+            f"its format, {workload.format}, can't be generated",
             "a workload of " + ", ".join(known),
         )
     count = workload.files if files is None else natural(files, "--files", 1)
@@ -213,7 +213,7 @@ def lines(record: dict[str, Any]) -> list[str]:
     if record["files_found"]:
         told.append(f"found     {record['files_found']:,} files that were finished before")
     if record["files_made"]:
-        way = "past the page cache" if record["direct"] else "through the page cache"
+        way = "bypassing the page cache" if record["direct"] else "through the page cache"
         rate = f"{record['throughput_gib_s']:.2f} GiB/s {way}, {record['cpu_s_per_gib']:.2f} CPU-seconds per GiB"
         told.append(f"made      {record['files_made']:,} files in {format_duration(record['seconds'])}: {rate}")
     if record["check"]:

@@ -113,9 +113,9 @@ def reading(accelerators: str | None, hosts: str | None, memory: str | None) -> 
 def asked_for(workload: Training, rules: str, accelerators: str | None, hosts: str | None, memory: str | None) -> Size:
     """The least data set by those flags, of which --accelerators must be there."""
     if accelerators is None:
-        raise RequestError("--hosts or --memory", "says nothing without a number of accelerators", "--accelerators 8")
+        raise RequestError("--hosts or --memory", "needs --accelerators", "--accelerators 8")
     if not workload.compute_s:
-        found = f"the file of {workload.name} only makes data, and names neither batch nor accelerator"
+        found = f"the file of {workload.name} only generates data: it names neither batch size nor accelerator"
         raise RequestError(f"--accelerators {accelerators}", found, "--workload and --accelerator, or --files N")
     number, machines, each = reading(accelerators, hosts, memory)
     return size(workload, rules, number, each * machines)

@@ -114,7 +114,7 @@ def check(request: Request) -> None:
 def check_warm_up(request: Request, wanted: bool) -> bool:
     """Whether a run that doesn't count comes before the others. RequestError where it is `wanted`, and rules forbid it."""
     if wanted and request.division is not None and request.rules in EMPTIED:
-        told = "a run that warms caches up is what these rules forbid [runs]"
+        told = "these rules forbid a run that warms caches [runs]"
         raise RequestError(f"--warmup-run --{request.division} by {request.rules}", told, "without --warmup-run")
     return wanted or request.division is not None and request.rules in WARMED_UP
 
@@ -147,7 +147,7 @@ def _of_reading(request: Request, division: str) -> Iterator[Breach]:
         yield Breach("on-error", "--on-error skip counts samples that were never read", "--on-error fail")
     models = [source for source in request.data if source.startswith("model:")]
     if models:
-        yield Breach("measured", f"--data {models[0]} is simulated, on a model of a drive", "--data DIR")
+        yield Breach("measured", f"--data {models[0]} is simulated with a modelled drive", "--data DIR")
     if request.supply_gib_s is not None:
         yield Breach("supply", "--supply measures a limit of its own", "without --supply")
 
@@ -160,7 +160,7 @@ def breaches_of_workload(workload: Training, rules: str, division: str) -> Itera
         yield Breach("workload", what, "forebay emulate workloads")
         return
     if reference.status != "closed":
-        yield Breach("workload", f"{workload.name} is part of no division", "forebay emulate workloads")
+        yield Breach("workload", f"{workload.name} doesn't belong to any division", "forebay emulate workloads")
     may = allowed(rules, division)
     for key, parameter in CONSTANTS.items():
         ours, theirs = getattr(workload, key), getattr(reference, key)

@@ -90,13 +90,13 @@ WITHOUT_EFFECT = (
 # Known to DLIO, and would change what is measured in a way that isn't emulated: value that says it is off → why.
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "storage.storage_type": (("local_fs", None), "object stores are out of scope; --data takes folders and block sources"),
-    "dataset.compression": (("none", None), "compressed samples aren't read"),
-    "dataset.enable_chunking": ((False, None), "chunked HDF5 isn't read"),
+    "dataset.compression": (("none", None), "compressed samples aren't supported"),
+    "dataset.enable_chunking": ((False, None), "chunked HDF5 isn't supported"),
     "reader.file_access": (("multi", None), "shared files aren't emulated"),
-    "reader.preprocess_time": ((0, 0.0, None), "time that readers spend besides isn't emulated"),
-    "reader.preprocess_time_stdev": ((0, 0.0, None), "time that readers spend besides isn't emulated"),
-    "reader.reader_classname": ((None,), "code of one's own isn't run"),
-    "reader.data_loader_classname": ((None,), "code of one's own isn't run"),
+    "reader.preprocess_time": ((0, 0.0, None), "additional time spent by readers isn't emulated"),
+    "reader.preprocess_time_stdev": ((0, 0.0, None), "additional time spent by readers isn't emulated"),
+    "reader.reader_classname": ((None,), "custom code isn't run"),
+    "reader.data_loader_classname": ((None,), "custom code isn't run"),
     "reader.data_loader_sampler": (("iterative", "index", None), "this sampler isn't known"),
     "train.computation_time_stdev": ((0, 0.0, None), "a computation of varying length isn't emulated"),
     "output.metric.exclude_start_steps": ((1, None), "the rules' formulas leave out the first step, and it alone"),
@@ -131,10 +131,10 @@ def load(
     if not needs_training:
         without = [key for key in without if key != SUBFOLDERS]
     if without:
-        click.echo(f"forebay: {file}: of no effect on training: {', '.join(without)}", err=True)
+        click.echo(f"forebay: {file}: without effect on training: {', '.join(without)}", err=True)
     shuffles = workload.file_shuffle or workload.sample_shuffle
     if needs_training and shuffles and workload.epochs > 1 and found.flat.get("train.seed_change_epoch") is False:
-        told = "train.seed_change_epoch is false, but every epoch is shuffled anew here: no easier for caches"
+        told = "train.seed_change_epoch is false, but Forebay shuffles every epoch anew, which doesn't favour caches"
         click.echo(f"forebay: {file}: {told}", err=True)
     return workload, rules or (has[0].rules[0] if has else "v1.0"), found.run(workload.files)
 
@@ -145,7 +145,7 @@ def read(file: str) -> File:
 
     text = read_text(file, "--dlio")
     if len(text) > workloads.FILE_BYTES_MAX:
-        raise RequestError(f"--dlio {file}", "is larger than 1 MiB, so it isn't a workload file", "a workload file of DLIO's")
+        raise RequestError(f"--dlio {file}", "is larger than 1 MiB, so it isn't a workload file", "a DLIO workload file")
     return File(yaml_subset.parse(text, file), file)
 
 
@@ -174,7 +174,7 @@ class File:
                 self._flatten(value, key, place)
             elif value is not None or key in KNOWN:
                 if key in self.flat:
-                    raise self.bad(key, "is set a second time", "one of them")
+                    raise self.bad(key, "is set twice", "one of them")
                 self.flat[key] = value
                 self.document.lines.setdefault(key, self.document.lines.get(place, 0))
 
@@ -322,7 +322,7 @@ class File:
         if kind not in COLUMN_BYTES:
             raise self.bad(key, f"has {column['name']} of type {kind}", "one of " + ", ".join(COLUMN_BYTES))
         if not isinstance(values, int) or isinstance(values, bool) or not 1 <= values <= 1 << 30 or not isinstance(read, bool):
-            raise self.bad(key, f"has a size or read of {column['name']} that can't be", "size: 1, read: true")
+            raise self.bad(key, f"has an invalid size or read for {column['name']}", "size: 1, read: true")
         return Column(column["name"], kind, values, read)
 
     def bad(self, key: str, found: str, next: str) -> RequestError:

@@ -128,7 +128,8 @@ def check_alike(hosts: Sequence[str], specs: Sequence[Spec]) -> None:
     if len({int(s["accelerators"]) for s in specs}) > 1 or len(set(counts.values())) > 1:
         told = ", ".join(f"{n} on {host}" for host, n in counts.items())
         raise RequestError(
-            "--accelerators under mpirun", f"hosts are unequal ({told}): the rules want the same on each", "mpirun --map-by node"
+            "--accelerators under mpirun", f"hosts differ ({told}): the rules require the same number on each",
+            "mpirun --map-by node"
         )
 
 

@@ -22,8 +22,8 @@ RUNS: Mapping[str, tuple[int, ...]] = {"v1.0": (5,), "v2.0": (5, 6), "v3.0": (6,
 WITH_WARMUP = 6
 RUNS_TOLD = {
     (5,): "five",
-    (6,): "six, of which the first warms up",
-    (5, 6): "five, or six of which the first warms up",
+    (6,): "six, the first as warm-up",
+    (5, 6): "five, or six with the first as warm-up",
 }
 SPREAD_PCT = 5.0
 # Overridden by the tools themselves, or of no effect on what is measured.
@@ -48,7 +48,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Case:
-    """What is judged: the runs that count, the rule set and division, and the published workload, if there is one."""
+    """Metric to compare by: the runs that count, the rule set and division, and the published workload, if there is one."""
 
     runs: Sequence[Run]
     damaged: Sequence[Damaged]
@@ -96,7 +96,7 @@ def readable(case: Case) -> Iterator[Verdict]:
         more = f"; and {len(case.damaged) - 5} more" if len(case.damaged) > 5 else ""
         yield Verdict("readable", False, told + more, tuple(d.place for d in case.damaged))
     else:
-        yield Verdict("readable", True, f"{len(case.runs)} result{'s' * (len(case.runs) != 1)}, each whole")
+        yield Verdict("readable", True, f"{len(case.runs)} result{'s' * (len(case.runs) != 1)}, each complete")
 
 
 def known_workload(case: Case) -> Iterator[Verdict]:
@@ -108,9 +108,9 @@ def known_workload(case: Case) -> Iterator[Verdict]:
     if case.workload is None:
         yield Verdict("workload", False, f"{asked} isn't a workload of {case.rules}")
     elif case.workload.status != "closed":
-        yield Verdict("workload", False, f"{asked} is part of no division")
+        yield Verdict("workload", False, f"{asked} doesn't belong to any division")
     elif own:
-        why = f"{asked} by a file of one's own, whose constants aren't those of {case.rules}"
+        why = f"{asked} from a custom file, whose constants differ from those of {case.rules}"
         yield Verdict("workload", False, why, tuple(r.place for r in own))
     else:
         yield Verdict("workload", True, f"{asked} is one of {case.rules}")
@@ -118,7 +118,7 @@ def known_workload(case: Case) -> Iterator[Verdict]:
 
 def number_of_runs(case: Case) -> Iterator[Verdict]:
     allowed = RUNS[case.rules]
-    what = f"{len(case.runs)} run{'s' * (len(case.runs) != 1)}; {case.rules} wants {RUNS_TOLD[allowed]}"
+    what = f"{len(case.runs)} run{'s' * (len(case.runs) != 1)}; {case.rules} requires {RUNS_TOLD[allowed]}"
     yield Verdict("runs", len(case.runs) in allowed, what)
 
 
@@ -137,7 +137,7 @@ def same_setup(case: Case) -> Iterator[Verdict]:
 def utilisation(case: Case) -> Iterator[Verdict]:
     least = case.workload.au_pct_min if case.workload else None
     if least is None:
-        yield Verdict("au", None, "without a published workload there is no least utilisation")
+        yield Verdict("au", None, "without a published workload there is no minimum utilisation")
         return
     unknown = [r for r in case.counted if r.au_pct is None]
     low = [r for r in case.counted if r.au_pct is not None and r.au_pct < least]
@@ -148,12 +148,12 @@ def utilisation(case: Case) -> Iterator[Verdict]:
         yield Verdict("au", False, "too few steps for a figure", tuple(r.place for r in unknown))
     elif case.counted:
         lowest = min(r.au_pct for r in case.counted if r.au_pct is not None)
-        yield Verdict("au", True, f"every run at {lowest:.2f} % or above; it takes {least:g} %")
+        yield Verdict("au", True, f"every run at {lowest:.2f} % or above; {least:g} % is required")
     told_of = [r for r in case.counted if r.said_to_pass is not None and r.au_pct is not None]
     wrong = [r for r in told_of if r.said_to_pass != (r.au_pct is not None and r.au_pct >= least)]
     if wrong:
         told = _some(f"{r.place} says {'success' if r.said_to_pass else 'fail'} of {r.au_pct:.2f} %" for r in wrong)
-        yield Verdict("au-said", False, f"{told}; the least is {least:g} %", tuple(r.place for r in wrong))
+        yield Verdict("au-said", False, f"{told}; the minimum is {least:g} %", tuple(r.place for r in wrong))
 
 
 def spread(case: Case) -> Iterator[Verdict]:
@@ -219,7 +219,7 @@ def whole_runs(case: Case) -> Iterator[Verdict]:
 def measured(case: Case) -> Iterator[Verdict]:
     fake = [r for r in case.runs if r.simulated]
     if fake:
-        yield Verdict("measured", False, "simulated, on a model of a drive", tuple(r.place for r in fake))
+        yield Verdict("measured", False, "simulated with a modelled drive", tuple(r.place for r in fake))
 
 
 def hosts(case: Case) -> Iterator[Verdict]:
@@ -234,7 +234,7 @@ def hosts(case: Case) -> Iterator[Verdict]:
 def throttled(case: Case) -> Iterator[Verdict]:
     held = [r for r in case.runs if r.throttled]
     if held:
-        yield Verdict("supply", False, "--supply: a limit of one's own was measured", tuple(r.place for r in held))
+        yield Verdict("supply", False, "--supply: an artificial limit was measured", tuple(r.place for r in held))
 
 
 def seeds(case: Case) -> Iterator[Verdict]:
@@ -248,9 +248,9 @@ def seeds(case: Case) -> Iterator[Verdict]:
         told = _some(f"{r.place} {r.seed}" for r in again)
         yield Verdict("seed", False, f"must change from run to run: {told}", tuple(r.place for r in again))
     elif len(known) == len(case.runs):
-        yield Verdict("seed", True, "another one in each run")
+        yield Verdict("seed", True, "different in each run")
     else:
-        yield Verdict("seed", None, "the results don't say by which seed each run was shuffled")
+        yield Verdict("seed", None, "the results don't state the seed of each run")
 
 
 def odirect(case: Case) -> Iterator[Verdict]:
@@ -270,9 +270,9 @@ def caches(case: Case) -> Iterator[Verdict]:
     elif case.rules not in division.EMPTIED:
         return
     elif ours and len(ours) == len(case.runs):
-        yield Verdict("cache", True, "dropped before each run, or passed by")
+        yield Verdict("cache", True, "dropped before each run, or bypassed")
     else:
-        yield Verdict("cache", None, "DLIO doesn't write down whether caches were cleared between runs")
+        yield Verdict("cache", None, "DLIO doesn't record whether caches were cleared between runs")
 
 
 def level(case: Case) -> Iterator[Verdict]:
@@ -328,7 +328,7 @@ def pauses(case: Case) -> Iterator[Verdict]:
             why = f"{gap:.0f} s between {before.place} and {after.place}: time for another run of {length:.0f} s"
             yield Verdict("pauses", False, why, (before.place, after.place))
             return
-    yield Verdict("pauses", True, "no two runs have room for a third between them")
+    yield Verdict("pauses", True, "no gap between two runs is long enough for another run")
 
 
 RULES: tuple[Callable[[Case], Iterator[Verdict]], ...] = (

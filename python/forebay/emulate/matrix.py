@@ -98,7 +98,7 @@ def command(
     as_json: bool,
 ) -> int:
     """How many accelerators do one or several of each drive keep busy? A published table, measured or simulated."""
-    mpi.refuse("emulate matrix", "without mpirun: a cell is one host's")
+    mpi.refuse("emulate matrix", "run it without mpirun: each cell uses one host")
     matrix = find(preset)
     cells = list(cells_of(matrix, sources_of(drives, matrix), workloads, [count(n, "--count") for n in counts]))
     folder = measure.results_folder(results or preset)
@@ -370,8 +370,8 @@ def lines(document: Mapping[str, Any], folder: Path) -> list[str]:
             mark = " simulated" if row["simulated"] else "" if row["confirmed"] else " not confirmed"
             values = f"{own[0]:>9}{own[1]:>8}{own[2]:>10}   {paper[0]:>9}{paper[1]:>8}{paper[2]:>10}"
             made.append(f"{row['drive']:<12}{row['drives']:>8}{values}{mark}")
-    made += ["", "The paper's hosts bound its larger cells, and part of its data came from the page cache; a model has neither."]
-    made.append(f"kept      {folder}; forebay report {folder / 'matrix.jsonl'} draws it")
+    made += ["", "In the paper, hosts limit the larger cells and some data came from the page cache; a model has neither effect."]
+    made.append(f"kept      {folder}; forebay report {folder / 'matrix.jsonl'} shows it")
     return made
 
 

@@ -252,7 +252,7 @@ def _job(values: dict[str, Any]) -> dict[str, Any]:
 
 def _choice(flag: str, value: str | None, choices: tuple[str, ...]) -> str | None:
     if value is not None and value not in choices:
-        raise RequestError(f"{flag} {value}", f"is none of {', '.join(choices)}", f"{flag} {choices[0]}")
+        raise RequestError(f"{flag} {value}", f"is not one of {', '.join(choices)}", f"{flag} {choices[0]}")
     return value
 
 

@@ -39,7 +39,7 @@ EXAMPLES = """\b
 Examples:
   forebay emulate search --workload resnet50 --accelerator h100 --data /data/resnet50 --json
   forebay emulate search --workload resnet50 --accelerator h100 --data /data/r --epochs 1 --steps 100 --confirm 2
-  forebay emulate search --workload resnet50 --accelerator h100 --data /data/r --results found    (again: it goes on)"""
+  forebay emulate search --workload resnet50 --accelerator h100 --data /data/r --results found    (again: it continues)"""
 
 
 @click.command("search", epilog=EXAMPLES, context_settings={"max_content_width": 110})
@@ -52,7 +52,7 @@ Examples:
 )
 @click.option("--confirm", default="5", show_default=True, metavar="N", help="Full runs that must pass; 0 for none.")
 @click.option(
-    "--warmup-run", is_flag=True, help="Before those full runs make one that doesn't count (v2.0; always by v3.0's divisions)."
+    "--warmup-run", is_flag=True, help="First make one full run that doesn't count (v2.0; always by v3.0's divisions)."
 )
 @click.option("--results", metavar="DIR", help="Where to keep each run. Default: WORKLOAD-ACCELERATOR-search.")
 @click.option("--restart", is_flag=True, help="Start over; the earlier results are moved aside.")
@@ -177,7 +177,7 @@ class Kept:
             click.echo(f"forebay: what was found before is in {results.restart()}", err=True)
         aside = results.put_damage_aside()
         if aside is not None:
-            click.echo(f"forebay: damaged lines of {results.path} are in {aside}; their runs are made again", err=True)
+            click.echo(f"forebay: damaged lines of {results.path} are in {aside}; their runs are repeated", err=True)
         results.mend_end()
         headers = results.contents.headers
         if not headers:
@@ -415,7 +415,7 @@ def _limit_of(hunt: Hunt, greatest: Greatest) -> dict[str, Any]:
             steps = steps_wanted(hunt.request)
             text = f"the data set: {hunt.held:,} samples give more accelerators fewer than {steps} steps of an epoch"
             return {"id": "data", "text": text}
-        return {"id": "max", "text": f"nothing up to {hunt.all(greatest.most):,} accelerators"}
+        return {"id": "max", "text": f"no limit up to {hunt.all(greatest.most):,} accelerators"}
     trial = max((t for t in greatest.trials if t.accelerators == above and not t.warms_up), key=lambda t: t.full)
     if above in hunt.refused:
         return {"id": "data", "text": f"the data set: {hunt.refused[above].found}"}
@@ -437,7 +437,7 @@ def lines(document: dict[str, Any], folder: Path) -> list[str]:
     else:
         answer = f"{found['accelerators']:,} × {which} pass by {training['rule_set']}"
         answer += f" on {times(found['hosts'], 'host')}" if found["hosts"] > 1 else ""
-        answer += f", AU {found['au_pct']:.2f} % in the mean of {times(len(full), 'full run')}" if full else ", by probes alone"
+        answer += f", AU {found['au_pct']:.2f} % on average over {times(len(full), 'full run')}" if full else ", from probes only"
     if not found["finished"]:
         answer += " so far: the search isn't over"
     elif not found["confirmed"]:

@@ -87,7 +87,7 @@ def utilisation(t: dict[str, Any], interrupted: bool = False) -> str:
     verdict = "passes" if t["passes"] else "fails"
     line = f"{t['au_pct']:.2f} % by {t['rule_set']}: {verdict}, {t['au_pct_min']:g} % is needed"
     if interrupted:
-        line += " · interrupted: this is what was measured until then"
+        line += " · interrupted: these are the results up to that point"
     each = [e["au_pct"] for e in t["epochs"] if e["au_pct"] is not None]
     if len(each) > 1:
         line += " · epochs " + ", ".join(f"{au:.1f}" for au in each[:8]) + (" …" if len(each) > 8 else "")
@@ -142,7 +142,7 @@ def limit(t: dict[str, Any]) -> tuple[str, str]:
     if cause in ("parse_s", "cpu_s"):
         return "client", f"this client: the accelerators waited for {CAUSES[cause]} {found[cause]:.1f} % of the time"
     if cause == "barrier_s":
-        return "barrier", "the slowest accelerator, for whom all others wait after each step"
+        return "barrier", "the slowest accelerator, for which all others wait after each step"
     return "storage", f"the storage: the accelerators waited for it {found[cause]:.1f} % of the time"
 
 
@@ -163,7 +163,7 @@ def client(t: dict[str, Any]) -> str:
         parts.append(f"{significant(headroom['cores_busy'])} cores busy")
     if headroom["workers_busy_pct"] is not None:
         parts.append(f"workers {headroom['workers_busy_pct']:.0f} % busy")
-    parts.append("it set the pace: " + headroom["why"] if headroom["client_limited"] else "it could have done more")
+    parts.append("it was the limit: " + headroom["why"] if headroom["client_limited"] else "it could have done more")
     if memory.get("rss"):
         parts.append(f"{bytes_(memory['rss'])} of memory")
     if memory.get("per_accelerator"):

@@ -23,7 +23,7 @@ def text(record: dict[str, Any], width: int = 100) -> str:
     rows += [("rules", line) for line in rules(part)]
     rows += [("warning", f"{w['text']} (try: {w['next']})") for w in record.get("warnings") or []]
     if record["result"].get("interrupted"):
-        rows.append(("note", "interrupted: these are the checkpoints that came to their end"))
+        rows.append(("note", "interrupted: these are the checkpoints that finished"))
     rows.append(("label", part["label"]))
     return "\n".join(_row(name, said, width) for name, said in rows)
 
@@ -78,7 +78,7 @@ def phase(found: dict[str, Any], part: dict[str, Any]) -> str:
 
 def rules(part: dict[str, Any]) -> list[str]:
     """A line for each rule that doesn't hold or can't be told, and one that counts the others."""
-    words = {True: "holds", False: "BROKEN", None: "can't be told"}
+    words = {True: "holds", False: "BROKEN", None: "can't be determined"}
     held = [r for r in part["rules"] if r["ok"] is True]
     lines = [f"{r['id']} {words[r['ok']]}: {r['why']}" for r in part["rules"] if r["ok"] is not True]
     return [f"{len(held)} of {len(part['rules'])} hold ({part['rule_set']})", *lines]
@@ -94,5 +94,5 @@ def plan(found: dict[str, Any]) -> str:
         f"  {count(found['workers'], 'worker')}, {bytes_(found['buffer_bytes'])} of buffers",
     ]
     if found["bytes_here"] != found["bytes"]:
-        lines.insert(1, f"  of that here: {bytes_(found['bytes_here'])}")
+        lines.insert(1, f"  on this host: {bytes_(found['bytes_here'])}")
     return "\n".join(lines)

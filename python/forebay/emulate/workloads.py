@@ -334,11 +334,11 @@ def _training(name: str, table: dict[str, Any], where: str) -> Training:
         if key in given:
             given[key] = float(given[key])
     if given["format"] == "parquet" and not columns:
-        raise _bad(where, "columns", "is missing, and Parquet has columns", 'columns = [{ name = "a", type = "float32" }]')
+        raise _bad(where, "columns", "is missing; Parquet needs columns", 'columns = [{ name = "a", type = "float32" }]')
     if len({c.name for c in columns}) < len(columns):
         raise _bad(where, "columns", "names a column twice", "another name")
     if columns and not any(c.read for c in columns):
-        raise _bad(where, "columns", "has none that is read", "read = true for some")
+        raise _bad(where, "columns", "has no column that is read", "read = true for some")
     return Training(**given, columns=tuple(columns))
 
 

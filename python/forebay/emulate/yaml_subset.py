@@ -126,7 +126,7 @@ class _Reader:
                 break
             match = _KEY.match(line.text)
             if match is None:
-                raise self._bad(line.number, f"is no 'key: value': {line.text[:60]}")
+                raise self._bad(line.number, f"is not 'key: value': {line.text[:60]}")
             key = next(g for g in match.groups() if g is not None).strip()
             inner = f"{path}.{key}" if path else key
             if key in found:
@@ -168,7 +168,7 @@ class _Reader:
 
     def _refuse_stray(self, indent: int) -> None:
         if self.at < len(self.lines) and self.lines[self.at].indent > indent:
-            raise self._bad(self.lines[self.at].number, "is indented deeper than what it belongs to")
+            raise self._bad(self.lines[self.at].number, "is indented deeper than its parent")
 
     def _flow(self, text: str, number: int) -> Any:
         """A value on one line."""
@@ -187,7 +187,7 @@ class _Reader:
         if text[:1] in ('"', "'"):
             return self._quoted(text, number)
         if text[:1] in ("&", "*", "!", "|", ">", "%", "@", "`") or text.startswith(("? ", "- ")):
-            raise self._bad(number, f"has a {text[:1]}, which DLIO's files have no need of")
+            raise self._bad(number, f"has a {text[:1]}, which isn't supported")
         cut = min((at for at in (text.find(e) for e in ends) if at >= 0), default=len(text))
         return self._scalar(text[:cut].strip(), number), text[cut:]
 
@@ -248,4 +248,4 @@ class _Reader:
         return float(text.replace("_", "")) if _FLOAT.match(text) else text
 
     def _bad(self, number: int, found: str) -> RequestError:
-        return RequestError(f"{self.origin}:{number}", found, "a workload file of DLIO's")
+        return RequestError(f"{self.origin}:{number}", found, "a DLIO workload file")

@@ -39,7 +39,7 @@ def _op(text: str, spelled: str) -> str:
         return text
     raise RequestError(
         f"{spelled} {text}",
-        "is none of 0 (read), 1 (write), 2 (randread), 3 (randwrite)",
+        "is not one of 0 (read), 1 (write), 2 (randread), 3 (randwrite)",
         f"{spelled} {'0' if spelled[0] == '-' else 'read'}",
     )
 
@@ -47,7 +47,7 @@ def _op(text: str, spelled: str) -> str:
 def _xfer(text: str, spelled: str) -> int:
     if not re.fullmatch(r"[0-7]", text):
         kinds = ", ".join(f"{x.number} {x.name}" for x in XFERS)
-        raise RequestError(f"{spelled} {text}", f"is none of {kinds}", f"{spelled} 0")
+        raise RequestError(f"{spelled} {text}", f"is not one of {kinds}", f"{spelled} 0")
     return int(text)
 
 
@@ -63,7 +63,7 @@ def _sizes(text: str, spelled: str) -> tuple[int, ...]:
     if len(parts) == 3 and parts[1] < parts[0]:
         raise RequestError(
             f"{spelled} {text}",
-            f"the greatest, {format_bytes(parts[1])}, is below the least",
+            f"the largest, {format_bytes(parts[1])}, is below the smallest",
             f"{spelled} 16k:1M:16k",
         )
     return parts

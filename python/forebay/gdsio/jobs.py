@@ -89,7 +89,7 @@ def refuse(request: Request) -> None:
                 f"one -{letter} for all, or one run for each target",
             )
     if any(g.gpu is None for g in groups) and any(g.gpu is not None for g in groups):
-        raise RequestError("-d", "stands for some targets only", "-d after each target")
+        raise RequestError("-d", "is given for some targets only", "-d after each target")
     if request.one_thread_batches() and len(groups) > 1:
         raise RequestError(f"-x {xfer.number} with several targets", "needs the batch size", "-B 8")
     if not xfer.needs_cufile:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from forebay.flags import engine_name
 from forebay.gdsio.request import Request
 from forebay.gdsio.wording import said
 from forebay.gdsio.xfer import label
@@ -42,7 +43,7 @@ def notes(record: dict[str, Any]) -> list[str]:
     path, result, warnings = record["path"], record["result"], record.get("warnings", [])
     latency, cpu = result["latency_us"], result["cpu"]
     reason = f" ({path['reason']})" if path.get("reason") else ""
-    where = f"ran {path['ran']} through {path['engine']} to {path['destination']}"
+    where = f"ran {path['ran']} through {engine_name(path['engine'])} to {path['destination']}"
     percentiles = ", ".join(f"{name} {latency[name]:.0f}" for name in ("p50", "p90", "p99", "p999", "max"))
     cost = cpu.get("cpu_s_per_gib")
     spent = f", {cost:.3f} CPU-seconds per GiB" if cost is not None else ""
@@ -54,11 +55,11 @@ def notes(record: dict[str, Any]) -> list[str]:
     copied = path["staged_bytes"] + path.get("compat_bytes", 0)
     if path["direct_bytes"] and copied:
         share = 100 * copied / (path["direct_bytes"] + copied)
-        written.append(f"{share:.1f} % of the bytes were copied by a CPU on their way")
+        written.append(f"{share:.1f} % of the bytes were copied by a CPU")
     errors = result["errors"]
     if errors["verify_failed"]:
         written.append(
-            f"{errors['verify_failed']} reads did not bring back what -V with this -k writes there"
+            f"{errors['verify_failed']} reads returned other content than -V with this -k writes"
         )
     written += errors.get("examples", [])
     if result["interrupted"]:

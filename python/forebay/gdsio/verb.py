@@ -39,20 +39,20 @@ Record = dict[str, Any]
     "--json",
     "as_json",
     is_flag=True,
-    help="Print the RunRecord in place of the line; of a write with -V, an array of both.",
+    help="Print the RunRecord instead of the line; for a write with -V, an array of both.",
 )
 @click.option("--record", metavar="FILE", help="Append each RunRecord to FILE, one line of JSON per run.")
 @click.option(
     "--overwrite",
     multiple=True,
     metavar="FILE|DIR",
-    help="A file that may be overwritten though Forebay didn't make it; of a -D, all of its gdsio.N.",
+    help="Allow overwriting this file, which Forebay didn't create; for a -D directory, all its gdsio.N.",
 )
 @click.option(
     "--overwrite-device", multiple=True, metavar="DEVICE", help="Allow overwriting this block device."
 )
 @click.option(
-    "--require-direct", is_flag=True, help="Fail where cuFile would fall back, whatever cufile.json allows."
+    "--require-direct", is_flag=True, help="Fail if cuFile would fall back, even if cufile.json allows it."
 )
 @click.option(
     "--allow-host-destination",

@@ -149,7 +149,7 @@ def _fio(text: str, where: str, drive: str, drives: int | None) -> list[Found]:
     try:
         document = json.loads(text[text.index("{") :])
     except (ValueError, RecursionError):
-        raise RequestError(where, "is fio's JSON, cut short", "fio --output-format=json --output=FILE") from None
+        raise RequestError(where, "is truncated JSON of fio", "fio --output-format=json --output=FILE") from None
     if not isinstance(document, dict) or not isinstance(document.get("jobs"), list):
         raise RequestError(where, "is fio's JSON without 'jobs'", "fio --output-format=json --output=FILE")
     found = []
@@ -191,7 +191,7 @@ def _together(jobs: Sequence[Any], one: Any) -> str:
         return ""
     others = [j for j in jobs if isinstance(j, dict) and j.get("groupid") == one["groupid"]]
     names = sorted({str(j.get("jobname")) for j in others} - {str(one.get("jobname"))})
-    return f"ran beside job {', '.join(names[:3])}, so had a part of the drive: stonewall between them" if names else ""
+    return f"ran beside job {', '.join(names[:3])}, so it had only part of the drive: separate them by stonewall" if names else ""
 
 
 def _fio_job(document: dict[str, Any], clones: Sequence[Any], drive: str, drives: int | None) -> Found | None:
@@ -214,7 +214,7 @@ def _fio_job(document: dict[str, Any], clones: Sequence[Any], drive: str, drives
     user, system = (sum(_number(j, name) for j in clones) * threads / 100 for name in ("usr_cpu", "sys_cpu"))
     work = cpu.Work(path, load.io_kib, rate / GIB)
     told = all("usr_cpu" in j and "sys_cpu" in j for j in clones) and 0 < user + system < math.inf
-    doubt = "" if path == "gds" or _is_on(options.get("direct")) else "without direct=1 memory may have answered for the drive"
+    doubt = "" if path == "gds" or _is_on(options.get("direct")) else "without direct=1 the data may have come from memory"
     spent = cores.Spent(work, user, system) if told else None
     return Found(flow.Measured(load, work.gibps), "", spent=spent, doubt=doubt)
 
@@ -240,7 +240,7 @@ def calibrate(runs: Sequence[Found], drive: catalogue.Drive, more: Sequence[cata
     if len(runs) > POINTS_MAX:
         raise RequestError("the runs", f"are {len(runs)}", f"at most {POINTS_MAX}: one sweep, say")
     if len(loads) < POINTS_LEAST:
-        raise RequestError("the runs", "are all of one setting: latency or bandwidth?", "two or more block sizes")
+        raise RequestError("the runs", "all have the same settings: latency or bandwidth?", "two or more block sizes")
     kept = [r.measured for r in runs]
     strays: list[int] = []
     fitted = flow.Flow(kept, more)
@@ -283,7 +283,7 @@ def _document(runs: Sequence[Found], fitted: flow.Flow, strays: Sequence[int], d
     doubts = [f"{len(strays)} of {len(runs)} runs don't fit the rest: are they of one machine and one drive?"] if many else []
     played = sum(r.simulated for r in runs)
     if played:
-        doubts.append(f"{played} of {len(runs)} runs are simulated: they calibrate by a model of a drive, and not by a drive")
+        doubts.append(f"{played} of {len(runs)} runs are simulated: they calibrate with a modelled drive, not a real one")
     doubts += _of_origins(runs)
     doubts += [
         f"{r.origin}: {text}" for r in runs for text in doubtful(drive, r.measured.load.drives, r.measured.gibps)

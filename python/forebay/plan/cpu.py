@@ -2,7 +2,7 @@
 
 The published figure is user time in per cent of the machine, to two decimals: what is printed as 0.01 may be anything
 from 0.005 to 0.015, and is weighed so. Costs belong to one system and its count of processors; on another they must be
-calibrated again, and time in the kernel is none of it.
+calibrated again, and time in the kernel is not one of it.
 """
 
 from __future__ import annotations

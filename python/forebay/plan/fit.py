@@ -93,7 +93,7 @@ class Posterior:
         self._left_out: Array | None = None
 
     def value(self, name: str) -> float:
-        """The fitted parameter, in its unit. Raises KeyError where there is none of that name."""
+        """The fitted parameter, in its unit. Raises KeyError where there is not one of that name."""
         for i, prior in enumerate(self.priors):
             if prior.name == name:
                 return math.exp(float(self.log[i]))

@@ -31,7 +31,7 @@ def check(flag: str, path: str, kind: re.Pattern[bytes], inputs: tuple[str, ...]
         raise RequestError(f"{flag} {path}", "is what is read", f"another {flag}")
     if not _is_of(target, kind):
         raise RequestError(
-            f"{flag} {path}", "exists and isn't such a file of Forebay's, so it isn't replaced", f"another name, or: rm {path}"
+            f"{flag} {path}", "exists and wasn't written by this command, so it isn't replaced", f"another name, or: rm {path}"
         )
 
 

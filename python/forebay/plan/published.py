@@ -61,7 +61,7 @@ def number(row: Row, column: str, where: str = "") -> float | None:
     if not math.isfinite(value):
         raise RequestError(f"{where or 'table'}, column {column}", f"'{text}' is not a number", "a number, or a blank cell")
     if abs(value) > LARGEST or 0 < abs(value) < 1 / LARGEST:
-        found = f"is {text}; nothing that is measured comes near it"
+        found = f"is {text}, beyond anything that can be measured"
         raise RequestError(f"{where or 'table'}, column {column}", found, "a number in the unit that the column's name says")
     return value
 
@@ -80,7 +80,7 @@ def count(row: Row, column: str, where: str = "") -> float | None:
     value = number(row, column, where)
     if value is None or (value >= 1 and value == int(value)):
         return value
-    found = f"is {value:g}, no whole number above 0"
+    found = f"is {value:g}, not a whole number above 0"
     raise RequestError(f"{where or 'table'}, column {column}", found, "1, 2, 3 …, or a blank cell")
 
 

@@ -129,9 +129,9 @@ def _why_not(planner: Planner, system: System, target: Target, short: Sequence[C
     limit = best.estimate.bottleneck
     said = f"no drive meets it with {best.drives}: the limit is {limit}"
     if any(name in limit for name in OF_DRIVES):
-        return f"{said}; {best.drives} drives of a kind are the most that are tried"
+        return f"{said}; {best.drives} drives of a kind are the most that is tried"
     more = _more_workers(planner, replace(system, drive=best.drive, drives=best.drives), target) if IN_FLIGHT in limit else ""
-    return f"{said}, and more drives don't move that{more}"
+    return f"{said}, and more drives don't change that{more}"
 
 
 def _more_workers(planner: Planner, system: System, target: Target) -> str:

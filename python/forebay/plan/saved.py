@@ -101,7 +101,7 @@ def _run(point: Any, where: str, drive: str, host: str | None) -> calibrate.Foun
     if not isinstance(simulated, bool):
         raise RequestError(where, f"simulated {simulated!r}"[:200], "simulated true or false")
     if got["queues"] is not None and not remote:
-        raise RequestError(where, "has queues, and is of a local drive", "remote true, or queues null")
+        raise RequestError(where, "has queues but is of a local drive", "remote true, or queues null")
     kib, workers, depth, drives, rate = (got[n] or 0.0 for n in ("io_kib", "workers", "depth", "drives", "gibps"))
     load = flow.Load(drive, kib, workers, path, remote, drives, depth, got["queues"])
     spent = None

@@ -105,11 +105,11 @@ def whatif(axes: Sequence[str], points: Sequence[Mapping[str, Any]]) -> str:
 def calibration(document: Mapping[str, Any]) -> str:
     lines = [f"{document['runs']} runs of {document['drive']}", "", *parameters(document["parameters"]), ""]
     if document["not_identified"]:
-        lines.append("not found out by these runs: " + ", ".join(document["not_identified"]))
+        lines.append("not determined by these runs: " + ", ".join(document["not_identified"]))
     after = document["next_measurement"]
     lines.append(
         f"measure next: {number(after['io_size_kib'])} KiB with {number(after['workers'])} workers "
-        f"(unsure by {after['unsure_pct']:.0f} %)"
+        f"(uncertain by {after['unsure_pct']:.0f} %)"
     )
     lines += [f"outlier      {text}" for text in document["outliers"]]
     lines += [f"warning      {text}" for text in document["warnings"]]

@@ -14,7 +14,7 @@ TITLES = {
     "failed_io": "I/O errors",
     "verify": "Wrong bytes",
     "interrupted": "Interrupted",
-    "path": "Ran another path than asked",
+    "path": "Path differs from the one requested",
     "client_limited": "The client was measured",
     "skipped": "Samples left out",
     "clock": "Clock in doubt",
@@ -31,8 +31,8 @@ TITLES = {
     "scaled": "Scaled down",
     "throttled_supply": "Supply held back",
     "left_out": "Not the whole job",
-    "unfinished": "I/Os never came back",
-    "off_model": "The host, not the model",
+    "unfinished": "I/Os never completed",
+    "off_model": "Limited by the host, not the model",
     "simulated": "Not measured",
     "predicted": "Not measured",
 }
@@ -136,7 +136,7 @@ def _mixed(runs: list[Run]) -> Iterator[tuple[str, str]]:
     hosts = sorted({run.text("environment.host") for run in runs} - {""})
     if len(hosts) > 1:
         yield (
-            f"Runs of {len(hosts)} machines stand in one report: {', '.join(hosts[:8])}.",
+            f"Runs of {len(hosts)} machines are in this report: {', '.join(hosts[:8])}.",
             "Compare within a machine only.",
         )
     builds = sorted(

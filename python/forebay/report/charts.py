@@ -250,7 +250,7 @@ def _power(study: Study) -> list[Chart]:
             if not rows:
                 continue
             name = f"{study.id}-{'watts' if unit == 'W' else 'energy'}-{number}"
-            desc = f"{title} in {unit} of {scope} as {source} tells it, of {len(rows)} points."
+            desc = f"{title} in {unit} of {scope} as reported by {source}, of {len(rows)} points."
             draw = _power_drawer(study, rows, unit)
             note = " ".join(filter(None, [f"Meter: {source}, {scope}.", marks.left_out(study)]))
             charts.append(Chart(name, f"{title} ({scope}), {unit}", desc, rows, draw, note, group="power"))

@@ -100,7 +100,7 @@ def _ratios(document: dict[str, Any], ident: str, notes: Notes) -> Table | None:
         cells.append(_ratio(ratio, notes))
         pairs = finite(ratio.get("pairs")) if isinstance(ratio, dict) else None
         rows.append([*cells, Cell(f"{pairs:.0f}" if pairs is not None else numbers.DASH)])
-    foot = "A and B ran in turn, so that a drift of the machine cancels. Under each ratio: its 95 % interval."
+    foot = "A and B ran in turn, which cancels drift of the machine. Under each ratio: its 95 % interval."
     return Table(
         f"{ident}-ratios",
         "A against B",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from forebay.flags import engine_name
 from forebay.report import numbers
 from forebay.report.runs import Point, Run, Stat, Study
 
@@ -74,7 +75,7 @@ def study_tables(study: Study, notes: Notes) -> list[Table]:
 
 
 THROUGHPUT, CPU_COST = "result.throughput_gib_s", "result.cpu.cpu_s_per_gib"
-NO_HOST = "no host run with the same settings is in this report to divide by"
+NO_HOST = "this report has no host run with the same settings to divide by"
 NO_BASE = "the host run's own value is missing"
 
 
@@ -268,7 +269,7 @@ def _cpu(study: Study, notes: Notes) -> Table:
             row.append(notes.value(stat.value if stat else None, show, point.reason(path)))
         rows.append(row)
     columns = [*_place_columns(study), *[title for title, _, _ in CPU_COLUMNS]]
-    foot = "Others: busy cores of the machine that aren't this process, kernel threads included."
+    foot = "Others: cores kept busy by everything else on the machine, kernel threads included."
     return Table(f"{study.id}-processor", "Processor time", [], columns, rows, foot)
 
 
@@ -293,7 +294,7 @@ def _power(study: Study) -> Table | None:
         return None
     columns = [*_place_columns(study), "Meter", "Watts", "J/GiB", "Samples"]
     shown = notes_free[:RUN_ROWS_MAX]
-    foot = "Power is of everything in the meter's scope, not of this job alone."
+    foot = "Power covers everything in the meter's scope, not just this job."
     if len(notes_free) > len(shown):
         foot += f" The first {len(shown)} of {len(notes_free)} readings are shown."
     return Table(f"{study.id}-meters", "Power", [], columns, shown, foot)
@@ -310,16 +311,16 @@ def what_ran(study: Study, notes: Notes) -> Table:
     rows = [_ran_row(run, notes) for run in study.runs[:RUN_ROWS_MAX]]
     columns = [
         "Run",
-        "Path asked → ran",
+        "Path requested → ran",
         "Engine",
         "Buffers",
         "Cache",
         "Resident before → after",
-        "Device ÷ asked",
+        "Device ÷ requested",
         "Route of the bytes",
         "Verified",
     ]
-    foot = "Device ÷ asked: bytes that block devices delivered or took, per byte that the job asked for."
+    foot = "Device ÷ requested: bytes that block devices read or wrote, per byte that the job requested."
     reasons = dict.fromkeys(
         f"{r.text('path.ran')}: {r.text('path.reason')}" for r in study.runs if r.text("path.reason")
     )
@@ -338,7 +339,7 @@ def _ran_row(run: Run, notes: Notes) -> list[Cell]:
     return [
         text(run.name),
         text(f"{requested} → {ran}" if requested not in ("", ran) else ran),
-        text(run.text("path.engine", numbers.DASH), ", ".join(features)),
+        text(engine_name(run.text("path.engine", numbers.DASH)), ", ".join(features)),
         text(
             run.text("path.slot_pages", numbers.DASH), "pinned" if run.at("path.slots_pinned") is True else ""
         ),

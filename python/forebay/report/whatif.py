@@ -32,7 +32,7 @@ def section(
         planner = saved.planner(base, runs, sheet, more)
     except RequestError as error:
         system = systems.make(settings, more)
-        said = f"these runs don't calibrate it: {error.asked}: {error.found}" if runs else "no measured read is among these runs"
+        said = f"these runs don't calibrate it: {error.asked}: {error.found}" if runs else "none of these runs is a measured read"
         return explore.section(base, system, "h3", False, [said[:1].upper() + said[1:] + "."])
     (workers, depth), _ = Counter((r.measured.load.workers, r.measured.load.depth) for r in runs).most_common(1)[0]
     settings |= {"path": runs[0].measured.load.path, "workers": int(workers), "depth": int(depth)}

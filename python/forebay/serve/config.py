@@ -67,7 +67,7 @@ def from_flags(source: str, flags: dict[str, Any]) -> dict[str, Any]:
         namespace["block_bytes"] = parse_bytes(flags["block_size"], "--block-size")
     if flags["cache"] is not None:
         if flags["cache"] not in CACHES:
-            raise RequestError(f"--cache {flags['cache']}", f"is none of {', '.join(CACHES)}", "--cache auto")
+            raise RequestError(f"--cache {flags['cache']}", f"is not one of {', '.join(CACHES)}", "--cache auto")
         namespace["cache"] = flags["cache"]
     subsystem: dict[str, Any] = {
         "nqn": flags["nqn"],

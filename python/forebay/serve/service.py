@@ -118,7 +118,7 @@ class Service(ABC):
 
     def end(self) -> int:
         self.systemd.stopping()
-        finishing = f"letting commands finish, for {self.drain_s:g} s at most (once more to abort)"
+        finishing = f"waiting up to {self.drain_s:g} s for commands to finish (interrupt again to abort)"
         self.say("another gateway has taken over" if self.has_left() else finishing)
         if self.stop(self._engine.drain(self.drain_s)):
             return DONE
@@ -149,7 +149,7 @@ class Service(ABC):
 def check_log(log: str) -> None:
     """RequestError for a --log that there isn't."""
     if log not in LOGS:
-        raise RequestError(f"--log {log}", f"is none of {', '.join(LOGS)}", "--log json")
+        raise RequestError(f"--log {log}", f"is not one of {', '.join(LOGS)}", "--log json")
 
 
 def _write_over(text: str) -> None:

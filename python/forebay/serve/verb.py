@@ -101,7 +101,7 @@ class Target(Service):
         """As the file says now; where that can't be, as before, and the reason on stderr."""
         self.systemd.reloading()
         if self.asked.path is None:
-            told = "reload: nothing to read again, for there is no CONFIG.toml"
+            told = "reload ignored: there is no CONFIG.toml to read again"
         else:
             try:
                 asked = self.asked.again()

@@ -95,7 +95,7 @@ def command(
     if keep:
         if take_over:
             raise RequestError(
-                "--keep --take-over", "a gateway with a keeper begins as one", "end the one that runs, then --keep"
+                "--keep --take-over", "a keeper can't take over a running gateway", "stop the running gateway, then use --keep"
             )
         return engine.keep(kept(file, rpc, drain_s, log, as_json, quiet), log, quiet)
     gateway = engine.Gateway(asked, log, warnings_only=quiet, rpc=rpc, take_over=take_over)
@@ -129,7 +129,7 @@ class Shown(Service):
         return show.ready(self._before, self.gateway.rpc_path)
 
     def reload(self) -> None:
-        self.say("a gateway changes by RPCs, not by a reload: forebay snap rpc --help")
+        self.say("a gateway is reconfigured by RPCs, not by a reload: forebay snap rpc --help")
 
     def has_left(self) -> bool:
         return self.gateway.has_left()

@@ -33,7 +33,7 @@ SOURCE, TARGET = "{source}", "{target}"
 NEEDS = ("target", "gateway")
 NQN = "nqn.2026-01.io.forebay:sweep"
 FILE = "forebay-fabric.dat"
-ELSE = "a folder, in which a file is made"
+ELSE = "a folder, in which a file is created"
 # A gateway's drive, with so many of the target's queues behind it.
 DRIVE = re.compile(r"\{gateway(?::([1-9]\d{0,3}))?\}")
 # Where it isn't said.
@@ -70,7 +70,7 @@ class Link:
             ("--link-rate", self.rate, r"\d+(\.\d+)?[kmg]bit", "25gbit"),
         ):
             if value is not None and not re.fullmatch(form, value):
-                raise RequestError(f"{option} {value}", "is not what tc takes", f"{option} {like}")
+                raise RequestError(f"{option} {value}", "is not a value that tc accepts", f"{option} {like}")
 
     @property
     def shaped(self) -> bool:
@@ -137,7 +137,7 @@ def fit(job: dict[str, Any], changes: tuple[str, ...]) -> tuple[dict[str, Any], 
         return job, changes
     flying = workers * depth
     fewer = max(n for n in range(1, min(told) + 1) if flying % n == 0)
-    said = f"{workers} workers with {depth} in flight → {fewer} with {flying // fewer} (each takes a queue at least)"
+    said = f"{workers} workers with {depth} in flight → {fewer} with {flying // fewer} (each needs at least one queue)"
     return {**job, "workers": fewer, "depth": flying // fewer}, (*changes, said)
 
 

@@ -130,7 +130,7 @@ class _Reader:
         )
         if sweep.alternate and sweep.order != "as written":
             raise self._bad(
-                "", "alternate", f'can\'t hold with order = "{sweep.order}"', 'order = "as written"'
+                "", "alternate", f'contradicts order = "{sweep.order}"', 'order = "as written"'
             )
         return sweep
 
@@ -191,7 +191,7 @@ class _Reader:
         parts = value if isinstance(value, list) else [value]
         if not all(isinstance(p, (str, int, float)) for p in parts):
             raise self._bad(
-                where, key, f"has a {type(parts[0]).__name__} for a value", "a text, a number, true or false"
+                where, key, f"has a {type(parts[0]).__name__} for a value", "a string, a number, true or false"
             )
         try:
             settle(job, key, value)
@@ -249,7 +249,7 @@ class _Reader:
 
     def _texts(self, key: str, value: Any) -> list[str]:
         if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-            raise self._bad("", key, "is not a list of texts", f'{key} = ["…"]')
+            raise self._bad("", key, "is not a list of strings", f'{key} = ["…"]')
         return value
 
     def _switch(self, top: dict[str, Any], key: str) -> bool:

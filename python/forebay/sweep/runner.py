@@ -99,8 +99,8 @@ def _run(point: Point, plan: Plan, stages: Stages, resolve: Callable[[Job], Job]
         found = {"exit_code": error.exit_code, "asked": error.asked, "found": error.found, "next": error.next}
         return {**line, "finished": _now(), "error": found}
     if point.changes:
-        text = f"not as {plan.sweep.name} asks: {'; '.join(point.changes)}"
-        warning = {"id": "scaled", "text": text, "next": "--scale 1 on a machine that carries it"}
+        text = f"differs from {plan.sweep.name}: {'; '.join(point.changes)}"
+        warning = {"id": "scaled", "text": text, "next": "--scale 1 on a machine that is large enough"}
         record.setdefault("warnings", []).append(warning)
     partial = {"partial": True} if record["result"].get("interrupted") else {}
     return {**line, "finished": _now(), **partial, "record": record}

@@ -31,7 +31,7 @@ def dry_run(plan: Plan) -> str:
             + f"  [{point.key}]"
         )
     lines.append(
-        f"{len(plan.points)} runs, about {format_duration(plan.seconds)}, without the time to make files"
+        f"{len(plan.points)} runs, about {format_duration(plan.seconds)}, excluding the creation of files"
     )
     return "\n".join([*lines, *making(plan)])
 
@@ -45,7 +45,7 @@ def making(plan: Plan) -> list[str]:
     homes = dict.fromkeys(
         h for j in made for h in own_files.named(own_files.placed(j, own_files.SWEEP)) if h not in own_files.named(j)
     )
-    return [f"files are made in {', '.join(homes)}: up to {format_bytes(largest)}, which stay there"]
+    return [f"files are created in {', '.join(homes)}: up to {format_bytes(largest)}, and kept"]
 
 
 def heading(plan: Plan) -> list[str]:
@@ -56,7 +56,7 @@ def heading(plan: Plan) -> list[str]:
     lines += [f"  changed: {c}" for c in plan.changes]
     if plan.dropped:
         lines.append(
-            f"  dropped: {len(plan.dropped)} points that another point equals here, as {plan.dropped[0]}"
+            f"  dropped: {len(plan.dropped)} points that are the same as others here, e.g. {plan.dropped[0]}"
         )
     return lines
 

@@ -70,7 +70,7 @@ def command(source: tuple[str, ...], **values: Any) -> int:
     axes = _axes(job)
     allowed = _bounded(axes, most_bytes)
     if job.get("op", "read").startswith("rand") and "io_bytes" not in job:
-        click.echo("forebay: random I/O favours large sizes; hold your program's with --io-size 4k", err=True)
+        click.echo("forebay: random I/O favours large sizes; fix the one that your program uses with --io-size 4k", err=True)
     with listen.listening(metrics) as listens, Stages(endpoint=listens) as stages:
         runner = _Runner(job, stages, seconds)
         search = Search(axes, runner.measure, runner.elapsed, seconds, allowed, share)
@@ -169,7 +169,7 @@ def _bounded(axes: Axes, most_bytes: int) -> Callable[[Setting], bool]:
         held = f"{least.workers} workers × depth {least.depth} × {format_bytes(least.io_bytes)}"
         raise RequestError(
             f"--max-buffers {format_bytes(most_bytes)}",
-            f"the least to be tried, {held}, takes {format_bytes(least.buffer_bytes)}",
+            f"the smallest setting to try, {held}, needs {format_bytes(least.buffer_bytes)}",
             f"--max-buffers {format_bytes(least.buffer_bytes)}",
         )
     return lambda setting: setting.buffer_bytes <= most_bytes

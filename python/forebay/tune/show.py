@@ -36,7 +36,7 @@ def document_of(
     missing = {}
     if pick["cpu_s_per_gib"] is None:
         missing["pick.cpu_s_per_gib"] = (
-            "no run reported CPU; of equal settings the smallest buffers were taken"
+            "no run reported CPU; among equal settings the smallest buffers won"
         )
     if pick["watts"] is None:
         missing["pick.watts"] = "no power meter answered"

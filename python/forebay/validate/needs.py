@@ -166,4 +166,4 @@ def reason(gds: dict[str, Any]) -> str:
         for name, key in (("nvidia-fs", "nvidia_fs"), ("P2PDMA", "p2pdma"))
         if gds[key]
     ]
-    return "; ".join(ways) or "the kernel's configuration can't be read, so P2PDMA isn't sure to be there"
+    return "; ".join(ways) or "the kernel configuration can't be read, so support for P2PDMA is uncertain"

@@ -76,7 +76,7 @@ def _verdict(proof: Any, found: dict[str, Any]) -> tuple[str, str]:
     try:
         holds, words = proof(found["runs"])
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
-        return OPEN, f"the file lacks what would tell ({type(error).__name__}: {error})"
+        return OPEN, f"the file lacks the evidence ({type(error).__name__}: {error})"
     failed = [f"{r['name']}: {r.get('reason')}" for r in found["runs"] if r["state"] == "failed"]
     if failed:
         return BROKEN, "; ".join([*failed[:3], words])

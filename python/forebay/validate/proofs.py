@@ -208,7 +208,7 @@ def whole_table(runs: list[Run]) -> Proof:
     if changes:
         words += f", scaled ({'; '.join(changes[:4])})"
     if amiss:
-        return False, f"{words}; not as asked: {'; '.join(amiss[:4])}"
+        return False, f"{words}; not as requested: {'; '.join(amiss[:4])}"
     compat = [name for name, r in done if r["path"]["ran"].endswith("-compat")]
     if compat:
         return None, f"{words}; {len(compat)} of gds ran in the compatibility mode"

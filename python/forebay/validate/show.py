@@ -50,7 +50,7 @@ def dry_run(rows: list[dict[str, Any]], options: Options) -> str:
         lines.append(f"{row['name']:<22}{row['title']}")
         lines.append(f"{'':<22}{would}; for {', '.join(row['promises'])}")
     seconds = sum(r["seconds"] for r in rows if not r["skipped"])
-    lines.append(f"\n{format_duration(seconds)} in all, files aside")
+    lines.append(f"\n{format_duration(seconds)} in all, excluding file creation")
     if options.sources:
         lines.append(
             f"files of {format_bytes(options.file_bytes)} a set, in a folder of its own in each directory; devices are only read"

@@ -47,7 +47,7 @@ def _passes(**job: Any) -> dict[str, Any]:
 STEPS: tuple[Step, ...] = (
     Step(
         "doctor",
-        "what the machine has, and what is in the way of direct DMA",
+        "what the machine has, and what prevents direct DMA",
         {"DOC-1": proofs.gpu_beside_drive},
         needs=(),
         kind="doctor",

@@ -158,5 +158,5 @@ fn note_missing(
         note(&format!("{name}.cpu_s_per_gib"), absent, unmetered.unwrap_or("no bytes were moved"));
     }
     let untold = checkpoint.rules.iter().any(|r| r.ok.is_none());
-    note("rules[].ok", untold, "the rule says why it can't be told");
+    note("rules[].ok", untold, "the rule says why it can't be determined");
 }

@@ -33,7 +33,7 @@ fn fadvise(cache: &Cache) -> Check {
             .why("the file system keeps its pages: a run with --cache drop may be warm, and says so")
             .next("--cache bypass"),
         None => check(State::Unknown, "not tried")
-            .why("it takes a file of ours in the place that is meant")
+            .why("it needs a temporary file in the place in question")
             .next("forebay doctor DIRECTORY"),
     }
 }

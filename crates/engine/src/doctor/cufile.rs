@@ -346,7 +346,9 @@ fn config_check(config: &Config) -> Check {
     if let Some(refused) = &config.refused {
         return check(State::Missing, format!("{shown}: {refused}"))
             .why("cuFile can't read it and takes its defaults")
-            .next(format!("sed -n 1,200p {shown}   # mend it, or name another with CUFILE_ENV_PATH_JSON"));
+            .next(format!(
+                "sed -n 1,200p {shown}   # correct it, or name another with CUFILE_ENV_PATH_JSON"
+            ));
     }
     let values =
         format!("allow_compat_mode {}, use_pci_p2pdma {}", config.allow_compat_mode, config.use_pci_p2pdma);

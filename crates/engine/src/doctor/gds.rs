@@ -24,7 +24,7 @@ pub struct Gds {
 pub struct NvidiaFs {
     pub loaded: bool,
     pub version: Option<String>,
-    /// Drivers that have signed up with it, as `nvme`.
+    /// Drivers that are registered with it, e.g. `nvme`.
     pub drivers: Vec<String>,
     /// `/dev/nvidia-fs*`, through which libcufile talks to it: a container may lack them.
     pub devices: u32,
@@ -217,7 +217,7 @@ fn nvidia_fs_check(facts: &NvidiaFs, here: bool) -> Check {
     let version = facts.version.as_deref().unwrap_or("version not reported");
     if facts.drivers.is_empty() {
         return check(State::Limited, format!("{version}, loaded"))
-            .why("no storage driver has signed up with it: the NVMe driver in use lacks NVIDIA's patch")
+            .why("no storage driver is registered with it: the NVMe driver in use lacks NVIDIA's patch")
             .next("install MLNX_OFED or DOCA-OFED with its NVMe driver (--with-nvmf), or use P2PDMA; then: cat /proc/driver/nvidia-fs/modules");
     }
     check(State::Works, format!("{version}, serving {}", facts.drivers.join(" ")))
@@ -282,7 +282,7 @@ fn acs_check(acs: &Acs, here: bool) -> Check {
             State::Limited,
             format!("{} redirect peer traffic, the first at {first}", count(acs.redirecting.len(), "bridge")),
         )
-        .why("traffic between devices below them takes the way through the root complex")
+        .why("traffic between devices below them goes through the root complex")
         .next(format!(
             "{}{more}   # until the next boot; it weakens isolation between virtual machines",
             commands.join(" && ")

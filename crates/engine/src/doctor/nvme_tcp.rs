@@ -85,9 +85,7 @@ fn kernel(host: Kernel) -> Check {
     match host {
         Kernel::Loaded => check(State::Works, "nvme-tcp is loaded: nvme connect -t tcp makes block devices"),
         // Nothing amiss: who wants a block device here loads it.
-        Kernel::Available => {
-            check(State::Works, "there to be loaded, for block devices: sudo modprobe nvme-tcp")
-        }
+        Kernel::Available => check(State::Works, "can be loaded, for block devices: sudo modprobe nvme-tcp"),
         Kernel::Absent => check(
             State::NotApplicable,
             "no nvme-tcp module for this kernel; reading nvme+tcp: sources needs none",

@@ -21,7 +21,7 @@ pub fn check(found: &Pageable, open_modules: Option<bool>) -> Check {
     }
     if let (Some(why), true) = (&found.refused, found.gpus.is_empty()) {
         return check(State::Unknown, "not reported".into())
-            .why(format!("the driver wasn't to be asked: {why}"))
+            .why(format!("the driver couldn't be queried: {why}"))
             .next("nvidia-smi -q | grep Addressing   # HMM, ATS or None");
     }
     check(State::NotApplicable, format!("GPUs don't read it: {}", hindrance(found, open_modules))).why(
@@ -40,7 +40,7 @@ fn hindrance(found: &Pageable, open_modules: Option<bool>) -> &'static str {
         Pageable { kernel_has_hmm: Some(false), .. } => {
             "the kernel is built without CONFIG_HMM_MIRROR or CONFIG_DEVICE_PRIVATE"
         }
-        _ => "the driver says so, and not why (HMM takes Linux 6.1.24, driver 535, a GPU since Turing)",
+        _ => "the driver gives no reason (HMM takes Linux 6.1.24, driver 535, a GPU since Turing)",
     }
 }
 

@@ -92,7 +92,7 @@ fn nvml_check(power: &Power, gpu: bool, nvml: &Nvml) -> Check {
     match (gpu, power.nvml) {
         (false, _) => check(State::NotApplicable, "no NVIDIA GPU here".into()),
         (true, true) => check(State::Works, count(nvml.devices.len(), "GPU")),
-        (true, false) => check(State::Missing, nvml.refused.clone().unwrap_or_else(|| "the GPU doesn't tell its power".into()))
+        (true, false) => check(State::Missing, nvml.refused.clone().unwrap_or_else(|| "the GPU doesn't report its power".into()))
             .why("without it the GPU's power is missing from records")
             .next("nvidia-smi --query-gpu=power.draw --format=csv   # in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility"),
     }
@@ -107,13 +107,13 @@ fn ipmi(power: &Power, guest: bool) -> Check {
             .why("there is no board controller, or its module isn't loaded")
             .next("sudo modprobe ipmi_devintf ipmi_si"),
         (Some(_), None) => check(State::Missing, "/dev/ipmi0, but no ipmitool")
-            .why("ipmitool does the asking")
+            .why("ipmitool queries the board controller")
             .next("sudo apt install ipmitool"),
         (Some(_), Some(_)) if !power.ipmi_readable => check(State::Missing, "/dev/ipmi0 not accessible")
-            .why("only root may ask the board controller")
+            .why("only root may query the board controller")
             .next("sudo forebay …   # or: sudo chmod a+rw /dev/ipmi0"),
         (Some(_), Some(_)) => check(State::Works, "/dev/ipmi0 and ipmitool")
-            .why("whether the board controller has a power sensor shows when it is asked: ipmitool dcmi power reading"),
+            .why("whether the board controller has a power sensor is known only when it is queried: ipmitool dcmi power reading"),
     }
 }
 
@@ -126,6 +126,6 @@ fn redfish(power: &Power) -> Check {
         return check("a login is set; its host is named with --power redfish:HOST")
             .next("forebay bench … --power redfish:HOST");
     }
-    check("asked only where it is named, and no login is set")
+    check("used only if it is named, and no login is set")
         .next(format!("export {USER_ENV}=… {PASSWORD_ENV}=…"))
 }

@@ -31,9 +31,9 @@ pub fn checks(roots: &Roots, uri: &str, options: &Options, address: SocketAddr) 
                 "handshake",
                 "NVMe/TCP handshake",
                 State::Unknown,
-                "TLS: only a run shakes hands with a key",
+                "TLS: only a run does a handshake, with a key",
             )
-            .why("doctor speaks to targets in the clear")
+            .why("doctor connects to targets without TLS")
             .next(format!("forebay bench '{uri}' --duration 1"))];
     }
     let named = options.host_nqn.as_deref();
@@ -206,7 +206,7 @@ impl Say<'_> {
         let base = format!("nvme+tcp://{}/{}", self.options.addresses[0], self.options.nqn);
         let check = |state, found: String| self.check("namespace", &title, state, found);
         let Some(namespace) = found else {
-            return check(State::Missing, "not there, or not for this host".into())
+            return check(State::Missing, "missing, or not accessible to this host".into())
                 .why("nothing can be read from a namespace that the controller doesn't list")
                 .next(format!("forebay identify {base}   # lists those that are"));
         };
@@ -224,9 +224,11 @@ impl Say<'_> {
         match namespace.ana_state {
             AnaState::Optimized => check(State::Works, shown),
             AnaState::NonOptimized => check(State::Limited, shown)
-                .why("the target reaches its medium by a detour from here")
+                .why("the target reaches its medium indirectly on this path")
                 .next(elsewhere),
-            _ => check(State::Missing, shown).why("the target takes no I/O by this path now").next(elsewhere),
+            _ => {
+                check(State::Missing, shown).why("the target accepts no I/O on this path now").next(elsewhere)
+            }
         }
     }
 
@@ -235,12 +237,12 @@ impl Say<'_> {
         let check = |state, found: String| self.check("keep_alive", "keep alive", state, found);
         if asked == 0.0 {
             return check(State::Limited, "off, as the URI says (kato)".into())
-                .why("a target that is gone without a word is noticed by io_timeout alone")
+                .why("a target that disappears silently is noticed only by io_timeout")
                 .next(self.with("kato=5").replace("kato=-1&", ""));
         }
         match info.keep_alive_granularity_ms {
             0 => check(State::Limited, "the controller has none".into())
-                .why("a target that is gone without a word is noticed by io_timeout alone")
+                .why("a target that disappears silently is noticed only by io_timeout")
                 .next(self.with("io_timeout=10")),
             step => check(State::Works, format!("a command every {} s, in steps of {step} ms", asked / 2.0)),
         }
@@ -249,7 +251,7 @@ impl Say<'_> {
     /// Segments, round trip, and what the buffers of a connection let it carry.
     fn wire(&self, roots: &Roots, address: SocketAddr, wire: Option<Wire>) -> Vec<Check> {
         let Some(wire) = wire else {
-            let check = self.check("path", "network path", State::Unknown, "the kernel tells nothing of it");
+            let check = self.check("path", "network path", State::Unknown, "the kernel doesn't report it");
             return vec![check.why("TCP_INFO gives no answer for this socket")];
         };
         vec![self.segments(address, wire), self.buffers(roots, wire), self.pacing(roots, address)]

@@ -42,7 +42,7 @@ pub fn checks(found: Ublk) -> Vec<Check> {
         Ublk::Usable => check(State::Works, "/dev/ublk-control is there: any source can be a /dev/ublkbN"),
         // Nothing amiss in these two: who wants a device here types that.
         Ublk::Forbidden => check(State::Works, "/dev/ublk-control is there, for root: sudo makes a /dev/ublkbN"),
-        Ublk::Available => check(State::Works, "there to be loaded, for /dev/ublkbN: sudo modprobe ublk_drv"),
+        Ublk::Available => check(State::Works, "can be loaded, for /dev/ublkbN: sudo modprobe ublk_drv"),
         Ublk::Absent => check(
             State::NotApplicable,
             "no ublk_drv module for this kernel (Linux 6.5 with CONFIG_BLK_DEV_UBLK); a guest can have vfio-user",

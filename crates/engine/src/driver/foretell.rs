@@ -56,7 +56,7 @@ pub fn judge(job: &JobSpec, drafts: &[Draft], runs: &[Ran], record: &mut RunReco
         }
         Err(why) => {
             record.missing.insert(FIELD.into(), why.clone());
-            let found = format!("the run can't be held against its model: {why}");
+            let found = format!("the run can't be compared with its model: {why}");
             (job.require_model && !record.result.interrupted)
                 .then(|| Error::check(asked, found, "a longer --duration"))
         }
@@ -95,15 +95,18 @@ impl Law {
             None if drafts.iter().all(|d| d.models().is_empty()) => {
                 return Err("no model in real time took part".into())
             }
-            None => return Err("a model among other sources or members has no law of its own".into()),
+            None => return Err("a model among other sources or members can't be simulated by itself".into()),
         };
         let unlike = [
-            (job.ends_by_count(), "passes or a limit end the run, and the law is one of time"),
-            (job.think_s.is_some(), "the workers pause, which isn't played in virtual time"),
-            (job.skip_bytes != 0, "holes between I/Os can't be played in virtual time"),
-            (job.arrivals != Arrivals::Even, "the I/Os come irregularly, which isn't played in virtual time"),
-            (job.io_bytes_max.is_some(), "I/Os of several sizes can't be played in virtual time"),
-            (job.faults.is_some(), "faults were asked for, which the model doesn't have"),
+            (job.ends_by_count(), "passes or a limit end the run, and the simulation ends by time"),
+            (job.think_s.is_some(), "the workers pause, which isn't simulated in virtual time"),
+            (job.skip_bytes != 0, "gaps between I/Os can't be simulated in virtual time"),
+            (
+                job.arrivals != Arrivals::Even,
+                "the I/Os arrive irregularly, which isn't simulated in virtual time",
+            ),
+            (job.io_bytes_max.is_some(), "I/Os of several sizes can't be simulated in virtual time"),
+            (job.faults.is_some(), "faults are injected, which the model doesn't have"),
             (
                 job.distribution != "uniform" && drive.drives > 1,
                 "in virtual time all drives get their equal share",
@@ -143,9 +146,7 @@ impl Law {
         if commands >= COMMANDS_LEAST {
             return Ok(());
         }
-        Err(format!(
-            "{seconds:.1} s of about {commands:.0} commands are too few: their times are drawn, by chance"
-        ))
+        Err(format!("{seconds:.1} s of about {commands:.0} commands are too few: they deviate by chance"))
     }
 
     /// I/Os per second of runs that measure for so long.
@@ -158,12 +159,12 @@ impl Law {
             shorter => (shorter / 10.0, shorter),
         };
         if to < whole && ios_max < ROUNDS * in_flight {
-            return Err(format!("playing {in_flight:.0} I/Os in flight for {whole:.0} s takes too long"));
+            return Err(format!("simulating {in_flight:.0} I/Os in flight for {whole:.0} s takes too long"));
         }
         let commands = self.about * self.commands_per_io * (to - from);
         let plays = (COMMANDS_EVEN / commands).clamp(1.0, PLAYS_MAX) as u64;
         let ios = (0..plays).map(|n| Ok(self.ios(n, to)? - self.ios(n, from)?)).sum::<Result<u64, Error>>();
-        let ios = ios.map_err(|e| format!("the model can't be played: {}", e.found))?;
+        let ios = ios.map_err(|e| format!("the model can't be simulated: {}", e.found))?;
         Ok((ios as f64 / plays as f64 / (to - from)).min(self.paced))
     }
 

@@ -43,7 +43,7 @@ pub fn of_job(job: &JobSpec) -> Result<(), Error> {
             job.require_direct
                 && (!matches!(job.cache, Cache::Auto | Cache::Bypass) || job.engine == Engine::Map),
             "--require-direct through the page cache",
-            "what passes it is copied by a CPU",
+            "what passes through it is copied by a CPU",
             "--cache bypass",
         ),
         (

@@ -61,7 +61,7 @@ pub fn run(job: &JobSpec, drafts: &[Draft], command: Vec<String>, started: u64) 
         queues: job.workers,
         spec: job.clone(),
     };
-    let source = format!("{} played in virtual time: {}", model.name, model.source);
+    let source = format!("{} simulated in virtual time: {}", model.name, model.source);
     let record = RunRecord {
         schema: SCHEMA.into(),
         id: new_id(),

@@ -38,10 +38,10 @@ pub fn judge(seen: &Seen) -> Headroom {
         let free = 100.0 - busy;
         (false, format!("accelerators hardly waited, and the workers had {free:.0} % of their time to spare"))
     } else if seen.is_paced {
-        (false, format!("the supply was held to a rate; the workers were busy {busy:.0} % of the time"))
+        (false, format!("the supply was limited to a rate; the workers were busy {busy:.0} % of the time"))
     } else if client < CLIENT_SHARE {
         let storage = 100.0 * share(storage);
-        (false, format!("{storage:.0} % of what accelerators waited was for storage; the workers were busy {busy:.0} % of the time"))
+        (false, format!("{storage:.0} % of the accelerators' waiting time was for storage; the workers were busy {busy:.0} % of the time"))
     } else {
         let (parse, cpu) = (100.0 * share(parse), 100.0 * share(cpu));
         let others = seen.others_cores_busy.filter(|cores| *cores > 0.05);
@@ -51,7 +51,7 @@ pub fn judge(seen: &Seen) -> Headroom {
             true => format!("; the {} workers waited for a processor {queued:.0} % of the time that they wanted one{others}", seen.workers),
             false => String::new(),
         };
-        (true, format!("of what accelerators waited {parse:.0} % was for parsing and {cpu:.0} % for copying and processors{starved}"))
+        (true, format!("{parse:.0} % of the accelerators' waiting time was for parsing and {cpu:.0} % for copying and processors{starved}"))
     };
     Headroom { cores_busy: seen.cores_busy, workers_busy_pct: Some(busy), client_limited, why }
 }

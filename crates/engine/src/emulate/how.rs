@@ -157,7 +157,7 @@ fn past_the_cache(spec: &EmulateSpec, path: &dyn DataPath, in_memory: bool, cach
     let (direct, why) = match (spec.cache, path.cached()) {
         _ if in_memory => (false, "the files live in memory"),
         (_, Some(true)) => return (false, format!("{} takes them from the page cache", path.name())),
-        (Cache::Auto, Some(false)) => return (true, format!("{} goes past the page cache", path.name())),
+        (Cache::Auto, Some(false)) => return (true, format!("{} bypasses the page cache", path.name())),
         (Cache::Bypass, _) => (true, "--cache bypass"),
         (Cache::Allow, _) => (false, "--cache allow"),
         (Cache::Warm, _) => (false, "--cache warm"),
@@ -233,7 +233,7 @@ pub fn residency_now(data: &DataSet) -> Result<f64, String> {
     if all > 0.0 {
         Ok(pages / all)
     } else {
-        Err("no file could be looked at".into())
+        Err("no file could be examined".into())
     }
 }
 

@@ -58,7 +58,8 @@ fn host_needs(spec: &EmulateSpec, row: &FormatRow) -> Option<String> {
         return Some("the host checks samples on their way (level parse)".into());
     }
     let pick = PickSpec { samples_per_file: spec.workload.samples_per_file, ..PickSpec::default() };
-    (row.picker)(&pick).map(|_| "the host learns on their way which parts of them are read".into())
+    (row.picker)(&pick)
+        .map(|_| "the host determines which parts of them are read as they pass through it".into())
 }
 
 /// `devices`: empty where batches don't end on a GPU. `resident`: share of the files in the page cache.

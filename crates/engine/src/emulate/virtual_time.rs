@@ -112,7 +112,7 @@ fn record(
     command: Vec<String>,
     started: u64,
 ) -> RunRecord {
-    let text = format!("{} played in virtual time: {}", model.name, model.source);
+    let text = format!("{} simulated in virtual time: {}", model.name, model.source);
     let warnings = vec![Warning { id: "simulated".into(), text, next: "a real source".into() }];
     let mut record = RunRecord {
         schema: SCHEMA.into(),

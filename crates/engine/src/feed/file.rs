@@ -82,7 +82,7 @@ impl Reader {
         if direct == Some(true) && uncached.is_none() {
             return Err(Error::machine(
                 format!("direct=True for {}", path.display()),
-                "its file system takes no O_DIRECT",
+                "its file system doesn't support O_DIRECT",
                 "direct=None, and the report says which way the bytes went",
             ));
         }

@@ -402,7 +402,7 @@ impl Request {
             return Err(Error::run(
                 "the result of a read",
                 "it was started before this process was forked, and goes on in the parent",
-                "read anew in the child",
+                "read it again in the child",
             ));
         }
         let state = self.state();
@@ -441,7 +441,7 @@ pub(super) fn changed(path: &str, before: u64, now: u64) -> Error {
     } else {
         format!("it changed while it was read: it had {before} bytes and has {now} now")
     };
-    Error::run(format!("read {path}"), found, "read again once nobody writes to it")
+    Error::run(format!("read {path}"), found, "read again once nothing writes to it")
 }
 
 /// Ranges cut into pieces of at most a slot, and pieces gathered into parts: enough of them for every hand, none

@@ -95,7 +95,7 @@ pub struct Controller {
     pub front: Front,
     /// Of vfio-user: path of the socket that a VMM, or `vfio-user:PATH`, connects to. Made with permissions 0600.
     pub socket: Option<String>,
-    /// Of ublk: n of /dev/ublkbN. None: the lowest that is free.
+    /// ublk: N of /dev/ublkbN. None: the lowest that is free.
     pub device: Option<u32>,
     /// I/O queue pairs that a host may make, beside the admin queue. None: 31; of ublk: one per processor, at most 8.
     pub queues: Option<u16>,

@@ -85,7 +85,7 @@ impl GdsVerdict {
         let ways = [&self.nvidia_fs, &self.p2pdma].map(|causes| Some(first(causes)? + &more(causes)));
         let ways: Vec<String> = ways.into_iter().flatten().collect();
         Some(match ways.is_empty() {
-            true => "the kernel's configuration can't be read, so P2PDMA isn't sure to be there".into(),
+            true => "the kernel configuration can't be read, so support for P2PDMA is uncertain".into(),
             false => ways.join("; "),
         })
     }

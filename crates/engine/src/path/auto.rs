@@ -31,7 +31,7 @@ impl fmt::Display for Way {
         match (goes_either_way, self.cached) {
             (false, _) => f.write_str(name),
             (true, true) => write!(f, "{name} from the page cache"),
-            (true, false) => write!(f, "{name} past the page cache"),
+            (true, false) => write!(f, "{name} bypassing the page cache"),
         }
     }
 }
@@ -124,14 +124,14 @@ fn page_cache(s: &Situation) -> (bool, String) {
     let share = s.resident.unwrap_or(0.0);
     let told = match s.resident {
         Some(share) => format!("{:.0} % cached", 100.0 * share),
-        None => "nobody tells what is cached".into(),
+        None => "it is unknown what is cached".into(),
     };
     match s.cache {
-        _ if !s.direct => (true, format!("{told}; O_DIRECT can't be had")),
+        _ if !s.direct => (true, format!("{told}; O_DIRECT isn't available")),
         Cache::Drop => (true, "--cache drop".into()),
         Cache::Allow => (true, told),
         Cache::Warm => (true, "--cache warm".into()),
-        Cache::Auto if s.writes => (false, "writes go past the page cache".into()),
+        Cache::Auto if s.writes => (false, "writes go bypassing the page cache".into()),
         Cache::Auto | Cache::Bypass if s.require_direct => match s.no_direct() {
             None => (false, "--require-direct".into()),
             Some(why) => (false, why),

@@ -56,7 +56,7 @@ impl DataPath for Bounce {
     }
 
     fn brings_together(&self, _: &JobSpec) -> &'static str {
-        "what was read together goes on together: by one copy where it lies side by side, else by one launch of a kernel"
+        "what was read together is copied together: by one copy if it is contiguous, else by one kernel launch"
     }
 
     fn copies_on(&self) -> bool {

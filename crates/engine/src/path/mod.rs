@@ -231,7 +231,7 @@ pub trait DataPath: Sync {
 
     /// How it combines the I/Os of a batch.
     fn brings_together(&self, _job: &JobSpec) -> &'static str {
-        "each I/O by itself, handed to the system together"
+        "each I/O separately, submitted together"
     }
 
     /// What to type if its I/Os timed out.

@@ -25,7 +25,7 @@ const ACCEPTED_MAX: u32 = 256;
 const COMPLAINT_EVERY: Duration = Duration::from_secs(10);
 
 /// Why a connection more isn't taken.
-pub const FULL: &str = "there are as many connections as may be (connections)";
+pub const FULL: &str = "the limit on connections is reached (connections)";
 
 /// # Errors
 /// `Request`: the address is in use, not ours, or not allowed.

@@ -308,7 +308,7 @@ impl Worker {
             }
         };
         match deadline {
-            None => self.break_off(c, "the host has kept silent (keep-alive timeout)"),
+            None => self.break_off(c, "the host sent nothing (keep-alive timeout)"),
             Some(Some(ms)) => {
                 let at = self.site.began + Duration::from_millis(ms + 1);
                 self.arm(c, at);

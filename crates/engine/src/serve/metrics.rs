@@ -83,7 +83,7 @@ fn answer(mut client: TcpStream, text: &dyn Fn() -> String, patience: Duration) 
         (Some("GET"), Some("/metrics" | "/")) => {
             ("200 OK", "text/plain; version=0.0.4; charset=utf-8", text())
         }
-        (Some("GET"), _) => ("404 Not Found", "text/plain", "only /metrics is here\n".into()),
+        (Some("GET"), _) => ("404 Not Found", "text/plain", "only /metrics is served here\n".into()),
         _ => ("405 Method Not Allowed", "text/plain", "only GET is understood\n".into()),
     };
     let head = format!(

@@ -143,7 +143,7 @@ proptest! {
         let shape = Shape { bytes: stripe.bytes, unit: UNIT, units_max: 40, writes: true };
         let flat = run_beside_model(&stripe, path, depth, &batches(seed, 40, shape));
         prop_assert_eq!(flat.differs(0, &truth(&stripe).unwrap()), None, "{}", stripe.label);
-        // What lies behind the stripe's end on a longer member is none of its business.
+        // What lies behind the stripe's end on a longer member is outside the stripe.
         for i in 0..members {
             let now = std::fs::read(home.path().join(i.to_string())).unwrap();
             let was = noise(seed + i as u64, (chunk * rows) as usize + 512 * i);

@@ -233,8 +233,7 @@ impl CheckpointSpec {
             return bound(format!("--interval {}", self.interval_ms), found, "--interval 250".into());
         }
         if matches!(self.path, PathKind::Mapped) {
-            let found =
-                "it copies what the page cache holds and never writes, and a checkpoint is read from storage";
+            let found = "it only copies what the page cache holds, and a checkpoint is read from storage";
             return bound("--path mapped".into(), found.into(), "--path bounce, or gds".into());
         }
         if matches!(self.cache, Cache::Auto | Cache::Warm) {

@@ -73,7 +73,7 @@ fn of_request(spec: &CheckpointSpec) -> Vec<Rule> {
     rules.push(rule(
         "checkpoint.ranks_per_host",
         per_host > 4.0 || whole <= 4,
-        format!("{per_host:.0} ranks on each host; more than 4 are asked for"),
+        format!("{per_host:.0} ranks on each host; more than 4 are required"),
     ));
     rules.push(rule(
         "checkpoint.count",
@@ -131,7 +131,7 @@ fn cache(spec: &CheckpointSpec, ran: &Checkpoint, seen: Seen) -> Rule {
     }
     let less = format!("each client wrote {times:.2} times its memory, less than {TIMES_MEMORY}");
     let how = match spec.cache {
-        Cache::Bypass => "files were written and read past the page cache",
+        Cache::Bypass => "files were written and read bypassing the page cache",
         Cache::Drop => "the page cache was dropped before reading",
         _ => return rule(ID, false, format!("{less}, and --cache allow left the page cache as it was")),
     };
@@ -141,9 +141,11 @@ fn cache(spec: &CheckpointSpec, ran: &Checkpoint, seen: Seen) -> Rule {
             share <= RESIDENT_MAX,
             format!("{less}; {how}, and {:.2} % of the files' pages were in it", 100.0 * share),
         ),
-        None => {
-            Rule { id: ID.into(), ok: None, why: format!("{less}; {how}; what was left in it can't be told") }
-        }
+        None => Rule {
+            id: ID.into(),
+            ok: None,
+            why: format!("{less}; {how}; what was left in it can't be determined"),
+        },
     }
 }
 
@@ -151,7 +153,7 @@ fn turn(seconds: Option<f64>) -> Rule {
     const ID: &str = "checkpoint.turn";
     match seconds {
         Some(s) => rule(ID, s <= TURN_S, format!("reading began {s:.1} s after writing; at most {TURN_S}")),
-        None => Rule { id: ID.into(), ok: None, why: "the run didn't come to reading".into() },
+        None => Rule { id: ID.into(), ok: None, why: "the run ended before reading".into() },
     }
 }
 

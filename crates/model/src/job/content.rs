@@ -33,7 +33,7 @@ impl Blend {
                 "compress" | "dedupe" => 100,
                 "chunk" => u64::from(CHUNK_MAX),
                 "set" => SET_MAX,
-                _ => return Err(refused(format!("'{name}' is none of compress, chunk, dedupe, set"))),
+                _ => return Err(refused(format!("'{name}' is not one of compress, chunk, dedupe, set"))),
             };
             let least = u64::from(matches!(name, "chunk" | "set"));
             let number = value.parse().ok().filter(|n| (least..=most).contains(n));

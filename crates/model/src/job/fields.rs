@@ -134,7 +134,7 @@ job! {
     /// What counts as steady, with `until_steady`: `iops=10,window=30,skip=10`. None: range and slope of the throughput.
     steady: Option<String> = None,
         flag("steady", Text, "RULE",
-            "What --until-steady takes for steady: bw, iops or lat within PCT of the mean, or a slope, e.g. iops=10,window=30,skip=10.")
+            "Criterion of --until-steady: bw, iops or lat within PCT of the mean, or a slope, e.g. iops=10,window=30,skip=10.")
             .untried();
     /// End each run once the first worker has nothing left to do.
     until_first: bool = false,

@@ -43,7 +43,7 @@ pub struct IoMix {
 
 impl Distribution {
     /// `uniform`, `zipf:1.2`, `zoned:50/5,30/15,20/80`, `list:2,0,1` or, moving on by its own length after each round,
-    /// `list+:2,0,1`. None where the text is none of them.
+    /// `list+:2,0,1`. None if the text is neither.
     pub fn parse(text: &str) -> Option<Distribution> {
         let (kind, rest) = text.split_once(':').unwrap_or((text, ""));
         match kind {
@@ -140,8 +140,7 @@ impl JobSpec {
         Distribution::parse(&self.distribution).ok_or_else(|| {
             Error::request(
                 format!("--distribution {}", self.distribution),
-                "is none of uniform, zipf:THETA with THETA between 0 and 3, zoned:IOS/DATA,… in per cent that come to 100 \
-                 each, list:BLOCK,… and list+:BLOCK,…",
+                "is not one of uniform, zipf:THETA with THETA between 0 and 3, zoned:IOS/DATA,… in percentages that add up to 100, list:BLOCK,… and list+:BLOCK,…",
                 "--distribution zipf:1.1",
             )
         })

@@ -42,7 +42,8 @@ impl Priorities {
     /// `Request`, naming the part that isn't one.
     pub fn parse(text: &str) -> Result<Priorities, Error> {
         let refused = |part: &str| {
-            let found = format!("'{part}' is none of idle, be/0 to be/7, rt/0 to rt/7, or PCT=one of these");
+            let found =
+                format!("'{part}' is not one of idle, be/0 to be/7, rt/0 to rt/7, or PCT=one of these");
             Error::request(format!("--priority {text}"), found, "--priority idle,20=rt/0")
         };
         let mut found = Priorities::default();

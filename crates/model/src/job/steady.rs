@@ -58,7 +58,7 @@ impl SteadyRule {
                     skip_s = number;
                     continue;
                 }
-                _ => return Err(refused(format!("'{name}' is none of bw, iops, lat, window, skip"))),
+                _ => return Err(refused(format!("'{name}' is not one of bw, iops, lat, window, skip"))),
             };
             if found.replace((measure, slope, number)).is_some() {
                 return Err(refused("it names two measures".into()));

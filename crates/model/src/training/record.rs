@@ -303,7 +303,7 @@ impl Training {
         if let Some(other) = parts.iter().find(|p| p.accelerators != first.accelerators) {
             let found =
                 format!("{} accelerators on one host, {} on another", first.accelerators, other.accelerators);
-            return refuse(format!("{found}: the rules want the same on each"));
+            return refuse(format!("{found}: the rules require the same number on each"));
         }
         let total = |value: fn(&Training) -> u64| parts.iter().map(|p| value(p)).sum::<u64>();
         let mut merged = Training {

@@ -259,7 +259,7 @@ impl EmulateSpec {
             return refuse("--data", "no folder or source was given", "--data DIR");
         }
         if self.decode && self.level == Level::Bytes {
-            return refuse("--decode --level bytes", "level bytes looks into no file", "--level parse");
+            return refuse("--decode --level bytes", "level bytes doesn't look into files", "--level parse");
         }
         if self.epochs == 0 || self.epochs > EPOCHS_MAX {
             return refuse(format!("--epochs {}", self.epochs), "must be 1 to 10,000", "--epochs 5");
@@ -354,7 +354,7 @@ impl EmulateSpec {
 
     /// Paths, and what they have to do with where batches end and with what is done to their bytes.
     fn check_path(&self) -> Result<(), Error> {
-        const NO_SUCH_BYTES: &str = "the host checks samples on their way (level parse), and they pass it by";
+        const NO_SUCH_BYTES: &str = "the host checks samples (level parse), and on this path they bypass it";
         let by_cufile_or_map = matches!(self.path, PathKind::Gds | PathKind::Mapped);
         let name = if self.path == PathKind::Gds { "gds" } else { "mapped" };
         let to = &self.destination;
@@ -371,7 +371,7 @@ impl EmulateSpec {
             return refuse(asked, NO_SUCH_BYTES, "--level bytes, or --path bounce");
         }
         if self.path == PathKind::Mapped && matches!(self.cache, Cache::Bypass | Cache::Drop) {
-            let found = "what it copies is the page cache: every byte would go another way";
+            let found = "it copies from the page cache: every byte would take another path";
             let next = "--cache allow or --cache warm; --path bounce for data on a drive";
             return refuse("--path mapped without the page cache", found, next);
         }
@@ -381,7 +381,7 @@ impl EmulateSpec {
     fn check_direct(&self) -> Result<(), Error> {
         let is_open = matches!(self.path, PathKind::Gds | PathKind::Auto);
         if self.require_direct && !(is_open && self.feeds_gpu()) {
-            let found = "storage goes direct into a GPU's memory only, by gds";
+            let found = "direct DMA goes only into GPU memory, by gds";
             return refuse(
                 "--require-direct",
                 found,
@@ -389,7 +389,7 @@ impl EmulateSpec {
             );
         }
         if self.require_direct && self.level == Level::Parse {
-            let found = "the host checks samples on their way, and what goes direct passes it by";
+            let found = "the host checks samples, and direct DMA bypasses it";
             return refuse(
                 "--require-direct with --level parse",
                 found,
@@ -397,7 +397,7 @@ impl EmulateSpec {
             );
         }
         if self.require_direct && !matches!(self.cache, Cache::Auto | Cache::Bypass) {
-            let found = "what passes it is copied by a CPU";
+            let found = "what passes through it is copied by a CPU";
             return refuse("--require-direct through the page cache", found, "--cache bypass");
         }
         let maps = matches!(self.path, PathKind::Mapped | PathKind::Auto) && self.feeds_gpu();

@@ -352,7 +352,7 @@ impl Controller {
     }
 }
 
-/// FUSE of a command's flags: part of a fused operation, which there is none of.
+/// FUSE of a command's flags: part of a fused operation, of which there are none.
 const FUSE: u8 = 0b11;
 
 /// Namespaces that came, went or changed. A move to another ANA group is not among it (base, figure 147).

@@ -289,16 +289,16 @@ def _warnings(scenario: Scenario, classes: Sequence[Class]) -> list[str]:
                 "not simulated, so the AU is too hopeful"
             )
         if entry.workload is not None and entry.job.system.location == "remote":
-            what = "of the fabric the formula for AU knows the DPU's queues alone; the simulation, what plain reads lose"
+            what = "the formula for AU knows only the DPU's queues of the fabric; the simulation also knows what plain reads lose"
             found.append(f"{entry.job.name}: {what}")
         if entry.saving is not None and scenario.jitter:
-            found.append(f"{entry.job.name}: jitter isn't played in checkpoints, whose parts are long reads and writes")
+            found.append(f"{entry.job.name}: jitter isn't simulated in checkpoints, which consist of long reads and writes")
     hurt = any(f.kind == "drive" for f in scenario.faults)
     if hurt and scenario.storage == SHARED and scenario.jobs[0].system.link is not None:
-        found.append("a shared link is divided as the drives are: while one is slow or gone it seems as much narrower")
+        found.append("a shared link is divided like the drives: while one is slow or gone, the link seems narrower, too")
     if (scenario.jitter or scenario.sizes == TRACE) and scenario.seeds == 1:
         found.append("one seed gives no interval: --seeds 5")
     dead = [f for f in scenario.faults if f.kind == "drive" and f.slow == 0 and f.until is None and not scenario.copies]
     if dead:
-        found.append("RAID0 doesn't outlive a drive: its readers stand still from then on (--copies, or until=)")
+        found.append("RAID 0 doesn't survive the loss of a drive: its readers stop from then on (--copies, or until=)")
     return found

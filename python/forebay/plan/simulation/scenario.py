@@ -217,7 +217,7 @@ def _fault(table: dict[str, Any], jobs: Sequence[Job], storage: str, seconds: fl
         return _drive_fault(table, Fault(kind, at, until=later.get("until")), jobs, storage, where)
     job = _which(where, "job", table.get("job", 0), len(jobs))
     if "without" in later and jobs[job].system.saves:
-        said = "a checkpoint without one of its hosts is never whole"
+        said = "a checkpoint without one of its hosts is never complete"
         raise RequestError(f"{where}: without {later['without']:g}", said, f"back={at + 60:g}, or neither")
     host = _which(where, "host", table.get("host", 0), jobs[job].hosts)
     return Fault(kind, at, host, job=job, back=later.get("back"), without=later.get("without"))

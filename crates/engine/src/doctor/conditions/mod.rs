@@ -271,7 +271,7 @@ fn drive(ground: &Ground) -> Finding {
         };
     }
     let Some(first) = physical(ground).next() else {
-        return fails("no drive shows", "no NVMe drive is behind this", next);
+        return fails("no drive is visible", "no NVMe drive is behind this", next);
     };
     if let Some(other) = physical(ground).find(|d| d.drive.kind != "nvme") {
         let kind = &other.drive.kind;
@@ -360,8 +360,8 @@ fn nvidia_fs_drivers(ground: &Ground) -> Finding {
     match serves(wanted) {
         true => holds(wanted),
         false => fails(
-            format!("{wanted} hasn't signed up"),
-            format!("the driver {wanted} hasn't signed up with nvidia-fs: the one in use lacks NVIDIA's patch"),
+            format!("{wanted} isn't registered"),
+            format!("the driver {wanted} isn't registered with nvidia-fs: the one in use lacks NVIDIA's patch"),
             "cat /proc/driver/nvidia-fs/modules   # after MLNX_OFED or DOCA-OFED with its NVMe driver (--with-nvmf); or use P2PDMA",
         ),
     }

@@ -145,7 +145,7 @@ pub fn transport(ground: &Ground) -> Finding {
         Some(name) => fails(
             format!("{name} is behind a network"),
             "P2PDMA reaches drives in this machine only",
-            "cat /proc/driver/nvidia-fs/modules   # nvidia-fs, with the driver that signs up for it",
+            "cat /proc/driver/nvidia-fs/modules   # nvidia-fs, with the driver that registers for it",
         ),
         None => holds("local"),
     }

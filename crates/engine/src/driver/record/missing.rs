@@ -65,7 +65,7 @@ pub(super) fn note_missing(
     let steady = if context.job.until_steady {
         "the run never became steady"
     } else {
-        "--until-steady wasn't asked for"
+        "--until-steady wasn't requested"
     };
     note(
         "cache.device_bytes",
@@ -74,7 +74,7 @@ pub(super) fn note_missing(
     );
     note("result.copy_latency_us", result.copy_latency_us.is_none(), "the path has no second stage");
     let unverified =
-        if context.job.checks_reads() { "nothing was read" } else { "--verify wasn't asked for" };
+        if context.job.checks_reads() { "nothing was read" } else { "--verify wasn't requested" };
     note("result.verified_on", result.verified_on.is_none(), unverified);
     note("result.power", result.power.is_empty(), "no power meter answered");
     note(

@@ -306,7 +306,9 @@ impl Walk {
     fn node_head(&mut self, at: u64, head: &[u8], chunks: bool, below: u16) -> Result<(), String> {
         let (kind, level, used) = (head[4], head[5], u16_at(head, 6));
         if &head[..4] != b"TREE" || kind != u8::from(chunks) || u16::from(level) >= below {
-            return Err(format!("a node of type {kind} and level {level} is none of the tree above it"));
+            return Err(format!(
+                "a node of type {kind} and level {level} doesn't belong to the tree above it"
+            ));
         }
         if used == 0 {
             return Ok(());

@@ -183,7 +183,7 @@ fn what_leads_nowhere_in_an_hdf5_file_is_named() {
         assert_eq!(picked, parsed, "what a run finds, front to back does, too");
         picked.unwrap_err().what
     };
-    assert!(odd(0x88, b'X').contains("none of the tree"));
+    assert!(odd(0x88, b'X').contains("belong to the tree"));
     assert!(odd(0x2A8, b'X').contains("HEAP"));
     assert!(odd(0x430, b'X').contains("SNOD"));
     assert!(odd(0x2C8 + 8, b'x').contains("no data set 'records'"));

@@ -34,7 +34,7 @@ impl Received {
     }
 
     /// # Errors
-    /// `Run`: there is none of that number, or it was taken before.
+    /// `Run`: there is not one of that number, or it was taken before.
     pub fn take(&mut self, fd: Fd) -> Result<OwnedFd, Error> {
         let found = self.0.get_mut(fd.0 as usize).and_then(Option::take);
         found.ok_or_else(|| super::wire::broken(&format!("descriptor {} is missing or named twice", fd.0)))

@@ -100,7 +100,7 @@ const NQN: Parameter = text("nqn", &["-s"], "The subsystem's NVMe qualified name
 const NSID: Parameter = number("nsid", &["-n"], "The namespace's number.");
 const CTRL: Parameter = text("ctrl", &["ctrl_id", "-c"], "The controller's name.");
 const SOURCE: Parameter =
-    text("bdev_name", &["source", "-b"], "What it stands on: a source, as nvme+tcp://HOST:PORT/NQN.");
+    text("bdev_name", &["source", "-b"], "Source that backs it, e.g. nvme+tcp://HOST:PORT/NQN.");
 const RATE: Parameter = Parameter { kind: Kind::Size, ..text("rate", &[], "Bytes a second at most.") };
 const IOPS: Parameter = number("iops", &[], "I/O commands a second at most.");
 
@@ -124,7 +124,7 @@ pub const VERBS: &[Verb] = &[
         name: "nvme_subsystem_destroy",
         snap: true,
         help: "Remove a subsystem and its namespaces.",
-        parameters: &[needed(NQN), flag("force", "With its controllers, too, even those in use.")],
+        parameters: &[needed(NQN), flag("force", "Remove its controllers, too, even those in use.")],
         call: subsystem_destroy,
     },
     Verb {
@@ -197,8 +197,8 @@ pub const VERBS: &[Verb] = &[
                 &[],
                 "vfio-user (a PCI function for a VMM) or ublk (a block device). Default: vfio-user.",
             ),
-            text("socket", &[], "Of vfio-user: its path. Default: NAME.sock beside the RPC socket."),
-            number("device", &[], "Of ublk: n of /dev/ublkbN. Default: the lowest that is free."),
+            text("socket", &[], "vfio-user: path of its socket. Default: NAME.sock beside the RPC socket."),
+            number("device", &[], "ublk: N of /dev/ublkbN. Default: the lowest that is free."),
             number("num_queues", &["-n"], "I/O queue pairs, 1 to 1024. Default: 31."),
             number("queue_depth", &[], "Entries of a queue. Default: 1024, of ublk 64."),
             number(
@@ -206,9 +206,9 @@ pub const VERBS: &[Verb] = &[
                 &["-m"],
                 "Longest transfer: 4 KiB times two to the power of this, 1 to 10. Default: 8.",
             ),
-            flag("poll", "Look at doorbells without end: lowest latency, and a busy core."),
-            text("when_down", &[], "Of ublk: I/O while no gateway runs: wait or fail. Default: wait."),
-            flag("suspended", "Show it to nobody before nvme_controller_resume."),
+            flag("poll", "Poll doorbells continuously: lowest latency, at the cost of a core."),
+            text("when_down", &[], "ublk: what I/O does while no gateway runs: wait or fail. Default: wait."),
+            flag("suspended", "Keep it hidden until nvme_controller_resume."),
         ],
         call: controller_create,
     },
@@ -257,7 +257,11 @@ pub const VERBS: &[Verb] = &[
         help: "Stop taking commands from the host's queues, and wait until none is in flight.",
         parameters: &[
             needed(CTRL),
-            number("timeout_ms", &["-t"], "Where it takes longer, it goes on as before. Default: 10000."),
+            number(
+                "timeout_ms",
+                &["-t"],
+                "If it takes longer, the controller continues as before. Default: 10000.",
+            ),
         ],
         call: |control, given| {
             let timeout_ms = given.number("timeout_ms").unwrap_or(SUSPEND_MS).min(SUSPEND_MS_MAX);
@@ -293,7 +297,7 @@ pub const VERBS: &[Verb] = &[
         name: "emulation_function_list",
         snap: true,
         help: "List the PCI functions that hosts may find.",
-        parameters: &[flag("all", "Block devices of this machine, too.")],
+        parameters: &[flag("all", "Include block devices of this machine.")],
         call: |control, given| Ok(show::functions(&control.config(), &control.stats(), given.flag("all"))),
     },
     Verb {
@@ -326,8 +330,8 @@ pub const VERBS: &[Verb] = &[
         snap: false,
         help: "Hand everything over to another gateway; used by forebay snap --take-over.",
         parameters: &[
-            needed(text("socket", &[], "Where that one listens.")),
-            needed(number("format", &[], "Of the state that it reads.")),
+            needed(text("socket", &[], "Socket on which the other gateway listens.")),
+            needed(number("format", &[], "Format of the state that it reads.")),
         ],
         call: |control, given| {
             let format = given.number("format").unwrap_or(0);

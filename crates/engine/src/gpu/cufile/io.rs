@@ -176,7 +176,7 @@ impl StreamIo {
         let result = unsafe { std::ptr::read_volatile(&self.result) };
         if result == Self::UNTOLD {
             return Err(CuFileError::new(format!(
-                "{name}: the stream passed it, and it never said what it did"
+                "{name}: the stream passed it, and it never reported a result"
             )));
         }
         error::bytes(name, result, || None)

@@ -170,8 +170,8 @@ impl DataPath for Gds {
     fn brings_together(&self, job: &JobSpec) -> &'static str {
         match job.cufile {
             CuFileMode::Batch => "cuFile's batches",
-            CuFileMode::BatchStream => "stream calls of cuFile with one event behind them",
-            CuFileMode::Sync | CuFileMode::Stream => "a call of cuFile's for each I/O",
+            CuFileMode::BatchStream => "cuFile stream calls followed by one event",
+            CuFileMode::Sync | CuFileMode::Stream => "one cuFile call for each I/O",
         }
     }
 

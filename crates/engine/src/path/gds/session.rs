@@ -247,7 +247,7 @@ impl Session {
         if self.properties.direct.is_empty() {
             let p2pdma = match self.driver.uses_p2pdma() {
                 Some(false) => "PCI P2PDMA is off in cufile.json",
-                _ => "PCI P2PDMA isn't to be had",
+                _ => "PCI P2PDMA isn't available",
             };
             return format!("nvidia-fs {}: not loaded; {p2pdma}", self.properties.nvidia_fs);
         }
@@ -379,7 +379,7 @@ impl Session {
 }
 
 const NEXT_COMPAT: &str =
-    "forebay doctor SOURCE for what is in the way; --allow-compat to take it as it is; --path bounce";
+    "forebay doctor SOURCE for what is in the way; --allow-compat to accept it; --path bounce";
 
 fn no_driver(e: &CuFileError, allow_compat: bool) -> Error {
     let next = if allow_compat { "forebay doctor; --path bounce" } else { NEXT_COMPAT };

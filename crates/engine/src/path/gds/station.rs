@@ -126,7 +126,7 @@ fn batches(session: &Session, job: &JobSpec, depth: u32) -> Result<Vec<Body>, Er
     let pool = (!session.goes_direct()).then(|| staging_buffers(&session.driver().posix_slabs(), job));
     let (entries, threads) = bounded(most, depth, job.workers, pool).ok_or_else(|| {
         let found = format!(
-            "in compatibility mode cuFile stages I/Os of this size through {} buffers, fewer than workers, and a batch that lacks one waits for ever",
+            "in compatibility mode cuFile stages I/Os of this size through {} buffers, fewer than workers, and a batch that lacks one waits forever",
             pool.unwrap_or(0)
         );
         let next = "fewer --workers, --cufile sync, or a longer posix_pool_slab_count in cufile.json";

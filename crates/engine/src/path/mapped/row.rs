@@ -71,7 +71,7 @@ impl DataPath for Mapped {
             (
                 matches!(job.cache, Cache::Bypass | Cache::Drop),
                 "--path mapped without the page cache",
-                "what it copies is the page cache: every byte would go another way",
+                "it copies from the page cache: every byte would take another path",
                 "--cache allow or --cache warm; --path bounce for data on a drive",
             ),
         ];
@@ -110,7 +110,7 @@ impl DataPath for Mapped {
     }
 
     fn brings_together(&self, _: &JobSpec) -> &'static str {
-        "one launch of a kernel, which fetches them from where they lie"
+        "one kernel launch, which fetches them in place"
     }
 
     /// One or two threads keep the copy engine busy, with reads as long as the windows that are registered, and no longer

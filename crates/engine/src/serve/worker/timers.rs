@@ -81,9 +81,9 @@ impl Worker {
                 let late = |since: Instant| worker.now.saturating_duration_since(since) > patience;
                 if c.closing {
                 } else if sends && late(c.sent_at) {
-                    worker.break_off(c, "the host takes nothing of what is sent");
+                    worker.break_off(c, "the host doesn't receive what is sent");
                 } else if c.collecting > 0 && late(c.data_at) {
-                    worker.break_off(c, "the host sends no data that it announced");
+                    worker.break_off(c, "the host doesn't send the data that it announced");
                 } else if sends || c.collecting > 0 {
                     worker.want_sweep();
                 }

@@ -188,7 +188,9 @@ impl Tunnel {
         }
         let Some(outer) = &mut self.outer else { return Ok(Step::Over) };
         match receive(outer, buffer) {
-            Ok(Some(0)) => return Err("the peer closed the connection before hands were shaken".into()),
+            Ok(Some(0)) => {
+                return Err("the peer closed the connection before the handshake was complete".into())
+            }
             Ok(Some(bytes)) => {
                 self.session.feed(&buffer[..bytes]);
                 moved = true;

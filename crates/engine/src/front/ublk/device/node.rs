@@ -46,7 +46,7 @@ pub(crate) fn claim(
             let there = control::parameters(kernel, id).map_err(failed)?;
             control::may_follow(volume, &info, &there)?;
             control::begin_recovery(kernel, id).map_err(|errno| {
-                let found = format!("its last daemon is not gone from it: {}", text(errno));
+                let found = format!("its last daemon still holds it: {}", text(errno));
                 Error::run(
                     format!("recover {device}"),
                     found,
@@ -154,7 +154,7 @@ pub(super) fn check_unused(device: &Path) -> Result<(), Error> {
         Some(why) => Err(Error::request(
             format!("stop {}", device.display()),
             why,
-            format!("umount {} first; with force whoever uses it sees errors", device.display()),
+            format!("umount {} first; with force, its users see errors", device.display()),
         )),
         None => Ok(()),
     }
