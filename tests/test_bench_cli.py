@@ -17,7 +17,7 @@ import forebay.run
 import processes
 import pytest
 import watched
-from forebay import cli
+from forebay import cli, numbers
 from forebay.bench import plan, progress, summary
 from forebay.errors import MachineError, RunError
 from forebay.fio import FioJob
@@ -60,7 +60,7 @@ def test_the_summary_says_what_ran_how_fast_at_what_cost(bench, monkeypatch):
         "p99.9 2.50 ms",
         "0.400 cores (user 0.100, system 0.300) · 0.200 CPU-s/GiB",
         "not measured: no RAPL in /sys/class/powercap, no NVML",
-        "devices moved 4 GiB for 4 GiB asked (100 %)",
+        "devices moved 4 GiB for 4 GiB requested (100 %)",
         "measured for 2 s only → --duration 10",
     ):
         assert expected in done.out
@@ -357,7 +357,7 @@ def test_processor_time_that_no_meter_covered_is_said_and_shown_as_no_figure():
     [(0.5, "500 ns"), (12.34, "12.3 µs"), (4100, "4.10 ms"), (2.5e6, "2.50 s"), (0.0, "0 ns")],
 )
 def test_latency_reads_in_the_unit_that_fits(value, text):
-    assert summary.micros(value) == text
+    assert numbers.micros(value) == text
 
 
 def test_lines_fit_the_terminal():

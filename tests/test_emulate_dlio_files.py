@@ -172,7 +172,7 @@ def test_shuffling_is_off_by_either_spelling(tmp_path: Path) -> None:
 def test_keys_without_effect_are_told(tmp_path: Path, capsys: Any) -> None:
     read(tmp_path, UNET)
     told = capsys.readouterr().err
-    assert "of no effect on training: model.type, model.model_size, workflow.checkpoint" in told and "batch_size" not in told
+    assert "without effect on training: model.type, model.model_size, workflow.checkpoint" in told and "batch_size" not in told
 
 
 def test_a_shuffle_that_is_to_stay_the_same_is_said_not_to(tmp_path: Path, capsys: Any) -> None:
@@ -250,7 +250,7 @@ def test_a_file_that_only_makes_data_makes_them(capsys: Any, tmp_path: Path, mon
     file.write_text(DATAGEN)
     command = ("emulate", "datagen", "--dlio", file, "--data", tmp_path / "data", "--quiet")
     code, _, err = typed(capsys, *command)
-    assert code == 0 and "of no effect" in err and "subfolders" not in err
+    assert code == 0 and "without effect" in err and "subfolders" not in err
     assert (made[-1]["files"], made[-1]["subfolders"], made[-1]["format"]) == (12, 3, "npz")
     assert typed(capsys, *command, "--subfolders", 0, "--files", 5)[0] == 0
     assert (made[-1]["files"], made[-1]["subfolders"]) == (5, 0)

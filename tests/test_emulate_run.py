@@ -249,7 +249,7 @@ def test_closed_and_open_differ_where_the_rules_say(
     resnet = ("--workload", "resnet50", "--accelerator", "h100", "--data", folder, "--rules", "v2.0", "--cache", "bypass")
     assert "for unet3d alone [odirect]" in run(capsys, *resnet, "--closed")[2]
     what_if = ("--workload", "flux", "--accelerator", "b200", "--data", folder, "--closed")
-    assert "part of no division [workload]" in run(capsys, *what_if)[2]
+    assert "doesn't belong to any division [workload]" in run(capsys, *what_if)[2]
 
 
 def test_all_rules_that_are_broken_are_listed_at_once(capsys: Any, storage: FakeStorage, folder: Path) -> None:

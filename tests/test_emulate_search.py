@@ -241,7 +241,7 @@ def test_a_submissions_search_warms_up_as_its_rules_say(
     full = [r for r in found["runs"] if r["full"]]
     assert [r["warm_up"] for r in full] == [True] * warms + [False] * 5
     assert len({s["seed"] for s in fake.specs[-6:]}) == 6, "each has a seed of its own"
-    assert "in the mean of 5 full runs" in err and ("warm-up" in err) == warms
+    assert "on average over 5 full runs" in err and ("warm-up" in err) == warms
     # It is kept and found like the others, and belongs to the search.
     before = len(fake.specs)
     assert search(capsys, *words, "--results", tmp_path / "r")[0] == 0 and len(fake.specs) == before

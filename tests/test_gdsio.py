@@ -427,7 +427,7 @@ def test_a_verification_that_fails_is_exit_1(fake: Engine, tmp_path: Path, capsy
     fake.answer = record(result={"errors": {"verify_failed": 3}})
     code, out, err = gdsio(capsys, "-D", written(tmp_path / "d", 1, 1 << 20), *"-s 1M -x 1 -V".split())
     assert code == 1
-    assert out.startswith("IoType: READ") and "3 reads did not bring back" in err
+    assert out.startswith("IoType: READ") and "3 reads returned other content" in err
 
 
 def test_failed_ios_are_exit_4_and_shown(fake: Engine, tmp_path: Path, capsys: Capture) -> None:

@@ -19,8 +19,8 @@ from click.testing import CliRunner
 from forebay import flags
 from forebay.bench import summary
 from forebay.errors import MachineError, RequestError
+from forebay.numbers import significant, size
 from forebay.report import command, load, write_report
-from forebay.report.numbers import significant, size
 from forebay.report.runs import studies
 from report_records import point, record, sweep
 from whole_records import judged

@@ -221,7 +221,7 @@ def test_a_signal_ends_it_gracefully_with_0_and_totals(number):
         assert running.wait_for("stdout", "listening") == "listening on 127.0.0.1:4420, [::1]:4420"
         code, out, err = running.end(number)
     assert code == 0
-    assert "letting commands finish, for 10 s at most" in err and '"stopped"' in err
+    assert "waiting up to 10 s for commands to finish" in err and '"stopped"' in err
     assert out.startswith("served    0 B read, 0 B written in ")
 
 

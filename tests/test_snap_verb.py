@@ -137,7 +137,7 @@ def test_a_signal_ends_it_gracefully_with_0_and_totals(tmp_path, number):
         assert running.wait_for("stdout", "ready") == "ready: 1 controller · RPCs at /run/forebay/snap.sock"
         code, out, err = running.end(number)
     assert code == 0
-    assert "letting commands finish, for 10 s at most" in err and '"stopped"' in err
+    assert "waiting up to 10 s for commands to finish" in err and '"stopped"' in err
     assert out.startswith("moved     0 B read, 0 B written in ") and "0 B staged" in out
     assert "NVMeCtrl1: 1 host broke the protocol" in out
 

@@ -183,16 +183,16 @@ def complain(record: dict[str, Any]) -> None:
 
 def text(record: dict[str, Any]) -> str:
     """The record as a table: a line for each phase."""
-    from forebay import environment
+    from forebay import environment, numbers
     from forebay.bench import summary
 
     job = record["job"]
     lines = [f"{label:<10}{line}" for label, line in environment.card(record["environment"])]
-    where = summary.count(job.get("directories") or job["workers"], "directory").replace(
+    where = numbers.count(job.get("directories") or job["workers"], "directory").replace(
         "directorys", "directories"
     )
-    size, workers = summary.bytes_(job["file_bytes"]), summary.count(job["workers"], "worker")
-    lines.append(f"{'job':<10}{summary.count(job['files'], 'file')} of {size} in {where}, {workers}")
+    size, workers = numbers.bytes_(job["file_bytes"]), numbers.count(job["workers"], "worker")
+    lines.append(f"{'job':<10}{numbers.count(job['files'], 'file')} of {size} in {where}, {workers}")
     lines.append("")
     heads = ("phase", "files", "files/s", "GiB/s", "p50", "p99", "max", "CPU/file", "cores")
     lines.append(f"{heads[0]:<8}" + "".join(f"{h:>11}" for h in heads[1:]))
@@ -206,7 +206,7 @@ def text(record: dict[str, Any]) -> str:
 
 
 def _row(phase: dict[str, Any]) -> str:
-    from forebay.bench.summary import micros, significant
+    from forebay.numbers import micros, significant
 
     spread, cpu, rate = phase["latency_us"], phase["cpu"], phase["throughput_gib_s"]
     cells = (
@@ -225,7 +225,8 @@ def _row(phase: dict[str, Any]) -> str:
 
 def _storage(record: dict[str, Any], number: int, phase: dict[str, Any]) -> list[str]:
     """What the devices did beside what was asked, for the phases that move content."""
-    from forebay.bench.summary import bytes_, not_measured
+    from forebay.bench.summary import not_measured
+    from forebay.numbers import bytes_
 
     key = {"create": "device_written_bytes", "read": "device_read_bytes"}.get(phase["phase"])
     if key is None or not phase["bytes"]:

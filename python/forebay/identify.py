@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from forebay.bench.summary import bytes_, count
 from forebay.discover import TIMEOUT, waiting
 from forebay.errors import DONE
+from forebay.numbers import bytes_, count
 
 EXAMPLES = """\b
 Examples:

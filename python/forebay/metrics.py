@@ -128,14 +128,3 @@ METRICS: dict[str, Metric] = {
         ),
     )
 }
-
-
-def format_figure(value: float | None) -> str:
-    """Three to four significant digits, as a table shows them; a dash for what wasn't measured."""
-    if value is None:
-        return "–"
-    if value >= 10_000:
-        return f"{value:,.0f}"
-    if value >= 100:
-        return f"{value:.0f}"
-    return f"{value:.4g}" if value >= 0.001 else f"{value:.2e}"

@@ -69,24 +69,3 @@ def parse_percent(text: str | float, what: str = "percentage") -> float:
     if not math.isfinite(value):
         raise RequestError(f"{what} {text}", "is not a percentage", "a number, as 2%")
     return value
-
-
-def significant(value: float, digits: int = 3) -> str:
-    """3.1416 → 3.14, 0.01234 → 0.0123, 12345 → 12,345: so many digits, no exponent above 1e-12."""
-    if value == 0:
-        return "0"
-    magnitude = abs(value)
-    if magnitude >= 10 ** (digits - 1):
-        return f"{value:,.0f}"
-    for power in range(digits - 1, -12, -1):
-        if magnitude >= 10.0 ** (power - 1):
-            return f"{value:.{min(digits - power, 9)}f}"
-    return f"{value:.2g}"
-
-
-def show_micros(value: float) -> str:
-    """Microseconds in the unit that reads best: 0.5 → 500 ns, 1234 → 1.23 ms."""
-    for below, factor, unit in ((1.0, 1e3, "ns"), (1e3, 1.0, "µs"), (1e6, 1e-3, "ms")):
-        if value < below:
-            return f"{significant(value * factor)} {unit}"
-    return f"{significant(value / 1e6)} s"

@@ -15,7 +15,8 @@ from typing import Any, TextIO
 
 from forebay.bench import terminal
 from forebay.bench.progress import WORDS, time_left
-from forebay.bench.summary import count, micros, seconds, significant, sparkline
+from forebay.bench.summary import sparkline
+from forebay.numbers import count, micros, seconds, significant
 from forebay.units import GIB, format_bytes
 
 WIDTH_MIN, HEIGHT_MIN = 24, 6

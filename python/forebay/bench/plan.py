@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from forebay import flags
+from forebay import flags, numbers
 from forebay.bench import summary
-from forebay.bench.summary import LABEL, bytes_
+from forebay.bench.summary import LABEL
 from forebay.flags import engine_name
+from forebay.numbers import bytes_
 from forebay.units import format_bytes
 
 NOTHING = "nothing was changed (--dry-run)"
@@ -54,15 +55,15 @@ def _engine(job: dict[str, Any]) -> str:
 def length(job: dict[str, Any]) -> str:
     """How long a run would measure, how often."""
     if job.get("passes"):
-        measured = f"{summary.count(job['passes'], 'pass').replace('passs', 'passes')} over the data"
+        measured = f"{numbers.count(job['passes'], 'pass').replace('passs', 'passes')} over the data"
         if job.get("duration_s"):
-            measured += f", {summary.seconds(job['duration_s'])} at most"
+            measured += f", {numbers.seconds(job['duration_s'])} at most"
     elif job.get("limit_bytes") or job.get("limit_ios"):
         limits = [format_bytes(job["limit_bytes"])] if job.get("limit_bytes") else []
         limits += [f"{job['limit_ios']:,} I/Os"] if job.get("limit_ios") else []
         measured = f"{' or '.join(limits)} by each worker"
     else:
-        measured = summary.seconds(job.get("duration_s") or flags.duration_default_s())
+        measured = numbers.seconds(job.get("duration_s") or flags.duration_default_s())
     if job.get("until_steady"):
         measured += " or until steady"
     if job.get("until_ci_pct"):

@@ -7,7 +7,7 @@ import sys
 from typing import Any, TextIO
 
 from forebay.bench import terminal
-from forebay.bench.summary import micros, seconds, significant
+from forebay.numbers import micros, seconds, significant
 from forebay.units import GIB
 
 WORDS = {"prepare": "preparing", "warmup": "warming up", "measure": "measuring", "done": "done"}

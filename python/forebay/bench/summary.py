@@ -8,8 +8,8 @@ from typing import Any
 
 from forebay import environment
 from forebay.flags import engine_name
-from forebay.units import GIB, format_bytes, significant
-from forebay.units import show_micros as micros
+from forebay.numbers import bytes_, count, micros, seconds, significant
+from forebay.units import GIB, format_bytes
 
 BARS = "▁▂▃▄▅▆▇█"
 LABEL = 10
@@ -343,26 +343,3 @@ def not_measured(record: dict[str, Any], field: str, otherwise: str) -> str:
     reasons = reasons or [reason for key, reason in missing.items() if key.startswith(f"{field}.")]
     reasons = reasons or [reason for key, reason in missing.items() if field.startswith(f"{key}.")]
     return f"not measured: {'; '.join(dict.fromkeys(reasons)) or otherwise}"
-
-
-def seconds(value: float) -> str:
-    if value < 0.9995:
-        return micros(value * 1e6)
-    if value < 100:
-        return f"{value:.1f} s"
-    minutes, rest = divmod(round(value), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
-
-
-def bytes_(value: int) -> str:
-    """A size to three digits: `31.2 GiB`; exact where it is short (`64 KiB`)."""
-    for shift, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if value >= 1 << shift:
-            scaled = value / (1 << shift)
-            return f"{scaled:.0f} {unit}" if scaled == int(scaled) else f"{significant(scaled)} {unit}"
-    return f"{value} B"
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -22,7 +22,8 @@ from forebay.compare.subject import Subject
 from forebay.compare.verdict import judge
 from forebay.errors import ForebayError, MachineError, RunError
 from forebay.flags import counted
-from forebay.metrics import METRICS, Metric, format_figure
+from forebay.metrics import METRICS, Metric
+from forebay.numbers import figure
 from forebay.stages import Stages, format_duration
 from forebay.stats import Interval, Pair, bootstrap_interval, paired_ratio
 
@@ -201,7 +202,7 @@ def _line(done: list[PairRun], metric: Metric, limits: Limits, elapsed: float) -
     pair, ratio = done[-1].of(metric), ratio_of(done, metric)
     assert pair is not None
     order = "A B" if pair.a_first else "B A"
-    text = f"pair {len(done)} ({order})  A {format_figure(pair.a)}  B {format_figure(pair.b)} {metric.unit}"
+    text = f"pair {len(done)} ({order})  A {figure(pair.a)}  B {figure(pair.b)} {metric.unit}"
     if ratio.half_width_pct is None:
         return text
     left = max(limits.pairs_min - len(done), 0)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from forebay.metrics import METRICS, format_figure
+from forebay.metrics import METRICS
+from forebay.numbers import figure
 from forebay.table import table
 
 
@@ -18,7 +19,7 @@ def show_jobs(document: dict[str, Any]) -> str:
         a, b, ratio = document["a"]["medians"][name], document["b"]["medians"][name], document["ratios"][name]
         if a is None and b is None:
             continue
-        rows.append((f"{metric.title}, {metric.unit}", format_figure(a), format_figure(b), *_ratio(ratio)))
+        rows.append((f"{metric.title}, {metric.unit}", figure(a), figure(b), *_ratio(ratio)))
     lines += table(rows)
     for name in ("cpu", "power"):
         reason = document["a"]["missing"].get(name) or document["b"]["missing"].get(name)
@@ -72,7 +73,7 @@ def show_files(document: dict[str, Any]) -> str:
     rows = [("point", "A", "B", "A ÷ B", "", "runs", "")]
     for point in document["points"]:
         runs = f"{point['runs'][0]}/{point['runs'][1]}"
-        figures = (format_figure(point["a"]), format_figure(point["b"]))
+        figures = (figure(point["a"]), figure(point["b"]))
         rows.append((point["name"], *figures, *_ratio(point["ratio"]), runs, point["verdict"]))
     lines += table(rows)
     lines += [f"only in {side}: {name}" for side in "AB" for name in document["unmatched"][side.lower()]]

@@ -6,7 +6,7 @@ import sys
 from typing import Any, TextIO
 
 from forebay.bench import terminal
-from forebay.bench.summary import significant
+from forebay.numbers import significant
 from forebay.stages import format_duration
 
 BAR = 24

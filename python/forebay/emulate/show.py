@@ -7,7 +7,7 @@ from typing import Any
 
 from forebay import environment
 from forebay.bench import summary
-from forebay.bench.summary import bytes_, count, micros, seconds, significant
+from forebay.numbers import bytes_, count, micros, seconds, significant
 
 # Below this share of their time that the accelerators waited, they set the pace themselves.
 IDLE_PCT = 2.0

@@ -6,7 +6,7 @@ import textwrap
 from typing import Any
 
 from forebay.bench import summary
-from forebay.bench.summary import bytes_, count, micros, seconds, significant
+from forebay.numbers import bytes_, count, micros, seconds, significant
 
 INDENT = 10
 MODES = {"default": "", "subset": " (a subset)", "copies": " (more copies than the workload has)"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from forebay.numbers import figure
 from forebay.table import table
 from forebay.units import format_bytes
 
@@ -31,22 +32,19 @@ SIMULATED = (
 )
 
 
-def number(value: float) -> str:
-    return f"{value:,.0f}" if value == int(value) and abs(value) >= 1 else f"{value:,.4g}"
-
 
 def run(row: Mapping[str, Any]) -> str:
     rows: list[tuple[str, ...]] = [("", "", "80 % interval", "")]
     for key, name, unit in NAMES:
         if key in row:
-            rows.append((name, number(row[key]), f"{number(row[f'{key}_p10'])} to {number(row[f'{key}_p90'])}", unit))
+            rows.append((name, figure(row[key]), f"{figure(row[f'{key}_p10'])} to {figure(row[f'{key}_p90'])}", unit))
     lines = [*table(rows), "", f"bottleneck   {row['bottleneck']}"]
     lines.append("utilisation  " + " · ".join(f"{n} {100 * v:.0f} %" for n, v in row["utilisation"].items()))
     lines.append("1 % more of  " + " · ".join(f"{n}: {v:+.2f} %" for n, v in row["elasticity"].items()))
     if row["next"]:
         after = row["next"]
         gain = f"{100 * (after['gain'] - 1):+.0f} %"
-        gain += f" to {number(after['throughput_gib_s'])} GiB/s" if "throughput_gib_s" in after else ""
+        gain += f" to {figure(after['throughput_gib_s'])} GiB/s" if "throughput_gib_s" in after else ""
         lines.append(f"next         without {after['without']}: {gain}, then {after['limit'] or 'nothing that is modelled'}")
     lines.append("enough       " + " · ".join(_enough(k, v) for k, v in row["enough"].items()))
     lines += ["warning      " + text for text in row["warnings"]]
@@ -62,7 +60,7 @@ def _enough(key: str, value: int) -> str:
 def parameters(found: Sequence[Mapping[str, Any]]) -> list[str]:
     rows: list[tuple[str, ...]] = [("parameter", "value", "± sd", "source", "unit")]
     for p in found:
-        rows.append((p["name"], number(p["value"]), number(p["sd"]), p["source"], p["unit"]))
+        rows.append((p["name"], figure(p["value"]), figure(p["sd"]), p["source"], p["unit"]))
     return table(rows)
 
 
@@ -74,14 +72,14 @@ def recommend(document: Mapping[str, Any]) -> str:
     rows: list[tuple[str, ...]] = [head]
     for choice in document["choices"]:
         e = choice["estimate"]
-        interval = f"{number(e['p10'])} to {number(e['p90'])}"
-        cost = (number(choice["cost"]),) if priced else ()
-        rows.append((choice["drive"], str(choice["drives"]), *cost, number(e["value"]), interval, e["bottleneck"]))
+        interval = f"{figure(e['p10'])} to {figure(e['p90'])}"
+        cost = (figure(choice["cost"]),) if priced else ()
+        rows.append((choice["drive"], str(choice["drives"]), *cost, figure(e["value"]), interval, e["bottleneck"]))
     if len(rows) > 1:
         lines += table(rows)
     for choice in document["not_enough"]:
         e = choice["estimate"]
-        lines.append(f"not enough   {choice['drives']} × {choice['drive']}: {number(e['p10'])} at the low end; {e['bottleneck']}")
+        lines.append(f"not enough   {choice['drives']} × {choice['drive']}: {figure(e['p10'])} at the low end; {e['bottleneck']}")
     lines += [""] + [f"advice       {text}" for text in document["advice"]]
     lines += [f"left out     {text}" for text in document["left_out"]] + [f"warning      {text}" for text in document["warnings"]]
     return "\n".join(lines)
@@ -95,9 +93,9 @@ def whatif(axes: Sequence[str], points: Sequence[Mapping[str, Any]]) -> str:
     for point in points:
         cells = [str(point["query"][a]) for a in axes]
         for key, _, _ in given:
-            cells.append(f"{number(point[key])} ({number(point[f'{key}_p10'])} to {number(point[f'{key}_p90'])})")
+            cells.append(f"{figure(point[key])} ({figure(point[f'{key}_p10'])} to {figure(point[f'{key}_p90'])})")
         limit = point["bottleneck"] + ("; extrapolated" if point["warnings"] else "")
-        shown = [point[key] if isinstance(point[key], str) else number(point[key]) for key, _ in played]
+        shown = [point[key] if isinstance(point[key], str) else figure(point[key]) for key, _ in played]
         rows.append((*cells, limit, *shown))
     return "\n".join(table(rows))
 
@@ -108,7 +106,7 @@ def calibration(document: Mapping[str, Any]) -> str:
         lines.append("not determined by these runs: " + ", ".join(document["not_identified"]))
     after = document["next_measurement"]
     lines.append(
-        f"measure next: {number(after['io_size_kib'])} KiB with {number(after['workers'])} workers "
+        f"measure next: {figure(after['io_size_kib'])} KiB with {figure(after['workers'])} workers "
         f"(uncertain by {after['unsure_pct']:.0f} %)"
     )
     lines += [f"outlier      {text}" for text in document["outliers"]]

@@ -10,7 +10,8 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from forebay.report import latency, marks, numbers, timeline
+from forebay import numbers
+from forebay.report import latency, marks, timeline
 from forebay.report.marks import Chart, Row
 from forebay.report.runs import Run, Study, finite
 from forebay.report.tables import CPU_COST, THROUGHPUT
@@ -86,7 +87,7 @@ def _draw_bars(study: Study, rows: list[Row], unit: str) -> Any:
     import altair as alt
 
     shown = [
-        {**r, "label": numbers.count(r["value"]) if unit == "1/s" else numbers.rate(r["value"])}
+        {**r, "label": numbers.short(r["value"]) if unit == "1/s" else numbers.rate(r["value"])}
         for r in marks.visible(study, rows)
     ]
     base = alt.Chart(alt.Data(values=shown))

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from forebay.report import marks, numbers
+from forebay import numbers
+from forebay.report import marks
 from forebay.report.marks import Chart, Row
 from forebay.report.runs import finite
 from forebay.report.tables import Cell, Notes, Table, text
@@ -15,7 +16,7 @@ from forebay.report.tables import Cell, Notes, Table, text
 ROWS_MAX = 200
 METRICS: dict[str, tuple[str, str, Callable[[float], str]]] = {
     "throughput": ("Throughput", "GiB/s", numbers.rate),
-    "iops": ("I/Os per second", "1/s", numbers.count),
+    "iops": ("I/Os per second", "1/s", numbers.short),
     "latency_mean": ("Mean latency", "", numbers.micros),
     "latency_p99": ("p99 latency", "", numbers.micros),
     "cpu": ("CPU", "CPU-s/GiB", numbers.significant),

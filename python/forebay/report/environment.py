@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from forebay.report import numbers
+from forebay import numbers
 from forebay.report.runs import Run, finite
 
 # What changes from run to run without the machine being another.
@@ -102,7 +102,7 @@ def _counted(run: Run, name: str, noun: str) -> str:
 
 def _size(run: Run, path: str) -> str:
     value = run.number(path)
-    return numbers.about_bytes(value) if value else ""
+    return numbers.bytes_(value) if value else ""
 
 
 def _word(part: dict[str, Any], key: str) -> str:
@@ -112,7 +112,7 @@ def _word(part: dict[str, Any], key: str) -> str:
 
 def _bytes(part: dict[str, Any], key: str, form: str = "{}") -> str:
     value = finite(part.get(key))
-    return form.format(numbers.about_bytes(value)) if value else ""
+    return form.format(numbers.bytes_(value)) if value else ""
 
 
 def _gpu(gpu: dict[str, Any]) -> str:

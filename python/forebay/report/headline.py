@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from forebay.report import numbers
+from forebay import numbers
 from forebay.report.documents import Section
 from forebay.report.runs import Point, Stat, Study
 from forebay.report.tables import CPU_COST, THROUGHPUT
@@ -76,7 +76,7 @@ def _rate(point: Point) -> float:
 def _speed(point: Point) -> str:
     iops = point.stat("result.iops")
     if (point.runs[0].number("job.io_bytes") or 0) <= SMALL_BYTES and iops:
-        return f"{numbers.count(iops.value)} IOPS ({numbers.rate(_rate(point))} GiB/s)"
+        return f"{numbers.short(iops.value)} IOPS ({numbers.rate(_rate(point))} GiB/s)"
     return f"{numbers.rate(_rate(point))} GiB/s"
 
 
@@ -114,7 +114,7 @@ def figures(studies: list[Study]) -> list[Figure]:
     found = [
         _extreme(measured, "Highest throughput", THROUGHPUT, max, numbers.rate, "GiB/s"),
         _extreme(measured, "Least CPU", CPU_COST, min, numbers.significant, "CPU-s/GiB"),
-        _extreme(measured, "Most I/Os", "result.iops", max, numbers.count, "per second"),
+        _extreme(measured, "Most I/Os", "result.iops", max, numbers.short, "per second"),
         _extreme(measured, "Lowest p99", "result.latency_us.p99", min, numbers.micros, ""),
     ]
     return [f for f in found if f]

@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from forebay.report import marks, numbers
+from forebay import numbers
+from forebay.report import marks
 from forebay.report.marks import Chart, Row
 from forebay.report.runs import Point, Study
 from forebay.report.tables import THROUGHPUT

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from importlib import resources
 from typing import Any
 
-from forebay.report import numbers
+from forebay import numbers
 from forebay.report.runs import Study, finite
 from forebay.report.tables import Cell, Notes, Table, text
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from forebay import flags
-from forebay.report import numbers
+from forebay import flags, numbers
 from forebay.report.load import Entry
 
 # As the engine says it of a record that it reads (crates/model/src/record/read.rs).

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from forebay import numbers
 from forebay.flags import engine_name
-from forebay.report import numbers
 from forebay.report.runs import Point, Run, Stat, Study
 
 WIDE_SERIES_MAX = 3
@@ -199,7 +199,7 @@ def _latency(study: Study, notes: Notes) -> Table:
     for point in study.points:
         row = [
             *_places(study, point),
-            notes.cell(point.stat("result.iops"), numbers.count, point.reason("result.iops")),
+            notes.cell(point.stat("result.iops"), numbers.short, point.reason("result.iops")),
         ]
         for _, key in LATENCY:
             path = f"result.latency_us.{key}"
@@ -234,9 +234,9 @@ def _batches(study: Study, notes: Notes) -> Table | None:
         why = ALONE if ended is None else NONE_WHOLE
         row = [
             *_places(study, point),
-            notes.value(run.number("result.batch.ios"), numbers.count, ALONE),
-            notes.cell(point.stat("result.iops"), numbers.count, point.reason("result.iops")),
-            notes.value(ended, numbers.count, ALONE),
+            notes.value(run.number("result.batch.ios"), numbers.short, ALONE),
+            notes.cell(point.stat("result.iops"), numbers.short, point.reason("result.iops")),
+            notes.value(ended, numbers.short, ALONE),
         ]
         for _, key in LATENCY:
             stat = point.stat(f"result.batch.latency_us.{key}") if ended else None
@@ -347,9 +347,9 @@ def _ran_row(run: Run, notes: Notes) -> list[Cell]:
         _resident(run, notes),
         notes.missing(run.reason("cache.device_bytes"))
         if device is None or not asked
-        else Cell(numbers.ratio(device / asked), numbers.about_bytes(device)),
+        else Cell(numbers.ratio(device / asked), numbers.bytes_(device)),
         text(_way(run), run.text("path.destination") and f"to {run.text('path.destination')}"),
-        text(numbers.about_bytes(verified) if verified else "not asked"),
+        text(numbers.bytes_(verified) if verified else "not asked"),
     ]
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from forebay.report import marks, numbers
+from forebay import numbers
+from forebay.report import marks
 from forebay.report.documents import Section, command_line
 from forebay.report.load import Entry
 from forebay.report.marks import Chart, Row

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from forebay.bench.summary import bytes_, count, seconds, significant
+from forebay.numbers import bytes_, count, seconds, significant
 from forebay.units import GIB
 
 Stats = dict[str, Any]

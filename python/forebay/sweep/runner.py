@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from forebay import own_files
 from forebay.errors import BROKE, DONE, INTERRUPTED, ForebayError
-from forebay.metrics import METRICS, format_figure
+from forebay.metrics import METRICS
+from forebay.numbers import figure
 from forebay.stages import Stages, format_duration
 from forebay.sweep.plan import Plan
 from forebay.sweep.points import Point
@@ -125,7 +126,7 @@ def _told(line: dict[str, Any]) -> str:
         return f"failed: {line['error']['asked']}: {line['error']['found']}"
     result = line["record"]["result"]
     shown = [METRICS["throughput"], METRICS["iops"], METRICS["cpu"]]
-    return "  ".join(f"{format_figure(m.value(result))} {m.unit}" for m in shown)
+    return "  ".join(f"{figure(m.value(result))} {m.unit}" for m in shown)
 
 
 def _now() -> str:

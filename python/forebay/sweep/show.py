@@ -7,7 +7,8 @@ import statistics
 from typing import Any
 
 from forebay import own_files
-from forebay.metrics import METRICS, Metric, format_figure
+from forebay.metrics import METRICS, Metric
+from forebay.numbers import figure
 from forebay.stages import format_duration
 from forebay.stats import Interval, exp, mean_interval
 from forebay.sweep.plan import Plan
@@ -150,7 +151,7 @@ def show(document: dict[str, Any], plan: Plan) -> str:
     metrics = [METRICS[n] for n in SHOWN if any(row[n] is not None for row in document["points"])]
     rows = [("", "ran", *(f"{m.title}, {m.unit}" for m in metrics))]
     rows += [
-        (row["name"], "+".join(row["ran"]) or "–", *(format_figure(row[m.name]) for m in metrics))
+        (row["name"], "+".join(row["ran"]) or "–", *(figure(row[m.name]) for m in metrics))
         for row in document["points"]
     ]
     lines += table(rows)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from forebay import run as engine
-from forebay.metrics import format_figure
+from forebay.numbers import figure
 from forebay.table import table
 from forebay.tune.search import Search, Setting
 from forebay.units import format_bytes
@@ -128,8 +128,8 @@ def _curve(name: str, rows: list[dict[str, Any]], pick: dict[str, Any], peak: di
                 value,
                 f"{row['throughput_gib_s']:.3f}",
                 f"{100 * share:.0f} %",
-                format_figure(row["cpu_s_per_gib"]),
-                format_figure(row["watts"]),
+                figure(row["cpu_s_per_gib"]),
+                figure(row["watts"]),
                 bar,
             )
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from forebay.plan.show import number
+from forebay.numbers import figure
 from forebay.stages import format_duration
 from forebay.table import table
 
@@ -61,19 +61,19 @@ def _job(job: Mapping[str, Any]) -> list[tuple[str, ...]]:
     rows.append(_line("throughput", job["throughput_gib_s"], job["formula"]["throughput_gib_s"], "GiB/s"))
     hourly = job["per_hour"]
     if "steps" in hourly:
-        rows.append(("  steps", number(hourly["steps"]), "", "", "an hour"))
-        rows.append(("  samples", number(hourly["samples"]), "", "", "an hour"))
+        rows.append(("  steps", figure(hourly["steps"]), "", "", "an hour"))
+        rows.append(("  samples", figure(hourly["samples"]), "", "", "an hour"))
         step = job["step_us"]
         if step["mean"] is not None:
             rows.append(("  a step", f"{step['mean'] / 1e3:,.4g}", f"99 %: {step['p99'] / 1e3:,.4g}", "", "ms"))
         for name, share in job["time_pct"].items():
             rows.append((f"  {name}", f"{share:.1f}", "", "", "% of the time"))
         if job["stalled_s"]:
-            rows.append(("  stood still", number(job["stalled_s"]), "", "", "s"))
+            rows.append(("  stood still", figure(job["stalled_s"]), "", "", "s"))
     else:
-        rows.append(("  read", number(hourly["tib"]), "", "", "TiB an hour"))
+        rows.append(("  read", figure(hourly["tib"]), "", "", "TiB an hour"))
         if job["latency_us"] is not None:
-            rows.append(("  latency, mean", number(job["latency_us"]), "", "", "us"))
+            rows.append(("  latency, mean", figure(job["latency_us"]), "", "", "us"))
     return rows
 
 
@@ -83,12 +83,12 @@ def _checkpoint(job: Mapping[str, Any]) -> list[tuple[str, ...]]:
         name = "checkpoint_write_s" if done == "written" else "checkpoint_read_s"
         what = f"{job[done]} of {job['asked'][done]} {done}"
         if job[name] is None:
-            rows.append((f"  {what}", "", "", number(job["formula"][name]), "s"))
+            rows.append((f"  {what}", "", "", figure(job["formula"][name]), "s"))
         else:
             rows.append(_line(f"{what}, each", job[name], job["formula"][name], "s"))
-    return [*rows, ("  of", number(job["checkpoint_gib"]), "", "", "GiB")]
+    return [*rows, ("  of", figure(job["checkpoint_gib"]), "", "", "GiB")]
 
 
 def _line(name: str, found: Mapping[str, Any], formula: float, unit: str) -> tuple[str, ...]:
-    between = "" if found["p10"] is None else f"{number(found['p10'])} to {number(found['p90'])}"
-    return f"  {name}", number(found["value"]), between, number(formula), unit
+    between = "" if found["p10"] is None else f"{figure(found['p10'])} to {figure(found['p90'])}"
+    return f"  {name}", figure(found["value"]), between, figure(formula), unit
