@@ -380,7 +380,7 @@ def test_a_process_has_its_own_ranks_and_data():
 def test_unequal_hosts_are_refused():
     hosts.check_alike(["a", "b"], [spec(), spec(data=["/other"])])
     hosts.check_alike(["a", "a", "b", "b"], [spec()] * 4)
-    with pytest.raises(RequestError, match=r"hosts are unequal \(4 on a, 5 on b\)"):
+    with pytest.raises(RequestError, match=r"hosts differ \(4 on a, 5 on b\)"):
         hosts.check_alike(["a", "b"], [spec(), spec(accelerators=5)])
     with pytest.raises(RequestError, match=r"8 on a, 4 on b"):
         hosts.check_alike(["a", "a", "b"], [spec()] * 3)

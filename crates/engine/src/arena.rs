@@ -1,8 +1,7 @@
-//! Slots: the memory that I/Os read into and write from, allocated once per worker.
+//! Slots: the buffers that I/Os read into and write from, allocated once per worker.
 //!
-//! The physical layout matters more than the engine above it: a device's transfer
-//! is one descriptor per contiguous piece, so slots lie in huge pages where they
-//! can be had, and the arena says which pages it got.
+//! The physical layout matters more than the engine above it: a device needs one descriptor per physically contiguous
+//! piece of a transfer, so slots are in huge pages if these are available, and the arena reports which pages it got.
 
 #[cfg(debug_assertions)]
 mod freed;
@@ -25,17 +24,17 @@ const PIECE_BYTES_MAX: usize = 1 << 30;
 /// `piece` of memory that isn't registered with a ring.
 pub const UNREGISTERED: u16 = u16::MAX;
 
-/// A place in memory that a queue may write to.
+/// A location in memory that a queue may write to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mem {
-    /// Host memory; `piece` is the ring's registered buffer that it lies in.
+    /// Host memory; `piece` is the ring's registered buffer that contains it.
     Host { at: NonNull<u8>, piece: u16 },
     /// Memory of a GPU: a device address.
     Device { gpu: u32, at: u64 },
-    /// Host memory in several places: `count` pieces of a list that outlives the I/O, without the first `skip` bytes.
-    /// Made by `Mem::pieces`.
+    /// Scattered host memory: `count` pieces of a list that outlives the I/O, without the first `skip` bytes. Created
+    /// by `Mem::pieces`.
     Pieces { list: NonNull<Piece>, count: u16, skip: u32 },
-    /// No memory: for I/Os without payload, and for `nil:`.
+    /// No memory, for I/Os without payload and for `nil:`.
     None,
 }
 
@@ -46,7 +45,7 @@ const _: () = assert!(size_of::<Mem>() == 16);
 unsafe impl Send for Mem {}
 
 impl Mem {
-    /// The place `bytes` further on.
+    /// The location `bytes` further on.
     pub fn after(self, bytes: usize) -> Mem {
         match self {
             Mem::Host { at, piece } => Mem::Host {
@@ -60,7 +59,7 @@ impl Mem {
         }
     }
 
-    /// The host address, or null where there is none or there are several.
+    /// The host address; null if there is none or more than one.
     pub fn host_ptr(self) -> *mut u8 {
         match self {
             Mem::Host { at, .. } => at.as_ptr(),
@@ -69,7 +68,7 @@ impl Mem {
     }
 }
 
-/// Which pages an arena got.
+/// The kind of pages that an arena is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Got {
     Hugetlb,
@@ -98,7 +97,7 @@ pub struct Arena {
     slots_per_piece: usize,
     got: Got,
     registered: bool,
-    /// What it is a mapping of, where a device in another process reads and writes it.
+    /// The descriptor that it maps, if a device in another process reads and writes it.
     fd: Option<Arc<OwnedFd>>,
 }
 
@@ -106,17 +105,17 @@ pub struct Arena {
 unsafe impl Send for Arena {}
 
 impl Arena {
-    /// Slots are aligned to 4 KiB, and never straddle a registered piece.
+    /// Slots aligned to 4 KiB; none spans two registered pieces.
     pub fn new(count: usize, bytes_each: usize, pages: Pages) -> Result<Arena, Error> {
         Arena::of(count, bytes_each.max(1).next_multiple_of(SMALL), pages, false)
     }
 
-    /// Slots lie side by side whatever their length, for who wants no alignment.
+    /// Slots that are adjacent whatever their length, for callers that need no alignment.
     pub fn tight(count: usize, bytes_each: usize, pages: Pages) -> Result<Arena, Error> {
         Arena::of(count, bytes_each.max(1), pages, false)
     }
 
-    /// As `new`, in memory that can be mapped into an emulated device, too.
+    /// Like `new`, in memory that can also be mapped into an emulated device.
     pub fn shared(count: usize, bytes_each: usize, pages: Pages) -> Result<Arena, Error> {
         Arena::of(count, bytes_each.max(1).next_multiple_of(SMALL), pages, true)
     }
@@ -155,7 +154,7 @@ impl Arena {
         }
     }
 
-    /// A slot's bytes, for somebody who fills or looks at them: one that no I/O has.
+    /// The bytes of a slot that no I/O uses, to fill or examine them.
     pub fn slot_bytes_mut(&mut self, index: usize) -> &mut [u8] {
         assert!(index < self.count, "slot {index} of {}", self.count);
         // SAFETY: inside the mapping, which was touched when it was made; and nobody else writes there, since no I/O has
@@ -178,12 +177,12 @@ impl Arena {
         self.got
     }
 
-    /// What the whole of it is a mapping of, from the first byte on; None for memory that only this process has.
+    /// The descriptor that the whole arena maps, from its first byte on; None for private memory of this process.
     pub fn fd(&self) -> Option<&Arc<OwnedFd>> {
         self.fd.as_ref()
     }
 
-    /// From now on slots say which registered piece they lie in.
+    /// From now on slots name the registered piece that contains them.
     pub(crate) fn mark_registered(&mut self) {
         self.registered = true;
     }
@@ -193,14 +192,14 @@ impl Arena {
         (self.base, self.mapped_bytes)
     }
 
-    /// What the kernel locks where the pieces are registered: a huge page as a whole.
+    /// Bytes that the kernel locks when the pieces are registered: huge pages count as a whole.
     pub fn locked_bytes(&self) -> u64 {
         let used = self.count * self.slot_bytes;
         let unit = if self.got == Got::Small { SMALL } else { HUGE };
         used.next_multiple_of(unit) as u64
     }
 
-    /// What to register with the kernel, by piece.
+    /// The pieces to register with the kernel.
     pub fn pieces(&self) -> Vec<libc::iovec> {
         let piece_bytes = self.slots_per_piece * self.slot_bytes;
         let used = self.count * self.slot_bytes;
@@ -226,7 +225,7 @@ impl Drop for Arena {
     }
 }
 
-/// `bytes` (a multiple of the huge page) of the best pages that can be had.
+/// `bytes` (a multiple of the huge page size) in the best pages that are available.
 fn memory(bytes: usize, pages: Pages) -> std::io::Result<(NonNull<u8>, Got)> {
     if matches!(pages, Pages::Auto | Pages::Hugetlb) {
         match map(bytes, libc::MAP_HUGETLB | libc::MAP_POPULATE) {
@@ -264,7 +263,7 @@ fn shared_memory(bytes: usize, pages: Pages) -> std::io::Result<(NonNull<u8>, Go
     Ok((base, if small { Got::Small } else { collapsed(base, bytes) }, fd))
 }
 
-/// What lies in small pages is moved into huge ones, where the kernel (6.1 and newer) finds some. For memory with a
+/// Moves memory from small pages into huge ones if the kernel (6.1 and newer) finds some. For memory with a
 /// descriptor it does so on this call alone: `transparent_hugepage/shmem_enabled` is `never` as a rule.
 fn collapsed(base: NonNull<u8>, bytes: usize) -> Got {
     match huge_share(base, bytes) {
@@ -277,7 +276,7 @@ fn collapsed(base: NonNull<u8>, bytes: usize) -> Got {
     }
 }
 
-/// Memory with a descriptor, whose size nobody can change: a mapping of it never faults.
+/// Memory with a descriptor whose size can't be changed, so that a mapping of it never faults.
 pub(crate) fn sealed_memfd(bytes: usize, huge: bool) -> std::io::Result<OwnedFd> {
     let kind = if huge { MemfdFlags::HUGETLB } else { MemfdFlags::empty() };
     let fd = rustix::fs::memfd_create("forebay", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | kind)?;
@@ -320,7 +319,7 @@ fn map(bytes: usize, flags: i32) -> std::io::Result<NonNull<u8>> {
     Ok(NonNull::new(at.cast()).expect("mmap gave an address"))
 }
 
-/// A mapping that begins on a huge-page boundary; what sticks out is given back.
+/// A mapping that begins on a huge-page boundary; the excess at both ends is unmapped.
 fn map_aligned(bytes: usize) -> std::io::Result<NonNull<u8>> {
     let base = map(bytes + HUGE, 0)?;
     let lead = base.as_ptr().align_offset(HUGE);
@@ -361,7 +360,7 @@ fn touch(base: NonNull<u8>, bytes: usize) {
     }
 }
 
-/// How much of the mapping lies in transparent huge pages, asked of the kernel.
+/// Number of bytes of the mapping in transparent huge pages, according to the kernel.
 fn huge_share(base: NonNull<u8>, bytes: usize) -> Got {
     let (from, to) = (base.as_ptr() as usize, base.as_ptr() as usize + bytes);
     let mappings = mappings_now();
@@ -373,15 +372,15 @@ fn huge_share(base: NonNull<u8>, bytes: usize) -> Got {
     }
 }
 
-/// A mapping of this process, and how much of it lies in huge pages.
+/// A mapping of this process and the number of its bytes in huge pages.
 struct Mapping {
     start: usize,
     end: usize,
     huge_bytes: usize,
 }
 
-/// The process's mappings as they were at some moment after this call. Workers that ask at once share an answer: the
-/// kernel walks all of a process's memory for each, and thousands of workers would wait for minutes.
+/// The process's mappings at some moment after this call. Concurrent callers share one answer: the kernel walks all
+/// memory of the process for each query, and thousands of workers would wait for minutes.
 fn mappings_now() -> Arc<Vec<Mapping>> {
     static LAST: Mutex<Option<(Instant, Arc<Vec<Mapping>>)>> = Mutex::new(None);
     let asked = Instant::now();

@@ -1,4 +1,4 @@
-//! Moves bytes between storage, memory and GPUs, and measures what that took.
+//! Moves bytes between storage, memory and GPUs, and measures the time, CPU and energy that this takes.
 
 pub mod arena;
 pub mod auth;

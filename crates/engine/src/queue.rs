@@ -1,7 +1,6 @@
-//! The one seam that everything that moves bytes stands behind: a `Queue` takes
-//! I/Os, starts them, and gives them back done. It never blocks; only the
-//! worker's `Reactor` waits. A composite queue (a stripe, a bounce, a fault
-//! injector) takes all of an I/O or none of it.
+//! The interface that everything that moves bytes implements: a `Queue` accepts I/Os, starts them, and returns them
+//! when they have completed. It never blocks; only the worker's `Reactor` waits. A composite queue (a stripe, a
+//! bounce, a fault injector) accepts all of an I/O or none of it.
 
 use crate::arena::Mem;
 use crate::reactor::Reactor;
@@ -23,15 +22,15 @@ pub enum Op {
 /// One request. `offset` and `len` count bytes of the queue's address space.
 #[derive(Clone, Copy, Debug)]
 pub struct Io {
-    /// The caller's identifier for it; unique among those in flight, below the queue's depth.
+    /// The caller's identifier; unique among the I/Os in flight and less than the queue's depth.
     pub tag: u32,
     pub op: Op,
     pub offset: u64,
     pub len: u32,
-    /// Where the payload goes to or comes from; at least `len` bytes, and for a read that ends with the data,
-    /// `len` rounded up to the alignment. Unused by Flush, WriteZeroes, Deallocate. It may be scattered
-    /// (`Mem::pieces`): then each piece begins at a multiple of `mem_align` and is a multiple of `align` long, and a
-    /// source moves bytes straight to and from the pieces; what it can't take so it fails with a note.
+    /// Destination or origin of the payload: at least `len` bytes, and for a read up to the end of the data, `len`
+    /// rounded up to the alignment. Unused by Flush, WriteZeroes, Deallocate. It may be scattered (`Mem::pieces`):
+    /// then each piece begins at a multiple of `mem_align`, its length is a multiple of `align`, and a source moves
+    /// bytes directly to and from the pieces; a source that doesn't support that fails the I/O with a note.
     pub mem: Mem,
 }
 
@@ -48,7 +47,7 @@ pub enum Via {
     Compat,
     /// Through memory that a CPU copied from (page cache, bounce buffer).
     Staged,
-    /// Copied once, from a mapping of the page cache.
+    /// Copied once, by the GPU, from a mapping of the page cache.
     Mapped,
     /// Copied once, by the kernel, between a socket and its destination.
     Fabric,
@@ -113,14 +112,14 @@ impl std::fmt::Display for Fault {
 #[derive(Clone, Debug)]
 pub struct Done {
     pub tag: u32,
-    /// Bytes moved; fewer than asked for is a short transfer, 0 for a read is the end of the data.
+    /// Bytes moved; fewer than requested is a short transfer, 0 for a read is the end of the data.
     pub result: Result<u32, Fault>,
     pub via: Via,
     /// Nanoseconds in the second stage (the copy of `bounce`); 0 elsewhere.
     pub copy_ns: u32,
 }
 
-/// What a queue accepts.
+/// Limits of the I/Os that a queue accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Bytes that can be addressed.
@@ -138,25 +137,26 @@ pub struct Geometry {
 /// A submission queue over an address space, owned by one worker.
 ///
 /// The contract, which `tests/contract.rs` checks for every implementation:
-/// - `push` either takes the whole I/O or returns it in `Full`. It starts nothing that the caller could see.
-/// - `submit` starts what was pushed. It may finish I/Os that need no waiting.
-/// - Every I/O taken is reaped exactly once, in any order, whatever happens to the device.
-/// - Until it is reaped its memory belongs to the queue.
+/// - `push` either accepts the whole I/O or returns it in `Full`. It has no other effect that the caller could observe.
+/// - `submit` starts the pushed I/Os. It may complete those that don't have to wait.
+/// - Every accepted I/O is reaped exactly once, in any order, whatever happens to the device.
+/// - Until an I/O is reaped, its memory belongs to the queue.
 /// - None of the calls blocks on the device.
 pub trait Queue {
     fn geometry(&self) -> Geometry;
 
-    /// I/Os that were pushed and not yet reaped.
+    /// Number of I/Os that were pushed and not yet reaped.
     fn in_flight(&self) -> u32;
 
-    /// False if it is known that an I/O would be returned as `Full`, so that the caller needn't prepare one.
+    /// False if an I/O would certainly be returned as `Full`, so that the caller needn't prepare one.
     fn takes_more(&self) -> bool {
         true
     }
 
-    /// Where these bytes lie in memory already, for somebody who only reads them, as long as the queue is there:
-    /// a read into that place moves nothing. The kernel may read there, nobody else: should the file be cut short
-    /// meanwhile, it is told EFAULT, others die of SIGBUS. None: a read needs memory of its own.
+    /// Address of these bytes if they are in memory already, for a caller that only reads them; valid as long as the
+    /// queue exists. A read into that address moves nothing. Only the kernel may read there: if the file is truncated
+    /// in the meantime, the kernel returns EFAULT, whereas a user-space read dies of SIGBUS. None: a read needs
+    /// memory of its own.
     fn lend(&mut self, _offset: u64, _len: u32) -> Option<Mem> {
         None
     }
@@ -165,23 +165,24 @@ pub trait Queue {
 
     fn submit(&mut self, reactor: &mut Reactor);
 
-    /// Appends what is done. Call after `Reactor::wait`, or at any time for what finished inline.
+    /// Appends completed I/Os. Call it after `Reactor::wait`, or at any time for I/Os that completed inline.
     fn reap(&mut self, reactor: &mut Reactor, done: &mut Vec<Done>);
 
-    /// Asks the device to give up on an I/O. It is still reaped, as done or with ECANCELED, when the
-    /// device has let go of its memory.
+    /// Asks the device to cancel an I/O. It is still reaped, as completed or with ECANCELED, once the device has
+    /// released its memory.
     fn abandon(&mut self, tag: u32, reactor: &mut Reactor);
 
-    /// When the queue next has something to reap though nothing external will wake the reactor.
+    /// The next time at which the queue has something to reap although no external event will wake the reactor.
     fn next_due(&self) -> Option<Instant> {
         None
     }
 
-    /// Several I/Os come with one completion of the ring: a wait for more than one would wait for nothing.
+    /// One completion of the ring can complete several I/Os, so the reactor mustn't wait for more than one
+    /// completion.
     fn wakes_at_first(&self) -> bool {
         false
     }
 
-    /// Called last, with nothing in flight: takes back what the ring still holds. It may wait a moment.
+    /// Called last, with nothing in flight: takes back everything that the ring still holds. It may wait briefly.
     fn close(&mut self, _reactor: &mut Reactor) {}
 }

@@ -1,9 +1,8 @@
-//! The only thing that waits: one ring for a worker's files and sockets, timers,
-//! and a wake descriptor for threads whose completions don't come through it.
+//! The only place that waits: one ring for a worker's files and sockets, timers, and an eventfd for threads whose
+//! completions don't come through the ring.
 //!
-//! Each queue takes a token; what completes for a token gathers in its inbox
-//! until the queue reaps. Where io_uring is forbidden the reactor waits in
-//! poll(2), and queues that need a ring say so when they open.
+//! Each queue has a token; completions for a token collect in its inbox until the queue reaps them. If io_uring is
+//! forbidden, the reactor waits in poll(2), and queues that need a ring report this when they are opened.
 
 pub mod memlock;
 mod ring;
@@ -29,7 +28,7 @@ use trust::Trust;
 const ENTRIES_MAX: u32 = 4096;
 /// The kernel holds back (plugs) what is submitted in one call, to merge it, from the third on.
 const UNPLUGGED: u32 = 2;
-/// Places in the table of registered files.
+/// Entries in the table of registered files.
 const FILES_MAX: u32 = 1024;
 /// user_data of what isn't a queue's; tokens stay below.
 const WAKE: u64 = u64::MAX;
@@ -39,12 +38,12 @@ const SOON: u64 = 1 << 63;
 /// How long a wait counts on it at most. Beyond the kernel's next tick: an earlier timer has to be programmed into the
 /// processor and taken back, for each wait, and on a virtual machine each costs as much as the wait's own work.
 const SOON_US: u32 = 10_000;
-/// A wait on a ring that the kernel refuses to enter: nothing comes, and nobody is to spin over it.
+/// Length of a wait on a ring that the kernel refuses to enter: nothing completes, and callers must not spin.
 const REFUSED: Duration = Duration::from_millis(10);
 
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RingOptions {
-    /// I/Os in flight on all queues together.
+    /// I/Os in flight on all queues.
     pub depth: u32,
     pub sqpoll: bool,
     pub iopoll: bool,
@@ -62,7 +61,7 @@ pub struct Completion {
     pub flags: u32,
 }
 
-/// What completed for one token and wasn't taken yet.
+/// Completions of one token that haven't been taken yet.
 #[derive(Default)]
 struct Inbox {
     completions: Vec<Completion>,
@@ -70,15 +69,15 @@ struct Inbox {
     waited_for: u32,
 }
 
-/// Memory that another process writes: what comes there ends a wait, with no completion of the ring.
+/// Memory that another process writes to: a change there ends a wait without a completion of the ring.
 pub trait Glance: Send + Sync {
-    /// Something is there. Called again and again while a wait spins, so it is a look and nothing more.
+    /// Whether something has arrived. Called repeatedly while a wait spins, so it must be cheap.
     fn is_ready(&self) -> bool;
-    /// Nothing will come any more.
+    /// Whether nothing will arrive any more.
     fn is_closed(&self) -> bool;
 }
 
-/// Looks at memory between two calls of the kernel, while a wait spins.
+/// Polls memory between two system calls, while a wait spins.
 const GLANCES: u32 = 32;
 
 /// Wakes a reactor from another thread.
@@ -115,7 +114,7 @@ const _: () = assert!(std::mem::size_of::<GetEventsArg>() == 24);
 pub struct Reactor {
     ring: Option<Ring>,
     inboxes: Vec<Inbox>,
-    /// Completions that lie in inboxes and are worth a wait.
+    /// Completions in inboxes that can end a wait.
     gathered: u32,
     waker: Option<Arc<Waker>>,
     features: Vec<&'static str>,
@@ -124,7 +123,7 @@ pub struct Reactor {
 }
 
 impl Reactor {
-    /// A reactor without a ring: for queues that finish inline or on threads.
+    /// A reactor without a ring, for queues that complete inline or on threads.
     pub fn without_ring() -> Reactor {
         Reactor {
             ring: None,
@@ -137,7 +136,7 @@ impl Reactor {
         }
     }
 
-    /// A reactor over a ring. Must be made by the thread that uses it.
+    /// A reactor over a ring. Must be created by the thread that uses it.
     ///
     /// Errors are the kernel's: EPERM or ENOSYS where io_uring is forbidden.
     pub fn with_ring(options: RingOptions) -> std::io::Result<Reactor> {
@@ -176,13 +175,13 @@ impl Reactor {
         self.ring.is_some()
     }
 
-    /// Why the kernel takes no calls for the ring any more, as of a filter of system calls that was loaded meanwhile.
+    /// Why the kernel refuses system calls for the ring, e.g. because a seccomp filter was loaded during the run.
     /// What was pushed and isn't back by then may still write to its memory, and never completes.
     pub fn refused(&self) -> Option<std::io::Error> {
         self.ring.as_ref()?.refused.map(std::io::Error::from_raw_os_error)
     }
 
-    /// Kernel features that are in force, for the record.
+    /// Kernel features in use, for the record.
     pub fn features(&self) -> &[&'static str] {
         &self.features
     }
@@ -202,7 +201,7 @@ impl Reactor {
         Ok(())
     }
 
-    /// A place in the ring's table of files. None: the table is full or refused, use the descriptor.
+    /// An entry in the ring's table of registered files. None: the table is full or refused; use the descriptor.
     pub fn register_file(&mut self, file: &Arc<File>) -> Option<u32> {
         let ring = self.ring.as_mut()?;
         let free = ring.files.iter().position(Option::is_none);
@@ -231,13 +230,13 @@ impl Reactor {
         }
     }
 
-    /// Takes part: what completes under the token gathers for `take`.
+    /// Registers a token: its completions collect for `take`.
     pub fn token(&mut self) -> u32 {
         self.inboxes.push(Inbox::default());
         (self.inboxes.len() - 1) as u32
     }
 
-    /// Queues a submission. Nothing starts before `flush` or `wait`.
+    /// Queues a submission, which starts at the next `flush` or `wait`.
     ///
     /// # Safety
     /// What the entry points to must live until its completion was taken.
@@ -297,7 +296,7 @@ impl Reactor {
         unsafe { self.push(token, tag, entry) };
     }
 
-    /// Asks the kernel to give up on one submission; its completion still comes.
+    /// Asks the kernel to cancel one submission; its completion still arrives.
     pub fn cancel(&mut self, token: u32, tag: u32) {
         self.cancel_named(user_data(token, tag));
     }
@@ -315,7 +314,7 @@ impl Reactor {
         }
     }
 
-    /// Starts what was pushed and collects what is done, without waiting.
+    /// Submits pushed entries and collects completions, without waiting.
     pub fn flush(&mut self) {
         if let Some(ring) = self.ring.as_mut() {
             ring.enter(0, Some(clock::now()), 0);
@@ -323,7 +322,7 @@ impl Reactor {
         }
     }
 
-    /// Starts what was pushed; no call of the kernel where nothing was.
+    /// Submits pushed entries; makes no system call if there are none.
     pub fn submit(&mut self) {
         if let Some(ring) = self.ring.as_mut() {
             if !ring.uring.submission().is_empty() {
@@ -332,7 +331,7 @@ impl Reactor {
         }
     }
 
-    /// A descriptor through which threads can end a `wait`.
+    /// A descriptor with which other threads can end a `wait`.
     pub fn waker(&mut self) -> Result<Arc<Waker>, Error> {
         if let Some(waker) = &self.waker {
             return Ok(waker.clone());
@@ -348,8 +347,8 @@ impl Reactor {
         Ok(self.waker.insert(Arc::new(Waker(unsafe { OwnedFd::from_raw_fd(fd) }))).clone())
     }
 
-    /// Starts what was pushed, and waits until `at_least` completions gathered, a waker called, or `until`.
-    /// With `batch`, once that time has passed a single completion is enough.
+    /// Submits pushed entries and waits for `at_least` completions, a waker, or `until`. With `batch`, a single
+    /// completion is enough once that time has passed.
     pub fn wait(&mut self, at_least: u32, until: Instant, batch: Duration) {
         self.gather();
         // Its call may have been collected by `flush` or `take`, after the caller looked at what it is woken for.
@@ -383,8 +382,8 @@ impl Reactor {
         self.ring.as_mut().is_some_and(|ring| std::mem::take(&mut ring.woken))
     }
 
-    /// From now on `wait` looks for this long before it sleeps: a wake-up costs several microseconds, on virtual
-    /// machines tens. The longest that was asked for counts.
+    /// From now on `wait` polls for this long before it sleeps: a wake-up costs several microseconds, on virtual
+    /// machines tens. The longest requested time applies.
     pub fn spin(&mut self, at_most: Duration) {
         self.spin = self.spin.max(at_most);
     }
@@ -409,7 +408,7 @@ impl Reactor {
         self.ring.as_ref().is_some_and(|ring| ring.woken)
     }
 
-    /// From now on `wait` looks at this, too, before it sleeps, until it is closed.
+    /// From now on `wait` also polls this memory before it sleeps, until it is closed.
     pub fn look_at(&mut self, glance: Arc<dyn Glance>) {
         self.glances.retain(|glance| !glance.is_closed());
         self.glances.push(glance);
@@ -428,7 +427,7 @@ impl Reactor {
         !self.glances.is_empty() && (0..GLANCES).any(look)
     }
 
-    /// Moves what completed for `token` out of its inbox.
+    /// Moves the completions of `token` out of its inbox.
     pub fn take(&mut self, token: u32, into: &mut Vec<Completion>) {
         self.gather();
         let inbox = &mut self.inboxes[token as usize];

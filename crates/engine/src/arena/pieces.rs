@@ -1,13 +1,12 @@
-//! Scattered payload: one I/O's bytes in many stretches of host memory, in order,
-//! as a requester's PRP list names them.
+//! Scattered payload: the bytes of one I/O in several ranges of host memory, in order, as in a requester's PRP list.
 //!
-//! The list belongs to whoever pushed the I/O, and stays where it is and as it is
-//! until the I/O was reaped; so `Mem` stays as small and as copyable as ever.
+//! The list belongs to the caller that pushed the I/O, and must be neither moved nor changed until the I/O has been
+//! reaped. So `Mem` remains small and `Copy`.
 
 use super::{Mem, UNREGISTERED};
 use std::ptr::NonNull;
 
-/// One stretch of host memory.
+/// One range of host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     pub at: NonNull<u8>,
@@ -24,8 +23,8 @@ impl Piece {
     }
 }
 
-/// A list that is filled again for each I/O: pieces that lie side by side become one. It must not be touched between
-/// the push of an I/O that uses it and its reaping.
+/// A list that is refilled for each I/O; adjacent pieces are merged. It must not be changed between the push of an
+/// I/O that uses it and its reaping.
 #[derive(Debug, Default)]
 pub struct PieceList(Vec<Piece>);
 
@@ -38,7 +37,7 @@ impl PieceList {
         self.0.clear();
     }
 
-    /// Adds a stretch behind what is there; one of no length adds nothing.
+    /// Appends a range; an empty one adds nothing.
     pub fn push(&mut self, piece: Piece) {
         match self.0.last_mut() {
             _ if piece.len == 0 => {}
@@ -74,7 +73,7 @@ impl Mem {
         }
     }
 
-    /// It lies in several places, as far as this shows without looking at the list.
+    /// Whether the memory is scattered, as far as can be told without reading the list.
     pub fn is_scattered(self) -> bool {
         matches!(self, Mem::Pieces { .. })
     }
@@ -99,8 +98,8 @@ impl Mem {
         }
     }
 
-    /// Where the next `len` bytes lie in host memory, in order. It ends early where the memory does; there is nothing
-    /// where there is no host memory.
+    /// The ranges of host memory that hold the next `len` bytes, in order. It ends early if the memory does, and is
+    /// empty if there is no host memory.
     pub fn each(self, len: usize) -> Each {
         let (here, list, count) = match self {
             Mem::Host { at, .. } => (Piece { at, len: usize::MAX }, NonNull::dangling(), 0),
@@ -143,7 +142,7 @@ pub(super) fn after(list: NonNull<Piece>, count: u16, skip: u32, bytes: usize) -
     Mem::Pieces { list, count: 0, skip: 0 }
 }
 
-/// The stretches of `Mem::each`.
+/// The ranges that `Mem::each` returns.
 #[derive(Clone, Debug)]
 pub struct Each {
     /// What is left of the piece that comes next.

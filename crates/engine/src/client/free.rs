@@ -1,11 +1,11 @@
-//! The slots of a worker that no I/O has.
+//! A worker's free slots.
 
 use std::collections::VecDeque;
 
 /// Tags of free slots.
 ///
-/// Into host memory the slot that was free last goes first: its bytes are still in the processor's cache. Into a
-/// GPU they take turns, so that I/Os which start together lie side by side at both ends, and travel as one copy.
+/// For host memory, the slot freed last is used first, because its bytes are still in the CPU cache. For a GPU, slots
+/// are used in turn, so that I/Os that start together are adjacent at both ends and are transferred by one copy.
 pub struct FreeSlots {
     tags: VecDeque<u32>,
     in_turn: bool,

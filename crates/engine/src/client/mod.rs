@@ -1,9 +1,9 @@
-//! Drives queues for whoever has I/Os to make: keeps what a full queue gave back, goes on where a transfer was short,
-//! repeats what the system asked to have repeated, gives up what takes too long, and drains. `bench`, checkpoints, the
-//! emulator, targets and gateways all use it; what an I/O is for travels with it as its owner, `O`.
+//! Drives queues on behalf of callers that issue I/Os: keeps I/Os that a full queue returned, continues short
+//! transfers, retries on EINTR and EAGAIN, cancels I/Os that take too long, and drains. `bench`, checkpoints, the
+//! emulator, targets and gateways all use it; the caller's data for an I/O travels with it as its owner, `O`.
 //!
-//! An I/O has a tag, and its slot of memory, from `begin` until `release`. Between the two it is the caller's (`begin`, and
-//! again once it is over) or the client's (`push` until `settle` says that it is over).
+//! An I/O has a tag, and its slot of memory, from `begin` until `release`. In between it belongs to the caller (after
+//! `begin`, and again once it is over) or to the client (from `push` until `settle` reports that it is over).
 
 mod free;
 mod overdue;
@@ -17,17 +17,17 @@ use crate::queue::{Done, Fault, Full, Io, Op, Queue, Via};
 use crate::reactor::Reactor;
 use std::time::{Duration, Instant};
 
-/// How long an I/O that was given up may take to come back before its memory is left to the kernel.
+/// Time that a cancelled I/O may take to complete before its memory is abandoned to the kernel.
 pub const GRACE: Duration = Duration::from_secs(2);
 
-/// What is asked for.
+/// A requested I/O.
 #[derive(Clone, Copy, Debug)]
 pub struct Order<O> {
-    /// By its number, as `add` gave it.
+    /// Number of the queue, as returned by `add`.
     pub queue: u32,
     pub op: Op,
     pub offset: u64,
-    /// Bytes asked for, and how many of them suffice: a file may end inside its last block.
+    /// Bytes requested, and how many of them suffice: a file may end within its last block.
     pub len: u32,
     pub want: u32,
     pub owner: O,
@@ -44,11 +44,11 @@ enum State {
     /// No queue had room for it, or what a short one left is to go on.
     Again,
     Pushed,
-    /// Given up, and not back: its memory may still be written to.
+    /// Cancelled and not completed: its memory may still be written to.
     Lost,
 }
 
-/// An I/O, whole or what a short transfer left of it.
+/// An I/O, or the rest of it after a short transfer.
 #[derive(Clone, Copy, Debug)]
 pub struct Ticket<O> {
     pub order: Order<O>,
@@ -62,7 +62,7 @@ pub struct Ticket<O> {
 }
 
 impl<O> Ticket<O> {
-    /// It was given up before it was over.
+    /// It was cancelled before it was over.
     pub fn is_abandoned(&self) -> bool {
         self.abandoned
     }
@@ -71,12 +71,12 @@ impl<O> Ticket<O> {
 /// How an I/O ended.
 #[derive(Debug)]
 pub enum End {
-    /// All that was wanted was moved.
+    /// Everything requested was moved.
     Whole,
     /// The data ended before it.
     Early,
     Failed(Fault),
-    /// It came back without all its bytes, after it was given up.
+    /// It completed after it was cancelled, without all its bytes.
     GivenUp(Fault),
 }
 
@@ -89,24 +89,24 @@ pub struct Over {
     pub copy_ns: u32,
 }
 
-/// What became of an I/O that took too long.
+/// The outcome of an I/O that took too long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Late {
-    /// Its queue was asked to give up on it.
+    /// Its queue was asked to cancel it.
     TimedOut,
     /// No queue had it: its tag is the caller's.
     NeverTaken,
-    /// It didn't come back. Its memory is the kernel's, and its tag nobody's, until it does.
+    /// It didn't complete. Until it does, its memory belongs to the kernel and its tag is unused.
     Lost,
 }
 
-/// What is done about I/Os that can't be carried out for the moment.
+/// How to handle I/Os that can't be executed for the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
-    /// They are tried again until they are given up.
+    /// They are retried until their time-out.
     UntilGivenUp,
-    /// They fail, for somebody further away to try again: interrupted ones, and those that a queue doesn't take though it
-    /// holds none.
+    /// They fail, so that the remote caller can retry them: interrupted I/Os, and those that an empty queue doesn't
+    /// accept.
     None,
 }
 
@@ -117,21 +117,21 @@ struct Lane {
     listed: bool,
 }
 
-/// Memory isn't owned here: it must outlive what is in flight, and what was lost.
+/// Doesn't own the memory, which must outlive the I/Os in flight and the lost ones.
 pub struct Client<O> {
     lanes: Vec<Lane>,
     /// Queues with something in flight, and some that just ran dry.
     busy: Vec<u32>,
     tickets: Vec<Ticket<O>>,
     free: FreeSlots,
-    /// I/Os that a full queue handed back, and rests of short ones.
+    /// I/Os that a full queue returned, and rests of short transfers.
     again: Vec<u32>,
     in_flight: u32,
     patience: Patience,
     /// A short transfer goes on from a multiple of this.
     unit: u32,
     done: Vec<Done>,
-    /// I/Os that failed before a queue had them.
+    /// I/Os that failed before a queue accepted them.
     refused: Vec<u32>,
     pub short: u64,
     pub retried: u64,
@@ -139,7 +139,8 @@ pub struct Client<O> {
 }
 
 impl<O: Copy> Client<O> {
-    /// For so many I/Os at a time, each with the memory that `slot` gives its tag. `in_turn`: see `FreeSlots`.
+    /// A client for this many concurrent I/Os, each with the memory that `slot` returns for its tag. `in_turn`: see
+    /// `FreeSlots`.
     pub fn new(depth: u32, in_turn: bool, idle: O, slot: impl Fn(usize) -> Mem) -> Client<O> {
         let (queue, op) = (0, Op::Read);
         let order = Order { queue, op, offset: 0, len: 0, want: 0, owner: idle };
@@ -171,7 +172,7 @@ impl<O: Copy> Client<O> {
         Client { unit, ..self }
     }
 
-    /// Takes a queue on; its number.
+    /// Adds a queue and returns its number.
     pub fn add(&mut self, queue: Box<dyn Queue>) -> u32 {
         let at = self.lanes.iter().position(|l| l.queue.is_none() && !l.listed).unwrap_or(self.lanes.len());
         if at == self.lanes.len() {
@@ -181,7 +182,7 @@ impl<O: Copy> Client<O> {
         at as u32
     }
 
-    /// Lets go of a queue. What of its I/Os was lost won't be found again.
+    /// Removes a queue. Those of its I/Os that were lost won't be found again.
     pub fn remove(&mut self, queue: u32) -> Box<dyn Queue> {
         let lane = &mut self.lanes[queue as usize];
         lane.in_flight = 0;
@@ -200,7 +201,7 @@ impl<O: Copy> Client<O> {
         queue_of(&mut self.lanes, number)
     }
 
-    /// When the queue next has something to do, whether it holds an I/O or not.
+    /// The next time at which the queue has something to do, whether it holds an I/O or not.
     pub fn due_of(&self, number: u32) -> Option<Instant> {
         self.lanes[number as usize].queue.as_ref()?.next_due()
     }
@@ -248,7 +249,7 @@ impl<O: Copy> Client<O> {
         self.tickets.iter().enumerate().filter(busy).map(|(tag, _)| tag as u32)
     }
 
-    /// A tag for this I/O, which is the caller's until it is pushed. None: all are taken.
+    /// Assigns a tag to this I/O, which belongs to the caller until it is pushed. None: all are in use.
     #[inline]
     pub fn begin(&mut self, order: Order<O>, now: Instant) -> Option<u32> {
         let tag = self.free.take()?;
@@ -271,7 +272,7 @@ impl<O: Copy> Client<O> {
         self.free.give(tag);
     }
 
-    /// Hands the I/O, or the rest of it, to its queue; where that is full, it is kept for `push_again`.
+    /// Pushes the I/O, or the rest of it, to its queue; if that is full, it is kept for `push_again`.
     #[inline]
     pub fn push(&mut self, tag: u32, reactor: &mut Reactor) {
         let ticket = &mut self.tickets[tag as usize];
@@ -302,7 +303,7 @@ impl<O: Copy> Client<O> {
         }
     }
 
-    /// Offers their queues once more what they had no room for, and rests of short transfers.
+    /// Pushes again the I/Os for which a queue had no room, and rests of short transfers.
     #[inline]
     pub fn push_again(&mut self, reactor: &mut Reactor) {
         if self.again.is_empty() {
@@ -338,7 +339,7 @@ impl<O: Copy> Client<O> {
         }
     }
 
-    /// Gathers what is done, to be taken by `next_done` or `settle`.
+    /// Collects completions, to be taken by `next_done` or `settle`.
     #[inline]
     pub fn collect(&mut self, reactor: &mut Reactor) {
         let mut i = 0;
@@ -368,14 +369,14 @@ impl<O: Copy> Client<O> {
         }
     }
 
-    /// I/Os that no queue would ever take.
+    /// I/Os that no queue would ever accept.
     pub fn take_refused(&mut self) -> Option<Over> {
         let tag = self.refused.pop()?;
         let end = End::Failed(Fault::errno(libc::EINVAL));
         Some(Over { tag, end, via: Via::Nothing, copy_ns: 0 })
     }
 
-    /// Books what a queue is done with. None: it goes on, or its tag was found again.
+    /// Processes a completion. None: the I/O continues, or its lost tag was found again.
     #[inline]
     pub fn settle(&mut self, done: Done) -> Option<Over> {
         let Done { tag, result, via, copy_ns } = done;
@@ -427,7 +428,7 @@ impl<O: Copy> Client<O> {
         None
     }
 
-    /// When something is due though nothing external will wake the reactor.
+    /// The next time at which something is due although no external event will wake the reactor.
     pub fn next_due(&self) -> Option<Instant> {
         self.busy_queues().filter_map(|queue| queue.next_due()).min()
     }

@@ -1,4 +1,4 @@
-//! I/Os that take too long, are given up, or are lost.
+//! I/Os that time out, are cancelled, or are lost.
 
 use super::queue_of;
 use super::Client;
@@ -12,12 +12,12 @@ use std::time::Duration;
 use std::time::Instant;
 
 impl<O: Copy> Client<O> {
-    /// Given up, and not back.
+    /// Number of I/Os that were cancelled and haven't completed.
     pub fn lost(&self) -> u32 {
         self.lost
     }
 
-    /// What the caller does with it takes time, and may take too long: it counts as under way until `unhold`.
+    /// The caller's work on it takes time, and may time out: it counts as in flight until `unhold`.
     pub fn hold(&mut self, tag: u32) {
         let ticket = &mut self.tickets[tag as usize];
         (ticket.state, ticket.issued) = (State::Chore, clock::now());
@@ -34,7 +34,7 @@ impl<O: Copy> Client<O> {
         true
     }
 
-    /// Given up on, and here after all: its memory is ours again.
+    /// It was given up as lost and has completed after all: its memory can be used again.
     pub(super) fn is_found_again(&mut self, tag: u32) -> bool {
         let ticket = &mut self.tickets[tag as usize];
         let found = ticket.state == State::Lost;
@@ -51,13 +51,13 @@ impl<O: Copy> Client<O> {
         self.tickets.iter().any(|t| is_under_way(t) && now.saturating_duration_since(t.issued) > timeout)
     }
 
-    /// Whoever was to do the I/Os may have stood still, too: none has used up that part of its time.
+    /// Excludes a period from all time-outs, because whatever executes the I/Os may have been suspended, too.
     pub fn forgive(&mut self, stood_still: Duration) {
         self.tickets.iter_mut().filter(|t| is_under_way(t)).for_each(|t| t.issued += stood_still);
     }
 
-    /// Asks for I/Os back that took longer than `timeout`; one that isn't given back either, within `GRACE`, is left to the
-    /// kernel, memory and all. What each came to is added to `late`.
+    /// Cancels I/Os that took longer than `timeout`; one that doesn't complete within `GRACE` even then is abandoned
+    /// to the kernel, with its memory. The outcome of each is added to `late`.
     pub fn give_up_late(
         &mut self,
         now: Instant,
@@ -104,7 +104,7 @@ impl<O: Copy> Client<O> {
         (self.lost, self.in_flight) = (self.lost + 1, self.in_flight - 1);
     }
 
-    /// Asks its queue to give up on an I/O.
+    /// Asks the queue of an I/O to cancel it.
     pub fn abandon(&mut self, tag: u32, reactor: &mut Reactor) {
         let ticket = &mut self.tickets[tag as usize];
         ticket.abandoned = true;
@@ -113,7 +113,7 @@ impl<O: Copy> Client<O> {
         }
     }
 
-    /// I/Os that no queue has: they are over, and the caller's.
+    /// I/Os that no queue has: they are over and belong to the caller.
     pub fn take_owed(&mut self, whose: impl Fn(&O) -> bool) -> Vec<u32> {
         let tickets = &self.tickets;
         let (gone, kept): (Vec<u32>, Vec<u32>) = std::mem::take(&mut self.again)

@@ -1,4 +1,4 @@
-//! Whole rounds, for whoever has nothing else to do meanwhile.
+//! Complete rounds of push, submit and reap, for callers that have nothing else to do in the meantime.
 
 use super::Client;
 use super::Over;
@@ -8,14 +8,15 @@ use std::time::Duration;
 use std::time::Instant;
 
 impl<O: Copy> Client<O> {
-    /// The same of all queues: one may have something to do though no I/O of ours is under way.
+    /// The same for all queues: one may have something to do although none of our I/Os is in flight.
     pub fn collect_all(&mut self, reactor: &mut Reactor) {
         let Client { lanes, done, .. } = self;
         lanes.iter_mut().filter_map(|lane| lane.queue.as_mut()).for_each(|queue| queue.reap(reactor, done));
     }
 
-    /// Carries on until nothing is under way, or `until`, or the ring is refused; true where nothing is left. What is over
-    /// goes to `each`.
+    /// Continues until nothing is in flight, or `until`, or the ring is refused; returns true if nothing is left. Passes over
+    /// I/Os to
+    /// `each`.
     pub fn drain(
         &mut self,
         reactor: &mut Reactor,
@@ -36,7 +37,7 @@ impl<O: Copy> Client<O> {
         }
     }
 
-    /// One round: offers, starts and gathers, and hands what is over to `each`.
+    /// One round: pushes, submits and reaps, and passes completed I/Os to `each`.
     pub fn turn(&mut self, reactor: &mut Reactor, each: &mut impl FnMut(&mut Self, Over)) {
         self.push_again(reactor);
         self.submit(reactor);
@@ -64,7 +65,7 @@ impl<O: Copy> Client<O> {
         std::iter::from_fn(|| self.free.take()).collect()
     }
 
-    /// Has the queues take back what the ring still holds; with nothing in flight.
+    /// Makes the queues take back everything that the ring still holds; nothing may be in flight.
     pub fn close(&mut self, reactor: &mut Reactor) {
         self.lanes.iter_mut().filter_map(|lane| lane.queue.as_mut()).for_each(|queue| queue.close(reactor));
     }

@@ -1,5 +1,4 @@
-//! From a job to its record: plan, prepare, run as often as asked, and say what
-//! happened.
+//! From a job to its record: plan, prepare, run as often as requested, and report.
 
 pub(crate) mod aside;
 mod batches;
@@ -44,12 +43,12 @@ use serde::Serialize;
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
-/// Who watches a run, and may end it. Called from the thread that asked for the run, which has one of its own: an
-/// observer that takes long holds nothing up, and is then shown the latest alone. `W`: what it is shown.
+/// Observes a run and may end it. Called from the thread that requested the run; the run has a thread of its own, so
+/// a slow observer delays nothing, and is then shown only the latest state. `W`: the state that it is shown.
 pub trait Observer<W = Progress> {
     fn progress(&mut self, progress: &W);
 
-    /// Asked some twenty times a second; true ends the run, and what was measured is kept.
+    /// Called about twenty times a second; true ends the run, and what was measured is kept.
     fn stop(&mut self) -> bool;
 
     /// A flag that ends the run when it is set, even while `progress` is held up.
@@ -66,7 +65,7 @@ pub enum Phase {
     Measure,
 }
 
-/// How a run is doing, once per interval. Rates are over the last interval.
+/// Progress of a run, once per interval. Rates are those of the last interval.
 #[derive(Clone, Debug, Serialize)]
 pub struct Progress {
     pub phase: Phase,
@@ -103,7 +102,7 @@ pub struct TargetRate {
     pub gib_s: f64,
 }
 
-/// A record, and what is wrong with the run that it tells of.
+/// A record, and the error if the run failed.
 #[derive(Debug)]
 pub struct Outcome {
     pub record: RunRecord,
@@ -114,9 +113,9 @@ pub struct Outcome {
 #[derive(Debug, Serialize)]
 pub struct Plan {
     pub job: JobSpec,
-    /// `auto` where trials will decide.
+    /// `auto` if trials will decide.
     pub path: &'static str,
-    /// That path, or those that `auto` chooses from, the likeliest first.
+    /// That path, or the candidates of `auto`, the likeliest first.
     pub paths: Vec<&'static str>,
     pub targets: Vec<PlannedTarget>,
     pub data_bytes: u64,
@@ -136,7 +135,7 @@ pub struct PlannedTarget {
     draft: Draft,
 }
 
-/// Everything that can be found wrong without touching anything, and what the job comes to.
+/// Checks everything that can be checked without changing anything, and returns the resolved job.
 pub fn plan(job: &JobSpec) -> Result<Plan, Error> {
     check(job)?;
     let drafts = opening::look(&purpose::of(job)?)?.drafts;
@@ -166,7 +165,7 @@ pub fn plan(job: &JobSpec) -> Result<Plan, Error> {
     })
 }
 
-/// The paths that a run would take or, by `auto`, choose from, the likeliest first.
+/// The paths that a run would take or, with `auto`, choose from, the likeliest first.
 fn candidates(job: &JobSpec, virtual_time: bool) -> Result<Vec<&'static dyn DataPath>, Error> {
     let settled = if virtual_time { job.clone() } else { into_host_memory(job).0 };
     let kind = if virtual_time && job.path == PathKind::Auto { PathKind::Host } else { settled.path };
@@ -208,7 +207,7 @@ fn buffers(job: &JobSpec, paths: &[&'static dyn DataPath]) -> Result<(u64, u64),
     Ok((most(|b| b.0), most(|b| b.1)))
 }
 
-/// What is wrong with the job on any machine, the engine's own vocabulary included.
+/// Checks the job for errors that are independent of the machine, including options of the engine.
 pub fn check(job: &JobSpec) -> Result<(), Error> {
     job.check()?;
     honour::of_job(job)?;
@@ -220,13 +219,13 @@ pub fn check(job: &JobSpec) -> Result<(), Error> {
     })
 }
 
-/// Where nobody said how many workers, each pair still needs one.
+/// If the number of workers wasn't given, each pair still needs one.
 fn with_a_worker_each(job: &JobSpec) -> JobSpec {
     let at_least = if job.workers_from == WorkersFrom::Given { 1 } else { job.pairs.len() as u32 };
     JobSpec { workers: job.workers.max(at_least), ..job.clone() }
 }
 
-/// Runs the job. An error means that nothing was measured; what broke midway stands in the outcome.
+/// Runs the job. An error means that nothing was measured; a failure midway is part of the outcome.
 pub fn run(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> Result<Outcome, Error> {
     aside::with(observer, |word| run_job(job, command, word))
 }
@@ -282,7 +281,7 @@ fn run_job(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> 
     Ok(Outcome { record, failure })
 }
 
-/// `auto` where there is no GPU that could be the destination: host memory, and why.
+/// `auto` without a GPU that could be the destination: host memory, and the reason.
 fn into_host_memory(job: &JobSpec) -> (JobSpec, Option<String>) {
     if job.path != PathKind::Auto || !job.gpus.is_empty() || !job.pairs.is_empty() {
         return (job.clone(), None);
@@ -296,7 +295,7 @@ fn into_host_memory(job: &JobSpec) -> (JobSpec, Option<String>) {
     }
 }
 
-/// Share of the files' pages in the page cache, or why that can't be told.
+/// Share of the files' pages in the page cache, or why it can't be determined.
 fn residency(targets: &[Target]) -> Result<f64, String> {
     let files: Vec<_> =
         targets.iter().flat_map(Target::files).map(|(f, _)| f).filter(|f| !f.is_device).collect();
@@ -380,7 +379,7 @@ impl Observer for Numbered<'_> {
     }
 }
 
-/// What in a record means that the run broke.
+/// The error if a record shows that the run failed.
 fn failure_of(job: &JobSpec, record: &RunRecord) -> Option<Error> {
     let errors = &record.result.errors;
     let asked = format!("{} by {}", record.job.source, record.path.ran);
