@@ -1,6 +1,6 @@
-//! Who watches a run stands aside. The run has a thread of its own and only leaves word of how it is doing; the
-//! observer is called from the thread that asked for the run, and gets the latest word. A terminal that takes nothing
-//! (Ctrl-S, a stuck ssh) holds up neither the meters nor the next repeat.
+//! Runs on a thread of their own, so that observers can't delay them. The run only publishes its progress; the
+//! observer is called from the thread that requested the run, with the latest state. A terminal that accepts no
+//! output (Ctrl-S, a stuck ssh) delays neither the meters nor the next repeat.
 
 use super::Observer;
 use forebay_model::Error;
@@ -10,11 +10,11 @@ use std::sync::{Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 
-/// How often the observer is asked whether to go on while there is nothing to tell.
+/// How often the observer is asked whether to continue while there is no news.
 const POLL: Duration = Duration::from_millis(50);
 
-/// Does `work` on a thread of its own, and shows `observer` how it goes. Returns when the work is over, and the
-/// observer has come back from what it was last told.
+/// Does `work` on a thread of its own, and shows its progress to `observer`. Returns when the work is over and the
+/// observer's last call has returned.
 pub fn with<W: Clone + Send, T: Send>(
     observer: &mut dyn Observer<W>,
     work: impl FnOnce(&mut dyn Observer<W>) -> Result<T, Error> + Send,
@@ -33,7 +33,7 @@ pub fn with<W: Clone + Send, T: Send>(
     })
 }
 
-/// Where the run leaves word.
+/// The progress that the run publishes.
 struct Desk<W> {
     left: Mutex<Left<W>>,
     changed: Condvar,
@@ -81,7 +81,7 @@ impl<W> Desk<W> {
     }
 }
 
-/// The run's end of it: an observer that never takes long.
+/// The run's side: an observer that never blocks.
 struct Word<'a, W> {
     desk: &'a Desk<W>,
     flag: Option<&'static AtomicBool>,
@@ -98,7 +98,7 @@ impl<W: Clone> Observer<W> for Word<'_, W> {
     }
 }
 
-/// Says that the run is over, even if that is by a panic.
+/// Reports the end of the run, even after a panic.
 struct Over<'a, W>(&'a Desk<W>);
 
 impl<W> Drop for Over<'_, W> {

@@ -1,8 +1,8 @@
-//! What a modelled drive in real time should have done: the same job on the same model in virtual time.
+//! The prediction for a modelled drive in real time: the same job on the same model in virtual time.
 //!
-//! `pacing` refuses beforehand what this host can't do by far. A host that only wakes late gets less out of a model
-//! than its law gives, by a quarter where little is in flight, and no trial of a moment foretells by how much. So each
-//! run is held against its law when it is over, and says how far off it was.
+//! `pacing` refuses models that are far too fast for this host. A host whose threads only wake up late gets less out
+//! of a model than predicted, by a quarter if little is in flight, and no short trial shows by how much. So each run
+//! is compared with its prediction when it is over, and reports the deviation.
 
 use super::fleet::Ran;
 use super::pacing;

@@ -1,4 +1,5 @@
-//! What is asked for is done, or refused with the reason: options that can't hold for this job, or on what it opened.
+//! Requirements: options that contradict the job, or that the opened targets don't support, are refused with the
+//! reason, and a finished run is checked against what it required.
 
 use super::share;
 use crate::path;
@@ -11,7 +12,7 @@ use forebay_model::Error;
 
 const PIN_LIMIT_MIN: u64 = 1 << 20;
 
-/// Options that contradict each other, whatever the source is.
+/// Checks options for contradictions that don't depend on the source.
 pub fn of_job(job: &JobSpec) -> Result<(), Error> {
     let polls = if job.iopoll { "--iopoll" } else { "--sqpoll" };
     let refusals = [
@@ -62,7 +63,7 @@ pub fn of_job(job: &JobSpec) -> Result<(), Error> {
     Pattern::new(share::pattern(job, 0, vec![any])?).map(|_| ())
 }
 
-/// Options that the opened targets must be able to honour.
+/// Checks that the opened targets support the options.
 pub fn of_targets(job: &JobSpec, targets: &[Target]) -> Result<(), Error> {
     let files: Vec<_> = targets.iter().flat_map(Target::files).collect();
     if let Some(remote) = targets.iter().flat_map(Target::remotes).next() {
@@ -122,7 +123,7 @@ pub fn of_targets(job: &JobSpec, targets: &[Target]) -> Result<(), Error> {
     }
 }
 
-/// What a finished run must show.
+/// The error if a finished run didn't meet a requirement.
 pub fn of_record(job: &JobSpec, record: &RunRecord) -> Option<Error> {
     let (result, path) = (&record.result, &record.path);
     if result.seconds <= 0.0 && !result.interrupted {
@@ -137,7 +138,7 @@ pub fn of_record(job: &JobSpec, record: &RunRecord) -> Option<Error> {
         .or_else(|| not_seen_direct(job, record))
 }
 
-/// What is wrong where every byte was to go direct. `insists`: the path that has them go so by itself.
+/// The error if every byte had to be direct and some weren't. `insists`: the path that requires this by itself.
 pub fn all_direct(require_direct: bool, insists: Option<&str>, path: &PathRan, bytes: u64) -> Option<Error> {
     ((require_direct || insists.is_some()) && path.direct_bytes < bytes).then(|| {
         let asked = match insists.filter(|_| !require_direct) {
@@ -150,7 +151,7 @@ pub fn all_direct(require_direct: bool, insists: Option<&str>, path: &PathRan, b
     })
 }
 
-/// The kernel took every byte for direct: what the devices moved and what the page cache holds must not deny it.
+/// Checks the kernel's claim that every byte was direct against what the devices moved and what the page cache holds.
 fn not_seen_direct(job: &JobSpec, record: &RunRecord) -> Option<Error> {
     let judged = || cached::not_direct(&record.job, &record.cache, &record.result);
     let found = job.require_direct.then(judged).flatten()?;

@@ -1,4 +1,4 @@
-//! The least rate that a job asks for: each worker has its part of it to keep up, second by second.
+//! The minimum rate of a job: each worker must reach its share of it in every second.
 
 use super::tally::Snapshot;
 use forebay_model::job::JobSpec;

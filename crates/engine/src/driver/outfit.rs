@@ -1,5 +1,5 @@
-//! What a worker works with: its reactor, its memory and its queues, opened on
-//! its own thread so that memory is local and the ring has one issuer.
+//! The resources of a worker: its reactor, its memory and its queues, created on its own thread so that memory is
+//! local and the ring has a single issuer.
 
 use super::worker::{Kit, Shared, WorkerSpec, BATCH_IO_BYTES_MAX};
 use crate::arena::{Arena, Mem};
@@ -27,12 +27,12 @@ pub struct Outfit {
     /// Which queue serves a target; u32::MAX for one that this worker doesn't touch.
     pub queue_of: Vec<u32>,
     pub slots: u32,
-    /// Slots are used in turn, not the one last freed first.
+    /// Slots are used in turn, instead of the one freed last first.
     pub in_turn: bool,
     pub kit: Kit,
 }
 
-/// What the slots are made of. Loans and pins are dropped before the memory that they stand for.
+/// The memory of the slots. Loans and pins are dropped before the memory that they refer to.
 #[derive(Default)]
 pub struct Memory {
     /// Into emulated drives.
@@ -98,17 +98,17 @@ pub fn of(spec: &WorkerSpec, shared: &Shared) -> Result<Outfit, Error> {
     Ok(Outfit { queues, reactor, memory, queue_of, slots: buffers.slots, in_turn: device.is_some(), kit })
 }
 
-/// What a worker on the `used` of these targets keeps.
+/// The buffers of a worker on the `used` ones of these targets.
 pub fn buffers_of(job: &JobSpec, all: &[Target], used: &[&Target], into_gpu: bool) -> Buffers {
     let all: Vec<Under> = all.iter().map(Under::of).collect();
     let used: Vec<Under> = used.iter().map(|t| Under::of(t)).collect();
     Buffers::of(job, &all, &used, into_gpu)
 }
 
-/// What a worker takes beside its slots: its stack, its histograms and its share of the series.
+/// A worker's memory in addition to its slots: its stack, its histograms and its share of the series.
 const WORKER_BYTES: u64 = 1 << 20;
 
-/// Refuses slots that there is no memory for: the kernel would promise it, and kill somebody when they are touched.
+/// Refuses more slots than there is memory for: the kernel would overcommit and kill a process when they are touched.
 pub fn check_memory(job: &JobSpec, targets: &[Target], feeds_gpu: bool) -> Result<(), Error> {
     let workers = u64::from(job.workers);
     let each = buffers_of(job, targets, &targets.iter().collect::<Vec<_>>(), feeds_gpu).host_bytes();
@@ -152,7 +152,7 @@ impl Memory {
         Ok(memory)
     }
 
-    /// What paths have to build on, each with its own slots beside.
+    /// The resources that paths build on, each with its own additional slots.
     pub fn site<'a>(
         &'a self,
         shared: &'a Shared,
@@ -180,7 +180,7 @@ impl Memory {
         self.beside.iter().find(|(of, _)| *of == path).map(|(_, arena)| arena)
     }
 
-    /// Where the worker's I/O number `index` has its payload.
+    /// The memory of the worker's slot `index`.
     pub fn slot(&self, index: usize) -> Mem {
         match (&self.device, &self.slots) {
             (Some(device), _) => device.slot(index),
@@ -201,7 +201,7 @@ impl Memory {
         self.device.as_ref().map_or(0, |d| d.bytes() as u64)
     }
 
-    /// Lends it to drives and network cards, so that nothing is staged on the way.
+    /// Maps the memory into drives and registers it with network cards, so that nothing is staged.
     fn lend<'a>(&mut self, targets: impl Iterator<Item = &'a Target>) -> Result<(), Error> {
         for target in targets {
             let arenas = [self.beside_of(target.route.path), self.slots.as_ref()];
@@ -224,7 +224,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Registers what the kernel reads into; says so if it won't have it.
+    /// Registers the buffers with the kernel; returns a warning if it refuses.
     pub fn register(&mut self, reactor: &mut Reactor) -> Option<String> {
         let arena = self.beside.first_mut().map(|(_, arena)| arena).or(self.slots.as_mut())?;
         let e = reactor.register_arena(arena).err()?;
@@ -232,7 +232,7 @@ impl Memory {
         Some(format!("{bytes} bytes of buffers aren't registered with io_uring ({e}): each I/O pins its own pages; ulimit -l is too low"))
     }
 
-    /// Writes carry bytes that don't compress, even where nobody will verify them.
+    /// Fills the slots with incompressible data for writes, even if nothing will be verified.
     pub fn fill_for_writes(&self, job: &JobSpec, worker: u32) -> Result<(), Error> {
         if !job.writes() {
             return Ok(());
@@ -247,7 +247,7 @@ impl Memory {
     }
 }
 
-/// Once, and by the host: what is written from GPU memory is never what somebody else left there.
+/// Fills GPU memory once, by the host, so that data left there by another program is never written.
 fn fill_device(memory: &DeviceMemory, seed: u64, worker: u32) -> Result<(), Error> {
     const PIECE: usize = 4 << 20;
     let mut piece = vec![0; PIECE.min(memory.bytes())];
@@ -262,7 +262,7 @@ fn fill_device(memory: &DeviceMemory, seed: u64, worker: u32) -> Result<(), Erro
     Ok(())
 }
 
-/// Emulated drives can only be lent memory that has a descriptor.
+/// Only memory with a descriptor can be mapped into emulated drives.
 fn arena_for(shared: &Shared, count: usize, bytes_each: usize) -> Result<Arena, Error> {
     let pages = shared.job.pages;
     match shared.targets.iter().any(|t| t.drives().next().is_some()) {

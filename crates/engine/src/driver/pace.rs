@@ -1,5 +1,5 @@
-//! The schedule of an open loop: I/Os start when they are due, whatever became of
-//! the earlier ones, and their latency counts from there.
+//! The schedule of an open loop: I/Os start when they are due, regardless of earlier ones, and their latency counts
+//! from that time.
 
 use crate::clock;
 use forebay_model::job::{Arrivals, JobSpec};

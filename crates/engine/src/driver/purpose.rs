@@ -1,4 +1,4 @@
-//! What a job opens its targets for, and how files are filled that it makes.
+//! The purpose for which a job opens its targets, and filling the files that it creates.
 
 use super::fleet;
 use super::settle::workers_most;

@@ -1,6 +1,6 @@
-//! Who does what, and where: files go round the workers; workers that share a
-//! target walk parts of it, or draw from all of it, or each cover it; with pairs, those of each pair
-//! among themselves. A worker that feeds a GPU stays near it.
+//! Distribution of work: files are assigned to workers in turn; workers that share a target each cover a part of it,
+//! or draw offsets from all of it, or each cover all of it; with pairs, this applies to the workers of each pair. A
+//! worker that feeds a GPU stays on the GPU's NUMA node.
 
 use super::threads;
 use super::worker::WorkerSpec;

@@ -1,6 +1,6 @@
-//! Workers that say nothing any more. Where an engine reads in the worker itself (`inline`, `map`), or the kernel holds
-//! on to a submission, a device that never answers holds the thread: no time-out of its own can end that. The driver
-//! then goes on without it, with what its snapshots told.
+//! Watchdog for workers that don't respond. If an engine reads in the worker itself (`inline`, `map`), or the kernel
+//! blocks in a submission, a device that never responds blocks the thread, and no time-out within it can end that.
+//! The driver then continues without the worker, using its last snapshots.
 
 use super::tally::{Snapshot, Tally};
 use crate::clock;

@@ -1,5 +1,5 @@
-//! One worker: a thread with its own reactor, slots and queues, that keeps its
-//! I/Os in flight and books what becomes of them.
+//! One worker: a thread with its own reactor, slots and queues, which keeps its I/Os in flight and counts their
+//! results.
 
 mod settle;
 
@@ -29,20 +29,20 @@ use std::sync::mpsc::Sender;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Failed I/Os after which a worker gives up: the medium is gone, not bumpy.
+/// Failed I/Os after which a worker gives up, because the medium is gone rather than unreliable.
 const FAILURES_MAX: u64 = 1000;
 /// A worker waits for one in this many of its I/Os at once, which saves calls where many are in flight. A
 /// completion that is alone waits no longer than `BATCH_PATIENCE`, which its latency then holds.
 const BATCH_SHARE: u32 = 8;
 pub const BATCH_IO_BYTES_MAX: u64 = 128 << 10;
 const BATCH_PATIENCE: Duration = Duration::from_micros(30);
-/// How often time-outs and a stop are looked for while nothing completes, however long the interval.
+/// How often time-outs and stop requests are checked while nothing completes, however long the interval.
 const LOOK: Duration = Duration::from_millis(250);
-/// A look that comes this much later than it was due shows that the process stood still: stopped, frozen, or paused
-/// with its virtual machine. No machine that merely is busy keeps a thread waiting for so long.
+/// A check that is this late shows that the process was suspended: stopped, frozen, or paused with its virtual
+/// machine. A machine that is merely busy doesn't keep a thread waiting for so long.
 pub const STANDSTILL: Duration = Duration::from_secs(1);
 
-/// What all workers of a run share.
+/// State shared by all workers of a run.
 pub struct Shared {
     pub job: JobSpec,
     pub targets: Vec<Target>,
@@ -50,7 +50,7 @@ pub struct Shared {
     pub content_seeds: Vec<u64>,
     pub destination: Arc<Destination>,
     pub faults: Option<FaultPlan>,
-    /// A failure somewhere: finish now.
+    /// Set when another worker failed: stop now.
     pub stop: AtomicBool,
     /// Ends of warm-up and of the measured time, in ns since the run began.
     pub from_ns: AtomicU64,
@@ -62,7 +62,7 @@ pub struct Shared {
     pub with_histograms: bool,
 }
 
-/// What one worker does.
+/// The assignment of one worker.
 #[derive(Clone, Debug)]
 pub struct WorkerSpec {
     pub index: u32,
@@ -72,26 +72,26 @@ pub struct WorkerSpec {
     pub pattern: PatternSpec,
 }
 
-/// What a worker got to work with.
+/// A worker's actual resources, for the record.
 #[derive(Clone, Debug, Default)]
 pub struct Kit {
     pub features: Vec<&'static str>,
     pub pages: &'static str,
     pub slot_bytes: u64,
     pub queues: u32,
-    /// By target: the path whose queue it got.
+    /// For each target, the path of its queue.
     pub ran: BTreeMap<u32, &'static str>,
     pub warning: Option<String>,
-    /// Why the content of slots in GPU memory is looked after by the host.
+    /// Why the host generates and checks the content of slots in GPU memory.
     pub content_on_host: Option<String>,
 }
 
-/// What a worker tells the driver, in this order: Ready, any Snapshots, Ended, Finished. Failed, at any point, is the
-/// last.
+/// Messages from a worker to the driver, in this order: Ready, any number of Snapshots, Ended, Finished. Failed can
+/// come at any point and is the last.
 pub enum Report {
     Ready(Kit),
     Snapshot(Box<Snapshot>),
-    /// The worker's last I/O is booked. Letting go of its memory takes a while that is no part of the run.
+    /// The worker's last I/O is counted. Releasing its memory takes a while that isn't part of the run.
     Ended(u32),
     Finished(Box<Tally>),
     Failed(Error),
@@ -144,19 +144,19 @@ fn work_on(
     worker.close();
 }
 
-/// What content may say it belongs to: the run's targets.
+/// The names that content may carry: those of the run's targets.
 fn names_of(shared: &Arc<Shared>) -> NameOf {
     let shared = shared.clone();
     Box::new(move |id| shared.targets.iter().find(|t| t.content_id == id).map(|t| t.label.clone()))
 }
 
-/// What an I/O is for.
+/// The purpose of an I/O.
 #[derive(Clone, Copy)]
 struct Load {
     /// Latency counts from here: in an open loop when the I/O was due.
     started: Instant,
     target: u32,
-    /// It is among the bytes that the run moved: in its measured time, and not after its end.
+    /// It counts towards the bytes that the run moved in its measured time.
     counted: bool,
     /// The batch that it is of, or `batches::NONE`.
     batch: u32,
@@ -173,24 +173,24 @@ struct Worker {
     upcoming: Option<Next>,
     pace: Option<Pace>,
     pause: Option<Pause>,
-    /// I/Os and bytes that it may start yet.
+    /// I/Os and bytes that it may still start.
     left: Left,
     // Field order is drop order: queues, then the ring, then the memory that both point to.
     client: Client<Load>,
     reactor: Reactor,
     contents: Contents,
     memory: Memory,
-    /// Which queue serves a target.
+    /// The queue of each target.
     queue_of: Vec<u32>,
     batches: Option<Batches>,
-    /// The next I/O waits for its queue, though there is a slot for it.
+    /// The next I/O waits for its queue although a slot is free.
     held_back: bool,
     tally: Tally,
     next_tick: Instant,
     next_look: Instant,
     tick_index: u64,
     closing: bool,
-    /// Queues that were told to flush, after the last I/O.
+    /// Queues whose final flush has been started.
     flushed: u32,
     late: Vec<(u32, Late)>,
     ended: Vec<Ended>,
@@ -465,7 +465,7 @@ impl Worker {
         self.tally.lost = self.client.lost();
     }
 
-    /// Lets go of everything, but for memory that the kernel may still write to.
+    /// Releases everything except memory that the kernel may still write to.
     fn close(mut self) {
         self.take_stock();
         let tally = std::mem::take(&mut self.tally);

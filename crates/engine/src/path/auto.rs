@@ -1,6 +1,5 @@
-//! `--path auto`, decided on paper: which ways a target could go by what is known
-//! of it, and which of those to take by what short trials of them gave. Nothing is
-//! opened or measured here.
+//! The decision of `--path auto`: which paths are possible for a target, given what is known about it, and which of
+//! them to take, given the results of short trials. Nothing is opened or measured here.
 
 use super::{DataPath, Ends, PATHS};
 use crate::machine::verdict::{Answer, GdsVerdict};
@@ -10,14 +9,14 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
-/// From this share on the page cache gives more than the drive past it would.
+/// From this share of cached data on, the page cache is faster than the drive.
 const HALF_WARM_SHARE: f64 = 0.5;
-/// Ways within this share of the best are as good; then the one that takes the least CPU.
+/// Paths within this share of the best rate count as equal; of these, the one with the least CPU time is chosen.
 const ALIKE: f64 = 0.97;
-/// Numbers of workers within this share of the best are as good; then the fewest.
+/// Numbers of workers within this share of the best rate count as equal; of these, the smallest is chosen.
 const WORKERS_ALIKE: f64 = 0.98;
 
-/// A path, and whether the page cache takes part.
+/// A path, with or without the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Way {
     pub path: PathKind,
@@ -36,27 +35,27 @@ impl fmt::Display for Way {
     }
 }
 
-/// What is known of a target before it is used.
+/// What is known about a target before it is used.
 #[derive(Clone, Debug)]
 pub struct Situation {
     pub gpu: bool,
     pub writes: bool,
     pub bytes: u64,
     pub io_bytes: u64,
-    /// Share of its pages in the page cache; None where nobody tells.
+    /// Share of its pages in the page cache; None if unknown.
     pub resident: Option<f64>,
-    /// What was asked for.
+    /// The requested path.
     pub cache: Cache,
     /// It can be opened with O_DIRECT.
     pub direct: bool,
     /// Paths that can't serve it here, each with the reason.
     pub cannot: BTreeMap<PathKind, String>,
-    /// Anything but direct DMA is an error.
+    /// Whether anything but direct DMA is an error.
     pub require_direct: bool,
 }
 
 impl Situation {
-    /// Why nothing can go direct into the GPU, in words: what the likeliest path that could lacks.
+    /// Why direct DMA into the GPU isn't possible: what the likeliest path lacks.
     pub fn no_direct(&self) -> Option<String> {
         let could = |path: &&&dyn DataPath| path.ends() == Ends::Gpu && path.may_go_direct();
         let why =
@@ -69,7 +68,7 @@ impl Situation {
 /// What a machine's settings say of files: whoever knows the machine (`doctor`) stands above the paths.
 pub type Judge = fn(&[PathBuf]) -> GdsVerdict;
 
-/// What was found out of devices, each examined once.
+/// Findings about devices, each examined once.
 pub struct Known {
     judge: Judge,
     direct: BTreeMap<u64, Result<(), String>>,
@@ -96,14 +95,14 @@ impl Known {
     }
 }
 
-/// The ways that are open, the likeliest first and at least one, and what decided so far.
+/// The possible paths, at least one, the likeliest first, and the reason so far.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Open {
     pub ways: Vec<Way>,
     pub because: String,
 }
 
-/// Which ways a target could go. Host memory is none where there is a GPU.
+/// The possible paths of a target. Host memory isn't one if there is a GPU.
 pub fn open(s: &Situation) -> Open {
     let (cached, because) = page_cache(s);
     let fits = |path: &&&dyn DataPath| {
@@ -119,7 +118,7 @@ pub fn open(s: &Situation) -> Open {
     Open { ways, because }
 }
 
-/// Whether the page cache takes part, and why.
+/// Whether to use the page cache, and why.
 fn page_cache(s: &Situation) -> (bool, String) {
     let share = s.resident.unwrap_or(0.0);
     let told = match s.resident {
@@ -141,15 +140,15 @@ fn page_cache(s: &Situation) -> (bool, String) {
     }
 }
 
-/// What a trial gave.
+/// The result of a trial.
 #[derive(Clone, Copy, Debug)]
 pub struct Gave {
     pub gib_s: f64,
     pub cpu_s_per_gib: Option<f64>,
 }
 
-/// What trials of a moment mean for a job that comes by the same bytes so many times: `mapped`, whose trial is a first
-/// pass, keeps what it registered, so that later passes cost it nearly nothing and are at least as fast as any other way.
+/// Extrapolates short trials to a job of this many passes: `mapped`, whose trial is a first pass, keeps its
+/// registrations, so later passes cost it almost nothing and are at least as fast as any other path.
 pub fn foretold(tried: &[(Way, Gave)], passes: f64) -> Vec<Gave> {
     let passes = if passes.is_finite() { passes.max(1.0) } else { 1.0 };
     let best = tried.iter().map(|(_, gave)| gave.gib_s).fold(0.0, f64::max);
@@ -166,7 +165,7 @@ pub fn foretold(tried: &[(Way, Gave)], passes: f64) -> Vec<Gave> {
     tried.iter().map(foretell).collect()
 }
 
-/// Which of these to take: of those that are about as fast as the fastest, the one that takes the least CPU.
+/// The path to take: of those that are about as fast as the fastest, the one with the least CPU time.
 pub fn pick(tried: &[Gave]) -> usize {
     let best = tried.iter().map(|t| t.gib_s).fold(0.0, f64::max);
     let cost = |t: &Gave| t.cpu_s_per_gib.unwrap_or(f64::INFINITY);
@@ -174,13 +173,13 @@ pub fn pick(tried: &[Gave]) -> usize {
     alike.min_by(|a, b| cost(&tried[*a]).total_cmp(&cost(&tried[*b]))).unwrap_or(0)
 }
 
-/// The fewest workers that are about as fast as the best number of them: (workers, GiB/s) of each trial.
+/// The smallest number of workers that is about as fast as the best: (workers, GiB/s) of each trial.
 pub fn fewest(tried: &[(u32, f64)]) -> Option<u32> {
     let best = tried.iter().map(|t| t.1).fold(0.0, f64::max);
     tried.iter().filter(|t| t.1 >= WORKERS_ALIKE * best).map(|t| t.0).min()
 }
 
-/// More workers have given no more twice in a row: (workers, GiB/s) of each trial, in order.
+/// Whether more workers brought no gain twice in a row: (workers, GiB/s) of each trial, in order.
 pub fn is_flat(tried: &[(u32, f64)]) -> bool {
     let Some(before) = tried.len().checked_sub(2).filter(|n| *n > 0) else { return false };
     let best = tried[..before].iter().map(|t| t.1).fold(0.0, f64::max);

@@ -1,9 +1,8 @@
-//! `bounce`: a queue over a queue plus a copy. Payload is read into a ring of
-//! staging slots and copied on to its destination while further reads are under
-//! way; writes go the other way round.
+//! `bounce`: a queue over a queue plus a copy. Payload is read into a ring of staging buffers and copied to its
+//! destination while further reads are in flight; writes do the reverse.
 //!
-//! The staging slots are pinned for the GPU and registered with the ring, so
-//! that neither stage pins a page per I/O.
+//! The staging buffers are pinned for the GPU and registered with the ring, so that neither stage pins pages for each
+//! I/O.
 
 use super::{About, Beside, DataPath, Ends, Gear, Layer, Refusal, Site};
 use crate::arena::{Arena, Mem};
@@ -91,14 +90,14 @@ impl Gear for Bouncing {
     }
 }
 
-/// Copies of an inline source go out together up to this many bytes: fewer, and the device waits between them;
-/// more, and it waits for the first.
+/// Copies from an inline source are issued together up to this many bytes: with fewer, the device idles between them;
+/// with more, it waits for the first.
 const SEND_BYTES: usize = 4 << 20;
-/// With less than this a copy costs the device as much as with this much.
+/// Smaller copies take the device as long as one of this size.
 const SEND_BYTES_MIN: usize = 64 << 10;
-/// Short reads of an inline source are handed to it in handfuls, still in the processor's nearest cache.
+/// Short reads of an inline source are issued in small groups, so that their data is still in the L1 or L2 cache.
 const HANDFUL_BYTES: usize = 64 << 10;
-/// While reads are under way whose ends wake the worker, copies that have ended may wait this long to be looked up.
+/// While reads are in flight that will wake the worker, completed copies may wait this long to be noticed.
 const PATIENCE: Duration = Duration::from_micros(30);
 
 /// The destination is host memory: one memcpy by the worker.
@@ -131,21 +130,21 @@ struct Pending {
 
 pub struct BounceQueue {
     inner: Box<dyn Queue>,
-    /// The inner queue reads with our own hands, in `submit`.
+    /// The inner queue reads synchronously, in `submit`.
     inline: bool,
     /// Reads that wait for `submit`, so that each is copied on while the next is being read.
     held: Vec<Io>,
     copier: Box<dyn Copier>,
     staging: Vec<Mem>,
-    /// Half of the staging, within bounds: the one half is read into while the other is on its way.
+    /// Half of the staging buffers, within bounds: one half is being filled while the other is being copied.
     send_bytes: usize,
-    /// I/Os that the inner queue has, and how many it may have. The rest of the slots are being copied.
+    /// I/Os in the inner queue, and its limit. The remaining slots are being copied.
     below: u32,
     below_max: u32,
     pending: Vec<Option<Pending>>,
-    /// Writes that are staged and wait for room below.
+    /// Staged writes that wait for room in the inner queue.
     staged: Vec<Io>,
-    /// Read into staging and not yet copied on, in the order of arrival.
+    /// Data in staging buffers that isn't copied yet, in the order of arrival.
     landed: VecDeque<Done>,
     finished: Vec<Done>,
     copies: Vec<(u32, Option<Fault>)>,
@@ -178,13 +177,13 @@ impl BounceQueue {
         }
     }
 
-    /// Lets the inner queue have so many I/Os at a time, so that the further slots hold what is being copied and
-    /// the source still has as many as were asked for.
+    /// Limits the inner queue to this many I/Os, so that the additional slots hold data that is being copied while
+    /// the source keeps the requested depth.
     pub fn with_below_max(self, below_max: u32) -> Self {
         BounceQueue { below_max, ..self }
     }
 
-    /// All that was pushed before a `submit` goes on together.
+    /// Everything pushed before a `submit` is copied together.
     pub fn sending_whole(self) -> Self {
         BounceQueue { send_bytes: usize::MAX, ..self }
     }
@@ -242,7 +241,7 @@ impl BounceQueue {
         self.copies = copies;
     }
 
-    /// Reads a handful at a time, and sends the copies of what was read on while the next are being read.
+    /// Reads a few at a time, and issues the copies of one group while the next is being read.
     fn read_held(&mut self, reactor: &mut Reactor) {
         let mut held = std::mem::take(&mut self.held);
         let (mut unread, mut unsent) = (0, 0);

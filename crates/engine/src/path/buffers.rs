@@ -1,5 +1,4 @@
-//! The memory that workers keep for I/Os: one rule, for who plans, who checks and
-//! who makes it.
+//! The size of the workers' buffers: one rule for planning, checking and allocating them.
 
 use super::{of, Beside, DataPath, Ends};
 use crate::machine;
@@ -8,19 +7,19 @@ use forebay_model::job::{JobSpec, PathKind, DEPTH_MAX};
 
 const PAGE: u64 = 4096;
 
-/// A target, as far as memory depends on it.
+/// The properties of a target that determine memory.
 #[derive(Clone, Copy)]
 pub struct Under {
     pub path: &'static dyn DataPath,
     pub moves_bytes: bool,
-    /// Its I/Os end in `submit`.
+    /// Its I/Os complete in `submit`.
     pub at_once: bool,
-    /// And they go anywhere, by way of the path's own slots.
+    /// They pass through the path's own slots.
     pub tight: bool,
 }
 
 impl Under {
-    /// Of an opened target that is settled.
+    /// For an opened target whose path is decided.
     pub fn of(target: &Target) -> Under {
         let path = of(target.route.path);
         let at_once = path.ends_at_once(target);
@@ -29,13 +28,14 @@ impl Under {
     }
 }
 
-/// What one worker keeps.
+/// The buffers of one worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Buffers {
-    /// I/Os that have a slot, and those of them that sources work at; the others are copied on meanwhile.
+    /// Number of slots, and how many of their I/Os sources execute at a time; the data of the others is being copied.
     pub slots: u32,
     pub at_work: u32,
-    /// Whole pages, but for short I/Os that travel on into a GPU together (`tight`); 0 where nothing moves bytes.
+    /// Bytes per slot: whole pages, except for short I/Os that are copied to a GPU together (`tight`); 0 if nothing
+    /// moves bytes.
     pub slot_bytes: u64,
     pub in_gpu: bool,
     /// Slots of the paths' own, in host memory, in the order of `PATHS`.
@@ -50,7 +50,7 @@ impl Buffers {
         Buffers { at_work, ..Buffers::with_slots(job, all, slots, into_gpu) }
     }
 
-    /// Of a worker that has that many I/Os under way, whatever it works on.
+    /// For a worker with this many I/Os in flight, whatever its targets.
     pub fn with_slots(job: &JobSpec, all: &[Under], slots: u32, into_gpu: bool) -> Buffers {
         let wanted = job.verify || all.iter().any(|u| u.moves_bytes || u.path.ends() != Ends::Host);
         let largest = job.io_bytes_largest();
@@ -84,8 +84,8 @@ impl Buffers {
     }
 }
 
-/// A source that finishes each I/O in `submit` gains nothing from a second slot, and loses the cache. Copies to
-/// a GPU go on meanwhile, so that feeding one takes as many slots as the last-level cache holds.
+/// A source that completes each I/O in `submit` gains nothing from a second slot, and loses cache hits. Copies to a
+/// GPU run concurrently, so feeding a GPU takes as many slots as fit into the last-level cache.
 fn at_work(job: &JobSpec, used: &[Under], into_gpu: bool) -> u32 {
     if !used.iter().all(|u| u.at_once) || job.faults.is_some() {
         job.depth
@@ -96,13 +96,15 @@ fn at_work(job: &JobSpec, used: &[Under], into_gpu: bool) -> u32 {
     }
 }
 
-/// So many slots, or as many as whole batches need: two, if one is to be on its way while the next is read.
+/// This many slots, or as many as complete batches need: two batches, so that one can be in flight while the next is
+/// read.
 fn whole_batches(job: &JobSpec, slots: u32) -> u32 {
     job.batch.map_or(slots, |batch| batch.saturating_mul((slots / batch).max(2)))
 }
 
-/// Slots on top of those that the source works at: what they hold is on its way to the GPU, so that the source has
-/// no less to do meanwhile. None below four, where each I/O is meant to be seen through before the next.
+/// Slots in addition to those that the source works on: their data is being copied to the GPU, so that the source
+/// keeps its full depth. None below a depth of four, where an I/O is in flight from the start of its read to the end
+/// of its copy.
 fn in_copy(job: &JobSpec, used: &[Under], into_gpu: bool) -> u32 {
     const FROM_DEPTH: u32 = 4;
     const BYTES_MAX: u64 = 16 << 20;
@@ -117,8 +119,8 @@ fn in_copy(job: &JobSpec, used: &[Under], into_gpu: bool) -> u32 {
     (job.depth / 2).min(fitting)
 }
 
-/// What a worker's slots may take of the last-level cache: a slot that fell out of it is written to memory and
-/// read back for the copy, and both compete with the reads.
+/// The share of the last-level cache that a worker's slots may occupy: a slot that was evicted is written to memory
+/// and read back for the copy, and both compete with the reads.
 fn slots_in_cache(job: &JobSpec) -> u32 {
     const AT_LEAST: u64 = 3;
     let share = machine::last_level_cache_bytes() / 2 / u64::from(job.workers);

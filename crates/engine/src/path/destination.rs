@@ -1,5 +1,5 @@
-//! Where a path takes the bytes, for a whole job, across its workers and repeats:
-//! host memory, or GPUs, and what was set up for them once.
+//! The destination of a job's bytes, for all its workers and repeats: host memory, or GPUs and the set-up that they
+//! share.
 
 use super::gds::Session;
 use super::mapped::{window_bytes, DevicePinner, Limits, Registry, LEAST_BYTES};
@@ -13,7 +13,7 @@ use forebay_model::Error;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// Bytes of the page cache that may stay registered where the system doesn't say how much memory is free.
+/// Bytes of the page cache that may stay registered if the amount of free memory is unknown.
 const PIN_BYTES_DEFAULT: u64 = 4 << 30;
 
 /// What `mapped` may register for readers that keep so many bytes under way, where `--pin-limit` may be given.
@@ -25,16 +25,16 @@ pub fn limits(pin_limit_bytes: Option<u64>, in_flight_bytes: u64) -> Limits {
 
 #[derive(Default)]
 pub struct Destination {
-    /// GPUs in the order of --gpu, or one for each --pair; empty where the destination is host memory.
+    /// GPUs in the order of --gpu, or one for each --pair; empty if the destination is host memory.
     pub devices: Vec<Arc<Device>>,
-    /// What `mapped` registered; made when it first registers something.
+    /// The registrations of `mapped`; created when it first registers something.
     mapped: Mutex<Option<Arc<Registry>>>,
     /// cuFile; opened when something first goes through it.
     cufile: OnceLock<Arc<Session>>,
 }
 
 impl Destination {
-    /// `bounce` without --gpu makes do with host memory where there is no GPU; every other path into a GPU needs one.
+    /// `bounce` without --gpu falls back to host memory if there is no GPU; every other path into a GPU needs one.
     pub fn open(job: &JobSpec) -> Result<Destination, Error> {
         let of_pairs: Vec<u32> = job.parsed_pairs()?.iter().map(|pair| pair.gpu).collect();
         let asked = if of_pairs.is_empty() { &job.gpus } else { &of_pairs };
@@ -68,7 +68,7 @@ impl Destination {
         self.cufile.get()
     }
 
-    /// Makes the files known to what the path goes through, before a worker needs them.
+    /// Registers the files with the path's library, before a worker needs them.
     pub fn attach(&self, job: &JobSpec, targets: &[Target]) -> Result<(), Error> {
         for target in targets {
             super::of(target.route.path).attach(job, target, self, target.route.pair.unwrap_or(0))?;
@@ -89,14 +89,14 @@ impl Destination {
         Destination { mapped: Mutex::new(Some(registry)), ..self }
     }
 
-    /// Lets go of a file that is about to be closed.
+    /// Deregisters a file that is about to be closed.
     pub fn forget(&self, file: &FileTarget) {
         if let Some(session) = self.cufile() {
             session.detach(file);
         }
     }
 
-    /// The same GPUs with nothing set up: what a trial registers is its own.
+    /// The same GPUs without any set-up, so that a trial's registrations are its own.
     pub fn afresh(&self) -> Destination {
         Destination::on(self.devices.clone())
     }
@@ -122,12 +122,12 @@ impl Destination {
         self.mapped.lock().expect("nothing panics while it holds it").clone()
     }
 
-    /// GPUs or pairs that workers take turns at.
+    /// GPUs or pairs to which workers are assigned in turn.
     pub fn turns(&self) -> u32 {
         self.devices.len().max(1) as u32
     }
 
-    /// The GPU that a worker feeds: they take turns.
+    /// The GPU that a worker feeds; GPUs are assigned in turn.
     pub fn device_of(&self, worker: u32) -> Option<&Arc<Device>> {
         (!self.devices.is_empty()).then(|| &self.devices[worker as usize % self.devices.len()])
     }

@@ -1,4 +1,4 @@
-//! `host`: storage to host memory, and no further. The source's own queue.
+//! `host`: storage to host memory only, through the source's own queue.
 
 use super::{About, DataPath, Ends, Gear, Layer, Refusal, Site};
 use crate::machine::finding::{Check, State};

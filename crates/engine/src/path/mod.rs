@@ -1,6 +1,5 @@
-//! How bytes reach their destination. A path is one file, which says all that
-//! anybody asks of it, and one row of `PATHS`: what it accepts, its memory, how
-//! it makes queues, what ran. Nobody else asks which path it is.
+//! Data paths: how bytes reach their destination. Each path is one file, which defines what it accepts, its memory,
+//! how it creates queues and what ran, and one row of `PATHS`. No other code depends on which path it is.
 
 pub mod auto;
 mod bounce;
@@ -32,7 +31,8 @@ use std::fmt::Display;
 use std::sync::Arc;
 use straight::Means;
 
-/// Error of a path that copies payload, for scattered memory; it never gets any, because its destinations are slots.
+/// Error of a path that copies payload when it is given scattered memory. This never happens, because its
+/// destinations are slots.
 fn scattered() -> Fault {
     Fault::note(
         libc::EINVAL,
@@ -47,18 +47,18 @@ pub static PATHS: &[&dyn DataPath] = &[&host::Host, &bounce::Bounce, &mapped::Ma
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ends {
     Host,
-    /// In a GPU where there is one, else in host memory.
+    /// In a GPU if there is one, else in host memory.
     GpuIfAny,
     Gpu,
 }
 
-/// A refusal: what was asked for, why it isn't possible, what to type next.
+/// A refusal: the request, why it isn't possible, what to type next.
 pub type Refusal = (&'static str, &'static str, &'static str);
 
-/// A path that a target could take instead of the one asked for, and why; or why neither is possible.
+/// A path that a target could take instead of the requested one, and why; or why neither is possible.
 pub type Settled = Result<(PathKind, Option<String>), Error>;
 
-/// Slots of a path's own, beside those that payload ends in.
+/// A path's own slots, in addition to the destination slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Beside {
     pub count: u32,
@@ -74,17 +74,17 @@ pub struct Readers {
     pub depth: Option<u32>,
 }
 
-/// What is fixed of a path.
+/// Constant properties of a path.
 pub struct About {
     pub kind: PathKind,
-    /// As typed, and as records have it.
+    /// Name on the command line and in records.
     pub name: &'static str,
     pub what: &'static str,
     pub needs: &'static str,
     /// The sources that it serves, as text.
     pub serves: &'static str,
     pub ends: Ends,
-    /// Its bytes may go from a device to their destination without a copy by a CPU.
+    /// Whether bytes may go from a device to their destination without a copy by a CPU.
     pub may_go_direct: bool,
 }
 
@@ -124,10 +124,10 @@ pub trait DataPath: Sync {
         true
     }
 
-    /// What `doctor` says of it on this machine.
+    /// The checks that `doctor` shows for it on this machine.
     fn examined(&self, verdicts: &Verdicts) -> Check;
 
-    /// What it can't do of this job, which uses it.
+    /// The first thing in a job on this path that it doesn't support.
     ///
     /// # Errors
     /// The job's sources can't be read.
@@ -135,7 +135,7 @@ pub trait DataPath: Sync {
         Ok(None)
     }
 
-    /// An option of the job that only this path has; other paths refuse it.
+    /// An option that only this path supports; other paths refuse it.
     fn option_of_its_own(&self, _job: &JobSpec) -> Option<Refusal> {
         None
     }
@@ -145,7 +145,7 @@ pub trait DataPath: Sync {
         None
     }
 
-    /// A job on it fails if bytes aren't direct.
+    /// Whether a job on it fails if bytes aren't direct.
     fn insists_on_direct(&self, _allow_compat: bool) -> bool {
         false
     }
@@ -211,11 +211,11 @@ pub trait DataPath: Sync {
         target.is_inline()
     }
 
-    /// What a worker sets up for it, after its slots.
+    /// Sets up a worker's part of it, after its slots.
     fn equip(&self, site: &Site, reactor: &mut crate::reactor::Reactor) -> Result<Box<dyn Gear>, Error>;
 
-    /// What a run that reads many files has to read them straight into GPUs, the first of which is `device`; None: its bytes
-    /// pass the host.
+    /// The means to read many files directly into GPUs, the first of which is `device`; None: the data passes through
+    /// the host.
     fn means(&self, _: &JobSpec, _device: &Arc<Device>, _: Limits) -> Result<Option<Arc<dyn Means>>, Error> {
         Ok(None)
     }
@@ -234,7 +234,7 @@ pub trait DataPath: Sync {
         "each I/O separately, submitted together"
     }
 
-    /// What to type if its I/Os timed out.
+    /// Hint for I/Os that timed out.
     fn after_timeouts(&self, _job: &JobSpec) -> Option<&'static str> {
         None
     }

@@ -1,4 +1,4 @@
-//! What a worker has for its paths to build on, and what they make of it.
+//! The resources of a worker that its paths build on, and the queues that they create.
 
 use super::{Copier, Destination, HostCopier};
 use crate::arena::Arena;
@@ -25,17 +25,17 @@ pub struct Site<'a> {
     /// Slots of the path's own (`DataPath::beside`).
     pub beside: Option<&'a Arena>,
     pub copiers: &'a Copiers,
-    /// All that the worker reads or writes, by whatever path.
+    /// Everything that the worker reads or writes, on any path.
     pub targets: &'a [&'a Target],
-    /// What each queue must carry.
+    /// Requirements of each queue.
     pub needs: QueueNeeds,
-    /// I/Os of those that a source works at; what the others hold is copied on meanwhile.
+    /// I/Os that a source executes at a time; the data of the others is being copied.
     pub at_work: u32,
-    /// Something stands between a source and its path, and may hold I/Os back.
+    /// Whether something between a source and its path may hold I/Os back.
     pub layered: bool,
 }
 
-/// Puts something over a source's queue, below what a path puts there.
+/// Wraps a source's queue, below the path's own wrappers.
 pub type Layer<'a> = &'a dyn Fn(Box<dyn Queue>) -> Box<dyn Queue>;
 
 /// A path's part of one worker.
@@ -51,24 +51,25 @@ pub trait Gear {
         reactor: &mut Reactor,
     ) -> Result<Box<dyn Queue>, Error>;
 
-    /// What must last until the queues are gone, and go before the worker's slots.
+    /// Resources that must be dropped after the queues and before the worker's slots.
     fn kept(self: Box<Self>) -> Option<Box<dyn Any>> {
         None
     }
 }
 
-/// Streams that a worker's queues share in turn: one for each of thousands of files would cost more than it gives.
+/// Streams that a worker's queues share in turn: a separate one for each of thousands of files would cost more than
+/// it gains.
 const STREAMS_MAX: usize = 4;
 
-/// I/Os from this length on are copied one by one where they don't lie side by side.
+/// I/Os of at least this length are copied one by one unless they are adjacent.
 const SCATTERED_BYTES_MAX: u64 = 64 << 10;
 
-/// Makes the copiers of a worker's queues.
+/// Creates the copiers of a worker's queues.
 pub struct Copiers {
     device: Option<Arc<Device>>,
     streams: RefCell<Vec<Rc<Stream>>>,
     made: Cell<usize>,
-    /// What moves many short I/Os by one launch, shared like the streams.
+    /// Copies many short I/Os by one kernel launch; shared like the streams.
     scattering: OnceCell<Option<Rc<Scattering>>>,
     needs: QueueNeeds,
 }

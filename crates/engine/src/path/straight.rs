@@ -1,6 +1,5 @@
-//! Reads of many files straight into GPUs, past any slot of the host: what a whole
-//! run has for that, and what each worker makes queues by. Files are opened, made
-//! known, read and let go of while the run goes on.
+//! Direct reads of many files into GPUs, without host buffers: the resources of a whole run, and of each worker.
+//! Files are opened, registered, read and deregistered during the run.
 
 use super::gds::{Base, Session};
 use super::mapped::Registry;
@@ -12,9 +11,9 @@ use forebay_model::job::JobSpec;
 use forebay_model::Error;
 use std::sync::Arc;
 
-/// What a whole run has to read files into GPUs by one path.
+/// A run's resources for reading files into GPUs on one path.
 pub trait Means: Send + Sync {
-    /// Called once, before any file is made known. `probe`: a file like all others.
+    /// Called once, before any file is registered. `probe`: a representative file.
     ///
     /// # Errors
     /// The path can't serve one of the GPUs.
@@ -22,17 +21,17 @@ pub trait Means: Send + Sync {
         Ok(())
     }
 
-    /// Bytes below which a file goes through the host's slots instead.
+    /// Files shorter than this go through host buffers instead.
     fn bytes_min(&self) -> u64 {
         0
     }
 
-    /// No read crosses a multiple of so many bytes.
+    /// No read crosses a multiple of this many bytes.
     fn window_bytes(&self) -> Option<u64> {
         None
     }
 
-    /// Makes a file known that is to be read into this GPU.
+    /// Registers a file that is to be read into this GPU.
     ///
     /// # Errors
     /// The path's library refuses it.
@@ -40,16 +39,16 @@ pub trait Means: Send + Sync {
         Ok(())
     }
 
-    /// The file was closed, or is no longer what it was.
+    /// Called when the file was closed or has changed.
     fn forget(&self, file: &FileTarget);
 
-    /// What a worker has for it, on the worker's thread.
+    /// A worker's resources; called on the worker's thread.
     ///
     /// # Errors
     /// Memory, or the path's library, can't be had.
     fn lanes(&self, needs: &LaneNeeds, reactor: &mut Reactor) -> Result<Box<dyn Lanes>, Error>;
 
-    /// What was registered of the page cache, for the record.
+    /// The registrations of the page cache, for the record.
     fn registry(&self) -> Option<&Arc<Registry>> {
         None
     }
@@ -60,19 +59,19 @@ pub trait Means: Send + Sync {
     }
 }
 
-/// What a worker's queues must carry.
+/// Requirements of a worker's queues.
 pub struct LaneNeeds<'a> {
     pub job: &'a JobSpec,
     /// The GPUs in turn, and what of their memory cuFile knows.
     pub devices: Vec<(&'a Arc<Device>, &'a Base)>,
-    /// Reads in flight of all queues together.
+    /// Reads in flight on all queues.
     pub depth: u32,
     pub io_bytes: u64,
 }
 
-/// What a worker's queues share.
+/// Resources that a worker's queues share.
 pub trait Lanes {
-    /// A queue over a file that is known, whose reads end in the memory of the GPU with this turn.
+    /// A queue over a registered file, whose reads end in the memory of the GPU with this index.
     ///
     /// # Errors
     /// The file can't be mapped, or isn't known.

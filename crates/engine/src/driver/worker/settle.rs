@@ -1,4 +1,4 @@
-//! What becomes of an I/O that is over.
+//! Processing of completed I/Os.
 
 use super::Ticket;
 use super::Worker;
