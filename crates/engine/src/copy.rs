@@ -22,8 +22,8 @@ pub enum Stores {
 }
 
 impl Stores {
-    /// For a slot that is written again and again: one beyond a core's own cache is written back anyway, and
-    /// fetching its lines first would cost a third of the copy.
+    /// For a slot that is written repeatedly: one larger than a core's own cache (2 MiB: the L2 of current server CPUs)
+    /// is written back anyway, and fetching its lines first would cost a third of the copy.
     pub fn for_slot(bytes: usize) -> Stores {
         const CORE_CACHE_BYTES: usize = 2 << 20;
         if bytes >= CORE_CACHE_BYTES {
@@ -164,6 +164,7 @@ mod imp {
         fn forebay_word_end();
     }
 
+    /// Eight pages are read in step, because CPUs prefetch within a page only.
     const STRIP: usize = 8 * 4096;
     const LINE: usize = 64;
     /// Longer copies are as fast by `rep movsb`.

@@ -27,14 +27,15 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use watch::Watch;
 
+/// Seconds of warm-up at most, if none is given; otherwise a tenth of the duration.
 const WARMUP_MAX: f64 = 2.0;
 /// Least time for what an open loop owes at its end.
 const DRAIN_MIN: f64 = 1.0;
-/// How long after the end of the time the observer is told what is waited for.
+/// After this time past the end, the observer is shown what the run is waiting for.
 const WAITS: Duration = Duration::from_millis(250);
 /// How often the caller is asked whether to go on. Each time wakes a thread, whose time counts as the run's.
 const POLL: Duration = Duration::from_millis(200);
-/// Above this many workers the series goes without percentiles: their histograms would cost more than they tell.
+/// With more workers than this, the series has no percentiles: collecting their histograms would cost too much.
 const WORKERS_WITH_HISTOGRAMS: u32 = 128;
 
 /// What one run came to.

@@ -14,11 +14,12 @@ use forebay_model::simulate::{closed_loop, Load};
 use forebay_model::units::GIB;
 use forebay_model::{warnings, Error};
 
-/// Commands that are played at most: some tenths of a second.
+/// Most commands that are simulated: this takes some tenths of a second.
 const COMMANDS_MAX: f64 = 2e6;
-/// Times are drawn: fewer commands than this are off by per cents by chance.
+/// Service times are random: with fewer commands than this, the result deviates by several per cent by chance.
 const COMMANDS_LEAST: f64 = 4e3;
-/// Commands over which the chance of the play evens out.
+/// Commands over which random deviations even out; shorter simulations are repeated, at most `PLAYS_MAX` times:
+/// 25 of `COMMANDS_LEAST` make `COMMANDS_EVEN`.
 const COMMANDS_EVEN: f64 = 1e5;
 const PLAYS_MAX: f64 = 25.0;
 /// A shorter play stands for a longer run after so many rounds of what is in flight.

@@ -31,11 +31,13 @@ use std::time::{Duration, Instant};
 
 /// Failed I/Os after which a worker gives up, because the medium is gone rather than unreliable.
 const FAILURES_MAX: u64 = 1000;
-/// A worker waits for one in this many of its I/Os at once, which saves calls where many are in flight. A
-/// completion that is alone waits no longer than `BATCH_PATIENCE`, which its latency then holds.
+/// A worker waits for one in this many of its I/Os at once, which saves system calls if many are in flight. A lone
+/// completion waits no longer than `BATCH_PATIENCE`, which adds to its latency: half of what a fast drive takes.
 const BATCH_SHARE: u32 = 8;
-pub const BATCH_IO_BYTES_MAX: u64 = 128 << 10;
 const BATCH_PATIENCE: Duration = Duration::from_micros(30);
+/// Longer I/Os are submitted one by one: submitted together, the kernel merges adjacent ones, and a drive then gave 0.9
+/// of its rate.
+pub const BATCH_IO_BYTES_MAX: u64 = 128 << 10;
 /// How often time-outs and stop requests are checked while nothing completes, however long the interval.
 const LOOK: Duration = Duration::from_millis(250);
 /// A check that is this late shows that the process was suspended: stopped, frozen, or paused with its virtual

@@ -13,9 +13,9 @@ use forebay_model::job::{Cache, Engine, PathKind};
 use forebay_model::training::EmulateSpec;
 use forebay_model::Error;
 
-/// What a slot of data that lies in memory holds: it stays in a core's own cache while it is parsed.
+/// I/O size for data in memory: a slot stays in a core's own cache while it is parsed.
 const CACHED_IO_BYTES: u64 = 256 << 10;
-/// Long enough for a drive, short enough that many are in flight.
+/// I/O size and depth for data on a drive: long enough for its full rate, with 16 MiB in flight per worker.
 const DEVICE_IO_BYTES: u64 = 1 << 20;
 const DEVICE_DEPTH: u32 = 16;
 /// Files that stand for all of them where the page cache is asked about.

@@ -15,6 +15,7 @@ use forebay_model::training::simulate::{file_sizes, simulate, Setup, Simulated};
 use forebay_model::training::EmulateSpec;
 use forebay_model::{stats, warnings, Error};
 
+/// Defaults in virtual time: 128 MiB in flight, which keeps several of the fastest modelled drives busy.
 const WORKERS: u32 = 4;
 const DEPTH: u32 = 32;
 const IO_BYTES: u64 = 1 << 20;

@@ -14,8 +14,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// More hands than this fill no link faster, and cost the caches, but where each row is copied by a processor: then all
-/// that there are take part, up to `HANDS_ALL_MAX`.
+/// More hands than this don't fill a link faster, and compete for the caches; only where each row is copied by a CPU,
+/// all CPUs take part, up to `HANDS_ALL_MAX`.
 const HANDS_MAX: usize = 8;
 const HANDS_ALL_MAX: usize = 64;
 /// So long after a part was last begun nobody reads, and files that were read one time are let go of.

@@ -23,7 +23,8 @@ use std::time::Duration;
 
 /// Where pinning is refused, smaller slots are tried.
 const SLOT_BYTES_TRIED: [usize; 4] = [SLOT_BYTES, 1 << 20, 256 << 10, 64 << 10];
-/// Between two looks at a copy: a sleep costs less than a look, and a 4 MiB copy takes 80 µs.
+/// Time between two queries of a copy: a sleep costs less than a query. `NAP` is half of the 80 µs of a 4 MiB copy;
+/// copies below `SHORT_COPY` and above `LONG_COPY` have their own.
 const NAP: Duration = Duration::from_micros(40);
 const NAP_SHORT: Duration = Duration::from_micros(5);
 const NAP_LONG: Duration = Duration::from_micros(250);

@@ -13,7 +13,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Most CUDA streams of a worker; more I/Os take turns on them. Each stream has its own preparation in cuFile.
 pub const STREAMS_MAX: u32 = 32;
+/// Time between two queries of a stream: shorter costs CPU time, longer adds to the latency of a 4 KiB read.
 const AGAIN: Duration = Duration::from_micros(30);
 
 /// A stream, and cuFile's preparation of it, which goes first.

@@ -22,6 +22,8 @@ const RESERVE_BYTES_MIN: u64 = 1 << 30;
 const RESERVE_SHARE: u64 = 4;
 /// The cap holds at least this many windows.
 const WINDOWS_IN_CAP: u64 = 8;
+/// Registering takes 60 µs even for one page, about a seventh of what 16 MiB take at 37 GiB/s: shorter windows register
+/// at a lower rate. Longer ones than the maximum gain nothing, and are evicted as a whole.
 const WINDOW_BYTES_MIN: u64 = 16 << 20;
 const WINDOW_BYTES_MAX: u64 = 256 << 20;
 const PAGE: u64 = 4096;

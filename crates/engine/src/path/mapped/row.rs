@@ -23,7 +23,8 @@ const WARM_SHARE: f64 = 0.95;
 const BYTES_MIN: u64 = 4 << 20;
 /// Below this a copy per I/O costs the device more than the bytes do, and bounce sends many as one.
 const IO_BYTES_MIN: u64 = 64 << 10;
-/// Slots through which bytes go that can't be mapped; longer I/Os go in parts.
+/// Slots for bytes that can't be mapped, and the size of each; longer I/Os are split. As in `bounce`, copies of 4 MiB
+/// keep the device busy.
 pub(super) const ASIDE_SLOTS: u32 = 4;
 pub(super) const ASIDE_BYTES_MAX: u64 = 4 << 20;
 
