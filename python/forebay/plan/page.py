@@ -99,37 +99,36 @@ def text(results: Results) -> str:
 INTRODUCTION = """# How good the planner is
 
 Written by `forebay plan backtest --page docs/plan-backtest.md`. Each cell below was predicted by a planner that was
-calibrated without it and without its like: the column "left out together" says what its like is. Errors are in per cent
-of the published value unless they say otherwise. "Inside" is the share of cells inside their 80 % interval; an interval
+calibrated without it and without similar cells; the column "left out together" says which. Errors are in per cent of
+the published value unless stated otherwise. "Inside" is the share of cells inside their 80 % interval; an interval
 score below 1 is better than intervals of one width that was tuned on the other cells of the same table.
 
 Read with care: cells at the edge of a table (the smallest block size, one queue) are extrapolated when they are left
-out, cells within it are interpolated. The blank cells of the published tables lie within, so these figures are harsher
-than what those will show, except where a whole drive is unknown.
+out, cells within it are interpolated. The blank cells of the published tables are within, so these errors are larger
+than those to expect there, except where a whole drive is unknown.
 
-What is left out takes part in nothing: parameters, the smooth rest and the widths of intervals are all fitted anew
-without it. A width's scale is what leaving out the *remaining* cells, one at a time, shows, drawn to 1 as if by one
-more cell; no interval of these is stretched by a constant that was set with these figures in view, but what AU and
-accelerators are taken to differ by between runs was. How firmly scales are drawn to 1 was tried, from one cell's weight
-to sixteen: only random reads and DLRM minutes know the difference, and one is best; Student's t in place of the normal
-is worse there by a tenth. Priors, the
-size of the smooth rest (2 %) and the form of each law are the same in all folds, and were written by people who had seen
-the tables; where that helps a figure, docs/plan.md says so.
+A cell that is left out influences nothing: parameters, the smooth residual and the widths of intervals are all fitted
+again without it. The scale of a width comes from leaving out the *remaining* cells one at a time, and is shrunk towards 1
+with the weight of one cell. No interval is stretched by a constant that was chosen with knowledge of these results,
+except the assumed spread of AU and accelerators between runs. Weights of one to sixteen cells were tried for the
+shrinkage: they only make a difference for random reads and DLRM minutes, where one is best; Student's t instead of the
+normal distribution is worse there by a tenth. Priors, the size of the smooth residual (2 %) and the form of each model
+are the same in all folds, and were written with knowledge of the tables; docs/plan.md says where that helps a figure.
 
-The constant width is a hard opponent: it knows the misses of this very module's other cells, which the planner doesn't.
-With few cells the comparison is mostly luck. "By chance up to" is what nine in ten of those stay below who foretell with
-the true spread: over three cells even they reach 1.5, over nine 1.1. A ratio above it is an interval too wide: three
-remote cells without any other of their drive, and four of random reads, where intervals say what isn't known of another
-fabric or another metric.
+The constant width is a strong baseline: it knows the errors of the other cells of the same module, which the planner
+doesn't. With few cells the comparison is mostly chance. "By chance up to" is the ratio that nine in ten forecasters who
+know the true spread stay below: 1.5 over three cells, 1.1 over nine. A higher ratio means that an interval is too wide:
+for three remote cells without any other of their drive, and for four of random reads, where intervals include what isn't
+known about another fabric or another metric.
 
 ## What no model can do better
 
-- The same remote cell, published twice (32 queues in one table, 31 in the other), differs by 2.5, 3.0 and 0.9 %: with
-  one as the forecast of the other the mean error is 2.1 % and the worst 3.1 %. One drive alone has remote cells. So "a
-  drive whose remote cells are unknown" is tried the hard way, with no remote cell of any drive: what is predicted there
-  comes from priors. How much of the way a slow drive hides is in no table. The law takes half of what a drive's own
-  delay grows by with size (`FELT`); all and nothing give means of 3.7 and 3.2 % in place of the figure below, and on
-  D7-P5520 at 64 KiB predictions that lie 2 and 3 % to either side.
+- The same remote cell, published twice (32 queues in one table, 31 in the other), differs by 2.5, 3.0 and 0.9 %: using
+  one as the forecast of the other gives a mean error of 2.1 % and a worst of 3.1 %. Only one drive has remote cells. So
+  "a drive whose remote cells are unknown" is tested without any remote cell of any drive: the prediction then comes from
+  priors. No table shows how much of a command's transit time a slow drive hides. The model assumes half of the growth of
+  the drive's own delay with size (`FELT`); all of it and none of it give means of 3.7 and 3.2 % instead of the figure
+  below, and predictions for D7-P5520 at 64 KiB that are 2 and 3 % to either side.
 - Ten runs of one DLRM system differ by 2 to 9 % (14 systems; median 4.7 %), because they converge after 14, 15 or 16
   twentieths of an epoch. A perfect forecast of the mean misses single runs by 3.8 % on average.
 """
@@ -137,9 +136,9 @@ fabric or another metric.
 
 def markdown(results: Results) -> str:
     lines = [INTRODUCTION, "## Summary", "", *_table(rows_of(results)), ""]
-    inside = f"Of all cells, {100 * coverage(results):.0f} % lie inside their 80 % interval."
+    inside = f"Of all cells, {100 * coverage(results):.0f} % are inside their 80 % interval."
     scores = f"have a geometric mean over cells of {against(results):.2f}."
-    lines += [f"{inside} Scores against constant widths, each module by its first way of leaving out, {scores}", ""]
+    lines += [f"{inside} Scores against constant widths, each module by its first method of leaving cells out, {scores}", ""]
     for module in MODULES:
         for kind, cells in results.get(module.name, {}).items():
             lines += _module(module.name, module.baseline_name, kind, cells)
@@ -147,7 +146,7 @@ def markdown(results: Results) -> str:
 
 
 def _module(name: str, baseline: str, kind: str, cells: Sequence[Cell]) -> list[str]:
-    lines = [f"## {name[0].upper() + name[1:]}, without: {kind}", "", f"Wanted: {WANTED[name]}. Baseline: {baseline}.", ""]
+    lines = [f"## {name[0].upper() + name[1:]}, without: {kind}", "", f"Target: {WANTED[name]}. Baseline: {baseline}.", ""]
     if len(cells) > 40:
         return [*lines, f"{len(cells)} cells; `forebay plan backtest --json` lists them.", ""]
     rows: list[tuple[str, ...]] = [("cell", "published", "predicted", "80 % interval", "inside", "error", "baseline's error")]
