@@ -20,7 +20,7 @@ job! {
     /// Share of reads in a mixed job, in per cent. None: `op` alone.
     read_pct: Option<u8> = None,
         flag("read-pct", Share, "PCT", "Percentage of reads in a mixed job.").within(0.0, 100.0, "must be 0 to 100", "70");
-    /// Bytes per I/O. With `io_bytes_max`, the least.
+    /// Bytes per I/O. With `io_bytes_max`, the smallest.
     io_bytes: u64 = 1 << 20,
         flag("io-size", Sizes, "SIZE", "Block size: bytes per I/O, e.g. 128k, or a range MIN:MAX[:STEP].");
     /// Sizes are drawn uniformly from io_bytes, io_bytes + io_bytes_step, … io_bytes_max.
