@@ -1,6 +1,5 @@
-//! Content that knows where it belongs, for `--verify`: each 4 KiB block of a
-//! file is a function of a seed, the file and the block's offset, and says so in
-//! its first words. A block that was read from the wrong place is then named
+//! Content that identifies its location, for `--verify`: each 4 KiB block of a file is a function of a seed, the file
+//! and the block's offset, which are in its first words. A block that was read from the wrong place is then named
 //! ("holds block 4096 of file …"), not just counted as wrong.
 //!
 //! A block is 512 little-endian words: a header (magic, seed, file, block offset,
@@ -11,7 +10,7 @@
 use crate::random::mix;
 use std::fmt;
 
-/// The block that knows itself. Offsets are in bytes from the start of the file.
+/// The identity of a block. Offsets are in bytes from the start of the file.
 pub const BLOCK_BYTES: usize = 4096;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FOREBAY1");
@@ -25,7 +24,7 @@ pub fn file_id(name: &str) -> u64 {
     })
 }
 
-/// Writes what `file` holds from byte `offset` on. Neither end need be aligned.
+/// Generates the content of `file` from byte `offset` on. Neither end needs to be aligned.
 pub fn fill(buf: &mut [u8], seed: u64, file: u64, offset: u64) {
     let (head, blocks) = split_head_mut(buf, offset);
     let mut at = offset;
@@ -44,7 +43,7 @@ pub fn fill(buf: &mut [u8], seed: u64, file: u64, offset: u64) {
     }
 }
 
-/// Compares `buf` with what `fill` would have written there.
+/// Compares `buf` with the content that `fill` generates.
 pub fn check(buf: &[u8], seed: u64, file: u64, offset: u64) -> Result<(), Mismatch> {
     let mut first = None;
     let mut blocks_bad = 0;
@@ -71,14 +70,14 @@ pub fn check(buf: &[u8], seed: u64, file: u64, offset: u64) -> Result<(), Mismat
     }
 }
 
-/// What a read brought back in place of what had been written.
+/// A read that returned other content than was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mismatch {
     /// The file that was read.
     pub file: u64,
     /// Offset in the file of the first wrong byte.
     pub at: u64,
-    /// What the block of that byte holds.
+    /// The content of the block of that byte.
     pub found: Found,
     /// 4 KiB blocks with at least one wrong byte, in the whole buffer.
     pub blocks_bad: u64,
@@ -90,7 +89,7 @@ pub enum Found {
     Misplaced { file: u64, offset: u64 },
     /// A block that another seed wrote: an older run, or another job.
     OtherSeed { seed: u64, file: u64, offset: u64 },
-    /// Nothing but zeroes: a hole, or never written.
+    /// Only zeroes: a hole, or never written.
     Zeroes,
     /// Nothing that Forebay wrote.
     Foreign,
@@ -141,8 +140,8 @@ struct Header {
     offset: u64,
 }
 
-/// What the headers of a file's blocks have in common, hashed: `mix(base ^ offset)` is a block's checksum. For
-/// whoever makes or checks content elsewhere, as on a GPU.
+/// Hash of the common part of a file's block headers: `mix(base ^ offset)` is a block's checksum. For code that
+/// generates or checks content elsewhere, e.g. on a GPU.
 pub fn base(seed: u64, file: u64) -> u64 {
     mix(mix(seed ^ MAGIC) ^ file)
 }

@@ -6,16 +6,14 @@
 //! n / (latency + service), bends, and ends at the bandwidth or at channels /
 //! latency. Larger I/Os travel as commands of `command_bytes`.
 //!
-//! Constants come from the data sheet alone, by one rule for all drives:
-//! bandwidth is the sequential figure; latency is that of the class of drive where
-//! the sheet gives none; channels = random-read IOPS × read latency (Little's law:
-//! the fewest that reach the figure, the latency rounded to whole channels); a random write holds the server for at
-//! least 1 / random-write IOPS (data sheets say nothing above 4 KiB, so random
-//! writes of large blocks come out hopeful).
+//! Constants come from the data sheet alone, by one rule for all drives: bandwidth is the sequential figure; latency
+//! is that of the class of drive where the sheet gives none; channels = random-read IOPS × read latency (Little's
+//! law: the fewest that reach the figure, the latency rounded to whole channels); a random write holds the server for
+//! at least 1 / random-write IOPS (data sheets say nothing above 4 KiB, so random writes of large blocks are
+//! predicted optimistically).
 //!
-//! How well that does: of the six published local reads of a D7-PS1010 (64k, 512k,
-//! 4m; two paths), which no constant was fitted to, the mean absolute error is
-//! 2.8 %, the worst 9.1 % (64k, too high). `tests/simulate.rs` holds it.
+//! Accuracy: of the six published local reads of a D7-PS1010 (64k, 512k, 4m; two paths), to which no constant was
+//! fitted, the mean absolute error is 2.8 %, the worst 9.1 % (64k, too high). `tests/simulate.rs` checks it.
 
 mod presets;
 mod timeline;
@@ -30,27 +28,27 @@ pub use timeline::Timeline;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DriveModel {
     pub name: String,
-    /// Drives side by side, in a stripe of `command_bytes`.
+    /// Number of drives, in a stripe of `command_bytes`.
     pub drives: u32,
-    /// Of each drive, as is all that follows.
+    /// Of each drive, like all fields below.
     pub read_bandwidth_bytes_s: f64,
     pub write_bandwidth_bytes_s: Option<f64>,
     /// At 4 KiB.
     pub rand_read_iops: Option<f64>,
     /// At 4 KiB, sustained.
     pub rand_write_iops: Option<f64>,
-    /// Mean of one command on an idle drive, transfer excluded.
+    /// Mean latency of one command on an idle drive, excluding the transfer.
     pub read_latency_s: f64,
     pub write_latency_s: f64,
-    /// Reads in their latency at once. None: no bound.
+    /// Reads that can overlap their latency. None: unlimited.
     pub channels: Option<u32>,
     /// Larger I/Os are split into commands of this size.
     pub command_bytes: u64,
-    /// Time of a command on the bandwidth server besides its bytes.
+    /// Fixed time of a command on the bandwidth server, in addition to its transfer.
     pub command_overhead_s: f64,
-    /// Where bandwidth and IOPS come from.
+    /// Origin of bandwidth and IOPS.
     pub source: String,
-    /// Where the latencies come from.
+    /// Origin of the latencies.
     pub latency_source: String,
 }
 
@@ -63,7 +61,7 @@ pub struct Parameter {
     pub source: String,
 }
 
-/// More reads at once than any drive has: bounds the memory of a model.
+/// More concurrent reads than any drive supports: limits the memory of a model.
 const CHANNELS_MAX: u32 = 1 << 14;
 
 impl DriveModel {
@@ -153,7 +151,7 @@ impl DriveModel {
         }
     }
 
-    /// Refuses an operation whose rate the data sheet doesn't say.
+    /// Refuses an operation whose rate isn't in the data sheet.
     pub fn check(&self, op: Op) -> Result<(), Error> {
         let (unknown, what, key) = match op {
             Op::Read => (false, "", ""),

@@ -1,17 +1,17 @@
 use crate::wording::as_flags;
 use serde::{Deserialize, Serialize, Serializer};
 
-/// Whose turn it is to act, which is also the exit code.
+/// The kind of an error, which determines the exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// The run finished, and what it checked doesn't hold. Exit code 1.
+    /// The run finished, and a check failed. Exit code 1.
     Check,
     /// The request can't be right on any machine. Exit code 2.
     Request,
     /// The request is fine; this machine lacks what it needs. Exit code 3.
     Machine,
-    /// The run began and broke. Exit code 4; what was measured is saved.
+    /// The run started and failed. Exit code 4; what was measured is saved.
     Run,
 }
 
@@ -26,7 +26,7 @@ impl Kind {
     }
 }
 
-/// An error as a user meets it: what was asked, what was found, what to type next. Its texts name a job's fields by their
+/// An error as the user sees it: what was requested, what was found, what to type next. Its texts name a job's fields by their
 /// keys (`wording`); shown or written out, it speaks as the command line does.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[error(

@@ -83,7 +83,7 @@ impl Latency {
         BASE64_STANDARD.encode(bytes)
     }
 
-    /// Reads what `encode` wrote. Bounded: a histogram of another shape is refused.
+    /// Decodes the output of `encode`. Bounded: a histogram of another shape is refused.
     pub fn decode(text: &str) -> Result<Latency, Error> {
         let bad = |found: String| Error::request("the histogram", found, "a record that forebay wrote");
         // The widest histogram of our shape encodes to well under 2 MiB.

@@ -1,5 +1,5 @@
-//! One job: what to move, how, and for how long. The same fields stand on the
-//! command line, in a sweep's TOML, in `compare --a`, and in every record.
+//! One job: what to move, how, and for how long. The same fields are used on the command line, in a sweep's TOML, in
+//! `compare --a`, and in every record.
 
 mod check;
 mod content;
@@ -43,7 +43,7 @@ impl Op {
     }
 }
 
-/// How a `file:` source talks to the kernel.
+/// The system calls with which a `file:` source is read and written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Engine {
@@ -55,22 +55,22 @@ pub enum Engine {
     Pread,
     /// preadv2/pwrite on the worker's own thread.
     Inline,
-    /// Copies out of a mapping of the file.
+    /// Copies from a memory mapping of the file.
     Map,
 }
 
 impl Engine {
-    /// Each I/O ends where it is submitted.
+    /// Whether each I/O completes when it is submitted.
     pub fn is_inline(self) -> bool {
         matches!(self, Engine::Map | Engine::Inline)
     }
 }
 
-/// What the page cache may do for this job.
+/// Page-cache policy of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Cache {
-    /// Per file, by what was found in it before the run: through it where the file is cached, past it where not.
+    /// Decided for each file before the run: the page cache is used if the file is cached, and bypassed if not.
     Auto,
     /// O_DIRECT.
     Bypass,
@@ -82,20 +82,20 @@ pub enum Cache {
     Warm,
 }
 
-/// Who said how many workers there are.
+/// The origin of the number of workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WorkersFrom {
-    /// `workers` is what was asked for.
+    /// `workers` was given.
     #[default]
     Given,
-    /// Nobody: one, or as for `auto` where the job feeds a GPU through host memory.
+    /// Not given: one, or as for `auto` if the job feeds a GPU through host memory.
     Default,
     /// A short calibration on the sources finds `workers`.
     Auto,
 }
 
-/// Which pages the slots should lie in. A record says which they got.
+/// The requested page size of the buffers. A record says which they got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pages {
@@ -106,14 +106,14 @@ pub enum Pages {
     Small,
 }
 
-/// How the I/Os of an open loop follow on each other.
+/// The arrival process of an open loop.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Arrivals {
-    /// At equal distances.
+    /// At fixed intervals.
     #[default]
     Even,
-    /// At distances that are exponentially distributed around the mean.
+    /// At exponentially distributed intervals.
     Poisson,
 }
 
@@ -128,7 +128,7 @@ pub enum Sync {
     Each,
 }
 
-/// Where neither a duration nor passes were given.
+/// The duration if neither a duration nor passes were given.
 pub const DURATION_DEFAULT_S: f64 = 10.0;
 pub const FILE_NAME_DEFAULT: &str = "forebay.%d";
 pub const WORKERS_MAX: u32 = 4096;
@@ -138,7 +138,7 @@ const FILES_MAX: u32 = 10_000_000;
 const REPEATS_MAX: u32 = 10_000;
 /// A year.
 const SECONDS_MAX: f64 = 3.2e7;
-/// Slots of all workers together.
+/// Total buffer memory of all workers.
 pub const ARENA_BYTES_MAX: u64 = 1 << 40;
 
 /// A GPU and the source that feeds it.
@@ -180,8 +180,8 @@ fn settle_mix(fields: &mut Map<String, Value>) -> Result<(), Error> {
     Ok(())
 }
 
-/// What depends on whether a field was named: `workers`, a number, `"auto"` or nobody's choice; and the page
-/// cache, which `--path auto` judges for itself unless told, and which `--path mapped` is about.
+/// Fields whose default depends on whether they were given: `workers` (a number, `"auto"` or not given), and the page
+/// cache, which `--path auto` chooses by itself unless it is given, and which `--path mapped` requires.
 fn settle_defaults(fields: &mut Map<String, Value>) {
     let workers_from = match fields.get("workers") {
         None => "default",
@@ -206,7 +206,7 @@ fn settle_defaults(fields: &mut Map<String, Value>) {
     fields.entry("cache").or_insert_with(|| cache.into());
 }
 
-/// Two batches are in flight, and cuFile takes each as one of its own, unless told.
+/// By default two batches are in flight, and each is one of cuFile's batches.
 fn settle_batch(fields: &mut Map<String, Value>) {
     // What is out of bounds is refused by its own name, and not by that of what follows from it.
     let batch = fields.get("batch").and_then(Value::as_u64).filter(|batch| *batch > 0);
@@ -220,7 +220,7 @@ fn settle_batch(fields: &mut Map<String, Value>) {
 }
 
 impl JobSpec {
-    /// Reads a job, naming the key that isn't known or doesn't fit.
+    /// Parses a job; the error names a key that is unknown or invalid.
     pub fn from_json(text: &str) -> Result<JobSpec, Error> {
         let bad = |e: serde_json::Error| Error::request("the job", e.to_string(), "forebay bench --help");
         let mut value: Value = serde_json::from_str(text).map_err(bad)?;
@@ -241,7 +241,7 @@ impl JobSpec {
         JobSpec { duration_s: Some(seconds), warmup_s: Some(warmup_s), power, ..trial }
     }
 
-    /// What the job reads and writes: its sources, or those of its pairs.
+    /// What the job reads and writes, its own or those of its pairs.
     pub fn source_uris(&self) -> Result<Vec<String>, Error> {
         if self.pairs.is_empty() {
             return Ok(self.sources.clone());
@@ -261,7 +261,7 @@ impl JobSpec {
         matches!(self.read_pct, Some(p) if p != 0 && p != 100)
     }
 
-    /// Per cent of I/Os that read.
+    /// Percentage of I/Os that are reads.
     pub fn reads_pct(&self) -> u8 {
         self.read_pct.unwrap_or(if self.op.is_write() { 0 } else { 100 })
     }
@@ -279,17 +279,17 @@ impl JobSpec {
         self.verify || self.verify_fio.is_some()
     }
 
-    /// Whether files that are missing are made: where asked for, or by a write.
+    /// Whether files that are missing files are created: on request, or by a write.
     pub fn may_make(&self) -> bool {
         self.create || self.writes()
     }
 
-    /// Whether so many bytes or I/Os end a repeat, whatever time it takes.
+    /// Whether a number of bytes or I/Os ends a repeat, instead of the time.
     pub fn ends_by_count(&self) -> bool {
         self.passes.is_some() || self.limit_bytes.is_some() || self.limit_ios.is_some()
     }
 
-    /// Seconds that a repeat is measured for; None where a count ends it.
+    /// Measured seconds of a repeat; None if a count ends it.
     pub fn measured_s(&self) -> Option<f64> {
         self.duration_s.or((!self.ends_by_count()).then_some(DURATION_DEFAULT_S))
     }

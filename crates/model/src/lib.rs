@@ -1,7 +1,6 @@
-//! What Forebay says about a run, and nothing that touches the world: the job
-//! that was asked for, the record of what happened, latency histograms, and
-//! models of drives. No clock, no thread, no file, no socket: time and bytes
-//! come in as arguments, so that every line here can be tested by arithmetic.
+//! The pure part of Forebay: the requested job, the record of a run, latency histograms, and models of drives. It
+//! uses no clock, thread, file or socket: time and bytes are arguments, so that everything here can be tested by
+//! arithmetic.
 
 #![forbid(unsafe_code)]
 

@@ -1,10 +1,9 @@
 //! Which byte range each I/O touches: an endless sequence, the same for the same
 //! seed on every machine, in constant memory and a few nanoseconds per I/O.
 //!
-//! Sequential patterns walk the spans in order, with holes if so asked. Random
-//! ones draw aligned positions: uniform, Zipf, by zones, from a list, or as a
-//! permutation in which no block comes twice in a pass. Only such a pass over
-//! I/Os of several sizes takes memory: a bit for each block.
+//! Sequential patterns cover the spans in order, optionally with gaps. Random ones draw aligned positions: uniform,
+//! Zipf, by zones, from a list, or as a permutation that visits each block once per pass. Only a permutation with
+//! several I/O sizes takes memory: one bit per block.
 
 mod covered;
 pub(crate) mod permutation;
@@ -32,17 +31,17 @@ pub struct Span {
     pub bytes: u64,
 }
 
-/// What a pattern should be.
+/// The parameters of a pattern.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PatternSpec {
-    /// Empty ones are passed over; together at most 2^63 bytes.
+    /// Empty spans are skipped; at most 2^63 bytes in all.
     pub spans: Vec<Span>,
     pub random: bool,
     /// How random positions are drawn.
     pub distribution: Distribution,
     /// Random positions are a permutation, new in each pass.
     pub no_repeat: bool,
-    /// Sequential: passed over after each I/O or, with `skip_every`, after so many bytes. Below 0: gone back.
+    /// Sequential: bytes to skip after each I/O or, with `skip_every`, after that many bytes. Negative: to go back.
     pub skip: i64,
     pub skip_every: Option<u64>,
     /// Bytes per I/O; with `io_bytes_max`, the least.
@@ -53,7 +52,7 @@ pub struct PatternSpec {
     pub io_bytes_step: Option<u64>,
     /// Sizes by their shares, from `io_bytes` to `io_bytes_max`.
     pub mix: Option<IoMix>,
-    /// Random offsets, counted from their span's start, are multiples of this. Sequential ones follow on each other.
+    /// Random offsets, counted from their span's start, are multiples of this. Sequential ones are contiguous.
     pub align: u64,
     /// Share of reads, in per cent.
     pub read_pct: u8,
@@ -151,7 +150,7 @@ impl Pattern {
         })
     }
 
-    /// Bytes of all spans together.
+    /// Total bytes of all spans.
     pub fn data_bytes(&self) -> u64 {
         self.data_bytes
     }

@@ -1,4 +1,4 @@
-//! What one run was and what it showed: schema `forebay.run/1`.
+//! The record of one run: schema `forebay.run/1`.
 //!
 //! A field that couldn't be measured is null, and `missing` says why: never 0. A field that a file lacks, because an older
 //! version wrote it, has its default when it is read, and `missing` says so.
@@ -60,7 +60,7 @@ pub struct RunRecord {
 pub struct Build {
     pub version: String,
     pub commit: Option<String>,
-    /// Built-in features, as `uring`.
+    /// Built-in features, e.g. `uring`.
     pub features: Vec<String>,
 }
 
@@ -94,7 +94,7 @@ pub struct Gpu {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Drive {
-    /// Kernel name, as `nvme0n1`.
+    /// Kernel name, e.g. `nvme0n1`.
     pub name: String,
     pub model: Option<String>,
     pub serial: Option<String>,
@@ -104,7 +104,7 @@ pub struct Drive {
     pub kind: String,
     pub rotational: Option<bool>,
     pub pci: Option<String>,
-    /// PCIe generation now, and the most the drive can do.
+    /// Current PCIe generation.
     pub pcie_gen: Option<u32>,
     pub pcie_gen_max: Option<u32>,
     pub pcie_width: Option<u32>,
@@ -124,7 +124,7 @@ pub struct Filesystem {
     pub device: String,
     pub options: Vec<String>,
     pub block_bytes: Option<u64>,
-    /// From statx(STATX_DIOALIGN); null where the kernel or file system doesn't say.
+    /// From statx(STATX_DIOALIGN); null if the kernel or file system doesn't report it.
     pub direct_memory_align: Option<u32>,
     pub direct_offset_align: Option<u32>,
     pub free_bytes: Option<u64>,
@@ -217,7 +217,7 @@ pub struct CacheState {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RunResult {
-    /// Measured seconds, warm-up excluded; of all repeats together.
+    /// Measured seconds of all repeats, excluding warm-up.
     pub seconds: f64,
     pub bytes: u64,
     pub ios: u64,
@@ -225,7 +225,7 @@ pub struct RunResult {
     pub write_bytes: u64,
     pub throughput_gib_s: f64,
     pub iops: f64,
-    /// From the start of an I/O (in an open loop: from when it was due) to its end.
+    /// From the start of an I/O (in an open loop: from when it was due) to its completion.
     pub latency_us: LatencySummary,
     /// I/Os that finished after the measured time: in latency and histogram, in no other figure.
     pub late: u64,
@@ -269,13 +269,13 @@ pub struct RunResult {
 pub struct BatchResult {
     /// I/Os of each.
     pub ios: u32,
-    /// Whole ones that ended in the measured time with no failure among their I/Os.
+    /// Complete batches that ended in the measured time without a failed I/O.
     pub count: u64,
     /// From the start of the first I/O to the end of the last.
     pub latency_us: LatencySummary,
     /// As `RunResult::histogram`.
     pub histogram: String,
-    /// How their I/Os were brought together, in words.
+    /// How their I/Os were combined, as text.
     pub by: String,
 }
 
@@ -323,7 +323,7 @@ pub struct Foretold {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Cpu {
-    /// None, as all of it, where no meter covered the run's time.
+    /// None, like all fields, if no meter covered the run's time.
     pub user_s: Option<f64>,
     pub system_s: Option<f64>,
     /// (user + system) / seconds, of this process and its threads.
@@ -335,7 +335,7 @@ pub struct Cpu {
     pub ns_per_io: Option<f64>,
     /// The whole machine over the same seconds, in cores (irq and softirq included).
     pub machine_cores_busy: Option<f64>,
-    /// The machine's busy cores that aren't ours: other processes and kernel threads.
+    /// Cores kept busy by other processes and kernel threads.
     pub others_cores_busy: Option<f64>,
 }
 
@@ -388,14 +388,14 @@ impl Errors {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Noise {
-    /// Per cent of CPU time that the hypervisor took.
+    /// Percentage of CPU time that the hypervisor took.
     pub steal_pct: Option<f64>,
     pub others_cores_busy: Option<f64>,
     /// Throttle events that the CPU counted during the run.
     pub throttled: Option<u64>,
     /// Coefficient of variation of the series, in per cent.
     pub series_cv_pct: Option<f64>,
-    /// Seconds in which the process stood still: stopped by a signal, frozen, or paused with its virtual machine.
+    /// Seconds in which the process was suspended: stopped by a signal, frozen, or paused with its virtual machine.
     #[serde(default)]
     pub stood_still_s: Option<f64>,
     /// Cores that the control groups of the process grant it.
@@ -442,7 +442,7 @@ pub struct Point {
     pub latency_us_mean: Option<f64>,
     pub latency_us_p99: Option<f64>,
     pub cores_busy: Option<f64>,
-    /// Before the measured time.
+    /// Whether it is before the measured time.
     pub warmup: bool,
     pub repeat: u32,
 }
@@ -454,7 +454,7 @@ pub struct WorkerResult {
     pub cpu: Option<u32>,
     /// The GPU that it feeds; null if the destination is host memory.
     pub gpu: Option<u32>,
-    /// The NUMA node that it was kept on; null where it ran anywhere.
+    /// The NUMA node that it was kept on; null if it could run anywhere.
     pub numa: Option<u32>,
     pub bytes: u64,
     pub ios: u64,
@@ -466,11 +466,11 @@ pub struct WorkerResult {
 #[serde(default)]
 pub struct TargetResult {
     pub target: String,
-    /// The path that it went by.
+    /// Its path.
     pub path: String,
     /// `bypass` or `allow`, for a file.
     pub cache: Option<String>,
-    /// Sources that a stripe is made of, those of stripes within it included; 0 for any other target.
+    /// Sources of a stripe, including those of nested stripes; 0 for any other target.
     pub members: u32,
     pub bytes: u64,
     pub ios: u64,
@@ -485,7 +485,7 @@ pub struct GpuResult {
     pub throughput_gib_s: f64,
 }
 
-/// Something the reader should know before relying on the numbers.
+/// A reason not to rely on the numbers as they are.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Warning {

@@ -45,7 +45,8 @@ impl Default for Load {
     }
 }
 
-/// What a load did: I/Os that completed within its duration, and the latency of those under way at its end too.
+/// The result of a load: I/Os that completed within its duration, and their latency, including that of I/Os in flight
+/// at its end.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
     pub seconds: f64,
@@ -70,7 +71,7 @@ impl Outcome {
     }
 }
 
-/// Runs `load` on `model`. Refuses loads out of bounds and operations that the model knows no rate for.
+/// Runs `load` on `model`. Refuses loads out of bounds and operations for which the model has no rate.
 pub fn closed_loop(model: &DriveModel, load: &Load) -> Result<Outcome, Error> {
     load.check(model)?;
     let mut patterns = load.patterns()?;
@@ -194,7 +195,7 @@ impl Load {
     }
 }
 
-/// One I/O on its way, in its slot.
+/// One I/O in flight, in its slot.
 #[derive(Clone, Copy)]
 struct Io {
     submitted_ns: u64,

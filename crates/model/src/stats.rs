@@ -5,8 +5,9 @@ use crate::job::JobSpec;
 use crate::record::{Repeat, Summary};
 use std::collections::VecDeque;
 
-/// Who repeats until the interval is narrow prefers those that are narrow by luck: of plain 95 % intervals, looked at
-/// from the third repeat on, as few as 90 % hold the true mean. At this confidence 95 % do, of whatever spread.
+/// Repeating until the interval is narrow favours intervals that are narrow by chance: of plain 95 % intervals,
+/// computed from the third repeat on, as few as 90 % contain the true mean. At this confidence 95 % do, for any
+/// spread.
 const CONFIDENCE_WITH_STOPPING: f64 = 0.98;
 
 /// NaN if empty.
@@ -42,17 +43,17 @@ pub fn cv_pct(values: &[f64]) -> Option<f64> {
     sd(values).filter(|_| mean != 0.0).map(|sd| 100.0 * sd / mean.abs())
 }
 
-/// When the values were enough.
+/// The stopping rule of repeats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// As many as were asked for.
+    /// A fixed number.
     Counted,
-    /// As soon as their interval was narrow.
+    /// Until their interval is narrow.
     Narrow,
 }
 
 impl Stop {
-    /// How a job's repeats end.
+    /// The stopping rule of a job.
     pub fn of(job: &JobSpec) -> Stop {
         if job.until_ci_pct.is_some() {
             Stop::Narrow
@@ -176,7 +177,7 @@ pub fn summarize(repeats: &[Repeat], stop: Stop) -> Summary {
     }
 }
 
-/// When a series counts as steady.
+/// The criterion for a steady series.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SteadySpec {
     /// Points looked at; at least 3.

@@ -1,40 +1,43 @@
-//! What a reader should know before relying on a run's numbers, judged from its record alone: the terminal, the page
-//! and `--json` show this list. What only the run itself can know (that memory couldn't be locked, words of a library)
-//! stands in the record already, and comes first.
+//! Warnings about a run, derived from its record alone: the terminal, the page and `--json` show this list. Warnings
+//! that only the run itself can give (memory that couldn't be locked, errors of a library) are in the record already,
+//! and come first.
 
 use crate::cached;
 use crate::job::JobSpec;
 use crate::record::{Errors, PathRan, RunRecord, Warning};
 use crate::training::{Loader, Training};
 
-/// Fewer measured seconds than this, per repeat, tell little about a drive: its write cache and the ramp are in them.
+/// Fewer measured seconds than this per repeat say little about a drive, because they include its write cache and the
+/// ramp.
 pub const SHORT_S: f64 = 5.0;
-/// More CPU time than this, in per cent, taken by the hypervisor.
+/// CPU time taken by the hypervisor, in per cent, above which a run is noisy.
 pub const STEAL_PCT: f64 = 1.0;
-/// A larger coefficient of variation of the series, in per cent.
+/// Coefficient of variation of the series, in per cent, above which a run is noisy.
 pub const VARIATION_PCT: f64 = 15.0;
-/// Of the scheduler's periods, those in which a CPU limit may hold a run back before that is said.
+/// Share of the scheduler's periods in which a CPU limit may hold a run back without a warning.
 const LIMITED_PCT: f64 = 1.0;
-/// Of reads past the page cache, devices move what was asked and a block at each end: more came from others' I/O.
+/// For reads that bypass the page cache, devices move the requested bytes and at most a block at each end: more than
+/// this factor is other traffic.
 pub const TRAFFIC_MOST: f64 = 1.2;
-/// Below this share of the rate that was asked for, an open loop fell behind.
+/// Below this share of the requested rate, an open loop fell behind.
 const REACHED_LEAST: f64 = 0.98;
-/// A modelled drive in real time may be this much off its own law, in per cent.
+/// Deviation of a modelled drive in real time from its prediction, in per cent, without a warning.
 const OFF_MODEL_PCT: f64 = 5.0;
-/// Of what was read through the page cache, what the device may have delivered: metadata, and other users of it.
+/// Share of reads through the page cache that the device may deliver without a warning: metadata, and other users of
+/// the device.
 const BOTH_PCT: f64 = 1.0;
 const BOTH_BYTES: u64 = 1 << 20;
 /// Samples that couldn't be read, named in the text.
 const EXAMPLES_TOLD: usize = 5;
 
-/// Adds to the record's warnings what its figures say. What it says already (by `id`) isn't said again.
+/// Adds the warnings that follow from the record's figures, except those that it has already (by `id`).
 pub fn add(record: &mut RunRecord) {
     let found: Vec<_> =
         of(record).into_iter().filter(|w| record.warnings.iter().all(|k| k.id != w.id)).collect();
     record.warnings.extend(found);
 }
 
-/// Everything that the record's figures say. Never reads `record.warnings`.
+/// All warnings that follow from the record's figures. Never reads `record.warnings`.
 pub fn of(record: &RunRecord) -> Vec<Warning> {
     let mut list = Vec::new();
     of_path(record, &mut list);
@@ -63,7 +66,7 @@ fn warn(list: &mut Vec<Warning>, id: &str, text: String, next: impl Into<String>
     list.push(Warning { id: id.into(), text, next: next.into() });
 }
 
-/// Another path than the one that was asked for. What cuFile's compatibility mode moved has its own warning.
+/// A path other than the requested one. Bytes moved in cuFile's compatibility mode have their own warning.
 fn of_path(record: &RunRecord, list: &mut Vec<Warning>) {
     let PathRan { requested, ran, compat_bytes, .. } = &record.path;
     if requested.is_empty() || requested == "auto" || requested == ran || *compat_bytes > 0 {
@@ -146,7 +149,7 @@ fn rate_flag(job: &JobSpec) -> Option<&'static str> {
     }
 }
 
-/// What to type for more seconds than `each`, of what was typed.
+/// The hint for more than `each` seconds, given the command line.
 fn longer(record: &RunRecord, each: f64) -> String {
     if record.checkpoint.is_some() {
         return "more --writes and --reads, or a larger --scale".into();
@@ -162,7 +165,7 @@ fn longer(record: &RunRecord, each: f64) -> String {
     }
 }
 
-/// `bench` of `forebay bench …`; empty where the record doesn't say.
+/// `bench` of `forebay bench …`; empty if the record doesn't say.
 fn verb(record: &RunRecord) -> &str {
     record.command.get(1).map_or("", String::as_str)
 }
@@ -238,11 +241,12 @@ fn either(ways: &[Option<&str>]) -> String {
 }
 
 const OTHERS: &str = "other processes kept";
-/// Busy cores of others, and their share of the machine, from which on they disturb a run: both must be passed.
+/// Cores kept busy by other processes, and their share of the machine, above which they disturb a run: both must be
+/// exceeded.
 pub const OTHERS_CORES: f64 = 0.25;
 pub const OTHERS_SHARE: f64 = 0.05;
 
-/// The warning where others kept `busy` of `cores` processors busy; None where that is little.
+/// The warning if other processes kept `busy` of `cores` CPUs busy; None if that is little.
 pub(crate) fn of_others(busy: f64, cores: f64, may_pin: bool) -> Option<Warning> {
     let next = if may_pin { "stop them, or --cpus to stay clear of them" } else { "stop them" };
     (busy > OTHERS_CORES.max(OTHERS_SHARE * cores)).then(|| Warning {
@@ -284,7 +288,8 @@ fn of_cache(record: &RunRecord, list: &mut Vec<Warning>) {
     }
 }
 
-/// Reads through the page cache that had to touch the device, though not all of them: the rate is neither's.
+/// Reads through the page cache of which some, but not all, reached the device: the rate is neither that of memory
+/// nor that of the device.
 fn of_both(record: &RunRecord, list: &mut Vec<Warning>) {
     let of = |kind: &str| {
         let own = record.result.targets.iter().filter(|t| t.cache.as_deref() == Some(kind));
@@ -317,7 +322,7 @@ fn of_cufile(path: &PathRan, list: &mut Vec<Warning>) {
     }
 }
 
-/// Connections that were lost on the way: what the run measured includes making them anew.
+/// Connections that were lost during the run: the measurements include reconnecting.
 fn of_fabric(path: &PathRan, list: &mut Vec<Warning>) {
     for ran in &path.fabric {
         let reconnects: u32 = ran.paths.iter().map(|p| p.reconnects).sum();
@@ -360,7 +365,7 @@ fn of_scale(record: &RunRecord) -> Option<Warning> {
     })
 }
 
-/// A modelled drive in real time that didn't keep its own law.
+/// A modelled drive in real time that deviated from its prediction.
 pub fn off_model(record: &RunRecord) -> Option<Warning> {
     let foretold = record.result.foretold.as_ref()?;
     let off = foretold.off_pct;

@@ -30,15 +30,15 @@ job! {
     io_mix: Option<String> = None,
         flag("io-mix", Text, "MIX",
             "Block sizes with their percentages, e.g. 4k=60,64k=40, or READS/WRITES. Instead of --io-size.");
-    /// Of each file, the size of what is made, and the most that is read. None: as found, 1 GiB where made.
+    /// Size of each created file, and the most that is read of each. None: as found, or 1 GiB if created.
     file_bytes: Option<u64> = None,
         flag("file-size", Size, "SIZE",
             "Size of each file that is created, and the most that is read of each. Default: as found, or 1g if created.")
             .within(1.0, ANY, "an empty file can't be read or written", "1g");
-    /// Missing files are made, also for a read. A write makes them anyway.
+    /// Create missing files, also for a read. A write always creates them.
     create: bool = false,
         switch("create", "Create missing files, also for a read. A write always creates them.").untold();
-    /// Files in a directory. None: all that a read finds, one per worker where they are made.
+    /// Files in a directory. None: all existing ones for a read, or one per worker if created.
     files: Option<u32> = None,
         flag("files", Integer, "N", "Number of files in a directory. Default: all that are found, or one per worker if created.")
             .within(1.0, FILES_MAX as f64, "must be 1 to 10,000,000", "4");
@@ -58,7 +58,7 @@ job! {
     skip_every_bytes: Option<u64> = None,
         flag("skip-every", Size, "SIZE", "Skip after this many bytes instead of after each I/O.")
             .within(1.0, ANY, "must be at least 1 byte", "256m");
-    /// Random offsets need not be multiples of the I/O size, only of this. None: the I/O size.
+    /// Alignment of random offsets, instead of the I/O size. None: the I/O size.
     align_bytes: Option<u64> = None,
         flag("align", Size, "SIZE", "Alignment of random offsets. Default: the I/O size.")
             .within(1.0, ANY, "must be at least 1 byte", "4k");
@@ -66,9 +66,9 @@ job! {
     workers: u32 = 1,
         flag("workers", Workers, "N", "Threads, each with its own queue; auto picks the fewest that reach full speed.")
             .within(1.0, WORKERS_MAX as f64, "must be 1 to 4096", "4");
-    /// `given`, `default` or `auto`: who said how many workers.
+    /// `given`, `default` or `auto`: the origin of the number of workers.
     workers_from: WorkersFrom = WorkersFrom::Given;
-    /// Each worker covers all of the data, in place of a part of it.
+    /// Each worker covers all of the data instead of a part of it.
     clones: bool = false,
         switch("clones", "Each worker covers all of the data instead of a part of it.");
     /// I/Os in flight per worker.
@@ -90,12 +90,12 @@ job! {
         flag("passes", Integer, "N", "Stop after N passes over the data.")
             .within(1.0, ANY, "must be at least 1", "1")
             .ending();
-    /// Stop once each worker has started I/Os of so many bytes.
+    /// Stop once each worker has started I/Os of this many bytes.
     limit_bytes: Option<u64> = None,
         flag("limit-bytes", Size, "SIZE", "Stop once each worker has transferred SIZE bytes.")
             .within(1.0, ANY, "must be at least 1 byte", "1g")
             .ending();
-    /// Stop once each worker has started so many I/Os.
+    /// Stop once each worker has started this many I/Os.
     limit_ios: Option<u64> = None,
         flag("limit-ios", Whole, "N", "Stop once each worker has completed N I/Os.")
             .within(1.0, ANY, "must be at least 1", "1000")
@@ -161,7 +161,7 @@ job! {
     arrivals: Arrivals = Arrivals::Even,
         flag("arrivals", Choice(&["even", "poisson"]), "LAW",
             "Arrival process of an open loop: even (fixed intervals) or poisson.").untried();
-    /// Each worker pauses for so many seconds, once its I/Os in flight have ended.
+    /// Each worker pauses for this many seconds, once its I/Os in flight have completed.
     think_s: Option<f64> = None,
         flag("think", Seconds, "SECONDS", "Each worker pauses for this long, after its I/Os in flight have completed.")
             .within(0.0, SECONDS_MAX, "must be a number of seconds up to a year", "0.01")
@@ -171,7 +171,7 @@ job! {
         flag("think-ios", Integer, "N", "I/Os between two pauses. Default: 1.")
             .within(1.0, ANY, "must be at least 1", "8")
             .untried();
-    /// `8@FILE`: each worker has eight parts of the I/Os of all runs that name this file.
+    /// `8@FILE`: weight of each worker's I/Os among all runs that name this file.
     flow: Option<String> = None,
         flag("flow", Text, "WEIGHT@FILE", "Each worker gets WEIGHT parts of the I/Os of all runs that name FILE, which is created for it.")
             .untried();
@@ -184,7 +184,7 @@ job! {
     /// Of I/Os: `idle`, `be/4`, `20=rt/0`.
     priority: Option<String> = None,
         flag("priority", Text, "RULE", "I/O priority: idle, be/LEVEL or rt/LEVEL, or of some I/Os, e.g. 20=rt/0.");
-    /// NUMA nodes that buffers are spread over, page by page: `0-1`.
+    /// NUMA nodes over which buffers are interleaved, page by page: `0-1`.
     numa_interleave: Option<String> = None,
         flag("numa-interleave", Text, "NODES", "NUMA nodes to spread buffers over, page by page, e.g. 0-1.");
     cache: Cache = Cache::Bypass,
@@ -202,7 +202,7 @@ job! {
         switch("iopoll", "Use io_uring and poll the device for completions.");
     sync: Sync = Sync::None,
         flag("sync", Choice(&["none", "end", "each"]), "WHEN", "Durability of writes: none, end (fdatasync) or each (DSYNC).");
-    /// Each write is all there or not at all after a power failure (RWF_ATOMIC).
+    /// Each write is either complete or absent after a power failure (RWF_ATOMIC).
     atomic: bool = false,
         switch("atomic", "Atomic writes (RWF_ATOMIC), on Linux 6.11 or newer and devices that offer them.");
     /// Check every byte read against seeded content (and write that content).
@@ -224,7 +224,7 @@ job! {
         flag("timeout", Seconds, "SECONDS", "Fail the run if an I/O takes longer than this.")
             .within(0.001, SECONDS_MAX, SECONDS, "10")
             .untold();
-    /// Files that may be overwritten though Forebay didn't make them.
+    /// Files that may be overwritten although Forebay didn't create them.
     overwrite: Vec<String> = Vec::new(),
         flag("overwrite", List, "FILE", "Allow overwriting this file, which Forebay didn't create.").untold();
     /// Block devices that may be overwritten.
@@ -240,14 +240,14 @@ job! {
     /// Anything but direct DMA is an error.
     require_direct: bool = false,
         switch("require-direct", "Treat anything but direct DMA as an error.").untold();
-    /// A modelled drive in real time must keep its own law to within 5 %.
+    /// A modelled drive in real time must be within 5 % of its prediction.
     require_model: bool = false,
         switch("require-model", "Exit with 1 if a model in real time deviates by more than 5 % from its prediction.")
             .untold();
     /// cuFile's compatibility mode is acceptable.
     allow_compat: bool = false,
         switch("allow-compat", "Allow cuFile's compatibility mode.").untold();
-    /// Bytes of the page cache that `mapped` may keep registered. None: half of the memory that is free.
+    /// Bytes of the page cache that `mapped` may keep registered. None: half of the free memory.
     pin_limit_bytes: Option<u64> = None,
         flag("pin-limit", Size, "SIZE", "Most page cache that mapped keeps registered. Default: half of the free memory.");
     /// Which of cuFile's interfaces `gds` calls.

@@ -1,4 +1,4 @@
-//! What cuFile did in a run.
+//! Remote namespaces, registrations and cuFile's counters in a run.
 
 use serde::Deserialize;
 use serde::Serialize;
@@ -45,7 +45,7 @@ pub struct FabricQueue {
     pub commands: u64,
     /// Commands that were resent because of a temporary failure, for example a wrong data digest.
     pub retries: u64,
-    /// From submission to completion, of one command.
+    /// Mean time from submission to completion of a command.
     pub mean_us: f64,
     pub max_us: f64,
     /// Upper bound in µs and how many commands took no longer, up to the first that is all of them: powers of two.
@@ -68,12 +68,12 @@ pub struct MappedRan {
     pub pin_limit_bytes: u64,
     /// Size of a window, which is registered as a unit.
     pub window_bytes: u64,
-    /// Windows that the files have.
+    /// Number of windows in the files.
     pub windows: u64,
     pub registered_bytes_peak: u64,
     /// Registrations of windows, counting repeated ones.
     pub registrations: u64,
-    /// Rate at which they were registered, residency not counted; null where none was.
+    /// Rate at which they were registered, excluding residency checks; null if there were none.
     pub register_gib_s: Option<f64>,
     /// Windows that were unregistered to make room, and in how many batches.
     pub evictions: u64,
@@ -93,11 +93,11 @@ pub struct MappedRan {
 pub struct Cufile {
     /// The file that was loaded.
     pub library: String,
-    /// As 1.15.
+    /// E.g. 1.15.
     pub version: Option<String>,
     /// `sync`, `stream`, `batch` or `batch-stream`.
     pub mode: String,
-    /// I/Os per batch; null where the mode has none.
+    /// I/Os per batch; null if the mode has none.
     pub batch: Option<u32>,
     pub buffers_registered: bool,
     pub allow_compat_mode: Option<bool>,
@@ -110,7 +110,7 @@ pub struct Cufile {
     pub batches: Option<CufileBatches>,
 }
 
-/// What cuFileDriverGetProperties says.
+/// The properties that cuFileDriverGetProperties returns.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CufileProperties {
@@ -148,7 +148,7 @@ pub struct CufileGpu {
     pub writes: CufileCalls,
 }
 
-/// Calls that cuFile made, by how the bytes went. A long I/O may be several.
+/// cuFile's calls, by path. A long I/O may be several calls.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CufileCalls {
@@ -161,7 +161,7 @@ pub struct CufileCalls {
     /// Compatibility mode.
     pub posix: u64,
     pub unaligned: u64,
-    /// Over another GPU or the host's memory (dynamic routing).
+    /// Routed over another GPU or host memory (dynamic routing).
     pub rerouted: u64,
     pub errors: u64,
 }

@@ -1,18 +1,18 @@
-//! Records as files hold them: of this or an older schema, whole or without fields that their writer didn't know.
+//! Reading records from files: of this or an older schema, complete or without fields that their writer didn't know.
 
 use super::{RunRecord, SCHEMA};
 use crate::{warnings, Error};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
-/// Why a field has its default: the file that was read hasn't got it.
+/// The reason for a default: the file that was read doesn't have the field.
 pub const ABSENT: &str = "the record has no such field";
-/// Parts that many records do without; a record that lacks them lacks nothing. The last two are made when it is read.
+/// Optional parts of a record. The last two are created when it is read.
 const OPTIONAL: [&str; 8] =
     ["cufile", "training", "checkpoint", "path.mapped", "path.fabric", "result.batch", "missing", "warnings"];
 
-/// Reads a record of this or an older schema. An older one is brought up to date; a newer one is refused. A field that
-/// it lacks has its default, and `missing` says so; one without `warnings` has them judged.
+/// Reads a record of this or an older schema. An older one is converted; a newer one is refused. A missing field gets
+/// its default, which `missing` lists; a record without `warnings` is judged.
 pub fn read(text: &str) -> Result<RunRecord, Error> {
     let bad = |found: String| Error::request("the record", found, "a file that forebay wrote");
     let mut value: Value = serde_json::from_str(text).map_err(|e| bad(e.to_string()))?;
@@ -49,7 +49,7 @@ fn note_absent(at: &str, value: &Value, whole: &Value, missing: &mut BTreeMap<St
     }
 }
 
-/// Brings a record up to `SCHEMA` in place. Version 0 was what pre-release builds wrote: rates in `gib_per_s`, no
+/// Converts a record to `SCHEMA` in place. Version 0 was what pre-release builds wrote: rates in `gib_per_s`, no
 /// `warnings`, no `missing`.
 pub fn migrate(value: &mut Value) -> Result<(), String> {
     let object = value.as_object_mut().ok_or("not a JSON object")?;

@@ -138,7 +138,7 @@ pub struct EmulateSpec {
     /// cuFile may run in its compatibility mode; anything but direct DMA is an error.
     pub allow_compat: bool,
     pub require_direct: bool,
-    /// Page cache that `mapped` may keep registered. None: half of the memory that is free.
+    /// Page cache that `mapped` may keep registered. None: half of the free memory.
     pub pin_limit_bytes: Option<u64>,
     /// Auto: by what was found in the page cache before the run, through it where the files are there, past it where not.
     pub cache: Cache,
