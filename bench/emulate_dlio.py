@@ -109,7 +109,8 @@ HEADS = {
     "| workload | plain reads + checksums, both cores, GiB/s | that is H100s "
     "| forebay, v1.0 | forebay, v2.0 | DLIO v1.0 | DLIO v2.0 |\n"
     "|---|---|---|---|---|---|---|",
-    "costs": "CPU for the same bytes; ours and DLIO at the pace of so many accelerators, plain reads as fast as they go:\n",
+    "costs": "CPU for the same bytes; Forebay and DLIO at the rate of the given number of accelerators, "
+    "plain reads at full speed:\n",
     "agreement": "AU where neither is the limit, %:\n\n"
     "| workload | accelerators | rules | forebay | DLIO | difference, points |\n|---|---|---|---|---|---|",
     "small": "Memory of all processes per accelerator, and time from the command to the first step:\n\n"

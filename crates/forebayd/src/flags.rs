@@ -197,7 +197,7 @@ pub const SERVE: Verb = Verb {
         valued("metrics", "ADDRESS", "Serve Prometheus metrics on this port (loopback only) or HOST:PORT."),
         valued("drain", "SECONDS", "Time for commands to finish at shutdown. Default: 10."),
         valued("log", "FORMAT", "Log on stderr: text, json or off. Default: text."),
-        flag("check", "Check the configuration without opening anything, and exit."),
+        flag("check", "Check the configuration without opening anything, then exit."),
         Flag {
             bare: Some("sha256"),
             ..valued(
@@ -225,7 +225,7 @@ pub const SNAP: Verb = Verb {
         flag("keep", "Restart the gateway if it is killed; hosts stay connected."),
         valued("drain", "SECONDS", "Time for commands to finish at shutdown. Default: 10."),
         valued("log", "FORMAT", "Log on stderr: text, json or off. Default: text."),
-        flag("check", "Check the configuration without opening anything, and exit."),
+        flag("check", "Check the configuration without opening anything, then exit."),
         flag("json", "Print totals as one JSON document on stdout at the end."),
         quiet(),
     ],

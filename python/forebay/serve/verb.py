@@ -56,7 +56,7 @@ def _print_key(context: click.Context, _option: click.Parameter, transform: str 
     "--drain", "drain_s", default=DRAIN_S, metavar="SECONDS", help="Time for commands to finish at shutdown. Default: 10."
 )
 @click.option("--log", "log", default="text", metavar="FORMAT", help="Log on stderr: text, json or off. Default: text.")
-@click.option("--check", is_flag=True, help="Check the configuration without opening anything, and exit.")
+@click.option("--check", is_flag=True, help="Check the configuration without opening anything, then exit.")
 @click.option(
     "--new-key", is_flag=False, flag_value="sha256", metavar="HASH", is_eager=True, expose_value=False,
     callback=_print_key, help="Print a new key for dhchap_key, and exit. HASH: sha256, sha384, sha512 or none.",

@@ -64,7 +64,7 @@ class Snap(click.Command):
     "--drain", "drain_s", default=DRAIN_S, metavar="SECONDS", help="Time for commands to finish at shutdown. Default: 10."
 )
 @click.option("--log", "log", default="text", metavar="FORMAT", help="Log on stderr: text, json or off. Default: text.")
-@click.option("--check", is_flag=True, help="Check the configuration without opening anything, and exit.")
+@click.option("--check", is_flag=True, help="Check the configuration without opening anything, then exit.")
 @click.option("--json", "as_json", is_flag=True, help="Print totals as one JSON document on stdout at the end.")
 @click.option("--quiet", "-q", is_flag=True, help="Log only warnings and errors; print no totals.")
 def command(

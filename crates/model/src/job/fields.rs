@@ -125,7 +125,7 @@ job! {
             .untold();
     /// Bound on the repeats of `until_ci_pct`.
     repeat_max: u32 = 20,
-        flag("repeat-max", Integer, "N", "Most repeats for --until-ci.")
+        flag("repeat-max", Integer, "N", "Maximum number of repeats for --until-ci.")
             .within(1.0, REPEATS_MAX as f64, "must be 1 to 10,000", "5")
             .untold();
     /// End each run once throughput is steady (or at `duration_s`).
@@ -150,11 +150,11 @@ job! {
             .untried();
     /// The run fails once a worker moves less than its part of this for a second.
     rate_min_gib_s: Option<f64> = None,
-        flag("rate-min", Number, "GIB_S", "Fail the run once a worker has less than its part of this many GiB/s for a second.")
+        flag("rate-min", Number, "GIB_S", "Fail the run if a worker moves less than its share of this many GiB/s for a second.")
             .between(0.0, ANY, "must be above 0", "0.5")
             .untried();
     rate_min_iops: Option<f64> = None,
-        flag("rate-min-iops", Number, "IOPS", "The same in I/Os per second.")
+        flag("rate-min-iops", Number, "IOPS", "Like --rate-min, in I/Os per second.")
             .between(0.0, ANY, "must be above 0", "500")
             .untried();
     /// `even` or `poisson`: how the I/Os of an open loop follow on each other.
@@ -173,7 +173,7 @@ job! {
             .untried();
     /// `8@FILE`: weight of each worker's I/Os among all runs that name this file.
     flow: Option<String> = None,
-        flag("flow", Text, "WEIGHT@FILE", "Each worker gets WEIGHT parts of the I/Os of all runs that name FILE, which is created for it.")
+        flag("flow", Text, "WEIGHT@FILE", "Weight of each worker's I/Os among all runs that name FILE, which is created for them.")
             .untried();
     /// CPUs to pin workers to, in turn: `0-3,8`, or those of NUMA nodes, `nodes:0-1`.
     cpus: Option<String> = None,
@@ -183,7 +183,7 @@ job! {
         flag("numa", Integer, "NODE", "NUMA node for threads and memory.");
     /// Of I/Os: `idle`, `be/4`, `20=rt/0`.
     priority: Option<String> = None,
-        flag("priority", Text, "RULE", "I/O priority: idle, be/LEVEL or rt/LEVEL, or of some I/Os, e.g. 20=rt/0.");
+        flag("priority", Text, "RULE", "I/O priority: idle, be/LEVEL or rt/LEVEL, or for a percentage of I/Os, e.g. 20=rt/0.");
     /// NUMA nodes over which buffers are interleaved, page by page: `0-1`.
     numa_interleave: Option<String> = None,
         flag("numa-interleave", Text, "NODES", "NUMA nodes to spread buffers over, page by page, e.g. 0-1.");
@@ -249,7 +249,7 @@ job! {
         switch("allow-compat", "Allow cuFile's compatibility mode.").untold();
     /// Bytes of the page cache that `mapped` may keep registered. None: half of the free memory.
     pin_limit_bytes: Option<u64> = None,
-        flag("pin-limit", Size, "SIZE", "Most page cache that mapped keeps registered. Default: half of the free memory.");
+        flag("pin-limit", Size, "SIZE", "Maximum amount of page cache that mapped keeps registered. Default: half of the free memory.");
     /// Which of cuFile's interfaces `gds` calls.
     cufile: CuFileMode = CuFileMode::Sync,
         flag("cufile", Choice(&["sync", "stream", "batch", "batch-stream"]), "MODE",
