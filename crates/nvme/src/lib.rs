@@ -1,5 +1,5 @@
-//! NVMe as bytes and state machines. Nothing here opens a socket, reads a clock or
-//! starts a thread: who drives these machines owns the link, the memory and time.
+//! NVMe as bytes and state machines. Nothing here opens a socket, reads a clock or starts a thread: the driver of
+//! these state machines owns the link, the memory and the clock.
 //!
 //! Figures and sections are those of the NVM Express specifications: Base 2.0
 //! ("base"), NVM Command Set 1.0 ("nvm"), TCP Transport 1.0 ("tcp").

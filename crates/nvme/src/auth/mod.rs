@@ -1,7 +1,7 @@
 //! In-band authentication with DH-HMAC-CHAP (base, section 8.13): both ends, as bytes in and bytes out.
 //!
-//! A queue whose Connect was answered with AUTHREQ serves nothing but Authentication Send and Receive until the two
-//! ends have met:
+//! A queue whose Connect was answered with AUTHREQ only accepts Authentication Send and Receive until this exchange
+//! is complete:
 //!
 //! ```text
 //! host (HostAuth)                          controller (TargetAuth)
@@ -12,8 +12,8 @@
 //!   Send     DH-HMAC-CHAP_Success2     →     send               both are, where the host asked
 //! ```
 //!
-//! Random bytes and time limits are the caller's. The time that a controller should wait for the next message is
-//! the keep-alive timeout, or `TIME_LIMIT_SECONDS` without one.
+//! The caller provides random bytes and enforces time limits. A controller should wait for the next message for the
+//! keep-alive timeout, or `TIME_LIMIT_SECONDS` without one.
 
 mod group;
 mod hash;
@@ -34,18 +34,19 @@ use group::EXPONENT_BYTES;
 use hash::HASH_BYTES_MAX;
 use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 
-/// Seconds after which a controller without keep-alive timeout ends a connection that goes on with nothing (base,
+/// Seconds after which a controller without keep-alive timeout ends a connection that makes no progress (base,
 /// section 8.13.5.1).
 pub const TIME_LIMIT_SECONDS: u64 = 120;
 
-/// Who authenticates to whom, with what.
+/// The identities and secrets of both ends.
 #[derive(Clone, Debug)]
 pub struct Credentials {
     pub host_nqn: String,
     pub subsystem_nqn: String,
     /// The host's secret (`dhchap_key`): it proves the host to the controller.
     pub host: Secret,
-    /// The controller's (`dhchap_ctrl_key`): it proves the controller to the host. A host that has it insists.
+    /// The controller's secret (`dhchap_ctrl_key`): it proves the controller to the host. A host that has it requires
+    /// this proof.
     pub controller: Option<Secret>,
     pub policy: Policy,
 }
@@ -75,7 +76,7 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// From names; an empty list stands for its default. Err: a name that nothing has.
+    /// From names; an empty list stands for the default. Err: an unknown name.
     pub fn named<'a>(hashes: &'a [String], groups: &'a [String]) -> Result<Policy, &'a str> {
         let Policy { hashes: all_hashes, groups: all_groups } = Policy::default();
         let hashes: Vec<Hash> =
@@ -89,7 +90,7 @@ impl Policy {
     }
 }
 
-/// Uniform random bytes for one exchange.
+/// Random bytes for one exchange.
 #[derive(Clone, Zeroize, ZeroizeOnDrop)]
 pub struct Random {
     challenge: [u8; HASH_BYTES_MAX],
@@ -100,7 +101,7 @@ pub struct Random {
 impl Random {
     pub const BYTES: usize = HASH_BYTES_MAX + EXPONENT_BYTES + 4;
 
-    /// From what `fill` writes into a buffer of `BYTES`, which is zeroed afterwards.
+    /// From the bytes that `fill` writes into a buffer of `BYTES`, which is zeroed afterwards.
     pub fn fill<E>(fill: impl FnOnce(&mut [u8]) -> Result<(), E>) -> Result<Random, E> {
         let mut bytes = Zeroizing::new([0; Random::BYTES]);
         fill(&mut bytes[..])?;
@@ -121,23 +122,23 @@ impl Random {
     }
 }
 
-/// What two ends agreed on.
+/// The result of a successful authentication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Agreement {
     pub hash: Hash,
     pub group: Group,
-    /// The controller has proved itself too.
+    /// Whether the controller has authenticated, too.
     pub both_ways: bool,
 }
 
-/// Why it came to nothing.
+/// A failed authentication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {explanation} ({found})", if *by_peer { "the peer refused" } else { "refused" })]
 pub struct Failure {
     pub explanation: Explanation,
-    /// The other end said so; else this end found it.
+    /// Whether the other end reported it; otherwise this end detected it.
     pub by_peer: bool,
-    /// What was found, in words for a log.
+    /// The cause as text, for a log.
     pub found: &'static str,
 }
 

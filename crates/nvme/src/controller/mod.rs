@@ -1,14 +1,12 @@
-//! The logic of a controller, whatever carries its commands (base, section 3.1.3).
+//! The logic of a controller, independent of the transport (base, section 3.1.3).
 //!
-//! A `Subsystem` is plain data, shared as an `Arc` and replaced as a whole. A
-//! `Controller` is the state of one association: its driver makes one when an
-//! admin queue's Connect is admitted, gives it each admin command with the data
-//! that came with it, and gets one `Answer` for each. I/O commands never come
-//! here: they need only the `Subsystem` (see `nvm`), so no lock is on their way.
+//! A `Subsystem` is plain data, shared as an `Arc` and replaced as a whole. A `Controller` is the state of one
+//! association: its driver creates one when an admin queue's Connect is accepted, passes it each admin command with
+//! its data, and gets one `Answer` for each. I/O commands aren't handled here: they only need the `Subsystem` (see
+//! `nvm`), and so no lock.
 //!
-//! What happens besides an answer (a parked Asynchronous Event Request that is
-//! now answered, queues that must be closed) waits as `Effect`s: the driver
-//! drains `next_effect` after each call that takes `&mut self`.
+//! Everything besides answers (the completion of a pending Asynchronous Event Request, queues that must be closed) is
+//! queued as `Effect`s: the driver drains `next_effect` after each call that takes `&mut self`.
 
 pub mod connect;
 mod errors;
@@ -39,11 +37,10 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use subsystem::{HostSettings, Namespace, Subsystem};
 
-/// Longest data that an admin command may bring along, bytes: what a capsule of the admin queue carries
-/// (tcp, section 3.3.2.2).
+/// Maximum data sent with an admin command, bytes: the capacity of an admin queue's capsule (tcp, section 3.3.2.2).
 pub const ADMIN_DATA_MAX: u32 = 8192;
 
-/// What to tell the host. Every command gets one.
+/// The response to the host. Every command gets one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     Complete(Cqe),
@@ -52,7 +49,7 @@ pub enum Answer {
         data: Vec<u8>,
         cqe: Cqe,
     },
-    /// An Asynchronous Event Request, or an Abort: its answer comes as an `Effect::Complete` with its tag.
+    /// An Asynchronous Event Request, or an Abort: its response follows as an `Effect::Complete` with its tag.
     Parked,
     /// Authentication Send or Receive: for the queue's authentication, which answers it.
     Authenticate,
@@ -60,25 +57,25 @@ pub enum Answer {
     Close(Cqe),
 }
 
-/// What else has come of it.
+/// Further consequences of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// The answer to a command that was parked.
+    /// The response to a pending command.
     Complete { tag: u16, cqe: Cqe },
-    /// The controller was reset: its I/O queues are to be closed, their commands not answered.
+    /// The controller was reset: close its I/O queues without answering their commands.
     CloseIoQueues,
     /// The host shuts the controller down: close its I/O queues, make durable what was written, then call
     /// `Controller::shut_down_complete`; the host waits for it.
     ShutDown,
     /// Set Features: whether writes may be completed before they are durable (base, section 5.27.1.4).
     WriteCache { enabled: bool },
-    /// Give up on this command of an I/O queue, where it is still under way; then call `Controller::aborted` with the
-    /// same tag.
+    /// Cancel this command of an I/O queue if it is still in flight; then call `Controller::aborted` with the same
+    /// tag.
     Abort { tag: u16, sqid: u16, cid: u16 },
 }
 
-/// What the driver has counted, for the SMART/Health log (base, figure 207). Since the subsystem's start, by this
-/// controller's namespaces.
+/// The driver's counters for the SMART/Health log (base, figure 207), of this controller's namespaces since the
+/// subsystem's start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Health {
     /// Bytes; the log gives thousands of 512-byte units, rounded up.
@@ -107,13 +104,13 @@ pub struct Mishap {
     pub lba: u64,
 }
 
-/// One association between a host and a subsystem, from the side of the subsystem.
+/// One association between a host and a subsystem, on the subsystem's side.
 #[derive(Debug)]
 pub struct Controller {
     subsystem: Arc<Subsystem>,
     transport: Transport,
     id: u16,
-    /// As the host wrote it: a discovery subsystem answers to the well-known name, too.
+    /// The name that the host used: a discovery subsystem also has the well-known name.
     subsystem_nqn: String,
     host_nqn: String,
     host_id: [u8; 16],
@@ -128,7 +125,7 @@ pub struct Controller {
     features: Features,
     timestamp: Timestamp,
     events: Events,
-    /// Aborts of commands of I/O queues, until the driver says what became of them.
+    /// Aborts of I/O commands, until the driver reports their outcome.
     aborts: Vec<Parked>,
     errors: Errors,
     ana: AnaCounts,
@@ -212,7 +209,7 @@ impl Controller {
         self.authenticated = true;
     }
 
-    /// Executes a command of the admin queue. `tag`: the driver's name for it. `data`: what it brought along
+    /// Executes a command of the admin queue. `tag`: the driver's identifier for it. `data`: the data sent with it
     /// (`data_out` bytes).
     pub fn execute(&mut self, tag: u16, sqe: &Sqe, data: &[u8], now_ms: u64) -> Answer {
         self.keep_alive.restart(now_ms);
@@ -263,7 +260,7 @@ impl Controller {
     }
 
     /// Abort (base, section 5.1): bit 0 of the result says that the command was not aborted. Of the admin queue's
-    /// commands only those that wait here can be; those of I/O queues are the driver's to give up on.
+    /// commands only pending ones can be aborted; I/O commands are cancelled by the driver.
     fn abort(&mut self, tag: u16, sqe: &Sqe) -> Answer {
         let (sqid, cid) = (sqe.cdw10.get() as u16, (sqe.cdw10.get() >> 16) as u16);
         if !self.io_queues.contains(&sqid) {
@@ -278,8 +275,8 @@ impl Controller {
         Answer::Parked
     }
 
-    /// What became of an `Effect::Abort`. `aborted`: its command was completed with Command Abort Requested; else there
-    /// was none, or it ended as it would have.
+    /// The outcome of an `Effect::Abort`. `aborted`: its command was completed with Command Abort Requested;
+    /// otherwise there was no such command, or it completed normally.
     pub fn aborted(&mut self, tag: u16, aborted: bool) {
         if let Some(at) = self.aborts.iter().position(|abort| abort.tag == tag) {
             let abort = self.aborts.remove(at);
@@ -305,13 +302,13 @@ impl Controller {
         self.effects.pop_front()
     }
 
-    /// The keep-alive time-out (KATO) that its host was granted. None: it asked for none.
+    /// The keep-alive time-out (KATO) granted to the host. None: it requested none.
     pub fn keep_alive_ms(&self) -> Option<u32> {
         Some(self.keep_alive.asked_ms()).filter(|ms| *ms > 0)
     }
 
-    /// Replaces the subsystem: namespaces that came, went or changed, ANA states, discovery entries. The host hears
-    /// of it by asynchronous events, where it asked for them. Limits and hosts count for new connections only.
+    /// Replaces the subsystem: added, removed or changed namespaces, ANA states, discovery entries. The host is
+    /// notified by asynchronous events if it has enabled them. Limits and hosts apply only to new connections.
     pub fn update(&mut self, subsystem: Arc<Subsystem>) {
         let old = std::mem::replace(&mut self.subsystem, subsystem.clone());
         let changed = differing(&old, &subsystem);
@@ -328,7 +325,7 @@ impl Controller {
         }
     }
 
-    /// What the SMART/Health log says from now on; new critical warnings become an asynchronous event.
+    /// Sets the content of the SMART/Health log; new critical warnings cause an asynchronous event.
     pub fn set_health(&mut self, health: Health) {
         let old = std::mem::replace(&mut self.health, health);
         self.raise_warnings(old.critical_warning, health.critical_warning);
@@ -339,8 +336,8 @@ impl Controller {
         self.keep_alive.deadline_ms()
     }
 
-    /// True: the host has kept silent for too long; close all its connections. `traffic`: commands came on any of
-    /// its I/O queues since the last call (traffic based keep alive, base, section 3.9.1).
+    /// True: the keep-alive timer expired; close all connections of the host. `traffic`: whether commands arrived on
+    /// any of its I/O queues since the last call (traffic based keep alive, base, section 3.9.1).
     pub fn tick(&mut self, traffic: bool, now_ms: u64) -> bool {
         if self.deadline_ms().is_none_or(|deadline| now_ms < deadline) {
             return false;
@@ -355,7 +352,7 @@ impl Controller {
 /// FUSE of a command's flags: part of a fused operation, of which there are none.
 const FUSE: u8 = 0b11;
 
-/// Namespaces that came, went or changed. A move to another ANA group is not among it (base, figure 147).
+/// Added, removed or changed namespaces. A move to another ANA group doesn't count (base, figure 147).
 fn differing(old: &Subsystem, new: &Subsystem) -> Vec<u32> {
     let (Some(old), Some(new)) = (old.namespaces(), new.namespaces()) else { return Vec::new() };
     let same = |a: &Namespace, b: &Namespace| *a == Namespace { ana_group: a.ana_group, ..b.clone() };
@@ -367,8 +364,8 @@ fn differing(old: &Subsystem, new: &Subsystem) -> Vec<u32> {
     nsids.into_iter().filter(differs).collect()
 }
 
-/// Whether a namespace that stays moved to another ANA group, or its group to another state. Those that come and go
-/// change the ANA log, too, but are told of as such (base, figure 147).
+/// Whether a remaining namespace moved to another ANA group, or its group to another state. Added and removed
+/// namespaces change the ANA log, too, but are reported as such (base, figure 147).
 fn reached_otherwise(old: &Subsystem, new: &Subsystem) -> bool {
     let path = |subsystem: &Subsystem, nsid: u32| {
         subsystem.namespace(nsid).map(|one| (one.ana_group, subsystem.ana_state(one.ana_group)))
@@ -384,8 +381,8 @@ impl Answer {
     }
 }
 
-/// Bytes of data that an admin or Fabrics command brings along: the driver has them all before it calls `execute` or
-/// `Connect::parse`. Err: the command is to be completed with this, unexecuted.
+/// Bytes of data sent with an admin or Fabrics command: the driver must have received them all before it calls
+/// `execute` or `Connect::parse`. Err: complete the command with this status without executing it.
 pub fn data_out(sqe: &Sqe) -> Result<u32, Status> {
     // The direction is in the low bits of the opcode, and of FCTYPE (base, figures 138 and 374).
     let kind = if sqe.opcode == FABRICS { fabrics::command_type(sqe) } else { sqe.opcode };

@@ -1,7 +1,7 @@
-//! The host's side of a controller: bringing it up and caring for it, without I/O.
+//! The host's side of a controller: initialisation and supervision, without I/O.
 //!
-//! A `Session` says which admin command comes next and is told what came of it.
-//! Its driver owns the admin queue's connection and time:
+//! A `Session` returns the next admin command and processes its completion. Its driver owns the admin queue's
+//! connection and the clock:
 //!
 //! ```text
 //! loop {
@@ -15,8 +15,7 @@
 //! }
 //! ```
 //!
-//! Any `Failure` ends the session: close the connections; `Failure::retry` says
-//! whether connecting again may help.
+//! Any `Failure` ends the session: close the connections; `Failure::retry` says whether reconnecting may help.
 
 mod admin;
 mod care;
@@ -56,7 +55,7 @@ pub struct Options {
     pub namespace: Option<u32>,
 }
 
-/// The driver's name for a command in flight.
+/// The driver's identifier for a command in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ticket(pub u16);
 
@@ -71,7 +70,7 @@ pub struct Request {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Data {
     None,
-    /// From the controller: at most so many bytes.
+    /// From the controller: at most this many bytes.
     In(u32),
     /// To the controller.
     Out(Vec<u8>),
@@ -85,7 +84,7 @@ pub enum Action {
         secure_channel: bool,
     },
     Event(Event),
-    /// Nothing to do before a completion comes, or this time.
+    /// Nothing to do until a completion arrives, or until this time.
     Wait {
         until_ms: u64,
     },
@@ -95,7 +94,7 @@ pub enum Action {
 pub enum Event {
     /// The controller is up and its namespaces are known: I/O queues may be connected.
     Ready,
-    /// A namespace came or changed; look it up in `namespaces`.
+    /// A namespace was added or changed; look it up in `namespaces`.
     Changed(u32),
     Gone(u32),
     /// ANA states changed; look them up in `namespaces`.
@@ -111,28 +110,28 @@ pub struct Failure {
     pub kind: FailureKind,
     pub asked: String,
     pub found: String,
-    /// What the controller said, where it did.
+    /// The controller's status, if it sent one.
     pub status: Option<Status>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureKind {
-    /// The controller refused it, and will again.
+    /// A permanent refusal by the controller.
     Refused,
-    /// The controller said something that the specification doesn't allow, or isn't as it must be.
+    /// A violation of the specification by the controller, or a property that it must have and lacks.
     Protocol,
-    /// It took too long, or the controller says that a retry may succeed.
+    /// A time-out, or a status that allows a retry.
     Again,
 }
 
 impl Failure {
-    /// Whether a new connection may fare better.
+    /// Whether a new connection may succeed.
     pub fn retry(&self) -> bool {
         self.kind == FailureKind::Again
     }
 }
 
-/// What Identify Controller and the properties said, in usable units.
+/// The controller's Identify data and properties, in usable units.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ControllerInfo {
     pub cntlid: u16,
@@ -146,7 +145,7 @@ pub struct ControllerInfo {
     pub transfer_bytes: Option<u32>,
     /// Data that an I/O queue's capsule may carry, bytes (IOCCSZ × 16 − 64).
     pub in_capsule_bytes: u32,
-    /// Entries of an I/O queue: the least of what was asked for, MQES + 1 and MAXCMD (where it is given) + 1.
+    /// Entries of an I/O queue: the minimum of the requested number, MQES + 1 and MAXCMD (if given) + 1.
     pub queue_entries: u16,
     /// KAS in milliseconds.
     pub keep_alive_granularity_ms: u32,
@@ -160,7 +159,7 @@ pub struct ControllerInfo {
     pub events: u32,
     /// I/O queues granted (Set Features, Number of Queues).
     pub queues: u16,
-    /// Aborts that it takes at once (ACL + 1).
+    /// Concurrent Aborts (ACL + 1).
     pub aborts: u16,
     /// Identify Controller as it came.
     pub raw: Vec<u8>,
@@ -179,9 +178,9 @@ pub struct NamespaceInfo {
     /// 0: no ANA.
     pub ana_group: u32,
     pub ana_state: AnaState,
-    /// NOWS, in blocks; 0: not said.
+    /// NOWS, in blocks; 0: not reported.
     pub optimal_write_blocks: u16,
-    /// NOIOB, in blocks; 0: not said.
+    /// NOIOB, in blocks; 0: not reported.
     pub boundary_blocks: u16,
     /// Why it can't be read or written by this host. None: it can.
     pub unusable: Option<&'static str>,
@@ -195,7 +194,7 @@ pub struct Session {
     options: Options,
     admin: Admin,
     step: Step,
-    /// What is to be done next, once the step in hand is over. Each at most once.
+    /// The next steps, after the current one. Each at most once.
     jobs: VecDeque<Job>,
     events: VecDeque<Event>,
     /// Commands to abort: I/O queue and identifier.
@@ -245,7 +244,7 @@ impl Session {
         session
     }
 
-    /// What to do next. After `Wait`, call it again at each completion and at that time.
+    /// The next action. After `Wait`, call it again at each completion and at that time.
     pub fn next(&mut self, now_ms: u64) -> Result<Action, Failure> {
         if self.failure.is_none() {
             self.work(now_ms);
@@ -272,7 +271,7 @@ impl Session {
         Ok(Action::Wait { until_ms: times.into_iter().flatten().min().unwrap_or(u64::MAX) })
     }
 
-    /// A command completed, with what data came.
+    /// Processes the completion of a command, with the received data.
     pub fn completed(&mut self, ticket: Ticket, cqe: &Cqe, data: &[u8], now_ms: u64) {
         let Some(asked) = self.admin.finish(ticket) else { return };
         let outcome = match asked {
@@ -314,20 +313,20 @@ impl Session {
         Ok(Request { ticket: Ticket(qid), sqe, data })
     }
 
-    /// Asks the controller to give up on command `cid` of I/O queue `sqid`, as soon as it takes one Abort more. How the
-    /// command ends is told by its own completion.
+    /// Aborts command `cid` of I/O queue `sqid`, as soon as the controller accepts another Abort. The outcome is in
+    /// the command's own completion.
     pub fn abort(&mut self, sqid: u16, cid: u16) {
         self.aborts.push_back((sqid, cid));
     }
 
-    /// What came of it. Ok(Some): the queue must authenticate before it is used.
+    /// Processes its completion. Ok(Some): the queue must authenticate before it is used.
     pub fn connected_io(&self, qid: u16, cqe: &Cqe) -> Result<Option<SecureChannel>, Failure> {
         let connected = self.check_connected(&format!("Connect of I/O queue {qid}"), cqe)?;
         let required = connected.authentication_required || connected.secure_channel_required;
         Ok(required.then_some(SecureChannel(connected.secure_channel_required)))
     }
 
-    /// Shuts the controller down (CC.SHN): `next` gives its commands, and waits until `is_shut_down`; then close the
+    /// Shuts the controller down (CC.SHN): `next` returns the commands and waits until `is_shut_down`; then close the
     /// connections.
     pub fn shut_down(&mut self, now_ms: u64) {
         self.begin_shutdown(now_ms);
@@ -338,6 +337,6 @@ impl Session {
     }
 }
 
-/// A queue's authentication is wanted; true: over a secure channel (ASCR).
+/// A queue must authenticate; true: over a secure channel (ASCR).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SecureChannel(pub bool);

@@ -1,5 +1,5 @@
-//! Identify (base, section 5.17): what a controller and its namespaces say of themselves. Fields bear the
-//! specification's names in small letters.
+//! Identify (base, section 5.17): the properties of a controller and its namespaces. Fields have the specification's
+//! names in lower case.
 
 mod namespace;
 
@@ -17,7 +17,7 @@ use zerocopy::little_endian::{U128, U16, U32};
 /// Every Identify data structure has this many bytes.
 pub const BYTES: usize = 4096;
 
-/// Controller or Namespace Structure: which one is asked for (base, figure 273).
+/// Controller or Namespace Structure: the requested data structure (base, figure 273).
 pub mod cns {
     pub const NAMESPACE: u8 = 0x00;
     pub const CONTROLLER: u8 = 0x01;
@@ -45,7 +45,7 @@ pub mod csi {
 /// The NSID that stands for all namespaces.
 pub const ALL_NAMESPACES: u32 = 0xffff_ffff;
 
-/// What an Identify command asks for (base, section 5.17.1).
+/// The parameters of an Identify command (base, section 5.17.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Identify {
     pub nsid: u32,
@@ -66,7 +66,7 @@ impl Identify {
         }
     }
 
-    /// The SGL is the transport's to fill in; the answer has `BYTES`.
+    /// The transport fills in the SGL; the response has `BYTES`.
     pub fn to_sqe(self) -> Sqe {
         Sqe {
             opcode: admin::IDENTIFY,
@@ -350,7 +350,7 @@ pub mod sgls {
 }
 
 impl Controller {
-    /// A whole Identify answer's bytes.
+    /// The bytes of a complete Identify response.
     pub fn of(bytes: &[u8; BYTES]) -> &Controller {
         zerocopy::transmute_ref!(bytes)
     }

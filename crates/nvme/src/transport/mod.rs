@@ -1,4 +1,4 @@
-//! How commands travel.
+//! Transports: TCP, RDMA and PCIe.
 
 mod flow;
 pub mod pcie;
