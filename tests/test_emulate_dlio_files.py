@@ -255,7 +255,7 @@ def test_a_file_that_only_makes_data_makes_them(capsys: Any, tmp_path: Path, mon
     assert typed(capsys, *command, "--subfolders", 0, "--files", 5)[0] == 0
     assert (made[-1]["files"], made[-1]["subfolders"]) == (5, 0)
     code, _, err = typed(capsys, *command, "--accelerators", 4)
-    assert code == 2 and "only makes data" in err and len(made) == 2
+    assert code == 2 and "only generates data" in err and len(made) == 2
     code, _, err = typed(capsys, "emulate", "run", "--dlio", file)
     assert code == 2 and f"try: forebay emulate datagen --dlio {file}" in err
 

@@ -170,7 +170,7 @@ def test_the_bench_command_gives_the_same_job_back() -> None:
         ("-f F -i 0", "-i 0", 2),
         ("-f F -i 64q", "-i 64q", 2),
         ("-f F -i 1:2:3:4", "more than three", 2),
-        ("-f F -i 64k:4k:4k", "below the least", 2),
+        ("-f F -i 64k:4k:4k", "below the smallest", 2),
         ("-f F -s 0", "-s 0", 2),
         ("-f F -s 99999999999G", "-s 99999999999G", 2),
         ("-f F -I 1 -x 1", "-s 1G", 2),

@@ -192,7 +192,7 @@ def test_raid0_stands_still_without_a_drive_and_copies_go_on() -> None:
     whole = striped["jobs"][0]["formula"]["throughput_gib_s"]
     assert striped["jobs"][0]["throughput_gib_s"]["value"] == pytest.approx(whole / 2, rel=0.02)
     assert copied["jobs"][0]["throughput_gib_s"]["value"] == pytest.approx(whole * 7 / 8, rel=0.03)
-    assert any("RAID0" in text for text in striped["warnings"])
+    assert any("RAID 0" in text for text in striped["warnings"])
 
 
 def test_a_host_that_goes_is_waited_for_or_left_behind() -> None:
@@ -261,7 +261,7 @@ def test_ctrl_c_leaves_what_was_simulated(monkeypatch, capfd) -> None:
         ({"fault": ("drive@9999",)}, "is outside of the 3600 s"),
         ({"fault": ("host@60:back=90,without=80",)}, "both back and without"),
         ({"fault": ("moon@60",)}, "is not a kind of fault"),
-        ({"job": ("workload=llama3-8b",), "fault": ("host@60:without=90,job=1",)}, "never whole"),
+        ({"job": ("workload=llama3-8b",), "fault": ("host@60:without=90,job=1",)}, "never complete"),
         ({"job": ("drives=3",)}, "is not a setting of a job"),
         ({"job": ("workload=io,start=60,stop=30",)}, "stops before it starts"),
         ({"seeds": 1000}, "from 1 to 100"),

@@ -181,7 +181,7 @@ def test_buffers_are_bounded_unless_told_otherwise(machine: FakeMachine, capsys:
     assert most(*held, "--max-buffers", "1g") == 1 << 30
     machine.jobs.clear()
     code, _, err = typed(capsys, "tune", "/data/x", *held)
-    assert code == 2 and "8 workers × depth 32 × 4m, takes 1g" in err and "--max-buffers 1g" in err
+    assert code == 2 and "8 workers × depth 32 × 4m, needs 1g" in err and "--max-buffers 1g" in err
     assert not machine.jobs
 
 

@@ -216,7 +216,7 @@ mod tests {
         assert!(unchecked(&state([Some(0.0); 2]), &read(DATA))
             .unwrap()
             .contains("nothing else could be checked"));
-        assert!(unchecked(&state([None; 2]), &read(DATA)).unwrap().contains("nothing: no device"));
+        assert!(unchecked(&state([None; 2]), &read(DATA)).unwrap().contains("none: no device"));
         assert_eq!(unchecked(&cache("bypass", [None; 2], Some(DATA)), &read(DATA)), None);
     }
 }
