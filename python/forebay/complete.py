@@ -1,4 +1,4 @@
-"""What Tab offers for a value: paths, the names of presets, workloads and drives, and values that make a short list.
+"""Tab completion of values: paths, the names of presets, workloads and drives, and values that make a short list.
 
 Names come from the tables that the verbs themselves read. A verb is dressed only while a shell asks, so none of this is
 imported by a command that runs.

@@ -1,4 +1,4 @@
-"""A cufile.json that suits this machine: what a doctor's report says of it, laid over the file in force.
+"""A cufile.json for this machine: the file in use, adjusted to the findings of a doctor's report.
 
 What the file in force sets stays as it is (RDMA, mount tables, pools); only what decides between direct DMA
 and the compatibility mode is set, each with the reason beside it.

@@ -1,4 +1,4 @@
-"""`forebay discover`: what an NVMe/TCP host offers, and what to type to use it."""
+"""`forebay discover`: the subsystems that an NVMe/TCP target offers, and what to type to use them."""
 
 from __future__ import annotations
 

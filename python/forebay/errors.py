@@ -1,4 +1,4 @@
-"""Errors as a user meets them: what was asked, what was found, what to type next."""
+"""Errors as users see them: what was requested, what was found, what to type next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""fio's job files: which of Forebay's jobs each section asks for. What would make it another one is refused by name.
+"""fio's job files: converts each section to a job; settings that would change the workload are refused by name.
 
 fio_keys.py says of every key what becomes of it, fio_file.py reads the file, fio_values.py what may be calculated,
 fio_settings.py the values of a section, fio_offsets.py where its I/Os go, fio_data.py in which files, fio_checks.py how they

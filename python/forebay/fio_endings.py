@@ -1,4 +1,4 @@
-"""What ends a section before its time, and where its memory lies: `rate_min`, `ss`, `exitall`, `numa_…`."""
+"""Settings that end a section early, and those of its NUMA nodes: `rate_min`, `ss`, `exitall`, `numa_…`."""
 
 from __future__ import annotations
 

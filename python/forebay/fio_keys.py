@@ -1,4 +1,5 @@
-"""fio's keys, each with what becomes of it here: done, without effect, or refused unless it asks for what holds anyway.
+"""fio's keys, and how each is handled: supported, without effect, or refused unless its value is always the case
+here.
 
 The names are those of fio's documentation and of `fio --cmdhelp=all`, with the keys of the engines that run here. A key that
 stands in no table is refused as unknown.

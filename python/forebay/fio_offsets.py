@@ -1,4 +1,4 @@
-"""How large a section's I/Os are, where they go, how many they are, and when they come."""
+"""Sizes, offsets, number and timing of a section's I/Os."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One section's settings, and what their values may look like."""
+"""The settings of one section, and the syntax of their values."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a section's writes carry, how soon its I/Os are served, and its share beside others: `buffer_compress_…`, `dedupe_…`,
-`prio…`, `cmdprio…`, `flow`."""
+"""Content of a section's writes, priority of its I/Os, and its share relative to other sections: `buffer_compress_…`,
+`dedupe_…`, `prio…`, `cmdprio…`, `flow`."""
 
 from __future__ import annotations
 

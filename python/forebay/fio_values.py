@@ -1,4 +1,4 @@
-"""Values of fio's job files: sizes, calculated ones, fio's keywords, and shares of a file that is there.
+"""Values in fio's job files: sizes, expressions, fio's keywords, and percentages of an existing file.
 
 Only the meaning is shared with fio, out of its documentation and from what it does.
 """

@@ -1,4 +1,4 @@
-"""`forebay identify`: what a controller and its namespaces say of themselves, and what of it matters."""
+"""`forebay identify`: the properties that a controller and its namespaces report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that a verb makes to measure by: in a folder of their own, never among the user's.
+"""Files that a verb creates for measurements: in a separate folder, never among the user's.
 
 A sweep that gives sizes, and tune, make their files. In a folder DIR these lie in DIR/NAME, where `bench DIR` doesn't
 count them as data. A job that says `create` or `file_name` itself is left as it is.

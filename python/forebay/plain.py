@@ -1,4 +1,4 @@
-"""Output in ASCII, where the locale is C or POSIX: a terminal or a log that was told so may take no UTF-8.
+"""Output in ASCII, where the locale is C or POSIX: a terminal or log with such a locale may not accept UTF-8.
 
 Python itself takes such a locale for UTF-8 (PEP 538, 540), and click rewraps a stream that calls itself ASCII. So the streams
 stay UTF-8, and what is written to them as text gets a stand-in for each other character. Bytes (tables, reports) are left alone.

@@ -1,4 +1,4 @@
-"""Numbers of rows, as whoever asks for them has them: checked, and as an array in host memory."""
+"""Row numbers in any form that callers have: checked, and converted to an array in host memory."""
 
 from __future__ import annotations
 

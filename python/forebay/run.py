@@ -1,4 +1,4 @@
-"""One job through the engine: the seam that every verb uses, and that tests replace."""
+"""One job through the engine: the entry point that every verb uses and tests replace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One simulation through the engine: the door that plans use, and that tests replace."""
+"""One simulation through the engine: the entry point that plans use and tests replace."""
 
 from __future__ import annotations
 

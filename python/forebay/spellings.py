@@ -1,4 +1,4 @@
-"""Flags as fio, gdsio and elbencho spell them: understood where they mean what ours do, else answered with ours.
+"""Flags of fio, gdsio and elbencho: accepted if they mean the same as ours, otherwise answered with ours.
 
 They are left out of --help and of the manual pages, which have one name for each thing.
 """

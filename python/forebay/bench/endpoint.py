@@ -1,4 +1,4 @@
-"""`--metrics`: how a run is going, in Prometheus's text format over HTTP, for as long as the command lasts."""
+"""`--metrics`: live metrics of a run in Prometheus's text format, served over HTTP for as long as the command runs."""
 
 from __future__ import annotations
 

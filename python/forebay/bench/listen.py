@@ -1,4 +1,4 @@
-"""`--metrics` of every command whose runs take long."""
+"""The `--metrics` flag of every command with long runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One line that says how the run is going, on a terminal; silence elsewhere."""
+"""A progress line on a terminal; no output elsewhere."""
 
 from __future__ import annotations
 

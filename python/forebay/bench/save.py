@@ -1,4 +1,4 @@
-"""Where records go: the file that was asked for, or one of our naming when a run broke.
+"""Saving records: to the requested file, or to one with a generated name if a run failed.
 
 One rule for each flag that names such a file. A name that ends in `.jsonl` gets a line for each record, behind those that
 it holds. Any other name is one document, which replaces nothing but a document of the same kind. Both are found out

@@ -1,4 +1,4 @@
-"""What an interval of a ratio says, in one sentence, and what to do where it says nothing."""
+"""The verdict on a ratio's interval, in one sentence, and what to do if the interval is inconclusive."""
 
 from __future__ import annotations
 

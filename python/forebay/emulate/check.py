@@ -1,4 +1,4 @@
-"""`forebay emulate check`: would these results stand by the rules of MLPerf Storage?"""
+"""`forebay emulate check`: do these results comply with the rules of MLPerf Storage?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be said of a data set before it is read: how many files there are, and whether that is enough."""
+"""Checks of a data set before it is read: the number of its files, and whether that is sufficient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`forebay emulate datasize`: how large the rules want a data set, and by which of their two conditions.
+"""`forebay emulate datasize`: how large the rules require a data set to be, and which of their two conditions
+decides.
 
 500 steps per epoch, and five times the memory of the hosts that read. The formulas are the tools' own: v1.0's script
 counts samples and cuts off once, v2.0's and v3.0's code counts files for each condition and cuts off each. `text` cuts

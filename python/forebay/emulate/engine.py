@@ -1,4 +1,4 @@
-"""One emulated run through the engine: the seam that the verbs use, and that tests replace."""
+"""One emulated run through the engine: the entry point that the verbs use and tests replace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search for the greatest number of accelerators that passes. Pure: runs are a function that is handed in.
+"""The search for the greatest number of accelerators that passes. Pure: runs are a function argument.
 
 Utilisation falls as accelerators are added, but every run is noisy and long ones cost minutes. So short runs (probes)
 bracket and close in, a probe near the threshold is decided by a full run, and the number found is then confirmed: so

@@ -1,4 +1,4 @@
-"""Emulated accelerators on several hosts: one process a host, every step ends together, one record of all.
+"""Emulated accelerators on several hosts: one process per host, all steps end together, one record for all.
 
 `forebay.mpi` starts the hosts together, gathers and merges. Here is what emulation needs besides: ranks of accelerators, hosts
 that must be alike, and the barrier after each step.

@@ -1,4 +1,4 @@
-"""The rules of MLPerf Storage over runs that were read from a folder: each by its name, whether it holds, and why.
+"""Checks runs from a folder against the rules of MLPerf Storage: each rule by name, whether it holds, and why.
 
 Sources: the submission guidelines of v1.0, v2.0 and v3.0, and their checkers (report.py, mlpstorage/rules.py). What a
 result doesn't tell is `ok` None. The checkers leave epochs, pauses and caches unchecked; these rules don't.

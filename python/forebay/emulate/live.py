@@ -1,4 +1,4 @@
-"""How an emulated run is going: a few lines on a terminal while it runs, silence elsewhere."""
+"""Progress of an emulated run: a few lines on a terminal while it runs, no output elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One emulated run of a verb: what it came to, and where its record is kept."""
+"""One emulated run of a verb: its result, and where its record is saved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An emulated run as it is asked for: flags, the workload's constants, and the engine's spec made of both."""
+"""A requested emulated run: flags, the workload's constants, and the engine's spec built from both."""
 
 from __future__ import annotations
 

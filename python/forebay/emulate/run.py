@@ -1,4 +1,5 @@
-"""`forebay emulate run`: so many accelerators fed from a storage, their utilisation, and what limits it."""
+"""`forebay emulate run`: feeds a number of accelerators from storage, and reports their utilisation and what limits
+it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`forebay export`: runs as a flat table, a row each, for tools that aren't ours."""
+"""`forebay export`: runs as a flat table, one row each, for other tools."""
 
 from forebay.export.verb import command
 

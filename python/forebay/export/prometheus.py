@@ -1,4 +1,4 @@
-"""Prometheus's text format (version 0.0.4): finished runs for a textfile collector, and a run that is under way."""
+"""Prometheus's text format (version 0.0.4): finished runs for a textfile collector, and a run in progress."""
 
 from __future__ import annotations
 

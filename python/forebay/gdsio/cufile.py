@@ -1,4 +1,4 @@
-"""Where libcufile is, and what cufile.json allows: found out without loading or changing anything."""
+"""The location of libcufile and the settings of cufile.json, determined without loading or changing anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a transfer type needs of the machine, looked at before a long run starts."""
+"""The requirements of a transfer type, checked before a long run starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a gdsio command or job file asks for, before it becomes a job of Forebay's."""
+"""A parsed gdsio command or job file, before it is converted to a job of Forebay's."""
 
 from __future__ import annotations
 

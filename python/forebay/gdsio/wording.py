@@ -1,4 +1,4 @@
-"""The engine names a job's fields; here they are said as gdsio's flags."""
+"""Replaces a job's fields; in the engine's messages by gdsio's flags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What each module must beat: interpolation, data sheets, remote taken for local, means of the like."""
+"""The baselines that each module must beat: interpolation, data sheets, remote treated as local, means of similar
+cells."""
 
 from __future__ import annotations
 

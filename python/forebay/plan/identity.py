@@ -1,4 +1,4 @@
-"""What a row of emulated accelerators says of its own blanks: MiB/s are accelerators × demand × AU.
+"""Derives the blanks of a row of emulated accelerators from its other cells: MiB/s are accelerators × demand × AU.
 
 That is how the benchmark computes them, so where two of the three stand in a row the third isn't foretold but known, to
 about a per cent: the first reads of an epoch count in one and not in the other.

@@ -1,4 +1,4 @@
-"""Which kind of work a plan's workload is, and what it asks of storage.
+"""The kind of a plan's workload, and its demand on storage.
 
 `io` reads; `dlrm` (on h100) is MLPerf Training's, planned in minutes; `job` is any training job by its bytes per sample
 and its rate; every other name is a workload as `forebay emulate workloads` lists it, or a TOML file of one: training,

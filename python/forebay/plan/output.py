@@ -1,4 +1,4 @@
-"""Files that plans write: whole or not at all, and in place of nothing but an older one of the same kind."""
+"""Files that plans write: written completely or not at all, and replacing only an older one of the same kind."""
 
 from __future__ import annotations
 

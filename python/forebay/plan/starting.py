@@ -1,4 +1,4 @@
-"""Where calibrating by the published tables begins to look, so that the first plan of a process is quick, too.
+"""Starting values for the calibration by the published tables, so that the first plan of a process is fast, too.
 
 The file holds each module's parameters as searches from its priors found them. The search is done all the same, and ends
 where the tables say: a file that is out of date costs time, and changes nothing.

@@ -1,4 +1,4 @@
-"""Latency: percentiles by place, and the whole distribution where the engine can read it."""
+"""Latency: percentiles by position, and the whole distribution if the engine can read it."""
 
 from __future__ import annotations
 

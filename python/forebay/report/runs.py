@@ -1,4 +1,4 @@
-"""Runs put in order: each study is a set of runs that can be read against one another.
+"""Groups runs into studies, whose runs can be compared with each other.
 
 A study holds the runs of one sweep (or of all the single records given) with one operation and one origin.
 Within it, runs lie along one axis (block size, else workers, else batch, else depth) and belong to series named by

@@ -1,4 +1,4 @@
-"""The page's tables, as data: what each cell says, in what words, and why it says nothing."""
+"""The page's tables, as data: the text of each cell, or why it is empty."""
 
 from __future__ import annotations
 

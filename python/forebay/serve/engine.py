@@ -1,4 +1,4 @@
-"""The engine's target: the seam that the verb uses, and that tests replace."""
+"""The engine's target: the entry point that the verb uses and tests replace."""
 
 from __future__ import annotations
 

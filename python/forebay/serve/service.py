@@ -1,4 +1,5 @@
-"""The life of what serves hosts, from ready to stopped: told to the terminal and to systemd, ended by signals."""
+"""The life cycle of a server or gateway, from ready to stopped: reported to the terminal and to systemd, ended by
+signals."""
 
 from __future__ import annotations
 

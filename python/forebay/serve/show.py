@@ -1,4 +1,4 @@
-"""A server in words: what it serves, how it goes, what it served. Pure: statistics in, text out."""
+"""A server as text: its configuration, its current rates, its totals. Pure: statistics in, text out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The signals of a server: end, abort, reload. Waits for them without turning a wheel."""
+"""The signals of a server: end, abort, reload. Waits for them without polling."""
 
 from __future__ import annotations
 

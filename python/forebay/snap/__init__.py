@@ -1,4 +1,4 @@
-"""`forebay snap`: drives that look local and stand on any source, and the RPCs that change them."""
+"""`forebay snap`: drives that look local, backed by any source, and the RPCs that change them."""
 
 from forebay.snap.verb import command
 

@@ -1,4 +1,4 @@
-"""The engine's gateway: the seam that the verb uses, and that tests replace."""
+"""The engine's gateway: the entry point that the verb uses and tests replace."""
 
 from __future__ import annotations
 

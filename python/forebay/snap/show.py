@@ -1,4 +1,4 @@
-"""A gateway in words: what it shows, how it goes, what it moved. Pure: statistics in, text out."""
+"""A gateway as text: its drives, its current rates, its totals. Pure: statistics in, text out."""
 
 from __future__ import annotations
 

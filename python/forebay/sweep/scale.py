@@ -1,4 +1,4 @@
-"""A sweep made to fit this machine: what is changed, in words that go into each record."""
+"""Scaling a sweep to this machine: the changes, as text for each record."""
 
 from __future__ import annotations
 

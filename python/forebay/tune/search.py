@@ -1,4 +1,4 @@
-"""The search behind `tune`: climb to the peak, walk down to what is cheaper, confirm, and meet who challenges that.
+"""The search behind `tune`: climb to the peak, descend to cheaper settings, confirm, and compare with challengers.
 
 It knows nothing of the engine: `measure` is handed in, and so is the clock. A probe is short and may
 mislead; so probes only propose, and the choice is made from repeats that are interleaved, there and back,

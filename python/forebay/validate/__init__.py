@@ -1,4 +1,5 @@
-"""`forebay validate`: every path that waits for hardware, run once, into one file that can be sent back."""
+"""`forebay validate`: runs every path that is waiting for hardware once, and collects the results in one file to send
+back."""
 
 from forebay.validate.verb import command
 

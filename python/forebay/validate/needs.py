@@ -1,4 +1,4 @@
-"""What a step needs of the machine and of the sources: each a question with a reason for no."""
+"""The requirements of a step on the machine and the sources: each is a check that returns the reason if it fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From steps to jobs on these sources; the folders that are ours, made and removed."""
+"""From steps to jobs on these sources; creating and removing Forebay's folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step's runs prove. Each is a function of what was recorded, so that a file can be judged anywhere."""
+"""What a step's runs prove. Each proof is a function of the recorded data, so a file can be judged on any machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the steps in turn, and keeps the file up to date: what is measured is there, whatever happens next."""
+"""Runs the steps in turn and keeps the file up to date: results are saved, whatever happens next."""
 
 from __future__ import annotations
 

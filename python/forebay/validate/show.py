@@ -1,4 +1,4 @@
-"""A validation in words: what would run, what came of it, what it proves."""
+"""A validation as text: what would run, the results, what they prove."""
 
 from __future__ import annotations
 

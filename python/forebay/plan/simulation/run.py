@@ -1,4 +1,4 @@
-"""Plays a scenario seed by seed, and says what came of it beside what the formulas say."""
+"""Simulates a scenario seed by seed, and reports the results next to those of the formulas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From flags to a simulation, with its progress, and what Ctrl-C leaves of it."""
+"""Runs a simulation from flags, with progress, and keeps partial results on Ctrl-C."""
 
 from __future__ import annotations
 
