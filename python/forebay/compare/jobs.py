@@ -130,7 +130,7 @@ def _pairs(
 def _settle(a: Subject, b: Subject, metric: Metric, stages: Stages) -> None:
     """A short run of each that doesn't count: files are made, caches filled, errors met early."""
     for subject in (a, b):
-        stages.begin(f"{subject.name} settles", subject.job)
+        stages.begin(f"warm-up of {subject.name}", subject.job)
         duration = min(SETTLE_S, subject.job.get("duration_s") or SETTLE_S)
         brief = {} if counted() & subject.job.keys() else {"duration_s": duration, "warmup_s": 0.0}
         record = _run_that_finds(subject, stages, [], **brief)
