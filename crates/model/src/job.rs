@@ -241,7 +241,7 @@ impl JobSpec {
         JobSpec { duration_s: Some(seconds), warmup_s: Some(warmup_s), power, ..trial }
     }
 
-    /// What the job reads and writes, its own or those of its pairs.
+    /// The sources that the job reads and writes, its own or those of its pairs.
     pub fn source_uris(&self) -> Result<Vec<String>, Error> {
         if self.pairs.is_empty() {
             return Ok(self.sources.clone());
@@ -279,7 +279,7 @@ impl JobSpec {
         self.verify || self.verify_fio.is_some()
     }
 
-    /// Whether files that are missing files are created: on request, or by a write.
+    /// Whether missing files are created: on request, or by a write.
     pub fn may_make(&self) -> bool {
         self.create || self.writes()
     }

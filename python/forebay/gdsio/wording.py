@@ -1,4 +1,4 @@
-"""Replaces a job's fields; in the engine's messages by gdsio's flags."""
+"""Names a job's fields in the engine's messages by gdsio's flags."""
 
 from __future__ import annotations
 
