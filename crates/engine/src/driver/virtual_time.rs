@@ -3,10 +3,10 @@
 
 use super::record::{build, new_id, pattern_of, GIB};
 use super::Outcome;
-use crate::path;
-use crate::source::Draft;
 use crate::clock;
 use crate::machine::environment;
+use crate::path;
+use crate::source::Draft;
 use forebay_model::device::DriveModel;
 use forebay_model::job::{JobSpec, PathKind, DURATION_DEFAULT_S};
 use forebay_model::record::*;

@@ -95,7 +95,8 @@ pub struct Field {
 }
 
 pub const fn flag(flag: &'static str, kind: Kind, metavar: &'static str, help: &'static str) -> Field {
-    let (number, reset): (fn(&JobSpec) -> Option<f64>, fn(&mut JobSpec)) = (|_| None, |_| ());
+    let number: fn(&JobSpec) -> Option<f64> = |_| None;
+    let reset: fn(&mut JobSpec) = |_| ();
     Field {
         key: "",
         flag,
