@@ -9,7 +9,6 @@ import os
 import select
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -188,10 +187,3 @@ def _raise(descriptor: int) -> int:
     import fcntl
 
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD, 10)
-
-
-if __name__ == "__main__":
-    # python tests/report_browser.py report.html docs/images/report.png: the README's picture
-    with Browser() as window:
-        window.open(Path(sys.argv[1]), 1120)
-        window.full_screenshot(Path(sys.argv[2]), height_max=1620)

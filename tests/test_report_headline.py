@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from forebay.report import write_report
@@ -33,3 +35,21 @@ def test_the_headline_says_what_there_were_eight_of(tmp_path: Path) -> None:
     write_report([str(saved)], str(tmp_path / "r.html"), charts=False)
     text = " ".join(re.sub(r"<[^>]+>", " ", (tmp_path / "r.html").read_text()).split())
     assert re.search(r"Bounce reached [78][0-9.]* GiB/s at 8 workers[ ,.]", text), text[:500]
+
+
+def test_a_picture_of_a_page_that_warns_or_proves_nothing_is_not_taken(tmp_path: Path) -> None:
+    """bench/picture.py looks for both in the page."""
+    spec = importlib.util.spec_from_file_location("picture", Path(__file__).parent.parent / "bench/picture.py")
+    assert spec is not None and spec.loader is not None
+    picture = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(picture)
+
+    def against(**differing: Any) -> str:
+        runs = [record("host", gib_s=3.0), record("bounce", **{"gib_s": 2.0, **differing})]
+        (tmp_path / "r.jsonl").write_text("".join(json.dumps(run) + "\n" for run in runs))
+        write_report([str(tmp_path / "r.jsonl")], str(tmp_path / "r.html"), charts=False)
+        return "; ".join(picture.objections((tmp_path / "r.html").read_text()))
+
+    assert against() == ""
+    assert "isn't proven" in against(gib_s=3.0)
+    assert "the page warns: " in against(warnings=[{"id": "short", "text": "2.0 s", "next": "--duration 30"}])
