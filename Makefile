@@ -58,6 +58,8 @@ test: ## What decides: installs what it needs, then formats, lints, types, stubs
 # get a larger share of it.
 QUICK := PROFILE=dev VENV=target/tested/venv MADE=target/tested/made
 .PHONY: all-tests disturbed python-part
+# Each `forebay` that a test runs is started anew; `make test` forks most of them from one that has loaded it.
+test-long test-root soak: export FOREBAY_TEST_ANEW = 1
 all-tests disturbed: export CARGO_TARGET_DIR = $(CURDIR)/target/tested
 all-tests disturbed: export CARGO_BUILD_JOBS = $(shell echo $$((2 * $$(nproc))))
 all-tests disturbed: export CARGO_INCREMENTAL = 0

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import preloaded
 import processes
 import pytest
 from hypothesis import HealthCheck, settings
@@ -87,6 +88,7 @@ def nothing_left_at_the_end() -> Iterator[None]:
     """As `nothing_left_behind`, for what fixtures of a whole module started."""
     mark = os.environ[processes.MARK] = os.environ[processes.SESSION] = uuid.uuid4().hex
     yield
+    preloaded.end()
     left = processes.leftovers(mark, None)
     assert not left, f"these tests left behind: {'; '.join(left)}"
 

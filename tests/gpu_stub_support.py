@@ -62,6 +62,7 @@ class Gpu:
 
     def __init__(self, stubs: Path | None, home: Path) -> None:
         self.stubs, self.home = stubs, home
+        self.books = home / "books.json"
 
     def environment(self, cuda: str = "", cufile: str = "", nvrtc: str = "", **more: str) -> dict[str, str]:
         """`cuda`, `cufile`, `nvrtc`: settings of the stand-ins."""
@@ -83,21 +84,24 @@ class Gpu:
 
     def begin(self, *arguments: str | Path, **settings: str) -> subprocess.Popen[str]:
         """A command that goes on meanwhile; `ended` waits for it."""
-        (self.home / "books.json").unlink(missing_ok=True)
+        self.books.unlink(missing_ok=True)
         return processes.start([sys.executable, *arguments], env=self.environment(**settings), cwd=self.home)
 
     def ended(self, process: subprocess.Popen[str], timeout: float = processes.PATIENCE_S) -> Ran:
-        done = processes.finish(process, timeout)
+        return self._ran(processes.finish(process, timeout))
+
+    def _ran(self, done: subprocess.CompletedProcess[str]) -> Ran:
         assert "Traceback" not in done.stderr, done.stderr
-        ledger = self.home / "books.json"
-        books = json.loads(ledger.read_text()) if ledger.exists() else None
+        books = json.loads(self.books.read_text()) if self.books.exists() else None
         return Ran(done.returncode, done.stdout, done.stderr, books)
 
     def python(self, *arguments: str, timeout: float = processes.PATIENCE_S, **settings: str) -> Ran:
         return self.ended(self.begin(*arguments, **settings), timeout)
 
     def forebay(self, *arguments: str | Path, **settings: str) -> Ran:
-        return self.ended(self.begin("-m", "forebay.cli", *arguments, **settings))
+        self.books.unlink(missing_ok=True)
+        words = [*processes.FOREBAY, *arguments]
+        return self._ran(processes.run(words, env=self.environment(**settings), cwd=self.home))
 
     def bench(self, source: str | Path, path: str, *flags: str, **settings: str) -> Ran:
         """One quiet `bench` with `--json`; skips, with the reason, a path that can't run here at all."""

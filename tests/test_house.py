@@ -385,7 +385,7 @@ def test_help_answers_in_150_ms() -> None:
 
     def took_s() -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = processes.run([*processes.FOREBAY, "--help"])
+        done = processes.finish(processes.start([*processes.FOREBAY, "--help"]))
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert done.returncode == 0 and "bench" in done.stdout, done.stderr
         return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
