@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -18,8 +19,9 @@ ROOT = Path(__file__).resolve().parent.parent
 OURS = ("FOREBAY_LIB", "FOREBAY_STUB")
 
 
+@functools.cache
 def built() -> Path:
-    """The folder of the stand-ins, made if need be; skips where there is no compiler."""
+    """The folder of the stand-ins, made if need be (its shell looks at each source in turn); skips where there is no compiler."""
     compiler = os.environ.get("CC") or "cc"
     if not shutil.which(compiler):
         pytest.skip(f"no C compiler ({compiler}) to build the stand-ins with; try: apt install gcc")
