@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import re
 import resource
@@ -529,6 +530,7 @@ def test_links_in_documents_resolve() -> None:
     assert not broken, "\n".join(broken)
 
 
+@functools.cache
 def python_tests(path: Path) -> set[str]:
     tree = ast.parse(text_of(path))
     found = {n.name for n in tree.body if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))}
@@ -537,6 +539,7 @@ def python_tests(path: Path) -> set[str]:
     return {f for f in found if f.split("::")[-1].startswith("test_")}
 
 
+@functools.cache
 def rust_tests(path: Path) -> set[str]:
     """Functions under #[test], also inside proptest!."""
     return set(re.findall(r"#\[test\]\s*(?:(?:#\[[^\]]*\]|//[^\n]*)\s*)*fn\s+(\w+)", text_of(path)))
