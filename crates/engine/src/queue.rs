@@ -163,6 +163,23 @@ pub trait Queue {
 
     fn push(&mut self, io: Io, reactor: &mut Reactor) -> Result<(), Full>;
 
+    /// Whether it takes rows (`push_rows`).
+    fn takes_rows(&self) -> bool {
+        false
+    }
+
+    /// Takes reads of as many bytes each as one I/O: one begins at each of `rows`, and they come one behind the other into
+    /// `io.mem`, `io.len` bytes in all. `io.offset` means nothing, and the I/O ends whole or fails.
+    fn push_rows(&mut self, io: Io, _rows: &[u64], _reactor: &mut Reactor) -> Result<(), Full> {
+        Err(Full(io))
+    }
+
+    /// Of an I/O of rows that was reaped, and whose tag wasn't used since: its bytes that were staged though `Done` names
+    /// another way.
+    fn staged_of(&self, _tag: u32) -> u32 {
+        0
+    }
+
     fn submit(&mut self, reactor: &mut Reactor);
 
     /// Appends completed I/Os. Call it after `Reactor::wait`, or at any time for I/Os that completed inline.

@@ -32,3 +32,5 @@ mod runs;
 mod scenario;
 #[path = "gpu/stripes.rs"]
 mod stripes;
+#[path = "gpu/together.rs"]
+mod together;

@@ -59,6 +59,8 @@ pub struct Ticket<O> {
     pub issued: Instant,
     state: State,
     abandoned: bool,
+    /// It is of rows, whose offsets aren't kept: nothing of it can be asked for again.
+    rows: bool,
 }
 
 impl<O> Ticket<O> {
@@ -145,8 +147,15 @@ impl<O: Copy> Client<O> {
         let (queue, op) = (0, Op::Read);
         let order = Order { queue, op, offset: 0, len: 0, want: 0, owner: idle };
         let now = clock::now();
-        let ticket =
-            |n| Ticket { order, mem: slot(n), moved: 0, issued: now, state: State::Free, abandoned: false };
+        let ticket = |n| Ticket {
+            order,
+            mem: slot(n),
+            moved: 0,
+            issued: now,
+            state: State::Free,
+            abandoned: false,
+            rows: false,
+        };
         Client {
             lanes: Vec::new(),
             busy: Vec::new(),
@@ -255,7 +264,8 @@ impl<O: Copy> Client<O> {
         let tag = self.free.take()?;
         let ticket = &mut self.tickets[tag as usize];
         let mem = ticket.mem;
-        *ticket = Ticket { order, mem, moved: 0, issued: now, state: State::Held, abandoned: false };
+        *ticket =
+            Ticket { order, mem, moved: 0, issued: now, state: State::Held, abandoned: false, rows: false };
         Some(tag)
     }
 
@@ -286,20 +296,38 @@ impl<O: Copy> Client<O> {
         };
         let number = *queue;
         match queue_of(&mut self.lanes, number).push(io, reactor) {
-            Ok(()) => {
-                ticket.state = State::Pushed;
-                self.in_flight += 1;
-                let lane = &mut self.lanes[number as usize];
-                lane.in_flight += 1;
-                if !lane.listed {
-                    lane.listed = true;
-                    self.busy.push(number);
-                }
-            }
+            Ok(()) => self.is_pushed(tag, number),
             Err(Full(_)) => {
                 ticket.state = State::Again;
                 self.again.push(tag);
             }
+        }
+    }
+
+    /// `push`, of reads that are one I/O (`Queue::push_rows`). It ends whole or failed. False where its queue has no room
+    /// for it: the caller has it still.
+    #[inline]
+    pub fn push_rows(&mut self, tag: u32, rows: &[u64], reactor: &mut Reactor) -> bool {
+        let ticket = &mut self.tickets[tag as usize];
+        ticket.rows = true;
+        let Order { queue, op, len, .. } = ticket.order;
+        let io = Io { tag, op, offset: 0, len, mem: ticket.mem };
+        let taken = queue_of(&mut self.lanes, queue).push_rows(io, rows, reactor).is_ok();
+        if taken {
+            self.is_pushed(tag, queue);
+        }
+        taken
+    }
+
+    #[inline]
+    fn is_pushed(&mut self, tag: u32, number: u32) {
+        self.tickets[tag as usize].state = State::Pushed;
+        self.in_flight += 1;
+        let lane = &mut self.lanes[number as usize];
+        lane.in_flight += 1;
+        if !lane.listed {
+            lane.listed = true;
+            self.busy.push(number);
         }
     }
 
@@ -396,7 +424,7 @@ impl<O: Copy> Client<O> {
             }
             Ok(moved) => return self.go_on(tag, moved).map(|end| Over { tag, end, via, copy_ns }),
             Err(fault) if ticket.abandoned => End::GivenUp(fault),
-            Err(fault) if self.patience != Patience::None && is_passing(&fault) => {
+            Err(fault) if self.patience != Patience::None && is_passing(&fault) && !ticket.rows => {
                 self.retried += 1;
                 ticket.state = State::Again;
                 self.again.push(tag);
@@ -414,7 +442,7 @@ impl<O: Copy> Client<O> {
         let before = ticket.moved;
         let reached = before + moved;
         let whole = reached - reached % self.unit;
-        if moved == 0 || whole <= before {
+        if moved == 0 || whole <= before || ticket.rows {
             ticket.moved = reached;
             return Some(End::Early);
         }

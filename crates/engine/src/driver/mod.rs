@@ -191,7 +191,7 @@ fn buffers(job: &JobSpec, paths: &[&'static dyn DataPath]) -> Result<(u64, u64),
     let of = |path: &&'static dyn DataPath| {
         let under: Vec<Under> = moves
             .iter()
-            .map(|m| Under { path: *path, moves_bytes: *m, at_once: false, tight: false })
+            .map(|m| Under { path: *path, moves_bytes: *m, at_once: false, tight: false, takes_rows: false })
             .collect();
         let into_gpu = match path.ends() {
             Ends::Host => false,

@@ -27,6 +27,8 @@ pub struct Outfit {
     /// Which queue serves a target; u32::MAX for one that this worker doesn't touch.
     pub queue_of: Vec<u32>,
     pub slots: u32,
+    /// Reads of the job that each I/O is, where it is several.
+    pub rows: Option<u32>,
     /// Slots are used in turn, instead of the one freed last first.
     pub in_turn: bool,
     pub kit: Kit,
@@ -52,12 +54,14 @@ pub fn of(spec: &WorkerSpec, shared: &Shared) -> Result<Outfit, Error> {
     let targets: Vec<&Target> = used.iter().map(|t| &shared.targets[*t as usize]).collect();
     let device = shared.destination.device_of(spec.index);
     let buffers = buffers_of(job, &shared.targets, &targets, device.is_some());
-    let needs = QueueNeeds { depth: buffers.slots, io_bytes_max: job.io_bytes_largest(), then_copied: false };
+    let rows = buffers.rows.unwrap_or(1);
+    let io_bytes_max = job.io_bytes_largest() * u64::from(rows);
+    let needs = QueueNeeds { depth: buffers.slots, io_bytes_max, then_copied: false };
     let mut reactor = reactor_for(shared, &used, needs)?;
     let mut memory = Memory::new(shared, device, &buffers)?;
     let warning = memory.register(&mut reactor);
     memory.lend(targets.iter().copied())?;
-    let copiers = Copiers::new(device, needs);
+    let copiers = Copiers::new(device, needs).with_rows(rows);
     let faults = |queue: Box<dyn Queue>| -> Box<dyn Queue> {
         match shared.faults {
             Some(plan) => Box::new(FaultQueue::new(queue, plan, spec.index)),
@@ -95,7 +99,8 @@ pub fn of(spec: &WorkerSpec, shared: &Shared) -> Result<Outfit, Error> {
         warning,
         content_on_host: None,
     };
-    Ok(Outfit { queues, reactor, memory, queue_of, slots: buffers.slots, in_turn: device.is_some(), kit })
+    let (slots, rows) = (buffers.slots, buffers.rows);
+    Ok(Outfit { queues, reactor, memory, queue_of, slots, rows, in_turn: device.is_some(), kit })
 }
 
 /// The buffers of a worker on the `used` ones of these targets.

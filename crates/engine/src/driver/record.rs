@@ -435,11 +435,13 @@ fn reason(context: &Context, runs: &[Ran]) -> Option<String> {
         reasons.extend(staged_reason(&registry.report(), staged_bytes, all));
     }
     let all: Vec<&Target> = context.targets.iter().collect();
-    let depth = buffers_of(context.job, context.targets, &all, context.destination.feeds_gpu()).at_work;
+    let buffers = buffers_of(context.job, context.targets, &all, context.destination.feeds_gpu());
+    let rows = buffers.rows.unwrap_or(1);
+    let depth = buffers.at_work * rows;
     // Who asks for an engine that reads by itself gets it for data on a device, too.
     let why = if context.job.engine == Engine::Auto { "the data is in memory and" } else { "each I/O is" };
     match depth {
-        _ if depth == context.job.depth => {}
+        _ if depth == context.job.depth / rows * rows => {}
         1 => reasons.push(format!("{why} read inline: one I/O in flight per worker")),
         n => reasons.push(format!(
             "{why} read inline: {n} slots per worker, so that they stay in the processor's cache"

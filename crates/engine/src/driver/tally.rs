@@ -50,12 +50,12 @@ struct Row {
 
 impl Row {
     #[inline]
-    fn record(&mut self, ns: u64, into: &mut Latency) {
+    fn record(&mut self, ns: u64, count: u64, into: &mut Latency) {
         if ns != self.ns {
             self.flush(into);
             self.ns = ns;
         }
-        self.count += 1;
+        self.count += count;
     }
 
     fn flush(&mut self, into: &mut Latency) {
@@ -125,26 +125,34 @@ impl Tally {
     /// Books an I/O: in the warm-up only into the series.
     #[inline]
     pub fn complete(&mut self, io: &Next, took: Duration, via: Via, copy_ns: u32) {
-        let bytes = u64::from(io.len);
-        self.interval.row.record(took.as_nanos() as u64, &mut self.interval.latency);
+        self.complete_rows(io, 1, took, (via, 0), copy_ns);
+    }
+
+    /// Books `count` I/Os that were one, as `io` each. `went`: their way, and bytes of them that were staged instead.
+    #[inline]
+    pub fn complete_rows(&mut self, io: &Next, count: u64, took: Duration, went: (Via, u64), copy_ns: u32) {
+        let bytes = u64::from(io.len) * count;
+        self.interval.row.record(took.as_nanos() as u64, count, &mut self.interval.latency);
         self.interval.bytes += bytes;
-        self.interval.ios += 1;
+        self.interval.ios += count;
         self.interval.targets[io.target as usize] += bytes;
         if !self.interval.measured {
             return;
         }
-        self.ios += 1;
+        self.ios += count;
         if io.is_read {
             self.read_bytes += bytes;
         } else {
             self.write_bytes += bytes;
         }
-        self.travelled.add(via, bytes);
+        let (via, staged) = (went.0, went.1.min(bytes));
+        self.travelled.add(via, bytes - staged);
+        self.travelled.add(Via::Staged, staged);
         let target = &mut self.targets[io.target as usize];
         target.0 += bytes;
-        target.1 += 1;
+        target.1 += count;
         if copy_ns > 0 {
-            self.interval.copy_row.record(u64::from(copy_ns), self.copy.get_or_insert_default());
+            self.interval.copy_row.record(u64::from(copy_ns), count, self.copy.get_or_insert_default());
         }
     }
 

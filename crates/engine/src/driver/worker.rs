@@ -3,7 +3,7 @@
 
 mod settle;
 
-use super::batches::{self, Batches};
+use super::batches::Batches;
 use super::outfit::{self, Memory};
 use super::pace::{pace_of, Pace};
 use super::pause::{Left, Pause};
@@ -22,6 +22,7 @@ use crate::source::Target;
 use forebay_model::job::{JobSpec, Sync};
 use forebay_model::pattern::{Next, Pattern, PatternSpec};
 use forebay_model::Error;
+use rows::{Load, Together};
 use std::collections::BTreeMap;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -152,18 +153,6 @@ fn names_of(shared: &Arc<Shared>) -> NameOf {
     Box::new(move |id| shared.targets.iter().find(|t| t.content_id == id).map(|t| t.label.clone()))
 }
 
-/// The purpose of an I/O.
-#[derive(Clone, Copy)]
-struct Load {
-    /// Latency counts from here: in an open loop when the I/O was due.
-    started: Instant,
-    target: u32,
-    /// It counts towards the bytes that the run moved in its measured time.
-    counted: bool,
-    /// The batch that it is of, or `batches::NONE`.
-    batch: u32,
-}
-
 type Ticket = crate::client::Ticket<Load>;
 
 struct Worker {
@@ -185,6 +174,8 @@ struct Worker {
     /// The queue of each target.
     queue_of: Vec<u32>,
     batches: Option<Batches>,
+    /// Where several reads are one I/O.
+    together: Option<Together>,
     /// The next I/O waits for its queue although a slot is free.
     held_back: bool,
     tally: Tally,
@@ -206,7 +197,7 @@ impl Worker {
             Contents::open(&shared.job, spec.index, names_of(&shared), device, outfit.slots as usize)?;
         outfit.kit.content_on_host = why_not;
         let now = clock::now();
-        let idle = Load { started: now, target: 0, counted: false, batch: batches::NONE };
+        let idle = Load::of(0, now);
         let mut client = Client::new(outfit.slots, outfit.in_turn, idle, |slot| outfit.memory.slot(slot));
         for queue in outfit.queues {
             client.add(queue);
@@ -225,7 +216,8 @@ impl Worker {
             contents,
             memory: outfit.memory,
             queue_of: outfit.queue_of,
-            batches: Batches::of(shared.job.batch),
+            batches: Batches::of(shared.job.batch).filter(|_| outfit.rows.is_none()),
+            together: outfit.rows.map(|most| Together::of(most, &shared.job)),
             held_back: false,
             next_tick: now,
             next_look: now,
@@ -330,7 +322,7 @@ impl Worker {
         while self.flushed < self.client.queue_count() {
             let now = clock::now();
             let target = self.queue_of.iter().position(|queue| *queue == self.flushed).unwrap_or(0) as u32;
-            let owner = Load { started: now, target, counted: false, batch: batches::NONE };
+            let owner = Load::of(target, now);
             let order = Order { queue: self.flushed, op: Op::Flush, offset: 0, len: 0, want: 0, owner };
             let Some(tag) = self.client.begin(order, now) else { return };
             self.client.push(tag, &mut self.reactor);
@@ -355,6 +347,9 @@ impl Worker {
     fn start_one(&mut self, now: Instant) -> bool {
         if !self.client.has_free() {
             return false;
+        }
+        if self.together.is_some() {
+            return self.start_rows(now);
         }
         if let Some(pause) = &mut self.pause {
             if !pause.is_over(now, self.client.in_flight()) {
@@ -392,7 +387,7 @@ impl Worker {
             true => Op::Read,
             false => Op::Write { durable: self.shared.job.sync == Sync::Each },
         };
-        let owner = Load { started, target: next.target, counted: false, batch: batches::NONE };
+        let owner = Load::of(next.target, started);
         let order = Order { queue, op, offset: next.offset, len: next.len, want: next.len, owner };
         let Some(tag) = self.client.begin(order, now) else { return false };
         if let Some(pace) = &mut self.pace {
@@ -496,5 +491,6 @@ mod chores;
 mod ending;
 mod overdue;
 mod requests;
+mod rows;
 #[cfg(test)]
 mod tests;

@@ -27,6 +27,16 @@ pub trait Copier {
     /// apart.
     fn cut(&mut self) {}
 
+    /// Whether rows can be fetched by the device now (`fetch`).
+    fn room_for(&self, _rows: usize) -> Room {
+        Room::Never
+    }
+
+    /// Has the device fetch rows, which begins at once and is named by `tag`. Only where there is room for them.
+    fn fetch(&mut self, tag: u32, rows: Fetched) {
+        unreachable!("{} rows for {tag}, for which there is no room", rows.offsets.len());
+    }
+
     /// Begins what was taken.
     fn submit(&mut self) {}
 
@@ -46,6 +56,27 @@ pub trait Copier {
     }
 }
 
+/// Rows that the device fetches by itself out of memory that it may read.
+#[derive(Clone, Copy)]
+pub struct Fetched<'a> {
+    pub base: *const u8,
+    /// Where each begins, from `base` on; `ELSEWHERE` for one that comes another way.
+    pub offsets: &'a [u64],
+    pub row_bytes: u32,
+    /// The first goes there, the others behind it.
+    pub to: Mem,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    There,
+    /// Once something that is under way has ended.
+    Later,
+    Never,
+}
+
+/// A row takes the link as long as this many bytes, however short it is.
+const ROW_TAKES_BYTES: usize = 1500;
 /// Longer copies gain nothing, and make the first of their I/Os wait for the last.
 const COPY_BYTES_MAX: usize = 8 << 20;
 /// A batch is first asked for at this share of the time that it should take: never to find it early would keep the
@@ -230,21 +261,46 @@ impl CudaCopier {
     }
 
     fn send_with(&mut self, together: Option<(&Scattering, usize)>) -> Cuda<()> {
-        let (event, mut tags) = match self.spare.pop() {
-            Some(spare) => spare,
-            None => (self.device.event()?, Vec::new()),
-        };
+        let (event, mut tags) = self.event()?;
         self.queue_runs(together).and_then(|()| self.stream.record(&event))?;
         let list = together.map(|(_, list)| list);
         let bytes = self.runs.drain(..).map(|run| run.bytes).sum();
         std::mem::swap(&mut tags, &mut self.tags);
+        self.is_sent(event, list, tags, bytes);
+        Ok(())
+    }
+
+    fn send_rows(&mut self, tag: u32, scattering: &Scattering, list: usize, rows: Fetched) -> Cuda<()> {
+        let Mem::Device { at: to, .. } = rows.to else { unreachable!("rows on their way into the device") };
+        let (event, mut tags) = self.event()?;
+        let row_bytes = rows.row_bytes.into();
+        // SAFETY: the rows stay readable, and their places are this I/O's, until its batch is reaped; the list is given
+        // back with it.
+        unsafe {
+            scattering.queue_rows(&self.stream, list, (rows.base, rows.offsets), (to, row_bytes))?;
+        }
+        self.stream.record(&event)?;
+        tags.push(tag);
+        let each = (rows.row_bytes as usize).max(ROW_TAKES_BYTES);
+        self.is_sent(event, Some(list), tags, rows.offsets.len() * each);
+        Ok(())
+    }
+
+    fn event(&mut self) -> Cuda<(Event, Vec<u32>)> {
+        match self.spare.pop() {
+            Some(spare) => Ok(spare),
+            None => Ok((self.device.event()?, Vec::new())),
+        }
+    }
+
+    /// What the event is behind is on its way.
+    fn is_sent(&mut self, event: Event, list: Option<usize>, tags: Vec<u32>, bytes: usize) {
         let sent = clock::now();
         let from = self.batches.back().map_or(sent, |b| b.due.max(sent));
         let takes = self.takes(bytes);
         let due = (from + takes.mul_f64(EARLY)).max(sent + REACTION);
         let again = (takes / 8).clamp(AGAIN_MIN, AGAIN_MAX);
         self.batches.push_back(Batch { event, list, tags, bytes, sent, due, again, missed: false });
-        Ok(())
     }
 
     fn takes(&self, bytes: usize) -> Duration {
@@ -294,6 +350,25 @@ impl Copier for CudaCopier {
 
     fn cut(&mut self) {
         self.cut = true;
+    }
+
+    fn room_for(&self, rows: usize) -> Room {
+        match self.scattering.as_ref().filter(|s| rows <= s.capacity()) {
+            Some(scattering) if scattering.has_list() => Room::There,
+            Some(_) => Room::Later,
+            None => Room::Never,
+        }
+    }
+
+    fn fetch(&mut self, tag: u32, rows: Fetched) {
+        let scattering = self.scattering.clone().expect("there was room");
+        let list = scattering.take().expect("there was room");
+        if let Err(why) = self.send_rows(tag, &scattering, list, rows) {
+            // It may have begun: its places are safe again once the stream has run dry.
+            let _ = self.stream.synchronize();
+            scattering.give(list);
+            self.failed.push((tag, Some(Fault::note(libc::EIO, why.to_string()))));
+        }
     }
 
     fn finish(&mut self) {

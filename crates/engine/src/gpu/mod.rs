@@ -11,6 +11,6 @@ pub mod places;
 mod scatter;
 mod summer;
 
-pub use copier::{Copier, CudaCopier};
+pub use copier::{Copier, CudaCopier, Fetched, Room};
 pub use scatter::Scattering;
 pub use summer::{Summed, Summer};

@@ -2,7 +2,7 @@
 //! driver's for each costs 20 µs and more of a processor, whatever its length.
 
 use super::cuda::{Cuda, Device, DeviceMemory, Pinned, Stream};
-use super::kernels::{Piece, Scatter, PIECE_BYTES};
+use super::kernels::{Piece, Rows, Scatter, PIECE_BYTES};
 use crate::arena::Arena;
 use forebay_model::job::Pages;
 use forebay_model::Error;
@@ -19,6 +19,7 @@ pub struct Scattering {
     host: Arena,
     device: DeviceMemory,
     kernel: Scatter,
+    rows: Rows,
     capacity: usize,
     free: RefCell<Vec<usize>>,
 }
@@ -37,16 +38,20 @@ impl Scattering {
                 "",
             ));
         }
-        let kernel = Scatter::open(device)?;
+        let (kernel, rows) = (Scatter::open(device)?, Rows::open(device)?);
         let host = Arena::new(LISTS, capacity.max(1).saturating_mul(PIECE_BYTES), Pages::Small)?;
         let pin = device.pin(&host)?;
         let memory = device.slots(LISTS, host.slot_bytes())?;
         let free = RefCell::new((0..LISTS).collect());
-        Ok(Scattering { _pin: pin, host, device: memory, kernel, capacity, free })
+        Ok(Scattering { _pin: pin, host, device: memory, kernel, rows, capacity, free })
     }
 
     pub fn capacity(&self) -> usize {
         self.capacity
+    }
+
+    pub fn has_list(&self) -> bool {
+        !self.free.borrow().is_empty()
     }
 
     /// A list that no launch uses; the taker gives it back once its launch has ended.
@@ -83,6 +88,31 @@ impl Scattering {
         unsafe {
             stream.copy_to_device(there, host.cast(), count * PIECE_BYTES)?;
             self.kernel.queue(stream, there, count as u64, longest)
+        }
+    }
+
+    /// Sends where rows begin to the device as list `list`, and launches what fetches them: `row_bytes` each, from `base` +
+    /// offset, one behind the other to `to`; it leaves the place of one that is `ELSEWHERE` as it is.
+    ///
+    /// # Safety
+    /// As for `queue`, of each row.
+    pub unsafe fn queue_rows(
+        &self,
+        stream: &Stream,
+        list: usize,
+        (base, offsets): (*const u8, &[u64]),
+        (to, row_bytes): (u64, u64),
+    ) -> Cuda<()> {
+        let count = offsets.len();
+        assert!(count <= self.capacity, "{count} rows in a list of {}", self.capacity);
+        let host = self.host.slot(list).host_ptr();
+        let there = self.device.address() + (list * self.host.slot_bytes()) as u64;
+        // SAFETY: an offset is shorter than a piece, so that they fit the list's slot, which no launch uses.
+        unsafe { std::ptr::copy_nonoverlapping(offsets.as_ptr(), host.cast::<u64>(), count) };
+        // SAFETY: both lists hold them; the rest is the caller's promise.
+        unsafe {
+            stream.copy_to_device(there, host, std::mem::size_of_val(offsets))?;
+            self.rows.queue(stream, base, 1, there, to, count as u64, row_bytes)
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::machine::verdict::Verdicts;
 use crate::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
 use crate::reactor::Reactor;
 use crate::source::{QueueNeeds, Target};
-use forebay_model::job::{JobSpec, PathKind};
+use forebay_model::job::{Engine, JobSpec, PathKind};
 use forebay_model::Error;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -60,6 +60,11 @@ impl DataPath for Bounce {
 
     fn copies_on(&self) -> bool {
         true
+    }
+
+    /// Where they are copied out of a mapping.
+    fn takes_rows(&self, target: &Target) -> bool {
+        target.is_file() && target.files().iter().all(|(_, engine)| *engine == Engine::Map)
     }
 
     fn equip(&self, _: &Site, _: &mut Reactor) -> Result<Box<dyn Gear>, Error> {
@@ -136,6 +141,8 @@ pub struct BounceQueue {
     held: Vec<Io>,
     copier: Box<dyn Copier>,
     staging: Vec<Mem>,
+    /// Rows were pushed and aren't read yet.
+    rows_held: bool,
     /// Half of the staging buffers, within bounds: one half is being filled while the other is being copied.
     send_bytes: usize,
     /// I/Os in the inner queue, and its limit. The remaining slots are being copied.
@@ -165,6 +172,7 @@ impl BounceQueue {
             inner,
             inline,
             held: Vec::new(),
+            rows_held: false,
             copier,
             staging: (0..depth).map(|i| staging.slot(i)).collect(),
             pending: vec![None; depth],
@@ -339,10 +347,33 @@ impl Queue for BounceQueue {
         Ok(())
     }
 
+    fn takes_rows(&self) -> bool {
+        self.inline && self.inner.takes_rows()
+    }
+
+    fn push_rows(&mut self, io: Io, rows: &[u64], reactor: &mut Reactor) -> Result<(), Full> {
+        if self.in_flight == self.pending.len() as u32 || self.below >= self.below_max || !self.takes_rows() {
+            return Err(Full(io));
+        }
+        if self.inner.push_rows(self.through_staging(&io), rows, reactor).is_err() {
+            return Err(Full(io));
+        }
+        self.pending[io.tag as usize] = Some(Pending { io, moved: 0, copy_from: None, copy_ns: 0 });
+        self.rows_held = true;
+        self.below += 1;
+        self.in_flight += 1;
+        Ok(())
+    }
+
     fn submit(&mut self, reactor: &mut Reactor) {
         self.reap_copies();
         self.push_staged(reactor);
         self.inner.submit(reactor);
+        if std::mem::take(&mut self.rows_held) {
+            // They are read: their copy runs while the next are being read.
+            self.take_landed(reactor);
+            self.copy_landed(usize::MAX);
+        }
         self.read_held(reactor);
         self.copier.submit();
     }

@@ -16,6 +16,8 @@ pub struct Under {
     pub at_once: bool,
     /// They pass through the path's own slots.
     pub tight: bool,
+    /// Its queues take rows.
+    pub takes_rows: bool,
 }
 
 impl Under {
@@ -24,7 +26,8 @@ impl Under {
         let path = of(target.route.path);
         let at_once = path.ends_at_once(target);
         let tight = at_once && path.copies_on() && target.align() == 1;
-        Under { path, moves_bytes: target.moves_bytes(), at_once, tight }
+        let takes_rows = path.takes_rows(target);
+        Under { path, moves_bytes: target.moves_bytes(), at_once, tight, takes_rows }
     }
 }
 
@@ -34,6 +37,8 @@ pub struct Buffers {
     /// Number of slots, and how many of their I/Os sources execute at a time; the data of the others is being copied.
     pub slots: u32,
     pub at_work: u32,
+    /// Reads of the job that are one such I/O (`Queue::push_rows`); None where each is one.
+    pub rows: Option<u32>,
     /// Bytes per slot: whole pages, except for short I/Os that are copied to a GPU together (`tight`); 0 if nothing
     /// moves bytes.
     pub slot_bytes: u64,
@@ -45,9 +50,27 @@ pub struct Buffers {
 impl Buffers {
     /// Of a worker on some of these targets, by the numbers that `used` gives.
     pub fn of(job: &JobSpec, all: &[Under], used: &[Under], into_gpu: bool) -> Buffers {
+        if let Some(rows) = rows_of(job, all, into_gpu) {
+            return Buffers::of_rows(job, all, rows);
+        }
         let at_work = at_work(job, used, into_gpu);
         let slots = at_work + in_copy(job, used, into_gpu);
         Buffers { at_work, ..Buffers::with_slots(job, all, slots, into_gpu) }
+    }
+
+    /// Of a worker whose I/Os are `rows` of the job's each, on their way into a GPU.
+    fn of_rows(job: &JobSpec, all: &[Under], rows: u32) -> Buffers {
+        let (depth, io_bytes) = (job.depth / rows, job.io_bytes * u64::from(rows));
+        let whole = JobSpec { depth, io_bytes, batch: None, ..job.clone() };
+        let slots = at_work(&whole, all, true);
+        let mut buffers = Buffers { rows: Some(rows), ..Buffers::with_slots(&whole, all, slots, true) };
+        // What can't be had together comes row by row.
+        for (_, beside) in buffers.beside.iter_mut().filter(|(kind, _)| !of(*kind).copies_on()) {
+            let bytes_each = job.io_bytes.next_multiple_of(PAGE);
+            let count = u64::from(beside.count).max(BESIDE_ROWS_BYTES / bytes_each).min(rows.max(4).into());
+            *beside = Beside { count: count as u32, bytes_each };
+        }
+        buffers
     }
 
     /// For a worker with this many I/Os in flight, whatever its targets.
@@ -60,7 +83,7 @@ impl Buffers {
         let own =
             |path: &&'static dyn DataPath| Some((path.kind(), path.beside(slots, slot_bytes, into_gpu)?));
         let beside = super::PATHS.iter().filter(goes).filter_map(own).collect();
-        Buffers { slots, at_work: slots, slot_bytes, in_gpu: into_gpu, beside }
+        Buffers { slots, at_work: slots, rows: None, slot_bytes, in_gpu: into_gpu, beside }
     }
 
     /// Bytes in host memory.
@@ -82,6 +105,43 @@ impl Buffers {
     fn payload_bytes(&self) -> u64 {
         u64::from(self.slots).saturating_mul(self.slot_bytes)
     }
+}
+
+/// Longer reads are copied one by one as fast.
+const ROW_BYTES_MAX: u64 = 64 << 10;
+/// What a batch of rows may take of a GPU's memory, and of the host's.
+const ROWS_BYTES_MAX: u64 = 256 << 20;
+/// Rows that aren't a batch's, but fill a worker's slots by themselves, are one I/O up to this many bytes, of which two or
+/// more stay in the processor's cache, and from this many rows on.
+const ROWS_BYTES: u64 = 1 << 20;
+const ROWS_MIN: u32 = 16;
+/// Slots for rows that can't be had together.
+const BESIDE_ROWS_BYTES: u64 = 1 << 20;
+
+/// Short random reads that come and go together anyway are one I/O, so that what an I/O costs isn't paid for each: those of a
+/// batch, and those that end in `submit` while others are copied on. None where something is asked about, or of, each.
+fn rows_of(job: &JobSpec, all: &[Under], into_gpu: bool) -> Option<u32> {
+    let [only] = all else { return None };
+    let each_alone = job.verify
+        || job.writes()
+        || !job.op.is_random()
+        || job.no_repeat
+        || job.io_bytes_max.is_some()
+        || job.faults.is_some()
+        || job.think_s.is_some()
+        || job.flow.is_some()
+        || job.rate_iops.is_some()
+        || job.rate_gib_s.is_some();
+    if !into_gpu || !only.takes_rows || each_alone || job.io_bytes >= ROW_BYTES_MAX {
+        return None;
+    }
+    let rows = match job.batch {
+        Some(batch) => batch,
+        None if only.path.copies_on() => (job.depth / 2).min((ROWS_BYTES / job.io_bytes.max(1)) as u32),
+        None => return None,
+    };
+    let least = if job.batch.is_some() { 2 } else { ROWS_MIN };
+    (rows >= least && rows <= job.depth && job.io_bytes * u64::from(rows) <= ROWS_BYTES_MAX).then_some(rows)
 }
 
 /// A source that completes each I/O in `submit` gains nothing from a second slot, and loses cache hits. Copies to a
@@ -133,7 +193,7 @@ mod tests {
     use super::*;
 
     fn under(kind: PathKind, moves_bytes: bool) -> Vec<Under> {
-        vec![Under { path: of(kind), moves_bytes, at_once: false, tight: false }]
+        vec![Under { path: of(kind), moves_bytes, at_once: false, tight: false, takes_rows: false }]
     }
 
     fn buffers(job: &JobSpec, kind: PathKind, moves_bytes: bool, into_gpu: bool) -> (u64, u64) {

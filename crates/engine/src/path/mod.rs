@@ -211,6 +211,11 @@ pub trait DataPath: Sync {
         target.is_inline()
     }
 
+    /// Whether its queues over the target take rows (`Queue::push_rows`) on their way into a GPU.
+    fn takes_rows(&self, _target: &Target) -> bool {
+        false
+    }
+
     /// Sets up a worker's part of it, after its slots.
     fn equip(&self, site: &Site, reactor: &mut crate::reactor::Reactor) -> Result<Box<dyn Gear>, Error>;
 

@@ -72,6 +72,8 @@ pub struct Copiers {
     /// Copies many short I/Os by one kernel launch; shared like the streams.
     scattering: OnceCell<Option<Rc<Scattering>>>,
     needs: QueueNeeds,
+    /// Of each I/O.
+    rows: u32,
 }
 
 impl Copiers {
@@ -84,13 +86,20 @@ impl Copiers {
             made: Cell::new(0),
             scattering: OnceCell::new(),
             needs,
+            rows: 1,
         }
     }
 
+    /// Each I/O is so many rows.
+    pub fn with_rows(self, rows: u32) -> Copiers {
+        Copiers { rows, ..self }
+    }
+
     fn scattering(&self, device: &Arc<Device>) -> Option<Rc<Scattering>> {
-        let short = self.needs.depth > 1 && self.needs.io_bytes_max < SCATTERED_BYTES_MAX;
-        // An I/O may lie in two windows of the page cache.
-        let pieces = 2 * self.needs.depth as usize;
+        let pieces = self.needs.depth as usize * self.rows as usize;
+        let short = pieces > 1 && self.needs.io_bytes_max / u64::from(self.rows) < SCATTERED_BYTES_MAX;
+        // Each may lie in two windows of the page cache.
+        let pieces = 2 * pieces;
         let made = || if short { Scattering::new(device, pieces).ok().map(Rc::new) } else { None };
         self.scattering.get_or_init(made).clone()
     }

@@ -2,11 +2,11 @@
 //! waiting, or where a thread between would cost more than it saves.
 
 use crate::arena::Mem;
-use crate::queue::{Done, Full, Geometry, Io, Queue};
+use crate::queue::{Done, Fault, Full, Geometry, Io, Queue, Via};
 use crate::reactor::Reactor;
 
 /// As far ahead as takes memory to answer while short rows are copied.
-const AHEAD: usize = 8;
+pub(crate) const AHEAD: usize = 8;
 
 /// How one I/O is done.
 pub(crate) trait AtOnce {
@@ -22,19 +22,45 @@ pub(crate) trait AtOnce {
     fn lend(&mut self, _offset: u64, _len: u32) -> Option<Mem> {
         None
     }
+
+    /// Whether it reads rows (`read_rows`).
+    fn takes_rows(&self) -> bool {
+        false
+    }
+
+    /// Reads what begins at each of `rows` into the I/O's memory, one behind the other.
+    fn read_rows(&mut self, io: &Io, _rows: &[u64]) -> (Result<u32, Fault>, Via) {
+        unreachable!("rows for I/O {}, which says that it takes none", io.tag)
+    }
+}
+
+/// An I/O of rows.
+struct Rows {
+    io: Io,
+    offsets: Vec<u64>,
 }
 
 pub(crate) struct AtOnceQueue<W> {
     work: W,
     geometry: Geometry,
     pushed: Vec<Io>,
+    rows: Vec<Rows>,
+    /// Of I/Os that have ended, for the next.
+    spare: Vec<Vec<u64>>,
     ready: Vec<Done>,
 }
 
 impl<W: AtOnce> AtOnceQueue<W> {
     pub fn new(work: W, geometry: Geometry) -> Self {
         let room = geometry.depth as usize;
-        AtOnceQueue { work, geometry, pushed: Vec::with_capacity(room), ready: Vec::with_capacity(room) }
+        AtOnceQueue {
+            work,
+            geometry,
+            pushed: Vec::with_capacity(room),
+            rows: Vec::new(),
+            spare: Vec::new(),
+            ready: Vec::with_capacity(room),
+        }
     }
 }
 
@@ -44,7 +70,7 @@ impl<W: AtOnce> Queue for AtOnceQueue<W> {
     }
 
     fn in_flight(&self) -> u32 {
-        (self.pushed.len() + self.ready.len()) as u32
+        (self.pushed.len() + self.rows.len() + self.ready.len()) as u32
     }
 
     fn lend(&mut self, offset: u64, len: u32) -> Option<Mem> {
@@ -60,7 +86,27 @@ impl<W: AtOnce> Queue for AtOnceQueue<W> {
         Ok(())
     }
 
+    fn takes_rows(&self) -> bool {
+        self.work.takes_rows()
+    }
+
+    fn push_rows(&mut self, io: Io, rows: &[u64], _reactor: &mut Reactor) -> Result<(), Full> {
+        if !self.takes_rows() || self.in_flight() == self.geometry.depth {
+            return Err(Full(io));
+        }
+        let mut offsets = self.spare.pop().unwrap_or_default();
+        offsets.clear();
+        offsets.extend_from_slice(rows);
+        self.rows.push(Rows { io, offsets });
+        Ok(())
+    }
+
     fn submit(&mut self, _reactor: &mut Reactor) {
+        for Rows { io, offsets } in self.rows.drain(..) {
+            let (result, via) = self.work.read_rows(&io, &offsets);
+            self.ready.push(Done { tag: io.tag, result, via, copy_ns: 0 });
+            self.spare.push(offsets);
+        }
         for (i, io) in self.pushed.iter().enumerate() {
             if let Some(later) = self.pushed.get(i + AHEAD) {
                 self.work.ahead(later);

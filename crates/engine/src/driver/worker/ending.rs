@@ -44,7 +44,7 @@ impl Worker {
     /// Books an I/O that finished after the end.
     pub(super) fn book_late(&mut self, load: Load, now: Instant, copy_ns: u32) {
         if self.has_measured(now) {
-            self.tally.complete_late(now.duration_since(load.started), copy_ns);
+            (0..load.rows).for_each(|_| self.tally.complete_late(now.duration_since(load.started), copy_ns));
         }
     }
 
@@ -52,7 +52,8 @@ impl Worker {
     pub(super) fn book_unfinished(&mut self, tag: u32, now: Instant) {
         let order = self.client.ticket(tag).order;
         if order.op != Op::Flush && self.has_measured(now) {
-            self.tally.leave_unfinished(now.duration_since(order.owner.started), 1);
+            let waited = now.duration_since(order.owner.started);
+            self.tally.leave_unfinished(waited, order.owner.rows.into());
         }
     }
 

@@ -36,7 +36,7 @@ impl Worker {
         for (tag, what) in late.drain(..) {
             match what {
                 Late::TimedOut => {
-                    self.tally.errors.timed_out += 1;
+                    self.tally.errors.timed_out += u64::from(self.client.ticket(tag).order.owner.rows);
                     let name = self.name(self.client.ticket(tag));
                     self.tally.example(format!(
                         "{name}: unfinished after --timeout {} s",
@@ -64,7 +64,7 @@ impl Worker {
             self.tally.example(why.clone());
         }
         for (tag, what) in self.client.give_up_all() {
-            self.tally.errors.failed += 1;
+            self.tally.errors.failed += u64::from(self.client.ticket(tag).order.owner.rows);
             let name = self.name(self.client.ticket(tag));
             self.tally.example(format!("{name}: {why}"));
             self.book_unfinished(tag, now);

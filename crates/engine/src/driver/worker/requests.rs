@@ -9,7 +9,7 @@ impl Worker {
     /// Where the last I/O that was started is the last of its batch, that goes out before the next begins.
     #[inline]
     pub(super) fn send_batch(&mut self, now: &mut Instant) {
-        if self.batches.as_ref().is_some_and(Batches::is_between) {
+        if self.together.is_some() || self.batches.as_ref().is_some_and(Batches::is_between) {
             self.client.submit(&mut self.reactor);
             *now = clock::now();
         }

@@ -46,6 +46,10 @@ impl Worker {
                 if op == Op::Flush {
                     return self.release(tag);
                 }
+                if self.together.is_some() && counted {
+                    self.book_rows(&over, owner, len, now);
+                    return self.release(tag);
+                }
                 let at = Next { target: owner.target, offset, len, is_read: op == Op::Read, pass: 0 };
                 if counted {
                     self.tally.complete(&at, now.duration_since(owner.started), over.via, over.copy_ns);
@@ -90,14 +94,18 @@ impl Worker {
             _ => "write",
         };
         let label = &self.shared.targets[owner.target as usize].label;
+        if self.together.is_some() {
+            return format!("{what} of {} rows of {} bytes of {label}", owner.rows, len / owner.rows);
+        }
         format!("{what} of {} bytes at {} of {label}", len - ticket.moved, offset + u64::from(ticket.moved))
     }
 
     pub(super) fn failed(&mut self, tag: u32, fault: &Fault) {
         let name = self.name(self.client.ticket(tag));
-        self.tally.errors.failed += 1;
+        let rows = u64::from(self.client.ticket(tag).order.owner.rows);
+        self.tally.errors.failed += rows;
         if fault.errno == libc::EINVAL {
-            self.tally.errors.misaligned += 1;
+            self.tally.errors.misaligned += rows;
         }
         self.tally.example(format!("{name}: {fault}"));
         self.release(tag);

@@ -52,7 +52,7 @@ impl MappedQueue {
             self.pieces[*id as usize].place = Place::Copying(generation);
             self.copying += 1;
             let io = self.flight(piece.tag).io;
-            let at = self.file.address(io.offset + u64::from(piece.at));
+            let at = self.file.address(piece.offset);
             let from = Mem::Host { at, piece: UNREGISTERED };
             self.copier.start(*id, from, io.mem.after(piece.at as usize), piece.len as usize);
             unsent += piece.len;
@@ -73,7 +73,7 @@ impl MappedQueue {
             let part = Io {
                 tag: slot,
                 op: Op::Read,
-                offset: io.offset + u64::from(piece.at),
+                offset: piece.offset,
                 len: piece.len,
                 mem: io.mem.after(piece.at as usize),
             };
@@ -104,12 +104,16 @@ impl MappedQueue {
 
     pub(super) fn end_copy(&mut self, id: u32, fault: Option<Fault>, seen: &Result<u64, Fault>) {
         let piece = self.pieces[id as usize];
-        self.file.window(piece.window).release();
+        match piece.place {
+            Place::Fetching(_) => self.end_fetch(id),
+            _ => self.file.window(piece.window).release(),
+        }
         self.copying -= 1;
+        let now = |generation: &u64| [Place::Copying(*generation), Place::Fetching(*generation)];
         let result = match (fault, seen) {
             (Some(fault), _) => Err(fault),
             (None, Err(fault)) => Err(fault.clone()),
-            (None, Ok(generation)) if Place::Copying(*generation) == piece.place => Ok(piece.len),
+            (None, Ok(generation)) if now(generation).contains(&piece.place) => Ok(piece.len),
             (None, Ok(_)) => Err(self.file.outdated()),
         };
         self.end_piece(id, result, Via::Mapped, 0);

@@ -10,6 +10,7 @@ mod map;
 mod policy;
 mod registry;
 mod row;
+mod rows;
 mod straight;
 mod turns;
 
@@ -25,6 +26,7 @@ use crate::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
 use crate::reactor::Reactor;
 use crate::source::file::FileTarget;
 use forebay_model::Error;
+use rows::Together;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -67,6 +69,8 @@ enum Place {
     Unstaged,
     /// In this staging slot.
     Staged(u32),
+    /// Rows that were fetched together from windows that are held, as of this generation.
+    Fetching(u64),
 }
 
 /// Part of an I/O that lies in one window, and in one staging slot if it goes that way.
@@ -74,8 +78,9 @@ enum Place {
 struct Piece {
     tag: u32,
     window: u32,
-    /// Offset in the I/O.
+    /// Offsets in the I/O and in the file.
     at: u32,
+    offset: u64,
     len: u32,
     place: Place,
 }
@@ -90,6 +95,26 @@ struct Flight {
     fault: Option<Fault>,
     via: Via,
     copy_ns: u32,
+    /// It is of rows.
+    rows: bool,
+    /// Bytes of its pieces that were staged.
+    staged: u32,
+}
+
+impl Flight {
+    /// With so many bytes to come, in pieces that are still to be counted.
+    fn of(io: Io, bytes: u32) -> Flight {
+        Flight {
+            io,
+            pieces_left: 0,
+            bytes,
+            fault: None,
+            via: Via::Nothing,
+            copy_ns: 0,
+            rows: false,
+            staged: 0,
+        }
+    }
 }
 
 pub struct MappedQueue {
@@ -111,6 +136,12 @@ pub struct MappedQueue {
     /// Which piece a staging slot holds, of those that are ours.
     staged: Vec<Option<u32>>,
     copying: u32,
+    /// I/Os of rows that wait for their launch, and those that are being fetched.
+    together: VecDeque<Together>,
+    launched: Vec<Together>,
+    spare: Vec<Together>,
+    /// By tag, of the last I/O of rows.
+    staged_of: Vec<u32>,
     done: Vec<Done>,
     copies: Vec<(u32, Option<Fault>)>,
     below: Vec<Done>,
@@ -154,6 +185,10 @@ impl MappedQueue {
             unstaged: VecDeque::new(),
             staged: vec![None; slots],
             copying: 0,
+            together: VecDeque::new(),
+            launched: Vec::new(),
+            spare: Vec::new(),
+            staged_of: vec![0; depth as usize],
             done: Vec::new(),
             copies: Vec::new(),
             below: Vec::new(),
@@ -185,17 +220,18 @@ impl MappedQueue {
         }
     }
 
-    /// Cuts an I/O at the windows' edges.
-    fn split(&mut self, io: &Io, bytes: u32) -> u32 {
-        let (mut at, mut count) = (0, 0);
-        while at < bytes {
-            let offset = io.offset + u64::from(at);
+    /// Cuts `bytes` at the windows' edges: those of an I/O that begin at `at` in it, and at `offset` in the file.
+    fn split(&mut self, tag: u32, at: u32, offset: u64, bytes: u32) -> u32 {
+        let (mut done, mut count) = (0, 0);
+        while done < bytes {
+            let offset = offset + u64::from(done);
             let window = self.file.window_of(offset);
             let (from, len) = self.file.span(window);
-            let len = (from + len - offset).min(u64::from(bytes - at)) as u32;
-            let id = self.add_piece(Piece { tag: io.tag, window, at, len, place: Place::Fresh });
+            let len = (from + len - offset).min(u64::from(bytes - done)) as u32;
+            let piece = Piece { tag, window, at: at + done, offset, len, place: Place::Fresh };
+            let id = self.add_piece(piece);
             self.unrouted.push_back(id);
-            at += len;
+            done += len;
             count += 1;
         }
         count
@@ -212,6 +248,9 @@ impl MappedQueue {
         let flight = self.flight(piece.tag);
         flight.pieces_left -= 1;
         flight.copy_ns = flight.copy_ns.saturating_add(copy_ns);
+        if via == Via::Staged {
+            flight.staged += piece.len;
+        }
         match result {
             // What lies behind a short piece doesn't count as moved.
             Ok(moved) if moved < piece.len => flight.bytes = flight.bytes.min(piece.at + moved),
@@ -228,14 +267,22 @@ impl MappedQueue {
 
     fn end_flight(&mut self, tag: u32) {
         let flight = self.flights[tag as usize].take().expect("it was in flight");
-        let result = flight.fault.map_or(Ok(flight.bytes), Err);
+        let mut result = flight.fault.map_or(Ok(flight.bytes), Err);
         let moved = result.as_ref().is_ok_and(|bytes| *bytes > 0);
-        let via = if moved { flight.via } else { Via::Nothing };
+        let mut via = if moved { flight.via } else { Via::Nothing };
+        if flight.rows {
+            self.staged_of[tag as usize] = flight.staged;
+            via = if moved { Via::Mapped } else { via };
+            if flight.bytes < flight.io.len && result.is_ok() {
+                result = Err(rows::ended_early());
+            }
+        }
         self.done.push(Done { tag, result, via, copy_ns: flight.copy_ns });
     }
 
     /// Decides for each piece that isn't on its way whether it is copied, waits, or goes another way.
     fn route(&mut self, reactor: &mut Reactor) {
+        self.fetch_together();
         for _ in 0..self.unrouted.len() {
             let Some(id) = self.unrouted.pop_front() else { break };
             self.route_one(id);
@@ -306,6 +353,7 @@ impl MappedQueue {
             self.flight(piece.tag).pieces_left += 1;
             self.unstaged.push_back(part);
             piece.at += most;
+            piece.offset += u64::from(most);
             piece.len -= most;
         }
         self.pieces[id as usize] = piece;
@@ -341,9 +389,8 @@ impl Queue for MappedQueue {
             Op::Read => {
                 self.streams(&io);
                 let bytes = self.geometry.bytes.saturating_sub(io.offset).min(u64::from(io.len)) as u32;
-                let fresh = Flight { io, pieces_left: 0, bytes, fault: None, via: Via::Nothing, copy_ns: 0 };
-                self.flights[io.tag as usize] = Some(fresh);
-                let pieces = self.split(&io, bytes);
+                self.flights[io.tag as usize] = Some(Flight::of(io, bytes));
+                let pieces = self.split(io.tag, 0, io.offset, bytes);
                 self.flight(io.tag).pieces_left = pieces;
                 if pieces == 0 {
                     self.end_flight(io.tag);
@@ -355,6 +402,23 @@ impl Queue for MappedQueue {
         };
         self.done.push(Done { tag: io.tag, result: answer, via: Via::Nothing, copy_ns: 0 });
         Ok(())
+    }
+
+    fn takes_rows(&self) -> bool {
+        true
+    }
+
+    fn push_rows(&mut self, io: Io, rows: &[u64], _reactor: &mut Reactor) -> Result<(), Full> {
+        if self.in_flight == self.geometry.depth || rows.is_empty() || io.op != Op::Read {
+            return Err(Full(io));
+        }
+        self.in_flight += 1;
+        self.take_rows(io, rows);
+        Ok(())
+    }
+
+    fn staged_of(&self, tag: u32) -> u32 {
+        self.staged_of[tag as usize]
     }
 
     fn submit(&mut self, reactor: &mut Reactor) {
@@ -380,6 +444,7 @@ impl Queue for MappedQueue {
         self.unrouted.retain(|id| !idle.contains(id));
         self.unstaged.retain(|id| !idle.contains(id));
         idle.into_iter().for_each(|id| self.cancel(id));
+        self.cancel_rows(tag);
         slots.into_iter().for_each(|slot| self.bounce.abandon(slot, reactor));
     }
 
@@ -388,7 +453,9 @@ impl Queue for MappedQueue {
         if !self.done.is_empty() || can_stage {
             return Some(clock::now());
         }
-        [self.bounce.next_due(), self.copier.next_due()].into_iter().flatten().min()
+        // What else uses the lists that rows wait for need not be ours.
+        let waits = (!self.together.is_empty()).then(|| clock::now() + rows::LOOK_AGAIN);
+        [self.bounce.next_due(), self.copier.next_due(), waits].into_iter().flatten().min()
     }
 }
 
@@ -403,6 +470,7 @@ impl Drop for MappedQueue {
                 self.file.window(piece.window).release();
             }
         }
+        self.launched.iter().for_each(|rows| rows.release(&self.file));
         self.registry.answered(&self.bell);
     }
 }

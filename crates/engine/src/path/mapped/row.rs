@@ -124,6 +124,10 @@ impl DataPath for Mapped {
         false
     }
 
+    fn takes_rows(&self, target: &Target) -> bool {
+        target.is_file()
+    }
+
     fn means(
         &self,
         _: &JobSpec,

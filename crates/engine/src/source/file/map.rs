@@ -6,7 +6,7 @@ use super::FileTarget;
 use crate::arena::{Mem, UNREGISTERED};
 use crate::copy::{self, Choice, Stores};
 use crate::queue::{Done, Fault, Io, Op, Via};
-use crate::source::at_once::AtOnce;
+use crate::source::at_once::{AtOnce, AHEAD};
 use forebay_model::Error;
 use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
@@ -169,6 +169,31 @@ impl Map {
         }
     }
 
+    fn copy_rows(&mut self, io: &Io, rows: &[u64]) -> Result<u32, Fault> {
+        let each = io.len as usize / rows.len().max(1);
+        let to = io.mem.host_ptr();
+        if to.is_null() {
+            return Err(Fault::note(libc::EFAULT, "rows go into contiguous memory of the host"));
+        }
+        for (i, offset) in rows.iter().enumerate() {
+            if let Some(later) = rows.get(i + AHEAD) {
+                copy::ahead(self.mapping.place(*later), each);
+            }
+            let end = offset.saturating_add(each as u64);
+            if end > self.mapping.bytes {
+                return Err(self.changed());
+            }
+            self.mapping.fill_all(*offset, end);
+            // SAFETY: the row lies inside the mapping, as was just seen, and the memory has room for all of them.
+            let left =
+                unsafe { copy::guarded(to.add(i * each), self.mapping.place(*offset), each, Stores::Cached) };
+            if left > 0 {
+                return Err(self.changed());
+            }
+        }
+        Ok(io.len)
+    }
+
     /// What was lent is still there. A device doesn't shrink, and its node says nothing of its size.
     fn still_has(&self, end: u64) -> Result<(), Fault> {
         let target = &self.mapping.target;
@@ -219,6 +244,15 @@ impl AtOnce for Map {
         if io.op == Op::Read && io.offset < self.mapping.bytes {
             copy::ahead(self.mapping.place(io.offset), io.len as usize);
         }
+    }
+
+    /// Only for what is copied on: else stores that pass the cache may be better, row by row (`Choice`).
+    fn takes_rows(&self) -> bool {
+        self.then_copied
+    }
+
+    fn read_rows(&mut self, io: &Io, rows: &[u64]) -> (Result<u32, Fault>, Via) {
+        (self.copy_rows(io, rows), Via::Mapped)
     }
 
     /// A place inside the mapping. Its page tables are filled, so that who reads there seldom faults.
