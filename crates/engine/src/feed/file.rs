@@ -319,8 +319,8 @@ struct Map {
     read: Bits,
     /// A bit per window whose page tables were filled: one call in place of a thousand faults.
     populated: Bits,
-    /// Bits per window: whether it was asked what is cached of it, and whether all was.
-    asked: Bits,
+    /// Bits per window, as was last asked: not all of it is cached, or all is.
+    absent: Bits,
     resident: Bits,
     /// How many of the latter are set, or so: what is dropped meanwhile is read in again.
     resident_count: AtomicU64,
@@ -376,7 +376,7 @@ impl Map {
             bytes: target.bytes,
             read: Bits::new(windows),
             populated: Bits::new(windows),
-            asked: Bits::new(windows),
+            absent: Bits::new(windows),
             resident: Bits::new(windows),
             resident_count: AtomicU64::new(0),
             looked: Mutex::new(Instant::now()),
@@ -399,7 +399,7 @@ impl Map {
         let mut looked = self.looked.lock().expect("no holder panics");
         if looked.elapsed() >= LOOKED_EVERY {
             *looked = Instant::now();
-            self.asked.unset_all();
+            self.absent.unset_all();
             self.resident.unset_all();
             self.resident_count.store(0, Ordering::Relaxed);
         }
@@ -410,7 +410,12 @@ impl Map {
         if self.resident.get(window) {
             return true;
         }
-        if self.asked.set(window) || !whole(window) {
+        if self.absent.get(window) {
+            return false;
+        }
+        // Several hands may ask at a time. None of them takes it for absent meanwhile: its rows would be read one by one.
+        if !whole(window) {
+            self.absent.set(window);
             return false;
         }
         self.populate(window * WINDOW, 1);
