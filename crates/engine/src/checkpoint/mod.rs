@@ -15,7 +15,7 @@ mod worker;
 mod tests;
 
 use crate::clock;
-use crate::driver::{aside, honour, outfit, Observer, Outcome};
+use crate::driver::{aside, honour, worker_setup, Observer, Outcome};
 use crate::gpu::cuda;
 use crate::opening;
 use crate::path::{self, Destination};
@@ -139,7 +139,7 @@ fn gather(
     destination: Arc<Destination>,
 ) -> Result<Crew, Error> {
     let target = ground.target(job)?;
-    outfit::check_memory(job, std::slice::from_ref(&target), destination.feeds_gpu())?;
+    worker_setup::check_memory(job, std::slice::from_ref(&target), destination.feeds_gpu())?;
     destination.attach(job, std::slice::from_ref(&target))?;
     Crew::start(spec, job, target, ground, destination)
 }

@@ -8,7 +8,6 @@ mod foretell;
 pub(crate) mod honour;
 mod least;
 pub(crate) mod measure;
-pub(crate) mod outfit;
 mod pace;
 mod pacing;
 mod pause;
@@ -24,6 +23,7 @@ pub(crate) mod verify;
 pub(crate) mod virtual_time;
 pub(crate) mod warnings;
 pub(crate) mod worker;
+pub(crate) mod worker_setup;
 
 pub use crate::opening::run_beside_others;
 pub use record::{build, built_from};
@@ -251,7 +251,7 @@ fn run_job(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> 
     let settle::Settled { job, reasons, calibration } =
         settle::on(&job, &mut opened.targets, &opened.content_seeds, &destination, observer)?;
     honour::of_targets(&job, &opened.targets)?;
-    outfit::check_memory(&job, &opened.targets, destination.feeds_gpu())?;
+    worker_setup::check_memory(&job, &opened.targets, destination.feeds_gpu())?;
     destination.attach(&job, &opened.targets)?;
     let mut resident_before = Err("the page cache was never set".into());
     let mut runs = Vec::new();

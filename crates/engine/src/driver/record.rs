@@ -3,10 +3,10 @@
 mod missing;
 
 use super::fleet::Ran;
-use super::outfit::buffers_of;
 use super::tally::Tally;
 use super::threads;
 use super::warnings;
+use super::worker_setup::buffers_of;
 use crate::clock;
 use crate::gpu::cuda;
 use crate::machine::environment;

@@ -4,12 +4,12 @@
 mod settle;
 
 use super::batches::Batches;
-use super::outfit::{self, Memory};
 use super::pace::{pace_of, Pace};
 use super::pause::{Left, Pause};
 use super::tally::{Snapshot, Tally};
 use super::threads;
 use super::verify::{Contents, Ended, NameOf};
+use super::worker_setup::{self, Memory};
 use crate::client::Client;
 use crate::client::Late;
 use crate::client::Order;
@@ -191,15 +191,15 @@ struct Worker {
 
 impl Worker {
     fn open(spec: WorkerSpec, shared: Arc<Shared>, reports: Sender<Report>) -> Result<(Worker, Kit), Error> {
-        let mut outfit = outfit::of(&spec, &shared)?;
+        let mut setup = worker_setup::of(&spec, &shared)?;
         let device = shared.destination.device_of(spec.index);
         let (contents, why_not) =
-            Contents::open(&shared.job, spec.index, names_of(&shared), device, outfit.slots as usize)?;
-        outfit.kit.content_on_host = why_not;
+            Contents::open(&shared.job, spec.index, names_of(&shared), device, setup.slots as usize)?;
+        setup.kit.content_on_host = why_not;
         let now = clock::now();
         let idle = Load::of(0, now);
-        let mut client = Client::new(outfit.slots, outfit.in_turn, idle, |slot| outfit.memory.slot(slot));
-        for queue in outfit.queues {
+        let mut client = Client::new(setup.slots, setup.in_turn, idle, |slot| setup.memory.slot(slot));
+        for queue in setup.queues {
             client.add(queue);
         }
         let worker = Worker {
@@ -212,12 +212,12 @@ impl Worker {
             pause: Pause::of(&shared.job)?,
             left: Left::of(&shared.job),
             client,
-            reactor: outfit.reactor,
+            reactor: setup.reactor,
             contents,
-            memory: outfit.memory,
-            queue_of: outfit.queue_of,
-            batches: Batches::of(shared.job.batch).filter(|_| outfit.rows.is_none()),
-            together: outfit.rows.map(|most| Together::of(most, &shared.job)),
+            memory: setup.memory,
+            queue_of: setup.queue_of,
+            batches: Batches::of(shared.job.batch).filter(|_| setup.rows.is_none()),
+            together: setup.rows.map(|most| Together::of(most, &shared.job)),
             held_back: false,
             next_tick: now,
             next_look: now,
@@ -230,7 +230,7 @@ impl Worker {
             reports,
         };
         worker.memory.fill_for_writes(&worker.shared.job, worker.index)?;
-        Ok((worker, outfit.kit))
+        Ok((worker, setup.kit))
     }
 
     fn run(&mut self, begin: Instant) {

@@ -61,7 +61,7 @@ impl Ways {
 
 /// What a worker reads with, for the record.
 #[derive(Clone, Debug, Default)]
-pub struct Outfit {
+pub struct Equipment {
     /// Of its slots, as `hugetlb`.
     pub pages: &'static str,
     pub slot_bytes: u64,
@@ -129,7 +129,7 @@ pub struct Board {
     waiting: AtomicUsize,
     pub counters: Vec<Counters>,
     /// What the first worker got, as all of them did.
-    pub outfit: OnceLock<Outfit>,
+    pub equipment: OnceLock<Equipment>,
     pub destination: Option<Destination>,
     wakers: Mutex<Vec<Option<Arc<Waker>>>>,
 }
@@ -154,7 +154,7 @@ impl Board {
             due: AtomicU64::new(NEVER),
             waiting: AtomicUsize::new(0),
             counters: (0..workers).map(|_| Counters::default()).collect(),
-            outfit: OnceLock::new(),
+            equipment: OnceLock::new(),
             destination,
             wakers: Mutex::new(vec![None; workers]),
         }

@@ -271,13 +271,13 @@ fn path_of(shared: &Shared, totals: &Totals) -> PathRan {
     if let Some(ran) = &mapped {
         reasons.extend(staged_reason(ran, ways.staged, totals.bytes));
     }
-    let outfit = shared.board.outfit.get().cloned().unwrap_or_default();
+    let equipment = shared.board.equipment.get().cloned().unwrap_or_default();
     PathRan {
         requested: path::name_of(shared.spec.path).into(),
         ran: path::name_of(way).into(),
         reason: Some(reasons.join("; ")),
         engine: how.engine().into(),
-        engine_features: outfit.features.iter().map(|feature| (*feature).to_string()).collect(),
+        engine_features: equipment.features.iter().map(|feature| (*feature).to_string()).collect(),
         direct_bytes: ways.direct,
         staged_bytes: ways.staged,
         mapped_bytes: ways.mapped,
@@ -286,10 +286,10 @@ fn path_of(shared: &Shared, totals: &Totals) -> PathRan {
         mapped,
         destination: destination.map_or("host", |to| to.name()).into(),
         slots_pinned: to_gpu,
-        slot_pages: if path::of(way).pins() { outfit.pages.into() } else { "none".into() },
+        slot_pages: if path::of(way).pins() { equipment.pages.into() } else { "none".into() },
         slot_bytes: match path::of(way).pins() {
             false => destination.map_or(0, |to| to.bytes()),
-            true => outfit.slot_bytes * u64::from(how.workers),
+            true => equipment.slot_bytes * u64::from(how.workers),
         },
         ..PathRan::default()
     }

@@ -7,7 +7,7 @@ mod digest;
 mod ending;
 mod straight;
 
-use super::board::{add, Board, Counters, Outfit, ACCOUNT_NS};
+use super::board::{add, Board, Counters, Equipment, ACCOUNT_NS};
 use super::reading::{Opened, Reading, BLOCK};
 use super::supply::Delays;
 use super::uring::{Files, Reading as OpenFiles, Slots};
@@ -193,7 +193,7 @@ impl Worker {
         let lanes = straight::lanes(&shared, slots.count(), &mut reactor)?;
         let via = if how.direct && !feeds_gpu { Via::Direct } else { Via::Staged };
         shared.board.set_waker(index, reactor.waker()?);
-        shared.board.outfit.get_or_init(|| Outfit {
+        shared.board.equipment.get_or_init(|| Equipment {
             pages: slots.pages(),
             slot_bytes: how.io_bytes * u64::from(depth),
             features: reactor.features().to_vec(),

@@ -19,7 +19,7 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-pub struct Outfit {
+pub struct WorkerSetup {
     // Field order is drop order, should opening fail midway.
     pub queues: Vec<Box<dyn Queue>>,
     pub reactor: Reactor,
@@ -48,7 +48,7 @@ pub struct Memory {
     beside: Vec<(PathKind, Arena)>,
 }
 
-pub fn of(spec: &WorkerSpec, shared: &Shared) -> Result<Outfit, Error> {
+pub fn of(spec: &WorkerSpec, shared: &Shared) -> Result<WorkerSetup, Error> {
     let job = &shared.job;
     let used = used_targets(&spec.pattern);
     let targets: Vec<&Target> = used.iter().map(|t| &shared.targets[*t as usize]).collect();
@@ -100,7 +100,7 @@ pub fn of(spec: &WorkerSpec, shared: &Shared) -> Result<Outfit, Error> {
         content_on_host: None,
     };
     let (slots, rows) = (buffers.slots, buffers.rows);
-    Ok(Outfit { queues, reactor, memory, queue_of, slots, rows, in_turn: device.is_some(), kit })
+    Ok(WorkerSetup { queues, reactor, memory, queue_of, slots, rows, in_turn: device.is_some(), kit })
 }
 
 /// The buffers of a worker on the `used` ones of these targets.
