@@ -15,7 +15,7 @@ mod worker;
 mod tests;
 
 use crate::clock;
-use crate::driver::{aside, honour, worker_setup, Observer, Outcome};
+use crate::driver::{aside, requirements, worker_setup, Observer, Outcome};
 use crate::gpu::cuda;
 use crate::opening;
 use crate::path::{self, Destination};
@@ -86,7 +86,7 @@ pub fn plan(spec: &CheckpointSpec) -> Result<Plan, Error> {
 pub fn check(spec: &CheckpointSpec) -> Result<(), Error> {
     spec.check()?;
     // What `auto` stands for is settled where there is a machine to look at.
-    honour::of_job(&job_by(spec, spec.path).0)?;
+    requirements::of_job(&job_by(spec, spec.path).0)?;
     spec.faults.as_deref().map(FaultPlan::parse).transpose()?;
     Ok(())
 }

@@ -3,7 +3,7 @@
 use super::crew::StepRan;
 use super::Way;
 use crate::driver::fleet::Ran;
-use crate::driver::{honour, record, Outcome};
+use crate::driver::{record, requirements, Outcome};
 use crate::meter::cpu;
 use crate::path::Destination;
 use crate::source::Target;
@@ -127,7 +127,7 @@ pub fn outcome(context: Context, story: Story, failed: Option<Error>) -> Outcome
     note_missing(spec, &checkpoint, unmetered.as_deref(), &mut record.missing);
     record.checkpoint = Some(checkpoint);
     warnings::add(&mut record);
-    let failure = failed.or_else(|| honour::of_record(&job, &record));
+    let failure = failed.or_else(|| requirements::of_record(&job, &record));
     Outcome { record, failure }
 }
 

@@ -5,7 +5,6 @@ mod batches;
 pub(crate) mod fleet;
 mod flow;
 mod foretell;
-pub(crate) mod honour;
 mod least;
 pub(crate) mod measure;
 mod pace;
@@ -13,6 +12,7 @@ mod pacing;
 mod pause;
 mod purpose;
 pub(crate) mod record;
+pub(crate) mod requirements;
 mod series;
 mod settle;
 mod share;
@@ -210,7 +210,7 @@ fn buffers(job: &JobSpec, paths: &[&'static dyn DataPath]) -> Result<(u64, u64),
 /// Checks the job for errors that are independent of the machine, including options of the engine.
 pub fn check(job: &JobSpec) -> Result<(), Error> {
     job.check()?;
-    honour::of_job(job)?;
+    requirements::of_job(job)?;
     job.power.iter().try_for_each(|name| power::Name::parse(name).map(|_| ()))?;
     job.faults.as_deref().map(FaultPlan::parse).transpose()?;
     job.source_uris()?.iter().try_for_each(|source| {
@@ -250,7 +250,7 @@ fn run_job(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> 
     }
     let settle::Settled { job, reasons, calibration } =
         settle::on(&job, &mut opened.targets, &opened.content_seeds, &destination, observer)?;
-    honour::of_targets(&job, &opened.targets)?;
+    requirements::of_targets(&job, &opened.targets)?;
     worker_setup::check_memory(&job, &opened.targets, destination.feeds_gpu())?;
     destination.attach(&job, &opened.targets)?;
     let mut resident_before = Err("the page cache was never set".into());
@@ -397,5 +397,5 @@ fn failure_of(job: &JobSpec, record: &RunRecord) -> Option<Error> {
         let found = format!("{} I/Os failed; {examples}", errors.failed);
         return Some(Error::run(asked, found, "dmesg | tail; forebay doctor"));
     }
-    honour::of_record(job, record)
+    requirements::of_record(job, record)
 }

@@ -12,8 +12,8 @@ use super::supply;
 use super::worker::{Latencies, Worker};
 use super::{check, cpus_of, row_of, virtual_time, EmulateProgress, Outcome, Shared, StepBarrier};
 use crate::clock;
-use crate::driver::honour;
 use crate::driver::measure::Meters;
+use crate::driver::requirements;
 use crate::driver::{aside, Observer};
 use crate::meter::cpu;
 use crate::opening::allow_descriptors;
@@ -80,8 +80,9 @@ fn run_watched(
     let record = record::of(&shared, command, started, &ran);
     let path = path::of(shared.route.path);
     let insists = path.insists_on_direct(spec.allow_compat).then(|| path.name());
-    let failure = failure
-        .or_else(|| honour::all_direct(spec.require_direct, insists, &record.path, record.result.bytes));
+    let failure = failure.or_else(|| {
+        requirements::all_direct(spec.require_direct, insists, &record.path, record.result.bytes)
+    });
     Ok(Outcome { record, failure })
 }
 
