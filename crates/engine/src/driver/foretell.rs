@@ -1,11 +1,11 @@
 //! The prediction for a modelled drive in real time: the same job on the same model in virtual time.
 //!
-//! `pacing` refuses models that are far too fast for this host. A host whose threads only wake up late gets less out
+//! `host_capacity` refuses models that are far too fast for this host. A host whose threads only wake up late gets less out
 //! of a model than predicted, by a quarter if little is in flight, and no short trial shows by how much. So each run
 //! is compared with its prediction when it is over, and reports the deviation.
 
 use super::fleet::Ran;
-use super::pacing;
+use super::host_capacity;
 use crate::source::{Draft, ModelDraft};
 use forebay_model::device::DriveModel;
 use forebay_model::job::{Arrivals, JobSpec, Sync, DURATION_DEFAULT_S};
@@ -134,7 +134,7 @@ impl Law {
         Ok(Law {
             warmup_s: super::fleet::warmup_s(job),
             commands_per_io: job.io_bytes.div_ceil(drive.command_bytes).max(1) as f64,
-            about: pacing::iops(job, &drive, job.workers * job.depth),
+            about: host_capacity::iops(job, &drive, job.workers * job.depth),
             paced: job.rate_iops.or(in_bytes).unwrap_or(f64::INFINITY),
             drive,
             load,

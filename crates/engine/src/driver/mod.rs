@@ -5,14 +5,14 @@ mod batches;
 pub(crate) mod fleet;
 mod flow;
 mod foretell;
+mod host_capacity;
 mod least;
 pub(crate) mod measure;
-mod pace;
-mod pacing;
 mod pause;
 mod purpose;
 pub(crate) mod record;
 pub(crate) mod requirements;
+mod schedule;
 mod series;
 mod settle;
 mod share;
@@ -242,7 +242,7 @@ fn run_job(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> 
     let requested = job.path;
     let (job, no_gpu) = into_host_memory(job);
     let destination = Arc::new(Destination::open(&job)?);
-    pacing::check(&job, &looked.drafts, observer)?;
+    host_capacity::check(&job, &looked.drafts, observer)?;
     let mut opened =
         looked.open(&purpose::of(&job)?, &mut |targets| purpose::fill(&job, targets, observer))?;
     if job.cache == Cache::Warm {

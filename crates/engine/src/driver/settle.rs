@@ -3,7 +3,7 @@
 //! isn't known is tried for a moment, outside the measured time, and every trial
 //! stands in the record.
 
-use super::pacing::Unseen;
+use super::host_capacity::Unseen;
 use super::{fleet, purpose, threads, Observer};
 use crate::clock;
 use crate::doctor;

@@ -4,8 +4,8 @@
 mod settle;
 
 use super::batches::Batches;
-use super::pace::{pace_of, Pace};
 use super::pause::{Left, Pause};
+use super::schedule::{schedule_of, Schedule};
 use super::tally::{Snapshot, Tally};
 use super::threads;
 use super::verify::{Contents, Ended, NameOf};
@@ -162,7 +162,7 @@ struct Worker {
     begin: Instant,
     pattern: Pattern,
     upcoming: Option<Next>,
-    pace: Option<Pace>,
+    schedule: Option<Schedule>,
     pause: Option<Pause>,
     /// I/Os and bytes that it may still start.
     left: Left,
@@ -208,7 +208,7 @@ impl Worker {
             begin: now,
             pattern: Pattern::new(spec.pattern)?,
             upcoming: None,
-            pace: pace_of(&shared.job, spec.index),
+            schedule: schedule_of(&shared.job, spec.index),
             pause: Pause::of(&shared.job)?,
             left: Left::of(&shared.job),
             client,
@@ -235,10 +235,10 @@ impl Worker {
 
     fn run(&mut self, begin: Instant) {
         self.begin = begin;
-        if let Some(pace) = &mut self.pace {
+        if let Some(schedule) = &mut self.schedule {
             let share = f64::from(self.index) / f64::from(self.shared.job.workers);
-            pace.next =
-                begin + Duration::from_nanos((share * pace.ns_after(self.shared.job.io_bytes)) as u64);
+            schedule.next =
+                begin + Duration::from_nanos((share * schedule.ns_after(self.shared.job.io_bytes)) as u64);
         }
         self.next_tick = begin + self.first_tick();
         self.next_look = begin;
@@ -364,10 +364,10 @@ impl Worker {
             Some(batches) => batches.began(),
             None => None,
         };
-        let started = match &self.pace {
+        let started = match &self.schedule {
             _ if begun.is_some() => begun.unwrap_or(now),
-            Some(pace) if pace.next > now || !pace.is_due_before(self.until()) => return false,
-            Some(pace) => pace.next,
+            Some(schedule) if schedule.next > now || !schedule.is_due_before(self.until()) => return false,
+            Some(schedule) => schedule.next,
             None => now,
         };
         let next = self.upcoming.take().unwrap_or_else(|| self.pattern.next());
@@ -390,8 +390,8 @@ impl Worker {
         let owner = Load::of(next.target, started);
         let order = Order { queue, op, offset: next.offset, len: next.len, want: next.len, owner };
         let Some(tag) = self.client.begin(order, now) else { return false };
-        if let Some(pace) = &mut self.pace {
-            pace.advance(u64::from(next.len));
+        if let Some(schedule) = &mut self.schedule {
+            schedule.advance(u64::from(next.len));
         }
         if let Some(batches) = &mut self.batches {
             self.client.order(tag).owner.batch = batches.start(started);
@@ -413,8 +413,8 @@ impl Worker {
         let mut paced = None;
         if !self.closing {
             until = until.min(self.next_edge(now));
-            let pace = self.pace.as_ref().filter(|_| self.client.has_free() && !self.held_back);
-            paced = pace.map(|pace| pace.wakes_at(self.shared.job.io_bytes));
+            let schedule = self.schedule.as_ref().filter(|_| self.client.has_free() && !self.held_back);
+            paced = schedule.map(|schedule| schedule.wakes_at(self.shared.job.io_bytes));
             until = paced.map_or(until, |at| until.min(at));
             if let Some(over) = self.pause.as_ref().and_then(Pause::until) {
                 until = until.min(over);
@@ -426,10 +426,10 @@ impl Worker {
         if until > now {
             let (at_least, patience) = self.batch();
             self.reactor.wait(at_least, until, patience);
-            if let Some(pace) = self.pace.as_mut().filter(|_| paced == Some(until)) {
+            if let Some(schedule) = self.schedule.as_mut().filter(|_| paced == Some(until)) {
                 let late = clock::now().saturating_duration_since(until);
                 if !late.is_zero() {
-                    pace.overslept(late);
+                    schedule.overslept(late);
                 }
             }
         } else {

@@ -6,7 +6,7 @@
 //! given up.
 
 use super::{Load, Worker};
-use crate::driver::pacing::mean_io_bytes;
+use crate::driver::host_capacity::mean_io_bytes;
 use crate::queue::Op;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ impl Worker {
     /// Whether no further I/O is to be started, but for failures and the last pass.
     pub(super) fn starts_no_more(&self, now: Instant) -> bool {
         let until = self.until();
-        let owes = || self.pace.as_ref().is_some_and(|pace| pace.is_due_before(until));
+        let owes = || self.schedule.as_ref().is_some_and(|schedule| schedule.is_due_before(until));
         now >= until && !(now < self.drains_until() && owes())
     }
 
@@ -64,9 +64,11 @@ impl Worker {
         }
         let passes = self.shared.job.passes.unwrap_or(u32::MAX);
         let is_over = self.left.is_none() || self.upcoming.as_ref().is_some_and(|next| next.pass >= passes);
-        let Some(pace) = self.pace.as_ref().filter(|_| self.has_measured(now) && !is_over) else { return };
-        let (gap_ns, due) = pace.owed(self.until().min(now), mean_io_bytes(&self.shared.job));
-        let oldest = now.saturating_duration_since(pace.next);
+        let Some(schedule) = self.schedule.as_ref().filter(|_| self.has_measured(now) && !is_over) else {
+            return;
+        };
+        let (gap_ns, due) = schedule.owed(self.until().min(now), mean_io_bytes(&self.shared.job));
+        let oldest = now.saturating_duration_since(schedule.next);
         let groups = due.min(GROUPS_MAX);
         for group in 0..groups {
             let (first, after) = (due * group / groups, due * (group + 1) / groups);

@@ -39,7 +39,7 @@ impl Worker {
     pub(super) fn batch(&self) -> (u32, Duration) {
         // Long I/Os keep the device busy one by one (`RingOptions::one_by_one`).
         if self.client.wakes_at_first()
-            || self.pace.is_some()
+            || self.schedule.is_some()
             || self.shared.job.io_bytes_largest() > BATCH_IO_BYTES_MAX
         {
             return (1, Duration::ZERO);

@@ -142,7 +142,7 @@ fn an_io_that_no_queue_has_is_not_lost() {
 fn an_io_that_started_late_has_not_timed_out() {
     let (mut worker, _, _reports) = worker_over(JobSpec { rate_iops: Some(1e9), ..job() }, 1, true);
     let now = clock::now();
-    worker.pace.as_mut().unwrap().next = now - Duration::from_secs(1000);
+    worker.schedule.as_mut().unwrap().next = now - Duration::from_secs(1000);
     worker.start_ios(now);
     worker.abandon_overdue(now + Duration::from_secs(1));
     assert_eq!((worker.client.in_flight(), worker.tally.errors.timed_out), (2, 0));
@@ -343,7 +343,7 @@ fn what_an_open_loop_owes_beyond_its_patience_is_counted_with_its_wait() {
 fn a_run_that_ended_in_its_warm_up_has_no_latency() {
     let (mut worker, ..) = worker_over(JobSpec { rate_iops: Some(1000.0), passes: None, ..job() }, 1, true);
     let begin = clock::now() - Duration::from_secs(9);
-    worker.pace.as_mut().unwrap().next = begin;
+    worker.schedule.as_mut().unwrap().next = begin;
     measured_until(&mut worker, begin, Duration::from_secs(3));
     worker.shared.from_ns.store(4_000_000_000, Ordering::Relaxed);
     worker.start_ios(begin + Duration::from_secs(2));
@@ -356,17 +356,17 @@ fn a_run_that_ended_in_its_warm_up_has_no_latency() {
 #[test]
 fn a_rate_in_bytes_holds_for_any_sizes() {
     let job = JobSpec { rate_gib_s: Some(1.0), rate_iops: None, workers: 3, ..job() };
-    let mut pace = pace_of(&job, 0).unwrap();
-    let from = pace.next;
+    let mut schedule = schedule_of(&job, 0).unwrap();
+    let from = schedule.next;
     for bytes in [1u64 << 20, 1 << 10, 3 << 28] {
-        pace.advance(bytes);
+        schedule.advance(bytes);
     }
     let wanted = 3.0 * ((1u64 << 20) + (1 << 10) + (3 << 28)) as f64 / (1u64 << 30) as f64;
-    assert!((pace.next.duration_since(from).as_secs_f64() - wanted).abs() < 1e-6);
-    let mut pace = pace_of(&JobSpec { rate_gib_s: None, rate_iops: Some(3e9), ..job }, 0).unwrap();
-    let from = pace.next;
-    (0..1000).for_each(|_| pace.advance(4096));
-    assert_eq!(pace.next.duration_since(from), Duration::from_nanos(1000));
+    assert!((schedule.next.duration_since(from).as_secs_f64() - wanted).abs() < 1e-6);
+    let mut schedule = schedule_of(&JobSpec { rate_gib_s: None, rate_iops: Some(3e9), ..job }, 0).unwrap();
+    let from = schedule.next;
+    (0..1000).for_each(|_| schedule.advance(4096));
+    assert_eq!(schedule.next.duration_since(from), Duration::from_nanos(1000));
 }
 
 #[test]

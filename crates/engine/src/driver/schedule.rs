@@ -7,7 +7,7 @@ use forebay_model::random::{derive, Xoshiro256};
 use std::time::{Duration, Instant};
 
 /// An open loop's schedule.
-pub struct Pace {
+pub struct Schedule {
     pub next: Instant,
     /// To the next I/O: a constant, and a share of the bytes of this one.
     pub ns_per_io: f64,
@@ -20,7 +20,7 @@ pub struct Pace {
     pub random: Option<Xoshiro256>,
 }
 
-impl Pace {
+impl Schedule {
     /// A sleep that ends later than this was delayed by something else than its timer: on a virtual machine timers were
     /// 60 to 150 µs late.
     const LATENESS_MAX: Duration = Duration::from_micros(250);
@@ -76,10 +76,10 @@ impl Pace {
 }
 
 /// Worker number `worker`'s. None where the job doesn't ask for a rate: a closed loop.
-pub fn pace_of(job: &JobSpec, worker: u32) -> Option<Pace> {
+pub fn schedule_of(job: &JobSpec, worker: u32) -> Option<Schedule> {
     use forebay_model::units::BYTES_PER_GIB as GIB;
     let ns_for = |rate: Option<f64>| rate.map_or(0.0, |r| f64::from(job.workers) * 1e9 / r);
-    (job.rate_iops.is_some() || job.rate_gib_s.is_some()).then(|| Pace {
+    (job.rate_iops.is_some() || job.rate_gib_s.is_some()).then(|| Schedule {
         next: clock::now(),
         ns_per_io: ns_for(job.rate_iops),
         ns_per_byte: ns_for(job.rate_gib_s.map(|r| r * GIB)),
@@ -95,50 +95,50 @@ pub fn pace_of(job: &JobSpec, worker: u32) -> Option<Pace> {
 mod tests {
     use super::*;
 
-    fn pace(rate_iops: f64) -> Pace {
+    fn schedule(rate_iops: f64) -> Schedule {
         let job = JobSpec { rate_iops: Some(rate_iops), workers: 1, ..JobSpec::default() };
-        pace_of(&job, 0).unwrap()
+        schedule_of(&job, 0).unwrap()
     }
 
-    fn ahead(pace: &Pace) -> Duration {
-        pace.next - pace.wakes_at(4096)
+    fn ahead(schedule: &Schedule) -> Duration {
+        schedule.next - schedule.wakes_at(4096)
     }
 
     #[test]
     fn it_wakes_up_as_much_ahead_as_timers_are_late_here() {
-        let (mut pace, us) = (pace(100.0), Duration::from_micros);
-        assert_eq!(ahead(&pace), Duration::ZERO, "nothing was seen yet");
-        pace.overslept(us(120));
-        assert_eq!(ahead(&pace), us(120));
-        pace.overslept(us(40));
-        assert_eq!(ahead(&pace), us(115));
-        (0..200).for_each(|_| pace.overslept(us(40)));
-        assert!(ahead(&pace) >= us(40) && ahead(&pace) < us(41));
-        pace.overslept(us(9000));
-        assert_eq!(ahead(&pace), Pace::LATENESS_MAX, "something else held it up");
+        let (mut schedule, us) = (schedule(100.0), Duration::from_micros);
+        assert_eq!(ahead(&schedule), Duration::ZERO, "nothing was seen yet");
+        schedule.overslept(us(120));
+        assert_eq!(ahead(&schedule), us(120));
+        schedule.overslept(us(40));
+        assert_eq!(ahead(&schedule), us(115));
+        (0..200).for_each(|_| schedule.overslept(us(40)));
+        assert!(ahead(&schedule) >= us(40) && ahead(&schedule) < us(41));
+        schedule.overslept(us(9000));
+        assert_eq!(ahead(&schedule), Schedule::LATENESS_MAX, "something else held it up");
     }
 
     #[test]
     fn it_is_awake_for_a_twentieth_of_its_time_at_most() {
         for (rate_iops, most_us) in [(1000.0, 50), (100_000.0, 0)] {
-            let mut pace = pace(rate_iops);
-            pace.overslept(Duration::from_millis(1));
-            assert_eq!(ahead(&pace).as_micros(), most_us);
+            let mut schedule = schedule(rate_iops);
+            schedule.overslept(Duration::from_millis(1));
+            assert_eq!(ahead(&schedule).as_micros(), most_us);
         }
     }
 
     #[test]
     fn distances_drawn_around_their_mean_come_to_it() {
         let job = JobSpec { rate_iops: Some(1e6), arrivals: Arrivals::Poisson, ..JobSpec::default() };
-        let mut pace = pace_of(&job, 3).unwrap();
-        let (begin, mut shorter) = (pace.next, 0);
+        let mut schedule = schedule_of(&job, 3).unwrap();
+        let (begin, mut shorter) = (schedule.next, 0);
         for _ in 0..100_000 {
-            let from = pace.next;
-            pace.advance(4096);
-            shorter += u32::from(pace.next - from < Duration::from_micros(1));
+            let from = schedule.next;
+            schedule.advance(4096);
+            shorter += u32::from(schedule.next - from < Duration::from_micros(1));
         }
         // A share of 1 - 1/e of exponentially distributed distances is shorter than their mean.
-        let (mean_us, share) = ((pace.next - begin).as_secs_f64() * 10.0, f64::from(shorter) / 1e5);
+        let (mean_us, share) = ((schedule.next - begin).as_secs_f64() * 10.0, f64::from(shorter) / 1e5);
         assert!((mean_us - 1.0).abs() < 0.02 && (share - 0.632).abs() < 0.01, "{mean_us} {share}");
     }
 }
