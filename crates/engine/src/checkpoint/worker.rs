@@ -130,7 +130,7 @@ impl Worker {
                 self.next_look = now + LOOK;
                 self.abandon_overdue(now);
             }
-            self.settle_chores();
+            self.complete_chores();
             self.start();
             self.kit.collect();
             if !self.kit.client.has_done() && self.in_flight > 0 {
@@ -139,7 +139,7 @@ impl Worker {
             } else {
                 self.kit.reactor.submit();
             }
-            self.settle();
+            self.complete();
             if let Some(why) = self.kit.reactor.refused() {
                 self.give_up_all(&why);
             }
@@ -288,7 +288,7 @@ impl Worker {
         }
     }
 
-    fn settle_chores(&mut self) {
+    fn complete_chores(&mut self) {
         let mut ended = std::mem::take(&mut self.ended);
         self.kit.contents.reap(&mut ended);
         for Ended { tag, chore, result } in ended.drain(..) {
@@ -322,18 +322,18 @@ impl Worker {
         }
     }
 
-    fn settle(&mut self) {
+    fn complete(&mut self) {
         let now = clock::now();
         let mut done = self.kit.client.take_done();
         for d in done.drain(..) {
             if let Some(over) = self.kit.client.settle(d) {
-                self.settle_one(over, now);
+                self.complete_one(over, now);
             }
         }
         self.kit.client.spare(done);
     }
 
-    fn settle_one(&mut self, over: Over, now: Instant) {
+    fn complete_one(&mut self, over: Over, now: Instant) {
         let (tag, Asked { op, owner, .. }) = (over.tag, self.kit.client.ticket(over.tag).order);
         match over.end {
             End::Whole if op == Op::Flush => {

@@ -2,6 +2,7 @@
 
 pub(crate) mod aside;
 mod batches;
+mod calibration;
 pub(crate) mod fleet;
 mod flow;
 mod foretell;
@@ -14,7 +15,6 @@ pub(crate) mod record;
 pub(crate) mod requirements;
 mod schedule;
 mod series;
-mod settle;
 mod share;
 mod silence;
 pub(crate) mod tally;
@@ -248,8 +248,8 @@ fn run_job(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> 
     if job.cache == Cache::Warm {
         set_cache(&job, &opened.targets, observer)?;
     }
-    let settle::Settled { job, reasons, calibration } =
-        settle::on(&job, &mut opened.targets, &opened.content_seeds, &destination, observer)?;
+    let calibration::Calibrated { job, reasons, calibration } =
+        calibration::on(&job, &mut opened.targets, &opened.content_seeds, &destination, observer)?;
     requirements::of_targets(&job, &opened.targets)?;
     worker_setup::check_memory(&job, &opened.targets, destination.feeds_gpu())?;
     destination.attach(&job, &opened.targets)?;

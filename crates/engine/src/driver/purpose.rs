@@ -1,7 +1,7 @@
 //! The purpose for which a job opens its targets, and filling the files that it creates.
 
+use super::calibration::workers_most;
 use super::fleet;
-use super::settle::workers_most;
 use super::{Observer, Phase, Progress};
 use crate::opening::Purpose;
 use crate::source::Target;

@@ -1,7 +1,7 @@
 //! One worker: a thread with its own reactor, slots and queues, which keeps its I/Os in flight and counts their
 //! results.
 
-mod settle;
+mod completion;
 
 use super::batches::Batches;
 use super::pause::{Left, Pause};
@@ -270,7 +270,7 @@ impl Worker {
                 // More was done already than it takes to wait: let the device have the new I/Os meanwhile.
                 self.reactor.submit();
             }
-            self.settle();
+            self.complete();
             if let Some(why) = self.reactor.refused() {
                 self.give_up_all(&why);
             }

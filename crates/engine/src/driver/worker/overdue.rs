@@ -19,7 +19,7 @@ impl Worker {
         if self.client.any_late(now, timeout) {
             self.reactor.flush();
             self.client.collect(&mut self.reactor);
-            self.settle();
+            self.complete();
             self.settle_chores();
         }
         self.abandon_overdue(now);

@@ -113,7 +113,7 @@ fn an_io_that_comes_back_after_it_was_given_up_is_taken_back() {
     worker.abandon_overdue(now + timeout + GRACE + Duration::from_secs(1));
     assert_eq!((worker.client.in_flight(), worker.client.lost(), worker.tally.errors.timed_out), (0, 2, 2));
     worker.client.came(Done { tag: 1, result: Ok(4096), via: Via::Nothing, copy_ns: 0 });
-    worker.settle();
+    worker.complete();
     assert_eq!((worker.client.in_flight(), worker.client.lost(), worker.tally.ios), (0, 1, 0));
     assert_eq!(worker.client.free_tags(), [1]);
 }
@@ -129,7 +129,7 @@ fn an_io_that_no_queue_has_is_not_lost() {
         via: Via::Nothing,
         copy_ns: 0,
     });
-    worker.settle();
+    worker.complete();
     assert!(worker.client.is_owed());
     let late = now + Duration::from_secs(100);
     worker.abandon_overdue(late);
@@ -195,7 +195,7 @@ fn a_ring_that_may_not_be_entered_any_more_ends_the_run_with_that_and_with_no_ti
         while worker.tally.ios < 2 {
             worker.wait(begin);
             worker.client.collect(&mut worker.reactor);
-            worker.settle();
+            worker.complete();
         }
         forbid_entering(libc::EPERM);
         worker.run(begin);
@@ -282,7 +282,7 @@ fn what_comes_back_after_the_end_is_in_the_latency_and_in_no_other_count() {
     measured_until(&mut worker, begin, Duration::from_secs(3));
     worker.start_ios(begin + Duration::from_secs(2));
     worker.client.came(Done { tag: 1, result: Ok(4096), via: Via::Nothing, copy_ns: 5 });
-    worker.settle();
+    worker.complete();
     let tally = &worker.tally;
     assert_eq!((tally.late, tally.ios, tally.read_bytes, tally.latency.count()), (1, 0, 0, 1));
     assert!(tally.latency.percentile_ns(100.0) >= 7_000_000_000);
@@ -348,7 +348,7 @@ fn a_run_that_ended_in_its_warm_up_has_no_latency() {
     worker.shared.from_ns.store(4_000_000_000, Ordering::Relaxed);
     worker.start_ios(begin + Duration::from_secs(2));
     worker.client.came(Done { tag: 1, result: Ok(4096), via: Via::Nothing, copy_ns: 0 });
-    worker.settle();
+    worker.complete();
     worker.book_what_never_came(clock::now());
     assert_eq!((worker.tally.late, worker.tally.unfinished, worker.tally.latency.count()), (0, 0, 0));
 }

@@ -33,7 +33,7 @@ const WORKERS_USUAL: u32 = 4;
 const WORKERS_TRYING: u32 = 8;
 
 /// What became of a job.
-pub struct Settled {
+pub struct Calibrated {
     pub job: JobSpec,
     pub reasons: Vec<String>,
     pub calibration: Vec<Trial>,
@@ -52,7 +52,7 @@ pub fn on(
     seeds: &[u64],
     destination: &Arc<Destination>,
     observer: &mut dyn Observer,
-) -> Result<Settled, Error> {
+) -> Result<Calibrated, Error> {
     let rings = opening::has_rings(job.engine, job.sqpoll, job.iopoll, job.workers)?;
     let ring = rings.is_ok();
     let mut settler = Settler { job: job.clone(), seeds, destination, observer, trials: Vec::new(), ring };
@@ -72,7 +72,7 @@ pub fn on(
             job.path = first;
         }
     }
-    Ok(Settled { job, reasons, calibration: trials })
+    Ok(Calibrated { job, reasons, calibration: trials })
 }
 
 /// Which path each target of a job by one path takes: most take that one. Says what decided otherwise.

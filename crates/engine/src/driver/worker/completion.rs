@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 impl Worker {
-    pub(super) fn settle(&mut self) {
+    pub(super) fn complete(&mut self) {
         if !self.client.has_done() {
             return;
         }
@@ -28,14 +28,14 @@ impl Worker {
         let mut done = self.client.take_done();
         for d in done.drain(..) {
             if let Some(over) = self.client.settle(d) {
-                self.settle_one(over, now, counted);
+                self.complete_one(over, now, counted);
             }
         }
         self.client.spare(done);
     }
 
     #[inline]
-    pub(super) fn settle_one(&mut self, over: Over, now: Instant, counted: bool) {
+    pub(super) fn complete_one(&mut self, over: Over, now: Instant, counted: bool) {
         let tag = over.tag;
         match over.end {
             End::Whole => {
