@@ -1,8 +1,8 @@
 //! The driver's side of the clock while workers run.
 
-use super::super::least::Least;
 use super::super::measure::Meters;
 use super::super::measure::Readings;
+use super::super::minimum_rate::MinimumRate;
 use super::super::series::Detail;
 use super::super::series::Series;
 use super::super::silence::Silence;
@@ -45,7 +45,7 @@ pub(super) struct Watch {
     pub(super) broken: Vec<Error>,
     pub(super) steady: Option<Judge>,
     pub(super) steady_after_s: Option<f64>,
-    pub(super) least: Option<Least>,
+    pub(super) least: Option<MinimumRate>,
     pub(super) interrupted: bool,
     pub(super) stood_still: Duration,
     pub(super) silence: Silence,
@@ -72,7 +72,7 @@ impl Watch {
             broken: Vec::new(),
             steady: Judge::of(&shared.job),
             steady_after_s: None,
-            least: Least::of(&shared.job),
+            least: MinimumRate::of(&shared.job),
             interrupted: false,
             stood_still: Duration::ZERO,
             silence: Silence::new(&shared.job),
@@ -245,7 +245,7 @@ impl Watch {
             interrupted: self.interrupted,
             steady_after_s: self.steady_after_s,
             stood_still_s: self.stood_still.as_secs_f64(),
-            broken: self.broken.into_iter().next().or(self.least.and_then(Least::error)),
+            broken: self.broken.into_iter().next().or(self.least.and_then(MinimumRate::error)),
             kit,
         }
     }

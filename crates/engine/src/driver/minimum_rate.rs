@@ -11,7 +11,7 @@ const CYCLE: Duration = Duration::from_secs(1);
 /// A run has so long to get going.
 const SETTLES: Duration = Duration::from_secs(2);
 
-pub struct Least {
+pub struct MinimumRate {
     /// Of each worker; None where nothing was asked for.
     bytes_s: Option<f64>,
     ios_s: Option<f64>,
@@ -28,13 +28,13 @@ struct Lately {
     ended: bool,
 }
 
-impl Least {
-    pub fn of(job: &JobSpec) -> Option<Least> {
+impl MinimumRate {
+    pub fn of(job: &JobSpec) -> Option<MinimumRate> {
         let part = |whole: f64| whole / f64::from(job.workers.max(1));
         let bytes_s = job.rate_min_gib_s.map(|rate| part(rate * BYTES_PER_GIB));
         let ios_s = job.rate_min_iops.map(part);
         let workers = vec![Lately::default(); job.workers as usize];
-        (bytes_s.is_some() || ios_s.is_some()).then_some(Least { bytes_s, ios_s, workers, found: None })
+        (bytes_s.is_some() || ios_s.is_some()).then_some(MinimumRate { bytes_s, ios_s, workers, found: None })
     }
 
     /// One that has nothing left to do misses nothing.
@@ -98,7 +98,7 @@ mod tests {
     fn each_worker_keeps_up_its_part_second_by_second() {
         let gib_s = 2.0 * 1000.0 / BYTES_PER_GIB;
         let job = JobSpec { workers: 2, rate_min_gib_s: Some(gib_s), ..JobSpec::default() };
-        let mut least = Least::of(&job).unwrap();
+        let mut least = MinimumRate::of(&job).unwrap();
         assert!(!least.is_missed_by(&snapshot(0, 1500, 0, 0)), "it gets going");
         for ms in [2000, 2500, 3000, 3500, 4000] {
             assert!(!least.is_missed_by(&snapshot(0, ms, 500, 1)), "worker 0 at {ms} ms");
@@ -114,15 +114,15 @@ mod tests {
     #[test]
     fn one_that_has_ended_misses_nothing_and_ios_are_counted_by_themselves() {
         let job = JobSpec { rate_min_iops: Some(3.0), ..JobSpec::default() };
-        let mut least = Least::of(&job).unwrap();
+        let mut least = MinimumRate::of(&job).unwrap();
         assert!(!least.is_missed_by(&snapshot(0, 1999, 0, 0)));
         assert!(!least.is_missed_by(&snapshot(0, 3000, 0, 4)));
         least.ended(0);
         assert!(!least.is_missed_by(&snapshot(0, 9000, 0, 0)));
-        let mut least = Least::of(&job).unwrap();
+        let mut least = MinimumRate::of(&job).unwrap();
         assert!(!least.is_missed_by(&snapshot(0, 1999, 0, 0)));
         assert!(least.is_missed_by(&snapshot(0, 3000, 1 << 30, 2)));
         assert_eq!(least.error().unwrap().asked, "--rate-min-iops");
-        assert!(Least::of(&JobSpec::default()).is_none());
+        assert!(MinimumRate::of(&JobSpec::default()).is_none());
     }
 }
