@@ -16,12 +16,12 @@ pub(crate) mod requirements;
 mod schedule;
 mod series;
 mod share;
-mod silence;
 pub(crate) mod tally;
 pub(crate) mod threads;
 pub(crate) mod verify;
 pub(crate) mod virtual_time;
 pub(crate) mod warnings;
+mod watchdog;
 pub(crate) mod worker;
 pub(crate) mod worker_setup;
 

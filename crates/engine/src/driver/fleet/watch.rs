@@ -5,9 +5,9 @@ use super::super::measure::Readings;
 use super::super::minimum_rate::MinimumRate;
 use super::super::series::Detail;
 use super::super::series::Series;
-use super::super::silence::Silence;
 use super::super::tally::Snapshot;
 use super::super::tally::Tally;
+use super::super::watchdog::Watchdog;
 use super::super::worker::Kit;
 use super::super::worker::Shared;
 use super::super::worker::STANDSTILL;
@@ -48,7 +48,7 @@ pub(super) struct Watch {
     pub(super) least: Option<MinimumRate>,
     pub(super) interrupted: bool,
     pub(super) stood_still: Duration,
-    pub(super) silence: Silence,
+    pub(super) watchdog: Watchdog,
     pub(super) asked_at: Instant,
     /// What the observer was told last, until it was told that the time is over.
     pub(super) told_last: Option<Progress>,
@@ -75,7 +75,7 @@ impl Watch {
             least: MinimumRate::of(&shared.job),
             interrupted: false,
             stood_still: Duration::ZERO,
-            silence: Silence::new(&shared.job),
+            watchdog: Watchdog::new(&shared.job),
             asked_at: begin,
             told_last: None,
         }
@@ -88,7 +88,7 @@ impl Watch {
         self.begin = clock::now();
         self.metered_from = Some(Duration::ZERO);
         self.asked_at = self.begin;
-        self.silence.begin(self.begin);
+        self.watchdog.begin(self.begin);
     }
 
     pub(super) fn until(&self) -> Duration {
@@ -144,12 +144,12 @@ impl Watch {
     pub(super) fn note_standstill(&mut self, late: Duration) {
         if late > STANDSTILL {
             self.stood_still += late;
-            self.silence.forgive(late);
+            self.watchdog.forgive(late);
         }
     }
 
     pub(super) fn hear(&mut self, snapshot: Snapshot) {
-        self.silence.hear(&snapshot, clock::now());
+        self.watchdog.hear(&snapshot, clock::now());
         if self.least.as_mut().is_some_and(|least| least.is_missed_by(&snapshot)) {
             self.end_now();
             self.drain_no_more();
@@ -167,7 +167,7 @@ impl Watch {
     /// A worker that does its I/Os itself may be held in one for good: the others' figures, and its own so far, are
     /// kept without it.
     pub(super) fn write_off_the_silent(&mut self) {
-        for tally in self.silence.overdue(clock::now(), self.interrupted) {
+        for tally in self.watchdog.overdue(clock::now(), self.interrupted) {
             self.shared.stop.store(true, Ordering::Relaxed);
             self.one_ended(tally.worker);
             self.finish(tally);
@@ -175,7 +175,7 @@ impl Watch {
     }
 
     pub(super) fn one_ended(&mut self, worker: u32) {
-        self.silence.ended(worker);
+        self.watchdog.ended(worker);
         self.ended += 1;
         if let Some(least) = &mut self.least {
             least.ended(worker);

@@ -12,7 +12,7 @@ const MARGIN: Duration = Duration::from_secs(3);
 /// Who interrupts a run doesn't wait for the whole time-out.
 const INTERRUPTED: Duration = Duration::from_secs(5);
 
-pub struct Silence {
+pub struct Watchdog {
     timeout_s: f64,
     interval: Duration,
     workers: Vec<Worker>,
@@ -26,11 +26,11 @@ struct Worker {
     told: Tally,
 }
 
-impl Silence {
-    pub fn new(job: &JobSpec) -> Silence {
+impl Watchdog {
+    pub fn new(job: &JobSpec) -> Watchdog {
         let heard = clock::now();
         let worker = |index| Worker { heard, ended: false, told: Tally::new(index, None, 0) };
-        Silence {
+        Watchdog {
             timeout_s: job.timeout_s,
             interval: Duration::from_millis(u64::from(job.interval_ms)),
             workers: (0..job.workers).map(worker).collect(),
@@ -120,30 +120,30 @@ mod tests {
 
     #[test]
     fn a_silent_worker_is_written_off_once_with_what_it_told() {
-        let (mut silence, begin) = (Silence::new(&job()), clock::now());
-        silence.begin(begin);
+        let (mut watchdog, begin) = (Watchdog::new(&job()), clock::now());
+        watchdog.begin(begin);
         let after = |s| begin + Duration::from_secs(s);
-        silence.hear(&snapshot(0, 3), after(1));
-        silence.hear(&snapshot(1, 5), after(1));
-        silence.hear(&snapshot(1, 4), after(14));
-        assert!(silence.overdue(after(14), false).is_empty());
-        let [lost] = &silence.overdue(after(16), false)[..] else { panic!("worker 0 alone") };
+        watchdog.hear(&snapshot(0, 3), after(1));
+        watchdog.hear(&snapshot(1, 5), after(1));
+        watchdog.hear(&snapshot(1, 4), after(14));
+        assert!(watchdog.overdue(after(14), false).is_empty());
+        let [lost] = &watchdog.overdue(after(16), false)[..] else { panic!("worker 0 alone") };
         assert_eq!((lost.worker, lost.ios, lost.read_bytes, lost.write_bytes), (0, 3, 3 * 512, 0));
         assert_eq!((lost.lost, lost.errors.timed_out, lost.unfinished, lost.latency.count()), (1, 1, 1, 4));
         assert_eq!((lost.targets[0].0, lost.unfinished_oldest), (3 * 512, Duration::from_secs(15)));
-        assert!(silence.overdue(after(17), false).is_empty(), "it is given up once");
-        silence.ended(1);
-        assert!(silence.overdue(after(1000), false).is_empty(), "who ended may be silent");
+        assert!(watchdog.overdue(after(17), false).is_empty(), "it is given up once");
+        watchdog.ended(1);
+        assert!(watchdog.overdue(after(1000), false).is_empty(), "who ended may be silent");
     }
 
     #[test]
     fn an_interrupt_shortens_the_wait_and_a_standstill_is_nobodys_silence() {
-        let (mut silence, begin) = (Silence::new(&JobSpec { timeout_s: 600.0, ..job() }), clock::now());
-        silence.begin(begin);
-        silence.forgive(Duration::from_secs(100));
+        let (mut watchdog, begin) = (Watchdog::new(&JobSpec { timeout_s: 600.0, ..job() }), clock::now());
+        watchdog.begin(begin);
+        watchdog.forgive(Duration::from_secs(100));
         let after = |s| begin + Duration::from_secs(s);
-        assert!(silence.overdue(after(105), true).is_empty());
-        assert!(silence.overdue(after(600), false).is_empty());
-        assert_eq!(silence.overdue(after(110), true).len(), 2);
+        assert!(watchdog.overdue(after(105), true).is_empty());
+        assert!(watchdog.overdue(after(600), false).is_empty());
+        assert_eq!(watchdog.overdue(after(110), true).len(), 2);
     }
 }
