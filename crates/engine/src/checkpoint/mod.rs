@@ -15,7 +15,7 @@ mod worker;
 mod tests;
 
 use crate::clock;
-use crate::driver::{aside, requirements, worker_setup, Observer, Outcome};
+use crate::driver::{requirements, run_thread, worker_setup, Observer, Outcome};
 use crate::gpu::cuda;
 use crate::opening;
 use crate::path::{self, Destination};
@@ -98,7 +98,7 @@ pub fn run(
     observer: &mut dyn Observer,
     barrier: Option<&mut dyn Barrier>,
 ) -> Result<Outcome, Error> {
-    aside::with(observer, |word| run_watched(spec, command, word, barrier))
+    run_thread::with(observer, |word| run_watched(spec, command, word, barrier))
 }
 
 fn run_watched(

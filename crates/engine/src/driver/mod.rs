@@ -1,6 +1,5 @@
 //! From a job to its record: plan, prepare, run as often as requested, and report.
 
-pub(crate) mod aside;
 mod batches;
 mod calibration;
 pub(crate) mod fleet;
@@ -13,6 +12,7 @@ mod pause;
 mod purpose;
 pub(crate) mod record;
 pub(crate) mod requirements;
+pub(crate) mod run_thread;
 mod schedule;
 mod series;
 mod share;
@@ -227,7 +227,7 @@ fn with_a_worker_each(job: &JobSpec) -> JobSpec {
 
 /// Runs the job. An error means that nothing was measured; a failure midway is part of the outcome.
 pub fn run(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> Result<Outcome, Error> {
-    aside::with(observer, |word| run_job(job, command, word))
+    run_thread::with(observer, |word| run_job(job, command, word))
 }
 
 fn run_job(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> Result<Outcome, Error> {

@@ -14,7 +14,7 @@ use super::{check, cpus_of, row_of, virtual_time, EmulateProgress, Outcome, Shar
 use crate::clock;
 use crate::driver::measure::Meters;
 use crate::driver::requirements;
-use crate::driver::{aside, Observer};
+use crate::driver::{run_thread, Observer};
 use crate::meter::cpu;
 use crate::opening::allow_descriptors;
 use crate::path;
@@ -41,7 +41,7 @@ pub fn run(
     observer: &mut dyn Observer<EmulateProgress>,
     barrier: Option<Box<dyn StepBarrier>>,
 ) -> Result<Outcome, Error> {
-    aside::with(observer, |word| run_watched(spec, command, word, barrier))
+    run_thread::with(observer, |word| run_watched(spec, command, word, barrier))
 }
 
 fn run_watched(
