@@ -4,11 +4,11 @@ mod batches;
 mod calibration;
 pub(crate) mod fleet;
 mod flow;
-mod foretell;
 mod host_capacity;
 pub(crate) mod measure;
 mod minimum_rate;
 mod pause;
+mod prediction;
 mod purpose;
 pub(crate) mod record;
 pub(crate) mod requirements;
@@ -139,7 +139,7 @@ pub struct PlannedTarget {
 pub fn plan(job: &JobSpec) -> Result<Plan, Error> {
     check(job)?;
     let drafts = opening::look(&purpose::of(job)?)?.drafts;
-    foretell::check(job, &drafts)?;
+    prediction::check(job, &drafts)?;
     let virtual_time = drafts.iter().all(Draft::is_virtual);
     let paths = candidates(job, virtual_time)?;
     let (buffer_bytes, gpu_buffer_bytes) = if virtual_time { (0, 0) } else { buffers(job, &paths)? };
@@ -235,7 +235,7 @@ fn run_job(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> 
     let job = &with_a_worker_each(job);
     let started = clock::wall_seconds();
     let mut looked = opening::look(&purpose::of(job)?)?;
-    foretell::check(job, &looked.drafts)?;
+    prediction::check(job, &looked.drafts)?;
     if looked.drafts.iter().all(Draft::is_virtual) {
         return virtual_time::run(job, &looked.drafts, command, started);
     }
@@ -273,7 +273,7 @@ fn run_job(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> 
         resident_after,
     };
     let mut record = record::of(context, &runs);
-    let off_model = foretell::judge(&job, &looked.drafts, &runs, &mut record);
+    let off_model = prediction::judge(&job, &looked.drafts, &runs, &mut record);
     forebay_model::warnings::add(&mut record);
     // What was measured is kept, whatever becomes of the list of files.
     let closed = opened.close(purpose::covers(&job) && failed.is_ok() && !record.result.interrupted);
