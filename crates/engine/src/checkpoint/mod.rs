@@ -3,11 +3,11 @@
 //!
 //! A few threads play all ranks of this process. What moves bytes is the driver's: queues, reactors, slots, content.
 
-mod crew;
 mod file;
 mod flow;
 mod ground;
 mod kit;
+mod thread_pool;
 mod told;
 mod worker;
 
@@ -21,7 +21,6 @@ use crate::opening;
 use crate::path::{self, Destination};
 use crate::source::fault::FaultPlan;
 use crate::source::Made;
-use crew::Crew;
 use forebay_model::checkpoint::{CheckpointSpec, Sizes};
 use forebay_model::job::{JobSpec, Op, PathKind, Sync, DEPTH_MAX};
 use forebay_model::Error;
@@ -29,6 +28,7 @@ use ground::Ground;
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use thread_pool::ThreadPool;
 use told::Story;
 
 /// Where the ranks of several hosts wait for each other, before each checkpoint.
@@ -114,11 +114,11 @@ fn run_watched(
     path::legal(job.path, &spec.dir, &Made::file())?;
     let destination = Arc::new(Destination::open(&job)?);
     opening::allow_descriptors(2 * spec.sizes_here().files + u64::from(job.workers) * 8);
-    let crew = gather(spec, &job, &mut ground, destination).inspect_err(|_| ground.close())?;
-    let mut show = Show { spec, crew, ground, story: Story::default(), barrier };
+    let pool = gather(spec, &job, &mut ground, destination).inspect_err(|_| ground.close())?;
+    let mut show = Show { spec, pool, ground, story: Story::default(), barrier };
     let failed = show.play(observer).err();
-    let Show { crew, story, ground, .. } = show;
-    let (target, destination) = crew.end();
+    let Show { pool, story, ground, .. } = show;
+    let (target, destination) = pool.end();
     ground.close();
     let failed = match failed {
         Some(e) if story.is_empty() => return Err(e),
@@ -137,11 +137,11 @@ fn gather(
     job: &JobSpec,
     ground: &mut Ground,
     destination: Arc<Destination>,
-) -> Result<Crew, Error> {
+) -> Result<ThreadPool, Error> {
     let target = ground.target(job)?;
     worker_setup::check_memory(job, std::slice::from_ref(&target), destination.feeds_gpu())?;
     destination.attach(job, std::slice::from_ref(&target))?;
-    Crew::start(spec, job, target, ground, destination)
+    ThreadPool::start(spec, job, target, ground, destination)
 }
 
 /// The driver's job that has the same fields, for everything of the driver's that is used, and for the record; and what
@@ -215,7 +215,7 @@ fn settled(spec: &CheckpointSpec) -> (PathKind, Option<String>) {
 /// The run while it goes on.
 struct Show<'a, 'b> {
     spec: &'a CheckpointSpec,
-    crew: Crew,
+    pool: ThreadPool,
     ground: Ground,
     story: Story,
     barrier: Option<&'b mut (dyn Barrier + 'b)>,
@@ -261,7 +261,7 @@ impl Show<'_, '_> {
 
     /// One checkpoint; false where the observer ended it.
     fn step(&mut self, way: Way, step: u32, observer: &mut dyn Observer) -> Result<bool, Error> {
-        let ran = self.crew.step(way, step, &self.ground, observer)?;
+        let ran = self.pool.step(way, step, &self.ground, observer)?;
         let (whole, failed) = (ran.is_whole(), ran.failed.clone());
         if way == Way::Write {
             match whole {

@@ -1,6 +1,6 @@
 //! What happened, as a record: the driver's, a repeat for each checkpoint, and the part about checkpoints.
 
-use super::crew::StepRan;
+use super::thread_pool::StepRan;
 use super::Way;
 use crate::driver::fleet::Ran;
 use crate::driver::{record, requirements, Outcome};

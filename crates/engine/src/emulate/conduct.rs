@@ -58,7 +58,7 @@ fn run_watched(
     }
     let shared = Arc::new(prepare(spec, barrier.is_some(), begin)?);
     let rss_before = record::rss_bytes();
-    let mut crew = Crew::launch(&shared)?;
+    let mut workers = Workers::launch(&shared)?;
     let mut meters = Meters::new(&record::job_of(&shared).spec, std::slice::from_ref(&shared.how.probe));
     meters.start();
     let mut conductor = Conductor::new(&shared, observer, barrier);
@@ -67,7 +67,7 @@ fn run_watched(
     let rss = record::rss_bytes();
     let Conductor { mut epochs, points, step, interrupted, first_step_s, told, .. } = conductor;
     // Counts are whole once every worker has ended.
-    let latencies = crew.end();
+    let latencies = workers.end();
     if let (Some((_, bytes)), Some(told)) = (epochs.last_mut(), told) {
         *bytes += shared.board.totals().bytes - told;
     }
@@ -147,26 +147,26 @@ fn prepare(spec: &EmulateSpec, awaits_others: bool, begin: Instant) -> Result<Sh
 }
 
 /// The workers' threads.
-struct Crew {
+struct Workers {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
     reports: Receiver<Latencies>,
 }
 
-impl Crew {
+impl Workers {
     /// Starts the workers; once all are ready nothing has been read.
-    fn launch(shared: &Arc<Shared>) -> Result<Crew, Error> {
+    fn launch(shared: &Arc<Shared>) -> Result<Workers, Error> {
         let (sender, reports) = channel();
         let (ready, is_ready) = channel::<Result<(), Error>>();
-        let mut crew = Crew { shared: shared.clone(), threads: Vec::new(), reports };
+        let mut workers = Workers { shared: shared.clone(), threads: Vec::new(), reports };
         for index in 0..shared.how.workers as usize {
             let (shared, sender, ready) = (shared.clone(), sender.clone(), ready.clone());
             let body = move || work(index, shared, &ready, &sender);
             let name = format!("worker-{index}");
             match std::thread::Builder::new().name(name).stack_size(1 << 20).spawn(body) {
-                Ok(thread) => crew.threads.push(thread),
+                Ok(thread) => workers.threads.push(thread),
                 Err(e) => {
-                    crew.end();
+                    workers.end();
                     return Err(Error::machine(
                         "threads to read with",
                         e.to_string(),
@@ -176,14 +176,14 @@ impl Crew {
             }
         }
         drop(ready);
-        let failed = (0..crew.threads.len()).find_map(|_| match is_ready.recv() {
+        let failed = (0..workers.threads.len()).find_map(|_| match is_ready.recv() {
             Ok(ready) => ready.err(),
             Err(_) => Some(Error::run("the run", "a worker ended before it began", "forebay doctor")),
         });
         match failed {
-            None => Ok(crew),
+            None => Ok(workers),
             Some(e) => {
-                crew.end();
+                workers.end();
                 Err(e)
             }
         }

@@ -1,8 +1,8 @@
 //! A file that is open for feeding: buffered, by O_DIRECT, and mapped.
 
-use super::crew;
 use super::request::{Place, Range, Request};
 use super::rows::{Fetch, COPIED_ROW_BYTES_MAX, ROW_BYTES_MAX};
+use super::thread_pool;
 use super::windows::{cap_bytes, Windows};
 use super::{WINDOWED_AT_ONCE_BYTES_MIN, WINDOWED_BYTES_MIN};
 use crate::copy;
@@ -179,7 +179,7 @@ impl Reader {
 
     fn fresh_windows(&self, gpu: u32) -> Result<&Arc<Windows>, Error> {
         let made = self.windows.get_or_init(|| {
-            crew::device(gpu).and_then(|device| Windows::open(&self.cached, device)).map(Arc::new)
+            thread_pool::device(gpu).and_then(|device| Windows::open(&self.cached, device)).map(Arc::new)
         });
         made.as_ref().map_err(Error::clone).and_then(|w| w.refresh().map(|()| w))
     }
@@ -253,7 +253,7 @@ impl Reader {
         if let Some((_, rows)) = all.iter().find(|(of, _)| *of == gpu) {
             return Ok(rows.clone());
         }
-        let device = crew::device(gpu)?;
+        let device = thread_pool::device(gpu)?;
         if !device.reads_registered() {
             return Err(Error::machine(
                 format!("rows of {} fetched by GPU {gpu}", self.path.display()),
@@ -289,7 +289,7 @@ impl Reader {
         self.settle();
         if self.once && self.windows().is_some() {
             let bytes = self.cached.bytes;
-            crew::drop_aside(self, bytes, cap_bytes());
+            thread_pool::drop_aside(self, bytes, cap_bytes());
         }
     }
 
@@ -413,7 +413,7 @@ impl Map {
         if self.absent.get(window) {
             return false;
         }
-        // Several hands may ask at a time. None of them takes it for absent meanwhile: its rows would be read one by one.
+        // Several workers may ask at a time. None of them takes it for absent meanwhile: its rows would be read one by one.
         if !whole(window) {
             self.absent.set(window);
             return false;

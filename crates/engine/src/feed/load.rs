@@ -3,8 +3,8 @@
 //!
 //! It drives a ring of its own, and no `Client`. A client's queue stands for one open file: it has an inbox of its
 //! reactor, which keeps it to its own end (`Reactor::token`), and tables as long as it is deep, and is made before the
-//! first I/O. A hand reads any of thousands of files, most of them once or twice, by the descriptors that its request
-//! brought along: each would cost a queue, and an inbox for as long as the thread lives. And of what a client adds a hand
+//! first I/O. A worker reads any of thousands of files, most of them once or twice, by the descriptors that its request
+//! brought along: each would cost a queue, and an inbox for as long as the thread lives. And of what a client adds a worker
 //! needs nothing: whoever asked owns the memory, no load is given up before it ends (a buffer must not be written to after its
 //! request), and a part waits for all of its loads, so that the rest of a short one is read where it stands.
 
@@ -15,7 +15,7 @@ use std::io::{Error as IoError, Result as IoResult};
 use std::os::fd::RawFd;
 use std::time::Duration;
 
-/// Reads under way at a time on one hand's ring.
+/// Reads under way at a time on one worker's ring.
 const RING_ENTRIES: u32 = 256;
 /// How often completions are looked for on a ring that the kernel refuses to enter.
 const LOOK: Duration = Duration::from_millis(1);
@@ -252,7 +252,7 @@ mod tests {
                 assert_eq!(rustix::io::write(&write, &[9; BYTES]), Ok(BYTES));
                 write
             });
-            // A call that hands something over is allowed.
+            // A call that workers something over is allowed.
             forbid_waiting_on(libc::EPERM);
             // SAFETY: each has as much room as it asks for.
             unsafe { loader.run(&mut loads) }.unwrap();

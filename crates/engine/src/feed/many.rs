@@ -1,7 +1,7 @@
-//! Many files, each read whole: opened, read and closed by the crew.
+//! Many files, each read whole: opened, read and closed by the thread pool.
 
-use super::crew;
 use super::request::{changed, Place, Range, Request, Source};
+use super::thread_pool;
 use crate::gpu::cuda::Event;
 use forebay_model::Error;
 use std::fs::{File, Metadata};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// Sizes of many files, asked for by several threads.
 pub fn sizes_of(paths: &[PathBuf]) -> Result<Vec<u64>, Error> {
-    let share = paths.len().div_ceil(crew::threads()).max(256);
+    let share = paths.len().div_ceil(thread_pool::threads()).max(256);
     std::thread::scope(|scope| {
         let asked: Vec<_> = paths
             .chunks(share)
@@ -57,8 +57,8 @@ pub fn read_files(
         .map(|(file, (&bytes, &to))| Range { file: file as u32, offset: 0, bytes: bytes as usize, to })
         .collect();
     let files = paths.into_iter().zip(sizes.iter().copied()).collect();
-    let request = Arc::new(Request::new(Source::Many(files), &ranges, after, crew::threads(), None));
-    crew::submit(&request)?;
+    let request = Arc::new(Request::new(Source::Many(files), &ranges, after, thread_pool::threads(), None));
+    thread_pool::submit(&request)?;
     Ok(request)
 }
 

@@ -1,14 +1,12 @@
 //! Feeding memory that somebody else owns (an array, a tensor) from files: what
 //! Python's `forebay.open` stands on.
 //!
-//! One crew of threads serves the whole process, so that its pinned slots and
+//! One pool of threads serves the whole process, so that its pinned slots and
 //! streams are paid for once. A `Request` is a list of ranges with their places;
-//! it is cut into parts, and whichever hand is free takes the next part. The
+//! it is cut into parts, and whichever worker is free takes the next part. The
 //! caller sleeps, or goes on and asks later.
 
-mod crew;
 mod file;
-mod hand;
 mod layout;
 mod load;
 mod many;
@@ -16,17 +14,19 @@ mod numbers;
 mod request;
 mod rows;
 mod there;
+mod thread_pool;
 mod windows;
+mod worker;
 
-pub use crew::{device, device_of, release, submit, threads};
 pub use file::{Reader, Way};
 pub use many::{read_files, sizes_of};
 pub use numbers::Copied;
 pub use request::{Place, Range, Report, Request};
 pub use rows::Layout;
 pub use there::{Given, There};
+pub use thread_pool::{device, device_of, release, submit, threads};
 
-/// What the hands of the crew read into and copy from: large enough for the link, small enough that all of them
+/// What the workers of the thread pool read into and copy from: large enough for the link, small enough that all of them
 /// stay in the last-level cache.
 const SLOT_BYTES: usize = 4 << 20;
 /// One is filled while another is copied and a third waits its turn.

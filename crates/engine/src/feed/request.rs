@@ -51,7 +51,7 @@ pub(super) enum Source {
         reader: Arc<Reader>,
         before: Stamp,
     },
-    /// Each with its size; opened, read whole and closed by the hand that gets it.
+    /// Each with its size; opened, read whole and closed by the worker that gets it.
     Many(Vec<(PathBuf, u64)>),
 }
 
@@ -120,7 +120,7 @@ impl Request {
         reader: &Arc<Reader>,
         ranges: &[Range],
         after: Vec<Event>,
-        hands: usize,
+        workers: usize,
     ) -> Result<Arc<Request>, Error> {
         let before = reader.stamp()?;
         for range in ranges {
@@ -138,7 +138,7 @@ impl Request {
             false => None,
         };
         let source = Source::One { reader: reader.clone(), before };
-        let request = Arc::new(Request::new(source, ranges, after, hands, windows));
+        let request = Arc::new(Request::new(source, ranges, after, workers, windows));
         reader.note(&request);
         Ok(request)
     }
@@ -154,7 +154,7 @@ impl Request {
         layout: Layout,
         to: Place,
         after: Vec<Event>,
-        hands: usize,
+        workers: usize,
     ) -> Result<Arc<Request>, Error> {
         let before = reader.stamp()?;
         let numbers: Copied = numbers.into();
@@ -168,10 +168,10 @@ impl Request {
         }
         let fetch = if mapped { reader.rows_for(to, numbers.rows(), layout.row_bytes)? } else { None };
         let Some(fetch) = fetch else {
-            return Request::of_file(reader, &layout.ranges(numbers.numbers(), to), after, hands);
+            return Request::of_file(reader, &layout.ranges(numbers.numbers(), to), after, workers);
         };
         let source = Source::One { reader: reader.clone(), before };
-        let mut request = Request::new(source, &[], after, hands, None);
+        let mut request = Request::new(source, &[], after, workers, None);
         request.table =
             Some(Table { fetch, rows: numbers.rows(), numbers: Numbers::Here(numbers), layout, to });
         let request = Arc::new(request);
@@ -220,10 +220,10 @@ impl Request {
         source: Source,
         ranges: &[Range],
         after: Vec<Event>,
-        hands: usize,
+        workers: usize,
         windows: Option<u64>,
     ) -> Request {
-        let (pieces, parts) = cut(ranges, hands, windows);
+        let (pieces, parts) = cut(ranges, workers, windows);
         Request {
             source: Mutex::new(Some(Arc::new(source))),
             pieces,
@@ -248,7 +248,7 @@ impl Request {
         self.table.as_ref().map_or(self.parts.len() - 1, Table::parts)
     }
 
-    /// Worth a hand on every processor: each row is copied by one.
+    /// Worth a worker on every processor: each row is copied by one.
     pub(super) fn is_for_all(&self) -> bool {
         self.table.as_ref().is_some_and(|table| matches!(table.fetch, Fetch::Processors(_)))
     }
@@ -444,12 +444,12 @@ pub(super) fn changed(path: &str, before: u64, now: u64) -> Error {
     Error::run(format!("read {path}"), found, "read again once nothing writes to it")
 }
 
-/// Ranges cut into pieces of at most a slot, and pieces gathered into parts: enough of them for every hand, none
+/// Ranges cut into pieces of at most a slot, and pieces gathered into parts: enough of them for every worker, none
 /// larger than a slot, none so small that handing it out costs more than reading it. What is read through windows
 /// is cut at their edges, and each such piece is a part of its own, longer than a slot.
-fn cut(ranges: &[Range], hands: usize, windows: Option<u64>) -> (Vec<Range>, Vec<u32>) {
+fn cut(ranges: &[Range], workers: usize, windows: Option<u64>) -> (Vec<Range>, Vec<u32>) {
     let total: usize = ranges.iter().map(|r| r.bytes).sum();
-    let part_bytes = (total / (2 * hands.max(1))).clamp(PART_BYTES_MIN, SLOT_BYTES).next_multiple_of(PAGE);
+    let part_bytes = (total / (2 * workers.max(1))).clamp(PART_BYTES_MIN, SLOT_BYTES).next_multiple_of(PAGE);
     let mut pieces: Vec<Range> = Vec::with_capacity(ranges.len() + total / part_bytes);
     let mut parts = vec![0u32];
     let mut gathered = 0;

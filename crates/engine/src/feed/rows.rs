@@ -18,7 +18,7 @@ pub(super) const NUMBERS_BYTES: usize = ROWS_PER_PART_MAX * size_of::<u64>();
 /// Enough for the link to be busy for a millisecond, in which the next launch is made ready.
 const PART_BYTES: usize = 64 << 20;
 const ROWS_PER_PART_MIN: usize = 1024;
-/// Of rows that processors copy: what a hand has in its slots then stays in the last-level cache until it is copied on.
+/// Of rows that processors copy: what a worker has in its slots then stays in the last-level cache until it is copied on.
 const COPIED_PART_BYTES: usize = 1 << 20;
 /// Longer rows are ranges: the copy engine moves them as fast.
 pub(super) const ROW_BYTES_MAX: usize = 1 << 20;

@@ -1,4 +1,4 @@
-//! The crew on host memory; what needs a GPU's driver is tested through Python.
+//! The thread pool on host memory; what needs a GPU's driver is tested through Python.
 
 use super::*;
 use proptest::prelude::*;

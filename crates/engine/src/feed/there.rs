@@ -1,8 +1,8 @@
 //! Numbers of rows that lie in a GPU's memory, and stay there: checked and copied by a kernel, in the order of their
 //! owner's stream, so that whoever changes them afterwards changes nothing here.
 
-use super::crew;
 use super::rows::{many_repeat, SAMPLE};
+use super::thread_pool;
 use crate::gpu::cuda::{Cuda, Device, DeviceMemory};
 use crate::gpu::kernels::Numbers;
 use forebay_model::Error;
@@ -51,7 +51,7 @@ impl There {
     /// # Errors
     /// The GPU failed.
     pub fn take(given: &Given, limit: u64) -> Result<Option<There>, Error> {
-        let device = crew::device(given.gpu)?;
+        let device = thread_pool::device(given.gpu)?;
         let Ok(kernel) = Numbers::open(&device) else { return Ok(None) };
         let failed = |why: crate::gpu::cuda::CudaError| {
             let asked = format!("{} numbers of rows on GPU {}", given.count, given.gpu);

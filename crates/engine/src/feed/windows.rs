@@ -14,7 +14,7 @@ use std::time::Duration;
 const WINDOWS_WANTED: u64 = 8;
 /// Registered at most where the system doesn't say how much memory is free.
 const CAP_BYTES_UNKNOWN: u64 = 4 << 30;
-/// How often a waiting hand looks after its copies.
+/// How often a waiting worker looks after its copies.
 const LOOK_AGAIN: Duration = Duration::from_micros(500);
 
 pub(super) struct Windows {

@@ -186,7 +186,7 @@ impl Config {
     /// them.
     pub fn check(&self) -> Result<(), Error> {
         within("threads", self.threads.into(), 0, THREADS_MAX.into())?;
-        crate::serve::crew::cpus(&self.cpus)?;
+        crate::serve::thread_pool::cpus(&self.cpus)?;
         within("spin_us", self.spin_us.into(), 0, 1_000_000)?;
         if let Some(path) = self.rpc.as_ref().filter(|p| *p != OFF) {
             socket_path("rpc", path)?;

@@ -25,9 +25,9 @@ use super::vfio_user::socket::Listener;
 use super::worker::{Hub, Letter, Report, Worker, STOP};
 use crate::clock;
 use crate::reactor::Waker;
-use crate::serve::crew::{self, join_by, spawn, Failure};
 use crate::serve::log::{Level, Log, Sink};
 use crate::serve::mail::Mailbox;
+use crate::serve::thread_pool::{self, join_by, spawn, Failure};
 use crate::serve::volume::Volume;
 use block::Block;
 use describe::{controller_stats, describe, health, namespace_stats, view};
@@ -114,19 +114,19 @@ impl Gateway {
         keeper: Option<Arc<Keeper>>,
     ) -> Result<Gateway, Error> {
         config.check()?;
-        let cpus = crew::cpus(&config.cpus)?;
-        let threads = crew::threads(config.threads, &cpus);
+        let cpus = thread_pool::cpus(&config.cpus)?;
+        let threads = thread_pool::threads(config.threads, &cpus);
         let (log, log_thread) = Log::start(sink)?;
         let spin = Duration::from_micros(config.spin_us.into());
         let life = keeper.as_ref().map(|keeper| keeper.life());
         let hub = Arc::new(Hub { threads, cpus, spin, log, began, life, failure: Failure::default() });
         let made_for = hub.clone();
-        let crew = crew::begin("gw", threads, move |number| Worker::new(made_for.clone(), number))?;
+        let pool = thread_pool::begin("gw", threads, move |number| Worker::new(made_for.clone(), number))?;
         let gateway = Gateway {
             config: Config { subsystems: Vec::new(), ..config.clone() },
             hub,
-            workers: crew.mailboxes.into(),
-            threads: crew.threads,
+            workers: pool.mailboxes.into(),
+            threads: pool.threads,
             log: Some(log_thread),
             state: Mutex::default(),
             locks: Mutex::new(locks),
@@ -403,12 +403,12 @@ impl Gateway {
     }
 
     fn reports(&self) -> Vec<Report> {
-        crew::ask(&self.workers, Letter::Report, REPLY)
+        thread_pool::ask(&self.workers, Letter::Report, REPLY)
     }
 
     /// Returns once the threads have let go of a source that somebody may want to lock, or after half a second.
     fn await_release(&self, volume: Arc<Volume>) {
-        crew::await_release(&volume, clock::now() + Duration::from_millis(500));
+        thread_pool::await_release(&volume, clock::now() + Duration::from_millis(500));
     }
 
     pub(super) fn log(&self) -> Log {

@@ -15,11 +15,11 @@ use super::stats::QueueStats;
 use crate::clock;
 use crate::driver::threads;
 use crate::reactor::{memlock, Completion, Reactor, RingOptions};
-use crate::serve::crew::{self, Failure, Hand};
 use crate::serve::lane::{Finished, Lane};
 use crate::serve::log::{Level, Log};
 use crate::serve::mail::Mailbox;
 use crate::serve::stats::NamespaceStats;
+use crate::serve::thread_pool::{self, Failure, PoolWorker};
 use forebay_model::Error;
 use forebay_nvme::transport::pcie::queue::{
     Coalescing, CompletionQueue, Interrupt, QueueFault, SubmissionQueue,
@@ -164,7 +164,7 @@ pub struct Worker {
     rounds: u32,
 }
 
-impl Hand for Worker {
+impl PoolWorker for Worker {
     type Letter = Letter;
 
     fn mailbox(&self) -> Arc<Mailbox<Letter>> {
@@ -194,7 +194,7 @@ impl Hand for Worker {
 impl Worker {
     /// Must be made by the thread that runs it.
     pub fn new(hub: Arc<Hub>, number: usize) -> Result<Worker, Error> {
-        threads::settle_in(crew::cpu_of(&hub.cpus, number), None)?;
+        threads::settle_in(thread_pool::cpu_of(&hub.cpus, number), None)?;
         let options = RingOptions { depth: RING_DEPTH, ..RingOptions::default() };
         let mut reactor = Reactor::with_ring(options).map_err(|e| {
             let next = "forebay doctor for the reason (sysctl kernel.io_uring_disabled)";

@@ -319,7 +319,7 @@ impl Config {
     fn check_bounds(&self) -> Result<(), Error> {
         let kib = |s: Size| s.0 >> 10;
         within("threads", self.threads.into(), 0, super::volume::THREADS_MAX as u64)?;
-        super::crew::cpus(&self.cpus)?;
+        super::thread_pool::cpus(&self.cpus)?;
         within("spin_us", self.spin_us.into(), 0, 1_000_000)?;
         within("max_transfer in KiB", kib(self.max_transfer), 64, 4096)?;
         if !self.max_transfer.0.is_power_of_two() {

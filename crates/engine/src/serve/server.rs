@@ -4,12 +4,12 @@ use super::accept::{self, Acceptor};
 use super::accept_rdma::Listeners;
 use super::access::Access;
 use super::config::{self, Config};
-use super::crew::{self, join_by, spawn};
 use super::log::{Level, Log, Sink};
 use super::mail::{Letter, Report};
 use super::metrics;
 use super::site::{free_nsid, Addresses, Site, Subsystem};
 use super::stats::{Counts, HostStats, QueueStats, Stats, SubsystemStats};
+use super::thread_pool::{self, join_by, spawn};
 use super::volume::Volume;
 use super::worker::{Worker, STOP};
 use crate::clock;
@@ -98,9 +98,10 @@ impl Server {
 
     fn start_workers(&mut self) -> Result<(), Error> {
         let site = self.site.clone();
-        let crew = crew::begin("serve", site.threads, move |number| Worker::new(site.clone(), number))?;
-        self.workers = crew.threads;
-        let _ = self.site.mailboxes.set(crew.mailboxes);
+        let pool =
+            thread_pool::begin("serve", site.threads, move |number| Worker::new(site.clone(), number))?;
+        self.workers = pool.threads;
+        let _ = self.site.mailboxes.set(pool.mailboxes);
         Ok(())
     }
 
@@ -165,7 +166,7 @@ impl Server {
         let told = subsystem.replace(&mut state, volumes);
         drop(state);
         self.announce(told);
-        crew::await_release(&removed, clock::now() + REPORT);
+        thread_pool::await_release(&removed, clock::now() + REPORT);
         drop(removed);
         // Now that nobody has its files open, the threads' rings can forget them.
         self.site.mailboxes().iter().for_each(|m| m.post(Letter::Changed));
@@ -273,7 +274,7 @@ impl Drop for Server {
 
 /// What all threads counted, put together.
 fn snapshot(site: &Site) -> Stats {
-    let reports = crew::ask(site.mailboxes(), Letter::Report, REPORT);
+    let reports = thread_pool::ask(site.mailboxes(), Letter::Report, REPORT);
     let totals = &site.totals;
     let mut stats = Stats {
         seconds: clock::now().duration_since(site.began).as_secs_f64(),

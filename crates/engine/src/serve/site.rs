@@ -3,10 +3,10 @@
 
 use super::access::{self, Access};
 use super::config::{Config, HostLimits};
-use super::crew::{self, Failure};
 use super::log::Log;
 use super::mail::Mailbox;
 use super::stats::Counts;
+use super::thread_pool::{self, Failure};
 use super::volume::Volume;
 use crate::rate::Rate;
 use forebay_model::random::derive;
@@ -245,8 +245,8 @@ impl Subsystem {
 impl Site {
     /// Opens every source; touches no socket.
     pub fn open(config: Config, log: Log, began: Instant) -> Result<Site, Error> {
-        let cpus = crew::cpus(&config.cpus)?;
-        let threads = crew::threads(config.threads, &cpus);
+        let cpus = thread_pool::cpus(&config.cpus)?;
+        let threads = thread_pool::threads(config.threads, &cpus);
         let mut subsystems = Vec::new();
         for (index, given) in config.subsystems.iter().enumerate() {
             let mut volumes = Volumes::new();
@@ -303,7 +303,7 @@ impl Site {
     /// The thread that a connection goes to, which has one more from now on. `near`: the processor that takes its packets.
     pub fn seat(&self, near: Option<u32>) -> Option<&Arc<Mailbox>> {
         let loads: Vec<u32> = self.mailboxes().iter().map(|m| m.load.load(Ordering::Relaxed)).collect();
-        let mailbox = &self.mailboxes()[crew::choose(&loads, &self.cpus, near)?];
+        let mailbox = &self.mailboxes()[thread_pool::choose(&loads, &self.cpus, near)?];
         self.totals.connections.fetch_add(1, Ordering::Relaxed);
         self.totals.accepted.fetch_add(1, Ordering::Relaxed);
         mailbox.load.fetch_add(1, Ordering::Relaxed);

@@ -7,7 +7,6 @@ mod timers;
 
 use super::arena::Pool;
 use super::connection::Connection;
-use super::crew::{self, Hand};
 use super::lane::Finished;
 use super::lane::Lane;
 use super::link::Link;
@@ -15,6 +14,7 @@ use super::log::Level;
 use super::mail::{Letter, Mailbox, Newcomer, Way};
 use super::rdma::{Cards, Rdma};
 use super::site::{Seat, Site, Volumes};
+use super::thread_pool::{self, PoolWorker};
 use crate::clock;
 use crate::driver::threads;
 use crate::reactor::{memlock, Completion, Reactor, RingOptions};
@@ -75,7 +75,7 @@ pub struct Worker {
     pub(super) released: Vec<Handle>,
 }
 
-impl Hand for Worker {
+impl PoolWorker for Worker {
     type Letter = Letter;
 
     fn mailbox(&self) -> Arc<Mailbox<Letter>> {
@@ -109,7 +109,7 @@ impl Worker {
     /// Must be made by the thread that runs it.
     pub fn new(site: Arc<Site>, number: usize) -> Result<Worker, Error> {
         // Modelled drives and rates are kept to the microsecond.
-        threads::settle_in(crew::cpu_of(&site.cpus, number), None)?;
+        threads::settle_in(thread_pool::cpu_of(&site.cpus, number), None)?;
         let options = RingOptions { depth: RING_DEPTH, ..RingOptions::default() };
         let mut reactor = Reactor::with_ring(options).map_err(|e| {
             let next = "forebay doctor for the reason (sysctl kernel.io_uring_disabled)";

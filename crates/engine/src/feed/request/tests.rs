@@ -4,7 +4,7 @@ use proptest::prelude::*;
 proptest! {
     #[test]
     fn parts_hold_every_byte_once_and_fit_a_slot_or_a_window(
-        lengths in prop::collection::vec((0u64..20_000_000, 0usize..12_000_000), 0..40), hands in 1usize..17,
+        lengths in prop::collection::vec((0u64..20_000_000, 0usize..12_000_000), 0..40), workers in 1usize..17,
         long in prop::option::of((0u64..1 << 30, WINDOWED_BYTES_MIN..200 << 20)), gpu: bool, power in 24u32..28,
     ) {
         let window = 1u64 << power;
@@ -14,7 +14,7 @@ proptest! {
             let to = if gpu { Place::Device { gpu: 1, at } } else { Place::Host(at) };
             Range { file: 0, offset, bytes, to }
         }).collect();
-        let (pieces, parts) = cut(&ranges, hands, Some(window));
+        let (pieces, parts) = cut(&ranges, workers, Some(window));
         for pair in parts.windows(2) {
             let part = &pieces[pair[0] as usize..pair[1] as usize];
             prop_assert!(!part.is_empty() && part.len() <= PIECES_PER_PART);

@@ -11,8 +11,8 @@ use crate::front::handover::{Message, FORMAT};
 use crate::front::port::Word;
 use crate::front::rpc::Door;
 use crate::front::worker::{Letter, STOP};
-use crate::serve::crew::{self, join_by};
 use crate::serve::log::Level;
+use crate::serve::thread_pool::{self, join_by};
 use forebay_model::Error;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -223,7 +223,7 @@ impl Gateway {
         id: u64,
         mut given: Given,
     ) -> Result<(ControllerState, Given), Error> {
-        let parts = crew::ask(&self.workers, |to| Letter::Keep(id, to), REPLY);
+        let parts = thread_pool::ask(&self.workers, |to| Letter::Keep(id, to), REPLY);
         if parts.len() != self.workers.len() {
             return Err(Error::run(
                 name,

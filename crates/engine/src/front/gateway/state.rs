@@ -12,7 +12,7 @@ use super::Running;
 use super::State;
 use super::Subsystem;
 use crate::clock;
-use crate::serve::crew::join_by;
+use crate::serve::thread_pool::join_by;
 use forebay_model::Error;
 
 impl State {

@@ -15,7 +15,7 @@ use crate::clock;
 use crate::driver::threads;
 use crate::reactor::{memlock, Reactor, RingOptions};
 use crate::serve::config::Namespace;
-use crate::serve::crew::Failure;
+use crate::serve::thread_pool::Failure;
 use crate::serve::volume::Volume;
 use forebay_model::Error;
 pub use node::delete;

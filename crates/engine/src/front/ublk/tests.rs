@@ -13,7 +13,7 @@ use super::worker::{Setup, Throttle, Worker};
 use crate::arena::Mem;
 use crate::reactor::{Reactor, RingOptions, Waker};
 use crate::serve::config::Namespace;
-use crate::serve::crew::Failure;
+use crate::serve::thread_pool::Failure;
 use crate::serve::volume::Volume;
 use forebay_model::random::Xoshiro256;
 use std::collections::VecDeque;

@@ -1,11 +1,11 @@
-//! cuFile's batches: each thread of the crew owns one, fills it with what waits,
+//! cuFile's batches: each thread of the thread pool owns one, fills it with what waits,
 //! and hands out its entries as they end.
 //!
 //! In compatibility mode each entry under way holds a host buffer of a small pool,
 //! and cuFileBatchIOSubmit waits for one for ever. So entries in flight are bounded
 //! by that pool, and only a thread of ours waits in the call, never the run.
 
-use super::crew::{Body, Shared, Task};
+use super::thread_pool::{Body, Shared, Task};
 use super::{ended, moves_payload, perform};
 use crate::clock;
 use crate::gpu::cufile::{Batch, BatchIo, Event};

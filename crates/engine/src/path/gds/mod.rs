@@ -4,13 +4,13 @@
 //! file is a queue. Whether bytes went direct is judged from cuFile's own counters.
 
 mod batch;
-mod crew;
 mod inline;
 mod row;
 mod session;
 mod station;
 mod straight;
 mod stream;
+mod thread_pool;
 mod verdict;
 
 pub use row::{judge_cufile, judge_run, Gds};

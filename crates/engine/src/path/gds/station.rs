@@ -2,10 +2,10 @@
 //! that its queues share.
 
 use super::batch::batch_by_batch;
-use super::crew::{call_by_call, Body, Crew, THREADS_MAX};
 use super::inline::InlineGds;
 use super::session::PAGE;
 use super::stream::{StreamGds, StreamWay, Streams};
+use super::thread_pool::{call_by_call, Body, ThreadPool, THREADS_MAX};
 use super::{Base, Session};
 use crate::gpu::cuda::Device;
 use crate::queue::Queue;
@@ -21,7 +21,7 @@ use std::sync::Arc;
 enum Means {
     /// The worker calls cuFile itself.
     Inline,
-    Crew(Arc<Crew>),
+    ThreadPool(Arc<ThreadPool>),
     Streams {
         streams: Rc<RefCell<Streams>>,
         together: u32,
@@ -63,9 +63,9 @@ impl Station {
         reactor: &mut Reactor,
     ) -> Result<Station, Error> {
         let job = duty.job;
-        let crew = |bodies: Vec<Body>, reactor: &mut Reactor| {
-            Crew::new(session.clone(), device, base.clone(), bodies, reactor)
-                .map(|crew| Means::Crew(Arc::new(crew)))
+        let pool = |bodies: Vec<Body>, reactor: &mut Reactor| {
+            ThreadPool::new(session.clone(), device, base.clone(), bodies, reactor)
+                .map(|pool| Means::ThreadPool(Arc::new(pool)))
         };
         let together = per_batch(job, duty.depth);
         let aligned = duty.whole_pages && is_aligned(job);
@@ -73,9 +73,9 @@ impl Station {
         let means = match job.cufile {
             CuFileMode::Sync if duty.depth == 1 && duty.plain => Means::Inline,
             CuFileMode::Sync => {
-                crew((0..duty.depth.clamp(1, THREADS_MAX)).map(|_| call_by_call()).collect(), reactor)?
+                pool((0..duty.depth.clamp(1, THREADS_MAX)).map(|_| call_by_call()).collect(), reactor)?
             }
-            CuFileMode::Batch => crew(batches(session, job, duty.depth)?, reactor)?,
+            CuFileMode::Batch => pool(batches(session, job, duty.depth)?, reactor)?,
             CuFileMode::Stream => {
                 let waits = duty.depth == 1 && duty.plain;
                 Means::Streams { streams: streams(duty.depth)?, together: 1, waits }
@@ -94,7 +94,7 @@ impl Station {
         let (session, base) = (self.session.clone(), self.base.clone());
         Ok(match &self.means {
             Means::Inline => Box::new(AtOnceQueue::new(InlineGds { session, file, base }, geometry)),
-            Means::Crew(crew) => Box::new(crew.queue(file, geometry)),
+            Means::ThreadPool(pool) => Box::new(pool.queue(file, geometry)),
             Means::Streams { streams, together, waits } => {
                 let way = StreamWay { together: *together, waits: *waits };
                 Box::new(StreamGds::new(session, file, base, geometry, streams.clone(), way))

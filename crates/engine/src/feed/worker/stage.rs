@@ -1,11 +1,11 @@
-//! What a hand works with: its slots and its GPUs.
+//! What a worker works with: its slots and its GPUs.
 
-use super::super::crew;
+use super::super::thread_pool;
 use super::super::SLOTS;
 use super::copy_failed;
-use super::Hand;
 use super::Outlet;
 use super::Stage;
+use super::Worker;
 use super::SLOT_BYTES_TRIED;
 use crate::arena::Arena;
 use forebay_model::job::Pages;
@@ -13,7 +13,7 @@ use forebay_model::Error;
 use std::sync::Arc;
 use std::sync::Mutex;
 
-impl Hand {
+impl Worker {
     /// `read`: the device doesn't read it any more.
     pub(super) fn give_slot_back(&mut self, slot: usize, read: bool) {
         let stage = self.stage.as_mut().expect("it gave the slot");
@@ -34,7 +34,7 @@ impl Hand {
         if let Some(at) = self.outlets.iter().position(|o| o.device.index() == gpu) {
             return Ok(at);
         }
-        let device = crew::device(gpu)?;
+        let device = thread_pool::device(gpu)?;
         let stream = device.stream().map_err(|why| copy_failed(gpu, &why))?;
         self.outlets.push(Outlet {
             device,

@@ -1,6 +1,6 @@
-//! Rows of a table: fetched by the GPU itself out of registered windows, or copied out of the mapping by this hand.
+//! Rows of a table: fetched by the GPU itself out of registered windows, or copied out of the mapping by this worker.
 
-use super::{copy_failed, wakes_this_thread, Flight, From, Hand};
+use super::{copy_failed, wakes_this_thread, Flight, From, Worker};
 use crate::copy::{self, Stores};
 use crate::feed::layout::{add, short, Run};
 use crate::feed::load;
@@ -24,7 +24,7 @@ const ROW_TAKES_BYTES: usize = 1500;
 /// So many rows ahead their first bytes are asked of memory: as long as it takes to answer.
 const AHEAD: usize = 8;
 
-/// Rows that this hand is to bring: the i-th of `numbers` to `to` + i × `row_bytes`.
+/// Rows that this worker is to bring: the i-th of `numbers` to `to` + i × `row_bytes`.
 #[derive(Clone, Copy)]
 struct Part<'a> {
     request: &'a Arc<Request>,
@@ -56,7 +56,7 @@ struct Launch<'a> {
     numbers_at: usize,
 }
 
-impl Hand {
+impl Worker {
     /// Reads the rows of a part; the stream that carries their copies, where they go to a GPU.
     pub(super) fn fill_rows(
         &mut self,

@@ -33,16 +33,16 @@ enum Answer {
     Failed(Error),
 }
 
-struct Hand {
+struct PoolThread {
     orders: Sender<Order>,
     thread: JoinHandle<()>,
 }
 
-pub struct Crew {
+pub struct ThreadPool {
     spec: Arc<CheckpointSpec>,
     shared: Arc<worker::Shared>,
     moved: Arc<Moved>,
-    hands: Vec<Hand>,
+    threads: Vec<PoolThread>,
     answers: Receiver<Answer>,
     kit: worker::Kit,
 }
@@ -63,14 +63,14 @@ impl StepRan {
     }
 }
 
-impl Crew {
+impl ThreadPool {
     pub fn start(
         spec: &CheckpointSpec,
         job: &JobSpec,
         target: Target,
         ground: &Ground,
         destination: Arc<Destination>,
-    ) -> Result<Crew, Error> {
+    ) -> Result<ThreadPool, Error> {
         let shared = Arc::new(worker::Shared {
             job: job.clone(),
             content_seeds: vec![ground.seed(1)],
@@ -87,12 +87,12 @@ impl Crew {
         let (sender, answers) = channel();
         let kit = worker::Kit { pages: "none", ..worker::Kit::default() };
         let spec = Arc::new(spec.clone());
-        let mut crew = Crew { spec, shared, moved: Arc::default(), hands: Vec::new(), answers, kit };
+        let mut pool = ThreadPool { spec, shared, moved: Arc::default(), threads: Vec::new(), answers, kit };
         for index in 0..job.workers {
-            crew.hire(index, sender.clone())?;
+            pool.hire(index, sender.clone())?;
         }
-        crew.await_ready()?;
-        Ok(crew)
+        pool.await_ready()?;
+        Ok(pool)
     }
 
     /// Ranks go round the workers.
@@ -123,12 +123,12 @@ impl Crew {
                 "fewer --workers; ulimit -u",
             )
         })?;
-        self.hands.push(Hand { orders, thread });
+        self.threads.push(PoolThread { orders, thread });
         Ok(())
     }
 
     fn await_ready(&mut self) -> Result<(), Error> {
-        for _ in 0..self.hands.len() {
+        for _ in 0..self.threads.len() {
             match self.answers.recv() {
                 Ok(Answer::Ready(kit)) => self.kit.add(kit),
                 Ok(Answer::Failed(e)) => return Err(e),
@@ -156,13 +156,13 @@ impl Crew {
             ground.begin(step)?;
         }
         let order = Order { way, step, seed: ground.seed(step), begin };
-        if self.hands.iter().any(|hand| hand.orders.send(order).is_err()) {
+        if self.threads.iter().any(|thread| thread.orders.send(order).is_err()) {
             return Err(gone());
         }
         let mut watch = Watch::new(self, order);
         let mut reports = Vec::new();
         let mut failed = None;
-        while reports.len() < self.hands.len() {
+        while reports.len() < self.threads.len() {
             match self.answers.recv_timeout(watch.patience()) {
                 Ok(Answer::Done(report)) => reports.push(*report),
                 Ok(Answer::Failed(e)) => return Err(e),
@@ -202,7 +202,7 @@ impl Crew {
 
     /// Lets the threads go, and gives back what they shared.
     pub fn end(mut self) -> (Target, Arc<Destination>) {
-        for Hand { orders, thread } in self.hands.drain(..) {
+        for PoolThread { orders, thread } in self.threads.drain(..) {
             drop(orders);
             let _ = thread.join();
         }
@@ -261,8 +261,8 @@ struct Watch {
 }
 
 impl Watch {
-    fn new(crew: &Crew, order: Order) -> Watch {
-        let interval = crew.shared.interval;
+    fn new(pool: &ThreadPool, order: Order) -> Watch {
+        let interval = pool.shared.interval;
         Watch {
             order,
             points: Vec::new(),
@@ -281,27 +281,27 @@ impl Watch {
             .max(Duration::from_millis(1))
     }
 
-    fn look(&mut self, crew: &Crew, observer: &mut dyn Observer) {
+    fn look(&mut self, pool: &ThreadPool, observer: &mut dyn Observer) {
         let now = clock::now();
         if now >= self.next_point {
             self.next_point = now + self.interval;
-            let point = self.point(crew, now);
-            observer.progress(&self.progress(crew, &point));
+            let point = self.point(pool, now);
+            observer.progress(&self.progress(pool, &point));
             self.points.push(point);
         }
         if now >= self.next_ask && !self.interrupted {
             self.next_ask = now + POLL;
             if observer.stop() {
                 self.interrupted = true;
-                crew.shared.stop.store(true, Ordering::Relaxed);
+                pool.shared.stop.store(true, Ordering::Relaxed);
             }
         }
     }
 
-    fn point(&mut self, crew: &Crew, now: Instant) -> Point {
+    fn point(&mut self, pool: &ThreadPool, now: Instant) -> Point {
         let t_s = now.duration_since(self.order.begin).as_secs_f64();
-        let bytes = crew.moved.bytes.load(Ordering::Relaxed);
-        let ios = crew.moved.ios.load(Ordering::Relaxed);
+        let bytes = pool.moved.bytes.load(Ordering::Relaxed);
+        let ios = pool.moved.ios.load(Ordering::Relaxed);
         let span = (t_s - self.before.0).max(1e-9);
         let point = Point {
             t_s,
@@ -313,17 +313,17 @@ impl Watch {
         point
     }
 
-    fn progress(&self, crew: &Crew, point: &Point) -> Progress {
+    fn progress(&self, pool: &ThreadPool, point: &Point) -> Progress {
         let (what, of, before) = match self.order.way {
-            Way::Write => ("write", crew.spec.writes, 0),
-            Way::Read => ("read", crew.spec.reads, crew.spec.writes),
+            Way::Write => ("write", pool.spec.writes, 0),
+            Way::Read => ("read", pool.spec.reads, pool.spec.writes),
         };
-        let here = crew.shared.targets[0].bytes.max(1);
+        let here = pool.shared.targets[0].bytes.max(1);
         let share = 100.0 * self.before.1 as f64 / here as f64;
         Progress {
             phase: Phase::Measure,
             repeat: before + self.order.step - 1,
-            repeats: crew.spec.writes + crew.spec.reads,
+            repeats: pool.spec.writes + pool.spec.reads,
             t_s: point.t_s,
             duration_s: None,
             gib_s: point.gib_s,

@@ -1,10 +1,10 @@
 //! The threads that do the reading: started when first needed, shared by all that is open in the process.
 
 use super::file::Reader;
-use super::hand::Hand;
 use super::numbers;
 use super::request::Request;
 use super::there;
+use super::worker::Worker;
 use crate::clock;
 use crate::gpu::cuda::{self, Device};
 use forebay_model::Error;
@@ -14,20 +14,20 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// More hands than this don't fill a link faster, and compete for the caches; only where each row is copied by a CPU,
+/// More workers than this don't fill a link faster, and compete for the caches; only where each row is copied by a CPU,
 /// all CPUs take part, up to `HANDS_ALL_MAX`.
-const HANDS_MAX: usize = 8;
+const WORKERS_MAX: usize = 8;
 const HANDS_ALL_MAX: usize = 64;
 /// So long after a part was last begun nobody reads, and files that were read one time are let go of.
 const QUIET: Duration = Duration::from_millis(200);
 
-struct Crew {
-    /// Threads don't survive a fork: a child's first request finds a crew of another process.
+struct ThreadPool {
+    /// Threads don't survive a fork: a child's first request finds a thread pool of another process.
     process: u32,
     todo: Mutex<Todo>,
-    /// Of the first `HANDS_MAX` hands, and of the others.
+    /// Of the first `WORKERS_MAX` workers, and of the others.
     more: [Condvar; 2],
-    hands: Mutex<Vec<JoinHandle<()>>>,
+    workers: Mutex<Vec<JoinHandle<()>>>,
     leaving: Mutex<Leaving>,
     /// Files are to be let go of at once.
     hurry: Condvar,
@@ -52,12 +52,12 @@ struct Todo {
     ending: bool,
 }
 
-/// Never freed once it is set: a fork may have left its locks held, and hands of it may still look at it.
-static CREW: AtomicPtr<Crew> = AtomicPtr::new(std::ptr::null_mut());
+/// Never freed once it is set: a fork may have left its locks held, and workers of it may still look at it.
+static POOL: AtomicPtr<ThreadPool> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Threads that the crew has, or will have, for most requests.
+/// Threads that the thread pool has, or will have, for most requests.
 pub fn threads() -> usize {
-    all_threads().min(HANDS_MAX)
+    all_threads().min(WORKERS_MAX)
 }
 
 /// Processors that this process may use.
@@ -66,37 +66,37 @@ fn all_threads() -> usize {
     *COUNT.get_or_init(|| std::thread::available_parallelism().map_or(2, |n| n.get()).min(HANDS_ALL_MAX))
 }
 
-fn crew() -> &'static Crew {
+fn pool() -> &'static ThreadPool {
     let process = std::process::id();
     loop {
-        let at = CREW.load(Ordering::Acquire);
+        let at = POOL.load(Ordering::Acquire);
         // SAFETY: what was stored is leaked on purpose.
-        if let Some(crew) = unsafe { at.as_ref() }.filter(|c| c.process == process) {
-            return crew;
+        if let Some(pool) = unsafe { at.as_ref() }.filter(|c| c.process == process) {
+            return pool;
         }
-        let new = Box::into_raw(Box::new(Crew::new(process)));
-        if CREW.compare_exchange(at, new, Ordering::AcqRel, Ordering::Acquire).is_err() {
+        let new = Box::into_raw(Box::new(ThreadPool::new(process)));
+        if POOL.compare_exchange(at, new, Ordering::AcqRel, Ordering::Acquire).is_err() {
             // SAFETY: nobody else saw it.
             drop(unsafe { Box::from_raw(new) });
         }
     }
 }
 
-/// Queues a request; its parts are read in order, as hands come free.
+/// Queues a request; its parts are read in order, as workers come free.
 pub fn submit(request: &Arc<Request>) -> Result<(), Error> {
     let parts = request.part_count();
     if parts == 0 {
         return Ok(());
     }
-    let crew = crew();
-    // Held, so that the crew doesn't end between being there and being told.
-    let _hands = crew.start(if request.is_for_all() { all_threads() } else { threads() })?;
-    let mut todo = crew.todo();
+    let pool = pool();
+    // Held, so that the thread pool doesn't end between being there and being told.
+    let _hands = pool.start(if request.is_for_all() { all_threads() } else { threads() })?;
+    let mut todo = pool.todo();
     todo.requests.push_back((request.clone(), 0));
     // No more are woken than have something to do.
     let usual = parts.min(todo.idle[0]);
     let others = if request.is_for_all() { (parts - usual).min(todo.idle[1]) } else { 0 };
-    for (more, count) in crew.more.iter().zip([usual, others]) {
+    for (more, count) in pool.more.iter().zip([usual, others]) {
         (0..count).for_each(|_| more.notify_one());
     }
     Ok(())
@@ -105,8 +105,8 @@ pub fn submit(request: &Arc<Request>) -> Result<(), Error> {
 /// Lets go of a file on a thread of its own, once nobody reads: unregistering what a GPU read takes the driver 7 ms a
 /// GiB, in which it registers nothing for the next file. At once where those that wait come to `most` bytes.
 pub(super) fn drop_aside(reader: Arc<Reader>, bytes: u64, most: u64) {
-    let crew = crew();
-    let mut leaving = crew.leaving();
+    let pool = pool();
+    let mut leaving = pool.leaving();
     leaving.threads.retain(|thread| !thread.is_finished());
     leaving.bytes += bytes;
     let wait = leaving.bytes <= most;
@@ -114,10 +114,10 @@ pub(super) fn drop_aside(reader: Arc<Reader>, bytes: u64, most: u64) {
     let started = std::thread::Builder::new().name(name).spawn(move || {
         settle_in();
         if wait {
-            crew.wait_until_quiet();
+            pool.wait_until_quiet();
         }
         drop(reader);
-        crew.leaving().bytes -= bytes;
+        pool.leaving().bytes -= bytes;
     });
     // Where there can be no thread, what it was given is dropped already.
     match started {
@@ -126,29 +126,29 @@ pub(super) fn drop_aside(reader: Arc<Reader>, bytes: u64, most: u64) {
     }
 }
 
-/// Ends the crew, once it has done what it was given: its threads, pinned slots and streams are given back, and what
+/// Ends the thread pool, once it has done what it was given: its threads, pinned slots and streams are given back, and what
 /// is let go of in the background is gone. The next request starts it anew.
 pub fn release() {
-    let crew = crew();
-    crew.let_go();
-    let mut hands = crew.hands.lock().expect("no holder panics");
-    crew.todo().ending = true;
-    crew.more.iter().for_each(Condvar::notify_all);
-    for hand in hands.drain(..) {
-        let _ = hand.join();
+    let pool = pool();
+    pool.let_go();
+    let mut workers = pool.workers.lock().expect("no holder panics");
+    pool.todo().ending = true;
+    pool.more.iter().for_each(Condvar::notify_all);
+    for worker in workers.drain(..) {
+        let _ = worker.join();
     }
-    crew.todo().ending = false;
+    pool.todo().ending = false;
     there::release();
     numbers::release();
 }
 
-impl Crew {
-    fn new(process: u32) -> Crew {
-        Crew {
+impl ThreadPool {
+    fn new(process: u32) -> ThreadPool {
+        ThreadPool {
             process,
             todo: Mutex::default(),
             more: [Condvar::new(), Condvar::new()],
-            hands: Mutex::default(),
+            workers: Mutex::default(),
             leaving: Mutex::default(),
             hurry: Condvar::new(),
         }
@@ -191,31 +191,31 @@ impl Crew {
     }
 
     fn start(&'static self, count: usize) -> Result<MutexGuard<'static, Vec<JoinHandle<()>>>, Error> {
-        let mut hands = self.hands.lock().expect("no holder panics");
-        while hands.len() < count {
-            let number = hands.len();
+        let mut workers = self.workers.lock().expect("no holder panics");
+        while workers.len() < count {
+            let number = workers.len();
             let name = format!("forebay-feed-{number}");
             let started = std::thread::Builder::new().name(name).spawn(move || self.work(number));
             match started {
-                Ok(hand) => hands.push(hand),
+                Ok(worker) => workers.push(worker),
                 // Fewer do it too.
-                Err(_) if !hands.is_empty() => break,
+                Err(_) if !workers.is_empty() => break,
                 Err(why) => {
                     return Err(Error::machine("threads to read with", why.to_string(), "ulimit -u"));
                 }
             }
         }
-        Ok(hands)
+        Ok(workers)
     }
 
     fn work(&self, number: usize) {
         settle_in();
-        let mut hand = Hand::default();
+        let mut worker = Worker::default();
         loop {
-            hand.reap(false);
-            match self.take(number >= HANDS_MAX, !hand.has_flights()) {
-                Next::Part(request, index) => hand.serve(&request, index),
-                Next::Nothing => hand.reap(true),
+            worker.reap(false);
+            match self.take(number >= WORKERS_MAX, !worker.has_flights()) {
+                Next::Part(request, index) => worker.serve(&request, index),
+                Next::Nothing => worker.reap(true),
                 Next::End => return,
             }
         }
@@ -319,15 +319,15 @@ mod tests {
             eprintln!("skipped: the system doesn't tell what is cached");
             return;
         }
-        let crew = Crew::new(std::process::id());
-        crew.todo().requests.extend([(plain.clone(), 0), (rows.clone(), 0)]);
+        let pool = ThreadPool::new(std::process::id());
+        pool.todo().requests.extend([(plain.clone(), 0), (rows.clone(), 0)]);
         let took = |next| match next {
             Next::Part(request, 0) => Some(request),
             _ => None,
         };
-        assert!(took(crew.take(true, false)).is_some_and(|request| Arc::ptr_eq(&request, &rows)));
-        assert!(matches!(crew.take(true, false), Next::Nothing));
-        assert!(took(crew.take(false, false)).is_some_and(|request| Arc::ptr_eq(&request, &plain)));
-        assert!(crew.todo().requests.is_empty());
+        assert!(took(pool.take(true, false)).is_some_and(|request| Arc::ptr_eq(&request, &rows)));
+        assert!(matches!(pool.take(true, false), Next::Nothing));
+        assert!(took(pool.take(false, false)).is_some_and(|request| Arc::ptr_eq(&request, &plain)));
+        assert!(pool.todo().requests.is_empty());
     }
 }

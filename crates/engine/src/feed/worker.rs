@@ -1,4 +1,4 @@
-//! One thread of the crew: its slots, its streams, and how it fills a part.
+//! One thread of the thread pool: its slots, its streams, and how it fills a part.
 
 mod fetch;
 mod stage;
@@ -61,7 +61,7 @@ impl Stage {
     }
 }
 
-/// One GPU, seen from this hand.
+/// One GPU, seen from this worker.
 struct Outlet {
     device: Arc<Device>,
     stream: Arc<Mutex<Stream>>,
@@ -90,7 +90,7 @@ struct Flight {
 }
 
 #[derive(Default)]
-pub struct Hand {
+pub struct Worker {
     loader: Loader,
     flights: VecDeque<Flight>,
     outlets: Vec<Outlet>,
@@ -98,10 +98,10 @@ pub struct Hand {
     bell: Option<Arc<Bell>>,
 }
 
-// SAFETY: a hand moves to its thread before it has any slot, and stays there.
-unsafe impl Send for Hand {}
+// SAFETY: a worker moves to its thread before it has any slot, and stays there.
+unsafe impl Send for Worker {}
 
-impl Hand {
+impl Worker {
     pub fn has_flights(&self) -> bool {
         !self.flights.is_empty()
     }
@@ -414,7 +414,7 @@ impl Hand {
     // What it works with ----------------------------------------------------------------------------
 }
 
-impl Drop for Hand {
+impl Drop for Worker {
     fn drop(&mut self) {
         self.drain();
         if let Some(stage) = self.stage.take() {

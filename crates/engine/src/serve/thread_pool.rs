@@ -16,7 +16,7 @@ const THREADS: usize = 8;
 const LOOK: Duration = Duration::from_millis(1);
 
 /// What one thread is; it is made by its thread, and stays there.
-pub trait Hand {
+pub trait PoolWorker {
     type Letter: Send + 'static;
 
     fn mailbox(&self) -> Arc<Mailbox<Self::Letter>>;
@@ -25,7 +25,7 @@ pub trait Hand {
 }
 
 /// Threads that work, and the mailbox of each.
-pub struct Crew<L> {
+pub struct ThreadPool<L> {
     pub mailboxes: Vec<Arc<Mailbox<L>>>,
     pub threads: Vec<JoinHandle<()>>,
 }
@@ -89,20 +89,20 @@ pub fn choose(loads: &[u32], cpus: &[u32], near: Option<u32>) -> Option<usize> {
 ///
 /// # Errors
 /// What `make` says of the first that couldn't be made; `Machine`: the system has no more threads.
-pub fn begin<H: Hand>(
+pub fn begin<H: PoolWorker>(
     name: &str,
     threads: usize,
     make: impl Fn(usize) -> Result<H, Error> + Clone + Send + 'static,
-) -> Result<Crew<H::Letter>, Error> {
+) -> Result<ThreadPool<H::Letter>, Error> {
     let (tell, told) = channel();
     let mut begun = Vec::new();
     for number in 0..threads {
         let (make, tell) = (make.clone(), tell.clone());
         let work = move || match make(number) {
-            Ok(hand) => {
-                let _ = tell.send(Ok((number, hand.mailbox())));
+            Ok(worker) => {
+                let _ = tell.send(Ok((number, worker.mailbox())));
                 drop(tell);
-                hand.run();
+                worker.run();
             }
             Err(e) => {
                 let _ = tell.send(Err(e));
@@ -115,7 +115,7 @@ pub fn begin<H: Hand>(
     if mailboxes.len() < threads {
         return Err(Error::machine("the threads", "one of them has ended", "threads = 1"));
     }
-    Ok(Crew { mailboxes: mailboxes.into_values().collect(), threads: begun })
+    Ok(ThreadPool { mailboxes: mailboxes.into_values().collect(), threads: begun })
 }
 
 /// Asks all threads for something, and has what came in time.

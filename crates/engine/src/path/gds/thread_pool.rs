@@ -73,7 +73,7 @@ impl Shared {
     }
 
     /// Fills `into` with up to `most` I/Os, waiting for the first, and for the others no longer than `patience`;
-    /// false when the crew is dismissed.
+    /// false when the thread pool is dismissed.
     pub fn take(&self, most: usize, patience: Duration, into: &mut Vec<Task>) -> bool {
         let mut work = self.work();
         while work.waiting.is_empty() {
@@ -115,23 +115,23 @@ impl Shared {
     }
 }
 
-pub struct Crew {
+pub struct ThreadPool {
     pub(super) shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
     waker: Arc<Waker>,
 }
 
-/// What a thread of the crew does until it is dismissed.
+/// What a thread of the thread pool does until it is dismissed.
 pub(super) type Body = Box<dyn FnOnce(&Shared) + Send>;
 
-impl Crew {
+impl ThreadPool {
     pub(super) fn new(
         session: Arc<Session>,
         device: &Arc<Device>,
         base: Base,
         bodies: Vec<Body>,
         reactor: &mut Reactor,
-    ) -> Result<Crew, Error> {
+    ) -> Result<ThreadPool, Error> {
         let shared = Arc::new(Shared {
             work: Mutex::default(),
             more: Condvar::new(),
@@ -141,27 +141,27 @@ impl Crew {
             base,
             session,
         });
-        let mut crew = Crew { shared, threads: Vec::new(), waker: reactor.waker()? };
+        let mut pool = ThreadPool { shared, threads: Vec::new(), waker: reactor.waker()? };
         for body in bodies {
-            let (shared, device) = (crew.shared.clone(), device.clone());
+            let (shared, device) = (pool.shared.clone(), device.clone());
             let start = move || match device.enter() {
                 Ok(()) => body(&shared),
                 Err(why) => refuse(&shared, &why.to_string()),
             };
             let builder = std::thread::Builder::new().name("cufile".into()).stack_size(STACK_BYTES);
-            // Dropping the crew ends those that are there already.
-            crew.threads.push(builder.spawn(start).map_err(no_thread)?);
+            // Dropping the thread pool ends those that are there already.
+            pool.threads.push(builder.spawn(start).map_err(no_thread)?);
         }
-        Ok(crew)
+        Ok(pool)
     }
 
-    /// A queue whose I/Os the crew does.
-    pub(super) fn queue(self: &Arc<Self>, file: GdsFile, geometry: Geometry) -> CrewQueue {
+    /// A queue whose I/Os the thread pool does.
+    pub(super) fn queue(self: &Arc<Self>, file: GdsFile, geometry: Geometry) -> PoolQueue {
         let outbox = Arc::new(Outbox {
             finished: Mutex::new(Vec::with_capacity(geometry.depth as usize)),
             waker: self.waker.clone(),
         });
-        CrewQueue { crew: self.clone(), file, geometry, outbox, pushed: Vec::new(), in_flight: 0 }
+        PoolQueue { pool: self.clone(), file, geometry, outbox, pushed: Vec::new(), in_flight: 0 }
     }
 }
 
@@ -196,7 +196,7 @@ fn no_thread(e: std::io::Error) -> Error {
     )
 }
 
-impl Drop for Crew {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.shared.work().closing = true;
         self.shared.more.notify_all();
@@ -210,9 +210,9 @@ impl Drop for Crew {
     }
 }
 
-/// A file through a crew.
-pub struct CrewQueue {
-    crew: Arc<Crew>,
+/// A file through a thread pool.
+pub struct PoolQueue {
+    pool: Arc<ThreadPool>,
     file: GdsFile,
     geometry: Geometry,
     outbox: Arc<Outbox>,
@@ -220,7 +220,7 @@ pub struct CrewQueue {
     in_flight: u32,
 }
 
-impl Queue for CrewQueue {
+impl Queue for PoolQueue {
     fn geometry(&self) -> Geometry {
         self.geometry
     }
@@ -234,8 +234,8 @@ impl Queue for CrewQueue {
             return Err(Full(io));
         }
         self.in_flight += 1;
-        self.crew.shared.session.count(&io);
-        self.crew.shared.forget((Arc::as_ptr(&self.outbox) as usize, io.tag));
+        self.pool.shared.session.count(&io);
+        self.pool.shared.forget((Arc::as_ptr(&self.outbox) as usize, io.tag));
         self.pushed.push(io);
         Ok(())
     }
@@ -247,10 +247,10 @@ impl Queue for CrewQueue {
         }
         let tasks =
             self.pushed.drain(..).map(|io| Task { file: self.file.clone(), io, outbox: self.outbox.clone() });
-        self.crew.shared.work().waiting.extend(tasks);
+        self.pool.shared.work().waiting.extend(tasks);
         match count {
-            1 => self.crew.shared.more.notify_one(),
-            _ => self.crew.shared.more.notify_all(),
+            1 => self.pool.shared.more.notify_one(),
+            _ => self.pool.shared.more.notify_all(),
         }
     }
 
@@ -266,7 +266,7 @@ impl Queue for CrewQueue {
     fn abandon(&mut self, tag: u32, _reactor: &mut Reactor) {
         let held = self.pushed.iter().position(|io| io.tag == tag).map(|at| self.pushed.remove(at));
         if held.is_none() && !self.take_back(tag) {
-            let shared = &self.crew.shared;
+            let shared = &self.pool.shared;
             shared.abandoned().push((Arc::as_ptr(&self.outbox) as usize, tag));
             shared.any_abandoned.store(true, Ordering::Release);
             return;
@@ -276,10 +276,10 @@ impl Queue for CrewQueue {
     }
 }
 
-impl CrewQueue {
+impl PoolQueue {
     /// True where it still waited for a thread.
     fn take_back(&self, tag: u32) -> bool {
-        let mut work = self.crew.shared.work();
+        let mut work = self.pool.shared.work();
         let ours = |t: &Task| t.io.tag == tag && Arc::ptr_eq(&t.outbox, &self.outbox);
         let at = work.waiting.iter().position(ours);
         at.and_then(|at| work.waiting.remove(at)).is_some()
