@@ -7,8 +7,8 @@ mod file;
 mod flow;
 mod ground;
 mod kit;
+mod results;
 mod thread_pool;
-mod told;
 mod worker;
 
 #[cfg(test)]
@@ -25,11 +25,11 @@ use forebay_model::checkpoint::{CheckpointSpec, Sizes};
 use forebay_model::job::{JobSpec, Op, PathKind, Sync, DEPTH_MAX};
 use forebay_model::Error;
 use ground::Ground;
+use results::Story;
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use thread_pool::ThreadPool;
-use told::Story;
 
 /// Where the ranks of several hosts wait for each other, before each checkpoint.
 pub trait Barrier: Send {
@@ -127,8 +127,8 @@ fn run_watched(
         }
         failed => failed,
     };
-    let context = told::Context { spec, job, reason, command, started, target, destination };
-    Ok(told::outcome(context, story, failed))
+    let context = results::Context { spec, job, reason, command, started, target, destination };
+    Ok(results::outcome(context, story, failed))
 }
 
 /// Everything that can fail before the first checkpoint.
