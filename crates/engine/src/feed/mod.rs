@@ -7,23 +7,23 @@
 //! caller sleeps, or goes on and asks later.
 
 mod file;
+mod gpu_numbers;
 mod layout;
 mod load;
 mod many;
 mod numbers;
 mod request;
 mod rows;
-mod there;
 mod thread_pool;
 mod windows;
 mod worker;
 
 pub use file::{Reader, Way};
+pub use gpu_numbers::{Given, GpuNumbers};
 pub use many::{read_files, sizes_of};
 pub use numbers::Copied;
 pub use request::{Place, Range, Report, Request};
 pub use rows::Layout;
-pub use there::{Given, There};
 pub use thread_pool::{device, device_of, release, submit, threads};
 
 /// What the workers of the thread pool read into and copy from: large enough for the link, small enough that all of them

@@ -1,9 +1,9 @@
 //! One call's worth of reading: what goes where, how far it is, how it ended.
 
 use super::file::{Reader, Stamp};
+use super::gpu_numbers::{Given, GpuNumbers};
 use super::numbers::Copied;
 use super::rows::{Fetch, Layout, Numbers, Table};
-use super::there::{Given, There};
 use super::{PAGE, PIECES_PER_PART, SLOT_BYTES, WINDOWED_BYTES_MIN};
 use crate::gpu::cuda::{Event, Stream};
 use forebay_model::Error;
@@ -199,7 +199,7 @@ impl Request {
         if !inside || given.count == 0 || to.gpu() != Some(given.gpu) || !whole() {
             return Ok(None);
         }
-        let Some(numbers) = There::take(given, limit)? else { return Ok(None) };
+        let Some(numbers) = GpuNumbers::take(given, limit)? else { return Ok(None) };
         let fetch = match reader.rows_for(to, given.count, layout.row_bytes) {
             Ok(Some(fetch @ Fetch::Gpu(_))) => fetch,
             other => {
@@ -209,7 +209,7 @@ impl Request {
         };
         let mut request = Request::new(Source::One { reader: reader.clone(), before }, &[], after, 1, None);
         request.table =
-            Some(Table { fetch, rows: numbers.len(), numbers: Numbers::There(numbers), layout, to });
+            Some(Table { fetch, rows: numbers.len(), numbers: Numbers::GpuNumbers(numbers), layout, to });
         let request = Arc::new(request);
         reader.note(&request);
         Ok(Some(request))
@@ -325,7 +325,7 @@ impl Request {
     fn end(&self, state: &mut State) {
         state.seconds = self.began.elapsed().as_secs_f64();
         state.streams.clear();
-        if let Some(Table { numbers: Numbers::There(numbers), .. }) = &self.table {
+        if let Some(Table { numbers: Numbers::GpuNumbers(numbers), .. }) = &self.table {
             numbers.give_back();
         }
         self.source.lock().expect("no holder panics").take();

@@ -1,9 +1,9 @@
 //! Rows of a file: fetched by a GPU itself out of registered windows, one launch for thousands of them, or copied out
 //! of the page cache by processors.
 
+use super::gpu_numbers::GpuNumbers;
 use super::numbers::Copied;
 use super::request::{Place, Range};
-use super::there::There;
 use super::windows::{Gathered, Windows};
 use crate::gpu::kernels::{Rows, ELSEWHERE};
 use crate::path::mapped::Bell;
@@ -141,14 +141,14 @@ pub(super) enum Fetch {
 pub(super) enum Numbers {
     Here(Copied),
     /// In the memory of the GPU that fetches the rows. None of them is `ELSEWHERE`.
-    There(There),
+    GpuNumbers(GpuNumbers),
 }
 
 impl Numbers {
     fn len(&self) -> usize {
         match self {
             Numbers::Here(all) => all.numbers().len(),
-            Numbers::There(there) => there.len(),
+            Numbers::GpuNumbers(there) => there.len(),
         }
     }
 }

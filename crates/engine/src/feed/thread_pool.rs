@@ -1,9 +1,9 @@
 //! The threads that do the reading: started when first needed, shared by all that is open in the process.
 
 use super::file::Reader;
+use super::gpu_numbers;
 use super::numbers;
 use super::request::Request;
-use super::there;
 use super::worker::Worker;
 use crate::clock;
 use crate::gpu::cuda::{self, Device};
@@ -138,7 +138,7 @@ pub fn release() {
         let _ = worker.join();
     }
     pool.todo().ending = false;
-    there::release();
+    gpu_numbers::release();
     numbers::release();
 }
 

@@ -2,13 +2,13 @@
 
 use super::{copy_failed, wakes_this_thread, Flight, From, Worker};
 use crate::copy::{self, Stores};
+use crate::feed::gpu_numbers::GpuNumbers;
 use crate::feed::layout::{add, short, Run};
 use crate::feed::load;
 use crate::feed::request::{Place, Range, Request, Source};
 use crate::feed::rows::{
     append, here, repeats_pay, told_apart, Fetch, Layout, Numbers, Table, NUMBERS_BYTES,
 };
-use crate::feed::there::There;
 use crate::feed::windows::Windows;
 use crate::feed::{PIECES_PER_PART, SLOTS};
 use crate::gpu::cuda::{Cuda, Event, Stream};
@@ -69,7 +69,7 @@ impl Worker {
         let read;
         let numbers = match &table.numbers {
             Numbers::Here(all) => &all.numbers()[span],
-            Numbers::There(there) => match self.fetch_there(request, source, table, there, index)? {
+            Numbers::GpuNumbers(there) => match self.fetch_there(request, source, table, there, index)? {
                 Some(stream) => return Ok(Some(stream)),
                 None => {
                     read = there.read(span).map_err(|why| copy_failed(there.gpu(), &why))?;
@@ -183,7 +183,7 @@ impl Worker {
         request: &Arc<Request>,
         source: &Source,
         table: &Table,
-        numbers: &There,
+        numbers: &GpuNumbers,
         index: usize,
     ) -> Result<Option<Arc<Mutex<Stream>>>, Error> {
         let (Source::One { reader, .. }, Fetch::Gpu(kernel)) = (source, &table.fetch) else {

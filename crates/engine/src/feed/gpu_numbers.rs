@@ -37,20 +37,20 @@ pub struct Given {
 }
 
 /// A copy of them, 64 bits each.
-pub struct There {
+pub struct GpuNumbers {
     count: usize,
     device: Arc<Device>,
     /// How many were wrong, and then the numbers; None once nobody reads them any more.
     memory: Mutex<Option<DeviceMemory>>,
 }
 
-impl There {
+impl GpuNumbers {
     /// None where one is negative, or `limit` or more; where many come twice, whose rows would cross the link as often; or
     /// where there is no compiler for the kernel that looks.
     ///
     /// # Errors
     /// The GPU failed.
-    pub fn take(given: &Given, limit: u64) -> Result<Option<There>, Error> {
+    pub fn take(given: &Given, limit: u64) -> Result<Option<GpuNumbers>, Error> {
         let device = thread_pool::device(given.gpu)?;
         let Ok(kernel) = Numbers::open(&device) else { return Ok(None) };
         let failed = |why: crate::gpu::cuda::CudaError| {
@@ -59,7 +59,7 @@ impl There {
         };
         let memory = room(&device, (given.count + 1) * NUMBER_BYTES).map_err(failed)?;
         let seen = look(&kernel, &device, given, limit, memory.address()).map_err(failed)?;
-        let there = There { count: given.count, device, memory: Mutex::new(Some(memory)) };
+        let there = GpuNumbers { count: given.count, device, memory: Mutex::new(Some(memory)) };
         if seen[0] > 0 || many_repeat(&seen[1..]) {
             there.give_back();
             return Ok(None);
