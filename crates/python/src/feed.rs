@@ -227,10 +227,11 @@ impl Pending {
     }
 
     /// A descriptor that becomes readable at the end; the caller closes it.
-    fn bell(&self, py: Python<'_>) -> PyResult<i32> {
+    fn wakeup(&self, py: Python<'_>) -> PyResult<i32> {
         let next = "ulimit -n 1048576";
-        let bell = self.request.bell();
-        bell.map(IntoRawFd::into_raw_fd)
+        let wakeup = self.request.wakeup();
+        wakeup
+            .map(IntoRawFd::into_raw_fd)
             .map_err(|e| raise(py, Error::machine("await a read", e.to_string(), next)))
     }
 }

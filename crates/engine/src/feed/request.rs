@@ -93,7 +93,7 @@ struct State {
     /// Streams that carry copies of it.
     streams: Vec<Arc<Mutex<Stream>>>,
     /// Eventfds to be rung at the end.
-    bells: Vec<OwnedFd>,
+    wakeups: Vec<OwnedFd>,
 }
 
 pub struct Request {
@@ -329,8 +329,8 @@ impl Request {
             numbers.give_back();
         }
         self.source.lock().expect("no holder panics").take();
-        for bell in state.bells.drain(..) {
-            let _ = rustix::io::write(&bell, &1u64.to_ne_bytes());
+        for wakeup in state.wakeups.drain(..) {
+            let _ = rustix::io::write(&wakeup, &1u64.to_ne_bytes());
         }
         self.changed.notify_all();
     }
@@ -423,15 +423,15 @@ impl Request {
     }
 
     /// An eventfd that becomes readable at the end; the caller's to close.
-    pub fn bell(&self) -> std::io::Result<OwnedFd> {
-        let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
+    pub fn wakeup(&self) -> std::io::Result<OwnedFd> {
+        let wakeup = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
         let mut state = self.state();
         if state.done >= self.part_count() {
-            rustix::io::write(&bell, &1u64.to_ne_bytes())?;
+            rustix::io::write(&wakeup, &1u64.to_ne_bytes())?;
         } else {
-            state.bells.push(rustix::io::fcntl_dupfd_cloexec(&bell, 0)?);
+            state.wakeups.push(rustix::io::fcntl_dupfd_cloexec(&wakeup, 0)?);
         }
-        Ok(bell)
+        Ok(wakeup)
     }
 }
 

@@ -6,7 +6,7 @@ use super::numbers::Copied;
 use super::request::{Place, Range};
 use super::windows::{Gathered, Windows};
 use crate::gpu::kernels::{Rows, ELSEWHERE};
-use crate::path::mapped::Bell;
+use crate::path::mapped::Wakeup;
 use crate::Error;
 use std::ops::{Range as Span, RangeInclusive};
 use std::path::Path;
@@ -205,7 +205,7 @@ impl Layout {
         windows: &Windows,
         numbers: &[u64],
         to: Place,
-        bell: &Arc<Bell>,
+        wakeup: &Arc<Wakeup>,
         go_on: impl FnMut() -> bool,
         laid: &mut [u64],
     ) -> (Option<Gathered>, Vec<Range>) {
@@ -224,7 +224,7 @@ impl Layout {
             of(*number).for_each(|window| bytes[window] += self.row_bytes as u64);
         }
         let wanted: Vec<(u32, u64)> = (0u32..).zip(bytes).filter(|(_, bytes)| *bytes > 0).collect();
-        let held = windows.hold_all(&wanted, bell, go_on);
+        let held = windows.hold_all(&wanted, wakeup, go_on);
         let mut ready = vec![false; windows.count() as usize];
         for window in held.iter().flat_map(|held| &held.numbers) {
             ready[*window as usize] = true;

@@ -3,7 +3,7 @@
 use crate::gpu::cuda::Device;
 use crate::machine;
 use crate::path::mapped::{
-    window_bytes, Bell, DevicePinner, Limits, MappedFile, Phase, Registry, LEAST_BYTES,
+    window_bytes, DevicePinner, Limits, MappedFile, Phase, Registry, Wakeup, LEAST_BYTES,
 };
 use crate::source::file::FileTarget;
 use forebay_model::Error;
@@ -50,11 +50,16 @@ impl Windows {
 
     /// Waits until a window may be read, and holds it; None where its bytes must go another way. `go_on` is asked
     /// meanwhile. Ends with `queued`, once its copy is.
-    pub fn hold(&self, offset: u64, bell: &Arc<Bell>, mut go_on: impl FnMut() -> bool) -> Option<Held<'_>> {
+    pub fn hold(
+        &self,
+        offset: u64,
+        wakeup: &Arc<Wakeup>,
+        mut go_on: impl FnMut() -> bool,
+    ) -> Option<Held<'_>> {
         let number = self.file.window_of(offset);
         let window = self.file.window(number);
         window.hold();
-        let mut phase = self.registry.ask(&self.file, number, true, Some(bell));
+        let mut phase = self.registry.ask(&self.file, number, true, Some(wakeup));
         while phase == Phase::Pending && go_on() {
             std::thread::park_timeout(LOOK_AGAIN);
             phase = window.phase();
@@ -68,7 +73,7 @@ impl Windows {
             }
             _ => {
                 window.release();
-                self.registry.answered(bell);
+                self.registry.answered(wakeup);
                 None
             }
         }
@@ -113,7 +118,7 @@ impl Windows {
     pub fn hold_all(
         &self,
         wanted: &[(u32, u64)],
-        bell: &Arc<Bell>,
+        wakeup: &Arc<Wakeup>,
         mut go_on: impl FnMut() -> bool,
     ) -> Option<Gathered> {
         let phase = |number: &u32| self.file.window(*number).phase();
@@ -124,7 +129,7 @@ impl Windows {
                 _ => self.registry.pays(&self.file, *number, *bytes, false),
             };
             if asks {
-                self.registry.ask(&self.file, *number, false, Some(bell));
+                self.registry.ask(&self.file, *number, false, Some(wakeup));
             }
         }
         while wanted.iter().any(|(number, _)| phase(number) == Phase::Pending) && go_on() {
@@ -133,7 +138,7 @@ impl Windows {
         let held = wanted.iter().map(|(number, _)| *number).filter(|n| self.hold_ready(*n)).collect();
         let settled = self.settled(held);
         if settled.is_none() {
-            self.registry.answered(bell);
+            self.registry.answered(wakeup);
         }
         settled
     }
@@ -165,12 +170,12 @@ impl Windows {
     }
 
     /// Queues what reads windows that are held, with the registrar out of the way.
-    pub fn queue<T>(&self, bell: &Bell, read: impl FnOnce() -> T) -> T {
+    pub fn queue<T>(&self, wakeup: &Wakeup, read: impl FnOnce() -> T) -> T {
         let done = {
             let _turn = self.registry.turns().enter();
             read()
         };
-        self.registry.answered(bell);
+        self.registry.answered(wakeup);
         done
     }
 
@@ -198,8 +203,8 @@ pub(super) struct Held<'a> {
 
 impl Held<'_> {
     /// Queues its copy, with the registrar out of the way.
-    pub fn queue<T>(&self, bell: &Bell, copy: impl FnOnce() -> T) -> T {
-        self.windows.queue(bell, copy)
+    pub fn queue<T>(&self, wakeup: &Wakeup, copy: impl FnOnce() -> T) -> T {
+        self.windows.queue(wakeup, copy)
     }
 }
 

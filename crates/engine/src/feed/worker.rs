@@ -13,7 +13,7 @@ use super::windows::{Gathered, Windows};
 use super::SLOT_BYTES;
 use crate::arena::Arena;
 use crate::gpu::cuda::{Cuda, CudaError, Device, DeviceMemory, Event, Registered, Stream};
-use crate::path::mapped::Bell;
+use crate::path::mapped::Wakeup;
 use forebay_model::Error;
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -95,7 +95,7 @@ pub struct Worker {
     flights: VecDeque<Flight>,
     outlets: Vec<Outlet>,
     stage: Option<Stage>,
-    bell: Option<Arc<Bell>>,
+    wakeup: Option<Arc<Wakeup>>,
 }
 
 // SAFETY: a worker moves to its thread before it has any slot, and stays there.
@@ -332,14 +332,14 @@ impl Worker {
             return Ok(false);
         };
         let Some(windows) = reader.windows() else { return Ok(false) };
-        let bell = self.bell.get_or_insert_with(wakes_this_thread).clone();
+        let wakeup = self.wakeup.get_or_insert_with(wakes_this_thread).clone();
         let meanwhile = || {
             self.reap(false);
             !request.is_dropped()
         };
-        let Some(held) = windows.hold(piece.offset, &bell, meanwhile) else { return Ok(false) };
+        let Some(held) = windows.hold(piece.offset, &wakeup, meanwhile) else { return Ok(false) };
         let outlet = &mut self.outlets[outlet];
-        let queued = held.queue(&bell, || {
+        let queued = held.queue(&wakeup, || {
             let stream = outlet.stream.lock().expect("no holder panics");
             // SAFETY: the window holds the piece, and stays registered until it is released, after the event below;
             // the destination is its owner's promise.
@@ -424,9 +424,9 @@ impl Drop for Worker {
 }
 
 /// Rung by the registrar when a window was decided on.
-fn wakes_this_thread() -> Arc<Bell> {
+fn wakes_this_thread() -> Arc<Wakeup> {
     let thread = std::thread::current();
-    Bell::new(move || thread.unpark())
+    Wakeup::new(move || thread.unpark())
 }
 
 fn copy_failed(gpu: u32, why: &CudaError) -> Error {

@@ -146,14 +146,14 @@ impl Worker {
     fn queue_rows(&mut self, part: &Part, kernel: &Rows, outlet: usize) -> Result<Vec<Range>, Error> {
         let Source::One { reader, .. } = part.source else { unreachable!("tables are of one file") };
         let windows = reader.windows().expect("made before the request was").clone();
-        let bell = self.bell.get_or_insert_with(wakes_this_thread).clone();
+        let wakeup = self.wakeup.get_or_insert_with(wakes_this_thread).clone();
         let (slot, _) = self.free_slot(Some(outlet))?;
         let laid = self.numbers_in(slot, 0, part.numbers.len());
         let meanwhile = || {
             self.reap(false);
             !part.request.is_dropped()
         };
-        let (held, rest) = part.layout.lay(&windows, part.numbers, part.to, &bell, meanwhile, laid);
+        let (held, rest) = part.layout.lay(&windows, part.numbers, part.to, &wakeup, meanwhile, laid);
         let Some(held) = held else {
             self.give_slot_back(slot, true);
             return Ok(rest);
@@ -162,7 +162,7 @@ impl Worker {
         let fetched = here(part.numbers) * part.layout.row_bytes - elsewhere;
         let base = windows.base().wrapping_add(part.layout.start as usize);
         let launch = Launch { kernel, base, step: part.layout.step, slot, numbers_at: 0 };
-        match windows.queue(&bell, || self.launch(&launch, part, outlet)) {
+        match windows.queue(&wakeup, || self.launch(&launch, part, outlet)) {
             Ok(event) => {
                 let from = From::Rows(windows, held, Some(slot), part.request.clone());
                 self.fly(outlet, from, as_long_as(fetched, part.layout), event);
@@ -192,11 +192,11 @@ impl Worker {
         let (span, Place::Device { gpu, at: to }) = table.part(index) else { unreachable!("rows for a GPU") };
         let windows: Arc<Windows> = reader.windows().expect("made before the request was").clone();
         let (outlet, stream) = self.outlet_after(request, gpu)?;
-        let bell = self.bell.get_or_insert_with(wakes_this_thread).clone();
+        let wakeup = self.wakeup.get_or_insert_with(wakes_this_thread).clone();
         let Some(held) = windows.hold_whole() else { return Ok(None) };
         let Layout { start, step, row_bytes } = table.layout;
         let (base, rows) = (windows.base().wrapping_add(start as usize), span.len());
-        let queued = windows.queue(&bell, || {
+        let queued = windows.queue(&wakeup, || {
             let outlet = &mut self.outlets[outlet];
             let stream = outlet.stream.lock().expect("no holder panics");
             let at = numbers.address(span.start);

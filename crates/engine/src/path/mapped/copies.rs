@@ -16,7 +16,7 @@ impl MappedQueue {
     /// Queues copies from windows that are ready, if the file is still what it was when they were registered.
     pub(super) fn copy_ready(&mut self) {
         if self.ready.is_empty() {
-            return self.registry.answered(&self.bell);
+            return self.registry.answered(&self.wakeup);
         }
         let mut ready = std::mem::take(&mut self.ready);
         match self.registry.look(&self.file) {
@@ -28,7 +28,7 @@ impl MappedQueue {
                 }
             }
         }
-        self.registry.answered(&self.bell);
+        self.registry.answered(&self.wakeup);
         ready.clear();
         self.ready = ready;
     }

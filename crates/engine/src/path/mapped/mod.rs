@@ -17,7 +17,7 @@ mod turns;
 pub use file::{MappedFile, Phase, Window};
 pub use map::{DevicePinner, Pin, Pinner};
 pub use policy::{window_bytes, Key, Policy, Verdict};
-pub use registry::{Bell, Limits, Registry, LEAST_BYTES};
+pub use registry::{Limits, Registry, Wakeup, LEAST_BYTES};
 pub use row::Mapped;
 
 use super::Copier;
@@ -124,7 +124,7 @@ pub struct MappedQueue {
     staging: Staging,
     registry: Arc<Registry>,
     file: Arc<MappedFile>,
-    bell: Arc<Bell>,
+    wakeup: Arc<Wakeup>,
     geometry: Geometry,
     flights: Vec<Option<Flight>>,
     pieces: Vec<Piece>,
@@ -174,7 +174,7 @@ impl MappedQueue {
             bounce,
             staging,
             registry,
-            bell: Bell::new(move || waker.wake()),
+            wakeup: Wakeup::new(move || waker.wake()),
             geometry: Geometry { align: 1, mem_align: 1, ..target.geometry(depth) },
             file,
             flights: vec![None; depth as usize],
@@ -325,14 +325,14 @@ impl MappedQueue {
         }
     }
 
-    /// Holds the window until it is decided on; the bell rings then.
+    /// Holds the window until it is decided on; the wake-up is sent then.
     fn await_window(&mut self, id: u32) {
         let piece = &mut self.pieces[id as usize];
         piece.place = Place::Waiting;
         let window = piece.window;
         self.file.window(window).hold();
-        // Asked again under the lock: should it have been decided on just now, no bell would ring.
-        match self.registry.ask(&self.file, window, false, Some(&self.bell)) {
+        // Asked again under the lock: should it have been decided on just now, no wake-up would ring.
+        match self.registry.ask(&self.file, window, false, Some(&self.wakeup)) {
             Phase::Pending => self.unrouted.push_back(id),
             _ => self.route_one(id),
         }
@@ -471,6 +471,6 @@ impl Drop for MappedQueue {
             }
         }
         self.launched.iter().for_each(|rows| rows.release(&self.file));
-        self.registry.answered(&self.bell);
+        self.registry.answered(&self.wakeup);
     }
 }

@@ -49,15 +49,15 @@ pub struct Limits {
 }
 
 /// Tells one queue that a window it waits for was decided on.
-pub struct Bell {
+pub struct Wakeup {
     ring: Box<dyn Fn() + Send + Sync>,
     /// The registrar waits for the queue's turn.
     promised: AtomicBool,
 }
 
-impl Bell {
-    pub fn new(ring: impl Fn() + Send + Sync + 'static) -> Arc<Bell> {
-        Arc::new(Bell { ring: Box::new(ring), promised: AtomicBool::new(false) })
+impl Wakeup {
+    pub fn new(ring: impl Fn() + Send + Sync + 'static) -> Arc<Wakeup> {
+        Arc::new(Wakeup { ring: Box::new(ring), promised: AtomicBool::new(false) })
     }
 }
 
@@ -75,7 +75,7 @@ struct State {
     requests: VecDeque<Request>,
     /// Requests for windows that were found cached.
     prepared: VecDeque<Request>,
-    waiting: HashMap<Key, Vec<Arc<Bell>>>,
+    waiting: HashMap<Key, Vec<Arc<Wakeup>>>,
     pins: HashMap<Key, Box<dyn Pin>>,
     /// Registrations of files that changed, or left.
     doomed: Vec<Key>,
@@ -215,9 +215,9 @@ impl Registry {
         }
     }
 
-    /// Has a window registered, and with `streams` those behind it. The bell rings once it is decided what
+    /// Has a window registered, and with `streams` those behind it. The wake-up is sent once it is decided what
     /// becomes of it, if the answer is `Pending`.
-    pub fn ask(&self, file: &MappedFile, window: u32, streams: bool, bell: Option<&Arc<Bell>>) -> Phase {
+    pub fn ask(&self, file: &MappedFile, window: u32, streams: bool, wakeup: Option<&Arc<Wakeup>>) -> Phase {
         let mut state = self.shared.lock();
         self.shared.request(&mut state, file, window, streams);
         if streams {
@@ -230,11 +230,11 @@ impl Registry {
             }
         }
         let phase = file.window(window).phase();
-        if let (Phase::Pending, Some(bell)) = (phase, bell) {
+        if let (Phase::Pending, Some(wakeup)) = (phase, wakeup) {
             let key = Key { file: file.number, window };
-            let bells = state.waiting.entry(key).or_default();
-            if !bells.iter().any(|b| Arc::ptr_eq(b, bell)) {
-                bells.push(bell.clone());
+            let wakeups = state.waiting.entry(key).or_default();
+            if !wakeups.iter().any(|b| Arc::ptr_eq(b, wakeup)) {
+                wakeups.push(wakeup.clone());
             }
         }
         self.shared.asked.notify_one();
@@ -246,9 +246,9 @@ impl Registry {
         self.shared.look(file)
     }
 
-    /// What the registrar promised the bell's queue isn't needed any more.
-    pub fn answered(&self, bell: &Bell) {
-        if bell.promised.swap(false, Ordering::SeqCst) {
+    /// What the registrar promised the wake-up's queue isn't needed any more.
+    pub fn answered(&self, wakeup: &Wakeup) {
+        if wakeup.promised.swap(false, Ordering::SeqCst) {
             self.shared.turns.done();
         }
     }

@@ -120,11 +120,11 @@ impl Shared {
     }
 
     pub(super) fn tell(state: &mut State, key: Key, turns: &Turns) {
-        for bell in state.waiting.remove(&key).unwrap_or_default() {
-            if !bell.promised.swap(true, Ordering::SeqCst) {
+        for wakeup in state.waiting.remove(&key).unwrap_or_default() {
+            if !wakeup.promised.swap(true, Ordering::SeqCst) {
                 turns.promise();
             }
-            (bell.ring)();
+            (wakeup.ring)();
         }
     }
 
