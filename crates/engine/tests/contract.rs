@@ -36,7 +36,7 @@ use arena::{untouched, UNTOUCHED};
 use cases::{is_writable, noise, truth};
 use forebay_engine::arena::{Mem, Piece};
 use forebay_engine::doctor;
-use forebay_engine::path::{self, About, DataPath, Ends, Gear, Site, PATHS};
+use forebay_engine::path::{self, About, DataPath, Ends, QueueFactory, Site, PATHS};
 use forebay_engine::queue::{Full, Io, Op, Queue, Via};
 use forebay_engine::reactor::Reactor;
 use forebay_engine::source::fault::{FaultPlan, FaultQueue};
@@ -411,7 +411,7 @@ impl DataPath for Hollow {
         path::of(PathKind::Host).examined(verdicts)
     }
 
-    fn equip(&self, site: &Site, reactor: &mut Reactor) -> Result<Box<dyn Gear>, Error> {
+    fn equip(&self, site: &Site, reactor: &mut Reactor) -> Result<Box<dyn QueueFactory>, Error> {
         path::of(PathKind::Host).equip(site, reactor)
     }
 }

@@ -8,7 +8,7 @@ use crate::clock;
 use crate::driver::verify::{Contents, NameOf};
 use crate::driver::worker::{self, Shared, WorkerSpec};
 use crate::driver::worker_setup::{self, Memory};
-use crate::path::{self, Buffers, Copiers, Gear, Site, Under};
+use crate::path::{self, Buffers, Copiers, QueueFactory, Site, Under};
 use crate::queue::Queue;
 use crate::reactor::Reactor;
 use crate::source::fault::FaultQueue;
@@ -27,7 +27,7 @@ const FOLDER: u32 = 0;
 pub struct Kit {
     // Field order is drop order: queues go before the ring, and that before the memory that both point to.
     pub client: Client<Part>,
-    gear: Box<dyn Gear>,
+    factory: Box<dyn QueueFactory>,
     copiers: Copiers,
     pub reactor: Reactor,
     pub contents: Contents,
@@ -58,7 +58,7 @@ impl Kit {
         let targets = [folder];
         let site = memory.site(shared, device, &copiers, &targets, needs);
         let site = Site { beside: memory.beside_of(job.path), ..site };
-        let gear = path.equip(&site, &mut reactor)?;
+        let factory = path.equip(&site, &mut reactor)?;
         let (contents, content_on_host) =
             Contents::open(job, 0, names_of(spec.clone()), device, job.depth as usize)?;
         memory.fill_for_writes(job, index)?;
@@ -68,7 +68,7 @@ impl Kit {
             pages,
             slot_bytes,
             queues: 0,
-            ran: [(FOLDER, gear.ran())].into(),
+            ran: [(FOLDER, factory.ran())].into(),
             warning,
             content_on_host,
         };
@@ -77,7 +77,10 @@ impl Kit {
         let nothing = Part::nothing(now);
         let client =
             Client::new(job.depth, shared.destination.feeds_gpu(), nothing, |slot| memory.slot(slot));
-        Ok((Kit { client, gear, copiers, reactor, contents, memory, shared, index, needs, opened: 0 }, told))
+        Ok((
+            Kit { client, factory, copiers, reactor, contents, memory, shared, index, needs, opened: 0 },
+            told,
+        ))
     }
 
     /// Hands an I/O that has begun to its file's queue.
@@ -117,7 +120,7 @@ impl Kit {
         let targets = [&target];
         let site = self.memory.site(shared, device, &self.copiers, &targets, self.needs);
         let site = Site { beside: self.memory.beside_of(kind), ..site };
-        let queue = self.gear.queue(&target, &faults, &site, &mut self.reactor)?;
+        let queue = self.factory.queue(&target, &faults, &site, &mut self.reactor)?;
         Ok(self.client.add(queue))
     }
 

@@ -5,7 +5,7 @@ use super::worker::{Kit, Shared, WorkerSpec, BATCH_IO_BYTES_MAX};
 use crate::arena::{Arena, Mem};
 use crate::gpu::cuda::{Device, DeviceMemory, Pinned};
 use crate::machine;
-use crate::path::{self, Buffers, Copiers, Gear, Site, Under};
+use crate::path::{self, Buffers, Copiers, QueueFactory, Site, Under};
 use crate::queue::Queue;
 use crate::reactor::{memlock, Reactor, RingOptions};
 use crate::source::fault::FaultQueue;
@@ -70,25 +70,25 @@ pub fn of(spec: &WorkerSpec, shared: &Shared) -> Result<WorkerSetup, Error> {
     };
     let (mut queue_of, mut ran) = (vec![u32::MAX; shared.targets.len()], BTreeMap::new());
     let mut queues: Vec<Box<dyn Queue>> = Vec::new();
-    let mut gears: Vec<(PathKind, Box<dyn Gear>)> = Vec::new();
+    let mut factories: Vec<(PathKind, Box<dyn QueueFactory>)> = Vec::new();
     let site = memory.site(shared, device, &copiers, &targets, needs);
     for (t, target) in used.into_iter().zip(&targets) {
         let kind = target.route.path;
         let site = Site { beside: memory.beside_of(kind), at_work: buffers.at_work, ..site };
-        let known = gears.iter().position(|(of, _)| *of == kind);
+        let known = factories.iter().position(|(of, _)| *of == kind);
         let at = match known {
             Some(at) => at,
             None => {
-                gears.push((kind, path::of(kind).equip(&site, &mut reactor)?));
-                gears.len() - 1
+                factories.push((kind, path::of(kind).equip(&site, &mut reactor)?));
+                factories.len() - 1
             }
         };
-        let gear = &gears[at].1;
+        let factory = &factories[at].1;
         queue_of[t as usize] = queues.len() as u32;
-        ran.insert(t, gear.ran());
-        queues.push(gear.queue(target, &faults, &site, &mut reactor)?);
+        ran.insert(t, factory.ran());
+        queues.push(factory.queue(target, &faults, &site, &mut reactor)?);
     }
-    memory.kept.extend(gears.into_iter().filter_map(|(_, gear)| gear.kept()));
+    memory.kept.extend(factories.into_iter().filter_map(|(_, factory)| factory.kept()));
     let (pages, slot_bytes) = memory.pages();
     let kit = Kit {
         features: reactor.features().to_vec(),

@@ -4,7 +4,7 @@
 //! The staging buffers are pinned for the GPU and registered with the ring, so that neither stage pins pages for each
 //! I/O.
 
-use super::{About, Beside, DataPath, Ends, Gear, Layer, Refusal, Site};
+use super::{About, Beside, DataPath, Ends, Layer, QueueFactory, Refusal, Site};
 use crate::arena::{Arena, Mem};
 use crate::clock;
 use crate::gpu::Copier;
@@ -67,14 +67,14 @@ impl DataPath for Bounce {
         target.is_file() && target.files().iter().all(|(_, engine)| *engine == Engine::Map)
     }
 
-    fn equip(&self, _: &Site, _: &mut Reactor) -> Result<Box<dyn Gear>, Error> {
+    fn equip(&self, _: &Site, _: &mut Reactor) -> Result<Box<dyn QueueFactory>, Error> {
         Ok(Box::new(Bouncing))
     }
 }
 
 struct Bouncing;
 
-impl Gear for Bouncing {
+impl QueueFactory for Bouncing {
     fn ran(&self) -> &'static str {
         Bounce.name()
     }

@@ -1,6 +1,6 @@
 //! `host`: storage to host memory only, through the source's own queue.
 
-use super::{About, DataPath, Ends, Gear, Layer, Refusal, Site};
+use super::{About, DataPath, Ends, Layer, QueueFactory, Refusal, Site};
 use crate::machine::finding::{Check, State};
 use crate::machine::verdict::Verdicts;
 use crate::queue::Queue;
@@ -34,14 +34,14 @@ impl DataPath for Host {
         Ok((!job.gpus.is_empty()).then_some(refusal))
     }
 
-    fn equip(&self, _: &Site, _: &mut Reactor) -> Result<Box<dyn Gear>, Error> {
+    fn equip(&self, _: &Site, _: &mut Reactor) -> Result<Box<dyn QueueFactory>, Error> {
         Ok(Box::new(Straight))
     }
 }
 
 struct Straight;
 
-impl Gear for Straight {
+impl QueueFactory for Straight {
     fn ran(&self) -> &'static str {
         Host.name()
     }

@@ -15,7 +15,7 @@ pub use crate::gpu::Copier;
 pub use bounce::{BounceQueue, HostCopier};
 pub use buffers::{Buffers, Under};
 pub use destination::{limits, Destination};
-pub use site::{Copiers, Gear, Layer, Site};
+pub use site::{Copiers, Layer, QueueFactory, Site};
 
 use crate::gpu::cuda::Device;
 use crate::machine::finding::Check;
@@ -217,7 +217,11 @@ pub trait DataPath: Sync {
     }
 
     /// Sets up a worker's part of it, after its slots.
-    fn equip(&self, site: &Site, reactor: &mut crate::reactor::Reactor) -> Result<Box<dyn Gear>, Error>;
+    fn equip(
+        &self,
+        site: &Site,
+        reactor: &mut crate::reactor::Reactor,
+    ) -> Result<Box<dyn QueueFactory>, Error>;
 
     /// The means to read many files directly into GPUs, the first of which is `device`; None: the data passes through
     /// the host.

@@ -39,7 +39,7 @@ pub struct Site<'a> {
 pub type Layer<'a> = &'a dyn Fn(Box<dyn Queue>) -> Box<dyn Queue>;
 
 /// A path's part of one worker.
-pub trait Gear {
+pub trait QueueFactory {
     /// The path whose queues these are, for the record.
     fn ran(&self) -> &'static str;
 

@@ -181,10 +181,10 @@ impl Rig {
             at_work: depth,
             layered: true,
         };
-        let gear = row.equip(&site, &mut reactor).unwrap();
-        assert_eq!(gear.ran(), row.name(), "what runs under {} says that it is another path", row.name());
-        let queue = gear.queue(target, &|queue| layer(queue), &site, &mut reactor).unwrap();
-        let kept = gear.kept();
+        let factory = row.equip(&site, &mut reactor).unwrap();
+        assert_eq!(factory.ran(), row.name(), "what runs under {} says that it is another path", row.name());
+        let queue = factory.queue(target, &|queue| layer(queue), &site, &mut reactor).unwrap();
+        let kept = factory.kept();
         Rig {
             queue,
             reactor,

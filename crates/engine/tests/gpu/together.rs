@@ -68,8 +68,8 @@ impl Bench {
             layered: false,
         };
         let mut reactor = Reactor::without_ring();
-        let gear = row.equip(&site, &mut reactor).unwrap();
-        let queue = gear.queue(&target, &|queue| queue, &site, &mut reactor).unwrap();
+        let factory = row.equip(&site, &mut reactor).unwrap();
+        let queue = factory.queue(&target, &|queue| queue, &site, &mut reactor).unwrap();
         assert!(queue.takes_rows());
         Bench { queue, reactor, gpu, slot, _pin: pin, _beside: beside }
     }

@@ -10,7 +10,7 @@ use crate::machine::verdict::{Answer, Verdicts};
 use crate::path::auto::Known;
 use crate::path::mapped::Limits;
 use crate::path::straight::Means;
-use crate::path::{About, DataPath, Destination, Ends, Gear, Layer, Readers, Refusal, Settled, Site};
+use crate::path::{About, DataPath, Destination, Ends, Layer, QueueFactory, Readers, Refusal, Settled, Site};
 use crate::queue::Queue;
 use crate::reactor::Reactor;
 use crate::source::file::FileTarget;
@@ -184,7 +184,7 @@ impl DataPath for Gds {
     }
 
     /// A station, where anything goes through cuFile; the worker's memory is registered once.
-    fn equip(&self, site: &Site, reactor: &mut Reactor) -> Result<Box<dyn Gear>, Error> {
+    fn equip(&self, site: &Site, reactor: &mut Reactor) -> Result<Box<dyn QueueFactory>, Error> {
         let (Some(session), Some(device), Some(slots)) = (site.destination.cufile(), site.device, site.slots)
         else {
             return Ok(Box::new(Own { station: None, buffer: None }));
@@ -234,7 +234,7 @@ struct Own {
     buffer: Option<Buffer>,
 }
 
-impl Gear for Own {
+impl QueueFactory for Own {
     fn ran(&self) -> &'static str {
         Gds.name()
     }

@@ -8,7 +8,7 @@ use crate::machine::verdict::Verdicts;
 use crate::path::auto::{Known, Situation};
 use crate::path::straight::Means;
 use crate::path::{
-    About, Beside, BounceQueue, DataPath, Destination, Ends, Gear, Layer, Readers, Refusal, Site,
+    About, Beside, BounceQueue, DataPath, Destination, Ends, Layer, QueueFactory, Readers, Refusal, Site,
 };
 use crate::queue::Queue;
 use crate::reactor::Reactor;
@@ -137,7 +137,7 @@ impl DataPath for Mapped {
         Ok(Some(Arc::new(MappedMeans::open(device, limits)?)))
     }
 
-    fn equip(&self, site: &Site, _: &mut Reactor) -> Result<Box<dyn Gear>, Error> {
+    fn equip(&self, site: &Site, _: &mut Reactor) -> Result<Box<dyn QueueFactory>, Error> {
         let Some(aside) = site.beside else {
             let why = cuda::devices().1.unwrap_or_else(|| "no GPU".into());
             return Err(Error::machine("--path mapped", why, "forebay doctor; --path host needs no GPU"));
@@ -151,7 +151,7 @@ struct Aside {
     staging: Staging,
 }
 
-impl Gear for Aside {
+impl QueueFactory for Aside {
     fn ran(&self) -> &'static str {
         Mapped.name()
     }
