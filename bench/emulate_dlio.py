@@ -44,13 +44,13 @@ from side_by_side import (
     arguments,
     existing_folder,
     interleave,
+    judge,
     meanwhile,
     middle,
     publish,
     save,
     say,
     section,
-    settle,
     table,
     verdict,
 )
@@ -183,7 +183,7 @@ def costs(study: Study, data: Data) -> None:
     chosen = {name: {"shown": f"{few} H100"} for name in (PARSED, READ)}
     cell = Cell(case.name, contenders, bounds, ours=PARSED, chosen=chosen)
     figures, noise = interleave(cell, options.rounds, options.seconds, say)
-    settled = [settle(bound, cell, figures) for bound in bounds]
+    settled = [judge(bound, cell, figures) for bound in bounds]
     drawn = [line for line in table([(cell, figures, [])]).splitlines() if line.startswith("|")]
     rows = drawn if "costs" not in study.texts else drawn[2:]
     study.rows("costs", *rows, *study.peers.get(case.name, []))

@@ -37,12 +37,12 @@ from side_by_side import (
     Figure,
     Rounds,
     Unavailable,
+    judge,
     machine_card,
     publish,
     save,
     say,
     section,
-    settle,
     tables,
 )
 
@@ -257,7 +257,7 @@ def settled(cells: list[Asked], lines: Lines) -> list[tuple[Cell, Rounds, list[d
         whole = min(map(len, figures.values()))
         figures = {name: runs[:whole] for name, runs in figures.items()}
         cell = Cell(asked_for.name, [], asked_for.bounds, per="I/O", ours=asked_for.ours, lost=lost)
-        done.append((cell, figures, [settle(bound, cell, figures) for bound in cell.bounds]))
+        done.append((cell, figures, [judge(bound, cell, figures) for bound in cell.bounds]))
     return done
 
 

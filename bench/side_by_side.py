@@ -182,7 +182,7 @@ def find_depth(
 # What was found ------------------------------------------------------------------------------------
 
 
-def settle(bound: Bound, cell: Cell, figures: Rounds) -> dict[str, Any]:
+def judge(bound: Bound, cell: Cell, figures: Rounds) -> dict[str, Any]:
     """The ratio of each round, their median, and whether it holds."""
     name = bound.of or cell.ours
     against = [a for a in bound.against if a in figures]
@@ -355,7 +355,7 @@ def compare(title: str, options: argparse.Namespace, cells: Sequence[Callable[[]
     for build in cells:
         cell = build()
         figures, noise = interleave(cell, options.rounds, options.seconds, say)
-        settled = [settle(b, cell, figures) for b in cell.bounds]
+        settled = [judge(b, cell, figures) for b in cell.bounds]
         done.append((cell, figures, settled))
         commands = {c.name: shlex.join(c.command) for c in cell.contenders}
         runs = {n: [{**asdict(f), "gib_s": f.gib_s, "iops": f.iops} for f in fs] for n, fs in figures.items()}

@@ -31,7 +31,7 @@ from side_by_side import (  # noqa: E402
     Unavailable,
     find_depth,
     interleave,
-    settle,
+    judge,
     table,
     verdict,
 )
@@ -108,8 +108,8 @@ def test_all_of_them_keep_what_each_measured_and_end_with_the_worst(tmp_path: Pa
 def test_a_limit_may_be_a_figure_by_itself() -> None:
     cell = Cell("x", [], [], ours="bounce")
     figures = {"bounce": [figure(1)], "mapped": [figure(44, 20), figure(46, 30), figure(47, 95)]}
-    rate = settle(Bound("rate", (), at_least=45, of="mapped"), cell, figures)
-    cost = settle(Bound("cost", (), at_most=25, of="mapped"), cell, figures)
+    rate = judge(Bound("rate", (), at_least=45, of="mapped"), cell, figures)
+    cost = judge(Bound("cost", (), at_most=25, of="mapped"), cell, figures)
     assert rate["holds"] and not cost["holds"]
     assert "rate of mapped ≥ 45 GiB/s: 46.00 (44.00–47.00), holds" in verdict(cell, rate)
     assert "CPU of mapped ≤ 25 ms/GiB: 30.00" in verdict(cell, cost)
@@ -120,7 +120,7 @@ def test_a_contender_that_fails_midway_is_left_out_and_named() -> None:
     cell = Cell("x", [steady("forebay", figure(2)), broken], [])
     figures, _ = interleave(cell, 3, 0.1, lambda text: None)
     assert list(figures) == ["forebay"] and len(figures["forebay"]) == 3
-    told = settle(Bound("rate", ("broken",), at_least=1.0), cell, figures)
+    told = judge(Bound("rate", ("broken",), at_least=1.0), cell, figures)
     assert told["holds"] is None and "broken didn't run" in told["why"]
     assert "left out: broken: its GPU fell off" in table([(cell, figures, [told])])
 

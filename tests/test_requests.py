@@ -7,7 +7,7 @@ import math
 import pytest
 from forebay import run as engine
 from forebay.errors import RequestError
-from forebay.flags import fields, parse_settings, settle
+from forebay.flags import fields, parse_settings, set_field
 from forebay.units import format_bytes, parse_bytes, parse_percent, parse_seconds
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -75,7 +75,7 @@ def test_a_time_or_percentage_is_a_number_or_refused(text: str) -> None:
 def test_any_setting_is_settled_or_refused(field: str, value: object) -> None:
     job: dict[str, object] = {}
     try:
-        settle(job, field, value)
+        set_field(job, field, value)
     except RequestError as error:
         assert str(error) and not job
     else:
@@ -94,5 +94,5 @@ def test_settings_text_is_read_or_refused(text: str) -> None:
 
 def test_a_field_that_is_not_one_names_those_that_are() -> None:
     with pytest.raises(RequestError) as caught:
-        settle({}, "dept", "3")
+        set_field({}, "dept", "3")
     assert "dept" in str(caught.value) and "depth" in str(caught.value)

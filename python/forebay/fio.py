@@ -19,7 +19,7 @@ from forebay.fio_file import Section as Section
 from forebay.fio_file import expanded, sections
 from forebay.fio_job import CHECK as CHECK
 from forebay.fio_job import FioJob as FioJob
-from forebay.fio_job import among, running, settled
+from forebay.fio_job import among, resolved, running
 from forebay.fio_keys import ALIASES, DONE, ELSEWHERE, HARMLESS, HOLDS, REFUSED, TOLD
 
 
@@ -45,7 +45,7 @@ def jobs(path: str, lenient: bool = False) -> list[FioJob]:
         raise RequestError(
             path, "has no job section", "a fio job file with a section such as [read] below [global]"
         )
-    found = settled(found)
+    found = resolved(found)
     if not lenient:
         _refuse(path, found)
     return found

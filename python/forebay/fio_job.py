@@ -60,7 +60,7 @@ def among(job: FioJob, found: list[FioJob]) -> FioJob:
     return replace(job, notes=(*job.notes, f"runs together with {names}, in a process of its own, as in fio"))
 
 
-def settled(found: list[FioJob]) -> list[FioJob]:
+def resolved(found: list[FioJob]) -> list[FioJob]:
     """What only the whole file tells: a check has a turn of its own where nothing runs beside its section, and `exitall` in
     one section holds for all."""
     kept = list(found)

@@ -208,7 +208,7 @@ def duration_default_s() -> float:
     return float(run.tables()["duration_default_s"])
 
 
-def settle(job: dict[str, Any], name: str, value: Any) -> None:
+def set_field(job: dict[str, Any], name: str, value: Any) -> None:
     """Sets one field of `job` from its flag, setting or TOML spelling. Raises RequestError naming it."""
     if name in ("source", "sources"):
         job["sources"] = list(value) if isinstance(value, (list, tuple)) else [str(value)]
@@ -234,7 +234,7 @@ def parse_settings(text: str) -> dict[str, Any]:
         name, equals, value = word.partition("=")
         if not equals:
             raise RequestError(f"setting '{word}'", "has no value", "name=value, e.g. path=bounce depth=8")
-        settle(job, name.lstrip("-"), value)
+        set_field(job, name.lstrip("-"), value)
     return job
 
 
@@ -263,7 +263,7 @@ def job_from_flags(sources: tuple[str, ...] | list[str], values: dict[str, Any])
     for f in fields():
         value = values.pop(f.flag.replace("-", "_"), None)
         if value is not None and value != ():
-            settle(job, f.flag, value)
+            set_field(job, f.flag, value)
     if direct is not None and job["cache"] != "auto" and (job["cache"] == "bypass") != direct:
         asked = f"{'--direct' if direct else '--buffered'} --cache {job['cache']}"
         raise RequestError(asked, "contradict each other", "one of them")

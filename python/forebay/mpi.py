@@ -198,14 +198,14 @@ class World:
         go: Callable[..., Record],
         interrupt: Any,
         timeout_s: float,
-        settle: Callable[[], None] | None = None,
+        finish: Callable[[], None] | None = None,
     ) -> Record:
-        """`go(job)` on every rank from the same moment on; merged at rank 0. `settle` follows once this rank's part is kept."""
+        """`go(job)` on every rank from the same moment on; merged at rank 0. `finish` follows once this rank's part is kept."""
         self.stopped_by, self._started, self._interrupt = None, None, interrupt
         self._start_together()
         outcome = self._measure(job, go, interrupt)
-        if settle is not None:
-            settle()
+        if finish is not None:
+            finish()
         gathered = self._gather(outcome, timeout_s)
         if not self.lost and not self.gave_up:
             self._rest()

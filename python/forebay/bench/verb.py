@@ -217,12 +217,12 @@ def measure(task: Task, own: dict[str, Any], interrupt: Interrupt, world: Any = 
 
     watch = observer(task, own, world)
     listens = own["endpoint"]
-    settled = _settled(task.job) if listens is not None else task.job
+    resolved = _with_defaults(task.job) if listens is not None else task.job
 
     def observe(progress: dict[str, Any]) -> None:
         interrupt.raise_if_requested()
         if listens is not None:
-            listens.see(settled, task.name, progress)
+            listens.see(resolved, task.name, progress)
         if world is not None:
             world.watch(progress)
         watch(progress)
@@ -248,7 +248,7 @@ def measure(task: Task, own: dict[str, Any], interrupt: Interrupt, world: Any = 
         watch.close()
 
 
-def _settled(job: dict[str, Any]) -> dict[str, Any]:
+def _with_defaults(job: dict[str, Any]) -> dict[str, Any]:
     """With its defaults; what is wrong with it the run will say."""
     from forebay import run as engine
 

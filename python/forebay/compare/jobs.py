@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 # goes with the runs lets few pairs agree by chance. Computed at 98.5 %, from 8 pairs on, at least 94 % of intervals hold
 # the true ratio under any of them (tests/test_coverage.py simulates it).
 CONFIDENCE_WITH_STOPPING = 0.985
-SETTLE_S = 1.0
+WARM_UP_S = 1.0
 # Runs of a job until an I/O of it finishes.
 TRIES = 3
 
@@ -120,18 +120,18 @@ def _pairs(
     a: Subject, b: Subject, metric: Metric, limits: Limits, stages: Stages, done: list[PairRun]
 ) -> Any:
     began = time.monotonic()
-    _settle(a, b, metric, stages)
+    _warm_up(a, b, metric, stages)
     a_first = orders(limits.order_seed, limits.pairs_min)
     while not _enough(done, metric, limits, began):
         yield _pair(a, b, metric, next(a_first), len(done), limits, stages)
         stages.say(_line(done, metric, limits, time.monotonic() - began))
 
 
-def _settle(a: Subject, b: Subject, metric: Metric, stages: Stages) -> None:
+def _warm_up(a: Subject, b: Subject, metric: Metric, stages: Stages) -> None:
     """A short run of each that doesn't count: files are made, caches filled, errors met early."""
     for subject in (a, b):
         stages.begin(f"warm-up of {subject.name}", subject.job)
-        duration = min(SETTLE_S, subject.job.get("duration_s") or SETTLE_S)
+        duration = min(WARM_UP_S, subject.job.get("duration_s") or WARM_UP_S)
         brief = {} if counted() & subject.job.keys() else {"duration_s": duration, "warmup_s": 0.0}
         record = _run_that_finds(subject, stages, [], **brief)
         if metric.value(record["result"]) is None:

@@ -156,11 +156,11 @@ def run(world: World, spec: Spec, observe: Callable[[dict[str, Any]], None], int
         through = not record["result"].get("interrupted")
         return record
 
-    def settle() -> None:
+    def finish() -> None:
         world.gave_up = not barrier.finish(through)
 
     try:
-        record = world.conduct(mine, go, interrupt, GRACE_S, settle)
+        record = world.conduct(mine, go, interrupt, GRACE_S, finish)
     except RunError as error:
         _count_hosts(getattr(error, "record", None), hosts)
         raise

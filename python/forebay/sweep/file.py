@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import RequestError
-from forebay.flags import paths, settle
+from forebay.flags import paths, set_field
 from forebay.sweep.fabric import NEEDS
 
 FILE_BYTES_MAX = 1 << 20
@@ -170,7 +170,7 @@ class _Reader:
                     "is a list, but [job] holds what is common to all points",
                     "[matrix] for lists",
                 )
-            self._settle(job, "job", key, value)
+            self._set_field(job, "job", key, value)
         return job
 
     def _axes(self, where: str, table: dict[str, Any]) -> list[list[Setting]]:
@@ -183,18 +183,18 @@ class _Reader:
             axis: list[Setting] = []
             for value in values:
                 axis.append({})
-                self._settle(axis[-1], where, key, value)
+                self._set_field(axis[-1], where, key, value)
             axes.append(axis)
         return axes
 
-    def _settle(self, job: Setting, where: str, key: str, value: Any) -> None:
+    def _set_field(self, job: Setting, where: str, key: str, value: Any) -> None:
         parts = value if isinstance(value, list) else [value]
         if not all(isinstance(p, (str, int, float)) for p in parts):
             raise self._bad(
                 where, key, f"has a {type(parts[0]).__name__} for a value", "a string, a number, true or false"
             )
         try:
-            settle(job, key, value)
+            set_field(job, key, value)
         except RequestError as error:
             raise RequestError(
                 f"{self._place(where, key)}: {error.asked}", error.found, error.next

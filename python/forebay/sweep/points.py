@@ -169,7 +169,7 @@ def _alternating(points: list[Point], key: str, rounds: int) -> list[Point]:
 
 def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
     """`--set field=value`, each of which may hold one field."""
-    from forebay.flags import settle
+    from forebay.flags import set_field
 
     job: dict[str, Any] = {}
     for text in texts:
@@ -182,5 +182,5 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
                 f"'{name}' is not a field of a job",
                 f"one of {', '.join(f.flag for f in fields())}",
             )
-        settle(job, name, value)
+        set_field(job, name, value)
     return job

@@ -89,7 +89,7 @@ def _search(search: Search, runner: _Runner) -> int:
     """The exit code. What ends it before anything was measured is raised."""
     try:
         start = _start(search.axes, search.allowed)
-        runner.settle(start)
+        runner.create_files(start)
         search.run(start)
         if not any(search.probes.values()):
             failure = runner.failures[0]
@@ -195,7 +195,7 @@ class _Runner:
     def elapsed(self) -> float:
         return time.monotonic() - self._began
 
-    def settle(self, start: Setting) -> None:
+    def create_files(self, start: Setting) -> None:
         """Makes the files, outside the time of the search. Errors here are the request's own."""
         self.stages.begin("files are made")
         self._run(start, 0.2)

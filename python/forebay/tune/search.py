@@ -96,7 +96,7 @@ class Search:
             (0.78, self._confirm),
             (0.84, self._complete),
             (1.0, self._challenge),
-            (1.0, self._settle),
+            (1.0, self._complete_rounds),
         )
         for until, part in parts:
             self._until = until * self.seconds
@@ -231,7 +231,7 @@ class Search:
                 self._round(turn)
             self._complete()
 
-    def _settle(self) -> None:
+    def _complete_rounds(self) -> None:
         """The choice, the peak and the cheapest that just miss the share, there and back, until each has rounds enough:
         of many settings the highest is partly luck, and what is measured against it then falls short."""
         while self.anchor in self.confirmed:
