@@ -124,7 +124,7 @@ impl Arena {
         let slots_per_piece = (PIECE_BYTES_MAX / slot_bytes).max(1).min(count.max(1));
         let mapped_bytes =
             slot_bytes.checked_mul(count.max(1)).and_then(|b| b.checked_next_multiple_of(HUGE)).ok_or_else(
-                || Error::request("the buffers", "their size overflows", "a smaller --depth or --io-size"),
+                || Error::request("the buffers", "their size overflows", "a smaller ‹depth› or ‹io_bytes›"),
             )?;
         let given = match shared {
             true => shared_memory(mapped_bytes, pages).map(|(base, got, fd)| (base, got, Some(Arc::new(fd)))),
@@ -132,14 +132,14 @@ impl Arena {
         };
         let (base, got, fd) = given.map_err(|e| match pages {
             Pages::Hugetlb => Error::machine(
-                "--pages hugetlb",
+                "‹pages› hugetlb",
                 format!("no huge pages are available: {e}"),
-                format!("sysctl vm.nr_hugepages={} or --pages thp", mapped_bytes / HUGE),
+                format!("sysctl vm.nr_hugepages={} or ‹pages› thp", mapped_bytes / HUGE),
             ),
             _ => Error::machine(
                 format!("{count} buffers of {slot_bytes} bytes"),
                 format!("the system has no memory for them: {e}"),
-                "a smaller --depth, --workers or --io-size",
+                "a smaller ‹depth›, ‹workers› or ‹io_bytes›",
             ),
         })?;
         Ok(Arena { base, mapped_bytes, slot_bytes, count, slots_per_piece, got, registered: false, fd })

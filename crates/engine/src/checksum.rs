@@ -82,11 +82,11 @@ impl ChecksumSpec {
         })?;
         let workers = spec.workers.unwrap_or(1);
         if workers == 0 || workers > WORKERS_MAX {
-            let asked = format!("--workers {workers}");
-            return Err(Error::request(asked, format!("is not between 1 and {WORKERS_MAX}"), "--workers 8"));
+            let asked = format!("‹workers› {workers}");
+            return Err(Error::request(asked, format!("is not between 1 and {WORKERS_MAX}"), "‹workers› 8"));
         }
         if spec.host && spec.gpu.is_some() {
-            return Err(Error::request("--path host with --gpu", "the host has no GPU", "one of them"));
+            return Err(Error::request("‹path› host with ‹gpus›", "the host has no GPU", "one of them"));
         }
         if spec.files.is_empty() {
             return Err(Error::request("forebay checksum", "names no file", "forebay checksum FILE"));

@@ -182,10 +182,10 @@ fn warn(record: &mut FilesRecord) {
     }
     if let Some(share) = record.phases.iter().find_map(|p| p.resident_before.filter(|s| *s > CACHED_SHARE)) {
         let text = format!("{:.0} % of the content was in the page cache when reading began", 100.0 * share);
-        add("cached", text, "--cache drop, and a file system that doesn't live in memory");
+        add("cached", text, "‹cache› drop, and a file system that doesn't live in memory");
     }
     if record.phases.iter().any(|p| p.complete && p.seconds < 0.5) {
-        add("too_short", "a phase took less than half a second".into(), "more --files");
+        add("too_short", "a phase took less than half a second".into(), "more ‹files›");
     }
     if record.interrupted {
         add("interrupted", "the run was stopped before it was done".into(), "");
@@ -438,8 +438,8 @@ impl Work<'_> {
         }
         shared.stop.store(true, Relaxed);
         let found = format!("the system refuses more than {started} threads: {error}");
-        let asked = format!("--workers {}", self.site.workers);
-        let error = Error::machine(asked, found, "fewer --workers; ulimit -u; a container's pids limit");
+        let asked = format!("‹workers› {}", self.site.workers);
+        let error = Error::machine(asked, found, "fewer ‹workers›; ulimit -u; a container's pids limit");
         *shared.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
     }
 

@@ -341,7 +341,7 @@ impl Reactor {
         let fd = unsafe { libc::eventfd(0, flags) };
         if fd < 0 {
             let found = std::io::Error::last_os_error().to_string();
-            return Err(Error::machine("a wake descriptor", found, "ulimit -n 1048576, or fewer --workers"));
+            return Err(Error::machine("a wake descriptor", found, "ulimit -n 1048576, or fewer ‹workers›"));
         }
         // SAFETY: fd was just made and belongs to nobody else.
         Ok(self.waker.insert(Arc::new(Waker(unsafe { OwnedFd::from_raw_fd(fd) }))).clone())

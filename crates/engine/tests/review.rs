@@ -71,7 +71,7 @@ fn a_file_that_took_the_inode_of_ours_is_not_ours() {
     let text = fs::read_to_string(&list).unwrap();
     fs::write(&list, text.replace(&before.to_string(), &now.to_string())).unwrap();
     let error = go(&JobSpec { op: Op::Write, ..job(&file) }).unwrap_err();
-    assert!(error.next.contains("--overwrite"), "{error}");
+    assert!(error.next.contains("‹overwrite›"), "{error}");
     assert_eq!(fs::read(&file).unwrap(), vec![7u8; 1 << 20]);
 }
 
@@ -110,7 +110,7 @@ fn a_file_moved_under_our_name_while_files_are_made_stays_the_users() {
             assert!(error.found.contains("another file") && error.next.contains("ls -li"), "{error}");
         }
         let error = go(&JobSpec { op: Op::Write, ..job(&ours) }).unwrap_err();
-        assert!(error.next.contains("--overwrite"), "it isn't claimed: {error}");
+        assert!(error.next.contains("‹overwrite›"), "it isn't claimed: {error}");
         assert!(fs::read(&ours).unwrap() == precious);
     }
 }
@@ -130,7 +130,7 @@ fn what_was_copied_over_a_file_of_ours_is_the_users() {
     fs::copy(&users, &file).unwrap();
     let error = go(&write).unwrap_err();
     assert_eq!(error.kind, Kind::Request);
-    assert!(error.next.contains("--overwrite"), "{error}");
+    assert!(error.next.contains("‹overwrite›"), "{error}");
     assert_eq!(fs::read(&file).unwrap(), vec![7u8; 1 << 20]);
     let larger = JobSpec { create: true, file_bytes: Some(2 << 20), ..job(&file) };
     assert!(go(&larger).unwrap_err().found.contains("isn't as Forebay left it"));
@@ -138,7 +138,7 @@ fn what_was_copied_over_a_file_of_ours_is_the_users() {
     // Named, it is written to, and stays the user's.
     let named = JobSpec { overwrite: vec![file.display().to_string()], ..write.clone() };
     go(&named).unwrap();
-    assert!(go(&write).unwrap_err().next.contains("--overwrite"));
+    assert!(go(&write).unwrap_err().next.contains("‹overwrite›"));
 }
 
 #[test]
@@ -224,7 +224,7 @@ fn require_direct_asks_the_device_whether_it_moved() {
         return eprintln!("SKIPPED: no device is known below {}", holes.display());
     }
     let error = done.failure.expect("no device has seen these bytes");
-    assert!(error.asked == "--require-direct" && error.found.contains("the device moved"), "{error}");
+    assert!(error.asked == "‹require_direct›" && error.found.contains("the device moved"), "{error}");
     assert!(!error.next.is_empty());
 }
 
@@ -313,15 +313,15 @@ fn options_that_can_not_hold_are_refused_before_anything_is_made() {
         ..job(home.path().join("f"))
     };
     let cases = [
-        ("--sqpoll", JobSpec { sqpoll: true, engine: Engine::Pread, ..base() }),
-        ("--iopoll", JobSpec { iopoll: true, cache: Cache::Allow, ..base() }),
-        ("--iopoll", JobSpec { iopoll: true, op: Op::Write, sync: Sync::End, ..base() }),
-        ("--require-direct", JobSpec { require_direct: true, path: PathKind::Bounce, ..base() }),
-        ("--require-direct", JobSpec { require_direct: true, cache: Cache::Warm, ..base() }),
-        ("--gpu", JobSpec { gpus: vec![0], ..base() }),
-        ("--align", JobSpec { align_bytes: Some(512), ..base() }),
-        ("--io-size", JobSpec { io_bytes_step: Some(512), ..base() }),
-        ("--distribution", JobSpec { distribution: "zipf:1.1".into(), ..base() }),
+        ("‹sqpoll›", JobSpec { sqpoll: true, engine: Engine::Pread, ..base() }),
+        ("‹iopoll›", JobSpec { iopoll: true, cache: Cache::Allow, ..base() }),
+        ("‹iopoll›", JobSpec { iopoll: true, op: Op::Write, sync: Sync::End, ..base() }),
+        ("‹require_direct›", JobSpec { require_direct: true, path: PathKind::Bounce, ..base() }),
+        ("‹require_direct›", JobSpec { require_direct: true, cache: Cache::Warm, ..base() }),
+        ("‹gpus›", JobSpec { gpus: vec![0], ..base() }),
+        ("‹align_bytes›", JobSpec { align_bytes: Some(512), ..base() }),
+        ("‹io_bytes›", JobSpec { io_bytes_step: Some(512), ..base() }),
+        ("‹distribution›", JobSpec { distribution: "zipf:1.1".into(), ..base() }),
     ];
     for (flag, wrong) in cases {
         let error = go(&wrong).unwrap_err();
@@ -382,7 +382,7 @@ fn a_run_that_ends_inside_its_warm_up_has_measured_nothing() {
     let outcome = go(&JobSpec { warmup_s: Some(30.0), ..job("nil:?size=1m") }).unwrap();
     let failure = outcome.failure.unwrap();
     assert_eq!((failure.kind, outcome.record.result.ios), (Kind::Run, 0));
-    assert!(failure.next.contains("--warmup"));
+    assert!(failure.next.contains("‹warmup_s›"));
 }
 
 #[test]
@@ -398,7 +398,7 @@ fn pieces_that_direct_io_can_not_take_are_refused() {
         return;
     }
     let part = JobSpec { create: true, file_bytes: Some(100_001), ..direct(&a.display().to_string()) };
-    assert!(go(&part).unwrap_err().asked.contains("--file-size"));
+    assert!(go(&part).unwrap_err().asked.contains("‹file_bytes›"));
 }
 
 #[test]

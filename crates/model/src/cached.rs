@@ -14,7 +14,7 @@ const DIRECT_LEAST: f64 = 0.5;
 /// More of the data than this doesn't enter the page cache by direct I/O: others may look at a file's first blocks.
 const ENTERED_MOST: f64 = 0.05;
 
-const TO_MEASURE_THE_DRIVE: &str = "--cache bypass or --cache drop to measure the drive";
+const TO_MEASURE_THE_DRIVE: &str = "‹cache› bypass or ‹cache› drop to measure the drive";
 
 /// The warning `cached`, whatever the policy was; None where nothing shows that memory took part.
 pub fn judge(job: &Job, cache: &CacheState, result: &RunResult) -> Option<Warning> {
@@ -29,7 +29,7 @@ pub fn judge(job: &Job, cache: &CacheState, result: &RunResult) -> Option<Warnin
             .or_else(|| beforehand(cache, "stayed in the page cache when it was dropped"))
             .or_else(|| read_again(job, cache, result))
             .map(|text| {
-                (text, "--cache bypass; or one pass (--passes 1) over files that nothing else uses")
+                (text, "‹cache› bypass; or one pass (‹passes› 1) over files that nothing else uses")
             })?,
         "warm" => beforehand(cache, "was in the page cache").map(|text| (text, TO_MEASURE_THE_DRIVE))?,
         _ => by_device(cache, result)

@@ -105,10 +105,10 @@ impl FilesSpec {
             return refuse("DIR".into(), "no directory was given", "forebay files DIR");
         }
         if self.files == 0 || self.files > FILES_MAX {
-            return refuse(format!("--files {}", self.files), "must be 1 to 100,000,000", "--files 10000");
+            return refuse(format!("‹files› {}", self.files), "must be 1 to 100,000,000", "‹files› 10000");
         }
         if self.workers == 0 || self.workers > WORKERS_MAX {
-            return refuse(format!("--workers {}", self.workers), "must be 1 to 1024", "--workers 8");
+            return refuse(format!("‹workers› {}", self.workers), "must be 1 to 1024", "‹workers› 8");
         }
         if self.directories.is_some_and(|d| d == 0 || d > 1_000_000) {
             return refuse(
@@ -118,8 +118,8 @@ impl FilesSpec {
             );
         }
         if self.file_bytes.checked_mul(self.files).is_none_or(|all| all > i64::MAX as u64) {
-            let asked = format!("--file-size {} × --files {}", format_bytes(self.file_bytes), self.files);
-            return refuse(asked, "overflows (more than 8 EiB)", "--file-size 64k");
+            let asked = format!("‹file_bytes› {} × ‹files› {}", format_bytes(self.file_bytes), self.files);
+            return refuse(asked, "overflows (more than 8 EiB)", "‹file_bytes› 64k");
         }
         self.check_phases()
     }
@@ -211,10 +211,10 @@ mod tests {
     fn each_bound_is_refused_by_its_flag() {
         let cases = [
             ("DIR", FilesSpec::default()),
-            ("--files 0", FilesSpec { files: 0, ..spec() }),
-            ("--workers 0", FilesSpec { workers: 0, ..spec() }),
+            ("‹files› 0", FilesSpec { files: 0, ..spec() }),
+            ("‹workers› 0", FilesSpec { workers: 0, ..spec() }),
             ("--directories 0", FilesSpec { directories: Some(0), ..spec() }),
-            ("--file-size", FilesSpec { file_bytes: 1 << 62, ..spec() }),
+            ("‹file_bytes›", FilesSpec { file_bytes: 1 << 62, ..spec() }),
         ];
         for (flag, spec) in cases {
             let error = spec.check().unwrap_err();

@@ -154,9 +154,9 @@ impl Pair {
         match text.split_once('=').and_then(|(gpu, source)| Some((gpu.trim().parse().ok()?, source))) {
             Some((gpu, source)) if !source.is_empty() => Ok(Pair { gpu, source: source.into() }),
             _ => Err(Error::request(
-                format!("--pair {text}"),
+                format!("‹pairs› {text}"),
                 "is not a GPU's number, an equals sign and a source",
-                "--pair 0=/dev/nvme0n1",
+                "‹pairs› 0=/dev/nvme0n1",
             )),
         }
     }
@@ -166,7 +166,7 @@ impl Pair {
 fn settle_mix(fields: &mut Map<String, Value>) -> Result<(), Error> {
     let Some(Value::String(text)) = fields.get("io_mix") else { return Ok(()) };
     let mix = IoMix::parse(text)?;
-    let asked = format!("--io-size with --io-mix {text}");
+    let asked = format!("‹io_bytes› with ‹io_mix› {text}");
     for (key, bytes) in
         [("io_bytes", mix.least()), ("io_bytes_max", mix.most()), ("io_bytes_step", mix.step())]
     {

@@ -297,23 +297,23 @@ impl PatternSpec {
         let largest = self.io_bytes_max.unwrap_or(self.io_bytes);
         if self.io_bytes == 0 || largest > IO_BYTES_MAX || largest < self.io_bytes {
             return refuse(
-                format!("--io-size {}:{largest}", self.io_bytes),
+                format!("‹io_bytes› {}:{largest}", self.io_bytes),
                 "must be 1 byte to 1 GiB, the least first",
-                "--io-size 1m",
+                "‹io_bytes› 1m",
             );
         }
         if self.io_bytes_step == Some(0) {
             return refuse(
-                "--io-size step 0".into(),
+                "‹io_bytes› step 0".into(),
                 "the step must be at least 1 byte",
-                "--io-size 4k:1m:4k",
+                "‹io_bytes› 4k:1m:4k",
             );
         }
         if self.align == 0 {
-            return refuse("--align 0".into(), "must be at least 1 byte", "--align 4k");
+            return refuse("‹align_bytes› 0".into(), "must be at least 1 byte", "‹align_bytes› 4k");
         }
         if self.read_pct > 100 {
-            return refuse(format!("--read-pct {}", self.read_pct), "must be 0 to 100", "--read-pct 70");
+            return refuse(format!("‹read_pct› {}", self.read_pct), "must be 0 to 100", "‹read_pct› 70");
         }
         self.check_spans()?;
         self.check_order()
@@ -331,7 +331,7 @@ impl PatternSpec {
                     return Err(Error::request(
                         format!("{} bytes from {} of target {}", span.bytes, span.start, span.target),
                         "overflows (more than 8 EiB in all)",
-                        "a smaller --file-size",
+                        "a smaller ‹file_bytes›",
                     ))
                 }
             };
@@ -340,7 +340,7 @@ impl PatternSpec {
             return Err(Error::request(
                 "the data",
                 "has no bytes to read or write",
-                "a larger --file-size or a smaller --start",
+                "a larger ‹file_bytes› or a smaller ‹start_bytes›",
             ));
         }
         Ok(())
@@ -350,22 +350,22 @@ impl PatternSpec {
         let refuse = |asked: String, found: &str, next: &str| Err(Error::request(asked, found, next));
         if let Distribution::Zipf(theta) = self.distribution {
             if !(theta > 0.0 && theta < 3.0) {
-                let asked = format!("--distribution zipf:{theta}");
-                return refuse(asked, "the exponent must lie between 0 and 3", "--distribution zipf:1.1");
+                let asked = format!("‹distribution› zipf:{theta}");
+                return refuse(asked, "the exponent must lie between 0 and 3", "‹distribution› zipf:1.1");
             }
         }
         if self.distribution != Distribution::Uniform {
             let asked = String::from(match self.distribution {
-                Distribution::Zipf(_) => "--distribution zipf",
-                Distribution::Zoned(_) => "--distribution zoned",
-                _ => "--distribution list",
+                Distribution::Zipf(_) => "‹distribution› zipf",
+                Distribution::Zoned(_) => "‹distribution› zoned",
+                _ => "‹distribution› list",
             });
             if !self.random {
-                return refuse(asked, "needs random offsets", "--op randread");
+                return refuse(asked, "needs random offsets", "‹op› randread");
             }
             if self.no_repeat {
                 return refuse(
-                    format!("{asked} --no-repeat"),
+                    format!("{asked} ‹no_repeat›"),
                     "some blocks can't be more popular when each comes once",
                     "either alone",
                 );
@@ -373,9 +373,9 @@ impl PatternSpec {
         }
         if self.has_sizes() && self.random && self.no_repeat && self.blocks() > BLOCKS_MAX {
             return refuse(
-                "--no-repeat with several sizes".into(),
+                "‹no_repeat› with several sizes".into(),
                 "it tracks each block of the smallest size, and there are more than 4,294,967,296",
-                "no --no-repeat, larger I/Os, or more workers",
+                "no ‹no_repeat›, larger I/Os, or more workers",
             );
         }
         Ok(())
@@ -426,9 +426,9 @@ impl PatternSpec {
             Distribution::Listed { blocks, moves_on } => {
                 if let Some(beyond) = blocks.iter().find(|b| **b >= places.total()) {
                     return Err(Error::request(
-                        format!("--distribution list with block {beyond}"),
+                        format!("‹distribution› list with block {beyond}"),
                         format!("the data has {} blocks, counted from 0", places.total()),
-                        "a larger --file-size, or lower numbers",
+                        "a larger ‹file_bytes›, or lower numbers",
                     ));
                 }
                 let step = if *moves_on { blocks.len() as u64 } else { 0 };

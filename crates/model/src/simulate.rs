@@ -132,23 +132,23 @@ impl Load {
         let refuse = |asked: String, found: &str, next: &str| Err(Error::request(asked, found, next));
         if self.in_flight() == 0 || self.in_flight() > 1 << 24 {
             return refuse(
-                format!("--workers {} --depth {}", self.workers, self.depth),
+                format!("‹workers› {} ‹depth› {}", self.workers, self.depth),
                 "must be 1 to 16,777,216 I/Os in flight",
-                "--workers 4 --depth 32",
+                "‹workers› 4 ‹depth› 32",
             );
         }
         if !(self.duration_s > 0.0 && self.duration_s <= 1e6) {
             return refuse(
-                format!("--duration {}", self.duration_s),
+                format!("‹duration_s› {}", self.duration_s),
                 "must be above 0 and at most 1,000,000 s",
-                "--duration 10",
+                "‹duration_s› 10",
             );
         }
         if !(self.interval_s >= 1e-3 && self.duration_s / self.interval_s <= 1e6) {
             return refuse(
-                format!("--interval {} s", self.interval_s),
+                format!("‹interval_ms› {} s", self.interval_s),
                 "must be at least 1 ms and give at most 1,000,000 points",
-                "--interval 500",
+                "‹interval_ms› 500",
             );
         }
         let reads = self.read_pct.unwrap_or(if self.op.is_write() { 0 } else { 100 });

@@ -124,9 +124,9 @@ fn of_end(record: &RunRecord, list: &mut Vec<Warning>) {
             unfinished.count, unfinished.oldest_s
         );
         let next = match (result.errors.timed_out > 0, rate_flag(job)) {
-            (true, _) => "dmesg | tail; a longer --timeout".into(),
-            (false, Some(flag)) => format!("a lower {flag}, more --depth, or a longer --duration"),
-            (false, None) => "dmesg | tail; a longer --duration".into(),
+            (true, _) => "dmesg | tail; a longer ‹timeout_s›".into(),
+            (false, Some(flag)) => format!("a lower {flag}, more ‹depth›, or a longer ‹duration_s›"),
+            (false, None) => "dmesg | tail; a longer ‹duration_s›".into(),
         };
         warn(list, "unfinished", text, next);
     }
@@ -137,14 +137,14 @@ fn of_end(record: &RunRecord, list: &mut Vec<Warning>) {
     let by_ios = job.rate_iops.and_then(|r| late("I/Os per second", result.iops.round(), r));
     let by_bytes = job.rate_gib_s.and_then(|r| late("GiB/s", result.throughput_gib_s, r));
     if let (Some(text), Some(flag)) = (by_ios.or(by_bytes), rate_flag(job)) {
-        warn(list, "behind_schedule", text, format!("a lower {flag}, or more --depth"));
+        warn(list, "behind_schedule", text, format!("a lower {flag}, or more ‹depth›"));
     }
 }
 
 fn rate_flag(job: &JobSpec) -> Option<&'static str> {
     match (job.rate_gib_s, job.rate_iops) {
-        (Some(_), _) => Some("--rate"),
-        (None, Some(_)) => Some("--rate-iops"),
+        (Some(_), _) => Some("‹rate_gib_s›"),
+        (None, Some(_)) => Some("‹rate_iops›"),
         (None, None) => None,
     }
 }
@@ -158,10 +158,10 @@ fn longer(record: &RunRecord, each: f64) -> String {
     match (job.passes, job.duration_s) {
         (Some(passes), None) if each > 0.0 => {
             let enough = (f64::from(passes) * 2.0 * SHORT_S / each).ceil();
-            format!("--passes {enough:.0}, or --duration 30")
+            format!("‹passes› {enough:.0}, or ‹duration_s› 30")
         }
         _ if verb(record) == "sweep" => "a longer duration in the sweep's file".into(),
-        _ => "--duration 30".into(),
+        _ => "‹duration_s› 30".into(),
     }
 }
 
@@ -195,7 +195,7 @@ fn of_training(training: &Training, list: &mut Vec<Warning>) {
 fn of_noise(record: &RunRecord, list: &mut Vec<Warning>) {
     let (noise, job, emulated) = (&record.result.noise, &record.job.spec, record.training.is_some());
     // Repeats that were asked for already don't help further.
-    let repeat = if emulated || job.repeat >= 5 { None } else { Some("--repeat 5") };
+    let repeat = if emulated || job.repeat >= 5 { None } else { Some("‹repeat› 5") };
     if let Some(steal) = noise.steal_pct.filter(|s| *s > STEAL_PCT) {
         let text = format!("the hypervisor took {steal:.1} % of the CPU time");
         warn(list, "noisy", text, either(&[repeat, Some("a quieter machine")]));
@@ -211,7 +211,7 @@ fn of_noise(record: &RunRecord, list: &mut Vec<Warning>) {
         let text = format!(
             "the container's limit of {cores:.1} cores held this process back in {pct:.0} % of the scheduler's periods"
         );
-        let fewer = if emulated { "" } else { ", or fewer --workers" };
+        let fewer = if emulated { "" } else { ", or fewer ‹workers›" };
         let next = format!("raise the limit (docker: --cpus, Kubernetes: resources.limits.cpu){fewer}");
         warn(list, "cpu_limit", text, next);
     }
@@ -221,7 +221,7 @@ fn of_noise(record: &RunRecord, list: &mut Vec<Warning>) {
     list.extend(others.and_then(|busy| of_others(busy, record.environment.cores.into(), may_pin)));
     // Steps and barriers make the rate of emulated training vary by themselves.
     if let Some(cv) = noise.series_cv_pct.filter(|c| !emulated && *c > VARIATION_PCT) {
-        let steady = (!job.until_steady && job.passes.is_none()).then_some("--until-steady");
+        let steady = (!job.until_steady && job.passes.is_none()).then_some("‹until_steady›");
         let none = (steady.is_none() && repeat.is_none()).then_some("a quieter machine");
         let text = format!("throughput varied by {cv:.0} % from interval to interval");
         warn(list, "noisy", text, either(&[steady, repeat, none]));
@@ -248,7 +248,7 @@ pub const OTHERS_SHARE: f64 = 0.05;
 
 /// The warning if other processes kept `busy` of `cores` CPUs busy; None if that is little.
 pub(crate) fn of_others(busy: f64, cores: f64, may_pin: bool) -> Option<Warning> {
-    let next = if may_pin { "stop them, or --cpus to stay clear of them" } else { "stop them" };
+    let next = if may_pin { "stop them, or ‹cpus› to stay clear of them" } else { "stop them" };
     (busy > OTHERS_CORES.max(OTHERS_SHARE * cores)).then(|| Warning {
         id: "noisy".into(),
         text: format!("{OTHERS} {busy:.2} cores busy"),
@@ -274,7 +274,8 @@ fn of_cache(record: &RunRecord, list: &mut Vec<Warning>) {
         let text = format!("buffers are in {pages} pages: the device sees each I/O as many small pieces");
         let huge = "sysctl vm.nr_hugepages=512";
         // Emulated runs have no --pages.
-        let next = if record.training.is_some() { huge.into() } else { format!("{huge}, or --pages thp") };
+        let next =
+            if record.training.is_some() { huge.into() } else { format!("{huge}, or ‹pages› thp") };
         warn(list, "small_pages", text, next);
     }
     let moved = cache.device_bytes.filter(|_| cache.policy == "bypass" && result.write_bytes == 0);
@@ -306,7 +307,7 @@ fn of_both(record: &RunRecord, list: &mut Vec<Warning>) {
         let text = format!(
             "{touched} of {buffered} bytes that were read through the page cache came from the device ({pct:.0} %)"
         );
-        let next = "--cache warm to measure memory, --cache bypass to measure the drive";
+        let next = "‹cache› warm to measure memory, ‹cache› bypass to measure the drive";
         warn(list, "cold_and_warm", text, next);
     }
 }
@@ -317,7 +318,7 @@ fn of_cufile(path: &PathRan, list: &mut Vec<Warning>) {
         let text = format!(
             "{share:.0} % of the bytes went through cuFile's compatibility mode, which its settings allow: a CPU read and copied them"
         );
-        let next = "forebay doctor SOURCE for the reason; --require-direct to refuse it";
+        let next = "forebay doctor SOURCE for the reason; ‹require_direct› to refuse it";
         warn(list, "gds_compat", text, next);
     }
 }
@@ -379,7 +380,7 @@ pub fn off_model(record: &RunRecord) -> Option<Warning> {
             off.abs(),
             if off < 0.0 { "fewer" } else { "more" },
         ),
-        next: "time=virtual, which no host slows down; a larger --depth or --io-size; cores that nothing else uses".into(),
+        next: "time=virtual, which no host slows down; a larger ‹depth› or ‹io_bytes›; cores that nothing else uses".into(),
     })
 }
 

@@ -252,26 +252,26 @@ fn drawn_passes_count_the_bytes_moved() {
 fn what_cannot_be_is_refused_by_name() {
     let cases: Vec<(&str, PatternSpec)> = vec![
         ("the data", spec(0, 4096)),
-        ("--io-size", spec(1, 0)),
-        ("--io-size", PatternSpec { io_bytes_max: Some(1), ..spec(9, 2) }),
-        ("--io-size", spec(9, (1 << 30) + 1)),
-        ("--align", PatternSpec { align: 0, ..spec(9, 1) }),
-        ("--read-pct", PatternSpec { read_pct: 101, ..spec(9, 1) }),
-        ("--distribution", PatternSpec { distribution: by("zipf:1"), ..spec(9, 1) }),
+        ("‹io_bytes›", spec(1, 0)),
+        ("‹io_bytes›", PatternSpec { io_bytes_max: Some(1), ..spec(9, 2) }),
+        ("‹io_bytes›", spec(9, (1 << 30) + 1)),
+        ("‹align_bytes›", PatternSpec { align: 0, ..spec(9, 1) }),
+        ("‹read_pct›", PatternSpec { read_pct: 101, ..spec(9, 1) }),
+        ("‹distribution›", PatternSpec { distribution: by("zipf:1"), ..spec(9, 1) }),
         (
-            "--distribution",
+            "‹distribution›",
             PatternSpec { distribution: Distribution::Zipf(f64::NAN), random: true, ..spec(9, 1) },
         ),
         (
-            "--distribution",
+            "‹distribution›",
             PatternSpec { distribution: by("zoned:100/100"), random: true, no_repeat: true, ..spec(9, 1) },
         ),
         (
-            "--no-repeat with several sizes",
+            "‹no_repeat› with several sizes",
             PatternSpec { random: true, no_repeat: true, io_bytes_max: Some(8), ..spec(1 << 40, 4) },
         ),
         (
-            "--distribution list with block 2",
+            "‹distribution› list with block 2",
             PatternSpec { random: true, distribution: by("list:1,2"), ..spec(8, 4) },
         ),
         ("9223372036854775809 bytes", spec((1 << 63) + 1, 1)),

@@ -173,11 +173,11 @@ fn a_saturated_drive_is_busy_all_the_time_and_no_longer() {
 fn loads_out_of_bounds_are_refused_by_name() {
     let drive = model("d7-p5520");
     let cases = [
-        ("--workers", Load { workers: 0, ..Load::default() }),
-        ("--workers", Load { workers: u32::MAX, depth: u32::MAX, ..Load::default() }),
-        ("--duration", Load { duration_s: f64::NAN, ..Load::default() }),
-        ("--interval", Load { interval_s: 0.0, ..Load::default() }),
-        ("--io-size", Load { io_bytes: 0, ..Load::default() }),
+        ("‹workers›", Load { workers: 0, ..Load::default() }),
+        ("‹workers›", Load { workers: u32::MAX, depth: u32::MAX, ..Load::default() }),
+        ("‹duration_s›", Load { duration_s: f64::NAN, ..Load::default() }),
+        ("‹interval_ms›", Load { interval_s: 0.0, ..Load::default() }),
+        ("‹io_bytes›", Load { io_bytes: 0, ..Load::default() }),
         ("the data", Load { data_bytes: 0, op: Op::RandRead, ..Load::default() }),
         ("model:d7-p5520", Load { op: Op::RandRead, ..Load::default() }),
         ("model:d7-p5520", Load { op: Op::RandRead, read_pct: Some(50), ..Load::default() }),

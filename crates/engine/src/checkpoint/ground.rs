@@ -210,7 +210,7 @@ impl Ground {
         let file = self.look_at_one_file(job)?;
         self.in_memory = file.in_memory;
         if job.io_bytes % u64::from(file.align) != 0 {
-            return Err(misaligned(&self.dir, "--io-size", job.io_bytes, file.align));
+            return Err(misaligned(&self.dir, "‹io_bytes›", job.io_bytes, file.align));
         }
         let rings = has_rings(job.engine, job.sqpoll, job.iopoll, job.workers)?.is_ok();
         let engine = file.choose(job.engine, false, false, rings);
@@ -242,7 +242,7 @@ impl Ground {
         };
         let target = target.map_err(|e| match e.next.contains("--buffered") {
             true => Error {
-                next: "--cache drop: through the page cache, which is emptied before reading".into(),
+                next: "‹cache› drop: through the page cache, which is emptied before reading".into(),
                 ..e
             },
             false => e,
@@ -312,7 +312,7 @@ impl Ground {
                     .map_err(|e| Error::run(asked(), e.to_string(), "the same command again"))?;
                 if self.spec.cache != Cache::Allow {
                     let dropped = cache::drop(&file, 0, place.bytes);
-                    dropped.map_err(|why| Error::machine(asked(), why, "--cache bypass"))?;
+                    dropped.map_err(|why| Error::machine(asked(), why, "‹cache› bypass"))?;
                 }
                 let Ok(share) = cache::residency(&file, 0, place.bytes) else { return Ok(None) };
                 resident += share * place.bytes as f64;

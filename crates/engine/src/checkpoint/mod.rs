@@ -207,7 +207,7 @@ fn settled(spec: &CheckpointSpec) -> (PathKind, Option<String>) {
             let why = why.unwrap_or_else(|| "no GPU".into());
             (PathKind::Host, Some(format!("auto chose host memory: {why}")))
         }
-        _ if spec.require_direct => (PathKind::Gds, Some("auto chose gds: --require-direct".into())),
+        _ if spec.require_direct => (PathKind::Gds, Some("auto chose gds: ‹require_direct›".into())),
         _ => (PathKind::Bounce, Some("auto chose bounce: gds goes where it is asked for".into())),
     }
 }

@@ -234,7 +234,7 @@ fn an_io_that_never_ends_is_given_up_on() {
     let spec =
         CheckpointSpec { faults: Some("seed=5,stall=0.05".into()), timeout_s: 0.2, ..spec(dir.path()) };
     let Outcome { record, failure } = play(&spec).unwrap();
-    assert!(failure.unwrap().found.contains("--timeout 0.2"));
+    assert!(failure.unwrap().found.contains("‹timeout_s› 0.2"));
     assert!(record.result.errors.timed_out > 0);
 }
 

@@ -118,9 +118,9 @@ impl ThreadPool {
         let thread = named.spawn(body).map_err(|e| {
             let found = format!("the system refuses more threads: {e}");
             Error::machine(
-                format!("--workers {}", self.shared.job.workers),
+                format!("‹workers› {}", self.shared.job.workers),
                 found,
-                "fewer --workers; ulimit -u",
+                "fewer ‹workers›; ulimit -u",
             )
         })?;
         self.threads.push(PoolThread { orders, thread });

@@ -30,8 +30,8 @@ fn fadvise(cache: &Cache) -> Check {
     match cache.probe.fadvise_drops {
         Some(true) => check(State::Works, "posix_fadvise empties it (tried)"),
         Some(false) => check(State::Limited, "posix_fadvise left pages behind (tried)")
-            .why("the file system keeps its pages: a run with --cache drop may be warm, and says so")
-            .next("--cache bypass"),
+            .why("the file system keeps its pages: a run with ‹cache› drop may be warm, and says so")
+            .next("‹cache› bypass"),
         None => check(State::Unknown, "not tried")
             .why("it needs a temporary file in the place in question")
             .next("forebay doctor DIRECTORY"),

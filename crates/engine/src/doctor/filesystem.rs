@@ -240,8 +240,8 @@ fn direct_check(examined: &Examined) -> Check {
             )
         }
         Some(refused) => check(State::Missing, refused.clone())
-            .why("this file system has no direct I/O: --cache bypass fails here")
-            .next("--cache drop, which reads through the page cache after dropping the files' pages"),
+            .why("this file system has no direct I/O: ‹cache› bypass fails here")
+            .next("‹cache› drop, which reads through the page cache after dropping the files' pages"),
         None => {
             let tried = format!("tried with {}", direct.tried);
             let least = direct.offset_align.map(|n| format!("{n} B steps work"));

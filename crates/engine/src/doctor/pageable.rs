@@ -15,7 +15,7 @@ pub fn check(found: &Pageable, open_modules: Option<bool>) -> Check {
         let way = if first.host_tables { "by the host's page tables (ATS)" } else { "by HMM" };
         let numbers: Vec<String> = able.iter().map(|gpu| gpu.index.to_string()).collect();
         return check(State::Works, format!("GPU {} reads it {way}", numbers.join(", "))).why(
-            "--path mapped registers its windows all the same: where a file shrinks under an unregistered read the GPU's \
+            "‹path› mapped registers its windows all the same: where a file shrinks under an unregistered read the GPU's \
              context ends, and a registered page stays",
         );
     }

@@ -123,7 +123,7 @@ fn redfish(power: &Power) -> Check {
         Check::new(Area::Power, "power.redfish", "Redfish (whole server)", State::NotApplicable, found)
     };
     if power.redfish_login {
-        return check("a login is set; its host is named with --power redfish:HOST")
+        return check("a login is set; its host is named with ‹power› redfish:HOST")
             .next("forebay bench … --power redfish:HOST");
     }
     check("used only if it is named, and no login is set")

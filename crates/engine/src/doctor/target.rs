@@ -182,7 +182,7 @@ impl Say<'_> {
                 .next(format!("queues={} in the URI; or queues = {wanted} at the target", info.queues)),
             (true, None) => check(State::Limited)
                 .why("fewer connections than processors: a worker for each processor has none of its own")
-                .next(format!("queues = {wanted} at the target; or --workers {}", info.queues)),
+                .next(format!("queues = {wanted} at the target; or ‹workers› {}", info.queues)),
         }
     }
 

@@ -125,7 +125,7 @@ fn check(distance: &Distance) -> Check {
     let id = format!("topology.{}.{}", distance.gpu, distance.to);
     let check = |state, found: &str| Check::new(Area::Topology, id, title, state, found);
     let hint =
-        format!("nvidia-smi topo -m   # and use a GPU near {}, or --gpu with another number", distance.to);
+        format!("nvidia-smi topo -m   # and use a GPU near {}, or ‹gpus› with another number", distance.to);
     match distance.relation {
         Relation::SameSwitch => check(State::Works, distance.relation.words()),
         Relation::SameRootPort => check(State::Works, distance.relation.words()),

@@ -157,7 +157,7 @@ impl Settler<'_> {
         let Open { ways, because } = &group.open;
         if self.job.require_direct && !path::of(ways[0].path).may_go_direct() {
             return Err(Error::machine(
-                "--require-direct with --path auto",
+                "‹require_direct› with ‹path› auto",
                 because.clone(),
                 "forebay doctor",
             ));
@@ -175,7 +175,7 @@ impl Settler<'_> {
             n => format!(" for {n} targets"),
         };
         let short = if ways.len() > 1 && !tries { "; too few bytes for a trial" } else { "" };
-        let chose = if self.job.path == PathKind::Auto { "auto chose" } else { "--cache auto:" };
+        let chose = if self.job.path == PathKind::Auto { "auto chose" } else { "‹cache› auto:" };
         if targets[group.targets[0]].files().is_empty() {
             let because = match targets[group.targets[0]].by_card() {
                 Some(_) if self.job.path == PathKind::Auto && self.destination.feeds_gpu() => {

@@ -164,9 +164,9 @@ impl Fleet {
                     fleet.call_off();
                     let found = format!("the system refuses more threads: {e}");
                     return Err(Error::machine(
-                        format!("--workers {}", fleet.shared.job.workers),
+                        format!("‹workers› {}", fleet.shared.job.workers),
                         found,
-                        "fewer --workers; ulimit -u",
+                        "fewer ‹workers›; ulimit -u",
                     ));
                 }
             }

@@ -40,7 +40,7 @@ pub fn check(job: &JobSpec, drafts: &[Draft], observer: &mut dyn Observer) -> Re
         let can = loop_iops(job, &models[0].drive, observer)?;
         if wanted > can {
             let found = format!("it does {wanted:.0} I/Os per second; this host starts and ends {can:.0}");
-            return Err(Error::machine(asked, found, next(&specs, "larger --io-size")));
+            return Err(Error::machine(asked, found, next(&specs, "larger ‹io_bytes›")));
         }
     }
     let (bytes, has_content) = (wanted * mean_io_bytes(job), models.iter().any(|m| m.over.is_some()));
@@ -58,7 +58,9 @@ pub fn check(job: &JobSpec, drafts: &[Draft], observer: &mut dyn Observer) -> Re
 fn next(specs: &[&str], other: &str) -> String {
     let spec = specs[0];
     let joint = if spec.contains('?') { '&' } else { '?' };
-    format!("model:{spec}{joint}time=virtual, which has no such limit; or {other}, or a --rate below that")
+    format!(
+        "model:{spec}{joint}time=virtual, which has no such limit; or {other}, or a ‹rate_gib_s› below that"
+    )
 }
 
 pub fn mean_io_bytes(job: &JobSpec) -> f64 {

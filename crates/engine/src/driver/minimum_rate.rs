@@ -64,9 +64,9 @@ impl MinimumRate {
             |least: Option<f64>, rate: f64| least.filter(|least| rate < *least).map(|least| (rate, least));
         let mib = |(rate, least): (f64, f64)| {
             let mib_s = |rate: f64| rate / f64::from(1 << 20);
-            ("--rate-min", format!("{:.3} MiB/s, {:.3}", mib_s(rate), mib_s(least)))
+            ("‹rate_min_gib_s›", format!("{:.3} MiB/s, {:.3}", mib_s(rate), mib_s(least)))
         };
-        let ios = |(rate, least): (f64, f64)| ("--rate-min-iops", format!("{rate:.1} IOPS, {least:.1}"));
+        let ios = |(rate, least): (f64, f64)| ("‹rate_min_iops›", format!("{rate:.1} IOPS, {least:.1}"));
         let missed = below(self.bytes_s, rate(moved.bytes)).map(mib);
         let missed = missed.or(below(self.ios_s, rate(moved.ios)).map(ios));
         self.found = missed.map(|(flag, rates)| {
@@ -108,7 +108,7 @@ mod tests {
         assert!(least.is_missed_by(&snapshot(1, 2900, 0, 1)));
         assert!(!least.is_missed_by(&snapshot(1, 3900, 0, 1)), "said once");
         let error = least.error().unwrap();
-        assert!(error.asked == "--rate-min" && error.found.contains("worker 1"), "{error}");
+        assert!(error.asked == "‹rate_min_gib_s›" && error.found.contains("worker 1"), "{error}");
     }
 
     #[test]
@@ -122,7 +122,7 @@ mod tests {
         let mut least = MinimumRate::of(&job).unwrap();
         assert!(!least.is_missed_by(&snapshot(0, 1999, 0, 0)));
         assert!(least.is_missed_by(&snapshot(0, 3000, 1 << 30, 2)));
-        assert_eq!(least.error().unwrap().asked, "--rate-min-iops");
+        assert_eq!(least.error().unwrap().asked, "‹rate_min_iops›");
         assert!(MinimumRate::of(&JobSpec::default()).is_none());
     }
 }

@@ -357,7 +357,7 @@ fn set_cache(job: &JobSpec, targets: &[Target], observer: &mut dyn Observer) -> 
             Cache::Auto | Cache::Bypass | Cache::Allow => Ok(()),
         };
         done.map_err(|why| {
-            Error::machine(format!("--cache on {}", file.path.display()), why, "--cache bypass")
+            Error::machine(format!("‹cache› on {}", file.path.display()), why, "‹cache› bypass")
         })?;
     }
     Ok(())
@@ -390,7 +390,7 @@ fn failure_of(job: &JobSpec, record: &RunRecord) -> Option<Error> {
             format!("{} I/Os timed out; {examples}", errors.timed_out),
             path::find(job.path)
                 .and_then(|path| path.after_timeouts(job))
-                .unwrap_or("dmesg | tail; a longer --timeout"),
+                .unwrap_or("dmesg | tail; a longer ‹timeout_s›"),
         ));
     }
     if errors.failed > 0 {

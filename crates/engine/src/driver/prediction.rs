@@ -36,7 +36,7 @@ pub fn check(job: &JobSpec, drafts: &[Draft]) -> Result<(), Error> {
         let seconds = job.duration_s.unwrap_or(DURATION_DEFAULT_S) * f64::from(job.repeat);
         law.enough(seconds)
     });
-    law.map_err(|why| Error::request("--require-model", why, "'model:d7-ps1010?time=real' --duration 10"))
+    law.map_err(|why| Error::request("‹require_model›", why, "'model:d7-ps1010?time=real' ‹duration_s› 10"))
 }
 
 /// Holds the runs against their law, and says so in the record. The error is that of `--require-model`.
@@ -46,7 +46,7 @@ pub fn judge(job: &JobSpec, drafts: &[Draft], runs: &[Ran], record: &mut RunReco
         law.enough(seconds)?;
         law.iops(seconds / runs.len().max(1) as f64)
     });
-    let asked = "--require-model";
+    let asked = "‹require_model›";
     match told {
         Ok(iops) => {
             let foretold = compare(record.result.iops, iops, job.io_bytes);
@@ -59,7 +59,7 @@ pub fn judge(job: &JobSpec, drafts: &[Draft], runs: &[Ran], record: &mut RunReco
             record.missing.insert(FIELD.into(), why.clone());
             let found = format!("the run can't be compared with its model: {why}");
             (job.require_model && !record.result.interrupted)
-                .then(|| Error::check(asked, found, "a longer --duration"))
+                .then(|| Error::check(asked, found, "a longer ‹duration_s›"))
         }
     }
 }

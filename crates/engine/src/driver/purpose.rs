@@ -15,14 +15,14 @@ const FILL_IO_BYTES: u64 = 1 << 20;
 pub fn of(job: &JobSpec) -> Result<Purpose, Error> {
     let step = job.io_bytes_max.map(|_| job.io_bytes_step.unwrap_or(job.io_bytes));
     let units = [
-        ("--io-size", Some(job.io_bytes)),
-        ("--io-size up to", job.io_bytes_max),
-        ("--io-size in steps of", step),
-        ("--start", Some(job.start_bytes)),
-        ("--start-step", Some(job.start_step_bytes)),
-        ("--skip", Some(job.skip_bytes.unsigned_abs())),
-        ("--skip-every", job.skip_every_bytes),
-        ("--align", job.align_bytes),
+        ("‹io_bytes›", Some(job.io_bytes)),
+        ("‹io_bytes› up to", job.io_bytes_max),
+        ("‹io_bytes› in steps of", step),
+        ("‹start_bytes›", Some(job.start_bytes)),
+        ("‹start_step_bytes›", Some(job.start_step_bytes)),
+        ("‹skip_bytes›", Some(job.skip_bytes.unsigned_abs())),
+        ("‹skip_every_bytes›", job.skip_every_bytes),
+        ("‹align_bytes›", job.align_bytes),
     ];
     // A calibration may settle on more workers than there are now.
     let workers_most = match job.workers_from {

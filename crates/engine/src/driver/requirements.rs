@@ -14,44 +14,44 @@ const PIN_LIMIT_MIN: u64 = 1 << 20;
 
 /// Checks options for contradictions that don't depend on the source.
 pub fn of_job(job: &JobSpec) -> Result<(), Error> {
-    let polls = if job.iopoll { "--iopoll" } else { "--sqpoll" };
+    let polls = if job.iopoll { "‹iopoll›" } else { "‹sqpoll›" };
     let refusals = [
         (
             (job.sqpoll || job.iopoll) && !matches!(job.engine, Engine::Auto | Engine::Uring),
             polls,
             "it is an option of io_uring, and another engine was asked for",
-            "--engine uring",
+            "‹engine› uring",
         ),
         (
             job.iopoll && job.cache != Cache::Bypass,
-            "--iopoll through the page cache",
+            "‹iopoll› through the page cache",
             "only a device's completions can be polled for",
-            "--cache bypass",
+            "‹cache› bypass",
         ),
         (
             job.iopoll && job.sync == Sync::End && job.writes(),
-            "--iopoll with --sync end",
+            "‹iopoll› with ‹sync› end",
             "a ring that polls can't flush",
-            "--sync each",
+            "‹sync› each",
         ),
         (
             job.pin_limit_bytes.is_some_and(|bytes| bytes < PIN_LIMIT_MIN),
-            "--pin-limit",
+            "‹pin_limit_bytes›",
             "must be at least 1 MiB: less isn't worth registering",
-            "--pin-limit 1g",
+            "‹pin_limit_bytes› 1g",
         ),
         (
             job.require_direct
                 && (!matches!(job.cache, Cache::Auto | Cache::Bypass) || job.engine == Engine::Map),
-            "--require-direct through the page cache",
+            "‹require_direct› through the page cache",
             "what passes through it is copied by a CPU",
-            "--cache bypass",
+            "‹cache› bypass",
         ),
         (
             job.cufile_batch.is_some() && !job.cufile.batches(),
-            "--cufile-batch",
+            "‹cufile_batch›",
             "only the batch modes of cuFile have batches",
-            "--cufile batch, or batch-stream",
+            "‹cufile› batch, or batch-stream",
         ),
     ];
     let found = refusals.into_iter().find(|r| r.0).map(|(_, asked, found, next)| (asked, found, next));
@@ -68,7 +68,7 @@ pub fn of_targets(job: &JobSpec, targets: &[Target]) -> Result<(), Error> {
     let files: Vec<_> = targets.iter().flat_map(Target::files).collect();
     if let Some(remote) = targets.iter().flat_map(Target::remotes).next() {
         if job.iopoll || job.require_direct {
-            let asked = if job.iopoll { "--iopoll" } else { "--require-direct" };
+            let asked = if job.iopoll { "‹iopoll›" } else { "‹require_direct›" };
             let found = "its bytes come through a socket, which the kernel copies from";
             return Err(Error::request(
                 format!("{asked} with {}", remote.options()),
@@ -79,11 +79,11 @@ pub fn of_targets(job: &JobSpec, targets: &[Target]) -> Result<(), Error> {
     }
     let on_ring = files.iter().any(|(_, engine)| matches!(engine, Engine::Uring | Engine::Auto));
     if (job.sqpoll || job.iopoll) && !on_ring {
-        let asked = if job.iopoll { "--iopoll" } else { "--sqpoll" };
+        let asked = if job.iopoll { "‹iopoll›" } else { "‹sqpoll›" };
         return Err(Error::request(
             asked,
             "no file of this job is read through io_uring",
-            format!("no {asked}, or --engine uring on files"),
+            format!("no {asked}, or ‹engine› uring on files"),
         ));
     }
     let of_ring = |engine: &Engine| matches!(engine, Engine::Uring | Engine::Auto);
@@ -92,22 +92,22 @@ pub fn of_targets(job: &JobSpec, targets: &[Target]) -> Result<(), Error> {
         && (elsewhere || job.sqpoll)
     {
         return Err(Error::request(
-            format!("--priority {}", job.priority.as_deref().unwrap_or_default()),
+            format!("‹priority› {}", job.priority.as_deref().unwrap_or_default()),
             "only I/Os that a worker submits to io_uring carry a priority of their own",
-            "--engine uring without --sqpoll, or one priority for all",
+            "‹engine› uring without ‹sqpoll›, or one priority for all",
         ));
     }
     if let Some((file, _)) = files.iter().find(|(file, _)| job.iopoll && file.direct && !file.polls()) {
         return Err(Error::machine(
-            format!("--iopoll on {}", file.path.display()),
+            format!("‹iopoll› on {}", file.path.display()),
             "its device has no queues to poll",
-            "no --iopoll, or nvme.poll_queues=2 on the kernel's command line",
+            "no ‹iopoll›, or nvme.poll_queues=2 on the kernel's command line",
         ));
     }
     let staged = files.iter().find(|(file, _)| !file.direct);
     match staged {
         Some((file, _)) if job.iopoll || job.require_direct => {
-            let asked = if job.iopoll { "--iopoll" } else { "--require-direct" };
+            let asked = if job.iopoll { "‹iopoll›" } else { "‹require_direct›" };
             Err(Error::machine(
                 format!("{asked} on {}", file.path.display()),
                 "its file system lives in memory: no device is below it",
@@ -115,9 +115,9 @@ pub fn of_targets(job: &JobSpec, targets: &[Target]) -> Result<(), Error> {
             ))
         }
         None if job.require_direct && targets.iter().any(Target::lacks_bytes) => Err(Error::request(
-            "--require-direct",
+            "‹require_direct›",
             "nil: and a model without content move no bytes",
-            "a file, or no --require-direct",
+            "a file, or no ‹require_direct›",
         )),
         _ => Ok(()),
     }
@@ -130,7 +130,7 @@ pub fn of_record(job: &JobSpec, record: &RunRecord) -> Option<Error> {
         return Some(Error::run(
             &record.job.source,
             "the run ended inside its warm-up: nothing was measured",
-            "--warmup 0, or a longer run",
+            "‹warmup_s› 0, or a longer run",
         ));
     }
     let insists = path::find(job.path).filter(|path| path.insists_on_direct(job.allow_compat));
@@ -142,8 +142,8 @@ pub fn of_record(job: &JobSpec, record: &RunRecord) -> Option<Error> {
 pub fn all_direct(require_direct: bool, insists: Option<&str>, path: &PathRan, bytes: u64) -> Option<Error> {
     ((require_direct || insists.is_some()) && path.direct_bytes < bytes).then(|| {
         let asked = match insists.filter(|_| !require_direct) {
-            Some(path) => format!("--path {path}"),
-            None => "--require-direct".into(),
+            Some(path) => format!("‹path› {path}"),
+            None => "‹require_direct›".into(),
         };
         let why = path.reason.as_ref().map_or_else(String::new, |why| format!(": {why}"));
         let found = format!("{} of {bytes} bytes went direct{why}", path.direct_bytes);
@@ -156,5 +156,5 @@ fn not_seen_direct(job: &JobSpec, record: &RunRecord) -> Option<Error> {
     let judged = || cached::not_direct(&record.job, &record.cache, &record.result);
     let found = job.require_direct.then(judged).flatten()?;
     let next = "files with data in every block (holes cost no I/O), which nothing else reads; forebay doctor";
-    Some(Error::check("--require-direct", found, next))
+    Some(Error::check("‹require_direct›", found, next))
 }

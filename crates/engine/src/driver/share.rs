@@ -55,11 +55,11 @@ pub fn pattern(job: &JobSpec, w: u64, spans: Vec<Span>) -> Result<PatternSpec, E
 
 fn cpus_of(job: &JobSpec) -> Result<Vec<u32>, Error> {
     if let Some(node) = job.numa.filter(|n| threads::cpus_of_node(*n).is_empty()) {
-        return Err(Error::request(format!("--numa {node}"), "there is no such NUMA node", "lscpu"));
+        return Err(Error::request(format!("‹numa› {node}"), "there is no such NUMA node", "lscpu"));
     }
     job.numa_interleave.as_deref().map_or(Ok(Vec::new()), threads::nodes_named)?;
     let Some(text) = &job.cpus else { return Ok(Vec::new()) };
-    threads::named("--cpus", text)
+    threads::named("‹cpus›", text)
 }
 
 /// The spans of each worker: those of a pair share its targets, or all of them share all.

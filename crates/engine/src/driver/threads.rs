@@ -13,11 +13,11 @@ pub fn settle_in(cpu: Option<u32>, numa: Option<u32>) -> Result<(), Error> {
     // SAFETY: prctl with integers; 1 ns of slack makes timed waits as sharp as the hardware allows.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1u64, 0u64, 0u64, 0u64) };
     match (cpu, numa) {
-        (Some(cpu), _) => pin(&[cpu]).map_err(|e| refused(format!("--cpus {cpu}"), e))?,
-        (None, Some(node)) => pin(&cpus_of_node(node)).map_err(|e| refused(format!("--numa {node}"), e))?,
+        (Some(cpu), _) => pin(&[cpu]).map_err(|e| refused(format!("‹cpus› {cpu}"), e))?,
+        (None, Some(node)) => pin(&cpus_of_node(node)).map_err(|e| refused(format!("‹numa› {node}"), e))?,
         (None, None) => {}
     }
-    numa.map_or(Ok(()), |node| bind_memory(node).map_err(|e| refused(format!("--numa {node}"), e)))
+    numa.map_or(Ok(()), |node| bind_memory(node).map_err(|e| refused(format!("‹numa› {node}"), e)))
 }
 
 /// The calling thread as a worker of this job: where it runs, where its memory lies, and how soon its I/Os come to the device.
@@ -32,7 +32,7 @@ pub fn settle_as(job: &JobSpec, cpu: Option<u32>) -> Result<(), Error> {
     const IOPRIO_WHO_PROCESS: i32 = 1;
     // SAFETY: ioprio_set with integers, of the calling thread.
     answer(unsafe { libc::syscall(libc::SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, u32::from(all.bits())) })
-        .map_err(|e| refused(format!("--priority {text}"), e))
+        .map_err(|e| refused(format!("‹priority› {text}"), e))
 }
 
 /// Spreads what the calling thread allocates from now on over NUMA nodes, page by page.
@@ -43,7 +43,7 @@ pub fn spread_over(nodes: Option<&str>) -> Result<(), Error> {
     const MPOL_INTERLEAVE: i32 = 3;
     let Some(list) = nodes else { return Ok(()) };
     set_memory(MPOL_INTERLEAVE, &nodes_named(list)?)
-        .map_err(|e| refused(format!("--numa-interleave {list}"), e))
+        .map_err(|e| refused(format!("‹numa_interleave› {list}"), e))
 }
 
 fn refused(asked: String, e: std::io::Error) -> Error {
@@ -106,7 +106,7 @@ fn set_memory(policy: i32, nodes: &[u32]) -> std::io::Result<()> {
 /// # Errors
 /// `Request`: it is no list, or names a node that this machine hasn't got.
 pub fn nodes_named(list: &str) -> Result<Vec<u32>, Error> {
-    let refused = |found: String| Error::request(format!("--numa-interleave {list}"), found, "0-1; lscpu");
+    let refused = |found: String| Error::request(format!("‹numa_interleave› {list}"), found, "0-1; lscpu");
     let nodes = parse_cpu_list(list).map_err(refused)?;
     match nodes.iter().find(|node| !Path::new(&format!("/sys/devices/system/node/node{node}")).is_dir()) {
         Some(node) => Err(refused(format!("there is no NUMA node {node}"))),

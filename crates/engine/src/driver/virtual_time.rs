@@ -141,24 +141,24 @@ fn one_model(drafts: &[Draft]) -> Result<DriveModel, Error> {
 /// Options that only mean something on a machine are refused, not ignored.
 fn refuse_what_time_cannot_show(job: &JobSpec) -> Result<(), Error> {
     let unknown = [
-        ("--verify", job.verify),
-        ("--verify-fio", job.verify_fio.is_some()),
-        ("--rate", job.rate_gib_s.is_some() || job.rate_iops.is_some()),
-        ("--passes", job.passes.is_some()),
-        ("--limit-bytes", job.limit_bytes.is_some()),
-        ("--limit-ios", job.limit_ios.is_some()),
-        ("--think", job.think_s.is_some()),
-        ("--rate-min", job.rate_min_gib_s.is_some() || job.rate_min_iops.is_some()),
-        ("--until-first", job.until_first),
-        ("--flow", job.flow.is_some()),
-        ("--skip", job.skip_bytes != 0),
-        ("--clones", job.clones),
-        ("--io-size with a range", job.io_bytes_max.is_some()),
-        ("--until-steady", job.until_steady),
-        ("--until-ci", job.until_ci_pct.is_some()),
-        ("--faults", job.faults.is_some()),
-        ("--batch", job.batch.is_some()),
-        ("--distribution other than uniform", job.distribution != "uniform"),
+        ("‹verify›", job.verify),
+        ("‹verify_fio›", job.verify_fio.is_some()),
+        ("‹rate_gib_s›", job.rate_gib_s.is_some() || job.rate_iops.is_some()),
+        ("‹passes›", job.passes.is_some()),
+        ("‹limit_bytes›", job.limit_bytes.is_some()),
+        ("‹limit_ios›", job.limit_ios.is_some()),
+        ("‹think_s›", job.think_s.is_some()),
+        ("‹rate_min_gib_s›", job.rate_min_gib_s.is_some() || job.rate_min_iops.is_some()),
+        ("‹until_first›", job.until_first),
+        ("‹flow›", job.flow.is_some()),
+        ("‹skip_bytes›", job.skip_bytes != 0),
+        ("‹clones›", job.clones),
+        ("‹io_bytes› with a range", job.io_bytes_max.is_some()),
+        ("‹until_steady›", job.until_steady),
+        ("‹until_ci_pct›", job.until_ci_pct.is_some()),
+        ("‹faults›", job.faults.is_some()),
+        ("‹batch›", job.batch.is_some()),
+        ("‹distribution› other than uniform", job.distribution != "uniform"),
     ];
     match unknown.iter().find(|(_, asked)| *asked) {
         Some((flag, _)) => Err(Error::request(
@@ -194,7 +194,7 @@ fn missing(job: &JobSpec) -> BTreeMap<String, String> {
     let mut missing = no_machine(&[]);
     if job.repeat < 2 {
         for field in ["result.summary.throughput_gib_s_sd", "result.summary.throughput_gib_s_ci95"] {
-            missing.insert(field.into(), "one repeat has no spread; --repeat 5".into());
+            missing.insert(field.into(), "one repeat has no spread; ‹repeat› 5".into());
         }
     }
     missing

@@ -89,7 +89,7 @@ impl Watchdog {
             tally.errors.timed_out = 1;
             tally.leave_unfinished(silent, 1);
             tally.example(format!(
-                "worker {} didn't respond for {:.1} s (--timeout {} s): it is blocked in a system call that can't be cancelled; its work since the last snapshot isn't counted",
+                "worker {} didn't respond for {:.1} s (‹timeout_s› {} s): it is blocked in a system call that can't be cancelled; its work since the last snapshot isn't counted",
                 tally.worker,
                 silent.as_secs_f64(),
                 self.timeout_s

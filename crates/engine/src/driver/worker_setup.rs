@@ -123,14 +123,14 @@ pub fn check_memory(job: &JobSpec, targets: &[Target], feeds_gpu: bool) -> Resul
     let gib = |bytes: u64| format!("{:.1} GiB", bytes as f64 / (1u64 << 30) as f64);
     match machine::memory_free_bytes() {
         Some(free) if slots.saturating_add(own) > free => Err(Error::machine(
-            format!("--workers {workers} × --depth {} × --io-size {slot_bytes}", job.depth),
+            format!("‹workers› {workers} × ‹depth› {} × ‹io_bytes› {slot_bytes}", job.depth),
             format!(
                 "needs {} of buffers and {} for the workers themselves, and {} of memory are free",
                 gib(slots),
                 gib(own),
                 gib(free)
             ),
-            "a smaller --depth, --workers or --io-size",
+            "a smaller ‹depth›, ‹workers› or ‹io_bytes›",
         )),
         _ => Ok(()),
     }
@@ -218,9 +218,9 @@ impl Memory {
             if let (Some(remote), Some(device)) = (by_card, &self.device) {
                 let lent = remote.lend_device(device).map_err(|why| {
                     Error::machine(
-                        format!("--path gds from {}", target.label),
+                        format!("‹path› gds from {}", target.label),
                         why,
-                        "--path bounce; forebay doctor",
+                        "‹path› bounce; forebay doctor",
                     )
                 })?;
                 self.lent.push(Loan::Fabric(lent));
@@ -298,6 +298,6 @@ pub fn reactor_for(shared: &Shared, used: &[u32], needs: QueueNeeds) -> Result<R
     let depth = targets().map(|t| t.ring_depth(needs)).fold(0u32, u32::saturating_add);
     let one_by_one = needs.io_bytes_max > BATCH_IO_BYTES_MAX;
     let options = RingOptions { depth, sqpoll: job.sqpoll, iopoll: job.iopoll, one_by_one };
-    let otherwise = "--engine pread, or forebay doctor for the reason";
+    let otherwise = "‹engine› pread, or forebay doctor for the reason";
     Reactor::with_ring(options).map_err(|e| memlock::refusal("a worker of this run", &e, otherwise))
 }

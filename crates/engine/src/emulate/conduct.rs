@@ -97,7 +97,7 @@ fn prepare(spec: &EmulateSpec, awaits_others: bool, begin: Instant) -> Result<Sh
             return Err(Error::request(
                 format!("--data {} with {wanted} files", spec.data.join(" ")),
                 format!("there are {found}: too few files"),
-                "forebay emulate datagen with the same --files, or fewer --files",
+                "forebay emulate datagen with the same --files, or fewer ‹files›",
             ))
         }
         wanted => wanted,
@@ -170,7 +170,7 @@ impl Workers {
                     return Err(Error::machine(
                         "threads to read with",
                         e.to_string(),
-                        "ulimit -u, or fewer --workers",
+                        "ulimit -u, or fewer ‹workers›",
                     ));
                 }
             }

@@ -158,10 +158,10 @@ fn past_the_cache(spec: &EmulateSpec, path: &dyn DataPath, in_memory: bool, cach
         _ if in_memory => (false, "the files live in memory"),
         (_, Some(true)) => return (false, format!("{} takes them from the page cache", path.name())),
         (Cache::Auto, Some(false)) => return (true, format!("{} bypasses the page cache", path.name())),
-        (Cache::Bypass, _) => (true, "--cache bypass"),
-        (Cache::Allow, _) => (false, "--cache allow"),
-        (Cache::Warm, _) => (false, "--cache warm"),
-        (Cache::Drop, _) => (false, "--cache drop"),
+        (Cache::Bypass, _) => (true, "‹cache› bypass"),
+        (Cache::Allow, _) => (false, "‹cache› allow"),
+        (Cache::Warm, _) => (false, "‹cache› warm"),
+        (Cache::Drop, _) => (false, "‹cache› drop"),
         (Cache::Auto, None) if cached => (false, "the files are in the page cache"),
         (Cache::Auto, None) => (true, "the files aren't in the page cache"),
     };
@@ -172,9 +172,9 @@ fn past_the_cache(spec: &EmulateSpec, path: &dyn DataPath, in_memory: bool, cach
 fn is_inline(spec: &EmulateSpec, by_hand: bool, rings: &Result<(), String>) -> Result<bool, Error> {
     match (spec.engine, rings) {
         (Engine::Uring, Err(why)) => Err(Error::machine(
-            "--engine uring",
+            "‹engine› uring",
             format!("each worker {why}"),
-            "--engine inline, or forebay doctor for the reason",
+            "‹engine› inline, or forebay doctor for the reason",
         )),
         (Engine::Uring, Ok(())) => Ok(false),
         (Engine::Auto, _) => Ok(by_hand || rings.is_err()),
@@ -190,7 +190,7 @@ pub fn check_engine(engine: Engine) -> Result<(), Error> {
         Engine::Auto | Engine::Uring | Engine::Inline => return Ok(()),
     };
     let found = "an emulated run reads with uring or inline";
-    Err(Error::request(format!("--engine {name}"), found, "--engine uring, inline or auto"))
+    Err(Error::request(format!("‹engine› {name}"), found, "‹engine› uring, inline or auto"))
 }
 
 /// Threads that read: as many as may run at once.
@@ -247,8 +247,8 @@ pub fn set_cache(spec: &EmulateSpec, data: &DataSet) -> Result<(), Error> {
             Cache::Warm => cache::warm(&open).map(|_| ()),
             _ => Ok(()),
         };
-        let asked = || format!("--cache on {}", folder.path(file).display());
-        done.map_err(|why| Error::machine(asked(), why, "--cache bypass"))?;
+        let asked = || format!("‹cache› on {}", folder.path(file).display());
+        done.map_err(|why| Error::machine(asked(), why, "‹cache› bypass"))?;
     }
     Ok(())
 }

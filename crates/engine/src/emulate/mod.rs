@@ -108,7 +108,7 @@ fn check_decode(spec: &EmulateSpec, row: &FormatRow) -> Result<(), Error> {
 /// Processors that workers are pinned to, in turn; none: they run anywhere.
 fn cpus_of(spec: &EmulateSpec) -> Result<Vec<u32>, Error> {
     let Some(text) = &spec.cpus else { return Ok(Vec::new()) };
-    threads::named("--cpus", text)
+    threads::named("‹cpus›", text)
 }
 
 /// What all threads of a run share.

@@ -220,7 +220,7 @@ fn note(missing: &mut BTreeMap<String, String>, cpu: &Cpu, noise: &Noise, power:
     note("result.copy_latency_us", true, "the path has no second stage");
     note("result.foretold", true, "no modelled drive took part");
     note("result.verified_on", true, "content is checked by the checksums of its format (training.level)");
-    note("result.steady_after_s", true, "--until-steady wasn't requested");
+    note("result.steady_after_s", true, "‹until_steady› wasn't requested");
     note("result.summary.throughput_gib_s_sd", true, "one repeat has no spread");
     note("result.summary.throughput_gib_s_ci95", true, "one repeat has no spread");
     note("result.series[].latency_us_mean", true, "latencies are kept for the whole run (training.latency)");

@@ -43,13 +43,13 @@ pub fn check(spec: &EmulateSpec, row: &FormatRow) -> Result<(), Error> {
         return Ok(());
     }
     match host_needs(spec, row) {
-        Some(found) => Err(Error::request(asked(spec), found, "--path bounce")),
+        Some(found) => Err(Error::request(asked(spec), found, "‹path› bounce")),
         None => Ok(()),
     }
 }
 
 fn asked(spec: &EmulateSpec) -> String {
-    format!("--path {} of {} files", path::name_of(spec.path), spec.workload.format)
+    format!("‹path› {} of {} files", path::name_of(spec.path), spec.workload.format)
 }
 
 /// What the host does with bytes on their way.
@@ -81,9 +81,9 @@ pub fn choose(
         if passes_host(spec.path) && folder.is_none() {
             let found = "the data set lies in one address space: these paths read files";
             return Err(Error::request(
-                format!("--path {} from --data {}", path::name_of(spec.path), spec.data.join(" ")),
+                format!("‹path› {} from --data {}", path::name_of(spec.path), spec.data.join(" ")),
                 found,
-                "--path bounce, or a folder",
+                "‹path› bounce, or a folder",
             ));
         }
         return Ok(Route { path: spec.path, because: None });
@@ -93,7 +93,7 @@ pub fn choose(
     let (Some(folder), None) = (folder, &needs) else {
         let because = needs.unwrap_or_default();
         if spec.require_direct {
-            return Err(Error::request("--require-direct with --path auto", because, "no --require-direct"));
+            return Err(Error::request("‹require_direct› with ‹path› auto", because, "no ‹require_direct›"));
         }
         return Ok(Route { path: PathKind::Bounce, because: Some(format!("auto chose bounce: {because}")) });
     };
@@ -101,7 +101,7 @@ pub fn choose(
     let open = auto::open(&situation);
     let path = open.ways[0].path;
     if spec.require_direct && !path::of(path).may_go_direct() {
-        return Err(Error::machine("--require-direct with --path auto", open.because, "forebay doctor"));
+        return Err(Error::machine("‹require_direct› with ‹path› auto", open.because, "forebay doctor"));
     }
     let name = path::name_of(path);
     Ok(Route { path, because: Some(format!("auto chose {name} ({})", open.because)) })

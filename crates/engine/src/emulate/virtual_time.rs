@@ -66,7 +66,7 @@ pub fn run(
         ));
     }
     if let Some(path) = path::find(spec.path).filter(|path| path.ends() == Ends::Gpu) {
-        let asked = format!("--path {} from {}", path.name(), spec.data.join(" "));
+        let asked = format!("‹path› {} from {}", path.name(), spec.data.join(" "));
         return Err(Error::request(
             asked,
             "a modelled drive has no content",

@@ -153,7 +153,7 @@ impl Worker {
         let mut reactor = match how.is_inline || !how.has_ring {
             true => Reactor::without_ring(),
             false => Reactor::with_ring(options)
-                .map_err(|e| memlock::refusal("a worker of this run", &e, "--engine inline"))?,
+                .map_err(|e| memlock::refusal("a worker of this run", &e, "‹engine› inline"))?,
         };
         let drives = || shared.data.target().into_iter().flat_map(|target| target.drives());
         let slot_bytes = match path::of(shared.route.path).pins() {

@@ -206,11 +206,11 @@ impl Site {
                 let inodes = rustix::fs::statvfs(&self.root).is_ok_and(|s| s.f_files > 0 && s.f_favail == 0);
                 let found =
                     if inodes { "the file system has no inodes left" } else { "the file system is full" };
-                Error::run(asked, found, format!("df -h {parent}; df -i {parent}; fewer --files"))
+                Error::run(asked, found, format!("df -h {parent}; df -i {parent}; fewer ‹files›"))
             }
-            Some(libc::EDQUOT) => Error::run(asked, "the quota is used up", "quota; fewer --files"),
+            Some(libc::EDQUOT) => Error::run(asked, "the quota is used up", "quota; fewer ‹files›"),
             Some(libc::EMFILE) => {
-                Error::run(asked, "too many open files", format!("ulimit -n; --workers {}", self.workers / 2))
+                Error::run(asked, "too many open files", format!("ulimit -n; ‹workers› {}", self.workers / 2))
             }
             Some(libc::EIO) => Error::run(asked, "I/O error", "dmesg | tail"),
             _ => Error::run(asked, error.to_string(), format!("ls -ld {parent}")),
@@ -244,7 +244,7 @@ fn room(parent: &Path, spec: &FilesSpec, asked: &str) -> Result<(), Error> {
         let found = format!("{needed} bytes are needed and {free} are free");
         let files = free / 2 / spec.file_bytes.max(1);
         let next =
-            format!("--files {}, or a smaller --file-size than {}", files, format_bytes(spec.file_bytes));
+            format!("‹files› {}, or a smaller ‹file_bytes› than {}", files, format_bytes(spec.file_bytes));
         return Err(Error::machine(asked, found, next));
     }
     Ok(())

@@ -205,12 +205,12 @@ impl Folder {
             || format!("make {files} files, {} in all, in {}", readable_bytes(wanted), self.root.display());
         if wanted.saturating_add(KEEP_FREE) > free {
             let found = format!("{} are free there", readable_bytes(free));
-            return Err(Error::machine(asked(), found, "fewer --files, or another --data"));
+            return Err(Error::machine(asked(), found, "fewer ‹files›, or another --data"));
         }
         // File systems that make inodes as they go say 0.
         if known.f_files > 0 && files.saturating_mul(1 + beside).saturating_add(8) > known.f_favail {
             let found = format!("{} inodes are free there (df -i)", known.f_favail);
-            return Err(Error::machine(asked(), found, "fewer --files, or another --data"));
+            return Err(Error::machine(asked(), found, "fewer ‹files›, or another --data"));
         }
         Ok(())
     }

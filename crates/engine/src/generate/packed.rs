@@ -79,7 +79,7 @@ fn purpose_of(spec: &DatagenSpec, workers: u32) -> Purpose {
         workers_most: workers,
         overwrite: spec.overwrite.clone(),
         overwrite_devices: spec.overwrite.clone(),
-        units: vec![("--io-size", spec.io_bytes)],
+        units: vec![("‹io_bytes›", spec.io_bytes)],
         ..Purpose::default()
     }
 }
@@ -91,7 +91,7 @@ fn manifest_of(spec: &DatagenSpec, bytes: &[u64]) -> Result<(Manifest, Vec<u8>),
     let longest = manifest::text(&manifest)?.len() as u64;
     if longest > manifest::TEXT_BYTES_MAX {
         let found = format!("a list of {} files is longer than 64 MiB", spec.files);
-        return Err(Error::request(format!("make a data set on {}", spec.data), found, "fewer --files"));
+        return Err(Error::request(format!("make a data set on {}", spec.data), found, "fewer ‹files›"));
     }
     manifest.data_begin = (longest + 1).next_multiple_of(BEGIN_ALIGN);
     let mut text = manifest::text(&manifest)?.into_bytes();
@@ -129,13 +129,13 @@ impl<'a> Place<'a> {
             return Err(Error::machine(
                 format!("make a data set of {} on {}", readable_bytes(end), spec.data),
                 format!("it has {}", readable_bytes(target.bytes)),
-                "fewer --files, or a larger source",
+                "fewer ‹files›, or a larger source",
             ));
         }
         let align = target.align();
         if u64::from(align) > FILE_ALIGN || spec.io_bytes % u64::from(align) != 0 {
             let found = format!("it wants multiples of {align} bytes");
-            return Err(Error::request(&spec.data, found, "--io-size 1m, and blocks of up to 4096 bytes"));
+            return Err(Error::request(&spec.data, found, "‹io_bytes› 1m, and blocks of up to 4096 bytes"));
         }
         debug_assert!(workers > 0);
         Ok(Place { spec, target, bytes, begins, align: align.max(1) })

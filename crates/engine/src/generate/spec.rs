@@ -87,14 +87,14 @@ impl DatagenSpec {
             Err(Error::request(asked, format!("is not between {low} and {high}"), format!("{flag} {low}")))
         };
         self.row()?;
-        within("--files", self.files.into(), 1, FILES_MAX.into())?;
+        within("‹files›", self.files.into(), 1, FILES_MAX.into())?;
         within("samples per file", self.samples_per_file.into(), 1, u32::MAX.into())?;
         within("--subfolders", self.subfolders.into(), 0, SUBFOLDERS_MAX.into())?;
-        within("--workers", self.workers.unwrap_or(1).into(), 1, WORKERS_MAX.into())?;
-        within("--io-size", self.io_bytes, IO_BYTES_STEP, IO_BYTES_MAX)?;
+        within("‹workers›", self.workers.unwrap_or(1).into(), 1, WORKERS_MAX.into())?;
+        within("‹io_bytes›", self.io_bytes, IO_BYTES_STEP, IO_BYTES_MAX)?;
         if self.io_bytes % IO_BYTES_STEP != 0 {
-            let asked = format!("--io-size {}", self.io_bytes);
-            return Err(Error::request(asked, "is not a multiple of 4096", "--io-size 1m"));
+            let asked = format!("‹io_bytes› {}", self.io_bytes);
+            return Err(Error::request(asked, "is not a multiple of 4096", "‹io_bytes› 1m"));
         }
         let given = self.dimensions.len();
         if given != 1 && given != self.files as usize {
@@ -115,7 +115,7 @@ impl DatagenSpec {
         self.check_columns()?;
         let total = self.total_bytes()?;
         if total > i64::MAX as u64 {
-            return Err(Error::request("the data set", "is longer than 2^63 bytes", "fewer --files"));
+            return Err(Error::request("the data set", "is longer than 2^63 bytes", "fewer ‹files›"));
         }
         Ok(())
     }

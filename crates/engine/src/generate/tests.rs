@@ -127,7 +127,7 @@ fn a_packed_data_set_has_its_manifest_first() {
     let path = dir.path().join("disk");
     std::fs::File::create(&path).and_then(|f| f.set_len(4 << 20)).expect("a file");
     let mut spec = in_folder("npz", 7, &path);
-    assert!(run_all(&spec).expect_err("not named").next.contains("--overwrite"));
+    assert!(run_all(&spec).expect_err("not named").next.contains("‹overwrite›"));
     spec.overwrite = vec![path.display().to_string()];
     let record = run_all(&spec).expect("packed");
     assert_eq!(record.check.expect("checked").files, 7);

@@ -130,12 +130,12 @@ impl GdsVerdict {
             Answer::CompatOnly => Some(Error::machine(
                 asked,
                 format!("cuFile would run in its compatibility mode, because {}", self.reason()?),
-                format!("{}; or --allow-compat, or --path bounce", self.next().unwrap_or_default()),
+                format!("{}; or ‹allow_compat›, or ‹path› bounce", self.next().unwrap_or_default()),
             )),
             Answer::No => Some(Error::machine(
                 asked,
                 format!("cuFile can't run here: {}", self.words()),
-                format!("{}; or --path bounce", self.next().unwrap_or_default()),
+                format!("{}; or ‹path› bounce", self.next().unwrap_or_default()),
             )),
         }
     }

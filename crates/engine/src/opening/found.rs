@@ -34,7 +34,7 @@ pub fn files_of(dir: &Path, purpose: &Purpose) -> Result<Vec<PathBuf>, Error> {
         Some(count) if files.len() < most => Err(Error::request(
             format!("read {count} files of {}", dir.display()),
             format!("there are {}, the first of them {}", files.len(), files[0].display()),
-            format!("--files {}, or {make} to have the others made", files.len()),
+            format!("‹files› {}, or {make} to have the others made", files.len()),
         )),
         _ => Ok(files),
     }
@@ -42,7 +42,7 @@ pub fn files_of(dir: &Path, purpose: &Purpose) -> Result<Vec<PathBuf>, Error> {
 
 /// The flags that ask for files.
 pub fn how_to_make(purpose: &Purpose) -> String {
-    format!("--create --file-size {}", format_bytes(purpose.file_bytes.unwrap_or(GIB)))
+    format!("‹create› ‹file_bytes› {}", format_bytes(purpose.file_bytes.unwrap_or(GIB)))
 }
 
 /// NAME.0, NAME.1 … as far as they go without a gap.
@@ -126,7 +126,7 @@ impl Walk<'_> {
 
     fn too_much(&self, found: String) -> Error {
         let asked = format!("read {}", self.root.display());
-        Error::request(asked, found, "--files 1000 for the first of them, or a folder further down")
+        Error::request(asked, found, "‹files› 1000 for the first of them, or a folder further down")
     }
 }
 
@@ -184,7 +184,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         made(home.path(), &["a/1", "a/2", "b/1"]);
         let error = below(home.path(), usize::MAX, 4).unwrap_err();
-        assert!(error.found.contains("more than 4 files") && error.next.contains("--files"), "{error}");
+        assert!(error.found.contains("more than 4 files") && error.next.contains("‹files›"), "{error}");
         assert_eq!(below(home.path(), usize::MAX, 5).unwrap().len(), 3);
         let deep = home.path().join(vec!["d"; DEPTH_MAX + 1].join("/"));
         fs::create_dir_all(deep).unwrap();

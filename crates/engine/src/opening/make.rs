@@ -56,9 +56,9 @@ fn know_what_to_verify(purpose: &Purpose, drafts: &[Draft], held: &Locked) -> Re
     };
     match drafts.iter().flat_map(Draft::files).find(unknown) {
         Some(file) => Err(Error::request(
-            format!("--verify of {}", file.path.display()),
-            "it was written without --verify, so that nobody knows what it should hold",
-            "write it first: --op write --verify",
+            format!("‹verify› of {}", file.path.display()),
+            "it was written without ‹verify›, so that nobody knows what it should hold",
+            "write it first: ‹op› write ‹verify›",
         )),
         None => Ok(()),
     }
@@ -101,7 +101,7 @@ fn check_room(missing: &[&FilePlan]) -> Result<(), Error> {
             return Err(Error::machine(
                 format!("make {} of files in {}", format_bytes(*bytes), dir.display()),
                 format!("{} MiB are free there", free >> 20),
-                "a smaller --file-size, fewer --files, or another directory",
+                "a smaller ‹file_bytes›, fewer ‹files›, or another directory",
             ));
         }
     }
@@ -206,12 +206,12 @@ fn allocate(file: &FilePlan, ours: Option<Identity>, undo: &mut Undo) -> Result<
         Some(libc::ENOSPC | libc::EDQUOT) => Err(Error::machine(
             asked,
             "the file system is full",
-            "a smaller --file-size, or another directory",
+            "a smaller ‹file_bytes›, or another directory",
         )),
         Some(libc::EFBIG) => Err(Error::request(
             asked,
             "the file system has no room for a file this large",
-            "a smaller --file-size",
+            "a smaller ‹file_bytes›",
         )),
         _ => Err(Error::run(asked, e.to_string(), "df -h")),
     }

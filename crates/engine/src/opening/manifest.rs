@@ -283,7 +283,7 @@ impl Held {
         let text = serde_json::to_string_pretty(&self.manifest).expect("a manifest is plain data");
         if text.len() as u64 > BYTES_MAX {
             let found = format!("{} files are more than a list holds", self.manifest.files.len());
-            return Err(Error::request(format!("write {}", self.path.display()), found, "fewer --files"));
+            return Err(Error::request(format!("write {}", self.path.display()), found, "fewer ‹files›"));
         }
         let mut write = || -> std::io::Result<()> {
             file.seek(SeekFrom::Start(0))?;

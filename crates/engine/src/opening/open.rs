@@ -73,7 +73,7 @@ pub(crate) fn has_rings(
     match memlock::room_for(workers, options) {
         Ok(()) => Ok(Ok(())),
         Err(e) if insists => {
-            Err(memlock::refusal("the run", &e, "forebay doctor for the reason, or --engine pread"))
+            Err(memlock::refusal("the run", &e, "forebay doctor for the reason, or ‹engine› pread"))
         }
         Err(e) => Ok(Err(memlock::refusal("a run", &e, "").found)),
     }
@@ -157,7 +157,7 @@ impl Open for Opener<'_> {
         }
         let engine = target.choose(purpose.engine, !purpose.writes, resident, self.rings);
         if engine == Engine::Map && purpose.writes {
-            return Err(Error::request("--engine map", "it only reads", "--engine inline"));
+            return Err(Error::request("‹engine› map", "it only reads", "‹engine› inline"));
         }
         Ok(FileBacking { target, engine })
     }
@@ -175,7 +175,7 @@ fn check_pieces(target: &Target, align: u32) -> Result<(), Error> {
 fn check_alignment(purpose: &Purpose, target: &Target) -> Result<(), Error> {
     let align = target.align();
     target.walk().into_iter().try_for_each(|part| check_pieces(part, align))?;
-    let whole = purpose.writes.then_some(("--file-size", target.bytes));
+    let whole = purpose.writes.then_some(("‹file_bytes›", target.bytes));
     match purpose.units.iter().copied().chain(whole).find(|(_, value)| value % u64::from(align) != 0) {
         Some((what, value)) => Err(misaligned(Path::new(&target.label), what, value, align)),
         None => Ok(()),

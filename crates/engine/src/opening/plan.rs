@@ -74,8 +74,8 @@ pub fn look(purpose: &Purpose) -> Result<Looked, Error> {
     if used == 0 {
         return Err(Error::request(
             sources.join(" "),
-            "there is no data in it (from --start on)",
-            "--file-size 1g, or a smaller --start",
+            "there is no data in it (from ‹start_bytes› on)",
+            "‹file_bytes› 1g, or a smaller ‹start_bytes›",
         ));
     }
     Ok(Looked { drafts, pair_of, manifests })
@@ -140,10 +140,10 @@ fn has_directory_for_files(purpose: &Purpose, uris: &[Uri]) -> Result<(), Error>
         Some(path) if !path.exists() => {
             ("there is no such directory", format!("mkdir -p {}", path.display()))
         }
-        Some(_) => ("it is one file, and --files counts those of a directory", "no --files".into()),
-        None => ("--files counts the files of a directory, and this is none", "no --files".into()),
+        Some(_) => ("it is one file, and ‹files› counts those of a directory", "no ‹files›".into()),
+        None => ("‹files› counts the files of a directory, and this is none", "no ‹files›".into()),
     };
-    Err(Error::request(format!("--files {files} of {source}"), found, next))
+    Err(Error::request(format!("‹files› {files} of {source}"), found, next))
 }
 
 /// A file's size as asked for.
@@ -285,7 +285,7 @@ impl Planner<'_> {
             return Err(Error::request(
                 format!("write to {shown}"),
                 format!("it exists ({have} bytes), and {whose}"),
-                format!("--overwrite {shown} to let it be overwritten, or another name"),
+                format!("‹overwrite› {shown} to let it be overwritten, or another name"),
             ));
         }
         let bytes = wanted.unwrap_or(have);
@@ -294,14 +294,14 @@ impl Planner<'_> {
             return Err(too_small(bytes, &shown, have, format!("it has {have} bytes, and {whose}")));
         }
         if action == Action::Make && !self.purpose.makes {
-            let next = format!("--file-size {have}, or --create to have it made larger");
+            let next = format!("‹file_bytes› {have}, or ‹create› to have it made larger");
             return Err(Error { next, ..too_small(bytes, &shown, have, format!("it has {have} bytes")) });
         }
         if bytes == 0 {
             return Err(Error::request(
                 shown.to_string(),
                 "is empty",
-                "a file with data, or --create --file-size 1g on a new name",
+                "a file with data, or ‹create› ‹file_bytes› 1g on a new name",
             ));
         }
         Ok(FilePlan {
@@ -353,7 +353,7 @@ impl Planner<'_> {
             return Err(Error::request(format!("read {shown}"), "it holds nothing", "/dev/zero, or nil:"));
         }
         let bytes = wanted.filter(|bytes| *bytes > 0).ok_or_else(|| {
-            Error::request(shown.to_string(), "has no size of its own", format!("{shown} --file-size 1g"))
+            Error::request(shown.to_string(), "has no size of its own", format!("{shown} ‹file_bytes› 1g"))
         })?;
         Ok(device(path, bytes))
     }
@@ -398,14 +398,14 @@ fn would_be_lost(source: &dyn Display, kind: &str) -> Error {
     Error::request(
         format!("write to {source}"),
         format!("it is a {kind}, and what it holds would be lost"),
-        format!("--overwrite-device {source} if that is what you want"),
+        format!("‹overwrite_devices› {source} if that is what you want"),
     )
 }
 
 /// More was asked for than the `have` bytes that are there.
 fn too_small(wanted: u64, source: &dyn Display, have: u64, found: String) -> Error {
-    let asked = format!("--file-size {} of {source}", format_bytes(wanted));
-    Error::request(asked, found, format!("--file-size {have}, or none"))
+    let asked = format!("‹file_bytes› {} of {source}", format_bytes(wanted));
+    Error::request(asked, found, format!("‹file_bytes› {have}, or none"))
 }
 
 /// Whether the user named this very file: by the same path, or another path to it.

@@ -127,15 +127,15 @@ fn page_cache(s: &Situation) -> (bool, String) {
     };
     match s.cache {
         _ if !s.direct => (true, format!("{told}; O_DIRECT isn't available")),
-        Cache::Drop => (true, "--cache drop".into()),
+        Cache::Drop => (true, "‹cache› drop".into()),
         Cache::Allow => (true, told),
-        Cache::Warm => (true, "--cache warm".into()),
+        Cache::Warm => (true, "‹cache› warm".into()),
         Cache::Auto if s.writes => (false, "writes go bypassing the page cache".into()),
         Cache::Auto | Cache::Bypass if s.require_direct => match s.no_direct() {
-            None => (false, "--require-direct".into()),
+            None => (false, "‹require_direct›".into()),
             Some(why) => (false, why),
         },
-        Cache::Bypass => (false, "--cache bypass".into()),
+        Cache::Bypass => (false, "‹cache› bypass".into()),
         Cache::Auto => (share >= HALF_WARM_SHARE, told),
     }
 }
@@ -238,14 +238,14 @@ mod tests {
             ),
             ("a file system in memory", Situation { direct: false, ..warm() }, vec![MAPPED, FROM]),
             ("no O_DIRECT, not cached", Situation { direct: false, ..cold() }, vec![FROM]),
-            ("cached, --cache bypass", Situation { cache: Cache::Bypass, ..warm() }, vec![PAST]),
+            ("cached, ‹cache› bypass", Situation { cache: Cache::Bypass, ..warm() }, vec![PAST]),
             (
-                "cached, --cache drop",
+                "cached, ‹cache› drop",
                 Situation { cache: Cache::Drop, resident: Some(0.0), ..warm() },
                 vec![FROM],
             ),
-            ("--cache warm", Situation { cache: Cache::Warm, ..warm() }, vec![MAPPED, FROM]),
-            ("--cache allow, cold", Situation { cache: Cache::Allow, ..cold() }, vec![FROM]),
+            ("‹cache› warm", Situation { cache: Cache::Warm, ..warm() }, vec![MAPPED, FROM]),
+            ("‹cache› allow, cold", Situation { cache: Cache::Allow, ..cold() }, vec![FROM]),
             ("written, cached", Situation { writes: true, ..warm() }, vec![PAST]),
             ("written, direct DMA", Situation { writes: true, cannot: gds(), ..warm() }, vec![GDS, PAST]),
             ("only direct DMA", Situation { require_direct: true, cannot: gds(), ..warm() }, vec![GDS]),

@@ -44,9 +44,9 @@ impl DataPath for Bounce {
 
     fn refuses(&self, job: &JobSpec) -> Result<Option<Refusal>, Error> {
         Ok(job.require_direct.then_some((
-            "--require-direct with --path bounce",
+            "‹require_direct› with ‹path› bounce",
             "bounce stages every byte in host memory",
-            "--path host, or no --require-direct",
+            "‹path› host, or no ‹require_direct›",
         )))
     }
 

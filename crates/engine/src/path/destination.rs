@@ -57,7 +57,7 @@ impl Destination {
         }
         let device = self.devices.first().ok_or_else(|| {
             let why = cuda::devices().1.unwrap_or_else(|| "no GPU".into());
-            Error::machine("--path gds", why, "forebay doctor; --path host needs no GPU")
+            Error::machine("‹path› gds", why, "forebay doctor; ‹path› host needs no GPU")
         })?;
         let session = Session::open(job, device)?;
         Ok(self.cufile.get_or_init(|| session))
@@ -109,7 +109,7 @@ impl Destination {
         }
         let device = self.devices.first().ok_or_else(|| {
             let why = cuda::devices().1.unwrap_or_else(|| "no GPU".into());
-            Error::machine("--path mapped", why, "forebay doctor; --path host needs no GPU")
+            Error::machine("‹path› mapped", why, "forebay doctor; ‹path› host needs no GPU")
         })?;
         let in_flight = job.io_bytes_largest().saturating_mul(u64::from(job.depth));
         let limits = limits(job.pin_limit_bytes, in_flight.saturating_mul(u64::from(job.workers)));

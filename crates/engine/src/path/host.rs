@@ -30,7 +30,7 @@ impl DataPath for Host {
 
     fn refuses(&self, job: &JobSpec) -> Result<Option<Refusal>, Error> {
         let refusal =
-            ("--gpu with --path host", "that path ends in host memory", "--path bounce, or no --gpu");
+            ("‹gpus› with ‹path› host", "that path ends in host memory", "‹path› bounce, or no ‹gpus›");
         Ok((!job.gpus.is_empty()).then_some(refusal))
     }
 

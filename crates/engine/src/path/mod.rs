@@ -36,7 +36,7 @@ use straight::Means;
 fn scattered() -> Fault {
     Fault::note(
         libc::EINVAL,
-        "this path copies into contiguous memory, and the payload is scattered; --path host",
+        "this path copies into contiguous memory, and the payload is scattered; ‹path› host",
     )
 }
 
@@ -270,9 +270,9 @@ pub fn legal(kind: PathKind, source: &dyn Display, made: &Made) -> Result<(), Er
         return Ok(());
     }
     Err(Error::request(
-        format!("--path {} from {source}", path.name()),
+        format!("‹path› {} from {source}", path.name()),
         format!("it can only serve {}", path.serves()),
-        "--path host",
+        "‹path› host",
     ))
 }
 

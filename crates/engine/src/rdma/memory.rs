@@ -176,7 +176,7 @@ pub fn refusal(bytes: usize, device: &str, error: &io::Error) -> Error {
     Error::machine(
         format!("register {bytes} bytes of buffers with {device}"),
         error.to_string(),
-        "ulimit -l unlimited (in /etc/security/limits.conf: memlock); or fewer --workers, a smaller --depth",
+        "ulimit -l unlimited (in /etc/security/limits.conf: memlock); or fewer ‹workers›, a smaller ‹depth›",
     )
 }
 

@@ -31,7 +31,7 @@ impl FaultPlan {
     pub fn parse(text: &str) -> Result<FaultPlan, Error> {
         let bad = |word: &str, why: &str| {
             let example = "seed=1,error=0.01,short=0.01,stall=0.001,delay_us=100,reorder=1";
-            Error::request(format!("--faults {text}"), format!("'{word}' {why}"), example)
+            Error::request(format!("‹faults› {text}"), format!("'{word}' {why}"), example)
         };
         let mut plan = FaultPlan { seed: 1, ..FaultPlan::default() };
         for word in text.split(',').filter(|w| !w.is_empty()) {

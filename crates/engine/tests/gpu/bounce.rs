@@ -162,7 +162,7 @@ fn a_gpu_that_is_not_there_is_named_for_pairs_too() {
         let wanted =
             JobSpec { sources: Vec::new(), pairs: vec![format!("3={}", source.display())], ..job(&source) };
         let error = super::runs::refused(&wanted);
-        assert_eq!((error.asked.as_str(), error.kind), ("--gpu 3", forebay_model::Kind::Request));
+        assert_eq!((error.asked.as_str(), error.kind), ("‹gpus› 3", forebay_model::Kind::Request));
     });
 }
 

@@ -480,7 +480,7 @@ fn what_cufile_did_is_what_the_record_says() {
                     "compat" => {
                         let error = outcome.unwrap_err();
                         assert_eq!(error.kind, Kind::Machine);
-                        assert!(error.next.contains("--allow-compat"), "{error}");
+                        assert!(error.next.contains("‹allow_compat›"), "{error}");
                         return;
                     }
                     _ if words[2] == "gds" => {
@@ -515,7 +515,7 @@ fn auto_says_what_it_chose_and_why() {
         let auto = spec(home.path(), PathKind::Auto);
         let warm = record(&EmulateSpec { cache: Cache::Warm, ..auto.clone() });
         assert_eq!((warm.path.requested.as_str(), warm.path.ran.as_str()), ("auto", "mapped"));
-        assert!(warm.path.reason.as_ref().unwrap().starts_with("auto chose mapped (--cache warm)"));
+        assert!(warm.path.reason.as_ref().unwrap().starts_with("auto chose mapped (‹cache› warm)"));
         assert!(warm.path.mapped_bytes > 0);
         assert_eq!(warm.path.mapped_bytes + warm.path.staged_bytes, assert_exact(&warm));
         let parsed = record(&EmulateSpec { cache: Cache::Warm, level: Level::Parse, ..auto.clone() });
@@ -527,7 +527,7 @@ fn auto_says_what_it_chose_and_why() {
         let strict = EmulateSpec { require_direct: true, cache: Cache::Auto, ..auto };
         let error = watched(&strict, |_| false).unwrap_err();
         assert_eq!(error.kind, Kind::Machine);
-        assert!(error.asked.contains("--require-direct"), "{error}");
+        assert!(error.asked.contains("‹require_direct›"), "{error}");
     });
 }
 

@@ -123,7 +123,7 @@ fn compatibility_mode_is_refused_unless_allowed_and_never_called_direct() {
         {
             let refused = run(&job).unwrap_err();
             assert_eq!(refused.kind, Kind::Machine, "{refused}");
-            assert!(refused.next.contains("--allow-compat") && refused.next.contains("doctor"), "{refused}");
+            assert!(refused.next.contains("‹allow_compat›") && refused.next.contains("doctor"), "{refused}");
         }
         for mode in MODES {
             let record = record(&JobSpec { allow_compat: true, cufile: mode, ..unverified(&path) });
@@ -480,7 +480,7 @@ fn without_libcufile_it_is_the_machine_that_lacks_it() {
         let path = made(dir.path(), "a", 1 << 16);
         let lacking = run(&unverified(&path)).unwrap_err();
         assert_eq!(lacking.kind, Kind::Machine);
-        assert!(lacking.found.contains("libcufile") && lacking.next.contains("--path bounce"), "{lacking}");
+        assert!(lacking.found.contains("libcufile") && lacking.next.contains("‹path› bounce"), "{lacking}");
     });
 }
 
@@ -488,10 +488,10 @@ fn without_libcufile_it_is_the_machine_that_lacks_it() {
 fn what_cant_be_meant_is_refused_on_any_machine() {
     let base = || JobSpec { sources: vec!["nil:".into()], path: PathKind::Gds, ..JobSpec::default() };
     for (flag, job) in [
-        ("--cufile-batch", JobSpec { cufile_batch: Some(8), ..base() }),
-        ("--cufile-batch", JobSpec { cufile_batch: Some(0), cufile: CuFileMode::Batch, ..base() }),
-        ("--cufile", JobSpec { path: PathKind::Host, cufile: CuFileMode::Batch, ..base() }),
-        ("--engine", JobSpec { engine: forebay_model::job::Engine::Uring, ..base() }),
+        ("‹cufile_batch›", JobSpec { cufile_batch: Some(8), ..base() }),
+        ("‹cufile_batch›", JobSpec { cufile_batch: Some(0), cufile: CuFileMode::Batch, ..base() }),
+        ("‹cufile›", JobSpec { path: PathKind::Host, cufile: CuFileMode::Batch, ..base() }),
+        ("‹engine›", JobSpec { engine: forebay_model::job::Engine::Uring, ..base() }),
     ] {
         let refused = driver::check(&job).unwrap_err();
         assert!(refused.kind == Kind::Request && refused.asked.starts_with(flag), "{refused}");

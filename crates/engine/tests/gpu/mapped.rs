@@ -200,12 +200,12 @@ fn what_contradicts_the_path_is_refused_with_what_to_type() {
     let home = super::runs::home();
     let source = file(&home, "f", 4 * MIB);
     let cases = [
-        (JobSpec { op: Op::Write, verify: false, ..mapped(&source) }, "--path bounce"),
-        (JobSpec { cache: Cache::Bypass, ..mapped(&source) }, "--cache allow"),
-        (JobSpec { cache: Cache::Drop, ..mapped(&source) }, "--cache allow"),
-        (JobSpec { require_direct: true, ..mapped(&source) }, "--path gds"),
-        (JobSpec { pin_limit_bytes: Some(4096), ..mapped(&source) }, "--pin-limit 1g"),
-        (JobSpec { sources: vec!["nil:".into()], ..mapped(&source) }, "--path host"),
+        (JobSpec { op: Op::Write, verify: false, ..mapped(&source) }, "‹path› bounce"),
+        (JobSpec { cache: Cache::Bypass, ..mapped(&source) }, "‹cache› allow"),
+        (JobSpec { cache: Cache::Drop, ..mapped(&source) }, "‹cache› allow"),
+        (JobSpec { require_direct: true, ..mapped(&source) }, "‹path› gds"),
+        (JobSpec { pin_limit_bytes: Some(4096), ..mapped(&source) }, "‹pin_limit_bytes› 1g"),
+        (JobSpec { sources: vec!["nil:".into()], ..mapped(&source) }, "‹path› host"),
     ];
     for (wanted, next) in cases {
         let error = refused(&wanted);

@@ -211,17 +211,17 @@ impl CheckpointSpec {
         }
         if self.io_bytes == 0 || self.io_bytes > IO_BYTES_MAX || self.io_bytes % 512 != 0 {
             let found = "must be a multiple of 512 bytes, up to 64 MiB".into();
-            return bound(format!("--io-size {}", self.io_bytes), found, "--io-size 1m".into());
+            return bound(format!("‹io_bytes› {}", self.io_bytes), found, "‹io_bytes› 1m".into());
         }
         if self.depth == 0 || self.depth > 1024 {
-            return bound(format!("--depth {}", self.depth), "must be 1 to 1024".into(), "--depth 4".into());
+            return bound(format!("‹depth› {}", self.depth), "must be 1 to 1024".into(), "‹depth› 4".into());
         }
         if self.workers.is_some_and(|w| w == 0 || w > 1024) {
-            let asked = format!("--workers {}", self.workers.unwrap_or(0));
-            return bound(asked, "must be 1 to 1024".into(), "--workers 2".into());
+            let asked = format!("‹workers› {}", self.workers.unwrap_or(0));
+            return bound(asked, "must be 1 to 1024".into(), "‹workers› 2".into());
         }
         for (flag, seconds, least, most) in
-            [("--between", self.between_s, 0.0, 86_400.0), ("--timeout", self.timeout_s, 0.01, 86_400.0)]
+            [("--between", self.between_s, 0.0, 86_400.0), ("‹timeout_s›", self.timeout_s, 0.01, 86_400.0)]
         {
             if !(seconds >= least && seconds <= most) {
                 let found = format!("must be {least} to {most} seconds");
@@ -230,18 +230,18 @@ impl CheckpointSpec {
         }
         if self.interval_ms < 10 {
             let found = "must be at least 10 ms".into();
-            return bound(format!("--interval {}", self.interval_ms), found, "--interval 250".into());
+            return bound(format!("‹interval_ms› {}", self.interval_ms), found, "‹interval_ms› 250".into());
         }
         if matches!(self.path, PathKind::Mapped) {
             let found = "it only copies what the page cache holds, and a checkpoint is read from storage";
-            return bound("--path mapped".into(), found.into(), "--path bounce, or gds".into());
+            return bound("‹path› mapped".into(), found.into(), "‹path› bounce, or gds".into());
         }
         if matches!(self.cache, Cache::Auto | Cache::Warm) {
             let found = "a checkpoint is read from storage: bypass or drop; allow, and the rule is broken";
-            return bound("--cache".into(), found.into(), "--cache bypass".into());
+            return bound("‹cache›".into(), found.into(), "‹cache› bypass".into());
         }
         if self.engine == Engine::Map {
-            return bound("--engine map".into(), "it only reads".into(), "--engine uring".into());
+            return bound("‹engine› map".into(), "it only reads".into(), "‹engine› uring".into());
         }
         Ok(())
     }
@@ -335,14 +335,14 @@ mod tests {
             ("--dir", CheckpointSpec { dir: String::new(), ..spec() }),
             ("--scale 0", CheckpointSpec { scale: 0.0, ..spec() }),
             ("--scale NaN", CheckpointSpec { scale: f64::NAN, ..spec() }),
-            ("--io-size 100", CheckpointSpec { io_bytes: 100, ..spec() }),
-            ("--depth 0", CheckpointSpec { depth: 0, ..spec() }),
-            ("--workers 0", CheckpointSpec { workers: Some(0), ..spec() }),
+            ("‹io_bytes› 100", CheckpointSpec { io_bytes: 100, ..spec() }),
+            ("‹depth› 0", CheckpointSpec { depth: 0, ..spec() }),
+            ("‹workers› 0", CheckpointSpec { workers: Some(0), ..spec() }),
             ("--between -1", CheckpointSpec { between_s: -1.0, ..spec() }),
-            ("--timeout NaN", CheckpointSpec { timeout_s: f64::NAN, ..spec() }),
-            ("--path mapped", CheckpointSpec { path: PathKind::Mapped, ..spec() }),
-            ("--cache", CheckpointSpec { cache: Cache::Warm, ..spec() }),
-            ("--engine map", CheckpointSpec { engine: Engine::Map, ..spec() }),
+            ("‹timeout_s› NaN", CheckpointSpec { timeout_s: f64::NAN, ..spec() }),
+            ("‹path› mapped", CheckpointSpec { path: PathKind::Mapped, ..spec() }),
+            ("‹cache›", CheckpointSpec { cache: Cache::Warm, ..spec() }),
+            ("‹engine› map", CheckpointSpec { engine: Engine::Map, ..spec() }),
         ];
         for (flag, spec) in cases {
             let error = spec.check().unwrap_err();

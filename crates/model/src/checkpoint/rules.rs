@@ -133,7 +133,7 @@ fn cache(spec: &CheckpointSpec, ran: &Checkpoint, seen: Seen) -> Rule {
     let how = match spec.cache {
         Cache::Bypass => "files were written and read bypassing the page cache",
         Cache::Drop => "the page cache was dropped before reading",
-        _ => return rule(ID, false, format!("{less}, and --cache allow left the page cache as it was")),
+        _ => return rule(ID, false, format!("{less}, and ‹cache› allow left the page cache as it was")),
     };
     match seen.resident {
         Some(share) => rule(

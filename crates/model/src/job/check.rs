@@ -25,28 +25,24 @@ impl JobSpec {
         }
         for (field, bound) in FIELDS.iter().filter_map(|field| Some((field, field.bound?))) {
             if let Some(value) = (field.number)(self).filter(|value| !bound.holds(*value)) {
-                let flag = field.flag;
-                return refused(
-                    format!("--{flag} {value}"),
-                    bound.must,
-                    format!("--{flag} {}", bound.example),
-                );
+                let key = field.key;
+                return refused(format!("‹{key}› {value}"), bound.must, format!("‹{key}› {}", bound.example));
             }
         }
         self.check_sizes()?;
         self.check_bytes()?;
         self.check_batch()?;
         if self.align_bytes.is_some() && !self.op.is_random() {
-            let asked = format!("--align {}", format_bytes(self.align_bytes.unwrap_or(0)));
+            let asked = format!("‹align_bytes› {}", format_bytes(self.align_bytes.unwrap_or(0)));
             let found = "it is the alignment of random offsets, and these are sequential";
-            return refused(asked, found, "--op randread, or no --align");
+            return refused(asked, found, "‹op› randread, or no ‹align_bytes›");
         }
         if self.rate_gib_s.is_some() && self.rate_iops.is_some() {
-            return refused("--rate with --rate-iops", "contradict each other", "--rate 1.5");
+            return refused("‹rate_gib_s› with ‹rate_iops›", "contradict each other", "‹rate_gib_s› 1.5");
         }
         if self.file_name.matches("%d").count() != 1 || self.file_name.contains('/') {
-            let asked = format!("--file-name {}", self.file_name);
-            return refused(asked.trim_end(), "must hold %d once and no slash", "--file-name forebay.%d");
+            let asked = format!("‹file_name› {}", self.file_name);
+            return refused(asked.trim_end(), "must hold %d once and no slash", "‹file_name› forebay.%d");
         }
         self.check_walk()?;
         self.check_pace()?;
@@ -63,43 +59,47 @@ impl JobSpec {
     /// What belongs to sequential offsets, and to workers that each cover all of the data.
     fn check_walk(&self) -> Result<(), Error> {
         if self.skip_bytes != 0 && self.op.is_random() {
-            let asked = format!("--skip {}", self.skip_bytes);
-            return refused(asked, "random offsets follow on nothing", "--op read, or no --skip");
+            let asked = format!("‹skip_bytes› {}", self.skip_bytes);
+            return refused(asked, "random offsets follow on nothing", "‹op› read, or no ‹skip_bytes›");
         }
         if self.skip_every_bytes.is_some() && self.skip_bytes <= 0 {
             let found = "it says after how many bytes something is passed over";
-            return refused("--skip-every without --skip", found, "--skip 2g --skip-every 256m");
+            return refused(
+                "‹skip_every_bytes› without ‹skip_bytes›",
+                found,
+                "‹skip_bytes› 2g ‹skip_every_bytes› 256m",
+            );
         }
         if self.skip_bytes.unsigned_abs() > OFFSET_MAX {
             return refused(
-                format!("--skip {}", self.skip_bytes),
+                format!("‹skip_bytes› {}", self.skip_bytes),
                 "overflows (more than 8 EiB)",
-                "--skip 64k",
+                "‹skip_bytes› 64k",
             );
         }
         if self.start_step_bytes == 0 {
             return Ok(());
         }
-        let asked = format!("--start-step {}", format_bytes(self.start_step_bytes));
+        let asked = format!("‹start_step_bytes› {}", format_bytes(self.start_step_bytes));
         if !self.clones {
             return refused(
                 asked,
                 "workers that share the data start where their parts do",
-                "--clones --start-step 1g",
+                "‹clones› ‹start_step_bytes› 1g",
             );
         }
         if self.start_step_bytes.checked_mul(self.workers.into()).is_none_or(|all| all > OFFSET_MAX) {
-            return refused(asked, "overflows (more than 8 EiB)", "a smaller --start-step");
+            return refused(asked, "overflows (more than 8 EiB)", "a smaller ‹start_step_bytes›");
         }
         Ok(())
     }
 
     fn check_pace(&self) -> Result<(), Error> {
         if self.arrivals == Arrivals::Poisson && self.rate_gib_s.is_none() && self.rate_iops.is_none() {
-            return refused("--arrivals poisson", "needs a rate", "--rate-iops 1000 --arrivals poisson");
+            return refused("‹arrivals› poisson", "needs a rate", "‹rate_iops› 1000 ‹arrivals› poisson");
         }
         if self.think_ios.is_some() && self.think_s.is_none() {
-            return refused("--think-ios", "needs a pause", "--think 0.01 --think-ios 8");
+            return refused("‹think_ios›", "needs a pause", "‹think_s› 0.01 ‹think_ios› 8");
         }
         Ok(())
     }
@@ -109,7 +109,11 @@ impl JobSpec {
         let rule = SteadyRule::parse(text)?;
         if rule.points(self.interval_ms) < SteadyRule::POINTS_MIN {
             let found = format!("its window holds less than 3 points of {} ms", self.interval_ms);
-            return refused(format!("--steady {text}"), &found, "a longer window, or a shorter --interval");
+            return refused(
+                format!("‹steady› {text}"),
+                &found,
+                "a longer window, or a shorter ‹interval_ms›",
+            );
         }
         Ok(())
     }
@@ -117,12 +121,12 @@ impl JobSpec {
     fn check_content(&self) -> Result<(), Error> {
         let Some(text) = &self.content else { return Ok(()) };
         Blend::parse(text)?;
-        let asked = format!("--content {text}");
+        let asked = format!("‹content› {text}");
         if self.verify {
-            return refused(asked, "what is verified is Forebay's own content", "no --verify");
+            return refused(asked, "what is verified is Forebay's own content", "no ‹verify›");
         }
         if !self.writes() {
-            return refused(asked, "nothing is written", "--op write, or no --content");
+            return refused(asked, "nothing is written", "‹op› write, or no ‹content›");
         }
         Ok(())
     }
@@ -130,10 +134,10 @@ impl JobSpec {
     /// What reads are held against, where fio wrote it.
     pub fn parsed_verify_fio(&self) -> Result<Option<Rule>, Error> {
         let Some(text) = &self.verify_fio else { return Ok(None) };
-        let asked = format!("--verify-fio {text}");
+        let asked = format!("‹verify_fio› {text}");
         let rule = match Rule::parse(text) {
             Ok(rule) => rule,
-            Err(found) => return refused(asked, &found, "--verify-fio crc32c,interval=4k"),
+            Err(found) => return refused(asked, &found, "‹verify_fio› crc32c,interval=4k"),
         };
         if self.verify {
             return refused(
@@ -146,7 +150,7 @@ impl JobSpec {
             return refused(
                 asked,
                 "fio must have written the data: it is only read, and not created",
-                "--op read",
+                "‹op› read",
             );
         }
         Ok(Some(rule))
@@ -158,11 +162,11 @@ impl JobSpec {
             return Ok(());
         }
         if !self.writes() {
-            return refused("--atomic", "nothing is written", "--op write, or no --atomic");
+            return refused("‹atomic›", "nothing is written", "‹op› write, or no ‹atomic›");
         }
         if !matches!(self.path, PathKind::Host | PathKind::Bounce) || self.cache != Cache::Bypass {
             let found = "atomic writes go past the page cache, by the kernel";
-            return refused("--atomic", found, "--path host --cache bypass");
+            return refused("‹atomic›", found, "‹path› host ‹cache› bypass");
         }
         Ok(())
     }
@@ -170,19 +174,19 @@ impl JobSpec {
     /// The sizes of I/Os: one, or a range.
     fn check_sizes(&self) -> Result<(), Error> {
         let (least, most) = (self.io_bytes, self.io_bytes_largest());
-        let range = "--io-size 4k:1m:4k";
+        let range = "‹io_bytes› 4k:1m:4k";
         if least == 0 || most > IO_BYTES_MAX {
-            let asked = format!("--io-size {}", format_bytes(most));
-            return refused(asked, "must be 1 byte to 1 GiB", "--io-size 1m");
+            let asked = format!("‹io_bytes› {}", format_bytes(most));
+            return refused(asked, "must be 1 byte to 1 GiB", "‹io_bytes› 1m");
         }
         if most < least {
-            return refused(format!("--io-size {least}:{most}"), "the greatest is below the least", range);
+            return refused(format!("‹io_bytes› {least}:{most}"), "the greatest is below the least", range);
         }
         if self.io_bytes_max.is_some() && self.io_bytes_step == Some(0) {
-            return refused("--io-size step 0", "the step must be at least 1 byte", range);
+            return refused("‹io_bytes› step 0", "the step must be at least 1 byte", range);
         }
         if self.io_bytes_step.is_some() && self.io_bytes_max.is_none() {
-            return refused(format!("--io-size {least} in steps"), "steps need a greatest size", range);
+            return refused(format!("‹io_bytes› {least} in steps"), "steps need a greatest size", range);
         }
         Ok(())
     }
@@ -192,17 +196,17 @@ impl JobSpec {
         let of_worker = self.io_bytes_largest().saturating_mul(self.depth.into());
         let arena = of_worker.saturating_mul(self.workers.into());
         if arena > ARENA_BYTES_MAX {
-            let asked = format!("--workers × --depth × --io-size {}", format_bytes(arena));
-            return refused(asked, "more than 1 TiB of buffers", "a smaller --depth");
+            let asked = format!("‹workers› × ‹depth› × ‹io_bytes› {}", format_bytes(arena));
+            return refused(asked, "more than 1 TiB of buffers", "a smaller ‹depth›");
         }
         let (file, files) = (self.file_bytes.unwrap_or(0), self.files.unwrap_or(self.workers));
         if file.checked_mul(files.into()).is_none_or(|all| all > OFFSET_MAX) {
-            let asked = format!("--file-size × files {}", format_bytes(file));
-            return refused(asked, "overflows (more than 8 EiB)", "a smaller --file-size");
+            let asked = format!("‹file_bytes› × files {}", format_bytes(file));
+            return refused(asked, "overflows (more than 8 EiB)", "a smaller ‹file_bytes›");
         }
         if self.start_bytes > OFFSET_MAX {
-            let asked = format!("--start {}", self.start_bytes);
-            return refused(asked, "overflows (more than 8 EiB)", "--start 0");
+            let asked = format!("‹start_bytes› {}", self.start_bytes);
+            return refused(asked, "overflows (more than 8 EiB)", "‹start_bytes› 0");
         }
         Ok(())
     }
@@ -212,8 +216,8 @@ impl JobSpec {
         let Some(batch) = self.batch.filter(|batch| self.depth % batch != 0) else { return Ok(()) };
         let found = "what is in flight per worker must be a whole number of batches";
         let most = (DEPTH_MAX / batch).max(1);
-        let next = format!("--depth {}", batch * self.depth.div_ceil(batch).min(most));
-        refused(format!("--batch {batch} with --depth {}", self.depth), found, next)
+        let next = format!("‹depth› {}", batch * self.depth.div_ceil(batch).min(most));
+        refused(format!("‹batch› {batch} with ‹depth› {}", self.depth), found, next)
     }
 
     fn check_pairs(&self) -> Result<(), Error> {
@@ -222,17 +226,17 @@ impl JobSpec {
             return Ok(());
         }
         if !self.sources.is_empty() {
-            let asked = format!("--pair {} with {}", self.pairs[0], self.sources.join(" "));
-            let next = "--pair GPU=SOURCE for each, and no SOURCE";
-            return refused(asked, "each --pair names its own source", next);
+            let asked = format!("‹pairs› {} with {}", self.pairs[0], self.sources.join(" "));
+            let next = "‹pairs› GPU=SOURCE for each, and no SOURCE";
+            return refused(asked, "each ‹pairs› names its own source", next);
         }
         if !self.gpus.is_empty() {
-            let next = "--pair GPU=SOURCE for each, and no --gpu";
-            return refused("--pair with --gpu", "pairs name their own GPUs", next);
+            let next = "‹pairs› GPU=SOURCE for each, and no ‹gpus›";
+            return refused("‹pairs› with ‹gpus›", "pairs name their own GPUs", next);
         }
         if self.workers_from == WorkersFrom::Given && (self.workers as usize) < count {
-            let asked = format!("--workers {} for {count} pairs", self.workers);
-            let next = format!("--workers {count}, or a multiple of it");
+            let asked = format!("‹workers› {} for {count} pairs", self.workers);
+            let next = format!("‹workers› {count}, or a multiple of it");
             return refused(asked, "each pair needs a worker of its own", next);
         }
         Ok(())
@@ -251,31 +255,34 @@ mod tests {
     #[test]
     fn what_needs_another_field_is_refused_without_it() {
         for (asked, job) in [
-            ("--skip 4096", JobSpec { skip_bytes: 4096, op: Op::RandRead, ..job() }),
-            ("--skip-every without --skip", JobSpec { skip_every_bytes: Some(1), ..job() }),
-            ("--skip-every without --skip", JobSpec { skip_every_bytes: Some(1), skip_bytes: -8, ..job() }),
-            ("--start-step 1k", JobSpec { start_step_bytes: 1024, ..job() }),
+            ("‹skip_bytes› 4096", JobSpec { skip_bytes: 4096, op: Op::RandRead, ..job() }),
+            ("‹skip_every_bytes› without ‹skip_bytes›", JobSpec { skip_every_bytes: Some(1), ..job() }),
             (
-                "--start-step 4194304t",
+                "‹skip_every_bytes› without ‹skip_bytes›",
+                JobSpec { skip_every_bytes: Some(1), skip_bytes: -8, ..job() },
+            ),
+            ("‹start_step_bytes› 1k", JobSpec { start_step_bytes: 1024, ..job() }),
+            (
+                "‹start_step_bytes› 4194304t",
                 JobSpec { start_step_bytes: 1 << 62, clones: true, workers: 2, ..job() },
             ),
-            ("--arrivals poisson", JobSpec { arrivals: Arrivals::Poisson, ..job() }),
-            ("--think-ios", JobSpec { think_ios: Some(1), ..job() }),
-            ("--atomic", JobSpec { atomic: true, ..job() }),
-            ("--atomic", JobSpec { atomic: true, op: Op::Write, cache: Cache::Allow, ..job() }),
-            ("--atomic", JobSpec { atomic: true, op: Op::Write, path: PathKind::Auto, ..job() }),
+            ("‹arrivals› poisson", JobSpec { arrivals: Arrivals::Poisson, ..job() }),
+            ("‹think_ios›", JobSpec { think_ios: Some(1), ..job() }),
+            ("‹atomic›", JobSpec { atomic: true, ..job() }),
+            ("‹atomic›", JobSpec { atomic: true, op: Op::Write, cache: Cache::Allow, ..job() }),
+            ("‹atomic›", JobSpec { atomic: true, op: Op::Write, path: PathKind::Auto, ..job() }),
             (
-                "--steady iops=5,window=4",
+                "‹steady› iops=5,window=4",
                 JobSpec { steady: Some("iops=5,window=4".into()), interval_ms: 2000, ..job() },
             ),
-            ("--content dedupe=5", JobSpec { content: Some("dedupe=5".into()), ..job() }),
+            ("‹content› dedupe=5", JobSpec { content: Some("dedupe=5".into()), ..job() }),
             (
-                "--content dedupe=5",
+                "‹content› dedupe=5",
                 JobSpec { content: Some("dedupe=5".into()), op: Op::Write, verify: true, ..job() },
             ),
-            ("--priority fast", JobSpec { priority: Some("fast".into()), ..job() }),
-            ("--flow 8", JobSpec { flow: Some("8".into()), ..job() }),
-            ("--distribution zoned:1/1", JobSpec { distribution: "zoned:1/1".into(), ..job() }),
+            ("‹priority› fast", JobSpec { priority: Some("fast".into()), ..job() }),
+            ("‹flow› 8", JobSpec { flow: Some("8".into()), ..job() }),
+            ("‹distribution› zoned:1/1", JobSpec { distribution: "zoned:1/1".into(), ..job() }),
         ] {
             let error = job.check().unwrap_err();
             assert_eq!(error.asked, asked);
@@ -299,7 +306,7 @@ mod tests {
             (sized(1, None, Some(1)), "need a greatest size"),
         ] {
             let error = job.check().unwrap_err();
-            assert!(error.asked.starts_with("--io-size") && error.found.contains(found), "{error}");
+            assert!(error.asked.starts_with("‹io_bytes›") && error.found.contains(found), "{error}");
         }
         sized(4096, Some(1 << 20), Some(4096)).check().unwrap();
     }

@@ -24,7 +24,7 @@ impl Blend {
     /// `Request`, naming the part that isn't one.
     pub fn parse(text: &str) -> Result<Blend, Error> {
         let refused = |found: String| {
-            Error::request(format!("--content {text}"), found, "--content compress=50,dedupe=30")
+            Error::request(format!("‹content› {text}"), found, "‹content› compress=50,dedupe=30")
         };
         let mut blend = Blend { compress_pct: 0, chunk: CHUNK_DEFAULT, dedupe_pct: 0, set: None };
         for part in text.split(',') {
@@ -146,7 +146,7 @@ mod tests {
             ("zeroes=5", "'zeroes'"),
         ] {
             let error = Blend::parse(text).unwrap_err();
-            assert!(error.found.contains(named) && error.asked.starts_with("--content"), "{text}: {error}");
+            assert!(error.found.contains(named) && error.asked.starts_with("‹content›"), "{text}: {error}");
         }
     }
 }

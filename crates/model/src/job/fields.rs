@@ -311,8 +311,8 @@ mod tests {
         for (field, bound) in bounded {
             let value = beyond(&bound);
             let error = job(field.key, whole(value)).unwrap_err();
-            assert_eq!(error.asked, format!("--{} {value}", field.flag));
-            assert_eq!(error.next, format!("--{} {}", field.flag, bound.example));
+            assert_eq!(error.asked, format!("‹{}› {value}", field.key));
+            assert_eq!(error.next, format!("‹{}› {}", field.key, bound.example));
             assert!(!bound.holds(f64::NAN) && (bound.most < ANY || !bound.open || !bound.holds(ANY)));
         }
     }

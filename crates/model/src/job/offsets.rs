@@ -77,7 +77,7 @@ impl IoMix {
     /// `4k=60,64k=40`, or for reads and writes each, `4k=60,64k=40/1m=100`.
     pub fn parse(text: &str) -> Result<IoMix, Error> {
         let bad = |found: &str| {
-            Error::request(format!("--io-mix {text}"), found, "--io-mix 4k=60,64k=40, or READS/WRITES")
+            Error::request(format!("‹io_mix› {text}"), found, "‹io_mix› 4k=60,64k=40, or READS/WRITES")
         };
         let entry = |entry: &str| {
             let (size, share) = entry.split_once('=').ok_or_else(|| bad("is not SIZE=SHARE,SIZE=SHARE"))?;
@@ -139,9 +139,9 @@ impl JobSpec {
     pub fn parsed_distribution(&self) -> Result<Distribution, Error> {
         Distribution::parse(&self.distribution).ok_or_else(|| {
             Error::request(
-                format!("--distribution {}", self.distribution),
+                format!("‹distribution› {}", self.distribution),
                 "is not one of uniform, zipf:THETA with THETA between 0 and 3, zoned:IOS/DATA,… in percentages that add up to 100, list:BLOCK,… and list+:BLOCK,…",
-                "--distribution zipf:1.1",
+                "‹distribution› zipf:1.1",
             )
         })
     }
@@ -192,7 +192,7 @@ mod tests {
         assert!((mix.mean_bytes(50) - (2969.6 + 65536.0) / 2.0).abs() < 1e-9);
         for bad in ["", "4k", "4k=0", "4k=1,", "0=1", "2g=1", "4k=x", "4k=1/"] {
             let error = IoMix::parse(bad).unwrap_err();
-            assert!(error.asked.starts_with("--io-mix") && !error.next.is_empty(), "{error}");
+            assert!(error.asked.starts_with("‹io_mix›") && !error.next.is_empty(), "{error}");
         }
     }
 }

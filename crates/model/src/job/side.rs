@@ -44,7 +44,7 @@ impl Priorities {
         let refused = |part: &str| {
             let found =
                 format!("'{part}' is not one of idle, be/0 to be/7, rt/0 to rt/7, or PCT=one of these");
-            Error::request(format!("--priority {text}"), found, "--priority idle,20=rt/0")
+            Error::request(format!("‹priority› {text}"), found, "‹priority› idle,20=rt/0")
         };
         let mut found = Priorities::default();
         for part in text.split(',') {
@@ -85,7 +85,7 @@ impl Flow {
             }
             _ => {
                 let found = "is not a weight of 1 to 1000 and a file that all runs name";
-                Err(Error::request(format!("--flow {text}"), found, "--flow 2@/dev/shm/flow"))
+                Err(Error::request(format!("‹flow› {text}"), found, "‹flow› 2@/dev/shm/flow"))
             }
         }
     }
@@ -105,7 +105,7 @@ mod tests {
         assert_eq!(bits("be/7,20=rt/0"), (Some(2 << 13 | 7), Some((20, 1 << 13))));
         assert_eq!(bits("100=rt"), (None, Some((100, 1 << 13 | 4))));
         for wrong in ["", "idle/3", "be/8", "rt/x", "0=rt", "101=rt", "20=", "idle,be/1", "1=rt,2=be"] {
-            assert_eq!(Priorities::parse(wrong).unwrap_err().asked, format!("--priority {wrong}"));
+            assert_eq!(Priorities::parse(wrong).unwrap_err().asked, format!("‹priority› {wrong}"));
         }
     }
 

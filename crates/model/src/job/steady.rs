@@ -37,7 +37,7 @@ impl SteadyRule {
     /// `Request`, naming the part that isn't one.
     pub fn parse(text: &str) -> Result<SteadyRule, Error> {
         let refused = |found: String| {
-            Error::request(format!("--steady {text}"), found, "--steady iops=10,window=30,skip=10")
+            Error::request(format!("‹steady› {text}"), found, "‹steady› iops=10,window=30,skip=10")
         };
         let mut found: Option<(Measure, bool, f64)> = None;
         let (mut window_s, mut skip_s) = (None, 0.0);
@@ -218,7 +218,7 @@ mod tests {
             ("iops=0,window=5", "within 0"),
         ] {
             let error = SteadyRule::parse(text).unwrap_err();
-            assert!(error.found.contains(named) && error.asked.starts_with("--steady"), "{text}: {error}");
+            assert!(error.found.contains(named) && error.asked.starts_with("‹steady›"), "{text}: {error}");
         }
     }
 }

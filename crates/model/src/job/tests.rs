@@ -33,7 +33,7 @@ fn two_batches_are_in_flight_unless_told() {
     assert_eq!(read(r#"{"sources":["nil:"],"batch":3000}"#), (3000, CuFileMode::Sync));
     assert_eq!(read(r#"{"sources":["nil:"],"batch":64,"depth":64,"path":"gds"}"#), (64, CuFileMode::Batch));
     let error = JobSpec::from_json(r#"{"sources":["nil:"],"batch":64,"depth":100}"#).unwrap_err();
-    assert_eq!((error.asked.as_str(), error.next.as_str()), ("--batch 64 with --depth 100", "--depth 128"));
+    assert_eq!((error.asked.as_str(), error.next.as_str()), ("‹batch› 64 with ‹depth› 100", "‹depth› 128"));
     JobSpec::from_json(r#"{"sources":["nil:"],"batch":64,"depth":32}"#).unwrap_err();
 }
 
@@ -58,11 +58,11 @@ fn pairs_are_a_gpu_and_a_source_and_stand_alone() {
     good.check().unwrap();
     assert_eq!(good.source_uris().unwrap(), ["/a", "stripe:?chunk=4k&m=/b&m=/c"]);
     for bad in ["", "0", "=/a", "0=", "gpu0=/a", "-1=/a"] {
-        assert!(pairs(&[bad]).check().unwrap_err().asked.starts_with("--pair"), "{bad}");
+        assert!(pairs(&[bad]).check().unwrap_err().asked.starts_with("‹pairs›"), "{bad}");
     }
     assert!(JobSpec { gpus: vec![0], ..good.clone() }.check().is_err());
     assert!(JobSpec { sources: vec!["/x".into()], ..good.clone() }.check().is_err());
-    assert!(JobSpec { workers: 1, ..good }.check().unwrap_err().next.contains("--workers 2, or"));
+    assert!(JobSpec { workers: 1, ..good }.check().unwrap_err().next.contains("‹workers› 2, or"));
 }
 
 #[test]
@@ -73,15 +73,15 @@ fn json_round_trips() {
 #[test]
 fn each_bound_is_refused_with_the_flag_and_the_value() {
     let cases: Vec<(&str, JobSpec)> = vec![
-        ("--workers 0", JobSpec { workers: 0, ..job() }),
-        ("--depth 5000", JobSpec { depth: 5000, ..job() }),
-        ("--io-size", JobSpec { io_bytes: 0, ..job() }),
-        ("--file-size", JobSpec { file_bytes: Some(u64::MAX), ..job() }),
-        ("--duration", JobSpec { duration_s: Some(f64::NAN), ..job() }),
-        ("--repeat 0", JobSpec { repeat: 0, ..job() }),
-        ("--repeat-max 0", JobSpec { repeat_max: 0, ..job() }),
-        ("--distribution", JobSpec { distribution: "zipf:9".into(), ..job() }),
-        ("--read-pct", JobSpec { read_pct: Some(101), ..job() }),
+        ("‹workers› 0", JobSpec { workers: 0, ..job() }),
+        ("‹depth› 5000", JobSpec { depth: 5000, ..job() }),
+        ("‹io_bytes›", JobSpec { io_bytes: 0, ..job() }),
+        ("‹file_bytes›", JobSpec { file_bytes: Some(u64::MAX), ..job() }),
+        ("‹duration_s›", JobSpec { duration_s: Some(f64::NAN), ..job() }),
+        ("‹repeat› 0", JobSpec { repeat: 0, ..job() }),
+        ("‹repeat_max› 0", JobSpec { repeat_max: 0, ..job() }),
+        ("‹distribution›", JobSpec { distribution: "zipf:9".into(), ..job() }),
+        ("‹read_pct›", JobSpec { read_pct: Some(101), ..job() }),
     ];
     for (flag, job) in cases {
         let error = job.check().unwrap_err();

@@ -343,7 +343,7 @@ impl Training {
                 return refuse(
                     asked("its requests".into()),
                     "must be 1 or more, of 1 byte or more",
-                    "--io-size 1m",
+                    "‹io_bytes› 1m",
                 );
             }
         }

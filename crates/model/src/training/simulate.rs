@@ -113,7 +113,7 @@ fn check(spec: &EmulateSpec, setup: &Setup) -> Result<(), Error> {
         return Err(Error::request(
             "the simulation",
             "needs at least one I/O in flight of at least one byte",
-            "--depth 32",
+            "‹depth› 32",
         ));
     }
     let ios: u64 = setup.files.iter().map(|bytes| bytes.div_ceil(setup.io_bytes).max(1)).sum();
@@ -121,7 +121,7 @@ fn check(spec: &EmulateSpec, setup: &Setup) -> Result<(), Error> {
         return Err(Error::request(
             format!("--epochs {} over {} files", spec.epochs, setup.files.len()),
             "more than two billion I/Os to simulate",
-            "fewer --epochs, or a larger --io-size",
+            "fewer --epochs, or a larger ‹io_bytes›",
         ));
     }
     Ok(())

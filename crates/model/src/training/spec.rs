@@ -308,16 +308,16 @@ impl EmulateSpec {
     fn check_machine(&self) -> Result<(), Error> {
         use crate::job::{DEPTH_MAX, IO_BYTES_MAX, WORKERS_MAX};
         if self.io_bytes.is_some_and(|bytes| !(512..=IO_BYTES_MAX).contains(&bytes)) {
-            let asked = format!("--io-size {}", self.io_bytes.unwrap_or(0));
-            return refuse(asked, "must be 512 bytes to 1 GiB", "--io-size 1m");
+            let asked = format!("‹io_bytes› {}", self.io_bytes.unwrap_or(0));
+            return refuse(asked, "must be 512 bytes to 1 GiB", "‹io_bytes› 1m");
         }
         if self.depth.is_some_and(|depth| depth == 0 || depth > DEPTH_MAX) {
-            let asked = format!("--depth {}", self.depth.unwrap_or(0));
-            return refuse(asked, "must be 1 to 4096 (I/Os in flight per worker)", "--depth 32");
+            let asked = format!("‹depth› {}", self.depth.unwrap_or(0));
+            return refuse(asked, "must be 1 to 4096 (I/Os in flight per worker)", "‹depth› 32");
         }
         if self.workers.is_some_and(|workers| workers == 0 || workers > WORKERS_MAX) {
-            let asked = format!("--workers {}", self.workers.unwrap_or(0));
-            return refuse(asked, "must be 1 to 4096", "--workers 4");
+            let asked = format!("‹workers› {}", self.workers.unwrap_or(0));
+            return refuse(asked, "must be 1 to 4096", "‹workers› 4");
         }
         if self.supply_gib_s.is_some_and(|rate| !(rate > 0.0 && rate <= 1e6)) {
             let asked = format!("--supply {}", self.supply_gib_s.unwrap_or(0.0));
@@ -325,9 +325,9 @@ impl EmulateSpec {
         }
         if !(self.interval_s >= 1e-3 && self.interval_s <= 3600.0) {
             return refuse(
-                format!("--interval {}", self.interval_s),
+                format!("‹interval_ms› {}", self.interval_s),
                 "must be 1 ms to an hour",
-                "--interval 500",
+                "‹interval_ms› 500",
             );
         }
         if !is_destination(&self.destination) {
@@ -359,21 +359,21 @@ impl EmulateSpec {
         let name = if self.path == PathKind::Gds { "gds" } else { "mapped" };
         let to = &self.destination;
         if self.path == PathKind::Host && self.feeds_gpu() {
-            let asked = format!("--path host to --destination {to}");
-            return refuse(asked, "it ends in host memory", "--path bounce, or --destination host");
+            let asked = format!("‹path› host to --destination {to}");
+            return refuse(asked, "it ends in host memory", "‹path› bounce, or --destination host");
         }
         if by_cufile_or_map && !self.feeds_gpu() {
-            let asked = format!("--path {name} to --destination {to}");
-            return refuse(asked, "it ends in a GPU's memory", "--destination gpu:0, or --path bounce");
+            let asked = format!("‹path› {name} to --destination {to}");
+            return refuse(asked, "it ends in a GPU's memory", "--destination gpu:0, or ‹path› bounce");
         }
         if by_cufile_or_map && self.level == Level::Parse {
-            let asked = format!("--path {name} with --level parse");
-            return refuse(asked, NO_SUCH_BYTES, "--level bytes, or --path bounce");
+            let asked = format!("‹path› {name} with --level parse");
+            return refuse(asked, NO_SUCH_BYTES, "--level bytes, or ‹path› bounce");
         }
         if self.path == PathKind::Mapped && matches!(self.cache, Cache::Bypass | Cache::Drop) {
             let found = "it copies from the page cache: every byte would take another path";
-            let next = "--cache allow or --cache warm; --path bounce for data on a drive";
-            return refuse("--path mapped without the page cache", found, next);
+            let next = "‹cache› allow or ‹cache› warm; ‹path› bounce for data on a drive";
+            return refuse("‹path› mapped without the page cache", found, next);
         }
         self.check_direct()
     }
@@ -383,31 +383,31 @@ impl EmulateSpec {
         if self.require_direct && !(is_open && self.feeds_gpu()) {
             let found = "direct DMA goes only into GPU memory, by gds";
             return refuse(
-                "--require-direct",
+                "‹require_direct›",
                 found,
-                "--destination gpu:0 --path gds, or no --require-direct",
+                "--destination gpu:0 ‹path› gds, or no ‹require_direct›",
             );
         }
         if self.require_direct && self.level == Level::Parse {
             let found = "the host checks samples, and direct DMA bypasses it";
             return refuse(
-                "--require-direct with --level parse",
+                "‹require_direct› with --level parse",
                 found,
-                "--level bytes, or no --require-direct",
+                "--level bytes, or no ‹require_direct›",
             );
         }
         if self.require_direct && !matches!(self.cache, Cache::Auto | Cache::Bypass) {
             let found = "what passes through it is copied by a CPU";
-            return refuse("--require-direct through the page cache", found, "--cache bypass");
+            return refuse("‹require_direct› through the page cache", found, "‹cache› bypass");
         }
         let maps = matches!(self.path, PathKind::Mapped | PathKind::Auto) && self.feeds_gpu();
         if self.pin_limit_bytes.is_some() && !maps {
-            let next = "--destination gpu:0 --path mapped, or no --pin-limit";
-            return refuse("--pin-limit", "only --path mapped registers pages of files", next);
+            let next = "--destination gpu:0 ‹path› mapped, or no ‹pin_limit_bytes›";
+            return refuse("‹pin_limit_bytes›", "only ‹path› mapped registers pages of files", next);
         }
         if self.pin_limit_bytes.is_some_and(|bytes| bytes < PIN_LIMIT_MIN) {
             let found = "must be at least 1 MiB: less isn't worth registering";
-            return refuse("--pin-limit", found, "--pin-limit 1g");
+            return refuse("‹pin_limit_bytes›", found, "‹pin_limit_bytes› 1g");
         }
         Ok(())
     }

@@ -69,9 +69,9 @@ fn each_threshold_is_where_the_warning_begins() {
 fn what_to_type_follows_from_what_was_typed() {
     let mut record = quiet();
     record.result.seconds = 1.0;
-    assert_eq!(next(&record, "1.0 s"), "--duration 30");
+    assert_eq!(next(&record, "1.0 s"), "‹duration_s› 30");
     record.job.spec.passes = Some(3);
-    assert_eq!(next(&record, "1.0 s"), "--passes 30, or --duration 30");
+    assert_eq!(next(&record, "1.0 s"), "‹passes› 30, or ‹duration_s› 30");
     record.job.spec.passes = None;
     record.command = vec!["forebay".into(), "sweep".into()];
     assert_eq!(next(&record, "1.0 s"), "a longer duration in the sweep's file");
@@ -83,9 +83,9 @@ fn what_to_type_follows_from_what_was_typed() {
         series_cv_pct: Some(30.0),
         ..Noise::default()
     };
-    assert_eq!(next(&record, "hypervisor"), "--repeat 5, or a quieter machine");
-    assert_eq!(next(&record, "other processes"), "stop them, or --cpus to stay clear of them");
-    assert_eq!(next(&record, "varied"), "--until-steady, or --repeat 5");
+    assert_eq!(next(&record, "hypervisor"), "‹repeat› 5, or a quieter machine");
+    assert_eq!(next(&record, "other processes"), "stop them, or ‹cpus› to stay clear of them");
+    assert_eq!(next(&record, "varied"), "‹until_steady›, or ‹repeat› 5");
     record.job.spec =
         JobSpec { repeat: 5, until_steady: true, cpus: Some("0".into()), ..record.job.spec.clone() };
     assert_eq!(next(&record, "hypervisor"), "a quieter machine");
@@ -94,7 +94,7 @@ fn what_to_type_follows_from_what_was_typed() {
 
     let mut record = quiet();
     (record.job.spec.rate_iops, record.result.iops) = (Some(1000.0), 900.0);
-    assert_eq!(next(&record, "900.000 of 1000.000 I/Os"), "a lower --rate-iops, or more --depth");
+    assert_eq!(next(&record, "900.000 of 1000.000 I/Os"), "a lower ‹rate_iops›, or more ‹depth›");
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn emulated_training_is_told_of_no_flag_that_it_lacks() {
     let mut record = quiet();
     record.cache.policy = "bypass".into();
     record.path.slot_pages = "small".into();
-    assert_eq!(next(&record, "small pages"), "sysctl vm.nr_hugepages=512, or --pages thp");
+    assert_eq!(next(&record, "small pages"), "sysctl vm.nr_hugepages=512, or ‹pages› thp");
     record.training = Some(Training::of_spec(&EmulateSpec::default(), 3, 10));
     assert_eq!(next(&record, "small pages"), "sysctl vm.nr_hugepages=512");
 }
@@ -177,5 +177,5 @@ fn time_that_was_not_the_devices_is_told_and_a_limit_isnt_taken_for_others() {
     assert_eq!(ids(&record), ["noisy"]);
     record.result.noise.cpu_limited_pct = Some(40.0);
     assert_eq!(ids(&record), ["cpu_limit"]);
-    assert!(next(&record, "limit of 2.0 cores").contains("--workers"));
+    assert!(next(&record, "limit of 2.0 cores").contains("‹workers›"));
 }

@@ -54,9 +54,9 @@ impl Worker {
                 Late::TimedOut => {
                     self.report.tally.errors.timed_out += 1;
                     let name = self.name(&self.kit.client.ticket(tag).order);
-                    let found = format!("unfinished after --timeout {} s", self.spec.timeout_s);
+                    let found = format!("unfinished after ‹timeout_s› {} s", self.spec.timeout_s);
                     self.report.tally.example(format!("{name}: {found}"));
-                    self.fail(Error::run(name, found, "dmesg | tail; a longer --timeout"));
+                    self.fail(Error::run(name, found, "dmesg | tail; a longer ‹timeout_s›"));
                 }
                 Late::NeverTaken => self.release(tag),
                 Late::Lost => self.in_flight -= 1,

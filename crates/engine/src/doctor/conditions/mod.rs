@@ -288,7 +288,7 @@ fn drive(ground: &Ground) -> Finding {
         return fails(
             format!("{} over TCP", first.drive.name),
             "an NVMe drive over TCP is read through the host's network stack",
-            "--path bounce; or RDMA in place of TCP",
+            "‹path› bounce; or RDMA in place of TCP",
         );
     }
     holds(names.join(" "))
@@ -404,7 +404,7 @@ fn distance(ground: &Ground) -> Finding {
                 d.to,
                 d.relation.words()
             ),
-            format!("nvidia-smi topo -m   # and use a GPU near {}: --gpu N", d.to),
+            format!("nvidia-smi topo -m   # and use a GPU near {}: ‹gpus› N", d.to),
         ),
         None => holds("near"),
     }

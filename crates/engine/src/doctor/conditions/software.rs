@@ -21,7 +21,7 @@ pub(super) fn gpu(ground: &Ground) -> Finding {
             "the kernel module nvidia isn't loaded, or this container wasn't given the GPU",
             "sudo modprobe nvidia   # in a container: start it with --gpus all",
         ),
-        None => fails("no NVIDIA GPU", "there is no NVIDIA GPU that could be used", "--path host"),
+        None => fails("no NVIDIA GPU", "there is no NVIDIA GPU that could be used", "‹path› host"),
     }
 }
 
@@ -123,7 +123,7 @@ pub(super) fn gpu_class(ground: &Ground) -> Finding {
         Some(device) => fails(
             device.gpu.name.clone(),
             format!("NVIDIA's drivers give no direct DMA from storage to a {}", device.gpu.name),
-            "--path bounce; or a data-centre or professional GPU",
+            "‹path› bounce; or a data-centre or professional GPU",
         ),
         None if crate::doctor::gpu::present(ground.gpu) => holds("not a consumer GPU"),
         None => Finding::Moot,

@@ -55,7 +55,7 @@ type Break = fn(&mut Facts);
 
 /// (condition, how it is broken, what must be in the command)
 const BREAKS: &[(&str, Break, &str)] = &[
-    ("gpu", |f| f.gpu.gpus.clear(), "--path host"),
+    ("gpu", |f| f.gpu.gpus.clear(), "‹path› host"),
     ("libcuda", |f| f.gpu.libcuda_refused = Some("libcuda.so.1: not found".into()), "ldconfig"),
     ("library", |f| f.cufile.libraries.clear(), "nvidia-cufile"),
     ("library", |f| f.cufile.refused = Some("not an ELF file".into()), "ldd"),
@@ -67,7 +67,7 @@ const BREAKS: &[(&str, Break, &str)] = &[
         "unset CUFILE_FORCE_COMPAT_MODE",
     ),
     ("forced_compat", |f| f.cufile.config.force_compat_mode = true, "--write-cufile-json"),
-    ("gpu_class", |f| f.gpu.gpus[0].gpu.name = "NVIDIA GeForce RTX 4090".into(), "--path bounce"),
+    ("gpu_class", |f| f.gpu.gpus[0].gpu.name = "NVIDIA GeForce RTX 4090".into(), "‹path› bounce"),
     ("bar1", |f| f.gpu.gpus[0].bar1_bytes = Some(0), "Above 4G decoding"),
     ("filesystem", |f| filesystem(f).kind = "btrfs".into(), "findmnt -t ext4,xfs"),
     ("filesystem", |f| filesystem(f).kind = "overlay".into(), "findmnt -t ext4,xfs"),
@@ -79,7 +79,7 @@ const BREAKS: &[(&str, Break, &str)] = &[
         "findmnt",
     ),
     ("drive", |f| f.drives[0].drive.kind = "virtio".into(), "NVMe"),
-    ("drive", |f| f.drives[0].transport = Some("tcp".into()), "--path bounce"),
+    ("drive", |f| f.drives[0].transport = Some("tcp".into()), "‹path› bounce"),
     ("drive", |f| f.drives.clear(), "NVMe"),
     ("layers", |f| f.raids = vec![layer("dm", "crypt")], "on the drive itself"),
     ("layers", |f| f.raids = vec![layer("dm", "lvm")], "on the drive itself"),
@@ -129,7 +129,7 @@ fn with_everything_in_place_the_drive_writes_into_the_gpu() {
     assert_eq!((verdict.answer, verdict.through), (Answer::Direct, Some(Through::NvidiaFs)), "{verdict:?}");
     assert!(verdict.both.is_empty() && verdict.p2pdma.is_empty() && verdict.doubts.is_empty(), "{verdict:?}");
     assert_eq!(verdict.words(), "direct, through nvidia-fs");
-    assert_eq!((verdict.reason(), verdict.next(), verdict.refusal("--path gds", false)), (None, None, None));
+    assert_eq!((verdict.reason(), verdict.next(), verdict.refusal("‹path› gds", false)), (None, None, None));
 }
 
 #[test]
@@ -213,10 +213,10 @@ fn with_one_way_closed_the_other_is_taken_and_with_both_it_is_compatibility() {
     facts.cufile.config.use_pci_p2pdma = false;
     let next = verdict_of(&facts).next().unwrap();
     assert!(next.starts_with("sudo apt install nvidia-fs") && !next.contains("use_pci_p2pdma"), "{next}");
-    let error = verdict.refusal("--path gds", false).unwrap();
+    let error = verdict.refusal("‹path› gds", false).unwrap();
     assert_eq!(error.kind, forebay_model::Kind::Machine);
-    assert!(error.found.contains("md RAID") && error.next.contains("--allow-compat"), "{error}");
-    assert_eq!(verdict.refusal("--path gds", true), None);
+    assert!(error.found.contains("md RAID") && error.next.contains("‹allow_compat›"), "{error}");
+    assert_eq!(verdict.refusal("‹path› gds", true), None);
 }
 
 #[test]
@@ -228,7 +228,7 @@ fn where_compatibility_is_forbidden_too_cufile_cannot_run() {
     let verdict = verdict_of(&facts);
     assert_eq!(verdict.answer, Answer::No);
     assert!(verdict.words().contains("forbids the compatibility mode"), "{}", verdict.words());
-    assert!(verdict.refusal("--path gds", true).is_some());
+    assert!(verdict.refusal("‹path› gds", true).is_some());
 }
 
 /// The machine of the H200: a container without udev, a virtual drive, neither way to direct DMA.

@@ -112,7 +112,7 @@ fn sweep(sheet: &Sheet) {
 
 fn full(file: &Path) -> Error {
     let found = format!("{PLACES} workers share it already");
-    Error::request(format!("--flow {}", file.display()), found, "another file, or fewer --workers")
+    Error::request(format!("‹flow› {}", file.display()), found, "another file, or fewer ‹workers›")
 }
 
 #[cfg(test)]
@@ -165,7 +165,7 @@ mod tests {
         for text in ["dear", &"x".repeat(4096)] {
             std::fs::write(&file, text).unwrap();
             let job = JobSpec { flow: Some(format!("1@{}", file.display())), ..JobSpec::default() };
-            assert!(Share::of(&job).err().unwrap().found.contains("isn't a file of --flow"));
+            assert!(Share::of(&job).err().unwrap().found.contains("isn't a file of ‹flow›"));
             assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
         }
         assert!(Share::of(&JobSpec::default()).unwrap().is_none());

@@ -28,7 +28,7 @@ impl Sheet {
     /// `Request`: it can't be opened, or is somebody's.
     pub fn open(path: &Path) -> Result<Sheet, Error> {
         let refused = |found: String| {
-            Error::request(format!("--flow {}", path.display()), found, "a name of its own: /dev/shm/NAME")
+            Error::request(format!("‹flow› {}", path.display()), found, "a name of its own: /dev/shm/NAME")
         };
         let io = |e: std::io::Error| refused(e.to_string());
         let mut options = OpenOptions::new();
@@ -37,7 +37,7 @@ impl Sheet {
             options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).mode(0o600).open(path).map_err(io)?;
         let meta = file.metadata().map_err(io)?;
         if !meta.is_file() || ![0, BYTES as u64].contains(&meta.len()) {
-            return Err(refused("isn't a file of --flow".into()));
+            return Err(refused("isn't a file of ‹flow›".into()));
         }
         file.set_len(BYTES as u64).map_err(io)?;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -52,7 +52,7 @@ impl Sheet {
         let mark = sheet.word(0).compare_exchange(0, MARK, Ordering::Relaxed, Ordering::Relaxed);
         match mark {
             Ok(_) | Err(MARK) => Ok(sheet),
-            Err(_) => Err(refused("isn't a file of --flow".into())),
+            Err(_) => Err(refused("isn't a file of ‹flow›".into())),
         }
     }
 

@@ -65,7 +65,7 @@ pub(super) fn note_missing(
     let steady = if context.job.until_steady {
         "the run never became steady"
     } else {
-        "--until-steady wasn't requested"
+        "‹until_steady› wasn't requested"
     };
     note(
         "cache.device_bytes",
@@ -74,7 +74,7 @@ pub(super) fn note_missing(
     );
     note("result.copy_latency_us", result.copy_latency_us.is_none(), "the path has no second stage");
     let unverified =
-        if context.job.checks_reads() { "nothing was read" } else { "--verify wasn't requested" };
+        if context.job.checks_reads() { "nothing was read" } else { "‹verify› wasn't requested" };
     note("result.verified_on", result.verified_on.is_none(), unverified);
     note("result.power", result.power.is_empty(), "no power meter answered");
     note(
@@ -97,19 +97,19 @@ pub(super) fn note_missing(
     note(
         "result.summary.throughput_gib_s_sd",
         result.summary.throughput_gib_s_sd.is_none(),
-        "one repeat has no spread; --repeat 5",
+        "one repeat has no spread; ‹repeat› 5",
     );
     note(
         "result.summary.throughput_gib_s_ci95",
         result.summary.throughput_gib_s_ci95.is_none(),
-        "one repeat has no spread; --repeat 5",
+        "one repeat has no spread; ‹repeat› 5",
     );
     let no_gpu = "the destination is host memory";
     note("result.workers[].gpu", result.workers.iter().any(|w| w.gpu.is_none()), no_gpu);
     note(
         "result.workers[].numa",
         result.workers.iter().any(|w| w.numa.is_none()),
-        "the machine has one node, the GPU doesn't say which it is near, or --cpus or --numa decided",
+        "the machine has one node, the GPU doesn't say which it is near, or ‹cpus› or ‹numa› decided",
     );
     note(
         "result.targets[].cache",

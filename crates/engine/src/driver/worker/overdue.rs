@@ -39,7 +39,7 @@ impl Worker {
                     self.tally.errors.timed_out += u64::from(self.client.ticket(tag).order.owner.rows);
                     let name = self.name(self.client.ticket(tag));
                     self.tally.example(format!(
-                        "{name}: unfinished after --timeout {} s",
+                        "{name}: unfinished after ‹timeout_s› {} s",
                         self.shared.job.timeout_s
                     ));
                     self.shared.stop.store(true, Ordering::Relaxed);
@@ -57,7 +57,7 @@ impl Worker {
     /// ends, with what was measured before, and memory that the kernel may still write to is left to it.
     pub(super) fn give_up_all(&mut self, why: &std::io::Error) {
         let now = clock::now();
-        let why = format!("{}; --engine pread does without", reactor::refusal(why));
+        let why = format!("{}; ‹engine› pread does without", reactor::refusal(why));
         self.shared.stop.store(true, Ordering::Relaxed);
         if self.client.in_flight() == 0 && !self.closing {
             self.tally.errors.failed += 1;

@@ -49,14 +49,14 @@ impl std::fmt::Debug for Device {
 impl Device {
     /// Retains the primary context for the life of the process.
     pub fn open(index: u32) -> Result<Arc<Device>, Error> {
-        let asked = format!("--gpu {index}");
+        let asked = format!("‹gpus› {index}");
         let driver = driver()
-            .map_err(|why| Error::machine(&asked, why, "forebay doctor; --path host needs no GPU"))?;
+            .map_err(|why| Error::machine(&asked, why, "forebay doctor; ‹path› host needs no GPU"))?;
         if index >= driver.devices {
             return Err(Error::request(
                 asked,
                 format!("there are {} GPUs, counted from 0", driver.devices),
-                "--gpu 0",
+                "‹gpus› 0",
             ));
         }
         let (mut handle, mut context) = (0, std::ptr::null_mut());

@@ -37,7 +37,7 @@ impl Device {
             Error::machine(
                 format!("{bytes} bytes on GPU {}", self.index()),
                 format!("{why}{free}"),
-                "a smaller --depth, --workers or --io-size",
+                "a smaller ‹depth›, ‹workers› or ‹io_bytes›",
             )
         })?;
         Ok(DeviceMemory { device: self.clone(), at, slot_bytes, count })
@@ -60,7 +60,7 @@ impl Device {
             Error::machine(
                 format!("pin {bytes} bytes of host memory for GPU {}", self.index()),
                 why.to_string(),
-                "ulimit -l unlimited, or a smaller --depth",
+                "ulimit -l unlimited, or a smaller ‹depth›",
             )
         })
     }
@@ -122,7 +122,7 @@ impl DeviceMemory {
         }
         if self.at % PAGE != 0 || self.bytes() as u64 % PAGE != 0 {
             let text = format!(
-                "{} bytes at {:#x} are not whole pages: use a larger --io-size",
+                "{} bytes at {:#x} are not whole pages: use a larger ‹io_bytes›",
                 self.bytes(),
                 self.at
             );

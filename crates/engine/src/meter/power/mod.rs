@@ -80,7 +80,7 @@ impl Name {
             Some(("redfish", host)) => redfish::Address::parse(host, false).map(Name::Redfish),
             Some(("redfish+insecure", host)) => redfish::Address::parse(host, true).map(Name::Redfish),
             _ => Err(Error::request(
-                format!("--power {}", without_login(text)),
+                format!("‹power› {}", without_login(text)),
                 "no such power meter",
                 "rapl, nvml, ipmi, redfish:HOST, redfish+insecure:HOST or none",
             )),

@@ -49,10 +49,10 @@ impl Address {
     /// `HOST[:PORT]`, or with a scheme, `http://127.0.0.1:8000`.
     pub fn parse(text: &str, insecure: bool) -> Result<Address, Error> {
         let kind = if insecure { "redfish+insecure" } else { "redfish" };
-        let bad = |found: &str, next: String| Error::request(format!("--power {kind}:{text}"), found, next);
+        let bad = |found: &str, next: String| Error::request(format!("‹power› {kind}:{text}"), found, next);
         if text.contains('@') {
             let next = format!("redfish:HOST with {USER_ENV} and {PASSWORD_ENV} in the environment");
-            return Err(Error::request("--power", "a login in a meter's name, which records keep", next));
+            return Err(Error::request("‹power›", "a login in a meter's name, which records keep", next));
         }
         let whole = if text.contains("://") { text.to_string() } else { format!("https://{text}") };
         let example = || "redfish:HOST, redfish:HOST:PORT or redfish:[IPV6]:PORT".to_string();

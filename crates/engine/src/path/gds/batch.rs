@@ -109,7 +109,7 @@ fn gather(batch: &mut Batch, shared: &Shared, group: Vec<Task>) {
         }
         let asked = clock::now();
         if let Err(e) = batch.collect(LOOK, &mut events) {
-            shared.session.note("cufile_batch", e.to_string(), "--cufile sync; cuFile's log");
+            shared.session.note("cufile_batch", e.to_string(), "‹cufile› sync; cuFile's log");
         }
         if events.is_empty() && asked.elapsed() < AGAIN {
             std::thread::sleep(AGAIN);

@@ -61,7 +61,7 @@ impl DataPath for Gds {
             Answer::No => (State::Missing, "cuFile can't run here"),
         };
         let mut check = Check::of_path(self.name(), state, found).why(verdict.reason().unwrap_or(words));
-        check.next = verdict.next().map(|next| remark(&next, "meanwhile: --path bounce"));
+        check.next = verdict.next().map(|next| remark(&next, "meanwhile: ‹path› bounce"));
         check
     }
 
@@ -69,21 +69,21 @@ impl DataPath for Gds {
         let refusals = [
             (
                 has_cufile_options(job) && by_card(job)?,
-                "--cufile from nvme+rdma:",
+                "‹cufile› from nvme+rdma:",
                 "its network card moves payload, and nothing goes through cuFile",
-                "no --cufile",
+                "no ‹cufile›",
             ),
             (
                 job.engine != Engine::Auto,
-                "--engine with --path gds",
+                "‹engine› with ‹path› gds",
                 "cuFile talks to the kernel itself",
-                "no --engine; --cufile sync, stream, batch or batch-stream",
+                "no ‹engine›; ‹cufile› sync, stream, batch or batch-stream",
             ),
             (
                 job.sync == Sync::Each && job.writes() && job.cufile != CuFileMode::Sync,
-                "--sync each with --cufile stream or batch",
+                "‹sync› each with ‹cufile› stream or batch",
                 "cuFile's asynchronous writes can't be made durable one by one",
-                "--cufile sync, or --sync end",
+                "‹cufile› sync, or ‹sync› end",
             ),
         ];
         Ok(refusals.into_iter().find(|r| r.0).map(|(_, asked, found, next)| (asked, found, next)))
@@ -91,7 +91,7 @@ impl DataPath for Gds {
 
     fn option_of_its_own(&self, job: &JobSpec) -> Option<Refusal> {
         let refusal =
-            ("--cufile with a path that isn't gds", "no other path goes through cuFile", "--path gds");
+            ("‹cufile› with a path that isn't gds", "no other path goes through cuFile", "‹path› gds");
         has_cufile_options(job).then_some(refusal)
     }
 
@@ -126,9 +126,9 @@ impl DataPath for Gds {
                 Ok((PathKind::Bounce, Some(format!("through pinned memory: {why}"))))
             }
             Err(why) => Err(Error::machine(
-                format!("--path gds from {}", target.label),
+                format!("‹path› gds from {}", target.label),
                 why,
-                "--allow-compat, or --path bounce: through pinned memory",
+                "‹allow_compat›, or ‹path› bounce: through pinned memory",
             )),
         }
     }
@@ -189,7 +189,7 @@ impl DataPath for Gds {
         else {
             return Ok(Box::new(Own { station: None, buffer: None }));
         };
-        device.enter().map_err(|why| Error::machine("--path gds", why.to_string(), "nvidia-smi"))?;
+        device.enter().map_err(|why| Error::machine("‹path› gds", why.to_string(), "nvidia-smi"))?;
         let (base, mut buffer) = (Base::default(), None);
         if Station::registers(site.job) {
             match session.driver().register_buffer(slots) {
@@ -223,7 +223,7 @@ impl DataPath for Gds {
 
     fn after_timeouts(&self, job: &JobSpec) -> Option<&'static str> {
         (job.cufile == CuFileMode::Batch).then_some(
-            "--cufile sync; or a smaller --cufile-batch, or a longer posix_pool_slab_count in cufile.json",
+            "‹cufile› sync; or a smaller ‹cufile_batch›, or a longer posix_pool_slab_count in cufile.json",
         )
     }
 }

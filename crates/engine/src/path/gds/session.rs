@@ -91,12 +91,12 @@ impl std::fmt::Debug for Session {
 impl Session {
     /// Opens the driver. Without `--allow-compat` cuFile is told to fail rather than to fall back.
     pub fn open(job: &JobSpec, device: &Device) -> Result<Arc<Session>, Error> {
-        const ASKED: &str = "--path gds";
+        const ASKED: &str = "‹path› gds";
         let library = cufile::cufile().map_err(|why| {
             Error::machine(
                 ASKED,
                 why,
-                "--path bounce; or pip install nvidia-cufile, or CUDA with nvidia-gds; forebay doctor",
+                "‹path› bounce; or pip install nvidia-cufile, or CUDA with nvidia-gds; forebay doctor",
             )
         })?;
         device.enter().map_err(|why| Error::machine(ASKED, why.to_string(), "nvidia-smi"))?;
@@ -138,7 +138,7 @@ impl Session {
     /// Makes a target's files known to cuFile, and reads once from each device below to see how it goes.
     pub fn attach(&self, target: &Target, device: &Arc<Device>) -> Result<(), Error> {
         let enter = device.enter();
-        enter.map_err(|why| Error::machine("--path gds", why.to_string(), "nvidia-smi"))?;
+        enter.map_err(|why| Error::machine("‹path› gds", why.to_string(), "nvidia-smi"))?;
         for (target, _) in target.files() {
             let handle = self.driver.register_file(&target.file).map_err(|e| self.no_file(target, &e))?;
             let handle = Arc::new(handle);
@@ -191,7 +191,7 @@ impl Session {
         match route {
             Route::Direct(_) => Ok(Via::Direct),
             Route::Compat(why) if !self.asked.allow_compat => Err(Error::machine(
-                format!("--path gds from {}", target.path.display()),
+                format!("‹path› gds from {}", target.path.display()),
                 format!("cuFile runs in its compatibility mode here: {why}"),
                 NEXT_COMPAT,
             )),
@@ -276,21 +276,22 @@ impl Session {
         read.map(|_| ()).map_err(|e| {
             let next =
                 if self.asked.allow_compat { "forebay doctor SOURCE; cuFile's log" } else { NEXT_COMPAT };
-            Error::machine(format!("--path gds from {}", target.path.display()), e.to_string(), next)
+            Error::machine(format!("‹path› gds from {}", target.path.display()), e.to_string(), next)
         })
     }
 
     fn no_file(&self, target: &FileTarget, e: &CuFileError) -> Error {
-        let asked = format!("--path gds from {}", target.path.display());
+        let asked = format!("‹path› gds from {}", target.path.display());
         if e.lacks_udev() {
             let number = target.device().map_or_else(|| "?".into(), |(a, b)| format!("b{a}:{b}"));
             return Error::machine(
                 asked,
                 format!("{e}: libudev has no answer, as in a container without udev (/run/udev/data/{number})"),
-                "forebay doctor SOURCE --fix-udev prints the fix (docker run -v /run/udev:/run/udev:ro works, too); --path bounce",
+                "forebay doctor SOURCE --fix-udev prints the fix (docker run -v /run/udev:/run/udev:ro works, too); ‹path› bounce",
             );
         }
-        let next = if self.asked.allow_compat { "--path bounce; forebay doctor SOURCE" } else { NEXT_COMPAT };
+        let next =
+            if self.asked.allow_compat { "‹path› bounce; forebay doctor SOURCE" } else { NEXT_COMPAT };
         Error::machine(asked, e.to_string(), next)
     }
 
@@ -320,7 +321,7 @@ impl Session {
         self.note(
             "cufile_unregistered",
             format!("buffers aren't registered with cuFile: {e}"),
-            "a smaller --depth or --workers",
+            "a smaller ‹depth› or ‹workers›",
         );
     }
 
@@ -379,11 +380,11 @@ impl Session {
 }
 
 const NEXT_COMPAT: &str =
-    "forebay doctor SOURCE for what is in the way; --allow-compat to accept it; --path bounce";
+    "forebay doctor SOURCE for what is in the way; ‹allow_compat› to accept it; ‹path› bounce";
 
 fn no_driver(e: &CuFileError, allow_compat: bool) -> Error {
-    let next = if allow_compat { "forebay doctor; --path bounce" } else { NEXT_COMPAT };
-    Error::machine("--path gds", e.to_string(), next)
+    let next = if allow_compat { "forebay doctor; ‹path› bounce" } else { NEXT_COMPAT };
+    Error::machine("‹path› gds", e.to_string(), next)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

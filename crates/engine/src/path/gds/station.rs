@@ -129,8 +129,8 @@ fn batches(session: &Session, job: &JobSpec, depth: u32) -> Result<Vec<Body>, Er
             "in compatibility mode cuFile stages I/Os of this size through {} buffers, fewer than workers, and a batch that lacks one waits forever",
             pool.unwrap_or(0)
         );
-        let next = "fewer --workers, --cufile sync, or a longer posix_pool_slab_count in cufile.json";
-        Error::machine(format!("--cufile batch with --workers {}", job.workers), found, next)
+        let next = "fewer ‹workers›, ‹cufile› sync, or a longer posix_pool_slab_count in cufile.json";
+        Error::machine(format!("‹cufile› batch with ‹workers› {}", job.workers), found, next)
     })?;
     session.batches_of(entries);
     if entries < asked || entries * threads < depth {
@@ -149,7 +149,7 @@ fn batches(session: &Session, job: &JobSpec, depth: u32) -> Result<Vec<Body>, Er
     (0..threads)
         .map(|_| {
             let batch = session.driver().batch(entries).map_err(|e| {
-                Error::machine("--cufile batch", e.to_string(), "--cufile sync; a smaller --cufile-batch")
+                Error::machine("‹cufile› batch", e.to_string(), "‹cufile› sync; a smaller ‹cufile_batch›")
             })?;
             Ok(batch_by_batch(batch, entries as usize))
         })

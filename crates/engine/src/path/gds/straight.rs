@@ -36,7 +36,7 @@ impl Means for CufileMeans {
         let duty = Duty { job: needs.job, depth: needs.depth, plain, whole_pages: false };
         let mut stations = Vec::with_capacity(needs.devices.len());
         for (device, base) in &needs.devices {
-            device.enter().map_err(|why| Error::machine("--path gds", why.to_string(), "nvidia-smi"))?;
+            device.enter().map_err(|why| Error::machine("‹path› gds", why.to_string(), "nvidia-smi"))?;
             stations.push(Station::open(&self.0, device, (*base).clone(), &duty, reactor)?);
         }
         Ok(Box::new(Stations { stations, depth: needs.depth }))

@@ -190,9 +190,9 @@ fn refuse(shared: &Shared, why: &str) {
 
 fn no_thread(e: std::io::Error) -> Error {
     Error::machine(
-        "--path gds",
-        format!("the system refuses more threads (--depth of them per worker): {e}"),
-        "a smaller --depth or --workers, or ulimit -u",
+        "‹path› gds",
+        format!("the system refuses more threads (‹depth› of them per worker): {e}"),
+        "a smaller ‹depth› or ‹workers›, or ulimit -u",
     )
 }
 

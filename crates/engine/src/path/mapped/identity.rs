@@ -77,7 +77,7 @@ pub fn stale(path: &Path, what: &str) -> Fault {
     Fault::note(
         libc::ESTALE,
         format!(
-            "{} changed while it was read: {what}; read it again when nothing writes to it, or use --path bounce",
+            "{} changed while it was read: {what}; read it again when nothing writes to it, or use ‹path› bounce",
             path.display()
         ),
     )

@@ -165,7 +165,7 @@ impl MappedQueue {
         reactor: &mut Reactor,
     ) -> Result<MappedQueue, Error> {
         let file = registry.file(target).map_err(|fault| {
-            Error::run(format!("map {}", target.path.display()), fault.to_string(), "--path bounce")
+            Error::run(format!("map {}", target.path.display()), fault.to_string(), "‹path› bounce")
         })?;
         let waker = reactor.waker()?;
         let slots = bounce.geometry().depth as usize;
@@ -398,7 +398,7 @@ impl Queue for MappedQueue {
                 return Ok(());
             }
             Op::Flush => Ok(0),
-            _ => Err(Fault::note(libc::EROFS, "the mapped path only reads; --path bounce writes")),
+            _ => Err(Fault::note(libc::EROFS, "the mapped path only reads; ‹path› bounce writes")),
         };
         self.done.push(Done { tag: io.tag, result: answer, via: Via::Nothing, copy_ns: 0 });
         Ok(())

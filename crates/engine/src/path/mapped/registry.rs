@@ -165,7 +165,7 @@ impl Registry {
         let shared = self.shared.clone();
         let thread = std::thread::Builder::new().name(name.into()).spawn(move || body(&shared));
         self.threads.push(thread.map_err(|e| {
-            Error::machine("--path mapped", format!("the system refuses one more thread: {e}"), "ulimit -u")
+            Error::machine("‹path› mapped", format!("the system refuses one more thread: {e}"), "ulimit -u")
         })?);
         Ok(())
     }

@@ -59,29 +59,30 @@ impl DataPath for Mapped {
         let refusals = [
             (
                 job.require_direct,
-                "--require-direct with --path mapped",
+                "‹require_direct› with ‹path› mapped",
                 "its bytes come out of the page cache",
-                "--path gds, or no --require-direct",
+                "‹path› gds, or no ‹require_direct›",
             ),
             (
                 job.writes(),
-                "writes by --path mapped",
+                "writes by ‹path› mapped",
                 "it copies what the page cache holds, and a file system's pages can't be registered for writing",
-                "--path bounce",
+                "‹path› bounce",
             ),
             (
                 matches!(job.cache, Cache::Bypass | Cache::Drop),
-                "--path mapped without the page cache",
+                "‹path› mapped without the page cache",
                 "it copies from the page cache: every byte would take another path",
-                "--cache allow or --cache warm; --path bounce for data on a drive",
+                "‹cache› allow or ‹cache› warm; ‹path› bounce for data on a drive",
             ),
         ];
         Ok(refusals.into_iter().find(|r| r.0).map(|(_, asked, found, next)| (asked, found, next)))
     }
 
     fn option_of_its_own(&self, job: &JobSpec) -> Option<Refusal> {
-        let next = "--path mapped, or no --pin-limit";
-        job.pin_limit_bytes.map(|_| ("--pin-limit", "only --path mapped registers pages of files", next))
+        let next = "‹path› mapped, or no ‹pin_limit_bytes›";
+        job.pin_limit_bytes
+            .map(|_| ("‹pin_limit_bytes›", "only ‹path› mapped registers pages of files", next))
     }
 
     fn cached(&self) -> Option<bool> {
@@ -140,7 +141,7 @@ impl DataPath for Mapped {
     fn equip(&self, site: &Site, _: &mut Reactor) -> Result<Box<dyn QueueFactory>, Error> {
         let Some(aside) = site.beside else {
             let why = cuda::devices().1.unwrap_or_else(|| "no GPU".into());
-            return Err(Error::machine("--path mapped", why, "forebay doctor; --path host needs no GPU"));
+            return Err(Error::machine("‹path› mapped", why, "forebay doctor; ‹path› host needs no GPU"));
         };
         Ok(Box::new(Aside { staging: Staging::new(aside.count() as u32, aside.slot_bytes() as u32) }))
     }

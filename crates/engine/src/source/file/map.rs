@@ -72,7 +72,7 @@ impl Mapping {
             return Err(Error::machine(
                 format!("map {}", target.path.display()),
                 e.to_string(),
-                "--engine inline",
+                "‹engine› inline",
             ));
         }
         let words = bytes.div_ceil(WINDOW).div_ceil(64);
@@ -133,9 +133,9 @@ impl Map {
     pub fn new(target: FileTarget, then_copied: bool) -> Result<Map, Error> {
         if !SUPPORTED {
             return Err(Error::machine(
-                "--engine map",
+                "‹engine› map",
                 "needs an x86-64 processor (the guarded copy)",
-                "--engine inline",
+                "‹engine› inline",
             ));
         }
         copy::install_guard();

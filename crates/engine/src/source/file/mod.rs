@@ -170,7 +170,7 @@ impl Backing for FileBacking {
     }
 
     fn boundary(&self, bytes: u64) -> Option<(&'static str, u64)> {
-        (bytes != self.target.bytes).then_some(("--file-size", bytes))
+        (bytes != self.target.bytes).then_some(("‹file_bytes›", bytes))
     }
 }
 
@@ -369,7 +369,7 @@ fn cannot_open(path: &Path, access: FileAccess, e: &std::io::Error) -> Error {
         Some(libc::ENOENT) => Error::request(
             asked,
             "there is no such file",
-            "a path that exists, or --create --file-size 1g to create it",
+            "a path that exists, or ‹create› ‹file_bytes› 1g to create it",
         ),
         Some(libc::EACCES | libc::EPERM) => Error::request(
             asked,
@@ -387,7 +387,7 @@ fn cannot_open(path: &Path, access: FileAccess, e: &std::io::Error) -> Error {
             "a directory on a writable file system",
         ),
         Some(libc::EMFILE | libc::ENFILE) => {
-            Error::machine(asked, "too many open files", "ulimit -n 1048576, or fewer --files")
+            Error::machine(asked, "too many open files", "ulimit -n 1048576, or fewer ‹files›")
         }
         _ => Error::run(asked, e.to_string(), "forebay doctor"),
     }

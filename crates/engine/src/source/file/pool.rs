@@ -100,9 +100,9 @@ impl PoolQueue {
 
 fn no_thread(e: std::io::Error) -> Error {
     Error::machine(
-        "--engine pread",
-        format!("the system refuses more threads (--depth of them per file and worker): {e}"),
-        "a smaller --depth, fewer files or --workers, or ulimit -u",
+        "‹engine› pread",
+        format!("the system refuses more threads (‹depth› of them per file and worker): {e}"),
+        "a smaller ‹depth›, fewer files or ‹workers›, or ulimit -u",
     )
 }
 

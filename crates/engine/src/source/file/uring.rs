@@ -82,9 +82,9 @@ impl UringQueue {
     pub fn new(target: FileTarget, depth: u32, reactor: &mut Reactor) -> Result<Self, Error> {
         if !reactor.has_ring() {
             return Err(Error::machine(
-                "--engine uring",
+                "‹engine› uring",
                 "io_uring is disabled or missing on this system",
-                "--engine pread, or forebay doctor for the reason",
+                "‹engine› pread, or forebay doctor for the reason",
             ));
         }
         let fixed = reactor.register_file(&target.file);

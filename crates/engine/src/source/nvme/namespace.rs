@@ -109,7 +109,7 @@ impl<N: Namespace> Backing for NamespaceBacking<N> {
     }
 
     fn boundary(&self, bytes: u64) -> Option<(&'static str, u64)> {
-        Some(("--file-size", bytes))
+        Some(("‹file_bytes›", bytes))
     }
 
     fn lend(&self, arena: &Arena) -> Result<Option<Loan>, Error> {

@@ -39,7 +39,7 @@ impl Shares {
             return Err(Error::request(
                 format!("queues={queues} of {source}"),
                 format!("each of {workers} workers needs one at least"),
-                format!("queues={workers}, or --workers {queues}"),
+                format!("queues={workers}, or ‹workers› {queues}"),
             ));
         }
         let free = Free { qids: (1..=queues).collect(), each: queues / users, more: queues % users };

@@ -255,7 +255,7 @@ impl Drive {
             return Err(Error::machine(asked(), "the device doesn't respond", "the gateway's log"));
         }
         match mapping.refusal() {
-            Some(why) => Err(Error::machine(asked(), why, "the gateway's log; fewer --workers")),
+            Some(why) => Err(Error::machine(asked(), why, "the gateway's log; fewer ‹workers›")),
             None => Ok(Some(mapping)),
         }
     }

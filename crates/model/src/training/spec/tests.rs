@@ -63,7 +63,7 @@ fn to_gpu() -> EmulateSpec {
 fn paths_past_the_host_are_for_bytes_that_nobody_checks() {
     for path in [PathKind::Gds, PathKind::Mapped] {
         let error = EmulateSpec { path, ..to_gpu() }.check().unwrap_err();
-        assert!(error.next.contains("--level bytes") && error.next.contains("--path bounce"), "{error}");
+        assert!(error.next.contains("--level bytes") && error.next.contains("‹path› bounce"), "{error}");
         EmulateSpec { path, level: Level::Bytes, ..to_gpu() }.check().unwrap();
     }
 }
@@ -85,34 +85,34 @@ fn each_bound_is_refused_with_the_flag_and_the_value() {
         ("--steps 0", EmulateSpec { steps_max: Some(0), ..spec() }),
         ("--prefetch 9999", EmulateSpec { prefetch: 9999, ..spec() }),
         ("--read-threads 0", EmulateSpec { read_threads: 0, ..spec() }),
-        ("--io-size 3", EmulateSpec { io_bytes: Some(3), ..spec() }),
-        ("--depth 0", EmulateSpec { depth: Some(0), ..spec() }),
-        ("--workers 0", EmulateSpec { workers: Some(0), ..spec() }),
+        ("‹io_bytes› 3", EmulateSpec { io_bytes: Some(3), ..spec() }),
+        ("‹depth› 0", EmulateSpec { depth: Some(0), ..spec() }),
+        ("‹workers› 0", EmulateSpec { workers: Some(0), ..spec() }),
         ("--supply NaN", EmulateSpec { supply_gib_s: Some(f64::NAN), ..spec() }),
-        ("--interval 0", EmulateSpec { interval_s: 0.0, ..spec() }),
+        ("‹interval_ms› 0", EmulateSpec { interval_s: 0.0, ..spec() }),
         ("--destination tape", EmulateSpec { destination: "tape".into(), ..spec() }),
         ("--destination gpu:0,0", EmulateSpec { destination: "gpu:0,0".into(), ..spec() }),
-        ("--path host to --destination gpu:0", EmulateSpec { path: PathKind::Host, ..to_gpu() }),
-        ("--path gds to --destination drop", EmulateSpec { path: PathKind::Gds, ..spec() }),
+        ("‹path› host to --destination gpu:0", EmulateSpec { path: PathKind::Host, ..to_gpu() }),
+        ("‹path› gds to --destination drop", EmulateSpec { path: PathKind::Gds, ..spec() }),
         (
-            "--path mapped to --destination host",
+            "‹path› mapped to --destination host",
             EmulateSpec { path: PathKind::Mapped, destination: "host".into(), ..spec() },
         ),
-        ("--path mapped with --level parse", EmulateSpec { path: PathKind::Mapped, ..to_gpu() }),
-        ("--path gds with --level parse", EmulateSpec { path: PathKind::Gds, ..to_gpu() }),
+        ("‹path› mapped with --level parse", EmulateSpec { path: PathKind::Mapped, ..to_gpu() }),
+        ("‹path› gds with --level parse", EmulateSpec { path: PathKind::Gds, ..to_gpu() }),
         (
-            "--path mapped without the page cache",
+            "‹path› mapped without the page cache",
             EmulateSpec { path: PathKind::Mapped, cache: Cache::Drop, level: Level::Bytes, ..to_gpu() },
         ),
-        ("--require-direct", EmulateSpec { require_direct: true, ..spec() }),
-        ("--require-direct", EmulateSpec { require_direct: true, path: PathKind::Bounce, ..to_gpu() }),
-        ("--require-direct with --level parse", EmulateSpec { require_direct: true, ..to_gpu() }),
+        ("‹require_direct›", EmulateSpec { require_direct: true, ..spec() }),
+        ("‹require_direct›", EmulateSpec { require_direct: true, path: PathKind::Bounce, ..to_gpu() }),
+        ("‹require_direct› with --level parse", EmulateSpec { require_direct: true, ..to_gpu() }),
         (
-            "--require-direct through the page cache",
+            "‹require_direct› through the page cache",
             EmulateSpec { require_direct: true, level: Level::Bytes, cache: Cache::Warm, ..to_gpu() },
         ),
-        ("--pin-limit", EmulateSpec { pin_limit_bytes: Some(1 << 30), ..spec() }),
-        ("--pin-limit", EmulateSpec { pin_limit_bytes: Some(1 << 19), ..to_gpu() }),
+        ("‹pin_limit_bytes›", EmulateSpec { pin_limit_bytes: Some(1 << 30), ..spec() }),
+        ("‹pin_limit_bytes›", EmulateSpec { pin_limit_bytes: Some(1 << 19), ..to_gpu() }),
         ("--workload", workload(|w| w.name.clear())),
         ("workload unet3d: batch = 0", workload(|w| w.batch = 0)),
         ("workload unet3d: compute_s = NaN", workload(|w| w.compute_s = f64::NAN)),
