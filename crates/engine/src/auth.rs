@@ -1,4 +1,4 @@
-//! Where secrets of NVMe authentication come from.
+//! The sources of secrets for NVMe authentication.
 //!
 //! A host's own secrets come from files or from the environment: never from a URI, which records keep, or from the
 //! command line, which every user of the machine can read.

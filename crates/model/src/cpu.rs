@@ -1,4 +1,4 @@
-//! What follows from the processor time that a run spent.
+//! Figures derived from the processor time of a run.
 
 use crate::record::Cpu;
 use crate::units::BYTES_PER_GIB;

@@ -1,4 +1,4 @@
-//! Many-file metadata phases: what is asked for and what it showed. Schema `forebay.files/1`.
+//! Many-file metadata phases: the request and its results. Schema `forebay.files/1`.
 
 use crate::record::{Cpu, LatencySummary, Warning};
 use crate::units::format_bytes;

@@ -1,4 +1,4 @@
-//! The discovery log (LID 70h; base, section 5.16.1.23): what a discovery service offers, and where else to ask.
+//! The discovery log (LID 70h; base, section 5.16.1.23): the subsystems of a discovery service, and its referrals.
 
 use crate::controller::subsystem::Endpoint;
 use crate::layout::layout;

@@ -1,4 +1,4 @@
-//! NVMe Qualified Names (base, section 4.5): who a host or a subsystem is.
+//! NVMe Qualified Names (base, section 4.5): the identities of hosts and subsystems.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! How a command ended (base, section 3.3.3.2.1).
+//! The status of a completed command (base, section 3.3.3.2.1).
 
 /// Status code type and status code, as one number: `SCT << 8 | SC`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -1,4 +1,4 @@
-//! Control over the page cache: what can be dropped, and what can be seen of it.
+//! Control over the page cache: which operations drop pages, and which query residency.
 
 use super::probe::CacheProbe;
 use super::report::{Area, Check, State};

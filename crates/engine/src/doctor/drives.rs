@@ -1,4 +1,4 @@
-//! Block devices: what limits them, and what would help.
+//! Block devices: their limits, and the remedies.
 
 use super::report::{count, size, Area, Check, State};
 pub use crate::machine::drives::{all, behind, block, describe, DriveFacts};

@@ -1,4 +1,4 @@
-//! Processor, kernel, NUMA nodes, and what stands between us and the hardware.
+//! Processor, kernel, NUMA nodes, and virtualisation.
 
 use super::report::{count, Area, Check, State};
 use super::roots::show_list;

@@ -1,4 +1,4 @@
-//! Memory, the locked-memory limit, and huge pages: whether they will do.
+//! Memory, the locked-memory limit, and huge pages: whether they suffice.
 
 use super::report::{size, Area, Check, State};
 pub use crate::machine::memory::{facts, HugetlbPool, Locked, Memory};

@@ -1,4 +1,4 @@
-//! What this machine can do, what is in the way, and what to type to fix it.
+//! The examination of this machine: its capabilities, the obstacles, and the commands that remove them.
 //!
 //! Facts are read first, all through `Roots`, so that tests can hand in a machine
 //! made of files; checks are pure functions of facts. What can be tried is tried

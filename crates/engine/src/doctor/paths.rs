@@ -1,4 +1,4 @@
-//! The data paths: which of them run here, on this source.
+//! The data paths: which of them are available on this machine, for this source.
 
 use super::filesystem::Examined;
 use super::report::{count, Area, Check, State};

@@ -1,4 +1,4 @@
-//! Power meters: which of them answer, and what the others need.
+//! Power meters: which of them are readable, and the requirements of the others.
 
 use super::report::{count, Area, Check, State};
 use super::roots::{line, names, Roots};

@@ -1,4 +1,4 @@
-//! What the examination was asked about: the paths, sockets and hosts that a source URI names.
+//! The subject of the examination: the paths, sockets and hosts that a source URI names.
 
 use super::report::{count, size, Area, Check, State};
 use super::roots::Roots;

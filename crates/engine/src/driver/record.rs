@@ -1,4 +1,4 @@
-//! What happened, as a `RunRecord`.
+//! The results of a run, as a `RunRecord`.
 
 mod missing;
 

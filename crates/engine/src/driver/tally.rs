@@ -1,4 +1,4 @@
-//! What a worker counts.
+//! A worker's counters.
 
 use crate::queue::{Travelled, Via};
 use forebay_model::pattern::Next;

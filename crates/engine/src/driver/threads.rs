@@ -1,4 +1,4 @@
-//! Where a worker's thread runs, and how precisely it sleeps.
+//! A worker's thread: its CPUs, and the precision of its timers.
 
 use forebay_model::job::{JobSpec, Priorities};
 use forebay_model::units::parse_cpu_list;

@@ -1,4 +1,4 @@
-//! What a data set's manifest means for a run: whether it is one for the workload, and whole.
+//! A data set's manifest: whether it belongs to the workload, and whether the data set is complete.
 
 pub use crate::generate::manifest::{Manifest, FILE_ALIGN, NAME, TEXT_BYTES_MAX};
 use forebay_model::training::EmulateSpec;

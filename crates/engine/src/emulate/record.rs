@@ -1,4 +1,4 @@
-//! What an emulated run came to, as a `RunRecord` with a part `training`.
+//! The results of an emulated run, as a `RunRecord` with a part `training`.
 
 use super::board::{Totals, Waited};
 use super::headroom::{self, Seen};

@@ -1,4 +1,4 @@
-//! How ranges are read, and what of them lies where in a slot.
+//! The layout of ranges in buffers, and the reads that fill them.
 
 use super::file::Reader;
 use super::load::{self, Load};

@@ -1,4 +1,4 @@
-//! Numbers of rows in host memory: copied from whoever asks, and looked at on the way.
+//! Row numbers in host memory: copied from the caller, and checked while they are copied.
 
 use crate::gpu::kernels::ELSEWHERE;
 use std::sync::{Mutex, MutexGuard, TryLockError};

@@ -1,4 +1,4 @@
-//! One call's worth of reading: what goes where, how far it is, how it ended.
+//! One read request: its destinations, its progress and its result.
 
 use super::file::{Reader, Stamp};
 use super::gpu_numbers::{Given, GpuNumbers};

@@ -1,4 +1,4 @@
-//! Which rank writes which file of a checkpoint, and how long each is.
+//! The files of a checkpoint: the rank that writes each, and its length.
 //!
 //! A transformer is cut three ways: tensors over `tensor` ranks, layers over `pipeline` stages, and copies over `data`
 //! groups. ZeRO says what the copies keep for themselves: at stages 1 and 2 each keeps a part of the optimizer's state,

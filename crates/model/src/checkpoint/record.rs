@@ -1,4 +1,4 @@
-//! What came of a run over checkpoints: the part of a record that tells it.
+//! The results of a run over checkpoints: the part `checkpoint` of a record.
 
 use super::rules::Edition;
 use super::{Mode, Model};

@@ -1,4 +1,4 @@
-//! The rules of MLPerf Storage for checkpoints, by edition: which hold for a run, and why.
+//! The rules of MLPerf Storage for checkpoints, by edition: which apply to a run, and why.
 
 use super::record::{Checkpoint, Rule};
 use super::{CheckpointSpec, Mode};

@@ -1,4 +1,4 @@
-//! When a modelled drive finishes each I/O, told the moment it is submitted.
+//! The completion time of each I/O on a modelled drive, calculated when the I/O is submitted.
 
 use super::{DriveModel, Rate};
 use crate::job::Op;

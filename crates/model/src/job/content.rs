@@ -1,4 +1,4 @@
-//! What writes carry where nobody verifies them: `--content`, how far it compresses, and how often it comes again.
+//! The content of writes without verification: `--content`, how far it compresses, and how often it is repeated.
 
 use crate::random::{derive, Below, Xoshiro256};
 use crate::Error;

@@ -1,4 +1,4 @@
-//! How a job's I/Os are laid out: the words of `--distribution` and `--io-mix`.
+//! The offsets of a job's I/Os: the values of `--distribution` and `--io-mix`.
 
 use super::{JobSpec, IO_BYTES_MAX};
 use crate::units::parse_bytes;

@@ -1,4 +1,4 @@
-//! The names of the data paths, as a job and its record have them. What each is stands in the engine's table.
+//! The names of the data paths, in jobs and records. The engine's table describes each.
 
 use serde::{Deserialize, Serialize};
 

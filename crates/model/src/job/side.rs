@@ -1,4 +1,4 @@
-//! What a job is to others on the machine: its priority, and its share of I/Os beside runs that name the same file.
+//! A job's relation to others on the machine: its priority, and its share of I/Os among runs with the same flow file.
 
 use crate::Error;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! When a run counts as steady: by the range and the slope of its throughput, or as `--steady` says.
+//! The criterion of a steady state: the range and the slope of throughput, or the value of `--steady`.
 
 use super::JobSpec;
 use crate::record::Point;

@@ -1,4 +1,4 @@
-//! Where random I/Os may begin: the aligned positions of all spans, numbered from 0.
+//! The possible offsets of random I/Os: the aligned positions of all spans, numbered from 0.
 
 use super::Span;
 

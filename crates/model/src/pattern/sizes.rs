@@ -1,4 +1,4 @@
-//! How long each I/O is.
+//! The size of each I/O.
 
 use super::PatternSpec;
 use crate::job::{IoMix, SizeShare};

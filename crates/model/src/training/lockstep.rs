@@ -1,4 +1,4 @@
-//! Accelerators that meet at a barrier after every step: who waits for what, and for how long.
+//! Accelerators with a barrier after every step: their waits, by cause.
 
 use super::rules::{Step, Steps};
 

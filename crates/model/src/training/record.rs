@@ -1,4 +1,4 @@
-//! What an emulated training run showed: the part `training` of a record.
+//! The results of an emulated training run: the part `training` of a record.
 
 use super::rules::{self, Figures};
 use super::spec::{EmulateSpec, Level, Loader, RuleSet};

@@ -1,4 +1,4 @@
-//! The Connect command, and who is let in (base, section 6.3).
+//! The Connect command, and access control (base, section 6.3).
 
 use super::subsystem::{HostSettings, Subsystem};
 use super::Controller;

@@ -1,4 +1,4 @@
-//! Asynchronous events (base, section 5.2): requests that are parked, and what they are answered with.
+//! Asynchronous events (base, section 5.2): outstanding requests, and their completions.
 //!
 //! Once reported, an event is masked until the host has read its log page with
 //! RAE cleared: what happens in between shows in that log.

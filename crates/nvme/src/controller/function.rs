@@ -1,4 +1,4 @@
-//! The controller of a PCIe function: what differs from one that a Connect made (base, section 3.1.2; pcie).
+//! The controller of a PCIe function: the differences from one created by Connect (base, section 3.1.2; pcie).
 //!
 //! Registers and queues are the function's (`transport::pcie::device`); what is executed here are its admin commands.
 

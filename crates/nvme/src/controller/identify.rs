@@ -1,4 +1,4 @@
-//! Identify (base, section 5.17): what the controller says of itself and its namespaces.
+//! Identify (base, section 5.17): the data structures of the controller and its namespaces.
 
 use super::events::HEALTH_WARNINGS;
 use super::features::WRITE_PROTECTION_CAPABILITIES;

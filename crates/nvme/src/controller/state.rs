@@ -1,4 +1,4 @@
-//! A function's controller as plain data: what its host set, asked for and was not told yet.
+//! A function's controller as plain data: its host's settings, outstanding requests and pending events.
 
 use super::errors::Errors;
 use super::events::Events;

@@ -1,4 +1,4 @@
-//! What a subsystem is, as its configuration says: plain data.
+//! The configuration of a subsystem: plain data.
 
 pub use crate::log::AnaState;
 use std::collections::{BTreeMap, BTreeSet};

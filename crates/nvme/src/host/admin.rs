@@ -1,4 +1,4 @@
-//! Commands of the admin queue on their way: which wait, which are out, and until when.
+//! Commands of the admin queue: those queued, those outstanding, and their deadlines.
 
 use super::{Data, Failure, FailureKind, Request, Ticket};
 use crate::command::{Cqe, Sqe};

@@ -1,4 +1,4 @@
-//! Asking a discovery service what it offers (base, section 3.1.2.3).
+//! Queries of a discovery service (base, section 3.1.2.3).
 
 use super::{Action, ControllerInfo, Failure, Options, Session, Ticket};
 use crate::command::Cqe;

@@ -1,4 +1,4 @@
-//! Which namespaces there are, and what they are (base, section 5.17; nvm, section 4.1.5).
+//! The scan for namespaces and their properties (base, section 5.17; nvm, section 4.1.5).
 
 use super::steps::{Job, Step};
 use super::{Event, Failure, NamespaceInfo, Session};

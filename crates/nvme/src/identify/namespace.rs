@@ -1,4 +1,4 @@
-//! What Identify says of namespaces, and lists of them.
+//! Identify data structures of namespaces, and namespace lists.
 
 use super::{csi, BYTES};
 use crate::layout::layout;

@@ -1,4 +1,4 @@
-//! What a completion says of its submission queue, whatever carries it.
+//! Flow control of a submission queue by its completions, on any transport.
 
 use crate::command::Cqe;
 

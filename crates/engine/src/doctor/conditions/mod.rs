@@ -1,4 +1,4 @@
-//! What cuFile asks of a machine before a drive may write into a GPU, one condition by one.
+//! The conditions that cuFile requires of a machine before a drive may write into a GPU, one check each.
 //!
 //! One table: checks, the verdict and the documentation come from it. There are two ways to
 //! direct DMA, nvidia-fs and the kernel's PCI P2PDMA; a condition says which it stops.

@@ -1,4 +1,4 @@
-//! What the kernel's PCI P2PDMA asks for: the kernel itself, the driver, the GPU, the drive, cufile.json.
+//! The requirements of the kernel's PCI P2PDMA: the kernel itself, the driver, the GPU, the drive, cufile.json.
 
 use super::software::library_version;
 use super::{fails, holds, open, physical, rdma_driver, version, Finding, Ground};

@@ -1,4 +1,4 @@
-//! What a record lacks, and why.
+//! The fields that a record lacks, and the reasons.
 
 use super::super::fleet::Ran;
 use super::Context;

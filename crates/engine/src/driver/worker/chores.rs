@@ -1,4 +1,4 @@
-//! What a worker does about content: before a write, and after a read.
+//! A worker's processing of content: generated before a write, verified after a read.
 
 use super::{Ticket, Worker};
 use crate::arena::Mem;

@@ -1,4 +1,4 @@
-//! Which I/Os have taken too long, and what becomes of them.
+//! Timeouts: an I/O that has taken too long stops the run.
 
 use super::{Worker, LOOK, STANDSTILL};
 use crate::client::Late;

@@ -1,4 +1,4 @@
-//! What a worker does about batches: each is sent as a whole, and timed.
+//! A worker's batches: each is submitted as a whole, and timed.
 
 use super::{Worker, BATCH_IO_BYTES_MAX, BATCH_PATIENCE, BATCH_SHARE};
 use crate::clock;

@@ -1,4 +1,4 @@
-//! What is wrong with the data, said by file: it ends the run, or is left out.
+//! Errors in the data, by file: the error ends the run, or the file is excluded.
 
 use super::{Active, Worker};
 use crate::format::Damage;

@@ -1,4 +1,4 @@
-//! How a worker of the emulator ends, and what it was on a processor for.
+//! The end of an emulator's worker, and the accounting of its processor time.
 
 use super::Latencies;
 use super::Worker;

@@ -1,4 +1,4 @@
-//! The loop: what happens next, until the time is over.
+//! The event loop, until the end of the simulated time.
 
 mod end;
 

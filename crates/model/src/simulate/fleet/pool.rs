@@ -1,4 +1,4 @@
-//! Drives that hosts share: how fast each host reads from them, and whose read is whole next.
+//! Drives that hosts share: the rate at which each host reads from them, and the read that completes next.
 //!
 //! What lies between a host and its drives (requests in flight, fabric, DPU, links, processors) is one station, whose
 //! rate depends on how many drives' worth of time the host gets: a flow-equivalent server (Chandy, Herzog, Woo 1975).

@@ -1,4 +1,4 @@
-//! A checkpoint's rounds: which are done, how long each took, and what the next one is.
+//! A checkpoint's rounds: the completed ones with their durations, and the next one.
 
 use super::{Checkpoint, Saved};
 

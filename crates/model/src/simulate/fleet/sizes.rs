@@ -1,4 +1,4 @@
-//! How many bytes each host reads for each step, where samples differ in size: by the trace that a run plays.
+//! The bytes that each host reads for each step, where samples differ in size: from the trace of a run.
 
 use crate::training::simulate::file_sizes;
 use crate::training::{EmulateSpec, Streams, Trace};

@@ -1,4 +1,4 @@
-//! How times differ from their mean, and the longest of many of them.
+//! The distribution of times around their mean, and the expected maximum of many.
 //!
 //! A read of a thousand requests is whole when its last one is, and a step of a thousand accelerators ends with the
 //! slowest. So what is drawn is the greatest of n: the n-th root of a uniform number is its place in the distribution.

@@ -1,4 +1,4 @@
-//! What a controller said, in words.
+//! Text in a controller's responses.
 
 use super::super::Failure;
 use crate::fabrics::InvalidParameter;

@@ -1,4 +1,4 @@
-//! The host's end of a connection: which commands are out, and whose response may come.
+//! The host's end of a connection: its outstanding commands and their responses.
 //!
 //! Its driver takes an identifier for each command (`take`) and posts the capsule's SEND; it tells when that is done
 //! (`sent`) and what came as a response (`came`). A command is over with both, in whichever order they come: only then

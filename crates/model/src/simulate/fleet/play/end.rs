@@ -1,4 +1,4 @@
-//! How a job of the fleet ends.
+//! The end of a job of the fleet.
 
 use super::super::JobOutcome;
 use super::super::Outcome;

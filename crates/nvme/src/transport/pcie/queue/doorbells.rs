@@ -1,4 +1,4 @@
-//! What drivers ring: doorbells, written to or in memory.
+//! Doorbells: registers, or shadow doorbells in memory.
 
 use super::super::memory::HostMemory;
 use super::super::memory::Unmapped;

@@ -1,4 +1,4 @@
-//! What comes from the target.
+//! PDUs received from the target.
 
 use super::super::pdu;
 use super::super::pdu::field;

@@ -1,4 +1,4 @@
-//! What the host's end sends.
+//! PDUs sent by the host's end.
 
 use super::super::pdu;
 use super::super::pdu::flag;

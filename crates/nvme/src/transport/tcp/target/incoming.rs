@@ -1,4 +1,4 @@
-//! What comes from the host.
+//! PDUs received from the host.
 
 use super::super::pdu;
 use super::super::pdu::field;

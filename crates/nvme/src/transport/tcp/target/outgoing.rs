@@ -1,4 +1,4 @@
-//! What the target's end sends.
+//! PDUs sent by the target's end.
 
 use super::super::pdu;
 use super::super::pdu::flag;
