@@ -210,7 +210,7 @@ def test_ctrl_c_at_mpirun_keeps_what_was_measured(tmp_path):
 @needs_mpi
 def test_a_dry_run_is_printed_once(tmp_path):
     code, out, err = mpirun(tmp_path, "bench", "/data", "--dry-run")
-    assert code == 0 and out.count("nothing was touched") == 1, err
+    assert code == 0 and out.count("nothing was changed") == 1, err
 
 
 @needs_mpi
