@@ -115,7 +115,7 @@ def test_a_sweep_makes_its_files_in_a_folder_of_its_own(run: Run, tmp_path: Path
     (tmp_path / "s.toml").write_text(job.replace("[job]", '[job]\nfile-size = "128k"'))
     done = run("sweep", "s.toml", "data", "-o", "o")
     assert done.returncode == 0, done.stderr
-    assert "files are made in data/forebay-sweep: up to 256k" in done.stderr
+    assert "files are created in data/forebay-sweep: up to 256k" in done.stderr
     own = tmp_path / "data" / "forebay-sweep"
     assert sorted(p.name for p in own.iterdir()) == [".forebay.json", "forebay.0", "forebay.1"]
     assert {k: v for k, v in content(tmp_path / "data").items() if k in before} == before

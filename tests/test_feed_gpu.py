@@ -142,7 +142,7 @@ class Wild:
     __cuda_array_interface__ = {"shape": (64,), "typestr": "|u1", "data": (4096, False), "version": 3}
 array = Array(64)
 with forebay.open(path) as file:
-    for buffer, reason in [(Wild(), "doesn't know"), (Array(64, strides=(2,)), "contiguous")]:
+    for buffer, reason in [(Wild(), "doesn't recognise"), (Array(64, strides=(2,)), "contiguous")]:
         try:
             file.read_into(buffer)
         except RequestError as error:

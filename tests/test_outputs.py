@@ -139,7 +139,7 @@ def test_manual_pages_replace_only_older_ones(typed: Any, tmp_path: Path, is_lin
     page.unlink()
     page.symlink_to(precious) if is_link else page.hardlink_to(precious)
     code, said, _ = typed("man", "bench", "--out", ".")
-    assert code == 2 and "forebay-bench.1 is there" in said
+    assert code == 2 and "forebay-bench.1 exists" in said
     assert precious.read_bytes() == before and page.samefile(precious)
 
 

@@ -296,7 +296,7 @@ def test_what_really_ran_is_shown_with_why(tmp_path: Path) -> None:
     text = text_of(page_of(tmp_path, record("gds", ran="gds-compat")))
     assert (
         "gds → gds-compat" in text
-        and "gds was asked for, gds-compat ran: made up for a test" in text
+        and "gds was requested, gds-compat ran: made up for a test" in text
         and "Path differs from the one requested" in text
     )
 

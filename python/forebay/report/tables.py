@@ -311,16 +311,16 @@ def what_ran(study: Study, notes: Notes) -> Table:
     rows = [_ran_row(run, notes) for run in study.runs[:RUN_ROWS_MAX]]
     columns = [
         "Run",
-        "Path requested → ran",
+        "Requested → ran",
         "Engine",
         "Buffers",
         "Cache",
         "Resident before → after",
-        "Device ÷ requested",
+        "Device ÷ job",
         "Route of the bytes",
         "Verified",
     ]
-    foot = "Device ÷ requested: bytes that block devices read or wrote, per byte that the job requested."
+    foot = "Device ÷ job: bytes that block devices read or wrote, per byte that the job requested."
     reasons = dict.fromkeys(
         f"{r.text('path.ran')}: {r.text('path.reason')}" for r in study.runs if r.text("path.reason")
     )

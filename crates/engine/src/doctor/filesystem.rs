@@ -1,4 +1,4 @@
-//! The file system of a path lies in, and what direct I/O on it shows.
+//! The file system of a path: kind, mount options, alignment for O_DIRECT, and what direct I/O on it shows.
 
 use super::probe::{self, DirectProbe};
 use super::report::{size, Area, Check, State};
