@@ -552,11 +552,8 @@ def fault_of(reference: str) -> str | None:
     measured = re.fullmatch(r"(bench/\w+\.py) in (docs/benchmarks\.md#[\w-]+)", reference)
     if measured:
         file, _, anchor = measured[2].partition("#")
-        return (
-            None
-            if (ROOT / measured[1]).is_file() and (ROOT / file).is_file() and anchor in headings(ROOT / file)
-            else "no such command or result"
-        )
+        there = (ROOT / measured[1]).is_file() and (ROOT / file).is_file() and anchor in headings(ROOT / file)
+        return None if there else "no such command or result"
     file, colons, test = reference.partition("::")
     path = ROOT / file
     if not colons or not path.is_file():
