@@ -77,8 +77,10 @@ impl Slots {
     /// Fills the slot with `bytes` and the rest of it with `UNTOUCHED`. Only for a slot without an I/O.
     pub fn set(&mut self, index: usize, bytes: &[u8]) {
         assert!(bytes.len() <= self.slot_bytes);
-        let mut whole = bytes.to_vec();
-        whole.resize(self.slot_bytes, UNTOUCHED);
+        // `resize` would write one byte at a time.
+        let mut whole = vec![0; self.slot_bytes];
+        whole.fill(UNTOUCHED);
+        whole[..bytes.len()].copy_from_slice(bytes);
         match (&self.held, self.mem(index)) {
             (Held::Gpu(memory), Mem::Device { at, .. }) => memory.device().write(at, &whole).unwrap(),
             (_, mem) => {

@@ -119,8 +119,10 @@ pub fn truth(target: &Target) -> Option<Vec<u8>> {
             let members = backing.parts();
             let parts: Vec<Vec<u8>> = members.iter().map(truth).collect::<Option<_>>()?;
             let (chunk, count) = (backing.boundary(target.bytes).unwrap().1 as usize, members.len());
-            let at = |i: usize| parts[i / chunk % count][i / chunk / count * chunk + i % chunk];
-            Some((0..target.bytes as usize).map(at).collect())
+            let at = |i: usize| &parts[i % count][i / count * chunk..][..chunk];
+            let whole = (0..target.bytes as usize / chunk).map(at).collect::<Vec<_>>().concat();
+            assert_eq!(whole.len() as u64, target.bytes, "whole chunks");
+            Some(whole)
         }
         "model" => backing.parts().first().and_then(truth),
         "nil" => None,
