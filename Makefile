@@ -14,7 +14,13 @@ MADE := target/make
 BENCH_DIR ?= target/bench
 ROUNDS ?= 5
 FUZZ_S ?= 30
-# Whose memory `make asan` watches. Not the guarded copy (`copy`, and `feed` and `front::dma` over it): it goes on after a
+# Only nightly toolchains have Miri.
+NIGHTLY ?= nightly
+# What Miri interprets: tests of raw memory that ask the system for little more than threads and clocks.
+INTERPRETED := arena:: --skip front:: --skip serve::
+# What AddressSanitizer watches: the tests that drive real I/O through every engine.
+WATCHED := --lib --test contract --test faults
+# Whose memory `make memcheck` watches. Not the guarded copy (`copy`, and `feed` and `front::dma` over it): it goes on after a
 # SIGBUS by the processor's registers, which valgrind doesn't keep; nor the ring, whose waits hold up all threads there.
 CHECKED := arena:: driver::worker driver::free driver::silence source::file source::stripe serve::arena
 # What `make test-dlio` may be told of.
@@ -40,7 +46,7 @@ PACKAGE := $(shell find python -type f -not -name '*.pyc' -not -name '*.so') pyp
 # The commit is part of the build.
 COMMIT := $(wildcard $(shell git rev-parse --git-path logs/HEAD 2>/dev/null))
 
-.PHONY: help demo test test-long test-vm test-root test-gpu test-dlio check format bench bench-gpu wheel forebayd soak asan fuzz docs clean
+.PHONY: help demo test test-long test-vm test-root test-gpu test-dlio check format bench bench-gpu wheel forebayd soak asan miri memcheck fuzz docs clean
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
@@ -176,12 +182,30 @@ soak: | $(MADE)/ready ## Signals at hundreds of moments, kills in turn, what a c
 	FOREBAY_TEST_ALL=1 PROPTEST_CASES=2000 cargo test --workspace --quiet -- --include-ignored
 	@$(MAKE) --no-print-directory fuzz FUZZ_S=600
 
-asan: | $(MADE)/ready ## Memory that threads and the kernel write to: its unit tests under valgrind's memcheck
-	@command -v valgrind >/dev/null || { echo 'make asan: valgrind is not here; try: apt install valgrind' >&2; exit 3; }
+asan: | $(MADE)/ready ## The engine's tests of real I/O under AddressSanitizer: no access beyond a buffer, or after its end
+	# RUSTC_BOOTSTRAP has the stable compiler take the flag. Memory that the kernel may still write to is kept on purpose: no
+	# search for leaks.
+	RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 CARGO_TARGET_DIR=target/asan \
+		CARGO_PROFILE_DEV_DEBUG=0 CARGO_INCREMENTAL=0 cargo test --quiet -p forebay-engine \
+		--target $$(rustc -vV | sed -n 's/^host: //p') $(WATCHED) -- $(ARGS)
+	@echo 'make asan: AddressSanitizer found nothing'
+
+miri: | $(MADE)/ready ## Tests of raw memory under Miri: each pointer stays within what it was made for (a nightly compiler)
+	@cargo +$(NIGHTLY) miri --version >/dev/null 2>&1 \
+		|| rustup toolchain install $(NIGHTLY) --no-self-update --profile minimal --component miri,rust-src || { echo \
+		'make miri: Miri is not here; install rustup (https://rustup.rs), or name a toolchain that has it: make miri NIGHTLY=NAME' >&2; \
+		exit 3; }
+	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=16 CARGO_TARGET_DIR=target/miri CARGO_INCREMENTAL=0 \
+		cargo +$(NIGHTLY) miri test --quiet -p forebay-engine --lib -- $(INTERPRETED) $(ARGS)
+	@echo 'make miri: Miri found nothing'
+
+memcheck: | $(MADE)/ready ## Memory that threads and the kernel write to: its unit tests under valgrind's memcheck
+	@command -v valgrind >/dev/null || { echo 'make memcheck: valgrind is not here; try: apt install valgrind' >&2; exit 3; }
 	program=$$(cargo test -p forebay-engine --lib --no-run --message-format=json 2>/dev/null \
 		| sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1); \
 		[ -n "$$program" ] || cargo test -p forebay-engine --lib --no-run; \
 		valgrind --quiet --fair-sched=yes --error-exitcode=9 "$$program" --test-threads 1 $(CHECKED) $(ARGS)
+	@echo 'make memcheck: valgrind found nothing'
 
 fuzz: | $(MADE)/ready ## Each fuzz target for FUZZ_S seconds (30)
 	@PYTHON=$(PYTHON) .ci/prepare test >/dev/null

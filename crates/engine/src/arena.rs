@@ -3,8 +3,10 @@
 //! The physical layout matters more than the engine above it: a device needs one descriptor per physically contiguous
 //! piece of a transfer, so slots are in huge pages if these are available, and the arena reports which pages it got.
 
-#[cfg(debug_assertions)]
+#[cfg(all(debug_assertions, not(miri)))]
 mod freed;
+#[cfg(miri)]
+mod interpreted;
 mod pieces;
 
 pub use pieces::{Each, Piece, PieceList};
@@ -128,6 +130,9 @@ impl Arena {
             )?;
         let given = match shared {
             true => shared_memory(mapped_bytes, pages).map(|(base, got, fd)| (base, got, Some(Arc::new(fd)))),
+            #[cfg(miri)]
+            false => interpreted::memory(mapped_bytes).map(|(base, got)| (base, got, None)),
+            #[cfg(not(miri))]
             false => memory(mapped_bytes, pages).map(|(base, got)| (base, got, None)),
         };
         let (base, got, fd) = given.map_err(|e| match pages {
@@ -205,8 +210,7 @@ impl Arena {
         let used = self.count * self.slot_bytes;
         (0..used.div_ceil(piece_bytes))
             .map(|i| libc::iovec {
-                // SAFETY: i × piece_bytes < used ≤ mapped_bytes.
-                iov_base: unsafe { self.base.add(i * piece_bytes) }.as_ptr().cast(),
+                iov_base: self.base.as_ptr().wrapping_add(i * piece_bytes).cast(),
                 iov_len: piece_bytes.min(used - i * piece_bytes),
             })
             .collect()
@@ -215,8 +219,12 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
+        #[cfg(miri)]
+        if self.fd.is_none() {
+            return interpreted::give_back(self.base, self.mapped_bytes);
+        }
         // Huge pages of the pool are few, and memory with a descriptor may be another process's, too.
-        #[cfg(debug_assertions)]
+        #[cfg(all(debug_assertions, not(miri)))]
         if self.fd.is_none() && self.got != Got::Hugetlb {
             return freed::keep(self.base, self.mapped_bytes);
         }
@@ -226,6 +234,7 @@ impl Drop for Arena {
 }
 
 /// `bytes` (a multiple of the huge page size) in the best pages that are available.
+#[cfg_attr(miri, allow(dead_code))]
 fn memory(bytes: usize, pages: Pages) -> std::io::Result<(NonNull<u8>, Got)> {
     if matches!(pages, Pages::Auto | Pages::Hugetlb) {
         match map(bytes, libc::MAP_HUGETLB | libc::MAP_POPULATE) {

@@ -35,9 +35,9 @@ impl Stores {
 }
 
 /// Whether `guarded` can survive a fault on this processor.
-pub const GUARDED: bool = cfg!(target_arch = "x86_64");
+pub const GUARDED: bool = cfg!(all(target_arch = "x86_64", not(miri)));
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 mod imp {
     use super::Stores;
     use std::sync::Once;
@@ -287,7 +287,8 @@ mod imp {
     }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+// Miri doesn't know assembly.
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
 mod imp {
     use super::Stores;
 
@@ -319,7 +320,7 @@ mod imp {
 
 pub use imp::{ahead, guarded, guarded_word, install_guard};
 
-#[cfg(all(test, target_arch = "x86_64"))]
+#[cfg(all(test, target_arch = "x86_64", not(miri)))]
 mod tests {
     use std::io::Write;
     use std::os::fd::AsRawFd;

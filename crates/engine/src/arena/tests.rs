@@ -15,6 +15,7 @@ fn slots_are_aligned_apart_and_inside_one_piece() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "asks the kernel for its mappings")]
 fn shared_slots_are_the_descriptors_bytes() {
     for pages in [Pages::Small, Pages::Auto] {
         let arena = Arena::shared(3, 5000, pages).unwrap();
@@ -48,6 +49,7 @@ fn no_piece_is_longer_than_the_kernel_registers() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "asks the kernel for its mappings")]
 fn memory_with_a_descriptor_lies_in_huge_pages_here_and_where_it_is_mapped_again() {
     // SAFETY: of no bytes; it fails where the kernel doesn't know this advice (before 6.1).
     if unsafe { libc::madvise(std::ptr::null_mut(), 0, libc::MADV_COLLAPSE) } != 0 {
@@ -84,6 +86,7 @@ fn mappings_are_read_with_their_huge_pages() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "asks the kernel for its mappings")]
 fn an_answer_is_not_older_than_its_question() {
     let holds = |at: usize| mappings_now().iter().any(|m| m.start <= at && at < m.end);
     for _ in 0..3 {
