@@ -311,6 +311,8 @@ fn an_open_loop_starts_what_was_due_by_the_end_and_nothing_that_was_not() {
     // A second in which nothing could be started lies behind it.
     let begin = clock::now() - Duration::from_millis(1500);
     worker.shared.until_ns.store(1_000_000_000, Ordering::Relaxed);
+    // However slowly this thread runs: all that was due is begun.
+    worker.shared.drain_ns.store(3_600_000_000_000, Ordering::Relaxed);
     worker.run(begin);
     worker.close();
     let tally = finished(&reports);
