@@ -309,7 +309,7 @@ class Pending:
     def order(self, gpu: int, stream: int, timeout: float | None = None) -> bool:
         """Work queued on the stream from now on sees the bytes; False after `timeout` seconds."""
 
-    def bell(self) -> int:
+    def wakeup(self) -> int:
         """A descriptor that becomes readable when the read has finished; the caller closes it."""
 
 def sizes_of(paths: Sequence[str]) -> list[int]:

@@ -148,17 +148,17 @@ class Future:
         import asyncio
 
         loop = asyncio.get_running_loop()
-        bell = pending.bell()
+        wakeup = pending.wakeup()
         rung: asyncio.Future[None] = loop.create_future()
-        loop.add_reader(bell, lambda: None if rung.done() else rung.set_result(None))
+        loop.add_reader(wakeup, lambda: None if rung.done() else rung.set_result(None))
         try:
             await rung
         except asyncio.CancelledError:
             self.cancel()
             raise
         finally:
-            loop.remove_reader(bell)
-            os.close(bell)
+            loop.remove_reader(wakeup)
+            os.close(wakeup)
 
 
 def time_left(timeout: float | None) -> Callable[[], float | None]:
