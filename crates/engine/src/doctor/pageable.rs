@@ -80,7 +80,7 @@ mod tests {
             (Pageable { uvm_loaded: false, ..ready() }, Some(true), "nvidia_uvm isn't loaded"),
             (Pageable { hmm_disabled: Some(true), ..ready() }, Some(true), "uvm_disable_hmm=1"),
             (Pageable { kernel_has_hmm: Some(false), ..ready() }, Some(true), "CONFIG_HMM_MIRROR"),
-            (ready(), None, "the driver says so"),
+            (ready(), None, "the driver gives no reason"),
         ];
         for (found, open, words) in table {
             let check = check(&found, open);

@@ -78,7 +78,12 @@ mod tests {
     fn a_client_that_is_full_is_told_from_storage_that_is_slow() {
         let by_hand = Waited { storage: 10.0, parse: 20.0, cpu: 70.0 };
         let full = judge(&seen(by_hand, 50, 20.0));
-        assert!(full.client_limited && full.why.contains("20 % was for parsing and 70 %"), "{}", full.why);
+        assert!(
+            full.client_limited
+                && full.why.contains("20 % of the accelerators' waiting time was for parsing and 70 %"),
+            "{}",
+            full.why
+        );
         assert!(!full.why.contains("0.7 cores"), "{}", full.why);
         let slow = judge(&seen(Waited { storage: 90.0, parse: 5.0, cpu: 5.0 }, 50, 20.0));
         assert!(
