@@ -1,6 +1,50 @@
-//! Other processes of this machine, as /proc tells of them.
+//! This process and its forks; other processes of this machine, as /proc tells of them.
 
 use std::fs::read_to_string;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// State that a forked child begins anew. A fork copies locks as they are, but none of the threads that would unlock them: a
+/// child that shares a lock with its parent's threads may wait for it for ever.
+pub struct PerProcess<T>(AtomicPtr<(u32, T)>);
+
+impl<T: Default> PerProcess<T> {
+    pub const fn new() -> PerProcess<T> {
+        PerProcess(AtomicPtr::new(std::ptr::null_mut()))
+    }
+}
+
+impl<T: Default + Send + Sync> Deref for PerProcess<T> {
+    type Target = T;
+
+    /// What this process has of it. What its parent had is never freed: threads of the parent may have been changing it.
+    fn deref(&self) -> &T {
+        let process = std::process::id();
+        loop {
+            let at = self.0.load(Ordering::Acquire);
+            // SAFETY: what was stored stays until this is dropped.
+            if let Some((_, own)) = unsafe { at.as_ref() }.filter(|(owner, _)| *owner == process) {
+                return own;
+            }
+            let new = Box::into_raw(Box::new((process, T::default())));
+            if self.0.compare_exchange(at, new, Ordering::AcqRel, Ordering::Acquire).is_err() {
+                // SAFETY: nobody else saw it.
+                drop(unsafe { Box::from_raw(new) });
+            }
+        }
+    }
+}
+
+impl<T> Drop for PerProcess<T> {
+    fn drop(&mut self) {
+        let at = *self.0.get_mut();
+        // SAFETY: stored by `deref`, and no reference outlives this.
+        if unsafe { at.as_ref() }.is_some_and(|(owner, _)| *owner == std::process::id()) {
+            // SAFETY: as above; nobody else has it.
+            drop(unsafe { Box::from_raw(at) });
+        }
+    }
+}
 
 /// No such process, or one that has ended and that nobody has waited for.
 pub fn is_gone(pid: i32) -> bool {
@@ -14,7 +58,31 @@ pub fn is_gone(pid: i32) -> bool {
 mod tests {
     use super::*;
     use std::process::Command;
+    use std::sync::{Arc, Mutex};
     use std::time::{Duration, Instant};
+
+    #[test]
+    fn a_child_has_a_lock_of_its_own_though_its_parent_held_it() {
+        let state: PerProcess<Mutex<Vec<Arc<()>>>> = PerProcess::new();
+        let kept = Arc::new(());
+        state.lock().unwrap().push(kept.clone());
+        let held = state.lock().unwrap();
+        // SAFETY: the child takes a lock, compares and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let own = state.try_lock().is_ok_and(|own| own.is_empty());
+            // SAFETY: ends the child, whatever else it has.
+            unsafe { libc::_exit(if own { 0 } else { 1 }) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for our child.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0, "the child found its parent's state");
+        drop(held);
+        assert_eq!((state.lock().unwrap().len(), Arc::strong_count(&kept)), (1, 2));
+        drop(state);
+        assert_eq!(Arc::strong_count(&kept), 1, "freed where it was made");
+    }
 
     #[test]
     fn who_has_ended_is_gone_though_nobody_has_waited_for_it() {

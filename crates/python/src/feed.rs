@@ -23,14 +23,10 @@ type Counts = (u64, u64, u64, u64, u64, f64, u64);
 pub struct Reader(Mutex<Option<Arc<feed::Reader>>>);
 
 impl Reader {
+    /// For a thread that has the GIL: none of the others has the lock then when this one forks.
     fn open(&self) -> Result<Arc<feed::Reader>, Error> {
         let open = self.0.lock().expect("no holder panics").clone();
         open.ok_or_else(|| Error::request("a File", "it is closed", "forebay.open() it again"))
-    }
-
-    fn begin(&self, ranges: Vec<Range>, after: Vec<(u32, u64)>) -> Result<Arc<Request>, Error> {
-        let request = Request::of_file(&self.open()?, &ranges, marks(after)?, feed::threads())?;
-        feed::submit(&request).map(|()| request)
     }
 }
 
@@ -58,7 +54,12 @@ impl Reader {
         after: Vec<(u32, u64)>,
     ) -> PyResult<Pending> {
         let range = |&(offset, bytes, gpu, at): &_| Range { file: 0, offset, bytes, to: place(gpu, at) };
-        let begun = py.detach(|| self.begin(ranges.iter().map(range).collect(), after));
+        let reader = self.open();
+        let begun = py.detach(|| {
+            let ranges: Vec<Range> = ranges.iter().map(range).collect();
+            let request = Request::of_file(&reader?, &ranges, marks(after)?, feed::threads())?;
+            feed::submit(&request).map(|()| request)
+        });
         begun.map(|request| Pending::new(request, hold)).map_err(|e| raise(py, e))
     }
 
@@ -80,6 +81,7 @@ impl Reader {
         hold: Py<PyAny>,
         after: Vec<(u32, u64)>,
     ) -> PyResult<Pending> {
+        let reader = self.open();
         let begun = py.detach(|| {
             let numbers = Copied::from_address(numbers, count);
             if let Some(limit) = limit.filter(|limit| !numbers.are_below(*limit)) {
@@ -87,7 +89,7 @@ impl Reader {
                 return Err(Error::request(format!("{count} rows of {limit}"), found, "rows of the file"));
             }
             let layout = Layout { start: begin, step, row_bytes: size };
-            let (reader, after) = (self.open()?, marks(after)?);
+            let (reader, after) = (reader?, marks(after)?);
             let request = Request::of_rows(&reader, numbers, layout, place(gpu, at), after, feed::threads())?;
             feed::submit(&request).map(|()| request)
         });
@@ -113,10 +115,11 @@ impl Reader {
         hold: Py<PyAny>,
         after: Vec<(u32, u64)>,
     ) -> PyResult<Option<Pending>> {
+        let reader = self.open();
         let begun = py.detach(|| {
             let given = Given { gpu, stream, at: numbers, bytes_each, signed, count };
             let layout = Layout { start: begin, step, row_bytes: step as usize };
-            let (reader, after) = (self.open()?, marks(after)?);
+            let (reader, after) = (reader?, marks(after)?);
             let to = place(Some(gpu), at);
             let request = Request::of_rows_there(&reader, &given, limit, layout, to, after)?;
             request.map(|request| feed::submit(&request).map(|()| request)).transpose()
@@ -126,12 +129,10 @@ impl Reader {
 
     /// Waits for what is being read, and lets go of the file.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| {
-            let open = self.0.lock().expect("no holder panics").take();
-            if let Some(reader) = open {
-                reader.close();
-            }
-        });
+        let open = self.0.lock().expect("no holder panics").take();
+        if let Some(reader) = open {
+            py.detach(|| reader.close());
+        }
     }
 }
 

@@ -8,6 +8,7 @@ use super::{WINDOWED_AT_ONCE_BYTES_MIN, WINDOWED_BYTES_MIN};
 use crate::copy;
 use crate::gpu::kernels::Rows;
 use crate::meter::cache;
+use crate::process::PerProcess;
 use crate::source::file::{FileAccess, FileTarget};
 use forebay_model::Error;
 use std::os::fd::{AsRawFd, RawFd};
@@ -69,7 +70,8 @@ pub struct Reader {
     copied: AtomicU64,
     /// What fetches rows, by GPU.
     rows: Mutex<Vec<(u32, Rows)>>,
-    under_way: Mutex<Vec<Weak<Request>>>,
+    /// Of this process: what its parent reads doesn't end here.
+    under_way: PerProcess<Mutex<Vec<Weak<Request>>>>,
 }
 
 impl Reader {
@@ -99,7 +101,7 @@ impl Reader {
             gathered: AtomicU64::new(0),
             copied: AtomicU64::new(0),
             rows: Mutex::default(),
-            under_way: Mutex::new(Vec::new()),
+            under_way: PerProcess::new(),
         })
     }
 
@@ -396,7 +398,8 @@ impl Map {
 
     /// Has `is_resident` ask anew, at most once a second.
     fn look_again(&self) {
-        let mut looked = self.looked.lock().expect("no holder panics");
+        // Whoever has it looks; or had it when this process was forked.
+        let Ok(mut looked) = self.looked.try_lock() else { return };
         if looked.elapsed() >= LOOKED_EVERY {
             *looked = Instant::now();
             self.absent.unset_all();

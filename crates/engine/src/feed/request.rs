@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// Parts shorter than this cost more to hand out than they gain.
+/// Shorter parts cost more to hand out than they gain.
 const PART_BYTES_MIN: usize = 512 << 10;
 
 /// Memory to be filled. Its owner keeps it until the request has ended.
@@ -86,7 +86,7 @@ struct State {
     /// Parts whose copies are all queued, and parts whose bytes have arrived.
     filled: usize,
     done: usize,
-    /// All are filled, and the file was found unchanged.
+    /// All are filled, from an unchanged file.
     queued: bool,
     failure: Option<Error>,
     seconds: f64,
@@ -97,7 +97,7 @@ struct State {
 }
 
 pub struct Request {
-    /// Let go of at the end, so that a request that somebody keeps doesn't keep its file.
+    /// Dropped at the end: a request that somebody keeps doesn't keep its file.
     source: Mutex<Option<Arc<Source>>>,
     pieces: Vec<Range>,
     /// Where each part begins in `pieces`, and the end.
@@ -143,8 +143,8 @@ impl Request {
         Ok(request)
     }
 
-    /// Rows by their numbers, one behind the other from `to` on; where a number is `ELSEWHERE` the row's place is left as it
-    /// is. A GPU fetches them by itself where that is asked for or pays; else they are ranges.
+    /// Rows by their numbers, packed from `to` on; the place of a number that is `ELSEWHERE` stays as it is. A GPU fetches
+    /// them by itself where that is asked for or pays; else they are ranges.
     ///
     /// # Errors
     /// `Request`: a row that doesn't lie in the file. Nothing is read then.
@@ -239,7 +239,7 @@ impl Request {
         }
     }
 
-    /// What it reads from; there until its last part is done.
+    /// What it reads from, until its last part is done.
     pub(super) fn source(&self) -> Arc<Source> {
         self.source.lock().expect("no holder panics").clone().expect("a part is left")
     }
@@ -268,6 +268,14 @@ impl Request {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no holder panics")
+    }
+
+    fn own_state(&self) -> Result<MutexGuard<'_, State>, Error> {
+        if self.is_of_the_parent() {
+            let found = "it was started before this process was forked, and goes on in the parent";
+            return Err(Error::run("the result of a read", found, "read it again in the child"));
+        }
+        Ok(self.state())
     }
 
     pub(super) fn fail(&self, error: Error) {
@@ -316,10 +324,9 @@ impl Request {
     pub(super) fn part_done(&self) {
         let mut state = self.state();
         state.done += 1;
-        if state.done < self.part_count() {
-            return;
+        if state.done == self.part_count() {
+            self.end(&mut state);
         }
-        self.end(&mut state);
     }
 
     fn end(&self, state: &mut State) {
@@ -335,8 +342,14 @@ impl Request {
         self.changed.notify_all();
     }
 
+    /// Nothing is written to its places any more, or nothing in this process.
     pub fn is_done(&self) -> bool {
-        self.state().done >= self.part_count()
+        self.is_of_the_parent() || self.state().done >= self.part_count()
+    }
+
+    /// Begun before this process was forked: a thread of the parent may have had the lock of its state.
+    fn is_of_the_parent(&self) -> bool {
+        self.process != std::process::id()
     }
 
     /// Waits for the end; false where `at_most` passed first.
@@ -345,7 +358,7 @@ impl Request {
     }
 
     fn wait_for(&self, at_most: Option<Duration>, met: impl Fn(&State) -> bool) -> bool {
-        if self.process != std::process::id() {
+        if self.is_of_the_parent() {
             return true;
         }
         let until = at_most.and_then(|t| Instant::now().checked_add(t));
@@ -364,10 +377,9 @@ impl Request {
         true
     }
 
-    /// Lets go of what hasn't begun and waits for what has: nothing writes to its places afterwards. False where it
-    /// had ended before.
+    /// Drops what hasn't begun and waits for what has: nothing writes to its places afterwards. False where it had ended.
     pub fn cancel(&self) -> bool {
-        if self.process != std::process::id() || self.is_done() {
+        if self.is_done() {
             return false;
         }
         self.fail(Error::run("the read", "it was cancelled", ""));
@@ -381,7 +393,7 @@ impl Request {
         if !self.wait_for(at_most, |state| state.queued || self.part_count() == 0) {
             return Ok(false);
         }
-        let state = self.state();
+        let state = self.own_state()?;
         if let Some(failure) = &state.failure {
             return Err(failure.clone());
         }
@@ -398,14 +410,7 @@ impl Request {
 
     /// After the end: how it went.
     pub fn outcome(&self) -> Result<Report, Error> {
-        if self.process != std::process::id() {
-            return Err(Error::run(
-                "the result of a read",
-                "it was started before this process was forked, and goes on in the parent",
-                "read it again in the child",
-            ));
-        }
-        let state = self.state();
+        let state = self.own_state()?;
         if let Some(failure) = &state.failure {
             return Err(failure.clone());
         }
@@ -422,14 +427,12 @@ impl Request {
         })
     }
 
-    /// An eventfd that becomes readable at the end; the caller's to close.
+    /// An eventfd that becomes readable at the end.
     pub fn wakeup(&self) -> std::io::Result<OwnedFd> {
         let wakeup = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
-        let mut state = self.state();
-        if state.done >= self.part_count() {
-            rustix::io::write(&wakeup, &1u64.to_ne_bytes())?;
-        } else {
-            state.wakeups.push(rustix::io::fcntl_dupfd_cloexec(&wakeup, 0)?);
+        match self.own_state().ok().filter(|state| state.done < self.part_count()) {
+            Some(mut state) => state.wakeups.push(rustix::io::fcntl_dupfd_cloexec(&wakeup, 0)?),
+            None => _ = rustix::io::write(&wakeup, &1u64.to_ne_bytes())?,
         }
         Ok(wakeup)
     }

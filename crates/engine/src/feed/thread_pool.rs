@@ -7,9 +7,9 @@ use super::request::Request;
 use super::worker::Worker;
 use crate::clock;
 use crate::gpu::cuda::{self, Device};
+use crate::process::PerProcess;
 use forebay_model::Error;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -21,9 +21,8 @@ const HANDS_ALL_MAX: usize = 64;
 /// So long after a part was last begun nobody reads, and files that were read one time are let go of.
 const QUIET: Duration = Duration::from_millis(200);
 
+#[derive(Default)]
 struct ThreadPool {
-    /// Threads don't survive a fork: a child's first request finds a thread pool of another process.
-    process: u32,
     todo: Mutex<Todo>,
     /// Of the first `WORKERS_MAX` workers, and of the others.
     more: [Condvar; 2],
@@ -52,8 +51,8 @@ struct Todo {
     ending: bool,
 }
 
-/// Never freed once it is set: a fork may have left its locks held, and workers of it may still look at it.
-static POOL: AtomicPtr<ThreadPool> = AtomicPtr::new(std::ptr::null_mut());
+/// Threads don't survive a fork: a child's first request makes a thread pool of its own.
+static POOL: PerProcess<ThreadPool> = PerProcess::new();
 
 /// Threads that the thread pool has, or will have, for most requests.
 pub fn threads() -> usize {
@@ -67,19 +66,7 @@ fn all_threads() -> usize {
 }
 
 fn pool() -> &'static ThreadPool {
-    let process = std::process::id();
-    loop {
-        let at = POOL.load(Ordering::Acquire);
-        // SAFETY: what was stored is leaked on purpose.
-        if let Some(pool) = unsafe { at.as_ref() }.filter(|c| c.process == process) {
-            return pool;
-        }
-        let new = Box::into_raw(Box::new(ThreadPool::new(process)));
-        if POOL.compare_exchange(at, new, Ordering::AcqRel, Ordering::Acquire).is_err() {
-            // SAFETY: nobody else saw it.
-            drop(unsafe { Box::from_raw(new) });
-        }
-    }
+    &POOL
 }
 
 /// Queues a request; its parts are read in order, as workers come free.
@@ -143,17 +130,6 @@ pub fn release() {
 }
 
 impl ThreadPool {
-    fn new(process: u32) -> ThreadPool {
-        ThreadPool {
-            process,
-            todo: Mutex::default(),
-            more: [Condvar::new(), Condvar::new()],
-            workers: Mutex::default(),
-            leaving: Mutex::default(),
-            hurry: Condvar::new(),
-        }
-    }
-
     fn todo(&self) -> MutexGuard<'_, Todo> {
         self.todo.lock().expect("no holder panics")
     }
@@ -319,7 +295,7 @@ mod tests {
             eprintln!("skipped: the system doesn't tell what is cached");
             return;
         }
-        let pool = ThreadPool::new(std::process::id());
+        let pool = ThreadPool::default();
         pool.todo().requests.extend([(plain.clone(), 0), (rows.clone(), 0)]);
         let took = |next| match next {
             Next::Part(request, 0) => Some(request),

@@ -42,3 +42,28 @@ proptest! {
         prop_assert!(rest.next().is_none());
     }
 }
+
+#[test]
+fn in_a_forked_child_a_request_of_the_parent_is_over_whoever_had_its_lock() {
+    let range = Range { file: 0, offset: 0, bytes: 1, to: Place::Host(0) };
+    let request = Request::new(Source::Many(Vec::new()), &[range], Vec::new(), 1, None);
+    let held = request.state();
+    // SAFETY: the child asks the request and ends; a lock that it waits for ends it by SIGALRM.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: no handler, no pointers.
+        unsafe { libc::alarm(60) };
+        let over = request.is_done() && request.wait(None) && !request.cancel();
+        let told = request.outcome().is_err_and(|error| error.to_string().contains("forked"));
+        let wakeup = request.wakeup().unwrap();
+        let rung = rustix::io::read(&wakeup, &mut [0; 8]).is_ok();
+        // SAFETY: ends the child, whatever else it has.
+        unsafe { libc::_exit(if over && told && rung { 0 } else { 1 }) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for our child.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0);
+    drop(held);
+    assert!(!request.is_done());
+}
