@@ -130,6 +130,10 @@ pub enum Sync {
 
 /// The duration if neither a duration nor passes were given.
 pub const DURATION_DEFAULT_S: f64 = 10.0;
+/// Warm-up at most, if none was given; otherwise a tenth of the duration.
+const WARMUP_MAX_S: f64 = 2.0;
+/// Least time for what an open loop owes at its end.
+const DRAIN_MIN_S: f64 = 1.0;
 pub const FILE_NAME_DEFAULT: &str = "forebay.%d";
 pub const WORKERS_MAX: u32 = 4096;
 pub const DEPTH_MAX: u32 = 4096;
@@ -292,6 +296,19 @@ impl JobSpec {
     /// Measured seconds of a repeat; None if a count ends it.
     pub fn measured_s(&self) -> Option<f64> {
         self.duration_s.or((!self.ends_by_count()).then_some(DURATION_DEFAULT_S))
+    }
+
+    /// Seconds before anything is measured: those given, or a tenth of the measured ones; none if a count ends a repeat.
+    pub fn warmup_seconds(&self) -> f64 {
+        self.warmup_s.unwrap_or(match (self.ends_by_count(), self.measured_s()) {
+            (false, Some(s)) => (s / 10.0).min(WARMUP_MAX_S),
+            _ => 0.0,
+        })
+    }
+
+    /// How long an open loop may take at its end for what it owes: as long again, and no longer than one I/O may.
+    pub fn drain_seconds(&self) -> f64 {
+        self.measured_s().unwrap_or(f64::INFINITY).max(DRAIN_MIN_S).min(self.timeout_s)
     }
 }
 

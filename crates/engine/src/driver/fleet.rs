@@ -27,10 +27,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use watch::Watch;
 
-/// Seconds of warm-up at most, if none is given; otherwise a tenth of the duration.
-const WARMUP_MAX: f64 = 2.0;
-/// Least time for what an open loop owes at its end.
-const DRAIN_MIN: f64 = 1.0;
 /// After this time past the end, the observer is shown what the run is waiting for.
 const WAITS: Duration = Duration::from_millis(250);
 /// How often the caller is asked whether to go on. Each time wakes a thread, whose time counts as the run's.
@@ -76,7 +72,9 @@ pub fn run_once(
     destination: Arc<Destination>,
     observer: &mut dyn Observer,
 ) -> Result<Ran, Error> {
-    let times = Times::of(job);
+    let warmup = Duration::from_secs_f64(job.warmup_seconds());
+    let measured = job.measured_s().map(Duration::from_secs_f64);
+    let drain = Duration::from_secs_f64(job.drain_seconds());
     let specs = share::out(job, targets, &destination)?;
     let shared = Arc::new(Shared {
         job: job.clone(),
@@ -85,48 +83,17 @@ pub fn run_once(
         destination,
         faults: job.faults.as_deref().map(FaultPlan::parse).transpose()?,
         stop: AtomicBool::new(false),
-        from_ns: AtomicU64::new(times.warmup.as_nanos() as u64),
-        until_ns: AtomicU64::new(
-            times.measured.map_or(u64::MAX / 2, |d| (times.warmup + d).as_nanos() as u64),
-        ),
-        drain_ns: AtomicU64::new(times.drain(job).as_nanos() as u64),
+        from_ns: AtomicU64::new(warmup.as_nanos() as u64),
+        until_ns: AtomicU64::new(measured.map_or(u64::MAX / 2, |d| (warmup + d).as_nanos() as u64)),
+        drain_ns: AtomicU64::new(drain.as_nanos() as u64),
         interval: Duration::from_millis(u64::from(job.interval_ms)),
         with_histograms: job.workers <= WORKERS_WITH_HISTOGRAMS,
     });
     let mut fleet = Fleet::launch(specs, &shared, observer)?;
     fleet.await_ready(observer)?;
-    let ran = fleet.run(times, Meters::new(job, targets), observer);
+    let ran = fleet.run(Meters::new(job, targets), observer);
     fleet.join_all_but_lost(&ran.tallies);
     Ok(ran)
-}
-
-#[derive(Clone, Copy)]
-struct Times {
-    warmup: Duration,
-    /// None where a count ends the run.
-    measured: Option<Duration>,
-}
-
-impl Times {
-    fn of(job: &JobSpec) -> Times {
-        let measured = job.measured_s();
-        let warmup = job.warmup_s.unwrap_or(match (job.ends_by_count(), measured) {
-            (false, Some(s)) => (s / 10.0).min(WARMUP_MAX),
-            _ => 0.0,
-        });
-        Times { warmup: Duration::from_secs_f64(warmup), measured: measured.map(Duration::from_secs_f64) }
-    }
-
-    /// How long an open loop may take at its end for what it owes: as long again, and no longer than one I/O may.
-    fn drain(self, job: &JobSpec) -> Duration {
-        let measured = self.measured.map_or(f64::INFINITY, |d| d.as_secs_f64());
-        Duration::from_secs_f64(measured.max(DRAIN_MIN).min(job.timeout_s))
-    }
-}
-
-/// Seconds before anything is measured.
-pub fn warmup_s(job: &JobSpec) -> f64 {
-    Times::of(job).warmup.as_secs_f64()
 }
 
 /// Holds the workers back until all are ready: None while waiting, then the start, or no start at all.
@@ -224,9 +191,9 @@ impl Fleet {
         Ok(())
     }
 
-    fn run(&mut self, times: Times, meters: Meters, observer: &mut dyn Observer) -> Ran {
-        let mut watch = Watch::new(&self.shared, times, meters);
-        if times.warmup.is_zero() {
+    fn run(&mut self, meters: Meters, observer: &mut dyn Observer) -> Ran {
+        let mut watch = Watch::new(&self.shared, meters);
+        if watch.warmup.is_zero() {
             watch.meters_first();
         }
         self.open_gate(Some(watch.begin));

@@ -132,7 +132,7 @@ impl Law {
         };
         let in_bytes = job.rate_gib_s.map(|r| r * GIB as f64 / job.io_bytes as f64);
         Ok(Law {
-            warmup_s: super::fleet::warmup_s(job),
+            warmup_s: job.warmup_seconds(),
             commands_per_io: job.io_bytes.div_ceil(drive.command_bytes).max(1) as f64,
             about: host_capacity::iops(job, &drive, job.workers * job.depth),
             paced: job.rate_iops.or(in_bytes).unwrap_or(f64::INFINITY),

@@ -15,10 +15,10 @@ use super::super::Observer;
 use super::super::Phase;
 use super::super::Progress;
 use super::Ran;
-use super::Times;
 use super::POLL;
 use super::WAITS;
 use crate::clock;
+use forebay_model::job::JobSpec;
 use forebay_model::job::Judge;
 use forebay_model::job::Sync;
 use forebay_model::record::Point;
@@ -32,7 +32,7 @@ use std::time::Instant;
 pub(super) struct Watch {
     pub(super) shared: Arc<Shared>,
     pub(super) begin: Instant,
-    pub(super) times: Times,
+    pub(super) warmup: Duration,
     pub(super) meters: Meters,
     /// When the meters started and stopped, since the run began.
     pub(super) metered_from: Option<Duration>,
@@ -55,13 +55,13 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    pub(super) fn new(shared: &Arc<Shared>, times: Times, meters: Meters) -> Watch {
+    pub(super) fn new(shared: &Arc<Shared>, meters: Meters) -> Watch {
         let begin = clock::now();
         let labels = shared.targets.iter().map(|t| t.label.clone()).collect();
         Watch {
             shared: shared.clone(),
             begin,
-            times,
+            warmup: Duration::from_secs_f64(shared.job.warmup_seconds()),
             meters,
             metered_from: None,
             metered_to: Duration::ZERO,
@@ -107,7 +107,7 @@ impl Watch {
     /// Starts and stops the meters on the edges of the measured time.
     pub(super) fn keep_time(&mut self) {
         let elapsed = self.begin.elapsed();
-        if elapsed >= self.times.warmup {
+        if elapsed >= self.warmup {
             self.start_meters();
         }
         if elapsed >= self.until() && !self.ends_with_flush() {
@@ -131,7 +131,7 @@ impl Watch {
 
     pub(super) fn patience(&self) -> Duration {
         let elapsed = self.begin.elapsed();
-        let edge = if elapsed < self.times.warmup { self.times.warmup } else { self.until() };
+        let edge = if elapsed < self.warmup { self.warmup } else { self.until() };
         let left = edge.saturating_sub(elapsed);
         if left.is_zero() {
             POLL
@@ -197,7 +197,7 @@ impl Watch {
                     self.end_now();
                 }
             }
-            let progress = progress_of(&point, detail, self.times);
+            let progress = progress_of(&point, detail, &self.shared.job);
             observer.progress(&progress);
             self.told_last = Some(progress);
             self.series.keep(point);
@@ -235,10 +235,10 @@ impl Watch {
         let ended = self.tallies.iter().map(|t| t.ended).max().unwrap_or(self.begin.elapsed());
         let end = if self.ends_with_flush() { ended } else { ended.min(self.until()) };
         let (from, to) = (self.metered_from.unwrap_or_default(), self.metered_to);
-        let readings = self.readings.take().unwrap_or_default().of_time((from, to), (self.times.warmup, end));
+        let readings = self.readings.take().unwrap_or_default().of_time((from, to), (self.warmup, end));
         self.tallies.sort_by_key(|t| t.worker);
         Ran {
-            seconds: end.saturating_sub(self.times.warmup).as_secs_f64(),
+            seconds: end.saturating_sub(self.warmup).as_secs_f64(),
             points: self.series.finish(),
             tallies: self.tallies,
             readings,
@@ -251,13 +251,13 @@ impl Watch {
     }
 }
 
-pub(super) fn progress_of(point: &Point, detail: Detail, times: Times) -> Progress {
+pub(super) fn progress_of(point: &Point, detail: Detail, job: &JobSpec) -> Progress {
     Progress {
         phase: if point.warmup { Phase::Warmup } else { Phase::Measure },
         repeat: 0,
         repeats: 1,
         t_s: point.t_s,
-        duration_s: times.measured.map(|d| (times.warmup + d).as_secs_f64()),
+        duration_s: job.measured_s().map(|measured| job.warmup_seconds() + measured),
         gib_s: point.gib_s,
         iops: point.iops,
         bytes: detail.bytes_so_far,
