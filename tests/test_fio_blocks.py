@@ -122,6 +122,28 @@ def test_patterns_are_what_fio_takes_them_for(text: str, bytes_: bytes | None) -
     assert fio_values.pattern(text) == bytes_
 
 
+def test_what_fio_must_have_written_is_not_advised_to_be_created(tmp_path: Path) -> None:
+    """`--verify-fio` refuses `--create`, so no error of a missing, empty or incomplete source names it."""
+    empty, folder = tmp_path / "empty", tmp_path / "folder"
+    empty.touch()
+    folder.mkdir()
+    for source, more, said in (
+        (tmp_path / "missing", {}, "there is no such file"),
+        (empty, {}, "is empty"),
+        (folder, {}, "no file with data"),
+        (folder, {"file_name": "f.%d"}, "no file called f"),
+    ):
+        for rule, create in ((None, True), ("crc32c", False)):
+            with pytest.raises(RequestError, match=said) as refused:
+                engine.run({"sources": [str(source)], "verify_fio": rule, **more})
+            assert ("--create" in refused.value.next) is create, refused.value.next
+            assert refused.value.next
+    (folder / "f.0").write_bytes(b"x")
+    with pytest.raises(RequestError, match="there are 1") as refused:
+        engine.run({"sources": [str(folder)], "verify_fio": "crc32c", "files": 3, "file_name": "f.%d"})
+    assert refused.value.next == "--files 1"
+
+
 def test_a_rule_that_no_job_can_have_is_refused() -> None:
     for more, said in (({"verify": True}, "not both"), ({"op": "write"}, "only read"), ({"create": True}, "only read")):
         with pytest.raises(RequestError, match=said):

@@ -36,6 +36,7 @@ pub fn of(job: &JobSpec) -> Result<Purpose, Error> {
         writes: job.writes(),
         random: job.op.is_random(),
         makes: job.may_make(),
+        could_make: job.verify_fio.is_none(),
         file_bytes: job.file_bytes,
         files: job.files,
         files_usual: job.workers,

@@ -21,28 +21,31 @@ pub fn files_of(dir: &Path, purpose: &Purpose) -> Result<Vec<PathBuf>, Error> {
     if files.is_empty() && purpose.file_name == FILE_NAME_DEFAULT {
         files = below(dir, most, ENTRIES_MAX)?;
     }
-    let make = how_to_make(purpose);
     if files.is_empty() {
         let found = match purpose.file_name.as_str() {
             FILE_NAME_DEFAULT => "there is no file with data in it or below it".to_string(),
             name => format!("there is no file called {name} in it"),
         };
-        let next = format!("{make} to have files made there, or another directory");
+        let next = or_make(purpose, "another directory", "files");
         return Err(Error::request(format!("read {}", dir.display()), found, next));
     }
     match purpose.files {
         Some(count) if files.len() < most => Err(Error::request(
             format!("read {count} files of {}", dir.display()),
             format!("there are {}, the first of them {}", files.len(), files[0].display()),
-            format!("‹files› {}, or {make} to have the others made", files.len()),
+            or_make(purpose, &format!("‹files› {}", files.len()), "the others"),
         )),
         _ => Ok(files),
     }
 }
 
-/// The flags that ask for files.
-pub fn how_to_make(purpose: &Purpose) -> String {
-    format!("‹create› ‹file_bytes› {}", format_bytes(purpose.file_bytes.unwrap_or(GIB)))
+/// What to type next: `this`, or the flags that have `what` made, unless the job refuses them.
+pub fn or_make(purpose: &Purpose, this: &str, what: &str) -> String {
+    if !purpose.could_make {
+        return this.into();
+    }
+    let size = format_bytes(purpose.file_bytes.unwrap_or(GIB));
+    format!("{this}, or ‹create› ‹file_bytes› {size} to have {what} made")
 }
 
 /// NAME.0, NAME.1 … as far as they go without a gap.

@@ -33,6 +33,8 @@ pub struct Purpose {
     pub random: bool,
     /// Missing files may be made.
     pub makes: bool,
+    /// If they may not, the user can ask for it. False where another program must have written the data.
+    pub could_make: bool,
     /// Of each file.
     pub file_bytes: Option<u64>,
     /// Files of a directory. None: all that are found, `files_usual` where they are made.
@@ -78,6 +80,7 @@ impl Default for Purpose {
             writes: false,
             random: false,
             makes: false,
+            could_make: true,
             file_bytes: None,
             files: None,
             files_usual: 1,

@@ -294,14 +294,16 @@ impl Planner<'_> {
             return Err(too_small(bytes, &shown, have, format!("it has {have} bytes, and {whose}")));
         }
         if action == Action::Make && !self.purpose.makes {
-            let next = format!("‹file_bytes› {have}, or ‹create› to have it made larger");
+            let larger =
+                if self.purpose.could_make { ", or ‹create› to have it made larger" } else { "" };
+            let next = format!("‹file_bytes› {have}{larger}");
             return Err(Error { next, ..too_small(bytes, &shown, have, format!("it has {have} bytes")) });
         }
         if bytes == 0 {
             return Err(Error::request(
                 shown.to_string(),
                 "is empty",
-                "a file with data, or ‹create› ‹file_bytes› 1g on a new name",
+                found::or_make(self.purpose, "a file with data", "one of another name"),
             ));
         }
         Ok(FilePlan {
@@ -324,7 +326,7 @@ impl Planner<'_> {
             return Err(Error::request(
                 format!("read {shown}"),
                 "there is no such file",
-                format!("a path that exists, or {} to have it made", found::how_to_make(self.purpose)),
+                found::or_make(self.purpose, "a path that exists", "it"),
             ));
         }
         let dir = parent_of(path);
