@@ -131,14 +131,21 @@ def _answer(loaded: Loaded, request: bytes, within_s: float) -> subprocess.Compl
         words = json.loads(request)["arguments"]
         return subprocess.CompletedProcess(["forebay", *words], int(code), _text(said[out[0]]), _text(said[err[0]]))
     except BaseException:
-        for pid in said[ours.fileno()].split()[:1]:
-            with contextlib.suppress(OSError):
-                os.killpg(int(pid), signal.SIGKILL)
+        # Which process it is may still be on its way; without one, the socket ends.
+        for pid in (said[ours.fileno()] or ours.recv(64)).split()[:1]:
+            _kill(int(pid))
         raise
     finally:
         ours.close()
         os.close(out[0])
         os.close(err[0])
+
+
+def _kill(pid: int) -> None:
+    """The group that it leads, or the process alone while it doesn't lead one yet."""
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(OSError):
+            kill(pid, signal.SIGKILL)
 
 
 def _text(said: bytes) -> str:
