@@ -106,11 +106,11 @@ def many(options: argparse.Namespace, workload: str) -> tuple[list[str], list[st
 
 
 def fed(options: argparse.Namespace) -> tuple[list[str], list[str], Any, bool]:
-    """Utilisation at a known share of what is asked for."""
+    """Utilisation where the supply is a known share of the demand."""
     from forebay.emulate.workloads import load
 
     workload, _ = load("resnet50", "h100", "v1.0")
-    rows = ["| supply, % of what is asked for | MB/s | AU, % | apart, points |", "|---|---|---|---|"]
+    rows = ["| supply, % of demand | MB/s | AU, % | difference, points |", "|---|---|---|---|"]
     verdicts, found, all_hold = [], [], True
     with files(options.memory, "resnet50", 4, 512) as (folder, file_bytes):
         asked = FED * workload.samples_per_s * file_bytes / workload.samples_per_file

@@ -86,14 +86,14 @@ def commit_of(folder: Path) -> str:
 def page(found: list[Example], version: str | None, commit: str) -> str:
     runs = [e for e in found if e.refused is None]
     accepted = f"{sum(bool(e.parsed) for e in found)} of the {len(found)}"
-    known = f" {version}, which is installed there, accepts {accepted}." if version else ""
+    known = f" The installed {version} accepts {accepted}." if version else ""
     of = f" (commit {commit})" if commit else ""
     lines = [
         HEADING, "",
         f"`python bench/fio_examples.py --examples DIR`, {datetime.date.today()}: of the {len(found)} job files in fio's folder "
         f"`examples`{of},",
-        f"{len(runs)} run with the same meaning as in fio; the other {len(found) - len(runs)} are refused by name, with the "
-        f"first setting that prevents it.{known}",
+        f"{len(runs)} run with the same meaning as in fio; the other {len(found) - len(runs)} are refused, naming the first "
+        f"unsupported setting.{known}",
         f"{compared(found)}", "",
         "| example | fio knows it | here |", "|---|---|---|",
     ]  # fmt: skip
@@ -112,7 +112,7 @@ def compared(found: list[Example]) -> str:
         return "Nothing was run."
     same = sum(said.startswith("same") for said in ran)
     drawn = "in the same number of I/Os unless sizes are random"
-    return f"{len(ran)} were scaled down so that both could run them: {same} moved the same bytes, {drawn}."
+    return f"{len(ran)} were scaled down and run by both: {same} of them moved the same bytes, {drawn}."
 
 
 def main() -> int:

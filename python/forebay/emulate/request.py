@@ -20,7 +20,6 @@ SEED = 123
 LEVELS = ("parse", "bytes")
 # What the readers of each rule set's own tool do to the bytes.
 LEVEL_OF = {"v1.0": "parse", "v2.0": "parse", "v3.0": "bytes", "text": "parse"}
-DIVISIONS = ("closed", "open")
 
 # flag, metavar or type, help: those that a run and a search share.
 WORKLOAD_OPTIONS = (

@@ -14,7 +14,6 @@ from forebay.plan.estimate import Z80
 # Of the 80 % intervals, what falls outside.
 OUTSIDE = 0.2
 DRAWS = 4000
-MEASURES = ("pct", "points", "count")
 
 
 @dataclass(frozen=True)
