@@ -8,6 +8,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -163,6 +164,42 @@ def test_where_io_uring_is_forbidden_meanwhile_an_emulated_run_ends_with_that(tm
     assert made.returncode == 0, made.stderr
     done = forbidden_meanwhile(tmp_path, "emulate", "run", *of, "--io-size", "4k", "--cache", "bypass")
     assert "the kernel refuses io_uring_enter" in done.stderr and "Operation not permitted" in done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("verb", ["serve", "snap"])
+def test_where_io_uring_is_forbidden_meanwhile_a_server_ends_with_that_and_its_client_too(verb, tmp_path):
+    """Once it has answered some hundred reads; whoever reads from it doesn't wait for ever."""
+    image, nqn = tmp_path / "image", "nqn.2026-01.io.example:filtered"
+    image.write_bytes(bytes(8 * MIB))
+    socket = tmp_path / "drive.sock"
+    if verb == "serve":
+        words = ["serve", str(image), "--nqn", nqn, "--listen", "127.0.0.1:0"]
+    else:
+        file = tmp_path / "snap.toml"
+        file.write_text(
+            f'rpc = "off"\n[[subsystems]]\nnqn = "{nqn}"\n[[subsystems.namespaces]]\nsource = "{image}"\n'
+            f'[[subsystems.controllers]]\nsocket = "{socket}"\n'
+        )
+        words = ["snap", str(file)]
+    program = FORBIDDEN_MEANWHILE.format(tests=str(Path(__file__).parent))
+    server = processes.start([sys.executable, "-c", program, *words])
+    assert server.stdout and server.stderr
+    try:
+        line = server.stdout.readline()
+        found = re.search(r"127\.0\.0\.1:\d+", line) if verb == "serve" else socket
+        assert found, line + server.stderr.read()
+        uri = f"nvme+tcp://{found[0]}/{nqn}" if verb == "serve" else f"vfio-user:{socket}"
+        read = ("bench", uri, "--io-size", "4k", "--duration", "100", "--warmup", "0", "--timeout", "5", "--json", "-q")
+        client = processes.run([*processes.FOREBAY, *read], cwd=tmp_path)
+        assert client.returncode in (3, 4) and "Traceback" not in client.stderr, client.stderr
+        said = processes.finish(server)
+    finally:
+        processes.kill(server)
+    if said.returncode == 77:
+        pytest.skip("no ring of the server had anything to do here")
+    assert said.returncode == 4, (said.returncode, said.stderr)
+    assert "io_uring_enter" in said.stderr and "Traceback" not in said.stderr
 
 
 def test_where_io_uring_is_forbidden_asking_for_it_is_refused_and_doctor_knows(forebay, data):
