@@ -153,10 +153,13 @@ bench-gpu: | $(MADE)/ready ## Every table that ends in a GPU, beside the peers f
 	PYTHON=$(BIN)/python ROUNDS=$(ROUNDS) bench/gpu_all.sh $(BENCH_DIR) target/bench-results
 
 wheel: | $(MADE)/ready ## dist/*.whl for any Linux with glibc 2.28, tried on every Python 3.10 to 3.13 found here
-	@$(MAKE) --no-print-directory $(MADE)/tested-with
+	@$(MAKE) --no-print-directory $(MADE)/tools
 	$(BIN)/python -m pip install --quiet 'ziglang>=0.13'
-	rm -f dist/*.whl
+	rm -f dist/*.whl $(MADE)/installed
 	RUSTFLAGS="$(CUT_PATHS)" PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/maturin build --release --locked --zig --compatibility manylinux_2_28 --out dist
+	# pytest needs a package to import; no other build than the one that is tried.
+	$(BIN)/python -m pip install --quiet --force-reinstall --no-deps dist/*.whl
+	$(BIN)/python -m pip install --quiet "$$(echo dist/*.whl)[report,test]"
 	$(PYTEST) -m wheel tests/test_wheel.py --wheel dist/*.whl
 
 forebayd: | $(MADE)/ready ## dist/forebayd-ARCH for any Linux with glibc 2.28 (ARCHS='x86_64 aarch64')

@@ -30,8 +30,8 @@ def test_the_first_commands_of_readme_are_those_that_are_timed() -> None:
     sys.modules[spec.name] = first  # its data classes look for their module there
     spec.loader.exec_module(first)
     typed = first.steps("URL", Path("scratch"), (ROOT / "README.md").read_text())
-    assert typed[:3] == ["git clone --quiet URL scratch/clone", "make wheel", "pip install dist/forebay-*.whl"]
-    assert [words.split()[:3] for words in typed[3:]] == [["forebay", verb, "scratch/data"] for verb in ("doctor", "bench")]
+    assert typed[:2] == ["git clone --quiet URL scratch/clone", "pip install ."]
+    assert [words.split()[:3] for words in typed[2:]] == [["forebay", verb, "scratch/data"] for verb in ("doctor", "bench")]
     with pytest.raises(ValueError, match="## Install"):
         first.commands("# Forebay\n")
 
