@@ -261,10 +261,6 @@ impl JobSpec {
         self.io_bytes_max.unwrap_or(self.io_bytes)
     }
 
-    pub fn is_mixed(&self) -> bool {
-        matches!(self.read_pct, Some(p) if p != 0 && p != 100)
-    }
-
     /// Percentage of I/Os that are reads.
     pub fn reads_pct(&self) -> u8 {
         self.read_pct.unwrap_or(if self.op.is_write() { 0 } else { 100 })

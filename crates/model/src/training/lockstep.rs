@@ -49,10 +49,6 @@ impl Lockstep {
         start_ns
     }
 
-    pub fn has_started(&self, accelerator: u32) -> bool {
-        self.starts_ns[accelerator as usize].is_some()
-    }
-
     /// When the barrier falls, as far as these accelerators go. None while one still waits for its batch.
     pub fn barrier_ns(&self) -> Option<u64> {
         (self.started == self.starts_ns.len()).then_some(self.latest_end_ns)

@@ -431,11 +431,6 @@ impl Workload {
         (self.compute_s * 1e9).round() as u64
     }
 
-    /// Samples per second of an accelerator that never waits. None where it computes for no time.
-    pub fn ideal_samples_per_s(&self) -> Option<f64> {
-        (self.compute_s > 0.0).then(|| f64::from(self.batch) / self.compute_s)
-    }
-
     fn check(&self) -> Result<(), Error> {
         if self.name.is_empty() {
             return refuse("--workload", "no workload was given", "forebay emulate workloads");

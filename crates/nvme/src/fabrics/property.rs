@@ -71,11 +71,6 @@ impl Cap {
         (self.0 >> 32 & 0xf) as u8
     }
 
-    /// NVM Subsystem Reset Supported.
-    pub fn nssrs(self) -> bool {
-        self.0 & 1 << 36 != 0
-    }
-
     /// Command Sets Supported: `css`.
     pub fn css(self) -> u8 {
         (self.0 >> 37) as u8
@@ -84,15 +79,6 @@ impl Cap {
     /// Smallest memory page, bytes: the unit of MDTS.
     pub fn page_bytes_min(self) -> u32 {
         1 << (12 + (self.0 >> 48 & 0xf))
-    }
-
-    pub fn page_bytes_max(self) -> u32 {
-        1 << (12 + (self.0 >> 52 & 0xf))
-    }
-
-    /// Controller Ready Modes Supported.
-    pub fn crms(self) -> u8 {
-        (self.0 >> 59 & 0b11) as u8
     }
 
     /// What a controller on fabrics that serves the NVM Command Set says: `queue_entries_max` at least 2, pages of
