@@ -34,7 +34,7 @@ impl JobSpec {
         self.check_batch()?;
         if self.align_bytes.is_some() && !self.op.is_random() {
             let asked = format!("‹align_bytes› {}", format_bytes(self.align_bytes.unwrap_or(0)));
-            let found = "it is the alignment of random offsets, and these are sequential";
+            let found = "applies only to random offsets, and these are sequential";
             return refused(asked, found, "‹op› randread, or no ‹align_bytes›");
         }
         if self.rate_gib_s.is_some() && self.rate_iops.is_some() {
@@ -42,7 +42,11 @@ impl JobSpec {
         }
         if self.file_name.matches("%d").count() != 1 || self.file_name.contains('/') {
             let asked = format!("‹file_name› {}", self.file_name);
-            return refused(asked.trim_end(), "must hold %d once and no slash", "‹file_name› forebay.%d");
+            return refused(
+                asked.trim_end(),
+                "must contain %d exactly once, and no slash",
+                "‹file_name› forebay.%d",
+            );
         }
         self.check_walk()?;
         self.check_pace()?;
@@ -60,10 +64,10 @@ impl JobSpec {
     fn check_walk(&self) -> Result<(), Error> {
         if self.skip_bytes != 0 && self.op.is_random() {
             let asked = format!("‹skip_bytes› {}", self.skip_bytes);
-            return refused(asked, "random offsets follow on nothing", "‹op› read, or no ‹skip_bytes›");
+            return refused(asked, "applies only to sequential offsets", "‹op› read, or no ‹skip_bytes›");
         }
         if self.skip_every_bytes.is_some() && self.skip_bytes <= 0 {
-            let found = "it says after how many bytes something is passed over";
+            let found = "it sets how often ‹skip_bytes› are skipped";
             return refused(
                 "‹skip_every_bytes› without ‹skip_bytes›",
                 found,
@@ -84,7 +88,7 @@ impl JobSpec {
         if !self.clones {
             return refused(
                 asked,
-                "workers that share the data start where their parts do",
+                "applies only to workers that each cover all of the data",
                 "‹clones› ‹start_step_bytes› 1g",
             );
         }
@@ -108,7 +112,7 @@ impl JobSpec {
         let Some(text) = &self.steady else { return Ok(()) };
         let rule = SteadyRule::parse(text)?;
         if rule.points(self.interval_ms) < SteadyRule::POINTS_MIN {
-            let found = format!("its window holds less than 3 points of {} ms", self.interval_ms);
+            let found = format!("its window must contain at least 3 intervals of {} ms", self.interval_ms);
             return refused(
                 format!("‹steady› {text}"),
                 &found,
@@ -123,7 +127,7 @@ impl JobSpec {
         Blend::parse(text)?;
         let asked = format!("‹content› {text}");
         if self.verify {
-            return refused(asked, "what is verified is Forebay's own content", "no ‹verify›");
+            return refused(asked, "‹verify› checks Forebay's own content", "no ‹verify›");
         }
         if !self.writes() {
             return refused(asked, "nothing is written", "‹op› write, or no ‹content›");
@@ -165,7 +169,7 @@ impl JobSpec {
             return refused("‹atomic›", "nothing is written", "‹op› write, or no ‹atomic›");
         }
         if !matches!(self.path, PathKind::Host | PathKind::Bounce) || self.cache != Cache::Bypass {
-            let found = "atomic writes go past the page cache, by the kernel";
+            let found = "atomic writes are issued by the kernel and bypass the page cache";
             return refused("‹atomic›", found, "‹path› host ‹cache› bypass");
         }
         Ok(())
@@ -180,13 +184,17 @@ impl JobSpec {
             return refused(asked, "must be 1 byte to 1 GiB", "‹io_bytes› 1m");
         }
         if most < least {
-            return refused(format!("‹io_bytes› {least}:{most}"), "the greatest is below the least", range);
+            return refused(
+                format!("‹io_bytes› {least}:{most}"),
+                "the maximum is less than the minimum",
+                range,
+            );
         }
         if self.io_bytes_max.is_some() && self.io_bytes_step == Some(0) {
             return refused("‹io_bytes› step 0", "the step must be at least 1 byte", range);
         }
         if self.io_bytes_step.is_some() && self.io_bytes_max.is_none() {
-            return refused(format!("‹io_bytes› {least} in steps"), "steps need a greatest size", range);
+            return refused(format!("‹io_bytes› {least} in steps"), "a step needs a maximum size", range);
         }
         Ok(())
     }
@@ -214,7 +222,7 @@ impl JobSpec {
     /// What is in flight is whole batches.
     fn check_batch(&self) -> Result<(), Error> {
         let Some(batch) = self.batch.filter(|batch| self.depth % batch != 0) else { return Ok(()) };
-        let found = "what is in flight per worker must be a whole number of batches";
+        let found = "‹depth› must be a multiple of ‹batch›";
         let most = (DEPTH_MAX / batch).max(1);
         let next = format!("‹depth› {}", batch * self.depth.div_ceil(batch).min(most));
         refused(format!("‹batch› {batch} with ‹depth› {}", self.depth), found, next)
