@@ -4,7 +4,7 @@
 //! A core that walks one page after the other has few lines of memory on their way
 //! at a time: its prefetchers stop at each page's end. Eight pages side by side keep
 //! more of them coming, and copy up to a fifth faster than `rep movsb` on some
-//! processors; on others that is the faster one. `Choice` finds out.
+//! processors; on others (Zen 4) that is faster by up to half. `Choice` finds out.
 
 mod choice;
 
@@ -19,19 +19,6 @@ pub enum Stores {
     Moved,
     /// In memory, past the cache.
     Streamed,
-}
-
-impl Stores {
-    /// For a slot that is written repeatedly: one larger than a core's own cache (2 MiB: the L2 of current server CPUs)
-    /// is written back anyway, and fetching its lines first would cost a third of the copy.
-    pub fn for_slot(bytes: usize) -> Stores {
-        const CORE_CACHE_BYTES: usize = 2 << 20;
-        if bytes >= CORE_CACHE_BYTES {
-            Stores::Streamed
-        } else {
-            Stores::Cached
-        }
-    }
 }
 
 /// Whether `guarded` can survive a fault on this processor.

@@ -1,56 +1,103 @@
-//! Which way of copying into buffers that are used again is the fastest here. Processors differ by half, and not by
-//! their name: it hangs on how much of the last-level cache is left by whoever shares it. So the first copies try all
-//! ways, each a few times in a row, so that it meets the buffer as it left it.
+//! Which way of copying into buffers that are used again is the fastest here. Processors differ by half or more
+//! (`bench/cached_read.py`), and not by their name: it also depends on how much of the last-level cache and of the memory's
+//! bandwidth others leave. So the first copies try all ways, each several times in a row, so that it finds the buffer as it left it.
 
 use super::Stores;
 use crate::clock;
 use std::time::Duration;
 
-const WAYS: [Stores; 3] = [Stores::Cached, Stores::Moved, Stores::Streamed];
-/// Copies of each way, of which the first finds the buffer as another way left it.
+/// Rounds of each way, of which the first finds the buffer as another way left it.
 const ROUNDS: u32 = 6;
-/// Shorter copies stay in the core's own cache, where `Cached` is the fastest, and are over too soon to be told apart.
-const LEAST_BYTES: usize = 1 << 20;
+/// A round copies this many bytes at least, or the clock would be part of the result.
+const ROUND_BYTES: usize = 1 << 20;
+/// Shorter copies have one way only (`guarded`).
+const SHORT_BYTES_MIN: usize = 32 << 10;
+/// Buffers of this size and more don't stay in a core's own cache (1 to 2 MiB on current server CPUs) together with what
+/// is read: stores past the cache may then be faster.
+const LONG_BYTES_MIN: usize = 1 << 20;
 
-/// Tries, and then knows.
-#[derive(Clone, Debug, Default)]
+/// Measures the ways of copying, and then knows the fastest, for short copies and for long ones.
+#[derive(Clone, Debug)]
 pub struct Choice {
-    tried: u32,
-    /// The least time of a byte, in nanoseconds, by the place in `WAYS`.
-    least: [f64; WAYS.len()],
-    chosen: Option<Stores>,
+    short: Trial,
+    long: Trial,
+}
+
+impl Default for Choice {
+    fn default() -> Choice {
+        let long = Trial::of(&[Stores::Cached, Stores::Moved, Stores::Streamed]);
+        Choice { long, ..Choice::for_staging() }
+    }
 }
 
 impl Choice {
-    /// Copies `bytes` by `copy`, which is told how.
-    #[inline]
-    pub fn copy<T>(&mut self, bytes: usize, copy: impl FnOnce(Stores) -> T) -> T {
-        match self.chosen {
-            _ if bytes < LEAST_BYTES => copy(Stores::Cached),
-            Some(stores) => copy(stores),
-            None => {
-                let began = clock::now();
-                let done = copy(WAYS[self.way()]);
-                self.note(bytes, began.elapsed());
-                done
-            }
-        }
+    /// For buffers that are copied on, to a GPU: they are read from the cache.
+    pub const fn for_staging() -> Choice {
+        const WAYS: &[Stores] = &[Stores::Cached, Stores::Moved];
+        Choice { short: Trial::of(WAYS), long: Trial::of(WAYS) }
     }
 
-    fn way(&self) -> usize {
-        (self.tried / ROUNDS) as usize
+    /// Copies `bytes` by `copy`, which gets the way to do it.
+    #[inline]
+    pub fn copy<T>(&mut self, bytes: usize, copy: impl FnOnce(Stores) -> T) -> T {
+        let trial = match bytes {
+            ..SHORT_BYTES_MIN => return copy(Stores::Cached),
+            SHORT_BYTES_MIN..LONG_BYTES_MIN => &mut self.short,
+            _ => &mut self.long,
+        };
+        if let Some(stores) = trial.chosen {
+            return copy(stores);
+        }
+        let began = clock::now();
+        let done = copy(trial.ways[trial.way]);
+        trial.note(bytes, began.elapsed());
+        done
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Trial {
+    ways: &'static [Stores],
+    way: usize,
+    round: u32,
+    /// Of this round.
+    bytes: usize,
+    ns: u128,
+    /// The least time of a byte in a round of this way, and of the best way so far, in nanoseconds.
+    least: f64,
+    best: Option<(f64, Stores)>,
+    chosen: Option<Stores>,
+}
+
+impl Trial {
+    const fn of(ways: &'static [Stores]) -> Trial {
+        Trial { ways, way: 0, round: 0, bytes: 0, ns: 0, least: f64::INFINITY, best: None, chosen: None }
     }
 
     fn note(&mut self, bytes: usize, took: Duration) {
-        let (way, round) = (self.way(), self.tried % ROUNDS);
-        let each = took.as_nanos() as f64 / bytes as f64;
-        let least = &mut self.least[way];
-        // The second one replaces the first, which found a buffer that another way had left.
-        *least = if round < 2 { each } else { least.min(each) };
-        self.tried += 1;
-        if self.way() == WAYS.len() {
-            let best = (0..WAYS.len()).min_by(|a, b| self.least[*a].total_cmp(&self.least[*b]));
-            self.chosen = best.map(|way| WAYS[way]);
+        self.bytes += bytes;
+        self.ns += took.as_nanos();
+        if self.bytes < ROUND_BYTES {
+            return;
+        }
+        let each = self.ns as f64 / self.bytes as f64;
+        (self.bytes, self.ns) = (0, 0);
+        if self.round > 0 {
+            self.least = self.least.min(each);
+        }
+        self.round += 1;
+        if self.round == ROUNDS {
+            self.end_way();
+        }
+    }
+
+    fn end_way(&mut self) {
+        if self.best.is_none_or(|(least, _)| self.least < least) {
+            self.best = Some((self.least, self.ways[self.way]));
+        }
+        (self.way, self.round, self.least) = (self.way + 1, 0, f64::INFINITY);
+        if self.way == self.ways.len() {
+            self.chosen = self.best.map(|(_, stores)| stores);
         }
     }
 }
@@ -59,42 +106,58 @@ impl Choice {
 mod tests {
     use super::*;
 
-    /// Told the time of each copy, in nanoseconds a byte, by way and round.
-    fn chosen(each: impl Fn(Stores, u32) -> f64) -> Option<Stores> {
-        let mut choice = Choice::default();
-        for copy in 0..ROUNDS * WAYS.len() as u32 {
-            assert_eq!(choice.chosen, None, "every way is tried as often");
-            let ns = each(WAYS[choice.way()], copy % ROUNDS) * LEAST_BYTES as f64;
-            choice.note(LEAST_BYTES, Duration::from_nanos(ns as u64));
+    const WAYS: [Stores; 3] = [Stores::Cached, Stores::Moved, Stores::Streamed];
+
+    /// Gets the time of each round, in nanoseconds a byte, by way and round.
+    fn chosen(each: impl Fn(Stores, u32) -> f64, bytes: usize) -> Option<Stores> {
+        let mut trial = Choice::default().long;
+        while trial.chosen.is_none() {
+            let ns = each(trial.ways[trial.way], trial.round) * bytes as f64;
+            trial.note(bytes, Duration::from_nanos(ns as u64));
         }
-        choice.chosen
+        trial.chosen
     }
 
     #[test]
     fn the_fastest_way_is_kept() {
         for best in WAYS {
-            assert_eq!(chosen(|way, _| if way == best { 0.05 } else { 0.1 }), Some(best));
+            for bytes in [ROUND_BYTES / 16, ROUND_BYTES, 4 * ROUND_BYTES] {
+                assert_eq!(chosen(|way, _| if way == best { 0.05 } else { 0.1 }, bytes), Some(best));
+            }
         }
     }
 
     #[test]
-    fn first_copies_and_those_that_were_interrupted_count_for_nothing() {
+    fn first_rounds_and_those_that_were_interrupted_count_for_nothing() {
         let strange = |way, round| match (way, round) {
             (Stores::Streamed, 0) => 0.001,
             (Stores::Moved, 0 | 3) => 900.0,
             (Stores::Moved, _) => 0.05,
             _ => 0.1,
         };
-        assert_eq!(chosen(strange), Some(Stores::Moved));
+        assert_eq!(chosen(strange, ROUND_BYTES), Some(Stores::Moved));
     }
 
     #[test]
-    fn short_copies_take_no_part() {
+    fn each_length_has_its_ways() {
         let mut choice = Choice::default();
-        for _ in 0..100 {
-            assert_eq!(choice.copy(LEAST_BYTES - 1, |stores| stores), Stores::Cached);
+        for _ in 0..1000 {
+            assert_eq!(choice.copy(SHORT_BYTES_MIN - 1, |stores| stores), Stores::Cached);
         }
-        assert_eq!(choice.copy(LEAST_BYTES, |stores| stores), WAYS[0]);
-        assert_eq!(choice.tried, 1);
+        assert_eq!((choice.short.bytes, choice.long.round), (0, 0), "short rows take no part");
+        for bytes in [SHORT_BYTES_MIN, LONG_BYTES_MIN] {
+            let mut tried: Vec<Stores> = (0..1000).map(|_| choice.copy(bytes, |stores| stores)).collect();
+            tried.dedup();
+            assert_eq!(tried[0], WAYS[0]);
+            let ways = if bytes < LONG_BYTES_MIN { &WAYS[..2] } else { &WAYS[..] };
+            assert_eq!(tried[..ways.len()], *ways);
+            assert!(tried.len() <= ways.len() + 1, "one is chosen in the end, and kept");
+        }
+    }
+
+    #[test]
+    fn what_is_copied_on_stays_in_the_cache() {
+        let mut choice = Choice::for_staging();
+        assert!((0..1000).all(|_| choice.copy(LONG_BYTES_MIN, |stores| stores) != Stores::Streamed));
     }
 }

@@ -5,9 +5,10 @@ use super::load::{self, Load};
 use super::many::{self, Opened};
 use super::request::{Place, Range, Request, Source};
 use super::PAGE;
-use crate::copy::Stores;
+use crate::copy::Choice;
 use forebay_model::Error;
 use std::borrow::Cow;
+use std::cell::RefCell;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -171,10 +172,14 @@ pub(super) fn direct(fd: RawFd, piece: &Range, at: *mut u8, tag: usize) -> (Load
 }
 
 pub(super) fn copy_out(piece: &Range, from: *const u8, to: *mut u8, source: &Source) -> Result<(), Error> {
-    // What a slot holds is copied on from the cache.
-    let stores = if piece.to.gpu().is_some() { Stores::Cached } else { Stores::for_slot(piece.bytes) };
+    thread_local! {
+        static STAGED: RefCell<Choice> = const { RefCell::new(Choice::for_staging()) };
+        static FINAL: RefCell<Choice> = RefCell::default();
+    }
+    let choice = if piece.to.gpu().is_some() { &STAGED } else { &FINAL };
     // SAFETY: `from` is the piece's place in the mapping, `to` has room for it.
-    let got = unsafe { load::out_of_mapping(to, from, piece.bytes, stores) };
+    let copy = |stores| unsafe { load::out_of_mapping(to, from, piece.bytes, stores) };
+    let got = choice.with_borrow_mut(|choice| choice.copy(piece.bytes, copy));
     if got == piece.bytes {
         return Ok(());
     }

@@ -139,7 +139,8 @@ impl Map {
             ));
         }
         copy::install_guard();
-        Ok(Map { mapping: Mapping::of(target)?, then_copied, choice: Choice::default() })
+        let choice = if then_copied { Choice::for_staging() } else { Choice::default() };
+        Ok(Map { mapping: Mapping::of(target)?, then_copied, choice })
     }
 
     /// Bytes copied; fewer than asked for where the file ended when it was opened.
@@ -157,11 +158,8 @@ impl Map {
             return Err(Fault::note(libc::EFAULT, "the payload's memory is shorter than it"));
         }
         // SAFETY: source and length lie inside the mapping (bounded above); the memory is ours until the I/O is reaped.
-        let all = |stores| unsafe { copy_all(io, from, len as usize, stores) };
-        let whole = match self.then_copied {
-            true => all(Stores::Cached),
-            false => self.choice.copy(len as usize, all),
-        };
+        let whole =
+            self.choice.copy(len as usize, |stores| unsafe { copy_all(io, from, len as usize, stores) });
         if whole {
             Ok(len as u32)
         } else {
