@@ -93,6 +93,8 @@ def main() -> int:
     if asked.dry_run:
         print("\n".join(steps(asked.url, Path("SCRATCH"), readme)))
         return 0
+    if asked.scratch is not None and not asked.scratch.is_dir():
+        parser.error(f"--scratch {asked.scratch}: there is no such folder; try: mkdir -p {asked.scratch}")
     scratch = Path(tempfile.mkdtemp(prefix="forebay-first-", dir=asked.scratch))
     try:
         found = play(steps(asked.url, scratch, readme), scratch, asked.cold)
