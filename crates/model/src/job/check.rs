@@ -309,9 +309,9 @@ mod tests {
         for (job, found) in [
             (sized(0, None, None), "1 byte to 1 GiB"),
             (sized(1, Some(IO_BYTES_MAX + 1), None), "1 byte to 1 GiB"),
-            (sized(2, Some(1), None), "below the least"),
+            (sized(2, Some(1), None), "less than the minimum"),
             (sized(1, Some(2), Some(0)), "at least 1 byte"),
-            (sized(1, None, Some(1)), "need a greatest size"),
+            (sized(1, None, Some(1)), "needs a maximum size"),
         ] {
             let error = job.check().unwrap_err();
             assert!(error.asked.starts_with("‹io_bytes›") && error.found.contains(found), "{error}");
