@@ -95,7 +95,7 @@ def test_a_file_that_ends_inside_a_block_is_read_to_its_end(run: Run, direct_hom
         (("--files", "99999999999"), ("--files 99999999999", "whole number")),
         (("--io-size", "2g"), ("--io-size 2g", "1 GiB")),
         (("--io-size", "0"), ("--io-size", "1 byte")),
-        (("--io-size", "64k:4k"), ("--io-size", "below the least")),
+        (("--io-size", "64k:4k"), ("--io-size", "less than the minimum")),
         (("--io-size", "99999999999p"), ("--io-size", "overflows")),
         (("--file-size", "7000p", "--files", "4000", "--workers", "4"), ("--file-size", "overflows")),
         (("--start", "7000p"), ("no data",)),
