@@ -1,9 +1,11 @@
 """README's picture: a report of runs, photographed in a headless Chromium.
 
-`--measure DIR` makes the runs on files of its own in DIR, in about 8 minutes; RUNS are records that are there, from a GPU server
-for instance. A picture that its own page warns about, or whose headline shows no difference, isn't taken, unless `--anyway`.
+`--measure DIR` makes the runs on files of its own in DIR, in about 8 minutes; with `--gpu`, cached files go into a GPU. RUNS are
+records that are there: those of a GPU server without a browser, which `--keep` saved. A picture that its own page warns about,
+or whose headline shows no difference, isn't taken, unless `--anyway`.
 
     python bench/picture.py --measure /mnt/data/scratch
+    python bench/picture.py --measure /mnt/data/scratch --gpu --keep RUNS.jsonl
     python bench/picture.py RUNS.jsonl
 """
 
@@ -22,23 +24,25 @@ PICTURE = ROOT / "docs/images/report.png"
 # What a screen shows of the page.
 WIDTH, HEIGHT = 1120, 1620
 SWEEP = """\
-title = "host and bounce, 2 workers"
+title = "{title}, {workers} workers"
 
 [job]
 op = "read"
-workers = 2
+workers = {workers}
 depth = {depth}
 duration = {seconds:g}
 repeat = {repeats}
 file-size = "{file_mib}m"
-cache = "bypass"
+cache = "{cache}"
 create = true
-files = 2
+files = {workers}
 
 [matrix]
 io-size = ["64k", "128k", "512k", "1m", "4m"]
-path = ["host", "bounce"]
+path = {paths}
 """
+DRIVE = {"title": "host and bounce", "workers": 2, "cache": "bypass", "paths": '["host", "bounce"]'}
+GPU = {"title": "A cached file into the GPU", "workers": 4, "cache": "warm", "paths": '["bounce", "mapped"]'}
 
 
 def forebay(*arguments: str) -> None:
@@ -69,9 +73,8 @@ def photograph(page: Path, picture: Path) -> None:
 def measured(asked: argparse.Namespace, scratch: Path) -> list[Path]:
     """The records of a sweep in a folder of `asked.measure`."""
     recipe, runs = scratch / "picture.toml", scratch / "runs.jsonl"
-    recipe.write_text(
-        SWEEP.format(depth=asked.depth, seconds=asked.seconds, repeats=asked.repeats, file_mib=asked.file_mib)
-    )
+    given = {"depth": asked.depth, "seconds": asked.seconds, "repeats": asked.repeats, "file_mib": asked.file_mib}
+    recipe.write_text(SWEEP.format(**given, **(GPU if asked.gpu else DRIVE)))
     forebay("sweep", str(recipe), str(scratch), "-o", str(runs))
     if asked.keep:
         asked.keep.write_bytes(runs.read_bytes())
@@ -82,10 +85,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="*", metavar="RUNS", help="records, instead of --measure")
     parser.add_argument("--measure", type=Path, metavar="DIR", help="make the runs in a folder made here, which is removed")
+    parser.add_argument("--gpu", action="store_true", help="read cached files into a GPU, by bounce and mapped")
     parser.add_argument("--seconds", type=float, default=10, help="measured seconds of each run (10)")
     parser.add_argument("--repeats", type=int, default=5, help="runs of each point (5)")
     parser.add_argument("--depth", type=int, default=16, help="I/Os in flight per worker (16)")
-    parser.add_argument("--file-mib", type=int, default=1024, help="MiB of each of two files (1024)")
+    parser.add_argument("--file-mib", type=int, default=1024, help="MiB of each worker's file (1024)")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="where the records go")
     parser.add_argument("--picture", type=Path, default=PICTURE, metavar="FILE", help="what is written (docs/images/report.png)")
     parser.add_argument("--anyway", action="store_true", help="whatever the page warns about")

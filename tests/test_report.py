@@ -211,7 +211,7 @@ def test_the_first_sentence_is_the_finding(tmp_path: Path) -> None:
             tmp_path, record("host", gib_s=3.0, cv=0), record("bounce", gib_s=2.4, cv=0, cpu_s_per_gib=0.24)
         )
     )
-    assert "Bounce reached 2.40 GiB/s with 1 MiB reads, 0.80 of host." in text
+    assert "Bounce reached 2.40 GiB/s with 1 MiB reads, 0.80 × host." in text
     assert "Bounce took 2.00 times as much processor time per GiB as host." in text
 
 
@@ -323,7 +323,7 @@ def test_the_page_repeats_what_the_records_say_and_judges_none_of_it_again(tmp_p
     cached = record("bounce", warnings=[{"id": "cached", "text": text, "next": "--cache bypass"}])
     write_report([save(tmp_path / "r.jsonl", noisy, cached)], str(tmp_path / "r.html"), charts=False)
     text = text_of((tmp_path / "r.html").read_text())
-    for expected in ("took 9.0 %", "throttled 3 times", "Too short", "One run only", "Partly from memory"):
+    for expected in ("took 9.0 %", "throttled 3 times", "Too short", "One run only", "From memory"):
         assert expected in text, expected
     assert text.count("the device delivered") == 1 and text.count("hypervisor") == 1
     noisy["warnings"] = []

@@ -37,6 +37,16 @@ def test_the_headline_says_what_there_were_eight_of(tmp_path: Path) -> None:
     assert re.search(r"Bounce reached [78][0-9.]* GiB/s at 8 workers[ ,.]", text), text[:500]
 
 
+def test_paths_into_a_gpu_are_compared_with_bounce_where_no_run_used_host(tmp_path: Path) -> None:
+    saved = tmp_path / "r.jsonl"
+    runs = [record("bounce", gib_s=2.0, cv=0), record("mapped", gib_s=5.0, cv=0)]
+    saved.write_text("".join(json.dumps(run) + "\n" for run in runs))
+    write_report([str(saved)], str(tmp_path / "r.html"), charts=False)
+    text = " ".join(re.sub(r"<[^>]+>", " ", (tmp_path / "r.html").read_text()).split())
+    assert "Mapped reached 5.00 GiB/s with 1 MiB reads, 2.50 × bounce." in text
+    assert "÷ bounce" in text and "÷ host" not in text
+
+
 def test_a_picture_of_a_page_that_warns_or_proves_nothing_is_not_taken(tmp_path: Path) -> None:
     """bench/picture.py looks for both in the page."""
     spec = importlib.util.spec_from_file_location("picture", Path(__file__).parent.parent / "bench/picture.py")

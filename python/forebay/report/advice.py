@@ -18,7 +18,7 @@ TITLES = {
     "client_limited": "The client was measured",
     "skipped": "Samples left out",
     "clock": "Clock in doubt",
-    "cached": "Partly from memory",
+    "cached": "From memory",
     "throttled": "Throttled",
     "noisy": "Noisy",
     "traffic": "Other traffic on the drive",

@@ -63,7 +63,7 @@ def _computed(study: Study) -> str:
 
 
 def _telling_point(study: Study) -> Point:
-    """The fastest point of a path other than host where host is there to compare with; else the fastest."""
+    """The fastest point of those that have a baseline to compare with; else the fastest."""
     compared = [p for p in study.points if (b := study.baseline(p.series)) and study.point(p.x, b)]
     return max(compared or study.points, key=_rate)
 
@@ -95,7 +95,7 @@ def _against(point: Point, base: Point, name: str) -> tuple[str, str]:
     if cost:
         who = f"{point.series[:1].upper()}{point.series[1:]}"
         rest.append(f"{who} took {numbers.ratio(cost.value)} times as much processor time per GiB as {name}.")
-    return f", {numbers.ratio(quotient.value)} of {name}", " ".join(rest)
+    return f", {numbers.ratio(quotient.value)} × {name}", " ".join(rest)
 
 
 def _cost(point: Point) -> str:

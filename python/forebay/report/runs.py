@@ -211,15 +211,18 @@ class Study:
     def path_of(self, series: str) -> str:
         return next(p.runs[0].text("path.ran") for p in self.points if p.series == series)
 
+    @property
+    def base_path(self) -> str:
+        """The path that others are compared with: `host`, or `bounce` where everything went into a GPU."""
+        return "host" if any(self.path_of(name) == "host" for name in self.series) else "bounce"
+
     def baseline(self, series: str) -> str | None:
-        """The `host` series that differs from this one in nothing but the path."""
-        path = self.path_of(series)
-        if path == "host":
+        """The series of `base_path` that differs from this one in nothing but the path."""
+        if self.path_of(series) == self.base_path:
             return None
         rest = series.split(" · ")[1:]
-        return next(
-            (s for s in self.series if self.path_of(s) == "host" and s.split(" · ")[1:] == rest), None
-        )
+        same = (s for s in self.series if self.path_of(s) == self.base_path and s.split(" · ")[1:] == rest)
+        return next(same, None)
 
 
 def finite(value: Any) -> float | None:

@@ -75,8 +75,6 @@ def study_tables(study: Study, notes: Notes) -> list[Table]:
 
 
 THROUGHPUT, CPU_COST = "result.throughput_gib_s", "result.cpu.cpu_s_per_gib"
-NO_HOST = "this report has no host run with the same settings to divide by"
-NO_BASE = "the host run's own value is missing"
 
 
 def _head(study: Study, x: float) -> Cell:
@@ -95,12 +93,16 @@ def _ratio(study: Study, x: float, series: str, path: str, notes: Notes) -> Cell
     ours, base_name = study.point(x, series), study.baseline(series)
     base = study.point(x, base_name) if base_name else None
     if ours is None or base is None:
-        return notes.missing(NO_HOST if ours else NOT_RUN)
+        return notes.missing(_no_base(study) if ours else NOT_RUN)
     mine, its = ours.stat(path), base.stat(path)
     if mine is None:
         return notes.missing(ours.reason(path))
     quotient = mine.over(its) if its else None
-    return notes.cell(quotient, numbers.ratio, NO_BASE)
+    return notes.cell(quotient, numbers.ratio, f"the {study.base_path} run's own value is missing")
+
+
+def _no_base(study: Study) -> str:
+    return f"this report has no {study.base_path} run with the same settings to divide by"
 
 
 NOT_RUN = "this combination wasn't run"
@@ -117,7 +119,7 @@ def _cpu_cell(point: Point, notes: Notes) -> Cell:
 
 
 def _wide(study: Study, notes: Notes) -> Table:
-    """One row per size, two columns per series, two more per ratio to the host path."""
+    """One row per size, two columns per series, two more per ratio to the base path."""
     compared = [s for s in study.series if study.baseline(s)]
     groups = [Cell("", number=False)]
     groups += [Cell(s, number=False, span=2) for s in study.series]
@@ -142,7 +144,8 @@ def _long(study: Study, notes: Notes) -> Table:
     """The same with one row per series, where they are too many to stand side by side."""
     compared = any(study.baseline(s) for s in study.series)
     columns = [*_place_columns(study), "GiB/s", "CPU-s/GiB"]
-    columns += ["GiB/s ÷ host", "CPU per GiB ÷ host"] if compared else []
+    base = study.base_path
+    columns += [f"GiB/s ÷ {base}", f"CPU per GiB ÷ {base}"] if compared else []
     rows = []
     for point in study.points:
         row = [*_places(study, point), _rate_cell(point, notes), _cpu_cell(point, notes)]
@@ -150,10 +153,10 @@ def _long(study: Study, notes: Notes) -> Table:
             pass
         elif study.baseline(point.series):
             row += [_ratio(study, point.x, point.series, path, notes) for path in (THROUGHPUT, CPU_COST)]
-        elif study.path_of(point.series) == "host":
-            row += [Cell("1", "is host")] * 2
+        elif study.path_of(point.series) == base:
+            row += [Cell("1", f"is {base}")] * 2
         else:
-            row += [notes.missing(NO_HOST)] * 2
+            row += [notes.missing(_no_base(study))] * 2
         rows.append(row)
     return Table(f"{study.id}-main", "Throughput and CPU", [], columns, rows, _main_foot(study))
 
