@@ -50,7 +50,7 @@ def made(name: str, *what: str) -> Path:
         pytest.skip(f"no cargo to build {name} with")
     done = subprocess.run([cargo, "build", "-q", *what], cwd=ROOT, capture_output=True, text=True, timeout=BUILD_S)
     assert not done.returncode, done.stderr
-    return ROOT / "target/debug"
+    return Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug"
 
 
 class _Files(http.server.BaseHTTPRequestHandler):
