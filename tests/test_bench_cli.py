@@ -257,7 +257,7 @@ def test_dry_run_prints_the_plan_and_runs_nothing(bench, monkeypatch):
     done = bench("/data", "--dry-run")
     assert done.code == 0 and done.jobs == []
     for expected in (
-        "/data/forebay.0, 1 GiB, to be made",
+        "/data/forebay.0, 1 GiB, to be created",
         "8 MiB of buffers",
         "10.0 s, 3 times",
         plan.NOTHING,
@@ -407,7 +407,7 @@ def test_for_real_a_file_is_made_read_and_summarised(tmp_path):
 def test_for_real_a_dry_run_touches_nothing(tmp_path):
     done = real(tmp_path, "--create", "--file-size", "8m", "--workers", "2", "--dry-run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "forebay.1, 8 MiB, to be made" in done.stdout and plan.NOTHING in done.stdout
+    assert "forebay.1, 8 MiB, to be created" in done.stdout and plan.NOTHING in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 

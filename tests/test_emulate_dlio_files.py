@@ -146,7 +146,7 @@ def test_the_run_that_a_file_asks_for(tmp_path: Path) -> None:
         (("train: True", "train: False"), "nothing trains"),
         (("metric:", "storage: {storage_type: s3}\nmetric:"), "object stores are out of scope"),
         (("au: 0.90", "au: 90"), "a share from 0 to 1"),
-        (("metric:", "output: {metric: {exclude_start_steps: 5}}\nmetric:"), "leave out the first step, and it alone"),
+        (("metric:", "output: {metric: {exclude_start_steps: 5}}\nmetric:"), "leave out the first step, and no other"),
         (("metric:", "output: {metric: {exclude_end_steps: 1}}\nmetric:"), "try: without output.metric.exclude_end_steps"),
         (("file_shuffle: seed", "file_shuffle: maybe"), "seed, random or off"),
         (("data_reader", "x"), ""),

@@ -168,4 +168,4 @@ def test_a_search_is_drawn_as_a_curve(monkeypatch: pytest.MonkeyPatch, tmp_path:
     page = (tmp_path / "page.html").read_text()
     assert code == 0, err
     assert "3 × unet3d on H100 pass, as a search found" in page and page.count("<svg") == 1
-    assert "Dashed: 90 %, the least." in page and "Emulated training" in page
+    assert "Dashed: 90 %, the minimum." in page and "Emulated training" in page

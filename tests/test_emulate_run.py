@@ -179,7 +179,7 @@ def _spec(folder: Path) -> dict[str, Any]:
         ([*UNET, "--data", "DIR", "--steps", "x"], "--steps x"),
         ([*UNET, "--data", "DIR", "--level", "all"], "--level all"),
         ([*UNET, "--data", "DIR", "--rules", "v4"], "--rules v4"),
-        ([*UNET, "--data", "DIR", "--rules", "v3.0"], "isn't part of them"),
+        ([*UNET, "--data", "DIR", "--rules", "v3.0"], "has no such workload"),
         ([*UNET, "--data", "DIR", "--on-error", "retry"], "--on-error retry"),
         ([*UNET, "--data", "DIR", "--supply", "-1"], "--supply -1"),
         ([*UNET, "--data", "DIR", "--supply", "nan"], "--supply nan"),

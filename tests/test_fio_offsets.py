@@ -139,7 +139,7 @@ def read(tmp_path: Path, settings: str) -> fio.FioJob:
         ("rw=read:8k offset=4k", "with holes"),
         ("rw=read:-8k offset=4k", "with holes"),
         ("rw=write:8k size=64k", "with holes"),
-        ("zonesize=4k zoneskip=8k size=64k", "zones go on behind size to the end of the file, at 100,000"),
+        ("zonesize=4k zoneskip=8k size=64k", "zones continue beyond size, to the end of the file at 100,000"),
         ("size=2k", "less than an I/O of 4,096 bytes"),
         ("bs=64k size=100k numjobs=2 offset_increment=100k", "a whole number of I/Os"),
         ("bs=0", "at least"),

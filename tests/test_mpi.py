@@ -335,7 +335,7 @@ def test_ranks_that_did_not_overlap_are_warned_about():
 def test_host_sources_without_a_launcher_are_refused(monkeypatch):
     for variable, _ in mpi.LAUNCHERS:
         monkeypatch.delenv(variable, raising=False)
-    with pytest.raises(RequestError, match="only has a meaning under mpirun or srun"):
+    with pytest.raises(RequestError, match="only has an effect under mpirun or srun"):
         mpi.world(host_sources=["a=/b"])
 
 

@@ -89,7 +89,7 @@ def test_every_planning_verb_takes_it(folder: Path, tmp_path: Path) -> None:
     wide = [float(r["throughput_gibps_p90"]) / float(r["throughput_gibps_p10"]) for r in rows]
     assert wide[1] > wide[0], "a drive without runs goes by its data sheet, and is less sure"
     other = document("run", *use, "--drive", "D7-PS1010")
-    assert any("goes by its data sheet" in w for w in other["warnings"])
+    assert any("is predicted from its data sheet" in w for w in other["warnings"])
 
 
 def test_a_stripe_says_how_many_drives_its_runs_read_unless_the_user_does(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_file_of_the_users_is_never_replaced(folder: Path, tmp_path: Path) -> 
     for name, words in writers.items():
         for other in {*writers, "cells.csv"} - {name}:
             before = (tmp_path / other).read_bytes()
-            assert "isn't replaced" in (said := refusal(*words, tmp_path / other)) or "is what is read" in said
+            assert "isn't replaced" in (said := refusal(*words, tmp_path / other)) or "is one of the inputs" in said
             assert (tmp_path / other).read_bytes() == before
     before = runs.read_bytes()
     refusal(*writers["c.json"], runs)

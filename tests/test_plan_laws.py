@@ -296,14 +296,14 @@ def test_checkpoints_take_their_bytes_at_the_rate_of_drives_or_link() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"accelerators": 8}, "are emulated, and workload io is not"),
+        ({"accelerators": 8}, "are for emulated workloads, and io is not one"),
         ({"workload": "dlrm", "accelerators": 8}, "workload dlrm is not"),
         ({"workload": "job"}, "needs a training rate"),
         ({"workload": "unet3d", "samples_per_s": 3.0}, "has a rate of its own"),
         ({"workload": "retinanet"}, "has no constants for it"),
         ({"workload": "unet3d", "rules": "v3.0"}, "v1.0 or v2.0"),
         ({"workload": "bert"}, "is not known"),
-        ({"rules": "v1.0"}, "are of emulated workloads"),
+        ({"rules": "v1.0"}, "are for emulated workloads"),
         ({"link": "100 furlongs"}, "is not a number of GiB/s"),
         ({"link": "0Gb/s"}, "is not a number above 0"),
         ({"cores": 40, "threads": 8}, "the host has 8 threads"),

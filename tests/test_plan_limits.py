@@ -92,9 +92,9 @@ def test_emulated_accelerators_feel_the_tree_too() -> None:
         ([{"name": "a", "gib_s": 10.0, "under": "b"}], "which doesn't exist"),
         ([{"name": "a", "gib_s": 10.0, "under": "b"}, {"name": "b", "gib_s": 10.0, "under": "a"}], "is under itself"),
         ([{"name": "a", "gib_s": 10.0}, {"name": "a", "gib_s": 10.0}], "is given twice"),
-        ([{"name": "a"}], "needs its link's speed"),
-        ([{"name": "a", "gib_s": 10.0, "gen": 5, "lanes": 16}], "needs its link's speed, once"),
-        ([{"name": "a", "gen": 9, "lanes": 16}], "is no PCIe link"),
+        ([{"name": "a"}], "needs the speed of its link"),
+        ([{"name": "a", "gib_s": 10.0, "gen": 5, "lanes": 16}], "needs the speed of its link, given once"),
+        ([{"name": "a", "gen": 9, "lanes": 16}], "is not a PCIe link"),
         ([{"name": "a", "gib_s": -1.0}], "is not a number above 0"),
         ([{"name": "a", "gib_s": 10.0, "drives": 2.5}], "is not a whole number"),
         ([{"name": "a", "gib_s": 10.0, "drives": 9}], "the PCIe tree has 9"),
@@ -118,7 +118,7 @@ def test_a_tree_comes_from_the_file_and_is_answered(forebay, tmp_path: Path) -> 
     assert row["query"]["pcie"][0]["drives"] == 4
     plan.write_text(plan.read_text().replace("lanes = 16", "lanes = 17"))
     done = forebay("plan", "run", plan)
-    assert done.returncode == 2 and "is no PCIe link" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and "is not a PCIe link" in done.stderr and "Traceback" not in done.stderr
 
 
 def record(kib: int, rate: float, user: float, kernel: float) -> str:

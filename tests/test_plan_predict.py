@@ -78,7 +78,7 @@ def test_what_cannot_be_is_refused_with_what_to_do(forebay, tmp_path) -> None:
     assert "must be above 0" in refused(forebay, tmp_path, TABLE.replace(",128,", ",-1,"))
     assert "'tape' is not known" in refused(forebay, tmp_path, TABLE.replace("gds,128", "tape,128"))
     assert "cells" in refused(forebay, tmp_path, TABLE + "D7-P5520,gds\n")
-    assert "no table that is known" in refused(forebay, tmp_path, "a,b\n1,2\n")
+    assert "no known table" in refused(forebay, tmp_path, "a,b\n1,2\n")
     queues = "drive,location,path,io_size_kib,snap_queues,throughput_gibps\nD7-PS1010,remote,gds,64,33,\n"
     assert "at most 31" in refused(forebay, tmp_path, queues)
     none = forebay("plan", "predict", "--query", tmp_path / "absent.csv", "--out", tmp_path / "o.csv")

@@ -66,7 +66,7 @@ def test_flags_win_over_the_file_and_contradictions_are_refused(forebay, tmp_pat
         (("--io-size", "128"), "has no unit"),
         (("--workload", "bert"), "is not known"),
         (("--drive", "D9"), "is in no catalogue"),
-        (("--sharers", "2"), "doesn't say of which link"),
+        (("--sharers", "2"), "needs the link that they share"),
         (("--link", "nan"), "is not a number"),
     ],
 )

@@ -249,16 +249,16 @@ def test_ctrl_c_leaves_what_was_simulated(monkeypatch, capfd) -> None:
         ({"hosts": 0}, "hosts 0"),
         ({"hours": -1.0}, "hours -1"),
         ({"hours": float("nan")}, "hours nan"),
-        ({"storage": "shared"}, "a local drive is one host's"),
+        ({"storage": "shared"}, "a local drive belongs to one host"),
         ({"storage": "cloud"}, "is not known"),
         ({"sizes": "large"}, "is not known"),
         ({"jitter": ("compute=-1",)}, "is not a distribution"),
-        ({"jitter": ("weather=1",)}, "is not something that can differ"),
+        ({"jitter": ("weather=1",)}, "is neither compute nor requests"),
         ({"jitter": ("compute=exponential:0.3",)}, "coefficient of variation is 1"),
-        ({"fault": ("drive",)}, "doesn't say when"),
+        ({"fault": ("drive",)}, "has no time"),
         ({"fault": ("drive@60:drive=4",)}, "doesn't exist"),
         ({"fault": ("drive@60:until=30",)}, "is not after it"),
-        ({"fault": ("drive@9999",)}, "is outside of the 3600 s"),
+        ({"fault": ("drive@9999",)}, "is outside the 3600 simulated"),
         ({"fault": ("host@60:back=90,without=80",)}, "both back and without"),
         ({"fault": ("moon@60",)}, "is not a kind of fault"),
         ({"job": ("workload=llama3-8b",), "fault": ("host@60:without=90,job=1",)}, "never complete"),
@@ -277,7 +277,7 @@ def test_what_cannot_happen_is_refused_with_what_would_do(flags, said) -> None:
 
 
 def test_what_the_engine_or_the_command_refuses_ends_with_2(forebay) -> None:
-    for more, said in ((("--dataset", "0.001"), "doesn't fill one step"), (("--fault", "drive"), "doesn't say when")):
+    for more, said in ((("--dataset", "0.001"), "doesn't fill one step"), (("--fault", "drive"), "has no time")):
         done = forebay("plan", "run", *UNET, "--simulate", *more)
         assert done.returncode == 2 and "Traceback" not in done.stderr and "try:" in done.stderr, done.stderr
         assert said in done.stderr, done.stderr

@@ -37,7 +37,7 @@ def test_a_search_is_drawn_as_a_curve(storage: FakeStorage, capsys: Any) -> None
     assert storage.specs
     page = page_of(capsys, "found/result.json")
     assert "3 × unet3d on H100 pass, as a search found" in page and page.count("<svg") == 1
-    assert "Dashed: 90 %, the least." in page and "Emulated training" in page
+    assert "Dashed: 90 %, the minimum." in page and "Emulated training" in page
     assert "MLPerf-style, unverified" in page and "the storage: the accelerators waited for it" in page
 
 

@@ -173,7 +173,7 @@ def test_a_key_is_never_shown(forebay, tmp_path):
         done = forebay("serve", "--check", file, *extra)
         assert done.returncode == 0, done.stderr
         assert "ia6zGod" not in done.stdout + done.stderr
-    assert "1 host, 1 of them by a key" in forebay("serve", "--check", file).stdout
+    assert "1 host, 1 of them with a key" in forebay("serve", "--check", file).stdout
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def test_a_link_is_shaped_where_the_kernel_can_and_else_says_how() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["solidigm-remote"], "takes one, and names none"),
+        (["solidigm-remote"], "needs exactly one; none is given"),
         (["solidigm-remote", "a", "b"], "2 are given"),
         (["solidigm-remote", "nil:"], "a file or a device"),
         (["solidigm-remote", "missing.dat"], "a folder, in which a file is created"),

@@ -173,7 +173,7 @@ def test_numbers_on_a_gpu_whose_type_is_not_told_are_refused(paths: list[Path]) 
 
     with forebay.open(paths[0]) as file:
         for numbers in (Tensor(), Odd()):
-            with pytest.raises(RequestError, match="dtype is none that NumPy has"):
+            with pytest.raises(RequestError, match="NumPy has no such dtype"):
                 file.gather(numbers, 64, bytearray(64))
 
 

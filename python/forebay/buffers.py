@@ -116,7 +116,7 @@ def of_interface(buffer: object, interface: Any) -> Memory:
         stream = None if stream is None else int(stream)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise refused(
-            buffer, f"its __cuda_array_interface__ is malformed: {error!r}", "report it to its library"
+            buffer, f"its __cuda_array_interface__ is malformed: {error!r}", "report this to the library's maintainers"
         ) from None
     if interface.get("mask") is not None:
         raise refused(buffer, "it is masked", "the array without its mask")
@@ -157,7 +157,7 @@ def of_dlpack(buffer: Any) -> Memory:
     if flags & IS_COPIED:
         raise refused(buffer, "its library returns a copy", "a tensor whose __dlpack__ shares its memory")
     if not 0 <= tensor.ndim <= NDIM_MAX or (tensor.ndim and not tensor.shape):
-        raise refused(buffer, f"its DLPack has {tensor.ndim} dimensions", "report it to its library")
+        raise refused(buffer, f"its DLPack has {tensor.ndim} dimensions", "report this to the library's maintainers")
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     item_bits = tensor.bits * tensor.lanes
     if item_bits % 8:

@@ -123,7 +123,7 @@ class _Reader(Checks):
         return 0.0
 
     def remaining(self, key: str, value: str) -> None:
-        """A key that makes no field: without effect, asking for what holds anyway, or left out."""
+        """A key that makes no field: without effect, asking for what is always the case here, or left out."""
         if key in TOLD and value != "0":
             self.notes.append(f"{key}={value} has no effect: {TOLD[key]}")
         elif key in REFUSED and value not in HARMLESS[key]:

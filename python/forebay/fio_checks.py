@@ -37,14 +37,14 @@ class Checks(Data):
         reads_back, only, fields = self.flag("do_verify", True), self.flag("verify_only", False), self.fields
         layout = self.left.pop("verify_interval", ""), self.left.pop("verify_offset", "0")
         if only and (kind in ("0", "none") or "read_pct" in fields):
-            self.leave_out("verify_only", "1", "it takes a verify, and a job that writes or reads")
+            self.leave_out("verify_only", "1", "it needs verify, and a job that only reads or only writes")
         if only:
             self.reads_instead()
         if kind in ("0", "none"):
             return
         otherwise = [key for key in CHECKED_OTHERWISE if self.left.pop(key, "0") != "0"]
         if otherwise:
-            why = f"what is written is read back and checked by its own content, without {', '.join(otherwise)}"
+            why = f"written data is read back and checked against Forebay's own content, without {', '.join(otherwise)}"
         elif not (self.is_write() or "read_pct" in fields or self.was_written()):
             self.fios_own(kind, pattern, *layout)
             return
@@ -55,18 +55,18 @@ class Checks(Data):
             return
         fields["verify"] = True
         self.reads_back = self.is_write() and reads_back
-        self.notes.append(f"verify={kind} is a check of Forebay's own content, which no other program knows")
+        self.notes.append(f"verify={kind} checks Forebay's own content, which other programs can't check")
 
     def why_not(self, kind: str, pattern: str) -> str:
         """Why Forebay's own content can't take the place of fio's; empty where it can."""
         if pattern or kind not in VERIFIED:
-            return f"what is written is read back and checked by its own content, without {'a pattern' if pattern else kind}"
+            return f"written data is read back and checked against Forebay's own content, without {'a pattern' if pattern else kind}"
         if not self.is_write() and "read_pct" not in self.fields:
             return ""
         partly = {"read_pct", "duration_s", "limit_bytes", "limit_ios", "skip_bytes", "distribution", "rate_gib_s"}
         held = partly & self.fields.keys()
         if held or self.fields.get("passes") != 1 or self.fields.get("no_repeat") is False:
-            return "only a job that writes everything once, at full speed, is read back and checked"
+            return "only a job that writes everything once, at full speed, can be read back and checked"
         return ""
 
     def reads_instead(self) -> None:
@@ -82,14 +82,14 @@ class Checks(Data):
         known = None if headed or not pattern else fio_values.pattern(pattern)
         why = None
         if kind not in FIOS:
-            why = f"of what fio wrote, {', '.join(FIOS)} are computed"
+            why = f"of fio's checksums, {', '.join(FIOS)} are supported"
         elif self.fields["sources"] == ["nil:"]:
             why = f"ioengine={NOTHING[0]} moves no bytes that could be checked"
         elif pattern and not headed and known is None:
-            self.leave_out("verify_pattern", pattern, 'what is repeated is numbers and "text", up to 512 bytes')
+            self.leave_out("verify_pattern", pattern, 'a pattern consists of numbers and "text", up to 512 bytes')
             return
         elif FIOS[kind] == "pattern" and not known:
-            why = "which pattern isn't said; verify_pattern"
+            why = "needs a pattern: verify_pattern"
         if why:
             self.leave_out("verify", kind, why)
             return
@@ -103,7 +103,7 @@ class Checks(Data):
         # Whoever asks for a check of what was written wants no new file.
         self.fields.pop("create", None)
         self.fields["verify_fio"] = ",".join(rule)
-        self.notes.append(f"verify={kind} checks what fio wrote, which must be there")
+        self.notes.append(f"verify={kind} checks what fio wrote, which must exist")
 
     def interval(self, asked: str) -> int:
         """fio's `verify_interval`: a part of each I/O, and the whole of it where nothing else is said."""

@@ -67,7 +67,7 @@ class Data(Sides):
         if "file_bytes" in self.fields and engine not in NOTHING and not self.is_write() and may_make:
             self.fields["create"] = True
         if not may_make and (self.is_write() or "read_pct" in self.fields):
-            self.leave_out("allow_file_create", "0", "a write makes the files that are missing")
+            self.leave_out("allow_file_create", "0", "a write creates missing files")
 
     def whole_ios(self, key: str, end: int, start: int) -> int:
         """Where the last whole I/O of a job ends, as in fio: what is left is less than one, or, in order in a file that goes
@@ -119,7 +119,7 @@ class Data(Sides):
             self.fields["clones"] = True
         text = self.left.pop("offset_increment", "0")
         if text.endswith("%"):
-            self.leave_out("offset_increment", text, "it is given in bytes")
+            self.leave_out("offset_increment", text, "it must be given in bytes")
         elif threads > 1 and self.size("offset_increment", text):
             self.fields["start_step_bytes"] = self.size("offset_increment", text)
 
@@ -130,11 +130,11 @@ class Data(Sides):
             return
         self.fields["file_bytes"] += step * (threads - 1)
         if size % self.fields["io_bytes"]:
-            self.leave_out("size", str(size), "with offset_increment it is a whole number of I/Os")
+            self.leave_out("size", str(size), "with offset_increment it must be a whole number of I/Os")
         # Without a limit each would go on to the end of the file.
         self.fields["limit_bytes"] = size
         if self.is_random() or self.left.get("time_based", "0") != "0" or self.left.get("loops", "1") != "1":
-            why = "with a size, each of the jobs goes through its part of the file in order, and once"
+            why = "with a size, it is supported only for sequential jobs with a single pass"
             self.leave_out("offset_increment", str(step), why)
 
     def holes(self) -> None:
@@ -146,10 +146,10 @@ class Data(Sides):
             return
         if "skip_every_bytes" in self.fields:
             if beyond:
-                why = f"fio's zones go on behind size to the end of the file, at {there:,}; io_size in place of size"
+                why = f"fio's zones continue beyond size, to the end of the file at {there:,}; use io_size instead of size"
                 self.leave_out("zoneskip", str(skip), why)
         elif self.fields.get("start_bytes") or (beyond and skip > 0):
-            why = "with holes, fio goes another way where offset or size leaves out a part of the file"
+            why = "with holes, fio uses other offsets if offset or size excludes part of the file"
             self.leave_out("rw", self.hole, why)
 
     def order_of_files(self, count: int) -> None:
@@ -160,7 +160,7 @@ class Data(Sides):
         if not self.fields["op"].startswith("rand"):
             if kind != "sequential":
                 why = "" if typed else "fio's default; "
-                why += "one file follows on the other here; file_service_type=sequential, or a section for each file"
+                why += "files are read one after another here; file_service_type=sequential, or a section for each file"
                 self.leave_out("file_service_type", kind, why)
         elif kind not in ("roundrobin", "random"):
             self.leave_out("file_service_type", kind, "each I/O may go to any of the files")

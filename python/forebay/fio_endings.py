@@ -51,7 +51,7 @@ class Endings(Offsets):
         if not found or not float(found[3]):
             self.leave_out("ss", rule, "must be iops, bw, lat or one of their slopes, as a percentage")
         elif not window or not 0.01 <= every <= window / 3:
-            self.leave_out("ss", rule, "ss_dur must hold at least three times ss_interval")
+            self.leave_out("ss", rule, "ss_dur must be at least three times ss_interval")
         elif threads > 1 and "group_reporting" not in self.left:
             self.leave_out("ss", rule, "the jobs of a section are judged together; add group_reporting")
         elif every * 1000 > (1 << 32) - 1:

@@ -141,14 +141,14 @@ _HOLDS = {
     "log_issue_time bwavgtime iopsavgtime job_start_clock_id",
     "has no influence on the cost of measuring here": "gtod_reduce disable_lat disable_clat disable_slat "
     "disable_bw_measurement disable_bw gtod_cpu clocksource",
-    "holds anyway": "thread threads registerfiles fixedbufs nonvectored userspace_reap",
+    "is always the case here": "thread threads registerfiles fixedbufs nonvectored userspace_reap",
     "buffers hold random data, new for each write with refill_buffers": "scramble_buffers",
     "affects which random numbers are drawn, not their distribution": "randrepeat allrandrepeat random_generator",
     "fio's fallback where its map doesn't fit into memory; none is needed here": "softrandommap",
     "files are created before the measurement": "create_serialize create_fsync",
     "only for clients of a fio server": "unique_filename",
     "aligns percentages of a file, and offset isn't one": "offset_align",
-    "says what fio keeps of its own writes": "verify_state_save verify_header_seed verify_write_sequence verify_policy "
+    "concerns what fio remembers of its own writes": "verify_state_save verify_header_seed verify_write_sequence verify_policy "
     "verifysort verifysort_nr experimental_verify",
     "has no meaning without verify_async and verify_backlog, which are refused": "verify_async_cpus verify_backlog_batch",
     "everything is checked; any error fails the run and is shown": "verify_fatal verify_dump",
@@ -170,7 +170,7 @@ _TOLD = {
     "a mounted device is never written to": "allow_mounted_write",
 }
 
-# Refused: why → keys, each with the values that ask for no more than what holds anyway.
+# Refused: why → keys, each with the values that ask for no more than what is always the case here.
 _REFUSED = {
     "a pattern begins with each I/O": "verify_pattern_interval=0",
     "nothing is trimmed": "trim_percentage=0 num_range=0,1",
@@ -236,7 +236,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "dirdelete": (_METADATA, "forebay files DIR --files N --phases create,delete (of files)"),
     **dict.fromkeys(("net", "netsplice", "rdma"), _NETWORK),
     "http": _OBJECTS,
-    "cpuio": ("burns processor time and moves no bytes", "stress-ng beside forebay bench"),
+    "cpuio": ("burns processor time and moves no bytes", "stress-ng while forebay bench runs"),
 }  # fmt: skip
 
 

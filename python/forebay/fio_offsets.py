@@ -54,7 +54,7 @@ class Offsets(Settings):
             least, dash, most = (writes if self.is_write() else reads).partition("-")
             self.fields["io_bytes"] = self.size(key, least)
             if not self.fields["io_bytes"]:
-                raise self.wrong(key, text, "an I/O has 1 byte at least", f"{key}=4k")
+                raise self.wrong(key, text, "an I/O has at least 1 byte", f"{key}=4k")
             if dash:
                 self.fields.update(io_bytes_max=self.size(key, most), io_bytes_step=self.fields["io_bytes"])
         # Alignment of random offsets; sequential ones follow on each other.
@@ -72,7 +72,7 @@ class Offsets(Settings):
         least = [min(side) for side in sides]
         self.fields.update(io_mix=text, io_bytes=min(least))
         if 0 in least:
-            raise self.wrong("bs", "0", "an I/O has 1 byte at least", "bs=4k")
+            raise self.wrong("bs", "0", "an I/O has at least 1 byte", "bs=4k")
         # fio's map has blocks of either size, and ends before all is covered.
         if least[0] != least[-1] and self.is_random() and self.left.get("norandommap", "0") == "0":
             why = "reads and writes have different smallest sizes, so no map can cover each block once; norandommap=1"

@@ -41,13 +41,13 @@ class Sides(Endings):
             rule.append(f"dedupe={dedupe}")
         if dedupe and mode == "working_set":
             if not shared or "file_bytes" not in self.fields or not 1 <= share <= 100:
-                why = "the working set is a share of size, 1 to 100 per cent, and all jobs have one; dedupe_global=1"
+                why = "the working set must be 1 to 100 % of size, and shared by all jobs: dedupe_global=1"
                 self.leave_out("dedupe_mode", mode, why)
                 return
             contents = self.fields["file_bytes"] * share // 100 // self.fields["io_bytes"] * threads
             rule.append(f"set={max(contents, 1)}")
         if self.fields.get("verify"):
-            self.leave_out("verify", "", "what is checked is Forebay's own content, neither compressed nor repeated")
+            self.leave_out("verify", "", "verify checks Forebay's own content, which is neither compressible nor repeated")
             return
         self.fields.update(content=",".join(rule), refill=True)
 
@@ -61,7 +61,7 @@ class Sides(Endings):
         some = self.class_and_level("cmdprio_class", "cmdprio", 1)
         reads, writes = int(parts[0]), int(parts[-1])
         if "read_pct" in self.fields and reads != writes:
-            self.leave_out("cmdprio_percentage", text, "reads and writes have one share of I/Os with a priority")
+            self.leave_out("cmdprio_percentage", text, "reads and writes must have the same percentage of I/Os with a priority")
             return
         share = writes if self.is_write() else reads
         if share and self.fields.get("engine") != "uring":

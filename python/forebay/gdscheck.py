@@ -135,9 +135,9 @@ def _rdma(report: Report, usable: bool) -> Iterator[str]:
 
 def _configuration(report: Report) -> Iterator[str]:
     config = report["cufile"]["config"]
-    state = "read" if config["exists"] else "not there: cuFile takes its defaults"
+    state = "read" if config["exists"] else "not present: cuFile uses its defaults"
     if config["refused"]:
-        state = f"can't be read ({config['refused']}): cuFile takes its defaults"
+        state = f"can't be read ({config['refused']}): cuFile uses its defaults"
     yield f" file : {config['path']} ({state})"
     settings = config["settings"]
     for key in ("allow_compat_mode", "use_pci_p2pdma"):

@@ -39,7 +39,7 @@ class Metric:
             if field.startswith(self.field) or self.field.startswith(field + "."):
                 return str(reason)
         if not record["result"].get("ios"):
-            return f"no I/O finished within {record['result'].get('seconds') or 0.0:.3g} s; a longer --duration may do"
+            return f"no I/O finished within {record['result'].get('seconds') or 0.0:.3g} s; a longer --duration may help"
         return "the run did not report it"
 
 

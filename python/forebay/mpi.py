@@ -69,7 +69,7 @@ def world(explicit: bool = False, host_sources: Sequence[str] = ()) -> World | N
     if found is None and not explicit:
         if host_sources:
             raise RequestError(
-                "--host-source", "only has a meaning under mpirun or srun", "mpirun -n 2 forebay bench …"
+                "--host-source", "only has an effect under mpirun or srun", "mpirun -n 2 forebay bench …"
             )
         return None
     asked = f"{found[1]} processes of {found[0]}" if found else "--mpi"

@@ -109,6 +109,6 @@ def _make(home: Path) -> tuple[int, int] | None:
     except FileExistsError:
         if home.is_dir():
             return None
-        raise RequestError(f"make {home}", "something else has that name", f"ls -ld {home}") from None
+        raise RequestError(f"create {home}", "something that isn't a folder has that name", f"ls -ld {home}") from None
     except OSError as error:
-        raise RequestError(f"make {home}", str(error.strerror), "a folder that you can write to, or a file") from error
+        raise RequestError(f"create {home}", str(error.strerror), "a folder that you can write to, or a file") from error

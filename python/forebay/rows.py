@@ -79,7 +79,7 @@ def on_gpu(values: Any, what: str) -> tuple[Memory, numpy.dtype[Any]] | None:
         # JAX's, whose interface names no type that NumPy lacks.
         kind = np.dtype(str(values.dtype))
     except (AttributeError, TypeError):
-        found = "they lie on a GPU, and their dtype is none that NumPy has"
+        found = "they are on a GPU, and NumPy has no such dtype"
         raise RequestError(what, found, "a tensor of PyTorch, CuPy or JAX") from None
     check_kind(kind, len(values.shape), int(np.prod(values.shape)), what)
     return of_dlpack(values), kind
@@ -93,7 +93,7 @@ def by_interface(values: Any, interface: Any, what: str) -> tuple[Memory, numpy.
         address, strides, stream = int(interface["data"][0] or 0), interface.get("strides"), interface.get("stream")
     except (KeyError, TypeError, ValueError, IndexError) as error:
         found = f"their __cuda_array_interface__ is malformed: {error!r}"
-        raise RequestError(what, found, "report it to their library") from None
+        raise RequestError(what, found, "report this to the library's maintainers") from None
     count = shape[0] if len(shape) == 1 else 1
     check_kind(kind, len(shape), count, what)
     if strides is not None and not contiguous(shape, tuple(int(s) for s in strides), kind.itemsize):

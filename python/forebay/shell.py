@@ -34,7 +34,7 @@ def completion(shell: str | None) -> int:
 
     name = shell or Path(os.environ.get("SHELL", "")).name
     if name not in SHELLS:
-        found = "is not a shell that is supported" if name else "no shell was named and SHELL is unset"
+        found = "is not a supported shell" if name else "no shell was named and SHELL is unset"
         raise RequestError(f"completion {name}".strip(), found, "forebay completion bash, zsh or fish")
     maker = get_completion_class(name)
     assert maker is not None, "click knows these three"
@@ -98,7 +98,7 @@ def page(verb: str | None = None) -> str:
     root = as_run(forebay, "forebay")
     if verb is None:
         command: click.Command = forebay
-        context, title, question = root, "forebay", "feed GPUs from storage, and measure it honestly"
+        context, title, question = root, "forebay", "feed GPUs from storage, and measure how well that works"
     else:
         found = forebay.get_command(root, verb)
         assert found is not None, "the table of verbs was asked"

@@ -51,7 +51,7 @@ fn file_of(given: &Given) -> Result<Option<&str>, Error> {
         None => Ok(Some(subject)),
         Some(long) => Err(Error::request(
             format!("--{long} with {subject}"),
-            "the file says that",
+            "the configuration file sets that",
             format!("forebayd serve {subject}, or SOURCE --{long} …"),
         )),
     }
@@ -168,7 +168,7 @@ fn checked(config: &Config) -> Vec<String> {
             true => "any host".into(),
             false => count(subsystem.hosts.len() as u64, "host"),
         };
-        let proof = if keys > 0 { format!(", {keys} of them by a key") } else { String::new() };
+        let proof = if keys > 0 { format!(", {keys} of them with a key") } else { String::new() };
         lines.push(format!("subsystem {} for {who}{proof}", subsystem.nqn));
         lines.extend(subsystem.namespaces.iter().map(|n| {
             let mode = if n.writable { "writable" } else { "read-only" };

@@ -237,7 +237,7 @@ fn environment(py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<String> {
 }
 
 fn json(py: Python<'_>, value: &impl serde::Serialize) -> PyResult<String> {
-    const NEXT: &str = "report it: a defect in Forebay";
+    const NEXT: &str = "report this: it is a bug in Forebay";
     serde_json::to_string(value)
         .map(in_flags)
         .map_err(|error| raise(py, Error::run("writing JSON", error.to_string(), NEXT)))

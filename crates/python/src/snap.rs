@@ -118,7 +118,7 @@ impl Gateway {
             Ok(mut running) => running.as_mut().map(call).ok_or_else(|| {
                 Error::run("the gateway", "has been stopped", "forebay.snap.engine.Gateway again")
             }),
-            Err(_) => Err(Error::run("the gateway", "panicked earlier", "report it: a defect in Forebay")),
+            Err(_) => Err(Error::run("the gateway", "panicked earlier", "report this: it is a bug in Forebay")),
         });
         done.map_err(|error| raise(py, error))
     }

@@ -78,7 +78,7 @@ def target(found: dict[str, Any]) -> str:
     """`/data/forebay.0, 1 GiB, to be made`."""
     words = [str(found.get("label") or found.get("path")), bytes_(found["bytes"])]
     if found.get("action") == "make":
-        words.append("to be made")
+        words.append("to be created")
     elif found["kind"] == "file":
         words.append(
             "a block device"

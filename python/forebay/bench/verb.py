@@ -78,7 +78,7 @@ class Outcome:
 @click.option("--dry-run", is_flag=True, help="Show what would be done, and change nothing.")
 @click.option("--live", is_flag=True, help="Show a full-screen view during the run.")
 @listen.option
-@click.option("--fio", metavar="FILE", help="Run the jobs of a fio job file; a setting that can't be honoured is refused.")
+@click.option("--fio", metavar="FILE", help="Run the jobs of a fio job file; an unsupported setting is refused.")
 @click.option("--fio-lenient", is_flag=True, help="With --fio: ignore such settings instead; the record lists them.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress and no summary.")
 @click.option(

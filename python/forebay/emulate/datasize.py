@@ -159,16 +159,16 @@ def lines(w: Training, rules: str, accelerators: int, hosts: int, memory: int, f
         "memory": f"{MEMORY_FACTOR} × the memory of {hosts} host{'s' * (hosts > 1)} with {memory / GIB:.4g} GiB",
         "steps": f"{STEPS_MIN} steps of {accelerators} × {w.batch} samples",
     }
-    other = {"memory": f"the steps alone would take {found.files_by_steps:,}"}
-    other["steps"] = f"the memory alone would take {found.files_by_memory:,}"
+    other = {"memory": f"the steps alone would require {found.files_by_steps:,}"}
+    other["steps"] = f"the memory alone would require {found.files_by_memory:,}"
     told = [
         f"files     {found.files:,}, because of {because[found.by]}; {other[found.by]}",
-        f"samples   {found.samples:,}, {found.bytes / GIB:,.4g} GiB by the nominal record",
+        f"samples   {found.samples:,}, {found.bytes / GIB:,.4g} GiB at the nominal record size",
         f"steps     {found.steps_per_epoch:,} per epoch with {accelerators} {w.accelerator.upper()}",
         f"one run   {format_duration(run_seconds(w, found))} at least, for {w.epochs} epoch{'s' * (w.epochs > 1)}",
     ]
     if folders(found.files):
-        told.append(f"folders   {folders(found.files)}: more than {FILES_PER_FOLDER:,} files in one are slow to list")
+        told.append(f"folders   {folders(found.files)}: folders of more than {FILES_PER_FOLDER:,} files are slow to list")
     if found.steps_per_epoch < STEPS_MIN:
         short = f"{rules}'s formula rounds down, which leaves {found.steps_per_epoch} of {STEPS_MIN} steps"
         told.append(f"note      {short}; --rules text rounds up")

@@ -126,7 +126,7 @@ def breaches(request: Request) -> Iterator[Breach]:
     for flag, parameter in FLAGS.items():
         if flag in request.given and parameter not in may:
             spelled = SPELLED.get(flag, "--" + flag.replace("_", "-"))
-            yield Breach("parameters", f"{spelled} sets {parameter}, which may not change", f"without {spelled}")
+            yield Breach("parameters", f"{spelled} sets {parameter}, which must not be changed", f"without {spelled}")
     if division == "closed" and request.prefetch > PREFETCH_MAX:
         yield Breach("prefetch", f"reader.prefetch_size is {request.prefetch}, at most {PREFETCH_MAX}", "--prefetch 2")
     yield from _of_reading(request, division)

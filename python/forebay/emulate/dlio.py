@@ -99,8 +99,8 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "reader.data_loader_classname": ((None,), "custom code isn't run"),
     "reader.data_loader_sampler": (("iterative", "index", None), "this sampler isn't known"),
     "train.computation_time_stdev": ((0, 0.0, None), "a computation of varying length isn't emulated"),
-    "output.metric.exclude_start_steps": ((1, None), "the rules' formulas leave out the first step, and it alone"),
-    "output.metric.exclude_end_steps": ((0, None), "the rules' formulas leave out the first step, and it alone"),
+    "output.metric.exclude_start_steps": ((1, None), "the rules' formulas leave out the first step, and no other"),
+    "output.metric.exclude_end_steps": ((0, None), "the rules' formulas leave out the first step, and no other"),
     "storage.storage_options": ((None,), "object stores are out of scope; --data takes folders and block sources"),
 }
 KNOWN = frozenset({*CONSTANTS, *READ, *WITHOUT_EFFECT, *REFUSED})

@@ -152,14 +152,14 @@ def utilisation(case: Case) -> Iterator[Verdict]:
     told_of = [r for r in case.counted if r.said_to_pass is not None and r.au_pct is not None]
     wrong = [r for r in told_of if r.said_to_pass != (r.au_pct is not None and r.au_pct >= least)]
     if wrong:
-        told = _some(f"{r.place} says {'success' if r.said_to_pass else 'fail'} of {r.au_pct:.2f} %" for r in wrong)
+        told = _some(f"{r.place} reports {'success' if r.said_to_pass else 'failure'} at {r.au_pct:.2f} %" for r in wrong)
         yield Verdict("au-said", False, f"{told}; the minimum is {least:g} %", tuple(r.place for r in wrong))
 
 
 def spread(case: Case) -> Iterator[Verdict]:
     rates = [(r, r.samples_per_s) for r in case.counted if r.samples_per_s is not None and r.samples_per_s > 0]
     if len(rates) < 2:
-        yield Verdict("spread", None, "one rate has no spread")
+        yield Verdict("spread", None, "a single rate has no spread")
         return
     mean = fmean(rate for _, rate in rates)
     far, rate = max(rates, key=lambda pair: abs(pair[1] - mean))
@@ -185,17 +185,17 @@ def data_size(case: Case) -> Iterator[Verdict]:
             more.append(run)
     if short:
         memory = f"{short[0].memory_bytes / GIB:.4g} GiB of memory" if short[0].memory_bytes else "memory unknown"
-        wants = f"{need:,} that {case.rules} wants for {short[0].accelerators} accelerators and {memory}"
+        wants = f"{need:,} that {case.rules} requires for {short[0].accelerators} accelerators and {memory}"
         why = f"{short[0].files:,} files, of {wants}"
         yield Verdict("data-size", False, why, tuple(r.place for r in short))
     elif more:
-        why = f"{more[0].files:,} files, more than the {need:,} that {case.rules} has for it: --files {need}"
+        why = f"{more[0].files:,} files, more than the {need:,} that {case.rules} allows: --files {need}"
         yield Verdict("data-size", False, why, tuple(r.place for r in more))
     elif unknown:
         why = "the results don't say how much memory the hosts have"
         yield Verdict("data-size", None, why, tuple(r.place for r in unknown))
     else:
-        yield Verdict("data-size", True, f"{case.runs[0].files:,} files; it takes {need:,}")
+        yield Verdict("data-size", True, f"{case.runs[0].files:,} files; {need:,} are required")
 
 
 def epochs(case: Case) -> Iterator[Verdict]:
@@ -257,7 +257,7 @@ def odirect(case: Case) -> Iterator[Verdict]:
     past = [r for r in case.runs if r.cache == "bypass" or r.parameters.get("reader.odirect", "").lower() == "true"]
     why = division.no_odirect(past[0].workload, case.rules, case.division) if past else None
     if why:
-        yield Verdict("odirect", False, f"read by O_DIRECT, {why}; --cache drop", tuple(r.place for r in past))
+        yield Verdict("odirect", False, f"read with O_DIRECT, {why}; --cache drop", tuple(r.place for r in past))
 
 
 def caches(case: Case) -> Iterator[Verdict]:
@@ -325,7 +325,7 @@ def pauses(case: Case) -> Iterator[Verdict]:
     for before, after in zip(timed, timed[1:]):  # noqa: B905
         gap, length = after.began - before.ended, before.ended - before.began  # type: ignore[operator]
         if gap >= length:
-            why = f"{gap:.0f} s between {before.place} and {after.place}: time for another run of {length:.0f} s"
+            why = f"{gap:.0f} s between {before.place} and {after.place}: long enough for another run of {length:.0f} s"
             yield Verdict("pauses", False, why, (before.place, after.place))
             return
     yield Verdict("pauses", True, "no gap between two runs is long enough for another run")

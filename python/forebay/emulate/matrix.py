@@ -36,7 +36,7 @@ FOLDER = "matrices"
 KEYS = {"title", "method", "cites", "published", "rules", "accelerator", "workloads", "counts", "dataset_gib", "drive"}
 EXAMPLES = """\b
 Examples:
-  forebay emulate matrix solidigm-mlperf                       (all drives on paper: minutes, no storage needed)
+  forebay emulate matrix solidigm-mlperf                       (all drives modelled: takes minutes, needs no storage)
   forebay emulate matrix solidigm-mlperf --drive 'D7-PS1010=/mnt/ps1010-{n}/{workload}' --count 1 --count 2
   forebay report solidigm-mlperf/matrix.jsonl -o mlperf-style.html"""
 
@@ -148,7 +148,7 @@ def find(name: str) -> Matrix:
     unknown = sorted(set(data) - KEYS)
     if unknown:
         told = f"has unknown keys: {', '.join(unknown)}"
-        raise RequestError(f"preset {name}", told, "report it: a defect in Forebay")
+        raise RequestError(f"preset {name}", told, "report this: it is a bug in Forebay")
     return Matrix(
         name=name,
         title=data["title"],

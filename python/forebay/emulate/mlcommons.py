@@ -23,7 +23,7 @@ EDITION = "v1.0"
 EXAMPLES = """\b
 Examples:
   forebay emulate export results mlperf-style
-  python report.py --result-dir mlperf-style        (MLCommons' own, of v1.0)"""
+  python report.py --result-dir mlperf-style        (MLCommons' own script, from v1.0)"""
 
 
 @click.command("export", epilog=EXAMPLES, context_settings={"max_content_width": 110})
@@ -61,7 +61,7 @@ def saved(folder: Path) -> list[dict[str, Any]]:
             for record in ours:
                 results.of_record(record, file.name)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError) as error:
-            raise RequestError(str(file), results.described(error), "move it away, or run again") from None
+            raise RequestError(str(file), results.described(error), "move it out of the folder, or repeat its run") from None
         found += ours
     if not found:
         raise RequestError(str(folder), "holds no record of an emulated run", "forebay emulate run --results DIR")
@@ -110,7 +110,7 @@ def summary(record: Mapping[str, Any]) -> dict[str, Any]:
     rates = [e["samples_per_s"] for e in epochs if e["samples_per_s"] is not None]
     if not utilisations or not rates:
         raise RequestError(
-            f"the record of {record['started']}", "has too few steps for v1.0's figures", "a run of two steps at least"
+            f"the record of {record['started']}", "has too few steps for v1.0's figures", "a run of at least two steps"
         )
     mib = training["record_bytes"] / (1 << 20)
     hosts = training["hosts"]

@@ -207,7 +207,7 @@ def show_plan(request: Request, number: int, as_json: bool) -> int:
     click.echo(f"{workload.name} on {number:,} × {workload.accelerator.upper()}, rules {request.rules}, level {request.level}")
     click.echo(f"data      {', '.join(request.data)}")
     least = f"{needed:,.3g} at {workload.au_pct_min:g} %"
-    click.echo(f"demand    {demand:,.3g} GiB/s by the nominal record where none waits; {least}")
+    click.echo(f"demand    {demand:,.3g} GiB/s at the nominal record size if no accelerator waits; {least}")
     return DONE
 
 

@@ -107,7 +107,7 @@ def rate(record: dict[str, Any]) -> str:
     if t["samples_per_s"] is not None:
         told.append(f"{t['samples_per_s']:,.1f} samples/s")
     if t["throughput_mib_s"] is not None:
-        told.append(f"{t['throughput_mib_s']:,.1f} MiB/s by the nominal record")
+        told.append(f"{t['throughput_mib_s']:,.1f} MiB/s at the nominal record size")
     told.append(f"{bytes_(t['read_bytes'])} read in {seconds(result['seconds'])}")
     told.append(f"{significant(result['throughput_gib_s'])} GiB/s")
     if t.get("start_to_first_step_s") is not None:

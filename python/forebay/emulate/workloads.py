@@ -261,7 +261,7 @@ def load(name: str, accelerator: str | None = None, rules: str | None = None) ->
     fit = [w for w in found if rules in (None, "text") or rules in w.rules]
     if not fit:
         sets = sorted({r for w in found for r in w.rules})
-        raise RequestError(f"{asked} --rules {rules}", "isn't part of them", f"--rules {' or '.join([*sets, 'text'])}")
+        raise RequestError(f"{asked} --rules {rules}", "has no such workload", f"--rules {' or '.join([*sets, 'text'])}")
     if len({w.accelerator for w in fit}) > 1:
         raise RequestError(asked, "runs on several accelerators", f"--accelerator, one of {_accelerators(fit)}")
     chosen = fit[-1] if rules == "text" else fit[0]
@@ -292,7 +292,7 @@ def parse(text: str, name: str, origin: str) -> tuple[Workload, ...]:
     if not isinstance(listed, list) or not all(isinstance(v, dict) for v in listed) or not listed:
         raise _bad(origin, "variant", "is not a list of tables", "[[variant]] with two brackets")
     if len(listed) > VARIANTS_MAX:
-        raise _bad(origin, "variant", f"stands {len(listed)} times", f"at most {VARIANTS_MAX}")
+        raise _bad(origin, "variant", f"occurs {len(listed)} times", f"at most {VARIANTS_MAX}")
     keys, made = (TRAINING, _training) if kind == "training" else (CHECKPOINT, _checkpoint)
     found = []
     for number, variant in enumerate(listed, 1):
@@ -338,7 +338,7 @@ def _training(name: str, table: dict[str, Any], where: str) -> Training:
     if len({c.name for c in columns}) < len(columns):
         raise _bad(where, "columns", "names a column twice", "another name")
     if columns and not any(c.read for c in columns):
-        raise _bad(where, "columns", "has no column that is read", "read = true for some")
+        raise _bad(where, "columns", "has no column that is read", "read = true for at least one")
     return Training(**given, columns=tuple(columns))
 
 

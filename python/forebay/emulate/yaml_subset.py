@@ -228,7 +228,7 @@ class _Reader:
             if letter == "\\" and quote == '"':
                 at += 1
                 if text[at : at + 1] not in _ESCAPES:
-                    raise self._bad(number, f"has \\{text[at : at + 1]}, which isn't understood")
+                    raise self._bad(number, f"has \\{text[at : at + 1]}, which isn't supported")
                 letter = _ESCAPES[text[at]]
             made.append(letter)
             at += 1

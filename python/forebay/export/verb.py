@@ -37,7 +37,7 @@ def command(runs: tuple[str, ...], form: str | None, out: str | None, as_json: b
     if form is not None and as_json:
         raise RequestError(f"--{form} --json", "contradict each other", "one of them")
     if form == "parquet" and out is None:
-        raise RequestError("--parquet", "is not for a terminal", "-o FILE.parquet")
+        raise RequestError("--parquet", "is a binary format, so it needs a file", "-o FILE.parquet")
     if as_json and out is not None:
         raise RequestError("--json -o", "the rows go to stdout", f"--json > {out}")
     entries = _entries(list(runs))

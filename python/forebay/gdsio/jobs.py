@@ -75,7 +75,7 @@ def refuse(request: Request) -> None:
     if request.memory >= 2 and not xfer.needs_cufile:
         raise RequestError(
             f"-m {request.memory}",
-            f"host memory through cuFile goes with -x 0, 5, 6 and 7, not with -x {xfer.number}",
+            f"host memory through cuFile is possible with -x 0, 5, 6 and 7, not with -x {xfer.number}",
             "no -m",
         )
     if request.is_random and request.align_bytes == 0:
@@ -97,7 +97,7 @@ def refuse(request: Request) -> None:
     if request.memory >= 2:
         raise MachineError(
             f"-m {request.memory}",
-            "Forebay has cuFile read into GPU memory only, which is what -m 0 and 1 are",
+            "Forebay uses cuFile only with GPU memory, which is -m 0 or 1",
             "-m 0, or -x 1 for host memory",
         )
     if request.nvlink:
@@ -114,7 +114,7 @@ def without_effect(request: Request) -> list[str]:
         (
             request.batch not in (None, 1) and not request.xfer.batches,
             f"-B {request.batch}",
-            "only -x 6 and 7 batch; -w sets the threads",
+            "only -x 6 and 7 use batches; -w sets the threads",
         ),
         (
             request.read_pct is not None and request.xfer_number != 6,
@@ -122,7 +122,7 @@ def without_effect(request: Request) -> list[str]:
             "only -x 6 mixes reads and writes",
         ),
         (request.skip_register and not request.xfer.needs_cufile, "-b", "only cuFile registers buffers"),
-        (request.nvlink and not request.xfer.needs_cufile, "-p", "only cuFile goes over NVLink"),
+        (request.nvlink and not request.xfer.needs_cufile, "-p", "only cuFile uses NVLink"),
         (request.memory == 1 and not request.xfer.needs_cufile, "-m 1", "only cuFile's buffers have a kind"),
         (request.unaligned and not request.is_random, "-U", "offsets are sequential"),
         (request.align_bytes is not None and not request.is_random, "-a", "offsets are sequential"),
@@ -144,7 +144,7 @@ def check_targets(request: Request) -> None:
     """-D must be a directory and -f must not. Raises RequestError."""
     for group in request.groups:
         if is_remote(group.target) and not group.is_directory and request.size_bytes is None:
-            raise RequestError(f"-f {group.target}", "doesn't say how much of it", "-s 1G")
+            raise RequestError(f"-f {group.target}", "needs the size of the data", "-s 1G")
         target, is_directory = group.target, os.path.isdir(group.target)
         if group.is_directory and not is_directory:
             raise RequestError(

@@ -139,7 +139,7 @@ def user_cpu(planner: Planner, system: System, rate: Estimate) -> Estimate:
     sd = rate.log_sd
     work = cpu.Work(system.path, system.io_size / 1024, rate.value)
     found = planner.user_cpu.predict([work], [sd])[0]
-    note = "user CPU is of the published 72-core machine, without kernel time: calibrate on yours"
+    note = "user CPU refers to the published 72-core machine, without kernel time; calibrate with runs on yours"
     return replace(found, note=note)
 
 

@@ -306,7 +306,7 @@ def folder(path: str) -> dict[str, list[Row]]:
 
     files = sorted(Path(path).glob("*.csv"))
     if not files:
-        raise RequestError(f"folder {path}", "holds no .csv file", "a folder with tables of the published form")
+        raise RequestError(f"folder {path}", "holds no .csv file", "a folder with tables in a published format")
     found: dict[str, list[Row]] = {}
     for file in files:
         columns, rows = parse(read_text(str(file), "table"), str(file))
@@ -318,5 +318,5 @@ def folder(path: str) -> dict[str, list[Row]]:
             name = "snap_queues"
         found.setdefault(name, []).extend(rows)
     if not found:
-        raise RequestError(f"folder {path}", "holds no table of a form that is known", "tables as docs/plan.md shows them")
+        raise RequestError(f"folder {path}", "holds no table in a known format", "tables as docs/plan.md shows them")
     return found

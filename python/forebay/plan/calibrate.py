@@ -238,9 +238,9 @@ def calibrate(runs: Sequence[Found], drive: catalogue.Drive, more: Sequence[cata
         raise RequestError("the runs", f"are of different machines: {', '.join(hosts)}", "the runs of one machine")
     loads = {r.measured.load for r in runs}
     if len(runs) > POINTS_MAX:
-        raise RequestError("the runs", f"are {len(runs)}", f"at most {POINTS_MAX}: one sweep, say")
+        raise RequestError("the runs", f"are {len(runs)}", f"at most {POINTS_MAX}, for instance one sweep")
     if len(loads) < POINTS_LEAST:
-        raise RequestError("the runs", "all have the same settings: latency or bandwidth?", "two or more block sizes")
+        raise RequestError("the runs", "all have the same settings, so latency can't be told from bandwidth", "two or more block sizes")
     kept = [r.measured for r in runs]
     strays: list[int] = []
     fitted = flow.Flow(kept, more)

@@ -70,9 +70,9 @@ def load_toml(text: str, where: str, shown_in: str = "docs/plan.md") -> dict[str
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise RequestError(where, f"is not TOML: {error}", f"{shown_in} shows the form") from None
+        raise RequestError(where, f"is not TOML: {error}", f"{shown_in} shows the format") from None
     except RecursionError:
-        raise RequestError(where, "is nested too deeply", f"{shown_in} shows the form") from None
+        raise RequestError(where, "is nested too deeply", f"{shown_in} shows the format") from None
 
 
 def read_text(path: str, what: str) -> str:

@@ -49,7 +49,7 @@ PRIORS = (
     Prior("user_request[cpu]", 12.0, 1.0, "us of the machine per 100 requests", "prior", "unknown system"),
     Prior("user_mib[gds]", 0.5, 1.0, "us of the machine per 100 MiB", "prior", "unknown system"),
     Prior("user_mib[cpu]", 6.0, 1.0, "us of the machine per 100 MiB", "prior", "unknown system"),
-    Prior("user_crowding", 1.1, 0.1, "", "prior", "CPU goes as the rate to this power: requests in a crowd cost more"),
+    Prior("user_crowding", 1.1, 0.1, "", "prior", "CPU grows with the rate to this power: concurrent requests cost more"),
 )
 
 

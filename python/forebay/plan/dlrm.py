@@ -57,7 +57,7 @@ class Rows:
 
 
 SHARED = (
-    Prior("efficiency", 0.8, 0.15, "", "prior", "of the drives' sequential rate, by reads of a training job"),
+    Prior("efficiency", 0.8, 0.15, "", "prior", "share of the drives' sequential rate that reads of a training job reach"),
     Prior("overlap", 16.0, 0.4, "", "prior", "p-norm of compute and storage time; reads are fetched far ahead"),
     Prior("epochs", EPOCHS, 0.01, "", "prior", "mean of MLPerf Training v4.1 runs at batch 55,296"),
 )

@@ -112,7 +112,7 @@ def usual_noise(load: Load) -> float:
 
 SHARED = (
     Prior("sharpness", 4.0, 0.4, "", "prior", "p-norm of the drive's delay and bandwidth: 1 adds times, large is a hard minimum"),
-    Prior("fabric_residence", 80.0, 0.7, "us", "prior", "a command's way there and back, with one queue"),
+    Prior("fabric_residence", 80.0, 0.7, "us", "prior", "a command's transit there and back, with one queue"),
     Prior("fabric_gain", 1.0, 0.02, "", "prior", "drive bandwidth remote ÷ local; published runs differ by 1 to 3 %"),
     Prior("queue_64k", 5.0, 0.5, "us", "prior", "a DPU queue's time per 64 KiB: about 100 Gb/s"),
     Prior("queue_gamma", 0.25, 0.25, "", "prior", "q queues are as fast as q**gamma: twice as many give about a fifth more"),

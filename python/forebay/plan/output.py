@@ -28,7 +28,7 @@ def check(flag: str, path: str, kind: re.Pattern[bytes], inputs: tuple[str, ...]
     if not target.is_file():
         return
     if any(os.path.exists(one) and target.samefile(one) for one in inputs):
-        raise RequestError(f"{flag} {path}", "is what is read", f"another {flag}")
+        raise RequestError(f"{flag} {path}", "is one of the inputs", f"another {flag}")
     if not _is_of(target, kind):
         raise RequestError(
             f"{flag} {path}", "exists and wasn't written by this command, so it isn't replaced", f"another name, or: rm {path}"

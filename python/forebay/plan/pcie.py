@@ -76,11 +76,11 @@ def _gib_s(table: Mapping[str, Any], where: str) -> float:
     """As it is given, or out of generation and lanes."""
     given = table.get("gib_s")
     if (given is None) == ("gen" not in table and "lanes" not in table):
-        raise RequestError(where, "needs its link's speed, once", "gib_s = 50.0, or gen = 5 and lanes = 16")
+        raise RequestError(where, "needs the speed of its link, given once", "gib_s = 50.0, or gen = 5 and lanes = 16")
     if given is None:
         gen, lanes = table.get("gen"), table.get("lanes")
         if gen not in tuple(LANE_GBPS) or lanes not in LANES:
-            raise RequestError(where, f"gen {gen}, lanes {lanes} is no PCIe link", "gen 3 to 6; lanes 1, 2, 4, 8 or 16")
+            raise RequestError(where, f"gen {gen}, lanes {lanes} is not a PCIe link", "gen 3 to 6; lanes 1, 2, 4, 8 or 16")
         return float(LANE_GBPS[gen] * lanes * PAYLOAD * 1e9 / GIB)
     if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 < given < 1e6:
         raise RequestError(where, f"gib_s = {given!r} is not a number above 0", "gib_s = 50.0")

@@ -184,7 +184,7 @@ def _queues(row: Row, remote: bool, where: str) -> float | None:
     if not remote:
         raise RequestError(at, f"is {text}, and a local drive has no DPU queues", "location remote, or a blank cell")
     if queues is not None and queues > flow.QUEUES_MAX:
-        raise RequestError(at, f"is {text}: queues 1 to {flow.QUEUES_MAX} is what a DPU offers", f"at most {flow.QUEUES_MAX}")
+        raise RequestError(at, f"is {text}; a DPU offers 1 to {flow.QUEUES_MAX} queues", f"at most {flow.QUEUES_MAX}")
     return queues
 
 

@@ -68,7 +68,7 @@ def priors(drive: catalogue.Drive) -> list[Prior]:
         Prior("cpu_coherence", 1 / SCALE_PEAK**2, 0.3, "", "prior", "a pair of workers slows all: peak at coherence**-0.5"),
         Prior("gds_cost", 2.5, 0.3, "us", "prior", "processor time per request, user and system"),
         Prior("cpu_cost", 12.0, 0.5, "us", "prior", "processor time per request without waiting for locks"),
-        Prior("cores_usable", 0.85, 0.15, "", "prior", "of all cores, by workers that all wait for one lock"),
+        Prior("cores_usable", 0.85, 0.15, "", "prior", "share of all cores used by workers that wait for one lock"),
     ]
 
 

@@ -129,7 +129,7 @@ def _why_not(planner: Planner, system: System, target: Target, short: Sequence[C
     limit = best.estimate.bottleneck
     said = f"no drive meets it with {best.drives}: the limit is {limit}"
     if any(name in limit for name in OF_DRIVES):
-        return f"{said}; {best.drives} drives of a kind are the most that is tried"
+        return f"{said}; {best.drives} drives of a kind are the most that are tried"
     more = _more_workers(planner, replace(system, drive=best.drive, drives=best.drives), target) if IN_FLIGHT in limit else ""
     return f"{said}, and more drives don't change that{more}"
 
@@ -157,7 +157,7 @@ def _advice(planner: Planner, system: System, target: Target) -> list[str]:
     if busy == IN_FLIGHT:
         more = replace(system, workers=2 * system.workers)
         now, then = (answer.rates(planner, [s])[0].value for s in (system, more))
-        said.append(f"workers: {more.workers} in place of {system.workers} give {100 * (then / now - 1):+.0f} % throughput")
+        said.append(f"workers: {more.workers} instead of {system.workers} give {100 * (then / now - 1):+.0f} % throughput")
     return said
 
 

@@ -95,9 +95,9 @@ def make(given: Mapping[str, Any], more: list[catalogue.Drive], where: str = "pl
         raise RequestError(where, "names no drive", "--drive D7-PS1010, or drive = \"D7-PS1010\"")
     settled["drive"] = catalogue.drive(settled["drive"], more).name
     if "queues" in settled and settled.get("location", "local") == "local":
-        raise RequestError(f"{where}: queues", "are the DPU's, and a local drive has none", "location remote, or no queues")
+        raise RequestError(f"{where}: queues", "belong to the DPU, and a local drive has none", "location remote, or no queues")
     if "sharers" in settled and "link" not in settled:
-        raise RequestError(f"{where}: sharers", "doesn't say of which link", "link = 25.0 (GiB/s) beside it")
+        raise RequestError(f"{where}: sharers", "needs the link that they share", "link = 25.0 (GiB/s)")
     cores, threads = settled.get("cores"), settled.get("threads")
     if cores and threads and cores > threads:
         raise RequestError(f"{where}: cores {cores}", f"the host has {threads} threads", f"cores {threads}, or threads {cores}")
@@ -118,13 +118,13 @@ def _suits(system: System, where: str) -> None:
     if system.emulated:
         _ = system.ask
     elif system.accelerators is not None:
-        said = f"are emulated, and workload {system.workload} is not"
+        said = f"are for emulated workloads, and {system.workload} is not one"
         raise RequestError(f"{where}: accelerators {system.accelerators}", said, "--workload unet3d, or no accelerators")
     if system.samples_per_s is not None and system.workload != JOB:
-        said = f"is of workload job: {system.workload} has a rate of its own"
+        said = f"is for workload job; {system.workload} has a rate of its own"
         raise RequestError(f"{where}: samples_per_s {system.samples_per_s:g}", said, "--workload job")
     if system.rules is not None and not system.emulated:
-        raise RequestError(f"{where}: rules {system.rules}", f"are of emulated workloads, not of {system.workload}", "no rules")
+        raise RequestError(f"{where}: rules {system.rules}", f"are for emulated workloads, not for {system.workload}", "no rules")
 
 
 def _value(key: str, value: Any, where: str) -> Any:

@@ -287,5 +287,5 @@ def recognise(columns: Sequence[str], where: str) -> Form:
         if form.needs <= set(columns):
             return form
     known = "; ".join(f"{f.name}: {', '.join(sorted(f.needs))}" for f in FORMS)
-    found = "has columns of no table that is known: " + ", ".join(columns[:12])
+    found = "has the columns of no known table: " + ", ".join(columns[:12])
     raise RequestError(where, found, f"the columns of one of these (blank cells are predicted): {known}")

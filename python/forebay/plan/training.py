@@ -150,7 +150,7 @@ def cached_share(setup: Setup) -> float:
 
 
 # Of what nothing was measured: the middle of those that were, as far apart as they are.
-UNSEEN = "no run of this workload was measured: what others need, as far apart as they are"
+UNSEEN = "no run of this workload was measured: the values of the others, with their spread"
 PRIORS = (
     *(
         Prior(f"overhead[{w}]", o, 0.3, "", "prior", "o of AU = 1/(1 + o + j N): single accelerators of other submitters")
@@ -163,7 +163,7 @@ PRIORS = (
     ),
     Prior("barrier[other]", 0.001, 0.8, "", "prior", UNSEEN),
     *(
-        Prior(f"read_efficiency[{w}]", 0.95, 0.1, "", "prior", "of the drives' specification, by this workload's reads")
+        Prior(f"read_efficiency[{w}]", 0.95, 0.1, "", "prior", "share of the drives' specification that this workload's reads reach")
         for w in WORKLOADS
     ),
     Prior("read_efficiency[other]", 0.9, 0.15, "", "prior", UNSEEN),
@@ -172,7 +172,7 @@ PRIORS = (
         for w, s in (("resnet50", 0.6), ("unet3d", 0.08), ("cosmoflow", 0.15))
     ),
     Prior("slots[other]", 0.15, 1.0, "1/thread", "prior", UNSEEN),
-    Prior("cache_use", 0.4, 0.5, "", "prior", "of what memory could hold, what an epoch in random order finds there"),
+    Prior("cache_use", 0.4, 0.5, "", "prior", "share of what memory could hold that an epoch in random order finds there"),
 )
 CACHE_USE = len(PRIORS) - 1
 

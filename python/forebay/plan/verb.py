@@ -105,7 +105,7 @@ def prepared(values: dict[str, Any]) -> tuple[Any, Any, list[Any]]:
     elif kept:
         planner = saved.planner(planner, kept.runs, kept.drive, more)
         if kept.drive.name != system.drive:
-            planner.notes.append(f"calibrated by runs of {kept.drive.name}: {system.drive} goes by its data sheet")
+            planner.notes.append(f"calibrated by runs of {kept.drive.name}: {system.drive} is predicted from its data sheet")
     return planner, system, more
 
 
@@ -135,7 +135,7 @@ def run(as_json: bool, **values: Any) -> int:
 
     simulated, flags = taken(values)
     if flags and not simulated:
-        raise RequestError("--" + next(iter(flags)), "applies only to a simulation", "--simulate beside it")
+        raise RequestError("--" + next(iter(flags)), "applies only to a simulation", "add --simulate")
     file = values["file"]
     planner, system, more = prepared(values)
     if not simulated:
@@ -321,7 +321,7 @@ def backtest(folder: str | None, page: str | None, catalogue: str | None, as_jso
     cells = tests.folder(folder) if folder else known
     results = tests.run(cells, known, more=catalogue_of(catalogue))
     if not results:
-        raise RequestError(f"{folder}", "holds no measured cell of a form that is known", "tables as docs/plan.md shows them")
+        raise RequestError(f"{folder}", "holds no measured cell in a known format", "tables as docs/plan.md shows them")
     if page:
         output.write("--page", page, pages.markdown(results), output.BACKTEST)
     if as_json:

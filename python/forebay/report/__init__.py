@@ -92,7 +92,7 @@ def write_report(
         if value is not None and plan is None:
             from forebay.errors import RequestError
 
-            raise RequestError(flag, "applies only to --plan", "--plan DRIVE beside it")
+            raise RequestError(flag, "applies only to --plan", "add --plan DRIVE")
     if plan is not None:
         from forebay.plan.verb import catalogue_of
         from forebay.report import whatif

@@ -52,7 +52,7 @@ def comparison(document: dict[str, Any], number: int, notes: Notes) -> Section:
     if asked is not None:
         facts.append(("Asked for", f"an interval within ±{asked:g} %"))
     if document.get("interrupted") is True:
-        facts.append(("Note", "interrupted; the pairs before that stand"))
+        facts.append(("Note", "interrupted; the pairs before that are valid"))
     error = document.get("error")
     if isinstance(error, dict):
         facts.append(("Note", f"ended by an error: {error.get('asked')}: {error.get('found')}"))
@@ -194,7 +194,7 @@ def tuning(document: dict[str, Any], number: int, notes: Notes) -> Section:
     if isinstance(failed, list) and failed:
         facts.append(("Couldn't run", f"{len(failed)} settings"))
     if document.get("confirmed") is False:
-        facts.append(("Note", "not confirmed by repeats, since the search ended early"))
+        facts.append(("Note", "not confirmed by repeats, because the search ended early"))
     missing = document.get("missing")
     facts += [("Note", str(why)) for why in missing.values()] if isinstance(missing, dict) else []
     bench = document.get("bench")

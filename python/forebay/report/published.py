@@ -21,8 +21,8 @@ BLANK = "left blank in the published data that comes with this version"
 NOT_HERE = "not run here"
 SOLIDIGM_CAVEATS = (
     "What the paper prints as “GiBps” or “GB/s” is GiB/s (13.48 GiB/s is the drive's 14,474 MB/s).",
-    "Its CPU figure is user time only, in per cent of the machine. Time in the kernel isn't in it: "
-    "it doesn't show by itself that GPUDirect Storage saves CPU. Ours beside it is user time too; the table above has both.",
+    "Its CPU figure is user time only, in per cent of the machine. It leaves out kernel time, so it doesn't show by "
+    "itself that GPUDirect Storage saves CPU. Our figure next to it is user time, too; the table above has both.",
     "“Queue depth 24/32” in the paper is worker threads, each with one request in flight. Sizes up to 128 KiB ran with "
     "32 workers on 512 MiB files, larger ones with 24 workers on 2 GiB files: size and concurrency can't be told apart.",
     "Its “CPU-GPU” path is described as drive → host memory → GPU, which is bounce here; host ends in host memory.",
@@ -32,11 +32,12 @@ MICRON_CAVEATS = (
     "GB/s is as printed. Latency is a mean, and CPU counts busy cores.",
 )
 FABRIC_CAVEATS = (
-    "What explains most of a difference: cores (here host, gateway and target may share one machine's processors, there a DPU "
-    "and two machines do the work), copies (each end copies a socket's payload once, their DPU moves it by DMA), and the link "
-    "(loopback, a veth pair or yours, beside theirs).",
-    "Their bytes end in GPU memory, and there is a file per worker; ours is one file, and ends where the path says.",
-    "The paper's remote drive is in places faster than the same drive local, and than its specification. It gives no reason.",
+    "Most of a difference is explained by cores (here host, gateway and target may share one machine's processors; in the paper "
+    "a DPU and two machines do the work), copies (here each end copies a socket's payload once; the paper's DPU moves it by DMA), "
+    "and the link (loopback, a veth pair or your own).",
+    "The paper's bytes end in GPU memory, with a file per worker; here it is one file, and its bytes end where the path says.",
+    "In places the paper's remote drive is faster than the same drive attached locally, and than its specification. The paper "
+    "gives no reason.",
 )
 
 

@@ -218,7 +218,7 @@ def _latency(study: Study, notes: Notes) -> Table:
     paced = any(r.number("job.rate_gib_s") or r.number("job.rate_iops") for r in study.runs)
     foot = "From submission to completion of each I/O."
     if paced:
-        foot = "Paced runs: from the moment each I/O was due, so waiting in line counts."
+        foot = "Paced runs: from the moment each I/O was due, so time spent waiting for a free buffer counts."
     return Table(f"{study.id}-io", "I/O rate and latency", [], columns, rows, foot)
 
 
@@ -352,7 +352,7 @@ def _ran_row(run: Run, notes: Notes) -> list[Cell]:
         if device is None or not asked
         else Cell(numbers.ratio(device / asked), numbers.bytes_(device)),
         text(_way(run), run.text("path.destination") and f"to {run.text('path.destination')}"),
-        text(numbers.bytes_(verified) if verified else "not asked"),
+        text(numbers.bytes_(verified) if verified else "not requested"),
     ]
 
 

@@ -20,8 +20,8 @@ ROWS_MAX = 400
 FEW_STEPS = "too few steps for the rules' formula"
 NONE_PASSES = "not even one accelerator passes"
 MATRIX_FOOT = (
-    "A cell of theirs is bound by their host where one more drive gains nothing, and several ran faster than the drives can "
-    "read: part of the data came from the page cache. Throughput there follows from accelerators and AU."
+    "Where one more drive gains nothing, the paper's own host limited the published cell. Several published cells are faster than "
+    "the drives can read: part of the data came from the page cache. Their throughput follows from accelerators and AU."
 )
 
 
@@ -77,7 +77,7 @@ def finding(title: str, runs: list[Run]) -> str:
         return f"{max(searched):,.0f} × {title} pass, as a search found{computed}"
     if passing:
         return f"{max(passing):,.0f} × {title} pass{computed}"
-    return f"no run of {title} reaches its least utilisation{computed}"
+    return f"no run of {title} reaches the required utilisation{computed}"
 
 
 def facts(runs: list[Run]) -> list[tuple[str, str]]:
@@ -109,7 +109,7 @@ def utilisation(ident: str, title: str, runs: list[Run]) -> Chart | None:
     least = next((v for run in runs if (v := run.number("training.au_pct_min")) is not None), None)
     best = max((r["accelerators"] for r in made if r["passes"]), default=0)
     desc = f"Utilisation of {title} by number of accelerators, in per cent; up to {best} pass."
-    note = f"Dashed: {least:g} %, the least." if least is not None else ""
+    note = f"Dashed: {least:g} %, the minimum." if least is not None else ""
     draw = _drawer(made, "accelerators", "au_pct", "accelerators", "%", least)
     return Chart(f"{ident}-au", "Utilisation (AU) by number of accelerators, %", desc, made, draw, note)
 
@@ -133,7 +133,7 @@ def runs_table(ident: str, title: str, runs: list[Run], notes: Notes) -> Table:
         busy = run.number("training.headroom.cores_busy")
         cells.append(notes.value(busy, numbers.significant, run.reason("training.headroom")))
         body.append(cells)
-    foot = "Shares are of the time in which accelerators waited; the rest of it they waited for each other."
+    foot = "Shares of the time in which accelerators waited; for the rest of it, they waited for each other."
     return Table(f"{ident}-runs", f"Runs of {title}", [], columns, body, foot)
 
 

@@ -95,11 +95,11 @@ def closing(stats: Stats) -> Iterator[str]:
 def checked(config: dict[str, Any]) -> Iterator[str]:
     """A configuration that can be, in words, for --check."""
     yield f"listen    {spelled(config['listen'], config['listen_rdma'])}"
-    yield f"metrics   {config['metrics'] or 'nowhere'}"
+    yield f"metrics   {config['metrics'] or 'off'}"
     for subsystem in config["subsystems"]:
         who = "any host" if subsystem["allow_any_host"] else count(len(subsystem["hosts"]), "host")
         keys = sum(1 for host in subsystem["hosts"] if host["dhchap_key"])
-        proof = f", {keys} of them by a key" if keys else ""
+        proof = f", {keys} of them with a key" if keys else ""
         yield f"subsystem {subsystem['nqn']} for {who}{proof}"
         for namespace in subsystem["namespaces"]:
             mode = "writable" if namespace["writable"] else "read-only"

@@ -47,7 +47,7 @@ class Snap(click.Command):
     "snap",
     cls=Snap,
     epilog=EXAMPLES,
-    short_help="Show remote storage as local drives.",
+    short_help="Present remote storage as local drives.",
     context_settings={"max_content_width": 110},
 )
 @click.argument("file", metavar="CONFIG.toml|rpc VERB …")

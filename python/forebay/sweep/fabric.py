@@ -60,11 +60,11 @@ class Link:
         given = {"--fabric": self.elsewhere, "--netns": self.netns, "--link-delay": self.delay, "--link-rate": self.rate}
         flags = [flag for flag, value in given.items() if value]
         if flags and "target" not in needs:
-            raise RequestError(flags[0], f"but {name} starts no target", "solidigm-remote, or solidigm-snap-queues")
+            raise RequestError(flags[0], f"{name} starts no target", "solidigm-remote, or solidigm-snap-queues")
         if self.elsewhere and len(flags) > 1:
             raise RequestError(f"--fabric with {flags[1]}", "a target elsewhere has its own link", "only one of them")
         if self.shaped and not self.netns:
-            raise RequestError(flags[0], "shapes the link of a network namespace", f"{flags[0]} with --netns")
+            raise RequestError(flags[0], "applies only to the link of a network namespace", f"{flags[0]} with --netns")
         for option, value, form, like in (
             ("--link-delay", self.delay, r"\d+(\.\d+)?(us|ms|s)", "30us"),
             ("--link-rate", self.rate, r"\d+(\.\d+)?[kmg]bit", "25gbit"),
@@ -89,8 +89,8 @@ def parse_elsewhere(text: str) -> str:
 def local_source(given: Sequence[str], needs: Sequence[str], name: str) -> str:
     """The file or device that is read here and served; a folder stands for a file in it."""
     if len(given) != 1:
-        found = "names none" if not given else f"{len(given)} are given"
-        raise RequestError("SOURCE", f"{name} takes one, and {found}", f"forebay sweep {name} FILE-OR-FOLDER")
+        found = "none is given" if not given else f"{len(given)} are given"
+        raise RequestError("SOURCE", f"{name} needs exactly one; {found}", f"forebay sweep {name} FILE-OR-FOLDER")
     source = given[0].removeprefix("file:")
     if re.match(r"^[a-z+-]+:", source):
         raise RequestError(source, f"{name} starts a target itself, for a file or a device", "a path")
@@ -204,7 +204,7 @@ class Fabric:
         if file.name != FILE:
             found = f"it has {has or 0:,} bytes, and the points read {self.bytes:,}"
             raise RequestError(str(file), found, f"a larger one; {ELSE}")
-        self.say(f"making    {file}")
+        self.say(f"creating  {file}")
         job = {"sources": [str(file)], "op": "read", "path": "host", "io_bytes": 1 << 20}
         engine.run({**job, "create": True, "file_bytes": self.bytes, "duration_s": 0.05})
         return str(file)
@@ -221,7 +221,7 @@ class Fabric:
                 Service([], ["snap", str(config), "--rpc", str(folder / f"rpc{threads}.sock")], r"ready: ")
             )
         told = ", ".join(str(n) for n in self.drives.values())
-        self.say(f"gateway   drives before {self.places[TARGET].split('?')[0]}, of {told} queues on the fabric")
+        self.say(f"gateway   drives in front of {self.places[TARGET].split('?')[0]}, with {told} queues on the fabric")
 
     def _drive(self, folder: Path, name: str, queues: int) -> str:
         """Of a gateway's configuration."""

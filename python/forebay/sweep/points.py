@@ -43,7 +43,7 @@ def expand(sweep: Sweep, sources: Iterable[str], settings: dict[str, Any]) -> li
     axes = [*sweep.matrix]
     if sources and any("sources" in s for axis in [*axes, *itertools.chain(*sweep.groups)] for s in axis):
         raise RequestError(
-            f"SOURCE {' '.join(sources)}", f"but {sweep.origin} sets the sources point by point", "no SOURCE"
+            f"SOURCE {' '.join(sources)}", f"{sweep.origin} sets the sources point by point", "no SOURCE"
         )
     jobs: list[dict[str, Any]] = []
     seen: set[str] = set()

@@ -65,7 +65,7 @@ def choose(jobs: list[dict[str, Any]], asked: float | None, seconds_max: float |
         if seconds_max <= fixed:
             raise RequestError(
                 f"--max-time {seconds_max:g}",
-                f"{rounds * len(jobs)} runs take {fixed:.0f} s to start alone",
+                f"{rounds * len(jobs)} runs take {fixed:.0f} s just to start",
                 f"--max-time {fixed * 3:.0f}s",
             )
         if moving > 0:

@@ -57,7 +57,7 @@ def heading(plan: Plan) -> list[str]:
     lines += [f"  changed: {c}" for c in plan.changes]
     if plan.dropped:
         lines.append(
-            f"  dropped: {len(plan.dropped)} points that are the same as others here, e.g. {plan.dropped[0]}"
+            f"  dropped: {len(plan.dropped)} points that are identical to others on this machine, e.g. {plan.dropped[0]}"
         )
     return lines
 

@@ -197,7 +197,7 @@ class _Runner:
 
     def create_files(self, start: Setting) -> None:
         """Makes the files, outside the time of the search. Errors here are the request's own."""
-        self.stages.begin("files are made")
+        self.stages.begin("creating files")
         self._run(start, 0.2)
         self._began = time.monotonic()
 

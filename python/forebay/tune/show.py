@@ -94,7 +94,7 @@ def show(document: dict[str, Any]) -> str:
         f"  at {_cost(pick)}; the peak, {_name(peak)}: {peak['throughput_gib_s']:.3f} GiB/s at {_cost(peak)}"
     )
     if not document["confirmed"]:
-        lines.append("  not confirmed by repeats, since the search ended early: try a longer --max-time")
+        lines.append("  not confirmed by repeats, because the search ended early: try a longer --max-time")
     if document["unconfirmed_higher"]:
         higher = document["unconfirmed_higher"]
         lines.append(

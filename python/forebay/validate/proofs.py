@@ -244,5 +244,5 @@ def gpu_beside_drive(runs: list[Run]) -> Proof:
 def in_huge_pages(runs: list[Run]) -> Proof:
     """Slots lay in hugetlb pages, by the record."""
     return _each(
-        runs, lambda r: (r["path"]["slot_pages"] == "hugetlb", f"slots in {r['path']['slot_pages']} pages")
+        runs, lambda r: (r["path"]["slot_pages"] == "hugetlb", f"buffers in {r['path']['slot_pages']} pages")
     )

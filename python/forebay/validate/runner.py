@@ -26,7 +26,7 @@ from forebay.validate.steps import Run, Step
 
 Entry = dict[str, Any]
 _THROUGHPUT = re.compile(r"Throughput: ([\d.]+) GiB/sec")
-FATAL = "the process or the machine went down during this step; --only with its step tries it again"
+FATAL = "the process or the machine went down during this step; --only STEP tries it again"
 # Beyond the asked time, what gdsio may take to make its buffers and files.
 GDSIO_GRACE_S = 600.0
 

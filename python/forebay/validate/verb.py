@@ -134,7 +134,7 @@ def run(steps: list[Step], options: plan.Options, path: Path, values: dict[str, 
             current["finished"] = document.now()
             validation.save()
     for folder in left:
-        click.echo(f"forebay: {folder} holds files that forebay validate didn't make, and stays", err=True)
+        click.echo(f"forebay: {folder} holds files that forebay validate didn't create, so it is kept", err=True)
     conclude(current, path, values["as_json"])
     return exit_code(
         [s for s in current["steps"] if s["name"] in {x.name for x in steps}], current, interrupt.requested

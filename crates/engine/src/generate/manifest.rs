@@ -63,7 +63,7 @@ pub fn of(spec: &DatagenSpec, bytes: &[u64]) -> Manifest {
 pub fn text(manifest: &Manifest) -> Result<String, Error> {
     serde_json::to_string_pretty(manifest)
         .map(|text| text + "\n")
-        .map_err(|e| Error::run("writing the manifest", e.to_string(), "report it: a defect in Forebay"))
+        .map_err(|e| Error::run("writing the manifest", e.to_string(), "report this: it is a bug in Forebay"))
 }
 
 impl Manifest {

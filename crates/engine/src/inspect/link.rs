@@ -235,7 +235,7 @@ impl Link {
         };
         let handle = self.end.submit(request.sqe, carried).map_err(|_| {
             let found = format!("its session has more than {DEPTH} commands in flight");
-            Error::run(format!("the controller at {}", self.peer), found, "report it: a defect in Forebay")
+            Error::run(format!("the controller at {}", self.peer), found, "report this: it is a bug in Forebay")
         })?;
         self.flights[usize::from(handle.0)] = Some(Flight { ticket: request.ticket, data });
         Ok(())

@@ -91,9 +91,9 @@ def make_scenario(system: System, of_file: Mapping[str, Any], flags: Mapping[str
     remote = system.location == "remote"
     storage = _one_of("storage", given.get("storage", SHARED if remote else OWN), (OWN, SHARED))
     if storage == SHARED and not remote:
-        raise RequestError("--storage shared", "and location local: a local drive is one host's", "--location remote")
+        raise RequestError("--storage shared", "contradicts location local: a local drive belongs to one host", "--location remote")
     if storage == SHARED and system.pcie and any(s.drives for s in system.pcie):
-        raise RequestError("--storage shared", "and drives in the PCIe tree, which is a host's", "nics in the tree")
+        raise RequestError("--storage shared", "contradicts drives in the PCIe tree, which belongs to one host", "nics in the tree")
     hosts = _whole("hosts", given.get("hosts", 1), 1, HOSTS_MAX)
     first = Job(system.workload, system, hosts)
     others = [_job(t, system, hours * 3600.0, more) for t in _tables("job", given.get("job", ()), _settings)]
@@ -155,7 +155,7 @@ def _fault_text(asked: str, text: str) -> dict[str, Any]:
     head, _, rest = text.partition(":")
     kind, at, when = head.partition("@")
     if not at:
-        raise RequestError(asked, "doesn't say when", "drive@600:slow=0.5,until=1200 (seconds)")
+        raise RequestError(asked, "has no time", "drive@600:slow=0.5,until=1200 (seconds)")
     return {"kind": kind.strip(), "at": _scalar(when.strip()), **_settings(asked, rest)}
 
 
@@ -185,7 +185,7 @@ def _jitter(given: Any) -> dict[str, tuple[str, float]]:
     for what, value in pairs:
         asked, next_ = f"--jitter {what}={value}", "compute=0.05, or requests=pareto:0.5"
         if what not in JITTERED or what in found:
-            raise RequestError(asked, "is not something that can differ, or is given twice", next_)
+            raise RequestError(asked, "is neither compute nor requests, or is given twice", next_)
         shape, colon, cv = str(value).rpartition(":")
         if not colon and cv in SHAPES:
             shape, cv = cv, "1"
@@ -209,7 +209,7 @@ def _fault(table: dict[str, Any], jobs: Sequence[Job], storage: str, seconds: fl
         raise RequestError(f"{where}: {unknown[0]}", f"isn't a setting of {kind} faults", "one of " + ", ".join(FAULT_KEYS[kind]))
     at = _number(f"{where}: at", table.get("at"), -1.0, math.inf)
     if not 0 <= at < seconds:
-        raise RequestError(where, f"is outside of the {seconds:g} s that are simulated", "a second within them, or more --hours")
+        raise RequestError(where, f"is outside the {seconds:g} simulated seconds", "an earlier second, or more --hours")
     later = {k: _later(where, k, table[k], at) for k in ("until", "back", "without") if table.get(k) is not None}
     if "back" in later and "without" in later:
         raise RequestError(where, "has both back and without", "one of them")

@@ -43,8 +43,8 @@ def _fault(fault: Mapping[str, Any]) -> str:
         until = f" until {fault['until']:g} s" if "until" in fault else ""
         return f"drive {fault['drive']} of host {fault['host']} {what} at {fault['at']:g} s{until}"
     after = f", back at {fault['back']:g} s" if "back" in fault else ""
-    after = f", the others go on without it at {fault['without']:g} s" if "without" in fault else after
-    return f"host {fault['host']} goes at {fault['at']:g} s{after or ', and all wait'}"
+    after = f", the others continue without it from {fault['without']:g} s" if "without" in fault else after
+    return f"host {fault['host']} fails at {fault['at']:g} s{after or ', and all wait'}"
 
 
 def _job(job: Mapping[str, Any]) -> list[tuple[str, ...]]:

@@ -88,5 +88,5 @@ class Bar:
         """Draws the share that is done, 0 to 1."""
         if self.shown:
             filled = "#" * int(24 * share)
-            sys.stderr.write(f"\rsimulating  [{filled:<24}] {100 * share:3.0f} %  (Ctrl-C ends it with what there is)")
+            sys.stderr.write(f"\rsimulating  [{filled:<24}] {100 * share:3.0f} %  (Ctrl-C ends it and keeps what it has)")
             sys.stderr.flush()

@@ -114,7 +114,7 @@ pub const VERBS: &[Verb] = &[
             text(
                 "serial_number",
                 &["sn", "-sn"],
-                "Serial number, 20 characters. Default: made from the NQN.",
+                "Serial number, at most 20 characters. Default: made from the NQN.",
             ),
             text("model_number", &["mn", "-mn"], "Model number, 40 characters. Default: Forebay."),
         ],

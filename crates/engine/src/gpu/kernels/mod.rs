@@ -40,7 +40,7 @@ fn kernel(device: &Arc<Device>, code: &Code, name: &str) -> Result<Function, Err
         Error::machine(
             format!("kernel {name} on GPU {}", device.index()),
             why.to_string(),
-            "report it: a defect in Forebay",
+            "report this: it is a bug in Forebay",
         )
     })
 }

@@ -252,7 +252,7 @@ impl QueueFactory for Own {
             Some(station) => target
                 .queue_over(site.needs, reactor, &mut |file, _, needs, _| station.queue(file, needs.depth))?,
             None => {
-                let next = "report it: a defect in Forebay";
+                let next = "report this: it is a bug in Forebay";
                 return Err(Error::run(&target.label, "it isn't registered with cuFile", next));
             }
         };

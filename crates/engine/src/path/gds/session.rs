@@ -170,7 +170,7 @@ impl Session {
             Error::run(
                 target.path.display().to_string(),
                 "it isn't registered with cuFile",
-                "report it: a defect in Forebay",
+                "report this: it is a bug in Forebay",
             )
         })
     }
