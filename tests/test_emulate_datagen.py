@@ -212,7 +212,7 @@ def test_the_verb_says_what_it_would_make_and_makes_it(tmp_path: Path, forebay: 
     )
     asked = ("emulate", "datagen", "--workload", str(toml), "--data", str(tmp_path / "data"))
     plan = forebay(*asked, "--dry-run")
-    assert plan.returncode == 0 and plan.stdout.startswith("would make 5 npz files, 5 samples"), plan.stderr
+    assert plan.returncode == 0 and plan.stdout.startswith("would create 5 npz files, 5 samples"), plan.stderr
     assert not (tmp_path / "data").exists()
     made = forebay(*asked, "--subfolders", "2", "--check", "--json")
     assert made.returncode == 0, made.stderr
@@ -236,13 +236,13 @@ def test_the_verb_on_ctrl_c_says_what_stays(tmp_path: Path) -> None:
         processes.wait_until(lambda: list((tmp_path / "train").glob("*.tfrecord")), "a finished file", child)
         child.send_signal(signal.SIGINT)
         _, told = child.communicate(timeout=processes.PATIENCE_S)
-    assert child.returncode == 130 and "of 400 files are finished, and stay" in told
+    assert child.returncode == 130 and "of 400 files are finished, and are kept" in told
 
 
 def test_a_data_set_that_does_not_fit_is_refused(tmp_path: Path, forebay: Any) -> None:
     words = ("emulate", "datagen", "--workload", "unet3d", "--files", "100000")
     refused = forebay(*words, "--data", str(tmp_path))
-    assert refused.returncode == 3 and re.search(r"make 100000 files, 1[23]\.\d TiB in all", refused.stderr), refused.stderr
+    assert refused.returncode == 3 and re.search(r"create 100000 files, 1[23]\.\d TiB in all", refused.stderr), refused.stderr
     assert re.search(r": [\d.]+ [KMGT]iB are free there", refused.stderr), refused.stderr
     assert not list((tmp_path / "train").iterdir())
 

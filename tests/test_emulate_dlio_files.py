@@ -218,7 +218,7 @@ def test_a_data_set_by_dlios_file(capsys: Any, tmp_path: Path) -> None:
     # As few files as any disk has room for.
     file.write_text(UNET.replace("num_files_train: 168", "num_files_train: 3"))
     code, out, err = typed(capsys, "emulate", "datagen", "--dlio", file, "--data", tmp_path / "data", "--dry-run")
-    assert code == 0 and out.startswith("would make 3 npz files"), err
+    assert code == 0 and out.startswith("would create 3 npz files"), err
     code, _, err = typed(capsys, "emulate", "datagen", "--dlio", file, "--workload", "unet3d", "--data", tmp_path)
     assert code == 2 and "both name a workload" in err
     assert typed(capsys, "emulate", "datagen", "--data", tmp_path)[0] == 2

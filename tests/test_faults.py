@@ -156,7 +156,7 @@ def test_a_link_is_followed_for_reading_and_never_makes_a_file_elsewhere(run: Ru
     (tmp_path / "dangling").symlink_to("nowhere")
     assert run(*BENCH, "link").returncode == 0
     before = content(tmp_path)
-    refused(run(*BENCH, "link", "--op", "write"), 2, "write to link", "Forebay didn't make it")
+    refused(run(*BENCH, "link", "--op", "write"), 2, "write to link", "Forebay didn't create it")
     for op in ("read", "write"):
         done = run(*BENCH, "dangling", "--create", "--op", op, "--file-size", "1m")
         assert done.returncode in (2, 4) and "dangling" in done.stderr, done.stderr
@@ -172,7 +172,7 @@ def test_a_file_that_we_did_not_make_is_not_written_to_unless_named(
 ) -> None:
     mine = made(tmp_path / "mine", MIB)
     before = mine.read_bytes()
-    refused(run(*BENCH, "mine", "--op", op), 2, "write to mine", "Forebay didn't make it", "--overwrite mine")
+    refused(run(*BENCH, "mine", "--op", op), 2, "write to mine", "Forebay didn't create it", "--overwrite mine")
     refused(run(*BENCH, "mine", "--read-pct", "70"), 2, "write to mine")
     other = made(tmp_path / "other", 65536)
     refused(run(*BENCH, "mine", "--op", op, "--overwrite", "other"), 2, "write to mine")
@@ -190,7 +190,7 @@ def test_a_file_that_took_the_name_of_one_of_ours_is_not_ours(run: Run, tmp_path
     assert run(*BENCH, "f", "--op", "write").returncode == 0
     (tmp_path / "mine").write_bytes(b"precious" * 8192)
     os.replace(tmp_path / "mine", tmp_path / "f")
-    refused(run(*BENCH, "f", "--op", "write"), 2, "write to f", "Forebay didn't make it")
+    refused(run(*BENCH, "f", "--op", "write"), 2, "write to f", "Forebay didn't create it")
     assert (tmp_path / "f").read_bytes() == b"precious" * 8192
 
 

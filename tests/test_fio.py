@@ -497,7 +497,7 @@ def test_one_that_breaks_takes_no_other_with_it_and_is_named(bench: Any, tmp_pat
     assert done.returncode == 2 and "none-there" in done.stderr and done.stdout == "", "refused before anything runs"
     text = "[a]\nioengine=null\nsize=1m\n[b]\nfilename=short\nrw=write\nsize=1m\n"
     foreign = bench(text, "--json")
-    assert foreign.returncode == 2 and "Forebay didn't make it" in foreign.stderr and foreign.stdout == ""
+    assert foreign.returncode == 2 and "Forebay didn't create it" in foreign.stderr and foreign.stdout == ""
 
 
 def test_clones_move_as_much_as_fios_and_a_size_counts_from_the_offset(bench: Any, tmp_path: Path) -> None:

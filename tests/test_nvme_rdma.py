@@ -81,11 +81,11 @@ def test_doctor_tells_which_devices_take_gpu_memory(forebay, rdma_stub, tmp_path
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ("resolve=19", "no way there by RDMA: No such device"),
+        ("resolve=19", "not reachable by RDMA: No such device"),
         ("deaf", "nothing is listening there for RDMA"),
         ("reject=4", "the queue can't have so many commands in flight"),
         ("reject=99", "was rejected, for reason 28"),
-        ("strange", "no NVMe/RDMA controller"),
+        ("strange", "not an NVMe/RDMA controller"),
         ("pair=12", "a queue pair of stub0: Cannot allocate memory"),
         ("memory=0", "capsules in the memory of stub0: Cannot allocate memory"),
         ("send=12", "the connection broke: transport retry counter exceeded"),

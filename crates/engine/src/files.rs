@@ -123,7 +123,7 @@ fn measure(
         record.missing.insert(format!("{place}.throughput_gib_s"), reason);
     }
     if phase != Phase::Read {
-        record.missing.insert(format!("{place}.resident_before"), "asked of the read phase only".into());
+        record.missing.insert(format!("{place}.resident_before"), "measured in the read phase only".into());
     }
     if let Err(reason) = &traffic {
         for field in ["device_read_bytes", "device_written_bytes"] {

@@ -60,7 +60,7 @@ pub fn taken(path: &Path) -> Error {
     let shown = path.display();
     Error::run(
         format!("use {shown}"),
-        "another file has taken the name of the one that Forebay made, and was left as it is",
+        "another file has taken the name of the one that Forebay created, and was left as it is",
         format!("ls -li {shown}; the same command again, with nothing else writing there"),
     )
 }

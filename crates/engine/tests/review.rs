@@ -133,7 +133,7 @@ fn what_was_copied_over_a_file_of_ours_is_the_users() {
     assert!(error.next.contains("‹overwrite›"), "{error}");
     assert_eq!(fs::read(&file).unwrap(), vec![7u8; 1 << 20]);
     let larger = JobSpec { create: true, file_bytes: Some(2 << 20), ..job(&file) };
-    assert!(go(&larger).unwrap_err().found.contains("isn't as Forebay left it"));
+    assert!(go(&larger).unwrap_err().found.contains("has changed since Forebay wrote it"));
     assert_eq!(fs::read(&file).unwrap(), vec![7u8; 1 << 20]);
     // Named, it is written to, and stays the user's.
     let named = JobSpec { overwrite: vec![file.display().to_string()], ..write.clone() };

@@ -187,7 +187,7 @@ pub const SERVE: Verb = Verb {
             many: true,
             ..valued("allow", "HOSTNQN", "Allow only this host; may be repeated. Default: any host.")
         },
-        valued("serial", "TEXT", "Serial number, at most 20 characters. Default: made from the NQN."),
+        valued("serial", "TEXT", "Serial number, at most 20 characters. Default: derived from the NQN."),
         valued("block-size", "SIZE", "Logical block: 512 or 4096."),
         valued("cache", "POLICY", "Page cache: auto, bypass (O_DIRECT) or allow."),
         valued("threads", "N", "Number of serving threads. Default: one per CPU, at most 8."),

@@ -121,7 +121,7 @@ impl Rule {
             return Err("where headers lie in their blocks is found by the interval; interval=4k".into());
         }
         match rule.kind {
-            Kind::Pattern if rule.pattern.is_empty() => Err("which pattern isn't said".into()),
+            Kind::Pattern if rule.pattern.is_empty() => Err("it needs a pattern".into()),
             Kind::Meta | Kind::Pattern => Ok(rule),
             _ if rule.pattern.is_empty() => Ok(rule),
             _ => Err("a checksum says what the data is; pattern goes with meta and pattern".into()),

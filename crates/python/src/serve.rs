@@ -120,7 +120,9 @@ impl Server {
                     Err(Error::run("the server", "has been stopped", "forebay.serve.engine.Server again"))
                 }
             },
-            Err(_) => Err(Error::run("the server", "panicked earlier", "report this: it is a bug in Forebay")),
+            Err(_) => {
+                Err(Error::run("the server", "panicked earlier", "report this: it is a bug in Forebay"))
+            }
         });
         done.map_err(|error| raise(py, error))
     }

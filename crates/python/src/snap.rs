@@ -118,7 +118,9 @@ impl Gateway {
             Ok(mut running) => running.as_mut().map(call).ok_or_else(|| {
                 Error::run("the gateway", "has been stopped", "forebay.snap.engine.Gateway again")
             }),
-            Err(_) => Err(Error::run("the gateway", "panicked earlier", "report this: it is a bug in Forebay")),
+            Err(_) => {
+                Err(Error::run("the gateway", "panicked earlier", "report this: it is a bug in Forebay"))
+            }
         });
         done.map_err(|error| raise(py, error))
     }

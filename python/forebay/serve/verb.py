@@ -44,7 +44,7 @@ def _print_key(context: click.Context, _option: click.Parameter, transform: str 
 )
 @click.option("--writable", is_flag=True, help="Let hosts write. Default: read-only.")
 @click.option("--allow", multiple=True, metavar="HOSTNQN", help="Allow only this host; may be repeated. Default: any host.")
-@click.option("--serial", metavar="TEXT", help="Serial number, at most 20 characters. Default: made from the NQN.")
+@click.option("--serial", metavar="TEXT", help="Serial number, at most 20 characters. Default: derived from the NQN.")
 @click.option("--block-size", metavar="SIZE", help="Logical block: 512 or 4096.")
 @click.option("--cache", metavar="POLICY", help="Page cache: auto, bypass (O_DIRECT) or allow.")
 @click.option("--threads", metavar="N", help="Number of serving threads. Default: one per CPU, at most 8.")

@@ -111,7 +111,7 @@ extern "C" fn look_at_exit() {
 #[allow(clippy::disallowed_methods)]
 fn end_if(found: Result<(), String>) {
     if let Err(found) = found {
-        eprintln!("a defect in Forebay: {found}");
+        eprintln!("a bug in Forebay: {found}");
         std::process::abort();
     }
 }

@@ -154,7 +154,7 @@ impl Ground {
                     format_bytes(sizes.bytes()),
                     self.spec.dir
                 ),
-                format!("{} MiB are wanted, and {} MiB are free there", wanted >> 20, free >> 20),
+                format!("{} MiB are needed, and {} MiB are free there", wanted >> 20, free >> 20),
                 "a smaller --scale, fewer --writes, fewer --ranks, or another --dir",
             ));
         }
@@ -189,7 +189,7 @@ impl Ground {
                             continue;
                         }
                         None if !self.spec.verify => continue,
-                        None => format!("nobody knows what {} should hold", place.path.display()),
+                        None => format!("the expected content of {} isn't known", place.path.display()),
                     },
                 };
                 return Err(Error::request(asked, found, next));

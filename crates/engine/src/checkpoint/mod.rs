@@ -208,7 +208,7 @@ fn settled(spec: &CheckpointSpec) -> (PathKind, Option<String>) {
             (PathKind::Host, Some(format!("auto chose host memory: {why}")))
         }
         _ if spec.require_direct => (PathKind::Gds, Some("auto chose gds: ‹require_direct›".into())),
-        _ => (PathKind::Bounce, Some("auto chose bounce: gds goes where it is asked for".into())),
+        _ => (PathKind::Bounce, Some("auto chose bounce: gds runs only if it is requested".into())),
     }
 }
 

@@ -91,7 +91,7 @@ pub fn outcome(context: Context, story: Story, failed: Option<Error>) -> Outcome
             reasons: reason.into_iter().collect(),
             calibration: Vec::new(),
             resident_before: resident,
-            resident_after: Err("it is looked at before reading alone".into()),
+            resident_after: Err("it is examined only before reading".into()),
         },
         &runs,
     );
@@ -142,7 +142,7 @@ fn note_missing(
             missing.insert(format!("checkpoint.{field}"), why.into());
         }
     };
-    let none = |planned: u32| if planned == 0 { "none was asked for" } else { "none came to its end" };
+    let none = |planned: u32| if planned == 0 { "none was requested" } else { "none was completed" };
     note("write", checkpoint.write.is_none(), none(spec.writes));
     note("read", checkpoint.read.is_none(), none(spec.reads));
     note("write_to_read_s", checkpoint.write_to_read_s.is_none(), "writing wasn't followed by reading");

@@ -109,7 +109,7 @@ impl ThreadPool {
                 let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
                 let _ = answers.send(Answer::Failed(Error::run(
                     format!("worker {index}"),
-                    format!("a defect in Forebay ended it: {text}"),
+                    format!("a bug in Forebay ended it: {text}"),
                     "report it, with the command that was typed",
                 )));
             }
@@ -246,7 +246,7 @@ fn attend(
 }
 
 fn gone() -> Error {
-    Error::run("the run", "a worker ended before its time", "forebay doctor")
+    Error::run("the run", "a worker ended early", "forebay doctor")
 }
 
 /// Looks on while a checkpoint goes on.

@@ -45,7 +45,7 @@ fn drop_caches(cache: &Cache) -> Check {
         return check(State::Works, "/proc/sys/vm/drop_caches can be written");
     }
     check(State::Limited, "/proc/sys/vm/drop_caches can't be written")
-        .why("it takes root, outside a container; dropping file by file is enough for forebay's own runs")
+        .why("it needs root, outside a container; dropping file by file is enough for forebay's own runs")
         .next("sync; echo 3 | sudo tee /proc/sys/vm/drop_caches")
 }
 

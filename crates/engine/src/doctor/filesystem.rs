@@ -195,10 +195,10 @@ fn ordered(examined: &Examined, fs: &Filesystem) -> Check {
             .why("cuFile looks for the words data=ordered among the mount options, where a default isn't shown")
             .next(again),
         (_, Some(other)) => check(State::Missing, format!("data={other}"))
-            .why("cuFile takes ext4 only with data=ordered; it falls back to its compatibility mode")
+            .why("cuFile supports ext4 only with data=ordered; it falls back to its compatibility mode")
             .next(again),
         (_, None) => check(State::Limited, "not reported".into())
-            .why("cuFile takes ext4 only with data=ordered among its mount options")
+            .why("cuFile supports ext4 only with data=ordered among its mount options")
             .next(again),
     }
 }

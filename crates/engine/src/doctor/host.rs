@@ -65,7 +65,7 @@ fn governor(host: &Host) -> Check {
     match host.governor.as_deref() {
         None => check(State::NotApplicable, "no frequency control visible"),
         Some(name @ ("powersave" | "conservative" | "ondemand" | "userspace")) => check(State::Limited, name)
-            .why("the clock follows the load late, so that latency depends on what ran before")
+            .why("the clock adapts to the load late, so latency depends on what ran before")
             .next("sudo cpupower frequency-set -g performance"),
         Some(name) => check(State::Works, name),
     }

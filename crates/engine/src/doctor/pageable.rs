@@ -15,8 +15,8 @@ pub fn check(found: &Pageable, open_modules: Option<bool>) -> Check {
         let way = if first.host_tables { "by the host's page tables (ATS)" } else { "by HMM" };
         let numbers: Vec<String> = able.iter().map(|gpu| gpu.index.to_string()).collect();
         return check(State::Works, format!("GPU {} reads it {way}", numbers.join(", "))).why(
-            "‹path› mapped registers its windows all the same: where a file shrinks under an unregistered read the GPU's \
-             context ends, and a registered page stays",
+            "‹path› mapped registers its windows nevertheless: if a file shrank during an unregistered read, the GPU's \
+             context would be destroyed, whereas a registered page stays",
         );
     }
     if let (Some(why), true) = (&found.refused, found.gpus.is_empty()) {
@@ -68,7 +68,7 @@ mod tests {
         let hmm =
             check(&Pageable { gpus: vec![gpu(0, true, false), gpu(1, true, false)], ..ready() }, Some(true));
         assert_eq!((hmm.state, hmm.found.as_str()), (State::Works, "GPU 0, 1 reads it by HMM"));
-        assert!(hmm.why.unwrap().contains("registers its windows all the same"));
+        assert!(hmm.why.unwrap().contains("registers its windows nevertheless"));
         let ats = check(&Pageable { gpus: vec![gpu(0, true, true)], ..ready() }, Some(true));
         assert!(ats.found.contains("page tables (ATS)"), "{ats:?}");
     }

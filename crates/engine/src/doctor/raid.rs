@@ -121,7 +121,7 @@ fn check(raid: &Raid, gpu: bool) -> Check {
             check(State::Limited).why("small writes read and write parity as well").next(stripe)
         }
         ("md", _) | ("dm", _) if gpu => check(State::Limited)
-            .why("PCI P2PDMA doesn't pass through md or dm; nvidia-fs takes md raid0 and raid1 only")
+            .why("PCI P2PDMA doesn't pass through md or dm; nvidia-fs supports only md raid0 and raid1")
             .next(stripe),
         ("stripe", _) => repeated(raid, check(State::Works)),
         _ => check(State::Works),

@@ -31,7 +31,7 @@ pub fn checks(roots: &Roots, uri: &str, options: &Options, address: SocketAddr) 
                 "handshake",
                 "NVMe/TCP handshake",
                 State::Unknown,
-                "TLS: only a run does a handshake, with a key",
+                "TLS: only a run performs a handshake, with a key",
             )
             .why("doctor connects to targets without TLS")
             .next(format!("forebay bench '{uri}' --duration 1"))];
@@ -135,12 +135,14 @@ impl Say<'_> {
         let offered = (link.accepted.header_digest, link.accepted.data_digest);
         let lacks = self.options.header_digest && !offered.0 || self.options.data_digest && !offered.1;
         if lacks {
-            return check(State::Missing, "the target doesn't do those that the URI asks for")
+            return check(State::Missing, "the target doesn't support those that the URI requests")
                 .why("hdgst=1 and ddgst=1 are refused where the target has them off")
                 .next("header_digest = true, data_digest = true in the target's configuration; or a URI without them");
         }
         match (offered, self.options.header_digest || self.options.data_digest) {
-            ((false, false), _) => check(State::Works, "none: the target has them off, the URI doesn't ask"),
+            ((false, false), _) => {
+                check(State::Works, "none: disabled at the target, and the URI doesn't request them")
+            }
             (_, true) => check(State::Works, "CRC32C, as the URI asks"),
             (_, false) => {
                 let found = format!("CRC32C where asked for: {}", self.with("hdgst=1&ddgst=1"));
@@ -173,7 +175,7 @@ impl Say<'_> {
     fn queues(&self, info: &ControllerInfo) -> Check {
         let wanted = queues_wanted(self.options);
         let depth = info.queue_entries.saturating_sub(1);
-        let found = format!("{} granted of {wanted} asked for, {depth} commands in each", info.queues);
+        let found = format!("{} granted of {wanted} requested, {depth} commands each", info.queues);
         let check = |state| self.check("queues", "I/O queues", state, found.clone());
         match (info.queues < wanted, self.options.queues) {
             (false, _) => check(State::Works),
@@ -217,7 +219,7 @@ impl Say<'_> {
             return check(State::Missing, shown).why(why).next("another format, at the target");
         }
         if !info.ana {
-            return check(State::Works, format!("{shown}; no ANA: every path is as good"));
+            return check(State::Works, format!("{shown}; no ANA: all paths are equal"));
         }
         let shown = format!("{shown}; this path is {}", namespace.ana_state.name());
         let elsewhere = format!("{}   # a path that is optimized", self.with("path=HOST:PORT"));
@@ -267,7 +269,7 @@ impl Say<'_> {
             None => check(State::Unknown, "not reported".into())
                 .why("net.ipv4.tcp_congestion_control can't be read"),
             Some(name) if name.trim().starts_with("bbr") => check(State::Limited, name.trim().into())
-                .why("it paces: a timer for every few segments costs processor time, on virtual machines the most")
+                .why("it uses pacing: a timer for every few segments costs processor time, most of all on virtual machines")
                 .next("sudo sysctl -w net.ipv4.tcp_congestion_control=cubic   # here and at the target; then measure again"),
             Some(name) => check(State::Works, name.trim().into()),
         }

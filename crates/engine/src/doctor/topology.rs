@@ -134,7 +134,7 @@ fn check(distance: &Distance) -> Check {
             .why("direct DMA between them runs through the processor's fabric, slower than through a switch on many machines")
             .next(hint),
         Relation::CrossNode => check(State::Limited, distance.relation.words())
-            .why("every byte crosses the link between sockets: expect a good deal less, for direct DMA above all")
+            .why("every byte crosses the link between sockets: expect much less, especially for direct DMA")
             .next(hint),
         Relation::Unknown => check(State::Unknown, "not reported")
             .why("different host bridges, and the firmware doesn't name their NUMA nodes (a virtual machine does this)")

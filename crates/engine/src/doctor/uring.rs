@@ -208,7 +208,7 @@ fn feature_check(feature: &Feature) -> Check {
         _ => "5.11",
     };
     check(State::Missing, format!("refused: {answer}"))
-        .why(format!("{purpose}; it is left out of the engine here"))
+        .why(format!("{purpose}; the engine does without it here"))
         .next(format!("Linux {since} or later has it"))
 }
 

@@ -71,8 +71,8 @@ impl MinimumRate {
         let missed = missed.or(below(self.ios_s, rate(moved.ios)).map(ios));
         self.found = missed.map(|(flag, rates)| {
             let (worker, to) = (snapshot.worker, snapshot.at.as_secs_f64());
-            let found = format!("worker {worker} came to {rates} is its part (from {from:.1} to {to:.1} s)");
-            Error::run(flag, found, format!("a lower {flag}, or what holds it up: forebay doctor"))
+            let found = format!("worker {worker} reached {rates} is its share (from {from:.1} to {to:.1} s)");
+            Error::run(flag, found, format!("a lower {flag}, or find out what slows it down: forebay doctor"))
         });
         self.found.is_some()
     }

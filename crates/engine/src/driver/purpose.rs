@@ -76,7 +76,7 @@ pub fn covers(job: &JobSpec) -> bool {
 /// Writes the job's content by the workers of a run of its own.
 pub fn fill(job: &JobSpec, targets: &[Target], observer: &mut dyn Observer) -> Result<(), Error> {
     let write = JobSpec {
-        sources: vec!["(files to make)".into()],
+        sources: vec!["(files to create)".into()],
         path: PathKind::Host,
         op: Op::Write,
         io_bytes: FILL_IO_BYTES,
@@ -99,13 +99,13 @@ pub fn fill(job: &JobSpec, targets: &[Target], observer: &mut dyn Observer) -> R
     }
     if ran.interrupted {
         return Err(Error::run(
-            "making the files",
-            "interrupted; they were taken away again",
+            "creating the files",
+            "interrupted; they were removed again",
             "the same command again",
         ));
     }
     if errors.failed + errors.timed_out > 0 {
-        return Err(Error::run("making the files", errors.examples.join("; "), "df -h; dmesg | tail"));
+        return Err(Error::run("creating the files", errors.examples.join("; "), "df -h; dmesg | tail"));
     }
     Ok(())
 }
@@ -120,7 +120,7 @@ impl Observer for Filling<'_> {
     fn progress(&mut self, p: &Progress) {
         self.done += p.interval_bytes;
         let share = 100.0 * self.done as f64 / self.total.max(1) as f64;
-        let message = format!("making files: {share:.0} % of {} MiB", self.total >> 20);
+        let message = format!("creating files: {share:.0} % of {} MiB", self.total >> 20);
         self.observer.progress(&Progress { phase: Phase::Prepare, message: Some(message), ..p.clone() });
     }
 

@@ -416,7 +416,7 @@ pub fn staged_reason(ran: &MappedRan, staged_bytes: u64, bytes: u64) -> Option<S
     let why = match &ran.refusal {
         Some(refusal) => format!("the system refused to pin {} windows ({refusal})", ran.refused),
         None if ran.uncached > 0 => "they weren't in the page cache".into(),
-        None => "registering them wouldn't have paid, or the pin limit was reached".into(),
+        None => "registering them wasn't worthwhile, or the pin limit was reached".into(),
     };
     Some(format!("{share} of the bytes were bounced: {why}"))
 }
@@ -443,9 +443,8 @@ fn reason(context: &Context, runs: &[Ran]) -> Option<String> {
     match depth {
         _ if depth == context.job.depth / rows * rows => {}
         1 => reasons.push(format!("{why} read inline: one I/O in flight per worker")),
-        n => reasons.push(format!(
-            "{why} read inline: {n} slots per worker, so that they stay in the processor's cache"
-        )),
+        n => reasons
+            .push(format!("{why} read inline: {n} buffers per worker, which stay in the processor's cache")),
     }
     (!reasons.is_empty()).then(|| reasons.join("; "))
 }

@@ -19,7 +19,7 @@ pub fn of_job(job: &JobSpec) -> Result<(), Error> {
         (
             (job.sqpoll || job.iopoll) && !matches!(job.engine, Engine::Auto | Engine::Uring),
             polls,
-            "it is an option of io_uring, and another engine was asked for",
+            "it is an option of io_uring, and another engine was requested",
             "‹engine› uring",
         ),
         (
@@ -44,7 +44,7 @@ pub fn of_job(job: &JobSpec) -> Result<(), Error> {
             job.require_direct
                 && (!matches!(job.cache, Cache::Auto | Cache::Bypass) || job.engine == Engine::Map),
             "‹require_direct› through the page cache",
-            "what passes through it is copied by a CPU",
+            "data that passes through it is copied by a CPU",
             "‹cache› bypass",
         ),
         (
@@ -147,7 +147,7 @@ pub fn all_direct(require_direct: bool, insists: Option<&str>, path: &PathRan, b
         };
         let why = path.reason.as_ref().map_or_else(String::new, |why| format!(": {why}"));
         let found = format!("{} of {bytes} bytes went direct{why}", path.direct_bytes);
-        Error::check(asked, found, "forebay doctor for what is in the way")
+        Error::check(asked, found, "forebay doctor for the reason")
     })
 }
 

@@ -25,7 +25,8 @@ const AGAIN: Duration = Duration::from_micros(25);
 const LAUNCH: Duration = Duration::from_micros(10);
 const BYTES_PER_US: u64 = 1_000_000;
 
-const SCATTERED: &str = "content is checked and made in contiguous slots, and this memory is scattered";
+const SCATTERED: &str =
+    "content is checked and generated in contiguous buffers, and this memory is scattered";
 pub const FIO_ON_HOST: &str = "fio's checksums are computed by the host";
 
 /// Which part of which file's content a slot holds.
@@ -165,7 +166,7 @@ impl Contents {
                 self.scratch.resize(part.len as usize, 0);
                 content::fill(&mut self.scratch, seed, file, part.offset);
                 thin(&mut self.scratch);
-                let device = self.device.as_ref().ok_or("the slot's GPU isn't open")?;
+                let device = self.device.as_ref().ok_or("the buffer's GPU isn't open")?;
                 device
                     .write(at, &self.scratch)
                     .map_err(|why| format!("writing content to GPU memory: {why}"))?;
@@ -179,7 +180,7 @@ impl Contents {
     fn read_back_and_compare(&mut self, at: u64, part: Part) -> Result<(), String> {
         let mut bytes = std::mem::take(&mut self.scratch);
         bytes.resize(part.len as usize, 0);
-        let device = self.device.as_ref().ok_or("the slot's GPU isn't open")?;
+        let device = self.device.as_ref().ok_or("the buffer's GPU isn't open")?;
         let read = device.read_back(at, &mut bytes);
         let result = read
             .map_err(|why| format!("reading back GPU memory to verify it: {why}"))

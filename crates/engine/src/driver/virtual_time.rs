@@ -132,7 +132,7 @@ fn one_model(drafts: &[Draft]) -> Result<DriveModel, Error> {
         [draft] if draft.model().is_some() => Ok(draft.model().expect("as asked").drive.clone()),
         _ => Err(Error::request(
             "several models at once",
-            "virtual time plays one",
+            "virtual time simulates one",
             "model:NAME?drives=N for several drives; time=real to combine sources",
         )),
     }

@@ -110,7 +110,7 @@ pub fn work(
         all.stop.store(true, Ordering::Relaxed);
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-        let found = format!("a defect in Forebay ended it: {text}");
+        let found = format!("a bug in Forebay ended it: {text}");
         let _ = reports.send(Report::Failed(Error::run(
             format!("worker {index}"),
             found,

@@ -224,7 +224,7 @@ fn work(
         Err(panic) => {
             let text = panic.downcast_ref::<String>().map(String::as_str);
             let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-            let found = format!("a defect in Forebay ended it: {text}");
+            let found = format!("a bug in Forebay ended it: {text}");
             shared.board.fail(Error::run(
                 format!("worker {index}"),
                 found,

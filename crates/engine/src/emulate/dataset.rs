@@ -78,7 +78,7 @@ impl DataSet {
             .map(|uri| match uri.path() {
                 Some(path) => Ok(path.to_path_buf()),
                 None => {
-                    let found = "stands beside others: a source that holds a data set stands alone";
+                    let found = "is given with others: a source that holds a data set must be the only one";
                     Err(Error::request(format!("--data {uri}"), found, "--data DIR [DIR …], or one source"))
                 }
             })
@@ -212,8 +212,8 @@ impl Folder {
                     Some(Index::read(&offsets, &lengths, samples, bytes).map_err(bad)?)
                 }
                 (None, None) => None,
-                (Some(_), None) => return Err(bad(format!("it has {OFFSETS} beside it, and no {LENGTHS}"))),
-                (None, Some(_)) => return Err(bad(format!("it has {LENGTHS} beside it, and no {OFFSETS}"))),
+                (Some(_), None) => return Err(bad(format!("it has {OFFSETS} next to it, but no {LENGTHS}"))),
+                (None, Some(_)) => return Err(bad(format!("it has {LENGTHS} next to it, but no {OFFSETS}"))),
             };
             self.indexes.push(index);
         }

@@ -49,8 +49,8 @@ impl Manifest {
         }
         Err(Error::request(
             format!("--data {}", at.display()),
-            format!("{} files were made there, and {found} are there now", self.files),
-            "forebay emulate datagen with the same flags: it makes what is missing",
+            format!("{} files were created there, and {found} are there now", self.files),
+            "forebay emulate datagen with the same flags: it creates what is missing",
         ))
     }
 }

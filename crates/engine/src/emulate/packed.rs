@@ -118,7 +118,7 @@ fn read_manifest(target: &Target) -> Result<Manifest, Error> {
         let at = text.len() as u64;
         let len = PIECE_BYTES.min(target.bytes.saturating_sub(at)) / FILE_ALIGN * FILE_ALIGN;
         if len == 0 || at >= TEXT_BYTES_MAX {
-            break Err(bad(target, "there is no manifest of a data set at its begin".into()));
+            break Err(bad(target, "there is no manifest of a data set at its beginning".into()));
         }
         let order = Order { queue, op: Op::Read, offset: at, len: len as u32, want: len as u32, owner: () };
         match read_piece(&mut client, &mut reactor, order) {
@@ -135,7 +135,7 @@ fn read_manifest(target: &Target) -> Result<Manifest, Error> {
         let end = piece.iter().position(|byte| *byte == 0);
         text.extend_from_slice(&piece[..end.unwrap_or(piece.len())]);
         if at == 0 && !text.starts_with(b"{") {
-            break Err(bad(target, "there is no manifest of a data set at its begin".into()));
+            break Err(bad(target, "there is no manifest of a data set at its beginning".into()));
         }
         if end.is_some() {
             let text = String::from_utf8_lossy(&text);

@@ -253,9 +253,9 @@ fn path_of(shared: &Shared, totals: &Totals) -> PathRan {
     let way = shared.route.path;
     let straight = path::of(way).ends() == Ends::Gpu;
     let stays = match (destination, path::of(way).cached()) {
-        (None, _) => "bytes are let go of once they were read and checked",
+        (None, _) => "bytes are discarded once they have been read and checked",
         (Some(_), Some(true)) if straight => {
-            "the GPU reads them where they lie; batches stay on the GPU until their step"
+            "the GPU reads them in place; batches stay on the GPU until their step"
         }
         (Some(_), _) if straight => "cuFile reads into the GPU; batches stay there until their step",
         (Some(_), _) if !to_gpu => "batches stay in host memory until their step",
@@ -379,7 +379,7 @@ fn warnings_of(shared: &Shared) -> Vec<Warning> {
     let rate = shared.supply.as_ref().and(shared.spec.supply_gib_s);
     let held = rate.map(|rate| Warning {
         id: "throttled_supply".into(),
-        text: format!("bytes were handed on at {rate} GiB/s at most"),
+        text: format!("bytes were delivered at {rate} GiB/s at most"),
         next: "no --supply".into(),
     });
     held.into_iter().chain(session_of(shared).into_iter().flat_map(warnings::of_session)).collect()

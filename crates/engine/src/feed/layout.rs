@@ -200,6 +200,6 @@ pub(super) fn failed(source: &Source, piece: &Range, why: &std::io::Error) -> Er
 }
 
 pub(super) fn short(source: &Source, piece: &Range, end: u64) -> Error {
-    let found = format!("the file ended at {end}: it was cut while it was read");
+    let found = format!("the file ended at {end}: it was truncated while it was read");
     Error::run(asked(source, piece), found, "read again once nothing writes to it")
 }

@@ -91,7 +91,7 @@ impl Opened {
             return Err(Error::run(
                 format!("read {} bytes of {}", bytes, path.display()),
                 format!("it has {now} bytes"),
-                "its true size, or no sizes at all: they are then asked of the system",
+                "its actual size, or no sizes at all: the system is then asked",
             ));
         }
         let fd = file.as_raw_fd();
@@ -117,7 +117,9 @@ fn cannot_open(path: &Path, why: &std::io::Error) -> Error {
     let asked = format!("read {}", path.display());
     match why.raw_os_error() {
         Some(libc::ENOENT) => Error::request(asked, "there is no such file", "a path that exists"),
-        Some(libc::EACCES | libc::EPERM) => Error::request(asked, "permission denied", "files of yours"),
+        Some(libc::EACCES | libc::EPERM) => {
+            Error::request(asked, "permission denied", "files that you may read")
+        }
         Some(libc::EMFILE | libc::ENFILE) => {
             Error::machine(asked, "too many open files", "ulimit -n 1048576")
         }

@@ -44,7 +44,7 @@ impl Windows {
     pub fn refresh(&self) -> Result<(), Error> {
         let looked = self.registry.look(&self.file).or_else(|_| self.registry.look(&self.file));
         looked.map(|_| ()).map_err(|fault| {
-            Error::run(format!("map {}", self.file.target.path.display()), fault.to_string(), "open it anew")
+            Error::run(format!("map {}", self.file.target.path.display()), fault.to_string(), "open it again")
         })
     }
 

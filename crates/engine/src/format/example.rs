@@ -144,7 +144,7 @@ impl Walk {
             1 => State::Skip { left: 8 },
             2 => State::Length { field },
             5 => State::Skip { left: 4 },
-            _ => return Err("its protobuf has a wire type that proto3 doesn't"),
+            _ => return Err("its protobuf has a wire type that proto3 doesn't have"),
         };
         if wire != 2 && known(message, field).is_some_and(|m| m != Message::Numbers) {
             return Err("a message of its Example has the wrong wire type");

@@ -193,7 +193,7 @@ impl Walk {
             LIST | SET => State::ListHead,
             MAP => State::MapCount,
             STRUCT => return self.push(Frame::Struct { field: 0 }),
-            _ => return Err("a field has a type that Thrift doesn't"),
+            _ => return Err("a field has a type that Thrift doesn't have"),
         };
         Ok(())
     }
@@ -383,7 +383,7 @@ impl<'a> Reader<'a> {
                 })
             }
             STRUCT => self.skip_struct(depth),
-            _ => Err("a field has a type that Thrift doesn't"),
+            _ => Err("a field has a type that Thrift doesn't have"),
         }
     }
 

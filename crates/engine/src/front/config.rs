@@ -192,7 +192,7 @@ impl Config {
             socket_path("rpc", path)?;
         }
         if self.subsystems.is_empty() && self.rpc.as_deref() == Some(OFF) {
-            let found = "there is none, and no RPC socket by which one could be made";
+            let found = "there is none, and no RPC socket through which one could be created";
             return Err(Error::request("subsystems", found, "[[subsystems]] with nqn = \"nqn.…\""));
         }
         self.subsystems.iter().try_for_each(Subsystem::check)?;
@@ -367,7 +367,9 @@ pub fn check_name(name: &str) -> Result<(), Error> {
     if !name.is_empty() && name.len() <= NAME_BYTES_MAX && name.chars().all(fits) {
         return Ok(());
     }
-    let found = format!("is empty, longer than {NAME_BYTES_MAX}, or has other than letters, digits, . _ -");
+    let found = format!(
+        "is empty, longer than {NAME_BYTES_MAX}, or contains something other than letters, digits, . _ -"
+    );
     Err(Error::request(format!("name = \"{}\"", name.escape_debug()), found, "name = \"NVMeCtrl1\""))
 }
 

@@ -96,7 +96,7 @@ impl Folder {
     fn lock(&self) -> Result<File, Error> {
         let dir = File::open(&self.root).map_err(|e| self.cannot_make(&e))?;
         flock(&dir, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
-            let asked = format!("make a data set in {}", self.root.display());
+            let asked = format!("create a data set in {}", self.root.display());
             Error::request(asked, "another forebay process is filling it", "wait for it, or another --data")
         })?;
         Ok(dir)
@@ -113,7 +113,7 @@ impl Folder {
             let Some(found) = found else { continue };
             if let Some(differs) = found.differs(spec) {
                 return Err(Error::request(
-                    format!("make a data set for {} in {}", spec.workload, self.root.display()),
+                    format!("create a data set for {} in {}", spec.workload, self.root.display()),
                     format!("it already holds one for {}, with {differs}", found.workload),
                     "another --data, or rm -r that folder",
                 ));
@@ -155,7 +155,7 @@ impl Folder {
                 return Ok(());
             }
             return Err(Error::request(
-                format!("make {} files in {}", spec.files, self.root.display()),
+                format!("create {} files in {}", spec.files, self.root.display()),
                 format!("{} already exists, and would be taken for part of the data set", path.display()),
                 "another --data, or rm that file",
             ));
@@ -202,7 +202,7 @@ impl Folder {
         let Some(known) = known.filter(|_| files > 0) else { return Ok(()) };
         let free = known.f_bavail.saturating_mul(known.f_frsize);
         let asked =
-            || format!("make {files} files, {} in all, in {}", readable_bytes(wanted), self.root.display());
+            || format!("create {files} files, {} in all, in {}", readable_bytes(wanted), self.root.display());
         if wanted.saturating_add(KEEP_FREE) > free {
             let found = format!("{} are free there", readable_bytes(free));
             return Err(Error::machine(asked(), found, "fewer ‹files›, or another --data"));
@@ -294,7 +294,7 @@ impl Folder {
         let asked = format!("make {}", path.display());
         match e.raw_os_error() {
             Some(libc::ENOSPC | libc::EDQUOT) => {
-                let found = "the file system is full; files that were finished stay";
+                let found = "the file system is full; finished files are kept";
                 Error::run(asked, found, format!("make room, then {SAME}"))
             }
             Some(libc::EFBIG) => {
@@ -306,8 +306,8 @@ impl Folder {
 
     pub fn interrupted(&self, made: &Made, files: u32) -> Error {
         let done = self.finished() as u64 + made.files;
-        let found = format!("was interrupted; {done} of {files} files are finished, and stay");
-        Error::run(format!("make a data set in {}", self.root.display()), found, SAME)
+        let found = format!("was interrupted; {done} of {files} files are finished, and are kept");
+        Error::run(format!("create a data set in {}", self.root.display()), found, SAME)
     }
 
     /// All files are there: what they are made of is on the device, and then the manifest has its name.

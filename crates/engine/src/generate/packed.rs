@@ -56,7 +56,11 @@ pub fn run(spec: &DatagenSpec, observe: Observe) -> Result<DatagenRecord, Error>
     if made.files < u64::from(spec.files) {
         let found =
             format!("was interrupted after {} of {} files; the data set isn't whole", made.files, spec.files);
-        return Err(Error::run(format!("make a data set on {}", spec.data), found, "the same command again"));
+        return Err(Error::run(
+            format!("create a data set on {}", spec.data),
+            found,
+            "the same command again",
+        ));
     }
     place.put(&text)?;
     record.add(&made);
@@ -91,7 +95,7 @@ fn manifest_of(spec: &DatagenSpec, bytes: &[u64]) -> Result<(Manifest, Vec<u8>),
     let longest = manifest::text(&manifest)?.len() as u64;
     if longest > manifest::TEXT_BYTES_MAX {
         let found = format!("a list of {} files is longer than 64 MiB", spec.files);
-        return Err(Error::request(format!("make a data set on {}", spec.data), found, "fewer ‹files›"));
+        return Err(Error::request(format!("create a data set on {}", spec.data), found, "fewer ‹files›"));
     }
     manifest.data_begin = (longest + 1).next_multiple_of(BEGIN_ALIGN);
     let mut text = manifest::text(&manifest)?.into_bytes();
@@ -127,14 +131,14 @@ impl<'a> Place<'a> {
             .collect();
         if end > target.bytes {
             return Err(Error::machine(
-                format!("make a data set of {} on {}", readable_bytes(end), spec.data),
+                format!("create a data set of {} on {}", readable_bytes(end), spec.data),
                 format!("it has {}", readable_bytes(target.bytes)),
                 "fewer ‹files›, or a larger source",
             ));
         }
         let align = target.align();
         if u64::from(align) > FILE_ALIGN || spec.io_bytes % u64::from(align) != 0 {
-            let found = format!("it wants multiples of {align} bytes");
+            let found = format!("it needs multiples of {align} bytes");
             return Err(Error::request(&spec.data, found, "‹io_bytes› 1m, and blocks of up to 4096 bytes"));
         }
         debug_assert!(workers > 0);

@@ -176,7 +176,7 @@ impl Link {
         if secure_channel {
             return Err(Error::machine(
                 asked,
-                "wants a secure channel (TLS)",
+                "requires a secure channel (TLS)",
                 "a target that doesn't require TLS",
             ));
         }
@@ -187,7 +187,7 @@ impl Link {
         else {
             return Err(Error::request(
                 asked,
-                "wants this host to authenticate, and there is no key for it",
+                "requires this host to authenticate, and there is no key for it",
                 next,
             ));
         };
@@ -235,7 +235,11 @@ impl Link {
         };
         let handle = self.end.submit(request.sqe, carried).map_err(|_| {
             let found = format!("its session has more than {DEPTH} commands in flight");
-            Error::run(format!("the controller at {}", self.peer), found, "report this: it is a bug in Forebay")
+            Error::run(
+                format!("the controller at {}", self.peer),
+                found,
+                "report this: it is a bug in Forebay",
+            )
         })?;
         self.flights[usize::from(handle.0)] = Some(Flight { ticket: request.ticket, data });
         Ok(())
@@ -371,7 +375,7 @@ impl Link {
                 failure.found.clone(),
                 "forebay discover HOST:PORT shows what this host may use; the target's list of hosts must have its NQN",
             ),
-            FailureKind::Protocol => Error::run(asked, failure.found.clone(), "report it to who makes the target"),
+            FailureKind::Protocol => Error::run(asked, failure.found.clone(), "report it to the vendor of the target"),
             FailureKind::Again => Error::machine(asked, failure.found.clone(), "try again"),
         }
     }

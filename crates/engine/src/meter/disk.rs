@@ -97,7 +97,7 @@ impl Counters {
     pub fn read_in(sys: &Path, devices: &[(u32, u32)]) -> Result<Counters, Reason> {
         let devices: Vec<_> = BTreeSet::from_iter(devices.iter().copied()).into_iter().collect();
         if devices.is_empty() {
-            return Err("no block device lies behind the source".into());
+            return Err("no block device is behind the source".into());
         }
         let each = devices.iter().map(|&number| counted(sys, number)).collect::<Result<_, _>>()?;
         Ok(Counters { devices, each })
@@ -232,12 +232,12 @@ fn anonymous(sys: &Path, path: &Path) -> Result<Behind, Reason> {
 
 fn without_device(kind: &str, shown: &str) -> Reason {
     match kind {
-        "tmpfs" | "ramfs" | "hugetlbfs" | "devtmpfs" => format!("{shown} lies in memory ({kind})"),
-        "overlay" => format!("{shown} lies on overlay, whose layers lie elsewhere; use a path on a volume"),
+        "tmpfs" | "ramfs" | "hugetlbfs" | "devtmpfs" => format!("{shown} is in memory ({kind})"),
+        "overlay" => format!("{shown} is on overlay, whose layers are elsewhere; use a path on a volume"),
         "nfs" | "nfs4" | "cifs" | "smb3" | "ceph" | "lustre" | "9p" | "virtiofs" => {
-            format!("{shown} lies on another machine ({kind})")
+            format!("{shown} is on another machine ({kind})")
         }
-        _ => format!("{shown} lies on {kind}, which names no block device"),
+        _ => format!("{shown} is on {kind}, which names no block device"),
     }
 }
 

@@ -57,7 +57,7 @@ fn know_what_to_verify(purpose: &Purpose, drafts: &[Draft], held: &Locked) -> Re
     match drafts.iter().flat_map(Draft::files).find(unknown) {
         Some(file) => Err(Error::request(
             format!("‹verify› of {}", file.path.display()),
-            "it was written without ‹verify›, so that nobody knows what it should hold",
+            "it was written without ‹verify›, so its expected content isn't known",
             "write it first: ‹op› write ‹verify›",
         )),
         None => Ok(()),
@@ -99,7 +99,7 @@ fn check_room(missing: &[&FilePlan]) -> Result<(), Error> {
         let free = rustix::fs::statvfs(dir).map_or(u64::MAX, |s| s.f_bavail.saturating_mul(s.f_frsize));
         if bytes.saturating_add(KEEP_FREE) > free {
             return Err(Error::machine(
-                format!("make {} of files in {}", format_bytes(*bytes), dir.display()),
+                format!("create {} of files in {}", format_bytes(*bytes), dir.display()),
                 format!("{} MiB are free there", free >> 20),
                 "a smaller ‹file_bytes›, fewer ‹files›, or another directory",
             ));
@@ -168,7 +168,7 @@ fn make_all(
 /// Creates the file (never opening what somebody else just made) and reserves its blocks. `ours`: the file that
 /// is to be there already.
 fn allocate(file: &FilePlan, ours: Option<Identity>, undo: &mut Undo) -> Result<Identity, Error> {
-    let asked = format!("make {} of {} bytes", file.path.display(), file.bytes);
+    let asked = format!("create {} of {} bytes", file.path.display(), file.bytes);
     let opened = std::fs::OpenOptions::new().write(true).create_new(file.is_new).open(&file.path);
     let handle = opened.map_err(|e| match e.raw_os_error() {
         Some(libc::EROFS) => Error::request(
@@ -177,11 +177,11 @@ fn allocate(file: &FilePlan, ours: Option<Identity>, undo: &mut Undo) -> Result<
             "a directory on a writable file system",
         ),
         Some(libc::EACCES | libc::EPERM) => {
-            Error::request(&asked, "permission denied", "a directory of yours")
+            Error::request(&asked, "permission denied", "a directory that you can write to")
         }
         Some(libc::EEXIST) => Error::run(
             &asked,
-            "somebody else made it meanwhile, or it is a link that leads nowhere",
+            "another process created it in the meantime, or it is a dangling link",
             format!("ls -l {}; another name", file.path.display()),
         ),
         _ => Error::run(&asked, e.to_string(), "df -h; df -i"),

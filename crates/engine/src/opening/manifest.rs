@@ -339,7 +339,7 @@ fn cannot_write(dir: &Path, e: &std::io::Error) -> Error {
         Some(libc::EACCES | libc::EPERM) => Error::request(
             asked,
             "permission denied",
-            format!("ls -ld {}; a directory of yours", dir.display()),
+            format!("ls -ld {}; a directory that you can write to", dir.display()),
         ),
         Some(libc::ENOENT | libc::ENOTDIR) => {
             Error::request(asked, "there is no such directory", format!("mkdir -p {}", dir.display()))

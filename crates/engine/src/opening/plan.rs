@@ -92,8 +92,8 @@ fn spare_members(purpose: &Purpose, draft: &Draft) -> Result<(), Error> {
     };
     match files.iter().find(|f| !f.ours && !named(f)) {
         Some(file) => Err(Error::request(
-            format!("make what {} lacks", draft.label()),
-            format!("that would write over {}, which Forebay didn't make", file.path.display()),
+            format!("create the missing members of {}", draft.label()),
+            format!("that would overwrite {}, which Forebay didn't create", file.path.display()),
             "members that all exist, or new names for all of them",
         )),
         None => Ok(()),
@@ -277,8 +277,11 @@ impl Planner<'_> {
     fn existing(&mut self, path: &Path, have: u64, wanted: Option<u64>) -> Result<FilePlan, Error> {
         let held = self.manifests.of(path)?;
         let entry = held.entry(path).cloned();
-        let whose =
-            if held.is_changed(path) { "it isn't as Forebay left it" } else { "Forebay didn't make it" };
+        let whose = if held.is_changed(path) {
+            "it has changed since Forebay wrote it"
+        } else {
+            "Forebay didn't create it"
+        };
         let ours = entry.is_some();
         let shown = path.display();
         if self.purpose.writes && !ours && !named_in(path, &self.purpose.overwrite) {

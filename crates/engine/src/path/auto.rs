@@ -130,7 +130,7 @@ fn page_cache(s: &Situation) -> (bool, String) {
         Cache::Drop => (true, "‹cache› drop".into()),
         Cache::Allow => (true, told),
         Cache::Warm => (true, "‹cache› warm".into()),
-        Cache::Auto if s.writes => (false, "writes go bypassing the page cache".into()),
+        Cache::Auto if s.writes => (false, "writes bypass the page cache".into()),
         Cache::Auto | Cache::Bypass if s.require_direct => match s.no_direct() {
             None => (false, "‹require_direct›".into()),
             Some(why) => (false, why),

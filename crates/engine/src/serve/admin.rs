@@ -338,9 +338,7 @@ impl Worker {
     pub(super) fn lost(&mut self, c: &mut Connection, error: &io::Error) {
         self.site.totals.broken.fetch_add(1, Ordering::Relaxed);
         let why = match error.raw_os_error() {
-            Some(libc::EFAULT) => {
-                "a file that is served was cut short while the kernel sent from it".to_owned()
-            }
+            Some(libc::EFAULT) => "a served file was truncated while the kernel sent from it".to_owned(),
             _ => error.to_string(),
         };
         let fields = [("peer", c.peer.to_string().into()), ("why", why.into())];

@@ -376,7 +376,7 @@ impl Subsystem {
             if !hosts.insert(&host.nqn) {
                 return Err(Error::request(
                     &host.nqn,
-                    format!("is twice among the hosts of {}", self.nqn),
+                    format!("is listed twice among the hosts of {}", self.nqn),
                     "one",
                 ));
             }

@@ -97,7 +97,7 @@ impl Worker {
             client.host_nqn == connect.host_nqn && client.subsystem_nqn == connect.subsystem_nqn
         };
         let what = match &c.client {
-            None if host.is_some_and(|h| h.tls_key.is_some()) => "this host must come over TLS (tls_key)",
+            None if host.is_some_and(|h| h.tls_key.is_some()) => "this host must connect over TLS (tls_key)",
             Some(client) if !is_it(client) => "the names aren't those of the TLS key",
             _ => return Ok(()),
         };

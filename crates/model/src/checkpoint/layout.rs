@@ -100,7 +100,7 @@ impl Model {
         }
         if self.layers * self.tensor > FILES_MAX {
             let asked = format!("layers × tensor = {}", self.layers * self.tensor);
-            return Err(refused(asked, format!("at most {FILES_MAX}: that many files may it be")));
+            return Err(refused(asked, format!("at most {FILES_MAX} files")));
         }
         if self.tensor * self.pipeline > DIMENSION_MAX || self.ranks() > DIMENSION_MAX {
             let found = format!("at most {DIMENSION_MAX} ranks");

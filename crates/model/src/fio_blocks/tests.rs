@@ -130,7 +130,7 @@ fn what_is_no_rule_is_refused_by_its_part() {
         ("crc32c,offset=64", "interval=4k"),
         ("meta,pattern=abc", "'pattern=abc'"),
         ("meta,pattern=ä", "'pattern=ä'"),
-        ("pattern", "which pattern"),
+        ("pattern", "needs a pattern"),
         ("crc64,pattern=ff", "goes with meta and pattern"),
         ("crc64,seed=1", "'seed'"),
     ] {

@@ -44,7 +44,7 @@ impl SteadyRule {
         for part in text.split(',') {
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
             let number = value.parse().ok().filter(|n| (0.0..=SECONDS_MAX).contains(n));
-            let number: f64 = number.ok_or_else(|| refused(format!("'{part}' gives no number")))?;
+            let number: f64 = number.ok_or_else(|| refused(format!("'{part}' has no number")))?;
             let (word, slope) = name.strip_suffix("_slope").map_or((name, false), |word| (word, true));
             let measure = match word {
                 "bw" => Measure::Throughput,

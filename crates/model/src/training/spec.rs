@@ -397,7 +397,7 @@ impl EmulateSpec {
             );
         }
         if self.require_direct && !matches!(self.cache, Cache::Auto | Cache::Bypass) {
-            let found = "what passes through it is copied by a CPU";
+            let found = "data that passes through it is copied by a CPU";
             return refuse("‹require_direct› through the page cache", found, "‹cache› bypass");
         }
         let maps = matches!(self.path, PathKind::Mapped | PathKind::Auto) && self.feeds_gpu();

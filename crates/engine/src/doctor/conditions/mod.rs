@@ -106,7 +106,7 @@ pub const CONDITIONS: &[Condition] = &[
     row("forced_compat", "compatibility mode", Stops::Direct, forced),
     row("gpu_class", "GPU class", Stops::Direct, gpu_class),
     shown("gpu.N.bar1", "bar1", "a BAR1 window", Stops::Direct, bar1),
-    row("filesystem", "file system that cuFile takes", Stops::Direct, filesystem),
+    row("filesystem", "file system that cuFile supports", Stops::Direct, filesystem),
     shown("mount.data", "journal", "ext4 with data=ordered", Stops::Direct, journal),
     shown("direct PATH", "o_direct", "O_DIRECT", Stops::Direct, o_direct),
     row("drive", "NVMe drive", Stops::Direct, drive),
@@ -201,7 +201,7 @@ fn filesystem(ground: &Ground) -> Finding {
         if !takes {
             return fails(
                 format!("{} at {}", fs.kind, fs.mount_point),
-                format!("cuFile reads {} only in its compatibility mode; direct DMA takes ext4, xfs, a raw drive, or a file system on RDMA", fs.kind),
+                format!("cuFile reads {} only in its compatibility mode; direct DMA needs ext4, xfs, a raw drive, or a file system on RDMA", fs.kind),
                 "findmnt -t ext4,xfs   # and name a directory there, or the drive itself",
             );
         }
@@ -223,12 +223,12 @@ fn journal(ground: &Ground) -> Finding {
         (Some("ordered"), _) => holds("spelled out"),
         (_, Some("ordered")) | (_, None) => open(
             "not spelled out",
-            "cuFile wants ext4 with data=ordered, and some versions look for the words among the mount options",
+            "cuFile requires ext4 with data=ordered, and some versions look for these words among the mount options",
             again,
         ),
         (_, Some(other)) => fails(
             format!("data={other}"),
-            format!("ext4 at {} is mounted with data={other}, and cuFile wants data=ordered", fs.mount_point),
+            format!("ext4 at {} is mounted with data={other}, and cuFile requires data=ordered", fs.mount_point),
             again,
         ),
     }
@@ -313,7 +313,7 @@ fn layers(ground: &Ground) -> Finding {
             ("md", _) => {
                 return fails(
                     format!("{} is md {level}", raid.name),
-                    format!("nvidia-fs takes md raid0 and raid1, not {level}; P2PDMA takes no md at all"),
+                    format!("nvidia-fs supports md raid0 and raid1, not {level}; P2PDMA supports no md at all"),
                     stripe,
                 )
             }

@@ -159,7 +159,7 @@ pub fn raid(ground: &Ground) -> Finding {
         Some(raid) => fails(
             format!("{} is md {}", raid.name, raid.level.as_deref().unwrap_or("of unknown level")),
             "P2PDMA refuses md RAID, RAID0 as well",
-            "name the drives themselves: 'stripe:?chunk=512k&m=A&m=B'   # RAID0 in user space, which P2PDMA takes",
+            "name the drives themselves: 'stripe:?chunk=512k&m=A&m=B'   # RAID0 in user space, which P2PDMA supports",
         ),
         None => holds("none"),
     }

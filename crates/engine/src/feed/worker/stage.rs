@@ -103,7 +103,7 @@ impl Worker {
         Err(Error::machine(
             format!("pin {bytes} bytes of host memory"),
             why.to_string(),
-            "ulimit -l unlimited; GPU memory set free by whoever holds it",
+            "ulimit -l unlimited; or free GPU memory that other programs hold",
         ))
     }
 }

@@ -101,8 +101,8 @@ const NSID: Parameter = number("nsid", &["-n"], "The namespace's number.");
 const CTRL: Parameter = text("ctrl", &["ctrl_id", "-c"], "The controller's name.");
 const SOURCE: Parameter =
     text("bdev_name", &["source", "-b"], "Source that backs it, e.g. nvme+tcp://HOST:PORT/NQN.");
-const RATE: Parameter = Parameter { kind: Kind::Size, ..text("rate", &[], "Bytes a second at most.") };
-const IOPS: Parameter = number("iops", &[], "I/O commands a second at most.");
+const RATE: Parameter = Parameter { kind: Kind::Size, ..text("rate", &[], "Maximum bytes per second.") };
+const IOPS: Parameter = number("iops", &[], "Maximum I/O commands per second.");
 
 pub const VERBS: &[Verb] = &[
     Verb {
@@ -114,9 +114,9 @@ pub const VERBS: &[Verb] = &[
             text(
                 "serial_number",
                 &["sn", "-sn"],
-                "Serial number, at most 20 characters. Default: made from the NQN.",
+                "Serial number, at most 20 characters. Default: derived from the NQN.",
             ),
-            text("model_number", &["mn", "-mn"], "Model number, 40 characters. Default: Forebay."),
+            text("model_number", &["mn", "-mn"], "Model number, at most 40 characters. Default: Forebay."),
         ],
         call: subsystem_create,
     },
@@ -142,9 +142,9 @@ pub const VERBS: &[Verb] = &[
             needed(NQN),
             needed(SOURCE),
             number("nsid", &["-n"], "Its number. Default: the lowest that is free."),
-            text("uuid", &["-u"], "Names its content. Default: made from NQN and nsid."),
+            text("uuid", &["-u"], "Identifies its content. Default: derived from NQN and nsid."),
             flag("writable", "Hosts may write; it is read-only otherwise."),
-            number("block_size", &[], "Logical block: 512 or 4096. Default: what the source takes."),
+            number("block_size", &[], "Logical block: 512 or 4096. Default: depends on the source."),
             text("cache", &[], "Page cache: auto, bypass (O_DIRECT) or allow. Default: auto."),
             RATE,
             IOPS,

@@ -113,8 +113,8 @@ impl Nvml {
             }
         };
         let hint = match status {
-            NOT_SUPPORTED => "; this GPU, or its slice, doesn't tell",
-            NO_PERMISSION => "; the container or the user may not ask",
+            NOT_SUPPORTED => "; this GPU, or its slice, doesn't report it",
+            NO_PERMISSION => "; the container or the user isn't allowed to ask",
             DRIVER_NOT_LOADED => "; sudo modprobe nvidia",
             _ => "",
         };

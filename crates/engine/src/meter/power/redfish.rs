@@ -60,7 +60,7 @@ impl Address {
         let authority =
             uri.authority().filter(|a| !a.host().is_empty()).ok_or_else(|| bad("no host", example()))?;
         if !matches!(uri.path(), "" | "/") || uri.query().is_some() {
-            return Err(bad("a path after the host; it is found out", example()));
+            return Err(bad("a path after the host, which is discovered automatically", example()));
         }
         let loopback = matches!(authority.host(), "127.0.0.1" | "localhost" | "[::1]");
         match uri.scheme_str() {
@@ -241,7 +241,7 @@ fn system_roots(address: &Address) -> RootCerts {
 fn unreachable_because(url: &str, error: &ureq::Error) -> Reason {
     let text = error.to_string();
     match text.contains("ertificate") || text.contains("UnknownIssuer") {
-        true => format!("{url}: {text}; for a certificate of its own making, write redfish+insecure:HOST"),
+        true => format!("{url}: {text}; for a self-signed certificate, write redfish+insecure:HOST"),
         false => format!("{url}: {text}"),
     }
 }

@@ -223,7 +223,7 @@ impl DataPath for Gds {
 
     fn after_timeouts(&self, job: &JobSpec) -> Option<&'static str> {
         (job.cufile == CuFileMode::Batch).then_some(
-            "‹cufile› sync; or a smaller ‹cufile_batch›, or a longer posix_pool_slab_count in cufile.json",
+            "‹cufile› sync; or a smaller ‹cufile_batch›, or a larger posix_pool_slab_count in cufile.json",
         )
     }
 }

@@ -379,8 +379,7 @@ impl Session {
     }
 }
 
-const NEXT_COMPAT: &str =
-    "forebay doctor SOURCE for what is in the way; ‹allow_compat› to accept it; ‹path› bounce";
+const NEXT_COMPAT: &str = "forebay doctor SOURCE for the reason; ‹allow_compat› to accept it; ‹path› bounce";
 
 fn no_driver(e: &CuFileError, allow_compat: bool) -> Error {
     let next = if allow_compat { "forebay doctor; ‹path› bounce" } else { NEXT_COMPAT };

@@ -129,7 +129,7 @@ fn batches(session: &Session, job: &JobSpec, depth: u32) -> Result<Vec<Body>, Er
             "in compatibility mode cuFile stages I/Os of this size through {} buffers, fewer than workers, and a batch that lacks one waits forever",
             pool.unwrap_or(0)
         );
-        let next = "fewer ‹workers›, ‹cufile› sync, or a longer posix_pool_slab_count in cufile.json";
+        let next = "fewer ‹workers›, ‹cufile› sync, or a larger posix_pool_slab_count in cufile.json";
         Error::machine(format!("‹cufile› batch with ‹workers› {}", job.workers), found, next)
     })?;
     session.batches_of(entries);
@@ -143,7 +143,7 @@ fn batches(session: &Session, job: &JobSpec, depth: u32) -> Result<Vec<Body>, Er
         session.note(
             "cufile_batch_bounded",
             text,
-            "a longer posix_pool_slab_count or io_batchsize in cufile.json",
+            "a larger posix_pool_slab_count or io_batchsize in cufile.json",
         );
     }
     (0..threads)

@@ -96,7 +96,7 @@ pub(crate) fn check_nqn(field: &str, nqn: &str) -> Result<(), Error> {
     };
     match nqn {
         n if n.len() > NQN_BYTES_MAX => wrong("is longer than 223 bytes"),
-        n if !n.starts_with("nqn.") || n.len() < 12 => wrong("is no NVMe qualified name"),
+        n if !n.starts_with("nqn.") || n.len() < 12 => wrong("is not an NVMe qualified name"),
         n if n.chars().any(|c| c.is_control() || c.is_whitespace()) => wrong("has a space in it"),
         _ => Ok(()),
     }

@@ -260,7 +260,7 @@ impl Remote {
     pub fn lend_device(&self, memory: &DeviceMemory) -> Result<Lent, String> {
         match &self.shared.domains {
             Some(domains) if domains.has_device() => domains.lend_device(memory),
-            Some(_) => Err("no connection stands that could say which card it is".into()),
+            Some(_) => Err("no connection is established that could tell which card it is".into()),
             None => Err("payload comes through sockets".into()),
         }
     }

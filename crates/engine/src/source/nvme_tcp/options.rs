@@ -47,13 +47,13 @@ impl Address {
                 // A zone's name (%eth0) is the resolver's business.
                 let bare = host.split_once('%').map_or(host, |(bare, _)| bare);
                 if bare.parse::<std::net::Ipv6Addr>().is_err() {
-                    return Err(format!("'{host}' is no IPv6 address"));
+                    return Err(format!("'{host}' is not an IPv6 address"));
                 }
                 (host, after)
             }
             None => match text.find(':') {
                 Some(colon) if text[colon + 1..].contains(':') => {
-                    return Err("has several colons: an IPv6 address stands in brackets, [::1]".into());
+                    return Err("has several colons: an IPv6 address must be in brackets, [::1]".into());
                 }
                 Some(colon) => text.split_at(colon),
                 None => (text, ""),

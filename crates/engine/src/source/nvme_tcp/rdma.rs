@@ -152,7 +152,9 @@ impl Rdma {
             Happened::RouteResolved => self.connect(),
             Happened::Established if self.phase == Phase::Connecting => {
                 let Some(commands) = accepted(&self.request, &event.private) else {
-                    return Err(Broken("who accepted the connection is no NVMe/RDMA controller".into()));
+                    return Err(Broken(
+                        "the peer that accepted the connection is not an NVMe/RDMA controller".into(),
+                    ));
                 };
                 self.end = HostEnd::new(commands.min(self.entries - 1));
                 self.phase = Phase::Ready;
@@ -162,7 +164,7 @@ impl Rdma {
             Happened::Rejected => Err(Broken(why_rejected(event))),
             Happened::Unreachable => {
                 let error = io::Error::from_raw_os_error(event.status.abs());
-                Err(Broken(format!("no way there by RDMA: {error}")))
+                Err(Broken(format!("not reachable by RDMA: {error}")))
             }
             Happened::Disconnected => Err(Broken("the controller closed the connection".into())),
             Happened::DeviceRemoved => Err(Broken("the RDMA device was removed".into())),

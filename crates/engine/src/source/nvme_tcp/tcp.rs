@@ -213,7 +213,7 @@ fn no_digests() -> Fatal {
     Fatal {
         status: FatalStatus::UnsupportedParameter,
         field: 11,
-        what: "the controller doesn't do the digests that were asked for",
+        what: "the controller doesn't support the digests that were requested",
         by_peer: true,
     }
 }

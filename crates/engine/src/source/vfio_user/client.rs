@@ -51,7 +51,7 @@ impl fmt::Display for Wrong {
             Wrong::Refused(errno) => {
                 write!(f, "the server refuses it: {}", std::io::Error::from_raw_os_error(*errno))
             }
-            Wrong::Garbled(what) => write!(f, "the server keeps not to the protocol: {what}"),
+            Wrong::Garbled(what) => write!(f, "the server violates the protocol: {what}"),
         }
     }
 }

@@ -134,12 +134,12 @@ impl Function {
     ) -> Result<Function, Ended> {
         let mut client = Client::connect(&options.socket, within)?;
         if !client.info()?.is_pci {
-            return Err(refused("what it emulates is no PCI device"));
+            return Err(refused("what it emulates is not a PCI device"));
         }
         let class = read_config::<4>(&mut client, config::CLASS).map(u32::from_le_bytes)? >> 8;
         if class != config::CLASS_NVME {
             return Err(refused(format!(
-                "what it emulates is no NVMe controller: its class is {class:#08x}"
+                "what it emulates is not an NVMe controller: its class is {class:#08x}"
             )));
         }
         let vectors = client.interrupts(IRQ_MSIX)?.count.min(2048) as u16;

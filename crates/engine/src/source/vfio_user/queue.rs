@@ -195,14 +195,14 @@ impl VfioUserQueue {
             (true, true) => return self.work.pending.push_front(command),
             (_, false) => (
                 libc::EIO,
-                "the device stopped answering while this was under way, and couldn't be reset: it isn't tried again, \
-                 as the old one might still move its bytes",
+                "the device stopped answering while this was in flight, and couldn't be reset: it isn't tried again, \
+                 because the device might still move its bytes",
             ),
             // Not EIO: nothing is wrong with the medium, and who asked may ask again.
             (false, true) => (
                 libc::ECONNRESET,
-                "the device was lost while this was under way: it may have been done or not (replay_writes=1 would \
-                 do it again)",
+                "the device was lost while this was in flight: it may or may not have been carried out \
+                 (replay_writes=1 would repeat it)",
             ),
         };
         self.end(command, Err(Fault::note(errno, text)), done);

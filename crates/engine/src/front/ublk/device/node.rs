@@ -77,7 +77,11 @@ pub(crate) fn make(
     let info = control::add(kernel, wanted).map_err(|errno| match errno {
         libc::EPERM | libc::EACCES => {
             let next = "sudo, or a service with CAP_SYS_ADMIN (deploy/)";
-            Error::machine("a ublk device", "making one needs CAP_SYS_ADMIN, which this process lacks", next)
+            Error::machine(
+                "a ublk device",
+                "creating one needs CAP_SYS_ADMIN, which this process lacks",
+                next,
+            )
         }
         libc::EEXIST => {
             let id = options.id.unwrap_or(0);
@@ -89,7 +93,7 @@ pub(crate) fn make(
         }
         _ => Error::run(
             "a ublk device",
-            format!("the driver refuses to make one: {}", text(errno)),
+            format!("the driver refuses to create one: {}", text(errno)),
             "dmesg | tail",
         ),
     })?;

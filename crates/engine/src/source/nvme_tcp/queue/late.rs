@@ -23,8 +23,8 @@ impl NvmeTcpQueue {
             // Not EIO: nothing is wrong with the medium, and who asked may ask again.
             let fault = Fault::note(
                 libc::ECONNRESET,
-                "the connection was lost while this was under way: it may have been done or not (replay_writes=1 \
-                 would do it again)",
+                "the connection was lost while this was in flight: it may or may not have been carried out \
+                 (replay_writes=1 would repeat it)",
             );
             self.work.end(command, Err(fault), done);
         }
