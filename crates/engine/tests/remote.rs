@@ -281,7 +281,10 @@ fn writes_whose_outcome_is_unknown_fail_and_say_so() {
                     }
                     Err(fault) => {
                         unknown += 1;
-                        assert!(fault.to_string().contains("it may or may not have been carried out"), "{fault}");
+                        assert!(
+                            fault.to_string().contains("it may or may not have been carried out"),
+                            "{fault}"
+                        );
                         assert_eq!(
                             fault.errno,
                             libc::ECONNRESET,

@@ -64,14 +64,19 @@ impl MinimumRate {
             |least: Option<f64>, rate: f64| least.filter(|least| rate < *least).map(|least| (rate, least));
         let mib = |(rate, least): (f64, f64)| {
             let mib_s = |rate: f64| rate / f64::from(1 << 20);
-            ("‹rate_min_gib_s›", format!("{:.3} MiB/s, {:.3}", mib_s(rate), mib_s(least)))
+            (
+                "‹rate_min_gib_s›",
+                format!("{:.3} MiB/s, less than its share of {:.3}", mib_s(rate), mib_s(least)),
+            )
         };
-        let ios = |(rate, least): (f64, f64)| ("‹rate_min_iops›", format!("{rate:.1} IOPS, {least:.1}"));
+        let ios = |(rate, least): (f64, f64)| {
+            ("‹rate_min_iops›", format!("{rate:.1} IOPS, less than its share of {least:.1}"))
+        };
         let missed = below(self.bytes_s, rate(moved.bytes)).map(mib);
         let missed = missed.or(below(self.ios_s, rate(moved.ios)).map(ios));
         self.found = missed.map(|(flag, rates)| {
             let (worker, to) = (snapshot.worker, snapshot.at.as_secs_f64());
-            let found = format!("worker {worker} reached {rates} is its share (from {from:.1} to {to:.1} s)");
+            let found = format!("worker {worker} reached {rates} (from {from:.1} to {to:.1} s)");
             Error::run(flag, found, format!("a lower {flag}, or find out what slows it down: forebay doctor"))
         });
         self.found.is_some()
