@@ -249,7 +249,7 @@ def test_ctrl_c_leaves_what_was_simulated(monkeypatch, capfd) -> None:
         ({"hosts": 0}, "hosts 0"),
         ({"hours": -1.0}, "hours -1"),
         ({"hours": float("nan")}, "hours nan"),
-        ({"storage": "shared"}, "a local drive belongs to one host"),
+        ({"storage": "shared"}, "contradicts location local"),
         ({"storage": "cloud"}, "is not known"),
         ({"sizes": "large"}, "is not known"),
         ({"jitter": ("compute=-1",)}, "is not a distribution"),

@@ -60,7 +60,8 @@ class Checks(Data):
     def why_not(self, kind: str, pattern: str) -> str:
         """Why Forebay's own content can't take the place of fio's; empty where it can."""
         if pattern or kind not in VERIFIED:
-            return f"written data is read back and checked against Forebay's own content, without {'a pattern' if pattern else kind}"
+            other = "a pattern" if pattern else kind
+            return f"written data is read back and checked against Forebay's own content, without {other}"
         if not self.is_write() and "read_pct" not in self.fields:
             return ""
         partly = {"read_pct", "duration_s", "limit_bytes", "limit_ios", "skip_bytes", "distribution", "rate_gib_s"}

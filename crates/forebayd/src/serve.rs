@@ -51,7 +51,7 @@ fn file_of(given: &Given) -> Result<Option<&str>, Error> {
         None => Ok(Some(subject)),
         Some(long) => Err(Error::request(
             format!("--{long} with {subject}"),
-            "the configuration file sets that",
+            "is set by the configuration file",
             format!("forebayd serve {subject}, or SOURCE --{long} …"),
         )),
     }

@@ -125,14 +125,15 @@ def _limits(values: dict[str, Any]) -> Limits:
 def _subject(
     name: str, text: str, python: str | None, source: tuple[str, ...], values: dict[str, Any]
 ) -> Subject:
-    job = {**job_from_flags(source, values), **parse_settings(text)}
+    own = parse_settings(text)
+    job = {**job_from_flags(source, values), **own}
     if not job["sources"] and not job.get("pairs"):
         raise RequestError(
             "SOURCE", f"{name} has none", "forebay compare --a … --b … FILE, or source=FILE in both"
         )
     if not {"duration_s", *counted()} & job.keys():
         job["duration_s"] = DURATION_S
-    return Subject(name, text.strip(), job, python)
+    return Subject(name, text.strip(), job, python, frozenset(own))
 
 
 def _files(

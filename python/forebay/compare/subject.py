@@ -11,19 +11,22 @@ from typing import Any
 
 from forebay import run as engine
 from forebay.errors import BAD_REQUEST, MACHINE, ForebayError, MachineError, RequestError, RunError
-from forebay.flags import spell
+from forebay.flags import Field, spell
+from forebay.wording import as_flag, as_key, reworded, said
 
 RECORD_BYTES_MAX = 256 << 20
 
 
 @dataclass(frozen=True)
 class Subject:
-    """`settings` is what the user typed for this side. `python` None: this process runs the job."""
+    """`settings` is what the user typed for this side, `own` the fields that it sets. `python` None: this process runs the
+    job."""
 
     name: str
     settings: str
     job: dict[str, Any]
     python: str | None = None
+    own: frozenset[str] = frozenset()
 
     def same_as(self, other: Subject) -> bool:
         return self.job == other.job and self.python == other.python
@@ -41,9 +44,14 @@ class Subject:
                 engine.run(job, observer=observe) if self.python is None else run_elsewhere(self.python, job)
             )
         except ForebayError as error:
+            spoken = reworded(error, lambda text: said(text, self._word))
             raise type(error)(
-                f"{self.name} ({self.title}): {error.asked}", error.found, error.next
+                f"{self.name} ({self.title}): {spoken.asked}", spoken.found, spoken.next
             ) from error
+
+    def _word(self, field: Field) -> str:
+        """A field of the common flags by its flag; one of this side's settings as it is set there."""
+        return as_key(field) if field.key in self.own else as_flag(field)
 
 
 def run_elsewhere(python: str, job: dict[str, Any]) -> dict[str, Any]:

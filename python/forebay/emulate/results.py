@@ -119,7 +119,7 @@ def survey(folder: str) -> Found:
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError) as error:
             damaged.append(Damaged(place, described(error)))
     if not runs and not damaged and checkpoints:
-        found = f"holds results of checkpoints alone ({len(checkpoints)}): a record of checkpoints has its verdicts in checkpoint.rules"
+        found = f"holds only results of checkpoints ({len(checkpoints)}), whose records have their verdicts in checkpoint.rules"
         raise RequestError(folder, found, "forebay emulate checkpoint --closed")
     if not runs and not damaged:
         found = "holds no result: neither a record of an emulated run nor a summary.json"

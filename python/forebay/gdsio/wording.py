@@ -7,6 +7,8 @@ from functools import cache
 
 from forebay.errors import ForebayError
 from forebay.flags import fields
+from forebay.wording import as_flag, reworded
+from forebay.wording import said as with_words
 
 # By the field's key.
 FIELDS = {
@@ -35,18 +37,9 @@ OURS = ("--overwrite", "--overwrite-device", "--require-direct", "--json", "--re
 _WORD = re.compile(r"(?<![\w-])--[a-z][a-z-]*(?: allow| bypass| write| 1\b)?")
 
 
-_FIELD = re.compile("‹([a-z_]+)›")
-
-
-@cache
-def _flags() -> dict[str, str]:
-    """Key → flag of bench's, of each field."""
-    return {f.key: f"--{f.flag}" for f in fields()}
-
-
 @cache
 def _spoken() -> dict[str, str]:
-    return PHRASES | {_flags()[key]: flag for key, flag in FIELDS.items()}
+    return PHRASES | {as_flag(field): FIELDS[field.key] for field in fields() if field.key in FIELDS}
 
 
 def said(text: str) -> str:
@@ -64,14 +57,10 @@ def said(text: str) -> str:
         foreign |= flag not in OURS
         return match[0]
 
-    spoken = _WORD.sub(replace, _FIELD.sub(lambda field: _flags().get(field[1], field[0]), text))
+    spoken = _WORD.sub(replace, with_words(text, as_flag))
     return f"{spoken} (with forebay bench: --dry-run prints its command)" if foreign else spoken
 
 
 def in_gdsios_words(error: ForebayError) -> ForebayError:
     """The same error, with the record that it may carry."""
-    asked, found, next = error.marked or (error.asked, error.found, error.next)
-    spoken = type(error)(said(asked), said(found), said(next))
-    own = ("asked", "found", "next", "marked")
-    spoken.__dict__.update({k: v for k, v in vars(error).items() if k not in own})
-    return spoken
+    return reworded(error, said)

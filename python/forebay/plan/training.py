@@ -163,7 +163,7 @@ PRIORS = (
     ),
     Prior("barrier[other]", 0.001, 0.8, "", "prior", UNSEEN),
     *(
-        Prior(f"read_efficiency[{w}]", 0.95, 0.1, "", "prior", "share of the drives' specification that this workload's reads reach")
+        Prior(f"read_efficiency[{w}]", 0.95, 0.1, "", "prior", "share of the drives' specification that its reads reach")
         for w in WORKLOADS
     ),
     Prior("read_efficiency[other]", 0.9, 0.15, "", "prior", UNSEEN),

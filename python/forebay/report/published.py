@@ -33,8 +33,8 @@ MICRON_CAVEATS = (
 )
 FABRIC_CAVEATS = (
     "Most of a difference is explained by cores (here host, gateway and target may share one machine's processors; in the paper "
-    "a DPU and two machines do the work), copies (here each end copies a socket's payload once; the paper's DPU moves it by DMA), "
-    "and the link (loopback, a veth pair or your own).",
+    "a DPU and two machines do the work), copies (here each end copies a socket's payload once; the paper's DPU moves it by "
+    "DMA), and the link (loopback, a veth pair or your own).",
     "The paper's bytes end in GPU memory, with a file per worker; here it is one file, and its bytes end where the path says.",
     "In places the paper's remote drive is faster than the same drive attached locally, and than its specification. The paper "
     "gives no reason.",

@@ -20,8 +20,8 @@ ROWS_MAX = 400
 FEW_STEPS = "too few steps for the rules' formula"
 NONE_PASSES = "not even one accelerator passes"
 MATRIX_FOOT = (
-    "Where one more drive gains nothing, the paper's own host limited the published cell. Several published cells are faster than "
-    "the drives can read: part of the data came from the page cache. Their throughput follows from accelerators and AU."
+    "Where one more drive gains nothing, the paper's own host limited the published cell. Several published cells are faster "
+    "than the drives can read: part of the data came from the page cache. Their throughput follows from accelerators and AU."
 )
 
 

@@ -12,6 +12,7 @@ from forebay.sweep import fabric
 from forebay.sweep.file import Sweep
 from forebay.sweep.points import Point, canonical, describe, expand, keyed, ordered, varying_fields
 from forebay.sweep.scale import Scale, apply, choose, fall_back, find_fallbacks, seconds_of
+from forebay.wording import in_keys
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,9 @@ def _check(job: dict[str, Any], sweep: Sweep, varying: list[str]) -> None:
     try:
         engine.check(fabric.stand_in(job))
     except RequestError as error:
+        spoken = in_keys(error)
         raise RequestError(
-            f"{sweep.origin}, point {describe(job, varying)}: {error.asked}", error.found, error.next
+            f"{sweep.origin}, point {describe(job, varying)}: {spoken.asked}", spoken.found, spoken.next
         ) from error
 
 

@@ -17,6 +17,7 @@ from forebay.sweep.plan import Plan
 from forebay.sweep.points import Point
 from forebay.sweep.results import POINT, Results
 from forebay.sweep.scale import seconds_of
+from forebay.wording import in_keys
 
 if TYPE_CHECKING:
     from forebay.bench.endpoint import Endpoint
@@ -97,7 +98,8 @@ def _run(point: Point, plan: Plan, stages: Stages, resolve: Callable[[Job], Job]
     try:
         record = own_files.run({**resolve(point.job), "label": label}, own_files.SWEEP, stages.observe)
     except ForebayError as error:
-        found = {"exit_code": error.exit_code, "asked": error.asked, "found": error.found, "next": error.next}
+        spoken = in_keys(error)
+        found = {"exit_code": error.exit_code, "asked": spoken.asked, "found": spoken.found, "next": spoken.next}
         return {**line, "finished": _now(), "error": found}
     if point.changes:
         text = f"differs from {plan.sweep.name}: {'; '.join(point.changes)}"

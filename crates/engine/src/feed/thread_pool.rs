@@ -253,7 +253,10 @@ pub fn device(gpu: u32) -> Result<Arc<Device>, Error> {
     if let Some(device) = devices.iter().find(|d| d.index() == gpu) {
         return Ok(device.clone());
     }
-    let device = Device::open(gpu).map_err(|e| Error { asked: format!("GPU {gpu}"), ..e })?;
+    let device = Device::open(gpu).map_err(|e| {
+        let next = e.next.replace("‹path› host", "path=\"host\"");
+        Error { asked: format!("GPU {gpu}"), next, ..e }
+    })?;
     devices.push(device.clone());
     Ok(device)
 }

@@ -289,7 +289,7 @@ def _warnings(scenario: Scenario, classes: Sequence[Class]) -> list[str]:
                 "not simulated, so the AU is too optimistic"
             )
         if entry.workload is not None and entry.job.system.location == "remote":
-            what = "of the fabric, the formula for AU includes only the DPU's queues; the simulation also includes what plain reads lose"
+            what = "of the fabric, the formula for AU includes only the DPU's queues; the simulation also what plain reads lose"
             found.append(f"{entry.job.name}: {what}")
         if entry.saving is not None and scenario.jitter:
             found.append(f"{entry.job.name}: jitter isn't simulated in checkpoints, which consist of long reads and writes")

@@ -91,9 +91,9 @@ def make_scenario(system: System, of_file: Mapping[str, Any], flags: Mapping[str
     remote = system.location == "remote"
     storage = _one_of("storage", given.get("storage", SHARED if remote else OWN), (OWN, SHARED))
     if storage == SHARED and not remote:
-        raise RequestError("--storage shared", "contradicts location local: a local drive belongs to one host", "--location remote")
+        raise RequestError("--storage shared", "contradicts location local, whose drives belong to one host", "--location remote")
     if storage == SHARED and system.pcie and any(s.drives for s in system.pcie):
-        raise RequestError("--storage shared", "contradicts drives in the PCIe tree, which belongs to one host", "nics in the tree")
+        raise RequestError("--storage shared", "contradicts drives in the PCIe tree of one host", "nics in the tree")
     hosts = _whole("hosts", given.get("hosts", 1), 1, HOSTS_MAX)
     first = Job(system.workload, system, hosts)
     others = [_job(t, system, hours * 3600.0, more) for t in _tables("job", given.get("job", ()), _settings)]
