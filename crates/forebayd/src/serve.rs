@@ -51,7 +51,7 @@ fn file_of(given: &Given) -> Result<Option<&str>, Error> {
         None => Ok(Some(subject)),
         Some(long) => Err(Error::request(
             format!("--{long} with {subject}"),
-            "is set by the configuration file",
+            "is set in the file",
             format!("forebayd serve {subject}, or SOURCE --{long} …"),
         )),
     }

@@ -240,7 +240,7 @@ def calibrate(runs: Sequence[Found], drive: catalogue.Drive, more: Sequence[cata
     if len(runs) > POINTS_MAX:
         raise RequestError("the runs", f"are {len(runs)}", f"at most {POINTS_MAX}, for instance one sweep")
     if len(loads) < POINTS_LEAST:
-        raise RequestError("the runs", "all have the same settings, so latency and bandwidth look alike", "two or more block sizes")
+        raise RequestError("the runs", "all have the same settings, so latency can't be told apart", "two or more block sizes")
     kept = [r.measured for r in runs]
     strays: list[int] = []
     fitted = flow.Flow(kept, more)

@@ -92,7 +92,7 @@ class Cores:
     def predict(self, work: Work, rate_sd: float = 0.0) -> dict[str, Estimate]:
         """Cores busy in user mode, in the kernel, and both. `rate_sd`: of the rate's logarithm, where it is predicted."""
         mean, sd = self.posterior.predict(Rows([work] * 3, [USER, SYSTEM, BOTH]))
-        note = "" if work.path in self.measured else f"cores of the {work.path} path are a guess; calibrate with --runs of your own"
+        note = "" if work.path in self.measured else f"cores of the {work.path} path are a guess; calibrate with --runs"
         found = {}
         for i, name in enumerate(("cpu_user_cores", "cpu_system_cores", "cpu_cores")):
             spread = math.sqrt(float(sd[i]) ** 2 + NOISE**2 + rate_sd**2)

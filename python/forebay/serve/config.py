@@ -39,7 +39,7 @@ def asked(source: str, flags: dict[str, Any]) -> Asked:
     given = [name for name, value in flags.items() if value not in (None, (), False)]
     if given:
         flag = f"--{given[0].replace('_', '-')}"
-        raise RequestError(f"{flag} with {source}", "is set by the configuration file", f"forebay serve {source}, or SOURCE {flag} …")
+        raise RequestError(f"{flag} with {source}", "is set in the file", f"forebay serve {source}, or SOURCE {flag} …")
     return read(Path(source))
 
 
