@@ -119,7 +119,7 @@ test-gpu: | $(MADE)/ready ## The tests that need an NVIDIA GPU: what `make test`
 	@$(MAKE) --no-print-directory $(MADE)/tested-with
 	@$(call pytest_marked,gpu,no test needs a GPU yet)
 
-test-dlio: | $(MADE)/ready ## Data sets and results in DLIO's hands and its in ours (DLIO_V1=PYTHON DLIO_V2=PYTHON …: docs/building.md)
+test-dlio: | $(MADE)/ready ## DLIO reads Forebay's data sets and results, and Forebay DLIO's (DLIO_V1=PYTHON DLIO_V2=PYTHON …: docs/building.md)
 	@[ -n "$(DLIO_V1)$(DLIO_V2)" ] || { echo 'make test-dlio: no DLIO is named; try: make test-dlio DLIO_V1=PYTHON DLIO_V2=PYTHON' >&2; exit 3; }
 	@$(MAKE) --no-print-directory $(MADE)/tested-with
 	$(foreach v,$(DLIO_NAMES),$(if $($(v)),$(v)='$($(v))')) $(PYTEST) tests/test_emulate_dlio.py \
@@ -129,7 +129,7 @@ check: | $(MADE)/ready ## The fast part of `make test`: format, lint, unit tests
 	@$(MAKE) --no-print-directory format-check clippy
 	cargo test --workspace --lib --quiet
 	@$(MAKE) --no-print-directory $(MADE)/tested-with types
-	$(PYTEST) -q tests/test_house.py $(ARGS)
+	$(PYTEST) -q tests/test_house*.py $(ARGS)
 
 format: | $(MADE)/ready ## Format Rust and Python in place
 	@$(MAKE) --no-print-directory $(MADE)/tools
@@ -219,7 +219,7 @@ docs: | $(MADE)/ready ## API pages under target/doc, every link in the Markdown 
 	@$(MAKE) --no-print-directory $(BIN)/python
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --document-private-items
 	@$(MAKE) --no-print-directory $(MADE)/tested-with
-	$(PYTEST) -q tests/test_house.py -k 'link or promise or help'
+	$(PYTEST) -q tests/test_house.py tests/test_house_documents.py -k 'link or promise or help'
 
 clean: ## Remove what was built (.venv, target, dist)
 	rm -rf $(VENV) target dist
