@@ -37,10 +37,6 @@ def prepare(arguments: Sequence[str]) -> Callable[[dict[str, Any]], Answer]:
     destination = cupy.empty(size, dtype=cupy.uint8)
     position = 0
 
-    def configure(request: dict[str, Any]) -> None:
-        settings = {"num_threads": request["threads"], "task_size": request["task"]}
-        kvikio.defaults.set(settings | {"auto_direct_io_read": bool(request.get("direct"))})
-
     def whole(request: dict[str, Any]) -> Answer:
         with kvikio.CuFile(path, "r") as file:
             return repeated(lambda: file.read(destination), request["seconds"])
@@ -79,17 +75,22 @@ def prepare(arguments: Sequence[str]) -> Callable[[dict[str, Any]], Answer]:
         return cold(request) if request.get("cold") else whole(request)
 
     def run(request: dict[str, Any]) -> Answer:
-        configure(request)
+        configure(kvikio.defaults, request)
         answer = measured(request)
         # Whether it went through cuFile (OFF) or its own threads (ON), if it chose for itself (AUTO).
         mode = str(kvikio.defaults.get("compat_mode"))
         return answer | {"proof": {"compat_mode": mode, "preferred": kvikio.defaults.is_compat_mode_preferred()}}
 
     if path != "-":
-        configure({"threads": 8, "task": 4 << 20})
+        configure(kvikio.defaults, {"threads": 8, "task": 4 << 20})
         with kvikio.CuFile(path, "r") as file:
             file.read(destination[: min(size, PIECE)])
     return run
+
+
+def configure(defaults: Any, request: dict[str, Any]) -> None:
+    settings = {"num_threads": request["threads"], "task_size": request["task"]}
+    defaults.set(settings | {"auto_direct_io_read": bool(request.get("direct"))})
 
 
 def by_futures(file: Any, views: list[Any], block: int, blocks: int, request: dict[str, Any]) -> Answer:

@@ -223,6 +223,19 @@ struct Shared {
 }
 
 impl Shared {
+    fn new(workers: u32) -> Shared {
+        Shared {
+            stop: AtomicBool::new(false),
+            files: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            running: AtomicU64::new(u64::from(workers)),
+            failure: Mutex::new(None),
+            start: Start::default(),
+            clock: OnceLock::new(),
+            cpu: OnceLock::new(),
+        }
+    }
+
     /// Of a thread that is done.
     fn one_less(&self) {
         if self.running.fetch_sub(1, Relaxed) == 1 {
@@ -275,16 +288,7 @@ impl Work<'_> {
     /// Runs the call over all files; the calling thread watches and lets `observe` end it.
     fn on_threads(&self, observe: &mut dyn FnMut(&Progress) -> bool) -> Outcome {
         let workers = self.site.workers.min(self.site.files.try_into().unwrap_or(u32::MAX));
-        let shared = Shared {
-            stop: AtomicBool::new(false),
-            files: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
-            running: AtomicU64::new(u64::from(workers)),
-            failure: Mutex::new(None),
-            start: Start::default(),
-            clock: OnceLock::new(),
-            cpu: OnceLock::new(),
-        };
+        let shared = Shared::new(workers);
         // Before anything is done, so that an observer may say no to all of it.
         let refused = !observe(&self.progress(&shared, Duration::ZERO));
         shared.stop.store(refused, Relaxed);

@@ -281,10 +281,8 @@ fn writes_whose_outcome_is_unknown_fail_and_say_so() {
                     }
                     Err(fault) => {
                         unknown += 1;
-                        assert!(
-                            fault.to_string().contains("it may or may not have been carried out"),
-                            "{fault}"
-                        );
+                        let said = fault.to_string();
+                        assert!(said.contains("it may or may not have been carried out"), "{said}");
                         assert_eq!(
                             fault.errno,
                             libc::ECONNRESET,

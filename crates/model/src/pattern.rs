@@ -119,12 +119,32 @@ enum Order {
     },
     Listed {
         places: Places,
-        blocks: Vec<u64>,
-        /// What a round adds to all blocks.
-        step: u64,
-        index: usize,
-        base: u64,
+        list: List,
     },
+}
+
+/// Blocks in a given order, over and over.
+#[derive(Clone, Debug)]
+struct List {
+    blocks: Vec<u64>,
+    /// What a round adds to all blocks.
+    step: u64,
+    index: usize,
+    base: u64,
+}
+
+impl List {
+    /// The next block, of `total`.
+    #[inline]
+    fn next(&mut self, total: u64) -> u64 {
+        let block = (self.base + self.blocks[self.index]) % total;
+        self.index += 1;
+        if self.index == self.blocks.len() {
+            self.index = 0;
+            self.base = (self.base + self.step) % total;
+        }
+        block
+    }
 }
 
 /// Hot blocks lie at the same places for every seed, so that workers with seeds
@@ -162,24 +182,11 @@ impl Pattern {
         reason = "endless: an Option would have to be unwrapped everywhere"
     )]
     pub fn next(&mut self) -> Next {
-        // A seed's offsets stay what they were: a size that doesn't depend on the direction is drawn before it.
-        let len = self.sizes.draw(&mut self.random);
-        let is_read = self.read_below >> 32 != 0
-            || (self.read_below != 0 && self.random.next_u64() >> 32 < self.read_below);
-        let len = match len {
-            Some(len) => len,
-            None => self.sizes.draw_for(is_read, &mut self.random),
-        };
-        let (index, inside) = match &mut self.order {
+        let (len, is_read) = self.size_and_direction();
+        let at = match &mut self.order {
             Order::Sequential { index, rest } => {
                 let len = len.min(rest.bytes);
-                let io = Next {
-                    target: rest.target,
-                    offset: rest.start,
-                    len: len as u32,
-                    is_read,
-                    pass: self.pass,
-                };
+                let (target, offset, pass) = (rest.target, rest.start, self.pass);
                 rest.start += len;
                 rest.bytes -= len;
                 if rest.bytes == 0 {
@@ -187,7 +194,7 @@ impl Pattern {
                     *rest = self.spans[*index];
                     self.pass = self.pass.saturating_add(u32::from(*index == 0));
                 }
-                return io;
+                return Next { target, offset, len: len as u32, is_read, pass };
             }
             Order::Skipping(walk) => {
                 let (index, inside, len) = walk.next(&self.spans, len);
@@ -205,19 +212,11 @@ impl Pattern {
                 return self.io((index, inside), len, is_read, pass);
             }
             Order::Zoned { places, zones } => {
-                let drawn = Below::new(100).draw(&mut self.random);
-                let zone = zones.partition_point(|(end, ..)| *end <= drawn).min(zones.len() - 1);
-                let (_, first, within) = zones[zone];
-                let at = places.at(first + within.draw(&mut self.random));
+                let at = places.at(in_zone(zones, &mut self.random));
                 self.fit_back(at, len)
             }
-            Order::Listed { places, blocks, step, index, base } => {
-                let at = places.at((*base + blocks[*index]) % places.total());
-                *index += 1;
-                if *index == blocks.len() {
-                    *index = 0;
-                    *base = (*base + *step) % places.total();
-                }
+            Order::Listed { places, list } => {
+                let at = places.at(list.next(places.total()));
                 self.fit_back(at, len)
             }
             Order::Uniform { places, below } => {
@@ -238,9 +237,21 @@ impl Pattern {
                 return self.io(at, len, is_read, pass);
             }
         };
-        let io = self.io((index, inside), len, is_read, self.pass);
+        let io = self.io(at, len, is_read, self.pass);
         self.count(u64::from(io.len));
         io
+    }
+
+    /// A seed's offsets stay what they were: a size that doesn't depend on the direction is drawn before it.
+    #[inline]
+    fn size_and_direction(&mut self) -> (u64, bool) {
+        let len = self.sizes.draw(&mut self.random);
+        let is_read = self.read_below >> 32 != 0
+            || (self.read_below != 0 && self.random.next_u64() >> 32 < self.read_below);
+        match len {
+            Some(len) => (len, is_read),
+            None => (self.sizes.draw_for(is_read, &mut self.random), is_read),
+        }
     }
 
     #[inline]
@@ -432,10 +443,19 @@ impl PatternSpec {
                     ));
                 }
                 let step = if *moves_on { blocks.len() as u64 } else { 0 };
-                Order::Listed { places, blocks: blocks.clone(), step, index: 0, base: 0 }
+                Order::Listed { places, list: List { blocks: blocks.clone(), step, index: 0, base: 0 } }
             }
         })
     }
+}
+
+/// A place in one of the zones.
+#[inline]
+fn in_zone(zones: &[(u64, u64, Below)], random: &mut Xoshiro256) -> u64 {
+    let drawn = Below::new(100).draw(random);
+    let zone = zones.partition_point(|(end, ..)| *end <= drawn).min(zones.len() - 1);
+    let (_, first, within) = zones[zone];
+    first + within.draw(random)
 }
 
 /// Zones of so many places in all: each has one at least.

@@ -349,25 +349,7 @@ impl Worker {
         if self.together.is_some() {
             return self.start_rows(now);
         }
-        if let Some(pause) = &mut self.pause {
-            if !pause.is_over(now, self.client.in_flight()) {
-                return false;
-            }
-        }
-        let begun = match &self.batches {
-            Some(batches) if !batches.may_start(self.client.free_count()) => {
-                self.held_back = true;
-                return false;
-            }
-            Some(batches) => batches.began(),
-            None => None,
-        };
-        let started = match &self.schedule {
-            _ if begun.is_some() => begun.unwrap_or(now),
-            Some(schedule) if schedule.next > now || !schedule.is_due_before(self.until()) => return false,
-            Some(schedule) => schedule.next,
-            None => now,
-        };
+        let Some(started) = self.start_of_next(now) else { return false };
         let next = self.upcoming.take().unwrap_or_else(|| self.pattern.next());
         if self.left.is_none() || self.shared.job.passes.is_some_and(|p| next.pass >= p) {
             self.upcoming = Some(next);
@@ -404,6 +386,29 @@ impl Worker {
             self.fill(tag);
         }
         true
+    }
+
+    /// From when the next I/O counts: the start of its batch, the moment when it was due, or now. None while it may not start.
+    #[inline]
+    fn start_of_next(&mut self, now: Instant) -> Option<Instant> {
+        if let Some(pause) = &mut self.pause {
+            if !pause.is_over(now, self.client.in_flight()) {
+                return None;
+            }
+        }
+        match &self.batches {
+            Some(batches) if !batches.may_start(self.client.free_count()) => {
+                self.held_back = true;
+                return None;
+            }
+            Some(batches) if batches.began().is_some() => return batches.began(),
+            _ => {}
+        }
+        match &self.schedule {
+            Some(schedule) if schedule.next > now || !schedule.is_due_before(self.until()) => None,
+            Some(schedule) => Some(schedule.next),
+            None => Some(now),
+        }
     }
 
     fn wait(&mut self, now: Instant) {

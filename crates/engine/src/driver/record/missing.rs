@@ -52,74 +52,67 @@ pub(super) fn note_missing(
     if let Some(astray) = runs.iter().map(|r| &r.readings).find(|r| r.astray.is_some()) {
         astray.explain(result, missing);
     }
-    let mut note = |field: &str, absent: bool, why: &str| {
+    for (field, absent, why) in absences(context, runs, result) {
         if absent {
             missing.entry(field.into()).or_insert_with(|| why.into());
         }
+    }
+}
+
+/// Fields that a record may lack: whether this one does, and why.
+fn absences<'a>(
+    context: &Context,
+    runs: &[Ran],
+    result: &RunResult,
+) -> impl IntoIterator<Item = (&'a str, bool, &'a str)> {
+    const STAT: &str = "/proc/stat doesn't say, or the run was too short for its ticks";
+    const ONE: &str = "one repeat has no spread; ‹repeat› 5";
+    let steady = match context.job.until_steady {
+        true => "the run never became steady",
+        false => "‹until_steady› wasn't requested",
     };
-    note(
-        "result.series[].cores_busy",
-        result.series.iter().any(|p| p.cores_busy.is_none()),
-        "read too late: the driver's thread got no processor when the interval ended",
-    );
-    let steady = if context.job.until_steady {
-        "the run never became steady"
-    } else {
-        "‹until_steady› wasn't requested"
+    let unverified = match context.job.checks_reads() {
+        true => "nothing was read",
+        false => "‹verify› wasn't requested",
     };
-    note(
-        "cache.device_bytes",
-        runs.iter().any(|r| r.readings.device_bytes.is_none()),
-        "no block device is below this source",
-    );
-    note("result.copy_latency_us", result.copy_latency_us.is_none(), "the path has no second stage");
-    let unverified =
-        if context.job.checks_reads() { "nothing was read" } else { "‹verify› wasn't requested" };
-    note("result.verified_on", result.verified_on.is_none(), unverified);
-    note("result.power", result.power.is_empty(), "no power meter answered");
-    note(
-        "result.noise.series_cv_pct",
-        result.noise.series_cv_pct.is_none(),
-        "the run was shorter than two intervals",
-    );
-    note("result.cpu.cpu_s_per_gib", result.cpu.cpu_s_per_gib.is_none(), "no bytes were moved");
-    note("result.cpu.ns_per_io", result.cpu.ns_per_io.is_none(), "no I/O was done");
-    note(
-        "result.cpu.machine_cores_busy",
-        result.cpu.machine_cores_busy.is_none(),
-        "/proc/stat doesn't say, or the run was too short for its ticks",
-    );
-    note(
-        "result.cpu.others_cores_busy",
-        result.cpu.others_cores_busy.is_none(),
-        "/proc/stat doesn't say, or the run was too short for its ticks",
-    );
-    note(
-        "result.summary.throughput_gib_s_sd",
-        result.summary.throughput_gib_s_sd.is_none(),
-        "one repeat has no spread; ‹repeat› 5",
-    );
-    note(
-        "result.summary.throughput_gib_s_ci95",
-        result.summary.throughput_gib_s_ci95.is_none(),
-        "one repeat has no spread; ‹repeat› 5",
-    );
-    let no_gpu = "the destination is host memory";
-    note("result.workers[].gpu", result.workers.iter().any(|w| w.gpu.is_none()), no_gpu);
-    note(
-        "result.workers[].numa",
-        result.workers.iter().any(|w| w.numa.is_none()),
-        "the machine has one node, the GPU doesn't say which it is near, or ‹cpus› or ‹numa› decided",
-    );
-    note(
-        "result.targets[].cache",
-        result.targets.iter().any(|t| t.cache.is_none()),
-        "the target has no files, or some of either kind",
-    );
-    note(
-        "path.calibration[].cpu_s_per_gib",
-        context.calibration.iter().any(|t| t.cpu_s_per_gib.is_none()),
-        "the trial moved no bytes",
-    );
-    note("result.steady_after_s", result.steady_after_s.is_none(), steady);
+    let late = "read too late: the driver's thread got no processor when the interval ended";
+    let anywhere =
+        "the machine has one node, the GPU doesn't say which it is near, or ‹cpus› or ‹numa› decided";
+    let unmeasured = runs.iter().any(|r| r.readings.device_bytes.is_none());
+    let (cpu, summary) = (&result.cpu, &result.summary);
+    [
+        ("result.series[].cores_busy", result.series.iter().any(|p| p.cores_busy.is_none()), late),
+        ("cache.device_bytes", unmeasured, "no block device is below this source"),
+        ("result.copy_latency_us", result.copy_latency_us.is_none(), "the path has no second stage"),
+        ("result.verified_on", result.verified_on.is_none(), unverified),
+        ("result.power", result.power.is_empty(), "no power meter answered"),
+        (
+            "result.noise.series_cv_pct",
+            result.noise.series_cv_pct.is_none(),
+            "the run was shorter than two intervals",
+        ),
+        ("result.cpu.cpu_s_per_gib", cpu.cpu_s_per_gib.is_none(), "no bytes were moved"),
+        ("result.cpu.ns_per_io", cpu.ns_per_io.is_none(), "no I/O was done"),
+        ("result.cpu.machine_cores_busy", cpu.machine_cores_busy.is_none(), STAT),
+        ("result.cpu.others_cores_busy", cpu.others_cores_busy.is_none(), STAT),
+        ("result.summary.throughput_gib_s_sd", summary.throughput_gib_s_sd.is_none(), ONE),
+        ("result.summary.throughput_gib_s_ci95", summary.throughput_gib_s_ci95.is_none(), ONE),
+        (
+            "result.workers[].gpu",
+            result.workers.iter().any(|w| w.gpu.is_none()),
+            "the destination is host memory",
+        ),
+        ("result.workers[].numa", result.workers.iter().any(|w| w.numa.is_none()), anywhere),
+        (
+            "result.targets[].cache",
+            result.targets.iter().any(|t| t.cache.is_none()),
+            "the target has no files, or some of either kind",
+        ),
+        (
+            "path.calibration[].cpu_s_per_gib",
+            context.calibration.iter().any(|t| t.cpu_s_per_gib.is_none()),
+            "the trial moved no bytes",
+        ),
+        ("result.steady_after_s", result.steady_after_s.is_none(), steady),
+    ]
 }

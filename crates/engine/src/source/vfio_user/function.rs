@@ -133,15 +133,7 @@ impl Function {
         within: Duration,
     ) -> Result<Function, Ended> {
         let mut client = Client::connect(&options.socket, within)?;
-        if !client.info()?.is_pci {
-            return Err(refused("what it emulates is not a PCI device"));
-        }
-        let class = read_config::<4>(&mut client, config::CLASS).map(u32::from_le_bytes)? >> 8;
-        if class != config::CLASS_NVME {
-            return Err(refused(format!(
-                "what it emulates is not an NVMe controller: its class is {class:#08x}"
-            )));
-        }
+        is_nvme(&mut client)?;
         let vectors = client.interrupts(IRQ_MSIX)?.count.min(2048) as u16;
         if vectors < 2 {
             return Err(refused(format!("it has {vectors} MSI-X vectors, and at least 2 are needed")));
@@ -286,6 +278,20 @@ impl Function {
         self.client.read(REGION_BAR0, offset, &mut value)?;
         Ok(u32::from_le_bytes(value))
     }
+}
+
+/// Whether it emulates an NVMe controller on PCI.
+fn is_nvme(client: &mut Client) -> Result<(), Ended> {
+    if !client.info()?.is_pci {
+        return Err(refused("what it emulates is not a PCI device"));
+    }
+    let class = read_config::<4>(client, config::CLASS).map(u32::from_le_bytes)? >> 8;
+    if class != config::CLASS_NVME {
+        return Err(refused(format!(
+            "what it emulates is not an NVMe controller: its class is {class:#08x}"
+        )));
+    }
+    Ok(())
 }
 
 fn lists(entries: u16) -> u64 {
