@@ -11,6 +11,7 @@ use crate::gpu::{Summed, Summer};
 use crate::meter::cpu;
 use forebay_model::crc32c::{joined, product, shift};
 use forebay_model::record::Build;
+use forebay_model::units::BYTES_PER_GIB;
 use forebay_model::Error;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, Metadata};
@@ -115,7 +116,7 @@ pub fn run(spec: &ChecksumSpec, go_on: &mut dyn FnMut() -> bool) -> Result<Check
         bytes,
         setup_s: began.duration_since(asked).as_secs_f64(),
         seconds,
-        throughput_gib_s: (seconds > 0.0 && bytes > 0).then(|| bytes as f64 / f64::from(1 << 30) / seconds),
+        throughput_gib_s: (seconds > 0.0 && bytes > 0).then(|| bytes as f64 / BYTES_PER_GIB / seconds),
         cpu_s: cpu::process().total_s() - cpu_before,
         computed_on: device.as_ref().map_or("host".into(), |d| format!("gpu:{}", d.index())),
         path: if device.is_some() { "bounce" } else { "host" },

@@ -8,7 +8,7 @@ use forebay_engine::serve::config::{Caching, Host, Namespace, Subsystem};
 use forebay_engine::serve::stats::{Counts, NamespaceStats};
 use forebay_engine::serve::{log, reload, Config, Server, Stats};
 use forebay_engine::source::Uri;
-use forebay_model::units::parse_bytes;
+use forebay_model::units::{parse_bytes, BYTES_PER_GIB};
 use forebay_model::Error;
 use serde_json::{json, Value};
 use std::net::IpAddr;
@@ -234,7 +234,7 @@ fn sums(stats: &Stats) -> Counts {
 /// `read 2.31 GiB/s · write 0 GiB/s · 18,500 IOPS`.
 pub fn rates(new: &Counts, old: &Counts, span_s: f64) -> String {
     let rate = |new: u64, old: u64| new.saturating_sub(old) as f64 / span_s;
-    let gib = |new, old| significant(rate(new, old) / (1u64 << 30) as f64);
+    let gib = |new, old| significant(rate(new, old) / BYTES_PER_GIB);
     let all = |c: &Counts| c.reads + c.writes + c.flushes + c.others;
     format!(
         "read {} GiB/s · write {} GiB/s · {} IOPS",

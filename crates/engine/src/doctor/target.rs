@@ -7,6 +7,7 @@ use crate::inspect::Link;
 use crate::machine::nvme_host::Identity;
 use crate::source::nvme_tcp::Options;
 use crate::Error;
+use forebay_model::units::BYTES_PER_GIB;
 use forebay_nvme::host::{self, ControllerInfo, NamespaceInfo, Session};
 use forebay_nvme::log::AnaState;
 use std::net::{SocketAddr, TcpStream};
@@ -304,7 +305,7 @@ impl Say<'_> {
         };
         // Half of a receive buffer is bookkeeping (tcp_adv_win_scale).
         let rate = receive as f64 / 2.0 / wire.round_trip.as_secs_f64().max(1e-6);
-        let gib_s = rate / f64::from(1 << 30);
+        let gib_s = rate / BYTES_PER_GIB;
         let found = format!(
             "up to {} to receive, {} to send: {gib_s:.1} GiB/s a connection at this round trip",
             size(receive),

@@ -6,7 +6,8 @@ use super::Observer;
 use forebay_model::Error;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex};
+use std::sync::mpsc::{sync_channel, Receiver, RecvTimeoutError, SyncSender};
+use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 
@@ -19,91 +20,62 @@ pub fn with<W: Clone + Send, T: Send>(
     observer: &mut dyn Observer<W>,
     work: impl FnOnce(&mut dyn Observer<W>) -> Result<T, Error> + Send,
 ) -> Result<T, Error> {
-    let (desk, flag) = (Desk::new(), observer.stop_flag());
+    let (latest, stop) = (Mutex::new(None), AtomicBool::new(false));
+    let (news, heard) = sync_channel(1);
+    let mut word = Word { latest: &latest, news, stop: &stop, flag: observer.stop_flag() };
     thread::scope(|scope| {
-        let body = || {
-            let _over = Over(&desk);
-            work(&mut Word { desk: &desk, flag })
-        };
+        let body = move || work(&mut word);
         let running = thread::Builder::new().name("run".into()).spawn_scoped(scope, body).map_err(|e| {
             Error::machine("a thread for the run", format!("the system refuses it: {e}"), "ulimit -u")
         })?;
-        desk.show(observer);
+        show(observer, &latest, &heard, &stop);
         running.join().unwrap_or_else(|panic| resume_unwind(panic))
     })
 }
 
-/// The progress that the run publishes.
-struct Desk<W> {
-    left: Mutex<Left<W>>,
-    changed: Condvar,
-    stop: AtomicBool,
-}
-
-struct Left<W> {
-    /// Not yet shown.
-    word: Option<W>,
-    over: bool,
-}
-
-impl<W> Desk<W> {
-    fn new() -> Desk<W> {
-        Desk {
-            left: Mutex::new(Left { word: None, over: false }),
-            changed: Condvar::new(),
-            stop: AtomicBool::new(false),
-        }
-    }
-
-    fn leave(&self, change: impl FnOnce(&mut Left<W>)) {
-        change(&mut self.left.lock().expect("no thread panics while it leaves word"));
-        self.changed.notify_one();
-    }
-
-    fn show(&self, observer: &mut dyn Observer<W>) {
-        // Whatever ends this, the run doesn't go on unwatched.
-        let _stop = Stop(&self.stop);
-        let mut over = false;
-        while !over {
-            let left = self.left.lock().expect("no thread panics while it leaves word");
-            let nothing = |left: &mut Left<W>| left.word.is_none() && !left.over;
-            let (mut left, _) = self.changed.wait_timeout_while(left, POLL, nothing).expect("as above");
-            let word = left.word.take();
-            over = left.over;
-            drop(left);
-            if let Some(progress) = word {
-                observer.progress(&progress);
-            }
-            if observer.stop() {
-                self.stop.store(true, Ordering::Relaxed);
-            }
-        }
-    }
-}
-
-/// The run's side: an observer that never blocks.
+/// The run's side: an observer that never blocks. Its end, even by a panic, is the end of the news.
 struct Word<'a, W> {
-    desk: &'a Desk<W>,
+    /// Not yet shown.
+    latest: &'a Mutex<Option<W>>,
+    news: SyncSender<()>,
+    stop: &'a AtomicBool,
     flag: Option<&'static AtomicBool>,
 }
 
 impl<W: Clone> Observer<W> for Word<'_, W> {
     fn progress(&mut self, progress: &W) {
-        self.desk.leave(|left| left.word = Some(progress.clone()));
+        *self.latest.lock().expect("no thread panics while it has it") = Some(progress.clone());
+        // Full: there is news already that wasn't heard.
+        let _ = self.news.try_send(());
     }
 
     fn stop(&mut self) -> bool {
         let set = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
-        set(&self.desk.stop) || self.flag.is_some_and(set)
+        set(self.stop) || self.flag.is_some_and(set)
     }
 }
 
-/// Reports the end of the run, even after a panic.
-struct Over<'a, W>(&'a Desk<W>);
-
-impl<W> Drop for Over<'_, W> {
-    fn drop(&mut self) {
-        self.0.leave(|left| left.over = true);
+/// Shows the observer the latest progress until the run is over.
+fn show<W>(
+    observer: &mut dyn Observer<W>,
+    latest: &Mutex<Option<W>>,
+    heard: &Receiver<()>,
+    stop: &AtomicBool,
+) {
+    // Whatever ends this, the run doesn't go on unwatched.
+    let _stop = Stop(stop);
+    loop {
+        let over = heard.recv_timeout(POLL) == Err(RecvTimeoutError::Disconnected);
+        let progress = latest.lock().expect("no thread panics while it has it").take();
+        if let Some(progress) = progress {
+            observer.progress(&progress);
+        }
+        if observer.stop() {
+            stop.store(true, Ordering::Relaxed);
+        }
+        if over {
+            return;
+        }
     }
 }
 
@@ -119,7 +91,7 @@ impl Drop for Stop<'_> {
 mod tests {
     use super::super::{Phase, Progress};
     use super::*;
-    use std::sync::mpsc::{channel, Receiver, Sender};
+    use std::sync::mpsc::{channel, Sender};
 
     fn at(t_s: f64) -> Progress {
         Progress {

@@ -14,6 +14,7 @@ use crate::source::{QueueNeeds, Target};
 use forebay_model::content;
 use forebay_model::job::{Engine, JobSpec, PathKind};
 use forebay_model::pattern::PatternSpec;
+use forebay_model::units::BYTES_PER_GIB;
 use forebay_model::Error;
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -120,7 +121,7 @@ pub fn check_memory(job: &JobSpec, targets: &[Target], feeds_gpu: bool) -> Resul
     let slots = each.saturating_mul(workers);
     let own = workers * WORKER_BYTES;
     let slot_bytes = job.io_bytes_largest().next_multiple_of(4096);
-    let gib = |bytes: u64| format!("{:.1} GiB", bytes as f64 / (1u64 << 30) as f64);
+    let gib = |bytes: u64| format!("{:.1} GiB", bytes as f64 / BYTES_PER_GIB);
     match machine::memory_free_bytes() {
         Some(free) if slots.saturating_add(own) > free => Err(Error::machine(
             format!("‹workers› {workers} × ‹depth› {} × ‹io_bytes› {slot_bytes}", job.depth),

@@ -1,6 +1,7 @@
 //! PCI functions as sysfs shows them: link, NUMA node, and the switches above.
 
 use super::roots::{bytes, line, number, text, Roots};
+use forebay_model::units::BYTES_PER_GIB;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -54,7 +55,7 @@ impl Link {
             6 => (64.0, 1.0),
             _ => return None,
         };
-        Some(gigatransfers * coding * f64::from(self.width?) / 8.0 * 1e9 / (1u64 << 30) as f64)
+        Some(gigatransfers * coding * f64::from(self.width?) / 8.0 * 1e9 / BYTES_PER_GIB)
     }
 }
 

@@ -62,7 +62,7 @@ job! {
     align_bytes: Option<u64> = None,
         flag("align", Size, "SIZE", "Alignment of random offsets. Default: the I/O size.")
             .within(1.0, ANY, "must be at least 1 byte", "4k");
-    /// Threads. Each owns its queues and `depth` slots.
+    /// Threads. Each owns its queues and `depth` buffers.
     workers: u32 = 1,
         flag("workers", Workers, "N", "Threads, each with its own queue; auto picks the fewest that reach full speed.")
             .within(1.0, WORKERS_MAX as f64, "must be 1 to 4096", "4");

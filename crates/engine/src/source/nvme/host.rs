@@ -1,16 +1,27 @@
 //! What every host of a namespace keeps, whatever leads to its controllers.
 
 use super::{Identity, Notes, Shares, Wakers};
+use crate::clock;
 use forebay_model::record::{FabricPath, FabricRan};
 use forebay_model::Error;
 use forebay_nvme::host::{ControllerInfo, NamespaceInfo};
 use std::fmt::Display;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long opening waits for the first controller.
-pub const OPEN_WITHIN: Duration = Duration::from_secs(15);
+const OPEN_WITHIN: Duration = Duration::from_secs(15);
+
+/// The state of a path to a namespace's controller, while opening waits for the first.
+pub enum Standing {
+    /// It is up, with so many I/O queues.
+    Up(u16),
+    /// The last attempt failed.
+    Failed(String),
+    /// The first attempt hasn't ended.
+    Trying,
+}
 
 pub struct Host {
     /// Its URI.
@@ -46,6 +57,37 @@ impl Host {
             .name(name.into())
             .spawn(care)
             .map_err(|e| Error::machine(format!("a thread for {}", self.name), e.to_string(), "ulimit -u"))
+    }
+
+    /// Waits for the first of the `paths` that is up, and says how many I/O queues it grants. `wait` returns when one
+    /// has changed, at that time at the latest. Each path has a prefix for what is said of it.
+    ///
+    /// # Errors
+    /// Each was tried and none is up, or none came up in time.
+    pub fn first(
+        &self,
+        paths: impl Fn() -> Vec<(String, Standing)>,
+        mut wait: impl FnMut(Instant),
+        next: &str,
+    ) -> Result<u16, Error> {
+        let until = clock::now() + OPEN_WITHIN;
+        loop {
+            let paths = paths();
+            for (_, path) in &paths {
+                if let Standing::Up(queues) = path {
+                    return Ok(*queues);
+                }
+            }
+            if clock::now() >= until || paths.iter().all(|(_, path)| matches!(path, Standing::Failed(_))) {
+                let said = |(prefix, path): (String, Standing)| match path {
+                    Standing::Failed(why) => prefix + &why,
+                    Standing::Up(_) | Standing::Trying => prefix + "no answer yet",
+                };
+                let found: Vec<String> = paths.into_iter().map(said).collect();
+                return Err(Error::machine(self.name.clone(), found.join("; "), next));
+            }
+            wait(until);
+        }
     }
 
     pub fn bytes(&self) -> u64 {

@@ -12,7 +12,7 @@ mod share;
 pub mod status;
 mod work;
 
-pub use host::{Host, OPEN_WITHIN};
+pub use host::{Host, Standing};
 pub use identity::{Identity, Stranger};
 pub use namespace::{Namespace, NamespaceBacking, NamespaceDraft};
 pub use notes::{Notes, Traffic};

@@ -23,7 +23,7 @@ pub use options::{Address, Options, Policy, Transport, PORT};
 pub use queue::NvmeTcpQueue;
 
 use super::draft::{Draft, Look};
-use super::nvme::{await_end, lock, Host, Namespace, NamespaceDraft, OPEN_WITHIN};
+use super::nvme::{await_end, lock, Host, Namespace, NamespaceDraft};
 use super::uri::{query, Examiner, Source, Text, Uri};
 use super::{Loan, MadeOf, QueueNeeds};
 use crate::arena::Arena;
@@ -336,40 +336,18 @@ impl Shared {
         self.host.wakers.wake();
     }
 
-    /// Waits for the first path that is up, and says how many queues it grants; an error once each was tried and none is.
+    /// Waits for the first path that is up, and says how many queues it grants.
     fn first_path(&self) -> Result<u16, Error> {
-        let until = clock::now() + OPEN_WITHIN;
-        let mut seen = 0;
-        loop {
-            let states: Vec<State> = self.paths.iter().map(Path::state).collect();
-            if let Some(granted) = states.iter().find_map(State::granted) {
-                return Ok(granted);
-            }
-            let tried = |s: &State| !matches!(s, State::Connecting(None));
-            if states.iter().all(tried) || clock::now() >= until {
-                return Err(self.unreachable(&states));
-            }
-            seen = path::wait_for(&self.changes, seen, until);
-        }
-    }
-
-    fn unreachable(&self, states: &[State]) -> Error {
-        let why = |(path, state): (&Path, &State)| {
-            let why = match state {
-                State::Connecting(Some(why)) | State::Lost(why) => why.as_str(),
-                _ => "no answer yet",
-            };
-            format!("{}: {why}", path.address)
+        let paths = || {
+            let standing = |path: &Path| (format!("{}: ", path.address), path.state().standing());
+            self.paths.iter().map(standing).collect()
         };
-        let found: Vec<String> = self.paths.iter().zip(states).map(why).collect();
+        let mut seen = 0;
         let look = match self.options.transport {
             Transport::Tcp => format!("forebay discover {}", self.options.addresses[0]),
             Transport::Rdma => "forebay doctor".into(),
         };
-        Error::machine(
-            self.options.to_string(),
-            found.join("; "),
-            format!("{look}, and look at the target's log"),
-        )
+        let wait = |until| seen = path::wait_for(&self.changes, seen, until);
+        self.host.first(paths, wait, &format!("{look}, and look at the target's log"))
     }
 }

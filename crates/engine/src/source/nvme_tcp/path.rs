@@ -6,7 +6,7 @@ use super::options::Address;
 use super::Shared;
 use crate::clock;
 use crate::reactor::Waker;
-use crate::source::nvme::lock;
+use crate::source::nvme::{lock, Standing};
 use forebay_nvme::host::{ControllerInfo, Event, NamespaceInfo, Options, Request, Session};
 use forebay_nvme::log::AnaState;
 use std::net::SocketAddr;
@@ -52,11 +52,11 @@ pub(super) enum State {
 }
 
 impl State {
-    /// I/O queues of a path that is up.
-    pub fn granted(&self) -> Option<u16> {
+    pub fn standing(&self) -> Standing {
         match self {
-            State::Live(live) => Some(live.connects.len() as u16),
-            _ => None,
+            State::Live(live) => Standing::Up(live.connects.len() as u16),
+            State::Connecting(Some(why)) | State::Lost(why) => Standing::Failed(why.clone()),
+            State::Connecting(None) => Standing::Trying,
         }
     }
 

@@ -5,6 +5,7 @@ use super::function::{wait, words, Ended, Function, ANSWER_WITHIN};
 use super::maps::Entry;
 use super::{Live, Shared};
 use crate::clock;
+use crate::source::nvme::Standing;
 use forebay_nvme::host::Event;
 use forebay_nvme::transport::pcie::host::Step;
 use rustix::fd::AsFd;
@@ -38,6 +39,16 @@ impl State {
             State::Connecting { .. } => "connecting",
             State::Live(_) => "live",
             State::Lost { .. } => "lost",
+        }
+    }
+
+    pub fn standing(&self) -> Standing {
+        match self {
+            State::Live(live) => Standing::Up(live.queues),
+            State::Connecting { why: Some(why), .. } | State::Lost { why, .. } => {
+                Standing::Failed(why.clone())
+            }
+            State::Connecting { why: None, .. } => Standing::Trying,
         }
     }
 

@@ -27,7 +27,7 @@ pub use options::Options;
 pub use queue::VfioUserQueue;
 
 use super::draft::{Draft, Look};
-use super::nvme::{await_end, lock, Host, Namespace, NamespaceDraft, OPEN_WITHIN};
+use super::nvme::{await_end, lock, Host, Namespace, NamespaceDraft, Standing};
 use super::uri::{decode, query, Examiner, Source, Text, Uri};
 use super::{Loan, MadeOf, QueueNeeds};
 use crate::arena::Arena;
@@ -391,17 +391,12 @@ impl Shared {
         all.into_iter().filter(|(of, ..)| *of == number).map(|(_, qid, cid)| (qid, cid)).collect()
     }
 
-    /// Waits until the drive is up, and says how many queues it grants; an error once it was tried and isn't.
+    /// Waits until the drive is up, and says how many queues it grants.
     fn first(&self) -> Result<u16, Error> {
-        let tried = || !matches!(self.state(), State::Connecting { why: None, .. });
-        self.wait_until(tried, clock::now() + OPEN_WITHIN);
-        let state = self.state();
-        if let State::Live(live) = &state {
-            return Ok(live.queues);
-        }
-        let found = state.why().unwrap_or("no answer yet").to_string();
+        let tried = || !matches!(self.state().standing(), Standing::Trying);
+        let wait = |until| drop(self.wait_until(tried, until));
         let next = format!("ls -l {}, and look at the gateway's log", self.options.socket.display());
-        Err(Error::machine(self.options.to_string(), found, next))
+        self.host.first(|| vec![(String::new(), self.state().standing())], wait, &next)
     }
 }
 
