@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,32 @@ AUTO, BOUNCE, MAPPED = "auto", "bounce", "mapped"
 LEAST = 0.95
 # Long enough for a first pass of `mapped`, which registers.
 WARMUP_S = 1.2
-# Each cell: what it is called, the I/Os, and whether the file is cached.
-CELLS: dict[str, tuple[str, bool]] = {
-    "cached, 4 MiB in turn": ("--op read --io-size 4m", True),
-    "cached, 64 KiB at random": ("--op randread --io-size 64k", True),
-    "cached, 4 KiB at random": ("--op randread --io-size 4k", True),
-    "not cached, 1 MiB in turn": ("--op read --io-size 1m", False),
+
+
+@dataclass(frozen=True)
+class Work:
+    """The I/Os, and what a user who knows the machine would type for each path, best first for most: workers × depth."""
+
+    ios: str
+    bounce: tuple[str, ...]
+    #: Where the file is cached.
+    mapped: tuple[str, ...] = ()
+
+
+CELLS = {
+    "cached, 4 MiB in turn": Work("--op read --io-size 4m", ("8 x 3", "16 x 16"), ("1 x 8", "4 x 64")),
+    "cached, 64 KiB at random": Work(
+        "--op randread --io-size 64k", ("12 x 64", "16 x 16", "16 x 32"), ("4 x 64", "8 x 64", "4 x 256")
+    ),
+    "cached, 4 KiB at random": Work(
+        "--op randread --io-size 4k", ("16 x 512", "16 x 4096", "16 x 16"), ("4 x 4096", "4 x 512", "4 x 64")
+    ),
+    "cached, 512 bytes at random": Work(
+        "--op randread --io-size 512", ("16 x 4096", "16 x 512", "16 x 16"), ("4 x 4096", "4 x 512", "4 x 64")
+    ),
+    "not cached, 1 MiB in turn": Work("--op read --io-size 1m", ("2 x 16", "8 x 4")),
+    "not cached, 4 KiB at random": Work("--op randread --io-size 4k", ("2 x 64", "16 x 8", "1 x 128")),
 }
-# What a user who knows the machine would type, best first for most.
-BOUNCE_CACHED = ["--workers 8 --depth 3", "--workers 16 --depth 16"]
-MAPPED_CACHED = ["--workers 1 --depth 8", "--workers 4 --depth 64"]
-COLD = ["--workers 2 --depth 16", "--workers 8 --depth 4"]
 
 
 def prepared(contender: Contender, before: Callable[[], None]) -> Contender:
@@ -45,7 +60,8 @@ def prepared(contender: Contender, before: Callable[[], None]) -> Contender:
     return replace(contender, measure=measure)
 
 
-def cell(options: argparse.Namespace, file: Path, name: str, ios: str, warm: bool) -> Cell:
+def cell(options: argparse.Namespace, file: Path, name: str, work: Work) -> Cell:
+    warm = bool(work.mapped)
     bound = Bound("rate", (BOUNCE, MAPPED) if warm else (BOUNCE,), at_least=LEAST, pick="fastest")
     made = Cell(name, [], [bound], ours=AUTO)
     before = functools.partial(cached if warm else drop, file)
@@ -53,17 +69,18 @@ def cell(options: argparse.Namespace, file: Path, name: str, ios: str, warm: boo
 
     def by(path: str, setting: str) -> Contender:
         # What is left open, auto settles: workers, depth and the use of the page cache.
-        flags = f"{ios} --path {path} {setting}" if path == AUTO else f"{ios} --path {path} {cache} {setting}"
+        flags = f"{work.ios} --path {path} {setting}" if path == AUTO else f"{work.ios} --path {path} {cache} {setting}"
         return prepared(ours(path, file, options, flags, warmup_s=WARMUP_S), before)
 
-    def contender(path: str, settings: list[str]) -> None:
+    def contender(path: str, settings: Sequence[str]) -> None:
         make: Callable[[Any], Contender] = functools.partial(by, path)
-        fastest(made, options, path, make, settings)
+        typed = ["--workers {} --depth {}".format(*setting.split(" x ")) for setting in settings]
+        fastest(made, options, path, make, typed or [""])
 
-    contender(AUTO, [""])
-    contender(BOUNCE, BOUNCE_CACHED if warm else COLD)
+    contender(AUTO, ())
+    contender(BOUNCE, work.bounce)
     if warm:
-        contender(MAPPED, MAPPED_CACHED)
+        contender(MAPPED, work.mapped)
     return made
 
 
@@ -72,7 +89,7 @@ def main() -> int:
     parser.set_defaults(file_gib=8)
     options = ready(parser)
     file = data_file(options)
-    cells = [functools.partial(cell, options, file, name, *how) for name, how in CELLS.items()]
+    cells = [functools.partial(cell, options, file, name, work) for name, work in CELLS.items()]
     return compare("Into the GPU, the path left open", options, cells)
 
 

@@ -82,16 +82,17 @@ pub enum Cache {
     Warm,
 }
 
-/// The origin of the number of workers.
+/// The origin of a number: of workers, or of I/Os in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum WorkersFrom {
-    /// `workers` was given.
+pub enum Origin {
+    /// It was given.
     #[default]
     Given,
-    /// Not given: one, or as for `auto` if the job feeds a GPU through host memory.
+    /// Not given. Workers: one, or as for `auto` if the job feeds a GPU through host memory; depth: the usual one, or as for
+    /// `auto` if the path is `auto`.
     Default,
-    /// A short calibration on the sources finds `workers`.
+    /// Found, or to be found, for the sources at hand.
     Auto,
 }
 
@@ -184,7 +185,7 @@ fn settle_mix(fields: &mut Map<String, Value>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Fields whose default depends on whether they were given: `workers` (a number, `"auto"` or not given), and the page
+/// Fields whose default depends on whether they were given: `workers` (a number, `"auto"` or not given), `depth`, and the page
 /// cache, which `--path auto` chooses by itself unless it is given, and which `--path mapped` requires.
 fn settle_defaults(fields: &mut Map<String, Value>) {
     let workers_from = match fields.get("workers") {
@@ -197,6 +198,8 @@ fn settle_defaults(fields: &mut Map<String, Value>) {
     };
     fields.entry("workers_from").or_insert_with(|| workers_from.into());
     settle_batch(fields);
+    let depth_from = if fields.contains_key("depth") { "given" } else { "default" };
+    fields.entry("depth_from").or_insert_with(|| depth_from.into());
     for (rule, implied) in [("steady", "until_steady"), ("content", "refill")] {
         if fields.get(rule).is_some_and(|rule| !rule.is_null()) {
             fields.insert(implied.into(), true.into());

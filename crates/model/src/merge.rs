@@ -6,7 +6,7 @@
 //! host. Each rank's own figures stay under `result.hosts`.
 
 use crate::checkpoint;
-use crate::job::{JobSpec, PathKind, WorkersFrom};
+use crate::job::{JobSpec, Origin, PathKind};
 use crate::record::*;
 use crate::training::Training;
 use crate::units::BYTES_PER_GIB as GIB;
@@ -101,10 +101,11 @@ fn same_job(a: &RunRecord, b: &RunRecord) -> bool {
     }
     // What each host found out for itself may differ too.
     let path = |r: &RunRecord| if r.path.requested == "auto" { PathKind::Auto } else { r.job.spec.path };
-    let workers = |job: &JobSpec| (job.workers_from != WorkersFrom::Auto).then_some(job.workers);
+    let workers = |job: &JobSpec| (job.workers_from != Origin::Auto).then_some(job.workers);
+    let depth = |job: &JobSpec| (job.depth_from != Origin::Auto).then_some(job.depth);
     let key = |r: &RunRecord| {
         let job = &r.job.spec;
-        (path(r), job.op, job.read_pct, job.io_bytes, job.io_bytes_max, workers(job), job.depth)
+        (path(r), job.op, job.read_pct, job.io_bytes, job.io_bytes_max, workers(job), depth(job))
     };
     key(a) == key(b)
 }

@@ -9,10 +9,10 @@ use crate::clock;
 use crate::doctor;
 use crate::meter::cache;
 use crate::opening;
-use crate::path::auto::{self, Gave, Known, Open, Situation, Way};
+use crate::path::auto::{self, Gave, Known, Open, Passes, Situation, Tried, Way};
 use crate::path::{self, Destination, PATHS};
 use crate::source::{Route, Target};
-use forebay_model::job::{Cache, Engine, JobSpec, PathKind, WorkersFrom};
+use forebay_model::job::{Cache, Engine, JobSpec, Origin, PathKind};
 use forebay_model::record::Trial;
 use forebay_model::Error;
 use std::collections::BTreeMap;
@@ -29,6 +29,11 @@ const BYTES_WORTH_TRYING: u64 = 256 << 20;
 const WORKERS: [u32; 7] = [1, 2, 4, 6, 8, 12, 16];
 /// Where there is nothing to find out.
 const WORKERS_USUAL: u32 = 4;
+/// From this share on a target counts as cached.
+const WARM_SHARE: f64 = 0.95;
+/// What a trial of later passes sets up in its time for warming up, of all targets, and the least of each.
+const PART: u64 = 512 << 20;
+const PART_LEAST: u64 = 4 << 20;
 /// What trials of ways run with.
 const WORKERS_TRYING: u32 = 8;
 
@@ -55,12 +60,18 @@ pub fn on(
 ) -> Result<Calibrated, Error> {
     let rings = opening::has_rings(job.engine, job.sqpoll, job.iopoll, job.workers)?;
     let ring = rings.is_ok();
-    let mut settler = Settler { job: job.clone(), seeds, destination, observer, trials: Vec::new(), ring };
+    let bytes = targets.iter().map(|t| t.bytes).fold(0, u64::saturating_add);
+    let may_stay = bytes <= path::limits(job.pin_limit_bytes, 0).cap_bytes;
+    let mut settler =
+        Settler { job: job.clone(), seeds, destination, observer, trials: Vec::new(), ring, may_stay };
     let mut reasons = by_target(job, targets, destination)?;
     if job.path == PathKind::Auto || job.cache == Cache::Auto {
-        for group in settler.groups(targets) {
+        let groups = settler.groups(targets);
+        let deeper = settler.depth(targets);
+        for group in groups {
             reasons.push(settler.choose(&group, targets)?);
         }
+        reasons.extend(deeper);
     }
     reasons.extend(settler.workers(targets)?);
     let by_threads = |t: &Target| t.files().iter().any(|(_, engine)| *engine == Engine::Pread);
@@ -96,6 +107,8 @@ struct Settler<'a> {
     trials: Vec<Trial>,
     /// io_uring can be had.
     ring: bool,
+    /// All targets together may stay registered with a GPU.
+    may_stay: bool,
 }
 
 impl Settler<'_> {
@@ -144,6 +157,9 @@ impl Settler<'_> {
             writes: job.writes(),
             bytes: files.iter().map(|(f, _)| f.bytes).min().unwrap_or(0),
             io_bytes: job.io_bytes,
+            is_random: job.op.is_random(),
+            tried: true,
+            may_stay: self.may_stay,
             resident: resident(target),
             cache: job.cache,
             direct: files.iter().any(|(f, _)| f.direct) || files.is_empty(),
@@ -205,19 +221,17 @@ impl Settler<'_> {
     /// The best way, and what each gave, in words. A way that fails in its trial isn't one.
     fn try_ways(&mut self, group: &Group, targets: &[Target]) -> Result<(Way, String), Error> {
         let workers = match self.job.workers_from {
-            WorkersFrom::Given => self.job.workers,
+            Origin::Given => self.job.workers,
             _ => WORKERS_TRYING.min(cores()) * self.destination.turns(),
         };
         let (mut tried, mut words, mut refusal) = (Vec::new(), String::new(), None);
         for way in &group.open.ways {
             let own = group.targets.iter().map(|t| self.routed(&targets[*t], *way));
-            // What its first pass pays for, later ones have: `foretold` reckons with them, given the first alone.
-            let of = if keeps_what_it_paid_for(way.path) { Measures::FirstPass } else { Measures::Steady };
             let own = own.collect::<Result<Vec<_>, _>>();
-            match own.and_then(|own| self.trial(of, &own, &group.targets, workers)) {
-                Ok(trial) => {
-                    words.push_str(&format!("; {way} {}", told(&trial)));
-                    tried.push((*way, trial));
+            match own.and_then(|own| self.try_way(*way, &own, &group.targets, workers)) {
+                Ok((found, said)) => {
+                    words.push_str(&said);
+                    tried.push(found);
                 }
                 Err(e) => {
                     words.push_str(&format!("; {way} failed: {}", e.found));
@@ -225,18 +239,35 @@ impl Settler<'_> {
                 }
             }
         }
-        let gave: Vec<(Way, Gave)> = tried
-            .iter()
-            .map(|(way, t)| (*way, Gave { gib_s: t.gib_s, cpu_s_per_gib: t.cpu_s_per_gib }))
-            .collect();
         let bytes = group.targets.iter().map(|t| targets[*t].bytes).fold(0, u64::saturating_add);
-        let best =
-            tried.get(auto::pick(&auto::foretold(&gave, self.passes(bytes, &gave)))).map(|(way, _)| *way);
+        let foretold = auto::foretold(&tried, self.passes(bytes, &tried));
+        let best = tried.get(auto::pick(&foretold)).map(|tried| tried.way);
         match (best, refusal) {
             (Some(way), _) => Ok((way, words)),
             (None, Some(e)) => Err(e),
             (None, None) => unreachable!("a group has a way"),
         }
+    }
+
+    /// What the way gives, and in words. What its first pass pays for, later ones have: both are tried.
+    fn try_way(
+        &mut self,
+        way: Way,
+        targets: &[Target],
+        numbers: &[usize],
+        workers: u32,
+    ) -> Result<(Tried, String), Error> {
+        let keeps = keeps_what_it_paid_for(way.path);
+        let of = if keeps { Measures::FirstPass } else { Measures::Steady };
+        let first = self.trial(of, targets, numbers, workers)?;
+        let mut words = format!("; {way} {}", told(&first));
+        let mut later = None;
+        if keeps && !self.is_one_pass() {
+            let trial = self.trial(Measures::LaterPasses, targets, numbers, workers)?;
+            words.push_str(&format!(" at first, then {}", told(&trial)));
+            later = Some(gave(&trial));
+        }
+        Ok((Tried { way, gave: gave(&first), later }, words))
     }
 
     /// The target opened for this way.
@@ -247,14 +278,29 @@ impl Settler<'_> {
     }
 
     /// How often the job will come by the same bytes, as far as what was tried tells.
-    fn passes(&self, bytes: u64, gave: &[(Way, Gave)]) -> f64 {
+    fn passes(&self, bytes: u64, tried: &[Tried]) -> Passes {
         let repeats = f64::from(self.job.repeat);
-        let of_time = self.job.measured_s().map(|seconds| {
-            let rate = gave.iter().map(|(_, g)| g.gib_s).fold(0.0, f64::max);
-            seconds * rate * super::record::GIB / bytes.max(1) as f64
-        });
+        let rates = || tried.iter().flat_map(|t| [Some(t.gave), t.later]).flatten().map(|g| g.gib_s);
+        let most = rates().fold(0.0, f64::max);
+        let first = tried.iter().filter(|t| t.later.is_some()).map(|t| t.gave.gib_s).fold(most, f64::min);
+        let per_pass = |seconds: f64, rate: f64| seconds * rate * super::record::GIB / bytes.max(1) as f64;
+        let of_time = self.job.measured_s().map(|seconds| per_pass(seconds, most));
         let of_passes = self.job.passes.map(f64::from);
-        repeats * [of_time, of_passes].into_iter().flatten().fold(f64::INFINITY, f64::min)
+        let measured = repeats * [of_time, of_passes].into_iter().flatten().fold(f64::INFINITY, f64::min);
+        let unmeasured = per_pass(self.job.warmup_seconds(), first);
+        Passes { all: measured + unmeasured, unmeasured }
+    }
+
+    /// Short random reads out of the page cache, of which nobody said how many are in flight, are as many as keep a GPU busy.
+    fn depth(&mut self, targets: &[Target]) -> Option<String> {
+        let job = &mut self.job;
+        let bypasses = matches!(job.cache, Cache::Bypass | Cache::Drop) || job.require_direct;
+        let cached = |t: &Target| resident(t).is_some_and(|share| share >= WARM_SHARE);
+        if bypasses || !self.destination.feeds_gpu() || !targets.iter().all(cached) {
+            return None;
+        }
+        *job = deeper(job)?;
+        Some(format!("‹depth› {}: short random reads from the page cache go to the GPU together", job.depth))
     }
 
     /// Passes over little data end before trials would.
@@ -272,7 +318,7 @@ impl Settler<'_> {
             return Ok(None);
         }
         let turns = self.destination.turns().max(self.job.pairs.len() as u32);
-        self.job.workers_from = WorkersFrom::Auto;
+        self.job.workers_from = Origin::Auto;
         self.job.workers = WORKERS_USUAL.min(cores()).max(1) * turns;
         let bytes = targets.iter().map(|t| t.bytes).fold(0, u64::saturating_add);
         if !self.is_worth_trying(bytes) {
@@ -283,8 +329,12 @@ impl Settler<'_> {
             return Ok(Some(format!("{} workers: {found}", self.job.workers)));
         }
         let all: Vec<usize> = (0..targets.len()).collect();
-        let pays = self.is_one_pass() && targets.iter().any(|t| keeps_what_it_paid_for(t.route.path));
-        let of = if pays { Measures::FirstPass } else { Measures::Steady };
+        let pays = targets.iter().any(|t| keeps_what_it_paid_for(t.route.path));
+        let of = match (pays, self.is_one_pass()) {
+            (true, true) => Measures::FirstPass,
+            (true, false) => Measures::LaterPasses,
+            (false, _) => Measures::Steady,
+        };
         let (mut tried, began): (Vec<(u32, f64)>, Instant) = (Vec::new(), clock::now());
         for workers in WORKERS.iter().filter(|w| **w <= cores()).map(|w| w * turns) {
             let spent = began.elapsed();
@@ -304,9 +354,9 @@ impl Settler<'_> {
     fn finds_workers(&self, targets: &[Target]) -> bool {
         let by_copies = |t: &Target| path::of(t.route.path).tries_workers();
         match self.job.workers_from {
-            WorkersFrom::Given => false,
-            WorkersFrom::Auto => true,
-            WorkersFrom::Default => self.destination.feeds_gpu() && targets.iter().any(by_copies),
+            Origin::Given => false,
+            Origin::Auto => true,
+            Origin::Default => self.destination.feeds_gpu() && targets.iter().any(by_copies),
         }
     }
 
@@ -318,19 +368,27 @@ impl Settler<'_> {
         numbers: &[usize],
         workers: u32,
     ) -> Result<Trial, Error> {
-        let mut trial = self.trial_of(of.job(&self.job, TRIAL, workers), targets, numbers)?;
+        let mut trial = self.trial_of(of, TRIAL, (targets, numbers), workers)?;
         for longer in [4, 16] {
             if trial.gib_s > 0.0 {
                 break;
             }
-            trial = self.trial_of(of.job(&self.job, TRIAL * longer, workers), targets, numbers)?;
+            trial = self.trial_of(of, TRIAL * longer, (targets, numbers), workers)?;
         }
         self.trials.push(trial.clone());
         Ok(trial)
     }
 
-    fn trial_of(&mut self, job: JobSpec, targets: &[Target], numbers: &[usize]) -> Result<Trial, Error> {
+    fn trial_of(
+        &mut self,
+        of: Measures,
+        time: Duration,
+        (targets, numbers): (&[Target], &[usize]),
+        workers: u32,
+    ) -> Result<Trial, Error> {
+        let job = of.job(&self.job, time, workers);
         let seeds: Vec<u64> = numbers.iter().map(|n| self.seeds[*n]).collect();
+        let most = of.bytes_of_each(&self.job, targets.len());
         // A group may lack the targets of a pair, whose workers then take those of others.
         let together = numbers.len() < self.seeds.len();
         let anybodys = |t: &Target| match together {
@@ -338,6 +396,7 @@ impl Settler<'_> {
             false => t.clone(),
         };
         let own: Vec<Target> = targets.iter().map(anybodys).collect();
+        let own: Vec<Target> = own.into_iter().map(|t| Target { bytes: t.bytes.min(most), ..t }).collect();
         let destination = Arc::new(self.destination.afresh());
         destination.attach(&job, &own)?;
         let ran = fleet::run_once(&job, &own, &seeds, destination, &mut Unseen(self.observer))?;
@@ -359,6 +418,8 @@ enum Measures {
     Steady,
     /// That of bytes which nothing has been set up for yet: from the start, and one pass at most.
     FirstPass,
+    /// That of bytes which everything has been set up for.
+    LaterPasses,
 }
 
 impl Measures {
@@ -367,8 +428,25 @@ impl Measures {
         let trial = match self {
             Measures::Steady => job.trial(seconds, seconds / 3.0),
             Measures::FirstPass => JobSpec { passes: Some(1), ..job.trial(seconds, 0.0) },
+            Measures::LaterPasses => job.trial(seconds, seconds),
         };
         JobSpec { workers, ..trial }
+    }
+
+    /// The most that is read of each target: little enough for a whole pass, where the trial is about a pass. Random reads
+    /// touch everything at once, and would find all of it half set up.
+    fn bytes_of_each(self, job: &JobSpec, targets: usize) -> u64 {
+        let in_part = match self {
+            Measures::Steady => false,
+            Measures::FirstPass => job.op.is_random(),
+            Measures::LaterPasses => true,
+        };
+        let anywhere =
+            job.start_bytes == 0 && job.start_step_bytes == 0 && !job.distribution.starts_with("list");
+        match in_part && anywhere {
+            true => (PART / targets.max(1) as u64).next_multiple_of(job.io_bytes_largest()).max(PART_LEAST),
+            false => u64::MAX,
+        }
     }
 }
 
@@ -376,9 +454,20 @@ fn keeps_what_it_paid_for(path: PathKind) -> bool {
     path::find(path).is_some_and(|path| path.keeps_what_it_paid_for())
 }
 
+fn gave(trial: &Trial) -> Gave {
+    Gave { gib_s: trial.gib_s, cpu_s_per_gib: trial.cpu_s_per_gib }
+}
+
 fn told(trial: &Trial) -> String {
     let cost = trial.cpu_s_per_gib.map(|c| format!(" at {c:.3} CPU-s/GiB")).unwrap_or_default();
     format!("{:.3} GiB/s{cost}", trial.gib_s)
+}
+
+/// The job with as many short random reads in flight as keep a GPU busy, where `auto` may say how many.
+pub fn deeper(job: &JobSpec) -> Option<JobSpec> {
+    let open = job.path == PathKind::Auto && job.depth_from == Origin::Default;
+    let depth = path::depth_of_rows(job).filter(|_| open)?;
+    Some(JobSpec { depth, depth_from: Origin::Auto, ..job.clone() })
 }
 
 /// The most workers for each GPU that trials are run with.
@@ -406,5 +495,5 @@ fn resident(target: &Target) -> Option<f64> {
 /// Reading it through the page cache would change what a later read finds there.
 fn would_warm(target: &Target) -> bool {
     let buffered = target.files().iter().any(|(f, _)| !f.direct && !f.in_memory);
-    buffered && resident(target).is_none_or(|share| share < 0.95)
+    buffered && resident(target).is_none_or(|share| share < WARM_SHARE)
 }

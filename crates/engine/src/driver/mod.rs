@@ -36,7 +36,7 @@ use crate::path::{self, Buffers, DataPath, Destination, Ends, Under, PATHS};
 use crate::source::fault::FaultPlan;
 use crate::source::{Action, Draft, FilePlan, Target, Uri};
 use fleet::Ran;
-use forebay_model::job::{Cache, JobSpec, PathKind, WorkersFrom};
+use forebay_model::job::{Cache, JobSpec, Origin, PathKind};
 use forebay_model::record::RunRecord;
 use forebay_model::{stats, Error};
 use serde::Serialize;
@@ -188,7 +188,7 @@ fn buffers(job: &JobSpec, paths: &[&'static dyn DataPath]) -> Result<(u64, u64),
     let sources = job.source_uris()?;
     let moves =
         sources.iter().map(|s| Ok(Uri::parse(s)?.made().moves_bytes())).collect::<Result<Vec<_>, Error>>()?;
-    let of = |path: &&'static dyn DataPath| {
+    let of = |job: &JobSpec, path: &&'static dyn DataPath| {
         let under: Vec<Under> = moves
             .iter()
             .map(|m| Under { path: *path, moves_bytes: *m, at_once: false, tight: false, takes_rows: false })
@@ -202,7 +202,10 @@ fn buffers(job: &JobSpec, paths: &[&'static dyn DataPath]) -> Result<(u64, u64),
         let all = |bytes: u64| bytes.saturating_mul(u64::from(job.workers));
         (all(each.host_bytes()), all(each.gpu_bytes()))
     };
-    let each: Vec<_> = paths.iter().map(of).collect();
+    let mut each: Vec<_> = paths.iter().map(|path| of(job, path)).collect();
+    if let Some(deeper) = calibration::deeper(job) {
+        each.extend(paths.iter().map(|path| of(&deeper, path)));
+    }
     let most = |f: fn(&(u64, u64)) -> u64| each.iter().map(f).max().unwrap_or(0);
     Ok((most(|b| b.0), most(|b| b.1)))
 }
@@ -221,7 +224,7 @@ pub fn check(job: &JobSpec) -> Result<(), Error> {
 
 /// If the number of workers wasn't given, each pair still needs one.
 fn with_a_worker_each(job: &JobSpec) -> JobSpec {
-    let at_least = if job.workers_from == WorkersFrom::Given { 1 } else { job.pairs.len() as u32 };
+    let at_least = if job.workers_from == Origin::Given { 1 } else { job.pairs.len() as u32 };
     JobSpec { workers: job.workers.max(at_least), ..job.clone() }
 }
 

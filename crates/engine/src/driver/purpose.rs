@@ -5,7 +5,7 @@ use super::fleet;
 use super::{Observer, Phase, Progress};
 use crate::opening::Purpose;
 use crate::source::Target;
-use forebay_model::job::{JobSpec, Op, PathKind, Priorities, Sync, WorkersFrom};
+use forebay_model::job::{JobSpec, Op, Origin, PathKind, Priorities, Sync};
 use forebay_model::Error;
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub fn of(job: &JobSpec) -> Result<Purpose, Error> {
     ];
     // A calibration may settle on more workers than there are now.
     let workers_most = match job.workers_from {
-        WorkersFrom::Given => job.workers,
+        Origin::Given => job.workers,
         _ => workers_most() * job.gpus.len().max(job.pairs.len()).max(1) as u32,
     };
     Ok(Purpose {

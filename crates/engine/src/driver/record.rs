@@ -437,6 +437,11 @@ fn reason(context: &Context, runs: &[Ran]) -> Option<String> {
     let all: Vec<&Target> = context.targets.iter().collect();
     let buffers = buffers_of(context.job, context.targets, &all, context.destination.feeds_gpu());
     let rows = buffers.rows.unwrap_or(1);
+    let unverified = JobSpec { verify: false, ..context.job.clone() };
+    let would_go = || buffers_of(&unverified, context.targets, &all, context.destination.feeds_gpu()).rows;
+    if context.job.verify && would_go().is_some() {
+        reasons.push("reads that would go to the GPU together go one by one, as each is verified".into());
+    }
     let depth = buffers.at_work * rows;
     // Who asks for an engine that reads by itself gets it for data on a device, too.
     let why = if context.job.engine == Engine::Auto { "the data is in memory and" } else { "each I/O is" };

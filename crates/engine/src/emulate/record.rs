@@ -15,7 +15,7 @@ use crate::path::gds::judge_cufile;
 use crate::path::gds::Session;
 use crate::path::mapped::Registry;
 use crate::path::{self, Ends};
-use forebay_model::job::{JobSpec, Op, PathKind, WorkersFrom};
+use forebay_model::job::{JobSpec, Op, Origin, PathKind};
 use forebay_model::record::*;
 use forebay_model::training::record::{
     Latencies, Skipped, Timing, Training, TrainingMemory, Waited as WaitedPart,
@@ -69,7 +69,7 @@ pub fn job_of(shared: &Shared) -> Job {
         op: Op::Read,
         io_bytes: spec.io_bytes.unwrap_or(asked.io_bytes),
         workers: spec.workers.unwrap_or(asked.workers),
-        workers_from: if spec.workers.is_some() { WorkersFrom::Given } else { WorkersFrom::Default },
+        workers_from: if spec.workers.is_some() { Origin::Given } else { Origin::Default },
         depth: spec.depth.unwrap_or(asked.depth),
         passes: Some(spec.epochs),
         seed: spec.seed,

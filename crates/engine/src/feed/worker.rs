@@ -12,6 +12,7 @@ use super::request::{Place, Range, Request, Source};
 use super::windows::{Gathered, Windows};
 use super::SLOT_BYTES;
 use crate::arena::Arena;
+use crate::clock;
 use crate::gpu::cuda::{Cuda, CudaError, Device, DeviceMemory, Event, Registered, Stream};
 use crate::path::mapped::Wakeup;
 use forebay_model::Error;
@@ -28,17 +29,21 @@ const SLOT_BYTES_TRIED: [usize; 4] = [SLOT_BYTES, 1 << 20, 256 << 10, 64 << 10];
 const NAP: Duration = Duration::from_micros(40);
 const NAP_SHORT: Duration = Duration::from_micros(5);
 const NAP_LONG: Duration = Duration::from_micros(250);
+/// At most this much is lost at the end of a request.
+const NAP_MAX: Duration = Duration::from_millis(1);
 /// Copies below this are over before a nap would be.
 const SHORT_COPY: usize = 256 << 10;
 /// Copies above this take a millisecond or more.
 const LONG_COPY: usize = 32 << 20;
 
-fn nap(bytes: usize) -> Duration {
-    match bytes {
+/// What took so long already, behind the copies of other workers, may take an eighth of that longer.
+fn nap(bytes: usize, waited: Duration) -> Duration {
+    let least = match bytes {
         0..SHORT_COPY => NAP_SHORT,
         SHORT_COPY..LONG_COPY => NAP,
         _ => NAP_LONG,
-    }
+    };
+    least.max((waited / 8).min(NAP_MAX))
 }
 
 /// Slots, pinned once a GPU is fed from them. Fields in the order in which they must go.
@@ -140,15 +145,16 @@ impl Worker {
 
     /// Lets go of what has been copied. `wait`: naps until something has.
     pub fn reap(&mut self, wait: bool) {
+        let began = wait.then(clock::now);
         while let Some(flight) = self.flights.front() {
-            match flight.event.is_done() {
-                Ok(false) if wait => {
-                    std::thread::sleep(nap(flight.bytes));
+            match (flight.event.is_done(), began) {
+                (Ok(false), Some(began)) => {
+                    std::thread::sleep(nap(flight.bytes, began.elapsed()));
                     continue;
                 }
-                Ok(false) => return,
-                Ok(true) => self.land(None),
-                Err(why) => self.land(Some(&why)),
+                (Ok(false), None) => return,
+                (Ok(true), _) => self.land(None),
+                (Err(why), _) => self.land(Some(&why)),
             }
             if wait {
                 return;

@@ -42,6 +42,11 @@ pub struct Situation {
     pub writes: bool,
     pub bytes: u64,
     pub io_bytes: u64,
+    pub is_random: bool,
+    /// More than one path will be tried before any is taken.
+    pub tried: bool,
+    /// All of the job's data may stay registered with a GPU at a time.
+    pub may_stay: bool,
     /// Share of its pages in the page cache; None if unknown.
     pub resident: Option<f64>,
     /// The requested path.
@@ -147,20 +152,43 @@ pub struct Gave {
     pub cpu_s_per_gib: Option<f64>,
 }
 
-/// Extrapolates short trials to a job of this many passes: `mapped`, whose trial is a first pass, keeps its
-/// registrations, so later passes cost it almost nothing and are at least as fast as any other path.
-pub fn foretold(tried: &[(Way, Gave)], passes: f64) -> Vec<Gave> {
-    let passes = if passes.is_finite() { passes.max(1.0) } else { 1.0 };
-    let best = tried.iter().map(|(_, gave)| gave.gib_s).fold(0.0, f64::max);
-    let keeps = |way: &Way| super::find(way.path).is_some_and(|path| path.keeps_what_it_paid_for());
+/// The results of a way's trials.
+#[derive(Clone, Copy, Debug)]
+pub struct Tried {
+    pub way: Way,
+    pub gave: Gave,
+    /// Of passes after the first, where those differ and were tried.
+    pub later: Option<Gave>,
+}
+
+/// How often a job comes by the same bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Passes {
+    /// From its first I/O to its last.
+    pub all: f64,
+    /// Of those, before anything is measured.
+    pub unmeasured: f64,
+}
+
+/// Extrapolates short trials to a job of this many passes: `mapped`, whose first trial is a first pass, keeps its
+/// registrations, so that only what is measured of the first pass is slower and dearer than what was tried later.
+pub fn foretold(tried: &[Tried], passes: Passes) -> Vec<Gave> {
+    let all = if passes.all.is_finite() { passes.all.max(1.0) } else { 1.0 };
+    let measured = (all - passes.unmeasured.max(0.0)).max(f64::MIN_POSITIVE);
+    let first = (1.0 - passes.unmeasured.max(0.0)).clamp(0.0, 1.0).min(measured);
     // A first pass over few bytes may be over before its cost can be told; where others follow, the dearest will do.
-    let dearest = tried.iter().filter_map(|(_, gave)| gave.cpu_s_per_gib).reduce(f64::max);
-    let foretell = |(way, gave): &(Way, Gave)| match keeps(way) {
-        true if gave.gib_s > 0.0 => Gave {
-            gib_s: passes / (1.0 / gave.gib_s + (passes - 1.0) / best),
-            cpu_s_per_gib: gave.cpu_s_per_gib.or(dearest.filter(|_| passes > 1.0)).map(|cost| cost / passes),
-        },
-        _ => *gave,
+    let dearest = tried.iter().filter_map(|t| t.gave.cpu_s_per_gib).reduce(f64::max);
+    let foretell = |t: &Tried| match t.later {
+        Some(later) if t.gave.gib_s > 0.0 && later.gib_s > 0.0 => {
+            let rest = measured - first;
+            let paid = t.gave.cpu_s_per_gib.or(dearest.filter(|_| rest > 0.0));
+            let cost = paid.zip(later.cpu_s_per_gib.or(paid));
+            Gave {
+                gib_s: measured / (first / t.gave.gib_s + rest / later.gib_s),
+                cpu_s_per_gib: cost.map(|(paid, later)| (first * paid + rest * later) / measured),
+            }
+        }
+        _ => t.gave,
     };
     tried.iter().map(foretell).collect()
 }
@@ -197,6 +225,9 @@ mod tests {
             writes: false,
             bytes: 1 << 30,
             io_bytes: 1 << 20,
+            is_random: false,
+            tried: true,
+            may_stay: true,
             resident: Some(0.0),
             cache: Cache::Auto,
             direct: true,
@@ -229,7 +260,18 @@ mod tests {
             ("mostly cached", Situation { resident: Some(0.8), ..cold() }, vec![FROM]),
             ("cached", warm(), vec![MAPPED, FROM]),
             ("cached, direct DMA", Situation { cannot: gds(), ..warm() }, vec![MAPPED, FROM]),
-            ("cached, short I/Os", Situation { io_bytes: 4096, ..warm() }, vec![FROM]),
+            ("cached, rows", Situation { io_bytes: 4096, is_random: true, ..warm() }, vec![MAPPED, FROM]),
+            ("cached, short I/Os untried", Situation { io_bytes: 4096, tried: false, ..warm() }, vec![FROM]),
+            (
+                "cached, more rows than may be registered",
+                Situation { io_bytes: 4096, is_random: true, may_stay: false, ..warm() },
+                vec![FROM],
+            ),
+            (
+                "cached, more than may be registered",
+                Situation { may_stay: false, ..warm() },
+                vec![MAPPED, FROM],
+            ),
             ("cached, a short file", Situation { bytes: 1 << 20, ..warm() }, vec![FROM]),
             (
                 "cached, can't be mapped",
@@ -270,14 +312,21 @@ mod tests {
     #[test]
     fn what_stays_registered_counts_for_as_many_passes_as_there_are() {
         let gave = |gib_s, cpu| Gave { gib_s, cpu_s_per_gib: Some(cpu) };
-        let tried = [(FROM, gave(50.0, 0.1)), (MAPPED, gave(45.0, 0.09))];
-        let takes = |passes| tried[pick(&foretold(&tried, passes))].0;
-        assert_eq!(takes(1.0), FROM, "the first pass is slower than by bounce");
-        assert_eq!(takes(30.0), MAPPED, "and thirty are as fast, for less");
-        assert_eq!(takes(f64::NAN), FROM);
-        let untold = [(FROM, gave(50.0, 0.1)), (MAPPED, Gave { gib_s: 45.0, cpu_s_per_gib: None })];
-        let takes = |passes| untold[pick(&foretold(&untold, passes))].0;
-        assert_eq!((takes(1.0), takes(30.0)), (FROM, MAPPED), "a pass that was too short to tell its cost");
+        let bounce = Tried { way: FROM, gave: gave(50.0, 0.1), later: None };
+        let mapped =
+            |first, later| [bounce, Tried { way: MAPPED, gave: first, later: Some(gave(later, 0.01)) }];
+        let takes =
+            |tried: &[Tried], all, unmeasured| tried[pick(&foretold(tried, Passes { all, unmeasured }))].way;
+        let tried = mapped(gave(40.0, 0.09), 51.0);
+        assert_eq!(takes(&tried, 1.0, 0.0), FROM, "the first pass is slower than by bounce");
+        assert_eq!(takes(&tried, 30.0, 0.0), MAPPED, "and thirty are as fast, for less");
+        assert_eq!(takes(&tried, 2.0, 0.0), FROM);
+        assert_eq!(takes(&tried, 2.0, 1.0), MAPPED, "only the second is measured");
+        assert_eq!(takes(&tried, f64::NAN, 0.0), FROM);
+        assert_eq!(takes(&mapped(gave(40.0, 0.09), 13.0), 30.0, 5.0), FROM, "what was tried later is slow");
+        let untold = mapped(Gave { gib_s: 40.0, cpu_s_per_gib: None }, 51.0);
+        let found = (takes(&untold, 1.0, 0.0), takes(&untold, 30.0, 0.0));
+        assert_eq!(found, (FROM, MAPPED), "a pass that was too short to tell its cost");
     }
 
     #[test]
@@ -306,6 +355,9 @@ mod tests {
                 writes: on(1),
                 bytes: if on(2) { 1 << 30 } else { 4096 },
                 io_bytes: if on(3) { 1 << 20 } else { 4096 },
+                is_random: on(3) != on(4),
+                tried: on(0) != on(5),
+                may_stay: on(1) != on(2),
                 resident,
                 cache: [Cache::Auto, Cache::Bypass, Cache::Drop, Cache::Allow, Cache::Warm][cache],
                 direct: on(4),

@@ -108,18 +108,25 @@ impl Buffers {
 }
 
 /// Longer reads are copied one by one as fast.
-const ROW_BYTES_MAX: u64 = 64 << 10;
+pub const ROW_BYTES_MAX: u64 = 128 << 10;
 /// What a batch of rows may take of a GPU's memory, and of the host's.
 const ROWS_BYTES_MAX: u64 = 256 << 20;
-/// Rows that aren't a batch's, but fill a worker's slots by themselves, are one I/O up to this many bytes, of which two or
-/// more stay in the processor's cache, and from this many rows on.
-const ROWS_BYTES: u64 = 1 << 20;
+/// Rows that aren't a batch's, but fill a worker's slots by themselves, are one I/O from this many on.
 const ROWS_MIN: u32 = 16;
+/// Bytes of each of the two I/Os that keep a GPU busy.
+const ROWS_BYTES: u64 = 1 << 20;
 /// Slots for rows that can't be had together.
 const BESIDE_ROWS_BYTES: u64 = 1 << 20;
 
+/// What short random reads that go together need under way per worker: two I/Os of rows. None where they aren't short, random and reads.
+pub fn depth_of_rows(job: &JobSpec) -> Option<u32> {
+    let short = job.op.is_random() && !job.writes() && job.io_bytes_largest() <= ROW_BYTES_MAX;
+    let rows = (ROWS_BYTES / job.io_bytes_largest().max(1)).clamp(ROWS_MIN.into(), u64::from(DEPTH_MAX / 2));
+    short.then_some(2 * rows as u32)
+}
+
 /// Short random reads that come and go together anyway are one I/O, so that what an I/O costs isn't paid for each: those of a
-/// batch, and those that end in `submit` while others are copied on. None where something is asked about, or of, each.
+/// batch, those that end in `submit` while others are copied on, and those that the device fetches by itself. None where something is asked about, or of, each.
 fn rows_of(job: &JobSpec, all: &[Under], into_gpu: bool) -> Option<u32> {
     let [only] = all else { return None };
     let each_alone = job.verify
@@ -132,13 +139,12 @@ fn rows_of(job: &JobSpec, all: &[Under], into_gpu: bool) -> Option<u32> {
         || job.flow.is_some()
         || job.rate_iops.is_some()
         || job.rate_gib_s.is_some();
-    if !into_gpu || !only.takes_rows || each_alone || job.io_bytes >= ROW_BYTES_MAX {
+    if !into_gpu || !only.takes_rows || each_alone || job.io_bytes > ROW_BYTES_MAX {
         return None;
     }
     let rows = match job.batch {
         Some(batch) => batch,
-        None if only.path.copies_on() => (job.depth / 2).min((ROWS_BYTES / job.io_bytes.max(1)) as u32),
-        None => return None,
+        None => (job.depth / 2).min((only.path.rows_bytes() / job.io_bytes.max(1)) as u32),
     };
     let least = if job.batch.is_some() { 2 } else { ROWS_MIN };
     (rows >= least && rows <= job.depth && job.io_bytes * u64::from(rows) <= ROWS_BYTES_MAX).then_some(rows)
@@ -191,6 +197,7 @@ fn slots_in_cache(job: &JobSpec) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay_model::job::Op;
 
     fn under(kind: PathKind, moves_bytes: bool) -> Vec<Under> {
         vec![Under { path: of(kind), moves_bytes, at_once: false, tight: false, takes_rows: false }]
@@ -237,6 +244,39 @@ mod tests {
             4096,
             "one of them wants whole pages"
         );
+    }
+
+    #[test]
+    fn short_random_reads_that_fill_a_worker_go_together() {
+        let job = JobSpec { op: Op::RandRead, io_bytes: 4096, ..JobSpec::default() };
+        let together = |job: &JobSpec, kind| {
+            let all = [Under { takes_rows: true, ..under(kind, true)[0] }];
+            let buffers = Buffers::of(job, &all, &all, true);
+            (buffers.rows, buffers.slots)
+        };
+        let of = |depth, kind| together(&JobSpec { depth, ..job.clone() }, kind);
+        for kind in [PathKind::Bounce, PathKind::Mapped] {
+            assert_eq!(of(16, kind).0, None, "two of eight gain nothing");
+            assert_eq!(of(512, kind), (Some(256), 2));
+            let verified = JobSpec { depth: 512, verify: true, ..job.clone() };
+            assert_eq!(together(&verified, kind).0, None, "each is looked at");
+            let long = JobSpec { depth: 512, io_bytes: 256 << 10, ..job.clone() };
+            assert_eq!(together(&long, kind).0, None, "each is a copy of its own");
+        }
+        assert_eq!(of(4096, PathKind::Bounce).0, Some(256), "what stays in a processor's cache");
+        assert_eq!(of(4096, PathKind::Mapped), (Some(1024), 4));
+    }
+
+    #[test]
+    fn short_random_reads_have_a_depth_of_their_own() {
+        let depth = |io_bytes| depth_of_rows(&JobSpec { op: Op::RandRead, io_bytes, ..JobSpec::default() });
+        assert_eq!(
+            [128, 512, 4096, 64 << 10, 128 << 10, 256 << 10].map(depth),
+            [Some(4096), Some(4096), Some(512), Some(32), Some(32), None]
+        );
+        let job = JobSpec { io_bytes: 4096, ..JobSpec::default() };
+        assert_eq!(depth_of_rows(&job), None, "one after the other");
+        assert_eq!(depth_of_rows(&JobSpec { op: Op::RandWrite, ..job }), None);
     }
 
     #[test]

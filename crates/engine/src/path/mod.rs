@@ -13,7 +13,7 @@ pub mod straight;
 
 pub use crate::gpu::Copier;
 pub use bounce::{BounceQueue, HostCopier};
-pub use buffers::{Buffers, Under};
+pub use buffers::{depth_of_rows, Buffers, Under};
 pub use destination::{limits, Destination};
 pub use site::{Copiers, Layer, QueueFactory, Site};
 
@@ -214,6 +214,12 @@ pub trait DataPath: Sync {
     /// Whether its queues over the target take rows (`Queue::push_rows`) on their way into a GPU.
     fn takes_rows(&self, _target: &Target) -> bool {
         false
+    }
+
+    /// What rows that nobody asked for as a batch are together at most, so that two or more such I/Os stay in the
+    /// processor's cache.
+    fn rows_bytes(&self) -> u64 {
+        1 << 20
     }
 
     /// Sets up a worker's part of it, after its slots.

@@ -61,7 +61,7 @@ pub trait QueueFactory {
 /// it gains.
 const STREAMS_MAX: usize = 4;
 
-/// I/Os of at least this length are copied one by one unless they are adjacent.
+/// I/Os of at least this length are copied one by one unless they are adjacent, or rows of one I/O.
 const SCATTERED_BYTES_MAX: u64 = 64 << 10;
 
 /// Creates the copiers of a worker's queues.
@@ -97,7 +97,7 @@ impl Copiers {
 
     fn scattering(&self, device: &Arc<Device>) -> Option<Rc<Scattering>> {
         let pieces = self.needs.depth as usize * self.rows as usize;
-        let short = pieces > 1 && self.needs.io_bytes_max / u64::from(self.rows) < SCATTERED_BYTES_MAX;
+        let short = self.rows > 1 || pieces > 1 && self.needs.io_bytes_max < SCATTERED_BYTES_MAX;
         // Each may lie in two windows of the page cache.
         let pieces = 2 * pieces;
         let made = || if short { Scattering::new(device, pieces).ok().map(Rc::new) } else { None };

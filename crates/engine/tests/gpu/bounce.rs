@@ -2,7 +2,7 @@
 
 use super::runs::{file, go, job};
 use super::scenario::Scenario;
-use forebay_model::job::{Cache, Engine, JobSpec, Op, PathKind, WorkersFrom};
+use forebay_model::job::{Cache, Engine, JobSpec, Op, Origin, PathKind};
 
 const COPY: &str = "cuMemcpyHtoDAsync_v2";
 
@@ -174,7 +174,7 @@ fn nobody_said_how_many_workers_so_each_pair_has_one_at_least() {
         sources: Vec::new(),
         pairs: vec![format!("0={}", a.display()), format!("1={}", b.display())],
         path: PathKind::Host,
-        workers_from: WorkersFrom::Default,
+        workers_from: Origin::Default,
         ..job(&a)
     };
     let record = go(&wanted);

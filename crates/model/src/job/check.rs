@@ -1,7 +1,7 @@
 //! What is wrong with a job on any machine. What depends on the machine is found when the job opens.
 
 use super::{
-    Arrivals, Blend, Cache, Flow, JobSpec, PathKind, Priorities, SteadyRule, WorkersFrom, ARENA_BYTES_MAX,
+    Arrivals, Blend, Cache, Flow, JobSpec, Origin, PathKind, Priorities, SteadyRule, ARENA_BYTES_MAX,
     DEPTH_MAX, FIELDS, IO_BYTES_MAX,
 };
 use crate::fio_blocks::Rule;
@@ -242,7 +242,7 @@ impl JobSpec {
             let next = "‹pairs› GPU=SOURCE for each, and no ‹gpus›";
             return refused("‹pairs› with ‹gpus›", "pairs name their own GPUs", next);
         }
-        if self.workers_from == WorkersFrom::Given && (self.workers as usize) < count {
+        if self.workers_from == Origin::Given && (self.workers as usize) < count {
             let asked = format!("‹workers› {} for {count} pairs", self.workers);
             let next = format!("‹workers› {count}, or a multiple of it");
             return refused(asked, "each pair needs a worker of its own", next);

@@ -4,7 +4,7 @@
 
 use super::field::Kind::*;
 use super::field::{flag, job, switch, AsNumber, Field, ANY};
-use super::{Arrivals, Cache, CuFileMode, Engine, Op, Pages, PathKind, Sync, WorkersFrom};
+use super::{Arrivals, Cache, CuFileMode, Engine, Op, Origin, Pages, PathKind, Sync};
 use super::{DEPTH_MAX, FILES_MAX, FILE_NAME_DEFAULT, REPEATS_MAX, SECONDS_MAX, WORKERS_MAX};
 use serde::{Deserialize, Serialize};
 
@@ -67,7 +67,7 @@ job! {
         flag("workers", Workers, "N", "Threads, each with its own queue; auto picks the fewest that reach full speed.")
             .within(1.0, WORKERS_MAX as f64, "must be 1 to 4096", "4");
     /// `given`, `default` or `auto`: the origin of the number of workers.
-    workers_from: WorkersFrom = WorkersFrom::Given;
+    workers_from: Origin = Origin::Given;
     /// Each worker covers all of the data instead of a part of it.
     clones: bool = false,
         switch("clones", "Each worker covers all of the data instead of a part of it.");
@@ -75,6 +75,8 @@ job! {
     depth: u32 = 8,
         flag("depth", Integer, "N", "I/Os in flight per worker.")
             .within(1.0, DEPTH_MAX as f64, "must be 1 to 4096 (I/Os in flight per worker)", "32");
+    /// `given`, `default` or `auto`: the origin of `depth`.
+    depth_from: Origin = Origin::Given;
     /// I/Os that are one request, as the rows of a batch: they start together, and it ends with the last of them. None: each
     /// is one.
     batch: Option<u32> = None,

@@ -16,11 +16,23 @@ fn workers_say_who_chose_them() {
         let job = JobSpec::from_json(text).unwrap();
         (job.workers, job.workers_from)
     };
-    assert_eq!(read(r#"{"sources":["nil:"]}"#), (1, WorkersFrom::Default));
-    assert_eq!(read(r#"{"sources":["nil:"],"workers":4}"#), (4, WorkersFrom::Given));
-    assert_eq!(read(r#"{"sources":["nil:"],"workers":"auto"}"#), (1, WorkersFrom::Auto));
-    assert_eq!(read(r#"{"sources":["nil:"],"workers":6,"workers_from":"auto"}"#), (6, WorkersFrom::Auto));
+    assert_eq!(read(r#"{"sources":["nil:"]}"#), (1, Origin::Default));
+    assert_eq!(read(r#"{"sources":["nil:"],"workers":4}"#), (4, Origin::Given));
+    assert_eq!(read(r#"{"sources":["nil:"],"workers":"auto"}"#), (1, Origin::Auto));
+    assert_eq!(read(r#"{"sources":["nil:"],"workers":6,"workers_from":"auto"}"#), (6, Origin::Auto));
     assert!(JobSpec::from_json(r#"{"sources":["nil:"],"workers":"many"}"#).is_err());
+}
+
+#[test]
+fn depth_says_who_chose_it() {
+    let read = |text: &str| {
+        let job = JobSpec::from_json(text).unwrap();
+        (job.depth, job.depth_from)
+    };
+    assert_eq!(read(r#"{"sources":["nil:"]}"#), (8, Origin::Default));
+    assert_eq!(read(r#"{"sources":["nil:"],"depth":8}"#), (8, Origin::Given));
+    assert_eq!(read(r#"{"sources":["nil:"],"batch":64}"#), (128, Origin::Given), "it follows from the batch");
+    assert_eq!(read(r#"{"sources":["nil:"],"depth":512,"depth_from":"auto"}"#), (512, Origin::Auto));
 }
 
 #[test]

@@ -148,13 +148,18 @@ fn hosts_may_have_found_other_paths_and_workers_for_the_same_job() {
     let found = |host: &str, path, workers| {
         let mut found = record(host, 1, 1, 1.0);
         found.path.requested = "auto".into();
-        found.job.spec = JobSpec { path, workers, workers_from: WorkersFrom::Auto, ..found.job.spec };
+        let (workers_from, depth_from) = (Origin::Auto, Origin::Auto);
+        found.job.spec =
+            JobSpec { path, workers, workers_from, depth: 8 * workers, depth_from, ..found.job.spec };
         found
     };
     let (a, b) = (found("a", PathKind::Mapped, 2), found("b", PathKind::Bounce, 8));
     assert!(merge(vec![a.clone(), b.clone()]).is_ok());
+    let mut told = b.clone();
+    told.job.spec.workers_from = Origin::Given;
+    assert!(merge(vec![a.clone(), told]).is_err());
     let mut told = b;
-    told.job.spec.workers_from = WorkersFrom::Given;
+    told.job.spec.depth_from = Origin::Given;
     assert!(merge(vec![a, told]).is_err());
 }
 

@@ -6,6 +6,7 @@ use crate::gpu::cuda::{self, Device};
 use crate::machine::finding::{Check, State};
 use crate::machine::verdict::Verdicts;
 use crate::path::auto::{Known, Situation};
+use crate::path::buffers::ROW_BYTES_MAX;
 use crate::path::straight::Means;
 use crate::path::{
     About, Beside, BounceQueue, DataPath, Destination, Ends, Layer, QueueFactory, Readers, Refusal, Site,
@@ -21,8 +22,8 @@ use std::sync::Arc;
 const WARM_SHARE: f64 = 0.95;
 /// Below this a registration costs more than copying the bytes.
 const BYTES_MIN: u64 = 4 << 20;
-/// Below this a copy per I/O costs the device more than the bytes do, and bounce sends many as one.
-const IO_BYTES_MIN: u64 = 64 << 10;
+/// Below this bounce may be faster by far: the device must fetch many together.
+const IO_BYTES_UNTRIED: u64 = 64 << 10;
 /// Slots for bytes that can't be mapped, and the size of each; longer I/Os are split. As in `bounce`, copies of 4 MiB
 /// keep the device busy.
 pub(super) const ASIDE_SLOTS: u32 = 4;
@@ -91,7 +92,14 @@ impl DataPath for Mapped {
 
     fn is_open(&self, s: &Situation) -> bool {
         let warm = s.resident.is_some_and(|share| share >= WARM_SHARE);
-        s.gpu && !s.writes && warm && s.bytes >= BYTES_MIN && s.io_bytes >= IO_BYTES_MIN
+        // Rows outside of what may be registered come one by one, and are faster by `bounce` with all others.
+        let reached = s.may_stay || !s.is_random || s.io_bytes > ROW_BYTES_MAX;
+        s.gpu
+            && !s.writes
+            && warm
+            && s.bytes >= BYTES_MIN
+            && reached
+            && (s.tried || s.io_bytes >= IO_BYTES_UNTRIED)
     }
 
     fn can(&self, _: &Target, destination: &Destination, _: &mut Known) -> Result<(), String> {
@@ -127,6 +135,11 @@ impl DataPath for Mapped {
 
     fn takes_rows(&self, target: &Target) -> bool {
         target.is_file()
+    }
+
+    /// None of them passes through a processor, and a launch costs the same for any number.
+    fn rows_bytes(&self) -> u64 {
+        4 << 20
     }
 
     fn means(
