@@ -88,13 +88,13 @@ def test_auto_chooses_the_depth_of_short_random_reads_unless_it_is_typed(gpu: Gp
     file = warm(made("f", 8))
     flags = ("--op", "randread", "--io-size", "4k", "--duration", "0.2", "--warmup", "0", "--workers", "1")
     ran = gpu.forebay("bench", file, "--path", "auto", *flags, "--power", "none")
-    assert ran.exit == 0 and "depth 512 (chosen for short reads)" in ran.out, ran.out + ran.err
-    assert "--depth 512: short random reads" in ran.out, ran.out
+    assert ran.exit == 0 and "depth 4096 (chosen for short reads)" in ran.out, ran.out + ran.err
+    assert "--depth 4096: short reads" in ran.out, ran.out
     record = gpu.bench(file, "auto", *flags, "--depth", "4").balanced().record
     assert (record["job"]["depth"], record["job"]["depth_from"]) == (4, "given")
-    # The most that any choice takes: two workers' slots of 512 reads.
+    # The most that any choice takes: two workers' slots of 4096 reads.
     plan = gpu.forebay("bench", file, "--path", "auto", *flags[:4], "--workers", "2", "--dry-run", "--json")
-    assert plan.record["gpu_buffer_bytes"] == 2 * 512 * 4096, plan.out
+    assert plan.record["gpu_buffer_bytes"] == 2 * 4096 * 4096, plan.out
 
 
 def test_pairs_feed_each_gpu_from_its_own_source(gpu: Gpu, made: Any) -> None:

@@ -3,6 +3,8 @@
 //! isn't known is tried for a moment, outside the measured time, and every trial
 //! stands in the record.
 
+mod measures;
+
 use super::host_capacity::Unseen;
 use super::{fleet, purpose, threads, Observer};
 use crate::clock;
@@ -15,6 +17,7 @@ use crate::source::{Route, Target};
 use forebay_model::job::{Cache, Engine, JobSpec, Origin, PathKind};
 use forebay_model::record::Trial;
 use forebay_model::Error;
+use measures::Measures;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,9 +34,6 @@ const WORKERS: [u32; 7] = [1, 2, 4, 6, 8, 12, 16];
 const WORKERS_USUAL: u32 = 4;
 /// From this share on a target counts as cached.
 const WARM_SHARE: f64 = 0.95;
-/// What a trial of later passes sets up in its time for warming up, of all targets, and the least of each.
-const PART: u64 = 512 << 20;
-const PART_LEAST: u64 = 4 << 20;
 /// What trials of ways run with.
 const WORKERS_TRYING: u32 = 8;
 
@@ -62,8 +62,16 @@ pub fn on(
     let ring = rings.is_ok();
     let bytes = targets.iter().map(|t| t.bytes).fold(0, u64::saturating_add);
     let may_stay = bytes <= path::limits(job.pin_limit_bytes, 0).cap_bytes;
-    let mut settler =
-        Settler { job: job.clone(), seeds, destination, observer, trials: Vec::new(), ring, may_stay };
+    let mut settler = Settler {
+        job: job.clone(),
+        seeds,
+        destination,
+        observer,
+        trials: Vec::new(),
+        ring,
+        may_stay,
+        kept: None,
+    };
     let mut reasons = by_target(job, targets, destination)?;
     if job.path == PathKind::Auto || job.cache == Cache::Auto {
         let groups = settler.groups(targets);
@@ -109,6 +117,8 @@ struct Settler<'a> {
     ring: bool,
     /// All targets together may stay registered with a GPU.
     may_stay: bool,
+    /// Trials of one number of workers after the other register once.
+    kept: Option<Arc<Destination>>,
 }
 
 impl Settler<'_> {
@@ -263,7 +273,7 @@ impl Settler<'_> {
         let mut words = format!("; {way} {}", told(&first));
         let mut later = None;
         if keeps && !self.is_one_pass() {
-            let trial = self.trial(Measures::LaterPasses, targets, numbers, workers)?;
+            let trial = self.trial(Measures::LaterPasses { set_up: false }, targets, numbers, workers)?;
             words.push_str(&format!(" at first, then {}", told(&trial)));
             later = Some(gave(&trial));
         }
@@ -300,7 +310,7 @@ impl Settler<'_> {
             return None;
         }
         *job = deeper(job)?;
-        Some(format!("‹depth› {}: short random reads from the page cache go to the GPU together", job.depth))
+        Some(format!("‹depth› {}: short reads of cached data go to the GPU together", job.depth))
     }
 
     /// Passes over little data end before trials would.
@@ -330,11 +340,14 @@ impl Settler<'_> {
         }
         let all: Vec<usize> = (0..targets.len()).collect();
         let pays = targets.iter().any(|t| keeps_what_it_paid_for(t.route.path));
-        let of = match (pays, self.is_one_pass()) {
+        let mut of = match (pays, self.is_one_pass()) {
             (true, true) => Measures::FirstPass,
-            (true, false) => Measures::LaterPasses,
+            (true, false) => Measures::LaterPasses { set_up: false },
             (false, _) => Measures::Steady,
         };
+        // What the first of these trials registers, the others find.
+        let all_keep = targets.iter().all(|t| keeps_what_it_paid_for(t.route.path));
+        self.kept = (pays && all_keep).then(|| Arc::new(self.destination.afresh()));
         let (mut tried, began): (Vec<(u32, f64)>, Instant) = (Vec::new(), clock::now());
         for workers in WORKERS.iter().filter(|w| **w <= cores()).map(|w| w * turns) {
             let spent = began.elapsed();
@@ -344,7 +357,9 @@ impl Settler<'_> {
                 break;
             }
             tried.push((workers, self.trial(of, targets, &all, workers)?.gib_s));
+            of = of.again();
         }
+        self.kept = None;
         let Some(found) = auto::fewest(&tried) else { return Ok(None) };
         self.job.workers = found;
         let from: Vec<String> = tried.iter().map(|(w, rate)| format!("{w}: {rate:.3}")).collect();
@@ -386,7 +401,6 @@ impl Settler<'_> {
         (targets, numbers): (&[Target], &[usize]),
         workers: u32,
     ) -> Result<Trial, Error> {
-        let job = of.job(&self.job, time, workers);
         let seeds: Vec<u64> = numbers.iter().map(|n| self.seeds[*n]).collect();
         let most = of.bytes_of_each(&self.job, targets.len());
         // A group may lack the targets of a pair, whose workers then take those of others.
@@ -397,7 +411,10 @@ impl Settler<'_> {
         };
         let own: Vec<Target> = targets.iter().map(anybodys).collect();
         let own: Vec<Target> = own.into_iter().map(|t| Target { bytes: t.bytes.min(most), ..t }).collect();
-        let destination = Arc::new(self.destination.afresh());
+        let bytes = own.iter().map(|t| t.bytes).fold(0, u64::saturating_add);
+        let job = of.job(&self.job, bytes, time, workers);
+        let kept = self.kept.clone().filter(|_| of.keeps());
+        let destination = kept.unwrap_or_else(|| Arc::new(self.destination.afresh()));
         destination.attach(&job, &own)?;
         let ran = fleet::run_once(&job, &own, &seeds, destination, &mut Unseen(self.observer))?;
         if let Some(e) = &ran.broken {
@@ -408,45 +425,6 @@ impl Settler<'_> {
             return Err(Error::run("a trial", errors.examples.join("; "), "forebay doctor"));
         }
         Ok(super::record::trial_of(&own, &ran, job.workers))
-    }
-}
-
-/// What a trial is to tell.
-#[derive(Clone, Copy)]
-enum Measures {
-    /// The rate once it has settled, however often that comes by the same bytes.
-    Steady,
-    /// That of bytes which nothing has been set up for yet: from the start, and one pass at most.
-    FirstPass,
-    /// That of bytes which everything has been set up for.
-    LaterPasses,
-}
-
-impl Measures {
-    fn job(self, job: &JobSpec, time: Duration, workers: u32) -> JobSpec {
-        let seconds = time.as_secs_f64();
-        let trial = match self {
-            Measures::Steady => job.trial(seconds, seconds / 3.0),
-            Measures::FirstPass => JobSpec { passes: Some(1), ..job.trial(seconds, 0.0) },
-            Measures::LaterPasses => job.trial(seconds, seconds),
-        };
-        JobSpec { workers, ..trial }
-    }
-
-    /// The most that is read of each target: little enough for a whole pass, where the trial is about a pass. Random reads
-    /// touch everything at once, and would find all of it half set up.
-    fn bytes_of_each(self, job: &JobSpec, targets: usize) -> u64 {
-        let in_part = match self {
-            Measures::Steady => false,
-            Measures::FirstPass => job.op.is_random(),
-            Measures::LaterPasses => true,
-        };
-        let anywhere =
-            job.start_bytes == 0 && job.start_step_bytes == 0 && !job.distribution.starts_with("list");
-        match in_part && anywhere {
-            true => (PART / targets.max(1) as u64).next_multiple_of(job.io_bytes_largest()).max(PART_LEAST),
-            false => u64::MAX,
-        }
     }
 }
 
@@ -466,7 +444,7 @@ fn told(trial: &Trial) -> String {
 /// The job with as many short random reads in flight as keep a GPU busy, where `auto` may say how many.
 pub fn deeper(job: &JobSpec) -> Option<JobSpec> {
     let open = job.path == PathKind::Auto && job.depth_from == Origin::Default;
-    let depth = path::depth_of_rows(job).filter(|_| open)?;
+    let depth = path::depth_of_short(job).filter(|_| open)?;
     Some(JobSpec { depth, depth_from: Origin::Auto, ..job.clone() })
 }
 

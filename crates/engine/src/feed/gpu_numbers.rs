@@ -3,13 +3,18 @@
 
 use super::rows::{many_repeat, SAMPLE};
 use super::thread_pool;
-use crate::gpu::cuda::{Cuda, Device, DeviceMemory};
+use crate::clock;
+use crate::gpu::cuda::{Cuda, Device, DeviceMemory, Event};
 use crate::gpu::kernels::Numbers;
 use forebay_model::Error;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 const NUMBER_BYTES: usize = size_of::<u64>();
+/// Numbers behind work of their stream that takes longer than this are waited for without a processor.
+const SPIN: Duration = Duration::from_micros(50);
+const NAP_MAX: Duration = Duration::from_micros(250);
 /// Freeing device memory waits for the device, so some of it is kept for the next call.
 const SPARE_MAX: usize = 4;
 
@@ -123,14 +128,30 @@ fn words(bytes: &[u8]) -> Vec<u64> {
 /// Copies and checks them; how many are wrong, and the first of them.
 fn look(kernel: &Numbers, device: &Arc<Device>, given: &Given, limit: u64, to: u64) -> Cuda<Vec<u64>> {
     let stream = device.borrowed_stream(given.stream);
+    let event = device.event()?;
     let mut seen = vec![0; (1 + given.count.min(SAMPLE)) * NUMBER_BYTES];
-    // SAFETY: `to` has room for the count and the numbers, which nobody else uses; what was given is its owner's promise;
-    // the local is there until the stream has passed.
+    // SAFETY: `to` has room for the count and the numbers, which nobody else uses; what was given is its owner's promise.
     unsafe {
         stream.set_bytes(to, 0, NUMBER_BYTES)?;
         kernel.queue(&stream, given.at, (given.bytes_each, given.signed), given.count, limit, to)?;
-        stream.copy_to_host(seen.as_mut_ptr(), to, seen.len())?;
     }
+    stream.record(&event)?;
+    nap_until(&event)?;
+    // SAFETY: the local is there until the stream has passed.
+    unsafe { stream.copy_to_host(seen.as_mut_ptr(), to, seen.len())? };
     stream.synchronize()?;
     Ok(words(&seen))
+}
+
+/// A copy into memory that isn't pinned would wait with a processor for all that its stream has before it.
+fn nap_until(event: &Event) -> Cuda<()> {
+    let began = clock::now();
+    while !event.is_done()? {
+        match began.elapsed() {
+            // A sleep would end later.
+            waited if waited < SPIN => std::hint::spin_loop(),
+            waited => std::thread::sleep((waited / 4).min(NAP_MAX)),
+        }
+    }
+    Ok(())
 }

@@ -36,14 +36,14 @@ const SHORT_COPY: usize = 256 << 10;
 /// Copies above this take a millisecond or more.
 const LONG_COPY: usize = 32 << 20;
 
-/// What took so long already, behind the copies of other workers, may take an eighth of that longer.
+/// What took so long already, behind the copies of other workers, may take a quarter of that longer.
 fn nap(bytes: usize, waited: Duration) -> Duration {
     let least = match bytes {
         0..SHORT_COPY => NAP_SHORT,
         SHORT_COPY..LONG_COPY => NAP,
         _ => NAP_LONG,
     };
-    least.max((waited / 8).min(NAP_MAX))
+    least.max((waited / 4).min(NAP_MAX))
 }
 
 /// Slots, pinned once a GPU is fed from them. Fields in the order in which they must go.

@@ -113,16 +113,23 @@ pub const ROW_BYTES_MAX: u64 = 128 << 10;
 const ROWS_BYTES_MAX: u64 = 256 << 20;
 /// Rows that aren't a batch's, but fill a worker's slots by themselves, are one I/O from this many on.
 const ROWS_MIN: u32 = 16;
-/// Bytes of each of the two I/Os that keep a GPU busy.
-const ROWS_BYTES: u64 = 1 << 20;
+/// What a worker keeps under way of short reads where nobody said how many, at random and in order; the latter up to a length.
+const RANDOM_BYTES: u64 = 16 << 20;
+const IN_ORDER_BYTES: u64 = 4 << 20;
+const IN_ORDER_BYTES_MAX: u64 = 128 << 10;
 /// Slots for rows that can't be had together.
 const BESIDE_ROWS_BYTES: u64 = 1 << 20;
 
-/// What short random reads that go together need under way per worker: two I/Os of rows. None where they aren't short, random and reads.
-pub fn depth_of_rows(job: &JobSpec) -> Option<u32> {
-    let short = job.op.is_random() && !job.writes() && job.io_bytes_largest() <= ROW_BYTES_MAX;
-    let rows = (ROWS_BYTES / job.io_bytes_largest().max(1)).clamp(ROWS_MIN.into(), u64::from(DEPTH_MAX / 2));
-    short.then_some(2 * rows as u32)
+/// How many short reads of cached data keep a GPU busy, per worker: some I/Os of rows, or copies of several reads. None where
+/// fewer do: of long ones, and of writes.
+pub fn depth_of_short(job: &JobSpec) -> Option<u32> {
+    let longest = job.io_bytes_largest();
+    let (short, bytes) = match job.op.is_random() {
+        true => (ROW_BYTES_MAX, RANDOM_BYTES),
+        false => (IN_ORDER_BYTES_MAX, IN_ORDER_BYTES),
+    };
+    let depth = (bytes / longest.max(1)).clamp(2 * u64::from(ROWS_MIN), DEPTH_MAX.into());
+    (longest <= short && !job.writes()).then_some(depth as u32)
 }
 
 /// Short random reads that come and go together anyway are one I/O, so that what an I/O costs isn't paid for each: those of a
@@ -268,15 +275,14 @@ mod tests {
     }
 
     #[test]
-    fn short_random_reads_have_a_depth_of_their_own() {
-        let depth = |io_bytes| depth_of_rows(&JobSpec { op: Op::RandRead, io_bytes, ..JobSpec::default() });
-        assert_eq!(
-            [128, 512, 4096, 64 << 10, 128 << 10, 256 << 10].map(depth),
-            [Some(4096), Some(4096), Some(512), Some(32), Some(32), None]
-        );
-        let job = JobSpec { io_bytes: 4096, ..JobSpec::default() };
-        assert_eq!(depth_of_rows(&job), None, "one after the other");
-        assert_eq!(depth_of_rows(&JobSpec { op: Op::RandWrite, ..job }), None);
+    fn short_reads_have_a_depth_of_their_own() {
+        let of = |op, io_bytes| depth_of_short(&JobSpec { op, io_bytes, ..JobSpec::default() });
+        let sizes = [128, 512, 4096, 64 << 10, 128 << 10, 256 << 10];
+        let found = sizes.map(|bytes| of(Op::RandRead, bytes));
+        assert_eq!(found, [Some(4096), Some(4096), Some(4096), Some(256), Some(128), None]);
+        let found = sizes.map(|bytes| of(Op::Read, bytes));
+        assert_eq!(found, [Some(4096), Some(4096), Some(1024), Some(64), Some(32), None]);
+        assert_eq!((of(Op::RandWrite, 4096), of(Op::Write, 4096)), (None, None));
     }
 
     #[test]

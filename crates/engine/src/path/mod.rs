@@ -13,7 +13,7 @@ pub mod straight;
 
 pub use crate::gpu::Copier;
 pub use bounce::{BounceQueue, HostCopier};
-pub use buffers::{depth_of_rows, Buffers, Under};
+pub use buffers::{depth_of_short, Buffers, Under};
 pub use destination::{limits, Destination};
 pub use site::{Copiers, Layer, QueueFactory, Site};
 

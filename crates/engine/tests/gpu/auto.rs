@@ -89,8 +89,8 @@ fn short_random_reads_of_cached_data_go_together_by_either_path() {
         };
         let record = go(&wanted);
         let (job, reason) = (&record.job.spec, record.path.reason.clone().unwrap());
-        assert_eq!((job.depth, job.depth_from), (512, Origin::Auto), "{reason}");
-        assert!(reason.contains("‹depth› 512") && record.result.bytes > 0, "{reason}");
+        assert_eq!((job.depth, job.depth_from), (4096, Origin::Auto), "{reason}");
+        assert!(reason.contains("‹depth› 4096") && record.result.bytes > 0, "{reason}");
         let tried: Vec<&str> = record.path.calibration.iter().map(|t| t.path.as_str()).collect();
         assert!(tried.contains(&"bounce") && tried.contains(&record.path.ran.as_str()), "{tried:?}");
         // What was typed stays, and what may not all be registered isn't tried that way.
