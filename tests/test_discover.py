@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from serve_support import NQN, Target, document, toml
+from serve_support import NQN, Target, document, eventually, toml
 
 HOST = "nqn.2026-01.io.example:allowed"
 OTHER = "nqn.2026-01.io.example:other"
@@ -54,6 +55,24 @@ def test_what_is_for_others_is_not_shown(forebay, target):
 def test_each_line_of_discover_begins_with_what_to_type(forebay, target):
     done = forebay("discover", target.addresses[0], "--hostnqn", OTHER)
     assert done.returncode == 0 and target.uri() in done.stdout.splitlines()
+
+
+def test_a_service_of_the_local_network_is_found_without_an_address(forebay, tmp_path):
+    with Target("nil:?size=1m", "--nqn", NQN, "--mdns") as running:
+        found = eventually(lambda: of_network(forebay, running), "the target was found")
+        assert found["protocol"] == "tcp" and found["nqn"] == "nqn.2014-08.org.nvmexpress.discovery"
+        assert [r["subnqn"] for r in found["offers"]["records"] if r["uri"]] == [NQN]
+        lines = forebay("discover", "--hostnqn", OTHER).stdout.splitlines()
+        assert f"# {found['title']}" in lines and running.uri() in lines
+        assert running.end() == 0
+        assert not of_network(forebay, running)
+
+
+def of_network(forebay, target):
+    """What `forebay discover` says of that target. Others may be there."""
+    found = json.loads(forebay("discover", "--hostnqn", OTHER, "--json").stdout)
+    assert found["schema"] == "forebay.discover.network/1"
+    return next((s for s in found["services"] if target.addresses[0] in s["addresses"]), None)
 
 
 def test_a_controller_and_its_namespaces_are_identified(forebay, target):

@@ -142,6 +142,9 @@ def crc32c_on_gpu(gpu: int, address: int, bytes: int, stream: int) -> int:
 def discover(host: str, host_nqn: str | None, timeout_s: float) -> str:
     """What an NVMe/TCP target offers to this host, or to the one named `host_nqn`."""
 
+def browse(wait_s: float) -> str:
+    """The discovery services that announce themselves on the networks of this machine, asked for so long."""
+
 def identify(uri: str, host_nqn: str | None, timeout_s: float) -> str:
     """What the controller at a URI (nvme+tcp:, vfio-user:) reports about itself and its namespaces."""
 

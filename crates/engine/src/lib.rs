@@ -20,6 +20,7 @@ mod identity;
 pub mod inspect;
 mod machine;
 pub mod meter;
+mod multicast;
 mod opening;
 pub mod path;
 mod process;

@@ -194,6 +194,7 @@ pub const SERVE: Verb = Verb {
         valued("cpus", "LIST", "CPUs to pin the threads to, in turn, e.g. 0-3,8. Default: not pinned."),
         valued("spin-us", "N", "Poll this long before sleeping, in microseconds. Default: 0."),
         valued("max-transfer", "SIZE", "Maximum transfer size of one command. Default: 1m."),
+        flag("mdns", "Announce the discovery service on the local network, by multicast DNS."),
         valued("metrics", "ADDRESS", "Serve Prometheus metrics on this port (loopback only) or HOST:PORT."),
         valued("drain", "SECONDS", "Time for commands to finish at shutdown. Default: 10."),
         valued("log", "FORMAT", "Log on stderr: text, json or off. Default: text."),

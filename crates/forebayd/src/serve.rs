@@ -101,6 +101,7 @@ fn from_flags(given: &Given) -> Result<Config, Error> {
         config.listen = Vec::new();
     }
     config.metrics = given.text("metrics").map(Into::into);
+    config.mdns = given.is("mdns");
     config.threads = number("threads")?.unwrap_or(config.threads);
     config.cpus = given.text("cpus").unwrap_or_default().into();
     config.spin_us = number("spin-us")?.unwrap_or(config.spin_us);

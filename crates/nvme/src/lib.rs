@@ -15,6 +15,7 @@ pub mod host;
 pub mod identify;
 pub mod layout;
 pub mod log;
+pub mod mdns;
 pub mod nqn;
 pub mod nvm;
 pub mod status;

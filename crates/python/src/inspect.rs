@@ -14,6 +14,15 @@ pub fn discover(py: Python<'_>, host: &str, host_nqn: Option<String>, timeout_s:
     json(py, &found.map_err(|error| raise(py, error))?)
 }
 
+/// The discovery services that announce themselves on this machine's networks, as JSON.
+#[pyfunction]
+#[pyo3(signature = (wait_s))]
+pub fn browse(py: Python<'_>, wait_s: f64) -> PyResult<String> {
+    let wait = looking(None, wait_s).timeout;
+    let found = py.detach(|| inspect::browse(wait));
+    json(py, &found.map_err(|error| raise(py, error))?)
+}
+
 /// What the controller that a URI names says of itself and its namespaces, as JSON.
 #[pyfunction]
 #[pyo3(signature = (uri, host_nqn, timeout_s))]

@@ -56,6 +56,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(checkpoint::run, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoint::plan, module)?)?;
     module.add_function(wrap_pyfunction!(inspect::discover, module)?)?;
+    module.add_function(wrap_pyfunction!(inspect::browse, module)?)?;
     module.add_function(wrap_pyfunction!(inspect::identify, module)?)?;
     module.add_function(wrap_pyfunction!(serve::check, module)?)?;
     module.add_function(wrap_pyfunction!(serve::dhchap_secret, module)?)?;

@@ -84,6 +84,8 @@ def from_flags(source: str, flags: dict[str, Any]) -> dict[str, Any]:
         made |= {"listen": list(flags["listen"]), "listen_rdma": list(flags["listen_rdma"])}
     if flags["metrics"] is not None:
         made["metrics"] = flags["metrics"]
+    if flags["mdns"]:
+        made["mdns"] = True
     if flags["threads"] is not None:
         made["threads"] = _integer(flags["threads"], "--threads")
     if flags["cpus"] is not None:

@@ -51,6 +51,7 @@ def _print_key(context: click.Context, _option: click.Parameter, transform: str 
 @click.option("--cpus", metavar="LIST", help="CPUs to pin the threads to, in turn, e.g. 0-3,8. Default: not pinned.")
 @click.option("--spin-us", metavar="N", help="Poll this long before sleeping, in microseconds. Default: 0.")
 @click.option("--max-transfer", metavar="SIZE", help="Maximum transfer size of one command. Default: 1m.")
+@click.option("--mdns", is_flag=True, help="Announce the discovery service on the local network, by multicast DNS.")
 @click.option("--metrics", metavar="ADDRESS", help="Serve Prometheus metrics on this port (loopback only) or HOST:PORT.")
 @click.option(
     "--drain", "drain_s", default=DRAIN_S, metavar="SECONDS", help="Time for commands to finish at shutdown. Default: 10."

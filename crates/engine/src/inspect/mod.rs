@@ -1,10 +1,12 @@
 //! Looking at NVMe/TCP targets: what a discovery service offers, and what a controller and its namespaces say of
 //! themselves.
 
+mod browse;
 mod discover;
 mod identify;
 mod link;
 
+pub use browse::{browse, Announced};
 pub use discover::{discover, Discovered, Record};
 pub use identify::{identify, Identified};
 pub(crate) use link::Link;

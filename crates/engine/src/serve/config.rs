@@ -43,6 +43,8 @@ pub struct Config {
     pub listen_rdma: Vec<String>,
     /// Where Prometheus asks: a port of the loopback interface (`9420`), or a whole address. None: nowhere.
     pub metrics: Option<String>,
+    /// The discovery service is announced on the local network, by multicast DNS.
+    pub mdns: bool,
     /// Threads that serve connections. 0: one for each processor, at most 8.
     pub threads: u32,
     /// Processors that the threads stay on, in turn, as `0-3,8`; a connection then goes to the thread on the one
@@ -84,6 +86,7 @@ impl Default for Config {
             listen: vec![format!("127.0.0.1:{PORT}")],
             listen_rdma: Vec::new(),
             metrics: None,
+            mdns: false,
             threads: 0,
             cpus: String::new(),
             spin_us: 0,

@@ -22,6 +22,7 @@ pub(crate) mod lane;
 mod link;
 pub mod log;
 pub(crate) mod mail;
+mod mdns;
 mod metrics;
 mod rdma;
 pub mod reload;

@@ -6,6 +6,7 @@ use super::access::Access;
 use super::config::{self, Config};
 use super::log::{Level, Log, Sink};
 use super::mail::{Letter, Report};
+use super::mdns::Announcer;
 use super::metrics;
 use super::site::{free_nsid, Addresses, Site, Subsystem};
 use super::stats::{Counts, HostStats, QueueStats, Stats, SubsystemStats};
@@ -60,6 +61,7 @@ impl Server {
         let metrics_listener = metrics_wanted.map(accept::bind).transpose()?;
         let local = |l: &std::net::TcpListener| l.local_addr().expect("a bound socket has an address");
         let addresses: Vec<SocketAddr> = listeners.iter().map(local).collect();
+        let announcer = site.config.mdns.then(|| Announcer::open(&addresses, &site.log)).transpose()?;
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
         let stop = rustix::event::eventfd(0, flags)
             .map_err(|e| Error::machine("a wake descriptor", e.to_string(), "ulimit -n 65536"))?;
@@ -86,14 +88,22 @@ impl Server {
             let answer = move || metrics::serve(&listener, &stop, &|| metrics::render(&snapshot(&site)));
             server.accepting.push(spawn("metrics", answer)?);
         }
-        for address in &server.addresses {
-            site.log.say(Level::Info, "listening", &[("address", address.to_string().into())]);
+        if let Some(announcer) = announcer {
+            let stop = server.stop.clone();
+            server.accepting.push(spawn("mdns", move || announcer.run(&stop))?);
         }
-        for address in &server.rdma_addresses {
-            let fields = [("address", address.to_string().into()), ("transport", "rdma".into())];
-            site.log.say(Level::Info, "listening", &fields);
-        }
+        server.say_where();
         Ok(server)
+    }
+
+    fn say_where(&self) {
+        for address in &self.addresses {
+            self.site.log.say(Level::Info, "listening", &[("address", address.to_string().into())]);
+        }
+        for address in &self.rdma_addresses {
+            let fields = [("address", address.to_string().into()), ("transport", "rdma".into())];
+            self.site.log.say(Level::Info, "listening", &fields);
+        }
     }
 
     fn start_workers(&mut self) -> Result<(), Error> {
