@@ -57,7 +57,8 @@ class FakeStorage:
     def record(self, spec: dict[str, Any], turn: int) -> dict[str, Any]:
         w, n = spec["workload"], spec["accelerators"]
         au = self.au_pct(spec) + self.random.gauss(0, self.noise)
-        steps = spec.get("steps_max") or 100
+        whole = w["files"] * w["samples_per_file"] // (n * w["batch"]) or 100
+        steps = spec.get("steps_max") or whole
         seconds = spec["epochs"] * steps * w["compute_s"] / (au / 100)
         samples = n * w["batch"] * steps * spec["epochs"]
         limited = self.client_gib_s < self.gib_s and au < 99

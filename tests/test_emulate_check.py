@@ -338,6 +338,13 @@ def test_exported_runs_are_read_as_what_they_were(tmp_path: Path, capsys: Any) -
     assert not [v for v in verdicts if v.ok is False]
 
 
+def test_an_export_has_no_run_that_warms_up(tmp_path: Path, capsys: Any) -> None:
+    code, out, _ = typed(capsys, "emulate", "export", saved(tmp_path / "in", 6, **V2), tmp_path / "out")
+    assert code == 0 and "5 runs in" in out and "the warm-up run is left out" in out
+    began = json.loads((tmp_path / "out/run1/summary.json").read_text())["start"]
+    assert began.startswith("2026-01-05T10"), "the second run is the first that counts"
+
+
 def test_an_export_overwrites_nothing(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("kept")

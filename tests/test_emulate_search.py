@@ -10,10 +10,21 @@ from typing import Any
 import pytest
 from fake_machine import typed
 from fake_storage import FakeStorage
+from forebay.emulate import datasize
 from forebay.emulate.greatest import MARGIN, WARM_UP, Greatest, Trial, curve
+from forebay.emulate.workloads import Training, builtin
 from forebay.errors import RequestError, RunError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+
+def builtin_workload(name: str, accelerator: str) -> Training:
+    return next(w for w in builtin()[name] if isinstance(w, Training) and w.accelerator == accelerator)
+
+
+def workload_mib_s(name: str, accelerator: str) -> float:
+    return builtin_workload(name, accelerator).mib_s
+
 
 UNET = ("--workload", "unet3d", "--accelerator", "h100", "--steps", "50", "--epochs", "1")
 # GiB/s that an H100 of 3D U-Net takes at 90 %.
@@ -247,6 +258,55 @@ def test_a_submissions_search_warms_up_as_its_rules_say(
     assert search(capsys, *words, "--results", tmp_path / "r")[0] == 0 and len(fake.specs) == before
     code, _, err = search(capsys, *words, "--confirm", "5", "--results", tmp_path / "r", *(() if warms else ("--warmup-run",)))
     assert (code == 0) == warms and (warms or "differs in warm_up" in err)
+
+
+def test_a_closed_search_of_v3_reads_as_many_files_as_each_number_may_and_its_answer_is_checked(
+    capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = 50 << 30
+    monkeypatch.setattr("forebay.emulate.data.memory_of_this_host", lambda: memory)
+    monkeypatch.setattr("forebay.emulate.data.found_files", lambda request: 7 * 500 * 6)
+    fake = FakeStorage(3.5 * 0.9 * workload_mib_s("unet3d", "b200") / 1024).install(monkeypatch)
+    words = ("--workload", "unet3d", "--accelerator", "b200", "--rules", "v3.0", "--data", tmp_path, "--results", tmp_path / "r")
+    code, out, err = search(capsys, *words, "--closed", "--json")
+    assert code == 0 and json.loads(out)["search"]["accelerators"] == 3, err
+    for spec in fake.specs:
+        right = datasize.size(builtin_workload("unet3d", "b200"), "v3.0", spec["accelerators"], memory)
+        assert spec["workload"]["files"] == right.files
+    assert len({spec["workload"]["files"] for spec in fake.specs}) > 1
+    code, out, _ = typed(capsys, "emulate", "check", tmp_path / "r", "--json")
+    document = json.loads(out)
+    verdicts = {v["id"]: v["ok"] for v in document["verdicts"]}
+    for rule in ("readable", "runs", "same", "au", "seed", "epochs", "workload", "parameters", "spread"):
+        assert verdicts[rule], document["verdicts"]
+    places = [run["place"] for run in document["runs"]]
+    assert places == ["search.jsonl, warm-up", *(f"search.jsonl, full {n}" for n in range(1, 6))]
+    assert {run["accelerators"] for run in document["runs"]} == {3}
+    # In the open division, and by other rules, all files are read.
+    before = len(fake.specs)
+    assert search(capsys, *words[:-1], tmp_path / "open", "--open")[0] == 0
+    assert {spec["workload"]["files"] for spec in fake.specs[before:]} == {0}
+    assert search(capsys, *words, "--open")[0] == 2, "it is another search"
+
+
+def test_a_search_whose_answer_no_full_run_confirms_is_not_judged_by_others(
+    capsys: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeStorage(5.6 * NEEDED).install(monkeypatch)
+    kept = tmp_path / "r"
+    assert search(capsys, *UNET, "--data", folder, "--results", kept, "--confirm", "0")[0] == 0
+    code, out, _ = typed(capsys, "emulate", "check", kept)
+    assert code == 1 and "NO  readable" in out and "5 accelerators pass by probes alone" in out
+    code, _, err = typed(capsys, "emulate", "export", kept, tmp_path / "out")
+    assert code == 2 and "no confirmed number" in err and not (tmp_path / "out").exists()
+    # A line that is lost is named; the runs that are left are judged.
+    assert search(capsys, *UNET, "--data", folder, "--results", kept)[0] == 0
+    lines = (kept / "search.jsonl").read_text().splitlines()
+    last = max(n for n, line in enumerate(lines) if '"full-5"' in line)
+    (kept / "search.jsonl").write_text("\n".join([*lines[:last], lines[last][:200], *lines[last + 1 :]]) + "\n")
+    code, out, _ = typed(capsys, "emulate", "check", kept, "--json")
+    document = json.loads(out)
+    assert code == 1 and len(document["runs"]) == 4 and f"line {last + 1} is not JSON" in document["damaged"][0]["why"]
 
 
 def test_a_source_that_only_the_engine_can_count_ends_the_search_where_it_has_too_little(

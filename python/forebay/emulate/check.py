@@ -37,7 +37,8 @@ Examples:
 def command(folder: str, rules: str | None, division: str, as_json: bool) -> int:
     """Do these results comply with the rules of MLPerf Storage? Exit code 1 means no.
 
-    FOLDER holds records saved by `forebay emulate run --results`, or results of DLIO or MLCommons' own tool.
+    FOLDER holds records saved by `forebay emulate run --results`, a search (the runs that confirm its answer are judged), or
+    results of DLIO or MLCommons' own tool.
     """
     if rules is not None and rules not in RULES:
         raise RequestError(f"--rules {rules}", "is not a rule set", "one of " + ", ".join(RULES))

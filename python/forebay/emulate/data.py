@@ -82,9 +82,21 @@ def check_size(request: Request, accelerators: int, hosts: int = 1, exact: bool 
         if request.files is not None and (found_files(request) or 0) >= wanted.files:
             next = f"--files {wanted.files}"
         raise RequestError(asked, told, next)
-    if exact and has > wanted.files and request.division == "closed" and request.rules in EXACT:
+    if exact and has > wanted.files and is_exact(request):
         told = f"{has:,} files are more than the {wanted.files:,} that datasize gives [data-size]"
         raise RequestError(asked, told, f"--files {wanted.files}")
+
+
+def is_exact(request: Request) -> bool:
+    """Whether the rules say how many files are read, no fewer and no more: v3.0's of its closed division."""
+    return request.division == "closed" and request.rules in EXACT
+
+
+def exact_files(request: Request, accelerators: int, hosts: int = 1) -> int | None:
+    """Of the request's files the first that are read with so many accelerators on each host; None: all."""
+    if not is_exact(request):
+        return request.files
+    return size(request.workload, request.rules, accelerators * hosts, memory_of_this_host() * hosts).files
 
 
 def check_memory(request: Request, accelerators: int) -> None:

@@ -10,12 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 from forebay.emulate import datasize, division
 from forebay.emulate.results import Damaged, Run
 from forebay.emulate.workloads import Training
 from forebay.units import GIB
+
+T = TypeVar("T")
 
 # How many runs a result may have. Of six the first warms up, and doesn't count.
 RUNS: Mapping[str, tuple[int, ...]] = {"v1.0": (5,), "v2.0": (5, 6), "v3.0": (6,), "text": (5,)}
@@ -62,9 +64,9 @@ class Case:
         return counted(self.runs, self.rules)
 
 
-def counted(runs: Sequence[Run], rules: str) -> Sequence[Run]:
-    """The runs that a result is made of: v2.0's and v3.0's first of six only warms up."""
-    return runs[1:] if len(runs) == WITH_WARMUP and WITH_WARMUP in RUNS[rules] else runs
+def counted(runs: Sequence[T], rules: str) -> Sequence[T]:
+    """The runs, or their records, that a result is made of: v2.0's and v3.0's first of six only warms up."""
+    return runs[1:] if len(runs) == WITH_WARMUP and WITH_WARMUP in RUNS.get(rules, ()) else runs
 
 
 def judge(runs: Sequence[Run], damaged: Sequence[Damaged], rules: str, which: str) -> list[Verdict]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from forebay.emulate import results
+from forebay.emulate import judge, kept, results
 from forebay.errors import DONE, RequestError
 from forebay.units import GIB
 
@@ -33,16 +33,18 @@ Examples:
 def command(folder: str, out: str, as_json: bool) -> int:
     """Write saved records in the layout of MLPerf Storage v1.0.
 
-    FOLDER holds what `forebay emulate run --results` saved. OUT must be empty or not exist.
+    FOLDER holds what `forebay emulate run --results` or `search` saved. OUT must be empty or not exist.
     """
     records = saved(Path(folder))
-    written = write(Path(out), records)
+    counted = judge.counted(records, records[0]["training"]["rule_set"])
+    written = write(Path(out), counted)
     label = "MLPerf-style, unverified"
     if as_json:
         runs = [str(place) for place in written]
         click.echo(json.dumps({"schema": "forebay.emulate-export/1", "label": label, "out": out, "runs": runs}))
     else:
-        click.echo(f"{len(written)} run{'s' * (len(written) != 1)} in {out}: {label}")
+        without = " (the warm-up run is left out)" if len(counted) < len(records) else ""
+        click.echo(f"{len(written)} run{'s' * (len(written) != 1)} in {out}{without}: {label}")
     return DONE
 
 
@@ -55,9 +57,7 @@ def saved(folder: Path) -> list[dict[str, Any]]:
         if file.name == results.SUMMARY:
             continue
         try:
-            document = results.load(file)
-            listed = document if isinstance(document, list) else [document]
-            ours = [r for r in listed if isinstance(r, dict) and r.get("training")]
+            ours = of_file(file)
             for record in ours:
                 results.of_record(record, file.name)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError) as error:
@@ -66,6 +66,18 @@ def saved(folder: Path) -> list[dict[str, Any]]:
     if not found:
         raise RequestError(str(folder), "holds no record of an emulated run", "forebay emulate run --results DIR")
     return sorted(found, key=lambda r: str(r["started"]))
+
+
+def of_file(file: Path) -> list[dict[str, Any]]:
+    """The records of emulated training in a file: of a search those that confirm its answer."""
+    if file.name == kept.FILE:
+        named, unreadable = results.searched(file)
+        if unreadable:
+            raise ValueError(unreadable[0])
+        return [record for _, record in named]
+    document = results.load(file)
+    listed = document if isinstance(document, list) else [document]
+    return [r for r in listed if isinstance(r, dict) and r.get("training")]
 
 
 def write(out: Path, records: Sequence[Mapping[str, Any]]) -> list[Path]:

@@ -16,8 +16,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from forebay.emulate import kept
 from forebay.emulate.workloads import Checkpoint, builtin
 from forebay.errors import RequestError
+from forebay.sweep import results as kept_lines
 from forebay.units import GIB
 
 SUMMARY = "summary.json"
@@ -113,7 +115,10 @@ def survey(folder: str) -> Found:
     for file in candidates(root):
         place = os.path.relpath(file.parent if file.name == SUMMARY else file, root)
         try:
-            runs += of_summary(file, place) if file.name == SUMMARY else of_records(file, place)
+            if file.name == kept.FILE:
+                runs += of_search(file, place, damaged)
+            else:
+                runs += of_summary(file, place) if file.name == SUMMARY else of_records(file, place)
         except OfCheckpoints:
             checkpoints.append(place)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError) as error:
@@ -124,11 +129,13 @@ def survey(folder: str) -> Found:
     if not runs and not damaged:
         found = "holds no result: neither a record of an emulated run nor a summary.json"
         raise RequestError(folder, found, "forebay emulate run --results DIR")
-    return Found(sorted(runs, key=lambda r: (r.began or 0.0, r.place)), damaged, checkpoints)
+    # Stable: those that began at once stay in the order in which they are kept.
+    return Found(sorted(runs, key=lambda r: r.began or 0.0), damaged, checkpoints)
 
 
 def candidates(root: Path) -> Iterator[Path]:
-    """Files that may be results, in a folder's order. Below a summary's folder nothing else is looked for."""
+    """Files that may be results, in a folder's order. Below a summary's folder nothing else is looked for; a search's
+    result.json repeats one of its runs."""
     if root.is_file():
         yield root
         return
@@ -142,7 +149,10 @@ def candidates(root: Path) -> Iterator[Path]:
             folders.clear()
             yield Path(at, SUMMARY)
             continue
-        yield from (Path(at, name) for name in sorted(files) if name.endswith(".json"))
+        searched = {kept.FILE, kept.RESULT} if kept.FILE in files else set()
+        if searched:
+            yield Path(at, kept.FILE)
+        yield from (Path(at, name) for name in sorted(files) if name.endswith(".json") and name not in searched)
 
 
 def described(error: Exception) -> str:
@@ -174,6 +184,23 @@ def of_records(file: Path, place: str) -> list[Run]:
     if not training and any(r.get("checkpoint") for r in ours):
         raise OfCheckpoints
     return training
+
+
+def of_search(file: Path, place: str, damaged: list[Damaged]) -> list[Run]:
+    """The full runs of a search with the number that it found; lines of it that can't be read go to `damaged`."""
+    named, unreadable = searched(file)
+    damaged += [Damaged(place, why) for why in unreadable]
+    return [of_record(record, f"{place}, {name}") for name, record in named]
+
+
+def searched(file: Path) -> tuple[list[tuple[str, dict[str, Any]]], list[str]]:
+    """(name and record of each run that confirms a search's answer, what is wrong with other lines); nothing of another
+    verb's file."""
+    contents = kept_lines.read(file)
+    unreadable = [f"line {number} {why}" for number, why in contents.damaged]
+    if contents.headers and contents.headers[-1].get("origin") != kept.ORIGIN or not contents.ours:
+        return [], []
+    return kept.runs_of_answer(contents), unreadable
 
 
 def of_record(record: Mapping[str, Any], place: str) -> Run:

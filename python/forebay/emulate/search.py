@@ -21,20 +21,17 @@ from forebay.bench.interrupt import Interrupt
 from forebay.bench.summary import count as times
 from forebay.bench.summary import significant
 from forebay.emulate import data, datasize, division, measure, show
-from forebay.emulate.greatest import WARM_UP, Greatest, Trial, curve
+from forebay.emulate.greatest import Greatest, Trial, curve
+from forebay.emulate.kept import RESULT, Kept, named
 from forebay.emulate.request import Request, count, request_of, run_options, workload_options, workload_spec
 from forebay.emulate.run import play
 from forebay.errors import BROKE, CHECK_FAILED, DONE, INTERRUPTED, ForebayError, RequestError
-from forebay.run import typed
 from forebay.stages import format_duration
-from forebay.sweep.results import HEADER, POINT, Results
 from forebay.units import parse_seconds
 
 PROBE_S = "20"
 # Fewer steps than this say little: the first ones are filled by what was read ahead.
 STEPS_MIN = 20
-FILE = "search.jsonl"
-RESULT = "result.json"
 EXAMPLES = """\b
 Examples:
   forebay emulate search --workload resnet50 --accelerator h100 --data /data/resnet50 --json
@@ -95,7 +92,7 @@ def command(
     with team:
         data.check_number(request)
         held = samples_held(request)
-        # How many files would be the right ones depends on the answer.
+        # Each run reads as many files as its own number of accelerators may.
         data.check_size(request, first, team.hosts, exact=False)
         greatest_number = largest(request, held, bound, team.hosts)
         name = f"{request.workload.name}-{request.workload.accelerator}-search"
@@ -150,70 +147,8 @@ def definition(request: Request, probe_s: float, hosts: int = 1, warm_up: bool =
     workload = workload_spec(request.workload, request.rules, request.files)
     several: dict[str, Any] = {"hosts": hosts} if hosts > 1 else {}
     several |= {"warm_up": True} if warm_up else {}
+    several |= {"exact_files": True} if data.is_exact(request) else {}
     return {**spec, "workload": workload, "probe_s": probe_s, "division": request.division, **several}
-
-
-class Kept:
-    """The folder's file of runs: one line each, on disk before the next begins. One search at a time has it."""
-
-    def __init__(self, folder: Path, request: Request, wanted: dict[str, Any], restart: bool) -> None:
-        """`wanted`: the search's definition."""
-        self.results = Results(folder / FILE)
-        try:
-            self._begin(wanted, request, restart)
-        except BaseException:
-            self.results.__exit__()
-            raise
-
-    def __enter__(self) -> Kept:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.results.__exit__(*exc)
-
-    def _begin(self, wanted: dict[str, Any], request: Request, restart: bool) -> None:
-        results = self.results
-        if restart and (results.contents.headers or results.contents.lines or results.contents.damaged):
-            click.echo(f"forebay: what was found before is in {results.restart()}", err=True)
-        aside = results.put_damage_aside()
-        if aside is not None:
-            click.echo(f"forebay: damaged lines of {results.path} are in {aside}; their runs are repeated", err=True)
-        results.mend_end()
-        headers = results.contents.headers
-        if not headers:
-            results.append(self._header(wanted, request))
-            return
-        old = headers[-1]["definition"]
-        changed = sorted(k for k in {*old, *wanted} if old.get(k) != wanted.get(k))
-        if changed:
-            told = "holds a search that differs in " + ", ".join(changed)
-            raise RequestError(f"--results {results.path.parent}", told, "--restart, or another --results")
-
-    @staticmethod
-    def _header(wanted: dict[str, Any], request: Request) -> dict[str, Any]:
-        return {
-            "schema": HEADER,
-            "preset": f"emulate-{request.workload.name}-{request.workload.accelerator}",
-            "origin": "forebay emulate search",
-            "title": f"{request.workload.name} on {request.workload.accelerator}: AU by number of accelerators",
-            "method": "",
-            "cites": [],
-            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "command": typed(),
-            "sources": list(request.data),
-            "definition": wanted,
-            "frozen": {},
-        }
-
-    def find(self, key: str, turn: int) -> dict[str, Any] | None:
-        line = self.results.contents.finished().get((key, turn))
-        return None if line is None else line["record"]
-
-    def add(self, key: str, turn: int, name: str, record: dict[str, Any]) -> None:
-        interrupted = {"partial": True} if record["result"].get("interrupted") else {}
-        point = {"accelerators": record["training"]["accelerators"], "sources": [record["job"].get("source")]}
-        line = {"schema": POINT, "key": key, "round": turn, "name": name, "point": point, **interrupted, "record": record}
-        self.results.append(line)
 
 
 class Interrupted(Exception):
@@ -242,9 +177,10 @@ class Team:
 
     def play(self, number: int, full: bool, quiet: bool, label: str) -> measure.Outcome:
         """One run with `number` accelerators on each host."""
+        files = data.exact_files(self.request, number, self.hosts)
         if self.world is not None:
-            self.world.comm.bcast((number, full), root=0)
-        return self._play(number, full, quiet, label)
+            self.world.comm.bcast((number, full, files), root=0)
+        return self._play(number, full, files, quiet, label)
 
     def follow(self) -> int:
         """Plays what the lead says; its exit code."""
@@ -253,8 +189,8 @@ class Team:
             order = self.world.comm.bcast(None, root=0)
             if order is None:
                 return self.world.agree(BROKE)
-            number, full = order
-            self._play(number, full, quiet=True, label="")
+            number, full, files = order
+            self._play(number, full, files, quiet=True, label="")
             if self.world.gave_up:  # on others, of which the lead may be one
                 return self.world.agree(BROKE)
 
@@ -268,15 +204,16 @@ class Team:
         self.world.comm.bcast(None, root=0)
         return self.world.agree(code)
 
-    def _play(self, number: int, full: bool, quiet: bool, label: str) -> measure.Outcome:
+    def _play(self, number: int, full: bool, files: int | None, quiet: bool, label: str) -> measure.Outcome:
         with Interrupt() as interrupt:
-            return play(self._of(full), number, interrupt, quiet, label, self.world)
+            return play(self._of(full, files), number, interrupt, quiet, label, self.world)
 
-    def _of(self, full: bool) -> Request:
+    def _of(self, full: bool, files: int | None) -> Request:
+        request = replace(self.request, files=files)
         if full:
-            return self.request
-        steps = self.probe_steps if self.request.steps is None else min(self.probe_steps, self.request.steps)
-        return self.request.with_epochs(1, steps)
+            return request
+        steps = self.probe_steps if request.steps is None else min(self.probe_steps, request.steps)
+        return request.with_epochs(1, steps)
 
 
 class Hunt:
@@ -326,13 +263,6 @@ class Hunt:
     def all(self, number: int) -> int:
         """On all hosts together."""
         return number * self.hosts
-
-
-def named(number: int, full: bool, turn: int) -> tuple[str, str]:
-    """(key of a run among those that are kept, what it is called)."""
-    if turn == WARM_UP:
-        return f"warm-up-{number}", "warm-up"
-    return (f"full-{number}", "full ") if full else (f"probe-{number}", "probe")
 
 
 def told(trial: Trial, record: dict[str, Any], number: int) -> str:
