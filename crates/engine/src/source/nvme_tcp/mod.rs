@@ -27,7 +27,6 @@ use super::nvme::{await_end, lock, Host, Namespace, NamespaceDraft};
 use super::uri::{query, Examiner, Source, Text, Uri};
 use super::{Loan, MadeOf, QueueNeeds};
 use crate::arena::Arena;
-use crate::clock;
 use crate::gpu::cuda::DeviceMemory;
 use crate::machine::finding::{Check, State as Found};
 use crate::machine::nvme_host as identity;

@@ -394,7 +394,7 @@ impl Shared {
     /// Waits until the drive is up, and says how many queues it grants.
     fn first(&self) -> Result<u16, Error> {
         let tried = || !matches!(self.state().standing(), Standing::Trying);
-        let wait = |until| drop(self.wait_until(tried, until));
+        let wait = |until| _ = self.wait_until(tried, until);
         let next = format!("ls -l {}, and look at the gateway's log", self.options.socket.display());
         self.host.first(|| vec![(String::new(), self.state().standing())], wait, &next)
     }
