@@ -305,7 +305,7 @@ fn too_few_files_and_another_format_are_refused() {
     let engine = refused(&|s| s.engine = Engine::Map);
     assert!(engine.contains("--engine map") && engine.contains("uring"), "{engine}");
     let source = refused(&|s| s.data = vec!["nil:".into(), s.data[0].clone()]);
-    assert!(source.contains("--data nil:") && source.contains("a data set stands alone"), "{source}");
+    assert!(source.contains("--data nil:") && source.contains("must be the only one"), "{source}");
     let nothing = refused(&|s| s.data = vec!["nil:".into()]);
     assert!(nothing.contains("--data nil:") && nothing.contains("no manifest"), "{nothing}");
 }

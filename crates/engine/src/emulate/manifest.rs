@@ -104,7 +104,10 @@ mod tests {
     #[test]
     fn files_that_went_missing_are_counted() {
         let error = made().has_all(3, Path::new("/data")).unwrap_err();
-        assert!(error.found.contains("4 files were made") && error.found.contains("3 are there"), "{error}");
+        assert!(
+            error.found.contains("4 files were created") && error.found.contains("3 are there"),
+            "{error}"
+        );
     }
 
     #[test]

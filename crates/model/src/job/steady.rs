@@ -205,11 +205,11 @@ mod tests {
     #[test]
     fn what_is_no_rule_is_refused_by_its_part() {
         for (text, named) in [
-            ("", "gives no number"),
-            ("iops", "gives no number"),
+            ("", "has no number"),
+            ("iops", "has no number"),
             ("iops=x,window=5", "'iops=x'"),
             ("iops=-1,window=5", "'iops=-1'"),
-            ("iops=1e99,window=5", "gives no number"),
+            ("iops=1e99,window=5", "has no number"),
             ("watts=5,window=5", "'watts'"),
             ("window_slope=5,iops=1", "'window_slope'"),
             ("iops=5,bw=5,window=5", "two measures"),
