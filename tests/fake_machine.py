@@ -42,7 +42,9 @@ class FakeMachine:
 
     def check(self, job: dict[str, Any]) -> dict[str, Any]:
         if job.get("workers", 1) < 1:
-            raise RequestError(f"--workers {job['workers']}", "must be 1 to 4096", "--workers 4")
+            error = RequestError(f"--workers {job['workers']}", "must be 1 to 4096", "--workers 4")
+            error.marked = (f"‹workers› {job['workers']}", "must be 1 to 4096", "‹workers› 4")
+            raise error
         return job
 
     def plan(self, job: dict[str, Any]) -> dict[str, Any]:

@@ -111,15 +111,22 @@ class FakeStorage:
             "samples": samples,
             "skipped": {"count": 0, "examples": []},
             "latency": {key: copy.deepcopy(LATENCY) for key in ("read", "sample", "step")},
-            "waited": {"storage_s": 0.0 if limited else waited, "parse_s": 0.0, "cpu_s": waited if limited else 0.0,
-                       "barrier_s": 0.0},
-            "headroom": {"cores_busy": 2.0 if limited else 0.5, "workers_busy_pct": 99.0 if limited else 20.0,
-                         "client_limited": limited, "why": "both cores are busy" if limited else ""},
+            **bottleneck(limited, waited),
             "memory_bytes": {"per_accelerator": 1 << 20, "rss": 64 << 20},
             "start_to_first_step_s": 0.1,
             "curve": [],
         }  # fmt: skip
         return judged(made)
+
+
+def bottleneck(limited: bool, waited: float) -> dict[str, Any]:
+    """What the accelerators waited for, `waited` seconds in all: the client's processors if it is limited, else storage."""
+    return {
+        "waited": {"storage_s": 0.0 if limited else waited, "parse_s": 0.0, "cpu_s": waited if limited else 0.0,
+                   "barrier_s": 0.0},
+        "headroom": {"cores_busy": 2.0 if limited else 0.5, "workers_busy_pct": 99.0 if limited else 20.0,
+                     "client_limited": limited, "why": "both cores are busy" if limited else ""},
+    }  # fmt: skip
 
 
 def progress(**changed: Any) -> dict[str, Any]:

@@ -320,7 +320,7 @@ def test_results_of_checkpoints_are_passed_over_and_named(tmp_path: Path, check:
     (tmp_path / "alone").mkdir()
     of_checkpoints(tmp_path / "alone")
     code, _, err = typed(capsys, "emulate", "check", tmp_path / "alone")
-    assert code == 2 and "results of checkpoints alone (4)" in err and "try: forebay emulate checkpoint" in err
+    assert code == 2 and "only results of checkpoints (4)" in err and "try: forebay emulate checkpoint" in err
 
 
 def test_exported_runs_are_read_as_what_they_were(tmp_path: Path, capsys: Any) -> None:

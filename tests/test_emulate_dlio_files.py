@@ -394,7 +394,7 @@ def test_lists_and_mappings_nest_by_indentation() -> None:
         ("a: b: c", "second ':'"),
         ("just words", "is not 'key: value'"),
         ("- 1", "is a list"),
-        ('a: "\\x41"', "isn't understood"),
+        ('a: "\\x41"', "isn't supported"),
         ("a: [1] 2", "has text after"),
         ("a: " + "[" * 99 + "]" * 99, "nested too deeply"),
         ("\n".join(" " * n + "a:" for n in range(60)), "nested too deeply"),

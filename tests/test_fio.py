@@ -479,9 +479,9 @@ def test_a_section_that_verifies_is_read_back_in_a_turn_of_its_own(read: Any) ->
     later = "[c]\nstonewall\nfilename=/f\nrw=read\nverify=md5\n"
     *_, last = read(written + "do_verify=0\n" + later)
     assert last.name == "c" and last.job["verify"] and last.job["op"] == "read"
-    with pytest.raises(RequestError, match="fio wrote"):
+    with pytest.raises(RequestError, match="of fio's checksums"):
         read(later)
-    with pytest.raises(RequestError, match="fio wrote"):
+    with pytest.raises(RequestError, match="of fio's checksums"):
         read(later + written)
     assert [job.waits for job in read(written + "[b]\nwait_for=a\nfilename=/g\n")] == [False, True, True]
 

@@ -42,7 +42,7 @@ def test_a_misspelt_verb_is_answered_with_the_right_one(tmp_path: Path) -> None:
     assert forebay("xyzzy", cwd=tmp_path).returncode == 2
 
 
-@pytest.mark.parametrize("verb", [v for v in VERBS if v not in ("doctor", "demo", "completion", "man")])
+@pytest.mark.parametrize("verb", [v for v in VERBS if v not in ("doctor", "demo", "completion", "man", "discover")])
 def test_a_verb_alone_says_what_it_needs(tmp_path: Path, verb: str) -> None:
     done = forebay(verb, cwd=tmp_path)
     assert done.returncode == 2 and done.stderr and not done.stdout

@@ -297,7 +297,7 @@ def test_checkpoints_take_their_bytes_at_the_rate_of_drives_or_link() -> None:
     ("given", "said"),
     [
         ({"accelerators": 8}, "are for emulated workloads, and io is not one"),
-        ({"workload": "dlrm", "accelerators": 8}, "workload dlrm is not"),
+        ({"workload": "dlrm", "accelerators": 8}, "and dlrm is not one"),
         ({"workload": "job"}, "needs a training rate"),
         ({"workload": "unet3d", "samples_per_s": 3.0}, "has a rate of its own"),
         ({"workload": "retinanet"}, "has no constants for it"),

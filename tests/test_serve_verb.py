@@ -81,7 +81,7 @@ def test_a_file_is_checked_and_told_in_words(forebay, tmp_path):
     assert done.returncode == 0 and not done.stderr
     assert done.stdout.splitlines() == [
         "listen    127.0.0.1:0",
-        "metrics   nowhere",
+        "metrics   off",
         f"subsystem {NQN} for any host",
         "          nsid 1: nil:?size=1g, read-only",
     ]

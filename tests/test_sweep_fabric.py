@@ -78,7 +78,7 @@ def test_queues_of_an_emulated_drive_are_swept(tmp_path: Path, capsys: Any) -> N
     # As many on the fabric as the drive has: each has its own gateway's socket.
     places = {label: Path(job["source"].split("?")[0]).stem for label, job in queues.items()}
     assert places == {label: "drive" + label.split()[0] for label in queues}
-    assert "of 1, 7, 15, 23, 31 queues on the fabric" in ran.stderr
+    assert "with 1, 7, 15, 23, 31 queues on the fabric" in ran.stderr
     code, _, err = typed(capsys, "report", out, "-o", tmp_path / "p.html", "--no-charts")
     assert code == 0, err
     assert "GiB/s by queues" in (tmp_path / "p.html").read_text()

@@ -9,6 +9,7 @@ __all__ = [
     "Pending",
     "Reader",
     "Server",
+    "browse",
     "buckets",
     "check",
     "checkpoint_plan",

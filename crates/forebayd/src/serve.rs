@@ -162,7 +162,7 @@ fn warnings(config: &Config) -> Vec<String> {
 
 fn checked(config: &Config) -> Vec<String> {
     let mut lines = vec![format!("listen    {}", spelled(&config.listen, &config.listen_rdma))];
-    lines.push(format!("metrics   {}", config.metrics.as_deref().unwrap_or("nowhere")));
+    lines.push(format!("metrics   {}", config.metrics.as_deref().unwrap_or("off")));
     for subsystem in &config.subsystems {
         let keys = subsystem.hosts.iter().filter(|h| h.dhchap_key.is_some()).count();
         let who = match subsystem.allow_any_host {

@@ -352,7 +352,7 @@ def _ran_row(run: Run, notes: Notes) -> list[Cell]:
         if device is None or not asked
         else Cell(numbers.ratio(device / asked), numbers.bytes_(device)),
         text(_way(run), run.text("path.destination") and f"to {run.text('path.destination')}"),
-        text(numbers.bytes_(verified) if verified else "not requested"),
+        text(numbers.bytes_(verified) if verified else "not asked"),
     ]
 
 
