@@ -37,13 +37,13 @@ class Work:
 CELLS = {
     "cached, 4 MiB in turn": Work("--op read --io-size 4m", ("8 x 3", "16 x 16"), ("1 x 8", "4 x 64")),
     "cached, 64 KiB at random": Work(
-        "--op randread --io-size 64k", ("12 x 64", "16 x 16", "16 x 32"), ("4 x 64", "8 x 64", "4 x 256")
+        "--op randread --io-size 64k", ("12 x 64", "16 x 32"), ("4 x 64", "4 x 512")
     ),
     "cached, 4 KiB at random": Work(
-        "--op randread --io-size 4k", ("16 x 512", "16 x 4096", "16 x 16"), ("4 x 4096", "4 x 512", "4 x 64")
+        "--op randread --io-size 4k", ("16 x 512", "16 x 4096"), ("4 x 4096", "8 x 512")
     ),
     "cached, 512 bytes at random": Work(
-        "--op randread --io-size 512", ("16 x 4096", "16 x 512", "16 x 16"), ("4 x 4096", "4 x 512", "4 x 64")
+        "--op randread --io-size 512", ("16 x 4096", "16 x 512"), ("4 x 4096", "8 x 512")
     ),
     "not cached, 1 MiB in turn": Work("--op read --io-size 1m", ("2 x 16", "8 x 4")),
     "not cached, 4 KiB at random": Work("--op randread --io-size 4k", ("2 x 64", "16 x 8", "1 x 128")),

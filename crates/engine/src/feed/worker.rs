@@ -29,15 +29,20 @@ const SLOT_BYTES_TRIED: [usize; 4] = [SLOT_BYTES, 1 << 20, 256 << 10, 64 << 10];
 const NAP: Duration = Duration::from_micros(40);
 const NAP_SHORT: Duration = Duration::from_micros(5);
 const NAP_LONG: Duration = Duration::from_micros(250);
-/// At most this much is lost at the end of a request.
+/// At most this much is lost at the end of a request, and this much where it came sooner than the one before.
 const NAP_MAX: Duration = Duration::from_millis(1);
+const NAP_FIRST_MAX: Duration = Duration::from_millis(4);
 /// Copies below this are over before a nap would be.
 const SHORT_COPY: usize = 256 << 10;
 /// Copies above this take a millisecond or more.
 const LONG_COPY: usize = 32 << 20;
 
-/// What took so long already, behind the copies of other workers, may take a quarter of that longer.
-fn nap(bytes: usize, waited: Duration) -> Duration {
+/// What took so long already, behind the copies of other workers, may take a quarter of that longer; and a long one half of
+/// what the last one took.
+fn nap(bytes: usize, waited: Duration, last: Duration) -> Duration {
+    if bytes >= LONG_COPY && waited < NAP_LONG {
+        return (last / 2).clamp(NAP_LONG, NAP_FIRST_MAX);
+    }
     let least = match bytes {
         0..SHORT_COPY => NAP_SHORT,
         SHORT_COPY..LONG_COPY => NAP,
@@ -101,6 +106,8 @@ pub struct Worker {
     outlets: Vec<Outlet>,
     stage: Option<Stage>,
     wakeup: Option<Arc<Wakeup>>,
+    /// How long the last copy was waited for.
+    waited: Duration,
 }
 
 // SAFETY: a worker moves to its thread before it has any slot, and stays there.
@@ -149,14 +156,15 @@ impl Worker {
         while let Some(flight) = self.flights.front() {
             match (flight.event.is_done(), began) {
                 (Ok(false), Some(began)) => {
-                    std::thread::sleep(nap(flight.bytes, began.elapsed()));
+                    std::thread::sleep(nap(flight.bytes, began.elapsed(), self.waited));
                     continue;
                 }
                 (Ok(false), None) => return,
                 (Ok(true), _) => self.land(None),
                 (Err(why), _) => self.land(Some(&why)),
             }
-            if wait {
+            if let Some(began) = began {
+                self.waited = began.elapsed();
                 return;
             }
         }

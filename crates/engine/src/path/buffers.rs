@@ -113,10 +113,10 @@ pub const ROW_BYTES_MAX: u64 = 128 << 10;
 const ROWS_BYTES_MAX: u64 = 256 << 20;
 /// Rows that aren't a batch's, but fill a worker's slots by themselves, are one I/O from this many on.
 const ROWS_MIN: u32 = 16;
-/// What a worker keeps under way of short reads where nobody said how many, at random and in order; the latter up to a length.
-const RANDOM_BYTES: u64 = 16 << 20;
-const IN_ORDER_BYTES: u64 = 4 << 20;
-const IN_ORDER_BYTES_MAX: u64 = 128 << 10;
+/// What a worker keeps under way of short reads where nobody said how many: of rows, and of what is copied.
+const ROWS_BYTES: u64 = 16 << 20;
+const COPIES_BYTES: u64 = 4 << 20;
+const SHORT_BYTES_MAX: u64 = 256 << 10;
 /// Slots for rows that can't be had together.
 const BESIDE_ROWS_BYTES: u64 = 1 << 20;
 
@@ -124,12 +124,10 @@ const BESIDE_ROWS_BYTES: u64 = 1 << 20;
 /// fewer do: of long ones, and of writes.
 pub fn depth_of_short(job: &JobSpec) -> Option<u32> {
     let longest = job.io_bytes_largest();
-    let (short, bytes) = match job.op.is_random() {
-        true => (ROW_BYTES_MAX, RANDOM_BYTES),
-        false => (IN_ORDER_BYTES_MAX, IN_ORDER_BYTES),
-    };
-    let depth = (bytes / longest.max(1)).clamp(2 * u64::from(ROWS_MIN), DEPTH_MAX.into());
-    (longest <= short && !job.writes()).then_some(depth as u32)
+    let rows = job.op.is_random() && longest <= ROW_BYTES_MAX;
+    let bytes = if rows { ROWS_BYTES } else { COPIES_BYTES };
+    let depth = (bytes / longest.max(1)).min(DEPTH_MAX.into());
+    (longest <= SHORT_BYTES_MAX && !job.writes()).then_some(depth as u32)
 }
 
 /// Short random reads that come and go together anyway are one I/O, so that what an I/O costs isn't paid for each: those of a
@@ -277,11 +275,11 @@ mod tests {
     #[test]
     fn short_reads_have_a_depth_of_their_own() {
         let of = |op, io_bytes| depth_of_short(&JobSpec { op, io_bytes, ..JobSpec::default() });
-        let sizes = [128, 512, 4096, 64 << 10, 128 << 10, 256 << 10];
+        let sizes = [128, 512, 4096, 64 << 10, 256 << 10, 512 << 10];
         let found = sizes.map(|bytes| of(Op::RandRead, bytes));
-        assert_eq!(found, [Some(4096), Some(4096), Some(4096), Some(256), Some(128), None]);
+        assert_eq!(found, [Some(4096), Some(4096), Some(4096), Some(256), Some(16), None]);
         let found = sizes.map(|bytes| of(Op::Read, bytes));
-        assert_eq!(found, [Some(4096), Some(4096), Some(1024), Some(64), Some(32), None]);
+        assert_eq!(found, [Some(4096), Some(4096), Some(1024), Some(64), Some(16), None]);
         assert_eq!((of(Op::RandWrite, 4096), of(Op::Write, 4096)), (None, None));
     }
 

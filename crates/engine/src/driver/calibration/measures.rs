@@ -3,8 +3,8 @@
 use forebay_model::job::JobSpec;
 use std::time::Duration;
 
-/// What trials of a path that registers are about, of all targets: little enough for a whole first pass; for later ones as
-/// much as shows what rows all over memory cost a GPU; and the least of each target.
+/// What trials of a path that registers are about, of all targets: little enough for a whole first pass; for later ones more
+/// than a processor's cache holds, or a GPU's table of pages; and the least of each target.
 const FIRST_BYTES: u64 = 512 << 20;
 const LATER_BYTES: u64 = 8 << 30;
 const BYTES_LEAST: u64 = 4 << 20;
@@ -37,10 +37,10 @@ impl Measures {
     /// The most that is read of each target. Random reads touch everything at once, and would find all of it half set up;
     /// reads in order find what is set up ahead of them.
     pub fn bytes_of_each(self, job: &JobSpec, targets: usize) -> u64 {
-        let together = match (self, job.op.is_random()) {
-            (Measures::Steady, _) | (Measures::FirstPass, false) => return u64::MAX,
-            (Measures::FirstPass, true) | (Measures::LaterPasses { .. }, false) => FIRST_BYTES,
-            (Measures::LaterPasses { .. }, true) => LATER_BYTES,
+        let together = match self {
+            Measures::FirstPass if job.op.is_random() => FIRST_BYTES,
+            Measures::Steady | Measures::FirstPass => return u64::MAX,
+            Measures::LaterPasses { .. } => LATER_BYTES,
         };
         if job.start_bytes > 0 || job.start_step_bytes > 0 || job.distribution.starts_with("list") {
             return u64::MAX;
@@ -52,6 +52,11 @@ impl Measures {
     /// Registrations of trials before it are used, if there are any.
     pub fn keeps(self) -> bool {
         matches!(self, Measures::LaterPasses { .. })
+    }
+
+    /// It first registers what later trials use too.
+    pub fn sets_up(self) -> bool {
+        matches!(self, Measures::LaterPasses { set_up: false })
     }
 
     /// For another trial on the same registrations.
