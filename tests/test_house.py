@@ -49,6 +49,7 @@ UNSAFE = {
     "gpu": "calls into libcuda and libcufile",
     "rdma": "calls into libibverbs and librdmacm, and memory that a network card reaches",
     "gds": "handing cuFile memory that it may use until an I/O is over",
+    "crc": "vector instructions, and words read by address",
     "copy": "copies between slots that the borrow checker can't follow",
     "meter": "system calls that rustix lacks",
     "nvml": "calls into libnvidia-ml",
@@ -254,7 +255,7 @@ def test_only_a_source_knows_its_kind() -> None:
 
 # Modules of the engine, each above those that it may use.
 LAYERS = """
-clock identity process rate tls arena reactor queue stream copy client format gpu machine rdma auth meter multicast
+clock crc identity process rate tls arena reactor queue stream copy client format gpu machine rdma auth meter multicast
 source inspect path opening doctor driver serve front generate emulate checkpoint checksum feed files""".split()
 
 def test_no_module_of_the_engine_calls_back_up() -> None:

@@ -7,6 +7,7 @@ pub mod checksum;
 mod client;
 pub mod clock;
 pub mod copy;
+mod crc;
 pub mod doctor;
 pub mod driver;
 pub mod emulate;

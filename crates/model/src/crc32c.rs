@@ -12,9 +12,10 @@ const ONE: u32 = 1 << 31;
 const ORDER: u64 = (1 << 31) - 1;
 
 /// Product of two polynomials.
-pub fn product(a: u32, mut b: u32) -> u32 {
-    let mut sum = 0;
-    for bit in (0..32).rev() {
+pub const fn product(a: u32, mut b: u32) -> u32 {
+    let (mut sum, mut bit) = (0, 32);
+    while bit > 0 {
+        bit -= 1;
         if a >> bit & 1 == 1 {
             sum ^= b;
         }
@@ -34,7 +35,8 @@ pub fn unshift(bytes: u64) -> u32 {
     power((ORDER - forth) % ORDER)
 }
 
-fn power(mut exponent: u64) -> u32 {
+/// x to that power.
+pub const fn power(mut exponent: u64) -> u32 {
     let (mut result, mut square) = (ONE, ONE >> 1);
     while exponent > 0 {
         if exponent & 1 == 1 {

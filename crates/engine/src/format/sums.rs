@@ -1,22 +1,9 @@
-//! CRC-32 and CRC32C at the speed of the cache: each by the library that is fastest at it.
+//! CRC-32 and CRC32C at the speed of the cache.
 //!
-//! On 256 KiB in L2, one core of a Xeon with AVX-512 (Sapphire Rapids), GB/s: CRC32C by crc-fast 1.9 71, by crc32c
-//! 0.6 18; CRC-32 by crc-fast 73, by crc32fast 1.5 68, and on 512 bytes 8 and 23.
+//! CRC-32 on 256 KiB in L2, one core of a Xeon with AVX-512 (Sapphire Rapids), GB/s: by crc-fast 1.9 73, by crc32fast
+//! 1.5 68, and on 512 bytes 8 and 23.
 
-use crc_fast::{CrcAlgorithm, Digest};
-
-/// Shorter pieces go to crc32c, whose first call costs less.
-const SHORT_BYTES: usize = 256;
-
-/// Continues the CRC32C `so_far` (0 at first) over `bytes`.
-pub fn crc32c(so_far: u32, bytes: &[u8]) -> u32 {
-    if bytes.len() < SHORT_BYTES {
-        return crc32c::crc32c_append(so_far, bytes);
-    }
-    let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(!so_far));
-    digest.update(bytes);
-    digest.finalize() as u32
-}
+pub use crate::crc::crc32c;
 
 /// Continues the CRC-32 (of zip and PNG) `so_far` (0 at first) over `bytes`.
 pub fn crc32(so_far: u32, bytes: &[u8]) -> u32 {

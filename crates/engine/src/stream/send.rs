@@ -1,7 +1,8 @@
 //! Sending: what the end lists, in batches of one `sendmsg` each.
 
-use super::{crc32c, End, Port, SEND};
+use super::{End, Port, SEND};
 use crate::arena::Mem;
+use crate::crc::crc32c;
 use crate::reactor::{Completion, Reactor};
 use forebay_nvme::transport::tcp::{Handle, Outgoing, Place, Segment};
 use io_uring::{cqueue, opcode, types};
