@@ -12,7 +12,7 @@ mod tcp;
 
 pub use auth::nvme_auth;
 pub use controller::{nvme_connect, nvme_controller};
-pub use nvme::{nvme_command, nvme_discovery, nvme_wire};
+pub use nvme::{nvme_command, nvme_discovery, nvme_mdns, nvme_wire};
 pub use pcie::{nvme_pcie_device, nvme_pcie_host, nvme_pcie_walk};
 pub use rdma::{nvme_rdma, nvme_rdma_host_end, nvme_rdma_target_end};
 pub use session::nvme_session;
@@ -78,6 +78,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("nvme_wire", nvme_wire),
     ("nvme_command", nvme_command),
     ("nvme_discovery", nvme_discovery),
+    ("nvme_mdns", nvme_mdns),
     ("nvme_connect", nvme_connect),
     ("nvme_controller", nvme_controller),
     ("nvme_target_end", nvme_target_end),

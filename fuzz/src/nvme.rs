@@ -8,6 +8,7 @@ use forebay_nvme::fabrics::{self, PropertyGet, PropertySet};
 use forebay_nvme::feature::{AsyncEvent, GetFeatures, SetFeatures};
 use forebay_nvme::identify::{self, Identify};
 use forebay_nvme::log::{AnaLog, AnaState, ChangedNamespaces, GetLogPage};
+use forebay_nvme::mdns;
 use forebay_nvme::nqn::Nqn;
 use forebay_nvme::nvm::{self, Geometry, Op, Request, Transfer};
 use forebay_nvme::status::{Code, Status};
@@ -124,6 +125,28 @@ fn keys(data: &[u8]) {
     if let Ok(psk) = ConfiguredPsk::parse(text) {
         let again = ConfiguredPsk::parse(&psk.to_text()).expect("what we print, we read");
         assert_eq!(*again.to_text(), *psk.to_text());
+    }
+}
+
+/// Messages of a network, cut out of the input, to who looks for services and to who answers: what is answered can be read,
+/// and says nothing new the second time.
+pub fn nvme_mdns(data: &[u8]) {
+    let mut input = Input::new(data);
+    let service = mdns::Service::new("host", [192, 0, 2, 1].into(), 4420);
+    let mut finder = mdns::Finder::default();
+    for _ in 0..16 {
+        let (port, length) = (input.u16(), input.u16());
+        let message = input.bytes(usize::from(length));
+        finder.take(message);
+        let found = finder.found();
+        finder.take(message);
+        assert_eq!(finder.found().len(), found.len(), "the same message again");
+        if let Some(answer) = service.answer(message, port) {
+            assert!(answer.bytes.len() <= mdns::MESSAGE_BYTES_MAX, "{} bytes", answer.bytes.len());
+            let mut one = mdns::Finder::default();
+            one.take(&answer.bytes);
+            assert!(one.found().len() <= 1);
+        }
     }
 }
 

@@ -125,6 +125,11 @@ fn nvme_discovery_seeds() {
 }
 
 #[test]
+fn nvme_mdns_seeds() {
+    replay("nvme_mdns");
+}
+
+#[test]
 fn nvme_connect_seeds() {
     replay("nvme_connect");
 }

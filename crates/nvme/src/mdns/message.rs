@@ -134,9 +134,13 @@ impl Record {
         Record { name, kind, flush: true, seconds, data }
     }
 
-    /// The same, but for its time.
+    /// The same, but for its time. Only in names letters are the same in both cases.
     pub fn is(&self, other: &Record) -> bool {
-        self.name == other.name && self.kind == other.kind && self.data.eq_ignore_ascii_case(&other.data)
+        let same = match self.kind {
+            Kind::PTR | Kind::SRV => self.data.eq_ignore_ascii_case(&other.data),
+            _ => self.data == other.data,
+        };
+        self.name == other.name && self.kind == other.kind && same
     }
 
     /// The name in its data, from there on.

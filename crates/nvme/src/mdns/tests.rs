@@ -103,6 +103,16 @@ fn a_farewell_takes_back_what_was_announced() {
 }
 
 #[test]
+fn addresses_whose_bytes_are_letters_are_told_apart() {
+    let others =
+        [65, 97].map(|last| Service::new("store", Ipv4Addr::new(10, 0, 0, last), 4420).announcement());
+    let addresses: Vec<_> = found(&[&others[0], &others[1]]).into_iter().flat_map(|f| f.addresses).collect();
+    assert_eq!(addresses, ["10.0.0.65", "10.0.0.97"].map(|at| at.parse::<IpAddr>().unwrap()));
+    let record = |last| Record::own(Name::of(&["a", "local"]), Kind::A, 1, vec![10, 0, 0, last]);
+    assert!(!record(65).is(&record(97)));
+}
+
+#[test]
 fn a_long_name_of_a_machine_is_cut_before_the_address() {
     let service = Service::new(&"é".repeat(70), Ipv4Addr::new(192, 0, 2, 7), 65535);
     let title = found(&[&service.announcement()])[0].title.clone();
