@@ -244,6 +244,13 @@ def test_a_data_set_that_does_not_fit_is_refused(tmp_path: Path, forebay: Any) -
     refused = forebay(*words, "--data", str(tmp_path))
     assert refused.returncode == 3 and re.search(r"create 100000 files, 1[23]\.\d TiB in all", refused.stderr), refused.stderr
     assert re.search(r": [\d.]+ [KMGT]iB are free there", refused.stderr), refused.stderr
+    # So many that drawing their sizes alone would take a minute, and more than there can be.
+    words = ("emulate", "datagen", "--workload", "cosmoflow", "--data", str(tmp_path / "new"), "--files")
+    refused = forebay(*words, "67108864")
+    assert refused.returncode == 3 and "its file system has" in refused.stderr, refused.stderr
+    refused = forebay(*words, "67108865")
+    assert refused.returncode == 2 and "is not between 1 and 67,108,864" in refused.stderr, refused.stderr
+    assert not (tmp_path / "new").exists()
     assert not list((tmp_path / "train").iterdir())
 
 

@@ -308,7 +308,7 @@ def test_what_is_no_folder_is_no_submission_unless_its_files_are_counted(capsys:
     assert run(capsys, *stripe, "--files", re.findall(r"try: --files (\d+)", err)[0])[0] == 0
 
 
-def test_a_submissions_data_that_isnt_there_is_refused_with_the_command_that_makes_it(
+def test_data_that_isnt_there_is_refused_with_the_command_that_makes_it(
     capsys: Any, storage: FakeStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("forebay.emulate.data.memory_of_this_host", lambda: 1 << 30)
@@ -316,6 +316,8 @@ def test_a_submissions_data_that_isnt_there_is_refused_with_the_command_that_mak
     for verb in ("run", "search"):
         code, _, err = typed(capsys, "emulate", verb, *UNET, "--data", tmp_path / "none", "--closed")
         assert code == 2 and "there is no such folder" in err and f"try: {make} --data {tmp_path / 'none'}" in err
+    code, _, err = run(capsys, *UNET, "--data", tmp_path / "none")
+    assert code == 2 and "there is no such folder" in err and "forebay emulate datagen" in err and not storage.specs
     (tmp_path / "few" / "train").mkdir(parents=True)
     for n in range(3):
         (tmp_path / "few" / "train" / f"img_{n}.npz").touch()

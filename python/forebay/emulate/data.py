@@ -33,17 +33,23 @@ def _files(folder: str, ending: str) -> Iterator[os.DirEntry[str]]:
 
 def found_files(request: Request) -> int | None:
     """Files of the request's folders; None where the data set is no folder, which only the engine can count."""
-    folders = [Path(d.removeprefix("file:")) for d in request.data]
+    folders = check_exists(request)
     if not all(f.is_dir() for f in folders):
-        for data, folder in zip(request.data, folders, strict=True):
-            if ":" not in str(folder) and "{" not in data and not folder.exists():
-                next = f"{making(request)} --data {data}, or another --data"
-                raise RequestError(f"--data {data}", "there is no such folder", next)
         return None
     try:
         return sum(files_in(f, request.workload.format) for f in folders)
     except OSError as error:
         raise RequestError(f"--data {error.filename}", f"can't be listed ({error.strerror})", "ls -l DIR") from error
+
+
+def check_exists(request: Request) -> list[Path]:
+    """The data sets as paths, which some aren't. RequestError where a folder isn't there."""
+    folders = [Path(d.removeprefix("file:")) for d in request.data]
+    for data, folder in zip(request.data, folders, strict=True):
+        if ":" not in str(folder) and "{" not in data and not folder.exists():
+            next = f"{making(request)} --data {data}, or another --data"
+            raise RequestError(f"--data {data}", "there is no such folder", next)
+    return folders
 
 
 def making(request: Request) -> str:

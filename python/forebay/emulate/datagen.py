@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
 
 from forebay.emulate import datasize, request
 from forebay.emulate.workloads import Training, variants
-from forebay.errors import DONE, INTERRUPTED, RequestError
+from forebay.errors import DONE, INTERRUPTED, MachineError, RequestError
 from forebay.flags import _integer
 from forebay.stages import format_duration
 from forebay.units import GIB, parse_bytes
 
 # DLIO draws its files' sizes from numpy's RandomState with this seed, whatever a run's own seed is.
 SIZES_SEED = 10
+# The engine's own limit.
+FILES_MAX = 1 << 26
+# More than this take long to draw the sizes of.
+FILES_MANY = 1_000_000
 EXAMPLES = """\b
 Examples:
   forebay emulate datagen --workload resnet50 --data /data/resnet50 --files 100 --check
@@ -118,7 +124,8 @@ def spec_of(
             f"its format, {workload.format}, can't be generated",
             "a workload of " + ", ".join(known),
         )
-    count = workload.files if files is None else natural(files, "--files", 1)
+    count = workload.files if files is None else natural(files, "--files", 1, FILES_MAX)
+    check_room(workload, data, count)
     return {
         "data": data,
         "workload": workload.name,
@@ -141,11 +148,27 @@ def spec_of(
     }
 
 
-def natural(value: str, flag: str, low: int = 0) -> int:
+def natural(value: str, flag: str, low: int = 0, high: int = (1 << 32) - 1) -> int:
     number = _integer(value, flag)
-    if not low <= number < 1 << 32:
-        raise RequestError(f"{flag} {value}", f"is not between {low} and 4,294,967,295", f"{flag} {max(low, 8)}")
+    if not low <= number <= high:
+        raise RequestError(f"{flag} {value}", f"is not between {low} and {high:,}", f"{flag} {max(low, 8)}")
     return number
+
+
+def check_room(workload: Training, data: str, files: int) -> None:
+    """MachineError where a file system is far too small for many files, whatever it holds. The engine knows to the byte, by
+    sizes that take a minute to draw of so many."""
+    if files <= FILES_MANY:
+        return
+    folder = Path(data.removeprefix("file:")).absolute()
+    if ":" in data.removeprefix("file:") or folder.exists() and not folder.is_dir():
+        return
+    there = next(f for f in (folder, *folder.parents) if f.exists())
+    known = os.statvfs(there)
+    wanted, has = files * workload.samples_per_file * workload.record_bytes, known.f_blocks * known.f_frsize
+    if wanted > 2 * has > 0:
+        asked = f"make {files:,} files, about {wanted / GIB:,.4g} GiB in all, in {data}"
+        raise MachineError(asked, f"its file system has {has / GIB:,.4g} GiB", "fewer --files, or another --data")
 
 
 def formats() -> tuple[str, ...]:

@@ -69,6 +69,7 @@ def command(
     request = request_of(values)
     division.check(request)
     division.check_warm_up(request, warmup_run)
+    data.check_exists(request)
     world = mpi.world(explicit=use_mpi)
     data.check_number(request, tells=world is None or world.leads)
     data.check_size(request, number, 1 if world is None else world.size)

@@ -163,7 +163,7 @@ impl CheckpointSpec {
         {
             return bound(
                 format!("--ranks {ranks}"),
-                format!("must be at most {whole}, or above that a multiple of {per_copy} up to 64 × {whole}"),
+                format!("is not from 1 to {whole}, or above that a multiple of {per_copy} up to 64 × {whole}"),
                 format!("--ranks {whole}"),
             );
         }
