@@ -115,7 +115,8 @@ HEADS = {
     "| workload | accelerators | rules | forebay | DLIO | difference, points |\n|---|---|---|---|---|---|",
     "small": "Memory of all processes per accelerator, and time from the command to the first step:\n\n"
     "| workload | tool | accelerators | MiB per accelerator | seconds to the first step |\n|---|---|---|---|---|",
-    "datagen": "Creating 3D U-Net's files, excluding start-up:\n\n| where | tool | GiB/s | GiB per CPU second |\n|---|---|---|---|",
+    "datagen": "Creating 3D U-Net's files, excluding start-up:\n\n"
+    "| where | tool | GiB/s | GiB per CPU second |\n|---|---|---|---|",
 }
 
 
