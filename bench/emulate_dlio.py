@@ -135,6 +135,7 @@ def greatest(study: Study, data: Data) -> None:
         record = searched(data, rules)
         curves[f"forebay {rules}"] = {"curve": record["training"]["curve"], **record["search"]}
         found[f"forebay {rules}"] = record["search"]["accelerators"]
+        say(f"{case.name}: forebay, rules {rules}: {found[f'forebay {rules}']} pass, {record['search']['limit']['text']}")
         rates.append(base.measure(options.seconds).gib_s)
     for version in VERSIONS:
         name = f"DLIO {version}"
