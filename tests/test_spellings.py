@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from pathlib import Path
 
+import click
 import processes
 import pytest
-from forebay import run
+from forebay import fio_keys, run
 from forebay.errors import RequestError
 from forebay.flags import fields, job_from_flags, parse_settings
 from forebay.spellings import ANSWERS, SAME
@@ -57,6 +59,37 @@ def test_a_flag_without_a_counterpart_is_answered(verb: str, flag: str) -> None:
         forebay.main([verb, "nil:", flag], prog_name="forebay", standalone_mode=False)
     name = flag.partition("=")[0]
     assert refused.value.exit_code == 2 and refused.value.asked == name and refused.value.next == ANSWERS[name]
+
+
+@pytest.mark.parametrize("table", [fio_keys.DONE, fio_keys.HOLDS, fio_keys.TOLD, fio_keys.REFUSED, fio_keys.ALIASES])
+def test_no_key_of_fio_is_unknown_as_a_flag(table: dict[str, str]) -> None:
+    from forebay.bench import command
+
+    for key in table:
+        # Not click's NoSuchOption, whose suggestion is whatever is spelled alike. Some are flags of ours.
+        with contextlib.suppress(RequestError, click.BadOptionUsage):
+            command.make_context("bench", ["nil:", f"--{key}=1"])
+
+
+@pytest.mark.parametrize(
+    ("flag", "next"),
+    [
+        ("--prio", "--priority"),
+        ("--mem=shmhuge", "--pages"),
+        ("--lockmem=1g", "leave it out: memory can't be reserved"),
+        ("--hugepage-size=2m", "leave it out: the machine's huge page size is used"),
+        ("--write_bw_log=x", "leave it out: the record holds the time series"),
+        ("--exitall", "a job file of fio's, which may have it: --fio FILE"),
+        ("--lat", "leave it out: every record has latencies and their percentiles"),
+        ("--s3endpoints=x", "a file, a device, or a remote namespace: object stores are out of scope"),
+    ],
+)
+def test_what_only_others_have_is_answered_with_the_reason(flag: str, next: str) -> None:
+    from forebay.bench import command
+
+    with pytest.raises(RequestError) as refused:
+        command.make_context("bench", ["nil:", flag])
+    assert refused.value.next == next
 
 
 @pytest.mark.parametrize(("flag", "next"), [("--direct=1", "--direct (fio's 1)"), ("--verify=crc32c", "--verify-fio crc32c")])

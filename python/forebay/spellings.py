@@ -80,6 +80,28 @@ ANSWERS: dict[str, str] = {
     "--stat": "forebay files DIR",
     "--delfiles": "forebay files DIR",
     "--deldirs": "forebay files DIR",
+    **dict.fromkeys(
+        ("--lat", "--latpercent", "--latpercent9s", "--lathisto"), _LEAVE + "every record has latencies and their percentiles"
+    ),
+    "--cpu": _LEAVE + "CPU is always measured; --cpus LIST places the workers",
+    "--allelapsed": _LEAVE + "the record has each worker's result",
+    "--infloop": _LEAVE + "data is covered again until --duration ends",
+    "--nolive": _LEAVE + "only --live shows a live view",
+    "--no0usecerr": _LEAVE + "short runs aren't refused",
+    "--liveint": "--interval MS",
+    **dict.fromkeys(("--livecsv", "--livejson"), "-o FILE, which holds the time series; --metrics 127.0.0.1:9400 meanwhile"),
+    "--gds": "--path gds",
+    "--mmap": "--engine map",
+    "--dropcache": "--cache drop",
+    "--cores": "--cpus LIST",
+    "--limitread": "--rate GIB_S, of all workers together",
+    "--limitwrite": "--rate GIB_S, of all workers together",
+    "--randamount": "--limit-bytes SIZE, of each worker",
+    "--norandalign": "--align SIZE",
+    "--dirs": "forebay files DIR --directories N",
+    "--configfile": "forebay sweep FILE.toml",
+    "--hostsfile": "mpirun --hostfile FILE forebay bench '/data/{host}'",
+    "--rwmixthr": "a job file with sections: --fio FILE",
     "-r": "--op read",
     "-i": "--io-size (gdsio's -i), or --repeat (elbencho's)",
     "-w": "--workers (gdsio's -w), or --op write (elbencho's)",
@@ -131,6 +153,23 @@ def value_of(flag: str, text: str) -> str:
     return VALUES.get(flag, {}).get(text, text)
 
 
+def answer_to(flag: str) -> str | None:
+    """What to type instead of a flag of another tool; None for one that nobody has."""
+    if flag in ANSWERS or not flag.startswith("--"):
+        return ANSWERS.get(flag)
+    if flag.startswith("--s3"):
+        return "a file, a device, or a remote namespace: object stores are out of scope"
+    # Needed by nobody whose flags are right, and `forebay --help` is to start at once.
+    from forebay import fio_keys
+
+    key = fio_keys.ALIASES.get(flag[2:], flag[2:])
+    becomes = fio_keys.DONE.get(key)
+    if becomes is not None:
+        return becomes if becomes.startswith("--") else "a job file of fio's, which may have it: --fio FILE"
+    why = fio_keys.HOLDS.get(key) or fio_keys.TOLD.get(key) or fio_keys.REFUSED.get(key)
+    return _LEAVE + why if why else None
+
+
 class Spelled(click.Option):
     """An option that the command line also understands by other names, which --help doesn't list."""
 
@@ -154,7 +193,7 @@ class Answering(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            answer = ANSWERS.get(error.option_name)
+            answer = answer_to(error.option_name)
             if answer is None:
                 raise
             raise RequestError(error.option_name, f"is not a flag of {ctx.command_path}", answer) from None
