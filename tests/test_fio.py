@@ -274,7 +274,8 @@ ANOTHER_WORKLOAD = [
     "startdelay=5-10",
     "exitall_on_error",
     "numjobs=2 flow=2",
-    "iodepth_batch=8",
+    "iodepth_batch_complete_min=8",
+    "iodepth_low=4",
     "io_submit_mode=offload",
     "rw=randread numjobs=2 offset_increment=1g",
     "numjobs=2 offset_increment=5%",
@@ -295,8 +296,9 @@ ANOTHER_WORKLOAD = [
     "openfiles=1",
     "pre_read=1",
     "unlink_each_loop=1",
-    "buffer_pattern=0xff",
-    "zero_buffers",
+    "rw=write buffer_pattern=0xff",
+    "rw=randrw zero_buffers",
+    "rw=write fallocate=none",
     "rw=write dedupe_percentage=50 dedupe_mode=working_set",
     "cpus_allowed=0-3 cpus_allowed_policy=shared",
     "numa_mem_policy=prefer:1",
@@ -374,11 +376,19 @@ def test_a_wait_that_would_be_another_is_refused(read: Any, awaited: str, why: s
 
 @pytest.mark.parametrize("key", sorted(fio_keys.REFUSED))
 def test_a_refused_key_may_ask_for_what_holds_anyway(read: Any, key: str) -> None:
+    op = "rw=write" if key in fio_keys.OF_WRITES else "rw=read"
     for value in fio_keys.HARMLESS[key]:
-        assert one(read, f"{key}={value}").unsupported == ()
+        assert one(read, op, f"{key}={value}").unsupported == ()
     with pytest.raises(RequestError, match=re.escape(f"[job] {key}=odd")):
-        one(read, f"{key}=odd")
-    assert one(read, f"{key}=odd", lenient=True).unsupported[0].startswith(f"{key}=odd: ")
+        one(read, op, f"{key}=odd")
+    assert one(read, op, f"{key}=odd", lenient=True).unsupported[0].startswith(f"{key}=odd: ")
+
+
+@pytest.mark.parametrize("key", fio_keys.OF_WRITES)
+def test_how_writes_are_made_doesnt_concern_a_job_that_only_reads(read: Any, key: str) -> None:
+    assert one(read, "rw=randread", f"{key}=1").unsupported == ()
+    with pytest.raises(RequestError, match=re.escape(f"[job] {key}=odd")):
+        one(read, "rw=randrw", f"{key}=odd")
 
 
 def test_keys_without_effect_are_taken_and_those_with_an_output_told(read: Any) -> None:

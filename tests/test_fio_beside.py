@@ -28,6 +28,7 @@ SAME = {
     "zoned": "rw=randread norandommap random_distribution=zoned:50/5:30/15:20/",
     "poisson": "rw=randread rate_iops=5000 rate_process=poisson number_ios=20",
     "untimed": "rw=read time_based",
+    "batches": "rw=randread ioengine=libaio iodepth=16 iodepth_batch_submit=8 iodepth_batch_complete_max=8 io_size=700k",
 }
 DRAWN = {
     "split": "rw=randread bssplit=4k/60:16k/40",

@@ -20,7 +20,7 @@ from forebay.fio_file import expanded, sections
 from forebay.fio_job import CHECK as CHECK
 from forebay.fio_job import FioJob as FioJob
 from forebay.fio_job import among, resolved, running
-from forebay.fio_keys import ALIASES, DONE, ELSEWHERE, HARMLESS, HOLDS, REFUSED, TOLD
+from forebay.fio_keys import ALIASES, DONE, ELSEWHERE, HARMLESS, HOLDS, OF_WRITES, REFUSED, TOLD
 
 
 def jobs(path: str, lenient: bool = False) -> list[FioJob]:
@@ -126,10 +126,13 @@ class _Reader(Checks):
         """A key that makes no field: without effect, asking for what is always the case here, or left out."""
         if key in TOLD and value != "0":
             self.notes.append(f"{key}={value} has no effect: {TOLD[key]}")
-        elif key in REFUSED and value not in HARMLESS[key]:
+        elif key in REFUSED and value not in HARMLESS[key] and not (key in OF_WRITES and self.only_reads()):
             self.leave_out(key, value, REFUSED[key])
         elif not any(key in table for table in (DONE, HOLDS, TOLD, REFUSED)):
             self.leave_out(key, value, "a key that Forebay doesn't know")
+
+    def only_reads(self) -> bool:
+        return not self.is_write() and "read_pct" not in self.fields
 
     def waits(self) -> bool:
         """Whether it starts once the sections above have ended."""

@@ -143,6 +143,8 @@ _HOLDS = {
     "disable_bw_measurement disable_bw gtod_cpu clocksource",
     "is always the case here": "thread threads registerfiles fixedbufs nonvectored userspace_reap",
     "buffers hold random data, new for each write with refill_buffers": "scramble_buffers",
+    "I/Os that may start are submitted before each wait, and all that have completed are collected, together": "iodepth_batch "
+    "iodepth_batch_submit iodepth_batch_complete_max",
     "affects which random numbers are drawn, not their distribution": "randrepeat allrandrepeat random_generator",
     "fio's fallback where its map doesn't fit into memory; none is needed here": "softrandommap",
     "files are created before the measurement": "create_serialize create_fsync",
@@ -186,8 +188,7 @@ _REFUSED = {
     "no latency ends a job; --timeout limits how long an I/O may take": "max_latency=0",
     "forebay tune finds the depth": "latency_target=0",
     "workers submit their own I/Os; with a rate they follow its schedule": "io_submit_mode=inline",
-    "each I/O is submitted as soon as another completes": "iodepth_batch=1 iodepth_batch_submit=1 iodepth_batch_complete_min=1 "
-    "iodepth_batch_complete=1 iodepth_batch_complete_max=1 iodepth_low=",
+    "each I/O is submitted as soon as another completes": "iodepth_batch_complete_min=1 iodepth_batch_complete=1 iodepth_low=",
     "I/Os of one job may overlap": "serialize_overlap=0",
     "io_size, runtime or loops end a job": "fill_device=0 fill_fs=0",
     "--warmup takes seconds": "ramp_size=0",
@@ -251,3 +252,6 @@ REFUSED: dict[str, str] = {key.partition("=")[0]: why for key, why in _spread(_R
 HARMLESS: dict[str, tuple[str, ...]] = {
     key.partition("=")[0]: tuple(v for v in key.partition("=")[2].split(",") if v) for key in _spread(_REFUSED)
 }
+# Refused keys that concern what is written, and how: a job that only reads means the same without them. fio, too, writes
+# missing files of such a job in full before it starts.
+OF_WRITES = ("buffer_pattern", "end_syncfs", "fallocate", "sync_file_range", "write_barrier", "write_hint", "zero_buffers")
