@@ -4,7 +4,7 @@
 
 use crate::cached;
 use crate::job::JobSpec;
-use crate::record::{Errors, PathRan, RunRecord, Warning};
+use crate::record::{Errors, PathRan, RunRecord, RunResult, Warning};
 use crate::training::{Loader, Training};
 
 /// Fewer measured seconds than this per repeat say little about a drive, because they include its write cache and the
@@ -19,6 +19,8 @@ const LIMITED_PCT: f64 = 1.0;
 /// For reads that bypass the page cache, devices move the requested bytes and at most a block at each end: more than
 /// this factor is other traffic.
 pub const TRAFFIC_MOST: f64 = 1.2;
+/// The largest block that file systems here read whole.
+const BLOCK: u64 = 4096;
 /// Below this share of the requested rate, an open loop fell behind.
 const REACHED_LEAST: f64 = 0.98;
 /// Deviation of a modelled drive in real time from its prediction, in per cent, without a warning.
@@ -279,14 +281,19 @@ fn of_cache(record: &RunRecord, list: &mut Vec<Warning>) {
         warn(list, "small_pages", text, next);
     }
     let moved = cache.device_bytes.filter(|_| cache.policy == "bypass" && result.write_bytes == 0);
-    if let Some(moved) =
-        moved.filter(|moved| *moved as f64 > TRAFFIC_MOST * result.bytes as f64 && result.bytes > 0)
-    {
+    let most = TRAFFIC_MOST * in_whole_blocks(result);
+    if let Some(moved) = moved.filter(|moved| *moved as f64 > most && result.bytes > 0) {
         let times = moved as f64 / result.bytes as f64;
         let text =
             format!("the drives moved {times:.1} times what the job requested: something else used them at the same time");
         warn(list, "traffic", text, "a drive that nothing else uses");
     }
+}
+
+/// Bytes that the device delivers for these I/Os: where files end inside a block, it is read to its end.
+fn in_whole_blocks(result: &RunResult) -> f64 {
+    let mean = result.bytes.checked_div(result.ios).unwrap_or(0);
+    result.bytes.max(mean.next_multiple_of(BLOCK) * result.ios) as f64
 }
 
 /// Reads through the page cache of which some, but not all, reached the device: the rate is neither that of memory

@@ -112,6 +112,20 @@ fn others_on_the_drive_show_where_the_page_cache_was_bypassed() {
 }
 
 #[test]
+fn a_file_that_ends_inside_a_block_is_read_to_its_end_and_nobody_else_is_blamed() {
+    let mut record = quiet();
+    record.cache = CacheState { policy: "bypass".into(), ..CacheState::default() };
+    (record.result.bytes, record.result.read_bytes, record.result.ios) = (100_000, 100_000, 1000);
+    let with = |moved: u64| {
+        let mut record = record.clone();
+        record.cache.device_bytes = Some(moved);
+        ids(&record)
+    };
+    assert_eq!(with(4096 * 1000), [""; 0]);
+    assert_eq!(with(4096 * 1300), ["traffic"]);
+}
+
+#[test]
 fn judging_again_adds_nothing_and_the_runs_own_words_stand() {
     let mut record = quiet();
     record.origin = "simulated".into();
