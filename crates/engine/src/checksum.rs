@@ -54,7 +54,7 @@ pub struct ChecksumRecord {
     pub bytes: u64,
     /// Before the first byte: opening the GPU and compiling its kernel.
     pub setup_s: f64,
-    /// From then on.
+    /// Time for the reads and checksums, after set-up.
     pub seconds: f64,
     pub throughput_gib_s: Option<f64>,
     /// User and system time of the process.
@@ -125,7 +125,7 @@ pub fn run(spec: &ChecksumSpec, go_on: &mut dyn FnMut() -> bool) -> Result<Check
     })
 }
 
-/// Of the bytes whose checksum is `before`, and `bytes` behind them.
+/// CRC32C of bytes whose checksum is `before`, followed by `bytes`.
 pub fn of_bytes(before: u32, bytes: &[u8]) -> u32 {
     crc32c::crc32c_append(before, bytes)
 }

@@ -236,7 +236,7 @@ impl Shared {
         }
     }
 
-    /// Of a thread that is done.
+    /// Counts a thread that has finished; the last one reads the meters.
     fn one_less(&self) {
         if self.running.fetch_sub(1, Relaxed) == 1 {
             self.read_meters();

@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What wasn't used for a while isn't lost up to this much of it, ns.
+/// Longest unused time that is kept in reserve, ns.
 pub const BURST_NS: u64 = 50_000_000;
 
 /// At most so many units per second; 0: no limit.
@@ -68,7 +68,7 @@ impl Rate {
         pay(before.unwrap_or_else(|until| until))
     }
 
-    /// From now on nothing is in reserve.
+    /// Discards the reserve.
     pub fn forget_reserve(&self, now_ns: u64) {
         self.paid_at.fetch_max(now_ns, Ordering::Relaxed);
     }

@@ -10,7 +10,7 @@ pub struct Flag {
     /// Without `--`.
     pub long: &'static str,
     pub short: Option<&'static str>,
-    /// What its value is called in help; None: it takes none.
+    /// Name of its value in help; None if it takes none.
     pub value: Option<&'static str>,
     pub many: bool,
     /// Its value where it is given without one.
@@ -20,7 +20,7 @@ pub struct Flag {
 
 pub struct Verb {
     pub name: &'static str,
-    /// What stands beside the flags.
+    /// The positional argument in help.
     pub subject: &'static str,
     pub about: &'static str,
     pub flags: &'static [Flag],
@@ -48,7 +48,7 @@ impl Given {
         self.values.get(long).map_or(&[], |all| all)
     }
 
-    /// Those that were given, in the table's order.
+    /// The flags that were given, in the table's order.
     pub fn named<'a>(&'a self, verb: &'a Verb) -> impl Iterator<Item = &'a str> {
         verb.flags.iter().map(|f| f.long).filter(|long| self.is(long))
     }

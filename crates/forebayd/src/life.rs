@@ -13,18 +13,18 @@ use std::time::{Duration, Instant};
 /// How often the line on a terminal is new, and how often a silent service looks after itself.
 const TICK: Duration = Duration::from_secs(1);
 
-/// What runs until a signal comes.
+/// A service that runs until a signal arrives.
 pub trait Service {
     /// The line that says that hosts may come.
     fn ready(&self) -> String;
 
-    /// What is offered, a line for each.
+    /// What the service offers, one line for each item.
     fn offered(&self) -> Vec<String>;
 
     /// How it goes, since the last call, which was so many seconds ago.
     fn line(&mut self, span_s: f64) -> String;
 
-    /// What came of a reload, or why there was none.
+    /// The result of a reload, or why there was none.
     fn reload(&mut self) -> String;
 
     /// Another process has its place.
@@ -38,7 +38,7 @@ pub trait Service {
     /// True: nothing was cut off.
     fn drain(&mut self, within: Duration) -> bool;
 
-    /// What was done, in words and as a document.
+    /// The totals, as text and as a document.
     fn closing(&self, drained: bool) -> (Vec<String>, Value);
 }
 
@@ -114,7 +114,7 @@ fn end(mut service: impl Service, options: &Options, on_terminal: bool) -> ExitC
     ExitCode::from(Kind::Run.exit_code() as u8)
 }
 
-/// Says what was done.
+/// Stops the service and prints its totals.
 fn stop(service: impl Service, options: &Options, drained: bool) {
     let (lines, mut document) = service.closing(drained);
     drop(service);

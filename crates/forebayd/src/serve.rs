@@ -134,7 +134,7 @@ fn integer(text: &str, long: &str) -> Result<u32, Error> {
     text.parse().map_err(|_| wrong())
 }
 
-/// What this configuration lets anybody do, who can reach it.
+/// Warnings about what this configuration lets anyone do who can reach it.
 fn warnings(config: &Config) -> Vec<String> {
     let loopback = |text: &&String| {
         let host = text.strip_prefix('[').and_then(|t| t.split(']').next());
@@ -221,7 +221,7 @@ pub fn totals<'a>(all: impl Iterator<Item = &'a Counts>) -> Counts {
     })
 }
 
-/// What is offered, in a line.
+/// A served namespace, in one line.
 pub fn namespace(nqn: &str, n: &NamespaceStats) -> String {
     let mode = if n.writable { "writable" } else { "read-only" };
     let size = bytes(n.bytes);

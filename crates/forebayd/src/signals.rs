@@ -45,7 +45,7 @@ impl Signals {
         self.reload.swap(false, Ordering::Relaxed)
     }
 
-    /// Until a signal comes, or the time passes.
+    /// Waits for a signal, at most this long.
     pub fn wait(&mut self, within: Duration) {
         let _ = self.bell.set_read_timeout(Some(within));
         let _ = self.bell.read(&mut [0; 64]);

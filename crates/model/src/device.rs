@@ -30,7 +30,7 @@ pub struct DriveModel {
     pub name: String,
     /// Number of drives, in a stripe of `command_bytes`.
     pub drives: u32,
-    /// Of each drive, like all fields below.
+    /// Read bandwidth of each drive; all fields below are per drive, too.
     pub read_bandwidth_bytes_s: f64,
     pub write_bandwidth_bytes_s: Option<f64>,
     /// At 4 KiB.

@@ -51,7 +51,7 @@ pub enum Cache {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FilesSpec {
-    /// Where the run makes its own directory.
+    /// Directory in which the run creates its own directory.
     pub directory: String,
     /// Files of all workers together.
     pub files: u64,
@@ -155,7 +155,7 @@ pub struct FilesRecord {
     pub job: FilesSpec,
     /// The directory that was made for the run.
     pub directory: String,
-    /// Those that ran, the last one perhaps in part.
+    /// The phases that ran; the last one may be incomplete.
     pub phases: Vec<PhaseResult>,
     pub interrupted: bool,
     /// Why the run ended early.
@@ -171,7 +171,7 @@ pub struct FilesRecord {
 #[serde(default)]
 pub struct PhaseResult {
     pub phase: Phase,
-    /// From the common start until the last worker was done.
+    /// Time from the common start until the last worker was done.
     pub seconds: f64,
     /// Files that were done.
     pub files: u64,

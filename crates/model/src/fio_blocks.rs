@@ -74,9 +74,9 @@ pub struct Rule {
     pub kind: Kind,
     /// Bytes from one header to the next. None: what the headers say.
     pub interval: Option<u32>,
-    /// Where in its block the header lies, in exchange for what would be there.
+    /// Offset of the header in its block, where it replaces data.
     pub offset: u32,
-    /// What the data repeats, from the start of each I/O; empty: anything.
+    /// Pattern that the data repeats from the start of each I/O; empty: any data.
     pub pattern: Vec<u8>,
 }
 
@@ -328,7 +328,7 @@ fn number(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte))
 }
 
-/// What begins without fio's magic.
+/// Describes a block that doesn't begin with fio's magic.
 fn stranger(bytes: &[u8], magic: u16) -> String {
     if bytes.starts_with(b"FOREBAY1") {
         return "holds Forebay's own content".into();

@@ -74,7 +74,7 @@ pub fn merge(records: Vec<RunRecord>) -> Result<RunRecord, Error> {
     Ok(merged)
 }
 
-/// What the hosts' accelerators did together. All hosts have some, or none has.
+/// The combined results of the hosts' accelerators. Either all hosts have some, or none has.
 fn merge_training(records: &[RunRecord]) -> Result<Option<Training>, Error> {
     let parts: Vec<&Training> = records.iter().filter_map(|r| r.training.as_ref()).collect();
     match parts.len() {

@@ -15,7 +15,7 @@ const METADATA: &str = "__metadata__";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dtype {
     pub name: &'static str,
-    /// Of one element.
+    /// Bits of one element.
     pub bits: u32,
 }
 
@@ -60,7 +60,7 @@ pub struct Tensor {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// In the order of their data, which they cover without gap or overlap.
+    /// The tensors in the order of their data, which they cover without gap or overlap.
     pub tensors: Vec<Tensor>,
     pub metadata: Vec<(String, String)>,
 }

@@ -28,7 +28,7 @@ pub fn said(text: &str, word: impl Fn(&Field) -> String) -> Cow<'_, str> {
     }
 }
 
-/// As on Forebay's command line, and so in records: `--io-size`.
+/// Names fields as the command line and records do: `--io-size`.
 pub fn as_flags(text: &str) -> Cow<'_, str> {
     said(text, |field| format!("--{}", field.flag))
 }

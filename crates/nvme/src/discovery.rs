@@ -237,7 +237,7 @@ impl Reader {
         Reader { chunk_bytes, state: State::Head, log: Log::default(), restarts: 0 }
     }
 
-    /// What to ask for next. None: all is read, see `log`.
+    /// The next command to send. None: everything was read, see `log`.
     pub fn next_command(&self) -> Option<GetLogPage> {
         match self.state {
             State::Head | State::HeadAgain { .. } => Some(GetLogPage::new(lid::DISCOVERY, 0, 1024)),

@@ -100,7 +100,7 @@ pub enum Select {
     Capabilities = 3,
 }
 
-/// What Get Features answers to `Select::Capabilities` (base, section 5.15).
+/// Answers of Get Features to `Select::Capabilities` (base, section 5.15).
 pub mod capability {
     pub const SAVEABLE: u32 = 1 << 0;
     pub const NAMESPACE_SPECIFIC: u32 = 1 << 1;

@@ -64,7 +64,7 @@ impl Freed {
         Freed { kept: VecDeque::new(), bytes: 0 }
     }
 
-    /// What has to go for it.
+    /// Adds a buffer; returns those that exceed the limit as a result.
     fn add(&mut self, kept: Kept) -> Vec<Kept> {
         self.bytes += kept.bytes;
         self.kept.push_back(kept);
@@ -130,7 +130,7 @@ mod tests {
     use std::process::Command;
     use std::time::Duration;
 
-    /// By the kernel, which a read-only mapping doesn't stop.
+    /// Simulates a late write by the kernel, which a read-only mapping doesn't prevent.
     fn write_late(at: *mut u8) {
         let memory = std::fs::File::options().write(true).open("/proc/self/mem").unwrap();
         memory.write_all_at(b"late", at as u64).unwrap();

@@ -13,7 +13,7 @@ use forebay_model::Error;
 use std::path::Path;
 use std::time::Instant;
 
-/// A file while its rank is at it.
+/// A file that its rank is writing or reading.
 pub struct OpenFile {
     pub place: Place,
     pub id: u64,
@@ -25,7 +25,7 @@ pub struct OpenFile {
     way: Way,
     /// Where the next I/O begins.
     next: u64,
-    /// I/Os that haven't ended, the flush too.
+    /// I/Os that haven't completed, including the flush.
     pub in_flight: u32,
     /// When the flush was asked for.
     pub flush_from: Option<Instant>,
@@ -41,7 +41,7 @@ pub struct Span {
 }
 
 impl OpenFile {
-    /// What it makes is added to `made`, whatever comes after.
+    /// Opens the file, creating it for a write; what it creates is added to `made`, even if a later step fails.
     pub fn open(
         spec: &CheckpointSpec,
         place: Place,
@@ -98,12 +98,12 @@ impl OpenFile {
         self.next == self.place.bytes
     }
 
-    /// All bytes are there, and nothing is under way.
+    /// All bytes have been moved, and no I/O is in flight.
     pub fn is_moved(&self) -> bool {
         self.is_all_asked_for() && self.in_flight == 0
     }
 
-    /// Cuts off what the last write was longer.
+    /// Truncates the file to its length, which the last, aligned write may have exceeded.
     pub fn cut(&self) -> Result<(), Error> {
         if self.way == Way::Read || self.place.bytes % u64::from(self.target.align) == 0 {
             return Ok(());
@@ -116,7 +116,7 @@ impl OpenFile {
         self.flush_from = Some(clock::now());
     }
 
-    /// Takes back what the ring holds of it.
+    /// Closes the file, and removes its registration from the ring.
     pub fn close(self, kit: &mut Kit) {
         let mut queue = kit.client.remove(self.queue);
         queue.close(&mut kit.reactor);

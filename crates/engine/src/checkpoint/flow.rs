@@ -4,7 +4,7 @@ use super::ground::Place;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// A rank's way through a checkpoint.
+/// The progress of a rank through a checkpoint.
 #[derive(Debug)]
 pub struct Flow {
     pub rank: u64,
@@ -24,7 +24,7 @@ impl Flow {
         Flow { rank, waiting: places.into(), current: None, open: 0, in_flight: 0, ended: None }
     }
 
-    /// Nothing is left to open, and nothing is open.
+    /// All files were opened and closed.
     pub fn is_through(&self) -> bool {
         self.waiting.is_empty() && self.current.is_none() && self.open == 0
     }

@@ -27,7 +27,7 @@ const LIST_AGAIN: Duration = Duration::from_millis(20);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     pub path: PathBuf,
-    /// What its content says it belongs to.
+    /// The name that its content carries.
     pub content: String,
     pub bytes: u64,
 }
@@ -67,7 +67,7 @@ pub fn places(spec: &CheckpointSpec, step: u32, rank: u64) -> Vec<Place> {
 }
 
 impl Ground {
-    /// Looks, and touches nothing.
+    /// Examines the folder without changing anything.
     pub fn look(spec: &CheckpointSpec) -> Result<Ground, Error> {
         let dir = PathBuf::from(&spec.dir);
         let asked = || format!("--dir {}", spec.dir);
@@ -110,7 +110,7 @@ impl Ground {
         self.dir.join(folder(step))
     }
 
-    /// A checkpoint that is there already stays, unless it is ours and may go.
+    /// Refuses an existing checkpoint, unless it is Forebay's and may be replaced.
     fn look_at_old(&self, step: u32) -> Result<(), Error> {
         let at = self.folder_of(step);
         let Ok(old) = entries(&at) else {
@@ -279,7 +279,7 @@ impl Ground {
         }
     }
 
-    /// Lists what was written as ours.
+    /// Adds what was written to the list of Forebay's files.
     pub fn note(&mut self, step: u32, made: &[Made]) -> Result<(), Error> {
         let mut held = self.list_of(step)?;
         let seed = self.spec.verify.then_some(self.spec.seed);
@@ -291,7 +291,7 @@ impl Ground {
         Ok(())
     }
 
-    /// Removes what was made of a checkpoint that didn't come to its end.
+    /// Removes the files of a checkpoint that wasn't completed.
     pub fn take_away(&self, step: u32, made: &[Made]) {
         made.iter().for_each(|Made(place, identity)| drop(identity.remove(&place.path)));
         let _ = std::fs::remove_dir(self.folder_of(step));
@@ -376,7 +376,7 @@ pub fn access(spec: &CheckpointSpec, write: bool) -> FileAccess {
     FileAccess { write, direct: spec.cache == Cache::Bypass }
 }
 
-/// What a folder holds, but for the list of our files.
+/// The entries of a folder, except the list of Forebay's files.
 fn entries(at: &Path) -> std::io::Result<Vec<PathBuf>> {
     let all = std::fs::read_dir(at)?.collect::<Result<Vec<_>, _>>()?;
     Ok(all

@@ -1,7 +1,7 @@
 //! Checkpoints written and read back as the ranks of a large model do: each rank its own files, one after another,
 //! flushed before they are closed; a checkpoint is done when its last rank is.
 //!
-//! A few threads play all ranks of this process. What moves bytes is the driver's: queues, reactors, slots, content.
+//! A few threads act as all ranks of this process. What moves bytes is the driver's: queues, reactors, slots, content.
 
 mod file;
 mod flow;
@@ -31,13 +31,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use thread_pool::ThreadPool;
 
-/// Where the ranks of several hosts wait for each other, before each checkpoint.
+/// Barrier for the ranks of several hosts before each checkpoint.
 pub trait Barrier: Send {
     /// Returns once all are there: false where one has ended the run instead.
     fn pass(&mut self) -> Result<bool, Error>;
 }
 
-/// How often somebody is asked whether to go on while nothing is measured.
+/// How often the observer is asked whether to continue while nothing is measured.
 const POLL: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +82,7 @@ pub fn plan(spec: &CheckpointSpec) -> Result<Plan, Error> {
     })
 }
 
-/// What is wrong with it on any machine.
+/// Errors that don't depend on the machine.
 pub fn check(spec: &CheckpointSpec) -> Result<(), Error> {
     spec.check()?;
     // What `auto` stands for is settled where there is a machine to look at.
@@ -153,7 +153,7 @@ fn job_of(spec: &CheckpointSpec) -> (JobSpec, Option<String>) {
     (job, (!reasons.is_empty()).then(|| reasons.join("; ")))
 }
 
-/// By this path; and whether its buffers bound it.
+/// The job for this path, and whether the buffers limit its depth.
 fn job_by(spec: &CheckpointSpec, path: PathKind) -> (JobSpec, Option<String>) {
     let here = spec.ranks_here();
     let ranks = here.end - here.start;

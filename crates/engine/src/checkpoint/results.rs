@@ -14,7 +14,7 @@ use forebay_model::job::JobSpec;
 use forebay_model::{warnings, Error, Latency};
 use std::sync::Arc;
 
-/// All that came of the run until it ended.
+/// The results of the run, as far as it got.
 #[derive(Default)]
 pub struct Story {
     steps: Vec<(Way, StepRan)>,

@@ -95,7 +95,7 @@ impl ThreadPool {
         Ok(pool)
     }
 
-    /// Ranks go round the workers.
+    /// Ranks are assigned to the workers in turn.
     fn hire(&mut self, index: u32, answers: Sender<Answer>) -> Result<(), Error> {
         let ranks: Vec<u64> =
             self.spec.ranks_here().skip(index as usize).step_by(self.shared.job.workers as usize).collect();
@@ -138,7 +138,7 @@ impl ThreadPool {
         Ok(())
     }
 
-    /// Has all ranks write or read one checkpoint.
+    /// Makes all ranks write or read one checkpoint.
     pub fn step(
         &mut self,
         way: Way,

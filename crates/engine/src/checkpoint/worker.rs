@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 /// How often time-outs and a stop are looked for while nothing completes.
 const LOOK: Duration = Duration::from_millis(100);
-/// What is to be done, by all workers at once.
+/// An order to all workers.
 #[derive(Clone, Copy, Debug)]
 pub struct Order {
     pub way: Way,
@@ -39,7 +39,7 @@ pub struct Moved {
     pub ios: AtomicU64,
 }
 
-/// What came of an order at one worker.
+/// The outcome of an order at one worker.
 pub struct Report {
     pub tally: Tally,
     /// Ranks that were done, and when.
@@ -160,7 +160,7 @@ impl Worker {
         self.in_flight == 0 && (self.is_stopping() || self.flows.iter().all(|f| f.ended.is_some()))
     }
 
-    /// Closes what is open still, and takes stock.
+    /// Closes the files that are still open, and reports.
     fn put_away(&mut self) -> Report {
         for file in std::mem::take(&mut self.files).into_iter().flatten() {
             file.close(&mut self.kit);
@@ -229,7 +229,7 @@ impl Worker {
         true
     }
 
-    /// The file that the rank is at, opened if it is the next.
+    /// The rank's current file; opens the next one if there is none.
     fn current(&mut self, flow: usize) -> Option<usize> {
         if let Some(at) = self.flows[flow].current {
             return Some(at);

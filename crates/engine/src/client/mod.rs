@@ -269,7 +269,7 @@ impl<O: Copy> Client<O> {
         Some(tag)
     }
 
-    /// Of an I/O that the caller has: where its bytes are.
+    /// Sets the memory of an I/O that the caller holds.
     pub fn set_mem(&mut self, tag: u32, mem: Mem) {
         self.tickets[tag as usize].mem = mem;
     }

@@ -58,7 +58,7 @@ impl Surroundings {
 
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Cufile {
-    /// In the order in which the engine would take them.
+    /// The libraries that were found, in the order in which the engine tries them.
     pub libraries: Vec<Found>,
     /// Why the first can't be loaded; null where it can, or where there is none.
     pub refused: Option<String>,
@@ -81,7 +81,7 @@ pub struct Config {
     pub exists: bool,
     /// Why it can't be used; cuFile then takes its defaults.
     pub refused: Option<String>,
-    /// What the file sets, or cuFile's default.
+    /// The value in the file, or cuFile's default.
     pub allow_compat_mode: bool,
     pub use_pci_p2pdma: bool,
     /// The environment or the file make cuFile use its compatibility mode always.

@@ -32,7 +32,7 @@ pub struct Port {
     pub port: u32,
     /// `ACTIVE`, `DOWN` …
     pub state: String,
-    /// As the kernel says it: `400 Gb/sec (4X NDR)`.
+    /// The rate as the kernel reports it: `400 Gb/sec (4X NDR)`.
     pub rate: Option<String>,
     /// `InfiniBand` or `Ethernet`.
     pub link_layer: Option<String>,

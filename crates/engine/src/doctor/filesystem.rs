@@ -203,7 +203,7 @@ fn ordered(examined: &Examined, fs: &Filesystem) -> Check {
     }
 }
 
-/// What mounts an ext4 file system with the words data=ordered.
+/// The command that mounts an ext4 file system with the words data=ordered.
 pub fn ordered_again(fs: &Filesystem) -> String {
     if fs.mount_point == "/" {
         return r#"sudo sed -i 's/^GRUB_CMDLINE_LINUX="/&rootflags=data=ordered /' /etc/default/grub && sudo update-grub && sudo reboot"#.into();

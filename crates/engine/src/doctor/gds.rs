@@ -314,7 +314,7 @@ fn udev_check(udev: &Udev, here: bool) -> Check {
         .next(udev_commands(udev))
 }
 
-/// What makes libudev answer where no udevd runs.
+/// Commands that make libudev answer where no udevd runs.
 pub fn udev_commands(udev: &Udev) -> String {
     format!(
         "sudo mkdir -p /run/udev/data && sudo touch /run/udev/control && printf 'E:ID_FS_TYPE={}\\nE:ID_FS_USAGE=filesystem\\nG:systemd\\nV:1\\n' | sudo tee /run/udev/data/b{}   # or start the container with -v /run/udev:/run/udev:ro",

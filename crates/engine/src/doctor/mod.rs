@@ -137,7 +137,7 @@ fn maps(asked: &source::Asked) -> bool {
     asked.made.as_ref().is_none_or(|made| crate::path::mapped::Mapped.accepts(made))
 }
 
-/// What decides about direct DMA.
+/// The facts that decide about direct DMA.
 fn ground(report: &Report) -> conditions::Ground<'_> {
     conditions::Ground {
         gpu: &report.gpu,

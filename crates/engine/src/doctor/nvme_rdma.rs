@@ -33,7 +33,7 @@ pub fn facts(roots: &Roots) -> NvmeRdma {
     }
 }
 
-/// What became of each device that was asked.
+/// The result for each device that was queried.
 fn of_dma_bufs(devices: &[DmaBuf]) -> String {
     let one = |d: &DmaBuf| match &d.refusal {
         None => format!("; dma-buf: {} takes GPU memory", d.device),

@@ -19,7 +19,7 @@ pub fn checks(verdicts: &Verdicts, made: Option<&Made>) -> Vec<Check> {
 }
 
 impl Check {
-    /// What is said of a data path.
+    /// The line for a data path.
     pub fn of_path(name: &str, state: State, found: impl Into<String>) -> Check {
         Check::new(Area::Paths, format!("path.{name}"), name, state, found)
     }

@@ -18,7 +18,7 @@ pub struct Raid {
     pub state: Option<String>,
 }
 
-/// Of the md and dm devices among `drives`.
+/// Facts about the md and dm devices among `drives`.
 pub fn facts(roots: &Roots, drives: &[super::drives::DriveFacts]) -> Vec<Raid> {
     drives
         .iter()

@@ -18,7 +18,7 @@ pub const SCHEMA: &str = "forebay.doctor/1";
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     pub schema: &'static str,
-    /// What was asked about; null kind `machine` when nothing was named.
+    /// The source that was examined; kind `machine` if none was named.
     pub source: source::Asked,
     pub environment: Environment,
     /// One sentence: which paths run here, and how much there is to fix.

@@ -27,7 +27,7 @@ pub struct Asked {
     pub kind: &'static str,
     /// Files, directories and devices that it reads.
     pub paths: Vec<PathBuf>,
-    /// What of it isn't a file.
+    /// Its parts that aren't files.
     pub others: Vec<Other>,
     pub chunk_bytes: Option<u64>,
     /// Of what; None of the machine.

@@ -17,7 +17,7 @@ const BUFFER_BYTES: usize = 64 << 10;
 pub struct Uring {
     /// A plain ring can be set up.
     pub allowed: bool,
-    /// What the kernel answered where it can't.
+    /// The kernel's answer if it isn't supported.
     pub refused: Option<String>,
     /// `/proc/sys/kernel/io_uring_disabled`: 0 all, 1 only the group, 2 nobody.
     pub disabled_sysctl: Option<i64>,
@@ -30,7 +30,7 @@ pub struct Uring {
 pub struct Feature {
     pub name: &'static str,
     pub works: bool,
-    /// What the kernel answered.
+    /// The kernel's answer.
     pub answer: Option<String>,
 }
 

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Of an I/O that belongs to no batch.
+/// The batch number of an I/O that belongs to no batch.
 pub const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy)]

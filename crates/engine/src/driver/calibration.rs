@@ -38,7 +38,7 @@ const WARM_SHARE: f64 = 0.95;
 /// What trials of ways run with.
 const WORKERS_TRYING: u32 = 8;
 
-/// What became of a job.
+/// A job with its path, page cache and workers decided, and how they were.
 pub struct Calibrated {
     pub job: JobSpec,
     pub reasons: Vec<String>,
@@ -330,7 +330,7 @@ impl Settler<'_> {
         bytes.saturating_mul(passes) >= BYTES_WORTH_TRYING
     }
 
-    /// As many workers as were asked for, or as trials find.
+    /// Decides the number of workers: as requested, or as trials find.
     fn workers(&mut self, targets: &[Target]) -> Result<Option<String>, Error> {
         if !self.finds_workers(targets) {
             return Ok(None);

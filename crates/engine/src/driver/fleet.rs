@@ -34,7 +34,7 @@ const POLL: Duration = Duration::from_millis(200);
 /// With more workers than this, the series has no percentiles: collecting their histograms would cost too much.
 const WORKERS_WITH_HISTOGRAMS: u32 = 128;
 
-/// What one run came to.
+/// The results of one run.
 pub struct Ran {
     pub seconds: f64,
     pub tallies: Vec<Tally>,
@@ -44,9 +44,9 @@ pub struct Ran {
     pub steady_after_s: Option<f64>,
     /// Seconds in which the process stood still.
     pub stood_still_s: f64,
-    /// Why a worker ended before its time.
+    /// Why a worker ended early.
     pub broken: Option<Error>,
-    /// Of all workers: the least pages, all slots, all queues.
+    /// Totals over all workers; the smallest page size that any of them got.
     pub kit: Kit,
 }
 

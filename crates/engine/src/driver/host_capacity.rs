@@ -111,7 +111,7 @@ fn loop_iops(job: &JobSpec, drive: &DriveModel, observer: &mut dyn Observer) -> 
     Ok(if ran.interrupted { f64::INFINITY } else { ran.ios() as f64 / ran.seconds.max(1e-9) })
 }
 
-/// What one core copies in a second.
+/// Bytes that one core copies per second.
 fn copy_bytes_s() -> f64 {
     let (from, mut to) = (vec![1u8; COPY_BYTES], vec![0u8; COPY_BYTES]);
     to.copy_from_slice(&from);

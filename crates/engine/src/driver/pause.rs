@@ -6,7 +6,7 @@ use forebay_model::job::JobSpec;
 use forebay_model::Error;
 use std::time::{Duration, Instant};
 
-/// What may hold a worker up.
+/// The pauses of a worker: think time and flow control.
 pub struct Pause {
     think: Option<Think>,
     flow: Option<Share>,

@@ -72,7 +72,7 @@ fn compare(iops: f64, told: f64, io_bytes: u64) -> Foretold {
     }
 }
 
-/// What one model does under a job.
+/// The model and the job of a prediction.
 struct Law {
     drive: DriveModel,
     load: Load,

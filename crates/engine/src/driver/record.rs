@@ -30,7 +30,7 @@ pub struct Context<'a> {
     pub targets: &'a [Target],
     pub destination: &'a Destination,
     pub requested: PathKind,
-    /// What was left to us, how it was settled, and why.
+    /// The decisions that were left to Forebay, and why they were made.
     pub reasons: Vec<String>,
     pub calibration: Vec<Trial>,
     pub resident_before: Result<f64, String>,
@@ -56,7 +56,7 @@ pub fn built_from(commit: Option<&str>) {
     let _ = COMMIT.set(commit.filter(|c| !c.is_empty()).map(String::from));
 }
 
-/// What this build is and can do.
+/// Version and features of this build.
 pub fn build() -> Build {
     let map = crate::copy::GUARDED.then_some("map");
     let features = ["uring", "pread", "cuda-dlopen"].into_iter().chain(map).map(String::from).collect();
@@ -314,7 +314,7 @@ fn joined(names: impl Iterator<Item = String>) -> String {
     names.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join("+")
 }
 
-/// What a trial of these targets gave.
+/// The record of a trial of these targets.
 pub fn trial_of(targets: &[Target], ran: &Ran, workers: u32) -> Trial {
     let gib = ran.bytes() as f64 / GIB;
     let used = ran.readings.cpu.as_ref().map(|cpu| cpu.process.total_s());
@@ -339,7 +339,7 @@ pub fn cache_of(target: &Target) -> Option<&'static str> {
     }
 }
 
-/// What went into each GPU: a worker feeds one.
+/// The results of each GPU; a worker feeds one.
 fn gpus_of(workers: &[WorkerResult], seconds: f64) -> Vec<GpuResult> {
     let gpus: BTreeSet<u32> = workers.iter().filter_map(|w| w.gpu).collect();
     let of = |gpu| {

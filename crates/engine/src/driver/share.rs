@@ -34,7 +34,7 @@ fn node_near(job: &JobSpec, device: &Device) -> Option<u32> {
     machine::numa_node_of(&device.bus_id().ok()?)
 }
 
-/// What worker `w` does to its spans.
+/// The access pattern of worker `w` over its spans.
 pub fn pattern(job: &JobSpec, w: u64, spans: Vec<Span>) -> Result<PatternSpec, Error> {
     Ok(PatternSpec {
         spans,
@@ -112,7 +112,7 @@ fn share(job: &JobSpec, targets: &[Target], own: &[usize], workers: &[usize], sp
     }
 }
 
-/// What is left of it from so many bytes on.
+/// The rest of a span after its first `bytes`.
 fn moved_on(whole: Span, bytes: u64) -> Span {
     let past = bytes.min(whole.bytes);
     Span { start: whole.start + past, bytes: whole.bytes - past, ..whole }

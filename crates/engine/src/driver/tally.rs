@@ -18,7 +18,7 @@ pub struct Tally {
     pub latency: Latency,
     /// The copy of `bounce`.
     pub copy: Option<Box<Latency>>,
-    /// Of whole batches.
+    /// Latency of complete batches.
     pub batches: Option<Box<Latency>>,
     pub ios: u64,
     pub read_bytes: u64,
@@ -92,13 +92,13 @@ pub struct SoFar {
 #[derive(Debug)]
 pub struct Snapshot {
     pub worker: u32,
-    /// Which interval: the same number means the same time at every worker.
+    /// Number of the interval; the same number is the same time at every worker.
     pub index: u64,
     /// End of the interval since the run began.
     pub at: Duration,
     pub bytes: u64,
     pub ios: u64,
-    /// What is booked by then, without its latencies.
+    /// Totals up to the end of the interval, without latencies.
     pub so_far: SoFar,
     pub mean_ns: f64,
     pub measured: bool,

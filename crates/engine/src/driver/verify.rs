@@ -229,7 +229,7 @@ struct Job {
     range: Range,
 }
 
-/// What one event stands for.
+/// The checks that complete with one event.
 struct Batch {
     list: usize,
     event: Event,

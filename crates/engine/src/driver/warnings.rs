@@ -23,7 +23,7 @@ pub fn of(runs: &[Ran], session: Option<&Session>) -> Vec<Warning> {
     list
 }
 
-/// What cuFile said on its way.
+/// Warnings that cuFile gave during the run.
 pub fn of_session(session: &Session) -> Vec<Warning> {
     let mut list = Vec::new();
     if session.driver().forces_compat() == Some(true) {

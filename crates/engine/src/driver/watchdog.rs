@@ -18,7 +18,7 @@ pub struct Watchdog {
     workers: Vec<Worker>,
 }
 
-/// What was heard of one worker.
+/// The last sign of life of one worker.
 struct Worker {
     heard: Instant,
     ended: bool,

@@ -458,7 +458,7 @@ impl Worker {
         let _ = self.reports.send(Report::Snapshot(Box::new(snapshot)));
     }
 
-    /// What the client counted, put where records have it.
+    /// Adds the client's counters to the tally.
     fn take_stock(&mut self) {
         let Client { short, retried, .. } = self.client;
         (self.tally.errors.short, self.tally.errors.retried) = (short, retried);

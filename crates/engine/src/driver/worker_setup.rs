@@ -25,7 +25,7 @@ pub struct WorkerSetup {
     pub queues: Vec<Box<dyn Queue>>,
     pub reactor: Reactor,
     pub memory: Memory,
-    /// Which queue serves a target; u32::MAX for one that this worker doesn't touch.
+    /// Index of each target's queue; u32::MAX for a target that this worker doesn't use.
     pub queue_of: Vec<u32>,
     pub slots: u32,
     /// Reads of the job that each I/O is, where it is several.
@@ -202,7 +202,7 @@ impl Memory {
         (arena.map_or("none", |a| a.got().name()), bytes.max(self.device_bytes()))
     }
 
-    /// Of the GPU; 0 where the slots lie in host memory.
+    /// Bytes of GPU memory; 0 if the slots are in host memory.
     fn device_bytes(&self) -> u64 {
         self.device.as_ref().map_or(0, |d| d.bytes() as u64)
     }

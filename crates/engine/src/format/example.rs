@@ -35,7 +35,7 @@ enum State {
     },
 }
 
-/// Where a walk stands in one Example.
+/// Position of a walk in one Example.
 pub struct Walk {
     /// Messages that are open, and where each ends, in bytes from the Example's start.
     open: [(Message, u64); DEPTH],
@@ -44,7 +44,7 @@ pub struct Walk {
     at: u64,
     varint: u64,
     varint_bytes: u32,
-    /// Of values, without tags and lengths.
+    /// Bytes of the values, without tags and lengths.
     pub value_bytes: u64,
     pub features: u64,
 }

@@ -55,7 +55,7 @@ pub trait Parser: Send {
     /// Complete so far in this file.
     fn samples(&self) -> u64;
 
-    /// Of the samples' content so far, without what frames it.
+    /// Bytes of the samples so far, without their framing.
     fn payload_bytes(&self) -> u64;
 
     /// What was lost since the last call, of files that are read on behind it.
@@ -109,12 +109,12 @@ impl std::error::Error for Damage {}
 /// A format, by its name in workloads and on the command line.
 pub struct FormatRow {
     pub name: &'static str,
-    /// Of its files, without the dot; as DLIO names them.
+    /// File extension as in DLIO, without the dot.
     pub extension: &'static str,
-    /// What level `parse` checks.
+    /// The checks of level `parse`.
     pub what: &'static str,
     pub parser: fn(&ParseSpec) -> Box<dyn Parser>,
-    /// Of images: what makes pixels of a whole file.
+    /// For images: decodes a complete file.
     pub decoder: Option<Decoder>,
     /// What reads parts of a file, by spec; None: a run reads it front to back.
     pub picker: fn(&PickSpec) -> Option<Box<dyn Picker>>,

@@ -20,7 +20,7 @@ pub struct Array {
 }
 
 impl Array {
-    /// Of the whole file, where the type has a length.
+    /// Length of the whole file, if the type has a fixed size.
     pub fn file_bytes(&self) -> Option<u64> {
         let items = self.shape.iter().try_fold(1u64, |all, n| all.checked_mul(*n))?;
         items.checked_mul(self.item_bytes?)?.checked_add(self.header_bytes)
@@ -74,7 +74,7 @@ impl Head {
     }
 }
 
-/// Of what lies before the dictionary: magic, version, its length.
+/// Length of the part before the dictionary: magic, version, length.
 fn fixed_bytes(head: &[u8]) -> Result<usize, String> {
     if &head[..6] != MAGIC {
         return Err("the .npy magic is missing".into());
@@ -98,7 +98,7 @@ fn parse(text: &[u8], header_bytes: u64) -> Result<Array, String> {
     Ok(Array { shape, item_bytes: item_bytes(descr), header_bytes })
 }
 
-/// What stands behind `'key':`.
+/// The text after `'key':`.
 fn value<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     let quoted = [format!("'{key}'"), format!("\"{key}\"")];
     let at = quoted.iter().find_map(|q| text.find(q.as_str()).map(|at| at + q.len()))?;

@@ -71,7 +71,7 @@ impl Content {
         }
     }
 
-    /// What is wrong with it as an array.
+    /// Why the member isn't a valid array; None if it is.
     fn odd(&mut self) -> Option<String> {
         if !self.is_npy || self.odd.is_some() {
             return self.odd.take();
@@ -180,7 +180,7 @@ impl Npz {
         }
     }
 
-    /// Of a header that may stand here, by its signature.
+    /// Length of the fixed part of a header that is valid here, by its signature.
     fn fixed_bytes(&self, signature: u32) -> Result<usize, Damage> {
         let all_listed = self.listed == self.members.len();
         let wide = self.members.last().is_some_and(|m| m.entry.zip64);

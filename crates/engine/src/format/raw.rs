@@ -20,7 +20,7 @@ impl CountOnly {
         }
     }
 
-    /// In the whole file.
+    /// Number of samples in the whole file.
     fn samples_max(&self) -> u64 {
         match (self.samples_per_file, self.record_bytes) {
             (0, 0) => 1,

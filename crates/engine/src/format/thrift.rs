@@ -59,7 +59,7 @@ pub struct Walk {
     varint: u64,
     varint_bits: u32,
     pub fields: [Seen; FIELDS],
-    /// So far.
+    /// Bytes consumed so far.
     pub bytes: u64,
 }
 
@@ -198,7 +198,7 @@ impl Walk {
         Ok(())
     }
 
-    /// What a field of the top level turned out to be.
+    /// Records a field of the top level.
     fn note(&mut self, seen: Seen) {
         if let (1, Frame::Struct { field }) = (self.depth, self.frames[0]) {
             if let Some(place) = usize::try_from(field).ok().and_then(|field| self.fields.get_mut(field)) {

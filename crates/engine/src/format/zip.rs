@@ -12,7 +12,7 @@ pub const END: u32 = 0x0605_4B50;
 
 pub const LOCAL_BYTES: usize = 30;
 pub const DIRECTORY_BYTES: usize = 46;
-/// Of what is fixed; its own length says whether more follows.
+/// Length of the fixed part; its own length field says whether more follows.
 pub const END64_BYTES: usize = 56;
 pub const LOCATOR64_BYTES: usize = 20;
 pub const END_BYTES: usize = 22;
@@ -37,7 +37,7 @@ pub struct Entry {
     pub crc: u32,
     pub packed_bytes: u64,
     pub bytes: u64,
-    /// Of its local header.
+    /// Offset of its local header.
     pub offset: u64,
     pub zip64: bool,
 }

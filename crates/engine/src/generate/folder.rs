@@ -102,7 +102,7 @@ impl Folder {
         Ok(dir)
     }
 
-    /// What was begun or finished here with other settings is another data set.
+    /// Refuses a data set that was started or finished here with other settings.
     fn compare_manifest(&self, spec: &DatagenSpec) -> Result<(), Error> {
         for name in [manifest::NAME, UNFINISHED] {
             let path = self.root.join(name);
@@ -173,7 +173,7 @@ impl Folder {
         Ok(())
     }
 
-    /// Of the file of that name: `img_07_of_24.npz`.
+    /// Number of the file with this name: `img_07_of_24.npz`.
     fn number_of(&self, spec: &DatagenSpec, name: &str) -> Option<u32> {
         let middle = name.strip_prefix(&spec.prefix)?.strip_prefix('_')?;
         let number: u32 = middle.split('_').next()?.parse().ok()?;
@@ -185,7 +185,7 @@ impl Folder {
         self.root.join(spec.name(number, self.extension))
     }
 
-    /// Where a file lies until it is whole.
+    /// Path of a file until it is complete.
     fn part(&self, spec: &DatagenSpec, number: u32) -> PathBuf {
         let path = self.path(spec, number);
         let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
@@ -285,7 +285,7 @@ impl Folder {
         named.map_err(|e| self.broke(&part, &e))
     }
 
-    /// Takes away a file that didn't become whole.
+    /// Removes an incomplete file.
     pub fn forget(&self, spec: &DatagenSpec, number: u32) {
         let _ = std::fs::remove_file(self.part(spec, number));
     }

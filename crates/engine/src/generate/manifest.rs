@@ -27,7 +27,7 @@ pub struct Manifest {
     pub record_bytes: f64,
     pub record_bytes_stdev: f64,
     pub seed: u64,
-    /// Of all files together.
+    /// Bytes of all files together.
     pub bytes: u64,
     /// CRC32C of all files' lengths, as 64-bit little-endian words.
     pub lengths_crc32c: String,

@@ -59,7 +59,7 @@ pub struct DatagenRecord {
     pub workload: String,
     pub format: String,
     pub files: u64,
-    /// Of the whole data set.
+    /// Bytes of the whole data set.
     pub bytes: u64,
     pub samples: u64,
     /// Files that were there already.
@@ -76,7 +76,7 @@ pub struct DatagenRecord {
     pub direct: bool,
     /// None: nobody asked for it.
     pub check: Option<Checked>,
-    /// Where the manifest lies; None in a source, whose first bytes it is.
+    /// Path of the manifest; None in a source, whose first bytes it is.
     pub manifest: Option<String>,
     pub dry_run: bool,
 }
@@ -181,7 +181,7 @@ fn checked(read: &Made, files: u32) -> Result<Checked, Error> {
     Ok(Checked { files: read.files, bytes: read.bytes, seconds: read.seconds })
 }
 
-/// What the threads of a phase take from.
+/// The work that the threads of a phase share.
 struct Work<'a> {
     files: &'a [u32],
     next: AtomicU32,
@@ -202,7 +202,7 @@ impl Work<'_> {
 
 type Worker<'a> = &'a (dyn Fn(&Work) -> Result<(), Error> + Sync);
 
-/// Has threads do all files. Fewer than all, without an error: it was interrupted.
+/// Processes all files on threads. Fewer files without an error: it was interrupted.
 fn phase(
     name: &'static str,
     spec: &DatagenSpec,

@@ -57,7 +57,7 @@ impl Pump {
         Ok(Pump { client, reactor, arena: Some(arena) })
     }
 
-    /// Where bytes go to and come from, from now on.
+    /// Sets the queue that bytes go to and come from.
     pub fn take_on(&mut self, queue: Box<dyn Queue>) {
         let number = self.client.add(queue);
         debug_assert_eq!(number, QUEUE);
@@ -148,7 +148,7 @@ impl Pump {
         Ok(())
     }
 
-    /// What was written is durable.
+    /// Makes what was written durable.
     pub fn flush(&mut self, shared: &Shared) -> Result<(), Halt> {
         let tag = self.begin(Op::Flush, 0, 0).expect("nothing is under way");
         self.push(tag);
@@ -215,7 +215,7 @@ impl Pump {
         }
     }
 
-    /// Until nothing is under way.
+    /// Waits until no I/O is in flight.
     fn drain(&mut self, shared: &Shared) -> Result<(), Halt> {
         let mut first = Ok(());
         while self.client.in_flight() > 0 || self.client.is_owed() {

@@ -161,7 +161,7 @@ impl DatagenSpec {
         })
     }
 
-    /// What makes the files, one for each thread.
+    /// The writer of files, one for each thread.
     pub fn writer(&self) -> Result<Writer, Error> {
         let spec = WriteSpec {
             seed: self.seed,
@@ -179,7 +179,7 @@ impl DatagenSpec {
         FileShape { number, rows, columns }
     }
 
-    /// Of each file.
+    /// Length of each file.
     pub fn file_bytes(&self) -> Result<Vec<u64>, Error> {
         let writer = self.writer()?;
         if self.dimensions.len() == 1 {
@@ -206,7 +206,7 @@ impl DatagenSpec {
         self.workers.unwrap_or_else(|| (2 * cores).clamp(4, 64)).min(self.files)
     }
 
-    /// Of a file, below the data set's folder: `train/img_07_of_24.npz`.
+    /// Name of a file below the data set's folder: `train/img_07_of_24.npz`.
     pub fn name(&self, number: u32, extension: &str) -> String {
         let width = self.files.to_string().len();
         let (prefix, files) = (&self.prefix, self.files);

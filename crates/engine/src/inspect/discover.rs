@@ -18,7 +18,7 @@ const PORTS: [u16; 2] = [4420, 8009];
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Discovered {
     pub schema: &'static str,
-    /// Who answered.
+    /// Address that answered.
     pub address: String,
     pub host_nqn: String,
     /// Generation counter of the log.

@@ -21,10 +21,10 @@ use std::net::SocketAddr;
 pub struct Identified {
     pub schema: &'static str,
     pub uri: String,
-    /// Who answered.
+    /// Address that answered.
     pub address: String,
     pub host_nqn: String,
-    /// What decides how it is best used.
+    /// The properties that determine how it is best used.
     pub summary: Summary,
     /// Identify Controller: field → value.
     pub controller: Map<String, Value>,

@@ -98,12 +98,12 @@ impl Link {
         &self.socket
     }
 
-    /// Until the session is ready.
+    /// Runs the session until it is ready.
     pub fn bring_up(&mut self, session: &mut impl Care) -> Result<(), Error> {
         self.drive(session, |event| event == Event::Ready)
     }
 
-    /// Says good-bye. A controller that doesn't answer is left as it is.
+    /// Shuts the controller down. One that doesn't answer is left as it is.
     pub fn shut_down(mut self, session: &mut Session) {
         session.shut_down(self.now_ms());
         let until = Instant::now() + self.timeout.min(Duration::from_secs(2));

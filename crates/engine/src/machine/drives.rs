@@ -31,7 +31,7 @@ pub struct DriveFacts {
     pub write_cache: Option<String>,
     /// `pcie`, `tcp`, `rdma`, `fc` of an NVMe drive.
     pub transport: Option<String>,
-    /// What a loop device shows.
+    /// The file behind a loop device.
     pub backing_file: Option<String>,
     /// Drives below, of md and dm.
     pub members: Vec<String>,

@@ -74,7 +74,7 @@ impl Check {
         self
     }
 
-    /// What is said of a source that is no file.
+    /// The check of a source that isn't a file.
     pub fn of_source(
         id: &str,
         uri: &dyn Display,

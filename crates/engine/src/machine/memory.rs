@@ -49,7 +49,7 @@ impl Memory {
     }
 }
 
-/// Of the highest level that holds data; None where the kernel doesn't tell.
+/// Size of the last-level data cache; None if the kernel doesn't report it.
 pub fn last_level_cache_bytes(roots: &Roots) -> Option<u64> {
     let caches = roots.sys("devices/system/cpu/cpu0/cache");
     let of = |index: usize| {

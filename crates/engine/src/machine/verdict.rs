@@ -39,11 +39,11 @@ pub struct GdsVerdict {
     pub answer: Answer,
     /// Null unless direct.
     pub through: Option<Through>,
-    /// In the way of nvidia-fs; of P2PDMA; of both, or of cuFile as a whole.
+    /// Causes that prevent nvidia-fs; P2PDMA; both, or cuFile as a whole.
     pub nvidia_fs: Vec<Cause>,
     pub p2pdma: Vec<Cause>,
     pub both: Vec<Cause>,
-    /// What doesn't stop it, but costs speed or couldn't be told.
+    /// Causes that don't prevent it, but cost speed or couldn't be determined.
     pub doubts: Vec<Cause>,
     /// cufile.json and the environment let cuFile fall back.
     pub compat_allowed: bool,

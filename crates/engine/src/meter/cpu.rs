@@ -49,7 +49,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// What the cores worked. Steal isn't work of this machine, and waiting isn't work.
+    /// Busy time of the cores. Steal isn't work of this machine, and waiting isn't work.
     pub fn busy_s(&self) -> f64 {
         self.user_s + self.nice_s + self.system_s + self.irq_s + self.softirq_s
     }
@@ -86,7 +86,7 @@ pub struct Clock {
 #[derive(Clone, Debug, PartialEq)]
 pub struct CpuReading {
     pub wall_s: f64,
-    /// Of this process: all threads, those that have ended too.
+    /// CPU times of this process: all threads, including those that have ended.
     pub process: Times,
     pub machine: Result<Machine, Reason>,
 }

@@ -46,7 +46,7 @@ pub struct Behind {
 }
 
 impl Behind {
-    /// What `Counters::read` wants.
+    /// Device numbers for `Counters::read`.
     pub fn numbers(&self) -> Vec<(u32, u32)> {
         self.top.iter().map(Device::number).collect()
     }
@@ -103,7 +103,7 @@ impl Counters {
         Ok(Counters { devices, each })
     }
 
-    /// What went by since `earlier`, which must be of the same devices.
+    /// Traffic since `earlier`, which must be of the same devices.
     pub fn since(&self, earlier: &Counters) -> Result<Traffic, Reason> {
         Ok(self.by_device(earlier)?.into_values().fold(Traffic::default(), Traffic::plus))
     }

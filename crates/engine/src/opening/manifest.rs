@@ -122,7 +122,7 @@ impl Times {
     }
 }
 
-/// What a file of ours holds.
+/// The content of a file that Forebay created.
 pub struct Content<'a> {
     /// None where it holds no seeded content.
     pub seed: Option<u64>,
@@ -194,7 +194,7 @@ impl Held {
         self.made(file).is_some_and(|(entry, meta)| !entry.is_as_left(&meta))
     }
 
-    /// Which file lies there, if it is ours.
+    /// Identity of the file at this path, if it is Forebay's.
     pub fn identity(&self, file: &Path) -> Option<Identity> {
         Some(self.found(file)?.1)
     }

@@ -35,19 +35,19 @@ pub struct Purpose {
     pub makes: bool,
     /// If they may not, the user can ask for it. False where another program must have written the data.
     pub could_make: bool,
-    /// Of each file.
+    /// Size of each file.
     pub file_bytes: Option<u64>,
     /// Files of a directory. None: all that are found, `files_usual` where they are made.
     pub files: Option<u32>,
     pub files_usual: u32,
-    /// In a directory; `%d` stands for its number.
+    /// Name of a file in a directory; `%d` stands for its number.
     pub file_name: String,
     /// The first byte that is used.
     pub start_bytes: u64,
     /// Files and devices that may be written over though they aren't ours.
     pub overwrite: Vec<String>,
     pub overwrite_devices: Vec<String>,
-    /// Whose way of opening files is taken, where it has one.
+    /// Path that may determine how files are opened.
     pub path: PathKind,
     pub cache: Cache,
     pub engine: Engine,
@@ -60,11 +60,11 @@ pub struct Purpose {
     /// Threads that open queues: now, and at most.
     pub workers: u32,
     pub workers_most: u32,
-    /// Of content that is made.
+    /// Seed of generated content.
     pub seed: u64,
-    /// What is read is held against its content.
+    /// Reads are compared with the generated content.
     pub verify: bool,
-    /// What is written is content of `seed`.
+    /// Writes carry the content that `seed` generates.
     pub writes_content: bool,
     /// Offsets and lengths of I/Os that must be aligned, with the flags that set them.
     pub units: Vec<(&'static str, u64)>,
@@ -113,7 +113,7 @@ pub fn fills_nothing(_: &[Target]) -> Result<(), Error> {
     Err(Error::run("making files", "nobody fills them", "a path that exists"))
 }
 
-/// What sources stand for; nothing was touched.
+/// The drafts of all sources; nothing has been changed.
 pub struct Looked {
     pub drafts: Vec<Draft>,
     /// The pair that each belongs to, where there are pairs.
@@ -128,7 +128,7 @@ type Ours = BTreeMap<PathBuf, Identity>;
 /// Open targets, and the locks on their directories for as long as they are used.
 pub struct Opened {
     pub targets: Vec<Target>,
-    /// Of each target's content.
+    /// Seed of each target's content.
     pub content_seeds: Vec<u64>,
     held: Locked,
     /// Files of ours that are written.

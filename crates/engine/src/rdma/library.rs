@@ -82,7 +82,7 @@ pub struct Library {
     /// None: rdma-core before 34.
     pub reg_dmabuf: Option<RegisterDmaBuf>,
     pub manager: Manager,
-    /// Where they were found.
+    /// Paths of the two libraries.
     pub from: [String; 2],
     _loaded: [Loaded; 2],
 }
@@ -165,7 +165,7 @@ impl Library {
         kept.iter().filter_map(|at| NonNull::new(*at as *mut Context)).collect()
     }
 
-    /// What a work completion's status means.
+    /// A work completion's status in words.
     pub fn status_words(&self, status: c_uint) -> String {
         // SAFETY: it gives a constant string for any number, or null.
         let words = unsafe { (self.verbs.status_words)(status) };

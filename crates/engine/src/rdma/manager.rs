@@ -63,7 +63,7 @@ impl Happened {
 
 pub struct Event {
     pub what: Happened,
-    /// Whose it is: `Id::key`.
+    /// Key of the connection that it belongs to: `Id::key`.
     pub key: usize,
     pub status: i32,
     /// What the peer sent with it, padded with zeros.

@@ -141,7 +141,7 @@ impl Domains {
         self.version.load(Ordering::Acquire)
     }
 
-    /// What is registered with a domain.
+    /// The spans that are registered with a domain.
     pub fn spans(&self, domain: &Arc<Domain>) -> Vec<Span> {
         let inner = self.lock();
         let Some(index) = inner.domains.iter().position(|known| Arc::ptr_eq(known, domain)) else {

@@ -152,7 +152,7 @@ impl Region {
         Region::of(domain, mr, at.as_ptr() as u64, bytes)
     }
 
-    /// What the library made, or why it didn't.
+    /// The registration, or why it failed.
     fn of(domain: &Arc<Domain>, mr: *mut Mr, at: u64, bytes: usize) -> io::Result<Region> {
         let mr = NonNull::new(mr).ok_or_else(io::Error::last_os_error)?;
         // SAFETY: the library made it, and keeps it until it is given back.
@@ -240,7 +240,7 @@ impl Drop for Buffer {
 pub struct Completed {
     /// As it was posted.
     pub id: u64,
-    /// Of a receive.
+    /// Bytes of a completed receive.
     pub bytes: u32,
     /// Why it failed; None: it didn't.
     pub failed: Option<u32>,
@@ -253,7 +253,7 @@ impl Completed {
     }
 }
 
-/// Where completions of queue pairs come, and the descriptor that tells of them.
+/// Completions of queue pairs, and the descriptor that signals them.
 pub struct CompletionQueue {
     cq: NonNull<Cq>,
     channel: NonNull<CompChannel>,
@@ -401,7 +401,7 @@ impl Id {
         posted(done)
     }
 
-    /// Has the next message come there.
+    /// Posts a buffer for the next message.
     pub fn receive(&self, id: u64, mut into: Sge) -> io::Result<()> {
         let Some(pair) = self.pair() else { return Err(io::ErrorKind::NotConnected.into()) };
         let mut work = ReceiveWork { wr_id: id, next: null_mut(), sg_list: &mut into, num_sge: 1 };

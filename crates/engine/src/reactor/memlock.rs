@@ -36,7 +36,7 @@ const BUFFERS_SHARE: u64 = 8;
 /// Registered by this process, where a limit applies.
 static REGISTERED_BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// What this user may lock; None: as much as there is.
+/// Bytes that this user may lock; None: unlimited.
 pub fn limit() -> Option<u64> {
     let unbound = capabilities(None).is_ok_and(|c| c.effective.contains(CapabilitySet::IPC_LOCK));
     getrlimit(Resource::Memlock).current.filter(|_| !unbound)

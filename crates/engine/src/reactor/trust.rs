@@ -30,7 +30,7 @@ impl Trust {
         self.without == 0
     }
 
-    /// What came of a wait that did.
+    /// Records whether such a wait kept its time.
     pub(super) fn judge(&mut self, kept: bool) {
         if !kept {
             (self.kept, self.without) = (0, self.next);

@@ -72,7 +72,7 @@ pub trait Open {
 
 /// A draft of one kind of source.
 pub trait Drafted: fmt::Debug + Send + Sync {
-    /// As records and messages name it.
+    /// Name in records and messages.
     fn label(&self) -> String;
 
     /// The name that the content carries: without directories, so that data can move.

@@ -107,7 +107,7 @@ pub const SOURCES: &[SourceRow] = &[
 /// An address space that workers open queues on.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// As named in records and messages.
+    /// Name in records and messages.
     pub label: String,
     /// Which file the seeded content says it is: `content::file_id` of the file's name.
     pub content_id: u64,
@@ -272,7 +272,7 @@ pub enum Loan {
 pub struct QueueNeeds {
     pub depth: u32,
     pub io_bytes_max: u64,
-    /// What was read is copied on at once (`bounce`), so it should lie in the processor's cache.
+    /// Data is copied on at once (`bounce`), so it should be in the CPU cache.
     pub then_copied: bool,
 }
 

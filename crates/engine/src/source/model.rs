@@ -65,7 +65,7 @@ const BYTES: u64 = 1 << 40;
 
 #[derive(Clone, Debug)]
 pub struct ModelUri {
-    /// What stands behind `model:`, without `over` and `time`.
+    /// The text after `model:`, without `over` and `time`.
     pub spec: String,
     pub over: Option<Uri>,
     pub real_time: bool,

@@ -126,7 +126,7 @@ pub struct StripeBacking {
 }
 
 impl StripeBacking {
-    /// What each member's queue must carry.
+    /// Requirements on each member's queue.
     fn inner(&self, needs: QueueNeeds) -> QueueNeeds {
         let depth =
             StripeQueue::member_depth(needs.depth, needs.io_bytes_max, self.chunk, self.members.len());
@@ -392,7 +392,7 @@ impl Queue for StripeQueue {
         self.in_flight
     }
 
-    /// What lies on one member.
+    /// Lends memory that is on a single member.
     fn lend(&mut self, offset: u64, len: u32) -> Option<Mem> {
         offset.checked_add(len.into()).filter(|end| *end <= self.geometry.bytes)?;
         let piece = pieces(self.members.len() as u64, self.chunk, offset, len.into()).next()?;

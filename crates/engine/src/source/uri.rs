@@ -56,7 +56,7 @@ pub trait Source: fmt::Display + fmt::Debug + Send + Sync {
         None
     }
 
-    /// What `doctor` finds of it where it is no file.
+    /// The checks of `doctor` for a source that isn't a file.
     fn examine(&self, _by: &dyn Examiner) -> Vec<Check> {
         Vec::new()
     }
@@ -68,9 +68,9 @@ pub trait Source: fmt::Display + fmt::Debug + Send + Sync {
     fn draft(&self, look: &mut dyn Look, wanted: Option<u64>) -> Result<Draft, Error>;
 }
 
-/// Who examines what a source can only name: `doctor`, which stands above all sources.
+/// Examines what a source can only name; implemented by `doctor`, which is above all sources.
 pub trait Examiner {
-    /// What answers at each address of an NVMe/TCP namespace.
+    /// Checks of each address of an NVMe/TCP namespace.
     fn targets(&self, options: &nvme_tcp::Options) -> Vec<Check>;
 }
 

@@ -44,7 +44,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-/// What a stream asks of the end whose bytes it moves.
+/// The end of a connection whose bytes a stream moves.
 pub trait End {
     fn take_outgoing(&mut self, out: &mut Outgoing);
     fn expect(&mut self) -> Expect<'_>;
@@ -124,7 +124,7 @@ impl Port {
     }
 }
 
-/// What the kernel may point to while operations are in flight: never moved.
+/// Memory that the kernel may point to while operations are in flight: never moved.
 struct Inner<E> {
     end: E,
     sender: Sender,

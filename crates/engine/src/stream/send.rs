@@ -224,7 +224,7 @@ impl Sender {
         }
     }
 
-    /// What was sent is no longer to be sent.
+    /// Removes what was sent from the queue.
     fn advance(&mut self, mut n: usize) {
         while n > 0 {
             let piece = &mut self.pieces[self.sent];

@@ -28,7 +28,7 @@ const ROUNDS_MAX: u32 = 16;
 const HANDSHAKE_RECORD: u8 = 0x16;
 const MAIL: u64 = u64::MAX;
 
-/// What became of a socket that was accepted.
+/// The result for an accepted socket.
 pub enum Arrival {
     /// It speaks no TLS: here it is again, with all that was sent to it.
     Plain(OwnedFd),

@@ -331,7 +331,7 @@ impl Session {
         }
     }
 
-    /// Of a server, after the handshake: who the client is.
+    /// For a server, after the handshake: the client's identity.
     pub fn identity(&self) -> Option<&str> {
         self.heard.as_deref()
     }

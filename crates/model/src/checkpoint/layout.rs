@@ -198,7 +198,7 @@ impl Model {
         }
     }
 
-    /// What these ranks write together, each file scaled as `scaled` does.
+    /// Bytes that these ranks write together, each file scaled by `scaled`.
     pub fn sizes(&self, ranks: std::ops::Range<u64>, scale: f64) -> Sizes {
         ranks.flat_map(|rank| self.files_of(rank)).fold(Sizes::default(), |sizes, file| {
             let bytes = scaled(file.bytes, scale);

@@ -28,13 +28,13 @@ const IO_BYTES_MAX: u64 = 64 << 20;
 #[serde(default, deny_unknown_fields)]
 pub struct CheckpointSpec {
     pub workload: String,
-    /// Of the workload's constants.
+    /// Edition of the workload's constants.
     pub version: String,
     pub model: Model,
     pub rules: Edition,
     /// Below it each checkpoint is a folder, `global_epoch1_stepN`.
     pub dir: String,
-    /// Ranks of the whole run. None: as many as the model is cut for.
+    /// Ranks of the whole run. None: as many as the model is divided into.
     pub ranks: Option<u64>,
     /// This process has ranks `first_rank` and the `ranks_here - 1` after it. None: all.
     pub first_rank: u64,
@@ -77,7 +77,7 @@ pub struct CheckpointSpec {
     pub interval_ms: u32,
     /// Power meters, as of a job.
     pub power: Vec<String>,
-    /// Rules of CLOSED are asked for: what breaks one is refused before anything runs.
+    /// Apply the rules of the closed division: a setting that breaks one is refused before anything runs.
     pub closed: bool,
     /// Faults to inject (tests).
     pub faults: Option<String>,
@@ -128,11 +128,11 @@ impl Default for CheckpointSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// All ranks that the model is cut for.
+    /// All ranks that the model is divided into.
     Default,
-    /// The first of them: so much of the checkpoint as they have.
+    /// The first of them, with their part of the checkpoint.
     Subset,
-    /// More copies than the model is cut for (OPEN).
+    /// More copies than the model is divided into (OPEN).
     Copies,
 }
 
@@ -143,7 +143,7 @@ impl CheckpointSpec {
         })
     }
 
-    /// What is wrong with it on any machine.
+    /// Errors that don't depend on the machine.
     pub fn check(&self) -> Result<(), Error> {
         self.model.check()?;
         self.check_counts()?;
@@ -163,7 +163,9 @@ impl CheckpointSpec {
         {
             return bound(
                 format!("--ranks {ranks}"),
-                format!("is not from 1 to {whole}, or above that a multiple of {per_copy} up to 64 × {whole}"),
+                format!(
+                    "is not from 1 to {whole}, or above that a multiple of {per_copy} up to 64 × {whole}"
+                ),
                 format!("--ranks {whole}"),
             );
         }
@@ -277,7 +279,7 @@ impl CheckpointSpec {
         self.cut().sizes(0..self.ranks(), self.scale)
     }
 
-    /// What this process writes of it.
+    /// Bytes that this process writes of it.
     pub fn sizes_here(&self) -> Sizes {
         self.cut().sizes(self.ranks_here(), self.scale)
     }

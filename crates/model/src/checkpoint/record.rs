@@ -16,10 +16,10 @@ pub struct Checkpoint {
     pub version: String,
     pub rule_set: Edition,
     pub mode: Mode,
-    /// As it was cut in this run.
+    /// The model as it was divided in this run.
     pub model: Model,
     pub parameters: u64,
-    /// Of the run, and of one whole checkpoint by the workload's table.
+    /// Ranks of the run, and those of a whole checkpoint in the workload's table.
     pub ranks: u64,
     pub ranks_whole: u64,
     pub hosts: u32,
@@ -35,15 +35,15 @@ pub struct Checkpoint {
     pub shift: bool,
     /// I/Os in flight per rank at most.
     pub depth: u32,
-    /// Null where none was to be written, or none came to its end; `read` likewise.
+    /// Null if none was to be written, or none was completed; `read` likewise.
     pub write: Option<Phase>,
     pub read: Option<Phase>,
-    /// From the end of the last write to the start of the first read.
+    /// Time from the end of the last write to the start of the first read.
     pub write_to_read_s: Option<f64>,
     pub rules: Vec<Rule>,
 }
 
-/// All checkpoints that were written, or read, to their end.
+/// All checkpoints that were written, or read, completely.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Phase {
@@ -53,10 +53,10 @@ pub struct Phase {
     pub duration_s_stdev: f64,
     pub gib_s_mean: f64,
     pub gib_s_stdev: f64,
-    /// Of single I/Os.
+    /// Latency of single I/Os.
     pub latency_us: LatencySummary,
     pub histogram: String,
-    /// Of flushing each file; null while reading, and without fsync.
+    /// Latency of flushing a file; null while reading, and without fsync.
     pub fsync_us: Option<LatencySummary>,
     pub cpu_s_per_gib: Option<f64>,
     pub verified_bytes: u64,
@@ -68,7 +68,7 @@ pub struct Phase {
 pub struct Turn {
     /// Counted from 1; its folder is named by it.
     pub step: u32,
-    /// Until the last rank was done.
+    /// Time until the last rank was done.
     pub duration_s: f64,
     /// One checkpoint of all ranks over the duration: the least of what its ranks saw.
     pub gib_s: f64,
@@ -76,7 +76,7 @@ pub struct Turn {
     pub rank_s_min: f64,
     pub rank_s_mean: f64,
     pub slowest_rank: u64,
-    /// Moved by the ranks of this record.
+    /// Bytes moved by the ranks of this record.
     pub bytes: u64,
     pub cpu: Cpu,
 }
@@ -85,7 +85,7 @@ pub struct Turn {
 #[serde(default)]
 pub struct Rule {
     pub id: String,
-    /// Null where it can't be told.
+    /// Null if it can't be determined.
     pub ok: Option<bool>,
     pub why: String,
 }
@@ -138,7 +138,7 @@ impl Turn {
 }
 
 impl Phase {
-    /// None where no checkpoint came to its end.
+    /// None if no checkpoint was completed.
     pub fn of(
         checkpoints: Vec<Turn>,
         latency: &Latency,

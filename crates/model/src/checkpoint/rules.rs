@@ -29,7 +29,7 @@ pub enum Edition {
     V30,
 }
 
-/// What only the run itself could tell.
+/// Facts that only the run itself could determine.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
     /// Memory of the host with the most.
@@ -53,7 +53,7 @@ pub fn judge(spec: &CheckpointSpec, ran: &Checkpoint, seen: Seen) -> Vec<Rule> {
     rules
 }
 
-/// In a CLOSED run what breaks a rule is refused.
+/// Refuses settings that break a rule of the closed division.
 pub fn refuse_open(spec: &CheckpointSpec) -> Result<(), Error> {
     match of_request(spec).into_iter().find(|rule| rule.ok == Some(false)) {
         Some(rule) => Err(Error::request(
@@ -116,7 +116,7 @@ fn processes(spec: &CheckpointSpec) -> Rule {
     }
 }
 
-/// What is read must come from storage.
+/// The rule that reads must come from storage.
 fn cache(spec: &CheckpointSpec, ran: &Checkpoint, seen: Seen) -> Rule {
     const ID: &str = "checkpoint.cache";
     let written =

@@ -60,7 +60,7 @@ impl JobSpec {
         self.parsed_distribution().map(|_| ())
     }
 
-    /// What belongs to sequential offsets, and to workers that each cover all of the data.
+    /// Fields for sequential offsets, and for workers that each cover all of the data.
     fn check_walk(&self) -> Result<(), Error> {
         if self.skip_bytes != 0 && self.op.is_random() {
             let asked = format!("‹skip_bytes› {}", self.skip_bytes);
@@ -135,7 +135,7 @@ impl JobSpec {
         Ok(())
     }
 
-    /// What reads are held against, where fio wrote it.
+    /// The rule that reads of fio's files are checked by.
     pub fn parsed_verify_fio(&self) -> Result<Option<Rule>, Error> {
         let Some(text) = &self.verify_fio else { return Ok(None) };
         let asked = format!("‹verify_fio› {text}");
@@ -199,7 +199,7 @@ impl JobSpec {
         Ok(())
     }
 
-    /// What fields come to together.
+    /// Products of fields.
     fn check_bytes(&self) -> Result<(), Error> {
         let of_worker = self.io_bytes_largest().saturating_mul(self.depth.into());
         let arena = of_worker.saturating_mul(self.workers.into());
@@ -219,7 +219,7 @@ impl JobSpec {
         Ok(())
     }
 
-    /// What is in flight is whole batches.
+    /// The I/Os in flight must be whole batches.
     fn check_batch(&self) -> Result<(), Error> {
         let Some(batch) = self.batch.filter(|batch| self.depth % batch != 0) else { return Ok(()) };
         let found = "‹depth› must be a multiple of ‹batch›";

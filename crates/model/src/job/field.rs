@@ -73,7 +73,7 @@ pub struct Field {
     /// Its name on a command line, without the dashes.
     pub flag: &'static str,
     pub kind: Kind,
-    /// What stands for the value in `--help`; empty for `Kind::Flag`.
+    /// Placeholder for the value in `--help`; empty for `Kind::Flag`.
     pub metavar: &'static str,
     /// A line of `--help`. `{paths}` stands for the names of the data paths.
     pub help: &'static str,

@@ -113,7 +113,7 @@ impl IoMix {
         self.sizes().max().unwrap_or(1)
     }
 
-    /// What every size is a multiple of.
+    /// The greatest common divisor of all sizes.
     pub fn step(&self) -> u64 {
         self.sizes().fold(0, |a, b| {
             let (mut a, mut b) = (a, b);

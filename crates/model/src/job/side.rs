@@ -23,7 +23,7 @@ impl Priority {
         }
     }
 
-    /// As system calls and submissions carry it.
+    /// The value that system calls and submissions take.
     pub fn bits(self) -> u16 {
         u16::from(self.class) << 13 | u16::from(self.level)
     }

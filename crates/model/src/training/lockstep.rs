@@ -75,7 +75,7 @@ impl Lockstep {
         self.asked_ns
     }
 
-    /// What each accelerator did in the steps that ended.
+    /// The completed steps of each accelerator.
     pub fn into_steps(self) -> Vec<Steps> {
         self.done
     }

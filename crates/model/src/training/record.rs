@@ -18,7 +18,7 @@ pub struct Training {
     pub workload: String,
     pub version: String,
     pub accelerator: String,
-    /// Of all hosts.
+    /// Accelerators of all hosts.
     pub accelerators: u32,
     pub hosts: u32,
     pub rule_set: RuleSet,
@@ -64,12 +64,12 @@ pub struct Training {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Epoch {
-    /// From 1.
+    /// Number of the epoch, from 1.
     pub epoch: u32,
     /// Steps that all accelerators ended.
     pub steps: u32,
     pub seconds: f64,
-    /// By the run's rule set.
+    /// Utilisation by the run's rule set.
     pub au_pct: Option<f64>,
     pub samples_per_s: Option<f64>,
     pub read_bytes: u64,
@@ -77,7 +77,7 @@ pub struct Epoch {
     pub by_rules: Vec<Figures>,
 }
 
-/// What a rule says of a run.
+/// The verdict of a rule.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Verdict {
@@ -150,7 +150,7 @@ pub struct Waited {
 pub struct Headroom {
     pub cores_busy: Option<f64>,
     pub workers_busy_pct: Option<f64>,
-    /// The client and not the storage set the pace.
+    /// The client and not the storage was the bottleneck.
     pub client_limited: bool,
     pub why: String,
 }

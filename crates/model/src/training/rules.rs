@@ -26,13 +26,13 @@ const MIB: f64 = (1u64 << 20) as f64;
 /// One step of one accelerator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Step {
-    /// From asking for the batch to having it.
+    /// Time from requesting the batch to having it.
     pub wait_ns: u64,
-    /// As the workload says.
+    /// Computation time, as given by the workload.
     pub compute_ns: u64,
     /// From asking for the batch to the end of the computation: `wait_ns + compute_ns`, and what a late timer adds.
     pub process_ns: u64,
-    /// From the end of the computation to when all accelerators had ended theirs.
+    /// Time from the end of the computation until all accelerators had finished theirs.
     pub barrier_ns: u64,
 }
 
@@ -75,7 +75,7 @@ pub struct Figures {
     pub rule_set: RuleSet,
     /// Mean over accelerators. None where the rule set counts no step.
     pub au_pct: Option<f64>,
-    /// Of all accelerators together. None where the rule set counts no step.
+    /// Rate of all accelerators together. None if the rule set counts no step.
     pub samples_per_s: Option<f64>,
     /// Counted computations of all accelerators, and the time that they are divided by.
     pub busy_s: f64,

@@ -37,7 +37,7 @@ pub type RankStreams = Box<dyn Iterator<Item = Stream> + Send>;
 /// is nobody's while the stream waits, and goes on to the next stream after this one.
 #[derive(Debug)]
 pub struct Grant<W> {
-    /// In which it was given, as `Scheduler::begun` counts them.
+    /// Epoch in which it was granted, as counted by `Scheduler::begun`.
     pub epoch: u32,
     pub rank: u32,
     pub lane: u32,
@@ -123,7 +123,7 @@ impl<W> Scheduler<W> {
         &self.plan
     }
 
-    /// What holds from the next epoch on.
+    /// Sets the plan for the next epoch and later ones.
     pub fn set_plan(&mut self, plan: Plan) {
         self.plan = plan;
     }
@@ -181,7 +181,7 @@ impl<W> Scheduler<W> {
         self.begun
     }
 
-    /// Takes what a stream of an earlier epoch was read with.
+    /// Takes back the resources with which a stream of an earlier epoch was read.
     pub fn drop_off(&mut self, work: W) {
         self.spare.push(work);
     }
@@ -208,7 +208,7 @@ impl<W> Scheduler<W> {
         self.advance(now);
     }
 
-    /// A worker is through with a grant. It reported all of it.
+    /// A worker has finished a grant, and reported all of it.
     pub fn give_back(&mut self, rank: u32, lane: u32, work: W) {
         let of = &mut self.ranks[rank as usize];
         let held = of.lanes[lane as usize].as_mut().expect("a held lane is open");
@@ -256,7 +256,7 @@ impl<W> Scheduler<W> {
         self.lockstep.barrier_ns().filter(|_| self.plan.awaits_others)
     }
 
-    /// All others ended the step.
+    /// All other hosts have finished the step.
     pub fn passed(&mut self, now: u64) {
         if let Some(ends) = self.awaits_others() {
             self.end_step(now.max(ends));
@@ -279,7 +279,7 @@ impl<W> Scheduler<W> {
         self.lockstep.steps()
     }
 
-    /// What all ranks together waited for batches since the last call.
+    /// Total time that all ranks waited for batches since the last call.
     pub fn take_waited_ns(&mut self) -> u64 {
         std::mem::take(&mut self.waited_ns)
     }
@@ -327,7 +327,7 @@ impl<W> Scheduler<W> {
         (self.is_known, self.opened) = (true, false);
     }
 
-    /// Lets a rank read as far as it may.
+    /// Grants a rank as much reading as it is allowed.
     fn refill(&mut self, rank: u32) {
         let plan = self.plan;
         let of = &mut self.ranks[rank as usize];
@@ -353,7 +353,7 @@ impl<W> Scheduler<W> {
         }
     }
 
-    /// Has a worker read on, where there is something that may be read.
+    /// Queues the rank for a worker, if it has something that may be read.
     fn queue(&mut self, rank: u32, at: u32) {
         let Some(lane) = self.ranks[rank as usize].lanes[at as usize].as_mut() else { return };
         if lane.held || lane.queued || lane.done >= lane.upto {

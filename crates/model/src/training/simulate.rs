@@ -35,7 +35,7 @@ pub struct Setup {
     pub io_bytes: u64,
 }
 
-/// What came of it.
+/// The result of a simulation.
 #[derive(Clone, Debug)]
 pub struct Simulated {
     pub training: Training,
@@ -46,7 +46,7 @@ pub struct Simulated {
     /// Busy share of the drives' bandwidth servers, 0 to 1.
     pub utilisation: f64,
     pub series: Vec<Point>,
-    /// It was ended before its time.
+    /// It was ended early.
     pub interrupted: bool,
 }
 
@@ -267,7 +267,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Takes the stream that is needed first. None: nothing may be read now.
+    /// Starts the stream that is needed first. None: nothing may be read now.
     fn begin(&mut self) -> Option<usize> {
         let grant = self.scheduler.take()?;
         let (next, end) = self.bytes_of(&grant.stream, grant.done, grant.upto);

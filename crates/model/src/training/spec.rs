@@ -34,7 +34,7 @@ impl RuleSet {
     }
 }
 
-/// How much is done to the bytes that were read.
+/// How thoroughly bytes are processed after they were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
@@ -44,7 +44,7 @@ pub enum Level {
     Bytes,
 }
 
-/// What a damaged record or a file that is gone does to the run.
+/// What to do about a damaged record or a missing file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnError {
@@ -202,7 +202,7 @@ const BATCH_MAX: u32 = 1 << 24;
 const COMPUTE_S_MAX: f64 = 3600.0;
 const RECORD_BYTES_MAX: f64 = (1u64 << 40) as f64;
 
-/// What isn't named is the workload's own, and all ranks are this process's.
+/// Fills in defaults: the workload's own values, and all ranks in this process.
 fn settle_defaults(fields: &mut Map<String, Value>) {
     let of_workload =
         |fields: &Map<String, Value>, key: &str| fields.get("workload").and_then(|w| w.get(key)).cloned();
@@ -251,7 +251,7 @@ impl EmulateSpec {
         }
     }
 
-    /// Everything that is wrong on any machine.
+    /// Errors that don't depend on the machine.
     pub fn check(&self) -> Result<(), Error> {
         self.workload.check()?;
         self.check_ranks()?;

@@ -115,7 +115,7 @@ pub enum Role {
     Controller,
 }
 
-/// What a response is computed from, beside the key (base, sections 8.13.5.4 and 8.13.5.5).
+/// The inputs of a response, except the key (base, sections 8.13.5.4 and 8.13.5.5).
 pub struct Question<'a> {
     pub hash: Hash,
     /// C1 or C2.

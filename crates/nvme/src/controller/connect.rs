@@ -61,7 +61,7 @@ pub struct Refusal {
     pub status: Status,
     /// Result of the completion: where the wrong field is (IPO, IATTR).
     pub result: u64,
-    /// In words, for the log.
+    /// Description for the log.
     pub what: String,
 }
 

@@ -84,7 +84,7 @@ impl Controller {
         })
     }
 
-    /// What both kinds of controller say.
+    /// The fields that both kinds of controller have in common.
     fn common(&self) -> layout::Controller {
         let subsystem = &*self.subsystem;
         let limits = &subsystem.limits;

@@ -184,7 +184,7 @@ impl Controller {
     }
 }
 
-/// What all controllers execute, and `more` admin commands.
+/// The commands that all controllers execute, and `more` admin commands.
 fn effects(more: &[u8], has_io: bool) -> CommandEffects {
     let whole = effect::SUPPORTED | CONTROLLER_SCOPE;
     let of_namespace = effect::SUPPORTED | NAMESPACE_SCOPE;

@@ -54,7 +54,7 @@ pub struct Namespace {
     pub uuid: Option<[u8; 16]>,
     pub nguid: Option<[u8; 16]>,
     pub eui64: Option<[u8; 8]>,
-    /// From 1.
+    /// ANA group, from 1.
     pub ana_group: u32,
     /// Best granularity and size of reads and writes, in blocks; 0: not said.
     pub optimal: Optimal,
@@ -166,7 +166,7 @@ pub struct Endpoint {
 }
 
 impl Subsystem {
-    /// What holds for a host; None: it may not connect.
+    /// The settings for a host; None if it may not connect.
     pub fn settings(&self, host_nqn: &str) -> Option<&HostSettings> {
         match &self.hosts {
             Hosts::Any(settings) => Some(settings),

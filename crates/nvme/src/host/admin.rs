@@ -92,7 +92,7 @@ impl KeepAlive {
         KeepAlive { interval_ms: u64::from(timeout_ms) / 2, next_ms: None }
     }
 
-    /// From now on; not at all where the timeout is 0.
+    /// Starts keep alive now, unless the timeout is 0.
     pub(super) fn start(&mut self, now_ms: u64) {
         self.next_ms = (self.interval_ms > 0).then(|| now_ms.saturating_add(self.interval_ms));
     }

@@ -70,7 +70,7 @@ impl Discovery {
         self.session.controller()
     }
 
-    /// As it was read last; empty before the first `Event::Ready`.
+    /// The log as last read; empty before the first `Event::Ready`.
     pub fn log(&self) -> &Log {
         static EMPTY: Log = Log { generation: 0, endpoints: Vec::new(), malformed: Vec::new() };
         self.session.discovery.as_ref().map_or(&EMPTY, |reading| &reading.log)

@@ -301,7 +301,7 @@ impl Session {
         &self.info
     }
 
-    /// By namespace identifier. Complete once `Event::Ready` came.
+    /// The namespaces by identifier. Complete after `Event::Ready`.
     pub fn namespaces(&self) -> &BTreeMap<u32, NamespaceInfo> {
         &self.namespaces
     }

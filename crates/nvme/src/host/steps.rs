@@ -86,7 +86,7 @@ impl Step {
         )
     }
 
-    /// In words, for failures.
+    /// Description for failures.
     fn name(self) -> String {
         match self {
             Step::Connect => "Connect of the admin queue".into(),
@@ -128,7 +128,7 @@ pub(super) enum Job {
 }
 
 impl Session {
-    /// What time brings: late commands, keep alive, polls; then the next job.
+    /// Work that depends on time: late commands, keep alive, polls; then the next job.
     pub(super) fn work(&mut self, now_ms: u64) {
         if let Some(late) = self.admin.late(now_ms) {
             return self.too_late(late);

@@ -95,7 +95,7 @@ const fn shown(
     Condition { id, title, stops, shown_by: Some(by), judge }
 }
 
-/// In the order in which one would set a machine up.
+/// All conditions, in the order in which a machine is set up.
 pub const CONDITIONS: &[Condition] = &[
     shown("gpu.driver", "gpu", "a GPU with its driver", Stops::Cufile, gpu),
     shown("gpu.libcuda", "libcuda", "libcuda", Stops::Cufile, libcuda),

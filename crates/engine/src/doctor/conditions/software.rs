@@ -56,7 +56,7 @@ pub(super) const LIBCUFILE_13: (u32, u32) = (1, 15);
 /// The first driver for CUDA 13.
 pub(super) const DRIVER_13: (u32, u32) = (580, 0);
 
-/// What the library says of itself, else its file's name.
+/// The version that the library reports, else the one in its file's name.
 pub(super) fn library_version<'a>(ground: &Ground<'a>) -> Option<(&'a str, (u32, u32))> {
     let first = ground.cufile.libraries.first();
     let text = first.and_then(|l| l.version.as_ref()).or(ground.cufile.api_version.as_ref())?;

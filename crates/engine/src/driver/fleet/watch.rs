@@ -50,7 +50,7 @@ pub(super) struct Watch {
     pub(super) stood_still: Duration,
     pub(super) watchdog: Watchdog,
     pub(super) asked_at: Instant,
-    /// What the observer was told last, until it was told that the time is over.
+    /// The last progress shown to the observer before the end of the measured time.
     pub(super) told_last: Option<Progress>,
 }
 

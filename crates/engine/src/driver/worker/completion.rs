@@ -85,7 +85,7 @@ impl Worker {
         Fault::note(libc::EIO, member + found)
     }
 
-    /// Which I/O it was, for people.
+    /// The I/O's name in messages.
     pub(super) fn name(&self, ticket: &Ticket) -> String {
         let Order { op, offset, len, owner, .. } = ticket.order;
         let what = match op {

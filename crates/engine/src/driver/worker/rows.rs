@@ -23,13 +23,13 @@ pub(super) struct Load {
 }
 
 impl Load {
-    /// Of one read or write, in no batch.
+    /// The load of a single read or write that belongs to no batch.
     pub fn of(target: u32, started: Instant) -> Load {
         Load { started, target, counted: false, batch: batches::NONE, rows: 1 }
     }
 }
 
-/// What a worker needs for it.
+/// State of a worker whose I/Os consist of several rows.
 pub(super) struct Together {
     /// Reads of an I/O.
     most: u32,

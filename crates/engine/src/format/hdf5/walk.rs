@@ -18,7 +18,7 @@ const OBJECTS_MAX: usize = 1024;
 const RANK_MAX: usize = 32;
 const CHUNKS_MAX: u64 = 1 << 24;
 
-/// What is wrong, and where.
+/// An offset, and what is wrong there.
 pub type Odd = (u64, String);
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -116,7 +116,7 @@ impl Walk {
         self.todo.last().map(|(_, at, bytes)| (*at, *bytes))
     }
 
-    /// What it asked for.
+    /// Takes the bytes that it asked for.
     pub fn answer(&mut self, bytes: &[u8]) -> Result<(), Odd> {
         let Some((task, at, _)) = self.todo.pop() else { return Ok(()) };
         let odd = |what: String| (at, what);
@@ -236,7 +236,7 @@ impl Walk {
         Ok(())
     }
 
-    /// Where the data lies.
+    /// Parses a layout message: where the data is.
     fn layout(&mut self, body: &[u8]) -> Result<(), String> {
         let bad = || format!("a layout of {} bytes, version and class {:?}", body.len(), body.get(..2));
         match body {
@@ -435,7 +435,7 @@ fn chunks_of(dims: &[u64], chunk_dims: &[u64]) -> Option<u64> {
     dims.iter().zip(chunk_dims).try_fold(1u64, |all, (dim, side)| all.checked_mul(dim.div_ceil(*side)))
 }
 
-/// Of a dataspace message.
+/// The dimensions in a dataspace message.
 fn dimensions(body: &[u8]) -> Result<Vec<u64>, String> {
     let begin = match body.first() {
         Some(1) => 8,

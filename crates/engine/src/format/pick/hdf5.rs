@@ -22,7 +22,7 @@ pub struct Tree {
     ended: bool,
 }
 
-/// Where samples end in the file.
+/// The end of each sample in the file.
 enum Samples {
     /// With the file, as far as is known.
     Unknown,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 pub const INDEXED: &str = "indexed_binary";
 pub const OFFSETS: &str = ".off.idx";
 pub const LENGTHS: &str = ".sz.idx";
-/// Of an entry, in either list.
+/// Length of an entry, in either list.
 pub const ENTRY_BYTES: usize = 8;
 
 /// Where the records of one file lie.
@@ -132,7 +132,7 @@ fn beyond(record: u64, file_bytes: u64) -> Damage {
     Damage::new(record, file_bytes, format!("the record lies beyond the file's {file_bytes} bytes"))
 }
 
-/// Of a file without an index.
+/// The index of a file that has none: records of equal length.
 fn even(file_bytes: u64, samples: u64) -> Result<Index, Damage> {
     if samples == 0 || file_bytes % samples != 0 {
         let what =

@@ -57,7 +57,7 @@ impl Wanted {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     pub offset: u64,
-    /// Of all pieces so far, this one included: bytes that were read when it was.
+    /// Total bytes of the pieces up to and including this one.
     pub end: u64,
 }
 
@@ -68,7 +68,7 @@ pub trait Picker: Send {
     /// What is wrong with the index, or with the file's length.
     fn begin(&mut self, file_bytes: u64, wanted: Wanted, index: Option<&Index>) -> Result<(), Damage>;
 
-    /// In the order in which they are read, as far as they are known.
+    /// The pieces known so far, in the order in which they are read.
     fn pieces(&self) -> &[Piece];
 
     /// Bytes of the pieces after which `upto` of the wanted samples are whole; all of them where that isn't known yet.
@@ -80,10 +80,10 @@ pub trait Picker: Send {
     /// Wanted samples that are whole, those that are lost among them.
     fn samples(&self) -> u64;
 
-    /// Of the samples' content so far, without what frames it.
+    /// Bytes of the samples so far, without their framing.
     fn payload_bytes(&self) -> u64;
 
-    /// What was lost since the last call.
+    /// Adds the samples lost since the last call.
     fn lost(&mut self, _into: &mut Vec<Lost>) {}
 }
 
@@ -141,7 +141,7 @@ impl Pieces {
         }
     }
 
-    /// Where in the file the next byte lies.
+    /// Offset of the next byte in the file.
     fn offset(&self) -> u64 {
         let Some(piece) = self.all.get(self.current) else { return 0 };
         let begin = self.current.checked_sub(1).map_or(0, |i| self.all[i].end);

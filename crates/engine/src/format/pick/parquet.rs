@@ -215,7 +215,7 @@ impl Columns {
     }
 }
 
-/// What a footer tells.
+/// The contents of a footer.
 struct Table<'a> {
     columns: &'a [String],
     /// Which leaves of the schema are wanted.

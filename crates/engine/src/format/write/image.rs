@@ -127,7 +127,7 @@ impl Png {
 }
 
 impl FileShape {
-    /// As IHDR has them: width, then height.
+    /// Dimensions as in IHDR: width, then height.
     fn rows_and_columns(self) -> Vec<u8> {
         [(Png::columns(self) as u32).to_be_bytes(), self.rows.to_be_bytes()].concat()
     }

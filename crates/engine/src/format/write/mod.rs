@@ -47,7 +47,7 @@ pub struct FileShape {
 }
 
 impl FileShape {
-    /// Of one sample's content.
+    /// Bytes of one sample.
     pub fn sample_bytes(self) -> u64 {
         u64::from(self.rows) * u64::from(self.columns)
     }
@@ -84,13 +84,13 @@ pub enum Sum {
 
 /// Which bytes a format's file has, step by step: a step is a record or a member, so that few parts wait at a time.
 pub trait Layout: Send {
-    /// Of the whole file; exact.
+    /// Exact length of the whole file.
     fn file_bytes(&self, shape: FileShape) -> u64;
 
     /// Appends the parts of step `step`; false where there is no such step.
     fn parts(&self, shape: FileShape, step: u64, parts: &mut VecDeque<Part>) -> bool;
 
-    /// What DLIO writes besides, so that records are found.
+    /// Additional files with which DLIO locates records.
     fn beside(&self, _shape: FileShape) -> Vec<Beside> {
         Vec::new()
     }

@@ -121,7 +121,7 @@ impl Member {
         (zip::LOCAL_BYTES + self.name.len() + 20) as u64 + self.bytes
     }
 
-    /// What doesn't fit 32 bits is in the zip64 field.
+    /// The member's directory entry; values that don't fit 32 bits are in the zip64 field.
     fn listed(&self, offset: u64) -> Vec<u8> {
         let mut wide = Vec::new();
         // Python's zipfile goes wide beyond 2^31 - 1.

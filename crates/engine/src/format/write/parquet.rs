@@ -29,7 +29,7 @@ const DOUBLE: i64 = 5;
 const FIXED_LEN_BYTE_ARRAY: i64 = 7;
 
 impl Column {
-    /// Of one value; None: no such type.
+    /// Length of one value; None for an unknown type.
     pub fn value_bytes(&self) -> Option<u64> {
         match self.kind.as_str() {
             "int8" | "uint8" => Some(1),
@@ -40,7 +40,7 @@ impl Column {
         }
     }
 
-    /// Of one sample.
+    /// Bytes of one sample.
     fn bytes(&self) -> u64 {
         self.value_bytes().unwrap_or(0) * u64::from(self.values)
     }
@@ -299,7 +299,7 @@ impl Compact {
         }
     }
 
-    /// Of structs: each is entered and ended.
+    /// A list of structs, each of which is opened and closed.
     fn list(&mut self, number: i64, count: u64) {
         self.list_head(number, 12, count);
     }

@@ -115,7 +115,7 @@ fn without_login(name: &str) -> &str {
     }
 }
 
-/// What a meter's kind offers on this machine: at least one meter.
+/// The meters of one kind on this machine: at least one.
 pub struct Found {
     pub meters: Vec<Box<dyn Meter>>,
     /// Parts that exist and can't be read.

@@ -32,7 +32,7 @@ pub fn open(powercap: &Path) -> Result<Found, Reason> {
     Found::or_reason(found, "the kernel offers no RAPL zone: modprobe intel_rapl_msr")
 }
 
-/// What a zone covers, if that is to be counted.
+/// The scope of a zone; None if it isn't to be counted.
 fn scope(powercap: &Path, zone: &str) -> Option<String> {
     let name = |zone: &str| {
         let text = fs::read_to_string(powercap.join(zone).join("name")).ok()?;

@@ -411,7 +411,7 @@ fn device_bytes(file: &File) -> Result<u64, Error> {
     handle.seek(SeekFrom::End(0)).map_err(|e| Error::run("the device's size", e.to_string(), "lsblk -b"))
 }
 
-/// What an offset alignment of 0 in statx's answer means.
+/// The meaning of an offset alignment of 0 in statx's answer.
 pub const NO_DIRECT: &str =
     "statx gives it no direct I/O (ext4 with data=journal, inline data, encryption, verity)";
 

@@ -103,7 +103,7 @@ impl UringQueue {
         })
     }
 
-    /// Of the next I/O; 0: its thread's.
+    /// Priority of the next I/O; 0: that of its thread.
     fn priority(&mut self) -> u16 {
         let Some((pct, priority)) = self.target.priority else { return 0 };
         let carries = self.random.next_f64() * 100.0 < f64::from(pct);

@@ -33,7 +33,7 @@ pub struct Host {
     pub reading: Option<Errand>,
     waiting: VecDeque<Errand>,
     pub is_away: bool,
-    /// Of what it read when it went.
+    /// The share that it had read when it failed.
     pub left: Option<f64>,
 }
 
@@ -55,7 +55,7 @@ pub struct Crew {
     pub slot: u32,
 }
 
-/// What steps together.
+/// Accelerators that step together.
 pub struct Class {
     scheduler: Scheduler<()>,
     trace_steps: u32,
@@ -320,7 +320,7 @@ impl Class {
 }
 
 impl Class {
-    /// What it did until `now`, when it was ended.
+    /// The results until `now`, when it ended.
     pub fn finish(&mut self, now: u64) -> Trained {
         self.count_lengths();
         let hosts = self.scheduler.plan().ranks;

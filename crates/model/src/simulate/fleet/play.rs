@@ -313,7 +313,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Where a job's pools keep what it writes.
+    /// The pool slot of a job's writes.
     fn write_slot(&self, job: u32) -> Option<u32> {
         (self.fleet.jobs.len()..self.slots.len()).find(|s| self.slots[*s] == job).map(|s| s as u32)
     }
@@ -366,7 +366,7 @@ impl<'a> World<'a> {
         self.crews[job as usize].generation += 1;
     }
 
-    /// Takes one host from its pool, if it reads there.
+    /// Removes a host from its pool, if it reads there.
     fn leave(&mut self, job: u32, host: u32) {
         let crew = &self.crews[job as usize];
         let of = &crew.hosts[host as usize];

@@ -196,7 +196,7 @@ impl Pool {
         self.reads[job as usize].rate
     }
 
-    /// Of one job: bytes, and host-nanoseconds in which it read.
+    /// Bytes that one job read, and the host-nanoseconds that it took.
     pub fn read(&self, job: usize) -> (f64, f64) {
         (self.reads[job].bytes, self.reads[job].reading_ns)
     }

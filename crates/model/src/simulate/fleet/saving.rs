@@ -53,7 +53,7 @@ impl Saving {
         self.turn().map(|_| (self.spec.pause_s * 1e9).round() as u64)
     }
 
-    /// What came of it.
+    /// The result.
     pub fn finish(&self, written_bytes: f64) -> Saved {
         Saved { written_bytes, ..self.found.clone() }
     }

@@ -23,7 +23,7 @@ pub(super) fn field(name: &str) -> Result<nqn::NqnField, Failure> {
     Ok(field)
 }
 
-/// What a controller wrote into a name's field, safe to print.
+/// The text that a controller wrote into a name's field, safe to print.
 pub(super) fn text(field: &nqn::NqnField) -> String {
     let end = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
     String::from_utf8_lossy(&field[..end]).chars().map(|c| if c.is_control() { '?' } else { c }).collect()

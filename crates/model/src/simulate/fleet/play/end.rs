@@ -29,7 +29,7 @@ impl<'a> World<'a> {
         read.fold((0.0, 0.0), |sum, (b, t)| (sum.0 + b, sum.1 + t / 1e9))
     }
 
-    /// What came of a job's checkpoints.
+    /// The results of a job's checkpoints.
     pub(super) fn saved(&self, job: usize) -> Option<Saved> {
         let saving = self.crews[job].saving.as_ref()?;
         let written = self.write_slot(job as u32).map_or(0.0, |slot| self.of_slot(slot as usize).0);
