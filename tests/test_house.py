@@ -52,11 +52,10 @@ UNSAFE = {
     "crc": "vector instructions, and words read by address",
     "copy": "copies between slots that the borrow checker can't follow",
     "meter": "system calls that rustix lacks",
-    "nvml": "calls into libnvidia-ml",
     "doctor": "probing system calls that rustix lacks",
     "reactor": "the worker's own ring, and what it waits for",
     "stream": "a socket's messages name buffers by address",
-    "tls": "calls into OpenSSL",
+    "nvml": "calls into libnvidia-ml", "tls": "calls into OpenSSL",
     "process": "starting a process, its signals, and descriptors that one was started with",
     "threads": "pinning threads and their memory to processors and nodes",
 }
