@@ -92,9 +92,9 @@ def test_auto_chooses_the_depth_of_short_random_reads_unless_it_is_typed(gpu: Gp
     assert "--depth 4096: short reads" in ran.out, ran.out
     record = gpu.bench(file, "auto", *flags, "--depth", "4").balanced().record
     assert (record["job"]["depth"], record["job"]["depth_from"]) == (4, "given")
-    # The most that any choice takes: two workers' slots of 4096 reads.
+    # The most that any choice takes: two workers' slots of 4096 reads, and half as many that are being copied.
     plan = gpu.forebay("bench", file, "--path", "auto", *flags[:4], "--workers", "2", "--dry-run", "--json")
-    assert plan.record["gpu_buffer_bytes"] == 2 * 4096 * 4096, plan.out
+    assert plan.record["gpu_buffer_bytes"] == 2 * (4096 + 2048) * 4096, plan.out
 
 
 def test_pairs_feed_each_gpu_from_its_own_source(gpu: Gpu, made: Any) -> None:
