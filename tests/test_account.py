@@ -72,7 +72,9 @@ def test_without_a_limit_the_record_says_so() -> None:
     record = bench("nil:", "--passes", 1)
     if record["result"]["noise"]["cpu_limit_cores"] is not None:
         pytest.skip("these tests run under a CPU limit themselves")
-    assert "no control group" in record["missing"]["result.noise.cpu_limit_cores"]
+    # On a busy machine the meters may come too late for a run as short as this.
+    why = record["missing"]["result.noise.cpu_limit_cores"]
+    assert "no control group" in why or "got no processor in time" in why, why
 
 
 def sectors(disk: str) -> tuple[int, int]:

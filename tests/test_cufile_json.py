@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 
 import pytest
 from forebay import cufile_json, doctor
@@ -141,7 +142,9 @@ def test_each_setting_has_its_reason_above_it(report):
 # --fix-udev
 
 
-def test_fix_udev_prints_the_commands_for_the_very_device(report):
+@pytest.mark.parametrize(("user", "sudo"), [(0, ""), (1000, "sudo ")])
+def test_fix_udev_prints_the_commands_for_the_very_device(report, monkeypatch, user, sudo):
+    monkeypatch.setattr(os, "geteuid", lambda: user)
     made = copy.deepcopy(report)
     made["gds"]["udev"] = [
         {"device": "254:0", "filesystem": "ext4", "control": False, "filesystem_type": None},
@@ -150,9 +153,9 @@ def test_fix_udev_prints_the_commands_for_the_very_device(report):
     commands = cufile_json.udev_commands(made)
     assert commands[-1] == (
         r"printf 'E:ID_FS_TYPE=ext4\nE:ID_FS_USAGE=filesystem\nG:systemd\nV:1\n'"
-        " | sudo tee /run/udev/data/b254:0"
+        f" | {sudo}tee /run/udev/data/b254:0"
     )
-    assert commands[1] == "sudo touch /run/udev/control" and len(commands) == 3
+    assert commands[1] == f"{sudo}touch /run/udev/control" and len(commands) == 3
 
 
 def test_fix_udev_changes_nothing_and_says_when_there_is_nothing_to_do(forebay, tmp_path, report):

@@ -479,28 +479,6 @@ def test_they_run_at_the_same_time_and_a_signal_ends_them_all(tmp_path: Path) ->
     assert first["result"]["ios"] and second["result"]["ios"]
 
 
-def test_a_section_that_verifies_is_read_back_in_a_turn_of_its_own(read: Any) -> None:
-    written = "[a]\nfilename=/f\nsize=1m\nrw=randwrite\nverify=crc32c\n"
-    write, check = read(written)
-    assert write.job["verify"] and write.job["op"] == "randwrite" and not write.waits
-    assert (check.name, check.waits) == ("a verify", True)
-    assert check.job == {**write.job, "op": "randread"}
-    # What a section above wrote may be checked by another; of what fio wrote, not every checksum.
-    later = "[c]\nstonewall\nfilename=/f\nrw=read\nverify=md5\n"
-    *_, last = read(written + "do_verify=0\n" + later)
-    assert last.name == "c" and last.job["verify"] and last.job["op"] == "read"
-    with pytest.raises(RequestError, match="of fio's checksums"):
-        read(later)
-    with pytest.raises(RequestError, match="of fio's checksums"):
-        read(later + written)
-    assert [job.waits for job in read(written + "[b]\nwait_for=a\nfilename=/g\n")] == [False, True, True]
-
-
-def test_a_job_may_start_later_than_those_beside_it(read: Any) -> None:
-    first, second = read("[global]\nfilename=/f\n[a]\n[b]\nstartdelay=1500ms\n")
-    assert (first.delay_s, second.delay_s) == (0.0, 1.5)
-
-
 def test_one_that_breaks_takes_no_other_with_it_and_is_named(bench: Any, tmp_path: Path) -> None:
     (tmp_path / "short").write_bytes(bytes(1 << 20))
     done = bench("[a]\nioengine=null\nsize=1m\n[b]\nfilename=none-there\n", "--json")

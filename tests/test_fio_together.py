@@ -143,3 +143,25 @@ def test_working_sets_that_jobs_share_are_as_large_as_all_of_theirs(read: Any) -
     made = read(text + "dedupe_working_set_percentage=50\nbuffer_compress_percentage=25\n[a]\nnumjobs=2\n[b]\n")
     assert {job.job["content"] for job in made} == {"compress=25,chunk=512,dedupe=30,set=384"}
     assert all(job.job["refill"] for job in made)
+
+
+def test_a_section_that_verifies_is_read_back_in_a_turn_of_its_own(read: Any) -> None:
+    written = "[a]\nfilename=/f\nsize=1m\nrw=randwrite\nverify=crc32c\n"
+    write, check = read(written)
+    assert write.job["verify"] and write.job["op"] == "randwrite" and not write.waits
+    assert (check.name, check.waits) == ("a verify", True)
+    assert check.job == {**write.job, "op": "randread"}
+    # What a section above wrote may be checked by another; of what fio wrote, not every checksum.
+    later = "[c]\nstonewall\nfilename=/f\nrw=read\nverify=md5\n"
+    *_, last = read(written + "do_verify=0\n" + later)
+    assert last.name == "c" and last.job["verify"] and last.job["op"] == "read"
+    with pytest.raises(RequestError, match="of fio's checksums"):
+        read(later)
+    with pytest.raises(RequestError, match="of fio's checksums"):
+        read(later + written)
+    assert [job.waits for job in read(written + "[b]\nwait_for=a\nfilename=/g\n")] == [False, True, True]
+
+
+def test_a_job_may_start_later_than_those_beside_it(read: Any) -> None:
+    first, second = read("[global]\nfilename=/f\n[a]\n[b]\nstartdelay=1500ms\n")
+    assert (first.delay_s, second.delay_s) == (0.0, 1.5)

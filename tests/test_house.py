@@ -32,7 +32,7 @@ LONG_FILES: dict[str, int] = {
     "fuzz/src/pcie.rs": 507,
     "tests/gpu_stubs/cuda_stream.c": 658,
     "tests/gpu_stubs/cufile.c": 635,
-    "tests/test_fio.py": 687,
+    "tests/test_fio.py": 675,
     "tests/test_report.py": 658,
     "tests/test_sweep.py": 692,
     "tests/test_validate.py": 646,

@@ -119,8 +119,10 @@ def udev_commands(report: Report) -> list[str]:
     incomplete = [u for u in report["gds"]["udev"] if not (u["control"] and u["filesystem_type"])]
     if not incomplete:
         return []
-    commands = ["sudo mkdir -p /run/udev/data", "sudo touch /run/udev/control"]
+    # Root needs none, and containers often lack it.
+    sudo = "" if os.geteuid() == 0 else "sudo "
+    commands = [f"{sudo}mkdir -p /run/udev/data", f"{sudo}touch /run/udev/control"]
     for udev in incomplete:
         entry = rf"E:ID_FS_TYPE={udev['filesystem']}\nE:ID_FS_USAGE=filesystem\nG:systemd\nV:1\n"
-        commands.append(f"printf '{entry}' | sudo tee /run/udev/data/b{udev['device']}")
+        commands.append(f"printf '{entry}' | {sudo}tee /run/udev/data/b{udev['device']}")
     return commands

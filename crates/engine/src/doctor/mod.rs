@@ -56,7 +56,18 @@ pub fn examine(source: Option<&str>, cufile_json: Option<&Path>) -> Result<Repor
         ));
     }
     let asked = source::parse(source)?;
-    Ok(examine_with(&Roots::host(), asked, &Surroundings::of_process(cufile_json)))
+    let mut report = examine_with(&Roots::host(), asked, &Surroundings::of_process(cufile_json));
+    if rustix::process::geteuid().is_root() {
+        for next in report.checks.iter_mut().filter_map(|check| check.next.as_mut()) {
+            *next = as_root(next);
+        }
+    }
+    Ok(report)
+}
+
+/// A command as root types it: containers often have no sudo.
+fn as_root(command: &str) -> String {
+    command.strip_prefix("sudo ").unwrap_or(command).replace(" sudo ", " ")
 }
 
 fn examine_with(roots: &Roots, asked: source::Asked, around: &Surroundings) -> Report {

@@ -416,3 +416,9 @@ proptest! {
         power::facts(&roots, &Default::default(), &[]);
     }
 }
+
+#[test]
+fn root_is_told_no_sudo() {
+    let command = "sudo mkdir -p /d && printf 'x' | sudo tee /d/f   # or --pseudo x";
+    assert_eq!(super::as_root(command), "mkdir -p /d && printf 'x' | tee /d/f   # or --pseudo x");
+}
