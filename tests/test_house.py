@@ -30,7 +30,6 @@ LONG_FILES: dict[str, int] = {
     "crates/nvme/tests/session.rs": 656,
     "crates/nvme/tests/whole.rs": 508,
     "fuzz/src/pcie.rs": 507,
-    "tests/gpu_stubs/cuda_stream.c": 658,
     "tests/gpu_stubs/cufile.c": 635,
     "tests/test_fio.py": 675,
     "tests/test_report.py": 658,

@@ -333,7 +333,9 @@ EXPORT CUresult cuMemHostRegister_v2(void *start, size_t bytes, unsigned flags)
     if (answer)
         return answer;
     pthread_mutex_lock(&stub_lock);
-    for (struct registration *r = registrations; r; r = r->next)
+    if (stub_current()->sticky == CONTEXT_IS_DESTROYED)
+        answer = CONTEXT_IS_DESTROYED; /* since the call began */
+    for (struct registration *r = registrations; !answer && r; r = r->next)
         if (at < r->at + r->bytes && r->at < at + bytes)
             answer = HOST_MEMORY_ALREADY_REGISTERED;
     if (!answer && bytes > settings.pin_bytes - (size_t)books.registered_bytes)

@@ -1,16 +1,12 @@
-/* Streams, events and copies.
+/* Streams and events.
  *
  * Each stream is a thread that takes up what is queued for it no sooner than
  * `delay_us` after it was queued. A slot that is reused before its copy has
  * ended therefore delivers the wrong bytes, and is counted as well. */
 #define _GNU_SOURCE
 #include "stub.h"
-#include <errno.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/uio.h>
 #include <time.h>
-#include <unistd.h>
 
 struct work {
     void (*run)(void *, struct context *);
@@ -115,22 +111,48 @@ struct stream *stub_stream_of(void *handle)
     return found;
 }
 
+/* Work on a stream that has ended, with its context, while a call was under way would never run, and be waited for. */
 static CUresult queue_for(struct stream *s, int64_t due_us, void (*run)(void *, struct context *), void *data)
 {
     struct work *w = malloc(sizeof *w);
     *w = (struct work){run, data, due_us, NULL};
     pthread_mutex_lock(&s->lock);
-    *s->last = w;
-    s->last = &w->next;
-    s->queued++;
-    pthread_cond_broadcast(&s->changed);
+    bool destroyed = s->destroyed;
+    if (!destroyed) {
+        *s->last = w;
+        s->last = &w->next;
+        s->queued++;
+        pthread_cond_broadcast(&s->changed);
+    }
     pthread_mutex_unlock(&s->lock);
-    return OK;
+    if (!destroyed)
+        return OK;
+    free(w);
+    return s->context->sticky ? s->context->sticky : INVALID_HANDLE;
+}
+
+/* As `stub_queue`, of data that is freed where it can't be queued. */
+static CUresult queue_or_free(struct stream *s, int64_t due_us, void (*run)(void *, struct context *), void *data)
+{
+    CUresult answer = queue_for(s, due_us, run, data);
+    if (answer)
+        free(data);
+    return answer;
 }
 
 CUresult stub_queue(struct stream *s, void (*run)(void *, struct context *), void *data)
 {
-    return queue_for(s, stub_now_us() + settings.delay_us, run, data);
+    return queue_or_free(s, stub_now_us() + settings.delay_us, run, data);
+}
+
+CUresult stub_queue_at_once(struct stream *s, void (*run)(void *, struct context *), void *data)
+{
+    return queue_or_free(s, 0, run, data);
+}
+
+CUresult stub_sticky(struct stream *s)
+{
+    return s->context->sticky;
 }
 
 static void wait_until(struct stream *s, uint64_t at)
@@ -141,7 +163,7 @@ static void wait_until(struct stream *s, uint64_t at)
     pthread_mutex_unlock(&s->lock);
 }
 
-static void wait_for_all(struct stream *s)
+void stub_wait_for_all(struct stream *s)
 {
     pthread_mutex_lock(&s->lock);
     uint64_t at = s->queued;
@@ -157,16 +179,18 @@ void stub_drain(int device)
     /* New ones are put in front, and none is freed. */
     for (struct stream *s = first; s; s = s->next)
         if (s->context->device == device)
-            wait_for_all(s);
+            stub_wait_for_all(s);
 }
 
+/* Once, though its context may end while it is destroyed. */
 static void end_stream(struct stream *s)
 {
     pthread_mutex_lock(&s->lock);
+    bool first = !s->destroyed;
     s->destroyed = true;
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
-    if (!s->is_null)
+    if (first && !s->is_null)
         COUNT(streams, -1);
 }
 
@@ -187,13 +211,17 @@ EXPORT CUresult cuStreamCreate(void **stream, unsigned flags)
     ENTER(CONTEXT);
     if (flags > 1)
         return INVALID_VALUE;
+    struct context *current = stub_current();
+    CUresult answer = OK;
     pthread_mutex_lock(&stub_lock);
-    *stream = make_stream(stub_current(), false);
+    if (current->sticky == CONTEXT_IS_DESTROYED)
+        answer = CONTEXT_IS_DESTROYED; /* since the call began */
+    else if (!(*stream = make_stream(current, false)))
+        answer = OUT_OF_MEMORY;
+    else
+        COUNT(streams, 1);
     pthread_mutex_unlock(&stub_lock);
-    if (!*stream)
-        return OUT_OF_MEMORY;
-    COUNT(streams, 1);
-    return OK;
+    return answer;
 }
 
 EXPORT CUresult cuStreamCreateWithPriority(void **stream, unsigned flags, int priority)
@@ -219,7 +247,7 @@ EXPORT CUresult cuStreamSynchronize(void *stream)
     struct stream *s = stub_stream_of(stream);
     if (!s)
         return INVALID_HANDLE;
-    wait_for_all(s);
+    stub_wait_for_all(s);
     return s->context->sticky;
 }
 
@@ -264,6 +292,10 @@ EXPORT CUresult cuEventCreate(void **event, unsigned flags)
     (void)flags;
     ENTER(CONTEXT);
     pthread_mutex_lock(&stub_lock);
+    if (stub_current()->sticky == CONTEXT_IS_DESTROYED) { /* since the call began */
+        pthread_mutex_unlock(&stub_lock);
+        return CONTEXT_IS_DESTROYED;
+    }
     struct event *e = events;
     while (e && !(e->destroyed && !e->waiters))
         e = e->next;
@@ -288,8 +320,9 @@ EXPORT CUresult cuEventDestroy_v2(void *event)
     if (!e)
         return INVALID_HANDLE;
     pthread_mutex_lock(&stub_lock);
+    if (!e->destroyed)
+        COUNT(events, -1);
     e->destroyed = true;
-    COUNT(events, -1);
     pthread_mutex_unlock(&stub_lock);
     return stub_current()->sticky;
 }
@@ -310,7 +343,11 @@ EXPORT CUresult cuEventRecord(void *event, void *stream)
     if (!e || !s)
         return INVALID_HANDLE;
     __atomic_add_fetch(&e->waiters, 1, __ATOMIC_RELAXED);
-    stub_queue(s, note_time, e);
+    CUresult answer = queue_for(s, stub_now_us() + settings.delay_us, note_time, e);
+    if (answer) {
+        __atomic_sub_fetch(&e->waiters, 1, __ATOMIC_RELEASE);
+        return answer;
+    }
     pthread_mutex_lock(&s->lock);
     e->stream = s;
     e->at = s->queued;
@@ -408,251 +445,4 @@ EXPORT CUresult cuLaunchHostFunc(void *stream, void (*call)(void *), void *data)
     struct callback *c = malloc(sizeof *c);
     *c = (struct callback){call, data};
     return stub_queue(s, call_back, c);
-}
-
-/* Copies -------------------------------------------------------------------------------------------------------*/
-
-struct copy {
-    CUdeviceptr to, from; /* host addresses where the device has none */
-    size_t bytes;
-    int to_device, from_device; /* -1: host */
-    uint64_t sum;               /* of a host source when it was queued */
-    bool pinned;
-};
-
-static uint64_t sum_of(const void *at, size_t bytes)
-{
-    const unsigned char *b = at;
-    uint64_t sum = bytes, word;
-    for (; bytes >= 8; b += 8, bytes -= 8) {
-        memcpy(&word, b, 8);
-        sum = (sum ^ word) * 0x9E3779B97F4A7C15u;
-        sum ^= sum >> 29;
-    }
-    for (; bytes; b++, bytes--)
-        sum = (sum ^ *b) * 0x100000001B3u;
-    return sum;
-}
-
-/* A GPU goes on reading the pages that were pinned, though their file was cut short since. The host can't reach those
- * any more (it would be killed), so a pattern that no test writes stands for them. */
-#define STALE 0x5A
-
-static void read_pinned(char *to, const char *from, size_t bytes)
-{
-    while (bytes) {
-        ssize_t n = process_vm_readv(getpid(), &(struct iovec){to, bytes}, 1, &(struct iovec){(void *)from, bytes}, 1, 0);
-        if (n < 0 && errno != EFAULT) {
-            memcpy(to, from, bytes); /* the system forbids the call */
-            return;
-        }
-        if (n <= 0) {
-            size_t page = 4096 - (uintptr_t)from % 4096;
-            n = (ssize_t)(page < bytes ? page : bytes);
-            memset(to, STALE, (size_t)n);
-            COUNT(stale_reads, 1);
-        }
-        to += n;
-        from += n;
-        bytes -= (size_t)n;
-    }
-}
-
-static void run_copy(void *data, struct context *context)
-{
-    struct copy c = *(struct copy *)data;
-    free(data);
-    CUresult failed = context->sticky ? context->sticky : stub_execute("copy");
-    char *to = c.to_device < 0 ? (char *)c.to : stub_alias(c.to, c.bytes);
-    char *from = c.from_device < 0 ? (char *)c.from : stub_alias(c.from, c.bytes);
-    if (!failed && (!to || !from))
-        failed = ILLEGAL_ADDRESS; /* freed since */
-    if (failed) {
-        stub_break(context, failed);
-        return;
-    }
-    if (c.from_device >= 0) {
-        memcpy(to, from, c.bytes);
-    } else {
-        read_pinned(to, from, c.bytes);
-        bool changed = settings.hash && c.pinned && sum_of(to, c.bytes) != c.sum;
-        /* Whoever hears of the context's end meanwhile has its memory back. */
-        if (changed && context->sticky != CONTEXT_IS_DESTROYED)
-            COUNT(changed_under_copy, 1);
-    }
-    if (c.from_device < 0) {
-        COUNT(to_device_bytes[c.to_device], (int64_t)c.bytes);
-        stub_came(c.to_device, to, c.bytes);
-    } else if (c.to_device < 0)
-        COUNT(to_host_bytes[c.from_device], (int64_t)c.bytes);
-}
-
-/* Both ends were checked; a host end that isn't pinned makes the call wait, as the driver's staging does. */
-static CUresult queue_copy(struct copy c, void *stream)
-{
-    struct stream *s = stub_stream_of(stream);
-    if (!s)
-        return INVALID_HANDLE;
-    bool host = c.to_device < 0 || c.from_device < 0;
-    c.pinned = !host || stub_is_pinned((void *)(c.to_device < 0 ? c.to : c.from), c.bytes, c.to_device < 0);
-    if (c.from_device < 0 && settings.hash && c.pinned) {
-        char *now = malloc(c.bytes);
-        read_pinned(now, (char *)c.from, c.bytes);
-        c.sum = sum_of(now, c.bytes);
-        free(now);
-    }
-    struct copy *kept = malloc(sizeof c);
-    *kept = c;
-    queue_for(s, c.pinned ? stub_now_us() + settings.delay_us : 0, run_copy, kept);
-    if (!c.pinned) { /* nobody could tell it from a late one */
-        COUNT(pageable_copies, 1);
-        wait_for_all(s);
-        return s->context->sticky;
-    }
-    return OK;
-}
-
-/* The device whose allocation holds all of it; -1 where none does, which is counted unless the context has ended meanwhile. */
-static int device_of(CUdeviceptr at, size_t bytes)
-{
-    if (stub_alias(at, bytes))
-        return stub_device_of(at);
-    if (stub_current()->sticky != CONTEXT_IS_DESTROYED)
-        COUNT(copies_outside, 1);
-    return -1;
-}
-
-static CUresult outside(void)
-{
-    return stub_current()->sticky == CONTEXT_IS_DESTROYED ? CONTEXT_IS_DESTROYED : INVALID_VALUE;
-}
-
-static CUresult to_device(CUdeviceptr to, const void *from, size_t bytes, void *stream)
-{
-    if (!bytes)
-        return OK;
-    int device = device_of(to, bytes);
-    if (device < 0 || !from)
-        return outside();
-    return queue_copy((struct copy){to, (CUdeviceptr)from, bytes, device, -1, 0, false}, stream);
-}
-
-static CUresult to_host(void *to, CUdeviceptr from, size_t bytes, void *stream)
-{
-    if (!bytes)
-        return OK;
-    int device = device_of(from, bytes);
-    if (device < 0 || !to)
-        return outside();
-    return queue_copy((struct copy){(CUdeviceptr)to, from, bytes, -1, device, 0, false}, stream);
-}
-
-static CUresult within(CUdeviceptr to, CUdeviceptr from, size_t bytes, void *stream)
-{
-    if (!bytes)
-        return OK;
-    int a = device_of(to, bytes), b = device_of(from, bytes);
-    if (a < 0 || b < 0)
-        return outside();
-    return queue_copy((struct copy){to, from, bytes, a, b, 0, false}, stream);
-}
-
-EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, void *stream)
-{
-    ENTER(CONTEXT);
-    return to_device(to, from, bytes, stream);
-}
-
-EXPORT CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, void *stream)
-{
-    ENTER(CONTEXT);
-    return to_host(to, from, bytes, stream);
-}
-
-EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, void *stream)
-{
-    ENTER(CONTEXT);
-    return within(to, from, bytes, stream);
-}
-
-/* By address: which end is the device's is looked up. */
-static CUresult any(CUdeviceptr to, CUdeviceptr from, size_t bytes, void *stream)
-{
-    bool device_to = stub_device_of(to) >= 0, device_from = stub_device_of(from) >= 0;
-    if (device_to && device_from)
-        return within(to, from, bytes, stream);
-    return device_from ? to_host((void *)to, from, bytes, stream) : to_device(to, (void *)from, bytes, stream);
-}
-
-EXPORT CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, void *stream)
-{
-    ENTER(CONTEXT);
-    return any(to, from, bytes, stream);
-}
-
-static CUresult batch(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t count, void *stream)
-{
-    if (!count || (uintptr_t)stream <= 2) /* the default stream isn't taken */
-        return INVALID_VALUE;
-    for (size_t i = 0; i < count; i++) {
-        CUresult r = any(to[i], from[i], bytes[i], stream);
-        if (r)
-            return r;
-    }
-    return OK;
-}
-
-/* CUDA 13's. `attributes` say how sources may be read, `indexes` from which copy on each holds. */
-EXPORT CUresult cuMemcpyBatchAsync_v2(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t count, void *attributes,
-                                      size_t *indexes, size_t attribute_count, void *stream)
-{
-    ENTER(CONTEXT);
-    if (!attributes || !indexes || !attribute_count || attribute_count > count || indexes[0] != 0)
-        return INVALID_VALUE;
-    return batch(to, from, bytes, count, stream);
-}
-
-/* CUDA 12.8's, which says as well which copy failed. */
-EXPORT CUresult cuMemcpyBatchAsync(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t count, void *attributes,
-                                   size_t *indexes, size_t attribute_count, size_t *failed, void *stream)
-{
-    ENTER(CONTEXT);
-    if (!attributes || !indexes || !attribute_count || attribute_count > count || indexes[0] != 0)
-        return INVALID_VALUE;
-    if (failed)
-        *failed = SIZE_MAX;
-    return batch(to, from, bytes, count, stream);
-}
-
-struct fill {
-    CUdeviceptr at;
-    size_t bytes;
-    unsigned char value;
-};
-
-static void run_fill(void *data, struct context *context)
-{
-    struct fill f = *(struct fill *)data;
-    free(data);
-    CUresult failed = context->sticky ? context->sticky : stub_execute("set");
-    void *at = stub_alias(f.at, f.bytes);
-    if (failed || !at)
-        stub_break(context, failed ? failed : ILLEGAL_ADDRESS);
-    else
-        memset(at, f.value, f.bytes);
-}
-
-EXPORT CUresult cuMemsetD8Async(CUdeviceptr at, unsigned char value, size_t bytes, void *stream)
-{
-    ENTER(CONTEXT);
-    struct stream *s = stub_stream_of(stream);
-    if (!s)
-        return INVALID_HANDLE;
-    if (!bytes)
-        return OK;
-    if (device_of(at, bytes) < 0)
-        return outside();
-    struct fill *f = malloc(sizeof *f);
-    *f = (struct fill){at, bytes, value};
-    return stub_queue(s, run_fill, f);
 }

@@ -121,8 +121,14 @@ struct stream *stub_stream_of(void *handle);
 /* Waits until the device has nothing left to do. */
 void stub_drain(int device);
 void stub_forget_streams(int device);
-/* Queues `run(data)` for the stream; it is called when all before it has ended, and frees what is its own. */
+/* Queues `run(data)` for the stream; it is called when all before it has ended, and frees what is its own. Where the stream
+ * has ended, `data` is freed and an error comes back. */
 CUresult stub_queue(struct stream *stream, void (*run)(void *, struct context *), void *data);
+/* The same without the delay of the settings. */
+CUresult stub_queue_at_once(struct stream *stream, void (*run)(void *, struct context *), void *data);
+void stub_wait_for_all(struct stream *stream);
+/* The error that the stream's context answers with from now on. */
+CUresult stub_sticky(struct stream *stream);
 
 void stub_forget_modules(int device);
 

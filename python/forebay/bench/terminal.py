@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import os
 import select
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +18,13 @@ from forebay.plain import Plain, plain
 PATIENCE_S = 0.2
 # What gives the terminal back as it was; an interruption runs them, since the next one may end the process at once.
 restorers: list[Callable[[], None]] = []
+
+
+def text_width() -> int:
+    """Columns that a summary is wrapped to: as many as COLUMNS says, where it is set; else the terminal's, up to 120, and 100
+    where there is none."""
+    found = shutil.get_terminal_size((100, 24)).columns
+    return found if os.environ.get("COLUMNS") else min(found, 120)
 
 
 def takes_more(stream: TextIO | int) -> bool:

@@ -278,7 +278,7 @@ def conclude(
     task: Task, outcome: Outcome, records: list[dict[str, Any]], own: dict[str, Any], several: bool
 ) -> None:
     """Says how a task went (stderr with --json, else stdout) and saves its record where that is due."""
-    from forebay.bench import save, summary
+    from forebay.bench import save, summary, terminal
 
     record = outcome.record
     saved, ran_well = record is not None and bool(own["out"]), outcome.error is None
@@ -290,7 +290,7 @@ def conclude(
             saved, outcome.error = False, outcome.error or error
     if record is not None and not own["quiet"]:
         heading = f"[{task.name}]\n" if several and task.name else ""
-        click.echo(heading + summary.text(record, _width()), err=own["as_json"])
+        click.echo(heading + summary.text(record, terminal.text_width()), err=own["as_json"])
     if record is not None and own["quiet"] and ran_well and outcome.exit_code in (BROKE, CHECK_FAILED):
         click.echo(f"forebay: I/Os: {summary.errors(record['result']['errors'])}", err=True)
     if saved and not own["quiet"]:
@@ -320,9 +320,3 @@ def dry_run(tasks: list[Task], as_json: bool) -> int:
     for task, found in zip(tasks, plans, strict=True):
         click.echo((f"[{task.name}]\n" if task.name else "") + plan.text(found))
     return DONE
-
-
-def _width() -> int:
-    import shutil
-
-    return min(shutil.get_terminal_size((100, 24)).columns, 120)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import click
 
 from forebay import flags
-from forebay.bench import save
+from forebay.bench import save, terminal
 from forebay.bench.interrupt import Interrupt
 from forebay.bench.verb import Outcome
 from forebay.emulate import workloads
@@ -247,7 +246,7 @@ def conclude(outcome: Outcome, out: save.Output | None, as_json: bool, quiet: bo
 
     record = outcome.record
     if record is not None and not quiet:
-        click.echo(show_checkpoint.text(record, min(shutil.get_terminal_size((100, 24)).columns, 120)), err=as_json)
+        click.echo(show_checkpoint.text(record, terminal.text_width()), err=as_json)
     kept: str | None = None
     if record is not None and out:
         try:

@@ -4,7 +4,6 @@ it."""
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forebay import mpi
-from forebay.bench import listen, save
+from forebay.bench import listen, save, terminal
 from forebay.bench.interrupt import Interrupt
 from forebay.emulate import data, division, engine, live, measure, show
 from forebay.emulate.request import Request, count, request_of, run_options, workload_options
@@ -97,7 +96,7 @@ class Output:
         if record is not None:
             self.records.append(record)
             if not self.quiet:
-                click.echo(show.text(record, _width()), err=self.as_json)
+                click.echo(show.text(record, terminal.text_width()), err=self.as_json)
             self._save(record, outcome)
         if outcome.error is not None:
             click.echo(f"forebay: {outcome.error}", err=True)
@@ -210,7 +209,3 @@ def show_plan(request: Request, number: int, as_json: bool) -> int:
     least = f"{needed:,.3g} at {workload.au_pct_min:g} %"
     click.echo(f"demand    {demand:,.3g} GiB/s at the nominal record size if no accelerator waits; {least}")
     return DONE
-
-
-def _width() -> int:
-    return min(shutil.get_terminal_size((100, 24)).columns, 120)
