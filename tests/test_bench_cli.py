@@ -66,6 +66,16 @@ def test_the_summary_says_what_ran_how_fast_at_what_cost(bench, monkeypatch):
         assert expected in done.out
 
 
+@pytest.mark.parametrize(("columns", "longest"), [("60", 60), ("400", 400), ("", 120)])
+def test_the_summary_is_wrapped_where_the_user_says(bench, monkeypatch, columns, longest):
+    monkeypatch.setenv("COLUMNS", columns)
+    # As in a terminal that is wider than lines should be.
+    monkeypatch.setattr(os, "get_terminal_size", lambda *_: os.terminal_size((300, 24)))
+    done = bench("/data/t", "--io-size", "1m", "--depth", "32")
+    found = max(len(line) for line in done.out.splitlines())
+    assert longest - 40 < found <= longest if longest < 400 else found > 120, done.out
+
+
 def test_power_that_is_not_there_takes_one_line(bench, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     why = {"result.power.nvml": "no NVIDIA driver's library here (libnvidia-ml.so.1: cannot open)", "result.power.rapl": "none"}
