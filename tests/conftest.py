@@ -32,11 +32,6 @@ for _name in ("LC_ALL", "LC_CTYPE", "LANG"):
     if os.environ.get(_name) in ("C", "POSIX"):
         os.environ[_name] = "C.UTF-8"
 
-# Nor where a line of it is wrapped: what is said on one line depends on the digits of what was measured. Tests of
-# wrapping set it themselves.
-OWN_COLUMNS = shutil.get_terminal_size().columns
-os.environ["COLUMNS"] = "2000"
-
 # A machine that is busy with other work is slow, not wrong.
 settings.register_profile(
     "forebay", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
@@ -51,7 +46,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     if config.pluginmanager.hasplugin("terminalreporter"):
-        config.get_terminal_writer().fullwidth = OWN_COLUMNS
+        writer = config.get_terminal_writer()
+        writer.fullwidth = writer.fullwidth  # pytest's own lines stay as long as they are
+    # Where a line of a summary is wrapped depends on the digits of what was measured. Tests of wrapping set this themselves.
+    os.environ["COLUMNS"] = "2000"
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -152,9 +152,10 @@ fn pct(busy_ns: u64, counted_ns: u64) -> Option<f64> {
 
 /// Several epochs of the same accelerators. By the text, `seconds` are the epochs' own.
 pub fn of_epochs(rules: RuleSet, epochs: &[(Figures, f64)]) -> Figures {
+    // An epoch that was cut off in its first steps has no figure; the others have theirs all the same.
     let mean = |value: fn(&Figures) -> Option<f64>| {
-        let values: Option<Vec<f64>> = epochs.iter().map(|(figures, _)| value(figures)).collect();
-        values.filter(|v| !v.is_empty()).map(|v| v.iter().sum::<f64>() / v.len() as f64)
+        let values: Vec<f64> = epochs.iter().filter_map(|(figures, _)| value(figures)).collect();
+        (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
     };
     let busy_s = epochs.iter().map(|(f, _)| f.busy_s).sum();
     let counted_s: f64 = epochs.iter().map(|(f, _)| f.counted_s).sum();
@@ -271,6 +272,20 @@ mod tests {
         for rules in RuleSet::ALL {
             assert_eq!((of_epoch(rules, &[], 1).au_pct, of_epochs(rules, &[]).au_pct), (None, None));
             assert_eq!(of_hosts(rules, &[]).samples_per_s, None);
+        }
+    }
+
+    #[test]
+    fn an_epoch_cut_off_in_its_first_step_takes_no_figure_from_the_others() {
+        let whole = epoch(&[step(10, 50, 0); 5]);
+        let cut = epoch(&[step(10, 50, 0)]);
+        for rules in RuleSet::ALL {
+            let each = [whole, cut].map(|e| (of_epoch(rules, &[e], 1), 0.3));
+            let found = of_epochs(rules, &each);
+            assert!(found.au_pct.is_some() && found.samples_per_s.is_some(), "{rules:?}: {found:?}");
+            if rules != RuleSet::Text {
+                assert!(close(found.au_pct, each[0].0.au_pct.unwrap()), "{rules:?}: {found:?}");
+            }
         }
     }
 
