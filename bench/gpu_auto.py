@@ -45,6 +45,11 @@ CELLS = {
     "cached, 512 bytes at random": Work(
         "--op randread --io-size 512", ("16 x 4096", "16 x 512"), ("4 x 4096", "8 x 512")
     ),
+    "cached, 256 KiB at random": Work(
+        "--op randread --io-size 256k", ("8 x 32", "16 x 16"), ("4 x 64", "4 x 512")
+    ),
+    "cached, 64 KiB in turn": Work("--op read --io-size 64k", ("12 x 64", "16 x 32"), ("1 x 512", "4 x 512")),
+    "cached, 4 KiB in turn": Work("--op read --io-size 4k", ("16 x 512", "16 x 4096"), ("4 x 4096", "8 x 512")),
     "not cached, 1 MiB in turn": Work("--op read --io-size 1m", ("2 x 16", "8 x 4")),
     "not cached, 4 KiB at random": Work("--op randread --io-size 4k", ("2 x 64", "16 x 8", "1 x 128")),
 }
@@ -89,7 +94,7 @@ def main() -> int:
     parser.set_defaults(file_gib=8)
     options = ready(parser)
     file = data_file(options)
-    cells = [functools.partial(cell, options, file, name, work) for name, work in CELLS.items()]
+    cells = [functools.partial(cell, options, file, name, work) for name, work in CELLS.items() if (options.only or "") in name]
     return compare("Into the GPU, the path left open", options, cells)
 
 
