@@ -195,8 +195,6 @@ cufile_calls! {
         (*mut c_void, *mut c_void, *mut usize, *mut i64, *mut i64, *mut isize, *mut c_void) -> Status;
     write_async: b"cuFileWriteAsync\0"
         (*mut c_void, *mut c_void, *mut usize, *mut i64, *mut i64, *mut isize, *mut c_void) -> Status;
-    stream_register: b"cuFileStreamRegister\0" (*mut c_void, c_uint) -> Status;
-    stream_deregister: b"cuFileStreamDeregister\0" (*mut c_void) -> Status;
     batch_set_up: b"cuFileBatchIOSetUp\0" (*mut *mut c_void, c_uint) -> Status;
     batch_submit: b"cuFileBatchIOSubmit\0" (*mut c_void, c_uint, *mut BatchEntry, c_uint) -> Status;
     batch_status: b"cuFileBatchIOGetStatus\0"

@@ -183,38 +183,6 @@ impl StreamIo {
     }
 }
 
-/// A stream that cuFile has prepared for its calls. Dropped before the stream.
-pub struct StreamRegistration {
-    cufile: &'static CuFile,
-    raw: *mut c_void,
-}
-
-// SAFETY: as for streams.
-unsafe impl Send for StreamRegistration {}
-
-impl Driver {
-    /// Tells cuFile that sizes and offsets are known when a call is queued, and are multiples of 4 KiB.
-    pub fn register_stream(&self, stream: &Stream) -> Cu<StreamRegistration> {
-        const FIXED_AND_PAGE_ALIGNED: c_uint = 1 | 2 | 4 | 8;
-        let cufile = self.cufile();
-        let register = cufile.calls.stream_register.ok_or_else(|| cufile.missing("cuFileStreamRegister"))?;
-        let raw = stream.handle() as *mut c_void;
-        // SAFETY: a live stream.
-        let status = unsafe { register(raw, FIXED_AND_PAGE_ALIGNED) };
-        error::check("cuFileStreamRegister", status)?;
-        Ok(StreamRegistration { cufile, raw })
-    }
-}
-
-impl Drop for StreamRegistration {
-    fn drop(&mut self) {
-        if let Some(deregister) = self.cufile.calls.stream_deregister {
-            // SAFETY: registered once, and the stream is still there.
-            unsafe { deregister(self.raw) };
-        }
-    }
-}
-
 /// One I/O of a batch.
 pub struct BatchIo<'a> {
     pub file: &'a FileHandle,

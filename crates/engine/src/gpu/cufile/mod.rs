@@ -8,7 +8,7 @@ mod io;
 mod stats;
 
 pub use error::CuFileError;
-pub use io::{Batch, BatchIo, Buffer, Event, FileHandle, StreamIo, StreamRegistration};
+pub use io::{Batch, BatchIo, Buffer, Event, FileHandle, StreamIo};
 pub use stats::Stats;
 
 use calls::{Calls, DriverProperties};

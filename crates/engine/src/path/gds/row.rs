@@ -202,12 +202,7 @@ impl DataPath for Gds {
         }
         let targets = || site.targets.iter();
         let depth = targets().map(|t| t.ring_depth(site.needs)).max().unwrap_or(1).max(site.needs.depth);
-        let duty = Duty {
-            job: site.job,
-            depth,
-            plain: targets().all(|t| t.is_file()),
-            whole_pages: targets().flat_map(|t| t.files()).all(|(f, _)| f.bytes % PAGE == 0),
-        };
+        let duty = Duty { job: site.job, depth, plain: targets().all(|t| t.is_file()) };
         let station = Station::open(session, device, base, &duty, reactor)?;
         Ok(Box::new(Own { station: Some(station), buffer }))
     }

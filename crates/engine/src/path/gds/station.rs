@@ -43,8 +43,6 @@ pub struct Duty<'a> {
     pub depth: u32,
     /// One file each time, and not a stripe's piece of one, on the GPU whose context is current.
     pub plain: bool,
-    /// All files end on a multiple of 4 KiB.
-    pub whole_pages: bool,
 }
 
 impl Station {
@@ -68,8 +66,7 @@ impl Station {
                 .map(|pool| Means::ThreadPool(Arc::new(pool)))
         };
         let together = per_batch(job, duty.depth);
-        let aligned = duty.whole_pages && is_aligned(job);
-        let streams = |count: u32| Streams::new(session, device, count, aligned);
+        let streams = |count: u32| Streams::new(device, count);
         let means = match job.cufile {
             CuFileMode::Sync if duty.depth == 1 && duty.plain => Means::Inline,
             CuFileMode::Sync => {
@@ -101,13 +98,6 @@ impl Station {
             }
         })
     }
-}
-
-fn is_aligned(job: &JobSpec) -> bool {
-    let step = job.io_bytes_step.unwrap_or(0);
-    let aligned = |n: u64| n % PAGE == 0;
-    let starts = [job.start_bytes, job.start_step_bytes, job.skip_bytes.unsigned_abs()];
-    [job.io_bytes, step, job.align_bytes.unwrap_or(0)].into_iter().chain(starts).all(aligned)
 }
 
 /// I/Os per batch: those of a request, or else two share the depth where nobody said, so that one is filled while the

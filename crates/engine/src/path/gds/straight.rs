@@ -33,7 +33,7 @@ impl Means for CufileMeans {
 
     fn lanes(&self, needs: &LaneNeeds, reactor: &mut Reactor) -> Result<Box<dyn Lanes>, Error> {
         let plain = needs.devices.len() == 1;
-        let duty = Duty { job: needs.job, depth: needs.depth, plain, whole_pages: false };
+        let duty = Duty { job: needs.job, depth: needs.depth, plain };
         let mut stations = Vec::with_capacity(needs.devices.len());
         for (device, base) in &needs.devices {
             device.enter().map_err(|why| Error::machine("‹path› gds", why.to_string(), "nvidia-smi"))?;

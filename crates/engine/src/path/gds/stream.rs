@@ -4,7 +4,7 @@
 use super::{ended, moves_payload, perform, Base, GdsFile, Session};
 use crate::clock;
 use crate::gpu::cuda::{Device, Event, Stream};
-use crate::gpu::cufile::{StreamIo, StreamRegistration};
+use crate::gpu::cufile::StreamIo;
 use crate::queue::{Done, Fault, Full, Geometry, Io, Op, Queue};
 use crate::reactor::Reactor;
 use forebay_model::Error;
@@ -13,41 +13,29 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Most CUDA streams of a worker; more I/Os take turns on them. Each stream has its own preparation in cuFile.
+/// Most CUDA streams of a worker; more I/Os take turns on them.
 pub const STREAMS_MAX: u32 = 32;
 /// Time between two queries of a stream: shorter costs CPU time, longer adds to the latency of a 4 KiB read.
 const AGAIN: Duration = Duration::from_micros(30);
 
-/// A stream, and cuFile's preparation of it, which goes first.
-struct Lane {
-    _registration: Option<StreamRegistration>,
-    stream: Stream,
-}
-
 /// A worker's streams, which its queues take in turns.
+///
+/// They aren't registered with cuFile, which would save it work for each call: when a registered stream without any I/O is
+/// deregistered, libcufile 1.15.1 reports later reads on other registered streams as complete whose bytes never came. Told of
+/// sizes that aren't pages, it brings other bytes than those asked for.
 pub struct Streams {
     device: Arc<Device>,
-    lanes: Vec<Lane>,
+    lanes: Vec<Stream>,
     next: usize,
     spare: Vec<Event>,
 }
 
 impl Streams {
-    /// `aligned`: every I/O is a multiple of 4 KiB at both ends.
-    pub fn new(
-        session: &Session,
-        device: &Arc<Device>,
-        count: u32,
-        aligned: bool,
-    ) -> Result<Rc<RefCell<Streams>>, Error> {
+    pub fn new(device: &Arc<Device>, count: u32) -> Result<Rc<RefCell<Streams>>, Error> {
         let lane = |_| {
-            let stream = device.stream().map_err(|why| {
+            device.stream().map_err(|why| {
                 Error::machine(format!("a stream on GPU {}", device.index()), why.to_string(), "nvidia-smi")
-            })?;
-            // It only saves cuFile work per call. Told of sizes that aren't pages, libcufile 1.15.1 brings other bytes
-            // than those asked for.
-            let registration = aligned.then(|| session.driver().register_stream(&stream).ok()).flatten();
-            Ok(Lane { _registration: registration, stream })
+            })
         };
         let lanes = (0..count.clamp(1, STREAMS_MAX)).map(lane).collect::<Result<_, Error>>()?;
         let device = device.clone();
@@ -56,7 +44,7 @@ impl Streams {
 
     /// Waits for everything on all of them.
     fn synchronize(&self) -> Result<(), String> {
-        self.lanes.iter().try_for_each(|lane| lane.stream.synchronize()).map_err(|e| e.to_string())
+        self.lanes.iter().try_for_each(Stream::synchronize).map_err(|e| e.to_string())
     }
 
     /// Queues the group, and an event behind it. Fails as a whole if the event can't be had.
@@ -67,7 +55,7 @@ impl Streams {
     ) -> Result<(Event, Vec<Option<Fault>>), String> {
         let at = self.next % self.lanes.len();
         self.next += 1;
-        let stream = &self.lanes[at].stream;
+        let stream = &self.lanes[at];
         let event = self.spare.pop().map_or_else(|| self.device.event(), Ok).map_err(|e| e.to_string())?;
         let started = ios.iter_mut().map(|(_, call)| {
             // SAFETY: the call is boxed, kept until the event, and left to cuFile if the queue goes first; the slot
