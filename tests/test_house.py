@@ -31,10 +31,6 @@ LONG_FILES: dict[str, int] = {
     "crates/nvme/tests/whole.rs": 508,
     "fuzz/src/pcie.rs": 507,
     "tests/gpu_stubs/cufile.c": 635,
-    "tests/test_fio.py": 675,
-    "tests/test_report.py": 658,
-    "tests/test_sweep.py": 692,
-    "tests/test_validate.py": 646,
 }
 
 # Modules that may hold unsafe code, by file or folder name: what each needs it for.

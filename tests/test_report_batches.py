@@ -5,7 +5,7 @@ from pathlib import Path
 from forebay.report.load import Entry
 from forebay.report.runs import studies
 from report_records import record
-from test_report import page_of, text_of
+from report_support import page_of, text_of
 
 
 def test_a_sweep_over_batches_lies_along_them_and_shows_their_latency(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from forebay.report import write_report
 from report_browser import Browser, executable
 from report_records import record, sweep
-from test_report import COMPARED, TUNED, charts, evil_record, save
+from report_support import COMPARED, TUNED, charts, evil_record, save
 
 browser = pytest.mark.skipif(executable() is None, reason="needs a browser; try: apt-get install chromium")
 

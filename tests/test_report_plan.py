@@ -15,7 +15,7 @@ from forebay.report import load, whatif, write_report
 from forebay.report.runs import Run, short_source
 from report_browser import Browser, executable
 from report_records import record, sweep
-from test_report import EVIL, charts, evil_record, save
+from report_support import EVIL, charts, evil_record, save
 
 browser = pytest.mark.skipif(executable() is None, reason="needs a browser; try: apt-get install chromium")
 

@@ -1,18 +1,23 @@
 """A machine with GPUs, drives, meters and every path, for tests of `forebay validate`: the engine and the doctor
-replaced, each run's truth (direct, compatibility mode, broken) chosen by the test."""
+replaced, each run's truth (direct, compatibility mode, broken) chosen by the test; and how its file is read."""
 
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
 import fake_engine
+import pytest
+from fake_machine import typed
 from forebay import doctor
 from forebay import run as engine
 from forebay.errors import MachineError
+from forebay.validate import promises
 
 HOST = {"path": "host"}
+QUICK = ("--seconds", "0.1", "--file-size", "16m")
 
 
 class Server:
@@ -113,6 +118,32 @@ def four_directories(folder: Path) -> list[Path]:
     for each in made:
         each.mkdir()
     return made
+
+
+def states(path):
+    return {s["name"]: s["state"] for s in json.loads(path.read_text())["steps"]}
+
+
+def validate(capsys, *arguments):
+    return typed(capsys, "validate", *arguments)
+
+
+@pytest.fixture
+def server(monkeypatch):
+    return Server(monkeypatch)
+
+
+@pytest.fixture
+def drives(tmp_path):
+    return four_directories(tmp_path)
+
+
+def judged_of(document, step):
+    return {r["promise"]: r for r in promises.judge(document) if r["step"] == step}
+
+
+def judged(output, step):
+    return judged_of(json.loads(output.read_text()), step)
 
 
 GDSIO = """#!/bin/sh

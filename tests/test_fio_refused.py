@@ -1,0 +1,262 @@
+"""fio's job files: what would be another workload, or is none, is refused by name; nothing else ends a reading."""
+
+# ruff: noqa: F811  (fixtures are imported and named again as arguments)
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fio_support import one, read  # noqa: F401 - fixtures
+from forebay import fio, fio_keys
+from forebay.errors import RequestError
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+ANOTHER_WORKLOAD = [
+    "verify=md5",
+    "rw=write verify_pattern=0xdeadbeef",
+    "rw=write verify_only",
+    "rw=randread:8",
+    "rw=rw:64k",
+    "percentage_random=50",
+    "rate=1m rate_process=odd",
+    "rw=rw rate_min=1m",
+    "zonemode=zbd",
+    "rw=randread zonesize=256m zoneskip=1g",
+    "zonesize=6k zoneskip=1g",
+    "zonesize=256m zonerange=128m",
+    "write_iolog=log",
+    "read_iolog=log",
+    "trim_percentage=10",
+    "thinktime_spin=5 thinktime=10",
+    "thinktime_iotime=5 thinktime=10",
+    "ioengine=libaio iodepth=8 thinktime_blocks=4 thinktime=10",
+    "fsync=32",
+    "startdelay=5-10",
+    "exitall_on_error",
+    "numjobs=2 flow=2",
+    "iodepth_batch_complete_min=8",
+    "iodepth_low=4",
+    "io_submit_mode=offload",
+    "rw=randread numjobs=2 offset_increment=1g",
+    "numjobs=2 offset_increment=5%",
+    "io_size=50%",
+    "io_size=1g loops=2",
+    "rw=randrw bs=4k,8k",
+    "rw=write allow_file_create=0",
+    "rw=write verify=pattern",
+    "rw=write verify_backlog=8 verify=md5",
+    "rw=write runtime=5 verify=md5",
+    "rw=randwrite norandommap verify=md5",
+    "rw=randrw verify=md5",
+    "nrfiles=4 directory=/data filename=",
+    "filename=/a:/b",
+    "rw=randread filename=/a:/b file_service_type=sequential",
+    "size=1g filesize=2g",
+    "directory=/a:/b filename=",
+    "openfiles=1",
+    "pre_read=1",
+    "unlink_each_loop=1",
+    "rw=write buffer_pattern=0xff",
+    "rw=randrw zero_buffers",
+    "rw=write fallocate=none",
+    "rw=write dedupe_percentage=50 dedupe_mode=working_set",
+    "cpus_allowed=0-3 cpus_allowed_policy=shared",
+    "numa_mem_policy=prefer:1",
+    "nice=10",
+    "cmdprio_percentage=20",
+    "ioscheduler=none",
+    "hugepage-size=1g",
+    "latency_target=10ms",
+    "ss_dur=9 ss=iops:10",
+    "ss_dur=9 numjobs=2 ss=iops:10%",
+    "profile=tiobench",
+    "wait_for=other",
+    "made_up=yes",
+    "bare_word",
+]
+
+
+def text_of(lines: str) -> str:
+    """A job file of one section with these settings; the last of a kind holds, as in fio."""
+    return "\n".join(["[job]", "filename=/data/f", "size=1g", *lines.split()])
+
+
+@pytest.mark.parametrize("lines", ANOTHER_WORKLOAD)
+def test_what_would_be_another_workload_is_refused_by_name(read: Any, lines: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        read(text_of(lines))
+    key = "nrfiles" if "nrfiles" in lines else re.split("[ =]", lines.split()[-1])[0]
+    for named in ("thinktime_spin", "thinktime_iotime", "thinktime_blocks", "zonesize"):
+        key = named if named in lines else key
+    if lines == "filename=/a:/b" or "nrfiles" in lines:
+        key = "file_service_type"  # fio's default takes the files in turn
+    elif lines.startswith("directory"):
+        key = "directory"
+    elif lines.startswith("size"):
+        key = "size"
+    assert f"[job] {key}" in refused.value.asked
+    assert refused.value.exit_code == 2 and refused.value.next
+    (lenient,) = read(text_of(lines), lenient=True)
+    assert f"[job] not supported and left out: {key}" in lenient.messages()[0]
+    (warning,) = lenient.warnings()
+    assert warning["id"] == "left_out" and f"{key}=" in warning["text"] and "[job]" in warning["text"]
+
+
+def test_all_that_stands_in_the_way_is_named_at_once(read: Any) -> None:
+    with pytest.raises(RequestError) as refused:
+        read(text_of("verify=md5 thinkcycles=5 max_latency=1 zonemode=zbd fsync=4 nice=3 made_up"))
+    for key in ("verify=md5", "thinkcycles=5", "max_latency=1", "zonemode=zbd", "fsync=4", "and 2 more"):
+        assert key in str(refused.value)
+
+
+@pytest.mark.parametrize("key", sorted(fio_keys.REFUSED))
+def test_a_refused_key_may_ask_for_what_holds_anyway(read: Any, key: str) -> None:
+    op = "rw=write" if key in fio_keys.OF_WRITES else "rw=read"
+    for value in fio_keys.HARMLESS[key]:
+        assert one(read, op, f"{key}={value}").unsupported == ()
+    with pytest.raises(RequestError, match=re.escape(f"[job] {key}=odd")):
+        one(read, op, f"{key}=odd")
+    assert one(read, op, f"{key}=odd", lenient=True).unsupported[0].startswith(f"{key}=odd: ")
+
+
+@pytest.mark.parametrize("key", fio_keys.OF_WRITES)
+def test_how_writes_are_made_doesnt_concern_a_job_that_only_reads(read: Any, key: str) -> None:
+    assert one(read, "rw=randread", f"{key}=1").unsupported == ()
+    with pytest.raises(RequestError, match=re.escape(f"[job] {key}=odd")):
+        one(read, "rw=randrw", f"{key}=odd")
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("", "no job section"),
+        ("[global]\nbs=4k\n", "no job section"),
+        ("bs=4k\n", "before the first section"),
+        ("[]\n", "not a section"),
+        ("[a\n", "not a section"),
+        ("[a]\n=3\n", "not a setting"),
+        ("[a]\nbs 4k\n", "not a setting"),
+        ("[a]\ninclude other.fio\n", "include isn't supported"),
+        ("[a]\nrw=trim\n", "[a] rw=trim"),
+        ("[a]\nrw=readd\n", "[a] rw=readd"),
+        ("[a]\nbs=4q\n", "[a] bs=4q"),
+        ("[a]\nbs=4i\n", "[a] bs=4i"),
+        ("[a]\nrw=rw\nbsrange=4k-8k,8k-16k\n", "different ranges"),
+        ("[a]\nbssplit=4k/60:8k/60\n", "don't add up to 100"),
+        ("[a]\nbssplit=4k/60\n", "don't add up to 100"),
+        ("[a]\nbssplit=:\n", "1 to 64 sizes"),
+        ("[a]\nrw=randread\nrandom_distribution=zoned:60/5:60/95\n", "don't add up to 100"),
+        ("[a]\nrw=randread\nrandom_distribution=zoned:50/0:50/100\n", "an empty zone"),
+        ("[a]\nrw=randread\nrandom_distribution=zoned:50/5:50/95,100/100\n", "is not one of"),
+        ("[a]\nrw=randread\nrandom_distribution=sequence:a\n", "is not one of"),
+        ("[a]\nbs=1,2,3,4\n", "more than three"),
+        ("[a]\nsize=9999999999999999p\nfilename=f\n", "overflows"),
+        ("[a]\nsize=50%\nfilename=f\n", "size=50%"),
+        ("[a]\nsize=0\nfilename=f\n", "size=0"),
+        ("[a]\nrw=write\n", "has no size"),
+        ("[a]\noffset=10%\nfilename=f\n", "offset=10%"),
+        ("[a]\nnumjobs=0\nfilename=f\n", "numjobs=0"),
+        ("[a]\nnumjobs=some\nfilename=f\n", "numjobs=some"),
+        ("[a]\nioengine=rados\nfilename=f\n", "ioengine=rados"),
+        ("[a]\nioengine=libcufile\ncuda_io=odd\nfilename=f\n", "cuda_io=odd"),
+        ("[a]\nioengine=libcufile\ngpu_dev_ids=a\nfilename=f\n", "gpu_dev_ids=a"),
+        ("[a]\nruntime=soon\nfilename=f\n", "runtime=soon"),
+        ("[a]\nrw=randread\nrandom_distribution=pareto:0.9\nfilename=f\n", "pareto"),
+        ("[a]\nrw=randrw\nrwmixread=120\nfilename=f\n", "above 100"),
+        ("[a]\nrw=rw\nrate=1m,2m\nfilename=f\n", "aren't whole percentages"),
+        ("[a]\nrw=rw\nrate=1m,\nfilename=f\n", "only one of"),
+        ("[a]\nrate=1m,2m,3m,4m\nfilename=f\n", "more than three"),
+        ("[a]\nioengine=filestat\nfilename=f\n", "forebay files DIR"),
+        ("[a]\nioengine=dircreate\nfilename=f\n", "--phases mkdir"),
+        ("[a]\nioengine=http\nfilename=f\n", "object store"),
+        ("[a]\nsize=(1k\nfilename=f\n", "closing bracket"),
+        ("[a]\nsize=(1k/0)\nfilename=f\n", "divides by 0"),
+        ("[a]\nsize=(1-2k)\nfilename=f\n", "below 0"),
+        ("[a]\nsize=(1k+)\nfilename=f\n", "not an expression"),
+        ("[a]\nsize=(1k;)\nfilename=f\n", "closing bracket"),
+        ("[a]\nsize=2*1k\nfilename=f\n", "is not a size"),
+        ("[a]\nsize=$ncpus/0\nfilename=f\n", "divides by 0"),
+        ("[a]\nsize=" + "(" * 99 + "1\nfilename=f\n", "nested too deeply"),
+        ("[a]\ndirect=perhaps\nfilename=f\n", "direct=perhaps"),
+        ("[a]\nsync=perhaps\nfilename=f\n", "sync=perhaps"),
+        ("[a]\nmem=cudamalloc\nfilename=f\n", "mem=cudamalloc"),
+        ("[a]\ncpus_allowed=all\nfilename=f\n", "cpus_allowed=all"),
+        ("[a]\nnuma_cpu_nodes=all\nfilename=f\n", "numa_cpu_nodes=all"),
+        ("[a]\nkb_base=7\nfilename=f\n", "kb_base=7"),
+        ("[a]\nfilename=:\n", "names no file"),
+        ("[a]\nfilename=a\0b\n", "NUL"),
+        ("[a]\nsize=${FOREBAY_TEST_UNSET}\n", "FOREBAY_TEST_UNSET is not set"),
+        ("\n".join(f"[{n}]" for n in range(1002)), "more than 1000"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_name(read: Any, text: str, named: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        read(text)
+    assert named in str(refused.value)
+    assert refused.value.next
+
+
+def test_what_is_no_job_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "large").write_bytes(b"\n" * (fio.FILE_BYTES_MAX + 1))
+    (tmp_path / "binary").write_bytes(b"[a]\n\xff\xfe")
+    for path, named in (
+        (tmp_path / "large", "1 MiB"),
+        (tmp_path / "binary", "not text"),
+        (tmp_path, "directory"),
+        (tmp_path / "no", "No such"),
+    ):
+        with pytest.raises(RequestError, match=named):
+            fio.jobs(str(path))
+    with pytest.raises(RequestError):
+        fio.jobs("a\0b")
+
+
+KEYS = (
+    "rw bs bsrange ba size filesize nrfiles numjobs iodepth runtime time_based direct buffered ioengine "
+    "ramp_time rate rate_iops loops randseed "
+    "norandommap random_distribution invalidate fsync end_fsync sync offset filename directory name "
+    "cpus_allowed numa_cpu_nodes mem kb_base "
+    "cuda_io gpu_dev_ids sqthread_poll rwmixread rwmixwrite stonewall wait_for file_service_type cpus_allowed_policy "
+    "bssplit zonemode zonesize zoneskip zonerange io_size number_ios startdelay thinktime thinktime_blocks rate_process "
+    "offset_increment do_verify verify_backlog random_sequence_stride allow_file_create "
+    "numa_mem_policy unlink hugepage-size verify made_up"
+).split() + "ss ss_dur rate_min exitall exit_what flow prio prioclass cmdprio_percentage dedupe_percentage atomic".split()
+
+VALUES = st.one_of(
+    st.text(max_size=10),
+    st.sampled_from(
+        (
+            "read randrw 4k 1Mi 0 1 -1 1e9 4k-64k 4k,8k 10s 99999999999999999999 9223372036854775807p libaio "
+            "null mmap zipf:9 zipf:. 100% ${HOME} : iops:5% write"
+        ).split()
+    ),
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(KEYS), VALUES), max_size=12), st.booleans())
+@settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_settings_are_read_or_refused(read: Any, pairs: list[tuple[str, str]], lenient: bool) -> None:
+    text = "[global]\nfilename=/f\n[job]\n" + "\n".join(f"{k}={v}" for k, v in pairs)
+    try:
+        made = read(text, lenient)
+    except (RequestError, UnicodeEncodeError):
+        return
+    from forebay.flags import by_name
+
+    names = {f.key for f in by_name().values()} | {"sources", "io_bytes_max", "io_bytes_step"}
+    assert all(set(j.job) <= names for j in made)
+    assert lenient or not any(j.unsupported or j.warnings() for j in made)
+
+
+@given(st.binary(max_size=400))
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_bytes_are_read_or_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "x.fio").write_bytes(b"[a]\nsize=1g\n" + data)
+    try:
+        fio.jobs(str(tmp_path / "x.fio"))
+    except RequestError:
+        pass
