@@ -208,6 +208,16 @@ def test_a_wrong_request_is_named_and_nothing_runs(
     assert code == 2 and named in err and not machine.jobs and not out
 
 
+def test_an_error_names_a_sides_own_settings_by_key_and_common_ones_by_flag(capsys: Any, tmp_path: Path) -> None:
+    """By the engine itself, which counts the files of directories alone."""
+    (source := tmp_path / "f").write_bytes(bytes(1 << 20))
+    code, _, err = typed(capsys, "compare", "--a", "files=3", "--b", "", source)
+    assert code == 2 and f"A (files=3): files 3 of {source}: it is one file, and files counts" in err
+    assert "try: no files" in err and "--files" not in err
+    code, _, err = typed(capsys, "compare", "--a", "op=randread", "--b", "", source, "--files", 3)
+    assert code == 2 and f"A (op=randread): --files 3 of {source}: it is one file, and --files counts" in err
+
+
 def test_a_file_that_is_not_ours_is_not_overwritten(
     machine: FakeMachine, capsys: Any, tmp_path: Path
 ) -> None:

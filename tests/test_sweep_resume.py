@@ -268,6 +268,17 @@ def test_a_failing_point_is_recorded_and_the_sweep_goes_on(
     assert ran(machine) == [("host", 8), ("bounce", 8)], "failed points are tried again"
 
 
+def test_an_error_of_a_run_names_the_keys_of_the_file(sweep: Path, capsys: Any) -> None:
+    """By the engine itself, which counts the files of directories alone."""
+    Path("data").write_bytes(bytes(1 << 20))
+    sweep.write_text("[job]\nfiles = 3\n[matrix]\ndepth = [1]")
+    code, out, err = typed(capsys, "sweep", sweep, "data", "-o", "o")
+    (line,) = points_of(Path("o"))
+    found = "it is one file, and files counts those of a directory"
+    assert line["error"] == {"exit_code": 2, "asked": "files 3 of data", "found": found, "next": "no files"}
+    assert code == 2 and f"failed: files 3 of data: {found}" in out and "--files" not in out + err
+
+
 def test_a_machine_that_can_do_none_of_it_ends_with_3(
     machine: FakeMachine, sweep: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
