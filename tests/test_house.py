@@ -23,12 +23,6 @@ LONG_FILES: dict[str, int] = {
     "crates/engine/tests/emulate.rs": 554,
     "crates/engine/tests/gpu/emulate_ways.rs": 574,
     "crates/engine/tests/power.rs": 699,
-    "crates/nvme/tests/hostile.rs": 600,
-    "crates/nvme/tests/pcie/device.rs": 503,
-    "crates/nvme/tests/pcie/pair.rs": 506,
-    "crates/nvme/tests/pcie/world.rs": 508,
-    "crates/nvme/tests/session.rs": 656,
-    "crates/nvme/tests/whole.rs": 508,
     "fuzz/src/pcie.rs": 507,
     "tests/gpu_stubs/cufile.c": 635,
 }

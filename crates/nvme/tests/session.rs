@@ -1,22 +1,21 @@
 //! A host's session against a target's controller, with nothing between them but this test, which owns time.
 
+#[path = "session/discovery.rs"]
+mod discovery;
+#[path = "session/peers.rs"]
+mod peers;
+
 use forebay_nvme::command::{admin, Cqe, Sqe, FABRICS};
 use forebay_nvme::controller::connect::{Connect, Ids};
-use forebay_nvme::controller::subsystem::{
-    Endpoint, HostSettings, Hosts, Kind, Limits, Namespace, Offer, Optimal, Subsystem,
-};
+use forebay_nvme::controller::subsystem::{HostSettings, Hosts, Kind, Limits, Namespace, Optimal, Subsystem};
 use forebay_nvme::controller::{data_out, Answer, Controller, Effect};
 use forebay_nvme::fabrics::fctype;
-use forebay_nvme::feature::fid;
 use forebay_nvme::host::discovery::Discovery;
 use forebay_nvme::host::{Action, Data, Event, Failure, FailureKind, Options, Request, Session, Ticket};
-use forebay_nvme::identify;
 use forebay_nvme::log::AnaState;
-use forebay_nvme::nqn::DISCOVERY;
 use forebay_nvme::status::{Code, Status};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use zerocopy::IntoBytes;
 
 const NQN: &str = "nqn.2014-08.org.example:disks";
 const HOST: &str = "nqn.2014-08.org.example:host1";
@@ -475,173 +474,6 @@ fn a_host_that_must_authenticate_gets_nothing_before() {
     target.controller().authenticated();
     session.authenticated(target.now_ms);
     assert_eq!(target.settle(&mut session), Ok(vec![Event::Ready]));
-}
-
-fn endpoint(number: u16) -> Endpoint {
-    Endpoint {
-        transport: 3,
-        family: 1,
-        kind: 2,
-        requirements: 0,
-        port: number,
-        controller: 0xffff,
-        admin_entries: 32,
-        flags: 0,
-        service: "4420".into(),
-        nqn: format!("nqn.2014-08.org.example:disk{number}"),
-        address: "192.0.2.1".into(),
-        security: 0,
-    }
-}
-
-#[test]
-fn a_discovery_session_reads_what_is_meant_for_its_host() {
-    let offer = |number, hosts: Option<&[&str]>| Offer {
-        endpoint: endpoint(number),
-        hosts: hosts.map(|hosts| hosts.iter().map(ToString::to_string).collect::<BTreeSet<_>>()),
-    };
-    let mut entries: Vec<Offer> = (0..20).map(|number| offer(number, None)).collect();
-    entries.push(offer(20, Some(&[OTHER])));
-    entries.push(offer(21, Some(&[HOST, OTHER])));
-    let subsystem = Subsystem {
-        nqn: DISCOVERY.into(),
-        kind: Kind::Discovery { generation: 5, entries },
-        ..subsystem([])
-    };
-    let mut target = Target::new(subsystem);
-    let mut discovery = Discovery::new(HOST.into(), [1; 16], 1000, target.now_ms);
-    assert_eq!(target.settle(&mut discovery), Ok(vec![Event::Ready]));
-    let expected: Vec<Endpoint> = (0..20).chain([21]).map(endpoint).collect();
-    assert_eq!((discovery.log().generation, &discovery.log().endpoints), (5, &expected));
-    // Nobody there for two minutes: it is over.
-    let deadline = target.controller().deadline_ms().unwrap();
-    assert_eq!(deadline, target.now_ms + 120_000);
-}
-
-#[test]
-fn a_discovery_session_that_stays_hears_of_changes() {
-    let offers = |count: u16| Subsystem {
-        nqn: DISCOVERY.into(),
-        kind: Kind::Discovery {
-            generation: count.into(),
-            entries: (0..count).map(|number| Offer { endpoint: endpoint(number), hosts: None }).collect(),
-        },
-        ..subsystem([])
-    };
-    let mut target = Target::new(offers(1));
-    let options = Options { subsystem_nqn: DISCOVERY.into(), ..options() };
-    let mut discovery = Discovery::of(options, target.now_ms);
-    for count in 1..9 {
-        assert_eq!(target.settle(&mut discovery), Ok(vec![Event::Ready]), "{count}");
-        assert_eq!(
-            (discovery.log().generation, discovery.log().endpoints.len()),
-            (count.into(), count.into())
-        );
-        target.update(offers(count + 1));
-        let Ok(Action::Wait { until_ms }) = discovery.next(target.now_ms) else { panic!("it should wait") };
-        assert!(until_ms <= target.now_ms + 2500, "it keeps its controller alive");
-    }
-}
-
-/// An answer to Identify Controller in place of ours.
-fn posing_as(peer: identify::Controller, cap: u64) -> Box<Fault> {
-    Box::new(move |sqe| {
-        let good = |result| Cqe::new(sqe.cid.get(), Status::SUCCESS, result);
-        let bad = || Cqe::new(sqe.cid.get(), Status::fatal(Code::INVALID_FIELD), 0);
-        let cns = sqe.cdw10.get() as u8;
-        match sqe.opcode {
-            admin::IDENTIFY if cns == identify::cns::CONTROLLER => Some((good(0), peer.as_bytes().to_vec())),
-            // As from a target that has no descriptors, and no critical warnings to configure.
-            admin::IDENTIFY if cns == identify::cns::NAMESPACE_DESCRIPTORS => Some((bad(), vec![])),
-            admin::SET_FEATURES if cns == fid::ASYNC_EVENT_CONFIG && sqe.cdw11.get() & 0xff != 0 => {
-                Some((bad(), vec![]))
-            }
-            FABRICS if sqe.nsid.get() as u8 == fctype::PROPERTY_GET && sqe.cdw11.get() == 0 => {
-                Some((good(cap), vec![]))
-            }
-            _ => None,
-        }
-    })
-}
-
-#[test]
-fn both_shapes_of_real_peers_are_understood() {
-    // MDTS, IOCCSZ, KAS, MAXCMD and SGLS as the targets of Linux 6.12 and SPDK 26.09 say them.
-    let linux = identify::Controller {
-        ioccsz: 1028.into(),
-        kas: 10.into(),
-        maxcmd: 1024.into(),
-        sgls: 0x100001.into(),
-        oaes: 0x900.into(),
-        cmic: 0xb,
-        nanagrpid: 128.into(),
-        anagrpmax: 128.into(),
-        nn: 1024.into(),
-        mnan: 1024.into(),
-        ..identify::Controller::default()
-    };
-    let spdk = identify::Controller {
-        mdts: 5,
-        ioccsz: 260.into(),
-        kas: 100.into(),
-        maxcmd: 128.into(),
-        sgls: 0x100005.into(),
-        oaes: 0x100.into(),
-        nn: 32.into(),
-        ..identify::Controller::default()
-    };
-    for (peer, cap, transfer, in_capsule, entries, kas) in [
-        (linux, 0x20_0f00_03ff_u64, None, 16 << 10, 1024, 1000),
-        (spdk, 0x20_0f01_007f, Some(128 << 10), 4 << 10, 128, 10_000),
-    ] {
-        let mut target = Target::new(subsystem([(1, namespace(8))]));
-        target.fault = Some(posing_as(peer, cap));
-        let mut session = Session::new(Options { queue_entries: 2000, ..options() }, target.now_ms);
-        assert_eq!(target.settle(&mut session), Ok(vec![Event::Ready]));
-        let info = session.controller();
-        assert_eq!((info.transfer_bytes, info.in_capsule_bytes), (transfer, in_capsule));
-        assert_eq!((info.queue_entries, info.keep_alive_granularity_ms), (entries, kas));
-        assert_eq!((session.namespaces().len(), session.namespaces()[&1].uuid), (1, None));
-    }
-}
-
-#[test]
-fn every_command_may_fail_and_the_session_says_which() {
-    let (target, _) = up(subsystem([(1, namespace(8))]), options());
-    for at in 1..=target.commands {
-        let mut target = Target::new(subsystem([(1, namespace(8))]));
-        let mut session = Session::new(options(), target.now_ms);
-        let mut count = 0;
-        target.fault = Some(Box::new(move |sqe| {
-            count += 1;
-            (count == at).then(|| (Cqe::new(sqe.cid.get(), Status::again(Code::INTERNAL_ERROR), 0), vec![]))
-        }));
-        match target.settle(&mut session) {
-            Ok(events) => assert_eq!(events, [Event::Ready], "command {at} can be done without"),
-            Err(failure) => {
-                assert!(failure.retry() && failure.to_string().contains("Internal Error"), "{at}: {failure}");
-            }
-        }
-    }
-}
-
-#[test]
-fn answers_that_are_cut_short_are_no_answers() {
-    let (target, _) = up(subsystem([(1, namespace(8))]), options());
-    for at in 1..=target.commands {
-        let mut target = Target::new(subsystem([(1, namespace(8))]));
-        let mut session = Session::new(options(), target.now_ms);
-        let mut count = 0;
-        target.fault = Some(Box::new(move |sqe| {
-            count += 1;
-            let wants_data = matches!(sqe.opcode, admin::IDENTIFY | admin::GET_LOG_PAGE);
-            (count == at && wants_data).then(|| (Cqe::new(sqe.cid.get(), Status::SUCCESS, 0), vec![1; 9]))
-        }));
-        match target.settle(&mut session) {
-            Ok(events) => assert_eq!(events, [Event::Ready], "command {at}"),
-            Err(failure) => assert_eq!(failure.kind, FailureKind::Protocol, "{at}: {failure}"),
-        }
-    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The device alone, register by register and command by command: what hosts look at, and what hostile ones get.
 
-use crate::world::World;
+use crate::raw::*;
 use forebay_nvme::command::{admin, Cqe, Sqe};
 use forebay_nvme::controller::Health;
 use forebay_nvme::feature::{fid, AsyncEvent, GetFeatures, Queues, Select, SetFeatures};
@@ -10,149 +10,9 @@ use forebay_nvme::status::Code;
 use forebay_nvme::transport::pcie::data;
 use forebay_nvme::transport::pcie::device::Settings;
 use forebay_nvme::transport::pcie::host::Bar;
-use forebay_nvme::transport::pcie::memory::{HostMemory, Ram};
+use forebay_nvme::transport::pcie::memory::HostMemory;
 use forebay_nvme::transport::pcie::registers::{offset, Aqa, Doorbell, SUBSYSTEM_RESET};
 use zerocopy::{FromBytes, IntoBytes};
-
-const BASE: u64 = 0x10_0000;
-const BYTES: u64 = 1 << 20;
-const SUBMISSIONS: u64 = BASE;
-const COMPLETIONS: u64 = BASE + 0x1000;
-const DATA: u64 = BASE + 0x2000;
-const SHADOW: u64 = BASE + 0x8000;
-/// I/O queues, a page each.
-const IO: u64 = BASE + 0x1_0000;
-const ENTRIES: u16 = 16;
-const ENABLED: u32 = 0x46_0001;
-
-/// A host that writes what it likes.
-struct Raw {
-    world: World,
-    tail: u16,
-    head: u16,
-    phase: u16,
-    cid: u16,
-    /// Completions that came while another was waited for.
-    others: Vec<Cqe>,
-}
-
-impl Raw {
-    fn off() -> Raw {
-        Raw::with(Settings::default())
-    }
-
-    fn with(settings: Settings) -> Raw {
-        let world = World::new(settings, Ram::new(BASE, BYTES), 1);
-        Raw { world, tail: 0, head: 0, phase: 1, cid: 0, others: Vec::new() }
-    }
-
-    fn on() -> Raw {
-        let mut raw = Raw::off();
-        raw.enable();
-        raw
-    }
-
-    fn enable(&mut self) {
-        self.write(offset::AQA, Aqa::new(ENTRIES, ENTRIES).0);
-        self.world.write(offset::ASQ, 8, SUBMISSIONS).unwrap();
-        self.world.write(offset::ACQ, 8, COMPLETIONS).unwrap();
-        self.world.memory.write(SUBMISSIONS, &[0; 0x2000]).unwrap();
-        self.write(offset::CC, ENABLED);
-        (self.tail, self.head, self.phase) = (0, 0, 1);
-        assert_eq!(self.csts(), 1);
-    }
-
-    fn write(&mut self, offset: u64, value: u32) {
-        self.world.write(offset, 4, value.into()).unwrap();
-    }
-
-    fn read(&mut self, offset: u64) -> u32 {
-        self.world.read(offset, 4).unwrap() as u32
-    }
-
-    fn csts(&mut self) -> u32 {
-        self.read(offset::CSTS)
-    }
-
-    fn push(&mut self, sqe: Sqe) -> u16 {
-        self.cid = self.cid.wrapping_add(1);
-        let sqe = Sqe { cid: self.cid.into(), ..sqe };
-        self.world.memory.write(SUBMISSIONS + u64::from(self.tail) * 64, sqe.as_bytes()).unwrap();
-        self.tail = (self.tail + 1) % ENTRIES;
-        self.write(Doorbell::Submission(0).offset(0), self.tail.into());
-        self.cid
-    }
-
-    fn reap(&mut self) -> Option<Cqe> {
-        let mut cqe = Cqe::default();
-        self.world.memory.read(COMPLETIONS + u64::from(self.head) * 16, cqe.as_mut_bytes()).unwrap();
-        if cqe.status.get() & 1 != self.phase {
-            return None;
-        }
-        self.head = (self.head + 1) % ENTRIES;
-        self.phase ^= u16::from(self.head == 0);
-        self.write(Doorbell::Completion(0).offset(0), self.head.into());
-        Some(cqe)
-    }
-
-    /// The completion of this command; None: it has none yet.
-    fn answer(&mut self, cid: u16) -> Option<Cqe> {
-        while let Some(cqe) = self.reap() {
-            self.others.push(cqe);
-        }
-        let at = self.others.iter().position(|cqe| cqe.cid.get() == cid)?;
-        Some(self.others.remove(at))
-    }
-
-    fn ask(&mut self, sqe: Sqe) -> Cqe {
-        let cid = self.push(sqe);
-        for _ in 0..200 {
-            if let Some(cqe) = self.answer(cid) {
-                return cqe;
-            }
-            self.world.turn();
-        }
-        panic!("no answer to {sqe:?}");
-    }
-
-    fn code(&mut self, sqe: Sqe) -> Code {
-        self.ask(sqe).status().code
-    }
-
-    fn ask_data(&mut self, sqe: Sqe, bytes: usize) -> (Cqe, Vec<u8>) {
-        let cqe = self.ask(data::with_prps(sqe, [DATA, DATA + 0x1000]));
-        let mut data = vec![0; bytes];
-        self.world.memory.read(DATA, &mut data).unwrap();
-        (cqe, data)
-    }
-
-    fn identify(&mut self) -> identify::Controller {
-        let sqe = Identify { cns: cns::CONTROLLER, ..Identify::default() }.to_sqe();
-        let (cqe, data) = self.ask_data(sqe, 4096);
-        assert!(cqe.status().is_success());
-        *identify::Controller::read(&data).unwrap()
-    }
-
-    fn event(&mut self) -> u16 {
-        self.push(Sqe { opcode: admin::ASYNC_EVENT_REQUEST, ..Sqe::default() })
-    }
-}
-
-fn of(opcode: u8, cdw10: u32, cdw11: u32, prp: u64) -> Sqe {
-    let sqe = Sqe { opcode, cdw10: cdw10.into(), cdw11: cdw11.into(), ..Sqe::default() };
-    data::with_prps(sqe, [prp, 0])
-}
-
-fn completion_queue(qid: u16, last: u16, vector: u16) -> Sqe {
-    let cdw10 = u32::from(last) << 16 | u32::from(qid);
-    of(admin::CREATE_COMPLETION_QUEUE, cdw10, u32::from(vector) << 16 | 3, IO + u64::from(qid) * 0x2000)
-}
-
-fn submission_queue(qid: u16, last: u16, cqid: u16) -> Sqe {
-    let cdw10 = u32::from(last) << 16 | u32::from(qid);
-    let cdw11 = u32::from(cqid) << 16 | 1;
-    of(admin::CREATE_SUBMISSION_QUEUE, cdw10, cdw11, IO + u64::from(qid) * 0x2000 + 0x1000)
-}
 
 #[test]
 fn registers_say_what_the_controller_is() {

@@ -3,5 +3,6 @@
 mod device;
 mod killed;
 mod pair;
+mod raw;
 mod walks;
 mod world;
