@@ -1,16 +1,19 @@
 //! Emulated runs over real files: what is read, what is computed from it, and what
 //! happens when files aren't what they should be.
 
+#[path = "emulate/data.rs"]
+mod data;
+#[path = "emulate/steps.rs"]
+mod steps;
+
+use data::{data, on_disk, tfrecord};
 use forebay_engine::driver::Observer;
-use forebay_engine::emulate::{run, EmulateProgress, Outcome, StepBarrier};
-use forebay_engine::format::sums::{crc32c, masked};
+use forebay_engine::emulate::{run, EmulateProgress, Outcome};
 use forebay_engine::reactor::{Reactor, RingOptions};
 use forebay_model::job::{Cache, Engine};
-use forebay_model::training::{EmulateSpec, Level, Loader, OnError, RuleSet, Workload};
-use forebay_model::{Error, Kind};
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use forebay_model::training::{EmulateSpec, Level, Loader, OnError};
+use forebay_model::units::BYTES_PER_GIB;
+use forebay_model::Kind;
 
 /// Calls `each` with every progress, and ends the run when it says so.
 struct Watch<F: FnMut(&EmulateProgress) -> bool> {
@@ -42,96 +45,6 @@ fn has_ring() -> bool {
 
 fn training(outcome: &Outcome) -> &forebay_model::training::Training {
     outcome.record.training.as_ref().unwrap()
-}
-
-fn varint(mut n: usize, into: &mut Vec<u8>) {
-    while n > 127 {
-        into.push(n as u8 | 128);
-        n >>= 7;
-    }
-    into.push(n as u8);
-}
-
-fn field(tag: u8, content: &[u8]) -> Vec<u8> {
-    let mut bytes = vec![tag << 3 | 2];
-    varint(content.len(), &mut bytes);
-    bytes.extend_from_slice(content);
-    bytes
-}
-
-/// An Example with one feature of so many bytes.
-fn example(bytes: usize, seed: u8) -> Vec<u8> {
-    let image: Vec<u8> = (0..bytes).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed)).collect();
-    let feature = field(1, &field(1, &image));
-    let entry = [field(1, b"image"), field(2, &feature)].concat();
-    field(1, &field(1, &entry))
-}
-
-/// A TFRecord file.
-fn tfrecord(records: u32, bytes: usize) -> Vec<u8> {
-    let mut file = Vec::new();
-    for n in 0..records {
-        let data = example(bytes, n as u8);
-        let length = (data.len() as u64).to_le_bytes();
-        file.extend_from_slice(&length);
-        file.extend_from_slice(&masked(crc32c(0, &length)).to_le_bytes());
-        file.extend_from_slice(&data);
-        file.extend_from_slice(&masked(crc32c(0, &data)).to_le_bytes());
-    }
-    file
-}
-
-struct Data {
-    dir: tempfile::TempDir,
-    bytes: u64,
-}
-
-/// Where O_DIRECT works as well as where files live in memory.
-fn on_disk() -> PathBuf {
-    PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
-}
-
-fn data_in(place: &Path, files: u32, records: u32, bytes: usize) -> Data {
-    let dir = tempfile::tempdir_in(place).unwrap();
-    std::fs::create_dir(dir.path().join("train")).unwrap();
-    let content = tfrecord(records, bytes);
-    for n in 0..files {
-        std::fs::write(dir.path().join(format!("train/img_{n:03}.tfrecord")), &content).unwrap();
-    }
-    Data { dir, bytes: u64::from(files) * content.len() as u64 }
-}
-
-fn data(files: u32, records: u32, bytes: usize) -> Data {
-    data_in(&on_disk(), files, records, bytes)
-}
-
-impl Data {
-    fn file(&self, n: u32) -> PathBuf {
-        self.dir.path().join(format!("train/img_{n:03}.tfrecord"))
-    }
-
-    fn spec(&self, records: u32, batch: u32) -> EmulateSpec {
-        EmulateSpec {
-            workload: Workload {
-                name: "test".into(),
-                version: "own".into(),
-                accelerator: "h100".into(),
-                loader: Loader::TensorFlow,
-                format: "tfrecord".into(),
-                batch,
-                compute_s: 0.001,
-                record_bytes: 1000.0,
-                samples_per_file: records,
-                au_pct_min: 90.0,
-                ..Workload::default()
-            },
-            rules: RuleSet::V10,
-            data: vec![self.dir.path().display().to_string()],
-            read_threads: 2,
-            cache: Cache::Allow,
-            ..EmulateSpec::default()
-        }
-    }
 }
 
 #[test]
@@ -339,7 +252,7 @@ fn a_supply_is_kept_and_accelerators_wait_for_it() {
     let mut spec = data.spec(10, 10);
     spec.workload.compute_s = 0.02;
     let bytes_per_s = 0.5 * (data.bytes as f64 / 12.0) / 0.02;
-    spec.supply_gib_s = Some(bytes_per_s / (1u64 << 30) as f64);
+    spec.supply_gib_s = Some(bytes_per_s / BYTES_PER_GIB);
     let outcome = played(&spec);
     let training = training(&outcome);
     // A burst of 50 ms is in reserve once.
@@ -361,7 +274,7 @@ fn utilisation_is_right_where_the_supply_is_known() {
         // Enough under way that a worker that a busy machine holds up loses no time of the supply's.
         (spec.io_bytes, spec.depth) = (Some(32 << 10), Some(128));
         // One accelerator that needs a batch in each 50 ms.
-        spec.supply_gib_s = Some(share * batch_bytes / 0.05 / (1u64 << 30) as f64);
+        spec.supply_gib_s = Some(share * batch_bytes / 0.05 / BYTES_PER_GIB);
         let expected = if share < 1.0 {
             // 23 steps after the first; batches arrive each 50 ms / share, the last step computes after the last one.
             let all = 24.0 * 0.05 / share + 0.05;
@@ -416,21 +329,24 @@ fn batches_stay_in_host_memory_until_their_step_takes_them() {
     assert!(refused.next.contains("bounce"), "{refused}");
 }
 
+/// An address space of so many bytes that begins with a manifest of files of one length.
+fn listing(files: usize, file_bytes: usize, begin: usize, bytes: usize) -> Vec<u8> {
+    let list = vec![file_bytes.to_string(); files].join(",");
+    let text = format!(
+        r#"{{"schema": "forebay.dataset/1", "workload": "test", "format": "tfrecord", "files": {files},
+        "samples_per_file": 10, "record_bytes": 1000, "data_begin": {begin}, "file_bytes": [{list}]}}"#
+    );
+    let mut space = vec![0; bytes];
+    space[..text.len()].copy_from_slice(text.as_bytes());
+    space
+}
+
 #[test]
 fn a_data_set_packed_in_one_source_is_read_through_it() {
     let content = tfrecord(10, 3_000);
     let begin = 1usize << 20;
     let each = content.len().next_multiple_of(4096);
-    let manifest = |files: usize, bytes: usize| {
-        let list = vec![content.len().to_string(); files].join(",");
-        let text = format!(
-            r#"{{"schema": "forebay.dataset/1", "workload": "test", "format": "tfrecord", "files": {files},
-            "samples_per_file": 10, "record_bytes": 1000, "data_begin": {begin}, "file_bytes": [{list}]}}"#
-        );
-        let mut space = vec![0; bytes];
-        space[..text.len()].copy_from_slice(text.as_bytes());
-        space
-    };
+    let manifest = |files, bytes| listing(files, content.len(), begin, bytes);
     let mut space = manifest(6, begin + 6 * each);
     for file in 0..6 {
         space[begin + file * each..][..content.len()].copy_from_slice(&content);
@@ -488,67 +404,4 @@ fn a_modelled_drive_paces_the_files_of_a_folder_and_is_said_to_be_none() {
     assert_eq!(training(&outcome).samples, 160);
     assert_eq!(outcome.record.origin, "simulated");
     assert!(outcome.record.warnings.iter().any(|w| w.id == "simulated"));
-}
-
-struct Counted(Arc<Mutex<Vec<(u32, u32)>>>, Option<u32>);
-
-impl StepBarrier for Counted {
-    fn pass(&mut self, epoch: u32, step: u32) -> Result<(), Error> {
-        self.0.lock().unwrap().push((epoch, step));
-        match self.1 {
-            Some(at) if at == step => Err(Error::run("the barrier", "host b is gone", "its log")),
-            _ => Ok(()),
-        }
-    }
-}
-
-#[test]
-fn steps_of_several_hosts_pass_one_barrier_each() {
-    let data = data(8, 10, 1000);
-    let mut spec = data.spec(10, 10);
-    (spec.accelerators, spec.first_rank, spec.ranks, spec.epochs) = (2, 2, 4, 2);
-    let passed = Arc::new(Mutex::new(Vec::new()));
-    let barrier = Counted(passed.clone(), None);
-    let outcome = run(&spec, vec![], &mut quiet(), Some(Box::new(barrier))).unwrap();
-    assert_eq!(training(&outcome).epochs[1].steps, 2);
-    assert_eq!(*passed.lock().unwrap(), [(0, 0), (0, 1), (1, 0), (1, 1)]);
-    let barrier = Counted(passed, Some(1));
-    let outcome = run(&spec, vec![], &mut quiet(), Some(Box::new(barrier))).unwrap();
-    assert!(outcome.failure.unwrap().found.contains("host b is gone"));
-    assert_eq!(outcome.record.training.unwrap().epochs[0].steps, 1);
-}
-
-/// Held up where it shows progress, as by a terminal that takes nothing, until three more steps are over.
-struct HeldUp {
-    passed: Arc<Mutex<Vec<(u32, u32)>>>,
-    shown: usize,
-}
-
-impl Observer<EmulateProgress> for HeldUp {
-    fn progress(&mut self, _: &EmulateProgress) {
-        self.shown += 1;
-        let steps = || self.passed.lock().unwrap().len();
-        let (enough, until) = ((steps() + 3).min(8), Instant::now() + Duration::from_secs(60));
-        while steps() < enough {
-            assert!(Instant::now() < until, "the run waits for its observer");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    fn stop(&mut self) -> bool {
-        false
-    }
-}
-
-#[test]
-fn a_run_goes_on_while_its_observer_is_held_up() {
-    let data = data(16, 10, 1000);
-    let mut spec = data.spec(10, 10);
-    (spec.accelerators, spec.ranks, spec.interval_s) = (1, 2, 0.02);
-    spec.workload.compute_s = 0.02;
-    let passed = Arc::new(Mutex::new(Vec::new()));
-    let mut observer = HeldUp { passed: passed.clone(), shown: 0 };
-    let outcome = run(&spec, vec![], &mut observer, Some(Box::new(Counted(passed, None)))).unwrap();
-    assert!(outcome.failure.is_none() && observer.shown > 0);
-    assert_eq!(training(&outcome).epochs[0].steps, 8);
 }

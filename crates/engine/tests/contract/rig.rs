@@ -107,6 +107,15 @@ fn form(depth: u32, registered: bool) -> CuFileMode {
     }
 }
 
+/// With a ring where the target is read through one.
+fn reactor_for(target: &Target, needs: QueueNeeds) -> Reactor {
+    if target.files().iter().any(|(_, e)| *e == Engine::Uring) || target.needs_ring() {
+        let options = RingOptions { depth: target.ring_depth(needs), ..RingOptions::default() };
+        return Reactor::with_ring(options).unwrap();
+    }
+    Reactor::without_ring()
+}
+
 /// The job of a worker that has so much to do; which of cuFile's interfaces depends on the rig, so that all come to pass.
 fn job_of(path: PathKind, needs: QueueNeeds, registered: bool) -> JobSpec {
     JobSpec {
@@ -142,13 +151,7 @@ impl Rig {
         layer: Layer,
     ) -> Rig {
         let needs = QueueNeeds { depth, io_bytes_max: io_bytes as u64, then_copied: false };
-        let wants_ring = target.files().iter().any(|(_, e)| *e == Engine::Uring) || target.needs_ring();
-        let mut reactor = if wants_ring {
-            Reactor::with_ring(RingOptions { depth: target.ring_depth(needs), ..RingOptions::default() })
-                .unwrap()
-        } else {
-            Reactor::without_ring()
-        };
+        let mut reactor = reactor_for(target, needs);
         let path = row.kind();
         let device = gpu_under(row);
         let mut slots = match &device {

@@ -1,6 +1,8 @@
 //! A small emulated drive: one thread for its socket, its registers and its queues, the namespace in memory. It moves
 //! bytes by pread and pwrite on what it was lent. It is there to be killed, stalled, and lied to.
 
+mod memory;
+
 use forebay_nvme::command::Sqe;
 use forebay_nvme::controller::subsystem::{Hosts, Kind, Limits, Namespace, Optimal, Subsystem};
 use forebay_nvme::log::AnaState;
@@ -11,6 +13,7 @@ use forebay_nvme::transport::pcie::device::{Device, Effect, Settings};
 use forebay_nvme::transport::pcie::queue::{CompletionQueue, Interrupt};
 use forebay_nvme::transport::pcie::registers::Doorbell;
 use forebay_nvme::transport::pcie::{HostMemory, Unmapped};
+use memory::Memory;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fd::OwnedFd;
 use rustix::net::{recvmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
@@ -134,48 +137,6 @@ fn serve(socket: &Path, data: Arc<Mutex<Vec<u8>>>, control: Arc<Control>) -> Joi
             }
         }
     })
-}
-
-/// Memory that the driver lent.
-#[derive(Default)]
-struct Memory(Vec<(u64, u64, OwnedFd)>);
-
-impl Memory {
-    fn place(&self, address: u64, bytes: u64) -> Result<(&OwnedFd, u64), Unmapped> {
-        let inside = |(begin, len, _): &&(u64, u64, OwnedFd)| {
-            address >= *begin && address.checked_add(bytes).is_some_and(|end| end <= begin + len)
-        };
-        let (begin, _, fd) = self.0.iter().find(inside).ok_or(Unmapped { address, bytes })?;
-        Ok((fd, address - begin))
-    }
-}
-
-impl HostMemory for Memory {
-    fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Unmapped> {
-        let (fd, at) = self.place(address, into.len() as u64)?;
-        assert_eq!(rustix::io::pread(fd, &mut *into, at).unwrap(), into.len());
-        Ok(())
-    }
-
-    fn write(&self, address: u64, from: &[u8]) -> Result<(), Unmapped> {
-        let (fd, at) = self.place(address, from.len() as u64)?;
-        assert_eq!(rustix::io::pwrite(fd, from, at).unwrap(), from.len());
-        Ok(())
-    }
-
-    fn load(&self, address: u64) -> Result<u32, Unmapped> {
-        let mut word = [0; 4];
-        self.read(address, &mut word)?;
-        Ok(u32::from_ne_bytes(word))
-    }
-
-    fn store(&self, address: u64, value: u32) -> Result<(), Unmapped> {
-        self.write(address, &value.to_ne_bytes())
-    }
-
-    fn contains(&self, address: u64, bytes: u64) -> bool {
-        self.place(address, bytes).is_ok()
-    }
 }
 
 struct Served<'a> {
@@ -315,30 +276,34 @@ impl<'a> Served<'a> {
                 self.interrupts.extend((start..).zip(fds));
                 Ok(Vec::new())
             }
-            9 => {
-                let (offset, region, count) = (long(body, 0), number(body, 8), number(body, 12) as usize);
-                let mut value = vec![0; count];
-                match region {
-                    0 => self.device.read(offset, &mut value),
-                    _ => value.copy_from_slice(&self.config[offset as usize..][..count]),
-                }
-                Ok([&body[..16], &value].concat())
-            }
-            10 => {
-                let (offset, region) = (long(body, 0), number(body, 8));
-                match region {
-                    0 => {
-                        let is_io = Doorbell::at(offset, 0)
-                            .is_some_and(|d| !matches!(d, Doorbell::Submission(0) | Doorbell::Completion(0)));
-                        self.control.doorbell_messages.fetch_add(is_io.into(), Ordering::Relaxed);
-                        self.device.write(&self.memory, offset, &body[16..]);
-                    }
-                    _ => self.config[offset as usize..][..body.len() - 16].copy_from_slice(&body[16..]),
-                }
-                Ok(body[..16].to_vec())
-            }
+            9 => Ok(self.read_region(body)),
+            10 => Ok(self.write_region(body)),
             _ => Err(libc::EOPNOTSUPP),
         }
+    }
+
+    fn read_region(&mut self, body: &[u8]) -> Vec<u8> {
+        let (offset, region, count) = (long(body, 0), number(body, 8), number(body, 12) as usize);
+        let mut value = vec![0; count];
+        match region {
+            0 => self.device.read(offset, &mut value),
+            _ => value.copy_from_slice(&self.config[offset as usize..][..count]),
+        }
+        [&body[..16], &value].concat()
+    }
+
+    fn write_region(&mut self, body: &[u8]) -> Vec<u8> {
+        let (offset, region) = (long(body, 0), number(body, 8));
+        match region {
+            0 => {
+                let is_io = Doorbell::at(offset, 0)
+                    .is_some_and(|d| !matches!(d, Doorbell::Submission(0) | Doorbell::Completion(0)));
+                self.control.doorbell_messages.fetch_add(is_io.into(), Ordering::Relaxed);
+                self.device.write(&self.memory, offset, &body[16..]);
+            }
+            _ => self.config[offset as usize..][..body.len() - 16].copy_from_slice(&body[16..]),
+        }
+        body[..16].to_vec()
     }
 
     fn now_ms(&self) -> u64 {

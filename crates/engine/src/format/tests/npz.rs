@@ -21,31 +21,32 @@ pub enum Packing {
     Descriptor,
 }
 
+fn deflate(data: &[u8]) -> Vec<u8> {
+    let mut out = flate2::write::DeflateEncoder::new(Vec::new(), flate2::Compression::fast());
+    out.write_all(data).and_then(|()| out.finish()).expect("memory")
+}
+
 /// A zip as Python's zipfile lays it out.
 pub fn zip_of(members: &[(&str, Vec<u8>)], packing: Packing) -> Vec<u8> {
     let (mut file, mut directory) = (Vec::new(), Vec::new());
     for (name, data) in members {
         let deflated = matches!(packing, Packing::Deflated | Packing::Descriptor);
-        let packed = if deflated {
-            let mut out = flate2::write::DeflateEncoder::new(Vec::new(), flate2::Compression::fast());
-            out.write_all(data).and_then(|()| out.finish()).expect("memory")
-        } else {
-            data.clone()
-        };
+        let packed = if deflated { deflate(data) } else { data.clone() };
         let crc = slow_crc(0xEDB8_8320, data).to_le_bytes();
         let (packed_bytes, bytes) = (packed.len() as u32, data.len() as u32);
         let (later, wide) = (packing == Packing::Descriptor, packing == Packing::Stored64);
         let offset = file.len() as u32;
         let method = [if deflated { 8u8 } else { 0 }, 0];
         let flags = [if later { 8u8 } else { 0 }, 0];
+        let known = [&crc[..], &packed_bytes.to_le_bytes(), &bytes.to_le_bytes()].concat();
         let sizes = match packing {
             Packing::Descriptor => [0u8; 12].to_vec(),
             Packing::Stored64 => [&crc[..], &[0xff; 8]].concat(),
-            _ => [&crc[..], &packed_bytes.to_le_bytes(), &bytes.to_le_bytes()].concat(),
+            _ => known.clone(),
         };
         let extra = if wide {
-            let long = |n: u32| u64::from(n).to_le_bytes();
-            [&[1u8, 0, 16, 0][..], &long(bytes), &long(packed_bytes)].concat()
+            [&[1u8, 0, 16, 0][..], &u64::from(bytes).to_le_bytes(), &u64::from(packed_bytes).to_le_bytes()]
+                .concat()
         } else {
             vec![]
         };
@@ -65,18 +66,15 @@ pub fn zip_of(members: &[(&str, Vec<u8>)], packing: Packing) -> Vec<u8> {
             .concat(),
         );
         if later {
-            file.extend(
-                [b"PK\x07\x08", &crc[..], &packed_bytes.to_le_bytes(), &bytes.to_le_bytes()].concat(),
-            );
+            file.extend([b"PK\x07\x08", &known[..]].concat());
         }
-        let sizes = [&crc[..], &packed_bytes.to_le_bytes(), &bytes.to_le_bytes()].concat();
         directory.extend(
             [
                 b"PK\x01\x02\x2d\x03\x2d\x00",
                 &flags[..],
                 &method,
                 &[0; 4],
-                &sizes,
+                &known,
                 &(name.len() as u16).to_le_bytes(),
                 &[0; 12],
                 &offset.to_le_bytes(),
