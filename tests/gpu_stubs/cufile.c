@@ -1,4 +1,5 @@
-/* A stand-in for libcufile: files, buffers, synchronous and stream calls, counters.
+/* A stand-in for libcufile: files, buffers, synchronous and stream calls. Batches, counters and
+ * settings have files of their own.
  *
  * FOREBAY_STUB_CUFILE is a list: `mode=compat|nvfs|p2p|mixed` (by which way I/O goes, and is counted), `version=1150`
  * (1.15), `reroute=N` (every Nth I/O that goes direct is counted as rerouted, too), `stats=0` (no counters), `batch_max`, `batch_hang=N` (in compatibility mode a batch of more than N entries
@@ -22,27 +23,9 @@ void stub_cufile_came(int device, const void *at, size_t bytes);
 int cuLaunchHostFunc(void *stream, void (*call)(void *), void *data);
 int cuCtxGetCurrent(void **context);
 
-#define NAMES_MAX 64
-#define FAILURES_MAX 16
-
-struct cufile_settings cufile_settings = {.version = 1150, .batch_max = 128, .delay_us = 100, .stats = true};
 pthread_mutex_t cufile_lock = PTHREAD_MUTEX_INITIALIZER;
-struct level3 cufile_stats;
-
-static struct {
-    char call[48];
-    uint64_t first, last;
-    int code;
-} failures[FAILURES_MAX];
-static int failure_count;
-static struct {
-    const char *name;
-    uint64_t made;
-} calls[NAMES_MAX];
-static pthread_once_t read_once = PTHREAD_ONCE_INIT;
-
-static long users;
-static bool allow_compat = true, force_compat, counting;
+long cufile_users;
+static bool allow_compat = true, force_compat;
 
 struct file {
     int fd; /* the caller's */
@@ -59,94 +42,6 @@ struct buffer {
 };
 static struct buffer *buffers;
 
-/* Settings -----------------------------------------------------------------------------------------------------*/
-
-static void refuse(const char *what)
-{
-    fprintf(stderr, "FOREBAY_STUB_CUFILE: can't make sense of '%s'\n", what);
-    abort();
-}
-
-static void read_failure(const char *text)
-{
-    const char *colon = strchr(text, ':');
-    if (!colon || colon - text >= 48 || failure_count == FAILURES_MAX)
-        refuse(text);
-    memcpy(failures[failure_count].call, text, (size_t)(colon - text));
-    char *end;
-    uint64_t first = strtoull(colon + 1, &end, 10);
-    bool on = *end == '+';
-    end += on;
-    if (*end != ':')
-        refuse(text);
-    failures[failure_count].first = first;
-    failures[failure_count].last = on ? UINT64_MAX : first;
-    failures[failure_count++].code = atoi(end + 1);
-}
-
-static void read_mode(const char *name)
-{
-    static const char *const names[] = {"compat", "nvfs", "p2p", "mixed"};
-    for (int i = 0; i < 4; i++)
-        if (!strcmp(name, names[i])) {
-            cufile_settings.mode = (enum way)i;
-            return;
-        }
-    refuse(name);
-}
-
-static void read_settings(void)
-{
-    const char *given = getenv("FOREBAY_STUB_CUFILE");
-    char *text = strdup(given ? given : ""), *rest = NULL;
-    for (char *one = strtok_r(text, ",", &rest); one; one = strtok_r(NULL, ",", &rest)) {
-        char *value = strchr(one, '=');
-        if (!value)
-            refuse(one);
-        *value++ = 0;
-        if (!strcmp(one, "mode")) read_mode(value);
-        else if (!strcmp(one, "fail")) read_failure(value);
-        else if (!strcmp(one, "version")) cufile_settings.version = atoi(value);
-        else if (!strcmp(one, "batch_max")) cufile_settings.batch_max = atoi(value);
-        else if (!strcmp(one, "batch_hang")) cufile_settings.batch_hang = (unsigned)atoi(value);
-        else if (!strcmp(one, "batch_stall")) cufile_settings.batch_stall = (unsigned)atoi(value);
-        else if (!strcmp(one, "io_max")) cufile_settings.io_max = strtoull(value, NULL, 10);
-        else if (!strcmp(one, "delay_us")) cufile_settings.delay_us = atoll(value);
-        else if (!strcmp(one, "stats")) cufile_settings.stats = atoi(value);
-        else if (!strcmp(one, "reroute")) cufile_settings.reroute = (unsigned)atoi(value);
-        else refuse(one);
-    }
-    free(text);
-}
-
-int cufile_enter(const char *call)
-{
-    pthread_once(&read_once, read_settings);
-    int i = 0, code = 0;
-    pthread_mutex_lock(&cufile_lock);
-    while (i < NAMES_MAX - 1 && calls[i].name && strcmp(calls[i].name, call))
-        i++;
-    calls[i].name = call;
-    uint64_t nth = ++calls[i].made;
-    for (i = 0; i < failure_count && !code; i++)
-        if (!strcmp(failures[i].call, call) && nth >= failures[i].first && nth <= failures[i].last)
-            code = failures[i].code;
-    pthread_mutex_unlock(&cufile_lock);
-    return code;
-}
-
-static struct status status(int code)
-{
-    return (struct status){code, 0};
-}
-
-#define ENTER()                                \
-    do {                                       \
-        int refused_ = cufile_enter(__func__); \
-        if (refused_)                          \
-            return status(refused_);           \
-    } while (0)
-
 /* The driver ---------------------------------------------------------------------------------------------------*/
 
 EXPORT struct status cuFileDriverOpen(void)
@@ -157,14 +52,14 @@ EXPORT struct status cuFileDriverOpen(void)
         return (struct status){CUDA_DRIVER_ERROR, 201};
     if (cufile_settings.mode == POSIX && !allow_compat)
         return status(DRIVER_NOT_INITIALIZED);
-    users++;
+    cufile_users++;
     return status(DONE);
 }
 
 EXPORT struct status cuFileDriverClose_v2(void)
 {
     ENTER();
-    users = 0;
+    cufile_users = 0;
     return status(DONE);
 }
 
@@ -175,7 +70,7 @@ EXPORT struct status cuFileDriverClose(void)
 
 EXPORT long cuFileUseCount(void)
 {
-    return users;
+    return cufile_users;
 }
 
 EXPORT struct status cuFileGetVersion(int *version)
@@ -188,7 +83,7 @@ EXPORT struct status cuFileGetVersion(int *version)
 EXPORT struct status cuFileDriverGetProperties(struct properties *p)
 {
     ENTER();
-    if (!users)
+    if (!cufile_users)
         return status(DRIVER_NOT_INITIALIZED);
     bool nvfs = cufile_settings.mode == NVFS || cufile_settings.mode == MIXED;
     *p = (struct properties){
@@ -213,7 +108,7 @@ enum { ALLOW_COMPAT_MODE = 1, FORCE_COMPAT_MODE = 2, USE_PCI_P2PDMA = 7, BOOLS =
 EXPORT struct status cuFileSetParameterBool(int parameter, bool value)
 {
     ENTER();
-    if (users || parameter < 0 || parameter >= BOOLS)
+    if (cufile_users || parameter < 0 || parameter >= BOOLS)
         return status(INVALID_VALUE_GIVEN);
     if (parameter == ALLOW_COMPAT_MODE)
         allow_compat = value;
@@ -254,7 +149,7 @@ EXPORT struct status cuFileHandleRegister(void **handle, struct descriptor *d)
 {
     char path[64];
     ENTER();
-    if (!users)
+    if (!cufile_users)
         return status(DRIVER_NOT_INITIALIZED);
     int flags = d && d->kind == 1 ? fcntl(d->handle.fd, F_GETFL) : -1;
     if (flags < 0)
@@ -301,7 +196,7 @@ EXPORT struct status cuFileBufRegister(const void *at, size_t bytes, int flags)
 {
     (void)flags;
     ENTER();
-    if (!users)
+    if (!cufile_users)
         return status(DRIVER_NOT_INITIALIZED);
     if (stub_device_of((uint64_t)at) < 0)
         return status(CUDA_POINTER_INVALID);
@@ -353,35 +248,6 @@ static enum way way_of(const struct file *f, size_t bytes, off_t offset)
     if (cufile_settings.mode == MIXED)
         return __atomic_fetch_add(&turn, 1, __ATOMIC_RELAXED) % 2 ? POSIX : NVFS;
     return cufile_settings.mode;
-}
-
-static void count(int gpu, ssize_t moved, bool unaligned, bool writes, enum way way)
-{
-    struct gpu_stats *g = &cufile_stats.gpus[gpu];
-    struct level1 *b = &cufile_stats.basic;
-    pthread_mutex_lock(&cufile_lock);
-    if (counting) {
-        struct counter *ops = writes ? &b->writes : &b->reads;
-        *(moved < 0 ? &ops->failed : &ops->ok) += 1;
-        uint64_t bytes = moved < 0 ? 0 : (uint64_t)moved;
-        *(writes ? &b->write_bytes : &b->read_bytes) += bytes;
-        *(writes ? &g->write_bytes : &g->read_bytes) += bytes;
-        *(writes ? &g->writes : &g->reads) += 1;
-        if (moved < 0)
-            *(writes ? &g->failed_writes : &g->failed_reads) += 1;
-        if (unaligned)
-            *(writes ? &g->unaligned_writes : &g->unaligned_reads) += 1;
-        if (way == POSIX)
-            *(writes ? &g->posix_writes : &g->posix_reads) += 1;
-        else if (way == NVFS)
-            *(writes ? &g->nvfs_writes : &g->nvfs_reads) += 1;
-        else
-            *(writes ? &g->p2p_writes : &g->p2p_reads) += 1;
-        static unsigned went;
-        if (way != POSIX && cufile_settings.reroute && ++went % cufile_settings.reroute == 0)
-            *(writes ? &g->rerouted_writes : &g->rerouted_reads) += 1;
-    }
-    pthread_mutex_unlock(&cufile_lock);
 }
 
 static bool is_known(const struct file *f)
@@ -443,7 +309,7 @@ ssize_t cufile_transfer(void *handle, char *base, size_t bytes, off_t offset, of
     ssize_t moved = result < 0 ? 0 : result;
     if (!writes)
         stub_cufile_came(gpu, memory, (size_t)moved);
-    count(gpu, result, unaligned, writes, *way);
+    cufile_count(gpu, result, unaligned, writes, *way);
     return result;
 }
 
@@ -548,88 +414,3 @@ EXPORT struct status cuFileStreamDeregister(void *stream)
     stub_live("cufile_streams", -1);
     return status(DONE);
 }
-
-/* Counters -----------------------------------------------------------------------------------------------------*/
-
-#ifndef STUB_BEFORE_1_15
-
-static int level;
-
-EXPORT struct status cuFileSetStatsLevel(int to)
-{
-    ENTER();
-    if (!cufile_settings.stats || to < 0 || to > 3)
-        return status(INVALID_VALUE_GIVEN);
-    level = to;
-    return status(DONE);
-}
-
-EXPORT struct status cuFileGetStatsLevel(int *now)
-{
-    ENTER();
-    *now = level;
-    return status(DONE);
-}
-
-EXPORT struct status cuFileStatsStart(void)
-{
-    ENTER();
-    if (!users)
-        return status(DRIVER_NOT_INITIALIZED);
-    counting = level > 0;
-    return status(DONE);
-}
-
-EXPORT struct status cuFileStatsStop(void)
-{
-    ENTER();
-    counting = false;
-    return status(DONE);
-}
-
-EXPORT struct status cuFileStatsReset(void)
-{
-    ENTER();
-    pthread_mutex_lock(&cufile_lock);
-    memset(&cufile_stats, 0, sizeof cufile_stats);
-    pthread_mutex_unlock(&cufile_lock);
-    return status(DONE);
-}
-
-static struct status tell(int wanted, void *to, size_t bytes)
-{
-    if (!users)
-        return status(DRIVER_NOT_INITIALIZED);
-    if (!to || level < wanted)
-        return status(INVALID_VALUE_GIVEN);
-    pthread_mutex_lock(&cufile_lock);
-    cufile_stats.gpu_count = 0;
-    for (int i = 0; i < 16; i++)
-        if (cufile_stats.gpus[i].reads + cufile_stats.gpus[i].writes + cufile_stats.gpus[i].registered_bytes) {
-            memset(cufile_stats.gpus[i].uuid, 0x50 + i, 16);
-            cufile_stats.gpu_count = (uint32_t)i + 1;
-        }
-    memcpy(to, &cufile_stats, bytes);
-    pthread_mutex_unlock(&cufile_lock);
-    return status(DONE);
-}
-
-EXPORT struct status cuFileGetStatsL1(void *stats)
-{
-    ENTER();
-    return tell(1, stats, sizeof(struct level1));
-}
-
-EXPORT struct status cuFileGetStatsL2(void *stats)
-{
-    ENTER();
-    return tell(2, stats, offsetof(struct level3, gpu_count));
-}
-
-EXPORT struct status cuFileGetStatsL3(void *stats)
-{
-    ENTER();
-    return tell(3, stats, sizeof(struct level3));
-}
-
-#endif

@@ -130,10 +130,27 @@ struct cufile_settings {
 extern struct cufile_settings cufile_settings;
 extern pthread_mutex_t cufile_lock;
 extern struct level3 cufile_stats;
+/* How often the driver was opened since it was last closed. */
+extern long cufile_users;
 
 /* Counts the call; gives the code that it must return, 0 for none. Below 5000 it is an errno. */
 int cufile_enter(const char *call);
 /* One transfer, as all calls do it: bytes, or a negated errno or code. */
 ssize_t cufile_transfer(void *handle, char *base, size_t bytes, off_t offset, off_t base_offset, bool writes, enum way *way);
+/* Counts one transfer of a GPU's; `moved` below 0: it failed. */
+void cufile_count(int gpu, ssize_t moved, bool unaligned, bool writes, enum way way);
+
+static inline struct status status(int code)
+{
+    return (struct status){code, 0};
+}
+
+/* Counts the call it stands in, and ends it where it is to fail. */
+#define ENTER()                                \
+    do {                                       \
+        int refused_ = cufile_enter(__func__); \
+        if (refused_)                          \
+            return status(refused_);           \
+    } while (0)
 
 #endif

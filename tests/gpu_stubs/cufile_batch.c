@@ -23,18 +23,6 @@ struct submitted {
     struct batch_entry entries[];
 };
 
-static struct status status(int code)
-{
-    return (struct status){code, 0};
-}
-
-#define ENTER()                                \
-    do {                                       \
-        int refused_ = cufile_enter(__func__); \
-        if (refused_)                          \
-            return status(refused_);           \
-    } while (0)
-
 EXPORT struct status cuFileBatchIOSetUp(void **handle, unsigned entries)
 {
     ENTER();
