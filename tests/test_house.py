@@ -138,9 +138,6 @@ FUNCTION_LINES_MAX = 60
 # file::function → lines it has today; it may lose some, and leaves the table once it is short enough. A case or a record that is
 # read in one piece is clearer than its parts.
 LONG_FUNCTIONS: dict[str, int] = {
-    "crates/engine/src/emulate/worker.rs::begin": 62,
-    "crates/engine/src/emulate/worker.rs::open": 82,
-    "crates/engine/src/emulate/worker/digest.rs::digest_one": 75,
     "tests/fake_storage.py::record": 65,
     "tests/report_records.py::record": 115,
     "tests/test_fio.py::test_a_typical_file_becomes_one_job_per_section": 65,

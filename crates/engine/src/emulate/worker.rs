@@ -5,31 +5,27 @@
 mod blame;
 mod digest;
 mod ending;
+mod opening;
 mod straight;
 
-use super::board::{add, Board, Counters, Equipment, ACCOUNT_NS};
+use super::board::{add, Board, Counters, ACCOUNT_NS};
 use super::reading::{Opened, Reading, BLOCK};
 use super::supply::Delays;
-use super::uring::{Files, Reading as OpenFiles, Slots};
+use super::uring::{Reading as OpenFiles, Slots};
 use super::Shared;
 use crate::arena::Mem;
 use crate::client::{Client, Order};
 use crate::clock;
-use crate::driver::threads;
 use crate::format::Damage;
 use crate::gpu::cuda::Pinned;
-use crate::path;
 use crate::path::straight::Lanes;
 use crate::path::Copier;
 use crate::queue::{Fault, Op, Via};
-use crate::reactor::{self, memlock, Reactor, RingOptions};
+use crate::reactor::{self, Reactor};
 use crate::source::Loan;
-use crate::source::QueueNeeds;
 use forebay_model::training::{Grant, Stream};
-use forebay_model::{Error, Latency};
-use std::cell::RefCell;
+use forebay_model::Latency;
 use std::collections::VecDeque;
-use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
@@ -139,89 +135,6 @@ pub struct Worker {
 }
 
 impl Worker {
-    pub fn open(index: usize, shared: Arc<Shared>) -> Result<Worker, Error> {
-        threads::settle_in(shared.cpus.get(index % shared.cpus.len().max(1)).copied(), None)?;
-        let how = &shared.how;
-        let delays = Delays::new(&shared);
-        // What is read inline is parsed before anything else is: one slot, which stays in the cache.
-        let destination = shared.board.destination.as_ref();
-        let feeds_gpu = destination.is_some_and(|to| to.feeds_gpu());
-        let depth = if how.is_inline && !delays.any() && !feeds_gpu { 1 } else { how.depth };
-        let needs = QueueNeeds { depth, io_bytes_max: how.io_bytes, then_copied: true };
-        let options =
-            RingOptions { depth: depth.saturating_mul(2), one_by_one: true, ..RingOptions::default() };
-        let mut reactor = match how.is_inline || !how.has_ring {
-            true => Reactor::without_ring(),
-            false => Reactor::with_ring(options)
-                .map_err(|e| memlock::refusal("a worker of this run", &e, "‹engine› inline"))?,
-        };
-        let drives = || shared.data.target().into_iter().flat_map(|target| target.drives());
-        let slot_bytes = match path::of(shared.route.path).pins() {
-            true => how.io_bytes as usize + 2 * BLOCK as usize,
-            // Nothing goes through them.
-            false => BLOCK as usize,
-        };
-        let mut slots = Slots::new(depth, slot_bytes, drives().next().is_some())?;
-        let lent = shared.data.target().map_or(Ok(Vec::new()), |target| target.lend(slots.arena()))?;
-        if reactor.has_ring() && shared.data.target().is_none() {
-            // Where it is refused, each read pins its own pages.
-            let _ = reactor.register_arena(slots.arena_mut());
-        }
-        let files: OpenFiles = Rc::new(RefCell::new(vec![None; depth as usize]));
-        // O_DIRECT goes on from a block.
-        let mut client = Client::new(depth, false, (), |slot| slots.mem(slot)).with_unit(how.align.max(1));
-        let reads = match shared.data.target() {
-            Some(target) => {
-                let queue = target.queue(needs, &mut reactor)?;
-                let align = queue.geometry().align.max(1);
-                client.add(queue);
-                Reads::Whole { align }
-            }
-            None => {
-                let by_ring = !how.is_inline && how.has_ring;
-                let ring = by_ring.then_some(&mut reactor);
-                client.add(Box::new(Files::new(files.clone(), ring)));
-                if by_ring {
-                    Reads::Ring
-                } else {
-                    Reads::Inline
-                }
-            }
-        };
-        let pin = destination.map_or(Ok(None), |to| to.pin(slots.arena()))?;
-        let copiers = destination.map_or(Ok(Vec::new()), |to| to.copiers())?;
-        let lanes = straight::lanes(&shared, slots.count(), &mut reactor)?;
-        let via = if how.direct && !feeds_gpu { Via::Direct } else { Via::Staged };
-        shared.board.set_waker(index, reactor.waker()?);
-        shared.board.equipment.get_or_init(|| Equipment {
-            pages: slots.pages(),
-            slot_bytes: how.io_bytes * u64::from(depth),
-            features: reactor.features().to_vec(),
-        });
-        Ok(Worker {
-            index,
-            client,
-            reads,
-            files,
-            reactor,
-            copiers,
-            _pin: pin,
-            copies: Vec::new(),
-            _lent: lent,
-            delays,
-            flights: vec![Flight::default(); slots.count() as usize],
-            actives: (0..STREAMS_MAX.min(slots.count() as usize)).map(|_| None).collect(),
-            lanes,
-            via,
-            notes: Vec::new(),
-            slots,
-            in_flight: 0,
-            latencies: Latencies::default(),
-            accounted: 0,
-            shared,
-        })
-    }
-
     /// Works until the run ends.
     pub fn run(mut self) -> Latencies {
         while !self.board().stop.load(Ordering::Relaxed) {
@@ -290,30 +203,14 @@ impl Worker {
         true
     }
 
-    /// Opens the stream's file, if it is new. None: nothing can be had of it, and that was dealt with.
+    /// The stream, with its file open. None: nothing can be had of it, and that was dealt with.
     fn begin(&mut self, grant: Grant<Reading>) -> Option<Active> {
         let now = self.now();
         let Grant { epoch, rank, lane, stream, done, upto, work, is_new } = grant;
         let mut reading = work.unwrap_or_else(|| self.shared.reading());
         let number = stream.position + u64::from(done) * u64::from(stream.stride);
         if is_new {
-            match self.open_file(stream.file, rank) {
-                Ok(None) => reading.give_up(),
-                Ok(Some(Opened { bytes: 0, .. })) => {
-                    reading.give_up();
-                    self.damaged(stream.file, &Damage::new(0, 0, "the file is empty"));
-                }
-                Ok(Some(opened)) => {
-                    if let Err(damage) = reading.begin(stream, opened) {
-                        reading.give_up();
-                        self.damaged(stream.file, &damage);
-                    }
-                }
-                Err(e) => {
-                    reading.give_up();
-                    self.unreadable(stream.file, &e);
-                }
-            }
+            self.open_stream(stream, rank, &mut reading);
         }
         let mut active = Active {
             epoch,
@@ -352,6 +249,27 @@ impl Worker {
             return None;
         }
         Some(active)
+    }
+
+    /// Opens its file. What can't be read is given up.
+    fn open_stream(&self, stream: Stream, rank: u32, reading: &mut Reading) {
+        match self.open_file(stream.file, rank) {
+            Ok(None) => reading.give_up(),
+            Ok(Some(Opened { bytes: 0, .. })) => {
+                reading.give_up();
+                self.damaged(stream.file, &Damage::new(0, 0, "the file is empty"));
+            }
+            Ok(Some(opened)) => {
+                if let Err(damage) = reading.begin(stream, opened) {
+                    reading.give_up();
+                    self.damaged(stream.file, &damage);
+                }
+            }
+            Err(e) => {
+                reading.give_up();
+                self.unreadable(stream.file, &e);
+            }
+        }
     }
 
     /// Of the streams that have bytes to ask for: the one whose batch is needed first, then the one with the fewest

@@ -2,6 +2,7 @@
 //! scheduler.
 
 use super::super::board::{add, ACCOUNT_NS};
+use super::super::reading::Reading;
 use super::{Active, Flight, Worker};
 use crate::client::{End, Over};
 use crate::format::Damage;
@@ -78,45 +79,10 @@ impl Worker {
         self.in_flight -= 1;
         let begin = self.now();
         self.latencies.read.record(begin.saturating_sub(flight.began));
-        let found = match flight.errno {
-            _ if active.reading.is_dead => Ok(()),
-            0 if active.straight.is_some() => {
-                active.reading.pass((flight.want - flight.head).into());
-                Ok(())
-            }
-            0 => active.reading.take(&self.slots.bytes(tag)[flight.head as usize..flight.want as usize]),
-            libc::ENODATA => {
-                let ends = flight.offset + u64::from(flight.got);
-                let what =
-                    format!("the file ends there; it had {} bytes when it was opened", active.reading.bytes);
-                Err(Damage::new(active.reading.records(), ends, what))
-            }
-            errno => {
-                let what = match self.note_of(tag) {
-                    Some(note) => note.into(),
-                    None => format!("reading failed: {}", std::io::Error::from_raw_os_error(errno)),
-                };
-                Err(Damage::new(active.reading.records(), flight.offset, what))
-            }
-        };
+        let found = self.parse(active, tag, &flight);
         let end = self.now();
-        let counters = self.counters();
-        add(&counters.parse_ns, end - begin);
-        add(&counters.ios, 1);
-        if self.copiers.is_empty() {
-            // Others are counted where they end.
-            let whole = flight.errno == 0;
-            let got = if whole { flight.want } else { flight.got };
-            counters.ways.add(self.via, got.saturating_sub(flight.head).into());
-        }
-        let found = found.and_then(|()| match active.reading.is_short() {
-            true => Err(Damage::new(
-                active.reading.records(),
-                active.reading.at,
-                format!("the file holds {} samples, fewer than the workload says", active.reading.records()),
-            )),
-            false => Ok(()),
-        });
+        self.count(&flight, end - begin);
+        let found = found.and_then(|()| is_long_enough(&active.reading));
         for (damage, samples) in active.reading.take_lost() {
             self.lost(active.file, &damage, samples);
         }
@@ -134,18 +100,61 @@ impl Worker {
             self.latencies.sample.record_n((end - active.since) / count, count);
             (active.seen, active.since) = (samples, end);
         }
+        self.pass_on(active, tag, samples, end);
+        if end - self.accounted >= ACCOUNT_NS {
+            self.account(end);
+        }
+    }
+
+    /// Takes the bytes of a read as the next ones of their file. An error says what is wrong with them.
+    fn parse(&mut self, active: &mut Active, tag: u32, flight: &Flight) -> Result<(), Damage> {
+        let reading = &mut active.reading;
+        match flight.errno {
+            _ if reading.is_dead => Ok(()),
+            0 if active.straight.is_some() => {
+                reading.pass((flight.want - flight.head).into());
+                Ok(())
+            }
+            0 => reading.take(&self.slots.bytes(tag)[flight.head as usize..flight.want as usize]),
+            libc::ENODATA => {
+                let ends = flight.offset + u64::from(flight.got);
+                let what = format!("the file ends there; it had {} bytes when it was opened", reading.bytes);
+                Err(Damage::new(reading.records(), ends, what))
+            }
+            errno => {
+                let what = match self.note_of(tag) {
+                    Some(note) => note.into(),
+                    None => format!("reading failed: {}", std::io::Error::from_raw_os_error(errno)),
+                };
+                Err(Damage::new(reading.records(), flight.offset, what))
+            }
+        }
+    }
+
+    /// Books what a read brought, and how long it took to parse.
+    fn count(&self, flight: &Flight, parse_ns: u64) {
+        let counters = self.counters();
+        add(&counters.parse_ns, parse_ns);
+        add(&counters.ios, 1);
+        if self.copiers.is_empty() {
+            // Others are counted where they end.
+            let whole = flight.errno == 0;
+            let got = if whole { flight.want } else { flight.got };
+            counters.ways.add(self.via, got.saturating_sub(flight.head).into());
+        }
+    }
+
+    /// What was parsed goes where it is to stay, or nowhere.
+    fn pass_on(&mut self, active: &mut Active, tag: u32, samples: u32, now: u64) {
         if active.reading.is_dead || self.copiers.is_empty() {
             self.let_go(active, tag);
-            self.report(active, samples, end);
+            self.report(active, samples, now);
         } else if active.straight.is_some() {
             self.flights[tag as usize].whole = samples;
             self.keep(active, tag);
-            self.report(active, samples, end);
+            self.report(active, samples, now);
         } else {
             self.copy_on(active, tag, samples);
-        }
-        if end - self.accounted >= ACCOUNT_NS {
-            self.account(end);
         }
     }
 
@@ -261,4 +270,14 @@ impl Worker {
             }
         });
     }
+}
+
+/// A file that holds fewer samples than were expected of it is damaged.
+fn is_long_enough(reading: &Reading) -> Result<(), Damage> {
+    if !reading.is_short() {
+        return Ok(());
+    }
+    let records = reading.records();
+    let what = format!("the file holds {records} samples, fewer than the workload says");
+    Err(Damage::new(records, reading.at, what))
 }
