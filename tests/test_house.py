@@ -369,13 +369,15 @@ def test_python_modules_import_lightly_and_reports_do_without_the_engine() -> No
 
 
 def test_a_gib_has_one_home() -> None:
-    again = re.compile(r"2 ?\*\* ?30\b|1024 ?\*\* ?3\b|^\s*GIB = ")
+    python = re.compile(r"2 ?\*\* ?30\b|1024 ?\*\* ?3\b|\(1 << 30\)|^\s*GIB = ")
+    rust = re.compile(r"\(1(?:u64)? << 30\) as f64|\bf64::from\(1 << 30\)|1024(?:\.0)? \* 1024(?:\.0)? \* 1024|\bconst GIB: ")
+    homes = {"python/forebay/units.py", "crates/model/src/units.rs"}
     found = [
-        f"{name(path)}:{number}: use units.GIB: {line.strip()}"
-        for path in files(".py")
-        if path.is_relative_to(ROOT / "python") and name(path) != "python/forebay/units.py"
+        f"{name(path)}:{number}: use GIB of units: {line.strip()}"
+        for path in files(".py", ".rs")
+        if name(path).startswith(("python/", "crates/")) and name(path) not in homes
         for number, line in enumerate(text_of(path).splitlines(), 1)
-        if again.search(line)
+        if (python if path.suffix == ".py" else rust).search(line)
     ]
     assert not found, "\n".join(found)
 

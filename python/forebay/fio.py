@@ -21,6 +21,7 @@ from forebay.fio_job import CHECK as CHECK
 from forebay.fio_job import FioJob as FioJob
 from forebay.fio_job import among, resolved, running
 from forebay.fio_keys import ALIASES, DONE, ELSEWHERE, HARMLESS, HOLDS, OF_WRITES, REFUSED, TOLD
+from forebay.units import GIB
 
 
 def jobs(path: str, lenient: bool = False) -> list[FioJob]:
@@ -236,7 +237,7 @@ class _Reader(Checks):
 
     def pace(self, threads: int) -> None:
         """fio's rates are per job, and of each direction; Forebay's are of all workers together."""
-        for key, name, unit in (("rate", "rate_gib_s", 1 / (1 << 30)), ("rate_iops", "rate_iops", 1.0)):
+        for key, name, unit in (("rate", "rate_gib_s", 1 / GIB), ("rate_iops", "rate_iops", 1.0)):
             if key in self.left:
                 value = self.rate(key, self.left.pop(key))
                 if value:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from forebay.fio_offsets import Offsets
+from forebay.units import GIB
 
 _STEADY = re.compile(r"(iops|bw|lat)(_slope)?:([0-9]{1,12}(?:\.[0-9]{1,9})?)%")
 _NODES = re.compile(r"[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*")
@@ -26,7 +27,7 @@ class Endings(Offsets):
         return what if exits else ""
 
     def least_rates(self, threads: int) -> None:
-        for key, name, unit in (("rate_min", "rate_min_gib_s", 1 / (1 << 30)), ("rate_iops_min", "rate_min_iops", 1.0)):
+        for key, name, unit in (("rate_min", "rate_min_gib_s", 1 / GIB), ("rate_iops_min", "rate_min_iops", 1.0)):
             text = self.left.pop(key, "0")
             least = [self.size(key, part) if part else 0 for part in (p.strip() for p in text.split(","))]
             if not any(least):

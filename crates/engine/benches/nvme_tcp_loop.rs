@@ -8,6 +8,7 @@ use forebay_engine::meter::cpu::thread_seconds;
 use forebay_engine::reactor::{Completion, Reactor, RingOptions};
 use forebay_engine::stream::{self, Options, Received, Stream};
 use forebay_model::job::Pages;
+use forebay_model::units::BYTES_PER_GIB;
 use forebay_nvme::command::{io, Cqe, Sqe};
 use forebay_nvme::transport::tcp::host::{self, Data, HostEnd};
 use forebay_nvme::transport::tcp::target::{self, TargetEnd};
@@ -169,7 +170,7 @@ fn main() {
         let per_read = |n: f64| n / counts.reads.max(1) as f64;
         println!(
             "{len:7}  {depth:5}  {digests:7}  {bulk:6}  {:9.2}  {rate:8.0}  {:7.1}  {:13.2}  {:10.2}  {:17.2}  {:6.2}",
-            rate * f64::from(len) / f64::from(1 << 30),
+            rate * f64::from(len) / BYTES_PER_GIB,
             f64::from(depth) * 1e6 / rate,
             per_read(counts.receives as f64),
             per_read(counts.waits as f64),

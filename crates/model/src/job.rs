@@ -20,6 +20,7 @@ pub use path::PathKind;
 pub use side::{Flow, Priorities, Priority};
 pub use steady::{Judge, SteadyRule};
 
+use crate::units::GIB;
 use crate::Error;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -138,7 +139,7 @@ const DRAIN_MIN_S: f64 = 1.0;
 pub const FILE_NAME_DEFAULT: &str = "forebay.%d";
 pub const WORKERS_MAX: u32 = 4096;
 pub const DEPTH_MAX: u32 = 4096;
-pub const IO_BYTES_MAX: u64 = 1 << 30;
+pub const IO_BYTES_MAX: u64 = GIB;
 const FILES_MAX: u32 = 10_000_000;
 const REPEATS_MAX: u32 = 10_000;
 /// A year.

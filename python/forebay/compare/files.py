@@ -15,8 +15,9 @@ from forebay.errors import ForebayError, RequestError
 from forebay.metrics import Metric
 from forebay.stats import Interval, exp, mean_interval, unpaired_ratio
 from forebay.sweep.points import describe, odd_field, point_key, varying_fields
+from forebay.units import GIB
 
-FILE_BYTES_MAX = 2 << 30
+FILE_BYTES_MAX = 2 * GIB
 LINE_BYTES_MAX = 64 << 20
 RECORD = "forebay.run/"
 POINT = "forebay.point/1"

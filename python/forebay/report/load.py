@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import RequestError
+from forebay.units import GIB
 
-FILE_BYTES_MAX = 1 << 30
+FILE_BYTES_MAX = GIB
 LINE_BYTES_MAX = 64 << 20
 FILES_MAX = 10_000
 RUN_SCHEMA = "forebay.run/1"

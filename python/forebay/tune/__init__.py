@@ -23,10 +23,10 @@ from forebay.stages import Stages, format_duration
 from forebay.sweep.scale import FILL, folder_of, room_in
 from forebay.tune.search import Axes, Probe, Search, Setting
 from forebay.tune.show import document_of, show
-from forebay.units import format_bytes, parse_bytes, parse_percent, parse_seconds
+from forebay.units import GIB, format_bytes, parse_bytes, parse_percent, parse_seconds
 
 AXES = ("io_bytes", "workers", "depth")
-FILES, FILE_BYTES, FILE_BYTES_MIN = 4, 1 << 30, 64 << 20
+FILES, FILE_BYTES, FILE_BYTES_MIN = 4, GIB, 64 << 20
 FAILURES_MAX = 8
 
 

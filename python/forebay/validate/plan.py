@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from forebay.errors import MachineError, RequestError
+from forebay.units import GIB
 from forebay.validate.needs import kind_of
 from forebay.validate.steps import Run, Step
 
@@ -20,7 +21,7 @@ FILES = 4
 FINDS_WORKERS = ("bounce", "mapped", "auto")
 # Of the space that is free, what our files may fill; stripes, written files and gdsio's come beside the first.
 FILL, SETS = 0.5, 4
-FILE_BYTES_MAX, FILE_BYTES_MIN = 16 << 30, 16 << 20
+FILE_BYTES_MAX, FILE_BYTES_MIN = 16 * GIB, 16 << 20
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Options:
     sources: tuple[str, ...]
     gpus: tuple[int, ...] = (0,)
     seconds: float = 10.0
-    file_bytes: int = 1 << 30
+    file_bytes: int = GIB
     scale: float = 0.1
 
     def as_dict(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@
 use super::Shared;
 use crate::rate::Rate;
 use crate::source::SharedDrive;
+use forebay_model::units::BYTES_PER_GIB;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
@@ -53,5 +54,5 @@ impl Delays {
 
 /// The rate that was asked for.
 pub fn rate_of(spec: &forebay_model::training::EmulateSpec) -> Option<Arc<Rate>> {
-    spec.supply_gib_s.map(|gib_s| Arc::new(Rate::new(Some((gib_s * (1u64 << 30) as f64).max(1.0) as u64))))
+    spec.supply_gib_s.map(|gib_s| Arc::new(Rate::new(Some((gib_s * BYTES_PER_GIB).max(1.0) as u64))))
 }

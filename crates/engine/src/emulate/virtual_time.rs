@@ -13,6 +13,7 @@ use forebay_model::job::JobSpec;
 use forebay_model::record::*;
 use forebay_model::training::simulate::{file_sizes, simulate, Setup, Simulated};
 use forebay_model::training::EmulateSpec;
+use forebay_model::units::BYTES_PER_GIB;
 use forebay_model::{stats, warnings, Error};
 
 /// Defaults in virtual time: 128 MiB in flight, which keeps several of the fastest modelled drives busy.
@@ -164,7 +165,7 @@ fn result_of(spec: &EmulateSpec, played: &Simulated) -> RunResult {
         seconds: played.seconds,
         bytes: played.bytes,
         ios: played.ios,
-        throughput_gib_s: per(played.bytes as f64 / (1u64 << 30) as f64),
+        throughput_gib_s: per(played.bytes as f64 / BYTES_PER_GIB),
         iops: per(played.ios as f64),
         latency_us: played.read.summary(),
         ..Repeat::default()

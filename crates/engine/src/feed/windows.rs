@@ -6,6 +6,7 @@ use crate::path::mapped::{
     window_bytes, DevicePinner, Limits, MappedFile, Phase, Registry, Wakeup, LEAST_BYTES,
 };
 use crate::source::file::FileTarget;
+use forebay_model::units::GIB;
 use forebay_model::Error;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use std::time::Duration;
 /// Of this many windows a file consists, where they are neither too small nor too large then.
 const WINDOWS_WANTED: u64 = 8;
 /// Registered at most where the system doesn't say how much memory is free.
-const CAP_BYTES_UNKNOWN: u64 = 4 << 30;
+const CAP_BYTES_UNKNOWN: u64 = 4 * GIB;
 /// How often a waiting worker looks after its copies.
 const LOOK_AGAIN: Duration = Duration::from_micros(500);
 

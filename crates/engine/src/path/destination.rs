@@ -9,12 +9,13 @@ use crate::machine;
 use crate::source::file::FileTarget;
 use crate::source::Target;
 use forebay_model::job::JobSpec;
+use forebay_model::units::GIB;
 use forebay_model::Error;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// Bytes of the page cache that may stay registered if the amount of free memory is unknown.
-const PIN_BYTES_DEFAULT: u64 = 4 << 30;
+const PIN_BYTES_DEFAULT: u64 = 4 * GIB;
 
 /// What `mapped` may register for readers that keep so many bytes under way, where `--pin-limit` may be given.
 pub fn limits(pin_limit_bytes: Option<u64>, in_flight_bytes: u64) -> Limits {

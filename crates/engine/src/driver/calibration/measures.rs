@@ -1,12 +1,13 @@
 //! What a trial is to tell, and the job that tells it.
 
 use forebay_model::job::JobSpec;
+use forebay_model::units::GIB;
 use std::time::Duration;
 
 /// What trials of a path that registers are about, of all targets: little enough for a whole first pass; for later ones more
 /// than a processor's cache holds, or a GPU's table of pages; and the least of each target.
 const FIRST_BYTES: u64 = 512 << 20;
-const LATER_BYTES: u64 = 8 << 30;
+const LATER_BYTES: u64 = 8 * GIB;
 const BYTES_LEAST: u64 = 4 << 20;
 /// A rate of registering that is reached everywhere.
 const SET_UP_BYTES_S: f64 = 16e9;

@@ -8,6 +8,7 @@ use crate::reactor::tests::forbid_entering;
 use crate::source::file::{FileAccess, FileBacking, FileTarget};
 use crate::source::NilBacking;
 use forebay_model::job::Engine;
+use forebay_model::units::BYTES_PER_GIB;
 use std::sync::mpsc::{channel, Receiver};
 
 /// Keeps what it is given until it is told to let go; counts flushes.
@@ -363,7 +364,7 @@ fn a_rate_in_bytes_holds_for_any_sizes() {
     for bytes in [1u64 << 20, 1 << 10, 3 << 28] {
         schedule.advance(bytes);
     }
-    let wanted = 3.0 * ((1u64 << 20) + (1 << 10) + (3 << 28)) as f64 / (1u64 << 30) as f64;
+    let wanted = 3.0 * ((1u64 << 20) + (1 << 10) + (3 << 28)) as f64 / BYTES_PER_GIB;
     assert!((schedule.next.duration_since(from).as_secs_f64() - wanted).abs() < 1e-6);
     let mut schedule = schedule_of(&JobSpec { rate_gib_s: None, rate_iops: Some(3e9), ..job }, 0).unwrap();
     let from = schedule.next;

@@ -9,6 +9,7 @@ use super::uapi::{
 use crate::clock;
 use crate::process::is_gone;
 use crate::serve::volume::Volume;
+use forebay_model::units::GIB;
 use forebay_model::Error;
 use std::time::Duration;
 use zerocopy::{FromBytes, IntoBytes};
@@ -21,7 +22,7 @@ const AT_ONCE: Duration = Duration::from_secs(20);
 /// Partitions are read before a device is there.
 const START: Duration = Duration::from_secs(60);
 /// Discards and zeroings come in pieces of at most this.
-const PIECE_BYTES: u64 = 1 << 30;
+const PIECE_BYTES: u64 = GIB;
 
 /// One command to the control device: `command.addr` and `len` are set to `buffer` by whoever carries it out.
 ///

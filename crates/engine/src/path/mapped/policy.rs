@@ -7,6 +7,7 @@
 //! passes through a transient reserve. The reserve empties by halves, since each
 //! unregistering waits for every copy in flight on the device.
 
+use forebay_model::units::GIB;
 use std::collections::VecDeque;
 
 /// A window: number of its file in the registry, number of it in the file.
@@ -17,7 +18,7 @@ pub struct Key {
 }
 
 /// The reserve is at least this, so that an eviction is worth its wait.
-const RESERVE_BYTES_MIN: u64 = 1 << 30;
+const RESERVE_BYTES_MIN: u64 = GIB;
 /// A quarter of the cap passes windows through, where that is more.
 const RESERVE_SHARE: u64 = 4;
 /// The cap holds at least this many windows.

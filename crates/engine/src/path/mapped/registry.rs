@@ -17,6 +17,7 @@ use crate::meter::cache;
 use crate::queue::Fault;
 use crate::source::file::FileTarget;
 use forebay_model::record::MappedRan;
+use forebay_model::units::BYTES_PER_GIB;
 use forebay_model::Error;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -269,7 +270,7 @@ impl Registry {
             registered_bytes_peak: state.policy.peak_bytes(),
             registrations: read(&counts.registrations),
             register_gib_s: (ns > 0)
-                .then(|| read(&counts.registered_bytes) as f64 / (1u64 << 30) as f64 / (ns as f64 / 1e9)),
+                .then(|| read(&counts.registered_bytes) as f64 / BYTES_PER_GIB / (ns as f64 / 1e9)),
             evictions: read(&counts.evictions),
             eviction_batches: read(&counts.eviction_batches),
             uncached: read(&counts.uncached),
