@@ -127,6 +127,29 @@ def test_a_wrong_request_is_refused_by_name(drives: FakeStorage, flags: list[str
     assert code == 2 and said in err and not drives.specs
 
 
+def test_drives_whose_folders_are_missing_are_refused_before_anything_runs(
+    drives: FakeStorage, tmp_path: Path, capsys: Any
+) -> None:
+    (tmp_path / "mine-1" / "unet3d").mkdir(parents=True)
+    for source in (f"{tmp_path}/mine-{{n}}/{{workload}}", f"file:{tmp_path}/mine-{{n}}/{{workload}}", "mine-{n}/{workload}"):
+        code, out, err = typed(capsys, "emulate", "matrix", PRESET, "--workload", "unet3d", "--drive", f"D3-S4520={source}")
+        first = source.replace("{n}", "2").replace("{workload}", "unet3d")
+        assert code == 2 and out == "", err
+        assert f"--drive D3-S4520={source}: there is no {first}, nor 2 others that it names" in err, err
+        assert f"forebay emulate datagen --workload unet3d --accelerator h100 --data {first}" in err, err
+        assert "--count" in err and not drives.specs
+        # Nor is there a folder of results.
+        assert sorted(f.name for f in tmp_path.iterdir()) == ["mine-1"]
+    # What is there can be asked for alone, and what only the engine can look for isn't looked for here.
+    train = tmp_path / "mine-1" / "unet3d" / "train"
+    train.mkdir()
+    for n in range(200):
+        (train / f"img_{n:03}_of_200.npz").write_bytes(b"x")
+    flags = ["--workload", "unet3d", "--count", 1, "--probe", "1", "--max", 2]
+    code, document = run(capsys, *flags, "--drive", "D3-S4520=mine-{n}/{workload}")
+    assert code == 0 and all(row["accelerators"] for row in document["rows"])
+
+
 def test_the_presets_are_whole() -> None:
     for name in matrix.presets():
         found = matrix.find(name)

@@ -44,12 +44,17 @@ def found_files(request: Request) -> int | None:
 
 def check_exists(request: Request) -> list[Path]:
     """The data sets as paths, which some aren't. RequestError where a folder isn't there."""
-    folders = [Path(d.removeprefix("file:")) for d in request.data]
-    for data, folder in zip(request.data, folders, strict=True):
-        if ":" not in str(folder) and "{" not in data and not folder.exists():
+    for data in request.data:
+        if "{" not in data and is_missing(data):
             next = f"{making(request)} --data {data}, or another --data"
             raise RequestError(f"--data {data}", "there is no such folder", next)
-    return folders
+    return [Path(data.removeprefix("file:")) for data in request.data]
+
+
+def is_missing(source: str) -> bool:
+    """Whether a source that is a path doesn't exist. Only the engine knows of the others."""
+    path = source.removeprefix("file:")
+    return ":" not in path and not Path(path).exists()
 
 
 def making(request: Request) -> str:

@@ -21,7 +21,7 @@ import click
 
 from forebay import mpi
 from forebay.bench import save
-from forebay.emulate import datasize, measure, search
+from forebay.emulate import data, datasize, measure, search
 from forebay.emulate.greatest import Greatest
 from forebay.emulate.request import LEVEL_OF, Request, count
 from forebay.emulate.workloads import load
@@ -100,14 +100,16 @@ def command(
     """How many accelerators do one or several of each drive keep busy? A published table, measured or simulated."""
     mpi.refuse("emulate matrix", "run it without mpirun: each cell uses one host")
     matrix = find(preset)
-    cells = list(cells_of(matrix, sources_of(drives, matrix), workloads, [count(n, "--count") for n in counts]))
-    folder = measure.results_folder(results or preset)
+    sources = sources_of(drives, matrix)
+    cells = list(cells_of(matrix, sources, workloads, [count(n, "--count") for n in counts]))
+    check_folders(matrix, sources, cells)
     seconds = parse_seconds(probe, "--probe")
     if seconds <= 0:
         raise RequestError(f"--probe {probe}", "must be above 0", "--probe 20")
     if not (confirm.isascii() and confirm.isdigit() and len(confirm) < 4 and int(confirm) <= 100):
         raise RequestError(f"--confirm {confirm}", "is not a whole number from 0 to 100", "--confirm 5")
     asks = Asks(seconds, int(confirm), count(most, "--max"))
+    folder = measure.results_folder(results or preset)
     documents, code = play(matrix, cells, folder, asks)
     document = report(matrix, cells, documents)
     keep(folder, matrix, cells, documents)
@@ -195,6 +197,22 @@ def cells_of(matrix: Matrix, sources: Mapping[str, str], workloads: Sequence[str
 
 def placed(source: str, number: int, workload: str) -> str:
     return source.replace("{n}", str(number)).replace("{workload}", workload)
+
+
+def check_folders(matrix: Matrix, sources: Mapping[str, str], cells: Sequence[Cell]) -> None:
+    """RequestError where folders of a drive that is here are missing: a cell of it would fail after others took minutes."""
+    for drive, source in sources.items():
+        named = [cell for cell in cells if cell.drive == drive]
+        missing = [cell for cell in named if data.is_missing(cell.source)]
+        if missing:
+            first, more = missing[0], len({cell.source for cell in missing}) - 1
+            others = f", nor {more} other{'s' if more > 1 else ''} that it names" if more else ""
+            make = f"forebay emulate datagen --workload {first.workload} --accelerator {matrix.accelerator} --data {first.source}"
+            raise RequestError(
+                f"--drive {drive}={source}",
+                f"there is no {first.source}{others}",
+                f"{make}; or another SOURCE; --workload and --count leave out what isn't there",
+            )
 
 
 def request_for(matrix: Matrix, cell: Cell, probe_s: float) -> Request:
