@@ -1,6 +1,7 @@
 //! What the suite opens: for each row of `SOURCES` the targets that exercise it,
 //! over files whose content is known by other means.
 
+pub use super::scenario::home;
 use forebay_engine::queue::Op;
 use forebay_engine::reactor::{memlock, Reactor, RingOptions};
 use forebay_engine::source::file::{FileAccess, FileTarget};
@@ -16,13 +17,6 @@ use std::sync::LazyLock;
 
 pub const ENGINES: [(&str, Engine); 4] =
     [("uring", Engine::Uring), ("pread", Engine::Pread), ("inline", Engine::Inline), ("map", Engine::Map)];
-
-/// A place on a real disk, so that O_DIRECT means something; where the tests were built elsewhere, any.
-pub fn home() -> tempfile::TempDir {
-    let built = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let at = if built.is_dir() { built.into() } else { std::env::temp_dir() };
-    tempfile::tempdir_in(at).unwrap()
-}
 
 /// Rings and registered slots are locked in memory: those of all tests, and of others of this user.
 const LOCKED_BYTES: u64 = 8 << 20;
@@ -59,7 +53,7 @@ pub fn makes_zeroes(op: Op) -> bool {
 }
 
 fn tried(flags: FallocateFlags) -> bool {
-    let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let file = tempfile::tempfile_in(home().path()).unwrap();
     file.set_len(8192).unwrap();
     let answer = rustix::fs::fallocate(&file, flags, 0, 4096);
     answer.inspect_err(|e| eprintln!("SKIPPED: zeroes are written, since fallocate {flags:?}: {e}")).is_ok()

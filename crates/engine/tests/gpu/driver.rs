@@ -144,7 +144,7 @@ fn a_pin_that_is_refused_says_what_it_was_for() {
 fn what_may_be_registered_is_checked() {
     Scenario::new("driver::what_may_be_registered_is_checked").settings("pin=1m").run(|| {
         let gpu = gpu();
-        let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let file = tempfile::tempfile_in(scenario::home().path()).unwrap();
         file.set_len(8192).unwrap();
         use std::os::fd::AsRawFd;
         // SAFETY: a fresh mapping of our own file; it lives as long as the process.

@@ -1,7 +1,7 @@
 //! `gds` by each of cuFile's interfaces, in direct, compatibility and mixed mode,
 //! and with what goes wrong there.
 
-use super::scenario::{on_real_gpu, Books, Scenario};
+use super::scenario::{home, on_real_gpu, Books, Scenario};
 use forebay_engine::driver::{self, Observer, Outcome, Progress};
 use forebay_model::job::{CuFileMode, JobSpec, Op, PathKind};
 use forebay_model::record::RunRecord;
@@ -21,11 +21,6 @@ impl Observer for Nobody {
 const STUB: &str = "FOREBAY_STUB_CUFILE";
 const MODES: [CuFileMode; 4] =
     [CuFileMode::Sync, CuFileMode::Stream, CuFileMode::Batch, CuFileMode::BatchStream];
-
-/// A folder on the disk of the build, which has O_DIRECT.
-fn folder() -> tempfile::TempDir {
-    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
-}
 
 /// A job that reads `source` once and checks every byte; the file is made first.
 fn reading(source: &str) -> JobSpec {
@@ -82,7 +77,7 @@ fn with(name: &'static str, settings: &'static str, body: impl FnOnce()) -> Opti
 fn each_interface_brings_every_byte_and_says_that_it_went_direct() {
     let books =
         with("gds::each_interface_brings_every_byte_and_says_that_it_went_direct", "mode=p2p", || {
-            let dir = folder();
+            let dir = home();
             for mode in MODES {
                 for depth in [1, 4] {
                     let source = dir.path().to_str().unwrap();
@@ -116,7 +111,7 @@ fn each_interface_brings_every_byte_and_says_that_it_went_direct() {
 #[test]
 fn compatibility_mode_is_refused_unless_allowed_and_never_called_direct() {
     with("gds::compatibility_mode_is_refused_unless_allowed_and_never_called_direct", "mode=compat", || {
-        let dir = folder();
+        let dir = home();
         let path = made(dir.path(), "a", 1 << 20);
         for job in
             [unverified(&path), JobSpec { require_direct: true, allow_compat: true, ..unverified(&path) }]
@@ -142,7 +137,7 @@ fn compatibility_mode_is_refused_unless_allowed_and_never_called_direct() {
 #[test]
 fn a_mixture_is_named_and_divided() {
     with("gds::a_mixture_is_named_and_divided", "mode=mixed", || {
-        let dir = folder();
+        let dir = home();
         let path = made(dir.path(), "a", 4 << 20);
         let mixed = record(&JobSpec { allow_compat: true, ..unverified(&path) });
         assert_eq!(mixed.path.ran, "gds-mixed");
@@ -154,7 +149,7 @@ fn a_mixture_is_named_and_divided() {
 #[test]
 fn reads_that_cufile_rerouted_are_not_called_direct() {
     with("gds::reads_that_cufile_rerouted_are_not_called_direct", "mode=p2p,reroute=4", || {
-        let dir = folder();
+        let dir = home();
         let path = made(dir.path(), "a", 4 << 20);
         let record = record(&JobSpec { allow_compat: true, ..unverified(&path) });
         assert_eq!(record.path.ran, "gds-mixed");
@@ -169,7 +164,7 @@ fn reads_that_cufile_rerouted_are_not_called_direct() {
 fn a_cufile_that_falls_back_unasked_fails_the_check_and_keeps_the_record() {
     let name = "gds::a_cufile_that_falls_back_unasked_fails_the_check_and_keeps_the_record";
     with(name, "mode=mixed,fail=cuFileSetParameterBool:1+:5022", || {
-        let dir = folder();
+        let dir = home();
         let path = made(dir.path(), "a", 4 << 20);
         for require_direct in [false, true] {
             // The look beforehand is one read, which the stand-in sends direct every other time.
@@ -198,7 +193,7 @@ fn what_falls_back_after_the_look_fails_the_run_and_keeps_its_record() {
     // a cuFile that can't be told not to.
     let name = "gds::what_falls_back_after_the_look_fails_the_run_and_keeps_its_record";
     with(name, "mode=nvfs,fail=cuFileSetParameterBool:1+:5022", || {
-        let dir = folder();
+        let dir = home();
         let path = made(dir.path(), "a", (1 << 20) + 4096);
         let job = JobSpec {
             io_bytes: 4096,
@@ -223,7 +218,7 @@ fn what_falls_back_after_the_look_fails_the_run_and_keeps_its_record() {
 #[test]
 fn unaligned_heads_and_tails_small_files_and_ends_come_whole_and_counted() {
     with("gds::unaligned_heads_and_tails_small_files_and_ends_come_whole_and_counted", "mode=compat", || {
-        let dir = folder();
+        let dir = home();
         for (bytes, io_bytes, mode) in [
             (100_001, 9_999, CuFileMode::Sync),
             (1, 65536, CuFileMode::Stream),
@@ -249,7 +244,7 @@ fn unaligned_heads_and_tails_small_files_and_ends_come_whole_and_counted() {
 #[test]
 fn a_stripe_goes_direct_in_user_space() {
     with("gds::a_stripe_goes_direct_in_user_space", "mode=p2p", || {
-        let dir = folder();
+        let dir = home();
         let [a, b] = ["a", "b"].map(|n| made(dir.path(), n, 1 << 20));
         let source = format!("stripe:?chunk=16k&m={}&m={}", a.display(), b.display());
         for mode in MODES {
@@ -262,7 +257,7 @@ fn a_stripe_goes_direct_in_user_space() {
 #[test]
 fn writes_from_gpu_memory_hold_what_was_there() {
     with("gds::writes_from_gpu_memory_hold_what_was_there", "mode=p2p", || {
-        let dir = folder();
+        let dir = home();
         for mode in MODES {
             let sub = dir.path().join(mode.name());
             std::fs::create_dir(&sub).unwrap();
@@ -286,7 +281,7 @@ fn writes_from_gpu_memory_hold_what_was_there() {
 #[test]
 fn short_calls_are_finished_and_counted() {
     with("gds::short_calls_are_finished_and_counted", "mode=compat,io_max=20000", || {
-        let dir = folder();
+        let dir = home();
         for mode in MODES {
             let sub = dir.path().join(mode.name());
             std::fs::create_dir(&sub).unwrap();
@@ -307,7 +302,7 @@ fn short_calls_are_finished_and_counted() {
 #[test]
 fn without_udev_5027_says_so() {
     with("gds::without_udev_5027_says_so", "mode=compat,fail=cuFileHandleRegister:1+:5027", || {
-        let dir = folder();
+        let dir = home();
         let path = made(dir.path(), "a", 1 << 16);
         let refused = run(&JobSpec { allow_compat: true, ..unverified(&path) }).unwrap_err();
         assert_eq!(refused.kind, Kind::Machine);
@@ -330,7 +325,7 @@ fn a_failed_call_is_a_failed_io_in_cufiles_words() {
                 s if s.to_lowercase().contains("async") => CuFileMode::Stream,
                 _ => CuFileMode::Batch,
             };
-            let dir = folder();
+            let dir = home();
             let path = made(dir.path(), "a", 1 << 20);
             let outcome = run(&JobSpec { cufile: mode, allow_compat: true, ..unverified(&path) }).unwrap();
             let (errors, failure) = (&outcome.record.result.errors, outcome.failure.unwrap());
@@ -350,7 +345,7 @@ fn buffers_that_cant_be_registered_are_a_warning_and_work() {
         "gds::buffers_that_cant_be_registered_are_a_warning_and_work",
         "mode=compat,fail=cuFileBufRegister:1+:5036",
         || {
-            let dir = folder();
+            let dir = home();
             let path = made(dir.path(), "a", 1 << 20);
             let job = JobSpec { allow_compat: true, ..unverified(&path) };
             let registered = record(&job);
@@ -375,7 +370,7 @@ fn batches_are_kept_to_what_compatibility_mode_survives() {
         "gds::batches_are_kept_to_what_compatibility_mode_survives",
         "mode=compat,batch_hang=64,delay_us=0",
         || {
-            let dir = folder();
+            let dir = home();
             let path = made(dir.path(), "a", 16 << 20);
             let job = JobSpec {
                 cufile: CuFileMode::Batch,
@@ -403,7 +398,7 @@ fn a_batch_that_never_ends_times_out_is_cancelled_and_named() {
         "gds::a_batch_that_never_ends_times_out_is_cancelled_and_named",
         "mode=compat,batch_stall=3",
         || {
-            let dir = folder();
+            let dir = home();
             let path = made(dir.path(), "a", 4 << 20);
             let job = JobSpec {
                 cufile: CuFileMode::Batch,
@@ -429,7 +424,7 @@ fn a_batch_that_hangs_when_it_is_submitted_times_out_and_the_run_ends() {
     // What hangs is left behind: its books can't be balanced.
     let caught = std::panic::catch_unwind(|| {
         with(name, "mode=compat,batch_hang=2", || {
-            let dir = folder();
+            let dir = home();
             let path = made(dir.path(), "a", 1 << 20);
             let job = JobSpec {
                 cufile: CuFileMode::Batch,
@@ -458,7 +453,7 @@ fn an_older_cufile_has_no_counters_which_is_null_with_the_reason() {
     let name = "gds::an_older_cufile_has_no_counters_which_is_null_with_the_reason";
     let Some(scenario) = scenario(name, "mode=p2p,version=1140") else { return };
     scenario.variable("FOREBAY_LIBCUFILE", old.to_str().unwrap()).run(|| {
-        let dir = folder();
+        let dir = home();
         let path = made(dir.path(), "a", 1 << 20);
         // cuFile may not fall back, and the reads succeeded.
         let strict = record(&unverified(&path));
@@ -476,7 +471,7 @@ fn an_older_cufile_has_no_counters_which_is_null_with_the_reason() {
 fn without_libcufile_it_is_the_machine_that_lacks_it() {
     let name = "gds::without_libcufile_it_is_the_machine_that_lacks_it";
     Scenario::new(name).variable("FOREBAY_LIBCUFILE", "no/such/libcufile.so").run(|| {
-        let dir = folder();
+        let dir = home();
         let path = made(dir.path(), "a", 1 << 16);
         let lacking = run(&unverified(&path)).unwrap_err();
         assert_eq!(lacking.kind, Kind::Machine);

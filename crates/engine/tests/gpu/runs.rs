@@ -1,5 +1,6 @@
 //! Jobs over files of known content, as the command line would run them.
 
+pub use super::scenario::home;
 use forebay_engine::driver::{run, Observer, Progress};
 use forebay_engine::Error;
 use forebay_model::job::{Cache, JobSpec, PathKind};
@@ -14,13 +15,6 @@ impl Observer for Quiet {
     fn stop(&mut self) -> bool {
         false
     }
-}
-
-/// A place on a real disk, so that O_DIRECT means something; where the tests were built elsewhere, any.
-pub fn home() -> tempfile::TempDir {
-    let built = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let at = if built.is_dir() { built.into() } else { std::env::temp_dir() };
-    tempfile::tempdir_in(at).unwrap()
 }
 
 /// A file of ours with seeded content, made by a run as a user would have it made.

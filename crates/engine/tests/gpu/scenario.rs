@@ -28,6 +28,13 @@ pub fn on_real_gpu() -> bool {
     std::env::var_os("FOREBAY_TEST_GPU").is_some_and(|v| v == "1")
 }
 
+/// A place on a real disk, so that O_DIRECT means something; where the tests were built elsewhere, any.
+pub fn home() -> tempfile::TempDir {
+    let built = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let at = if built.is_dir() { built.into() } else { std::env::temp_dir() };
+    tempfile::tempdir_in(at).unwrap()
+}
+
 /// Whether this process is a scenario's.
 pub fn is_inside() -> bool {
     std::env::var_os(INSIDE).is_some()
@@ -118,7 +125,7 @@ impl Scenario {
             }
             return None;
         }
-        let home = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let home = home();
         let ledger = home.path().join("books.json");
         self.child(|command| {
             command
@@ -135,7 +142,9 @@ impl Scenario {
 
     fn child(&self, with: impl FnOnce(&mut Command) -> &mut Command) {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args([&self.name, "--exact", "--nocapture", "--test-threads=1"]).env(INSIDE, &self.name);
+        // The test may be one of those that are ignored unless asked for: it was, or this wouldn't run.
+        let only_it = ["--exact", "--include-ignored", "--nocapture", "--test-threads=1"];
+        command.arg(&self.name).args(only_it).env(INSIDE, &self.name);
         let own = self.variables.iter().map(|(name, value)| (name, value));
         let done = with(&mut command).envs(own).output().unwrap();
         let said = String::from_utf8_lossy(&done.stdout);

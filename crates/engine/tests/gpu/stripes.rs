@@ -1,7 +1,7 @@
 //! Stripes over members on unlike devices into a GPU: the disk of the build, and memory.
 
 use super::runs::{go, job};
-use super::scenario::Scenario;
+use super::scenario::{on_real_gpu, Scenario};
 use forebay_engine::driver::{run, Observer, Progress};
 use forebay_model::job::{Cache, JobSpec, PathKind};
 use forebay_model::Kind;
@@ -31,6 +31,22 @@ impl Members {
         Some(Members { _disk: disk, _memory: memory, on_disk, in_memory })
     }
 
+    /// The paths that can be tried over both. cuFile registers no file on a device that udev has no entry for, as is
+    /// usual for memory.
+    fn paths(&self) -> Vec<PathKind> {
+        let wanted = JobSpec { passes: Some(1), ..self.job(PathKind::Gds) };
+        match run(&wanted, vec!["test".into()], &mut super::runs::Quiet) {
+            Err(refused)
+                if refused.found.contains("5027")
+                    && refused.asked.ends_with(&*self.in_memory.to_string_lossy()) =>
+            {
+                eprintln!("skipped: stripes over memory by gds: {refused}");
+                vec![PathKind::Bounce]
+            }
+            _ => vec![PathKind::Bounce, PathKind::Gds],
+        }
+    }
+
     /// A job over both by a path, its files made where they aren't there.
     fn job(&self, path: PathKind) -> JobSpec {
         let source = format!("stripe:?chunk=64k&m={}&m={}", self.on_disk.display(), self.in_memory.display());
@@ -45,6 +61,21 @@ impl Members {
             ..job(&self.on_disk)
         }
     }
+}
+
+/// As on a machine where udev has an entry for the disk alone.
+#[test]
+fn where_udev_knows_nothing_of_memory_only_bounce_is_tried_over_it() {
+    let name = "stripes::where_udev_knows_nothing_of_memory_only_bounce_is_tried_over_it";
+    let settings = "mode=p2p,fail=cuFileHandleRegister:2+:5027";
+    if on_real_gpu() {
+        eprintln!("skipped {name}: a mode that only the stand-in has ({settings})");
+        return;
+    }
+    Scenario::new(name).variable("FOREBAY_STUB_CUFILE", settings).run(|| {
+        let Some(members) = Members::new() else { return };
+        assert_eq!(members.paths(), [PathKind::Bounce]);
+    });
 }
 
 /// Acts once, when all was read twice.
@@ -71,7 +102,9 @@ fn members_on_unlike_devices_come_whole_and_one_that_fails_is_named_alone() {
     let name = "stripes::members_on_unlike_devices_come_whole_and_one_that_fails_is_named_alone";
     Scenario::new(name).variable("FOREBAY_STUB_CUFILE", "mode=p2p").run(|| {
         let Some(members) = Members::new() else { return };
-        for path in [PathKind::Bounce, PathKind::Gds] {
+        let paths = members.paths();
+        assert!(paths.len() == 2 || on_real_gpu(), "{paths:?}");
+        for &path in &paths {
             let record = go(&JobSpec { verify: true, passes: Some(2), ..members.job(path) });
             assert_eq!(record.result.verified_bytes, 4 * MEMBER, "{path:?}");
             assert!(record.path.destination.starts_with("gpu:"), "{}", record.path.destination);
@@ -81,7 +114,7 @@ fn members_on_unlike_devices_come_whole_and_one_that_fails_is_named_alone() {
                 assert_eq!(routes.len(), 2, "{routes:?}");
             }
         }
-        for path in [PathKind::Bounce, PathKind::Gds] {
+        for path in paths {
             let cut = || {
                 let file = std::fs::File::options().write(true).open(&members.in_memory).unwrap();
                 file.set_len(0).unwrap();
