@@ -30,7 +30,8 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// Looks at what is there; makes the folders and the unfinished manifest, unless this is a dry run.
+    /// Looks at what is there and whether the rest fits, then makes the folders and the unfinished manifest, unless this is
+    /// a dry run. Whatever is refused leaves everything as it was.
     pub fn open(spec: &DatagenSpec, bytes: &[u64]) -> Result<Folder, Error> {
         let root = PathBuf::from(spec.data.strip_prefix("file:").unwrap_or(&spec.data));
         let mut folder = Folder {
@@ -39,21 +40,31 @@ impl Folder {
             _lock: None,
             finished: vec![false; bytes.len()],
         };
-        if !spec.dry_run {
-            folder.make_folders(spec)?;
+        let writer = spec.writer()?;
+        if !spec.dry_run && folder.root.exists() {
             folder._lock = Some(folder.lock()?);
         }
-        folder.compare_manifest(spec)?;
-        folder.look(spec, bytes)?;
-        let writer = spec.writer()?;
-        folder.check_room(bytes, writer.beside(spec.shape(0)).len() as u64)?;
-        if !spec.dry_run {
-            folder.mend_indexes(spec, &writer)?;
+        folder.examine(spec, bytes, &writer)?;
+        if spec.dry_run {
+            return Ok(folder);
         }
-        if !spec.dry_run && folder.finished.contains(&false) {
+        folder.make_folders(spec)?;
+        if folder._lock.is_none() {
+            folder._lock = Some(folder.lock()?);
+            // Another process may have made it meanwhile, and filled it.
+            folder.examine(spec, bytes, &writer)?;
+        }
+        folder.mend_indexes(spec, &writer)?;
+        if folder.finished.contains(&false) {
             folder.announce(spec, bytes)?;
         }
         Ok(folder)
+    }
+
+    fn examine(&mut self, spec: &DatagenSpec, bytes: &[u64], writer: &Writer) -> Result<(), Error> {
+        self.compare_manifest(spec)?;
+        self.look(spec, bytes)?;
+        self.check_room(bytes, writer.beside(spec.shape(0)).len() as u64)
     }
 
     pub fn is_finished(&self, number: u32) -> bool {
@@ -132,7 +143,7 @@ impl Folder {
             let entries = match std::fs::read_dir(&folder) {
                 Ok(entries) => entries,
                 Err(e) if e.kind() == ErrorKind::NotFound => continue,
-                Err(e) => return Err(Error::request(folder.display().to_string(), e.to_string(), "ls -l")),
+                Err(e) => return Err(self.cannot_make(&e)),
             };
             for entry in entries.flatten() {
                 self.look_at(spec, bytes, &entry.path())?;
@@ -198,7 +209,9 @@ impl Folder {
         let (files, wanted) = missing.fold((0u64, 0u64), |(files, sum), (bytes, _)| {
             (files + 1, sum.saturating_add(bytes.next_multiple_of(4096)))
         });
-        let known = self.root.ancestors().find_map(|dir| rustix::fs::statvfs(dir).ok());
+        // A relative name may consist of folders that are yet to be made.
+        let root = std::path::absolute(&self.root).unwrap_or_else(|_| self.root.clone());
+        let known = root.ancestors().find_map(|dir| rustix::fs::statvfs(dir).ok());
         let Some(known) = known.filter(|_| files > 0) else { return Ok(()) };
         let free = known.f_bavail.saturating_mul(known.f_frsize);
         let asked =

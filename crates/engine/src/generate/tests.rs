@@ -110,15 +110,52 @@ fn a_damaged_file_is_found_and_named() {
 }
 
 #[test]
-fn more_than_fits_is_refused_before_the_first_file() {
+fn more_than_fits_is_refused_and_makes_no_folder() {
     let dir = tempfile::tempdir().expect("a folder");
-    let mut spec = in_folder("npz", 1 << 20, dir.path());
-    (spec.dimensions, spec.samples_per_file) = (vec![[1 << 20, 1 << 20]], 1);
-    let error = run_all(&spec).expect_err("too much");
-    assert_eq!(error.kind, forebay_model::Kind::Machine, "{error}");
-    assert!(error.asked.contains("1048576 files, 1024.0 PiB in all"), "{error}");
-    assert!(error.found.contains("iB are free there"), "{error}");
-    assert!(files_below(&dir.path().join("train")).is_empty());
+    for below in ["", "new", "a/b"] {
+        let data = dir.path().join(below);
+        let mut spec = in_folder("npz", 1 << 20, &data);
+        (spec.dimensions, spec.samples_per_file) = (vec![[1 << 20, 1 << 20]], 1);
+        let error = run_all(&spec).expect_err("too much");
+        assert_eq!(error.kind, forebay_model::Kind::Machine, "{error}");
+        assert!(error.asked.contains("1048576 files, 1024.0 PiB in all"), "{error}");
+        assert!(error.found.contains("iB are free there"), "{error}");
+        assert!(files_below(dir.path()).is_empty(), "{below}");
+    }
+}
+
+/// Relative names end in no folder of theirs, whose file system could be asked.
+#[test]
+fn more_than_fits_below_a_relative_name_is_refused() {
+    let name = format!("forebay-data-set-{}", std::process::id());
+    for dry_run in [true, false] {
+        let mut spec = DatagenSpec { dry_run, ..in_folder("npz", 1 << 20, Path::new(&name)) };
+        (spec.dimensions, spec.samples_per_file) = (vec![[1 << 20, 1 << 20]], 1);
+        assert_eq!(run_all(&spec).expect_err("too much").kind, forebay_model::Kind::Machine);
+        assert!(!Path::new(&name).exists());
+    }
+}
+
+#[test]
+fn another_data_set_is_refused_and_nothing_is_added_to_it() {
+    let dir = tempfile::tempdir().expect("a folder");
+    run_all(&in_folder("npz", 3, dir.path())).expect("the first");
+    std::fs::remove_dir(dir.path().join("valid")).expect("an empty folder");
+    let before = files_below(dir.path());
+    let other = DatagenSpec { subfolders: 4, ..in_folder("npz", 5, dir.path()) };
+    assert_eq!(run_all(&other).expect_err("another").kind, forebay_model::Kind::Request);
+    assert_eq!(files_below(dir.path()), before);
+    assert_eq!(files_below(&dir.path().join("train")).len(), 3);
+}
+
+#[test]
+fn a_folder_below_a_file_is_refused_as_one() {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    for dry_run in [true, false] {
+        let spec = DatagenSpec { dry_run, ..in_folder("npz", 3, &file.path().join("data")) };
+        let error = run_all(&spec).expect_err("no folder");
+        assert!(error.kind == forebay_model::Kind::Request && error.found.contains("in the way"), "{error}");
+    }
 }
 
 #[test]
