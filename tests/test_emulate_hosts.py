@@ -9,7 +9,6 @@ import signal
 import sys
 from pathlib import Path
 
-import numpy as np
 import processes
 import pytest
 from forebay.emulate import hosts
@@ -28,7 +27,7 @@ DRIVER = f"""
 import json, os, signal, sys, time
 sys.path.insert(0, {str(HERE)!r})
 import fake_engine, fake_storage, forebay._core, forebay.cli
-from forebay.emulate import engine
+from forebay.emulate import engine, hosts
 from forebay.errors import RunError
 rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))
 how, steps = os.environ.get("HOW", ""), int(os.environ.get("STEPS", {STEPS}))
@@ -75,6 +74,7 @@ def merge(records):
     return json.dumps(whole)
 
 engine.run, engine.check, forebay._core.merge = run, (lambda spec: spec), merge
+hosts.files_read = lambda spec, ranks: 1000
 forebay.cli.main(sys.argv[1:])
 """
 RUN = ("emulate", "run", "--workload", "unet3d", "--accelerator", "h100", "--accelerators", "3", "--data")
@@ -243,16 +243,17 @@ def test_a_search_on_several_hosts_finds_how_many_each_of_them_feeds(tmp_path, l
     assert code == 0, err
     document = json.loads(out)
     found = document["search"]
-    assert (found["accelerators"], found["hosts"], found["confirmed"], found["finished"]) == (10, 2, True, True)
+    # Both processes are on one host.
+    assert (found["accelerators"], found["hosts"], found["confirmed"], found["finished"]) == (10, 1, True, True)
     assert document["training"]["accelerators"] == 10
     assert (found["limit"]["id"], found["limit"]["accelerators"]) == ("storage", 12)
     assert {p["accelerators"] for p in document["training"]["curve"]} == {r["accelerators"] for r in found["runs"]}
     assert all(r["accelerators"] % 2 == 0 for r in found["runs"])
-    assert "10 × H100 of unet3d pass by v1.0 on 2 hosts" in err and err.count("answer ") == 1
+    assert "10 × H100 of unet3d pass by v1.0, AU" in err and err.count("answer ") == 1
     code, out, err = mpirun(tmp_path, *words)
     assert code == 0 and json.loads(out)["search"]["found_before"] == len(found["runs"]), err
     code, _, err = mpirun(tmp_path, *words, ranks=3)
-    assert code == 2 and "holds a search that differs in hosts" in err and "Traceback" not in err
+    assert code == 2 and "holds a search that differs in processes" in err and "Traceback" not in err
 
 
 @pytest.mark.long
@@ -290,58 +291,6 @@ def test_two_hosts_with_networks_of_their_own_search_together(tmp_path, two_host
     assert code == 0, err
     found = json.loads(out)
     assert (found["search"]["accelerators"], found["search"]["hosts"], found["training"]["hosts"]) == (10, 2, 2)
-
-
-TINY = """
-title = "so small that it runs anywhere"
-kind = "training"
-format = "npz"
-record_bytes = 65536
-record_bytes_stdev = 0
-record_bytes_resize = 0
-samples_per_file = 1
-files = 48
-loader = "pytorch"
-batch = 2
-read_threads = 2
-computation_threads = 1
-prefetch = 2
-file_shuffle = true
-sample_shuffle = true
-epochs = 2
-au_pct_min = 0
-
-[[variant]]
-accelerator = "h100"
-rules = ["v1.0"]
-status = "own"
-compute_s = 0.004
-"""
-
-
-@pytest.mark.long
-@needs_mpi
-def test_two_ranks_over_the_real_engine_read_each_sample_once(tmp_path):
-    (tmp_path / "tiny.toml").write_text(TINY.replace("record_bytes_resize = 0\n", ""))
-    folder = tmp_path / "data/train"
-    folder.mkdir(parents=True)
-    for number in range(48):
-        np.savez(folder / f"img_{number:02d}_of_48.npz", x=np.full(65536, number, np.uint8), y=[0])
-    words = ("emulate", "run", "--workload", tmp_path / "tiny.toml", "--accelerator", "h100", "--accelerators", "3")
-    command = [*processes.FOREBAY, *words, "--data", tmp_path / "data", "--workers", "1", "--json"]
-    environment = {**os.environ, **AS_ROOT}
-    done = processes.run([MPIRUN, "--oversubscribe", "-n", "2", *command], cwd=tmp_path, env=environment)
-    assert done.returncode == 0, done.stderr
-    record = json.loads(done.stdout)
-    training = record["training"]
-    # 48 samples make 4 steps of two for six accelerators, in each of two epochs.
-    assert (training["accelerators"], training["steps"], [e["steps"] for e in training["epochs"]]) == (6, 4, [4, 4])
-    assert training["samples"] == 2 * 48 and training["payload_bytes"] >= 2 * 48 * 65536
-    told = record["result"]["hosts"]
-    assert [h["training"]["samples"] for h in told] == [48, 48] and all(h["failure"] is None for h in told)
-    assert record["result"]["bytes"] == sum(h["bytes"] for h in told)
-    rates = [h["training"]["samples_per_s"] for h in told]
-    assert abs(training["samples_per_s"] - sum(rates)) < 1e-6 * sum(rates)
 
 
 def test_a_matrix_of_cells_is_refused_under_a_launcher(monkeypatch, capsys):

@@ -260,6 +260,10 @@ class World:
             self._part.unlink(missing_ok=True)
         return code
 
+    def count_hosts(self) -> int:
+        """Several ranks may be on one."""
+        return len(set(self.comm.allgather(self.host)))
+
     def anywhere(self, mine: bool) -> bool:
         """Whether it holds on any rank."""
         return any(self.comm.allgather(mine))

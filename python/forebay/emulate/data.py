@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -33,22 +33,27 @@ def _files(folder: str, ending: str) -> Iterator[os.DirEntry[str]]:
 
 def found_files(request: Request) -> int | None:
     """Files of the request's folders; None where the data set is no folder, which only the engine can count."""
-    folders = check_exists(request)
+    check_exists(request)
+    return files_of(request.data, request.workload.format)
+
+
+def files_of(sources: Sequence[str], format: str) -> int | None:
+    """Files of a format in all these folders; None where one is no folder."""
+    folders = [Path(source.removeprefix("file:")) for source in sources]
     if not all(f.is_dir() for f in folders):
         return None
     try:
-        return sum(files_in(f, request.workload.format) for f in folders)
+        return sum(files_in(f, format) for f in folders)
     except OSError as error:
         raise RequestError(f"--data {error.filename}", f"can't be listed ({error.strerror})", "ls -l DIR") from error
 
 
-def check_exists(request: Request) -> list[Path]:
-    """The data sets as paths, which some aren't. RequestError where a folder isn't there."""
+def check_exists(request: Request) -> None:
+    """RequestError where a folder isn't there. Names that differ from host to host aren't looked for."""
     for data in request.data:
         if "{" not in data and is_missing(data):
             next = f"{making(request)} --data {data}, or another --data"
             raise RequestError(f"--data {data}", "there is no such folder", next)
-    return [Path(data.removeprefix("file:")) for data in request.data]
 
 
 def is_missing(source: str) -> bool:
@@ -62,34 +67,35 @@ def making(request: Request) -> str:
     return f"forebay emulate datagen --workload {request.workload.name} --accelerator {request.workload.accelerator}"
 
 
-def check_number(request: Request, tells: bool = True) -> None:
-    """RequestError where there are fewer files than a DLIO file says, as in DLIO. Where there are more, who `tells` says so."""
+def check_number(request: Request) -> None:
+    """RequestError where there are fewer files than a DLIO file says, as in DLIO. Where there are more, it is said."""
     if not request.files_by_dlio or (has := found_files(request)) is None:
         return
     files, key = request.files or 0, "dataset.num_files_train"
     if 0 < has < files:
         told = f"holds {has:,} .{request.workload.format} files, and {key} is {files:,}"
         raise RequestError(f"--data {request.data[0]}", told, f"--files {has}; forebay emulate datagen --dlio creates them all")
-    if has > files and tells:
+    if has > files:
         click.echo(f"forebay: {key} is {files:,}: of {has:,} files the first {files:,} are read; --files {has} for all", err=True)
 
 
 def check_size(request: Request, accelerators: int, hosts: int = 1, exact: bool = True) -> None:
     """RequestError where a submission's data set is smaller than its rules want, or as large as nobody knows. Nothing
-    without a division. `exact`: a closed one of v3.0 uses no more files than that, either."""
+    without a division. `accelerators`: of all hosts together. `exact`: a closed one of v3.0 uses no more files than that,
+    either."""
     if request.division is None:
         return
     has = request.files if request.files is not None else found_files(request)
     asked = f"--{request.division} by {request.rules}"
-    wanted = size(request.workload, request.rules, accelerators * hosts, memory_of_this_host() * hosts)
+    wanted = size(request.workload, request.rules, accelerators, memory_of_this_host() * hosts)
     if has is None:
         told = f"how many files {request.data[0]} has isn't known in advance, and the rules require {wanted.files:,} [data-size]"
         raise RequestError(asked, told, f"--files {wanted.files}")
     if has < wanted.files:
-        number = f"{accelerators * hosts:,} accelerator{'s need' if accelerators * hosts > 1 else ' needs'}"
+        number = f"{accelerators:,} accelerator{'s need' if accelerators > 1 else ' needs'}"
         told = f"the data set has {has:,} files, and {number} {wanted.files:,} [data-size]"
         several = f" --hosts {hosts}" if hosts > 1 else ""
-        next = f"{making(request)} --accelerators {accelerators * hosts}{several} --rules {request.rules} --data DIR"
+        next = f"{making(request)} --accelerators {accelerators}{several} --rules {request.rules} --data DIR"
         if request.files is not None and (found_files(request) or 0) >= wanted.files:
             next = f"--files {wanted.files}"
         raise RequestError(asked, told, next)
@@ -104,10 +110,10 @@ def is_exact(request: Request) -> bool:
 
 
 def exact_files(request: Request, accelerators: int, hosts: int = 1) -> int | None:
-    """Of the request's files the first that are read with so many accelerators on each host; None: all."""
+    """Of the request's files the first that are read with so many accelerators on all hosts together; None: all."""
     if not is_exact(request):
         return request.files
-    return size(request.workload, request.rules, accelerators * hosts, memory_of_this_host() * hosts).files
+    return size(request.workload, request.rules, accelerators, memory_of_this_host() * hosts).files
 
 
 def check_memory(request: Request, accelerators: int) -> None:

@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from forebay.emulate import engine
+from forebay.emulate import data, engine
 from forebay.errors import ForebayError, RequestError, RunError
 from forebay.mpi import GRACE_S, World, replace
 
@@ -133,6 +133,34 @@ def check_alike(hosts: Sequence[str], specs: Sequence[Spec]) -> None:
         )
 
 
+def files_read(spec: Spec, ranks: int) -> int | None:
+    """Files of this process's data set that are read; None where only the engine can count them. Refuses what the engine
+    would refuse once all hosts have begun."""
+    engine.check(spec)
+    sources = " ".join(spec["data"])
+    if ranks > 1 and sources.startswith("model:") and "over=" not in sources:
+        told = "a modelled drive in virtual time can't be shared by several processes"
+        raise RequestError(f"--data {sources}", told, "all accelerators in one process, without mpirun")
+    missing = [source for source in spec["data"] if data.is_missing(source)]
+    if missing:
+        raise RequestError(f"--data {missing[0]}", "there is no such folder", "forebay emulate datagen, or another --data")
+    format = spec["workload"]["format"]
+    found = data.files_of(spec["data"], format)
+    if found == 0:
+        raise RequestError(f"--data {sources}", f"holds no .{format} files", "forebay emulate datagen")
+    return min(found, spec["workload"].get("files") or found) if found else None
+
+
+def check_files(hosts: Sequence[str], counts: Sequence[int | None]) -> None:
+    """Refuses data sets of different sizes, which come to different numbers of steps."""
+    known = [(rank, count) for rank, count in enumerate(counts) if count is not None]
+    for rank, count in known:
+        first, wanted = known[0]
+        if count != wanted:
+            told = f"{count:,} files on rank {rank} ({hosts[rank]}), {wanted:,} on rank {first} ({hosts[first]})"
+            raise RequestError("--data on several hosts", told, "the same files on every host, or --files")
+
+
 def run(world: World, spec: Spec, observe: Callable[[dict[str, Any]], None], interrupt: Any) -> Record:
     """Runs `spec` on every host; the merged record at rank 0, its own part elsewhere.
 
@@ -146,7 +174,9 @@ def run(world: World, spec: Spec, observe: Callable[[dict[str, Any]], None], int
     mine = spec_of_rank(own, world.rank, hosts[: world.rank].count(world.host), world.size, world.host)
     specs = world.comm.allgather(mine)
     check_alike(hosts, specs)
-    world.all_agree(lambda: engine.check(mine))
+    counted: list[int | None] = []
+    world.all_agree(lambda: counted.append(files_read(mine, world.size)))
+    check_files(hosts, world.comm.allgather(counted[0]))
     barrier = StepBarrier(world.comm, lambda: bool(interrupt.requested))
     through = False
 

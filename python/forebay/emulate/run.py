@@ -15,7 +15,7 @@ from forebay.bench import listen, save, terminal
 from forebay.bench.interrupt import Interrupt
 from forebay.emulate import data, division, engine, live, measure, show
 from forebay.emulate.request import Request, count, request_of, run_options, workload_options
-from forebay.errors import BROKE, CHECK_FAILED, DONE, INTERRUPTED, RequestError, RunError
+from forebay.errors import BROKE, CHECK_FAILED, DONE, INTERRUPTED, ForebayError, RequestError, RunError
 
 if TYPE_CHECKING:
     from forebay.bench.endpoint import Endpoint
@@ -68,16 +68,35 @@ def command(
     request = request_of(values)
     division.check(request)
     division.check_warm_up(request, warmup_run)
-    data.check_exists(request)
     world = mpi.world(explicit=use_mpi)
-    data.check_number(request, tells=world is None or world.leads)
-    data.check_size(request, number, 1 if world is None else world.size)
-    data.check_memory(request, number)
-    saved = save.Output(out, save.RUN) if out else None
-    if dry_run:
-        return show_plan(request, number, as_json) if world is None or world.leads else DONE
-    folder = measure.results_folder(results) if results else None
     leads = world is None or world.leads
+    ranks, hosts = (1, 1) if world is None else (world.size, world.count_hosts())
+    saved: save.Output | None = None
+    folder: Path | None = None
+
+    def prepare() -> None:
+        nonlocal saved, folder
+        if leads:
+            data.check_number(request)
+            data.check_size(request, number * ranks, hosts)
+        data.check_memory(request, number)
+        if leads:
+            saved = save.Output(out, save.RUN) if out else None
+            folder = measure.results_folder(results) if results and not dry_run else None
+
+    if world is None:
+        data.check_exists(request)
+        prepare()
+    else:
+        # Whoever left alone would leave the others waiting for it.
+        try:
+            world.all_agree(prepare)
+        except ForebayError as error:
+            if leads:
+                raise
+            return error.exit_code
+    if dry_run:
+        return show_plan(request, number, as_json) if leads else DONE
     output = Output(as_json, quiet or not leads, saved, folder)
     with listen.listening(metrics if leads else None, output.quiet) as listens:
         return play_all(request, number, times, output, world, listens, warmup_run)

@@ -72,8 +72,8 @@ def command(
     """How many accelerators does this storage keep busy? The greatest number that passes, and what limits it.
 
     Short runs narrow it down, then full runs confirm it: each of them must pass, and one with one more accelerator must
-    fail. Exit code 1 if not even one accelerator passes. After Ctrl-C the same command continues. Under mpirun every host
-    has the same number, and --accelerators and --max are per host.
+    fail. Exit code 1 if not even one accelerator passes. After Ctrl-C the same command continues. Under mpirun every process
+    has the same number, and --accelerators and --max are per process.
     """
     request = request_of(values)
     confirmations = _confirmations(confirm, request)
@@ -90,14 +90,15 @@ def command(
     if not team.leads:
         return team.follow()
     with team:
-        data.check_number(request)
-        held = samples_held(request)
+        mine = team.request_here()
+        data.check_number(mine)
+        held = samples_held(mine)
         # Each run reads as many files as its own number of accelerators may.
-        data.check_size(request, first, team.hosts, exact=False)
-        greatest_number = largest(request, held, bound, team.hosts)
+        data.check_size(mine, first * team.ranks, team.hosts, exact=False)
+        greatest_number = largest(mine, held, bound, team.ranks)
         name = f"{request.workload.name}-{request.workload.accelerator}-search"
         folder = measure.results_folder(results or name)
-        wanted = definition(request, seconds, team.hosts, warm_up)
+        wanted = definition(request, seconds, team.ranks, warm_up)
         with Kept(folder, request, wanted, restart) as kept:
             hunt = Hunt(team, kept, quiet, held)
             greatest = Greatest(hunt.run, request.workload.au_pct_min, greatest_number, confirmations, [], warm_up)
@@ -123,13 +124,13 @@ def samples_held(request: Request) -> int | None:
     return files * request.workload.samples_per_file
 
 
-def largest(request: Request, held: int | None, bound: int | None, hosts: int = 1) -> int:
-    """The most accelerators of each host that get enough steps of an epoch out of the data set, or that were allowed."""
+def largest(request: Request, held: int | None, bound: int | None, ranks: int = 1) -> int:
+    """The most accelerators of each process that get enough steps of an epoch out of the data set, or that were allowed."""
     if held is None:
         return bound if bound is not None else 1 << 16
-    fit = held // (steps_wanted(request) * request.workload.batch * hosts)
+    fit = held // (steps_wanted(request) * request.workload.batch * ranks)
     if fit < 1:
-        told = f"{held:,} samples are fewer than {steps_wanted(request) * hosts} batches of {request.workload.batch:,}"
+        told = f"{held:,} samples are fewer than {steps_wanted(request) * ranks} batches of {request.workload.batch:,}"
         raise RequestError(f"--data {request.data[0]}", told, "forebay emulate datagen with more --files")
     return fit if bound is None else min(fit, bound)
 
@@ -139,13 +140,13 @@ def steps_wanted(request: Request) -> int:
     return datasize.STEPS_MIN if request.division is not None else 3
 
 
-def definition(request: Request, probe_s: float, hosts: int = 1, warm_up: bool = False) -> dict[str, Any]:
+def definition(request: Request, probe_s: float, ranks: int = 1, warm_up: bool = False) -> dict[str, Any]:
     """What must be the same for two searches to be one: the spec, less what varies between its runs."""
     spec = request.spec(1)
     for key in ("accelerators", "ranks", "seed"):
         spec.pop(key, None)
     workload = workload_spec(request.workload, request.rules, request.files)
-    several: dict[str, Any] = {"hosts": hosts} if hosts > 1 else {}
+    several: dict[str, Any] = {"processes": ranks} if ranks > 1 else {}
     several |= {"warm_up": True} if warm_up else {}
     several |= {"exact_files": True} if data.is_exact(request) else {}
     return {**spec, "workload": workload, "probe_s": probe_s, "division": request.division, **several}
@@ -163,7 +164,9 @@ class Team:
 
     def __init__(self, world: mpi.World | None, request: Request, probe_s: float) -> None:
         self.world, self.request = world, request
-        self.hosts = 1 if world is None else world.size
+        # Several processes of one host are one host.
+        self.ranks = 1 if world is None else world.size
+        self.hosts = 1 if world is None else world.count_hosts()
         self.leads = world is None or world.leads
         self.probe_steps = max(STEPS_MIN, math.ceil(probe_s / request.workload.compute_s))
         self._told = False
@@ -176,11 +179,18 @@ class Team:
             self.end(getattr(error, "exit_code", INTERRUPTED if kind is KeyboardInterrupt else BROKE))
 
     def play(self, number: int, full: bool, quiet: bool, label: str) -> measure.Outcome:
-        """One run with `number` accelerators on each host."""
-        files = data.exact_files(self.request, number, self.hosts)
+        """One run with `number` accelerators of each process."""
+        files = data.exact_files(self.request, number * self.ranks, self.hosts)
         if self.world is not None:
             self.world.comm.bcast((number, full, files), root=0)
         return self._play(number, full, files, quiet, label)
+
+    def request_here(self) -> Request:
+        """What is asked for, with the names of the lead's own data."""
+        if self.world is None:
+            return self.request
+        names = {"{rank}": "0", "{local}": "0", "{host}": self.world.host}
+        return replace(self.request, data=tuple(mpi.replace(source, names) for source in self.request.data))
 
     def follow(self) -> int:
         """Plays what the lead says; its exit code."""
@@ -217,11 +227,11 @@ class Team:
 
 
 class Hunt:
-    """Plays the search's runs, or finds them among those that were kept. Numbers of accelerators are each host's."""
+    """Plays the search's runs, or finds them among those that were kept. Numbers of accelerators are each process's."""
 
     def __init__(self, team: Team, kept: Kept, quiet: bool, held: int | None) -> None:
         self.team, self.kept, self.quiet, self.held = team, kept, quiet, held
-        self.request, self.hosts = team.request, team.hosts
+        self.request, self.ranks = team.request, team.ranks
         self.records: dict[tuple[int, bool, int], dict[str, Any]] = {}
         self.refused: dict[int, RequestError] = {}
         self.found_before = 0
@@ -261,8 +271,8 @@ class Hunt:
         return outcome.record
 
     def all(self, number: int) -> int:
-        """On all hosts together."""
-        return number * self.hosts
+        """Of all processes together."""
+        return number * self.ranks
 
 
 def told(trial: Trial, record: dict[str, Any], number: int) -> str:
@@ -321,7 +331,7 @@ def document_of(hunt: Hunt, greatest: Greatest, seconds: float, early: bool) -> 
     values = [t.au_pct for t in chosen if t.au_pct is not None]
     record["search"] = {
         "accelerators": hunt.all(number),
-        "hosts": hunt.hosts,
+        "hosts": hunt.team.hosts,
         "confirmed": greatest.confirmed and not early,
         "finished": not early,
         "au_pct": statistics.fmean(values) if values else None,
@@ -334,14 +344,14 @@ def document_of(hunt: Hunt, greatest: Greatest, seconds: float, early: bool) -> 
 
 
 def limit_of(hunt: Hunt, greatest: Greatest) -> dict[str, Any]:
-    """What keeps one accelerator more (on each host) from passing, by the record of that run: {id, text, accelerators}."""
+    """What keeps one accelerator more (of each process) from passing, by the record of that run: {id, text, accelerators}."""
     return {**_limit_of(hunt, greatest), "accelerators": hunt.all(greatest.first_failing or greatest.most)}
 
 
 def _limit_of(hunt: Hunt, greatest: Greatest) -> dict[str, Any]:
     above = greatest.first_failing
     if above is None:
-        if hunt.held is not None and greatest.most == largest(hunt.request, hunt.held, None, hunt.hosts):
+        if hunt.held is not None and greatest.most == largest(hunt.request, hunt.held, None, hunt.ranks):
             steps = steps_wanted(hunt.request)
             text = f"the data set: {hunt.held:,} samples give more accelerators fewer than {steps} steps of an epoch"
             return {"id": "data", "text": text}
