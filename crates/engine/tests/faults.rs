@@ -20,6 +20,9 @@ mod rig;
 #[path = "contract/arena/scattered.rs"]
 #[allow(dead_code)]
 mod scattered;
+#[path = "gpu/scenario.rs"]
+#[allow(dead_code)]
+mod scenario;
 #[path = "contract/served.rs"]
 #[allow(dead_code)]
 mod served;
