@@ -194,6 +194,54 @@ def test_a_library_that_is_none_is_named_with_the_loaders_words(tmp_path):
     assert check["state"] == "missing" and "doesn't load" in check["why"] and "ldd" in check["next"]
 
 
+PROPERTIES = [
+    "allow_compat_mode", "use_poll_mode", "max_direct_io_size_kb", "max_device_cache_size_kb", "max_device_pinned_mem_size_kb",
+]  # fmt: skip
+
+
+def properties(found: dict[str, Any]) -> dict[str, str]:
+    """Key of cufile.json → what its line says."""
+    lines = {c["id"].removeprefix("cufile."): c["found"] for c in found["checks"] if c["id"].startswith("cufile.")}
+    assert list(lines) == PROPERTIES
+    assert all(c["title"] == key for c in found["checks"] for key in PROPERTIES if c["id"] == f"cufile.{key}")
+    return lines
+
+
+def test_cufiles_properties_are_what_it_says_beside_what_is_configured(tmp_path):
+    config = tmp_path / "cufile.json"
+    config.write_text('{ "properties": { "max_direct_io_size_kb": 8192, "max_device_cache_size_kb": 131072 } }')
+    gpu = Gpu(built(), tmp_path)
+    found = gpu.forebay("doctor", "--json", CUFILE_ENV_PATH_JSON=str(config)).record
+    lines = properties(found)
+    assert lines["max_direct_io_size_kb"] == f"16384, as cuFile says; 8192 in {config}"
+    assert lines["max_device_cache_size_kb"] == "131072, as cuFile says"
+    assert lines["allow_compat_mode"] == "true, as cuFile says" and lines["use_poll_mode"] == "false, as cuFile says"
+    told = found["cufile"]["properties"]
+    assert (told["pinned_max_kib"], told["batch_max"] > 0, found["cufile"]["properties_refused"]) == (33554432, True, None)
+    # A file that cuFile doesn't read is shown alone.
+    found = gpu.forebay("doctor", "--json", "--cufile-json", config).record
+    assert properties(found)["max_direct_io_size_kb"] == "8192, in cufile.json"
+    assert "--cufile-json" in found["cufile"]["properties_refused"] and found["cufile"]["properties"] is None
+
+
+@pytest.mark.parametrize(
+    "settings, why",
+    [
+        ("fail=cuFileDriverOpen:1+:5001", "cuFileDriverOpen"),
+        ("fail=cuFileDriverGetProperties:1+:5", "cuFileDriverGetProperties"),
+    ],
+)
+def test_where_cufile_doesnt_say_its_configuration_is_shown_with_the_reason(tmp_path, settings, why):
+    config = tmp_path / "cufile.json"
+    config.write_text('{ "properties": { "allow_compat_mode": false, "use_poll_mode": true } }')
+    found = Gpu(built(), tmp_path).forebay("doctor", "--json", cufile=settings, CUFILE_ENV_PATH_JSON=str(config)).record
+    assert why in found["cufile"]["properties_refused"]
+    lines = properties(found)
+    assert lines["allow_compat_mode"] == "false, in cufile.json" and lines["use_poll_mode"] == "true, in cufile.json"
+    assert lines["max_direct_io_size_kb"] == "not set in cufile.json: cuFile's default"
+    assert all(why in c["why"] for c in found["checks"] if c["id"].startswith("cufile."))
+
+
 def test_the_compiler_of_kernels_is_found_or_said_to_be_missing(tmp_path):
     def check(**settings):
         found = Gpu(built(), tmp_path).forebay("doctor", "--json", **settings).record

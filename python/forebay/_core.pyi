@@ -116,6 +116,9 @@ def check(job: str) -> str:
 def doctor(source: str | None, cufile_json: str | None = None) -> str:
     """The doctor's findings."""
 
+def cufile_answers() -> str:
+    """What cuFile says of its configuration. Loads libcufile and opens its driver, which takes up to seconds."""
+
 def environment(paths: list[str]) -> str:
     """The environment part of a record."""
 

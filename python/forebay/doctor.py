@@ -137,9 +137,10 @@ def _show_udev(report: Report, as_json: bool) -> int:
 
 def examine(source: str | None = None, cufile_json: str | None = None) -> Report:
     """The report as a dict of schema forebay.doctor/1. Raises RequestError where SOURCE isn't there."""
-    from forebay import _core, files_left
+    from forebay import _core, cufile_answers, files_left
 
     report = json.loads(_core.doctor(source, cufile_json))
+    cufile_answers.add(report, cufile_json)
     if source is not None and (left := files_left.check(source)) is not None:
         report["checks"].append(left)
     return report

@@ -46,6 +46,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(schema, module)?)?;
     module.add_function(wrap_pyfunction!(features, module)?)?;
     module.add_function(wrap_pyfunction!(examine, module)?)?;
+    module.add_function(wrap_pyfunction!(cufile_answers, module)?)?;
     module.add_function(wrap_pyfunction!(environment, module)?)?;
     module.add_function(wrap_pyfunction!(files::run, module)?)?;
     module.add_function(wrap_pyfunction!(generate::run, module)?)?;
@@ -229,6 +230,12 @@ fn features(py: Python<'_>) -> PyResult<String> {
 fn examine(py: Python<'_>, source: Option<String>, cufile_json: Option<PathBuf>) -> PyResult<String> {
     let report = py.detach(|| doctor::examine(source.as_deref(), cufile_json.as_deref()));
     json(py, &report.map_err(|error| raise(py, error))?)
+}
+
+/// What cuFile says of its configuration. Loads libcufile and opens its driver.
+#[pyfunction]
+fn cufile_answers(py: Python<'_>) -> PyResult<String> {
+    json(py, &py.detach(doctor::cufile_answers).map_err(|error| raise(py, error))?)
 }
 
 /// The environment part of a record.

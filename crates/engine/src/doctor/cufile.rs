@@ -1,5 +1,9 @@
 //! libcufile: where it is, which version, whether it loads, and its cufile.json.
 
+mod properties;
+
+pub use properties::{ask, Answers};
+
 use super::report::{Area, Check, State};
 use super::roots::{bytes, names, text, Roots};
 use crate::gpu::library;
@@ -306,6 +310,7 @@ pub fn checks(cufile: &Cufile, gpu: bool) -> Vec<Check> {
     let mut checks = vec![library(cufile, gpu)];
     if gpu || !cufile.libraries.is_empty() || cufile.config.exists {
         checks.push(config_check(&cufile.config));
+        checks.extend(properties::checks(&cufile.config));
     }
     checks
 }

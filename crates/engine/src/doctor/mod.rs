@@ -34,6 +34,7 @@ mod verdict;
 
 pub use crate::machine::roots::Roots;
 pub use crate::machine::verdict::{Answer, Cause, GdsVerdict, Through, Usable, Verdicts};
+pub use cufile::{ask as cufile_answers, Answers};
 pub use report::{Area, Check, Report, State, SCHEMA};
 pub use verdict::{gds_verdict, path_verdicts};
 
