@@ -24,6 +24,9 @@ from typing import Any
 from side_by_side import Unavailable
 
 VARIABLES = {"v1.0": "DLIO_V1", "v2.0": "DLIO_V2"}
+# v1.0's own stand-in for the tracer lacks an argument that its readers pass.
+IMPORTS = {"v1.0": "dlio_benchmark.main, dftracer.logger", "v2.0": "dlio_benchmark.main"}
+TRACER = "pydftracer==1.0.2"
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 # Oversubscribed ranks that spin in a barrier would take the processors from those that read: DLIO at its best.
 MPIRUN = "--allow-run-as-root --oversubscribe --bind-to none --mca mpi_yield_when_idle 1".split()
@@ -72,7 +75,11 @@ def installed(version: str) -> Dlio:
         )
     if not shutil.which("mpirun"):
         raise Unavailable("mpirun isn't installed; try: apt install openmpi-bin")
-    tried = subprocess.run([python, "-c", "import dlio_benchmark.main"], capture_output=True, text=True)
+    tried = subprocess.run([python, "-c", f"import {IMPORTS[version]}"], capture_output=True, text=True)
+    if "No module named 'dftracer" in tried.stderr:
+        raise Unavailable(
+            f"DLIO {version} has no pydftracer in {python}, without which its readers end; try: {python} -m pip install {TRACER}"
+        )
     if tried.returncode:
         raise Unavailable(f"DLIO {version} doesn't import in {python}: {tried.stderr.strip()[-300:]}")
     return Dlio(version, python)
@@ -205,7 +212,7 @@ def generate(dlio: Dlio, workload: Any, data: Path, files: int, timeout_s: float
         chosen = settings(dlio.version, workload, data, files)
         chosen["workflow"] = {"generate_data": True, "train": False}
         command = mpirun(dlio, Path(made), workload.name, chosen, 1)
-        execute(command, environment(dlio) | {"DLIO_LOG_LEVEL": "info"}, timeout_s)
+        execute(command, indexer(environment(dlio), Path(made)) | {"DLIO_LOG_LEVEL": "info"}, timeout_s)
         log = (Path(made) / "out/dlio.log").read_text()
     stamps = [
         re.search(rf"(\d{{4}}-\S+) {what}", log) for what in ("Starting data generation", "Generation done")
@@ -215,6 +222,17 @@ def generate(dlio: Dlio, workload: Any, data: Path, files: int, timeout_s: float
     since, until = (when(s[1]) for s in stamps if s)
     total = sum(f.stat().st_size for f in (data / "train").rglob("*") if f.is_file())
     return Generated(until - since, total)
+
+
+def indexer(env: dict[str, str], folder: Path) -> dict[str, str]:
+    """`env` with a tfrecord2idx that does nothing, where DALI isn't installed: DLIO ends without that program, and what
+    reads TFRecords by TensorFlow needs no index."""
+    if shutil.which("tfrecord2idx", path=env["PATH"]):
+        return env
+    script = folder / "tfrecord2idx"
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    return {**env, "PATH": f"{env['PATH']}:{folder}"}
 
 
 def greatest(passes: Callable[[int], bool], start: int = 1, most: int = 4096) -> int:
@@ -335,8 +353,8 @@ def execute(
                 child.wait(20)
             watched.end()
         said.seek(0)
-        # mpirun's own farewell comes last, between lines of dashes.
-        tail = " ".join(said.read().partition("-" * 20)[0].split())[-600:]
+        # mpirun's own farewell comes last, between lines of dashes, of which DLIO's bars of progress have some, too.
+        tail = " ".join(re.split(r"^-{20,}$", said.read(), maxsplit=1, flags=re.MULTILINE)[0].split())[-600:]
     if code is None:
         raise Unavailable(f"{command[0]} took more than {timeout_s:g} s: {tail}")
     if code:

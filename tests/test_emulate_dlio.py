@@ -140,12 +140,39 @@ def test_a_child_of_a_child_is_counted() -> None:
 def test_a_peer_that_fails_says_why() -> None:
     with pytest.raises(Unavailable, match="ended with 3: out of luck"):
         dlio.execute(["sh", "-c", "echo out of luck; exit 3"], dict(os.environ), 60)
+    # A bar of progress is no line of dashes, as those before mpirun's own words.
+    bar, line = "[=====>" + "-" * 50 + "]", "-" * 74
+    with pytest.raises(Unavailable, match="out of luck$"):
+        dlio.execute(["sh", "-c", f"echo '{bar}'; echo out of luck; echo {line}; echo farewell; exit 3"], dict(os.environ), 60)
+
+
+def test_dlio_generates_tfrecords_without_dali(tmp_path: Path) -> None:
+    theirs = tmp_path / "bin"
+    theirs.mkdir()
+    env = dlio.indexer({"PATH": str(theirs)}, tmp_path)
+    assert subprocess.run(["tfrecord2idx", "a", "b"], env=env).returncode == 0
+    (theirs / "tfrecord2idx").write_text("#!/bin/sh\nexit 7\n")
+    (theirs / "tfrecord2idx").chmod(0o755)
+    assert dlio.indexer({"PATH": str(theirs)}, tmp_path) == {"PATH": str(theirs)}
 
 
 def test_a_version_that_isnt_named_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DLIO_V2", raising=False)
     with pytest.raises(Unavailable, match="DLIO_V2=PYTHON"):
         dlio.installed("v2.0")
+
+
+def test_v1_without_its_tracer_is_left_out_with_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "python"
+    lacking = "echo \"ModuleNotFoundError: No module named 'dftracer'\" >&2; exit 1"
+    python.write_text(f'#!/bin/sh\ncase "$2" in *dftracer*) {lacking};; esac\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("DLIO_V1", str(python))
+    monkeypatch.setenv("DLIO_V2", str(python))
+    monkeypatch.setattr(dlio.shutil, "which", lambda name: f"/bin/{name}")
+    with pytest.raises(Unavailable, match=f"{python} -m pip install pydftracer==1.0.2"):
+        dlio.installed("v1.0")
+    assert dlio.installed("v2.0").python == str(python)
 
 
 # Their workload files -------------------------------------------------------------------------------------
