@@ -46,7 +46,7 @@ impl Held {
 /// Threads end a moment after what they did, and on a real GPU other tests hold memory meanwhile.
 fn assert_no_more_than(first: &Held, what: PathKind) {
     let mut now = held();
-    for _ in 0..500 {
+    for _ in 0..3000 {
         if now.is_within(first) {
             return;
         }
