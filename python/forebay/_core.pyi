@@ -17,6 +17,7 @@ __all__ = [
     "checksum",
     "crc32c",
     "crc32c_on_gpu",
+    "cufile_answers",
     "device_bytes",
     "device_of",
     "dhchap_secret",
