@@ -20,9 +20,9 @@ const AGAIN: Duration = Duration::from_micros(30);
 
 /// A worker's streams, which its queues take in turns.
 ///
-/// They aren't registered with cuFile, which would save it work for each call: when a registered stream without any I/O is
-/// deregistered, libcufile 1.15.1 reports later reads on other registered streams as complete whose bytes never came. Told of
-/// sizes that aren't pages, it brings other bytes than those asked for.
+/// They aren't registered with cuFile, which would save it work for each call: after registered streams had been deregistered
+/// without any I/O, libcufile 1.15.1 was seen to report later reads on other registered streams as complete whose bytes never
+/// came. Told of sizes that aren't pages, it brings other bytes than those asked for.
 pub struct Streams {
     device: Arc<Device>,
     lanes: Vec<Stream>,
