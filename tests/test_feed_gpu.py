@@ -370,7 +370,10 @@ file.close()
 for _ in range(2):
     file = File(long, once=True)
     assert file.read_into(large) == 4 * BYTES
-    assert file.last_report.mapped_bytes == 4 * BYTES, file.last_report
+    report = file.last_report
+    assert report.mapped_bytes + report.staged_bytes == 4 * BYTES and report.mapped_bytes > 0, report
+    # With a second worker, processors copy from the end in the meantime.
+    assert report.staged_bytes > 0 or len(os.sched_getaffinity(0)) < 2, report
     file.close()
     # What goes on in the background may be over by now.
     assert large.bytes() == expected * 4

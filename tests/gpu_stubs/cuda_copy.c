@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 struct copy {
@@ -13,6 +14,7 @@ struct copy {
     int to_device, from_device; /* -1: host */
     uint64_t sum;               /* of a host source when it was queued */
     bool pinned;
+    bool early;                 /* queued before its bytes were there: behind a wait for a value */
 };
 
 static uint64_t sum_of(const void *at, size_t bytes)
@@ -53,10 +55,23 @@ static void read_pinned(char *to, const char *from, size_t bytes)
     }
 }
 
+static uint64_t sum_of_source(const struct copy *c)
+{
+    char *now = malloc(c->bytes);
+    read_pinned(now, (char *)c->from, c->bytes);
+    uint64_t sum = sum_of(now, c->bytes);
+    free(now);
+    return sum;
+}
+
 static void run_copy(void *data, struct context *context)
 {
     struct copy c = *(struct copy *)data;
     free(data);
+    if (c.early) { /* from now on its source stays as it is */
+        c.sum = sum_of_source(&c);
+        nanosleep(&(struct timespec){settings.delay_us / 1000000, settings.delay_us % 1000000 * 1000}, NULL);
+    }
     CUresult failed = context->sticky ? context->sticky : stub_execute("copy");
     char *to = c.to_device < 0 ? (char *)c.to : stub_alias(c.to, c.bytes);
     char *from = c.from_device < 0 ? (char *)c.from : stub_alias(c.from, c.bytes);
@@ -91,10 +106,8 @@ static CUresult queue_copy(struct copy c, void *stream)
     bool host = c.to_device < 0 || c.from_device < 0;
     c.pinned = !host || stub_is_pinned((void *)(c.to_device < 0 ? c.to : c.from), c.bytes, c.to_device < 0);
     if (c.from_device < 0 && settings.hash && c.pinned) {
-        char *now = malloc(c.bytes);
-        read_pinned(now, (char *)c.from, c.bytes);
-        c.sum = sum_of(now, c.bytes);
-        free(now);
+        c.early = stub_awaits_value(s);
+        c.sum = c.early ? 0 : sum_of_source(&c);
     }
     struct copy *kept = malloc(sizeof c);
     *kept = c;
@@ -129,7 +142,7 @@ static CUresult to_device(CUdeviceptr to, const void *from, size_t bytes, void *
     int device = device_of(to, bytes);
     if (device < 0 || !from)
         return outside();
-    return queue_copy((struct copy){to, (CUdeviceptr)from, bytes, device, -1, 0, false}, stream);
+    return queue_copy((struct copy){to, (CUdeviceptr)from, bytes, device, -1, 0, false, false}, stream);
 }
 
 static CUresult to_host(void *to, CUdeviceptr from, size_t bytes, void *stream)
@@ -139,7 +152,7 @@ static CUresult to_host(void *to, CUdeviceptr from, size_t bytes, void *stream)
     int device = device_of(from, bytes);
     if (device < 0 || !to)
         return outside();
-    return queue_copy((struct copy){(CUdeviceptr)to, from, bytes, -1, device, 0, false}, stream);
+    return queue_copy((struct copy){(CUdeviceptr)to, from, bytes, -1, device, 0, false, false}, stream);
 }
 
 static CUresult within(CUdeviceptr to, CUdeviceptr from, size_t bytes, void *stream)
@@ -149,7 +162,7 @@ static CUresult within(CUdeviceptr to, CUdeviceptr from, size_t bytes, void *str
     int a = device_of(to, bytes), b = device_of(from, bytes);
     if (a < 0 || b < 0)
         return outside();
-    return queue_copy((struct copy){to, from, bytes, a, b, 0, false}, stream);
+    return queue_copy((struct copy){to, from, bytes, a, b, 0, false, false}, stream);
 }
 
 EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, void *stream)

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 /* Between allocations, so that a copy over an end is no copy into a neighbour. */
@@ -332,6 +333,8 @@ EXPORT CUresult cuMemHostRegister_v2(void *start, size_t bytes, unsigned flags)
     CUresult answer = can_register(at, bytes, flags & READ_ONLY);
     if (answer)
         return answer;
+    int64_t takes_us = settings.register_us_per_mib * (int64_t)(bytes >> 20);
+    nanosleep(&(struct timespec){takes_us / 1000000, takes_us % 1000000 * 1000}, NULL);
     pthread_mutex_lock(&stub_lock);
     if (stub_current()->sticky == CONTEXT_IS_DESTROYED)
         answer = CONTEXT_IS_DESTROYED; /* since the call began */

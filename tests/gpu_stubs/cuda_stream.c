@@ -22,6 +22,7 @@ struct stream {
     pthread_cond_t changed;
     struct work *first, **last;
     uint64_t queued, done;
+    uint64_t value_at; /* as many were queued with the last wait for a value */
     bool destroyed; /* no more work will come */
     bool is_null;
     struct stream *next;
@@ -148,6 +149,21 @@ CUresult stub_queue(struct stream *s, void (*run)(void *, struct context *), voi
 CUresult stub_queue_at_once(struct stream *s, void (*run)(void *, struct context *), void *data)
 {
     return queue_or_free(s, 0, run, data);
+}
+
+bool stub_awaits_value(struct stream *s)
+{
+    pthread_mutex_lock(&s->lock);
+    bool awaits = s->done < s->value_at;
+    pthread_mutex_unlock(&s->lock);
+    return awaits;
+}
+
+void stub_note_wait(struct stream *s)
+{
+    pthread_mutex_lock(&s->lock);
+    s->value_at = s->queued;
+    pthread_mutex_unlock(&s->lock);
 }
 
 CUresult stub_sticky(struct stream *s)

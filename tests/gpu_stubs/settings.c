@@ -105,6 +105,7 @@ static void read_setting(char *text)
     else if (!strcmp(text, "memory")) settings.memory_bytes = n;
     else if (!strcmp(text, "pin")) settings.pin_bytes = n;
     else if (!strcmp(text, "delay_us")) settings.delay_us = (int64_t)n;
+    else if (!strcmp(text, "register_us")) settings.register_us_per_mib = (int64_t)n;
     else if (!strcmp(text, "version")) settings.driver_version = (int)n;
     else if (!strcmp(text, "init")) settings.init = (int)n;
     else if (!strcmp(text, "pageable")) settings.pageable = (int)n;

@@ -50,6 +50,7 @@ struct settings {
     size_t memory_bytes;     /* of each GPU */
     size_t pin_bytes;        /* that cuMemHostRegister grants in all */
     int64_t delay_us;        /* between queueing and execution */
+    int64_t register_us_per_mib; /* that cuMemHostRegister takes */
     int driver_version;      /* 13000 is 13.0 */
     int init;                /* what cuInit answers */
     bool registers_read_only;
@@ -127,6 +128,10 @@ CUresult stub_queue(struct stream *stream, void (*run)(void *, struct context *)
 /* The same without the delay of the settings. */
 CUresult stub_queue_at_once(struct stream *stream, void (*run)(void *, struct context *), void *data);
 void stub_wait_for_all(struct stream *stream);
+/* What is queued for it now runs after a wait for a value that isn't there yet. */
+bool stub_awaits_value(struct stream *stream);
+/* The last work that was queued is such a wait. */
+void stub_note_wait(struct stream *stream);
 /* The error that the stream's context answers with from now on. */
 CUresult stub_sticky(struct stream *stream);
 

@@ -62,7 +62,7 @@ pub fn on(
     let rings = opening::has_rings(job.engine, job.sqpoll, job.iopoll, job.workers)?;
     let ring = rings.is_ok();
     let bytes = targets.iter().map(|t| t.bytes).fold(0, u64::saturating_add);
-    let may_stay = bytes <= path::limits(job.pin_limit_bytes, 0).cap_bytes;
+    let may_stay = bytes <= path::limits(job.pin_limit_bytes, 0, 0).cap_bytes;
     let mut settler = Settler {
         job: job.clone(),
         seeds,

@@ -416,6 +416,7 @@ pub fn staged_reason(ran: &MappedRan, staged_bytes: u64, bytes: u64) -> Option<S
     let why = match &ran.refusal {
         Some(refusal) => format!("the system refused to pin {} windows ({refusal})", ran.refused),
         None if ran.uncached > 0 => "they weren't in the page cache".into(),
+        None if ran.left > 0 => "processors copied them while the first pass registered the others".into(),
         None => "registering them wasn't worthwhile, or the pin limit was reached".into(),
     };
     Some(format!("{share} of the bytes were bounced: {why}"))

@@ -70,7 +70,7 @@ impl Straight {
             ..JobSpec::default()
         };
         let limits =
-            limits(spec.pin_limit_bytes, how.io_bytes * u64::from(how.depth) * u64::from(how.workers));
+            limits(spec.pin_limit_bytes, how.io_bytes * u64::from(how.depth) * u64::from(how.workers), 0);
         let means = path::of(route.path).means(&job, device, limits)?;
         let means = means.expect("what passes the host has means to");
         let straight = Straight {

@@ -4,7 +4,7 @@ use super::request::{Place, Range, Request};
 use super::rows::{Fetch, COPIED_ROW_BYTES_MAX, ROW_BYTES_MAX};
 use super::thread_pool;
 use super::windows::{cap_bytes, Windows};
-use super::{WINDOWED_AT_ONCE_BYTES_MIN, WINDOWED_BYTES_MIN};
+use super::{MIXED_WINDOW_BYTES, MIXED_WORKERS_MIN, WINDOWED_AT_ONCE_BYTES_MIN, WINDOWED_BYTES_MIN};
 use crate::copy;
 use crate::gpu::kernels::Rows;
 use crate::meter::cache;
@@ -181,7 +181,10 @@ impl Reader {
 
     fn fresh_windows(&self, gpu: u32) -> Result<&Arc<Windows>, Error> {
         let made = self.windows.get_or_init(|| {
-            thread_pool::device(gpu).and_then(|device| Windows::open(&self.cached, device)).map(Arc::new)
+            let most = if self.once { MIXED_WINDOW_BYTES } else { u64::MAX };
+            thread_pool::device(gpu)
+                .and_then(|device| Windows::open(&self.cached, device, most))
+                .map(Arc::new)
         });
         made.as_ref().map_err(Error::clone).and_then(|w| w.refresh().map(|()| w))
     }
@@ -266,6 +269,16 @@ impl Reader {
         let rows = Rows::open(&device)?;
         all.push((gpu, rows.clone()));
         Ok(rows)
+    }
+
+    /// Whether processors copy a part of what is read one time, while the rest is registered: that costs more of their time,
+    /// and uses the link's rate.
+    pub(super) fn mixes(&self, bytes: usize) -> bool {
+        self.once
+            && self.way == Way::Auto
+            && bytes >= WINDOWED_AT_ONCE_BYTES_MIN
+            && thread_pool::threads() >= MIXED_WORKERS_MIN
+            && self.windows().is_some_and(|windows| windows.is_untouched())
     }
 
     /// A quarter of the processor time of copying by hand; pages of memory file systems are small, and cost more.

@@ -76,6 +76,16 @@ unsafe fn read(fd: RawFd, offset: u64, at: *mut u8, bytes: usize, flags: i32) ->
     }
 }
 
+/// All of it, out of the page cache, which reads in what it lacks; fewer bytes only where the file ends.
+///
+/// # Safety
+/// `at` has room for `bytes`.
+pub unsafe fn whole(fd: RawFd, offset: u64, at: *mut u8, bytes: usize) -> IoResult<usize> {
+    let mut load = Load { fd, offset, at, want: bytes, ask: bytes, got: 0, tag: 0 };
+    // SAFETY: the caller's promise.
+    unsafe { finish(&mut load) }.map(|()| load.got)
+}
+
 #[derive(Default)]
 pub struct Loader {
     ring: Option<IoUring>,

@@ -31,6 +31,12 @@ pub use thread_pool::{device, device_of, release, submit, threads};
 const SLOT_BYTES: usize = 4 << 20;
 /// One is filled while another is copied and a third waits its turn.
 const SLOTS: usize = 3;
+/// A third relay brings little, and all of it would take half of the processor time that the safetensors library does.
+const RELAYS_MAX: usize = 2;
+/// With one worker nothing is copied while windows are registered.
+const MIXED_WORKERS_MIN: usize = 2;
+/// Windows of a file that is read one time, so that both sides end at about the same time.
+const MIXED_WINDOW_BYTES: u64 = 64 << 20;
 /// Sub-ranges that one part gathers at most.
 const PIECES_PER_PART: usize = 256;
 /// Ranges at least this long may be read by the GPU itself, out of registered windows.

@@ -2,9 +2,9 @@
 
 use super::file::{Reader, Stamp};
 use super::gpu_numbers::{Given, GpuNumbers};
+use super::layout::cut;
 use super::numbers::Copied;
 use super::rows::{Fetch, Layout, Numbers, Table};
-use super::{PAGE, PIECES_PER_PART, SLOT_BYTES, WINDOWED_BYTES_MIN};
 use crate::gpu::cuda::{Event, Stream};
 use forebay_model::Error;
 use rustix::fd::OwnedFd;
@@ -12,9 +12,6 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-
-/// Shorter parts cost more to hand out than they gain.
-const PART_BYTES_MIN: usize = 512 << 10;
 
 /// Memory to be filled. Its owner keeps it until the request has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,6 +105,8 @@ pub struct Request {
     /// Work of the destination's user that must end before a byte is written.
     pub(super) after: Vec<Mutex<Event>>,
     dropped: AtomicBool,
+    /// One worker is to read it from its end, by relays, and hasn't begun.
+    mixes: AtomicBool,
     began: Instant,
     process: u32,
     state: Mutex<State>,
@@ -138,7 +137,10 @@ impl Request {
             false => None,
         };
         let source = Source::One { reader: reader.clone(), before };
-        let request = Arc::new(Request::new(source, ranges, after, workers, windows));
+        let mut request = Request::new(source, ranges, after, workers, windows);
+        let bytes = ranges.iter().map(|r| r.bytes).sum();
+        request.mixes = AtomicBool::new(windows.is_some() && reader.mixes(bytes));
+        let request = Arc::new(request);
         reader.note(&request);
         Ok(request)
     }
@@ -232,6 +234,7 @@ impl Request {
             counts: Counts::default(),
             after: after.into_iter().map(Mutex::new).collect(),
             dropped: AtomicBool::new(false),
+            mixes: AtomicBool::new(false),
             began: Instant::now(),
             process: std::process::id(),
             state: Mutex::default(),
@@ -251,6 +254,11 @@ impl Request {
     /// Worth a worker on every processor: each row is copied by one.
     pub(super) fn is_for_all(&self) -> bool {
         self.table.as_ref().is_some_and(|table| matches!(table.fetch, Fetch::Processors(_)))
+    }
+
+    /// Whether the caller is to read it from its end: one is.
+    pub(super) fn begins_to_mix(&self) -> bool {
+        self.mixes.load(Ordering::Relaxed) && self.mixes.swap(false, Ordering::Relaxed)
     }
 
     pub(super) fn table(&self) -> Option<&Table> {
@@ -445,54 +453,6 @@ pub(super) fn changed(path: &str, before: u64, now: u64) -> Error {
         format!("it changed while it was read: it had {before} bytes and has {now} now")
     };
     Error::run(format!("read {path}"), found, "read again once nothing writes to it")
-}
-
-/// Ranges cut into pieces of at most a slot, and pieces gathered into parts: enough of them for every worker, none
-/// larger than a slot, none so small that handing it out costs more than reading it. What is read through windows
-/// is cut at their edges, and each such piece is a part of its own, longer than a slot.
-fn cut(ranges: &[Range], workers: usize, windows: Option<u64>) -> (Vec<Range>, Vec<u32>) {
-    let total: usize = ranges.iter().map(|r| r.bytes).sum();
-    let part_bytes = (total / (2 * workers.max(1))).clamp(PART_BYTES_MIN, SLOT_BYTES).next_multiple_of(PAGE);
-    let mut pieces: Vec<Range> = Vec::with_capacity(ranges.len() + total / part_bytes);
-    let mut parts = vec![0u32];
-    let mut gathered = 0;
-    for range in ranges {
-        let mut done = 0;
-        let window = windows.filter(|_| range.to.gpu().is_some() && range.bytes >= WINDOWED_BYTES_MIN);
-        while done < range.bytes {
-            let at = range.offset + done as u64;
-            let in_window = window.map_or(0, |w| (range.bytes - done).min((w - at % w) as usize));
-            if in_window > SLOT_BYTES {
-                if pieces.len() > *parts.last().expect("never empty") as usize {
-                    parts.push(pieces.len() as u32);
-                }
-                pieces.push(Range { offset: at, bytes: in_window, to: range.to.after(done), ..*range });
-                parts.push(pieces.len() as u32);
-                gathered = 0;
-                done += in_window;
-                continue;
-            }
-            // Pieces end where the file's pages do, so that O_DIRECT reads no page twice.
-            let bytes = (range.bytes - done).min(part_bytes - at as usize % PAGE);
-            let begun = *parts.last().expect("never empty") as usize;
-            let gpu_before = pieces.last().map(|p: &Range| p.to.gpu());
-            if pieces.len() > begun
-                && (gathered + bytes > part_bytes
-                    || pieces.len() - begun == PIECES_PER_PART
-                    || gpu_before != Some(range.to.gpu()))
-            {
-                parts.push(pieces.len() as u32);
-                gathered = 0;
-            }
-            pieces.push(Range { offset: at, bytes, to: range.to.after(done), ..*range });
-            gathered += bytes;
-            done += bytes;
-        }
-    }
-    if pieces.len() > *parts.last().expect("never empty") as usize {
-        parts.push(pieces.len() as u32);
-    }
-    (pieces, parts)
 }
 
 #[cfg(test)]

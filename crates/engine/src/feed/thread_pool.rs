@@ -5,11 +5,14 @@ use super::gpu_numbers;
 use super::numbers;
 use super::request::Request;
 use super::worker::Worker;
+use super::{RELAYS_MAX, SLOT_BYTES};
 use crate::clock;
 use crate::gpu::cuda::{self, Device};
-use crate::process::PerProcess;
+use crate::gpu::relay::{self, Relay};
+use crate::process::{settle_in, PerProcess};
 use forebay_model::Error;
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -27,6 +30,8 @@ struct ThreadPool {
     /// Of the first `WORKERS_MAX` workers, and of the others.
     more: [Condvar; 2],
     workers: Mutex<Vec<JoinHandle<()>>>,
+    /// To the GPU of this number, while no worker uses them.
+    relays: Mutex<Option<(u32, Vec<Relay>)>>,
     leaving: Mutex<Leaving>,
     /// Files are to be let go of at once.
     hurry: Condvar,
@@ -45,8 +50,8 @@ struct Leaving {
 struct Todo {
     /// When a part was last begun.
     began: Option<Instant>,
-    /// Each with the number of its next part.
-    requests: VecDeque<(Arc<Request>, usize)>,
+    /// Each with the parts that are left of it.
+    requests: VecDeque<(Arc<Request>, Range<usize>)>,
     idle: [usize; 2],
     ending: bool,
 }
@@ -79,7 +84,7 @@ pub fn submit(request: &Arc<Request>) -> Result<(), Error> {
     // Held, so that the thread pool doesn't end between being there and being told.
     let _hands = pool.start(if request.is_for_all() { all_threads() } else { threads() })?;
     let mut todo = pool.todo();
-    todo.requests.push_back((request.clone(), 0));
+    todo.requests.push_back((request.clone(), 0..parts));
     // No more are woken than have something to do.
     let usual = parts.min(todo.idle[0]);
     let others = if request.is_for_all() { (parts - usual).min(todo.idle[1]) } else { 0 };
@@ -125,11 +130,37 @@ pub fn release() {
         let _ = worker.join();
     }
     pool.todo().ending = false;
+    drop(pool.relays().take());
     gpu_numbers::release();
     numbers::release();
 }
 
+/// Relays to a GPU, for the calling worker until `keep_relays`.
+pub(super) fn relays(device: &Arc<Device>) -> Result<Vec<Relay>, Error> {
+    let kept = pool().relays().take();
+    let relays = match kept {
+        Some((gpu, relays)) if gpu == device.index() => relays,
+        _ => {
+            let relays = 0..relay::useful().min(RELAYS_MAX);
+            relays.map(|_| Relay::open(device, SLOT_BYTES)).collect::<Result<_, _>>()?
+        }
+    };
+    relays.iter().for_each(Relay::belongs_here);
+    Ok(relays)
+}
+
+/// Relays to the GPU of this number, with nothing under way, for the next worker that needs some.
+pub(super) fn keep_relays(gpu: u32, relays: Vec<Relay>) {
+    let whole = !relays.iter().any(Relay::is_broken);
+    // What was there before is dropped behind the lock.
+    let _before = std::mem::replace(&mut *pool().relays(), whole.then_some((gpu, relays)));
+}
+
 impl ThreadPool {
+    fn relays(&self) -> MutexGuard<'_, Option<(u32, Vec<Relay>)>> {
+        self.relays.lock().expect("no holder panics")
+    }
+
     fn todo(&self) -> MutexGuard<'_, Todo> {
         self.todo.lock().expect("no holder panics")
     }
@@ -191,26 +222,39 @@ impl ThreadPool {
             worker.reap(false);
             match self.take(number >= WORKERS_MAX, !worker.has_flights()) {
                 Next::Part(request, index) => worker.serve(&request, index),
+                Next::Mix(request, index) => worker.mix(&request, index, &|| self.take_last(&request)),
                 Next::Nothing => worker.reap(true),
                 Next::End => return,
             }
         }
     }
 
+    /// The last part of a request that is left.
+    fn take_last(&self, request: &Arc<Request>) -> Option<usize> {
+        let mut todo = self.todo();
+        let at = todo.requests.iter().position(|(other, _)| Arc::ptr_eq(other, request))?;
+        let index = todo.requests[at].1.next_back();
+        if todo.requests[at].1.is_empty() {
+            todo.requests.remove(at);
+        }
+        index
+    }
+
     /// `extra`: only of requests that are for all.
     fn take(&self, extra: bool, wait: bool) -> Next {
         let mut todo = self.todo();
         loop {
-            let mine = |(request, _): &(Arc<Request>, usize)| !extra || request.is_for_all();
+            let mine = |(request, _): &(Arc<Request>, Range<usize>)| !extra || request.is_for_all();
             if let Some(at) = todo.requests.iter().position(mine) {
-                let (request, next) = &mut todo.requests[at];
-                let (request, index) = (request.clone(), *next);
-                *next += 1;
+                let (request, left) = &mut todo.requests[at];
+                let mixes = request.begins_to_mix();
+                let index = if mixes { left.next_back() } else { left.next() }.expect("done with otherwise");
+                let (request, is_empty) = (request.clone(), left.start == left.end);
                 todo.began = Some(clock::now());
-                if index + 1 == request.part_count() {
+                if is_empty {
                     todo.requests.remove(at);
                 }
-                return Next::Part(request, index);
+                return if mixes { Next::Mix(request, index) } else { Next::Part(request, index) };
             }
             if !wait {
                 return Next::Nothing;
@@ -228,22 +272,10 @@ impl ThreadPool {
 
 enum Next {
     Part(Arc<Request>, usize),
+    /// The last one, and others from the end.
+    Mix(Arc<Request>, usize),
     Nothing,
     End,
-}
-
-/// Sharp naps, and signals left to the program's own threads; but for those that a fault of our own raises.
-fn settle_in() {
-    // SAFETY: prctl with integers; a signal set on this frame, for this thread.
-    unsafe {
-        libc::prctl(libc::PR_SET_TIMERSLACK, 1000u64, 0u64, 0u64, 0u64);
-        let mut all: libc::sigset_t = std::mem::zeroed();
-        libc::sigfillset(&mut all);
-        for own in [libc::SIGBUS, libc::SIGSEGV, libc::SIGFPE, libc::SIGILL] {
-            libc::sigdelset(&mut all, own);
-        }
-        libc::pthread_sigmask(libc::SIG_BLOCK, &all, std::ptr::null_mut());
-    }
 }
 
 /// A GPU, opened once for the process.
@@ -278,7 +310,7 @@ pub fn device_of(address: u64) -> Result<Option<u32>, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::feed::{Layout, Place, Range, Way};
+    use crate::feed::{self, Layout, Place, Way};
     use std::io::Write;
 
     #[test]
@@ -288,7 +320,7 @@ mod tests {
         let reader = Arc::new(Reader::open(file.path(), Way::Host, None, false).unwrap());
         let mut to = vec![0u8; 1 << 16];
         let place = Place::Host(to.as_mut_ptr() as u64);
-        let range = Range { file: 0, offset: 0, bytes: 4096, to: place };
+        let range = feed::Range { file: 0, offset: 0, bytes: 4096, to: place };
         let plain = Request::of_file(&reader, &[range], Vec::new(), 1).unwrap();
         let layout = Layout { start: 0, step: 64, row_bytes: 64 };
         let rows =
@@ -299,7 +331,7 @@ mod tests {
             return;
         }
         let pool = ThreadPool::default();
-        pool.todo().requests.extend([(plain.clone(), 0), (rows.clone(), 0)]);
+        pool.todo().requests.extend([(plain.clone(), 0..1), (rows.clone(), 0..1)]);
         let took = |next| match next {
             Next::Part(request, 0) => Some(request),
             _ => None,

@@ -25,10 +25,11 @@ pub(super) struct Windows {
 }
 
 impl Windows {
-    pub fn open(target: &FileTarget, device: Arc<Device>) -> Result<Windows, Error> {
+    /// `bytes_max`: of each.
+    pub fn open(target: &FileTarget, device: Arc<Device>, bytes_max: u64) -> Result<Windows, Error> {
         let cap_bytes = cap_bytes();
-        let bytes_each = window_bytes(target.bytes / WINDOWS_WANTED * 2, cap_bytes);
-        let limits = Limits { cap_bytes, window_bytes: bytes_each, least_bytes: LEAST_BYTES };
+        let bytes_each = window_bytes(target.bytes / WINDOWS_WANTED * 2, cap_bytes).min(bytes_max);
+        let limits = Limits { cap_bytes, window_bytes: bytes_each, least_bytes: LEAST_BYTES, relays: 0 };
         let registry = Registry::new(Box::new(DevicePinner(device)), limits)?;
         let file = registry.file(target).map_err(|fault| {
             Error::run(format!("map {}", target.path.display()), fault.to_string(), "path=\"bounce\"")
@@ -78,6 +79,17 @@ impl Windows {
                 None
             }
         }
+    }
+
+    /// Calls the driver with the registrar out of the way.
+    pub fn turn<T>(&self, call: impl FnOnce() -> T) -> T {
+        let _turn = self.registry.turns().enter();
+        call()
+    }
+
+    /// Whether nothing of the file is registered, or will be.
+    pub fn is_untouched(&self) -> bool {
+        (0..self.count()).all(|n| self.file.window(n).phase() == Phase::Cold)
     }
 
     pub fn count(&self) -> u32 {

@@ -1,6 +1,7 @@
 //! One thread of the thread pool: its slots, its streams, and how it fills a part.
 
 mod fetch;
+mod mix;
 mod stage;
 
 use super::layout::{

@@ -8,6 +8,7 @@ pub mod kernels;
 pub mod library;
 pub mod nvrtc;
 pub mod places;
+pub mod relay;
 mod scatter;
 mod summer;
 

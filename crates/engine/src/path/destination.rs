@@ -2,7 +2,10 @@
 //! share.
 
 use super::gds::Session;
-use super::mapped::{window_bytes, DevicePinner, Limits, Registry, LEAST_BYTES};
+use super::mapped::{
+    relays_of, window_bytes, DevicePinner, Limits, Registry, LEAST_BYTES, RELAYED_WINDOW_BYTES_MAX,
+    WINDOWS_IN_FLIGHT,
+};
 use super::Ends;
 use crate::gpu::cuda::{self, Device};
 use crate::machine;
@@ -18,10 +21,15 @@ use std::sync::{Arc, Mutex, OnceLock};
 const PIN_BYTES_DEFAULT: u64 = 4 * GIB;
 
 /// What `mapped` may register for readers that keep so many bytes under way, where `--pin-limit` may be given.
-pub fn limits(pin_limit_bytes: Option<u64>, in_flight_bytes: u64) -> Limits {
+/// `relays`: threads that copy windows meanwhile, when the files are first read.
+pub fn limits(pin_limit_bytes: Option<u64>, in_flight_bytes: u64, relays: u32) -> Limits {
     let half_of_free = || machine::memory_free_bytes().map_or(PIN_BYTES_DEFAULT, |free| free / 2);
     let cap_bytes = pin_limit_bytes.unwrap_or_else(half_of_free);
-    Limits { cap_bytes, window_bytes: window_bytes(in_flight_bytes, cap_bytes), least_bytes: LEAST_BYTES }
+    // A window is half of that.
+    let share = if relays > 0 { WINDOWS_IN_FLIGHT / 2 } else { 1 };
+    let most = if relays > 0 { RELAYED_WINDOW_BYTES_MAX } else { u64::MAX };
+    let window_bytes = window_bytes(in_flight_bytes / share, cap_bytes).min(most);
+    Limits { cap_bytes, window_bytes, least_bytes: LEAST_BYTES, relays }
 }
 
 #[derive(Default)]
@@ -112,10 +120,17 @@ impl Destination {
             let why = cuda::devices().1.unwrap_or_else(|| "no GPU".into());
             Error::machine("‹path› mapped", why, "forebay doctor; ‹path› host needs no GPU")
         })?;
-        let in_flight = job.io_bytes_largest().saturating_mul(u64::from(job.depth));
-        let limits = limits(job.pin_limit_bytes, in_flight.saturating_mul(u64::from(job.workers)));
+        let in_flight = self.in_flight_bytes(job);
+        let relays = if device.awaits_values() { relays_of(job, in_flight) * job.workers } else { 0 };
+        let limits = limits(job.pin_limit_bytes, in_flight, relays);
         let registry = Arc::new(Registry::new(Box::new(DevicePinner(device.clone())), limits)?);
         Ok(held.insert(registry).clone())
+    }
+
+    /// What all workers of a job keep under way.
+    pub fn in_flight_bytes(&self, job: &JobSpec) -> u64 {
+        let of_one = job.io_bytes_largest().saturating_mul(u64::from(job.depth));
+        of_one.saturating_mul(u64::from(job.workers))
     }
 
     /// The registrations there are, if `mapped` ran.

@@ -28,7 +28,7 @@ const WINDOW: u64 = 12 << 10;
 
 /// Registrations under a cap that the larger files are beyond.
 pub fn registry(device: Option<&Arc<Device>>) -> Arc<Registry> {
-    let limits = Limits { cap_bytes: 6 * WINDOW, window_bytes: WINDOW, least_bytes: 1 };
+    let limits = Limits { cap_bytes: 6 * WINDOW, window_bytes: WINDOW, least_bytes: 1, relays: 0 };
     let pinner: Box<dyn Pinner> = match device {
         Some(device) => Box::new(DevicePinner(device.clone())),
         None => Box::new(HostPinner),

@@ -25,7 +25,7 @@ const LAUNCH: &str = "cuLaunchKernel";
 const PATIENCE: Duration = Duration::from_secs(90);
 
 fn registry(gpu: &Arc<Device>, cap_bytes: u64) -> Arc<Registry> {
-    let limits = Limits { cap_bytes, window_bytes: WINDOW, least_bytes: 1 };
+    let limits = Limits { cap_bytes, window_bytes: WINDOW, least_bytes: 1, relays: 0 };
     Arc::new(Registry::new(Box::new(DevicePinner(gpu.clone())), limits).unwrap())
 }
 

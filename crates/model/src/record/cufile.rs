@@ -85,6 +85,8 @@ pub struct MappedRan {
     pub refusal: Option<String>,
     /// How often a file was found to have changed.
     pub stale: u64,
+    /// Windows that processors copied when they were first read, while others were registered.
+    pub left: u64,
 }
 
 /// cuFile in one run. Its counters cover the whole run, warm-up included.

@@ -12,6 +12,8 @@ pub type RawFunction = *mut c_void;
 
 /// cuMemGetHandleForAddressRange: handle, address, bytes, its kind, flags.
 pub type HandleOfRange = unsafe extern "C" fn(*mut c_void, u64, usize, c_int, u64) -> CuResult;
+/// cuStreamWaitValue32_v2 and cuStreamWriteValue32_v2: stream, address, value, flags.
+pub type OnValue = unsafe extern "C" fn(RawStream, u64, u32, c_uint) -> CuResult;
 
 macro_rules! driver_calls {
     ($($name:ident: $symbol:literal ($($arg:ty),*);)*) => {

@@ -1,8 +1,9 @@
 //! Streams, in which the device works in order, and events, which say how far it is.
 
 use super::calls::{RawEvent, RawStream};
-use super::{Cuda, Device, NOT_READY};
+use super::{Cuda, CudaError, Device, NOT_READY};
 use std::ffi::c_uint;
+use std::sync::atomic::AtomicU32;
 use std::sync::Arc;
 
 /// Work queued on it runs in order, beside that of other streams.
@@ -30,6 +31,11 @@ impl Device {
     /// Somebody else's stream (PyTorch's, CuPy's), by its handle; 0 is the default stream. It must outlive this.
     pub fn borrowed_stream(self: &Arc<Self>, handle: u64) -> Stream {
         Stream { device: self.clone(), raw: handle as RawStream, owned: false }
+    }
+
+    /// Whether its streams wait for values in memory that it reads at the host's addresses.
+    pub fn awaits_values(&self) -> bool {
+        self.driver.on_values.is_some() && self.reads_registered()
     }
 
     pub fn event(self: &Arc<Self>) -> Cuda<Event> {
@@ -91,6 +97,36 @@ impl Stream {
         self.check(unsafe { (self.device.driver.calls.stream_wait)(self.raw, event.raw, 0) })
     }
 
+    /// What is queued from now on waits until the 32-bit word at `at` of registered memory is at least `value`, cyclically.
+    ///
+    /// # Errors
+    /// Among others, where the driver knows no such waits.
+    ///
+    /// # Safety
+    /// The word stays registered until the wait has ended. Another thread that makes no call of the driver sets it: such
+    /// calls may wait for all that is queued.
+    pub unsafe fn await_value(&self, at: *const AtomicU32, value: u32) -> Cuda<()> {
+        const AT_LEAST: c_uint = 0;
+        let Some((wait, _)) = self.device.driver.on_values else { return Err(no_values()) };
+        self.device.enter()?;
+        // SAFETY: the caller's promise.
+        self.check(unsafe { wait(self.raw, at as u64, value, AT_LEAST) })
+    }
+
+    /// Sets the word at `at` of registered memory once all that was queued before has ended.
+    ///
+    /// # Errors
+    /// As for `await_value`.
+    ///
+    /// # Safety
+    /// The word stays registered until it is written.
+    pub unsafe fn write_value(&self, at: *const AtomicU32, value: u32) -> Cuda<()> {
+        let Some((_, write)) = self.device.driver.on_values else { return Err(no_values()) };
+        self.device.enter()?;
+        // SAFETY: the caller's promise.
+        self.check(unsafe { write(self.raw, at as u64, value, 0) })
+    }
+
     /// Waits for everything queued on it.
     pub fn synchronize(&self) -> Cuda<()> {
         self.device.enter()?;
@@ -105,6 +141,10 @@ impl Stream {
     fn check(&self, result: i32) -> Cuda<()> {
         self.device.driver.check(result)
     }
+}
+
+fn no_values() -> CudaError {
+    CudaError::new("the driver has no cuStreamWaitValue32_v2: CUDA 11.7 or newer has")
 }
 
 impl Drop for Stream {

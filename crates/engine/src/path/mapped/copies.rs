@@ -11,6 +11,21 @@ use crate::queue::Io;
 use crate::queue::Op;
 use crate::queue::Via;
 use crate::reactor::Reactor;
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// Staging slots of a worker, shared by its queues: each goes by its number.
+#[derive(Clone)]
+pub struct Staging {
+    pub(super) free: Rc<RefCell<Vec<u32>>>,
+    pub slot_bytes: u32,
+}
+
+impl Staging {
+    pub fn new(slots: u32, slot_bytes: u32) -> Staging {
+        Staging { free: Rc::new(RefCell::new((0..slots).rev().collect())), slot_bytes }
+    }
+}
 
 impl MappedQueue {
     /// Queues copies from windows that are ready, if the file is still what it was when they were registered.

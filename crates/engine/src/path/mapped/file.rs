@@ -21,9 +21,12 @@ pub enum Phase {
     Declined,
     /// It is about to be unregistered.
     Retiring,
+    /// It wasn't registered the first time, so that processors copy it meanwhile.
+    Left,
 }
 
-const PHASES: [Phase; 5] = [Phase::Cold, Phase::Pending, Phase::Ready, Phase::Declined, Phase::Retiring];
+const PHASES: [Phase; 6] =
+    [Phase::Cold, Phase::Pending, Phase::Ready, Phase::Declined, Phase::Retiring, Phase::Left];
 const PHASE_SHIFT: u32 = 28;
 const USERS: u32 = (1 << PHASE_SHIFT) - 1;
 

@@ -9,15 +9,18 @@ mod identity;
 mod map;
 mod policy;
 mod registry;
+mod relays;
 mod row;
 mod rows;
 mod straight;
 mod turns;
 
+pub use copies::Staging;
 pub use file::{MappedFile, Phase, Window};
 pub use map::{DevicePinner, Pin, Pinner};
 pub use policy::{window_bytes, Key, Policy, Verdict};
 pub use registry::{Limits, Registry, Wakeup, LEAST_BYTES};
+pub use relays::{relays_of, RELAYED_WINDOW_BYTES_MAX, WINDOWS_IN_FLIGHT};
 pub use row::Mapped;
 
 use super::Copier;
@@ -26,10 +29,9 @@ use crate::queue::{Done, Fault, Full, Geometry, Io, Op, Queue, Via};
 use crate::reactor::Reactor;
 use crate::source::file::FileTarget;
 use forebay_model::Error;
+use relays::{Relayed, Relays};
 use rows::Together;
-use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -42,19 +44,6 @@ const SHORT_BYTES: u32 = 64 << 10;
 const WAITS_BYTES: u32 = 1 << 20;
 /// Breaks that a reader in order may have, and still count as one.
 const STREAK_MAX: u32 = 64;
-
-/// Staging slots of a worker, shared by its queues: each goes by its number.
-#[derive(Clone)]
-pub struct Staging {
-    free: Rc<RefCell<Vec<u32>>>,
-    pub slot_bytes: u32,
-}
-
-impl Staging {
-    pub fn new(slots: u32, slot_bytes: u32) -> Staging {
-        Staging { free: Rc::new(RefCell::new((0..slots).rev().collect())), slot_bytes }
-    }
-}
 
 /// Where a part of an I/O is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +58,8 @@ enum Place {
     Unstaged,
     /// In this staging slot.
     Staged(u32),
+    /// On its way by a relay.
+    Relayed,
     /// Rows that were fetched together from windows that are held, as of this generation.
     Fetching(u64),
 }
@@ -133,6 +124,10 @@ pub struct MappedQueue {
     unrouted: VecDeque<u32>,
     ready: Vec<u32>,
     unstaged: VecDeque<u32>,
+    /// Pieces that wait for a relay, and those that have one.
+    left: VecDeque<u32>,
+    relayed: Vec<Relayed>,
+    relays: Option<Relays>,
     /// Which piece a staging slot holds, of those that are ours.
     staged: Vec<Option<u32>>,
     copying: u32,
@@ -183,6 +178,9 @@ impl MappedQueue {
             unrouted: VecDeque::new(),
             ready: Vec::new(),
             unstaged: VecDeque::new(),
+            left: VecDeque::new(),
+            relayed: Vec::new(),
+            relays: None,
             staged: vec![None; slots],
             copying: 0,
             together: VecDeque::new(),
@@ -197,6 +195,12 @@ impl MappedQueue {
             streak: 0,
             reached: None,
         })
+    }
+
+    /// With relays, for windows that are left out when the file is first read.
+    fn with_relays(mut self, relays: Option<Relays>) -> MappedQueue {
+        self.relays = relays;
+        self
     }
 
     /// Whether the reader goes through the file in order, by and large.
@@ -288,6 +292,7 @@ impl MappedQueue {
             self.route_one(id);
         }
         self.copy_ready();
+        self.relay();
         self.stage(reactor);
     }
 
@@ -347,17 +352,18 @@ impl MappedQueue {
         }
         let mut piece = self.pieces[id as usize];
         piece.place = Place::Unstaged;
+        let is_left = self.relays.is_some() && self.file.window(piece.window).phase() == Phase::Left;
         let most = self.staging.slot_bytes;
         while piece.len > most {
             let part = self.add_piece(Piece { len: most, ..piece });
             self.flight(piece.tag).pieces_left += 1;
-            self.unstaged.push_back(part);
+            if is_left { &mut self.left } else { &mut self.unstaged }.push_back(part);
             piece.at += most;
             piece.offset += u64::from(most);
             piece.len -= most;
         }
         self.pieces[id as usize] = piece;
-        self.unstaged.push_back(id);
+        if is_left { &mut self.left } else { &mut self.unstaged }.push_back(id);
     }
 
     /// Lets go of a piece that isn't on its way to the device, if that is where it is.
@@ -428,6 +434,7 @@ impl Queue for MappedQueue {
 
     fn reap(&mut self, reactor: &mut Reactor, done: &mut Vec<Done>) {
         self.reap_copies();
+        self.reap_relayed();
         self.reap_bounced(reactor);
         self.in_flight -= self.done.len() as u32;
         done.append(&mut self.done);
@@ -436,13 +443,20 @@ impl Queue for MappedQueue {
     fn abandon(&mut self, tag: u32, reactor: &mut Reactor) {
         let ours = |pieces: &[Piece], id: u32| pieces[id as usize].tag == tag;
         let pieces = &self.pieces;
-        let idle: Vec<u32> =
-            self.unrouted.iter().chain(&self.unstaged).copied().filter(|id| ours(pieces, *id)).collect();
+        let idle: Vec<u32> = self
+            .unrouted
+            .iter()
+            .chain(&self.unstaged)
+            .chain(&self.left)
+            .copied()
+            .filter(|id| ours(pieces, *id))
+            .collect();
         let slots: Vec<u32> = (0..self.staged.len() as u32)
             .filter(|slot| self.staged[*slot as usize].is_some_and(|id| ours(pieces, id)))
             .collect();
         self.unrouted.retain(|id| !idle.contains(id));
         self.unstaged.retain(|id| !idle.contains(id));
+        self.left.retain(|id| !idle.contains(id));
         idle.into_iter().for_each(|id| self.cancel(id));
         self.cancel_rows(tag);
         slots.into_iter().for_each(|slot| self.bounce.abandon(slot, reactor));
@@ -455,7 +469,7 @@ impl Queue for MappedQueue {
         }
         // What else uses the lists that rows wait for need not be ours.
         let waits = (!self.together.is_empty()).then(|| clock::now() + rows::LOOK_AGAIN);
-        [self.bounce.next_due(), self.copier.next_due(), waits].into_iter().flatten().min()
+        [self.bounce.next_due(), self.copier.next_due(), self.relays_due(), waits].into_iter().flatten().min()
     }
 }
 
@@ -463,6 +477,7 @@ impl Drop for MappedQueue {
     /// Copies under way end before their windows may go.
     fn drop(&mut self) {
         self.copier.finish();
+        self.end_relayed();
         let mut out = vec![true; self.pieces.len()];
         self.free.iter().for_each(|id| out[*id as usize] = false);
         for (piece, _) in self.pieces.iter().zip(out).filter(|(_, out)| *out) {

@@ -1,5 +1,6 @@
 //! What anybody asks of `mapped`, and its part of a worker.
 
+use super::relays::{relays_of, Relays};
 use super::straight::MappedMeans;
 use super::{Limits, MappedQueue, Staging};
 use crate::gpu::cuda::{self, Device};
@@ -156,13 +157,21 @@ impl DataPath for Mapped {
             let why = cuda::devices().1.unwrap_or_else(|| "no GPU".into());
             return Err(Error::machine("‹path› mapped", why, "forebay doctor; ‹path› host needs no GPU"));
         };
-        Ok(Box::new(Aside { staging: Staging::new(aside.count() as u32, aside.slot_bytes() as u32) }))
+        let count = relays_of(site.job, site.destination.in_flight_bytes(site.job));
+        // Where there can be none, what was left to them is bounced.
+        let relays = site
+            .device
+            .filter(|device| count > 0 && device.awaits_values())
+            .and_then(|device| Relays::open(device, count, aside.slot_bytes()).ok());
+        let staging = Staging::new(aside.count() as u32, aside.slot_bytes() as u32);
+        Ok(Box::new(Aside { staging, relays }))
     }
 }
 
 /// What queues of `mapped` share: the way for what can't be mapped.
 struct Aside {
     staging: Staging,
+    relays: Option<Relays>,
 }
 
 impl QueueFactory for Aside {
@@ -190,7 +199,8 @@ impl QueueFactory for Aside {
             let bounce = Box::new(BounceQueue::new(inner, engine.is_inline(), copier, arena));
             let (registry, staging) = (registry.clone(), self.staging.clone());
             let copier = site.copiers.next()?;
-            Ok(Box::new(MappedQueue::new(file, needs.depth, registry, copier, bounce, staging, reactor)?))
+            let queue = MappedQueue::new(file, needs.depth, registry, copier, bounce, staging, reactor)?;
+            Ok(Box::new(queue.with_relays(self.relays.clone())))
         })?;
         Ok(layer(queue))
     }

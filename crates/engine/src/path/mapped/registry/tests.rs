@@ -65,7 +65,8 @@ impl Bench {
         let path = home.path().join("f");
         std::fs::File::create(&path).unwrap().write_all(&vec![7; (windows * WINDOW) as usize]).unwrap();
         let books = Arc::new(books);
-        let limits = Limits { cap_bytes: cap_windows * WINDOW, window_bytes: WINDOW, least_bytes: 1 };
+        let limits =
+            Limits { cap_bytes: cap_windows * WINDOW, window_bytes: WINDOW, least_bytes: 1, relays: 0 };
         let registry = Registry::new(Box::new(FakePinner(books.clone())), limits).unwrap();
         Bench { registry: Some(registry), books, path, _home: home }
     }
