@@ -8,6 +8,7 @@
  *   batch   a batch of DEPTH reads, submitted anew once all have finished
  *   stream  cuFileReadAsync, DEPTH of them, each on a stream of its own; the oldest is waited for
  *   batch-stream  the same in two groups, each on a stream, with one event behind it
+ * Streams aren't registered with cuFile, as Forebay doesn't (docs/gds.md says why), unless REGISTER_STREAMS is set.
  * Prints one JSON object: bytes, I/Os, seconds, and the process's CPU seconds of exactly that time.
  * libcuda and libcufile are opened by name (LIBCUDA, LIBCUFILE name others), so that no link flags are needed. */
 #define _GNU_SOURCE
@@ -71,7 +72,7 @@ static struct {
 static struct {
   const char *file;
   size_t io_bytes, file_bytes;
-  int workers, depth, direct;
+  int workers, depth, direct, registers;
   CUcontext context;
   atomic_int ready, go, stop;
 } job;
@@ -196,7 +197,8 @@ static void in_groups(struct worker *w, int together) {
   size_t groups = (size_t)(job.depth / together);
   for (size_t g = 0; g < groups; g++) {
     cu("cuStreamCreate", cuda.stream_create(&streams[g], STREAM_NON_BLOCKING));
-    cf("cuFileStreamRegister", cufile.stream(streams[g], 15));
+    if (job.registers)
+      cf("cuFileStreamRegister", cufile.stream(streams[g], 15));
     cu("cuEventCreate", cuda.event_create(&events[g], EVENT_DISABLE_TIMING | EVENT_BLOCKING_SYNC));
   }
   size_t sent = 0, seen = 0;
@@ -257,6 +259,7 @@ int main(int count, char **words) {
   loop = !strcmp(words[1], "sync") ? sync_loop : !strcmp(words[1], "batch") ? batch_loop : !strcmp(words[1], "stream") ? stream_loop : batch_stream_loop;
   job.file = words[2], job.io_bytes = strtoull(words[3], NULL, 10);
   job.workers = atoi(words[4]), job.depth = atoi(words[5]), job.direct = atoi(words[7]);
+  job.registers = getenv("REGISTER_STREAMS") != NULL;
   double seconds = atof(words[6]);
   struct stat status;
   if (stat(job.file, &status)) die(job.file, -1);
