@@ -74,7 +74,9 @@ def data_set(case: Case, memory: Path, workload: Any) -> Iterator[Data]:
 
     The links are new names for the same bytes: the memory holds `made` files, far more than any processor's caches.
     """
-    made, linked = memory / f"forebay-{case.name}-made", memory / f"forebay-{case.name}"
+    # A folder of its own: what a killed run left is in nobody's way.
+    home = Path(tempfile.mkdtemp(prefix=f"forebay-{case.name}-", dir=memory))
+    made, linked = home / "made", home / "named"
     try:
         generated(case.name, made, case.made)
         files = sorted((made / "train").rglob("img_*"))
@@ -87,8 +89,7 @@ def data_set(case: Case, memory: Path, workload: Any) -> Iterator[Data]:
         total = sum(f.stat().st_size for f in (linked / "train").iterdir())
         yield Data(case, workload, linked, total / case.names)
     finally:
-        for folder in (made, linked):
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(home, ignore_errors=True)
 
 
 # Plain reads ------------------------------------------------------------------------------------------
