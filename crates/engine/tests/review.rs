@@ -101,7 +101,8 @@ fn a_file_moved_under_our_name_while_files_are_made_stays_the_users() {
         let (users, ours) = (home.path().join("users"), home.path().join("ours"));
         let precious = vec![7u8; 2 << 20];
         fs::write(&users, &precious).unwrap();
-        let wanted = JobSpec { create: true, file_bytes: Some(1 << 20), ..job(&ours) };
+        // Long enough in the making for whoever moves it: a thread that looks every now and then.
+        let wanted = JobSpec { create: true, file_bytes: Some(128 << 20), ..job(&ours) };
         let mut moving = Moving { users: &users, ours: &ours, ends };
         let error = run(&wanted, vec!["test".into()], &mut moving).unwrap_err();
         assert!(!users.exists(), "it was moved: {error}");

@@ -37,8 +37,9 @@ pub struct Control {
     pub stop: AtomicBool,
     /// Reads that are never completed.
     pub stalls: AtomicU32,
-    /// It answers nothing any more, as a stopped process.
+    /// It answers nothing any more, as a stopped process, once `still` says so.
     pub frozen: AtomicBool,
+    pub still: AtomicBool,
     /// The connection is cut.
     pub cut: AtomicBool,
     /// DMA_MAP of regions longer than this is refused.
@@ -49,6 +50,25 @@ pub struct Control {
     pub maps: AtomicU64,
     pub unmaps: AtomicU64,
     pub connections: AtomicU64,
+}
+
+impl Control {
+    /// Returns when the drive answers nothing any more: what comes after this stays where it is.
+    #[allow(dead_code, reason = "not every test freezes its drive")]
+    pub fn freeze(&self) {
+        self.still.store(false, Ordering::Relaxed);
+        self.frozen.store(true, Ordering::Relaxed);
+        let until = Instant::now() + Duration::from_secs(60);
+        while !self.still.load(Ordering::Relaxed) {
+            assert!(Instant::now() < until, "the drive never stands still");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[allow(dead_code, reason = "not every test freezes its drive")]
+    pub fn thaw(&self) {
+        self.frozen.store(false, Ordering::Relaxed);
+    }
 }
 
 pub struct Drive {
@@ -188,7 +208,9 @@ impl<'a> Served<'a> {
     fn run(mut self) {
         self.stream.set_nonblocking(true).unwrap();
         while !self.control.stop.load(Ordering::Relaxed) && !self.control.cut.swap(false, Ordering::Relaxed) {
-            if self.control.frozen.load(Ordering::Relaxed) {
+            let frozen = self.control.frozen.load(Ordering::Relaxed);
+            self.control.still.store(frozen, Ordering::Relaxed);
+            if frozen {
                 std::thread::sleep(Duration::from_millis(1));
                 continue;
             }
