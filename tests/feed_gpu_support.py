@@ -85,6 +85,17 @@ ON_REAL_GPU = os.environ.get("FOREBAY_TEST_GPU") == "1"
 Scenario = Callable[..., dict[str, Any]]
 
 
+def run_again_on_it(file: str) -> None:
+    """The scenarios of a test file, on the real GPU."""
+    if ON_REAL_GPU:
+        pytest.skip("they are running on it")
+    done = processes.run(
+        [sys.executable, "-m", "pytest", "-q", file],
+        env={**os.environ, "FOREBAY_TEST_GPU": "1"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.fixture(scope="session")
 def stub() -> Path:
     if ON_REAL_GPU:

@@ -3,12 +3,8 @@
 # ruff: noqa: F811  (fixtures are imported and named again as arguments)
 from __future__ import annotations
 
-import os
-import sys
-
-import processes
 import pytest
-from feed_gpu_support import ON_REAL_GPU, Scenario, scenario, stub  # noqa: F401 - fixtures
+from feed_gpu_support import ON_REAL_GPU, Scenario, run_again_on_it, scenario, stub  # noqa: F401 - fixtures
 
 ROWS = """
 import numpy as np
@@ -410,10 +406,4 @@ file.close()
 
 @pytest.mark.gpu
 def test_the_scenarios_hold_on_a_real_gpu() -> None:
-    if ON_REAL_GPU:
-        pytest.skip("they are running on it")
-    done = processes.run(
-        [sys.executable, "-m", "pytest", "-q", __file__],
-        env={**os.environ, "FOREBAY_TEST_GPU": "1"},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_again_on_it(__file__)

@@ -44,6 +44,20 @@ def test_links_in_documents_resolve() -> None:
     assert not broken, "\n".join(broken)
 
 
+def test_each_table_in_a_document_has_the_row_that_makes_it_one() -> None:
+    """Without |---| under its heads, and as many cells in it, GitHub shows lines of text."""
+    broken = []
+    for path in files(".md"):
+        lines = re.sub(r"^```[\s\S]*?^```", "", text_of(path), flags=re.MULTILINE).splitlines()
+        for before, head, below in zip(["", *lines], lines, [*lines[1:], ""], strict=False):
+            if not head.startswith("|") or before.startswith("|"):
+                continue
+            cells = re.sub(r"\\\||`[^`]*`", "", head).strip().strip("|").count("|")
+            if not re.fullmatch(rf"\|(?: *:?-+:? *\|){{{cells + 1}}}", below.strip()):
+                broken.append(f"{name(path)}: {head[:80]}")
+    assert not broken, "\n".join(broken)
+
+
 @functools.cache
 def python_tests(path: Path) -> set[str]:
     tree = ast.parse(text_of(path))

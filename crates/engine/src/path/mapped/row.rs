@@ -37,7 +37,7 @@ impl DataPath for Mapped {
         &About {
             kind: PathKind::Mapped,
             name: "mapped",
-            what: "page cache to GPU with no CPU copy",
+            what: "page cache to GPU, no CPU copy once registered",
             needs: "libcuda; data already cached",
             serves: "files and stripes of them",
             ends: Ends::Gpu,
@@ -53,7 +53,7 @@ impl DataPath for Mapped {
         let check = |state, found: &str| Check::of_path(self.name(), state, found);
         match &verdicts.mapped.because {
             Some(because) => check(State::Missing, "needs a GPU").why(because.clone()),
-            None => check(State::Works, "page cache to the GPU without a CPU copy, for data that is cached"),
+            None => check(State::Works, "cached data to the GPU, without a CPU copy once registered"),
         }
     }
 
