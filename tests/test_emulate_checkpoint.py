@@ -48,16 +48,23 @@ def files(folder: Path) -> dict[str, int]:
 
 @pytest.mark.parametrize("name", ["llama3-8b", "llama3-70b", "llama3-405b"])
 def test_a_plan_has_the_published_sizes(capsys: Any, name: str, tmp_path: Path) -> None:
-    """At a thousandth, so that no disk is too small for the plan; files' lengths are rounded by themselves."""
+    """Also where the disk is too small for it, which the plan says."""
     workload = workloads.load_checkpoint(name)
     assert workload.model_gib and workload.optimizer_gib
-    flags = ("--scale", "0.001", "--writes", "1", "--reads", "0", "--dry-run", "--json")
-    code, out, err = typed(capsys, "emulate", "checkpoint", "--workload", name, "--dir", tmp_path, *flags)
+    flags = ("emulate", "checkpoint", "--workload", name, "--dir", tmp_path, "--writes", "1", "--reads", "0")
+    code, out, err = typed(capsys, *flags, "--dry-run", "--json")
     assert code == 0, err
     plan = json.loads(out)
     assert plan["ranks"] == workload.processes
-    assert plan["model_bytes"] / GIB * 1000 == pytest.approx(workload.model_gib, rel=0.01)
-    assert plan["optimizer_bytes"] / GIB * 1000 == pytest.approx(workload.optimizer_gib, rel=0.01)
+    assert plan["model_bytes"] / GIB == pytest.approx(workload.model_gib, rel=0.01)
+    assert plan["optimizer_bytes"] / GIB == pytest.approx(workload.optimizer_gib, rel=0.01)
+    assert plan["room_needed_bytes"] > plan["bytes"] and plan["room_bytes"] > 0
+    is_too_much = plan["room_needed_bytes"] > plan["room_bytes"]
+    code, out, err = typed(capsys, *flags, "--dry-run")
+    assert code == 0 and ("are free there → a smaller --scale" in out) == is_too_much, out
+    if is_too_much:
+        code, out, err = typed(capsys, *flags)
+        assert code == 3 and "iB are needed, and " in err and "a smaller --scale" in err, err
     assert files(tmp_path) == {}
 
 

@@ -95,4 +95,10 @@ def plan(found: dict[str, Any]) -> str:
     ]
     if found["bytes_here"] != found["bytes"]:
         lines.insert(1, f"  on this host: {bytes_(found['bytes_here'])}")
+    needed, room = found["room_needed_bytes"], found["room_bytes"]
+    if room is not None and needed > room:
+        lines.append(
+            f"  too much for {spec['dir']}: {bytes_(needed)} are needed, and {bytes_(room)} are free there"
+            " → a smaller --scale, fewer --writes, fewer --ranks, or another --dir"
+        )
     return "\n".join(lines)

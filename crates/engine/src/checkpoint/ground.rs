@@ -11,7 +11,7 @@ use forebay_model::checkpoint::layout::scaled;
 use forebay_model::checkpoint::{folder, CheckpointSpec};
 use forebay_model::content;
 use forebay_model::job::{Cache, JobSpec};
-use forebay_model::units::format_bytes;
+use forebay_model::units::readable_bytes;
 use forebay_model::Error;
 use std::fs::{DirBuilder, OpenOptions};
 use std::os::unix::fs::DirBuilderExt;
@@ -95,7 +95,6 @@ impl Ground {
         };
         if spec.writes > 0 {
             (1..=spec.writes).try_for_each(|step| ground.look_at_old(step))?;
-            ground.check_room()?;
         } else {
             ground.look_at_what_is_read()?;
         }
@@ -136,7 +135,11 @@ impl Ground {
         Ok(())
     }
 
-    fn check_room(&self) -> Result<(), Error> {
+    /// Bytes that this host's checkpoints need, and those there are for them; None where the file system doesn't say.
+    pub fn room(&self) -> (u64, Option<u64>) {
+        if self.spec.writes == 0 {
+            return (0, None);
+        }
         let sizes = self.spec.sizes_here();
         // A file's last block, and its place in the folder.
         let each = sizes.bytes().saturating_add(sizes.files.saturating_mul(8192));
@@ -144,17 +147,18 @@ impl Ground {
         let at =
             if self.dir.is_dir() { self.dir.as_path() } else { self.dir.parent().unwrap_or(Path::new(".")) };
         let at = if at.as_os_str().is_empty() { Path::new(".") } else { at };
-        let free = rustix::fs::statvfs(at).map_or(u64::MAX, |s| s.f_bavail.saturating_mul(s.f_frsize));
         let freed: u64 = if self.spec.replace { self.old_bytes() } else { 0 };
-        if wanted > free.saturating_add(freed) {
+        let free = rustix::fs::statvfs(at).ok().map(|s| s.f_bavail.saturating_mul(s.f_frsize));
+        (wanted, free.map(|free| free.saturating_add(freed)))
+    }
+
+    pub fn check_room(&self) -> Result<(), Error> {
+        let (wanted, Some(free)) = self.room() else { return Ok(()) };
+        if wanted > free {
+            let each = readable_bytes(self.spec.sizes_here().bytes());
             return Err(Error::machine(
-                format!(
-                    "write {} checkpoints of {} to {}",
-                    self.spec.writes,
-                    format_bytes(sizes.bytes()),
-                    self.spec.dir
-                ),
-                format!("{} MiB are needed, and {} MiB are free there", wanted >> 20, free >> 20),
+                format!("write {} checkpoints of {each} to {}", self.spec.writes, self.spec.dir),
+                format!("{} are needed, and {} are free there", readable_bytes(wanted), readable_bytes(free)),
                 "a smaller --scale, fewer --writes, fewer --ranks, or another --dir",
             ));
         }

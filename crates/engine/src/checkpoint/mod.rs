@@ -60,12 +60,15 @@ pub struct Plan {
     pub workers: u32,
     pub buffer_bytes: u64,
     pub folders: Vec<String>,
+    /// What this host's checkpoints need below the folder, and what there is; null where the file system doesn't say.
+    pub room_needed_bytes: u64,
+    pub room_bytes: Option<u64>,
 }
 
 /// Everything that can be found wrong without touching anything, and what the run comes to.
 pub fn plan(spec: &CheckpointSpec) -> Result<Plan, Error> {
     check(spec)?;
-    Ground::look(spec)?;
+    let (room_needed_bytes, room_bytes) = Ground::look(spec)?.room();
     let (job, _) = job_of(spec);
     let (sizes, here): (Sizes, Sizes) = (spec.sizes(), spec.sizes_here());
     Ok(Plan {
@@ -78,6 +81,8 @@ pub fn plan(spec: &CheckpointSpec) -> Result<Plan, Error> {
         workers: job.workers,
         buffer_bytes: job.io_bytes * u64::from(job.depth) * u64::from(job.workers),
         folders: (1..=spec.writes.max(spec.reads)).map(forebay_model::checkpoint::folder).collect(),
+        room_needed_bytes,
+        room_bytes,
         spec: spec.clone(),
     })
 }
@@ -110,6 +115,7 @@ fn run_watched(
     check(spec)?;
     let started = clock::wall_seconds();
     let mut ground = Ground::look(spec)?;
+    ground.check_room()?;
     let (job, reason) = job_of(spec);
     path::legal(job.path, &spec.dir, &Made::file())?;
     let destination = Arc::new(Destination::open(&job)?);
