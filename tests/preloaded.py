@@ -30,6 +30,7 @@ ANEW = "FOREBAY_TEST_ANEW"
 # Variables that are read before the command's first line.
 READ_AT_START = ("LD_", "PYTHON", "LC_", "LANG", "GLIBC_", "MALLOC_", "TZ", "OMP", "OPENBLAS", "COVERAGE")
 MARK = "FOREBAY_TEST_ID"
+OF_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 MARK_LENGTH = 32
 MOST_BYTES = 128 << 10
 LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
@@ -51,7 +52,8 @@ class Loaded:
                 # As those of its children: Python decides once which of them are terminals, and which can be sought in.
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env={**os.environ, MARK: mark},
+                # NumPy may begin threads of its own, which no fork takes along. Commands get their own environment.
+                env={**os.environ, **dict.fromkeys(OF_THREADS, "1"), MARK: mark},
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
