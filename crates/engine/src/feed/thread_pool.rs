@@ -4,11 +4,12 @@ use super::file::Reader;
 use super::gpu_numbers;
 use super::numbers;
 use super::request::Request;
+use super::windows::Windows;
 use super::worker::Worker;
 use super::{RELAYS_MAX, SLOT_BYTES};
 use crate::clock;
 use crate::gpu::cuda::{self, Device};
-use crate::gpu::relay::{self, Relay};
+use crate::gpu::relay::{self, Memory, Relay};
 use crate::process::{settle_in, PerProcess};
 use forebay_model::Error;
 use std::collections::VecDeque;
@@ -135,14 +136,15 @@ pub fn release() {
     numbers::release();
 }
 
-/// Relays to a GPU, for the calling worker until `keep_relays`.
-pub(super) fn relays(device: &Arc<Device>) -> Result<Vec<Relay>, Error> {
+/// Relays to a GPU, for the calling worker until `keep_relays`. Those that aren't there yet are opened in a turn with the driver,
+/// which would otherwise keep each call waiting for a registration; their memory is got before that, while it registers.
+pub(super) fn relays(device: &Arc<Device>, windows: &Windows) -> Result<Vec<Relay>, Error> {
     let kept = pool().relays().take();
     let relays = match kept {
         Some((gpu, relays)) if gpu == device.index() => relays,
         _ => {
-            let relays = 0..relay::useful().min(RELAYS_MAX);
-            relays.map(|_| Relay::open(device, SLOT_BYTES)).collect::<Result<_, _>>()?
+            let memory = Memory::of(relay::useful().min(RELAYS_MAX), SLOT_BYTES)?;
+            windows.turn(|| memory.into_iter().map(|m| Relay::open(device, m)).collect::<Result<_, _>>())?
         }
     };
     relays.iter().for_each(Relay::belongs_here);

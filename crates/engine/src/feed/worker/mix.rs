@@ -8,6 +8,7 @@ use crate::clock;
 use crate::feed::layout::{add, failed, short};
 use crate::feed::load;
 use crate::feed::request::{Place, Range, Request, Source};
+use crate::feed::windows::Windows;
 use crate::feed::{thread_pool, SLOT_BYTES};
 use crate::gpu::cuda::{Cuda, CudaError};
 use crate::gpu::relay::{Fill, Relay, TOGETHER};
@@ -51,7 +52,7 @@ impl Worker {
             Source::One { reader, .. } => reader.windows().cloned(),
             Source::Many(_) => None,
         };
-        let relays = gpu.and_then(|gpu| self.relays(request, gpu));
+        let relays = gpu.zip(windows.as_ref()).and_then(|(gpu, windows)| self.relays(request, gpu, windows));
         let (Some(gpu), Some(windows), Some(relays)) = (gpu, windows, relays) else {
             drop(source);
             return self.serve(request, first);
@@ -100,10 +101,10 @@ impl Worker {
     }
 
     /// Relays to this GPU, whose streams wait for what must end before bytes are written; None where there can be none.
-    fn relays(&mut self, request: &Request, gpu: u32) -> Option<Vec<Relay>> {
+    fn relays(&mut self, request: &Request, gpu: u32, windows: &Windows) -> Option<Vec<Relay>> {
         let outlet = self.outlet(gpu).ok()?;
         let device = self.outlets[outlet].device.clone();
-        let relays = thread_pool::relays(&device).ok()?;
+        let relays = thread_pool::relays(&device, windows).ok()?;
         let wait = |relay: &Relay| {
             let stream = relay.stream().lock().expect("no holder panics");
             request
@@ -111,7 +112,7 @@ impl Worker {
                 .iter()
                 .try_for_each(|after| stream.wait_for(&after.lock().expect("no holder panics")))
         };
-        relays.iter().try_for_each(wait).ok()?;
+        windows.turn(|| relays.iter().try_for_each(wait)).ok()?;
         Some(relays)
     }
 }

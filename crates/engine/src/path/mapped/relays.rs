@@ -6,7 +6,7 @@ use super::{MappedQueue, Place};
 use crate::arena::Mem;
 use crate::clock;
 use crate::gpu::cuda::Device;
-use crate::gpu::relay::{self, Fill, Relay, TOGETHER};
+use crate::gpu::relay::{self, Fill, Memory, Relay, TOGETHER};
 use crate::queue::{Fault, Via};
 use forebay_model::job::JobSpec;
 use forebay_model::Error;
@@ -50,7 +50,8 @@ impl Relays {
     /// # Errors
     /// As for `Relay::open`.
     pub fn open(device: &Arc<Device>, count: u32, slot_bytes: usize) -> Result<Relays, Error> {
-        let opened = (0..count).map(|_| Relay::open(device, slot_bytes)).collect::<Result<_, _>>();
+        let memory = Memory::of(count as usize, slot_bytes)?;
+        let opened = memory.into_iter().map(|memory| Relay::open(device, memory)).collect::<Result<_, _>>();
         opened.map(|relays: Vec<Relay>| Relays(Rc::new(RefCell::new(relays))))
     }
 
