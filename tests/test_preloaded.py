@@ -95,3 +95,16 @@ def test_what_it_cannot_give_is_started_anew(case: str, tmp_path: Path, monkeypa
         assert preloaded.run([word], processes.PATIENCE_S, folder, environment) is None
     finally:
         os.umask(before)
+
+
+def test_where_a_library_begins_threads_commands_are_started_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])))
+    monkeypatch.setenv(preloaded.ANEW, "")  # which is taken back then
+    preloaded.end()
+    assert preloaded.run(["--version"], 120) is None
+    assert os.environ[preloaded.ANEW] == "1"
