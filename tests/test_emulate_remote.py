@@ -1,15 +1,18 @@
-"""Emulated training from a data set that is packed in one source, a file or a namespace over NVMe/TCP: all of it, and columns."""
+"""Emulated training from a data set that is packed in one source, a file, a namespace over NVMe/TCP or an emulated drive: all
+of it, and columns."""
 
 from __future__ import annotations
 
 import io
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+import snap_support
 from serve_support import NQN, Target
 
 FILES, SIDE, BEGIN, BLOCK = 24, 192, 1 << 20, 4096
@@ -84,20 +87,48 @@ def space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "space"
 
 
-def test_a_data_set_on_a_remote_namespace_is_read_over_the_network(
-    forebay: Callable[..., subprocess.CompletedProcess[str]], space: Path
+@contextmanager
+def namespace(engine: str, space: Path) -> Iterator[str]:
+    """The URI under which `space` is read by that engine, while the block lasts."""
+    if engine == "vfio-user":
+        with snap_support.drive(space.parent, space) as uri:
+            yield uri
+    else:
+        with Target(space, "--nqn", NQN) as target:
+            yield target.uri()
+
+
+@pytest.mark.parametrize("engine", ["nvme-tcp", "vfio-user"])
+def test_a_data_set_on_a_remote_namespace_is_read_through_it(
+    forebay: Callable[..., subprocess.CompletedProcess[str]], space: Path, engine: str
 ) -> None:
     flags = ("emulate", "run", "--workload", "small.toml", "--accelerators", "2", "--json", "--data")
-    with Target(space, "--nqn", NQN) as target:
-        remote = forebay(*flags, f"nvme+tcp://127.0.0.1:{target.port}/{NQN}")
+    with namespace(engine, space) as uri:
+        remote = forebay(*flags, uri)
     local = forebay(*flags, space)
     found = [json.loads(done.stdout) for done in (remote, local)]
     for record in found:
         training = record["training"]
         assert (training["samples"], training["steps"], training["skipped"]["count"]) == (48, 6, 0)
         assert training["payload_bytes"] >= 48 * SIDE * SIDE and record["origin"] == "measured"
-    assert [record["path"]["engine"] for record in found][0] == "nvme-tcp"
+    assert found[0]["path"]["engine"] == engine
     assert found[0]["training"]["read_bytes"] == found[1]["training"]["read_bytes"]
+
+
+def test_a_data_set_is_made_on_an_emulated_drive(
+    forebay: Callable[..., subprocess.CompletedProcess[str]], space: Path
+) -> None:
+    space.write_bytes(bytes(16 << 20))
+    workload = ("--workload", "small.toml")
+    with snap_support.drive(space.parent, space, writable=True) as uri:
+        refused = forebay("emulate", "datagen", *workload, "--data", uri)
+        assert refused.returncode == 2 and f"--overwrite-device {uri}" in refused.stderr, refused.stderr
+        assert space.read_bytes() == bytes(16 << 20)
+        made = forebay("emulate", "datagen", *workload, "--data", uri, "--overwrite-device", uri, "--check")
+        assert made.returncode == 0, made.stderr
+    done = forebay("emulate", "run", *workload, "--accelerators", "2", "--json", "--data", space)
+    training = json.loads(done.stdout)["training"]
+    assert (training["samples"], training["skipped"]["count"]) == (48, 0), done.stderr
 
 
 def test_columns_of_a_table_on_a_remote_namespace_are_read_and_no_others(

@@ -1,11 +1,14 @@
-"""`vfio-user:` as a source, through the command: what can't be is refused at once, by name and with what to type."""
+"""`vfio-user:` as a source, through the command: gdsio's flags take it, and what can't be is refused at once, by name
+and with what to type."""
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 
 import pytest
+import snap_support
 
 
 def test_nobody_there_is_said_with_its_name(forebay, tmp_path):
@@ -39,3 +42,32 @@ def test_a_key_that_is_wrong_is_refused_by_name(forebay, key):
 def test_a_namespace_is_written_to_only_where_it_was_named(forebay, tmp_path):
     done = forebay("bench", f"vfio-user:{tmp_path}/s", "--op", "write", "--passes", "1")
     assert done.returncode == 2 and "--overwrite-device" in done.stderr
+
+
+def test_gdsio_reads_and_writes_it_as_it_does_a_file(forebay, tmp_path):
+    content = tmp_path / "content"
+    content.write_bytes(before := os.urandom(8 << 20))
+    flags = [*"-x 1 -w 2 -i 64k -s 8M".split(), "-f"]
+    with snap_support.drive(tmp_path, content, writable=True) as uri:
+        read = forebay("gdsio", *flags, uri, "-I", "0")
+        assert read.returncode == 0 and "IoType: READ XferType: CPUONLY" in read.stdout, read.stderr
+        assert "DataSetSize: 8192/8192(KiB)" in read.stdout and "vfio-user" in read.stderr
+        refused = forebay("gdsio", *flags, uri, "-I", "1")
+        assert refused.returncode == 2 and f"--overwrite-device {uri}" in refused.stderr, refused.stderr
+        assert content.read_bytes() == before
+        written = forebay("gdsio", *flags, uri, "-I", "1", "-V", "--overwrite-device", uri)
+        assert written.returncode == 0 and "Verifying data" in written.stdout, written.stderr
+    after = content.read_bytes()
+    assert all(after[at : at + 4096] != before[at : at + 4096] for at in range(0, len(before), 4096))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["-f", "vfio-user:/run/x.sock"], ["-f vfio-user:/run/x.sock", "needs the size", "-s 1G"]),
+        (["-D", "vfio-user:/run/x.sock", "-s", "1G"], ["-D vfio-user:/run/x.sock", "no directory", "-f vfio-user:/run/x.sock"]),
+    ],
+)
+def test_what_gdsio_needs_to_know_of_it_is_asked_for(forebay, flags, said):
+    done = forebay("gdsio", *flags, *"-x 1 -w 1 -i 64k -I 0".split())
+    assert done.returncode == 2 and all(words in done.stderr for words in said), done.stderr

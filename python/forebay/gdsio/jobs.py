@@ -132,12 +132,13 @@ def without_effect(request: Request) -> list[str]:
 
 
 def _source(target: str) -> str:
-    """A path as a source URI: gdsio's targets are paths, also `a:b`; a remote namespace is named as elsewhere."""
+    """A path as a source URI: gdsio's targets are paths, also `a:b`; a namespace of a drive is named as elsewhere."""
     return f"file:{target}" if ":" in target and not is_remote(target) else target
 
 
 def is_remote(target: str) -> bool:
-    return target.startswith(("nvme+tcp://", "nvme+rdma://"))
+    """Whether it is a namespace of a drive that this process reaches by itself, and no path."""
+    return target.startswith(("nvme+tcp://", "nvme+rdma://", "vfio-user:"))
 
 
 def check_targets(request: Request) -> None:
@@ -146,6 +147,9 @@ def check_targets(request: Request) -> None:
         if is_remote(group.target) and not group.is_directory and request.size_bytes is None:
             raise RequestError(f"-f {group.target}", "needs the size of the data", "-s 1G")
         target, is_directory = group.target, os.path.isdir(group.target)
+        if group.is_directory and is_remote(target):
+            named = f"-f {shlex.quote(target)} -s 1G"
+            raise RequestError(f"-D {target}", "is a namespace of a drive, which is no directory", named)
         if group.is_directory and not is_directory:
             raise RequestError(
                 f"-D {target}", "is not a directory", f"mkdir -p {shlex.quote(target)}, or -f for a file"
