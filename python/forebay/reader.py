@@ -6,11 +6,12 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Union, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from forebay import _core
 from forebay.buffers import AT_ONCE, Memory, memory_of, stream_handle
 from forebay.errors import ForebayError, RequestError
+from forebay.names import Path, file_name
 from forebay.rows import (
     begins_of,
     check_inside,
@@ -27,8 +28,6 @@ from forebay.units import GIB
 
 if TYPE_CHECKING:
     from forebay.tables import Table
-
-Path = Union[str, "os.PathLike[str]"]
 
 
 @dataclass(frozen=True)
@@ -190,7 +189,7 @@ class File:
 
     def __init__(self, name: Path, path: str = "auto", direct: bool | None = None, *, once: bool = False) -> None:
         """`once`: it is read only once; `close` then releases it in the background, and `release` waits for that."""
-        self.name = os.fspath(name)
+        self.name = file_name(name)
         self._path = path
         self._reader = _core.Reader(self.name, path, direct, once)
         self.last_report: Report | None = None
@@ -403,7 +402,7 @@ def read_files(
     `sizes`, where known, saves asking the system for them; a file of another size is an error. `stream` as for
     `File.read_async`. Raises RequestError where a buffer is too small or a file is missing.
     """
-    names = [os.fspath(p) for p in paths]
+    names = [file_name(p) for p in paths]
     lengths = _core.sizes_of(names) if sizes is None else [int(n) for n in sizes]
     if len(lengths) != len(names) or any(n < 0 for n in lengths):
         raise RequestError(f"read {len(names)} files", f"there are {len(lengths)} sizes", "one size for each")

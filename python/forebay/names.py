@@ -1,0 +1,35 @@
+"""Names of files as the loader takes them. Sources by URI are for the commands: the loader reads what the kernel opens."""
+
+from __future__ import annotations
+
+import os
+from typing import Union
+
+from forebay.errors import RequestError
+
+Path = Union[str, "os.PathLike[str]"]
+
+# Scheme → what the loader reads in its place.
+_INSTEAD = {
+    "file": "the path without file:",
+    "stripe": "forebay.open([…], stripe_bytes=…) with the names of its members",
+    "nvme+tcp": "the namespace as a block device: nvme connect -t tcp …, then /dev/nvme1n1",
+    "nvme+rdma": "the namespace as a block device: nvme connect -t rdma …, then /dev/nvme1n1",
+    "vfio-user": 'the drive as a block device: front = "ublk" in the file of forebay snap, then /dev/ublkb0',
+    "nil": "a file; forebay bench runs on nil:",
+    "model": "a file; forebay bench runs on model:",
+}
+
+
+def file_name(name: Path) -> str:
+    """The name as text. Raises RequestError for a URI, unless there is a file of that name."""
+    text = os.fspath(name)
+    # Most names have no colon, and are not looked at twice.
+    scheme, colon, rest = text.partition(":") if isinstance(text, str) else ("", "", "")
+    if colon and (scheme in _INSTEAD or rest.startswith("//")) and not os.path.lexists(text):
+        raise RequestError(
+            f"open {text} to read",
+            "it is a URI, and forebay.open, read_files, Rows and safetensors take files and block devices",
+            _INSTEAD.get(scheme, "a file, also of a network file system that is mounted"),
+        )
+    return text
