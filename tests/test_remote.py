@@ -17,7 +17,7 @@ import processes
 import pytest
 from serve_support import NQN, PATIENCE_S, Target, document, eventually, parse_metrics, toml
 
-MIB = 1 << 20
+MIB, BLOCK = 1 << 20, 4096
 # A run waits for as long as a busy machine takes to start its target again.
 PATIENT = "reconnect_delay=0.2&io_timeout=60&fast_io_fail_tmo=200"
 # What a lost connection costs at most before the run gives up on it.
@@ -27,8 +27,12 @@ SOON = "reconnect_delay=0.1&ctrl_loss_tmo=2&fast_io_fail_tmo=2&kato=60"
 @pytest.fixture(scope="module")
 def content(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file of 16 MiB whose every byte can be verified as `forebay.0`."""
-    folder = tmp_path_factory.mktemp("content")
-    flags = ["--create", "--file-size", "16m", "--passes", "1", "-q"]
+    return made(tmp_path_factory.mktemp("content"))
+
+
+def made(folder: Path, *more: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    flags = ["--create", "--file-size", "16m", "--passes", "1", "-q", *more]
     command = [sys.executable, "-m", "forebay.cli", "bench", str(folder), *flags]
     subprocess.run(command, check=True, timeout=PATIENCE_S)
     return folder / "forebay.0"
@@ -69,6 +73,11 @@ def reads(target: Target, nsid: int | None = None) -> float:
     """Reads that hosts have had answered so far, of one namespace or of all."""
     each = parse_metrics(target.metrics())["forebay_namespace_reads_total"]
     return sum(v for labels, v in each if nsid is None or labels["nsid"] == str(nsid))
+
+
+def writes(target: Target) -> float:
+    """Writes that hosts have had answered so far."""
+    return sum(v for _, v in parse_metrics(target.metrics())["forebay_namespace_writes_total"])
 
 
 # In peace -----------------------------------------------------------------------------------------
@@ -222,6 +231,36 @@ def test_a_host_that_is_killed_leaves_nothing_behind(forebay, target):
     run.process.communicate()
     eventually(lambda: parse_metrics(target.metrics())["forebay_connections"] == [({}, 0)], "it is forgotten")
     assert bench(forebay, target.uri("content=forebay.0"), "--passes", "1", "--verify")["result"]["errors"]["failed"] == 0
+
+
+def test_hosts_that_are_killed_while_they_write_leave_blocks_of_the_old_or_the_new_content(forebay, content, tmp_path):
+    image = tmp_path / "image"
+    shutil.copy(content, image)
+    file = toml(tmp_path / "serve.toml", [f'source = "{image}"\nwritable = true', f'source = "{content}"'], 'metrics = "0"')
+    with Target(file) as target:
+        uri = target.uri("nsid=1&content=forebay.0&queues=2")
+        for seed in ("8", "9", "10"):
+            new, old = made(tmp_path / seed, "--seed", seed).read_bytes(), image.read_bytes()
+            # Small writes carry their data in the command; for the others the target asks, and may have received half of it.
+            job = ["--op", "randwrite", "--io-size", "4k:256k:4k", "--workers", "2", "--depth", "8", "--duration", "600"]
+            before = writes(target)
+            run = Bench(uri, *job, "--verify", "--seed", seed, "--overwrite-device", uri)
+            processes.wait_until(lambda before=before: writes(target) > before + 20, "the run writes", run.process)
+            run.process.kill()
+            run.process.communicate()
+            eventually(lambda: parse_metrics(target.metrics())["forebay_connections"] == [({}, 0)], "it is forgotten")
+            left = image.read_bytes()
+            blocks = [slice(at, at + BLOCK) for at in range(0, len(new), BLOCK)]
+            assert all(old[b] != new[b] for b in blocks) and any(left[b] == new[b] for b in blocks)
+            mixed = [b.start for b in blocks if left[b] not in (old[b], new[b])]
+            assert not mixed, f"blocks that are neither old nor new, at bytes {mixed}"
+        others = bench(forebay, target.uri("nsid=2&content=forebay.0"), "--passes", "1", "--verify")
+        assert others["result"]["verified_bytes"] == 16 * MIB and others["result"]["errors"]["failed"] == 0
+        flags = ["--verify", "--seed", seed, "--passes", "1", "--io-size", "128k"]
+        bench(forebay, uri, "--op", "write", *flags, "--overwrite-device", uri)
+        assert bench(forebay, uri, *flags)["result"]["verified_bytes"] == 16 * MIB
+        assert target.end() == 0
+    assert image.read_bytes() == new
 
 
 @pytest.mark.long
