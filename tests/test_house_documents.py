@@ -131,3 +131,24 @@ def test_a_promise_with_a_made_up_test_is_caught() -> None:
         "bench/direct_read.py in docs/benchmarks.md#no-such",
     ):
         assert fault_of(reference), reference
+
+
+def test_what_happens_when_something_goes_wrong_names_tests_that_exist() -> None:
+    """Of the abbreviations, each section of docs/faults.md says where their tests are."""
+    engine = ROOT / "crates/engine"
+    short = {
+        "remote": [engine / "tests/remote.rs"],
+        "serve": [engine / "tests/serve.rs", *(engine / "tests/serve").glob("*.rs")],
+        "front": list((engine / "src/front/tests").glob("*.rs")),
+        "keep": [ROOT / "tests/test_snap_keep.py"],
+        "": [ROOT / "tests/test_gpu_paths.py"],
+        **{name: [engine / f"tests/gpu/{name}.rs"] for name in ("gds", "mapped", "driver")},
+    }
+    wrong, text = [], text_of(ROOT / "docs/faults.md")
+    named = re.findall(r"`((?:[\w/.]*::)?\w+)`", text)
+    for reference in (n for n in named if "::" in n or n.startswith("test_")):
+        file, _, test = reference.rpartition("::")
+        paths = short.get(file, [ROOT / file])
+        if not any(test in (python_tests(p) if p.suffix == ".py" else rust_tests(p)) for p in paths if p.is_file()):
+            wrong.append(reference)
+    assert not wrong and len(named) > 100, f"docs/faults.md names tests that aren't there: {wrong}"
