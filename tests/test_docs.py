@@ -227,3 +227,9 @@ def test_promises_that_no_step_proves_but_that_can_be_tried_by_hand_have_their_c
         _, commands, holds = row.strip(" |").split(" | ")
         assert "pending:" in promises[promise] and "`forebay " in commands and holds, promise
         assert not any(promise in step.proofs for step in STEPS), promise
+
+
+def test_building_counts_the_targets_that_there_are() -> None:
+    targets = list((ROOT / "fuzz/fuzz_targets").glob("nvme_*.rs"))
+    said = re.findall(r"NVMe crate's (\d+) targets", (ROOT / "docs/building.md").read_text())
+    assert said == [str(len(targets))]
