@@ -71,7 +71,7 @@ def test_datagen_makes_as_many_files_as_the_rules_want(
     capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[dict[str, Any]] = []
-    monkeypatch.setattr(datagen, "run", lambda spec, quiet: made.append(spec) or {})
+    monkeypatch.setattr(datagen, "run", lambda spec, *_: made.append(spec) or {})
     command = ("emulate", "datagen", *UNET, "--data", tmp_path, "--quiet", "--accelerators")
     assert typed(capsys, *command, 4, "--hosts", 2, "--memory", "1g")[0] == 0 and made[-1]["files"] == 14000
     assert typed(capsys, *command, 4, "--memory", "1t")[0] == 0 and made[-1]["files"] == 37500

@@ -245,7 +245,7 @@ def test_a_file_that_only_makes_data_makes_them(capsys: Any, tmp_path: Path, mon
     from forebay.emulate import datagen
 
     made: list[dict[str, Any]] = []
-    monkeypatch.setattr(datagen, "run", lambda spec, quiet: made.append(spec) or {})
+    monkeypatch.setattr(datagen, "run", lambda spec, *_: made.append(spec) or {})
     file = tmp_path / "unet3d_datagen.yaml"
     file.write_text(DATAGEN)
     command = ("emulate", "datagen", "--dlio", file, "--data", tmp_path / "data", "--quiet")

@@ -13,12 +13,13 @@ import urllib.request
 from pathlib import Path
 
 import fake_engine
+import fake_storage
 import processes
 import pytest
-from forebay import cli
+from forebay import cli, files
 from forebay import run as engine
 from forebay.bench.endpoint import Endpoint, address
-from forebay.emulate import run
+from forebay.emulate import checkpoint, run
 from forebay.errors import MachineError, RequestError
 from forebay.export import prometheus
 from forebay.export.columns import COLUMNS, rows
@@ -321,14 +322,108 @@ def test_emulated_training_hands_out_its_utilisation(monkeypatch):
         endpoint.close()
 
 
+@pytest.fixture
+def handed_out(monkeypatch):
+    """What the endpoint would have answered after each Progress that it took: names to labels and values."""
+    found, see = [], Endpoint.see
+
+    def seen(self, *progress):
+        see(self, *progress)
+        found.append(samples(self.text()))
+
+    monkeypatch.setattr(Endpoint, "see", seen)
+    return found
+
+
+def of(handed_out, name):
+    return [float(found[name][0][1]) if name in found else None for found in handed_out]
+
+
+def test_a_search_hands_out_what_it_tries_and_what_passed_so_far(handed_out, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("forebay.emulate.data.found_files", lambda request: 1000)
+    # Enough for two H100s of 3D U-Net.
+    storage = fake_storage.FakeStorage(2.5 * 0.9 * 3029.92 / 1024).install(monkeypatch)
+    words = ["emulate", "search", "--workload", "unet3d", "--accelerator", "h100", "--data", ".", "--metrics", "0"]
+    assert cli.forebay.main(words, standalone_mode=False) == 0
+    # Of each run: that it begins, and its one Progress.
+    numbers = [spec["accelerators"] for spec in storage.specs]
+    assert of(handed_out, "forebay_live_accelerators") == [n for n in numbers for _ in range(2)]
+    assert numbers[:4] == [1, 2, 4, 3] and numbers[4:9] == [2] * 5
+    passed = of(handed_out, "forebay_live_accelerators_passed")
+    assert passed[::2] == passed[1::2] and passed[::2] == [None, 1, 2, 2] + [2] * (len(numbers) - 4)
+    utilised = of(handed_out, "forebay_live_accelerator_utilisation_ratio")
+    assert utilised[0] is None and utilised[1] == pytest.approx(0.995) and utilised[2] is None, "no figure of the run before"
+    assert 'job="probe: unet3d on 1 × H100"' in handed_out[0]["forebay_live_info"][0][0]
+
+
+def test_a_matrix_hands_out_its_cell(handed_out, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fake_storage.FakeStorage(20.0).install(monkeypatch)
+    words = ["emulate", "matrix", "solidigm-mlperf", "--workload", "unet3d", "--count", "1", "--metrics", "0"]
+    assert cli.forebay.main(words, standalone_mode=False) == 0
+    assert set(of(handed_out, "forebay_live_cells")) == {3}
+    cells = of(handed_out, "forebay_live_cell")
+    assert cells == sorted(cells) and set(cells) == {1, 2, 3}
+    begun = [handed_out[cells.index(n)] for n in (1, 2, 3)]
+    assert all("forebay_live_accelerators_passed" not in found for found in begun), "a cell knows nothing of the one before"
+    assert 'job="unet3d-d7-ps1010-1: probe: unet3d on 1 × H100"' in begun[0]["forebay_live_info"][0][0]
+
+
+def test_checkpoints_hand_out_whether_they_are_written_or_read(handed_out, monkeypatch):
+    def play(spec, observe, barrier):
+        for turn in range(spec["writes"] + spec["reads"]):
+            observe(fake_engine.progress(repeat=turn, gib_s=1.0 + turn))
+        return fake_engine.record()
+
+    monkeypatch.setattr(checkpoint, "engine_run", play)
+    words = ["emulate", "checkpoint", "--workload", "llama3-8b", "--writes", "2", "--reads", "1", "--dir", "/data", "--quiet"]
+    assert cli.forebay.main([*words, "--metrics", "0"], standalone_mode=False) == 0
+    phases = [found["forebay_live_phase"][0][0] for found in handed_out]
+    assert phases == ['phase="write"', 'phase="write"', 'phase="read"']
+    assert of(handed_out, "forebay_live_repeat") == [1, 2, 3]
+    assert of(handed_out, "forebay_live_throughput_bytes_per_second") == [2**30, 2 * 2**30, 3 * 2**30]
+    assert handed_out[0]["forebay_live_info"][0][0] == 'job="checkpoints of llama3-8b",source="/data"'
+
+
+def test_a_data_set_and_files_hand_out_how_many_are_done(handed_out, tmp_path):
+    data = ["--workload", "cosmoflow", "--files", "3", "--data", str(tmp_path / "data"), "--quiet"]
+    assert cli.forebay.main(["emulate", "datagen", *data, "--metrics", "0"], standalone_mode=False) == 0
+    last = handed_out[-1]
+    assert last["forebay_live_files"] == last["forebay_live_files_planned"] == [("", "3.0")]
+    assert last["forebay_live_phase"] == [('phase="make"', "1.0")]
+    assert float(last["forebay_live_bytes"][0][1]) > 6e6
+    handed_out.clear()
+    words = ["files", str(tmp_path), "--files", "50", "--file-size", "0", "--workers", "2", "--quiet", "--metrics", "0"]
+    assert cli.forebay.main(words, standalone_mode=False) in (0, None)
+    phases = {re.search('"(.*)"', found["forebay_live_phase"][0][0])[1]: found for found in handed_out}
+    assert {"create", "stat", "read", "delete"} <= set(phases)
+    assert all(found["forebay_live_files_planned"] == [("", "50.0")] for found in phases.values())
+    told = files.live({"phase": "stat", "done": 20, "files": 50, "bytes": 0, "t_s": 0.5, "ops_s": 40.0})
+    found = samples(prometheus.text(prometheus.of_progress({}, "", told)))
+    assert found["forebay_live_files"] == [("", "20.0")] and found["forebay_live_files_per_second"] == [("", "40.0")]
+
+
 def test_every_long_command_takes_an_address_and_names_a_wrong_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "small.toml").write_text(SMALL)
-    for words in (["bench", "nil:"], ["sweep", "small.toml", "nil:"], ["tune", "nil:"], ["compare", "--a", "depth=1", "nil:"]):
+    training = ["--workload", "unet3d", "--accelerator", "h100", "--data"]
+    commands = [
+        ["bench", "nil:"],
+        ["sweep", "small.toml", "nil:"],
+        ["tune", "nil:"],
+        ["compare", "--a", "depth=1", "nil:"],
+        ["files", "."],
+        ["emulate", "run", *training, "model:d7-ps1010"],
+        ["emulate", "search", *training, "."],
+        ["emulate", "matrix", "solidigm-mlperf"],
+        ["emulate", "datagen", *training, "data", "--files", "1"],
+        ["emulate", "checkpoint", "--workload", "llama3-8b", "--scale", "0.0001", "--dir", "."],
+    ]
+    for words in commands:
         with pytest.raises(RequestError, match="--metrics nowhere"):
             cli.forebay.main([*words, "--metrics", "nowhere"], standalone_mode=False)
     assert list(tmp_path.iterdir()) == [tmp_path / "small.toml"]
-    assert "--metrics" in {word for option in run.command.params for word in option.opts}
 
 
 def test_the_dashboard_asks_for_what_there_is():

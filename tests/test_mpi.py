@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import signal
+import socket
 import sys
+import threading
 from pathlib import Path
 
+import click
 import processes
 import pytest
 from forebay import mpi
+from forebay.bench import listen
 from forebay.errors import MachineError, RequestError
 from mpi_support import AS_ROOT, MPIRUN, needs_mpi, two_hosts  # noqa: F401  (two_hosts is a fixture)
 
@@ -171,6 +176,82 @@ def test_each_rank_waits_for_the_agreed_time_by_its_own_clock(monkeypatch, rank)
     monkeypatch.setattr(world, "_heed_stops", lambda: None)
     world.watch({"phase": "run", "t_s": 2.0})
     assert world._started == pytest.approx(clock - 2.0)
+
+
+class Ranks:
+    """A communicator for ranks that are threads, as far as an agreement needs one."""
+
+    def __init__(self, size):
+        self.size, self.rank, self.parts = size, 0, {}
+        self.all_here = threading.Barrier(size)
+
+    def of(self, rank):
+        mine = copy.copy(self)
+        mine.rank = rank
+        return mine
+
+    def allgather(self, value):
+        self.parts[self.rank] = value
+        self.all_here.wait(processes.PATIENCE_S)
+        gathered = [self.parts[rank] for rank in range(self.size)]
+        self.all_here.wait(processes.PATIENCE_S)
+        return gathered
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_where_the_lead_cannot_open_the_port_of_metrics_all_ranks_end(taken, capfd):
+    """And where it can, it alone listens, even if the others weren't given --metrics."""
+    ranks, outcomes = Ranks(3), {}
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        port = other.getsockname()[1] if taken else 0
+        if taken:
+            other.listen()
+
+        def enter(rank):
+            try:
+                with listen.listening(None if rank == 2 else f"127.0.0.1:{port}", world=mpi.World(ranks.of(rank))) as endpoint:
+                    outcomes[rank] = "listens" if endpoint is not None else "runs"
+            except (MachineError, click.exceptions.Exit) as error:
+                outcomes[rank] = error
+
+        threads = [threading.Thread(target=enter, args=(rank,)) for rank in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(processes.PATIENCE_S)
+    if not taken:
+        assert outcomes == {0: "listens", 1: "runs", 2: "runs"} and capfd.readouterr().err.count("metrics   http://") == 1
+        return
+    assert isinstance(outcomes[0], MachineError) and "can't listen there" in str(outcomes[0])
+    assert [type(outcomes[rank]) for rank in (1, 2)] == [click.exceptions.Exit] * 2, "the lead alone says it"
+    assert [outcome.exit_code for outcome in outcomes.values()] == [3] * 3
+
+
+TRAINING = ("--workload", "unet3d", "--accelerator", "h100", "--data", ".")
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("bench", "nil:"),
+        ("emulate", "search", *TRAINING),
+        pytest.param(("emulate", "run", *TRAINING), marks=pytest.mark.long),
+        pytest.param(("emulate", "checkpoint", "--workload", "llama3-8b", "--dir", "made"), marks=pytest.mark.long),
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_a_port_of_metrics_that_is_taken_ends_a_run_on_all_ranks_before_it_begins(words, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        # An engine that ran would go on for longer than anything is waited for here.
+        code, out, err = mpirun(tmp_path, *words, "--metrics", str(port), seconds=10 * processes.PATIENCE_S)
+    assert code == 3 and out == "", err
+    assert err.count("can't listen there") == 1 and f"--metrics {port}" in err and "another port" in err
+    assert [p.name for p in tmp_path.iterdir()] == ["driver.py"]
 
 
 @needs_mpi

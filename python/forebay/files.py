@@ -8,14 +8,18 @@ import secrets
 import sys
 from collections.abc import Callable
 from datetime import datetime, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from forebay.bench import listen
 from forebay.errors import BROKE, DONE, INTERRUPTED, MACHINE, RequestError
 from forebay.flags import _integer
 from forebay.spellings import SAME, Answering, Spelled
 from forebay.units import parse_bytes
+
+if TYPE_CHECKING:
+    from forebay.bench.endpoint import Endpoint
 
 PHASES = ("create", "stat", "read", "delete")
 # What --phases may name beside them.
@@ -48,10 +52,13 @@ def _spelled(flag: str, metavar: str, default: str, help: str) -> Callable[..., 
 )
 @click.option("--seed", default="7", metavar="N", help="Seed for the content.")
 @click.option("--clean", is_flag=True, help="Measure nothing; remove what killed runs left behind in DIR.")
+@listen.option
 @click.option("--json", "as_json", is_flag=True, help="The record as one JSON document on stdout.")
 @click.option("-o", "--out", metavar="FILE", help="Save the record to FILE; .jsonl appends a line.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress and no summary.")
-def command(directory: str, clean: bool, as_json: bool, out: str | None, quiet: bool, **flags: Any) -> int:
+def command(
+    directory: str, clean: bool, metrics: str | None, as_json: bool, out: str | None, quiet: bool, **flags: Any
+) -> int:
     """How fast are create, stat, read and delete of many files in DIR, and mkdir of as many directories?
 
     The run creates its own directory in DIR, touches nothing else, and removes it when it finishes or is stopped.
@@ -62,7 +69,8 @@ def command(directory: str, clean: bool, as_json: bool, out: str | None, quiet: 
         return _clean(directory, as_json)
     spec = spec_of(directory, flags)
     output = save.Output(out, save.FILES) if out else None
-    record = run(spec, quiet)
+    with listen.listening(metrics, quiet) as listens:
+        record = run(spec, quiet, listens)
     code = exit_code(record)
     with save.unless_said([record]):
         if not quiet:
@@ -131,17 +139,23 @@ def _natural(value: str, flag: str) -> int:
     return number
 
 
-def run(spec: dict[str, Any], quiet: bool = True) -> dict[str, Any]:
-    """Runs the phases and returns the record `forebay.files/1`: FilesRecord with what it ran on."""
+def run(spec: dict[str, Any], quiet: bool = True, listens: Endpoint | None = None) -> dict[str, Any]:
+    """Runs the phases and returns the record `forebay.files/1`: FilesRecord with what it ran on.
+
+    `listens`: hands out the progress, too.
+    """
     from forebay import _core
     from forebay.bench.terminal import takes_more
     from forebay.run import typed
 
     shows = not quiet and sys.stderr.isatty()
 
-    def observe(progress: str) -> None:
+    def observe(text: str) -> None:
+        progress = json.loads(text)
+        if listens is not None:
+            listens.see({"sources": [spec["directory"]], "workers": spec["workers"]}, "", live(progress))
         if shows and takes_more(sys.stderr):
-            sys.stderr.write(f"\r\x1b[K{describe(json.loads(progress))[:78]}")
+            sys.stderr.write(f"\r\x1b[K{describe(progress)[:78]}")
             sys.stderr.flush()
 
     started = datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
@@ -153,6 +167,16 @@ def run(spec: dict[str, Any], quiet: bool = True) -> dict[str, Any]:
     head = {k: measured.pop(k) for k in ("schema", "id")}
     environment = json.loads(_core.environment([spec["directory"]]))
     return {**head, "started": started, "command": typed(), "environment": environment, **measured}
+
+
+def live(progress: dict[str, Any]) -> dict[str, Any]:
+    """The progress by the names of a run's."""
+    return {
+        **{key: progress[key] for key in ("phase", "bytes", "t_s")},
+        "files_done": progress["done"],
+        "files_planned": progress["files"],
+        "files_s": progress["ops_s"],
+    }
 
 
 def describe(progress: dict[str, Any]) -> str:

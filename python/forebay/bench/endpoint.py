@@ -30,6 +30,7 @@ class Endpoint:
         host, port = address(text)
         self._lock = threading.Lock()
         self._samples: list[prometheus.Sample] = []
+        self._told: dict[str, Any] = {}
         try:
             self._server = _server(host, port, self.text)
         except OSError as error:
@@ -45,9 +46,14 @@ class Endpoint:
         with self._lock:
             self._samples = samples
 
+    def tell(self, **figures: Any) -> None:
+        """Takes figures of the whole command, which stay beside those of whichever run is under way. None: not known."""
+        with self._lock:
+            self._told.update(figures)
+
     def text(self) -> str:
         with self._lock:
-            return prometheus.text(self._samples)
+            return prometheus.text([*self._samples, *prometheus.of_command(self._told)])
 
     def close(self) -> None:
         self._server.shutdown()

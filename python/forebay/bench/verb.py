@@ -147,8 +147,7 @@ def run_all(tasks: list[Task], own: dict[str, Any], world: Any) -> int:
     from forebay.bench import save
 
     records: list[dict[str, Any]] = []
-    leads = world is None or world.leads
-    with save.unless_said(records), listen.listening(own["metrics"] if leads else None, own["quiet"]) as listens:
+    with save.unless_said(records), listen.listening(own["metrics"], own["quiet"], world) as listens:
         return _run_all(tasks, {**own, "endpoint": listens}, world, records)
 
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from forebay import flags
-from forebay.bench import save, terminal
+from forebay.bench import listen, save, terminal
 from forebay.bench.interrupt import Interrupt
 from forebay.bench.verb import Outcome
 from forebay.emulate import workloads
 from forebay.errors import BROKE, DONE, INTERRUPTED, ForebayError, RequestError, RunError
 from forebay.units import parse_bytes, parse_seconds
+
+if TYPE_CHECKING:
+    from forebay.bench.endpoint import Endpoint
 
 EXAMPLES = """\b
 Examples:
@@ -65,10 +68,11 @@ Record = dict[str, Any]
     "-o", "--out", metavar="FILE", help="Save the record to FILE: .jsonl appends a line; otherwise only a record is replaced."
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be written and read, and change nothing.")
+@listen.option
 @click.option("--quiet", "-q", is_flag=True, help="No progress and no summary.")
 @click.option("--mpi", is_flag=True, help="Run one job over all ranks of mpirun or srun (detected if mpi4py is installed).")
 def command(
-    as_json: bool, out: str | None, dry_run: bool, quiet: bool, mpi: bool, **options: Any
+    as_json: bool, out: str | None, dry_run: bool, metrics: str | None, quiet: bool, mpi: bool, **options: Any
 ) -> int:
     """How fast can a large model's checkpoint be written to this storage and read back?
 
@@ -85,8 +89,8 @@ def command(
         spec = share_of(spec, world.rank, world.size)
     if dry_run:
         return show_plan(spec, as_json) if world is None or world.leads else DONE
-    with Interrupt() as interrupt:
-        outcome = measure(spec, interrupt, quiet, world)
+    with listen.listening(metrics, quiet, world) as listens, Interrupt() as interrupt:
+        outcome = measure(spec, interrupt, quiet, world, listens)
     leads = world is None or world.leads
     if leads:
         with save.unless_said([outcome.record] if outcome.record is not None else []):
@@ -183,8 +187,8 @@ def share_of(spec: Spec, process: int, processes: int) -> Spec:
     return spec | {"ranks": ranks, "first_rank": process * here, "ranks_here": here, "hosts": processes}
 
 
-def measure(spec: Spec, interrupt: Interrupt, quiet: bool, world: Any) -> Outcome:
-    """The run under the progress that fits the terminal. Errors become part of the outcome."""
+def measure(spec: Spec, interrupt: Interrupt, quiet: bool, world: Any, listens: Endpoint | None = None) -> Outcome:
+    """The run under the progress that fits the terminal, which `listens` hands out too. Errors become part of the outcome."""
     from forebay.bench import progress
 
     watch = progress.Silent() if world is not None and not world.leads else progress.line(quiet)
@@ -193,6 +197,8 @@ def measure(spec: Spec, interrupt: Interrupt, quiet: bool, world: Any) -> Outcom
         interrupt.raise_if_requested()
         if world is not None:
             world.watch(found)
+        if listens is not None:
+            listens.see(settings_of(spec), f"checkpoints of {spec['workload']}", {**found, "phase": phase_of(spec, found)})
         watch(found)
 
     def go(spec: Spec, relay: Any = observe, barrier: Callable[[], None] | None = None) -> Record:
@@ -214,6 +220,18 @@ def measure(spec: Spec, interrupt: Interrupt, quiet: bool, world: Any) -> Outcom
         return Outcome(None, interrupted=True)
     finally:
         watch.close()
+
+
+def settings_of(spec: Spec) -> dict[str, Any]:
+    """What a live metric says of a run's settings: those that were asked for."""
+    return {"sources": [spec["dir"]], **{key: spec.get(key) for key in ("path", "io_bytes", "workers", "depth")}}
+
+
+def phase_of(spec: Spec, progress: dict[str, Any]) -> str:
+    """`write` or `read`, as checkpoints are measured; they are counted through, those that are written first."""
+    if progress.get("phase") != "measure":
+        return str(progress.get("phase"))
+    return "write" if progress["repeat"] < spec["writes"] else "read"
 
 
 def engine_run(

@@ -7,16 +7,20 @@ import math
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from forebay.bench import listen
 from forebay.emulate import datasize, request
 from forebay.emulate.workloads import Training, variants
 from forebay.errors import DONE, INTERRUPTED, MachineError, RequestError
 from forebay.flags import _integer
 from forebay.stages import format_duration
 from forebay.units import GIB, parse_bytes
+
+if TYPE_CHECKING:
+    from forebay.bench.endpoint import Endpoint
 
 # DLIO draws its files' sizes from numpy's RandomState with this seed, whatever a run's own seed is.
 SIZES_SEED = 10
@@ -57,9 +61,10 @@ Examples:
     "--overwrite-device", "overwrite", multiple=True, metavar="NAME",
     help="A device, namespace or file whose content may be lost.",
 )
+@listen.option
 @click.option("--json", "as_json", is_flag=True, help="The record as one JSON document on stdout.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress and no summary.")
-def command(as_json: bool, quiet: bool, **flags: Any) -> int:
+def command(metrics: str | None, as_json: bool, quiet: bool, **flags: Any) -> int:
     """Create a workload's data set, as fast as the device allows.
 
     Files have DLIO's names and sizes. If a run ends early, finished files are kept and the same command continues.
@@ -73,7 +78,8 @@ def command(as_json: bool, quiet: bool, **flags: Any) -> int:
         flags["files"] = str(datasize.asked_for(chosen, rules, **asked).files)
     spec = spec_of(chosen, **{k: v for k, v in flags.items() if v is not None})
     try:
-        record = run(spec, quiet)
+        with listen.listening(None if spec["dry_run"] else metrics, quiet) as listens:
+            record = run(spec, quiet, listens)
     except KeyboardInterrupt as stopped:
         click.echo(f"forebay: {getattr(stopped, 'kept', '') or 'was interrupted'}", err=True)
         return INTERRUPTED
@@ -195,8 +201,11 @@ def dimensions(record_bytes: float, stdev: float, files: int) -> list[list[int]]
     return pairs
 
 
-def run(spec: dict[str, Any], quiet: bool = True) -> dict[str, Any]:
-    """Makes what is missing and returns the record, schema forebay.datagen/1. KeyboardInterrupt carries `kept`."""
+def run(spec: dict[str, Any], quiet: bool = True, listens: Endpoint | None = None) -> dict[str, Any]:
+    """Makes what is missing and returns the record, schema forebay.datagen/1. KeyboardInterrupt carries `kept`.
+
+    `listens`: hands out the progress, too.
+    """
     from forebay import _core
     from forebay.bench import terminal
     from forebay.run import typed
@@ -209,13 +218,24 @@ def run(spec: dict[str, Any], quiet: bool = True) -> dict[str, Any]:
             screen.write(f"\r\x1b[K{text}")
             screen.flush()
 
+    def observe(text: str) -> None:
+        progress = json.loads(text)
+        if listens is not None:
+            listens.see({"sources": [spec["data"]]}, f"data set of {spec['workload']}", live(progress))
+        show(describe(progress)[:100])
+
     try:
-        made = json.loads(_core.emulate_datagen(json.dumps(spec), lambda p: show(describe(json.loads(p))[:100])))
+        made = json.loads(_core.emulate_datagen(json.dumps(spec), observe))
     finally:
         show("")
         if screen is not None and screen is not sys.stderr:
             screen.close()
     return {**made, "command": typed()}
+
+
+def live(progress: dict[str, Any]) -> dict[str, Any]:
+    """The progress by the names of a run's."""
+    return {**progress, "files_done": progress["files"], "files_planned": progress["files_total"]}
 
 
 def describe(progress: dict[str, Any]) -> str:

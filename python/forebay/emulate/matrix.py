@@ -15,20 +15,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from forebay import mpi
-from forebay.bench import save
+from forebay.bench import listen, save
 from forebay.emulate import data, datasize, measure, search
-from forebay.emulate.greatest import Greatest
 from forebay.emulate.request import LEVEL_OF, Request, count
 from forebay.emulate.workloads import load
 from forebay.errors import DONE, INTERRUPTED, ForebayError, RequestError
 from forebay.run import typed
 from forebay.sweep.results import POINT
 from forebay.units import GIB, parse_seconds
+
+if TYPE_CHECKING:
+    from forebay.bench.endpoint import Endpoint
 
 SCHEMA = "forebay.emulate-matrix/1"
 SWEEP = "forebay.sweep/1"
@@ -85,6 +87,7 @@ class Cell:
 )
 @click.option("--max", "most", default="4096", show_default=True, metavar="N", help="Try no more than N accelerators.")
 @click.option("--results", metavar="DIR", help="Where to keep the cells. Default: a folder named after the preset.")
+@listen.option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def command(
     preset: str,
@@ -95,6 +98,7 @@ def command(
     confirm: str,
     most: str,
     results: str | None,
+    metrics: str | None,
     as_json: bool,
 ) -> int:
     """How many accelerators do one or several of each drive keep busy? A published table, measured or simulated."""
@@ -109,8 +113,9 @@ def command(
     if not (confirm.isascii() and confirm.isdigit() and len(confirm) < 4 and int(confirm) <= 100):
         raise RequestError(f"--confirm {confirm}", "is not a whole number from 0 to 100", "--confirm 5")
     asks = Asks(seconds, int(confirm), count(most, "--max"))
-    folder = measure.results_folder(results or preset)
-    documents, code = play(matrix, cells, folder, asks)
+    with listen.listening(metrics) as listens:
+        folder = measure.results_folder(results or preset)
+        documents, code = play(matrix, cells, folder, asks, listens)
     document = report(matrix, cells, documents)
     keep(folder, matrix, cells, documents)
     save.write(folder / "matrix.json", [document])
@@ -240,7 +245,9 @@ def request_for(matrix: Matrix, cell: Cell, probe_s: float) -> Request:
 # What is done -------------------------------------------------------------------------------------------
 
 
-def play(matrix: Matrix, cells: Sequence[Cell], folder: Path, asks: Asks) -> tuple[list[dict[str, Any] | None], int]:
+def play(
+    matrix: Matrix, cells: Sequence[Cell], folder: Path, asks: Asks, listens: Endpoint | None = None
+) -> tuple[list[dict[str, Any] | None], int]:
     """Each cell's document, None where it has none; and the exit code. Ctrl-C ends it; a cell that fails is told and left out."""
     documents: list[dict[str, Any] | None] = []
     code = DONE
@@ -248,9 +255,11 @@ def play(matrix: Matrix, cells: Sequence[Cell], folder: Path, asks: Asks) -> tup
         if code == INTERRUPTED:
             documents.append(None)
             continue
+        if listens is not None:
+            listens.tell(cell=number, cells=len(cells))
         began = time.monotonic()
         try:
-            found, interrupted = one(matrix, cell, folder / cell.name, asks)
+            found, interrupted = one(matrix, cell, folder / cell.name, asks, listens)
         except ForebayError as error:
             click.echo(f"forebay: {cell.name}: {error}", err=True)
             documents.append(None)
@@ -263,17 +272,18 @@ def play(matrix: Matrix, cells: Sequence[Cell], folder: Path, asks: Asks) -> tup
     return documents, code
 
 
-def one(matrix: Matrix, cell: Cell, folder: Path, asks: Asks) -> tuple[dict[str, Any] | None, bool]:
+def one(
+    matrix: Matrix, cell: Cell, folder: Path, asks: Asks, listens: Endpoint | None = None
+) -> tuple[dict[str, Any] | None, bool]:
     """A cell's search: its document, and whether Ctrl-C ended it."""
     request = request_for(matrix, cell, asks.probe_s)
     held = search.samples_held(request)
     most = search.largest(request, held, asks.most)
     wanted = search.definition(request, asks.probe_s)
     with search.Kept(measure.results_folder(str(folder)), request, wanted, False) as kept:
-        hunt = search.Hunt(search.Team(None, request, asks.probe_s), kept, True, held)
+        hunt = search.Hunt(search.Team(None, request, asks.probe_s), kept, True, held, listens, cell.name)
         # A simulation gives the same figure each time: there is nothing to confirm.
-        confirmations = 0 if cell.simulated else asks.confirmations
-        greatest = Greatest(hunt.run, request.workload.au_pct_min, most, confirmations, [])
+        greatest = hunt.greatest(most, 0 if cell.simulated else asks.confirmations)
         began, interrupted = time.monotonic(), False
         try:
             greatest.search()

@@ -98,7 +98,7 @@ def command(
     if dry_run:
         return show_plan(request, number, as_json) if leads else DONE
     output = Output(as_json, quiet or not leads, saved, folder)
-    with listen.listening(metrics if leads else None, output.quiet) as listens:
+    with listen.listening(metrics, output.quiet, world) as listens:
         return play_all(request, number, times, output, world, listens, warmup_run)
 
 
@@ -188,6 +188,10 @@ def play(
     title = f"{label}: {what}" if label else what
     watch = live.view(title, request.workload.au_pct_min, quiet)
     began = time.monotonic()
+    if listens is not None:
+        listens.tell(accelerators=number * (1 if world is None else world.size))
+        # A drive that is modelled in virtual time has no progress: the run before must not stay in its place.
+        listens.see({"sources": request.data}, title, {})
 
     def seen(progress: dict[str, Any]) -> None:
         if listens is not None:

@@ -11,12 +11,12 @@ import statistics
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from forebay import mpi
-from forebay.bench import save
+from forebay.bench import listen, save
 from forebay.bench.interrupt import Interrupt
 from forebay.bench.summary import count as times
 from forebay.bench.summary import significant
@@ -28,6 +28,9 @@ from forebay.emulate.run import play
 from forebay.errors import BROKE, CHECK_FAILED, DONE, INTERRUPTED, ForebayError, RequestError
 from forebay.stages import format_duration
 from forebay.units import parse_seconds
+
+if TYPE_CHECKING:
+    from forebay.bench.endpoint import Endpoint
 
 PROBE_S = "20"
 # Fewer steps than this say little: the first ones are filled by what was read ahead.
@@ -54,6 +57,7 @@ Examples:
 @click.option("--results", metavar="DIR", help="Where to keep each run. Default: WORKLOAD-ACCELERATOR-search.")
 @click.option("--restart", is_flag=True, help="Start over; the earlier results are moved aside.")
 @click.option("--mpi", "use_mpi", is_flag=True, help="Search over all hosts of mpirun or srun (detected by mpi4py).")
+@listen.option
 @click.option("--json", "as_json", is_flag=True, help="The confirmed run's record as one JSON document on stdout.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress.")
 def command(
@@ -65,6 +69,7 @@ def command(
     results: str | None,
     restart: bool,
     use_mpi: bool,
+    metrics: str | None,
     as_json: bool,
     quiet: bool,
     **values: Any,
@@ -89,7 +94,7 @@ def command(
     team = Team(mpi.world(explicit=use_mpi), request, seconds)
     if not team.leads:
         return team.follow()
-    with team:
+    with team, listen.listening(metrics, quiet) as listens:
         mine = team.request_here()
         data.check_number(mine)
         held = samples_held(mine)
@@ -100,8 +105,8 @@ def command(
         folder = measure.results_folder(results or name)
         wanted = definition(request, seconds, team.ranks, warm_up)
         with Kept(folder, request, wanted, restart) as kept:
-            hunt = Hunt(team, kept, quiet, held)
-            greatest = Greatest(hunt.run, request.workload.au_pct_min, greatest_number, confirmations, [], warm_up)
+            hunt = Hunt(team, kept, quiet, held, listens)
+            greatest = hunt.greatest(greatest_number, confirmations, warm_up)
             return team.end(conclude(hunt, greatest, first, folder, as_json))
 
 
@@ -178,12 +183,12 @@ class Team:
         if error is not None:
             self.end(getattr(error, "exit_code", INTERRUPTED if kind is KeyboardInterrupt else BROKE))
 
-    def play(self, number: int, full: bool, quiet: bool, label: str) -> measure.Outcome:
+    def play(self, number: int, full: bool, quiet: bool, label: str, listens: Endpoint | None = None) -> measure.Outcome:
         """One run with `number` accelerators of each process."""
         files = data.exact_files(self.request, number * self.ranks, self.hosts)
         if self.world is not None:
             self.world.comm.bcast((number, full, files), root=0)
-        return self._play(number, full, files, quiet, label)
+        return self._play(number, full, files, quiet, label, listens)
 
     def request_here(self) -> Request:
         """What is asked for, with the names of the lead's own data."""
@@ -214,9 +219,11 @@ class Team:
         self.world.comm.bcast(None, root=0)
         return self.world.agree(code)
 
-    def _play(self, number: int, full: bool, files: int | None, quiet: bool, label: str) -> measure.Outcome:
+    def _play(
+        self, number: int, full: bool, files: int | None, quiet: bool, label: str, listens: Endpoint | None = None
+    ) -> measure.Outcome:
         with Interrupt() as interrupt:
-            return play(self._of(full, files), number, interrupt, quiet, label, self.world)
+            return play(self._of(full, files), number, interrupt, quiet, label, self.world, listens)
 
     def _of(self, full: bool, files: int | None) -> Request:
         request = replace(self.request, files=files)
@@ -227,14 +234,30 @@ class Team:
 
 
 class Hunt:
-    """Plays the search's runs, or finds them among those that were kept. Numbers of accelerators are each process's."""
+    """Plays the search's runs, or finds them among those that were kept. Numbers of accelerators are each process's.
 
-    def __init__(self, team: Team, kept: Kept, quiet: bool, held: int | None) -> None:
-        self.team, self.kept, self.quiet, self.held = team, kept, quiet, held
+    `listens`: hands out the runs' progress, under `name` where the search is one of several.
+    """
+
+    def __init__(
+        self, team: Team, kept: Kept, quiet: bool, held: int | None, listens: Endpoint | None = None, name: str = ""
+    ) -> None:
+        self.team, self.kept, self.quiet, self.held, self.listens, self.name = team, kept, quiet, held, listens, name
         self.request, self.ranks = team.request, team.ranks
         self.records: dict[tuple[int, bool, int], dict[str, Any]] = {}
         self.refused: dict[int, RequestError] = {}
         self.found_before = 0
+
+    def greatest(self, most: int, confirmations: int, warm_up: bool = False) -> Greatest:
+        """The search over these runs. When one begins, the endpoint knows what passed before it."""
+
+        def run(number: int, full: bool, turn: int) -> Trial:
+            if self.listens is not None:
+                self.listens.tell(accelerators_passed=self.all(found.number) if found.trials else None)
+            return self.run(number, full, turn)
+
+        found = Greatest(run, self.request.workload.au_pct_min, most, confirmations, [], warm_up)
+        return found
 
     def run(self, number: int, full: bool, turn: int) -> Trial:
         """One run as a Trial. Raises Interrupted, or what ended it."""
@@ -260,7 +283,8 @@ class Hunt:
         return trial
 
     def _play(self, number: int, full: bool, key: str, turn: int, kind: str) -> dict[str, Any]:
-        outcome = self.team.play(number, full, self.quiet, kind.strip())
+        label = f"{self.name}: {kind.strip()}" if self.name else kind.strip()
+        outcome = self.team.play(number, full, self.quiet, label, self.listens)
         if outcome.record is not None:
             self.kept.add(key, max(turn, 0), f"{kind.strip()} with {self.all(number)} accelerators", outcome.record)
         if outcome.interrupted:

@@ -39,9 +39,9 @@ HELP = {
     "forebay_live_phase": ("1 for the current phase.", "gauge"),
     "forebay_live_repeat": ("Number of the current repeat, from 1.", "gauge"),
     "forebay_live_elapsed_seconds": ("Time since the repeat began, warm-up included.", "gauge"),
-    "forebay_live_throughput_bytes_per_second": ("Over the last interval.", "gauge"),
+    "forebay_live_throughput_bytes_per_second": ("Over the last interval; of emulate datagen, since the phase began.", "gauge"),
     "forebay_live_ios_per_second": ("Over the last interval.", "gauge"),
-    "forebay_live_bytes": ("Bytes moved in this repeat.", "gauge"),
+    "forebay_live_bytes": ("Bytes moved in this repeat or phase.", "gauge"),
     "forebay_live_ios": ("I/Os finished in this repeat.", "gauge"),
     "forebay_live_latency_seconds": ("Percentiles of the last interval's latency.", "gauge"),
     "forebay_live_latency_mean_seconds": ("Mean latency of the last interval.", "gauge"),
@@ -49,6 +49,13 @@ HELP = {
     "forebay_live_accelerator_utilisation_ratio": ("Utilisation of the emulated accelerators in this epoch so far.", "gauge"),
     "forebay_live_epoch": ("Number of the current epoch, from 1.", "gauge"),
     "forebay_live_step": ("Steps done in this epoch.", "gauge"),
+    "forebay_live_files": ("Files finished in this phase.", "gauge"),
+    "forebay_live_files_planned": ("Files that this phase is to finish.", "gauge"),
+    "forebay_live_files_per_second": ("Since the phase began.", "gauge"),
+    "forebay_live_accelerators": ("Emulated accelerators of the current run, on all hosts.", "gauge"),
+    "forebay_live_accelerators_passed": ("Greatest number of accelerators that passed in this search so far.", "gauge"),
+    "forebay_live_cell": ("Number of the matrix's current cell, from 1.", "gauge"),
+    "forebay_live_cells": ("Cells of the matrix.", "gauge"),
     "forebay_live_target_throughput_bytes_per_second": ("Over the last interval, of each target.", "gauge"),
     "forebay_live_worker_throughput_bytes_per_second": ("Over the last interval, of each worker.", "gauge"),
 }
@@ -126,11 +133,22 @@ def of_progress(job: dict[str, Any], title: str, progress: dict[str, Any]) -> It
     yield "forebay_live_accelerator_utilisation_ratio", {}, _times(progress.get("au_pct"), 0.01)
     yield "forebay_live_epoch", {}, progress.get("epoch")
     yield "forebay_live_step", {}, progress.get("step")
+    yield "forebay_live_files", {}, progress.get("files_done")
+    yield "forebay_live_files_planned", {}, progress.get("files_planned")
+    yield "forebay_live_files_per_second", {}, progress.get("files_s")
     for target in progress.get("targets") or []:
         rate = _times(target.get("gib_s"), GIB)
         yield "forebay_live_target_throughput_bytes_per_second", {"target": target.get("target")}, rate
     for number, worker in enumerate(progress.get("workers") or []):
         yield "forebay_live_worker_throughput_bytes_per_second", {"worker": number}, _times(worker.get("gib_s"), GIB)
+
+
+def of_command(told: dict[str, Any]) -> Iterator[Sample]:
+    """The samples of what a command has found in its runs so far, and of which one is under way."""
+    yield "forebay_live_accelerators", {}, told.get("accelerators")
+    yield "forebay_live_accelerators_passed", {}, told.get("accelerators_passed")
+    yield "forebay_live_cell", {}, told.get("cell")
+    yield "forebay_live_cells", {}, told.get("cells")
 
 
 def _times(value: float | None, factor: float) -> float | None:
