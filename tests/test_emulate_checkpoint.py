@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import processes
 import pytest
 from fake_machine import typed
 from forebay import _core
-from forebay.emulate import checkpoint, workloads
+from forebay.emulate import checkpoint, checkpoint_size, workloads
 from gpu_stub_support import Gpu, built
 from mpi_support import AS_ROOT, MPIRUN, needs_mpi
 
@@ -66,6 +67,28 @@ def test_a_plan_has_the_published_sizes(capsys: Any, name: str, tmp_path: Path) 
         code, out, err = typed(capsys, *flags)
         assert code == 3 and "iB are needed, and " in err and "a smaller --scale" in err, err
     assert files(tmp_path) == {}
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "llama3-70b", "llama3-405b", "llama3-1t"])
+def test_the_size_that_is_listed_is_the_one_that_is_written(capsys: Any, name: str, tmp_path: Path) -> None:
+    flags = ("--scale", "0.0001", "--writes", "1", "--reads", "0", "--dry-run", "--json")
+    code, out, err = typed(capsys, "emulate", "checkpoint", "--workload", name, "--dir", tmp_path, *flags)
+    assert code == 0, err
+    planned = [json.loads(out)[f"{part}_bytes"] * 10_000 for part in ("model", "optimizer")]
+    assert checkpoint_size.written_bytes(workloads.load_checkpoint(name)) == pytest.approx(planned, rel=1e-4)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.parametrize(("tensor", "pipeline", "data"), [(1, 1, 1), (2, 1, 3), (3, 4, 2), (1, 5, 4)])
+def test_the_size_follows_the_writer_to_the_byte_however_a_model_is_cut(
+    zero_stage: int, tensor: int, pipeline: int, data: int, tmp_path: Path
+) -> None:
+    shape = {"layers": 5, "hidden": 70, "ffn_hidden": 111, "heads": 7, "kv_heads": 3, "vocab": 301}
+    cut = {"tensor": tensor, "pipeline": pipeline, "data": data, "zero_stage": zero_stage}
+    small = replace(workloads.load_checkpoint("llama3-8b"), **shape, **cut, model_type="bf16", optimizer_type="fp64")
+    spec = {"workload": "small", "version": "v2.0", "rules": "v2.0", "model": checkpoint.model_of(small), "dir": str(tmp_path)}
+    plan = checkpoint.engine_plan({**spec, "writes": 1, "reads": 0, "between_s": 0.0})
+    assert checkpoint_size.written_bytes(small) == (plan["model_bytes"], plan["optimizer_bytes"])
 
 
 def test_each_rank_has_its_files_and_every_byte_is_verified(capsys: Any, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +66,12 @@ LLAMA = dict(
     writes=10, reads=10, pause_s=5, fsync=True,
 )  # fmt: skip
 SHAPE = ("layers", "hidden", "ffn_hidden", "heads", "kv_heads", "tensor", "pipeline", "data", "zero_stage", "processes")
-SIZES = ("model_gib", "optimizer_gib", "checkpoint")
+SIZES = ("model_gib", "optimizer_gib")
 CHECKPOINTS = {
-    "llama3-8b": ((32, 4096, 14336, 32, 8, 1, 1, 8, 3, 8), (15, 90, "105 GiB")),
-    "llama3-70b": ((80, 8192, 28672, 128, 8, 8, 1, 8, 3, 64), (130, 781, "912 GiB")),
-    "llama3-405b": ((126, 16384, 53248, 128, 8, 8, 32, 2, 1, 512), (755, 4533, "5.29 TiB")),
-    "llama3-1t": ((128, 25872, 98304, 192, 32, 8, 64, 2, 1, 1024), (2571, 15426, "18 TiB")),
+    "llama3-8b": ((32, 4096, 14336, 32, 8, 1, 1, 8, 3, 8), (15, 90)),
+    "llama3-70b": ((80, 8192, 28672, 128, 8, 8, 1, 8, 3, 64), (130, 781)),
+    "llama3-405b": ((126, 16384, 53248, 128, 8, 8, 32, 2, 1, 512), (755, 4533)),
+    "llama3-1t": ((128, 25872, 98304, 192, 32, 8, 64, 2, 1, 1024), (2571, 15426)),
 }
 
 
@@ -223,6 +224,11 @@ def test_the_verb_lists_and_shows(capsys: Any, tmp_path: Path) -> None:
     assert code == 0 and len(document["workloads"]) == len(FACTS) + len(CHECKPOINTS)
     code, out, _ = typed(capsys, "emulate", "workloads")
     assert code == 0 and all(name in out for pair in FACTS for name in pair) and "llama3-1t" in out
+    sizes = {row.split()[0]: row[-8:].strip() for row in out.splitlines() if row.startswith("llama3-")}
+    # What DLIO 2.0 writes; the rules state 18 TB for the largest.
+    assert sizes == {"llama3-8b": "105 GiB", "llama3-70b": "911 GiB", "llama3-405b": "5.17 TiB", "llama3-1t": "15.1 TiB"}
+    code, out, _ = typed(capsys, "emulate", "workloads", "show", "llama3-8b")
+    assert code == 0 and re.search(r"optimizer_bytes +96,365,", out)
     code, out, _ = typed(capsys, "emulate", "workloads", "show", "resnet50", "--accelerator", "h100")
     assert code == 0 and "114,660.07" in out and "1,251" in out and "0.224" in out and "0.435" not in out
     (tmp_path / "mine.toml").write_text(OWN)

@@ -14,6 +14,7 @@ from forebay.bench import listen, save, terminal
 from forebay.bench.interrupt import Interrupt
 from forebay.bench.verb import Outcome
 from forebay.emulate import workloads
+from forebay.emulate.checkpoint_size import TYPE_BYTES
 from forebay.errors import BROKE, DONE, INTERRUPTED, ForebayError, RequestError, RunError
 from forebay.units import parse_bytes, parse_seconds
 
@@ -27,7 +28,6 @@ Examples:
   forebay emulate checkpoint --workload llama3-405b --scale 0.001 --writes 2 --reads 2 --dir /data/ckpt
   forebay emulate checkpoint --workload llama3-8b --dir /data/ckpt --reads 0   (then, on another day, --writes 0)
   mpirun -n 2 -host a,b forebay emulate checkpoint --workload llama3-8b --dir /shared/ckpt --shift"""
-TYPE_BYTES = {"int8": 1, "fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8}
 EDITIONS = ("v2.0", "v3.0")
 
 Spec = dict[str, Any]

@@ -7,8 +7,10 @@ from typing import Any
 
 import click
 
+from forebay.emulate.checkpoint_size import written_bytes
 from forebay.emulate.workloads import Checkpoint, Training, Workload, builtin, variants
 from forebay.errors import DONE, RequestError
+from forebay.numbers import bytes_
 from forebay.table import table
 
 
@@ -68,7 +70,7 @@ def _training_row(w: Training) -> tuple[str, ...]:
 
 def _checkpoint_row(w: Checkpoint) -> tuple[str, ...]:
     split = f"{w.tensor} x {w.pipeline} x {w.data}"
-    return (w.name, ",".join(w.rules), str(w.processes), split, str(w.zero_stage), w.checkpoint or "–")
+    return (w.name, ",".join(w.rules), str(w.processes), split, str(w.zero_stage), bytes_(sum(written_bytes(w))))
 
 
 def constants(workload: Workload) -> list[str]:
@@ -92,4 +94,6 @@ def _shown(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, (tuple, list)):
         return ", ".join(map(str, value))
-    return f"{value:,.10g}" if isinstance(value, (int, float)) else str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.10g}" if isinstance(value, float) else str(value)

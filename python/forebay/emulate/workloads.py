@@ -100,7 +100,7 @@ class Checkpoint:
     """A checkpoint workload: a transformer's shape, how it is split, and what is written and read.
 
     `tensor`, `pipeline`, `data`: parallelism; `processes`: how many a full run has; `processes_subset`: of the subset
-    mode. `model_gib`, `optimizer_gib`, `checkpoint`: sizes as the rules state them. `pause_s`: between checkpoints.
+    mode. `model_gib`, `optimizer_gib`: sizes as the rules state them. `pause_s`: between checkpoints.
     """
 
     name: str
@@ -127,11 +127,13 @@ class Checkpoint:
     fsync: bool
     model_gib: float | None = None
     optimizer_gib: float | None = None
-    checkpoint: str = ""
     note: str = ""
 
     def document(self) -> dict[str, Any]:
-        return {"kind": "checkpoint", **asdict(self)}
+        from forebay.emulate.checkpoint_size import written_bytes
+
+        model, optimizer = written_bytes(self)
+        return {"kind": "checkpoint", **asdict(self), "model_bytes": model, "optimizer_bytes": optimizer}
 
 
 Workload = Training | Checkpoint
@@ -209,7 +211,6 @@ CHECKPOINT: dict[str, Check] = {
     "fsync": _switch,
     "model_gib": _number(0, 1e9),
     "optimizer_gib": _number(0, 1e9),
-    "checkpoint": _text,
 }
 COLUMN: dict[str, Check] = {
     "name": _text,
