@@ -139,7 +139,7 @@ def test_two_ranks_end_each_step_together_and_stop_behind_the_same_one(tmp_path)
     assert told == [True, 3, True, True] and told_1 == [True, False, True]
 
 
-@pytest.mark.long
+# The one run of several processes here that isn't `long`: two seconds. It compares who came when, and measures no time.
 @needs_mpi
 def test_hosts_are_one_run_whose_steps_end_together(tmp_path):
     code, out, err = mpirun(tmp_path, *RUN, "/data/{rank}", "--json", "--seed", "5")
