@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import processes
 import pytest
-from forebay import fio_keys, run
+from forebay import answering, fio_keys, run
+from forebay.cli import forebay
 from forebay.errors import RequestError
 from forebay.flags import fields, job_from_flags, parse_settings
 from forebay.spellings import ANSWERS, SAME
@@ -49,16 +50,100 @@ def test_no_spelling_is_a_flag_of_ours_or_stands_twice() -> None:
     assert not {f"--{f.flag}" for f in fields()} & {*every, *ANSWERS}
 
 
+def answer_of(words: str) -> str:
+    """What stands behind `try:` where `forebay WORDS` is refused."""
+    with pytest.raises(RequestError) as refused:
+        forebay.main(words.split(), prog_name="forebay", standalone_mode=False)
+    assert refused.value.exit_code == 2 and refused.value.asked == re.split("[ =]", words)[-1 - words.count("=")]
+    return refused.value.next
+
+
 @pytest.mark.parametrize("verb", ["bench", "compare", "tune"])
 @pytest.mark.parametrize("flag", ["--filename=x", "-x", "--group_reporting", "--hosts=a", "-T"])
 def test_a_flag_without_a_counterpart_is_answered(verb: str, flag: str) -> None:
-    from forebay.cli import VERBS, forebay
-
-    assert verb in VERBS
-    with pytest.raises(RequestError) as refused:
-        forebay.main([verb, "nil:", flag], prog_name="forebay", standalone_mode=False)
     name = flag.partition("=")[0]
-    assert refused.value.exit_code == 2 and refused.value.asked == name and refused.value.next == ANSWERS[name]
+    expected = ANSWERS[name].replace("forebay bench FILE", f"forebay {verb} FILE")
+    assert answer_of(f"{verb} nil: {flag}") == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "next"),
+    [
+        ("files --qd", "--workers N, each of which has one file at a time"),
+        ("files -b", "--file-size SIZE: a file is written and read from its first byte to its last"),
+        ("files --filename=x", "the file or folder, without a flag: forebay files DIR"),
+        ("files --gds", "forebay bench SOURCE --path gds"),
+        ("sweep --runtime", "--set duration=SECONDS"),
+        ("sweep --rw", "--set op=OP"),
+        ("sweep --bs=4k", "--set io-size=SIZE"),
+        ("sweep -t", "--set workers=N"),
+        ("sweep --depth", "--set depth=N"),
+        ("sweep --write", "--set op=write --set create=yes"),
+        ("sweep --time_based", "leave it out: duration ends a run by the clock, passes once the data was covered"),
+        ("sweep --stonewall", "in forebay bench, a job file with sections: --fio FILE"),
+        ("sweep -d", "--set gpu=LIST (gdsio's -d)"),
+        ("sweep --status-interval", "--metrics 127.0.0.1:9400"),
+        ("gdsio --qd", "-w N: a thread has one I/O in flight; with -x 6 and 7 also -B N"),
+        ("gdsio --runtime", "-T SECONDS"),
+        ("gdsio --gds", "-x 0-7"),
+        ("gdsio --jsonfile", "--record FILE for the record, --json for stdout"),
+        ("files --fsync", "--sync"),
+        ("compare nil: -i", "--io-size (gdsio's -i), or --repeat (elbencho's)"),
+        ("gdsio -r", "-I 0-3 (read, write, randread, randwrite)"),
+        ("emulate run --qd", "--depth N"),
+        ("emulate search -t", "--workers N"),
+        ("emulate run --runtime", "--epochs N, or --steps N"),
+        ("emulate checkpoint --iodepth", "--depth N"),
+        ("emulate checkpoint --mmap", "--engine auto, uring, pread or inline"),
+        ("emulate datagen --qd", "--workers N, each of which has one file at a time"),
+        ("emulate check --qd", "forebay emulate run --depth N"),
+        ("compare --exitall", "in forebay bench, a job file of fio's, which may have it: --fio FILE"),
+        ("checksum --gds", "--path auto, bounce or host"),
+        ("serve --numjobs", "--threads N"),
+        ("plan whatif --bs", "--io-size SIZE"),
+        ("doctor --qd", "forebay bench SOURCE --depth N"),
+    ],
+)  # fmt: skip
+def test_each_verb_answers_with_its_own_flag_of_that_meaning(words: str, next: str) -> None:
+    assert answer_of(words) == next
+
+
+def verbs(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    for name in group.list_commands(click.Context(group)):
+        command = group.get_command(click.Context(group), name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from verbs(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+def test_no_verb_answers_with_a_flag_that_neither_it_nor_a_named_command_has() -> None:
+    theirs = {*(s for spellings in SAME.values() for s in spellings), *ANSWERS, *(f"--{f.flag}" for f in fields())}
+    unanswered, answered = [], 0
+    for path, command in verbs(forebay):
+        own = {name for p in command.params if isinstance(p, click.Option) for name in (*p.opts, *getattr(p, "spellings", ()))}
+        for flag in theirs - own - {"--direct", "--buffered"}:
+            context = click.Context(command, info_name=f"forebay {' '.join(path)}")
+            said = answering.answer(click.NoSuchOption(flag, ctx=context))
+            if said is None:
+                unanswered += [f"{path} {flag}"] if flag.startswith("--") else []
+                continue
+            answered += 1
+            elsewhere = said.found.endswith("no such setting")
+            here = re.sub(r"(forebay [a-z]+|mpirun )[^;,]*|\(.*?\)", "", said.next)
+            named = set(re.findall(r"(?<![\w'-])--?[a-zA-Z][a-z-]*", here))
+            if elsewhere:
+                assert said.next.startswith(("forebay ", "in forebay bench, ", "mpirun ")), said
+            else:
+                assert named <= own, f"forebay {' '.join(path)} {flag}: {said.next}"
+    assert answered > 1000 and not unanswered, unanswered
+
+
+@pytest.mark.parametrize("words", ["doctor -t", "files --typo", "emulate --qd"])
+def test_what_may_mean_anything_there_is_left_to_the_usual_words(words: str) -> None:
+    with pytest.raises(click.NoSuchOption):
+        forebay.main(words.split(), prog_name="forebay", standalone_mode=False)
 
 
 @pytest.mark.parametrize("table", [fio_keys.DONE, fio_keys.HOLDS, fio_keys.TOLD, fio_keys.REFUSED, fio_keys.ALIASES])
@@ -66,9 +151,12 @@ def test_no_key_of_fio_is_unknown_as_a_flag(table: dict[str, str]) -> None:
     from forebay.bench import command
 
     for key in table:
-        # Not click's NoSuchOption, whose suggestion is whatever is spelled alike. Some are flags of ours.
-        with contextlib.suppress(RequestError, click.BadOptionUsage):
+        try:
             command.make_context("bench", ["nil:", f"--{key}=1"])
+        except click.NoSuchOption as error:  # whose suggestion is whatever is spelled alike
+            assert answering.answer(error), key
+        except click.BadOptionUsage:  # one that is a switch of ours
+            pass
 
 
 @pytest.mark.parametrize(
@@ -85,19 +173,13 @@ def test_no_key_of_fio_is_unknown_as_a_flag(table: dict[str, str]) -> None:
     ],
 )
 def test_what_only_others_have_is_answered_with_the_reason(flag: str, next: str) -> None:
-    from forebay.bench import command
-
-    with pytest.raises(RequestError) as refused:
-        command.make_context("bench", ["nil:", flag])
-    assert refused.value.next == next
+    assert answer_of(f"bench nil: {flag}") == next
 
 
 @pytest.mark.parametrize(("flag", "next"), [("--direct=1", "--direct (fio's 1)"), ("--verify=crc32c", "--verify-fio crc32c")])
 def test_a_value_for_a_switch_is_answered(flag: str, next: str) -> None:
-    from forebay.errors import RequestError
-
     with pytest.raises(RequestError) as refused:
-        job_of(flag)
+        forebay.main(["bench", "nil:", flag], prog_name="forebay", standalone_mode=False)
     assert refused.value.asked == flag.partition("=")[0] + "=" and next in refused.value.next
 
 

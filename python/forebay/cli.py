@@ -52,6 +52,17 @@ ENDING = (signal.SIGINT, signal.SIGTERM)
 class Verbs(LazyGroup):
     table = VERBS
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            from forebay import answering
+
+            answer = answering.answer(error)
+            if answer is None:
+                raise
+            raise answer from None
+
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(

@@ -15,7 +15,7 @@ import click
 from forebay.bench import listen
 from forebay.errors import BROKE, DONE, INTERRUPTED, MACHINE, RequestError
 from forebay.flags import _integer
-from forebay.spellings import SAME, Answering, Spelled
+from forebay.spellings import SAME, Spelled
 from forebay.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def _spelled(flag: str, metavar: str, default: str, help: str) -> Callable[..., 
     return click.option(f"--{flag}", cls=Spelled, spellings=SAME[flag], default=default, metavar=metavar, help=help)
 
 
-@click.command("files", cls=Answering, epilog=EXAMPLES, context_settings={"max_content_width": 110})
+@click.command("files", epilog=EXAMPLES, context_settings={"max_content_width": 110})
 @click.argument("directory", metavar="DIR")
 @_spelled("files", "N", "10000", "Files of all workers together.")
 @_spelled("file-size", "SIZE", "64k", "Bytes in each file; 0 makes empty ones.")

@@ -66,7 +66,7 @@ ANSWERS: dict[str, str] = {
     "--zoneskip": "--skip SIZE --skip-every SIZE",
     "--verify_only": "--op read --verify-fio KIND",
     "--verify_pattern": "--verify-fio meta,pattern=HEX",
-    "--do_verify": _LEAVE + "--op write --verify writes content, --op read --verify checks it",
+    "--do_verify": _LEAVE + "a write with --verify writes content, a read with --verify checks it",
     "--stonewall": "a job file with sections: --fio FILE",
     "--rwmixwrite": "--read-pct, with 100 minus that",
     "--numa_cpu_nodes": "--numa NODE",
@@ -184,21 +184,3 @@ class Spelled(click.Option):
             super().add_to_parser(parser, ctx)
         finally:
             self.opts = shown
-
-
-class Answering(click.Command):
-    """A command that answers a flag of fio, gdsio or elbencho with what to type here."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            answer = answer_to(error.option_name)
-            if answer is None:
-                raise
-            raise RequestError(error.option_name, f"is not a flag of {ctx.command_path}", answer) from None
-        except click.BadOptionUsage as error:
-            answer = SWITCHES.get(error.option_name)
-            if answer is None:
-                raise
-            raise RequestError(f"{error.option_name}=", "takes no value", answer) from None

@@ -15,7 +15,6 @@ from forebay.bench import listen
 from forebay.bench.interrupt import Interrupt
 from forebay.errors import BROKE, CHECK_FAILED, DONE, INTERRUPTED, ForebayError, RequestError, RunError
 from forebay.flags import job_from_flags, job_options
-from forebay.spellings import Answering
 
 EXAMPLES = """\b
 Examples:
@@ -68,7 +67,7 @@ class Outcome:
         return CHECK_FAILED if found.get("verify_failed") else DONE
 
 
-@click.command("bench", cls=Answering, epilog=EXAMPLES, context_settings={"max_content_width": 110})
+@click.command("bench", epilog=EXAMPLES, context_settings={"max_content_width": 110})
 @click.argument("sources", nargs=-1, metavar="SOURCE...")
 @job_options
 @click.option("--json", "as_json", is_flag=True, help="The record as one JSON document on stdout.")

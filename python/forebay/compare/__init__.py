@@ -15,7 +15,6 @@ from forebay.compare.subject import Subject
 from forebay.errors import CHECK_FAILED, INTERRUPTED, RequestError
 from forebay.flags import counted, job_from_flags, job_options, parse_settings
 from forebay.metrics import METRICS
-from forebay.spellings import Answering
 from forebay.units import parse_percent, parse_seconds
 
 # Many short pairs beat few long ones against a machine that drifts.
@@ -30,7 +29,7 @@ Examples:
   forebay compare before.jsonl after.jsonl --tolerance 3%                      (two results)"""
 
 
-@click.command(name="compare", cls=Answering, epilog=EXAMPLES, context_settings={"max_content_width": 110})
+@click.command(name="compare", epilog=EXAMPLES, context_settings={"max_content_width": 110})
 @click.argument("source", nargs=-1)
 @click.option("--a", "a_text", metavar="SETTINGS", help="Settings of A, e.g. 'path=bounce depth=8'.")
 @click.option("--b", "b_text", metavar="SETTINGS", help="Settings of B, e.g. 'path=mapped'.")

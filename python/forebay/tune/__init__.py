@@ -18,7 +18,6 @@ from forebay.bench import listen, save
 from forebay.errors import BROKE, DONE, INTERRUPTED, ForebayError, MachineError, RequestError
 from forebay.flags import job_from_flags, job_options, parse_settings, spell
 from forebay.metrics import METRICS
-from forebay.spellings import Answering
 from forebay.stages import Stages, format_duration
 from forebay.sweep.scale import FILL, folder_of, room_in
 from forebay.tune.search import Axes, Probe, Search, Setting
@@ -37,7 +36,7 @@ Examples:
   forebay tune /data --path bounce --fix workers=4"""
 
 
-@click.command(name="tune", cls=Answering, epilog=EXAMPLES, context_settings={"max_content_width": 110})
+@click.command(name="tune", epilog=EXAMPLES, context_settings={"max_content_width": 110})
 @click.argument("source", nargs=-1)
 @click.option("--fix", multiple=True, metavar="FIELD=VALUE", help="Keep a field fixed, e.g. io-size=4k.")
 @click.option(

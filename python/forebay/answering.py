@@ -1,0 +1,216 @@
+"""What a verb answers to a flag that it lacks and another tool, or `forebay bench`, has: its own flag of that meaning.
+
+A flag's meaning is the job's field that it sets, as forebay.spellings has it. A verb with a flag for that field is
+answered with it, a sweep with --set, and a verb that says the same in another way by a row of INSTEAD.
+"""
+
+from __future__ import annotations
+
+import re
+
+import click
+
+from forebay.errors import RequestError
+from forebay.spellings import SAME, SWITCHES, answer_to
+
+_DATA = dict.fromkeys(("emulate run", "emulate search", "emulate datagen"), "--data DIR")
+# Field → a verb, or the first word of several → what says the same there. "source" is what is read or written, and
+# "-o" where records go.
+INSTEAD: dict[str, dict[str, str]] = {
+    "source": {
+        "gdsio": "-f FILE, or -D DIR", "demo": "--dir DIR", "emulate checkpoint": "--dir DIR", **_DATA,
+        "emulate matrix": "--drive NAME=SOURCE",
+    },
+    "-o": {"gdsio": "--record FILE for the record, --json for stdout"},
+    "path": {"gdsio": "-x 0-7", "checksum": "--path auto, bounce or host"},
+    "op": {
+        "gdsio": "-I 0-3 (read, write, randread, randwrite)", "files": "--phases create,read",
+        "emulate checkpoint": "--writes N and --reads N", "emulate datagen": "leave it out: files are written in order",
+        **dict.fromkeys(("emulate run", "emulate search"), "leave it out: the workload says what is read, and in which order"),
+    },
+    "read-pct": {"gdsio": "-M PCT, with -x 6"},
+    "io-size": {
+        "gdsio": "-i SIZE", "files": "--file-size SIZE: a file is written and read from its first byte to its last",
+        **dict.fromkeys(("emulate", "plan"), "--io-size SIZE"),
+    },
+    "file-size": {
+        "gdsio": "-s SIZE", "emulate checkpoint": "--scale SHARE, of the model's own sizes",
+        **dict.fromkeys(_DATA, "leave it out: the workload says how large its files are"),
+    },
+    "files": {"gdsio": "-w N with -D DIR: one file for each thread"},
+    "start": {"gdsio": "-o SIZE"},
+    "align": {"gdsio": "-a SIZE"},
+    "workers": {"gdsio": "-w N", "serve": "--threads N"},
+    "depth": {
+        "gdsio": "-w N: a thread has one I/O in flight; with -x 6 and 7 also -B N",
+        **dict.fromkeys(("files", "checksum", "emulate datagen"), "--workers N, each of which has one file at a time"),
+    },
+    "batch": {"gdsio": "-B N, with -x 6 and 7"},
+    "duration": {
+        "gdsio": "-T SECONDS", "demo": "--seconds S", "validate": "--seconds TIME",
+        "files": "--files N: a run ends with its files",
+        "emulate run": "--epochs N, or --steps N", "emulate matrix": "--probe TIME", "emulate datagen": "--files N",
+        "emulate search": "--epochs N or --steps N for full runs, --probe TIME for short ones",
+        "emulate checkpoint": "--writes N and --reads N", "plan": "--hours H, with --simulate",
+    },
+    "passes": {"gdsio": "leave it out: without -T, a run is one pass", "emulate": "--epochs N"},
+    "warmup": {"emulate": "--warmup-run"},
+    "repeat": {"sweep": "--rounds N", "emulate run": "--runs N", "emulate search": "--confirm N"},
+    "rate": {"emulate": "--supply GIB_S"},
+    "seed": {"gdsio": "-k SEED"},
+    "cpus": {"gdsio": "-n NODE"},
+    "numa": {"gdsio": "-n NODE"},
+    "gpu": {"gdsio": "-d GPU", "emulate": "--destination gpu:0"},
+    "engine": {
+        "gdsio": "-x 0-7", "emulate checkpoint": "--engine auto, uring, pread or inline",
+        "emulate": "--engine auto, uring or inline",
+    },
+    "sync": {"files": "--sync"},
+    "cache": {"gdsio": "-O 1 for the page cache, -O 0 for O_DIRECT", "serve": "--cache auto, bypass or allow"},
+    "verify": {
+        "gdsio": "-V", "emulate datagen": "--check",
+        "emulate checkpoint": "leave it out: what is read is compared, unless --no-verify is given",
+    },
+    "refill": {"gdsio": "-F"},
+}  # fmt: skip
+
+_MEANS = {spelling: field for field, spellings in SAME.items() for spelling in spellings}
+_SOURCES = ("--filename", "--directory", "-f", "-D")
+# Whole commands in a text, whose flags are theirs, and the flags of the verb that is typed.
+_COMMAND = re.compile(r"(?:mpirun [^;,]*)?forebay [a-z]+[^;,]*|mpirun [^;,]*")
+_FLAG = re.compile(r"(?<![\w'-])(--?[a-zA-Z][a-z-]*)")
+# A field with its value, where it has one.
+_SETTING = re.compile(r"--([a-z][a-z-]+)(?: ([^\s,;:(-][^\s,;]*))?")
+
+
+def answer(error: click.UsageError) -> RequestError | None:
+    """What to say in the place of `error`; None where it isn't about a flag that somebody knows."""
+    if isinstance(error, click.BadOptionUsage) and error.option_name in SWITCHES:
+        return RequestError(f"{error.option_name}=", "takes no value", SWITCHES[error.option_name])
+    if not isinstance(error, click.NoSuchOption) or error.ctx is None or isinstance(error.ctx.command, click.Group):
+        return None
+    return _Verb(error.ctx).answer_to(error.option_name)
+
+
+class _Verb:
+    """A verb as it is typed, and the flags that it has."""
+
+    def __init__(self, context: click.Context) -> None:
+        self.context = context
+        self.path = context.command_path
+        self.words = self.path.partition(" ")[2]
+        self.options = _options(context.command)
+        # Those of bench, for which the texts about other tools' flags are written.
+        self.takes_jobs = {"--op", "--path", "--io-size", "--limit-bytes"} <= set(self.options)
+        self.has_settings = self.words == "sweep"
+
+    def answer_to(self, flag: str) -> RequestError | None:
+        """What to type for a flag of another tool or verb; None for one that nobody has, and for a letter without a
+        counterpart: there it may mean anything."""
+        from forebay.flags import fields
+
+        own = {f"--{f.flag}": f for f in fields()}
+        field = _MEANS.get(flag) or (flag[2:] if flag in own else None)
+        told = None if field else answer_to(flag)
+        if flag in _SOURCES and not self.takes_jobs:
+            told = answer_to(flag)
+            found = self._said("source") or self._argument()
+        elif field:
+            metavar = own[f"--{field}"].metavar
+            told = f"--{field} {metavar}" if metavar else f"--{field}"
+            found = self._of_field(field, told)
+        else:
+            if told and len(flag) == 2 and not self.takes_jobs:
+                told = _without_commands(told, self.path) if told.startswith("-") else None
+            found = told and self._of_text(told)
+        if found:
+            return RequestError(flag, f"is not a flag of {self.path}", found)
+        if told is None or not flag.startswith("--"):
+            return None
+        return RequestError(flag, f"is not a flag of {self.path}, which has no such setting", self._elsewhere(told))
+
+    def _of_field(self, field: str, told: str) -> str | None:
+        """`told`, which sets `field`, as this verb has it."""
+        option = self.options.get(f"--{field}")
+        if option is not None:
+            metavar = "" if option.is_flag else f" {option.make_metavar(self.context)}"
+            return f"--{field}{metavar}"
+        return self._said(field) or (_as_settings(told) if self.has_settings else None)
+
+    def _said(self, field: str) -> str | None:
+        rows = INSTEAD.get(field, {})
+        said = rows.get(self.words) or rows.get(self.words.split(" ")[0])
+        return said if said and self._has_all_of(said) else None
+
+    def _argument(self) -> str | None:
+        pieces = [p.make_metavar(self.context) for p in self.context.command.params if isinstance(p, click.Argument)]
+        takes_some = re.search("SOURCE|DIR|FILE", " ".join(pieces))
+        return f"the file or folder, without a flag: {self.path} {' '.join(pieces)}" if takes_some else None
+
+    def _of_text(self, told: str) -> str | None:
+        """A text about bench, for this verb: those of its alternatives that it has."""
+        if self.takes_jobs:
+            told = re.sub(r"^(the (?:file|folder) .*)forebay bench", rf"\1{self.path}", told)
+        if not told.startswith("-"):
+            told = _as_names(told) if self.has_settings else told
+            return told if self._has_all_of(told) else None
+        field = _FLAG.findall(told)[0].removeprefix("--")
+        if not self.takes_jobs and (said := self._said(field)):
+            return said
+        if self._has_all_of(told):
+            return told
+        parts = [self._part(part) for part in re.split(", or |; ", told)]
+        return ", or ".join(part for part in parts if part) or self._of_field(field, told)
+
+    def _part(self, told: str) -> str | None:
+        if self._has_all_of(told):
+            return told
+        return _as_settings(told) if self.has_settings else None
+
+    def _has_all_of(self, text: str) -> bool:
+        """Whether it has the flags in `text`: not those of whole commands, nor those in brackets, which are others'."""
+        return set(_FLAG.findall(re.sub(r"\(.*?\)", "", _COMMAND.sub("", text)))) <= set(self.options)
+
+    def _elsewhere(self, told: str) -> str:
+        """Where `told` is to be had: another verb of the same group, else bench."""
+        group = self.context.parent.command if self.context.parent else None
+        named = set(_FLAG.findall(told))
+        if " " in self.words and isinstance(group, click.Group):
+            run = group.get_command(self.context, "run")
+            if run is not None and named and named <= set(_options(run)):
+                return f"{self.path.rpartition(' ')[0]} run {told}"
+        return f"forebay bench SOURCE {told}" if told.startswith("-") else f"in forebay bench, {told}"
+
+
+def _options(command: click.Command) -> dict[str, click.Option]:
+    return {name: p for p in command.params if isinstance(p, click.Option) for name in p.opts}
+
+
+def _without_commands(told: str, path: str) -> str | None:
+    """The parts of `told` that aren't commands of other verbs than `path`."""
+    parts = [p for p in re.split(", or |; ", told) if not p.startswith("forebay ") or p.startswith(f"{path} ")]
+    return ", or ".join(parts) or None
+
+
+def _as_names(told: str) -> str:
+    """Fields by the names that a sweep gives them."""
+    from forebay.flags import by_name
+
+    return _SETTING.sub(lambda m: m[0].removeprefix("--") if m[1] in by_name() else m[0], told)
+
+
+def _as_settings(told: str) -> str | None:
+    """`--op write --create` → `--set op=write --set create=yes`; None where a flag is no field of a job."""
+    from forebay.flags import by_name
+
+    fields = by_name()
+    if not all(name in fields for name, _ in _SETTING.findall(told)):
+        return None
+
+    def setting(match: re.Match[str]) -> str:
+        field, value = fields[match[1]], match[2]
+        if field.is_flag:
+            return f"--set {match[1]}=yes" + (f" {value}" if value else "")
+        return f"--set {match[1]}={value or field.metavar}"
+
+    return _SETTING.sub(setting, told)
