@@ -110,6 +110,33 @@ def test_clones_move_as_much_as_fios_and_a_size_counts_from_the_offset(bench: An
     assert moved == [3 << 20, 4 << 20, 2 << 20, 256 << 10]
 
 
+@pytest.mark.parametrize("data", ["directory=.", "filename=f"])
+def test_a_dry_run_checks_files_that_a_section_before_is_to_write(bench: Any, tmp_path: Path, data: str) -> None:
+    path = "./b.0.0" if data.startswith("directory") else "f"
+    text = f"[b]\n{data}\nsize=1m\nbs=64k\nrw=write\nverify=crc32c\n[again]\nstonewall\n{data}\nsize=1m\nbs=64k\nrw=read\n"
+    text = text.replace("[again]", "[b again]") if path == "f" else text.partition("[again]")[0]
+    planned = bench(text, "--dry-run")
+    assert planned.returncode == 0 and "%d" not in planned.stdout + planned.stderr, planned.stderr
+    made, *behind = planned.stdout.split("[b ")
+    assert f"target    {path}, 1 MiB, to be created\nmake      {path}\n" in made
+    assert len(behind) == (1 if path != "f" else 2)
+    for each in behind:
+        assert f"target    {path}, 1 MiB, to be created by [b]\nmake      no file\n" in each
+    assert [p.name for p in tmp_path.iterdir()] == ["jobs.fio"]
+    documents = json.loads(bench(text, "--dry-run", "--json").stdout)
+    assert [(d["files_to_make"], d["targets"][0].get("made_by")) for d in documents[:2]] == [([path], None), ([], "b")]
+    assert [d["job"]["op"] for d in documents[:2]] == ["write", "read"]
+    done = bench(text, "--quiet")
+    assert done.returncode == 0, done.stderr
+    assert "exists, created by Forebay" in bench(text, "--dry-run").stdout
+
+
+def test_a_dry_run_still_refuses_what_no_section_makes(bench: Any) -> None:
+    text = "[b]\nfilename=f\nsize=1m\nrw=write\n[c]\nstonewall\nfilename=none-there\nallow_file_create=0\n"
+    refused = bench(text, "--dry-run")
+    assert refused.returncode == 2 and "none-there" in refused.stderr and refused.stdout == ""
+
+
 def test_lenient_without_a_job_file_is_refused(tmp_path: Path) -> None:
     done = processes.run([*processes.FOREBAY, "bench", "nil:", "--fio-lenient"], cwd=tmp_path)
     assert done.returncode == 2 and "--fio-lenient" in done.stderr

@@ -2,18 +2,63 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forebay import flags, numbers
+from forebay import run as engine
 from forebay.bench import summary
 from forebay.bench.summary import LABEL
+from forebay.errors import RequestError
 from forebay.flags import engine_name
 from forebay.numbers import bytes_
 from forebay.units import format_bytes
 
+if TYPE_CHECKING:
+    from forebay.bench.verb import Task
+
 NOTHING = "nothing was changed (--dry-run)"
 LISTED = 12
+
+
+def in_turn(tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    """The engine's plan of each task, as it will be when those before it have made their files."""
+    makers: dict[str, str] = {}
+    plans = []
+    for task in tasks:
+        plan = _behind(makers, task)
+        for path in plan["files_to_make"]:
+            makers[os.path.realpath(path)] = task.name
+        plans.append(plan)
+    return plans
+
+
+def _behind(makers: dict[str, str], task: Task) -> dict[str, Any]:
+    """The plan of `task` when the files of `makers` are there, each by its path and the name of the task that makes it."""
+    try:
+        plan = engine.plan(task.job)
+    except RequestError:
+        made = _with_files(task.job) if makers else None
+        if made is None or not all(os.path.realpath(path) in makers for path in made["files_to_make"]):
+            raise
+        plan = made
+    plan["files_to_make"] = [path for path in plan["files_to_make"] if os.path.realpath(path) not in makers]
+    for target in plan["targets"]:
+        maker = makers.get(os.path.realpath(target["path"])) if target.get("path") else None
+        if maker and target.get("action") == "make":
+            target.update(action="use", made_by=maker)
+    return plan
+
+
+def _with_files(job: dict[str, Any]) -> dict[str, Any] | None:
+    """The plan of `job` if it might make the files that it lacks; None where that isn't what is wrong with it."""
+    try:
+        plan = engine.plan({**job, "create": True})
+    except RequestError:
+        return None
+    plan["job"]["create"] = bool(job.get("create"))
+    return plan
 
 
 def text(plan: dict[str, Any]) -> str:
@@ -77,7 +122,9 @@ def length(job: dict[str, Any]) -> str:
 def target(found: dict[str, Any]) -> str:
     """`/data/forebay.0, 1 GiB, to be made`."""
     words = [str(found.get("label") or found.get("path")), bytes_(found["bytes"])]
-    if found.get("action") == "make":
+    if found.get("made_by"):
+        words.append(f"to be created by [{found['made_by']}]")
+    elif found.get("action") == "make":
         words.append("to be created")
     elif found["kind"] == "file":
         words.append(

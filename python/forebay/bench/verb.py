@@ -306,15 +306,13 @@ def conclude(
 
 
 def dry_run(tasks: list[Task], as_json: bool) -> int:
-    """Prints the engine's plan of each task."""
-    from forebay import run as engine
+    """Prints the plan of each task."""
+    from forebay.bench import plan
 
-    plans = [engine.plan(task.job) for task in tasks]
+    plans = plan.in_turn(tasks)
     if as_json:
         click.echo(json.dumps(plans if len(plans) > 1 else plans[0], indent=1))
         return DONE
-    from forebay.bench import plan
-
     for task, found in zip(tasks, plans, strict=True):
         click.echo((f"[{task.name}]\n" if task.name else "") + plan.text(found))
     return DONE
