@@ -13,6 +13,7 @@ import processes
 import pytest
 from forebay import shell
 from forebay.cli import VERBS
+from forebay.complete import _joined
 
 
 def forebay(*arguments, **environment):
@@ -55,6 +56,10 @@ def test_tab_completes_flags_of_a_verb():
     assert "--vary" in complete("forebay plan whatif --va")
 
 
+DRIVES = {"d7-ps1010", "d7-p5520", "d5-p5336", "d3-s4520", "micron-9300-pro", "gen3-ideal", "gen4-ideal", "gen5-ideal"}
+CHECKPOINTS = {f"llama3-{size}" for size in ("8b", "70b", "405b", "1t")}
+
+
 def offered(words: str) -> list[tuple[str, str]]:
     """(type, value) of each line that the shells' script gets; `file` and `dir` make it complete paths by itself."""
     count = str(len(words.split(" ")) - 1)
@@ -77,11 +82,25 @@ def offered(words: str) -> list[tuple[str, str]]:
         ("forebay plan run --drive D7-PS", None, {"D7-PS1010"}),
         ("forebay plan run --path ", None, {"gds", "cpu"}),
         ("forebay man id", None, {"identify"}),
+        ("forebay bench --rw ", None, {"read", "write", "randread", "randwrite"}),
+        ("forebay bench --ioengine u", None, {"uring"}),
+        ("forebay bench model:d7-p", ("file", "model:d7-p"), {"model:d7-ps1010", "model:d7-p5520"}),
+        ("forebay doctor model : gen4", ("file", "gen4"), {"gen4-ideal"}),
+        ("forebay emulate run --data model :", ("file", ""), DRIVES),
+        ("forebay compare --metric lat", None, {"latency_mean", "latency_p99"}),
+        ("forebay emulate checkpoint --workload ", None, CHECKPOINTS),
+        ("forebay emulate datagen --workload l", ("file", "l"), set()),
+        ("forebay plan run --workload j", None, {"job"}),
+        ("forebay plan run --workload llama3-4", None, {"llama3-405b"}),
+        ("forebay snap r", ("file", "r"), {"rpc"}),
+        ("forebay snap rpc nvme_subsystem_", None, {f"nvme_subsystem_{verb}" for verb in ("create", "destroy", "list")}),
+        ("forebay snap rpc -s /run/x rpc", None, {"rpc_get_methods"}),
+        ("forebay snap rpc nvme_controller_resume --ctrl", None, {"--ctrl", "--ctrl_id"}),
     ],
 )
 def test_tab_completes_paths_names_and_values(words, first, names):
     found = offered(words)
-    assert found[:1] == ([first] if first else found[:1])
+    assert found[:1] == ([first] if first else found[:1]), found
     assert {value for kind, value in found if kind == "plain"} == names
 
 
@@ -113,9 +132,20 @@ def test_bash_itself_completes_a_path_and_a_value(tmp_path):
         processes.wait_until(lambda: reads("ready"), "the script is read", bash)
         os.write(ours, b"forebay bench ./unmis\t --path mapp\t")
         processes.wait_until(lambda: reads("./unmistakable.bin", "--path mapped"), "both words are whole", bash)
+        os.write(ours, b"\x15forebay bench model:d7-ps\t")  # Ctrl-U: a new line
+        processes.wait_until(lambda: reads("model:d7-ps1010"), "a word with a colon is whole", bash)
     finally:
         processes.kill(bash)
         os.close(ours)
+
+
+def test_words_that_bash_cuts_at_colons_are_whole_again():
+    cut = ["forebay", "tcp", ":", "//h", ":", "4420", "nil", ":", "--op", "model", ":", ""]
+    assert _joined(cut) == ["forebay", "tcp://h:4420", "nil:", "--op", "model:", ""]
+
+
+def test_other_tools_names_of_a_flag_are_understood_and_not_offered():
+    assert [name for _, name in offered("forebay bench --r") if name in ("--rw", "--rate")] == ["--rate"]
 
 
 def test_every_page_is_made_and_names_its_flags(tmp_path):

@@ -108,6 +108,10 @@ def _code_of(arguments: list[str] | None) -> int:
         sys.unraisablehook = _send_again
     try:
         _refuse_other_encodings(sys.argv[1:] if arguments is None else arguments)
+        if "_FOREBAY_COMPLETE" in os.environ:  # a shell asks
+            from forebay import complete
+
+            complete.register()
         code = forebay.main(args=arguments, prog_name="forebay", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except ForebayError as error:

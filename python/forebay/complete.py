@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
+from click.shell_completion import BashComplete, CompletionItem, add_completion_class
+
+from forebay.spellings import Spelled
 
 # A metavar that names a file, a folder, or a source, which may be one.
 _PATHS = re.compile(r"FILE|SOURCE|DIR|RUNS|CONFIG|TOML|CSV|\bMD\b|HTML|URI|DEVICE|PATH|PYTHON")
@@ -34,10 +36,23 @@ def _matrices() -> Iterable[str]:
     return presets()
 
 
-def _workloads() -> Iterable[str]:
-    from forebay.emulate.workloads import builtin
+def _trainings() -> Iterable[str]:
+    from forebay.emulate.workloads import Training, builtin
 
-    return builtin()
+    return [name for name, found in builtin().items() if any(isinstance(w, Training) for w in found)]
+
+
+def _checkpoints() -> Iterable[str]:
+    from forebay.emulate.workloads import Checkpoint, builtin
+
+    return [name for name, found in builtin().items() if any(isinstance(w, Checkpoint) for w in found)]
+
+
+def _plannable() -> Iterable[str]:
+    from forebay.emulate.workloads import builtin
+    from forebay.plan.jobs import IO, JOB
+
+    return sorted({IO, JOB, *builtin()})
 
 
 def _accelerators() -> Iterable[str]:
@@ -50,6 +65,24 @@ def _drives() -> Iterable[str]:
     from forebay.plan.catalogue import drives
 
     return [d.name for d in drives().values()]
+
+
+def _models() -> Iterable[str]:
+    """Drives that `model:` knows, as the engine lists them to whoever names another."""
+    from forebay import run
+    from forebay.errors import RequestError
+
+    try:
+        run.plan({"sources": ["model:"]})
+    except RequestError as error:
+        return [f"model:{name}" for name in error.next.removeprefix("one of ").split(", ")]
+    return ()
+
+
+def _metrics() -> Iterable[str]:
+    from forebay.metrics import METRICS
+
+    return METRICS
 
 
 def _steps() -> Iterable[str]:
@@ -84,7 +117,10 @@ VALUES: dict[str, Names] = {
     "completion shell": _shells,
     "man verb": _verbs,
     "matrix --drive": _are(),
-    "--workload": _workloads,
+    "--workload": _trainings,
+    "checkpoint --workload": _checkpoints,
+    "compare --metric": _metrics,
+    "snap file": _are("rpc"),
     "--accelerator": _accelerators,
     "--drive": _drives,
     "report --plan": _drives,
@@ -103,6 +139,7 @@ VALUES: dict[str, Names] = {
     "files --cache": _are("drop", "allow"),
     "serve --cache": _are("auto", "bypass", "allow"),
     **{f"plan {verb} --path": _are("gds", "cpu") for verb in ("run", "recommend", "whatif")},
+    **{f"plan {verb} --workload": _plannable for verb in ("run", "recommend", "whatif")},
     "gdsio -x": _are(*"01234567"),
     "gdsio -I": _are(*"0123"),
 }
@@ -115,11 +152,29 @@ def dress(command: click.Command, path: str) -> click.Command:
             kind = _kind(parameter)
             names = _names(parameter, path)
             if kind or names:
-                parameter.type = Completing(kind, names)
+                parameter.type = Completing(kind, names, _may_be_a_source(parameter))
+            if isinstance(parameter, Spelled):
+                parameter.opts = _Names(parameter.opts, parameter.spellings)
     if isinstance(command, click.Group):
         for name, verb in command.commands.items():
             dress(verb, f"{path} {name}")
     return command
+
+
+class _Names(list[str]):
+    """An option's names: those that are offered, among which others are found too."""
+
+    def __init__(self, shown: Iterable[str], known: Iterable[str]) -> None:
+        super().__init__(shown)
+        self.known = frozenset(known)
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or name in self.known
+
+
+def _may_be_a_source(parameter: click.Parameter) -> bool:
+    shown = parameter.metavar or ("SOURCE" if parameter.name in ("source", "sources") else "")
+    return "=" not in shown and bool(re.search("SOURCE|URI", shown))
 
 
 def _kind(parameter: click.Parameter) -> str:
@@ -147,10 +202,61 @@ def _names(parameter: click.Parameter, path: str) -> Names | None:
 class Completing(click.types.StringParamType):
     """Text that Tab completes: by names, else by paths where those may stand there."""
 
-    def __init__(self, kind: str, names: Names | None) -> None:
-        self.kind, self.names = kind, names
+    def __init__(self, kind: str, names: Names | None, may_be_a_source: bool = False) -> None:
+        self.kind, self.names, self.may_be_a_source = kind, names, may_be_a_source
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
-        found = [CompletionItem(n) for n in (self.names() if self.names else ()) if n.startswith(incomplete)]
+        names = [*(self.names() if self.names else ())]
+        if self.may_be_a_source and incomplete.startswith("model:"):
+            names += _models()
+        found = [CompletionItem(n) for n in names if n.startswith(incomplete)]
         # Bash empties its list at a path's line, so that one comes first and serves where no name fits.
         return [CompletionItem(incomplete, type=self.kind), *found] if self.kind else found
+
+
+def rpc(words: list[str], incomplete: str) -> list[CompletionItem]:
+    """Behind `forebay snap rpc WORDS`: its verbs, then the flags of the one that stands there."""
+    from forebay.snap import engine
+
+    verbs = dict(engine.verbs())
+    verb = next((word for word in words if word in verbs), None)
+    if verb is None and words[-1:] in (["-s"], ["--socket"]):
+        return [CompletionItem(incomplete, type="file")]
+    if verb is None:
+        offered = ("--socket",) if incomplete.startswith("-") else tuple(verbs)
+    else:
+        offered = tuple(flag for flag in verbs[verb] if flag.startswith("--")) if incomplete.startswith("-") else ()
+    return [CompletionItem(word) for word in offered if word.startswith(incomplete)]
+
+
+class Bash(BashComplete):
+    """For bash, which cuts a word at each colon, hands on the pieces, and replaces only the last of them."""
+
+    kept = 0
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        args, incomplete = super().get_completion_args()
+        *args, joined = _joined([*args, incomplete])
+        self.kept = joined.rfind(":") + 1 if joined != incomplete else 0
+        return args, joined
+
+    def format_completion(self, item: CompletionItem) -> str:
+        return f"{item.type},{item.value[self.kept :]}"
+
+
+def _joined(pieces: list[str]) -> list[str]:
+    words: list[str] = []
+    colon = False
+    for piece in pieces:
+        is_colon = bool(piece) and not piece.strip(":")
+        if words and (is_colon or (colon and piece and not piece.startswith("-"))):
+            words[-1] += piece
+        else:
+            words.append(piece)
+        colon = is_colon
+    return words
+
+
+def register() -> None:
+    """Before click answers a shell."""
+    add_completion_class(Bash)

@@ -23,6 +23,13 @@ def rpc(words: list[str]) -> str:
     return _core.snap_rpc(words)
 
 
+def verbs() -> list[tuple[str, list[str]]]:
+    """(verb, its flags) of each RPC."""
+    from forebay import _core
+
+    return _core.snap_verbs()
+
+
 def keep(words: list[str], log: str, warnings_only: bool) -> int:
     """Runs `words` as a gateway, and again whenever it is killed; hosts stay connected to this process. Its exit code."""
     from forebay import _core

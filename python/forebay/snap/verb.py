@@ -30,10 +30,16 @@ class Snap(click.Command):
     """Hands all that stands behind `rpc` to the table of RPC verbs, whose flags aren't click's."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args[:1] == ["rpc"] and not ctx.resilient_parsing:
+        if args[:1] == ["rpc"]:
             ctx.meta["forebay.snap.rpc"] = args[1:]
-            return []
+            return super().parse_args(ctx, ["rpc"]) if ctx.resilient_parsing else []
         return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        from forebay import complete
+
+        words = ctx.meta.get("forebay.snap.rpc")
+        return super().shell_complete(ctx, incomplete) if words is None else complete.rpc(words, incomplete)
 
     def invoke(self, ctx: click.Context) -> Any:
         words = ctx.meta.get("forebay.snap.rpc")
