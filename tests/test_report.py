@@ -62,6 +62,15 @@ def test_throughput_and_cpu_stand_by_size_and_path_with_each_ratio(tmp_path: Pat
     ]
 
 
+def test_processor_time_per_gib_has_one_unit_in_all_tables(tmp_path: Path) -> None:
+    page = page_of(tmp_path, *sweep(cv=0.0, paths=("host", "bounce")))
+    tables = dict(re.findall(r'<table id="([^"]+)">(.*?)</table>', page, re.DOTALL))
+    heads = {name: map(text_of, re.findall(r"<th scope=\"col\".*?</th>", table, re.DOTALL)) for name, table in tables.items()}
+    per_gib = {name: {h for h in found if h.lower().endswith("s/gib")} for name, found in heads.items()}
+    assert per_gib["s1-processor"] == per_gib["s1-main"] == {"CPU-s/GiB"}
+    assert set().union(*per_gib.values()) == {"CPU-s/GiB"}
+
+
 def test_a_confounded_worker_count_makes_no_series_of_its_own(tmp_path: Path) -> None:
     page = page_of(tmp_path, *sweep())
     assert "host · 32 workers" not in page and "32 × 1" in page and "24 × 1" in page

@@ -255,7 +255,7 @@ CPU_COLUMNS = (
     ("Cores busy", "cores_busy", numbers.significant),
     ("User, % of machine", "user_pct", numbers.significant),
     ("System, % of machine", "system_pct", numbers.significant),
-    ("Core-s/GiB", "cpu_s_per_gib", numbers.significant),
+    ("CPU-s/GiB", "cpu_s_per_gib", numbers.significant),
     ("CPU ns per I/O", "ns_per_io", numbers.significant),
     ("Whole machine, cores", "machine_cores_busy", numbers.significant),
     ("Others, cores", "others_cores_busy", numbers.significant),
