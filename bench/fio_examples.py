@@ -90,8 +90,7 @@ def page(found: list[Example], version: str | None, commit: str) -> str:
     of = f" (commit {commit})" if commit else ""
     lines = [
         HEADING, "",
-        f"`python bench/fio_examples.py --examples DIR`, {datetime.date.today()}: of the {len(found)} job files in fio's folder "
-        f"`examples`{of},",
+        f"`{again(found)}`, {datetime.date.today()}: of the {len(found)} job files in fio's folder `examples`{of},",
         f"{len(runs)} run with the same meaning as in fio; the other {len(found) - len(runs)} are refused, naming the first "
         f"unsupported setting.{known}",
         f"{compared(found)}", "",
@@ -104,6 +103,11 @@ def page(found: list[Example], version: str | None, commit: str) -> str:
             said = f"refused: `{e.refused[0]}` {e.refused[1]}"
         lines.append(f"| {e.name} | {parsed} | {said.replace('|', chr(92) + '|')} |")
     return "\n".join(lines) + "\n"
+
+
+def again(found: list[Example]) -> str:
+    """The command that makes the same table."""
+    return "python bench/fio_examples.py --examples DIR" + " --beside" * any(e.beside for e in found)
 
 
 def compared(found: list[Example]) -> str:

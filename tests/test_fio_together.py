@@ -1,5 +1,7 @@
 """Sections of a fio job file that run side by side: what they share, what follows on each, and which end others."""
 
+# ruff: noqa: F811  (fixtures are imported and named again as arguments)
+
 from __future__ import annotations
 
 import json
@@ -9,28 +11,10 @@ from typing import Any
 
 import processes
 import pytest
+from fio_support import bench, read  # noqa: F401 - fixtures
 from forebay import fio
 from forebay.bench.verb import Task, chains, groups
 from forebay.errors import RequestError
-
-
-@pytest.fixture
-def read(tmp_path: Path) -> Any:
-    def reader(text: str, lenient: bool = False) -> list[fio.FioJob]:
-        path = tmp_path / "read.fio"
-        path.write_text(text)
-        return fio.jobs(str(path), lenient)
-
-    return reader
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Any:
-    def run(text: str) -> Any:
-        (tmp_path / "jobs.fio").write_text(text)
-        return processes.run([*processes.FOREBAY, "bench", "--fio", "jobs.fio", "--json"], cwd=tmp_path)
-
-    return run
 
 
 def turns(made: list[fio.FioJob]) -> list[list[list[str]]]:
@@ -90,7 +74,7 @@ def test_one_sections_exitall_is_everyones_and_says_what_ends(read: Any) -> None
 def test_sections_write_to_one_folder_at_the_same_time(bench: Any, tmp_path: Path) -> None:
     """Each to files of its own, or to the same: the folder's list has all of them afterwards."""
     text = "[global]\nbs=64k\nsize=1m\nthread\n[a]\nrw=write\n[b]\nrw=randwrite\nverify=md5\n[c]\nrw=read\n"
-    done = bench(text + "[d]\nfilename=one\nrw=write\n[e]\nfilename=one\nrw=randwrite\nnorandommap\n")
+    done = bench(text + "[d]\nfilename=one\nrw=write\n[e]\nfilename=one\nrw=randwrite\nnorandommap\n", "--json")
     assert done.returncode == 0, done.stderr
     found = [(r["job"]["op"], r["result"]["bytes"], r["result"]["verified_bytes"]) for r in json.loads(done.stdout)]
     whole = 1 << 20
@@ -108,7 +92,7 @@ def test_sections_write_to_one_folder_at_the_same_time(bench: Any, tmp_path: Pat
 
 
 def test_what_is_checked_is_written_by_one_section_alone(bench: Any, tmp_path: Path) -> None:
-    done = bench("[global]\nfilename=f\nsize=1m\n[a]\nrw=write\nverify=md5\n[b]\nrw=write\n")
+    done = bench("[global]\nfilename=f\nsize=1m\n[a]\nrw=write\nverify=md5\n[b]\nrw=write\n", "--json")
     assert done.returncode == 2 and "[a] verify" in done.stderr and "stonewall" in done.stderr
     assert os.listdir(tmp_path) == ["jobs.fio"]
 
@@ -117,7 +101,7 @@ def test_a_section_that_ends_ends_others_and_what_comes_later(bench: Any) -> Non
     """Nobody but [short] ends by itself, and [never] would be the next."""
     long = "ioengine=null\nsize=1g\ntime_based\nruntime=1h\n"
     text = f"[global]\nexitall\n[short]\nioengine=null\nsize=1m\nexit_what=all\n[long]\nnew_group\n{long}"
-    done = bench(text + f"[never]\nstonewall\n{long}")
+    done = bench(text + f"[never]\nstonewall\n{long}", "--json")
     assert done.returncode == 0, done.stderr
     short, long_one = json.loads(done.stdout)
     assert short["result"]["bytes"] == 1 << 20 and not long_one["result"]["interrupted"]
@@ -130,7 +114,7 @@ def test_sections_of_a_flow_keep_to_their_weights(read: Any, bench: Any) -> None
     assert [job.job.get("flow") for job in made] == ["1@0", None, "8@0", None], "a share needs another's"
     with pytest.raises(RequestError, match="flow=2"):
         read("[a]\nfilename=/f\nnumjobs=2\nflow=2\n")
-    done = bench("[global]\nioengine=null\nsize=1m\n[a]\nflow=1\n[b]\nflow=8\n")
+    done = bench("[global]\nioengine=null\nsize=1m\n[a]\nflow=1\n[b]\nflow=8\n", "--json")
     assert done.returncode == 0, done.stderr
     a, b = json.loads(done.stdout)
     assert a["result"]["bytes"] == b["result"]["bytes"] == 1 << 20
