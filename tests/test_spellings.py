@@ -98,6 +98,7 @@ def test_a_flag_without_a_counterpart_is_answered(verb: str, flag: str) -> None:
         ("emulate datagen --qd", "--workers N, each of which has one file at a time"),
         ("emulate check --qd", "forebay emulate run --depth N"),
         ("compare --exitall", "in forebay bench, a job file of fio's, which may have it: --fio FILE"),
+        ("checksum --qd", "--workers N, each of which reads one piece of a file at a time"),
         ("checksum --gds", "--path auto, bounce or host"),
         ("serve --numjobs", "--threads N"),
         ("plan whatif --bs", "--io-size SIZE"),

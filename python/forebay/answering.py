@@ -43,7 +43,8 @@ INSTEAD: dict[str, dict[str, str]] = {
     "workers": {"gdsio": "-w N", "serve": "--threads N"},
     "depth": {
         "gdsio": "-w N: a thread has one I/O in flight; with -x 6 and 7 also -B N",
-        **dict.fromkeys(("files", "checksum", "emulate datagen"), "--workers N, each of which has one file at a time"),
+        **dict.fromkeys(("files", "emulate datagen"), "--workers N, each of which has one file at a time"),
+        "checksum": "--workers N, each of which reads one piece of a file at a time",
     },
     "batch": {"gdsio": "-B N, with -x 6 and 7"},
     "duration": {
