@@ -20,14 +20,11 @@ WRITE, READ = (0.85, 0.2), (0.9, 0.15)
 
 
 def gib(workload: str) -> float:
-    """GiB of a whole checkpoint: the model and its optimizer. RequestError where the workload doesn't say."""
+    """GiB of a whole checkpoint, the model and its optimizer, as `emulate checkpoint` writes it."""
     from forebay.emulate import workloads
+    from forebay.emulate.checkpoint_size import written_bytes
 
-    made = workloads.load_checkpoint(workload)
-    if not made.model_gib or made.optimizer_gib is None:
-        said = "doesn't say how large its checkpoint is"
-        raise RequestError(f"workload {workload}", said, "model_gib and optimizer_gib in its file")
-    return made.model_gib + made.optimizer_gib
+    return sum(written_bytes(workloads.load_checkpoint(workload))) / GIB
 
 
 def drive_gibps(planner: Planner, system: System) -> tuple[float, float]:
