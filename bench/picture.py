@@ -31,6 +31,7 @@ op = "read"
 workers = {workers}
 depth = {depth}
 duration = {seconds:g}
+warmup = 1
 repeat = {repeats}
 file-size = "{file_mib}m"
 cache = "{cache}"
@@ -42,7 +43,7 @@ io-size = ["64k", "128k", "512k", "1m", "4m"]
 path = {paths}
 """
 DRIVE = {"title": "host and bounce", "workers": 2, "cache": "bypass", "paths": '["host", "bounce"]'}
-GPU = {"title": "Cached files into the GPU", "workers": 8, "cache": "warm", "paths": '["bounce", "mapped"]'}
+GPU = {"title": "Cached files into the GPU", "workers": 4, "cache": "warm", "paths": '["bounce", "mapped"]'}
 
 
 def forebay(*arguments: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib.util
 import json
 import re
@@ -45,6 +46,23 @@ def test_paths_into_a_gpu_are_compared_with_bounce_where_no_run_used_host(tmp_pa
     text = " ".join(re.sub(r"<[^>]+>", " ", (tmp_path / "r.html").read_text()).split())
     assert "Mapped reached 5.00 GiB/s with 1 MiB reads, 2.50 × bounce." in text
     assert "÷ bounce" in text and "÷ host" not in text
+
+
+@pytest.mark.parametrize(
+    ("cost", "said"),
+    [
+        (0.002, "as fast as bounce within the error bars, for 0.0200 × its CPU time. Mapped's throughput was 0."),
+        (0.4, "as fast as bounce within the error bars, for 4.00 × its CPU time. Mapped's throughput was 0."),
+        (0.1, "Their intervals overlap: this is no proof of a difference. Mapped took 1.00 times as much"),
+    ],
+)
+def test_where_one_is_as_fast_as_the_other_the_headline_says_what_it_costs(tmp_path: Path, cost: float, said: str) -> None:
+    saved = tmp_path / "r.jsonl"
+    runs = [record("bounce", gib_s=49.0, cpu_s_per_gib=0.1), record("mapped", gib_s=49.1, cpu_s_per_gib=cost)]
+    saved.write_text("".join(json.dumps(run) + "\n" for run in runs))
+    write_report([str(saved)], str(tmp_path / "r.html"), charts=False)
+    text = " ".join(re.sub(r"<[^>]+>", " ", (tmp_path / "r.html").read_text()).split())
+    assert said in html.unescape(text), text[-600:]
 
 
 def test_a_picture_of_a_page_that_warns_or_proves_nothing_is_not_taken(tmp_path: Path) -> None:

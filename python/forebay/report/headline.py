@@ -85,17 +85,29 @@ def _against(point: Point, base: Point, name: str) -> tuple[str, str]:
     quotient = mine.over(its) if mine and its else None
     if quotient is None:
         return "", ""
+    mine_cpu, its_cpu = point.stat(CPU_COST), base.stat(CPU_COST)
+    cost = mine_cpu.over(its_cpu) if mine_cpu and its_cpu else None
+    who = f"{point.series[:1].upper()}{point.series[1:]}"
     rest = []
     if quotient.low is None or quotient.high is None:
         rest.append("One run of each: the uncertainty is unknown.")
     elif quotient.low <= 1 <= quotient.high:
+        if cost and (_below(cost) or _above(cost)):
+            share = f", as fast as {name} within the error bars, for {numbers.ratio(cost.value)} × its CPU time"
+            low, high = numbers.ratio(quotient.low), numbers.ratio(quotient.high)
+            return share, f"{who}'s throughput was {low} to {high} × that of {name}."
         rest.append("Their intervals overlap: this is no proof of a difference.")
-    mine_cpu, its_cpu = point.stat(CPU_COST), base.stat(CPU_COST)
-    cost = mine_cpu.over(its_cpu) if mine_cpu and its_cpu else None
     if cost:
-        who = f"{point.series[:1].upper()}{point.series[1:]}"
         rest.append(f"{who} took {numbers.ratio(cost.value)} times as much processor time per GiB as {name}.")
     return f", {numbers.ratio(quotient.value)} × {name}", " ".join(rest)
+
+
+def _below(quotient: Stat) -> bool:
+    return quotient.high is not None and quotient.high < 1
+
+
+def _above(quotient: Stat) -> bool:
+    return quotient.low is not None and quotient.low > 1
 
 
 def _cost(point: Point) -> str:
