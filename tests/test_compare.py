@@ -380,6 +380,7 @@ def test_noise_is_no_regression(capsys: Any, tmp_path: Path) -> None:
     assert code == 0 and found["verdict"]["kind"] == "unsure" and found["verdict"]["next"]
 
 
+@pytest.mark.long
 def test_false_alarms_stay_rare_over_many_points(tmp_path: Path) -> None:
     """The same machine twice, 8 points each, 60 times, no tolerance: alarms in 5 % at most, give or take."""
     from forebay.compare.files import compare_files

@@ -233,13 +233,16 @@ def test_a_host_that_is_killed_leaves_nothing_behind(forebay, target):
     assert bench(forebay, target.uri("content=forebay.0"), "--passes", "1", "--verify")["result"]["errors"]["failed"] == 0
 
 
-def test_hosts_that_are_killed_while_they_write_leave_blocks_of_the_old_or_the_new_content(forebay, content, tmp_path):
+@pytest.mark.parametrize("seeds", [["8"], pytest.param(["8", "9", "10"], marks=pytest.mark.long)], ids=len)
+def test_hosts_that_are_killed_while_they_write_leave_blocks_of_the_old_or_the_new_content(
+    forebay, content, tmp_path, seeds
+):
     image = tmp_path / "image"
     shutil.copy(content, image)
     file = toml(tmp_path / "serve.toml", [f'source = "{image}"\nwritable = true', f'source = "{content}"'], 'metrics = "0"')
     with Target(file) as target:
         uri = target.uri("nsid=1&content=forebay.0&queues=2")
-        for seed in ("8", "9", "10"):
+        for seed in seeds:
             new, old = made(tmp_path / seed, "--seed", seed).read_bytes(), image.read_bytes()
             # Small writes carry their data in the command; for the others the target asks, and may have received half of it.
             job = ["--op", "randwrite", "--io-size", "4k:256k:4k", "--workers", "2", "--depth", "8", "--duration", "600"]
