@@ -16,7 +16,7 @@ const ENTERED_MOST: f64 = 0.05;
 
 const TO_MEASURE_THE_DRIVE: &str = "‹cache› bypass or ‹cache› drop to measure the drive";
 
-/// The warning `cached`, whatever the policy was; None where nothing shows that memory took part.
+/// The warning `cached`; None where nothing shows that memory took part, or where that was asked for.
 pub fn judge(job: &Job, cache: &CacheState, result: &RunResult) -> Option<Warning> {
     let (text, next) = match cache.policy.as_str() {
         // Memory is what was asked for; `cold_and_warm` tells of a device that took part.
