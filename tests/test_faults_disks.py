@@ -143,6 +143,30 @@ def test_a_device_that_shrinks_under_a_read_fails_the_run_and_keeps_the_record(
     assert rescued(tmp_path)["result"]["bytes"] > 0
 
 
+@pytest.mark.parametrize("path", ["host", "bounce"])
+@pytest.mark.parametrize("cache", ["bypass", "allow"])
+def test_an_error_of_a_real_device_is_named_counted_and_the_rest_kept(
+    run: Run, loop: Callable[..., Path], tmp_path: Path, path: str, cache: str
+) -> None:
+    """A loop device whose file is shorter than the device: the kernel fails reads beyond it with EIO."""
+    device = loop(8)
+    os.truncate(tmp_path / "backing.0", 2 * MIB)
+    done = run(*BENCH, device, "--path", path, "--cache", cache, "--json")
+    refused(done, 4, "I/Os failed", f"of {device}", "Input/output error (os error 5)")
+    result = json.loads(done.stdout)["result"]
+    assert result["errors"]["failed"] == 96 and result["bytes"] == 2 * MIB
+
+
+def test_an_error_of_one_drive_of_a_stripe_names_the_drive(run: Run, loop: Callable[..., Path], tmp_path: Path) -> None:
+    good, broken = loop(4), loop(4)
+    os.truncate(tmp_path / "backing.1", MIB)
+    done = run(*BENCH, f"stripe:?chunk=64k&m={good}&m={broken}", "--json")
+    refused(done, 4, "at 2162688 of stripe:", f"{broken}: Input/output error (os error 5)")
+    assert f": {good}: " not in done.stderr
+    result = json.loads(done.stdout)["result"]
+    assert result["errors"]["failed"] == 48 and result["bytes"] == 5 * MIB
+
+
 # File systems ---------------------------------------------------------------------------------------------
 
 

@@ -98,6 +98,15 @@ impl Fault {
     pub fn note(errno: i32, note: impl Into<Box<str>>) -> Fault {
         Fault { errno, note: Some(note.into()) }
     }
+
+    /// With the part of a source that it occurred in, where that is known.
+    #[must_use]
+    pub fn of(self, part: Option<&String>) -> Fault {
+        match part {
+            Some(part) => Fault::note(self.errno, format!("{part}: {self}")),
+            None => self,
+        }
+    }
 }
 
 impl std::fmt::Display for Fault {

@@ -157,7 +157,8 @@ impl Backing for StripeBacking {
         let inner = self.inner(needs);
         let queues = self.members.iter().map(|m| m.queue_over(inner, reactor, open));
         let queues = queues.collect::<Result<Vec<_>, _>>()?;
-        Ok(Box::new(StripeQueue::new(queues, self.chunk, needs.depth)))
+        let labels = self.members.iter().map(|m| m.label.clone()).collect();
+        Ok(Box::new(StripeQueue::new(queues, self.chunk, needs.depth).labelled(labels)))
     }
 
     /// All members submit to the ring of the one worker, and a member may be a stripe itself.
@@ -245,6 +246,8 @@ pub struct StripeQueue {
     /// I/Os without pieces: of no length, or behind the end.
     empty: Vec<Done>,
     scratch: Vec<Done>,
+    /// Of the members: their faults say whose they are.
+    labels: Vec<String>,
 }
 
 impl StripeQueue {
@@ -282,7 +285,14 @@ impl StripeQueue {
             held: Vec::new(),
             empty: Vec::new(),
             scratch: Vec::new(),
+            labels: Vec::new(),
         }
+    }
+
+    /// With a name for each member, in order.
+    #[must_use]
+    pub fn labelled(self, labels: Vec<String>) -> Self {
+        StripeQueue { labels, ..self }
     }
 
     /// What of the I/O lies inside the stripe, in pieces: members may go on behind its end.
@@ -333,7 +343,8 @@ impl StripeQueue {
             match piece.result {
                 Ok(moved) => whole.parts[part as usize].1 = moved,
                 Err(fault) => {
-                    whole.fault.get_or_insert(fault);
+                    let of_member = || fault.of(self.labels.get(m));
+                    whole.fault.get_or_insert_with(of_member);
                 }
             }
             whole.via = Some(worse(whole.via, piece.via));
