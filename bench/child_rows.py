@@ -3,8 +3,8 @@
 WAY is `gather` (`forebay.open(…, path).gather`; a request may say `path`, "mapped" unless it does, and whether row
 `numbers` lie on the host or the "gpu") or `torch`: the file mapped as a tensor, `index_select` into pinned
 memory that is used again, and a copy to the GPU that overlaps with the next one, which is the fastest of PyTorch's own
-ways. A request says `row_bytes` and `at_once`, the rows of a batch. Row numbers are drawn beforehand: whoever trains has
-them.
+ways. A request says `row_bytes` and `at_once`, the rows of a batch, and to `gather` how many batches are `in_flight`
+(two unless it does). Row numbers are drawn beforehand: whoever trains has them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def by_gather(gpu: int, path: str) -> Run:
     import forebay
     import torch
 
-    outs = [torch.empty(ROOM, dtype=torch.uint8, device=f"cuda:{gpu}") for _ in range(2)]
+    outs: list[Any] = []
     files: dict[str, forebay.File] = {}
 
     def run(request: dict[str, Any]) -> Answer:
@@ -44,6 +44,8 @@ def by_gather(gpu: int, path: str) -> Run:
             files[way] = forebay.open(path, way)
         file = files[way]
         batches, row_bytes = drawn(file.size, request), request["row_bytes"]
+        in_flight = request.get("in_flight", 2)
+        outs.extend(torch.empty(ROOM, dtype=torch.uint8, device=f"cuda:{gpu}") for _ in range(in_flight - len(outs)))
         if request.get("numbers") == "gpu":
             batches = [torch.from_numpy(batch).to(f"cuda:{gpu}") for batch in batches]
         # Whatever is registered or mapped at first is there before the clock starts: a table is only mapped for processors that
@@ -53,11 +55,11 @@ def by_gather(gpu: int, path: str) -> Run:
         watch = Stopwatch()
         futures: list[Any] = []
         calls = 0
-        # One batch is asked for while the other comes, as for PyTorch below.
+        # One batch is asked for while the others come.
         while watch.seconds() < request["seconds"]:
-            if len(futures) == len(outs):
+            if len(futures) == in_flight:
                 futures.pop(0).result()
-            futures.append(file.gather_async(batches[calls % BATCHES], row_bytes, outs[calls % 2], stream=-1))
+            futures.append(file.gather_async(batches[calls % BATCHES], row_bytes, outs[calls % in_flight], stream=-1))
             calls += 1
         for future in futures:
             future.result()

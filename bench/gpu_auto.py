@@ -48,6 +48,10 @@ CELLS = {
     "cached, 256 KiB at random": Work(
         "--op randread --io-size 256k", ("8 x 32", "16 x 16"), ("4 x 64", "4 x 512")
     ),
+    "cached, 512 KiB at random": Work(
+        "--op randread --io-size 512k", ("8 x 16", "16 x 8"), ("4 x 32", "2 x 32")
+    ),
+    "cached, 1 MiB at random": Work("--op randread --io-size 1m", ("8 x 8", "16 x 4"), ("4 x 16", "2 x 16")),
     "cached, 64 KiB in turn": Work("--op read --io-size 64k", ("12 x 64", "16 x 32"), ("1 x 512", "4 x 512")),
     "cached, 4 KiB in turn": Work("--op read --io-size 4k", ("16 x 512", "16 x 4096"), ("4 x 4096", "8 x 512")),
     "not cached, 1 MiB in turn": Work("--op read --io-size 1m", ("2 x 16", "8 x 4")),

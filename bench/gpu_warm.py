@@ -1,7 +1,8 @@
 """A file in the page cache → the GPU: Forebay's bounce and mapped beside KvikIO and the copy rate of the link.
 
 KvikIO and bounce run at their best setting, found by a scan just before. `mapped, first pass` is a new process each
-time, so that nothing is registered yet; `later passes` measures after a first one that isn't counted.
+time, so that nothing is registered yet, with and without processors that copy a part; `later passes` measures after a first one
+that isn't counted.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from child import Child, asked, closing
 from gpu import COPY, KVIKIO, MIB, arguments, copy_rate, data_file, fastest, kvikio, ours, ready, run_main
 from side_by_side import Bound, Cell, compare
 
-BOUNCE, FIRST, LEAN, LATER = "bounce", "mapped, first pass", "mapped, --pin-limit 1g", "mapped, later passes"
+BOUNCE, FIRST, LATER = "bounce", "mapped, first pass", "mapped, later passes"
+# Its one worker has one processor, so that none copies beside it.
+LEAN = "mapped, first pass, --cpus 2"
+LIMITED = "mapped, first pass, --pin-limit 1g"
 API = "forebay.open().read_into"
 BOUNCE_SETTINGS = [(8, "4m"), (6, "4m"), (10, "4m"), (6, "8m"), (8, "8m"), (6, "16m")]
 # One thread keeps several windows' copies queued ahead of the window that is being registered.
-MAPPED_SETTINGS = [(1, "64m", 8), (1, "16m", 16), (1, "16m", 32)]
+MAPPED_SETTINGS = [(1, "64m", 8), (1, "64m", 4), (1, "16m", 16), (1, "16m", 32)]
 KVIKIO_THREADS = [8, 12, 16]
 BOUNDS = [
     Bound("rate", (KVIKIO,), at_least=1.14, of=BOUNCE),
@@ -55,7 +59,8 @@ def cell(options: argparse.Namespace, file: Path, peer: Child, link: Child, api:
     fastest(made, options, KVIKIO, threads, KVIKIO_THREADS, lambda n: f"{n} threads")
     several = lambda s: f"{s[0]} workers, {s[1]}, depth {s[2]}"  # noqa: E731
     fastest(made, options, FIRST, mapped(FIRST, passes=1), MAPPED_SETTINGS, several)
-    fastest(made, options, LEAN, mapped(LEAN, "--pin-limit 1g", passes=1), MAPPED_SETTINGS[:2], several)
+    fastest(made, options, LEAN, mapped(LEAN, "--cpus 2", passes=1), MAPPED_SETTINGS, several)
+    fastest(made, options, LIMITED, mapped(LIMITED, "--pin-limit 1g", passes=1), MAPPED_SETTINGS, several)
     # The warm-up is long enough for the first pass, which registers.
     later = mapped(LATER, f"--pin-limit {int(options.file_gib) + 4}g", warmup_s=1.2)
     fastest(made, options, LATER, later, MAPPED_SETTINGS[:1], several)

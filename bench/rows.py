@@ -150,7 +150,8 @@ def mapped_cells(children: dict[str, Child]) -> list[Asked]:
         made: dict[str, Made] = {
             MAPPED: functools.partial(ask, MAPPED, children["gather"]),
             ON_GPU: functools.partial(ask, ON_GPU, children["gather"], numbers="gpu"),
-            BOUNCE: functools.partial(ask, BOUNCE, children["gather"], path="bounce"),
+            # Four batches: the thread that asks copies and checks numbers for half of the time that one of two takes.
+            BOUNCE: functools.partial(ask, BOUNCE, children["gather"], path="bounce", in_flight=4),
             KERNEL: functools.partial(floor, KERNEL, mode="kernel"),
             THREADS: functools.partial(floor, THREADS, mode="gather"),
             TORCH: functools.partial(ask, TORCH, children["torch"]),

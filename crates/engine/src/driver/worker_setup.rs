@@ -62,7 +62,7 @@ pub fn of(spec: &WorkerSpec, shared: &Shared) -> Result<WorkerSetup, Error> {
     let mut memory = Memory::new(shared, device, &buffers)?;
     let warning = memory.register(&mut reactor);
     memory.lend(targets.iter().copied())?;
-    let copiers = Copiers::new(device, needs).with_rows(rows);
+    let copiers = Copiers::new(device, needs).with_rows(rows, job.io_bytes_largest());
     let faults = |queue: Box<dyn Queue>| -> Box<dyn Queue> {
         match shared.faults {
             Some(plan) => Box::new(FaultQueue::new(queue, plan, spec.index)),

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 /// From this share of cached data on, the page cache is faster than the drive.
 const HALF_WARM_SHARE: f64 = 0.5;
 /// Paths within this share of the best rate count as equal; of these, the one with the least CPU time is chosen.
-const ALIKE: f64 = 0.97;
+const ALIKE: f64 = 0.96;
 /// Numbers of workers within this share of the best rate count as equal; of these, the smallest is chosen.
 const WORKERS_ALIKE: f64 = 0.98;
 

@@ -107,12 +107,18 @@ impl Buffers {
     }
 }
 
-/// Longer reads are copied one by one as fast.
+/// Longer reads are copied by processors one by one as fast.
 pub const ROW_BYTES_MAX: u64 = 128 << 10;
+/// Longer reads take the copy engine one by one as little time as a launch for several takes them.
+pub const LAUNCHED_ROW_BYTES_MAX: u64 = 1 << 20;
+/// What a warp takes of a longer row: long rows come in too few launches for each to be one warp's alone.
+const ROW_PART_BYTES: u32 = 64 << 10;
 /// What a batch of rows may take of a GPU's memory, and of the host's.
 const ROWS_BYTES_MAX: u64 = 256 << 20;
-/// Rows that aren't a batch's, but fill a worker's slots by themselves, are one I/O from this many on.
+/// Rows that aren't a batch's, but fill a worker's slots by themselves, are one I/O from this many on, or where they are longer
+/// than this together.
 const ROWS_MIN: u32 = 16;
+const LONG_ROWS_BYTES: u64 = 1 << 20;
 /// What a worker keeps under way of short reads where nobody said how many: of rows, and of what is copied.
 const ROWS_BYTES: u64 = 16 << 20;
 const COPIES_BYTES: u64 = 4 << 20;
@@ -124,10 +130,20 @@ const BESIDE_ROWS_BYTES: u64 = 1 << 20;
 /// fewer do: of long ones, and of writes.
 pub fn depth_of_short(job: &JobSpec) -> Option<u32> {
     let longest = job.io_bytes_largest();
-    let rows = job.op.is_random() && longest <= ROW_BYTES_MAX;
+    let rows = job.op.is_random() && longest <= LAUNCHED_ROW_BYTES_MAX;
     let bytes = if rows { ROWS_BYTES } else { COPIES_BYTES };
     let depth = (bytes / longest.max(1)).min(DEPTH_MAX.into());
-    (longest <= SHORT_BYTES_MAX && !job.writes()).then_some(depth as u32)
+    ((rows || longest <= SHORT_BYTES_MAX) && !job.writes()).then_some(depth as u32)
+}
+
+/// In how many parts a row of so many bytes is fetched by a launch. Parts of a row begin at multiples of 512 bytes in it.
+pub fn parts_of_row(row_bytes: u32) -> u32 {
+    let parts = row_bytes.div_ceil(ROW_PART_BYTES).max(1);
+    if row_bytes % (parts * 512) == 0 {
+        parts
+    } else {
+        1
+    }
 }
 
 /// Short random reads that come and go together anyway are one I/O, so that what an I/O costs isn't paid for each: those of a
@@ -144,14 +160,15 @@ fn rows_of(job: &JobSpec, all: &[Under], into_gpu: bool) -> Option<u32> {
         || job.flow.is_some()
         || job.rate_iops.is_some()
         || job.rate_gib_s.is_some();
-    if !into_gpu || !only.takes_rows || each_alone || job.io_bytes > ROW_BYTES_MAX {
+    if !into_gpu || !only.takes_rows || each_alone || job.io_bytes > only.path.row_bytes_max() {
         return None;
     }
     let rows = match job.batch {
         Some(batch) => batch,
         None => (job.depth / 2).min((only.path.rows_bytes() / job.io_bytes.max(1)) as u32),
     };
-    let least = if job.batch.is_some() { 2 } else { ROWS_MIN };
+    let are_long = job.io_bytes * u64::from(rows) > LONG_ROWS_BYTES;
+    let least = if job.batch.is_some() || are_long { 2 } else { ROWS_MIN };
     (rows >= least && rows <= job.depth && job.io_bytes * u64::from(rows) <= ROWS_BYTES_MAX).then_some(rows)
 }
 
@@ -265,8 +282,15 @@ mod tests {
             assert_eq!(of(512, kind), (Some(256), 2));
             let verified = JobSpec { depth: 512, verify: true, ..job.clone() };
             assert_eq!(together(&verified, kind).0, None, "each is looked at");
-            let long = JobSpec { depth: 512, io_bytes: 256 << 10, ..job.clone() };
-            assert_eq!(together(&long, kind).0, None, "each is a copy of its own");
+            let long = |io_bytes| together(&JobSpec { depth: 512, io_bytes, ..job.clone() }, kind).0;
+            let launched = kind == PathKind::Mapped;
+            assert_eq!(long(256 << 10), launched.then_some(16), "else each is a copy of its own");
+            assert_eq!((long(1 << 20), long(2 << 20)), (launched.then_some(4), None));
+            assert_eq!(
+                long(128 << 10),
+                launched.then_some(32),
+                "eight fit a processor's cache, which gain nothing"
+            );
         }
         assert_eq!(of(4096, PathKind::Bounce).0, Some(256), "what stays in a processor's cache");
         assert_eq!(of(4096, PathKind::Mapped), (Some(1024), 4));
@@ -277,10 +301,18 @@ mod tests {
         let of = |op, io_bytes| depth_of_short(&JobSpec { op, io_bytes, ..JobSpec::default() });
         let sizes = [128, 512, 4096, 64 << 10, 256 << 10, 512 << 10];
         let found = sizes.map(|bytes| of(Op::RandRead, bytes));
-        assert_eq!(found, [Some(4096), Some(4096), Some(4096), Some(256), Some(16), None]);
+        assert_eq!(found, [Some(4096), Some(4096), Some(4096), Some(256), Some(64), Some(32)]);
         let found = sizes.map(|bytes| of(Op::Read, bytes));
         assert_eq!(found, [Some(4096), Some(4096), Some(1024), Some(64), Some(16), None]);
         assert_eq!((of(Op::RandWrite, 4096), of(Op::Write, 4096)), (None, None));
+        assert_eq!((of(Op::RandRead, 1 << 20), of(Op::RandRead, 2 << 20)), (Some(16), None));
+    }
+
+    #[test]
+    fn long_rows_are_fetched_in_equal_parts() {
+        let sizes = [128, 4096, 64 << 10, 96 << 10, 128 << 10, 256 << 10, 1 << 20];
+        assert_eq!(sizes.map(parts_of_row), [1, 1, 1, 2, 2, 4, 16]);
+        assert_eq!([100 << 10, 100_000, (128 << 10) + 512].map(parts_of_row), [2, 1, 1]);
     }
 
     #[test]

@@ -216,6 +216,11 @@ pub trait DataPath: Sync {
         false
     }
 
+    /// The longest of those rows: others are I/Os of their own.
+    fn row_bytes_max(&self) -> u64 {
+        buffers::ROW_BYTES_MAX
+    }
+
     /// What rows that nobody asked for as a batch are together at most, so that two or more such I/Os stay in the
     /// processor's cache.
     fn rows_bytes(&self) -> u64 {

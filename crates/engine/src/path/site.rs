@@ -1,5 +1,6 @@
 //! The resources of a worker that its paths build on, and the queues that they create.
 
+use super::buffers::parts_of_row;
 use super::{Copier, Destination, HostCopier};
 use crate::arena::Arena;
 use crate::gpu::cuda::{Device, DeviceMemory, Stream};
@@ -90,9 +91,10 @@ impl Copiers {
         }
     }
 
-    /// Each I/O is so many rows.
-    pub fn with_rows(self, rows: u32) -> Copiers {
-        Copiers { rows, ..self }
+    /// Each I/O is so many rows, of which long ones are copied in parts.
+    pub fn with_rows(self, rows: u32, row_bytes: u64) -> Copiers {
+        let parts = if rows > 1 { parts_of_row(row_bytes as u32) } else { 1 };
+        Copiers { rows: rows.saturating_mul(parts), ..self }
     }
 
     fn scattering(&self, device: &Arc<Device>) -> Option<Rc<Scattering>> {

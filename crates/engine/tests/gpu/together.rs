@@ -19,6 +19,9 @@ const BYTES: usize = 1 << 20;
 const WINDOW: u64 = 64 << 10;
 const ROW: usize = 512;
 const ROWS: usize = 96;
+/// So long that a launch takes it in parts, each of which lies in two windows or more.
+const LONG_ROW: usize = 128 << 10;
+const LONG_ROWS: usize = 6;
 const LAUNCH: &str = "cuLaunchKernel";
 
 /// Far longer than anything here takes.
@@ -38,23 +41,29 @@ struct Bench {
     slot: DeviceMemory,
     _pin: forebay_engine::gpu::cuda::Pinned,
     _beside: Arena,
+    row: usize,
+    rows: usize,
 }
 
 impl Bench {
     fn open(kind: PathKind, source: &Path, cap_bytes: u64) -> Bench {
+        Bench::of_rows((ROW, ROWS), kind, source, cap_bytes)
+    }
+
+    fn of_rows((row, rows): (usize, usize), kind: PathKind, source: &Path, cap_bytes: u64) -> Bench {
         let gpu = Device::open(0).unwrap();
-        let slot = gpu.slots(1, ROW * ROWS).unwrap();
-        let (count, each) = if kind == PathKind::Mapped { (8, 4096) } else { (1, ROW * ROWS) };
+        let slot = gpu.slots(1, row * rows).unwrap();
+        let (count, each) = if kind == PathKind::Mapped { (8, 4096) } else { (1, row * rows) };
         let beside = Arena::new(count, each, Pages::Small).unwrap();
         let pin = gpu.pin(&beside).unwrap();
         let target = FileTarget::open(source, FileAccess { write: false, direct: false }).unwrap();
         let target = Target::new("rows", BYTES as u64, FileBacking { target, engine: Engine::Map });
-        let row = path::of(kind);
-        assert!(row.takes_rows(&target));
-        let needs = QueueNeeds { depth: 1, io_bytes_max: (ROW * ROWS) as u64, then_copied: false };
-        let copiers = Copiers::new(Some(&gpu), needs).with_rows(ROWS as u32);
+        let path = path::of(kind);
+        assert!(path.takes_rows(&target));
+        let needs = QueueNeeds { depth: 1, io_bytes_max: (row * rows) as u64, then_copied: false };
+        let copiers = Copiers::new(Some(&gpu), needs).with_rows(rows as u32, row as u64);
         let destination = Destination::on(vec![gpu.clone()]).with_registry(registry(&gpu, cap_bytes));
-        let job = JobSpec { path: kind, batch: Some(ROWS as u32), ..JobSpec::default() };
+        let job = JobSpec { path: kind, batch: Some(rows as u32), ..JobSpec::default() };
         let site = Site {
             job: &job,
             destination: &destination,
@@ -68,17 +77,17 @@ impl Bench {
             layered: false,
         };
         let mut reactor = Reactor::without_ring();
-        let factory = row.equip(&site, &mut reactor).unwrap();
+        let factory = path.equip(&site, &mut reactor).unwrap();
         let queue = factory.queue(&target, &|queue| queue, &site, &mut reactor).unwrap();
         assert!(queue.takes_rows());
-        Bench { queue, reactor, gpu, slot, _pin: pin, _beside: beside }
+        Bench { queue, reactor, gpu, slot, _pin: pin, _beside: beside, row, rows }
     }
 
     /// How the I/O of these rows ended, and bytes of it that were staged.
     fn fetch(&mut self, rows: &[u64]) -> (Done, u32) {
-        self.gpu.write(self.slot.address(), &vec![0xEE; ROW * ROWS]).unwrap();
-        let io =
-            Io { tag: 0, op: Op::Read, offset: 0, len: (ROW * rows.len()) as u32, mem: self.slot.slot(0) };
+        self.gpu.write(self.slot.address(), &vec![0xEE; self.row * self.rows]).unwrap();
+        let len = (self.row * rows.len()) as u32;
+        let io = Io { tag: 0, op: Op::Read, offset: 0, len, mem: self.slot.slot(0) };
         self.queue.push_rows(io, rows, &mut self.reactor).unwrap();
         assert!(self.queue.push_rows(io, rows, &mut self.reactor).is_err(), "it has one tag");
         let (until, mut done) = (Instant::now() + PATIENCE, Vec::new());
@@ -98,10 +107,11 @@ impl Bench {
     fn fetch_until(&mut self, content: &[u8], wanted: impl Fn(u32) -> bool) {
         let until = Instant::now() + PATIENCE;
         for seed in 1.. {
-            let rows = drawn(seed);
+            let rows = drawn_of(self.row, self.rows, seed);
+            let all = self.row * self.rows;
             let (done, staged) = self.fetch(&rows);
-            assert_eq!((done.result, done.via), (Ok((ROW * ROWS) as u32), Via::Mapped));
-            assert!(self.held(ROW * ROWS) == expected(content, &rows), "{staged} bytes staged");
+            assert_eq!((done.result, done.via), (Ok(all as u32), Via::Mapped));
+            assert!(self.held(all) == expected_of(self.row, content, &rows), "{staged} bytes staged");
             if wanted(staged) {
                 return;
             }
@@ -118,14 +128,22 @@ impl Bench {
 
 /// Rows anywhere, some of them across the edge of a window.
 fn drawn(seed: u64) -> Vec<u64> {
-    let places = (BYTES - ROW) as u64;
+    drawn_of(ROW, ROWS, seed)
+}
+
+fn drawn_of(row: usize, rows: usize, seed: u64) -> Vec<u64> {
+    let places = (BYTES - row) as u64;
     let any = |i: u64| (seed + i).wrapping_mul(0x9E37_79B9_7F4A_7C15) % places;
-    let edges = (1..9).map(|window| window * WINDOW - ROW as u64 / 2);
-    (0..ROWS as u64 - 8).map(any).chain(edges).collect()
+    let edges = (1..9).map(|window| window * WINDOW - ROW as u64 / 2).filter(|at| *at < places);
+    edges.chain((0..).map(any)).take(rows).collect()
 }
 
 fn expected(content: &[u8], rows: &[u64]) -> Vec<u8> {
-    rows.iter().flat_map(|at| &content[*at as usize..][..ROW]).copied().collect()
+    expected_of(ROW, content, rows)
+}
+
+fn expected_of(row: usize, content: &[u8], rows: &[u64]) -> Vec<u8> {
+    rows.iter().flat_map(|at| &content[*at as usize..][..row]).copied().collect()
 }
 
 #[test]
@@ -146,6 +164,26 @@ fn rows_come_whole_and_in_order_whatever_is_registered() {
         assert_eq!(done.result, Ok(3 * ROW as u32));
         assert!(mapped.held(3 * ROW) == expected(&content, &[4096, 0, 8]));
     });
+}
+
+#[test]
+fn long_rows_come_in_parts() {
+    Scenario::new("together::long_rows_come_in_parts").run(|| long_rows(|staged| staged == 0));
+}
+
+#[test]
+fn parts_of_long_rows_outside_of_what_is_registered_come_another_way() {
+    let name = "together::parts_of_long_rows_outside_of_what_is_registered_come_another_way";
+    let some = |staged| staged > 0 && staged < (LONG_ROW * LONG_ROWS) as u32;
+    Scenario::new(name).settings("pin=4600k").run(|| long_rows(some));
+}
+
+fn long_rows(wanted: impl Fn(u32) -> bool) {
+    let home = home();
+    let source = file(&home, "f", BYTES as u64);
+    let content = std::fs::read(&source).unwrap();
+    let mut mapped = Bench::of_rows((LONG_ROW, LONG_ROWS), PathKind::Mapped, &source, 2 * BYTES as u64);
+    mapped.fetch_until(&content, wanted);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::gpu::cuda::{self, Device};
 use crate::machine::finding::{Check, State};
 use crate::machine::verdict::Verdicts;
 use crate::path::auto::{Known, Situation};
-use crate::path::buffers::ROW_BYTES_MAX;
+use crate::path::buffers::{LAUNCHED_ROW_BYTES_MAX, ROW_BYTES_MAX};
 use crate::path::straight::Means;
 use crate::path::{
     About, Beside, BounceQueue, DataPath, Destination, Ends, Layer, QueueFactory, Readers, Refusal, Site,
@@ -136,6 +136,10 @@ impl DataPath for Mapped {
 
     fn takes_rows(&self, target: &Target) -> bool {
         target.is_file()
+    }
+
+    fn row_bytes_max(&self) -> u64 {
+        LAUNCHED_ROW_BYTES_MAX
     }
 
     /// None of them passes through a processor, and a launch costs the same for any number.

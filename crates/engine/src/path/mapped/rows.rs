@@ -5,6 +5,7 @@ use super::file::{MappedFile, Phase};
 use super::{Flight, MappedQueue, Piece, Place, Via};
 use crate::gpu::kernels::ELSEWHERE;
 use crate::gpu::{Fetched, Room};
+use crate::path::buffers::parts_of_row;
 use crate::queue::{Fault, Io};
 use std::time::Duration;
 
@@ -23,6 +24,7 @@ enum Seen {
 #[derive(Default)]
 pub(super) struct Together {
     id: u32,
+    /// Of each offset: a row, or a part of a long one.
     row_bytes: u32,
     /// `ELSEWHERE` for those that aren't fetched with the others, once it is known.
     offsets: Vec<u64>,
@@ -76,9 +78,13 @@ impl MappedQueue {
         let id = self.add_piece(Piece { tag: io.tag, window: 0, at: 0, offset: 0, len: io.len, place });
         let mut together = self.spare.pop().unwrap_or_default();
         together.id = id;
-        together.row_bytes = io.len / rows.len() as u32;
+        let row_bytes = io.len / rows.len() as u32;
+        let parts = parts_of_row(row_bytes);
+        together.row_bytes = row_bytes / parts;
+        let part_bytes = u64::from(together.row_bytes);
         together.offsets.clear();
-        together.offsets.extend_from_slice(rows);
+        let parts_at = |row: u64| (0..u64::from(parts)).map(move |part| row + part * part_bytes);
+        together.offsets.extend(rows.iter().copied().flat_map(parts_at));
         self.together.push_back(together);
     }
 
