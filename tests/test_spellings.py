@@ -141,6 +141,37 @@ def test_no_verb_answers_with_a_flag_that_neither_it_nor_a_named_command_has() -
     assert answered > 1000 and not unanswered, unanswered
 
 
+@pytest.mark.parametrize(
+    ("words", "next"),
+    [
+        ("bench nil: -bs=4k", "--io-size SIZE"),
+        ("bench nil: -q -bs", "--io-size SIZE"),
+        ("bench nil: -rw=read", "--op OP"),
+        ("bench nil: -iodepth=8", "--depth N"),
+        ("bench nil: -size=1m", "--file-size SIZE"),
+        ("bench nil: -time_based", ANSWERS["--time_based"]),
+        ("bench nil: -filename=x", ANSWERS["--filename"]),
+        ("bench nil: -bssplit=4k/60", ANSWERS["--bssplit"]),
+        ("bench nil: -direct=1", "--direct (fio's 1), or --buffered (fio's 0)"),
+        # -o would save the record to a file called ffset=4k.
+        ("bench nil: -offset=4k", "--start SIZE"),
+        ("bench nil: -depth=4", "--depth N"),
+        ("compare nil: -numjobs=2", "--workers N"),
+        ("files /data -bs=4k", "--file-size SIZE: a file is written and read from its first byte to its last"),
+        ("sweep -rw=read", "--set op=OP"),
+        ("emulate run -iodepth=8", "--depth N"),
+    ],
+)
+def test_a_flag_behind_one_dash_is_answered(words: str, next: str) -> None:
+    assert answer_of(words) == next
+
+
+@pytest.mark.parametrize("words", ["-b 4k -s1m -t2 -q", "-b64k", "--label -bs=4k", "--label -name --bs 4k", "-osaved.jsonl"])
+def test_letters_with_their_values_are_still_read(words: str) -> None:
+    done = processes.run([*processes.FOREBAY, "bench", "nil:?size=1m", "--dry-run", *words.split()])
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("words", ["doctor -t", "files --typo", "emulate --qd"])
 def test_what_may_mean_anything_there_is_left_to_the_usual_words(words: str) -> None:
     with pytest.raises(click.NoSuchOption):

@@ -11,6 +11,7 @@ import re
 import click
 
 from forebay.errors import RequestError
+from forebay.lazy import ONE_DASH
 from forebay.spellings import SAME, SWITCHES, answer_to
 
 _DATA = dict.fromkeys(("emulate run", "emulate search", "emulate datagen"), "--data DIR")
@@ -93,6 +94,25 @@ def answer(error: click.UsageError) -> RequestError | None:
     return _Verb(error.ctx).answer_to(error.option_name)
 
 
+def refuse_one_dash(context: click.Context, words: list[str]) -> None:
+    """RequestError for the first of a verb's `words` that is a flag's name behind one dash, as fio's users may type it: its first
+    letter may be a flag that takes the others for its value."""
+    verb = _Verb(context)
+    if verb.words == "gdsio" or isinstance(context.command, click.Group):
+        return
+    values = 0
+    for word in words:
+        if values:
+            values -= 1
+            continue
+        if word == "--":
+            return
+        values = 0 if "=" in word else verb.values_of(word)
+        name = ONE_DASH.fullmatch(word)
+        if name and len(name[1]) > 2 and (answer := verb.answer_to_one_dash(name[1])):
+            raise answer
+
+
 class _Verb:
     """A verb as it is typed, and the flags that it has."""
 
@@ -129,6 +149,23 @@ class _Verb:
         if told is None or not flag.startswith("--"):
             return None
         return RequestError(flag, f"is not a flag of {self.path}, which has no such setting", self._elsewhere(told))
+
+    def answer_to_one_dash(self, flag: str) -> RequestError | None:
+        """What to type for `-name`; None for one that nobody has."""
+        name = f"-{flag}"
+        option = self.options.get(name)
+        if option is None:
+            answer = self.answer_to(name)
+            return answer and RequestError(flag, answer.found, answer.next)
+        metavar = "" if option.is_flag else f" {option.make_metavar(self.context)}"
+        return RequestError(flag, f"is not a flag of {self.path}", SWITCHES.get(name, name + metavar))
+
+    def values_of(self, word: str) -> int:
+        """How many of the words that follow a flag are its values."""
+        for option in self.context.command.params:
+            if isinstance(option, click.Option) and word in (*option.opts, *getattr(option, "spellings", ())):
+                return 0 if option.is_flag or option.count else option.nargs
+        return 0
 
     def _of_field(self, field: str, told: str) -> str | None:
         """`told`, which sets `field`, as this verb has it."""

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 from collections.abc import Mapping
 
 import click
+
+# `-iodepth=8`: a name behind one dash, which is read as a letter of that flag with the rest as its value.
+ONE_DASH = re.compile(r"(-[a-z]+(?:[_-][a-z]+)*)(?:=.*)?", re.S)
 
 
 class LazyGroup(click.Group):
@@ -37,7 +41,12 @@ class LazyGroup(click.Group):
 
             near = difflib.get_close_matches(args[0], self.table, n=1)
             ctx.fail(f"There is no {self.noun} '{args[0]}'." + (f" Did you mean '{near[0]}'?" if near else ""))
-        return super().resolve_command(ctx, args)
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None and any(len(word) > 2 and ONE_DASH.fullmatch(word) for word in rest):
+            from forebay import answering
+
+            answering.refuse_one_dash(click.Context(command, ctx, name), rest)
+        return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
