@@ -94,11 +94,12 @@ _give_signals_back()
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_left_at_the_end() -> Iterator[None]:
-    """As `nothing_left_behind`, for what fixtures of a whole module started."""
+    """As `nothing_left_behind`, for what fixtures of a whole module started, and for records of runs that failed."""
     mark = os.environ[processes.MARK] = os.environ[processes.SESSION] = uuid.uuid4().hex
+    before = processes.rescued()
     yield
     preloaded.end()
-    left = processes.leftovers(mark, None)
+    left = processes.leftovers(mark, None) + sorted(processes.rescued() - before)
     assert not left, f"these tests left behind: {'; '.join(left)}"
 
 

@@ -128,6 +128,13 @@ def test_no_file_names_a_machine_path_or_a_registry() -> None:
     assert not found, "\n".join(found)
 
 
+def test_no_test_runs_in_a_folder_that_others_use() -> None:
+    """A run that fails saves its record where it is."""
+    shared = re.compile(r"cwd=(tempfile\.gettempdir|\"/tmp|\"/var/tmp|\"/dev/shm)")
+    found = [name(p) for p in files(".py") if "tests" in p.parts and shared.search(text_of(p))]
+    assert not found, found
+
+
 def test_source_files_stay_short() -> None:
     lengths = {name(p): text_of(p).count("\n") for p in files(".rs", ".py", ".js", ".css", ".sh", ".c")}
     too_long = [f"{n}: {c} lines, at most {LINES_MAX}" for n, c in lengths.items() if c > LINES_MAX]

@@ -49,15 +49,16 @@ def bench(forebay, *arguments: str, **kwargs) -> dict:
 
 
 class Bench:
-    """A run in the background, with its record at the end."""
+    """A run in the background, with its record at the end. Where it fails it also saves that, in a folder that goes with it."""
 
     def __init__(self, *arguments: str) -> None:
+        self.folder = tempfile.TemporaryDirectory(prefix="forebay-run-", ignore_cleanup_errors=True)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "forebay.cli", "bench", *arguments, "--json", "--quiet"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            cwd=tempfile.gettempdir(),
+            cwd=self.folder.name,
         )
 
     def end(self) -> tuple[int, dict, str]:
@@ -66,6 +67,8 @@ class Bench:
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise
+        finally:
+            self.folder.cleanup()
         return self.process.returncode, json.loads(out) if out.strip() else {}, err
 
 
