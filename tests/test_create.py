@@ -82,7 +82,7 @@ def test_file_size_bounds_what_is_read_and_files_how_many(run: Run, tmp_path: Pa
 def test_a_name_that_matches_nothing_makes_nothing(run: Run, tmp_path: Path) -> None:  # noqa: F811
     before = nested(tmp_path / "data")
     done = run(*CACHED, "data", "--file-name", "other.%d")
-    refused(done, 2, "there is no file called other.%d", "--create --file-size 1g")
+    refused(done, 2, "there is no file called other.0 in it", "--create --file-size 1g")
     (tmp_path / "none").mkdir()
     refused(run(*CACHED, "none"), 2, "read none", "no file with data", "--create --file-size 1g")
     assert content(tmp_path) == before

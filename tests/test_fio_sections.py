@@ -57,6 +57,11 @@ def test_a_job_that_would_be_another_ends_with_2_and_lenient_records_what_was_le
     assert "[b] runs together with [a]" in done.stderr
 
 
+def test_a_file_that_is_missing_is_named_as_fio_names_it(bench: Any) -> None:
+    done = bench("[b]\nrw=read\nbs=4k\n", "--json")
+    assert done.returncode == 2 and "there is no file called b.0.0 in it" in done.stderr, done.stderr
+
+
 def test_sections_together_each_move_theirs(bench: Any, tmp_path: Path) -> None:
     text = "[global]\nbs=64k\n[a]\nfilename=fa\nsize=1m\n[b]\nfilename=fb\nsize=2m\n[c]\nstonewall\nfilename=fa\n"
     done = bench(text, "--json", "-o", "r.jsonl")

@@ -24,7 +24,8 @@ pub fn files_of(dir: &Path, purpose: &Purpose) -> Result<Vec<PathBuf>, Error> {
     if files.is_empty() {
         let found = match purpose.file_name.as_str() {
             FILE_NAME_DEFAULT => "there is no file with data in it or below it".to_string(),
-            name => format!("there is no file called {name} in it"),
+            // Its first: nobody has typed the pattern where a fio job file gave it.
+            name => format!("there is no file called {} in it", name.replace("%d", "0")),
         };
         let next = or_make(purpose, "another directory", "files");
         return Err(Error::request(format!("read {}", dir.display()), found, next));
