@@ -204,7 +204,8 @@ impl Pattern {
             }
             Order::Covered(covered) => {
                 let pass = self.pass;
-                let (index, inside, len, is_last) = covered.next(&self.spans, len);
+                let again = || self.sizes.draw_for(is_read, &mut self.random);
+                let (index, inside, len, is_last) = covered.next(&self.spans, len, again);
                 if is_last {
                     self.pass = pass.saturating_add(1);
                     covered.begin(self.pass);

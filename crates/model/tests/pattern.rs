@@ -199,6 +199,39 @@ fn reads_come_in_the_share_asked_for() {
     }
 }
 
+/// A drawn block that was taken makes way for the next free one: of those that it would be cut to otherwise, many are short.
+#[test]
+fn where_each_byte_comes_once_most_ios_are_whole() {
+    let mixed = PatternSpec {
+        random: true,
+        no_repeat: true,
+        io_bytes_max: Some(16 << 10),
+        io_bytes_step: Some(12 << 10),
+        ..spec(64 << 20, 4 << 10)
+    };
+    let ios = passes(mixed, 1);
+    let whole = ios.iter().filter(|io| io.len == 4 << 10 || io.len == 16 << 10).count();
+    assert!(whole * 10 > ios.len() * 8, "{whole} of {}", ios.len());
+    // 10 KiB each if none were cut; where blocks that were taken are passed over, it is 10,000 I/Os.
+    assert!(ios.len() < 9500, "{}", ios.len());
+}
+
+/// Near the end of a span, sizes are drawn until one fits.
+#[test]
+fn an_io_ends_with_the_data_as_one_of_the_sizes() {
+    let sizes = PatternSpec {
+        random: true,
+        no_repeat: true,
+        io_bytes_max: Some(1 << 20),
+        io_bytes_step: Some((1 << 20) - 4096),
+        ..spec(8 << 20, 4096)
+    };
+    for seed in 0..50 {
+        let first = take(PatternSpec { seed, ..sizes.clone() }, 1)[0];
+        assert!(first.len == 4096 || first.len == 1 << 20, "{first:?}");
+    }
+}
+
 #[test]
 fn zipf_heat_follows_the_law_and_lies_scattered() {
     let blocks = 1000usize;
