@@ -270,7 +270,6 @@ def test_no_key_of_fio_is_unknown() -> None:
         ("iodepth=4", "iodepth=4 has no effect"),
         ("time_based", "no effect without runtime"),
         ("rw=write verify=crc32c", "Forebay's own content"),
-        ("rw=rw", "share one sequence"),
         ("cpus_allowed=0-1", "cpus_allowed_policy=split"),
         ("write_lat_log=x", "the record holds the time series"),
         ("rate=1m", "open loop"),

@@ -40,6 +40,12 @@ WHOLE = {
     "strided": "rw=read zonemode=strided zonesize=16k zoneskip=32k",
     "later": "rw=read zonemode=strided zonesize=16k zoneskip=32k offset=128k",
 }
+# Reads and writes each in order, side by side as it is drawn.
+MIXED = {
+    "mix": "rw=rw",
+    "mostly": "rw=rw rwmixread=80 bs=4k,8k",
+    "timed": "rw=rw size=16k time_based runtime=1 rate_iops=200",
+}
 # The same I/Os, in an order that is drawn or up to threads.
 ONCE = {
     "shuffled": "rw=randread iodepth=8 ioengine=libaio",
@@ -62,8 +68,9 @@ DRAWN = {
     "uniform": "rw=randread norandommap io_size=2m",
     "zoned": "rw=randread norandommap io_size=2m random_distribution=zoned:50/5:30/15:20/",
 }
-SECTIONS = {**SEQUENCE, **ONCE, **COVERED, **DRAWN}
+SECTIONS = {**SEQUENCE, **MIXED, **ONCE, **COVERED, **DRAWN}
 Ios = dict[str, list[tuple[int, int]]]
+DIRECTIONS = {True: " writes", False: " reads"}
 
 
 @pytest.fixture(scope="module")
@@ -92,9 +99,10 @@ def traced(data: Device, whole: Device, command: list[str], folder: Path) -> Ios
         done = processes.finish(process)
     assert done.returncode == 0, done.stdout + done.stderr
     names = list(SECTIONS)
-    found: Ios = {name: [] for name in names}
+    found: Ios = {name: [] for name in names} | {name + way: [] for name in MIXED for way in DIRECTIONS.values()}
     for io in data.trace:
-        found[names[io.offset // REGION]].append((io.offset % REGION, io.size))
+        name = names[io.offset // REGION]
+        found[name + DIRECTIONS[io.write] if name in MIXED else name].append((io.offset % REGION, io.size))
     found["whole"] = [(io.offset, io.size) for io in whole.trace]
     return found
 
@@ -103,6 +111,15 @@ def traced(data: Device, whole: Device, command: list[str], folder: Path) -> Ios
 def test_in_order_the_same_offsets_follow_on_each_other(both: tuple[Ios, Ios], name: str) -> None:
     theirs, ours = (each[name] for each in both)
     assert ours == theirs and theirs
+
+
+@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("way", DIRECTIONS.values())
+def test_of_a_mix_reads_and_writes_each_go_in_order(both: tuple[Ios, Ios], name: str, way: str) -> None:
+    """How many of either there are is drawn."""
+    theirs, ours = (each[name + way] for each in both)
+    least = min(len(theirs), len(ours))
+    assert ours[:least] == theirs[:least] and least > 3
 
 
 @pytest.mark.parametrize("name", ONCE)

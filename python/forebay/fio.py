@@ -168,8 +168,6 @@ class _Reader(Checks):
             raise self.wrong("rwmixread", str(max(reads, writes)), "is above 100", "rwmixread=70")
         if mixed:
             self.fields["read_pct"] = 100 - writes
-            if op == "read":
-                self.notes.append("reads and writes share one sequence here; in fio each has its own")
         if colon:
             self.modifier(word, modifier)
         self.block_sizes(mixed)
@@ -233,6 +231,7 @@ class _Reader(Checks):
         if not time_based:
             self.fields["passes"] = max(loops, 1)
         self.limits(time_based, loops)
+        self.more_than_once(1 if time_based else loops)
         self.fields["warmup_s"] = self.seconds("ramp_time") or 0.0
 
     def pace(self, threads: int) -> None:

@@ -152,12 +152,26 @@ class Data(Sides):
             why = "with holes, fio uses other offsets if offset or size excludes part of the file"
             self.leave_out("rw", self.hole, why)
 
+    def more_than_once(self, loops: int) -> None:
+        """A sequential mix, once as much has been moved as there is data."""
+        if self.is_random() or "read_pct" not in self.fields:
+            return
+        why = "reads and writes go on where they are once as much as the data was moved; in fio both begin again"
+        end, most = self.fields.get("file_bytes") or self.there(), self.fields.get("limit_bytes")
+        if loops > 1:
+            self.leave_out("loops", str(loops), why)
+        elif most and (end is None or most > end - self.fields.get("start_bytes", 0)):
+            self.leave_out("io_size", str(most), why)
+
     def order_of_files(self, count: int) -> None:
         typed = self.left.pop("file_service_type", "")
         kind = (typed or "roundrobin").removesuffix(":1")
         if count == 1:
             return
         if not self.fields["op"].startswith("rand"):
+            if "read_pct" in self.fields:
+                why = "with several files, reads and writes each go on to the next; in fio they do together"
+                self.leave_out("rw", "rw", why)
             if kind != "sequential":
                 why = "" if typed else "fio's default; "
                 why += "files are read one after another here; file_service_type=sequential, or a section for each file"

@@ -22,7 +22,7 @@ class Offsets(Settings):
         if word.startswith("rand"):
             self.leave_out("rw", key, f"every I/O has a random offset, without the ':{text}'")
         elif word in ("rw", "readwrite"):
-            self.leave_out("rw", key, "reads and writes share one sequence here; in fio each has its own gaps")
+            self.leave_out("rw", key, "only reads alone, or writes alone, skip parts of a file")
         else:
             below = text.startswith("-")
             hole = self.size("rw", text.removeprefix("-"))

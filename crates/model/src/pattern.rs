@@ -1,11 +1,12 @@
 //! Which byte range each I/O touches: an endless sequence, the same for the same
 //! seed on every machine, in constant memory and a few nanoseconds per I/O.
 //!
-//! Sequential patterns cover the spans in order, optionally with gaps. Random ones draw aligned positions: uniform,
+//! Sequential patterns cover the spans in order, optionally with gaps; of a mix, reads and writes each do. Random ones draw aligned positions: uniform,
 //! Zipf, by zones, from a list, or as a permutation that visits each block once per pass. Only a permutation with
 //! several I/O sizes takes memory: one bit per block.
 
 mod covered;
+mod line;
 pub(crate) mod permutation;
 mod places;
 mod sizes;
@@ -16,6 +17,7 @@ use crate::job::{Distribution, IoMix, Zone, IO_BYTES_MAX};
 use crate::random::{derive, Below, Xoshiro256};
 use crate::Error;
 use covered::{Covered, BLOCKS_MAX};
+use line::Line;
 use permutation::Permutation;
 use places::Places;
 use sizes::Sizes;
@@ -67,8 +69,8 @@ pub struct Next {
     pub offset: u64,
     pub len: u32,
     pub is_read: bool,
-    /// How often the data had been covered when this I/O began. Where positions are
-    /// drawn with repetition: how often that many bytes had been moved.
+    /// How often the data had been covered when this I/O began. Where positions are drawn with repetition, and where reads
+    /// and writes have positions of their own: how often that many bytes had been moved.
     pub pass: u32,
 }
 
@@ -84,17 +86,15 @@ pub struct Pattern {
     read_below: u64,
     random: Xoshiro256,
     pass: u32,
-    /// Bytes until the pass ends, where positions may repeat.
+    /// Bytes until the pass ends, where those that are moved count.
     pass_left: u64,
 }
 
 #[derive(Clone, Debug)]
 enum Order {
-    /// The span being walked and its unwalked rest.
-    Sequential {
-        index: usize,
-        rest: Span,
-    },
+    Sequential(Line),
+    /// Of writes and of reads.
+    Apart([Line; 2]),
     Skipping(Walk),
     Uniform {
         places: Places,
@@ -184,16 +184,16 @@ impl Pattern {
     pub fn next(&mut self) -> Next {
         let (len, is_read) = self.size_and_direction();
         let at = match &mut self.order {
-            Order::Sequential { index, rest } => {
-                let len = len.min(rest.bytes);
-                let (target, offset, pass) = (rest.target, rest.start, self.pass);
-                rest.start += len;
-                rest.bytes -= len;
-                if rest.bytes == 0 {
-                    *index = (*index + 1) % self.spans.len();
-                    *rest = self.spans[*index];
-                    self.pass = self.pass.saturating_add(u32::from(*index == 0));
-                }
+            Order::Sequential(line) => {
+                let (target, offset, len, is_last) = line.next(&self.spans, len);
+                let pass = self.pass;
+                self.pass = pass.saturating_add(u32::from(is_last));
+                return Next { target, offset, len: len as u32, is_read, pass };
+            }
+            Order::Apart(lines) => {
+                let (target, offset, len, _) = lines[usize::from(is_read)].next(&self.spans, len);
+                let pass = self.pass;
+                self.count(len);
                 return Next { target, offset, len: len as u32, is_read, pass };
             }
             Order::Skipping(walk) => {
@@ -229,9 +229,8 @@ impl Pattern {
                 self.fit_back(at, len)
             }
             Order::Permuted { places, index, permutation, .. } => {
-                let at = places.at(permutation.at(*index));
+                let (at, pass) = (places.at(permutation.at(*index)), self.pass);
                 *index += 1;
-                let pass = self.pass;
                 if *index == places.total() {
                     self.next_permutation();
                 }
@@ -410,7 +409,8 @@ impl PatternSpec {
     fn order(&self, spans: &[Span]) -> Result<Order, Error> {
         if !self.random {
             return Ok(match self.skip {
-                0 => Order::Sequential { index: 0, rest: spans[0] },
+                0 if self.read_pct % 100 != 0 => Order::Apart([Line::new(spans), Line::new(spans)]),
+                0 => Order::Sequential(Line::new(spans)),
                 skip => Order::Skipping(Walk::new(skip, self.skip_every)),
             });
         }

@@ -123,6 +123,21 @@ proptest! {
     }
 
     #[test]
+    fn of_a_sequential_mix_reads_and_writes_each_cover_all_data_in_order(spans in any_spans(), io_bytes in 1u64..500, read_pct in 1u8..100) {
+        let all: u64 = spans.iter().map(|s| s.bytes).sum();
+        let ios = passes(PatternSpec { spans: spans.clone(), read_pct, ..spec(0, io_bytes) }, 3);
+        let moved: u64 = ios.iter().map(|io| u64::from(io.len)).sum();
+        prop_assert!(moved >= 3 * all && moved < 3 * all + io_bytes, "a pass is as many bytes as there are");
+        for is_read in [true, false] {
+            let alone: Vec<(u32, u64, u32)> =
+                ios.iter().filter(|io| io.is_read == is_read).map(|io| (io.target, io.offset, io.len)).collect();
+            let unmixed = take(PatternSpec { spans: spans.clone(), ..spec(0, io_bytes) }, alone.len());
+            let expected: Vec<(u32, u64, u32)> = unmixed.iter().map(|io| (io.target, io.offset, io.len)).collect();
+            prop_assert_eq!(alone, expected);
+        }
+    }
+
+    #[test]
     fn equal_seeds_give_equal_sequences(spec in any_spec()) {
         prop_assert_eq!(take(spec.clone(), 200), take(spec, 200));
     }
