@@ -21,11 +21,12 @@ from forebay.errors import ForebayError
 
 SIZE, FILE_BYTES = 1 << 20, 4 << 20
 RUN_S = 60
-# What says when, where, how fast and how long, in place of what is moved, and what has fio report several sections as one.
+# What says when, where, how fast and how long, in place of what is moved, by which thread, and what has fio report several
+# sections as one.
 DROPPED = re.compile(
     "runtime|timeout|time_based|ramp_time|startdelay|direct|buffered|directory|offset|cpus_allowed.*|numa_.*|write_.*log|log_.*|"
     "ss|ss_.*|steadystate.*|allow_file_create|loops|exitall|exit_what|rate|rate_?min|rate_iops_min|"
-    "group_reporting"
+    "group_reporting|io_submit_mode"
 )
 SIZES = ("size", "filesize", "io_size", "io_limit")
 # Of all bytes, what the last I/Os of drawn sizes may make of a difference.

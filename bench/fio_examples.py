@@ -1,8 +1,9 @@
 """fio's own example job files, one by one: which run with the same meaning as in fio, and what prevents the others.
 
 They come from a checkout of fio (its folder `examples`) and are only read. The installed fio says which of them it knows.
-With `--beside` those that both know are made small and run by both (bench/fio_beside.py), by the Forebay that is installed;
-nothing is run otherwise. `--write` puts the table into docs/fio.md.
+With `--beside` those that both know are made small and run by both: as many bytes, as many I/Os (bench/fio_beside.py), at the
+same places (bench/fio_traces.py)? It is the Forebay that is installed; nothing is run otherwise. `--write` puts the table into
+docs/fio.md.
 
     python bench/fio_examples.py --examples ../fio/examples --beside
 """
@@ -40,13 +41,15 @@ FIO_S = 30
 @dataclass(frozen=True)
 class Example:
     """`refused`: the setting that stands in the way and why; None where the jobs mean what fio means. `parsed`: by the
-    installed fio; None where there is none. `beside`: what came of running it beside fio; empty where it wasn't."""
+    installed fio; None where there is none. `beside`: what came of running it beside fio, `offsets`: of tracing both; empty where
+    nothing was run."""
 
     name: str
     jobs: int
     refused: tuple[str, str] | None
     parsed: bool | None
     beside: str = ""
+    offsets: str = ""
 
 
 def examples(folder: Path, program: str | None, run: bool) -> Iterator[Example]:
@@ -54,10 +57,18 @@ def examples(folder: Path, program: str | None, run: bool) -> Iterator[Example]:
         parsed = None if program is None else knows(program, path)
         try:
             jobs = len(fio.jobs(str(path)))
-            yield Example(path.name, jobs, None, parsed, beside(path, program) if run and parsed and program else "")
+            yield Example(path.name, jobs, None, parsed, *(both(path, program) if run and parsed and program else ()))
         except RequestError as error:
             setting = error.asked.replace(str(path), "").strip(" :")
             yield Example(path.name, 0, (setting, error.found.removeprefix("isn't supported: ").split("; nor ")[0]), parsed)
+
+
+def both(path: Path, program: str) -> tuple[str, str]:
+    """What is said of bytes and I/Os, and of offsets."""
+    # It needs a device of our own, and pytest.
+    from fio_traces import traced
+
+    return beside(path, program), traced(path, program)
 
 
 def knows(program: str, path: Path) -> bool:
@@ -85,6 +96,7 @@ def commit_of(folder: Path) -> str:
 
 def page(found: list[Example], version: str | None, commit: str) -> str:
     runs = [e for e in found if e.refused is None]
+    ran = any(e.beside for e in found)
     accepted = f"{sum(bool(e.parsed) for e in found)} of the {len(found)}"
     known = f" The installed {version} accepts {accepted}." if version else ""
     of = f" (commit {commit})" if commit else ""
@@ -93,21 +105,41 @@ def page(found: list[Example], version: str | None, commit: str) -> str:
         f"`{again(found)}`, {datetime.date.today()}: of the {len(found)} job files in fio's folder `examples`{of},",
         f"{len(runs)} run with the same meaning as in fio; the other {len(found) - len(runs)} are refused, naming the first "
         f"unsupported setting.{known}",
-        f"{compared(found)}", "",
-        "| example | fio knows it | here |", "|---|---|---|",
+        f"{compared(found)}", "", *(explained(found, version or "fio")),
+        f"| example | known to {version or 'fio'} | here |" + f" offsets beside {version} |" * ran,
+        "|---|---|---|" + "---|" * ran,
     ]  # fmt: skip
     for e in found:
         parsed = {None: "–", True: "yes", False: "no"}[e.parsed]
         said = "; ".join([f"{e.jobs} job{'s' * (e.jobs != 1)}", *([e.beside] if e.beside else [])])
         if e.refused is not None:
             said = f"refused: `{e.refused[0]}` {e.refused[1]}"
-        lines.append(f"| {e.name} | {parsed} | {said.replace('|', chr(92) + '|')} |")
+        lines.append(f"| {e.name} | {parsed} | {said.replace('|', chr(92) + '|')} |" + f" {e.offsets or '–'} |" * ran)
     return "\n".join(lines) + "\n"
 
 
 def again(found: list[Example]) -> str:
     """The command that makes the same table."""
     return "python bench/fio_examples.py --examples DIR" + " --beside" * any(e.beside for e in found)
+
+
+def explained(found: list[Example], version: str) -> list[str]:
+    """What the column of offsets says; empty where nothing was traced."""
+    traced = [e.offsets for e in found if e.offsets and not e.offsets.startswith("not traced")]
+    if not traced:
+        return []
+    same = sum(not said.startswith("[") for said in traced)
+    return [
+        f"{len(traced)} were traced over files of a device that notes each I/O's file, direction, offset, length and thread:",
+        "each section alone, without times and rates, in fio with its engine and depth, here one I/O at a time.",
+        f"In {same} of them the I/Os go where {version}'s go, job by job:",
+        "",
+        "- `same sequence`: the same ones in the same order; of a mix, reads and writes each;",
+        "- `each block once`, `each byte once`: the same ones, each once, in an order that is drawn; of lengths that are drawn,",
+        "  each as often, but for chance;",
+        "- `drawn alike`: as many, in the same range, with the same alignment; offsets and lengths as often, but for chance.",
+        "",
+    ]
 
 
 def compared(found: list[Example]) -> str:

@@ -27,7 +27,8 @@ from typing import Any
 import pytest
 
 DEVICE = "/dev/fuse"
-REQUEST_BYTES = 1 << 20
+# The largest write, and what stands before its data.
+REQUEST_BYTES = (1 << 20) + 4096
 # Opcodes of linux/fuse.h.
 FORGET, GETATTR, SETATTR, OPEN, READ, WRITE, STATFS, RELEASE, FSYNC = 2, 3, 4, 14, 15, 16, 17, 18, 20
 FLUSH, INIT, INTERRUPT, DESTROY, BATCH_FORGET = 25, 26, 36, 38, 42
@@ -69,6 +70,8 @@ class Traced:
     told_ns: int = 0
     moved: int = 0
     error: int = 0
+    # Which asked.
+    thread: int = 0
 
     @property
     def took_ns(self) -> int:
@@ -89,6 +92,8 @@ class Device:
     trace: list[Traced] = field(default_factory=list)
     # The page cache takes part for whoever opens it from now on.
     cached: bool = False
+    # The largest I/O that it is asked for in one piece; Linux has at most 256 by default.
+    pages: int = PAGES_MAX
 
     def __post_init__(self) -> None:
         self._fd = -1
@@ -118,7 +123,7 @@ class Device:
     def mount(self) -> None:
         self._fd = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
         self.path.touch()
-        options = f"fd={self._fd},rootmode=100644,user_id={os.getuid()},group_id={os.getgid()},max_read={PAGES_MAX * 4096}"
+        options = f"fd={self._fd},rootmode=100644,user_id={os.getuid()},group_id={os.getgid()},max_read={self.pages * 4096}"
         try:
             _call("mount", b"forebay-test", os.fsencode(self.path), b"fuse", 0, options.encode())
         except OSError:
@@ -187,11 +192,10 @@ class Device:
         elif opcode not in (FORGET, BATCH_FORGET, INTERRUPT):  # a device isn't interrupted
             self._reply(unique, error=errno.ENOSYS)
 
-    @staticmethod
-    def _init(request: bytes) -> bytes:
+    def _init(self, request: bytes) -> bytes:
         _, minor, readahead, offered = struct.unpack_from("=4I", request, 40)
         flags = offered & (ASYNC_READ | BIG_WRITES | ASYNC_DIO | MAX_PAGES)
-        sizes = struct.pack("=HHIIHH", 1024, 1024, PAGES_MAX * 4096, 1, PAGES_MAX, 0)
+        sizes = struct.pack("=HHIIHH", 1024, 1024, self.pages * 4096, 1, self.pages, 0)
         return struct.pack("=4I", 7, min(minor, 31), readahead, flags) + sizes + bytes(32)
 
     def _attributes(self) -> bytes:
@@ -200,13 +204,14 @@ class Device:
         return struct.pack("=QII", 3600, 0, 0) + struct.pack("=6Q3I7I", 1, size, size // 512, 0, 0, 0, 0, 0, 0, *owner)
 
     def _take(self, write: bool, unique: int, request: bytes, absent_ns: int, came_ns: int) -> None:
+        (thread,) = struct.unpack_from("=I", request, 32)
         _, offset, size = struct.unpack_from("=QQI", request, 40)
         if write:
             self.content[offset : offset + size] = request[80 : 80 + size]
         with self._lock:
             nth = next(self._count)
             answer = self.schedule(nth, offset, size)
-            traced = Traced(write, offset, size, absent_ns, came_ns, answer)
+            traced = Traced(write, offset, size, absent_ns, came_ns, answer, thread=thread)
             self.trace.append(traced)
             if answer.hangs:
                 self._hanging[unique] = traced
@@ -256,9 +261,9 @@ def _call(name: str, *arguments: Any) -> None:
 
 
 @contextlib.contextmanager
-def serving(path: Path, size: int) -> Iterator[Device]:
+def serving(path: Path, size: int, pages: int = PAGES_MAX) -> Iterator[Device]:
     """The device, mounted on a file at `path`; skips with the reason where that can't be."""
-    device = Device(path, bytearray(random.Random(size).randbytes(size)))
+    device = Device(path, bytearray(random.Random(size).randbytes(size)), pages=pages)
     try:
         device.mount()
     except OSError as error:
