@@ -40,6 +40,7 @@ class FakeGateway:
         self, asked: Any, log: str, warnings_only: bool = False, rpc: str | None = None, take_over: bool = False
     ) -> None:
         self.rpc_path = None if rpc == "off" else rpc or "/run/forebay/snap.sock"
+        self.metrics_address = None
         self.begun = time.monotonic()
 
     def stats(self) -> dict[str, Any]:

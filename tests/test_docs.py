@@ -83,11 +83,16 @@ def test_snap_has_each_verb_and_says_which_are_snaps_own() -> None:
         assert (line.split("|")[2].strip() == "no") == (ours == "false"), line
 
 
-def test_serve_has_each_metric() -> None:
-    text = (ENGINE / "serve/metrics.rs").read_text().split("#[cfg(test)]")[0]
-    parts = [*re.findall(r'"forebay_(\w+)"', text), *re.findall(r'\("(\w+)", \|c\| c\.', text)]
-    assert len(parts) >= 15
-    missing = [p for p in parts if p not in SERVE and p.partition("_")[2] not in SERVE]
+@pytest.mark.parametrize(
+    ("page", "files", "least"),
+    [(SERVE, ["serve/metrics.rs", "serve/metrics/fabric.rs"], 20), (SNAP + SERVE, ["front/metrics.rs"], 12)],
+    ids=["serve", "snap"],
+)
+def test_each_metric_is_described(page: str, files: list[str], least: int) -> None:
+    text = "".join((ENGINE / file).read_text().split("#[cfg(test)]")[0] for file in files)
+    parts = [*re.findall(r'"forebay_(\w+)"', text), *re.findall(r'\("(\w+)", (?:"\w+", )?\|c\| c\.', text)]
+    assert len(parts) >= least
+    missing = [p for p in parts if p not in page and p.partition("_")[2] not in page]
     assert not missing
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from processes import PATIENCE_S
+from serve_support import eventually
 
 pytestmark = pytest.mark.long
 
@@ -26,8 +30,10 @@ class Place:
     def __init__(self, folder: Path) -> None:
         self.rpc, self.drive, self.file = folder / "rpc", folder / "a.sock", folder / "snap.toml"
         (folder / "content").write_bytes(bytes(range(256)) * 4096 * 16)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
         self.file.write_text(
-            f'rpc = "{self.rpc}"\nthreads = 1\n[[subsystems]]\nnqn = "{NQN}"\n'
+            f'rpc = "{self.rpc}"\nmetrics = "{self.port}"\nthreads = 1\n[[subsystems]]\nnqn = "{NQN}"\n'
             f'[[subsystems.namespaces]]\nsource = "{folder}/content"\nwritable = true\n'
             f'[[subsystems.controllers]]\nname = "one"\nsocket = "{self.drive}"\nqueues = 4\n'
         )
@@ -59,6 +65,10 @@ class Place:
         assert done.returncode == 0, done.stderr
         return sum(q["counts"]["reads"] for q in json.loads(done.stdout)["controllers"][0]["queues"])
 
+    def metrics(self) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=PATIENCE_S) as answer:
+            return answer.read().decode()
+
     def under_load(self) -> None:
         until = time.monotonic() + PATIENCE_S
         while self.reads() == 0:
@@ -84,6 +94,13 @@ def told(process: subprocess.Popen[str], status: int = 0) -> dict[str, Any]:
     return json.loads(out)
 
 
+def answered(place: Place) -> str:
+    try:
+        return place.metrics()
+    except OSError:
+        return ""
+
+
 def test_a_newer_gateway_takes_its_place_and_the_old_one_ends(place):
     old = place.start()
     run = place.bench("&io_timeout=-1", 600)
@@ -95,6 +112,8 @@ def test_a_newer_gateway_takes_its_place_and_the_old_one_ends(place):
     newest = place.start("--take-over")
     assert told(new)["handed_over"] is True
     assert place.reads() >= before > 0
+    told_by = eventually(lambda: answered(place), "the newest gateway's metrics")
+    assert re.search(r"^forebay_namespace_reads_total\{.*\} [1-9]", told_by, re.M), told_by
     run.send_signal(signal.SIGTERM)
     record = told(run, 130)
     errors = record["result"]["errors"]

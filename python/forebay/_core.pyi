@@ -215,6 +215,9 @@ class Gateway:
     def rpc_path(self) -> str | None:
         """Path of the RPC socket."""
 
+    def metrics_address(self) -> str | None:
+        """Where its counters are handed out."""
+
     def stats(self) -> str:
         """Statistics since the start."""
 

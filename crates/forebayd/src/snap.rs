@@ -78,6 +78,7 @@ fn configuration(path: &str) -> Result<Config, Error> {
 fn checked(config: &Config) -> Vec<String> {
     let rpc = config.rpc.as_deref().unwrap_or("snap.sock of the runtime directory");
     let mut lines = vec![format!("rpc        {rpc}")];
+    lines.extend(config.metrics.as_ref().map(|address| format!("metrics    {address}")));
     for subsystem in &config.subsystems {
         lines.push(format!("subsystem  {}", subsystem.nqn));
         lines.extend(subsystem.namespaces.iter().map(|n| {
@@ -126,10 +127,12 @@ fn sums(stats: &Stats) -> Counts {
 impl Service for Showing {
     fn ready(&self) -> String {
         let controllers = count(self.before.controllers.len() as u64, "controller");
-        match self.service.rpc_path() {
-            Some(path) => format!("ready: {controllers} · RPCs at {}", path.display()),
-            None => format!("ready: {controllers} · no RPCs"),
-        }
+        let rpcs = match self.service.rpc_path() {
+            Some(path) => format!("RPCs at {}", path.display()),
+            None => "no RPCs".into(),
+        };
+        let metrics = self.service.metrics_address().map(|a| format!(" · metrics on http://{a}/metrics"));
+        format!("ready: {controllers} · {rpcs}{}", metrics.unwrap_or_default())
     }
 
     fn offered(&self) -> Vec<String> {

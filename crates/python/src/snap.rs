@@ -83,6 +83,10 @@ impl Gateway {
         self.with(py, |s| s.rpc_path().map(|p| p.display().to_string()))
     }
 
+    fn metrics_address(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        self.with(py, |s| s.metrics_address().map(|a| a.to_string()))
+    }
+
     fn stats(&self, py: Python<'_>) -> PyResult<String> {
         let stats = self.with(py, |s| s.stats())?;
         json(py, &stats)

@@ -52,6 +52,7 @@ class Gateway:
 
         self._core = _named(asked, _core.Gateway, asked.text, asked.form, log, warnings_only, rpc, take_over)
         self.rpc_path: str | None = self._core.rpc_path()
+        self.metrics_address: str | None = self._core.metrics_address()
 
     def stats(self) -> dict[str, Any]:
         return json.loads(self._core.stats())

@@ -10,9 +10,10 @@ from forebay.serve import show as served
 from forebay.serve.show import Stats, errors, rates, totals
 
 
-def ready(stats: Stats, rpc: str | None) -> str:
+def ready(stats: Stats, rpc: str | None, metrics: str | None = None) -> str:
     """The line that says that hosts may come: `ready: 2 controllers · RPCs at /run/forebay/snap.sock`."""
-    return f"ready: {count(len(stats['controllers']), 'controller')} · " + (f"RPCs at {rpc}" if rpc else "no RPCs")
+    told = f"ready: {count(len(stats['controllers']), 'controller')} · " + (f"RPCs at {rpc}" if rpc else "no RPCs")
+    return f"{told} · metrics on http://{metrics}/metrics" if metrics else told
 
 
 def offered(stats: Stats) -> Iterator[str]:
@@ -54,6 +55,8 @@ def closing(stats: Stats) -> Iterator[str]:
 def checked(config: dict[str, Any]) -> Iterator[str]:
     """A configuration that can be, in words, for --check."""
     yield f"rpc        {config['rpc'] or 'snap.sock of the runtime directory'}"
+    if config.get("metrics"):
+        yield f"metrics    {config['metrics']}"
     for subsystem in config["subsystems"]:
         yield f"subsystem  {subsystem['nqn']}"
         for namespace in subsystem["namespaces"]:

@@ -132,7 +132,7 @@ class Shown(Service):
         self.gateway = gateway
 
     def ready(self) -> str:
-        return show.ready(self._before, self.gateway.rpc_path)
+        return show.ready(self._before, self.gateway.rpc_path, self.gateway.metrics_address)
 
     def reload(self) -> None:
         self.say("a gateway is reconfigured by RPCs, not by a reload: forebay snap rpc --help")

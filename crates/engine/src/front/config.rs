@@ -9,6 +9,7 @@ use crate::source::Uri;
 use forebay_model::Error;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 /// Where its fields are described.
@@ -35,6 +36,9 @@ pub struct Config {
     /// Path of the socket that takes RPCs, made with permissions 0600. None: `snap.sock` of the service's, of the
     /// user's runtime directory. `off`: no socket.
     pub rpc: Option<String>,
+    /// Address of the metrics for Prometheus: a port of the loopback interface, or HOST:PORT. None: no metrics.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metrics: Option<String>,
     /// Threads that serve I/O queues. 0: one for each processor, at most 8.
     pub threads: u32,
     /// Processors that the threads stay on, in turn, as `0-3,8`. Queues go to threads in turn, the first I/O
@@ -182,12 +186,17 @@ impl Config {
         Ok(self)
     }
 
+    pub fn metrics_address(&self) -> Result<Option<SocketAddr>, Error> {
+        serve::metrics_address(self.metrics.as_deref())
+    }
+
     /// Whether all of it can be; looks at no file and opens no socket. A gateway without subsystems is one: RPCs make
     /// them.
     pub fn check(&self) -> Result<(), Error> {
         within("threads", self.threads.into(), 0, THREADS_MAX.into())?;
         crate::serve::thread_pool::cpus(&self.cpus)?;
         within("spin_us", self.spin_us.into(), 0, 1_000_000)?;
+        self.metrics_address()?;
         if let Some(path) = self.rpc.as_ref().filter(|p| *p != OFF) {
             socket_path("rpc", path)?;
         }

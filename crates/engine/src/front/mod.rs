@@ -9,6 +9,7 @@ pub mod handover;
 mod hold;
 mod io;
 pub mod keeper;
+pub mod metrics;
 mod port;
 pub mod qos;
 pub mod rpc;

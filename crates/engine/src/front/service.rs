@@ -4,12 +4,14 @@ use super::config::{rpc_path, Config, Controller, Namespace, Qos, Subsystem};
 use super::gateway::Gateway;
 use super::handover::ask;
 use super::keeper::Keeper;
+use super::metrics::Exporter;
 use super::rpc::{Control, Server};
 use super::socket::listen_at;
 use super::stats::Stats;
 use crate::clock;
 use crate::serve::log::{Log, Sink};
 use forebay_model::Error;
+use std::net::SocketAddr;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -18,6 +20,7 @@ use std::time::Duration;
 pub struct Service {
     gateway: Arc<Gateway>,
     rpc: Option<Server>,
+    metrics: Option<Exporter>,
 }
 
 impl Service {
@@ -34,7 +37,7 @@ impl Service {
         let gateway = Arc::new(Gateway::start(&config, sink)?);
         let socket = rpc_path(config.rpc.as_deref());
         let listener = socket.map(|path| listen_at(&path).map(|listener| (path, listener))).transpose()?;
-        Service::with(gateway, listener)
+        Service::with(gateway, listener, false)
     }
 
     /// As `start`, in the place of the gateway that runs at the configuration's RPC socket, if one does: all that it has goes
@@ -51,7 +54,7 @@ impl Service {
         match ask::take_over(&config, shared(&sink))? {
             None => Service::start(config, None, shared(&sink)),
             Some(ask::Taken { gateway, rpc, path }) => {
-                Service::with(Arc::new(gateway), rpc.map(|fd| (path, fd.into())))
+                Service::with(Arc::new(gateway), rpc.map(|fd| (path, fd.into())), true)
             }
         }
     }
@@ -76,16 +79,24 @@ impl Service {
             (Some(path), Some(fd)) => Some((path, fd.into())),
             (Some(path), None) => Some((path.clone(), listen_at(&path)?)),
         };
-        let service = Service::with(Arc::new(gateway), listener)?;
+        let service = Service::with(Arc::new(gateway), listener, again)?;
         service.gateway.tell_serving()?;
         Ok(service)
     }
 
-    fn with(gateway: Arc<Gateway>, rpc: Option<(PathBuf, UnixListener)>) -> Result<Service, Error> {
-        let Some((path, listener)) = rpc else { return Ok(Service { gateway, rpc: None }) };
+    /// `patient`: the gateway before this one may have the address of the metrics for a while.
+    fn with(
+        gateway: Arc<Gateway>,
+        rpc: Option<(PathBuf, UnixListener)>,
+        patient: bool,
+    ) -> Result<Service, Error> {
+        let address = gateway.config().metrics_address()?;
+        let start = |address| Exporter::start(address, patient, gateway.clone());
+        let metrics = address.map(start).transpose()?;
+        let Some((path, listener)) = rpc else { return Ok(Service { gateway, rpc: None, metrics }) };
         let (server, door) = Server::begin(&path, listener, gateway.clone())?;
         gateway.set_door(door);
-        Ok(Service { gateway, rpc: Some(server) })
+        Ok(Service { gateway, rpc: Some(server), metrics })
     }
 
     /// Another process has its place: there is nothing left to do here.
@@ -100,6 +111,11 @@ impl Service {
 
     pub fn rpc_path(&self) -> Option<&Path> {
         self.rpc.as_ref().map(Server::path)
+    }
+
+    /// Where its counters are handed out.
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.metrics.as_ref().map(Exporter::address)
     }
 
     pub fn stats(&self) -> Stats {

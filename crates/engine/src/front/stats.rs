@@ -3,6 +3,7 @@
 use super::config::Qos;
 use crate::serve;
 pub use crate::serve::stats::{Counts, LatencyStats};
+use crate::source::nvme::SourceReport;
 use serde::Serialize;
 
 /// Since the gateway began.
@@ -77,6 +78,8 @@ pub struct ControllerStats {
     pub staged_bytes: u64,
     /// Of a block device: what its driver copied between the requester's pages and the slots that sources read into.
     pub copied_bytes: u64,
+    /// Of a block device: its own connections to its source, as they are now.
+    pub fabric: Vec<SourceReport>,
     pub queues: Vec<QueueStats>,
 }
 

@@ -27,10 +27,12 @@ const COMPLAINT_EVERY: Duration = Duration::from_secs(10);
 /// Why a connection more isn't taken.
 pub const FULL: &str = "the limit on connections is reached (connections)";
 
+/// `field`: of the configuration, that names it.
+///
 /// # Errors
 /// `Request`: the address is in use, not ours, or not allowed.
-pub fn bind(address: SocketAddr) -> Result<TcpListener, Error> {
-    let asked = format!("listen = \"{address}\"");
+pub fn bind(field: &str, address: SocketAddr) -> Result<TcpListener, Error> {
+    let asked = format!("{field} = \"{address}\"");
     let bound = open(address).map_err(|e| match e.raw_os_error() {
         libc::EADDRINUSE => {
             let next = format!("another port (port 0: any), or ss -ltnp 'sport = :{}'", address.port());
@@ -178,7 +180,7 @@ mod tests {
         let system = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").unwrap();
         for (listen, expected) in [("127.0.0.1:0", "reno"), ("[::1]:0", "reno"), ("0.0.0.0:0", system.trim())]
         {
-            let Ok(listener) = bind(listen.parse().unwrap()) else {
+            let Ok(listener) = bind("listen", listen.parse().unwrap()) else {
                 assert!(listen.starts_with('['), "{listen}");
                 continue;
             };

@@ -14,12 +14,13 @@ pub(super) use rules::address;
 #[cfg(test)]
 pub(crate) use rules::assert_each_is_named;
 pub(crate) use rules::{
-    check_nqn, different_nqns, different_nsids, parse_uuid, printable, read_json, read_toml, within,
+    check_nqn, different_nqns, different_nsids, metrics_address, parse_uuid, printable, read_json, read_toml,
+    within,
 };
 use rules::{known, seconds};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 
 /// IANA's port for NVMe over TCP, and that of the discovery service.
@@ -315,8 +316,7 @@ impl Config {
     }
 
     pub fn metrics_address(&self) -> Result<Option<SocketAddr>, Error> {
-        let loopback = IpAddr::from(Ipv4Addr::LOCALHOST);
-        self.metrics.as_ref().map(|text| address("metrics", text, loopback, 0)).transpose()
+        metrics_address(self.metrics.as_deref())
     }
 
     fn check_bounds(&self) -> Result<(), Error> {

@@ -1,6 +1,8 @@
 //! The counters in Prometheus's text format, and the few lines of HTTP that hand them out.
 
-use super::stats::{Counts, LatencyStats, Stats};
+pub mod fabric;
+
+use super::stats::{Counts, LatencyStats, NamespaceStats, Stats};
 use crate::clock;
 use rustix::event::{poll, PollFd, PollFlags};
 use std::fmt::Write as _;
@@ -106,9 +108,7 @@ pub fn render(stats: &Stats) -> String {
         ("forebay_log_lines_dropped_total", "counter", stats.log_lines_dropped as f64),
         ("forebay_controllers", "gauge", stats.controllers.len() as f64),
     ];
-    for (name, kind, value) in whole {
-        let _ = writeln!(out, "# TYPE {name} {kind}\n{name} {value}");
-    }
+    self::whole(&mut out, &whole);
     let (mut namespaces, mut hosts, mut queues) = (Vec::new(), Vec::new(), Vec::new());
     for subsystem in &stats.subsystems {
         let nqn = escaped(&subsystem.nqn);
@@ -128,15 +128,11 @@ pub fn render(stats: &Stats) -> String {
             queues.push((labels, q));
         }
     }
-    counters(&mut out, "namespace", namespaces.iter().map(|(l, n)| (l.as_str(), &n.counts)));
-    family(
+    of_namespaces(&mut out, &namespaces);
+    fabric::render(
         &mut out,
-        "forebay_namespace_bytes",
-        "gauge",
-        namespaces.iter().map(|(l, n)| (l.as_str(), n.bytes)),
+        namespaces.iter().flat_map(|(l, n)| n.fabric.iter().map(move |s| (l.as_str(), s))),
     );
-    histograms(&mut out, "namespace_read", namespaces.iter().map(|(l, n)| (l.as_str(), &n.read_latency)));
-    histograms(&mut out, "namespace_write", namespaces.iter().map(|(l, n)| (l.as_str(), &n.write_latency)));
     counters(&mut out, "host", hosts.iter().map(|(l, h)| (l.as_str(), &h.counts)));
     family(
         &mut out,
@@ -152,7 +148,22 @@ pub fn render(stats: &Stats) -> String {
     out
 }
 
-fn family<'a>(out: &mut String, name: &str, kind: &str, values: impl Iterator<Item = (&'a str, u64)>) {
+/// Samples without labels: the name, the type and the value of each.
+pub fn whole(out: &mut String, all: &[(&str, &str, f64)]) {
+    for (name, kind, value) in all {
+        let _ = writeln!(out, "# TYPE {name} {kind}\n{name} {value}");
+    }
+}
+
+/// Those of namespaces, each with its labels.
+pub fn of_namespaces(out: &mut String, all: &[(String, &NamespaceStats)]) {
+    counters(out, "namespace", all.iter().map(|(l, n)| (l.as_str(), &n.counts)));
+    family(out, "forebay_namespace_bytes", "gauge", all.iter().map(|(l, n)| (l.as_str(), n.bytes)));
+    histograms(out, "namespace_read", all.iter().map(|(l, n)| (l.as_str(), &n.read_latency)));
+    histograms(out, "namespace_write", all.iter().map(|(l, n)| (l.as_str(), &n.write_latency)));
+}
+
+pub fn family<'a>(out: &mut String, name: &str, kind: &str, values: impl Iterator<Item = (&'a str, u64)>) {
     for (at, (labels, value)) in values.enumerate() {
         if at == 0 {
             let _ = writeln!(out, "# TYPE {name} {kind}");
@@ -161,7 +172,7 @@ fn family<'a>(out: &mut String, name: &str, kind: &str, values: impl Iterator<It
     }
 }
 
-fn counters<'a>(out: &mut String, whose: &str, all: impl Iterator<Item = (&'a str, &'a Counts)> + Clone) {
+pub fn counters<'a>(out: &mut String, whose: &str, all: impl Iterator<Item = (&'a str, &'a Counts)> + Clone) {
     type Pick = fn(&Counts) -> u64;
     let picks: [(&str, Pick); 7] = [
         ("reads", |c| c.reads),
@@ -178,7 +189,7 @@ fn counters<'a>(out: &mut String, whose: &str, all: impl Iterator<Item = (&'a st
     }
 }
 
-fn histograms<'a>(out: &mut String, what: &str, all: impl Iterator<Item = (&'a str, &'a LatencyStats)>) {
+pub fn histograms<'a>(out: &mut String, what: &str, all: impl Iterator<Item = (&'a str, &'a LatencyStats)>) {
     let name = format!("forebay_{what}_latency_seconds");
     for (at, (labels, latency)) in all.filter(|(_, l)| l.count > 0).enumerate() {
         if at == 0 {
@@ -194,7 +205,7 @@ fn histograms<'a>(out: &mut String, what: &str, all: impl Iterator<Item = (&'a s
 }
 
 /// A label's value: hosts choose their names.
-fn escaped(text: &str) -> String {
+pub fn escaped(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 

@@ -4,7 +4,7 @@
 //! accept to close. What an I/O needs is never shared between threads; admin commands take a lock.
 
 mod abort;
-mod accept;
+pub mod accept;
 mod accept_rdma;
 mod access;
 mod admin;
@@ -23,7 +23,7 @@ mod link;
 pub mod log;
 pub(crate) mod mail;
 mod mdns;
-mod metrics;
+pub mod metrics;
 mod rdma;
 pub mod reload;
 mod secrets;

@@ -55,10 +55,11 @@ impl Server {
         let metrics_wanted = config.metrics_address()?;
         let (log, log_thread) = Log::start(sink)?;
         let site = Arc::new(Site::open(config, log, clock::now())?);
-        let listeners = wanted.into_iter().map(accept::bind).collect::<Result<Vec<_>, _>>()?;
+        let listeners =
+            wanted.into_iter().map(|a| accept::bind("listen", a)).collect::<Result<Vec<_>, _>>()?;
         let rdma = Listeners::bind(&rdma_wanted)?;
         let rdma_addresses = rdma.as_ref().map_or_else(Vec::new, Listeners::addresses);
-        let metrics_listener = metrics_wanted.map(accept::bind).transpose()?;
+        let metrics_listener = metrics_wanted.map(|a| accept::bind("metrics", a)).transpose()?;
         let local = |l: &std::net::TcpListener| l.local_addr().expect("a bound socket has an address");
         let addresses: Vec<SocketAddr> = listeners.iter().map(local).collect();
         let announcer = site.config.mdns.then(|| Announcer::open(&addresses, &site.log)).transpose()?;

@@ -1,5 +1,6 @@
 //! What a target counts, as a snapshot.
 
+use crate::source::nvme::SourceReport;
 use forebay_nvme::controller::Health;
 use forebay_nvme::nvm::{Op, Request};
 use forebay_nvme::status::{Code, Status};
@@ -40,6 +41,8 @@ pub struct NamespaceStats {
     pub counts: Counts,
     pub read_latency: LatencyStats,
     pub write_latency: LatencyStats,
+    /// Sources below that are reached over a fabric or a socket, as they are now.
+    pub fabric: Vec<SourceReport>,
 }
 
 /// One host, over all its controllers of the subsystem.

@@ -226,6 +226,7 @@ impl Volume {
             bytes: self.bytes(),
             block_bytes: self.block_bytes,
             writable: self.writable,
+            fabric: self.target.reports(),
             ..self.past().clone()
         }
     }

@@ -6,7 +6,7 @@ pub mod fault;
 pub mod file;
 mod model;
 mod nil;
-mod nvme;
+pub mod nvme;
 pub mod nvme_tcp;
 pub mod stripe;
 mod uri;
@@ -28,6 +28,7 @@ use crate::reactor::Reactor;
 use file::FileTarget;
 use forebay_model::job::{Engine, PathKind};
 use forebay_model::Error;
+use nvme::SourceReport;
 use nvme_tcp::{Remote, Transport};
 use serde::Serialize;
 use std::fmt;
@@ -362,6 +363,12 @@ impl Target {
     /// The emulated drives below.
     pub fn drives(&self) -> impl Iterator<Item = &Arc<Drive>> {
         self.walk().into_iter().filter_map(|t| t.backing.drive())
+    }
+
+    /// The state of all namespaces below that are reached over a fabric or a socket.
+    pub fn reports(&self) -> Vec<SourceReport> {
+        let remotes = self.remotes().map(|remote| remote.now());
+        remotes.chain(self.drives().map(|drive| drive.now())).collect()
     }
 
     /// Gives what is below, where it moves bytes by itself, a worker's slots to move them to and from: nothing is staged

@@ -89,6 +89,7 @@ fn describe(device: &ublk::Stats, stats: &mut ControllerStats) {
     stats.recovered = device.recovered;
     stats.staged_bytes = device.staged_bytes;
     stats.copied_bytes = device.copied_bytes;
+    stats.fabric.clone_from(&device.fabric);
     stats.state = match device.state {
         ublk::State::Live => Doing::Enabled,
         ublk::State::Suspended => Doing::Suspended,

@@ -219,6 +219,7 @@ impl Ublk {
             bytes: volume.bytes(),
             block_bytes: volume.block_bytes,
             writable: volume.writable,
+            fabric: volume.target.reports(),
             recovered: self.recovered,
             on_death: OnDeath::of(self.info.flags),
             kernel_features: feature::names(self.features),

@@ -2,6 +2,7 @@
 
 use super::options::OnDeath;
 use crate::serve::stats::{Counts, LatencyStats};
+use crate::source::nvme::SourceReport;
 use serde::Serialize;
 
 /// Since the device was made, or taken over.
@@ -31,6 +32,8 @@ pub struct Stats {
     /// Between a slot and the source through memory of somebody's own: the page cache, or a thread of ours that
     /// decrypts.
     pub staged_bytes: u64,
+    /// Its own connections to its source, as they are now.
+    pub fabric: Vec<SourceReport>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]

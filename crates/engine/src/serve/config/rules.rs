@@ -5,8 +5,7 @@ use super::TEXT_BYTES_MAX;
 use forebay_model::Error;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeSet;
-use std::net::IpAddr;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 /// A configuration from TOML. `fields`: where its fields are described.
 ///
@@ -87,6 +86,12 @@ pub(crate) fn address(field: &str, text: &str, ip: IpAddr, port: u16) -> Result<
             "127.0.0.1:4420 or [::1]:4420 (a name: getent hosts NAME)",
         )),
     }
+}
+
+/// Where the metrics are: a port is one of the loopback interface.
+pub(crate) fn metrics_address(text: Option<&str>) -> Result<Option<SocketAddr>, Error> {
+    let loopback = IpAddr::from(Ipv4Addr::LOCALHOST);
+    text.map(|text| address("metrics", text, loopback, 0)).transpose()
 }
 
 pub(crate) fn check_nqn(field: &str, nqn: &str) -> Result<(), Error> {

@@ -8,6 +8,7 @@ mod identity;
 mod namespace;
 mod notes;
 pub mod query;
+mod report;
 mod share;
 pub mod status;
 mod work;
@@ -15,7 +16,8 @@ mod work;
 pub use host::{Host, Standing};
 pub use identity::{Identity, Stranger};
 pub use namespace::{Namespace, NamespaceBacking, NamespaceDraft};
-pub use notes::{Notes, Traffic};
+pub use notes::{Connected, Notes, Traffic};
+pub use report::{PathReport, SourceReport};
 pub use share::{Shares, Wakers};
 pub use work::{Command, Outcome, Work, REST};
 

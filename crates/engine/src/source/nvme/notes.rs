@@ -4,7 +4,7 @@ use super::lock;
 use crate::clock;
 use forebay_model::record::{FabricEvent, FabricQueue};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -38,7 +38,11 @@ pub struct Traffic {
     pub ns_max: AtomicU64,
     /// By powers of two of a microsecond: commands that took longer than the one before, and no longer than this.
     buckets: [AtomicU64; BUCKETS],
+    connected: AtomicU32,
 }
+
+/// An I/O queue is connected as long as this lives.
+pub struct Connected(Arc<Traffic>);
 
 impl Default for Notes {
     fn default() -> Notes {
@@ -103,7 +107,25 @@ impl Notes {
     }
 }
 
+impl Connected {
+    pub fn new(traffic: &Arc<Traffic>) -> Connected {
+        traffic.connected.fetch_add(1, Ordering::Relaxed);
+        Connected(traffic.clone())
+    }
+}
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        self.0.connected.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl Traffic {
+    /// 1 while it is.
+    pub fn connected(&self) -> u32 {
+        self.connected.load(Ordering::Relaxed)
+    }
+
     /// Books how long a command took.
     pub fn took(&self, time: Duration) {
         let ns = time.as_nanos() as u64;

@@ -9,7 +9,7 @@ use crate::arena::Mem;
 use crate::clock;
 use crate::reactor::{Completion, Reactor};
 use crate::source::nvme::status::words;
-use crate::source::nvme::Traffic;
+use crate::source::nvme::{Connected as Up, Traffic};
 use forebay_nvme::command::{Cqe, Sqe};
 use forebay_nvme::fabrics::Connected;
 use forebay_nvme::host;
@@ -73,6 +73,7 @@ pub(super) struct Lane {
     refusals: u32,
     reports: Vec<Report>,
     pub traffic: Arc<Traffic>,
+    up: Option<Up>,
 }
 
 impl Lane {
@@ -95,6 +96,7 @@ impl Lane {
             refusals: 0,
             reports: Vec::new(),
             traffic,
+            up: None,
         }
     }
 
@@ -298,6 +300,7 @@ impl Lane {
             connection.set_in_capsule_max(self.in_capsule_max);
         }
         (self.phase, self.by) = (Phase::Live, None);
+        self.up = Some(Up::new(&self.traffic));
     }
 
     /// It doesn't work any more, and so neither does its association.
@@ -310,7 +313,7 @@ impl Lane {
         if let Some(connection) = &mut self.connection {
             connection.close(reactor);
             self.phase = Phase::Closing;
-            self.by = None;
+            (self.by, self.up) = (None, None);
         }
     }
 

@@ -23,7 +23,7 @@ pub use options::{Address, Options, Policy, Transport, PORT};
 pub use queue::NvmeTcpQueue;
 
 use super::draft::{Draft, Look};
-use super::nvme::{await_end, lock, Host, Namespace, NamespaceDraft};
+use super::nvme::{await_end, lock, Host, Namespace, NamespaceDraft, PathReport, SourceReport};
 use super::uri::{query, Examiner, Source, Text, Uri};
 use super::{Loan, MadeOf, QueueNeeds};
 use crate::arena::Arena;
@@ -34,7 +34,7 @@ use crate::queue::Queue;
 use crate::rdma::{Domains, Lent};
 use crate::reactor::Reactor;
 use connection::Way;
-use forebay_model::record::{FabricPath, FabricRan};
+use forebay_model::record::FabricRan;
 use forebay_model::Error;
 use forebay_nvme::auth::Credentials;
 use forebay_nvme::nqn;
@@ -177,19 +177,6 @@ impl Namespace for Remote {
     }
 }
 
-/// One path, for people.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PathReport {
-    pub address: String,
-    /// `live`, `connecting` or `lost`.
-    pub state: &'static str,
-    /// Why it isn't live.
-    pub why: Option<String>,
-    pub ana: Option<&'static str>,
-    /// Times that it came up again after the first.
-    pub reconnects: u32,
-}
-
 impl Remote {
     /// Connects to the namespace. `workers`: queues that will be opened at once, at most.
     ///
@@ -269,24 +256,21 @@ impl Remote {
     }
 
     pub fn paths(&self) -> Vec<PathReport> {
-        self.shared.paths.iter().map(Path::report).collect()
+        let paths = self.shared.paths.iter().enumerate();
+        paths.map(|(n, path)| PathReport { queues: self.connected(n), ..path.report() }).collect()
     }
 
     /// All of it, for a record.
     pub fn report(&self) -> FabricRan {
         let options = self.options();
-        let path = |p: PathReport| FabricPath {
-            state: [Some(p.state), p.ana, p.why.as_deref()]
-                .into_iter()
-                .flatten()
-                .collect::<Vec<_>>()
-                .join(", "),
-            address: p.address,
-            reconnects: p.reconnects,
-        };
-        let paths = self.paths().into_iter().map(path).collect();
+        let paths = self.paths().into_iter().map(PathReport::ended).collect();
         let (header_digest, data_digest) = (options.header_digest, options.data_digest);
         FabricRan { header_digest, data_digest, ..self.report_on(paths) }
+    }
+
+    /// The same while it is in use.
+    pub fn now(&self) -> SourceReport {
+        SourceReport::new(self.report(), self.paths())
     }
 
     /// Opens a worker's share of the I/O queues, on the worker's thread.
@@ -315,7 +299,8 @@ impl Path {
             State::Lost(why) => (Some(why.clone()), None),
         };
         let reconnects = self.connects.load(Ordering::Relaxed).saturating_sub(1);
-        PathReport { address: self.address.to_string(), state: state.name(), why, ana, reconnects }
+        let address = self.address.to_string();
+        PathReport { address, state: state.name(), why, ana, reconnects, ..PathReport::default() }
     }
 }
 

@@ -8,7 +8,7 @@ use super::uring::{self, Interrupt};
 use super::wire::REGION_BAR0;
 use crate::clock;
 use crate::reactor::{Completion, Glance, Reactor};
-use crate::source::nvme::Traffic;
+use crate::source::nvme::{Connected, Traffic};
 use forebay_nvme::command::{Cqe, Sqe};
 use forebay_nvme::transport::pcie::host::{point, HostQueue, Rung};
 use forebay_nvme::transport::pcie::HostMemory;
@@ -89,6 +89,7 @@ pub(super) struct Lane {
     id: u32,
     pub qid: u16,
     pub traffic: Arc<Traffic>,
+    up: Option<Connected>,
     pub pair: Pair,
     sgl: bool,
     look: Arc<Look>,
@@ -126,6 +127,7 @@ impl Lane {
         let lane = Lane {
             id,
             qid,
+            up: Some(Connected::new(&traffic)),
             traffic,
             sgl,
             look,
@@ -310,7 +312,7 @@ impl Lane {
     /// Commands that are out; they are nobody's from now on.
     pub fn bury(&mut self, into: &mut Vec<u32>) {
         into.extend(self.out.iter_mut().map(|p| std::mem::replace(p, (NONE, None)).0).filter(|c| *c != NONE));
-        self.in_flight = 0;
+        (self.in_flight, self.up) = (0, None);
         self.look.on.store(false, Ordering::Relaxed);
         self.look.closed.store(true, Ordering::Relaxed);
     }

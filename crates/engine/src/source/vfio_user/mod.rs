@@ -27,7 +27,7 @@ pub use options::Options;
 pub use queue::VfioUserQueue;
 
 use super::draft::{Draft, Look};
-use super::nvme::{await_end, lock, Host, Namespace, NamespaceDraft, Standing};
+use super::nvme::{await_end, lock, Host, Namespace, NamespaceDraft, PathReport, SourceReport, Standing};
 use super::uri::{decode, query, Examiner, Source, Text, Uri};
 use super::{Loan, MadeOf, QueueNeeds};
 use crate::arena::Arena;
@@ -36,7 +36,7 @@ use crate::machine::finding::{Area, Check, State as Found};
 use crate::queue::Queue;
 use crate::reactor::Reactor;
 use care::State;
-use forebay_model::record::{FabricPath, FabricRan};
+use forebay_model::record::FabricRan;
 use forebay_model::Error;
 use forebay_nvme::host::ControllerInfo;
 use lane::Pair;
@@ -276,14 +276,27 @@ impl Drive {
         Ok(Box::new(VfioUserQueue::open(self.clone(), needs, reactor)?))
     }
 
+    /// Its only path, the socket.
+    fn path(&self) -> PathReport {
+        let (shared, state) = (&self.shared, self.shared.state());
+        PathReport {
+            address: shared.options.socket.display().to_string(),
+            state: state.name(),
+            why: state.why().map(Into::into),
+            ana: None,
+            reconnects: shared.connects.load(Ordering::Relaxed).saturating_sub(1),
+            queues: shared.host.connected(0),
+        }
+    }
+
     /// All of it, for a record.
     pub fn report(&self) -> FabricRan {
-        let shared = &self.shared;
-        let address = shared.options.socket.display().to_string();
-        let state = shared.state();
-        let words = [Some(state.name()), state.why()].into_iter().flatten().collect::<Vec<_>>();
-        let reconnects = shared.connects.load(Ordering::Relaxed).saturating_sub(1);
-        self.report_on(vec![FabricPath { address, state: words.join(", "), reconnects }])
+        self.report_on(vec![self.path().ended()])
+    }
+
+    /// The same while it is in use.
+    pub fn now(&self) -> SourceReport {
+        SourceReport::new(self.report(), vec![self.path()])
     }
 }
 

@@ -56,7 +56,7 @@ impl NvmeTcpQueue {
 
     pub(super) fn why_stranded(&self, lost: bool, waited: Duration) -> String {
         let paths = self.remote.paths();
-        let of = |p: &super::super::PathReport| match (&p.why, p.ana) {
+        let of = |p: &crate::source::nvme::PathReport| match (&p.why, p.ana) {
             (Some(why), _) => format!("{}: {why}", p.address),
             (None, Some(ana)) => format!("{}: {ana}", p.address),
             (None, None) => format!("{}: {}, without the namespace", p.address, p.state),
