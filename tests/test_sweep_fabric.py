@@ -92,12 +92,31 @@ def test_a_target_that_runs_elsewhere_is_read_and_left_alone(tmp_path: Path) -> 
     with Target(str(served), "--nqn", NQN) as target:
         place = f"tcp://{target.addresses[0]}/{NQN}"
         out = tmp_path / "r.jsonl"
-        ran = sweep("solidigm-remote", tmp_path, *SMALL, "--set", "io_size=1m", "--fabric", place, "-o", out)
+        asked = f"tcp://{target.addresses[0]}"
+        ran = sweep("solidigm-remote", tmp_path, *SMALL, "--set", "io_size=1m", "--fabric", asked, "-o", out)
         assert ran.returncode == 0, ran.stderr
         assert {m["record"]["job"]["source"].split("?")[0] for m in lines(out) if m["record"]["job"]["label"] == "remote"} == {
             "nvme+" + place
         }
         assert target.process.poll() is None
+
+
+def test_what_a_target_elsewhere_offers_is_asked_where_no_subsystem_is_named(tmp_path: Path) -> None:
+    from serve_support import NQN, Target, toml
+
+    other = f'[[subsystems]]\nnqn = "{NQN}-2"\nallow_any_host = true'
+    file = toml(tmp_path / "serve.toml", [f'source = "nil:?size=1m"\n{other}', 'source = "nil:?size=1m"'])
+    with Target(file) as target:
+        place = f"tcp://{target.addresses[0]}"
+        with pytest.raises(fabric.RequestError) as several:
+            fabric.offered(place)
+        assert "offers 2 subsystems" in several.value.found
+        assert several.value.next == f"--fabric {place}/{NQN} or --fabric {place}/{NQN}-2"
+        assert fabric.offered(f"nvme+{place}/{NQN}-2") == f"nvme+{place}/{NQN}-2", "one that is named isn't asked for"
+    with Target("nil:?size=1m", "--nqn", NQN, "--allow", f"{NQN}-somebody") as target:
+        with pytest.raises(fabric.RequestError) as none:
+            fabric.offered(f"tcp://{target.addresses[0]}")
+        assert "offers no subsystem over TCP to this host, nqn." in none.value.found and "--allow NQN" in none.value.next
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2")
@@ -143,7 +162,7 @@ def test_a_link_is_shaped_where_the_kernel_can_and_else_says_how() -> None:
         (["solidigm-remote", "nil:"], "a file or a device"),
         (["solidigm-remote", "missing.dat"], "a folder, in which a file is created"),
         (["solidigm-gds", "a", "--netns"], "starts no target"),
-        (["solidigm-remote", "a", "--fabric", "host"], "is not tcp://HOST:PORT/NQN"),
+        (["solidigm-remote", "a", "--fabric", "host"], "is not tcp://HOST[:PORT][/NQN]"),
         (["solidigm-remote", "a", "--fabric", "tcp://h:1/nqn.x:y", "--netns"], "only one of them"),
         (["solidigm-remote", "a", "--link-delay", "30us"], "--link-delay with --netns"),
         (["solidigm-remote", "a", "--netns", "--link-delay", "soon"], "is not a value that tc accepts"),

@@ -62,7 +62,7 @@ Examples:
 @click.option(
     "--pair", "pairs", multiple=True, metavar="GPU=SOURCE", help="A GPU and the source that feeds it."
 )
-@click.option("--fabric", "elsewhere", metavar="tcp://HOST:PORT/NQN", help="Use a running target, e.g. on another machine.")
+@click.option("--fabric", "elsewhere", metavar="tcp://HOST[:PORT][/NQN]", help="Use a running target, e.g. on another machine.")
 @click.option("--netns", is_flag=True, help="Run the target in a network namespace, behind a veth pair (root).")
 @click.option("--link-delay", "delay", metavar="TIME", help="Delay of that link, set by tc netem, e.g. 30us.")
 @click.option("--link-rate", "rate", metavar="RATE", help="Rate of that link, set by tc netem, e.g. 25gbit.")

@@ -34,6 +34,8 @@ NEEDS = ("target", "gateway")
 NQN = "nqn.2026-01.io.forebay:sweep"
 FILE = "forebay-fabric.dat"
 ELSE = "a folder, in which a file is created"
+# A target elsewhere, of which only the address is given.
+ANY = re.compile(r"tcp://([^/?\s]+)/?")
 # A gateway's drive, with so many of the target's queues behind it.
 DRIVE = re.compile(r"\{gateway(?::([1-9]\d{0,3}))?\}")
 # Where it isn't said.
@@ -48,8 +50,8 @@ LINKS = 1 << 14
 
 @dataclass(frozen=True)
 class Link:
-    """`elsewhere`: the URI of a target that runs already. `netns`: the target lives in a network namespace; `delay` and
-    `rate` are tc's words for what its link shall be."""
+    """`elsewhere`: the URI of a target that runs already, or `tcp://HOST`, where it says what it has. `netns`: the target
+    lives in a network namespace; `delay` and `rate` are tc's words for what its link shall be."""
 
     elsewhere: str | None = None
     netns: bool = False
@@ -78,12 +80,36 @@ class Link:
 
 
 def parse_elsewhere(text: str) -> str:
-    """`tcp://HOST:PORT/NQN`, or the URI of the namespace itself."""
+    """`tcp://HOST:PORT/NQN` as the URI of the namespace; `tcp://HOST:PORT` as it is: what is there is asked later."""
+    if ANY.fullmatch(text):
+        return text
     uri = "nvme+" + text if text.startswith("tcp://") else text
     if not re.fullmatch(r"nvme\+tcp://[^/?]+/nqn\.[^?\s]+", uri):
-        like = "--fabric tcp://192.0.2.7:4420/nqn.2026-01.io.example:big"
-        raise RequestError(f"--fabric {text}", "is not tcp://HOST:PORT/NQN", like)
+        like = "--fabric tcp://192.0.2.7, or --fabric tcp://192.0.2.7:4420/nqn.2026-01.io.example:big"
+        raise RequestError(f"--fabric {text}", "is not tcp://HOST[:PORT][/NQN]", like)
     return uri
+
+
+def offered(place: str) -> str:
+    """The URI of the only subsystem that a target offers; `place` itself where it names one."""
+    from forebay.discover import discover
+
+    if not (host := ANY.fullmatch(place)):
+        return place
+    found = discover(host[1])
+    uris: dict[str, str] = {}
+    for record in found["records"]:
+        uri = record["uri"] or ""
+        # One that has several addresses is read at the one that was asked.
+        if uri.startswith("nvme+tcp://") and (record["subnqn"] not in uris or f"//{found['address']}/" in uri):
+            uris[record["subnqn"]] = uri
+    if not uris:
+        said = f"{found['address']} offers no subsystem over TCP to this host, {found['host_nqn']}"
+        raise RequestError(f"--fabric {place}", said, "allow that NQN at the target: forebay serve --allow NQN")
+    if len(uris) > 1:
+        typed = " or ".join("--fabric " + uri.removeprefix("nvme+") for uri in uris.values())
+        raise RequestError(f"--fabric {place}", f"{found['address']} offers {len(uris)} subsystems", typed)
+    return next(iter(uris.values()))
 
 
 def local_source(given: Sequence[str], needs: Sequence[str], name: str) -> str:
@@ -175,7 +201,8 @@ class Fabric:
     def _start(self) -> None:
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="forebay-sweep-")))
         if self.link.elsewhere:
-            self.places[TARGET] = self.link.elsewhere
+            self.places[TARGET] = place = offered(self.link.elsewhere)
+            self.say(f"target    {place}")
             self._file()
         else:
             self.places[TARGET] = self._target()
