@@ -114,6 +114,9 @@ pub struct Failure {
     pub status: Option<Status>,
 }
 
+/// Stands in what is said where a subsystem isn't for this host.
+pub const NOT_LET_IN: &str = "does not let the host";
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureKind {
     /// A permanent refusal by the controller.

@@ -4,7 +4,7 @@
 mod text;
 
 use super::admin::{expect_success, spelled, Asked};
-use super::{Data, Event, Failure, Options, Session};
+use super::{Data, Event, Failure, Options, Session, NOT_LET_IN};
 use crate::command::{admin, Cqe, Sqe};
 use crate::fabrics::{
     cattr, css, Cap, Cc, Connect, ConnectData, Connected, Csts, InvalidParameter, Property, PropertyGet,
@@ -297,7 +297,7 @@ impl Session {
         let Options { host_nqn, subsystem_nqn, .. } = &self.options;
         let found = match status.code {
             Code::CONNECT_INVALID_HOST => {
-                format!("{subsystem_nqn} does not let the host {host_nqn} in: {}", spelled(status))
+                format!("{subsystem_nqn} {NOT_LET_IN} {host_nqn} in: {}", spelled(status))
             }
             Code::CONNECT_INVALID_PARAMETERS => {
                 let what =

@@ -60,7 +60,8 @@ impl Host {
     }
 
     /// Waits for the first of the `paths` that is up, and says how many I/O queues it grants. `wait` returns when one
-    /// has changed, at that time at the latest. Each path has a prefix for what is said of it.
+    /// has changed, at that time at the latest. Each path has a prefix for what is said of it; `next` says what to type,
+    /// by what was found.
     ///
     /// # Errors
     /// Each was tried and none is up, or none came up in time.
@@ -68,7 +69,7 @@ impl Host {
         &self,
         paths: impl Fn() -> Vec<(String, Standing)>,
         mut wait: impl FnMut(Instant),
-        next: &str,
+        next: impl Fn(&str) -> String,
     ) -> Result<u16, Error> {
         let until = clock::now() + OPEN_WITHIN;
         loop {
@@ -83,8 +84,9 @@ impl Host {
                     Standing::Failed(why) => prefix + &why,
                     Standing::Up(_) | Standing::Trying => prefix + "no answer yet",
                 };
-                let found: Vec<String> = paths.into_iter().map(said).collect();
-                return Err(Error::machine(self.name.clone(), found.join("; "), next));
+                let found = paths.into_iter().map(said).collect::<Vec<_>>().join("; ");
+                let next = next(&found);
+                return Err(Error::machine(self.name.clone(), found, next));
             }
             wait(until);
         }

@@ -37,6 +37,7 @@ use connection::Way;
 use forebay_model::record::FabricRan;
 use forebay_model::Error;
 use forebay_nvme::auth::Credentials;
+use forebay_nvme::host::NOT_LET_IN;
 use forebay_nvme::nqn;
 use path::{Path, State};
 use serde_json::json;
@@ -332,6 +333,13 @@ impl Shared {
             Transport::Rdma => "forebay doctor".into(),
         };
         let wait = |until| seen = path::wait_for(&self.changes, seen, until);
-        self.host.first(paths, wait, &format!("{look}, and look at the target's log"))
+        let next = |found: &str| match found.contains(NOT_LET_IN) {
+            true => format!(
+                "forebay serve --allow {}, or allow it at another target; or hostnqn=NQN in the URI",
+                self.host_nqn
+            ),
+            false => format!("{look}, and look at the target's log"),
+        };
+        self.host.first(paths, wait, next)
     }
 }

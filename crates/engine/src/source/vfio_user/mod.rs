@@ -409,7 +409,7 @@ impl Shared {
         let tried = || !matches!(self.state().standing(), Standing::Trying);
         let wait = |until| _ = self.wait_until(tried, until);
         let next = format!("ls -l {}, and look at the gateway's log", self.options.socket.display());
-        self.host.first(|| vec![(String::new(), self.state().standing())], wait, &next)
+        self.host.first(|| vec![(String::new(), self.state().standing())], wait, |_| next.clone())
     }
 }
 
