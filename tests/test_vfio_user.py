@@ -3,12 +3,15 @@ and with what to type."""
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import socket
 import time
 
 import pytest
 import snap_support
+from serve_support import NQN, Target, document
 
 
 def test_nobody_there_is_said_with_its_name(forebay, tmp_path):
@@ -59,6 +62,28 @@ def test_gdsio_reads_and_writes_it_as_it_does_a_file(forebay, tmp_path):
         assert written.returncode == 0 and "Verifying data" in written.stdout, written.stderr
     after = content.read_bytes()
     assert all(after[at : at + 4096] != before[at : at + 4096] for at in range(0, len(before), 4096))
+
+
+def test_a_backend_that_stalls_is_told_by_the_time_out_and_the_drive_works_again(forebay, tmp_path):
+    """The gateway answers, and the target behind it doesn't: a read fails by `io_timeout`, after which the drive is reset."""
+    flags = ["--io-size", "64k", "--passes", "1", "--json", "-q"]
+
+    def works() -> bool:
+        result = document(forebay("bench", uri, *flags))["result"]
+        return result["bytes"] == 1 << 20 and result["errors"]["failed"] == 0
+
+    with Target("nil:?size=1m", "--nqn", NQN) as below, snap_support.drive(tmp_path, below.uri()) as uri:
+        assert works()
+        below.process.send_signal(signal.SIGSTOP)
+        try:
+            stalled = forebay("bench", f"{uri}?io_timeout=0.1&fast_io_fail_tmo=0", *flags, cwd=tmp_path)
+        finally:
+            below.process.send_signal(signal.SIGCONT)
+        assert stalled.returncode == 4, stalled.stderr
+        assert "no drive for 0.0 s (fast_io_fail_tmo): a command took longer than 0.1 s (io_timeout)" in stalled.stderr
+        events = [event["text"] for event in json.loads(stalled.stdout)["path"]["fabric"][0]["events"]]
+        assert "a command took longer than 0.1 s (io_timeout)" in events
+        assert works()
 
 
 @pytest.mark.parametrize(
