@@ -181,13 +181,30 @@ def test_without_a_size_as_much_is_read_as_file_and_buffer_hold(path: Path) -> N
         (object(), "neither a buffer"),
         ("text", "neither a buffer"),
         (None, "neither a buffer"),
+        (np.array([1, None, "x"], object), "its dtype object holds Python objects"),
+        (memoryview(np.zeros(3, object)), "its dtype O holds Python objects"),
+        (np.zeros(2, [("n", "i4"), ("inner", [("x", "O")])]), r"its dtype .*'x', 'O'.* holds Python objects"),
+        ((ctypes.py_object * 2)(), "its dtype <O holds Python objects"),
     ],
-    ids=["bytes", "broadcast", "strided", "transposed", "object", "str", "none"],
+    ids=["bytes", "broadcast", "strided", "transposed", "object", "str", "none", "objects", "view", "fields", "ctypes"],
 )
 def test_what_cannot_be_filled_is_refused_with_the_reason(path: Path, buffer: object, reason: str) -> None:
     with forebay.open(path) as file, pytest.raises(RequestError, match=reason) as caught:
         file.read_into(buffer, 0, 5)
     assert caught.value.next
+
+
+def test_python_objects_are_refused_wherever_a_buffer_is_given_and_a_field_called_so_is_none(path: Path) -> None:
+    objects = np.array([1, None, "x"], object)
+    with forebay.open(path) as file:
+        for read in [lambda: file.gather([0], 24, objects), lambda: file.read_at([0], 24, objects)]:
+            with pytest.raises(RequestError, match="its dtype object"):
+                read()
+        with pytest.raises(RequestError, match="its dtype object"):
+            forebay.read_files([path], [objects])
+        assert objects.tolist() == [1, None, "x"]
+        fields = np.zeros(2, [("O", "i4"), ("NO", "f8")])
+        assert file.read_into(fields) == fields.nbytes and fields.tobytes() == CONTENT[: fields.nbytes]
 
 
 def test_ranges_that_do_not_fit_are_refused(path: Path) -> None:

@@ -7,6 +7,7 @@ No framework is imported: the object itself says where its memory is.
 from __future__ import annotations
 
 import ctypes
+import re
 import sys
 from dataclasses import dataclass
 from math import prod
@@ -21,6 +22,10 @@ CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 READ_ONLY, IS_COPIED = 1, 2
 # As `stream`: don't wait for anybody.
 AT_ONCE = -1
+# A field's name in a buffer's format, which may be any text without a colon.
+FIELD_NAME = re.compile(r":[^:]*:")
+# DLDataTypeCode kDLOpaqueHandle.
+OPAQUE = 3
 
 
 @dataclass(frozen=True)
@@ -92,11 +97,18 @@ def refused(buffer: object, found: str, next: str) -> RequestError:
     return RequestError(f"read into {kind.__module__}.{kind.__qualname__}", found, next)
 
 
+def holds_objects(buffer: object, dtype: str) -> RequestError:
+    """Bytes of a file in the place of references crash the interpreter when it follows them."""
+    return refused(buffer, f"its dtype {dtype} holds Python objects", "an array of numbers or bytes: dtype=numpy.uint8")
+
+
 def of_host(buffer: object, view: memoryview) -> Memory:
     if view.readonly:
         raise refused(buffer, "it is read-only", "a bytearray, or an array that may be written to")
     if not view.c_contiguous:
         raise refused(buffer, "it is not contiguous", "numpy.ascontiguousarray of it")
+    if "O" in FIELD_NAME.sub("", view.format):
+        raise holds_objects(buffer, str(getattr(buffer, "dtype", view.format)))
     if view.nbytes == 0:
         return Memory(None, 0, 0, view)
     # The only way to a view's address without an extension; it holds the buffer as well.
@@ -109,7 +121,7 @@ def of_interface(buffer: object, interface: Any) -> Memory:
     try:
         address, read_only = interface["data"]
         shape = tuple(int(n) for n in interface["shape"])
-        item_bytes = int(interface["typestr"][2:])
+        kind, item_bytes = interface["typestr"][1:2], int(interface["typestr"][2:])
         strides = interface.get("strides")
         stream = interface.get("stream")
         address = int(address or 0)
@@ -118,6 +130,8 @@ def of_interface(buffer: object, interface: Any) -> Memory:
         raise refused(
             buffer, f"its __cuda_array_interface__ is malformed: {error!r}", "report this to the library's maintainers"
         ) from None
+    if kind == "O":
+        raise holds_objects(buffer, interface["typestr"])
     if interface.get("mask") is not None:
         raise refused(buffer, "it is masked", "the array without its mask")
     if read_only:
@@ -159,6 +173,8 @@ def of_dlpack(buffer: Any) -> Memory:
     if not 0 <= tensor.ndim <= NDIM_MAX or (tensor.ndim and not tensor.shape):
         raise refused(buffer, f"its DLPack has {tensor.ndim} dimensions", "report this to the library's maintainers")
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
+    if tensor.code == OPAQUE:
+        raise refused(buffer, "its elements are opaque handles", "a tensor of numbers")
     item_bits = tensor.bits * tensor.lanes
     if item_bits % 8:
         raise refused(buffer, f"its elements have {item_bits} bits", "its bytes, as uint8")
