@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from forebay import pipes
 from forebay.buffers import memory_of
 from forebay.errors import RequestError
 from forebay.flags import _integer
@@ -52,6 +53,8 @@ def spec_of(files: tuple[str, ...], gpu: str | None, path: str, workers: str | N
     """The flags as ChecksumSpec's fields; RequestError names a flag that doesn't fit."""
     if path not in ("auto", "bounce", "host"):
         raise RequestError(f"--path {path}", "is not one of auto, bounce and host", "--path auto")
+    for file in files:
+        pipes.refuse_to_read(file)
     spec: dict[str, Any] = {"files": list(files), "host": path == "host"}
     if gpu is not None or path == "bounce":
         spec["gpu"] = natural(gpu or "0", "--gpu")

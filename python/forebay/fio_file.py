@@ -6,7 +6,7 @@ import os
 import re
 from dataclasses import dataclass
 
-from forebay import fio_values
+from forebay import fio_values, pipes
 from forebay.errors import RequestError
 
 FILE_BYTES_MAX = 1 << 20
@@ -23,6 +23,7 @@ class Section:
 
 def sections(path: str) -> list[Section]:
     """The sections of the job file at `path`. Raises RequestError; reads at most 1 MiB."""
+    pipes.refuse_to_read(path)
     try:
         with open(path, "rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)

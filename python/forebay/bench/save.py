@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from forebay import pipes
 from forebay.errors import RequestError, RunError
 
 RUN, FILES, COMPARE, TUNE = "forebay.run", "forebay.files", "forebay.compare", "forebay.tune"
@@ -37,6 +38,7 @@ class Output:
         self.lines = self.path.endswith(".jsonl") if lines is None else lines
         self._target = Path(os.path.realpath(path))
         self._appended = 0
+        pipes.refuse_to_write(path, self.asked)
         target = self._target
         if target.is_dir():
             raise RequestError(self.asked, "is a directory", f"{flag} {target / 'run.json'}")
@@ -150,6 +152,7 @@ def write(path: str | Path, documents: list[dict[str, Any]]) -> None:
 def write_text(path: str | Path, text: str) -> None:
     """Text that is such a file's already, likewise."""
     asked, target = f"write {path}", Path(os.path.realpath(path))
+    pipes.refuse_to_write(path, asked)
     try:
         if target.exists() and not target.is_file():  # a pipe or a device: no renaming there
             target.write_text(text, encoding="utf-8")

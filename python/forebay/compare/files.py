@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from forebay import pipes
 from forebay import run as engine
 from forebay.errors import ForebayError, RequestError
 from forebay.metrics import Metric
@@ -112,6 +113,7 @@ def read_runs(path: str) -> Runs:
     Raises RequestError where the file can't be read or holds no record.
     """
     runs = Runs(path)
+    pipes.refuse_to_read(path)
     try:
         if Path(path).stat().st_size > FILE_BYTES_MAX:
             raise RequestError(path, "is larger than 2 GiB", "fewer records")

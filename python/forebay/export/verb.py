@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from forebay import pipes
 from forebay.errors import MachineError, RequestError, RunError
 
 EXAMPLES = """\b
@@ -40,6 +41,8 @@ def command(runs: tuple[str, ...], form: str | None, out: str | None, as_json: b
         raise RequestError("--parquet", "is a binary format, so it needs a file", "-o FILE.parquet")
     if as_json and out is not None:
         raise RequestError("--json -o", "the rows go to stdout", f"--json > {out}")
+    if out is not None:
+        pipes.refuse_to_write(out, f"-o {out}")
     entries = _entries(list(runs))
     if as_json:
         click.echo(_json(entries))

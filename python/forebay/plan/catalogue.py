@@ -11,6 +11,7 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
+from forebay import pipes
 from forebay.errors import RequestError
 from forebay.units import GIB
 
@@ -77,6 +78,7 @@ def load_toml(text: str, where: str, shown_in: str = "docs/plan.md") -> dict[str
 
 def read_text(path: str, what: str) -> str:
     """A small text file of the user's; RequestError where it can't be read."""
+    pipes.refuse_to_read(path, f"{what} {path}")
     try:
         with open(path, "rb") as file:
             data = file.read(FILE_BYTES_MAX * 64 + 1)

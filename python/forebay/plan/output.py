@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 
+from forebay import pipes
 from forebay.bench.save import place
 from forebay.errors import RequestError
 
@@ -25,6 +26,7 @@ def check(flag: str, path: str, kind: re.Pattern[bytes], inputs: tuple[str, ...]
     target = Path(path)
     if target.is_dir():
         raise RequestError(f"{flag} {path}", "is a folder", f"{flag} {target / 'NAME'}")
+    pipes.refuse_to_write(path, f"{flag} {path}")
     if not target.is_file():
         return
     if any(os.path.exists(one) and target.samefile(one) for one in inputs):

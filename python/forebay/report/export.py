@@ -7,6 +7,7 @@ import csv
 import io
 from pathlib import Path
 
+from forebay import pipes
 from forebay.bench import save
 from forebay.errors import RequestError
 from forebay.report.marks import Chart, Row
@@ -56,6 +57,7 @@ def write(charts: list[Chart], folder: str, force: bool) -> list[str]:
 
 
 def _keep_strangers(path: Path, chart: Chart, force: bool) -> None:
+    pipes.refuse_to_write(path, f"--csv {path.parent}")
     if force or not path.exists():
         return
     with path.open(encoding="utf-8", errors="replace", newline="") as file:

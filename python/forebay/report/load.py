@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from forebay import pipes
 from forebay.errors import RequestError
 from forebay.units import GIB
 
@@ -160,6 +161,7 @@ def _looks_like_lines(lines: list[str]) -> bool:
 
 
 def _read(path: str) -> str:
+    pipes.refuse_to_read(path)
     try:
         with open(path, "rb") as file:
             data = file.read(FILE_BYTES_MAX + 1) if os.path.getsize(path) <= FILE_BYTES_MAX else None

@@ -13,6 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forebay import pipes
 from forebay.errors import RequestError
 from forebay.report import (
     advice,
@@ -211,6 +212,7 @@ def refuse_strangers(output: str, inputs: list[str], force: bool) -> None:
     path = Path(output)
     if path.is_dir():
         raise RequestError(f"-o {output}", "is a folder", f"-o {path / 'report.html'}")
+    pipes.refuse_to_write(path, f"-o {output}")
     if any(path.exists() and Path(p).exists() and path.samefile(p) for p in inputs):
         raise RequestError(f"-o {output}", "is one of the files to report on", "-o report.html")
     if path.exists() and not force and not _ours(path):

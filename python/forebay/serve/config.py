@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forebay import pipes
 from forebay.errors import RequestError
 from forebay.flags import _integer
 from forebay.units import parse_bytes
@@ -45,6 +46,7 @@ def asked(source: str, flags: dict[str, Any]) -> Asked:
 
 def read(path: Path) -> Asked:
     """The file's text. RequestError where it can't be read."""
+    pipes.refuse_to_read(path)
     try:
         with path.open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)

@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from forebay import pipes
 from forebay.errors import RequestError
 from forebay.flags import paths, set_field
 from forebay.sweep.fabric import NEEDS
@@ -76,6 +77,7 @@ def load(name: str) -> Sweep:
     known = presets()
     if name in known and not path.is_file():
         return parse(known[name], name, f"preset {name}")
+    pipes.refuse_to_read(path, f"sweep {name}")
     try:
         with path.open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from forebay import pipes
 from forebay.errors import RequestError, RunError
 from forebay.sweep.points import odd_field
 
@@ -119,6 +120,7 @@ class Results:
     """The open file, locked. Use as a context manager; a second sweep on the same file is refused."""
 
     def __init__(self, path: Path) -> None:
+        pipes.refuse_to_write(path, f"-o {path}")
         self.path = path
         # An empty file that is there is somebody's; one that we make and leave empty isn't.
         self._was_there = path.exists()

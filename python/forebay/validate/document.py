@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from forebay import pipes
 from forebay.errors import RequestError
 
 SCHEMA = "forebay.validation/1"
@@ -83,6 +84,7 @@ def note_fall(document: Document) -> None:
 def read(path: Path) -> Document:
     """A validation file. Raises RequestError for what is none."""
     asked = str(path)
+    pipes.refuse_to_read(path)
     try:
         if path.stat().st_size > READ_MAX:
             raise RequestError(
