@@ -108,3 +108,22 @@ def test_a_pipe_of_the_shell_is_read(said: Said, command: str) -> None:
     with piped(content) as name:
         code, out, err = said(*command.format(name).split())
     assert code == 0 and out, err
+
+
+@pytest.mark.parametrize("lines", [1, 3])
+def test_records_in_pipes_are_compared_as_those_in_files_are(said: Said, lines: int) -> None:
+    records = [fake_engine.record() for _ in range(lines)]
+    content = "".join(json.dumps(r) + "\n" for r in records) if lines > 1 else json.dumps(records[0], indent=1)
+    Path("runs.jsonl").write_text(content)
+    of_files = said("compare", "runs.jsonl", "runs.jsonl", "--json")
+    with piped(content.encode()) as a, piped(content.encode()) as b:
+        for files in (a, "runs.jsonl"), ("runs.jsonl", b):
+            code, out, err = said("compare", *files, "--json")
+            out, err = (text.replace(a, "runs.jsonl").replace(b, "runs.jsonl") for text in (out, err))
+            assert (code, out, err) == of_files and "None" not in err
+
+
+def test_a_pipe_without_a_record_is_refused_with_the_reason(said: Said) -> None:
+    with piped(b"no record\n") as name:
+        code, _, err = said("compare", name, "run.json")
+    assert code == 2 and "holds no record of a finished run" in err and "None" not in err

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import signal
 import sys
@@ -85,6 +86,22 @@ def test_a_damaged_line_is_named_kept_aside_and_run_again(
     assert code == 0 and "damaged" not in err
 
 
+@pytest.mark.parametrize(
+    "line", [{}, [1, 2], {"schema": "forebay.run/99"}, {"schema": "forebay.point/1", "key": "k", "point": {}}], ids=str
+)
+def test_a_line_that_is_no_point_is_put_aside_whatever_spaces_the_other_lines_have(
+    machine: FakeMachine, sweep: Path, capsys: Any, line: Any
+) -> None:
+    """As after `jq -c` or a script of the user's: JSON, in another form."""
+    typed(capsys, "sweep", sweep, "/x", "-o", "o")
+    lines = [json.loads(each) for each in Path("o").read_bytes().splitlines()]
+    machine.jobs = []
+    Path("o").write_text("".join(json.dumps(each) + "\n" for each in [*lines[:3], line, *lines[4:]]))
+    code, _, err = typed(capsys, "sweep", sweep, "/x", "-o", "o")
+    assert code == 0 and ran(machine) == [("host", 64)] and "o:4 is" in err and "kept in o.damaged" in err
+    assert json.loads(Path("o.damaged").read_text()) == line
+
+
 def test_a_write_torn_at_any_byte_loses_at_most_its_own_point(
     machine: FakeMachine, sweep: Path, capsys: Any
 ) -> None:
@@ -147,7 +164,7 @@ def test_results_of_other_sources_do_not_count(machine: FakeMachine, sweep: Path
     assert code == 0 and len(machine.jobs) == 6
 
 
-@pytest.mark.parametrize("content", [b"my thesis\n", b'{"schema": "forebay.run/1"}\n', b"\x00" * 100])
+@pytest.mark.parametrize("content", [b"my thesis\n", b'{"schema": "forebay.run/1"}\n', b"\x00" * 100, b"{}\n[1, 2]\n"])
 def test_a_file_that_is_not_ours_is_left_alone(
     machine: FakeMachine, sweep: Path, capsys: Any, content: bytes
 ) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import os
+import stat
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from forebay import pipes
 from forebay import run as engine
@@ -20,6 +23,7 @@ from forebay.units import GIB
 
 FILE_BYTES_MAX = 2 * GIB
 LINE_BYTES_MAX = 64 << 20
+PIPE_BYTES_MAX = 256 << 20
 RECORD = "forebay.run/"
 POINT = "forebay.point/1"
 # What a record's job derives or what names a thing, rather than describes the work.
@@ -121,7 +125,7 @@ def read_runs(path: str) -> Runs:
             _take(runs, place, value)
     except OSError as error:
         raise RequestError(
-            path, f"can't be read: {error.strerror}", "a file written by forebay bench --json or forebay sweep"
+            path, f"can't be read: {error.strerror or error}", "a file written by forebay bench --json or forebay sweep"
         ) from error
     if not runs.works:
         found = "holds no record of a finished run" + "".join(f"; {s.lstrip(': ')}" for s in runs.skipped[:3])
@@ -132,10 +136,11 @@ def read_runs(path: str) -> Runs:
 
 def _documents(path: Path) -> Iterator[tuple[str, Any]]:
     """(":line", document) of each line; of a file that is one document over many lines, that one."""
-    with path.open("rb") as file:
+    with _seekable(path) as file:
         first = file.readline(LINE_BYTES_MAX)
+        is_short = file.seek(0, os.SEEK_END) <= LINE_BYTES_MAX
         file.seek(0)
-        if _loads(first) is None and path.stat().st_size <= LINE_BYTES_MAX:
+        if _loads(first) is None and is_short:
             whole = _loads(file.read(LINE_BYTES_MAX))
             if whole is not None:
                 yield "", whole
@@ -146,6 +151,18 @@ def _documents(path: Path) -> Iterator[tuple[str, Any]]:
             number += 1
             if raw.strip():
                 yield f":{number}", _loads(raw) if len(raw) <= LINE_BYTES_MAX else None
+
+
+def _seekable(path: Path) -> IO[bytes]:
+    """The open file; of a pipe or a device, what can be read from it once."""
+    file = path.open("rb")
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    with file:
+        data = file.read(PIPE_BYTES_MAX + 1)
+    if len(data) > PIPE_BYTES_MAX:
+        raise RequestError(str(path), "is a pipe or a device with more than 256 MiB", "a file")
+    return io.BytesIO(data)
 
 
 def _loads(raw: bytes) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,8 @@ from forebay.sweep.points import odd_field
 HEADER = "forebay.sweep/1"
 POINT = "forebay.point/1"
 LINE_BYTES_MAX = 64 << 20
+# How a line of ours begins, also where another program wrote it anew, with its own spaces.
+_OURS = re.compile(rb'\s*\{\s*"schema"\s*:\s*"forebay\.(?:sweep|point)/')
 
 
 @dataclass
@@ -99,14 +102,13 @@ def read(path: Path) -> Contents:
 
 
 def _sort_in(contents: Contents, number: int, raw: bytes) -> None:
-    contents.ours = contents.ours or raw.startswith(
-        (b'{"schema":"forebay.sweep/', b'{"schema":"forebay.point/')
-    )
+    contents.ours = contents.ours or _OURS.match(raw) is not None
     try:
         line = read_line(raw)
     except ValueError as error:
         contents.damaged.append((number, str(error)))
         return
+    contents.ours = True
     (contents.headers if line["schema"] == HEADER else contents.lines).append(line)
 
 
