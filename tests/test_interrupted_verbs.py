@@ -135,6 +135,15 @@ def test_a_signal_while_modules_are_imported_ends_with_130_and_one_line(number: 
         assert done.returncode == 130 and told, f"{delay}: {done.returncode}\n{done.stderr}"
 
 
+def test_what_listens_first_is_loaded_already() -> None:
+    program = (
+        "import sys; before = set(sys.modules); import forebay.early; forebay.early.listen()\n"
+        "print(*sorted(set(sys.modules) - before))"
+    )
+    done = processes.run([sys.executable, "-c", program])
+    assert done.stdout.split() == ["forebay", "forebay.early"], done.stderr
+
+
 def test_the_installed_command_listens_before_it_imports_anything() -> None:
     program = (
         "import os, signal, sys, forebay.early as early\n"

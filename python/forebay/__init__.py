@@ -1,7 +1,7 @@
 """Forebay feeds GPUs from storage, proves how well it does, and says what to change when it doesn't."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING
+# `typing` would take longer than all that is here, before the command line takes signals (forebay.early).
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from forebay import safetensors
@@ -18,6 +18,8 @@ def __getattr__(name: str) -> object:
     """Loaded when used, so that the command line starts at once."""
     if name == "__version__":
         return _version()
+    from importlib import import_module
+
     if name == "safetensors":
         return import_module("forebay.safetensors")
     if name in __all__:

@@ -1,12 +1,11 @@
 """Signals while the command is still being loaded: it ends with 130 and one line, as it does later on.
 
-Imported before anything else by whoever is the program; `cli.main` puts its own handlers in place of these.
+Imported before anything else by whoever is the program; `cli.main` puts its own handlers in place of these. It imports
+only what the interpreter has loaded by itself: `signal` brings `enum`, and a signal in the meantime would be a traceback.
 """
 
-from __future__ import annotations
-
+import _signal  # type: ignore[import-not-found]  # what `signal` wraps
 import os
-import signal
 import sys
 
 INTERRUPTED = 130
@@ -23,9 +22,9 @@ def _end(number: int, frame: object) -> None:
 
 def listen() -> None:
     """What the caller ignores stays ignored."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _end)
+    for number in (_signal.SIGINT, _signal.SIGTERM):
+        if _signal.getsignal(number) != _signal.SIG_IGN:
+            _signal.signal(number, _end)
 
 
 def main() -> None:
