@@ -212,6 +212,7 @@ def test_a_read_only_file_system_is_named_and_can_be_read(
     refused(run(*BENCH, place / "new", "--op", "write", "--file-size", "1m"), 2, "mounted read-only")
     done = run(*BENCH, file, "--op", "write", "--overwrite", file)
     refused(done, 2, "mounted read-only")
+    refused(run("files", place, "--files", "2", "--file-size", "4k"), 2, "is read-only", "findmnt -T")
     assert sorted(p.name for p in place.iterdir()) == ["f", "lost+found"]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import resource
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ import processes
 import pytest
 from forebay import cli
 from forebay.bench import save
+from forebay.errors import RequestError, RunError
 
 RUNS = [{"schema": "forebay.run/1", "id": str(n)} for n in range(3)]
 SWEEP = '{"schema": "forebay.sweep/1", "name": "night"}\n{"schema": "forebay.point/1", "key": "a"}\n'
@@ -153,5 +156,40 @@ def test_a_disk_that_takes_no_more_leaves_no_empty_csv(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (512, 512))
 
     done = processes.run([sys.executable, "-c", program], cwd=tmp_path, preexec_fn=full)
-    assert "RequestError" in done.stderr and "--csv" in done.stderr
+    assert "RunError" in done.stderr and "--csv" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "advice"),
+    [(errno.EACCES, RequestError, "can write"), (errno.EDQUOT, RunError, "df -h"), (errno.EIO, RunError, "dmesg")],
+)
+def test_a_wrong_place_is_told_from_a_disk_that_fails(number: int, kind: type, advice: str) -> None:
+    error = save.unwritable("-o x", OSError(number, os.strerror(number)), "folder")
+    assert type(error) is kind and os.strerror(number) in error.found and advice in error.next
+
+
+@pytest.mark.parametrize(
+    ("number", "expected", "advice"), [(errno.EROFS, 2, "where you can write"), (errno.ENOSPC, 4, "df -h")]
+)
+@pytest.mark.parametrize(
+    "command",
+    [
+        "report run.json --no-charts -o out",
+        "export run.json --csv -o out",
+        "man bench --out .",
+        "plan whatif --drive D7-PS1010 --page out",
+    ],
+)
+def test_the_same_fault_of_a_place_has_the_same_exit_code_on_every_verb(
+    typed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, number: int, expected: int, advice: str
+) -> None:
+    (tmp_path / "run.json").write_text(json.dumps(fake_engine.record()))
+
+    def fail(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    code, err, _ = typed(*command.split())
+    assert code == expected and f"can't be written ({os.strerror(number)})" in err and advice in err
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]

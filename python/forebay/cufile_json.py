@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forebay.errors import RequestError, RunError
+from forebay.bench.save import unwritable
+from forebay.errors import RequestError
 from forebay.gdsio import cufile
 
 Report = dict[str, Any]
@@ -107,11 +108,7 @@ def write(path: Path, text: str, overwrite: bool) -> None:
             f"--write-cufile-json {path}", "already exists", "--overwrite, or another name"
         ) from None
     except OSError as error:
-        raise RunError(
-            f"--write-cufile-json {path}",
-            f"can't be written: {error.strerror}",
-            "a location that you can write to",
-        ) from error
+        raise unwritable(f"--write-cufile-json {path}", error) from error
 
 
 def udev_commands(report: Report) -> list[str]:

@@ -58,7 +58,7 @@ def man(verb: str | None, out: str | None) -> int:
 
 def write_pages(folder: Path, verb: str | None = None) -> int:
     """All pages into a folder, or one verb's. They replace older ones, and are written through no link."""
-    from forebay.bench.save import place
+    from forebay.bench.save import place, unwritable
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -71,9 +71,7 @@ def write_pages(folder: Path, verb: str | None = None) -> int:
                 raise RequestError(f"--out {folder}", found, "another directory") from error
             click.echo(str(folder / name))
     except OSError as error:
-        raise RequestError(
-            f"--out {folder}", f"can't be written ({error.strerror})", "another directory"
-        ) from error
+        raise unwritable(f"--out {folder}", error, "directory") from error
     return 0
 
 

@@ -7,6 +7,7 @@ before the run, and again when the file is written.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay import pipes
-from forebay.errors import RequestError, RunError
+from forebay.errors import ForebayError, RequestError, RunError
 
 RUN, FILES, COMPARE, TUNE = "forebay.run", "forebay.files", "forebay.compare", "forebay.tune"
 # Which files of a directory are ours: its schema is called as that of `forebay files`.
@@ -26,6 +27,11 @@ LIST_OF_FILES = ".forebay.json"
 # No document of ours comes near; what is larger is somebody else's.
 DOCUMENT_BYTES_MAX = 512 << 20
 RESCUES_MAX = 100
+# What is wrong with a place whatever is written there, and known before: another place has to be named.
+_PLACE = {
+    errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG,
+    errno.ELOOP, errno.EBADF,
+}  # fmt: skip
 _OURS = re.compile(rb'^[\s\[]*\{\s*"schema"\s*:\s*"forebay\.')
 
 
@@ -122,6 +128,16 @@ class Output:
         return bool(found) and all(str(d.get("schema")).startswith(f"{self.kind}/") for d in found)
 
 
+def unwritable(asked: str, error: OSError, what: str = "file") -> ForebayError:
+    """Why it can't be written: a wrong place is a wrong request; a disk that is full, or breaks, is a failure midway."""
+    found = f"can't be written ({error.strerror or error})"
+    if error.errno in _PLACE:
+        return RequestError(asked, found, f"a {what} where you can write")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return RunError(asked, found, f"df -h; df -i; a {what} on another file system")
+    return RunError(asked, found, f"dmesg | tail; a {what} on another file system")
+
+
 def text_of(documents: list[dict[str, Any]]) -> str:
     return json.dumps(documents if len(documents) > 1 else documents[0], indent=1) + "\n"
 
@@ -162,7 +178,7 @@ def write_text(path: str | Path, text: str) -> None:
         found = "exists and isn't Forebay's, so it isn't overwritten"
         raise RequestError(asked, found, "another folder, or another file name") from None
     except OSError as error:
-        raise RequestError(asked, f"can't be written ({error.strerror})", "another folder, or another file name") from error
+        raise unwritable(asked, error) from error
 
 
 def _is_ours(path: Path) -> bool:

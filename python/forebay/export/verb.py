@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from forebay import pipes
-from forebay.errors import MachineError, RequestError, RunError
+from forebay.errors import MachineError, RequestError
 
 EXAMPLES = """\b
 Examples:
@@ -143,7 +143,7 @@ def _write(target: Path, made: bytes, form: str) -> None:
         found = f"exists and isn't a {form} export by Forebay, so it isn't overwritten"
         raise RequestError(asked, found, "another file name") from None
     except OSError as error:
-        raise RunError(asked, f"can't be written ({error.strerror})", "another place; df -h") from error
+        raise save.unwritable(asked, error) from error
 
 
 def _is_ours(path: Path, form: str) -> bool:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from forebay import pipes
-from forebay.bench.save import place
+from forebay.bench.save import place, unwritable
 from forebay.errors import RequestError
 
 # How the file of each kind begins, within its first bytes.
@@ -47,8 +47,7 @@ def write(flag: str, path: str, text: str, kind: re.Pattern[bytes], inputs: tupl
         else:
             place(target, text, lambda there: _is_of(there, kind))
     except OSError as error:
-        found = f"can't be written: {error.strerror}"
-        raise RequestError(f"{flag} {path}", found, "another place, or free space: df -h") from None
+        raise unwritable(f"{flag} {path}", error) from None
 
 
 def _is_of(target: Path, kind: re.Pattern[bytes]) -> bool:

@@ -50,9 +50,7 @@ def write(charts: list[Chart], folder: str, force: bool) -> list[str]:
             # Whole or not at all: what is there is an export of ours, or `force` says to replace it.
             save.place(where / file_name(chart), chart.csv.encode(errors="replace").decode(), lambda _: True)
     except OSError as error:
-        raise RequestError(
-            f"--csv {folder}", error.strerror or str(error), "a folder that you can write to"
-        ) from error
+        raise save.unwritable(f"--csv {folder}", error, "folder") from error
     return [str(where / file_name(chart)) for chart in charts]
 
 

@@ -7,13 +7,13 @@ and every CSV a data: link. Sliders, where they are asked for, bring one script,
 from __future__ import annotations
 
 import os
-import tempfile
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay import pipes
+from forebay.bench.save import place, unwritable
 from forebay.errors import RequestError
 from forebay.report import (
     advice,
@@ -223,20 +223,12 @@ def refuse_strangers(output: str, inputs: list[str], force: bool) -> None:
 
 def save(html: str, output: str) -> None:
     """Writes the page whole or not at all."""
-    path = Path(output)
+    # A name that isn't UTF-8, or half a character of a damaged record, is shown as a question mark.
+    made = html.encode(errors="replace")
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            # A name that isn't UTF-8, or half a character of a damaged record, is shown as a question mark.
-            with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
-                file.write(html)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        place(Path(os.path.realpath(output)), made, lambda _: True)
     except OSError as error:
-        raise RequestError(f"-o {output}", error.strerror or str(error), "-o in a folder that you can write to") from error
+        raise unwritable(f"-o {output}", error) from error
 
 
 def _ours(path: Path) -> bool:

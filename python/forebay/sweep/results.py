@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay import pipes
+from forebay.bench.save import unwritable
 from forebay.errors import RequestError, RunError
 from forebay.sweep.points import odd_field
 
@@ -148,9 +149,7 @@ class Results:
             try:
                 file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - lives as long as the sweep
             except OSError as error:
-                raise RequestError(
-                    f"-o {self.path}", f"can't be written: {error.strerror}", "-o in a folder that you can write to"
-                ) from error
+                raise unwritable(f"-o {self.path}", error) from error
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:

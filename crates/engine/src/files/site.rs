@@ -223,10 +223,10 @@ impl Site {
         match error.kind() {
             io::ErrorKind::AlreadyExists => Error::request(asked, "it exists already", "another --id"),
             io::ErrorKind::PermissionDenied => {
-                Error::machine(asked, "no permission", format!("chmod u+w {parent}"))
+                Error::request(asked, "no permission", format!("chmod u+w {parent}"))
             }
             io::ErrorKind::ReadOnlyFilesystem => {
-                Error::machine(asked, "the file system is read-only", format!("findmnt -T {parent}"))
+                Error::request(asked, "the file system is read-only", format!("findmnt -T {parent}"))
             }
             _ => {
                 Error::new(Kind::Machine, asked, error.to_string(), format!("df -h {parent}; df -i {parent}"))
