@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -250,3 +251,12 @@ def stream_handle(stream: Any) -> int:
         "it is not a CUDA stream",
         "a number, a stream of PyTorch, CuPy or Numba, or an object with __cuda_stream__",
     )
+
+
+def streams_before(memories: Iterable[Memory], stream: Any) -> list[tuple[int, int]]:
+    """(GPU, stream) pairs whose work so far must end before these memories are written."""
+    handle = None if stream is None else stream_handle(stream)
+    if handle == AT_ONCE:
+        return []
+    on_gpu = [m for m in memories if m.gpu is not None]
+    return sorted({(m.gpu, m.stream if handle is None else handle) for m in on_gpu if m.gpu is not None})

@@ -11,8 +11,9 @@ from math import prod
 from typing import Any
 
 from forebay.errors import RequestError
-from forebay.reader import File, Path, open
-from forebay.rows import check_row
+from forebay.names import Path, file_name
+from forebay.reader import File, open
+from forebay.rows import check_row, check_whole
 from forebay.tables import Table
 
 
@@ -40,8 +41,8 @@ class Rows:
         start: int = 0,
         device: Any = "cpu",
     ) -> None:
-        self.names = [os.fspath(names)] if isinstance(names, (str, os.PathLike)) else [os.fspath(n) for n in names]
-        self.shape = tuple(int(n) for n in shape)
+        self.names = [file_name(n) for n in ([names] if isinstance(names, (str, bytes, os.PathLike)) else names)]
+        self.shape = tuple(check_whole(n, "shape") for n in shape)
         self.dtype, self.device, self.path, self.start = dtype, device, path, start
         self._torch = is_torch(dtype)
         if not self._torch and str(device) != "cpu":
@@ -64,6 +65,8 @@ class Rows:
                 # How a sequence says that it has ended.
                 raise IndexError(f"row {number} of {len(self)}")
             return self.batch([number % len(self)])[0]
+        if not hasattr(rows, "__len__"):
+            raise TypeError(f"the index of Rows is an integer, a slice or a list or array of integers, not {type(rows).__name__}")
         return self.batch(rows)
 
     def __getitems__(self, rows: Sequence[int]) -> list[Any]:

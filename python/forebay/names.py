@@ -7,7 +7,7 @@ from typing import Union
 
 from forebay.errors import RequestError
 
-Path = Union[str, "os.PathLike[str]"]
+Path = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
 
 # Scheme → what the loader reads in its place.
 _INSTEAD = {
@@ -22,10 +22,18 @@ _INSTEAD = {
 
 
 def file_name(name: Path) -> str:
-    """The name as text. Raises RequestError for a URI, unless there is a file of that name."""
-    text = os.fspath(name)
+    """The name as text. Raises RequestError for what can't be a name, and for a URI unless there is a file of that name."""
+    try:
+        text = os.fsdecode(name)
+    except TypeError:
+        found = f"its name is of type {type(name).__name__}"
+        raise RequestError(f"open {str(name)[:80]}", found, "a path: a str, bytes or os.PathLike") from None
+    if "\0" in text:
+        raise RequestError(f"open {text!r}", "a name has no null character", "the name without it")
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise RequestError(f"open {ascii(os.fsencode(text))[1:]}", "its name isn't UTF-8", "a link to it: ln -s OLD NEW")
     # Most names have no colon, and are not looked at twice.
-    scheme, colon, rest = text.partition(":") if isinstance(text, str) else ("", "", "")
+    scheme, colon, rest = text.partition(":")
     if colon and (scheme in _INSTEAD or rest.startswith("//")) and not os.path.lexists(text):
         raise RequestError(
             f"open {text} to read",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
 from forebay import _core
-from forebay.buffers import AT_ONCE, Memory, memory_of, stream_handle
+from forebay.buffers import Memory, memory_of, stream_handle, streams_before
 from forebay.errors import ForebayError, RequestError
 from forebay.names import Path, file_name
 from forebay.rows import (
@@ -18,6 +18,7 @@ from forebay.rows import (
     check_row,
     check_rows,
     check_signs,
+    check_whole,
     integers,
     on_gpu,
     stream_of,
@@ -190,6 +191,8 @@ class File:
     def __init__(self, name: Path, path: str = "auto", direct: bool | None = None, *, once: bool = False) -> None:
         """`once`: it is read only once; `close` then releases it in the background, and `release` waits for that."""
         self.name = file_name(name)
+        if not isinstance(path, str):
+            raise RequestError(f"path={path!r:.80}", f"is of type {type(path).__name__}", 'path="auto"')
         self._path = path
         self._reader = _core.Reader(self.name, path, direct, once)
         self.last_report: Report | None = None
@@ -240,7 +243,11 @@ class File:
         """`read_ranges`, returning a Future instead of waiting."""
         asked: list[tuple[int, int, int | None, int]] = []
         memories: list[Memory] = []
-        for offset, size, buffer in ranges:
+        for number, one in enumerate(ranges):
+            try:
+                offset, size, buffer = one
+            except (TypeError, ValueError):
+                raise RequestError(f"ranges[{number}]", "isn't (offset, size, buffer)", "(0, 4096, buffer)") from None
             memory = memory_of(buffer)
             self._check_place(memory)
             asked.append((offset, self._fitting(memory, offset, size), memory.gpu, memory.address))
@@ -331,7 +338,7 @@ class File:
     def read_at_async(self, offsets: Any, size: int, buffer: Any, stream: Any = None) -> Future:
         """`read_at`, returning a Future instead of waiting."""
         begins = whole_numbers(offsets, "offsets")
-        if size < 0:
+        if check_whole(size, "size") < 0:
             raise RequestError(f"size={size}", "it is negative", "0 or more")
         return self._read_each(begins, 0, 1, size, buffer, stream)
 
@@ -368,7 +375,7 @@ class File:
             )
 
     def _fitting(self, memory: Memory, offset: int, size: int | None) -> int:
-        if offset < 0 or (size is not None and size < 0):
+        if check_whole(offset, "offset") < 0 or (size is not None and check_whole(size, "size") < 0):
             raise RequestError(f"offset={offset}, size={size}", "must not be negative", "0 or more")
         if size is None:
             return max(0, min(memory.bytes, self.size - offset)) if memory.bytes else 0
@@ -377,15 +384,6 @@ class File:
                 f"read {size} bytes of {self.name}", f"the buffer holds {memory.bytes}", "a larger buffer"
             )
         return size
-
-
-def streams_before(memories: Iterable[Memory], stream: Any) -> list[tuple[int, int]]:
-    """(GPU, stream) pairs whose work so far must end before these memories are written."""
-    handle = None if stream is None else stream_handle(stream)
-    if handle == AT_ONCE:
-        return []
-    on_gpu = [m for m in memories if m.gpu is not None]
-    return sorted({(m.gpu, m.stream if handle is None else handle) for m in on_gpu if m.gpu is not None})
 
 
 def read_files(
@@ -402,11 +400,13 @@ def read_files(
     `sizes`, where known, saves asking the system for them; a file of another size is an error. `stream` as for
     `File.read_async`. Raises RequestError where a buffer is too small or a file is missing.
     """
+    if isinstance(paths, (str, bytes, os.PathLike)):
+        raise RequestError(f"read_files({paths!r}, …)", "it is one path", f"a list of paths: [{paths!r}]")
     names = [file_name(p) for p in paths]
-    lengths = _core.sizes_of(names) if sizes is None else [int(n) for n in sizes]
+    lengths = _core.sizes_of(names) if sizes is None else [check_whole(n, "sizes") for n in sizes]
     if len(lengths) != len(names) or any(n < 0 for n in lengths):
         raise RequestError(f"read {len(names)} files", f"there are {len(lengths)} sizes", "one size for each")
-    if align < 1:
+    if check_whole(align, "align") < 1:
         raise RequestError(f"align={align}", "it must be 1 or more", "align=1")
     if isinstance(into, (list, tuple)):
         memories, offsets = own_buffers(names, lengths, into), [0] * len(names)
@@ -488,7 +488,7 @@ def open(
     stripe_bytes  for several files: stripe unit of the table, which is distributed over the files in turn.
                   None: the files' rows are concatenated
     """
-    if isinstance(name, (str, os.PathLike)):
+    if isinstance(name, (str, bytes, os.PathLike)) or not isinstance(name, Iterable):
         if stripe_bytes is not None:
             raise RequestError(f"stripe_bytes={stripe_bytes}", "there is one file", "a list of files")
         return File(name, path, direct)

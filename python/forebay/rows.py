@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any
 
 from forebay import _core
@@ -12,6 +13,17 @@ if TYPE_CHECKING:
     import numpy
 
 INTEGERS = "integers in one dimension: numpy.array([0, 1])"
+
+
+def check_whole(value: Any, what: str) -> int:
+    """The value as an integer that 64 bits hold. Raises RequestError naming the parameter."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise RequestError(f"{what}={value!r:.80}", f"is of type {type(value).__name__}", "a whole number") from None
+    if number >= 1 << 64:
+        raise RequestError(f"{what}={number}", "is beyond 64 bits", "a number inside the file")
+    return number
 
 
 def whole_numbers(values: Any, what: str) -> Any:
@@ -122,6 +134,8 @@ def stream_of(memory: Memory) -> int:
 
 
 def check_row(row_bytes: int, start: int) -> None:
+    check_whole(row_bytes, "row_bytes")
+    check_whole(start, "start")
     if row_bytes < 1 or start < 0:
         asked = f"row_bytes={row_bytes}, start={start}"
         raise RequestError(asked, "a row has at least one byte and starts within the file", "row_bytes=4096, start=0")

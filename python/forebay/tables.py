@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
 from forebay import _core
-from forebay.buffers import memory_of
+from forebay.buffers import memory_of, streams_before
 from forebay.errors import ForebayError, RequestError
-from forebay.reader import File, Future, Path, Report, streams_before
-from forebay.rows import check_inside, check_row, check_rows, whole_numbers
+from forebay.names import Path, file_name
+from forebay.reader import File, Future, Report
+from forebay.rows import check_inside, check_row, check_rows, check_whole, whole_numbers
 
 # In place of an offset: the row lies in another file.
 ELSEWHERE = 2**64 - 1
@@ -26,12 +26,12 @@ class Table:
         direct: bool | None = None,
         stripe_bytes: int | None = None,
     ) -> None:
-        self.names = [os.fspath(name) for name in names]
+        self.names = [file_name(name) for name in names]
         self.stripe_bytes = stripe_bytes
         self.last_report: Report | None = None
         if not self.names:
             raise RequestError("forebay.open([])", "there is no file in the list", "one file or more")
-        if stripe_bytes is not None and stripe_bytes < 1:
+        if stripe_bytes is not None and check_whole(stripe_bytes, "stripe_bytes") < 1:
             raise RequestError(f"stripe_bytes={stripe_bytes}", "it must be 1 or more", "stripe_bytes=65536")
         self.files: list[File] = []
         try:
