@@ -13,8 +13,34 @@ from typing import Any
 import processes
 import pytest
 from fio_support import one, read  # noqa: F401 - fixtures
-from forebay import fio, fio_keys
+from forebay import cli, fio, fio_keys
 from forebay.errors import RequestError
+
+
+def test_an_offset_by_share_is_of_the_file_that_is_there_whatever_the_size(read: Any, tmp_path: Path) -> None:
+    """`size` counts from there; `filesize` says what the share is of where the file isn't there yet."""
+    (tmp_path / "there").touch()
+    os.truncate(tmp_path / "there", 8 << 20)
+    (job,) = read(f"[a]\nrw=read\nbs=4k\nsize=1m\noffset=50%\nfilename={tmp_path}/there\n")
+    assert (job.job["start_bytes"], job.job["file_bytes"], job.unsupported) == (4 << 20, 5 << 20, ())
+
+
+@pytest.mark.parametrize(
+    ("settings", "flags", "words"),
+    [
+        ("bs=2g", (), "[j] bs=2g: must be 1 byte to 1 GiB\n  try: bs=1m"),
+        ("bs=4k", ("--io-size", "2g"), "[j] --io-size 2g: must be 1 byte to 1 GiB\n  try: --io-size 1m"),
+        ("numjobs=9999", (), "[j] numjobs=9999: must be 1 to 4096\n  try: numjobs=4"),
+        ("ioengine=libaio\niodepth=9999", (), "[j] iodepth=9999: must be 1 to 4096"),
+    ],
+)
+def test_the_engine_names_keys_of_the_job_file_and_flags_that_were_given(
+    tmp_path: Path, capsys: Any, settings: str, flags: tuple[str, ...], words: str
+) -> None:
+    (tmp_path / "j.fio").write_text(f"[j]\nfilename={tmp_path}/f\n{settings}\n")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["bench", "--fio", str(tmp_path / "j.fio"), *flags])
+    assert ended.value.code == 2 and words in capsys.readouterr().err
 
 
 def test_a_typical_file_becomes_one_job_per_section(read: Any) -> None:

@@ -30,7 +30,7 @@ class Data(Sides):
         count = self.number("nrfiles", 1)
         directory, filename = self.left.pop("directory", ""), self.left.pop("filename", "")
         name = re.sub(r"[/%]", "_", self.left.pop("name", self.name))
-        whole = self.whole(filename, directory, each, size, size_pct)
+        whole = self.whole(filename, directory, each)
         start = self.offset(self.left.pop("offset"), whole) if "offset" in self.left else None
         if threads < 1 or count < 1:
             raise self.wrong("numjobs" if threads < 1 else "nrfiles", "0", "must be at least 1", "numjobs=1")
@@ -95,9 +95,9 @@ class Data(Sides):
             return None
         return fio_values.bytes_there(sources[0].removeprefix("file:"))
 
-    def whole(self, filename: str, directory: str, each: int | None, size: int | None, size_pct: int | None) -> int | None:
+    def whole(self, filename: str, directory: str, each: int | None) -> int | None:
         """What shares are of: `filesize`, or the one file or device that is there. None where that isn't known."""
-        if each is not None or not filename or (size_pct is None and size is not None):
+        if each is not None or not filename:
             return each
         names = named_files(filename)
         return fio_values.bytes_there(os.path.join(directory, names[0])) if len(names) == 1 else None

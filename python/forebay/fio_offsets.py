@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-from forebay import fio_values
 from forebay.fio_settings import Settings
 from forebay.units import format_bytes
 
@@ -51,7 +50,10 @@ class Offsets(Settings):
             found = "gives reads and writes different ranges, which one job can't have"
             raise self.wrong(key, text, found, f"{key}={reads}")
         else:
-            least, dash, most = (writes if self.is_write() else reads).partition("-")
+            side = writes if self.is_write() else reads
+            least, dash, most = side.partition("-")
+            if not least or (dash and not most):
+                raise self.wrong(key, side, "is not a size", f"{key}={'4k-64k' if key == 'bsrange' else '4k'}")
             self.fields["io_bytes"] = self.size(key, least)
             if not self.fields["io_bytes"]:
                 raise self.wrong(key, text, "an I/O has at least 1 byte", f"{key}=4k")
@@ -150,7 +152,7 @@ class Offsets(Settings):
         """`io_size` and `number_ios`, which a time takes the place of, as in fio."""
         text, ios = self.left.pop("io_size", "0"), self.number("number_ios", 0)
         if text.endswith("%"):
-            self.leave_out("io_size", text, fio_values.NO_WHOLE)
+            self.leave_out("io_size", text, "it must be given in bytes")
             return
         most = self.size("io_size", text)
         if time_based or not (most or ios):

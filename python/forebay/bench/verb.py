@@ -129,10 +129,13 @@ def tasks_of(
                 "forebay bench FILE, a directory, stripe:…, nil: or model:NAME",
             )
         return [Task(job_from_flags(sources, options))]
+    from forebay import fio_wording
     from forebay.fio import jobs
 
     over = {k: v for k, v in job_from_flags(sources, options).items() if k != "sources" or v}
     found = jobs(fio, lenient)
+    for job in found:
+        fio_wording.check(job.name, {**job.job, **over}, over)
     for message in (message for job in found for message in job.messages()):
         click.echo(f"forebay: {fio} {message}", err=True)
     return [

@@ -1,0 +1,47 @@
+"""Names a job's fields in the engine's messages by the keys of fio's job files, except those that a flag has set."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from functools import cache
+from typing import Any
+
+from forebay import run as engine
+from forebay.errors import ForebayError, RequestError
+from forebay.flags import fields
+from forebay.spellings import SAME
+from forebay.wording import reworded
+
+# A field with its value, where it has one.
+_SETTING = re.compile(r"‹([a-z_]+)›(?: ([^\s,;:(-][^\s,;:]*))?")
+
+
+def check(section: str, job: dict[str, Any], flags: Collection[str] = ()) -> None:
+    """Raises RequestError for what can't be right on any machine. `flags`: the fields that were given as flags."""
+    try:
+        engine.check(job)
+    except RequestError as error:
+        raise in_fios_words(error, section, flags) from None
+
+
+def in_fios_words(error: ForebayError, section: str, flags: Collection[str] = ()) -> ForebayError:
+    def spoken(named: re.Match[str]) -> str:
+        field, value = named[1], named[2]
+        if field in flags or field not in _keys():
+            return f"--{_flag(field)}" + (f" {value}" if value else "")
+        return _keys()[field] + (f"={value}" if value else "")
+
+    told = reworded(error, lambda text: _SETTING.sub(spoken, text))
+    told.asked = f"[{section}] {told.asked}"
+    return told
+
+
+@cache
+def _keys() -> dict[str, str]:
+    """A field → fio's key of the same meaning."""
+    return {f.key: SAME[f.flag][0].removeprefix("--") for f in fields() if f.flag in SAME and f.flag != "gpu"}
+
+
+def _flag(field: str) -> str:
+    return next((f.flag for f in fields() if f.key == field), field)
