@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import fake_engine
+import forebay.run
+import processes
 import pytest
 from forebay import cli
 
@@ -127,3 +129,61 @@ def test_a_pipe_without_a_record_is_refused_with_the_reason(said: Said) -> None:
     with piped(b"no record\n") as name:
         code, _, err = said("compare", name, "run.json")
     assert code == 2 and "holds no record of a finished run" in err and "None" not in err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "bench nil: -o -",
+        "files . -o -",
+        "tune nil: -o -",
+        "sweep rows . -o -",
+        "plan whatif --drive D7-PS1010 --page -",
+        "doctor --write-cufile-json -",
+    ],
+)
+def test_a_dash_is_no_file_to_save_in(said: Said, tmp_path: Path, command: str) -> None:
+    code, out, err = said(*command.split())
+    assert code == 2 and not out and "-: stands for standard output" in err and "./- for a file of that name" in err
+    assert not (tmp_path / "-").exists()
+
+
+@pytest.mark.parametrize("output", ["-", "/dev/stdout", "/dev/fd/1"])
+def test_a_page_and_a_table_go_to_standard_output(said: Said, output: str) -> None:
+    code, out, err = said("report", "run.json", "--no-charts", "-o", output)
+    assert code == 0 and out.startswith("<!DOCTYPE html>") and out.rstrip().endswith("</html>") and "1 runs, no charts" in err
+    code, out, err = said("export", "run.json", "--csv", "-o", output)
+    assert code == 0 and out.startswith("id,started,") and len(out.splitlines()) == 2 and "1 runs" in err
+    code, _, err = said("report", "run.json", "-o", output, "--json")
+    assert code == 2 and "both go to standard output" in err
+
+
+def test_what_was_printed_before_a_record_stays_where_output_is_a_file(
+    said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `> log` and `3>> log` of a shell have it."""
+    monkeypatch.setattr(forebay.run, "run", lambda job, **_: fake_engine.record())
+    (tmp_path / "log").write_text("before\n")
+    descriptor = os.open(tmp_path / "log", os.O_WRONLY | os.O_APPEND)
+    code, out, err = said("bench", "nil:", "-o", f"/dev/fd/{descriptor}")
+    os.close(descriptor)
+    assert code == 0 and "moved" in out, err
+    before, line = (tmp_path / "log").read_text().splitlines()
+    assert before == "before" and json.loads(line)["schema"] == "forebay.run/1"
+    code, _, err = said("bench", "nil:", "-o", f"/dev/fd/{descriptor}")
+    assert code == 2 and "isn't open" in err
+
+
+@pytest.mark.parametrize("output", ["/dev/stdout", "/dev/null"])
+def test_a_sweep_is_continued_from_a_regular_file(said: Said, output: str) -> None:
+    code, out, err = said("sweep", "rows", ".", "-o", output)
+    assert code == 2 and not out and "isn't a regular file" in err
+
+
+@pytest.mark.parametrize("command", ["report - --no-charts --json", "export --csv -", "bench --dry-run --json --fio -"])
+def test_a_dash_is_standard_input(command: str, tmp_path: Path) -> None:
+    content = json.dumps(fake_engine.record())
+    (tmp_path / "run.json").write_text(content)
+    job = "[job]\nfilename=run.json\nrw=read\nbs=512\n"
+    done = processes.run([*processes.FOREBAY, *command.split()], cwd=tmp_path, said=job if "--fio" in command else content)
+    assert done.returncode == 0 and done.stdout, done.stderr

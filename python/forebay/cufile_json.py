@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forebay import pipes
 from forebay.bench.save import unwritable
 from forebay.errors import RequestError
 from forebay.gdsio import cufile
@@ -91,6 +92,7 @@ def render(report: Report, allow_compat: bool | None) -> str:
 
 def write(path: Path, text: str, overwrite: bool) -> None:
     """Makes the file whole or not at all. Raises RequestError where it is there and may not be written over."""
+    pipes.refuse_dash(path, f"--write-cufile-json {path}", "a file name")
     if path.is_dir():
         raise RequestError(f"--write-cufile-json {path}", "is a directory", "a file name")
     aside = path.with_name(f".{path.name}.{os.getpid()}")

@@ -23,6 +23,7 @@ class Section:
 
 def sections(path: str) -> list[Section]:
     """The sections of the job file at `path`. Raises RequestError; reads at most 1 MiB."""
+    path = pipes.readable(path)
     pipes.refuse_to_read(path)
     try:
         with open(path, "rb") as file:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import os
 import re
 import stat
+import sys
 from pathlib import Path
 
 from forebay.errors import RequestError
 
-_OPEN = re.compile(r"/dev/(?:stdin|stdout|stderr|fd/\d+)|/proc/self/fd/\d+")
+_OPEN = re.compile(r"/dev/(?:stdin|stdout|stderr|fd/(\d+))|/proc/self/fd/(\d+)")
+STANDARD = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
+STDIN, STDOUT = "/dev/stdin", "/dev/stdout"
 
 
 def is_fifo(path: str | Path) -> bool:
@@ -39,3 +42,33 @@ def refuse_to_write(path: str | Path, asked: str) -> None:
     if is_fifo(path):
         found = "is a FIFO, and to open it would wait until something reads from it"
         raise RequestError(asked, found, f"a file; or >(cat > {path}) in bash")
+
+
+def readable(path: str) -> str:
+    """`-` means standard input, as hands type it."""
+    return STDIN if path == "-" else path
+
+
+def refuse_dash(path: str | Path, asked: str, next: str) -> None:
+    """RequestError for `-` where a file is meant. `next`: how to get the same on standard output."""
+    if str(path) == "-":
+        found = "stands for standard output, and this is saved in a file"
+        raise RequestError(asked, found, f"{next}; or ./- for a file of that name")
+
+
+def descriptor_of(path: str | Path) -> int | None:
+    """Of a name of what the process has open: /dev/stdout, /dev/fd/N."""
+    name = os.path.normpath(path)
+    found = _OPEN.fullmatch(name)
+    if found is None:
+        return None
+    return STANDARD[name] if name in STANDARD else int(found[1] or found[2])
+
+
+def write(descriptor: int, content: bytes) -> None:
+    """To what is open: behind what has been printed there, and in place of nothing."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.flush()
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]

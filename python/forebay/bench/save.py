@@ -44,11 +44,18 @@ class Output:
         self.lines = self.path.endswith(".jsonl") if lines is None else lines
         self._target = Path(os.path.realpath(path))
         self._appended = 0
+        pipes.refuse_dash(path, self.asked, "--json for standard output")
         pipes.refuse_to_write(path, self.asked)
-        target = self._target
-        if target.is_dir():
+        self._descriptor = pipes.descriptor_of(path)
+        # What was written to a stream can't be replaced, so that it gets a line for each document, too.
+        self.lines = self.lines or self._descriptor is not None
+        target, self._was_there = self._target, False
+        if self._descriptor is not None:
+            self._refuse_closed()
+        elif target.is_dir():
             raise RequestError(self.asked, "is a directory", f"{flag} {target / 'run.json'}")
-        if target.is_file():
+        elif target.is_file():
+            self._was_there = True
             self._refuse_others()
             if not os.access(target, os.W_OK):
                 raise RequestError(self.asked, "can't be written (permission)", f"chmod u+w {path}")
@@ -58,7 +65,12 @@ class Output:
                 raise RequestError(self.asked, f"the directory {folder} doesn't exist", f"mkdir -p {folder}")
             if not os.access(folder, os.W_OK | os.X_OK):
                 raise RequestError(self.asked, f"the directory {folder} can't be written", "another directory")
-        self._was_there = target.is_file()
+
+    def _refuse_closed(self) -> None:
+        try:
+            os.fstat(self._descriptor or 0)
+        except OSError as error:
+            raise RequestError(self.asked, f"isn't open ({error.strerror})", "a file") from None
 
     def write(self, documents: list[dict[str, Any]], partial: bool = False, rescues: bool = True) -> None:
         """All documents so far. `partial`: they will be said again, so that they get no line yet.
@@ -97,6 +109,9 @@ class Output:
 
     def _add_lines(self, documents: list[dict[str, Any]]) -> None:
         text = "".join(json.dumps(d) + "\n" for d in documents)
+        if self._descriptor is not None:
+            pipes.write(self._descriptor, text.encode())
+            return
         if self._target.is_file():
             self._refuse_others()
             if self._target.stat().st_size and _last_byte(self._target) != b"\n":
@@ -138,6 +153,17 @@ def unwritable(asked: str, error: OSError, what: str = "file") -> ForebayError:
     return RunError(asked, found, f"dmesg | tail; a {what} on another file system")
 
 
+def write_whole(path: str, content: bytes, may_be_replaced: Callable[[Path], bool]) -> None:
+    """A file that a verb makes: to a stream or a device as it is, else whole or not at all. OSError where that fails."""
+    descriptor = pipes.descriptor_of(path)
+    if descriptor is not None:
+        pipes.write(descriptor, content)
+    elif (target := Path(os.path.realpath(path))).exists() and not target.is_file():
+        target.write_bytes(content)
+    else:
+        place(target, content, may_be_replaced)
+
+
 def text_of(documents: list[dict[str, Any]]) -> str:
     return json.dumps(documents if len(documents) > 1 else documents[0], indent=1) + "\n"
 
@@ -167,13 +193,10 @@ def write(path: str | Path, documents: list[dict[str, Any]]) -> None:
 
 def write_text(path: str | Path, text: str) -> None:
     """Text that is such a file's already, likewise."""
-    asked, target = f"write {path}", Path(os.path.realpath(path))
+    asked = f"write {path}"
     pipes.refuse_to_write(path, asked)
     try:
-        if target.exists() and not target.is_file():  # a pipe or a device: no renaming there
-            target.write_text(text, encoding="utf-8")
-        else:
-            place(target, text, _is_ours)
+        write_whole(str(path), text.encode(), _is_ours)
     except FileExistsError:
         found = "exists and isn't Forebay's, so it isn't overwritten"
         raise RequestError(asked, found, "another folder, or another file name") from None

@@ -116,6 +116,7 @@ def read_runs(path: str) -> Runs:
 
     Raises RequestError where the file can't be read or holds no record.
     """
+    path = pipes.readable(path)
     runs = Runs(path)
     pipes.refuse_to_read(path)
     try:

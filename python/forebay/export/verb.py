@@ -42,6 +42,7 @@ def command(runs: tuple[str, ...], form: str | None, out: str | None, as_json: b
     if as_json and out is not None:
         raise RequestError("--json -o", "the rows go to stdout", f"--json > {out}")
     if out is not None:
+        out = pipes.STDOUT if out == "-" else out
         pipes.refuse_to_write(out, f"-o {out}")
     entries = _entries(list(runs))
     if as_json:
@@ -53,7 +54,7 @@ def command(runs: tuple[str, ...], form: str | None, out: str | None, as_json: b
         sys.stdout.buffer.write(made)
         sys.stdout.buffer.flush()
         return 0
-    _write(Path(out), made, str(form))
+    _write(out, made, str(form))
     click.echo(f"{out}: {len(entries)} runs", err=True)
     return 0
 
@@ -125,20 +126,15 @@ def _parquet(entries: list[Any]) -> bytes:
     return out.getvalue()
 
 
-def _write(target: Path, made: bytes, form: str) -> None:
+def _write(out: str, made: bytes, form: str) -> None:
     """Whole or not at all, in place of nothing but an older export in the same format."""
-    import os
-
     from forebay.bench import save
 
-    asked = f"-o {target}"
-    if target.is_dir():
-        raise RequestError(asked, "is a directory", f"-o {target / ('runs.' + form)}")
+    asked = f"-o {out}"
+    if Path(out).is_dir():
+        raise RequestError(asked, "is a directory", f"-o {Path(out) / ('runs.' + form)}")
     try:
-        if target.exists() and not target.is_file():  # a pipe or a device
-            target.write_bytes(made)
-            return
-        save.place(Path(os.path.realpath(target)), made, lambda path: _is_ours(path, form))
+        save.write_whole(out, made, lambda path: _is_ours(path, form))
     except FileExistsError:
         found = f"exists and isn't a {form} export by Forebay, so it isn't overwritten"
         raise RequestError(asked, found, "another file name") from None

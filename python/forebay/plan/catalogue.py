@@ -78,6 +78,7 @@ def load_toml(text: str, where: str, shown_in: str = "docs/plan.md") -> dict[str
 
 def read_text(path: str, what: str) -> str:
     """A small text file of the user's; RequestError where it can't be read."""
+    path = pipes.readable(path)
     pipes.refuse_to_read(path, f"{what} {path}")
     try:
         with open(path, "rb") as file:

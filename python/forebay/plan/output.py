@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from forebay import pipes
-from forebay.bench.save import place, unwritable
+from forebay.bench.save import unwritable, write_whole
 from forebay.errors import RequestError
 
 # How the file of each kind begins, within its first bytes.
@@ -26,8 +26,9 @@ def check(flag: str, path: str, kind: re.Pattern[bytes], inputs: tuple[str, ...]
     target = Path(path)
     if target.is_dir():
         raise RequestError(f"{flag} {path}", "is a folder", f"{flag} {target / 'NAME'}")
+    pipes.refuse_dash(path, f"{flag} {path}", f"{flag} {pipes.STDOUT}")
     pipes.refuse_to_write(path, f"{flag} {path}")
-    if not target.is_file():
+    if not target.is_file() or pipes.descriptor_of(path) is not None:
         return
     if any(os.path.exists(one) and target.samefile(one) for one in inputs):
         raise RequestError(f"{flag} {path}", "is one of the inputs", f"another {flag}")
@@ -40,12 +41,8 @@ def check(flag: str, path: str, kind: re.Pattern[bytes], inputs: tuple[str, ...]
 def write(flag: str, path: str, text: str, kind: re.Pattern[bytes], inputs: tuple[str, ...] = ()) -> None:
     """A reader never sees half a file. RequestError where `check` refuses, or where it can't be written."""
     check(flag, path, kind, inputs)
-    target = Path(os.path.realpath(path))
     try:
-        if target.exists() and not target.is_file():
-            target.write_text(text, encoding="utf-8")
-        else:
-            place(target, text, lambda there: _is_of(there, kind))
+        write_whole(path, text.encode(), lambda there: _is_of(there, kind))
     except OSError as error:
         raise unwritable(f"{flag} {path}", error) from None
 

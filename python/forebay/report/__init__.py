@@ -48,6 +48,14 @@ def command(
     forebay report sweep.jsonl -o sweep.html --csv sweep-csv
     forebay report sweep.jsonl --plan D7-PS1010
     """
+    from forebay import pipes
+
+    output = pipes.STDOUT if output == "-" else output
+    is_stdout = pipes.descriptor_of(output) == 1
+    if is_stdout and as_json:
+        from forebay.errors import RequestError
+
+        raise RequestError(f"-o {output} with --json", "both go to standard output", "one of them")
     summary = write_report(
         list(runs), output, charts=not no_charts, csv_folder=csv_folder, force=force, plan=plan, plan_drives=plan_drives,
         catalogue=catalogue,
@@ -59,7 +67,7 @@ def command(
         return 0
     click.echo(summary["headline"], err=True)
     drawn = f"{len(summary['charts'])} charts" if not no_charts else "no charts"
-    click.echo(f"{output}: {summary['records']} runs, {drawn}")
+    click.echo(f"{output}: {summary['records']} runs, {drawn}", err=is_stdout)
     return 0
 
 

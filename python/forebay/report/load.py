@@ -64,7 +64,7 @@ def load(paths: list[str]) -> Loaded:
     """Reads files and folders in the order given. Raises RequestError when nothing usable is in them."""
     loaded = Loaded()
     seen: set[str] = set()
-    for path in paths:
+    for path in map(pipes.readable, paths):
         for file in _files(path):
             _load_file(file, loaded, seen)
     if not (loaded.entries or loaded.comparisons or loaded.tunings):

@@ -6,14 +6,13 @@ and every CSV a data: link. Sliders, where they are asked for, bring one script,
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay import pipes
-from forebay.bench.save import place, unwritable
+from forebay.bench.save import unwritable, write_whole
 from forebay.errors import RequestError
 from forebay.report import (
     advice,
@@ -215,7 +214,7 @@ def refuse_strangers(output: str, inputs: list[str], force: bool) -> None:
     pipes.refuse_to_write(path, f"-o {output}")
     if any(path.exists() and Path(p).exists() and path.samefile(p) for p in inputs):
         raise RequestError(f"-o {output}", "is one of the files to report on", "-o report.html")
-    if path.exists() and not force and not _ours(path):
+    if path.is_file() and pipes.descriptor_of(output) is None and not force and not _ours(path):
         raise RequestError(
             f"-o {output}", "exists and isn't a Forebay report", "another name, or --force"
         )
@@ -226,7 +225,7 @@ def save(html: str, output: str) -> None:
     # A name that isn't UTF-8, or half a character of a damaged record, is shown as a question mark.
     made = html.encode(errors="replace")
     try:
-        place(Path(os.path.realpath(output)), made, lambda _: True)
+        write_whole(output, made, lambda _: True)
     except OSError as error:
         raise unwritable(f"-o {output}", error) from error
 

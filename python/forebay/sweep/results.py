@@ -123,7 +123,11 @@ class Results:
     """The open file, locked. Use as a context manager; a second sweep on the same file is refused."""
 
     def __init__(self, path: Path) -> None:
+        pipes.refuse_dash(path, f"-o {path}", "--json for the summary on standard output")
         pipes.refuse_to_write(path, f"-o {path}")
+        if pipes.descriptor_of(path) is not None or (path.exists() and not path.is_file()):
+            found = "isn't a regular file, and an unfinished sweep is continued from its file"
+            raise RequestError(f"-o {path}", found, "-o FILE.jsonl")
         self.path = path
         # An empty file that is there is somebody's; one that we make and leave empty isn't.
         self._was_there = path.exists()
