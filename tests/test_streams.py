@@ -107,6 +107,47 @@ def test_what_a_full_output_does_not_take_is_kept_in_a_file(
     assert json.loads(kept.read_text())["schema"].startswith("forebay.")
 
 
+@pytest.mark.parametrize("arguments", [(*BENCH, "--json"), BENCH, ("files", ".", "--files", "20", "--json")], ids=" ".join)
+def test_what_a_closed_output_does_not_take_is_kept_in_a_file(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    done = processes.finish(started_without(1, tmp_path, *arguments))
+    refused(done, 4, "standard output is closed", "what was measured is in forebay-")
+    (kept,) = tmp_path.glob("forebay-*.json")
+    assert json.loads(kept.read_text())["schema"].startswith("forebay.")
+
+
+def test_a_closed_output_that_nothing_is_printed_on_is_no_fault(tmp_path: Path) -> None:
+    done = processes.finish(started_without(1, tmp_path, *BENCH, "-q"))
+    assert done.returncode == 0 and not list(tmp_path.iterdir()), done.stderr
+
+
+def to_nobody(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Printed into a pipe whose reader has gone."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        return processes.run([sys.executable, "-m", "forebay.cli", *arguments], cwd=tmp_path, stdout=writer)
+    finally:
+        os.close(writer)
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("sweep", "--list"), ("man", "bench")], ids=" ".join)
+def test_where_nobody_reads_a_verb_ends_as_interrupted(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    done = to_nobody(tmp_path, *arguments)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_where_nobody_reads_what_was_measured_is_kept_or_saved_already(tmp_path: Path) -> None:
+    assert to_nobody(tmp_path, *BENCH, "-o", "r.json").returncode == 130
+    assert [path.name for path in tmp_path.iterdir()] == ["r.json"]
+    refused(to_nobody(tmp_path, *BENCH, "--json"), 4, "Broken pipe; what was measured is in forebay-")
+
+
+def test_a_list_is_printed_at_once(tmp_path: Path) -> None:
+    """Or a reader such as head, which leaves after the first of it, would decide the exit code."""
+    done = processes.run(["bash", "-c", f"{sys.executable} -m forebay.cli sweep --list | head -c 1; exit ${{PIPESTATUS[0]}}"])
+    assert done.returncode == 0 and len(done.stdout) == 1, done.stderr
+
+
 def test_what_an_output_file_does_not_take_is_kept_in_another(tmp_path: Path) -> None:
     """The folder goes while the files are made."""
     (tmp_path / "gone").mkdir()

@@ -49,12 +49,24 @@ VERBS = {
 ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
+class _NobodyReads(Exception):
+    """A pipe whose reader has gone. click would answer a BrokenPipeError itself, with exit code 1."""
+
+
 class Verbs(LazyGroup):
     table = VERBS
+
+    def make_context(self, *arguments: Any, **more: Any) -> click.Context:
+        try:
+            return super().make_context(*arguments, **more)
+        except BrokenPipeError:
+            raise _NobodyReads from None
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except BrokenPipeError:
+            raise _NobodyReads from None
         except click.UsageError as error:
             from forebay import answering
 
@@ -128,7 +140,7 @@ def _code_of(arguments: list[str] | None) -> int:
         _say("forebay: interrupted")
         _give_up_output()
         return INTERRUPTED
-    except BrokenPipeError:
+    except (_NobodyReads, BrokenPipeError):
         _give_up_output()
         return INTERRUPTED
     except OSError as error:
@@ -150,6 +162,10 @@ def _have_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - for good
+            if number == 1:
+                from forebay import pipes
+
+                sys.stdout = pipes.nowhere()
     if _locale_may_be_c():
         from forebay import plain
 

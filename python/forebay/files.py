@@ -72,7 +72,7 @@ def command(
     with listen.listening(metrics, quiet) as listens:
         record = run(spec, quiet, listens)
     code = exit_code(record)
-    with save.unless_said([record]):
+    with save.unless_said([record], output):
         if not quiet:
             click.echo(text(record), err=as_json)
         sys.stdout.flush()
@@ -86,7 +86,7 @@ def command(
     finally:
         complain(record)
         if as_json:
-            with save.unless_said([record]):
+            with save.unless_said([record], output):
                 click.echo(json.dumps(record, indent=1))
     return code
 

@@ -6,6 +6,7 @@ What the shell opened already (`<(…)`, /dev/stdin, /dev/fd/N) doesn't wait.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import stat
@@ -72,3 +73,17 @@ def write(descriptor: int, content: bytes) -> None:
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
+
+
+class Nowhere(io.TextIOWrapper):
+    """Standard output in the place of a closed one: it takes what is printed, and knows that it was lost."""
+
+    lost = False
+
+    def write(self, text: str) -> int:
+        self.lost = self.lost or bool(text)
+        return super().write(text)
+
+
+def nowhere() -> Nowhere:
+    return Nowhere(open(os.devnull, "wb"), encoding="utf-8")  # noqa: SIM115 - for good

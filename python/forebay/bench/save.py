@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -279,15 +280,19 @@ def _claim(name: str, target: Path) -> None:
 
 
 @contextmanager
-def unless_said(documents: Sequence[dict[str, Any]]) -> Iterator[None]:
-    """Around what prints them: where the output takes no more, RunError names the files that keep what was measured."""
+def unless_said(documents: Sequence[dict[str, Any]], out: object = None) -> Iterator[None]:
+    """Around what prints them: where the output takes no more, or is closed, RunError names the files that keep what was
+    measured. `out`: they are saved anyway."""
     try:
         yield
-    except BrokenPipeError:
-        raise
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and (out or not documents):
+            raise
         found = f"{error.strerror}; {_whereabouts(documents)}" if documents else str(error.strerror)
         raise RunError("writing the output", found, "df -h; -o FILE on another file system") from error
+    # Of forebay.pipes.Nowhere.
+    if documents and not out and getattr(sys.stdout, "lost", False):
+        raise RunError("writing the output", f"standard output is closed; {_whereabouts(documents)}", "-o FILE")
 
 
 def _whereabouts(documents: Sequence[dict[str, Any]]) -> str:

@@ -149,7 +149,7 @@ def run_all(tasks: list[Task], own: dict[str, Any], world: Any) -> int:
     from forebay.bench import save
 
     records: list[dict[str, Any]] = []
-    with save.unless_said(records), listen.listening(own["metrics"], own["quiet"], world) as listens:
+    with save.unless_said(records, own["out"]), listen.listening(own["metrics"], own["quiet"], world) as listens:
         return _run_all(tasks, {**own, "endpoint": listens}, world, records)
 
 
@@ -291,11 +291,11 @@ def conclude(
             saved, outcome.error = False, outcome.error or error
     if record is not None and not own["quiet"]:
         heading = f"[{task.name}]\n" if several and task.name else ""
-        click.echo(heading + summary.text(record, terminal.text_width()), err=own["as_json"])
+        # At once: a reader that has what it wants, such as head, may be gone by a second time.
+        where = f"\nrecord    {own['out'].path}" if saved else ""
+        click.echo(heading + summary.text(record, terminal.text_width()) + where, err=own["as_json"])
     if record is not None and own["quiet"] and ran_well and outcome.exit_code in (BROKE, CHECK_FAILED):
         click.echo(f"forebay: I/Os: {summary.errors(record['result']['errors'])}", err=True)
-    if saved and not own["quiet"]:
-        click.echo(f"record    {own['out'].path}", err=own["as_json"])
     if record is not None and not saved and outcome.exit_code in (BROKE, INTERRUPTED):
         rescued = save.rescue(record)
         told = f"what was measured is in {rescued}" if rescued else "what was measured could not be saved"

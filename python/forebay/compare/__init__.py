@@ -163,7 +163,7 @@ def _finish(document: dict[str, Any], show: Any, as_json: bool, out: save.Output
         if out is not None:
             out.write([document])
     finally:
-        with save.unless_said([document]):
+        with save.unless_said([document], out):
             click.echo(json.dumps(document) if as_json else show(document))
     if out is not None:
         click.echo(f"saved: {out.path}", err=True)

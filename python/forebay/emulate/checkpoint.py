@@ -93,7 +93,7 @@ def command(
         outcome = measure(spec, interrupt, quiet, world, listens)
     leads = world is None or world.leads
     if leads:
-        with save.unless_said([outcome.record] if outcome.record is not None else []):
+        with save.unless_said([outcome.record] if outcome.record is not None else [], saved):
             conclude(outcome, saved, as_json, quiet)
             if as_json and outcome.record is not None:
                 click.echo(json.dumps(outcome.record, indent=1))

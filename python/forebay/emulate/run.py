@@ -156,7 +156,7 @@ def play_all(
     """
     code = DONE
     labels = ["warm-up run"] * warmup + ([f"run {turn + 1} of {times}" for turn in range(times)] if times > 1 else [""])
-    with save.unless_said(output.records), Interrupt() as interrupt:
+    with save.unless_said(output.records, output.out or output.folder), Interrupt() as interrupt:
         for turn, label in enumerate(labels):
             outcome = play(request, number, interrupt, output.quiet, label, world, listens)
             if world is None or world.leads:
@@ -169,7 +169,7 @@ def play_all(
             if ended if world is None or turn + 1 == len(labels) else world.anywhere(ended):
                 break
     if output.as_json and output.records:
-        with save.unless_said(output.records):
+        with save.unless_said(output.records, output.out or output.folder):
             click.echo(json.dumps(output.records if len(labels) > 1 else output.records[0], indent=1))
     return world.agree(code) if world is not None else code
 

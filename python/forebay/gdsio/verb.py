@@ -128,7 +128,7 @@ def _phases(request: Request, fields: dict[str, Any], values: dict[str, Any]) ->
     """One run; after a write with -V a second that reads and checks, as gdsio does."""
     measured: list[Record] = []
     # Until all is printed, or a signal between would lose what was measured.
-    with Interrupt() as interrupt, save.unless_said(measured):
+    with Interrupt() as interrupt, save.unless_said(measured, values["record"]):
         if request.writes and request.verify and request.duration_s:
             _say("writing every block once before the timed run: -T may leave some out, and -V reads them all")
             if _measure(request, jobs.laid_out(fields), values["record"], interrupt)["result"]["interrupted"]:

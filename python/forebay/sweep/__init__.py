@@ -227,10 +227,10 @@ def _list(as_json: bool) -> int:
         ]
         click.echo(json.dumps({"schema": "forebay.presets/1", "presets": rows}))
         return 0
+    lines = []
     for s in sweeps:
-        click.echo(f"{s.name}: {s.title}")
-        for line in s.method.strip().splitlines():
-            click.echo(f"    {line.strip()}")
-        for cite in s.cites:
-            click.echo(f"    source: {cite}")
+        lines += [f"{s.name}: {s.title}", *(f"    {line.strip()}" for line in s.method.strip().splitlines())]
+        lines += [f"    source: {cite}" for cite in s.cites]
+    # At once: a reader that has what it wants, such as head, may be gone by a second time.
+    click.echo("\n".join(lines))
     return 0

@@ -79,7 +79,7 @@ def command(source: tuple[str, ...], **values: Any) -> int:
         if out:
             out.write([document])
     finally:
-        with save.unless_said([document]):
+        with save.unless_said([document], out):
             click.echo(json.dumps(document) if as_json else show(document))
     return code
 
