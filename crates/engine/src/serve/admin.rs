@@ -7,6 +7,7 @@ use super::health;
 use super::lane::{Lane, Owner};
 use super::log::Level;
 use super::mail::{Letter, Report};
+use super::refusals;
 use super::site::{Cell, Seat, Subsystem};
 use super::stats::{ControllerStats, HostStats, QueueStats};
 use super::steps::FLUSH;
@@ -81,6 +82,9 @@ impl Worker {
                     if let Some(health) = health {
                         controller.set_health(health);
                     }
+                    if command.sqe.opcode == admin::SET_FEATURES {
+                        refusals::limit_queues(&mut controller, &cell.host);
+                    }
                     controller.execute(at.0, &command.sqe, data, self.now_ms())
                 };
                 self.answer(c, at, answer);
@@ -132,18 +136,20 @@ impl Worker {
         let (sqe, data) = (command.sqe, command.memory.bytes(&self.pool, 1024));
         let keyed = c.link.is_keyed();
         let connect = Connect::parse(&sqe, data).map(|connect| Connect { keyed, ..connect });
-        let admitted = connect.and_then(|connect| self.admit(c, &connect));
+        let admitted = match connect {
+            Ok(connect) => self.admit(c, &connect).inspect_err(|r| self.say_refused(c, &connect.host_nqn, r)),
+            Err(refusal) => {
+                self.say_refused(c, "", &refusal);
+                Err(refusal)
+            }
+        };
         let cqe = match admitted {
             Ok(admitted) => {
                 c.depth = admitted.entries;
                 c.link.set_depth(admitted.entries, !admitted.no_flow_control);
                 admitted.completion(sqe.cid.get())
             }
-            Err(refusal) => {
-                let fields = [("peer", c.peer.to_string().into()), ("why", refusal.what.clone().into())];
-                self.site.log.say(Level::Warning, "refused", &fields);
-                refusal.completion(sqe.cid.get())
-            }
+            Err(refusal) => refusal.completion(sqe.cid.get()),
         };
         self.answer(c, at, Answer::Complete(cqe));
         self.check_keep_alive(c);
@@ -151,7 +157,7 @@ impl Worker {
 
     fn admit(&mut self, c: &mut Connection, connect: &Connect) -> Result<Admitted, Refusal> {
         if self.draining || self.site.draining.load(Ordering::Relaxed) {
-            return Err(connect.busy());
+            return Err(connect.busy("the target is shutting down"));
         }
         let subsystem =
             self.site.subsystem(&connect.subsystem_nqn).ok_or_else(|| connect.no_subsystem())?.clone();
@@ -191,7 +197,8 @@ impl Worker {
         subsystem: &Arc<Subsystem>,
     ) -> Result<Admitted, Refusal> {
         let discovery = subsystem.is_discovery().then(|| self.site.discovery_at(c.local));
-        let cntlid = subsystem.state().ids.take().ok_or_else(|| connect.busy())?;
+        let cntlid =
+            subsystem.state().ids.take().ok_or_else(|| self.over(connect, refusals::NO_IDS.into()))?;
         let mut state = subsystem.state();
         let nvme = discovery.unwrap_or_else(|| state.access.seen_from(c.local, &state.nvme));
         let (controller, admitted) =
@@ -201,8 +208,10 @@ impl Worker {
         let host = subsystem.host(&mut state, &connect.host_nqn, &self.site.config);
         if !host.joins() {
             state.ids.give_back(cntlid);
-            return Err(connect.busy());
+            return Err(self.over(connect, refusals::of_host(&host)));
         }
+        let mut controller = controller;
+        refusals::limit_queues(&mut controller, &host);
         let cell = Arc::new(Cell::new(subsystem.clone(), host, (c.seat, c.local), controller));
         state.controllers.insert(cntlid, cell.clone());
         c.role = Role::Admin(cell);
@@ -221,7 +230,7 @@ impl Worker {
         let mut queues = cell.queues();
         let refusal = match cell.gone.load(Ordering::Relaxed) {
             true => Some(connect.no_controller()),
-            false => (!cell.host.joins()).then(|| connect.busy()),
+            false => (!cell.host.joins()).then(|| self.over(connect, refusals::of_host(&cell.host))),
         };
         if let Some(refusal) = refusal {
             drop(queues);

@@ -25,6 +25,7 @@ pub(crate) mod mail;
 mod mdns;
 pub mod metrics;
 mod rdma;
+mod refusals;
 pub mod reload;
 mod secrets;
 mod server;

@@ -5,6 +5,7 @@ use super::access::{self, Access};
 use super::config::{Config, HostLimits};
 use super::log::Log;
 use super::mail::Mailbox;
+use super::refusals::Refusals;
 use super::stats::Counts;
 use super::thread_pool::{self, Failure};
 use super::volume::Volume;
@@ -41,6 +42,7 @@ pub struct Site {
     pub generation: AtomicU64,
     pub draining: AtomicBool,
     pub totals: Totals,
+    pub refusals: Refusals,
     pub failure: Failure,
 }
 
@@ -281,6 +283,7 @@ impl Site {
             generation: AtomicU64::new(0),
             draining: AtomicBool::new(false),
             totals: Totals::default(),
+            refusals: Refusals::default(),
             failure: Failure::default(),
         })
     }

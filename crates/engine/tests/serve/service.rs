@@ -6,6 +6,7 @@ use super::PLAIN;
 use forebay_engine::serve::config::Namespace;
 use forebay_nvme::command::Sqe;
 use forebay_nvme::fabrics::{Cc, Property, PropertyGet, PropertySet};
+use forebay_nvme::feature::{fid, SetFeatures};
 use forebay_nvme::nvm;
 use forebay_nvme::status::Code;
 use forebay_nvme::transport::tcp::host::Data;
@@ -281,6 +282,39 @@ fn a_host_gets_no_more_than_its_limits() {
     // 6 MiB at 4 MiB/s, less what a pause saved up.
     let seconds = began.elapsed().as_secs_f64();
     assert!(seconds > 1.2, "{seconds}");
+}
+
+#[test]
+fn queues_are_granted_by_what_the_limit_leaves_and_refusals_are_counted_and_said_once() {
+    let rig =
+        Rig::with("[host_limits]\nconnections = 4", "[[subsystems.namespaces]]\nsource = \"nil:?size=1m\"");
+    let granted = |host: &mut Host| {
+        let ask = SetFeatures::new(fid::NUMBER_OF_QUEUES, 0x0007_0007).to_sqe();
+        let (cqe, _) = host.admin.call(ask, Data::None, vec![]);
+        assert_eq!(cqe.status().code, Code::SUCCESS);
+        (cqe.result.get() & 0xffff) + 1
+    };
+    let mut first = Host::up(rig.address(), PLAIN);
+    assert_eq!(granted(&mut first), 3);
+    let _queue = first.queue(1, 33);
+    let mut second = Host::up(rig.address(), PLAIN);
+    assert_eq!(granted(&mut second), 1);
+    let _last = second.queue(1, 33);
+    for _ in 0..20 {
+        let refused = Host::up_as(rig.address(), SUBSYSTEM, HOST, 0, PLAIN);
+        assert_eq!(refused.err().unwrap().0.status().code, Code::CONTROLLER_BUSY);
+    }
+    assert_eq!(rig.server.stats().connections_refused, 20);
+    eventually("it was said", || rig.heard("refused") > 0);
+    let unknown = Host::up_as(rig.address(), "nqn.2026-11.io.example:none", HOST, 0, PLAIN);
+    assert!(unknown.is_err());
+    eventually("another reason is said, too", || rig.heard("refused") > 1);
+    assert_eq!(rig.heard("refused"), 2);
+    assert_eq!(rig.server.stats().connections_refused, 20, "a limit has nothing to do with that");
+    let said = rig.said.lock().unwrap();
+    let told = said.iter().find(|e| e.event == "refused").unwrap();
+    assert_eq!(told.fields["why"], "the host has all its 4 connections (limits.connections)");
+    assert_eq!(told.fields["host"], HOST);
 }
 
 #[test]

@@ -121,12 +121,8 @@ impl Connect {
     }
 
     /// No controller identifier is left, or a limit on connections is reached: the host may try again.
-    pub fn busy(&self) -> Refusal {
-        Refusal {
-            status: Status::again(Code::CONTROLLER_BUSY),
-            result: 0,
-            what: "no controller is free".into(),
-        }
+    pub fn busy(&self, what: impl Into<String>) -> Refusal {
+        Refusal { status: Status::again(Code::CONTROLLER_BUSY), result: 0, what: what.into() }
     }
 }
 

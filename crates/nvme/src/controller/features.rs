@@ -274,6 +274,15 @@ impl Controller {
         Ok(Queues::both(self.queues.into()).to_dword())
     }
 
+    /// Fewer I/O queues than its settings allow (or, later, more again), while it has none: what the driver can still take.
+    /// Never less than one, the least that can be granted.
+    pub fn limit_queues(&mut self, most: u16) {
+        let allowed = self.subsystem.settings(&self.host_nqn).map(|own| self.subsystem.queues_of(own));
+        if let Some(allowed) = allowed.filter(|_| self.io_queues.is_empty()) {
+            self.queues = allowed.min(most.max(1));
+        }
+    }
+
     fn set_async_events(&mut self, value: u32) -> Result<(), Code> {
         let known = if self.subsystem.is_discovery() { DISCOVERY_EVENTS } else { self.nvm_events() };
         if value & !known != 0 {

@@ -152,10 +152,7 @@ impl Controller {
             subsystem_nqn: connect.subsystem_nqn.clone(),
             host_nqn: connect.host_nqn.clone(),
             host_id: connect.host_id,
-            queues: match subsystem.is_discovery() {
-                true => 0,
-                false => settings.queues.map_or(limits.queues, |most| most.min(limits.queues)),
-            },
+            queues: subsystem.queues_of(settings),
             queue_entries: settings
                 .queue_entries
                 .map_or(limits.queue_entries, |n| n.min(limits.queue_entries)),

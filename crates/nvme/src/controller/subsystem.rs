@@ -174,6 +174,16 @@ impl Subsystem {
         }
     }
 
+    /// I/O queues of each controller of a host.
+    pub(super) fn queues_of(&self, settings: &HostSettings) -> u16 {
+        let most = self.limits.queues;
+        if self.is_discovery() {
+            0
+        } else {
+            settings.queues.map_or(most, |own| own.min(most))
+        }
+    }
+
     pub fn namespace(&self, nsid: u32) -> Option<&Namespace> {
         self.namespaces().and_then(|all| all.get(&nsid))
     }

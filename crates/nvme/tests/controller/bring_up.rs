@@ -96,6 +96,20 @@ fn a_hosts_own_limits_are_its_controllers() {
 }
 
 #[test]
+fn a_controller_is_granted_what_its_driver_can_still_take_but_never_none() {
+    let mut controller = enabled(subsystem());
+    let all = feature(&mut controller, fid::NUMBER_OF_QUEUES);
+    for (most, granted) in [(3, Ok(0x0002_0002)), (0, Ok(0)), (1000, all), (2, Ok(0x0001_0001))] {
+        controller.limit_queues(most);
+        assert_eq!(set_feature(&mut controller, fid::NUMBER_OF_QUEUES, 0x0007_0007), granted, "{most}");
+    }
+    assert!(controller.connect_io(&connect(3, 16, 1), 0).is_err());
+    assert!(controller.connect_io(&connect(2, 16, 1), 0).is_ok());
+    controller.limit_queues(1);
+    assert_eq!(feature(&mut controller, fid::NUMBER_OF_QUEUES), Ok(0x0001_0001), "not while it has queues");
+}
+
+#[test]
 fn properties_say_what_hosts_look_at() {
     let mut controller = connected(subsystem());
     let cap = Cap(get(&mut controller, Property::Cap));
