@@ -234,6 +234,29 @@ def test_a_namespace_becomes_writable_by_a_reload(forebay, image, tmp_path):
         assert namespaces(forebay, target) == {5: 4 << 20}
 
 
+def test_a_source_keeps_its_identity_over_reloads(forebay, image, tmp_path):
+    def shown() -> dict[int, str]:
+        found = document(forebay("identify", target.uri(), "--json"))["namespaces"]
+        return {n["nsid"]: n["uuid"] for n in found}
+
+    def reload(*namespaces: str) -> str:
+        toml(tmp_path / "serve.toml", namespaces)
+        since = len(target.err)
+        target.process.send_signal(signal.SIGHUP)
+        return target.wait_for("reload", since)
+
+    file = f'source = "{image}"'
+    with Target(toml(tmp_path / "serve.toml", [file])) as target:
+        first = shown()
+        assert f"nsid 1 of {NQN} removed, nsid 1 of {NQN} added" in reload(file + '\ncache = "allow"')
+        assert shown() == first
+        assert f"nsid 2 of {NQN} added" in reload('source = "nil:?size=1m"', file + "\nwritable = true")
+        both = shown()
+        assert set(both) == {1, 2} and both[1] == first[1] != both[2]
+    with Target(tmp_path / "serve.toml") as target:
+        assert shown() == {1: both[2], 2: both[1]}, "a restart numbers anew; names stay with their sources"
+
+
 def test_metrics_are_what_prometheus_reads_and_count_what_hosts_did(forebay, image):
     with Target(image, "--nqn", NQN, "--metrics", "0") as target:
         before = parse_metrics(target.metrics())

@@ -24,6 +24,7 @@ pub mod log;
 pub(crate) mod mail;
 mod mdns;
 pub mod metrics;
+mod nsid;
 mod rdma;
 mod refusals;
 pub mod reload;

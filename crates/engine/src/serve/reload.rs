@@ -2,10 +2,10 @@
 //! else takes a restart.
 
 use super::config::{Ana, Config, Namespace, Subsystem};
+pub use super::nsid::number;
 use super::Server;
 use forebay_model::Error;
 use serde::Serialize;
-use std::collections::BTreeSet;
 
 /// What a reload changed, or would.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -30,32 +30,6 @@ pub struct States {
     pub subsystem: String,
     #[serde(skip)]
     states: Vec<Ana>,
-}
-
-/// Gives each namespace of nsid 0 the lowest that is free. Those that `running` has, too, with all the same
-/// settings, keep the nsid that they have there.
-pub fn number(config: &mut Config, running: Option<&Config>) {
-    for subsystem in &mut config.subsystems {
-        let known = running.and_then(|r| find(r, &subsystem.nqn));
-        let mut taken: BTreeSet<u32> =
-            subsystem.namespaces.iter().map(|n| n.nsid).filter(|n| *n > 0).collect();
-        for namespace in subsystem.namespaces.iter_mut().filter(|n| n.nsid == 0) {
-            let same = |old: &&Namespace| Namespace { nsid: 0, ..(*old).clone() } == *namespace;
-            let kept =
-                known.and_then(|s| s.namespaces.iter().filter(same).find(|n| !taken.contains(&n.nsid)));
-            if let Some(kept) = kept {
-                namespace.nsid = kept.nsid;
-                taken.insert(kept.nsid);
-            }
-        }
-        // Not one that has just gone: a host would take it for the old one, changed.
-        let had: BTreeSet<u32> = known.iter().flat_map(|s| s.namespaces.iter().map(|n| n.nsid)).collect();
-        for namespace in subsystem.namespaces.iter_mut().filter(|n| n.nsid == 0) {
-            namespace.nsid =
-                (1..).find(|n| !taken.contains(n) && !had.contains(n)).expect("few have been taken");
-            taken.insert(namespace.nsid);
-        }
-    }
 }
 
 /// What leads from one numbered configuration to another.

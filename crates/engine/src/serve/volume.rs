@@ -437,12 +437,12 @@ fn content_of(target: &Target) -> Content {
     }
 }
 
-/// The same at each start, and by all that hosts know of it: a version-8 UUID (RFC 9562) of both names.
-fn made_up_uuid(nqn: &str, nsid: u32) -> [u8; 16] {
-    let seed = nqn.bytes().fold(nqn.len() as u64, |seed, byte| derive(seed, byte.into()));
+/// The same at each start: a version-8 UUID (RFC 9562) of a name and a number.
+pub fn made_up_uuid(name: &str, number: u32) -> [u8; 16] {
+    let seed = name.bytes().fold(name.len() as u64, |seed, byte| derive(seed, byte.into()));
     let mut uuid = [0; 16];
-    uuid[..8].copy_from_slice(&derive(seed, u64::from(nsid) << 1).to_be_bytes());
-    uuid[8..].copy_from_slice(&derive(seed, u64::from(nsid) << 1 | 1).to_be_bytes());
+    uuid[..8].copy_from_slice(&derive(seed, u64::from(number) << 1).to_be_bytes());
+    uuid[8..].copy_from_slice(&derive(seed, u64::from(number) << 1 | 1).to_be_bytes());
     uuid[6] = uuid[6] & 0x0f | 0x80;
     uuid[8] = uuid[8] & 0x3f | 0x80;
     uuid
