@@ -182,7 +182,7 @@ def test_a_reload_brings_and_takes_namespaces_and_leaves_the_rest(forebay, image
         lines = [f'source = "{tmp_path / n}"' for n in names]
         toml(tmp_path / "serve.toml", lines)
 
-    for name, size in (("a", 1), ("b", 2), ("c", 3)):
+    for name, size in (("a", 1), ("b", 2), ("c", 3), ("d", 4)):
         (tmp_path / name).write_bytes(bytes(size << 20))
     served("a", "b")
     with Target(tmp_path / "serve.toml") as target:
@@ -195,10 +195,11 @@ def test_a_reload_brings_and_takes_namespaces_and_leaves_the_rest(forebay, image
         assert not has_open(target.process.pid, tmp_path / "a"), "its space is free once it is removed"
         # One that can't be opened: nothing changes.
         since = len(target.err)
-        served("b", "missing", "c")
+        served("b", "d", "missing", "c")
         target.process.send_signal(signal.SIGHUP)
         line = target.wait_for("reload refused", since)
         assert "missing" in line + "".join(target.err[since:])
+        assert "event=namespace" not in "".join(target.err[since:]), "nothing went live, not even for a moment"
         assert namespaces(forebay, target) == {2: 2 << 20, 3: 3 << 20}
         # One that can't be read: likewise.
         since = len(target.err)

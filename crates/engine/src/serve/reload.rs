@@ -3,6 +3,7 @@
 
 use super::config::{Ana, Config, Namespace, Subsystem};
 pub use super::nsid::number;
+use super::volume::Volume;
 use super::Server;
 use forebay_model::Error;
 use serde::Serialize;
@@ -62,38 +63,69 @@ pub fn changes(running: &Config, asked: &Config) -> Result<Changes, Error> {
     Ok(made)
 }
 
-/// Makes them, and keeps `running` true. Where one can't be made, those before it are undone.
+/// Makes them, and keeps `running` true. All sources that are new are opened first, so that nothing changes where one
+/// can't be. Where something else fails later, what was done before is undone.
 pub fn apply(server: &Server, running: &mut Config, changes: &Changes) -> Result<(), Error> {
+    let opened = open(server, changes)?;
     let before = running.clone();
-    let made = make(server, running, changes);
+    let made = make(server, running, changes, opened);
     if made.is_err() {
         if let Ok(back) = self::changes(running, &before) {
             let _ = back.removed.iter().try_for_each(|c| remove(server, running, c));
-            let _ = back.added.iter().try_for_each(|c| add(server, running, c));
+            let _ = back.added.iter().try_for_each(|c| add(server, running, c, None));
             let _ = back.ana.iter().try_for_each(|s| reach(server, running, s));
         }
     }
     made
 }
 
-/// Sources that are new are opened first, so that one that isn't there is found before hosts lose anything. Only
-/// what takes over an nsid or a source in use comes after the old one left.
-fn make(server: &Server, running: &mut Config, changes: &Changes) -> Result<(), Error> {
-    let takes_over = |c: &&Change| {
+/// What is added, in order. None: its source is open already, and takes one at a time (a remote one, a drive), so that
+/// it is opened once the old namespace is gone.
+fn open(server: &Server, changes: &Changes) -> Result<Vec<Option<Volume>>, Error> {
+    let opened = changes.added.iter().map(|c| {
+        let mut same_source = changes.removed.iter().filter(|r| r.source == c.source);
+        let volumes = same_source.clone().filter_map(|r| server.volume(&r.subsystem, r.nsid));
+        if volumes
+            .into_iter()
+            .any(|v| v.target.remotes().next().is_some() || v.target.drives().next().is_some())
+        {
+            return Ok(None);
+        }
+        // Its lock is ours, and let go of with the old namespace.
+        let locked = same_source.any(|r| server.volume(&r.subsystem, r.nsid).is_some_and(|v| v.writable));
+        server.open_namespace(&c.subsystem, &c.namespace, !locked).map(Some)
+    });
+    opened.collect()
+}
+
+/// What takes over an nsid or a source in use comes after the old one left.
+fn make(
+    server: &Server,
+    running: &mut Config,
+    changes: &Changes,
+    opened: Vec<Option<Volume>>,
+) -> Result<(), Error> {
+    let takes_over = |c: &Change| {
         let same_nsid = |r: &Change| (&r.subsystem, r.nsid) == (&c.subsystem, c.nsid);
         changes.removed.iter().any(|r| same_nsid(r) || r.source == c.source)
     };
-    let (second, first): (Vec<_>, Vec<_>) = changes.added.iter().partition(takes_over);
-    first.into_iter().try_for_each(|c| add(server, running, c))?;
+    let all = changes.added.iter().zip(opened);
+    let (second, first): (Vec<_>, Vec<_>) = all.partition(|(c, _)| takes_over(c));
+    first.into_iter().try_for_each(|(c, volume)| add(server, running, c, volume))?;
     changes.removed.iter().try_for_each(|c| remove(server, running, c))?;
-    second.into_iter().try_for_each(|c| add(server, running, c))?;
+    second.into_iter().try_for_each(|(c, volume)| add(server, running, c, volume))?;
     changes.ana.iter().try_for_each(|s| reach(server, running, s))
 }
 
-fn add(server: &Server, running: &mut Config, change: &Change) -> Result<(), Error> {
-    server.add_namespace(&change.subsystem, &change.namespace)?;
+/// `volume`: its source, where that is open.
+fn add(server: &Server, running: &mut Config, change: &Change, volume: Option<Volume>) -> Result<(), Error> {
+    let namespace = &change.namespace;
+    match volume {
+        Some(volume) => server.offer(&change.subsystem, volume)?,
+        None => drop(server.add_namespace(&change.subsystem, namespace)?),
+    }
     let subsystem = running.subsystems.iter_mut().find(|s| s.nqn == change.subsystem);
-    subsystem.expect("changes are of subsystems that run").namespaces.push(change.namespace.clone());
+    subsystem.expect("changes are of subsystems that run").namespaces.push(namespace.clone());
     Ok(())
 }
 

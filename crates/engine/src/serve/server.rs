@@ -150,16 +150,47 @@ impl Server {
             nsid => nsid,
         };
         // It may take its time, and hosts connect meanwhile: the state isn't held.
-        let volume = Arc::new(Volume::open(&subsystem.nqn, nsid, namespace, self.site.threads as u32)?);
-        let mut volumes = (*there).clone();
-        volumes.insert(nsid, volume);
+        let volume = Volume::open(&subsystem.nqn, nsid, namespace, self.site.threads as u32)?;
+        self.show_namespace(subsystem, volume);
+        Ok(nsid)
+    }
+
+    /// Opens a source as `add_namespace` does, and offers it to nobody yet. Its nsid is given. `claimed`: its files are
+    /// locked, if they are written to.
+    pub(super) fn open_namespace(
+        &self,
+        subsystem: &str,
+        namespace: &config::Namespace,
+        claimed: bool,
+    ) -> Result<Volume, Error> {
+        namespace.check()?;
+        let open = if claimed { Volume::open } else { Volume::unclaimed };
+        open(&self.subsystem(subsystem)?.nqn, namespace.nsid, namespace, self.site.threads as u32)
+    }
+
+    /// Offers what was opened, under its nsid, which is free.
+    pub(super) fn offer(&self, subsystem: &str, volume: Volume) -> Result<(), Error> {
+        let subsystem = self.subsystem(subsystem)?;
+        let _one_at_a_time = subsystem.change();
+        volume.claim()?;
+        self.show_namespace(subsystem, volume);
+        Ok(())
+    }
+
+    pub(super) fn volume(&self, subsystem: &str, nsid: u32) -> Option<Arc<Volume>> {
+        self.subsystem(subsystem).ok()?.state().volumes.get(&nsid).cloned()
+    }
+
+    fn show_namespace(&self, subsystem: &Arc<Subsystem>, volume: Volume) {
+        let nsid = volume.nsid;
         let mut state = subsystem.state();
+        let mut volumes = (*state.volumes).clone();
+        volumes.insert(nsid, Arc::new(volume));
         let told = subsystem.replace(&mut state, volumes);
         drop(state);
         self.announce(told);
         let fields = [("subsystem", subsystem.nqn.clone().into()), ("nsid", nsid.into())];
         self.site.log.say(Level::Info, "namespace added", &fields);
-        Ok(nsid)
     }
 
     /// Commands that arrive from now on find no such namespace; those in flight finish. Returns once the threads have

@@ -79,10 +79,16 @@ impl Volume {
     /// `Request`: no such source, one that can't be written to, or that is in use. `Machine`: no O_DIRECT.
     pub fn open(nqn: &str, nsid: u32, given: &config::Namespace, threads: u32) -> Result<Volume, Error> {
         let volume = Volume::unclaimed(nqn, nsid, given, threads)?;
-        if given.writable {
-            volume.target.files().into_iter().try_for_each(|(f, _)| claim(&f.file, &f.path))?;
-        }
+        volume.claim()?;
         Ok(volume)
+    }
+
+    /// Locks its files if hosts may write to them. Does no harm a second time.
+    pub fn claim(&self) -> Result<(), Error> {
+        if !self.writable {
+            return Ok(());
+        }
+        self.target.files().into_iter().try_for_each(|(f, _)| claim(&f.file, &f.path))
     }
 
     /// The same for a front with threads of its own: what is remote is connected to once more, so that these have the
@@ -105,7 +111,8 @@ impl Volume {
         Ok(Arc::new(volume))
     }
 
-    fn unclaimed(nqn: &str, nsid: u32, given: &config::Namespace, threads: u32) -> Result<Volume, Error> {
+    /// As `open`, with no lock on its files yet.
+    pub fn unclaimed(nqn: &str, nsid: u32, given: &config::Namespace, threads: u32) -> Result<Volume, Error> {
         let uri = Uri::parse(&given.source)?;
         let faults = given.faults.as_deref().map(FaultPlan::parse).transpose()?;
         let Namespace { writable, cache, block_bytes, .. } = *given;
