@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -112,6 +113,25 @@ def test_words_that_cannot_be_are_refused_by_name(forebay, arguments, said):
     done = forebay("snap", *arguments)
     assert done.returncode == 2, done.stderr
     assert said in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_wait_for_a_gateway_that_does_not_answer(tmp_path, number):
+    path = tmp_path / "held.sock"
+    with socket.socket(socket.AF_UNIX) as held:
+        held.bind(str(path))
+        held.listen()
+        held.settimeout(processes.PATIENCE_S)
+        words = ["snap", "rpc", "-s", str(path), "nvme_controller_list"]
+        with processes.running([*processes.FOREBAY, *words]) as asking:
+            client, _ = held.accept()
+            with client:
+                client.settimeout(processes.PATIENCE_S)
+                assert b"nvme_controller_list" in client.recv(4096)
+                asking.send_signal(number)
+                _, said = asking.communicate(timeout=processes.PATIENCE_S)
+    assert asking.returncode == 130 and "interrupted" in said, said
+    assert f"{path} nvme_controller_list: the gateway hasn't answered yet" in said
 
 
 def test_rpcs_without_a_gateway_say_so_with_exit_code_3(forebay, tmp_path):

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 /// `forebayd snap rpc WORDS`.
 pub fn rpc(words: &[String]) -> Result<ExitCode, Error> {
-    tell(client::run(words)?.trim_end(), true);
+    tell(client::run(words, &mut || true)?.trim_end(), true);
     Ok(ExitCode::SUCCESS)
 }
 

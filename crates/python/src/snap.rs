@@ -27,11 +27,23 @@ pub fn keep(py: Python<'_>, words: Vec<OsString>, log: &str, warnings_only: bool
     py.detach(|| keeper::keep(words, sink)).map_err(|error| raise(py, error))
 }
 
-/// What `forebay snap rpc WORDS` prints.
+/// What `forebay snap rpc WORDS` prints. Where a signal's handler raises, that is raised, and what was waited for is its cause.
 #[pyfunction]
 #[pyo3(name = "snap_rpc")]
 pub fn rpc(py: Python<'_>, words: Vec<String>) -> PyResult<String> {
-    py.detach(|| client::run(&words)).map_err(|error| raise(py, error))
+    let mut raised = None;
+    let mut go_on = || {
+        raised = Python::attach(|py| py.check_signals().err());
+        raised.is_none()
+    };
+    let done = py.detach(|| client::run(&words, &mut go_on));
+    done.map_err(|error| match raised {
+        Some(raised) => {
+            raised.set_cause(py, Some(raise(py, error)));
+            raised
+        }
+        None => raise(py, error),
+    })
 }
 
 /// (verb, its flags) of each RPC.

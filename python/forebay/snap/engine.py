@@ -17,7 +17,10 @@ def check(asked: Asked) -> dict[str, Any]:
 
 
 def rpc(words: list[str]) -> str:
-    """What `forebay snap rpc WORDS` prints: the answer as JSON, or help. Raises what the gateway refuses."""
+    """What `forebay snap rpc WORDS` prints: the answer as JSON, or help. Raises what the gateway refuses.
+
+    A KeyboardInterrupt while it waits has what it waited for as its cause.
+    """
     from forebay import _core
 
     return _core.snap_rpc(words)

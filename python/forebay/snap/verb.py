@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from forebay.errors import DONE, RequestError
+from forebay.errors import DONE, ForebayError, RequestError
 from forebay.serve import config
 from forebay.serve.service import DRAIN_S, Service, check_log
 from forebay.snap import engine, show
@@ -45,7 +45,12 @@ class Snap(click.Command):
         words = ctx.meta.get("forebay.snap.rpc")
         if words is None:
             return super().invoke(ctx)
-        click.echo(engine.rpc(words).rstrip("\n"))
+        try:
+            click.echo(engine.rpc(words).rstrip("\n"))
+        except KeyboardInterrupt as stop:
+            if isinstance(stop.__cause__, ForebayError):
+                click.echo(f"forebay: {stop.__cause__}", err=True)
+            raise
         return DONE
 
 

@@ -1,18 +1,11 @@
 //! `forebay snap rpc`: words of a command line as one request, sent, and its answer.
 
-use super::verbs::{self, Kind, Parameter, Verb, VERBS};
+pub use super::call::{call, call_while};
+use super::verbs::{Kind, Parameter, Verb, VERBS};
 use crate::front::config;
 use forebay_model::Error;
-use serde_json::{json, Map, Value};
+use serde_json::{Map, Value};
 use std::fmt::Write as _;
-use std::io::{ErrorKind, Read, Write as _};
-use std::os::unix::net::UnixStream;
-use std::path::Path;
-use std::time::Duration;
-
-/// How long an answer may take beyond what the verb itself was told to wait: opening a source may connect to it.
-const PATIENCE: Duration = Duration::from_secs(60);
-const ANSWER_BYTES_MAX: u64 = 64 << 20;
 
 /// What the words after `forebay snap rpc` ask for.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,18 +20,18 @@ pub enum Asked {
     Help(String),
 }
 
-/// What `forebay snap rpc WORDS` prints: the answer, or help.
+/// What `forebay snap rpc WORDS` prints: the answer, or help. `go_on`: as `call_while` has it.
 ///
 /// # Errors
-/// Those of `parse` and `call`.
-pub fn run(words: &[String]) -> Result<String, Error> {
+/// Those of `parse` and `call_while`.
+pub fn run(words: &[String], go_on: &mut dyn FnMut() -> bool) -> Result<String, Error> {
     match parse(words)? {
         Asked::Help(text) => Ok(text),
         Asked::Call { socket, method, params } => {
             let path = config::rpc_path(socket.as_deref()).ok_or_else(|| {
                 Error::request("--socket off", "nothing is listening there", "--socket PATH")
             })?;
-            let answer = call(&path, &method, &params)?;
+            let answer = call_while(&path, &method, &params, go_on)?;
             Ok(serde_json::to_string_pretty(&answer).expect("an answer is plain data"))
         }
     }
@@ -190,55 +183,4 @@ pub fn flags(verb: &Verb) -> Vec<String> {
         short.chain(long).chain([p.flag()]).collect::<Vec<_>>()
     };
     verb.parameters.iter().flat_map(of).collect()
-}
-
-/// Asks the gateway whose socket is at `path`.
-///
-/// # Errors
-/// `Machine`: no gateway listens there. `Run`: it ended, or took too long. Else what it answers, of its kind.
-pub fn call(path: &Path, method: &str, params: &Map<String, Value>) -> Result<Value, Error> {
-    let asked = || format!("{} {method}", path.display());
-    let broken = |e: std::io::Error| {
-        let found = match e.kind() {
-            ErrorKind::WouldBlock | ErrorKind::TimedOut => "no answer came in time".to_string(),
-            _ => e.to_string(),
-        };
-        Error::run(asked(), found, "the gateway's log: journalctl -u forebay-snap")
-    };
-    let mut stream = UnixStream::connect(path).map_err(|e| nobody(path, &e))?;
-    let told = params.get("timeout_ms").and_then(Value::as_u64).unwrap_or(0).min(verbs::SUSPEND_MS_MAX);
-    let patience = PATIENCE + Duration::from_millis(told);
-    stream.set_read_timeout(Some(patience)).and(stream.set_write_timeout(Some(patience))).map_err(broken)?;
-    let request = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
-    stream.write_all(request.to_string().as_bytes()).map_err(broken)?;
-    stream.shutdown(std::net::Shutdown::Write).map_err(broken)?;
-    let mut answer = Vec::new();
-    stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer).map_err(broken)?;
-    understood(&answer).unwrap_or_else(|| {
-        let shown: String = String::from_utf8_lossy(&answer).escape_debug().take(200).collect();
-        let found =
-            if answer.is_empty() { "it closed the connection".into() } else { format!("answered {shown}") };
-        Err(Error::run(asked(), found, "the gateway's log: journalctl -u forebay-snap"))
-    })
-}
-
-/// None: it is no answer of JSON-RPC.
-fn understood(answer: &[u8]) -> Option<Result<Value, Error>> {
-    let mut answer: Value = serde_json::from_slice(answer).ok()?;
-    if let Some(result) = answer.get_mut("result") {
-        return Some(Ok(result.take()));
-    }
-    let error = answer.get_mut("error")?;
-    let message = error.get("message")?.as_str()?.to_string();
-    let data = error.get_mut("data").map(Value::take).unwrap_or_default();
-    let told = serde_json::from_value(data).ok();
-    Some(Err(told.unwrap_or_else(|| Error::run("the request", message, "forebay snap rpc --help"))))
-}
-
-fn nobody(path: &Path, error: &std::io::Error) -> Error {
-    let next = match error.kind() {
-        ErrorKind::PermissionDenied => "sudo, or the user that runs the gateway".to_string(),
-        _ => "forebay snap CONFIG.toml, or --socket PATH of the one that runs".to_string(),
-    };
-    Error::machine(path.display().to_string(), format!("no gateway can be asked there: {error}"), next)
 }

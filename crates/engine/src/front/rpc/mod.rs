@@ -6,6 +6,7 @@
 //! bytes and depth of a request, requests of a batch, connections, and the time that an answer may wait to be taken.
 
 mod arguments;
+mod call;
 pub mod client;
 mod frame;
 mod message;

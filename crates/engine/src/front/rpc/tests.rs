@@ -351,7 +351,8 @@ fn a_client_asks_and_is_answered_and_the_socket_goes_with_its_server() {
     assert_eq!(rig.gateway.config().subsystems[0].nqn, NQN);
     let refused = client::call(&rig.path, "nvme_subsystem_create", &Map::new()).unwrap_err();
     assert_eq!((refused.kind, &*refused.found), (forebay_model::Kind::Request, "is missing"));
-    let listed = client::run(&words(&format!("-s {} nvme_subsystem_list", rig.path.display()))).unwrap();
+    let listed =
+        client::run(&words(&format!("-s {} nvme_subsystem_list", rig.path.display())), &mut || true).unwrap();
     assert!(listed.starts_with("[\n") && listed.contains(NQN), "{listed}");
     assert_eq!(rig.call("none").unwrap_err().kind, forebay_model::Kind::Request);
     drop(rig.server.take());
