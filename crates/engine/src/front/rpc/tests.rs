@@ -399,3 +399,12 @@ fn a_crowd_is_turned_away_and_the_rest_served() {
         std::thread::sleep(Duration::from_millis(10));
     }
 }
+
+#[test]
+fn a_controllers_socket_is_beside_that_of_the_rpcs() {
+    let kept = Kept::default();
+    said(&kept, &format!("nvme_subsystem_create --nqn {NQN}")).unwrap();
+    kept.config.lock().unwrap().rpc = Some("/tmp/x/snap.sock".into());
+    let made = said(&kept, &format!("nvme_controller_create --nqn {NQN} --ctrl C2")).unwrap();
+    assert_eq!(made["socket"], "/tmp/x/C2.sock");
+}

@@ -4,7 +4,8 @@ use super::arguments::Arguments;
 use super::show;
 use super::Control;
 use crate::front::config::{
-    free_name, runtime_directory, Caching, Controller, Front, Namespace, Qos, Size, Subsystem, WhenDown,
+    free_name, rpc_path, runtime_directory, Caching, Controller, Front, Namespace, Qos, Size, Subsystem,
+    WhenDown,
 };
 use crate::serve::log::Level;
 use forebay_model::Error;
@@ -436,7 +437,9 @@ fn controller_create(control: &dyn Control, given: &Arguments) -> Result<Value, 
         Some("fail") => WhenDown::Fail,
         Some(other) => return Err(none_of("when_down", other, "wait, fail")),
     };
-    let beside = || runtime_directory().join(format!("{name}.sock")).display().to_string();
+    let rpc = rpc_path(config.rpc.as_deref());
+    let folder = rpc.and_then(|path| path.parent().map(Path::to_path_buf)).unwrap_or_else(runtime_directory);
+    let beside = || folder.join(format!("{name}.sock")).display().to_string();
     let socket = given.text("socket").map(Into::into);
     let max_transfer = match given.number("mdts") {
         None => Controller::default().max_transfer,
