@@ -38,6 +38,11 @@ pub fn unreadable(why: &str) -> Value {
     refusal(Value::Null, PARSE_ERROR, why, None)
 }
 
+/// An answer to whoever can't even ask.
+pub fn refused(error: Error) -> Value {
+    refusal(Value::Null, code_of(error.kind), &error.to_string(), Some(error))
+}
+
 fn single(request: Value, control: &dyn Control) -> Option<Value> {
     let (id, method, params) = match taken_apart(request) {
         Ok(parts) => parts,

@@ -8,6 +8,7 @@
 mod arguments;
 mod call;
 pub mod client;
+mod clients;
 mod frame;
 mod message;
 mod server;

@@ -1,7 +1,9 @@
 //! The socket that takes RPCs: a thread that accepts, and one for each connection.
 
+use super::clients::Clients;
 use super::frame::Frames;
 use super::{message, Control};
+use crate::clock;
 use crate::front::socket::listen_at;
 use crate::serve::log::{Level, Log};
 use forebay_model::Error;
@@ -11,12 +13,11 @@ use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-const CONNECTIONS_MAX: usize = 16;
 /// A connection on which nothing is asked for so long is closed.
 const IDLE: Duration = Duration::from_secs(600);
 /// An answer that nobody takes for so long ends its connection.
@@ -51,7 +52,7 @@ struct Shared {
     control: Arc<dyn Control>,
     stop: Arc<OwnedFd>,
     log: Option<Log>,
-    connections: AtomicUsize,
+    clients: Clients,
 }
 
 impl Server {
@@ -75,8 +76,8 @@ impl Server {
         let stop = Arc::new(eventfd(0, flags).map_err(|e| scarce(e.to_string()))?);
         listener.set_nonblocking(true).map_err(|e| scarce(e.to_string()))?;
         let file = stat(path).ok().map(|s| (s.st_dev, s.st_ino));
-        let shared =
-            Shared { log: control.log(), control, stop: stop.clone(), connections: AtomicUsize::new(0) };
+        let clients = Clients::default();
+        let shared = Shared { log: control.log(), control, stop: stop.clone(), clients };
         let (left, door) = (Arc::new(AtomicBool::new(false)), listener.try_clone());
         let listener_copy = door.map_err(|e| scarce(e.to_string()))?.into();
         let door = Door { listener: listener_copy, stop: stop.clone(), left: left.clone() };
@@ -134,23 +135,30 @@ fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
 fn begin(stream: UnixStream, shared: &Arc<Shared>) {
     let _ = stream.set_nonblocking(false);
     let _ = stream.set_write_timeout(Some(STALL));
-    if shared.connections.fetch_add(1, Ordering::Relaxed) >= CONNECTIONS_MAX {
-        let why = format!("{CONNECTIONS_MAX} connections are there already");
-        let _ = say(&stream, &message::unreadable(&why));
-        shared.connections.fetch_sub(1, Ordering::Relaxed);
-        return;
+    let stream = Arc::new(stream);
+    let (id, closed) = match shared.clients.enter(&stream, clock::now()) {
+        Ok(entered) => entered,
+        Err(refusal) => {
+            shared.say_refused(&refusal);
+            let _ = say(&stream, &message::refused(refusal));
+            return;
+        }
+    };
+    if let (Some(idle), Some(log)) = (closed, &shared.log) {
+        let why = format!("{} s idle, and another client came ({})", idle.as_secs(), Clients::FULL);
+        log.say(Level::Info, "rpc connection closed", &[("why", why.into())]);
     }
     let mine = shared.clone();
     let serve = move || {
-        serve(stream, &mine);
-        mine.connections.fetch_sub(1, Ordering::Relaxed);
+        serve(&stream, id, &mine);
+        mine.clients.leave(id);
     };
     if std::thread::Builder::new().name("rpc-client".into()).spawn(serve).is_err() {
-        shared.connections.fetch_sub(1, Ordering::Relaxed);
+        shared.clients.leave(id);
     }
 }
 
-fn serve(mut stream: UnixStream, shared: &Shared) {
+fn serve(mut stream: &UnixStream, id: u64, shared: &Shared) {
     let mut frames = Frames::default();
     let mut buffer = [0; 16 << 10];
     while ready(&stream, &shared.stop, Some(IDLE)) {
@@ -158,22 +166,24 @@ fn serve(mut stream: UnixStream, shared: &Shared) {
             Ok(0) | Err(_) => return,
             Ok(bytes) => frames.push(&buffer[..bytes]),
         }
+        shared.clients.is_busy(id);
         loop {
             match frames.take() {
                 Ok(Some(document)) => {
                     let answer = message::answer(&document, &*shared.control);
                     shared.note(&document, answer.as_ref());
-                    if answer.is_some_and(|answer| say(&stream, &answer).is_err()) {
+                    if answer.is_some_and(|answer| say(stream, &answer).is_err()) {
                         return;
                     }
                 }
                 Ok(None) => break,
                 Err(broken) => {
-                    let _ = say(&stream, &message::unreadable(&broken.to_string()));
+                    let _ = say(stream, &message::unreadable(&broken.to_string()));
                     return;
                 }
             }
         }
+        shared.clients.is_idle(id, clock::now());
     }
 }
 
@@ -184,6 +194,12 @@ fn say(mut stream: &UnixStream, answer: &serde_json::Value) -> std::io::Result<(
 }
 
 impl Shared {
+    fn say_refused(&self, refusal: &Error) {
+        if let Some(log) = self.log.as_ref().filter(|_| self.clients.may_complain(clock::now())) {
+            log.say(Level::Warning, "rpc refused", &[("why", refusal.found.clone().into())]);
+        }
+    }
+
     /// What changes the gateway is in its log; what only asks isn't.
     fn note(&self, document: &[u8], answer: Option<&serde_json::Value>) {
         let Some(log) = &self.log else { return };

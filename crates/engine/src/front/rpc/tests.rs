@@ -383,16 +383,43 @@ fn nonsense_ends_its_connection_and_no_other() {
 }
 
 #[test]
-fn a_crowd_is_turned_away_and_the_rest_served() {
+fn idle_clients_make_room_and_a_crowd_that_is_busy_is_told_so() {
     let rig = Rig::new();
-    let crowd: Vec<UnixStream> = (0..16).map(|_| UnixStream::connect(&rig.path).unwrap()).collect();
-    // Each is served once its thread has begun; the next one is one too many.
-    let full = || rig.raw(b"").contains("16 connections");
-    let until = crate::clock::now() + Duration::from_secs(60);
-    while !full() {
-        assert!(crate::clock::now() < until, "nobody was turned away");
-        std::thread::sleep(Duration::from_millis(10));
+    rig.gateway.config.lock().unwrap().subsystems.push(Subsystem { nqn: NQN.into(), ..Default::default() });
+    let ask = |method: &str| {
+        let mut client = UnixStream::connect(&rig.path).unwrap();
+        let request = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": { "ctrl": "a" } });
+        client.write_all(request.to_string().as_bytes()).unwrap();
+        client
+    };
+    let idle = |_| {
+        let mut client = ask("nvme_controller_list");
+        assert!(client.read(&mut [0; 4096]).unwrap() > 0, "it is answered, and stays");
+        client
+    };
+    let mut crowd: Vec<UnixStream> = (0..16).map(idle).collect();
+    for _ in 0..3 {
+        rig.call("nvme_subsystem_list").unwrap();
     }
+    assert_eq!(crowd[0].read(&mut [0]).unwrap(), 0, "the first was closed");
+    let held = rig.gateway.states.lock().unwrap();
+    crowd = (0..16).map(|_| ask("nvme_controller_resume")).collect();
+    // Each is busy once its thread has taken its request; the next one is one too many.
+    let until = crate::clock::now() + Duration::from_secs(60);
+    loop {
+        let mut next = UnixStream::connect(&rig.path).unwrap();
+        next.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        let mut told = [0; 4096];
+        let told = next.read(&mut told).map(|n| String::from_utf8_lossy(&told[..n]).into_owned());
+        if told.is_ok_and(|told| told.contains("16 connections") && told.contains("busy")) {
+            break;
+        }
+        assert!(crate::clock::now() < until, "nobody was turned away");
+    }
+    let refused = rig.call("nvme_subsystem_list").unwrap_err();
+    assert_eq!(refused.kind, forebay_model::Kind::Run);
+    assert!(refused.found.contains("16 connections") && refused.next.contains("ss -xp"), "{refused}");
+    drop(held);
     drop(crowd);
     while rig.call("nvme_subsystem_list").is_err() {
         assert!(crate::clock::now() < until, "nobody is served any more");
