@@ -62,6 +62,16 @@ def test_a_file_is_checked_and_told_in_words(forebay, tmp_path):
     assert json.loads(forebay("snap", "--check", again, "--json").stdout) == found
 
 
+def test_a_check_judges_the_socket_that_would_be_used(forebay, tmp_path):
+    file = tmp_path / "snap.toml"
+    file.write_text(GOOD)
+    done = forebay("snap", "--rpc", "/tmp/other.sock", "--check", file)
+    assert done.returncode == 0 and "rpc        /tmp/other.sock" in done.stdout
+    for path, said in (("relative.sock", "absolute"), ("/" + "x" * 107, "at most 107")):
+        done = forebay("snap", "--rpc", path, "--check", file)
+        assert done.returncode == 2 and said in done.stderr and not done.stdout, done.stderr
+
+
 # (what is changed in GOOD, what the message says)
 BAD_FILES = [
     ("nqn = ", "nqm = ", "nqm"),

@@ -187,7 +187,7 @@ class Server:
     def stop(self) -> None:
         """Closes the remaining connections, flushes writes, and waits for the threads."""
 
-def snap_check(text: str, form: str) -> str:
+def snap_check(text: str, form: str, rpc: str | None) -> str:
     """A gateway's configuration (`form`: toml or json) with its defaults; RequestError if invalid. Opens nothing."""
 
 def snap_keep(words: list[str], log: str, warnings_only: bool) -> int:

@@ -30,6 +30,7 @@ pub fn command(given: &Given) -> Result<ExitCode, Error> {
     };
     let config = configuration(path)?;
     if given.is("check") {
+        let config = config.with_rpc(given.text("rpc")).map_err(|e| of_file(path, e))?;
         let text = serde_json::to_string_pretty(&config).expect("plain data");
         tell(&if options.json { text } else { checked(&config).join("\n") }, true);
         return Ok(ExitCode::SUCCESS);

@@ -12,11 +12,12 @@ use std::ffi::OsString;
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// The configuration with its defaults, as JSON. Opens nothing.
+/// The configuration with its defaults, as JSON. Opens nothing. `rpc`: a path in place of its own, or off.
 #[pyfunction]
 #[pyo3(name = "snap_check")]
-pub fn check(py: Python<'_>, text: &str, form: &str) -> PyResult<String> {
-    json(py, &read(text, form).map_err(|error| raise(py, error))?)
+pub fn check(py: Python<'_>, text: &str, form: &str, rpc: Option<&str>) -> PyResult<String> {
+    let checked = read(text, form).and_then(|config| config.with_rpc(rpc));
+    json(py, &checked.map_err(|error| raise(py, error))?)
 }
 
 /// Runs `words` as a gateway, and again whenever it is killed: what outlives it is this process's. Returns an exit code.

@@ -9,11 +9,11 @@ from forebay.serve.config import Asked
 from forebay.serve.engine import _named
 
 
-def check(asked: Asked) -> dict[str, Any]:
-    """The configuration with its defaults. RequestError names the file, and what can't be."""
+def check(asked: Asked, rpc: str | None) -> dict[str, Any]:
+    """The configuration with its defaults, and with that RPC socket. RequestError names the file, and what can't be."""
     from forebay import _core
 
-    return json.loads(_named(asked, _core.snap_check, asked.text, asked.form))
+    return json.loads(_named(asked, _core.snap_check, asked.text, asked.form, rpc))
 
 
 def rpc(words: list[str]) -> str:

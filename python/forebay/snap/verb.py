@@ -99,7 +99,7 @@ def command(
     check_log(log)
     seconds = parse_seconds(drain_s, "--drain")
     asked = read(file)
-    found = engine.check(asked)
+    found = engine.check(asked, rpc)
     if check:
         click.echo(json.dumps(found, indent=1) if as_json else "\n".join(show.checked(found)))
         return DONE

@@ -219,6 +219,17 @@ impl Config {
         Ok(())
     }
 
+    /// Checked, with another path of the RPC socket where one is given.
+    ///
+    /// # Errors
+    /// Of `check`.
+    pub fn with_rpc(mut self, rpc: Option<&str>) -> Result<Config, Error> {
+        if let Some(path) = rpc {
+            self.rpc = Some(path.into());
+        }
+        self.check().map(|()| self)
+    }
+
     /// All controllers, each with its subsystem.
     pub fn controllers(&self) -> impl Iterator<Item = (&Subsystem, &Controller)> {
         self.subsystems.iter().flat_map(|s| s.controllers.iter().map(move |c| (s, c)))

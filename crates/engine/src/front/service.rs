@@ -29,11 +29,8 @@ impl Service {
     /// # Errors
     /// `Request`: a configuration that can't be, a source that isn't there, a socket that is taken. `Machine`: no
     /// io_uring, no ublk, no memory.
-    pub fn start(mut config: Config, rpc: Option<&str>, sink: Sink) -> Result<Service, Error> {
-        if let Some(path) = rpc {
-            config.rpc = Some(path.into());
-        }
-        config.check()?;
+    pub fn start(config: Config, rpc: Option<&str>, sink: Sink) -> Result<Service, Error> {
+        let config = config.with_rpc(rpc)?;
         let gateway = Arc::new(Gateway::start(&config, sink)?);
         let socket = rpc_path(config.rpc.as_deref());
         let listener = socket.map(|path| listen_at(&path).map(|listener| (path, listener))).transpose()?;
@@ -45,11 +42,8 @@ impl Service {
     ///
     /// # Errors
     /// Those of `start`, and what keeps that gateway from giving its place: it serves on.
-    pub fn take_over(mut config: Config, rpc: Option<&str>, sink: Sink) -> Result<Service, Error> {
-        if let Some(path) = rpc {
-            config.rpc = Some(path.into());
-        }
-        config.check()?;
+    pub fn take_over(config: Config, rpc: Option<&str>, sink: Sink) -> Result<Service, Error> {
+        let config = config.with_rpc(rpc)?;
         let sink = Arc::new(Mutex::new(sink));
         match ask::take_over(&config, shared(&sink))? {
             None => Service::start(config, None, shared(&sink)),
@@ -63,11 +57,8 @@ impl Service {
     ///
     /// # Errors
     /// Those of `start`.
-    pub fn kept(mut config: Config, rpc: Option<&str>, sink: Sink, keeper: Keeper) -> Result<Service, Error> {
-        if let Some(path) = rpc {
-            config.rpc = Some(path.into());
-        }
-        config.check()?;
+    pub fn kept(config: Config, rpc: Option<&str>, sink: Sink, keeper: Keeper) -> Result<Service, Error> {
+        let config = config.with_rpc(rpc)?;
         let (again, keeper) = (keeper.is_again(), Arc::new(keeper));
         let socket = rpc_path(config.rpc.as_deref());
         let (gateway, listener) = match again {
