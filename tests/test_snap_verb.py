@@ -88,7 +88,8 @@ BAD_FILES = [
     ('socket = "/run/forebay/a.sock"', f'socket = "/{"x" * 120}"', "at most 107"),
     ('front = "ublk"', 'front = "nbd"', "nbd"),
     ('front = "ublk"', 'front = "ublk"\nqueues = 0', "queues of NVMeCtrl2"),
-    ("namespaces = [1]", "namespaces = [9]", "no nsid 9"),
+    ("namespaces = [1]", "namespaces = [9]", "of: 1"),
+    ('[[subsystems.namespaces]]\nsource = "nil:?size=1g"\nqos = { rate = "1g", iops = 5000 }', "", "nvme_namespace_create"),
 ]
 
 

@@ -350,8 +350,12 @@ impl Controller {
         };
         if let Some(odd) = attached.difference(there).next() {
             let all = there.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+            let next = match there.is_empty() {
+                true => "[[subsystems.namespaces]] with source = \"…\" (nvme_namespace_create)".into(),
+                false => format!("of: {all}"),
+            };
             let asked = format!("namespaces of {}", self.name);
-            return Err(Error::request(asked, format!("there is no nsid {odd}"), format!("of: {all}")));
+            return Err(Error::request(asked, format!("there is no nsid {odd}"), next));
         }
         if self.front == Front::Ublk && attached.len() > 1 {
             let found = format!("a block device is one namespace, and there are {}", attached.len());

@@ -5,9 +5,10 @@ use crate::front::stats::{ControllerStats, NamespaceStats, QueueStats, Stats};
 use forebay_model::Error;
 use serde_json::{json, Value};
 
-pub fn subsystems(config: &Config, stats: &Stats, nqn: Option<&str>) -> Value {
-    let asked = config.subsystems.iter().filter(|s| nqn.is_none_or(|nqn| s.nqn == nqn));
-    let shown = asked.map(|subsystem| {
+/// # Errors
+/// `Request`, of all lists: one was asked for by name, and there is none.
+pub fn subsystems(config: &Config, stats: &Stats, nqn: Option<&str>) -> Result<Value, Error> {
+    let shown = asked(config, nqn)?.into_iter().map(|subsystem| {
         let namespaces = subsystem.namespaces.iter().map(|n| namespace(subsystem, n, stats));
         let controllers = subsystem.controllers.iter().map(|c| controller(subsystem, c, stats));
         json!({
@@ -18,26 +19,23 @@ pub fn subsystems(config: &Config, stats: &Stats, nqn: Option<&str>) -> Value {
             "controllers": controllers.collect::<Vec<_>>(),
         })
     });
-    shown.collect()
+    Ok(shown.collect())
 }
 
-pub fn namespaces(config: &Config, stats: &Stats, nqn: Option<&str>) -> Value {
-    let asked = config.subsystems.iter().filter(|s| nqn.is_none_or(|nqn| s.nqn == nqn));
-    asked.flat_map(|s| s.namespaces.iter().map(|n| namespace(s, n, stats))).collect()
+pub fn namespaces(config: &Config, stats: &Stats, nqn: Option<&str>) -> Result<Value, Error> {
+    let all = asked(config, nqn)?.into_iter();
+    Ok(all.flat_map(|s| s.namespaces.iter().map(|n| namespace(s, n, stats))).collect())
 }
 
-/// # Errors
-/// `Request`: one was asked for by name, and there is none.
 pub fn controllers(
     config: &Config,
     stats: &Stats,
     nqn: Option<&str>,
     name: Option<&str>,
 ) -> Result<Value, Error> {
-    let asked = config
-        .controllers()
-        .filter(|(s, c)| nqn.is_none_or(|nqn| s.nqn == nqn) && name.is_none_or(|name| c.name == name));
-    let shown: Vec<Value> = asked.map(|(s, c)| controller(s, c, stats)).collect();
+    let all = asked(config, nqn)?.into_iter().flat_map(|s| s.controllers.iter().map(move |c| (s, c)));
+    let named = all.filter(|(_, c)| name.is_none_or(|name| c.name == name));
+    let shown: Vec<Value> = named.map(|(s, c)| controller(s, c, stats)).collect();
     match name {
         Some(name) if shown.is_empty() => Err(no_controller(stats, name)),
         _ => Ok(shown.into()),
@@ -94,6 +92,20 @@ pub fn functions(config: &Config, stats: &Stats, all: bool) -> Value {
         })
     };
     shown.map(one).collect()
+}
+
+/// The subsystem of that name, or all.
+fn asked<'a>(config: &'a Config, nqn: Option<&str>) -> Result<Vec<&'a Subsystem>, Error> {
+    let found: Vec<_> = config.subsystems.iter().filter(|s| nqn.is_none_or(|nqn| s.nqn == nqn)).collect();
+    match nqn {
+        Some(nqn) if found.is_empty() => {
+            let all: Vec<&str> = config.subsystems.iter().map(|s| s.nqn.as_str()).collect();
+            let shown: String = nqn.escape_debug().take(80).collect();
+            let next = if all.is_empty() { "nvme_subsystem_create".into() } else { all.join(", ") };
+            Err(Error::request(shown, "there is no such subsystem", next))
+        }
+        _ => Ok(found),
+    }
 }
 
 fn no_controller(stats: &Stats, name: &str) -> Error {

@@ -435,3 +435,19 @@ fn a_controllers_socket_is_beside_that_of_the_rpcs() {
     let made = said(&kept, &format!("nvme_controller_create --nqn {NQN} --ctrl C2")).unwrap();
     assert_eq!(made["socket"], "/tmp/x/C2.sock");
 }
+
+#[test]
+fn a_list_of_a_subsystem_that_is_not_there_is_refused_with_those_that_are() {
+    let kept = Kept::default();
+    let list = |what: &str| said(&kept, &format!("nvme_{what}_list --nqn nqn.x"));
+    assert!(list("namespace").unwrap_err().next.contains("nvme_subsystem_create"));
+    said(&kept, &format!("nvme_subsystem_create --nqn {NQN}")).unwrap();
+    for what in ["subsystem", "namespace", "controller"] {
+        let refused = list(what).unwrap_err();
+        assert_eq!((refused.kind, &*refused.next), (forebay_model::Kind::Request, NQN), "{what}");
+    }
+    for what in ["namespace", "controller"] {
+        let empty = said(&kept, &format!("nvme_{what}_list --nqn {NQN}")).unwrap();
+        assert_eq!(empty, json!([]), "{what}");
+    }
+}

@@ -133,7 +133,7 @@ pub const VERBS: &[Verb] = &[
         snap: true,
         help: "List subsystems, with their namespaces and controllers.",
         parameters: &[NQN],
-        call: |control, given| Ok(show::subsystems(&control.config(), &control.stats(), given.text("nqn"))),
+        call: |control, given| show::subsystems(&control.config(), &control.stats(), given.text("nqn")),
     },
     Verb {
         name: "nvme_namespace_create",
@@ -167,7 +167,7 @@ pub const VERBS: &[Verb] = &[
         snap: true,
         help: "List namespaces.",
         parameters: &[NQN],
-        call: |control, given| Ok(show::namespaces(&control.config(), &control.stats(), given.text("nqn"))),
+        call: |control, given| show::namespaces(&control.config(), &control.stats(), given.text("nqn")),
     },
     Verb {
         name: "nvme_namespace_set_source",
