@@ -94,6 +94,7 @@ def test_what_is_asked_for_is_told_alike(both, words):
         ["serve", "/no/such.toml"],
         ["serve", "/no/such.toml", "--nqn", NQN],
         ["serve", "--new-key", "md5"],
+        ["serve", "/dev/null", "--writable", "--nqn", NQN],
         ["snap", "nil:"],
         ["snap", "--check", "--rpc", "here.sock", ROOT / "deploy/snap.toml"],
         ["snap", "/no/such.toml"],

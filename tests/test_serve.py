@@ -83,7 +83,8 @@ def test_an_address_of_another_machine_is_refused(forebay):
 @pytest.mark.parametrize(
     ("source", "code", "said"),
     [
-        ("/no/such/file", 2, "/no/such/file"),
+        ("/no/such/file", 2, "truncate -s 1g /no/such/file"),
+        ("/dev/zero", 2, "nil:?size="),
         ("{folder}", 2, "directory"),
         ("{folder}/empty", 2, "less than one block"),
         ("stripe:?m={folder}/image&m=/no/such", 2, "/no/such"),

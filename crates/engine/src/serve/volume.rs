@@ -8,7 +8,7 @@ use crate::opening::mounts;
 use crate::queue::Queue;
 use crate::reactor::Reactor;
 use crate::source::fault::{FaultPlan, FaultQueue};
-use crate::source::file::{FileAccess, FileTarget};
+use crate::source::file::{is_endless, FileAccess, FileTarget};
 use crate::source::nvme_tcp::{self, Remote};
 use crate::source::vfio_user::{self, Drive};
 use crate::source::{
@@ -397,6 +397,7 @@ impl Opener {
             let next = format!("a file below {}, or a stripe: over several", path.display());
             return Err(Error::request(path.display().to_string(), "is a directory", next));
         }
+        self.is_there(path)?;
         let access = FileAccess { write: self.writable, direct: self.cache != Caching::Allow };
         let file = match FileTarget::open_unclaimed(path, access) {
             Ok(file) if self.cache == Caching::Auto && !self.suits(&file) => {
@@ -414,6 +415,24 @@ impl Opener {
             }
         }
         Ok(file)
+    }
+
+    /// There is such a file, and it has a size.
+    fn is_there(&self, path: &Path) -> Result<(), Error> {
+        match std::fs::metadata(path) {
+            Ok(found) if is_endless(&found) => {
+                let found = "a character device has no size to serve";
+                let next = "nil:?size=1g, which reads as zeros and takes writes";
+                Err(Error::request(path.display().to_string(), found, next))
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                let asked =
+                    format!("open {} to {}", path.display(), if self.writable { "write" } else { "read" });
+                let next = format!("a path that exists, or truncate -s 1g {}", path.display());
+                Err(Error::request(asked, "there is no such file", next))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// O_DIRECT takes every block that a host may ask for.

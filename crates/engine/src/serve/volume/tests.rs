@@ -45,6 +45,9 @@ fn what_can_not_be_served_is_refused_by_name() {
         (dir.path().display().to_string(), "directory"),
         (empty.display().to_string(), "less than one block"),
         (dir.path().join("none").display().to_string(), "no such file"),
+        (dir.path().join("none").display().to_string(), "truncate -s 1g /"),
+        ("/dev/null".into(), "nil:?size="),
+        ("/dev/zero".into(), "no size"),
     ] {
         let error = Volume::open("nqn.2026-11.io.example:a", 1, &namespace(&source), 1).unwrap_err();
         assert!(error.to_string().contains(found), "{source}: {error}");
