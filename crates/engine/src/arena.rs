@@ -136,11 +136,7 @@ impl Arena {
             false => memory(mapped_bytes, pages).map(|(base, got)| (base, got, None)),
         };
         let (base, got, fd) = given.map_err(|e| match pages {
-            Pages::Hugetlb => Error::machine(
-                "‹pages› hugetlb",
-                format!("no huge pages are available: {e}"),
-                format!("sysctl vm.nr_hugepages={} or ‹pages› thp", mapped_bytes / HUGE),
-            ),
+            Pages::Hugetlb => no_huge_pages(mapped_bytes, &e),
             _ => Error::machine(
                 format!("{count} buffers of {slot_bytes} bytes"),
                 format!("the system has no memory for them: {e}"),
@@ -231,6 +227,24 @@ impl Drop for Arena {
         // SAFETY: the mapping is ours, and the worker dropped its queues (or forgot the arena) first.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.mapped_bytes) };
     }
+}
+
+fn no_huge_pages(bytes: usize, e: &std::io::Error) -> Error {
+    Error::machine(
+        "‹pages› hugetlb",
+        format!("no huge pages are available: {e}"),
+        format!("sysctl vm.nr_hugepages={} or ‹pages› thp", bytes / HUGE),
+    )
+}
+
+/// Whether the pool has the huge pages of `arenas` mappings of `bytes` each. They are reserved for a moment, and not touched.
+pub fn check_huge_pages(arenas: u64, bytes: u64) -> Result<(), Error> {
+    let all = bytes.next_multiple_of(HUGE as u64).saturating_mul(arenas);
+    let all = usize::try_from(all).unwrap_or(usize::MAX / HUGE * HUGE);
+    let base = map(all, libc::MAP_HUGETLB).map_err(|e| no_huge_pages(all, &e))?;
+    // SAFETY: the mapping was made here, and nothing else knows it.
+    unsafe { libc::munmap(base.as_ptr().cast(), all) };
+    Ok(())
 }
 
 /// `bytes` (a multiple of the huge page size) in the best pages that are available.

@@ -38,7 +38,7 @@ use crate::source::{Action, Draft, FilePlan, Target, Uri};
 use fleet::Ran;
 use forebay_model::job::{Cache, JobSpec, Origin, PathKind};
 use forebay_model::record::RunRecord;
-use forebay_model::{stats, Error};
+use forebay_model::{stats, Error, Kind};
 use serde::Serialize;
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
@@ -138,8 +138,10 @@ pub struct PlannedTarget {
 /// Checks everything that can be checked without changing anything, and returns the resolved job.
 pub fn plan(job: &JobSpec) -> Result<Plan, Error> {
     check(job)?;
-    let drafts = opening::look(&purpose::of(job)?)?.drafts;
-    prediction::check(job, &drafts)?;
+    let looked = opening::look(&purpose::of(job)?)?;
+    prediction::check(job, &looked.drafts)?;
+    requirements::of_machine(&into_host_memory(&with_a_worker_each(job)).0, &looked)?;
+    let drafts = looked.drafts;
     let virtual_time = drafts.iter().all(Draft::is_virtual);
     let paths = candidates(job, virtual_time)?;
     let (buffer_bytes, gpu_buffer_bytes) = if virtual_time { (0, 0) } else { buffers(job, &paths)? };
@@ -246,22 +248,22 @@ fn run_job(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> 
     let (job, no_gpu) = into_host_memory(job);
     let destination = Arc::new(Destination::open(&job)?);
     host_capacity::check(&job, &looked.drafts, observer)?;
+    if looked.changes(&purpose::of(&job)?) {
+        requirements::of_machine(&job, &looked)?;
+    }
     let mut opened =
         looked.open(&purpose::of(&job)?, &mut |targets| purpose::fill(&job, targets, observer))?;
-    if job.cache == Cache::Warm {
-        set_cache(&job, &opened.targets, observer)?;
-    }
-    let calibration::Calibrated { job, reasons, calibration } =
-        calibration::on(&job, &mut opened.targets, &opened.content_seeds, &destination, observer)?;
-    requirements::of_targets(&job, &opened.targets)?;
-    worker_setup::check_memory(&job, &opened.targets, destination.feeds_gpu())?;
-    destination.attach(&job, &opened.targets)?;
+    let settled = settle(&job, &mut opened, &destination, observer);
+    let calibration::Calibrated { job, reasons, calibration } = match settled {
+        Ok(settled) => settled,
+        Err(e) => return Err(nothing_measured(opened, true, e)),
+    };
     let mut resident_before = Err("the page cache was never set".into());
     let mut runs = Vec::new();
     let failed = repeat(&job, &opened, &destination, observer, &mut resident_before, &mut runs);
     let resident_after = residency(&opened.targets);
     if let (true, Err(e)) = (runs.is_empty(), &failed) {
-        return Err(e.clone());
+        return Err(nothing_measured(opened, !calibration.is_empty(), e.clone()));
     }
     let context = record::Context {
         job: &job,
@@ -282,6 +284,29 @@ fn run_job(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer) -> 
     let closed = opened.close(purpose::covers(&job) && failed.is_ok() && !record.result.interrupted);
     let failure = failed.err().or_else(|| failure_of(&job, &record)).or(off_model).or(closed.err());
     Ok(Outcome { record, failure })
+}
+
+/// The job as it is to run, on targets that are known to support it.
+fn settle(
+    job: &JobSpec,
+    opened: &mut Opened,
+    destination: &Arc<Destination>,
+    observer: &mut dyn Observer,
+) -> Result<calibration::Calibrated, Error> {
+    if job.cache == Cache::Warm {
+        set_cache(job, &opened.targets, observer)?;
+    }
+    let settled = calibration::on(job, &mut opened.targets, &opened.content_seeds, destination, observer)?;
+    requirements::of_targets(&settled.job, &opened.targets)?;
+    worker_setup::check_memory(&settled.job, &opened.targets, destination.feeds_gpu())?;
+    destination.attach(&settled.job, &opened.targets)?;
+    Ok(settled)
+}
+
+/// The error of a job that ended before its first I/O. One that was refused leaves files and lists as they were.
+fn nothing_measured(opened: Opened, tried: bool, error: Error) -> Error {
+    opened.take_back(matches!(error.kind, Kind::Request | Kind::Machine), tried);
+    error
 }
 
 /// `auto` without a GPU that could be the destination: host memory, and the reason.

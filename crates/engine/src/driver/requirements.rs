@@ -1,9 +1,10 @@
 //! Requirements: options that contradict the job, or that the opened targets don't support, are refused with the
 //! reason, and a finished run is checked against what it required.
 
-use super::share;
+use super::{purpose, share, worker_setup};
+use crate::opening::Looked;
 use crate::path;
-use crate::source::Target;
+use crate::source::{Draft, Target};
 use forebay_model::cached;
 use forebay_model::job::{Cache, Engine, JobSpec, Sync};
 use forebay_model::pattern::{Pattern, Span};
@@ -61,6 +62,22 @@ pub fn of_job(job: &JobSpec) -> Result<(), Error> {
     // The order of offsets doesn't depend on the data, so what is wrong with it shows on any.
     let any = Span { target: 0, start: 0, bytes: 1 << 40 };
     Pattern::new(share::pattern(job, 0, vec![any])?).map(|_| ())
+}
+
+/// Checks what shows of this machine while nothing has been changed yet: processors, alignment, room, memory.
+pub fn of_machine(job: &JobSpec, looked: &Looked) -> Result<(), Error> {
+    if looked.drafts.iter().all(Draft::is_virtual) {
+        return Ok(());
+    }
+    share::cpus_of(job)?;
+    let targets = looked.rehearsed(&purpose::of(job)?)?;
+    of_targets(job, &targets)?;
+    if path::find(job.path).is_none_or(|path| path.ends() != path::Ends::Host) {
+        // Their buffers depend on the GPU.
+        return Ok(());
+    }
+    worker_setup::check_memory(job, &targets, false)?;
+    worker_setup::check_pages(job, &targets)
 }
 
 /// Checks that the opened targets support the options.

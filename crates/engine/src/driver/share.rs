@@ -53,7 +53,11 @@ pub fn pattern(job: &JobSpec, w: u64, spans: Vec<Span>) -> Result<PatternSpec, E
     })
 }
 
-fn cpus_of(job: &JobSpec) -> Result<Vec<u32>, Error> {
+/// The CPUs that workers stay on in turn; none: any.
+///
+/// # Errors
+/// `Request`: a processor or a node that is asked for isn't there.
+pub fn cpus_of(job: &JobSpec) -> Result<Vec<u32>, Error> {
     if let Some(node) = job.numa.filter(|n| threads::cpus_of_node(*n).is_empty()) {
         return Err(Error::request(format!("‹numa› {node}"), "there is no such NUMA node", "lscpu"));
     }

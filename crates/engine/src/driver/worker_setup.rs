@@ -2,7 +2,7 @@
 //! local and the ring has a single issuer.
 
 use super::worker::{Kit, Shared, WorkerSpec, BATCH_IO_BYTES_MAX};
-use crate::arena::{Arena, Mem};
+use crate::arena::{check_huge_pages, Arena, Mem};
 use crate::gpu::cuda::{Device, DeviceMemory, Pinned};
 use crate::machine;
 use crate::path::{self, Buffers, Copiers, QueueFactory, Site, Under};
@@ -12,7 +12,7 @@ use crate::source::fault::FaultQueue;
 use crate::source::Loan;
 use crate::source::{QueueNeeds, Target};
 use forebay_model::content;
-use forebay_model::job::{Engine, JobSpec, PathKind};
+use forebay_model::job::{Engine, JobSpec, Pages, PathKind};
 use forebay_model::pattern::PatternSpec;
 use forebay_model::units::BYTES_PER_GIB;
 use forebay_model::Error;
@@ -133,6 +133,15 @@ pub fn check_memory(job: &JobSpec, targets: &[Target], feeds_gpu: bool) -> Resul
             ),
             "a smaller ‹depth›, ‹workers› or ‹io_bytes›",
         )),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses slots in huge pages that the pool hasn't got.
+pub fn check_pages(job: &JobSpec, targets: &[Target]) -> Result<(), Error> {
+    let each = buffers_of(job, targets, &targets.iter().collect::<Vec<_>>(), false).host_bytes();
+    match job.pages {
+        Pages::Hugetlb if each > 0 => check_huge_pages(u64::from(job.workers), each),
         _ => Ok(()),
     }
 }

@@ -1,8 +1,9 @@
 //! Makes what a plan says is missing, and takes it away again where that doesn't end well.
 
-use super::manifest::{Content, Held};
+use super::manifest::{may_write, Content, Held};
 use super::open::Opener;
 use super::plan::parent_of;
+use super::undo::Undo;
 use super::{Fill, Locked, Ours, Purpose, Written};
 use crate::identity::{taken, Identity};
 use crate::source::{Action, Draft, FilePlan, Target};
@@ -23,26 +24,38 @@ pub(super) fn make_and_open(
     purpose: &Purpose,
     drafts: &[Draft],
     held: &mut Locked,
+    undo: &mut Undo,
     fill: Fill,
 ) -> Result<Made, Error> {
-    know_what_to_verify(purpose, drafts, held)?;
+    check_room_and_content(purpose, drafts, held)?;
     lock_what_changes(purpose, drafts, held)?;
-    let missing: Vec<&FilePlan> =
-        drafts.iter().flat_map(Draft::files).filter(|f| f.action == Action::Make).collect();
-    check_room(&missing)?;
+    let missing = missing_of(drafts);
     let mut ours = still_ours(purpose, drafts, held)?;
-    let mut undo = Undo::default();
-    if let Err(e) = make_all(purpose, drafts, &missing, held, fill, &mut ours, &mut undo) {
-        undo.run(held);
-        return Err(e);
-    }
+    make_all(purpose, drafts, &missing, held, fill, &mut ours, undo)?;
     let opener = Opener::new(purpose, &ours)?;
     let targets = drafts.iter().map(|d| opener.aligned(d)).collect::<Result<Vec<_>, _>>()?;
-    let written = note_written(purpose, drafts, held, &ours)?;
+    let written = note_written(purpose, drafts, held, &ours, undo)?;
     let known_seed = |d: &Draft| d.files().first().and_then(|f| f.seed).unwrap_or(purpose.seed);
     let content_seeds =
         drafts.iter().map(|d| if purpose.writes { purpose.seed } else { known_seed(d) }).collect();
     Ok((targets, content_seeds, written))
+}
+
+fn missing_of(drafts: &[Draft]) -> Vec<&FilePlan> {
+    drafts.iter().flat_map(Draft::files).filter(|f| f.action == Action::Make).collect()
+}
+
+/// What shows before anything is made or locked.
+pub(super) fn check_room_and_content(
+    purpose: &Purpose,
+    drafts: &[Draft],
+    held: &Locked,
+) -> Result<(), Error> {
+    know_what_to_verify(purpose, drafts, held)?;
+    let missing = missing_of(drafts);
+    let dirs: BTreeSet<PathBuf> = missing.iter().map(|f| parent_of(&f.path)).collect();
+    dirs.iter().try_for_each(|dir| may_write(dir))?;
+    check_room(&missing)
 }
 
 /// A read verifies against what was written. Where that is known to be something else, each block would fail.
@@ -108,24 +121,6 @@ fn check_room(missing: &[&FilePlan]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Files to take away again if making them doesn't end well.
-#[derive(Default)]
-struct Undo(Vec<(PathBuf, Identity)>);
-
-impl Undo {
-    fn run(self, held: &mut Locked) {
-        for (path, made) in self.0 {
-            let _ = made.remove(&path);
-            if let Some(h) = held.get_mut(&parent_of(&path)) {
-                h.remove(&path);
-            }
-        }
-        for h in held.values_mut() {
-            let _ = h.save();
-        }
-    }
-}
-
 fn make_all(
     purpose: &Purpose,
     drafts: &[Draft],
@@ -137,8 +132,11 @@ fn make_all(
 ) -> Result<(), Error> {
     for file in missing {
         let dir = held.get_mut(&parent_of(&file.path)).expect("its directory was locked");
+        // As long as nothing has changed the file.
+        let entry = dir.entry(&file.path).cloned();
         let made = allocate(file, ours.get(&file.path).copied(), undo)?;
         if file.ours {
+            undo.begin(&file.path, made, entry);
             dir.begin(&file.path, made, file.bytes, "");
             ours.insert(file.path.clone(), made);
         }
@@ -154,6 +152,10 @@ fn make_all(
     if to_fill.is_empty() {
         return Ok(());
     }
+    // What can't be opened as it is to be used is filled for nothing.
+    let opener = Opener::new(purpose, ours)?;
+    drafts.iter().try_for_each(|draft| opener.aligned(draft).map(drop))?;
+    to_fill.iter().flat_map(|d| d.files()).for_each(|file| undo.forget_content(&file.path));
     fill(&opened_to_fill(purpose, &to_fill, ours)?)?;
     for draft in to_fill {
         for file in draft.files().into_iter().filter(|f| f.ours) {
@@ -186,13 +188,14 @@ fn allocate(file: &FilePlan, ours: Option<Identity>, undo: &mut Undo) -> Result<
         ),
         _ => Error::run(&asked, e.to_string(), "df -h; df -i"),
     })?;
-    let made =
-        Identity::of(&handle.metadata().map_err(|e| Error::run(&asked, e.to_string(), "df -h; df -i"))?);
-    if file.is_new {
-        undo.0.push((file.path.clone(), made));
-    }
+    let meta = handle.metadata().map_err(|e| Error::run(&asked, e.to_string(), "df -h; df -i"))?;
+    let made = Identity::of(&meta);
     if ours.is_some_and(|ours| ours != made) {
         return Err(taken(&file.path));
+    }
+    match file.is_new {
+        true => undo.made(&file.path, made),
+        false => undo.extends(&file.path, made, meta.len()),
     }
     // SAFETY: fallocate on a descriptor that is open for writing.
     if unsafe { libc::fallocate(handle.as_raw_fd(), 0, 0, file.bytes as i64) } == 0 {
@@ -248,6 +251,7 @@ fn note_written(
     drafts: &[Draft],
     held: &mut Locked,
     ours: &Ours,
+    undo: &mut Undo,
 ) -> Result<Vec<Written>, Error> {
     let mut written = Vec::new();
     if !purpose.writes {
@@ -257,6 +261,7 @@ fn note_written(
         for file in draft.files().into_iter().filter(|f| !f.is_device && f.ours) {
             let dir = held.get_mut(&parent_of(&file.path)).expect("its directory was locked");
             let (path, made, content) = (file.path.clone(), ours[&file.path], draft.content_name());
+            undo.begin(&path, made, dir.entry(&path).cloned());
             dir.begin(&path, made, file.bytes, &content);
             written.push(Written { path, made, content, bytes: file.bytes, seed: file.seed });
         }
@@ -298,7 +303,7 @@ mod tests {
         assert!(error.found.contains("another file"), "{error}");
         let again = FilePlan { is_new: false, bytes: 4 << 20, ..plan };
         allocate(&again, ours.get(&path).copied(), &mut Undo::default()).expect_err("to make it larger");
-        undo.run(&mut Locked::new());
+        undo.run(&mut Locked::new(), true);
         assert!(fs::read(&path).unwrap() == vec![7u8; 2 << 20]);
     }
 }

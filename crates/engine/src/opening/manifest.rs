@@ -244,6 +244,15 @@ impl Held {
         Ok(())
     }
 
+    /// Nothing was written to a file that was begun: it holds what this entry says.
+    pub fn put_back(&mut self, file: &Path, made: Identity, entry: Entry) {
+        let meta = std::fs::symlink_metadata(file).ok().filter(|meta| Identity::of(meta) == made);
+        let (Some(meta), Some(name)) = (meta, name_of(file)) else { return self.remove(file) };
+        let left = entry.left.map(|_| Times::of(&meta));
+        self.manifest.files.insert(name.to_string(), Entry { left, ..entry });
+        self.touched.insert(name.to_string());
+    }
+
     /// Parts of a file that `leave` just told of hold seeded content.
     pub fn note_part(&mut self, file: &Path, seed: u64) {
         if is_written_by_others(file) {
@@ -326,6 +335,12 @@ fn is_still(file: &File, path: &Path) -> bool {
 
 fn name_of(file: &Path) -> Option<&str> {
     file.file_name()?.to_str()
+}
+
+/// Whether this user may make files there.
+pub fn may_write(dir: &Path) -> Result<(), Error> {
+    use rustix::fs::{access, Access};
+    access(dir, Access::WRITE_OK | Access::EXEC_OK).map_err(|e| cannot_write(dir, &e.into()))
 }
 
 fn cannot_write(dir: &Path, e: &std::io::Error) -> Error {

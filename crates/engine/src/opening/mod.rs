@@ -7,6 +7,7 @@ pub(crate) mod manifest;
 pub(crate) mod mounts;
 mod open;
 mod plan;
+mod undo;
 
 pub(crate) use make::KEEP_FREE;
 pub use manifest::run_beside_others;
@@ -14,13 +15,15 @@ pub(crate) use open::{allow_descriptors, has_rings, reopened};
 pub(crate) use plan::look;
 
 use crate::identity::Identity;
-use crate::source::{Draft, Target};
+use crate::source::{Action, Draft, Target};
 use forebay_model::job::{Cache, Engine, PathKind, Priority, FILE_NAME_DEFAULT};
 use forebay_model::Error;
 use manifest::{Content, Held};
+use open::Opener;
 use plan::{parent_of, Manifests};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use undo::Undo;
 
 /// What targets are opened for, and what may be done so that there are any.
 #[derive(Clone, Debug)]
@@ -131,6 +134,7 @@ pub struct Opened {
     /// Seed of each target's content.
     pub content_seeds: Vec<u64>,
     held: Locked,
+    undo: Undo,
     /// Files of ours that are written.
     written: Vec<Written>,
     /// Of what is written, where that is content.
@@ -148,18 +152,34 @@ struct Written {
 }
 
 impl Looked {
+    /// The targets as they would be, with nothing made or changed: what can't work shows before anything is.
+    pub fn rehearsed(&self, purpose: &Purpose) -> Result<Vec<Target>, Error> {
+        let files = self.drafts.iter().map(|d| d.files().len()).sum::<usize>() as u64;
+        allow_descriptors(files);
+        make::check_room_and_content(purpose, &self.drafts, &self.manifests.0)?;
+        let ours = Ours::new();
+        let opener = Opener::new(purpose, &ours)?.rehearsing();
+        self.drafts.iter().map(|draft| opener.aligned(draft)).collect()
+    }
+
+    /// Whether `open` makes or changes a file.
+    pub fn changes(&self, purpose: &Purpose) -> bool {
+        purpose.writes || self.drafts.iter().flat_map(Draft::files).any(|f| f.action == Action::Make)
+    }
+
     /// Makes what is missing, and opens everything. The locks of what was looked at go over.
     pub fn open(&mut self, purpose: &Purpose, fill: Fill) -> Result<Opened, Error> {
         let files = self.drafts.iter().map(|d| d.files().len()).sum::<usize>() as u64;
         allow_descriptors(files.saturating_add(u64::from(purpose.workers) * 8));
-        let mut held = std::mem::take(&mut self.manifests).0;
-        match make::make_and_open(purpose, &self.drafts, &mut held, fill) {
+        let (mut held, mut undo) = (std::mem::take(&mut self.manifests).0, Undo::default());
+        match make::make_and_open(purpose, &self.drafts, &mut held, &mut undo, fill) {
             Ok((mut targets, content_seeds, written)) => {
                 targets.iter_mut().zip(&self.pair_of).for_each(|(target, pair)| target.route.pair = *pair);
                 let seed = purpose.writes_content.then_some(purpose.seed);
-                Ok(Opened { targets, content_seeds, held, written, seed })
+                Ok(Opened { targets, content_seeds, held, undo, written, seed })
             }
             Err(e) => {
+                undo.run(&mut held, true);
                 held.into_values().for_each(Held::remove_if_empty);
                 Err(e)
             }
@@ -168,6 +188,17 @@ impl Looked {
 }
 
 impl Opened {
+    /// Nothing was measured: files and lists are as they were before `open`, as far as `wrote` allows. `takes_files`:
+    /// those that were made go, too.
+    pub fn take_back(mut self, takes_files: bool, wrote: bool) {
+        self.targets.clear();
+        if wrote {
+            self.undo.forget_contents();
+        }
+        self.undo.run(&mut self.held, takes_files);
+        self.held.into_values().for_each(Held::remove_if_empty);
+    }
+
     /// After the last I/O: says what the files hold now. They hold seeded content where they did before, or where each
     /// of their blocks was written, which is what `covered` says.
     pub fn close(mut self, covered: bool) -> Result<(), Error> {
@@ -230,5 +261,43 @@ mod tests {
         let error = look(&purpose).unwrap().open(&purpose, &mut fills_nothing).err().unwrap();
         assert!(error.found.contains("nobody fills them"), "{error}");
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_nothing_came_of_is_taken_back_with_what_its_list_said() {
+        let home = tempfile::tempdir().unwrap();
+        let made = of(home.path());
+        look(&made).unwrap().open(&made, &mut |_| Ok(())).unwrap().close(false).unwrap();
+        let list = || std::fs::read_to_string(home.path().join(manifest::NAME)).unwrap();
+        let (seeds, lens) = (
+            || list().matches("\"seed\": 7").count(),
+            || [0, 1].map(|n| home.path().join(format!("forebay.{n}")).metadata().map_or(0, |m| m.len())),
+        );
+        assert_eq!(seeds(), 2);
+        let more = Purpose { files: Some(3), file_bytes: Some(3 << 20), reads: false, writes: true, ..made };
+        for wrote in [false, true] {
+            let opened = look(&more).unwrap().open(&more, &mut fills_nothing).unwrap();
+            assert_eq!((lens(), seeds()), ([3 << 20; 2], 0));
+            opened.take_back(true, wrote);
+            assert!(!home.path().join("forebay.2").exists());
+            let kept = if wrote { ([3 << 20; 2], 0) } else { ([1 << 20; 2], 2) };
+            assert_eq!((lens(), seeds()), kept);
+            let ours = look(&more).unwrap().drafts;
+            assert!(ours.iter().flat_map(Draft::files).all(|f| f.ours), "they are still known as ours");
+        }
+    }
+
+    #[test]
+    fn a_rehearsal_knows_the_targets_and_leaves_nothing() {
+        let home = tempfile::tempdir().unwrap();
+        let purpose = of(home.path());
+        let looked = look(&purpose).unwrap();
+        let targets = looked.rehearsed(&purpose).unwrap();
+        assert_eq!(targets.iter().map(|t| t.bytes).collect::<Vec<_>>(), [1 << 20; 2]);
+        assert!(looked.changes(&purpose));
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
+        let far = Purpose { file_bytes: Some(1 << 60), ..purpose };
+        let error = look(&far).unwrap().rehearsed(&far).err().unwrap();
+        assert!(error.asked.contains("of files in"), "{error}");
     }
 }

@@ -1,11 +1,12 @@
 //! Opens what a draft names, and refuses what can't work, before a single byte is moved.
 
+use super::plan::parent_of;
 use super::{Ours, Purpose};
 use crate::meter::cache;
 use crate::path::{self, auto::Way};
 use crate::reactor::{memlock, RingOptions};
 use crate::source::file::{misaligned, FileAccess, FileTarget};
-use crate::source::{Backing, Draft, FileBacking, FilePlan, Open, Route, SharedDrive, Target};
+use crate::source::{Action, Backing, Draft, FileBacking, FilePlan, Open, Route, SharedDrive, Target};
 use forebay_model::content;
 use forebay_model::device::DriveModel;
 use forebay_model::job::{Cache, Engine};
@@ -84,12 +85,19 @@ pub(super) struct Opener<'a> {
     purpose: Cow<'a, Purpose>,
     rings: bool,
     ours: &'a Ours,
+    /// Nothing is there yet, and nothing is to be changed.
+    rehearses: bool,
 }
 
 impl<'a> Opener<'a> {
     pub fn new(purpose: &'a Purpose, ours: &'a Ours) -> Result<Opener<'a>, Error> {
         let rings = has_rings(purpose.engine, purpose.sqpoll, purpose.iopoll, purpose.workers)?.is_ok();
-        Ok(Opener { purpose: Cow::Borrowed(purpose), rings, ours })
+        Ok(Opener { purpose: Cow::Borrowed(purpose), rings, ours, rehearses: false })
+    }
+
+    /// The same for what isn't made yet.
+    pub fn rehearsing(self) -> Opener<'a> {
+        Opener { rehearses: true, ..self }
     }
 
     /// The same through the page cache.
@@ -116,6 +124,18 @@ impl<'a> Opener<'a> {
     }
 }
 
+/// A file as it would be opened once it is made: itself, or one without a name beside it.
+fn stand_in(file: &FilePlan, access: FileAccess) -> Result<FileTarget, Error> {
+    // Closing a device that was open for writing has the system look at it anew.
+    let access = FileAccess { write: access.write && !file.is_device, ..access };
+    let found = match file.is_new {
+        true => FileTarget::yet_to_be_made(&file.path, &parent_of(&file.path), access)?,
+        false => FileTarget::open_unclaimed(&file.path, access)?,
+    };
+    let bytes = if file.action == Action::Make { file.bytes } else { found.bytes };
+    Ok(FileTarget { bytes, ..found })
+}
+
 impl Open for Opener<'_> {
     fn target(&self, draft: &Draft) -> Result<Target, Error> {
         Ok(Target {
@@ -134,7 +154,9 @@ impl Open for Opener<'_> {
     fn file(&self, file: &FilePlan) -> Result<FileBacking, Error> {
         let purpose = &*self.purpose;
         let direct = matches!(purpose.cache, Cache::Auto | Cache::Bypass) && purpose.engine != Engine::Map;
-        let target = FileTarget::open(&file.path, FileAccess { write: purpose.writes, direct })?;
+        let access = FileAccess { write: purpose.writes, direct };
+        let target =
+            if self.rehearses { stand_in(file, access) } else { FileTarget::open(&file.path, access) }?;
         let target = target.marked(purpose.atomic, purpose.priority);
         if let Some(made) = self.ours.get(&file.path) {
             made.check(&file.path, &target.file)?;

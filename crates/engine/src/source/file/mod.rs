@@ -185,6 +185,37 @@ impl FileTarget {
         FileTarget::opened(path, access, false)
     }
 
+    /// What a new file of this name would be like, by one without a name in `dir`, which is gone when it is closed. Where
+    /// the file system has none such, its alignment isn't known, and is 1.
+    pub fn yet_to_be_made(path: &Path, dir: &Path, access: FileAccess) -> Result<FileTarget, Error> {
+        let nameless = |flags: i32| open_with(dir, true, libc::O_TMPFILE | flags);
+        let (file, is_file) = match nameless(0) {
+            Ok(file) => (file, true),
+            Err(_) => (open_with(dir, false, 0).map_err(|e| cannot_open(dir, access, &e))?, false),
+        };
+        let in_memory = lives_in_memory(&file);
+        let direct = access.direct && !in_memory;
+        let (align, mem_align) = match direct && is_file {
+            true => {
+                let file = nameless(libc::O_DIRECT).map_err(|e| no_direct(path, access, &e))?;
+                direct_alignment(told_alignment(&file), false).ok_or_else(|| buffered(path))?
+            }
+            false => (1, 1),
+        };
+        Ok(FileTarget {
+            path: path.to_path_buf(),
+            file: Arc::new(file),
+            bytes: 0,
+            direct,
+            in_memory,
+            is_device: false,
+            align,
+            mem_align,
+            write_flags: 0,
+            priority: None,
+        })
+    }
+
     fn opened(path: &Path, access: FileAccess, claims: bool) -> Result<FileTarget, Error> {
         let refused = |e: std::io::Error| cannot_open(path, access, &e);
         let probe = open_with(path, access.write, 0).map_err(refused)?;

@@ -1,0 +1,94 @@
+//! What was changed before the first I/O, put back where nothing comes of it.
+
+use super::manifest::{Entry, Held};
+use super::plan::parent_of;
+use super::Locked;
+use crate::identity::Identity;
+use std::path::{Path, PathBuf};
+
+/// Files that were made, made larger, or about to be written.
+#[derive(Default)]
+pub(super) struct Undo(Vec<Changed>);
+
+struct Changed {
+    path: PathBuf,
+    file: Identity,
+    /// None: it wasn't there.
+    before: Option<Before>,
+}
+
+#[derive(Default)]
+struct Before {
+    /// None: as many as now.
+    bytes: Option<u64>,
+    /// What the list of files said of it.
+    entry: Option<Entry>,
+}
+
+impl Undo {
+    pub fn made(&mut self, path: &Path, file: Identity) {
+        self.0.push(Changed { path: path.into(), file, before: None });
+    }
+
+    /// A file of `bytes` is made larger.
+    pub fn extends(&mut self, path: &Path, file: Identity, bytes: u64) {
+        self.0.push(Changed {
+            path: path.into(),
+            file,
+            before: Some(Before { bytes: Some(bytes), entry: None }),
+        });
+    }
+
+    /// What the list says of this file, which is `entry`, is about to change.
+    pub fn begin(&mut self, path: &Path, file: Identity, entry: Option<Entry>) {
+        match self.0.iter_mut().find(|c| c.path == path) {
+            Some(Changed { before: Some(before), .. }) if before.entry.is_none() => before.entry = entry,
+            Some(_) => {}
+            None => {
+                let before = Some(Before { bytes: None, entry });
+                self.0.push(Changed { path: path.into(), file, before });
+            }
+        }
+    }
+
+    /// This file is written from now on: what it held before can't be had back.
+    pub fn forget_content(&mut self, path: &Path) {
+        self.0.retain(|c| c.path != path || c.before.is_none());
+    }
+
+    /// Every file is written from now on.
+    pub fn forget_contents(&mut self) {
+        self.0.retain(|c| c.before.is_none());
+    }
+
+    /// `takes_files`: those that were made go, too.
+    pub fn run(self, held: &mut Locked, takes_files: bool) {
+        for Changed { path, file, before } in self.0 {
+            let list = held.get_mut(&parent_of(&path));
+            match before {
+                None if takes_files => {
+                    let _ = file.remove(&path);
+                    list.into_iter().for_each(|list| list.remove(&path));
+                }
+                None => {}
+                Some(before) => before.put_back(&path, file, list),
+            }
+        }
+        for list in held.values_mut() {
+            let _ = list.save();
+        }
+    }
+}
+
+impl Before {
+    fn put_back(self, path: &Path, file: Identity, list: Option<&mut Held>) {
+        let cut = self.bytes.map(|bytes| {
+            let handle = std::fs::OpenOptions::new().write(true).open(path).ok()?;
+            file.check(path, &handle).ok()?;
+            handle.set_len(bytes).ok()
+        });
+        if let (Some(list), Some(entry), false) = (list, self.entry, cut == Some(None)) {
+            list.put_back(path, file, entry);
+        }
+    }
+}
