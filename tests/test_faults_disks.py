@@ -178,7 +178,7 @@ def test_files_that_do_not_fit_are_refused_and_none_is_left(
     before = content(place)
     for flags in (("--create", "200m"), ("--create", "80m"), ("--op", "write", "200m")):
         done = run(*BENCH, place, *flags[:-1], "--file-size", flags[-1])
-        refused(done, 3, "of files in", "MiB are free there", "a smaller --file-size")
+        refused(done, 3, "of files in", "MiB are free there", "64 MiB must stay free")
         assert content(place) == before
     done = run(*BENCH, place, "--create", "--file-size", "8m")
     assert done.returncode == 0, done.stderr

@@ -217,7 +217,8 @@ impl Folder {
         let asked =
             || format!("create {files} files, {} in all, in {}", readable_bytes(wanted), self.root.display());
         if wanted.saturating_add(KEEP_FREE) > free {
-            let found = format!("{} are free there", readable_bytes(free));
+            let (free, kept) = (readable_bytes(free), readable_bytes(KEEP_FREE));
+            let found = format!("{free} are free there, and {kept} must stay free");
             return Err(Error::machine(asked(), found, "fewer ‹files›, or another --data"));
         }
         // File systems that make inodes as they go say 0.

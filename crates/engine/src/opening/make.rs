@@ -8,7 +8,7 @@ use super::{Fill, Locked, Ours, Purpose, Written};
 use crate::identity::{taken, Identity};
 use crate::source::{Action, Draft, FilePlan, Target};
 use forebay_model::job::{Cache, Engine, PathKind};
-use forebay_model::units::format_bytes;
+use forebay_model::units::{format_bytes, readable_bytes};
 use forebay_model::Error;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsRawFd;
@@ -99,26 +99,59 @@ fn still_ours(purpose: &Purpose, drafts: &[Draft], held: &Locked) -> Result<Ours
     drafts.iter().flat_map(Draft::files).filter(changes).map(known).collect()
 }
 
+/// What files that are missing on one file system need.
+#[derive(Default)]
+struct Need {
+    files: u64,
+    /// Beside what the files that are there have.
+    bytes: u64,
+    /// What they have.
+    have: u64,
+    dir: PathBuf,
+}
+
 fn check_room(missing: &[&FilePlan]) -> Result<(), Error> {
-    let mut wanted: BTreeMap<u64, (u64, PathBuf)> = BTreeMap::new();
+    let mut needs: BTreeMap<u64, Need> = BTreeMap::new();
     for file in missing {
         let dir = parent_of(&file.path);
         let have = std::fs::metadata(&file.path).map_or(0, |m| m.len());
         let device = std::fs::metadata(&dir).map_or(0, |m| m.dev());
-        let entry = wanted.entry(device).or_insert((0, dir));
-        entry.0 = entry.0.saturating_add(file.bytes.saturating_sub(have));
+        let need = needs.entry(device).or_insert_with(|| Need { dir, ..Need::default() });
+        need.files += 1;
+        need.have = need.have.saturating_add(have);
+        need.bytes = need.bytes.saturating_add(file.bytes.saturating_sub(have));
     }
-    for (bytes, dir) in wanted.values() {
-        let free = rustix::fs::statvfs(dir).map_or(u64::MAX, |s| s.f_bavail.saturating_mul(s.f_frsize));
-        if bytes.saturating_add(KEEP_FREE) > free {
-            return Err(Error::machine(
-                format!("create {} of files in {}", format_bytes(*bytes), dir.display()),
-                format!("{} MiB are free there", free >> 20),
-                "a smaller ‹file_bytes›, fewer ‹files›, or another directory",
-            ));
+    for need in needs.values() {
+        let stat = rustix::fs::statvfs(&need.dir);
+        let free = stat.map_or(u64::MAX, |s| s.f_bavail.saturating_mul(s.f_frsize));
+        if need.bytes.saturating_add(KEEP_FREE) > free {
+            return Err(need.refused(free));
         }
     }
     Ok(())
+}
+
+impl Need {
+    fn refused(&self, free: u64) -> Error {
+        let usable = free.saturating_sub(KEEP_FREE);
+        let each = (self.have.saturating_add(usable) / self.files) >> 20 << 20;
+        let next = match (usable >> 20, each) {
+            (0, _) => "a directory on a file system with more room: nothing fits here".into(),
+            (_, 0) => "fewer files, or a directory on a file system with more room".into(),
+            _ => {
+                format!("‹file_bytes› {}, or a directory on a file system with more room", format_bytes(each))
+            }
+        };
+        Error::machine(
+            format!("create {} of files in {}", format_bytes(self.bytes), self.dir.display()),
+            format!(
+                "{} are free there, and {} must stay free",
+                readable_bytes(free),
+                readable_bytes(KEEP_FREE)
+            ),
+            next,
+        )
+    }
 }
 
 fn make_all(
@@ -276,6 +309,18 @@ fn note_written(
 mod tests {
     use super::*;
     use std::fs;
+
+    #[test]
+    fn what_does_not_fit_says_what_would_and_what_stays_free() {
+        let need = |files, have| Need { files, have, bytes: 1 << 30, dir: "d".into() };
+        let next = |need: Need, free_mib: u64| need.refused(free_mib << 20);
+        let nothing = next(need(1, 0), 64);
+        assert!(nothing.found == "64 MiB are free there, and 64 MiB must stay free", "{nothing}");
+        assert!(nothing.next.contains("nothing fits here"), "{nothing}");
+        assert!(next(need(1, 0), 164).next.starts_with("‹file_bytes› 100m,"));
+        assert!(next(need(4, 4 << 20), 164).next.starts_with("‹file_bytes› 26m,"), "what they have counts");
+        assert!(next(need(300, 0), 164).next.starts_with("fewer files"));
+    }
 
     /// Between making a file and opening it anew to fill it, its name may come to lead elsewhere.
     #[test]
