@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from faults_support import BENCH, Run, content, refused, run  # noqa: F401
@@ -55,3 +56,27 @@ def test_a_refused_write_leaves_files_and_their_list_as_they_were(run: Run, tmp_
         done = run(*BENCH, "d", "--op", "write", "--files", "1", "--file-size", size, "--passes", "1")
         refused(done, 2, f"--file-size {size}", "O_DIRECT needs a multiple")
     assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("bench",), ("validate", "-o", "v.json"), ("validate", "--dry-run"), ("sweep", "solidigm-gds", "--dry-run"),
+     ("sweep", "solidigm-gds", "-o", "s.jsonl"), ("doctor",)],
+    ids=" ".join,
+)
+def test_what_no_job_could_read_is_refused_at_once_by_every_verb(
+    run: Run, tmp_path: Path, words: tuple[str, ...]  # noqa: F811
+) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "empty").touch()
+    before = sorted(tmp_path.iterdir())
+    at = 2 if words[0] == "sweep" else 1
+
+    def of(name: str) -> Any:
+        return run(*words[:at], name, *words[at:])
+
+    refused(of("fifo"), 2, "is neither a file, a directory")
+    refused(of("missing"), 2, "missing")
+    if words[0] != "doctor":  # which examines the place, whatever the file holds
+        refused(of("empty"), 2, "is empty")
+    assert sorted(tmp_path.iterdir()) == before

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
+
+from forebay.errors import RequestError
 
 Job = dict[str, Any]
 Record = dict[str, Any]
@@ -43,6 +46,16 @@ def source(uri: str) -> dict[str, Any]:
     from forebay import _core
 
     return json.loads(_core.source(uri))
+
+
+def readable(uri: str) -> None:
+    """Raises RequestError for a file that no job could read; folders, and what isn't a path, aren't looked into."""
+    path = source(uri)["path"]
+    if path is not None and not os.path.isdir(path):
+        try:
+            plan({"sources": [uri], "path": "host", "cache": "allow"})
+        except RequestError as error:  # flags of bench, which have a file made, are none of everybody's
+            raise RequestError(error.asked, error.found, error.next.partition(", or --create")[0]) from None
 
 
 @cache

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from forebay import own_files
 from forebay import run as engine
 from forebay.errors import RequestError
 from forebay.sweep import fabric
@@ -78,6 +80,7 @@ def define(sweep: Sweep, asks: Asks) -> dict[str, Any]:
 def make(sweep: Sweep, asks: Asks, frozen: dict[str, Any] | None = None) -> Plan:
     """`frozen`: the decisions of the run that is continued. Raises RequestError for a wrong point."""
     definition = define(sweep, asks)
+    _check_sources(definition["points"], asks.sources if sweep.needs else None)
     jobs, rounds = definition["points"], definition["rounds"]
     varying = varying_fields(jobs)
     for job in jobs:
@@ -91,6 +94,16 @@ def make(sweep: Sweep, asks: Asks, frozen: dict[str, Any] | None = None) -> Plan
     points = ordered(keyed(kept), sweep, rounds)
     source = fabric.local_source(asks.sources, sweep.needs, sweep.name) if sweep.needs else None
     return Plan(sweep, definition, frozen, points, [*repeated, *dropped], source)
+
+
+def _check_sources(jobs: list[dict[str, Any]], given: Sequence[str] | None) -> None:
+    """Raises RequestError for a file that no point could read, and none makes. `given`: what is read, of a sweep that
+    serves it."""
+    makes = any(job.get("create") or "write" in job.get("op", "") for job in jobs)
+    for source in given or dict.fromkeys(s for job in jobs for s in own_files.named(job) if "{" not in s):
+        path = own_files.path_of(source)
+        if path is not None and (path.exists() or not makes):
+            engine.readable(source)
 
 
 def _check(job: dict[str, Any], sweep: Sweep, varying: list[str]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from forebay import run as engine
 from forebay.errors import MachineError, RequestError
 from forebay.units import GIB
 from forebay.validate.needs import kind_of
@@ -118,6 +119,7 @@ def check_sources(sources: tuple[str, ...]) -> None:
                 "is not a file, directory or block device here",
                 "a directory on the drive, or /dev/nvme0n1",
             )
+        engine.readable(source)
         folder = Path(place(source))
         if kind == "directory" and folder.exists() and not (folder / MARK).is_file():
             raise RequestError(

@@ -4,6 +4,7 @@ use super::report::{count, size, Area, Check, State};
 use super::roots::Roots;
 use super::target;
 use crate::machine;
+use crate::source::file::{is_neither, is_source};
 use crate::source::nvme_tcp::{Address, Options};
 use crate::source::{Examiner, Made, Uri};
 use forebay_model::Error;
@@ -61,7 +62,7 @@ pub fn parse(text: Option<&str>) -> Result<Asked, Error> {
 fn present(text: &str, path: &std::path::Path) -> Result<(), Error> {
     let shown = path.display();
     let asked = path.to_path_buf();
-    let Some(looked) = machine::within(ANSWER, move || std::fs::metadata(asked).map(drop)) else {
+    let Some(looked) = machine::within(ANSWER, move || std::fs::metadata(asked)) else {
         let found = format!("{shown}: no answer in {} s", ANSWER.as_secs());
         return Err(Error::machine(
             format!("source '{text}'"),
@@ -69,7 +70,11 @@ fn present(text: &str, path: &std::path::Path) -> Result<(), Error> {
             "dmesg | tail   # a lost file server, or a dead drive",
         ));
     };
-    let Err(error) = looked else { return Ok(()) };
+    let error = match looked {
+        Ok(meta) if is_source(&meta) => return Ok(()),
+        Ok(_) => return Err(is_neither(path)),
+        Err(error) => error,
+    };
     let (found, next) = match error.kind() {
         std::io::ErrorKind::NotFound => {
             (format!("{shown} doesn't exist"), "a file, directory or block device that exists".to_string())

@@ -3,12 +3,14 @@
 //! out of a mapping (or an inline pread) where the data is already in memory.
 
 mod inline;
+mod kind;
 mod map;
 mod pool;
 mod scatter;
 mod sync;
 mod uring;
 
+pub use kind::{is_endless, is_neither, is_source};
 pub use pool::PoolQueue;
 pub use uring::UringQueue;
 
@@ -337,18 +339,6 @@ impl FileTarget {
             }
         })
     }
-}
-
-/// `/dev/null` or `/dev/zero`, whatever its name: it takes what is written, and gives zeroes or nothing.
-pub fn is_endless(meta: &std::fs::Metadata) -> bool {
-    let number = (libc::major(meta.rdev()), libc::minor(meta.rdev()));
-    meta.file_type().is_char_device() && [(1, 3), (1, 5)].contains(&number)
-}
-
-/// A socket, a pipe, a terminal.
-pub fn is_neither(path: &Path) -> Error {
-    let found = "is neither a file, a directory nor a block device";
-    Error::request(path.display().to_string(), found, "a path to one of these")
 }
 
 fn open_with(path: &Path, write: bool, flags: i32) -> std::io::Result<File> {
