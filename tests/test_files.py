@@ -79,6 +79,14 @@ def test_a_missing_directory_is_a_bad_request():
     assert done.returncode == 2 and "mkdir -p /nowhere/at/all" in done.stderr
 
 
+def test_what_is_suggested_is_not_refused(tmp_path):
+    (tmp_path / "file").write_text("x")
+    done = forebay(tmp_path / "file")
+    assert done.returncode == 2 and "it is a file" in done.stderr and "mkdir" not in done.stderr
+    done = forebay("/proc", "--files", "10")
+    assert done.returncode == 3 and "0 are free" in done.stderr and "--files 0" not in done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_keeps_what_was_measured_and_cleans_up(tmp_path, number):
     data, home = tmp_path / "data", tmp_path / "home"

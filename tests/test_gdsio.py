@@ -210,6 +210,15 @@ def test_a_wrong_request_is_refused_by_name(
     assert named in err
 
 
+def test_no_command_is_suggested_that_would_be_refused(tmp_path: Path, capsys: Capture) -> None:
+    """Past the page cache, where that is possible here; -O 1 reads from any offset."""
+    line = f"-D {tmp_path} -w 1 -s 64K -i 4K -x 1 -I 0"
+    code, _, err = gdsio(capsys, *line.split(), "-o", 3)
+    assert code == 2 and ("-o 3" in err and "O_DIRECT needs a multiple" in err and "-I 1" not in err or " -o 3 " in err), err
+    code, _, err = gdsio(capsys, *line.split(), "-o", 3, "-O", 1)
+    assert code == 2 and " -o 3 -x 1 -I 1 -O 1" in err, err
+
+
 def test_a_read_creates_nothing_and_says_how_to_write(fake: Engine, tmp_path: Path, capsys: Capture) -> None:
     code, out, err = gdsio(capsys, "-D", written(tmp_path / "d", 1, 1 << 20), *"-w 2 -s 1M -x 1 -I 0".split())
     assert (code, out, fake.jobs) == (2, "", [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import pytest
@@ -90,6 +91,25 @@ def test_settings_text_is_read_or_refused(text: str) -> None:
         assert str(error)
     else:
         assert set(job) <= {f.key for f in fields()} | {"sources", "io_bytes_max", "io_bytes_step"}
+
+
+@pytest.mark.parametrize("field", [f.flag for f in fields() if f.example])
+def test_the_value_that_is_suggested_is_taken(field: str) -> None:
+    [flag] = [f for f in fields() if f.flag == field]
+    for wrong in ("x", "1e9", "-1", "99999999999999999999"):
+        with contextlib.suppress(RequestError):
+            flag.parse(wrong, f"--{field}")
+            continue
+        with pytest.raises(RequestError) as refused:
+            flag.parse(wrong, f"--{field}")
+        job = {"sources": ["nil:"]}
+        name, _, value = refused.value.next.partition(" ")
+        assert name == f"--{field}", refused.value
+        set_field(job, field, value)
+        try:
+            engine.check(job)
+        except RequestError as error:  # another field may be needed beside it
+            assert "must be" not in error.found or field not in error.asked, error
 
 
 def test_a_field_that_is_not_one_names_those_that_are() -> None:

@@ -29,13 +29,13 @@ def engine_name(engine: str) -> str:
     return _ENGINES.get(engine, engine)
 
 
-def _integer(text: Any, what: str, most: int = (1 << 32) - 1) -> int:
+def _integer(text: Any, what: str, most: int = (1 << 32) - 1, example: str = "4") -> int:
     try:
         value = int(str(text), 10 if re.fullmatch(r"[+-]?0[0-9_]+", str(text)) else 0)
     except ValueError:
-        raise RequestError(f"{what} {text}", "is not a whole number", f"{what} 4") from None
+        raise RequestError(f"{what} {text}", "is not a whole number", f"{what} {example}") from None
     if not 0 <= value <= most:
-        raise RequestError(f"{what} {text}", f"must be a whole number from 0 to {most}", f"{what} 4")
+        raise RequestError(f"{what} {text}", f"must be a whole number from 0 to {most}", f"{what} {example}")
     return value
 
 
@@ -105,7 +105,7 @@ def _one_or_more(text: Any, what: str) -> list[str]:
 
 
 def _integers(text: Any, what: str) -> list[int]:
-    return [_integer(t, what) for t in _list(text, what)]
+    return [_integer(t, what, example="0") for t in _list(text, what)]
 
 
 @dataclass(frozen=True)
@@ -125,10 +125,19 @@ class Field:
     metavar: str | None
     tells: bool
     ends: bool
+    # A good value of a number, as it is typed.
+    example: str | None = None
 
     def parse(self, value: Any, what: str) -> Any:
         """The value as the engine takes it. Raises RequestError naming `what`."""
-        return one_of(self.values, value, what) if self.values else PARSERS[self.kind](value, what)
+        if self.values:
+            return one_of(self.values, value, what)
+        try:
+            return PARSERS[self.kind](value, what)
+        except RequestError as error:
+            if self.example is None:
+                raise
+            raise RequestError(error.asked, error.found, f"{what} {self.example}") from None
 
     @property
     def is_flag(self) -> bool:
@@ -181,7 +190,8 @@ def _field(row: dict[str, Any]) -> Field:
     if isinstance(kind, dict):
         [(kind, words)] = kind.items()
     text = row["help"].replace("{paths}", ", ".join(run.paths()))
-    return Field(row["flag"], row["key"], kind, tuple(words), text, row["metavar"] or None, row["tells"], row["ends"])
+    told = (row["metavar"] or None, row["tells"], row["ends"], row["example"])
+    return Field(row["flag"], row["key"], kind, tuple(words), text, *told)
 
 
 @cache

@@ -7,12 +7,16 @@ import shlex
 import stat
 from typing import Any
 
+from forebay import run as engine
 from forebay.errors import MachineError, RequestError
 from forebay.gdsio.request import Group, Request
+from forebay.gdsio.wording import in_gdsios_words
 from forebay.units import format_bytes
 
 FILE_NAME = "gdsio.%d"
 SECTOR_BYTES = 512
+# What any O_DIRECT takes.
+PAGE_BYTES = 4096
 # Transfer type → which of cuFile's interfaces it calls.
 CUFILE_MODES = {0: "sync", 5: "stream", 6: "batch", 7: "batch-stream"}
 
@@ -158,7 +162,7 @@ def check_targets(request: Request) -> None:
             raise RequestError(f"-f {target}", "is a directory", f"-D {shlex.quote(target)}")
 
 
-def check_files(request: Request) -> None:
+def check_files(request: Request, fields: dict[str, Any]) -> None:
     """A read needs every file there and large enough: gdsio's reads create none. Raises RequestError."""
     if request.writes:
         return
@@ -168,11 +172,11 @@ def check_files(request: Request) -> None:
             status = os.stat(path)
         except OSError as error:
             raise RequestError(
-                path, f"{error.strerror}; a read creates no file", write_first(request)
+                path, f"{error.strerror}; a read creates no file", write_first(request, fields)
             ) from None
         if stat.S_ISREG(status.st_mode) and status.st_size < needed:
             found = f"holds {format_bytes(status.st_size)}, and this read needs {format_bytes(needed)}"
-            raise RequestError(path, found, write_first(request))
+            raise RequestError(path, found, write_first(request, fields))
 
 
 def files(request: Request) -> list[str]:
@@ -197,11 +201,17 @@ def _is_regular(path: str) -> bool:
         return False
 
 
-def write_first(request: Request) -> str:
-    """The command that makes the files which a read wants."""
+def write_first(request: Request, fields: dict[str, Any]) -> str:
+    """The command that makes the files which a read wants. Raises RequestError where the drive takes no such I/O: neither
+    that command nor the read after it would run."""
+    if any(fields.get(key, 0) % PAGE_BYTES for key in ("start_bytes", "io_bytes", "file_bytes")):
+        try:
+            engine.plan({**laid_out(fields), "overwrite": files(request)})
+        except RequestError as error:
+            raise in_gdsios_words(error) from None
     size = f"-s {format_bytes(request.size_bytes)}" if request.size_bytes else "-s SIZE"
     offset = f" -o {format_bytes(request.start_bytes)}" if request.start_bytes else ""
-    verify = " -V" if request.verify else ""
+    verify = (" -V" if request.verify else "") + (" -O 1" if request.buffered else "")
     command = f"forebay gdsio {_targets(request.groups)} {size}{offset} -x {request.xfer_number} -I 1{verify}"
     return f"write first with -I 1: {command}"
 

@@ -77,7 +77,7 @@ def command(job_file_path: str | None, **values: Any) -> int:
         values["record"] = save.Output(values["record"], save.RUN, "--record", lines=True)
     machine.check(request, allow_host_destination=values["allow_host_destination"])
     jobs.check_targets(request)
-    jobs.check_files(request)
+    jobs.check_files(request, fields)
     if fields.get("gpus") and (why := machine.copies_to_host(request, values["allow_host_destination"])):
         _say(f"-d has no effect: {why}, so the copy goes to host memory")
         fields["gpus"] = []

@@ -42,8 +42,13 @@ impl Site {
         let parent = Path::new(&spec.directory);
         let asked = format!("files in {}", parent.display());
         if !parent.is_dir() {
-            let found = if parent.exists() { "is not a directory" } else { "there is no such directory" };
-            return Err(Error::request(asked, found, format!("mkdir -p {}", parent.display())));
+            return Err(match parent.exists() {
+                true => Error::request(asked, "it is a file; files are made in a directory", "a directory"),
+                false => {
+                    let next = format!("mkdir -p {}", parent.display());
+                    Error::request(asked, "there is no such directory", next)
+                }
+            });
         }
         room(parent, spec, &asked)?;
         let mut site = Site {
@@ -242,9 +247,15 @@ fn room(parent: &Path, spec: &FilesSpec, asked: &str) -> Result<(), Error> {
     let free = found.f_bavail.saturating_mul(found.f_frsize);
     if needed > free {
         let found = format!("{needed} bytes are needed and {free} are free");
-        let files = free / 2 / spec.file_bytes.max(1);
-        let next =
-            format!("‹files› {}, or a smaller ‹file_bytes› than {}", files, format_bytes(spec.file_bytes));
+        let next = match free / 2 / spec.file_bytes.max(1) {
+            0 => {
+                format!("a smaller ‹file_bytes› than {}, or another directory", format_bytes(spec.file_bytes))
+            }
+            files => {
+                format!("‹files› {files}, or a smaller ‹file_bytes› than {}", format_bytes(spec.file_bytes))
+            }
+        };
+        let next = if free == 0 { "a directory on a file system with room".into() } else { next };
         return Err(Error::machine(asked, found, next));
     }
     Ok(())

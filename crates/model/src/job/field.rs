@@ -2,7 +2,7 @@
 //! may be, and what it means to whoever compares runs.
 
 use super::JobSpec;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 /// No greatest value; of `between`, any finite one.
 pub const ANY: f64 = f64::INFINITY;
@@ -84,7 +84,7 @@ pub struct Field {
     /// A trial of the job keeps it. What ends, paces or checks a run isn't what a trial is about.
     #[serde(skip)]
     pub tried: bool,
-    #[serde(skip)]
+    #[serde(rename = "example", serialize_with = "example_of")]
     pub bound: Option<Bound>,
     /// Its value, if it is a number and was set.
     #[serde(skip)]
@@ -92,6 +92,10 @@ pub struct Field {
     /// Gives it its default.
     #[serde(skip)]
     pub reset: fn(&mut JobSpec),
+}
+
+fn example_of<S: Serializer>(bound: &Option<Bound>, serializer: S) -> Result<S::Ok, S::Error> {
+    bound.map(|bound| bound.example).serialize(serializer)
 }
 
 pub const fn flag(flag: &'static str, kind: Kind, metavar: &'static str, help: &'static str) -> Field {
