@@ -172,6 +172,7 @@ def test_one_library_reads_it(runs, tmp_path):
         ((), "--csv, --parquet, --prometheus or --json"),
         (("--parquet",), "-o FILE.parquet"),
         (("--csv", "--json"), "one of them"),
+        (("--csv", "--parquet", "-o", "x"), "--csv --parquet: are formats of one table"),
         (("--csv", "-o", "."), "is a directory"),
         (("--csv", "-o", "thesis"), "isn't a csv export"),
         (("--prometheus", "-o", "none/x"), "can't be written"),

@@ -112,6 +112,21 @@ def test_the_value_that_is_suggested_is_taken(field: str) -> None:
             assert "must be" not in error.found or field not in error.asked, error
 
 
+@pytest.mark.parametrize("text", ["4096.5", "0.5", "4096.5b"])
+def test_there_are_no_parts_of_a_byte(text: str) -> None:
+    with pytest.raises(RequestError, match="part of a byte"):
+        parse_bytes(text)
+    with pytest.raises(RequestError, match="part of a byte"):
+        engine.plan({"sources": [f"nil:?size={text}"]})
+    assert (parse_bytes("4096.0"), parse_bytes("1.5k")) == (4096, 1536)
+
+
+def test_a_list_that_names_nothing_is_refused() -> None:
+    for text in (",", "", ",,"):
+        with pytest.raises(RequestError, match="names none"):
+            set_field({}, "gpu", text)
+
+
 def test_a_field_that_is_not_one_names_those_that_are() -> None:
     with pytest.raises(RequestError) as caught:
         set_field({}, "dept", "3")

@@ -44,6 +44,17 @@ def test_each_spelling_makes_the_job_that_our_flag_makes(flag: str) -> None:
             assert {"sources": ["nil:"], **parse_settings(f"{spelling[2:]}={VALUES[flag]}")} == ours
 
 
+def test_two_names_of_one_flag_agree_or_are_refused() -> None:
+    assert job_of("--bs", "4k", "--io-size", "4096")["io_bytes"] == 4096
+    assert job_of("--depth", "4", "--depth", "8")["depth"] == 8, "the last of one name counts"
+    for words in (("--bs", "4k", "--io-size", "8k"), ("--iodepth", "4", "--depth", "8"), ("-t", "1", "--numjobs=2")):
+        with pytest.raises(RequestError, match="two names of one flag") as refused:
+            job_of(*words)
+        asked = refused.value.asked.split()
+        assert asked[0] == words[0] and asked[2] == words[2].partition("=")[0]
+        assert job_of(*refused.value.next.split())
+
+
 def test_no_spelling_is_a_flag_of_ours_or_stands_twice() -> None:
     every = [s for spellings in SAME.values() for s in spellings]
     assert len(every) == len(set(every)) and not set(every) & set(ANSWERS)

@@ -175,6 +175,7 @@ def test_a_line_is_found_in_its_own_table() -> None:
         (["mine.toml", "/x", "--scale", "7"], "--scale 7"),
         (["mine.toml", "/x", "--scale", "soon"], "--scale soon"),
         (["mine.toml", "/x", "--max-time", "1s"], "--max-time"),
+        (["mine.toml", "/x", "--max-time", "0"], "--max-time 0"),
         (["mine.toml", "/x", "--set", "workers=0"], ": workers 0: must be"),
         (["mine.toml", "/x", "--restart", "--extend"], "--restart with --extend"),
         (["mine.toml", "/x", "-o", "/no/such/folder/o"], "/no/such/folder/o"),

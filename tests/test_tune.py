@@ -268,6 +268,7 @@ def test_files_stay_the_same_while_workers_vary(machine: FakeMachine, capsys: An
         (["/x", "--passes", "1"], "--passes"),
         (["/x", "--share", "0"], "--share"),
         (["/x", "--max-time", "soon"], "--max-time"),
+        (["/x", "--max-time", "0"], "--max-time 0: must be above 0"),
         (["/x", "--max-buffers", "much"], "--max-buffers"),
     ],
 )

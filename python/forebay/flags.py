@@ -105,7 +105,10 @@ def _one_or_more(text: Any, what: str) -> list[str]:
 
 
 def _integers(text: Any, what: str) -> list[int]:
-    return [_integer(t, what, example="0") for t in _list(text, what)]
+    numbers = [_integer(t, what, example="0") for t in _list(text, what)]
+    if isinstance(text, str) and not numbers:
+        raise RequestError(f"{what} '{text}'", "names none", f"{what} 0, or no {what}")
+    return numbers
 
 
 @dataclass(frozen=True)
@@ -248,6 +251,13 @@ def parse_settings(text: str) -> dict[str, Any]:
     return job
 
 
+def _settled(flag: str, value: str) -> dict[str, Any]:
+    """What a flag alone makes of a job."""
+    job: dict[str, Any] = {}
+    set_field(job, flag.lstrip("-"), value)
+    return job
+
+
 def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds every field of the job to a click command; its values arrive as `flags`-ready keyword arguments."""
     for f in reversed(fields()):
@@ -257,7 +267,7 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
         else:
             option = click.option(
                 f"--{f.flag}", name, default=None, multiple=f.multiple, metavar=f.metavar, help=text,
-                cls=Spelled, spellings=f.spellings,
+                cls=Spelled, spellings=f.spellings, reads=_settled,
             )  # fmt: skip
         command = option(command)
     command = click.option("--direct/--buffered", "direct", default=None, help="--cache bypass, or --cache allow.")(command)

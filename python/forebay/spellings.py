@@ -5,6 +5,7 @@ They are left out of --help and of the manual pages, which have one name for eac
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -171,16 +172,53 @@ def answer_to(flag: str) -> str | None:
 
 
 class Spelled(click.Option):
-    """An option that the command line also understands by other names, which --help doesn't list."""
+    """An option that the command line also understands by other names, which --help doesn't list.
 
-    def __init__(self, *args: Any, spellings: tuple[str, ...] = (), **attributes: Any) -> None:
+    `reads`: what a flag and its text mean: two names that mean different things contradict each other.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        spellings: tuple[str, ...] = (),
+        reads: Callable[[str, str], Any] | None = None,
+        **attributes: Any,
+    ) -> None:
         super().__init__(*args, **attributes)
         self.spellings = spellings
+        self.reads = reads
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
         shown = self.opts
-        self.opts = [*shown, *self.spellings]
+        typed: dict[str, str] = {}
         try:
-            super().add_to_parser(parser, ctx)
+            for name in (*shown, *self.spellings):
+                self.opts = [name]
+                super().add_to_parser(parser, ctx)
+                if self.spellings and not self.multiple:
+                    self._listen(parser, shown[0], name, typed)
         finally:
             self.opts = shown
+
+    def _listen(self, parser: Any, shown: str, name: str, typed: dict[str, str]) -> None:
+        """Notes in `typed` what comes by this name."""
+        option = parser._long_opt.get(name) or parser._short_opt[name]
+        process = option.process
+
+        def noted(value: Any, state: Any) -> None:
+            for other, text in typed.items():
+                if other != name and not self._same(shown, text, value):
+                    asked = f"{other} {text} {name} {value}"
+                    raise RequestError(asked, "are two names of one flag, with different values", f"{shown} {text}")
+            typed[name] = value
+            process(value, state)
+
+        option.process = noted
+
+    def _same(self, shown: str, one: str, other: str) -> bool:
+        if one == other or self.reads is None:
+            return one == other
+        try:
+            return bool(self.reads(shown, one) == self.reads(shown, other))
+        except RequestError:
+            return False

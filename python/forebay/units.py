@@ -23,6 +23,8 @@ def parse_bytes(text: str | int, what: str = "size") -> int:
     number, unit = match.groups()
     factor = 1 << _SHIFT[unit.lower()]
     value = int(number) * factor if number.isdigit() else int(float(number) * factor)
+    if factor == 1 and not number.isdigit() and float(number) != value:
+        raise RequestError(f"{what} {text}", "has a part of a byte", f"{what} {value}" if what.startswith("-") else str(value))
     if value >= 1 << 63:
         raise RequestError(f"{what} {text}", "overflows (more than 8 EiB)", "a smaller size")
     return value

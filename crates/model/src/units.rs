@@ -35,7 +35,7 @@ pub fn parse_cpu_list(text: &str) -> Result<Vec<u32>, String> {
     Ok(cpus)
 }
 
-/// `4096`, `64k`, `64K`, `1MiB`, `2g`, `1.5m`: bytes. Refuses what doesn't fit in 63 bits.
+/// `4096`, `64k`, `64K`, `1MiB`, `2g`, `1.5m`: bytes, the last one cut off. Refuses what doesn't fit in 63 bits.
 pub fn parse_bytes(text: &str) -> Result<u64, Error> {
     let bad = |found: &str| {
         Error::request(
@@ -71,6 +71,9 @@ pub fn parse_bytes(text: &str) -> Result<u64, Error> {
     let value = number.parse::<f64>().map_err(|_| bad("is not a number"))? * (1u64 << shift) as f64;
     if value >= (1u64 << 63) as f64 {
         return Err(bad("overflows (more than 8 EiB)"));
+    }
+    if shift == 0 && value.fract() != 0.0 {
+        return Err(bad("has a part of a byte"));
     }
     Ok(value as u64)
 }

@@ -21,22 +21,27 @@ Examples:
   forebay export runs.jsonl --prometheus -o /var/lib/node_exporter/forebay.prom"""
 
 
+FORMS = ("csv", "parquet", "prometheus")
+
+
 @click.command("export", epilog=EXAMPLES, context_settings={"max_content_width": 110})
 @click.argument("runs", nargs=-1, required=True, metavar="RUNS...")
-@click.option("--csv", "form", flag_value="csv", help="A header and a row for each run.")
-@click.option("--parquet", "form", flag_value="parquet", help="The same table, typed; needs pyarrow and -o.")
-@click.option("--prometheus", "form", flag_value="prometheus", help="Prometheus text format, for a textfile collector.")
+@click.option("--csv", is_flag=True, help="A header and a row for each run.")
+@click.option("--parquet", is_flag=True, help="The same table, typed; needs pyarrow and -o.")
+@click.option("--prometheus", is_flag=True, help="Prometheus text format, for a textfile collector.")
 @click.option("-o", "--out", metavar="FILE", help="Write to FILE, which may only replace an older export. Default: stdout.")
 @click.option("--json", "as_json", is_flag=True, help="The rows as one JSON document on stdout.")
-def command(runs: tuple[str, ...], form: str | None, out: str | None, as_json: bool) -> int:
+def command(runs: tuple[str, ...], out: str | None, as_json: bool, **forms: bool) -> int:
     """One flat table of RUNS (records, sweeps as .jsonl or their folder), one row per run.
 
     docs/export.md describes the columns. A value that wasn't measured is an empty cell.
     """
-    if form is None and not as_json:
+    asked = [form for form in FORMS if forms[form]] + ["json"] * as_json
+    if not asked:
         raise RequestError("forebay export", "no format was given", "--csv, --parquet, --prometheus or --json")
-    if form is not None and as_json:
-        raise RequestError(f"--{form} --json", "contradict each other", "one of them")
+    if len(asked) > 1:
+        raise RequestError(" ".join(f"--{form}" for form in asked), "are formats of one table", "one of them")
+    [form] = asked
     if form == "parquet" and out is None:
         raise RequestError("--parquet", "is a binary format, so it needs a file", "-o FILE.parquet")
     if as_json and out is not None:
@@ -48,13 +53,13 @@ def command(runs: tuple[str, ...], form: str | None, out: str | None, as_json: b
     if as_json:
         click.echo(_json(entries))
         return 0
-    made = {"csv": _csv, "prometheus": _prometheus, "parquet": _parquet}[str(form)](entries)
+    made = {"csv": _csv, "prometheus": _prometheus, "parquet": _parquet}[form](entries)
     if out is None:
         # As bytes: a table is UTF-8 whatever the terminal takes.
         sys.stdout.buffer.write(made)
         sys.stdout.buffer.flush()
         return 0
-    _write(out, made, str(form))
+    _write(out, made, form)
     click.echo(f"{out}: {len(entries)} runs", err=True)
     return 0
 

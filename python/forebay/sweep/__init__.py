@@ -94,7 +94,7 @@ def command(sweep: str | None, source: tuple[str, ...], **values: Any) -> int:
         sources=source,
         settings={**parse_overrides(values["settings"]), **_pairs(values["pairs"], source)},
         scale=parse_scale(scale),
-        seconds_max=parse_seconds(values["max_time"], "--max-time") if values["max_time"] else None,
+        seconds_max=_seconds_max(values["max_time"]),
         rounds=values["rounds"],
     )
     link = Link(
@@ -115,6 +115,15 @@ def command(sweep: str | None, source: tuple[str, ...], **values: Any) -> int:
     with listen.listening(values["metrics"]) as listens, Results(output) as results:
         plan = _continue(asked, asks, results, values["restart"], values["extend"])
         return _run(plan, results, values["as_json"], link, listens)
+
+
+def _seconds_max(text: str | None) -> float | None:
+    if text is None:
+        return None
+    seconds = parse_seconds(text, "--max-time")
+    if seconds <= 0:
+        raise RequestError(f"--max-time {text}", "must be above 0", "--max-time 30m")
+    return seconds
 
 
 def _pairs(pairs: tuple[str, ...], sources: tuple[str, ...]) -> dict[str, Any]:

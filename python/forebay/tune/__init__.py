@@ -59,6 +59,8 @@ def command(source: tuple[str, ...], **values: Any) -> int:
     """
     as_json, output, metrics = (values.pop(name) for name in ("as_json", "output", "metrics"))
     seconds = parse_seconds(values.pop("max_time"), "--max-time")
+    if seconds <= 0:
+        raise RequestError(f"--max-time {seconds:g}", "must be above 0", "--max-time 60s")
     share = parse_percent(values.pop("share"), "--share") / 100
     if not 0 < share <= 1:
         raise RequestError(f"--share {share:.0%}", "must be above 0 and at most 100 per cent", "--share 98%")

@@ -29,7 +29,7 @@ job! {
     /// Sizes and their shares, `4k=60,64k=40`, or for reads and writes each, `4k=1/64k=1`. It settles the three above.
     io_mix: Option<String> = None,
         flag("io-mix", Text, "MIX",
-            "Block sizes with their percentages, e.g. 4k=60,64k=40, or READS/WRITES. Instead of --io-size.");
+            "Block sizes with their shares of the I/Os, e.g. 4k=60,64k=40 or 4k=3,64k=2, or READS/WRITES. Instead of --io-size.");
     /// Size of each created file, and the most that is read of each. None: as found, or 1 GiB if created.
     file_bytes: Option<u64> = None,
         flag("file-size", Size, "SIZE",

@@ -74,7 +74,7 @@ fn zones(text: &str) -> Option<Vec<Zone>> {
 }
 
 impl IoMix {
-    /// `4k=60,64k=40`, or for reads and writes each, `4k=60,64k=40/1m=100`.
+    /// `4k=60,64k=40`, or for reads and writes each, `4k=60,64k=40/1m=100`. Shares are of their total, whatever that is.
     pub fn parse(text: &str) -> Result<IoMix, Error> {
         let bad = |found: &str| {
             Error::request(format!("‹io_mix› {text}"), found, "‹io_mix› 4k=60,64k=40, or READS/WRITES")
