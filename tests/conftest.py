@@ -17,9 +17,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
-# What Python itself starts with. A shell starts what it puts into the background with SIGINT ignored, and children
-# inherit that: tests that send it would send it to the deaf.
-SIGNALS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+# What Python itself starts with. A shell starts what it puts into the background with SIGINT ignored, nohup with SIGHUP,
+# and children inherit that: tests that send it would send it to the deaf.
+SIGNALS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
 
 # marker → (may it run here, why not)
 NEEDS: dict[str, tuple[Callable[[], bool], str]] = {

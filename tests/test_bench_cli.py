@@ -205,6 +205,17 @@ def test_a_foreign_file_in_the_rescue_place_is_left_alone(bench, tmp_path):
 
 
 FAKE = "fake_engine.slow_run(3600, begun=begun)"
+HANGS_UP = """import os, signal, forebay.early, forebay.cli as c
+from forebay.bench.interrupt import Interrupt
+def verb(**_):
+    with Interrupt() as interrupt:
+        os.kill(os.getpid(), signal.SIGHUP)
+    os.kill(os.getpid(), signal.SIGHUP)
+    return 4 if interrupt.requested else 0
+forebay.early.listen()
+c.forebay.main = verb
+c.main([])
+"""
 STUCK = "lambda job, **_: (begun(), time.sleep(3600))"
 
 
@@ -230,13 +241,28 @@ def interrupted(tmp_path, *numbers: int, engine: str = FAKE):
     return done.returncode, done.stdout, said.read_text()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_one_signal_stops_and_keeps_what_was_measured(tmp_path, number):
     code, out, err = interrupted(tmp_path, number)
     assert code == 130, err
     assert "interrupt again to abort" in err and "Traceback" not in err
     saved = json.loads(next(tmp_path.glob("forebay-*.json")).read_text())
     assert saved["result"]["interrupted"] is True
+
+
+def test_a_hangup_by_the_kernel_and_one_by_the_shell_are_one(tmp_path):
+    code, _, err = interrupted(tmp_path, signal.SIGHUP, signal.SIGHUP)
+    assert code == 130, err
+    assert json.loads(next(tmp_path.glob("forebay-*.json")).read_text())["result"]["interrupted"] is True
+
+
+def test_under_nohup_a_hangup_ends_nothing(tmp_path):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        done = processes.run([sys.executable, "-c", HANGS_UP], cwd=tmp_path)
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
 
 
 def test_a_second_signal_aborts_even_a_run_that_does_not_answer(tmp_path):
@@ -456,7 +482,7 @@ def test_for_real_a_failed_io_exits_4_and_keeps_the_record(tmp_path):
     assert saved["result"]["errors"]["failed"] > 0 and saved["result"]["ios"] > 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_for_real_a_signal_keeps_what_was_measured(tmp_path, number):
     witness = tmp_path / "witness"
     job = ("bench", "nil:", "--duration", "3600", "--warmup", "0.1")

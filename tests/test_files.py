@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import pty
 import signal
 import tempfile
 from pathlib import Path
@@ -87,7 +88,27 @@ def test_what_is_suggested_is_not_refused(tmp_path):
     assert done.returncode == 3 and "0 are free" in done.stderr and "--files 0" not in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_terminal_that_is_lost_leaves_no_files(tmp_path):
+    """As of an SSH connection: SIGHUP comes, and what is written to it fails."""
+    data = tmp_path / "data"
+    data.mkdir()
+    arguments = ["files", data, "--files", "4000000", "--file-size", "0", "--workers", "1", "--sync"]
+    child, terminal = pty.fork()
+    if child == 0:
+        os.chdir(tmp_path)
+        os.execvp(processes.FOREBAY[0], [str(word) for word in (*processes.FOREBAY, *arguments)])
+    ended = None
+    try:
+        processes.wait_until(lambda: len(list(itertools.islice(data.glob("*/*/*"), 10))) == 10, "files are made")
+        os.close(terminal)
+        processes.wait_until(lambda: os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT), "its end")
+    finally:
+        os.kill(child, signal.SIGKILL)
+        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert ended in (4, 130) and list(data.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_keeps_what_was_measured_and_cleans_up(tmp_path, number):
     data, home = tmp_path / "data", tmp_path / "home"
     data.mkdir(), home.mkdir()

@@ -143,7 +143,7 @@ def test_a_signal_while_the_command_ends_leaves_its_code_and_its_record_whole(
         assert not list(tmp_path.iterdir()), where
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=["int", "term", "hup"])
 def test_a_signal_while_a_module_makes_a_class_ends_with_130_too(number: signal.Signals) -> None:
     """`exec` of a string is how dataclass makes its methods; CPython remembers an interrupt that leaves one."""
     verb = f"exec('import os, time; os.kill(os.getpid(), {int(number)}); time.sleep(5)')"
@@ -153,7 +153,7 @@ def test_a_signal_while_a_module_makes_a_class_ends_with_130_too(number: signal.
     assert (done.returncode, done.stderr) == (130, "forebay: interrupted\n")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=["int", "term", "hup"])
 def test_a_signal_where_no_exception_leaves_is_not_lost(number: signal.Signals) -> None:
     """A callback of a weak reference, as each import ends with; the verb would go on for a minute."""
     program = (

@@ -45,8 +45,8 @@ VERBS = {
     "man": ("forebay.shell:man", "The manual pages."),
 }
 
-# Signals that end a run and keep what it measured.
-ENDING = (signal.SIGINT, signal.SIGTERM)
+# Signals that end a run and keep what it measured. SIGHUP comes where the terminal goes, as of a lost SSH connection.
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _NobodyReads(Exception):
@@ -224,6 +224,8 @@ class _Interrupted(KeyboardInterrupt):
 
 
 def _interrupt(signum: int, frame: Any) -> None:
+    if signum == signal.SIGHUP:  # the shell may send one as well as the kernel: it asks for nothing more
+        signal.signal(signum, signal.SIG_IGN)
     raise _Interrupted(signum)
 
 
@@ -240,7 +242,7 @@ def _send_again(lost: Any) -> None:
 
     def send() -> None:
         time.sleep(0.001)
-        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), signal.SIGTERM if number == signal.SIGHUP else number)
 
     _thread.start_new_thread(send, ())
 

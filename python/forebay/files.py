@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -145,7 +146,6 @@ def run(spec: dict[str, Any], quiet: bool = True, listens: Endpoint | None = Non
     `listens`: hands out the progress, too.
     """
     from forebay import _core
-    from forebay.bench.terminal import takes_more
     from forebay.run import typed
 
     shows = not quiet and sys.stderr.isatty()
@@ -154,19 +154,28 @@ def run(spec: dict[str, Any], quiet: bool = True, listens: Endpoint | None = Non
         progress = json.loads(text)
         if listens is not None:
             listens.see({"sources": [spec["directory"]], "workers": spec["workers"]}, "", live(progress))
-        if shows and takes_more(sys.stderr):
-            sys.stderr.write(f"\r\x1b[K{describe(progress)[:78]}")
-            sys.stderr.flush()
+        if shows:
+            _show(f"\r\x1b[K{describe(progress)[:78]}")
 
     started = datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
     try:
         measured = json.loads(_core.files(json.dumps(spec), secrets.token_hex(8), observe))
     finally:
-        if shows and takes_more(sys.stderr):
-            sys.stderr.write("\r\x1b[K")
+        if shows:
+            _show("\r\x1b[K")
     head = {k: measured.pop(k) for k in ("schema", "id")}
     environment = json.loads(_core.environment([spec["directory"]]))
     return {**head, "started": started, "command": typed(), "environment": environment, **measured}
+
+
+def _show(text: str) -> None:
+    """On a terminal that may have gone: an observer that raises twice ends the cleaning, too."""
+    from forebay.bench.terminal import takes_more
+
+    if takes_more(sys.stderr):
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text)
+            sys.stderr.flush()
 
 
 def live(progress: dict[str, Any]) -> dict[str, Any]:

@@ -14,14 +14,15 @@ from forebay.bench import terminal
 
 
 class Interrupt:
-    """While entered, the first SIGINT or SIGTERM asks the engine to stop; the second has its default effect.
+    """While entered, the first SIGINT, SIGTERM or SIGHUP asks the engine to stop; the second has its default effect.
 
     The default is restored at once, so that a second signal ends the process even while the engine waits
-    for a device and no Python code can run. A signal that whoever started the command ignores (a script's
+    for a device and no Python code can run. But SIGHUP never aborts: where a terminal goes, both the kernel and
+    the shell may send one. A signal that whoever started the command ignores (a script's
     `command &` does SIGINT) stays ignored; what ends the run then is said.
     """
 
-    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+    SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def __init__(self) -> None:
         self.requested = False
@@ -38,7 +39,8 @@ class Interrupt:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            if number != signal.SIGHUP or not self.requested:
+                signal.signal(number, handler)
 
     def raise_if_requested(self) -> None:
         """For observers: an exception from one ends the run, which returns what it measured."""
@@ -55,7 +57,7 @@ class Interrupt:
 
     def _first(self, number: int, frame: FrameType | None) -> None:
         for each in self._before:
-            signal.signal(each, signal.SIG_DFL)
+            signal.signal(each, signal.SIG_IGN if each == signal.SIGHUP else signal.SIG_DFL)
         for restore in terminal.restorers:
             restore()
         self.requested = True
