@@ -7,6 +7,8 @@ mod ana;
 mod link;
 #[path = "rig/mod.rs"]
 mod rig;
+#[path = "remote/steady.rs"]
+mod steady;
 #[path = "remote/target.rs"]
 mod target;
 

@@ -64,6 +64,11 @@ impl Link {
     pub fn behave(&self) {
         self.quiet.store(true, Ordering::Relaxed);
     }
+
+    /// No longer.
+    pub fn misbehave(&self) {
+        self.quiet.store(false, Ordering::Relaxed);
+    }
 }
 
 impl Drop for Link {

@@ -3,6 +3,7 @@
 //! again, what a status means, I/O queues divided among workers, what the record
 //! is told, and that what is there again is what was there before.
 
+mod attempts;
 mod host;
 mod identity;
 mod namespace;
@@ -13,6 +14,7 @@ mod share;
 pub mod status;
 mod work;
 
+pub use attempts::{Attempts, Episode};
 pub use host::{Host, Standing};
 pub use identity::{Identity, Stranger};
 pub use namespace::{Namespace, NamespaceBacking, NamespaceDraft};

@@ -31,6 +31,7 @@ struct Inner {
 pub struct Traffic {
     pub path: usize,
     pub qid: u16,
+    sent: AtomicU64,
     pub commands: AtomicU64,
     pub retries: AtomicU64,
     /// From submission to completion.
@@ -124,6 +125,16 @@ impl Traffic {
     /// 1 while it is.
     pub fn connected(&self) -> u32 {
         self.connected.load(Ordering::Relaxed)
+    }
+
+    /// Books that a command was sent. Only the queue's worker calls it, and nobody else changes the count.
+    pub fn sends(&self) {
+        self.sent.store(self.sent.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    /// Commands that were sent, and that completed.
+    pub fn commands(&self) -> (u64, u64) {
+        (self.sent.load(Ordering::Relaxed), self.commands.load(Ordering::Relaxed))
     }
 
     /// Books how long a command took.

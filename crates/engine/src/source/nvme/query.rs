@@ -29,6 +29,14 @@ pub fn seconds(key: &str, value: &str) -> Result<Option<Duration>, String> {
     }
 }
 
+/// As `seconds`, of a time in which something must be able to happen.
+pub fn seconds_above_zero(key: &str, value: &str) -> Result<Option<Duration>, String> {
+    match seconds(key, value)? {
+        Some(Duration::ZERO) => Err(format!("{key}={value} leaves no time: seconds above 0")),
+        some => Ok(some),
+    }
+}
+
 /// How long a worker looks for more to do before it sleeps.
 pub fn spin(key: &str, value: &str) -> Result<Duration, String> {
     // A second of looking: longer is no different from always.

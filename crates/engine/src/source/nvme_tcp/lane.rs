@@ -186,6 +186,7 @@ impl Lane {
         let handle = connection.submit(sqe, data, mem)?;
         self.owner[usize::from(handle.0)] = command;
         self.in_flight += 1;
+        self.traffic.sends();
         self.unsent = true;
         Ok(())
     }

@@ -3,7 +3,7 @@
 use super::MadeOf;
 use crate::machine::nvme_host::parse_uuid;
 use crate::queue::Via;
-use crate::source::nvme::query::{count, seconds, spin, switch};
+use crate::source::nvme::query::{count, seconds, seconds_above_zero, spin, switch};
 use forebay_model::units::parse_bytes;
 use forebay_nvme::nqn::Nqn;
 use std::fmt;
@@ -229,11 +229,11 @@ impl Options {
             }
             "kato" => self.keep_alive = seconds(key, value)?.unwrap_or_default(),
             "reconnect_delay" => {
-                self.reconnect_delay = seconds(key, value)?.ok_or(format!("{key} can't be off"))?
+                self.reconnect_delay = seconds_above_zero(key, value)?.ok_or(format!("{key} can't be off"))?
             }
             "ctrl_loss_tmo" => self.ctrl_loss = seconds(key, value)?,
             "fast_io_fail_tmo" => self.fast_io_fail = seconds(key, value)?,
-            "io_timeout" => self.io_timeout = seconds(key, value)?,
+            "io_timeout" => self.io_timeout = seconds_above_zero(key, value)?,
             "bulk" => {
                 self.bulk =
                     parse_bytes(value).map_err(|e| format!("bulk={value}: {e}"))?.min(BULK_MAX) as usize
@@ -363,6 +363,8 @@ mod tests {
             ("reconnect_delay", "-1"),
             ("ctrl_loss_tmo", "-2"),
             ("io_timeout", "-2"),
+            ("io_timeout", "0"),
+            ("reconnect_delay", "0"),
             ("path", "h:1"),
             ("path", "h:99999"),
             ("path", ""),

@@ -6,7 +6,7 @@ use super::options::Address;
 use super::Shared;
 use crate::clock;
 use crate::reactor::Waker;
-use crate::source::nvme::{lock, Standing};
+use crate::source::nvme::{lock, Attempts, Episode, Standing};
 use forebay_nvme::host::{ControllerInfo, Event, NamespaceInfo, Options, Request, Session};
 use forebay_nvme::log::AnaState;
 use std::net::SocketAddr;
@@ -14,8 +14,6 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// The first wait after an attempt that failed; each one is twice as long as the one before.
-const RETRY_FIRST: Duration = Duration::from_millis(100);
 /// How often the thread looks around though nothing happens.
 const LOOK: Duration = Duration::from_secs(1);
 /// How long shutting a controller down may take before its connection is just closed.
@@ -169,19 +167,16 @@ impl Path {
 /// The life of a path's thread.
 pub(super) fn care(shared: &Shared, index: usize) {
     let path = &shared.paths[index];
-    let mut down_since = clock::now();
-    let mut failures = 0;
+    let mut attempts = Attempts::new(clock::now());
     loop {
-        let connects = path.connects.load(Ordering::Relaxed);
-        let ended = associate(shared, path);
+        let (ended, episode) = associate(shared, path, index);
         if path.stops() {
             return;
         }
-        if path.connects.load(Ordering::Relaxed) > connects {
-            (down_since, failures) = (clock::now(), 0);
-        }
+        let (now, longest) = (clock::now(), shared.options.reconnect_delay);
+        attempts.ended(episode, longest, now);
         shared.host.notes.note(format!("{}: {}", path.address, ended.why));
-        let too_late = shared.options.ctrl_loss.is_some_and(|most| down_since.elapsed() >= most);
+        let too_late = attempts.too_late(shared.options.ctrl_loss, now);
         // Somebody who opens it wants to know at once.
         if ended.for_good || too_late {
             let late = if too_late { "; ctrl_loss_tmo has passed" } else { "" };
@@ -189,28 +184,25 @@ pub(super) fn care(shared: &Shared, index: usize) {
             return;
         }
         path.change(shared, State::Connecting(Some(ended.why)));
-        if failures > 0 {
-            let longest = shared.options.reconnect_delay;
-            path.pause(RETRY_FIRST.saturating_mul(1 << (failures - 1).min(16)).min(longest));
-        }
-        failures += 1;
+        path.pause(attempts.wait(longest));
     }
 }
 
-/// One association from its first packet to its end.
-fn associate(shared: &Shared, path: &Path) -> Ended {
-    let ended = match Up::open(shared, path) {
+/// One association from its first packet to its end, and from when it was up.
+fn associate(shared: &Shared, path: &Path, index: usize) -> (Ended, Option<Episode>) {
+    let ended = match Up::open(shared, path, index) {
         Ok(mut up) => {
             let ended = up.run();
+            up.look();
             path.lock().waker = None;
             // Queues close theirs before the controller's memory of them goes.
             if matches!(path.state(), State::Live(_)) {
                 path.change(shared, State::Connecting(Some(ended.why.clone())));
             }
             up.association.close();
-            ended
+            (ended, up.episode)
         }
-        Err(ended) => ended,
+        Err(ended) => (ended, None),
     };
     path.attempts.fetch_add(1, Ordering::Relaxed);
     ended
@@ -219,12 +211,14 @@ fn associate(shared: &Shared, path: &Path) -> Ended {
 struct Up<'a> {
     shared: &'a Shared,
     path: &'a Path,
+    index: usize,
     association: Association<Session>,
     number: u64,
+    episode: Option<Episode>,
 }
 
 impl<'a> Up<'a> {
-    fn open(shared: &'a Shared, path: &'a Path) -> Result<Up<'a>, Ended> {
+    fn open(shared: &'a Shared, path: &'a Path, index: usize) -> Result<Up<'a>, Ended> {
         let for_good = |e: forebay_model::Error| Ended { why: e.to_string(), for_good: true };
         let options = Options {
             host_nqn: shared.host_nqn.clone(),
@@ -245,12 +239,20 @@ impl<'a> Up<'a> {
         let association =
             Association::open(&peer, header, data, shared.credentials.clone(), reactor, session)?;
         let number = u64::from(path.connects.load(Ordering::Relaxed)) + 1;
-        Ok(Up { shared, path, association, number })
+        Ok(Up { shared, path, index, association, number, episode: None })
+    }
+
+    /// Whether commands complete.
+    fn look(&mut self) {
+        if let Some(episode) = &mut self.episode {
+            episode.look(self.shared.host.notes.commands(self.index), clock::now());
+        }
     }
 
     /// Until it ends, or is to.
     fn run(&mut self) -> Ended {
         loop {
+            self.look();
             let event = match self.association.step(clock::now() + LOOK) {
                 Ok(event) => event,
                 Err(ended) => return ended,
@@ -283,6 +285,8 @@ impl<'a> Up<'a> {
                 let nsid = self.shared.options.nsid;
                 self.shared.host.identity.check(nsid, live.namespace.as_ref(), &live.controller)?;
                 self.path.connects.fetch_add(1, Ordering::Relaxed);
+                let before = self.shared.host.notes.commands(self.index);
+                self.episode = Some(Episode::new(before, clock::now()));
                 let what = if self.number > 1 { "connected again" } else { "connected" };
                 self.shared
                     .host

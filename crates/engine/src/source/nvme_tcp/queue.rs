@@ -90,7 +90,7 @@ pub struct NvmeTcpQueue {
     share: Vec<u16>,
     views: Vec<View>,
     lanes: Vec<Lane>,
-    /// Since when no path takes commands, if any were wanted to go.
+    /// Since when commands wait for a path: until one of them completes.
     stranded: Option<Instant>,
     /// When abandoned I/Os cost their connection.
     cut: Option<Instant>,
@@ -254,10 +254,14 @@ impl NvmeTcpQueue {
             } else {
                 Ok(())
             };
+            self.stranded = None;
             return self.work.end(command, result, done);
         }
         match self.work.outcome(command, status) {
-            Outcome::End(fault) => self.work.end(command, Err(fault), done),
+            Outcome::End(fault) => {
+                self.stranded = None;
+                self.work.end(command, Err(fault), done);
+            }
             Outcome::Elsewhere => {
                 self.views[lane.path].rests_until = Some(now + REST);
                 self.unsettled = true;
@@ -273,10 +277,10 @@ impl NvmeTcpQueue {
     /// Sends what is pending where it can go.
     fn dispatch(&mut self, reactor: &mut Reactor, now: Instant) {
         let best = self.best_ana();
-        if best.is_some() {
-            self.stranded = None;
-        }
         if self.work.pending.is_empty() {
+            // What a path took and didn't complete goes on waiting.
+            let waits = |_: &Instant| best.is_none() || self.work.has_commands();
+            self.stranded = self.stranded.filter(waits);
             return;
         }
         let Some(best) = best else {
@@ -313,6 +317,11 @@ impl NvmeTcpQueue {
     fn best_ana(&self) -> Option<AnaState> {
         let live = self.lanes.iter().filter(|l| l.is_live());
         live.filter_map(|l| self.views[l.path].usable()).min_by_key(|a| *a as u8)
+    }
+
+    /// Commands wait, and no path takes them now.
+    fn is_stranded(&self) -> bool {
+        !self.work.pending.is_empty() && self.best_ana().is_none()
     }
 
     fn takes(&self, lane: &Lane, ana: AnaState) -> bool {
@@ -406,7 +415,7 @@ impl Queue for NvmeTcpQueue {
         if self.work.is_ready() {
             return Some(clock::now());
         }
-        let stranded = self.stranded.filter(|_| !self.work.pending.is_empty());
+        let stranded = self.stranded.filter(|_| self.is_stranded());
         if !self.unsettled && stranded.is_none() && self.cut.is_none() {
             return self.look_at;
         }

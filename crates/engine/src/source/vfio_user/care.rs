@@ -5,7 +5,7 @@ use super::function::{wait, words, Ended, Function, ANSWER_WITHIN};
 use super::maps::Entry;
 use super::{Live, Shared};
 use crate::clock;
-use crate::source::nvme::Standing;
+use crate::source::nvme::{Attempts, Episode, Standing};
 use forebay_nvme::host::Event;
 use forebay_nvme::transport::pcie::host::Step;
 use rustix::fd::AsFd;
@@ -13,8 +13,6 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The first wait after an attempt that failed; each one is twice as long as the one before.
-const RETRY_FIRST: Duration = Duration::from_millis(100);
 /// How long shutting a controller down may take before its connection is just closed.
 const SHUT_DOWN_WITHIN: Duration = Duration::from_secs(1);
 
@@ -63,38 +61,31 @@ impl State {
 
 /// The life of a drive's thread.
 pub(super) fn care(shared: &Shared) {
-    let mut down_since = clock::now();
-    let mut failures = 0;
+    let mut attempts = Attempts::new(clock::now());
     loop {
-        let connects = shared.connects.load(Ordering::Relaxed);
-        let ended = associate(shared);
+        let (ended, episode) = associate(shared);
         if shared.stops() {
             return;
         }
-        if shared.connects.load(Ordering::Relaxed) > connects {
-            (down_since, failures) = (clock::now(), 0);
-        }
-        let too_late = shared.options.ctrl_loss.is_some_and(|most| down_since.elapsed() >= most);
+        let (now, longest) = (clock::now(), shared.options.reconnect_delay);
+        attempts.ended(episode, longest, now);
+        let too_late = attempts.too_late(shared.options.ctrl_loss, now);
         if ended.for_good || too_late {
             let late = if too_late && !ended.for_good { "; ctrl_loss_tmo has passed" } else { "" };
             shared.host.notes.note(ended.why.clone());
             return shared.change(State::Lost { why: format!("{}{late}", ended.why), clean: ended.clean });
         }
         // The same again and again would push what matters out of the notes.
-        if failures < 2 {
+        if attempts.failures() < 2 {
             shared.host.notes.note(ended.why.clone());
         }
         shared.change(State::Connecting { why: Some(ended.why), clean: ended.clean });
-        if failures > 0 {
-            let longest = shared.options.reconnect_delay;
-            shared.pause(RETRY_FIRST.saturating_mul(1 << (failures - 1).min(16)).min(longest));
-        }
-        failures += 1;
+        shared.pause(attempts.wait(longest));
     }
 }
 
-/// One connection from its first message to its end.
-fn associate(shared: &Shared) -> Ended {
+/// One connection from its first message to its end, and from when it was up.
+fn associate(shared: &Shared) -> (Ended, Option<Episode>) {
     match Function::open(
         &shared.options,
         shared.host.shares.queues,
@@ -104,16 +95,17 @@ fn associate(shared: &Shared) -> Ended {
     ) {
         Ok(function) => {
             let number = u64::from(shared.connects.load(Ordering::Relaxed)) + 1;
-            let mut up = Up { shared, function, number, live: false };
+            let mut up = Up { shared, function, number, episode: None };
             let mut ended = match up.run() {
                 Ok(()) => Ended { why: "closed".into(), for_good: true, clean: true },
                 Err(ended) => ended,
             };
             // Nothing is in flight where no worker had a queue.
-            ended.clean |= !up.live || up.function.quiesce();
-            ended
+            ended.clean |= up.episode.is_none() || up.function.quiesce();
+            up.look();
+            (ended, up.episode)
         }
-        Err(ended) => Ended { clean: true, ..ended },
+        Err(ended) => (Ended { clean: true, ..ended }, None),
     }
 }
 
@@ -121,13 +113,22 @@ struct Up<'a> {
     shared: &'a Shared,
     function: Function,
     number: u64,
-    live: bool,
+    /// Since it is live.
+    episode: Option<Episode>,
 }
 
 impl Up<'_> {
+    /// Whether commands complete.
+    fn look(&mut self) {
+        if let Some(episode) = &mut self.episode {
+            episode.look(self.shared.host.notes.commands(0), clock::now());
+        }
+    }
+
     /// Until it ends (Err), or is to (Ok).
     fn run(&mut self) -> Result<(), Ended> {
         loop {
+            self.look();
             match self.function.step()? {
                 Step::Event(event) => self.act(&event)?,
                 Step::Queue(queue) => {
@@ -137,7 +138,12 @@ impl Up<'_> {
                 }
                 Step::Deleted(_) | Step::Aborted { .. } => {}
                 Step::Wait { until_ms } => {
-                    wait(&mut self.function, until_ms, Some(self.shared.wake.as_fd()), !self.live)?;
+                    wait(
+                        &mut self.function,
+                        until_ms,
+                        Some(self.shared.wake.as_fd()),
+                        self.episode.is_none(),
+                    )?;
                 }
             }
             if self.shared.stops() {
@@ -149,7 +155,7 @@ impl Up<'_> {
             for (qid, cid) in self.shared.take_aborts(self.number) {
                 self.function.host.abort(qid, cid);
             }
-            if self.live {
+            if self.episode.is_some() {
                 self.map_all()?;
             }
         }
@@ -183,7 +189,7 @@ impl Up<'_> {
     fn publish(&mut self) -> Result<(), Ended> {
         self.map_all()?;
         let live = self.function.live(self.number);
-        self.live = true;
+        self.episode = Some(Episode::new(self.shared.host.notes.commands(0), clock::now()));
         self.shared.connects.fetch_add(1, Ordering::Relaxed);
         let what = if self.number > 1 { "connected again" } else { "connected" };
         self.shared

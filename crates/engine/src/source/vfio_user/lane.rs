@@ -170,6 +170,7 @@ impl Lane {
         };
         match pointed.and_then(|sqe| self.pair.queue.push(memory, sqe)) {
             Ok(Some(cid)) => {
+                self.traffic.sends();
                 self.out[usize::from(cid)] = (command, list);
                 if self.in_flight == 0 {
                     self.active = now;

@@ -1,6 +1,6 @@
 //! What stands in a `vfio-user:` URI.
 
-use crate::source::nvme::query::{count, seconds, spin, switch};
+use crate::source::nvme::query::{count, seconds, seconds_above_zero, spin, switch};
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -58,9 +58,9 @@ impl Options {
             "queues" => self.queues = Some(count(key, value, QUEUES_MAX)? as u16),
             "depth" => self.depth = count(key, value, DEPTH_MAX)? as u16,
             "spin_us" => self.spin = spin(key, value)?,
-            "io_timeout" => self.io_timeout = seconds(key, value)?,
+            "io_timeout" => self.io_timeout = seconds_above_zero(key, value)?,
             "reconnect_delay" => {
-                self.reconnect_delay = seconds(key, value)?.ok_or(format!("{key} can't be off"))?
+                self.reconnect_delay = seconds_above_zero(key, value)?.ok_or(format!("{key} can't be off"))?
             }
             "ctrl_loss_tmo" => self.ctrl_loss = seconds(key, value)?,
             "fast_io_fail_tmo" => self.fast_io_fail = seconds(key, value)?,
@@ -127,6 +127,8 @@ mod tests {
             ("depth", "65536"),
             ("spin_us", "x"),
             ("io_timeout", "-2"),
+            ("io_timeout", "0"),
+            ("reconnect_delay", "0"),
             ("reconnect_delay", "-1"),
             ("replay_writes", "2"),
             ("kato", "1"),

@@ -218,10 +218,14 @@ impl VfioUserQueue {
             if let (Op::Read, Some(slot), Some(stage)) = (c.op, c.own.slot, &self.stage) {
                 stage.copy_out(slot, c.mem, c.len as usize);
             }
+            self.stranded = None;
             return self.end(command, Ok(()), done);
         }
         match self.work.outcome(command, status) {
-            Outcome::End(fault) => self.end(command, Err(fault), done),
+            Outcome::End(fault) => {
+                self.stranded = None;
+                self.end(command, Err(fault), done);
+            }
             Outcome::Elsewhere => {
                 self.rests_until = Some(now + REST);
                 self.work.pending.push_front(command);
@@ -247,14 +251,14 @@ impl VfioUserQueue {
             self.rests_until = None;
         }
         if self.work.pending.is_empty() {
-            self.stranded = None;
+            // What a drive took and didn't complete goes on waiting.
+            self.stranded = self.stranded.filter(|_| self.work.has_commands());
             return;
         }
-        if self.lanes.is_empty() || self.rests_until.is_some() {
+        if self.is_stranded() {
             self.stranded.get_or_insert(now);
             return;
         }
-        self.stranded = None;
         self.look_at_maps();
         while let Some(command) = self.work.pending.front().copied() {
             let inline = self.work.commands[command as usize].op == Op::Deallocate;
@@ -277,6 +281,11 @@ impl VfioUserQueue {
         if self.look_at.is_none() {
             self.look_at = self.drive.options().io_timeout.map(|most| now + most);
         }
+    }
+
+    /// No drive takes commands now.
+    fn is_stranded(&self) -> bool {
+        self.lanes.is_empty() || self.rests_until.is_some()
     }
 
     fn look_at_maps(&mut self) {
@@ -339,7 +348,8 @@ impl VfioUserQueue {
             self.look_for_late(now);
         }
         let refusal = self.stage.as_ref().and_then(Stage::refusal);
-        let Some(since) = self.stranded.or(refusal.as_ref().map(|_| now)) else { return };
+        let stranded = self.stranded.filter(|_| self.is_stranded());
+        let Some(since) = stranded.or(refusal.as_ref().map(|_| now)) else { return };
         let waited = now.saturating_duration_since(since);
         let late = self.drive.options().fast_io_fail.is_some_and(|most| waited >= most);
         if self.lost.is_none() && refusal.is_none() && !late {
@@ -353,7 +363,10 @@ impl VfioUserQueue {
                 let why = state.why().unwrap_or("it can't serve now");
                 (
                     libc::EHOSTUNREACH,
-                    format!("no drive for {:.1} s (fast_io_fail_tmo): {why}", waited.as_secs_f64()),
+                    format!(
+                        "no drive that completes I/O for {:.1} s (fast_io_fail_tmo): {why}",
+                        waited.as_secs_f64()
+                    ),
                 )
             }
         };
@@ -437,7 +450,8 @@ impl Queue for VfioUserQueue {
         }
         let lanes = self.lanes.iter().filter_map(|lane| lane.due(self.spin));
         let patience = self.drive.options().fast_io_fail;
-        let stranded = self.stranded.and_then(|since| since.checked_add(patience?));
+        let stranded = self.stranded.filter(|_| self.is_stranded());
+        let stranded = stranded.and_then(|since| since.checked_add(patience?));
         lanes.chain(stranded).chain(self.rests_until).chain(self.cut).chain(self.look_at).min()
     }
 

@@ -39,7 +39,7 @@ impl NvmeTcpQueue {
         if self.look_at.is_some_and(|at| now >= at) {
             self.look_for_late(reactor, now);
         }
-        let Some(since) = self.stranded.filter(|_| !self.work.pending.is_empty()) else { return };
+        let Some(since) = self.stranded.filter(|_| self.is_stranded()) else { return };
         let waited = now.saturating_duration_since(since);
         let lost = self.views.iter().all(|v| v.lost.is_some());
         let late = self.remote.options().fast_io_fail.is_some_and(|most| waited >= most);
@@ -48,7 +48,7 @@ impl NvmeTcpQueue {
         }
         let errno = if lost { libc::ENODEV } else { libc::EHOSTUNREACH };
         let text: Box<str> = self.why_stranded(lost, waited).into();
-        // What comes after them needn't wait anew: the clock runs on until a path takes commands.
+        // What comes after them needn't wait anew: the clock runs on until a path completes one.
         while let Some(command) = self.work.pending.pop_front() {
             self.work.end(command, Err(Fault::note(errno, text.clone())), done);
         }
@@ -64,7 +64,10 @@ impl NvmeTcpQueue {
         let each = paths.iter().map(of).collect::<Vec<_>>().join("; ");
         match lost {
             true => format!("no path is left: {each}"),
-            false => format!("no path for {:.1} s (fast_io_fail_tmo): {each}", waited.as_secs_f64()),
+            false => {
+                let waited = waited.as_secs_f64();
+                format!("no path that completes I/O for {waited:.1} s (fast_io_fail_tmo): {each}")
+            }
         }
     }
 
