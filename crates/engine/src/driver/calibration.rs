@@ -337,7 +337,8 @@ impl Settler<'_> {
         }
         let turns = self.destination.turns().max(self.job.pairs.len() as u32);
         self.job.workers_from = Origin::Auto;
-        self.job.workers = WORKERS_USUAL.min(cores()).max(1) * turns;
+        let most = self.workers_most(targets);
+        self.job.workers = (WORKERS_USUAL.min(cores()).max(1) * turns).min(most);
         let bytes = targets.iter().map(|t| t.bytes).fold(0, u64::saturating_add);
         if !self.is_worth_trying(bytes) {
             return Ok(Some(format!("{} workers: too few bytes for a trial", self.job.workers)));
@@ -357,7 +358,8 @@ impl Settler<'_> {
         let all_keep = targets.iter().all(|t| keeps_what_it_paid_for(t.route.path));
         self.kept = (pays && all_keep).then(|| Arc::new(self.destination.afresh()));
         let (mut tried, mut began): (Vec<(u32, f64)>, Instant) = (Vec::new(), clock::now());
-        for workers in WORKERS.iter().filter(|w| **w <= cores()).map(|w| w * turns) {
+        let few = |w: &u32| *w <= most.max(turns);
+        for workers in WORKERS.iter().filter(|w| **w <= cores()).map(|w| w * turns).filter(few) {
             let spent = began.elapsed();
             // One trial alone tells nothing.
             let late = tried.len() >= 2 && spent + spent / tried.len() as u32 > TRIALS;
@@ -377,6 +379,12 @@ impl Settler<'_> {
         Ok(Some(format!("{found} workers, the fewest within 2 % of the best of {} GiB/s", from.join(", "))))
     }
 
+    /// The most workers that these targets can serve at once.
+    fn workers_most(&self, targets: &[Target]) -> u32 {
+        let each = targets.iter().map(Target::workers_most).min().unwrap_or(u32::MAX);
+        each.saturating_mul(self.job.pairs.len().max(1) as u32)
+    }
+
     fn finds_workers(&self, targets: &[Target]) -> bool {
         let by_copies = |t: &Target| path::of(t.route.path).tries_workers();
         match self.job.workers_from {
@@ -394,6 +402,7 @@ impl Settler<'_> {
         numbers: &[usize],
         workers: u32,
     ) -> Result<Trial, Error> {
+        let workers = workers.min(self.workers_most(targets));
         let mut trial = self.trial_of(of, TRIAL, (targets, numbers), workers)?;
         for longer in [4, 16] {
             if trial.gib_s > 0.0 {

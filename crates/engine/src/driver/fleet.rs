@@ -11,6 +11,7 @@ use super::worker::Kit;
 use super::worker::Report;
 use super::worker::Shared;
 use super::worker::WorkerSpec;
+use super::worker_setup::used_targets;
 use super::Observer;
 use crate::clock;
 use crate::path::Destination;
@@ -76,6 +77,10 @@ pub fn run_once(
     let measured = job.measured_s().map(Duration::from_secs_f64);
     let drain = Duration::from_secs_f64(job.drain_seconds());
     let specs = share::out(job, targets, &destination)?;
+    for (index, target) in (0..).zip(targets) {
+        let uses = |spec: &&WorkerSpec| used_targets(&spec.pattern).contains(&index);
+        target.divide_among(specs.iter().filter(uses).count() as u32);
+    }
     let shared = Arc::new(Shared {
         job: job.clone(),
         targets: targets.to_vec(),

@@ -287,7 +287,7 @@ fn arena_for(shared: &Shared, count: usize, bytes_each: usize) -> Result<Arena, 
     }
 }
 
-fn used_targets(pattern: &PatternSpec) -> Vec<u32> {
+pub fn used_targets(pattern: &PatternSpec) -> Vec<u32> {
     let mut used: Vec<u32> = pattern.spans.iter().filter(|s| s.bytes > 0).map(|s| s.target).collect();
     used.sort_unstable();
     used.dedup();

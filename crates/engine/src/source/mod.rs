@@ -9,7 +9,7 @@ mod nil;
 pub mod nvme;
 pub mod nvme_tcp;
 pub mod stripe;
-mod uri;
+pub(crate) mod uri;
 pub mod vfio_user;
 
 pub use draft::{Action, Draft, Drafted, FilePlan, Look, Open};
@@ -369,6 +369,21 @@ impl Target {
     pub fn reports(&self) -> Vec<SourceReport> {
         let remotes = self.remotes().map(|remote| remote.now());
         remotes.chain(self.drives().map(|drive| drive.now())).collect()
+    }
+
+    /// The hosts of the namespaces below, whose I/O queues workers share.
+    fn hosts(&self) -> impl Iterator<Item = &nvme::Host> {
+        self.remotes().map(|remote| &***remote).chain(self.drives().map(|drive| &***drive))
+    }
+
+    /// So many workers open it next, and none has it open.
+    pub fn divide_among(&self, workers: u32) {
+        self.hosts().for_each(|host| host.shares.among(workers));
+    }
+
+    /// The most workers that can have it open at once.
+    pub fn workers_most(&self) -> u32 {
+        self.hosts().map(|host| host.shares.workers_most()).min().unwrap_or(u32::MAX)
     }
 
     /// Gives what is below, where it moves bytes by itself, a worker's slots to move them to and from: nothing is staged

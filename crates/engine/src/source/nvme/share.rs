@@ -11,7 +11,9 @@ use std::sync::{Arc, Mutex};
 pub struct Shares {
     /// As it is named in errors.
     source: String,
-    /// That are wanted, and the fewest that will do.
+    /// As the URI says.
+    wanted: Option<u16>,
+    /// To ask for, and the fewest that will do.
     pub queues: u16,
     pub least: u16,
     free: Mutex<Free>,
@@ -20,13 +22,18 @@ pub struct Shares {
 #[derive(Debug)]
 struct Free {
     qids: VecDeque<u16>,
+    /// That there are, with those that workers have.
+    all: u16,
+    /// That the workers take together.
+    taken: u16,
     /// What each of the workers gets, and how many of them one more.
     each: u16,
     more: u16,
 }
 
 impl Shares {
-    /// For `workers` at least, up to `most`, each with one queue at least. `wanted`: as the URI says.
+    /// For `workers` at least, up to `most`, each with one queue at least. `wanted`: as the URI says, all of which are
+    /// then needed, and divided among those workers that there are.
     ///
     /// # Errors
     /// Fewer are wanted than there are workers.
@@ -34,7 +41,6 @@ impl Shares {
         let most = most.max(workers).clamp(1, u32::from(u16::MAX)) as u16;
         let workers = workers.clamp(1, u32::from(u16::MAX)) as u16;
         let queues = wanted.unwrap_or(most);
-        let users = most.min(queues).max(workers);
         if queues < workers {
             return Err(Error::request(
                 format!("queues={queues} of {source}"),
@@ -42,14 +48,39 @@ impl Shares {
                 format!("queues={workers}, or ‹workers› {queues}"),
             ));
         }
-        let free = Free { qids: (1..=queues).collect(), each: queues / users, more: queues % users };
-        let least = if most > workers { workers } else { queues };
-        Ok(Shares { source, queues, least, free: Mutex::new(free) })
+        let free = Free { qids: (1..=queues).collect(), all: queues, taken: 0, each: 1, more: 0 };
+        let shares =
+            Shares { source, wanted, queues, least: wanted.unwrap_or(workers), free: Mutex::new(free) };
+        shares.among(u32::from(workers));
+        Ok(shares)
+    }
+
+    /// From the next one on, so many workers take shares at once; none has one now. Queues that nobody asked for by
+    /// their number are one for each.
+    pub fn among(&self, workers: u32) {
+        let workers = workers.clamp(1, u32::from(u16::MAX)) as u16;
+        let mut free = lock(&self.free);
+        (free.taken, free.each, free.more) = match self.wanted {
+            Some(_) if free.all >= workers => (free.all, free.all / workers, free.all % workers),
+            _ => (workers, 1, 0),
+        };
+    }
+
+    /// The most workers that can each have a queue.
+    pub fn workers_most(&self) -> u32 {
+        u32::from(lock(&self.free).all)
+    }
+
+    /// Those that the workers take together.
+    pub fn taken(&self) -> u16 {
+        lock(&self.free).taken
     }
 
     /// The controller grants so many and no more.
     pub fn keep(&self, granted: u16) {
-        lock(&self.free).qids.retain(|qid| *qid <= granted);
+        let mut free = lock(&self.free);
+        free.all = free.all.min(granted);
+        free.qids.retain(|qid| *qid <= granted);
     }
 
     /// A worker's share.
@@ -60,8 +91,8 @@ impl Shares {
         if free.qids.len() < wanted {
             return Err(Error::request(
                 format!("another worker on {}", self.source),
-                format!("all {} I/O queues are in use", self.queues),
-                format!("queues={}", u32::from(self.queues) + 1),
+                format!("all {} I/O queues are in use", free.all),
+                format!("fewer ‹workers›, or queues={}", u32::from(free.all) + 1),
             ));
         }
         free.more -= more as u16;
@@ -102,5 +133,46 @@ impl Wakers {
 
     pub fn wake(&self) {
         lock(&self.0).on.iter().for_each(|(_, waker)| waker.wake());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shares(wanted: Option<u16>, workers: u32, most: u32) -> Shares {
+        Shares::divide("here".into(), wanted, workers, most).unwrap()
+    }
+
+    fn taken(shares: &Shares, workers: u32) -> Vec<usize> {
+        shares.among(workers);
+        let all: Vec<Vec<u16>> = (0..workers).map(|_| shares.take().unwrap()).collect();
+        all.iter().for_each(|share| shares.give_back(share));
+        all.iter().map(Vec::len).collect()
+    }
+
+    #[test]
+    fn queues_that_were_asked_for_are_all_the_workers_however_many_there_are() {
+        let asked = shares(Some(8), 1, 8);
+        assert_eq!((asked.queues, asked.least), (8, 8), "fewer won't do");
+        assert_eq!(asked.take().unwrap().len(), 8, "where nobody says more of them than the job");
+        asked.give_back(&[1, 2, 3, 4, 5, 6, 7, 8]);
+        for (workers, each) in [(1, vec![8]), (3, vec![3, 3, 2]), (8, vec![1; 8]), (2, vec![4, 4])] {
+            assert_eq!(taken(&asked, workers), each);
+        }
+    }
+
+    #[test]
+    fn workers_have_one_each_where_nobody_asked() {
+        let own = shares(None, 2, 8);
+        assert_eq!((own.queues, own.least), (8, 2));
+        for workers in [1, 2, 8] {
+            assert_eq!(taken(&own, workers), vec![1; workers as usize]);
+        }
+        own.keep(4);
+        assert_eq!((own.workers_most(), taken(&own, 4)), (4, vec![1; 4]));
+        let all: Vec<_> = (0..4).map(|_| own.take().unwrap()).collect();
+        let error = own.take().unwrap_err().to_string();
+        assert!(all.len() == 4 && error.contains("all 4 I/O queues"), "{error}");
     }
 }
