@@ -3,6 +3,7 @@
 use super::link::Link;
 use super::{first, resolve, Looking};
 use crate::machine::nvme_host::Identity;
+use crate::source::uri::encode;
 use crate::Error;
 use forebay_nvme::controller::subsystem::Endpoint;
 use forebay_nvme::discovery::{adrfam, name_of, sectype, subtype, treq, trtype};
@@ -52,7 +53,7 @@ pub struct Record {
 /// # Errors
 /// `Request`: no address. `Machine`: nothing answers there. `Run`: what answers doesn't keep to the protocol.
 pub fn discover(host: &str, looking: &Looking) -> Result<Discovered, Error> {
-    let identity = looking.host_nqn.as_deref().map_or_else(Identity::of_this_machine, Identity::named);
+    let identity = looking.identity()?;
     let mut last = None;
     for address in addresses(host, looking)? {
         match first(&address, |a| ask(a, &identity, looking)) {
@@ -137,7 +138,7 @@ fn uri(endpoint: &Endpoint) -> Option<String> {
         true => format!("[{}]", endpoint.address),
         false => endpoint.address.clone(),
     };
-    Some(format!("nvme+tcp://{host}:{}/{}", endpoint.service, endpoint.nqn))
+    Some(format!("nvme+tcp://{host}:{}/{}", endpoint.service, encode(&endpoint.nqn)))
 }
 
 #[cfg(test)]
@@ -184,6 +185,13 @@ mod tests {
             (made.trtype.as_str(), made.adrfam.as_str(), made.subtype.as_str()),
             ("tcp", "ipv6", "nvm subsystem")
         );
+        // What would end the name in a URI.
+        endpoint.nqn = "nqn.2026-01.io.example:q?x=1&y=50%#é".into();
+        let uri = record(&endpoint).uri.unwrap();
+        assert_eq!(uri, "nvme+tcp://[::1]:4420/nqn.2026-01.io.example:q%3Fx=1%26y=50%25%23é");
+        let parsed = crate::source::Uri::recognise(&uri).unwrap();
+        assert_eq!(parsed.fabric().unwrap().nqn, endpoint.nqn);
+        assert_eq!(crate::source::Uri::recognise(&parsed.to_string()).unwrap(), parsed);
         endpoint.kind = 3;
         assert_eq!(record(&endpoint).uri, None);
         endpoint.transport = 200;

@@ -11,8 +11,10 @@ pub use discover::{discover, Discovered, Record};
 pub use identify::{identify, Identified};
 pub(crate) use link::Link;
 
+use crate::machine::nvme_host::Identity;
 use crate::machine::within;
 use crate::Error;
+use forebay_nvme::nqn::Nqn;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
@@ -22,6 +24,21 @@ pub struct Looking {
     /// None: this host's own.
     pub host_nqn: Option<String>,
     pub timeout: Duration,
+}
+
+impl Looking {
+    /// Who this host says that it is.
+    ///
+    /// # Errors
+    /// `Request`: by a name that is no NQN.
+    fn identity(&self) -> Result<Identity, Error> {
+        let Some(named) = &self.host_nqn else { return Ok(Identity::of_this_machine()) };
+        Nqn::new(named).map_err(|e| {
+            let next = "--hostnqn nqn.2014-08.org.example:host";
+            Error::request(format!("--hostnqn {named}"), e.to_string(), next)
+        })?;
+        Ok(Identity::named(named))
+    }
 }
 
 /// The addresses that a name stands for. A resolver's own time-outs are longer than ours.

@@ -209,6 +209,36 @@ pub fn query(text: &str) -> Vec<(String, String)> {
         .collect()
 }
 
+/// As `query`, of keys of which each is named once, but for `several`.
+///
+/// # Errors
+/// The one that is named twice.
+pub fn query_once(text: &str, several: &str) -> Result<Vec<(String, String)>, String> {
+    let pairs = query(text);
+    let twice = |(at, (key, _)): (usize, &(String, String))| {
+        (key != several && pairs[..at].iter().any(|(other, _)| other == key)).then(|| key.clone())
+    };
+    match pairs.iter().enumerate().find_map(twice) {
+        Some(key) => Err(format!("names '{key}' twice")),
+        None => Ok(pairs),
+    }
+}
+
+/// What `decode` makes this text of, without what ends a name in a URI or means something to a shell.
+pub fn encode(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '%' | '?' | '#' | '&' | ' ' | '"' | '\'' | '\\' | '$' | '`' | '|' | ';' | '<' | '>' | '*'
+            | '!' | '(' | ')' => {
+                out.push_str(&format!("%{:02X}", character as u32));
+            }
+            other => out.push(other),
+        }
+    }
+    out
+}
+
 /// Percent-decoding; what isn't a well-formed escape stays as it is, for it may stand in a path.
 pub fn decode(text: &str) -> String {
     let bytes = text.as_bytes();
@@ -276,6 +306,8 @@ mod tests {
             ("model:x?time=soon", "neither"),
             ("nvme+tcp://h:1/", "NQN"),
             ("nvme+tcp:h", "address"),
+            ("nvme+tcp://h:1/nqn.2014-08.org.example:a?queues=2&queues=3", "'queues' twice"),
+            ("vfio-user:/s?nsid=1&queues=3&nsid=1", "'nsid' twice"),
             ("nvme+tcp://h:1/nqn.2014-08.org.example:a?nr=1", "'nr'"),
             ("vfio-user:", "socket"),
             ("stripe:?m=vfio-user:/s%3Fqueue=1", "'queue'"),

@@ -4,6 +4,7 @@ use super::MadeOf;
 use crate::machine::nvme_host::parse_uuid;
 use crate::queue::Via;
 use crate::source::nvme::query::{count, seconds, seconds_above_zero, spin, switch};
+use crate::source::uri::encode;
 use forebay_model::units::parse_bytes;
 use forebay_nvme::nqn::Nqn;
 use std::fmt;
@@ -262,6 +263,11 @@ impl Options {
         Ok(())
     }
 
+    /// Its URI, without keys.
+    pub fn base(&self) -> String {
+        format!("{}://{}/{}", self.transport.scheme(), self.addresses[0], encode(&self.nqn))
+    }
+
     /// Whether both name the same namespace, by an address that they share.
     pub fn is_same(&self, other: &Options) -> bool {
         self.nqn == other.nqn
@@ -274,7 +280,7 @@ impl Options {
 /// Its first address, its subsystem and its namespace.
 impl fmt::Display for Options {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}://{}/{}", self.transport.scheme(), self.addresses[0], self.nqn)?;
+        f.write_str(&self.base())?;
         if self.nsid == 1 {
             return Ok(());
         }
