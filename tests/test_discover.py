@@ -135,6 +135,10 @@ def test_a_subsystem_that_is_not_there_is_refused(forebay, target):
         (["discover", "no-such-host.invalid"], 3, "resolve"),
         (["discover", "127.0.0.1:1", "--timeout", "0"], 2, "--timeout 0"),
         (["identify", "nvme+tcp://127.0.0.1:1/" + NQN], 3, "Connection refused"),
+        (["discover", "127.0.0.1:1", "--hostnqn", "foo"], 2, "--hostnqn foo"),
+        (["identify", "nvme+tcp://127.0.0.1:1/" + NQN, "--hostnqn", "foo"], 2, "--hostnqn foo"),
+        (["identify", f"nvme+tcp://127.0.0.1:1/{NQN}?queues=2&queues=3"], 2, "'queues' twice"),
+        (["identify", "nvme+rdma://127.0.0.1:1/" + NQN], 3, "speaks TCP"),
         (["identify", "nil:"], 2, "nvme+tcp"),
         (["identify", "/tmp"], 2, "nvme+tcp"),
         (["identify", "nvme+tcp://127.0.0.1"], 2, "NQN"),
@@ -144,6 +148,32 @@ def test_what_cannot_be_looked_at_says_why(forebay, arguments, code, said):
     done = forebay(*arguments)
     assert done.returncode == code, done.stderr
     assert said in done.stderr and "Traceback" not in done.stderr and not done.stdout
+
+
+@pytest.mark.parametrize(
+    ("nqn", "query", "next_"),
+    [
+        (NQN, "nsid=9", "forebay identify nvme+tcp://"),
+        ("nqn.2026-01.io.example:none", "", "forebay discover 127.0.0.1:"),
+        ("nqn.2026-01.io.example:closed", f"hostnqn={OTHER}", "tls=1 in the URI"),
+    ],
+)
+def test_a_wrong_request_is_one_whichever_verb_makes_it(forebay, target, nqn, query, next_):
+    uri = target.uri(query, nqn)
+    for command in (("identify", uri), ("bench", uri, "--passes", "1")):
+        done = forebay(*command)
+        assert done.returncode == 2, (command, done.stderr)
+        assert next_ in done.stderr.split("try:")[1] and "Traceback" not in done.stderr, done.stderr
+
+
+def test_a_name_with_what_ends_one_in_a_uri_is_told_as_it_is_typed(forebay):
+    nqn = "nqn.2026-01.io.example:q?x=1&y=50%"
+    with Target("nil:?size=8m", "--nqn", nqn) as target:
+        uri = forebay("discover", target.addresses[0]).stdout.split()[0]
+        assert uri == f"nvme+tcp://{target.addresses[0]}/nqn.2026-01.io.example:q%3Fx=1%26y=50%25"
+        assert document(forebay("identify", uri, "--json"))["summary"]["nqn"] == nqn
+        (namespace,) = document(forebay("identify", uri, "--json"))["namespaces"]
+        assert document(forebay("bench", namespace["uri"], "--passes", "1", "--json"))["result"]["bytes"] == 8 << 20
 
 
 @contextlib.contextmanager

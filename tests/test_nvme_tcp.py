@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import signal
 from pathlib import Path
 
 import processes
 import pytest
-from serve_support import NQN, Target, document, eventually, parse_metrics
+from serve_support import NQN, Target, document, eventually, parse_metrics, toml
 
 SIZE = 8 << 20
 
@@ -103,6 +105,64 @@ def test_what_cannot_be_is_refused_before_anything_is_read(forebay, made, flags,
         done = forebay("bench", target.uri(query), "--passes", "1", *flags)
         assert done.returncode == 2, (done.returncode, done.stderr)
         assert said in done.stderr and "try:" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("flags", [(), ("--workers", "3")])
+def test_as_many_queues_as_the_uri_says_are_divided_among_the_workers_that_run(forebay, made, flags):
+    with Target(made, "--nqn", NQN) as target:
+        record = document(forebay("bench", target.uri("queues=8"), "--passes", "1", "--io-size", "32k", "--json", *flags))
+        (fabric,) = record["path"]["fabric"]
+        assert record["job"]["workers"] == (3 if flags else 1)
+        assert sorted(q["qid"] for q in fabric["queues"]) == list(range(1, 9))
+
+
+def test_fewer_queues_than_asked_for_are_an_error_that_names_them(forebay, made, tmp_path):
+    few = toml(tmp_path / "few.toml", [f'source = "{made}"'], head="queues = 5")
+    with Target(few) as target:
+        done = forebay("bench", target.uri("queues=8"), "--passes", "1")
+        assert done.returncode == 3 and "it grants 5 I/O queues, 8 are needed" in done.stderr
+        assert "queues=5 in the URI, at most 5 --workers" in done.stderr and "discover" not in done.stderr
+
+
+def test_queues_that_the_target_does_not_connect_are_an_error_that_names_the_others(forebay, made, tmp_path):
+    few = toml(tmp_path / "few.toml", [f'source = "{made}"'], head="host_limits = {connections = 4}")
+    with Target(few) as target:
+        for flags, query in ((("--workers", "5"), ""), ((), "queues=5")):
+            uri = target.uri("&".join(["reconnect_delay=0.1", *filter(None, [query])]))
+            done = forebay("bench", uri, "--duration", "1", *flags)
+            assert done.returncode == 3 and "3 of 5 I/O queues are connected" in done.stderr, done.stderr
+            assert "queues=3 in the URI, at most 3 --workers" in done.stderr
+        record = document(forebay("bench", target.uri("queues=3"), "--passes", "1", "--json"))
+        assert record["result"]["bytes"] == SIZE
+
+
+def test_a_queue_that_is_refused_after_a_reconnect_costs_the_others_nothing(made, tmp_path):
+    file = toml(tmp_path / "serve.toml", [f'source = "{made}"'], head='metrics = "127.0.0.1:0"')
+    with Target(file) as first:
+        uri = first.uri("queues=2&reconnect_delay=0.1&ctrl_loss_tmo=-1&fast_io_fail_tmo=-1")
+        flags = ["--duration", "600", "--io-size", "4k", "--depth", "4", "--timeout", "600s", "--json"]
+        with processes.running([*processes.FOREBAY, "bench", uri, *flags], cwd=tmp_path) as run:
+            eventually(lambda: count(first, "forebay_namespace_reads_total") > 10, "it reads")
+            first.process.kill()
+            first.process.wait()
+            # At the same address, for one I/O queue of a host.
+            text = file.read_text().replace("127.0.0.1:0", first.addresses[0], 1)
+            file.write_text("host_limits = {connections = 2}\n" + text)
+            with Target(file) as second:
+                eventually(lambda: count(second, "forebay_connections_accepted_total") > 12, "a queue is refused")
+                before = count(second, "forebay_namespace_reads_total")
+                eventually(lambda: count(second, "forebay_namespace_reads_total") > before, "the other one goes on")
+                run.send_signal(signal.SIGINT)
+                out, err = run.communicate(timeout=processes.PATIENCE_S)
+        record = json.loads(out)
+        (fabric,) = record["path"]["fabric"]
+        assert fabric["paths"][0]["reconnects"] == 1 and fabric["paths"][0]["refused"] > 0, fabric["events"]
+        assert any("isn't connected" in e["text"] for e in fabric["events"])
+        assert "queues_refused" in {w["id"] for w in record["warnings"]}, err
+
+
+def count(target: Target, name: str) -> float:
+    return parse_metrics(target.metrics())[name][0][1]
 
 
 def test_nobody_there_is_said_with_what_to_type(forebay):

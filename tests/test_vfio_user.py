@@ -3,10 +3,12 @@ and with what to type."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
+import threading
 import time
 
 import pytest
@@ -34,6 +36,25 @@ def test_who_hangs_up_is_no_drive(forebay, tmp_path):
         # A listener that nobody accepts from answers nothing: identify gives up when its time is over.
         done = forebay("identify", f"vfio-user:{path}", "--timeout", "1")
         assert done.returncode == 3 and "VFIO_USER_VERSION" in done.stderr, done.stderr
+
+
+def test_a_drive_that_another_client_has_is_told_of(forebay, tmp_path):
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def hang_up() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    listener.accept()[0].close()
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        for verb in (("identify",), ("bench", "--passes", "1")):
+            done = forebay(verb[0], f"vfio-user:{path}", *verb[1:])
+            assert done.returncode == 3 and "another client" in done.stderr, done.stderr
+            assert "forebay snap rpc nvme_controller_list" in done.stderr
+        listener.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.mark.parametrize("key", ["queues=0", "spin_us=x", "nsid=0", "queue=1", "io_timeout=soon"])

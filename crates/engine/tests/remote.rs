@@ -39,7 +39,10 @@ fn options(fakes: &[&Fake], more: &str) -> Options {
 
 fn options_to(addresses: &[SocketAddr], more: &str) -> Options {
     let paths: String = addresses[1..].iter().map(|a| format!("&path={a}")).collect();
-    let uri = format!("nvme+tcp://{}/{NQN}?kato=1&reconnect_delay=0.1&{PATIENT}{paths}{more}", addresses[0]);
+    let own = |key: &&str| !more.contains(&format!("&{}=", key.split('=').next().unwrap()));
+    let patient: Vec<&str> = PATIENT.split('&').filter(own).collect();
+    let patient = patient.join("&");
+    let uri = format!("nvme+tcp://{}/{NQN}?kato=1&reconnect_delay=0.1&{patient}{paths}{more}", addresses[0]);
     Uri::parse(&uri).unwrap().fabric().unwrap().clone()
 }
 

@@ -66,7 +66,8 @@ impl Keys {
 }
 
 fn options(rig: &Rig, more: &str) -> Options {
-    let uri = format!("nvme+tcp://{}/{SUBSYSTEM}?hostnqn={HOST}&queues=2{more}", rig.address());
+    let host = if more.contains("hostnqn=") { String::new() } else { format!("&hostnqn={HOST}") };
+    let uri = format!("nvme+tcp://{}/{SUBSYSTEM}?queues=2{host}{more}", rig.address());
     Uri::parse(&uri).unwrap().fabric().unwrap().clone()
 }
 
@@ -205,6 +206,15 @@ fn a_host_with_a_tls_key_comes_over_tls_or_not_at_all() {
         let remote = Remote::open(&options(&rig, &files(&file)), 2).unwrap();
         check(&remote);
         drop(remote);
+        // A look takes the same keys.
+        let looking = Looking { host_nqn: None, timeout: LONG };
+        let look = |more: &str| {
+            let uri = format!("nvme+tcp://{}/{SUBSYSTEM}?hostnqn={HOST}{more}", rig.address());
+            inspect::identify(&uri, &looking).map(|found| found.namespaces.len())
+        };
+        assert_eq!(look(&files(&file)).unwrap(), 1);
+        let why = look(&files(&other)).unwrap_err().to_string();
+        assert!(why.contains("TLS"), "{why}");
         let refused = |more: &str| {
             let options = options(&rig, &format!("{more}&ctrl_loss_tmo=0"));
             Remote::open(&options, 1).map(|_| ()).unwrap_err().to_string()

@@ -4,7 +4,7 @@
 
 use crate::cached;
 use crate::job::JobSpec;
-use crate::record::{Errors, PathRan, RunRecord, RunResult, Warning};
+use crate::record::{PathRan, RunRecord, RunResult, Warning};
 use crate::training::{Loader, Training};
 
 /// Fewer measured seconds than this per repeat say little about a drive, because they include its write cache and the
@@ -44,7 +44,7 @@ pub fn of(record: &RunRecord) -> Vec<Warning> {
     let mut list = Vec::new();
     of_path(record, &mut list);
     if record.training.is_none() {
-        of_errors(&record.result.errors, &mut list);
+        of_errors(record, &mut list);
     }
     of_end(record, &mut list);
     if let Some(training) = &record.training {
@@ -78,7 +78,22 @@ fn of_path(record: &RunRecord, list: &mut Vec<Warning>) {
     warn(list, "path", format!("{requested} was requested, {ran} ran: {why}"), "forebay doctor SOURCE");
 }
 
-fn of_errors(errors: &Errors, list: &mut Vec<Warning>) {
+/// Where to look for the reason why I/Os failed.
+pub fn look_for_reason(record: &RunRecord) -> String {
+    match record.path.fabric.first() {
+        None => "dmesg | tail; forebay doctor SOURCE".into(),
+        Some(ran) if ran.uri.starts_with("vfio-user:") => {
+            format!("the gateway's log; forebay identify {}", ran.uri)
+        }
+        Some(ran) if ran.uri.starts_with("nvme+tcp:") => {
+            format!("the target's log; forebay identify '{}'", ran.uri)
+        }
+        Some(_) => "the target's log; forebay doctor".into(),
+    }
+}
+
+fn of_errors(record: &RunRecord, list: &mut Vec<Warning>) {
+    let errors = &record.result.errors;
     let counts = [
         (errors.failed, "failed"),
         (errors.timed_out, "timed out"),
@@ -90,7 +105,7 @@ fn of_errors(errors: &Errors, list: &mut Vec<Warning>) {
     let first = errors.examples.first().map_or(String::new(), |e| format!("; the first one: {e}"));
     if !told.is_empty() {
         let text = format!("of the I/Os {}{first}", told.join(", "));
-        warn(list, "failed_io", text, "dmesg | tail; forebay doctor SOURCE");
+        warn(list, "failed_io", text, look_for_reason(record));
     }
     if errors.verify_failed > 0 {
         let text = format!("{} blocks had the wrong content{first}", errors.verify_failed);
@@ -338,6 +353,19 @@ fn of_fabric(path: &PathRan, list: &mut Vec<Warning>) {
             let times = if reconnects == 1 { "once".into() } else { format!("{reconnects} times") };
             let text = format!("{} lost its connections and was reconnected {times}", ran.uri);
             warn(list, "reconnected", text, "path.fabric[].events of the record, and the target's log");
+        }
+        let refused: u32 = ran.paths.iter().map(|p| p.refused).sum();
+        if refused > 0 {
+            let text = format!(
+                "{} had fewer I/O queues at times: its target refused {refused} connections",
+                ran.uri
+            );
+            warn(
+                list,
+                "queues_refused",
+                text,
+                "fewer queues= or ‹workers›, or a higher limit on connections at the target",
+            );
         }
         let down = ran.paths.iter().filter(|p| !p.state.starts_with("live"));
         let down: Vec<_> = down.map(|p| format!("{}: {}", p.address, p.state)).collect();

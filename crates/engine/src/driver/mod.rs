@@ -423,7 +423,7 @@ fn failure_of(job: &JobSpec, record: &RunRecord) -> Option<Error> {
     }
     if errors.failed > 0 {
         let found = format!("{} I/Os failed; {examples}", errors.failed);
-        return Some(Error::run(asked, found, "dmesg | tail; forebay doctor"));
+        return Some(Error::run(asked, found, forebay_model::warnings::look_for_reason(record)));
     }
     requirements::of_record(job, record)
 }

@@ -124,17 +124,9 @@ pub fn identify(text: &str, looking: &Looking) -> Result<Identified, Error> {
             "forebay bench with this URI, whose record names the controller",
         ));
     }
-    if asked.tls || asked.tls_key_file.is_some() {
-        let found = "identify does not speak TLS; only sources do";
-        return Err(Error::machine(
-            format!("'{text}'"),
-            found,
-            "forebay bench with this URI, for what it can read",
-        ));
-    }
     let wanted = text.contains("nsid=").then_some(asked.nsid);
     let Address { host, port } = &asked.addresses[0];
-    let base = format!("nvme+tcp://{}/{}", asked.addresses[0], asked.nqn);
+    let base = asked.base();
     let addresses = resolve(host, *port, looking.timeout)?;
     first(&addresses, |address| look(address, &base, asked, wanted, looking))
 }
@@ -146,10 +138,13 @@ fn look(
     wanted: Option<u32>,
     looking: &Looking,
 ) -> Result<Identified, Error> {
-    let named = looking.host_nqn.as_deref().or(asked.host_nqn.as_deref());
-    let identity = named.map_or_else(Identity::of_this_machine, Identity::named);
+    let identity = match (&looking.host_nqn, &asked.host_nqn) {
+        (None, Some(named)) => Identity::named(named),
+        _ => looking.identity()?,
+    };
     let nqn = asked.nqn.as_str();
-    let mut link = Link::open(address, &identity.nqn, nqn, looking.timeout)?;
+    let tls = nvme_tcp::Tls::of(asked, &identity.nqn)?;
+    let mut link = Link::over(tls, address, &identity.nqn, nqn, looking.timeout)?;
     link.secret_files = (asked.secret_file.clone(), asked.ctrl_secret_file.clone());
     let options = Options {
         host_nqn: identity.nqn.clone(),

@@ -1,6 +1,8 @@
 //! The admin queue of one controller over a blocking socket: one command after another, no I/O queues. For looking
 //! at a controller, where nothing is in a hurry.
 
+use crate::source::nvme::Cause;
+use crate::source::nvme_tcp::{self, Tls, OVER_TLS};
 use crate::{auth, Error};
 use forebay_nvme::auth::{Credentials, HostAuth, HostStep, Policy};
 use forebay_nvme::command::Cqe;
@@ -50,6 +52,8 @@ pub struct Link {
     host_nqn: String,
     subsystem_nqn: String,
     socket: TcpStream,
+    /// What encrypts behind that socket.
+    tls: Option<Arc<Tls>>,
     end: HostEnd,
     outgoing: Outgoing,
     /// By handle; an end uses up to twice its depth.
@@ -71,8 +75,23 @@ impl Link {
         subsystem_nqn: &str,
         timeout: Duration,
     ) -> Result<Link, Error> {
-        let socket =
-            TcpStream::connect_timeout(&address, timeout).map_err(|e| unreachable_peer(address, &e))?;
+        Link::over(None, address, host_nqn, subsystem_nqn, timeout)
+    }
+
+    /// As `open`, over TLS where there is one.
+    pub fn over(
+        tls: Option<Arc<Tls>>,
+        address: SocketAddr,
+        host_nqn: &str,
+        subsystem_nqn: &str,
+        timeout: Duration,
+    ) -> Result<Link, Error> {
+        let socket = match &tls {
+            None => TcpStream::connect_timeout(&address, timeout),
+            // An end of a pair, which takes the same calls.
+            Some(tls) => tls.connect(address).map(TcpStream::from),
+        };
+        let socket = socket.map_err(|e| unreachable_peer(address, &e))?;
         let _ = socket.set_nodelay(true);
         let options = tcp::Options { header_digest: true, data_digest: true, depth: DEPTH, r2ts: 1, bulk: 0 };
         let mut end = HostEnd::new(options);
@@ -84,6 +103,7 @@ impl Link {
             host_nqn: host_nqn.into(),
             subsystem_nqn: subsystem_nqn.into(),
             socket,
+            tls,
             end,
             outgoing: Outgoing::default(),
             flights: (0..2 * DEPTH).map(|_| None).collect(),
@@ -259,7 +279,8 @@ impl Link {
                 .set_write_timeout(Some(self.timeout))
                 .and_then(|()| self.socket.write_all(&bytes))
                 .map_err(|e| {
-                    Error::machine(format!("sending to {}", self.peer), e.to_string(), "ping, then try again")
+                    let found = format!("{e}{}", self.over_tls());
+                    Error::machine(format!("sending to {}", self.peer), found, "ping, then try again")
                 })?;
         }
     }
@@ -301,7 +322,7 @@ impl Link {
         match got {
             Ok(0) => Err(Error::machine(
                 format!("the controller at {}", self.peer),
-                "closed the connection",
+                format!("closed the connection{}", self.over_tls()),
                 "its log says why; on a Forebay target that is its standard error",
             )),
             Ok(n) => {
@@ -318,7 +339,7 @@ impl Link {
             }
             Err(e) => Err(Error::machine(
                 format!("receiving from {}", self.peer),
-                e.to_string(),
+                format!("{e}{}", self.over_tls()),
                 "ping, then try again",
             )),
         }
@@ -373,11 +394,23 @@ impl Link {
             FailureKind::Refused => Error::request(
                 asked,
                 failure.found.clone(),
-                "forebay discover HOST:PORT shows what this host may use; the target's list of hosts must have its NQN",
+                nvme_tcp::refused(
+                    Cause::of(failure),
+                    &self.peer,
+                    (&self.subsystem_nqn, &self.host_nqn),
+                    self.tls.is_some(),
+                ),
             ),
-            FailureKind::Protocol => Error::run(asked, failure.found.clone(), "report it to the vendor of the target"),
+            FailureKind::Protocol => {
+                Error::machine(asked, failure.found.clone(), "report it to the vendor of the target")
+            }
             FailureKind::Again => Error::machine(asked, failure.found.clone(), "try again"),
         }
+    }
+
+    /// A frequent cause of connections that come to nothing.
+    fn over_tls(&self) -> &'static str {
+        self.tls.as_ref().map_or("", |_| OVER_TLS)
     }
 
     fn silent(&self) -> Error {

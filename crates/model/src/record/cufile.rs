@@ -34,6 +34,8 @@ pub struct FabricPath {
     pub state: String,
     /// How often it was reconnected.
     pub reconnects: u32,
+    /// Connections of I/O queues that the target refused again and again; the other queues went on.
+    pub refused: u32,
 }
 
 /// One I/O queue of one path: a TCP connection, or a queue pair in shared memory.

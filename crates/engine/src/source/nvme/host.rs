@@ -4,7 +4,8 @@ use super::{Identity, Notes, Shares, Wakers};
 use crate::clock;
 use forebay_model::record::{FabricPath, FabricRan};
 use forebay_model::Error;
-use forebay_nvme::host::{ControllerInfo, NamespaceInfo};
+use forebay_nvme::host::{ControllerInfo, Failure, FailureKind, NamespaceInfo};
+use forebay_nvme::status::Code;
 use std::fmt::Display;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -17,10 +18,45 @@ const OPEN_WITHIN: Duration = Duration::from_secs(15);
 pub enum Standing {
     /// It is up, with so many I/O queues.
     Up(u16),
-    /// The last attempt failed.
-    Failed(String),
+    /// The last attempt failed, and why.
+    Failed(String, Cause),
     /// The first attempt hasn't ended.
     Trying,
+}
+
+/// What kept a controller from coming up, as far as it decides what to type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// The controller, or the way to it.
+    Other,
+    /// It was asked for something that this host may not have.
+    Refused,
+    /// It doesn't let this host in.
+    Unlisted,
+    /// It has no such namespace.
+    Namespace,
+    /// This host didn't prove who it is.
+    Unproven,
+    /// Somebody else has it.
+    Taken,
+    /// It grants so many I/O queues and no more.
+    Few(u16),
+}
+
+impl Cause {
+    pub fn of(failure: &Failure) -> Cause {
+        match (failure.kind, failure.status.map(|status| status.code)) {
+            (FailureKind::Refused, Some(Code::CONNECT_INVALID_HOST)) => Cause::Unlisted,
+            (FailureKind::Refused, Some(_)) => Cause::Refused,
+            (FailureKind::Refused, None) => Cause::Namespace,
+            (FailureKind::Protocol | FailureKind::Again, _) => Cause::Other,
+        }
+    }
+
+    /// Another request would do.
+    pub fn is_request(self) -> bool {
+        matches!(self, Cause::Refused | Cause::Unlisted | Cause::Namespace | Cause::Unproven)
+    }
 }
 
 pub struct Host {
@@ -60,16 +96,15 @@ impl Host {
     }
 
     /// Waits for the first of the `paths` that is up, and says how many I/O queues it grants. `wait` returns when one
-    /// has changed, at that time at the latest. Each path has a prefix for what is said of it; `next` says what to type,
-    /// by what was found.
+    /// has changed, at that time at the latest. Each path has a prefix for what is said of it. `next`: what to type.
     ///
     /// # Errors
-    /// Each was tried and none is up, or none came up in time.
+    /// Each was tried and none is up, or none came up in time. `Request`: another request would do.
     pub fn first(
         &self,
         paths: impl Fn() -> Vec<(String, Standing)>,
         mut wait: impl FnMut(Instant),
-        next: impl Fn(&str) -> String,
+        next: impl Fn(Cause) -> String,
     ) -> Result<u16, Error> {
         let until = clock::now() + OPEN_WITHIN;
         loop {
@@ -79,14 +114,20 @@ impl Host {
                     return Ok(*queues);
                 }
             }
-            if clock::now() >= until || paths.iter().all(|(_, path)| matches!(path, Standing::Failed(_))) {
+            if clock::now() >= until || paths.iter().all(|(_, path)| matches!(path, Standing::Failed(..))) {
+                let cause = |(_, path): &(String, Standing)| match path {
+                    Standing::Failed(_, cause) => *cause,
+                    Standing::Up(_) | Standing::Trying => Cause::Other,
+                };
+                let first = paths.first().map_or(Cause::Other, cause);
+                let by_request = paths.iter().map(cause).all(Cause::is_request);
                 let said = |(prefix, path): (String, Standing)| match path {
-                    Standing::Failed(why) => prefix + &why,
+                    Standing::Failed(why, _) => prefix + &why,
                     Standing::Up(_) | Standing::Trying => prefix + "no answer yet",
                 };
-                let found = paths.into_iter().map(said).collect::<Vec<_>>().join("; ");
-                let next = next(&found);
-                return Err(Error::machine(self.name.clone(), found, next));
+                let found: Vec<String> = paths.into_iter().map(said).collect();
+                let error = if by_request { Error::request } else { Error::machine };
+                return Err(error(self.name.clone(), found.join("; "), next(first)));
             }
             wait(until);
         }

@@ -1,5 +1,6 @@
 //! Which namespace it is: later controllers must show the one that the first did.
 
+use super::Cause;
 use forebay_nvme::host::{ControllerInfo, NamespaceInfo};
 use std::sync::OnceLock;
 
@@ -21,6 +22,15 @@ pub struct Stranger {
     pub why: String,
     /// Trying again won't help.
     pub for_good: bool,
+}
+
+impl Stranger {
+    pub fn cause(&self) -> Cause {
+        match self.for_good {
+            true => Cause::Namespace,
+            false => Cause::Other,
+        }
+    }
 }
 
 impl Identity {

@@ -15,7 +15,7 @@ pub mod status;
 mod work;
 
 pub use attempts::{Attempts, Episode};
-pub use host::{Host, Standing};
+pub use host::{Cause, Host, Standing};
 pub use identity::{Identity, Stranger};
 pub use namespace::{Namespace, NamespaceBacking, NamespaceDraft};
 pub use notes::{Connected, Notes, Traffic};

@@ -18,6 +18,8 @@ pub struct PathReport {
     pub reconnects: u32,
     /// I/O queues that are connected.
     pub queues: u32,
+    /// Connections of I/O queues that the target didn't take.
+    pub refused: u32,
 }
 
 impl PathReport {
@@ -25,7 +27,7 @@ impl PathReport {
     pub fn ended(self) -> FabricPath {
         let words = [Some(self.state), self.ana, self.why.as_deref()];
         let state = words.into_iter().flatten().collect::<Vec<_>>().join(", ");
-        FabricPath { address: self.address, state, reconnects: self.reconnects }
+        FabricPath { address: self.address, state, reconnects: self.reconnects, refused: self.refused }
     }
 }
 

@@ -6,7 +6,7 @@ use super::options::Address;
 use crate::arena::{Mem, UNREGISTERED};
 use crate::clock;
 use crate::reactor::{self, memlock, Completion, Reactor, RingOptions};
-use crate::source::nvme::Stranger;
+use crate::source::nvme::{Cause, Stranger};
 use forebay_model::Error;
 use forebay_nvme::auth::{Agreement, Credentials};
 use forebay_nvme::host::{self, Action, Care, Event, Failure, Ticket};
@@ -38,37 +38,38 @@ pub(super) struct Peer<'a> {
 #[derive(Debug)]
 pub(super) struct Ended {
     pub why: String,
+    pub cause: Cause,
     /// The controller refused, and would again.
     pub for_good: bool,
 }
 
 impl From<Failure> for Ended {
     fn from(failure: Failure) -> Ended {
-        Ended { for_good: !failure.retry(), why: failure.to_string() }
+        Ended { cause: Cause::of(&failure), for_good: !failure.retry(), why: failure.to_string() }
     }
 }
 
 impl From<Unproven> for Ended {
     fn from(unproven: Unproven) -> Ended {
-        Ended { why: unproven.why, for_good: unproven.for_good }
+        Ended { cause: Cause::Unproven, why: unproven.why, for_good: unproven.for_good }
     }
 }
 
 impl From<Stranger> for Ended {
     fn from(stranger: Stranger) -> Ended {
-        Ended { why: stranger.why, for_good: stranger.for_good }
+        Ended { cause: stranger.cause(), why: stranger.why, for_good: stranger.for_good }
     }
 }
 
 impl From<Unsent> for Ended {
     fn from(unsent: Unsent) -> Ended {
-        Ended { why: unsent.to_string(), for_good: false }
+        Ended { cause: Cause::Other, why: unsent.to_string(), for_good: false }
     }
 }
 
 impl From<Broken> for Ended {
     fn from(broken: Broken) -> Ended {
-        Ended { why: broken.0, for_good: false }
+        Ended { cause: Cause::Other, why: broken.0, for_good: false }
     }
 }
 
@@ -145,7 +146,7 @@ impl<S: Care> Association<S> {
                 Action::Event(event) => {
                     let asks = self.credentials.as_ref().is_some_and(|c| c.controller.is_some());
                     if asks && !self.proved.is_some_and(|proved| proved.both_ways) {
-                        return Err(Ended { why: NO_PROOF.into(), for_good: true });
+                        return Err(Ended { cause: Cause::Unproven, why: NO_PROOF.into(), for_good: true });
                     }
                     return Ok(Some(event));
                 }
@@ -157,7 +158,7 @@ impl<S: Care> Association<S> {
                 }
                 Action::Authenticate { secure_channel: true } => {
                     let why = "the controller wants a secure channel made by authentication, which isn't offered here";
-                    return Err(Ended { why: why.into(), for_good: true });
+                    return Err(Ended { cause: Cause::Other, why: why.into(), for_good: true });
                 }
                 Action::Authenticate { secure_channel: false } => self.authenticate()?,
             }
@@ -170,8 +171,11 @@ impl<S: Care> Association<S> {
 
     /// Proves who this host is. Nothing else is in flight meanwhile.
     fn authenticate(&mut self) -> Result<(), Ended> {
-        let credentials =
-            self.credentials.as_ref().ok_or_else(|| Ended { why: NO_SECRET.into(), for_good: true })?;
+        let credentials = self.credentials.as_ref().ok_or_else(|| Ended {
+            cause: Cause::Unproven,
+            why: NO_SECRET.into(),
+            for_good: true,
+        })?;
         // Kept by the association: what is in flight must stay where it is, whatever happens.
         let proof = self.proof.insert(Proof::new(credentials, 0)?);
         let by = clock::now() + COMMAND_WITHIN;
@@ -199,13 +203,14 @@ impl<S: Care> Association<S> {
                     break done;
                 }
                 driven.map_err(|broken| Ended {
+                    cause: Cause::Other,
                     // Linux's target says nothing where keys differ.
                     why: format!("during authentication, as happens where keys differ: {}", broken.0),
                     for_good: false,
                 })?;
                 if clock::now() >= by {
                     let why = format!("no answer to authentication within {} s", COMMAND_WITHIN.as_secs());
-                    return Err(Ended { why, for_good: false });
+                    return Err(Ended { cause: Cause::Other, why, for_good: false });
                 }
             };
             proof.completed(&done.0, done.1)?;
@@ -261,7 +266,7 @@ impl<S: Care> Association<S> {
 fn not_refused(reactor: &Reactor) -> Result<(), Ended> {
     match reactor.refused() {
         None => Ok(()),
-        Some(why) => Err(Ended { why: reactor::refusal(&why), for_good: true }),
+        Some(why) => Err(Ended { cause: Cause::Other, why: reactor::refusal(&why), for_good: true }),
     }
 }
 
@@ -293,11 +298,12 @@ fn connect(
         }
         not_refused(reactor)?;
     }
-    Err(Ended { why: last, for_good: false })
+    Err(Ended { cause: Cause::Other, why: last, for_good: false })
 }
 
 fn resolve(address: &Address) -> Result<impl Iterator<Item = SocketAddr>, Ended> {
     (address.host.as_str(), address.port).to_socket_addrs().map_err(|e| Ended {
+        cause: Cause::Other,
         why: format!("the name '{}' can't be looked up: {e}", address.host),
         for_good: false,
     })

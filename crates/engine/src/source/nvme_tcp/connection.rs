@@ -57,6 +57,9 @@ impl fmt::Display for Unsent {
     }
 }
 
+/// Why a connection over TLS may come to nothing.
+pub(crate) const OVER_TLS: &str = " (over TLS: as happens where keys differ, or there is none at that port)";
+
 /// What leads to the controller.
 #[derive(Clone, Copy)]
 pub(super) enum Way<'a> {
@@ -69,7 +72,7 @@ impl Way<'_> {
     /// A frequent cause of connections that come to nothing.
     pub fn hint(&self) -> &'static str {
         match self {
-            Way::Tcp(Some(_)) => " (over TLS: as happens where keys differ, or there is none at that port)",
+            Way::Tcp(Some(_)) => OVER_TLS,
             _ => "",
         }
     }

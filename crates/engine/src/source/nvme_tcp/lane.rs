@@ -13,18 +13,20 @@ use crate::source::nvme::{Connected as Up, Traffic};
 use forebay_nvme::command::{Cqe, Sqe};
 use forebay_nvme::fabrics::Connected;
 use forebay_nvme::host;
-use forebay_nvme::status::{Code, Status};
+use forebay_nvme::status::Code;
 use forebay_nvme::transport::tcp::host::{Data, Options};
 use forebay_nvme::transport::tcp::Handle;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Before a queue is tried again that the controller wouldn't connect yet: it may not have noticed that the queue's
-/// last connection is gone.
+/// Before a queue is tried again that wasn't connected, each time twice as long, up to `reconnect_delay`: the controller
+/// may not have noticed that the queue's last connection is gone.
 const REFUSED_PAUSE: Duration = Duration::from_millis(20);
-/// How often that may happen before the association counts as broken.
-const REFUSALS_MAX: u32 = 100;
+/// After so many times it isn't just early any more.
+const EARLY_MAX: u32 = 6;
+/// How often that may happen before an association none of whose queues is live counts as broken.
+const REFUSALS_MAX: u32 = 12;
 const NOBODY: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,14 +72,20 @@ pub(super) struct Lane {
     /// Until when it must be connected, or from when on it may be tried again.
     by: Option<Instant>,
     proof: Option<Proof>,
+    /// How often it came to nothing since it was last live, and why.
     refusals: u32,
+    refused: Option<String>,
+    /// The controller still knows its last connection, and may take as long as it likes to notice that it is gone.
+    early: bool,
+    /// Queues of its path that are live.
+    up: Arc<AtomicU32>,
     reports: Vec<Report>,
     pub traffic: Arc<Traffic>,
-    up: Option<Up>,
+    live: Option<Up>,
 }
 
 impl Lane {
-    pub fn new(path: usize, qid: u16, index: u32, traffic: Arc<Traffic>) -> Lane {
+    pub fn new(path: usize, qid: u16, index: u32, shared: &Shared) -> Lane {
         Lane {
             path,
             qid,
@@ -94,14 +102,28 @@ impl Lane {
             by: None,
             proof: None,
             refusals: 0,
+            refused: None,
+            early: false,
+            up: shared.paths[path].queues_up.clone(),
             reports: Vec::new(),
-            traffic,
-            up: None,
+            traffic: shared.host.notes.traffic(path, qid),
+            live: None,
         }
     }
 
     pub fn is_live(&self) -> bool {
         self.phase == Phase::Live
+    }
+
+    /// Why it isn't live, where it was tried in vain.
+    pub fn refusal(&self) -> Option<String> {
+        let why = self.refused.as_ref()?;
+        Some(format!("I/O queue {} isn't connected: {why}", self.qid))
+    }
+
+    /// It isn't just early.
+    pub fn is_refused(&self) -> bool {
+        self.refusals >= EARLY_MAX && !self.early
     }
 
     pub fn in_flight(&self) -> u32 {
@@ -131,7 +153,7 @@ impl Lane {
             (Phase::Closing, _) => {}
             (Phase::Down, Some(live)) => {
                 if self.number != live.number {
-                    (self.number, self.refusals, self.by) = (live.number, 0, None);
+                    (self.number, self.refusals, self.refused, self.by) = (live.number, 0, None, None);
                 }
                 if self.by.is_none_or(|by| now >= by) {
                     self.open(live, shared, token, now, reactor);
@@ -140,8 +162,7 @@ impl Lane {
             (Phase::Down, None) => self.by = None,
             (_, Some(live)) if live.number == self.number => {
                 if self.phase != Phase::Live && self.by.is_some_and(|by| now >= by) {
-                    let why = format!("I/O queue {} wasn't connected within {CONNECT_WITHIN:?}", self.qid);
-                    self.fail(&why, shared, reactor);
+                    self.refuse(format!("no answer within {CONNECT_WITHIN:?}"), shared, reactor);
                 }
             }
             _ => self.close(reactor),
@@ -158,7 +179,16 @@ impl Lane {
             bulk: if shared.straight.load(Ordering::Relaxed) { 0 } else { shared.options.bulk },
         };
         // A controller may grant fewer queues than one before it did.
-        let Some(request) = live.connects.get(usize::from(self.qid) - 1) else { return };
+        let Some(request) = live.connects.get(usize::from(self.qid) - 1) else {
+            if self.refused.is_none() {
+                self.refuse(
+                    format!("the controller grants {} of them", live.controller.queues),
+                    shared,
+                    reactor,
+                );
+            }
+            return;
+        };
         let data = match &request.data {
             host::Data::Out(data) => data.clone(),
             _ => Vec::new(),
@@ -166,6 +196,7 @@ impl Lane {
         self.connect = Some((request.sqe, data));
         self.in_capsule_max = live.controller.in_capsule_bytes;
         self.depth = u32::from(depth);
+        self.early = false;
         self.owner = vec![NOBODY; 2 * usize::from(depth)];
         match Connection::open(live.to, options, token, self.index, shared.way(self.qid), reactor) {
             Ok(connection) => {
@@ -234,8 +265,10 @@ impl Lane {
             }
         }
         self.reports = reports;
-        if let Err(broken) = result.and(driven) {
-            self.fail(&broken.0, shared, reactor);
+        match result.and(driven) {
+            Ok(()) => {}
+            Err(broken) if self.phase == Phase::Live => self.fail(&broken.0, shared, reactor),
+            Err(broken) => self.refuse(broken.0, shared, reactor),
         }
         self.is_live()
     }
@@ -255,7 +288,6 @@ impl Lane {
     fn joined(&mut self, cqe: &Cqe, shared: &Shared, reactor: &mut Reactor) -> Result<(), Broken> {
         let status = cqe.status();
         if status.is_success() {
-            self.refusals = 0;
             let required = Connected::from_result(cqe.result.get()).authentication_required;
             return match auth::owed(shared.credentials.as_ref(), required)? {
                 Some(credentials) => {
@@ -268,12 +300,32 @@ impl Lane {
                 }
             };
         }
+        self.early = status.code == Code::COMMAND_SEQUENCE_ERROR;
+        Err(Broken(format!("Connect: {}", words(status))))
+    }
+
+    /// It came to nothing before it was live. The association's other queues go on, and this one is tried again.
+    fn refuse(&mut self, why: String, shared: &Shared, reactor: &mut Reactor) {
+        let path = &shared.paths[self.path];
         self.refusals += 1;
-        if !comes_too_early(status) || self.refusals > REFUSALS_MAX {
-            return Err(Broken(format!("Connect of I/O queue {}: {}", self.qid, words(status))));
+        let why = self.refused.insert(why);
+        if self.refusals >= EARLY_MAX {
+            path.refused.fetch_add(1, Ordering::Relaxed);
+        }
+        if self.refusals == EARLY_MAX {
+            let text = format!("{}: I/O queue {} isn't connected: {why}", path.address, self.qid);
+            shared.host.notes.note(text);
+        }
+        if self.refusals > REFUSALS_MAX && self.up.load(Ordering::Relaxed) == 0 {
+            path.trouble(self.number, why);
         }
         self.close(reactor);
-        Ok(())
+    }
+
+    /// How long to wait before it is tried again.
+    fn rest(&self, shared: &Shared) -> Duration {
+        let longer = REFUSED_PAUSE.saturating_mul(1 << self.refusals.saturating_sub(1).min(16));
+        longer.min(shared.options.reconnect_delay.max(REFUSED_PAUSE))
     }
 
     /// The next command of this host's proof, or, after the last, those of its owner.
@@ -300,8 +352,9 @@ impl Lane {
         if let Some(connection) = &mut self.connection {
             connection.set_in_capsule_max(self.in_capsule_max);
         }
-        (self.phase, self.by) = (Phase::Live, None);
-        self.up = Some(Up::new(&self.traffic));
+        (self.phase, self.by, self.refusals, self.refused) = (Phase::Live, None, 0, None);
+        self.live = Some(Up::new(&self.traffic));
+        self.up.fetch_add(1, Ordering::Relaxed);
     }
 
     /// It doesn't work any more, and so neither does its association.
@@ -313,19 +366,21 @@ impl Lane {
     pub fn close(&mut self, reactor: &mut Reactor) {
         if let Some(connection) = &mut self.connection {
             connection.close(reactor);
-            self.phase = Phase::Closing;
-            (self.by, self.up) = (None, None);
+            if std::mem::replace(&mut self.phase, Phase::Closing) == Phase::Live {
+                self.up.fetch_sub(1, Ordering::Relaxed);
+            }
+            (self.by, self.live) = (None, None);
         }
     }
 
     /// A closed connection is gone, and with it the commands on it, which are appended: their memory is free.
-    pub fn bury(&mut self, lost: &mut Vec<u32>) -> bool {
+    pub fn bury(&mut self, shared: &Shared, lost: &mut Vec<u32>) -> bool {
         if self.phase != Phase::Closing || !self.connection.as_ref().is_none_or(Connection::is_quiet) {
             return false;
         }
         (self.connection, self.connect, self.proof, self.phase) = (None, None, None, Phase::Down);
-        // Its association is about to be found broken, unless that one queue came too early.
-        self.by = Some(clock::now() + REFUSED_PAUSE);
+        // Its association is about to be found broken, unless that one queue wasn't let in.
+        self.by = Some(clock::now() + self.rest(shared));
         lost.extend(self.owner.drain(..).filter(|owner| *owner != NOBODY));
         self.in_flight = 0;
         true
@@ -366,20 +421,12 @@ impl From<Unproven> for Broken {
     }
 }
 
-/// The controller still knows a connection of that queue, or has no room at the moment.
-fn comes_too_early(status: Status) -> bool {
-    matches!(
-        status.code,
-        Code::COMMAND_SEQUENCE_ERROR
-            | Code::CONTROLLER_BUSY
-            | Code::INVALID_QUEUE_ID
-            | Code::CONNECT_INVALID_PARAMETERS
-    )
-}
-
 impl Drop for Lane {
     /// The kernel may still be sending the Connect command's data.
     fn drop(&mut self) {
+        if self.is_live() {
+            self.up.fetch_sub(1, Ordering::Relaxed);
+        }
         if self.connection.as_ref().is_some_and(|c| !c.is_quiet()) {
             std::mem::forget((self.connect.take(), self.proof.take()));
         }

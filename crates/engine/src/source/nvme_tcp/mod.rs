@@ -19,12 +19,14 @@ mod rdma;
 mod tcp;
 mod tls;
 
+pub(crate) use connection::OVER_TLS;
 pub use options::{Address, Options, Policy, Transport, PORT};
 pub use queue::NvmeTcpQueue;
+pub(crate) use tls::Tls;
 
 use super::draft::{Draft, Look};
-use super::nvme::{await_end, lock, Host, Namespace, NamespaceDraft, PathReport, SourceReport};
-use super::uri::{query, Examiner, Source, Text, Uri};
+use super::nvme::{await_end, lock, Cause, Host, Namespace, NamespaceDraft, PathReport, SourceReport};
+use super::uri::{decode, encode, query_once, Examiner, Source, Text, Uri};
 use super::{Loan, MadeOf, QueueNeeds};
 use crate::arena::Arena;
 use crate::gpu::cuda::DeviceMemory;
@@ -37,7 +39,6 @@ use connection::Way;
 use forebay_model::record::FabricRan;
 use forebay_model::Error;
 use forebay_nvme::auth::Credentials;
-use forebay_nvme::host::NOT_LET_IN;
 use forebay_nvme::nqn;
 use path::{Path, State};
 use serde_json::json;
@@ -97,12 +98,13 @@ pub fn parse(text: Text, transport: Transport) -> Result<Uri, Error> {
         .ok_or_else(|| wrong("isn't an address and an NQN"))?;
     let (nqn, tail) = tail.split_once('?').unwrap_or((tail, ""));
     let address = Address::parse(address).map_err(|why| wrong(&why))?;
+    let nqn = decode(nqn);
     // The kernel's target takes any name, so the form of an NQN isn't asked for.
     if nqn.is_empty() || nqn.len() > nqn::BYTES_MAX || nqn.contains(char::is_control) {
         return Err(wrong("names no subsystem: an NQN has 1 to 223 bytes"));
     }
-    let mut options = Options { transport, ..Options::new(address, nqn) };
-    for (key, value) in query(tail) {
+    let mut options = Options { transport, ..Options::new(address, &nqn) };
+    for (key, value) in query_once(tail, "path").map_err(|why| wrong(&why))? {
         options.set(&key, &value).map_err(|why| wrong(&why))?;
     }
     Ok(options.into())
@@ -301,7 +303,8 @@ impl Path {
         };
         let reconnects = self.connects.load(Ordering::Relaxed).saturating_sub(1);
         let address = self.address.to_string();
-        PathReport { address, state: state.name(), why, ana, reconnects, ..PathReport::default() }
+        let refused = self.refused.load(Ordering::Relaxed);
+        PathReport { address, state: state.name(), why, ana, reconnects, refused, ..PathReport::default() }
     }
 }
 
@@ -324,22 +327,57 @@ impl Shared {
     /// Waits for the first path that is up, and says how many queues it grants.
     fn first_path(&self) -> Result<u16, Error> {
         let paths = || {
-            let standing = |path: &Path| (format!("{}: ", path.address), path.state().standing());
+            let standing = |path: &Path| (format!("{}: ", path.address), path.standing());
             self.paths.iter().map(standing).collect()
         };
         let mut seen = 0;
-        let look = match self.options.transport {
-            Transport::Tcp => format!("forebay discover {}", self.options.addresses[0]),
-            Transport::Rdma => "forebay doctor".into(),
-        };
         let wait = |until| seen = path::wait_for(&self.changes, seen, until);
-        let next = |found: &str| match found.contains(NOT_LET_IN) {
-            true => format!(
-                "forebay serve --allow {}, or allow it at another target; or hostnqn=NQN in the URI",
+        self.host.first(paths, wait, |cause| self.next(cause))
+    }
+
+    /// What to type where no path comes up.
+    fn next(&self, cause: Cause) -> String {
+        let address = &self.options.addresses[0];
+        let rdma = self.options.transport == Transport::Rdma;
+        match cause {
+            Cause::Namespace if rdma => "another nsid=, as the target's configuration has it".into(),
+            Cause::Refused | Cause::Unlisted | Cause::Namespace => {
+                let names = (self.options.nqn.as_str(), self.host_nqn.as_str());
+                refused(cause, &address.to_string(), names, rdma || self.tls.is_some())
+            }
+            Cause::Unproven => format!(
+                "dhchap_secret_file=PATH in the URI, or FOREBAY_DHCHAP_SECRET: the key that the target has for {}",
                 self.host_nqn
             ),
-            false => format!("{look}, and look at the target's log"),
-        };
-        self.host.first(paths, wait, next)
+            Cause::Few(granted) => {
+                format!("queues={granted} in the URI, at most {granted} ‹workers›, or a target that grants more")
+            }
+            Cause::Other | Cause::Taken => {
+                let look = match self.options.transport {
+                    Transport::Tcp => format!("forebay discover {address}"),
+                    Transport::Rdma => "forebay doctor".into(),
+                };
+                format!("{look}, and look at the target's log")
+            }
+        }
+    }
+}
+
+/// What to type where a target at this address refuses this host, or what it asked for. `names`: of the subsystem and of
+/// the host.
+pub(crate) fn refused(cause: Cause, address: &str, names: (&str, &str), over_tls: bool) -> String {
+    let discover = format!("forebay discover {address} shows what this host may use");
+    match cause {
+        Cause::Namespace => {
+            format!("forebay identify nvme+tcp://{address}/{} for its namespaces", encode(names.0))
+        }
+        Cause::Unlisted => {
+            let tls = if over_tls { "" } else { "; if the target wants TLS of this host, tls=1 in the URI" };
+            format!(
+                "forebay serve --allow {}, or allow it at another target; or hostnqn=NQN in the URI{tls}; {discover}",
+                names.1
+            )
+        }
+        _ => discover,
     }
 }

@@ -6,7 +6,7 @@ use super::options::Address;
 use super::Shared;
 use crate::clock;
 use crate::reactor::Waker;
-use crate::source::nvme::{lock, Attempts, Episode, Standing};
+use crate::source::nvme::{lock, Attempts, Cause, Episode, Standing};
 use forebay_nvme::host::{ControllerInfo, Event, NamespaceInfo, Options, Request, Session};
 use forebay_nvme::log::AnaState;
 use std::net::SocketAddr;
@@ -50,14 +50,6 @@ pub(super) enum State {
 }
 
 impl State {
-    pub fn standing(&self) -> Standing {
-        match self {
-            State::Live(live) => Standing::Up(live.connects.len() as u16),
-            State::Connecting(Some(why)) | State::Lost(why) => Standing::Failed(why.clone()),
-            State::Connecting(None) => Standing::Trying,
-        }
-    }
-
     pub fn name(&self) -> &'static str {
         match self {
             State::Connecting(_) => "connecting",
@@ -69,6 +61,8 @@ impl State {
 
 struct Inner {
     state: State,
+    /// Of the last end of an association.
+    cause: Cause,
     /// A worker saw the association of this number fail.
     trouble: Option<(u64, String)>,
     /// Commands to abort: association, queue, identifier.
@@ -86,12 +80,17 @@ pub(super) struct Path {
     pub attempts: AtomicU32,
     /// Associations that came up.
     pub connects: AtomicU32,
+    /// I/O queues that take commands.
+    pub queues_up: Arc<AtomicU32>,
+    /// Connections of I/O queues that came to nothing, once it was clear that they weren't just early.
+    pub refused: AtomicU32,
 }
 
 impl Path {
     pub fn new(address: Address) -> Path {
         let state = State::Connecting(None);
-        let inner = Inner { state, trouble: None, aborts: Vec::new(), waker: None, stop: false };
+        let inner =
+            Inner { state, cause: Cause::Other, trouble: None, aborts: Vec::new(), waker: None, stop: false };
         Path {
             address,
             inner: Mutex::new(inner),
@@ -99,6 +98,8 @@ impl Path {
             generation: AtomicU64::new(0),
             attempts: AtomicU32::new(0),
             connects: AtomicU32::new(0),
+            queues_up: Arc::default(),
+            refused: AtomicU32::new(0),
         }
     }
 
@@ -112,6 +113,15 @@ impl Path {
 
     pub fn state(&self) -> State {
         self.lock().state.clone()
+    }
+
+    pub fn standing(&self) -> Standing {
+        let inner = self.lock();
+        match &inner.state {
+            State::Live(live) => Standing::Up(live.connects.len() as u16),
+            State::Connecting(Some(why)) | State::Lost(why) => Standing::Failed(why.clone(), inner.cause),
+            State::Connecting(None) => Standing::Trying,
+        }
     }
 
     /// From a worker: association `number` doesn't work any more. The path is connected anew.
@@ -176,6 +186,7 @@ pub(super) fn care(shared: &Shared, index: usize) {
         let (now, longest) = (clock::now(), shared.options.reconnect_delay);
         attempts.ended(episode, longest, now);
         shared.host.notes.note(format!("{}: {}", path.address, ended.why));
+        path.lock().cause = ended.cause;
         let too_late = attempts.too_late(shared.options.ctrl_loss, now);
         // Somebody who opens it wants to know at once.
         if ended.for_good || too_late {
@@ -219,7 +230,8 @@ struct Up<'a> {
 
 impl<'a> Up<'a> {
     fn open(shared: &'a Shared, path: &'a Path, index: usize) -> Result<Up<'a>, Ended> {
-        let for_good = |e: forebay_model::Error| Ended { why: e.to_string(), for_good: true };
+        let for_good =
+            |e: forebay_model::Error| Ended { cause: Cause::Other, why: e.to_string(), for_good: true };
         let options = Options {
             host_nqn: shared.host_nqn.clone(),
             host_id: shared.host_id,
@@ -268,7 +280,7 @@ impl<'a> Up<'a> {
                 return self.shut_down();
             }
             if let Some((_, why)) = inner.trouble.take().filter(|(number, _)| *number == self.number) {
-                return Ended { why, for_good: false };
+                return Ended { cause: Cause::Other, why, for_good: false };
             }
             let aborts = std::mem::take(&mut inner.aborts);
             drop(inner);
@@ -321,9 +333,11 @@ impl<'a> Up<'a> {
         let session = &self.association.session;
         let controller = session.controller().clone();
         let least = self.shared.host.shares.least;
-        if controller.queues < least {
-            let why = format!("it grants {} I/O queues, {least} are needed", controller.queues);
-            return Err(Ended { why, for_good: true });
+        // One that grants fewer than the first did still serves those workers whose queues it has.
+        if controller.queues < least && self.number == 1 {
+            let granted = controller.queues;
+            let why = format!("it grants {granted} I/O queues, {least} are needed");
+            return Err(Ended { cause: Cause::Few(granted), why, for_good: true });
         }
         Ok(Live {
             number: self.number,
@@ -345,7 +359,7 @@ impl<'a> Up<'a> {
                 return ended;
             }
         }
-        Ended { why: "closed".into(), for_good: true }
+        Ended { cause: Cause::Other, why: "closed".into(), for_good: true }
     }
 }
 

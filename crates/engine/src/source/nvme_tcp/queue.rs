@@ -1,5 +1,6 @@
 //! A worker's queue over its share of every path's I/O queues.
 
+mod connect;
 mod late;
 
 use super::connection::Unsent;
@@ -24,8 +25,6 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long opening waits for the queues of paths that are up.
-const OPEN_WITHIN: Duration = Duration::from_secs(1);
 /// How long closing waits for the kernel to let go of what it was given.
 const CLOSE_WITHIN: Duration = Duration::from_secs(1);
 /// How long an abandoned command may still complete before its connection is cut, which frees its memory.
@@ -128,9 +127,7 @@ impl NvmeTcpQueue {
             .clone()
             .flat_map(of)
             .enumerate()
-            .map(|(index, (path, qid))| {
-                Lane::new(path, qid, index as u32, remote.shared.host.notes.traffic(path, qid))
-            })
+            .map(|(index, (path, qid))| Lane::new(path, qid, index as u32, &remote.shared))
             .collect();
         let nsid = remote.options().nsid;
         let mut queue = NvmeTcpQueue {
@@ -160,23 +157,11 @@ impl NvmeTcpQueue {
         if queue.remote.options().transport == Transport::Rdma {
             queue.work.move_by_card();
         }
-        queue.connect(reactor);
-        Ok(queue)
-    }
-
-    /// Waits a moment for the queues of paths that are up: what isn't there by then comes later.
-    fn connect(&mut self, reactor: &mut Reactor) {
-        let until = clock::now() + OPEN_WITHIN;
-        let mut none = Vec::new();
-        loop {
-            self.turn(reactor, &mut none);
-            let up = |lane: &Lane| lane.is_live() || self.views[lane.path].live.is_none();
-            if self.lanes.iter().all(up) || clock::now() >= until {
-                return;
-            }
-            let due = self.next_due().unwrap_or(until);
-            reactor.wait(1, due.min(until), Duration::ZERO);
+        if let Err(refusal) = queue.connect(reactor) {
+            Queue::close(&mut queue, reactor);
+            return Err(refusal);
         }
+        Ok(queue)
     }
 
     /// All that there is to do: what completed, what changed, what can be sent.
@@ -222,10 +207,10 @@ impl NvmeTcpQueue {
         let mut gone = std::mem::take(&mut self.gone);
         self.unsettled = false;
         for lane in &mut self.lanes {
-            lane.bury(&mut gone);
+            lane.bury(shared, &mut gone);
             let live = self.views[lane.path].live.as_deref();
             lane.follow(live, shared, self.token, now, reactor);
-            if lane.bury(&mut gone) {
+            if lane.bury(shared, &mut gone) {
                 lane.follow(live, shared, self.token, now, reactor);
             }
             self.unsettled |= !(lane.is_live() || lane.is_down() && live.is_none());
@@ -436,7 +421,7 @@ impl Queue for NvmeTcpQueue {
         loop {
             let mut gone = Vec::new();
             self.lanes.iter_mut().for_each(|l| {
-                l.bury(&mut gone);
+                l.bury(&self.remote.shared, &mut gone);
             });
             if self.lanes.iter().all(Lane::is_down) || clock::now() >= until {
                 return;

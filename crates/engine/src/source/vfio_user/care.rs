@@ -5,7 +5,7 @@ use super::function::{wait, words, Ended, Function, ANSWER_WITHIN};
 use super::maps::Entry;
 use super::{Live, Shared};
 use crate::clock;
-use crate::source::nvme::{Attempts, Episode, Standing};
+use crate::source::nvme::{Attempts, Cause, Episode, Standing};
 use forebay_nvme::host::Event;
 use forebay_nvme::transport::pcie::host::Step;
 use rustix::fd::AsFd;
@@ -40,11 +40,11 @@ impl State {
         }
     }
 
-    pub fn standing(&self) -> Standing {
+    pub fn standing(&self, cause: Cause) -> Standing {
         match self {
             State::Live(live) => Standing::Up(live.queues),
             State::Connecting { why: Some(why), .. } | State::Lost { why, .. } => {
-                Standing::Failed(why.clone())
+                Standing::Failed(why.clone(), cause)
             }
             State::Connecting { why: None, .. } => Standing::Trying,
         }
@@ -69,6 +69,7 @@ pub(super) fn care(shared: &Shared) {
         }
         let (now, longest) = (clock::now(), shared.options.reconnect_delay);
         attempts.ended(episode, longest, now);
+        super::lock(&shared.inner).cause = ended.cause;
         let too_late = attempts.too_late(shared.options.ctrl_loss, now);
         if ended.for_good || too_late {
             let late = if too_late && !ended.for_good { "; ctrl_loss_tmo has passed" } else { "" };
@@ -97,7 +98,7 @@ fn associate(shared: &Shared) -> (Ended, Option<Episode>) {
             let number = u64::from(shared.connects.load(Ordering::Relaxed)) + 1;
             let mut up = Up { shared, function, number, episode: None };
             let mut ended = match up.run() {
-                Ok(()) => Ended { why: "closed".into(), for_good: true, clean: true },
+                Ok(()) => Ended { cause: Cause::Other, why: "closed".into(), for_good: true, clean: true },
                 Err(ended) => ended,
             };
             // Nothing is in flight where no worker had a queue.
@@ -150,7 +151,7 @@ impl Up<'_> {
                 return self.shut_down();
             }
             if let Some(why) = self.shared.take_trouble(self.number) {
-                return Err(Ended { why, for_good: false, clean: false });
+                return Err(Ended { cause: Cause::Other, why, for_good: false, clean: false });
             }
             for (qid, cid) in self.shared.take_aborts(self.number) {
                 self.function.host.abort(qid, cid);
@@ -174,9 +175,10 @@ impl Up<'_> {
                     session.controller(),
                 )?;
                 let (granted, least) = (self.function.create_queues(), self.shared.host.shares.least);
-                if granted < least {
+                // One that grants fewer than the first did still serves those workers whose queues it has.
+                if granted < least && self.number == 1 {
                     let why = format!("it grants {granted} I/O queues, {least} are needed");
-                    return Err(Ended { why, for_good: true, clean: true });
+                    return Err(Ended { cause: Cause::Few(granted), why, for_good: true, clean: true });
                 }
                 Ok(())
             }

@@ -7,7 +7,7 @@ use super::shm;
 use super::wire::{IoFd, IRQ_MSIX, REGION_BAR0, REGION_CONFIG};
 use super::{Live, Options};
 use crate::clock;
-use crate::source::nvme::Stranger;
+use crate::source::nvme::{Cause, Stranger};
 use forebay_nvme::host::{self, Event, Failure, FailureKind};
 use forebay_nvme::identify::Controller;
 use forebay_nvme::transport::pcie::host::{queue_bytes, Bar, Host, HostQueue, Step, MEMORY_BYTES};
@@ -63,6 +63,7 @@ mod register {
 #[derive(Clone, Debug)]
 pub(super) struct Ended {
     pub why: String,
+    pub cause: Cause,
     /// Trying again won't help.
     pub for_good: bool,
     /// The device touches our memory no more: it said so, or it is gone.
@@ -72,25 +73,29 @@ pub(super) struct Ended {
 impl From<Trouble> for Ended {
     fn from(trouble: Trouble) -> Ended {
         let gone = matches!(trouble.wrong, Wrong::Gone(_));
-        Ended { why: trouble.to_string(), for_good: false, clean: gone }
+        if gone && trouble.asked == super::wire::Command::Version.name() {
+            let why = format!("it hangs up before a word, as where another client has the drive ({trouble})");
+            return Ended { cause: Cause::Taken, why, for_good: false, clean: true };
+        }
+        Ended { cause: Cause::Other, why: trouble.to_string(), for_good: false, clean: gone }
     }
 }
 
 impl From<Failure> for Ended {
     fn from(failure: Failure) -> Ended {
         let for_good = failure.kind == FailureKind::Refused;
-        Ended { why: failure.to_string(), for_good, clean: false }
+        Ended { cause: Cause::of(&failure), why: failure.to_string(), for_good, clean: false }
     }
 }
 
 impl From<Stranger> for Ended {
     fn from(stranger: Stranger) -> Ended {
-        Ended { why: stranger.why, for_good: stranger.for_good, clean: true }
+        Ended { cause: stranger.cause(), why: stranger.why, for_good: stranger.for_good, clean: true }
     }
 }
 
 fn refused(why: impl Into<String>) -> Ended {
-    Ended { why: why.into(), for_good: true, clean: true }
+    Ended { cause: Cause::Other, why: why.into(), for_good: true, clean: true }
 }
 
 /// BAR0 by messages.
@@ -372,7 +377,7 @@ pub(super) fn wait(
     }
     function.client.drain().map_err(|wrong| {
         let gone = matches!(wrong, Wrong::Gone(_));
-        Ended { why: wrong.to_string(), for_good: false, clean: gone }
+        Ended { cause: Cause::Other, why: wrong.to_string(), for_good: false, clean: gone }
     })
 }
 

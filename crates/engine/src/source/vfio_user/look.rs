@@ -1,8 +1,9 @@
 //! A look at a drive: its controller and its namespaces, and away again.
 
 use super::function::{wait, Ended, Function};
-use super::Options;
+use super::{next, Options};
 use crate::clock;
+use crate::source::nvme::Cause;
 use forebay_model::Error;
 use forebay_nvme::host::{ControllerInfo, Event, NamespaceInfo};
 use forebay_nvme::transport::pcie::host::Step;
@@ -21,8 +22,8 @@ pub fn look(
     within: Duration,
 ) -> Result<(ControllerInfo, Vec<NamespaceInfo>), Error> {
     let failed = |ended: Ended| {
-        let next = format!("ls -l {}, and look at the gateway's log", options.socket.display());
-        Error::machine(options.to_string(), ended.why, next)
+        let error = if ended.cause.is_request() { Error::request } else { Error::machine };
+        error(options.to_string(), ended.why, next(options, ended.cause))
     };
     let until = clock::now() + within;
     let mut function = Function::open(options, u16::MAX, 0, namespace, within).map_err(failed)?;
@@ -50,7 +51,12 @@ fn until_event(function: &mut Function, until: Instant) -> Result<(), Ended> {
             _ => {}
         }
         if clock::now() >= until {
-            return Err(Ended { why: "it isn't ready in time".into(), for_good: true, clean: true });
+            return Err(Ended {
+                cause: Cause::Other,
+                why: "it isn't ready in time".into(),
+                for_good: true,
+                clean: true,
+            });
         }
     }
 }

@@ -27,8 +27,10 @@ pub use options::Options;
 pub use queue::VfioUserQueue;
 
 use super::draft::{Draft, Look};
-use super::nvme::{await_end, lock, Host, Namespace, NamespaceDraft, PathReport, SourceReport, Standing};
-use super::uri::{decode, query, Examiner, Source, Text, Uri};
+use super::nvme::{
+    await_end, lock, Cause, Host, Namespace, NamespaceDraft, PathReport, SourceReport, Standing,
+};
+use super::uri::{decode, query_once, Examiner, Source, Text, Uri};
 use super::{Loan, MadeOf, QueueNeeds};
 use crate::arena::Arena;
 use crate::clock;
@@ -79,6 +81,8 @@ struct Inner {
     /// Commands to abort: connection, queue, identifier.
     aborts: Vec<(u64, u16, u16)>,
     stop: bool,
+    /// Of the last end of a connection.
+    cause: Cause,
 }
 
 /// What the thread, the workers' queues and the record share.
@@ -127,7 +131,7 @@ pub fn parse(text: Text) -> Result<Uri, Error> {
         return Err(wrong("names a socket by more than 107 bytes"));
     }
     let mut options = Options::new(socket.into());
-    for (key, value) in query(tail) {
+    for (key, value) in query_once(tail, "").map_err(|why| wrong(&why))? {
         options.set(&key, &value).map_err(|why| wrong(&why))?;
     }
     Ok(options.into())
@@ -217,7 +221,13 @@ impl Drive {
         let state = State::Connecting { why: None, clean: true };
         let shared = Arc::new(Shared {
             options: options.clone(),
-            inner: Mutex::new(Inner { state, trouble: None, aborts: Vec::new(), stop: false }),
+            inner: Mutex::new(Inner {
+                state,
+                trouble: None,
+                aborts: Vec::new(),
+                stop: false,
+                cause: Cause::Other,
+            }),
             changed: Condvar::new(),
             generation: AtomicU64::new(0),
             wake,
@@ -286,6 +296,7 @@ impl Drive {
             ana: None,
             reconnects: shared.connects.load(Ordering::Relaxed).saturating_sub(1),
             queues: shared.host.connected(0),
+            refused: 0,
         }
     }
 
@@ -406,10 +417,28 @@ impl Shared {
 
     /// Waits until the drive is up, and says how many queues it grants.
     fn first(&self) -> Result<u16, Error> {
-        let tried = || !matches!(self.state().standing(), Standing::Trying);
+        let standing = || {
+            let inner = lock(&self.inner);
+            inner.state.standing(inner.cause)
+        };
+        let tried = || !matches!(standing(), Standing::Trying);
         let wait = |until| _ = self.wait_until(tried, until);
-        let next = format!("ls -l {}, and look at the gateway's log", self.options.socket.display());
-        self.host.first(|| vec![(String::new(), self.state().standing())], wait, |_| next.clone())
+        self.host.first(|| vec![(String::new(), standing())], wait, |cause| next(&self.options, cause))
+    }
+}
+
+/// What to type where a drive doesn't come up.
+fn next(options: &Options, cause: Cause) -> String {
+    let socket = options.socket.display();
+    match cause {
+        Cause::Refused | Cause::Unlisted | Cause::Namespace => {
+            format!("forebay identify vfio-user:{socket} for its namespaces")
+        }
+        Cause::Few(granted) => {
+            format!("queues={granted} in the URI, at most {granted} ‹workers›, or a drive with more queues")
+        }
+        Cause::Taken => "forebay snap rpc nvme_controller_list: one client has a drive at a time, and another drive is free".into(),
+        Cause::Other | Cause::Unproven => format!("ls -l {socket}, and look at the gateway's log"),
     }
 }
 

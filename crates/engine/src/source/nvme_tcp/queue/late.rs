@@ -61,7 +61,8 @@ impl NvmeTcpQueue {
             (None, Some(ana)) => format!("{}: {ana}", p.address),
             (None, None) => format!("{}: {}, without the namespace", p.address, p.state),
         };
-        let each = paths.iter().map(of).collect::<Vec<_>>().join("; ");
+        let refused = self.lanes.iter().find_map(|lane| lane.refusal());
+        let each = paths.iter().map(of).chain(refused).collect::<Vec<_>>().join("; ");
         match lost {
             true => format!("no path is left: {each}"),
             false => {
