@@ -125,7 +125,7 @@ def test_fewer_queues_than_asked_for_are_an_error_that_names_them(forebay, made,
 
 
 def test_queues_that_the_target_does_not_connect_are_an_error_that_names_the_others(forebay, made, tmp_path):
-    few = toml(tmp_path / "few.toml", [f'source = "{made}"'], head="host_limits = {connections = 4}")
+    few = toml(tmp_path / "few.toml", [f'source = "{made}"'], head="connections = 4")
     with Target(few) as target:
         for flags, query in ((("--workers", "5"), ""), ((), "queues=5")):
             uri = target.uri("&".join(["reconnect_delay=0.1", *filter(None, [query])]))
@@ -145,11 +145,11 @@ def test_a_queue_that_is_refused_after_a_reconnect_costs_the_others_nothing(made
             eventually(lambda: count(first, "forebay_namespace_reads_total") > 10, "it reads")
             first.process.kill()
             first.process.wait()
-            # At the same address, for one I/O queue of a host.
+            # At the same address, with room for one I/O queue.
             text = file.read_text().replace("127.0.0.1:0", first.addresses[0], 1)
-            file.write_text("host_limits = {connections = 2}\n" + text)
+            file.write_text("connections = 2\n" + text)
             with Target(file) as second:
-                eventually(lambda: count(second, "forebay_connections_accepted_total") > 12, "a queue is refused")
+                eventually(lambda: count(second, "forebay_connections_refused_total") > 12, "a queue is refused")
                 before = count(second, "forebay_namespace_reads_total")
                 eventually(lambda: count(second, "forebay_namespace_reads_total") > before, "the other one goes on")
                 run.send_signal(signal.SIGINT)
