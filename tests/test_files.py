@@ -176,17 +176,18 @@ def owner(path: Path) -> int | None:
         return None
 
 
-def test_what_a_killed_run_left_is_named_by_doctor_and_removed_by_clean(tmp_path):
+def test_what_a_killed_run_left_is_named_by_doctor_and_removed_by_clean(tmp_path, tmp_path_factory):
     """Two runs: one killed, whose folder goes; one under way, whose folder stays."""
     many = ("files", tmp_path, "--files", "2000000", "--file-size", "0", "--workers", "1", "--phases", "create")
     (tmp_path / "precious").write_text("mine")
+    home = tmp_path_factory.mktemp("home")  # where a run that is ended keeps its record
     folders = lambda: sorted(tmp_path.glob("forebay-files-*"))  # noqa: E731
-    with processes.running([*processes.FOREBAY, *many]) as process:
+    with processes.running([*processes.FOREBAY, *many], cwd=home) as process:
         processes.wait_until(lambda: any(tmp_path.glob("forebay-files-*/d0000/f*")), "files are there", process)
         processes.kill(process)
         process.wait()
     (dead,) = folders()
-    with processes.running([*processes.FOREBAY, *many]) as process:
+    with processes.running([*processes.FOREBAY, *many], cwd=home) as process:
         processes.wait_until(lambda: len(folders()) == 2, "the other has a folder", process)
         report = json.loads(processes.run([*processes.FOREBAY, "doctor", tmp_path, "--json"]).stdout)
         (left,) = [c for c in report["checks"] if c["id"] == "filesystem.files_left"]
