@@ -214,7 +214,7 @@ def test_any_job_file_is_read_or_refused(tmp_path: Path, lines: list[str]) -> No
         )
     )
 )
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_any_flags_are_understood_or_refused(words: list[str]) -> None:
     import click
 

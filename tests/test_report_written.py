@@ -50,6 +50,7 @@ def test_without_the_extra_charts_are_refused_with_what_to_type(
     assert "made without charts" in text_of((tmp_path / "r.html").read_text())
 
 
+@pytest.mark.long
 def test_the_same_records_give_the_same_page(tmp_path: Path) -> None:
     lines = sweep()
     assert page_of(tmp_path, *lines, charts=HAS_CHARTS) == page_of(tmp_path, *lines, charts=HAS_CHARTS)
@@ -133,6 +134,7 @@ def test_colours_follow_the_page_and_every_picture_has_words(tmp_path: Path) -> 
     assert len(ids) == len(set(ids))
 
 
+@pytest.mark.long
 @charts
 def test_more_series_than_colours_are_said_not_hidden(tmp_path: Path) -> None:
     runs = [record("host", size, 1 + w / 10, workers=w) for size in (4096, 8192) for w in range(1, 12)]
