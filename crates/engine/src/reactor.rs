@@ -33,11 +33,12 @@ const FILES_MAX: u32 = 1024;
 /// user_data of what isn't a queue's; tokens stay below.
 const WAKE: u64 = u64::MAX;
 const CANCEL: u64 = u64::MAX - 1;
+const BELL: u64 = u64::MAX - 2;
 /// Marks in user_data what `push_soon` queued.
 const SOON: u64 = 1 << 63;
-/// How long a wait counts on it at most. Beyond the kernel's next tick: an earlier timer has to be programmed into the
-/// processor and taken back, for each wait, and on a virtual machine each costs as much as the wait's own work.
-const SOON_US: u32 = 10_000;
+/// How long a wait counts on it at most. One timer in the ring ends all the waits of that time: one for each wait would
+/// have to be started and taken back each time, which on a virtual machine costs as much as the wait's own work.
+const SOON_WITHIN: Duration = Duration::from_millis(10);
 /// Length of a wait on a ring that the kernel refuses to enter: nothing completes, and callers must not spin.
 const REFUSED: Duration = Duration::from_millis(10);
 
@@ -149,6 +150,8 @@ impl Reactor {
             soon_left: 0,
             soon_awaited: false,
             trust: Trust::default(),
+            bell: None,
+            bell_after: Box::new(types::Timespec::from(SOON_WITHIN)),
             together: if options.one_by_one && !options.sqpoll { UNPLUGGED } else { u32::MAX },
             min_wait: uring.params().is_feature_min_timeout(),
             uring,

@@ -5,10 +5,11 @@ use super::trust::Trust;
 use super::Completion;
 use super::Inbox;
 use super::RingOptions;
+use super::BELL;
 use super::CANCEL;
 use super::ENTRIES_MAX;
 use super::SOON;
-use super::SOON_US;
+use super::SOON_WITHIN;
 use super::WAKE;
 use crate::clock;
 use io_uring::squeue;
@@ -48,6 +49,9 @@ pub(super) struct Ring {
     /// Something waits behind one of these: they end a wait, until none is left.
     pub(super) soon_awaited: bool,
     pub(super) trust: Trust,
+    /// When a timer in the ring ends a wait by a completion, if one runs.
+    pub(super) bell: Option<Instant>,
+    pub(super) bell_after: Box<types::Timespec>,
     pub(super) wake_buffer: Box<u64>,
     pub(super) wake_armed: bool,
     /// A waker called since the last `wait` ended: the next one doesn't sleep.
@@ -59,11 +63,12 @@ pub(super) struct Ring {
 }
 
 pub(super) fn gather(ring: &mut Ring, inboxes: &mut [Inbox], gathered: &mut u32) {
-    let Ring { uring, soon_left, soon_awaited, wake_armed, woken, .. } = ring;
+    let Ring { uring, soon_left, soon_awaited, wake_armed, woken, bell, .. } = ring;
     for cqe in uring.completion() {
         match cqe.user_data() {
             WAKE => (*wake_armed, *woken) = (false, true),
             CANCEL => {}
+            BELL => *bell = None,
             data => {
                 let inbox = &mut inboxes[((data & !SOON) >> 32) as usize];
                 let soon = data & SOON != 0;
@@ -166,13 +171,16 @@ impl Ring {
     /// One call of the kernel: submits what is queued; with a deadline also gathers, and waits for `wanted`. Whether
     /// it counted on what should complete soon.
     pub(super) fn enter(&mut self, wanted: u32, until: Option<Instant>, batch_us: u32) -> bool {
+        let soon = std::mem::take(&mut self.soon);
+        let counts = self.min_wait && until.is_some() && wanted > 0 && soon > 0 && self.trust.is_due();
+        if counts {
+            self.arm_bell();
+        }
         let queue = self.uring.submission();
-        let queued = queue.len() as u32;
+        let mut queued = queue.len() as u32;
         let asleep = self.sqpoll && queue.need_wakeup();
         drop(queue);
         let flags = if asleep { ENTER_SQ_WAKEUP } else { 0 };
-        let soon = std::mem::take(&mut self.soon);
-        let mut queued = queued;
         while queued > self.together {
             // SAFETY: plain submission; entries were pushed under `push`'s contract.
             let told =
@@ -190,11 +198,16 @@ impl Ring {
         };
         // A kernel before 6.12 can't be told to be content with fewer after a while.
         let wanted = if self.min_wait { wanted } else { wanted.min(1) };
-        // Nor could it be when what should complete soon doesn't.
-        let counts = wanted > 0 && soon > 0 && self.min_wait && self.trust.is_due();
-        let soon = if counts { soon } else { 0 };
-        let patience_us = if wanted > 1 { batch_us } else { soon.min(1) * SOON_US };
-        let wanted = wanted + soon;
+        let patience_us = if wanted > 1 { batch_us } else { 0 };
+        let wanted = wanted + if counts { soon } else { 0 };
+        if patience_us == 0 && self.bell.is_some_and(|rings| rings <= until) {
+            // SAFETY: plain submission and waiting; entries were pushed under `push`'s contract.
+            let told = unsafe {
+                self.uring.submitter().enter::<libc::sigset_t>(queued, wanted, flags | ENTER_GETEVENTS, None)
+            };
+            self.heed(told);
+            return counts;
+        }
         let left = until.saturating_duration_since(clock::now());
         let timeout = types::Timespec::new().sec(left.as_secs()).nsec(left.subsec_nanos());
         let arg = GetEventsArg {
@@ -209,6 +222,18 @@ impl Ring {
         };
         self.heed(told);
         counts
+    }
+
+    fn arm_bell(&mut self) {
+        if self.bell.is_some() {
+            return;
+        }
+        let after: *const types::Timespec = &*self.bell_after;
+        let entry = io_uring::opcode::Timeout::new(after).build().user_data(BELL);
+        // SAFETY: the kernel reads the time when it takes the entry, and the box lives as long as the ring.
+        if unsafe { self.push(&entry) } {
+            self.bell = Some(clock::now() + SOON_WITHIN);
+        }
     }
 
     /// How many submissions a call of the kernel took. After an error that means "nothing yet" the caller looks at the
