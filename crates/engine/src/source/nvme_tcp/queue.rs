@@ -35,7 +35,10 @@ const ABORT_WITHIN: Duration = Duration::from_secs(5);
 
 /// Commands that go to one connection before the next one has its turn, where a worker has more connections than its
 /// depth fills: what is sent and received together costs one call and one wake-up of the other end.
-const TOGETHER: u32 = 4;
+const TOGETHER: u32 = 16;
+/// A worker with fewer commands in flight spreads them over four connections at least: each may be another thread of the
+/// target's. With more, two are enough to keep both ends busy.
+const DEEP: u32 = 32;
 
 /// What a command keeps besides.
 #[derive(Default)]
@@ -122,10 +125,10 @@ impl NvmeTcpQueue {
         reactor.spin(remote.shared.options.spin);
         let share = remote.shared.host.shares.take()?;
         let paths = 0..remote.shared.paths.len();
-        let of = |path: usize| share.iter().map(move |qid| (path, *qid));
-        let lanes: Vec<Lane> = paths
-            .clone()
-            .flat_map(of)
+        // One of each path, then the next of each: neighbours are on different paths.
+        let lanes: Vec<Lane> = share
+            .iter()
+            .flat_map(|qid| paths.clone().map(move |path| (path, *qid)))
             .enumerate()
             .map(|(index, (path, qid))| Lane::new(path, qid, index as u32, &remote.shared))
             .collect();
@@ -316,7 +319,7 @@ impl NvmeTcpQueue {
     /// How many commands in a row a lane gets, with as many lanes on paths in this state.
     fn run_of(&self, ana: AnaState) -> u32 {
         let lanes = self.lanes.iter().filter(|lane| self.takes(lane, ana)).count();
-        run(lanes as u32, self.work.geometry().depth)
+        run(lanes as u32, self.views.len() as u32, self.work.geometry().depth)
     }
 
     /// A lane with room, on a path in this state. Of one path's, the one with the fewest commands: what a lane completed
@@ -442,10 +445,11 @@ impl Drop for NvmeTcpQueue {
     }
 }
 
-/// All of `lanes` have commands at once where `depth` gives each of them one or more; else as many as get `TOGETHER`
-/// of them, and four at least: each may be another thread of the target's.
-fn run(lanes: u32, depth: u32) -> u32 {
-    let most = (depth / 4).clamp(1, TOGETHER);
+/// All of `lanes` have commands at once where `depth` gives each of them as many as go together; else those that get
+/// so many, one of each path at least.
+fn run(lanes: u32, paths: u32, depth: u32) -> u32 {
+    let at_least = if depth < DEEP { 4 } else { 2 }.max(paths);
+    let most = (depth / at_least).clamp(1, TOGETHER);
     if lanes * most > depth {
         most
     } else {
@@ -459,10 +463,13 @@ mod tests {
 
     #[test]
     fn commands_go_together_where_connections_are_more_than_the_depth_fills() {
-        for (lanes, depth, expected) in
-            [(1, 32, 1), (7, 32, 1), (8, 32, 1), (9, 32, 4), (31, 32, 4), (31, 8, 2), (31, 4, 1), (2, 1, 1)]
-        {
-            assert_eq!(run(lanes, depth), expected, "{lanes} lanes at depth {depth}");
-        }
+        assert_eq!(run(1, 1, 32), 1);
+        assert_eq!(run(2, 1, 32), 1, "each has 16");
+        assert_eq!(run(3, 1, 32), 16);
+        assert_eq!(run(7, 1, 128), 1, "each has 18");
+        assert_eq!(run(31, 1, 32), 16, "two have 16 each");
+        assert_eq!(run(31, 1, 16), 4, "four have four each");
+        assert_eq!(run(31, 1, 4), 1);
+        assert_eq!(run(16, 8, 64), 8, "each of eight paths has some");
     }
 }
