@@ -1,8 +1,8 @@
 //! Copies between pinned slots and GPU memory, by the device's copy engines.
 //!
 //! What is asked for side by side travels as one copy, since a copy of 4 KiB costs
-//! the device as much time as one of 128 KiB; many short ones apart from each other
-//! travel by one launch of a kernel (`scatter`). Completion is looked up, not called
+//! the device as much time as one of 128 KiB; many short ones apart from each other,
+//! and short ones among those of other workers, travel by one launch of a kernel (`scatter`). Completion is looked up, not called
 //! back: a callback costs 25 µs of CPU, an event's query a fraction of one.
 
 use super::cuda::{Cuda, Device, Event, Stream};
@@ -151,6 +151,8 @@ pub struct CudaCopier {
     cut: bool,
     /// What moves many short runs at once, where it can be had.
     scattering: Option<Rc<Scattering>>,
+    /// It also moves single short runs.
+    pulls: bool,
     /// What was taken waits for a list.
     waits: bool,
     bytes_per_us: f64,
@@ -180,6 +182,7 @@ impl CudaCopier {
             failed: Vec::new(),
             cut: false,
             scattering: None,
+            pulls: false,
             waits: false,
             bytes_per_us: BYTES_PER_US_AT_FIRST,
             ended: clock::now(),
@@ -193,6 +196,12 @@ impl CudaCopier {
         self
     }
 
+    /// A single short copy goes by a launch, too: for who competes with other workers for the copy engine.
+    pub fn pulling(mut self) -> CudaCopier {
+        self.pulls = true;
+        self
+    }
+
     pub fn stream(&self) -> Rc<Stream> {
         self.stream.clone()
     }
@@ -201,9 +210,12 @@ impl CudaCopier {
         // SAFETY: both ends are slots that belong to their I/Os until their batch is reaped.
         unsafe {
             match (run.from, run.to) {
-                (Mem::Host { at, .. }, Mem::Device { at: to, .. }) => {
-                    self.stream.copy_to_device(to, at.as_ptr(), run.bytes)
-                }
+                (Mem::Host { at, .. }, Mem::Device { at: to, .. }) => match &self.scattering {
+                    Some(scattering) if self.pulls && Scattering::pulls(at.as_ptr(), to, run.bytes) => {
+                        scattering.queue_pull(&self.stream, at.as_ptr(), to, run.bytes)
+                    }
+                    _ => self.stream.copy_to_device(to, at.as_ptr(), run.bytes),
+                },
                 (Mem::Device { at: from, .. }, Mem::Host { at, .. }) => {
                     self.stream.copy_to_host(at.as_ptr(), from, run.bytes)
                 }

@@ -2,7 +2,7 @@
 //! driver's for each costs 20 µs and more of a processor, whatever its length.
 
 use super::cuda::{Cuda, Device, DeviceMemory, Pinned, Stream};
-use super::kernels::{Piece, Rows, Scatter, PIECE_BYTES};
+use super::kernels::{Piece, Pull, Rows, Scatter, PIECE_BYTES};
 use crate::arena::Arena;
 use forebay_model::job::Pages;
 use forebay_model::Error;
@@ -11,6 +11,9 @@ use std::sync::Arc;
 
 /// Launches under way at a time.
 const LISTS: usize = 8;
+/// A copy engine that serves the streams of several workers in turn takes 5 µs from one to the next: as long as 256 KiB take
+/// the link. Launches overlap. Below, a launch has too little to do; above, the turn hardly counts.
+const PULLED_BYTES: std::ops::Range<usize> = 16 << 10..2 << 20;
 
 /// The lists of a worker's launches: pinned, made once, each for one launch at a time.
 pub struct Scattering {
@@ -20,6 +23,7 @@ pub struct Scattering {
     device: DeviceMemory,
     kernel: Scatter,
     rows: Rows,
+    pull: Pull,
     capacity: usize,
     free: RefCell<Vec<usize>>,
 }
@@ -38,12 +42,12 @@ impl Scattering {
                 "",
             ));
         }
-        let (kernel, rows) = (Scatter::open(device)?, Rows::open(device)?);
+        let (kernel, rows, pull) = (Scatter::open(device)?, Rows::open(device)?, Pull::open(device)?);
         let host = Arena::new(LISTS, capacity.max(1).saturating_mul(PIECE_BYTES), Pages::Small)?;
         let pin = device.pin(&host)?;
         let memory = device.slots(LISTS, host.slot_bytes())?;
         let free = RefCell::new((0..LISTS).collect());
-        Ok(Scattering { _pin: pin, host, device: memory, kernel, rows, capacity, free })
+        Ok(Scattering { _pin: pin, host, device: memory, kernel, rows, pull, capacity, free })
     }
 
     pub fn capacity(&self) -> usize {
@@ -89,6 +93,21 @@ impl Scattering {
             stream.copy_to_device(there, host.cast(), count * PIECE_BYTES)?;
             self.kernel.queue(stream, there, count as u64, longest)
         }
+    }
+
+    /// Whether a launch fetches one such piece sooner than a copy, among those of other workers.
+    pub fn pulls(from: *const u8, to: u64, bytes: usize) -> bool {
+        let fits = |n: usize| n % Pull::UNIT == 0;
+        PULLED_BYTES.contains(&bytes) && fits(from as usize) && fits(to as usize) && fits(bytes)
+    }
+
+    /// Launches what fetches one piece that `pulls`.
+    ///
+    /// # Safety
+    /// The device may read and write the piece, which nobody else touches until the stream has passed.
+    pub unsafe fn queue_pull(&self, stream: &Stream, from: *const u8, to: u64, bytes: usize) -> Cuda<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.pull.queue(stream, from, to, bytes as u64) }
     }
 
     /// Sends where rows begin to the device as list `list`, and launches what fetches them: `row_bytes` each, from `base` +

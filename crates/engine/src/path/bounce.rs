@@ -55,7 +55,7 @@ impl DataPath for Bounce {
     }
 
     fn brings_together(&self, _: &JobSpec) -> &'static str {
-        "what was read together is copied together: by one copy if it is contiguous, else by one kernel launch"
+        "what was read together is copied together: by one kernel launch if it is short or lies apart, else by one copy"
     }
 
     fn copies_on(&self) -> bool {
@@ -89,7 +89,7 @@ impl QueueFactory for Bouncing {
         let staging = site.beside.expect("it asked for slots of its own");
         let inner = layer(target.queue(QueueNeeds { then_copied: true, ..site.needs }, reactor)?);
         let inline = target.is_inline() && !site.layered;
-        let bounce = BounceQueue::new(inner, inline, site.copiers.next()?, staging);
+        let bounce = BounceQueue::new(inner, inline, site.copiers.next_from_slots()?, staging);
         let bounce = if site.job.batch.is_some() { bounce.sending_whole() } else { bounce };
         Ok(Box::new(bounce.with_below_max(site.at_work)))
     }

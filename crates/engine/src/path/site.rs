@@ -107,15 +107,25 @@ impl Copiers {
     }
 
     pub fn next(&self) -> Result<Box<dyn Copier>, Error> {
+        self.made(|copier| copier)
+    }
+
+    /// Of a path that copies all of its bytes from slots, as other workers do at the same time.
+    pub fn next_from_slots(&self) -> Result<Box<dyn Copier>, Error> {
+        self.made(CudaCopier::pulling)
+    }
+
+    fn made(&self, finish: impl Fn(CudaCopier) -> CudaCopier) -> Result<Box<dyn Copier>, Error> {
         let Some(device) = &self.device else { return Ok(Box::new(HostCopier::default())) };
         let made = self.made.replace(self.made.get() + 1);
         let mut streams = self.streams.borrow_mut();
-        if streams.len() == STREAMS_MAX {
-            let copier = CudaCopier::on(streams[made % STREAMS_MAX].clone());
-            return Ok(Box::new(copier.with_scattering(self.scattering(device))));
-        }
-        let copier = CudaCopier::new(device.clone())?;
-        streams.push(copier.stream());
-        Ok(Box::new(copier.with_scattering(self.scattering(device))))
+        let copier = if streams.len() == STREAMS_MAX {
+            CudaCopier::on(streams[made % STREAMS_MAX].clone())
+        } else {
+            let copier = CudaCopier::new(device.clone())?;
+            streams.push(copier.stream());
+            copier
+        };
+        Ok(Box::new(finish(copier.with_scattering(self.scattering(device)))))
     }
 }

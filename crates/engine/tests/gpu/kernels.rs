@@ -301,3 +301,31 @@ fn pieces_go_from_wherever_they_lie_to_their_places_and_nothing_beside_them() {
         },
     );
 }
+
+#[test]
+fn a_piece_that_is_pulled_comes_whole_and_nothing_beside_it() {
+    Scenario::new("kernels::a_piece_that_is_pulled_comes_whole_and_nothing_beside_it").run(|| {
+        let bench = Bench::new();
+        let lists = Scattering::new(&bench.gpu, 1).unwrap();
+        let table = Arena::new(1, TABLE, Pages::Small).unwrap();
+        let base = table.slot(0).host_ptr();
+        // SAFETY: the arena's one slot, which nobody writes to from here on.
+        let held = unsafe { std::slice::from_raw_parts_mut(base, TABLE) };
+        content::fill(held, 1, 2, 0);
+        let pinned = bench.gpu.pin(&table).unwrap();
+        for_any((any::<u32>(), 0..999usize, 1024..11_000usize), |(from, gap, words)| {
+            let (gap, bytes) = (gap * 16, words * 16);
+            let from = from as usize % ((TABLE - bytes) / 16) * 16;
+            let mut expected = vec![0xAA; ROOM];
+            bench.hold(&expected);
+            expected[gap..][..bytes].copy_from_slice(&held[from..][..bytes]);
+            let (at, to) = (base.wrapping_add(from), bench.memory.address() + gap as u64);
+            assert!(Scattering::pulls(at, to, bytes));
+            assert!(!Scattering::pulls(at, to, bytes + 1) && !Scattering::pulls(at, to + 8, bytes));
+            // SAFETY: the table is pinned, piece and place lie inside; nobody else uses the memory.
+            bench.done(unsafe { lists.queue_pull(&bench.stream, at, to, bytes) });
+            assert!(bench.held() == expected, "{from} {gap} {bytes}");
+        });
+        drop(pinned);
+    });
+}

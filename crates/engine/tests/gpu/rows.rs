@@ -14,16 +14,16 @@ fn rows(source: &Path, io_bytes: u64, depth: u32) -> JobSpec {
 }
 
 #[test]
-fn short_rows_lie_side_by_side_and_travel_as_few_copies() {
-    let name = "rows::short_rows_lie_side_by_side_and_travel_as_few_copies";
+fn short_rows_lie_side_by_side_and_travel_by_few_launches() {
+    let name = "rows::short_rows_lie_side_by_side_and_travel_by_few_launches";
     let books = Scenario::new(name).run(|| {
         let home = super::runs::home();
         let record = go(&rows(&file(&home, "f", 1 << 20), 512, 256));
         assert_eq!((record.result.ios, record.path.slot_bytes), (2048, 256 * 512));
     });
     if let Some(books) = books {
-        assert_eq!((books.to_device(0), books.calls(LAUNCH)), (1 << 20, 0), "not a byte between them");
-        assert!(books.calls(COPY) <= 40, "{} copies for 2,048 reads", books.calls(COPY));
+        assert_eq!(books.calls(COPY), 0, "no list says where each goes: not a byte lies between them");
+        assert!((2..=40).contains(&books.calls(LAUNCH)), "{} launches for 2,048 reads", books.calls(LAUNCH));
     }
 }
 

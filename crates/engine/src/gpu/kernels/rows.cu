@@ -69,6 +69,17 @@ extern "C" __global__ void rows_scatter(const u64 *list, u64 count, u64 lanes)
     }
 }
 
+// One piece that all lanes take together. Both places and its length are whole words4.
+extern "C" __global__ void rows_pull(const u8 *from, u8 *to, u64 bytes)
+{
+    if (IDLE)
+        return;
+    u32 lanes = gridDim.x * WARPS_OF_BLOCK * LANES;
+    u32 first = (blockIdx.x * WARPS_OF_BLOCK + WARP_OF_BLOCK) * LANES;
+    EACH_LANE(lane)
+        copy_row(to, from, bytes, first + lane, lanes);
+}
+
 INLINE u64 number_of(const u8 *given, u64 i, u64 bytes_each, u64 is_signed)
 {
     if (bytes_each == 8)

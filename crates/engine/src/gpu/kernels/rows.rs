@@ -13,6 +13,8 @@ const LANES: u64 = 32;
 /// Blocks of threads for each multiprocessor. The link is full with an eighth of them where rows are long; short rows
 /// need more of them on their way.
 const BLOCKS_EACH: u32 = 2;
+/// Blocks that fill the link with one piece; more of them gain nothing, and take multiprocessors from others.
+const PULL_BLOCKS_MAX: u64 = 8;
 
 /// The kernel, for one device.
 #[derive(Clone)]
@@ -102,6 +104,33 @@ impl Scatter {
         let (lanes, blocks) = grid(count, longest, self.blocks_max);
         // SAFETY: the kernel takes these; the rest is the caller's promise.
         unsafe { stream.launch(&self.kernel, blocks, THREADS, &[list, count, lanes]) }
+    }
+}
+
+/// What takes one contiguous piece to its place.
+#[derive(Clone)]
+pub struct Pull(Function);
+
+impl Pull {
+    /// What the places and the length of a piece are multiples of.
+    pub const UNIT: usize = WORD_BYTES as usize;
+
+    /// As `Rows::open`.
+    ///
+    /// # Errors
+    /// As of `Rows::open`.
+    pub fn open(device: &Arc<Device>) -> Result<Pull, Error> {
+        Ok(Pull(kernel(device, &ROWS, "rows_pull")?))
+    }
+
+    /// Queues the fetching of `bytes` from `from` to the device address `to`.
+    ///
+    /// # Safety
+    /// As for `Rows::queue`, of the piece; all three are multiples of `UNIT`.
+    pub unsafe fn queue(&self, stream: &Stream, from: *const u8, to: u64, bytes: u64) -> Cuda<()> {
+        let blocks = bytes.div_ceil(u64::from(THREADS) * WORD_BYTES).clamp(1, PULL_BLOCKS_MAX);
+        // SAFETY: the kernel takes these; the rest is the caller's promise.
+        unsafe { stream.launch(&self.0, blocks as u32, THREADS, &[from as u64, to, bytes]) }
     }
 }
 
