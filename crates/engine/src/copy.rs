@@ -30,7 +30,8 @@ mod imp {
     use std::sync::Once;
 
     // rep movsb keeps its progress in registers, so a fault leaves in rcx exactly what is missing. The others copy
-    // strips of eight pages, a line of each in turn, and leave in rdx how many strips are missing.
+    // strips of eight pages, a line of each in turn, and leave in rdx how many strips are missing; or rows, asking for the
+    // first two lines of the one 24 places (192 bytes of numbers) further on, and leave in rcx how many rows are missing.
     std::arch::global_asm!(
         ".globl forebay_copy_begin",
         ".hidden forebay_copy_begin",
@@ -124,6 +125,45 @@ mod imp {
         "forebay_lines_end:",
         "mov rax, rdx",
         "ret",
+        ".globl forebay_rows_begin",
+        ".hidden forebay_rows_begin",
+        ".globl forebay_rows_end",
+        ".hidden forebay_rows_end",
+        ".p2align 6",
+        "forebay_rows_begin:",
+        "lea r11, [rdx + rcx*8 - 8]",
+        "7:",
+        "lea rax, [rdx + 192]",
+        "cmp rax, r11",
+        "cmova rax, r11",
+        "mov rax, [rax]",
+        "imul rax, r9",
+        "prefetcht1 [rsi + rax]",
+        "prefetcht1 [rsi + rax + 64]",
+        "mov rax, [rdx]",
+        "imul rax, r9",
+        "add rax, rsi",
+        "mov r10, r8",
+        "8:",
+        "vmovdqu64 zmm16, [rax]",
+        "vmovdqu64 [rdi], zmm16",
+        "add rax, 64",
+        "add rdi, 64",
+        "sub r10, 64",
+        "cmp r10, 64",
+        "jae 8b",
+        "test r10, r10",
+        "jz 9f",
+        "vmovdqu64 zmm16, [rax + r10 - 64]",
+        "vmovdqu64 [rdi + r10 - 64], zmm16",
+        "add rdi, r10",
+        "9:",
+        "add rdx, 8",
+        "dec rcx",
+        "jnz 7b",
+        "forebay_rows_end:",
+        "mov rax, rcx",
+        "ret",
         ".globl forebay_word_begin",
         ".hidden forebay_word_begin",
         ".globl forebay_word_end",
@@ -147,6 +187,15 @@ mod imp {
         fn forebay_streamed_end();
         fn forebay_lines_begin(to: *mut u8, from: *const u8, lines: usize) -> usize;
         fn forebay_lines_end();
+        fn forebay_rows_begin(
+            to: *mut u8,
+            base: *const u8,
+            numbers: *const u64,
+            count: usize,
+            row_bytes: usize,
+            step: u64,
+        ) -> usize;
+        fn forebay_rows_end();
         fn forebay_word_begin(to: *mut u32, from: *const u32) -> u32;
         fn forebay_word_end();
     }
@@ -156,16 +205,19 @@ mod imp {
     const LINE: usize = 64;
     /// Longer copies are as fast by `rep movsb`.
     const SHORT_BYTES_MAX: usize = 8 << 10;
+    /// As far ahead as takes memory to answer while rows are copied that aren't short.
+    const AHEAD_ROWS: usize = 8;
     /// The processor itself asks for what follows that in a page.
     const AHEAD_BYTES: usize = 256;
 
     /// First and last instruction of each routine that a fault may interrupt, and goes on at the last.
-    fn routines() -> [(i64, i64); 5] {
+    fn routines() -> [(i64, i64); 6] {
         [
             (forebay_copy_begin as *const () as i64, forebay_copy_end as *const () as i64),
             (forebay_strips_begin as *const () as i64, forebay_strips_end as *const () as i64),
             (forebay_streamed_begin as *const () as i64, forebay_streamed_end as *const () as i64),
             (forebay_lines_begin as *const () as i64, forebay_lines_end as *const () as i64),
+            (forebay_rows_begin as *const () as i64, forebay_rows_end as *const () as i64),
             (forebay_word_begin as *const () as i64, forebay_word_end as *const () as i64),
         ]
     }
@@ -253,6 +305,37 @@ mod imp {
         unsafe { forebay_copy_begin(to.add(done), from.add(done), bytes - done) }
     }
 
+    /// Copies rows one behind the other to `to`: number n lies at `base` + n × `step`. Returns how many were not copied because
+    /// the page of the first of those is gone.
+    ///
+    /// # Safety
+    /// `to` has room for all of them, each of which lies in a mapping whose pages may be gone.
+    pub unsafe fn guarded_rows(
+        to: *mut u8,
+        base: *const u8,
+        (numbers, step): (&[u64], u64),
+        row_bytes: usize,
+    ) -> usize {
+        let together =
+            (LINE..=SHORT_BYTES_MAX).contains(&row_bytes) && std::arch::is_x86_feature_detected!("avx512f");
+        if together && !numbers.is_empty() {
+            let (from, count) = (numbers.as_ptr(), numbers.len());
+            // SAFETY: the caller's promise; a SIGBUS inside is handled by `on_bus`, and leaves the rows that are missing.
+            return unsafe { forebay_rows_begin(to, base, from, count, row_bytes, step) };
+        }
+        let place = |number: u64| base.wrapping_add((number * step) as usize);
+        for (i, number) in numbers.iter().enumerate() {
+            if let Some(later) = numbers.get(i + AHEAD_ROWS) {
+                ahead(place(*later), row_bytes);
+            }
+            // SAFETY: the caller's promise.
+            if unsafe { guarded(to.add(i * row_bytes), place(*number), row_bytes, Stores::Cached) } > 0 {
+                return numbers.len() - i;
+            }
+        }
+        0
+    }
+
     /// Asks for the first lines of memory that is read next; what isn't there is no fault.
     #[inline]
     pub fn ahead(from: *const u8, bytes: usize) {
@@ -291,6 +374,24 @@ mod imp {
         0
     }
 
+    /// Never called, as `guarded`.
+    ///
+    /// # Safety
+    /// As on x86-64.
+    pub unsafe fn guarded_rows(
+        to: *mut u8,
+        base: *const u8,
+        (numbers, step): (&[u64], u64),
+        row_bytes: usize,
+    ) -> usize {
+        for (i, number) in numbers.iter().enumerate() {
+            let from = base.wrapping_add((number * step) as usize);
+            // SAFETY: the caller's promise.
+            unsafe { std::ptr::copy_nonoverlapping(from, to.add(i * row_bytes), row_bytes) };
+        }
+        0
+    }
+
     /// A hint that nobody needs to take.
     pub fn ahead(_: *const u8, _: usize) {}
 
@@ -305,88 +406,7 @@ mod imp {
     }
 }
 
-pub use imp::{ahead, guarded, guarded_word, install_guard};
+pub use imp::{ahead, guarded, guarded_rows, guarded_word, install_guard};
 
 #[cfg(all(test, target_arch = "x86_64", not(miri)))]
-mod tests {
-    use std::io::Write;
-    use std::os::fd::AsRawFd;
-
-    use super::Stores;
-
-    /// A file of ours, mapped; its bytes tell their place.
-    fn mapped(bytes: usize) -> (std::fs::File, *mut u8, Vec<u8>) {
-        super::install_guard();
-        let content: Vec<u8> = (0..bytes).map(|i| (i.wrapping_mul(0x9E37_79B9) >> 24) as u8).collect();
-        let mut file = tempfile::tempfile().unwrap();
-        file.write_all(&content).unwrap();
-        // SAFETY: a fresh mapping of our own file, read only through `guarded`.
-        let map = unsafe {
-            libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0)
-        };
-        assert_ne!(map, libc::MAP_FAILED);
-        (file, map.cast(), content)
-    }
-
-    #[test]
-    fn every_length_and_place_is_copied_as_it_is_and_not_a_byte_more() {
-        const BYTES: usize = 5 * 32768 + 777;
-        let (_file, map, content) = mapped(BYTES);
-        for stores in [Stores::Cached, Stores::Moved, Stores::Streamed] {
-            for (from, to, bytes) in [
-                (0, 0, BYTES),
-                (0, 0, 4 * 32768),
-                (1, 0, 32768),
-                (63, 64, 2 * 32768 + 1),
-                (4096, 17, 3 * 32768 + 4095),
-                (5, 5, 0),
-                (0, 128, 32767),
-                (3, 1, 64),
-                (7, 0, 65),
-                (1, 2, 63),
-                (4001, 9, 912),
-                (4096, 0, 4096),
-                (11, 3, 8192),
-            ] {
-                let mut slot = vec![0xA5u8; BYTES + 512];
-                let base = slot.as_ptr().align_offset(64);
-                // SAFETY: both ranges lie inside their memory.
-                let left =
-                    unsafe { super::guarded(slot.as_mut_ptr().add(base + to), map.add(from), bytes, stores) };
-                assert_eq!(left, 0);
-                let at = base + to;
-                assert_eq!(
-                    slot[at..at + bytes],
-                    content[from..from + bytes],
-                    "{from} {to} {bytes} {stores:?}"
-                );
-                assert!(slot[..at].iter().chain(&slot[at + bytes..]).all(|b| *b == 0xA5));
-            }
-        }
-        // SAFETY: our mapping.
-        unsafe { libc::munmap(map.cast(), BYTES) };
-    }
-
-    #[test]
-    fn a_truncated_file_stops_the_copy_and_says_what_is_left() {
-        for stores in [Stores::Cached, Stores::Moved, Stores::Streamed] {
-            for (bytes, kept) in [
-                (16384, 8192),
-                (4 * 32768, 2 * 32768 + 8192),
-                (3 * 32768, 0),
-                (8192, 4096),
-                (4100, 4096),
-                (160, 0),
-            ] {
-                let (file, map, content) = mapped(bytes);
-                let mut to = vec![0u8; bytes];
-                file.set_len(kept as u64).unwrap();
-                // SAFETY: as long as the mapping; the pages behind `kept` are gone.
-                assert_eq!(unsafe { super::guarded(to.as_mut_ptr(), map, bytes, stores) }, bytes - kept);
-                assert_eq!(to[..kept], content[..kept]);
-                // SAFETY: our mapping.
-                unsafe { libc::munmap(map.cast(), bytes) };
-            }
-        }
-    }
-}
+mod tests;

@@ -174,8 +174,8 @@ impl Request {
         };
         let source = Source::One { reader: reader.clone(), before };
         let mut request = Request::new(source, &[], after, workers, None);
-        request.table =
-            Some(Table { fetch, rows: numbers.rows(), numbers: Numbers::Here(numbers), layout, to });
+        let rows = numbers.rows();
+        request.table = Some(Table::new(fetch, (Numbers::Here(numbers), rows), layout, to));
         let request = Arc::new(request);
         reader.note(&request);
         Ok(request)
@@ -210,8 +210,8 @@ impl Request {
             }
         };
         let mut request = Request::new(Source::One { reader: reader.clone(), before }, &[], after, 1, None);
-        request.table =
-            Some(Table { fetch, rows: numbers.len(), numbers: Numbers::GpuNumbers(numbers), layout, to });
+        let rows = numbers.len();
+        request.table = Some(Table::new(fetch, (Numbers::GpuNumbers(numbers), rows), layout, to));
         let request = Arc::new(request);
         reader.note(&request);
         Ok(Some(request))

@@ -4,13 +4,15 @@
 use super::gpu_numbers::GpuNumbers;
 use super::numbers::Copied;
 use super::request::{Place, Range};
+use super::thread_pool;
 use super::windows::{Gathered, Windows};
 use crate::gpu::kernels::{Rows, ELSEWHERE};
+use crate::machine;
 use crate::path::mapped::Wakeup;
 use crate::Error;
 use std::ops::{Range as Span, RangeInclusive};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Rows of one launch at most; their numbers fit a slot.
 const ROWS_PER_PART_MAX: usize = 32 << 10;
@@ -18,8 +20,11 @@ pub(super) const NUMBERS_BYTES: usize = ROWS_PER_PART_MAX * size_of::<u64>();
 /// Enough for the link to be busy for a millisecond, in which the next launch is made ready.
 const PART_BYTES: usize = 64 << 20;
 const ROWS_PER_PART_MIN: usize = 1024;
-/// Of rows that processors copy: what a worker has in its slots then stays in the last-level cache until it is copied on.
-const COPIED_PART_BYTES: usize = 1 << 20;
+/// Of rows that processors copy: shorter parts cost more to hand out than they gain, longer ones take the copy engine no less
+/// time per byte.
+const COPIED_PART_BYTES: RangeInclusive<usize> = 512 << 10..=2 << 20;
+/// As much is taken of a processor's cache in any case.
+const CACHED_PART_BYTES_MIN: usize = 1 << 20;
 /// Longer rows are ranges: the copy engine moves them as fast.
 pub(super) const ROW_BYTES_MAX: usize = 1 << 20;
 /// Longer ones are read as ranges, whose cached part is looked up for each.
@@ -130,6 +135,15 @@ pub(super) fn told_apart(numbers: &[u64]) -> (Vec<u64>, Vec<u64>) {
     (once, again)
 }
 
+/// Of so many bytes, copied by so many processors: enough parts for all of them, and short enough for what is in their slots to
+/// stay in the last-level cache until it is copied on.
+fn copied_part_bytes(bytes: usize, hands: usize) -> usize {
+    static CACHE: OnceLock<usize> = OnceLock::new();
+    let cache = *CACHE.get_or_init(|| machine::last_level_cache_bytes() as usize);
+    let in_cache = (cache / 4 / hands.max(1)).max(CACHED_PART_BYTES_MIN);
+    (bytes / (2 * hands.max(1))).min(in_cache).clamp(*COPIED_PART_BYTES.start(), *COPIED_PART_BYTES.end())
+}
+
 /// Who brings rows that are cached.
 pub(super) enum Fetch {
     Gpu(Rows),
@@ -161,13 +175,24 @@ pub(super) struct Table {
     pub rows: usize,
     pub layout: Layout,
     pub to: Place,
+    part_bytes: usize,
 }
 
 impl Table {
+    pub fn new(fetch: Fetch, (numbers, rows): (Numbers, usize), layout: Layout, to: Place) -> Table {
+        let part_bytes = match fetch {
+            Fetch::Gpu(_) => PART_BYTES,
+            Fetch::Processors(_) => copied_part_bytes(rows * layout.row_bytes, thread_pool::all_threads()),
+        };
+        Table { fetch, numbers, rows, layout, to, part_bytes }
+    }
+
     fn rows_each(&self) -> usize {
         match self.fetch {
-            Fetch::Gpu(_) => (PART_BYTES / self.layout.row_bytes).clamp(ROWS_PER_PART_MIN, ROWS_PER_PART_MAX),
-            Fetch::Processors(_) => (COPIED_PART_BYTES / self.slot_bytes(1)).clamp(1, ROWS_PER_PART_MAX),
+            Fetch::Gpu(_) => {
+                (self.part_bytes / self.layout.row_bytes).clamp(ROWS_PER_PART_MIN, ROWS_PER_PART_MAX)
+            }
+            Fetch::Processors(_) => (self.part_bytes / self.slot_bytes(1)).clamp(1, ROWS_PER_PART_MAX),
         }
     }
 
@@ -238,5 +263,23 @@ impl Layout {
             }
         }
         (held, rest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_for_processors_are_enough_for_all_and_neither_short_nor_long() {
+        let (least, most) = (*COPIED_PART_BYTES.start(), *COPIED_PART_BYTES.end());
+        assert_eq!(copied_part_bytes(4096, 16), least);
+        assert_eq!(copied_part_bytes(8 << 20, 16), least);
+        assert_eq!(copied_part_bytes(8 << 20, 0), copied_part_bytes(8 << 20, 1));
+        for hands in [1, 2, 16, 64] {
+            let long = copied_part_bytes(1 << 30, hands);
+            assert!((CACHED_PART_BYTES_MIN..=most).contains(&long), "{hands}: {long}");
+            assert_eq!(copied_part_bytes(2 * hands * (768 << 10), hands), 768 << 10);
+        }
     }
 }

@@ -66,7 +66,7 @@ pub fn threads() -> usize {
 }
 
 /// Processors that this process may use.
-fn all_threads() -> usize {
+pub(super) fn all_threads() -> usize {
     static COUNT: OnceLock<usize> = OnceLock::new();
     *COUNT.get_or_init(|| std::thread::available_parallelism().map_or(2, |n| n.get()).min(HANDS_ALL_MAX))
 }

@@ -21,8 +21,6 @@ const COPIES_MAX: usize = 4;
 
 /// What the GPU reads of a row takes the link as long as this many bytes, however short it is.
 const ROW_TAKES_BYTES: usize = 1500;
-/// So many rows ahead their first bytes are asked of memory: as long as it takes to answer.
-const AHEAD: usize = 8;
 
 /// Rows that this worker is to bring: the i-th of `numbers` to `to` + i × `row_bytes`.
 #[derive(Clone, Copy)]
@@ -342,18 +340,13 @@ fn copy_rows(part: &Part, at: *mut u8) -> Result<(Vec<Range>, Vec<Run>), Error> 
 /// Copies rows of a file that is cached as a whole, one behind the other to `at`.
 fn copy_each(part: &Part, file: *const u8, at: *mut u8) -> Result<(), Error> {
     let Layout { start, step, row_bytes } = part.layout;
-    let place = |number: u64| file.wrapping_add((start + number * step) as usize);
-    for (i, number) in part.numbers.iter().enumerate() {
-        if let Some(later) = part.numbers.get(i + AHEAD) {
-            copy::ahead(place(*later), row_bytes);
-        }
-        // SAFETY: `at` has room for every row of the part, and the row lies in the mapping, as the request saw.
-        let got =
-            unsafe { load::out_of_mapping(at.add(i * row_bytes), place(*number), row_bytes, Stores::Cached) };
-        if got < row_bytes {
-            let range = part.layout.range(i, *number, part.to);
-            return Err(short(part.source, &range, range.offset + got as u64));
-        }
-    }
-    Ok(())
+    let base = file.wrapping_add(start as usize);
+    // SAFETY: `at` has room for every row of the part, and each lies in the mapping, as the request saw.
+    let left = unsafe { copy::guarded_rows(at, base, (part.numbers, step), row_bytes) };
+    let Some(first) = part.numbers.len().checked_sub(left).filter(|_| left > 0) else { return Ok(()) };
+    let range = part.layout.range(first, part.numbers[first], part.to);
+    let (from, to) = (file.wrapping_add(range.offset as usize), at.wrapping_add(first * row_bytes));
+    // SAFETY: as above.
+    let got = unsafe { load::out_of_mapping(to, from, row_bytes, Stores::Cached) };
+    Err(short(part.source, &range, range.offset + got as u64))
 }

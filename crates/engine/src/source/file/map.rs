@@ -6,7 +6,7 @@ use super::FileTarget;
 use crate::arena::{Mem, UNREGISTERED};
 use crate::copy::{self, Choice, Stores};
 use crate::queue::{Done, Fault, Io, Op, Via};
-use crate::source::at_once::{AtOnce, AHEAD};
+use crate::source::at_once::AtOnce;
 use forebay_model::Error;
 use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
@@ -25,8 +25,9 @@ const WINDOW: u64 = 8 << 20;
 struct Mapping {
     at: NonNull<u8>,
     bytes: u64,
-    /// A bit per window whose page tables were filled.
+    /// A bit per window whose page tables were filled, and how many weren't.
     filled: Vec<AtomicU64>,
+    unfilled: AtomicU64,
     target: FileTarget,
 }
 
@@ -80,12 +81,18 @@ impl Mapping {
             at: NonNull::new(at.cast()).expect("mmap gave an address"),
             bytes: target.bytes,
             filled: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            unfilled: AtomicU64::new(bytes.div_ceil(WINDOW)),
             target,
         })
     }
 
     fn place(&self, offset: u64) -> *mut u8 {
         self.at.as_ptr().wrapping_add(offset as usize)
+    }
+
+    /// Whether nothing is left to be filled.
+    fn is_filled(&self) -> bool {
+        self.unfilled.load(Ordering::Relaxed) == 0
     }
 
     #[inline]
@@ -105,6 +112,7 @@ impl Mapping {
         // SAFETY: the range lies inside our mapping. Refusal (old kernel, a page that is gone) costs only speed:
         // the copy takes the faults itself.
         unsafe { libc::madvise(self.place(from).cast(), len as usize, MADV_POPULATE_READ) };
+        self.unfilled.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -173,21 +181,17 @@ impl Map {
         if to.is_null() {
             return Err(Fault::note(libc::EFAULT, "rows go into contiguous memory of the host"));
         }
-        for (i, offset) in rows.iter().enumerate() {
-            if let Some(later) = rows.get(i + AHEAD) {
-                copy::ahead(self.mapping.place(*later), each);
-            }
-            let end = offset.saturating_add(each as u64);
-            if end > self.mapping.bytes {
-                return Err(self.changed());
-            }
-            self.mapping.fill_all(*offset, end);
-            // SAFETY: the row lies inside the mapping, as was just seen, and the memory has room for all of them.
-            let left =
-                unsafe { copy::guarded(to.add(i * each), self.mapping.place(*offset), each, Stores::Cached) };
-            if left > 0 {
-                return Err(self.changed());
-            }
+        let Mapping { at, bytes, .. } = &*self.mapping;
+        let greatest = rows.iter().copied().max().unwrap_or(0);
+        if greatest.saturating_add(each as u64) > *bytes {
+            return Err(self.changed());
+        }
+        if !self.mapping.is_filled() {
+            rows.iter().for_each(|offset| self.mapping.fill_all(*offset, offset + each as u64));
+        }
+        // SAFETY: each row lies inside the mapping, as was just seen, and the memory has room for all of them.
+        if unsafe { copy::guarded_rows(to, at.as_ptr(), (rows, 1), each) } > 0 {
+            return Err(self.changed());
         }
         Ok(io.len)
     }
