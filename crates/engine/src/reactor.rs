@@ -16,7 +16,7 @@ use forebay_model::Error;
 use io_uring::squeue;
 use io_uring::types;
 pub(crate) use ring::is_nothing_yet;
-use ring::{build, gather, GetEventsArg, Ring};
+use ring::{build, gather, Bell, GetEventsArg, Ring};
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
@@ -150,7 +150,7 @@ impl Reactor {
             soon_left: 0,
             soon_awaited: false,
             trust: Trust::default(),
-            bell: None,
+            bell: Bell::default(),
             bell_after: Box::new(types::Timespec::from(SOON_WITHIN)),
             together: if options.one_by_one && !options.sqpoll { UNPLUGGED } else { u32::MAX },
             min_wait: uring.params().is_feature_min_timeout(),

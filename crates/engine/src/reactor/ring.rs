@@ -12,6 +12,7 @@ use super::SOON;
 use super::SOON_WITHIN;
 use super::WAKE;
 use crate::clock;
+use io_uring::cqueue;
 use io_uring::squeue;
 use io_uring::types;
 use io_uring::IoUring;
@@ -34,6 +35,29 @@ pub(super) const ENTER_SQ_WAKEUP: u32 = 2;
 
 pub(super) const ENTER_EXT_ARG: u32 = 8;
 
+/// A timer in the ring whose completions end waits, again and again: one that ends nothing, since it comes between two
+/// waits, is followed by another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Bell {
+    #[default]
+    Silent,
+    /// A wait counted on it since it last rang.
+    Wanted,
+    Rang,
+    /// It rang twice for no wait.
+    Unwanted,
+}
+
+impl Bell {
+    fn rung(self, goes_on: bool) -> Bell {
+        match self {
+            _ if !goes_on => Bell::Silent,
+            Bell::Wanted => Bell::Rang,
+            _ => Bell::Unwanted,
+        }
+    }
+}
+
 pub(super) struct Ring {
     pub(super) uring: IoUring,
     pub(super) sqpoll: bool,
@@ -49,8 +73,7 @@ pub(super) struct Ring {
     /// Something waits behind one of these: they end a wait, until none is left.
     pub(super) soon_awaited: bool,
     pub(super) trust: Trust,
-    /// When a timer in the ring ends a wait by a completion, if one runs.
-    pub(super) bell: Option<Instant>,
+    pub(super) bell: Bell,
     pub(super) bell_after: Box<types::Timespec>,
     pub(super) wake_buffer: Box<u64>,
     pub(super) wake_armed: bool,
@@ -68,7 +91,7 @@ pub(super) fn gather(ring: &mut Ring, inboxes: &mut [Inbox], gathered: &mut u32)
         match cqe.user_data() {
             WAKE => (*wake_armed, *woken) = (false, true),
             CANCEL => {}
-            BELL => *bell = None,
+            BELL => *bell = bell.rung(cqueue::more(cqe.flags())),
             data => {
                 let inbox = &mut inboxes[((data & !SOON) >> 32) as usize];
                 let soon = data & SOON != 0;
@@ -173,9 +196,12 @@ impl Ring {
     pub(super) fn enter(&mut self, wanted: u32, until: Option<Instant>, batch_us: u32) -> bool {
         let soon = std::mem::take(&mut self.soon);
         let counts = self.min_wait && until.is_some() && wanted > 0 && soon > 0 && self.trust.is_due();
-        if counts {
-            self.arm_bell();
+        // What this call starts isn't relied on yet: the kernel may have no memory for it.
+        let rings = self.bell != Bell::Silent;
+        if until.is_some() {
+            self.see_to_bell(counts);
         }
+        let rings = rings && self.bell != Bell::Silent;
         let queue = self.uring.submission();
         let mut queued = queue.len() as u32;
         let asleep = self.sqpoll && queue.need_wakeup();
@@ -198,9 +224,10 @@ impl Ring {
         };
         // A kernel before 6.12 can't be told to be content with fewer after a while.
         let wanted = if self.min_wait { wanted } else { wanted.min(1) };
-        let patience_us = if wanted > 1 { batch_us } else { 0 };
+        let batch_us = if wanted > 1 { batch_us } else { 0 };
         let wanted = wanted + if counts { soon } else { 0 };
-        if patience_us == 0 && self.bell.is_some_and(|rings| rings <= until) {
+        let left = until.saturating_duration_since(clock::now());
+        if rings && batch_us == 0 && left >= SOON_WITHIN {
             // SAFETY: plain submission and waiting; entries were pushed under `push`'s contract.
             let told = unsafe {
                 self.uring.submitter().enter::<libc::sigset_t>(queued, wanted, flags | ENTER_GETEVENTS, None)
@@ -208,7 +235,7 @@ impl Ring {
             self.heed(told);
             return counts;
         }
-        let left = until.saturating_duration_since(clock::now());
+        let patience_us = if counts && batch_us == 0 { SOON_WITHIN.as_micros() as u32 } else { batch_us };
         let timeout = types::Timespec::new().sec(left.as_secs()).nsec(left.subsec_nanos());
         let arg = GetEventsArg {
             sigmask: 0,
@@ -224,15 +251,24 @@ impl Ring {
         counts
     }
 
-    fn arm_bell(&mut self) {
-        if self.bell.is_some() {
-            return;
-        }
+    /// Starts the bell for a wait that counts on it, and ends one that none wants.
+    fn see_to_bell(&mut self, counts: bool) {
         let after: *const types::Timespec = &*self.bell_after;
-        let entry = io_uring::opcode::Timeout::new(after).build().user_data(BELL);
+        let (entry, then) = match (self.bell, counts) {
+            (Bell::Silent, true) => {
+                let again = types::TimeoutFlags::MULTISHOT;
+                let entry = io_uring::opcode::Timeout::new(after).flags(again).build();
+                (entry.user_data(BELL), Bell::Wanted)
+            }
+            (Bell::Unwanted, false) => {
+                (io_uring::opcode::TimeoutRemove::new(BELL).build().user_data(CANCEL), Bell::Silent)
+            }
+            (_, true) => return self.bell = Bell::Wanted,
+            (_, false) => return,
+        };
         // SAFETY: the kernel reads the time when it takes the entry, and the box lives as long as the ring.
         if unsafe { self.push(&entry) } {
-            self.bell = Some(clock::now() + SOON_WITHIN);
+            self.bell = then;
         }
     }
 

@@ -2,6 +2,8 @@
 
 use super::*;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use std::io::Write;
+use std::os::unix::net::UnixStream;
 
 /// Which calls of io_uring_enter a filter refuses.
 enum Calls {
@@ -167,4 +169,45 @@ fn a_call_that_was_collected_before_the_wait_ends_it() {
         assert!(clock::now() - began < Duration::from_secs(60), "lost to a look, spinning {spin:?}");
     }
     assert!(none.is_empty());
+}
+
+/// A timer that rings between two waits has rung for neither: what relies on it must not wait for ever.
+#[test]
+fn a_wait_ends_in_time_where_the_timer_that_all_share_rang_before_it() {
+    let options = RingOptions { depth: 8, sqpoll: false, iopoll: false, one_by_one: false };
+    let Ok(mut reactor) = Reactor::with_ring(options) else { return };
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let token = reactor.token();
+    let send = |reactor: &mut Reactor, tag| {
+        let entry = io_uring::opcode::Send::new(types::Fd(ours.as_raw_fd()), c"".as_ptr().cast(), 1).build();
+        // SAFETY: it points to a byte that is always there.
+        unsafe { reactor.push_soon(token, tag, entry, true) };
+    };
+    // One that starts the timer, and ends before it.
+    theirs.write_all(&[0]).unwrap();
+    reactor.watch(token, 0, ours.as_fd());
+    send(&mut reactor, 1);
+    reactor.wait(1, clock::now() + Duration::from_secs(60), Duration::ZERO);
+    let mut ended = Vec::new();
+    reactor.take(token, &mut ended);
+    assert_eq!(ended.len(), 2, "{ended:?}");
+    std::thread::sleep(2 * SOON_WITHIN);
+    // A full socket takes sends late.
+    ours.set_nonblocking(true).unwrap();
+    while (&ours).write(&[0; 4096]).is_ok() {}
+    ours.set_nonblocking(false).unwrap();
+    let (over, is_over) = std::sync::mpsc::channel::<()>();
+    let rescue = std::thread::spawn(move || {
+        let _ = is_over.recv_timeout(Duration::from_secs(20));
+        drop(theirs);
+    });
+    (2..6).for_each(|tag| send(&mut reactor, tag));
+    let (began, until) = (clock::now(), clock::now() + Duration::from_millis(200));
+    while clock::now() < until {
+        reactor.wait(1, until, Duration::ZERO);
+    }
+    let took = clock::now() - began;
+    drop(over);
+    rescue.join().unwrap();
+    assert!(took < Duration::from_secs(10), "it went on for {took:?}");
 }
