@@ -13,7 +13,7 @@ use std::sync::Arc;
 const LISTS: usize = 8;
 /// A copy engine that serves the streams of several workers in turn takes 5 µs from one to the next: as long as 256 KiB take
 /// the link. Launches overlap. Below, a launch has too little to do; above, the turn hardly counts.
-const PULLED_BYTES: std::ops::Range<usize> = 16 << 10..2 << 20;
+const PULLED_BYTES: std::ops::RangeInclusive<usize> = 16 << 10..=2 << 20;
 
 /// The lists of a worker's launches: pinned, made once, each for one launch at a time.
 pub struct Scattering {
@@ -93,6 +93,11 @@ impl Scattering {
             stream.copy_to_device(there, host.cast(), count * PIECE_BYTES)?;
             self.kernel.queue(stream, there, count as u64, longest)
         }
+    }
+
+    /// Pieces of so many bytes are among those that `pulls`, if they lie well.
+    pub fn pulls_up_to(bytes: u64) -> bool {
+        bytes <= *PULLED_BYTES.end() as u64
     }
 
     /// Whether a launch fetches one such piece sooner than a copy, among those of other workers.

@@ -72,6 +72,8 @@ pub struct Copiers {
     made: Cell<usize>,
     /// Copies many short I/Os by one kernel launch; shared like the streams.
     scattering: OnceCell<Option<Rc<Scattering>>>,
+    /// Fetches a single longer one from a slot.
+    pulling: OnceCell<Option<Rc<Scattering>>>,
     needs: QueueNeeds,
     /// Of each I/O.
     rows: u32,
@@ -86,6 +88,7 @@ impl Copiers {
             streams: RefCell::default(),
             made: Cell::new(0),
             scattering: OnceCell::new(),
+            pulling: OnceCell::new(),
             needs,
             rows: 1,
         }
@@ -106,16 +109,25 @@ impl Copiers {
         self.scattering.get_or_init(made).clone()
     }
 
+    fn pulling(&self, device: &Arc<Device>) -> Option<Rc<Scattering>> {
+        let pulls = Scattering::pulls_up_to(self.needs.io_bytes_max);
+        let made = || if pulls { Scattering::new(device, 1).ok().map(Rc::new) } else { None };
+        self.scattering(device).or_else(|| self.pulling.get_or_init(made).clone())
+    }
+
     pub fn next(&self) -> Result<Box<dyn Copier>, Error> {
-        self.made(|copier| copier)
+        self.made(|copier, device| copier.with_scattering(self.scattering(device)))
     }
 
     /// Of a path that copies all of its bytes from slots, as other workers do at the same time.
     pub fn next_from_slots(&self) -> Result<Box<dyn Copier>, Error> {
-        self.made(CudaCopier::pulling)
+        self.made(|copier, device| copier.with_scattering(self.pulling(device)).pulling())
     }
 
-    fn made(&self, finish: impl Fn(CudaCopier) -> CudaCopier) -> Result<Box<dyn Copier>, Error> {
+    fn made(
+        &self,
+        finish: impl Fn(CudaCopier, &Arc<Device>) -> CudaCopier,
+    ) -> Result<Box<dyn Copier>, Error> {
         let Some(device) = &self.device else { return Ok(Box::new(HostCopier::default())) };
         let made = self.made.replace(self.made.get() + 1);
         let mut streams = self.streams.borrow_mut();
@@ -126,6 +138,6 @@ impl Copiers {
             streams.push(copier.stream());
             copier
         };
-        Ok(Box::new(finish(copier.with_scattering(self.scattering(device)))))
+        Ok(Box::new(finish(copier, device)))
     }
 }
