@@ -7,7 +7,7 @@
 
 use super::cuda::{Cuda, Device, Event, Stream};
 use super::kernels::Piece;
-use super::scatter::Scattering;
+use super::scatter::{Pulling, Scattering};
 use crate::arena::Mem;
 use crate::clock;
 use crate::queue::Fault;
@@ -151,8 +151,8 @@ pub struct CudaCopier {
     cut: bool,
     /// What moves many short runs at once, where it can be had.
     scattering: Option<Rc<Scattering>>,
-    /// It also moves single short runs.
-    pulls: bool,
+    /// What moves single short runs, where it can be had.
+    pulling: Option<Rc<Pulling>>,
     /// What was taken waits for a list.
     waits: bool,
     bytes_per_us: f64,
@@ -182,7 +182,7 @@ impl CudaCopier {
             failed: Vec::new(),
             cut: false,
             scattering: None,
-            pulls: false,
+            pulling: None,
             waits: false,
             bytes_per_us: BYTES_PER_US_AT_FIRST,
             ended: clock::now(),
@@ -197,8 +197,8 @@ impl CudaCopier {
     }
 
     /// A single short copy goes by a launch, too: for who competes with other workers for the copy engine.
-    pub fn pulling(mut self) -> CudaCopier {
-        self.pulls = true;
+    pub fn with_pulling(mut self, pulling: Option<Rc<Pulling>>) -> CudaCopier {
+        self.pulling = pulling;
         self
     }
 
@@ -210,9 +210,9 @@ impl CudaCopier {
         // SAFETY: both ends are slots that belong to their I/Os until their batch is reaped.
         unsafe {
             match (run.from, run.to) {
-                (Mem::Host { at, .. }, Mem::Device { at: to, .. }) => match &self.scattering {
-                    Some(scattering) if self.pulls && Scattering::pulls(at.as_ptr(), to, run.bytes) => {
-                        scattering.queue_pull(&self.stream, at.as_ptr(), to, run.bytes)
+                (Mem::Host { at, .. }, Mem::Device { at: to, .. }) => match &self.pulling {
+                    Some(pulling) if Pulling::takes(at.as_ptr(), to, run.bytes) => {
+                        pulling.queue(&self.stream, at.as_ptr(), to, run.bytes)
                     }
                     _ => self.stream.copy_to_device(to, at.as_ptr(), run.bytes),
                 },

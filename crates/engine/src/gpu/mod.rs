@@ -13,5 +13,5 @@ mod scatter;
 mod summer;
 
 pub use copier::{Copier, CudaCopier, Fetched, Room};
-pub use scatter::Scattering;
+pub use scatter::{Pulling, Scattering};
 pub use summer::{Summed, Summer};

@@ -23,7 +23,6 @@ pub struct Scattering {
     device: DeviceMemory,
     kernel: Scatter,
     rows: Rows,
-    pull: Pull,
     capacity: usize,
     free: RefCell<Vec<usize>>,
 }
@@ -34,20 +33,13 @@ impl Scattering {
     /// # Errors
     /// `Machine`: the device doesn't read host memory where it lies, or there is no compiler for its kernel.
     pub fn new(device: &Arc<Device>, capacity: usize) -> Result<Scattering, Error> {
-        if !device.reads_registered() {
-            let asked = format!("pieces scattered by GPU {}", device.index());
-            return Err(Error::machine(
-                asked,
-                "it doesn't read registered memory at the host's addresses",
-                "",
-            ));
-        }
-        let (kernel, rows, pull) = (Scatter::open(device)?, Rows::open(device)?, Pull::open(device)?);
+        check_reads(device)?;
+        let (kernel, rows) = (Scatter::open(device)?, Rows::open(device)?);
         let host = Arena::new(LISTS, capacity.max(1).saturating_mul(PIECE_BYTES), Pages::Small)?;
         let pin = device.pin(&host)?;
         let memory = device.slots(LISTS, host.slot_bytes())?;
         let free = RefCell::new((0..LISTS).collect());
-        Ok(Scattering { _pin: pin, host, device: memory, kernel, rows, pull, capacity, free })
+        Ok(Scattering { _pin: pin, host, device: memory, kernel, rows, capacity, free })
     }
 
     pub fn capacity(&self) -> usize {
@@ -95,26 +87,6 @@ impl Scattering {
         }
     }
 
-    /// Pieces of so many bytes are among those that `pulls`, if they lie well.
-    pub fn pulls_up_to(bytes: u64) -> bool {
-        bytes <= *PULLED_BYTES.end() as u64
-    }
-
-    /// Whether a launch fetches one such piece sooner than a copy, among those of other workers.
-    pub fn pulls(from: *const u8, to: u64, bytes: usize) -> bool {
-        let fits = |n: usize| n % Pull::UNIT == 0;
-        PULLED_BYTES.contains(&bytes) && fits(from as usize) && fits(to as usize) && fits(bytes)
-    }
-
-    /// Launches what fetches one piece that `pulls`.
-    ///
-    /// # Safety
-    /// The device may read and write the piece, which nobody else touches until the stream has passed.
-    pub unsafe fn queue_pull(&self, stream: &Stream, from: *const u8, to: u64, bytes: usize) -> Cuda<()> {
-        // SAFETY: the caller's promise.
-        unsafe { self.pull.queue(stream, from, to, bytes as u64) }
-    }
-
     /// Sends where rows begin to the device as list `list`, and launches what fetches them: `row_bytes` each, from `base` +
     /// offset, one behind the other to `to`; it leaves the place of one that is `ELSEWHERE` as it is.
     ///
@@ -138,5 +110,45 @@ impl Scattering {
             stream.copy_to_device(there, host, std::mem::size_of_val(offsets))?;
             self.rows.queue(stream, base, 1, there, to, count as u64, row_bytes)
         }
+    }
+}
+
+fn check_reads(device: &Device) -> Result<(), Error> {
+    if device.reads_registered() {
+        return Ok(());
+    }
+    let asked = format!("pieces scattered by GPU {}", device.index());
+    Err(Error::machine(asked, "it doesn't read registered memory at the host's addresses", ""))
+}
+
+/// Launches that fetch one piece each.
+pub struct Pulling(Pull);
+
+impl Pulling {
+    /// # Errors
+    /// As of `Scattering::new`.
+    pub fn new(device: &Arc<Device>) -> Result<Pulling, Error> {
+        check_reads(device)?;
+        Pull::open(device).map(Pulling)
+    }
+
+    /// Pieces of so many bytes are among those that it takes, if they lie well.
+    pub fn takes_up_to(bytes: u64) -> bool {
+        bytes <= *PULLED_BYTES.end() as u64
+    }
+
+    /// Whether a launch fetches such a piece sooner than a copy, among those of other workers.
+    pub fn takes(from: *const u8, to: u64, bytes: usize) -> bool {
+        let fits = |n: usize| n % Pull::UNIT == 0;
+        PULLED_BYTES.contains(&bytes) && fits(from as usize) && fits(to as usize) && fits(bytes)
+    }
+
+    /// Launches what fetches a piece that it `takes`.
+    ///
+    /// # Safety
+    /// The device may read and write the piece, which nobody else touches until the stream has passed.
+    pub unsafe fn queue(&self, stream: &Stream, from: *const u8, to: u64, bytes: usize) -> Cuda<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.queue(stream, from, to, bytes as u64) }
     }
 }

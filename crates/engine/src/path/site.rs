@@ -4,7 +4,7 @@ use super::buffers::parts_of_row;
 use super::{Copier, Destination, HostCopier};
 use crate::arena::Arena;
 use crate::gpu::cuda::{Device, DeviceMemory, Stream};
-use crate::gpu::{CudaCopier, Scattering};
+use crate::gpu::{CudaCopier, Pulling, Scattering};
 use crate::queue::Queue;
 use crate::reactor::Reactor;
 use crate::source::{QueueNeeds, Target};
@@ -73,7 +73,7 @@ pub struct Copiers {
     /// Copies many short I/Os by one kernel launch; shared like the streams.
     scattering: OnceCell<Option<Rc<Scattering>>>,
     /// Fetches a single longer one from a slot.
-    pulling: OnceCell<Option<Rc<Scattering>>>,
+    pulling: OnceCell<Option<Rc<Pulling>>>,
     needs: QueueNeeds,
     /// Of each I/O.
     rows: u32,
@@ -109,10 +109,10 @@ impl Copiers {
         self.scattering.get_or_init(made).clone()
     }
 
-    fn pulling(&self, device: &Arc<Device>) -> Option<Rc<Scattering>> {
-        let pulls = Scattering::pulls_up_to(self.needs.io_bytes_max);
-        let made = || if pulls { Scattering::new(device, 1).ok().map(Rc::new) } else { None };
-        self.scattering(device).or_else(|| self.pulling.get_or_init(made).clone())
+    fn pulling(&self, device: &Arc<Device>) -> Option<Rc<Pulling>> {
+        let takes = Pulling::takes_up_to(self.needs.io_bytes_max);
+        let made = || if takes { Pulling::new(device).ok().map(Rc::new) } else { None };
+        self.pulling.get_or_init(made).clone()
     }
 
     pub fn next(&self) -> Result<Box<dyn Copier>, Error> {
@@ -121,7 +121,9 @@ impl Copiers {
 
     /// Of a path that copies all of its bytes from slots, as other workers do at the same time.
     pub fn next_from_slots(&self) -> Result<Box<dyn Copier>, Error> {
-        self.made(|copier, device| copier.with_scattering(self.pulling(device)).pulling())
+        self.made(|copier, device| {
+            copier.with_scattering(self.scattering(device)).with_pulling(self.pulling(device))
+        })
     }
 
     fn made(

@@ -7,7 +7,7 @@ use forebay_engine::gpu::cuda::{Cuda, Device, DeviceMemory, Stream};
 use forebay_engine::gpu::kernels::{
     Checker, Crc32c, Filler, Finding, Lists, Piece, Range, Rows, Sums, ELSEWHERE,
 };
-use forebay_engine::gpu::{nvrtc, Scattering};
+use forebay_engine::gpu::{nvrtc, Pulling, Scattering};
 use forebay_model::content;
 use forebay_model::job::Pages;
 use proptest::prelude::*;
@@ -306,7 +306,7 @@ fn pieces_go_from_wherever_they_lie_to_their_places_and_nothing_beside_them() {
 fn a_piece_that_is_pulled_comes_whole_and_nothing_beside_it() {
     Scenario::new("kernels::a_piece_that_is_pulled_comes_whole_and_nothing_beside_it").run(|| {
         let bench = Bench::new();
-        let lists = Scattering::new(&bench.gpu, 1).unwrap();
+        let pulling = Pulling::new(&bench.gpu).unwrap();
         let table = Arena::new(1, TABLE, Pages::Small).unwrap();
         let base = table.slot(0).host_ptr();
         // SAFETY: the arena's one slot, which nobody writes to from here on.
@@ -320,10 +320,10 @@ fn a_piece_that_is_pulled_comes_whole_and_nothing_beside_it() {
             bench.hold(&expected);
             expected[gap..][..bytes].copy_from_slice(&held[from..][..bytes]);
             let (at, to) = (base.wrapping_add(from), bench.memory.address() + gap as u64);
-            assert!(Scattering::pulls(at, to, bytes));
-            assert!(!Scattering::pulls(at, to, bytes + 1) && !Scattering::pulls(at, to + 8, bytes));
+            assert!(Pulling::takes(at, to, bytes));
+            assert!(!Pulling::takes(at, to, bytes + 1) && !Pulling::takes(at, to + 8, bytes));
             // SAFETY: the table is pinned, piece and place lie inside; nobody else uses the memory.
-            bench.done(unsafe { lists.queue_pull(&bench.stream, at, to, bytes) });
+            bench.done(unsafe { pulling.queue(&bench.stream, at, to, bytes) });
             assert!(bench.held() == expected, "{from} {gap} {bytes}");
         });
         drop(pinned);
