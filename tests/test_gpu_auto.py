@@ -98,17 +98,19 @@ def test_auto_chooses_the_depth_of_short_random_reads_unless_it_is_typed(gpu: Gp
 
 
 def test_pairs_feed_each_gpu_from_its_own_source(gpu: Gpu, made: Any) -> None:
-    a, b = made("a", 2), made("b", 6)
+    a, b = made("a", 8), made("b", 16)
     ran = gpu.forebay(
         "bench", "--pair", f"1={a}", "--pair", f"0={b}", "--path", "bounce", "--passes", "1", "--workers", "4",
+        # Longer than what a launch fetches, so that copies move it.
+        "--io-size", "4m",
         "--verify", "--json", "--quiet", "--power", "none", cuda="gpus=2",
     )  # fmt: skip
     record = ran.balanced().record
-    assert [(g["gpu"], g["bytes"]) for g in record["result"]["gpus"]] == [(0, 6 * MIB), (1, 2 * MIB)]
+    assert [(g["gpu"], g["bytes"]) for g in record["result"]["gpus"]] == [(0, 16 * MIB), (1, 8 * MIB)]
     assert record["job"]["pairs"] == [f"1={a}", f"0={b}"] and record["path"]["destination"] == "gpu:0,1"
     assert ran.books
     # What verifies the content there brings a few hundred bytes of its own.
-    over = [got - sent for got, sent in zip(ran.books["to_device_bytes"], (6 * MIB, 2 * MIB), strict=False)]
+    over = [got - sent for got, sent in zip(ran.books["to_device_bytes"], (16 * MIB, 8 * MIB), strict=False)]
     assert all(0 <= n < 4096 for n in over), over
     plan = gpu.forebay("bench", "--pair", f"0={a}", "--dry-run", cuda="gpus=2")
     assert plan.exit == 0 and f"0={a}" in plan.out
