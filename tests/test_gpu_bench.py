@@ -295,8 +295,11 @@ def test_the_c_loop_reads_in_each_of_cufiles_ways(
         monkeypatch.setenv(name, "")  # given back as it was
     file = tmp_path / "data"
     write_random(file, 8 << 20)
-    found = gpu_cufile.loop(file, mode, 64 << 10, 2, depth, direct=False).measure(0.1)
-    assert found.ios > 0 and found.bytes == found.ios * (64 << 10) and found.cpu_s is not None
+    loop = gpu_cufile.loop(file, mode, 64 << 10, 2, depth, direct=False)
+    # A busy machine may let none of its threads run for as long as it measures.
+    tries = (loop.measure(seconds) for seconds in (0.1, 1.0, 10.0, 60.0))
+    found = next(tried for tried in tries if tried.ios > 0)
+    assert found.bytes == found.ios * (64 << 10) and found.cpu_s is not None
     with pytest.raises(Unavailable, match="ended with 2"):
         gpu_cufile.loop(file, mode, 64 << 20, 2, depth, direct=False).measure(0.1)
 
