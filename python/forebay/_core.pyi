@@ -145,13 +145,14 @@ def crc32c_on_gpu(gpu: int, address: int, bytes: int, stream: int) -> int:
     not change in the meantime. RequestError if it isn't that GPU's memory, MachineError without a GPU or NVRTC."""
 
 def discover(host: str, host_nqn: str | None, timeout_s: float) -> str:
-    """What an NVMe/TCP target offers to this host, or to the one named `host_nqn`."""
+    """What a target offers to this host, or to the one named `host_nqn`. `host`: also a nvme+tcp: or nvme+rdma: URI without
+    a subsystem."""
 
 def browse(wait_s: float) -> str:
     """The discovery services that announce themselves on the networks of this machine, asked for so long."""
 
 def identify(uri: str, host_nqn: str | None, timeout_s: float) -> str:
-    """What the controller at a URI (nvme+tcp:, vfio-user:) reports about itself and its namespaces."""
+    """What the controller at a URI (nvme+tcp:, nvme+rdma:, vfio-user:) reports about itself and its namespaces."""
 
 def dhchap_secret(transform: str) -> str:
     """A new DH-HMAC-CHAP secret, transformed with sha256, sha384 or sha512 before use, or as it is: none."""

@@ -33,7 +33,7 @@ VERBS = {
     "files": ("forebay.files:command", "How fast are create, stat, read and delete of many files?"),
     "serve": ("forebay.serve:command", "Can other machines read this storage, over NVMe/TCP?"),
     "snap": ("forebay.snap:command", "Can remote storage look like a local drive, to this machine or a virtual one?"),
-    "discover": ("forebay.discover:command", "What does an NVMe/TCP target offer, and under which names?"),
+    "discover": ("forebay.discover:command", "What does an NVMe target offer, and under which names?"),
     "identify": ("forebay.identify:command", "What can a namespace and its controller do?"),
     "validate": ("forebay.validate:command", "Which promises hold on this hardware? One file that I can send back."),
     "checksum": ("forebay.checksum:command", "What is the CRC32C of these files, computed on the GPU?"),

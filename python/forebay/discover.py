@@ -1,5 +1,5 @@
-"""`forebay discover`: the subsystems that an NVMe/TCP target offers, or all targets of the local network, and what to
-type to use them."""
+"""`forebay discover`: the subsystems that an NVMe/TCP or NVMe/RDMA target offers, or all targets of the local network, and
+what to type to use them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ EXAMPLES = """\b
 Examples:
   forebay discover
   forebay discover 10.0.0.7
-  forebay discover [::1]:4420 --json"""
+  forebay discover [::1]:4420 --json
+  forebay discover 'nvme+tcp://10.0.0.7?tls_key_file=/etc/nvme/tls-key'
+  forebay discover nvme+rdma://10.0.0.7"""
 
 
 @click.command(
     "discover",
     epilog=EXAMPLES,
-    short_help="What does an NVMe/TCP target offer, and under which names?",
+    short_help="What does an NVMe target offer, and under which names?",
     context_settings={"max_content_width": 110},
 )
 @click.argument("host", metavar="[HOST[:PORT]]", required=False)
@@ -33,9 +35,11 @@ Examples:
 @click.option("--timeout", default=TIMEOUT, metavar="SECONDS", help="How long to wait for an answer. Default: 20.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def command(host: str | None, hostnqn: str | None, timeout: str, as_json: bool) -> int:
-    """What does HOST offer to this host over NVMe/TCP?
+    """What does HOST offer to this host over NVMe/TCP or NVMe/RDMA?
 
-    Tries port 4420, then 8009, unless a port is given. Each line begins with the URI that other verbs take as a source.
+    HOST may also be written as a source, without a subsystem and with a source's keys: nvme+tcp://HOST?tls=1 for TLS,
+    nvme+rdma://HOST for RDMA. Over TCP, port 8009 is tried after 4420 unless a port is given. Each line begins with the
+    URI that other verbs take as a source.
     Exit code 1: it answered, but offers nothing to this host.
 
     Without HOST: what do the discovery services offer that announce themselves on the local network, by multicast DNS?
@@ -111,7 +115,7 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     for record in usable:
         extra = [] if record["sectype"] == "none" else [f"security {record['sectype']}"]
         if record["treq"] == "required":
-            extra.append("secure channel required")
+            extra.append("secure channel required: tls=1 in the URI")
         yield record["uri"] + (f"   ({', '.join(extra)})" if extra else "")
     for record in records:
         if not record["uri"]:

@@ -29,7 +29,10 @@ Examples:
 @click.option("--timeout", default=TIMEOUT, metavar="SECONDS", help="How long to wait for an answer. Default: 20.")
 @click.option("--json", "as_json", is_flag=True, help="Every field, by its name in the specification, as JSON.")
 def command(uri: str, hostnqn: str | None, timeout: str, as_json: bool) -> int:
-    """What can the controller and the namespaces behind URI (nvme+tcp://HOST/NQN[?nsid=N], vfio-user:SOCKET) do?"""
+    """What can the controller and the namespaces behind URI do?
+
+    nvme+tcp://HOST/NQN[?nsid=N], nvme+rdma://HOST/NQN[?nsid=N] or vfio-user:SOCKET.
+    """
     found = identify(uri, hostnqn, waiting(timeout))
     click.echo(json.dumps(found, indent=1) if as_json else "\n".join(lines(found)))
     return DONE
@@ -49,24 +52,27 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     reach = "any length" if most is None else f"up to {bytes_(most)} a command"
     capsule, pdu = bytes_(what["in_capsule_bytes"]), bytes_(what["max_h2c_bytes"])
     volatile = what["volatile_write_cache"]
-    emulated = found["uri"].startswith("vfio-user:")
+    scheme = found["uri"].partition(":")[0]
+    pdus = f" · PDUs of write data up to {pdu}" if scheme == "nvme+tcp" else ""
     rows = {
         "subsystem": f"{what['nqn']} at {found['address']}",
         "controller": f"{what['model']}, serial {what['serial']}, firmware {what['firmware']}, "
         f"NVMe {what['version']}, cntlid {what['cntlid']}",
         "queues": f"{count(what['queues'], 'I/O queue')} of depth {what['queue_depth']}",
         "transfers": reach
-        if emulated
-        else f"{reach} · writes up to {capsule} travel with their command · PDUs of write data up to {pdu}",
+        if scheme == "vfio-user"
+        else f"{reach} · writes up to {capsule} travel with their command{pdus}",
         "digests": f"header {_offered(what['header_digest'])}, data {_offered(what['data_digest'])}",
         "keep alive": f"in steps of {what['keep_alive_granularity_ms']} ms",
         "cache": "volatile: a Flush or FUA makes writes durable" if volatile else "none that loses acknowledged writes",
         "commands": f"besides read, write and flush: {', '.join(what['commands']) or 'none'}",
         "events": ", ".join(what["events"]) or "none",
     }
-    if emulated:
+    if scheme != "nvme+tcp":
+        del rows["digests"]
+    if scheme == "vfio-user":
         # Nothing travels over a network.
-        del rows["digests"], rows["keep alive"]
+        del rows["keep alive"]
     yield from (f"{label:<12}{text}" for label, text in rows.items())
     if not found["namespaces"]:
         yield "namespaces  none that this host may use"

@@ -69,6 +69,23 @@ def test_what_was_written_is_read_back_and_nothing_is_staged(card: Card, io: str
     assert read["path"]["fabric"][0]["uri"].startswith("nvme+rdma://")
 
 
+def test_discover_and_identify_say_over_rdma_what_linux_says(card: Card) -> None:
+    exported(card)
+    place = f"nvme+rdma://{ADDRESS}:{PORT}"
+    found = card.forebay("discover", f"{place}?hostnqn={HOST_NQN}&hostid={HOST_ID}", "--json").json
+    assert (found["address"], found["host_nqn"]) == (f"{ADDRESS}:{PORT}", HOST_NQN)
+    (record,) = [r for r in found["records"] if r["subnqn"] == NQN]
+    assert (record["trtype"], record["traddr"], record["uri"]) == ("rdma", ADDRESS, f"{place}/{NQN}")
+    looked = card.forebay("identify", uri("nsid=1"), "--json").json
+    assert (looked["uri"], looked["address"]) == (f"{place}/{NQN}", f"{ADDRESS}:{PORT}")
+    assert looked["summary"]["model"].startswith("Linux") and looked["controller"]["subnqn"] == NQN
+    (namespace,) = looked["namespaces"]
+    assert (namespace["nsid"], namespace["bytes"], namespace["uri"]) == (1, 32 << 20, f"{place}/{NQN}?nsid=1")
+    for keys, nqn, said in [("nsid=9", NQN, "namespace 9"), ("nsid=1", NQN + "x", f"forebay discover {place}")]:
+        refused = card.forebay("identify", uri(keys, nqn=nqn), check=False)
+        assert refused.status == 2 and said in refused.output, refused
+
+
 def test_a_port_that_goes_is_waited_for_and_reads_go_on(card: Card) -> None:
     target = exported(card)
     source, size = uri("queues=2", "replay_writes=1", PATIENCE), ("--file-size", "2m")

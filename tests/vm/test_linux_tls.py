@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from vm.serving import MIB, NQN, Namespace, Serve, Serving, Subsystem, disk
 from vm.test_linux_target import NQN as THEIRS
 from vm.test_linux_target import Forebay, bench, ran, unharmed, uri
 
+DISCOVERY = "nqn.2014-08.org.nvmexpress.discovery"
 # Debian's 6.1 has no TLS for NVMe. A guest of its own beside those of `make test` would be too slow for it.
 pytestmark = pytest.mark.kernels("backports")
 
@@ -100,3 +102,23 @@ def test_without_the_right_key_linux_lets_nobody_in(
     done = forebay(*bench(uri(shaking, "tls=1", f"tls_key_file={file}", nqn=THEIRS), "read", "--passes", "1"))
     assert done.returncode == 3, done.stderr
     assert "TLS" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_discover_and_identify_say_over_tls_what_linux_says(
+    shaking: Guest, theirs: bytes, forebay: Forebay, tmp_path: Path
+) -> None:
+    tls.hand_over(shaking, *tls.session(theirs, HOST_NQN, DISCOVERY))
+    file = tmp_path / "key"
+    file.write_text(tls.interchange(theirs))
+    file.chmod(0o600)
+    host, key = f"nvme+tcp://127.0.0.1:{shaking.ports[4420]}", f"tls_key_file={file}"
+    found = ran(forebay("discover", f"{host}?{key}&hostnqn={HOST_NQN}&hostid={HOST_ID}", "--json"))
+    (record,) = [r for r in found["records"] if r["subnqn"] == THEIRS]
+    assert (record["treq"], record["sectype"]) == ("required", "tls13"), record
+    looked = ran(forebay("identify", uri(shaking, key, nqn=THEIRS), "--json"))
+    assert looked["summary"]["nqn"] == THEIRS and [n["bytes"] for n in looked["namespaces"]] == [8 * MIB]
+    checks = json.loads(forebay("doctor", uri(shaking, key, nqn=THEIRS), "--json").stdout)["checks"]
+    shaken = next(c for c in checks if c["id"].startswith("source.nvme_tcp.handshake"))
+    assert shaken["state"] == "works" and shaken["found"].startswith("over TLS 1.3"), shaken
+    # In the clear it lets nobody in.
+    assert forebay("discover", f"127.0.0.1:{shaking.ports[4420]}", "--hostnqn", HOST_NQN).returncode == 3

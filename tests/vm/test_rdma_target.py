@@ -138,6 +138,27 @@ def test_a_source_without_content_reads_as_zeros(card: Card, serve: Serve) -> No
     same(card, host.disk(1))
 
 
+def test_our_own_looks_find_our_own_target(card: Card, serve: Serve) -> None:
+    """With the same proof as a source; and what was looked at is left in good order."""
+    key = "DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:"
+    target = serve(f'hosts = [{{ nqn = "{HOST_NQN}", dhchap_key = "{key}" }}]')
+    card.guest.put("/tmp/secret", key.encode())
+    card.guest.run("chmod 600 /tmp/secret")
+    place, keys = f"nvme+rdma://{ADDRESS}:{PORT}", f"hostnqn={HOST_NQN}&hostid={HOST_ID}"
+    shown = card.forebay("discover", f"{place}?{keys}").output.splitlines()
+    assert f"{place}/{NQN}" in shown and f"nvme+tcp://127.0.0.1:{PORT}/{NQN}" in shown, shown
+    identify = ("identify", f"{place}/{NQN}?{keys}&dhchap_secret_file=/tmp/secret")
+    found = card.forebay(*identify, "--json").json
+    assert (found["summary"]["nqn"], found["summary"]["max_h2c_bytes"]) == (NQN, 0)
+    (namespace,) = found["namespaces"]
+    assert (namespace["bytes"], namespace["block_bytes"], namespace["read_only"]) == (MIB << 20, 4096, False)
+    words = card.forebay(*identify).output
+    assert "travel with their command\n" in words and "digests" not in words, words
+    refused = card.forebay("identify", f"{place}/{NQN}?{keys}", check=False)
+    assert refused.status == 2 and "dhchap_secret_file" in refused.output, refused
+    assert target.stop()["drained"]
+
+
 # 4 KiB go in the capsule, 64 KiB are fetched, 2 MiB are several commands.
 @pytest.mark.parametrize(("io", "mib"), [("4k", 1), ("64k", 2), ("2m", 4)])
 def test_our_own_host_and_our_own_target(card: Card, serve: Serve, io: str, mib: int) -> None:

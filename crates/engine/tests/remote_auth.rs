@@ -213,6 +213,13 @@ fn a_host_with_a_tls_key_comes_over_tls_or_not_at_all() {
             inspect::identify(&uri, &looking).map(|found| found.namespaces.len())
         };
         assert_eq!(look(&files(&file)).unwrap(), 1);
+        let asked = |tls: &PathBuf| {
+            let host = format!("nvme+tcp://{}?hostnqn={HOST}{}", rig.address(), files(tls));
+            inspect::discover(&host, &looking)
+        };
+        assert!(asked(&file).unwrap().records.iter().any(|r| r.subnqn == SUBSYSTEM && r.sectype == "tls13"));
+        let why = asked(&other).unwrap_err().to_string();
+        assert!(why.contains("where keys differ"), "{why}");
         let why = look(&files(&other)).unwrap_err().to_string();
         assert!(why.contains("TLS"), "{why}");
         let refused = |more: &str| {

@@ -3,9 +3,10 @@
 
 use super::report::{size, Area, Check, State};
 use super::roots::{text, Roots};
+use crate::auth::TLS_KEY_VARIABLE;
 use crate::inspect::Link;
 use crate::machine::nvme_host::Identity;
-use crate::source::nvme_tcp::Options;
+use crate::source::nvme_tcp::{Options, Tls};
 use crate::Error;
 use forebay_model::units::BYTES_PER_GIB;
 use forebay_nvme::host::{self, ControllerInfo, NamespaceInfo, Session};
@@ -26,25 +27,22 @@ const TRANSFER_LEAST: u32 = 128 << 10;
 /// Checks of one target that accepts connections at `address`.
 pub fn checks(roots: &Roots, uri: &str, options: &Options, address: SocketAddr) -> Vec<Check> {
     let say = Say { uri, options };
-    if options.tls || options.tls_key_file.is_some() {
-        return vec![say
-            .check(
-                "handshake",
-                "NVMe/TCP handshake",
-                State::Unknown,
-                "TLS: only a run performs a handshake, with a key",
-            )
-            .why("doctor connects to targets without TLS")
-            .next(format!("forebay bench '{uri}' --duration 1"))];
-    }
     let named = options.host_nqn.as_deref();
     let identity = named.map_or_else(Identity::of_this_machine, Identity::named);
-    let mut link = match Link::open(address, &identity.nqn, &options.nqn, ANSWER) {
+    let tls = match Tls::of(options, &identity.nqn) {
+        Ok(tls) => tls,
+        Err(error) => return vec![say.failed("tls", "TLS key", &error)],
+    };
+    let mut checks: Vec<Check> = tls.iter().map(|_| say.key()).collect();
+    let mut link = match Link::open(tls, address, &identity.nqn, &options.nqn, ANSWER) {
         Ok(link) => link,
-        Err(error) => return vec![say.failed("handshake", "NVMe/TCP handshake", &error)],
+        Err(error) => {
+            checks.push(say.failed("handshake", "NVMe/TCP handshake", &error));
+            return checks;
+        }
     };
     link.secret_files = (options.secret_file.clone(), options.ctrl_secret_file.clone());
-    let mut checks = vec![say.handshake(&link), say.digests(&link)];
+    checks.extend([say.handshake(&link), say.digests(&link)]);
     let mut session = session(options, &identity, &link);
     match link.bring_up(&mut session) {
         // Who got so far that the controller is known stumbled over the namespace.
@@ -53,7 +51,7 @@ pub fn checks(roots: &Roots, uri: &str, options: &Options, address: SocketAddr) 
         }
         _ => checks.extend(say.session(&session)),
     }
-    checks.extend(say.wire(roots, address, wire_of(link.socket())));
+    checks.extend(say.wire(roots, address, say.wire_to(address, &link)));
     link.shut_down(&mut session);
     checks
 }
@@ -125,9 +123,19 @@ impl Say<'_> {
         format!("'{}{joint}{more}'", self.uri)
     }
 
+    /// The key could be read and has the form of one; whether it is the target's, only the handshake tells.
+    fn key(&self) -> Check {
+        let found = match &self.options.tls_key_file {
+            Some(file) => format!("read from {}", file.display()),
+            None => format!("of {TLS_KEY_VARIABLE}"),
+        };
+        self.check("tls", "TLS key", State::Works, found)
+    }
+
     fn handshake(&self, link: &Link) -> Check {
-        let found =
-            format!("ICResp: data to it in PDUs of {} at most", size(link.accepted.max_h2c_bytes.into()));
+        let tls = if self.options.asks_for_tls() { "over TLS 1.3; " } else { "" };
+        let most = size(link.accepted.max_h2c_bytes.into());
+        let found = format!("{tls}ICResp: data to it in PDUs of {most} at most");
         self.check("handshake", "NVMe/TCP handshake", State::Works, found)
     }
 
@@ -252,6 +260,14 @@ impl Say<'_> {
     }
 
     /// Segments, round trip, and what the buffers of a connection let it carry.
+    /// Of the connection itself, or where it is behind TLS of another one to there.
+    fn wire_to(&self, address: SocketAddr, link: &Link) -> Option<Wire> {
+        if !self.options.asks_for_tls() {
+            return wire_of(link.socket());
+        }
+        wire_of(&TcpStream::connect_timeout(&address, ANSWER).ok()?)
+    }
+
     fn wire(&self, roots: &Roots, address: SocketAddr, wire: Option<Wire>) -> Vec<Check> {
         let Some(wire) = wire else {
             let check = self.check("path", "network path", State::Unknown, "the kernel doesn't report it");

@@ -3,7 +3,8 @@
 use super::link::Link;
 use super::{first, resolve, Looking};
 use crate::machine::nvme_host::Identity;
-use crate::source::uri::encode;
+use crate::source::nvme_tcp::{look, Address, Options, Tls, Transport};
+use crate::source::uri::{decode, encode, query_once};
 use crate::Error;
 use forebay_nvme::controller::subsystem::Endpoint;
 use forebay_nvme::discovery::{adrfam, name_of, sectype, subtype, treq, trtype};
@@ -11,8 +12,10 @@ use forebay_nvme::host::discovery::Discovery;
 use forebay_nvme::nqn;
 use serde::Serialize;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
-/// Where targets answer for discovery: the port that subsystems share with it, then that of IANA for it alone.
+/// Where targets answer for discovery: the port that subsystems share with it, then that of IANA for it alone, which is
+/// one of TCP.
 const PORTS: [u16; 2] = [4420, 8009];
 
 /// Schema `forebay.discover/1`: field names as in the specification and in nvme-cli.
@@ -44,19 +47,26 @@ pub struct Record {
     pub traddr: String,
     pub eflags: u16,
     pub sectype: String,
-    /// What to type as a source; null where it isn't an NVM subsystem over TCP.
+    /// What to type as a source; null where it isn't an NVM subsystem over TCP or RDMA.
     pub uri: Option<String>,
 }
 
-/// Asks `host` (`HOST`, `HOST:PORT`, `[ADDRESS]:PORT`) what it offers to this host.
+/// Asks a host what it offers to this host: `HOST`, `HOST:PORT`, `[ADDRESS]:PORT`, or as sources name it, with their keys
+/// and without a subsystem: `nvme+tcp://HOST:PORT?tls=1`, `nvme+rdma://HOST`.
 ///
 /// # Errors
-/// `Request`: no address. `Machine`: nothing answers there. `Run`: what answers doesn't keep to the protocol.
-pub fn discover(host: &str, looking: &Looking) -> Result<Discovered, Error> {
-    let identity = looking.identity()?;
+/// `Request`: no address, or keys that can't be used. `Machine`: nothing answers there. `Run`: what answers doesn't keep to
+/// the protocol.
+pub fn discover(text: &str, looking: &Looking) -> Result<Discovered, Error> {
+    let (options, port) = asked(text)?;
+    let identity = looking.identity_by(&options)?;
+    if options.transport == Transport::Rdma {
+        return by_rdma(&options, &identity, looking);
+    }
+    let tls = Tls::of(&options, &identity.nqn)?;
     let mut last = None;
-    for address in addresses(host, looking)? {
-        match first(&address, |a| ask(a, &identity, looking)) {
+    for address in addresses(&options.addresses[0].host, port, looking)? {
+        match first(&address, |a| by_tcp(a, tls.clone(), &options, &identity, looking)) {
             Ok(found) => return Ok(found),
             Err(error) => last = last.or(Some(error)),
         }
@@ -65,46 +75,92 @@ pub fn discover(host: &str, looking: &Looking) -> Result<Discovered, Error> {
 }
 
 /// The addresses to try, port by port.
-fn addresses(host: &str, looking: &Looking) -> Result<Vec<Vec<SocketAddr>>, Error> {
-    let (name, port) = split(host)?;
+fn addresses(host: &str, port: Option<u16>, looking: &Looking) -> Result<Vec<Vec<SocketAddr>>, Error> {
     let ports = port.map_or(PORTS.to_vec(), |p| vec![p]);
-    ports.into_iter().map(|p| resolve(&name, p, looking.timeout)).collect()
+    ports.into_iter().map(|p| resolve(host, p, looking.timeout)).collect()
+}
+
+/// What was typed, and its port if it names one.
+fn asked(text: &str) -> Result<(Options, Option<u16>), Error> {
+    let next = "HOST, HOST:4420, [ADDRESS]:4420, or 'nvme+tcp://HOST:4420?tls=1'";
+    let wrong = |found: &str| Error::request(format!("host '{text}'"), found, next);
+    let of = |t: Transport| Some((t, text.strip_prefix(t.scheme())?.strip_prefix("://")?));
+    let (transport, place, keys) = match of(Transport::Tcp).or_else(|| of(Transport::Rdma)) {
+        None => (Transport::Tcp, text, ""),
+        Some((transport, rest)) => {
+            let (place, keys) = rest.split_once('?').unwrap_or((rest, ""));
+            let (place, subsystem) = place.split_once('/').unwrap_or((place, ""));
+            if !subsystem.is_empty() && decode(subsystem) != nqn::DISCOVERY {
+                let found = "names a subsystem, and a discovery service tells of all that there are";
+                let next = format!("{}://{place}; or forebay identify with that URI", transport.scheme());
+                return Err(Error::request(format!("host '{text}'"), found, next));
+            }
+            (transport, place, keys)
+        }
+    };
+    let (host, port) = split(place).map_err(wrong)?;
+    let address = Address { host, port: port.unwrap_or(PORTS[0]) };
+    let mut options = Options { transport, ..Options::new(address, nqn::DISCOVERY) };
+    for (key, value) in query_once(keys, "path").map_err(|why| wrong(&why))? {
+        options.set(&key, &value).map_err(|why| wrong(&why))?;
+    }
+    Ok((options, port))
 }
 
 /// `HOST`, `HOST:PORT`, `ADDRESS` of IPv6 with or without brackets, `[ADDRESS]:PORT`.
-fn split(host: &str) -> Result<(String, Option<u16>), Error> {
-    let wrong =
-        |found: &str| Error::request(format!("host '{host}'"), found, "HOST, HOST:4420 or [ADDRESS]:4420");
+fn split(host: &str) -> Result<(String, Option<u16>), &'static str> {
     let (name, port) = match host.strip_prefix('[') {
         Some(rest) => {
-            let (name, tail) = rest.split_once(']').ok_or_else(|| wrong("has no ]"))?;
+            let (name, tail) = rest.split_once(']').ok_or("has no ]")?;
             (name, tail.strip_prefix(':').or(if tail.is_empty() { None } else { Some(tail) }))
         }
         None if host.matches(':').count() > 1 => (host, None),
         None => host.split_once(':').map_or((host, None), |(n, p)| (n, Some(p))),
     };
-    let port =
-        port.map(|p| p.parse().map_err(|_| wrong("its port isn't a number up to 65535"))).transpose()?;
+    let port = port.map(|p| p.parse().map_err(|_| "its port isn't a number up to 65535")).transpose()?;
     if name.is_empty() || name.contains(['/', '?', ' ', '\0']) {
-        return Err(wrong("is neither a name nor an address"));
+        return Err("is neither a name nor an address");
     }
     Ok((name.into(), port))
 }
 
-fn ask(address: SocketAddr, identity: &Identity, looking: &Looking) -> Result<Discovered, Error> {
-    let mut link = Link::open(address, &identity.nqn, nqn::DISCOVERY, looking.timeout)?;
-    let timeout_ms = looking.timeout.as_millis() as u64;
-    let mut session = Discovery::new(identity.nqn.clone(), identity.id, timeout_ms, link.now_ms());
+fn by_tcp(
+    address: SocketAddr,
+    tls: Option<Arc<Tls>>,
+    options: &Options,
+    identity: &Identity,
+    looking: &Looking,
+) -> Result<Discovered, Error> {
+    let mut link = Link::open(tls, address, &identity.nqn, nqn::DISCOVERY, looking.timeout)?;
+    link.secret_files = (options.secret_file.clone(), options.ctrl_secret_file.clone());
+    let mut session = session(identity, looking, link.now_ms());
     link.bring_up(&mut session)?;
+    Ok(told(&session, address, identity))
+}
+
+fn by_rdma(options: &Options, identity: &Identity, looking: &Looking) -> Result<Discovered, Error> {
+    let session = |now| session(identity, looking, now);
+    let looked = look(options, &identity.nqn, looking.timeout, session)?;
+    let found = told(looked.session(), looked.at(), identity);
+    looked.leave();
+    Ok(found)
+}
+
+fn session(identity: &Identity, looking: &Looking, now_ms: u64) -> Discovery {
+    Discovery::new(identity.nqn.clone(), identity.id, looking.timeout.as_millis() as u64, now_ms)
+}
+
+/// What a session that is ready knows.
+fn told(session: &Discovery, address: SocketAddr, identity: &Identity) -> Discovered {
     let log = session.log();
-    Ok(Discovered {
+    Discovered {
         schema: "forebay.discover/1",
         address: address.to_string(),
         host_nqn: identity.nqn.clone(),
         genctr: log.generation,
         malformed: log.malformed.len() as u64,
         records: log.endpoints.iter().map(record).collect(),
-    })
+    }
 }
 
 fn record(endpoint: &Endpoint) -> Record {
@@ -131,14 +187,16 @@ fn named(names: &[(u8, &'static str)], value: u8) -> String {
 }
 
 fn uri(endpoint: &Endpoint) -> Option<String> {
-    if (endpoint.transport, endpoint.kind) != (trtype::TCP, subtype::NVM) {
-        return None;
-    }
+    let scheme = match (endpoint.transport, endpoint.kind) {
+        (trtype::TCP, subtype::NVM) => Transport::Tcp.scheme(),
+        (trtype::RDMA, subtype::NVM) => Transport::Rdma.scheme(),
+        _ => return None,
+    };
     let host = match endpoint.address.contains(':') {
         true => format!("[{}]", endpoint.address),
         false => endpoint.address.clone(),
     };
-    Some(format!("nvme+tcp://{host}:{}/{}", endpoint.service, encode(&endpoint.nqn)))
+    Some(format!("{scheme}://{host}:{}/{}", endpoint.service, encode(&endpoint.nqn)))
 }
 
 #[cfg(test)]
@@ -159,7 +217,35 @@ mod tests {
             assert_eq!(split(text).unwrap(), (name.to_string(), port), "{text}");
         }
         for text in ["", ":1", "h:", "h:x", "h:99999", "[::1", "[::1]9x", "a/b", "[]"] {
-            assert_eq!(split(text).unwrap_err().kind, crate::Kind::Request, "{text}");
+            assert_eq!(asked(text).unwrap_err().kind, crate::Kind::Request, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_host_may_be_named_as_sources_name_it_and_with_their_keys() {
+        let at = |text: &str| asked(text).unwrap();
+        let (plain, port) = at("[::1]");
+        assert_eq!((plain.transport, plain.asks_for_tls(), port), (Transport::Tcp, false, None));
+        let (tls, port) = at("nvme+tcp://[::1]:9?tls_key_file=/k&hostnqn=nqn.2026-11.io.example:a");
+        assert!(tls.asks_for_tls() && tls.nqn == nqn::DISCOVERY && port == Some(9), "{tls:?}");
+        assert_eq!(tls.host_nqn.as_deref(), Some("nqn.2026-11.io.example:a"));
+        let (rdma, port) = at("nvme+rdma://h/?dhchap_secret_file=/s");
+        assert_eq!((rdma.transport, rdma.addresses[0].to_string().as_str()), (Transport::Rdma, "h:4420"));
+        assert!(rdma.secret_file.is_some() && port.is_none(), "{rdma:?}");
+        assert_eq!(at("nvme+tcp://h/nqn.2014-08.org.nvmexpress.discovery").0.nqn, nqn::DISCOVERY);
+        for (text, said) in [
+            ("nvme+rdma://h?tls=1", "tls is for nvme+tcp: alone"),
+            ("nvme+tcp://h?tls=2", "tls=2"),
+            ("nvme+tcp://h?nr=1", "'nr'"),
+            ("nvme+tcp://h?tls=1&tls=1", "twice"),
+            ("nvme+tcp://h?tls_key=NVMeTLSkey-1:01:x:", "tls_key_file=PATH"),
+            ("nvme+tcp://h/nqn.2026-11.io.example:a?tls=1", "names a subsystem"),
+            ("nvme+tcp://", "neither a name nor an address"),
+            ("h?tls=1", "neither a name nor an address"),
+            ("http://h", "its port"),
+        ] {
+            let error = asked(text).unwrap_err();
+            assert!(error.kind == crate::Kind::Request && error.found.contains(said), "{text}: {error}");
         }
     }
 
@@ -192,6 +278,8 @@ mod tests {
         let parsed = crate::source::Uri::recognise(&uri).unwrap();
         assert_eq!(parsed.fabric().unwrap().nqn, endpoint.nqn);
         assert_eq!(crate::source::Uri::recognise(&parsed.to_string()).unwrap(), parsed);
+        endpoint.transport = 1;
+        assert!(record(&endpoint).uri.unwrap().starts_with("nvme+rdma://[::1]:4420/nqn."));
         endpoint.kind = 3;
         assert_eq!(record(&endpoint).uri, None);
         endpoint.transport = 200;
@@ -201,7 +289,8 @@ mod tests {
     proptest! {
         #[test]
         fn no_host_makes_it_panic(text in ".{0,60}") {
-            let _ = split(&text);
+            let _ = asked(&text);
+            let _ = asked(&format!("nvme+tcp://{text}"));
         }
     }
 }

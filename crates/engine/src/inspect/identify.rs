@@ -15,6 +15,8 @@ use forebay_nvme::log::AnaState;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// Schema `forebay.identify/1`.
 #[derive(Clone, Debug, Serialize)]
@@ -48,9 +50,9 @@ pub struct Summary {
     pub max_transfer_bytes: Option<u32>,
     /// Data of a write that may travel with its command.
     pub in_capsule_bytes: u32,
-    /// Longest PDU of write data (MAXH2CDATA).
+    /// Longest PDU of write data (MAXH2CDATA); 0: there are none but over TCP.
     pub max_h2c_bytes: u32,
-    /// Whether it agrees to digests where a host asks.
+    /// Whether it agrees to digests where a host asks; those of TCP.
     pub header_digest: bool,
     pub data_digest: bool,
     pub keep_alive_granularity_ms: u32,
@@ -106,79 +108,99 @@ const EVENTS: [(u16, &str); 5] = [
 /// Connects to the subsystem that `text` names, looks, and leaves. With `nsid=` in it, at that namespace alone.
 ///
 /// # Errors
-/// `Request`: no nvme+tcp: URI, or the target refuses this host. `Machine`: nothing answers there. `Run`: what answers
-/// doesn't keep to the protocol.
+/// `Request`: neither a nvme+tcp:, a nvme+rdma: nor a vfio-user: URI, or the target refuses this host. `Machine`: nothing
+/// answers there. `Run`: what answers doesn't keep to the protocol.
 pub fn identify(text: &str, looking: &Looking) -> Result<Identified, Error> {
     let uri = Uri::recognise(text)?;
     if let Some(asked) = uri.drive() {
         return emulated(asked, text.contains("nsid="), looking);
     }
     let asked = uri.fabric().ok_or_else(|| {
+        let found = "is neither a nvme+tcp:, a nvme+rdma: nor a vfio-user: URI";
         let next = "nvme+tcp://HOST:4420/NQN (forebay discover HOST shows them), or vfio-user:SOCKET";
-        Error::request(format!("'{text}'"), "is neither a nvme+tcp: nor a vfio-user: URI", next)
+        Error::request(format!("'{text}'"), found, next)
     })?;
-    if asked.transport == Transport::Rdma {
-        return Err(Error::machine(
-            format!("'{text}'"),
-            "identify speaks TCP; only sources speak RDMA",
-            "forebay bench with this URI, whose record names the controller",
-        ));
-    }
     let wanted = text.contains("nsid=").then_some(asked.nsid);
+    let ask = Ask { asked, wanted, identity: looking.identity_by(asked)?, within: looking.timeout };
+    if asked.transport == Transport::Rdma {
+        return ask.by_rdma();
+    }
+    let tls = nvme_tcp::Tls::of(asked, &ask.identity.nqn)?;
     let Address { host, port } = &asked.addresses[0];
-    let base = asked.base();
     let addresses = resolve(host, *port, looking.timeout)?;
-    first(&addresses, |address| look(address, &base, asked, wanted, looking))
+    first(&addresses, |address| ask.by_tcp(address, tls.clone()))
 }
 
-fn look(
-    address: SocketAddr,
-    base: &str,
-    asked: &nvme_tcp::Options,
+/// What is looked at, and by whom.
+struct Ask<'a> {
+    asked: &'a nvme_tcp::Options,
+    /// This namespace alone.
     wanted: Option<u32>,
-    looking: &Looking,
-) -> Result<Identified, Error> {
-    let identity = match (&looking.host_nqn, &asked.host_nqn) {
-        (None, Some(named)) => Identity::named(named),
-        _ => looking.identity()?,
-    };
-    let nqn = asked.nqn.as_str();
-    let tls = nvme_tcp::Tls::of(asked, &identity.nqn)?;
-    let mut link = Link::over(tls, address, &identity.nqn, nqn, looking.timeout)?;
-    link.secret_files = (asked.secret_file.clone(), asked.ctrl_secret_file.clone());
-    let options = Options {
-        host_nqn: identity.nqn.clone(),
-        host_id: identity.id,
-        subsystem_nqn: nqn.into(),
-        queues: u16::MAX,
-        queue_entries: u16::MAX,
-        keep_alive_ms: 0,
-        timeout_ms: looking.timeout.as_millis() as u64,
-        namespace: wanted,
-    };
-    let mut session = Session::new(options, link.now_ms());
-    link.bring_up(&mut session)?;
-    let namespaces: Vec<_> =
-        session.namespaces().values().map(|n| namespace(n, base, session.controller())).collect();
-    if let Some(missing) = wanted.filter(|w| namespaces.iter().all(|n| n.nsid != *w)) {
-        let found = format!("{nqn} at {address} has none that this host may use");
-        return Err(Error::request(
-            format!("namespace {missing}"),
-            found,
-            format!("forebay identify {base}"),
-        ));
+    identity: Identity,
+    within: Duration,
+}
+
+impl Ask<'_> {
+    fn by_tcp(&self, address: SocketAddr, tls: Option<Arc<nvme_tcp::Tls>>) -> Result<Identified, Error> {
+        let mut link = Link::open(tls, address, &self.identity.nqn, &self.asked.nqn, self.within)?;
+        link.secret_files = (self.asked.secret_file.clone(), self.asked.ctrl_secret_file.clone());
+        let mut session = self.session(link.now_ms());
+        link.bring_up(&mut session)?;
+        let found = self.identified(&session, address, link.accepted);
+        link.shut_down(&mut session);
+        found
     }
-    let identified = Identified {
-        schema: "forebay.identify/1",
-        uri: base.into(),
-        address: address.to_string(),
-        host_nqn: identity.nqn,
-        summary: summary(session.controller(), link.accepted),
-        controller: fields(identify::Controller::FIELDS, &session.controller().raw),
-        namespaces,
-    };
-    link.shut_down(&mut session);
-    Ok(identified)
+
+    fn by_rdma(&self) -> Result<Identified, Error> {
+        let session = |now| self.session(now);
+        let looked = nvme_tcp::look(self.asked, &self.identity.nqn, self.within, session)?;
+        let found = self.identified(looked.session(), looked.at(), Accepted::default());
+        looked.shut_down();
+        found
+    }
+
+    fn session(&self, now_ms: u64) -> Session {
+        let options = Options {
+            host_nqn: self.identity.nqn.clone(),
+            host_id: self.identity.id,
+            subsystem_nqn: self.asked.nqn.clone(),
+            queues: u16::MAX,
+            queue_entries: u16::MAX,
+            keep_alive_ms: 0,
+            timeout_ms: self.within.as_millis() as u64,
+            namespace: self.wanted,
+        };
+        Session::new(options, now_ms)
+    }
+
+    /// What a session that is ready knows.
+    fn identified(
+        &self,
+        session: &Session,
+        address: SocketAddr,
+        accepted: Accepted,
+    ) -> Result<Identified, Error> {
+        let base = self.asked.base();
+        let namespaces: Vec<_> =
+            session.namespaces().values().map(|n| namespace(n, &base, session.controller())).collect();
+        if let Some(missing) = self.wanted.filter(|w| namespaces.iter().all(|n| n.nsid != *w)) {
+            let found = format!("{} at {address} has none that this host may use", self.asked.nqn);
+            return Err(Error::request(
+                format!("namespace {missing}"),
+                found,
+                format!("forebay identify {base}"),
+            ));
+        }
+        Ok(Identified {
+            schema: "forebay.identify/1",
+            uri: base,
+            address: address.to_string(),
+            host_nqn: self.identity.nqn.clone(),
+            summary: summary(session.controller(), accepted),
+            controller: fields(identify::Controller::FIELDS, &session.controller().raw),
+            namespaces,
+        })
+    }
 }
 
 /// A drive that another process emulates: no network, no names.
@@ -186,13 +208,12 @@ fn emulated(asked: &vfio_user::Options, one: bool, looking: &Looking) -> Result<
     let wanted = one.then_some(asked.nsid);
     let (controller, namespaces) = vfio_user::look(asked, wanted, looking.timeout)?;
     let base = format!("vfio-user:{}", asked.socket.display());
-    let none = Accepted { header_digest: false, data_digest: false, max_h2c_bytes: 0 };
     Ok(Identified {
         schema: "forebay.identify/1",
         uri: base.clone(),
         address: asked.socket.display().to_string(),
         host_nqn: String::new(),
-        summary: summary(&controller, none),
+        summary: summary(&controller, Accepted::default()),
         controller: fields(identify::Controller::FIELDS, &controller.raw),
         namespaces: namespaces.iter().map(|n| namespace(n, &base, &controller)).collect(),
     })

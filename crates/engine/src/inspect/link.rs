@@ -2,7 +2,7 @@
 //! at a controller, where nothing is in a hurry.
 
 use crate::source::nvme::Cause;
-use crate::source::nvme_tcp::{self, Tls, OVER_TLS};
+use crate::source::nvme_tcp::{self, By, Tls, Transport, OVER_TLS};
 use crate::{auth, Error};
 use forebay_nvme::auth::{Credentials, HostAuth, HostStep, Policy};
 use forebay_nvme::command::Cqe;
@@ -68,18 +68,8 @@ struct Flight {
 }
 
 impl Link {
-    /// Connects and exchanges ICReq and ICResp, both digests asked for.
+    /// Connects, over TLS where there is one, and exchanges ICReq and ICResp, both digests asked for.
     pub fn open(
-        address: SocketAddr,
-        host_nqn: &str,
-        subsystem_nqn: &str,
-        timeout: Duration,
-    ) -> Result<Link, Error> {
-        Link::over(None, address, host_nqn, subsystem_nqn, timeout)
-    }
-
-    /// As `open`, over TLS where there is one.
-    pub fn over(
         tls: Option<Arc<Tls>>,
         address: SocketAddr,
         host_nqn: &str,
@@ -398,7 +388,7 @@ impl Link {
                     Cause::of(failure),
                     &self.peer,
                     (&self.subsystem_nqn, &self.host_nqn),
-                    self.tls.is_some(),
+                    By { transport: Transport::Tcp, tls: self.tls.is_some() },
                 ),
             ),
             FailureKind::Protocol => {
@@ -414,7 +404,7 @@ impl Link {
     }
 
     fn silent(&self) -> Error {
-        let found = format!("no answer within {:.1} s", self.timeout.as_secs_f64());
+        let found = format!("no answer within {:.1} s{}", self.timeout.as_secs_f64(), self.over_tls());
         Error::machine(
             format!("the controller at {}", self.peer),
             found,

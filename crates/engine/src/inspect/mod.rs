@@ -1,4 +1,4 @@
-//! Looking at NVMe/TCP targets: what a discovery service offers, and what a controller and its namespaces say of
+//! Looking at targets of NVMe over TCP and RDMA: what a discovery service offers, and what a controller and its namespaces say of
 //! themselves.
 
 mod browse;
@@ -13,6 +13,7 @@ pub(crate) use link::Link;
 
 use crate::machine::nvme_host::Identity;
 use crate::machine::within;
+use crate::source::nvme_tcp::Options;
 use crate::Error;
 use forebay_nvme::nqn::Nqn;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -38,6 +39,15 @@ impl Looking {
             Error::request(format!("--hostnqn {named}"), e.to_string(), next)
         })?;
         Ok(Identity::named(named))
+    }
+
+    /// The same where a URI's keys may say it.
+    fn identity_by(&self, options: &Options) -> Result<Identity, Error> {
+        let identity = match (&self.host_nqn, &options.host_nqn) {
+            (None, Some(named)) => Identity::named(named),
+            _ => self.identity()?,
+        };
+        Ok(Identity { id: options.host_id.unwrap_or(identity.id), ..identity })
     }
 }
 

@@ -30,6 +30,8 @@ const DEPTH: u16 = 32;
 pub(super) struct Peer<'a> {
     pub address: &'a Address,
     pub way: Way<'a>,
+    /// How long it may take until a connection stands and is initialised.
+    pub within: Duration,
     /// Nobody wants it any more.
     pub stops: &'a dyn Fn() -> bool,
 }
@@ -316,7 +318,7 @@ fn initialise(
     token: u32,
     reactor: &mut Reactor,
 ) -> Result<Connection, String> {
-    let by = clock::now() + CONNECT_WITHIN;
+    let by = clock::now() + peer.within;
     let mut connection =
         Connection::open(to, options, token, 0, peer.way, reactor).map_err(|e| e.to_string())?;
     let (mut reports, mut completions) = (Vec::new(), Vec::new());
@@ -334,7 +336,7 @@ fn initialise(
             break "the ring is refused".into(); // `connect` says more.
         }
         if clock::now() > by {
-            break format!("no answer within {} s", CONNECT_WITHIN.as_secs());
+            break format!("no answer within {} s", peer.within.as_secs_f64());
         }
         reactor.wait(1, by, Duration::ZERO);
         take(&mut connection, reactor, token, &mut completions);

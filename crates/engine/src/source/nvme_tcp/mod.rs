@@ -12,6 +12,7 @@ mod association;
 mod auth;
 mod connection;
 mod lane;
+mod look;
 mod options;
 mod path;
 mod queue;
@@ -20,6 +21,7 @@ mod tcp;
 mod tls;
 
 pub(crate) use connection::OVER_TLS;
+pub(crate) use look::look;
 pub use options::{Address, Options, Policy, Transport, PORT};
 pub use queue::NvmeTcpQueue;
 pub(crate) use tls::Tls;
@@ -136,8 +138,11 @@ impl Source for Options {
             return by.targets(self);
         }
         // Nothing is tried: a connection is a run's.
-        let Address { host, port } = &self.addresses[0];
-        let found = format!("{host}:{port}, which only a run connects to; what this machine can: nvme_rdma");
+        let found = format!(
+            "{}, not connected to here: forebay identify {}; what this machine can: nvme_rdma",
+            self.addresses[0],
+            self.base()
+        );
         vec![Check::of_source("nvme_rdma", self, "NVMe/RDMA target", Found::Unknown, found)]
     }
 
@@ -337,42 +342,64 @@ impl Shared {
 
     /// What to type where no path comes up.
     fn next(&self, cause: Cause) -> String {
-        let address = &self.options.addresses[0];
-        let rdma = self.options.transport == Transport::Rdma;
-        match cause {
-            Cause::Namespace if rdma => "another nsid=, as the target's configuration has it".into(),
-            Cause::Refused | Cause::Unlisted | Cause::Namespace => {
-                let names = (self.options.nqn.as_str(), self.host_nqn.as_str());
-                refused(cause, &address.to_string(), names, rdma || self.tls.is_some())
-            }
-            Cause::Unproven => format!(
-                "dhchap_secret_file=PATH in the URI, or FOREBAY_DHCHAP_SECRET: the key that the target has for {}",
-                self.host_nqn
-            ),
-            Cause::Few(granted) => {
-                format!("queues={granted} in the URI, at most {granted} ‹workers›, or a target that grants more")
-            }
-            Cause::Other | Cause::Taken => {
-                let look = match self.options.transport {
-                    Transport::Tcp => format!("forebay discover {address}"),
-                    Transport::Rdma => "forebay doctor".into(),
-                };
-                format!("{look}, and look at the target's log")
-            }
+        next(&self.options, &self.host_nqn, cause)
+    }
+}
+
+/// What to type where no controller comes up.
+fn next(options: &Options, host_nqn: &str, cause: Cause) -> String {
+    let address = &options.addresses[0];
+    match cause {
+        Cause::Refused | Cause::Unlisted | Cause::Namespace => {
+            let by = By { transport: options.transport, tls: options.asks_for_tls() };
+            refused(cause, &address.to_string(), (&options.nqn, host_nqn), by)
+        }
+        Cause::Unproven => format!(
+            "dhchap_secret_file=PATH in the URI, or FOREBAY_DHCHAP_SECRET: the key that the target has for {host_nqn}"
+        ),
+        Cause::Few(granted) => {
+            format!("queues={granted} in the URI, at most {granted} ‹workers›, or a target that grants more")
+        }
+        Cause::Other | Cause::Taken => {
+            let look = match options.transport {
+                Transport::Tcp => format!("forebay discover {address}"),
+                Transport::Rdma => "forebay doctor".into(),
+            };
+            format!("{look}, and look at the target's log")
         }
     }
 }
 
+/// How a controller was spoken to.
+#[derive(Clone, Copy)]
+pub(crate) struct By {
+    pub transport: Transport,
+    pub tls: bool,
+}
+
 /// What to type where a target at this address refuses this host, or what it asked for. `names`: of the subsystem and of
 /// the host.
-pub(crate) fn refused(cause: Cause, address: &str, names: (&str, &str), over_tls: bool) -> String {
-    let discover = format!("forebay discover {address} shows what this host may use");
+pub(crate) fn refused(cause: Cause, address: &str, names: (&str, &str), by: By) -> String {
+    let scheme = by.transport.scheme();
+    let discover = match by {
+        By { transport: Transport::Tcp, tls: false } => format!("forebay discover {address}"),
+        By { transport: Transport::Tcp, tls: true } => {
+            format!("forebay discover '{scheme}://{address}?tls=1'")
+        }
+        By { transport: Transport::Rdma, .. } => format!("forebay discover {scheme}://{address}"),
+    };
+    let discover = format!("{discover} shows what this host may use");
     match cause {
         Cause::Namespace => {
-            format!("forebay identify nvme+tcp://{address}/{} for its namespaces", encode(names.0))
+            format!("forebay identify {scheme}://{address}/{} for its namespaces", encode(names.0))
         }
         Cause::Unlisted => {
-            let tls = if over_tls { "" } else { "; if the target wants TLS of this host, tls=1 in the URI" };
+            let tls = match by {
+                By { transport: Transport::Tcp, tls: false } => {
+                    "; if the target wants TLS of this host, tls=1 in the URI"
+                }
+                _ => "",
+            };
             format!(
                 "forebay serve --allow {}, or allow it at another target; or hostnqn=NQN in the URI{tls}; {discover}",
                 names.1

@@ -263,6 +263,11 @@ impl Options {
         Ok(())
     }
 
+    /// A key for TLS is as good as `tls=1`.
+    pub fn asks_for_tls(&self) -> bool {
+        self.tls || self.tls_key_file.is_some()
+    }
+
     /// Its URI, without keys.
     pub fn base(&self) -> String {
         format!("{}://{}/{}", self.transport.scheme(), self.addresses[0], encode(&self.nqn))

@@ -1,7 +1,7 @@
 //! One path to a namespace: an address, the controller there, and the thread
 //! that connects to it, cares for it, and connects again.
 
-use super::association::{self, Association, Ended, Peer, COMMAND_WITHIN};
+use super::association::{self, Association, Ended, Peer, COMMAND_WITHIN, CONNECT_WITHIN};
 use super::options::Address;
 use super::Shared;
 use crate::clock;
@@ -247,7 +247,7 @@ impl<'a> Up<'a> {
         path.lock().waker = Some(reactor.waker().map_err(for_good)?);
         let session = |now| Session::new(options, now);
         let stops = || path.stops();
-        let peer = Peer { address: &path.address, way: shared.way(0), stops: &stops };
+        let peer = Peer { address: &path.address, way: shared.way(0), within: CONNECT_WITHIN, stops: &stops };
         let association =
             Association::open(&peer, header, data, shared.credentials.clone(), reactor, session)?;
         let number = u64::from(path.connects.load(Ordering::Relaxed)) + 1;

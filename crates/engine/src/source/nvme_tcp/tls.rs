@@ -23,7 +23,7 @@ impl Tls {
     /// # Errors
     /// Kind `Request`: no key, or none that can be used. Kind `Machine`: no OpenSSL.
     pub fn of(options: &Options, host_nqn: &str) -> Result<Option<Arc<Tls>>, Error> {
-        if !options.tls && options.tls_key_file.is_none() {
+        if !options.asks_for_tls() {
             return Ok(None);
         }
         let asked = format!("TLS to {options}");
