@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -304,7 +305,7 @@ def test_hostile_sizes_do_no_harm(guest: Guest, make: Make) -> None:
 
 def test_a_gateways_namespace_is_a_block_device(guest: Guest, make: Make, target: linux.Target) -> None:
     """Queues, statistics, suspension, limits, and the verbs that make and delete it."""
-    gateway = Snap(guest, remote(target, queues=2), {"device": 4, "queues": 2}).start()
+    gateway = Snap(guest, remote(target, queues=2), {"device": 4, "queues": 2}, metrics_port=9421).start()
     path = "/dev/ublkb4"
     assert len(guest.run("ls /sys/block/ublkb4/mq").output.split()) == 2
     guest.run(linux.fio(path, rw="randwrite", block="16k", more=["--numjobs=2", f"--offset_increment={8 * MIB}"]), 180)
@@ -315,6 +316,15 @@ def test_a_gateways_namespace_is_a_block_device(guest: Guest, make: Make, target
     assert stats["copied_bytes"] == moved >= 32 * MIB and stats["staged_bytes"] == 0
     writes = sum(q["counts"]["writes"] for q in stats["queues"])
     assert gateway.namespace()["counts"]["writes"] == writes == sum(q["write_latency"]["count"] for q in stats["queues"])
+    # The device has connections of its own, beside those of the gateway.
+    ours: dict[str, list[float]] = {}
+    for name, value in re.findall(r'^(\w+)\{.*controller="disk".*\} (\S+)$', gateway.metrics(), re.M):
+        ours.setdefault(name, []).append(float(value))
+    assert ours["forebay_source_path_queues"] == [2] and ours["forebay_source_path_reconnects_total"] == [0]
+    assert sorted(ours["forebay_source_path_state"]) == [0, 0, 1], "one of three states"
+    assert len(ours["forebay_source_queue_commands_total"]) == 2
+    assert sum(ours["forebay_source_queue_commands_total"]) >= writes
+    assert sum(ours["forebay_source_queue_latency_seconds_count"]) >= writes
 
     gateway.rpc("nvme_controller_suspend", "--ctrl", "disk")
     read = f"dd if={path} of=/dev/null bs=4k count=1 iflag=direct"

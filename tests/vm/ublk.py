@@ -219,6 +219,8 @@ class Snap:
     controller: dict[str, Any] = field(default_factory=dict)
     # With a keeper, whose process `pid` is then.
     keep: bool = False
+    # Port of its metrics; 0: none.
+    metrics_port: int = 0
     pid: int = 0
 
     @property
@@ -227,6 +229,7 @@ class Snap:
         return "\n".join(
             [
                 f'rpc = "{THERE}/snap.sock"',
+                f'metrics = "{self.metrics_port}"' if self.metrics_port else "",
                 f'[[subsystems]]\nnqn = "{SNAP_NQN}"',
                 f"[[subsystems.namespaces]]\nsource = {json.dumps(self.source)}\nwritable = true",
                 "[[subsystems.controllers]]",
@@ -262,6 +265,10 @@ class Snap:
         """Of its controller."""
         found: dict[str, Any] = self.rpc("nvme_controller_dbg_io_stats_get", "--ctrl", "disk")
         return found
+
+    def metrics(self) -> str:
+        """As Prometheus is told them."""
+        return self.guest.run(f"wget -q -O - http://127.0.0.1:{self.metrics_port}/metrics").output
 
     def namespace(self) -> dict[str, Any]:
         """What is counted of its namespace."""
