@@ -29,15 +29,17 @@ def gateway(
     inside: tuple[str, ...] = (),
     serial: str = "",
     nqn: str = NQN,
+    cpus: str = "",
 ) -> Iterator[tuple[int, Path]]:
     """`forebay snap` with one emulated drive on `source`: its process, and the drive's socket.
 
-    `inside`: what stands before the command, such as `ip netns exec NAME`, which becomes it.
+    `inside`: what stands before the command, such as `ip netns exec NAME`, which becomes it. `cpus`: what its threads
+    are pinned to, in turn.
     """
     with tempfile.TemporaryDirectory(prefix="forebay-bench-") as folder:
         socket, config = Path(folder) / "drive.sock", Path(folder) / "snap.toml"
         config.write_text(
-            f'rpc = "off"\nthreads = {threads}\nspin_us = {spin_us}\n'
+            f'rpc = "off"\nthreads = {threads}\nspin_us = {spin_us}\ncpus = "{cpus}"\n'
             f'[[subsystems]]\nnqn = "{nqn}"\nserial = "{serial}"\n'
             f"[[subsystems.namespaces]]\nsource = {json.dumps(source)}\n"
             f'[[subsystems.controllers]]\nname = "bench"\nsocket = "{socket}"\nqueues = {queues}\n'
@@ -98,19 +100,22 @@ def through(
     uri_flags: str = "",
     cpu: int | None = None,
     threads: int = 1,
+    pins: str = "",
 ) -> Contender:
     """Driver, gateway, NVMe/TCP and target, which serves `source`; `fabric` is what stands behind the NQN.
 
-    `cpu`: the processor that all three stay on.
+    `cpu`: the processor that all three stay on. `pins`: those that the threads of each of them are pinned to, in turn.
     """
     keys = keys_of(uri_flags, spin_us)
     stays = () if cpu is None else ("taskset", "-c", str(cpu))
     flags = flags if cpu is None else (*flags, "--cpus", str(cpu))
+    pinned = ("--cpus", pins) if pins else ()
+    flags = (*flags, *pinned)
 
     def measure(seconds: float) -> Figure:
-        with ours(source, "--spin-us", str(spin_us), cpu=cpu) as (target, port):
+        with ours(source, "--spin-us", str(spin_us), *pinned, cpu=cpu) as (target, port):
             remote = f"nvme+tcp://127.0.0.1:{port}/{NQN}{fabric}"
-            with gateway(remote, spin_us, threads, inside=stays) as (pid, socket):
+            with gateway(remote, spin_us, threads, inside=stays, cpus=pins) as (pid, socket):
                 figure = three_run(name, f"vfio-user:{socket}?{keys}", flags, seconds, pid, target)
         staged = (figure.proof or {}).get("staged_bytes")
         if staged:

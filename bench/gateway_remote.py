@@ -3,8 +3,10 @@
 Driver, gateway and target are three processes on one machine. What the gateway adds must be little: 12 us at 4 KiB one
 at a time, a tenth of the throughput at 64 KiB, a twentieth from 128 KiB on. Latency is measured twice: on one processor,
 which shows what the gateway's work costs, and wherever the kernel puts the three, where each wake-up of another processor
-counts. The paced drive is a model with content in memory, at half of what TCP carries here, so that neither the link
-nor the memory is what limits it. The disk of `--dir` stands beside it.
+counts. Throughput against the target is measured twice, too: with the threads of all three pinned to the same processors,
+so that each queue stays on one from end to end, and where the kernel puts them. The paced drive is a model with content in
+memory, at half of what TCP carries here, so that neither the link nor the memory is what limits it. The disk of `--dir`
+stands beside it.
 """
 
 from __future__ import annotations
@@ -41,13 +43,15 @@ def latency(name: str, cpu: int | None) -> Cell:
     return Cell(name, contenders, [Bound("time", (DIRECT,), at_most=ADDED_US)], per="I/O")
 
 
-def beside_direct(block: int, depth: int, at_least: float) -> Cell:
+def beside_direct(name: str, pins: str, block: int, depth: int, at_least: float) -> Cell:
+    """`pins`: the processors that the threads of each process are pinned to, in turn; empty: none."""
     flags = f"--op read --io-size {block} --workers {SIDES} --depth {depth}".split()
+    pinned = ("--cpus", pins) if pins else ()
     contenders = available(
-        lambda: forebay(DIRECT, NIL, "?queues=2", *flags),
-        lambda: through("forebay", NIL, "?queues=2", *flags, threads=SIDES),
+        lambda: forebay(DIRECT, NIL, "?queues=2", *flags, *pinned, serve_flags=pinned),
+        lambda: through("forebay", NIL, "?queues=2", *flags, threads=SIDES, pins=pins),
     )
-    return Cell(f"direct, {block >> 10}k", contenders, [Bound("rate", (DIRECT,), at_least=at_least)])
+    return Cell(f"{name}, {block >> 10}k", contenders, [Bound("rate", (DIRECT,), at_least=at_least)])
 
 
 def beside_local(kind: str, drive: str, block: int, depth: int, at_least: float | None) -> Cell:
@@ -69,7 +73,9 @@ def main() -> int:
     allowed = min(os.sched_getaffinity(0))
     spots = (("4k, depth 1, one processor", allowed), ("4k, depth 1", None))
     cells = [functools.partial(latency, *spot) for spot in spots if wants(spot[0])]
-    cells += [functools.partial(beside_direct, *size) for size in SIZES if wants(f"direct, {size[0] >> 10}k")]
+    same = ",".join(map(str, sorted(os.sched_getaffinity(0))[:SIDES]))
+    for kind, pins in (("pinned", same), ("direct", "")):
+        cells += [functools.partial(beside_direct, kind, pins, *size) for size in SIZES if wants(f"{kind}, {size[0] >> 10}k")]
     try:
         size = options.file_mib << 20
         if chosen := [one for one in PACED if wants(f"paced drive, {one[0] >> 10}k")]:

@@ -232,7 +232,7 @@ fn faulty_members(
     depth: u32,
     io_bytes: usize,
 ) -> Rig {
-    let needs = QueueNeeds { depth, io_bytes_max: io_bytes as u64, then_copied: false };
+    let needs = QueueNeeds { depth, io_bytes_max: io_bytes as u64, then_copied: false, seat: 0 };
     let members: Vec<Target> = stripe.walk()[1..].iter().map(|t| (*t).clone()).collect();
     let layer = |queue: Box<dyn Queue>| queue;
     let mut rig = Rig::open(stripe, PathKind::Host, depth, io_bytes, true, &layer);

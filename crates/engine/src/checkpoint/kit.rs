@@ -47,7 +47,8 @@ impl Kit {
     ) -> Result<(Kit, worker::Kit), Error> {
         let job = &shared.job;
         let device = shared.destination.device_of(index);
-        let needs = QueueNeeds { depth: job.depth, io_bytes_max: job.io_bytes, then_copied: false };
+        let needs =
+            QueueNeeds { depth: job.depth, io_bytes_max: job.io_bytes, then_copied: false, seat: index };
         let folder = &shared.targets[FOLDER as usize];
         let mut reactor = worker_setup::reactor_for(shared, &[FOLDER], needs)?;
         let buffers = Buffers::with_slots(job, &[Under::of(folder)], job.depth, device.is_some());

@@ -103,7 +103,7 @@ pub fn lay_out(manifest: &Manifest, bytes: u64) -> Result<Vec<u64>, String> {
 
 /// The text at the begin, up to its NUL.
 fn read_manifest(target: &Target) -> Result<Manifest, Error> {
-    let needs = QueueNeeds { depth: 1, io_bytes_max: PIECE_BYTES, then_copied: true };
+    let needs = QueueNeeds { depth: 1, io_bytes_max: PIECE_BYTES, then_copied: true, seat: 0 };
     let options = RingOptions { depth: target.ring_depth(needs).max(8), ..RingOptions::default() };
     let mut reactor = Reactor::with_ring(options).unwrap_or_else(|_| Reactor::without_ring());
     let mut arena = match target.drives().next().is_some() {

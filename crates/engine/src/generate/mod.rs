@@ -294,7 +294,7 @@ impl Site<'_> {
     }
 
     fn needs(&self) -> QueueNeeds {
-        QueueNeeds { depth: 1, io_bytes_max: self.spec.io_bytes, then_copied: false }
+        QueueNeeds { depth: 1, io_bytes_max: self.spec.io_bytes, then_copied: false, seat: 0 }
     }
 
     fn make(&self, work: &Work) -> Result<(), Error> {

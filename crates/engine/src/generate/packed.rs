@@ -146,7 +146,8 @@ impl<'a> Place<'a> {
     }
 
     fn open(&self) -> Result<Pump, Error> {
-        let needs = QueueNeeds { depth: DEPTH, io_bytes_max: self.spec.io_bytes, then_copied: false };
+        let needs =
+            QueueNeeds { depth: DEPTH, io_bytes_max: self.spec.io_bytes, then_copied: false, seat: 0 };
         let depth = self.target.ring_depth(needs);
         let reactor = Reactor::with_ring(RingOptions { depth, ..RingOptions::default() });
         let mut pump =

@@ -275,6 +275,8 @@ pub struct QueueNeeds {
     pub io_bytes_max: u64,
     /// Data is copied on at once (`bounce`), so it should be in the CPU cache.
     pub then_copied: bool,
+    /// The worker's number: those of one run get the same queues of a drive in each run.
+    pub seat: u32,
 }
 
 /// Opens the queue of one file, for a path that puts its own over or in place of the engine's.

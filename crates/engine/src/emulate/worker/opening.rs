@@ -104,7 +104,7 @@ fn add_reads(
 ) -> Result<Reads, Error> {
     let how = &shared.how;
     if let Some(target) = shared.data.target() {
-        let needs = QueueNeeds { depth, io_bytes_max: how.io_bytes, then_copied: true };
+        let needs = QueueNeeds { depth, io_bytes_max: how.io_bytes, then_copied: true, seat: 0 };
         let queue = target.queue(needs, reactor)?;
         let align = queue.geometry().align.max(1);
         client.add(queue);

@@ -197,6 +197,7 @@ impl QueueFactory for Aside {
                 depth: arena.count() as u32,
                 io_bytes_max: arena.slot_bytes() as u64,
                 then_copied: true,
+                ..needs
             };
             let inner = file.queue(engine, slots, reactor)?;
             let copier = site.copiers.next()?;

@@ -83,6 +83,7 @@ impl Lanes for MappedLanes {
             depth: ASIDE_SLOTS,
             io_bytes_max: self.aside.slot_bytes() as u64,
             then_copied: true,
+            seat: 0,
         };
         // What isn't cached is the exception: the worker reads it itself.
         let inner = file.queue(Engine::Inline, needs, reactor)?;

@@ -83,8 +83,9 @@ impl Shares {
         free.qids.retain(|qid| *qid <= granted);
     }
 
-    /// A worker's share.
-    pub fn take(&self) -> Result<Vec<u16>, Error> {
+    /// A worker's share: its own by its number (`seat`) where all get as many and it is free, so that who pins threads
+    /// at both ends has the same ones meet in each run.
+    pub fn take(&self, seat: u32) -> Result<Vec<u16>, Error> {
         let mut free = lock(&self.free);
         let more = usize::from(free.more > 0);
         let wanted = usize::from(free.each) + more;
@@ -96,6 +97,12 @@ impl Shares {
             ));
         }
         free.more -= more as u16;
+        let own = |qid: &u16| u32::from(qid - 1) / wanted as u32 == seat;
+        if more == 0 && free.qids.iter().filter(|qid| own(qid)).count() == wanted {
+            let (mine, rest) = free.qids.drain(..).partition(own);
+            free.qids = rest;
+            return Ok(Vec::from(mine));
+        }
         Ok(free.qids.drain(..wanted).collect())
     }
 
@@ -146,7 +153,7 @@ mod tests {
 
     fn taken(shares: &Shares, workers: u32) -> Vec<usize> {
         shares.among(workers);
-        let all: Vec<Vec<u16>> = (0..workers).map(|_| shares.take().unwrap()).collect();
+        let all: Vec<Vec<u16>> = (0..workers).map(|seat| shares.take(seat).unwrap()).collect();
         all.iter().for_each(|share| shares.give_back(share));
         all.iter().map(Vec::len).collect()
     }
@@ -155,7 +162,7 @@ mod tests {
     fn queues_that_were_asked_for_are_all_the_workers_however_many_there_are() {
         let asked = shares(Some(8), 1, 8);
         assert_eq!((asked.queues, asked.least), (8, 8), "fewer won't do");
-        assert_eq!(asked.take().unwrap().len(), 8, "where nobody says more of them than the job");
+        assert_eq!(asked.take(0).unwrap().len(), 8, "where nobody says more of them than the job");
         asked.give_back(&[1, 2, 3, 4, 5, 6, 7, 8]);
         for (workers, each) in [(1, vec![8]), (3, vec![3, 3, 2]), (8, vec![1; 8]), (2, vec![4, 4])] {
             assert_eq!(taken(&asked, workers), each);
@@ -171,8 +178,24 @@ mod tests {
         }
         own.keep(4);
         assert_eq!((own.workers_most(), taken(&own, 4)), (4, vec![1; 4]));
-        let all: Vec<_> = (0..4).map(|_| own.take().unwrap()).collect();
-        let error = own.take().unwrap_err().to_string();
+        let all: Vec<_> = (0..4).map(|seat| own.take(seat).unwrap()).collect();
+        let error = own.take(4).unwrap_err().to_string();
         assert!(all.len() == 4 && error.contains("all 4 I/O queues"), "{error}");
+    }
+    #[test]
+    fn each_worker_has_its_own_queues_whichever_comes_first() {
+        let asked = shares(Some(6), 3, 8);
+        asked.among(3);
+        let later: Vec<_> = [2, 0, 1].map(|seat| asked.take(seat).unwrap()).into();
+        assert_eq!(later, [vec![5, 6], vec![1, 2], vec![3, 4]]);
+        later.iter().for_each(|share| asked.give_back(share));
+        assert_eq!(asked.take(1).unwrap(), [3, 4], "also of those that were given back");
+        // Another run's first worker.
+        assert_eq!(asked.take(1).unwrap().len(), 2, "what is free, where its own are taken");
+        let uneven = shares(Some(5), 2, 8);
+        uneven.among(2);
+        let mut all = [1, 0].map(|seat| uneven.take(seat).unwrap()).concat();
+        all.sort_unstable();
+        assert_eq!(all, [1, 2, 3, 4, 5]);
     }
 }

@@ -123,7 +123,7 @@ impl NvmeTcpQueue {
         }
         let waker = reactor.waker()?;
         reactor.spin(remote.shared.options.spin);
-        let share = remote.shared.host.shares.take()?;
+        let share = remote.shared.host.shares.take(needs.seat)?;
         let paths = 0..remote.shared.paths.len();
         // One of each path, then the next of each: neighbours are on different paths.
         let lanes: Vec<Lane> = share

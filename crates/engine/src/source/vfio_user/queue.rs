@@ -70,7 +70,7 @@ impl VfioUserQueue {
         let waker = reactor.waker()?;
         let spin = drive.options().spin;
         reactor.spin(spin);
-        let share = drive.shared.host.shares.take()?;
+        let share = drive.shared.host.shares.take(needs.seat)?;
         let nsid = drive.options().nsid;
         let mut queue = VfioUserQueue {
             work: Work::new(&drive.shared.host.identity, nsid, needs.depth, 4, Via::Direct),
