@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,16 +51,37 @@ class Load:
     op: str
     seconds: float
     more: Sequence[str] = ()
+    port: int = field(init=False)
     process: subprocess.Popen[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        arguments = bench(self.source, self.op, "--duration", str(self.seconds), *self.more, io="16k")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        told = ["--metrics", str(self.port), "--duration", str(self.seconds)]
+        arguments = bench(self.source, self.op, *told, *self.more, io="16k")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "forebay.cli", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    def begun(self, within: float = 60) -> Load:
+        """Once it has read something that counts, whatever it waited for until then."""
+        until = time.monotonic() + within
+        while time.monotonic() < until and self.process.poll() is None:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as page:
+                    told = dict(line.rsplit(" ", 1) for line in page.read().decode().splitlines() if line[0] != "#")
+            except OSError:
+                told = {}
+            if 'forebay_live_phase{phase="measure"}' in told and float(told.get("forebay_live_bytes", 0)) > 0:
+                return self
+            time.sleep(0.2)
+        self.process.kill()
+        stdout, stderr = self.process.communicate()
+        raise AssertionError(f"nothing was read within {within} s\n{stdout[-2000:]}\n{stderr[-3000:]}")
 
     def done(self, status: int = 0) -> Any:
         stdout, stderr = self.process.communicate(timeout=self.seconds + 90)
@@ -194,9 +217,9 @@ def test_a_port_removed_and_added_again_under_load(
 ) -> None:
     source = uri(guest, "queues=2", "reconnect_delay=1", "kato=3")
     filled(forebay, source)
-    running = load(source, "randread", 9, "--file-size", "8m", "--workers", "2")
+    running = load(source, "randread", 9, "--file-size", "8m", "--workers", "2").begun()
     for _ in range(2):
-        time.sleep(2)
+        time.sleep(1)
         exported.unexport(1, NQN)
         time.sleep(1)
         exported.export(1, NQN)
@@ -208,8 +231,8 @@ def test_a_frozen_target_is_waited_for(
 ) -> None:
     source = uri(guest, "kato=30")
     filled(forebay, source)
-    running = load(source, "randread", 8, "--file-size", "8m")
-    time.sleep(3)
+    running = load(source, "randread", 8, "--file-size", "8m").begun()
+    time.sleep(1)
     guest.freeze()
     time.sleep(2)
     guest.thaw()
@@ -222,8 +245,8 @@ def test_a_target_that_falls_silent_is_given_up(
     """Connections that stay open and answer nothing: the keep-alive time-out finds it, and the run ends by itself."""
     source = uri(guest, PATIENCE)
     filled(forebay, source)
-    running = load(source, "randread", 60, "--file-size", "8m")
-    time.sleep(3)
+    running = load(source, "randread", 60, "--file-size", "8m").begun()
+    time.sleep(1)
     guest.freeze()
     try:
         record = running.done(4)
@@ -238,8 +261,8 @@ def test_one_path_of_two_goes_and_the_other_carries_on(
     exported.port(2, 4421, NQN)
     source = uri(guest, f"path=127.0.0.1:{guest.ports[4421]}", "reconnect_delay=1", "kato=3")
     filled(forebay, source)
-    running = load(source, "randread", 8, "--file-size", "8m", "--workers", "2")
-    time.sleep(3)
+    running = load(source, "randread", 8, "--file-size", "8m", "--workers", "2").begun()
+    time.sleep(1)
     exported.unexport(1, NQN)
     time.sleep(2)
     exported.export(1, NQN)
@@ -253,8 +276,8 @@ def test_a_namespace_that_goes_ends_the_run(
 ) -> None:
     source = uri(guest, PATIENCE)
     filled(forebay, source)
-    running = load(source, "randread", 60, "--file-size", "8m")
-    time.sleep(3)
+    running = load(source, "randread", 60, "--file-size", "8m").begun()
+    time.sleep(1)
     exported.remove_namespace(NQN, 1)
     record = running.done(4)
     assert record["result"]["bytes"] > 0
