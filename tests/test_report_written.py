@@ -74,22 +74,14 @@ def references(page: str) -> list[str]:
 
 
 @charts
-def test_the_page_refers_to_nothing_outside_itself(tmp_path: Path) -> None:
-    page = page_of(tmp_path, *sweep(watts=80.0), record(), COMPARED, TUNED, charts=True)
-    outside = [
-        r
-        for r in references(page)
-        if not str(r).startswith(("data:", "#")) and "url(#" not in str(r) and "#" not in str(r)
-    ]
-    assert not outside
-    assert "<script" not in page and "default-src 'none'" in page
-
-
-@charts
-def test_every_chart_has_its_data_as_csv_on_the_page_and_in_a_folder(tmp_path: Path) -> None:
-    runs, folder = save(tmp_path / "r.jsonl", *sweep(watts=80.0), TUNED), tmp_path / "csv"
+def test_a_page_refers_to_nothing_outside_itself_and_has_the_data_of_every_chart(tmp_path: Path) -> None:
+    """One page for both: its charts take seconds."""
+    runs = save(tmp_path / "r.jsonl", *sweep(watts=80.0), record(), COMPARED, TUNED)
+    folder = tmp_path / "csv"
     summary = write_report([runs], str(tmp_path / "r.html"), csv_folder=str(folder))
     page = (tmp_path / "r.html").read_text()
+    assert not [str(r) for r in references(page) if not str(r).startswith("data:") and "#" not in str(r)]
+    assert "<script" not in page and "default-src 'none'" in page
     assert (
         len(summary["charts"])
         == page.count("<figure")
