@@ -26,7 +26,7 @@ DIRECT = "nvme+tcp: directly"
 NIL = "nil:?size=64g"
 ADDED_US = 12.0
 # block, depth of each worker, least ratio against the same target used directly
-SIZES = ((64 << 10, 8, 0.90), (128 << 10, 8, 0.95), (512 << 10, 4, 0.95), (1 << 20, 4, 0.95), (4 << 20, 2, 0.95))
+SIZES = ((64 << 10, 32, 0.90), (128 << 10, 32, 0.95), (512 << 10, 16, 0.95), (1 << 20, 8, 0.95), (4 << 20, 4, 0.95))
 # block, depth of each worker, least ratio against the drive read locally, as the lower end of the interval
 PACED = ((64 << 10, 32, 0.84), (128 << 10, 16, 0.97), (512 << 10, 8, 0.99), (1 << 20, 8, 0.99), (4 << 20, 4, 0.99))
 # A worker, a thread of the gateway and a fabric queue for each of two processors.
