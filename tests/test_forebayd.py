@@ -118,6 +118,14 @@ def test_words_that_it_does_not_know_end_with_2(forebayd):
     assert version.returncode == 0 and re.match(r"forebayd \d+\.\d+\.\d+", version.stdout)
 
 
+def test_it_says_which_commit_it_was_built_from(forebayd):
+    tracked = subprocess.run(["git", "ls-files", "--error-unmatch", "Cargo.toml"], cwd=ROOT, capture_output=True)
+    if tracked.returncode != 0:
+        pytest.skip("not a clone: a build from an archive has no commit")
+    version = subprocess.run([forebayd, "--version"], capture_output=True, text=True)
+    assert re.match(r"forebayd \S+ \([0-9a-f]{12}\)\n", version.stdout), version.stdout
+
+
 class Running:
     def __init__(self, program: str, *words: str, **environment: str) -> None:
         self.process = subprocess.Popen(

@@ -1,4 +1,4 @@
-//! Puts the commit into the build as FOREBAY_COMMIT, for records and `forebay --version`.
+//! Puts the commit into the build as FOREBAY_COMMIT, for records and `--version`; also forebayd's build script.
 //! A build without git, as from a source archive, has none and says so.
 
 use std::process::Command;
@@ -13,7 +13,7 @@ fn main() {
 /// The commit that is checked out, when this crate lies in a repository of its own.
 fn commit() -> Option<String> {
     // An archive unpacked inside somebody else's repository must not take that repository's commit.
-    git(&["ls-files", "--error-unmatch", "build.rs"])?;
+    git(&["ls-files", "--error-unmatch", "Cargo.toml"])?;
     // Written by every commit and checkout; in a linked work tree it lies elsewhere.
     if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]) {
         println!("cargo:rerun-if-changed={log}");
