@@ -126,6 +126,33 @@ def test_it_says_which_commit_it_was_built_from(forebayd):
     assert re.match(r"forebayd \S+ \([0-9a-f]{12}\)\n", version.stdout), version.stdout
 
 
+def test_the_container_starts_what_there_is(forebayd):
+    """Its words are ours, and it copies what `make forebayd` leaves."""
+    text = (ROOT / "deploy/Containerfile").read_text()
+    place = re.search(r"^COPY (\S+) (\S+)$", text, re.M)
+    assert place and place[1] == "dist/forebayd-${ARCH}" and f'ENTRYPOINT ["{place[2]}"]' in text
+    assert "dist/forebayd-$$arch" in (ROOT / "Makefile").read_text()
+    command = re.search(r"^CMD (.*)$", text, re.M)
+    assert command
+    checked(forebayd, json.loads(command[1]))
+
+
+@pytest.mark.parametrize("unit", ["serve", "snap"])
+def test_the_units_can_run_it(forebayd, unit):
+    text = (ROOT / f"deploy/forebay-{unit}.service").read_text()
+    commands = re.findall(r"^Exec\w+=/usr/local/bin/forebay (.*)$", text, re.M)
+    assert len(commands) == 2
+    for command in commands:
+        checked(forebayd, command.split())
+
+
+def checked(forebayd: str, words: list[str]) -> None:
+    """It takes these words, with the files of `deploy` in place of the configured ones."""
+    here = [word.replace("/etc/forebay", str(ROOT / "deploy")) for word in words]
+    done = subprocess.run([forebayd, *here, "--check"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 class Running:
     def __init__(self, program: str, *words: str, **environment: str) -> None:
         self.process = subprocess.Popen(
