@@ -128,16 +128,17 @@ impl ConfigSpace {
 
     /// Zeros behind the end.
     pub fn read(&self, offset: u64, into: &mut [u8]) {
-        for (byte, at) in into.iter_mut().zip(offset..) {
-            *byte = usize::try_from(at).ok().and_then(|at| self.bytes.get(at)).copied().unwrap_or(0);
-        }
+        let there = usize::try_from(offset).ok().and_then(|at| self.bytes.get(at..)).unwrap_or_default();
+        let (known, behind) = into.split_at_mut(into.len().min(there.len()));
+        known.copy_from_slice(&there[..known.len()]);
+        behind.fill(0);
     }
 
     /// Changes the bits that may be changed.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Written {
         let mut written = Written::default();
-        for (byte, at) in bytes.iter().zip(offset..) {
-            let Some(at) = usize::try_from(at).ok().filter(|at| *at < BYTES) else { break };
+        let Ok(offset) = usize::try_from(offset) else { return written };
+        for (byte, at) in bytes.iter().zip(offset..BYTES) {
             // Bit 15 of Device Control (section 7.5.3.4): it always reads as 0.
             written.function_reset |= at == at::EXPRESS + 9 && byte & 0x80 != 0;
             self.bytes[at] = self.bytes[at] & !self.writable[at] | byte & self.writable[at];
@@ -209,8 +210,17 @@ mod tests {
         assert_eq!((word(&space, 0), word(&space, 4)), (0x5678_1234, 0x0010_0406));
         assert!(space.bus_master());
         assert_eq!(word(&space, 0x100), 0, "no extended capabilities");
-        space.write(u64::MAX - 1, &[1; 8]);
-        space.read(BYTES as u64 - 2, &mut [0; 8]);
+    }
+
+    #[test]
+    fn behind_its_end_there_are_zeros_up_to_the_last_offset() {
+        let mut space = space();
+        for offset in [BYTES as u64 - 2, BYTES as u64, u64::MAX - 7, u64::MAX - 1, u64::MAX] {
+            assert_eq!(space.write(offset, &[0xff; 8]), Written::default());
+            let mut bytes = [0xff; 8];
+            space.read(offset, &mut bytes);
+            assert_eq!(bytes, [0; 8], "{offset:#x}");
+        }
     }
 
     #[test]
