@@ -102,6 +102,37 @@ for way, direct in (("bounce", None), ("auto", True)):
     )
 
 
+def test_long_rows_are_fetched_in_pieces_and_a_preference_decides_once_the_file_is_registered(scenario: Scenario) -> None:
+    scenario(
+        ROWS
+        + """
+for row in (70000 // 16 * 16, 200704, 70001):
+    with forebay.open(path, "mapped") as file:
+        begins = draw(SIZE - row, size=9)
+        out = Array(9 * row)
+        assert file.read_at(begins, row, out) == 9 * row
+        assert out.bytes() == b"".join(content[n : n + row] for n in begins), row
+        assert file.last_report.mapped_bytes == 9 * row, (row, file.last_report)
+rows = draw(SIZE // 4096, size=SIZE // 4096)
+for prefer, ends_with_the_gpu in (("cpu", True), ("balance", None), ("rate", None)):
+    with forebay.open(path, prefer=prefer) as file:
+        for _ in range(40):
+            report = fetched(file, rows, 4096)
+            assert by_gpu(report) + report.staged_bytes == report.bytes
+            if by_gpu(report) == report.bytes: break
+        assert ends_with_the_gpu is None or by_gpu(report) == report.bytes, (prefer, report)
+for prefer in ("speed", 3, ""):
+    try:
+        forebay.open(path, prefer=prefer)
+    except RequestError as error:
+        assert "prefer=" in str(error) and "balance" in str(error), error
+    else:
+        sys.exit(f"prefer={prefer!r} was taken")
+""",
+        "hash=0",
+    )
+
+
 @pytest.mark.parametrize("settings", ["", "delay_us=3000"])
 def test_rows_of_a_file_that_changes_are_of_one_file_or_an_error(scenario: Scenario, settings: str) -> None:
     """Whatever happens to the file while rows are fetched, a call that returns has delivered none of another one."""

@@ -88,7 +88,7 @@ def test_auto_chooses_the_depth_of_short_random_reads_unless_it_is_typed(gpu: Gp
     file = warm(made("f", 8))
     flags = ("--op", "randread", "--io-size", "4k", "--duration", "0.2", "--warmup", "0", "--workers", "1")
     ran = gpu.forebay("bench", file, "--path", "auto", *flags, "--power", "none")
-    assert ran.exit == 0 and "depth 4096 (chosen for short reads)" in ran.out, ran.out + ran.err
+    assert ran.exit == 0 and "depth 4096 (chosen)" in ran.out, ran.out + ran.err
     assert "--depth 4096: short reads" in ran.out, ran.out
     record = gpu.bench(file, "auto", *flags, "--depth", "4").balanced().record
     assert (record["job"]["depth"], record["job"]["depth_from"]) == (4, "given")

@@ -251,8 +251,10 @@ def features() -> str:
 class Reader:
     """An open file, read to raw addresses: forebay.reader checks buffers and keeps them alive."""
 
-    def __new__(cls, path: str, way: str, direct: bool | None = None, once: bool = False) -> Reader:
-        """`once`: read only once; `close` then releases it in the background."""
+    def __new__(
+        cls, path: str, way: str, direct: bool | None = None, once: bool = False, prefer: str = "balance"
+    ) -> Reader:
+        """`once`: read only once; `close` then releases it in the background. `prefer`: as for forebay.open."""
 
     def bytes(self) -> int:
         """The file's current size."""

@@ -6,15 +6,19 @@ PyTorch is imported only if tensors are requested: with a NumPy dtype, rows are 
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 from forebay.errors import RequestError
 from forebay.names import Path, file_name
-from forebay.reader import File, open
+from forebay.reader import File, Future, open
 from forebay.rows import check_row, check_whole
 from forebay.tables import Table
+
+# Batches for a GPU that may be on their way at a time.
+UNDER_WAY_MAX = 3
 
 
 class Rows:
@@ -23,11 +27,13 @@ class Rows:
     names   name of a file, or a list of names
     shape   shape of one row; () for a single number
     dtype   torch.float32 and the like: rows are tensors on `device`; a NumPy dtype: arrays
-    path    as for forebay.open; start: the byte of each file where its rows begin
+    path    as for forebay.open, and prefer; start: the byte of each file where its rows begin
 
     `data[7]` is a row, `data[[7, 8, 9]]` a batch of shape (3, *shape): `DataLoader(data, batch_size=None,
     sampler=BatchSampler(…))` takes whole batches so, without a copy. `DataLoader(data, batch_size=64)` asks by
-    `__getitems__`, also for a batch at once, and collates what it is given. Workers of a DataLoader open the files anew;
+    `__getitems__`, also for a batch at once, and collates what it is given. Rows for a GPU may still be on their way when a
+    batch is returned: work queued on PyTorch's current stream of that device sees them, and a read that fails afterwards is
+    raised by the next batch or by `close`. Workers of a DataLoader open the files anew;
     rows for a GPU are read in the process that uses it (num_workers=0).
     """
 
@@ -40,16 +46,19 @@ class Rows:
         path: str = "auto",
         start: int = 0,
         device: Any = "cpu",
+        prefer: str = "balance",
     ) -> None:
         self.names = [file_name(n) for n in ([names] if isinstance(names, (str, bytes, os.PathLike)) else names)]
         self.shape = tuple(check_whole(n, "shape") for n in shape)
-        self.dtype, self.device, self.path, self.start = dtype, device, path, start
+        self.dtype, self.device, self.path, self.start, self.prefer = dtype, device, path, start, prefer
         self._torch = is_torch(dtype)
         if not self._torch and str(device) != "cpu":
             raise RequestError(f"rows of {dtype} on {device}", "NumPy's arrays are in host memory", "dtype=torch.float32")
         self.row_bytes = prod(self.shape) * item_bytes(dtype)
         check_row(self.row_bytes, start)
         self._open: tuple[int, File | Table] | None = None
+        self._under_way: deque[Future] = deque()
+        self._stream: Any = None
         sizes = [file.size for file in self.files()]
         self._length = sum(max(0, size - start) // self.row_bytes for size in sizes)
 
@@ -74,16 +83,37 @@ class Rows:
         return list(self.batch(rows))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": None}
+        return {**self.__dict__, "_open": None, "_under_way": deque(), "_stream": None}
 
     def batch(self, rows: Any) -> Any:
         """Rows by number, of shape (len(rows), *shape). Numbers can be on a GPU. Raises RequestError."""
         import numpy as np
 
         wanted = np.asarray(rows, np.int64) if isinstance(rows, (list, tuple, range)) and not len(rows) else rows
+        if self._torch and len(wanted) and str(self.device).startswith("cuda"):
+            return self._on_its_way(wanted)
         out = self._empty((len(wanted), *self.shape))
         if len(wanted):
             self.source().gather(wanted, self.row_bytes, out, start=self.start)
+        return out
+
+    def _on_its_way(self, rows: Any) -> Any:
+        """A batch that is being read: its user queues work on the one before meanwhile, and the rows of the next are drawn."""
+        import torch
+
+        source = self.source()
+        while len(self._under_way) >= UNDER_WAY_MAX:
+            self._under_way.popleft().result()
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self.device)
+        # Memory of a stream of its own: the read needn't wait for work that is queued on the user's.
+        with torch.cuda.stream(self._stream):
+            out = self._empty((len(rows), *self.shape))
+        future = source.gather_async(rows, self.row_bytes, out, self.start, stream=self._stream)
+        self._under_way.append(future)
+        current = torch.cuda.current_stream(out.device)
+        out.record_stream(current)
+        future.wait_on_stream(current)
         return out
 
     def _empty(self, shape: tuple[int, ...]) -> Any:
@@ -99,8 +129,9 @@ class Rows:
         """The open files; of this process, since a fork leaves a parent's readers behind."""
         process = os.getpid()
         if self._open is None or self._open[0] != process:
-            names = self.names
-            self._open = (process, open(names[0], self.path) if len(names) == 1 else open(names, self.path))
+            names = self.names[0] if len(self.names) == 1 else self.names
+            self._open = (process, open(names, self.path, prefer=self.prefer))
+            self._under_way.clear()
         return self._open[1]
 
     def files(self) -> list[File]:
@@ -108,9 +139,13 @@ class Rows:
         return source.files if isinstance(source, Table) else [source]
 
     def close(self) -> None:
-        """Closes the files; the next read opens them again."""
+        """Waits for what is under way and closes the files; the next read opens them again."""
         if self._open is not None and self._open[0] == os.getpid():
-            self._open[1].close()
+            try:
+                while self._under_way:
+                    self._under_way.popleft().result()
+            finally:
+                self._open[1].close()
         self._open = None
 
 

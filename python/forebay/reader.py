@@ -188,13 +188,22 @@ def together(reports: Sequence[Report]) -> Report:
 class File:
     """An open file. Any number of threads may read at the same time."""
 
-    def __init__(self, name: Path, path: str = "auto", direct: bool | None = None, *, once: bool = False) -> None:
+    def __init__(
+        self,
+        name: Path,
+        path: str = "auto",
+        direct: bool | None = None,
+        *,
+        prefer: str = "balance",
+        once: bool = False,
+    ) -> None:
         """`once`: it is read only once; `close` then releases it in the background, and `release` waits for that."""
         self.name = file_name(name)
-        if not isinstance(path, str):
-            raise RequestError(f"path={path!r:.80}", f"is of type {type(path).__name__}", 'path="auto"')
+        for what, value, example in (("path", path, "auto"), ("prefer", prefer, "balance")):
+            if not isinstance(value, str):
+                raise RequestError(f"{what}={value!r:.80}", f"is of type {type(value).__name__}", f'{what}="{example}"')
         self._path = path
-        self._reader = _core.Reader(self.name, path, direct, once)
+        self._reader = _core.Reader(self.name, path, direct, once, prefer)
         self.last_report: Report | None = None
 
     def __enter__(self) -> File:
@@ -269,11 +278,11 @@ class File:
         rows       their numbers: one-dimensional integers, in memory of the host or of a GPU, in any order, duplicates
                    allowed
         row_bytes  size of each; row n begins at byte `start` + n × `row_bytes` of the file
-        out        memory for len(rows) × row_bytes; on a GPU it is filled by one launch for thousands of rows, which
-                   fetches each of them once from the page cache without a copy by a CPU, if the file is read
-                   so often that registering it pays off (path="mapped": from the first time on). With path="bounce"
-                   CPUs copy cached rows into pinned memory, which takes CPU time and is faster for rows
-                   below 1 KiB if there are spare CPUs
+        out        memory for len(rows) × row_bytes. On a GPU it is filled in one of two ways: CPUs copy cached rows into
+                   pinned memory (path="bounce"), which is faster for short rows where many CPUs are idle; or one launch
+                   for thousands of rows fetches each of them once from the registered page cache, for next to no CPU
+                   time (path="mapped"). path="auto" begins with the first, and takes the second where `prefer` has it so
+                   and as much time was spent as registering the file takes, which goes on in the background
         offsets    in place of `start`: row n begins at byte offsets[n]
 
         Raises RequestError for a row that the file doesn't have; nothing is written then. Numbers on a GPU are checked, once
@@ -460,7 +469,7 @@ def release() -> None:
 
 
 @overload
-def open(name: Path, path: str = "auto", direct: bool | None = None) -> File: ...
+def open(name: Path, path: str = "auto", direct: bool | None = None, *, prefer: str = "balance") -> File: ...
 
 
 @overload
@@ -469,6 +478,7 @@ def open(
     path: str = "auto",
     direct: bool | None = None,
     *,
+    prefer: str = "balance",
     stripe_bytes: int | None = None,
 ) -> Table: ...
 
@@ -478,6 +488,7 @@ def open(
     path: str = "auto",
     direct: bool | None = None,
     *,
+    prefer: str = "balance",
     stripe_bytes: int | None = None,
 ) -> File | Table:
     """Opens a file or block device for reading; a list of them as one `Table`.
@@ -485,13 +496,15 @@ def open(
     path          "auto": chosen for each range; "bounce": through pinned buffers; "mapped": read by the GPU from the page
                   cache, data that isn't cached through pinned buffers; "host": no GPU
     direct        None: O_DIRECT for data that isn't in the page cache; True: for everything; False: for nothing
+    prefer        what "auto" favours for cached data and a GPU. "balance": the way that takes the least CPU time, of those
+                  that reach two thirds of the fastest's rate; "rate": the fastest; "cpu": the least CPU time
     stripe_bytes  for several files: stripe unit of the table, which is distributed over the files in turn.
                   None: the files' rows are concatenated
     """
     if isinstance(name, (str, bytes, os.PathLike)) or not isinstance(name, Iterable):
         if stripe_bytes is not None:
             raise RequestError(f"stripe_bytes={stripe_bytes}", "there is one file", "a list of files")
-        return File(name, path, direct)
+        return File(name, path, direct, prefer=prefer)
     from forebay.tables import Table
 
-    return Table(name, path, direct, stripe_bytes)
+    return Table(name, path, direct, stripe_bytes, prefer)

@@ -25,6 +25,7 @@ class Table:
         path: str = "auto",
         direct: bool | None = None,
         stripe_bytes: int | None = None,
+        prefer: str = "balance",
     ) -> None:
         self.names = [file_name(name) for name in names]
         self.stripe_bytes = stripe_bytes
@@ -36,7 +37,7 @@ class Table:
         self.files: list[File] = []
         try:
             for name in self.names:
-                self.files.append(File(name, path, direct))
+                self.files.append(File(name, path, direct, prefer=prefer))
         except ForebayError:
             self.close()
             raise

@@ -108,6 +108,33 @@ pub enum Pages {
     Small,
 }
 
+/// What a choice of ways favours, where one is faster and the other takes less CPU time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Prefer {
+    /// The least CPU time, of the ways that reach two thirds of the fastest's rate.
+    #[default]
+    Balance,
+    /// The fastest.
+    Rate,
+    /// The least CPU time.
+    Cpu,
+}
+
+impl Prefer {
+    pub const NAMES: &[(&str, Prefer)] =
+        &[("balance", Prefer::Balance), ("rate", Prefer::Rate), ("cpu", Prefer::Cpu)];
+
+    /// The share of the fastest way's rate that one with less CPU time has to reach; `alike`: from which two count as equally fast.
+    pub fn rate_share_min(self, alike: f64) -> f64 {
+        match self {
+            Prefer::Balance => 2.0 / 3.0,
+            Prefer::Rate => alike,
+            Prefer::Cpu => 0.0,
+        }
+    }
+}
+
 /// The arrival process of an open loop.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -186,8 +213,8 @@ fn settle_mix(fields: &mut Map<String, Value>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Fields whose default depends on whether they were given: `workers` (a number, `"auto"` or not given), `depth`, and the page
-/// cache, which `--path auto` chooses by itself unless it is given, and which `--path mapped` requires.
+/// Fields whose default depends on whether they were given: `workers` (a number, `"auto"` or not given), `io_bytes`,
+/// `depth`, and the page cache, which `--path auto` chooses by itself unless it is given, and which `--path mapped` requires.
 fn settle_defaults(fields: &mut Map<String, Value>) {
     let workers_from = match fields.get("workers") {
         None => "default",
@@ -199,6 +226,9 @@ fn settle_defaults(fields: &mut Map<String, Value>) {
     };
     fields.entry("workers_from").or_insert_with(|| workers_from.into());
     settle_batch(fields);
+    let sized = ["io_bytes", "io_bytes_max", "io_mix"].iter().any(|key| fields.contains_key(*key));
+    let io_from = if sized { "given" } else { "default" };
+    fields.entry("io_from").or_insert_with(|| io_from.into());
     let depth_from = if fields.contains_key("depth") { "given" } else { "default" };
     fields.entry("depth_from").or_insert_with(|| depth_from.into());
     for (rule, implied) in [("steady", "until_steady"), ("content", "refill")] {

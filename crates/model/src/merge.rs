@@ -103,9 +103,10 @@ fn same_job(a: &RunRecord, b: &RunRecord) -> bool {
     let path = |r: &RunRecord| if r.path.requested == "auto" { PathKind::Auto } else { r.job.spec.path };
     let workers = |job: &JobSpec| (job.workers_from != Origin::Auto).then_some(job.workers);
     let depth = |job: &JobSpec| (job.depth_from != Origin::Auto).then_some(job.depth);
+    let io_bytes = |job: &JobSpec| (job.io_from != Origin::Auto).then_some(job.io_bytes);
     let key = |r: &RunRecord| {
         let job = &r.job.spec;
-        (path(r), job.op, job.read_pct, job.io_bytes, job.io_bytes_max, workers(job), depth(job))
+        (path(r), job.op, job.read_pct, io_bytes(job), job.io_bytes_max, workers(job), depth(job))
     };
     key(a) == key(b)
 }

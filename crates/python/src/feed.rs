@@ -2,7 +2,7 @@
 //! and keeps them alive; see python/forebay/buffers.py.
 
 use crate::raise;
-use forebay_engine::feed::{self, Copied, Given, Layout, Place, Range, Request, Way};
+use forebay_engine::feed::{self, Copied, Given, Layout, Opening, Place, Range, Request, Way};
 use forebay_engine::gpu::cuda::{Cuda, Event, Stream};
 use forebay_model::{safetensors, Error};
 use pyo3::prelude::*;
@@ -33,9 +33,19 @@ impl Reader {
 #[pymethods]
 impl Reader {
     #[new]
-    #[pyo3(signature = (path, way, direct=None, once=false))]
-    fn new(py: Python<'_>, path: PathBuf, way: &str, direct: Option<bool>, once: bool) -> PyResult<Reader> {
-        let opened = py.detach(|| feed::Reader::open(&path, Way::parse(way)?, direct, once));
+    #[pyo3(signature = (path, way, direct=None, once=false, prefer="balance"))]
+    fn new(
+        py: Python<'_>,
+        path: PathBuf,
+        way: &str,
+        direct: Option<bool>,
+        once: bool,
+        prefer: &str,
+    ) -> PyResult<Reader> {
+        let opened = py.detach(|| {
+            let opening = Opening { way: Way::parse(way)?, direct, once, prefer: feed::preference(prefer)? };
+            feed::Reader::open(&path, opening)
+        });
         Ok(Reader(Mutex::new(Some(Arc::new(opened.map_err(|e| raise(py, e))?)))))
     }
 

@@ -76,7 +76,7 @@ def job(spec: dict[str, Any]) -> str:
         parts[0] += f" ({bytes_(spec['data_bytes'])})"
     found = " (found by calibration)" if spec.get("workers_from") == "auto" else ""
     batch = f" in batches of {spec['batch']}" if spec.get("batch") else ""
-    chosen = " (chosen for short reads)" if spec.get("depth_from") == "auto" else ""
+    chosen = " (chosen)" if spec.get("depth_from") == "auto" else ""
     parts.append(f"{count(spec['workers'], 'worker')}{found} × depth {spec['depth']}{chosen}{batch}")
     if spec.get("rate_gib_s"):
         parts.append(f"paced at {significant(spec['rate_gib_s'])} GiB/s")

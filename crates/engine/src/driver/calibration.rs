@@ -14,8 +14,9 @@ use crate::opening;
 use crate::path::auto::{self, Gave, Known, Open, Passes, Situation, Tried, Way};
 use crate::path::{self, Destination, PATHS};
 use crate::source::{Route, Target};
-use forebay_model::job::{Cache, Engine, JobSpec, Origin, PathKind};
+use forebay_model::job::{Cache, Engine, JobSpec, Origin, PathKind, DEPTH_MAX};
 use forebay_model::record::Trial;
+use forebay_model::units::format_bytes;
 use forebay_model::Error;
 use measures::Measures;
 use std::collections::BTreeMap;
@@ -35,6 +36,8 @@ const WORKERS_MOST: u32 = 16;
 const WORKERS_USUAL: u32 = 4;
 /// From this share on a target counts as cached.
 const WARM_SHARE: f64 = 0.95;
+/// What is in flight is no more than this part of the data.
+const PARTS_IN_FLIGHT_MIN: u64 = 8;
 /// What trials of ways run with.
 const WORKERS_TRYING: u32 = 8;
 
@@ -82,6 +85,7 @@ pub fn on(
         }
         reasons.extend(deeper);
     }
+    reasons.extend(settler.reads_fully(bytes));
     reasons.extend(settler.workers(targets)?);
     let by_threads = |t: &Target| t.files().iter().any(|(_, engine)| *engine == Engine::Pread);
     let instead = rings.err().filter(|_| job.engine == Engine::Auto && targets.iter().any(by_threads));
@@ -252,7 +256,7 @@ impl Settler<'_> {
         }
         let bytes = group.targets.iter().map(|t| targets[*t].bytes).fold(0, u64::saturating_add);
         let foretold = auto::foretold(&tried, self.passes(bytes, &tried));
-        let best = tried.get(auto::pick(&foretold)).map(|tried| tried.way);
+        let best = tried.get(auto::pick(&foretold, self.job.prefer)).map(|tried| tried.way);
         match (best, refusal) {
             (Some(way), _) => Ok((way, words)),
             (None, Some(e)) => Err(e),
@@ -319,6 +323,30 @@ impl Settler<'_> {
         }
         *job = deeper(job)?;
         Some(format!("‹depth› {}: short reads of cached data go to the GPU together", job.depth))
+    }
+
+    /// What the path needs for its full rate, where nobody said how long I/Os are or how many are in flight.
+    fn reads_fully(&mut self, bytes: u64) -> Option<String> {
+        let job = &mut self.job;
+        let path = path::find(job.path)?;
+        let (io_bytes, in_flight) = path.full_rate(job)?;
+        if job.depth_from != Origin::Default || job.batch.is_some() {
+            return None;
+        }
+        let room = bytes / PARTS_IN_FLIGHT_MIN / u64::from(job.workers.max(1));
+        let free = job.io_from == Origin::Default && in_flight <= room;
+        let each = if free { io_bytes } else { job.io_bytes_largest().max(1) };
+        let depth = (in_flight.min(room) / each).min(DEPTH_MAX.into()) as u32;
+        if depth <= job.depth && !free {
+            return None;
+        }
+        let mut said = format!("‹depth› {depth}");
+        if free && each != job.io_bytes {
+            (job.io_bytes, job.io_from) = (each, Origin::Auto);
+            said = format!("‹io_bytes› {}, {said}", format_bytes(each));
+        }
+        (job.depth, job.depth_from) = (depth, Origin::Auto);
+        Some(format!("{said}: what {} needs for its full rate", path.name()))
     }
 
     /// Passes over little data end before trials would.

@@ -1,22 +1,32 @@
 //! A file that is open for feeding: buffered, by O_DIRECT, and mapped.
 
+use super::choice::{Carrier, Choice, Load, Noted};
+use super::map::Map;
 use super::request::{Place, Range, Request};
 use super::rows::{Fetch, COPIED_ROW_BYTES_MAX, ROW_BYTES_MAX};
 use super::thread_pool;
 use super::windows::{cap_bytes, Windows};
-use super::{MIXED_WINDOW_BYTES, MIXED_WORKERS_MIN, WINDOWED_AT_ONCE_BYTES_MIN, WINDOWED_BYTES_MIN};
+use super::{
+    BESIDE_COPIES_WINDOW_BYTES, MIXED_WORKERS_MIN, REGISTERED_FOR_BYTES_MIN, WINDOWED_AT_ONCE_BYTES_MIN,
+    WINDOWED_BYTES_MIN,
+};
+use crate::clock;
 use crate::copy;
 use crate::gpu::kernels::Rows;
 use crate::meter::cache;
 use crate::process::PerProcess;
 use crate::source::file::{FileAccess, FileTarget};
+use forebay_model::job::Prefer;
 use forebay_model::Error;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
+
+/// From this share of its windows on a file counts as registered: the others weren't cached, and go through slots.
+const REGISTERED_SHARE_MIN: f64 = 0.9;
 
 /// How bytes shall reach a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +54,23 @@ impl Way {
     }
 }
 
+/// How a file is opened.
+#[derive(Clone, Copy, Debug)]
+pub struct Opening {
+    pub way: Way,
+    /// Some(true): always past the page cache. Some(false): never. None: past it for what isn't in it.
+    pub direct: Option<bool>,
+    /// It is read one time and let go of in the background, so that unregistering what was read costs nobody's wait.
+    pub once: bool,
+    pub prefer: Prefer,
+}
+
+impl Default for Opening {
+    fn default() -> Opening {
+        Opening { way: Way::Auto, direct: None, once: false, prefer: Prefer::Balance }
+    }
+}
+
 /// What tells that a file is no longer what it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
@@ -55,17 +82,16 @@ pub struct Stamp {
 pub struct Reader {
     pub path: PathBuf,
     pub way: Way,
-    /// Some(true): always past the page cache. Some(false): never. None: past it for what isn't in it.
     pub direct: Option<bool>,
-    /// It is read one time and let go of in the background, so that unregistering what was read costs nobody's wait.
     once: bool,
+    prefer: Prefer,
     cached: FileTarget,
     uncached: Option<FileTarget>,
     map: Option<Map>,
     /// Made when it is first worth it; why it can't be had.
     windows: OnceLock<Result<Arc<Windows>, Error>>,
-    /// Bytes of rows that were asked for.
-    gathered: AtomicU64,
+    /// Who brings cached data to a GPU, as `Way::Auto` has it.
+    choice: Choice,
     /// Rows that were asked for of processors.
     copied: AtomicU64,
     /// What fetches rows, by GPU.
@@ -75,7 +101,8 @@ pub struct Reader {
 }
 
 impl Reader {
-    pub fn open(path: &Path, way: Way, direct: Option<bool>, once: bool) -> Result<Reader, Error> {
+    pub fn open(path: &Path, opening: Opening) -> Result<Reader, Error> {
+        let Opening { way, direct, once, prefer } = opening;
         let cached = FileTarget::open(path, FileAccess { write: false, direct: false }).map_err(in_python)?;
         let uncached = match direct {
             Some(false) => None,
@@ -94,11 +121,12 @@ impl Reader {
             way,
             direct,
             once,
+            prefer,
             cached,
             uncached,
             map,
             windows: OnceLock::new(),
-            gathered: AtomicU64::new(0),
+            choice: Choice::default(),
             copied: AtomicU64::new(0),
             rows: Mutex::default(),
             under_way: PerProcess::new(),
@@ -143,8 +171,7 @@ impl Reader {
             return None;
         }
         map.populate(offset, bytes);
-        // SAFETY: the range lies inside the mapping, as was just checked.
-        Some(unsafe { map.at.add(offset as usize) })
+        (bytes > 0).then(|| map.at(offset))
     }
 
     /// Whether the file was as long when it was opened: what is mapped and registered ends there, and who grew it since
@@ -154,10 +181,13 @@ impl Reader {
     }
 
     /// Windows to read these ranges through, if that is asked for or pays: registering and unregistering take as long
-    /// as one reading gains, so `auto` does so from the second one on; from the first where nobody waits for the latter.
+    /// as one reading gains, so `auto` has long ranges registered from the second one on; from the first where nobody waits for
+    /// the latter. Shorter ones use what is registered.
     pub(super) fn windows_for(&self, ranges: &[Range]) -> Result<Option<&Arc<Windows>>, Error> {
-        let long = |r: &&Range| r.to.gpu().is_some() && r.bytes >= WINDOWED_BYTES_MIN;
-        let (Some(gpu), Some(map)) = (ranges.iter().find(long).and_then(|r| r.to.gpu()), &self.map) else {
+        let windowed = |r: &&Range| r.to.gpu().is_some() && r.bytes >= WINDOWED_BYTES_MIN;
+        let long = |r: &&Range| windowed(r) && r.bytes >= REGISTERED_FOR_BYTES_MIN;
+        let (Some(gpu), Some(map)) = (ranges.iter().find(windowed).and_then(|r| r.to.gpu()), &self.map)
+        else {
             return Ok(None);
         };
         let again = |r: &Range| map.was_read(r.offset, r.bytes);
@@ -165,8 +195,10 @@ impl Reader {
             Way::Mapped => true,
             Way::Auto => {
                 self.direct != Some(true)
-                    && (ranges.iter().filter(long).all(again) || self.pays_at_once(ranges))
-                    && (self.windows.get().is_some() || Windows::fits(&self.cached))
+                    && (self.is_registered()
+                        || ranges.iter().any(|r| long(&r))
+                            && (ranges.iter().filter(long).all(again) || self.pays_at_once(ranges)))
+                    && self.may_be_registered()
             }
             Way::Bounce | Way::Host => false,
         };
@@ -181,42 +213,106 @@ impl Reader {
 
     fn fresh_windows(&self, gpu: u32) -> Result<&Arc<Windows>, Error> {
         let made = self.windows.get_or_init(|| {
-            let most = if self.once { MIXED_WINDOW_BYTES } else { u64::MAX };
+            let mapping = self.map.as_ref().map(|map| map.mapping.clone());
+            let beside_copies = self.once || self.way == Way::Auto;
+            let most = if beside_copies { BESIDE_COPIES_WINDOW_BYTES } else { u64::MAX };
             thread_pool::device(gpu)
-                .and_then(|device| Windows::open(&self.cached, device, most))
+                .and_then(|device| Windows::open(&self.cached, mapping, device, most))
                 .map(Arc::new)
         });
         made.as_ref().map_err(Error::clone).and_then(|w| w.refresh().map(|()| w))
     }
 
-    /// Who brings `count` rows of `row_bytes`, where that is no matter of ranges: the GPU itself, if that is asked for or
-    /// pays, or processors, towards host memory and where slots are asked for. `auto` registers the file once rows of
-    /// half of its bytes were asked for, which by hand took about as long as that will.
+    /// Who brings such rows, where that is no matter of ranges: the GPU itself, if that is asked for or pays, or CPUs, towards
+    /// host memory, where slots are asked for, and with `auto` until registering the file has paid.
     ///
     /// # Errors
     /// With `Way::Mapped`: why it can't. A file that is longer than may be registered goes through slots.
-    pub(super) fn rows_for(&self, to: Place, count: usize, row_bytes: usize) -> Result<Option<Fetch>, Error> {
-        let bytes = (count * row_bytes) as u64;
-        if self.map.is_none() || bytes == 0 {
-            return Ok(None);
+    pub(super) fn rows_for(&self, to: Place, load: Load) -> Result<Rowwise, Error> {
+        if self.map.is_none() || load.rows * load.row_bytes == 0 {
+            return Ok(Rowwise::default());
         }
-        let Some(gpu) = to.gpu().filter(|_| self.way != Way::Bounce) else {
-            return Ok(self.copied_for(to, count, row_bytes));
-        };
-        let asked = self.gathered.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        let fits = || self.windows().is_some() || Windows::fits(&self.cached);
-        let wanted = match self.way {
-            Way::Mapped => fits(),
-            Way::Auto => self.direct != Some(true) && asked >= self.cached.bytes / 2 && fits(),
-            Way::Bounce | Way::Host => false,
-        };
-        if !wanted || row_bytes > ROW_BYTES_MAX {
-            return Ok(None);
+        let by_cpus = |reader: &Reader| reader.copied_for(to, load.rows, load.row_bytes);
+        let Some(gpu) = to.gpu() else { return Ok(Rowwise::by(by_cpus(self))) };
+        match self.way {
+            Way::Bounce => Ok(Rowwise::by(by_cpus(self))),
+            Way::Host => Ok(Rowwise::default()),
+            Way::Mapped if load.row_bytes > ROW_BYTES_MAX || !self.may_be_registered() => {
+                Ok(Rowwise::default())
+            }
+            Way::Mapped => Ok(Rowwise::by(Some(self.fetched_by(gpu)?))),
+            Way::Auto if self.direct == Some(true) => Ok(Rowwise::default()),
+            Way::Auto => Ok(self.chosen_for(gpu, load, by_cpus)),
         }
-        match self.rows_on(gpu).and_then(|rows| self.fresh_windows(gpu).map(|_| rows)) {
-            Err(error) if self.way == Way::Mapped => Err(error),
-            ready => Ok(ready.ok().map(Fetch::Gpu)),
+    }
+
+    /// The GPU where it is to bring such rows and may; CPUs meanwhile and else.
+    fn chosen_for(&self, gpu: u32, load: Load, by_cpus: impl Fn(&Reader) -> Option<Fetch>) -> Rowwise {
+        let counts = self.would_spare(load);
+        if counts && self.is_registered() {
+            if let Ok(fetch) = self.fetched_by(gpu) {
+                let noted = Noted { gpu, load, by: Carrier::Gpu, counts: false, settled: true };
+                return Rowwise { fetch: Some(fetch), noted: Some(noted) };
+            }
         }
+        let settled = self.whole().is_some() && !self.is_registering();
+        let fetch = by_cpus(self);
+        let settled = settled && fetch.is_some();
+        Rowwise { fetch, noted: Some(Noted { gpu, load, by: Carrier::Cpus, counts, settled }) }
+    }
+
+    fn fetched_by(&self, gpu: u32) -> Result<Fetch, Error> {
+        let rows = self.rows_on(gpu)?;
+        self.fresh_windows(gpu).map(|_| Fetch::Gpu(rows))
+    }
+
+    /// Whether a GPU would bring it, were the file registered.
+    fn would_spare(&self, load: Load) -> bool {
+        load.row_bytes <= ROW_BYTES_MAX
+            && self.may_be_registered()
+            && self.choice.is_for_gpu(load, thread_pool::all_threads(), self.prefer)
+    }
+
+    /// How a request of ranges through slots is noted.
+    pub(super) fn note_ranges(&self, ranges: &[Range]) -> Option<Noted> {
+        let gpu = ranges.first()?.to.gpu()?;
+        let auto = self.way == Way::Auto && self.direct != Some(true) && self.map.is_some();
+        if !auto || ranges.iter().any(|r| r.bytes < WINDOWED_BYTES_MIN) {
+            return None;
+        }
+        let bytes: usize = ranges.iter().map(|r| r.bytes).sum();
+        let load = Load { rows: bytes / ROW_BYTES_MAX, row_bytes: ROW_BYTES_MAX };
+        let counts = self.would_spare(load);
+        Some(Noted { gpu, load, by: Carrier::Cpus, counts, settled: false })
+    }
+
+    /// Notes a request's end. Has the file registered in the background, once as much time was spent as that takes: not before,
+    /// since it would leave no memory to pin for slots where little may be pinned.
+    pub(super) fn note_end(&self, noted: Noted, began: Instant) {
+        self.choice.note(noted, thread_pool::all_threads(), began, clock::now());
+        let open = || !self.is_registered() && !self.is_registering();
+        if noted.counts && open() && self.choice.is_due(self.cached.bytes) {
+            // Where it can't be had, CPUs go on.
+            if let Ok(windows) = self.fresh_windows(noted.gpu) {
+                windows.ask_for_all();
+            }
+        }
+    }
+
+    fn may_be_registered(&self) -> bool {
+        self.windows().is_some() || Windows::fits(&self.cached)
+    }
+
+    /// Whether the GPU may read the file, but for a few windows.
+    fn is_registered(&self) -> bool {
+        self.windows()
+            .and_then(|windows| windows.ready_share())
+            .is_some_and(|share| share >= REGISTERED_SHARE_MIN)
+    }
+
+    /// Whether windows of it are being registered.
+    pub(super) fn is_registering(&self) -> bool {
+        self.windows().is_some_and(|windows| windows.ready_share().is_none())
     }
 
     /// Rows that processors copy out of the mapping, where the system tells what is cached, once so many were asked for
@@ -224,8 +320,7 @@ impl Reader {
     fn copied_for(&self, to: Place, count: usize, row_bytes: usize) -> Option<Fetch> {
         let map = self.map.as_ref().filter(|_| self.direct != Some(true))?;
         let asked = self.copied.fetch_add(count as u64, Ordering::Relaxed) + count as u64;
-        let pays = asked >= map.bytes.div_ceil(WINDOW) * ROWS_PER_WINDOW_MIN;
-        if !pays || row_bytes > COPIED_ROW_BYTES_MAX || self.cached_share(0, 1).is_none() {
+        if !map.pays(asked) || row_bytes > COPIED_ROW_BYTES_MAX || self.cached_share(0, 1).is_none() {
             return None;
         }
         map.look_again();
@@ -236,21 +331,12 @@ impl Reader {
     /// meanwhile is read in again when it is copied.
     pub(super) fn resident(&self, offset: u64, bytes: usize) -> Option<*const u8> {
         let map = self.map.as_ref().filter(|map| offset + bytes as u64 <= map.bytes)?;
-        let whole = |window: u64| {
-            let bytes = WINDOW.min(map.bytes - window * WINDOW) as usize;
-            self.cached_share(window * WINDOW, bytes).is_some_and(|share| share >= 1.0)
-        };
-        let mut windows = offset / WINDOW..(offset + bytes as u64).div_ceil(WINDOW);
-        if !windows.all(|window| map.is_resident(window, whole)) {
-            return None;
-        }
-        // SAFETY: the row lies inside the mapping, as was just checked.
-        Some(unsafe { map.at.add(offset as usize) })
+        map.resident_at(offset, bytes, |offset, bytes| self.cached_share(offset, bytes))
     }
 
     /// Where the file lies in memory, if all of it is cached, as far as `resident` was told in the last second.
     pub(super) fn whole(&self) -> Option<*const u8> {
-        self.map.as_ref().filter(|map| map.is_whole()).map(|map| map.at)
+        self.map.as_ref().filter(|map| map.is_whole()).map(|map| map.at(0))
     }
 
     fn rows_on(&self, gpu: u32) -> Result<Rows, Error> {
@@ -317,6 +403,20 @@ impl Reader {
     }
 }
 
+/// How rows are brought, and how their request is noted.
+#[derive(Default)]
+pub(super) struct Rowwise {
+    /// None: as ranges.
+    pub fetch: Option<Fetch>,
+    pub noted: Option<Noted>,
+}
+
+impl Rowwise {
+    fn by(fetch: Option<Fetch>) -> Rowwise {
+        Rowwise { fetch, noted: None }
+    }
+}
+
 /// What the command line advises doesn't help a caller in Python.
 fn in_python(error: Error) -> Error {
     let next = match error.kind {
@@ -324,147 +424,4 @@ fn in_python(error: Error) -> Error {
         _ => "forebay doctor",
     };
     Error { next: next.into(), ..error }
-}
-
-/// The whole file, for reading by `copy::guarded` alone.
-struct Map {
-    at: *const u8,
-    bytes: u64,
-    /// A bit per window that was read.
-    read: Bits,
-    /// A bit per window whose page tables were filled: one call in place of a thousand faults.
-    populated: Bits,
-    /// Bits per window, as was last asked: not all of it is cached, or all is.
-    absent: Bits,
-    resident: Bits,
-    /// How many of the latter are set, or so: what is dropped meanwhile is read in again.
-    resident_count: AtomicU64,
-    /// When all bits of these two were last unset.
-    looked: Mutex<Instant>,
-}
-
-struct Bits(Vec<AtomicU64>);
-
-impl Bits {
-    fn new(count: u64) -> Bits {
-        Bits((0..count.div_ceil(64)).map(|_| AtomicU64::new(0)).collect())
-    }
-
-    fn get(&self, index: u64) -> bool {
-        self.0[(index / 64) as usize].load(Ordering::Relaxed) & (1 << (index % 64)) != 0
-    }
-
-    /// Sets a bit; whether it was set before.
-    fn set(&self, index: u64) -> bool {
-        let bit = 1 << (index % 64);
-        self.0[(index / 64) as usize].fetch_or(bit, Ordering::Relaxed) & bit != 0
-    }
-
-    fn unset_all(&self) {
-        self.0.iter().for_each(|bits| bits.store(0, Ordering::Relaxed));
-    }
-}
-
-/// Windows of page tables.
-const WINDOW: u64 = 4 << 20;
-/// Filling the page tables of a window takes about as long as reading this many rows by system calls.
-const ROWS_PER_WINDOW_MIN: u64 = 32;
-/// So often it is asked what is cached of a window that rows are copied from.
-const LOOKED_EVERY: Duration = Duration::from_secs(1);
-
-// SAFETY: the mapping is read-only and stays until the Reader is dropped.
-unsafe impl Send for Map {}
-// SAFETY: as above.
-unsafe impl Sync for Map {}
-
-impl Map {
-    /// None where the system gives no room for it: the file is then read by system calls.
-    fn new(target: &FileTarget) -> Option<Map> {
-        copy::install_guard();
-        let (protection, flags) = (libc::PROT_READ, libc::MAP_SHARED);
-        let fd = target.file.as_raw_fd();
-        // SAFETY: a fresh read-only mapping of an open file, at an address of the kernel's choice.
-        let at = unsafe { libc::mmap(std::ptr::null_mut(), target.bytes as usize, protection, flags, fd, 0) };
-        let windows = target.bytes.div_ceil(WINDOW);
-        (at != libc::MAP_FAILED).then(|| Map {
-            at: at.cast(),
-            bytes: target.bytes,
-            read: Bits::new(windows),
-            populated: Bits::new(windows),
-            absent: Bits::new(windows),
-            resident: Bits::new(windows),
-            resident_count: AtomicU64::new(0),
-            looked: Mutex::new(Instant::now()),
-        })
-    }
-
-    /// Whether all of it had been read before.
-    fn note_read(&self, offset: u64, bytes: usize) -> bool {
-        let windows = offset / WINDOW..(offset + bytes as u64).div_ceil(WINDOW);
-        windows.filter(|window| !self.read.set(*window)).count() == 0
-    }
-
-    fn was_read(&self, offset: u64, bytes: usize) -> bool {
-        let end = offset + bytes as u64;
-        end <= self.bytes && (offset / WINDOW..end.div_ceil(WINDOW)).all(|window| self.read.get(window))
-    }
-
-    /// Has `is_resident` ask anew, at most once a second.
-    fn look_again(&self) {
-        // Whoever has it looks; or had it when this process was forked.
-        let Ok(mut looked) = self.looked.try_lock() else { return };
-        if looked.elapsed() >= LOOKED_EVERY {
-            *looked = Instant::now();
-            self.absent.unset_all();
-            self.resident.unset_all();
-            self.resident_count.store(0, Ordering::Relaxed);
-        }
-    }
-
-    /// Whether all of a window was cached when that was last asked of `whole`; its page tables are filled then.
-    fn is_resident(&self, window: u64, whole: impl Fn(u64) -> bool) -> bool {
-        if self.resident.get(window) {
-            return true;
-        }
-        if self.absent.get(window) {
-            return false;
-        }
-        // Several workers may ask at a time. None of them takes it for absent meanwhile: its rows would be read one by one.
-        if !whole(window) {
-            self.absent.set(window);
-            return false;
-        }
-        self.populate(window * WINDOW, 1);
-        if !self.resident.set(window) {
-            self.resident_count.fetch_add(1, Ordering::Relaxed);
-        }
-        true
-    }
-
-    fn is_whole(&self) -> bool {
-        self.resident_count.load(Ordering::Relaxed) == self.bytes.div_ceil(WINDOW)
-    }
-
-    fn populate(&self, offset: u64, bytes: usize) {
-        const MADV_POPULATE_READ: i32 = 22;
-        for window in offset / WINDOW..(offset + bytes as u64).div_ceil(WINDOW) {
-            if self.populated.set(window) {
-                continue;
-            }
-            let length = WINDOW.min(self.bytes - window * WINDOW) as usize;
-            // SAFETY: inside our mapping. Refusal (an old kernel, a page that is gone) costs only speed: the copy
-            // takes the faults itself.
-            unsafe {
-                let at = self.at.add((window * WINDOW) as usize).cast_mut();
-                libc::madvise(at.cast(), length, MADV_POPULATE_READ)
-            };
-        }
-    }
-}
-
-impl Drop for Map {
-    fn drop(&mut self) {
-        // SAFETY: our mapping; requests hold the Reader, so no copy from it is under way.
-        unsafe { libc::munmap(self.at.cast_mut().cast(), self.bytes as usize) };
-    }
 }

@@ -6,11 +6,13 @@
 //! it is cut into parts, and whichever worker is free takes the next part. The
 //! caller sleeps, or goes on and asks later.
 
+mod choice;
 mod file;
 mod gpu_numbers;
 mod layout;
 mod load;
 mod many;
+mod map;
 mod numbers;
 mod request;
 mod rows;
@@ -18,7 +20,8 @@ mod thread_pool;
 mod windows;
 mod worker;
 
-pub use file::{Reader, Way};
+pub use choice::preference;
+pub use file::{Opening, Reader, Way};
 pub use gpu_numbers::{Given, GpuNumbers};
 pub use many::{read_files, sizes_of};
 pub use numbers::Copied;
@@ -35,12 +38,16 @@ const SLOTS: usize = 3;
 const RELAYS_MAX: usize = 2;
 /// With one worker nothing is copied while windows are registered.
 const MIXED_WORKERS_MIN: usize = 2;
-/// Windows of a file that is read one time, so that both sides end at about the same time.
-const MIXED_WINDOW_BYTES: u64 = 64 << 20;
+/// Windows that are registered while CPUs copy: a call to the driver waits for one at most. Of a file that is read one time,
+/// both sides end at about the same time.
+const BESIDE_COPIES_WINDOW_BYTES: u64 = 64 << 20;
 /// Sub-ranges that one part gathers at most.
 const PIECES_PER_PART: usize = 256;
-/// Ranges at least this long may be read by the GPU itself, out of registered windows.
-const WINDOWED_BYTES_MIN: usize = 64 << 20;
+/// Ranges longer than this may be read by the GPU itself, out of windows that are registered; shorter ones cost as much to hand
+/// out one by one as a slot of them.
+const WINDOWED_BYTES_MIN: usize = SLOT_BYTES + 1;
+/// Ranges at least this long have windows registered for them.
+const REGISTERED_FOR_BYTES_MIN: usize = 64 << 20;
 /// And from the first reading on where there are this many: a thread that registers is worth starting then.
 const WINDOWED_AT_ONCE_BYTES_MIN: usize = 256 << 20;
 /// O_DIRECT's usual unit, and the page: where slots and direct reads begin.

@@ -1,10 +1,12 @@
 //! One read request: its destinations, its progress and its result.
 
-use super::file::{Reader, Stamp};
+use super::choice::{Load, Noted};
+use super::file::{Reader, Rowwise, Stamp};
 use super::gpu_numbers::{Given, GpuNumbers};
 use super::layout::cut;
 use super::numbers::Copied;
 use super::rows::{Fetch, Layout, Numbers, Table};
+use super::REGISTERED_FOR_BYTES_MIN;
 use crate::gpu::cuda::{Event, Stream};
 use forebay_model::Error;
 use rustix::fd::OwnedFd;
@@ -107,6 +109,8 @@ pub struct Request {
     dropped: AtomicBool,
     /// One worker is to read it from its end, by relays, and hasn't begun.
     mixes: AtomicBool,
+    /// How its time is noted.
+    noted: Option<Noted>,
     began: Instant,
     process: u32,
     state: Mutex<State>,
@@ -121,6 +125,17 @@ impl Request {
         after: Vec<Event>,
         workers: usize,
     ) -> Result<Arc<Request>, Error> {
+        let request = Arc::new(Request::of_ranges(reader, ranges, after, workers)?);
+        reader.note(&request);
+        Ok(request)
+    }
+
+    fn of_ranges(
+        reader: &Arc<Reader>,
+        ranges: &[Range],
+        after: Vec<Event>,
+        workers: usize,
+    ) -> Result<Request, Error> {
         let before = reader.stamp()?;
         for range in ranges {
             let end = range.offset.checked_add(range.bytes as u64);
@@ -140,8 +155,7 @@ impl Request {
         let mut request = Request::new(source, ranges, after, workers, windows);
         let bytes = ranges.iter().map(|r| r.bytes).sum();
         request.mixes = AtomicBool::new(windows.is_some() && reader.mixes(bytes));
-        let request = Arc::new(request);
-        reader.note(&request);
+        request.noted = if windows.is_none() { reader.note_ranges(ranges) } else { None };
         Ok(request)
     }
 
@@ -168,14 +182,29 @@ impl Request {
                 return Err(layout.outside(last, &reader.path, before.bytes));
             }
         }
-        let fetch = if mapped { reader.rows_for(to, numbers.rows(), layout.row_bytes)? } else { None };
-        let Some(fetch) = fetch else {
-            return Request::of_file(reader, &layout.ranges(numbers.numbers(), to), after, workers);
+        let (pieces, cut) = match to.gpu() {
+            Some(_) if layout.row_bytes < REGISTERED_FOR_BYTES_MIN => layout.in_pieces(numbers.rows()),
+            _ => (layout, 1),
+        };
+        let load = Load { rows: numbers.rows() * cut, row_bytes: pieces.row_bytes };
+        let Rowwise { fetch, noted } = if mapped { reader.rows_for(to, load)? } else { Rowwise::default() };
+        let (fetch, numbers, layout) = match fetch {
+            Some(fetch) if cut == 1 => (fetch, numbers, layout),
+            Some(fetch) => (fetch, layout.cut(numbers.numbers(), pieces.row_bytes).into(), pieces),
+            None => {
+                let ranges = layout.ranges(numbers.numbers(), to);
+                let mut request = Request::of_ranges(reader, &ranges, after, workers)?;
+                request.noted = noted.or(request.noted);
+                let request = Arc::new(request);
+                reader.note(&request);
+                return Ok(request);
+            }
         };
         let source = Source::One { reader: reader.clone(), before };
         let mut request = Request::new(source, &[], after, workers, None);
         let rows = numbers.rows();
         request.table = Some(Table::new(fetch, (Numbers::Here(numbers), rows), layout, to));
+        request.noted = noted;
         let request = Arc::new(request);
         reader.note(&request);
         Ok(request)
@@ -202,8 +231,9 @@ impl Request {
             return Ok(None);
         }
         let Some(numbers) = GpuNumbers::take(given, limit)? else { return Ok(None) };
-        let fetch = match reader.rows_for(to, given.count, layout.row_bytes) {
-            Ok(Some(fetch @ Fetch::Gpu(_))) => fetch,
+        let load = Load { rows: given.count, row_bytes: layout.row_bytes };
+        let (fetch, noted) = match reader.rows_for(to, load) {
+            Ok(Rowwise { fetch: Some(fetch @ Fetch::Gpu(_)), noted }) => (fetch, noted),
             other => {
                 numbers.give_back();
                 return other.map(|_| None);
@@ -212,6 +242,7 @@ impl Request {
         let mut request = Request::new(Source::One { reader: reader.clone(), before }, &[], after, 1, None);
         let rows = numbers.len();
         request.table = Some(Table::new(fetch, (Numbers::GpuNumbers(numbers), rows), layout, to));
+        request.noted = noted;
         let request = Arc::new(request);
         reader.note(&request);
         Ok(Some(request))
@@ -235,6 +266,7 @@ impl Request {
             after: after.into_iter().map(Mutex::new).collect(),
             dropped: AtomicBool::new(false),
             mixes: AtomicBool::new(false),
+            noted: None,
             began: Instant::now(),
             process: std::process::id(),
             state: Mutex::default(),
@@ -337,13 +369,18 @@ impl Request {
         }
     }
 
+    /// Whoever waits goes on once the state is free: the file is let go of by then.
     fn end(&self, state: &mut State) {
         state.seconds = self.began.elapsed().as_secs_f64();
         state.streams.clear();
         if let Some(Table { numbers: Numbers::GpuNumbers(numbers), .. }) = &self.table {
             numbers.give_back();
         }
-        self.source.lock().expect("no holder panics").take();
+        let source = self.source.lock().expect("no holder panics").take();
+        let noted = self.noted.filter(|_| state.failure.is_none());
+        if let (Some(noted), Some(Source::One { reader, .. })) = (noted, source.as_deref()) {
+            reader.note_end(noted, self.began);
+        }
         for wakeup in state.wakeups.drain(..) {
             let _ = rustix::io::write(&wakeup, &1u64.to_ne_bytes());
         }

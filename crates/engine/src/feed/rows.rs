@@ -25,8 +25,14 @@ const ROWS_PER_PART_MIN: usize = 1024;
 const COPIED_PART_BYTES: RangeInclusive<usize> = 512 << 10..=2 << 20;
 /// As much is taken of a processor's cache in any case.
 const CACHED_PART_BYTES_MIN: usize = 1 << 20;
-/// Longer rows are ranges: the copy engine moves them as fast.
+/// Longer rows are ranges, where they can't be cut into equal pieces.
 pub(super) const ROW_BYTES_MAX: usize = 1 << 20;
+/// Bytes of a piece, and how many keep a GPU busy.
+const PIECE_BYTES: RangeInclusive<usize> = 4096..=COPIED_ROW_BYTES_MAX;
+const PIECES_BUSY: usize = 1024;
+/// Pieces begin and end where the GPU reads words of this length, and so many times as many of them as needed are tried.
+const PIECE_UNIT: usize = 16;
+const PIECES_TRIED: usize = 4;
 /// Longer ones are read as ranges, whose cached part is looked up for each.
 pub(super) const COPIED_ROW_BYTES_MAX: usize = 64 << 10;
 
@@ -51,6 +57,28 @@ impl Layout {
             append(&mut ranges, self.range(i, *number, to));
         }
         ranges
+    }
+
+    /// The same bytes in shorter rows, and how many of those a row is; as it is where they can't be cut into equal ones. A launch
+    /// of few long rows would keep few of a GPU's threads busy, and CPUs copy short ones out of the page cache.
+    pub(super) fn in_pieces(self, rows: usize) -> (Layout, usize) {
+        let bytes_max = (rows * self.row_bytes / PIECES_BUSY).clamp(*PIECE_BYTES.start(), *PIECE_BYTES.end());
+        let least = self.row_bytes.div_ceil(bytes_max).max(1);
+        let whole = |cut: &usize| self.row_bytes % cut == 0 && self.row_bytes / cut % PIECE_UNIT == 0;
+        match (least..=least.saturating_mul(PIECES_TRIED)).find(whole) {
+            Some(cut) if least > 1 => (Layout { start: 0, step: 1, row_bytes: self.row_bytes / cut }, cut),
+            _ => (self, 1),
+        }
+    }
+
+    /// The numbers of such pieces: where each begins in the file.
+    pub(super) fn cut(self, numbers: &[u64], piece_bytes: usize) -> Vec<u64> {
+        let cut = self.row_bytes / piece_bytes;
+        let pieces = |number: &u64| {
+            let begin = (*number != ELSEWHERE).then(|| self.offset(*number));
+            (0..cut as u64).map(move |i| begin.map_or(ELSEWHERE, |begin| begin + i * piece_bytes as u64))
+        };
+        numbers.iter().flat_map(pieces).collect()
     }
 
     pub(super) fn range(self, i: usize, number: u64, to: Place) -> Range {
@@ -269,6 +297,27 @@ impl Layout {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_rows_are_cut_into_equal_pieces_where_they_can_be() {
+        let layout = |row_bytes| Layout { start: 7, step: row_bytes as u64, row_bytes };
+        for (rows, row_bytes, piece) in [
+            (1_000_000, 4096, 4096),
+            (100_000, 64 << 10, 64 << 10),
+            (64, 150_528, 9408),
+            (100_000, 150_528, 50_176),
+            (512, 2 << 20, 64 << 10),
+            (1, 16 << 20, 16 << 10),
+            (1, 4096, 4096),
+            (100_000, 100_003, 100_003),
+            (4, (2 << 20) + 8, (2 << 20) + 8),
+        ] {
+            let (pieces, cut) = layout(row_bytes).in_pieces(rows);
+            assert_eq!((pieces.row_bytes, piece * cut), (piece, row_bytes), "{rows} of {row_bytes}");
+        }
+        let cut = layout(2 << 20).cut(&[1, ELSEWHERE], 1 << 20);
+        assert_eq!(cut, [7 + (2 << 20), 7 + (3 << 20), ELSEWHERE, ELSEWHERE]);
+    }
 
     #[test]
     fn parts_for_processors_are_enough_for_all_and_neither_short_nor_long() {

@@ -19,7 +19,7 @@ fn written(dir: &Path, name: &str, bytes: usize) -> PathBuf {
 }
 
 fn open(path: &Path, direct: Option<bool>) -> Arc<Reader> {
-    Arc::new(Reader::open(path, Way::Auto, direct, false).unwrap())
+    Arc::new(Reader::open(path, Opening { direct, ..Opening::default() }).unwrap())
 }
 
 /// Reads (offset, bytes) pairs, each to its own place in one buffer with a gap before it.
@@ -54,7 +54,7 @@ proptest! {
         let dir = tempfile::tempdir_in(std::env::current_dir().unwrap()).unwrap();
         let bytes = 4_500_123;
         let path = written(dir.path(), "a", bytes);
-        let reader = match Reader::open(&path, Way::Auto, direct, false) {
+        let reader = match Reader::open(&path, Opening { direct, ..Opening::default() }) {
             Ok(reader) => Arc::new(reader),
             // This file system takes no O_DIRECT.
             Err(e) => { prop_assert!(direct == Some(true), "{}", e); return Ok(()); }

@@ -319,7 +319,9 @@ mod tests {
     fn hands_beyond_the_usual_take_only_rows_that_processors_copy() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(&[7; 1 << 16]).unwrap();
-        let reader = Arc::new(Reader::open(file.path(), Way::Host, None, false).unwrap());
+        let reader = Arc::new(
+            Reader::open(file.path(), feed::Opening { way: Way::Host, ..Default::default() }).unwrap(),
+        );
         let mut to = vec![0u8; 1 << 16];
         let place = Place::Host(to.as_mut_ptr() as u64);
         let range = feed::Range { file: 0, offset: 0, bytes: 4096, to: place };

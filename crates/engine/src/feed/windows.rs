@@ -3,7 +3,7 @@
 use crate::gpu::cuda::Device;
 use crate::machine;
 use crate::path::mapped::{
-    window_bytes, DevicePinner, Limits, MappedFile, Phase, Registry, Wakeup, LEAST_BYTES,
+    window_bytes, DevicePinner, Limits, MappedFile, Mapping, Phase, Registry, Wakeup, LEAST_BYTES,
 };
 use crate::source::file::FileTarget;
 use forebay_model::units::GIB;
@@ -26,12 +26,17 @@ pub(super) struct Windows {
 
 impl Windows {
     /// `bytes_max`: of each.
-    pub fn open(target: &FileTarget, device: Arc<Device>, bytes_max: u64) -> Result<Windows, Error> {
+    pub fn open(
+        target: &FileTarget,
+        mapping: Option<Arc<Mapping>>,
+        device: Arc<Device>,
+        bytes_max: u64,
+    ) -> Result<Windows, Error> {
         let cap_bytes = cap_bytes();
         let bytes_each = window_bytes(target.bytes / WINDOWS_WANTED * 2, cap_bytes).min(bytes_max);
         let limits = Limits { cap_bytes, window_bytes: bytes_each, least_bytes: LEAST_BYTES, relays: 0 };
         let registry = Registry::new(Box::new(DevicePinner(device)), limits)?;
-        let file = registry.file(target).map_err(|fault| {
+        let file = registry.file_in(target, mapping).map_err(|fault| {
             Error::run(format!("map {}", target.path.display()), fault.to_string(), "path=\"bounce\"")
         })?;
         Ok(Windows { registry, file, bytes_each })
@@ -85,6 +90,28 @@ impl Windows {
     pub fn turn<T>(&self, call: impl FnOnce() -> T) -> T {
         let _turn = self.registry.turns().enter();
         call()
+    }
+
+    /// Has all windows registered, in the background, that aren't and don't wait for it.
+    pub fn ask_for_all(&self) {
+        for number in 0..self.count() {
+            if !matches!(self.file.window(number).phase(), Phase::Ready | Phase::Pending) {
+                self.registry.ask(&self.file, number, false, None);
+            }
+        }
+    }
+
+    /// The share of the windows that may be read; None while some wait to be registered.
+    pub fn ready_share(&self) -> Option<f64> {
+        let mut ready = 0;
+        for number in 0..self.count() {
+            match self.file.window(number).phase() {
+                Phase::Pending => return None,
+                Phase::Ready => ready += 1,
+                _ => {}
+            }
+        }
+        Some(f64::from(ready) / f64::from(self.count().max(1)))
     }
 
     /// Whether nothing of the file is registered, or will be.

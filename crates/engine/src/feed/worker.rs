@@ -400,7 +400,11 @@ impl Worker {
             opened.check_unchanged(source).map(|()| taken)
         });
         let sent = filled.and_then(|taken| {
-            let sent = if runs.is_empty() { Ok(()) } else { self.send(outlet, slot, base, &runs) };
+            let sent = if runs.is_empty() {
+                Ok(())
+            } else {
+                in_turn(source, || self.send(outlet, slot, base, &runs))
+            };
             sent.map(|()| taken).map_err(|why| copy_failed(self.outlets[outlet].device.index(), &why))
         });
         if runs.is_empty() {
@@ -435,6 +439,17 @@ impl Drop for Worker {
         if let Some(stage) = self.stage.take() {
             stage.give_back();
         }
+    }
+}
+
+/// Calls the driver. While the file is being registered each call waits for a window, and this one has the next turn.
+fn in_turn<T>(source: &Source, call: impl FnOnce() -> T) -> T {
+    match source {
+        Source::One { reader, .. } if reader.is_registering() => match reader.windows() {
+            Some(windows) => windows.turn(call),
+            None => call(),
+        },
+        _ => call(),
     }
 }
 

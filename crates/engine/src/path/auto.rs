@@ -4,14 +4,14 @@
 use super::{DataPath, Ends, PATHS};
 use crate::machine::verdict::{Answer, GdsVerdict};
 use crate::source::file::FileTarget;
-use forebay_model::job::{Cache, PathKind};
+use forebay_model::job::{Cache, PathKind, Prefer};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
 /// From this share of cached data on, the page cache is faster than the drive.
 const HALF_WARM_SHARE: f64 = 0.5;
-/// Paths within this share of the best rate count as equal; of these, the one with the least CPU time is chosen.
+/// Paths within this share of the best rate count as equally fast.
 const ALIKE: f64 = 0.96;
 /// Numbers of workers within this share of the best rate count as equal; of these, the smallest is chosen.
 const WORKERS_ALIKE: f64 = 0.98;
@@ -193,12 +193,14 @@ pub fn foretold(tried: &[Tried], passes: Passes) -> Vec<Gave> {
     tried.iter().map(foretell).collect()
 }
 
-/// The path to take: of those that are about as fast as the fastest, the one with the least CPU time.
-pub fn pick(tried: &[Gave]) -> usize {
+/// The path to take: of those that are fast enough, the one with the least CPU time.
+pub fn pick(tried: &[Gave], prefer: Prefer) -> usize {
     let best = tried.iter().map(|t| t.gib_s).fold(0.0, f64::max);
     let cost = |t: &Gave| t.cpu_s_per_gib.unwrap_or(f64::INFINITY);
-    let alike = (0..tried.len()).filter(|i| tried[*i].gib_s >= ALIKE * best);
-    alike.min_by(|a, b| cost(&tried[*a]).total_cmp(&cost(&tried[*b]))).unwrap_or(0)
+    let enough = prefer.rate_share_min(ALIKE) * best;
+    let fast =
+        (0..tried.len()).filter(|i| tried[*i].gib_s >= enough && (best == 0.0 || tried[*i].gib_s > 0.0));
+    fast.min_by(|a, b| cost(&tried[*a]).total_cmp(&cost(&tried[*b]))).unwrap_or(0)
 }
 
 /// The smallest number of workers that is about as fast as the best: (workers, GiB/s) of each trial.
@@ -304,9 +306,14 @@ mod tests {
     #[test]
     fn the_least_cpu_decides_among_ways_that_are_alike() {
         let gave = |gib_s, cpu| Gave { gib_s, cpu_s_per_gib: Some(cpu) };
-        assert_eq!(pick(&[gave(49.0, 0.02), gave(50.0, 0.10)]), 0);
-        assert_eq!(pick(&[gave(40.0, 0.02), gave(50.0, 0.10)]), 1);
-        assert_eq!(pick(&[gave(0.0, 0.0), gave(0.0, 0.1)]), 0);
+        use Prefer::{Balance, Cpu, Rate};
+        for (cheap, by_balance, by_rate) in [(49.0, 0, 0), (40.0, 0, 1), (34.0, 0, 1), (33.0, 1, 1)] {
+            let tried = [gave(cheap, 0.02), gave(50.0, 0.10)];
+            let found = [pick(&tried, Balance), pick(&tried, Rate), pick(&tried, Cpu)];
+            assert_eq!(found, [by_balance, by_rate, 0], "{cheap}");
+        }
+        assert_eq!(pick(&[gave(0.0, 0.0), gave(0.0, 0.1)], Balance), 0);
+        assert_eq!(pick(&[gave(0.0, 0.0), gave(1.0, 0.1)], Cpu), 1, "nothing came of the first");
     }
 
     #[test]
@@ -315,8 +322,9 @@ mod tests {
         let bounce = Tried { way: FROM, gave: gave(50.0, 0.1), later: None };
         let mapped =
             |first, later| [bounce, Tried { way: MAPPED, gave: first, later: Some(gave(later, 0.01)) }];
-        let takes =
-            |tried: &[Tried], all, unmeasured| tried[pick(&foretold(tried, Passes { all, unmeasured }))].way;
+        let takes = |tried: &[Tried], all, unmeasured| {
+            tried[pick(&foretold(tried, Passes { all, unmeasured }), Prefer::Rate)].way
+        };
         let tried = mapped(gave(40.0, 0.09), 51.0);
         assert_eq!(takes(&tried, 1.0, 0.0), FROM, "the first pass is slower than by bounce");
         assert_eq!(takes(&tried, 30.0, 0.0), MAPPED, "and thirty are as fast, for less");
@@ -339,12 +347,13 @@ mod tests {
     }
 
     proptest! {
-        /// Never below 0.95 of the best that was tried, whatever was measured.
+        /// Never below what the preference allows, whatever was measured.
         #[test]
         fn what_is_picked_is_never_much_worse_than_the_best(rates in proptest::collection::vec((0.0f64..60.0, 0.0f64..1.0), 1..6)) {
             let tried: Vec<Gave> = rates.iter().map(|(r, c)| Gave { gib_s: *r, cpu_s_per_gib: Some(*c) }).collect();
             let best = tried.iter().map(|t| t.gib_s).fold(0.0, f64::max);
-            prop_assert!(tried[pick(&tried)].gib_s >= 0.95 * best);
+            prop_assert!(tried[pick(&tried, Prefer::Rate)].gib_s >= 0.95 * best);
+            prop_assert!(tried[pick(&tried, Prefer::Balance)].gib_s >= 0.66 * best);
         }
 
         #[test]

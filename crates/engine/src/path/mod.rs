@@ -249,6 +249,12 @@ pub trait DataPath: Sync {
         Readers::default()
     }
 
+    /// Bytes of an I/O, and of those that a worker has in flight, by which the path reaches its full rate; None where the usual
+    /// ones do.
+    fn full_rate(&self, _job: &JobSpec) -> Option<(u64, u64)> {
+        None
+    }
+
     /// How it combines the I/Os of a batch.
     fn brings_together(&self, _job: &JobSpec) -> &'static str {
         "each I/O separately, submitted together"

@@ -167,7 +167,15 @@ macro_rules! no_numbers {
     ($($other:ty),*) => { $( impl AsNumber for $other {} )* };
 }
 no_numbers!(bool, String, super::PathKind, super::CuFileMode);
-no_numbers!(super::Op, super::Arrivals, super::Cache, super::Engine, super::Pages, super::Sync);
+no_numbers!(
+    super::Op,
+    super::Arrivals,
+    super::Cache,
+    super::Engine,
+    super::Pages,
+    super::Prefer,
+    super::Sync
+);
 
 impl<T: AsNumber> AsNumber for Option<T> {
     fn as_number(&self) -> Option<f64> {

@@ -4,7 +4,7 @@
 
 use super::field::Kind::*;
 use super::field::{flag, job, switch, AsNumber, Field, ANY};
-use super::{Arrivals, Cache, CuFileMode, Engine, Op, Origin, Pages, PathKind, Sync};
+use super::{Arrivals, Cache, CuFileMode, Engine, Op, Origin, Pages, PathKind, Prefer, Sync};
 use super::{DEPTH_MAX, FILES_MAX, FILE_NAME_DEFAULT, REPEATS_MAX, SECONDS_MAX, WORKERS_MAX};
 use serde::{Deserialize, Serialize};
 
@@ -15,6 +15,10 @@ job! {
     sources: Vec<String> = Vec::new();
     path: PathKind = PathKind::Host,
         flag("path", Path, "PATH", "How bytes reach the destination: {paths} or auto.");
+    /// What `auto` favours.
+    prefer: Prefer = Prefer::Balance,
+        flag("prefer", Choice(&["balance", "rate", "cpu"]), "WHAT",
+            "What auto favours: balance (the least CPU time among paths that reach 2/3 of the fastest's rate), rate or cpu.");
     op: Op = Op::Read,
         flag("op", Choice(&["read", "write", "randread", "randwrite"]), "OP", "read, write, randread or randwrite.");
     /// Share of reads in a mixed job, in per cent. None: `op` alone.
@@ -23,6 +27,8 @@ job! {
     /// Bytes per I/O. With `io_bytes_max`, the smallest.
     io_bytes: u64 = 1 << 20,
         flag("io-size", Sizes, "SIZE", "Block size: bytes per I/O, e.g. 128k, or a range MIN:MAX[:STEP].");
+    /// `given`, `default` or `auto`: the origin of `io_bytes`.
+    io_from: Origin = Origin::Given;
     /// Sizes are drawn uniformly from io_bytes, io_bytes + io_bytes_step, … io_bytes_max.
     io_bytes_max: Option<u64> = None;
     io_bytes_step: Option<u64> = None;

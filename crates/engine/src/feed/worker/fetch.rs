@@ -1,6 +1,6 @@
 //! Rows of a table: fetched by the GPU itself out of registered windows, or copied out of the mapping by this worker.
 
-use super::{copy_failed, wakes_this_thread, Flight, From, Worker};
+use super::{copy_failed, in_turn, wakes_this_thread, Flight, From, Worker};
 use crate::copy::{self, Stores};
 use crate::feed::gpu_numbers::GpuNumbers;
 use crate::feed::layout::{add, short, Run};
@@ -281,10 +281,10 @@ impl Worker {
                 }
                 let launch = Launch { kernel, base, step: row_bytes as u64, slot, numbers_at };
                 let bytes = runs.iter().map(|run| run.bytes).sum();
-                self.launch(&launch, part, outlet)
+                in_turn(part.source, || self.launch(&launch, part, outlet))
                     .map(|event| self.fly(outlet, From::Slot(slot), bytes, event))
             }
-            _ => self.send(outlet, slot, base, &runs),
+            _ => in_turn(part.source, || self.send(outlet, slot, base, &runs)),
         };
         if let Err(why) = sent {
             self.give_slot_up(outlet, slot);

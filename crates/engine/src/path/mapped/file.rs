@@ -7,7 +7,7 @@ use crate::queue::Fault;
 use crate::source::file::FileTarget;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
@@ -116,14 +116,20 @@ pub struct MappedFile {
     pub(super) number: u32,
     window_bytes: u64,
     windows: Vec<Window>,
-    mapping: OnceLock<Result<Mapping, String>>,
+    mapping: OnceLock<Result<Arc<Mapping>, String>>,
     watch: Mutex<Watch>,
     /// As in `watch`: nothing of it is to be delivered.
     lost: AtomicBool,
 }
 
 impl MappedFile {
-    pub(super) fn new(target: FileTarget, number: u32, window_bytes: u64) -> Result<MappedFile, Fault> {
+    /// `mapping`: of all of the file, where it is mapped already. Page tables that are filled there needn't be again.
+    pub(super) fn new(
+        target: FileTarget,
+        number: u32,
+        window_bytes: u64,
+        mapping: Option<Arc<Mapping>>,
+    ) -> Result<MappedFile, Fault> {
         let identity = Identity::of(&target.file, &target.path, target.is_device)?;
         let count = target.bytes.div_ceil(window_bytes).max(1);
         let adopted = identity.is_whole(target.bytes).then_some(identity);
@@ -131,7 +137,7 @@ impl MappedFile {
             number,
             window_bytes,
             windows: (0..count).map(|_| Window::default()).collect(),
-            mapping: OnceLock::new(),
+            mapping: mapping.map_or_else(OnceLock::new, |mapping| Ok(mapping).into()),
             lost: AtomicBool::new(adopted.is_none()),
             watch: Mutex::new(Watch {
                 adopted,
@@ -163,8 +169,10 @@ impl MappedFile {
 
     /// The mapping; made when it is first needed.
     pub(super) fn mapping(&self) -> Result<&Mapping, &str> {
-        let made = self.mapping.get_or_init(|| Mapping::new(&self.target).map_err(|e| format!("mmap: {e}")));
-        made.as_ref().map_err(String::as_str)
+        let made = self
+            .mapping
+            .get_or_init(|| Mapping::new(&self.target).map(Arc::new).map_err(|e| format!("mmap: {e}")));
+        made.as_deref().map_err(String::as_str)
     }
 
     /// Where the device finds the byte at `offset` of a window that is ready.

@@ -1,6 +1,6 @@
 //! The file's mapping, and pages of it that the GPU may read. No byte of the
-//! mapping is ever touched by the CPU, so that a file that shrinks under it
-//! can't raise SIGBUS: only the kernel and the device look at its pages.
+//! mapping is touched by the CPU but through `copy::guarded`, so that a file that
+//! shrinks under it can't end the process by SIGBUS.
 
 use crate::gpu::cuda::{CudaError, Device, Registered};
 use crate::source::file::FileTarget;
@@ -14,7 +14,7 @@ pub struct Mapping {
     bytes: usize,
 }
 
-// SAFETY: an address range; nothing is read through it by the CPU.
+// SAFETY: an address range; the CPU reads through it only where a fault ends the copy.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}

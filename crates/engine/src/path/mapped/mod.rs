@@ -17,7 +17,7 @@ mod turns;
 
 pub use copies::Staging;
 pub use file::{MappedFile, Phase, Window};
-pub use map::{DevicePinner, Pin, Pinner};
+pub use map::{DevicePinner, Mapping, Pin, Pinner};
 pub use policy::{window_bytes, Key, Policy, Verdict};
 pub use registry::{Limits, Registry, Wakeup, LEAST_BYTES};
 pub use relays::{relays_of, RELAYED_WINDOW_BYTES_MAX, WINDOWS_IN_FLIGHT};

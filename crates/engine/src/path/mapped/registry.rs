@@ -9,7 +9,7 @@
 mod registrar;
 
 use super::file::{MappedFile, Phase, Seen};
-use super::map::{Pin, Pinner};
+use super::map::{Mapping, Pin, Pinner};
 use super::policy::Key;
 use super::policy::Policy;
 use super::turns::Turns;
@@ -183,13 +183,23 @@ impl Registry {
 
     /// The file among those that take part. It joins them if it is new.
     pub fn file(&self, target: &FileTarget) -> Result<Arc<MappedFile>, Fault> {
+        self.file_in(target, None)
+    }
+
+    /// `file`, by the mapping that whoever asks has of it.
+    pub fn file_in(
+        &self,
+        target: &FileTarget,
+        mapping: Option<Arc<Mapping>>,
+    ) -> Result<Arc<MappedFile>, Fault> {
         let handle = Arc::as_ptr(&target.file) as usize;
         let mut state = self.shared.lock();
         if let Some(number) = state.by_handle.get(&handle) {
             return Ok(state.files[number].clone());
         }
         let number = state.next_number;
-        let file = Arc::new(MappedFile::new(target.clone(), number, self.shared.limits.window_bytes)?);
+        let file =
+            Arc::new(MappedFile::new(target.clone(), number, self.shared.limits.window_bytes, mapping)?);
         state.next_number += 1;
         state.by_handle.insert(handle, number);
         state.files.insert(number, file.clone());

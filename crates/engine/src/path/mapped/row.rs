@@ -7,7 +7,7 @@ use crate::gpu::cuda::{self, Device};
 use crate::machine::finding::{Check, State};
 use crate::machine::verdict::Verdicts;
 use crate::path::auto::{Known, Situation};
-use crate::path::buffers::{LAUNCHED_ROW_BYTES_MAX, ROW_BYTES_MAX};
+use crate::path::buffers::{depth_of_short, LAUNCHED_ROW_BYTES_MAX, ROW_BYTES_MAX};
 use crate::path::straight::Means;
 use crate::path::{
     About, Beside, BounceQueue, DataPath, Destination, Ends, Layer, QueueFactory, Readers, Refusal, Site,
@@ -25,6 +25,9 @@ const WARM_SHARE: f64 = 0.95;
 const BYTES_MIN: u64 = 4 << 20;
 /// Below this bounce may be faster by far: the device must fetch many together.
 const IO_BYTES_UNTRIED: u64 = 64 << 10;
+/// In flight of reads in order, so that windows are long and relays copy some of them meanwhile.
+const IN_ORDER_BYTES: u64 = 256 << 20;
+const IN_ORDER_IO_BYTES: u64 = 16 << 20;
 /// Slots for bytes that can't be mapped, and the size of each; longer I/Os are split. As in `bounce`, copies of 4 MiB
 /// keep the device busy.
 pub(super) const ASIDE_SLOTS: u32 = 4;
@@ -128,6 +131,18 @@ impl DataPath for Mapped {
     /// than files are, or memory for the rest would lie idle.
     fn readers(&self) -> Readers {
         Readers { workers_max: Some(2), io_bytes: Some((1 << 20, 16 << 20)), depth: None }
+    }
+
+    /// Reads in order: windows are as long as that, so that few are registered, and some are copied by relays meanwhile. Rows:
+    /// as many as launches fetch together.
+    fn full_rate(&self, job: &JobSpec) -> Option<(u64, u64)> {
+        let io_bytes = job.io_bytes_largest();
+        let rows = || depth_of_short(job).map(|depth| (io_bytes, u64::from(depth) * io_bytes));
+        if job.op.is_random() {
+            rows()
+        } else {
+            Some((IN_ORDER_IO_BYTES, IN_ORDER_BYTES))
+        }
     }
 
     fn ends_at_once(&self, _: &Target) -> bool {

@@ -1,0 +1,157 @@
+//! A file's mapping, as workers that copy from it see it: what of it was read, what is cached, and which page tables are filled.
+
+use crate::copy;
+use crate::path::mapped::Mapping;
+use crate::source::file::FileTarget;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// Windows of page tables.
+const WINDOW: u64 = 4 << 20;
+/// Filling the page tables of a window takes about as long as reading this many rows by system calls.
+const ROWS_PER_WINDOW_MIN: u64 = 32;
+/// So often it is asked what is cached of a window that rows are copied from.
+const LOOKED_EVERY: Duration = Duration::from_secs(1);
+
+/// The whole file, for reading by `copy::guarded` alone.
+pub(super) struct Map {
+    pub mapping: Arc<Mapping>,
+    pub bytes: u64,
+    /// A bit per window that was read.
+    read: Bits,
+    /// A bit per window whose page tables were filled: one call in place of a thousand faults.
+    populated: Bits,
+    /// Bits per window, as was last asked: not all of it is cached, or all is.
+    absent: Bits,
+    resident: Bits,
+    /// How many of the latter are set, or so: what is dropped meanwhile is read in again.
+    resident_count: AtomicU64,
+    /// When all bits of these two were last unset.
+    looked: Mutex<Instant>,
+}
+
+impl Map {
+    /// None where the system gives no room for it: the file is then read by system calls.
+    pub fn new(target: &FileTarget) -> Option<Map> {
+        copy::install_guard();
+        let mapping = Arc::new(Mapping::new(target).ok()?);
+        let windows = target.bytes.div_ceil(WINDOW);
+        Some(Map {
+            mapping,
+            bytes: target.bytes,
+            read: Bits::new(windows),
+            populated: Bits::new(windows),
+            absent: Bits::new(windows),
+            resident: Bits::new(windows),
+            resident_count: AtomicU64::new(0),
+            looked: Mutex::new(Instant::now()),
+        })
+    }
+
+    /// Whether all of it had been read before.
+    pub fn note_read(&self, offset: u64, bytes: usize) -> bool {
+        let windows = offset / WINDOW..(offset + bytes as u64).div_ceil(WINDOW);
+        windows.filter(|window| !self.read.set(*window)).count() == 0
+    }
+
+    pub fn was_read(&self, offset: u64, bytes: usize) -> bool {
+        let end = offset + bytes as u64;
+        end <= self.bytes && (offset / WINDOW..end.div_ceil(WINDOW)).all(|window| self.read.get(window))
+    }
+
+    /// Has `is_resident` ask anew, at most once a second.
+    pub fn look_again(&self) {
+        // Whoever has it looks; or had it when this process was forked.
+        let Ok(mut looked) = self.looked.try_lock() else { return };
+        if looked.elapsed() >= LOOKED_EVERY {
+            *looked = Instant::now();
+            self.absent.unset_all();
+            self.resident.unset_all();
+            self.resident_count.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Where bytes lie that are in the file, if what lies around them is cached: as `share` says of a window, by its offset
+    /// and length.
+    pub fn resident_at(
+        &self,
+        offset: u64,
+        bytes: usize,
+        share: impl Fn(u64, usize) -> Option<f64>,
+    ) -> Option<*const u8> {
+        let whole = |window: u64| {
+            let bytes = WINDOW.min(self.bytes - window * WINDOW) as usize;
+            share(window * WINDOW, bytes).is_some_and(|share| share >= 1.0)
+        };
+        let mut windows = offset / WINDOW..(offset + bytes as u64).div_ceil(WINDOW);
+        (bytes > 0 && windows.all(|window| self.is_resident(window, whole))).then(|| self.at(offset))
+    }
+
+    /// Whether so many rows were asked for that filling page tables pays.
+    pub fn pays(&self, rows: u64) -> bool {
+        rows >= self.bytes.div_ceil(WINDOW) * ROWS_PER_WINDOW_MIN
+    }
+
+    /// Whether all of a window was cached when that was last asked of `whole`; its page tables are filled then.
+    fn is_resident(&self, window: u64, whole: impl Fn(u64) -> bool) -> bool {
+        if self.resident.get(window) {
+            return true;
+        }
+        if self.absent.get(window) {
+            return false;
+        }
+        // Several workers may ask at a time. None of them takes it for absent meanwhile: its rows would be read one by one.
+        if !whole(window) {
+            self.absent.set(window);
+            return false;
+        }
+        self.populate(window * WINDOW, 1);
+        if !self.resident.set(window) {
+            self.resident_count.fetch_add(1, Ordering::Relaxed);
+        }
+        true
+    }
+
+    pub fn is_whole(&self) -> bool {
+        self.resident_count.load(Ordering::Relaxed) == self.bytes.div_ceil(WINDOW)
+    }
+
+    /// The address of the byte at `offset`, which lies in the file.
+    pub fn at(&self, offset: u64) -> *const u8 {
+        self.mapping.address(offset).as_ptr()
+    }
+
+    /// Fills page tables. Where that is refused (an old kernel, a page that is gone), the copy takes the faults itself.
+    pub fn populate(&self, offset: u64, bytes: usize) {
+        for window in offset / WINDOW..(offset + bytes as u64).div_ceil(WINDOW) {
+            if self.populated.set(window) {
+                continue;
+            }
+            let length = WINDOW.min(self.bytes - window * WINDOW) as usize;
+            self.mapping.populate(window * WINDOW, length);
+        }
+    }
+}
+
+struct Bits(Vec<AtomicU64>);
+
+impl Bits {
+    fn new(count: u64) -> Bits {
+        Bits((0..count.div_ceil(64)).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    fn get(&self, index: u64) -> bool {
+        self.0[(index / 64) as usize].load(Ordering::Relaxed) & (1 << (index % 64)) != 0
+    }
+
+    /// Sets a bit; whether it was set before.
+    fn set(&self, index: u64) -> bool {
+        let bit = 1 << (index % 64);
+        self.0[(index / 64) as usize].fetch_or(bit, Ordering::Relaxed) & bit != 0
+    }
+
+    fn unset_all(&self) {
+        self.0.iter().for_each(|bits| bits.store(0, Ordering::Relaxed));
+    }
+}
