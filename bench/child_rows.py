@@ -1,10 +1,11 @@
 """Rows of a table in a file into the GPU, as bench/child.py asks it: `child_rows.py WAY GPU PATH`.
 
-WAY is `gather` (`forebay.open(…, path).gather`; a request may say `path`, "mapped" unless it does, and whether row
-`numbers` lie on the host or the "gpu") or `torch`: the file mapped as a tensor, `index_select` into pinned
-memory that is used again, and a copy to the GPU that overlaps with the next one, which is the fastest of PyTorch's own
-ways. A request says `row_bytes` and `at_once`, the rows of a batch, and to `gather` how many batches are `in_flight`
-(two unless it does). Row numbers are drawn beforehand: whoever trains has them.
+WAY is `gather` (`forebay.open(…, path).gather`; a request may say `path`, "mapped" unless it does, and whether row `numbers`
+lie on the host or the "gpu") or `torch`: the file mapped as a tensor, `index_select` into pinned memory that is used again,
+and a copy to the GPU that overlaps with the next one, which is the fastest of PyTorch's own ways. A request says `row_bytes`
+and `at_once`, the rows of a batch, and to `gather` how many batches are `in_flight` (two unless it does). One that says
+`calls` is answered with the time of each of so many calls, on a file opened for them. Row numbers are drawn beforehand:
+whoever trains has them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from child import Answer, Stopwatch, serve
 
 BATCHES = 8
 ROOM = 1 << 30
+# Longer ones are pieces that `read_at` reads.
+ROW_BYTES_MAX = 1 << 20
 
 Run = Callable[[dict[str, Any]], Answer]
 
@@ -39,6 +42,8 @@ def by_gather(gpu: int, path: str) -> Run:
     files: dict[str, forebay.File] = {}
 
     def run(request: dict[str, Any]) -> Answer:
+        if "calls" in request:
+            return call_by_call(gpu, path, request)
         way = request.get("path", "mapped")
         if way not in files:
             files[way] = forebay.open(path, way)
@@ -67,6 +72,32 @@ def by_gather(gpu: int, path: str) -> Run:
         return watch.answer(rows * row_bytes, rows) | {"proof": asdict(file.last_report)}
 
     return run
+
+
+def call_by_call(gpu: int, path: str, request: dict[str, Any]) -> Answer:
+    """Seconds and CPU seconds of each call on a file that is opened for them; threads, slots and kernels are there before."""
+    import forebay
+    import torch
+
+    row_bytes, at_once = request["row_bytes"], request["at_once"]
+    out = torch.empty(row_bytes * at_once, dtype=torch.uint8, device=f"cuda:{gpu}")
+    batches = drawn(os.path.getsize(path), request)
+    with forebay.open(path, "bounce") as file:
+        file.gather(batches[0], row_bytes, out)
+    call_s, call_cpu_s = [], []
+    total = Stopwatch()
+    with forebay.open(path, request["path"]) as file:
+        for number in range(request["calls"]):
+            watch = Stopwatch()
+            if row_bytes > ROW_BYTES_MAX:
+                file.read_at(batches[number % BATCHES] * row_bytes, row_bytes, out)
+            else:
+                file.gather(batches[number % BATCHES], row_bytes, out)
+            one = watch.answer(row_bytes * at_once, at_once)
+            call_s.append(one["seconds"])
+            call_cpu_s.append(one["cpu_s"])
+    rows = at_once * request["calls"]
+    return total.answer(rows * row_bytes, rows) | {"call_s": call_s, "call_cpu_s": call_cpu_s}
 
 
 def by_torch(gpu: int, path: str) -> Run:

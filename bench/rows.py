@@ -2,8 +2,8 @@
 
 Forebay's `gather` and `bench`, in batches and without, beside what the machine itself does (bench/rows_floor.cu: a kernel
 alone, 16 threads that gather, threads and a scatter kernel), PyTorch's index_select at its best, KvikIO, and fio for rows
-that aren't cached. Needs Python 3.10 or newer, NumPy, torch, CuPy and forebay's wheel; nvcc for the floor. Who isn't
-installed is left out and named.
+that aren't cached; last `path="auto"` call by call (`--only 'call by call'` measures that alone). Needs Python 3.10 or
+newer, NumPy, torch, CuPy and forebay's wheel; nvcc for the floor. Who isn't installed is left out and named.
 
 Every run is a line of JSON in --lines, written when it ends. Started again with the same file and settings on the same
 machine, it measures what is missing; --limit-s ends it before a machine's time does. Exit: 0 if every bound holds, 1 if one
@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import rows_calls
 from child import HERE, Child, asked, closing
 from gpu import COPY, KVIKIO, MIB, arguments, cached, copy_rate, data_file, kvikio, ours, ready, run_main
 from peers import fio_uring
@@ -53,6 +54,9 @@ KERNEL, THREADS, SCATTER = "kernel alone", "16 threads gather", "16 threads, sca
 TORCH, FIO = "torch index_select", "fio, host only"
 TITLE = "Into the GPU, rows by every way"
 FILE = "forebay-rows.dat"
+CALL_BY_CALL = "call by call"
+# Each takes a minute.
+CALL_ROUNDS = 3
 BATCH_BYTES = 256 * MIB
 CORES = min(16, os.cpu_count() or 16)
 # Row bytes of `mapped`: its least share of the kernel's rate, and of PyTorch's.
@@ -305,18 +309,24 @@ def main() -> int:
     cells = [cell for cell in every if not options.only or options.only in cell.name]
     with closing(*children.values()):
         whole = measure(options, file, cells, lines, began + options.limit_s)
+        by_call = []
+        if whole and (not options.only or options.only in CALL_BY_CALL):
+            by_call = rows_calls.measure(children["gather"], min(options.rounds, CALL_ROUNDS))
     done = settled(cells, lines)
-    if not done:
+    if not done and not by_call:
         say("nothing was measured")
         return 3
-    text = section(TITLE, options, f"{tables(done)}\n")
-    found = [{"cell": cell.name, "left_out": cell.lost, "bounds": bounds} for cell, _, bounds in done]
+    parts = [tables(done)] if done else []
+    text = section(TITLE, options, "\n".join(parts + ([rows_calls.table(by_call)] if by_call else [])) + "\n")
+    found: list[dict[str, Any]] = [{"cell": cell.name, "left_out": cell.lost, "bounds": bounds} for cell, _, bounds in done]
+    found += [{"cell": f"{one['row_bytes']} bytes, {CALL_BY_CALL}", **one} for one in by_call]
     save(options.json, TITLE, options, found, text)
     publish(TITLE, options, text)
     if not whole:
         say(f"stopped after {options.limit_s:g} s; the same command measures the rest")
         return 4
-    return 1 if any(bound["holds"] is False for _, _, bounds in done for bound in bounds) else 0
+    short = any(bound["holds"] is False for _, _, bounds in done for bound in bounds)
+    return 1 if short or not all(one["holds"] for one in by_call) else 0
 
 
 if __name__ == "__main__":
