@@ -33,6 +33,8 @@ LAYOUTS = {
     "chunked": {"chunks": (1, 40, 40)},
     "several samples in a chunk": {"chunks": (4, 30, 100)},
     "packed": {"chunks": (1, 40, 40), "compression": "gzip"},
+    "with sums": {"chunks": (4, 30, 100), "fletcher32": True},
+    "packed, with sums": {"chunks": (1, 40, 40), "compression": "gzip", "shuffle": True, "fletcher32": True},
 }
 
 
@@ -84,6 +86,33 @@ def test_a_file_that_lost_its_end_or_a_node_is_named(forebay: Callable[..., Any]
     victim.write_bytes(whole[:at] + b"XREE" + whole[at + 4 :])
     done = run(forebay, tmp_path)
     assert done.returncode == 4 and victim.name in done.stderr and "belong to the tree" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("layout", ["with sums", "packed, with sums"])
+def test_a_chunk_that_lost_a_bit_is_told_by_its_sum(forebay: Callable[..., Any], tmp_path: Path, layout: str) -> None:
+    victim = write(tmp_path / "data", LAYOUTS[layout])[1]
+    with h5py.File(victim) as file:
+        chunk = file["records"].id.get_chunk_info(5)
+    whole = bytearray(victim.read_bytes())
+    for at in (chunk.byte_offset, chunk.byte_offset + chunk.size - 1):
+        damaged = bytearray(whole)
+        damaged[at] ^= 4
+        victim.write_bytes(damaged)
+        done = run(forebay, tmp_path)
+        assert done.returncode == 4 and victim.name in done.stderr and "Fletcher-32" in done.stderr, done.stderr
+        assert str(chunk.byte_offset) in done.stderr and run(forebay, tmp_path, "--level", "bytes").returncode == 0
+
+
+@pytest.mark.parametrize("never", [False, True])
+def test_samples_that_are_not_in_the_file_are_refused(forebay: Callable[..., Any], tmp_path: Path, never: bool) -> None:
+    for path in write(tmp_path / "data", {}):
+        raw = path.with_suffix(".raw")
+        raw.write_bytes(bytes(SAMPLES * SIDE * SIDE))
+        with h5py.File(path, "w") as made:
+            more = {} if never else {"external": [(str(raw), 0, h5py.h5f.UNLIMITED)]}
+            made.create_dataset("records", (SAMPLES, SIDE, SIDE), dtype=np.uint8, **more)
+    done = run(forebay, tmp_path)
+    assert done.returncode == 4 and "isn't in this file" in done.stderr and "rm " not in done.stderr, done.stderr
 
 
 def test_a_newer_layout_is_held_against_its_length(forebay: Callable[..., Any], tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ fn of_training(training: &Training, list: &mut Vec<Warning>) {
     if skipped.count > 0 {
         let examples: Vec<_> = skipped.examples.iter().take(EXAMPLES_TOLD).map(String::as_str).collect();
         let text = format!("{} samples were skipped: {}", skipped.count, examples.join("; "));
-        warn(list, "skipped", text, "rm those files, and forebay emulate datagen creates them again");
+        warn(list, "skipped", text, "training.skipped.examples for what is wrong with each");
     }
     let (files, accelerators) = (training.files, training.accelerators);
     if training.loader == Loader::TensorFlow && files < accelerators {

@@ -7,6 +7,7 @@
 mod bounded;
 pub mod decode;
 mod example;
+mod fletcher;
 pub mod hdf5;
 pub mod jpeg;
 pub mod npy;

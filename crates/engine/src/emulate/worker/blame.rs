@@ -2,8 +2,10 @@
 
 use super::{Active, Worker};
 use crate::format::Damage;
+use crate::generate::manifest;
 use forebay_model::training::OnError;
 use forebay_model::Error;
+use std::path::Path;
 
 impl Worker {
     /// What is wanted of a stream that can't be read counts as left out.
@@ -45,10 +47,17 @@ impl Worker {
     pub(super) fn damaged(&self, file: u32, damage: &Damage) {
         self.forget(file);
         let name = self.shared.data.name(file);
-        let next =
-            "--on-error skip to leave it out; or rm that file, and forebay emulate datagen creates it again";
+        let next = match self.made_by_datagen() {
+            true => "--on-error skip to leave it out; or rm that file, and forebay emulate datagen creates it again",
+            false => "--on-error skip to leave it out; --level bytes to read without parsing; or a --workload that describes the file",
+        };
         let error = Error::run(format!("read {name}"), damage.to_string(), next);
         self.wrong(format!("{name}: {damage}"), error);
+    }
+
+    /// Whether a manifest says that Forebay made the data: nothing of anybody else's is to be removed.
+    fn made_by_datagen(&self) -> bool {
+        self.shared.spec.data.iter().all(|folder| Path::new(folder).join(manifest::NAME).exists())
     }
 
     /// A record that was damaged between others that weren't.

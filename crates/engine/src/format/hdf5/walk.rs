@@ -17,6 +17,8 @@ const BLOCK_BYTES_MAX: u64 = 1 << 20;
 const OBJECTS_MAX: usize = 1024;
 const RANK_MAX: usize = 32;
 const CHUNKS_MAX: u64 = 1 << 24;
+/// The filter that appends a Fletcher-32 sum.
+const FLETCHER: u16 = 3;
 
 /// An offset, and what is wrong there.
 pub type Odd = (u64, String);
@@ -27,13 +29,26 @@ pub struct DataSet {
     pub dims: Vec<u64>,
     pub item_bytes: u64,
     pub place: Place,
+    /// Chunks that end in a Fletcher-32 sum of the bytes before it.
+    pub summed: Vec<SummedChunk>,
+}
+
+/// A chunk whose last four bytes are the sum of the others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SummedChunk {
+    pub at: u64,
+    pub bytes: u64,
+    /// The first row of the data set that has a part in it.
+    pub row: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Place {
-    /// In the object's header, or nowhere.
+    /// In the object's header.
     #[default]
-    Elsewhere,
+    Header,
+    /// In other files, or nowhere: it was never written.
+    Absent(&'static str),
     Contiguous {
         at: u64,
         bytes: u64,
@@ -77,6 +92,8 @@ struct Object {
     chunk_tree: Option<u64>,
     chunks: u64,
     is_packed: bool,
+    /// The number of the filter in its pipeline that stores a Fletcher-32 sum behind everything else.
+    summed_by: Option<u8>,
 }
 
 pub struct Walk {
@@ -220,8 +237,14 @@ impl Walk {
                 short(8)?;
                 self.object.set.item_bytes = u32_at(body, 4).into();
             }
+            // Such a data set's layout names no place; whichever of both messages comes first.
+            0x07 => self.object.set.place = Place::Absent("its data is in other files (external storage)"),
             0x08 => self.layout(body)?,
-            0x0B => self.object.is_packed = true,
+            0x0B => {
+                self.object.is_packed = true;
+                self.object.summed_by =
+                    last_filter(body)?.and_then(|(number, id)| (id == FLETCHER).then_some(number));
+            }
             0x10 => {
                 short(16)?;
                 self.ask(Task::Messages, u64_at(body, 0), u64_at(body, 8)).map_err(|(_, what)| what)?;
@@ -243,8 +266,11 @@ impl Walk {
             [3, 0, ..] => Ok(()),
             [3, 1, rest @ ..] if rest.len() >= 16 => {
                 let (at, bytes) = (u64_at(rest, 0), u64_at(rest, 8));
-                if at != UNDEFINED {
-                    self.object.set.place = Place::Contiguous { at, bytes };
+                let place = &mut self.object.set.place;
+                match place {
+                    Place::Absent(_) => {}
+                    _ if at != UNDEFINED => *place = Place::Contiguous { at, bytes },
+                    _ => *place = Place::Absent("nothing was ever written to it"),
                 }
                 Ok(())
             }
@@ -371,7 +397,7 @@ impl Walk {
     }
 
     fn chunk(&mut self, key: &[u8], at: u64) -> Result<(), Odd> {
-        let Object { set, chunk_dims, chunks, is_packed, .. } = &mut self.object;
+        let Object { set, chunk_dims, chunks, is_packed, summed_by, .. } = &mut self.object;
         let bytes = u64::from(u32_at(key, 0));
         let plain = chunk_dims.iter().try_fold(set.item_bytes, |all, side| all.checked_mul(*side));
         let end = at.checked_add(bytes).filter(|end| *end <= self.file_bytes);
@@ -384,6 +410,13 @@ impl Walk {
             offset % side == 0 && offset < *all
         });
         let row = (u64_at(key, 8) / chunk_dims[0]) as usize;
+        // A bit of the key's mask is set for each filter that was left out.
+        if fits && summed_by.is_some_and(|number| number > 31 || u32_at(key, 4) >> number & 1 == 0) {
+            if bytes < 4 {
+                return Err((at, format!("a chunk of {bytes} bytes has no room for its checksum")));
+            }
+            set.summed.push(SummedChunk { at, bytes, row: u64_at(key, 8) });
+        }
         let Place::Chunked { ends, .. } = &mut set.place else { return Ok(()) };
         match ends.get_mut(row).filter(|_| fits) {
             Some(last) => *last = end.max(*last),
@@ -411,7 +444,12 @@ impl Walk {
     fn whole(&self, set: &DataSet, chunks: u64, chunk_dims: &[u64]) -> Result<(), Odd> {
         let name = &set.name;
         match &set.place {
-            Place::Elsewhere => Ok(()),
+            Place::Header => Ok(()),
+            // Others than the samples are none of a run's business.
+            Place::Absent(why) if name == super::SAMPLES && !set.dims.contains(&0) => {
+                Err((0, format!("'{name}' of {:?} isn't in this file: {why}", set.dims)))
+            }
+            Place::Absent(_) => Ok(()),
             Place::Contiguous { at, bytes } => {
                 let wanted = set.dims.iter().try_fold(set.item_bytes, |all, side| all.checked_mul(*side));
                 let ends = at.checked_add(*bytes).filter(|end| *end <= self.file_bytes);
@@ -433,6 +471,29 @@ impl Walk {
 
 fn chunks_of(dims: &[u64], chunk_dims: &[u64]) -> Option<u64> {
     dims.iter().zip(chunk_dims).try_fold(1u64, |all, (dim, side)| all.checked_mul(dim.div_ceil(*side)))
+}
+
+/// The number and identifier of the last filter in a filter pipeline message.
+fn last_filter(body: &[u8]) -> Result<Option<(u8, u16)>, String> {
+    let bad = || format!("a filter pipeline of {} bytes, version {:?}", body.len(), body.first());
+    let (Some(version @ (1 | 2)), Some(count)) = (body.first().copied(), body.get(1).copied()) else {
+        return Err(bad());
+    };
+    let mut rest = body.get(if version == 1 { 8 } else { 2 }..).ok_or_else(bad)?;
+    let mut last = None;
+    for number in 0..count {
+        let word = |at: usize| rest.get(at..at + 2).map(|w| u16::from_le_bytes([w[0], w[1]])).ok_or_else(bad);
+        let id = word(0)?;
+        let named = version == 1 || id >= 256;
+        let name_bytes = if named { usize::from(word(2)?) } else { 0 };
+        let values = usize::from(word(if named { 6 } else { 4 })?);
+        let (head, padded) = if named { (8, version == 1) } else { (6, false) };
+        let name_bytes = if padded { name_bytes.next_multiple_of(8) } else { name_bytes };
+        let values = if padded { values.next_multiple_of(2) } else { values };
+        rest = rest.get(head + name_bytes + 4 * values..).ok_or_else(bad)?;
+        last = Some((number, id));
+    }
+    Ok(last)
 }
 
 /// The dimensions in a dataspace message.

@@ -1,8 +1,9 @@
 //! An HDF5 file: what describes its data sets, wherever that lies, then every byte of it front to back. A sample is
-//! whole once all of it came by.
+//! whole once all of it came by. Chunks that end in a checksum are held against it as they come by.
 
 use super::{Index, PickSpec, Picker, Piece, Pieces, Wanted};
-use crate::format::hdf5::walk::{Place, Walk};
+use crate::format::fletcher::Fletcher32;
+use crate::format::hdf5::walk::{Place, SummedChunk, Walk};
 use crate::format::hdf5::{samples_of, superblock, FRONT_BYTES};
 use crate::format::Damage;
 
@@ -17,6 +18,8 @@ pub struct Tree {
     /// What the walk asked for from behind the front.
     asked: Vec<u8>,
     samples: Samples,
+    checks: bool,
+    sums: Sums,
     /// Bytes of the pieces before the rest of the file.
     before_rest: u64,
     ended: bool,
@@ -48,6 +51,8 @@ impl Tree {
             front: Vec::new(),
             asked: Vec::new(),
             samples: Samples::Unknown,
+            checks: spec.checks,
+            sums: Sums::default(),
             before_rest: 0,
             ended: false,
         }
@@ -78,7 +83,11 @@ impl Tree {
                 *end = highest;
             });
         }
+        if self.checks {
+            self.sums = Sums::of(&set.summed);
+        }
         self.walk = None;
+        self.sums.take(&self.front)?;
         self.go_on_to_the_rest()
     }
 
@@ -117,6 +126,60 @@ impl Tree {
     }
 }
 
+/// Chunks with a checksum, in the order in which a file's bytes come by.
+#[derive(Default)]
+struct Sums {
+    chunks: Vec<SummedChunk>,
+    /// The one that is coming by, or comes next.
+    next: usize,
+    sum: Fletcher32,
+    /// Its last bytes, which aren't summed.
+    stored: [u8; 4],
+    /// Where in the file the next byte lies.
+    at: u64,
+}
+
+impl Sums {
+    fn of(chunks: &[SummedChunk]) -> Sums {
+        let mut chunks = chunks.to_vec();
+        chunks.sort_unstable_by_key(|chunk| chunk.at);
+        Sums { chunks, ..Sums::default() }
+    }
+
+    /// The file's next bytes, from its begin on.
+    fn take(&mut self, bytes: &[u8]) -> Result<(), Damage> {
+        let (begin, end) = (self.at, self.at + bytes.len() as u64);
+        self.at = end;
+        while let Some(chunk) = self.chunks.get(self.next).filter(|chunk| chunk.at < end) {
+            if self.chunks.get(self.next + 1).is_some_and(|other| other.at < chunk.at + chunk.bytes) {
+                return Err(Damage::new(chunk.row, chunk.at, "two chunks lie in the same place"));
+            }
+            let data_end = chunk.at + chunk.bytes - 4;
+            let part = |from: u64, to: u64| {
+                let place = |at: u64| (at.clamp(begin, end) - begin) as usize;
+                &bytes[place(from)..place(to).max(place(from))]
+            };
+            self.sum.add(part(chunk.at, data_end));
+            let stored_from = data_end.max(begin).min(data_end + 4) - data_end;
+            for (i, byte) in (stored_from as usize..).zip(part(data_end, data_end + 4)) {
+                self.stored[i] = *byte;
+            }
+            if chunk.at + chunk.bytes > end {
+                return Ok(());
+            }
+            if !std::mem::take(&mut self.sum).is(self.stored) {
+                let what = format!(
+                    "a chunk of {} bytes doesn't have the Fletcher-32 sum that is stored behind it",
+                    chunk.bytes
+                );
+                return Err(Damage::new(chunk.row, chunk.at, what));
+            }
+            self.next += 1;
+        }
+        Ok(())
+    }
+}
+
 impl Picker for Tree {
     fn begin(&mut self, file_bytes: u64, wanted: Wanted, _: Option<&Index>) -> Result<(), Damage> {
         (self.file_bytes, self.wanted) = (file_bytes, wanted);
@@ -125,6 +188,7 @@ impl Picker for Tree {
         self.asked.clear();
         self.walk = None;
         self.samples = Samples::Unknown;
+        self.sums = Sums::default();
         (self.before_rest, self.ended) = (0, false);
         self.pieces.push(0, file_bytes.min(FRONT_BYTES), false);
         match file_bytes {
@@ -151,7 +215,7 @@ impl Picker for Tree {
         let is_front = self.pieces.current == 0;
         let ended = self.pieces.took(bytes.len());
         if self.ended {
-            return Ok(());
+            return self.sums.take(bytes);
         }
         let gathered = if is_front { &mut self.front } else { &mut self.asked };
         gathered.extend_from_slice(bytes);
