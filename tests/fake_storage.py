@@ -64,9 +64,11 @@ class FakeStorage:
         limited = self.client_gib_s < self.gib_s and au < 99
         waited = n * seconds * (1 - au / 100)
         read = int(samples * w["record_bytes"])
+        ios = max(1, read >> 17)
         made = fake_engine.record(
-            seconds=seconds, bytes=read, read_bytes=read, throughput_gib_s=read / seconds / 2**30, interrupted=False
-        )
+            seconds=seconds, bytes=read, read_bytes=read, throughput_gib_s=read / seconds / 2**30, ios=ios, iops=ios / seconds,
+            interrupted=False,
+        )  # fmt: skip
         made["id"] = f"{turn:016x}"
         made["job"].update(source=spec["data"][0], sources=spec["data"])
         epochs = [

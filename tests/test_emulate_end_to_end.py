@@ -95,9 +95,15 @@ def test_a_damaged_record_is_named_or_passed_over(forebay: Run, data: Path) -> N
     flags = ("--workload", "small.toml", "--data", data, "--json")
     done = forebay("emulate", "run", *flags)
     assert done.returncode == 4 and victim.name in done.stderr and "try:" in done.stderr and "Traceback" not in done.stderr
-    skipping = record(forebay("emulate", "run", *flags, "--on-error", "skip"), 0)["training"]
+    assert "passes" not in done.stderr, "it broke off"
+    skipping = record(forebay("emulate", "run", *flags, "--on-error", "skip"), 1)["training"]
     assert skipping["skipped"]["count"] >= 1 and victim.name in skipping["skipped"]["examples"][0]
+    assert not skipping["passes"] and "delivered" in {rule["id"] for rule in skipping["rules"] if not rule["ok"]}
     assert record(forebay("emulate", "run", *flags, "--level", "bytes"), 0)["training"]["skipped"]["count"] == 0
+    for n in range(FILES):
+        (data / "train" / f"img_{n:02}_of_{FILES}.npz").write_bytes(b"")
+    nothing = record(forebay("emulate", "run", *flags, "--on-error", "skip"), 1)["training"]
+    assert (nothing["au_pct"], nothing["samples_per_s"], nothing["samples"], nothing["passes"]) == (None, 0.0, 0, False)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from forebay import pipes
 from forebay import run as engine
+from forebay.doubts import contradictions
 from forebay.errors import ForebayError, RequestError
 from forebay.metrics import Metric
 from forebay.stats import Interval, exp, mean_interval, unpaired_ratio
@@ -229,6 +230,8 @@ def _current(runs: Runs, place: str, record: Any) -> dict[str, Any] | None:
         damaged = odd_field(record["job"])
         if damaged is not None:
             raise ValueError(f"has a damaged '{damaged}'")
+        if odd := contradictions(record):
+            raise ValueError(f"contradicts itself: {'; '.join(odd[:3])}")
         return record
     except (ValueError, ForebayError, ImportError) as error:
         runs.skipped.append(f"{place}: {error}".replace("\n", " "))

@@ -18,6 +18,7 @@ from typing import Any
 
 from forebay.emulate import kept
 from forebay.emulate.workloads import Checkpoint, builtin
+from forebay.doubts import contradictions
 from forebay.errors import RequestError
 from forebay.sweep import results as kept_lines
 from forebay.units import GIB
@@ -204,6 +205,8 @@ def searched(file: Path) -> tuple[list[tuple[str, dict[str, Any]]], list[str]]:
 
 
 def of_record(record: Mapping[str, Any], place: str) -> Run:
+    if odd := contradictions(record):
+        raise ValueError(f"it contradicts itself: {'; '.join(odd[:3])}")
     training, result = record["training"], record["result"]
     began = timestamp(record["started"])
     constants = ("batch", "compute_s", "record_bytes", "samples_per_file", "format", "loader", "au_pct_min")

@@ -66,7 +66,7 @@ def workload(t: dict[str, Any]) -> str:
     parts = [
         f"{t['workload']} on {t['accelerators']:,} × {t['accelerator'].upper()}{hosts}",
         f"rules {t['rule_set']}, level {t['level']}" + (", images decoded" if t.get("decode") else ""),
-        f"batches of {t['batch']:,}, {t['prefetch']} read ahead, {t['read_threads']} files at a time each",
+        f"batches of {t['batch']:,}, {t.get('batches_ahead') or t['prefetch']} read ahead, {t['read_threads']} files at a time each",
         f"{count(epochs, 'epoch')} of {count(t['steps'], 'step')}, seed {t['seed']}",
     ]
     if t["destination"] != "drop":
@@ -82,9 +82,12 @@ def data(record: dict[str, Any]) -> str:
 
 def utilisation(t: dict[str, Any], interrupted: bool = False) -> str:
     """AU, the verdict, and each epoch's."""
+    broken = [rule for rule in t.get("rules") or [] if not rule["ok"] and rule["id"] != "au"]
     if t["au_pct"] is None:
-        return f"not known: too few steps for the formula of {t['rule_set']}"
-    verdict = "passes" if t["passes"] else "fails"
+        nothing = not t["samples"] and t["skipped"]["count"]
+        return "fails: nothing was read" if nothing else f"not known: too few steps for the formula of {t['rule_set']}"
+    reached = t["au_pct"] >= t["au_pct_min"]
+    verdict = "passes" if t["passes"] else f"fails ({broken[0]['why']})" if reached and broken else "fails"
     line = f"{t['au_pct']:.2f} % by {t['rule_set']}: {verdict}, {t['au_pct_min']:g} % is needed"
     if interrupted:
         line += " · interrupted: these are the results up to that point"

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from forebay.doubts import contradictions
 from forebay.errors import RequestError
 from forebay.plan import catalogue, cores, cpu, flow
 from forebay.plan.fit import gain_nats
@@ -95,6 +96,9 @@ def of_record(document: Any, where: str, drive: str, drives: int | None) -> list
     """The run of a record, or of a sweep's point; none where it isn't a read, or its numbers can't be."""
     try:
         found = _of_record(document, where, drive, drives)
+    except (TypeError, ValueError, AttributeError, OverflowError):
+        return []
+    try:
         flow.check([f.measured.load for f in found])
     except (TypeError, ValueError, AttributeError, OverflowError, RequestError):
         return []
@@ -115,6 +119,8 @@ def _of_record(document: Any, where: str, drive: str, drives: int | None) -> lis
         float(job.get("depth") or 1), queues,
     )  # fmt: skip
     spent = _spent(result, cpu.Work(path, load.io_kib, float(rate)))
+    if odd := contradictions(record):
+        raise RequestError(where, f"the record contradicts itself: {'; '.join(odd[:3])}", "the record as it was written, or another run")
     simulated = record.get("origin", "measured") != "measured"
     return [Found(flow.Measured(load, float(rate)), where, _host(record), spent, simulated)]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay import pipes
+from forebay.doubts import contradictions
 from forebay.errors import RequestError
 from forebay.units import GIB
 
@@ -277,6 +278,8 @@ def _record(document: Any) -> dict[str, Any]:
             raise Damaged(f"a record without {part}.{name}")
     if not isinstance(document["path"].get("ran"), str):
         raise Damaged("a record without path.ran")
+    if odd := contradictions(document):
+        raise Damaged(f"it contradicts itself: {'; '.join(odd[:3])}")
     return document
 
 

@@ -335,6 +335,8 @@ fn training_of(shared: &Shared, ran: &Ran, totals: &Totals, result: &RunResult) 
         rss: ran.rss,
     };
     training.start_to_first_step_s = ran.first_step_s;
+    // What was delivered and what was skipped is known by now.
+    training.settle();
     training
 }
 

@@ -35,6 +35,8 @@ pub struct Training {
     pub samples_per_file: u32,
     pub seed: u64,
     pub prefetch: u32,
+    /// Batches that each accelerator really has read ahead: by a rule set's own loader they are more than `prefetch`.
+    pub batches_ahead: u32,
     pub read_threads: u32,
     /// Where samples end: `drop`, let go of once they were read and checked; `host` or `gpu:N`, kept until their step.
     pub destination: String,
@@ -44,6 +46,8 @@ pub struct Training {
     pub samples_per_s: Option<f64>,
     pub throughput_mib_s: Option<f64>,
     pub steps: u32,
+    /// Epochs that the run was to have; 0 where the record doesn't say.
+    pub epochs_asked: u32,
     pub epochs: Vec<Epoch>,
     pub by_rules: Vec<Figures>,
     pub rules: Vec<Verdict>,
@@ -75,6 +79,36 @@ pub struct Epoch {
     pub read_bytes: u64,
     /// One entry per rule set.
     pub by_rules: Vec<Figures>,
+    /// The times of each accelerator of this host, from which the figures follow.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub accelerators: Vec<Span>,
+}
+
+/// One accelerator's epoch, in seconds since the run began: start of loading, end of the first step's wait and computation, end behind
+/// the last barrier; and the steps and their computation in all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Span {
+    pub start_s: f64,
+    pub first_wait_end_s: f64,
+    pub first_step_end_s: f64,
+    pub end_s: f64,
+    pub steps: u32,
+    pub compute_s: f64,
+}
+
+impl Span {
+    fn of(steps: &rules::Steps) -> Span {
+        let s = |ns: u64| ns as f64 / 1e9;
+        Span {
+            start_s: s(steps.start_ns),
+            first_wait_end_s: s(steps.start_ns + steps.first.wait_ns),
+            first_step_end_s: s(steps.start_ns + steps.first.process_ns),
+            end_s: s(steps.end_ns),
+            steps: steps.steps,
+            compute_s: s(steps.compute_ns),
+        }
+    }
 }
 
 /// The verdict of a rule.
@@ -202,6 +236,7 @@ impl Training {
             samples_per_file: workload.samples_per_file,
             seed: spec.seed,
             prefetch: spec.prefetch,
+            batches_ahead: spec.batches_ahead(),
             read_threads: spec.read_threads,
             destination: spec.destination.clone(),
             au_pct: None,
@@ -210,6 +245,7 @@ impl Training {
             samples_per_s: None,
             throughput_mib_s: None,
             steps,
+            epochs_asked: spec.epochs,
             epochs: Vec::new(),
             by_rules: Vec::new(),
             rules: Vec::new(),
@@ -230,7 +266,11 @@ impl Training {
     pub fn push_epoch(&mut self, accelerators: &[rules::Steps], read_bytes: u64) {
         let start_ns = accelerators.iter().map(|a| a.start_ns).min().unwrap_or(0);
         let end_ns = accelerators.iter().map(|a| a.end_ns).max().unwrap_or(start_ns);
-        let by_rules = RuleSet::ALL.map(|rules| rules::of_epoch(rules, accelerators, self.batch)).to_vec();
+        let by_rules = self
+            .comparable()
+            .into_iter()
+            .map(|rules| rules::of_epoch(rules, accelerators, self.batch))
+            .collect::<Vec<_>>();
         let own = figures_of(&by_rules, self.rule_set);
         self.epochs.push(Epoch {
             epoch: self.epochs.len() as u32 + 1,
@@ -240,6 +280,7 @@ impl Training {
             samples_per_s: own.and_then(|f| f.samples_per_s),
             read_bytes,
             by_rules,
+            accelerators: accelerators.iter().map(Span::of).collect(),
         });
         self.waited.barrier_s += accelerators.iter().map(|a| a.barrier_ns).sum::<u64>() as f64 / 1e9;
         self.settle();
@@ -255,24 +296,72 @@ impl Training {
                 .collect();
             rules::of_epochs(rules, &epochs)
         };
-        self.by_rules = RuleSet::ALL.map(of).to_vec();
+        self.by_rules = self.comparable().into_iter().map(of).collect();
         let own = figures_of(&self.by_rules, self.rule_set);
-        self.au_pct = own.and_then(|f| f.au_pct);
-        self.samples_per_s = own.and_then(|f| f.samples_per_s);
+        let share = self.delivered_share();
+        // Accelerators that computed on nothing weren't kept busy by this storage.
+        self.au_pct = own.and_then(|f| f.au_pct).filter(|_| share > 0.0);
+        self.samples_per_s = own.and_then(|f| f.samples_per_s).map(|rate| rate * share);
+        let rule_set = self.rule_set;
+        for epoch in &mut self.epochs {
+            let own = figures_of(&epoch.by_rules, rule_set);
+            epoch.samples_per_s = own.and_then(|f| f.samples_per_s).map(|rate| rate * share);
+        }
         self.throughput_mib_s = self.samples_per_s.map(|rate| rate * self.record_bytes / (1u64 << 20) as f64);
-        self.passes = self.au_pct.is_some_and(|au| au >= self.au_pct_min);
-        self.rules.retain(|verdict| verdict.id != "au");
-        self.rules.insert(0, self.au_verdict());
+        self.rules.retain(|verdict| !["au", "delivered", "complete"].contains(&verdict.id.as_str()));
+        let verdicts = [Some(self.au_verdict()), self.delivered_verdict(), self.complete_verdict()];
+        self.rules.splice(0..0, verdicts.into_iter().flatten());
+        let own = |verdict: &&Verdict| ["au", "delivered", "complete"].contains(&verdict.id.as_str());
+        self.passes = self.rules.iter().filter(own).all(|verdict| verdict.ok);
+    }
+
+    /// The rule sets whose figures this run has: another edition's formula is comparable where batches were read ahead as it has
+    /// them read. By the text `prefetch` batches are; by the editions' own loaders more.
+    fn comparable(&self) -> Vec<RuleSet> {
+        let alike = |rules: &RuleSet| {
+            *rules == self.rule_set
+                || self.batches_ahead <= self.prefetch.max(1)
+                || (*rules == RuleSet::Text) == (self.rule_set == RuleSet::Text)
+        };
+        RuleSet::ALL.into_iter().filter(alike).collect()
+    }
+
+    /// Of the samples that steps were made of, the share that was read.
+    fn delivered_share(&self) -> f64 {
+        match self.samples + self.skipped.count {
+            0 => 1.0,
+            all => self.samples as f64 / all as f64,
+        }
+    }
+
+    fn delivered_verdict(&self) -> Option<Verdict> {
+        let skipped = self.skipped.count;
+        (skipped > 0).then(|| {
+            let all = self.samples + skipped;
+            let why = format!("{skipped} of {all} samples couldn't be read and were skipped");
+            Verdict { id: "delivered".into(), ok: false, why }
+        })
+    }
+
+    fn complete_verdict(&self) -> Option<Verdict> {
+        let asked = self.epochs_asked as usize;
+        let whole = self.epochs.iter().filter(|epoch| epoch.steps >= self.steps).count();
+        (whole < asked).then(|| {
+            let why = format!("{whole} of {asked} epochs were finished");
+            Verdict { id: "complete".into(), ok: false, why }
+        })
     }
 
     fn au_verdict(&self) -> Verdict {
+        let ok = self.au_pct.is_some_and(|au| au >= self.au_pct_min);
         let why = match self.au_pct {
+            None if self.delivered_share() == 0.0 => "nothing was read".into(),
             None => format!("too few steps for the formula of {}", self.rule_set.name()),
             Some(au) => {
                 format!("AU {au:.2} % by {}; it takes {:.0} %", self.rule_set.name(), self.au_pct_min)
             }
         };
-        Verdict { id: "au".into(), ok: self.passes, why }
+        Verdict { id: "au".into(), ok, why }
     }
 
     /// One host's part as `result.hosts` shows it.
@@ -347,7 +436,7 @@ fn merge_epochs(parts: &[&Training]) -> Vec<Epoch> {
                     own.iter().filter_map(|(e, n)| Some((figures_of(&e.by_rules, rules)?, *n))).collect();
                 rules::of_hosts(rules, &hosts)
             };
-            let by_rules = RuleSet::ALL.map(of).to_vec();
+            let by_rules: Vec<Figures> = parts[0].comparable().into_iter().map(of).collect();
             let chosen = figures_of(&by_rules, parts[0].rule_set);
             Epoch {
                 epoch: n as u32 + 1,
@@ -357,6 +446,7 @@ fn merge_epochs(parts: &[&Training]) -> Vec<Epoch> {
                 samples_per_s: chosen.and_then(|f| f.samples_per_s),
                 read_bytes: own.iter().map(|(e, _)| e.read_bytes).sum(),
                 by_rules,
+                accelerators: Vec::new(),
             }
         })
         .collect()
