@@ -15,6 +15,7 @@ import threading
 import time
 import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -258,3 +259,41 @@ def test_formats_that_cannot_be_made_are_named(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(datagen, "formats", lambda: ("npz",))
     with pytest.raises(RequestError, match="tfrecord"):
         datagen.spec_of(datagen.workload_of("resnet50")[0], str(tmp_path))
+
+
+PLANTED = {
+    "a file": lambda at, precious: at.write_text("mine"),
+    "a link": lambda at, precious: at.symlink_to(precious),
+    "a link that leads nowhere": lambda at, precious: at.symlink_to(precious.parent / "nothing"),
+    "a hard link": lambda at, precious: at.hardlink_to(precious),
+    "a folder": lambda at, precious: at.mkdir(),
+}
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "index/train/img_0_of_2.tfrecord.idx",
+        "index/train/.img_1_of_2.tfrecord.idx.part",
+        "train/img_0_of_2.tfrecord",
+        "train/.img_1_of_2.tfrecord.part",
+        ".forebay-dataset.json",
+        ".forebay-dataset.json.part",
+        "..forebay-dataset.json.part.part",
+    ],
+)
+def test_nothing_that_is_there_is_replaced_or_written_through(
+    forebay: Callable[..., Any], tmp_path: Path, name: str, kind: str
+) -> None:
+    """Whatever has the name of a file that is to be made, of an auxiliary one, or of one that isn't finished."""
+    data, precious = tmp_path / "data", tmp_path / "thesis"
+    precious.write_text("precious")
+    at = data / name
+    at.parent.mkdir(parents=True)
+    PLANTED[kind](at, precious)
+    before = sorted((p, p.lstat().st_ino, p.lstat().st_mtime_ns) for p in data.rglob("*") if not p.is_dir())
+    done = forebay("emulate", "datagen", "--workload", "resnet50", "--data", data, "--files", "2", "-q")
+    assert done.returncode == 2 and "try:" in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert precious.read_text() == "precious" and not (tmp_path / "nothing").exists()
+    assert sorted((p, p.lstat().st_ino, p.lstat().st_mtime_ns) for p in data.rglob("*") if not p.is_dir()) == before

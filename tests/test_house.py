@@ -225,7 +225,7 @@ def test_only_a_source_knows_its_kind() -> None:
 
 # Modules of the engine, each above those that it may use.
 LAYERS = """
-clock crc identity process rate tls arena reactor queue stream copy client format gpu machine rdma auth meter multicast
+clock crc identity outputs process rate tls arena reactor queue stream copy client format gpu machine rdma auth meter multicast
 source inspect path opening doctor driver serve front generate emulate checkpoint checksum feed files""".split()
 
 def test_no_module_of_the_engine_calls_back_up() -> None:
@@ -247,6 +247,48 @@ def test_no_module_of_the_engine_calls_back_up() -> None:
             if above:
                 found.append(f"{name(path)} uses {', '.join(sorted(above))} above it: let its caller hand that down")
     assert not found, "\n".join(found)
+
+
+MAKES_FILES = re.compile(
+    r"File::create\(|fs::write\(|fs::rename\(|\.create\(true|\.create_new\(|hard_link\(|fs::copy\(|(?<!is_)symlink\(|renameat"
+)
+
+
+def test_files_are_made_and_renamed_in_one_place() -> None:
+    """What creates, finishes or renames a file refuses links and whatever is there: crates/engine/src/outputs.rs."""
+    found = []
+    for path in files(".rs"):
+        where = path.relative_to(ROOT).as_posix()
+        if not where.startswith("crates/") or "/src/" not in where or "tests" in where or where.endswith("src/outputs.rs"):
+            continue
+        code = re.split(r"#\[cfg\(test\)\]\s*(?:pub(?:\(\w+\))? )?mod \w+ \{", text_of(path))[0]
+        found += [f"{where}:{n}: {line.strip()}" for n, line in enumerate(code.splitlines(), 1) if MAKES_FILES.search(line)]
+    assert not found, "\n".join([*found, "use crate::outputs"])
+
+
+# Python's writers, until they call the engine's: how many calls each file has, which may only go down.
+PYTHON_WRITERS = {
+    "bench/save.py": 11, "sweep/results.py": 9, "cufile_json.py": 3, "demo.py": 4, "emulate/matrix.py": 1,
+    "emulate/measure.py": 1, "emulate/mlcommons.py": 2, "plan/starting.py": 1, "sweep/fabric.py": 1, "validate/plan.py": 1,
+    "validate/runner.py": 1, "validate/verb.py": 1, "pipes.py": 1,
+}  # fmt: skip
+PYTHON_WRITES = re.compile(
+    r"""open\([^)]*["'](?:[wxa]b?\+?|r\+b?)["']|\bwrite_text\(|\bwrite_bytes\(|os\.(?:replace|rename|link|symlink)\(|\.rename\(|mkstemp\("""
+)
+
+
+def test_no_more_of_python_writes_files() -> None:
+    package = ROOT / "python/forebay"
+    found = {}
+    for path in files(".py"):
+        if path.is_relative_to(package):
+            code = [line for line in text_of(path).splitlines() if not re.match(r"\s*(?:#|def )", line)]
+            if count := sum(len(PYTHON_WRITES.findall(line)) for line in code):
+                found[path.relative_to(package).as_posix()] = count
+    more = {file: count for file, count in found.items() if count > PYTHON_WRITERS.get(file, 0)}
+    assert not more, f"{more}: write by bench/save.py"
+    fewer = {file: found.get(file, 0) for file, count in PYTHON_WRITERS.items() if found.get(file, 0) < count}
+    assert not fewer, f"PYTHON_WRITERS may shrink: {fewer}"
 
 
 def test_targets_are_opened_without_a_job() -> None:

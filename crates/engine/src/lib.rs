@@ -23,6 +23,7 @@ mod machine;
 pub mod meter;
 mod multicast;
 mod opening;
+mod outputs;
 pub mod path;
 mod process;
 pub mod queue;

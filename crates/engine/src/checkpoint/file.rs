@@ -5,6 +5,7 @@ use super::kit::Kit;
 use super::Way;
 use crate::clock;
 use crate::identity::Identity;
+use crate::outputs;
 use crate::path;
 use crate::source::file::FileTarget;
 use forebay_model::checkpoint::CheckpointSpec;
@@ -137,8 +138,7 @@ pub fn align_of(target: &FileTarget, path: PathKind) -> u32 {
 /// a full file system shows before the first of them.
 fn make(place: &Place, align: u32) -> Result<Identity, Error> {
     let cannot = |e: std::io::Error| cannot_make(&place.path, &e);
-    let handle =
-        std::fs::OpenOptions::new().write(true).create_new(true).open(&place.path).map_err(cannot)?;
+    let handle = outputs::create(&place.path).map_err(cannot)?;
     let identity = Identity::of(&handle.metadata().map_err(cannot)?);
     let bytes = place.bytes.next_multiple_of(u64::from(align));
     let kept = rustix::fs::fallocate(&handle, rustix::fs::FallocateFlags::empty(), 0, bytes);

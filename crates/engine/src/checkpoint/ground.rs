@@ -13,7 +13,7 @@ use forebay_model::content;
 use forebay_model::job::{Cache, JobSpec};
 use forebay_model::units::readable_bytes;
 use forebay_model::Error;
-use std::fs::{DirBuilder, OpenOptions};
+use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -236,7 +236,7 @@ impl Ground {
             _ => {
                 let path =
                     self.dir.join(format!(".forebay-look-{}-{}", std::process::id(), self.spec.first_rank));
-                let made = OpenOptions::new().write(true).create_new(true).open(&path);
+                let made = crate::outputs::create(&path);
                 let made = made.map_err(|e| super::file::cannot_make(&path, &e))?;
                 let sized = made.set_len(job.io_bytes).map_err(|e| super::file::cannot_make(&path, &e));
                 let opened = sized.and_then(|()| FileTarget::open(&path, access));

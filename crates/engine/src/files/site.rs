@@ -2,11 +2,12 @@
 
 use crate::identity::Identity;
 use crate::meter::cache;
+use crate::outputs;
 use forebay_model::files::FilesSpec;
 use forebay_model::random::Xoshiro256;
 use forebay_model::units::format_bytes;
 use forebay_model::{Error, Kind};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -117,7 +118,7 @@ impl Site {
 
     /// Bytes written, and the time that went into remembering which file this is: no program's create has that.
     pub fn create(&self, path: &Path, number: u64, content: &[u8]) -> io::Result<(u64, Duration)> {
-        let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
+        let mut file = outputs::create(path)?;
         let aside = Instant::now();
         self.made[number as usize].store(Identity::of(&file.metadata()?).digest(), Relaxed);
         let aside = aside.elapsed();

@@ -8,15 +8,15 @@ use super::spec::DatagenSpec;
 use super::Made;
 use crate::format::write::{Beside, BesidePlace, Writer};
 use crate::opening::KEEP_FREE;
+use crate::outputs;
 use forebay_model::units::readable_bytes;
 use forebay_model::Error;
 use rustix::fs::{flock, FallocateFlags, FlockOperation};
-use std::fs::{File, OpenOptions};
-use std::io::{ErrorKind, Write};
+use std::fs::File;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 const UNFINISHED: &str = ".forebay-dataset.json.part";
-const PART: &str = ".part";
 const SAME: &str = "the same command again: it continues where this one ended";
 
 /// A folder that nobody else fills meanwhile.
@@ -64,6 +64,7 @@ impl Folder {
     fn examine(&mut self, spec: &DatagenSpec, bytes: &[u64], writer: &Writer) -> Result<(), Error> {
         self.compare_manifest(spec)?;
         self.look(spec, bytes)?;
+        self.look_beside(spec, writer)?;
         self.check_room(bytes, writer.beside(spec.shape(0)).len() as u64)
     }
 
@@ -117,6 +118,13 @@ impl Folder {
     fn compare_manifest(&self, spec: &DatagenSpec) -> Result<(), Error> {
         for name in [manifest::NAME, UNFINISHED] {
             let path = self.root.join(name);
+            // Before it is replaced or removed, it has to be what we write: a plain file.
+            let odd =
+                outputs::there(&path).map_err(|e| self.cannot_make(&e))?.is_some_and(|meta| !meta.is_file());
+            if odd || outputs::there(&outputs::part_of(&path)).map_err(|e| self.cannot_make(&e))?.is_some() {
+                let path = if odd { path } else { outputs::part_of(&path) };
+                return Err(self.in_the_way(&path));
+            }
             let found = Manifest::read(&path).map_err(|found| {
                 let next = "rm that file, if it isn't Forebay's; or another --data";
                 Error::request(path.display().to_string(), found, next)
@@ -154,8 +162,15 @@ impl Folder {
 
     fn look_at(&mut self, spec: &DatagenSpec, bytes: &[u64], path: &Path) -> Result<(), Error> {
         let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return Ok(()) };
-        if let Some(whole) = name.strip_prefix('.').and_then(|name| name.strip_suffix(PART)) {
-            if self.number_of(spec, whole).is_some() && !spec.dry_run {
+        if let Some(whole) = outputs::whole_of(name) {
+            if self.number_of(spec, whole).is_none() {
+                return Ok(());
+            }
+            // Ours, if we said so before we made any.
+            if !self.root.join(UNFINISHED).exists() {
+                return Err(self.in_the_way(path));
+            }
+            if !spec.dry_run {
                 let _ = std::fs::remove_file(path);
             }
             return Ok(());
@@ -184,6 +199,37 @@ impl Folder {
         Ok(())
     }
 
+    /// Refuses what has the name of a file that is to lie beside a sample's, unless it is that very file.
+    fn look_beside(&self, spec: &DatagenSpec, writer: &Writer) -> Result<(), Error> {
+        for number in 0..spec.files {
+            for file in writer.beside(spec.shape(number)) {
+                let path = self.path_beside(spec, number, file.place);
+                let part = outputs::part_of(&path);
+                let there = |path: &Path| outputs::there(path).map_err(|e| self.cannot_make(&e));
+                match there(&path)? {
+                    Some(meta)
+                        if meta.is_file() && std::fs::read(&path).is_ok_and(|found| found == file.bytes) => {}
+                    Some(_) => return Err(self.in_the_way(&path)),
+                    None => {}
+                }
+                match there(&part)? {
+                    Some(_) if !self.root.join(UNFINISHED).exists() => return Err(self.in_the_way(&part)),
+                    Some(_) if !spec.dry_run => drop(std::fs::remove_file(&part)),
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn in_the_way(&self, path: &Path) -> Error {
+        Error::request(
+            format!("make {}", path.display()),
+            "something else already has that name",
+            "another --data, or another name for what is there",
+        )
+    }
+
     /// Number of the file with this name: `img_07_of_24.npz`.
     fn number_of(&self, spec: &DatagenSpec, name: &str) -> Option<u32> {
         let middle = name.strip_prefix(&spec.prefix)?.strip_prefix('_')?;
@@ -198,9 +244,7 @@ impl Folder {
 
     /// Path of a file until it is complete.
     fn part(&self, spec: &DatagenSpec, number: u32) -> PathBuf {
-        let path = self.path(spec, number);
-        let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-        path.with_file_name(format!(".{name}{PART}"))
+        outputs::part_of(&self.path(spec, number))
     }
 
     /// `beside`: small files that belong to each.
@@ -232,7 +276,7 @@ impl Folder {
     fn announce(&self, spec: &DatagenSpec, bytes: &[u64]) -> Result<(), Error> {
         let text = manifest::text(&manifest::of(spec, bytes))?;
         let path = self.root.join(UNFINISHED);
-        let written = File::create(&path).and_then(|mut file| file.write_all(text.as_bytes()));
+        let written = outputs::renew(&path, text.as_bytes());
         written.map_err(|e| self.cannot_make(&e))?;
         match std::fs::remove_file(self.manifest()) {
             Err(e) if e.kind() != ErrorKind::NotFound => Err(self.cannot_make(&e)),
@@ -243,8 +287,7 @@ impl Folder {
     /// An empty file with room for `bytes`, under the name that it has until it is whole.
     pub fn begin(&self, spec: &DatagenSpec, number: u32, bytes: u64) -> Result<PathBuf, Error> {
         let path = self.part(spec, number);
-        let opened = OpenOptions::new().write(true).create_new(true).open(&path);
-        let file = opened.map_err(|e| self.broke(&path, &e))?;
+        let file = outputs::create(&path).map_err(|e| self.broke(&path, &e))?;
         let room = bytes.next_multiple_of(4096);
         match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, room) {
             Ok(()) => {}
@@ -261,10 +304,7 @@ impl Folder {
     fn mend_indexes(&self, spec: &DatagenSpec, writer: &Writer) -> Result<(), Error> {
         for number in (0..spec.files).filter(|number| self.is_finished(*number)) {
             let beside = writer.beside(spec.shape(number));
-            let is_there = |file: &Beside| {
-                let path = self.path_beside(spec, number, file.place);
-                path.metadata().is_ok_and(|meta| meta.len() == file.bytes.len() as u64)
-            };
+            let is_there = |file: &Beside| self.path_beside(spec, number, file.place).exists();
             if !beside.iter().all(is_there) {
                 self.put_beside(spec, number, &beside)?;
             }
@@ -277,7 +317,12 @@ impl Folder {
         for file in beside {
             let path = self.path_beside(spec, number, file.place);
             let made = path.parent().map_or(Ok(()), std::fs::create_dir_all);
-            made.and_then(|()| std::fs::write(&path, &file.bytes)).map_err(|e| self.broke(&path, &e))?;
+            // One that was there is the same: `look_beside` compared it.
+            let written = made.and_then(|()| match path.exists() {
+                true => Ok(()),
+                false => outputs::write_new(&path, &file.bytes),
+            });
+            written.map_err(|e| self.broke(&path, &e))?;
         }
         Ok(())
     }
@@ -294,8 +339,8 @@ impl Folder {
     /// Gives a file its length and its name.
     pub fn finish(&self, spec: &DatagenSpec, number: u32, bytes: u64) -> Result<(), Error> {
         let part = self.part(spec, number);
-        let cut = OpenOptions::new().write(true).open(&part).and_then(|file| file.set_len(bytes));
-        let named = cut.and_then(|()| std::fs::rename(&part, self.path(spec, number)));
+        let cut = outputs::reopen(&part).and_then(|file| file.set_len(bytes));
+        let named = cut.and_then(|()| outputs::give_name(&part, &self.path(spec, number)));
         named.map_err(|e| self.broke(&part, &e))
     }
 
@@ -331,7 +376,7 @@ impl Folder {
         let root = File::open(&self.root).map_err(asked)?;
         rustix::fs::syncfs(&root).map_err(|e| asked(e.into()))?;
         if unfinished.exists() {
-            std::fs::rename(&unfinished, self.manifest()).map_err(asked)?;
+            outputs::give_name(&unfinished, &self.manifest()).map_err(asked)?;
             rustix::fs::syncfs(&root).map_err(|e| asked(e.into()))?;
         }
         Ok(())

@@ -6,6 +6,7 @@ use super::plan::parent_of;
 use super::undo::Undo;
 use super::{Fill, Locked, Ours, Purpose, Written};
 use crate::identity::{taken, Identity};
+use crate::outputs;
 use crate::source::{Action, Draft, FilePlan, Target};
 use forebay_model::job::{Cache, Engine, PathKind};
 use forebay_model::units::{format_bytes, readable_bytes};
@@ -204,7 +205,10 @@ fn make_all(
 /// is to be there already.
 fn allocate(file: &FilePlan, ours: Option<Identity>, undo: &mut Undo) -> Result<Identity, Error> {
     let asked = format!("create {} of {} bytes", file.path.display(), file.bytes);
-    let opened = std::fs::OpenOptions::new().write(true).create_new(file.is_new).open(&file.path);
+    let opened = match file.is_new {
+        true => outputs::create(&file.path),
+        false => outputs::reopen(&file.path),
+    };
     let handle = opened.map_err(|e| match e.raw_os_error() {
         Some(libc::EROFS) => Error::request(
             &asked,

@@ -162,7 +162,7 @@ impl Held {
     pub fn alone(dir: &Path) -> Result<Held, Error> {
         let path = dir.join(NAME);
         let mut file = loop {
-            let opened = plain().write(true).create(true).truncate(false).open(&path);
+            let opened = crate::outputs::share(&path, 0o666);
             let file = opened.map_err(|e| cannot_write(dir, &e))?;
             lock(&file, if BESIDE.get().is_some() { libc::LOCK_SH } else { libc::LOCK_EX }, dir)?;
             // A run that ended in between may have removed the very file that is locked now.

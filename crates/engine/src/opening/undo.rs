@@ -83,7 +83,7 @@ impl Undo {
 impl Before {
     fn put_back(self, path: &Path, file: Identity, list: Option<&mut Held>) {
         let cut = self.bytes.map(|bytes| {
-            let handle = std::fs::OpenOptions::new().write(true).open(path).ok()?;
+            let handle = crate::outputs::reopen(path).ok()?;
             file.check(path, &handle).ok()?;
             handle.set_len(bytes).ok()
         });

@@ -1,9 +1,9 @@
 //! A page of counters in a file, which all processes that map it see.
 
+use crate::outputs;
 use forebay_model::Error;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,10 +31,7 @@ impl Sheet {
             Error::request(format!("‹flow› {}", path.display()), found, "a name of its own: /dev/shm/NAME")
         };
         let io = |e: std::io::Error| refused(e.to_string());
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false);
-        let file =
-            options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).mode(0o600).open(path).map_err(io)?;
+        let file = outputs::share(path, 0o600).map_err(io)?;
         let meta = file.metadata().map_err(io)?;
         if !meta.is_file() || ![0, BYTES as u64].contains(&meta.len()) {
             return Err(refused("isn't a file of ‹flow›".into()));
