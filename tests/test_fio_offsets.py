@@ -37,6 +37,9 @@ WHOLE = {
     "backwards": "rw=read:-8k",
     "holes": "rw=read:12k",
     "written": "rw=write:4k",
+    # Holes and I/Os that don't divide it: the next one doesn't fit, or the last ends with it.
+    "uneven": "rw=read:4k bs=8k",
+    "to the end": "rw=write:32k bs=16k",
     "strided": "rw=read zonemode=strided zonesize=16k zoneskip=32k",
     "later": "rw=read zonemode=strided zonesize=16k zoneskip=32k offset=128k",
 }

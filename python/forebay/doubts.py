@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from forebay.units import GIB
 
@@ -128,5 +128,5 @@ def of_spans(accelerators: Any, rules: Any) -> float | None:
     return sum(known) / len(known) if len(known) == len(shares) else None
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)

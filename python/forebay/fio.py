@@ -21,7 +21,7 @@ from forebay.fio_job import CHECK as CHECK
 from forebay.fio_job import FioJob as FioJob
 from forebay.fio_job import among, resolved, running
 from forebay.fio_keys import ALIASES, DONE, ELSEWHERE, HARMLESS, HOLDS, OF_WRITES, REFUSED, TOLD
-from forebay.units import GIB
+from forebay.units import GIB, parse_bytes
 
 
 def jobs(path: str, lenient: bool = False) -> list[FioJob]:
@@ -77,6 +77,8 @@ OPS = {
     "readwrite": ("read", True),
     "randrw": ("randread", True),
 }
+# In a mixed job either direction's rate may be missed by so much.
+RATES_OFF_MOST = 0.02
 SYNC_ENGINES = {
     "psync": "inline",
     "sync": "inline",
@@ -231,6 +233,7 @@ class _Reader(Checks):
         if not time_based:
             self.fields["passes"] = max(loops, 1)
         self.limits(time_based, loops)
+        self.holes_end(time_based, loops)
         self.more_than_once(1 if time_based else loops)
         self.fields["warmup_s"] = self.seconds("ramp_time") or 0.0
 
@@ -264,13 +267,36 @@ class _Reader(Checks):
             return writes if self.fields["op"].endswith("write") else reads
         if not reads and not writes:
             return 0
-        if not reads or not writes or 100 * reads % (reads + writes):
-            whole = "the shares of reads and writes aren't whole percentages"
-            self.leave_out(key, text, whole if reads and writes else "sets a rate for only one of reads and writes")
+        if not reads or not writes:
+            self.leave_out(key, text, "sets a rate for only one of reads and writes")
             return 0
-        # In fio a rate is kept by each direction, whatever the mix would be.
-        self.fields["read_pct"] = 100 * reads // (reads + writes)
+        # In fio a rate is kept by each direction, whatever the mix would be: here by its share of the I/Os, in whole percentages.
+        each, other = self.mean_sizes() if key == "rate" else (1.0, 1.0)
+        share = reads / each / (reads / each + writes / other)
+        pct = round(100 * share)
+        kept = pct * each / (pct * each + (100 - pct) * other) * (reads + writes)
+        off = max(abs(kept / reads - 1), abs((reads + writes - kept) / writes - 1))
+        if off > RATES_OFF_MOST or not 0 < pct < 100:
+            missed = f"the next whole percentage misses a rate by {100 * off:.0f} %"
+            why = f"reads would be {100 * share:.2f} % of the I/Os, and {missed}"
+            self.leave_out(key, text, why)
+            return 0
+        if off > 1e-9:
+            self.notes.append(f"{key}={text}: {pct} % of the I/Os are reads, so that either rate is kept to {100 * off:.1f} %")
+        self.fields["read_pct"] = pct
         return reads + writes
+
+    def mean_sizes(self) -> tuple[float, float]:
+        """Mean bytes of a read and of a write."""
+        if "io_mix" not in self.fields:
+            return 1.0, 1.0
+        sides = self.fields["io_mix"].split("/")
+        means = []
+        for side in (sides[0], sides[-1]):
+            parts = [part.partition("=") for part in side.split(",")]
+            shares = [float(share) for _, _, share in parts]
+            means.append(sum(parse_bytes(size) * share for (size, _, _), share in zip(parts, shares, strict=True)) / sum(shares))
+        return means[0], means[1]
 
     def cache(self) -> None:
         direct = self.flag("direct", False)

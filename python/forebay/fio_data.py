@@ -152,6 +152,29 @@ class Data(Sides):
             why = "with holes, fio uses other offsets if offset or size excludes part of the file"
             self.leave_out("rw", self.hole, why)
 
+    def holes_end(self, time_based: bool, loops: int) -> None:
+        """With holes, a pass of fio's ends where an I/O ends with the file, or the next one would end behind it; only one that
+        would begin behind it begins anew, until as much was moved as there is data."""
+        skip, limited = self.fields.get("skip_bytes", 0), {"limit_bytes", "limit_ios"} & self.fields.keys()
+        end = self.fields.get("file_bytes") or self.there()
+        if skip <= 0 or "skip_every_bytes" in self.fields or time_based or limited or end is None:
+            return
+        size = self.fields["io_bytes"]
+        if {"io_bytes_max", "io_mix"} & self.fields.keys():
+            self.leave_out("rw", self.hole, "with several block sizes, where fio's pass ends depends on those that it draws")
+            return
+        ios = (end - size) // (size + skip) + 1 if end >= size else 0
+        last = ios * (size + skip) - skip
+        if last + skip >= end and last != end:
+            return
+        if loops > 1 or self.fields.get("files", 1) not in (1, self.fields.get("workers", 1)):
+            many = "loops" if loops > 1 else "nrfiles"
+            self.leave_out("rw", self.hole, f"with {many}, each pass of fio's ends where the next I/O doesn't fit")
+            return
+        self.fields.pop("passes", None)
+        self.fields["limit_ios"] = ios
+        self.notes.append(f"rw={self.hole} ends after {ios:,} I/Os, where the next one doesn't fit")
+
     def more_than_once(self, loops: int) -> None:
         """A sequential mix, once as much has been moved as there is data."""
         if self.is_random() or "read_pct" not in self.fields:

@@ -16,9 +16,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from forebay.doubts import contradictions
 from forebay.emulate import kept
 from forebay.emulate.workloads import Checkpoint, builtin
-from forebay.doubts import contradictions
 from forebay.errors import RequestError
 from forebay.sweep import results as kept_lines
 from forebay.units import GIB

@@ -62,11 +62,11 @@ def _lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def workload(t: dict[str, Any]) -> str:
     """`unet3d on 8 × H100 · rules v1.0, parse · batches of 7 · seed 123`."""
     hosts = f" on {t['hosts']} hosts" if t.get("hosts", 1) > 1 else ""
-    epochs = len(t["epochs"])
+    epochs, ahead = len(t["epochs"]), t.get("batches_ahead") or t["prefetch"]
     parts = [
         f"{t['workload']} on {t['accelerators']:,} × {t['accelerator'].upper()}{hosts}",
         f"rules {t['rule_set']}, level {t['level']}" + (", images decoded" if t.get("decode") else ""),
-        f"batches of {t['batch']:,}, {t.get('batches_ahead') or t['prefetch']} read ahead, {t['read_threads']} files at a time each",
+        f"batches of {t['batch']:,}, {ahead} read ahead, {t['read_threads']} files at a time each",
         f"{count(epochs, 'epoch')} of {count(t['steps'], 'step')}, seed {t['seed']}",
     ]
     if t["destination"] != "drop":

@@ -120,7 +120,8 @@ def _of_record(document: Any, where: str, drive: str, drives: int | None) -> lis
     )  # fmt: skip
     spent = _spent(result, cpu.Work(path, load.io_kib, float(rate)))
     if odd := contradictions(record):
-        raise RequestError(where, f"the record contradicts itself: {'; '.join(odd[:3])}", "the record as it was written, or another run")
+        found = f"the record contradicts itself: {'; '.join(odd[:3])}"
+        raise RequestError(where, found, "the record as it was written, or another run")
     simulated = record.get("origin", "measured") != "measured"
     return [Found(flow.Measured(load, float(rate)), where, _host(record), spent, simulated)]
 
