@@ -230,6 +230,21 @@ def test_data_that_is_not_in_the_page_cache_is_left_to_io_uring(forebay, data):
     assert record["path"]["engine"] == from_disk["path"]["engine"] in ("uring", "pread")
 
 
+@pytest.mark.parametrize("engine", ["map", "inline"])
+def test_random_reads_bring_no_more_into_memory_than_they_ask_for(forebay, tmp_path, engine):
+    """The kernel is told how a file is read: else it reads on behind each, and a mapping brings eight MiB at a time."""
+    data = tmp_path / "data"
+    data.write_bytes(os.urandom(1 << 20) * 64)
+    with data.open("rb") as file:
+        os.fsync(file.fileno())
+    flags = ("--op", "randread", "--io-size", "4k", "--cache", "drop", "--limit-ios", "128", "--engine", engine, "--json")
+    told = {hint: measured(forebay("bench", data, *flags, "--hint", hint)) for hint in ("auto", "none")}
+    if told["auto"]["cache"]["resident_before"] or told["auto"]["cache"]["policy"] == "memory":
+        pytest.skip("this file system keeps what it is told to drop")
+    assert told["auto"]["job"]["hint"] == "auto" and told["auto"]["cache"]["resident_after"] < 0.02
+    assert engine != "map" or told["none"]["cache"]["resident_after"] > 0.1
+
+
 @contextlib.contextmanager
 def pool_held(how: int) -> Iterator[None]:
     """The machine has one pool: tests of another clone that change it, or want none, wait."""

@@ -129,4 +129,7 @@ def of_spans(accelerators: Any, rules: Any) -> float | None:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """Whether it is one that arithmetic goes on with: an integer of a thousand digits isn't."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return isinstance(value, float) or value.bit_length() < 1000

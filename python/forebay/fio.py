@@ -79,6 +79,8 @@ OPS = {
 }
 # In a mixed job either direction's rate may be missed by so much.
 RATES_OFF_MOST = 0.02
+# Of fadvise_hint: what the kernel is told.
+HINTS = {"1": "auto", "0": "none", "random": "random", "sequential": "sequential"}
 SYNC_ENGINES = {
     "psync": "inline",
     "sync": "inline",
@@ -307,6 +309,11 @@ class _Reader(Checks):
         if self.fields.get("engine") == "map" and direct:
             self.fields["cache"] = "drop" if invalidate else "allow"
             self.notes.append("direct=1 has no effect with ioengine=mmap")
+        hint = self.left.pop("fadvise_hint", "1")
+        if hint not in HINTS:
+            raise self.wrong("fadvise_hint", hint, "is not one of 0, 1, random, sequential", "fadvise_hint=1")
+        if HINTS[hint] != "auto":
+            self.fields["hint"] = HINTS[hint]
         each, end = self.left.pop("sync", "0"), False
         if each not in ("0", "none", "1", "sync", "dsync"):
             raise self.wrong("sync", each, "is not one of none, sync, dsync", "sync=dsync")

@@ -4,7 +4,7 @@
 use crate::record::{CacheState, Job, RunResult, Warning};
 
 /// Below this share of what was read, delivered by the device, memory took part. Edges and other users blur the rest.
-const DELIVERED_LEAST: f64 = 0.9;
+const DELIVERED_LEAST: f64 = 0.98;
 /// More of the data than this in the page cache beforehand shows in the figures.
 const RESIDENT_MOST: f64 = 0.01;
 /// With this share of the data in the page cache at the end, it kept what came into it.

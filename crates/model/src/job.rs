@@ -108,6 +108,29 @@ pub enum Pages {
     Small,
 }
 
+/// What the kernel is told of how files are read, so that it reads ahead or doesn't.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Hint {
+    /// As the job reads.
+    #[default]
+    Auto,
+    None,
+    Random,
+    Sequential,
+}
+
+impl Hint {
+    /// What `Auto` comes to.
+    pub fn settled(self, random: bool) -> Hint {
+        match self {
+            Hint::Auto if random => Hint::Random,
+            Hint::Auto => Hint::Sequential,
+            told => told,
+        }
+    }
+}
+
 /// What a choice of ways favours, where one is faster and the other takes less CPU time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -4,7 +4,7 @@
 
 use crate::cached;
 use crate::job::JobSpec;
-use crate::record::{PathRan, RunRecord, RunResult, Warning};
+use crate::record::{CacheState, PathRan, RunRecord, RunResult, Warning};
 use crate::training::{Loader, Training};
 
 /// Fewer measured seconds than this per repeat say little about a drive, because they include its write cache and the
@@ -16,9 +16,12 @@ pub const STEAL_PCT: f64 = 1.0;
 pub const VARIATION_PCT: f64 = 15.0;
 /// Share of the scheduler's periods in which a CPU limit may hold a run back without a warning.
 const LIMITED_PCT: f64 = 1.0;
-/// For reads that bypass the page cache, devices move the requested bytes and at most a block at each end: more than
-/// this factor is other traffic.
+/// Devices move the requested bytes and at most a block at each end: more than this factor is read-ahead, or other traffic.
 pub const TRAFFIC_MOST: f64 = 1.2;
+/// With this share of the data in memory beforehand, what drives moved is none of the job's.
+const CACHED_SHARE: f64 = 0.99;
+/// Through the page cache so much more is metadata and the last read-ahead.
+const READ_AHEAD_BYTES: f64 = (4 << 20) as f64;
 /// The largest block that file systems here read whole.
 const BLOCK: u64 = 4096;
 /// Below this share of the requested rate, an open loop fell behind.
@@ -295,14 +298,29 @@ fn of_cache(record: &RunRecord, list: &mut Vec<Warning>) {
             if record.training.is_some() { huge.into() } else { format!("{huge}, or ‹pages› thp") };
         warn(list, "small_pages", text, next);
     }
-    let moved = cache.device_bytes.filter(|_| cache.policy == "bypass" && result.write_bytes == 0);
-    let most = TRAFFIC_MOST * in_whole_blocks(result);
-    if let Some(moved) = moved.filter(|moved| *moved as f64 > most && result.bytes > 0) {
-        let times = moved as f64 / result.bytes as f64;
-        let text =
-            format!("the drives moved {times:.1} times what the job requested: something else used them at the same time");
-        warn(list, "traffic", text, "a drive that nothing else uses");
-    }
+    of_traffic(cache, result, list);
+}
+
+/// Drives that moved more than was asked for. What memory held beforehand says nothing of them.
+fn of_traffic(cache: &CacheState, result: &RunResult, list: &mut Vec<Warning>) {
+    let bypass = cache.policy == "bypass";
+    let from_drives = match cache.policy.as_str() {
+        "bypass" | "drop" => true,
+        "allow" => cache.resident_before.is_some_and(|share| share < CACHED_SHARE),
+        _ => false,
+    };
+    let moved = cache.device_bytes.filter(|_| from_drives && result.write_bytes == 0);
+    let most = TRAFFIC_MOST * in_whole_blocks(result) + if bypass { 0.0 } else { READ_AHEAD_BYTES };
+    let Some(moved) = moved.filter(|moved| *moved as f64 > most && result.bytes > 0) else { return };
+    let times = moved as f64 / result.bytes as f64;
+    let (why, next) = match bypass {
+        true => ("something else used them at the same time", "a drive that nothing else uses"),
+        false => (
+            "the kernel read ahead, or something else used them",
+            "‹hint› random, or ‹cache› bypass; a drive that nothing else uses",
+        ),
+    };
+    warn(list, "traffic", format!("the drives moved {times:.1} times what the job requested: {why}"), next);
 }
 
 /// Bytes that the device delivers for these I/Os: where files end inside a block, it is read to its end.

@@ -35,6 +35,7 @@ pub fn of(job: &JobSpec) -> Result<Purpose, Error> {
         reads: job.reads(),
         writes: job.writes(),
         random: job.op.is_random(),
+        hint: job.hint.settled(job.op.is_random()),
         makes: job.may_make(),
         could_make: job.verify_fio.is_none(),
         file_bytes: job.file_bytes,

@@ -47,6 +47,11 @@ fn what_is_finished_stays_and_the_rest_is_made_again() {
     let before: Vec<Vec<u8>> = files.iter().map(|f| std::fs::read(f).expect("a file")).collect();
     std::fs::remove_file(&files[2]).expect("removed");
     std::fs::write(dir.path().join("train/.img_2_of_6.npz.part"), "half").expect("written");
+    let refused = run_all(&spec).expect_err("nothing says that it is ours");
+    assert!(refused.asked.contains(".img_2_of_6.npz.part"), "{refused}");
+    // As a run leaves it that was killed.
+    let manifest = dir.path().join(".forebay-dataset.json");
+    std::fs::rename(&manifest, manifest.with_extension("json.part")).expect("renamed");
     let record = run_all(&spec).expect("again");
     assert_eq!((record.files_made, record.files_found), (1, 5));
     let after: Vec<Vec<u8>> = files.iter().map(|f| std::fs::read(f).expect("a file")).collect();

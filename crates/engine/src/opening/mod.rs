@@ -16,7 +16,7 @@ pub(crate) use plan::look;
 
 use crate::identity::Identity;
 use crate::source::{Action, Draft, Target};
-use forebay_model::job::{Cache, Engine, PathKind, Priority, FILE_NAME_DEFAULT};
+use forebay_model::job::{Cache, Engine, Hint, PathKind, Priority, FILE_NAME_DEFAULT};
 use forebay_model::Error;
 use manifest::{Content, Held};
 use open::Opener;
@@ -34,6 +34,8 @@ pub struct Purpose {
     pub reads: bool,
     pub writes: bool,
     pub random: bool,
+    /// What the kernel is told of reads through the page cache.
+    pub hint: Hint,
     /// Missing files may be made.
     pub makes: bool,
     /// If they may not, the user can ask for it. False where another program must have written the data.
@@ -82,6 +84,7 @@ impl Default for Purpose {
             reads: true,
             writes: false,
             random: false,
+            hint: Hint::None,
             makes: false,
             could_make: true,
             file_bytes: None,

@@ -42,7 +42,9 @@ pub(crate) fn reopened(
             let access = FileAccess { write: purpose.writes, direct: !way.cached };
             let file = match file.direct == (access.direct && !file.in_memory) {
                 true => file.clone(),
-                false => FileTarget::open(&file.path, access)?.marked(purpose.atomic, purpose.priority),
+                false => FileTarget::open(&file.path, access)?
+                    .marked(purpose.atomic, purpose.priority)
+                    .hinted(purpose.hint),
             };
             match path::of(way.path).opens(&file) {
                 Some(own) => Arc::new(own),
@@ -157,7 +159,7 @@ impl Open for Opener<'_> {
         let access = FileAccess { write: purpose.writes, direct };
         let target =
             if self.rehearses { stand_in(file, access) } else { FileTarget::open(&file.path, access) }?;
-        let target = target.marked(purpose.atomic, purpose.priority);
+        let target = target.marked(purpose.atomic, purpose.priority).hinted(purpose.hint);
         if let Some(made) = self.ours.get(&file.path) {
             made.check(&file.path, &target.file)?;
         }

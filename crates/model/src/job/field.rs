@@ -172,6 +172,7 @@ no_numbers!(
     super::Arrivals,
     super::Cache,
     super::Engine,
+    super::Hint,
     super::Pages,
     super::Prefer,
     super::Sync

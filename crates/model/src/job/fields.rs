@@ -4,7 +4,7 @@
 
 use super::field::Kind::*;
 use super::field::{flag, job, switch, AsNumber, Field, ANY};
-use super::{Arrivals, Cache, CuFileMode, Engine, Op, Origin, Pages, PathKind, Prefer, Sync};
+use super::{Arrivals, Cache, CuFileMode, Engine, Hint, Op, Origin, Pages, PathKind, Prefer, Sync};
 use super::{DEPTH_MAX, FILES_MAX, FILE_NAME_DEFAULT, REPEATS_MAX, SECONDS_MAX, WORKERS_MAX};
 use serde::{Deserialize, Serialize};
 
@@ -248,6 +248,10 @@ job! {
     /// Anything but direct DMA is an error.
     require_direct: bool = false,
         switch("require-direct", "Treat anything but direct DMA as an error.").untold();
+    /// What the kernel is told of reads through the page cache.
+    hint: Hint = Hint::Auto,
+        flag("hint", Choice(&["auto", "none", "random", "sequential"]), "HINT",
+            "What the kernel is told of reads through the page cache (fadvise, madvise): auto (as the job reads), none, random or sequential.");
     /// A modelled drive in real time must be within 5 % of its prediction.
     require_model: bool = false,
         switch("require-model", "Exit with 1 if a model in real time deviates by more than 5 % from its prediction.")

@@ -112,6 +112,22 @@ fn others_on_the_drive_show_where_the_page_cache_was_bypassed() {
 }
 
 #[test]
+fn read_ahead_shows_where_the_data_was_not_cached() {
+    let mut record = quiet();
+    (record.result.bytes, record.result.read_bytes) = (4 << 20, 4 << 20);
+    let with = |policy: &str, resident: Option<f64>, moved: u64| {
+        let mut record = record.clone();
+        let (policy, device_bytes) = (policy.into(), Some(moved));
+        record.cache =
+            CacheState { policy, resident_before: resident, device_bytes, ..CacheState::default() };
+        ids(&record).contains(&"traffic")
+    };
+    assert!(with("drop", Some(0.0), 256 << 20) && with("allow", Some(0.2), 256 << 20));
+    assert!(!with("drop", Some(0.0), 4 << 20) && !with("allow", Some(1.0), 256 << 20));
+    assert!(!with("warm", Some(1.0), 256 << 20) && !with("allow", None, 256 << 20));
+}
+
+#[test]
 fn a_file_that_ends_inside_a_block_is_read_to_its_end_and_nobody_else_is_blamed() {
     let mut record = quiet();
     record.cache = CacheState { policy: "bypass".into(), ..CacheState::default() };

@@ -5,8 +5,10 @@
 use super::FileTarget;
 use crate::arena::{Mem, UNREGISTERED};
 use crate::copy::{self, Choice, Stores};
+use crate::meter::cache;
 use crate::queue::{Done, Fault, Io, Op, Via};
 use crate::source::at_once::AtOnce;
+use forebay_model::job::Hint;
 use forebay_model::Error;
 use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
@@ -76,6 +78,15 @@ impl Mapping {
                 "‹engine› inline",
             ));
         }
+        let advice = match target.hint {
+            Hint::Random => Some(libc::MADV_RANDOM),
+            Hint::Sequential => Some(libc::MADV_SEQUENTIAL),
+            Hint::None | Hint::Auto => None,
+        };
+        if let Some(advice) = advice {
+            // SAFETY: advice about the mapping that was just made; refusal costs only speed.
+            unsafe { libc::madvise(at, bytes as usize, advice) };
+        }
         let words = bytes.div_ceil(WINDOW).div_ceil(64);
         Ok(Mapping {
             at: NonNull::new(at.cast()).expect("mmap gave an address"),
@@ -109,10 +120,15 @@ impl Mapping {
         }
         let from = window * WINDOW;
         let len = WINDOW.min(self.bytes - from);
+        self.unfilled.fetch_sub(1, Ordering::Relaxed);
+        // Reads here and there of what isn't cached are to bring no more than they ask for.
+        let whole = || cache::residency(&self.target.file, from, len).is_ok_and(|share| share >= 1.0);
+        if self.target.hint == Hint::Random && !self.target.in_memory && !whole() {
+            return;
+        }
         // SAFETY: the range lies inside our mapping. Refusal (old kernel, a page that is gone) costs only speed:
         // the copy takes the faults itself.
         unsafe { libc::madvise(self.place(from).cast(), len as usize, MADV_POPULATE_READ) };
-        self.unfilled.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -20,7 +20,7 @@ use super::uri::{parse_path, Source, Text, Uri};
 use super::{Backing, MadeOf, OpenFile, QueueNeeds};
 use crate::queue::{Geometry, Queue};
 use crate::reactor::Reactor;
-use forebay_model::job::{Engine, Priority};
+use forebay_model::job::{Engine, Hint, Priority};
 use forebay_model::units::format_bytes;
 use forebay_model::Error;
 use std::fmt;
@@ -64,6 +64,8 @@ pub struct FileTarget {
     pub write_flags: i32,
     /// Per cent of the I/Os that carry a priority of their own, and which. Only a ring's do.
     pub priority: Option<(u8, Priority)>,
+    /// What the kernel was told of reads through the page cache.
+    pub hint: Hint,
 }
 
 /// The path of a file, a folder or a block device.
@@ -215,6 +217,7 @@ impl FileTarget {
             mem_align,
             write_flags: 0,
             priority: None,
+            hint: Hint::None,
         })
     }
 
@@ -260,12 +263,28 @@ impl FileTarget {
             mem_align,
             write_flags: 0,
             priority: None,
+            hint: Hint::None,
         })
     }
 
     /// The same, with writes that are all there or not at all, and with so many I/Os of a priority.
     pub fn marked(self, atomic: bool, priority: Option<(u8, Priority)>) -> FileTarget {
         FileTarget { write_flags: if atomic { RWF_ATOMIC } else { 0 }, priority, ..self }
+    }
+
+    /// Tells the kernel how it is read, once for all who share it: as fio does, so that reads here and there bring no more than they
+    /// ask for.
+    pub fn hinted(self, hint: Hint) -> FileTarget {
+        let advice = match hint {
+            Hint::Random => rustix::fs::Advice::Random,
+            Hint::Sequential => rustix::fs::Advice::Sequential,
+            Hint::None | Hint::Auto => return FileTarget { hint: Hint::None, ..self },
+        };
+        if !self.direct && !self.in_memory {
+            // Refusal costs only speed.
+            let _ = rustix::fs::fadvise(&self.file, 0, None, advice);
+        }
+        FileTarget { hint, ..self }
     }
 
     pub fn geometry(&self, depth: u32) -> Geometry {
