@@ -1,4 +1,4 @@
-"""A file → the GPU by `--path auto`, beside every fixed path with its settings: `python bench/gpu_auto.py --dir DIR`.
+"""A file → the GPU by `--path auto --prefer rate`, beside every fixed path: `python bench/gpu_auto.py --dir DIR`.
 
 Auto calibrates before its warm-up, as whoever types it would have it do, so that the seconds that are measured are those of
 what it chose. Files are cached, or dropped from the page cache before each run. Exit: 0 if auto reaches 0.95 of the best of
@@ -78,7 +78,8 @@ def cell(options: argparse.Namespace, file: Path, name: str, work: Work) -> Cell
 
     def by(path: str, setting: str) -> Contender:
         # What is left open, auto settles: workers, depth and the use of the page cache.
-        flags = f"{work.ios} --path {path} {setting}" if path == AUTO else f"{work.ios} --path {path} {cache} {setting}"
+        how = "--prefer rate" if path == AUTO else cache
+        flags = f"{work.ios} --path {path} {how} {setting}"
         return prepared(ours(path, file, options, flags, warmup_s=WARMUP_S), before)
 
     def contender(path: str, settings: Sequence[str]) -> None:

@@ -176,7 +176,10 @@ class Data(Sides):
         self.notes.append(f"rw={self.hole} ends after {ios:,} I/Os, where the next one doesn't fit")
 
     def more_than_once(self, loops: int) -> None:
-        """A sequential mix, once as much has been moved as there is data."""
+        """A sequential mix, once as much has been moved as there is data; and loops over a size that isn't whole I/Os."""
+        whole, one_size = self.fields.get("file_bytes"), not {"io_bytes_max", "io_mix"} & self.fields.keys()
+        if loops > 1 and one_size and whole and (whole - self.fields.get("start_bytes", 0)) % self.fields["io_bytes"]:
+            self.leave_out("loops", str(loops), "where size isn't a whole number of I/Os, fio's later loops end elsewhere")
         if self.is_random() or "read_pct" not in self.fields:
             return
         why = "reads and writes go on where they are once as much as the data was moved; in fio both begin again"
