@@ -250,7 +250,9 @@ mod tests {
     use super::*;
     use crate::front::keeper::{Said, Stated};
     use std::io::{Read, Write};
+    use std::net::Shutdown;
     use std::path::Path;
+    use std::time::Instant;
 
     /// A gateway's end of a drive's line.
     struct Served(Line);
@@ -287,9 +289,19 @@ mod tests {
         (held, served)
     }
 
+    /// Turns until what was closed is seen to be: a process that another test starts holds copies of our descriptors until
+    /// it executes its program.
+    fn turn_until(held: &mut Held, seen: impl Fn(&Held) -> bool) {
+        let started = Instant::now();
+        while !seen(held) {
+            assert!(held.turn() && started.elapsed() < PATIENCE);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// The next gateway, and what it is told of the last note.
     fn next(held: &mut Held) -> (Served, String) {
-        assert!(held.turn() && held.is_alone());
+        turn_until(held, Held::is_alone);
         let (text, mut fds) = held.give().unwrap().unwrap();
         let line = Line::new(UnixStream::from(fds.remove(0)), PATIENCE).unwrap();
         (Served(line), String::from_utf8(text).unwrap())
@@ -363,7 +375,8 @@ mod tests {
         client.write_all(&message("slow")).unwrap();
         assert!(held.turn() && held.turn());
         let slow = served.hear().unwrap();
-        drop(client);
+        // The connection ends, also where a process that another test starts holds a copy of its descriptor.
+        client.shutdown(Shutdown::Both).unwrap();
         let mut other = UnixStream::connect(dir.path().join("s")).unwrap();
         assert!(held.turn() && held.turn());
         let gone = served.hear().unwrap();
@@ -371,10 +384,14 @@ mod tests {
         served.deals_with(slow.number, "late", None);
         served.deals_with(gone.number, "", Some("gone"));
         assert!(held.turn() && held.turn());
-        assert!(matches!(served.hear().unwrap().came, Came::Client));
+        let met = served.hear().unwrap();
+        assert!(matches!(met.came, Came::Client));
         assert_eq!(read(&mut other), "");
+        served.deals_with(met.number, "", None);
         // Nonsense ends the connection, and the gateway hears why.
-        drop(other);
-        assert!(held.turn());
+        other.write_all(&[0xff; 16]).unwrap();
+        assert!(held.turn() && held.turn());
+        let ended = served.hear();
+        assert!(matches!(ended, Some(Event { came: Came::Gone(Some(_)), .. })), "{ended:?}");
     }
 }
