@@ -46,7 +46,7 @@ PACKAGE := $(shell find python -type f -not -name '*.pyc' -not -name '*.so') pyp
 # The commit is part of the build.
 COMMIT := $(wildcard $(shell git rev-parse --git-path logs/HEAD 2>/dev/null))
 
-.PHONY: help demo test test-long test-vm test-root test-gpu test-dlio check format bench bench-gpu wheel forebayd soak asan miri memcheck fuzz docs clean
+.PHONY: help demo test test-long test-vm test-root test-gpu test-dlio check format bench bench-gpu wheel forebayd soak asan miri memcheck fuzz docs promises clean
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
@@ -220,6 +220,9 @@ docs: | $(MADE)/ready ## API pages under target/doc, every link in the Markdown 
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --document-private-items
 	@$(MAKE) --no-print-directory $(MADE)/tested-with
 	$(PYTEST) -q tests/test_house.py tests/test_house_documents.py -k 'link or promise or help'
+
+promises: ## Each promise of SPECIFICATION.md with the tests that hold it
+	@$(PYTHON) tests/promises.py
 
 clean: ## Remove what was built (.venv, target, dist)
 	rm -rf $(VENV) target dist

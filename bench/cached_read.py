@@ -17,6 +17,8 @@ from pathlib import Path
 from peers import available, fio, forebay, made, memcpy
 from side_by_side import Bound, Cell, Contender, arguments, compare, existing_folder
 
+PROMISES = ("MSR-3",)
+
 SIZES = {"64k": 64 << 10, "256k": 256 << 10, "1m": 1 << 20, "4m": 4 << 20}
 DEPTH = 4
 PSYNC, MMAP = "fio psync", "fio mmap"

@@ -28,6 +28,8 @@ from side_by_side import (
     spent_s,
 )
 
+PROMISES = ("CKP-10",)
+
 RANKS = 8
 # One checkpoint of all eight ranks at full size.
 WHOLE_BYTES = 112_425_623_552

@@ -15,6 +15,8 @@ from pathlib import Path
 from peers import Unavailable, available, elbencho, fio_uring, forebay, made, registered
 from side_by_side import Bound, Cell, Contender, arguments, compare, find_depth, say
 
+PROMISES = ("MSR-1", "MSR-2")
+
 # name, bytes, random, depths tried
 CELLS = [
     ("512k", 512 << 10, False, (1, 4, 8, 16, 32, 64)),

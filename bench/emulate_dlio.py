@@ -55,6 +55,8 @@ from side_by_side import (
     verdict,
 )
 
+PROMISES = ("MSR-17",)
+
 TITLE = "Emulated accelerators"
 VERSIONS = ("v1.0", "v2.0")
 CHECKED, PLAIN, PARSED, READ = "plain reads + checksums", "plain reads", "forebay, parse", "forebay, bytes"

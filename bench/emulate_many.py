@@ -22,6 +22,8 @@ from emulate_peers import TOO_SLOW
 from peers import installed, run
 from side_by_side import GIB, arguments, existing_folder, middle, publish, save, say, section
 
+PROMISES = ("MSR-20",)
+
 TITLE = "Many emulated accelerators"
 MANY, SMALLER = 1000, 100
 BARRIER_PCT, AU_POINTS = 1.0, 0.5

@@ -29,6 +29,8 @@ from vm import packages  # noqa: E402
 from vm.gateway import CONTROLLERS, KERNEL, machine  # noqa: E402
 from vm.guest import Guest  # noqa: E402
 
+PROMISES = ("MSR-22",)
+
 OURS, SPINNING, SPDK = "forebay", "forebay, spinning", "SPDK"
 SPIN_US = 100
 SERIALS = {OURS: "OURS", SPINNING: "SPINNING", SPDK: "SPDK0"}

@@ -15,6 +15,8 @@ from gateway import emulated, pingpong
 from peers import available, made, memcpy
 from side_by_side import Bound, Cell, arguments, compare, existing_folder
 
+PROMISES = ("MSR-23",)
+
 NIL = "nil:?size=64g"
 PINGPONG, POLLING, MEMCPY = "eventfd ping-pong", "forebay, polling", "memcpy"
 SPIN_US = 100_000

@@ -15,6 +15,8 @@ from gateway import spread
 from peers import available
 from side_by_side import Bound, Cell, arguments, compare
 
+PROMISES = ("MSR-19",)
+
 QUEUES = (1, 7, 15, 23, 31)
 NIL = "nil:?size=64g"
 LINEAR = 0.9

@@ -22,6 +22,8 @@ from remote import forebay
 from remote_local import LOCAL, local, paced
 from side_by_side import Bound, Cell, arguments, compare, existing_folder
 
+PROMISES = ("MSR-18",)
+
 DIRECT = "nvme+tcp: directly"
 NIL = "nil:?size=64g"
 ADDED_US = 12.0

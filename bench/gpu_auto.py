@@ -18,6 +18,8 @@ from child import drop
 from gpu import arguments, cached, data_file, fastest, ours, ready, run_main
 from side_by_side import Bound, Cell, Contender, Figure, compare
 
+PROMISES = ("GPU-10",)
+
 AUTO, BOUNCE, MAPPED = "auto", "bounce", "mapped"
 LEAST = 0.95
 # Long enough for a first pass of `mapped`, which registers.

@@ -15,6 +15,8 @@ from gpu import KVIKIO, MIB, arguments, data_file, fastest, kvikio, ours, ready,
 from peers import fio_uring
 from side_by_side import Bound, Cell, compare
 
+PROMISES = ("ENG-8", "MSR-9")
+
 BOUNCE, FIO = "bounce", "fio, host only"
 BOUNDS = [Bound("rate", (FIO,), at_least=0.98), Bound("cost", (KVIKIO,), at_most=0.5)]
 # workers (jobs), bytes, depth

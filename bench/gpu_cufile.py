@@ -24,6 +24,8 @@ from gpu import MIB, arguments, data_file, fastest, ours, ready, run_main
 from peers import run
 from side_by_side import Bound, Cell, Contender, Figure, Unavailable, compare, filesystem, say
 
+PROMISES = ("MSR-12",)
+
 OURS, LOOP = "forebay", "C loop"
 # name, cuFile's interface, bytes, workers, depth. In compatibility mode no more batched I/Os than cuFile has host
 # buffers (64 of 1 MiB) may be in flight, or it hangs.

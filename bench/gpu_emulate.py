@@ -14,6 +14,8 @@ from gpu import arguments, cached, fastest, ready, run_main, write_random
 from peers import installed, run
 from side_by_side import GIB, Bound, Cell, Contender, Figure, Unavailable, compare, say, spent_s
 
+PROMISES = ("MSR-21",)
+
 BOUNCE, FIRST, LATER, GDS = "bounce", "mapped, first epoch", "mapped, 12 epochs", "gds, compatibility mode"
 # Of 3D U-Net: the mean of a sample, one sample a file.
 SAMPLE_BYTES = 146_600_628

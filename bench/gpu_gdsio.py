@@ -18,6 +18,8 @@ from gpu import arguments, data_file, fastest, ready, run_main
 from peers import installed, run
 from side_by_side import Bound, Cell, Contender, Figure, Unavailable, compare, say
 
+PROMISES = ("MSR-12",)
+
 OURS, PEER = "forebay gdsio", "gdsio"
 BOUNDS = [Bound("rate", (PEER,), at_least=1.0)]
 MODES = (0, 1, 2, 3, 4, 5, 6, 7)

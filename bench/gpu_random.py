@@ -17,6 +17,8 @@ from gpu import KVIKIO, MIB, arguments, data_file, fastest, kvikio, ours, ready,
 from peers import fio_uring
 from side_by_side import Bound, Cell, Contender, compare
 
+PROMISES = ("MSR-9", "MSR-10")
+
 OURS, FIO, RANGES = "forebay", "fio, host only", "forebay.open().read_at"
 # name, cached, block
 CELLS = [("4k cached", True, 4 << 10), ("64k cached", True, 64 << 10), ("4k disk", False, 4 << 10), ("64k disk", False, 64 << 10)]

@@ -16,6 +16,8 @@ from child import Child, asked, closing
 from gpu import COPY, arguments, cached, copy_rate, fastest, ready, run_main
 from side_by_side import GIB, Bound, Cell, compare, say
 
+PROMISES = ("MSR-11",)
+
 OURS, FAST, PLAIN = "forebay.safetensors.load", "fastsafetensors", "safetensors"
 BOUNDS = [
     Bound("rate", (FAST, PLAIN), at_least=1.0, pick="fastest"),

@@ -18,6 +18,8 @@ from gpu import KVIKIO, MIB, arguments, fastest, ready, run_main
 from side_by_side import Bound, Cell, Contender, compare, say
 from small_files import make
 
+PROMISES = ("MSR-10",)
+
 OURS, LOADER = "forebay.read_files", "torch DataLoader"
 PEERS = (KVIKIO, LOADER)
 SCANNED = 10_000

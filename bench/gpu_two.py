@@ -10,6 +10,8 @@ from typing import Any
 from gpu import arguments, count, data_file, fastest, ours, ready, run_main
 from side_by_side import Bound, Cell, compare, say
 
+PROMISES = ("MSR-12",)
+
 TWO, ONE = "two GPUs", "one GPU"
 BOUNDS = [Bound("rate", (ONE,), at_least=1.9)]
 # Workers and sizes: what all of them keep under way should stay in the last-level cache.

@@ -11,6 +11,8 @@ from child import Child, asked, closing
 from gpu import arguments, fastest, ready, run_main
 from side_by_side import Bound, Cell, compare
 
+PROMISES = ("MSR-12",)
+
 CHECK, COPY = "content check", "device copy"
 BOUNDS = [Bound("rate", (COPY,), at_least=0.5)]
 

@@ -15,6 +15,8 @@ from child import Child, asked, closing
 from gpu import COPY, KVIKIO, MIB, arguments, copy_rate, data_file, fastest, kvikio, ours, ready, run_main
 from side_by_side import Bound, Cell, compare
 
+PROMISES = ("MSR-8",)
+
 BOUNCE, FIRST, LATER = "bounce", "mapped, first pass", "mapped, later passes"
 # Its one worker has one processor, so that none copies beside it.
 LEAN = "mapped, first pass, --cpus 2"

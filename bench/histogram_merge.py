@@ -21,6 +21,8 @@ from typing import Any
 from peers import forebay, run
 from side_by_side import arguments, middle, publish, save, say, section
 
+PROMISES = ("MSR-7",)
+
 WORKERS, SAMPLES, VALUES = 64, 10**9, 200_000
 HIGHEST_NS = 24 * 3600 * 10**9
 PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p999": 99.9}

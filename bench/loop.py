@@ -15,6 +15,8 @@ import sys
 from peers import available, fio, forebay
 from side_by_side import Bound, Cell, Contender, arguments, compare
 
+PROMISES = ("MSR-5",)
+
 NULL, UNTIMED, BEFORE = "fio null", "fio null, no latencies", "forebay before"
 BEFORE_MOST = 1.02
 

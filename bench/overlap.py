@@ -13,6 +13,8 @@ from pathlib import Path
 from peers import available, forebay, made, memcpy
 from side_by_side import Bound, Cell, arguments, compare
 
+PROMISES = ("ENG-8", "MSR-4")
+
 BOTH, READ, COPY = "bounce", "the read alone", "the copy alone"
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 from side_by_side import arguments, middle, publish, save, say
 
+PROMISES = ("PLN-10",)
+
 SYSTEM = {"drive": "D7-PS1010", "drives": 4, "workload": "unet3d"}
 TRIES = 10
 # What is timed → seconds that it may take.

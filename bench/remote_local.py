@@ -14,6 +14,8 @@ from peers import available, made
 from remote import forebay, host_run, raw
 from side_by_side import GIB, Bound, Cell, Contender, arguments, compare, existing_folder, say
 
+PROMISES = ("MSR-15",)
+
 # block, depth of each worker, least ratio
 SIZES = ((64 << 10, 32, 0.90), (128 << 10, 16, 0.97), (512 << 10, 8, 0.99), (1 << 20, 8, 0.99), (4 << 20, 4, 0.99))
 LOCAL = "local"

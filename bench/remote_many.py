@@ -21,6 +21,8 @@ from nvme_hosts import Host
 from remote import NQN, cpu_of, ours
 from side_by_side import existing_folder, machine_card, publish, say, section
 
+PROMISES = ("MSR-16",)
+
 BLOCK = 64 << 10
 IN_FLIGHT = 2
 ANSWER = 24 + BLOCK

@@ -16,6 +16,8 @@ from peers import available
 from remote import forebay, iperf3, raw, spdk
 from side_by_side import Bound, Cell, Contender, arguments, compare, find_depth, say
 
+PROMISES = ("MSR-13", "MSR-14")
+
 RAW1, RAW2, IPERF1, IPERF2, SPDK = "tcp, 1 connection", "tcp, 2 connections", "iperf3 -P 1", "iperf3 -P 2", "SPDK null"
 PINGPONG, SPINNING = "tcp ping-pong", "forebay, spinning"
 NIL = "nil:?size=64g"

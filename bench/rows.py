@@ -47,6 +47,8 @@ from side_by_side import (
     tables,
 )
 
+PROMISES = ("MSR-24", "MSR-25")
+
 MAPPED, ON_GPU, BOUNCE = "gather, mapped", "gather, numbers on the GPU", "gather, bounce"
 BENCH, BATCHES = "forebay bench", "forebay bench --batch 2048"
 BENCH_MAPPED, BENCH_BOUNCE = "bench --path mapped --batch", "bench --path bounce --batch"

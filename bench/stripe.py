@@ -9,6 +9,8 @@ from pathlib import Path
 from peers import available, forebay, made
 from side_by_side import Bound, Cell, arguments, compare
 
+PROMISES = ("MSR-6",)
+
 MEMBERS, CHUNK = 4, "512k"
 STRIPE, ONE = "stripe", "one file"
 

@@ -58,6 +58,7 @@ def bench(*flags: Any, **options: Any) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.promise("REC-35")
 @pytest.mark.soak
 def test_a_cpu_limit_is_named_and_counted_and_not_taken_for_other_processes(group: Group) -> None:
     group.limit(0.25)
@@ -89,6 +90,7 @@ def told(record: dict[str, Any]) -> int | None:
     return record["cache"]["device_bytes"]
 
 
+@pytest.mark.promise("REC-36")
 @pytest.mark.root
 @pytest.mark.parametrize("engine", ["uring", "pread", "inline"])
 def test_device_bytes_are_the_kernels_to_the_sector(loop: Callable[..., Path], engine: str) -> None:  # noqa: F811
@@ -115,6 +117,7 @@ def used_s(group: Group) -> float:
     return int((CGROUP / "cpuacct" / group.folder.name / "cpuacct.usage").read_text()) / 1e9
 
 
+@pytest.mark.promise("REC-36")
 @pytest.mark.soak
 @pytest.mark.parametrize("engine", ["uring", "pread", "inline", "map"])
 def test_processor_time_is_the_groups_within_5_per_cent(group: Group, tmp_path: Path, engine: str) -> None:

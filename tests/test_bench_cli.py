@@ -47,6 +47,7 @@ def bench(monkeypatch, tmp_path, capfd):
     return call
 
 
+@pytest.mark.promise("BEN-1")
 def test_the_summary_says_what_ran_how_fast_at_what_cost(bench, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     done = bench("/data/t", "--io-size", "1m", "--depth", "32")
@@ -89,12 +90,14 @@ def test_power_that_is_not_there_takes_one_line(bench, monkeypatch):
     assert "cannot open" in asked.out, "who asks for a meter is told why it isn't there"
 
 
+@pytest.mark.promise("CMD-7")
 def test_json_is_the_record_alone_on_stdout(bench):
     done = bench("nil:", "--json")
     assert json.loads(done.out) == fake_engine.RECORD
     assert "GiB/s" in done.err
 
 
+@pytest.mark.promise("FLT-16")
 def test_quiet_hides_no_failed_verification(bench):
     failed = fake_engine.record()
     failed["result"]["errors"].update(verify_failed=3, examples=["block 4096 of /data/t holds other bytes"])
@@ -139,6 +142,7 @@ def test_nothing_is_saved_unless_asked(bench, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.promise("CMD-6")
 @pytest.mark.parametrize(
     ("errors", "code"),
     [
@@ -180,6 +184,7 @@ def test_the_record_of_an_error_may_be_text(bench, tmp_path):
     assert len(list(tmp_path.glob("forebay-*.json"))) == 1
 
 
+@pytest.mark.promise("CMD-6")
 def test_a_machine_that_cannot_exits_3(bench):
     def cannot(job, **_):
         raise MachineError("--path gds", "libcufile isn't installed", "--path bounce")
@@ -250,12 +255,14 @@ def test_one_signal_stops_and_keeps_what_was_measured(tmp_path, number):
     assert saved["result"]["interrupted"] is True
 
 
+@pytest.mark.promise("CMD-10")
 def test_a_hangup_by_the_kernel_and_one_by_the_shell_are_one(tmp_path):
     code, _, err = interrupted(tmp_path, signal.SIGHUP, signal.SIGHUP)
     assert code == 130, err
     assert json.loads(next(tmp_path.glob("forebay-*.json")).read_text())["result"]["interrupted"] is True
 
 
+@pytest.mark.promise("CMD-10")
 def test_under_nohup_a_hangup_ends_nothing(tmp_path):
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -265,6 +272,7 @@ def test_under_nohup_a_hangup_ends_nothing(tmp_path):
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
 
 
+@pytest.mark.promise("FLT-9")
 def test_a_second_signal_aborts_even_a_run_that_does_not_answer(tmp_path):
     code, _, err = interrupted(tmp_path, signal.SIGINT, signal.SIGINT, engine=STUCK)
     assert code == -signal.SIGINT, err
@@ -311,6 +319,7 @@ def fio_jobs(monkeypatch):
     return install
 
 
+@pytest.mark.promise("BEN-10")
 def test_fio_jobs_run_in_turn_and_unsupported_keys_are_named(bench, fio_jobs, tmp_path):
     fio_jobs(
         ("seq", {"sources": ["/a"], "op": "read"}, []),
@@ -338,6 +347,7 @@ def test_a_failing_fio_job_does_not_stop_the_next(bench, fio_jobs):
     assert done.code == 3 and len(done.jobs) == 2 and "[two]" in done.out
 
 
+@pytest.mark.promise("REC-1")
 def test_every_null_of_the_summary_has_its_reason():
     made = fake_engine.record()
     made["cache"].update(resident_before=None, device_bytes=None)
@@ -423,6 +433,7 @@ def real(*arguments, cwd):
     return processes.run([*processes.FOREBAY, "bench", *arguments], cwd=cwd)
 
 
+@pytest.mark.promise("CMD-6", "BEN-1", "REC-5")
 def test_for_real_a_file_is_made_read_and_summarised(tmp_path):
     done = real(
         tmp_path, "--create", "--file-size", "8m", "--passes", "2", "--io-size", "128k", "--cache", "allow", cwd=tmp_path
@@ -440,6 +451,7 @@ def test_for_real_a_file_is_made_read_and_summarised(tmp_path):
     assert (tmp_path / "forebay.0").stat().st_size == 8 << 20
 
 
+@pytest.mark.promise("BEN-7")
 def test_for_real_a_dry_run_touches_nothing(tmp_path):
     done = real(tmp_path, "--create", "--file-size", "8m", "--workers", "2", "--dry-run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -447,6 +459,7 @@ def test_for_real_a_dry_run_touches_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.promise("BEN-24")
 @pytest.mark.parametrize(
     ("job", "memory"),
     [
@@ -462,6 +475,7 @@ def test_for_real_a_dry_run_names_the_memory_that_is_made(tmp_path, job, memory)
     assert done.returncode == 0 and memory in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.promise("CMD-6")
 def test_for_real_content_that_is_not_what_was_written_exits_1(tmp_path):
     job = (tmp_path / "t", "--passes", "1", "--verify", "--cache", "allow", "--io-size", "64k")
     assert real(*job, "--op", "write", "--file-size", "1m", cwd=tmp_path).returncode == 0
@@ -473,6 +487,7 @@ def test_for_real_content_that_is_not_what_was_written_exits_1(tmp_path):
     assert "failed verification" in done.stdout
 
 
+@pytest.mark.promise("CMD-6")
 def test_for_real_a_failed_io_exits_4_and_keeps_the_record(tmp_path):
     done = real(
         "nil:?size=64m", "--passes", "1", "--io-size", "4k", "--faults", "seed=1,error=0.001", cwd=tmp_path
@@ -482,6 +497,7 @@ def test_for_real_a_failed_io_exits_4_and_keeps_the_record(tmp_path):
     assert saved["result"]["errors"]["failed"] > 0 and saved["result"]["ios"] > 0
 
 
+@pytest.mark.promise("CMD-6", "FLT-9")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_for_real_a_signal_keeps_what_was_measured(tmp_path, number):
     witness = tmp_path / "witness"

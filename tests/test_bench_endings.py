@@ -16,6 +16,7 @@ from forebay.errors import ForebayError, RequestError
 NOTHING: dict[str, Any] = {"sources": ["nil:"], "io_bytes": 4096, "warmup_s": 0.0}
 
 
+@pytest.mark.promise("BEN-29")
 def test_the_first_worker_that_is_done_ends_the_run(tmp_path: Path) -> None:
     """Worker 1 begins where the file nearly ends; at its rate worker 0 would take more than a minute."""
     whole, last = 64 << 20, 64 << 10
@@ -29,6 +30,7 @@ def test_the_first_worker_that_is_done_ends_the_run(tmp_path: Path) -> None:
     assert not result["errors"]["failed"]
 
 
+@pytest.mark.promise("BEN-29")
 def test_a_rule_says_when_a_run_is_steady() -> None:
     """Of any rate all points are within 1000 % of the mean; of none in 0.0001 %, for a real clock."""
     job = {**NOTHING, "rate_iops": 2000.0, "duration_s": 60.0, "interval_ms": 50, "steady": "iops=1000,window=0.3,skip=0.2"}
@@ -39,6 +41,7 @@ def test_a_rule_says_when_a_run_is_steady() -> None:
     assert never["steady_after_s"] is None and never["seconds"] == pytest.approx(0.5)
 
 
+@pytest.mark.promise("BEN-29")
 def test_a_rate_below_the_least_fails_the_run_and_keeps_what_was_measured() -> None:
     job = {**NOTHING, "rate_iops": 100.0, "duration_s": 60.0, "rate_min_iops": 1e12}
     with pytest.raises(ForebayError) as failed:
@@ -47,6 +50,7 @@ def test_a_rate_below_the_least_fails_the_run_and_keeps_what_was_measured() -> N
     assert getattr(failed.value, "record", None) is not None
 
 
+@pytest.mark.promise("BEN-30")
 def test_null_and_zero_are_as_long_as_one_says() -> None:
     whole = {"io_bytes": 4096, "file_bytes": 1 << 20, "passes": 1}
     wrote = engine.run({**whole, "sources": ["/dev/null"], "op": "write", "engine": "inline"})["result"]
@@ -60,6 +64,7 @@ def test_null_and_zero_are_as_long_as_one_says() -> None:
         assert named in refused.value.found and refused.value.next
 
 
+@pytest.mark.promise("BEN-30")
 def test_atomic_writes_are_asked_for_and_nodes_named(tmp_path: Path) -> None:
     path = str(tmp_path / "f")
     job = {"sources": [path], "op": "write", "io_bytes": 4096, "file_bytes": 1 << 16, "passes": 1, "atomic": True}
@@ -82,6 +87,7 @@ def blocks_of(path: Path) -> list[bytes]:
     return [data[at : at + 4096] for at in range(0, len(data), 4096)]
 
 
+@pytest.mark.promise("BEN-31")
 def test_content_compresses_and_repeats_as_asked(tmp_path: Path) -> None:
     """256 writes of 4 KiB. What is random doesn't compress, and what is drawn comes near its share."""
     path = tmp_path / "f"
@@ -102,6 +108,7 @@ def test_content_compresses_and_repeats_as_asked(tmp_path: Path) -> None:
         engine.run({**job, "op": "read", "verify": True})
 
 
+@pytest.mark.promise("BEN-31")
 def test_ios_carry_a_priority_or_say_why_not(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(bytes(1 << 20))
     job = {"sources": [str(tmp_path / "f")], "io_bytes": 4096, "cache": "allow", "passes": 1, "priority": "idle,20=be/0"}

@@ -26,6 +26,7 @@ def bench(*arguments: Any, cwd: Path, code: int = 0) -> dict[str, Any]:
 SMALL = ("--cache", "allow", "--io-size", "4k", "--warmup", "0")
 
 
+@pytest.mark.promise("BEN-2")
 @pytest.mark.parametrize(
     ("op", "distribution"),
     [("randwrite", "uniform"), ("randwrite", "zipf:1.1")],
@@ -48,6 +49,7 @@ def test_the_same_seed_touches_the_same_blocks(tmp_path: Path, op: str, distribu
     assert len(first & other) < 0.9 * len(first)
 
 
+@pytest.mark.promise("BEN-2")
 def test_zipf_returns_to_its_hot_blocks_and_uniform_does_not(tmp_path: Path) -> None:
     def touched(distribution: str) -> int:
         target = tmp_path / distribution.replace(":", "")
@@ -64,6 +66,7 @@ def test_zipf_returns_to_its_hot_blocks_and_uniform_does_not(tmp_path: Path) -> 
     assert touched("zipf:1.2") < 0.3 * 4096
 
 
+@pytest.mark.promise("BEN-2")
 def test_a_pass_without_repeats_touches_every_block_once(tmp_path: Path) -> None:
     target = tmp_path / "data"
     with target.open("wb") as file:
@@ -75,6 +78,7 @@ def test_a_pass_without_repeats_touches_every_block_once(tmp_path: Path) -> None
     assert all(any(data[i : i + 4096]) for i in range(0, len(data), 4096)), "a block was left out"
 
 
+@pytest.mark.promise("BEN-2", "BEN-9")
 def test_reading_a_pass_without_repeats_verifies_every_byte_once(tmp_path: Path) -> None:
     job = ("--create", "--file-size", "16m", "--op", "randread", "--no-repeat", "--verify", "--passes", 1, "--workers", 2)
     result = bench(tmp_path, *SMALL, *job, cwd=tmp_path)["result"]
@@ -84,6 +88,7 @@ def test_reading_a_pass_without_repeats_verifies_every_byte_once(tmp_path: Path)
     assert result["errors"]["verify_failed"] == 0
 
 
+@pytest.mark.promise("BEN-3")
 def test_reads_and_writes_mix_in_the_share_asked_for(tmp_path: Path) -> None:
     job = ("--file-size", "64m", "--op", "randread", "--read-pct", 70, "--passes", 1)
     result = bench(tmp_path, *SMALL, *job, cwd=tmp_path)["result"]
@@ -100,6 +105,7 @@ def test_no_more_bytes_are_verified_than_were_moved(tmp_path: Path) -> None:
     assert 0 < result["verified_bytes"] <= result["bytes"] and not result["errors"]["verify_failed"]
 
 
+@pytest.mark.promise("BEN-4")
 def test_warm_up_is_in_the_series_and_in_no_figure(tmp_path: Path) -> None:
     job = ("nil:?size=1g", "--rate-iops", 2000, "--warmup", 1, "--duration", 1, "--interval", 100)
     result = bench(*job, cwd=tmp_path)["result"]
@@ -115,6 +121,7 @@ def test_warm_up_is_in_the_series_and_in_no_figure(tmp_path: Path) -> None:
     assert result["ios"] == round(sum(counted))
 
 
+@pytest.mark.promise("BEN-5")
 def test_repeats_are_as_many_as_asked_and_the_summary_is_theirs(tmp_path: Path) -> None:
     job = ("nil:", "--rate-iops", 1000, "--duration", 0.3, "--warmup", 0, "--repeat", 4)
     result = bench(*job, cwd=tmp_path)["result"]
@@ -124,6 +131,7 @@ def test_repeats_are_as_many_as_asked_and_the_summary_is_theirs(tmp_path: Path) 
     assert result["ios"] == sum(r["ios"] for r in result["repeats"])
 
 
+@pytest.mark.promise("BEN-5")
 def test_until_ci_ends_when_the_interval_is_narrow_or_at_its_bound(tmp_path: Path) -> None:
     paced = ("nil:", "--rate-iops", 2000, "--duration", 0.3, "--warmup", 0)
     result = bench(*paced, "--until-ci", "20%", "--repeat-max", 20, cwd=tmp_path)["result"]
@@ -138,6 +146,7 @@ def test_until_ci_ends_when_the_interval_is_narrow_or_at_its_bound(tmp_path: Pat
     assert len(bench(*bound, cwd=tmp_path)["result"]["repeats"]) == 4
 
 
+@pytest.mark.promise("BEN-5")
 def test_until_steady_ends_before_its_time_and_says_when(tmp_path: Path) -> None:
     """Whatever the machine does meanwhile, the record's own series has to agree: SNIA's bounds, tightened to a quarter."""
     job = ("nil:", "--rate-iops", 2000, "--until-steady", "--duration", 60, "--warmup", 0, "--interval", 100)
@@ -161,6 +170,7 @@ def is_steady(points: list[tuple[float, float]]) -> bool:
     return max(rates) - min(rates) <= 0.05 * mean and abs(line.slope) * (times[-1] - times[0]) <= 0.025 * mean
 
 
+@pytest.mark.promise("BEN-6")
 def test_beyond_capacity_an_open_loop_counts_latency_from_the_schedule(tmp_path: Path) -> None:
     """Each I/O takes up to 10 ms, 5 on the mean, and one is in flight: 200 a second can be served. At 50 a
     second few wait; at 400 every second I/O adds to the queue, and latency grows though no I/O takes longer.
@@ -175,6 +185,7 @@ def test_beyond_capacity_an_open_loop_counts_latency_from_the_schedule(tmp_path:
     assert beyond["p50"] > 1_000 * ios and beyond["max"] > 2_000 * ios
 
 
+@pytest.mark.promise("BEN-18")
 def test_what_the_end_overtakes_is_in_the_latency_and_in_no_rate(tmp_path: Path) -> None:
     """Each I/O takes up to 0.4 s, and 0.1 s are measured: what is in flight at the end takes longer than the run."""
     job = ("nil:", "--faults", "seed=1,delay_us=400000", "--depth", 16, "--warmup", 0, "--duration", 0.1)
@@ -185,6 +196,7 @@ def test_what_the_end_overtakes_is_in_the_latency_and_in_no_rate(tmp_path: Path)
     assert result["bytes"] == result["ios"] * (1 << 20) and result["unfinished"] == {"count": 0, "oldest_s": 0.0}
 
 
+@pytest.mark.promise("BEN-18")
 def test_an_open_loop_accounts_for_every_io_that_was_due(tmp_path: Path) -> None:
     """100 are due in 0.1 s; each takes 50 ms on the mean, one at a time: most still wait when a second has gone by."""
     job = ("nil:", "--faults", "seed=1,delay_us=100000", "--depth", 1, "--warmup", 0, "--duration", 0.1)
@@ -198,6 +210,7 @@ def test_an_open_loop_accounts_for_every_io_that_was_due(tmp_path: Path) -> None
     assert f"{unfinished['count']} I/Os" in warning["text"] and "--rate" in warning["next"]
 
 
+@pytest.mark.promise("BEN-8")
 def test_several_sources_are_one_job(tmp_path: Path) -> None:
     names = [tmp_path / name for name in ("one", "two", "three")]
     for name in names:
@@ -210,6 +223,7 @@ def test_several_sources_are_one_job(tmp_path: Path) -> None:
     assert record["job"]["source"] == " ".join(map(str, names)) and record["job"]["data_bytes"] == 12 << 20
 
 
+@pytest.mark.promise("BEN-7")
 def test_cpus_pins_each_worker_in_turn(tmp_path: Path) -> None:
     cpus = sorted(os.sched_getaffinity(0))[:2]
     listed = ",".join(map(str, cpus))
@@ -218,6 +232,7 @@ def test_cpus_pins_each_worker_in_turn(tmp_path: Path) -> None:
     assert [w["cpu"] for w in workers] == [cpus[i % len(cpus)] for i in range(3)]
 
 
+@pytest.mark.promise("BEN-9")
 def test_a_misplaced_block_is_named_by_file_offset_and_seed(tmp_path: Path) -> None:
     target = tmp_path / "data"
     job = (target, *SMALL, "--passes", 1, "--verify", "--seed", 7)
@@ -233,6 +248,7 @@ def test_a_misplaced_block_is_named_by_file_offset_and_seed(tmp_path: Path) -> N
     assert "81920" in told and "40960" in told, told
 
 
+@pytest.mark.promise("FLT-16")
 def test_verify_refuses_a_file_whose_content_it_cannot_know(tmp_path: Path) -> None:
     job = (tmp_path / "data", *SMALL, "--passes", 1)
     bench(*job, "--op", "write", "--file-size", "1m", cwd=tmp_path)
@@ -243,6 +259,7 @@ def test_verify_refuses_a_file_whose_content_it_cannot_know(tmp_path: Path) -> N
     assert bench(*job, "--verify", cwd=tmp_path)["result"]["verified_bytes"] == 1 << 20
 
 
+@pytest.mark.promise("FLT-16")
 def test_verify_reads_the_part_that_was_written_for_it(tmp_path: Path) -> None:
     job = (tmp_path / "data", *SMALL, "--passes", 1)
     bench(*job, "--op", "write", "--file-size", "1m", cwd=tmp_path)
@@ -251,6 +268,7 @@ def test_verify_reads_the_part_that_was_written_for_it(tmp_path: Path) -> None:
     assert bench(*part, cwd=tmp_path)["result"]["errors"]["verify_failed"] == 0
 
 
+@pytest.mark.promise("FLT-15")
 @pytest.mark.parametrize("as_stripe", [True, False])
 def test_one_file_under_two_names_is_not_written_to(tmp_path: Path, as_stripe: bool) -> None:
     job = (*SMALL, "--passes", 1, "--op", "write")
@@ -265,6 +283,7 @@ def test_one_file_under_two_names_is_not_written_to(tmp_path: Path, as_stripe: b
     assert bench("a", "b", *SMALL, "--passes", 1, cwd=tmp_path)["result"]["bytes"] == 2 << 20
 
 
+@pytest.mark.promise("REC-1")
 def test_each_null_of_a_record_has_its_reason(tmp_path: Path) -> None:
     """Null means `couldn't be measured`, so that somebody must be told why; settings left out are no measurement."""
     record = bench("nil:", "--duration", 0.3, "--rate-iops", 1000, cwd=tmp_path)

@@ -39,6 +39,7 @@ def interrupt(run: subprocess.Popen[str]) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.promise("FLT-3")
 def test_a_file_cut_off_while_it_is_read_ends_the_run_and_keeps_what_was_measured(tmp_path: Path) -> None:
     target = tmp_path / "data"
     target.write_bytes(bytes(8 << 20))
@@ -53,6 +54,7 @@ def test_a_file_cut_off_while_it_is_read_ends_the_run_and_keeps_what_was_measure
     assert saved["result"]["ios"] > 0 and saved["result"]["errors"]["examples"]
 
 
+@pytest.mark.promise("FLT-5")
 def test_a_device_that_stalls_ends_in_a_named_time_out(tmp_path: Path) -> None:
     job = (
         "--faults",
@@ -72,6 +74,7 @@ def test_a_device_that_stalls_ends_in_a_named_time_out(tmp_path: Path) -> None:
     assert result["errors"]["timed_out"] >= 1 and result["ios"] > 0
 
 
+@pytest.mark.promise("BEN-18")
 def test_what_never_comes_back_is_counted_with_its_wait(tmp_path: Path) -> None:
     job = ("--faults", "seed=1,stall=1", "--timeout", 0.2, "--depth", 4, "--duration", 0.1, "--warmup", 0)
     done = bench("nil:", *job, "-o", "run.json", cwd=tmp_path)
@@ -83,6 +86,7 @@ def test_what_never_comes_back_is_counted_with_its_wait(tmp_path: Path) -> None:
     assert "--timeout" in next(w["next"] for w in record["warnings"] if w["id"] == "unfinished")
 
 
+@pytest.mark.promise("FLT-4")
 def test_an_injected_error_is_counted_and_named(tmp_path: Path) -> None:
     job = ("--faults", "seed=1,error=0.05", "--io-size", "4k", "--passes", 1, "--warmup", 0)
     done = bench("nil:?size=4m", *job, "-o", "run.json", cwd=tmp_path)
@@ -91,6 +95,7 @@ def test_an_injected_error_is_counted_and_named(tmp_path: Path) -> None:
     assert "injected error at offset" in errors["examples"][0] and errors["examples"][0] in done.stderr
 
 
+@pytest.mark.promise("FLT-10")
 def test_two_runs_that_write_one_folder_are_kept_apart(tmp_path: Path) -> None:
     witness = tmp_path / "witness"
     job = ("--op", "write", "--cache", "allow")
@@ -101,6 +106,7 @@ def test_two_runs_that_write_one_folder_are_kept_apart(tmp_path: Path) -> None:
         assert interrupt(first)["result"]["errors"]["failed"] == 0
 
 
+@pytest.mark.promise("FLT-10")
 def test_two_runs_may_read_one_folder_at_once(tmp_path: Path) -> None:
     job = (".", "--create", "--file-size", "4m", "--cache", "allow", "--verify")
     assert bench(*job, "--passes", 1, cwd=tmp_path).returncode == 0
@@ -112,6 +118,7 @@ def test_two_runs_may_read_one_folder_at_once(tmp_path: Path) -> None:
             assert interrupt(run)["result"]["verified_bytes"] > 0
 
 
+@pytest.mark.promise("FLT-7")
 @pytest.mark.root
 def test_too_little_locked_memory_is_said_with_what_raises_it(somebody: OtherUser) -> None:  # noqa: F811
     if not shutil.which("prlimit"):
@@ -126,6 +133,7 @@ def test_too_little_locked_memory_is_said_with_what_raises_it(somebody: OtherUse
     assert any(w["id"] == "locked_memory" and "ulimit -l" in w["next"] for w in warnings), warnings
 
 
+@pytest.mark.promise("REC-2")
 def test_a_record_of_an_older_schema_is_read_and_others_are_refused_by_name(tmp_path: Path) -> None:
     from forebay import _core
     from forebay.errors import RequestError

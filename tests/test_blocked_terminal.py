@@ -71,6 +71,7 @@ def measured(blocked: Terminal, folder: Path, *arguments: Any, code: int, during
     return json.loads(done.stdout)
 
 
+@pytest.mark.promise("REC-8")
 @pytest.mark.parametrize("view", [[], ["--live"]])
 def test_cpu_is_of_the_run_whatever_becomes_of_its_terminal(blocked: Terminal, tmp_path: Path, view: list[str]) -> None:
     job = ("--warmup", 0.3, "--duration", 0.3, "--repeat", 2, *view)
@@ -82,6 +83,7 @@ def test_cpu_is_of_the_run_whatever_becomes_of_its_terminal(blocked: Terminal, t
     assert len(record["result"]["repeats"]) == 2
 
 
+@pytest.mark.promise("REC-8")
 def test_a_signal_ends_a_run_whose_terminal_is_blocked(blocked: Terminal, tmp_path: Path) -> None:
     job = ("--duration", 3600, "--warmup", 0)
     record = measured(blocked, tmp_path, *job, code=130, during=lambda p: p.send_signal(signal.SIGTERM))

@@ -48,6 +48,7 @@ def checksum(*arguments, **environment):
     )
 
 
+@pytest.mark.promise("CMD-7", "VER-6")
 def test_each_file_has_the_standards_checksum_whatever_its_length(tmp_path):
     source = random.Random(5)
     sizes = [0, 1, 9, 4096, (4 << 20) - 1, 4 << 20, (4 << 20) + 1, (9 << 20) + 77]
@@ -62,6 +63,7 @@ def test_each_file_has_the_standards_checksum_whatever_its_length(tmp_path):
     assert record["bytes"] == sum(sizes) and record["throughput_gib_s"] > 0 and record["setup_s"] >= 0
 
 
+@pytest.mark.promise("VER-6")
 def test_without_a_gpu_the_host_computes_and_the_record_says_why(tmp_path):
     file = tmp_path / "digits"
     file.write_bytes(b"123456789")
@@ -75,6 +77,7 @@ def test_without_a_gpu_the_host_computes_and_the_record_says_why(tmp_path):
     assert "computed on host" in done.stderr
 
 
+@pytest.mark.promise("VER-6")
 def test_a_gpu_that_is_not_there_is_refused_where_it_was_asked_for(tmp_path):
     file = tmp_path / "f"
     file.write_bytes(b"1")
@@ -83,6 +86,7 @@ def test_a_gpu_that_is_not_there_is_refused_where_it_was_asked_for(tmp_path):
         assert done.returncode == 3 and "try:" in done.stderr and not done.stdout
 
 
+@pytest.mark.promise("VER-6")
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
@@ -102,6 +106,7 @@ def test_a_wrong_request_is_named(tmp_path, monkeypatch, arguments, code, said):
     assert done.returncode == code and said in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.promise("VER-7")
 def test_memory_has_the_checksum_of_its_bytes():
     data = random.Random(1).randbytes((1 << 20) + 3)
     assert forebay.crc32c(b"123456789") == 0xE3069283 and forebay.crc32c(b"") == 0
@@ -152,6 +157,7 @@ else:
 """
 
 
+@pytest.mark.promise("VER-7")
 def test_an_array_in_gpu_memory_is_summed_up_there(tmp_path):
     made = ROOT / "target/gpu-stubs"
     built = processes.run([ROOT / "tests/gpu_stubs/build", made])

@@ -48,6 +48,7 @@ def test_a_real_difference_is_found_through_noise_and_drift(machine: FakeMachine
     assert low <= 1.08 <= high and found["verdict"]["text"].startswith("A is 1.0")
 
 
+@pytest.mark.promise("SWP-3")
 def test_pairs_run_in_an_order_that_the_seed_draws_after_one_of_each_that_does_not_count(
     machine: FakeMachine, capsys: Any
 ) -> None:
@@ -109,6 +110,7 @@ def test_noise_beyond_the_limit_is_called_noise_and_says_what_to_do(
     assert code == 1 and "too noisy" in out and "--until-ci" in out
 
 
+@pytest.mark.promise("CMD-7")
 def test_cpu_and_power_stand_beside_the_verdict(machine: FakeMachine, capsys: Any) -> None:
     machine.watts = {"host": 400.0, "bounce": 500.0}
     _, found = compare(
@@ -283,6 +285,7 @@ def test_an_interpreter_that_is_not_there_is_named(machine: FakeMachine, capsys:
 # Verdicts ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("SWP-3")
 @pytest.mark.parametrize(
     ("low", "high", "kind", "text"),
     [
@@ -345,6 +348,7 @@ def noisy(mean: float, n: int, seed: int, noise: float = 0.005) -> list[float]:
     return [mean * math.exp(rng.gauss(0, noise)) for _ in range(n)]
 
 
+@pytest.mark.promise("SWP-4")
 @pytest.mark.parametrize("schema", ["point", "record"])
 def test_a_regression_ends_with_code_1_and_names_the_point(capsys: Any, tmp_path: Path, schema: str) -> None:
     a = write_runs(tmp_path / "a.jsonl", {1: noisy(1, 5, 1), 8: noisy(4, 5, 2)}, schema)
@@ -380,6 +384,7 @@ def test_noise_is_no_regression(capsys: Any, tmp_path: Path) -> None:
     assert code == 0 and found["verdict"]["kind"] == "unsure" and found["verdict"]["next"]
 
 
+@pytest.mark.promise("SWP-4")
 @pytest.mark.long
 def test_false_alarms_stay_rare_over_many_points(tmp_path: Path) -> None:
     """The same machine twice, 8 points each, 60 times, no tolerance: alarms in 5 % at most, give or take."""

@@ -101,6 +101,7 @@ def is_false(found: Interval) -> bool:
     return found.low > 1 + 1e-12 or found.high < 1 - 1e-12
 
 
+@pytest.mark.promise("SWP-3")
 @pytest.mark.parametrize("name", ["iid", "AR(1) 0.9", "on and off 0.2", "square 3, exact", "square 4", "sine 4", "sine 7"])
 def test_equal_jobs_are_seldom_called_different_whatever_the_noise(name: str) -> None:
     """6 %, and four standard errors of 150 comparisons. A fixed order fails it by far: the next test."""
@@ -114,6 +115,7 @@ def test_a_fixed_order_would_keep_step_with_the_noise() -> None:
     assert sum(is_false(compared(seed, NOISES["sine 4"], 0.02, fixed)) for seed in range(60)) > 40
 
 
+@pytest.mark.promise("SWP-3")
 @pytest.mark.soak
 @pytest.mark.parametrize("name", NOISES)
 def test_false_verdicts_stay_below_6_per_cent(name: str) -> None:

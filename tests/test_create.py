@@ -35,6 +35,7 @@ def nested(home: Path) -> dict[str, bytes]:
     return content(home)
 
 
+@pytest.mark.promise("BEN-11")
 def test_a_read_of_a_missing_path_makes_nothing_and_says_what_to_type(
     run: Run, tmp_path: Path  # noqa: F811
 ) -> None:
@@ -48,6 +49,7 @@ def test_a_read_of_a_missing_path_makes_nothing_and_says_what_to_type(
     assert (tmp_path / "missing").stat().st_size == 256 * KIB
 
 
+@pytest.mark.promise("BEN-11")
 def test_a_write_to_a_missing_path_makes_it(run: Run, tmp_path: Path) -> None:  # noqa: F811
     record(run, "new", "--op", "write", "--file-size", "256k")
     assert (tmp_path / "new").stat().st_size == 256 * KIB
@@ -56,6 +58,7 @@ def test_a_write_to_a_missing_path_makes_it(run: Run, tmp_path: Path) -> None:  
     assert {p.name for p in (tmp_path / "d").glob("forebay.*")} == {"forebay.0", "forebay.1"}
 
 
+@pytest.mark.promise("BEN-11")
 @pytest.mark.parametrize("flags", [(), ("--workers", "3"), ("--file-size", "1g")])
 def test_files_in_nested_folders_are_read_as_found(
     run: Run, tmp_path: Path, flags: tuple[str, ...]  # noqa: F811
@@ -68,6 +71,7 @@ def test_files_in_nested_folders_are_read_as_found(
     assert content(tmp_path) == before
 
 
+@pytest.mark.promise("BEN-12")
 def test_file_size_bounds_what_is_read_and_files_how_many(run: Run, tmp_path: Path) -> None:  # noqa: F811
     data = tmp_path / "data"
     before = nested(data)
@@ -79,6 +83,7 @@ def test_file_size_bounds_what_is_read_and_files_how_many(run: Run, tmp_path: Pa
     assert content(tmp_path) == before
 
 
+@pytest.mark.promise("BEN-11")
 def test_a_name_that_matches_nothing_makes_nothing(run: Run, tmp_path: Path) -> None:  # noqa: F811
     before = nested(tmp_path / "data")
     done = run(*CACHED, "data", "--file-name", "other.%d")
@@ -88,6 +93,7 @@ def test_a_name_that_matches_nothing_makes_nothing(run: Run, tmp_path: Path) -> 
     assert content(tmp_path) == before
 
 
+@pytest.mark.promise("BEN-11")
 def test_what_was_made_in_a_folder_is_read_from_then_on(run: Run, tmp_path: Path) -> None:  # noqa: F811
     data = tmp_path / "data"
     nested(data)
@@ -102,6 +108,7 @@ def test_what_was_made_in_a_folder_is_read_from_then_on(run: Run, tmp_path: Path
     assert (data / "forebay.0").stat().st_size == 192 * KIB
 
 
+@pytest.mark.promise("BEN-12")
 def test_a_number_of_files_of_what_is_no_directory_is_refused(run: Run, tmp_path: Path) -> None:  # noqa: F811
     made(tmp_path / "f", 64 * KIB)
     refused(run(*CACHED, "f", "--files", "200"), 2, "--files 200 of f", "it is one file", "no --files")
@@ -109,6 +116,7 @@ def test_a_number_of_files_of_what_is_no_directory_is_refused(run: Run, tmp_path
     assert [p.name for p in tmp_path.iterdir()] == ["f"]
 
 
+@pytest.mark.promise("SWP-6")
 def test_a_sweep_makes_its_files_in_a_folder_of_its_own(run: Run, tmp_path: Path) -> None:  # noqa: F811
     before = nested(tmp_path / "data")
     job = '[job]\npasses = 1\ncache = "allow"\nio-size = "64k"\nworkers = 2\n[matrix]\ndepth = [1, 2]\n'
@@ -129,6 +137,7 @@ def test_a_sweep_makes_its_files_in_a_folder_of_its_own(run: Run, tmp_path: Path
         assert all(len(targets(p["record"])) == 3 for p in points)
 
 
+@pytest.mark.promise("SWP-6")
 def test_tune_makes_its_files_in_a_folder_of_its_own(run: Run, tmp_path: Path) -> None:  # noqa: F811
     before = nested(tmp_path / "data")
     flags = ("--cache", "allow", "--fix", "io-size=64k workers=1 depth=1", "--max-time", "1s", "--json")
@@ -142,6 +151,7 @@ def test_tune_makes_its_files_in_a_folder_of_its_own(run: Run, tmp_path: Path) -
     assert {k: v for k, v in content(tmp_path / "data").items() if k in before} == before
 
 
+@pytest.mark.promise("SWP-6")
 def test_a_folder_in_which_nothing_was_made_is_taken_away(run: Run, tmp_path: Path) -> None:  # noqa: F811
     (tmp_path / "data").mkdir()
     (tmp_path / "s.toml").write_text('[job]\nfile-size = "4000p"\npasses = 1\ncache = "allow"\n')
@@ -150,6 +160,7 @@ def test_a_folder_in_which_nothing_was_made_is_taken_away(run: Run, tmp_path: Pa
     assert list((tmp_path / "data").iterdir()) == []
 
 
+@pytest.mark.promise("FLT-30")
 def test_a_folder_that_took_the_place_of_ours_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is taken away is the folder that was made, not what has its name by then."""
     home = tmp_path / own_files.TUNE
@@ -173,12 +184,14 @@ def test_a_folder_that_took_the_place_of_ours_stays(tmp_path: Path, monkeypatch:
     assert not home.exists(), "ours, and empty"
 
 
+@pytest.mark.promise("BEN-11")
 def test_a_comparison_reads_what_is_there(run: Run, tmp_path: Path) -> None:  # noqa: F811
     job = ("compare", "--a", "depth=1", "--b", "depth=2", "missing", "--file-size", "64k", "--cache", "allow")
     refused(run(*job), 2, "read missing", "--create --file-size 64k")
     assert content(tmp_path) == {}
 
 
+@pytest.mark.promise("BEN-11")
 def test_a_fio_job_lays_out_its_files(run: Run, tmp_path: Path) -> None:  # noqa: F811
     (tmp_path / "j.fio").write_text("[j]\nfilename=laid\nsize=256k\nbs=64k\nrw=read\n")
     done = run("bench", "-q", "--fio", "j.fio")
@@ -188,6 +201,7 @@ def test_a_fio_job_lays_out_its_files(run: Run, tmp_path: Path) -> None:  # noqa
     refused(run("bench", "-q", "--fio", "j.fio"), 2, "read absent", "there is no such file")
 
 
+@pytest.mark.promise("SWP-6")
 def test_a_run_that_made_its_files_is_the_work_of_one_that_found_them(
     run: Run, tmp_path: Path  # noqa: F811
 ) -> None:
@@ -196,6 +210,7 @@ def test_a_run_that_made_its_files_is_the_work_of_one_that_found_them(
     assert point_key({**making, "create": True}) == point_key(finding)
 
 
+@pytest.mark.promise("SWP-6")
 def test_the_engine_leaves_out_the_folders_that_verbs_make() -> None:
     text = (ROOT / "crates/engine/src/opening/found.rs").read_text()
     listed = re.search(r"NOT_OF_THE_DATA: \[&str; \d+\] = \[(.*?)\]", text)

@@ -47,6 +47,7 @@ def test_the_file_is_written_read_back_and_said_how_to_use(forebay, tmp_path):
     assert config["settings"]["properties.force_compat_mode"] is False
 
 
+@pytest.mark.promise("GPU-2")
 def test_a_file_that_is_there_is_kept_unless_said_otherwise(forebay, tmp_path):
     target = tmp_path / "mine.json"
     target.write_text("mine")
@@ -83,6 +84,7 @@ def test_flags_about_a_file_need_the_file(forebay, flag):
 # what is decided
 
 
+@pytest.mark.promise("GPU-2")
 def test_p2pdma_is_asked_for_only_where_all_else_is_ready(report, tmp_path):
     path = tmp_path / "c.json"
     assert properties(with_verdict(report), path=path)["use_pci_p2pdma"] is True
@@ -109,6 +111,7 @@ def test_the_compatibility_mode_is_as_asked_else_as_in_force(report, tmp_path):
     assert properties(forbidding, None, path)["allow_compat_mode"] is False
 
 
+@pytest.mark.promise("GPU-2")
 def test_rdma_and_mounts_of_the_file_in_force_are_left_as_they_are(report, tmp_path):
     old = tmp_path / "old.json"
     old.write_text(

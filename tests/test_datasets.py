@@ -30,6 +30,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return made
 
 
+@pytest.mark.promise("PYT-18")
 def test_rows_are_a_sequence_and_come_in_batches(files: list[Path]) -> None:
     rows = Rows(files, (4, 2), np.float32)
     assert len(rows) == sum(COUNTS)
@@ -49,12 +50,14 @@ def test_rows_are_a_sequence_and_come_in_batches(files: list[Path]) -> None:
     assert (rows[5] == TABLE[5]).all()
 
 
+@pytest.mark.promise("PYT-18")
 def test_one_file_with_a_head_and_rows_that_are_numbers(tmp_path: Path) -> None:
     (tmp_path / "labels").write_bytes(b"head" + np.arange(50, dtype="<i8").tobytes() + b"tail")
     labels = Rows(tmp_path / "labels", (), "<i8", start=4)
     assert len(labels) == 50 and labels[7] == 7 and (labels[[9, 0, 9]] == [9, 0, 9]).all()
 
 
+@pytest.mark.promise("PYT-18")
 @pytest.mark.parametrize(
     ("shape", "dtype", "more", "words"),
     [
@@ -71,6 +74,7 @@ def test_rows_that_cannot_be_are_refused(files: list[Path], shape: Any, dtype: A
         Rows(files, shape, dtype, **more)
 
 
+@pytest.mark.promise("PYT-18")
 def test_rows_go_to_other_processes(files: list[Path]) -> None:
     rows = Rows([str(f) for f in files], (4, 2), np.float32)
     assert (rows[1] == TABLE[1]).all()
@@ -89,6 +93,7 @@ assert os.waitpid(child, 0)[1] == 0
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.promise("PYT-18")
 def test_a_data_loader_takes_whole_batches(files: list[Path]) -> None:
     torch = pytest.importorskip("torch")
     data = torch.utils.data
@@ -157,6 +162,7 @@ def geometric(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     sys.modules.pop("forebay.graphs", None)
 
 
+@pytest.mark.promise("PYT-18")
 def test_features_of_a_graph_are_rows_of_files(geometric: Any, files: list[Path]) -> None:
     from forebay.graphs import FeatureStore
 
@@ -181,6 +187,7 @@ def test_features_of_a_graph_are_rows_of_files(geometric: Any, files: list[Path]
     store.close()
 
 
+@pytest.mark.promise("PYT-18")
 def test_without_pytorch_geometric_the_adapter_says_what_to_install() -> None:
     code = """
 import sys

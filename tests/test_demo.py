@@ -21,6 +21,7 @@ def tour(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return processes.run([*DEMO, *arguments], cwd=tmp_path, within_s=2 * processes.PATIENCE_S)
 
 
+@pytest.mark.promise("CMD-1")
 def test_every_step_runs_and_the_last_line_names_the_report(tmp_path):
     done = tour(tmp_path)
     out = done.stdout
@@ -42,6 +43,7 @@ def test_every_step_runs_and_the_last_line_names_the_report(tmp_path):
     assert [p.name for p in (tmp_path / ".demo").iterdir()] == [page.parent.name], "the data files are gone"
 
 
+@pytest.mark.promise("CMD-7")
 @pytest.mark.long
 def test_json_is_one_document_about_the_steps(tmp_path):
     done = tour(tmp_path, "--json", "--out", "results")
@@ -82,6 +84,7 @@ def test_the_papers_table_keeps_blanks_blank():
     assert 128 not in table and 1024 not in table
 
 
+@pytest.mark.promise("FLT-2")
 def test_a_full_disk_is_refused_before_anything_is_made(tmp_path, monkeypatch):
     monkeypatch.setattr(demo.shutil, "disk_usage", lambda path: type("U", (), {"free": 100 << 20}))
     with pytest.raises(MachineError, match="are free"):

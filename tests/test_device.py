@@ -128,6 +128,7 @@ def uneven(seed: int, slowest_s: float = 0.02) -> Callable[[int, int, int], Answ
     return lambda nth, offset, size: Answer(rng.choice((0.0, 0.0, 0.001, 0.004, slowest_s)))
 
 
+@pytest.mark.promise("REC-34")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_counts_bytes_and_latencies_agree_with_the_devices_own_trace(device: Device, tmp_path: Path, engine: str) -> None:
     device.begin(uneven(1))
@@ -148,6 +149,7 @@ def test_a_mapped_file_is_read_whole_and_no_faster_than_the_device(device: Devic
     assert result["latency_us"]["max"] * 1e3 >= max(t.took_ns for t in device.trace) * 0.999
 
 
+@pytest.mark.promise("REC-34")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_errors_are_counted_one_by_one_and_the_rest_is_measured(device: Device, tmp_path: Path, engine: str) -> None:
     device.begin(lambda nth, offset, size: Answer(0.001, error=errno.EIO if nth % 7 == 3 else 0))
@@ -158,6 +160,7 @@ def test_errors_are_counted_one_by_one_and_the_rest_is_measured(device: Device, 
     assert all("Input/output error" in text for text in result["errors"]["examples"])
 
 
+@pytest.mark.promise("REC-34")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_short_answers_are_counted_and_what_is_left_is_asked_for(device: Device, tmp_path: Path, engine: str) -> None:
     device.begin(lambda nth, offset, size: Answer(0.001, short=size // 2 if nth % 5 == 1 and size == IO_BYTES else None))
@@ -168,6 +171,7 @@ def test_short_answers_are_counted_and_what_is_left_is_asked_for(device: Device,
     check_latency(result, found)
 
 
+@pytest.mark.promise("REC-35")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_never_answers_is_given_up_and_all_else_is_kept(device: Device, tmp_path: Path, engine: str) -> None:
     """`inline` is held by the kernel itself: the driver goes on without its worker."""
@@ -186,6 +190,7 @@ def test_what_never_answers_is_given_up_and_all_else_is_kept(device: Device, tmp
     assert "ended" not in result["errors"]["examples"][0] and "--timeout 1 s" in result["errors"]["examples"][0]
 
 
+@pytest.mark.promise("REC-34")
 @pytest.mark.parametrize("engine", ["uring", "pread"])
 def test_an_open_loop_accounts_for_each_io_that_the_device_saw(device: Device, tmp_path: Path, engine: str) -> None:
     device.begin(lambda nth, offset, size: Answer(0.3 if nth == 5 else 0.002))
@@ -196,6 +201,7 @@ def test_an_open_loop_accounts_for_each_io_that_the_device_saw(device: Device, t
     assert result["latency_us"]["max"] >= max(t.took_ns for t in device.trace) / 1e3 * 0.999 >= 299_000
 
 
+@pytest.mark.promise("REC-35")
 @pytest.mark.soak  # its device is a thread of this process, and is overdue itself where that doesn't run for a second
 @pytest.mark.parametrize("engine", ["uring", "pread"])
 def test_after_a_standstill_healthy_ios_are_not_called_overdue(device: Device, tmp_path: Path, engine: str) -> None:
@@ -215,6 +221,7 @@ def test_after_a_standstill_healthy_ios_are_not_called_overdue(device: Device, t
     assert "stood still" in next(w["text"] for w in record["warnings"] if w["id"] == "stood_still")
 
 
+@pytest.mark.promise("REC-35")
 @pytest.mark.parametrize("engine", ["uring", "inline"])
 def test_an_interrupt_while_nothing_answers_keeps_what_was_measured(device: Device, tmp_path: Path, engine: str) -> None:
     device.begin(lambda nth, offset, size: Answer(0.001, hangs=nth >= 40))
@@ -367,6 +374,7 @@ def verdicts(request: pytest.FixtureRequest) -> Iterator[list[list[Played]]]:
             reporter.write_line(f"\n{told}")
 
 
+@pytest.mark.promise("REC-34")
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(50))
 def test_seeded_schedules_agree_with_the_trace_in_all_figures(

@@ -35,6 +35,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         yield running
 
 
+@pytest.mark.promise("SRV-5")
 def test_a_host_sees_what_it_may_use_and_what_to_type(forebay, target):
     found = document(forebay("discover", target.addresses[0], "--hostnqn", HOST, "--json"))
     assert found["schema"] == "forebay.discover/1" and found["address"] == target.addresses[0]
@@ -57,6 +58,7 @@ def test_each_line_of_discover_begins_with_what_to_type(forebay, target):
     assert done.returncode == 0 and target.uri() in done.stdout.splitlines()
 
 
+@pytest.mark.promise("TGT-18")
 def test_a_service_of_the_local_network_is_found_without_an_address(forebay, tmp_path):
     with Target("nil:?size=1m", "--nqn", NQN, "--mdns") as running:
         found = eventually(lambda: of_network(forebay, running), "the target was found")
@@ -75,6 +77,7 @@ def of_network(forebay, target):
     return next((s for s in found["services"] if target.addresses[0] in s["addresses"]), None)
 
 
+@pytest.mark.promise("SRV-5")
 def test_a_controller_and_its_namespaces_are_identified(forebay, target):
     found = document(forebay("identify", target.uri(), "--json"))
     assert found["schema"] == "forebay.identify/1" and found["address"] == target.addresses[0]
@@ -112,6 +115,7 @@ def test_what_matters_is_said_in_words(forebay, target):
     assert any("nsid 7: 1 GiB in blocks of 4096 · writable" in line for line in lines)
 
 
+@pytest.mark.promise("SRV-5")
 def test_a_host_that_is_not_listed_is_refused(forebay, target):
     closed = target.uri(nqn="nqn.2026-01.io.example:closed")
     allowed = forebay("identify", closed, "--hostnqn", HOST)
@@ -126,6 +130,7 @@ def test_a_subsystem_that_is_not_there_is_refused(forebay, target):
     assert done.returncode == 2 and "nqn.2026-01.io.example:none" in done.stderr
 
 
+@pytest.mark.promise("SRV-6", "RHO-19")
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
@@ -152,6 +157,7 @@ def test_what_cannot_be_looked_at_says_why(forebay, arguments, code, said):
     assert said in done.stderr and "Traceback" not in done.stderr and not done.stdout
 
 
+@pytest.mark.promise("RHO-19")
 @pytest.mark.parametrize(
     ("nqn", "query", "next_"),
     [
@@ -168,6 +174,7 @@ def test_a_wrong_request_is_one_whichever_verb_makes_it(forebay, target, nqn, qu
         assert next_ in done.stderr.split("try:")[1] and "Traceback" not in done.stderr, done.stderr
 
 
+@pytest.mark.promise("RHO-19")
 def test_a_name_with_what_ends_one_in_a_uri_is_told_as_it_is_typed(forebay):
     nqn = "nqn.2026-01.io.example:q?x=1&y=50%"
     with Target("nil:?size=8m", "--nqn", nqn) as target:
@@ -202,6 +209,7 @@ def peer(answer: bytes | None) -> Iterator[str]:
             connection.close()
 
 
+@pytest.mark.promise("SRV-6")
 @pytest.mark.parametrize(
     "answer",
     [

@@ -48,6 +48,7 @@ def rows(heading: str) -> list[list[str]]:
     ]
 
 
+@pytest.mark.promise("BEN-1", "REC-5")
 @pytest.mark.parametrize("struct", SCHEMA)
 def test_records_has_each_field_with_its_unit(struct: str) -> None:
     table = rows(struct)
@@ -127,6 +128,7 @@ def test_sources_has_each_path_and_what_it_serves() -> None:
         assert f"| {', '.join(path['schemes'])} |" in line, f"docs/sources.md: {path}"
 
 
+@pytest.mark.promise("ENG-9")
 def test_sources_has_each_drive_with_its_figures() -> None:
     text = (MODEL / "device/presets.rs").read_text()
     sheets = re.findall(

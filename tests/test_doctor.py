@@ -25,6 +25,7 @@ def report(engine: None) -> dict[str, Any]:
     return doctor.examine(None)
 
 
+@pytest.mark.promise("CMD-7")
 def test_json_is_one_document_of_the_schema(engine, forebay, tmp_path):
     done = forebay("doctor", tmp_path, "--json")
     assert done.returncode == 0, done.stderr
@@ -49,6 +50,7 @@ def _timed(source: str) -> float:
     return time.perf_counter() - started
 
 
+@pytest.mark.promise("DOC-1")
 def test_text_groups_the_checks_and_ends_with_the_verdict(engine, forebay, tmp_path):
     done = forebay("doctor", tmp_path)
     lines = done.stdout.splitlines()
@@ -170,6 +172,7 @@ def test_a_gpu_is_found_through_libcuda_and_each_condition_of_direct_dma_has_its
     assert not {c["id"] for c in found["verdicts"]["gds"]["both"]} & {"gpu", "libcuda", "library"}
 
 
+@pytest.mark.promise("GPU-1")
 @pytest.mark.parametrize(
     "settings, because",
     [
@@ -242,6 +245,7 @@ def test_where_cufile_doesnt_say_its_configuration_is_shown_with_the_reason(tmp_
     assert all(why in c["why"] for c in found["checks"] if c["id"].startswith("cufile."))
 
 
+@pytest.mark.promise("VER-4")
 def test_the_compiler_of_kernels_is_found_or_said_to_be_missing(tmp_path):
     def check(**settings):
         found = Gpu(built(), tmp_path).forebay("doctor", "--json", **settings).record

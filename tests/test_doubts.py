@@ -40,6 +40,7 @@ def test_a_record_as_it_was_written_has_none() -> None:
     assert of_spans([], "v1.0") is of_spans([{"start_s": "x"}], "v1.0") is None
 
 
+@pytest.mark.promise("REC-37")
 @pytest.mark.parametrize(
     ("change", "told"),
     [

@@ -84,6 +84,7 @@ def broken(document: dict[str, Any]) -> set[str]:
     return {v["id"] for v in document["verdicts"] if v["ok"] is False}
 
 
+@pytest.mark.promise("EMU-10")
 def test_five_good_runs_stand_and_what_is_not_told_is_named(tmp_path: Path, check: Check, capsys: Any) -> None:
     code, document = check(five(tmp_path))
     assert code == 0 and document["stands"] and document["untold"] == ["cache"]
@@ -93,6 +94,7 @@ def test_five_good_runs_stand_and_what_is_not_told_is_named(tmp_path: Path, chec
     assert code == 0 and "No rule of v1.0's closed division is broken; unknown: cache." in shown
 
 
+@pytest.mark.promise("EMU-10")
 @pytest.mark.parametrize(
     ("rule", "change"),
     [
@@ -138,6 +140,7 @@ def test_too_many_and_too_few_runs_are_told(tmp_path: Path, check: Check) -> Non
     assert broken(check(tmp_path)[1]) == {"runs"}
 
 
+@pytest.mark.promise("EMU-10")
 def test_the_first_of_six_runs_of_v3_warms_up_and_no_run_is_left_out(tmp_path: Path, check: Check) -> None:
     for number in range(1, 7):
         rate = 40.0 if number == 1 else 80.0
@@ -155,6 +158,7 @@ def test_the_first_of_six_runs_of_v3_warms_up_and_no_run_is_left_out(tmp_path: P
     assert "pauses" in broken(check(tmp_path)[1])
 
 
+@pytest.mark.promise("EMU-10")
 def test_metadata_of_mlcommons_tool_names_workload_and_edition(tmp_path: Path, check: Check) -> None:
     for number in range(1, 6):
         place = dlio_run(tmp_path, number, num_files_train=enough_files("unet3d", "h100", 4, "v2.0"))
@@ -167,6 +171,7 @@ def test_metadata_of_mlcommons_tool_names_workload_and_edition(tmp_path: Path, c
     assert check(tmp_path)[0] == 0
 
 
+@pytest.mark.promise("EMU-10")
 @pytest.mark.parametrize(
     "text",
     ["", "{", "[]", "{}", '{"metric": {}}', '{"metric": {"train_au_mean_percentage": "x"}}', "null", "[" * 3000, "\xff"],
@@ -179,6 +184,7 @@ def test_a_damaged_result_is_named_and_the_others_are_judged(tmp_path: Path, tex
     assert [d["place"] for d in document["damaged"]] == ["run3"] and len(document["runs"]) == 4
 
 
+@pytest.mark.promise("EMU-10")
 def test_random_changes_of_a_summary_never_end_in_a_traceback(tmp_path: Path, capsys: Any) -> None:
     seed = int(os.environ.get("FOREBAY_SEED", "5"))
     rng = random.Random(seed)
@@ -250,6 +256,7 @@ def test_five_records_of_ours_stand_caches_and_all(tmp_path: Path, check: Check)
     assert document["result"]["samples_per_s"] == 7003.0
 
 
+@pytest.mark.promise("EMU-10")
 @pytest.mark.parametrize(
     ("rule", "change"),
     [
@@ -266,6 +273,7 @@ def test_each_rule_looks_into_our_records(tmp_path: Path, rule: str, change: dic
     assert code == 1 and rule in broken(document), document["verdicts"]
 
 
+@pytest.mark.promise("EMU-10")
 def test_what_earlier_rules_forbid_later_ones_may_allow(tmp_path: Path, check: Check) -> None:
     """v2.0: caches needn't be empty, 3D U-Net may be read by O_DIRECT, the seed changes."""
     code, document = check(saved(tmp_path / "warm", **V2, cache="allow"))
@@ -278,6 +286,7 @@ def test_what_earlier_rules_forbid_later_ones_may_allow(tmp_path: Path, check: C
     assert code == 0, document["verdicts"]
 
 
+@pytest.mark.promise("EMU-10")
 def test_v2_may_have_a_run_that_warms_up_and_leaves_it_out(tmp_path: Path, check: Check) -> None:
     rates, utilisations = [10.0] + [7000.0] * 5, [5.0] + [93.0] * 5
     slow = {
@@ -289,6 +298,7 @@ def test_v2_may_have_a_run_that_warms_up_and_leaves_it_out(tmp_path: Path, check
     assert {"runs", "spread", "au"} <= broken(check(tmp_path, "--rules", "v1.0")[1]), "v1.0 has none"
 
 
+@pytest.mark.promise("EMU-10")
 def test_a_closed_data_set_of_v3_is_no_larger_than_its_rules_say(tmp_path: Path, check: Check) -> None:
     for number in range(1, 7):
         more = enough_files("unet3d", "b200", 4, "v3.0") + 1
@@ -315,6 +325,7 @@ def of_checkpoints(folder: Path) -> list[str]:
     return ["ckpt.json", "dlio", "early", "tool"]
 
 
+@pytest.mark.promise("EMU-10")
 def test_results_of_checkpoints_are_passed_over_and_named(tmp_path: Path, check: Check, capsys: Any) -> None:
     places = of_checkpoints(saved(tmp_path / "both"))
     code, document = check(tmp_path / "both")
@@ -326,6 +337,7 @@ def test_results_of_checkpoints_are_passed_over_and_named(tmp_path: Path, check:
     assert code == 2 and "only results of checkpoints (4)" in err and "try: forebay emulate checkpoint" in err
 
 
+@pytest.mark.promise("EMU-11")
 def test_exported_runs_are_read_as_what_they_were(tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "out"
     assert typed(capsys, "emulate", "export", saved(tmp_path / "in"), out)[0] == 0
@@ -341,6 +353,7 @@ def test_exported_runs_are_read_as_what_they_were(tmp_path: Path, capsys: Any) -
     assert not [v for v in verdicts if v.ok is False]
 
 
+@pytest.mark.promise("EMU-11")
 def test_an_export_has_no_run_that_warms_up(tmp_path: Path, capsys: Any) -> None:
     code, out, _ = typed(capsys, "emulate", "export", saved(tmp_path / "in", 6, **V2), tmp_path / "out")
     assert code == 0 and "5 runs in" in out and "the warm-up run is left out" in out
@@ -348,6 +361,7 @@ def test_an_export_has_no_run_that_warms_up(tmp_path: Path, capsys: Any) -> None
     assert began.startswith("2026-01-05T10"), "the second run is the first that counts"
 
 
+@pytest.mark.promise("EMU-11")
 def test_an_export_overwrites_nothing(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("kept")
@@ -356,6 +370,7 @@ def test_an_export_overwrites_nothing(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "out") == ["mine"]
 
 
+@pytest.mark.promise("EMU-11")
 def test_the_real_report_script_takes_what_was_exported(tmp_path: Path, capsys: Any) -> None:
     script = os.environ.get("MLPERF_STORAGE_REPORT")
     if not script:

@@ -47,6 +47,7 @@ def files(folder: Path) -> dict[str, int]:
     return {str(p.relative_to(folder)): p.stat().st_size for p in folder.rglob("*") if p.is_file() and p.name[0] != "."}
 
 
+@pytest.mark.promise("CKP-1")
 @pytest.mark.parametrize("name", ["llama3-8b", "llama3-70b", "llama3-405b"])
 def test_a_plan_has_the_published_sizes(capsys: Any, name: str, tmp_path: Path) -> None:
     """Also where the disk is too small for it, which the plan says."""
@@ -69,6 +70,7 @@ def test_a_plan_has_the_published_sizes(capsys: Any, name: str, tmp_path: Path) 
     assert files(tmp_path) == {}
 
 
+@pytest.mark.promise("EMU-24")
 @pytest.mark.parametrize("name", ["llama3-8b", "llama3-70b", "llama3-405b", "llama3-1t"])
 def test_the_size_that_is_listed_is_the_one_that_is_written(capsys: Any, name: str, tmp_path: Path) -> None:
     flags = ("--scale", "0.0001", "--writes", "1", "--reads", "0", "--dry-run", "--json")
@@ -78,6 +80,7 @@ def test_the_size_that_is_listed_is_the_one_that_is_written(capsys: Any, name: s
     assert checkpoint_size.written_bytes(workloads.load_checkpoint(name)) == pytest.approx(planned, rel=1e-4)
 
 
+@pytest.mark.promise("EMU-24")
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
 @pytest.mark.parametrize(("tensor", "pipeline", "data"), [(1, 1, 1), (2, 1, 3), (3, 4, 2), (1, 5, 4)])
 def test_the_size_follows_the_writer_to_the_byte_however_a_model_is_cut(
@@ -91,6 +94,7 @@ def test_the_size_follows_the_writer_to_the_byte_however_a_model_is_cut(
     assert checkpoint_size.written_bytes(small) == (plan["model_bytes"], plan["optimizer_bytes"])
 
 
+@pytest.mark.promise("CKP-3")
 def test_each_rank_has_its_files_and_every_byte_is_verified(capsys: Any, tmp_path: Path) -> None:
     record = run(capsys, tmp_path, "--writes", "2", "--keep")
     found = record["checkpoint"]
@@ -112,6 +116,7 @@ def test_each_rank_has_its_files_and_every_byte_is_verified(capsys: Any, tmp_pat
     assert [w["id"] for w in record["warnings"] if w["id"] == "scaled"]
 
 
+@pytest.mark.promise("CKP-5")
 def test_rules_are_judged_each_with_its_reason(capsys: Any, tmp_path: Path) -> None:
     record = run(capsys, tmp_path, "--writes", "1", "--rules", "v3.0")
     verdicts = {rule["id"]: rule["ok"] for rule in record["checkpoint"]["rules"]}
@@ -129,6 +134,7 @@ def test_rules_are_judged_each_with_its_reason(capsys: Any, tmp_path: Path) -> N
     assert all(rule["why"] for rule in record["checkpoint"]["rules"])
 
 
+@pytest.mark.promise("CKP-5")
 def test_what_the_page_cache_may_still_hold_breaks_the_rule(capsys: Any, tmp_path: Path) -> None:
     def verdict(policy: str) -> bool | None:
         rules = run(capsys, tmp_path / policy, "--writes", "1", "--cache", policy)["checkpoint"]["rules"]
@@ -155,6 +161,7 @@ def test_reading_is_a_run_of_its_own_where_that_is_wanted(capsys: Any, tmp_path:
     assert len(files(tmp_path)) == 32
 
 
+@pytest.mark.promise("CKP-2")
 def test_a_damaged_checkpoint_is_exit_code_1_and_named(capsys: Any, tmp_path: Path) -> None:
     run(capsys, tmp_path, "--writes", "1", "--reads", "0")
     victim = tmp_path / "global_epoch1_step1/zero_pp_rank_5_mp_rank_0_optim_states.bin"
@@ -169,6 +176,7 @@ def test_a_damaged_checkpoint_is_exit_code_1_and_named(capsys: Any, tmp_path: Pa
     assert "zero_pp_rank_5_mp_rank_0_optim_states.bin" in errors["examples"][0] and "123456" in errors["examples"][0]
 
 
+@pytest.mark.promise("CKP-4")
 def test_what_a_user_keeps_there_stays(capsys: Any, tmp_path: Path) -> None:
     mine = tmp_path / "global_epoch1_step1" / "model.bin"
     mine.parent.mkdir()
@@ -197,6 +205,7 @@ def test_a_checkpoint_larger_than_the_disk_is_refused_before_a_byte(capsys: Any,
     assert code == 3 and "--scale" in err and files(tmp_path) == {}
 
 
+@pytest.mark.promise("CKP-6")
 def test_a_disk_that_fills_up_meanwhile_ends_the_run_and_leaves_no_half(tmp_path: Path) -> None:
     """Beside the run something else takes the room, on a file system of a known size."""
     small = tmp_path / "small"
@@ -239,6 +248,7 @@ MOMENTS: dict[str, tuple[Callable[[Path], bool], str]] = {
 }
 
 
+@pytest.mark.promise("CKP-6")
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
 def test_a_signal_keeps_what_was_measured_and_leaves_no_file(tmp_path: Path, number: signal.Signals, moment: str) -> None:
@@ -256,6 +266,7 @@ def test_a_signal_keeps_what_was_measured_and_leaves_no_file(tmp_path: Path, num
     assert not folder.exists() or files(folder) == {}
 
 
+@pytest.mark.promise("CKP-9")
 def test_bytes_come_from_and_go_to_gpu_memory(tmp_path: Path) -> None:
     """With the stand-ins for NVIDIA's libraries: content is made and checked by kernels, and bounced."""
     gpu = Gpu(built(), tmp_path)
@@ -274,6 +285,7 @@ def test_bytes_come_from_and_go_to_gpu_memory(tmp_path: Path) -> None:
         assert not left and books["copies_outside"] == 0, books
 
 
+@pytest.mark.promise("CKP-8")
 @needs_mpi
 def test_two_processes_share_the_ranks_and_read_each_others_files(tmp_path: Path) -> None:
     with under_mpirun(tmp_path, "--scale", "0.0001", "--between", "0", "--writes", "2", "--shift") as started:
@@ -288,6 +300,7 @@ def test_two_processes_share_the_ranks_and_read_each_others_files(tmp_path: Path
     assert not (tmp_path / "c").exists() or files(tmp_path / "c") == {}
 
 
+@pytest.mark.promise("CKP-8")
 @pytest.mark.long  # mpirun kills what hasn't ended a few seconds after the signal, as on a machine that others use
 @needs_mpi
 def test_ctrl_c_ends_all_processes_and_keeps_what_was_measured(tmp_path: Path) -> None:

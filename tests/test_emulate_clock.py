@@ -92,6 +92,7 @@ def record(file: Path) -> Any:
     return json.loads(file.read_text())
 
 
+@pytest.mark.promise("TRA-41")
 @pytest.mark.long
 def test_a_clock_that_is_set_during_a_run_is_in_no_figure(tmp_path: Path, stepping: dict[str, str]) -> None:
     train = tmp_path / "data" / "train"

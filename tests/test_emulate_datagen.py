@@ -49,6 +49,7 @@ def planned(workload: str, files: int) -> int:
     return int(json.loads(_core.emulate_datagen(json.dumps(asked)))["bytes"])
 
 
+@pytest.mark.promise("EMU-22")
 @pytest.mark.parametrize(
     ("workload", "sizes"), [("unet3d", UNET3D), ("cosmoflow", COSMOFLOW), ("resnet50", (RESNET50,) * 10)]
 )
@@ -70,6 +71,7 @@ def as_zip64(path: Path) -> bytes:
     return bytes(raw)
 
 
+@pytest.mark.promise("EMU-22")
 def test_npz_files_are_those_of_numpy_byte_for_byte(tmp_path: Path) -> None:
     make(tmp_path, "npz")
     files = sorted((tmp_path / "train").iterdir())
@@ -106,6 +108,7 @@ def masked(data: bytes) -> int:
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
+@pytest.mark.promise("EMU-22")
 def test_tfrecords_hold_their_checksums_and_an_example(tmp_path: Path) -> None:
     make(tmp_path, "tfrecord", dimensions=[[40, 50]], samples_per_file=2)
     data = (tmp_path / "train" / "img_2_of_3.tfrecord").read_bytes()
@@ -133,6 +136,7 @@ _core.emulate_datagen(sys.argv[1])
 """
 
 
+@pytest.mark.promise("EMU-23")
 def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     sides = [[100, 100]] * 3 + [[1024, 1024]] + [[100, 100]] * 2
     asked = spec(tmp_path, "npz", files=6, dimensions=sides, workers=1, check=False)
@@ -148,6 +152,7 @@ def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     assert manifest["schema"] == "forebay.dataset/1" and manifest["bytes"] == record["bytes"] > 4 << 20
 
 
+@pytest.mark.promise("EMU-23")
 def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
     def observe(progress: str) -> None:
         if json.loads(progress)["files"]:
@@ -174,6 +179,7 @@ def test_a_flipped_bit_is_found_and_named(tmp_path: Path) -> None:
     assert f"record 0 at 0: the member's data has CRC-32 {found:08x}, and {stored:08x}" in failed.value.found
 
 
+@pytest.mark.promise("EMU-23")
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a tmpfs")
 def test_a_disk_that_fills_up_leaves_finished_files(tmp_path: Path) -> None:
@@ -240,6 +246,7 @@ def test_the_verb_on_ctrl_c_says_what_stays(tmp_path: Path) -> None:
     assert child.returncode == 130 and "of 400 files are finished, and are kept" in told
 
 
+@pytest.mark.promise("EMU-23")
 def test_a_data_set_that_does_not_fit_is_refused(tmp_path: Path, forebay: Any) -> None:
     words = ("emulate", "datagen", "--workload", "unet3d", "--files", "100000")
     for folder in (tmp_path, tmp_path / "a" / "b"):
@@ -270,6 +277,7 @@ PLANTED = {
 }
 
 
+@pytest.mark.promise("TRA-44")
 @pytest.mark.parametrize("kind", PLANTED)
 @pytest.mark.parametrize(
     "name",

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 UNET = ("--workload", "unet3d", "--accelerator", "h100")
 
 
+@pytest.mark.promise("EMU-6")
 @pytest.mark.parametrize(
     ("name", "accelerator", "rules", "accelerators", "memory", "files", "by"),
     [
@@ -44,6 +45,7 @@ def test_the_data_set_is_as_large_as_the_rules_tools_say(
     assert (found.files, found.by) == (files, by)
 
 
+@pytest.mark.promise("EMU-6")
 @settings(max_examples=300, deadline=None)
 @given(
     which=st.sampled_from([("unet3d", "h100"), ("resnet50", "a100"), ("cosmoflow", "h100")]),
@@ -67,6 +69,7 @@ def test_by_the_text_both_conditions_hold_and_one_file_less_breaks_one(
     assert found.steps_per_epoch == math.floor(found.samples / (workload.batch * accelerators))
 
 
+@pytest.mark.promise("EMU-6")
 def test_datagen_makes_as_many_files_as_the_rules_want(
     capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,6 +89,7 @@ def test_datagen_makes_as_many_files_as_the_rules_want(
         assert code == 2 and told in err and len(made) == 2, err
 
 
+@pytest.mark.promise("EMU-6")
 def test_datasize_names_the_workload_as_it_was_typed(capsys: Any, tmp_path: Path) -> None:
     from test_emulate_dlio_files import UNET as DLIO
     from test_emulate_workloads import OWN

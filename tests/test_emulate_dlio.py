@@ -183,6 +183,7 @@ YAML = {
 }
 
 
+@pytest.mark.promise("EMU-31")
 @pytest.mark.parametrize("rules", YAML)
 def test_mlcommons_own_files_hold_the_constants_of_our_workloads(rules: str) -> None:
     variable, within = YAML[rules]
@@ -252,6 +253,7 @@ def workload_files(peer: dlio.Dlio) -> list[Path]:
     return files
 
 
+@pytest.mark.promise("EMU-9")
 def test_every_file_of_theirs_is_read_as_they_read_it(peer: dlio.Dlio, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is a training workload, or one that only makes data, or one of checkpoints; or a key of it is refused by its line."""
     import yaml
@@ -298,6 +300,7 @@ def test_every_file_of_theirs_is_read_as_they_read_it(peer: dlio.Dlio, monkeypat
 # Data of each, in the hands of the other ---------------------------------------------------------------
 
 
+@pytest.mark.promise("EMU-31", "TRA-14")
 def test_dlio_trains_on_our_data(small: Small, peer: dlio.Dlio, tmp_path: Path) -> None:
     data = tmp_path / "ours"
     forebay("datagen", "--workload", small.file, "--data", data, "--files", str(FILES))
@@ -306,6 +309,7 @@ def test_dlio_trains_on_our_data(small: Small, peer: dlio.Dlio, tmp_path: Path) 
     assert played.samples == 2 * batches * small.training.batch and played.au_pct > 0
 
 
+@pytest.mark.promise("EMU-31", "TRA-14")
 def test_we_train_on_dlios_data(small: Small, peer: dlio.Dlio, tmp_path: Path) -> None:
     data = tmp_path / "theirs"
     dlio.generate(peer, small.training, data, FILES)
@@ -314,6 +318,7 @@ def test_we_train_on_dlios_data(small: Small, peer: dlio.Dlio, tmp_path: Path) -
     assert training["level"] == "parse" and training["skipped"]["count"] == 0
 
 
+@pytest.mark.promise("EMU-31")
 def test_sizes_are_dlios(small: Small, peer: dlio.Dlio, tmp_path: Path) -> None:
     if small.training.format not in SIZED:
         pytest.skip("a compressor decides the sizes of pictures")
@@ -326,6 +331,7 @@ def test_sizes_are_dlios(small: Small, peer: dlio.Dlio, tmp_path: Path) -> None:
     assert len(found) == FILES * {"indexed_binary": 2, "tfrecord": 1}.get(small.training.format, 0)
 
 
+@pytest.mark.promise("EMU-31")
 def test_cosmoflows_sizes_are_dlios(peer: dlio.Dlio, tmp_path: Path) -> None:
     workload, _ = load("cosmoflow", "h100", peer.version)
     dlio.generate(peer, workload, tmp_path / "theirs", 12)
@@ -346,6 +352,7 @@ def test_cosmoflows_sizes_are_dlios(peer: dlio.Dlio, tmp_path: Path) -> None:
 # Their script, over our results -------------------------------------------------------------------------
 
 
+@pytest.mark.promise("EMU-31")
 @pytest.mark.parametrize("verb", ["run", "search"])
 def test_the_report_script_of_v1_takes_our_results(verb: str, tmp_path: Path) -> None:
     script, python = os.environ.get("MLPERF_STORAGE_REPORT"), os.environ.get("DLIO_V1")

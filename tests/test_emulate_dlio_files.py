@@ -90,6 +90,7 @@ def read(tmp_path: Path, text: str, name: str = "unet3d_h100.yaml", **flags: Any
     return dlio.load(str(file), flags.get("accelerator"), flags.get("rules"))
 
 
+@pytest.mark.promise("EMU-9")
 @pytest.mark.parametrize("text", [UNET, UNET_V1, UNET.replace("\n", "\r\n"), "---\n" + UNET], ids=["v2", "v1", "crlf", "dashes"])
 def test_dlios_file_is_the_published_workload(text: str, tmp_path: Path) -> None:
     workload, rules, more = read(tmp_path, text)
@@ -125,6 +126,7 @@ def test_the_run_that_a_file_asks_for(tmp_path: Path) -> None:
     assert more == {"data": ("data/unet3d/",), "steps": 20, "seed": 7, "transfer_bytes": 262144, "cache": "bypass"}
 
 
+@pytest.mark.promise("EMU-9")
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -169,12 +171,14 @@ def test_shuffling_is_off_by_either_spelling(tmp_path: Path) -> None:
     assert read(tmp_path, UNET.replace("file_shuffle: seed", "file_shuffle: random"))[0].file_shuffle
 
 
+@pytest.mark.promise("EMU-9")
 def test_keys_without_effect_are_told(tmp_path: Path, capsys: Any) -> None:
     read(tmp_path, UNET)
     told = capsys.readouterr().err
     assert "without effect on training: model.type, model.model_size, workflow.checkpoint" in told and "batch_size" not in told
 
 
+@pytest.mark.promise("EMU-9")
 def test_a_shuffle_that_is_to_stay_the_same_is_said_not_to(tmp_path: Path, capsys: Any) -> None:
     text = UNET.replace("epochs: 5", "epochs: 5\n    seed_change_epoch: False")
     read(tmp_path, text)
@@ -184,6 +188,7 @@ def test_a_shuffle_that_is_to_stay_the_same_is_said_not_to(tmp_path: Path, capsy
     assert "anew" not in capsys.readouterr().err
 
 
+@pytest.mark.promise("EMU-9")
 def test_a_run_by_dlios_file(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file's folder and constants; flags win; what it changes counts in a division."""
     monkeypatch.chdir(tmp_path)
@@ -213,6 +218,7 @@ def test_a_run_by_dlios_file(capsys: Any, tmp_path: Path, monkeypatch: pytest.Mo
     assert code == 2 and "--dlio" in err
 
 
+@pytest.mark.promise("EMU-9")
 def test_a_data_set_by_dlios_file(capsys: Any, tmp_path: Path) -> None:
     file = tmp_path / "unet3d_h100.yaml"
     # As few files as any disk has room for.
@@ -241,6 +247,7 @@ dataset:
 """
 
 
+@pytest.mark.promise("EMU-9")
 def test_a_file_that_only_makes_data_makes_them(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from forebay.emulate import datagen
 
@@ -293,6 +300,7 @@ def checkpoint_spec(*flags: str) -> dict[str, Any]:
     return checkpoint.spec_of(given)
 
 
+@pytest.mark.promise("EMU-9")
 def test_dlios_checkpoint_file_is_the_published_workload(tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "llama3_8b.yaml"
     published = checkpoint_spec("--workload", "llama3-8b", "--closed")
@@ -304,6 +312,7 @@ def test_dlios_checkpoint_file_is_the_published_workload(tmp_path: Path, capsys:
         assert code == 2 and f"try: forebay emulate checkpoint --dlio {file} --dir DIR" in err
 
 
+@pytest.mark.promise("EMU-9")
 def test_the_ranks_of_a_model_of_ones_own_say_how_many_copies_there_are(tmp_path: Path) -> None:
     """As the number of DLIO's processes does."""
     file = tmp_path / "mine.yaml"
@@ -316,6 +325,7 @@ def test_the_ranks_of_a_model_of_ones_own_say_how_many_copies_there_are(tmp_path
             checkpoint_spec("--dlio", str(file), *flags)
 
 
+@pytest.mark.promise("EMU-9")
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -418,6 +428,7 @@ TREES = st.dictionaries(
 )
 
 
+@pytest.mark.promise("EMU-9")
 @settings(max_examples=300, deadline=None)
 @given(TREES, st.booleans())
 def test_it_reads_what_a_yaml_library_writes(tree: dict[str, Any], flow: bool) -> None:
@@ -443,6 +454,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         assert str(refused).startswith("f.yaml:")
 
 
+@pytest.mark.promise("EMU-9")
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_any_change_of_a_line_is_a_workload_or_refused(data: st.DataObject) -> None:

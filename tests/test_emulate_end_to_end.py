@@ -59,6 +59,7 @@ def record(done: subprocess.CompletedProcess[str], code: int) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.promise("EMU-30")
 def test_a_run_reads_every_sample_and_says_how_busy_the_accelerators_were(forebay: Run, data: Path) -> None:
     done = forebay("emulate", "run", "--workload", "small.toml", "--accelerators", "3", "--data", data, "--json")
     found = record(done, 0)
@@ -70,6 +71,7 @@ def test_a_run_reads_every_sample_and_says_how_busy_the_accelerators_were(foreba
     assert "passes, 1 % is needed" in done.stderr and found["result"]["seconds"] >= 2 * 10 * COMPUTE_S * 0.95
 
 
+@pytest.mark.promise("EMU-30")
 def test_the_rule_set_and_the_level_that_were_asked_for_are_in_the_record(forebay: Run, data: Path) -> None:
     flags = ("--workload", "small.toml", "--data", data, "--rules", "v2.0", "--level", "bytes", "--epochs", "1", "--steps", "8")
     training = record(forebay("emulate", "run", *flags, "--json"), 0)["training"]
@@ -78,6 +80,7 @@ def test_the_rule_set_and_the_level_that_were_asked_for_are_in_the_record(foreba
     assert training["au_pct"] == chosen["au_pct"] and training["samples_per_s"] == chosen["samples_per_s"]
 
 
+@pytest.mark.promise("EMU-30")
 def test_accelerators_that_a_known_supply_cannot_feed_fail(forebay: Run, data: Path) -> None:
     """Two accelerators on what feeds one: half of the time each waits."""
     flags = ("--workload", "hard.toml", "--accelerators", "2", "--data", data, "--supply", f"{DEMAND:.9f}", "--epochs", "4")
@@ -87,6 +90,7 @@ def test_accelerators_that_a_known_supply_cannot_feed_fail(forebay: Run, data: P
     assert "fails, 90 % is needed" in done.stderr
 
 
+@pytest.mark.promise("EMU-30", "TRA-42")
 def test_a_damaged_record_is_named_or_passed_over(forebay: Run, data: Path) -> None:
     victim = data / "train" / f"img_33_of_{FILES}.npz"
     raw = bytearray(victim.read_bytes())
@@ -106,6 +110,7 @@ def test_a_damaged_record_is_named_or_passed_over(forebay: Run, data: Path) -> N
     assert (nothing["au_pct"], nothing["samples_per_s"], nothing["samples"], nothing["passes"]) == (None, 0.0, 0, False)
 
 
+@pytest.mark.promise("EMU-30")
 @pytest.mark.parametrize(
     ("flags", "code", "told"),
     [
@@ -123,11 +128,13 @@ def test_a_data_set_that_cannot_serve_is_refused(
     assert done.returncode == code and told in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
+@pytest.mark.promise("EMU-30")
 def test_files_of_another_format_are_refused(forebay: Run, data: Path) -> None:
     done = forebay("emulate", "run", "--workload", "cosmoflow", "--accelerator", "h100", "--data", data)
     assert done.returncode == 2 and "tfrecord" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.promise("EMU-30")
 def test_ctrl_c_ends_a_run_and_keeps_its_part(data: Path) -> None:
     words = ("emulate", "run", "--workload", "small.toml", "--data", data, "--epochs", "5000", "--results", "kept", "--json")
     with processes.running([*processes.FOREBAY, *words]) as child:
@@ -141,6 +148,7 @@ def test_ctrl_c_ends_a_run_and_keeps_its_part(data: Path) -> None:
     assert len(os.listdir("kept")) == 1
 
 
+@pytest.mark.promise("EMU-30")
 def test_a_search_finds_no_more_than_a_known_supply_feeds_and_goes_on(forebay: Run, data: Path) -> None:
     """Supply for 3.5 accelerators at the 90 % that they need: a busy machine feeds fewer, none feeds four."""
     supply = 3.5 * 0.9 * DEMAND
@@ -158,6 +166,7 @@ def test_a_search_finds_no_more_than_a_known_supply_feeds_and_goes_on(forebay: R
     assert again["search"]["found_before"] == len(again["search"]["runs"])
 
 
+@pytest.mark.promise("EMU-30")
 def test_the_calls_that_scripts_make_for_resnet50(forebay: Run, tmp_path: Path) -> None:
     workload = ("--workload", "resnet50", "--data", tmp_path)
     made = forebay("emulate", "datagen", *workload, "--files", "1")

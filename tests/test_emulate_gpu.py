@@ -58,6 +58,7 @@ def exact(record: dict[str, Any]) -> int:
     return read
 
 
+@pytest.mark.promise("TRA-35")
 @pytest.mark.parametrize(
     ("path", "flags", "ran", "way"),
     [
@@ -84,6 +85,7 @@ def test_batches_reach_the_gpu_by_every_way_and_the_page_says_so(
     assert f"{ran} ran" in done.err + done.out, done.err
 
 
+@pytest.mark.promise("TRA-36")
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
@@ -109,6 +111,7 @@ def test_compatibility_mode_wants_leave(gpu: Gpu, words: list[str]) -> None:
         assert done.exit == 3 and "--allow-compat" in done.err, done.err
 
 
+@pytest.mark.promise("TRA-37")
 @pytest.mark.parametrize("path", ["bounce", "mapped", "gds"])
 def test_ctrl_c_keeps_what_was_measured_and_every_byte_of_it(
     gpu: Gpu, words: list[str], tmp_path: Path, path: str

@@ -63,6 +63,7 @@ def run(forebay: Callable[..., Any], tmp_path: Path, *flags: str) -> Any:
     return forebay("emulate", "run", "--workload", tmp_path / "h5.toml", "--data", tmp_path / "data", "--json", *flags)
 
 
+@pytest.mark.promise("TRA-15")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_chunks_that_h5py_wrote_are_found(forebay: Callable[..., Any], tmp_path: Path, layout: str) -> None:
     paths = write(tmp_path / "data", LAYOUTS[layout])
@@ -88,6 +89,7 @@ def test_a_file_that_lost_its_end_or_a_node_is_named(forebay: Callable[..., Any]
     assert done.returncode == 4 and victim.name in done.stderr and "belong to the tree" in done.stderr, done.stderr
 
 
+@pytest.mark.promise("TRA-43")
 @pytest.mark.parametrize("layout", ["with sums", "packed, with sums"])
 def test_a_chunk_that_lost_a_bit_is_told_by_its_sum(forebay: Callable[..., Any], tmp_path: Path, layout: str) -> None:
     victim = write(tmp_path / "data", LAYOUTS[layout])[1]
@@ -103,6 +105,7 @@ def test_a_chunk_that_lost_a_bit_is_told_by_its_sum(forebay: Callable[..., Any],
         assert str(chunk.byte_offset) in done.stderr and run(forebay, tmp_path, "--level", "bytes").returncode == 0
 
 
+@pytest.mark.promise("TRA-43")
 @pytest.mark.parametrize("never", [False, True])
 def test_samples_that_are_not_in_the_file_are_refused(forebay: Callable[..., Any], tmp_path: Path, never: bool) -> None:
     for path in write(tmp_path / "data", {}):
@@ -126,6 +129,7 @@ def test_a_newer_layout_is_held_against_its_length(forebay: Callable[..., Any], 
     assert json.loads(done.stdout)["training"]["samples"] == FILES * SAMPLES
 
 
+@pytest.mark.promise("EMU-22")
 def test_h5py_reads_our_files(forebay: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "h5.toml").write_text(WORKLOAD)
     made = forebay("emulate", "datagen", "--workload", tmp_path / "h5.toml", "--data", tmp_path / "data")

@@ -125,6 +125,7 @@ MPI.Finalize()
 """
 
 
+@pytest.mark.promise("TRA-31")
 @needs_mpi
 def test_two_ranks_end_each_step_together_and_stop_behind_the_same_one(tmp_path):
     command = [MPIRUN, "--oversubscribe", "-n", "2", sys.executable, "-c", BARRIER]
@@ -140,6 +141,7 @@ def test_two_ranks_end_each_step_together_and_stop_behind_the_same_one(tmp_path)
 
 
 # The one run of several processes here that isn't `long`: two seconds. It compares who came when, and measures no time.
+@pytest.mark.promise("TRA-31")
 @needs_mpi
 def test_hosts_are_one_run_whose_steps_end_together(tmp_path):
     code, out, err = mpirun(tmp_path, *RUN, "/data/{rank}", "--json", "--seed", "5")
@@ -158,6 +160,7 @@ def test_hosts_are_one_run_whose_steps_end_together(tmp_path):
     assert err.count("AU ") <= 1, "one summary, not one a rank"
 
 
+@pytest.mark.promise("TRA-32")
 @pytest.mark.long
 @needs_mpi
 def test_a_host_that_breaks_ends_the_run_behind_the_same_step_everywhere(tmp_path):
@@ -169,6 +172,7 @@ def test_a_host_that_breaks_ends_the_run_behind_the_same_step_everywhere(tmp_pat
     assert [h["failure"] is None for h in saved["result"]["hosts"]] == [True, False]
 
 
+@pytest.mark.promise("TRA-32")
 @pytest.mark.long
 @needs_mpi
 def test_a_process_that_is_killed_ends_the_run_and_the_others_keep_their_parts(tmp_path):
@@ -179,6 +183,7 @@ def test_a_process_that_is_killed_ends_the_run_and_the_others_keep_their_parts(t
     assert all(p["result"]["interrupted"] and len(p["ended"]) == 7 for p in parts)
 
 
+@pytest.mark.promise("TRA-32")
 @pytest.mark.long
 @needs_mpi
 def test_hosts_with_other_numbers_of_steps_say_so_and_end(tmp_path):
@@ -187,6 +192,7 @@ def test_hosts_with_other_numbers_of_steps_say_so_and_end(tmp_path):
     assert "rank 1 on " in err and "another host has fewer steps" in err and "Traceback" not in err
 
 
+@pytest.mark.promise("TRA-32")
 @pytest.mark.long
 @needs_mpi
 def test_ctrl_c_ends_all_hosts_and_what_was_measured_is_kept(tmp_path, monkeypatch):
@@ -209,6 +215,7 @@ def test_a_dry_run_is_shown_once(tmp_path):
     assert code == 0 and out.count("demand ") == 1, err
 
 
+@pytest.mark.promise("TRA-31")
 @pytest.mark.root
 @pytest.mark.long
 @needs_mpi
@@ -235,6 +242,7 @@ def listed(tmp_path, monkeypatch):
     return tmp_path / "data"
 
 
+@pytest.mark.promise("TRA-17")
 @pytest.mark.long
 @needs_mpi
 def test_a_search_on_several_hosts_finds_how_many_each_of_them_feeds(tmp_path, listed):
@@ -256,6 +264,7 @@ def test_a_search_on_several_hosts_finds_how_many_each_of_them_feeds(tmp_path, l
     assert code == 2 and "holds a search that differs in processes" in err and "Traceback" not in err
 
 
+@pytest.mark.promise("TRA-17")
 @pytest.mark.long
 @needs_mpi
 def test_a_search_over_unequal_hosts_or_without_data_ends_on_all(tmp_path, listed, monkeypatch):
@@ -267,6 +276,7 @@ def test_a_search_over_unequal_hosts_or_without_data_ends_on_all(tmp_path, liste
     assert code == 4 and "another host has fewer steps" in err and "Traceback" not in err
 
 
+@pytest.mark.promise("TRA-17")
 @pytest.mark.long
 @needs_mpi
 def test_a_search_keeps_what_was_measured_when_a_rank_is_killed_and_goes_on_from_there(tmp_path, listed):
@@ -281,6 +291,7 @@ def test_a_search_keeps_what_was_measured_when_a_rank_is_killed_and_goes_on_from
     assert code == 0 and found["accelerators"] == 10 and found["found_before"] == 2, err
 
 
+@pytest.mark.promise("TRA-17")
 @pytest.mark.root
 @pytest.mark.long
 @needs_mpi
@@ -303,6 +314,7 @@ def test_a_matrix_of_cells_is_refused_under_a_launcher(monkeypatch, capsys):
     assert "4 processes of mpirun (Open MPI) would each run alone" in capsys.readouterr().err
 
 
+@pytest.mark.promise("TRA-33")
 def test_the_mpijob_starts_a_command_that_exists_on_as_many_nodes_as_it_has():
     text = (HERE.parent / "deploy/emulate-mpijob.yaml").read_text()
     listed = re.search(r"args:\n((?: +- \S+\n)+)", text)
@@ -326,6 +338,7 @@ def test_a_process_has_its_own_ranks_and_data():
     assert (mine["first_rank"], mine["ranks"], mine["data"]) == (8, 12, ["/d/c.0"])
 
 
+@pytest.mark.promise("TRA-31")
 def test_unequal_hosts_are_refused():
     hosts.check_alike(["a", "b"], [spec(), spec(data=["/other"])])
     hosts.check_alike(["a", "a", "b", "b"], [spec()] * 4)

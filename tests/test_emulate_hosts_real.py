@@ -56,6 +56,7 @@ def made(tmp_path):
     return tmp_path / "data-{rank}"
 
 
+@pytest.mark.promise("TRA-31")
 @pytest.mark.long
 @needs_mpi
 def test_two_ranks_over_the_real_engine_read_each_sample_once(tmp_path, made):
@@ -73,6 +74,7 @@ def test_two_ranks_over_the_real_engine_read_each_sample_once(tmp_path, made):
     assert abs(training["samples_per_s"] - sum(rates)) < 1e-6 * sum(rates)
 
 
+@pytest.mark.promise("TRA-17")
 @pytest.mark.long
 @needs_mpi
 def test_a_search_over_the_real_engine_ends_where_the_data_does_and_goes_on(tmp_path, made):
@@ -88,6 +90,7 @@ def test_a_search_over_the_real_engine_ends_where_the_data_does_and_goes_on(tmp_
     assert again.returncode == 0 and json.loads(again.stdout)["search"]["found_before"] == len(found["runs"]), again.stderr
 
 
+@pytest.mark.promise("TRA-31")
 @pytest.mark.long
 @needs_mpi
 @pytest.mark.parametrize("verb", ["run", "search"])

@@ -82,6 +82,7 @@ def png(width: int, height: int, packed: bytes) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
 
 
+@pytest.mark.promise("TRA-19")
 @pytest.mark.parametrize("format", ["jpeg", "png"])
 def test_images_of_every_kind_are_decoded(forebay: Callable[..., Any], tmp_path: Path, format: str) -> None:
     write(tmp_path / "data", format)
@@ -94,6 +95,7 @@ def test_images_of_every_kind_are_decoded(forebay: Callable[..., Any], tmp_path:
     assert "decoded" in decoded.stderr and "decoded" not in parsed.stderr
 
 
+@pytest.mark.promise("TRA-19")
 @pytest.mark.long
 def test_what_decoding_takes_is_counted_as_parsing(forebay: Callable[..., Any], tmp_path: Path) -> None:
     """A loader that does nothing else: most of its time goes there, by a factor of tens on an idle machine."""
@@ -125,6 +127,7 @@ def broken(whole: bytes, how: str) -> bytes:
     return png(100, 100, zlib.compress(bytes(300 * 100 + 100))[:-9])
 
 
+@pytest.mark.promise("TRA-19")
 @pytest.mark.parametrize(
     ("format", "how", "told"),
     [
@@ -150,6 +153,7 @@ def test_an_image_that_cannot_be_decoded_is_named_or_left_out(
     assert training["samples"] == FILES - 1
 
 
+@pytest.mark.promise("TRA-19")
 @pytest.mark.parametrize(
     ("format", "flags", "told"),
     [

@@ -83,6 +83,7 @@ def names(tmp_path: Path, format: str) -> list[Path]:
 # Parquet, by pyarrow ---------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("EMU-22")
 def test_pyarrow_reads_our_tables(emulate: Callable[..., Any], tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow isn't installed; try: pip install pyarrow")
     assert emulate("datagen", TABLE).returncode == 0
@@ -102,6 +103,7 @@ def test_pyarrow_reads_our_tables(emulate: Callable[..., Any], tmp_path: Path) -
     assert len(seen) == FILES * ROWS, "no value comes twice"
 
 
+@pytest.mark.promise("TRA-18")
 @pytest.mark.parametrize(
     "options",
     [
@@ -139,6 +141,7 @@ def test_tables_that_pyarrow_wrote_are_read_by_columns(
     assert found["read_bytes"] < whole
 
 
+@pytest.mark.promise("TRA-18")
 def test_a_page_of_pyarrows_that_lost_a_bit_is_named(emulate: Callable[..., Any], tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow", reason="pyarrow isn't installed; try: pip install pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -158,6 +161,7 @@ def test_a_page_of_pyarrows_that_lost_a_bit_is_named(emulate: Callable[..., Any]
 # TFRecord, by the package of that name ---------------------------------------------------------------
 
 
+@pytest.mark.promise("EMU-22")
 def test_a_reader_without_tensorflow_reads_our_records(emulate: Callable[..., Any], tmp_path: Path) -> None:
     reader = pytest.importorskip("tfrecord.reader", reason="tfrecord isn't installed; try: pip install tfrecord")
     assert emulate("datagen", RECORDS).returncode == 0
@@ -169,6 +173,7 @@ def test_a_reader_without_tensorflow_reads_our_records(emulate: Callable[..., An
     assert len(seen) == FILES * ROWS
 
 
+@pytest.mark.promise("TRA-18")
 def test_records_that_it_wrote_are_read_and_checked(emulate: Callable[..., Any], tmp_path: Path) -> None:
     writer = pytest.importorskip("tfrecord.writer", reason="tfrecord isn't installed; try: pip install tfrecord")
     random, payload = np.random.default_rng(7), 0

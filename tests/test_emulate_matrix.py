@@ -52,6 +52,7 @@ def run(capsys: Any, *flags: Any) -> tuple[int, dict[str, Any]]:
     return code, json.loads(out)
 
 
+@pytest.mark.promise("EMU-12")
 def test_every_cell_is_the_greatest_that_its_drives_feed(drives: FakeStorage, capsys: Any) -> None:
     code, document = run(capsys)
     assert code == 0 and len(document["rows"]) == 36 and document["label"] == "MLPerf-style, unverified"
@@ -63,6 +64,7 @@ def test_every_cell_is_the_greatest_that_its_drives_feed(drives: FakeStorage, ca
     assert paper["resnet50", "D7-PS1010", 4]["published_accelerators"] is None
 
 
+@pytest.mark.promise("EMU-12")
 def test_a_real_drive_is_read_and_confirmed_and_others_stay_models(drives: FakeStorage, tmp_path: Path, capsys: Any) -> None:
     for number in (1, 2):
         train = tmp_path / f"mine-{number}" / "cosmoflow" / "train"
@@ -87,6 +89,7 @@ def test_a_second_call_makes_no_run_twice(drives: FakeStorage, capsys: Any) -> N
     assert run(capsys, *flags)[1]["rows"] == first["rows"] and len(drives.specs) == made
 
 
+@pytest.mark.promise("EMU-12")
 def test_ctrl_c_keeps_the_cells_and_the_next_call_goes_on(drives: FakeStorage, capsys: Any) -> None:
     drives.interrupt_at = 6
     code, document = run(capsys, "--workload", "unet3d")
@@ -98,6 +101,7 @@ def test_ctrl_c_keeps_the_cells_and_the_next_call_goes_on(drives: FakeStorage, c
     assert code == 0 and all(r["accelerators"] is not None for r in document["rows"])
 
 
+@pytest.mark.promise("EMU-12")
 def test_a_cell_that_cannot_run_is_named_and_the_others_are_made(
     drives: FakeStorage, tmp_path: Path, capsys: Any
 ) -> None:
@@ -157,6 +161,7 @@ def test_the_presets_are_whole() -> None:
         assert len(matrix.published(found)) == len(found.workloads) * len(found.drives) * len(found.counts)
 
 
+@pytest.mark.promise("EMU-13")
 def test_the_page_draws_the_matrix_beside_the_published_cells(drives: FakeStorage, tmp_path: Path, capsys: Any) -> None:
     pytest.importorskip("altair")
     pytest.importorskip("vl_convert")
@@ -175,6 +180,7 @@ def test_the_page_draws_the_matrix_beside_the_published_cells(drives: FakeStorag
     assert page.count('stroke-dasharray="5,4"') > 6 * 3
 
 
+@pytest.mark.promise("EMU-13")
 def test_a_search_is_drawn_as_a_curve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
     pytest.importorskip("altair")
     pytest.importorskip("vl_convert")

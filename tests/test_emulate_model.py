@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from fake_machine import typed
 
 UNET = ("emulate", "run", "--workload", "unet3d", "--accelerator", "h100", "--epochs", "1", "--steps", "30", "--json", "-q")
@@ -16,6 +17,7 @@ def record_of(capsys: Any, *arguments: Any) -> tuple[int, dict[str, Any]]:
     return code, json.loads(out)
 
 
+@pytest.mark.promise("TRA-34")
 def test_a_modelled_drive_feeds_what_its_bandwidth_allows_and_says_that_it_is_simulated(capsys: Any) -> None:
     code, few = record_of(capsys, "--accelerators", "4", "--data", "model:d7-ps1010")
     assert code == 0 and few["origin"] == "simulated" and few["training"]["passes"]

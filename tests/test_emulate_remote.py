@@ -98,6 +98,7 @@ def namespace(engine: str, space: Path) -> Iterator[str]:
             yield target.uri()
 
 
+@pytest.mark.promise("TRA-13", "VUD-7")
 @pytest.mark.parametrize("engine", ["nvme-tcp", "vfio-user"])
 def test_a_data_set_on_a_remote_namespace_is_read_through_it(
     forebay: Callable[..., subprocess.CompletedProcess[str]], space: Path, engine: str
@@ -115,6 +116,7 @@ def test_a_data_set_on_a_remote_namespace_is_read_through_it(
     assert found[0]["training"]["read_bytes"] == found[1]["training"]["read_bytes"]
 
 
+@pytest.mark.promise("VUD-7")
 def test_a_data_set_is_made_on_an_emulated_drive(
     forebay: Callable[..., subprocess.CompletedProcess[str]], space: Path
 ) -> None:
@@ -131,6 +133,7 @@ def test_a_data_set_is_made_on_an_emulated_drive(
     assert (training["samples"], training["skipped"]["count"]) == (48, 0), done.stderr
 
 
+@pytest.mark.promise("TRA-14")
 def test_columns_of_a_table_on_a_remote_namespace_are_read_and_no_others(
     forebay: Callable[..., subprocess.CompletedProcess[str]], space: Path
 ) -> None:

@@ -48,6 +48,7 @@ def run(capsys: Any, *arguments: Any) -> tuple[int, str, str]:
 # What the engine is asked for -----------------------------------------------------------------------
 
 
+@pytest.mark.promise("EMU-3")
 def test_flags_and_constants_become_the_engines_spec(capsys: Any, storage: FakeStorage, folder: Path) -> None:
     flags = [*UNET, "--accelerators", 3, "--data", folder, "--epochs", 2, "--steps", 7, "--prefetch", 1, "--read-threads", 2]
     flags += ["--seed", 9, "--on-error", "skip", "--destination", "gpu:0", "--supply", "2.5", "--path", "gds"]
@@ -73,6 +74,7 @@ def test_flags_and_constants_become_the_engines_spec(capsys: Any, storage: FakeS
     }  # fmt: skip
 
 
+@pytest.mark.promise("EMU-3")
 def test_what_is_not_given_is_the_workloads_and_the_rules(capsys: Any, storage: FakeStorage, folder: Path) -> None:
     for rules, level in (("v1.0", "parse"), ("v2.0", "parse"), ("text", "parse")):
         run(capsys, *UNET, "--data", folder, "--rules", rules)
@@ -86,6 +88,7 @@ def test_what_is_not_given_is_the_workloads_and_the_rules(capsys: Any, storage: 
     assert len(columns) == 40 and columns[0] == "feature_011"
 
 
+@pytest.mark.promise("EMU-30")
 def test_every_builtin_workload_is_a_spec_that_the_engine_takes(folder: Path) -> None:
     """Through the real engine, whose parser refuses a key that it doesn't know."""
     from forebay.emulate import engine
@@ -106,6 +109,7 @@ def test_every_builtin_workload_is_a_spec_that_the_engine_takes(folder: Path) ->
 # What comes out -------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("EMU-3")
 def test_below_the_threshold_the_exit_code_is_1_and_the_limit_is_named(
     capsys: Any, storage: FakeStorage, folder: Path
 ) -> None:
@@ -117,6 +121,7 @@ def test_below_the_threshold_the_exit_code_is_1_and_the_limit_is_named(
     assert re.search(r"waited +15\.\d % of the accelerators' time: storage 15", out)
 
 
+@pytest.mark.promise("EMU-3")
 def test_more_than_the_host_can_emulate_is_a_warning_with_its_evidence(
     capsys: Any, storage: FakeStorage, folder: Path
 ) -> None:
@@ -127,12 +132,14 @@ def test_more_than_the_host_can_emulate_is_a_warning_with_its_evidence(
     assert warning["text"] in " ".join(err.split()) and "this client, not the storage" in err
 
 
+@pytest.mark.promise("EMU-3")
 def test_a_run_that_took_longer_than_the_clock_is_doubted(capsys: Any, storage: FakeStorage, folder: Path) -> None:
     """The fake's runs take no time, and report minutes: as if the engine's clock had jumped."""
     code, out, _ = run(capsys, *UNET, "--data", folder, "--json")
     assert code == 0 and "clock" in {w["id"] for w in json.loads(out)["warnings"]}
 
 
+@pytest.mark.promise("EMU-4")
 def test_runs_are_kept_by_name_as_they_end(capsys: Any, storage: FakeStorage, folder: Path, tmp_path: Path) -> None:
     results = tmp_path / "results"
     code, out, _ = run(capsys, *UNET, "--data", folder, "--runs", 3, "--results", results, "-o", tmp_path / "all.json", "--json")
@@ -142,6 +149,7 @@ def test_runs_are_kept_by_name_as_they_end(capsys: Any, storage: FakeStorage, fo
     assert [r["id"] for r in json.loads((tmp_path / "all.json").read_text())] == [r["id"] for r in json.loads(out)]
 
 
+@pytest.mark.promise("EMU-4")
 def test_ctrl_c_keeps_what_was_measured_and_says_so(capsys: Any, storage: FakeStorage, folder: Path, tmp_path: Path) -> None:
     storage.interrupt_at = 1
     code, out, err = run(capsys, *UNET, "--data", folder, "--runs", 5, "--results", tmp_path / "r")
@@ -149,6 +157,7 @@ def test_ctrl_c_keeps_what_was_measured_and_says_so(capsys: Any, storage: FakeSt
     assert "interrupted: these are the results up to that point" in " ".join(out.split())
 
 
+@pytest.mark.promise("EMU-4")
 def test_an_error_of_the_engine_is_told_and_its_part_is_saved(
     capsys: Any, storage: FakeStorage, folder: Path, tmp_path: Path
 ) -> None:
@@ -167,6 +176,7 @@ def _spec(folder: Path) -> dict[str, Any]:
     return Request(workload, rules, "parse", (str(folder),)).spec(1)
 
 
+@pytest.mark.promise("EMU-4")
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
@@ -213,6 +223,7 @@ def large_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "check_size", lambda *_: None)
 
 
+@pytest.mark.promise("EMU-5")
 @pytest.mark.parametrize("division", ["--closed", "--open"])
 @pytest.mark.parametrize(
     ("flags", "id"),
@@ -234,6 +245,7 @@ def test_what_no_division_allows_is_refused(
     assert code == 2 and f"[{id}]" in err and flags[0] in err and not storage.specs
 
 
+@pytest.mark.promise("EMU-5")
 def test_closed_and_open_differ_where_the_rules_say(
     capsys: Any, storage: FakeStorage, folder: Path, large_enough: None
 ) -> None:
@@ -252,11 +264,13 @@ def test_closed_and_open_differ_where_the_rules_say(
     assert "doesn't belong to any division [workload]" in run(capsys, *what_if)[2]
 
 
+@pytest.mark.promise("EMU-5")
 def test_all_rules_that_are_broken_are_listed_at_once(capsys: Any, storage: FakeStorage, folder: Path) -> None:
     code, _, err = run(capsys, *UNET, "--data", folder, "--closed", "--epochs", 3, "--seed", 1, "--supply", 1)
     assert code == 2 and all(w in err for w in ("--closed by v1.0", "train.epochs", "train.seed", "[supply]"))
 
 
+@pytest.mark.promise("EMU-5")
 def test_a_data_set_below_the_rules_size_is_refused_in_a_division(
     capsys: Any, storage: FakeStorage, folder: Path
 ) -> None:
@@ -265,6 +279,7 @@ def test_a_data_set_below_the_rules_size_is_refused_in_a_division(
     assert run(capsys, *UNET, "--data", folder)[0] == 0
 
 
+@pytest.mark.promise("EMU-5")
 def test_runs_of_a_later_submission_have_different_seeds(
     capsys: Any, storage: FakeStorage, folder: Path, large_enough: None
 ) -> None:
@@ -275,6 +290,7 @@ def test_runs_of_a_later_submission_have_different_seeds(
     assert {s["seed"] for s in storage.specs} == {123}
 
 
+@pytest.mark.promise("EMU-5")
 def test_a_submission_empties_caches_unless_it_is_told_otherwise(
     capsys: Any, storage: FakeStorage, folder: Path, large_enough: None
 ) -> None:
@@ -288,6 +304,7 @@ def test_a_submission_empties_caches_unless_it_is_told_otherwise(
     assert "[cache]" in run(capsys, *UNET, "--data", folder, "--rules", "v2.0", "--closed", "--cache", "warm")[2]
 
 
+@pytest.mark.promise("EMU-10")
 def test_a_run_that_warms_up_is_kept_and_decides_nothing(
     capsys: Any, storage: FakeStorage, folder: Path, large_enough: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,6 +317,7 @@ def test_a_run_that_warms_up_is_kept_and_decides_nothing(
     assert code == 2 and "[runs]" in err and len(storage.specs) == 6
 
 
+@pytest.mark.promise("EMU-5")
 def test_what_is_no_folder_is_no_submission_unless_its_files_are_counted(capsys: Any, storage: FakeStorage) -> None:
     assert "is simulated with a modelled drive [measured]" in run(capsys, *UNET, "--data", "model:d7-ps1010", "--closed")[2]
     stripe = (*UNET, "--data", "stripe:/dev/a,/dev/b", "--closed")
@@ -308,6 +326,7 @@ def test_what_is_no_folder_is_no_submission_unless_its_files_are_counted(capsys:
     assert run(capsys, *stripe, "--files", re.findall(r"try: --files (\d+)", err)[0])[0] == 0
 
 
+@pytest.mark.promise("EMU-5")
 def test_data_that_isnt_there_is_refused_with_the_command_that_makes_it(
     capsys: Any, storage: FakeStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,6 +350,7 @@ def test_data_that_isnt_there_is_refused_with_the_command_that_makes_it(
     assert code == 2 and "try: --files 3500" in err and not storage.specs
 
 
+@pytest.mark.promise("EMU-4")
 def test_a_missing_gpu_is_told_in_the_flags_of_emulation(capsys: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from forebay import _core
     from forebay.errors import MachineError
@@ -344,6 +364,7 @@ def test_a_missing_gpu_is_told_in_the_flags_of_emulation(capsys: Any, folder: Pa
     assert "try: forebay doctor; --destination drop needs no GPU" in err and "--path" not in err and "--gpu" not in err
 
 
+@pytest.mark.promise("EMU-5")
 def test_v3_uses_as_many_files_as_datasize_says(
     capsys: Any, storage: FakeStorage, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -357,6 +378,7 @@ def test_v3_uses_as_many_files_as_datasize_says(
     assert code == 2 and f"try: --files {files}" in err and "[data-size]" in err
 
 
+@pytest.mark.promise("EMU-5")
 def test_a_file_of_the_published_constants_is_the_published_workload(folder: Path) -> None:
     from dataclasses import replace
 
@@ -368,6 +390,7 @@ def test_a_file_of_the_published_constants_is_the_published_workload(folder: Pat
     assert workload_spec(own, "v3.0", None)["version"] == "own"
 
 
+@pytest.mark.promise("EMU-5")
 def test_a_workload_of_ones_own_is_no_submission(capsys: Any, storage: FakeStorage, folder: Path, tmp_path: Path) -> None:
     from test_emulate_workloads import OWN
 
@@ -423,6 +446,7 @@ def test_a_terminal_that_takes_nothing_more_holds_nothing_up() -> None:
         view.close()
 
 
+@pytest.mark.promise("EMU-3")
 def test_each_cause_of_waiting_is_named(folder: Path) -> None:
     training = FakeStorage(1.0).record(_spec(folder), 0)["training"]
     total = training["accelerators"] * sum(e["seconds"] for e in training["epochs"])

@@ -47,6 +47,7 @@ class Truth:
         return trial
 
 
+@pytest.mark.promise("EMU-7")
 @settings(max_examples=400, deadline=None)
 @given(
     capacity=st.floats(0.05, 3000),
@@ -67,6 +68,7 @@ def test_without_noise_the_answer_is_the_arithmetic(capacity: float, needed: flo
     assert len([t for t in truth.played if not t.full]) <= 24
 
 
+@pytest.mark.promise("EMU-7")
 @settings(max_examples=300, deadline=None)
 @given(capacity=st.floats(0.3, 60), noise=st.floats(0.1, 3), seed=st.integers(0, 1 << 30))
 def test_with_noise_it_ends_and_every_full_run_of_the_answer_passed(capacity: float, noise: float, seed: int) -> None:
@@ -98,6 +100,7 @@ def test_a_full_run_that_passes_overrules_the_probe_that_failed() -> None:
     assert Greatest(run, 90.0, 100).search() == 3
 
 
+@pytest.mark.promise("EMU-7")
 @settings(max_examples=200, deadline=None)
 @given(capacity=st.floats(0.05, 300), noise=st.sampled_from([0.0, 1.0]), seed=st.integers(0, 1 << 30))
 def test_a_run_that_warms_up_comes_right_before_those_that_count(capacity: float, noise: float, seed: int) -> None:
@@ -112,6 +115,7 @@ def test_a_run_that_warms_up_comes_right_before_those_that_count(capacity: float
         assert all(t.passes for t in truth.played[begin + 1 : begin + 6])
 
 
+@pytest.mark.promise("EMU-7")
 def test_a_run_that_warms_up_decides_nothing() -> None:
     def run(n: int, full: bool, turn: int) -> Trial:
         au = 10.0 if turn == WARM_UP else 95.0 if n <= 4 else 50.0
@@ -122,6 +126,7 @@ def test_a_run_that_warms_up_decides_nothing() -> None:
     assert {p["accelerators"]: p["au_pct"] for p in curve(found.trials)}[4] == 95.0
 
 
+@pytest.mark.promise("EMU-7")
 def test_one_failed_confirmation_of_five_is_a_failure() -> None:
     def run(n: int, full: bool, turn: int) -> Trial:
         au = 89.0 if n == 7 and full and turn == 3 else 95.0 if n <= 7 else 50.0
@@ -169,6 +174,7 @@ def search(capsys: Any, *arguments: Any) -> tuple[int, str, str]:
     return typed(capsys, "emulate", "search", *arguments)
 
 
+@pytest.mark.promise("EMU-7")
 def test_the_number_is_found_confirmed_and_what_limits_is_named(
     capsys: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +235,7 @@ def test_a_submission_needs_500_steps_with_the_number_that_is_found(
     assert "fewer than 500 steps" in json.loads(out)["search"]["limit"]["text"]
 
 
+@pytest.mark.promise("EMU-7")
 @pytest.mark.parametrize(
     ("rules", "accelerator", "flags", "warms"),
     [("v3.0", "b200", (), True), ("v2.0", "h100", (), False), ("v2.0", "h100", ("--warmup-run",), True)],
@@ -260,6 +267,7 @@ def test_a_submissions_search_warms_up_as_its_rules_say(
     assert (code == 0) == warms and (warms or "differs in warm_up" in err)
 
 
+@pytest.mark.promise("EMU-7", "EMU-10")
 def test_a_closed_search_of_v3_reads_as_many_files_as_each_number_may_and_its_answer_is_checked(
     capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,6 +297,7 @@ def test_a_closed_search_of_v3_reads_as_many_files_as_each_number_may_and_its_an
     assert search(capsys, *words, "--open")[0] == 2, "it is another search"
 
 
+@pytest.mark.promise("EMU-10")
 def test_a_search_whose_answer_no_full_run_confirms_is_not_judged_by_others(
     capsys: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,6 +339,7 @@ def test_a_source_that_only_the_engine_can_count_ends_the_search_where_it_has_to
     assert search(capsys, *UNET, *flags, "--results", "other")[0] == 2
 
 
+@pytest.mark.promise("EMU-8")
 def test_after_ctrl_c_the_same_command_goes_on(
     capsys: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,6 +360,7 @@ def test_after_ctrl_c_the_same_command_goes_on(
     assert code == 0 and json.loads(out)["search"]["found_before"] == whole and len(fake.specs) == whole + 1
 
 
+@pytest.mark.promise("EMU-8")
 def test_a_run_that_breaks_ends_the_search_and_what_was_found_stays(
     capsys: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,6 +373,7 @@ def test_a_run_that_breaks_ends_the_search_and_what_was_found_stays(
     assert code == 0 and json.loads(out)["search"]["found_before"] == 2
 
 
+@pytest.mark.promise("EMU-8")
 def test_another_search_in_the_same_folder_is_refused(
     capsys: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -375,6 +387,7 @@ def test_another_search_in_the_same_folder_is_refused(
     assert code == 0 and len(fake.specs) > before and (tmp_path / "r" / "search.jsonl.1").is_file()
 
 
+@pytest.mark.promise("EMU-8")
 def test_a_damaged_line_is_put_aside_and_its_run_is_made_again(
     capsys: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -388,6 +401,7 @@ def test_a_damaged_line_is_put_aside_and_its_run_is_made_again(
     assert code == 0 and "damaged lines" in err and len(fake.specs) == before + 1
 
 
+@pytest.mark.promise("EMU-8")
 def test_it_begins_with_the_number_that_is_given(capsys: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeStorage(5.6 * NEEDED).install(monkeypatch)
     code, out, _ = search(capsys, *UNET, "--data", folder, "--accelerators", 8, "--json")
@@ -402,6 +416,7 @@ def test_probes_are_short_and_full_runs_as_asked(capsys: Any, folder: Path, monk
     assert shapes == {(1, 31), (5, None)}, "10 s of 0.323 s each, and the workload's five epochs"
 
 
+@pytest.mark.promise("EMU-8")
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
@@ -423,6 +438,7 @@ def test_nonsense_is_refused(
     assert code == 2 and told in err and not fake.specs
 
 
+@pytest.mark.promise("EMU-7")
 def test_v1_has_no_run_that_warms_up(capsys: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeStorage(10.0).install(monkeypatch)
     words = ("--workload", "unet3d", "--accelerator", "h100", "--data", folder, "--closed", "--warmup-run")

@@ -75,12 +75,14 @@ CHECKPOINTS = {
 }
 
 
+@pytest.mark.promise("EMU-1")
 def test_the_workloads_are_those_that_the_rules_have() -> None:
     found = [w for ws in workloads.builtin().values() for w in ws]
     assert {(w.name, w.accelerator) for w in found if isinstance(w, Training)} == set(FACTS)
     assert {w.name for w in found if isinstance(w, Checkpoint)} == set(CHECKPOINTS)
 
 
+@pytest.mark.promise("EMU-1", "PLN-18")
 @pytest.mark.parametrize("which", FACTS, ids="-".join)
 def test_each_constant_of_a_training_workload_is_the_published_one(which: tuple[str, str]) -> None:
     rules, status, constants, samples_per_s, mib_s = FACTS[which]
@@ -92,6 +94,7 @@ def test_each_constant_of_a_training_workload_is_the_published_one(which: tuple[
         assert found.mib_s == pytest.approx(mib_s, abs=5e-3)
 
 
+@pytest.mark.promise("EMU-1")
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_each_constant_of_a_checkpoint_workload_is_the_published_one(name: str) -> None:
     found = workloads.load_checkpoint(name)
@@ -100,6 +103,7 @@ def test_each_constant_of_a_checkpoint_workload_is_the_published_one(name: str) 
     assert {k: getattr(found, k) for k in expected} == expected
 
 
+@pytest.mark.promise("EMU-1")
 def test_parquet_columns_make_the_record() -> None:
     dlrm, _ = workloads.load("dlrm", "b200")
     assert sum(c.sample_bytes for c in dlrm.columns) == 761 and len(dlrm.columns) == 200
@@ -154,6 +158,7 @@ au_pct_min = 90
 """
 
 
+@pytest.mark.promise("EMU-2")
 def test_a_file_of_ones_own_is_a_workload_for_any_rules(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(OWN)
@@ -163,6 +168,7 @@ def test_a_file_of_ones_own_is_a_workload_for_any_rules(tmp_path: Path) -> None:
         assert chosen == (rules or "v1.0")
 
 
+@pytest.mark.promise("EMU-2", "PLN-18")
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -193,6 +199,7 @@ def test_a_bad_file_is_refused_by_its_key(change: tuple[str, str], told: str) ->
     assert told in str(refused.value) and str(refused.value).startswith("mine.toml")
 
 
+@pytest.mark.promise("EMU-2")
 @settings(max_examples=60, deadline=None)
 @given(
     st.dictionaries(
@@ -218,6 +225,7 @@ def test_whatever_a_file_holds_it_is_a_workload_or_refused(changes: dict[str, An
         catalogue.load_toml = kept  # type: ignore[assignment]
 
 
+@pytest.mark.promise("EMU-24")
 def test_the_verb_lists_and_shows(capsys: Any, tmp_path: Path) -> None:
     code, out, _ = typed(capsys, "emulate", "workloads", "--json")
     document = json.loads(out)

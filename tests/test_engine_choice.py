@@ -81,6 +81,7 @@ def data(tmp_path) -> Path:
 QUICK = ("--duration", "0.2", "--warmup", "0", "--json", "-q")
 
 
+@pytest.mark.promise("ENG-6")
 def test_where_io_uring_is_forbidden_threads_write_and_read_the_same_bytes(forebay, tmp_path):
     file = tmp_path / "written"
     write = ("bench", file, "--file-size", "8m", "--op", "write", "--passes", "1", "--warmup", "0", "--verify", "--json", "-q")
@@ -136,6 +137,7 @@ def forbidden_meanwhile(folder: Path, *words: str) -> subprocess.CompletedProces
     return done
 
 
+@pytest.mark.promise("ENG-6")
 def test_where_io_uring_is_forbidden_meanwhile_the_run_ends_with_that_and_what_it_had(tmp_path):
     # Reads of what is in the page cache need no ring.
     writes = ("bench", "written", "--file-size", "8m", "--op", "write", "--duration", "60", "--warmup", "0", "-q")
@@ -146,6 +148,7 @@ def test_where_io_uring_is_forbidden_meanwhile_the_run_ends_with_that_and_what_i
     assert "io_uring_enter" in result["errors"]["examples"][0] and "Operation not permitted" in result["errors"]["examples"][0]
 
 
+@pytest.mark.promise("ENG-6")
 def test_where_io_uring_is_forbidden_meanwhile_a_checkpoint_ends_with_that_and_leaves_no_half(tmp_path):
     small = ("--workload", "llama3-8b", "--scale", "0.0001", "--between", "0", "--io-size", "4k")
     done = forbidden_meanwhile(tmp_path, "emulate", "checkpoint", "--dir", "c", *small)
@@ -153,6 +156,7 @@ def test_where_io_uring_is_forbidden_meanwhile_a_checkpoint_ends_with_that_and_l
     assert not [f for f in tmp_path.rglob("*.bin") if not (f.parent / ".forebay.json").exists()]
 
 
+@pytest.mark.promise("ENG-6")
 def test_where_io_uring_is_forbidden_meanwhile_an_emulated_run_ends_with_that(tmp_path):
     (tmp_path / "small.toml").write_text(
         'title = "small"\nformat = "npz"\nloader = "pytorch"\nrecord_bytes = 65536\nsamples_per_file = 1\nfiles = 60\n'
@@ -166,6 +170,7 @@ def test_where_io_uring_is_forbidden_meanwhile_an_emulated_run_ends_with_that(tm
     assert "the kernel refuses io_uring_enter" in done.stderr and "Operation not permitted" in done.stderr
 
 
+@pytest.mark.promise("ENG-6")
 @pytest.mark.long
 @pytest.mark.parametrize("verb", ["serve", "snap"])
 def test_where_io_uring_is_forbidden_meanwhile_a_server_ends_with_that_and_its_client_too(verb, tmp_path):
@@ -202,6 +207,7 @@ def test_where_io_uring_is_forbidden_meanwhile_a_server_ends_with_that_and_its_c
     assert "io_uring_enter" in said.stderr and "Traceback" not in said.stderr
 
 
+@pytest.mark.promise("ENG-6")
 def test_where_io_uring_is_forbidden_asking_for_it_is_refused_and_doctor_knows(forebay, data):
     refused = forebay("bench", data, "--engine", "uring", *QUICK, preexec_fn=forbid_io_uring)
     assert refused.returncode == 3 and "Operation not permitted" in refused.stderr and "--engine pread" in refused.stderr
@@ -209,6 +215,7 @@ def test_where_io_uring_is_forbidden_asking_for_it_is_refused_and_doctor_knows(f
     assert "a container's seccomp profile forbids it" in said and "seccomp=unconfined" in said
 
 
+@pytest.mark.promise("ENG-7")
 def test_data_in_the_page_cache_is_read_where_it_lies(forebay, data):
     data.read_bytes()
     record = measured(forebay("bench", data, "--cache", "allow", *QUICK))
@@ -219,6 +226,7 @@ def test_data_in_the_page_cache_is_read_where_it_lies(forebay, data):
     assert "inline" in record["path"]["reason"]
 
 
+@pytest.mark.promise("ENG-7")
 def test_data_that_is_not_in_the_page_cache_is_left_to_io_uring(forebay, data):
     descriptor = os.open(data, os.O_RDONLY)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -230,6 +238,7 @@ def test_data_that_is_not_in_the_page_cache_is_left_to_io_uring(forebay, data):
     assert record["path"]["engine"] == from_disk["path"]["engine"] in ("uring", "pread")
 
 
+@pytest.mark.promise("BEN-35")
 @pytest.mark.parametrize("engine", ["map", "inline"])
 def test_random_reads_bring_no_more_into_memory_than_they_ask_for(forebay, tmp_path, engine):
     """The kernel is told how a file is read: else it reads on behind each, and a mapping brings eight MiB at a time."""
@@ -271,6 +280,7 @@ def slots_of(done) -> str:
     return measured(done)["path"]["slot_pages"]
 
 
+@pytest.mark.promise("ENG-5")
 @pytest.mark.root
 def test_slots_lie_in_huge_pages_of_the_pool_and_give_them_back(forebay, data, pool):
     for asked in ("hugetlb", "auto"):
@@ -285,6 +295,7 @@ def test_slots_lie_in_huge_pages_of_the_pool_and_give_them_back(forebay, data, p
     assert int(free.read_text()) == 32
 
 
+@pytest.mark.promise("ENG-5")
 def test_without_a_pool_huge_pages_are_refused_by_name(forebay, data):
     with pool_held(fcntl.LOCK_SH):
         if POOL.read_text().strip() != "0":

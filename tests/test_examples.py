@@ -16,10 +16,12 @@ SMALL = {
 }
 
 
+@pytest.mark.promise("PYT-20")
 def test_every_example_is_run_here() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == set(SMALL)
 
 
+@pytest.mark.promise("PYT-20")
 @pytest.mark.parametrize("name", SMALL)
 def test_an_example_reads_the_right_rows(name: str, tmp_path: Path) -> None:
     done = processes.run([sys.executable, EXAMPLES / name, "--dir", tmp_path, *SMALL[name]])
@@ -32,6 +34,7 @@ def test_an_example_reads_the_right_rows(name: str, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.promise("PYT-20")
 @pytest.mark.parametrize("name", SMALL)
 def test_flags_that_cannot_be_are_refused(name: str) -> None:
     done = processes.run([sys.executable, EXAMPLES / name, "--batches", "0"])

@@ -55,6 +55,7 @@ def table_of(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text, newline="")))
 
 
+@pytest.mark.promise("CMD-23")
 def test_a_row_a_run_with_every_documented_column(runs, tmp_path):
     done = forebay("export", runs, "--csv", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -66,6 +67,7 @@ def test_a_row_a_run_with_every_documented_column(runs, tmp_path):
     assert found[0]["interrupted"] == "false" and found[0]["line"] == "1"
 
 
+@pytest.mark.promise("CMD-23")
 def test_names_are_unique_and_the_page_has_each_in_order():
     names = [c.name for c in COLUMNS]
     assert len(set(names)) == len(names)
@@ -77,6 +79,7 @@ def test_names_are_unique_and_the_page_has_each_in_order():
     assert all(r[4] for r in table)
 
 
+@pytest.mark.promise("CMD-23")
 def test_what_was_not_measured_is_no_zero():
     record = a_record()
     record["missing"] = {"result.cpu": "virtual time", "cache.device_bytes": "no counter"}
@@ -88,6 +91,7 @@ def test_what_was_not_measured_is_no_zero():
     assert "forebay_run_cpu" not in text and "forebay_run_throughput" in text
 
 
+@pytest.mark.promise("CMD-23")
 def test_batches_have_columns_of_their_own_which_are_empty_for_other_runs():
     plain, batched, none_whole = a_record(1), a_record(2, batch=2048), a_record(3, batch=2048)
     latency = {"min": 90.0, "mean": 120.0, "p50": 110.0, "p90": 150.0, "p99": 200.0, "p999": 250.0, "max": 300.0}
@@ -123,6 +127,7 @@ def test_a_damaged_record_has_empty_cells(part, damage):
     samples(prometheus.text(prometheus.of_runs([Entry(record, "a.json")])))
 
 
+@pytest.mark.promise("CMD-23")
 def test_parquet_holds_the_same_table_typed(runs, tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow isn't installed")
     done = forebay("export", runs, "--parquet", "-o", "runs.parquet", cwd=tmp_path)
@@ -149,6 +154,7 @@ def samples(text: str) -> dict[str, list[tuple[str, str]]]:
     return found
 
 
+@pytest.mark.promise("CMD-23")
 def test_prometheus_text_is_of_the_format_and_names_are_documented(runs, tmp_path):
     done = forebay("export", runs, "--prometheus", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -166,6 +172,7 @@ def test_one_library_reads_it(runs, tmp_path):
     assert families["forebay_run_info"].samples[1].labels["label"] == '=SUM(A1), "x"\nµ'
 
 
+@pytest.mark.promise("CMD-23")
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -212,6 +219,7 @@ def get(url: str) -> str:
         return answer.read().decode()
 
 
+@pytest.mark.promise("BEN-20")
 def test_the_endpoint_hands_out_the_latest_progress():
     endpoint = Endpoint("0")
     try:
@@ -235,6 +243,7 @@ def test_the_endpoint_hands_out_the_latest_progress():
         urllib.request.urlopen(endpoint.url, timeout=processes.PATIENCE_S)
 
 
+@pytest.mark.promise("BEN-20")
 def test_a_client_that_says_nothing_holds_nothing_up():
     endpoint = Endpoint("127.0.0.1:0")
     port = int(endpoint.url.rpartition(":")[2].partition("/")[0])
@@ -256,6 +265,7 @@ def test_addresses_are_read_and_a_port_that_is_taken_is_named():
             Endpoint(str(taken.getsockname()[1]))
 
 
+@pytest.mark.promise("BEN-20")
 def test_a_run_answers_until_it_is_over(tmp_path):
     over = tmp_path / "over"
     driver = f"""
@@ -277,6 +287,7 @@ forebay.cli.main(["bench", "/data", "--metrics", "0", "--json"])
 SMALL = "[job]\nduration = 0.05\nwarmup = 0\ninterval = 10\n[matrix]\ndepth = [1]\n"
 
 
+@pytest.mark.promise("BEN-20")
 @pytest.mark.parametrize(
     "words",
     [
@@ -295,6 +306,7 @@ def test_commands_of_many_runs_hand_out_the_one_under_way(words, tmp_path, monke
     assert job["sources"] == ["nil:?size=1m"] and ("pair 3/3" in title or "[1/1]" in title) and "gib_s" in progress
 
 
+@pytest.mark.promise("BEN-20")
 def test_emulated_training_hands_out_its_utilisation(monkeypatch):
     class Asked:
         data = ["/data"]
@@ -340,6 +352,7 @@ def of(handed_out, name):
     return [float(found[name][0][1]) if name in found else None for found in handed_out]
 
 
+@pytest.mark.promise("BEN-20")
 def test_a_search_hands_out_what_it_tries_and_what_passed_so_far(handed_out, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("forebay.emulate.data.found_files", lambda request: 1000)
@@ -358,6 +371,7 @@ def test_a_search_hands_out_what_it_tries_and_what_passed_so_far(handed_out, tmp
     assert 'job="probe: unet3d on 1 × H100"' in handed_out[0]["forebay_live_info"][0][0]
 
 
+@pytest.mark.promise("BEN-20")
 def test_a_matrix_hands_out_its_cell(handed_out, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     fake_storage.FakeStorage(20.0).install(monkeypatch)
@@ -371,6 +385,7 @@ def test_a_matrix_hands_out_its_cell(handed_out, tmp_path, monkeypatch):
     assert 'job="unet3d-d7-ps1010-1: probe: unet3d on 1 × H100"' in begun[0]["forebay_live_info"][0][0]
 
 
+@pytest.mark.promise("BEN-20")
 def test_checkpoints_hand_out_whether_they_are_written_or_read(handed_out, monkeypatch):
     def play(spec, observe, barrier):
         for turn in range(spec["writes"] + spec["reads"]):
@@ -387,6 +402,7 @@ def test_checkpoints_hand_out_whether_they_are_written_or_read(handed_out, monke
     assert handed_out[0]["forebay_live_info"][0][0] == 'job="checkpoints of llama3-8b",source="/data"'
 
 
+@pytest.mark.promise("BEN-20")
 def test_a_data_set_and_files_hand_out_how_many_are_done(handed_out, tmp_path):
     data = ["--workload", "cosmoflow", "--files", "3", "--data", str(tmp_path / "data"), "--quiet"]
     assert cli.forebay.main(["emulate", "datagen", *data, "--metrics", "0"], standalone_mode=False) == 0
@@ -405,6 +421,7 @@ def test_a_data_set_and_files_hand_out_how_many_are_done(handed_out, tmp_path):
     assert found["forebay_live_files"] == [("", "20.0")] and found["forebay_live_files_per_second"] == [("", "40.0")]
 
 
+@pytest.mark.promise("BEN-20")
 def test_every_long_command_takes_an_address_and_names_a_wrong_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "small.toml").write_text(SMALL)
@@ -427,6 +444,7 @@ def test_every_long_command_takes_an_address_and_names_a_wrong_one(tmp_path, mon
     assert list(tmp_path.iterdir()) == [tmp_path / "small.toml"]
 
 
+@pytest.mark.promise("BEN-20")
 def test_the_dashboard_asks_for_what_there_is():
     board = json.loads((ROOT / "deploy/grafana-forebay.json").read_text())
     asked = {t["expr"] for panel in board["panels"] for t in panel["targets"]}

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import processes
+import pytest
 from serve_support import NQN, Target, document, eventually, parse_metrics, toml
 
 # So that a target that is back is connected to within a test.
@@ -48,6 +49,7 @@ def interrupted(below: Target, look: Callable[[], dict[str, Any]], queues: int) 
         eventually(lambda: look() == up(1, queues), "a path that is live again")
 
 
+@pytest.mark.promise("TGT-20")
 def test_a_target_tells_of_the_target_below_it(forebay, tmp_path):
     with Target("nil:?size=1m", "--nqn", NQN) as below:
         file = toml(tmp_path / "serve.toml", [f'source = "{below.uri(QUERY)}"'], 'metrics = "0"\nthreads = 1')
@@ -65,6 +67,7 @@ def test_a_target_tells_of_the_target_below_it(forebay, tmp_path):
             interrupted(below, lambda: state(parse_metrics(above.metrics())), 2)
 
 
+@pytest.mark.promise("SNP-12")
 def test_a_gateway_tells_of_the_target_below_it(forebay, tmp_path):
     rpc, file, said = tmp_path / "rpc.sock", tmp_path / "snap.toml", tmp_path / "snap.log"
     with Target("nil:?size=1m", "--nqn", NQN) as below:

@@ -56,6 +56,7 @@ def direct_home(tmp_path: Path) -> Iterator[Path]:
 # Requests -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("FLT-1")
 @pytest.mark.parametrize(
     ("flags", "asked"),
     [
@@ -84,6 +85,7 @@ def test_a_file_that_ends_inside_a_block_is_read_to_its_end(run: Run, direct_hom
         assert json.loads(done.stdout)["result"]["bytes"] == MIB + 777
 
 
+@pytest.mark.promise("FLT-6")
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -119,6 +121,7 @@ def test_a_number_that_cannot_be_is_refused_by_flag_and_value(
     assert content(tmp_path) == before
 
 
+@pytest.mark.promise("FLT-6")
 def test_more_buffers_than_memory_are_refused_before_they_are_touched(run: Run, tmp_path: Path) -> None:
     made(tmp_path / "f", 65536)
     # The limit is for a build that doesn't refuse: it must not take the machine down.
@@ -130,6 +133,7 @@ def test_more_buffers_than_memory_are_refused_before_they_are_touched(run: Run, 
     refused(done, 3, "--workers 4096 × --depth 4096", "1024.0 GiB of buffers", "of memory are free")
 
 
+@pytest.mark.promise("FLT-2")
 def test_sources_that_are_nothing_to_read_are_refused(run: Run, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "empty").touch()
@@ -166,6 +170,7 @@ def test_a_link_is_followed_for_reading_and_never_makes_a_file_elsewhere(run: Ru
 # What is the user's ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("FLT-11")
 @pytest.mark.parametrize("op", ["write", "randwrite"])
 def test_a_file_that_we_did_not_make_is_not_written_to_unless_named(
     run: Run, tmp_path: Path, op: str
@@ -209,6 +214,7 @@ def unharmed(done: started) -> None:
     assert result["interrupted"] and result["ios"] > 0 and result["errors"]["failed"] == 0
 
 
+@pytest.mark.promise("FLT-10")
 def test_two_writers_in_one_directory_exclude_each_other_and_two_readers_do_not(
     run: Run, tmp_path: Path
 ) -> None:
@@ -231,6 +237,7 @@ def test_two_writers_in_one_directory_exclude_each_other_and_two_readers_do_not(
 # Faults of devices ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("FLT-3")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_file_truncated_while_it_is_read_fails_the_run_and_keeps_the_record(
     run: Run, tmp_path: Path, engine: str
@@ -247,6 +254,7 @@ def test_a_file_truncated_while_it_is_read_fails_the_run_and_keeps_the_record(
     assert record["result"]["seconds"] < LONG_S / 2, "the run went on although the data was gone"
 
 
+@pytest.mark.promise("FLT-3")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_file_removed_while_it_is_read_is_read_to_the_end_of_the_run(
     run: Run, tmp_path: Path, engine: str
@@ -260,6 +268,7 @@ def test_a_file_removed_while_it_is_read_is_read_to_the_end_of_the_run(
     unharmed(under_way)
 
 
+@pytest.mark.promise("FLT-4")
 @pytest.mark.parametrize("path", ["host", "bounce"])
 @pytest.mark.parametrize("source", ["f", "stripe:?chunk=64k&m=f&m=g"])
 def test_an_error_of_the_device_is_named_counted_and_the_rest_kept(
@@ -287,6 +296,7 @@ def test_short_transfers_alone_are_finished_counted_and_verified(run: Run, tmp_p
     assert result["verified_bytes"] > 0 and result["errors"]["verify_failed"] == 0
 
 
+@pytest.mark.promise("FLT-5")
 @pytest.mark.parametrize("path", ["host", "bounce"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_device_that_stalls_ends_in_a_named_time_out_with_the_rest_kept(
@@ -352,6 +362,7 @@ def test_an_unknown_key_in_a_sweep_is_named_and_nothing_runs(run: Run, sweep_fil
     assert [p.name for p in sweep_file.parent.iterdir()] == ["s.toml"]
 
 
+@pytest.mark.promise("FLT-8")
 def test_a_damaged_line_of_a_sweep_is_run_again_and_the_others_kept(
     run: Run, sweep_file: Path, tmp_path: Path
 ) -> None:

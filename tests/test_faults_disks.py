@@ -40,6 +40,7 @@ pytestmark = pytest.mark.root
 # Devices --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("FLT-11")
 @pytest.mark.parametrize("op", ["write", "randwrite"])
 def test_a_device_is_not_written_to_unless_it_is_named(run: Run, loop: Callable[..., Path], op: str) -> None:
     device, other = loop(), loop()
@@ -57,6 +58,7 @@ def test_a_device_is_not_written_to_unless_it_is_named(run: Run, loop: Callable[
     assert device.read_bytes() != before and other.read_bytes() == kept
 
 
+@pytest.mark.promise("FLT-11")
 def test_a_mounted_device_is_refused_even_when_it_is_named(
     run: Run, ext4: Callable[..., tuple[Path, Path]]
 ) -> None:
@@ -69,6 +71,7 @@ def test_a_mounted_device_is_refused_even_when_it_is_named(
     assert (place / "precious").read_text() == "mine"
 
 
+@pytest.mark.promise("FLT-15")
 @pytest.mark.parametrize("cache", ["allow", "bypass"])
 def test_nobody_mounts_a_device_while_it_is_written_to(
     run: Run, loop: Callable[..., Path], tmp_path: Path, cache: str
@@ -85,6 +88,7 @@ def test_nobody_mounts_a_device_while_it_is_written_to(
     assert done.returncode == 0, f"what just ended is waited for: {done.stderr}"
 
 
+@pytest.mark.promise("FLT-15")
 def test_one_device_under_two_names_is_refused(run: Run, loop: Callable[..., Path], tmp_path: Path) -> None:
     device, twin = loop(8), tmp_path / "twin"
     before = device.read_bytes()
@@ -114,6 +118,7 @@ def test_a_device_is_read_past_the_page_cache(run: Run, loop: Callable[..., Path
     assert record["cache"]["policy"] == "bypass"
 
 
+@pytest.mark.promise("FLT-1")
 def test_a_device_says_its_own_block_size(run: Run, loop: Callable[..., Path]) -> None:
     device = loop(8, "--sector-size", "4096")
     refused(run(*BENCH, device, "--io-size", "512"), 2, "--io-size 512", "multiple of 4096 bytes")
@@ -130,6 +135,7 @@ def test_more_than_the_device_holds_is_refused(run: Run, loop: Callable[..., Pat
     refused(run(*BENCH, device, "--file-size", "9m"), 2, "--file-size 9m", f"{8 * MIB} bytes")
 
 
+@pytest.mark.promise("FLT-4")
 def test_a_device_that_shrinks_under_a_read_fails_the_run_and_keeps_the_record(
     run: Run, loop: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -143,6 +149,7 @@ def test_a_device_that_shrinks_under_a_read_fails_the_run_and_keeps_the_record(
     assert rescued(tmp_path)["result"]["bytes"] > 0
 
 
+@pytest.mark.promise("FLT-4")
 @pytest.mark.parametrize("path", ["host", "bounce"])
 @pytest.mark.parametrize("cache", ["bypass", "allow"])
 def test_an_error_of_a_real_device_is_named_counted_and_the_rest_kept(
@@ -157,6 +164,7 @@ def test_an_error_of_a_real_device_is_named_counted_and_the_rest_kept(
     assert result["errors"]["failed"] == 96 and result["bytes"] == 2 * MIB
 
 
+@pytest.mark.promise("FLT-4")
 def test_an_error_of_one_drive_of_a_stripe_names_the_drive(run: Run, loop: Callable[..., Path], tmp_path: Path) -> None:
     good, broken = loop(4), loop(4)
     os.truncate(tmp_path / "backing.1", MIB)
@@ -184,6 +192,7 @@ def test_files_that_do_not_fit_are_refused_and_none_is_left(
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.promise("FLT-2")
 @pytest.mark.parametrize("kind", ["ext4", "tmpfs"])
 def test_a_disk_that_fills_up_under_a_write_ends_the_run_and_keeps_the_record(
     run: Run, ext4: Callable[..., tuple[Path, Path]], mounted: Callable[..., Path], tmp_path: Path, kind: str
@@ -201,6 +210,7 @@ def test_a_disk_that_fills_up_under_a_write_ends_the_run_and_keeps_the_record(
     assert holes.stat().st_size == 512 * MIB
 
 
+@pytest.mark.promise("FLT-2")
 def test_a_read_only_file_system_is_named_and_can_be_read(
     run: Run, ext4: Callable[..., tuple[Path, Path]]
 ) -> None:
@@ -230,6 +240,7 @@ def test_a_file_with_holes_is_warned_about(run: Run, ext4: Callable[..., tuple[P
     assert "holes" in warnings["cached"]["next"], warnings
 
 
+@pytest.mark.promise("FLT-31")
 def test_direct_io_that_the_file_system_ignores_is_refused(
     run: Run, ext4: Callable[..., tuple[Path, Path]]
 ) -> None:
@@ -258,6 +269,7 @@ def as_them(them: OtherUser, *arguments: object, before: tuple[str, ...] = ()) -
     return done
 
 
+@pytest.mark.promise("FLT-2")
 def test_a_directory_without_permission_is_named(somebody: OtherUser) -> None:
     file = somebody.readable("closed/f", MIB)
     closed = file.parent
@@ -274,6 +286,7 @@ def test_a_directory_without_permission_is_named(somebody: OtherUser) -> None:
     assert as_them(somebody, *BENCH, file).returncode == 0
 
 
+@pytest.mark.promise("FLT-7")
 def test_too_little_locked_memory_is_warned_about_and_the_run_goes_on(somebody: OtherUser) -> None:
     if shutil.which("prlimit") is None:
         pytest.skip("prlimit is absent; try: apt install util-linux")
@@ -287,6 +300,7 @@ def test_too_little_locked_memory_is_warned_about_and_the_run_goes_on(somebody: 
     assert record["result"]["bytes"] == 8 * MIB and "fixed_buffers" not in record["path"]["engine_features"]
 
 
+@pytest.mark.promise("FLT-7")
 def test_workers_that_cannot_all_have_a_ring_read_by_threads_or_name_the_limit(somebody: OtherUser) -> None:
     """Kernels that charge rings have room for eight of the smallest in 64 KiB."""
     if shutil.which("prlimit") is None:

@@ -8,6 +8,7 @@ import pytest
 from feed_gpu_support import ON_REAL_GPU, SIZE, Scenario, run_again_on_it, scenario, stub  # noqa: F401 - fixtures
 
 
+@pytest.mark.promise("PYT-2", "PYT-7")
 def test_bytes_arrive_on_the_gpu_and_everything_is_given_back(scenario: Scenario) -> None:
     books = scenario("""
 before = descriptors()
@@ -30,6 +31,7 @@ assert descriptors() == before
     assert ON_REAL_GPU or not any(books["live"].values())
 
 
+@pytest.mark.promise("PYT-2")
 def test_cold_data_arrives_by_o_direct(scenario: Scenario) -> None:
     scenario("""
 array = Array(SIZE)
@@ -53,6 +55,7 @@ with forebay.open(path) as file:
 """)
 
 
+@pytest.mark.promise("PYT-9")
 def test_small_ranges_that_lie_side_by_side_travel_as_one_copy(scenario: Scenario) -> None:
     books = scenario("""
 array = Array(256 * 4096)
@@ -67,6 +70,7 @@ for i, (offset, size, _) in enumerate(ranges):
     assert ON_REAL_GPU or books["calls"]["cuMemcpyHtoDAsync_v2"] <= 4
 
 
+@pytest.mark.promise("PYT-9")
 def test_many_files_travel_together(scenario: Scenario) -> None:
     books = scenario("""
 paths = []
@@ -89,6 +93,7 @@ for i, size in enumerate(read.sizes[:400]):
     assert ON_REAL_GPU or books["calls"]["cuMemcpyHtoDAsync_v2"] < 500
 
 
+@pytest.mark.promise("PYT-2")
 def test_two_gpus_and_the_right_one_each(scenario: Scenario) -> None:
     books = scenario(
         """
@@ -102,6 +107,7 @@ assert one.bytes() == content and two.bytes() == content
     assert books["to_device_bytes"] == [SIZE, SIZE]
 
 
+@pytest.mark.promise("PYT-3", "GPU-12")
 def test_a_stream_that_was_given_is_waited_for_and_ordered(scenario: Scenario) -> None:
     scenario(
         """
@@ -132,6 +138,7 @@ call("cuStreamDestroy_v2", stream)
     )
 
 
+@pytest.mark.promise("PYT-1")
 def test_memory_that_cuda_does_not_know_is_refused(scenario: Scenario) -> None:
     scenario("""
 class Wild:
@@ -155,6 +162,7 @@ with forebay.open(path, "host") as file:
 """)
 
 
+@pytest.mark.promise("PYT-7")
 @pytest.mark.parametrize(
     ("settings", "kind", "reason"),
     [
@@ -188,6 +196,7 @@ assert left["registrations"] == 0 and left["streams"] == 0 and left["events"] ==
     )
 
 
+@pytest.mark.promise("PYT-7")
 def test_where_little_may_be_pinned_slots_are_smaller(scenario: Scenario) -> None:
     books = scenario(
         """
@@ -201,6 +210,7 @@ assert array.bytes()[:SIZE - 3] == content[3:]
     assert 0 < books["registered_bytes_max"] <= 40 << 20
 
 
+@pytest.mark.promise("PYT-4")
 def test_after_a_cancel_the_gpu_is_left_alone(scenario: Scenario) -> None:
     scenario(
         """
@@ -222,6 +232,7 @@ assert cancelled
     )
 
 
+@pytest.mark.promise("PYT-6")
 def test_many_threads_feed_one_gpu(scenario: Scenario) -> None:
     scenario("""
 array = Array(300 * 20_000)
@@ -244,6 +255,7 @@ for i in range(300):
 """)
 
 
+@pytest.mark.promise("PYT-8")
 def test_a_child_of_a_fork_is_told_that_cuda_does_not_survive_it(scenario: Scenario) -> None:
     scenario("""
 array = Array(SIZE)
@@ -278,6 +290,7 @@ def check(array, size=BYTES, offset=0):
 """
 
 
+@pytest.mark.promise("PYT-12")
 def test_what_is_read_again_is_read_by_the_gpu_itself(scenario: Scenario) -> None:
     books = scenario(
         LONG
@@ -317,6 +330,7 @@ assert descriptors() == before, descriptors() ^ before
     assert ON_REAL_GPU or books["to_device_bytes"][0] > 5 * (80 << 20)
 
 
+@pytest.mark.promise("PYT-12")
 def test_mapped_reads_without_a_copy_from_the_first_time_on(scenario: Scenario) -> None:
     books = scenario(
         LONG
@@ -392,6 +406,7 @@ assert not hasattr(cuda, "forebay_stub_ledger") or live()["live"]["registered_by
     assert ON_REAL_GPU or books["stale_reads"] == 0
 
 
+@pytest.mark.promise("PYT-12")
 @pytest.mark.parametrize("settings", ["pin=60m,hash=0", "read_only=0,hash=0", "fail=cuMemHostRegister_v2:9+:2,hash=0"])
 def test_where_windows_cannot_be_registered_bytes_go_through_slots(scenario: Scenario, settings: str) -> None:
     scenario(

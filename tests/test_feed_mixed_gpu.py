@@ -43,6 +43,7 @@ def settled():
 """
 
 
+@pytest.mark.promise("GPU-23")
 def test_both_ends_meet_and_every_byte_is_right(scenario: Scenario) -> None:
     scenario(
         MIXED
@@ -67,6 +68,7 @@ assert descriptors() == before, descriptors() ^ before
     )
 
 
+@pytest.mark.promise("GPU-23")
 def test_work_of_the_destinations_user_comes_first_and_what_comes_later_sees_the_bytes(scenario: Scenario) -> None:
     scenario(
         MIXED
@@ -123,6 +125,7 @@ settled()
     )
 
 
+@pytest.mark.promise("GPU-23")
 @pytest.mark.parametrize(
     "settings",
     [
@@ -150,6 +153,7 @@ forebay.release()
     )
 
 
+@pytest.mark.promise("GPU-23")
 def test_a_file_that_is_cut_off_meanwhile_is_an_error(scenario: Scenario) -> None:
     scenario(
         MIXED
@@ -179,6 +183,7 @@ settled()
     )
 
 
+@pytest.mark.promise("GPU-23")
 def test_a_reading_that_is_cancelled_writes_nothing_afterwards(scenario: Scenario) -> None:
     scenario(
         MIXED
@@ -199,6 +204,7 @@ settled()
     )
 
 
+@pytest.mark.promise("GPU-23")
 @pytest.mark.skipif(ON_REAL_GPU, reason="a stand-in's context can be destroyed")
 def test_a_context_that_ends_meanwhile_is_an_error_and_nothing_hangs(scenario: Scenario) -> None:
     for calls in (40, 80, 120, 200):

@@ -35,6 +35,7 @@ def test_a_table_of_all_phases_and_nothing_left(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["precious"]
 
 
+@pytest.mark.promise("CMD-7")
 def test_json_is_one_document_with_every_null_explained(tmp_path):
     done = forebay(tmp_path, *FAST, "--json")
     record = json.loads(done.stdout)
@@ -108,6 +109,7 @@ def test_a_terminal_that_is_lost_leaves_no_files(tmp_path):
     assert ended in (4, 130) and list(data.iterdir()) == []
 
 
+@pytest.mark.promise("FLT-9")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_keeps_what_was_measured_and_cleans_up(tmp_path, number):
     data, home = tmp_path / "data", tmp_path / "home"
@@ -140,6 +142,7 @@ def test_a_full_disk_stops_the_run_says_so_and_cleans_up(tiny_disk, tmp_path):
     assert 0 < saved["phases"][0]["files"] < 200
 
 
+@pytest.mark.promise("FLT-2")
 @pytest.mark.root
 def test_what_cannot_fit_is_refused_before_anything_is_made(tiny_disk):
     done = forebay(tiny_disk, "--files", "100", "--file-size", "1m")
@@ -156,6 +159,7 @@ def test_files_on_a_memory_file_system_are_called_cached():
     assert "cached" in [w["id"] for w in record["warnings"]]
 
 
+@pytest.mark.promise("FLT-14")
 @pytest.mark.root
 def test_a_limit_on_threads_ends_the_run_and_leaves_nothing(somebody: OtherUser):  # noqa: F811
     """A container's pids limit is met in the same way. Root has none here."""

@@ -110,6 +110,7 @@ norandommap
     assert second.messages() == []
 
 
+@pytest.mark.promise("BEN-10", "BEN-23")
 @pytest.mark.parametrize(
     ("lines", "fields"),
     [
@@ -276,6 +277,7 @@ def test_each_key_stands_in_one_table() -> None:
     assert all(why for table in tables for why in table.values())
 
 
+@pytest.mark.promise("BEN-10")
 def test_no_key_of_fio_is_unknown() -> None:
     """Those of the fio that is installed, of the engines that run here too."""
     if shutil.which("fio") is None:
@@ -306,6 +308,7 @@ def test_what_differs_from_fio_is_noted(read: Any, setting: str, noted: str) -> 
     assert any(noted in m for m in made.messages()) and made.warnings() == []
 
 
+@pytest.mark.promise("BEN-23")
 def test_keywords_are_this_machines_and_calculate(read: Any) -> None:
     page, cpus = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_NPROCESSORS_ONLN")
     made = one(read, "rw=randread", "bs=$pagesize", "size=8*1024*$pagesize", "numjobs=$ncpus", "norandommap")

@@ -85,6 +85,7 @@ def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
+@pytest.mark.promise("BEN-27")
 def test_as_much_is_moved_in_as_many_ios(beside: Any) -> None:
     theirs, ours = beside({**SAME, **DRAWN}, written=False)
     for name in SAME:
@@ -94,6 +95,7 @@ def test_as_much_is_moved_in_as_many_ios(beside: Any) -> None:
         assert sum(ours[name][:2]) == sum(theirs[name][:2]) == 1 << 20, name
 
 
+@pytest.mark.promise("BEN-27")
 def test_the_same_blocks_are_written(beside: Any, tmp_path: Path) -> None:
     theirs, ours = beside(WRITTEN, written=True)
     for name in WRITTEN:
@@ -108,6 +110,7 @@ def written(path: Path) -> list[int]:
     return [at for at in range(0, len(data), 4096) if any(data[at : at + 4096])]
 
 
+@pytest.mark.promise("BEN-23")
 @pytest.mark.parametrize(
     "shares",
     ["size=50%", "offset=30%", "size=50%\noffset=30%", "offset=30%\nsize=90%", "offset=30%\nsize=100%", "offset=30%\nsize=64k"],

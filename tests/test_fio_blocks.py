@@ -49,6 +49,7 @@ def result(job: dict[str, Any]) -> dict[str, Any]:
     return dict(engine.run({**job, "cache": "allow"})["result"])
 
 
+@pytest.mark.promise("BEN-32")
 @pytest.mark.parametrize("order", ["rw=read", "rw=randread", "rw=randwrite\nverify_only"])
 def test_all_that_fio_wrote_holds(written: Path, monkeypatch: pytest.MonkeyPatch, order: str) -> None:
     monkeypatch.chdir(written)
@@ -61,6 +62,7 @@ def test_all_that_fio_wrote_holds(written: Path, monkeypatch: pytest.MonkeyPatch
     assert before == {path: path.stat().st_mtime_ns for path in written.glob("*.data")}
 
 
+@pytest.mark.promise("BEN-32")
 @pytest.mark.parametrize(
     ("name", "spoil", "said"),
     [
@@ -82,6 +84,7 @@ def test_what_is_wrong_is_named(written: Path, tmp_path: Path, name: str, spoil:
     assert found["verified_bytes"] < BYTES
 
 
+@pytest.mark.promise("BEN-32")
 def test_a_section_that_reads_checks_what_fio_wrote_and_one_that_writes_its_own(tmp_path: Path) -> None:
     def read(text: str) -> list[fio.FioJob]:
         (tmp_path / "jobs.fio").write_text(text)

@@ -124,6 +124,7 @@ def text_of(sections: tuple[str, ...]) -> str:
     return "".join(f"[s{n}]\n" + "\n".join(settings.split()) + "\n" for n, settings in enumerate(sections))
 
 
+@pytest.mark.promise("BEN-34")
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_what_has_the_keys_of_an_example_means_what_fio_means(tmp_path: Path, name: str) -> None:
     (tmp_path / "jobs.fio").write_text(text_of(EXAMPLES[name]))
@@ -131,6 +132,7 @@ def test_what_has_the_keys_of_an_example_means_what_fio_means(tmp_path: Path, na
     assert len(found) >= len(EXAMPLES[name]) and not any(job.unsupported for job in found)
 
 
+@pytest.mark.promise("BEN-34")
 def test_the_page_lists_as_many_and_no_difference() -> None:
     rows = re.findall(r"^\| (\S+)\.fio \| (yes|no) \| (.*?) \| (.*?) \|$", PAGE, re.M)
     assert len(rows) == ALL
@@ -155,6 +157,7 @@ def keys(path: Path) -> set[frozenset[str]]:
     return found
 
 
+@pytest.mark.promise("BEN-34")
 @pytest.mark.skipif(not FOLDER, reason="FOREBAY_FIO_EXAMPLES doesn't name the folder of fio's examples")
 def test_fios_own_files_run_as_often_and_have_these_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FIO_DIR", "GPU_DEV_IDS", "FIO_BS", "FIO_RW", "FIO_IODEPTH", "POOL", "CONT", "uri"):

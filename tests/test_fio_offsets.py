@@ -110,12 +110,14 @@ def traced(data: Device, whole: Device, command: list[str], folder: Path) -> Ios
     return found
 
 
+@pytest.mark.promise("BEN-27")
 @pytest.mark.parametrize("name", [*SEQUENCE, "whole"])
 def test_in_order_the_same_offsets_follow_on_each_other(both: tuple[Ios, Ios], name: str) -> None:
     theirs, ours = (each[name] for each in both)
     assert ours == theirs and theirs
 
 
+@pytest.mark.promise("BEN-27")
 @pytest.mark.parametrize("name", MIXED)
 @pytest.mark.parametrize("way", DIRECTIONS.values())
 def test_of_a_mix_reads_and_writes_each_go_in_order(both: tuple[Ios, Ios], name: str, way: str) -> None:
@@ -125,6 +127,7 @@ def test_of_a_mix_reads_and_writes_each_go_in_order(both: tuple[Ios, Ios], name:
     assert ours[:least] == theirs[:least] and least > 3
 
 
+@pytest.mark.promise("BEN-27")
 @pytest.mark.parametrize("name", ONCE)
 def test_out_of_order_each_comes_as_often(both: tuple[Ios, Ios], name: str) -> None:
     theirs, ours = (Counter(each[name]) for each in both)
@@ -138,6 +141,7 @@ def test_with_sizes_that_are_drawn_each_byte_comes_once(both: tuple[Ios, Ios], n
         assert sorted(blocks) == list(range(0, SIZE, BLOCK))
 
 
+@pytest.mark.promise("BEN-27")
 @pytest.mark.parametrize("name", DRAWN)
 def test_what_is_drawn_favours_as_few_blocks(both: tuple[Ios, Ios], name: str) -> None:
     shares = []

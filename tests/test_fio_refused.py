@@ -88,6 +88,7 @@ def text_of(lines: str) -> str:
     return "\n".join(["[job]", "filename=/data/f", "size=1g", *lines.split()])
 
 
+@pytest.mark.promise("BEN-10")
 @pytest.mark.parametrize("lines", ANOTHER_WORKLOAD)
 def test_what_would_be_another_workload_is_refused_by_name(read: Any, lines: str) -> None:
     with pytest.raises(RequestError) as refused:

@@ -25,6 +25,7 @@ def turns(read: Any, *sections: str) -> list[list[str]]:
     return [[task.name for task in group] for group in groups([Task({}, j.name, [], j.waits) for j in made])]
 
 
+@pytest.mark.promise("BEN-10")
 def test_sections_run_together_unless_one_waits(read: Any) -> None:
     assert turns(read, "[a]", "[b]", "[c]") == [["a", "b", "c"]]
     for apart in ("stonewall", "stonewall=1", "wait_for_previous", "wait_for=a"):
@@ -42,6 +43,7 @@ def test_a_wait_that_would_be_another_is_refused(read: Any, awaited: str, why: s
         read(f"[global]\nfilename=/f\n[a]\n[b]\n[c]\nwait_for={awaited}\n")
 
 
+@pytest.mark.promise("BEN-10")
 def test_a_job_that_would_be_another_ends_with_2_and_lenient_records_what_was_left_out(bench: Any) -> None:
     text = "[a]\nioengine=null\nsize=1m\nverify=crc32c\nwrite_bw_log=x\n[b]\nioengine=null\nsize=1m\n"
     refused = bench(text, "--json")
@@ -57,11 +59,13 @@ def test_a_job_that_would_be_another_ends_with_2_and_lenient_records_what_was_le
     assert "[b] runs together with [a]" in done.stderr
 
 
+@pytest.mark.promise("BEN-11")
 def test_a_file_that_is_missing_is_named_as_fio_names_it(bench: Any) -> None:
     done = bench("[b]\nrw=read\nbs=4k\n", "--json")
     assert done.returncode == 2 and "there is no file called b.0.0 in it" in done.stderr, done.stderr
 
 
+@pytest.mark.promise("BEN-10")
 def test_sections_together_each_move_theirs(bench: Any, tmp_path: Path) -> None:
     text = "[global]\nbs=64k\n[a]\nfilename=fa\nsize=1m\n[b]\nfilename=fb\nsize=2m\n[c]\nstonewall\nfilename=fa\n"
     done = bench(text, "--json", "-o", "r.jsonl")
@@ -74,6 +78,7 @@ def test_sections_together_each_move_theirs(bench: Any, tmp_path: Path) -> None:
     assert len((tmp_path / "r.jsonl").read_text().splitlines()) == 3
 
 
+@pytest.mark.promise("BEN-10")
 def test_they_run_at_the_same_time_and_a_signal_ends_them_all(tmp_path: Path) -> None:
     """Neither ends by itself, so that what both measured was measured at once."""
     (tmp_path / "two.fio").write_text("[global]\nioengine=null\nsize=1g\ntime_based\nruntime=1h\n[a]\n[b]\n")
@@ -96,6 +101,7 @@ def test_they_run_at_the_same_time_and_a_signal_ends_them_all(tmp_path: Path) ->
     assert first["result"]["ios"] and second["result"]["ios"]
 
 
+@pytest.mark.promise("BEN-10")
 def test_one_that_breaks_takes_no_other_with_it_and_is_named(bench: Any, tmp_path: Path) -> None:
     (tmp_path / "short").write_bytes(bytes(1 << 20))
     done = bench("[a]\nioengine=null\nsize=1m\n[b]\nfilename=none-there\n", "--json")
@@ -105,6 +111,7 @@ def test_one_that_breaks_takes_no_other_with_it_and_is_named(bench: Any, tmp_pat
     assert foreign.returncode == 2 and "Forebay didn't create it" in foreign.stderr and foreign.stdout == ""
 
 
+@pytest.mark.promise("BEN-10")
 def test_clones_move_as_much_as_fios_and_a_size_counts_from_the_offset(bench: Any, tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(bytes(1 << 20))
     clones = "[global]\nbs=64k\nstonewall\n[null]\nioengine=null\nsize=1m\nnumjobs=3\n"
@@ -115,6 +122,7 @@ def test_clones_move_as_much_as_fios_and_a_size_counts_from_the_offset(bench: An
     assert moved == [3 << 20, 4 << 20, 2 << 20, 256 << 10]
 
 
+@pytest.mark.promise("BEN-7")
 @pytest.mark.parametrize("data", ["directory=.", "filename=f"])
 def test_a_dry_run_checks_files_that_a_section_before_is_to_write(bench: Any, tmp_path: Path, data: str) -> None:
     path = "./b.0.0" if data.startswith("directory") else "f"

@@ -47,6 +47,7 @@ def test_each_key_of_an_end_or_of_others_reaches_its_field(read: Any, lines: str
 CHECKED = "[{0}]\nfilename=/{0}\nsize=1m\nrw=randwrite\nverify=crc32c\n"
 
 
+@pytest.mark.promise("BEN-28")
 def test_a_check_follows_on_its_section_while_others_run(read: Any) -> None:
     a, b = CHECKED.format("a"), CHECKED.format("b")
     assert turns(read(a + b)) == [[["a", "a verify"], ["b", "b verify"]]]
@@ -55,6 +56,7 @@ def test_a_check_follows_on_its_section_while_others_run(read: Any) -> None:
     assert turns(read(a + b.replace("size", "stonewall\nsize"))) == [[["a"]], [["a verify"]], [["b"]], [["b verify"]]]
 
 
+@pytest.mark.promise("BEN-29")
 def test_one_sections_exitall_is_everyones_and_says_what_ends(read: Any) -> None:
     made = read("[global]\nfilename=/f\n[a]\nexitall\n[b]\nnew_group\nexit_what=all\nnumjobs=2\n[c]\n[d]\nstonewall\n")
     assert [(j.group, j.ends) for j in made] == [(0, "group"), (1, "group"), (1, "group"), (2, "group")]
@@ -71,6 +73,7 @@ def test_one_sections_exitall_is_everyones_and_says_what_ends(read: Any) -> None
         read("[global]\nfilename=/f\nexitall\n[a]\n[b]\nwait_for=a\n")
 
 
+@pytest.mark.promise("BEN-28")
 def test_sections_write_to_one_folder_at_the_same_time(bench: Any, tmp_path: Path) -> None:
     """Each to files of its own, or to the same: the folder's list has all of them afterwards."""
     text = "[global]\nbs=64k\nsize=1m\nthread\n[a]\nrw=write\n[b]\nrw=randwrite\nverify=md5\n[c]\nrw=read\n"
@@ -91,12 +94,14 @@ def test_sections_write_to_one_folder_at_the_same_time(bench: Any, tmp_path: Pat
     assert again.returncode == 0, "its own files are Forebay's to overwrite\n" + again.stderr
 
 
+@pytest.mark.promise("BEN-28")
 def test_what_is_checked_is_written_by_one_section_alone(bench: Any, tmp_path: Path) -> None:
     done = bench("[global]\nfilename=f\nsize=1m\n[a]\nrw=write\nverify=md5\n[b]\nrw=write\n", "--json")
     assert done.returncode == 2 and "[a] verify" in done.stderr and "stonewall" in done.stderr
     assert os.listdir(tmp_path) == ["jobs.fio"]
 
 
+@pytest.mark.promise("BEN-29")
 def test_a_section_that_ends_ends_others_and_what_comes_later(bench: Any) -> None:
     """Nobody but [short] ends by itself, and [never] would be the next."""
     long = "ioengine=null\nsize=1g\ntime_based\nruntime=1h\n"
@@ -109,6 +114,7 @@ def test_a_section_that_ends_ends_others_and_what_comes_later(bench: Any) -> Non
     assert "ended_by" not in ids[0] and "ended_by" in ids[1] and "interrupted" not in ids[1]
 
 
+@pytest.mark.promise("BEN-31")
 def test_sections_of_a_flow_keep_to_their_weights(read: Any, bench: Any) -> None:
     made = read("[global]\nfilename=/f\n[a]\nflow=1\n[b]\nflow=8\nflow_id=3\n[c]\nflow=8\n[d]\nstonewall\nflow=2\n")
     assert [job.job.get("flow") for job in made] == ["1@0", None, "8@0", None], "a share needs another's"
@@ -129,6 +135,7 @@ def test_working_sets_that_jobs_share_are_as_large_as_all_of_theirs(read: Any) -
     assert all(job.job["refill"] for job in made)
 
 
+@pytest.mark.promise("BEN-27")
 def test_a_section_that_verifies_is_read_back_in_a_turn_of_its_own(read: Any) -> None:
     written = "[a]\nfilename=/f\nsize=1m\nrw=randwrite\nverify=crc32c\n"
     write, check = read(written)

@@ -64,6 +64,7 @@ def test_what_is_written_is_read_back_in_that_order(tool: Any) -> None:
     assert "order" in tool.compared(theirs, [ios(tool, 1, 0), ios(tool, 0, 1, write=True)], settings)
 
 
+@pytest.mark.promise("BEN-34")
 def test_what_is_drawn_otherwise_is_told_from_chance(tool: Any) -> None:
     drawn, settings = random.Random(7), {"rw": "randread", "norandommap": "1", "size": str(256 * BLOCK)}
 
@@ -79,6 +80,7 @@ def test_what_is_drawn_otherwise_is_told_from_chance(tool: Any) -> None:
     assert "multiples of 4096 in fio, of 512 here" in tool.compared(trace(250), halves, settings)
 
 
+@pytest.mark.promise("BEN-34")
 @pytest.mark.long
 def test_a_file_is_traced_in_both(tool: Any, tmp_path: Path) -> None:
     if shutil.which("fio") is None or not os.access("/dev/fuse", os.W_OK):

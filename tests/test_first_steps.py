@@ -36,12 +36,14 @@ def test_the_first_commands_of_readme_are_those_that_are_timed() -> None:
         first.commands("# Forebay\n")
 
 
+@pytest.mark.promise("CMD-9")
 def test_a_misspelt_verb_is_answered_with_the_right_one(tmp_path: Path) -> None:
     done = forebay("bnech", cwd=tmp_path)
     assert done.returncode == 2 and "Did you mean 'bench'?" in done.stderr
     assert forebay("xyzzy", cwd=tmp_path).returncode == 2
 
 
+@pytest.mark.promise("CMD-6", "CMD-9")
 @pytest.mark.parametrize("verb", [v for v in VERBS if v not in ("doctor", "demo", "completion", "man", "discover")])
 def test_a_verb_alone_says_what_it_needs(tmp_path: Path, verb: str) -> None:
     done = forebay(verb, cwd=tmp_path)
@@ -50,12 +52,14 @@ def test_a_verb_alone_says_what_it_needs(tmp_path: Path, verb: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.promise("CMD-9")
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_flag_that_is_none_is_named(tmp_path: Path, verb: str) -> None:
     done = forebay(verb, "--no-such-flag", cwd=tmp_path)
     assert done.returncode == 2 and "no-such-flag" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.promise("CMD-9")
 @pytest.mark.parametrize("name", ["with space", "ünïcødé", "new\nline", "100%41", "a&b?c#d", "-dash", "c:d"])
 def test_any_name_is_a_path(tmp_path: Path, name: str) -> None:
     job = ("--file-size", "1m", "--passes", "1", "--cache", "allow", "--io-size", "64k", "--verify", "--json")
@@ -67,6 +71,7 @@ def test_any_name_is_a_path(tmp_path: Path, name: str) -> None:
     assert (tmp_path / name).stat().st_size == 1 << 20
 
 
+@pytest.mark.promise("CMD-9")
 def test_a_name_that_is_not_utf8_is_refused_by_name(tmp_path: Path) -> None:
     done = forebay("bench", b"d\xff", "--create", "--file-size", "1m", cwd=tmp_path)
     assert done.returncode == 2 and r"'d\xff'" in done.stderr and "Traceback" not in done.stderr
@@ -80,6 +85,7 @@ def test_the_folder_that_was_measured_may_be_reported_on(tmp_path: Path) -> None
     assert done.returncode == 0 and "forebay.json" not in done.stderr, done.stderr
 
 
+@pytest.mark.promise("FLT-2")
 @pytest.mark.root
 def test_somebody_without_rights_measures_and_is_told_what_is_forbidden(somebody: OtherUser) -> None:  # noqa: F811
     done = somebody.run("bench", "nil:?size=1g", "--passes", "1", "--json")

@@ -51,6 +51,7 @@ def options(verb: str) -> dict[str, dict[str, object]]:
     return found
 
 
+@pytest.mark.promise("SNP-5")
 @pytest.mark.parametrize("verb", ["serve", "snap"])
 def test_flags_are_those_of_the_command(forebayd, verb):
     tables = json.loads(subprocess.run([forebayd, "--flags"], capture_output=True, text=True).stdout)
@@ -60,6 +61,7 @@ def test_flags_are_those_of_the_command(forebayd, verb):
     assert all(name in shown for name in options(verb))
 
 
+@pytest.mark.promise("SNP-5")
 @pytest.mark.parametrize(
     "words",
     [
@@ -82,6 +84,7 @@ def test_what_is_asked_for_is_told_alike(both, words):
         assert ours == theirs
 
 
+@pytest.mark.promise("SNP-5")
 @pytest.mark.parametrize(
     "words",
     [
@@ -171,6 +174,7 @@ class Running:
         return self.process.returncode, out, err
 
 
+@pytest.mark.promise("SNP-5")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_serve_lives_as_the_command_does(forebayd, forebay, tmp_path, number):
     file = tmp_path / "serve.toml"
@@ -192,6 +196,7 @@ def test_serve_lives_as_the_command_does(forebayd, forebay, tmp_path, number):
     assert re.match(r"served    [1-9].* read, 0 B written in ", out), out
 
 
+@pytest.mark.promise("SNP-5")
 def test_systemd_hears_ready_and_stopping(forebayd, tmp_path):
     address = tmp_path / "notify"
     heard = ""
@@ -223,6 +228,7 @@ def test_a_second_signal_ends_it_at_once(forebayd, forebay):
     assert code in (0, -signal.SIGTERM)
 
 
+@pytest.mark.promise("TGT-16")
 def test_a_killed_server_is_started_again_at_once(forebayd, tmp_path):
     """The kernel closes a killed process's rings, and with them a written file's lock, behind its end."""
     (image := tmp_path / "image").write_bytes(bytes(64 << 20))

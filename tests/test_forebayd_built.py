@@ -35,6 +35,7 @@ def only_if_built() -> None:
         pytest.skip("nothing in dist/; try: make forebayd")
 
 
+@pytest.mark.promise("SNP-6")
 def test_it_needs_glibc_2_28_and_nothing_else() -> None:
     only_if_built()
     for file in BUILT:
@@ -48,6 +49,7 @@ def test_it_needs_glibc_2_28_and_nothing_else() -> None:
         assert "dlopen" in elf(file, "--dyn-syms")
 
 
+@pytest.mark.promise("SNP-6")
 def test_it_has_no_debugging_information_and_no_path_of_where_it_was_built() -> None:
     only_if_built()
     for file in BUILT:
@@ -66,6 +68,7 @@ def mine() -> str:
     return str(mine)
 
 
+@pytest.mark.promise("SNP-6")
 def test_it_runs_here(mine: str) -> None:
     done = subprocess.run([mine, "--version"], capture_output=True, text=True, timeout=20)
     assert done.returncode == 0 and done.stdout.startswith("forebayd ")
@@ -79,6 +82,7 @@ def ended(process: subprocess.Popen[str]) -> str:
     return out
 
 
+@pytest.mark.promise("SNP-6")
 def test_it_serves_and_stands_on_what_it_serves(mine: str, forebay: Forebay, tmp_path: Path) -> None:
     """Its gateway over its own target, read by the command from end to end."""
     (tmp_path / "content").write_bytes(bytes(range(256)) * 16384)

@@ -25,6 +25,7 @@ def by_gpu(report):
 """
 
 
+@pytest.mark.promise("PYT-13")
 def test_rows_are_fetched_by_the_gpu_itself_whatever_their_length_and_place(scenario: Scenario) -> None:
     books = scenario(
         ROWS
@@ -85,6 +86,7 @@ with forebay.open(path, "{way}") as file:
     )
 
 
+@pytest.mark.promise("PYT-13")
 def test_auto_has_rows_fetched_once_enough_were_asked_for(scenario: Scenario) -> None:
     scenario(
         ROWS
@@ -102,6 +104,7 @@ for way, direct in (("bounce", None), ("auto", True)):
     )
 
 
+@pytest.mark.promise("PYT-23")
 def test_long_rows_are_fetched_in_pieces_and_a_preference_decides_once_the_file_is_registered(scenario: Scenario) -> None:
     scenario(
         ROWS
@@ -133,6 +136,7 @@ for prefer in ("speed", 3, ""):
     )
 
 
+@pytest.mark.promise("PYT-14")
 @pytest.mark.parametrize("settings", ["", "delay_us=3000"])
 def test_rows_of_a_file_that_changes_are_of_one_file_or_an_error(scenario: Scenario, settings: str) -> None:
     """Whatever happens to the file while rows are fetched, a call that returns has delivered none of another one."""
@@ -200,6 +204,7 @@ with forebay.open(path, "mapped") as file:
     assert ON_REAL_GPU or books["launches"] >= 1
 
 
+@pytest.mark.promise("PYT-13")
 @pytest.mark.parametrize("settings", ["fail=cuMemHostRegister_v2:9+:2", "read_only=0"])
 def test_rows_that_no_window_serves_go_through_slots(scenario: Scenario, settings: str) -> None:
     scenario(
@@ -217,6 +222,7 @@ with forebay.open(path, "mapped") as file:
     )
 
 
+@pytest.mark.promise("PYT-13")
 def test_without_a_compiler_rows_go_through_slots_and_mapped_says_what_is_missing(scenario: Scenario) -> None:
     scenario(
         ROWS
@@ -237,6 +243,7 @@ with forebay.open(path, "mapped") as file:
     )
 
 
+@pytest.mark.promise("PYT-16")
 def test_a_row_that_comes_twice_is_fetched_once(scenario: Scenario) -> None:
     scenario(
         ROWS
@@ -259,6 +266,7 @@ with forebay.open(path, "mapped", True) as file:
     )
 
 
+@pytest.mark.promise("PYT-16")
 def test_numbers_that_lie_on_a_gpu_are_taken_from_there(scenario: Scenario) -> None:
     scenario(
         ROWS
@@ -323,6 +331,7 @@ forebay.release()
     )
 
 
+@pytest.mark.promise("PYT-15")
 @pytest.mark.parametrize("way", ["mapped", "auto", "bounce"])
 def test_several_files_are_one_table(scenario: Scenario, way: str) -> None:
     scenario(
@@ -361,6 +370,7 @@ for n in range(3):
     )
 
 
+@pytest.mark.promise("PYT-17")
 def test_processors_copy_cached_rows_where_slots_are_asked_for(scenario: Scenario) -> None:
     books = scenario(
         ROWS
@@ -387,6 +397,7 @@ with forebay.open(path, "bounce") as file:
 FAILING = ("cuLaunchKernel:3:719", "launch:3:719", "cuMemcpyHtoDAsync_v2:4:2", "cuMemAlloc_v2:4:2", "cuEventRecord:4:2")
 
 
+@pytest.mark.promise("PYT-14")
 @pytest.mark.parametrize("fail", FAILING)
 def test_rows_whose_fetching_fails_are_an_error_and_leave_nothing(scenario: Scenario, fail: str) -> None:
     scenario(
@@ -411,6 +422,7 @@ assert left["registrations"] == left["streams"] == left["events"] == 0, left
     )
 
 
+@pytest.mark.promise("PYT-14")
 def test_many_threads_gather_at_once_each_its_own_rows(scenario: Scenario) -> None:
     scenario(
         ROWS

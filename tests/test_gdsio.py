@@ -28,6 +28,7 @@ from gdsio_support import (  # noqa: F401
 )
 
 
+@pytest.mark.promise("GIO-1")
 def test_the_papers_command_becomes_a_direct_read_of_one_file_per_thread() -> None:
     request = asked(*"-T 45 -s 512M -I 0 -x 0 -D /data -w 32 -d 0 -i 64k".split())
     assert jobs.job(request) == {
@@ -53,6 +54,7 @@ def test_the_papers_command_becomes_a_direct_read_of_one_file_per_thread() -> No
     }
 
 
+@pytest.mark.promise("GIO-3")
 @pytest.mark.parametrize(
     ("number", "fields"),
     [
@@ -70,6 +72,7 @@ def test_each_type_has_its_path(number: int, fields: dict[str, Any]) -> None:
     assert fields.items() <= job.items()
 
 
+@pytest.mark.promise("GIO-1")
 @pytest.mark.parametrize(
     ("words", "fields"),
     [
@@ -156,6 +159,7 @@ def test_the_bench_command_gives_the_same_job_back() -> None:
 # Refusals
 
 
+@pytest.mark.promise("GIO-3")
 @pytest.mark.parametrize(
     ("words", "named", "code"),
     [
@@ -210,6 +214,7 @@ def test_a_wrong_request_is_refused_by_name(
     assert named in err
 
 
+@pytest.mark.promise("CMD-9")
 def test_no_command_is_suggested_that_would_be_refused(tmp_path: Path, capsys: Capture) -> None:
     """Past the page cache, where that is possible here; -O 1 reads from any offset."""
     line = f"-D {tmp_path} -w 1 -s 64K -i 4K -x 1 -I 0"
@@ -219,6 +224,7 @@ def test_no_command_is_suggested_that_would_be_refused(tmp_path: Path, capsys: C
     assert code == 2 and " -o 3 -x 1 -I 1 -O 1" in err, err
 
 
+@pytest.mark.promise("GIO-4")
 def test_a_read_creates_nothing_and_says_how_to_write(fake: Engine, tmp_path: Path, capsys: Capture) -> None:
     code, out, err = gdsio(capsys, "-D", written(tmp_path / "d", 1, 1 << 20), *"-w 2 -s 1M -x 1 -I 0".split())
     assert (code, out, fake.jobs) == (2, "", [])
@@ -232,6 +238,7 @@ def test_a_file_too_short_for_the_read_is_refused(fake: Engine, tmp_path: Path, 
     assert "holds 1m" in err and "1028k" in err
 
 
+@pytest.mark.promise("GIO-3", "ENG-10")
 def test_without_libcufile_it_exits_3_and_names_x_1(fake: Engine, no_cufile: None, capsys: Capture) -> None:
     code, out, err = gdsio(capsys, *"-T 45 -s 512M -I 0 -x 0 -D DIR -w 32 -d 0 -i 64k".split())
     assert (code, out, fake.jobs) == (3, "", [])
@@ -300,6 +307,7 @@ def test_a_gpu_that_is_not_there_is_named(fake: Engine, with_cufile: None, capsy
 # A run
 
 
+@pytest.mark.promise("GIO-5")
 def test_a_run_prints_one_line_and_nothing_else_on_stdout(
     fake: Engine, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -313,6 +321,7 @@ def test_a_run_prints_one_line_and_nothing_else_on_stdout(
     assert all(line.startswith("forebay: ") for line in err.splitlines())
 
 
+@pytest.mark.promise("GIO-5")
 def test_notes_come_before_the_line_where_both_streams_meet(fake: Engine, tmp_path: Path) -> None:
     """`2>&1 | tail -n 1` is how many scripts take the line."""
     from click.testing import CliRunner
@@ -359,6 +368,7 @@ def test_an_error_names_gdsios_flags_and_keeps_its_kind(
     assert "-i 1000: O_DIRECT" in err and "-O 1" in err and "--" not in err
 
 
+@pytest.mark.promise("CMD-7")
 def test_json_gives_the_record_and_record_appends_it(fake: Engine, tmp_path: Path, capsys: Capture) -> None:
     words = [
         "-D",

@@ -60,6 +60,7 @@ def test_libcufile_is_found_in_the_loaders_cache(monkeypatch: pytest.MonkeyPatch
     assert cufile.library() == library
 
 
+@pytest.mark.promise("GIO-7")
 @pytest.mark.parametrize(
     ("text", "allowed"),
     [
@@ -144,6 +145,7 @@ def test_a_job_file_is_one_run_over_its_jobs(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.promise("GIO-6")
 def test_a_job_file_and_flags_that_say_the_same_make_the_same_job(tmp_path: Path) -> None:
     (tmp_path / "a.gdsio").write_text(
         "[global]\nxfer_type=2\nrw=write\nbs=1MB\nsize=20G\nruntime=60\ndo_verify=1\nskip_bufregister=0\nrandom_seed=9\nrefill_buffer=1\n"
@@ -153,6 +155,7 @@ def test_a_job_file_and_flags_that_say_the_same_make_the_same_job(tmp_path: Path
     assert jobs.job(job_file.read(str(tmp_path / "a.gdsio"))) == jobs.job(by_flags)
 
 
+@pytest.mark.promise("GIO-6")
 @pytest.mark.parametrize(
     ("text", "named"),
     [

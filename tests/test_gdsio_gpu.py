@@ -23,6 +23,7 @@ def gdsio(gpu: Gpu, mode: str, *words: str | Path, config: str = "no.such.json")
     return gpu.forebay("gdsio", *words, cufile=f"mode={mode}", CUFILE_ENV_PATH_JSON=config)
 
 
+@pytest.mark.promise("GIO-1", "GIO-2")
 @pytest.mark.parametrize(
     ("words", "label", "depth"),
     [
@@ -47,6 +48,7 @@ def test_each_type_of_cufile_runs_and_its_line_tells_what_ran(
         assert "DataSetSize: 2048/2048(KiB)" in ran.out
 
 
+@pytest.mark.promise("GIO-2")
 def test_without_leave_to_fall_back_it_exits_3_and_says_what_to_type(gpu: Gpu) -> None:
     config, file = gpu.home / "cufile.json", gpu.home / "f"
     config.write_text('{ // mine\n "properties": { "allow_compat_mode": false } }')

@@ -19,6 +19,7 @@ from gdsio_support import (
 )
 
 
+@pytest.mark.promise("GIO-1")
 def test_the_line_is_the_published_one_byte_for_byte() -> None:
     request = asked(
         "-D",
@@ -173,6 +174,7 @@ def split_at_the_comma(line: str) -> tuple[str, ...]:
     return before.rsplit(" ", 2)[1], latency[1], latency[4], latency[6]
 
 
+@pytest.mark.promise("GIO-1")
 @pytest.mark.parametrize("line", [LINE, BATCH, RANGE], ids=["plain", "batch", "range"])
 @pytest.mark.parametrize(
     "parser",
@@ -196,6 +198,7 @@ def test_parsers_of_the_published_kinds_read_our_line(parser: Any, line: str) ->
 # Labels
 
 
+@pytest.mark.promise("GIO-2")
 @pytest.mark.parametrize(
     ("number", "path", "expected"),
     [
@@ -223,6 +226,7 @@ def test_the_label_is_what_the_record_proves(number: int, path: dict[str, Any], 
     assert label(XFERS[number], record(path=path)) == expected
 
 
+@pytest.mark.promise("GIO-2")
 @pytest.mark.parametrize("number", range(8))
 def test_no_label_covers_a_path_that_is_not_the_types(number: int) -> None:
     with pytest.raises(ForebayError, match="no gdsio label"):

@@ -80,6 +80,7 @@ def test_a_read_of_one_pass_moves_the_data_once(data: Path, words: str, op: str,
     assert int(line["moved"]) == pytest.approx(8192, abs=64)
 
 
+@pytest.mark.promise("GIO-8")
 def test_a_program_of_its_own_says_the_same(data: Path) -> None:
     """The entry point forebay-gdsio."""
     line = ["-x", "1", "-I", "0", "-D", data, "-w", "2", "-i", "64k", "--json"]
@@ -134,6 +135,7 @@ def test_verifying_finds_a_changed_byte(data: Path) -> None:
     parsed(done.stdout.strip())
 
 
+@pytest.mark.promise("GIO-4")
 def test_a_read_of_what_is_not_there_creates_nothing(tmp_path: Path) -> None:
     done = gdsio("-D", tmp_path, *"-w 2 -s 4M -x 1 -I 0".split())
     assert (done.returncode, done.stdout, list(tmp_path.iterdir())) == (2, "", [])
@@ -221,6 +223,7 @@ def test_a_job_file_runs(data: Path, tmp_path: Path) -> None:
     assert parsed(done.stdout.strip())["ops"] == "2048"
 
 
+@pytest.mark.promise("FLT-16")
 def test_a_seed_other_than_the_files_own_is_refused_by_name(data: Path) -> None:
     read = ("-D", data, *"-w 2 -s 4M -i 64k -x 1 -I 0 -V".split())
     done = gdsio(*read, "-k", 99)

@@ -45,6 +45,7 @@ def cold(file: Path) -> Path:
     return file
 
 
+@pytest.mark.promise("GPU-10")
 def test_auto_says_what_it_chose_for_each_file_and_why(gpu: Gpu, made: Any) -> None:
     a, b = warm(made("a", 8)), cold(made("b", 8))
     flags = ("--duration", "0.3", "--warmup", "0", "--workers", "2", "--verify", "--json", "--power", "none")
@@ -70,6 +71,7 @@ def test_without_a_gpu_auto_ends_in_host_memory(gpu: Gpu, made: Any) -> None:
     assert ran.record["cache"]["policy"] in ("bypass", "allow", "memory")
 
 
+@pytest.mark.promise("GPU-17")
 def test_workers_auto_finds_a_number_and_shows_its_trials(gpu: Gpu, made: Any) -> None:
     file = warm(made("f", 8))
     flags = ("--cache", "allow", "--workers", "auto", "--duration", "0.3", "--warmup", "0")
@@ -84,6 +86,7 @@ def test_workers_auto_finds_a_number_and_shows_its_trials(gpu: Gpu, made: Any) -
     assert not host["path"]["calibration"]
 
 
+@pytest.mark.promise("GPU-10")
 def test_auto_chooses_the_depth_of_short_random_reads_unless_it_is_typed(gpu: Gpu, made: Any) -> None:
     file = warm(made("f", 8))
     flags = ("--op", "randread", "--io-size", "4k", "--duration", "0.2", "--warmup", "0", "--workers", "1")
@@ -97,6 +100,7 @@ def test_auto_chooses_the_depth_of_short_random_reads_unless_it_is_typed(gpu: Gp
     assert plan.record["gpu_buffer_bytes"] == 2 * (4096 + 2048) * 4096, plan.out
 
 
+@pytest.mark.promise("GPU-13")
 def test_pairs_feed_each_gpu_from_its_own_source(gpu: Gpu, made: Any) -> None:
     a, b = made("a", 8), made("b", 16)
     ran = gpu.forebay(

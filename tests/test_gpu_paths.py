@@ -87,6 +87,7 @@ def test_the_stand_ins_have_every_symbol_that_is_asked_for(
 # What holds on any GPU ------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("ENG-11", "GPU-8")
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("op", ["read", "randread"])
 def test_what_is_read_lands_in_gpu_memory_and_verifies(gpu: Gpu, data: Data, path: str, op: str) -> None:
@@ -102,6 +103,7 @@ def test_what_is_read_lands_in_gpu_memory_and_verifies(gpu: Gpu, data: Data, pat
     assert result["bytes"] == 2 * size or op == "randread" and result["bytes"] > size
 
 
+@pytest.mark.promise("GPU-11")
 @pytest.mark.parametrize("path", ["bounce", "gds"])
 def test_what_is_written_from_gpu_memory_is_what_the_file_holds(gpu: Gpu, data: Data, path: str) -> None:
     file = data(gpu, 3 * MIB)
@@ -113,6 +115,7 @@ def test_what_is_written_from_gpu_memory_is_what_the_file_holds(gpu: Gpu, data: 
     assert read.record["result"]["verified_bytes"] == 3 * MIB
 
 
+@pytest.mark.promise("ENG-11")
 @pytest.mark.parametrize("path", PATHS)
 def test_a_wrong_byte_is_found_wherever_it_lies(gpu: Gpu, data: Data, path: str) -> None:
     file = data(gpu, 2 * MIB)
@@ -134,6 +137,7 @@ def test_a_stripe_is_read_into_gpu_memory(gpu: Gpu, tmp_path: Path) -> None:
     assert ran.record["result"]["verified_bytes"] == ran.record["result"]["bytes"] > 2 * MIB
 
 
+@pytest.mark.promise("GPU-5")
 @pytest.mark.parametrize(
     "cufile, flags, exit, says",
     [
@@ -164,6 +168,7 @@ def test_what_cufile_did_is_what_the_record_says(
 # GPUs that aren't there, or have too little -----------------------------------------------------------
 
 
+@pytest.mark.promise("FLT-17")
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
     "cuda, says",
@@ -178,6 +183,7 @@ def test_a_driver_that_refuses_is_named(stub_gpu: Gpu, data: Data, path: str, cu
     assert ran.exit == 3 and says in ran.err and "--path host needs no GPU" in ran.err, ran.err
 
 
+@pytest.mark.promise("FLT-17")
 @pytest.mark.parametrize("path", PATHS)
 def test_without_a_driver_the_library_is_named(stub_gpu: Gpu, data: Data, path: str) -> None:
     flags = [*flags_of(path), "--gpu", "0", "--passes", "1"]
@@ -185,6 +191,7 @@ def test_without_a_driver_the_library_is_named(stub_gpu: Gpu, data: Data, path: 
     assert ran.exit == 3 and "no CUDA driver: FOREBAY_LIBCUDA: /nowhere/libcuda.so.1" in ran.err, ran.err
 
 
+@pytest.mark.promise("FLT-17")
 def test_a_driver_without_the_calls_is_too_old(stub_gpu: Gpu, data: Data) -> None:
     """Any library without its symbols stands for one."""
     assert stub_gpu.stubs
@@ -193,6 +200,7 @@ def test_a_driver_without_the_calls_is_too_old(stub_gpu: Gpu, data: Data) -> Non
     assert ran.exit == 3 and "the CUDA driver is too old" in ran.err, ran.err
 
 
+@pytest.mark.promise("FLT-17")
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("asked", ["2", "0,7"])
 def test_a_gpu_that_is_not_there_is_refused(stub_gpu: Gpu, data: Data, path: str, asked: str) -> None:
@@ -201,6 +209,7 @@ def test_a_gpu_that_is_not_there_is_refused(stub_gpu: Gpu, data: Data, path: str
     assert ran.exit == 2 and "there are 2 GPUs, counted from 0" in ran.err, ran.err
 
 
+@pytest.mark.promise("FLT-17")
 @pytest.mark.parametrize("path", PATHS)
 def test_gpu_memory_that_runs_out_halfway_says_how_much_is_free(stub_gpu: Gpu, data: Data, path: str) -> None:
     flags = ["--gpu", "0", "--workers", "4", "--depth", "4", "--io-size", "1m", "--passes", "1"]
@@ -210,6 +219,7 @@ def test_gpu_memory_that_runs_out_halfway_says_how_much_is_free(stub_gpu: Gpu, d
     assert "bytes are free" in ran.err and "a smaller --depth, --workers or --io-size" in ran.err, ran.err
 
 
+@pytest.mark.promise("FLT-17")
 def test_pinned_memory_that_is_refused_says_what_it_was_for(stub_gpu: Gpu, data: Data) -> None:
     file = data(stub_gpu, 4 * MIB)
     for cuda in ("pin=1m", "fail=cuMemHostRegister_v2:2:2"):
@@ -229,6 +239,7 @@ MIDWAY = [
 ]
 
 
+@pytest.mark.promise("FLT-18", "FLT-20")
 @pytest.mark.parametrize("cuda, says", MIDWAY)
 @pytest.mark.parametrize("path", PATHS)
 def test_a_gpu_that_fails_midway_fails_the_run_and_leaves_nothing(
@@ -245,6 +256,7 @@ def test_a_gpu_that_fails_midway_fails_the_run_and_leaves_nothing(
     assert says in ran.err + ran.out or in_cufile, ran.err
 
 
+@pytest.mark.promise("FLT-17", "FLT-20")
 @pytest.mark.parametrize("nth", [1, 2, 3, 5])
 @pytest.mark.parametrize("call", ["cuMemAlloc_v2", "cuStreamCreate", "cuEventCreate"])
 def test_whatever_cannot_be_made_is_named_and_the_rest_unmade(
@@ -281,6 +293,7 @@ def replace(file: Path) -> None:
     os.replace(other, file)
 
 
+@pytest.mark.promise("ENG-13", "GPU-9")
 @pytest.mark.parametrize(
     "change, says",
     [
@@ -321,6 +334,7 @@ def test_a_file_that_changes_under_its_registrations_fails_the_run(
 # Several GPUs -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("ENG-11", "GPU-13")
 @pytest.mark.parametrize("path", PATHS)
 def test_two_gpus_are_fed_at_once_each_its_share(stub_gpu: Gpu, data: Data, path: str) -> None:
     flags = ["--gpu", "0,1", "--workers", "2", "--io-size", "64k", "--passes", "2", "--verify"]

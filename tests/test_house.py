@@ -118,6 +118,7 @@ def name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@pytest.mark.promise("HSE-6")
 def test_no_file_names_a_machine_path_or_a_registry() -> None:
     found = []
     for path in files():
@@ -136,6 +137,7 @@ def test_no_test_runs_in_a_folder_that_others_use() -> None:
     assert not found, found
 
 
+@pytest.mark.promise("HSE-8")
 def test_source_files_stay_short() -> None:
     lengths = {name(p): text_of(p).count("\n") for p in files(".rs", ".py", ".js", ".css", ".sh", ".c")}
     too_long = [f"{n}: {c} lines, at most {LINES_MAX}" for n, c in lengths.items() if c > LINES_MAX]
@@ -172,6 +174,7 @@ def rust_functions(text: str) -> list[tuple[str, int]]:
     return found
 
 
+@pytest.mark.promise("HSE-8")
 def test_functions_stay_short() -> None:
     found = [
         (f"{name(path)}::{function}", lines)
@@ -212,6 +215,7 @@ def has_safety_comment(lines: list[str], at: int) -> bool:
     return False
 
 
+@pytest.mark.promise("HSE-7")
 def test_only_a_source_knows_its_kind() -> None:
     """Whoever uses a source asks what it can do: a new one is one file and one row."""
     asked = re.compile(r"scheme\(\)\s*(==|!=)|match [^{]*\bscheme\(\)|\bscheme\s*(==|!=)")
@@ -314,6 +318,7 @@ def test_only_a_path_knows_its_kind() -> None:
     assert not found, "\n".join(found)
 
 
+@pytest.mark.promise("HSE-3")
 def test_unsafe_lives_in_its_modules_and_each_says_why_it_is_sound() -> None:
     found = []
     elsewhere = dict.fromkeys(UNSAFE_ELSEWHERE, 0)
@@ -352,6 +357,7 @@ def test_the_search_for_unsafe_sees_code_and_not_words() -> None:
     assert not has_safety_comment(["// SAFETY: ours", "f();", "unsafe { g() }"], 2)
 
 
+@pytest.mark.promise("HSE-1")
 @pytest.mark.parametrize("crate", PURE)
 def test_a_pure_crate_touches_nothing(crate: str) -> None:
     found = [
@@ -374,6 +380,7 @@ def manifests() -> dict[str, dict]:
     return {p["name"]: p for p in json.loads(metadata.stdout)["packages"]}
 
 
+@pytest.mark.promise("HSE-2")
 def test_crates_depend_one_way() -> None:
     for crate, manifest in manifests().items():
         ours = {d["name"] for d in manifest["dependencies"] if d["name"].startswith("forebay")}
@@ -400,6 +407,7 @@ def imports(tree: ast.AST, top_only: bool) -> list[tuple[int, str]]:
     return found
 
 
+@pytest.mark.promise("HSE-4")
 def test_python_modules_import_lightly_and_reports_do_without_the_engine() -> None:
     found = []
     for path in files(".py"):
@@ -444,6 +452,7 @@ def test_every_verb_is_a_command_whose_help_answers() -> None:
         assert shown.exit_code == 0 and "Usage" in shown.output, f"forebay {verb} --help: {shown.output}"
 
 
+@pytest.mark.promise("CMD-4")
 def test_help_answers_in_150_ms() -> None:
     """Its own processor time, in one try out of 15: waiting for a processor that is busy with other work isn't ours."""
 
@@ -477,6 +486,7 @@ def test_help_imports_what_it_needs_and_no_more() -> None:
     assert done.returncode == 0 and others <= needed, sorted(others)
 
 
+@pytest.mark.promise("CMD-3")
 def test_make_help_lists_every_target() -> None:
     makefile = (ROOT / "Makefile").read_text()
     declared = re.search(r"^\.PHONY: (help .*)$", makefile, re.MULTILINE)

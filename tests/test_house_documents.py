@@ -1,4 +1,4 @@
-"""The rules for documents: links resolve, and each promise names a test that exists."""
+"""The rules for documents: links resolve, and each promise has a test."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import functools
 import re
 from pathlib import Path
 
+import promises
 from test_house import ROOT, files, name, text_of
 
 
@@ -73,64 +74,31 @@ def rust_tests(path: Path) -> set[str]:
     return set(re.findall(r"#\[test\]\s*(?:(?:#\[[^\]]*\]|//[^\n]*)\s*)*fn\s+(\w+)", text_of(path)))
 
 
-def fault_of(reference: str) -> str | None:
-    """What is wrong with one `held by` reference of SPECIFICATION.md; None if nothing is."""
-    if re.match(r"pending: \S", reference):
-        return None
-    measured = re.fullmatch(r"(bench/\w+\.py) in (docs/benchmarks\.md#[\w-]+)", reference)
-    if measured:
-        file, _, anchor = measured[2].partition("#")
-        there = (ROOT / measured[1]).is_file() and (ROOT / file).is_file() and anchor in headings(ROOT / file)
-        return None if there else "no such command or result"
-    file, colons, test = reference.partition("::")
-    path = ROOT / file
-    if not colons or not path.is_file():
-        return (
-            "no such file"
-            if colons
-            else "neither FILE::TEST, nor `bench/X.py in docs/benchmarks.md#heading`, nor `pending: reason`"
-        )
-    tests = python_tests(path) if path.suffix == ".py" else rust_tests(path)
-    return None if test in tests else "no such test in that file"
-
-
-def promises() -> list[tuple[str, str, list[str]]]:
-    """(number, promise, references) of each row of SPECIFICATION.md."""
-    rows = []
-    for line in (ROOT / "SPECIFICATION.md").read_text().splitlines():
-        cells = [c.strip() for c in re.split(r"(?<!\\)\|", line)[1:-1]]
-        if len(cells) == 3 and re.fullmatch(r"[A-Z]+-\d+", cells[0]):
-            rows.append((cells[0], cells[1], [r.strip().replace("`", "") for r in cells[2].split(";")]))
-    return rows
-
-
-def test_every_promise_names_its_test_or_says_pending() -> None:
-    rows = promises()
+def test_every_promise_has_a_test_or_a_reason_and_every_mark_a_promise() -> None:
+    rows = promises.listed()
     assert len(rows) > 20, "SPECIFICATION.md lost its table"
-    numbers = [n for n, _, _ in rows]
-    wrong = [f"{n} stands twice" for n in sorted({n for n in numbers if numbers.count(n) > 1})]
-    for number, promise, references in rows:
-        if not promise:
-            wrong.append(f"{number}: promises nothing")
-        wrong += [f"{number}: {r}: {fault}" for r in references if (fault := fault_of(r))]
-    assert not wrong, "\n".join(wrong)
+    assert not (wrong := promises.faults(rows, list(promises.marks()))), "\n".join(wrong)
 
 
-def test_a_promise_with_a_made_up_test_is_caught() -> None:
-    assert fault_of("pending: not yet built") is None
-    assert fault_of(f"{name(Path(__file__))}::test_links_in_documents_resolve") is None
-    assert fault_of("crates/model/src/units.rs::formatting_is_exact") is None
-    for reference in (
-        "",
-        "pending",
-        "pending:",
-        "tests/test_house.py",
-        "tests/test_house.py::test_no_such",
-        "tests/nowhere.py::test_a",
-        "crates/model/src/units.rs::parse_bytes",
-        "bench/direct_read.py in docs/benchmarks.md#no-such",
+def test_a_promise_that_nothing_holds_and_a_mark_of_none_are_caught() -> None:
+    python = '@pytest.mark.promise("ABC-1", "ABC-2")\ndef test_one(): pass\n@pytest.mark.promise("ABC-1")\ndef helper(): pass\n'
+    rust = "// promise: ABC-1, ABC-9\n#[test]\n#[ignore]\nfn two() {}\n    // promise: ABC-2\nfn three() {}\n"
+    held = [*promises.python_marks("a.py", python), *promises.rust_marks("b.rs", rust)]
+    assert held == [
+        ("ABC-1", "a.py::test_one"), ("ABC-2", "a.py::test_one"), ("ABC-1", ""),
+        ("ABC-1", "b.rs::two"), ("ABC-9", "b.rs::two"), ("ABC-2", ""),
+    ]  # fmt: skip
+    good = [("ABC-1", "one"), ("ABC-2", "two"), ("ABC-9", "nine"), ("ABC-3", "three; pending: a machine with two nodes")]
+    assert promises.faults(good, [h for h in held if h[1]]) == []
+    for rows, marked, said in (
+        (good, held, "above no test"),
+        (good[1:], held[:1], "no such number"),
+        ([*good, ("ABC-4", "four")], held[:2], "ABC-4: no test"),
+        ([*good, ("ABC-4", "four; pending: ")], held[:2], "ABC-4: no test"),
+        ([*good, good[0]], held[:2], "ABC-1 stands twice"),
+        ([("ABC-1", "")], held[:1], "ABC-1: promises nothing"),
     ):
-        assert fault_of(reference), reference
+        assert any(said in fault for fault in promises.faults(rows, marked)), (said, promises.faults(rows, marked))
 
 
 def test_what_happens_when_something_goes_wrong_names_tests_that_exist() -> None:

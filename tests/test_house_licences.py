@@ -39,6 +39,7 @@ def test_licence_expressions_are_read_right() -> None:
     )
 
 
+@pytest.mark.promise("HSE-5")
 def test_every_dependency_has_a_licence_that_we_allow() -> None:
     metadata = processes.run(["cargo", "metadata", "--format-version", "1", "--offline", "--locked"], cwd=ROOT)
     if metadata.returncode:

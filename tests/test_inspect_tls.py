@@ -40,6 +40,7 @@ def put(path: Path, text: str, mode: int = 0o600) -> Path:
     return path
 
 
+@pytest.mark.promise("TLS-6")
 def test_discover_takes_the_key_from_a_file_or_the_environment(forebay, target, tmp_path):
     file = put(tmp_path / "key", KEY)
     host = f"nvme+tcp://{target.addresses[0]}"
@@ -56,6 +57,7 @@ def test_discover_takes_the_key_from_a_file_or_the_environment(forebay, target, 
     assert f"{target.uri()}   (security tls13, secure channel required: tls=1 in the URI)" in shown.stdout.splitlines()
 
 
+@pytest.mark.promise("TLS-6")
 def test_a_key_that_is_not_the_targets_ends_each_look_in_words(forebay, target, tmp_path):
     keys = f"tls_key_file={put(tmp_path / 'key', OTHER)}&hostnqn={HOST}"
     for words in (["discover", f"nvme+tcp://{target.addresses[0]}?{keys}"], ["identify", target.uri(keys)]):
@@ -65,6 +67,7 @@ def test_a_key_that_is_not_the_targets_ends_each_look_in_words(forebay, target, 
     target.wait_for("no TLS")
 
 
+@pytest.mark.promise("TLS-6")
 @pytest.mark.parametrize(
     ("text", "mode", "said"),
     [(KEY, 0o644, "chmod o="), ("NVMeTLSkey-1:01:x:", 0o600, "the secret in"), (None, 0, "No such file")],
@@ -89,6 +92,7 @@ def doctor(forebay, uri: str) -> dict[str, Any]:
     return {c["id"].split()[0].removeprefix(begin): c for c in report["checks"] if c["id"].startswith(begin)}
 
 
+@pytest.mark.promise("TLS-6")
 def test_doctor_shakes_hands_over_tls(forebay, target, tmp_path):
     file = put(tmp_path / "key", KEY)
     checks = doctor(forebay, target.uri(f"tls_key_file={file}&hostnqn={HOST}&queues=1"))
@@ -99,6 +103,7 @@ def test_doctor_shakes_hands_over_tls(forebay, target, tmp_path):
     assert "1 GiB" in checks["namespace"]["found"]
 
 
+@pytest.mark.promise("TLS-6")
 def test_doctor_tells_a_key_that_reads_well_from_one_that_the_target_has(forebay, target, tmp_path):
     checks = doctor(forebay, target.uri(f"tls_key_file={put(tmp_path / 'key', OTHER)}&hostnqn={HOST}"))
     assert checks["tls"]["state"] == "works" and checks["handshake"]["state"] == "missing", checks

@@ -89,6 +89,7 @@ def check_untouched(home: Path, before: dict[str, bytes], where: str) -> None:
         json.loads(document.read_text())
 
 
+@pytest.mark.promise("CMD-10")
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_a_signal_at_any_moment_of_any_verb_ends_it_well(tmp_path: Path, verb: str) -> None:
     line, seconds = COMMANDS[verb]
@@ -118,6 +119,7 @@ def test_a_signal_at_any_moment_of_any_verb_ends_it_well(tmp_path: Path, verb: s
         check_untouched(home, before, where)
 
 
+@pytest.mark.promise("CMD-10")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
 def test_a_signal_while_modules_are_imported_ends_with_130_and_one_line(number: signal.Signals, tmp_path: Path) -> None:
     """As early as there is a handler: the first import of anything that takes time is behind it. On a fast machine the
@@ -135,6 +137,7 @@ def test_a_signal_while_modules_are_imported_ends_with_130_and_one_line(number: 
         assert done.returncode == 130 and told, f"{delay}: {done.returncode}\n{done.stderr}"
 
 
+@pytest.mark.promise("CMD-10")
 def test_what_listens_first_is_loaded_already() -> None:
     program = (
         "import sys; before = set(sys.modules); import forebay.early; forebay.early.listen()\n"
@@ -144,6 +147,7 @@ def test_what_listens_first_is_loaded_already() -> None:
     assert done.stdout.split() == ["forebay", "forebay.early"], done.stderr
 
 
+@pytest.mark.promise("CMD-10")
 def test_the_installed_command_listens_before_it_imports_anything() -> None:
     program = (
         "import os, signal, sys, forebay.early as early\n"

@@ -39,6 +39,7 @@ PHASES: dict[str, tuple[tuple[str, ...], float]] = {
 }
 
 
+@pytest.mark.promise("FLT-9")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_signal_at_any_moment_keeps_what_was_measured_and_leaves_nothing_half_made(
@@ -153,6 +154,7 @@ def test_a_signal_while_a_module_makes_a_class_ends_with_130_too(number: signal.
     assert (done.returncode, done.stderr) == (130, "forebay: interrupted\n")
 
 
+@pytest.mark.promise("CMD-10")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=["int", "term", "hup"])
 def test_a_signal_where_no_exception_leaves_is_not_lost(number: signal.Signals) -> None:
     """A callback of a weak reference, as each import ends with; the verb would go on for a minute."""

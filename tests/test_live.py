@@ -205,6 +205,7 @@ def test_ctrl_c_in_the_view_gives_the_screen_back_and_saves(tmp_path, over):
     assert len(list(tmp_path.glob("forebay-*.json"))) == 1
 
 
+@pytest.mark.promise("BEN-21")
 def test_q_ends_as_ctrl_c_does_and_the_terminal_is_as_it_was(tmp_path, over):
     with Terminal(["-c", DRIVER, str(over)], 80, 24, tmp_path) as terminal:
         before = termios.tcgetattr(terminal.master)
@@ -218,6 +219,7 @@ def test_q_ends_as_ctrl_c_does_and_the_terminal_is_as_it_was(tmp_path, over):
     assert len(list(tmp_path.glob("forebay-*.json"))) == 1
 
 
+@pytest.mark.promise("BEN-21")
 def test_the_view_shows_three_percentiles():
     text = "\n".join(live.frame(JOB, fake_engine.progress(), [], 100, 30))
     for name, value in (("p50", "480 µs"), ("p99", "1.80 ms"), ("p99.9", "2.50 ms")):

@@ -54,6 +54,7 @@ def test_a_sweep_of_a_file_writes_records_that_read_back(forebay: Run, tmp_path:
     assert gate.returncode == 0 and "not worse" in gate.stdout, gate.stderr
 
 
+@pytest.mark.promise("FLT-9")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_within_a_run_keeps_it_as_partial_and_the_sweep_goes_on(
     tmp_path: Path, number: signal.Signals
@@ -104,6 +105,7 @@ def test_another_interpreter_is_compared_with_this_one(forebay: Run, tmp_path: P
     assert len(found["pairs"]) == 3 and found["b"]["python"] == str(python) and found["runs"]["b"][0]["id"]
 
 
+@pytest.mark.promise("FLT-2")
 def test_a_missing_file_is_named_before_any_pair(forebay: Run, tmp_path: Path) -> None:
     done = forebay("compare", "--a", "depth=1", "--b", "depth=2", tmp_path / "no" / "such")
     assert done.returncode in (2, 3) and "A (depth=1)" in done.stderr and "Traceback" not in done.stderr

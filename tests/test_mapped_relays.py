@@ -43,6 +43,7 @@ def read(gpu: Gpu, file: Path, *more: str, **settings: str) -> Ran:
     return gpu.bench(file, "mapped", *FLAGS, *more, **settings)
 
 
+@pytest.mark.promise("GPU-23")
 def test_the_first_pass_is_mixed_and_says_so(gpu: Gpu, made: Path) -> None:
     ran = read(gpu, made, "--passes", "1", cuda=SLOW).balanced()
     result, path = ran.record["result"], ran.record["path"]
@@ -55,6 +56,7 @@ def test_the_first_pass_is_mixed_and_says_so(gpu: Gpu, made: Path) -> None:
     assert "processors copied them while the first pass registered the others" in path["reason"]
 
 
+@pytest.mark.promise("GPU-23")
 def test_later_passes_register_the_rest(gpu: Gpu, made: Path) -> None:
     ran = read(gpu, made, "--passes", "3", cuda=SLOW).balanced()
     result, path = ran.record["result"], ran.record["path"]
@@ -64,6 +66,7 @@ def test_later_passes_register_the_rest(gpu: Gpu, made: Path) -> None:
     assert 0 < path["staged_bytes"] < 2 * SIZE
 
 
+@pytest.mark.promise("GPU-23")
 @pytest.mark.parametrize("flags", [["--pin-limit", "128m"], ["--depth", "8"], ["--op", "randread"]])
 def test_it_is_not_mixed(gpu: Gpu, made: Path, flags: list[str]) -> None:
     """Where not all of it may stay registered, where too little is in flight, and out of order."""
@@ -71,6 +74,7 @@ def test_it_is_not_mixed(gpu: Gpu, made: Path, flags: list[str]) -> None:
     assert ran.record["path"]["mapped"]["left"] == 0, ran.record["path"]
 
 
+@pytest.mark.promise("GPU-23")
 @pytest.mark.parametrize(
     "settings",
     ["fail=cuStreamWaitValue32_v2:1+:801", "fail=cuStreamWriteValue32_v2:1+:801", "fail=cuStreamWaitValue32_v2:4+:801"],
@@ -82,6 +86,7 @@ def test_without_waits_for_values_what_was_left_is_bounced(gpu: Gpu, made: Path,
     assert path["staged_bytes"] > 0, path
 
 
+@pytest.mark.promise("GPU-23")
 @pytest.mark.parametrize("settings", ["fail=cuStreamWriteValue32_v2:6:801", "fail=copy:9:700", "destroyed=90"])
 def test_a_failure_on_the_way_ends_the_run_with_what_was_measured(gpu: Gpu, made: Path, settings: str) -> None:
     ran = read(gpu, made, "--passes", "1", cuda=f"{SLOW},{settings}")

@@ -20,6 +20,7 @@ def bench(*arguments: Any, cwd: Path) -> subprocess.CompletedProcess[str]:
     return processes.run([*processes.FOREBAY, "bench", *arguments], cwd=cwd)
 
 
+@pytest.mark.promise("BEN-19")
 def test_a_model_that_its_host_holds_up_is_said_to_be_off_and_required_ends_with_1(tmp_path: Path) -> None:
     """The content comes from a drive that takes twenty times as long: no host can keep the law of the one above it."""
     slow = f"{MODEL}&over=model:d7-ps1010%3Ftime=real%26latency_us=10000%26channels=64"
@@ -37,6 +38,7 @@ def test_a_model_that_its_host_holds_up_is_said_to_be_off_and_required_ends_with
     assert "Limited by the host, not the model" in (tmp_path / "page.html").read_text()
 
 
+@pytest.mark.promise("BEN-19")
 def test_a_law_is_told_or_its_absence_explained(tmp_path: Path) -> None:
     for source, *more in ((f"{MODEL}&time=real",), (f"{MODEL}&time=real", "--repeat", 2), (MODEL,), ("nil:",)):
         done = bench(source, *JOB, *more, "--json", cwd=tmp_path)
@@ -50,6 +52,7 @@ def test_a_law_is_told_or_its_absence_explained(tmp_path: Path) -> None:
         assert foretold["off_pct"] == pytest.approx(off) and ("off_model" in warned) == (abs(off) > 5)
 
 
+@pytest.mark.promise("BEN-19")
 @pytest.mark.parametrize(
     ("arguments", "found"),
     [

@@ -97,6 +97,7 @@ def mpirun(tmp_path, *arguments, **options):
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.promise("BEN-33")
 @needs_mpi
 def test_two_ranks_make_one_record_with_both_in_it(tmp_path):
     code, out, err = mpirun(tmp_path, "bench", "/data/{rank}", "--json", "-o", "both.json")
@@ -125,6 +126,7 @@ def check_they_waited_for_the_late_one(tmp_path, hosts):
     assert min(after) == 0.0 and max(after) < LATE_S, "the delay before the start is not one of the run's"
 
 
+@pytest.mark.promise("BEN-33")
 @needs_mpi
 def test_ranks_begin_together_however_late_one_is(tmp_path):
     code, out, err = mpirun(tmp_path, "bench", "nil:", "--json", ranks=3, how="late")
@@ -132,6 +134,7 @@ def test_ranks_begin_together_however_late_one_is(tmp_path):
     check_they_waited_for_the_late_one(tmp_path, json.loads(out)["result"]["hosts"])
 
 
+@pytest.mark.promise("TRA-41")
 @pytest.mark.parametrize("rank", [0, 1])
 def test_each_rank_waits_for_the_agreed_time_by_its_own_clock(monkeypatch, rank):
     """The lead's clock says 100 when rank 1's, 7 s ahead, says 107; a start at T is at T + 7 there.
@@ -198,6 +201,7 @@ class Ranks:
         return gathered
 
 
+@pytest.mark.promise("BEN-20")
 @pytest.mark.parametrize("taken", [True, False])
 def test_where_the_lead_cannot_open_the_port_of_metrics_all_ranks_end(taken, capfd):
     """And where it can, it alone listens, even if the others weren't given --metrics."""
@@ -231,6 +235,7 @@ def test_where_the_lead_cannot_open_the_port_of_metrics_all_ranks_end(taken, cap
 TRAINING = ("--workload", "unet3d", "--accelerator", "h100", "--data", ".")
 
 
+@pytest.mark.promise("BEN-20")
 @needs_mpi
 @pytest.mark.parametrize(
     "words",
@@ -254,6 +259,7 @@ def test_a_port_of_metrics_that_is_taken_ends_a_run_on_all_ranks_before_it_begin
     assert [p.name for p in tmp_path.iterdir()] == ["driver.py"]
 
 
+@pytest.mark.promise("BEN-33")
 @needs_mpi
 def test_a_rank_that_breaks_ends_the_run_and_what_was_measured_is_kept(tmp_path):
     # The other rank would go on for longer than anything is waited for here.
@@ -265,6 +271,7 @@ def test_a_rank_that_breaks_ends_the_run_and_what_was_measured_is_kept(tmp_path)
     assert [h["failure"] is None for h in saved["result"]["hosts"]] == [True, False]
 
 
+@pytest.mark.promise("BEN-33")
 @needs_mpi
 def test_a_plan_that_one_rank_refuses_runs_nowhere(tmp_path):
     code, out, err = mpirun(tmp_path, "bench", "/data", how="refuses", seconds=10 * processes.PATIENCE_S)
@@ -320,6 +327,7 @@ def test_two_ranks_over_the_real_engine(tmp_path):
     assert [p.name for p in (tmp_path / "data").iterdir()] == ["below"]
 
 
+@pytest.mark.promise("BEN-33")
 @pytest.mark.root
 @needs_mpi
 def test_two_hosts_make_one_record(tmp_path, two_hosts):  # noqa: F811
@@ -356,6 +364,7 @@ def test_a_launcher_without_mpi4py_is_refused_with_what_to_install(tmp_path, var
     assert "pip install 'forebay[mpi]'" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.promise("BEN-33")
 @pytest.mark.parametrize(
     ("environment", "found"),
     [

@@ -29,6 +29,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.promise("PYT-21")
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize(
     "uri", [*(f"{scheme}:x" for scheme in SCHEMES), "nvme+tcp://127.0.0.1/nqn.x", Path("nvme+tcp://127.0.0.1/nqn.x"), "s3://a/b"]
@@ -41,6 +42,7 @@ def test_a_uri_is_refused_with_what_is_read_instead(reader: str, uri: str | Path
     assert error.next and error.exit_code == 2
 
 
+@pytest.mark.promise("PYT-21")
 @pytest.mark.parametrize(
     ("uri", "instead"),
     [
@@ -56,6 +58,7 @@ def test_what_to_open_instead_is_the_schemes_own(uri: str, instead: str) -> None
     assert instead in refused.value.next
 
 
+@pytest.mark.promise("PYT-21")
 def test_a_file_whose_name_has_a_colon_is_a_file() -> None:
     for name in ("nil:", "features:2026.bin"):
         with pytest.raises(RequestError, match="URI" if name == "nil:" else "no such file"):

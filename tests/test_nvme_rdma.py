@@ -19,6 +19,7 @@ BOOKS = ("channels", "ids", "pairs", "queues", "domains", "regions", "bytes")
 VERBS = [("bench", URI, "--passes", "1"), ("identify", URI), ("discover", "nvme+rdma://127.0.0.1:4420")]
 
 
+@pytest.mark.promise("RHO-11", "RHO-20")
 @pytest.mark.parametrize("words", VERBS, ids=lambda words: words[0])
 @pytest.mark.parametrize("variable", ["FOREBAY_LIBIBVERBS", "FOREBAY_LIBRDMACM"])
 def test_a_library_that_is_missing_is_named_with_its_package(forebay, variable, words):
@@ -28,6 +29,7 @@ def test_a_library_that_is_missing_is_named_with_its_package(forebay, variable, 
     assert "/no/such/library.so" in done.stderr or "libibverbs" in done.stderr
 
 
+@pytest.mark.promise("RHO-11")
 @pytest.mark.skipif(CARDS.is_dir() and any(CARDS.iterdir()), reason="there is an RDMA device here")
 def test_a_machine_without_a_card_says_how_to_come_by_one(forebay):
     for words in VERBS:
@@ -39,6 +41,7 @@ def test_a_machine_without_a_card_says_how_to_come_by_one(forebay):
     assert check["state"] == "not_applicable" and "rdma link add rxe0" in check["found"]
 
 
+@pytest.mark.promise("RHO-11")
 @pytest.mark.parametrize(
     ("uri", "said"),
     [
@@ -59,6 +62,7 @@ def test_what_is_of_cufile_alone_is_refused(forebay, flag):
     assert done.returncode == 2 and "nothing goes through cuFile" in done.stderr, done.stderr
 
 
+@pytest.mark.promise("RHO-16")
 @pytest.mark.parametrize(
     ("settings", "flags", "refusal"),
     [
@@ -78,6 +82,7 @@ def test_doctor_tells_which_devices_take_gpu_memory(forebay, rdma_stub, tmp_path
     assert ledger.read_text().split() == [f"{what}=0" for what in BOOKS], ledger.read_text()
 
 
+@pytest.mark.promise("RHO-20")
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

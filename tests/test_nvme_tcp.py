@@ -22,6 +22,7 @@ def made(forebay, tmp_path: Path) -> Path:
     return tmp_path / "forebay.0"
 
 
+@pytest.mark.promise("RHO-1")
 def test_what_is_read_is_what_the_file_holds_and_goes_through_sockets_alone(forebay, made):
     with Target(made, "--nqn", NQN) as target:
         for query in ("", "hdgst=1&ddgst=1&queues=5"):
@@ -44,6 +45,7 @@ def test_what_is_read_is_what_the_file_holds_and_goes_through_sockets_alone(fore
         assert target.end() == 0
 
 
+@pytest.mark.promise("RHO-1")
 def test_other_content_is_found(forebay, made):
     with Target(made, "--nqn", NQN) as target:
         done = forebay("bench", target.uri(), "--verify", "--passes", "1", "--json")
@@ -68,6 +70,7 @@ def test_bounce_stripes_and_random_reads_work_over_it(forebay, made):
         assert record["result"]["errors"]["failed"] == 0 and record["result"]["ios"] > 0
 
 
+@pytest.mark.promise("RHO-4")
 def test_a_namespace_is_written_to_only_where_it_was_named(forebay, tmp_path):
     disk = tmp_path / "disk"
     disk.write_bytes(bytes(SIZE))
@@ -87,6 +90,7 @@ def test_a_namespace_is_written_to_only_where_it_was_named(forebay, tmp_path):
         assert refused.returncode == 2 and "write protected" in refused.stderr
 
 
+@pytest.mark.promise("RHO-7")
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -107,6 +111,7 @@ def test_what_cannot_be_is_refused_before_anything_is_read(forebay, made, flags,
         assert said in done.stderr and "try:" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.promise("RHO-18")
 @pytest.mark.parametrize("flags", [(), ("--workers", "3")])
 def test_as_many_queues_as_the_uri_says_are_divided_among_the_workers_that_run(forebay, made, flags):
     with Target(made, "--nqn", NQN) as target:
@@ -116,6 +121,7 @@ def test_as_many_queues_as_the_uri_says_are_divided_among_the_workers_that_run(f
         assert sorted(q["qid"] for q in fabric["queues"]) == list(range(1, 9))
 
 
+@pytest.mark.promise("RHO-18")
 def test_fewer_queues_than_asked_for_are_an_error_that_names_them(forebay, made, tmp_path):
     few = toml(tmp_path / "few.toml", [f'source = "{made}"'], head="queues = 5")
     with Target(few) as target:
@@ -124,6 +130,7 @@ def test_fewer_queues_than_asked_for_are_an_error_that_names_them(forebay, made,
         assert "queues=5 in the URI, at most 5 --workers" in done.stderr and "discover" not in done.stderr
 
 
+@pytest.mark.promise("RHO-18")
 def test_queues_that_the_target_does_not_connect_are_an_error_that_names_the_others(forebay, made, tmp_path):
     few = toml(tmp_path / "few.toml", [f'source = "{made}"'], head="connections = 4")
     with Target(few) as target:
@@ -136,6 +143,7 @@ def test_queues_that_the_target_does_not_connect_are_an_error_that_names_the_oth
         assert record["result"]["bytes"] == SIZE
 
 
+@pytest.mark.promise("RHO-18")
 def test_a_queue_that_is_refused_after_a_reconnect_costs_the_others_nothing(made, tmp_path):
     file = toml(tmp_path / "serve.toml", [f'source = "{made}"'], head='metrics = "127.0.0.1:0"')
     with Target(file) as first:
@@ -165,11 +173,13 @@ def count(target: Target, name: str) -> float:
     return parse_metrics(target.metrics())[name][0][1]
 
 
+@pytest.mark.promise("RHO-7")
 def test_nobody_there_is_said_with_what_to_type(forebay):
     done = forebay("bench", f"nvme+tcp://127.0.0.1:1/{NQN}", "--passes", "1")
     assert done.returncode == 3 and "refused" in done.stderr and "forebay discover 127.0.0.1:1" in done.stderr
 
 
+@pytest.mark.promise("RHO-3")
 @pytest.mark.long
 def test_a_target_that_is_killed_and_started_again_costs_time_and_is_told_of(made, tmp_path):
     with Target(made, "--nqn", NQN, "--metrics", "0") as first:

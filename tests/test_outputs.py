@@ -44,6 +44,7 @@ def typed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any) -> Any:
     return call
 
 
+@pytest.mark.promise("FLT-13")
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -67,6 +68,7 @@ def test_what_is_of_another_kind_is_refused_before_anything_runs(
     assert (tmp_path / name).read_text() == content
 
 
+@pytest.mark.promise("FLT-13")
 def test_a_jsonl_keeps_what_it_holds_and_gets_a_line(typed: Any, tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text(LOG + '{"schema": "forebay.r')  # cut off
@@ -77,6 +79,7 @@ def test_a_jsonl_keeps_what_it_holds_and_gets_a_line(typed: Any, tmp_path: Path)
     assert [json.loads(line) for line in lines[4:]] == [fake_engine.RECORD] * 2
 
 
+@pytest.mark.promise("FLT-13")
 @pytest.mark.parametrize("was_there", [True, False])
 @pytest.mark.parametrize("name", ["run.json", "run.jsonl"])
 def test_what_came_to_be_while_it_ran_survives_and_so_does_the_record(
@@ -132,6 +135,7 @@ def test_what_could_not_be_saved_is_kept_and_named(tmp_path: Path, monkeypatch: 
     assert (tmp_path / "t.json").read_text() == "a thesis"
 
 
+@pytest.mark.promise("FLT-13")
 @pytest.mark.parametrize("is_link", [True, False])
 def test_manual_pages_replace_only_older_ones(typed: Any, tmp_path: Path, is_link: bool) -> None:
     assert typed("man", "bench", "--out", ".")[0] == 0
@@ -169,6 +173,7 @@ def test_a_wrong_place_is_told_from_a_disk_that_fails(number: int, kind: type, a
     assert type(error) is kind and os.strerror(number) in error.found and advice in error.next
 
 
+@pytest.mark.promise("FLT-2")
 @pytest.mark.parametrize(
     ("number", "expected", "advice"), [(errno.EROFS, 2, "where you can write"), (errno.ENOSPC, 4, "df -h")]
 )

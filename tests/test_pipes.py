@@ -55,6 +55,7 @@ def piped(content: bytes) -> Iterator[str]:
         feeding.join()
 
 
+@pytest.mark.promise("CMD-24")
 @pytest.mark.parametrize(
     "command",
     [
@@ -85,6 +86,7 @@ def test_a_fifo_is_refused_as_input(said: Said, command: str) -> None:
     assert code == 2 and not out and "is a FIFO, and to open it would wait until something writes to it" in err
 
 
+@pytest.mark.promise("CMD-24")
 @pytest.mark.parametrize(
     "command",
     [
@@ -104,6 +106,7 @@ def test_a_fifo_is_refused_as_output(said: Said, command: str, tmp_path: Path) -
     assert (tmp_path / "FIFO").is_fifo()
 
 
+@pytest.mark.promise("CMD-24")
 @pytest.mark.parametrize("command", ["report {} --no-charts --json", "export --csv {}", "bench --dry-run --json --fio {}"])
 def test_a_pipe_of_the_shell_is_read(said: Said, command: str) -> None:
     content: Any = b"[job]\nfilename=run.json\nrw=read\nbs=512\n" if "--fio" in command else Path("run.json").read_bytes()
@@ -112,6 +115,7 @@ def test_a_pipe_of_the_shell_is_read(said: Said, command: str) -> None:
     assert code == 0 and out, err
 
 
+@pytest.mark.promise("CMD-24")
 @pytest.mark.parametrize("lines", [1, 3])
 def test_records_in_pipes_are_compared_as_those_in_files_are(said: Said, lines: int) -> None:
     records = [fake_engine.record() for _ in range(lines)]
@@ -131,6 +135,7 @@ def test_a_pipe_without_a_record_is_refused_with_the_reason(said: Said) -> None:
     assert code == 2 and "holds no record of a finished run" in err and "None" not in err
 
 
+@pytest.mark.promise("CMD-25")
 @pytest.mark.parametrize(
     "command",
     [
@@ -148,6 +153,7 @@ def test_a_dash_is_no_file_to_save_in(said: Said, tmp_path: Path, command: str) 
     assert not (tmp_path / "-").exists()
 
 
+@pytest.mark.promise("CMD-25")
 @pytest.mark.parametrize("output", ["-", "/dev/stdout", "/dev/fd/1"])
 def test_a_page_and_a_table_go_to_standard_output(said: Said, output: str) -> None:
     code, out, err = said("report", "run.json", "--no-charts", "-o", output)
@@ -158,6 +164,7 @@ def test_a_page_and_a_table_go_to_standard_output(said: Said, output: str) -> No
     assert code == 2 and "both go to standard output" in err
 
 
+@pytest.mark.promise("CMD-25")
 def test_what_was_printed_before_a_record_stays_where_output_is_a_file(
     said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,12 +181,14 @@ def test_what_was_printed_before_a_record_stays_where_output_is_a_file(
     assert code == 2 and "isn't open" in err
 
 
+@pytest.mark.promise("CMD-25")
 @pytest.mark.parametrize("output", ["/dev/stdout", "/dev/null"])
 def test_a_sweep_is_continued_from_a_regular_file(said: Said, output: str) -> None:
     code, out, err = said("sweep", "rows", ".", "-o", output)
     assert code == 2 and not out and "isn't a regular file" in err
 
 
+@pytest.mark.promise("CMD-25")
 @pytest.mark.parametrize("command", ["report - --no-charts --json", "export --csv -", "bench --dry-run --json --fio -"])
 def test_a_dash_is_standard_input(command: str, tmp_path: Path) -> None:
     content = json.dumps(fake_engine.record())

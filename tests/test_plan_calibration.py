@@ -60,6 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.mark.promise("PLN-15")
 def test_a_saved_calibration_plans_as_its_runs_do_without_records_or_catalogue(folder: Path) -> None:
     runs = ("run", "--drive", "Mine", "--catalogue", folder / "drives.toml", "--runs", folder / "runs.jsonl")
     for flags in (["--io-size", "128k"], ["--io-size", "2m", "--drives", "3"]):
@@ -73,6 +74,7 @@ def test_a_saved_calibration_plans_as_its_runs_do_without_records_or_catalogue(f
     assert {p["source"] for p in found["parameters"]} >= {"calibrated"}
 
 
+@pytest.mark.promise("PLN-15")
 def test_every_planning_verb_takes_it(folder: Path, tmp_path: Path) -> None:
     use = ("--calibration", folder / "mine.json")
     points = document("whatif", *use, "--vary", "drives=1:2")["points"]
@@ -92,6 +94,7 @@ def test_every_planning_verb_takes_it(folder: Path, tmp_path: Path) -> None:
     assert any("is predicted from its data sheet" in w for w in other["warnings"])
 
 
+@pytest.mark.promise("PLN-15")
 def test_a_stripe_says_how_many_drives_its_runs_read_unless_the_user_does(tmp_path: Path) -> None:
     runs = tmp_path / "r.jsonl"
     runs.write_text("\n".join(record(k, 3 * r, members=3) for k, r in SIZES.items()))
@@ -111,6 +114,7 @@ def test_what_contradicts_is_refused(folder: Path) -> None:
     assert "No such file" in refusal("run", "--calibration", folder / "none.json")
 
 
+@pytest.mark.promise("PLN-15")
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
@@ -217,6 +221,7 @@ def test_a_file_that_is_no_calibration_is_refused_by_name(folder: Path) -> None:
             saved.read(text, "c")
 
 
+@pytest.mark.promise("PLN-15")
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_a_damaged_file_is_refused_and_never_a_crash(data: st.DataObject) -> None:
@@ -256,6 +261,7 @@ def test_a_strange_option_of_fios_is_named_with_its_job(change: dict[str, str], 
         calibrate.read(json.dumps(found), "f.json", "D7-P5520", 1)
 
 
+@pytest.mark.promise("PLN-8")
 def test_clones_of_a_job_of_fios_are_one_run_whether_fio_adds_them_up_or_not() -> None:
     def job(rate: float, **more: Any) -> dict[str, Any]:
         return {"jobname": "a", "groupid": 0, "job options": {"bs": "64k", **more}, "read": {"bw_bytes": rate * 2**30}}
@@ -284,6 +290,7 @@ def fio_runs(*jobs: dict[str, Any]) -> list[calibrate.Found]:
     return calibrate.read(json.dumps({"fio version": "fio-3.36", "jobs": jobs}), "f.json", "D7-P5520", 1)
 
 
+@pytest.mark.promise("PLN-14")
 def test_fios_processor_time_calibrates_the_cores_of_all_its_threads() -> None:
     (whole,) = fio_runs(fio_job())
     (parts,) = fio_runs(*[{**fio_job(), "read": {"bw_bytes": 1 << 30}}] * 4)
@@ -310,6 +317,7 @@ def test_fios_engine_says_what_is_in_flight_and_which_path() -> None:
     assert load(ioengine="libcufile")[1] == "gds" and load(ioengine="libcufile", cuda_io="posix")[1] == "cpu"
 
 
+@pytest.mark.promise("PLN-8")
 def test_what_fio_says_against_its_own_figures_is_said() -> None:
     drive = catalogue.drive("D7-P5520")
 
@@ -330,6 +338,7 @@ def test_what_fio_says_against_its_own_figures_is_said() -> None:
         fio_runs({**fio_job(), "write": {"bw_bytes": 5}})
 
 
+@pytest.mark.promise("PLN-8")
 def test_runs_on_a_model_of_a_drive_are_said_to_be() -> None:
     drive = catalogue.drive("D7-P5520")
     lines = [json.loads(record(kib, rate)) for kib, rate in ((64, 4.3), (1024, 6.5))]

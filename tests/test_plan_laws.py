@@ -102,6 +102,7 @@ def most_of_drives(planner: Planner, s: system.System) -> float:
     return s.drives * min(1.03 * drive.read_gibps, drive.iops * min(s.io_size, 131072) / 2**30)
 
 
+@pytest.mark.promise("PLN-17")
 @FAST
 @given(readers())
 def test_reads_pass_no_link_no_drive_and_no_full_processor(drawn: tuple[Planner, system.System]) -> None:
@@ -141,6 +142,7 @@ def wider(s: system.System) -> list[system.System]:
     return more
 
 
+@pytest.mark.promise("PLN-17")
 @FAST
 @given(readers())
 def test_more_of_anything_never_costs_throughput(drawn: tuple[Planner, system.System]) -> None:
@@ -152,6 +154,7 @@ def test_more_of_anything_never_costs_throughput(drawn: tuple[Planner, system.Sy
         assert rate.value >= base * (1 - BEND), (s, one)
 
 
+@pytest.mark.promise("PLN-17")
 @FAST
 @given(readers())
 def test_what_limits_is_what_brings_most(drawn: tuple[Planner, system.System]) -> None:
@@ -165,6 +168,7 @@ def test_what_limits_is_what_brings_most(drawn: tuple[Planner, system.System]) -
     assert row["elasticity"][name] >= max(row["elasticity"].values()) - 0.05, (s, row["bottleneck"], row["elasticity"])
 
 
+@pytest.mark.promise("PLN-17")
 @FAST
 @given(trainers())
 def test_accelerators_get_no_more_than_passes_the_way_to_them(drawn: tuple[Planner, system.System]) -> None:
@@ -185,6 +189,7 @@ def test_accelerators_get_no_more_than_passes_the_way_to_them(drawn: tuple[Plann
         assert row["au_pct"] < s.ask.least_pct + 0.5, (s, row["accelerators_max_p90"], row["au_pct"])
 
 
+@pytest.mark.promise("PLN-17")
 @FAST
 @given(trainers())
 def test_more_of_anything_never_costs_accelerators_or_utilisation(drawn: tuple[Planner, system.System]) -> None:
@@ -202,6 +207,7 @@ def test_more_of_anything_never_costs_accelerators_or_utilisation(drawn: tuple[P
     assert fewer["au_pct"].value <= base["au_pct"].value * (1 + 1e-9)
 
 
+@pytest.mark.promise("PLN-17")
 @settings(max_examples=12, deadline=None)
 @given(sheets(), st.data())
 def test_a_faster_data_sheet_is_never_slower(sheet: catalogue.Drive, data: st.DataObject) -> None:
@@ -215,6 +221,7 @@ def test_a_faster_data_sheet_is_never_slower(sheet: catalogue.Drive, data: st.Da
     assert rates[1] >= rates[0] * (1 - BEND / 3), (sheet, found)
 
 
+@pytest.mark.promise("PLN-17")
 @pytest.mark.parametrize("gpus", ["D74H-7U", "D54U-3U", "nobody's"])
 def test_minutes_know_the_way_from_the_drives_to_the_gpus(gpus: str) -> None:
     """912 bytes of 3.2 billion samples don't come faster than a link carries them."""
@@ -232,6 +239,7 @@ def test_minutes_know_the_way_from_the_drives_to_the_gpus(gpus: str) -> None:
     assert few >= many
 
 
+@pytest.mark.promise("PLN-17")
 @settings(max_examples=8, deadline=None)
 @given(st.sampled_from(sorted(catalogue.drives())), st.floats(1, 400), st.integers(4, 64))
 def test_advice_does_what_it_says(drive: str, wanted: float, workers: int) -> None:
@@ -253,6 +261,7 @@ def test_advice_does_what_it_says(drive: str, wanted: float, workers: int) -> No
             assert "drive" in why
 
 
+@pytest.mark.promise("PLN-17")
 def test_more_accelerators_than_slots_or_bytes_are_held_by_the_narrower() -> None:
     """100 of 3D U-Net on one host: one drive's bytes are fewer than its slots, sixteen drives' are more."""
     base = {"drive": "D7-PS1010", "workload": "unet3d", "accelerators": 100}
@@ -272,6 +281,7 @@ def test_what_does_not_limit_makes_nothing_less_sure() -> None:
     assert (with_cores.p10, with_cores.p90) == (without.p10, without.p90)
 
 
+@pytest.mark.promise("PLN-18")
 @pytest.mark.parametrize(("workload", "accelerator"), TRAINED[:-1])
 def test_every_workload_that_comes_with_forebay_is_planned(workload: str, accelerator: str) -> None:
     s = system.make({"drive": "D7-PS1010", "drives": 8, "workload": workload, "accelerator": accelerator}, [])
@@ -279,6 +289,7 @@ def test_every_workload_that_comes_with_forebay_is_planned(workload: str, accele
     assert row["accelerators_max"] >= 1 and 0 < row["au_pct"] <= 100
 
 
+@pytest.mark.promise("PLN-18")
 def test_checkpoints_take_their_bytes_at_the_rate_of_drives_or_link() -> None:
     def planned(**more: Any) -> dict[str, Any]:
         return answer.answer(published(), system.make({"drive": "D7-PS1010", "workload": "llama3-8b", **more}, []))
@@ -293,6 +304,7 @@ def test_checkpoints_take_their_bytes_at_the_rate_of_drives_or_link() -> None:
         answer.answer(Planner({}, [sheet]), system.make({"drive": "Mine", "workload": "llama3-8b"}, [sheet]))
 
 
+@pytest.mark.promise("PLN-18")
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -27,6 +27,7 @@ def planned(**settings) -> dict:
     return answer.answer(published(), made)
 
 
+@pytest.mark.promise("PLN-13")
 def test_each_uplink_carries_the_share_that_goes_over_it() -> None:
     """Half of all bytes come from below each switch; of those, half go to the GPU that is there too."""
     two = tree(TWO)
@@ -49,6 +50,7 @@ def test_generation_and_lanes_make_a_link() -> None:
     assert one.gib_s == pytest.approx(16 * 1.969e9 * 0.85 / 2**30)
 
 
+@pytest.mark.promise("PLN-13")
 def test_a_nic_under_the_gpus_own_switch_beats_drives_behind_the_cpu() -> None:
     far = [{"name": "gpu side", "gib_s": 25.0, "gpus": 1, "nics": 1}, {"name": "drive side", "gib_s": 25.0, "drives": 4}]
     local = planned(drives=4, pcie=far)
@@ -68,6 +70,7 @@ def test_what_is_unsure_lets_no_more_through_than_a_link_behind_it() -> None:
         assert most * math.exp(Z80 * unsure) == pytest.approx(min(wide, math.exp(Z80 * sd)) * queues)
 
 
+@pytest.mark.promise("PLN-13")
 def test_gpu_links_and_cores_bound_and_are_named() -> None:
     free = planned(drives=8)
     linked = planned(drives=8, gpu_link=25.0, pcie=[{"name": "a", "gib_s": 900.0, "gpus": 2}])
@@ -86,6 +89,7 @@ def test_emulated_accelerators_feel_the_tree_too() -> None:
     assert narrow["accelerators_max"] <= 2 < wide["accelerators_max"]
 
 
+@pytest.mark.promise("PLN-13")
 @pytest.mark.parametrize(
     ("tables", "said"),
     [
@@ -127,6 +131,7 @@ def record(kib: int, rate: float, user: float, kernel: float) -> str:
     return json.dumps({"job": job, "result": result, "environment": {"host": "a"}, "path": {"ran": "gds"}})
 
 
+@pytest.mark.promise("PLN-14")
 def test_cores_are_calibrated_by_records_in_user_mode_and_in_the_kernel() -> None:
     """What made the records comes back; the other path stays a guess, and says so."""
     lines = []
@@ -149,6 +154,7 @@ def test_cores_are_calibrated_by_records_in_user_mode_and_in_the_kernel() -> Non
     assert "system_core_request[cpu]" not in named
 
 
+@pytest.mark.promise("PLN-14")
 def test_the_cores_that_bound_are_the_cores_that_are_spent() -> None:
     """At the rate that so many cores allow, so many are busy."""
     planner = Planner({}, [])

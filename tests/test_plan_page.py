@@ -27,6 +27,7 @@ def slide(window: Browser, name: str, to: int) -> None:
     window.value(f"(() => {{ const e = $('{name}'); e.value = {to}; e.dispatchEvent(new Event('input')); return 0 }})()")
 
 
+@pytest.mark.promise("PLN-12")
 @browser
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
 def test_the_page_fits_its_window_and_asks_for_nothing(shown: Any, width: int, dark: bool) -> None:
@@ -38,6 +39,7 @@ def test_the_page_fits_its_window_and_asks_for_nothing(shown: Any, width: int, d
     assert not window.console, window.console
 
 
+@pytest.mark.promise("PLN-12")
 @browser
 def test_sliders_move_the_answer_and_it_is_the_planners_own(shown: Any) -> None:
     window, page = shown
@@ -58,6 +60,7 @@ def test_sliders_move_the_answer_and_it_is_the_planners_own(shown: Any) -> None:
     assert window.value("$('answer').textContent") != few
 
 
+@pytest.mark.promise("PLN-12")
 @browser
 def test_measured_points_lie_on_the_curve_of_what_they_measured(shown: Any) -> None:
     window, page = shown

@@ -31,6 +31,7 @@ def rates(planner: Planner, loads: list[flow.Load]) -> np.ndarray:
     return np.array([(e.p10, e.value, e.p90) for e in planner.flow.predict(loads)])
 
 
+@pytest.mark.promise("PLN-16")
 def test_larger_requests_more_queues_more_drives_and_more_workers_never_cost_throughput(planner: Planner) -> None:
     places = [(False, None), (True, 1.0), (True, 4.0), (True, 12.0), (True, 27.0), (True, None)]
     for drive, drives in itertools.product(DRIVES, (1, 3, 16)):
@@ -47,6 +48,7 @@ def test_larger_requests_more_queues_more_drives_and_more_workers_never_cost_thr
             assert (np.diff(found) >= -BEND * found[1:]).all(), (drive, found)
 
 
+@pytest.mark.promise("PLN-16")
 def test_nothing_passes_the_data_sheet_or_a_full_link(planner: Planner) -> None:
     for drive, drives, remote in itertools.product(DRIVES, (1, 3, 16), (False, True)):
         most = catalogue.drive(drive).read_gibps * drives
@@ -87,6 +89,7 @@ def test_a_slow_link_before_fast_flash_does_not_slow_the_flash(planner: Planner)
     assert eight > 3 * rates(planner, [flow.Load("D3-S4520", 64, 32)])[0, 1]
 
 
+@pytest.mark.promise("PLN-16")
 @pytest.mark.parametrize("workload", training.WORKLOADS)
 def test_the_greatest_number_is_where_utilisation_crosses_what_it_must_reach(planner: Planner, workload: str) -> None:
     for drive, dataset in itertools.product(("D7-PS1010", "D7-P5520", "D5-P5336", "D3-S4520"), (639.0, 5030.0, 50_000.0)):
@@ -107,6 +110,7 @@ def test_the_greatest_number_is_where_utilisation_crosses_what_it_must_reach(pla
                 assert au[numbers.index(e.value + 1)] < least + 0.5, (setup, e.value, au)
 
 
+@pytest.mark.promise("PLN-16")
 def test_few_readers_of_small_files_leave_drives_of_a_stripe_without_work(planner: Planner) -> None:
     """n readers at random over k equal drives keep n ÷ (n + k − 1) of them busy; readers of large files all of them."""
     log = planner.training.posterior.log
@@ -137,6 +141,7 @@ def test_more_drives_never_train_longer_and_compute_is_the_floor(planner: Planne
         assert made[-1].bottleneck == "compute" or drive == "D3-S4520"
 
 
+@pytest.mark.promise("PLN-16")
 def test_the_cpu_path_peaks_and_falls_while_its_cores_climb_and_gds_levels_off(planner: Planner) -> None:
     workers = (1, 2, 4, 8, 12, 16, 24, 48, 96, 128)
 
@@ -188,6 +193,7 @@ UNSEEN = {
 }
 
 
+@pytest.mark.promise("PLN-16")
 @pytest.mark.parametrize("name", UNSEEN)
 def test_unseen_rows_in_each_tables_own_columns_are_all_filled(planner: Planner, name: str) -> None:
     columns = list(table(name)[0])
@@ -212,6 +218,7 @@ RUNS = "workload,drive,n_drives,system,accelerators_h100_emulated,dataset_gib,au
 TRAIN = "system,drive,n_drives,training_time_min\n"
 
 
+@pytest.mark.promise("PLN-2")
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -244,6 +251,7 @@ def test_a_what_if_marks_what_it_extrapolates() -> None:
     assert [line.rstrip().endswith("; extrapolated") for line in lines] == [False, False, True]
 
 
+@pytest.mark.promise("PLN-7")
 def test_ten_times_outside_of_what_was_measured_is_answered_marked_and_wider(planner: Planner) -> None:
     loads = HEAD + "D7-PS1010,local,gds,4096,,24,\nD7-PS1010,local,gds,65536,,24,\nD7-PS1010,local,gds,64,,5000,\n"
     runs = RUNS + "unet3d,D7-PS1010,8,D54U-3U,,5030,\nunet3d,D7-PS1010,100,D54U-3U,,5030,\n"

@@ -39,6 +39,7 @@ def refused(forebay, tmp_path: Path, text: str) -> str:
     return done.stderr
 
 
+@pytest.mark.promise("PLN-1")
 def test_blanks_are_filled_with_intervals_and_the_rest_is_kept(forebay, tmp_path) -> None:
     rows = filled(forebay, tmp_path, TABLE)
     assert [r["note"] for r in rows] == ["kept", "with, comma", "known"]
@@ -50,6 +51,7 @@ def test_blanks_are_filled_with_intervals_and_the_rest_is_kept(forebay, tmp_path
     assert rows[2]["throughput_gibps"] == "12.38" and rows[2]["throughput_gibps_p10"] == ""
 
 
+@pytest.mark.promise("PLN-1")
 def test_the_order_of_rows_and_columns_changes_nothing(forebay, tmp_path) -> None:
     head, *body = list(csv.reader(TABLE.splitlines()))
     straight = filled(forebay, tmp_path, TABLE)
@@ -59,6 +61,7 @@ def test_the_order_of_rows_and_columns_changes_nothing(forebay, tmp_path) -> Non
     assert filled(forebay, tmp_path, shuffled) == list(reversed(straight))
 
 
+@pytest.mark.promise("PLN-1")
 @pytest.mark.parametrize("name", TABLES)
 def test_every_published_table_is_known_and_all_its_blanks_are_filled(forebay, tmp_path, name) -> None:
     columns = list(KNOWN[name][0])
@@ -71,6 +74,7 @@ def test_every_published_table_is_known_and_all_its_blanks_are_filled(forebay, t
         assert all(row[c] for c in fills if c in row), row
 
 
+@pytest.mark.promise("PLN-2")
 def test_what_cannot_be_is_refused_with_what_to_do(forebay, tmp_path) -> None:
     assert "is in no catalogue" in refused(forebay, tmp_path, TABLE.replace("D7-P5520", "D9-X"))
     assert "did you mean D7-P5520" in refused(forebay, tmp_path, TABLE.replace("D7-P5520", "D7-P5502"))
@@ -97,6 +101,7 @@ def test_a_drive_from_the_users_catalogue_goes_by_its_sheet(forebay, tmp_path) -
     assert done.returncode == 2 and "seq_read_mbps" in done.stderr
 
 
+@pytest.mark.promise("PLN-5")
 def test_a_fit_finds_what_made_the_data_and_says_what_it_cannot() -> None:
     """y = a·x + b with a known only by data; c is in no row's prediction."""
     x = np.linspace(1, 10, 30)
@@ -139,6 +144,7 @@ def test_more_in_flight_more_drives_and_more_queues_never_slow_it_down() -> None
             assert fast >= slow - 1e-9
 
 
+@pytest.mark.promise("PLN-6")
 def test_the_bottleneck_is_what_would_help() -> None:
     planner = Planner(KNOWN)
     few = flow.Load("D7-PS1010", 4, 1)
@@ -187,6 +193,7 @@ REACHED = {
 }
 
 
+@pytest.mark.promise("PLN-3")
 @pytest.mark.long
 @pytest.mark.parametrize("name", REACHED)
 def test_cross_validated_errors_stay_within_what_they_reached(results, name) -> None:
@@ -197,6 +204,7 @@ def test_cross_validated_errors_stay_within_what_they_reached(results, name) -> 
     assert found.baseline_mean is None or found.mean < found.baseline_mean
 
 
+@pytest.mark.promise("PLN-3")
 @pytest.mark.long
 def test_accelerators_are_within_a_tenth_in_thirteen_of_fifteen(results) -> None:
     found = score.summarise(results["greatest number of accelerators"]["cell"])
@@ -207,6 +215,7 @@ def test_accelerators_are_within_a_tenth_in_thirteen_of_fifteen(results) -> None
         assert any(c.published < c.least for c in cells)
 
 
+@pytest.mark.promise("PLN-4")
 @pytest.mark.long
 def test_eighty_per_cent_intervals_hold_seventy_to_ninety(results) -> None:
     cells = [c for kinds in results.values() for c in next(iter(kinds.values()))]
@@ -217,6 +226,7 @@ def test_eighty_per_cent_intervals_hold_seventy_to_ninety(results) -> None:
     assert page.against(results) < 1
 
 
+@pytest.mark.promise("PLN-3")
 def test_a_cell_left_out_does_not_know_itself() -> None:
     """Doubling a published value must not change what is predicted for it, once it is left out."""
     row = next(r for r in KNOWN["gds_vs_cpu"] if r["throughput_gibps"])
@@ -245,6 +255,7 @@ def test_a_strangers_system_is_scored_by_its_data_sheet_alone() -> None:
     assert found[0] == pytest.approx(found[1], rel=1e-12)
 
 
+@pytest.mark.promise("PLN-3")
 def test_backtest_of_a_folder_scores_its_cells(forebay, tmp_path) -> None:
     (tmp_path / "mine.csv").write_text(
         "drive,location,path,io_size_kib,throughput_gibps,gdsio_workers,gdsio_file_size_mib,snap_queues,source\n"

@@ -44,6 +44,7 @@ def ends(row: Row, column: str) -> tuple[float, float, float]:
     return tuple(float(row[f"{column}{end}"]) for end in ("_p10", "", "_p90"))  # type: ignore[return-value]
 
 
+@pytest.mark.promise("PLN-1")
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_is_the_same_however_a_spreadsheet_writes_it(planner: Planner, name: str) -> None:
     columns, rows = blanked(name)
@@ -69,6 +70,7 @@ def test_a_table_is_the_same_however_a_spreadsheet_writes_it(planner: Planner, n
             assert 0 <= low <= value <= high, (column, row)
 
 
+@pytest.mark.promise("PLN-1")
 @pytest.mark.parametrize("name", TABLES)
 def test_a_row_alone_is_answered_as_among_others(planner: Planner, name: str) -> None:
     columns, rows = blanked(name)
@@ -81,6 +83,7 @@ def test_a_row_alone_is_answered_as_among_others(planner: Planner, name: str) ->
     assert {row["mine"] for row in kept} == {'a, "b"'}
 
 
+@pytest.mark.promise("PLN-1")
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_without_rows_and_one_of_very_many_are_answered(planner: Planner, name: str) -> None:
     columns, rows = blanked(name)
@@ -93,6 +96,7 @@ def test_a_table_without_rows_and_one_of_very_many_are_answered(planner: Planner
 RUNS = "workload,drive,n_drives,accelerators_h100_emulated,au_1_pct,au_2_pct,throughput_mibps,valid,au_threshold_pct\n"
 
 
+@pytest.mark.promise("PLN-1")
 def test_what_a_run_says_of_its_own_blanks_is_taken_from_it(planner: Planner) -> None:
     """MiB/s = accelerators × demand × AU: whichever two stand there tell the third."""
     demand = training.DEMAND_MIBPS["unet3d", "h100"]
@@ -111,6 +115,7 @@ def test_what_a_run_says_of_its_own_blanks_is_taken_from_it(planner: Planner) ->
     assert by_bytes["accelerators_h100_emulated"] == "3" and by_bytes["valid"] == "true"
 
 
+@pytest.mark.promise("PLN-1")
 def test_what_a_strangers_result_says_of_its_own_blanks_is_taken_from_it(planner: Planner) -> None:
     known = next(r for r in table("ext_mlperf_storage_v1.0") if r["workload"] == "unet3d")
     columns = list(known)
@@ -156,6 +161,7 @@ def test_samples_a_second_tell_mib_a_second_to_the_digit(planner: Planner) -> No
     assert float(row["throughput_mibps"]) == pytest.approx(float(known["throughput_mibps"]), rel=1e-4)
 
 
+@pytest.mark.promise("PLN-1")
 def test_a_row_may_ask_for_another_utilisation_than_the_rules_do(planner: Planner) -> None:
     asked = "".join(f"resnet50,D7-PS1010,1,{n},,,,,{least}\n" for n in ("", "50") for least in ("", "90", "95", "100"))
     rows = filled(planner, RUNS + asked)
@@ -197,6 +203,7 @@ def test_no_more_cores_are_busy_than_there_are(planner: Planner) -> None:
         predict_text(head + "rand write,gds,4,12,8,throughput_gbps,\n", "q.csv", planner)
 
 
+@pytest.mark.promise("PLN-2")
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -214,6 +221,7 @@ def test_cells_that_nothing_measures_are_refused_by_name(planner: Planner, text:
     assert said in str(refused.value) and refused.value.next
 
 
+@pytest.mark.promise("PLN-2")
 @pytest.mark.parametrize("name", TABLES)
 def test_odd_figures_are_answered_or_refused_and_never_a_crash(planner: Planner, name: str) -> None:
     rng = random.Random(7)

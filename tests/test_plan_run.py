@@ -32,6 +32,7 @@ def refusal(forebay, *arguments) -> str:
     return done.stderr
 
 
+@pytest.mark.promise("PLN-6")
 def test_a_plan_has_intervals_a_bottleneck_and_sourced_parameters(forebay) -> None:
     row = document(forebay, "run", "--drive", "d7-ps1010", "--drives", "4", "--workload", "unet3d")
     for name in ("throughput_gib_s", "latency_us", "cpu_user_pct", "accelerators_max", "au_pct"):
@@ -45,6 +46,7 @@ def test_a_plan_has_intervals_a_bottleneck_and_sourced_parameters(forebay) -> No
     assert all(p["unit"] is not None and p["sd"] > 0 for p in row["parameters"])
 
 
+@pytest.mark.promise("PLN-7")
 def test_flags_win_over_the_file_and_contradictions_are_refused(forebay, tmp_path: Path) -> None:
     plan = tmp_path / "plan.toml"
     plan.write_text('[system]\ndrive = "D7-PS1010"\ndrives = 2\n[workload]\nworkload = "dlrm"\n')
@@ -56,6 +58,7 @@ def test_flags_win_over_the_file_and_contradictions_are_refused(forebay, tmp_pat
     assert "is not TOML" in refusal(forebay, "run", plan)
 
 
+@pytest.mark.promise("PLN-7")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -75,6 +78,7 @@ def test_a_system_that_cannot_exist_is_refused_with_what_would_do(forebay, argum
     assert said in refusal(forebay, "run", *base, *arguments)
 
 
+@pytest.mark.promise("PLN-6")
 def test_a_shared_link_bounds_all_drives() -> None:
     base = {"drive": "D7-PS1010", "drives": 8, "workers": 64, "io_size": 1 << 20}
     free = answer.answer(published(), system.make(base, []))
@@ -83,6 +87,7 @@ def test_a_shared_link_bounds_all_drives() -> None:
     assert shared["bottleneck"] == "link" and shared["elasticity"]["link"] > 0.9
 
 
+@pytest.mark.promise("PLN-7")
 def test_far_outside_of_what_was_measured_is_marked_and_wider() -> None:
     def width(drives: int) -> tuple[float, list[str]]:
         made = {"drive": "D7-PS1010", "drives": drives, "workers": 24 * drives}
@@ -95,6 +100,7 @@ def test_far_outside_of_what_was_measured_is_marked_and_wider() -> None:
     assert not none and marked and wide > near * 1.2
 
 
+@pytest.mark.promise("PLN-10")
 def test_plans_cost_what_formulas_cost_and_many_together_cost_less() -> None:
     """Processor time, ten times what bench/plan.py holds a quiet machine to: a search or a loop would show even so."""
     planner = published()
@@ -123,6 +129,7 @@ def spent_s(work: Callable[[], object]) -> float:
     return min(taken)
 
 
+@pytest.mark.promise("PLN-10")
 def test_a_head_start_ends_where_a_search_from_the_priors_does() -> None:
     """The packaged start is what calibrating anew finds, and any start, even a wrong one, leads to the same plan."""
     # Not the one that other tests asked of further drives, which it then has priors of.
@@ -142,6 +149,7 @@ def test_a_head_start_ends_where_a_search_from_the_priors_does() -> None:
             assert row[key] == pytest.approx(rows[0][key], rel=2e-3), key
 
 
+@pytest.mark.promise("PLN-9")
 def test_the_least_that_meets_a_target_does_and_one_less_does_not(forebay) -> None:
     found = document(forebay, "recommend", "--gib-s", "20")
     for choice in found["choices"]:
@@ -151,6 +159,7 @@ def test_the_least_that_meets_a_target_does_and_one_less_does_not(forebay) -> No
     assert [c["drives"] for c in found["choices"]] == sorted(c["drives"] for c in found["choices"])
 
 
+@pytest.mark.promise("PLN-9")
 def test_a_target_that_more_drives_do_not_reach_is_answered_with_why(forebay) -> None:
     done = forebay("plan", "recommend", "--accelerators", "50", "--workload", "unet3d", "--json")
     assert done.returncode == 1
@@ -158,11 +167,13 @@ def test_a_target_that_more_drives_do_not_reach_is_answered_with_why(forebay) ->
     assert not found["choices"] and "process slots" in found["advice"][0]
 
 
+@pytest.mark.promise("PLN-9")
 def test_gds_does_nothing_for_a_job_that_computes(forebay) -> None:
     found = document(forebay, "recommend", "--minutes", "5", "--workload", "dlrm")
     assert any("no effect" in text and "compute-bound" in text for text in found["advice"])
 
 
+@pytest.mark.promise("PLN-9")
 def test_prices_are_the_users_alone(forebay, tmp_path: Path) -> None:
     assert "no drive of the catalogue has price" in refusal(forebay, "recommend", "--gib-s", "20", "--by", "price")
     mine = tmp_path / "mine.toml"
@@ -177,6 +188,7 @@ def test_prices_are_the_users_alone(forebay, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.promise("PLN-9")
 def test_measurements_that_cannot_be_right_are_named() -> None:
     drive = catalogue.drive("D7-PS1010")
     assert "page cache" in recommend.doubtful(drive, 1, 16.0)[0]
@@ -187,6 +199,7 @@ def test_measurements_that_cannot_be_right_are_named() -> None:
     assert any("five times the memory" in w for w in said) and any("too few" in w for w in said)
 
 
+@pytest.mark.promise("PLN-8")
 def test_calibration_finds_the_drive_that_made_the_runs() -> None:
     """Runs drawn from known parameters come back within their intervals, and beat the priors."""
     made = Planner({}, [])
@@ -211,6 +224,7 @@ def test_calibration_finds_the_drive_that_made_the_runs() -> None:
     assert all(abs(e.value / r - 1) < 0.03 for e, r in zip(predicted, rates, strict=True))
 
 
+@pytest.mark.promise("PLN-8")
 def test_records_and_fio_are_read_and_what_cannot_calibrate_is_refused(tmp_path: Path) -> None:
     def record(host: str, kib: int, rate: float) -> str:
         job = {"io_bytes": kib << 10, "workers": 8, "depth": 4, "op": "read"}
@@ -236,6 +250,7 @@ def test_records_and_fio_are_read_and_what_cannot_calibrate_is_refused(tmp_path:
     assert (load.load.io_kib, load.load.workers, load.load.depth, load.gibps) == (64, 4, 8, 4.0)
 
 
+@pytest.mark.promise("PLN-8")
 def test_an_outlier_is_named_and_hardly_moves_the_fit() -> None:
     drive = catalogue.drive("D7-P5520")
     rates = {64: 4.3, 128: 4.9, 256: 6.3, 512: 6.5, 1024: 6.55, 4096: 6.6}
@@ -248,6 +263,7 @@ def test_an_outlier_is_named_and_hardly_moves_the_fit() -> None:
     assert abs(width[1] / width[0] - 1) < 0.03
 
 
+@pytest.mark.promise("PLN-8")
 @pytest.mark.parametrize("slow", range(5))
 def test_of_few_runs_the_stray_is_named_and_not_those_beside_it(slow: int) -> None:
     """Five runs, one of them at a quarter: the fit bends to it, so the furthest from the fit may be a good one."""
@@ -260,6 +276,7 @@ def test_of_few_runs_the_stray_is_named_and_not_those_beside_it(slow: int) -> No
     assert [o.partition(":")[0] for o in found["outliers"]] == [f"f, line {slow + 1}"]
 
 
+@pytest.mark.promise("PLN-10")
 def test_whatif_varies_all_combinations_and_refuses_what_cannot_vary(forebay) -> None:
     found = document(forebay, "whatif", "--drive", "D7-PS1010", "--vary", "drives=1:3", "--vary", "io-size=64k,1m")
     assert [(p["query"]["drives"], p["query"]["io_size"]) for p in found["points"]] == [

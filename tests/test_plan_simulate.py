@@ -64,6 +64,7 @@ def any_trainer(draw: random.Random) -> tuple[dict, dict]:
     return settings, {"hosts": draw.choice([1, 3, 16]), "hours": 0.05 if settings["workload"] != "cosmoflow" else 0.005}
 
 
+@pytest.mark.promise("PLN-11")
 def test_without_jitter_reads_are_what_the_formula_says() -> None:
     draw = random.Random(SEED)
     for _ in range(24):
@@ -73,6 +74,7 @@ def test_without_jitter_reads_are_what_the_formula_says() -> None:
         assert abs(ratio - 1) < 0.005, (SEED, settings, flags, ratio)
 
 
+@pytest.mark.promise("PLN-11")
 def test_without_jitter_au_is_what_the_formula_says() -> None:
     """Within 1 % on the mean; at most 7 % where storage just suffices, where the formula bends and a plan without jitter
     doesn't."""
@@ -85,6 +87,7 @@ def test_without_jitter_au_is_what_the_formula_says() -> None:
     assert statistics.fmean(off) < 0.015, off
 
 
+@pytest.mark.promise("PLN-11")
 @pytest.mark.parametrize("gpus", ["D74H-7U", "D54U-3U"])
 def test_without_jitter_dlrm_takes_the_minutes_of_the_formula(gpus: str) -> None:
     """Within 1 % where storage or compute alone limits; where both do the formula bends by up to 5 %."""
@@ -145,6 +148,7 @@ def test_hosts_that_share_drives_get_no_more_than_they_have() -> None:
     assert many["bottleneck"] == "drive bandwidth" and many["utilisation"]["drive bandwidth"] > 0.95
 
 
+@pytest.mark.promise("PLN-11")
 def test_jitter_costs_more_the_more_hosts_step_together() -> None:
     local = {"drive": "D7-PS1010", "drives": 4, "workload": "unet3d", "accelerators": 4}
     au = [
@@ -166,6 +170,7 @@ def test_the_same_seed_gives_the_same_and_seeds_are_told(forebay) -> None:
     assert a["jobs"][0]["per_hour"]["steps"] > 0 and len(a["series"]) >= 59
 
 
+@pytest.mark.promise("PLN-11")
 def test_a_drive_that_slows_and_a_job_beside_are_seen_while_they_last(forebay, tmp_path: Path) -> None:
     plan = tmp_path / "plan.toml"
     plan.write_text(
@@ -195,6 +200,7 @@ def test_raid0_stands_still_without_a_drive_and_copies_go_on() -> None:
     assert any("RAID 0" in text for text in striped["warnings"])
 
 
+@pytest.mark.promise("PLN-11")
 def test_a_host_that_goes_is_waited_for_or_left_behind() -> None:
     base = {"drive": "D7-PS1010", "drives": 4, "workload": "unet3d", "accelerators": 2}
     gone, back, without = (
@@ -208,6 +214,7 @@ def test_a_host_that_goes_is_waited_for_or_left_behind() -> None:
     assert without["per_hour"]["samples"] < back["per_hour"]["samples"]
 
 
+@pytest.mark.promise("PLN-11")
 def test_a_simulated_hour_of_a_thousand_accelerators_takes_under_a_minute() -> None:
     """A tenth of an hour in ten times six seconds of processor time, in a build without optimisation; jitter included.
     What it takes is bench/plan_simulate.py's to say."""
@@ -218,6 +225,7 @@ def test_a_simulated_hour_of_a_thousand_accelerators_takes_under_a_minute() -> N
     assert time.process_time() - began < 60, found["wall_s"]
 
 
+@pytest.mark.promise("PLN-11")
 def test_ctrl_c_leaves_what_was_simulated(monkeypatch, capfd) -> None:
     """A real signal, once the engine has told of some of it."""
     from forebay.plan.verb import command
@@ -243,6 +251,7 @@ def test_ctrl_c_leaves_what_was_simulated(monkeypatch, capfd) -> None:
     assert found["jobs"][0]["au_pct"]["value"] > 0
 
 
+@pytest.mark.promise("PLN-11")
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -327,6 +336,7 @@ def any_saver(draw: random.Random) -> tuple[dict, dict]:
     return settings, {"hosts": draw.choice([1, 2, 7, 40]), "hours": 40.0}
 
 
+@pytest.mark.promise("PLN-11")
 def test_without_faults_checkpoints_take_the_seconds_of_the_formula() -> None:
     draw, seen = random.Random(SEED), set()
     for _ in range(24):
@@ -340,6 +350,7 @@ def test_without_faults_checkpoints_take_the_seconds_of_the_formula() -> None:
     assert len(seen) > 2, seen
 
 
+@pytest.mark.promise("PLN-11")
 def test_a_checkpoint_alone_takes_what_the_plan_says_and_beside_readers_longer() -> None:
     settings = {"drive": "D7-PS1010", "drives": 2, "workload": "llama3-8b"}
     planned = answer.answer(published(), system.make(settings, []))
@@ -351,6 +362,7 @@ def test_a_checkpoint_alone_takes_what_the_plan_says_and_beside_readers_longer()
     assert "checkpoint_write_s" not in beside[1] and beside[1]["throughput_gib_s"]["value"] > 0
 
 
+@pytest.mark.promise("PLN-11")
 def test_a_host_that_goes_while_it_writes_is_waited_for(forebay) -> None:
     asked = ("--drive", "D7-PS1010", "--drives", "4", "--workload", "llama3-8b", "--hosts", "4")
     told = document(forebay, *asked, "--fault", "host@0.5:back=100")
@@ -361,6 +373,7 @@ def test_a_host_that_goes_while_it_writes_is_waited_for(forebay) -> None:
     assert done.returncode == 0 and "of 10 written" in done.stdout and "0 of 10 read" in done.stdout, done.stdout
 
 
+@pytest.mark.promise("PLN-11")
 def test_points_of_a_whatif_are_played_beside_their_formulas(forebay) -> None:
     vary = ("whatif", *UNET, "--accelerators", "4", "--vary", "drives=1,4")
     done = forebay("plan", *vary, "--simulate", "--hours", "0.02", "--json")

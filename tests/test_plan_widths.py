@@ -24,6 +24,7 @@ def test_chance_is_what_forecasters_with_the_true_spread_reach() -> None:
     assert score.chance(3) > score.chance(9) > score.chance(40) > 1
 
 
+@pytest.mark.promise("PLN-4")
 def test_widths_are_what_leaving_measurements_out_shows() -> None:
     """Closed form against refitting, on a law that is linear in its logarithms."""
     priors = [Prior("a", 1.0, 1.0, "", "prior", ""), Prior("b", 1.0, 1.0, "", "prior", "")]

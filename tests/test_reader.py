@@ -43,6 +43,7 @@ def descriptors() -> set[str]:
     return found
 
 
+@pytest.mark.promise("PYT-1", "GPU-12")
 @pytest.mark.parametrize("direct", [None, False])
 @pytest.mark.parametrize(
     "buffer",
@@ -59,6 +60,7 @@ def test_whatever_lends_a_buffer_is_filled(path: Path, buffer: object, direct: b
     assert report.staged_bytes + report.mapped_bytes + report.direct_bytes == SIZE
 
 
+@pytest.mark.promise("PYT-2")
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, SIZE), st.integers(0, 700_000)), max_size=20))
 def test_ranges_arrive_each_in_its_place(path: Path, ranges: list[tuple[int, int]]) -> None:
@@ -108,6 +110,7 @@ def test_what_cannot_be_read_at_once_is_refused(path: Path, offsets: list, size:
     assert words in str(refused.value) and not any(buffer)
 
 
+@pytest.mark.promise("PYT-14")
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.integers(0, 2**20), max_size=300), st.integers(1, 5000), st.integers(0, 9000), st.sampled_from(["i8", "u4", "u8"])
@@ -121,6 +124,7 @@ def test_rows_arrive_in_the_order_that_was_asked_for(path: Path, draws: list[int
     assert out[:-1].tobytes() == wanted and out[-1] == 0xEE
 
 
+@pytest.mark.promise("PYT-14")
 @pytest.mark.parametrize(
     ("rows", "row", "start", "words"),
     [
@@ -146,6 +150,7 @@ def test_rows_that_cannot_be_are_refused_and_nothing_is_written(path: Path, rows
     assert words in str(refused.value) and not any(out)
 
 
+@pytest.mark.promise("PYT-2")
 def test_o_direct_reads_what_no_alignment_suits(path: Path) -> None:
     try:
         file = forebay.open(path, direct=True)
@@ -171,6 +176,7 @@ def test_without_a_size_as_much_is_read_as_file_and_buffer_hold(path: Path) -> N
         assert file.read_ranges([]) == 0
 
 
+@pytest.mark.promise("PYT-1")
 @pytest.mark.parametrize(
     ("buffer", "reason"),
     [
@@ -194,6 +200,7 @@ def test_what_cannot_be_filled_is_refused_with_the_reason(path: Path, buffer: ob
     assert caught.value.next
 
 
+@pytest.mark.promise("PYT-1")
 def test_python_objects_are_refused_wherever_a_buffer_is_given_and_a_field_called_so_is_none(path: Path) -> None:
     objects = np.array([1, None, "x"], object)
     with forebay.open(path) as file:
@@ -245,6 +252,7 @@ class Lent:
         return self.memory.__dlpack__(**{k: v for k, v in asked.items() if k != "stream"})
 
 
+@pytest.mark.promise("PYT-1")
 def test_dlpack_of_host_memory_is_filled_and_let_go_of(path: Path) -> None:
     memory = np.zeros((50, 20), np.float32)
     before = sys.getrefcount(memory)
@@ -264,6 +272,7 @@ def test_dlpack_of_host_memory_is_filled_and_let_go_of(path: Path) -> None:
                 file.read_into(lent)
 
 
+@pytest.mark.promise("PYT-1")
 def test_a_malformed_cuda_array_interface_is_refused(path: Path) -> None:
     good = {"shape": (4,), "typestr": "|u1", "data": (4096, False), "version": 3}
     bad: list[tuple[object, str]] = [
@@ -301,6 +310,7 @@ def test_a_future_is_awaited_asked_and_timed(path: Path) -> None:
         assert descriptors() == before
 
 
+@pytest.mark.promise("PYT-4")
 def test_after_cancel_nobody_writes(path: Path) -> None:
     zeroes, cancelled, turns = bytes(SIZE), 0, 0
     ends = time.monotonic() + 60
@@ -321,6 +331,7 @@ def test_after_cancel_nobody_writes(path: Path) -> None:
     assert cancelled, "every read had ended before it was cancelled"
 
 
+@pytest.mark.promise("PYT-4")
 def test_a_future_that_is_dropped_waits_for_its_read(path: Path) -> None:
     with forebay.open(path) as file:
         for _ in range(20):
@@ -330,6 +341,7 @@ def test_a_future_that_is_dropped_waits_for_its_read(path: Path) -> None:
     assert future.done() and buffer == CONTENT, "close() waits for reads under way"
 
 
+@pytest.mark.promise("PYT-5")
 def test_a_file_that_changes_under_the_read_is_an_error(tmp_path: Path) -> None:
     changing = tmp_path / "changing"
     changing.write_bytes(bytes(64 << 20))
@@ -359,6 +371,7 @@ def test_a_file_that_changes_under_the_read_is_an_error(tmp_path: Path) -> None:
             file.read_into(bytearray(5), 0, 5)
 
 
+@pytest.mark.promise("PYT-6")
 def test_a_thousand_readers_at_once(path: Path) -> None:
     wrong: list[object] = []
 
@@ -380,6 +393,7 @@ def test_a_thousand_readers_at_once(path: Path) -> None:
     assert not wrong, wrong[:3]
 
 
+@pytest.mark.promise("PYT-7")
 def test_what_was_opened_and_pinned_is_given_back(path: Path) -> None:
     forebay.release()
     before, threads = descriptors(), len(os.listdir("/proc/self/task"))
@@ -412,6 +426,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
+@pytest.mark.promise("PYT-8")
 def test_a_child_of_a_fork_reads_with_a_crew_of_its_own(path: Path) -> None:
     done = processes.run(
         [sys.executable, "-c", "import forebay.errors\n" + CHILD, path]
@@ -419,6 +434,7 @@ def test_a_child_of_a_fork_reads_with_a_crew_of_its_own(path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.promise("PYT-11", "GPU-12")
 def test_importing_needs_no_gpu_and_brings_no_framework() -> None:
     code = (
         "import sys, forebay; forebay.open, forebay.safetensors; "
@@ -428,6 +444,7 @@ def test_importing_needs_no_gpu_and_brings_no_framework() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.promise("PYT-11")
 def test_memory_of_a_gpu_without_a_gpu_is_an_error_that_says_so(path: Path) -> None:
     code = """
 import sys, forebay
@@ -458,6 +475,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return paths
 
 
+@pytest.mark.promise("PYT-9")
 @pytest.mark.parametrize("align", [1, 512])
 def test_many_files_lie_side_by_side_in_their_order(small: list[Path], align: int) -> None:
     buffer = np.zeros(10 << 20, np.uint8)

@@ -24,6 +24,7 @@ def path(tmp_path: Path) -> Path:
     return made
 
 
+@pytest.mark.promise("PYT-22")
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -53,6 +54,7 @@ def test_what_is_no_offset_or_size_is_named_by_its_parameter(path: Path, call: A
         call(file)
 
 
+@pytest.mark.promise("PYT-22")
 @pytest.mark.parametrize("value", [np.int32(5), np.uint64(5), True])
 def test_integers_of_any_type_are_offsets(path: Path, value: Any) -> None:
     with forebay.open(path) as file:
@@ -60,6 +62,7 @@ def test_integers_of_any_type_are_offsets(path: Path, value: Any) -> None:
         assert BUFFER[:7] == CONTENT[int(value) :][:7]
 
 
+@pytest.mark.promise("PYT-22")
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -83,6 +86,7 @@ def test_what_is_no_name_is_refused(name: Any, words: str) -> None:
             call()
 
 
+@pytest.mark.promise("PYT-22")
 def test_a_name_in_bytes_is_a_path(path: Path) -> None:
     name = os.fsencode(path)
     with forebay.open(name) as file:

@@ -61,6 +61,7 @@ SWEPT = {"schema": "forebay.sweep/1", "title": "mine", "name": "mine", "definiti
 DOCUMENTS = (record(**SHORT), point("mine", record(**SHORT)), SWEPT, COMPARED, TUNED)
 
 
+@pytest.mark.promise("REC-32")
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: d["schema"])
 def test_a_page_is_made_of_documents_that_lack_a_field_each(tmp_path: Path, document: dict[str, Any]) -> None:
     places = list(fields(document))
@@ -84,6 +85,7 @@ def test_a_page_is_made_of_documents_that_lack_a_field_each(tmp_path: Path, docu
         assert (number in left_out) == needed, f"without {name(place)}: {loaded.problems}"
 
 
+@pytest.mark.promise("REC-32")
 def test_a_dash_says_that_the_record_has_no_such_field() -> None:
     made = record()
     del made["result"]["latency_us"]

@@ -34,6 +34,7 @@ def needs_direct(folder: Path) -> None:
         probe.unlink()
 
 
+@pytest.mark.promise("BEN-7")
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)], ids=["run", "dry"])
 @pytest.mark.parametrize("why", REFUSED)
 def test_a_refused_job_leaves_no_file(run: Run, tmp_path: Path, why: str, dry: tuple[str, ...]) -> None:  # noqa: F811
@@ -58,6 +59,7 @@ def test_a_refused_write_leaves_files_and_their_list_as_they_were(run: Run, tmp_
     assert content(tmp_path) == before
 
 
+@pytest.mark.promise("CMD-9")
 @pytest.mark.parametrize(
     "words",
     [("bench",), ("validate", "-o", "v.json"), ("validate", "--dry-run"), ("sweep", "solidigm-gds", "--dry-run"),

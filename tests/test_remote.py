@@ -86,6 +86,7 @@ def writes(target: Target) -> float:
 # In peace -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("SRV-11")
 @pytest.mark.parametrize(
     ("query", "arguments"),
     [
@@ -111,6 +112,7 @@ def test_every_byte_that_is_read_is_the_files(forebay, target, query, arguments)
     assert sum(q["commands"] for q in remote["queues"]) >= result["ios"]
 
 
+@pytest.mark.promise("SRV-10")
 def test_both_ends_count_the_same(forebay, target):
     record = bench(forebay, target.uri(), "--io-size", "256k", "--passes", "2", "--depth", "4")
     ((labels, sent),) = parse_metrics(target.metrics())["forebay_namespace_read_bytes_total"]
@@ -123,6 +125,7 @@ def test_both_ends_count_the_same(forebay, target):
     assert any("served    " in line and "MiB read" in line for line in target.out)
 
 
+@pytest.mark.promise("SRV-12")
 def test_a_stripe_over_two_targets_reads_as_one_file(forebay, content, tmp_path):
     halves = [tmp_path / "a", tmp_path / "b"]
     data = content.read_bytes()
@@ -160,6 +163,7 @@ def test_a_read_only_namespace_is_not_written_to(forebay, target, content):
     assert content.read_bytes() == before
 
 
+@pytest.mark.promise("SRV-12")
 def test_gdsio_and_sweep_take_it_as_a_source(forebay, target, tmp_path):
     done = forebay("gdsio", "-f", target.uri(), "-s", "16M", "-I", "0", "-x", "1", "-d", "0", "-w", "2", "-i", "64k", "-T", "1")
     assert done.returncode == 0, done.stderr
@@ -171,6 +175,7 @@ def test_gdsio_and_sweep_take_it_as_a_source(forebay, target, tmp_path):
     assert len((tmp_path / "s.jsonl").read_text().splitlines()) == 3, "a head and two runs"
 
 
+@pytest.mark.promise("SRV-12")
 def test_the_summary_and_the_report_say_what_was_read_from_where(forebay, target, tmp_path):
     done = forebay("bench", target.uri(), "--passes", "1", "-o", tmp_path / "r.json", env={**os.environ, "COLUMNS": "200"})
     said = " ".join(done.stdout.split())
@@ -182,6 +187,7 @@ def test_the_summary_and_the_report_say_what_was_read_from_where(forebay, target
     assert f"{target.uri()}, Forebay, 1 queue" in page.read_text()
 
 
+@pytest.mark.promise("SRV-9")
 def test_a_host_that_is_not_listed_runs_nothing(forebay, content):
     with Target(content, "--nqn", NQN, "--allow", "nqn.2026-01.io.example:friend") as target:
         done = forebay("bench", target.uri("hostnqn=nqn.2026-01.io.example:foe"), "--passes", "1")
@@ -195,6 +201,7 @@ def test_a_host_that_is_not_listed_runs_nothing(forebay, content):
 # In trouble ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("SRV-11")
 @pytest.mark.long
 def test_a_target_killed_and_started_again_under_a_verifying_run_loses_nothing(content):
     with Target(content, "--nqn", NQN, "--metrics", "0") as first:
@@ -219,6 +226,7 @@ def test_a_target_killed_and_started_again_under_a_verifying_run_loses_nothing(c
     assert errors["failed"] == errors["verify_failed"] == 0
 
 
+@pytest.mark.promise("SRV-11")
 def test_a_target_that_ends_for_good_fails_the_run_and_keeps_what_was_measured(target):
     run = Bench(target.uri(SOON), "--io-size", "64k", "--depth", "8", "--duration", "600", "--warmup", "0")
     processes.wait_until(lambda: reads(target) > 100, "the run reads", run.process)
@@ -228,6 +236,7 @@ def test_a_target_that_ends_for_good_fails_the_run_and_keeps_what_was_measured(t
     assert record["result"]["bytes"] > 0 and NQN in err and "Traceback" not in err
 
 
+@pytest.mark.promise("TGT-19")
 def test_a_host_that_is_killed_leaves_nothing_behind(forebay, target):
     run = Bench(target.uri("queues=2"), "--io-size", "64k", "--workers", "2", "--depth", "8", "--duration", "600")
     eventually(lambda: reads(target) > 100, "the run reads")
@@ -237,6 +246,7 @@ def test_a_host_that_is_killed_leaves_nothing_behind(forebay, target):
     assert bench(forebay, target.uri("content=forebay.0"), "--passes", "1", "--verify")["result"]["errors"]["failed"] == 0
 
 
+@pytest.mark.promise("TGT-19")
 @pytest.mark.parametrize("seeds", [["8"], pytest.param(["8", "9", "10"], marks=pytest.mark.long)], ids=len)
 def test_hosts_that_are_killed_while_they_write_leave_blocks_of_the_old_or_the_new_content(
     forebay, content, tmp_path, seeds
@@ -270,6 +280,7 @@ def test_hosts_that_are_killed_while_they_write_leave_blocks_of_the_old_or_the_n
     assert image.read_bytes() == new
 
 
+@pytest.mark.promise("SRV-7")
 @pytest.mark.long
 def test_a_namespace_that_is_taken_away_fails_its_run_and_no_other(forebay, content, tmp_path):
     copy = tmp_path / "copy"
@@ -300,6 +311,7 @@ def test_an_error_of_the_source_reaches_the_host_as_an_error(forebay, content, t
         assert errors["failed"] > 0 and errors["verify_failed"] == 0
 
 
+@pytest.mark.promise("SRV-11")
 def test_the_backing_file_cut_off_is_an_error_and_never_wrong_bytes(content, tmp_path):
     copy = tmp_path / "copy"
     shutil.copy(content, copy)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from forebay.bench import summary
 from forebay.numbers import significant, size
 from forebay.report import write_report
@@ -81,6 +82,7 @@ def test_a_true_matrix_over_workers_does(tmp_path: Path) -> None:
     assert "host · 1 workers" in page and "host · 4 workers" in page
 
 
+@pytest.mark.promise("REC-1")
 def test_a_null_is_a_dash_with_the_reason_and_never_zero(tmp_path: Path) -> None:
     made = record(missing={"cache.device_bytes": "tmpfs has no device", "result.cpu": "no /proc here"})
     made["cache"]["device_bytes"] = None
@@ -94,6 +96,7 @@ def test_a_null_is_a_dash_with_the_reason_and_never_zero(tmp_path: Path) -> None
     assert row and "—" in row[1] and 'title="no /proc here"' in row[1]
 
 
+@pytest.mark.promise("REP-3")
 def test_the_published_cells_stand_beside_ours_with_their_caveats(tmp_path: Path) -> None:
     text = text_of(page_of(tmp_path, *sweep("solidigm-gds")))
     assert "published: D7-PS1010" in text and "Accelerating AI With High Performance Storage" in text
@@ -109,6 +112,7 @@ def test_a_label_names_the_preset_too(tmp_path: Path) -> None:
     assert "July 2020" in text and "8.8 GB/s" in text and "&lt;6" not in text
 
 
+@pytest.mark.promise("REC-5")
 def test_what_really_ran_is_shown_with_why(tmp_path: Path) -> None:
     text = text_of(page_of(tmp_path, record("gds", ran="gds-compat")))
     assert (
@@ -118,6 +122,7 @@ def test_what_really_ran_is_shown_with_why(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.promise("ENG-9")
 def test_computed_runs_are_marked_and_never_mixed_with_measured_ones(tmp_path: Path) -> None:
     page = page_of(
         tmp_path, record("host"), record("host", gib_s=13.4, origin="simulated", source="model:d7-ps1010")
@@ -132,6 +137,7 @@ def test_only_computed_runs_say_so_in_the_headline(tmp_path: Path) -> None:
     assert "Simulated, not measured: host reached" in text_of(page_of(tmp_path, record(origin="simulated")))
 
 
+@pytest.mark.promise("REC-30", "REC-33")
 def test_the_page_repeats_what_the_records_say_and_judges_none_of_it_again(tmp_path: Path) -> None:
     noisy = record("host", repeats=1, seconds=1.0)
     noisy["result"]["noise"] |= {"throttled": 3, "steal_pct": 9.0}
@@ -148,6 +154,7 @@ def test_the_page_repeats_what_the_records_say_and_judges_none_of_it_again(tmp_p
     assert "One run only" in text and "hypervisor" not in text and "Too short" not in text
 
 
+@pytest.mark.promise("REC-33")
 def test_the_terminal_and_the_page_say_the_same(tmp_path: Path) -> None:
     made = record(repeats=1, seconds=4.0)
     made["result"]["noise"] |= {"steal_pct": 1.5, "series_cv_pct": 16.0}

@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import pytest
 from forebay.report.load import Entry
 from forebay.report.runs import studies
 from report_records import record
 from report_support import page_of, text_of
 
 
+@pytest.mark.promise("BEN-25")
 def test_a_sweep_over_batches_lies_along_them_and_shows_their_latency(tmp_path: Path) -> None:
     made = [record("mapped", op="randread", depth=2 * batch or 64) for batch in (0, 512, 2048)]
     for batch, one in zip((None, 512, 2048), made, strict=True):

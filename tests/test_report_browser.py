@@ -27,6 +27,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield one, folder / "r.html", folder
 
 
+@pytest.mark.promise("REP-1", "REP-2")
 @charts
 @browser
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, False), (320, False), (390, True)])
@@ -52,6 +53,7 @@ OVER = """[...document.querySelectorAll('table, figure svg, pre')]
   .filter(e => e.getBoundingClientRect().right > innerWidth + 1).map(e => e.id || e.parentElement.id)"""
 
 
+@pytest.mark.promise("REP-1")
 @charts
 @browser
 def test_charts_are_drawn_and_nothing_in_them_is_cut(shown: Any) -> None:
@@ -111,6 +113,7 @@ CONTRAST = """(() => {
     .filter(e => e.textContent.trim()).map(told).sort((x, y) => x[0] - y[0])[0] })()"""
 
 
+@pytest.mark.promise("REP-2")
 @charts
 @browser
 @pytest.mark.parametrize("dark", [False, True])
@@ -121,6 +124,7 @@ def test_text_has_enough_contrast(shown: Any, dark: bool) -> None:
     assert ratio >= 4.5, where
 
 
+@pytest.mark.promise("REP-2")
 @charts
 @browser
 def test_print_cuts_nothing(shown: Any) -> None:

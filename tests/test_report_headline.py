@@ -15,6 +15,7 @@ from forebay.report.runs import AXES
 from report_records import record
 
 
+@pytest.mark.promise("REP-5")
 @pytest.mark.parametrize(
     ("key", "one", "several"),
     [
@@ -30,6 +31,7 @@ def test_a_place_on_an_axis_has_its_unit(key: str, one: str, several: str) -> No
     assert (axis.place(1), axis.place(64)) == (one, several)
 
 
+@pytest.mark.promise("REP-5")
 def test_the_headline_says_what_there_were_eight_of(tmp_path: Path) -> None:
     saved = tmp_path / "r.jsonl"
     saved.write_text("".join(json.dumps(record("bounce", gib_s=workers, workers=workers)) + "\n" for workers in (1, 8)))

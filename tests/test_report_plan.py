@@ -47,6 +47,7 @@ def window() -> Any:
         yield one
 
 
+@pytest.mark.promise("PLN-12")
 @browser
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
 def test_the_report_with_sliders_fits_its_window_and_asks_for_nothing(window: Any, made: Path, width: int, dark: bool) -> None:
@@ -60,6 +61,7 @@ def test_the_report_with_sliders_fits_its_window_and_asks_for_nothing(window: An
     assert heads.count(1) == 1 and all(b - a <= 1 for a, b in zip(heads, heads[1:], strict=False))
 
 
+@pytest.mark.promise("PLN-12")
 @browser
 def test_its_sliders_answer_as_the_planner_calibrated_by_the_same_runs(window: Any, made: Path) -> None:
     window.open(made, 1280, 844)
@@ -86,6 +88,7 @@ def test_its_sliders_answer_as_the_planner_calibrated_by_the_same_runs(window: A
     assert window.value(right) == pytest.approx(50 + 730, abs=0.5)
 
 
+@pytest.mark.promise("PLN-12")
 def test_the_policy_allows_its_one_script_by_hash_and_no_other(made: Path) -> None:
     text = made.read_text()
     allowed = re.search(r"script-src '(sha256-[^']+)'; base-uri", text)

@@ -40,6 +40,7 @@ def test_the_same_record_given_twice_counts_once(tmp_path: Path) -> None:
     assert len(loaded.entries) == 1 and loaded.duplicates == 1
 
 
+@pytest.mark.promise("REC-2")
 def test_a_damaged_line_is_named_and_left_out_and_the_page_says_so(tmp_path: Path) -> None:
     lines = [json.dumps(line) for line in sweep()[:4]]
     lines[2] = lines[2][:200]
@@ -121,6 +122,7 @@ OTHER_VALUES: dict[str, Any] = {
 FOUND_AT = {"path": "path.ran", "cache": "cache.policy", "engine": "path.engine", "pages": "path.slot_pages"}
 
 
+@pytest.mark.promise("REP-4")
 @pytest.mark.parametrize("field", flags.fields(), ids=lambda f: f.flag)
 def test_runs_of_unlike_jobs_are_never_averaged(field: flags.Field) -> None:
     a, b = record(), record()
@@ -135,6 +137,7 @@ def test_runs_of_unlike_jobs_are_never_averaged(field: flags.Field) -> None:
     assert sorted(series_of(a, b)) == (sorted(apart) if field.tells else together)
 
 
+@pytest.mark.promise("REP-4")
 def test_ranges_of_sizes_and_numbers_of_ranks_tell_runs_apart() -> None:
     plain, ranged, finer, many = (record() for _ in range(4))
     ranged["job"] |= {"io_bytes_max": 4 << 20}
@@ -149,6 +152,7 @@ def test_ranges_of_sizes_and_numbers_of_ranks_tell_runs_apart() -> None:
     assert len(series_of(again, same)) == 1, "10 s is the default"
 
 
+@pytest.mark.promise("REP-4")
 def test_a_sweep_over_sync_has_a_bar_for_each(tmp_path: Path) -> None:
     made = [record(op="write", gib_s=rate) for rate in (3.0, 1.0)]
     made[1]["job"]["sync"] = "each"

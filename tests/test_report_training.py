@@ -30,6 +30,7 @@ def page_of(capsys: Any, *arguments: Any) -> str:
     return Path("page.html").read_text()
 
 
+@pytest.mark.promise("EMU-13")
 def test_a_search_is_drawn_as_a_curve(storage: FakeStorage, capsys: Any) -> None:
     pytest.importorskip("altair")
     pytest.importorskip("vl_convert")
@@ -41,6 +42,7 @@ def test_a_search_is_drawn_as_a_curve(storage: FakeStorage, capsys: Any) -> None
     assert "MLPerf-style, unverified" in page and "the storage: the accelerators waited for it" in page
 
 
+@pytest.mark.promise("EMU-13")
 def test_single_runs_stand_in_a_table_with_what_they_waited_for(storage: FakeStorage, capsys: Any) -> None:
     storage.client_gib_s = 9.0
     for number, code in ((2, 0), (4, 1)):
@@ -52,6 +54,7 @@ def test_single_runs_stand_in_a_table_with_what_they_waited_for(storage: FakeSto
     assert "The client was measured" in page, "the record's own warning"
 
 
+@pytest.mark.promise("EMU-13")
 def test_a_damaged_part_is_shown_as_far_as_it_goes(storage: FakeStorage, capsys: Any) -> None:
     assert typed(capsys, "emulate", "run", *UNET, "-o", "run.json", "-q")[0] == 0
     record = json.loads(Path("run.json").read_text())

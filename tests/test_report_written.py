@@ -73,6 +73,7 @@ def references(page: str) -> list[str]:
     return found + re.findall(r"url\(([^)]*)\)|@import\s+(\S+)", page)
 
 
+@pytest.mark.promise("REP-1", "REP-3")
 @charts
 def test_a_page_refers_to_nothing_outside_itself_and_has_the_data_of_every_chart(tmp_path: Path) -> None:
     """One page for both: its charts take seconds."""
@@ -112,6 +113,7 @@ def test_a_formula_in_a_label_stays_text_in_a_spreadsheet(tmp_path: Path) -> Non
     assert as_csv([{"x": "=1+1", "y": -1.5, "z": None}]) == "x,y,z\r\n'=1+1,-1.5,\r\n"
 
 
+@pytest.mark.promise("REP-2")
 @charts
 def test_colours_follow_the_page_and_every_picture_has_words(tmp_path: Path) -> None:
     page = page_of(tmp_path, *sweep(), charts=True)
@@ -143,6 +145,7 @@ def test_a_long_series_is_thinned_in_the_picture_only(tmp_path: Path) -> None:
     assert (tmp_path / "r.html").stat().st_size < 2_000_000
 
 
+@pytest.mark.promise("CMD-7")
 @charts
 def test_json_says_what_was_written(tmp_path: Path) -> None:
     runs = save(tmp_path / "r.jsonl", *sweep())

@@ -19,6 +19,7 @@ VALUES = st.one_of(
 )
 
 
+@pytest.mark.promise("CMD-8")
 @given(NUMBERS)
 @example("9" * 5000)
 @example("9" * 400 + ".5k")
@@ -34,6 +35,7 @@ def test_a_size_is_read_or_refused(text: str) -> None:
         assert 0 <= value < 1 << 63
 
 
+@pytest.mark.promise("CMD-8")
 @given(st.integers(0, (1 << 63) - 1))
 def test_sizes_round_trip(value: int) -> None:
     assert parse_bytes(format_bytes(value)) == value
@@ -66,6 +68,7 @@ def test_a_time_or_percentage_is_a_number_or_refused(text: str) -> None:
             assert error.next
 
 
+@pytest.mark.promise("CMD-9")
 @given(st.sampled_from([f.flag for f in fields()] + [f.key for f in fields()]), VALUES)
 @example("read-pct", "nan")
 @example("read-pct", "1e999")
@@ -83,6 +86,7 @@ def test_any_setting_is_settled_or_refused(field: str, value: object) -> None:
         assert job and not any(isinstance(v, float) and not math.isfinite(v) for v in job.values())
 
 
+@pytest.mark.promise("CMD-9")
 @given(st.text("abdehpt=- 0123kmxyz-_", max_size=60))
 def test_settings_text_is_read_or_refused(text: str) -> None:
     try:
@@ -93,6 +97,7 @@ def test_settings_text_is_read_or_refused(text: str) -> None:
         assert set(job) <= {f.key for f in fields()} | {"sources", "io_bytes_max", "io_bytes_step"}
 
 
+@pytest.mark.promise("CMD-9")
 @pytest.mark.parametrize("field", [f.flag for f in fields() if f.example])
 def test_the_value_that_is_suggested_is_taken(field: str) -> None:
     [flag] = [f for f in fields() if f.flag == field]

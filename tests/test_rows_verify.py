@@ -32,6 +32,7 @@ def study(script: Any, folder: Path, *flags: str) -> Any:
     return script.Study(script.parser().parse_args(["--dir", str(folder), *SMALL, *flags]))
 
 
+@pytest.mark.promise("PYT-19")
 def test_a_row_of_another_place_or_version_is_seen(script: Any, tmp_path: Path) -> None:
     one = study(script, tmp_path)
     rows = np.array([5, 0, 9])
@@ -58,6 +59,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.promise("PYT-19")
 @pytest.mark.parametrize(("to", "flags"), WAYS)
 def test_no_row_is_wrong_whatever_happens_to_the_file(stub: Path, tmp_path: Path, to: str, flags: list[str]) -> None:
     environment = dict(os.environ)

@@ -90,6 +90,7 @@ TENSORS = {
 }
 
 
+@pytest.mark.promise("PYT-10")
 def test_tensors_are_views_of_one_allocation(tmp_path: Path, allocations: list[int]) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(packed(TENSORS, {"format": "pt"}))
@@ -157,6 +158,7 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, content: bytes, 
     assert "broken.safetensors" in str(caught.value)
 
 
+@pytest.mark.promise("PYT-10")
 @settings(max_examples=300, deadline=None)
 @given(at=st.integers(0, 4000), byte=st.integers(0, 255), cut=st.integers(0, 200))
 def test_a_damaged_file_is_read_inside_its_bounds_or_refused(

@@ -34,6 +34,7 @@ def namespaces(forebay, target: Target) -> dict[int, int]:
 # Where it listens ---------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("SRV-8")
 def test_it_listens_on_several_addresses_of_both_families(forebay):
     with Target("nil:?size=1g", "--nqn", NQN, listen=("127.0.0.1:0", "[::1]:0", "127.0.0.1:0")) as target:
         assert len(target.addresses) == 3 and target.addresses[1].startswith("[::1]:")
@@ -45,6 +46,7 @@ def test_it_listens_on_several_addresses_of_both_families(forebay):
         assert target.end() == 0
 
 
+@pytest.mark.promise("SRV-8")
 def test_a_port_in_use_is_refused_and_named(forebay):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -55,6 +57,7 @@ def test_a_port_in_use_is_refused_and_named(forebay):
     assert str(port) in done.stderr and "try:" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.promise("SRV-8")
 def test_two_servers_on_one_port_are_one_too_many(forebay):
     with Target("nil:?size=1g", "--nqn", NQN) as target:
         done = forebay("serve", "nil:", "--nqn", "nqn.2026-01.io.example:b", "--listen", target.addresses[0])
@@ -80,6 +83,7 @@ def test_an_address_of_another_machine_is_refused(forebay):
 # What it serves -----------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("SRV-8")
 @pytest.mark.parametrize(
     ("source", "code", "said"),
     [
@@ -100,6 +104,7 @@ def test_a_source_that_cannot_be_served_is_refused_by_name(forebay, image, sourc
     assert said in done.stderr and "Traceback" not in done.stderr and "listening" not in done.stdout
 
 
+@pytest.mark.promise("SRV-8", "TGT-16")
 def test_a_file_that_is_written_to_has_one_server(forebay, image):
     with Target(image, "--nqn", NQN, "--writable") as target:
         done = forebay("serve", image, "--nqn", "nqn.2026-01.io.example:b", "--writable", "--listen", "127.0.0.1:0")
@@ -126,6 +131,7 @@ def test_a_stripe_and_a_model_are_namespaces_like_files(forebay, image, tmp_path
 # Who gets in --------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("SRV-9")
 def test_a_host_must_be_listed(forebay, image):
     with Target(image, "--nqn", NQN, "--allow", HOST) as target:
         assert forebay("identify", target.uri(), "--hostnqn", HOST).returncode == 0
@@ -136,6 +142,7 @@ def test_a_host_must_be_listed(forebay, image):
         assert HOST + "2" in target.wait_for("level=warning.*" + re.escape(HOST + "2"))
 
 
+@pytest.mark.promise("SRV-9")
 def test_a_host_with_a_key_must_prove_itself(forebay, image, tmp_path):
     host = f'[[subsystems.hosts]]\nnqn = "{HOST}"\ndhchap_key = "{KEY}"\ndhchap_groups = ["ffdhe2048"]\n'
     file = toml(tmp_path / "serve.toml", [f'source = "{image}"'], more="")
@@ -155,6 +162,7 @@ def test_a_host_with_a_key_must_prove_itself(forebay, image, tmp_path):
     assert KEY.split(":")[2] not in "".join(target.out + target.err)
 
 
+@pytest.mark.promise("SRV-9")
 def test_another_hosts_key_does_not_do(forebay, image, tmp_path):
     other = "DHHC-1:00:NDQ0NDQ0NDQ0NDQ0NDQ0NDQ0NDQ0NDQ0NDQ0NDQ0NDRpOH4z:"
     host = f'[[subsystems.hosts]]\nnqn = "{HOST}"\ndhchap_key = "{KEY}"\n'
@@ -178,6 +186,7 @@ def keyed(secret: bytes) -> str:
 # While it runs ------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("SRV-7")
 def test_a_reload_brings_and_takes_namespaces_and_leaves_the_rest(forebay, image, tmp_path):
     def served(*names: str) -> None:
         lines = [f'source = "{tmp_path / n}"' for n in names]
@@ -219,6 +228,7 @@ def has_open(pid: int, path: Path) -> bool:
     return str(path) in names or any(re.match(rf" +\d+: {re.escape(path.name)}$", line) for line in kept)
 
 
+@pytest.mark.promise("SRV-7")
 def test_a_namespace_becomes_writable_by_a_reload(forebay, image, tmp_path):
     file = toml(tmp_path / "serve.toml", [f'source = "{image}"'])
     with Target(file) as target:
@@ -236,6 +246,7 @@ def test_a_namespace_becomes_writable_by_a_reload(forebay, image, tmp_path):
         assert namespaces(forebay, target) == {5: 4 << 20}
 
 
+@pytest.mark.promise("SRV-4")
 def test_a_source_keeps_its_identity_over_reloads(forebay, image, tmp_path):
     def shown() -> dict[int, str]:
         found = document(forebay("identify", target.uri(), "--json"))["namespaces"]
@@ -259,6 +270,7 @@ def test_a_source_keeps_its_identity_over_reloads(forebay, image, tmp_path):
         assert shown() == {1: both[2], 2: both[1]}, "a restart numbers anew; names stay with their sources"
 
 
+@pytest.mark.promise("SRV-10")
 def test_metrics_are_what_prometheus_reads_and_count_what_hosts_did(forebay, image):
     with Target(image, "--nqn", NQN, "--metrics", "0") as target:
         before = parse_metrics(target.metrics())
@@ -271,6 +283,7 @@ def test_metrics_are_what_prometheus_reads_and_count_what_hosts_did(forebay, ima
         eventually(lambda: parse_metrics(target.metrics())["forebay_connections"] == [({}, 0)], "all have gone")
 
 
+@pytest.mark.promise("SRV-10")
 def test_metrics_stay_on_the_loopback_unless_told_otherwise(forebay):
     with Target("nil:", "--nqn", NQN, "--metrics", "0") as target:
         assert "http://127.0.0.1:" in target.line
@@ -299,6 +312,7 @@ def test_quiet_leaves_warnings_and_the_line_that_says_ready(forebay, image):
     assert not any("level=info" in line for line in target.err)
 
 
+@pytest.mark.promise("SRV-13")
 @pytest.mark.soak
 def test_nobody_connected_costs_no_processor_time(forebay):
     with Target("nil:?size=1g", "--nqn", NQN, "--threads", "4") as target:
@@ -309,6 +323,7 @@ def test_nobody_connected_costs_no_processor_time(forebay):
         assert share < 0.01, f"{share:.2%} of a core"
 
 
+@pytest.mark.promise("TGT-15")
 def test_threads_stay_on_the_processors_that_are_named(forebay):
     allowed = sorted(os.sched_getaffinity(0))[-2:]
     with Target("nil:?size=1g", "--nqn", NQN, "--cpus", ",".join(map(str, allowed))) as target:

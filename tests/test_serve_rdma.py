@@ -22,6 +22,7 @@ def standing_in(rdma_stub: Path, settings: str, ledger: Path) -> dict[str, str]:
     return os.environ | names | {"FOREBAY_STUB_RDMA": settings, "FOREBAY_STUB_LEDGER": str(ledger)}
 
 
+@pytest.mark.promise("RHO-15")
 @pytest.mark.parametrize("variable", ["FOREBAY_LIBIBVERBS", "FOREBAY_LIBRDMACM"])
 def test_a_library_that_is_missing_is_named_with_its_package(forebay, variable):
     done = forebay(*SERVE, "--listen-rdma", "10.0.0.1", env=os.environ | {variable: "/no/such/library.so"})
@@ -29,6 +30,7 @@ def test_a_library_that_is_missing_is_named_with_its_package(forebay, variable):
     assert "apt install libibverbs1 librdmacm1" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.promise("RHO-15")
 @pytest.mark.parametrize(
     ("errno", "said", "status"),
     [
@@ -47,6 +49,7 @@ def test_an_address_that_cannot_be_listened_at_says_why(forebay, rdma_stub, tmp_
     assert ledger.read_text().split() == [f"{what}=0" for what in BOOKS], ledger.read_text()
 
 
+@pytest.mark.promise("RHO-15")
 def test_it_says_where_it_listens_and_gives_all_back(rdma_stub, tmp_path):
     ledger = tmp_path / "ledger"
     command = [sys.executable, "-m", "forebay.cli", *SERVE, "--listen-rdma", "127.0.0.1:4433", "--json", "-q"]
@@ -65,6 +68,7 @@ def test_it_says_where_it_listens_and_gives_all_back(rdma_stub, tmp_path):
     assert ledger.read_text().split() == [f"{what}=0" for what in BOOKS], ledger.read_text()
 
 
+@pytest.mark.promise("RHO-15")
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -78,6 +82,7 @@ def test_what_is_asked_for_is_shown(forebay, flags, said):
     assert done.returncode == 0 and said in done.stdout.splitlines()[0], (done.stdout, done.stderr)
 
 
+@pytest.mark.promise("RHO-15")
 def test_who_may_come_is_warned_of_over_rdma_too(forebay, rdma_stub, tmp_path):
     env = standing_in(rdma_stub, "bind=19", tmp_path / "ledger")
     done = forebay(*SERVE, "--listen-rdma", "10.0.0.1:4420", env=env)

@@ -35,6 +35,7 @@ source = "nil:?size=1g"
 # What is asked for ---------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("SRV-1")
 def test_flags_make_one_namespace_of_one_subsystem(forebay):
     done = forebay(
         *("serve", "nil:?size=1g", "--nqn", NQN, "--listen", "127.0.0.1:1", "--listen", "[::1]:2", "--writable"),
@@ -66,6 +67,7 @@ def test_a_new_key_is_one_that_a_configuration_takes(forebay, tmp_path):
     assert forebay("serve", "--new-key", "md5").returncode == 2
 
 
+@pytest.mark.promise("SRV-2")
 def test_without_flags_it_is_read_only_on_the_loopback_for_any_host(forebay):
     done = forebay("serve", "nil:", "--nqn", NQN, "--check", "--json")
     found = json.loads(done.stdout)
@@ -114,6 +116,7 @@ BAD_FILES = [
 ]
 
 
+@pytest.mark.promise("SRV-1")
 @pytest.mark.parametrize(("old", "new", "said"), BAD_FILES)
 def test_a_file_that_cannot_be_is_refused_by_name(forebay, tmp_path, old, new, said):
     assert old in GOOD
@@ -125,6 +128,7 @@ def test_a_file_that_cannot_be_is_refused_by_name(forebay, tmp_path, old, new, s
     assert "Traceback" not in done.stderr and not done.stdout
 
 
+@pytest.mark.promise("SRV-1")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -164,6 +168,7 @@ def test_what_is_no_text_is_no_configuration(forebay, tmp_path):
     assert forebay("serve", "--check", "/dev/zero/x.toml").returncode == 2
 
 
+@pytest.mark.promise("SRV-2")
 def test_a_key_is_never_shown(forebay, tmp_path):
     key = "DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:"
     file = tmp_path / "serve.toml"
@@ -195,6 +200,7 @@ def test_what_others_can_reach_is_known(address, loopback):
     assert config.is_loopback(address) == loopback
 
 
+@pytest.mark.promise("SRV-2")
 def test_whoever_may_reach_it_is_warned_about():
     open_ = {"nqn": NQN, "allow_any_host": True, "namespaces": [{"writable": True}]}
     closed = {**open_, "allow_any_host": False}
@@ -215,6 +221,7 @@ class Running(service_process.Running):
         super().__init__(HERE / "fake_server.py", *arguments, FAKE_SERVER=fake, **environment)
 
 
+@pytest.mark.promise("SRV-3")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_gracefully_with_0_and_totals(number):
     with Running("nil:", "--nqn", NQN) as running:
@@ -241,6 +248,7 @@ def test_with_json_one_document_is_all_of_stdout():
     assert document["stats"]["connections_accepted"] == 4
 
 
+@pytest.mark.promise("SRV-3")
 def test_commands_that_were_cut_off_are_said_with_exit_code_4():
     with Running("nil:", "--nqn", NQN, "--drain", "0.1", fake="cut") as running:
         running.wait_for("stdout", "listening")
@@ -248,6 +256,7 @@ def test_commands_that_were_cut_off_are_said_with_exit_code_4():
     assert code == 4 and "cut off" in err and "--drain 0.3" in err
 
 
+@pytest.mark.promise("ENG-6")
 def test_a_thread_that_cannot_go_on_ends_it_with_exit_code_4_and_totals():
     with Running("nil:", "--nqn", NQN, "--json", fake="failing") as running:
         out, err = running.process.communicate(timeout=PATIENCE_S)
@@ -256,6 +265,7 @@ def test_a_thread_that_cannot_go_on_ends_it_with_exit_code_4_and_totals():
     assert "forebay: io_uring: refused\n  try: forebay doctor" in err and "letting commands finish" not in err
 
 
+@pytest.mark.promise("SRV-3")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_it_at_once_even_while_the_engine_drains(number):
     with Running("nil:", "--nqn", NQN, "--drain", "600", fake="drain=600") as running:
@@ -267,6 +277,7 @@ def test_a_second_signal_ends_it_at_once_even_while_the_engine_drains(number):
     assert code == -number
 
 
+@pytest.mark.promise("SRV-4")
 def test_a_reload_reads_the_file_again_and_one_that_cannot_be_changes_nothing(tmp_path):
     file = tmp_path / "serve.toml"
     file.write_text(GOOD)
@@ -292,6 +303,7 @@ def test_a_reload_without_a_file_says_that_there_is_none():
         assert running.end()[0] == 0
 
 
+@pytest.mark.promise("SRV-3")
 def test_systemd_hears_ready_reloading_and_stopping(tmp_path):
     file = tmp_path / "serve.toml"
     file.write_text(GOOD)
@@ -362,6 +374,7 @@ def test_the_example_configuration_can_be(forebay):
     assert subsystem["allow_any_host"] is False and [n["nsid"] for n in subsystem["namespaces"]] == [1, 2]
 
 
+@pytest.mark.promise("TGT-5")
 def test_what_avahi_announces_is_the_discovery_service(forebay):
     service = ElementTree.parse(DEPLOY / "forebay-serve.avahi.service").getroot().find("service")
     assert service is not None and service.findtext("type") == "_nvme-disc._tcp"

@@ -50,6 +50,7 @@ def complete(words: str) -> list[str]:
     return [line.split(",")[1] for line in done.stdout.splitlines()]
 
 
+@pytest.mark.promise("CMD-21")
 def test_tab_completes_flags_of_a_verb():
     assert {"--io-size", "--iopoll"} <= set(complete("forebay bench --io"))
     assert "recommend" in complete("forebay plan re")
@@ -67,6 +68,7 @@ def offered(words: str) -> list[tuple[str, str]]:
     return [tuple(line.split(",", 1)) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.promise("CMD-21")
 @pytest.mark.parametrize(
     ("words", "first", "names"),
     [
@@ -104,6 +106,7 @@ def test_tab_completes_paths_names_and_values(words, first, names):
     assert {value for kind, value in found if kind == "plain"} == names
 
 
+@pytest.mark.promise("CMD-21")
 def test_bash_itself_completes_a_path_and_a_value(tmp_path):
     """In a terminal, as a user presses Tab."""
     if shutil.which("bash") is None:

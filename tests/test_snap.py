@@ -63,6 +63,7 @@ def gateway(tmp_path: Path) -> Iterator[Gateway]:
     made.process.communicate()
 
 
+@pytest.mark.promise("SNP-3")
 def test_sockets_are_their_owners_alone_and_go_with_the_gateway(gateway):
     for path in (gateway.rpc_path, gateway.drive):
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o600 and stat.S_ISSOCK(os.stat(path).st_mode)
@@ -71,6 +72,7 @@ def test_sockets_are_their_owners_alone_and_go_with_the_gateway(gateway):
     assert not gateway.rpc_path.exists() and not gateway.drive.exists()
 
 
+@pytest.mark.promise("SNP-3")
 def test_what_a_killed_gateway_left_is_in_nobodys_way(gateway, tmp_path):
     gateway.process.kill()
     gateway.process.communicate()
@@ -79,6 +81,7 @@ def test_what_a_killed_gateway_left_is_in_nobodys_way(gateway, tmp_path):
     assert again.end()[0] == 0
 
 
+@pytest.mark.promise("SNP-3")
 def test_a_second_gateway_on_the_same_sockets_is_one_too_many(gateway):
     command = [sys.executable, "-m", "forebay.cli", "snap", str(gateway.file)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
@@ -86,6 +89,7 @@ def test_a_second_gateway_on_the_same_sockets_is_one_too_many(gateway):
     assert gateway.rpc("nvme_controller_list")
 
 
+@pytest.mark.promise("SNP-2")
 def test_rpcs_change_what_hosts_may_have(gateway, tmp_path):
     (first,) = gateway.rpc("nvme_controller_list")
     assert (first["ctrl_id"], first["state"], first["namespaces"], first["num_queues"]) == ("one", "waiting", [1], 4)
@@ -113,6 +117,7 @@ def test_rpcs_change_what_hosts_may_have(gateway, tmp_path):
     assert [s["nqn"] for s in gateway.rpc("nvme_subsystem_list")] == [NQN]
 
 
+@pytest.mark.promise("SNP-2")
 def test_what_came_of_rpcs_is_a_file_to_begin_with(gateway, tmp_path):
     gateway.rpc("nvme_namespace_create", "-s", NQN, "-b", "nil:?size=2g", "-n", "7", "--iops", "5000")
     file = tmp_path / "again.json"
@@ -122,6 +127,7 @@ def test_what_came_of_rpcs_is_a_file_to_begin_with(gateway, tmp_path):
     assert "nsid 7: nil:?size=2g, read-only, at most 5,000 IOPS" in done.stdout
 
 
+@pytest.mark.promise("SNP-4")
 @pytest.mark.soak
 def test_a_gateway_at_rest_takes_no_processor_time(gateway):
     ticks = os.sysconf("SC_CLK_TCK")
@@ -137,6 +143,7 @@ def test_a_gateway_at_rest_takes_no_processor_time(gateway):
     assert cpu_s() - before <= 0.03
 
 
+@pytest.mark.promise("GWY-7")
 def test_without_the_driver_a_block_device_is_refused_with_what_to_type(gateway):
     if Path("/dev/ublk-control").exists():
         pytest.skip("this machine's kernel has ublk; tests/vm/test_ublk.py makes devices")
@@ -148,6 +155,7 @@ def test_without_the_driver_a_block_device_is_refused_with_what_to_type(gateway)
     )
 
 
+@pytest.mark.promise("GWY-7")
 def test_a_configuration_with_a_block_device_says_what_to_type_too(forebay, tmp_path):
     if Path("/dev/ublk-control").exists():
         pytest.skip("this machine's kernel has ublk; tests/vm/test_ublk.py makes devices")

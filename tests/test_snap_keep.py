@@ -163,6 +163,7 @@ def under_verified_load(kept: Kept, seconds: int) -> Iterator[Future[None]]:
 SOAK = pytest.mark.soak
 
 
+@pytest.mark.promise("SNP-10")
 @pytest.mark.parametrize(
     ("poll", "kills"), [(False, FEW), pytest.param(False, KILLS, marks=SOAK), pytest.param(True, KILLS, marks=SOAK)]
 )
@@ -202,6 +203,7 @@ class Target:
         self.process.communicate()
 
 
+@pytest.mark.promise("SNP-10")
 @pytest.mark.parametrize(
     ("daemon", "kills"),
     [
@@ -238,6 +240,7 @@ def test_a_gateway_and_its_target_are_killed_in_turn_under_verified_load(tmp_pat
         target.kill()
 
 
+@pytest.mark.promise("SNP-10")
 @pytest.mark.parametrize("deaths", [FEW, pytest.param(6, marks=SOAK)])
 def test_hosts_that_die_with_their_gateway_leave_the_drive_to_the_next(kept, deaths):
     """Whichever dies first, nothing of the host stays with the keeper or with the next gateway."""
@@ -261,6 +264,7 @@ def test_hosts_that_die_with_their_gateway_leave_the_drive_to_the_next(kept, dea
     kept.end()
 
 
+@pytest.mark.promise("SNP-10")
 def test_what_rpcs_changed_is_there_again(kept, tmp_path):
     kept.start()
     (tmp_path / "more").write_bytes(bytes(1 << 20))
@@ -279,6 +283,7 @@ def test_what_rpcs_changed_is_there_again(kept, tmp_path):
     kept.end()
 
 
+@pytest.mark.promise("SNP-10")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_both_gracefully(kept, how):
     kept.start()
@@ -289,6 +294,7 @@ def test_a_signal_ends_both_gracefully(kept, how):
     assert not Path(f"/proc/{gateway}").exists() and not kept.drive.exists() and not kept.rpc.exists()
 
 
+@pytest.mark.promise("SNP-10")
 def test_a_gateway_whose_keeper_is_killed_ends(kept):
     kept.start()
     gateway = kept.gateway()
@@ -301,6 +307,7 @@ def test_a_gateway_whose_keeper_is_killed_ends(kept):
     kept.end()
 
 
+@pytest.mark.promise("SNP-10")
 def test_hosts_wait_while_the_source_is_away(kept):
     """The keeper says what keeps the next gateway from starting, and tries again."""
     kept.start()
@@ -319,6 +326,7 @@ def test_hosts_wait_while_the_source_is_away(kept):
     kept.end()
 
 
+@pytest.mark.promise("SNP-10")
 def test_what_never_served_is_not_started_again(kept):
     kept.file.write_text(kept.file.read_text().replace(str(kept.content), "/none"))
     for words, found in [([], "/none"), (["--take-over"], "--keep --take-over")]:
@@ -329,6 +337,7 @@ def test_what_never_served_is_not_started_again(kept):
         assert found in done.stderr and "started again" not in done.stderr
 
 
+@pytest.mark.promise("SNP-10")
 @pytest.mark.soak
 def test_at_rest_neither_takes_processor_time(kept):
     kept.start()

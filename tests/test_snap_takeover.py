@@ -101,6 +101,7 @@ def answered(place: Place) -> str:
         return ""
 
 
+@pytest.mark.promise("SNP-7", "SNP-12")
 def test_a_newer_gateway_takes_its_place_and_the_old_one_ends(place):
     old = place.start()
     run = place.bench("&io_timeout=-1", 600)
@@ -125,6 +126,7 @@ def test_a_newer_gateway_takes_its_place_and_the_old_one_ends(place):
     assert not place.drive.exists() and not place.rpc.exists()
 
 
+@pytest.mark.promise("SNP-9")
 def test_a_run_goes_on_where_a_killed_gateway_comes_back(place):
     first = place.start()
     run = place.bench("&io_timeout=-1&fast_io_fail_tmo=200", 600)
@@ -139,6 +141,7 @@ def test_a_run_goes_on_where_a_killed_gateway_comes_back(place):
     assert [path["reconnects"] for path in record["path"]["fabric"][0]["paths"]] == [1]
 
 
+@pytest.mark.promise("SNP-9")
 def test_a_run_that_is_not_to_wait_fails_fast(place):
     first = place.start()
     run = place.bench("&fast_io_fail_tmo=0&ctrl_loss_tmo=0", 600)

@@ -44,6 +44,7 @@ class Running(service_process.Running):
 # What is asked for ---------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("SNP-1")
 def test_a_file_is_checked_and_told_in_words(forebay, tmp_path):
     file = tmp_path / "snap.toml"
     file.write_text(GOOD)
@@ -62,6 +63,7 @@ def test_a_file_is_checked_and_told_in_words(forebay, tmp_path):
     assert json.loads(forebay("snap", "--check", again, "--json").stdout) == found
 
 
+@pytest.mark.promise("SNP-1")
 def test_a_check_judges_the_socket_that_would_be_used(forebay, tmp_path):
     file = tmp_path / "snap.toml"
     file.write_text(GOOD)
@@ -93,6 +95,7 @@ BAD_FILES = [
 ]
 
 
+@pytest.mark.promise("SNP-1")
 @pytest.mark.parametrize(("old", "new", "said"), BAD_FILES)
 def test_a_file_that_cannot_be_is_refused_by_name(forebay, tmp_path, old, new, said):
     assert old in GOOD
@@ -126,6 +129,7 @@ def test_words_that_cannot_be_are_refused_by_name(forebay, arguments, said):
     assert said in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.promise("SNP-2")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_wait_for_a_gateway_that_does_not_answer(tmp_path, number):
     path = tmp_path / "held.sock"
@@ -161,6 +165,7 @@ def test_help_of_rpcs_names_the_verbs_and_their_flags(forebay):
 # Its life ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("SNP-4")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_gracefully_with_0_and_totals(tmp_path, number):
     with Running(tmp_path / "snap.toml") as running:
@@ -173,6 +178,7 @@ def test_a_signal_ends_it_gracefully_with_0_and_totals(tmp_path, number):
     assert "NVMeCtrl1: 1 host broke the protocol" in out
 
 
+@pytest.mark.promise("SNP-4")
 def test_with_json_one_document_is_all_of_stdout(tmp_path):
     with Running(tmp_path / "snap.toml", "--json", "--rpc", "off") as running:
         assert running.wait_for("stderr", "ready") == "ready: 1 controller · no RPCs"
@@ -189,6 +195,7 @@ def test_one_that_was_taken_over_ends_by_itself_with_0(tmp_path):
     assert json.loads(out)["handed_over"] is True
 
 
+@pytest.mark.promise("SNP-4")
 def test_commands_that_were_cut_off_are_said_with_exit_code_4(tmp_path):
     with Running(tmp_path / "snap.toml", "--drain", "0.1", fake="cut") as running:
         running.wait_for("stdout", "ready")

@@ -33,6 +33,7 @@ def job_of(*arguments: str) -> dict:
     return job_from_flags(("nil:",), context.params)
 
 
+@pytest.mark.promise("CMD-20")
 @pytest.mark.parametrize("flag", SAME)
 def test_each_spelling_makes_the_job_that_our_flag_makes(flag: str) -> None:
     ours = job_of(f"--{flag}", VALUES[flag])
@@ -44,6 +45,7 @@ def test_each_spelling_makes_the_job_that_our_flag_makes(flag: str) -> None:
             assert {"sources": ["nil:"], **parse_settings(f"{spelling[2:]}={VALUES[flag]}")} == ours
 
 
+@pytest.mark.promise("CMD-20")
 def test_two_names_of_one_flag_agree_or_are_refused() -> None:
     assert job_of("--bs", "4k", "--io-size", "4096")["io_bytes"] == 4096
     assert job_of("--depth", "4", "--depth", "8")["depth"] == 8, "the last of one name counts"
@@ -69,6 +71,7 @@ def answer_of(words: str) -> str:
     return refused.value.next
 
 
+@pytest.mark.promise("CMD-20")
 @pytest.mark.parametrize("verb", ["bench", "compare", "tune"])
 @pytest.mark.parametrize("flag", ["--filename=x", "-x", "--group_reporting", "--hosts=a", "-T"])
 def test_a_flag_without_a_counterpart_is_answered(verb: str, flag: str) -> None:
@@ -77,6 +80,7 @@ def test_a_flag_without_a_counterpart_is_answered(verb: str, flag: str) -> None:
     assert answer_of(f"{verb} nil: {flag}") == expected
 
 
+@pytest.mark.promise("CMD-20")
 @pytest.mark.parametrize(
     ("words", "next"),
     [
@@ -130,6 +134,7 @@ def verbs(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tupl
             yield (*path, name), command
 
 
+@pytest.mark.promise("CMD-20")
 def test_no_verb_answers_with_a_flag_that_neither_it_nor_a_named_command_has() -> None:
     theirs = {*(s for spellings in SAME.values() for s in spellings), *ANSWERS, *(f"--{f.flag}" for f in fields())}
     unanswered, answered = [], 0
@@ -152,6 +157,7 @@ def test_no_verb_answers_with_a_flag_that_neither_it_nor_a_named_command_has() -
     assert answered > 1000 and not unanswered, unanswered
 
 
+@pytest.mark.promise("CMD-20")
 @pytest.mark.parametrize(
     ("words", "next"),
     [
@@ -226,6 +232,7 @@ def test_a_value_for_a_switch_is_answered(flag: str, next: str) -> None:
     assert refused.value.asked == flag.partition("=")[0] + "=" and next in refused.value.next
 
 
+@pytest.mark.promise("CMD-20")
 @pytest.mark.parametrize(
     ("words", "next"),
     [
@@ -245,6 +252,7 @@ def test_engines_have_fios_names_too() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.promise("CMD-20")
 def test_a_typed_line_runs_and_help_keeps_to_one_name() -> None:
     line = ("nil:?size=64m", "--rw=randread", "--bs=64k", "--iodepth=4", "-t", "2", "--loops=1", "--json")
     done = processes.run([*processes.FOREBAY, "bench", *line])

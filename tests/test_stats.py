@@ -112,6 +112,7 @@ def stopped_comparison(seed: int, noise: float, drift: float, ratio: float) -> t
     return found.low <= ratio <= found.high, len(pairs)
 
 
+@pytest.mark.promise("SWP-3")
 @pytest.mark.parametrize("noise", [0.005, 0.01, 0.02, 0.03])
 @pytest.mark.parametrize("drift", [0.0, 0.01])
 def test_the_interval_holds_the_truth_as_often_as_it_says_although_it_chose_when_to_stop(

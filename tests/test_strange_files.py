@@ -40,6 +40,7 @@ def strict(text: str) -> Any:
 DRIVE = '[[drive]]\nname = "X"\nkind = "nvme-tlc"\nseq_read_mbps = 7000\n'
 
 
+@pytest.mark.promise("FLT-21")
 @pytest.mark.parametrize(
     ("text", "word"),
     [
@@ -98,6 +99,7 @@ def test_runs_that_fit_no_drive_calibrate_without_a_word_of_numpy(said: Said, tm
     assert code == 0 and "Warning" not in err and strict(out)["throughput_gib_s"] > 0
 
 
+@pytest.mark.promise("FLT-21")
 @pytest.mark.parametrize(
     "command",
     [
@@ -127,6 +129,7 @@ def record(**result: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.promise("FLT-21")
 @pytest.mark.parametrize(
     ("change", "word"),
     [
@@ -164,6 +167,7 @@ def test_wild_figures_make_a_wide_interval_and_no_traceback(said: Said, tmp_path
 SWEEP = '[job]\nsource = "nil:"\nduration = 0.02\nwarmup = 0\n[matrix]\nio-size = ["4k", "8k"]\n'
 
 
+@pytest.mark.promise("FLT-21")
 @pytest.mark.parametrize(
     ("line", "path", "value"),
     [

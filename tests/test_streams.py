@@ -32,6 +32,7 @@ def started_without(number: int, cwd: Path, *arguments: str) -> subprocess.Popen
     )
 
 
+@pytest.mark.promise("FLT-22")
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_a_closed_stream_changes_neither_the_code_nor_a_file(tmp_path: Path, number: int) -> None:
     process = started_without(number, tmp_path, *BENCH, "-o", "r.json")
@@ -43,6 +44,7 @@ def test_a_closed_stream_changes_neither_the_code_nor_a_file(tmp_path: Path, num
     assert process.returncode == 2
 
 
+@pytest.mark.promise("FLT-22")
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii", "cp1252"])
 def test_an_encoding_that_lacks_a_character_is_no_obstacle(run: Run, encoding: str, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": encoding}
@@ -54,6 +56,7 @@ def test_an_encoding_that_lacks_a_character_is_no_obstacle(run: Run, encoding: s
     assert done.returncode == 0 and json.loads(done.stdout)["schema"] == "forebay.doctor/1"
 
 
+@pytest.mark.promise("CMD-22")
 @pytest.mark.parametrize("locale", [{"LANG": "C"}, {"LC_ALL": "POSIX"}, {"LC_CTYPE": "C", "LANG": "de_DE.UTF-8"}])
 def test_a_locale_of_c_gets_ascii(run: Run, locale: dict[str, str], tmp_path: Path) -> None:
     others = {k: v for k, v in os.environ.items() if k not in ("LANG", "LC_ALL", "LC_CTYPE", "PYTHONUTF8", "PYTHONIOENCODING")}
@@ -68,6 +71,7 @@ def test_a_locale_of_c_gets_ascii(run: Run, locale: dict[str, str], tmp_path: Pa
         assert "·" in run("bench", "./ü.bin", "--passes", "1", env={**others, **utf8}).stdout
 
 
+@pytest.mark.promise("CMD-22")
 def test_every_character_that_we_print_has_a_stand_in() -> None:
     from forebay.plain import plain
 
@@ -94,6 +98,7 @@ MEASURING = (
 )
 
 
+@pytest.mark.promise("FLT-22")
 @pytest.mark.parametrize("arguments", MEASURING, ids=lambda a: " ".join(a[:2]))
 @pytest.mark.parametrize("as_json", [(), ("--json",)], ids=["words", "json"])
 def test_what_a_full_output_does_not_take_is_kept_in_a_file(
@@ -107,6 +112,7 @@ def test_what_a_full_output_does_not_take_is_kept_in_a_file(
     assert json.loads(kept.read_text())["schema"].startswith("forebay.")
 
 
+@pytest.mark.promise("FLT-22")
 @pytest.mark.parametrize("arguments", [(*BENCH, "--json"), BENCH, ("files", ".", "--files", "20", "--json")], ids=" ".join)
 def test_what_a_closed_output_does_not_take_is_kept_in_a_file(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     done = processes.finish(started_without(1, tmp_path, *arguments))
@@ -136,6 +142,7 @@ def test_where_nobody_reads_a_verb_ends_as_interrupted(tmp_path: Path, arguments
     assert (done.returncode, done.stderr) == (130, "")
 
 
+@pytest.mark.promise("FLT-22")
 def test_where_nobody_reads_what_was_measured_is_kept_or_saved_already(tmp_path: Path) -> None:
     assert to_nobody(tmp_path, *BENCH, "-o", "r.json").returncode == 130
     assert [path.name for path in tmp_path.iterdir()] == ["r.json"]

@@ -113,6 +113,7 @@ def test_a_dry_run_lists_the_runs_and_the_time_and_touches_nothing(
     assert not machine.jobs and os.listdir(".") == ["mine.toml"]
 
 
+@pytest.mark.promise("CMD-7")
 def test_the_json_document_has_medians_over_the_rounds(
     machine: FakeMachine, sweep: Path, capsys: Any
 ) -> None:
@@ -130,6 +131,7 @@ def test_the_json_document_has_medians_over_the_rounds(
 # Wrong requests ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("FLT-8")
 @pytest.mark.parametrize(
     ("text", "named"),
     [

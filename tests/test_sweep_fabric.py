@@ -42,6 +42,7 @@ def lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()][1:]
 
 
+@pytest.mark.promise("SWP-7")
 def test_local_and_remote_are_read_and_the_page_has_the_papers_cells(tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "r.jsonl"
     ran = sweep("solidigm-remote", tmp_path, *SMALL, "-o", out)
@@ -65,6 +66,7 @@ def test_local_and_remote_are_read_and_the_page_has_the_papers_cells(tmp_path: P
     assert "published: D7-PS1010" in page and "13.41" in page and "remote ÷ local" in page and "loopback" in page
 
 
+@pytest.mark.promise("SWP-7")
 def test_queues_of_an_emulated_drive_are_swept(tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "q.jsonl"
     ran = sweep("solidigm-snap-queues", tmp_path, *SMALL, "--set", "io_size=128k", "-o", out)
@@ -84,6 +86,7 @@ def test_queues_of_an_emulated_drive_are_swept(tmp_path: Path, capsys: Any) -> N
     assert "GiB/s by queues" in (tmp_path / "p.html").read_text()
 
 
+@pytest.mark.promise("SWP-7")
 def test_a_target_that_runs_elsewhere_is_read_and_left_alone(tmp_path: Path) -> None:
     from serve_support import NQN, Target
 
@@ -101,6 +104,7 @@ def test_a_target_that_runs_elsewhere_is_read_and_left_alone(tmp_path: Path) -> 
         assert target.process.poll() is None
 
 
+@pytest.mark.promise("SWP-7")
 def test_what_a_target_elsewhere_offers_is_asked_where_no_subsystem_is_named(tmp_path: Path) -> None:
     from serve_support import NQN, Target, toml
 
@@ -119,6 +123,7 @@ def test_what_a_target_elsewhere_offers_is_asked_where_no_subsystem_is_named(tmp
         assert "offers no subsystem over TCP to this host, nqn." in none.value.found and "--allow NQN" in none.value.next
 
 
+@pytest.mark.promise("SWP-7")
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2")
 def test_the_target_may_live_in_a_network_namespace(tmp_path: Path) -> None:
     probe = f"forebay-probe-{os.getpid()}"
@@ -134,6 +139,7 @@ def test_the_target_may_live_in_a_network_namespace(tmp_path: Path) -> None:
     assert network not in subprocess.run(["ip", "route"], capture_output=True, text=True).stdout
 
 
+@pytest.mark.promise("SWP-7")
 @pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None, reason="needs root and iproute2"
 )
@@ -192,6 +198,7 @@ def test_a_sweep_names_what_it_needs_rightly() -> None:
     assert {"solidigm-remote", "solidigm-snap-queues"} <= set(presets())
 
 
+@pytest.mark.promise("SWP-7")
 @pytest.mark.parametrize(("queues", "workers", "depth", "then"), [
     (1, 32, 1, (1, 32)), (7, 32, 1, (4, 8)), (7, 24, 1, (6, 4)), (31, 24, 1, (24, 1)), (8, 16, 2, (8, 4)), (15, 17, 1, (1, 17)),
 ])  # fmt: skip
@@ -204,6 +211,7 @@ def test_as_many_in_flight_by_as_many_workers_as_have_queues(
         assert (fitted["workers"], fitted["depth"]) == then and bool(changes) == (then != (workers, depth))
 
 
+@pytest.mark.promise("SWP-7")
 def test_drives_are_told_apart_by_their_queues_on_the_fabric(monkeypatch: pytest.MonkeyPatch) -> None:
     found = fabric.drives(["{gateway}?queues=3", "{gateway:31}", "stripe:?m={gateway:7}&m={gateway}", "{target}", "/x"])
     assert found == {"{gateway}": 4, "{gateway:31}": 31, "{gateway:7}": 7}

@@ -17,6 +17,7 @@ from forebay.sweep.scale import folder_of
 from sweep_support import SWEEP, machine, points_of, sweep  # noqa: F401 - fixtures
 
 
+@pytest.mark.promise("SWP-2")
 def test_solidigm_gds_is_the_published_method(machine: FakeMachine, tmp_path: Path, capsys: Any) -> None:
     machine.paths = ("host", "bounce", "gds")
     _, out, _ = typed(capsys, "sweep", "solidigm-gds", "nil:", "--dry-run", "--json", "--scale", 1)
@@ -32,6 +33,7 @@ def test_solidigm_gds_is_the_published_method(machine: FakeMachine, tmp_path: Pa
     assert all(j["duration_s"] == 45 and j["op"] == "read" and j["depth"] == 1 for j in jobs)
 
 
+@pytest.mark.promise("SWP-2")
 def test_the_other_presets_are_the_published_methods(machine: FakeMachine, capsys: Any) -> None:
     machine.paths = ("host", "bounce", "mapped", "gds")
 
@@ -53,6 +55,7 @@ def test_the_other_presets_are_the_published_methods(machine: FakeMachine, capsy
     assert len(power) == 200 and [j["path"] for j in power[:4]] == ["gds", "host", "gds", "host"]
 
 
+@pytest.mark.promise("GPU-13")
 def test_pairs_run_at_once_each_with_the_workers_of_the_paper(machine: FakeMachine, capsys: Any) -> None:
     machine.paths = ("host", "bounce", "gds")
     pairs = ["--pair", "0=/dev/nvme0n1", "--pair", "1=stripe:?m=/a&m=/b"]
@@ -77,6 +80,7 @@ def test_every_preset_says_where_its_method_comes_from(capsys: Any) -> None:
     assert all(p["cites"] and p["method"] and p["title"] for p in found)
 
 
+@pytest.mark.promise("SWP-2")
 def test_without_gds_the_preset_says_so_and_runs_what_is_there(
     machine: FakeMachine, tmp_path: Path, capsys: Any
 ) -> None:

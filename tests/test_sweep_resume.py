@@ -37,6 +37,7 @@ def test_a_foreign_file_is_moved_by_no_restart_and_an_empty_one_survives_a_sweep
         assert path.exists() == stays
 
 
+@pytest.mark.promise("SWP-1")
 def test_after_ctrl_c_the_same_command_goes_on(machine: FakeMachine, sweep: Path, capsys: Any) -> None:
     machine.interrupt_at = 2
     code, out, err = typed(capsys, "sweep", sweep, "/x", "-o", "o")
@@ -53,6 +54,7 @@ def test_after_ctrl_c_the_same_command_goes_on(machine: FakeMachine, sweep: Path
     assert code == 0 and not machine.jobs and "6 of 6" in out
 
 
+@pytest.mark.promise("FLT-8")
 @pytest.mark.parametrize(
     "damage",
     [
@@ -86,6 +88,7 @@ def test_a_damaged_line_is_named_kept_aside_and_run_again(
     assert code == 0 and "damaged" not in err
 
 
+@pytest.mark.promise("FLT-8")
 @pytest.mark.parametrize(
     "line", [{}, [1, 2], {"schema": "forebay.run/99"}, {"schema": "forebay.point/1", "key": "k", "point": {}}], ids=str
 )
@@ -102,6 +105,7 @@ def test_a_line_that_is_no_point_is_put_aside_whatever_spaces_the_other_lines_ha
     assert json.loads(Path("o.damaged").read_text()) == line
 
 
+@pytest.mark.promise("SWP-1")
 def test_a_write_torn_at_any_byte_loses_at_most_its_own_point(
     machine: FakeMachine, sweep: Path, capsys: Any
 ) -> None:
@@ -174,6 +178,7 @@ def test_a_file_that_is_not_ours_is_left_alone(
     assert Path("o").read_bytes() == content and not machine.jobs and not Path("o.damaged").exists()
 
 
+@pytest.mark.promise("FLT-10")
 def test_two_sweeps_into_one_file_are_refused(machine: FakeMachine, sweep: Path, capsys: Any) -> None:
     typed(capsys, "sweep", sweep, "/x", "-o", "o")
     machine.jobs = []
@@ -224,6 +229,7 @@ def driver(folder: Path, kill: signal.Signals | None, held: int) -> int:
         return processes.finish(child).returncode
 
 
+@pytest.mark.promise("SWP-1")
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_whatever_ends_the_process_finished_points_are_kept(sweep: Path, kill: signal.Signals) -> None:
     code = driver(sweep.parent, kill, 3)

@@ -30,6 +30,7 @@ def rows_of(content: bytes, row: int, start: int) -> list[bytes]:
     return [content[at : at + row] for at in range(start, len(content) - row + 1, row)]
 
 
+@pytest.mark.promise("PYT-15")
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 2**20), max_size=400), st.integers(1, 5000), st.integers(0, 200))
 def test_rows_are_numbered_through_the_files_in_their_order(
@@ -45,6 +46,7 @@ def test_rows_are_numbered_through_the_files_in_their_order(
     assert out[:-1].tobytes() == b"".join(table_rows[n] for n in rows) and out[-1] == 0xEE
 
 
+@pytest.mark.promise("PYT-15")
 @pytest.mark.parametrize(("unit", "row"), [(4096, 512), (4096, 4096), (100, 50), (6, 2)])
 def test_rows_of_a_stripe_lie_in_the_files_by_turns(tmp_path: Path, unit: int, row: int) -> None:
     whole = np.random.default_rng(unit).integers(256, size=unit * 3 * 7, dtype=np.uint8).tobytes()
@@ -62,6 +64,7 @@ def test_rows_of_a_stripe_lie_in_the_files_by_turns(tmp_path: Path, unit: int, r
     assert all(out[i].tobytes() == whole[n * row : (n + 1) * row] for i, n in enumerate(rows))
 
 
+@pytest.mark.promise("PYT-15")
 def test_a_row_that_only_the_longer_file_of_a_stripe_has_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(bytes(16))
     (tmp_path / "b").write_bytes(bytes(8))
@@ -71,6 +74,7 @@ def test_a_row_that_only_the_longer_file_of_a_stripe_has_is_refused(tmp_path: Pa
             table.gather([0, 3], 8, bytearray(24))
 
 
+@pytest.mark.promise("PYT-15")
 def test_offsets_say_where_rows_begin(paths: list[Path]) -> None:
     draw = np.random.default_rng(5).integers
     begins = [np.sort(draw(size - 8, size=50)) if size > 9 else np.array([0, 1]) for size in SIZES]
@@ -88,6 +92,7 @@ def test_offsets_say_where_rows_begin(paths: list[Path]) -> None:
         assert out[:24] == b"".join(rows_by_file[0][n] for n in (3, 0, 3))
 
 
+@pytest.mark.promise("PYT-15")
 @pytest.mark.parametrize(
     ("rows", "row", "more", "words"),
     [
@@ -110,6 +115,7 @@ def test_what_offsets_and_numbers_cannot_be_is_refused(
     assert not any(out)
 
 
+@pytest.mark.promise("PYT-15")
 def test_tables_that_cannot_be_are_refused(paths: list[Path], tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="no file in the list"):
         forebay.open([])
@@ -135,6 +141,7 @@ def test_tables_that_cannot_be_are_refused(paths: list[Path], tmp_path: Path) ->
     assert not any(out)
 
 
+@pytest.mark.promise("PYT-15")
 def test_a_gather_of_several_files_is_awaited_timed_and_cancelled(paths: list[Path]) -> None:
     with forebay.open(paths) as table:
         rows = np.arange(sum(size // 8 for size in SIZES)) % 20_000
@@ -155,6 +162,7 @@ class OnGpu:
     __cuda_array_interface__ = {"shape": (4,), "typestr": "<i8", "data": (4096, False), "version": 3}
 
 
+@pytest.mark.promise("PYT-16")
 def test_numbers_on_a_gpu_without_a_gpu_are_an_error_that_says_so(paths: list[Path]) -> None:
     with forebay.open(paths[0]) as file, pytest.raises((MachineError, RequestError)):
         file.gather(OnGpu(), 16, bytearray(64))
@@ -177,6 +185,7 @@ def test_numbers_on_a_gpu_whose_type_is_not_told_are_refused(paths: list[Path]) 
                 file.gather(numbers, 64, bytearray(64))
 
 
+@pytest.mark.promise("PYT-17")
 def test_many_rows_of_a_cached_file_are_the_files_own_also_once_it_changed(tmp_path: Path) -> None:
     """So many are copied out of the mapping, whose pages were asked for a moment ago."""
     path, row = tmp_path / "rows", 100

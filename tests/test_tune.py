@@ -40,6 +40,7 @@ def cheapest(machine: FakeMachine, axes: dict[str, list[int]], share: float = 0.
     return min(machine.true_cpu_s_per_gib(s) for s in settings if machine.true_gib_s(s) >= share * peak)
 
 
+@pytest.mark.promise("CMD-7", "SWP-5")
 @pytest.mark.parametrize("seed", range(6))
 def test_the_pick_is_as_good_as_the_best_of_all_settings(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = FakeMachine(seed=seed, noise=0.01, drift=0.001)
@@ -136,6 +137,7 @@ def test_a_neighbour_that_is_higher_is_chosen_from_or_else_told() -> None:
     )
 
 
+@pytest.mark.promise("SWP-30")
 @pytest.mark.parametrize("seconds", [60.0, 100.0, 400.0])
 def test_what_a_lucky_probe_hid_is_confirmed_and_chosen(seconds: float) -> None:
     """One probe 20 % too high made every other setting look far from the peak: it alone was confirmed, and chosen, with a
@@ -159,6 +161,7 @@ def test_what_a_lucky_probe_hid_is_confirmed_and_chosen(seconds: float) -> None:
         assert choice.pick.depth == 16, "of equal costs the smaller buffers"
 
 
+@pytest.mark.promise("SWP-30")
 def test_equal_costs_go_to_the_smaller_buffers() -> None:
     """Fewer I/Os in flight may take more memory: memory counts."""
     few, small = Setting(8 << 20, 1, 4), Setting(1 << 20, 1, 16)
@@ -168,6 +171,7 @@ def test_equal_costs_go_to_the_smaller_buffers() -> None:
     assert search.choose().pick == small
 
 
+@pytest.mark.promise("SWP-30")
 def test_buffers_are_bounded_unless_told_otherwise(machine: FakeMachine, capsys: Any) -> None:
     def most(*arguments: Any) -> int:
         machine.jobs.clear()

@@ -21,6 +21,7 @@ WHOLE = (*QUICK, "--scale", "1")
 # as typed, on this machine
 
 
+@pytest.mark.promise("GPU-16")
 def test_for_real_what_can_run_here_runs_and_the_rest_says_why_not(forebay, tmp_path):
     drive, output = tmp_path / "drive", tmp_path / "v.json"
     drive.mkdir()
@@ -102,6 +103,7 @@ def with_gdsio(monkeypatch, tmp_path, rate="0.5"):
     return tool
 
 
+@pytest.mark.promise("GPU-16")
 @pytest.mark.long
 def test_on_a_machine_that_has_everything_each_promise_gets_its_record(capsys, server, drives, tmp_path):
     output = tmp_path / "v.json"
@@ -166,6 +168,7 @@ def test_the_papers_tables_run_whole_and_say_how_they_were_scaled(capsys, server
     assert row["verdict"] == "record" and "scaled" in row["evidence"]
 
 
+@pytest.mark.promise("GPU-16")
 def test_devices_and_files_are_only_read(capsys, server, tmp_path):
     source = tmp_path / "drive"
     source.write_bytes(bytes(1 << 20))

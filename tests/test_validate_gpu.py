@@ -10,6 +10,7 @@ from gpu_stub_support import Gpu, built
 from validate_support import QUICK, judged, judged_of
 
 
+@pytest.mark.promise("GPU-16")
 @pytest.mark.long
 def test_with_a_gpu_the_steps_run_through_the_engine_into_its_memory(tmp_path):
     drive, output = tmp_path / "drive", tmp_path / "v.json"

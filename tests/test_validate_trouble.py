@@ -33,6 +33,7 @@ def test_a_run_that_fails_is_kept_with_its_reason_and_the_rest_goes_on(capsys, s
     assert judged(output, "bounce")["GPU-7"]["verdict"] == "does not hold"
 
 
+@pytest.mark.promise("GPU-16")
 def test_after_ctrl_c_the_same_command_goes_on_where_it_stopped(capsys, server, drives, tmp_path):
     output = tmp_path / "v.json"
     server.interrupt_at = 6
@@ -52,6 +53,7 @@ def test_after_ctrl_c_the_same_command_goes_on_where_it_stopped(capsys, server, 
     assert "partial" not in states(output).values()
 
 
+@pytest.mark.promise("GPU-16")
 @pytest.mark.long
 def test_a_run_that_took_the_machine_down_is_not_tried_again_unasked(capsys, server, drives, tmp_path):
     output = tmp_path / "v.json"

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from validate_support import QUICK, Server, drives, four_directories, judged, server, validate  # noqa: F401 - fixtures
 
 
+@pytest.mark.promise("GPU-16")
 def test_compatibility_mode_is_never_taken_for_direct(capsys, server, drives, tmp_path):
     """The doctor expected direct DMA; cuFile's counters say otherwise, and they decide."""
     output = tmp_path / "v.json"

@@ -21,6 +21,7 @@ def test_nobody_there_is_said_with_its_name(forebay, tmp_path):
     assert done.returncode == 3 and "none.sock" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.promise("VUD-5")
 @pytest.mark.soak
 def test_nobody_there_is_said_at_once(forebay, tmp_path):
     begin = time.monotonic()
@@ -38,6 +39,7 @@ def test_who_hangs_up_is_no_drive(forebay, tmp_path):
         assert done.returncode == 3 and "VFIO_USER_VERSION" in done.stderr, done.stderr
 
 
+@pytest.mark.promise("RHO-19")
 def test_a_drive_that_another_client_has_is_told_of(forebay, tmp_path):
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as listener:
@@ -57,17 +59,20 @@ def test_a_drive_that_another_client_has_is_told_of(forebay, tmp_path):
         listener.shutdown(socket.SHUT_RDWR)
 
 
+@pytest.mark.promise("VUD-5")
 @pytest.mark.parametrize("key", ["queues=0", "spin_us=x", "nsid=0", "queue=1", "io_timeout=soon"])
 def test_a_key_that_is_wrong_is_refused_by_name(forebay, key):
     done = forebay("bench", f"vfio-user:/run/x.sock?{key}", "--passes", "1")
     assert done.returncode == 2 and key.split("=")[0] in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.promise("VUD-5")
 def test_a_namespace_is_written_to_only_where_it_was_named(forebay, tmp_path):
     done = forebay("bench", f"vfio-user:{tmp_path}/s", "--op", "write", "--passes", "1")
     assert done.returncode == 2 and "--overwrite-device" in done.stderr
 
 
+@pytest.mark.promise("VUD-7")
 def test_gdsio_reads_and_writes_it_as_it_does_a_file(forebay, tmp_path):
     content = tmp_path / "content"
     content.write_bytes(before := os.urandom(8 << 20))
@@ -85,6 +90,7 @@ def test_gdsio_reads_and_writes_it_as_it_does_a_file(forebay, tmp_path):
     assert all(after[at : at + 4096] != before[at : at + 4096] for at in range(0, len(before), 4096))
 
 
+@pytest.mark.promise("VUD-4")
 def test_a_backend_that_stalls_is_told_by_the_time_out_and_the_drive_works_again(forebay, tmp_path):
     """The gateway answers, and the target behind it doesn't: a read fails by `io_timeout`, after which the drive is reset."""
     flags = ["--io-size", "64k", "--passes", "1", "--json", "-q"]
@@ -108,6 +114,7 @@ def test_a_backend_that_stalls_is_told_by_the_time_out_and_the_drive_works_again
         assert works()
 
 
+@pytest.mark.promise("VUD-7")
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

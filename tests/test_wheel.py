@@ -39,6 +39,7 @@ def wheel(request: pytest.FixtureRequest) -> Path:
     return request.config.getoption("--wheel").resolve(strict=True)
 
 
+@pytest.mark.promise("CMD-5")
 def test_wheel_is_manylinux_2_28_and_abi3(wheel: Path) -> None:
     assert re.fullmatch(r"forebay-[\w.]+-cp310-abi3-manylinux_2_28_(x86_64|aarch64)\.whl", wheel.name), (
         wheel.name
@@ -48,6 +49,7 @@ def test_wheel_is_manylinux_2_28_and_abi3(wheel: Path) -> None:
     assert any(n.endswith("licenses/LICENSE") for n in names), "the licence isn't in the wheel"
 
 
+@pytest.mark.promise("CMD-5")
 def test_wheel_needs_no_newer_glibc(wheel: Path) -> None:
     """Read from the library itself, not from the name: the versions of glibc's symbols that it was linked against."""
     library = zipfile.ZipFile(wheel).read("forebay/_core.abi3.so")
@@ -62,6 +64,7 @@ def test_wheel_names_no_folder_of_the_building_machine(wheel: Path) -> None:
         assert not named, f"{named} name {home}"
 
 
+@pytest.mark.promise("CMD-5", "ENG-10")
 @pytest.mark.timeout(3 * INSTALL_S)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_wheel_runs(wheel: Path, version: str, tmp_path: Path) -> None:

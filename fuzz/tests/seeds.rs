@@ -20,38 +20,45 @@ fn replay(name: &str) {
     assert!(seeds > 0, "{} is empty", folder.display());
 }
 
+// promise: FLT-12
 #[test]
 fn histogram_seeds() {
     replay("histogram");
 }
 
+// promise: FLT-12
 #[test]
 fn job_seeds() {
     replay("job");
 }
 
+// promise: FLT-12
 #[test]
 fn record_seeds() {
     replay("record");
 }
 
+// promise: FLT-12
 #[test]
 fn units_seeds() {
     replay("units");
 }
 
 #[cfg(feature = "engine")]
+// promise: FLT-12
 #[test]
 fn source_seeds() {
     replay("source");
 }
 
+// promise: FLT-12
 #[test]
 fn drive_seeds() {
     replay("drive");
 }
 
 #[cfg(feature = "engine")]
+// promise: FLT-12
 #[test]
 fn faults_seeds() {
     replay("faults");
@@ -62,133 +69,158 @@ fn fio_blocks_seeds() {
     replay("fio_blocks");
 }
 
+// promise: PYT-10
 #[test]
 fn safetensors_seeds() {
     replay("safetensors");
 }
 
 #[cfg(feature = "engine")]
+// promise: EMU-21, TRA-19
 #[test]
 fn formats_seeds() {
     replay("formats");
 }
 
 #[cfg(feature = "engine")]
+// promise: FLT-12
 #[test]
 fn serve_seeds() {
     replay("serve");
 }
 
 #[cfg(feature = "engine")]
+// promise: SNP-3
 #[test]
 fn snap_config_seeds() {
     replay("snap_config");
 }
 
 #[cfg(feature = "engine")]
+// promise: GWY-3
 #[test]
 fn vfio_user_seeds() {
     replay("vfio_user");
 }
 
 #[cfg(feature = "engine")]
+// promise: GWY-14
 #[test]
 fn vfio_user_drive_seeds() {
     replay("vfio_user_drive");
 }
 
 #[cfg(feature = "engine")]
+// promise: SNP-8
 #[test]
 fn snap_state_seeds() {
     replay("snap_state");
 }
 
 #[cfg(feature = "engine")]
+// promise: SNP-3
 #[test]
 fn snap_rpc_seeds() {
     replay("snap_rpc");
 }
 
+// promise: NTP-7
 #[test]
 fn nvme_wire_seeds() {
     replay("nvme_wire");
 }
 
+// promise: NTP-7
 #[test]
 fn nvme_command_seeds() {
     replay("nvme_command");
 }
 
+// promise: NTP-7
 #[test]
 fn nvme_discovery_seeds() {
     replay("nvme_discovery");
 }
 
+// promise: NTP-7
 #[test]
 fn nvme_mdns_seeds() {
     replay("nvme_mdns");
 }
 
+// promise: NTP-7
 #[test]
 fn nvme_connect_seeds() {
     replay("nvme_connect");
 }
 
+// promise: NTP-7
 #[test]
 fn nvme_controller_seeds() {
     replay("nvme_controller");
 }
 
+// promise: NTP-7
 #[test]
 fn nvme_target_end_seeds() {
     replay("nvme_target_end");
 }
 
+// promise: NTP-7
 #[test]
 fn nvme_host_end_seeds() {
     replay("nvme_host_end");
 }
 
+// promise: RHO-9
 #[test]
 fn nvme_rdma_seeds() {
     replay("nvme_rdma");
 }
 
+// promise: RHO-14
 #[test]
 fn nvme_rdma_target_end_seeds() {
     replay("nvme_rdma_target_end");
 }
 
+// promise: RHO-9
 #[test]
 fn nvme_rdma_host_end_seeds() {
     replay("nvme_rdma_host_end");
 }
 
+// promise: NTP-7
 #[test]
 fn nvme_pair_seeds() {
     replay("nvme_pair");
 }
 
+// promise: NTP-7
 #[test]
 fn nvme_session_seeds() {
     replay("nvme_session");
 }
 
+// promise: NTP-7
 #[test]
 fn nvme_auth_seeds() {
     replay("nvme_auth");
 }
 
+// promise: PCI-5
 #[test]
 fn nvme_pcie_walk_seeds() {
     replay("nvme_pcie_walk");
 }
 
+// promise: SNP-8, PCI-5
 #[test]
 fn nvme_pcie_device_seeds() {
     replay("nvme_pcie_device");
 }
 
+// promise: PCI-5
 #[test]
 fn nvme_pcie_host_seeds() {
     replay("nvme_pcie_host");
@@ -202,6 +234,7 @@ fn every_target_has_seeds() {
 }
 
 /// `FOREBAY_SEED` repeats a run.
+// promise: NTP-7
 #[test]
 fn scripts_at_random_break_nothing() {
     let seed = std::env::var("FOREBAY_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(7u64);

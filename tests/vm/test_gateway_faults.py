@@ -89,6 +89,7 @@ def load(guest: Guest, host: linux.Association, seconds: int) -> Pending:
 # The target ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("GWY-10", "GST-4")
 def test_a_target_that_is_killed_again_and_again(
     vmm: Guest, snap: MakeGateway, serve: Serve, tmp_path: Path
 ) -> None:
@@ -105,6 +106,7 @@ def test_a_target_that_is_killed_again_and_again(
     assert host.state() == "live"
 
 
+@pytest.mark.promise("GST-4")
 def test_a_target_that_freezes_for_longer_than_the_guest_waits(
     vmm: Guest, snap: MakeGateway, serve: Serve, tmp_path: Path
 ) -> None:
@@ -127,6 +129,7 @@ def test_a_target_that_freezes_for_longer_than_the_guest_waits(
     vmm.run(linux.fio(host.disk(), size="4m", block="16k"), 120)
 
 
+@pytest.mark.promise("GST-4")
 def test_a_target_that_stays_away_fails_the_io_in_time(
     vmm: Guest, snap: MakeGateway, serve: Serve, tmp_path: Path
 ) -> None:
@@ -142,6 +145,7 @@ def test_a_target_that_stays_away_fails_the_io_in_time(
     vmm.until(f"dd if={host.disk()} of=/dev/null bs=64k count=1 iflag=direct 2>&1 && echo done", lambda o: "done" in o)
 
 
+@pytest.mark.promise("GST-4")
 @pytest.mark.kernels("backports")
 def test_a_guests_drive_on_linuxs_own_target_in_another_guest(
     vmm: Guest, target: linux.Target, snap: MakeGateway
@@ -173,6 +177,7 @@ qemu_may_end = pytest.mark.xfail(raises=GuestGone, strict=False, reason="QEMU en
 # The gateway --------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("GST-5")
 @qemu_may_end
 def test_a_gateway_that_is_killed_and_started_again(vmm: Guest, snap: MakeGateway, tmp_path: Path) -> None:
     """QEMU doesn't connect again by itself: its guest sees the drive die, and has it back when it is plugged anew."""
@@ -195,6 +200,7 @@ def test_a_gateway_that_is_killed_and_started_again(vmm: Guest, snap: MakeGatewa
         vmm.run(linux.fio(host.disk(), size="2m"), 120)
 
 
+@pytest.mark.promise("GST-5")
 @qemu_may_end
 def test_a_gateway_that_is_killed_over_a_target(
     vmm: Guest, snap: MakeGateway, serve: Serve, tmp_path: Path
@@ -214,6 +220,7 @@ def test_a_gateway_that_is_killed_over_a_target(
     vmm.run(linux.fio(plugged(vmm, gateway).disk(), size="2m"), 120)
 
 
+@pytest.mark.promise("SNP-10")
 def test_a_gateway_with_a_keeper_is_killed_again_and_again(vmm: Guest, snap: MakeGateway, tmp_path: Path) -> None:
     """The guest's driver sees nothing of it: no time-out, no reset, no error, and no byte that is wrong."""
     rng = random.Random(11)
@@ -242,6 +249,7 @@ def test_a_gateway_with_a_keeper_is_killed_again_and_again(vmm: Guest, snap: Mak
     assert stats["controllers"][0]["protocol_errors"] == 0, stats
 
 
+@pytest.mark.promise("SNP-10")
 def test_a_gateway_with_a_keeper_and_its_target_are_killed_in_turn(
     vmm: Guest, snap: MakeGateway, serve: Serve, tmp_path: Path
 ) -> None:
@@ -286,6 +294,7 @@ def test_a_gateway_with_a_keeper_and_its_target_are_killed_in_turn(
 # The guest ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("GST-5")
 def test_guests_that_are_killed_leave_the_gateway_to_the_next(snap: MakeGateway, tmp_path: Path) -> None:
     """QEMU killed with I/O in flight: its memory goes away under the gateway, which lives and loses nothing."""
     path = disk(tmp_path / "a", 32)
@@ -324,6 +333,7 @@ def eventually(holds: Callable[[], bool], within: float, served: Gateway) -> Non
         time.sleep(0.1)
 
 
+@pytest.mark.promise("GST-5")
 @qemu_may_end
 def test_all_three_are_killed_in_turn(
     slotted: Host, snap: MakeGateway, serve: Serve, tmp_path: Path

@@ -42,6 +42,7 @@ def queue_count(guest: Guest, host: linux.Association) -> int:
 # Looking ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("GST-1")
 def test_the_stock_driver_takes_it_for_a_drive(vmm: Guest, snap: MakeGateway, tmp_path: Path) -> None:
     path = disk(tmp_path / "a", 8)
     host = plugged(vmm, snap(Drive([Namespace(path), Namespace(disk(tmp_path / "b", 3), nsid=5)], serial="S1")))
@@ -59,6 +60,7 @@ def test_the_stock_driver_takes_it_for_a_drive(vmm: Guest, snap: MakeGateway, tm
     vmm.run(f"nvme smart-log {host.device} && nvme error-log {host.device} && nvme fw-log {host.device}")
 
 
+@pytest.mark.promise("GST-1")
 def test_31_queues_each_with_its_interrupt(vmm: Guest, snap: MakeGateway, tmp_path: Path) -> None:
     """The driver asks for one a processor that there could be, and is given what the controller has."""
     host = plugged(vmm, snap(writable(tmp_path / "a")))
@@ -68,6 +70,7 @@ def test_31_queues_each_with_its_interrupt(vmm: Guest, snap: MakeGateway, tmp_pa
     vmm.run(linux.fio(host.disk(), size="8m", more=["--numjobs=2", "--offset_increment=8m"]), 120)
 
 
+@pytest.mark.promise("GST-1")
 def test_polled_queues_and_queues_of_their_own_for_writes(vmm: Guest, snap: MakeGateway, tmp_path: Path) -> None:
     set_queues = "cd /sys/module/nvme/parameters && echo {} >poll_queues && echo {} >write_queues"
     vmm.run(set_queues.format(29, 1))
@@ -80,6 +83,7 @@ def test_polled_queues_and_queues_of_their_own_for_writes(vmm: Guest, snap: Make
         vmm.run(set_queues.format(0, 0))
 
 
+@pytest.mark.promise("GST-1")
 def test_fewer_queues_where_the_gateway_has_fewer(vmm: Guest, snap: MakeGateway, tmp_path: Path) -> None:
     drive = writable(tmp_path / "a")
     drive.options["queues"] = 1
@@ -91,6 +95,7 @@ def test_fewer_queues_where_the_gateway_has_fewer(vmm: Guest, snap: MakeGateway,
 # Reading and writing ------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("GST-2")
 def test_a_file_system_lives_on_it(vmm: Guest, snap: MakeGateway, tmp_path: Path) -> None:
     host = plugged(vmm, snap(writable(tmp_path / "a", 64)))
     seen = host.disk()
@@ -104,6 +109,7 @@ def test_a_file_system_lives_on_it(vmm: Guest, snap: MakeGateway, tmp_path: Path
     )
 
 
+@pytest.mark.promise("GST-2")
 @pytest.mark.parametrize("block", ["512", "64k", "1m"])
 def test_what_is_written_is_read_back(vmm: Guest, snap: MakeGateway, tmp_path: Path, block: str) -> None:
     drive = Drive([Namespace(disk(tmp_path / "a", 16), writable=True, block_bytes=512)])
@@ -112,6 +118,7 @@ def test_what_is_written_is_read_back(vmm: Guest, snap: MakeGateway, tmp_path: P
     vmm.run(linux.fio(host.disk(), size=size, block=block, depth=32), 180)
 
 
+@pytest.mark.promise("GST-2")
 def test_passthrough_commands_of_io_uring(vmm: Guest, snap: MakeGateway, tmp_path: Path) -> None:
     host = plugged(vmm, snap(writable(tmp_path / "a", 16)))
     raw = host.disk().replace("/dev/nvme", "/dev/ng")
@@ -120,6 +127,7 @@ def test_passthrough_commands_of_io_uring(vmm: Guest, snap: MakeGateway, tmp_pat
         vmm.run(command.replace(" --direct=1", ""), 120)
 
 
+@pytest.mark.promise("GST-2")
 def test_bytes_lie_in_the_source_where_the_guest_wrote_them(
     vmm: Guest, snap: MakeGateway, tmp_path: Path
 ) -> None:
@@ -135,6 +143,7 @@ def test_bytes_lie_in_the_source_where_the_guest_wrote_them(
     assert stats["controllers"][0]["protocol_errors"] == 0, stats
 
 
+@pytest.mark.promise("GST-6")
 def test_an_idle_drive_costs_nothing(vmm: Guest, snap: MakeGateway, tmp_path: Path) -> None:
     served = snap(writable(tmp_path / "a"))
     host = plugged(vmm, served)
@@ -154,6 +163,7 @@ def test_an_idle_drive_costs_nothing(vmm: Guest, snap: MakeGateway, tmp_path: Pa
 # Coming and going ---------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("GST-3")
 def test_a_drive_is_taken_off_the_bus_and_found_again(vmm: Guest, snap: MakeGateway, tmp_path: Path) -> None:
     served = snap(writable(tmp_path / "a"))
     plugged(vmm, served)
@@ -168,6 +178,7 @@ def test_a_drive_is_taken_off_the_bus_and_found_again(vmm: Guest, snap: MakeGate
     assert served.descriptors() <= held, "file descriptors, against those after the first time"
 
 
+@pytest.mark.promise("GST-3")
 def test_a_drive_that_is_pulled_under_load_fails_only_what_used_it(
     vmm: Guest, snap: MakeGateway, tmp_path: Path
 ) -> None:
@@ -187,6 +198,7 @@ def test_a_drive_that_is_pulled_under_load_fails_only_what_used_it(
     vmm.run(linux.fio(found(vmm, served, lost).disk(), size="2m"), 120)
 
 
+@pytest.mark.promise("GST-3")
 def test_the_driver_lets_go_and_binds_again(vmm: Guest, snap: MakeGateway, tmp_path: Path) -> None:
     """CC.EN cleared, CC.SHN, queues deleted and made again; `nvme reset` with I/O in flight."""
     served = snap(writable(tmp_path / "a"))
@@ -206,6 +218,7 @@ def test_the_driver_lets_go_and_binds_again(vmm: Guest, snap: MakeGateway, tmp_p
     vmm.run(linux.fio(host.disk(), size="1m"), 120)
 
 
+@pytest.mark.promise("GST-3")
 @pytest.mark.parametrize("hard", [False, True], ids=["by its kernel", "by the reset button, under load"])
 def test_a_guest_that_boots_again_finds_its_drive(
     slotted: Host, snap: MakeGateway, tmp_path: Path, hard: bool
@@ -229,6 +242,7 @@ def test_a_guest_that_boots_again_finds_its_drive(
     slotted.close()
 
 
+@pytest.mark.promise("GST-3")
 @pytest.mark.parametrize("firmware", [None, QBOOT], ids=["SeaBIOS", "qboot"])
 def test_a_drive_that_is_there_from_the_start(snap: MakeGateway, tmp_path: Path, firmware: str | None) -> None:
     """SeaBIOS has an NVMe driver of its own, which comes before the kernel's and leaves the controller enabled."""

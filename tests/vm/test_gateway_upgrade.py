@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
+
 from vm import linux
 from vm.gateway import Drive, MakeGateway, plugged, pulled
 from vm.guest import Guest
@@ -13,6 +15,7 @@ from vm.serving import Namespace, disk
 TAKEOVERS = 4
 
 
+@pytest.mark.promise("SNP-7")
 def test_a_gateway_is_replaced_under_a_guests_fio(vmm: Guest, snap: MakeGateway, tmp_path: Path) -> None:
     """Its driver sees nothing of it: no time-out, no reset, no error, and no byte that is wrong."""
     served = snap(Drive([Namespace(disk(tmp_path / "a", 32), writable=True)]))

@@ -38,6 +38,7 @@ def sha256_there(guest: Guest, disk: str, mib: int) -> str:
 # Discovery and connections ------------------------------------------------------------------------
 
 
+@pytest.mark.promise("LIN-1")
 def test_linux_discovers_what_is_served(guest: Guest, serve: Serve, tmp_path: Path) -> None:
     file = disk(tmp_path / "a", 1)
     served = serve(Subsystem([Namespace(file)]), Subsystem([Namespace(file)], nqn=f"{NQN}2"))
@@ -48,6 +49,7 @@ def test_linux_discovers_what_is_served(guest: Guest, serve: Serve, tmp_path: Pa
     assert found[NQN]["adrfam"] == "ipv4"
 
 
+@pytest.mark.promise("LIN-1")
 def test_a_host_that_is_not_allowed_sees_no_subsystem(guest: Guest, serve: Serve, tmp_path: Path) -> None:
     file = disk(tmp_path / "a", 1)
     served = serve(
@@ -57,6 +59,7 @@ def test_a_host_that_is_not_allowed_sees_no_subsystem(guest: Guest, serve: Serve
     assert NQN not in names and f"{NQN}2" in names, names
 
 
+@pytest.mark.promise("LIN-2")
 @pytest.mark.parametrize(
     "header, data", [(False, False), (True, True), (True, False), (False, True)], ids=["none", "both", "header", "data"]
 )
@@ -80,6 +83,7 @@ def test_linux_connects_reads_and_writes(
     assert ended["drained"] is True
 
 
+@pytest.mark.promise("LIN-7")
 def test_linux_disconnects_and_leaves_nothing(guest: Guest, serve: Serve, tmp_path: Path) -> None:
     served = serve(Subsystem([Namespace(disk(tmp_path / "a", 1))]))
     before = served.descriptors()
@@ -92,6 +96,7 @@ def test_linux_disconnects_and_leaves_nothing(guest: Guest, serve: Serve, tmp_pa
     guest.until(f"sleep 0.2; echo {before}", lambda _: served.descriptors() == before, deadline_s)
 
 
+@pytest.mark.promise("LIN-7")
 def test_linux_is_refused_where_it_is_not_on_the_list(guest: Guest, serve: Serve, tmp_path: Path) -> None:
     file = disk(tmp_path / "a", 1)
     served = serve(Subsystem([Namespace(file)], hosts={OTHER: {}}))
@@ -103,6 +108,7 @@ def test_linux_is_refused_where_it_is_not_on_the_list(guest: Guest, serve: Serve
     host.disk()
 
 
+@pytest.mark.promise("LIN-7")
 def test_an_unknown_subsystem_is_refused(guest: Guest, serve: Serve, tmp_path: Path) -> None:
     served = serve(Subsystem([Namespace(disk(tmp_path / "a", 1))]))
     linux.refused(guest, f"{NQN}none", served.port)
@@ -112,6 +118,7 @@ def test_an_unknown_subsystem_is_refused(guest: Guest, serve: Serve, tmp_path: P
 # Admin commands -----------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("LIN-3")
 def test_linux_identifies_the_controller_and_its_namespaces(guest: Guest, serve: Serve, tmp_path: Path) -> None:
     big, small = disk(tmp_path / "big", 16), disk(tmp_path / "small", 3)
     served = serve(Subsystem([Namespace(big), Namespace(small, nsid=7, writable=True, block_bytes=4096)]))
@@ -153,6 +160,7 @@ LOGS = {
 }
 
 
+@pytest.mark.promise("LIN-3")
 def test_linux_reads_every_log_page_that_we_have(guest: Guest, serve: Serve, tmp_path: Path) -> None:
     served = serve(Subsystem([Namespace(disk(tmp_path / "a", 1))]))
     host = connected(guest, served)
@@ -167,6 +175,7 @@ def test_linux_reads_every_log_page_that_we_have(guest: Guest, serve: Serve, tmp
     assert not refused.ok and "INVALID_LOG_PAGE" in refused.output.upper().replace(" ", "_"), refused.output
 
 
+@pytest.mark.promise("LIN-3")
 def test_linux_gets_and_sets_features(guest: Guest, serve: Serve, tmp_path: Path) -> None:
     served = serve(Subsystem([Namespace(disk(tmp_path / "a", 1), writable=True)]))
     host = connected(guest, served)
@@ -186,6 +195,7 @@ def test_linux_gets_and_sets_features(guest: Guest, serve: Serve, tmp_path: Path
     assert not refused.ok, refused.output
 
 
+@pytest.mark.promise("LIN-3")
 def test_commands_that_cannot_be_end_with_the_status_that_the_specification_names(
     guest: Guest, serve: Serve, tmp_path: Path
 ) -> None:
@@ -204,6 +214,7 @@ def test_commands_that_cannot_be_end_with_the_status_that_the_specification_name
 # Data ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("LIN-4")
 def test_a_file_system_on_a_served_file_keeps_what_is_copied_to_it(
     guest: Guest, serve: Serve, tmp_path: Path
 ) -> None:
@@ -223,6 +234,7 @@ def test_a_file_system_on_a_served_file_keeps_what_is_copied_to_it(
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
+@pytest.mark.promise("LIN-6")
 def test_a_read_only_namespace_cannot_be_written(guest: Guest, serve: Serve, tmp_path: Path) -> None:
     file = disk(tmp_path / "a", 1)
     before = sha256_here(file)
@@ -238,6 +250,7 @@ def test_a_read_only_namespace_cannot_be_written(guest: Guest, serve: Serve, tmp
     assert sha256_here(file) == before
 
 
+@pytest.mark.promise("LIN-5")
 def test_flushes_and_forced_unit_access_reach_the_target(guest: Guest, serve: Serve, tmp_path: Path) -> None:
     served = serve(Subsystem([Namespace(disk(tmp_path / "a", 4), writable=True)]))
     host = connected(guest, served)
@@ -254,6 +267,7 @@ def test_flushes_and_forced_unit_access_reach_the_target(guest: Guest, serve: Se
     assert counts["flushes"] >= 2 and counts["writes"] >= 9, counts
 
 
+@pytest.mark.promise("LIN-5")
 def test_discarded_and_zeroed_blocks_read_as_zeroes(guest: Guest, serve: Serve, tmp_path: Path) -> None:
     file = disk(tmp_path / "a", 8)
     served = serve(Subsystem([Namespace(file, writable=True)]))
@@ -273,6 +287,7 @@ def test_discarded_and_zeroed_blocks_read_as_zeroes(guest: Guest, serve: Serve, 
     assert file.stat().st_blocks < held, "deallocated blocks are given back to the file system"
 
 
+@pytest.mark.promise("LIN-5")
 def test_compare_and_verify_tell_the_same_from_the_other(guest: Guest, serve: Serve, tmp_path: Path) -> None:
     file = disk(tmp_path / "a", 1)
     served = serve(Subsystem([Namespace(file, writable=True)]))
@@ -293,6 +308,7 @@ def test_compare_and_verify_tell_the_same_from_the_other(guest: Guest, serve: Se
     assert oncs & 0x81 == 0x81, f"ONCS {oncs:#x}: Compare and Verify are offered"
 
 
+@pytest.mark.promise("LIN-2")
 def test_a_stripe_is_served_like_a_file(guest: Guest, serve: Serve, tmp_path: Path) -> None:
     parts = [disk(tmp_path / name, 4) for name in "ab"]
     served = serve(Subsystem([Namespace(f"stripe:?chunk=64k&m={parts[0]}&m={parts[1]}", writable=True)]))

@@ -25,6 +25,7 @@ def verified_load(guest: Guest, seen: str, seconds: int) -> Pending:
     return guest.start(linux.fio_passes(seen, seconds, block="16k"), seconds + 150)
 
 
+@pytest.mark.promise("LIN-8")
 def test_a_killed_target_comes_back_and_nothing_is_lost(guest: Guest, serve: Serve, tmp_path: Path) -> None:
     served = serve(Subsystem([Namespace(disk(tmp_path / "a", 16), writable=True)]))
     host = connected(guest, served)
@@ -40,6 +41,7 @@ def test_a_killed_target_comes_back_and_nothing_is_lost(guest: Guest, serve: Ser
     load.wait()
 
 
+@pytest.mark.promise("LIN-8")
 def test_a_target_that_stops_in_good_order_comes_back(guest: Guest, serve: Serve, tmp_path: Path) -> None:
     served = serve(Subsystem([Namespace(disk(tmp_path / "a", 16), writable=True)]))
     host = connected(guest, served)
@@ -52,6 +54,7 @@ def test_a_target_that_stops_in_good_order_comes_back(guest: Guest, serve: Serve
     load.wait()
 
 
+@pytest.mark.promise("LIN-8")
 def test_a_controller_that_is_reset_under_load_loses_nothing(guest: Guest, serve: Serve, tmp_path: Path) -> None:
     served = serve(Subsystem([Namespace(disk(tmp_path / "a", 16), writable=True)]))
     host = connected(guest, served, header_digest=True, data_digest=True)
@@ -63,6 +66,7 @@ def test_a_controller_that_is_reset_under_load_loses_nothing(guest: Guest, serve
     load.wait()
 
 
+@pytest.mark.promise("LIN-8")
 def test_a_pulled_cable_is_noticed_and_survived(guest: Guest, serve: Serve, tmp_path: Path) -> None:
     served = serve(Subsystem([Namespace(disk(tmp_path / "a", 16), writable=True)]))
     host = connected(guest, served, keep_alive_s=2)
@@ -78,6 +82,7 @@ def test_a_pulled_cable_is_noticed_and_survived(guest: Guest, serve: Serve, tmp_
     load.wait()
 
 
+@pytest.mark.promise("LIN-9")
 def test_a_host_that_falls_silent_is_given_up(guest: Guest, serve: Serve, tmp_path: Path) -> None:
     """Keep-alive expiry (base, section 3.9): its connections end, what they held is given back, and it may return."""
     served = serve(Subsystem([Namespace(disk(tmp_path / "a", 1))]))
@@ -98,6 +103,7 @@ def test_a_host_that_falls_silent_is_given_up(guest: Guest, serve: Serve, tmp_pa
     guest.run(f"dd if={host.disk()} of=/dev/null bs=64k count=4 iflag=direct")
 
 
+@pytest.mark.promise("LIN-10")
 def test_namespaces_come_and_go_without_a_rescan(guest: Guest, serve: Serve, tmp_path: Path) -> None:
     """Asynchronous event, namespace attribute changed (base, figure 147): the kernel looks again by itself."""
     first = Namespace(disk(tmp_path / "a", 2))
@@ -117,6 +123,7 @@ def test_namespaces_come_and_go_without_a_rescan(guest: Guest, serve: Serve, tmp
     assert set(host.disks()) == {1} and host.state() == "live"
 
 
+@pytest.mark.promise("LIN-10")
 def test_a_namespace_removed_under_load_ends_only_what_used_it(guest: Guest, serve: Serve, tmp_path: Path) -> None:
     kept = Namespace(disk(tmp_path / "a", 16), writable=True)
     removed = Namespace(disk(tmp_path / "b", 16), nsid=2, writable=True)
@@ -131,6 +138,7 @@ def test_a_namespace_removed_under_load_ends_only_what_used_it(guest: Guest, ser
     assert host.state() == "live"
 
 
+@pytest.mark.promise("LIN-11")
 def test_connections_come_and_go_and_nothing_piles_up(guest: Guest, serve: Serve, tmp_path: Path) -> None:
     """blktests' kind of stress: other queues and digests each time, I/O in flight when some of them end."""
     rng = random.Random(7)
@@ -159,6 +167,7 @@ def test_connections_come_and_go_and_nothing_piles_up(guest: Guest, serve: Serve
     assert served.process.poll() is None
 
 
+@pytest.mark.promise("LIN-8")
 @pytest.mark.timeout(LOAD_S + 200)
 def test_a_target_killed_again_and_again_under_many_jobs(guest: Guest, serve: Serve, tmp_path: Path) -> None:
     rng = random.Random(11)

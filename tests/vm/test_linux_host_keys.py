@@ -23,6 +23,7 @@ def key(guest: Guest, nqn: str, digest: int) -> str:
     return made
 
 
+@pytest.mark.promise("LIN-12")
 @pytest.mark.parametrize("digest", [0, 1, 2, 3])
 def test_a_host_with_its_key_is_let_in(guest: Guest, serve: Serve, tmp_path: Path, digest: int) -> None:
     secret = key(guest, HOST_NQN, digest)
@@ -36,6 +37,7 @@ def test_a_host_with_its_key_is_let_in(guest: Guest, serve: Serve, tmp_path: Pat
     assert "DHHC-1" not in served.log()
 
 
+@pytest.mark.promise("LIN-12")
 @pytest.mark.parametrize("hash_name", ["sha256", "sha384", "sha512"])
 @pytest.mark.parametrize("group", ["null", "ffdhe2048", "ffdhe3072"])
 def test_both_agree_on_each_hash_and_group(
@@ -52,6 +54,7 @@ def test_both_agree_on_each_hash_and_group(
     guest.heard("controller authenticated", since)
 
 
+@pytest.mark.promise("LIN-12")
 @pytest.mark.parametrize("group", ["ffdhe4096", "ffdhe6144", "ffdhe8192"])
 def test_both_agree_on_the_large_groups(guest: Guest, serve: Serve, tmp_path: Path, group: str) -> None:
     """Slow where a processor is emulated: seconds for each queue."""
@@ -63,6 +66,7 @@ def test_both_agree_on_the_large_groups(guest: Guest, serve: Serve, tmp_path: Pa
     assert group in guest.heard("qid 0: authenticated with hash", since)
 
 
+@pytest.mark.promise("LIN-12")
 def test_a_host_without_its_key_or_with_another_is_refused(guest: Guest, serve: Serve, tmp_path: Path) -> None:
     secret, other = key(guest, HOST_NQN, 1), key(guest, HOST_NQN, 1)
     served = serve(Subsystem([Namespace(disk(tmp_path / "a", 1))], hosts={HOST_NQN: {"dhchap_key": secret}}))
@@ -75,6 +79,7 @@ def test_a_host_without_its_key_or_with_another_is_refused(guest: Guest, serve: 
     guest.until("sleep 0.2", lambda _: served.descriptors() == before, 20)
 
 
+@pytest.mark.promise("LIN-12")
 def test_a_controller_with_another_key_is_left(guest: Guest, serve: Serve, tmp_path: Path) -> None:
     """Both ways: the host asks for proof, and ours is that of another key."""
     secret, ours, expected = key(guest, HOST_NQN, 1), key(guest, NQN, 1), key(guest, NQN, 1)
@@ -92,6 +97,7 @@ def test_a_target_without_the_key_that_a_host_asks_for_is_left(guest: Guest, ser
     linux.refused(guest, NQN, served.port, more=more)
 
 
+@pytest.mark.promise("LIN-12")
 def test_authentication_holds_over_a_reconnect(guest: Guest, serve: Serve, tmp_path: Path) -> None:
     secret = key(guest, HOST_NQN, 1)
     served = serve(Subsystem([Namespace(disk(tmp_path / "a", 2))], hosts={HOST_NQN: {"dhchap_key": secret}}))

@@ -6,6 +6,8 @@ import hashlib
 import socket
 from pathlib import Path
 
+import pytest
+
 from vm import linux
 from vm.guest import Guest
 from vm.serving import Namespace, Serve, Subsystem, connected, disk
@@ -28,6 +30,7 @@ def paths(output: str) -> dict[str, tuple[str, int]]:
     return {name: (state, int(sectors)) for name, state, sectors in rows}
 
 
+@pytest.mark.promise("LIN-20")
 def test_linux_takes_the_best_path_and_follows_a_change(guest: Guest, serve: Serve, tmp_path: Path) -> None:
     second = free_port()
     subsystem = Subsystem([Namespace(disk(tmp_path / "a", 4))], ana={f"127.0.0.1:{second}": "non-optimized"})

@@ -57,6 +57,7 @@ def unharmed(record: Any) -> None:
 
 # 4 KiB go in the capsule, 64 KiB are fetched by the target, 2 MiB are several commands. A guest this slow may lose a
 # connection while it makes others; nobody else writes here.
+@pytest.mark.promise("RHO-10")
 @pytest.mark.parametrize(("io", "mib"), [("4k", 1), ("64k", 2), ("2m", 4)])
 def test_what_was_written_is_read_back_and_nothing_is_staged(card: Card, io: str, mib: int) -> None:
     exported(card)
@@ -69,6 +70,7 @@ def test_what_was_written_is_read_back_and_nothing_is_staged(card: Card, io: str
     assert read["path"]["fabric"][0]["uri"].startswith("nvme+rdma://")
 
 
+@pytest.mark.promise("RHO-20")
 def test_discover_and_identify_say_over_rdma_what_linux_says(card: Card) -> None:
     exported(card)
     place = f"nvme+rdma://{ADDRESS}:{PORT}"
@@ -86,6 +88,7 @@ def test_discover_and_identify_say_over_rdma_what_linux_says(card: Card) -> None
         assert refused.status == 2 and said in refused.output, refused
 
 
+@pytest.mark.promise("RHO-10")
 def test_a_port_that_goes_is_waited_for_and_reads_go_on(card: Card) -> None:
     target = exported(card)
     source, size = uri("queues=2", "replay_writes=1", PATIENCE), ("--file-size", "2m")
@@ -132,6 +135,7 @@ queues = 4
             one.kill()
 
 
+@pytest.mark.promise("GWY-8")
 def test_a_gateway_moves_payload_between_the_card_and_its_hosts_memory(card: Card, snap: Callable[[str], Served]) -> None:
     """In the capsule, and fetched by the target. What was written through the drive is there without it, too."""
     exported(card)
@@ -173,6 +177,7 @@ def stand_ins() -> dict[str, str]:
     return {"FOREBAY_LIBCUDA": str(gpu / "libcuda.so.1"), "FOREBAY_LIBIBVERBS": str(shim)}
 
 
+@pytest.mark.promise("RHO-16")
 def test_a_card_that_takes_gpu_memory_reads_and_writes_it_there(card: Card, stand_ins: dict[str, str]) -> None:
     """The GPU is a stand-in, and so is that soft RoCE takes its memory: what goes by RDMA goes to its addresses."""
     exported(card)
@@ -190,6 +195,7 @@ def test_a_card_that_takes_gpu_memory_reads_and_writes_it_there(card: Card, stan
     unharmed(card.forebay(*bench(source, "read", "1m", "--passes", "1", "--file-size", "4m")).json)
 
 
+@pytest.mark.promise("RHO-16")
 def test_a_card_that_takes_no_gpu_memory_says_so_and_pinned_memory_stands_between(
     card: Card, stand_ins: dict[str, str]
 ) -> None:
@@ -211,6 +217,7 @@ def test_a_card_that_takes_no_gpu_memory_says_so_and_pinned_memory_stands_betwee
     assert done.status == 3 and "GPU 0: its driver exports no dma-bufs" in done.output, done.output
 
 
+@pytest.mark.promise("RHO-11")
 def test_what_cannot_be_reached_says_why(card: Card) -> None:
     exported(card)
     for source, status, why in [
@@ -222,6 +229,7 @@ def test_what_cannot_be_reached_says_why(card: Card) -> None:
         assert done.status == status and why in done.output, done.output
 
 
+@pytest.mark.promise("RHO-11", "RHO-16")
 def test_doctor_knows_the_card(card: Card) -> None:
     report = card.forebay("doctor", "--json").json
     [device] = report["fabric"]["rdma"]

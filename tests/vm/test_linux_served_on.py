@@ -12,6 +12,7 @@ from vm.test_linux_target import NQN, uri
 pytestmark = pytest.mark.kernels("backports", "newer")
 
 
+@pytest.mark.promise("LIN-15")
 @pytest.mark.parametrize("digests", [False, True], ids=["plain", "digests"])
 def test_what_is_written_through_it_lies_where_linux_keeps_it(
     guest: Guest, target: linux.Target, serve: Serve, digests: bool
@@ -30,6 +31,7 @@ def test_what_is_written_through_it_lies_where_linux_keeps_it(
     guest.run(f"sync && cmp {seen} {backing}", timeout=120)
 
 
+@pytest.mark.promise("LIN-15")
 def test_linux_taking_its_port_away_for_a_while_costs_no_byte(guest: Guest, target: linux.Target, serve: Serve) -> None:
     target.subsystem(NQN, {1: target.ram(16)})
     target.port(1, 4420, NQN)

@@ -125,6 +125,7 @@ def filled(forebay: Forebay, source: str, mib: int = 8) -> None:
 # Looking ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("LIN-13")
 def test_discover_lists_what_linux_offers(guest: Guest, exported: linux.Target, forebay: Forebay) -> None:
     found = ran(forebay("discover", f"127.0.0.1:{guest.ports[4420]}", "--json"))
     records = {r["subnqn"]: r for r in found["records"]}
@@ -134,6 +135,7 @@ def test_discover_lists_what_linux_offers(guest: Guest, exported: linux.Target, 
     assert shown.returncode == 0 and NQN in shown.stdout
 
 
+@pytest.mark.promise("LIN-13")
 def test_discover_shows_a_host_only_what_it_may_use(guest: Guest, target: linux.Target, forebay: Forebay) -> None:
     disk = target.ram(8)
     target.subsystem(NQN, {1: disk}, any_host=False)
@@ -147,6 +149,7 @@ def test_discover_shows_a_host_only_what_it_may_use(guest: Guest, target: linux.
     assert NQN not in {r["subnqn"] for r in other["records"]}
 
 
+@pytest.mark.promise("LIN-13")
 def test_identify_says_what_linux_says(guest: Guest, exported: linux.Target, forebay: Forebay) -> None:
     found = ran(forebay("identify", uri(guest), "--json"))
     summary = found["summary"]
@@ -160,6 +163,7 @@ def test_identify_says_what_linux_says(guest: Guest, exported: linux.Target, for
 # Moving bytes -------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("LIN-14")
 @pytest.mark.parametrize("digests", ["", "hdgst=1", "ddgst=1", "hdgst=1&ddgst=1"], ids=["none", "header", "data", "both"])
 def test_what_is_written_is_read_back(guest: Guest, exported: linux.Target, forebay: Forebay, digests: str) -> None:
     """In the capsule (4k, 16k), asked for by R2T (20k, 128k, 1m); by several queues; and every block where it belongs."""
@@ -173,6 +177,7 @@ def test_what_is_written_is_read_back(guest: Guest, exported: linux.Target, fore
         assert not any(read["result"]["errors"].values()), read["result"]["errors"]
 
 
+@pytest.mark.promise("LIN-14")
 @pytest.mark.timeout(900)
 def test_blocks_lie_in_the_guest_where_they_were_written(
     guest: Guest, target: linux.Target, forebay: Forebay
@@ -189,6 +194,7 @@ def test_blocks_lie_in_the_guest_where_they_were_written(
     assert guest.run(sums, 300).output.splitlines() == first
 
 
+@pytest.mark.promise("LIN-14")
 def test_a_stripe_over_two_namespaces(guest: Guest, target: linux.Target, forebay: Forebay) -> None:
     target.subsystem(NQN, {1: target.ram(16), 2: target.ram(16)})
     target.port(1, 4420, NQN)
@@ -212,6 +218,7 @@ def test_a_namespace_is_not_written_unless_it_is_named(guest: Guest, exported: l
 # Trouble ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("LIN-16")
 def test_a_port_removed_and_added_again_under_load(
     guest: Guest, exported: linux.Target, forebay: Forebay, load: Callable[..., Load]
 ) -> None:
@@ -226,6 +233,7 @@ def test_a_port_removed_and_added_again_under_load(
     unharmed(running.done())
 
 
+@pytest.mark.promise("LIN-16")
 def test_a_frozen_target_is_waited_for(
     guest: Guest, exported: linux.Target, forebay: Forebay, load: Callable[..., Load]
 ) -> None:
@@ -239,6 +247,7 @@ def test_a_frozen_target_is_waited_for(
     unharmed(running.done())
 
 
+@pytest.mark.promise("LIN-18")
 def test_a_target_that_falls_silent_is_given_up(
     guest: Guest, exported: linux.Target, forebay: Forebay, load: Callable[..., Load]
 ) -> None:
@@ -255,6 +264,7 @@ def test_a_target_that_falls_silent_is_given_up(
     assert record["result"]["bytes"] > 0, "what was measured is kept"
 
 
+@pytest.mark.promise("LIN-17")
 def test_one_path_of_two_goes_and_the_other_carries_on(
     guest: Guest, exported: linux.Target, forebay: Forebay, load: Callable[..., Load]
 ) -> None:
@@ -271,6 +281,7 @@ def test_one_path_of_two_goes_and_the_other_carries_on(
     unharmed(running.done())
 
 
+@pytest.mark.promise("LIN-18")
 def test_a_namespace_that_goes_ends_the_run(
     guest: Guest, exported: linux.Target, forebay: Forebay, load: Callable[..., Load]
 ) -> None:

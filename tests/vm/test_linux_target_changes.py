@@ -42,6 +42,7 @@ for n in range(rounds):
 FILES = "/bin/busybox /bin/fio /bin/nvme"
 
 
+@pytest.mark.promise("LIN-21")
 def test_a_host_that_is_not_allowed_is_told_its_name_and_what_to_type(
     guest: Guest, target: linux.Target, forebay: Forebay
 ) -> None:
@@ -57,6 +58,7 @@ def test_a_host_that_is_not_allowed_is_told_its_name_and_what_to_type(
     assert other.returncode == 2 and "nqn.2026-01.io.forebay:other" in other.stderr, other.stderr
 
 
+@pytest.mark.promise("LIN-21")
 def test_a_namespace_that_is_added_is_there_and_disturbs_nobody(
     guest: Guest, target: linux.Target, forebay: Forebay, serve: Serve
 ) -> None:
@@ -91,6 +93,7 @@ def metric(address: str, name: str) -> str:
     return str(line)
 
 
+@pytest.mark.promise("LIN-22")
 def test_connections_come_and_go_and_nothing_piles_up(guest: Guest, target: linux.Target, forebay: Forebay) -> None:
     """blktests' kind of stress: a hundred associations of one process, each with several queues that are read through,
     with other digests each time; both sides hold afterwards what they held before."""
@@ -112,6 +115,7 @@ def test_connections_come_and_go_and_nothing_piles_up(guest: Guest, target: linu
     assert [n["nsid"] for n in ran(forebay("identify", uri(guest), "--json"))["namespaces"]] == [1]
 
 
+@pytest.mark.promise("LIN-23")
 @pytest.mark.parametrize("writer", ["linux", "forebay"])
 def test_a_file_system_of_linux_is_read_over_our_host(
     guest: Guest, target: linux.Target, forebay: Forebay, serve: Serve, writer: str

@@ -40,6 +40,7 @@ def with_secrets(monkeypatch: pytest.MonkeyPatch, host: str | None, controller: 
             monkeypatch.setenv(name, value)
 
 
+@pytest.mark.promise("LIN-19")
 @pytest.mark.parametrize(
     "keys, mutual", [("null", False), ("ffdhe3072", True)], ids=["one-way", "both-ways"], indirect=["keys"]
 )
@@ -53,6 +54,7 @@ def test_linux_lets_us_in_by_our_key(
     assert keys.host not in done.stdout + done.stderr and "DHHC-1" not in done.stdout + done.stderr
 
 
+@pytest.mark.promise("LIN-19")
 def test_without_the_right_keys_nobody_is_let_in_or_trusted(
     guest: Guest, keys: Keys, forebay: Forebay, monkeypatch: pytest.MonkeyPatch
 ) -> None:

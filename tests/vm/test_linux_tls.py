@@ -47,6 +47,7 @@ def connect(guest: Guest, served: Serving, serial: str) -> linux.Association:
     return linux.Association(guest, f"nvme{number}", NQN)
 
 
+@pytest.mark.promise("TLS-4")
 def test_linux_writes_and_reads_over_tls_with_the_same_key(shaking: Guest, serve: Serve, tmp_path: Path) -> None:
     secret = os.urandom(32)
     served = serving(serve, tmp_path, secret)
@@ -58,6 +59,7 @@ def test_linux_writes_and_reads_over_tls_with_the_same_key(shaking: Guest, serve
     host.disconnect()
 
 
+@pytest.mark.promise("TLS-4")
 def test_linux_with_another_key_is_refused(shaking: Guest, serve: Serve, tmp_path: Path) -> None:
     served = serving(serve, tmp_path, os.urandom(32))
     serial = tls.hand_over(shaking, *tls.session(os.urandom(32), HOST_NQN, NQN))
@@ -80,6 +82,7 @@ def theirs(shaking: Guest, target: linux.Target) -> bytes:
     return secret
 
 
+@pytest.mark.promise("TLS-4")
 def test_what_is_written_to_linux_over_tls_is_read_back(
     shaking: Guest, theirs: bytes, forebay: Forebay, tmp_path: Path
 ) -> None:
@@ -93,6 +96,7 @@ def test_what_is_written_to_linux_over_tls_is_read_back(
     assert read["result"]["bytes"] == 8 * MIB
 
 
+@pytest.mark.promise("TLS-4")
 def test_without_the_right_key_linux_lets_nobody_in(
     shaking: Guest, theirs: bytes, forebay: Forebay, tmp_path: Path
 ) -> None:
@@ -104,6 +108,7 @@ def test_without_the_right_key_linux_lets_nobody_in(
     assert "TLS" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.promise("TLS-6")
 def test_discover_and_identify_say_over_tls_what_linux_says(
     shaking: Guest, theirs: bytes, forebay: Forebay, tmp_path: Path
 ) -> None:

@@ -63,6 +63,7 @@ def same(card: Card, seen: str) -> None:
     card.guest.run(f"dd if={seen} bs=1M iflag=direct 2>/dev/null | cmp - {DISK}", WAIT_S)
 
 
+@pytest.mark.promise("RHO-12")
 def test_linux_discovers_both_transports(card: Card, serve: Serve) -> None:
     serve()
     records = [r for r in linux.discover(card.guest, PORT, ADDRESS, "rdma") if r["subnqn"] == NQN]
@@ -73,6 +74,7 @@ def test_linux_discovers_both_transports(card: Card, serve: Serve) -> None:
     assert found["tcp"]["traddr"] == "127.0.0.1", records
 
 
+@pytest.mark.promise("RHO-12")
 def test_linux_reads_and_writes(card: Card, serve: Serve) -> None:
     """Several queues; writes in their capsules and such that we fetch; fio's checksums over it."""
     target = serve()
@@ -93,6 +95,7 @@ def test_linux_reads_and_writes(card: Card, serve: Serve) -> None:
     assert counts["write_bytes"] > 1 << 20 and not counts["errors"], counts
 
 
+@pytest.mark.promise("RHO-12")
 def test_a_killed_target_comes_back_and_nothing_is_lost(card: Card, serve: Serve) -> None:
     target = serve()
     host = connected(card)
@@ -111,6 +114,7 @@ def test_a_killed_target_comes_back_and_nothing_is_lost(card: Card, serve: Serve
     same(card, host.disk())
 
 
+@pytest.mark.promise("RHO-12")
 def test_a_host_that_is_disconnected_by_a_drain_comes_back(card: Card, serve: Serve) -> None:
     target = serve()
     host = connected(card)
@@ -122,6 +126,7 @@ def test_a_host_that_is_disconnected_by_a_drain_comes_back(card: Card, serve: Se
     same(card, seen)
 
 
+@pytest.mark.promise("RHO-12")
 def test_a_host_proves_who_it_is(card: Card, serve: Serve) -> None:
     key = "DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:"
     serve(f'hosts = [{{ nqn = "{HOST_NQN}", dhchap_key = "{key}" }}]')
@@ -131,6 +136,7 @@ def test_a_host_proves_who_it_is(card: Card, serve: Serve) -> None:
     same(card, host.disk())
 
 
+@pytest.mark.promise("RHO-12")
 def test_a_source_without_content_reads_as_zeros(card: Card, serve: Serve) -> None:
     serve(more=', { source = "nil:?size=16m", block_bytes = 4096 }')
     host = connected(card)
@@ -138,6 +144,7 @@ def test_a_source_without_content_reads_as_zeros(card: Card, serve: Serve) -> No
     same(card, host.disk(1))
 
 
+@pytest.mark.promise("RHO-20")
 def test_our_own_looks_find_our_own_target(card: Card, serve: Serve) -> None:
     """With the same proof as a source; and what was looked at is left in good order."""
     key = "DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:"
@@ -160,6 +167,7 @@ def test_our_own_looks_find_our_own_target(card: Card, serve: Serve) -> None:
 
 
 # 4 KiB go in the capsule, 64 KiB are fetched, 2 MiB are several commands.
+@pytest.mark.promise("RHO-12")
 @pytest.mark.parametrize(("io", "mib"), [("4k", 1), ("64k", 2), ("2m", 4)])
 def test_our_own_host_and_our_own_target(card: Card, serve: Serve, io: str, mib: int) -> None:
     serve()

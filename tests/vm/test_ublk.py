@@ -65,6 +65,7 @@ def enough(load: Pending) -> None:
     assert int(load.wait().output) >= 1
 
 
+@pytest.mark.promise("UBL-8")
 def test_a_file_system_keeps_its_files(guest: Guest, make: Make) -> None:
     guest.run("truncate -s 96M /tmp/disk")
     device = make("/tmp/disk").start()
@@ -92,6 +93,7 @@ def test_a_file_system_keeps_its_files(guest: Guest, make: Make) -> None:
     guest.run("rm /tmp/disk", check=False)
 
 
+@pytest.mark.promise("UBL-7")
 def test_the_block_layer_sees_the_sources_geometry(guest: Guest, make: Make, target: linux.Target) -> None:
     disk = target.ram(64, 4096)
     device = make(disk, depth=32, max_transfer="256k").start()
@@ -111,6 +113,7 @@ def test_the_block_layer_sees_the_sources_geometry(guest: Guest, make: Make, tar
     assert not guest.run(f"dd if=/dev/zero of={read_only.path} bs=4k count=1 oflag=direct", check=False).ok
 
 
+@pytest.mark.promise("UBL-8")
 def test_hardware_queues_go_to_fabric_queues_of_their_own(guest: Guest, make: Make, target: linux.Target) -> None:
     device = make(remote(target, queues=2), queues=2).start()
     assert device.queues == 2
@@ -132,6 +135,7 @@ def test_one_thread_can_serve_several_hardware_queues(guest: Guest, make: Make, 
     assert [q["thread"] for q in stats["queues"]] == [0, 0] and stats["counts"]["errors"] == 0
 
 
+@pytest.mark.promise("UBL-8")
 @patient
 def test_killed_under_load_it_is_taken_over_and_nothing_is_lost(guest: Guest, make: Make, target: linux.Target) -> None:
     device = make(remote(target, replay_writes=1), queues=2).start()
@@ -164,6 +168,7 @@ def test_a_daemon_that_leaves_is_followed_by_the_next(guest: Guest, make: Make, 
     enough(load)
 
 
+@pytest.mark.promise("UBL-8")
 def test_what_was_outstanding_is_carried_out_by_the_next(guest: Guest, make: Make, target: linux.Target) -> None:
     """A write that the killed daemon held, and never began."""
     device = make(target.ram()).start()
@@ -217,6 +222,7 @@ def test_a_device_goes_with_its_daemon_where_that_was_asked_for(guest: Guest, ma
     assert not device.start().recovered, "what was left of it is cleared away"
 
 
+@pytest.mark.promise("UBL-8")
 def test_a_source_that_goes_away_is_an_error_until_it_is_back(guest: Guest, make: Make, target: linux.Target) -> None:
     source = remote(target, fast_io_fail_tmo=2, reconnect_delay=1)
     device = make(source).start()
@@ -233,6 +239,7 @@ def test_a_source_that_goes_away_is_an_error_until_it_is_back(guest: Guest, make
     assert device.ask("stop") == "stopped"
 
 
+@pytest.mark.promise("UBL-8")
 def test_a_source_that_goes_away_is_waited_for_and_can_be_stopped_meanwhile(
     guest: Guest, make: Make, target: linux.Target
 ) -> None:
@@ -303,6 +310,7 @@ def test_hostile_sizes_do_no_harm(guest: Guest, make: Make) -> None:
 # A gateway's ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("SNP-12", "GWY-7")
 def test_a_gateways_namespace_is_a_block_device(guest: Guest, make: Make, target: linux.Target) -> None:
     """Queues, statistics, suspension, limits, and the verbs that make and delete it."""
     gateway = Snap(guest, remote(target, queues=2), {"device": 4, "queues": 2}, metrics_port=9421).start()
@@ -361,6 +369,7 @@ def test_a_gateways_namespace_is_a_block_device(guest: Guest, make: Make, target
     guest.run("e2fsck -fn /dev/ublkb5")
 
 
+@pytest.mark.promise("GWY-7")
 @patient
 @pytest.mark.parametrize("sign", ["KILL", "TERM"])
 def test_a_gateway_that_ends_under_load_is_followed_by_the_next(
@@ -386,6 +395,7 @@ def test_a_gateway_that_ends_under_load_is_followed_by_the_next(
     assert ublk.devices(guest) == []
 
 
+@pytest.mark.promise("GWY-7")
 @patient
 @pytest.mark.kernels("backports")
 def test_a_kept_gateway_that_is_killed_under_load_has_its_device_again(

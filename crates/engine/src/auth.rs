@@ -144,6 +144,7 @@ mod tests {
 
     const SECRET: &str = "DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:";
 
+    // promise: AUT-5
     #[test]
     fn a_secret_is_read_from_a_file_that_others_cannot_read() {
         let file = tempfile::NamedTempFile::new().expect("a temporary file");

@@ -70,6 +70,7 @@ mod tests {
     use super::*;
     use std::fs;
 
+    // promise: FLT-30
     #[test]
     fn only_the_very_file_is_removed_and_a_link_to_it_is_another() {
         let home = tempfile::tempdir().unwrap();

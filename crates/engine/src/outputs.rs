@@ -128,6 +128,7 @@ mod tests {
         assert!(left.iter().all(|name| !name.to_string_lossy().ends_with(PART)), "{left:?}");
     }
 
+    // promise: TRA-44
     #[test]
     fn nothing_that_is_there_is_replaced_or_written_through() {
         let (home, names) = planted();

@@ -174,6 +174,7 @@ fn assert_read(rig: &Rig, request: &Request, answer: &rig::Answer, truth: Option
     assert!(untouched(&answer.bytes[padded..]), "{}: {request:?} wrote behind its end", rig.name);
 }
 
+// promise: ENG-1
 #[test]
 fn geometry_says_what_the_queue_takes() {
     each_case("geometry", |target, path| {
@@ -188,6 +189,7 @@ fn geometry_says_what_the_queue_takes() {
     });
 }
 
+// promise: ENG-1, ENG-6, ENG-11, ENG-15, RHO-1, VUD-1
 #[test]
 fn reads_bring_what_the_files_hold() {
     each_case("reads", |target, path| {
@@ -228,6 +230,7 @@ fn a_read_is_short_where_the_data_ends_and_empty_behind_it() {
     });
 }
 
+// promise: ENG-4
 #[test]
 fn a_full_queue_hands_the_io_back_and_loses_nothing() {
     each_case("full", |target, path| {
@@ -259,6 +262,7 @@ fn a_full_queue_hands_the_io_back_and_loses_nothing() {
     });
 }
 
+// promise: ENG-1, ENG-11
 #[test]
 fn writes_zeroes_and_holes_land_where_they_belong() {
     each_case("writes", |target, path| {
@@ -338,6 +342,7 @@ fn what_is_lent_holds_the_data_and_a_read_into_it_moves_nothing() {
     assert_eq!(queue.lend(60 << 10, 8 << 10), None, "it lies on two members");
 }
 
+// promise: ENG-7, ENG-8
 #[test]
 fn bytes_travel_as_the_queue_says() {
     each_case("via", |target, path| {
@@ -363,6 +368,7 @@ fn bytes_travel_as_the_queue_says() {
     });
 }
 
+// promise: ENG-4, ENG-11
 #[test]
 fn an_abandoned_io_is_reaped_exactly_once() {
     each_case("abandon", |target, path| {

@@ -47,6 +47,7 @@ fn training(outcome: &Outcome) -> &forebay_model::training::Training {
     outcome.record.training.as_ref().unwrap()
 }
 
+// promise: TRA-5
 #[test]
 fn every_byte_is_read_once_per_epoch_by_every_engine() {
     let data = data(12, 25, 30_000);
@@ -91,6 +92,7 @@ fn every_byte_is_read_once_per_epoch_by_every_engine() {
 }
 
 /// The worker that ends an epoch still holds its stream when the next one begins.
+// promise: TRA-38
 #[test]
 fn epochs_follow_each_other_without_a_pause() {
     let data = data(4, 1, 3000);
@@ -106,6 +108,7 @@ fn epochs_follow_each_other_without_a_pause() {
     }
 }
 
+// promise: TRA-5
 #[test]
 fn steps_that_are_fewer_read_no_more_than_they_need() {
     let data = data(8, 100, 10_000);
@@ -118,6 +121,7 @@ fn steps_that_are_fewer_read_no_more_than_they_need() {
     assert!(training.read_bytes < 2 * (10 * 10_100 + 3 * 4096), "{}", training.read_bytes);
 }
 
+// promise: TRA-7
 #[test]
 fn a_damaged_record_ends_the_run_and_is_named_with_both_checksums() {
     let data = data(4, 10, 5_000);
@@ -140,6 +144,7 @@ fn a_damaged_record_ends_the_run_and_is_named_with_both_checksums() {
     );
 }
 
+// promise: TRA-7, TRA-16
 #[test]
 fn what_is_damaged_is_left_out_where_that_was_asked_for() {
     let data = data(4, 10, 5_000);
@@ -162,6 +167,7 @@ fn what_is_damaged_is_left_out_where_that_was_asked_for() {
     assert!(outcome.record.warnings.iter().any(|w| w.id == "skipped"));
 }
 
+// promise: TRA-7
 #[test]
 fn a_file_that_is_removed_midway_is_named_and_what_was_measured_is_kept() {
     let data = data(6, 10, 5_000);
@@ -185,6 +191,7 @@ fn a_file_that_is_removed_midway_is_named_and_what_was_measured_is_kept() {
     assert!(training.epochs[0].steps == 6 && training.au_pct.is_some());
 }
 
+// promise: TRA-11
 #[test]
 fn a_run_that_is_stopped_keeps_what_was_measured() {
     let data = data(6, 10, 5_000);
@@ -197,6 +204,7 @@ fn a_run_that_is_stopped_keeps_what_was_measured() {
     assert!(outcome.record.warnings.iter().any(|w| w.id == "interrupted"));
 }
 
+// promise: TRA-8
 #[test]
 fn too_few_files_and_another_format_are_refused() {
     let data = data(3, 10, 100);
@@ -223,6 +231,7 @@ fn too_few_files_and_another_format_are_refused() {
     assert!(nothing.contains("--data nil:") && nothing.contains("no manifest"), "{nothing}");
 }
 
+// promise: TRA-8
 #[test]
 fn a_file_with_fewer_records_than_the_workload_says_is_told() {
     let data = data(4, 10, 1000);
@@ -233,6 +242,7 @@ fn a_file_with_fewer_records_than_the_workload_says_is_told() {
     assert!(error.found.contains("holds 10 records, not 20"), "{error}");
 }
 
+// promise: TRA-40
 #[test]
 fn accelerators_that_share_files_are_said_to_read_all_of_them() {
     let data = data(3, 20, 1000);
@@ -246,6 +256,7 @@ fn accelerators_that_share_files_are_said_to_read_all_of_them() {
 }
 
 /// Nothing comes faster than the supply, and an accelerator that takes twice of it waits.
+// promise: TRA-9
 #[test]
 fn a_supply_is_kept_and_accelerators_wait_for_it() {
     let data = data(12, 10, 100_000);
@@ -263,6 +274,7 @@ fn a_supply_is_kept_and_accelerators_wait_for_it() {
 }
 
 /// What the formula of v1.0 gives where batches arrive at a known rate: each step takes as long as its bytes.
+// promise: TRA-9
 #[test]
 #[ignore = "judged by the clock: cargo test -p forebay-engine --test emulate -- --ignored, on a quiet machine"]
 fn utilisation_is_right_where_the_supply_is_known() {
@@ -302,6 +314,7 @@ fn utilisation_is_right_where_the_supply_is_known() {
     }
 }
 
+// promise: TRA-39
 #[test]
 fn hundreds_of_accelerators_need_no_more_threads() {
     let data = data(600, 10, 500);
@@ -315,6 +328,7 @@ fn hundreds_of_accelerators_need_no_more_threads() {
     assert_eq!(outcome.record.job.spec.workers, 2);
 }
 
+// promise: TRA-12
 #[test]
 fn batches_stay_in_host_memory_until_their_step_takes_them() {
     let data = data(24, 10, 100_000);
@@ -341,6 +355,7 @@ fn listing(files: usize, file_bytes: usize, begin: usize, bytes: usize) -> Vec<u
     space
 }
 
+// promise: TRA-13
 #[test]
 fn a_data_set_packed_in_one_source_is_read_through_it() {
     let content = tfrecord(10, 3_000);
@@ -395,6 +410,7 @@ fn a_data_set_packed_in_one_source_is_read_through_it() {
     }
 }
 
+// promise: TRA-13
 #[test]
 fn a_modelled_drive_paces_the_files_of_a_folder_and_is_said_to_be_none() {
     let data = data(16, 10, 200_000);

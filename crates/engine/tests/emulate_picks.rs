@@ -100,6 +100,7 @@ fn file(dir: &Path, n: u32, extension: &str) -> PathBuf {
 const WAYS: [(Cache, Engine); 3] =
     [(Cache::Allow, Engine::Inline), (Cache::Allow, Engine::Uring), (Cache::Bypass, Engine::Auto)];
 
+// promise: TRA-14
 #[test]
 fn columns_are_read_row_group_by_row_group_by_every_engine() {
     let dir = made("parquet", 8);
@@ -147,6 +148,7 @@ fn a_damaged_page_ends_the_run_or_costs_its_row_group() {
     assert!(failed(&unknown).found.contains("isn't among its columns"));
 }
 
+// promise: TRA-14
 #[test]
 fn single_records_are_read_in_any_order() {
     let dir = made("indexed_binary", 70);
@@ -187,6 +189,7 @@ fn hdf5_is_read_whole_and_followed_to_its_samples() {
     assert!(error.asked.ends_with("img_3_of_4.hdf5") && error.found.contains("SNOD"), "{error}");
 }
 
+// promise: TRA-14
 #[test]
 fn parts_of_packed_files_are_read_through_any_source() {
     for (format, side) in [("parquet", 8), ("indexed_binary", 70), ("hdf5", 70)] {
@@ -215,6 +218,7 @@ fn parts_of_packed_files_are_read_through_any_source() {
     }
 }
 
+// promise: TRA-14
 #[test]
 fn a_damaged_page_of_a_packed_file_is_named_or_costs_its_row_group() {
     let (_space, path) = packed("parquet", 8);

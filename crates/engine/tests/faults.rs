@@ -140,6 +140,7 @@ proptest! {
     #![proptest_config(few())]
 
     /// Each engine under each path, between any mix of faults, beside a vector of bytes.
+    // promise: ENG-2
     #[test]
     fn what_is_reported_moved_is_right_on_every_engine(
         plan in plans(), seed: u64, depth in 1u32..9, direct: bool, bounce: bool,
@@ -164,6 +165,7 @@ proptest! {
     }
 
     /// Faults above a stripe, and below it in each member: the stripe stays one file.
+    // promise: ENG-3
     #[test]
     fn a_stripe_between_faults_is_one_file(
         plan in plans(), below: bool, seed: u64, members in 1usize..6, depth in 1u32..6, engine in 0usize..3,

@@ -47,6 +47,7 @@ fn each_phase_touches_every_file_once_and_nothing_is_left() {
     assert_eq!(fs::read_dir(home.path()).unwrap().count(), 1);
 }
 
+// promise: BEN-22
 #[test]
 fn mkdir_makes_as_many_directories_as_files_and_nothing_is_left() {
     for phases in [
@@ -76,6 +77,7 @@ fn mkdir_makes_as_many_directories_as_files_and_nothing_is_left() {
     }
 }
 
+// promise: BEN-22
 #[test]
 fn what_somebody_put_into_a_directory_of_mkdirs_stays() {
     let home = tempfile::tempdir().unwrap();
@@ -94,6 +96,7 @@ fn what_somebody_put_into_a_directory_of_mkdirs_stays() {
 }
 
 /// Both ways of removing: the phase, which fails with what it met, and the cleaning up.
+// promise: FLT-30
 #[test]
 fn a_file_moved_under_a_name_of_ours_is_not_removed() {
     for phases in [vec![Phase::Create, Phase::Delete], vec![Phase::Create]] {
@@ -247,6 +250,7 @@ fn a_file_that_vanishes_ends_the_run_with_its_name() {
     assert_eq!(record.left, None);
 }
 
+// promise: REC-8
 #[test]
 fn what_an_observer_does_is_no_cost_of_a_phase() {
     let home = tempfile::tempdir().unwrap();

@@ -56,6 +56,7 @@ fn worker(drive: &Arc<Drive>, depth: u32, slot_bytes: usize) -> Rig {
     Rig::open((depth, slot_bytes, true), lend, |needs, reactor| drive.queue(needs, reactor))
 }
 
+// promise: VUD-6
 #[test]
 fn bytes_go_straight_between_a_file_and_the_drivers_slots() {
     for (spin_us, more) in [(0, ""), (200, "&spin_us=200"), (0, "&queues=3&depth=4")] {
@@ -90,6 +91,7 @@ fn bytes_go_straight_between_a_file_and_the_drivers_slots() {
 }
 
 /// Our host would take small reads of a fabric in bulk and copy them; a gateway's payload is a guest's memory.
+// promise: GWY-6
 #[test]
 fn small_reads_over_a_fabric_are_not_staged_either() {
     let home = tempfile::tempdir().unwrap();
@@ -126,6 +128,7 @@ fn small_reads_over_a_fabric_are_not_staged_either() {
     target.stop();
 }
 
+// promise: VUD-6
 #[test]
 fn a_gateway_that_comes_back_is_found_again() {
     let home = tempfile::tempdir().unwrap();

@@ -174,6 +174,7 @@ fn reads(service: &Service) -> u64 {
     service.stats().controllers[0].queues.iter().map(|q| q.counts.reads).sum()
 }
 
+// promise: SNP-7
 #[test]
 fn the_next_gateway_takes_over_under_load_and_no_host_notices() {
     if little_to_lock() {
@@ -211,6 +212,7 @@ fn the_next_gateway_takes_over_under_load_and_no_host_notices() {
     }
 }
 
+// promise: SNP-7
 #[test]
 fn what_a_stalled_source_has_of_reads_is_read_again_by_the_next_gateway() {
     if little_to_lock() {
@@ -247,6 +249,7 @@ fn what_a_stalled_source_has_of_reads_is_read_again_by_the_next_gateway() {
     service.stop();
 }
 
+// promise: SNP-8
 #[test]
 fn a_write_that_does_not_end_keeps_the_gateway_where_it_is() {
     let home = Home::new();
@@ -269,6 +272,7 @@ fn a_write_that_does_not_end_keeps_the_gateway_where_it_is() {
     service.stop();
 }
 
+// promise: SNP-8
 #[test]
 fn what_cannot_be_taken_over_goes_on() {
     if little_to_lock() {
@@ -330,6 +334,7 @@ fn asked(rpc: &Path, socket: &Path, format: u64) -> Result<serde_json::Value, fo
     client::call(rpc, "snap_hand_over", params.as_object().unwrap())
 }
 
+// promise: SNP-8
 #[test]
 fn without_a_gateway_there_taking_over_is_a_start() {
     let home = Home::new();
@@ -343,6 +348,7 @@ fn without_a_gateway_there_taking_over_is_a_start() {
 }
 
 /// A suspended drive stays so, limits go on, and the file of a writable namespace stays locked throughout.
+// promise: SNP-7
 #[test]
 fn what_rpcs_changed_goes_along() {
     let home = Home::new();

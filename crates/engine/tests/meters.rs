@@ -32,6 +32,7 @@ fn at_some_time(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
+// promise: REC-6
 #[test]
 fn cpu_time_of_other_threads_is_ours() {
     let clock = cpu::Clock::start();
@@ -42,6 +43,7 @@ fn cpu_time_of_other_threads_is_ours() {
     assert!(cpu::thread_seconds().total_s() - here < 0.1, "the other thread's time isn't this thread's");
 }
 
+// promise: REC-6
 #[test]
 fn the_machine_is_at_least_as_busy_as_we_are() {
     let clock = cpu::Clock::start();
@@ -140,6 +142,7 @@ fn fake_sys() -> tempfile::TempDir {
     sys
 }
 
+// promise: REC-31
 #[test]
 fn counters_add_devices_once_and_give_differences() {
     let sys = fake_sys();

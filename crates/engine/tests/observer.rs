@@ -37,6 +37,7 @@ fn works() -> bool {
     names.into_iter().any(|name| name.starts_with("worker-"))
 }
 
+// promise: REC-8
 #[test]
 fn a_held_up_observer_takes_nothing_from_the_meters() {
     let job = JobSpec {

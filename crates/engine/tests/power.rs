@@ -55,6 +55,7 @@ mod rapl_zones {
         tree
     }
 
+    // promise: REC-7
     #[test]
     fn packages_and_their_memory_count_once() {
         let tree = server();
@@ -142,6 +143,7 @@ mod nvml_library {
         }
     }
 
+    // promise: REC-7
     #[test]
     fn energy_is_preferred_and_power_is_taken_where_there_is_no_counter() {
         let folder = tempfile::tempdir().unwrap();
@@ -208,6 +210,7 @@ mod nvml_library {
         assert!(nvml::open(&library).err().unwrap().contains("lacks nvmlDeviceGetPowerUsage"));
     }
 
+    // promise: ENG-10
     #[test]
     fn no_library_is_a_reason() {
         let folder = tempfile::tempdir().unwrap();
@@ -234,6 +237,7 @@ mod ipmitool {
         path.into()
     }
 
+    // promise: REC-7
     #[test]
     fn dcmi_answers() {
         let folder = tempfile::tempdir().unwrap();

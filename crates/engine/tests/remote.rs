@@ -54,6 +54,7 @@ fn crc_of(disk: &Mutex<Vec<u8>>, offset: u64, len: u32) -> u32 {
     crc32c::crc32c(&disk.lock().unwrap()[offset as usize..][..len as usize])
 }
 
+// promise: RHO-1
 #[test]
 fn what_is_read_is_what_is_there() {
     for more in ["", "&hdgst=1&ddgst=1", "&bulk=0&hdgst=1&queues=3", "&bulk=0&ddgst=1&depth=2"] {
@@ -85,6 +86,7 @@ fn what_is_read_is_what_is_there() {
     }
 }
 
+// promise: RHO-6
 #[test]
 fn a_read_that_is_never_answered_gives_its_memory_back_when_it_is_abandoned() {
     let disk = disk();
@@ -105,6 +107,7 @@ fn a_read_that_is_never_answered_gives_its_memory_back_when_it_is_abandoned() {
     rig.close();
 }
 
+// promise: RHO-13
 #[test]
 fn a_command_that_takes_too_long_is_aborted_and_sent_again_on_the_same_connection() {
     let disk = disk();
@@ -125,6 +128,7 @@ fn a_command_that_takes_too_long_is_aborted_and_sent_again_on_the_same_connectio
     rig.close();
 }
 
+// promise: RHO-13
 #[test]
 fn where_an_abort_does_not_help_the_connection_goes_and_the_read_is_sent_on_another() {
     let disk = disk();
@@ -178,6 +182,7 @@ fn read_about(rig: &mut Rig, disk: &Mutex<Vec<u8>>, random: &mut Random, reads: 
     slowest
 }
 
+// promise: RHO-2
 #[test]
 fn a_link_that_is_cut_anywhere_costs_time_and_no_byte() {
     for seed in 1..=4 {
@@ -200,6 +205,7 @@ fn a_link_that_is_cut_anywhere_costs_time_and_no_byte() {
     }
 }
 
+// promise: RHO-2
 #[test]
 fn what_a_link_changes_is_found_by_digests_and_read_again() {
     for seed in 1..=4 {
@@ -218,6 +224,7 @@ fn what_a_link_changes_is_found_by_digests_and_read_again() {
     }
 }
 
+// promise: RHO-3
 #[test]
 fn a_target_that_is_killed_and_started_again_is_waited_for() {
     let disk = disk();
@@ -245,6 +252,7 @@ fn a_target_that_is_killed_and_started_again_is_waited_for() {
     drop(fake);
 }
 
+// promise: RHO-4, GWY-10
 #[test]
 fn writes_whose_outcome_is_unknown_fail_and_say_so() {
     const LEN: u32 = 64 << 10;
@@ -356,6 +364,7 @@ fn reads_and_writes_mixed_at_depth_each_get_their_own_answer() {
     }
 }
 
+// promise: RHO-4
 #[test]
 fn writes_are_sent_again_where_that_was_asked_for() {
     let disk = disk();
@@ -377,6 +386,7 @@ fn writes_are_sent_again_where_that_was_asked_for() {
     rig.close();
 }
 
+// promise: RHO-3
 #[test]
 fn io_fails_in_time_where_no_path_is_up_and_for_good_where_none_is_left() {
     let disk = disk();
@@ -404,6 +414,7 @@ fn io_fails_in_time_where_no_path_is_up_and_for_good_where_none_is_left() {
     second.close();
 }
 
+// promise: RHO-5
 #[test]
 fn two_paths_share_the_work_and_one_carries_on_alone() {
     for policy in ["round-robin", "queue-depth"] {
@@ -442,6 +453,7 @@ fn read_about_after(rig: &mut Rig, disk: &Mutex<Vec<u8>>, random: &mut Random, w
     assert!(slowest < Duration::from_secs(20), "{what}: {slowest:?}");
 }
 
+// promise: RHO-7
 #[test]
 fn what_cannot_be_opened_says_why() {
     let disk = disk();

@@ -95,6 +95,7 @@ fn check(remote: &Arc<Remote>) {
     }
 }
 
+// promise: AUT-7
 #[test]
 fn both_prove_themselves_on_each_queue() {
     let keys = Keys::new();
@@ -116,6 +117,7 @@ fn both_prove_themselves_on_each_queue() {
     check(&remote);
 }
 
+// promise: AUT-7
 #[test]
 fn a_look_at_a_controller_takes_the_same_secrets() {
     let keys = Keys::new();
@@ -130,6 +132,7 @@ fn a_look_at_a_controller_takes_the_same_secrets() {
     assert!(why.contains("authenticate"), "{why}");
 }
 
+// promise: AUT-7
 #[test]
 fn a_host_without_its_secret_or_with_another_is_told_why() {
     let keys = Keys::new();
@@ -152,6 +155,7 @@ fn a_host_without_its_secret_or_with_another_is_told_why() {
     assert!(!why.contains("DHHC"), "{why}");
 }
 
+// promise: AUT-7
 #[test]
 fn a_controller_that_cannot_prove_itself_is_left() {
     let keys = Keys::new();
@@ -188,6 +192,7 @@ fn served_over_tls(keys: &Keys, key: &str, more: &str) -> Rig {
     ))
 }
 
+// promise: TLS-3
 #[test]
 fn a_host_with_a_tls_key_comes_over_tls_or_not_at_all() {
     let keys = Keys::new();
@@ -239,6 +244,7 @@ fn a_host_with_a_tls_key_comes_over_tls_or_not_at_all() {
     }
 }
 
+// promise: AUT-7
 #[test]
 fn secrets_have_no_place_in_a_uri() {
     let uri = format!("nvme+tcp://h:1/{SUBSYSTEM}?dhchap_secret=DHHC-1:00:abc:");

@@ -42,6 +42,7 @@ fn in_memory() -> Option<tempfile::TempDir> {
     made.map_err(|e| eprintln!("SKIPPED: no folder in memory: /dev/shm: {e}")).ok()
 }
 
+// promise: FLT-11
 #[test]
 fn making_a_stripes_missing_member_never_writes_over_the_users_own() {
     let home = tempfile::tempdir().unwrap();
@@ -56,6 +57,7 @@ fn making_a_stripes_missing_member_never_writes_over_the_users_own() {
     assert!(!new.exists());
 }
 
+// promise: FLT-11, FLT-30
 #[test]
 fn a_file_that_took_the_inode_of_ours_is_not_ours() {
     let home = tempfile::tempdir().unwrap();
@@ -94,6 +96,7 @@ impl Observer for Moving<'_> {
 }
 
 /// Whoever moves a file under our name while we make ours keeps it: it is neither measured, claimed, nor removed.
+// promise: FLT-30
 #[test]
 fn a_file_moved_under_our_name_while_files_are_made_stays_the_users() {
     for ends in [false, true] {
@@ -117,6 +120,7 @@ fn a_file_moved_under_our_name_while_files_are_made_stays_the_users() {
 }
 
 /// The name, the inode and the birth of a file that `cp` wrote over are those of ours. What it holds isn't.
+// promise: FLT-30
 #[test]
 fn what_was_copied_over_a_file_of_ours_is_the_users() {
     let home = tempfile::tempdir().unwrap();
@@ -142,6 +146,7 @@ fn what_was_copied_over_a_file_of_ours_is_the_users() {
     assert!(go(&write).unwrap_err().next.contains("‹overwrite›"));
 }
 
+// promise: FLT-30
 #[test]
 fn a_run_that_was_killed_leaves_files_that_serve_the_next() {
     let home = tempfile::tempdir().unwrap();
@@ -180,6 +185,7 @@ fn writing_to_a_named_file_leaves_nothing_beside_it() {
 }
 
 /// What the plan called new is made, never opened: a link to nowhere looks new and is there all the same.
+// promise: FLT-11
 #[test]
 fn what_should_be_new_is_never_opened() {
     let home = tempfile::tempdir().unwrap();
@@ -202,6 +208,7 @@ fn read_direct(file: &Path) -> Option<Outcome> {
     go(&direct).map_err(|e| eprintln!("SKIPPED: direct I/O on the build's disk: {e}")).ok()
 }
 
+// promise: FLT-31
 #[test]
 fn require_direct_asks_the_device_whether_it_moved() {
     let home = on_disk();
@@ -230,6 +237,7 @@ fn require_direct_asks_the_device_whether_it_moved() {
 }
 
 /// `--cache drop` is cold once: what the first pass brought into the page cache, the second reads there.
+// promise: REC-30
 #[test]
 fn a_second_pass_after_a_drop_is_told_to_be_memory() {
     let home = on_disk();
@@ -263,6 +271,7 @@ fn files_are_made_beside_directories_that_are_only_read() {
     assert_eq!(both.record.result.verified_bytes, 2 << 20);
 }
 
+// promise: FLT-5
 #[test]
 fn time_outs_do_not_wait_for_a_long_interval() {
     let faults = Some("seed=1,stall=1".to_string());
@@ -378,6 +387,7 @@ fn a_list_of_files_claims_no_content_that_was_not_written() {
     assert!(list().contains("\"seed\": null"));
 }
 
+// promise: BEN-4
 #[test]
 fn a_run_that_ends_inside_its_warm_up_has_measured_nothing() {
     let outcome = go(&JobSpec { warmup_s: Some(30.0), ..job("nil:?size=1m") }).unwrap();
@@ -386,6 +396,7 @@ fn a_run_that_ends_inside_its_warm_up_has_measured_nothing() {
     assert!(failure.next.contains("‹warmup_s›"));
 }
 
+// promise: FLT-1
 #[test]
 fn pieces_that_direct_io_can_not_take_are_refused() {
     let home = tempfile::tempdir().unwrap();
@@ -475,6 +486,7 @@ impl Observer for Listener {
     }
 }
 
+// promise: BEN-18
 #[test]
 fn whoever_watches_is_told_what_is_waited_for_when_the_time_is_over() {
     let late = JobSpec {

@@ -21,6 +21,7 @@ use rig::{pattern, Rig};
 
 const PLAIN: Digests = Digests(false, false);
 
+// promise: TGT-1
 #[test]
 fn what_is_read_is_what_the_file_holds() {
     let content = pattern(3 << 20, 1);
@@ -42,6 +43,7 @@ fn what_is_read_is_what_the_file_holds() {
     }
 }
 
+// promise: TGT-1
 #[test]
 fn many_commands_in_flight_are_each_answered_with_their_own_data() {
     let content = pattern(4 << 20, 2);
@@ -74,6 +76,7 @@ fn many_commands_in_flight_are_each_answered_with_their_own_data() {
     assert_eq!(stats.controllers[0].queues.len(), 4);
 }
 
+// promise: TGT-1
 #[test]
 fn writes_arrive_whether_in_the_capsule_or_asked_for() {
     for digests in [PLAIN, Digests(true, true)] {
@@ -101,6 +104,7 @@ fn writes_arrive_whether_in_the_capsule_or_asked_for() {
     }
 }
 
+// promise: TGT-2
 #[test]
 fn zeroes_deallocate_compare_and_verify_do_what_they_say() {
     let content = pattern(1 << 20, 3);
@@ -131,6 +135,7 @@ fn zeroes_deallocate_compare_and_verify_do_what_they_say() {
     assert_eq!(queue.code(sqe, Data::Out { len: 32 }, bytes), Code::LBA_OUT_OF_RANGE);
 }
 
+// promise: TGT-2
 #[test]
 fn what_is_not_writable_stays_as_it_is() {
     let content = pattern(1 << 20, 4);
@@ -152,6 +157,7 @@ fn what_is_not_writable_stays_as_it_is() {
     assert!(std::fs::read(rig.file()).unwrap() == content);
 }
 
+// promise: TGT-4
 #[test]
 fn a_file_that_was_truncated_gives_an_error_and_nobody_elses_bytes() {
     let content = pattern(1 << 20, 5);
@@ -173,6 +179,7 @@ fn a_file_that_was_truncated_gives_an_error_and_nobody_elses_bytes() {
     }
 }
 
+// promise: TGT-4
 #[test]
 fn sources_without_content_read_as_zeros_after_anything() {
     let rig = Rig::over("nil:?size=1g", "writable = true");
@@ -188,6 +195,7 @@ fn sources_without_content_read_as_zeros_after_anything() {
     }
 }
 
+// promise: TGT-10
 #[test]
 fn a_remote_namespace_is_served_on() {
     let content = pattern(2 << 20, 8);
@@ -211,6 +219,7 @@ fn a_remote_namespace_is_served_on() {
     assert!(std::fs::read(far.file()).unwrap()[4096..][..128 << 10].iter().all(|b| *b == 5));
 }
 
+// promise: TGT-4
 #[test]
 fn faults_of_the_source_become_statuses_and_short_transfers_are_made_whole() {
     let content = pattern(1 << 20, 7);

@@ -88,6 +88,7 @@ fn enable() -> Sqe {
     PropertySet::new(Property::Cc, Cc::enabled().0.into()).to_sqe()
 }
 
+// promise: AUT-6
 #[test]
 fn a_host_that_proves_itself_on_each_queue_is_served() {
     let keys = keys();
@@ -108,6 +109,7 @@ fn a_host_that_proves_itself_on_each_queue_is_served() {
     assert!(said.iter().all(|entry| !entry.to_line().contains("DHHC")), "no key is ever logged");
 }
 
+// promise: AUT-6
 #[test]
 fn nothing_is_served_before_the_proof() {
     let keys = keys();
@@ -129,6 +131,7 @@ fn nothing_is_served_before_the_proof() {
     assert!(data == pattern(1 << 20, 5)[..4096], "what was refused was not written");
 }
 
+// promise: AUT-6
 #[test]
 fn another_key_is_refused_and_the_connection_ends() {
     let keys = keys();
@@ -146,6 +149,7 @@ fn another_key_is_refused_and_the_connection_ends() {
     eventually("nobody is connected", || rig.server.stats().controllers.is_empty());
 }
 
+// promise: AUT-6
 #[test]
 fn a_host_that_takes_its_time_is_left() {
     let keys = keys();
@@ -155,6 +159,7 @@ fn a_host_that_takes_its_time_is_left() {
     eventually("it is logged", || rig.heard("broken off") == 1);
 }
 
+// promise: AUT-6
 #[test]
 fn only_what_the_configuration_allows_is_used() {
     let keys = keys();
@@ -164,6 +169,7 @@ fn only_what_the_configuration_allows_is_used() {
     assert_eq!((agreement.hash.name(), agreement.group.name()), ("sha512", "ffdhe3072"));
 }
 
+// promise: AUT-6
 #[test]
 fn a_key_that_would_prove_nothing_is_refused() {
     let text = format!(

@@ -16,6 +16,7 @@ use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use std::net::TcpStream;
 use std::time::Duration;
 
+// promise: TGT-8
 #[test]
 #[ignore = "judged by the clock: make soak"]
 fn without_descriptors_connections_are_refused_and_others_go_on() {

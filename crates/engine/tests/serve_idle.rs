@@ -30,12 +30,14 @@ fn busy() -> Duration {
 /// One at a time: both measure this process.
 static ALONE: Mutex<()> = Mutex::new(());
 
+// promise: TGT-11
 #[test]
 fn a_thousand_idle_queues_cost_little_memory() {
     let _alone = ALONE.lock();
     with_idle_queues(|| {});
 }
 
+// promise: TGT-11
 #[test]
 #[ignore = "judged by the clock: make soak"]
 fn a_thousand_idle_queues_cost_no_time() {

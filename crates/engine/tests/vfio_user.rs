@@ -41,6 +41,7 @@ fn crc_of(disk: &Mutex<Vec<u8>>, offset: u64, len: u32) -> u32 {
     crc32c::crc32c(&disk.lock().unwrap()[offset as usize..][..len as usize])
 }
 
+// promise: VUD-1
 #[test]
 fn what_is_read_is_what_is_there_whatever_tells_of_it() {
     for (more, plain, shared) in [
@@ -85,6 +86,7 @@ fn what_is_read_is_what_is_there_whatever_tells_of_it() {
     }
 }
 
+// promise: VUD-1
 #[test]
 fn what_is_written_is_there_and_what_is_deallocated_is_not() {
     for shared in [true, false] {
@@ -105,6 +107,7 @@ fn what_is_written_is_there_and_what_is_deallocated_is_not() {
     }
 }
 
+// promise: VUD-2
 #[test]
 fn the_next_worker_gets_the_queues_of_the_last_and_its_memory_goes() {
     let disk = disk();
@@ -125,6 +128,7 @@ fn the_next_worker_gets_the_queues_of_the_last_and_its_memory_goes() {
     assert_eq!(device.control.connections.load(Ordering::Relaxed), 1);
 }
 
+// promise: VUD-3
 #[test]
 fn reads_go_on_where_a_killed_drive_comes_back() {
     let disk = disk();
@@ -150,6 +154,7 @@ fn reads_go_on_where_a_killed_drive_comes_back() {
     rig.close();
 }
 
+// promise: SNP-9, VUD-3
 #[test]
 fn a_write_that_a_killed_drive_had_fails_and_says_why() {
     let disk = disk();
@@ -168,6 +173,7 @@ fn a_write_that_a_killed_drive_had_fails_and_says_why() {
     rig.close();
 }
 
+// promise: VUD-3
 #[test]
 fn a_drive_that_is_gone_for_good_fails_what_waits() {
     let disk = disk();
@@ -186,6 +192,7 @@ fn a_drive_that_is_gone_for_good_fails_what_waits() {
     rig.close();
 }
 
+// promise: VUD-4
 #[test]
 fn a_read_that_is_given_up_on_is_aborted() {
     let disk = disk();
@@ -207,6 +214,7 @@ fn a_read_that_is_given_up_on_is_aborted() {
     rig.close();
 }
 
+// promise: VUD-4
 #[test]
 fn a_read_that_takes_too_long_costs_a_reset_and_is_read_again() {
     let disk = disk();
@@ -222,6 +230,7 @@ fn a_read_that_takes_too_long_costs_a_reset_and_is_read_again() {
     rig.close();
 }
 
+// promise: VUD-4
 #[test]
 fn a_drive_that_answers_nothing_fails_what_it_has_in_time() {
     let disk = disk();
@@ -237,6 +246,7 @@ fn a_drive_that_answers_nothing_fails_what_it_has_in_time() {
     rig.close();
 }
 
+// promise: VUD-5
 #[test]
 fn a_look_at_a_drive_says_what_it_grants_and_leaves_it_free() {
     let device = Drive::start(disk());
@@ -252,6 +262,7 @@ fn a_look_at_a_drive_says_what_it_grants_and_leaves_it_free() {
     rig.close();
 }
 
+// promise: VUD-5
 #[test]
 fn memory_that_the_drive_refuses_is_named() {
     let control = Control { map_bytes_max: AtomicU64::new(4 << 20), ..Control::default() };
@@ -262,6 +273,7 @@ fn memory_that_the_drive_refuses_is_named() {
     assert!(refused.to_string().contains("8388608 bytes"), "{refused}");
 }
 
+// promise: VUD-5
 #[test]
 fn what_is_no_drive_is_an_error_and_no_more() {
     let home = tempfile::tempdir().unwrap();

@@ -141,6 +141,7 @@ mod tests {
     }
 
     /// The second pass over data that was dropped before the first reads what that brought in.
+    // promise: REC-30
     #[test]
     fn memory_is_told_under_every_policy_by_what_the_device_delivered() {
         let cold = [Some(0.0), Some(1.0)];
@@ -162,6 +163,7 @@ mod tests {
         assert_eq!(judged(&cache("drop", cold, Some(0)), &mixed), None, "written back later");
     }
 
+    // promise: REC-30
     #[test]
     fn without_a_device_residency_and_arithmetic_tell_of_memory() {
         let state = |policy, resident| cache(policy, resident, None);
@@ -182,6 +184,7 @@ mod tests {
         assert_eq!(judged(&state("drop", cold), &four), None);
     }
 
+    // promise: FLT-31
     #[test]
     fn direct_io_moves_the_device_and_leaves_the_page_cache_alone() {
         let judge =
@@ -204,6 +207,7 @@ mod tests {
         assert_eq!(not_direct(&job(), &cache("bypass", cold, Some(0)), &writes), None);
     }
 
+    // promise: FLT-31
     #[test]
     fn without_a_device_the_page_cache_must_stay_empty_and_that_is_said() {
         let state = |resident| cache("bypass", resident, None);

@@ -48,6 +48,7 @@ impl Cpu {
 mod tests {
     use super::*;
 
+    // promise: REC-8
     #[test]
     fn time_that_no_meter_covered_is_nothing_and_never_zero() {
         for spent in [(None, None), (Some(1.0), None), (None, Some(1.0))] {

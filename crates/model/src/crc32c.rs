@@ -85,6 +85,7 @@ mod tests {
         assert_eq!(truth(&[0xFF; 32]), 0x62A8_AB43);
     }
 
+    // promise: VER-5
     #[test]
     fn a_remainder_becomes_the_checksum() {
         for text in ["", "1", "123456789", "a longer text than the others, of more than 32 bytes"] {
@@ -96,6 +97,7 @@ mod tests {
         }
     }
 
+    // promise: VER-5
     #[test]
     fn pieces_join_at_any_place() {
         let text: Vec<u8> = (0..97u8).map(|i| i.wrapping_mul(73)).collect();

@@ -198,6 +198,7 @@ mod tests {
     }
 
     proptest! {
+        // promise: PYT-10
         #[test]
         fn what_is_accepted_covers_the_data_once(
             tensors in prop::collection::vec((0usize..40, 0u64..1000), 0..20), flip in any::<(prop::sample::Index, u8)>(),
@@ -222,6 +223,7 @@ mod tests {
         }
     }
 
+    // promise: PYT-10
     #[test]
     fn headers_that_lie_are_refused_with_the_reason() {
         let one = |d: &str| format!(r#"{{"a":{{"dtype":"F32","shape":[2],"data_offsets":{d}}}}}"#);

@@ -328,6 +328,7 @@ mod tests {
         (0..4000).filter(holds).count()
     }
 
+    // promise: BEN-5
     #[test]
     fn the_interval_of_a_run_that_stopped_when_it_was_narrow_covers_as_often_as_it_says() {
         let mut random = Xoshiro256::new(17);

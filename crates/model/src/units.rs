@@ -117,6 +117,7 @@ mod tests {
         }
     }
 
+    // promise: CMD-8
     #[test]
     fn sizes_are_binary_in_every_spelling() {
         for (text, bytes) in [
@@ -152,6 +153,7 @@ mod tests {
         }
     }
 
+    // promise: CMD-8
     #[test]
     fn formatting_is_exact() {
         for bytes in [0, 1, 512, 65536, MIB, 3 * MIB / 2, GIB, 5 * GIB] {

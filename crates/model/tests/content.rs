@@ -31,6 +31,7 @@ proptest! {
         prop_assert_eq!(check(&buf, seed, file, offset), Ok(()));
     }
 
+    // promise: BEN-9
     #[test]
     fn any_wrong_byte_is_found_where_it_is(offset in 0u64..20_000, len in 1usize..9_000, at: prop::sample::Index, flip in 1u8..=255) {
         let mut buf = written(SEED, 1, offset, len);
@@ -93,6 +94,7 @@ fn a_misplaced_block_is_named() {
     assert_eq!(named(&error), "block at 8192 of forebay.0 holds block 4096 of forebay.0");
 }
 
+// promise: BEN-9
 #[test]
 fn content_of_another_seed_file_or_writer_is_told_apart() {
     let file = file_id("forebay.0");

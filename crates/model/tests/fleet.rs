@@ -85,6 +85,7 @@ proptest! {
 
     /// The same run with every request followed through a modelled drive: the same utilisation, though one knows
     /// streams, requests and a drive's inside, and the other how fast a host reads with so many requests in flight.
+    // promise: PLN-11
     #[test]
     fn a_host_is_as_busy_as_where_every_request_is_followed(accelerators in 1u32..5, load in 0.5f64..1.6, seed in 0u64..99) {
         let demand = f64::from(accelerators) * BATCH_BYTES / COMPUTE_S;

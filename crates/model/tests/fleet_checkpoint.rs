@@ -22,6 +22,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     /// What each host has to write, at the rate of its part of the drives or of its own way, whichever is less.
+    // promise: PLN-11
     #[test]
     fn a_checkpoint_takes_its_bytes_at_the_rate_of_the_narrowest(
         hosts in 1u32..40, drives in 1u32..20, bytes in 1e9f64..1e12, write in 1e8f64..1e10, faster in 1.0f64..4.0,
@@ -54,6 +55,7 @@ fn with(fault: Option<Fault>) -> Outcome {
     outcome(&fleet)
 }
 
+// promise: PLN-11
 #[test]
 fn a_checkpoint_waits_for_a_host_that_goes_and_comes_again_or_for_ever() {
     let near = |found: &[f64], expected: &[f64]| {

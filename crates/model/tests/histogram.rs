@@ -94,6 +94,7 @@ proptest! {
         }
     }
 
+    // promise: REC-3
     #[test]
     fn merging_is_associative_and_commutative(a in samples(), b in samples(), c in samples()) {
         let merge = |x: &Latency, y: &Latency| {
@@ -107,6 +108,7 @@ proptest! {
         prop_assert_eq!(merge(&merge(&x, &y), &z), of(&[a, b, c].concat()));
     }
 
+    // promise: REC-3
     #[test]
     fn encoding_comes_back_whole(samples in samples()) {
         let latency = of(&samples);

@@ -101,6 +101,7 @@ proptest! {
         }
     }
 
+    // promise: BEN-26
     #[test]
     fn a_permuted_pass_covers_all_data_exactly_once(spans in any_spans(), io_bytes in 1u64..500, more in 0u64..900, seed: u64) {
         let sizes = (more > 300).then_some(io_bytes + more);
@@ -122,6 +123,7 @@ proptest! {
         assert_covers_once(&spans, &second);
     }
 
+    // promise: BEN-27
     #[test]
     fn of_a_sequential_mix_reads_and_writes_each_cover_all_data_in_order(spans in any_spans(), io_bytes in 1u64..500, read_pct in 1u8..100) {
         let all: u64 = spans.iter().map(|s| s.bytes).sum();
@@ -215,6 +217,7 @@ fn reads_come_in_the_share_asked_for() {
 }
 
 /// A drawn block that was taken makes way for the next free one: of those that it would be cut to otherwise, many are short.
+// promise: BEN-26
 #[test]
 fn where_each_byte_comes_once_most_ios_are_whole() {
     let mixed = PatternSpec {
@@ -232,6 +235,7 @@ fn where_each_byte_comes_once_most_ios_are_whole() {
 }
 
 /// Near the end of a span, sizes are drawn until one fits.
+// promise: BEN-26
 #[test]
 fn an_io_ends_with_the_data_as_one_of_the_sizes() {
     let sizes = PatternSpec {
@@ -247,6 +251,7 @@ fn an_io_ends_with_the_data_as_one_of_the_sizes() {
     }
 }
 
+// promise: BEN-2
 #[test]
 fn zipf_heat_follows_the_law_and_lies_scattered() {
     let blocks = 1000usize;
@@ -273,6 +278,7 @@ fn zipf_heat_follows_the_law_and_lies_scattered() {
     assert!(near <= 1, "hot blocks are neighbours: {:?}", &hottest[..10]);
 }
 
+// promise: BEN-2
 #[test]
 fn a_seed_means_these_offsets_for_ever() {
     let offsets = |law, no_repeat| {
@@ -338,6 +344,7 @@ fn offsets_of(ios: &[Next]) -> Vec<u64> {
     ios.iter().map(|io| io.offset).collect()
 }
 
+// promise: BEN-26
 #[test]
 fn holes_lie_between_sequential_ios_and_a_pass_moves_as_much_as_the_data_holds() {
     let forwards = PatternSpec { skip: 8, ..spec(40, 4) };
@@ -352,6 +359,7 @@ fn holes_lie_between_sequential_ios_and_a_pass_moves_as_much_as_the_data_holds()
     );
 }
 
+// promise: BEN-26
 #[test]
 fn zones_are_read_whole_and_what_lies_between_them_is_not() {
     let ios = take(PatternSpec { skip: 20, skip_every: Some(8), ..spec(64, 4) }, 10);
@@ -360,6 +368,7 @@ fn zones_are_read_whole_and_what_lies_between_them_is_not() {
     assert_eq!(offsets_of(&cut), [0, 4, 28, 32, 56, 0, 4]);
 }
 
+// promise: BEN-26
 #[test]
 fn a_list_of_blocks_is_gone_through_again_and_again_and_may_move_on() {
     let listed = |law| {
@@ -370,6 +379,7 @@ fn a_list_of_blocks_is_gone_through_again_and_again_and_may_move_on() {
     assert_eq!(listed("list+:2,0,1"), [2, 0, 1, 5, 3, 4, 8, 6, 7]);
 }
 
+// promise: BEN-26
 #[test]
 fn zones_get_their_share_of_the_ios() {
     let zoned =
@@ -384,6 +394,7 @@ fn zones_get_their_share_of_the_ios() {
     }
 }
 
+// promise: BEN-26
 #[test]
 fn sizes_of_a_mix_come_by_their_shares_for_reads_and_writes_each() {
     let mix = IoMix::parse("512=10,4k=90/64k=1").unwrap();

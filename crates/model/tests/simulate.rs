@@ -17,6 +17,7 @@ fn off_by_pct(found: f64, right: f64) -> f64 {
     100.0 * (found / right - 1.0)
 }
 
+// promise: ENG-9
 #[test]
 fn throughput_follows_mean_value_analysis_at_every_depth() {
     // Up to as many as the channels hold, the network is a delay and one server: MVA is exact.
@@ -68,6 +69,7 @@ fn the_least_of_two_bounds_overrates_the_knee() {
     assert!(found < 0.85 * bound, "{found} of {bound}");
 }
 
+// promise: ENG-9
 #[test]
 fn presets_give_back_their_data_sheets() {
     for name in DriveModel::names() {

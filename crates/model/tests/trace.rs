@@ -67,6 +67,7 @@ proptest! {
 
     /// Each rank's batches are full and have each number once; no record comes twice in an epoch, unless the rank has
     /// to go through its files again; and then all of them have come before.
+    // promise: TRA-1
     #[test]
     fn every_sample_is_taken_once_and_every_batch_is_full(shape in shapes(), epoch in 0u32..3) {
         let Shape { spec, files } = shape;
@@ -105,6 +106,7 @@ proptest! {
         }
     }
 
+    // promise: TRA-1
     #[test]
     fn the_same_seed_gives_the_same_order_on_every_rank_alone(shape in shapes(), epoch in 0u32..3) {
         let Shape { spec, files } = shape;
@@ -133,6 +135,7 @@ fn orders(rules: RuleSet, seed: u64) -> Vec<Vec<u32>> {
     (0..3).map(|epoch| trace.streams(epoch, 0).map(|s| s.file).collect()).collect()
 }
 
+// promise: TRA-1
 #[test]
 fn epochs_differ_and_only_v1_0_gives_a_rank_other_files() {
     for rules in RuleSet::ALL {

@@ -56,6 +56,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     /// Supply-limited and compute-limited alike: min(1, computation / time that a step's bytes take).
+    // promise: TRA-34
     #[test]
     fn a_throttled_supply_gives_the_utilisation_of_arithmetic(
         tensorflow: bool, batch in 1u32..8, record_bytes in 100_000u32..2_000_000, samples_per_file in 1u32..6,
@@ -78,6 +79,7 @@ proptest! {
         prop_assert!(au(&found) >= right * (1.0 - ahead) - 0.5, "{} for {}", au(&found), right);
     }
 
+    // promise: TRA-34
     #[test]
     fn every_byte_is_read_once_and_every_sample_counted(
         tensorflow: bool, batch in 1u32..8, record_bytes in 1000u32..900_000, samples_per_file in 1u32..20,
@@ -118,6 +120,7 @@ fn accelerators_that_never_wait_are_fully_used() {
     assert!(found.training.passes && found.utilisation < 0.01);
 }
 
+// promise: TRA-34
 #[test]
 fn a_drives_bandwidth_is_what_a_starved_run_gets() {
     // Eight 3D U-Nets on H100s want 24 GB/s; the drive has 14.5.

@@ -65,6 +65,7 @@ fn near(a: f64, b: f64) -> bool {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
+    // promise: TRA-2
     #[test]
     fn every_edition_gives_what_its_loop_gives(
         gaps in prop::collection::vec(prop::collection::vec(0.0f64..0.3, 4..30), 1..6),
@@ -88,6 +89,7 @@ proptest! {
     }
 
     /// Storage that hands on one byte after the other at a known rate, batch by batch.
+    // promise: TRA-3
     #[test]
     fn throttled_supply_gives_the_arithmetics_utilisation(
         accelerators in 1usize..20,
@@ -108,6 +110,7 @@ proptest! {
         prop_assert!(near(last.au_pct.unwrap(), right), "{:?} for {}", last, right);
     }
 
+    // promise: TRA-3
     #[test]
     fn busy_accelerators_are_fully_used_by_every_rule_set(steps in 3u32..50, compute_ns in 1u64..1_000_000_000) {
         let mut lockstep = Lockstep::begin(2, compute_ns, 77);

@@ -145,6 +145,7 @@ fn execute(controller: &mut Controller, open: &mut BTreeSet<u16>, tag: u16, mut 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
+    // promise: NCT-5
     #[test]
     fn every_command_is_answered_once(turns in prop::collection::vec(turns(), 1..120), discovery in any::<bool>()) {
         let mut controller = controller(discovery);
@@ -173,6 +174,7 @@ proptest! {
         prop_assert!(open.is_empty());
     }
 
+    // promise: NCT-5
     #[test]
     fn any_bytes_are_a_command(bytes in prop::collection::vec(any::<u8>(), 64), data in prop::collection::vec(any::<u8>(), 0..1200)) {
         let sqe = *Sqe::ref_from_bytes(&bytes).unwrap();
@@ -184,6 +186,7 @@ proptest! {
         execute(&mut controller, &mut open, 1, Sqe { sgl: Sgl::transport(room), ..sqe }, 0);
     }
 
+    // promise: NCT-7
     #[test]
     fn a_session_outlives_any_controller(
         answers in prop::collection::vec((any::<bool>(), any::<u64>(), prop::collection::vec(any::<u8>(), 0..64), any::<u16>()), 1..80),
@@ -270,6 +273,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
     /// A controller that mostly tells the truth leads a session through all of its steps.
+    // promise: NCT-7
     #[test]
     fn a_session_outlives_a_controller_that_lies(
         lies in prop::collection::vec(lies(), 1..200),

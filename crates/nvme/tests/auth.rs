@@ -76,6 +76,7 @@ fn meet(
     Meeting { host: step, target: target.outcome(), messages }
 }
 
+// promise: AUT-1
 #[test]
 fn says_what_python_computes() {
     for line in include_str!("auth_vectors.txt").lines() {
@@ -99,6 +100,7 @@ fn says_what_python_computes() {
     }
 }
 
+// promise: AUT-2
 #[test]
 fn wrong_keys_fail_in_each_direction() {
     let (one, other) = (secret(1, &[1; 32]), secret(1, &[2; 32]));
@@ -138,6 +140,7 @@ fn wrong_keys_fail_in_each_direction() {
     }
 }
 
+// promise: AUT-2
 #[test]
 fn a_controller_that_skips_its_proof_is_refused() {
     let both = credentials(secret(0, &[1; 32]), Some(secret(0, &[2; 48])), only(Hash::Sha256, Group::Null));
@@ -171,6 +174,7 @@ fn nothing_in_common_is_said_so() {
     }
 }
 
+// promise: AUT-3
 #[test]
 fn public_values_that_give_the_key_away_are_refused() {
     let both = credentials(secret(0, &[1; 32]), None, only(Hash::Sha256, Group::Ffdhe2048));
@@ -228,6 +232,7 @@ fn meaningless(message: usize, byte: usize) -> bool {
     }
 }
 
+// promise: AUT-3
 #[test]
 fn every_changed_byte_is_noticed() {
     for group in [Group::Null, Group::Ffdhe2048] {
@@ -340,6 +345,7 @@ fn a_receive_that_is_too_short_may_be_repeated() {
     assert!(target.receive(4096).is_err(), "a message is fetched once");
 }
 
+// promise: AUT-4
 #[test]
 fn secrets_are_read_and_written() {
     // The example of the specification, as the Linux and SPDK projects quote it.
@@ -381,6 +387,7 @@ fn hostile() -> impl Strategy<Value = Vec<Vec<u8>>> {
 }
 
 proptest! {
+    // promise: AUT-3
     #[test]
     fn no_bytes_make_an_end_panic_or_believe(messages in hostile(), length in 0u32..200) {
         let both = credentials(secret(0, &[1; 32]), Some(secret(0, &[2; 32])), only(Hash::Sha256, Group::Null));

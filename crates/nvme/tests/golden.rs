@@ -66,6 +66,7 @@ fn to_target(end: &mut TargetEnd, bytes: &[u8]) {
 const IC_REQ: &str = "00 00 80 00 80 00 00 00  00 00 00 00 00 00 00 00";
 const IC_RESP: &str = "01 00 80 00 80 00 00 00  00 00 00 00 00 00 02 00";
 
+// promise: NTP-1
 #[test]
 fn ic_req_and_ic_resp() {
     assert_eq!(host_sends(&mut host_end(false, 1)).bytes, padded(IC_REQ, 128));
@@ -109,6 +110,7 @@ fn read_sqe() -> Sqe {
     Sqe { opcode: 0x02, nsid: 1.into(), cdw10: 0x1122_3344.into(), cdw12: 0x0f.into(), ..Sqe::default() }
 }
 
+// promise: NTP-1
 #[test]
 fn a_command_capsule() {
     let mut host = connected_host(0);
@@ -126,6 +128,7 @@ fn a_command_capsule() {
     }
 }
 
+// promise: NTP-1
 #[test]
 fn a_command_capsule_with_data() {
     let mut host = connected_host(8192);
@@ -141,6 +144,7 @@ fn a_command_capsule_with_data() {
     assert_eq!(out.segments, [Segment::Bytes { start: 0, end: 72 }, payload]);
 }
 
+// promise: NTP-1
 #[test]
 fn a_response_capsule() {
     let mut target = connected_target(true);
@@ -163,6 +167,7 @@ fn a_response_capsule() {
     }
 }
 
+// promise: NTP-1
 #[test]
 fn data_to_the_host_with_and_without_a_response() {
     let sent = |flow_control| {
@@ -192,6 +197,7 @@ fn data_to_the_host_with_and_without_a_response() {
     assert_eq!(sent(false), hex(&data.replacen("04", "0c", 1)));
 }
 
+// promise: NTP-1
 #[test]
 fn an_r2t_and_the_data_it_asks_for() {
     let mut target = connected_target(true);
@@ -215,6 +221,7 @@ fn an_r2t_and_the_data_it_asks_for() {
     assert_eq!(out.segments[1], Segment::Payload { command, offset: 0x1000, len: 0x800 });
 }
 
+// promise: NTP-1
 #[test]
 fn digests_follow_header_and_data() {
     let mut host = host_end(true, 1);
@@ -245,6 +252,7 @@ fn digests_follow_header_and_data() {
     assert_eq!(crc32c::crc32c(b"123456789"), 0xe306_9283);
 }
 
+// promise: NTP-1
 #[test]
 fn termination_requests() {
     let mut target = target_end();

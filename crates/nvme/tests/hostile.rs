@@ -147,6 +147,7 @@ fn host_ends(mut host: Host, bytes: &[u8], expected: (FatalStatus, u32), quoted:
     assert_eq!(host.flush(), Err(host::Busy));
 }
 
+// promise: NTP-4
 #[test]
 fn a_target_refuses_a_bad_beginning() {
     let good = ic_req(0);
@@ -181,6 +182,7 @@ fn garbage_ends_a_connection_with_its_first_eight_bytes() {
     target_ends(new_target(0), b"GET / HT", (InvalidHeaderField, 0), b"GET / HT");
 }
 
+// promise: NTP-4
 #[test]
 fn a_target_refuses_bad_lengths_and_flags() {
     let capsule = |flags, hlen, pdo, plen| {
@@ -207,6 +209,7 @@ fn a_target_refuses_bad_lengths_and_flags() {
     }
 }
 
+// promise: NTP-4
 #[test]
 fn a_wrong_header_digest_is_fatal_and_named() {
     let mut pdu = read_capsule(1);
@@ -224,6 +227,7 @@ fn a_wrong_header_digest_is_fatal_and_named() {
     target_ends(connected_target(1), &cleared, (InvalidHeaderField, 1), &cleared);
 }
 
+// promise: NTP-4
 #[test]
 fn a_target_refuses_data_that_it_did_not_ask_for() {
     let good = data(kind::H2C_DATA, 0, 9, 0, 0, MAX_H2C);
@@ -273,6 +277,7 @@ fn data_for_a_command_that_is_over_are_refused() {
     target_ends(target, late.as_bytes(), (InvalidHeaderField, 10), late.as_bytes());
 }
 
+// promise: NTP-4
 #[test]
 fn one_command_more_than_the_queue_has_entries_is_fatal() {
     let full: Vec<u8> = (0..ENTRIES).flat_map(read_capsule).collect();
@@ -298,6 +303,7 @@ fn answer(bytes: &[u8]) -> Option<Status> {
     Some(response.cqe.status())
 }
 
+// promise: NTP-5
 #[test]
 fn an_sgl_that_lies_completes_its_command() {
     let sgl = |kind, address: u64, length: u32| Sgl {
@@ -337,6 +343,7 @@ fn an_sgl_that_lies_completes_its_command() {
     }
 }
 
+// promise: NTP-5
 #[test]
 fn a_command_identifier_in_use_is_a_conflict_and_harms_nothing() {
     let mut target = connected_target(0);
@@ -400,6 +407,7 @@ fn busy_host() -> Host {
 }
 
 /// Padding between header and data (HPDA, CPDA).
+// promise: NTP-2
 #[test]
 fn data_are_aligned_as_the_peer_asked() {
     for (pda, digests, c2h_pdo, capsule_pdo) in
@@ -432,6 +440,7 @@ fn data_are_aligned_as_the_peer_asked() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
     /// Any bytes: an event, a wait or a termination, and never more in flight than the queue holds.
+    // promise: NTP-4
     #[test]
     fn any_bytes_leave_both_ends_standing(
         digests in 0u8..4,

@@ -162,6 +162,7 @@ impl Pair {
     }
 }
 
+// promise: NTP-2
 #[test]
 fn what_one_end_is_given_arrives_at_the_other() {
     for digests in 0..4 {
@@ -170,6 +171,7 @@ fn what_one_end_is_given_arrives_at_the_other() {
     }
 }
 
+// promise: NTP-2
 #[test]
 fn a_stream_cut_at_every_byte_says_the_same() {
     for digests in 0..4 {
@@ -179,6 +181,7 @@ fn a_stream_cut_at_every_byte_says_the_same() {
     }
 }
 
+// promise: NTP-3
 #[test]
 fn large_reads_go_straight_to_their_place() {
     let mut pair = Pair::connected(Shape { depth: 4, ..PLAIN }, 1);
@@ -204,6 +207,7 @@ fn large_reads_go_straight_to_their_place_where_small_ones_may_be_copied() {
     assert_eq!(pair.host.end.expect().own.len(), 65_536, "small reads follow small ones");
 }
 
+// promise: NTP-3
 #[test]
 fn small_reads_come_many_with_one_receive() {
     let mut pair = Pair::connected(Shape { depth: 32, host_bulk: 65_536, piece: usize::MAX, ..PLAIN }, 1);
@@ -230,6 +234,7 @@ fn a_queue_that_is_full_hands_the_command_back() {
     pair.host.flush().expect("a free slot");
 }
 
+// promise: NTP-5
 #[test]
 fn a_data_digest_that_differs_fails_a_read() {
     let mut pair = Pair::connected(Shape { data_digest: true, ..PLAIN }, 1);
@@ -239,6 +244,7 @@ fn a_data_digest_that_differs_fails_a_read() {
     assert_eq!(pair.host.done[0].cqe.status(), Status::again(Code::TRANSIENT_TRANSPORT_ERROR));
 }
 
+// promise: NTP-5
 #[test]
 fn a_data_digest_that_differs_fails_a_write_and_nothing_else() {
     for len in [512, 20_000] {
@@ -358,6 +364,7 @@ fn shapes() -> impl Strategy<Value = Shape> {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+    // promise: NTP-2
     #[test]
     fn any_two_ends_agree_over_any_link(shape in shapes(), seed: u64, len_max in 1usize..12_000) {
         let len_max = if shape.piece < 64 { len_max.min(1500) } else { len_max };

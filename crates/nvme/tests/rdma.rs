@@ -222,6 +222,7 @@ impl World {
 }
 
 proptest! {
+    // promise: RHO-14
     #[test]
     fn each_command_is_answered_once_and_its_bytes_are_where_they_belong(
         all in prop::collection::vec(asked(), 1..40), order in prop::collection::vec(any::<usize>(), 1..40),
@@ -261,6 +262,7 @@ proptest! {
     }
 
     /// Anything may come as a capsule, and a host that keeps to its depth is always answered.
+    // promise: RHO-14
     #[test]
     fn nonsense_is_answered_or_ends_the_connection(
         capsules in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 1..40),
@@ -323,6 +325,7 @@ fn answers(capsules: &[Vec<u8>]) -> Vec<(u16, Code)> {
     told
 }
 
+// promise: RHO-14
 #[test]
 fn what_an_sgl_must_not_say_is_answered_with_its_status() {
     let one = stretch(4096, 512, 7);
@@ -368,6 +371,7 @@ fn a_key_is_invalidated_with_the_response_that_has_it() {
     assert_eq!(invalidate, Some(0xabcd));
 }
 
+// promise: RHO-14
 #[test]
 fn a_host_that_sends_more_than_its_depth_is_not_served() {
     let mut end = TargetEnd::new(2);

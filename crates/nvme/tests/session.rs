@@ -268,6 +268,7 @@ fn io_queues_connect_to_their_controller() {
     assert!(beyond.to_string().contains("queue identifier"), "{beyond}");
 }
 
+// promise: NCT-1
 #[test]
 fn a_host_that_is_not_listed_is_told_so() {
     let mut closed = subsystem([(1, namespace(8))]);
@@ -295,6 +296,7 @@ fn a_namespace_that_is_not_there_is_named_beside_those_that_are() {
     assert_eq!(session.namespaces().keys().copied().collect::<Vec<_>>(), [5]);
 }
 
+// promise: NCT-4
 #[test]
 fn namespaces_that_come_and_go_are_heard_of() {
     let (mut target, mut session) = up(subsystem([(1, namespace(8)), (2, namespace(8))]), options());
@@ -310,6 +312,7 @@ fn namespaces_that_come_and_go_are_heard_of() {
     }
 }
 
+// promise: NCT-4
 #[test]
 fn changes_between_two_looks_are_not_lost() {
     let (mut target, mut session) = up(subsystem([(1, namespace(8))]), options());
@@ -320,6 +323,7 @@ fn changes_between_two_looks_are_not_lost() {
     assert_eq!((session.namespaces().len(), session.namespaces()[&1].blocks), (1, 11));
 }
 
+// promise: NCT-4
 #[test]
 fn states_of_ana_groups_are_followed() {
     let state = |state| with_ana(subsystem([(1, namespace(8))]), &[(1, state)]);
@@ -343,6 +347,7 @@ fn a_namespace_of_a_group_that_was_empty_has_the_groups_state_of_today() {
     assert_eq!(session.namespaces()[&2].ana_state, AnaState::NonOptimized);
 }
 
+// promise: NCT-6
 #[test]
 fn keep_alive_keeps_it_alive_and_silence_ends_it() {
     let (mut target, mut session) = up(subsystem([(1, namespace(8))]), options());
@@ -395,6 +400,7 @@ fn a_controller_that_reports_without_end_is_heard_out_slowly() {
     assert!((90..=110).contains(&requests) && turns < 400, "{requests} requests, {turns} turns");
 }
 
+// promise: RHO-13
 #[test]
 fn commands_are_aborted_as_many_at_once_as_the_controller_takes() {
     let (mut target, mut session) = up(subsystem([(1, namespace(1000))]), options());
@@ -420,6 +426,7 @@ fn commands_are_aborted_as_many_at_once_as_the_controller_takes() {
     assert_eq!(target.settle(&mut session), Ok(vec![]), "one that finds nothing ends nothing");
 }
 
+// promise: NCT-6
 #[test]
 fn a_controller_that_falls_silent_is_given_up() {
     let (mut target, mut session) = up(subsystem([(1, namespace(8))]), options());
@@ -452,6 +459,7 @@ fn a_shutdown_waits_until_all_is_durable() {
     assert!(session.is_shut_down());
 }
 
+// promise: NCT-1
 #[test]
 fn a_host_that_must_authenticate_gets_nothing_before() {
     let mut closed = subsystem([(1, namespace(8))]);

@@ -308,6 +308,7 @@ fn run(digests: bool, bulk: usize, seed: u64, cuts: usize, commands: usize) {
     }
 }
 
+// promise: NTP-6
 #[test]
 fn a_namespace_holds_what_was_written_through_all_layers() {
     for (seed, digests, bulk) in [(1, false, 0), (2, true, 0), (3, false, 65_536), (4, true, 65_536)] {
@@ -315,6 +316,7 @@ fn a_namespace_holds_what_was_written_through_all_layers() {
     }
 }
 
+// promise: NTP-6
 #[test]
 fn a_cut_link_loses_nothing_that_was_acknowledged() {
     for seed in 0..6 {

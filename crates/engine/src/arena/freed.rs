@@ -136,6 +136,7 @@ mod tests {
         memory.write_all_at(b"late", at as u64).unwrap();
     }
 
+    // promise: ENG-16
     #[test]
     fn what_is_written_to_freed_slots_is_found_and_nothing_else() {
         let mut freed = Freed::default();
@@ -154,6 +155,7 @@ mod tests {
     }
 
     /// As a worker that let go of its slots with an I/O in flight would have it: the kernel has pinned them.
+    // promise: ENG-16
     #[test]
     fn a_read_that_lands_in_slots_that_were_let_go_of_is_found() {
         let Ok(mut reactor) = Reactor::with_ring(RingOptions { depth: 8, ..RingOptions::default() }) else {
@@ -183,6 +185,7 @@ mod tests {
         assert_eq!(done[0].result, 4);
     }
 
+    // promise: ENG-16
     #[test]
     fn a_process_that_wrote_late_does_not_end_well() {
         const PLANTED: &str = "FOREBAY_TEST_LATE_WRITE";

@@ -194,6 +194,7 @@ mod tests {
 
     proptest! {
         /// Wherever one stands and however much one asks for, the bytes are those of the whole list there.
+        // promise: ENG-16
         #[test]
         fn bytes_follow_the_list(lens in prop::collection::vec(0usize..40, 0..12), skip in 0usize..200, on in 0usize..200, len in 0usize..300) {
             let total: usize = lens.iter().sum();

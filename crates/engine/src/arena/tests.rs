@@ -1,6 +1,7 @@
 use super::*;
 use std::mem::ManuallyDrop;
 
+// promise: ENG-5
 #[test]
 fn slots_are_aligned_apart_and_inside_one_piece() {
     let arena = Arena::new(7, 100_000, Pages::Auto).unwrap();
@@ -31,6 +32,7 @@ fn shared_slots_are_the_descriptors_bytes() {
     assert!(Arena::new(1, 1, Pages::Small).unwrap().fd().is_none());
 }
 
+// promise: ENG-16
 #[test]
 fn no_piece_is_longer_than_the_kernel_registers() {
     let slot_bytes = 300 << 20;
@@ -48,6 +50,7 @@ fn no_piece_is_longer_than_the_kernel_registers() {
     assert_eq!(arena.pieces().iter().map(|p| p.iov_len).sum::<usize>(), 7 * slot_bytes);
 }
 
+// promise: ENG-5
 #[test]
 #[cfg_attr(miri, ignore = "asks the kernel for its mappings")]
 fn memory_with_a_descriptor_lies_in_huge_pages_here_and_where_it_is_mapped_again() {
@@ -95,6 +98,7 @@ fn an_answer_is_not_older_than_its_question() {
     }
 }
 
+// promise: ENG-5
 #[test]
 fn small_pages_are_small() {
     assert_eq!(Arena::new(4, 1 << 20, Pages::Small).unwrap().got(), Got::Small);

@@ -79,6 +79,7 @@ fn planned(spec: &CheckpointSpec, step: u32) -> Vec<(PathBuf, u64)> {
     all
 }
 
+// promise: CKP-2
 #[test]
 fn every_file_has_its_bytes_and_holds_what_its_name_says() {
     let dir = tempfile::tempdir().unwrap();
@@ -110,6 +111,7 @@ fn every_file_has_its_bytes_and_holds_what_its_name_says() {
     assert_eq!(record.result.repeats.len(), 4);
 }
 
+// promise: CKP-4
 #[test]
 fn files_of_ours_go_after_the_last_read_and_nothing_else_does() {
     let dir = tempfile::tempdir().unwrap();
@@ -119,6 +121,7 @@ fn files_of_ours_go_after_the_last_read_and_nothing_else_does() {
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
 }
 
+// promise: CKP-4
 #[test]
 fn what_is_there_is_never_overwritten() {
     let dir = tempfile::tempdir().unwrap();
@@ -152,6 +155,7 @@ fn a_later_run_reads_what_an_earlier_one_wrote_and_knows_its_seed() {
     assert_eq!(play(&more).unwrap_err().kind, Kind::Request);
 }
 
+// promise: CKP-2
 #[test]
 fn a_damaged_byte_is_named_with_its_file() {
     let dir = tempfile::tempdir().unwrap();
@@ -174,6 +178,7 @@ fn a_damaged_byte_is_named_with_its_file() {
     );
 }
 
+// promise: CKP-2
 #[test]
 fn a_checkpoint_read_in_place_of_another_is_noticed() {
     let dir = tempfile::tempdir().unwrap();
@@ -205,6 +210,7 @@ fn short_and_late_and_reordered_io_changes_nothing() {
     }
 }
 
+// promise: CKP-6
 #[test]
 fn an_io_that_fails_ends_the_run_and_takes_its_checkpoint_away() {
     let dir = tempfile::tempdir().unwrap();
@@ -228,6 +234,7 @@ fn an_io_that_fails_ends_the_run_and_takes_its_checkpoint_away() {
     assert_eq!(part.rules.iter().find(|r| r.id == "checkpoint.complete").unwrap().ok, Some(false));
 }
 
+// promise: CKP-6
 #[test]
 fn an_io_that_never_ends_is_given_up_on() {
     let dir = tempfile::tempdir().unwrap();
@@ -250,6 +257,7 @@ fn an_interrupted_run_keeps_the_checkpoints_that_are_done() {
     assert_eq!(files(dir.path()), [] as [PathBuf; 0], "they would have gone after the reads");
 }
 
+// promise: CKP-6
 #[test]
 fn a_full_file_system_is_refused_beforehand() {
     let dir = tempfile::tempdir().unwrap();
@@ -259,6 +267,7 @@ fn a_full_file_system_is_refused_beforehand() {
     assert_eq!(files(dir.path()).len(), 0);
 }
 
+// promise: CKP-7
 #[test]
 fn many_ranks_share_few_slots_and_threads() {
     let dir = tempfile::tempdir().unwrap();
@@ -285,6 +294,7 @@ fn every_engine_and_cache_policy_writes_the_same_bytes() {
 }
 
 /// Two processes of one run, with a barrier between them; each reads what the other wrote.
+// promise: CKP-8
 #[test]
 fn two_hosts_meet_before_each_checkpoint_and_read_each_others_files() {
     struct Meets(Arc<std::sync::Barrier>, u32);
@@ -326,6 +336,7 @@ fn two_hosts_meet_before_each_checkpoint_and_read_each_others_files() {
     assert_eq!(files(dir.path()).len() as u64, 2 * spec(dir.path()).sizes().files);
 }
 
+// promise: REC-8
 #[test]
 fn checkpoints_go_on_while_their_observer_is_held_up() {
     const WRITES: u32 = 6;

@@ -81,6 +81,7 @@ fn rows_are_copied_as_they_are_one_behind_the_other_and_not_a_byte_more() {
     unsafe { libc::munmap(map.cast(), BYTES) };
 }
 
+// promise: FLT-3
 #[test]
 fn of_a_truncated_file_the_rows_before_the_first_that_is_gone_are_copied() {
     for row_bytes in [60usize, 64, 500, 4096, 8200] {
@@ -100,6 +101,7 @@ fn of_a_truncated_file_the_rows_before_the_first_that_is_gone_are_copied() {
     }
 }
 
+// promise: FLT-3
 #[test]
 fn a_truncated_file_stops_the_copy_and_says_what_is_left() {
     for stores in [Stores::Cached, Stores::Moved, Stores::Streamed] {

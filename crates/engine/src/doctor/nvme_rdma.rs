@@ -81,6 +81,7 @@ mod tests {
     use super::super::fabric::Rdma;
     use super::*;
 
+    // promise: RHO-11
     #[test]
     fn each_thing_that_stands_in_the_way_is_named_with_what_to_type() {
         let mut found = NvmeRdma {

@@ -371,6 +371,7 @@ mod tests {
         checks.iter().find(|c| c.id.starts_with(&wanted)).unwrap_or_else(|| panic!("{id} in {checks:?}"))
     }
 
+    // promise: DOC-4
     #[test]
     fn a_target_is_asked_for_all_that_a_run_would_need() {
         let server = server("", "allow_any_host = true");
@@ -394,6 +395,7 @@ mod tests {
         assert!(of(&found, "connect").found.contains("Forebay"));
     }
 
+    // promise: DOC-4
     #[test]
     fn what_a_target_lacks_is_named_with_what_to_type() {
         let server =
@@ -413,6 +415,7 @@ mod tests {
         }
     }
 
+    // promise: DOC-4
     #[test]
     fn a_host_that_may_not_come_and_a_peer_that_is_no_target_are_told_so() {
         let server = server("", "[[subsystems.hosts]]\nnqn = \"nqn.2026-11.io.example:other\"");
@@ -433,6 +436,7 @@ mod tests {
         answers.join().unwrap();
     }
 
+    // promise: DOC-4
     #[test]
     fn small_segments_and_short_windows_are_judged_by_what_they_carry() {
         let options = options(&format!("nvme+tcp://h:1/{NQN}"));
@@ -456,6 +460,7 @@ mod tests {
         assert_eq!(say.buffers(&Roots::under(root.path().join("none")), wire(1, 1)).state, State::Unknown);
     }
 
+    // promise: DOC-4
     #[test]
     fn a_congestion_control_that_paces_is_named_but_on_loopback() {
         let options = options(&format!("nvme+tcp://h:1/{NQN}"));

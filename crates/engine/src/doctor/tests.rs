@@ -60,6 +60,7 @@ fn under_multipath_the_controller_is_found_through_the_subsystem() {
     assert_eq!((facts.drive.pci.as_deref(), facts.drive.numa_node), (Some("0000:b1:00.0"), Some(1)));
 }
 
+// promise: DOC-1
 #[test]
 fn raid_is_followed_down_to_its_drives() {
     let machine = Machine::new();
@@ -111,6 +112,7 @@ fn device_mapper_layers_are_told_apart() {
     assert_eq!(raid::checks(&roots, &raids, false)[0].state, State::Limited);
 }
 
+// promise: DOC-1
 #[test]
 fn the_gpu_is_found_without_a_library_and_measured_against_drives_and_cards() {
     let report = Machine::new().examine();
@@ -136,6 +138,7 @@ fn a_gpu_without_a_driver_is_noticed_on_the_bus() {
     assert!(check.found.contains(GPU) && check.next.as_ref().unwrap().contains("modprobe nvidia"));
 }
 
+// promise: DOC-1
 #[test]
 fn nvidia_fs_says_whom_it_serves() {
     let machine = Machine::new();
@@ -148,6 +151,7 @@ fn nvidia_fs_says_whom_it_serves() {
     assert!(check(&machine).next.unwrap().contains("modprobe nvidia_fs"));
 }
 
+// promise: DOC-1
 #[test]
 fn peer_dma_names_every_setting_that_is_amiss_until_it_works() {
     let machine = Machine::new();
@@ -204,6 +208,7 @@ fn an_iommu_that_translates_is_told_from_one_that_passes_through() {
     assert!(find(&machine.examine(), "gds.iommu").next.as_ref().unwrap().contains("iommu=pt"));
 }
 
+// promise: DOC-1, FLT-7
 #[test]
 fn memory_limits_come_with_what_raises_them() {
     let machine = Machine::new();
@@ -218,6 +223,7 @@ fn memory_limits_come_with_what_raises_them() {
     assert_eq!(find(&machine.examine(), "memlock").state, State::Works);
 }
 
+// promise: DOC-1
 #[test]
 fn the_host_is_described_down_to_its_container() {
     let machine = Machine::new();
@@ -245,6 +251,7 @@ fn a_sandboxed_kernel_is_recognised() {
     assert_eq!(find(&report, "kernel").state, State::Limited);
 }
 
+// promise: DOC-1
 #[test]
 fn power_meters_that_cannot_be_read_say_what_would_help() {
     let machine = Machine::new();
@@ -267,6 +274,7 @@ fn a_guest_is_not_asked_for_meters_that_it_cannot_have() {
     }
 }
 
+// promise: DOC-1
 #[test]
 fn libudev_has_what_it_needs_only_with_both_files() {
     let machine = Machine::new();
@@ -291,6 +299,7 @@ fn libudev_has_what_it_needs_only_with_both_files() {
 }
 
 /// The promise of every line: works, or why not.
+// promise: DOC-3
 #[test]
 fn every_check_that_does_not_work_says_why_and_every_id_is_used_once() {
     for report in [Machine::new().examine(), examine(None, None).unwrap()] {
@@ -306,6 +315,7 @@ fn every_check_that_does_not_work_says_why_and_every_id_is_used_once() {
     }
 }
 
+// promise: DOC-1
 #[test]
 fn a_directory_is_examined_down_to_its_direct_io_and_left_empty() {
     let directory = tempfile::tempdir().unwrap();
@@ -330,6 +340,7 @@ fn nothing_that_is_not_a_file_needs_a_drive() {
     }
 }
 
+// promise: DOC-5
 #[test]
 fn a_path_that_refuses_the_source_is_not_said_to_work_on_it() {
     let file = tempfile::NamedTempFile::new().unwrap();
@@ -367,6 +378,7 @@ fn the_environment_card_comes_quickly_and_names_this_machine() {
     assert!(environment::of(&["/no/such/path".into()]).filesystem.is_none());
 }
 
+// promise: DOC-3
 #[test]
 fn an_empty_machine_is_no_reason_to_fail() {
     let empty = tempfile::tempdir().unwrap();

@@ -69,6 +69,7 @@ mod tests {
         assert_eq!(facts(&roots, "6.12.2"), Ublk::Usable);
     }
 
+    // promise: UBL-5
     #[test]
     fn each_says_what_to_type_and_none_is_amiss() {
         for (found, said) in [

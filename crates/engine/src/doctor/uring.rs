@@ -233,6 +233,7 @@ mod tests {
     use super::*;
 
     /// Whatever this kernel allows, what is said about it is coherent.
+    // promise: DOC-2
     #[test]
     fn the_probe_says_for_each_feature_that_it_works_or_what_the_kernel_answered() {
         let uring = facts(&Roots::host());
@@ -244,6 +245,7 @@ mod tests {
         assert!(uring.features.iter().all(|f| f.works == f.answer.is_none()));
     }
 
+    // promise: ENG-6
     #[test]
     fn each_way_to_forbid_it_has_its_own_remedy() {
         let refused = |text: &str, sysctl| Uring {

@@ -96,6 +96,7 @@ impl Batches {
 mod tests {
     use super::*;
 
+    // promise: BEN-25
     #[test]
     fn a_batch_begins_with_room_for_all_and_ends_with_the_last() {
         let mut batches = Batches::of(Some(3)).unwrap();

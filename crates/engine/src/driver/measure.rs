@@ -161,6 +161,7 @@ impl Meters {
 mod tests {
     use super::*;
 
+    // promise: REC-8
     #[test]
     fn what_covers_another_time_than_the_run_says_nothing_and_why() {
         let cpu =

@@ -99,6 +99,7 @@ mod tests {
         Snapshot { worker, index, at, bytes, ios, so_far, mean_ns, measured, latency, targets }
     }
 
+    // promise: BEN-29
     #[test]
     fn each_worker_keeps_up_its_part_second_by_second() {
         let gib_s = 2.0 * 1000.0 / BYTES_PER_GIB;

@@ -111,6 +111,7 @@ mod tests {
     use super::*;
     use crate::clock;
 
+    // promise: BEN-26
     #[test]
     fn a_pause_begins_once_nothing_is_in_flight_and_comes_after_every_so_many() {
         let job = JobSpec { think_s: Some(2.0), think_ios: Some(2), ..JobSpec::default() };
@@ -127,6 +128,7 @@ mod tests {
         assert!(Pause::of(&JobSpec { think_s: Some(0.0), ..JobSpec::default() }).unwrap().is_none());
     }
 
+    // promise: BEN-26
     #[test]
     fn what_is_left_ends_with_the_io_that_reaches_the_limit() {
         let mut left = Left::of(&JobSpec { limit_bytes: Some(10), limit_ios: Some(3), ..JobSpec::default() });

@@ -203,6 +203,7 @@ mod tests {
         assert_eq!(law.iops(2.0).unwrap(), (ios(2.5) - ios(0.5)) / 2.0);
     }
 
+    // promise: BEN-19
     #[test]
     fn a_long_run_is_foretold_by_a_short_play() {
         let busy = JobSpec { depth: 64, workers: 2, io_bytes: 128 << 10, op: Op::Read, ..job() };
@@ -236,6 +237,7 @@ mod tests {
         assert!(law.enough(10.0).unwrap_err().contains("too few"));
     }
 
+    // promise: BEN-19
     #[test]
     fn over_five_per_cent_is_said_in_either_direction() {
         let said = |iops| {

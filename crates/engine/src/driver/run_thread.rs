@@ -148,6 +148,7 @@ mod tests {
         (Slow { called, may_return, shown: Vec::new(), asks_to_stop: false }, was_called, go)
     }
 
+    // promise: REC-8
     #[test]
     fn a_run_goes_on_while_its_observer_is_held_up_and_shows_it_the_latest_alone() {
         let (mut observer, was_called, go) = slow();

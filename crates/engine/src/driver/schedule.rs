@@ -104,6 +104,7 @@ mod tests {
         schedule.next - schedule.wakes_at(4096)
     }
 
+    // promise: BEN-6
     #[test]
     fn it_wakes_up_as_much_ahead_as_timers_are_late_here() {
         let (mut schedule, us) = (schedule(100.0), Duration::from_micros);
@@ -118,6 +119,7 @@ mod tests {
         assert_eq!(ahead(&schedule), Schedule::LATENESS_MAX, "something else held it up");
     }
 
+    // promise: BEN-6
     #[test]
     fn it_is_awake_for_a_twentieth_of_its_time_at_most() {
         for (rate_iops, most_us) in [(1000.0, 50), (100_000.0, 0)] {
@@ -127,6 +129,7 @@ mod tests {
         }
     }
 
+    // promise: BEN-26
     #[test]
     fn distances_drawn_around_their_mean_come_to_it() {
         let job = JobSpec { rate_iops: Some(1e6), arrivals: Arrivals::Poisson, ..JobSpec::default() };

@@ -160,6 +160,7 @@ mod tests {
         }
     }
 
+    // promise: BEN-26
     #[test]
     fn clones_each_have_all_of_it_and_may_begin_further_on() {
         let job =

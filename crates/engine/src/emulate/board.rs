@@ -377,6 +377,7 @@ mod tests {
         [waited.storage, waited.parse, waited.cpu]
     }
 
+    // promise: TRA-10
     #[test]
     fn waiting_is_dealt_out_by_what_workers_did_meanwhile() {
         let reads_from_a_drive =

@@ -187,6 +187,7 @@ mod tests {
         Destination::new(&spec, Vec::new(), 1 << 20, None).unwrap()
     }
 
+    // promise: TRA-12
     #[test]
     fn pieces_come_back_when_their_step_took_them() {
         let host = host();

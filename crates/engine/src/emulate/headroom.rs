@@ -74,6 +74,7 @@ mod tests {
         }
     }
 
+    // promise: TRA-10
     #[test]
     fn a_client_that_is_full_is_told_from_storage_that_is_slow() {
         let by_hand = Waited { storage: 10.0, parse: 20.0, cpu: 70.0 };

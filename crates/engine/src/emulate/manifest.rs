@@ -85,6 +85,7 @@ mod tests {
         EmulateSpec { workload, ..EmulateSpec::default() }
     }
 
+    // promise: TRA-8
     #[test]
     fn a_data_set_for_another_workload_is_refused_and_named() {
         let at = Path::new("/data");

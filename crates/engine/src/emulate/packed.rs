@@ -181,6 +181,7 @@ mod tests {
 
     proptest! {
         /// Files lie behind each other on blocks, inside the address space, or the manifest is refused.
+        // promise: TRA-13
         #[test]
         fn files_never_overlap(begin in 0u64..1 << 21, sizes in prop::collection::vec(any::<u64>(), 0..40), bits in 0u32..64, bytes: u64) {
             let sizes: Vec<u64> = sizes.iter().map(|size| size >> bits).collect();

@@ -232,6 +232,7 @@ mod tests {
         }
     }
 
+    // promise: TRA-34
     #[test]
     fn a_modelled_drive_feeds_as_many_accelerators_as_its_bandwidth_allows() {
         let au = |accelerators| {

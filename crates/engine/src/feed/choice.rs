@@ -202,6 +202,7 @@ mod tests {
         }
     }
 
+    // promise: PYT-23
     #[test]
     fn what_was_measured_replaces_the_estimate_for_rows_like_it() {
         let mut clock = Clock::new();
@@ -217,6 +218,7 @@ mod tests {
         assert!(clock.choice.is_for_gpu(million(912), 16, Prefer::Balance));
     }
 
+    // promise: PYT-23
     #[test]
     fn registering_is_due_once_cpus_spent_what_it_takes() {
         let mut clock = Clock::new();

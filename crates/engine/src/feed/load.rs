@@ -221,6 +221,7 @@ mod tests {
     }
 
     /// Of a ring that was entered before, and of one that never was.
+    // promise: ENG-6
     #[test]
     fn where_rings_may_not_be_entered_any_more_it_reads_on_without() {
         let run = || {
@@ -245,6 +246,7 @@ mod tests {
     }
 
     /// The kernel has a read by then, and completes it when its bytes come.
+    // promise: ENG-6
     #[test]
     fn reads_that_a_refused_ring_has_are_waited_for() {
         let run = || {

@@ -46,6 +46,7 @@ fn read(
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
+    // promise: PYT-2
     #[test]
     fn every_way_of_reading_gives_the_same_bytes(
         ranges in prop::collection::vec((0u64..3_000_000, 0usize..1_500_000), 1..30),
@@ -88,6 +89,7 @@ fn a_range_beyond_the_end_is_refused_before_anything_is_read() {
     assert_eq!(read(&reader, &[(1000, 0)]).unwrap().1.bytes, 0);
 }
 
+// promise: PYT-5
 #[test]
 fn a_file_that_is_cut_or_written_to_between_the_stamps_fails_the_read() {
     let dir = tempfile::tempdir().unwrap();

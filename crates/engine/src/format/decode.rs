@@ -176,6 +176,7 @@ mod tests {
         }
     }
 
+    // promise: TRA-19
     #[test]
     fn more_pixels_than_may_be_are_refused_before_memory_is_taken() {
         let mut file = made("jpeg", 30, 41);
@@ -189,6 +190,7 @@ mod tests {
         assert!(refused.contains("1229 are the most") && pixels.capacity() == 0, "{refused}");
     }
 
+    // promise: TRA-19
     #[test]
     fn an_image_that_goes_wrong_is_damaged_and_the_next_one_is_read() {
         let spec = ParseSpec { samples_per_file: 1, ..ParseSpec::default() };

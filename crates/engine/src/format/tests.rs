@@ -83,6 +83,7 @@ fn tfrecord_counts_samples_whatever_the_pieces() {
     }
 }
 
+// promise: EMU-21
 #[test]
 fn tfrecord_finds_every_flipped_bit_and_names_its_record() {
     let records: Vec<Vec<u8>> = [5, 130].iter().map(|n| record(&example(&pattern(*n)))).collect();
@@ -130,6 +131,7 @@ fn npz_counts_samples_whatever_the_pieces() {
     }
 }
 
+// promise: EMU-21
 #[test]
 fn npz_finds_every_flipped_bit_of_its_data() {
     for packing in PACKINGS {
@@ -151,6 +153,7 @@ fn npz_finds_every_flipped_bit_of_its_data() {
     }
 }
 
+// promise: EMU-21
 #[test]
 fn npz_names_where_a_file_breaks_off() {
     for packing in PACKINGS {
@@ -239,6 +242,7 @@ fn made(format: &str, spec: &WriteSpec, shape: FileShape, piece: usize) -> Vec<u
     }
 }
 
+// promise: EMU-22
 #[test]
 fn sizes_are_those_of_dlio() {
     let shape = FileShape { number: 0, rows: 15865, columns: 14125 };
@@ -260,6 +264,7 @@ fn sizes_are_those_of_dlio() {
 }
 
 proptest::proptest! {
+    // promise: EMU-22
     #[test]
     fn what_is_made_reads_back_whatever_the_pieces(
         format in 0..FORMATS.len(), seed: u64, number: u32, samples in 1..6u32, rows in 1..90u32, columns in 1..90u32,
@@ -296,6 +301,7 @@ fn one(format: &str, rows: u32, columns: u32) -> Vec<u8> {
     made(format, &spec, FileShape { number: 0, rows, columns }, 1000)
 }
 
+// promise: EMU-21
 #[test]
 fn images_that_break_off_or_go_wrong_are_named() {
     for format in ["png", "jpeg"] {
@@ -317,6 +323,7 @@ fn images_that_break_off_or_go_wrong_are_named() {
     }
 }
 
+// promise: EMU-21
 #[test]
 fn png_finds_every_flipped_bit() {
     let file = one("png", 9, 7);
@@ -372,6 +379,7 @@ fn table(rows: u32, row_group: u32) -> Vec<u8> {
     made("parquet", &spec, FileShape { number: 2, rows: 1, columns: 1 }, 999)
 }
 
+// promise: EMU-21
 #[test]
 fn parquet_finds_every_flipped_bit_of_its_pages() {
     let file = table(10, 4);
@@ -425,6 +433,7 @@ fn passed_over(
     (lost, fed.map(|()| parser.samples()))
 }
 
+// promise: TRA-16
 #[test]
 fn a_damaged_record_is_lost_and_those_behind_it_are_not() {
     let records: Vec<Vec<u8>> = (0..5).map(|n| record(&example(&pattern(300 + n)))).collect();
@@ -446,6 +455,7 @@ fn a_damaged_record_is_lost_and_those_behind_it_are_not() {
     assert_eq!((lost.len(), fed.unwrap_err().record), (1, 2));
 }
 
+// promise: TRA-16
 #[test]
 fn a_damaged_member_is_lost_with_its_samples_and_no_other_member() {
     let file = npz_file(Packing::Stored);

@@ -220,6 +220,7 @@ mod tests {
 
         /// However many queues ask for whatever, together they get the limit: no more than a burst and a quantum each
         /// above it, no less than what they were late.
+        // promise: GWY-5
         #[test]
         fn a_limit_on_bytes_is_kept_and_used(
             rate in 1_000_000u64..1_000_000_000, lens in prop::collection::vec(1u64..257, 1..9), late in 0u64..200_000,
@@ -238,6 +239,7 @@ mod tests {
         }
 
         /// Queues that always have something to do get equal bytes, whether by long commands or by short ones.
+        // promise: GWY-5
         #[test]
         fn queues_get_equal_parts(
             rate in 50_000_000u64..500_000_000, lens in prop::collection::vec(1u64..65, 2..7),

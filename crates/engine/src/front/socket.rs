@@ -64,6 +64,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
+    // promise: SNP-3
     #[test]
     fn only_its_owner_may_use_it_and_what_a_dead_process_left_is_replaced() {
         let dir = tempfile::tempdir().unwrap();

@@ -18,6 +18,7 @@ fn files_below(dir: &Path) -> Vec<PathBuf> {
     found
 }
 
+// promise: EMU-22
 #[test]
 fn each_format_is_made_and_checked() {
     for row in crate::format::FORMATS {
@@ -72,6 +73,7 @@ fn an_interrupted_run_keeps_what_it_finished() {
     assert!(record.files_found > 0 && record.files_found + record.files_made == 40);
 }
 
+// promise: EMU-23
 #[test]
 fn another_data_set_in_the_folder_is_refused() {
     let dir = tempfile::tempdir().expect("a folder");
@@ -163,6 +165,7 @@ fn a_folder_below_a_file_is_refused_as_one() {
     }
 }
 
+// promise: EMU-25
 #[test]
 fn a_packed_data_set_has_its_manifest_first() {
     let dir = tempfile::tempdir().expect("a folder");
@@ -194,6 +197,7 @@ fn a_dry_run_makes_nothing() {
 }
 
 /// As by a filter of system calls that is loaded meanwhile: nothing that is under way is ever heard of.
+// promise: ENG-6
 #[test]
 fn a_ring_that_may_not_be_entered_any_more_ends_the_work_with_that() {
     let run = || {

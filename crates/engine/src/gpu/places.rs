@@ -105,6 +105,7 @@ fn names(folder: &Path) -> Vec<String> {
 mod tests {
     use super::*;
 
+    // promise: DOC-1
     #[test]
     fn toolkits_come_named_then_newest_first_and_wheels_of_every_environment() {
         let root = tempfile::tempdir().unwrap();

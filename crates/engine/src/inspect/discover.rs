@@ -221,6 +221,7 @@ mod tests {
         }
     }
 
+    // promise: RHO-20
     #[test]
     fn a_host_may_be_named_as_sources_name_it_and_with_their_keys() {
         let at = |text: &str| asked(text).unwrap();

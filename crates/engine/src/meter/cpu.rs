@@ -230,6 +230,7 @@ mod tests {
         assert_eq!(m.busy_s(), 19.0);
     }
 
+    // promise: REC-6
     #[test]
     fn record_fields_follow_from_the_reading() {
         let machine = Machine { user_s: 12.0, softirq_s: 3.0, steal_s: 9.0, ..Default::default() };
@@ -249,6 +250,7 @@ mod tests {
         assert_eq!(cpu.others_cores_busy, Some(0.0));
     }
 
+    // promise: REC-1
     #[test]
     fn what_cannot_be_said_is_null_with_its_reason() {
         let blind = reading(1.0, 1.0, Err("no /proc".into()));

@@ -157,6 +157,7 @@ mod tests {
         found.iter().map(|f| f.strip_prefix(home).unwrap().display().to_string()).collect()
     }
 
+    // promise: BEN-11
     #[test]
     fn files_below_are_found_in_order_each_once() {
         let home = tempfile::tempdir().unwrap();
@@ -175,6 +176,7 @@ mod tests {
         assert_eq!(below(&own, 9, 100).unwrap(), [own.join("forebay.0")], "it was named");
     }
 
+    // promise: FLT-30
     #[test]
     fn a_folder_of_the_users_is_data_whatever_it_is_called() {
         let home = tempfile::tempdir().unwrap();
@@ -183,6 +185,7 @@ mod tests {
         assert_eq!(found, ["forebay-sweep/measured", "forebay-tune/measured"]);
     }
 
+    // promise: BEN-11
     #[test]
     fn a_tree_without_end_is_refused_with_what_to_type() {
         let home = tempfile::tempdir().unwrap();

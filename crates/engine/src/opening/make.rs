@@ -327,6 +327,7 @@ mod tests {
     }
 
     /// Between making a file and opening it anew to fill it, its name may come to lead elsewhere.
+    // promise: FLT-30
     #[test]
     fn what_took_the_name_of_a_file_just_made_is_neither_opened_nor_removed() {
         let home = tempfile::tempdir().unwrap();

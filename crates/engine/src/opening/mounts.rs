@@ -68,6 +68,7 @@ mod tests {
     use super::*;
     use std::process::Command;
 
+    // promise: FLT-11
     #[test]
     #[ignore = "needs root and a loop device"]
     fn a_device_that_somebody_claimed_is_in_use() {

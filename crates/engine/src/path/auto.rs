@@ -251,6 +251,7 @@ mod tests {
     const PAST: Way = Way { path: PathKind::Bounce, cached: false };
     const FROM: Way = Way { path: PathKind::Bounce, cached: true };
 
+    // promise: GPU-10
     #[test]
     fn each_situation_has_its_ways() {
         let gds = BTreeMap::new;
@@ -337,6 +338,7 @@ mod tests {
         assert_eq!(found, (FROM, MAPPED), "a pass that was too short to tell its cost");
     }
 
+    // promise: GPU-17
     #[test]
     fn the_fewest_workers_that_do_are_taken() {
         let tried = [(1, 9.0), (2, 18.0), (4, 35.0), (6, 49.5), (8, 50.0), (12, 50.2), (16, 48.0)];
@@ -348,6 +350,7 @@ mod tests {
 
     proptest! {
         /// Never below what the preference allows, whatever was measured.
+        // promise: GPU-10
         #[test]
         fn what_is_picked_is_never_much_worse_than_the_best(rates in proptest::collection::vec((0.0f64..60.0, 0.0f64..1.0), 1..6)) {
             let tried: Vec<Gave> = rates.iter().map(|(r, c)| Gave { gib_s: *r, cpu_s_per_gib: Some(*c) }).collect();

@@ -231,6 +231,7 @@ mod tests {
         (buffers.host_bytes(), buffers.gpu_bytes())
     }
 
+    // promise: BEN-24
     #[test]
     fn slots_are_whole_pages_and_none_where_nothing_moves() {
         let job = JobSpec { io_bytes: 5000, depth: 4, ..JobSpec::default() };
@@ -315,6 +316,7 @@ mod tests {
         assert_eq!([100 << 10, 100_000, (128 << 10) + 512].map(parts_of_row), [2, 1, 1]);
     }
 
+    // promise: BEN-25
     #[test]
     fn batches_have_room_as_a_whole() {
         let job =

@@ -312,6 +312,7 @@ mod tests {
     use super::*;
     use crate::source::Uri;
 
+    // promise: GPU-22
     #[test]
     fn every_path_has_one_row_under_the_name_that_is_typed() {
         for kind in PathKind::ALL.into_iter().filter(|kind| *kind != PathKind::Auto) {
@@ -322,6 +323,7 @@ mod tests {
         assert_eq!(PATHS.len() + 1, PathKind::ALL.len());
     }
 
+    // promise: DOC-5
     #[test]
     fn a_path_takes_what_its_source_is_made_of() {
         let legal = |kind, text: &str| legal(kind, &text, &Uri::parse(text).unwrap().made());

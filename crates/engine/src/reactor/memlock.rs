@@ -139,6 +139,7 @@ fn refusal_below(limit: Option<u64>, asked: impl Into<String>, e: &io::Error, ot
 mod tests {
     use super::*;
 
+    // promise: FLT-7
     #[test]
     fn rings_are_as_long_as_wanted_or_as_many_of_them_fit_below_the_limit() {
         let all = |wanted| {
@@ -148,6 +149,7 @@ mod tests {
         assert_eq!(all(8), [8; 5], "never longer than wanted");
     }
 
+    // promise: FLT-7
     #[test]
     fn registered_buffers_leave_room_for_rings_and_give_theirs_back() {
         // The counter is the whole process's: other tests may have registered something.
@@ -164,6 +166,7 @@ mod tests {
         );
     }
 
+    // promise: FLT-7
     #[test]
     fn a_refusal_names_the_limit_only_where_that_is_the_reason() {
         let of = |limit, errno| {

@@ -57,6 +57,7 @@ fn forbid(errno: i32, calls: Calls) {
 }
 
 /// However much is pushed, and however long a wait may last.
+// promise: ENG-6
 #[test]
 fn a_ring_that_may_not_be_entered_any_more_says_why_and_holds_nobody_up() {
     let all = std::thread::spawn(|| {
@@ -80,6 +81,7 @@ fn a_ring_that_may_not_be_entered_any_more_says_why_and_holds_nobody_up() {
 
 /// Of the errors that io_uring_enter(2) names, some pass: a wait ends, and the next one asks again. After the others
 /// nothing comes any more.
+// promise: ENG-6
 #[test]
 fn errors_of_a_wait_that_pass_are_told_from_those_that_stay() {
     let passing = [libc::EAGAIN, libc::EBUSY, libc::EINTR, libc::ENOMEM, libc::ETIME];
@@ -129,6 +131,7 @@ fn a_file_that_nobody_has_open_any_more_is_let_go_of() {
 }
 
 /// A call that something else collects on its way still ends the next wait: else it would be lost.
+// promise: GWY-9
 #[test]
 fn a_call_that_was_collected_before_the_wait_ends_it() {
     let options = RingOptions { depth: 8, sqpoll: false, iopoll: false, one_by_one: false };

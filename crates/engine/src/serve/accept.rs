@@ -175,6 +175,7 @@ mod tests {
         sockopt::tcp_congestion(of).unwrap()
     }
 
+    // promise: TGT-15
     #[test]
     fn connections_of_loopback_are_not_paced_and_others_are_the_systems() {
         let system = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").unwrap();

@@ -223,6 +223,7 @@ mod tests {
         assert_eq!(pool.taken(), 1);
     }
 
+    // promise: TGT-7
     #[test]
     fn nobody_takes_more_than_is_left_for_others() {
         let mut pool = Pool::new(16 << 20, 1 << 20).unwrap();

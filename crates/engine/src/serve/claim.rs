@@ -101,6 +101,7 @@ mod tests {
         }
     }
 
+    // promise: TGT-16
     #[test]
     fn a_lock_of_the_living_is_refused_by_name_without_a_wait_for_its_end() {
         let (_dir, path, file) = opened();
@@ -112,6 +113,7 @@ mod tests {
         assert!(error.found.contains(&me) && error.found.ends_with(") has it locked"), "{error}");
     }
 
+    // promise: TGT-16
     #[test]
     fn a_lock_that_outlives_its_process_is_waited_for() {
         let (_dir, path, file) = opened();

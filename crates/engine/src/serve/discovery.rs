@@ -124,6 +124,7 @@ mod tests {
         offers(port(transport), &config.subsystems[0]).map(shown).collect()
     }
 
+    // promise: TGT-5
     #[test]
     fn a_host_with_a_key_is_told_that_it_needs_tls_and_others_that_they_do_not() {
         let names = ["nqn.2026-11.io.example:k", "nqn.2026-11.io.example:p"].map(String::from);

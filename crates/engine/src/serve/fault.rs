@@ -30,6 +30,7 @@ pub fn is_unsupported(errno: i32) -> bool {
 mod tests {
     use super::*;
 
+    // promise: TGT-4
     #[test]
     fn faults_become_the_status_that_names_them() {
         for (errno, op, code) in [
@@ -47,6 +48,7 @@ mod tests {
 
     /// A write that was under way when the source's connection went is the host's to send again: a final fault would
     /// have a guest's file system give up over a target that was restarted.
+    // promise: GWY-10
     #[test]
     fn what_was_lost_on_the_way_may_be_tried_again() {
         for errno in [libc::ECONNRESET, libc::EHOSTUNREACH, libc::ENODEV] {

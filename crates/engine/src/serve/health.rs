@@ -117,6 +117,7 @@ fn kelvin(celsius: f64) -> u16 {
 mod tests {
     use super::*;
 
+    // promise: TGT-13
     #[test]
     fn a_minute_counts_once_whoever_was_busy_in_it() {
         let busy = Busy::default();
@@ -128,6 +129,7 @@ mod tests {
         }
     }
 
+    // promise: TGT-13
     #[test]
     fn degrees_are_told_in_kelvin_and_none_as_zero() {
         assert_eq!([0.0, 36.85, -300.0].map(kelvin), [273, 310, 0]);

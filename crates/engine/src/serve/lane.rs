@@ -293,6 +293,7 @@ impl Histogram {
 mod tests {
     use super::*;
 
+    // promise: TGT-9
     #[test]
     fn a_latency_is_counted_below_its_bound() {
         let mut histogram = Histogram::default();

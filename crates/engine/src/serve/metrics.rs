@@ -227,6 +227,7 @@ mod tests {
         Stats { subsystems: vec![subsystem], controllers: vec![controller], ..Stats::default() }
     }
 
+    // promise: TGT-9
     #[test]
     fn every_line_is_a_type_or_a_sample() {
         let text = render(&stats());
@@ -270,6 +271,7 @@ mod tests {
         thread.join().unwrap();
     }
 
+    // promise: TGT-9
     #[test]
     fn a_client_that_sends_a_byte_now_and_then_keeps_nobody_out() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -137,6 +137,7 @@ mod tests {
         config.subsystems[0].namespaces.iter().map(|n| n.uuid.as_deref().unwrap()).collect()
     }
 
+    // promise: SRV-4
     #[test]
     fn a_source_keeps_its_nsid_and_uuid_whatever_else_changes() {
         let first = numbered("{source='a'}", None);
@@ -149,6 +150,7 @@ mod tests {
         assert_eq!((ids(&anew), uuids(&anew)), (vec![1, 2], uuids(&moved)), "what a restart does");
     }
 
+    // promise: SRV-4
     #[test]
     fn another_source_never_gets_a_uuid_that_was_made_for_one() {
         let first = numbered("{source='a', nsid=1}", None);
@@ -160,6 +162,7 @@ mod tests {
         assert_eq!(uuids(&elsewhere), uuids(&first), "under another nsid, too");
     }
 
+    // promise: SRV-4
     #[test]
     fn another_uuid_is_another_namespace() {
         let first = numbered("{source='a'}", None);
@@ -171,6 +174,7 @@ mod tests {
         assert_eq!((ids(&not_said), uuids(&not_said)), (vec![1], uuids(&first)));
     }
 
+    // promise: SRV-4
     #[test]
     fn twins_have_a_uuid_each_and_keep_it() {
         let first = numbered("{source='a', nsid=3}, {source='a', nsid=4}", None);
@@ -182,6 +186,7 @@ mod tests {
         assert_eq!((ids(&two), uuids(&two)), (vec![1, 4], uuids(&first)));
     }
 
+    // promise: SRV-4
     #[test]
     fn a_source_is_the_same_however_it_is_typed() {
         let first = numbered("{source='/a/b'}", None);

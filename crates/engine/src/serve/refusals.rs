@@ -91,6 +91,7 @@ mod tests {
     use super::*;
     use crate::clock;
 
+    // promise: TGT-7
     #[test]
     fn a_refusal_is_said_once_a_minute_for_each_host_and_reason_with_how_many_were_not() {
         let refusals = Refusals::default();
@@ -103,6 +104,7 @@ mod tests {
         assert_eq!([due("a", "full", 61), due("a", "full", 120)], [None, Some(1)]);
     }
 
+    // promise: TGT-7
     #[test]
     fn names_that_nobody_has_twice_neither_fill_memory_nor_the_log() {
         let refusals = Refusals::default();

@@ -198,6 +198,7 @@ mod tests {
         assert_eq!(ids(&made), [2, 1, 3]);
     }
 
+    // promise: SRV-4
     #[test]
     fn what_stays_keeps_its_number_and_what_is_new_takes_none_that_was_in_use() {
         let running = numbered("{source='a'}, {source='b'}, {source='c'}", None);
@@ -229,6 +230,7 @@ mod tests {
         assert_eq!(changes(&running, &one).unwrap().removed[0].nsid, 2);
     }
 
+    // promise: TGT-17
     #[test]
     fn other_states_are_a_change_of_their_own() {
         let running = numbered("{source='a'}", None);
@@ -240,6 +242,7 @@ mod tests {
         assert_eq!(changes(&asked, &running).unwrap().ana[0].states, []);
     }
 
+    // promise: SRV-4
     #[test]
     fn anything_but_namespaces_takes_a_restart_and_is_named() {
         let running = numbered("{source='a'}", None);

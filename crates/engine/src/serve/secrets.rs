@@ -55,6 +55,7 @@ mod tests {
 
     const SECRET: &str = "DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:";
 
+    // promise: AUT-5
     #[test]
     fn a_configured_host_authenticates_where_it_has_a_key() {
         let mut host = Host { nqn: "nqn.2014-08.org.example:h".into(), ..Host::default() };

@@ -384,6 +384,7 @@ mod tests {
     use super::*;
     use crate::serve::config::Size;
 
+    // promise: TGT-7
     #[test]
     fn a_rate_is_kept_and_a_pause_gives_a_burst_only() {
         let limits = HostLimits { rate: Some(Size(1_000_000)), ..HostLimits::default() };
@@ -424,6 +425,7 @@ mod tests {
         assert_eq!(host.enter(4096, 0), Ok(()));
     }
 
+    // promise: TGT-6
     #[test]
     fn keep_alive_has_the_bounds_that_were_given_shorter_and_longer_than_usual() {
         let text = "keep_alive = {min_s = 0.5, max_s = 7200, required = true}\n\

@@ -78,6 +78,7 @@ fn write(queue: &mut Queue, fua: bool) {
     assert_eq!(code, Code::SUCCESS);
 }
 
+// promise: TGT-3
 #[test]
 fn what_is_acknowledged_as_durable_was_made_durable_before() {
     const PLAIN: Op = Op::Write { durable: false };
@@ -108,6 +109,7 @@ fn what_is_acknowledged_as_durable_was_made_durable_before() {
     assert_eq!(rig.take(), [(DURABLE, true)], "the cache is off");
 }
 
+// promise: TGT-3
 #[test]
 fn a_flush_comes_after_every_write_that_was_acknowledged() {
     let rig = Rig::new();
@@ -129,6 +131,7 @@ fn a_flush_comes_after_every_write_that_was_acknowledged() {
     }
 }
 
+// promise: TGT-6
 #[test]
 fn a_keep_alive_timeout_that_is_changed_later_stays_within_the_same_bounds() {
     const KEEP_ALIVE: u32 = 0x0f;
@@ -147,6 +150,7 @@ fn a_keep_alive_timeout_that_is_changed_later_stays_within_the_same_bounds() {
     }
 }
 
+// promise: TGT-3
 #[test]
 fn a_namespace_that_comes_after_the_host_has_its_cache_on() {
     let dir = tempfile::tempdir().unwrap();
@@ -169,6 +173,7 @@ fn a_namespace_that_comes_after_the_host_has_its_cache_on() {
 
 /// A thread whose ring may be entered no more serves nobody: who runs the server learns it, and what was counted. And a host
 /// says so, not that nobody answers.
+// promise: ENG-6
 #[test]
 fn a_ring_that_may_not_be_entered_any_more_fails_a_target_and_a_host() {
     let there = target("", "source = \"nil:?size=1m\"");

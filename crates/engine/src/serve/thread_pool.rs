@@ -160,6 +160,7 @@ pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHand
 mod tests {
     use super::*;
 
+    // promise: TGT-15
     #[test]
     fn a_connection_goes_where_its_packets_come_unless_that_thread_has_too_many() {
         // Four threads on two processors.
@@ -174,6 +175,7 @@ mod tests {
         assert_eq!(choose(&[], &cpus, Some(4)), None);
     }
 
+    // promise: TGT-15
     #[test]
     fn there_is_a_thread_for_each_processor_that_is_named() {
         assert_eq!((threads(0, &[3, 5, 9]), threads(2, &[3, 5, 9])), (3, 2));

@@ -135,26 +135,31 @@ fn send_all(options: Options, digested: bool) {
     assert!(reader.join().unwrap() == wanted, "other bytes came out");
 }
 
+// promise: RHO-8
 #[test]
 fn what_is_listed_goes_out_whole_and_is_then_released() {
     send_all(Options::default(), false);
 }
 
+// promise: RHO-8
 #[test]
 fn short_sends_go_on_where_they_ended() {
     send_all(Options { send_buffer: Some(8192), ..Options::default() }, false);
 }
 
+// promise: RHO-8
 #[test]
 fn digests_follow_the_payload_that_they_are_of() {
     send_all(Options::default(), true);
 }
 
+// promise: RHO-8
 #[test]
 fn zero_copy_releases_when_the_kernel_lets_go() {
     send_all(Options { zero_copy: true, ..Options::default() }, true);
 }
 
+// promise: RHO-8
 #[test]
 fn payload_lands_in_its_place_and_the_rest_in_the_end() {
     const LEN: usize = 300_000;
@@ -194,6 +199,7 @@ fn payload_lands_in_its_place_and_the_rest_in_the_end() {
     assert_eq!(crc, ::crc32c::crc32c(&data));
 }
 
+// promise: RHO-8
 #[test]
 fn an_exchange_costs_the_sender_one_wait() {
     let (mut stream, mut peer, mut reactor) = pair(Options::default());

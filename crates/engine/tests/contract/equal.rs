@@ -51,6 +51,7 @@ proptest! {
     #![proptest_config(few())]
 
     /// uring == pread == inline == map, direct and through the page cache, at any depth.
+    // promise: ENG-2
     #[test]
     fn every_engine_reads_the_same_bytes(seed: u64, depth in 1u32..17, tail in 0usize..4096, bounce: bool) {
         let home = cases::home();
@@ -76,6 +77,7 @@ proptest! {
     }
 
     /// Whatever is written, zeroed and punched, each engine leaves the file that a vector of bytes would be.
+    // promise: ENG-2
     #[test]
     fn every_engine_leaves_the_same_file(seed: u64, depth in 1u32..17, direct: bool, bounce: bool) {
         let home = cases::home();
@@ -94,6 +96,7 @@ proptest! {
     }
 
     /// However payload is scattered, each source moves the bytes that contiguous memory would have got and given.
+    // promise: ENG-15
     #[test]
     fn scattered_memory_is_as_good_as_contiguous(
         seed: u64, depth in 1u32..9, kind in 0usize..6, direct: bool, members in 1usize..4,
@@ -122,6 +125,7 @@ proptest! {
     }
 
     /// A stripe is one file: bytes written through it read back flat, and lie on its members as RAID0 lays them.
+    // promise: ENG-3
     #[test]
     fn a_stripe_is_one_file(
         seed: u64, members in 1usize..6, chunk in prop::sample::select(vec![4096u64, 8192, 12288, 65536]),

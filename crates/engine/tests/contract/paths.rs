@@ -29,6 +29,7 @@ fn same_as_host(path: &dyn DataPath) -> Option<String> {
         .then(|| format!("{} does what host does: {own:?}", path.name()))
 }
 
+// promise: GPU-22
 #[test]
 fn a_path_is_more_than_a_name() {
     let others = || PATHS.iter().filter(|path| path.kind() != PathKind::Host);
@@ -67,6 +68,7 @@ impl DataPath for Hollow {
     }
 }
 
+// promise: ENG-15
 #[test]
 fn a_path_that_copies_on_refuses_scattered_memory() {
     let home = cases::home();
@@ -87,6 +89,7 @@ fn a_path_that_copies_on_refuses_scattered_memory() {
     assert_eq!(truth(&target).unwrap(), data);
 }
 
+// promise: ENG-15
 #[test]
 fn memory_that_ends_too_early_is_a_fault_of_the_io_and_nothing_else() {
     let mut bytes = vec![UNTOUCHED; 8192];

@@ -18,6 +18,7 @@ impl StepBarrier for Counted {
     }
 }
 
+// promise: TRA-11
 #[test]
 fn steps_of_several_hosts_pass_one_barrier_each() {
     let data = data(8, 10, 1000);
@@ -56,6 +57,7 @@ impl Observer<EmulateProgress> for HeldUp {
     }
 }
 
+// promise: REC-8
 #[test]
 fn a_run_goes_on_while_its_observer_is_held_up() {
     let data = data(16, 10, 1000);

@@ -31,6 +31,7 @@ fn auto(sources: &[&Path]) -> JobSpec {
     }
 }
 
+// promise: GPU-10
 #[test]
 fn targets_of_one_job_go_by_what_is_cached_of_each() {
     Scenario::new("auto::targets_of_one_job_go_by_what_is_cached_of_each").run(|| {
@@ -50,6 +51,7 @@ fn targets_of_one_job_go_by_what_is_cached_of_each() {
     });
 }
 
+// promise: GPU-10
 #[test]
 fn what_was_tried_stands_in_the_record_and_the_best_of_it_runs() {
     Scenario::new("auto::what_was_tried_stands_in_the_record_and_the_best_of_it_runs").run(|| {
@@ -72,6 +74,7 @@ fn what_was_tried_stands_in_the_record_and_the_best_of_it_runs() {
     });
 }
 
+// promise: GPU-10
 #[test]
 fn short_random_reads_of_cached_data_go_together_by_either_path() {
     let name = "auto::short_random_reads_of_cached_data_go_together_by_either_path";
@@ -126,6 +129,7 @@ fn what_fills_a_worker_by_mapped_is_one_io_without_a_batch() {
     });
 }
 
+// promise: GPU-10
 #[test]
 fn a_trial_of_mapped_for_a_single_pass_finds_nothing_registered_and_comes_by_nothing_twice() {
     const BYTES: u64 = 16 << 20;
@@ -158,6 +162,7 @@ fn a_trial_of_mapped_for_a_single_pass_finds_nothing_registered_and_comes_by_not
     assert!((BYTES..=most).contains(&moved), "{moved} bytes in at most {trials} trials and the run");
 }
 
+// promise: GPU-10
 #[test]
 fn a_single_pass_over_little_is_no_first_of_many() {
     Scenario::new("auto::a_single_pass_over_little_is_no_first_of_many").run(|| {
@@ -177,6 +182,7 @@ fn a_single_pass_over_little_is_no_first_of_many() {
     });
 }
 
+// promise: BEN-24
 #[test]
 fn a_plan_names_the_ways_that_are_open_and_the_memory_that_they_take() {
     Scenario::new("auto::a_plan_names_the_ways_that_are_open_and_the_memory_that_they_take").run(|| {
@@ -192,6 +198,7 @@ fn a_plan_names_the_ways_that_are_open_and_the_memory_that_they_take() {
     });
 }
 
+// promise: GPU-17
 #[test]
 fn workers_that_nobody_counted_are_found_on_the_sources() {
     Scenario::new("auto::workers_that_nobody_counted_are_found_on_the_sources").settings("gpus=2").run(
@@ -220,6 +227,7 @@ fn workers_that_nobody_counted_are_found_on_the_sources() {
     );
 }
 
+// promise: GPU-17
 #[test]
 fn a_trial_never_brings_cold_data_into_the_page_cache() {
     Scenario::new("auto::a_trial_never_brings_cold_data_into_the_page_cache").run(|| {
@@ -238,6 +246,7 @@ fn a_trial_never_brings_cold_data_into_the_page_cache() {
     });
 }
 
+// promise: GPU-18
 #[test]
 fn reads_through_the_page_cache_that_touch_the_device_are_said() {
     Scenario::new("auto::reads_through_the_page_cache_that_touch_the_device_are_said").run(|| {

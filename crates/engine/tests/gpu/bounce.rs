@@ -8,6 +8,7 @@ const COPY: &str = "cuMemcpyHtoDAsync_v2";
 const LAUNCH: &str = "cuLaunchKernel";
 const NO_COMPILER: (&str, &str) = ("FOREBAY_LIBNVRTC", "/nowhere/libnvrtc.so");
 
+// promise: GPU-7
 #[test]
 fn reads_of_a_file_land_in_the_gpu_and_verify() {
     Scenario::new("bounce::reads_of_a_file_land_in_the_gpu_and_verify").run(|| {
@@ -37,6 +38,7 @@ fn reads_of_a_file_land_in_the_gpu_and_verify() {
     });
 }
 
+// promise: GPU-7
 #[test]
 fn short_reads_side_by_side_travel_by_few_launches() {
     let books = Scenario::new("bounce::short_reads_side_by_side_travel_by_few_launches").run(|| {
@@ -54,6 +56,7 @@ fn short_reads_side_by_side_travel_by_few_launches() {
     }
 }
 
+// promise: GPU-7
 #[test]
 fn a_copy_is_asked_for_when_it_is_due_and_not_all_the_time() {
     // Each copy takes 20 ms: a worker that kept asking would ask thousands of times.
@@ -70,6 +73,7 @@ fn a_copy_is_asked_for_when_it_is_due_and_not_all_the_time() {
     }
 }
 
+// promise: GPU-7
 #[test]
 fn a_device_queue_stays_full_while_copies_are_under_way() {
     Scenario::new("bounce::a_device_queue_stays_full_while_copies_are_under_way").run(|| {
@@ -87,6 +91,7 @@ fn a_device_queue_stays_full_while_copies_are_under_way() {
     });
 }
 
+// promise: GPU-13
 #[test]
 fn workers_take_turns_at_the_gpus_of_a_job() {
     let books =
@@ -110,6 +115,7 @@ fn workers_take_turns_at_the_gpus_of_a_job() {
     }
 }
 
+// promise: GPU-13
 #[test]
 fn each_pair_reads_its_own_source_into_its_own_gpu() {
     let books = Scenario::new("bounce::each_pair_reads_its_own_source_into_its_own_gpu")

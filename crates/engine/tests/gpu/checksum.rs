@@ -29,6 +29,7 @@ fn sums(record: &ChecksumRecord) -> Vec<&str> {
     record.files.iter().map(|f| f.crc32c.as_str()).collect()
 }
 
+// promise: VER-6
 #[test]
 fn a_gpu_and_the_host_agree_about_any_file() {
     let books = Scenario::new("checksum::a_gpu_and_the_host_agree_about_any_file").run(|| {
@@ -44,6 +45,7 @@ fn a_gpu_and_the_host_agree_about_any_file() {
     }
 }
 
+// promise: VER-6
 #[test]
 fn a_gpu_that_was_asked_for_and_has_no_compiler_is_an_error_and_a_chosen_one_a_reason() {
     let name = "checksum::a_gpu_that_was_asked_for_and_has_no_compiler_is_an_error_and_a_chosen_one_a_reason";
@@ -59,6 +61,7 @@ fn a_gpu_that_was_asked_for_and_has_no_compiler_is_an_error_and_a_chosen_one_a_r
     });
 }
 
+// promise: VER-6
 #[test]
 fn a_copy_that_fails_ends_it_with_the_drivers_words() {
     let settings = "fail=cuMemcpyHtoDAsync_v2:6:719";
@@ -71,6 +74,7 @@ fn a_copy_that_fails_ends_it_with_the_drivers_words() {
     );
 }
 
+// promise: VER-7
 #[test]
 fn memory_that_is_not_the_gpus_is_refused() {
     Scenario::new("checksum::memory_that_is_not_the_gpus_is_refused").run(|| {

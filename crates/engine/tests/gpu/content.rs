@@ -53,6 +53,7 @@ fn damage(file: &Path) {
     std::fs::write(file, bytes).unwrap();
 }
 
+// promise: VER-1
 #[test]
 fn what_landed_in_gpu_memory_is_verified_there() {
     let books = Scenario::new("content::what_landed_in_gpu_memory_is_verified_there").run(|| {
@@ -71,6 +72,7 @@ fn what_landed_in_gpu_memory_is_verified_there() {
     }
 }
 
+// promise: VER-2
 #[test]
 fn a_wrong_block_is_named_by_the_gpu_as_by_the_host() {
     Scenario::new("content::a_wrong_block_is_named_by_the_gpu_as_by_the_host").run(|| {
@@ -89,6 +91,7 @@ fn a_wrong_block_is_named_by_the_gpu_as_by_the_host() {
     });
 }
 
+// promise: VER-4
 #[test]
 fn without_nvrtc_the_host_verifies_and_says_so() {
     Scenario::new("content::without_nvrtc_the_host_verifies_and_says_so")
@@ -111,6 +114,7 @@ fn without_nvrtc_the_host_verifies_and_says_so() {
         });
 }
 
+// promise: VER-3, GPU-11
 #[test]
 fn content_written_from_gpu_memory_is_right_in_the_file() {
     let books = Scenario::new("content::content_written_from_gpu_memory_is_right_in_the_file").run(|| {
@@ -125,6 +129,7 @@ fn content_written_from_gpu_memory_is_right_in_the_file() {
     }
 }
 
+// promise: VER-3
 #[test]
 fn a_mix_of_reads_and_writes_verifies_what_it_reads() {
     Scenario::new("content::a_mix_of_reads_and_writes_verifies_what_it_reads").run(|| {
@@ -138,6 +143,7 @@ fn a_mix_of_reads_and_writes_verifies_what_it_reads() {
     });
 }
 
+// promise: VER-3
 #[test]
 fn a_write_that_nobody_verifies_carries_no_strangers_memory() {
     Scenario::new("content::a_write_that_nobody_verifies_carries_no_strangers_memory").run(|| {
@@ -149,6 +155,7 @@ fn a_write_that_nobody_verifies_carries_no_strangers_memory() {
     });
 }
 
+// promise: VER-4
 #[test]
 fn a_kernel_that_fails_fails_the_verification_and_ends() {
     let settings = "fail=cuLaunchKernel:2+:719";
@@ -167,6 +174,7 @@ fn a_kernel_that_fails_fails_the_verification_and_ends() {
     );
 }
 
+// promise: VER-4
 #[test]
 fn a_write_whose_content_cannot_be_made_fails() {
     let settings = "fail=cuLaunchKernel:3:719";
@@ -179,6 +187,7 @@ fn a_write_whose_content_cannot_be_made_fails() {
     });
 }
 
+// promise: VER-3
 #[test]
 fn what_cufile_writes_from_gpu_memory_is_right_in_the_file_and_read_back_by_it() {
     let name = "content::what_cufile_writes_from_gpu_memory_is_right_in_the_file_and_read_back_by_it";

@@ -165,6 +165,7 @@ fn what_may_be_registered_is_checked() {
     });
 }
 
+// promise: FLT-18
 #[test]
 fn a_context_destroyed_under_us_is_an_error_of_every_call() {
     let settings = "destroyed=20";
@@ -182,6 +183,7 @@ fn a_context_destroyed_under_us_is_an_error_of_every_call() {
     );
 }
 
+// promise: FLT-18
 #[test]
 fn a_fault_of_the_device_is_seen_by_the_next_to_ask() {
     let settings = "fail=copy:2:700";
@@ -236,6 +238,7 @@ fn a_driver_that_will_not_start_says_why() {
     }
 }
 
+// promise: FLT-19
 #[test]
 fn a_child_of_a_fork_gets_a_clear_error() {
     Scenario::new("driver::a_child_of_a_fork_gets_a_clear_error").run(|| {

@@ -48,6 +48,7 @@ fn files(count: usize) -> tempfile::TempDir {
     home
 }
 
+// promise: TRA-12
 #[test]
 fn samples_of_an_emulated_run_land_in_gpus() {
     let books = Scenario::new("emulate::samples_of_an_emulated_run_land_in_gpus").run(|| {
@@ -68,6 +69,7 @@ fn samples_of_an_emulated_run_land_in_gpus() {
     }
 }
 
+// promise: TRA-12
 #[test]
 fn accelerators_take_turns_at_gpus() {
     let books = Scenario::new("emulate::accelerators_take_turns_at_gpus").settings("gpus=2").run(|| {
@@ -81,6 +83,7 @@ fn accelerators_take_turns_at_gpus() {
     }
 }
 
+// promise: TRA-12
 #[test]
 fn a_copy_that_fails_ends_the_run_and_is_named() {
     let settings = "fail=copy:9:700";

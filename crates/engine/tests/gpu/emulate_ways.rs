@@ -251,17 +251,20 @@ fn every_byte_is_told_of(name: &str, numbers: std::ops::Range<u64>) {
     assert_eq!(books.sum(), sums, "the bytes that came are those of the files");
 }
 
+// promise: TRA-35
 #[test]
 fn every_byte_gets_there_once_and_is_told_of_by_its_way() {
     every_byte_is_told_of("every_byte_gets_there_once_and_is_told_of_by_its_way", 0..16);
 }
 
+// promise: TRA-35
 #[test]
 #[ignore = "sixteen cases more: make test-long"]
 fn so_it_is_of_other_files_and_settings() {
     every_byte_is_told_of("so_it_is_of_other_files_and_settings", 16..32);
 }
 
+// promise: TRA-35
 #[test]
 fn what_is_cached_is_read_where_it_lies_and_stays_registered_for_later_epochs() {
     let name = "what_is_cached_is_read_where_it_lies_and_stays_registered_for_later_epochs";
@@ -287,6 +290,7 @@ fn what_is_cached_is_read_where_it_lies_and_stays_registered_for_later_epochs() 
     }
 }
 
+// promise: TRA-37
 #[test]
 fn files_that_are_not_kept_give_back_what_was_registered_of_them() {
     let name = "emulate_ways::files_that_are_not_kept_give_back_what_was_registered_of_them";
@@ -309,6 +313,7 @@ fn files_that_are_not_kept_give_back_what_was_registered_of_them() {
     }
 }
 
+// promise: TRA-35
 #[test]
 fn what_the_system_will_not_pin_goes_through_slots_and_is_told() {
     let name = "emulate_ways::what_the_system_will_not_pin_goes_through_slots_and_is_told";
@@ -321,6 +326,7 @@ fn what_the_system_will_not_pin_goes_through_slots_and_is_told() {
     });
 }
 
+// promise: TRA-37
 #[test]
 fn a_run_that_is_stopped_tells_of_every_byte_that_got_there() {
     for (n, path) in PATHS.into_iter().enumerate() {
@@ -354,6 +360,7 @@ fn a_run_that_is_stopped_tells_of_every_byte_that_got_there() {
     }
 }
 
+// promise: TRA-36
 #[test]
 fn what_cufile_did_is_what_the_record_says() {
     let name = "emulate_ways::what_cufile_did_is_what_the_record_says";
@@ -409,6 +416,7 @@ fn what_cufile_did_is_what_the_record_says() {
     }
 }
 
+// promise: TRA-35
 #[test]
 fn auto_says_what_it_chose_and_why() {
     Scenario::new("emulate_ways::auto_says_what_it_chose_and_why").run(|| {
@@ -432,6 +440,7 @@ fn auto_says_what_it_chose_and_why() {
     });
 }
 
+// promise: TRA-36
 #[test]
 fn paths_past_the_host_refuse_what_the_host_must_see() {
     Scenario::new("emulate_ways::paths_past_the_host_refuse_what_the_host_must_see").run(|| {
@@ -457,6 +466,7 @@ fn paths_past_the_host_refuse_what_the_host_must_see() {
     });
 }
 
+// promise: TRA-37
 #[test]
 fn a_gpu_without_room_ends_every_way() {
     for (n, way) in ["mapped", "gds"].into_iter().enumerate() {

@@ -73,6 +73,7 @@ fn with(name: &'static str, settings: &'static str, body: impl FnOnce()) -> Opti
     scenario(name, settings)?.run(body)
 }
 
+// promise: ENG-1, GPU-4
 #[test]
 fn each_interface_brings_every_byte_and_says_that_it_went_direct() {
     let books =
@@ -108,6 +109,7 @@ fn each_interface_brings_every_byte_and_says_that_it_went_direct() {
     }
 }
 
+// promise: GPU-5, GPU-22
 #[test]
 fn compatibility_mode_is_refused_unless_allowed_and_never_called_direct() {
     with("gds::compatibility_mode_is_refused_unless_allowed_and_never_called_direct", "mode=compat", || {
@@ -134,6 +136,7 @@ fn compatibility_mode_is_refused_unless_allowed_and_never_called_direct() {
     });
 }
 
+// promise: GPU-3
 #[test]
 fn a_mixture_is_named_and_divided() {
     with("gds::a_mixture_is_named_and_divided", "mode=mixed", || {
@@ -146,6 +149,7 @@ fn a_mixture_is_named_and_divided() {
     });
 }
 
+// promise: GPU-3
 #[test]
 fn reads_that_cufile_rerouted_are_not_called_direct() {
     with("gds::reads_that_cufile_rerouted_are_not_called_direct", "mode=p2p,reroute=4", || {
@@ -160,6 +164,7 @@ fn reads_that_cufile_rerouted_are_not_called_direct() {
     });
 }
 
+// promise: GPU-5
 #[test]
 fn a_cufile_that_falls_back_unasked_fails_the_check_and_keeps_the_record() {
     let name = "gds::a_cufile_that_falls_back_unasked_fails_the_check_and_keeps_the_record";
@@ -215,6 +220,7 @@ fn what_falls_back_after_the_look_fails_the_run_and_keeps_its_record() {
     });
 }
 
+// promise: GPU-4
 #[test]
 fn unaligned_heads_and_tails_small_files_and_ends_come_whole_and_counted() {
     with("gds::unaligned_heads_and_tails_small_files_and_ends_come_whole_and_counted", "mode=compat", || {
@@ -241,6 +247,7 @@ fn unaligned_heads_and_tails_small_files_and_ends_come_whole_and_counted() {
     });
 }
 
+// promise: GPU-6
 #[test]
 fn a_stripe_goes_direct_in_user_space() {
     with("gds::a_stripe_goes_direct_in_user_space", "mode=p2p", || {
@@ -254,6 +261,7 @@ fn a_stripe_goes_direct_in_user_space() {
     });
 }
 
+// promise: GPU-4, GPU-11
 #[test]
 fn writes_from_gpu_memory_hold_what_was_there() {
     with("gds::writes_from_gpu_memory_hold_what_was_there", "mode=p2p", || {
@@ -278,6 +286,7 @@ fn writes_from_gpu_memory_hold_what_was_there() {
     });
 }
 
+// promise: GPU-4
 #[test]
 fn short_calls_are_finished_and_counted() {
     with("gds::short_calls_are_finished_and_counted", "mode=compat,io_max=20000", || {
@@ -299,6 +308,7 @@ fn short_calls_are_finished_and_counted() {
     });
 }
 
+// promise: GPU-5
 #[test]
 fn without_udev_5027_says_so() {
     with("gds::without_udev_5027_says_so", "mode=compat,fail=cuFileHandleRegister:1+:5027", || {
@@ -310,6 +320,7 @@ fn without_udev_5027_says_so() {
     });
 }
 
+// promise: GPU-21
 #[test]
 fn a_failed_call_is_a_failed_io_in_cufiles_words() {
     for settings in [
@@ -364,6 +375,7 @@ fn buffers_that_cant_be_registered_are_a_warning_and_work() {
     );
 }
 
+// promise: GPU-20
 #[test]
 fn batches_are_kept_to_what_compatibility_mode_survives() {
     let books = with(
@@ -392,6 +404,7 @@ fn batches_are_kept_to_what_compatibility_mode_survives() {
     drop(books);
 }
 
+// promise: GPU-20
 #[test]
 fn a_batch_that_never_ends_times_out_is_cancelled_and_named() {
     with(
@@ -418,6 +431,7 @@ fn a_batch_that_never_ends_times_out_is_cancelled_and_named() {
 }
 
 /// The bound is for the pool that cuFile tells of; this stand-in hangs far below it.
+// promise: GPU-20
 #[test]
 fn a_batch_that_hangs_when_it_is_submitted_times_out_and_the_run_ends() {
     let name = "gds::a_batch_that_hangs_when_it_is_submitted_times_out_and_the_run_ends";
@@ -447,6 +461,7 @@ fn a_batch_that_hangs_when_it_is_submitted_times_out_and_the_run_ends() {
     }
 }
 
+// promise: GPU-3
 #[test]
 fn an_older_cufile_has_no_counters_which_is_null_with_the_reason() {
     let old = super::scenario::stubs().join("libcufile-1.14.so");
@@ -467,6 +482,7 @@ fn an_older_cufile_has_no_counters_which_is_null_with_the_reason() {
     });
 }
 
+// promise: GPU-21
 #[test]
 fn without_libcufile_it_is_the_machine_that_lacks_it() {
     let name = "gds::without_libcufile_it_is_the_machine_that_lacks_it";

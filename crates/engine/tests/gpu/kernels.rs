@@ -65,6 +65,7 @@ fn places() -> impl Strategy<Value = (usize, u64, usize)> {
     prop_oneof![alike, shifted, any]
 }
 
+// promise: VER-2
 #[test]
 fn content_made_on_the_device_is_the_hosts_and_a_check_finds_each_wrong_block() {
     let name = "kernels::content_made_on_the_device_is_the_hosts_and_a_check_finds_each_wrong_block";
@@ -104,6 +105,7 @@ fn content_made_on_the_device_is_the_hosts_and_a_check_finds_each_wrong_block() 
     });
 }
 
+// promise: VER-1
 #[test]
 fn one_launch_checks_many_slots_and_says_which_is_wrong() {
     Scenario::new("kernels::one_launch_checks_many_slots_and_says_which_is_wrong").run(|| {
@@ -142,6 +144,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
     })
 }
 
+// promise: VER-5
 #[test]
 fn crc32c_of_any_range_is_the_standards() {
     Scenario::new("kernels::crc32c_of_any_range_is_the_standards").run(|| {
@@ -190,6 +193,7 @@ fn a_kernel_is_compiled_once_and_loaded_while_it_is_used() {
     }
 }
 
+// promise: VER-4
 #[test]
 fn a_compiler_that_fails_is_quoted() {
     Scenario::new("kernels::a_compiler_that_fails_is_quoted")
@@ -210,6 +214,7 @@ fn a_gpu_newer_than_the_compiler_gets_ptx_of_the_newest_that_it_knows() {
     });
 }
 
+// promise: VER-4
 #[test]
 fn without_nvrtc_the_error_says_what_to_install() {
     Scenario::new("kernels::without_nvrtc_the_error_says_what_to_install")
@@ -222,6 +227,7 @@ fn without_nvrtc_the_error_says_what_to_install() {
         });
 }
 
+// promise: PYT-13
 #[test]
 fn rows_go_from_registered_memory_to_their_places_and_nothing_beside_them() {
     Scenario::new("kernels::rows_go_from_registered_memory_to_their_places_and_nothing_beside_them").run(
@@ -265,6 +271,7 @@ fn rows_go_from_registered_memory_to_their_places_and_nothing_beside_them() {
     );
 }
 
+// promise: GPU-7
 #[test]
 fn pieces_go_from_wherever_they_lie_to_their_places_and_nothing_beside_them() {
     Scenario::new("kernels::pieces_go_from_wherever_they_lie_to_their_places_and_nothing_beside_them").run(
@@ -302,6 +309,7 @@ fn pieces_go_from_wherever_they_lie_to_their_places_and_nothing_beside_them() {
     );
 }
 
+// promise: GPU-7
 #[test]
 fn a_piece_that_is_pulled_comes_whole_and_nothing_beside_it() {
     Scenario::new("kernels::a_piece_that_is_pulled_comes_whole_and_nothing_beside_it").run(|| {

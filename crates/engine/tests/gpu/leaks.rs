@@ -63,6 +63,7 @@ fn paths() -> impl Iterator<Item = PathKind> {
     all.into_iter().filter(|path| legal(*path, &"a file", &Made::file()).is_ok())
 }
 
+// promise: FLT-20
 #[test]
 fn runs_give_back_all_that_they_took() {
     Scenario::new("leaks::runs_give_back_all_that_they_took").run(|| {
@@ -78,6 +79,7 @@ fn runs_give_back_all_that_they_took() {
     });
 }
 
+// promise: TRA-37
 #[test]
 #[ignore = "ten seconds of processor time: make test-long, make test-gpu"]
 fn emulated_runs_give_back_all_that_they_took() {
@@ -93,6 +95,7 @@ fn emulated_runs_give_back_all_that_they_took() {
     });
 }
 
+// promise: FLT-20
 #[test]
 fn runs_that_fail_give_back_all_that_they_took() {
     let settings = "fail=cuStreamCreate:9:2,fail=cuMemAlloc_v2:9:2,fail=cuMemHostRegister_v2:9:2,fail=cuEventCreate:40:2";

@@ -52,6 +52,7 @@ fn ran(record: &RunRecord) -> &MappedRan {
     record.path.mapped.as_ref().expect("mapped ran")
 }
 
+// promise: ENG-12, GPU-8
 #[test]
 fn later_repeats_find_what_the_first_registered() {
     Scenario::new("mapped::later_repeats_find_what_the_first_registered").run(|| {
@@ -88,6 +89,7 @@ fn a_stripe_over_files_is_mapped() {
     });
 }
 
+// promise: ENG-12
 #[test]
 fn no_more_is_registered_than_the_limit() {
     Scenario::new("mapped::no_more_is_registered_than_the_limit").run(|| {
@@ -114,6 +116,7 @@ fn no_more_is_registered_than_the_limit() {
     });
 }
 
+// promise: ENG-12
 #[test]
 fn pages_that_the_system_does_not_pin_go_through_bounce() {
     Scenario::new("mapped::pages_that_the_system_does_not_pin_go_through_bounce").settings("pin=40m").run(
@@ -132,6 +135,7 @@ fn pages_that_the_system_does_not_pin_go_through_bounce() {
     );
 }
 
+// promise: ENG-14
 #[test]
 fn what_is_not_cached_is_bounced_and_the_record_says_so() {
     Scenario::new("mapped::what_is_not_cached_is_bounced_and_the_record_says_so").run(|| {
@@ -150,6 +154,7 @@ fn what_is_not_cached_is_bounced_and_the_record_says_so() {
     });
 }
 
+// promise: ENG-13
 #[test]
 fn a_file_that_changes_fails_the_run_and_leaves_nothing_registered() {
     // A copy that is under way while its pages change is what this is about, and no slot reused too early.

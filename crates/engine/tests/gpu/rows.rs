@@ -13,6 +13,7 @@ fn rows(source: &Path, io_bytes: u64, depth: u32) -> JobSpec {
     JobSpec { op: Op::RandRead, io_bytes, depth, cache: Cache::Warm, engine: Engine::Map, ..job(source) }
 }
 
+// promise: GPU-7
 #[test]
 fn short_rows_lie_side_by_side_and_travel_by_few_launches() {
     let name = "rows::short_rows_lie_side_by_side_and_travel_by_few_launches";
@@ -27,6 +28,7 @@ fn short_rows_lie_side_by_side_and_travel_by_few_launches() {
     }
 }
 
+// promise: GPU-7
 #[test]
 fn short_rows_apart_from_each_other_travel_by_one_launch() {
     let name = "rows::short_rows_apart_from_each_other_travel_by_one_launch";
@@ -50,6 +52,7 @@ fn short_rows_apart_from_each_other_travel_by_one_launch() {
     }
 }
 
+// promise: GPU-7
 #[test]
 fn without_a_compiler_rows_are_copied_one_by_one() {
     let name = "rows::without_a_compiler_rows_are_copied_one_by_one";
@@ -65,6 +68,7 @@ fn without_a_compiler_rows_are_copied_one_by_one() {
     }
 }
 
+// promise: BEN-25
 #[test]
 fn a_batch_ends_with_its_last_row_whatever_the_path() {
     Scenario::new("rows::a_batch_ends_with_its_last_row_whatever_the_path").run(|| {

@@ -97,6 +97,7 @@ impl Observer for Once<'_> {
     }
 }
 
+// promise: FLT-3
 #[test]
 fn members_on_unlike_devices_come_whole_and_one_that_fails_is_named_alone() {
     let name = "stripes::members_on_unlike_devices_come_whole_and_one_that_fails_is_named_alone";

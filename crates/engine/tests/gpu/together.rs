@@ -146,6 +146,7 @@ fn expected_of(row: usize, content: &[u8], rows: &[u64]) -> Vec<u8> {
     rows.iter().flat_map(|at| &content[*at as usize..][..row]).copied().collect()
 }
 
+// promise: GPU-8
 #[test]
 fn rows_come_whole_and_in_order_whatever_is_registered() {
     Scenario::new("together::rows_come_whole_and_in_order_whatever_is_registered").run(|| {
@@ -186,6 +187,7 @@ fn long_rows(wanted: impl Fn(u32) -> bool) {
     mapped.fetch_until(&content, wanted);
 }
 
+// promise: GPU-8
 #[test]
 fn rows_outside_of_what_is_registered_come_another_way() {
     // Room for the lists and the slots, 2 MiB each, and for half of the windows.
@@ -199,6 +201,7 @@ fn rows_outside_of_what_is_registered_come_another_way() {
     });
 }
 
+// promise: GPU-9
 #[test]
 fn rows_of_a_file_that_was_cut_fail() {
     Scenario::new("together::rows_of_a_file_that_was_cut_fail").run(|| {
@@ -218,6 +221,7 @@ fn rows_of_a_file_that_was_cut_fail() {
     });
 }
 
+// promise: BEN-25
 #[test]
 fn a_job_counts_each_row_of_what_came_together() {
     let books = Scenario::new("together::a_job_counts_each_row_of_what_came_together").run(|| {

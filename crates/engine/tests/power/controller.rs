@@ -230,6 +230,7 @@ fn a_certificate_that_the_system_trusts_is_accepted() {
     assert!(requests.iter().all(|request| request.contains("Basic cm9vdDpjYWx2aW4=")), "{requests:?}");
 }
 
+// promise: REC-7
 #[test]
 fn a_controller_is_sampled_through_a_run() {
     let fake = serve(one_chassis(), None);

@@ -6,6 +6,7 @@ use forebay_engine::meter::power::{Meter, Pace, Sample, Sampler};
 use std::sync::{mpsc, Arc, Mutex};
 use std::time::{Duration, Instant};
 
+// promise: REC-7
 #[test]
 fn power_over_a_run_is_energy_over_time() {
     longer_and_longer(|length| {
@@ -136,6 +137,7 @@ fn a_slow_meter_holds_nobody_up_and_counts_though_the_run_was_shorter() {
     });
 }
 
+// promise: REC-1
 #[test]
 fn a_counter_that_stands_still_is_no_zero_watts() {
     longer_and_longer(|length| {

@@ -59,6 +59,7 @@ fn goes_by(rig: &mut Rig, remote: &Remote, path: usize, bytes: &[u8]) {
     }
 }
 
+// promise: RHO-17
 #[test]
 fn the_best_path_is_taken_and_changes_while_it_runs() {
     let bytes = content(1 << 20);

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// Each association is cut before the read's data came: the same as if none came up.
+// promise: RHO-3
 #[test]
 fn io_fails_in_time_and_attempts_come_ever_later_where_no_association_brings_any() {
     let disk = disk();

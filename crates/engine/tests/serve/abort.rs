@@ -35,6 +35,7 @@ fn reads(queue: &mut Queue, n: u64) -> Vec<Handle> {
     handles
 }
 
+// promise: TGT-12
 #[test]
 fn a_command_whose_backend_never_answers_is_aborted_and_the_rest_goes_on() {
     // The second I/O of each thread reaches the source and is never told of.
@@ -54,6 +55,7 @@ fn a_command_whose_backend_never_answers_is_aborted_and_the_rest_goes_on() {
     assert_eq!(rig.heard("disconnected"), 0);
 }
 
+// promise: TGT-12
 #[test]
 fn a_write_that_waits_for_its_data_is_aborted_and_changes_nothing() {
     let content = pattern(1 << 20, 2);
@@ -74,6 +76,7 @@ fn a_write_that_waits_for_its_data_is_aborted_and_changes_nothing() {
     assert!(std::fs::read(rig.file()).unwrap()[..other.len()] == other);
 }
 
+// promise: TGT-12
 #[test]
 fn a_write_whose_data_stopped_half_way_is_aborted() {
     let content = pattern(1 << 20, 4);
@@ -99,6 +102,7 @@ fn a_write_whose_data_stopped_half_way_is_aborted() {
     assert_eq!(queue.code(nvm::read(1, 0, 8), Data::In { len: 4096 }, vec![]), Code::SUCCESS);
 }
 
+// promise: TGT-12
 #[test]
 fn a_command_that_waits_for_its_turn_is_aborted_and_costs_its_host_nothing() {
     let rig = Rig::with(
@@ -122,6 +126,7 @@ fn a_command_that_waits_for_its_turn_is_aborted_and_costs_its_host_nothing() {
     assert_eq!(aborted(&mut host, 1, second), (Code::SUCCESS, 0));
 }
 
+// promise: TGT-12
 #[test]
 fn as_many_aborts_wait_at_once_as_the_controller_says() {
     let rig = Rig::over_file(&pattern(1 << 20, 6), "faults = \"delay_us=3000000\"");
@@ -143,6 +148,7 @@ fn as_many_aborts_wait_at_once_as_the_controller_says() {
     }
 }
 
+// promise: TGT-12
 #[test]
 fn an_abort_is_answered_though_its_commands_connection_ends() {
     let rig = Rig::over_file(&pattern(1 << 20, 7), "faults = \"delay_us=3000000\"");

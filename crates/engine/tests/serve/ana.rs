@@ -47,6 +47,7 @@ fn admin(opcode: u8, cdw10: u32, cdw11: u32) -> Sqe {
     Sqe { opcode, cdw10: cdw10.into(), cdw11: cdw11.into(), ..Sqe::default() }
 }
 
+// promise: TGT-17
 #[test]
 fn each_address_has_its_states_and_a_change_is_told_and_obeyed() {
     let rig = rig();
@@ -83,6 +84,7 @@ fn each_address_has_its_states_and_a_change_is_told_and_obeyed() {
     assert_eq!(read(&mut by_far, 1).code, Code::ANA_TRANSITION, "what can't be changes nothing");
 }
 
+// promise: TGT-17
 #[test]
 fn counters_name_the_states_and_the_time_out_of_each_controller() {
     let rig = rig();

@@ -25,6 +25,7 @@ fn ended(mut socket: TcpStream) {
     }
 }
 
+// promise: TGT-8
 #[test]
 fn nonsense_ends_its_connection_and_is_logged_once() {
     let rig = Rig::over("nil:?size=1m", "");
@@ -49,6 +50,7 @@ fn nonsense_ends_its_connection_and_is_logged_once() {
     works(rig.address());
 }
 
+// promise: TGT-8
 #[test]
 fn whoever_says_nothing_is_let_go() {
     let rig = Rig::with("handshake_s = 2.0", "[[subsystems.namespaces]]\nsource = \"nil:?size=1m\"");
@@ -63,6 +65,7 @@ fn whoever_says_nothing_is_let_go() {
     works(rig.address());
 }
 
+// promise: TGT-8
 #[test]
 fn whoever_takes_nothing_is_let_go_and_holds_up_nobody() {
     let dir = tempfile::tempdir().unwrap();
@@ -93,6 +96,7 @@ fn whoever_takes_nothing_is_let_go_and_holds_up_nobody() {
 }
 
 /// Memory that waits for data is others' memory: a host that goes on with reads doesn't keep it for ever.
+// promise: TGT-8
 #[test]
 fn whoever_sends_no_data_is_let_go_whatever_else_it_says() {
     let namespace =
@@ -113,6 +117,7 @@ fn whoever_sends_no_data_is_let_go_whatever_else_it_says() {
     works(rig.address());
 }
 
+// promise: TGT-8
 #[test]
 fn hosts_that_vanish_leave_nothing_behind() {
     let content = pattern(4 << 20, 30);
@@ -146,6 +151,7 @@ fn hosts_that_vanish_leave_nothing_behind() {
     assert!(data == content[..1 << 20]);
 }
 
+// promise: TGT-8
 #[test]
 fn a_crowd_is_turned_away_and_the_rest_served() {
     let rig = Rig::with("connections = 10", "[[subsystems.namespaces]]\nsource = \"nil:?size=1m\"");

@@ -34,6 +34,7 @@ fn ends(queue: &mut Queue) {
     panic!("the connection goes on");
 }
 
+// promise: TGT-5
 #[test]
 fn namespaces_come_and_go_and_hosts_are_told() {
     let rig = Rig::over("nil:?size=1m", "");
@@ -66,6 +67,7 @@ fn namespaces_come_and_go_and_hosts_are_told() {
     assert!(rig.server.add_namespace("nqn.none", &again).unwrap_err().next.contains(SUBSYSTEM));
 }
 
+// promise: TGT-5
 #[test]
 fn discovery_offers_what_a_host_may_have() {
     let listed = format!(
@@ -100,6 +102,7 @@ fn discovery_offers_what_a_host_may_have() {
     eventually("the refusal is logged", || rig.heard("refused") == 1);
 }
 
+// promise: TGT-6
 #[test]
 fn a_host_that_keeps_silent_loses_its_controller() {
     let rig = Rig::over("nil:?size=1m", "");
@@ -130,6 +133,7 @@ fn traffic_on_an_io_queue_keeps_a_controller_and_silence_loses_it_in_time() {
     assert!(silent.elapsed() < Duration::from_secs(10), "{:?}", silent.elapsed());
 }
 
+// promise: TGT-6
 #[test]
 fn a_reset_and_a_lost_admin_queue_end_the_io_queues() {
     let rig = Rig::over("nil:?size=1m", "");
@@ -148,6 +152,7 @@ fn a_reset_and_a_lost_admin_queue_end_the_io_queues() {
     eventually("the controller is gone", || rig.server.stats().controllers.is_empty());
 }
 
+// promise: TGT-3
 #[test]
 fn a_shutdown_is_complete_once_all_is_durable() {
     let rig = Rig::over_file(&[0; 1 << 20], "writable = true");
@@ -169,6 +174,7 @@ fn a_shutdown_is_complete_once_all_is_durable() {
     }
 }
 
+// promise: TGT-6
 #[test]
 fn a_drained_server_has_cut_nothing_off() {
     let content = pattern(1 << 20, 20);
@@ -192,6 +198,7 @@ fn a_drained_server_has_cut_nothing_off() {
     assert!(rig.server.stats().draining);
 }
 
+// promise: TGT-9
 #[test]
 fn counters_are_handed_out_over_http() {
     let rig =
@@ -226,6 +233,7 @@ fn counters_are_handed_out_over_http() {
     }
 }
 
+// promise: TGT-13
 #[test]
 fn health_tells_what_was_done_and_counts_errors_of_the_medium_alone() {
     let rig = Rig::over_file(&pattern(1 << 20, 30), "writable = true\nfaults = \"seed=1,error=0.5\"");
@@ -252,6 +260,7 @@ fn health_tells_what_was_done_and_counts_errors_of_the_medium_alone() {
     assert!(kelvin == 0 || (250..400).contains(&kelvin), "{kelvin} K");
 }
 
+// promise: TGT-7
 #[test]
 fn a_host_gets_no_more_than_its_limits() {
     let rig = Rig::with(
@@ -284,6 +293,7 @@ fn a_host_gets_no_more_than_its_limits() {
     assert!(seconds > 1.2, "{seconds}");
 }
 
+// promise: TGT-7
 #[test]
 fn queues_are_granted_by_what_the_limit_leaves_and_refusals_are_counted_and_said_once() {
     let rig =
@@ -317,6 +327,7 @@ fn queues_are_granted_by_what_the_limit_leaves_and_refusals_are_counted_and_said
     assert_eq!(told.fields["host"], HOST);
 }
 
+// promise: TGT-7
 #[test]
 fn many_queues_share_little_memory() {
     let content = pattern(2 << 20, 21);

@@ -266,6 +266,7 @@ pub mod tests {
         ]
     }
 
+    // promise: CKP-1
     #[test]
     fn sums_are_the_published_sizes() {
         for (model, [states, optimizer, both]) in published() {
@@ -311,6 +312,7 @@ pub mod tests {
         }
     }
 
+    // promise: CKP-1
     #[test]
     fn at_stage_1_only_the_first_copy_writes_layers_one_file_each() {
         let model = llama([126, 16_384, 53_248, 128, 8], [8, 32, 2], 1);
@@ -352,6 +354,7 @@ pub mod tests {
     proptest! {
         /// Whatever the cut, stages share out every layer once, names are unique, and the parts add up to the whole
         /// but for what rounding leaves over (norms are repeated on every tensor rank).
+        // promise: CKP-1
         #[test]
         fn parts_add_up(
             layers in 1u64..60, hidden in 8u64..600, ffn_hidden in 8u64..600, heads in 1u64..8, vocab in 1u64..999,

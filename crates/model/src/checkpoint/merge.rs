@@ -103,6 +103,7 @@ mod tests {
         }
     }
 
+    // promise: CKP-3
     #[test]
     fn the_slowest_host_is_the_checkpoint() {
         let (a, b) = (part(1.0, 0, true), part(2.0, 4, false));

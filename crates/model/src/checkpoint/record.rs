@@ -186,6 +186,7 @@ fn spread(values: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
 mod tests {
     use super::*;
 
+    // promise: CKP-3
     #[test]
     fn the_slowest_rank_is_the_checkpoint() {
         let gib = 1u64 << 30;

@@ -197,6 +197,7 @@ mod tests {
         assert!(of_request(&spec()).iter().all(|r| r.ok == Some(true)));
     }
 
+    // promise: CKP-5
     #[test]
     fn closed_refuses_what_breaks_a_rule_and_names_it() {
         let closed = CheckpointSpec { closed: true, ..spec() };
@@ -214,6 +215,7 @@ mod tests {
         }
     }
 
+    // promise: CKP-5
     #[test]
     fn subsets_differ_by_edition() {
         let large = |rules| CheckpointSpec {
@@ -229,6 +231,7 @@ mod tests {
         assert_eq!(verdict(&of_request(&two_hosts), "checkpoint.subset"), Some(false));
     }
 
+    // promise: CKP-5
     #[test]
     fn little_data_needs_a_cleared_cache() {
         let read = Some(Phase::default());

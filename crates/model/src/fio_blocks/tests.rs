@@ -140,6 +140,7 @@ fn what_is_no_rule_is_refused_by_its_part() {
 }
 
 proptest! {
+    // promise: BEN-32
     #[test]
     fn any_flipped_bit_is_found_in_its_block(blocks in 1u64..5, bit in any::<prop::sample::Index>(), follow: bool) {
         let mut bytes = file(blocks);

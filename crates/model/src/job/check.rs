@@ -298,6 +298,7 @@ mod tests {
         }
     }
 
+    // promise: FLT-6
     #[test]
     fn sizes_and_steps_that_make_no_range_are_refused() {
         let sized = |io_bytes, io_bytes_max, io_bytes_step| JobSpec {

@@ -106,6 +106,7 @@ mod tests {
         (0..count).map(|_| blender.next_seed()).collect()
     }
 
+    // promise: BEN-31
     #[test]
     fn so_many_writes_carry_what_another_did() {
         let distinct = |seeds: &[u64]| seeds.iter().collect::<BTreeSet<_>>().len();
@@ -121,6 +122,7 @@ mod tests {
         assert!((900..1_124).contains(&all), "{all} distinct of 2,000");
     }
 
+    // promise: BEN-31
     #[test]
     fn so_much_of_each_chunk_is_zeroes() {
         let mut bytes = vec![1u8; 1100];

@@ -316,6 +316,7 @@ mod tests {
         }
     }
 
+    // promise: FLT-6
     #[test]
     fn each_number_is_refused_beyond_its_bounds_and_by_its_flag_alone() {
         let bounded = FIELDS.iter().filter_map(|field| Some((field, field.bound?)));

@@ -175,6 +175,7 @@ mod tests {
         (1..).zip(values).find_map(|(t, v)| judge.push(&point(t, v)).then_some(t))
     }
 
+    // promise: BEN-29
     #[test]
     fn a_deviation_is_within_so_much_of_the_mean_of_a_full_window() {
         let level = || std::iter::repeat_n(100.0, 20);

@@ -4,6 +4,7 @@ fn job() -> JobSpec {
     JobSpec { sources: vec!["nil:".into()], ..JobSpec::default() }
 }
 
+// promise: REC-4
 #[test]
 fn an_unknown_key_is_named() {
     let error = JobSpec::from_json(r#"{"sources":["nil:"],"dept":3}"#).unwrap_err();
@@ -35,6 +36,7 @@ fn depth_says_who_chose_it() {
     assert_eq!(read(r#"{"sources":["nil:"],"depth":512,"depth_from":"auto"}"#), (512, Origin::Auto));
 }
 
+// promise: BEN-25
 #[test]
 fn two_batches_are_in_flight_unless_told() {
     let read = |text: &str| {
@@ -82,6 +84,7 @@ fn json_round_trips() {
     assert_eq!(JobSpec::from_json(&serde_json::to_string(&job()).unwrap()).unwrap(), job());
 }
 
+// promise: FLT-6
 #[test]
 fn each_bound_is_refused_with_the_flag_and_the_value() {
     let cases: Vec<(&str, JobSpec)> = vec![

@@ -43,6 +43,7 @@ fn record(host: &str, ios: u64, ns: u64, seconds: f64) -> RunRecord {
     }
 }
 
+// promise: REC-3
 #[test]
 fn percentiles_are_of_all_ios_of_all_hosts() {
     let merged = merge(vec![record("a", 990, 1_000, 2.0), record("b", 10, 1_000_000, 2.5)]).unwrap();
@@ -81,6 +82,7 @@ fn rank(host: &str, devices: &[(&str, u64)]) -> RunRecord {
     made
 }
 
+// promise: REC-31
 #[test]
 fn what_a_host_is_metered_for_counts_once_for_all_its_ranks() {
     let ranks = vec![rank("a", &[("sda", 3 << 30), ("sdb", 5)]), rank("a", &[("sda", (3 << 30) + 4096)])];
@@ -107,6 +109,7 @@ fn what_a_host_is_metered_for_counts_once_for_all_its_ranks() {
     assert_eq!(result.hosts.len(), 2, "each rank's own figures stay");
 }
 
+// promise: REC-31
 #[test]
 fn hosts_add_up_and_devices_of_one_name_are_two() {
     let merged = merge(vec![rank("a", &[("sda", 10)]), rank("b", &[("sda", 20)])]).unwrap();
@@ -119,6 +122,7 @@ fn hosts_add_up_and_devices_of_one_name_are_two() {
     assert_eq!(merged.warnings.iter().filter(|w| w.id == "noisy").count(), 2);
 }
 
+// promise: REC-31
 #[test]
 fn records_that_do_not_name_their_devices_share_those_of_their_host() {
     let merged =
@@ -163,6 +167,7 @@ fn hosts_may_have_found_other_paths_and_workers_for_the_same_job() {
     assert!(merge(vec![a, told]).is_err());
 }
 
+// promise: BEN-18
 #[test]
 fn what_never_came_back_adds_up_and_the_oldest_stays() {
     let mut parts = vec![record("a", 5, 1, 1.0), record("b", 5, 1, 1.0)];

@@ -159,6 +159,7 @@ mod tests {
         value
     }
 
+    // promise: REC-32
     #[test]
     fn a_record_without_any_one_field_is_read_and_says_what_is_missing() {
         for schema in [SCHEMA, "forebay.run/0"] {
@@ -175,6 +176,7 @@ mod tests {
         }
     }
 
+    // promise: REC-32
     #[test]
     fn a_whole_record_is_read_as_it_was_written() {
         let whole = full();

@@ -528,6 +528,7 @@ mod tests {
         part
     }
 
+    // promise: TRA-42
     #[test]
     fn a_run_passes_at_the_threshold_and_says_why_not_below() {
         let passing = part(&[500, 10, 10]);
@@ -551,6 +552,7 @@ mod tests {
         assert_eq!(merged.rules.len(), 1);
     }
 
+    // promise: TRA-4
     #[test]
     fn unequal_hosts_are_refused() {
         let a = part(&[0, 10, 10]);

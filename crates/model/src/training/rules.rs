@@ -212,6 +212,7 @@ mod tests {
         found.is_some_and(|f| (f - right).abs() < 1e-9 * right.abs().max(1.0))
     }
 
+    // promise: TRA-2
     #[test]
     fn four_steps_by_hand() {
         // Waits 100, 10, 0, 40; computes 50 each; barriers 5, 0, 0, 5: 360 ms in all. Batches of 8.
@@ -245,6 +246,7 @@ mod tests {
         assert!(close(text.au_pct, 100.0 * 200.0 / (100.0 + 150.0)), "{text:?}");
     }
 
+    // promise: TRA-2
     #[test]
     fn epochs_are_averaged_by_the_code_and_added_up_by_the_text() {
         let fast = epoch(&[step(0, 50, 0), step(0, 50, 0), step(0, 50, 0)]);
@@ -289,6 +291,7 @@ mod tests {
         }
     }
 
+    // promise: TRA-4
     #[test]
     fn hosts_together_are_what_one_host_with_all_accelerators_is() {
         let ranks: Vec<Steps> = (1..=5)

@@ -31,6 +31,7 @@ fn next(record: &RunRecord, text: &str) -> String {
     all.iter().find(|w| w.text.contains(text)).unwrap_or_else(|| panic!("{text}: {all:?}")).next.clone()
 }
 
+// promise: REC-33
 #[test]
 fn each_threshold_is_where_the_warning_begins() {
     assert_eq!(ids(&quiet()), [""; 0], "at every threshold, and beyond none");
@@ -65,6 +66,7 @@ fn each_threshold_is_where_the_warning_begins() {
     assert_eq!(ids(&large), ["noisy"]);
 }
 
+// promise: REC-33
 #[test]
 fn what_to_type_follows_from_what_was_typed() {
     let mut record = quiet();
@@ -111,6 +113,7 @@ fn others_on_the_drive_show_where_the_page_cache_was_bypassed() {
     assert_eq!(with(TRAFFIC_MOST + 0.01), ["traffic"]);
 }
 
+// promise: BEN-35
 #[test]
 fn read_ahead_shows_where_the_data_was_not_cached() {
     let mut record = quiet();
@@ -141,6 +144,7 @@ fn a_file_that_ends_inside_a_block_is_read_to_its_end_and_nobody_else_is_blamed(
     assert_eq!(with(4096 * 1300), ["traffic"]);
 }
 
+// promise: REC-33
 #[test]
 fn judging_again_adds_nothing_and_the_runs_own_words_stand() {
     let mut record = quiet();
@@ -160,6 +164,7 @@ fn judging_again_adds_nothing_and_the_runs_own_words_stand() {
 }
 
 /// The same list from the file as from the run: nothing is judged that the record doesn't hold.
+// promise: REC-33
 #[test]
 fn a_record_without_warnings_is_judged_when_it_is_read() {
     let mut record = quiet();

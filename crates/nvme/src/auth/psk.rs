@@ -171,6 +171,7 @@ mod tests {
     }
 
     /// The values of Linux's KUnit test for the names `hostnqn` and `subsysnqn` (drivers/nvme/common).
+    // promise: AUT-8
     #[test]
     fn version_1_derives_what_linux_does() {
         let psk = untransformed(&[
@@ -199,6 +200,7 @@ mod tests {
     }
 
     /// Python: hmac.new(zeros, key) is the first extract; each expand is hmac.new(prk, HkdfLabel + b"\1").
+    // promise: AUT-8
     #[test]
     fn version_0_derives_what_python_does() {
         let psk = ConfiguredPsk::parse("NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:");

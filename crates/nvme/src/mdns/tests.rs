@@ -42,6 +42,7 @@ fn who_asks_finds_it_in_one_answer() {
 }
 
 /// RFC 6762, section 6.7.
+// promise: TGT-18
 #[test]
 fn a_plain_resolver_gets_its_question_back_and_times_that_are_short() {
     let asked = question(&SERVICE, 12, 1);
@@ -54,6 +55,7 @@ fn a_plain_resolver_gets_its_question_back_and_times_that_are_short() {
     assert_eq!((answer.id, answer.questions.len()), (0, 0));
 }
 
+// promise: TGT-18
 #[test]
 fn each_of_its_names_is_answered_and_no_other() {
     let instance = "NVMe discovery on store 192.0.2.7:4420";
@@ -120,6 +122,7 @@ fn a_long_name_of_a_machine_is_cut_before_the_address() {
 }
 
 /// As other responders write it: names that point back, a text of more keys, two addresses.
+// promise: TGT-18
 #[test]
 fn compressed_names_are_read() {
     let mut bytes = vec![0, 0, 0x84, 0, 0, 0, 0, 4, 0, 0, 0, 1];

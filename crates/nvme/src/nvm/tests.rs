@@ -48,6 +48,7 @@ fn commands_mean_what_they_were_built_for() {
     );
 }
 
+// promise: NTP-8
 #[test]
 fn each_wrong_command_gets_the_status_that_names_it() {
     let good = carried(read(1, 7, 2), Sgl::transport(8192));
@@ -75,6 +76,7 @@ fn each_wrong_command_gets_the_status_that_names_it() {
     assert_eq!(with(|sqe| sqe.sgl = Sgl::in_capsule(8192)), Some(Code::SGL_TYPE_INVALID), "a read");
 }
 
+// promise: NTP-8
 #[test]
 fn data_in_the_capsule_are_all_of_it() {
     let write = |sgl, in_capsule| code(&carried(write(1, 0, 1, false), sgl), &GEOMETRY, in_capsule);
@@ -86,6 +88,7 @@ fn data_in_the_capsule_are_all_of_it() {
     assert_eq!(write(moved, 4096), Some(Code::SGL_OFFSET_INVALID));
 }
 
+// promise: NTP-8
 #[test]
 fn a_read_only_namespace_is_read_and_nothing_else() {
     let geometry = Geometry { read_only: true, ..GEOMETRY };
@@ -180,6 +183,7 @@ proptest! {
 
     /// Against arithmetic that can't overflow: what passes lies within the namespace and within MDTS, and carries
     /// as many bytes as it has blocks; a range that doesn't lie within it is never anything but refused.
+    // promise: NTP-8
     #[test]
     fn what_passes_is_within_the_namespace(
         (sqe, in_capsule) in commands(),
@@ -220,6 +224,7 @@ proptest! {
         }
     }
 
+    // promise: NTP-8
     #[test]
     fn ranges_that_pass_are_within_the_namespace(
         asked in prop::collection::vec((any::<u32>(), any::<u64>(), 0..1100u64, 0..300u32, any::<bool>()), 1..256),

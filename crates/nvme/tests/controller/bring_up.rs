@@ -2,6 +2,7 @@
 
 use super::*;
 
+// promise: NCT-1
 #[test]
 fn a_connect_that_is_wrong_says_where() {
     type Change = fn(&mut fabrics::Connect, &mut ConnectData);
@@ -45,6 +46,7 @@ fn a_connect_that_is_wrong_says_where() {
     assert_eq!(short.status.code, Code::DATA_SGL_LENGTH_INVALID);
 }
 
+// promise: NCT-1
 #[test]
 fn an_io_queue_must_belong_to_its_controller() {
     let mut controller = connected(subsystem());
@@ -83,6 +85,7 @@ fn an_io_queue_must_belong_to_its_controller() {
     assert_eq!(twice.status, Status::fatal(Code::COMMAND_SEQUENCE_ERROR));
 }
 
+// promise: NCT-1
 #[test]
 fn a_hosts_own_limits_are_its_controllers() {
     let settings = HostSettings { queues: Some(2), queue_entries: Some(16), authentication: false };
@@ -95,6 +98,7 @@ fn a_hosts_own_limits_are_its_controllers() {
     assert!(controller.connect_io(&connect(2, 16, 1), 0).is_ok());
 }
 
+// promise: TGT-7
 #[test]
 fn a_controller_is_granted_what_its_driver_can_still_take_but_never_none() {
     let mut controller = enabled(subsystem());
@@ -109,6 +113,7 @@ fn a_controller_is_granted_what_its_driver_can_still_take_but_never_none() {
     assert_eq!(feature(&mut controller, fid::NUMBER_OF_QUEUES), Ok(0x0001_0001), "not while it has queues");
 }
 
+// promise: NCT-2
 #[test]
 fn properties_say_what_hosts_look_at() {
     let mut controller = connected(subsystem());
@@ -133,6 +138,7 @@ fn properties_say_what_hosts_look_at() {
     }
 }
 
+// promise: NCT-2
 #[test]
 fn what_cc_asks_for_must_be_on_offer() {
     for (cc, ready) in [
@@ -158,6 +164,7 @@ fn what_cc_asks_for_must_be_on_offer() {
     assert!(status_of(&mut discovery).ready(), "it has no I/O queues to speak of");
 }
 
+// promise: NCT-2
 #[test]
 fn a_reset_takes_queues_events_and_features_back() {
     let mut controller = controller();
@@ -174,6 +181,7 @@ fn a_reset_takes_queues_events_and_features_back() {
     controller.connect_io(&connect(1, 8, 1), 0).unwrap();
 }
 
+// promise: NCT-2
 #[test]
 fn a_shutdown_is_complete_when_the_driver_says_so() {
     let mut controller = controller();
@@ -187,6 +195,7 @@ fn a_shutdown_is_complete_when_the_driver_says_so() {
     assert_eq!(status_of(&mut controller), Csts(0));
 }
 
+// promise: NCT-6
 #[test]
 fn keep_alive_is_kept_within_bounds() {
     let limits = |required| Limits {

@@ -2,6 +2,7 @@
 
 use super::*;
 
+// promise: NCT-3
 #[test]
 fn features_have_values_bounds_and_capabilities() {
     let mut controller = controller();
@@ -101,6 +102,7 @@ fn the_write_cache_is_switched_where_there_is_one() {
     assert_eq!(effects(&mut controller), []);
 }
 
+// promise: NCT-4
 #[test]
 fn events_wait_for_a_request_and_requests_for_an_event() {
     let mut controller = controller();
@@ -137,6 +139,7 @@ fn events_wait_for_a_request_and_requests_for_an_event() {
     assert_eq!(effects(c), [told(5, 0x0c_0302)], "it was kept");
 }
 
+// promise: NCT-4
 #[test]
 fn events_that_nobody_asked_for_are_not_sent() {
     let mut controller = controller();
@@ -164,6 +167,7 @@ fn abort_reaches_requests_that_wait_and_nothing_else() {
     assert_eq!(effects(&mut controller), [Effect::Complete { tag: 33, cqe: aborted }]);
 }
 
+// promise: TGT-12
 #[test]
 fn an_abort_of_an_io_command_is_answered_when_the_driver_says_what_came_of_it() {
     let mut controller = controller();

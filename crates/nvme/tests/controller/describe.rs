@@ -2,6 +2,7 @@
 
 use super::*;
 
+// promise: NCT-3
 #[test]
 fn identify_controller_holds_what_hosts_check() {
     let mut controller = controller();
@@ -20,6 +21,7 @@ fn identify_controller_holds_what_hosts_check() {
     assert_eq!(id.oncs.get() & 0b1001_1101, 0b1001_1101, "Compare, DSM, Write Zeroes, Save, Verify");
 }
 
+// promise: GWY-13
 #[test]
 fn over_fabrics_there_is_nothing_to_arbitrate() {
     let mut controller = controller();
@@ -28,6 +30,7 @@ fn over_fabrics_there_is_nothing_to_arbitrate() {
     assert_eq!(controller.arbitration_burst(), None);
 }
 
+// promise: NCT-3
 #[test]
 fn identify_namespace_tells_size_form_and_protection() {
     let mut controller = controller();
@@ -62,6 +65,7 @@ fn identify_namespace_tells_size_form_and_protection() {
     assert_eq!((ns.nsattr & 1, ns.nstat & 1, ns.anagrpid.get()), (1, 1, 2));
 }
 
+// promise: NCT-3
 #[test]
 fn lists_and_command_sets_are_identified() {
     let mut controller = controller();
@@ -87,6 +91,7 @@ fn lists_and_command_sets_are_identified() {
     assert_eq!(data(&mut controller, short, 100).unwrap().len(), 100, "as much as there is room for");
 }
 
+// promise: NCT-3
 #[test]
 fn log_pages_can_be_read_in_parts_and_no_further() {
     let mut controller = controller();

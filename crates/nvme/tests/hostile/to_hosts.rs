@@ -3,6 +3,7 @@
 use super::*;
 use forebay_nvme::command::Cqe;
 
+// promise: NTP-4
 #[test]
 fn a_host_refuses_a_bad_beginning() {
     let wrong = |change: fn(&mut IcResp)| {
@@ -51,6 +52,7 @@ fn a_host_learns_which_digests_were_refused() {
     }
 }
 
+// promise: NTP-4
 #[test]
 fn a_host_refuses_what_answers_no_command() {
     let response = |cid| CapsuleResp {
@@ -79,6 +81,7 @@ fn a_host_refuses_what_answers_no_command() {
     host_ends(host, response(0).as_bytes(), (InvalidHeaderField, 20), response(0).as_bytes());
 }
 
+// promise: NTP-4
 #[test]
 fn a_host_refuses_data_that_it_did_not_ask_for() {
     let bad = |flags, cid, offset, len| transfer(kind::C2H_DATA, flags, cid, 0, offset, len);
@@ -100,6 +103,7 @@ fn a_host_refuses_data_that_it_did_not_ask_for() {
     host_ends(busy_host(), &[&first, more.as_bytes()].concat(), (SequenceError, 0), more.as_bytes());
 }
 
+// promise: NTP-4
 #[test]
 fn a_host_refuses_r2ts_out_of_range_and_beyond_the_limit() {
     let r2t = |cid, offset, len| transfer(kind::R2T, 0, cid, 3, offset, len);

@@ -14,6 +14,7 @@ use forebay_nvme::transport::pcie::memory::HostMemory;
 use forebay_nvme::transport::pcie::registers::{offset, Aqa, Doorbell, SUBSYSTEM_RESET};
 use zerocopy::{FromBytes, IntoBytes};
 
+// promise: PCI-6
 #[test]
 fn registers_say_what_the_controller_is() {
     let mut raw = Raw::off();
@@ -39,6 +40,7 @@ fn registers_say_what_the_controller_is() {
     assert_eq!(raw.world.device.bar_bytes(), 0x4000);
 }
 
+// promise: PCI-6
 #[test]
 fn identify_speaks_of_a_drive_and_not_of_a_fabric() {
     let mut raw = Raw::on();
@@ -63,6 +65,7 @@ fn identify_speaks_of_a_drive_and_not_of_a_fabric() {
     assert_eq!(raw.code(Sqe { opcode: 0x7f, ..Sqe::default() }), Code::INVALID_OPCODE, "no Fabrics");
 }
 
+// promise: PCI-5
 #[test]
 fn enabling_with_what_cannot_be_is_fatal() {
     for cc in [0x46_0001 | 5 << 7, 0x46_0001 | 1 << 11, 0x46_0001 | 1 << 4] {
@@ -85,6 +88,7 @@ fn enabling_with_what_cannot_be_is_fatal() {
     assert_eq!(raw.csts(), 2, "64 KiB pages: the queue has an offset");
 }
 
+// promise: PCI-5
 #[test]
 fn queue_memory_outside_of_the_hosts_is_fatal_and_nothing_worse() {
     let mut raw = Raw::off();
@@ -109,6 +113,7 @@ fn queue_memory_outside_of_the_hosts_is_fatal_and_nothing_worse() {
     assert_eq!(raw.csts(), 3);
 }
 
+// promise: PCI-5
 #[test]
 fn wrong_doorbells_are_told_by_asynchronous_events() {
     let mut raw = Raw::on();
@@ -134,6 +139,7 @@ fn wrong_doorbells_are_told_by_asynchronous_events() {
     raw.identify();
 }
 
+// promise: PCI-5
 #[test]
 fn queues_are_created_as_the_specification_has_it_or_refused() {
     let mut raw = Raw::on();
@@ -173,6 +179,7 @@ fn queues_are_created_as_the_specification_has_it_or_refused() {
 }
 
 /// All 65,536 of them, whatever the controller granted.
+// promise: PCI-5
 #[test]
 fn a_host_that_asks_for_every_queue_gets_as_many_as_there_are() {
     let mut raw = Raw::on();
@@ -187,6 +194,7 @@ fn a_host_that_asks_for_every_queue_gets_as_many_as_there_are() {
     assert_eq!((created, raw.world.queues()), (8, 8));
 }
 
+// promise: PCI-5
 #[test]
 fn admin_commands_have_prps_only_and_must_reach_their_data() {
     let mut raw = Raw::on();
@@ -202,6 +210,7 @@ fn admin_commands_have_prps_only_and_must_reach_their_data() {
     raw.identify();
 }
 
+// promise: PCI-6
 #[test]
 fn features_of_interrupts_are_the_queues() {
     let mut raw = Raw::on();
@@ -225,6 +234,7 @@ fn features_of_interrupts_are_the_queues() {
     assert!((0x1_2345_6789..0x1_2345_6789 + 1000).contains(&since), "{since:#x}");
 }
 
+// promise: PCI-5
 #[test]
 fn aborts_have_a_limit_and_reach_event_requests() {
     let mut raw = Raw::on();
@@ -246,6 +256,7 @@ fn aborts_have_a_limit_and_reach_event_requests() {
     assert_eq!(codes.iter().filter(|code| **code == Code::ABORT_LIMIT).count(), 2);
 }
 
+// promise: PCI-5
 #[test]
 fn shadow_doorbells_must_be_pages_in_the_hosts_memory() {
     let mut raw = Raw::on();
@@ -279,6 +290,7 @@ fn shadow_doorbells_must_be_pages_in_the_hosts_memory() {
     assert_eq!(raw.identify().oacs.get(), 0);
 }
 
+// promise: PCI-5
 #[test]
 fn one_identifier_twice_in_flight_is_a_conflict() {
     let mut raw = Raw::on();
@@ -303,6 +315,7 @@ fn one_identifier_twice_in_flight_is_a_conflict() {
     assert_eq!(statuses, [Code::COMMAND_ID_CONFLICT, Code::COMMAND_ID_CONFLICT, Code::SUCCESS]);
 }
 
+// promise: PCI-3
 #[test]
 fn a_subsystem_reset_and_one_of_the_function_go_back_to_the_start() {
     for function in [false, true] {
@@ -329,6 +342,7 @@ fn a_subsystem_reset_and_one_of_the_function_go_back_to_the_start() {
     assert_eq!(raw.csts(), 1, "nothing else resets");
 }
 
+// promise: PCI-3
 #[test]
 fn enabling_again_waits_for_a_reset_to_end() {
     let mut raw = Raw::on();
@@ -343,6 +357,7 @@ fn enabling_again_waits_for_a_reset_to_end() {
     raw.identify();
 }
 
+// promise: PCI-6
 #[test]
 fn warnings_and_changes_reach_the_host() {
     let mut raw = Raw::on();

@@ -303,6 +303,7 @@ impl Stage {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    // promise: SNP-11
     #[test]
     fn a_queue_goes_on_whenever_its_process_is_killed(
         (submissions, entries, completions) in (1u16..=QUEUES, 2u16..9, 2u16..9),
@@ -319,6 +320,7 @@ proptest! {
 }
 
 /// The same commands with the process killed after each number of stores.
+// promise: SNP-11
 #[test]
 fn a_process_is_killed_at_every_store_of_three_commands() {
     for shadow in [false, true] {
@@ -335,6 +337,7 @@ fn a_process_is_killed_at_every_store_of_three_commands() {
 }
 
 /// Two commands with one identifier: the host hears of its mistake once, and of the first command's end.
+// promise: SNP-11
 #[test]
 fn an_identifier_in_flight_twice_is_refused_once() {
     for stores in 0..60 {

@@ -260,6 +260,7 @@ fn settings(shadow_doorbells: bool) -> Settings {
     Settings { shadow_doorbells, ..Settings::default() }
 }
 
+// promise: PCI-1
 #[test]
 fn what_is_written_is_read_again() {
     for (seed, shadow, sgl) in [(1, false, false), (2, true, false), (3, true, true), (4, false, true)] {
@@ -280,6 +281,7 @@ fn what_is_written_is_read_again() {
 
 /// Its function goes from one process to the next with commands in flight: none is lost, none is answered twice, and every
 /// byte is where it belongs.
+// promise: SNP-7
 #[test]
 fn a_function_that_changes_its_process_goes_on() {
     for (seed, shadow, sgl) in [(41, false, false), (42, true, false), (43, true, true)] {
@@ -297,6 +299,7 @@ fn a_function_that_changes_its_process_goes_on() {
     }
 }
 
+// promise: SNP-7
 #[test]
 fn a_function_that_changes_its_process_is_deleted_aborted_and_reset_as_others() {
     for seed in 0..3 {
@@ -318,6 +321,7 @@ fn a_function_that_changes_its_process_is_deleted_aborted_and_reset_as_others() 
 }
 
 /// With shadow doorbells few registers are written while the function is awake, and none is missing while it sleeps.
+// promise: PCI-2
 #[test]
 fn shadow_doorbells_save_most_register_writes() {
     let writes = |shadow| {
@@ -334,6 +338,7 @@ fn shadow_doorbells_save_most_register_writes() {
 }
 
 /// One command at a time, the function asleep before each: every one of them needs its doorbell.
+// promise: PCI-2
 #[test]
 fn a_sleeping_function_is_woken_by_each_command() {
     let mut pair = Pair::new(settings(true), false, 5);
@@ -354,6 +359,7 @@ fn a_sleeping_function_is_woken_by_each_command() {
 }
 
 /// The host may use a queue as soon as it hears that it was created, before the queue's owner does.
+// promise: PCI-2
 #[test]
 fn a_command_that_comes_before_its_queue_is_opened_is_found() {
     for shadow in [false, true] {
@@ -372,6 +378,7 @@ fn a_command_that_comes_before_its_queue_is_opened_is_found() {
     }
 }
 
+// promise: PCI-1
 #[test]
 fn failing_commands_fail_alone() {
     let mut pair = Pair::new(settings(true), true, 6);

@@ -88,6 +88,7 @@ fn prps(memory: &Ram, random: &mut Random, bytes: u32, page_bytes: u32) -> (Sqe,
 proptest! {
     #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
 
+    // promise: PCI-4
     #[test]
     fn prps_name_each_byte_in_order(seed: u64, pages in prop_oneof![0u32..6, 0u32..300, 500u32..560], extra in 1u32..1024, power in 0u32..3) {
         let (memory, mut random) = (Ram::new(BASE, BYTES), Random::new(seed));
@@ -97,6 +98,7 @@ proptest! {
         prop_assert!(addresses(&walked(&memory, &sqe, bytes, page_bytes).unwrap()) == truth);
     }
 
+    // promise: PCI-4
     #[test]
     fn sgls_name_each_byte_in_order(seed: u64, blocks in 1usize..300) {
         let (memory, mut random) = (Ram::new(BASE, BYTES), Random::new(seed));
@@ -119,6 +121,7 @@ proptest! {
         prop_assert_eq!(walked(&memory, &sqe, bytes - 1, 4096).is_err(), true);
     }
 
+    // promise: PCI-4
     #[test]
     fn what_a_driver_points_to_is_what_a_walk_finds(page in 0u64..64, at in 0u64..1024, bytes in 1u32..(2 << 20), sgl: bool) {
         let memory = Ram::new(BASE, BYTES);
@@ -127,6 +130,7 @@ proptest! {
         prop_assert_eq!(walked(&memory, &sqe, bytes, 4096), Ok(vec![Piece { address, bytes }]));
     }
 
+    // promise: PCI-4
     #[test]
     fn any_data_pointer_ends_in_pieces_or_a_status(words in prop::array::uniform2(any::<u64>()), flags: u8, bytes: u32, seed: u64) {
         let (memory, mut random) = (Ram::new(BASE, 64 << 10), Random::new(seed));
@@ -178,6 +182,7 @@ fn status_of(memory: &Ram, sqe: Sqe, bytes: u32) -> Code {
     walked(memory, &sqe, bytes, 4096).expect_err("it is wrong").code
 }
 
+// promise: PCI-4
 #[test]
 fn wrong_prps_get_the_status_that_the_specification_names() {
     let memory = Ram::new(BASE, BYTES);
@@ -197,6 +202,7 @@ fn wrong_prps_get_the_status_that_the_specification_names() {
     assert_eq!(status_of(&memory, reserved, 512), Code::INVALID_FIELD);
 }
 
+// promise: PCI-4
 #[test]
 fn lists_that_lead_in_circles_end_with_the_data() {
     let memory = Ram::new(BASE, BYTES);
@@ -209,6 +215,7 @@ fn lists_that_lead_in_circles_end_with_the_data() {
     assert_eq!(pieces.len(), 768);
 }
 
+// promise: PCI-4
 #[test]
 fn wrong_sgls_get_the_status_that_the_specification_names() {
     let memory = Ram::new(BASE, BYTES);

@@ -22,6 +22,7 @@ fn endpoint(number: u16) -> Endpoint {
     }
 }
 
+// promise: NCT-8
 #[test]
 fn a_discovery_session_reads_what_is_meant_for_its_host() {
     let offer = |number, hosts: Option<&[&str]>| Offer {
@@ -46,6 +47,7 @@ fn a_discovery_session_reads_what_is_meant_for_its_host() {
     assert_eq!(deadline, target.now_ms + 120_000);
 }
 
+// promise: NCT-8
 #[test]
 fn a_discovery_session_that_stays_hears_of_changes() {
     let offers = |count: u16| Subsystem {

@@ -26,6 +26,7 @@ fn posing_as(peer: identify::Controller, cap: u64) -> Box<Fault> {
     })
 }
 
+// promise: NCT-8
 #[test]
 fn both_shapes_of_real_peers_are_understood() {
     // MDTS, IOCCSZ, KAS, MAXCMD and SGLS as the targets of Linux 6.12 and SPDK 26.09 say them.
@@ -67,6 +68,7 @@ fn both_shapes_of_real_peers_are_understood() {
     }
 }
 
+// promise: NCT-7
 #[test]
 fn every_command_may_fail_and_the_session_says_which() {
     let (target, _) = up(subsystem([(1, namespace(8))]), options());
@@ -87,6 +89,7 @@ fn every_command_may_fail_and_the_session_says_which() {
     }
 }
 
+// promise: NCT-7
 #[test]
 fn answers_that_are_cut_short_are_no_answers() {
     let (target, _) = up(subsystem([(1, namespace(8))]), options());

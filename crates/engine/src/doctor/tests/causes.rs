@@ -132,6 +132,7 @@ fn with_everything_in_place_the_drive_writes_into_the_gpu() {
     assert_eq!((verdict.reason(), verdict.next(), verdict.refusal("‹path› gds", false)), (None, None, None));
 }
 
+// promise: GPU-1
 #[test]
 fn each_cause_is_found_alone_with_why_and_what_to_type() {
     for (id, broken, command) in BREAKS {
@@ -167,6 +168,7 @@ fn other(stops: Stops) -> Stops {
     }
 }
 
+// promise: GPU-1
 #[test]
 fn every_condition_of_the_table_has_a_case() {
     let open_only = ["p2pdma_gpu", "versions"];
@@ -194,6 +196,7 @@ fn what_cannot_be_told_is_a_doubt_and_stops_nothing() {
     assert_eq!((verdict.answer, doubts), (Answer::Direct, vec!["versions", "journal", "p2pdma_gpu"]));
 }
 
+// promise: GPU-1
 #[test]
 fn with_one_way_closed_the_other_is_taken_and_with_both_it_is_compatibility() {
     let mut facts = ready();
@@ -232,6 +235,7 @@ fn where_compatibility_is_forbidden_too_cufile_cannot_run() {
 }
 
 /// The machine of the H200: a container without udev, a virtual drive, neither way to direct DMA.
+// promise: GPU-1
 #[test]
 fn a_container_without_udev_is_told_what_makes_cufile_run_at_all() {
     let mut facts = ready();

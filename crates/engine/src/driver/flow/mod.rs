@@ -124,6 +124,7 @@ mod tests {
         Share::of(&JobSpec { flow, ..JobSpec::default() }).unwrap().unwrap()
     }
 
+    // promise: BEN-31
     #[test]
     fn each_starts_as_many_as_its_weight_says_until_the_other_has_gone() {
         let home = tempfile::tempdir().unwrap();
@@ -146,6 +147,7 @@ mod tests {
         assert!(one.may_start(clock::now()) && one.again().is_none());
     }
 
+    // promise: BEN-31
     #[test]
     fn the_place_of_a_process_that_is_no_more_is_free_and_there_are_so_many() {
         let home = tempfile::tempdir().unwrap();

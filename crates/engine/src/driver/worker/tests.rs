@@ -178,6 +178,7 @@ fn time_in_which_the_process_stood_still_is_nobodys_time_out() {
 }
 
 /// As where a filter is loaded, or changed, while a run is under way.
+// promise: ENG-6
 #[test]
 fn a_ring_that_may_not_be_entered_any_more_ends_the_run_with_that_and_with_no_time_out() {
     let run = || {
@@ -213,6 +214,7 @@ fn a_ring_that_may_not_be_entered_any_more_ends_the_run_with_that_and_with_no_ti
 }
 
 /// The kernel may still write there, whether the I/O counts as in flight or was given up.
+// promise: ENG-16
 #[test]
 fn memory_of_an_io_that_was_given_up_stays_mapped_after_a_panic() {
     let mapped = |at: *mut u8| {
@@ -290,6 +292,7 @@ fn what_comes_back_after_the_end_is_in_the_latency_and_in_no_other_count() {
     assert_eq!(tally.copy.as_ref().unwrap().count(), 1);
 }
 
+// promise: BEN-18
 #[test]
 fn what_is_given_up_has_waited_until_then() {
     let (mut worker, ..) = worker_over(JobSpec { passes: None, timeout_s: 4.0, ..job() }, 1, true);
@@ -324,6 +327,7 @@ fn an_open_loop_starts_what_was_due_by_the_end_and_nothing_that_was_not() {
     );
 }
 
+// promise: BEN-18
 #[test]
 fn what_an_open_loop_owes_beyond_its_patience_is_counted_with_its_wait() {
     for (rate, due) in [(1000.0, 1000), (3e6, 3_000_000)] {

@@ -3,6 +3,7 @@ use crate::feed::{PAGE, PIECES_PER_PART, SLOT_BYTES, WINDOWED_BYTES_MIN};
 use proptest::prelude::*;
 
 proptest! {
+    // promise: PYT-12
     #[test]
     fn parts_hold_every_byte_once_and_fit_a_slot_or_a_window(
         lengths in prop::collection::vec((0u64..20_000_000, 0usize..12_000_000), 0..40), workers in 1usize..17,
@@ -44,6 +45,7 @@ proptest! {
     }
 }
 
+// promise: PYT-8
 #[test]
 fn in_a_forked_child_a_request_of_the_parent_is_over_whoever_had_its_lock() {
     let range = Range { file: 0, offset: 0, bytes: 1, to: Place::Host(0) };

@@ -39,6 +39,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
     /// Samples are whole exactly when their row group's columns were read, whatever the pieces, and no other bytes are.
+    // promise: TRA-14
     #[test]
     fn columns_that_are_named_are_read_and_no_others(rows in 1u32..300, group in 1u32..80, first in 0u32..300, count in 1u32..300, all: bool, step in 1u64..5000) {
         let first = first % rows;
@@ -72,6 +73,7 @@ proptest! {
     }
 }
 
+// promise: TRA-16
 #[test]
 fn a_damaged_page_costs_its_row_group_and_no_other() {
     let mut file = table(100, 10);
@@ -114,6 +116,7 @@ fn a_footer_that_cannot_be_is_named() {
     assert!(odd(&parse(20), &long).contains("footer says"));
 }
 
+// promise: TRA-14
 #[test]
 fn single_records_are_found_by_their_index() {
     let file: Vec<u8> = (0..100u8).collect();
@@ -148,6 +151,7 @@ fn hdf5(samples: u32) -> Vec<u8> {
     made("hdf5", &spec, FileShape { number: 0, rows: 200, columns: 300 })
 }
 
+// promise: TRA-15
 #[test]
 fn every_byte_of_an_hdf5_file_comes_by_and_samples_are_whole_where_they_end() {
     let file = hdf5(4);
@@ -165,6 +169,7 @@ fn every_byte_of_an_hdf5_file_comes_by_and_samples_are_whole_where_they_end() {
     }
 }
 
+// promise: TRA-15
 #[test]
 fn what_leads_nowhere_in_an_hdf5_file_is_named() {
     let file = hdf5(4);

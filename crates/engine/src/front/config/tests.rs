@@ -22,6 +22,7 @@ const GOOD: &str = r#"
     namespaces = [2]
 "#;
 
+// promise: SNP-1
 #[test]
 fn toml_and_json_are_one_structure() {
     let config = Config::from_toml(GOOD).unwrap();
@@ -40,6 +41,7 @@ fn toml_and_json_are_one_structure() {
     assert_eq!(device.attached(&all).unwrap(), BTreeSet::from([2]));
 }
 
+// promise: SNP-1
 #[test]
 fn what_is_wrong_is_named() {
     let edits = [

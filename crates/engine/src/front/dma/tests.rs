@@ -72,6 +72,7 @@ fn what_a_mapping_does_not_allow_is_refused() {
     assert_eq!(map.gather(0, 64, Access::Read, &mut pieces, &mut held), Ok(()));
 }
 
+// promise: GWY-4
 #[test]
 fn a_mapping_lives_until_its_last_io_ends() {
     let table = Table::default();
@@ -86,6 +87,7 @@ fn a_mapping_lives_until_its_last_io_ends() {
     assert!(gone.is_free());
 }
 
+// promise: GWY-4
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn memory_that_its_owner_took_away_is_an_error_and_no_more() {

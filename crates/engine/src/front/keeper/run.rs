@@ -353,6 +353,7 @@ mod tests {
         kept_for(PACE.away, script)
     }
 
+    // promise: SNP-10
     #[test]
     fn a_gateway_that_ends_at_once_is_tried_a_few_times() {
         for (end, told) in [("kill -9 $$", "SIGKILL"), ("exit 4", "exit code 4")] {
@@ -362,6 +363,7 @@ mod tests {
         }
     }
 
+    // promise: SNP-10
     #[test]
     fn a_gateway_whose_source_is_away_is_tried_for_longer() {
         let folder = tempfile::tempdir().unwrap();

@@ -102,6 +102,7 @@ mod tests {
         (Arc::new(ours), theirs)
     }
 
+    // promise: SNP-3
     #[test]
     fn the_one_that_was_idle_longest_makes_room_and_no_busy_or_new_one() {
         let (clients, began) = (Clients::default(), clock::now());

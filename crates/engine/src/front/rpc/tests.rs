@@ -141,6 +141,7 @@ fn said(control: &dyn Control, line: &str) -> Result<Value, Error> {
 }
 
 /// A script made for SNAP, with sources in place of SPDK's block devices.
+// promise: SNP-2
 #[test]
 fn a_script_of_snap_runs_as_it_is() {
     let gateway = Kept::default();
@@ -180,6 +181,7 @@ fn a_script_of_snap_runs_as_it_is() {
     assert_eq!(gateway.config(), Config::default());
 }
 
+// promise: SNP-2
 #[test]
 fn limits_and_sources_change_while_it_runs() {
     let gateway = Kept::default();
@@ -199,6 +201,7 @@ fn limits_and_sources_change_while_it_runs() {
     assert_eq!(again.subsystems[0].namespaces, gateway.config().subsystems[0].namespaces);
 }
 
+// promise: SNP-2
 #[test]
 fn what_is_wrong_is_named_and_changes_nothing() {
     let gateway = Kept::default();
@@ -256,6 +259,7 @@ fn what_is_wrong_is_named_and_changes_nothing() {
     assert_eq!(gateway.config(), Config::default());
 }
 
+// promise: SNP-2
 #[test]
 fn answers_are_those_of_json_rpc() {
     let gateway = Kept::default();
@@ -342,6 +346,7 @@ impl Rig {
     }
 }
 
+// promise: SNP-3
 #[test]
 fn a_client_asks_and_is_answered_and_the_socket_goes_with_its_server() {
     let mut rig = Rig::new();
@@ -362,6 +367,7 @@ fn a_client_asks_and_is_answered_and_the_socket_goes_with_its_server() {
     assert!(nobody.next.contains("forebay snap"), "{nobody}");
 }
 
+// promise: SNP-3
 #[test]
 fn nonsense_ends_its_connection_and_no_other() {
     let rig = Rig::new();
@@ -382,6 +388,7 @@ fn nonsense_ends_its_connection_and_no_other() {
     assert_eq!(text.lines().count(), 3, "{text}");
 }
 
+// promise: SNP-3
 #[test]
 fn idle_clients_make_room_and_a_crowd_that_is_busy_is_told_so() {
     let rig = Rig::new();
@@ -427,6 +434,7 @@ fn idle_clients_make_room_and_a_crowd_that_is_busy_is_told_so() {
     }
 }
 
+// promise: SNP-2
 #[test]
 fn a_controllers_socket_is_beside_that_of_the_rpcs() {
     let kept = Kept::default();
@@ -436,6 +444,7 @@ fn a_controllers_socket_is_beside_that_of_the_rpcs() {
     assert_eq!(made["socket"], "/tmp/x/C2.sock");
 }
 
+// promise: SNP-2
 #[test]
 fn a_list_of_a_subsystem_that_is_not_there_is_refused_with_those_that_are() {
     let kept = Kept::default();

@@ -7,6 +7,7 @@ use forebay_nvme::status::{Code, Status};
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
+// promise: GWY-1
 #[test]
 fn a_driver_finds_the_namespaces_and_reads_and_writes_them() {
     let dir = tempfile::tempdir().unwrap();
@@ -40,6 +41,7 @@ fn a_driver_finds_the_namespaces_and_reads_and_writes_them() {
     assert_eq!((counts.reads, counts.writes, counts.flushes), (3, 1, 1));
 }
 
+// promise: GWY-2
 #[test]
 fn commands_for_what_is_not_there_get_the_status_that_says_so() {
     let rig = Rig::new(&["nil:?size=1m"]);
@@ -56,6 +58,7 @@ fn commands_for_what_is_not_there_get_the_status_that_says_so() {
     assert!(driver.run(0, nvm::read(1, 0, 8), DATA, 4096).status().is_success());
 }
 
+// promise: GWY-1
 #[test]
 fn compare_write_zeroes_and_deallocate_do_what_they_say() {
     let dir = tempfile::tempdir().unwrap();
@@ -77,6 +80,7 @@ fn compare_write_zeroes_and_deallocate_do_what_they_say() {
     assert_eq!(stored[4096..8192], content[4096..8192]);
 }
 
+// promise: GWY-1
 #[test]
 fn many_commands_in_flight_each_come_back_once_with_their_own_bytes() {
     let dir = tempfile::tempdir().unwrap();
@@ -104,6 +108,7 @@ fn many_commands_in_flight_each_come_back_once_with_their_own_bytes() {
     }
 }
 
+// promise: GWY-6
 #[test]
 fn each_submission_queue_is_counted_the_admin_queue_too_and_what_was_staged() {
     let dir = tempfile::tempdir().unwrap();

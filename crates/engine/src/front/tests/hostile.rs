@@ -11,6 +11,7 @@ fn works(rig: &Rig) {
     assert!(driver.run(0, nvm::read(1, 0, 8), DATA, 4096).status().is_success());
 }
 
+// promise: GWY-3
 #[test]
 fn a_client_that_dies_in_any_state_leaves_a_drive_behind() {
     let rig = Rig::new(&["nil:?size=1g"]);
@@ -32,6 +33,7 @@ fn a_client_that_dies_in_any_state_leaves_a_drive_behind() {
     works(&rig);
 }
 
+// promise: GWY-3
 #[test]
 fn nonsense_is_refused_and_the_stream_stays_in_step() {
     let rig = Rig::new(&["nil:?size=1g"]);
@@ -60,6 +62,7 @@ fn nonsense_is_refused_and_the_stream_stays_in_step() {
     assert_eq!(client.region_read(0, 8, 4).unwrap().len(), 4);
 }
 
+// promise: GWY-3
 #[test]
 fn a_second_client_is_sent_away_and_the_first_does_not_notice() {
     let rig = Rig::new(&["nil:?size=1g"]);
@@ -71,6 +74,7 @@ fn a_second_client_is_sent_away_and_the_first_does_not_notice() {
     works(&rig);
 }
 
+// promise: GWY-3
 #[test]
 fn garbage_doorbells_are_an_event_and_no_more() {
     let rig = Rig::new(&["nil:?size=1g"]);
@@ -84,6 +88,7 @@ fn garbage_doorbells_are_an_event_and_no_more() {
     assert!(driver.run(1, nvm::read(1, 0, 8), DATA, 4096).status().is_success());
 }
 
+// promise: GWY-4
 #[test]
 fn memory_that_goes_under_io_is_free_only_once_nothing_touches_it() {
     let rig = Rig::new(&["model:d7-ps1010"]);
@@ -119,6 +124,7 @@ fn memory_that_goes_under_io_is_free_only_once_nothing_touches_it() {
     works(&rig);
 }
 
+// promise: GWY-3
 #[test]
 fn truncated_memory_fails_the_command_and_not_the_gateway() {
     let rig = Rig::new(&["nil:?size=1g"]);

@@ -113,6 +113,7 @@ impl Interrupted {
     }
 }
 
+// promise: GWY-9
 #[test]
 fn every_completion_is_followed_by_an_interrupt() {
     let dir = tempfile::tempdir().unwrap();
@@ -138,6 +139,7 @@ fn every_completion_is_followed_by_an_interrupt() {
 }
 
 /// One command at a time, so that its doorbell meets a gateway that falls asleep, or just did.
+// promise: GWY-9
 #[test]
 fn a_gateway_that_falls_asleep_hears_and_is_heard() {
     let dir = tempfile::tempdir().unwrap();

@@ -24,6 +24,7 @@ fn reads(driver: &mut Driver, queue: usize, nsid: u32, count: u32, bytes: u32) -
     (0..count).map(|_| driver.submit(queue, nvm::read(nsid, 0, bytes / 512), DATA, bytes)).collect()
 }
 
+// promise: GWY-5
 #[test]
 fn a_configured_limit_on_commands_is_kept_and_holds_up_no_other_namespace() {
     let rig = limited(iops(8));
@@ -47,6 +48,7 @@ fn a_configured_limit_on_commands_is_kept_and_holds_up_no_other_namespace() {
     assert_eq!((namespaces[1].held_back, namespaces[0].qos.iops), (0, Some(8)));
 }
 
+// promise: GWY-5
 #[test]
 fn a_limit_on_bytes_is_set_and_lifted_while_it_runs_for_all_queues_together() {
     let rig = limited(Qos::default());
@@ -72,6 +74,7 @@ fn a_limit_on_bytes_is_set_and_lifted_while_it_runs_for_all_queues_together() {
     assert!(took < Duration::from_secs(15), "{took:?} for 20 commands that waited for 1 a second");
 }
 
+// promise: GWY-5
 #[test]
 fn commands_that_wait_go_with_their_memory_their_abort_their_client_and_their_namespace() {
     let rig = limited(iops(1));

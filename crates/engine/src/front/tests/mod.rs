@@ -67,6 +67,7 @@ pub fn file(dir: &Path, bytes: usize) -> (String, Vec<u8>) {
 }
 
 /// A thread whose ring may be entered no more serves nobody: who runs the gateway learns it.
+// promise: ENG-6
 #[test]
 fn a_ring_that_may_not_be_entered_any_more_fails_the_gateway() {
     let run = || {

@@ -135,6 +135,7 @@ fn interrupts(rig: &Rig) -> u64 {
     all.iter().find(|q| q.qid == 1).map_or(0, |q| q.interrupts)
 }
 
+// promise: GWY-6, GWY-13
 #[test]
 fn an_arbitration_burst_limits_what_is_taken_of_a_queue_at_a_time() {
     let rig = Rig::new(&["nil:?size=1g"]);
@@ -151,6 +152,7 @@ fn an_arbitration_burst_limits_what_is_taken_of_a_queue_at_a_time() {
     assert!(Raw::up(&rig).interrupts_of(&rig, 32) <= 2);
 }
 
+// promise: GWY-11
 #[test]
 fn a_suspension_and_a_reset_at_once_both_end() {
     let slow = |config: &mut crate::front::Config| {
@@ -189,6 +191,7 @@ fn a_suspension_and_a_reset_at_once_both_end() {
     }
 }
 
+// promise: GWY-12
 #[test]
 fn a_backend_that_fails_gives_statuses_and_the_drive_stays() {
     let dir = tempfile::tempdir().unwrap();

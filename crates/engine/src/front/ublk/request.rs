@@ -198,6 +198,7 @@ mod tests {
         Next::Step { op, offset, len, at }
     }
 
+    // promise: UBL-1
     #[test]
     fn what_lies_outside_or_is_unknown_fails() {
         for (d, errno) in [
@@ -243,6 +244,7 @@ mod tests {
         assert!(write.durable);
     }
 
+    // promise: UBL-2
     #[test]
     fn zeros_are_written_by_hand_where_the_source_has_none() {
         let mut zero = command(op::WRITE_ZEROES, 0, 3 << 20);
@@ -292,6 +294,7 @@ mod tests {
 
     proptest! {
         /// Whatever the descriptor says and the source answers, steps stay inside, and it ends.
+        // promise: UBL-1
         #[test]
         fn steps_stay_inside_and_end(
             op_flags in any::<u32>(), nr_sectors in 0u32..1 << 17, start in 0u64..1 << 22,

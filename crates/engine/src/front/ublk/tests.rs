@@ -205,6 +205,7 @@ fn volume(source: &str, writable: bool, faults: Option<&str>) -> Arc<Volume> {
 const READ: u32 = op::READ as u32;
 const WRITE: u32 = op::WRITE as u32;
 
+// promise: UBL-2
 #[test]
 fn what_is_written_is_in_the_file_and_is_read_back() {
     let dir = tempfile::tempdir().unwrap();
@@ -224,6 +225,7 @@ fn what_is_written_is_in_the_file_and_is_read_back() {
 }
 
 /// Everything a file system asks for, several at once, against a plain array.
+// promise: UBL-2
 #[test]
 fn a_device_holds_what_an_array_would() {
     const BYTES: usize = 1 << 20;
@@ -300,6 +302,7 @@ fn a_fault_of_the_source_is_an_error_of_the_device() {
     rig.stop();
 }
 
+// promise: UBL-3
 #[test]
 fn suspended_requests_are_held_and_carried_out_afterwards() {
     let dir = tempfile::tempdir().unwrap();
@@ -317,6 +320,7 @@ fn suspended_requests_are_held_and_carried_out_afterwards() {
     rig.stop();
 }
 
+// promise: UBL-3
 #[test]
 fn another_source_takes_over_between_two_requests() {
     let dir = tempfile::tempdir().unwrap();
@@ -336,6 +340,7 @@ fn another_source_takes_over_between_two_requests() {
     rig.stop();
 }
 
+// promise: UBL-3
 #[test]
 fn giving_up_answers_all_that_the_source_never_would() {
     let dir = tempfile::tempdir().unwrap();

@@ -239,6 +239,7 @@ pub fn descriptors_bytes(depth: u16, page: usize) -> usize {
 mod tests {
     use super::*;
 
+    // promise: UBL-1
     #[test]
     fn commands_are_numbered_as_the_header_has_them() {
         // Worked out by hand: direction 30, size 16, 'u' (0x75) 8.
@@ -250,6 +251,7 @@ mod tests {
         assert_eq!(COMMIT_AND_FETCH_REQ, 0xc010_7521);
     }
 
+    // promise: UBL-1
     #[test]
     fn fields_lie_where_the_header_has_them() {
         let info =

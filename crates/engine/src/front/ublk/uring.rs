@@ -216,6 +216,7 @@ impl Port for DevicePort {
 mod tests {
     use super::*;
 
+    // promise: UBL-5
     #[test]
     fn without_the_driver_it_says_what_to_type() {
         let error = Kernel::open_at(Path::new("/nonexistent/ublk-control")).err().unwrap();
@@ -225,6 +226,7 @@ mod tests {
         assert!(error.found.contains("root") && error.next.contains("sudo"), "{error}");
     }
 
+    // promise: ENG-6
     #[test]
     fn a_ring_that_may_not_be_entered_any_more_ends_a_command_at_once() {
         let run = || {

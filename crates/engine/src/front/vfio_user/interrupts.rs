@@ -246,6 +246,7 @@ mod tests {
         }
     }
 
+    // promise: GWY-3
     #[test]
     fn a_full_counter_holds_nobody_up_whatever_its_owner_makes_of_it() {
         let vectors = std::sync::Arc::new(Vectors::new(1));

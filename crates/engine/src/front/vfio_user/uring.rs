@@ -64,6 +64,7 @@ mod tests {
     use rustix::event::{eventfd, EventfdFlags};
 
     /// A guest waits for each interrupt: one that a ring doesn't give is given by a write, unless that would wait.
+    // promise: ENG-6
     #[test]
     fn a_ring_that_may_not_be_entered_any_more_loses_no_interrupt() {
         let run = || {

@@ -146,6 +146,7 @@ pub fn bytes(call: &str, result: isize, errno: impl FnOnce() -> Option<i32>) -> 
 mod tests {
     use super::*;
 
+    // promise: GPU-21
     #[test]
     fn each_range_is_told_apart() {
         let none = || None;
@@ -163,6 +164,7 @@ mod tests {
         assert_eq!(bytes("cuFileRead", isize::MIN, none).unwrap_err().code, i32::MAX);
     }
 
+    // promise: GPU-21
     #[test]
     fn a_status_names_its_code_and_the_drivers() {
         assert!(check("cuFileDriverOpen", Status { code: 0, cuda: 0 }).is_ok());

@@ -173,6 +173,7 @@ fn staging_buffers(slabs: &[(u64, u64)], job: &JobSpec) -> u32 {
 mod tests {
     use super::*;
 
+    // promise: GPU-20
     #[test]
     fn entries_in_flight_never_exceed_the_pool() {
         for (entries, depth, workers, pool) in

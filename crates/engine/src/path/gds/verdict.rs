@@ -117,6 +117,7 @@ mod tests {
         ByRoute { direct, compat }
     }
 
+    // promise: GPU-3
     #[test]
     fn counters_come_before_what_was_seen_beforehand() {
         let v = judge(all(0, 100), Ok(&stats(7, 0, 0)), false, true);
@@ -126,6 +127,7 @@ mod tests {
         assert!(v.reason.contains("7 in compatibility mode"), "{}", v.reason);
     }
 
+    // promise: GPU-3
     #[test]
     fn a_mixture_divides_by_file_or_else_by_call_and_is_never_all() {
         let v = judge(all(60, 40), Ok(&stats(0, 10, 90)), false, true);
@@ -136,6 +138,7 @@ mod tests {
         assert_eq!((v.ran, v.compat_bytes), ("gds-mixed", 1));
     }
 
+    // promise: GPU-3
     #[test]
     fn what_was_rerouted_is_never_direct() {
         let routed = |p2p, rerouted| {
@@ -150,6 +153,7 @@ mod tests {
         assert_eq!(routed(u64::MAX >> 1, 1).compat_bytes, 1);
     }
 
+    // promise: GPU-3
     #[test]
     fn without_counters_only_a_cufile_that_may_not_fall_back_is_believed() {
         assert_eq!(judge(all(100, 0), Err("too old"), true, true).ran, "gds");

@@ -118,6 +118,7 @@ mod tests {
         (now != before).then(|| before.change(&now))
     }
 
+    // promise: ENG-13
     #[test]
     fn each_change_is_seen_and_named() {
         let write = |p: &Path| std::fs::OpenOptions::new().write(true).open(p).unwrap();

@@ -235,6 +235,7 @@ mod tests {
     }
 
     proptest! {
+        // promise: ENG-12
         #[test]
         fn never_above_the_cap_and_the_books_agree_with_a_plain_sum(
             cap in 1u64..4096, files in 1u64..8192,
@@ -259,6 +260,7 @@ mod tests {
         }
 
         /// An epoch hits at least what the resident set holds, in whole windows.
+        // promise: ENG-12
         #[test]
         fn epochs_hit_what_the_cap_leaves_beside_the_reserve(cap_mib in 64u64..8192, windows in 1u32..300) {
             let cap = cap_mib * MIB;

@@ -16,6 +16,7 @@ const GOOD: &str = r#"
     uuid = "0f2d4c1e-0000-4000-8000-000000000001"
 "#;
 
+// promise: AUT-5
 #[test]
 fn toml_and_json_are_one_structure() {
     let config = Config::from_toml(GOOD).unwrap();
@@ -30,6 +31,7 @@ fn toml_and_json_are_one_structure() {
     assert_eq!(again.subsystems[0].namespaces, config.subsystems[0].namespaces);
 }
 
+// promise: TGT-17
 #[test]
 fn what_is_wrong_is_named() {
     let with = |from: &str, to: &str| Config::from_toml(&GOOD.replace(from, to));

@@ -81,6 +81,7 @@ mod tests {
     use super::*;
     use crate::source::nvme::PathReport;
 
+    // promise: TGT-20
     #[test]
     fn a_path_is_in_one_state_and_a_queue_has_all_bounds() {
         let live = PathReport { address: "h:1".into(), state: "live", queues: 2, ..PathReport::default() };

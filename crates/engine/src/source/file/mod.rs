@@ -492,6 +492,7 @@ pub fn misaligned(path: &Path, what: &str, value: u64, align: u32) -> Error {
 mod tests {
     use super::*;
 
+    // promise: FLT-31
     #[test]
     fn an_offset_alignment_of_0_means_no_direct_io() {
         assert_eq!(direct_alignment(Some((0, 0)), false), None);

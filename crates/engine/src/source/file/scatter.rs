@@ -57,6 +57,7 @@ mod tests {
         places.iter().map(of).collect()
     }
 
+    // promise: ENG-15
     #[test]
     fn a_piece_that_o_direct_cannot_take_is_named() {
         let mut into = Vec::new();

@@ -118,6 +118,7 @@ mod tests {
         attempts.wait(LONGEST)
     }
 
+    // promise: RHO-3
     #[test]
     fn associations_that_do_not_last_are_waited_for_ever_longer() {
         let mut now = Instant::now();
@@ -137,6 +138,7 @@ mod tests {
         }
     }
 
+    // promise: RHO-3
     #[test]
     fn time_runs_out_from_the_last_command_that_completed() {
         let mut now = Instant::now();

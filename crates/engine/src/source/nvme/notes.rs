@@ -168,6 +168,7 @@ fn bucket(ns: u64) -> usize {
 mod tests {
     use super::*;
 
+    // promise: SRV-12
     #[test]
     fn each_queue_has_its_latencies_by_powers_of_two() {
         let notes = Notes::default();

@@ -158,6 +158,7 @@ mod tests {
         all.iter().map(Vec::len).collect()
     }
 
+    // promise: RHO-18
     #[test]
     fn queues_that_were_asked_for_are_all_the_workers_however_many_there_are() {
         let asked = shares(Some(8), 1, 8);
@@ -169,6 +170,7 @@ mod tests {
         }
     }
 
+    // promise: RHO-18
     #[test]
     fn workers_have_one_each_where_nobody_asked() {
         let own = shares(None, 2, 8);
@@ -182,6 +184,7 @@ mod tests {
         let error = own.take(4).unwrap_err().to_string();
         assert!(all.len() == 4 && error.contains("all 4 I/O queues"), "{error}");
     }
+    // promise: RHO-18
     #[test]
     fn each_worker_has_its_own_queues_whichever_comes_first() {
         let asked = shares(Some(6), 3, 8);

@@ -339,6 +339,7 @@ mod tests {
         Work::new(&identity, 1, 4, 1, Via::Direct)
     }
 
+    // promise: RHO-10
     #[test]
     fn a_command_of_one_address_has_its_payload_in_one_place() {
         let bytes = [0u8; 8192];

@@ -135,6 +135,7 @@ mod tests {
     use forebay_nvme::auth::Secret;
 
     /// Linux 7.3 answers the Connect of an I/O queue so, after it proved itself on the admin queue.
+    // promise: AUT-7
     #[test]
     fn an_io_queue_that_is_not_asked_for_proof_owes_none() {
         let secret = || Secret::parse(&auth::generate("none").unwrap()).unwrap();

@@ -5,6 +5,7 @@ use forebay_model::device::DriveModel;
 use proptest::prelude::*;
 
 /// All of them submit to the ring of the one worker.
+// promise: ENG-3
 #[test]
 fn the_ring_has_room_for_the_members_of_members() {
     let stripe = |members: Vec<Target>, chunk| Target::new("s", 1 << 30, StripeBacking { chunk, members });

@@ -36,6 +36,7 @@ fn meet(bridge: &Bridge, client: TlsPsk) -> (UnixStream, mpsc::Receiver<Arrival>
     (near.into(), told)
 }
 
+// promise: TLS-2
 #[test]
 fn bytes_go_both_ways_and_the_end_goes_with_them() {
     let bridge = Bridge::start().expect("a thread");
@@ -66,6 +67,7 @@ fn bytes_go_both_ways_and_the_end_goes_with_them() {
     assert_eq!(far.read(&mut [0; 8]).expect("the end"), 0);
 }
 
+// promise: TLS-2
 #[test]
 fn a_host_with_another_key_is_told_and_gone() {
     let bridge = Bridge::start().expect("a thread");
@@ -76,6 +78,7 @@ fn a_host_with_another_key_is_told_and_gone() {
     assert!(matches!(near.read(&mut [0; 8]), Ok(0) | Err(_)));
 }
 
+// promise: TLS-2
 #[test]
 fn a_host_without_tls_is_handed_on_as_it_came_and_one_that_keeps_silent_is_not() {
     let bridge = Bridge::start().expect("a thread");

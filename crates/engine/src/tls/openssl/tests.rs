@@ -39,6 +39,7 @@ fn shake(client: &Arc<Context>, server: &Arc<Context>) -> Result<(Session, Sessi
     panic!("{ends:?}");
 }
 
+// promise: TLS-1
 #[test]
 fn both_ends_meet_with_either_suite_and_identity() {
     for hash in [Hash::Sha256, Hash::Sha384] {
@@ -65,6 +66,7 @@ fn both_ends_meet_with_either_suite_and_identity() {
     }
 }
 
+// promise: TLS-1
 #[test]
 fn another_key_or_name_or_a_changed_byte_ends_it() {
     let client = Context::client(psk(Hash::Sha256, 1, Version::V0)).expect("OpenSSL 3");

@@ -28,6 +28,7 @@ const ACTS: [Act; 4] = [
     ("it was deleted or renamed", |path| std::fs::remove_file(path).unwrap()),
 ];
 
+// promise: TRA-37
 #[test]
 fn a_file_that_changes_under_its_registration_ends_the_run_and_is_named() {
     let name = "emulate_ways::changes::a_file_that_changes_under_its_registration_ends_the_run_and_is_named";
@@ -54,6 +55,7 @@ fn a_file_that_changes_under_its_registration_ends_the_run_and_is_named() {
     });
 }
 
+// promise: TRA-37
 #[test]
 fn a_file_that_changes_is_left_out_where_that_was_asked_for_and_found_again() {
     let name =
@@ -87,6 +89,7 @@ fn a_file_that_changes_is_left_out_where_that_was_asked_for_and_found_again() {
     });
 }
 
+// promise: TRA-37
 #[test]
 fn a_file_that_ends_early_under_cufile_ends_the_run_and_is_named() {
     let name = "emulate_ways::changes::a_file_that_ends_early_under_cufile_ends_the_run_and_is_named";

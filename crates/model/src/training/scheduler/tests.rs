@@ -95,6 +95,7 @@ fn plan(spec: &EmulateSpec, trace: &Trace, prefetch: u32) -> Plan {
 proptest! {
     /// Whatever the shape: the epoch ends, each sample is read once, none before its batch may be, and no rank reads
     /// more streams at a time than it may.
+    // promise: TRA-6
     #[test]
     fn every_sample_is_read_once_and_none_too_early(
         tensorflow: bool, ranks in 1u32..6, batch in 1u32..9, samples_per_file in 1u32..20, files in 1u32..40,
@@ -147,6 +148,7 @@ fn storage_that_is_too_slow_sets_the_pace() {
     assert_eq!((lengths.len(), lengths[0], lengths[9]), (10, 5_000_000, 4_000_000));
 }
 
+// promise: TRA-9
 #[test]
 fn a_timer_that_fires_late_moves_no_step() {
     let mut world = single(2, 4);
@@ -243,6 +245,7 @@ fn an_epoch_that_is_broken_off_counts_the_steps_that_ended() {
     assert!(none.is_over() && none.epoch()[0].steps == 0);
 }
 
+// promise: TRA-6
 #[test]
 fn a_batch_that_is_needed_now_comes_before_batches_ahead() {
     // Two ranks, each with one file of all of its samples, which may be read four batches ahead.
@@ -261,6 +264,7 @@ fn a_batch_that_is_needed_now_comes_before_batches_ahead() {
 }
 
 /// A worker that ends the last batch gives its stream back once the next epoch has begun.
+// promise: TRA-38
 #[test]
 fn a_stream_of_an_earlier_epoch_is_nobodys_in_the_next() {
     let spec = spec(Loader::PyTorch, 1, 1, 1, 1);

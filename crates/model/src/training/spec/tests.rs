@@ -59,6 +59,7 @@ fn to_gpu() -> EmulateSpec {
     EmulateSpec { destination: "gpu:0".into(), ..spec() }
 }
 
+// promise: TRA-36
 #[test]
 fn paths_past_the_host_are_for_bytes_that_nobody_checks() {
     for path in [PathKind::Gds, PathKind::Mapped] {

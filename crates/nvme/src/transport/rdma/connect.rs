@@ -171,6 +171,7 @@ mod tests {
         assert_eq!(Refusal::SendEntries.reject().as_bytes(), [0, 0, 4, 0]);
     }
 
+    // promise: RHO-9
     #[test]
     fn each_thing_that_cannot_be_is_refused_by_its_name() {
         let refused = |request: &Request| answer(request.as_bytes(), &OFFER).unwrap_err();
@@ -192,6 +193,7 @@ mod tests {
 
     proptest! {
         /// Whatever two ends may ask and offer, they agree on what both can do, or the controller says why not.
+        // promise: RHO-9
         #[test]
         fn both_ends_agree(qid in 0u16..20, entries: u16, queues in 0u16..20, most: u16, padding in 0usize..30) {
             let request = Request::new(qid, entries);

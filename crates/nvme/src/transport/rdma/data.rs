@@ -265,6 +265,7 @@ mod tests {
 
     proptest! {
         /// What a host puts into a capsule is what the controller finds.
+        // promise: RHO-9
         #[test]
         fn both_ends_mean_the_same_memory(list in prop::collection::vec(keyed(), 1..=KEYED_MAX)) {
             let bytes: u32 = list.iter().map(|k| k.bytes).sum();
@@ -290,6 +291,7 @@ mod tests {
         }
 
         /// Anything may come; what passes lies in the capsule, and is as long as the data.
+        // promise: RHO-9
         #[test]
         fn nonsense_is_survived(mut capsule in prop::collection::vec(any::<u8>(), 0..400), kind in prop::sample::select(vec![0x01u8, 0x31, 0x40, 0x4f, 0x5a]),
             length in 0u32..300, offset in 0u64..300, bytes in 0u32..400, to_host: bool) {

@@ -101,6 +101,7 @@ mod tests {
         Cqe::new(cid, status, 0)
     }
 
+    // promise: RHO-9
     #[test]
     fn a_command_is_over_with_its_send_and_its_response_in_either_order() {
         let mut end = HostEnd::new(2);
@@ -116,6 +117,7 @@ mod tests {
         assert_eq!(end.in_flight(), 0);
     }
 
+    // promise: RHO-9
     #[test]
     fn responses_of_no_command_are_refused() {
         let mut end = HostEnd::new(2);

@@ -2,6 +2,7 @@
 
 use super::*;
 
+// promise: PCI-3
 #[test]
 fn aborted_commands_end_before_their_abort_does() {
     for seed in 0..4 {
@@ -29,6 +30,7 @@ fn aborted_commands_end_before_their_abort_does() {
     }
 }
 
+// promise: PCI-3
 #[test]
 fn queues_are_deleted_with_commands_in_flight_and_made_anew() {
     let mut pair = Pair::new(settings(true), false, 31);
@@ -61,6 +63,7 @@ fn queues_are_deleted_with_commands_in_flight_and_made_anew() {
     assert!(pair.checked > 200);
 }
 
+// promise: PCI-3
 #[test]
 fn a_reset_at_any_time_leaves_a_controller_that_works() {
     for seed in 0..6 {
@@ -81,6 +84,7 @@ fn a_reset_at_any_time_leaves_a_controller_that_works() {
     }
 }
 
+// promise: PCI-3
 #[test]
 fn a_shutdown_waits_for_what_was_written() {
     let mut pair = Pair::new(settings(true), true, 50);

@@ -109,6 +109,7 @@ fn a_read_only_source_makes_a_read_only_device() {
     assert_eq!(kernel.parameters.discard.max_write_zeroes_sectors, 0);
 }
 
+// promise: UBL-4
 #[test]
 fn what_the_kernel_refuses_leaves_no_device() {
     let volume = volume("nil:?size=1m", true, None);
@@ -127,6 +128,7 @@ fn what_the_kernel_refuses_leaves_no_device() {
     control::check_death(OnDeath::Wait, OnDeath::Wait.flags()).unwrap();
 }
 
+// promise: UBL-4
 #[test]
 fn a_device_that_waits_is_taken_over_once_its_daemon_is_gone() {
     let volume = volume("nil:?size=1m", true, None);
@@ -138,6 +140,7 @@ fn a_device_that_waits_is_taken_over_once_its_daemon_is_gone() {
     }
 }
 
+// promise: UBL-4
 #[test]
 fn a_device_is_only_taken_over_by_what_it_stood_on() {
     let dir = tempfile::tempdir().unwrap();
@@ -165,6 +168,7 @@ fn a_device_is_only_taken_over_by_what_it_stood_on() {
     assert!(error.found.contains("has a cache"), "{error}");
 }
 
+// promise: UBL-4
 #[test]
 fn a_device_of_another_daemon_is_left_alone() {
     let volume = volume("nil:?size=1m", true, None);

@@ -15,6 +15,7 @@ fn iops(iops: u64) -> Limits {
     Limits { iops: Some(iops), ..Limits::default() }
 }
 
+// promise: GWY-7
 #[test]
 fn requests_keep_to_a_limit_that_others_use_up_too() {
     let (rig, limiter, began) = limited(iops(40));
@@ -41,6 +42,7 @@ fn requests_keep_to_a_limit_that_others_use_up_too() {
     assert_eq!(rig.stop().queues[0].counts.reads, 16);
 }
 
+// promise: GWY-7
 #[test]
 fn a_limit_that_is_lifted_lets_all_through_that_wait() {
     let (rig, limiter, began) = limited(Limits { bytes_per_s: Some(1), iops: None });
@@ -53,6 +55,7 @@ fn a_limit_that_is_lifted_lets_all_through_that_wait() {
     rig.stop();
 }
 
+// promise: GWY-7
 #[test]
 fn requests_that_wait_are_suspended_given_up_and_left_like_others() {
     let never = Limits { bytes_per_s: Some(1), iops: None };
@@ -80,6 +83,7 @@ fn requests_that_wait_are_suspended_given_up_and_left_like_others() {
     assert!(rig.answers.try_recv().is_err(), "the next daemon is given them");
 }
 
+// promise: UBL-3
 #[test]
 fn a_request_that_the_source_keeps_is_given_up_in_time() {
     let dir = tempfile::tempdir().unwrap();
@@ -93,6 +97,7 @@ fn a_request_that_the_source_keeps_is_given_up_in_time() {
 }
 
 /// Nobody serves the device's queues then: its thread ends, and whoever has it learns why.
+// promise: ENG-6
 #[test]
 fn a_ring_that_may_not_be_entered_any_more_ends_the_thread() {
     let run = || {

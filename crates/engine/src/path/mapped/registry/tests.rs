@@ -151,6 +151,7 @@ fn a_second_open_of_the_handle_finds_what_the_first_registered() {
     assert!(Arc::ptr_eq(&first, &again) && again.window(0).phase() == Phase::Ready);
 }
 
+// promise: ENG-12
 #[test]
 fn the_cap_is_never_exceeded_and_windows_in_use_stay() {
     let bench = Bench::new(40, 8, Books::default());
@@ -180,6 +181,7 @@ fn a_system_that_pins_no_more_is_taken_at_its_word() {
     assert!(report.refused >= 1 && report.refusal.unwrap().contains("memory"));
 }
 
+// promise: ENG-14
 #[test]
 fn what_is_not_cached_is_declined() {
     let bench = Bench::new(2, 8, Books::default());
@@ -218,6 +220,7 @@ fn a_changed_file_loses_its_registrations_and_says_so_once() {
     assert_eq!(bench.registry().report().stale, 1);
 }
 
+// promise: ENG-13, GPU-9
 #[test]
 fn a_truncated_replaced_or_deleted_file_is_lost_until_it_is_whole_again() {
     let replace = |p: &Path| {
@@ -253,6 +256,7 @@ fn a_truncated_replaced_or_deleted_file_is_lost_until_it_is_whole_again() {
     assert!(!file.is_lost());
 }
 
+// promise: ENG-13
 #[test]
 fn a_registration_that_a_change_overtakes_is_never_ready() {
     let books = Books::default();
@@ -267,6 +271,7 @@ fn a_registration_that_a_change_overtakes_is_never_ready() {
     assert_eq!(bench.settle(&file, 0, false), Phase::Ready);
 }
 
+// promise: ENG-12
 #[test]
 fn a_thousand_readers_share_a_small_cap() {
     let bench = Bench::new(64, 16, Books::default());
