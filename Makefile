@@ -85,8 +85,10 @@ python-part:
 	@.ci/beside '$(STEP) types $(MAKE) --no-print-directory types' '$(STEP) python-tests $(PYTHON_TESTS)'
 
 test-disturbed: ## The tests of `make test` while random threads of theirs are held still for up to 3 s (SEED=N HOLD=6)
+	@.ci/last begun $@
 	@.ci/prepare test
 	@$(MAKE) --no-print-directory $(QUICK) disturbed
+	@.ci/last passed $@
 
 disturbed:
 	@.ci/rust-tests --build
@@ -95,35 +97,45 @@ disturbed:
 	.ci/disturb $(PYTHON_TESTS)
 
 test-long: | $(MADE)/ready ## The tests of many processes: several hosts, kills and takeovers under load, whole tours
+	@.ci/last begun $@
 	@.ci/prepare test
 	@$(MAKE) --no-print-directory $(MADE)/tested-with
 	$(PYTEST) -n $(TEST_WORKERS) -m long $(ARGS)
 	FOREBAY_TEST_ALL=1 cargo test -p forebay-engine --test contract --test faults --test gpu --quiet -- --include-ignored
+	@.ci/last passed $@
 
 test-vm: | $(MADE)/ready ## The tests with real Linux kernels, in guests of QEMU
+	@.ci/last begun $@
 	@.ci/prepare vm
 	@$(MAKE) --no-print-directory $(MADE)/tested-with
 	# Tests of block devices would build these under their own time limit.
 	cargo build --quiet -p forebay-engine --example ublk_device
 	cargo build --quiet --workspace --bins
 	@$(call pytest_marked,vm,no test needs a guest)
+	@.ci/last passed $@
 
 test-root: | $(MADE)/ready ## The tests that need root: loop devices, network namespaces (sudo make test-root)
+	@.ci/last begun $@
 	@[ "$$(id -u)" = 0 ] || { echo 'make test-root: needs root; try: sudo make test-root' >&2; exit 3; }
 	@$(MAKE) --no-print-directory $(MADE)/tested-with
 	@$(call pytest_marked,root,no test needs root yet)
+	@.ci/last passed $@
 
 test-gpu: | $(MADE)/ready ## The tests that need an NVIDIA GPU: what `make test` runs on a stand-in, on the real one
+	@.ci/last begun $@
 	@[ -e /dev/nvidiactl ] || { echo 'make test-gpu: no NVIDIA GPU here (/dev/nvidiactl is absent)' >&2; exit 3; }
 	FOREBAY_TEST_GPU=1 cargo test -p forebay-engine --test gpu --test contract --quiet -- --include-ignored
 	@$(MAKE) --no-print-directory $(MADE)/tested-with
 	@$(call pytest_marked,gpu,no test needs a GPU yet)
+	@.ci/last passed $@
 
 test-dlio: | $(MADE)/ready ## DLIO reads Forebay's data sets and results, and Forebay DLIO's (DLIO_V1=PYTHON DLIO_V2=PYTHON …: docs/building.md)
+	@.ci/last begun $@
 	@[ -n "$(DLIO_V1)$(DLIO_V2)" ] || { echo 'make test-dlio: no DLIO is named; try: make test-dlio DLIO_V1=PYTHON DLIO_V2=PYTHON' >&2; exit 3; }
 	@$(MAKE) --no-print-directory $(MADE)/tested-with
 	$(foreach v,$(DLIO_NAMES),$(if $($(v)),$(v)='$($(v))')) $(PYTEST) tests/test_emulate_dlio.py \
 	  tests/test_emulate_check.py::test_the_real_report_script_takes_what_was_exported $(ARGS)
+	@.ci/last passed $@
 
 check: | $(MADE)/ready ## The fast part of `make test`: format, lint, unit tests, house rules
 	@$(MAKE) --no-print-directory format-check clippy
@@ -136,7 +148,7 @@ format: | $(MADE)/ready ## Format Rust and Python in place
 	cargo fmt --all
 	$(BIN)/ruff check --fix python tests bench examples
 
-bench: | $(MADE)/ready ## Side by side with peers, each command of bench/ in turn (ROUNDS=5 BENCH_DIR=… ARGS=--write)
+bench: | $(MADE)/ready ## Side by side with peers, each command of bench/ in turn (ROUNDS=5 BENCH_DIR=… ARGS=--publish)
 	@$(MAKE) --no-print-directory $(MADE)/installed
 	mkdir -p $(BENCH_DIR) target/bench-results
 	for command in direct_read cached_read overlap loop stripe histogram_merge remote_read remote_local \
@@ -153,6 +165,7 @@ bench-gpu: | $(MADE)/ready ## Every table that ends in a GPU, beside the peers f
 	PYTHON=$(BIN)/python ROUNDS=$(ROUNDS) bench/gpu_all.sh $(BENCH_DIR) target/bench-results
 
 wheel: | $(MADE)/ready ## dist/*.whl for any Linux with glibc 2.28, tried on every Python 3.10 to 3.13 found here
+	@.ci/last begun $@
 	@$(MAKE) --no-print-directory $(MADE)/tools
 	$(BIN)/python -m pip install --quiet 'ziglang>=0.13'
 	rm -f dist/*.whl $(MADE)/installed
@@ -161,8 +174,10 @@ wheel: | $(MADE)/ready ## dist/*.whl for any Linux with glibc 2.28, tried on eve
 	$(BIN)/python -m pip install --quiet --force-reinstall --no-deps dist/*.whl
 	$(BIN)/python -m pip install --quiet "$$(echo dist/*.whl)[report,test]"
 	$(PYTEST) -m wheel tests/test_wheel.py --wheel dist/*.whl
+	@.ci/last passed $@
 
 forebayd: | $(MADE)/ready ## dist/forebayd-ARCH for any Linux with glibc 2.28 (ARCHS='x86_64 aarch64')
+	@.ci/last begun $@
 	@$(MAKE) --no-print-directory $(MADE)/tools
 	$(BIN)/python -m pip install --quiet 'ziglang>=0.13' 'cargo-zigbuild>=0.20,<1'
 	mkdir -p dist
@@ -177,23 +192,29 @@ forebayd: | $(MADE)/ready ## dist/forebayd-ARCH for any Linux with glibc 2.28 (A
 		install target/$$target/release/forebayd dist/forebayd-$$arch; \
 	done
 	$(PYTEST) -q tests/test_forebayd_built.py
+	@.ci/last passed $@
 
 soak: | $(MADE)/ready ## Signals at hundreds of moments, kills in turn, what a clock judges, long fuzzing (MOMENTS=100)
+	@.ci/last begun $@
 	@$(MAKE) --no-print-directory $(MADE)/tested-with
 	FOREBAY_TEST_MOMENTS=$(MOMENTS) $(PYTEST) -n $(TEST_WORKERS) --dist worksteal --timeout 7200 tests/test_interruptions.py tests/test_interrupted_verbs.py $(ARGS)
 	$(PYTEST) -m soak $(ARGS)
 	FOREBAY_TEST_ALL=1 PROPTEST_CASES=2000 cargo test --workspace --quiet -- --include-ignored
 	@$(MAKE) --no-print-directory fuzz FUZZ_S=600
+	@.ci/last passed $@
 
 asan: | $(MADE)/ready ## The engine's tests of real I/O under AddressSanitizer: no access beyond a buffer, or after its end
+	@.ci/last begun $@
 	# RUSTC_BOOTSTRAP has the stable compiler take the flag. Memory that the kernel may still write to is kept on purpose: no
 	# search for leaks.
 	RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 CARGO_TARGET_DIR=target/asan \
 		CARGO_PROFILE_DEV_DEBUG=0 CARGO_INCREMENTAL=0 cargo test --quiet -p forebay-engine \
 		--target $$(rustc -vV | sed -n 's/^host: //p') $(WATCHED) -- $(ARGS)
 	@echo 'make asan: AddressSanitizer found nothing'
+	@.ci/last passed $@
 
 miri: | $(MADE)/ready ## Tests of raw memory under Miri: each pointer stays within what it was made for (a nightly compiler)
+	@.ci/last begun $@
 	@cargo +$(NIGHTLY) miri --version >/dev/null 2>&1 \
 		|| rustup toolchain install $(NIGHTLY) --no-self-update --profile minimal --component miri,rust-src || { echo \
 		'make miri: Miri is not here; install rustup (https://rustup.rs), or name a toolchain that has it: make miri NIGHTLY=NAME' >&2; \
@@ -201,19 +222,24 @@ miri: | $(MADE)/ready ## Tests of raw memory under Miri: each pointer stays with
 	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=16 CARGO_TARGET_DIR=target/miri CARGO_INCREMENTAL=0 \
 		cargo +$(NIGHTLY) miri test --quiet -p forebay-engine --lib -- $(INTERPRETED) $(ARGS)
 	@echo 'make miri: Miri found nothing'
+	@.ci/last passed $@
 
 memcheck: | $(MADE)/ready ## Memory that threads and the kernel write to: its unit tests under valgrind's memcheck
+	@.ci/last begun $@
 	@command -v valgrind >/dev/null || { echo 'make memcheck: valgrind is not here; try: apt install valgrind' >&2; exit 3; }
 	program=$$(cargo test -p forebay-engine --lib --no-run --message-format=json 2>/dev/null \
 		| sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1); \
 		[ -n "$$program" ] || cargo test -p forebay-engine --lib --no-run; \
 		valgrind --quiet --fair-sched=yes --error-exitcode=9 "$$program" --test-threads 1 $(CHECKED) $(ARGS)
 	@echo 'make memcheck: valgrind found nothing'
+	@.ci/last passed $@
 
 fuzz: | $(MADE)/ready ## Each fuzz target for FUZZ_S seconds (30)
+	@.ci/last begun $@
 	@PYTHON=$(PYTHON) .ci/prepare test >/dev/null
 	@$(MAKE) --no-print-directory $(MADE)/cargo-fuzz
 	FUZZ_S=$(FUZZ_S) PATH="$(CURDIR)/target/tools/bin:$$PATH" fuzz/run $(ARGS)
+	@.ci/last passed $@
 
 docs: | $(MADE)/ready ## API pages under target/doc, every link in the Markdown checked
 	@$(MAKE) --no-print-directory $(BIN)/python

@@ -63,7 +63,7 @@ def main() -> int:
     text += "\n" + "".join(
         f"- {name} under {1e3 * most:g} ms: {'holds' if holds[name] else '**does not hold**'}\n" for name, most in BOUNDS.items()
     )
-    save(options.json, "Plans", options, [{"rounds": rounds, "bounds": holds}])
+    save(options.json, "Plans", options, [{"rounds": rounds, "bounds": holds}], text)
     publish("Plans", options, text)
     return 0 if all(holds.values()) else 1
 

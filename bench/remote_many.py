@@ -6,7 +6,6 @@ The hosts are sockets of this process (`nvme_hosts.py`); the target serves `nil:
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import resource
 import select
@@ -19,7 +18,7 @@ from typing import Any
 
 from nvme_hosts import Host
 from remote import NQN, cpu_of, ours
-from side_by_side import existing_folder, machine_card, publish, say, section
+from side_by_side import existing_folder, publish, save, say, section
 
 PROMISES = ("MSR-16",)
 
@@ -128,7 +127,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=5)
     parser.add_argument("--dir", type=existing_folder, default=Path("."), help="only named on the card of the machine")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--write", action="store_true", help="put the result into docs/benchmarks.md")
+    parser.add_argument("--publish", action="store_true", help="keep the result in bench/results, and remake docs/benchmarks.md")
     options = parser.parse_args()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65536), hard))
@@ -148,9 +147,7 @@ def main() -> int:
         f" most 1.5: {words[2]}\n"
     )
     title = "Many hosts at one target"
-    if options.json:
-        found = {"machine": machine_card(options.dir), "idle": quiet, "busy": busy}
-        options.json.write_text(json.dumps(found, indent=1))
+    save(options.json, title, options, [{"idle": quiet, "busy": busy}], body)
     publish(title, options, section(title, options, body))
     return 0 if all(holds) else 1
 

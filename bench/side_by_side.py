@@ -25,7 +25,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).resolve().parent.parent / "docs/benchmarks.md"
+import kept
+
 GIB = 1 << 30
 
 
@@ -336,7 +337,7 @@ def arguments(description: str, seconds: float) -> argparse.ArgumentParser:
     )
     parser.add_argument("--only", help="only the cells whose name holds this")
     parser.add_argument("--json", type=Path, help="write everything that was measured here")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
+    parser.add_argument("--publish", action="store_true", help="keep the result in bench/results, and remake docs/benchmarks.md")
     return parser
 
 
@@ -382,19 +383,19 @@ def meanwhile(found: list[dict[str, Any]]) -> str:
 
 
 def save(path: Path | None, title: str, options: argparse.Namespace, found: Any, text: str) -> None:
-    """What was measured, and the section that says so (bench/publish.py puts it into the page)."""
+    """Writes what was measured, with every single run: bench/publish.py --keep makes a result of it."""
     if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    whole = {"study": title, "machine": machine_card(options.dir), "rounds": options.rounds}
-    whole |= {"seconds": options.seconds, "cells": found, "section": text}
-    path.write_text(json.dumps(whole, indent=1, default=str) + "\n")
+    path.write_text(json.dumps(result(title, options, text) | {"cells": found}, indent=1, default=str) + "\n")
 
 
-def section(title: str, options: argparse.Namespace, text: str) -> str:
-    card = machine_card(options.dir)
-    about = f"{card['cpu']}, {card['cores']} cores, {card['memory_gib']} GiB, Linux {card['kernel']}"
-    about += f", {card['gpu']}" if card["gpu"] else ""
+def result(title: str, options: argparse.Namespace, text: str) -> dict[str, Any]:
+    return kept.document(title, command_line(options), machine_card(options.dir), text, options.seconds)
+
+
+def command_line(options: argparse.Namespace) -> str:
+    """What to type to measure the same again."""
     command = f"python bench/{Path(sys.argv[0]).name} --dir DIR --rounds {options.rounds}"
     if getattr(options, "delay_in", "link") != "link":
         command += f" --delay-in {options.delay_in}"
@@ -402,23 +403,25 @@ def section(title: str, options: argparse.Namespace, text: str) -> str:
         command += f" --threads {options.threads}"
     if getattr(options, "only", None):
         command += f" --only {shlex.quote(options.only)}"
+    return command
+
+
+def section(title: str, options: argparse.Namespace, text: str) -> str:
+    card = machine_card(options.dir)
+    about = f"{card['cpu']}, {card['cores']} cores, {card['memory_gib']} GiB, Linux {card['kernel']}"
+    about += f", {card['gpu']}" if card["gpu"] else ""
     run = f", {options.seconds:g} s a run" if options.seconds else ""
-    return f"## {title}\n\n`{command}`{run}. {about}, {card['filesystem']}, {card['date']}.\n\n{text}"
+    return f"## {title}\n\n`{command_line(options)}`{run}. {about}, {card['filesystem']}, {card['date']}.\n\n{text}"
 
 
 def publish(title: str, options: argparse.Namespace, text: str) -> None:
-    """Prints the section, and puts it in place of the one of that title if asked."""
+    """Prints the section, and keeps its figures if asked."""
     print(text)
-    if options.write:
-        put(title, text)
+    if options.publish:
+        from publish import remake
 
-
-def put(title: str, text: str) -> None:
-    old = RESULTS.read_text()
-    pattern = re.compile(rf"^## {re.escape(title)}\n.*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
-    new, replaced = pattern.subn(lambda _: text + "\n", old)
-    RESULTS.write_text((new if replaced else f"{old.rstrip()}\n\n{text}").rstrip() + "\n")
-    say(f"wrote {RESULTS.name}: {title}")
+        say(f"kept as {kept.keep(result(title, options, text)).name}")
+        remake()
 
 
 def machine_card(folder: Path) -> dict[str, Any]:

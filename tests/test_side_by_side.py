@@ -11,6 +11,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
 
+import kept  # noqa: E402
+import publish  # noqa: E402
 import side_by_side  # noqa: E402
 from side_by_side import GIB, Bound, Cell, Contender, Figure, find_depth, interleave, judge, table  # noqa: E402
 
@@ -104,17 +106,43 @@ def test_the_depth_chosen_is_the_cheapest_of_the_fastest() -> None:
     assert chosen.name == "8" and how["depth"] == 8
 
 
-def test_a_section_is_replaced_and_the_rest_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = tmp_path / "benchmarks.md"
-    page.write_text("# Measured\n\n## Loop\n\nold\n\n## Other\n\nkept\n")
-    monkeypatch.setattr(side_by_side, "RESULTS", page)
-    options = argparse.Namespace(dir=tmp_path, rounds=5, seconds=1.0, write=True)
-    for title, body in (("Loop", "new\n"), ("Fresh", "first\n")):
-        side_by_side.publish(title, options, side_by_side.section(title, options, body))
-    text = page.read_text()
-    assert "old" not in text and text.index("new") < text.index("## Other") < text.index("kept") < text.index(
-        "first"
-    )
+def test_a_published_result_replaces_the_one_of_its_command_and_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "FOLDER", tmp_path)
+    monkeypatch.setattr(publish, "PAGE", tmp_path / "benchmarks.md")
+    monkeypatch.setattr(sys, "argv", ["bench/stripe.py"])
+    options = argparse.Namespace(dir=tmp_path, rounds=5, seconds=1.0, publish=True)
+    for gib_s in (1, 2):
+        figures = {"stripe": [figure(gib_s), figure(3)], "one file": [figure(2), figure(2)]}
+        cell = Cell("1m", [], [], ours="stripe")
+        settled = [judge(Bound("rate", ("one file",), at_least=0.95), cell, figures)]
+        side_by_side.publish("A stripe", options, side_by_side.section("A stripe", options, table([(cell, figures, settled)])))
+    (one,) = kept.load()
+    assert one["command"] == "python bench/stripe.py --dir DIR --rounds 5" and one["seconds"] == 1.0 and one["date"]
+    assert one["tables"][0]["rows"][0][:4] == ["1m", "stripe", [2.5, 2.0, 3.0], [10.0, 10.0, 10.0]]
+    assert one["bounds"] == [{"bound": "1m: rate of stripe ≥ 0.95 × one file", "value": [1.25, 1.0, 1.5], "holds": True}]
+    page = (tmp_path / "benchmarks.md").read_text()
+    assert "| one file | 2.00 GiB/s | 10.0 ms/GiB | 1.25 (1.00–1.50) |" in page and "its bound holds" in page
+
+
+def test_bounds_that_do_not_hold_are_named_below_their_table() -> None:
+    text = "- 1m: rate of a ≥ 2.0 × b: 1.25 (1.15–1.31), **does not hold**\n- under 1 s: holds\n- 1m: left out: b: absent\n"
+    machine = {"cpu": "AMD EPYC", "cores": 2, "gpu": None, "date": "2026-11-27"}
+    result = kept.document("x", "python bench/x.py --dir DIR", machine, text, None)
+    assert [bound["holds"] for bound in result["bounds"]] == [False, True] and result["left_out"] == ["1m: left out: b: absent"]
+    assert publish.about(result).endswith("1 of 2 bounds hold, **not** 1m: rate of a ≥ 2.0 × b: 1.25 (1.15–1.31)")
+    assert kept.name(result) == "x-amd-2-cores.json"
+
+
+def test_the_page_of_benchmarks_is_what_the_kept_results_give() -> None:
+    results = kept.load()
+    for result in results:
+        assert result["date"] and result["commit"] and result["command"] and result["machine"]["cpu"], result["study"]
+        assert any(publish.script_of(result) == part.script for q in publish.QUESTIONS for part in q.parts), result["command"]
+    page = publish.PAGE.read_text()
+    assert publish.page(results) == page, "docs/benchmarks.md isn't what bench/results gives; try: python bench/publish.py"
+    assert page.count("\n") <= 300 and publish.METHOD.read_text().count("\n") <= 60
 
 
 def test_few_commands_are_counted_in_thousands() -> None:
