@@ -22,8 +22,9 @@ def forebay(*arguments: str | bytes, cwd: Path, **env: str) -> subprocess.Comple
     return processes.run([*processes.FOREBAY, *arguments], cwd=cwd, env={**kept, **env})
 
 
-def test_the_first_commands_of_readme_are_those_that_are_timed() -> None:
+def test_the_first_commands_of_readme_are_those_that_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """bench/first_measurement.py takes them from the page."""
+    monkeypatch.syspath_prepend(ROOT / "bench")
     spec = importlib.util.spec_from_file_location("first_measurement", ROOT / "bench/first_measurement.py")
     assert spec is not None and spec.loader is not None
     first = importlib.util.module_from_spec(spec)

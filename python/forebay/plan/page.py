@@ -98,6 +98,8 @@ def text(results: Results) -> str:
 
 INTRODUCTION = """# How good the planner is
 
+For whoever asks how far plans can be trusted.
+
 Written by `forebay plan backtest --page docs/plan-backtest.md`. Each cell below was predicted by a planner that was
 calibrated without it and without similar cells; the column "left out together" says which. Errors are in per cent of
 the published value unless stated otherwise. "Inside" is the share of cells inside their 80 % interval; an interval
