@@ -41,14 +41,6 @@ FABRIC_CAVEATS = (
 )
 
 
-# Tables name a row's paper by a file; readers know it by its maker and its subject.
-PAPERS = {
-    "002_b83b76877129bdbb.txt": "Micron on GPUDirect Storage,",
-    "003_de097e2eedfd70a2.txt": "Solidigm on GPUDirect Storage and MLPerf Storage,",
-    "004_d488344c801156d7.txt": "Solidigm on remote drives through a DPU,",
-}
-
-
 def rows(name: str) -> list[dict[str, str]]:
     """One of the package's tables; every row names its `source`."""
     data = (
@@ -78,10 +70,7 @@ def table(study: Study, notes: Notes) -> tuple[Table, tuple[str, ...]] | None:
 
 def sources(data: list[dict[str, str]]) -> str:
     """`Published: Solidigm on …, Table 4.`"""
-    told = "; ".join(dict.fromkeys(row["source"] for row in data))
-    for file, paper in PAPERS.items():
-        told = told.replace(file, paper)
-    return f"Published: {told}."
+    return f"Published: {'; '.join(dict.fromkeys(row['source'] for row in data))}."
 
 
 def _solidigm(study: Study, data: list[dict[str, str]], notes: Notes) -> Table:
