@@ -272,7 +272,7 @@ def test_under_nohup_a_hangup_ends_nothing(tmp_path):
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
 
 
-@pytest.mark.promise("FLT-9")
+@pytest.mark.promise("CMD-10")
 def test_a_second_signal_aborts_even_a_run_that_does_not_answer(tmp_path):
     code, _, err = interrupted(tmp_path, signal.SIGINT, signal.SIGINT, engine=STUCK)
     assert code == -signal.SIGINT, err
@@ -497,7 +497,7 @@ def test_for_real_a_failed_io_exits_4_and_keeps_the_record(tmp_path):
     assert saved["result"]["errors"]["failed"] > 0 and saved["result"]["ios"] > 0
 
 
-@pytest.mark.promise("CMD-6", "FLT-9")
+@pytest.mark.promise("CMD-6", "CMD-10")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_for_real_a_signal_keeps_what_was_measured(tmp_path, number):
     witness = tmp_path / "witness"

@@ -173,7 +173,7 @@ def test_the_page_draws_the_matrix_beside_the_published_cells(drives: FakeStorag
     assert f"{expected('resnet50', 13.5):,}" in page
     # A published cell that is blank stays blank, and one that failed says so.
     assert "left blank in the published data" in page and "fails" in page
-    assert "Published: Solidigm on GPUDirect Storage and MLPerf Storage, Table 4." in page and ".txt" not in page
+    assert "Published: Solidigm on MLPerf Storage/Training/Inference: Table 4." in page and ".txt" not in page
     # A rate stands beside what passes, and beside nothing else.
     assert "not even one accelerator passes" in page
     # The legend tells theirs from ours by more than a word.

@@ -107,7 +107,7 @@ assert one.bytes() == content and two.bytes() == content
     assert books["to_device_bytes"] == [SIZE, SIZE]
 
 
-@pytest.mark.promise("PYT-3", "GPU-12")
+@pytest.mark.promise("PYT-3", "PYT-2")
 def test_a_stream_that_was_given_is_waited_for_and_ordered(scenario: Scenario) -> None:
     scenario(
         """

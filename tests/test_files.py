@@ -109,7 +109,7 @@ def test_a_terminal_that_is_lost_leaves_no_files(tmp_path):
     assert ended in (4, 130) and list(data.iterdir()) == []
 
 
-@pytest.mark.promise("FLT-9")
+@pytest.mark.promise("CMD-10")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_keeps_what_was_measured_and_cleans_up(tmp_path, number):
     data, home = tmp_path / "data", tmp_path / "home"

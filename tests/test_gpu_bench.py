@@ -324,7 +324,9 @@ def test_a_table_is_made_and_saved_from_end_to_end(stubs: Path, tmp_path: Path) 
     assert cell["runs"]["bounce"][0]["proof"]["destination"] == "gpu:0"
     assert "fio isn't installed" in cell["left_out"]["fio, host only"]
     assert {b["holds"] for b in cell["bounds"]} == {None}
-    assert saved["section"].startswith("## Into the GPU, from the disk") and saved["section"].strip() in ran.stdout
+    assert saved["study"] == "Into the GPU, from the disk" and f"## {saved['study']}" in ran.stdout
+    (row,) = saved["tables"][0]["rows"]
+    assert row[0] == cell["cell"] and row[2][0] > 0 and row[-1] is None and len(saved["left_out"]) >= 2
 
 
 # Files and lines ------------------------------------------------------------------------------------

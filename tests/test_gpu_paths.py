@@ -293,7 +293,7 @@ def replace(file: Path) -> None:
     os.replace(other, file)
 
 
-@pytest.mark.promise("ENG-13", "GPU-9")
+@pytest.mark.promise("ENG-13")
 @pytest.mark.parametrize(
     "change, says",
     [

@@ -39,7 +39,7 @@ PHASES: dict[str, tuple[tuple[str, ...], float]] = {
 }
 
 
-@pytest.mark.promise("FLT-9")
+@pytest.mark.promise("CMD-10")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_signal_at_any_moment_keeps_what_was_measured_and_leaves_nothing_half_made(

@@ -54,7 +54,7 @@ def test_a_sweep_of_a_file_writes_records_that_read_back(forebay: Run, tmp_path:
     assert gate.returncode == 0 and "not worse" in gate.stdout, gate.stderr
 
 
-@pytest.mark.promise("FLT-9")
+@pytest.mark.promise("CMD-10")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_within_a_run_keeps_it_as_partial_and_the_sweep_goes_on(
     tmp_path: Path, number: signal.Signals

@@ -43,7 +43,7 @@ def descriptors() -> set[str]:
     return found
 
 
-@pytest.mark.promise("PYT-1", "GPU-12")
+@pytest.mark.promise("PYT-1", "PYT-2")
 @pytest.mark.parametrize("direct", [None, False])
 @pytest.mark.parametrize(
     "buffer",
@@ -434,7 +434,7 @@ def test_a_child_of_a_fork_reads_with_a_crew_of_its_own(path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.promise("PYT-11", "GPU-12")
+@pytest.mark.promise("PYT-11", "PYT-2")
 def test_importing_needs_no_gpu_and_brings_no_framework() -> None:
     code = (
         "import sys, forebay; forebay.open, forebay.safetensors; "

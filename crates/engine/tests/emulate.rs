@@ -92,7 +92,7 @@ fn every_byte_is_read_once_per_epoch_by_every_engine() {
 }
 
 /// The worker that ends an epoch still holds its stream when the next one begins.
-// promise: TRA-38
+// promise: TRA-12
 #[test]
 fn epochs_follow_each_other_without_a_pause() {
     let data = data(4, 1, 3000);
@@ -144,7 +144,7 @@ fn a_damaged_record_ends_the_run_and_is_named_with_both_checksums() {
     );
 }
 
-// promise: TRA-7, TRA-16
+// promise: TRA-7
 #[test]
 fn what_is_damaged_is_left_out_where_that_was_asked_for() {
     let data = data(4, 10, 5_000);
@@ -256,7 +256,7 @@ fn accelerators_that_share_files_are_said_to_read_all_of_them() {
 }
 
 /// Nothing comes faster than the supply, and an accelerator that takes twice of it waits.
-// promise: TRA-9
+// promise: TRA-3
 #[test]
 fn a_supply_is_kept_and_accelerators_wait_for_it() {
     let data = data(12, 10, 100_000);
@@ -274,7 +274,7 @@ fn a_supply_is_kept_and_accelerators_wait_for_it() {
 }
 
 /// What the formula of v1.0 gives where batches arrive at a known rate: each step takes as long as its bytes.
-// promise: TRA-9
+// promise: TRA-3
 #[test]
 #[ignore = "judged by the clock: cargo test -p forebay-engine --test emulate -- --ignored, on a quiet machine"]
 fn utilisation_is_right_where_the_supply_is_known() {

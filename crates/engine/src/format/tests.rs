@@ -433,7 +433,7 @@ fn passed_over(
     (lost, fed.map(|()| parser.samples()))
 }
 
-// promise: TRA-16
+// promise: TRA-7
 #[test]
 fn a_damaged_record_is_lost_and_those_behind_it_are_not() {
     let records: Vec<Vec<u8>> = (0..5).map(|n| record(&example(&pattern(300 + n)))).collect();
@@ -455,7 +455,7 @@ fn a_damaged_record_is_lost_and_those_behind_it_are_not() {
     assert_eq!((lost.len(), fed.unwrap_err().record), (1, 2));
 }
 
-// promise: TRA-16
+// promise: TRA-7
 #[test]
 fn a_damaged_member_is_lost_with_its_samples_and_no_other_member() {
     let file = npz_file(Packing::Stored);

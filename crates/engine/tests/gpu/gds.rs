@@ -320,7 +320,7 @@ fn without_udev_5027_says_so() {
     });
 }
 
-// promise: GPU-21
+// promise: GPU-1
 #[test]
 fn a_failed_call_is_a_failed_io_in_cufiles_words() {
     for settings in [
@@ -482,7 +482,7 @@ fn an_older_cufile_has_no_counters_which_is_null_with_the_reason() {
     });
 }
 
-// promise: GPU-21
+// promise: GPU-1
 #[test]
 fn without_libcufile_it_is_the_machine_that_lacks_it() {
     let name = "gds::without_libcufile_it_is_the_machine_that_lacks_it";

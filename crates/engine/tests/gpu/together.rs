@@ -201,7 +201,7 @@ fn rows_outside_of_what_is_registered_come_another_way() {
     });
 }
 
-// promise: GPU-9
+// promise: ENG-13
 #[test]
 fn rows_of_a_file_that_was_cut_fail() {
     Scenario::new("together::rows_of_a_file_that_was_cut_fail").run(|| {

@@ -73,7 +73,7 @@ proptest! {
     }
 }
 
-// promise: TRA-16
+// promise: TRA-7
 #[test]
 fn a_damaged_page_costs_its_row_group_and_no_other() {
     let mut file = table(100, 10);

@@ -146,7 +146,7 @@ pub fn bytes(call: &str, result: isize, errno: impl FnOnce() -> Option<i32>) -> 
 mod tests {
     use super::*;
 
-    // promise: GPU-21
+    // promise: GPU-1
     #[test]
     fn each_range_is_told_apart() {
         let none = || None;
@@ -164,7 +164,7 @@ mod tests {
         assert_eq!(bytes("cuFileRead", isize::MIN, none).unwrap_err().code, i32::MAX);
     }
 
-    // promise: GPU-21
+    // promise: GPU-1
     #[test]
     fn a_status_names_its_code_and_the_drivers() {
         assert!(check("cuFileDriverOpen", Status { code: 0, cuda: 0 }).is_ok());

@@ -148,7 +148,7 @@ fn storage_that_is_too_slow_sets_the_pace() {
     assert_eq!((lengths.len(), lengths[0], lengths[9]), (10, 5_000_000, 4_000_000));
 }
 
-// promise: TRA-9
+// promise: TRA-3
 #[test]
 fn a_timer_that_fires_late_moves_no_step() {
     let mut world = single(2, 4);
@@ -264,7 +264,7 @@ fn a_batch_that_is_needed_now_comes_before_batches_ahead() {
 }
 
 /// A worker that ends the last batch gives its stream back once the next epoch has begun.
-// promise: TRA-38
+// promise: TRA-12
 #[test]
 fn a_stream_of_an_earlier_epoch_is_nobodys_in_the_next() {
     let spec = spec(Loader::PyTorch, 1, 1, 1, 1);

@@ -220,7 +220,7 @@ fn a_changed_file_loses_its_registrations_and_says_so_once() {
     assert_eq!(bench.registry().report().stale, 1);
 }
 
-// promise: ENG-13, GPU-9
+// promise: ENG-13
 #[test]
 fn a_truncated_replaced_or_deleted_file_is_lost_until_it_is_whole_again() {
     let replace = |p: &Path| {
