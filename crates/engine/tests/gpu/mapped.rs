@@ -19,6 +19,8 @@ struct AtWork<'a> {
     bytes: u64,
     /// Since when, after the act.
     silent: Option<Instant>,
+    /// A run that goes on after it, with bytes that are whole again, ends here.
+    enough: u64,
 }
 
 impl Observer for AtWork<'_> {
@@ -26,6 +28,7 @@ impl Observer for AtWork<'_> {
         if self.silent.is_none() && progress.bytes >= self.twice {
             (self.act)();
             self.silent = Some(Instant::now());
+            self.enough = progress.bytes + 4 * self.twice;
         }
         if progress.bytes > self.bytes {
             self.silent = self.silent.map(|_| Instant::now());
@@ -34,7 +37,7 @@ impl Observer for AtWork<'_> {
     }
 
     fn stop(&mut self) -> bool {
-        self.silent.is_some_and(|since| since.elapsed() > Duration::from_secs(1))
+        self.silent.is_some_and(|since| since.elapsed() > Duration::from_secs(1) || self.bytes >= self.enough)
     }
 }
 
@@ -191,7 +194,7 @@ fn a_file_that_changes_fails_the_run_and_leaves_nothing_registered() {
                 verify: false,
                 ..mapped(&source)
             };
-            let mut at_work = AtWork { twice: 64 * MIB, act: &|| act(&source), bytes: 0, silent: None };
+            let mut at_work = AtWork { twice: 64 * MIB, act: &|| act(&source), bytes: 0, silent: None, enough: 0 };
             let outcome = run(&wanted, vec!["test".into()], &mut at_work).unwrap();
             let failure = outcome.failure.expect("it changed").to_string();
             assert!(failure.contains(words) && failure.contains("--path bounce"), "{words}: {failure}");
