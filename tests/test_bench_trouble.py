@@ -99,7 +99,7 @@ def test_an_injected_error_is_counted_and_named(tmp_path: Path) -> None:
 def test_two_runs_that_write_one_folder_are_kept_apart(tmp_path: Path) -> None:
     witness = tmp_path / "witness"
     job = ("--op", "write", "--cache", "allow")
-    with under_way(witness, ".", "--file-size", "4m", *job) as first:
+    with under_way(witness, ".", "--file-size", "4m", "--io-size", "64k", "--rate", 0.005, *job) as first:
         watched.wait_until_measured(witness, first)
         second = bench(".", *job, "--duration", 0.2, cwd=tmp_path)
         assert second.returncode == 3 and "another Forebay run" in second.stderr
@@ -111,7 +111,8 @@ def test_two_runs_may_read_one_folder_at_once(tmp_path: Path) -> None:
     job = (".", "--create", "--file-size", "4m", "--cache", "allow", "--verify")
     assert bench(*job, "--passes", 1, cwd=tmp_path).returncode == 0
     witnesses = [tmp_path / name for name in ("one", "two")]
-    with under_way(witnesses[0], *job) as one, under_way(witnesses[1], *job) as two:
+    slowly = ("--io-size", "64k", "--rate", 0.005)
+    with under_way(witnesses[0], *job, *slowly) as one, under_way(witnesses[1], *job, *slowly) as two:
         for witness, run in zip(witnesses, (one, two), strict=True):
             watched.wait_until_measured(witness, run)
         for run in (one, two):

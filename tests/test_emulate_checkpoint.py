@@ -250,7 +250,9 @@ MOMENTS: dict[str, tuple[Callable[[Path], bool], str]] = {
 
 @pytest.mark.promise("CKP-6")
 @pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, id="int"), pytest.param(signal.SIGTERM, id="term", marks=pytest.mark.long)]
+)
 def test_a_signal_keeps_what_was_measured_and_leaves_no_file(tmp_path: Path, number: signal.Signals, moment: str) -> None:
     has_come, between = MOMENTS[moment]
     folder = tmp_path / "c"

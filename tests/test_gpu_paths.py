@@ -298,9 +298,10 @@ def replace(file: Path) -> None:
     "change, says",
     [
         (cut, "it was truncated"),
-        (overwrite, "it was written to"),
-        (replace, "another file took its place"),
-        (Path.unlink, "it was deleted or renamed"),
+        # Those that crates/engine/tests/gpu/mapped.rs has, too.
+        pytest.param(overwrite, "it was written to", marks=pytest.mark.long),
+        pytest.param(replace, "another file took its place", marks=pytest.mark.long),
+        pytest.param(Path.unlink, "it was deleted or renamed", marks=pytest.mark.long),
     ],
 )
 def test_a_file_that_changes_under_its_registrations_fails_the_run(

@@ -37,11 +37,16 @@ PHASES: dict[str, tuple[tuple[str, ...], float]] = {
     "write": (("w", "--op", "write", "--file-size", "32m", "--sync", "end", "--duration", "5"), 2.0),
     "verified write": (("w", "--op", "randwrite", "--file-size", "8m", "--verify"), 2.0),
 }
+# `make test` sends one of the two signals in each phase.
+EACH = [
+    pytest.param(phase, number, id=f"{phase}-{number.name.lower()}", marks=[pytest.mark.long] * ((row + column) % 2))
+    for row, phase in enumerate(PHASES)
+    for column, number in enumerate((signal.SIGINT, signal.SIGTERM))
+]
 
 
 @pytest.mark.promise("CMD-10")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(("phase", "number"), EACH)
 def test_a_signal_at_any_moment_keeps_what_was_measured_and_leaves_nothing_half_made(
     tmp_path: Path, phase: str, number: signal.Signals
 ) -> None:

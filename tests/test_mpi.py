@@ -128,6 +128,7 @@ def check_they_waited_for_the_late_one(tmp_path, hosts):
 
 @pytest.mark.promise("BEN-33")
 @needs_mpi
+@pytest.mark.long
 def test_ranks_begin_together_however_late_one_is(tmp_path):
     code, out, err = mpirun(tmp_path, "bench", "nil:", "--json", ranks=3, how="late")
     assert code == 0, err
