@@ -194,7 +194,8 @@ fn a_file_that_changes_fails_the_run_and_leaves_nothing_registered() {
                 verify: false,
                 ..mapped(&source)
             };
-            let mut at_work = AtWork { twice: 64 * MIB, act: &|| act(&source), bytes: 0, silent: None, enough: 0 };
+            let mut at_work =
+                AtWork { twice: 64 * MIB, act: &|| act(&source), bytes: 0, silent: None, enough: 0 };
             let outcome = run(&wanted, vec!["test".into()], &mut at_work).unwrap();
             let failure = outcome.failure.expect("it changed").to_string();
             assert!(failure.contains(words) && failure.contains("--path bounce"), "{words}: {failure}");
